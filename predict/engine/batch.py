@@ -1,0 +1,47 @@
+"""From a scheduled batch to the network's inputs: pure NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from predict.engine.scheduler import ScheduledBatch
+from predict.nn.inputs import ForwardInputs
+
+
+def build_inputs(batch: ScheduledBatch, block_size: int) -> ForwardInputs:
+    """The step's inputs as NumPy int32 arrays (see `predict.nn.inputs.FIELDS`).
+
+    Logit rows in span order: the last token and the drafts of each span that reaches the end of
+    its request's tokens.
+    """
+    spans = batch.spans
+    lengths = np.fromiter((s.num_tokens for s in spans), np.int32, len(spans))
+    starts = np.fromiter((s.start for s in spans), np.int32, len(spans))
+    context_lens = starts + lengths
+    cu_seqlens = np.zeros(len(spans) + 1, np.int32)
+    np.cumsum(lengths, out=cu_seqlens[1:])
+
+    tables = np.full((len(spans), int(-(-context_lens.max() // block_size))), -1, np.int32)
+    token_ids: list[int] = []
+    for row, span in enumerate(spans):
+        needed = -(-int(context_lens[row]) // block_size)
+        tables[row, :needed] = span.block_ids[:needed]
+        token_ids += span.token_ids
+
+    num_tokens = int(cu_seqlens[-1])
+    row_of = np.repeat(np.arange(len(spans)), lengths)
+    positions = np.arange(num_tokens, dtype=np.int32) + (starts - cu_seqlens[:-1])[row_of]
+    blocks, offsets = np.divmod(positions, block_size)
+    num_logits = np.fromiter((s.num_logits for s in spans), np.int32, len(spans))
+    # Token t of a span has a logit row when fewer than num_logits tokens follow it.
+    following = cu_seqlens[1:][row_of] - 1 - np.arange(num_tokens, dtype=np.int32)
+    return ForwardInputs(
+        token_ids=np.array(token_ids, np.int32),
+        positions=positions,
+        slot_mapping=tables[row_of, blocks] * block_size + offsets,
+        cu_seqlens_q=cu_seqlens,
+        context_lens=context_lens,
+        block_tables=tables,
+        logit_indices=np.flatnonzero(following < num_logits[row_of]),
+        max_lens=np.array([lengths.max(), context_lens.max()], np.int32),
+    )

@@ -1,0 +1,74 @@
+"""The paged KV cache: how many blocks fit, and the tensors that hold them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from predict.config import EngineConfig
+from predict.errors import UserError
+from predict.host import available_memory_bytes
+from predict.nn.spec import DecoderSpec
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# A shared pool larger than this many times the running sequences' need only feeds the prefix cache.
+PREFIX_CACHE_SHARE = 2
+
+
+def num_cache_blocks(config: EngineConfig, spec: DecoderSpec, free_bytes: int | None = None) -> int:
+    """Blocks to allocate after the weights are in place.
+
+    Enough for `batch_size` sequences of `max_length` tokens; with blocks that grow on demand, as
+    much of that as the free memory allows. free_bytes: memory for cache and workspace; default the
+    machine's available memory. Raises UserError with the arithmetic when too little fits.
+    """
+    if config.num_cache_blocks is not None:
+        return config.num_cache_blocks
+    per_token = spec.cache_bytes_per_token(DTYPE_BYTES[config.dtype])
+    per_block = per_token * config.block_size
+    if free_bytes is None:
+        free_bytes = available_memory_bytes()
+    budget = int(free_bytes * config.gpu_memory_utilization)
+    fits = budget // per_block
+    per_seq = config.max_blocks_per_seq
+    wanted = config.batch_size * per_seq
+    least = wanted if config.reserve_full else per_seq
+    if fits < least:
+        raise UserError(
+            f"the KV cache does not fit: {least} blocks of {config.block_size} tokens x {per_token} "
+            f"bytes are {mib(least * per_block)} MiB, and {config.gpu_memory_utilization:.0%} of the "
+            f"{mib(free_bytes)} MiB of free memory are {mib(budget)} MiB; lower --max_length "
+            f"({config.max_length})"
+            + (
+                f" or --batch_size ({config.batch_size}), or use --append_attn, which takes blocks "
+                "as sequences grow"
+                if config.reserve_full
+                else ""
+            )
+        )
+    if config.effective_prefix_caching:
+        wanted *= PREFIX_CACHE_SHARE
+    return min(wanted, fits)
+
+
+def allocate_caches(
+    spec: DecoderSpec, num_blocks: int, block_size: int, dtype: str, place: Any = None
+) -> list[tuple[Tensor, Tensor]]:
+    """Per layer key and value cache, [num_blocks, num_kv_heads, block_size, head_dim].
+
+    Memory is not touched: pages of blocks that no request uses cost nothing on a CPU.
+    """
+    import paddle
+
+    shape = [num_blocks, spec.num_kv_heads, block_size, spec.head_dim]
+
+    def cache() -> Tensor:
+        return paddle.empty(shape, dtype)
+
+    return [(cache(), cache()) for _ in range(spec.num_layers)]
+
+
+def mib(num_bytes: int) -> int:
+    return num_bytes >> 20

@@ -1,0 +1,102 @@
+"""A decoder as a saved program: written by `save_program`, run by `load_program`'s predictor."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from predict.errors import UserError
+from predict.nn import decoder as network
+from predict.nn.decoder import Decoder, map_tensors
+from predict.nn.inputs import FIELDS, ForwardInputs, cache_tensors, input_specs
+from predict.nn.spec import DecoderSpec
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+TRACED_MODULES = (
+    "dataclasses",
+    "predict.nn.decoder",
+    "predict.nn.inputs",
+    "predict.ops",
+    "predict.reference",
+    "predict.schemes",
+)
+
+
+def save_program(
+    backend: ModuleType,
+    decoder: Decoder,
+    spec: DecoderSpec,
+    block_size: int,
+    dtype: str,
+    directory: Path,
+    prefix: str,
+) -> None:
+    """Traces the decoder and writes `<prefix>.json` and `<prefix>.pdiparams` into `directory`.
+
+    The program's inputs are FIELDS, then key_cache_i and value_cache_i of each layer
+    ([blocks, num_kv_heads, block_size, head_dim], updated in place); output 0 is the logits.
+    """
+    import paddle
+    from paddle.static import InputSpec
+
+    class Program(paddle.nn.Layer):  # type: ignore[misc]
+        """Holds every tensor of the tree as a buffer, so that tracing sees it as a parameter."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            map_tensors(decoder, lambda path, tensor: self.register_buffer(path, tensor))
+
+        def forward(self, inputs: list[Tensor], caches: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+            traced = map_tensors(decoder, lambda path, tensor: getattr(self, path))
+            return network.forward(backend, traced, ForwardInputs(*inputs), cache_tensors(caches))
+
+    shape = [None, spec.num_kv_heads, block_size, spec.head_dim]
+    cache_specs = [
+        InputSpec(shape, dtype, f"{kind}_cache_{layer}")
+        for layer in range(spec.num_layers)
+        for kind in ("key", "value")
+    ]
+    # Nothing below branches on a tensor's value: Paddle's rewriting of Python source is not needed.
+    paddle.jit.ignore_module([importlib.import_module(name) for name in TRACED_MODULES])
+    program = Program()
+    program.eval()
+    traced = paddle.jit.to_static(
+        program, input_spec=[input_specs(), cache_specs], full_graph=True
+    )
+    paddle.jit.save(traced, str(directory / prefix))
+
+
+def load_program(directory: Path, prefix: str) -> Any:
+    """A paddle.inference predictor whose `run` takes FIELDS, then the caches, in that order.
+
+    Raises UserError where the program's files are missing or its inputs are others.
+    """
+    from paddle import inference
+
+    files = [directory / f"{prefix}.{ending}" for ending in ("json", "pdiparams")]
+    missing = [str(path) for path in files if not path.exists()]
+    if missing:
+        raise UserError(
+            f"the exported program lacks {' and '.join(missing)}; export it again with "
+            "export/export_model.py, or name its stem with --model_prefix"
+        )
+    settings = inference.Config(*map(str, files))
+    settings.disable_glog_info()
+    settings.disable_gpu()
+    settings.disable_mkldnn()
+    settings.switch_ir_optim(True)
+    settings.enable_new_executor()
+    settings.enable_new_ir()
+    predictor = inference.create_predictor(settings)
+    names = predictor.get_input_names()
+    expected = [field.name for field in FIELDS]
+    if names[: len(expected)] != expected:
+        raise UserError(
+            f"{files[0]} takes {', '.join(names[:8])}, not {', '.join(expected)}; it was exported "
+            "by another version: export it again with export/export_model.py"
+        )
+    return predictor

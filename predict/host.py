@@ -1,0 +1,31 @@
+"""What the host machine offers to this process. Imports no Paddle."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+
+def available_memory_bytes() -> int:
+    """Bytes that can be allocated without swapping: /proc/meminfo, capped by the cgroup's limit."""
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        if limit != "max":
+            available = min(available, int(limit) - used)
+    except (OSError, ValueError):
+        pass
+    return max(available, 0)
+
+
+def peak_memory_bytes() -> int:
+    """The largest resident set of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,275 @@
+"""LLM: a checkpoint (or an exported program) with an engine around it; prompts in, outputs out."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from predict import library
+from predict.config import EngineConfig
+from predict.engine.detokenizer import Detokenizer
+from predict.engine.engine import Engine
+from predict.engine.kv_cache import allocate_caches, num_cache_blocks
+from predict.engine.runner import DynamicRunner, Runner, StaticRunner
+from predict.engine.sampler import Sampler
+from predict.engine.scheduler import Scheduler, SchedulerConfig
+from predict.errors import UserError
+from predict.host import peak_memory_bytes
+from predict.manifest import check_manifest, load_manifest
+from predict.models import family_of
+from predict.nn.checkpoint import Checkpoint
+from predict.nn.decoder import Decoder, build_decoder, expected_tensors
+from predict.nn.hf_config import ConfigReader
+from predict.nn.spec import DecoderSpec
+from predict.nn.weights import CheckpointSource, RandomSource, WeightSource, plan_weights
+from predict.request import Request, RequestOutput, SamplingParams
+from predict.schemes import scheme_of
+from predict.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from predict.engine.detokenizer import TextStream
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Counts since the LLM was made; sizes in bytes, prefix hits in tokens."""
+
+    num_steps: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_prefix_hit_tokens: int
+    num_preemptions: int
+    num_cache_blocks: int
+    num_used_blocks: int
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class StreamOutput:
+    """A piece of a streamed answer: the new text and tokens, and the reason when it is the last."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+
+
+def choose_backend(inference_model: bool) -> ModuleType:
+    """`predict.ops` with --inference_model where its library is built, else `predict.reference`."""
+    if inference_model and library.load() is not None:
+        from predict import ops
+
+        return ops
+    library.import_paddle()
+    from predict import reference
+
+    return reference
+
+
+def load_decoder(
+    config: EngineConfig, spec: DecoderSpec, reader: ConfigReader, backend: ModuleType
+) -> Decoder:
+    """Reads the checkpoint of `config` into a decoder; names and shapes are checked first."""
+    compiled = backend.__name__ == "predict.ops"
+    plan = plan_weights(spec, family_of(reader).WEIGHTS)
+    scheme = scheme_of("dense")
+    source: WeightSource
+    if config.load_format == "dummy":
+        source = RandomSource(config.seed)
+    else:
+        checkpoint = Checkpoint(config.model_name_or_path)
+        checkpoint.check(expected_tensors(plan, scheme), plan.ignored)
+        source = CheckpointSource(checkpoint)
+    return build_decoder(plan, source, scheme, config.dtype, compiled, config.max_length)
+
+
+def read_spec(directory: str | Path) -> tuple[DecoderSpec, ConfigReader]:
+    """The network that a directory's config.json describes."""
+    reader = ConfigReader.from_dir(directory)
+    return family_of(reader).spec(reader), reader
+
+
+class LLM:
+    """Answers prompts with one model.
+
+    Raises UserError (a ValueError) before any weight is read when the directory, the flags and the
+    machine do not fit together. Not thread-safe.
+    """
+
+    def __init__(self, config: EngineConfig):
+        started = time.perf_counter()
+        if config.device != "cpu":
+            raise UserError(f"device {config.device} is not supported yet (allowed: cpu)")
+        self.config = config
+        self.spec, reader = read_spec(config.model_name_or_path)
+        self.tokenizer = self._load_tokenizer()
+        eos_token_ids = self.spec.eos_token_ids
+        if self.tokenizer is not None:
+            self._check_vocabulary(self.tokenizer)
+            eos_token_ids = self.tokenizer.eos_token_ids or eos_token_ids
+
+        self.backend = choose_backend(config.inference_model)
+        import paddle
+
+        paddle.set_device("cpu")
+        if config.mode == "static":
+            manifest = load_manifest(config.model_name_or_path)
+            loaded = library.load() if config.inference_model else None
+            abi = None if loaded is None else loaded.metadata.abi
+            check_manifest(manifest, config, paddle.__version__, abi)
+        else:
+            decoder = load_decoder(config, self.spec, reader, self.backend)
+        num_blocks = num_cache_blocks(config, self.spec)
+        caches = allocate_caches(self.spec, num_blocks, config.block_size, config.dtype)
+        runner: Runner
+        if config.mode == "static":
+            runner = StaticRunner(
+                Path(config.model_name_or_path), config.model_prefix, caches, paddle.CPUPlace()
+            )
+        else:
+            runner = DynamicRunner(self.backend, decoder, caches, paddle.CPUPlace())
+        scheduler = Scheduler(
+            SchedulerConfig(
+                max_num_seqs=config.batch_size,
+                max_num_batched_tokens=config.token_budget,
+                max_length=config.max_length,
+                block_size=config.block_size,
+                num_blocks=num_blocks,
+                reserve_full=config.reserve_full,
+                prefix_caching=config.effective_prefix_caching,
+                chunked_prefill=config.chunked_prefill,
+            )
+        )
+        sampler = Sampler(self.backend, config.seed, eos_token_ids)
+        self.engine = Engine(scheduler, runner, sampler, eos_token_ids)
+        self._ids = itertools.count()
+        self.startup_seconds = time.perf_counter() - started
+
+    def _load_tokenizer(self) -> Tokenizer | None:
+        config = self.config
+        if not Tokenizer.exists(config.model_name_or_path):
+            return None
+        return Tokenizer.from_dir(config.model_name_or_path, config.chat_template)
+
+    def _check_vocabulary(self, tokenizer: Tokenizer) -> None:
+        if tokenizer.vocab_size > self.spec.vocab_size:
+            raise UserError(
+                f"{self.config.model_name_or_path}: the tokenizer has {tokenizer.vocab_size} tokens "
+                f"and config.json says vocab_size {self.spec.vocab_size}; they are not one model's"
+            )
+
+    def _token_ids(self, prompt: Prompt) -> Sequence[int]:
+        if not isinstance(prompt, str):
+            largest = max(prompt, default=0)
+            if largest >= self.spec.vocab_size:
+                raise UserError(
+                    f"token id {largest} in a prompt is outside the vocabulary "
+                    f"(allowed: 0 to {self.spec.vocab_size - 1})"
+                )
+            return prompt
+        if self.tokenizer is None:
+            raise UserError("this model was loaded without a tokenizer; pass token ids")
+        return self.tokenizer.encode(prompt)
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        return Request(next(self._ids), self._token_ids(prompt), params)
+
+    def _output(self, request: Request) -> RequestOutput:
+        text = ""
+        if self.tokenizer is not None:
+            text = self.tokenizer.decode_continuation(
+                request.prompt_token_ids, request.output_token_ids
+            )
+        return RequestOutput.from_request(request, text)
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams],
+        on_output: Callable[[int, RequestOutput], None] | None = None,
+        on_step: Callable[[int, int], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Outputs in the prompts' order.
+
+        prompts: text, or token ids. sampling_params: for all, or one for each. on_output(index,
+        output) is called the moment a request finishes, in any order. on_step(prompt_tokens,
+        output_tokens) is called after each step with the tokens that it handled.
+        Raises UserError or ValueError, with nothing queued, when a prompt can never run. When a
+        step fails or is interrupted, the unfinished requests are aborted.
+        """
+        if isinstance(sampling_params, SamplingParams):
+            sampling_params = [sampling_params] * len(prompts)
+        requests = [
+            self._request(prompt, params)
+            for prompt, params in zip(prompts, sampling_params, strict=True)
+        ]
+        indices = {request.request_id: index for index, request in enumerate(requests)}
+        outputs: list[RequestOutput | None] = [None] * len(requests)
+        try:
+            for request in requests:
+                self.engine.add(request)
+            while True:
+                batch, finished = self.engine.step()
+                if batch is None:
+                    break
+                if on_step:
+                    num_samples = sum(span.samples for span in batch.spans)
+                    on_step(batch.num_tokens - num_samples, num_samples)
+                for request in finished:
+                    output = self._output(request)
+                    outputs[indices[request.request_id]] = output
+                    if on_output:
+                        on_output(indices[request.request_id], output)
+        finally:
+            for request in requests:
+                self.engine.scheduler.abort(request.request_id)
+        return [output for output in outputs if output is not None]
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[StreamOutput]:
+        """Yields the answer to one prompt as it grows; joined texts equal `generate`'s.
+
+        Leaving the iterator early aborts the request.
+        """
+        request = self._request(prompt, sampling_params)
+        text: TextStream | None = None
+        if self.tokenizer is not None:
+            text = Detokenizer(self.tokenizer).stream()
+        self.engine.add(request)
+        sent = 0
+        try:
+            while request.finish_reason is None:
+                self.engine.step()
+                new = tuple(request.output_token_ids[sent:])
+                if not new:
+                    continue
+                sent += len(new)
+                piece = text.append(new) if text else ""
+                if request.finish_reason is not None and text:
+                    piece += text.finish()
+                yield StreamOutput(piece, new, request.finish_reason)
+        finally:
+            self.engine.scheduler.abort(request.request_id)
+
+    def stats(self) -> EngineStats:
+        """Counts so far."""
+        scheduler = self.engine.scheduler
+        return EngineStats(
+            num_steps=scheduler.stats.num_steps,
+            num_prompt_tokens=scheduler.stats.num_prompt_tokens,
+            num_output_tokens=scheduler.stats.num_output_tokens,
+            num_prefix_hit_tokens=scheduler.stats.num_prefix_hit_tokens,
+            num_preemptions=scheduler.stats.num_preemptions,
+            num_cache_blocks=scheduler.config.num_blocks,
+            num_used_blocks=scheduler.block_manager.num_used_blocks,
+            peak_memory_bytes=peak_memory_bytes(),
+        )
+
+    def __repr__(self) -> str:
+        config = self.config
+        return f"LLM({config.model_name_or_path!r}, {config.dtype}, {config.mode})"

@@ -1,0 +1,40 @@
+"""Model families: one module per config.json `model_type`, each with `spec(config)` and `WEIGHTS`.
+
+To add a family, write `predict/models/<model_type>.py`; nothing else changes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Protocol, cast
+
+from predict.errors import UserError
+from predict.nn.hf_config import ConfigReader
+from predict.nn.spec import DecoderSpec
+from predict.nn.weights import WeightNames
+
+
+class Family(Protocol):
+    """What a module in this package offers."""
+
+    WEIGHTS: WeightNames
+
+    def spec(self, config: ConfigReader) -> DecoderSpec:
+        """Reads a checkpoint's config.json; raises UserError on what the family cannot run."""
+        ...
+
+
+def known_families() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def family_of(config: ConfigReader) -> Family:
+    """The family module for config.json's model_type; raises UserError naming the known ones."""
+    model_type = config.get_str("model_type")
+    if model_type not in known_families():
+        raise UserError(
+            f"{config.path}: model_type {model_type!r} is not supported "
+            f"(known: {', '.join(known_families())})"
+        )
+    return cast(Family, importlib.import_module(f"{__name__}.{model_type}"))

@@ -1,0 +1,13 @@
+"""Mistral 7B and its successors: Llama's shape with an optional sliding attention window."""
+
+from predict.nn.hf_config import ConfigReader, llama_like
+from predict.nn.spec import DecoderSpec
+from predict.nn.weights import WeightNames
+
+WEIGHTS = WeightNames()
+
+
+def spec(config: ConfigReader) -> DecoderSpec:
+    window = config.optional_int("sliding_window")
+    num_layers = config.get_int("num_hidden_layers")
+    return llama_like(config, windows=(window,) * num_layers if window else ())

@@ -1,0 +1,24 @@
+"""Qwen 2 and 2.5: Llama's shape with query, key and value biases."""
+
+from predict.nn.hf_config import ConfigReader, llama_like
+from predict.nn.spec import DecoderSpec
+from predict.nn.weights import WeightNames
+
+WEIGHTS = WeightNames()
+
+
+def windows(config: ConfigReader) -> tuple[int, ...]:
+    """Sliding windows per layer: `layer_types` (transformers 5), else from max_window_layers on."""
+    if not config.get_bool("use_sliding_window", False):
+        return ()
+    window = config.get_int("sliding_window", 4096)
+    num_layers = config.get_int("num_hidden_layers")
+    types = config.values.get("layer_types")
+    if types is None:
+        full = config.optional_int("max_window_layers") or 0
+        types = ["full_attention" if i < full else "sliding_attention" for i in range(num_layers)]
+    return tuple(window if kind == "sliding_attention" else -1 for kind in types)
+
+
+def spec(config: ConfigReader) -> DecoderSpec:
+    return llama_like(config, qkv_bias=True, windows=windows(config))

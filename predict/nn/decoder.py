@@ -1,0 +1,210 @@
+"""The decoder: its weights as a tree of frozen records, and one forward pass over them.
+
+T tokens, H hidden size, L logit rows. `backend` is the module `predict.ops` (compiled operators) or
+`predict.reference` (plain Paddle): both offer the same functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from predict.nn.inputs import ForwardInputs
+from predict.nn.rope import rope_table
+from predict.nn.spec import DecoderSpec
+from predict.nn.weights import LinearPlan, WeightPlan, WeightSource
+from predict.schemes import Scheme
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+Tree = TypeVar("Tree")
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """y = x W^T + bias; `tensors` is what the scheme made of W [out_features, in_features]."""
+
+    scheme: str
+    tensors: tuple[Tensor, ...]
+    bias: Tensor | None  # [out_features]
+    in_features: int
+    out_features: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Weights and shape of one attention block."""
+
+    norm: Tensor  # [H]
+    qkv: Linear  # queries, keys, values: (num_heads + 2 num_kv_heads) * head_dim outputs
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None  # [head_dim]
+    out: Linear
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    softmax_scale: float
+    window: int  # visible tokens, -1 all
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """Weights of one gated MLP block: down(silu(gate(x)) * up(x))."""
+
+    norm: Tensor  # [H]
+    gate_up: Linear  # gate's outputs, then up's
+    down: Linear
+    intermediate_size: int
+    norm_eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    attention: Attention
+    mlp: Mlp
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """All weights of a network. `embedding` is None where the LM head's matrix serves for both."""
+
+    embedding: Tensor | None  # [vocab_size, H]
+    layers: tuple[Layer, ...]
+    final_norm: Tensor  # [H]
+    head: Linear
+    norm_eps: float
+    rope: Tensor  # [positions, rotary_dim] float32: cosines, then sines
+
+
+def forward(
+    backend: ModuleType,
+    decoder: Decoder,
+    inputs: ForwardInputs,
+    caches: Sequence[tuple[Tensor, Tensor]],
+) -> tuple[Tensor, list[Tensor]]:
+    """Returns float32 logits [L, vocab_size] and the caches, which are updated in place.
+
+    caches: per layer key and value, [num_blocks, num_kv_heads, block_size, head_dim]. They are also
+    outputs because an exported program drops an input that no output depends on.
+    """
+    hidden = backend.embedding(inputs.token_ids, decoder.embedding, decoder.head)
+    written: list[Tensor] = []
+    for layer, (key_cache, value_cache) in zip(decoder.layers, caches, strict=True):
+        hidden, key_cache, value_cache = backend.attention_block(
+            hidden, layer.attention, key_cache, value_cache, decoder.rope, inputs
+        )
+        hidden = backend.mlp_block(hidden, layer.mlp)
+        written += (key_cache, value_cache)
+    logits = backend.logits(
+        hidden, decoder.final_norm, decoder.head, inputs.logit_indices, decoder.norm_eps
+    )
+    return logits, written
+
+
+def build_decoder(
+    plan: WeightPlan,
+    source: WeightSource,
+    scheme: Scheme,
+    dtype: str,
+    compiled: bool,
+    num_positions: int,
+    on_layer: Callable[[int], None] | None = None,
+) -> Decoder:
+    """Reads (or makes up) every weight of the plan, layer by layer, converted to `dtype`.
+
+    num_positions: rows of the rotary table (tokens). on_layer: called with each finished layer.
+    """
+    import paddle
+
+    spec = plan.spec
+
+    def vector(name: str, size: int) -> Tensor:
+        return paddle.to_tensor(source.vector(name, size)).astype(dtype)
+
+    def linear(plan: LinearPlan) -> Linear:
+        bias = None
+        if plan.has_bias:
+            names = tuple(prefix + ".bias" for prefix in plan.prefixes)
+            bias = paddle.to_tensor(source.biases(names, plan.out_features)).astype(dtype)
+        tensors = tuple(scheme.load(source, plan, dtype, compiled))
+        return Linear(scheme.NAME, tensors, bias, plan.in_features, plan.out_features)
+
+    layers = []
+    for index, layer in enumerate(plan.layers):
+        attention = Attention(
+            norm=vector(layer.attention_norm, spec.hidden_size),
+            qkv=linear(layer.qkv),
+            q_norm=vector(layer.q_norm, spec.head_dim) if layer.q_norm else None,
+            k_norm=vector(layer.k_norm, spec.head_dim) if layer.k_norm else None,
+            out=linear(layer.out),
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            norm_eps=spec.norm_eps,
+            softmax_scale=spec.softmax_scale,
+            window=spec.window(index),
+        )
+        mlp = Mlp(
+            norm=vector(layer.mlp_norm, spec.hidden_size),
+            gate_up=linear(layer.gate_up),
+            down=linear(layer.down),
+            intermediate_size=spec.intermediate_size,
+            norm_eps=spec.norm_eps,
+        )
+        layers.append(Layer(attention, mlp))
+        if on_layer:
+            on_layer(index)
+    head = linear(plan.head)
+    embedding = None
+    if not spec.tie_word_embeddings:
+        shape = (spec.vocab_size, spec.hidden_size)
+        embedding = paddle.to_tensor(source.matrix((plan.embedding,), shape)).astype(dtype)
+    table = rope_table(spec.rope, spec.head_dim, num_positions, spec.max_position)
+    return Decoder(
+        embedding=embedding,
+        layers=tuple(layers),
+        final_norm=vector(plan.final_norm, spec.hidden_size),
+        head=head,
+        norm_eps=spec.norm_eps,
+        rope=paddle.to_tensor(table),
+    )
+
+
+def expected_tensors(plan: WeightPlan, scheme: Scheme) -> dict[str, tuple[int, ...]]:
+    """Checkpoint names and shapes of every tensor of the plan, stored as the scheme has it."""
+    spec = plan.spec
+    expected: dict[str, tuple[int, ...]] = {plan.embedding: (spec.vocab_size, spec.hidden_size)}
+    for name, size in plan.vectors():
+        expected[name] = (size,)
+    linears = list(plan.linears())
+    for linear in linears if spec.tie_word_embeddings else [*linears, plan.head]:
+        expected.update(scheme.expected(linear))
+        if linear.has_bias:
+            for prefix, size in zip(linear.prefixes, linear.part_sizes, strict=True):
+                expected[prefix + ".bias"] = (size,)
+    return expected
+
+
+def map_tensors(tree: Tree, change: Callable[[str, Tensor], Any], path: str = "") -> Tree:
+    """A copy of a weight tree with each tensor replaced by `change(path, tensor)`.
+
+    Paths are field names and indices joined by "_", unique within the tree.
+    """
+    from paddle import Tensor
+
+    def visit(value: Any, at: str) -> Any:
+        if isinstance(value, Tensor):
+            return change(at, value)
+        if isinstance(value, tuple):
+            return tuple(visit(item, f"{at}_{i}") for i, item in enumerate(value))
+        if is_dataclass(value):
+            return map_tensors(value, change, at)
+        return value
+
+    names = [f.name for f in fields(tree)]  # type: ignore[arg-type]
+    changed = {n: visit(getattr(tree, n), f"{path}_{n}" if path else n) for n in names}
+    return replace(tree, **changed)  # type: ignore[type-var]

@@ -1,0 +1,97 @@
+"""ForwardInputs: everything that one decoder step reads besides weights and caches, from one table.
+
+Dims: T tokens, B requests, L logit rows, M blocks per request. The dynamic call, the exported
+program's InputSpecs and the static feeds are all made from `FIELDS`, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+    from paddle.static import InputSpec
+
+
+@dataclass(frozen=True)
+class Field:
+    """One row of the table: a tensor's name, dtype, symbolic shape and meaning."""
+
+    name: str
+    dtype: str
+    shape: tuple[str | int, ...]
+    meaning: str
+
+
+FIELDS: tuple[Field, ...] = (
+    Field("token_ids", "int32", ("T",), "spans, request after request"),
+    Field("positions", "int32", ("T",), "rotary position of each token"),
+    Field("slot_mapping", "int32", ("T",), "block_id * block_size + offset; -1 writes nothing"),
+    Field("cu_seqlens_q", "int32", ("B+1",), "span borders in T"),
+    Field("context_lens", "int32", ("B",), "tokens visible in the cache after this step"),
+    Field("block_tables", "int32", ("B", "M"), "block ids, -1 past the end"),
+    Field("logit_indices", "int32", ("L",), "rows of T to project to logits"),
+    Field("max_lens", "int32", (2,), "longest span, longest context; always in CPU memory"),
+)
+
+
+class ForwardInputs(NamedTuple):
+    """The tensors (or, before upload, NumPy arrays) of `FIELDS`, in its order."""
+
+    token_ids: Any  # [T] int32
+    positions: Any  # [T] int32
+    slot_mapping: Any  # [T] int32
+    cu_seqlens_q: Any  # [B+1] int32
+    context_lens: Any  # [B] int32
+    block_tables: Any  # [B, M] int32
+    logit_indices: Any  # [L] int32
+    max_lens: Any  # [2] int32, CPU
+
+
+def to_tensors(inputs: ForwardInputs, place: Any) -> ForwardInputs:
+    """Copies NumPy inputs to `place` (max_lens stays on the CPU)."""
+    import paddle
+
+    cpu = paddle.CPUPlace()
+    return ForwardInputs(
+        *(
+            paddle.to_tensor(
+                np.ascontiguousarray(array, dtype=field.dtype),
+                place=cpu if field.name == "max_lens" else place,
+            )
+            for field, array in zip(FIELDS, inputs, strict=True)
+        )
+    )
+
+
+def input_specs() -> list[InputSpec]:
+    """InputSpecs of `FIELDS` for paddle.jit; every named dimension is dynamic."""
+    from paddle.static import InputSpec
+
+    return [
+        InputSpec([d if isinstance(d, int) else None for d in f.shape], f.dtype, f.name)
+        for f in FIELDS
+    ]
+
+
+def empty_example(block_tables_width: int = 1) -> ForwardInputs:
+    """NumPy inputs of the smallest legal step: one token, one request, slot -1."""
+    one = np.zeros(1, np.int32)
+    return ForwardInputs(
+        token_ids=one,
+        positions=one,
+        slot_mapping=np.full(1, -1, np.int32),
+        cu_seqlens_q=np.array([0, 1], np.int32),
+        context_lens=np.ones(1, np.int32),
+        block_tables=np.zeros((1, block_tables_width), np.int32),
+        logit_indices=one,
+        max_lens=np.array([1, 1], np.int32),
+    )
+
+
+def cache_tensors(caches: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Groups [k0, v0, k1, v1, ...] by layer."""
+    return list(zip(caches[0::2], caches[1::2], strict=True))

@@ -1,0 +1,119 @@
+"""Rotary tables: cos and sin per position for every supported scaling method, in NumPy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.nn.spec import RopeSpec
+
+Array = npt.NDArray[np.float64]
+
+
+def _base_inv_freq(theta: float | Array, dim: int) -> Array:
+    return 1.0 / np.power(theta, np.arange(0, dim, 2, dtype=np.float64) / dim)
+
+
+def _default(rope: RopeSpec, dim: int, max_position: int) -> Array:
+    return _base_inv_freq(rope.theta, dim)
+
+
+def _linear(rope: RopeSpec, dim: int, max_position: int) -> Array:
+    return _base_inv_freq(rope.theta, dim) / rope.factor
+
+
+def _llama3(rope: RopeSpec, dim: int, max_position: int) -> Array:
+    """Llama 3.1: long wavelengths divided by the factor, short ones kept, a ramp between."""
+    original = rope.original_max_position or max_position
+    inv_freq = _base_inv_freq(rope.theta, dim)
+    wavelength = 2 * math.pi / inv_freq
+    smooth = (original / wavelength - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    ramp = np.clip(smooth, 0.0, 1.0)
+    return (1 - ramp) * inv_freq / rope.factor + ramp * inv_freq
+
+
+def _yarn(rope: RopeSpec, dim: int, max_position: int) -> Array:
+    """YaRN: interpolate slow dims, keep fast ones, a linear ramp between two rotation counts."""
+    original = rope.original_max_position or max_position
+    inv_freq = _base_inv_freq(rope.theta, dim)
+
+    def dim_of(rotations: float) -> float:
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dim_of(rope.beta_fast), dim_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    span = (high - low) or 0.001
+    interpolate = np.clip((np.arange(dim // 2) - low) / span, 0.0, 1.0)
+    return inv_freq / rope.factor * interpolate + inv_freq * (1 - interpolate)
+
+
+def _dynamic(rope: RopeSpec, dim: int, max_position: int) -> Array:
+    """Dynamic NTK, by position: [max_position, dim/2] inverse frequencies.
+
+    Past the original context the base grows with the length seen so far. Position p uses length
+    p + 1, so that a token's rotation does not depend on how its prompt was cut into steps; token by
+    token this is what HF transformers does, which however re-scales a long prompt as a whole.
+    """
+    original = rope.original_max_position or max_position
+    length = np.maximum(np.arange(max_position, dtype=np.float64) + 1, original)
+    theta = rope.theta * (rope.factor * length / original - (rope.factor - 1)) ** (dim / (dim - 2))
+    return _base_inv_freq(theta[:, None], dim)
+
+
+METHODS: dict[str, Callable[[RopeSpec, int, int], Array]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
+
+
+def attention_factor(rope: RopeSpec) -> float:
+    """Multiplier of cos and sin (YaRN's attention temperature); 1 for the other methods."""
+    if rope.method != "yarn":
+        return 1.0
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+
+    def mscale(scale: float) -> float:
+        return 0.1 * scale * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
+
+    if rope.mscale and rope.mscale_all_dim:
+        return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
+    return mscale(1.0)
+
+
+def rope_table(
+    rope: RopeSpec, head_dim: int, num_positions: int, max_position: int
+) -> npt.NDArray[np.float32]:
+    """Returns [num_positions, R] float32: cos of R/2 angles, then their sines; R = rotary dims.
+
+    num_positions: rows to make (tokens). max_position: the checkpoint's own context (tokens), the
+    original context where the method's entry does not name one.
+    Raises KeyError for an unknown method (refused earlier, when the config is read).
+    """
+    dim = rope.rotary_dim or head_dim
+    if rope.method == "dynamic":
+        spec_original = rope.original_max_position or max_position
+        scaled = RopeSpec(
+            theta=rope.theta,
+            method=rope.method,
+            factor=rope.factor,
+            original_max_position=spec_original,
+        )
+        inv_freq = _dynamic(scaled, dim, num_positions)
+    else:
+        inv_freq = METHODS[rope.method](rope, dim, max_position)[None, :]
+    # Angles are rounded to float32 before cos and sin, as the checkpoints were trained.
+    positions = np.arange(num_positions, dtype=np.float32)[:, None]
+    angles = (positions * inv_freq.astype(np.float32)).astype(np.float64)
+    factor = attention_factor(rope)
+    return (np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * factor).astype(np.float32)

@@ -1,0 +1,210 @@
+"""The compiled operators, one documented function each; `predict.reference` has their plain twins.
+
+T tokens, H hidden size, L logit rows, V vocabulary, R rotary dims. Activations and weights are
+float32, bfloat16 or float16, all alike in one call; sums are float32. Index tensors are int32.
+Every function raises the operator's own ValueError when shapes or dtypes do not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from predict import library
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+    from predict.nn.decoder import Attention, Linear, Mlp
+    from predict.nn.inputs import ForwardInputs
+
+
+@cache
+def _run() -> Callable[..., Any]:
+    """Paddle's custom-op entry, once the library is loaded; works eagerly and while tracing."""
+    library.require()
+    from paddle import _C_ops
+
+    return _C_ops._run_custom_op
+
+
+def pack_dense(weight: Tensor, dtype: str) -> Tensor:
+    """Packs weight [N, K] (any float dtype) into the layout that `linear` reads, in `dtype`.
+
+    float32, float16: [ceil(N/32), K, 32]; bfloat16: [ceil(N/32), ceil(K/2), 32, 2]; zero padded.
+    """
+    return _run()("regatta_pack_dense", weight, True, dtype)[0]
+
+
+def embedding(token_ids: Tensor, weight: Tensor | None, head: Linear) -> Tensor:
+    """Rows of weight [V, H], or of the packed LM head where weight is None. Returns [T, H]."""
+    packed = weight is None
+    table = head.tensors[0] if weight is None else weight
+    return _run()("regatta_embedding", token_ids, table, packed, head.in_features)[0]
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor, residual: Tensor | None, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """With s = x + residual (or x): returns s / sqrt(mean(s^2) + epsilon) * weight, and s. [T, H]."""
+    out, total = _run()("regatta_rms_norm", x, weight, residual, epsilon)
+    return out, total
+
+
+def linear(x: Tensor, weights: Linear) -> Tensor:
+    """x [T, K] times the packed weight, plus bias. Returns [T, N]."""
+    return _run()(
+        "regatta_linear", x, weights.tensors, weights.bias, weights.scheme, weights.out_features
+    )[0]
+
+
+def rope_and_cache_write(
+    qkv: Tensor,
+    attention: Attention,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    rope: Tensor,
+    inputs: ForwardInputs,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotates queries and keys, writes keys and values to their slots (-1 writes nothing).
+
+    qkv: [T, (num_heads + 2 num_kv_heads) * head_dim]. rope: [positions, R] float32. With q_norm and
+    k_norm each head is RMS-normalised first. Returns q [T, num_heads * head_dim] and the caches,
+    modified in place.
+    """
+    q, key_cache, value_cache = _run()(
+        "regatta_rope_and_cache_write",
+        qkv,
+        inputs.positions,
+        inputs.slot_mapping,
+        rope,
+        attention.q_norm,
+        attention.k_norm,
+        key_cache,
+        value_cache,
+        attention.num_heads,
+        attention.num_kv_heads,
+        attention.head_dim,
+        attention.norm_eps,
+    )
+    return q, key_cache, value_cache
+
+
+def paged_attention(
+    q: Tensor, attention: Attention, key_cache: Tensor, value_cache: Tensor, inputs: ForwardInputs
+) -> Tensor:
+    """Causal attention of ragged spans over a paged cache.
+
+    Token i of span b (n tokens) sits at position context_lens[b] - n + i and sees positions up to
+    its own, at most `window` of them. q, result: [T, num_heads * head_dim].
+    """
+    return _run()(
+        "regatta_paged_attention",
+        q,
+        key_cache,
+        value_cache,
+        inputs.cu_seqlens_q,
+        inputs.context_lens,
+        inputs.block_tables,
+        inputs.max_lens,
+        attention.num_heads,
+        attention.softmax_scale,
+        attention.window,
+    )[0]
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of gate_up [T, 2I] (gate first). Returns [T, I]."""
+    return _run()("regatta_silu_mul", gate_up)[0]
+
+
+def attention_block(
+    hidden: Tensor,
+    attention: Attention,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    rope: Tensor,
+    inputs: ForwardInputs,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """hidden [T, H] + attention(norm(hidden)), in one call; caches are modified in place.
+
+    Composes rms_norm, linear, rope_and_cache_write, paged_attention and linear.
+    """
+    hidden, key_cache, value_cache = _run()(
+        "regatta_attention_block",
+        hidden,
+        attention.norm,
+        attention.qkv.tensors,
+        attention.qkv.bias,
+        attention.q_norm,
+        attention.k_norm,
+        attention.out.tensors,
+        attention.out.bias,
+        key_cache,
+        value_cache,
+        rope,
+        inputs.positions,
+        inputs.slot_mapping,
+        inputs.cu_seqlens_q,
+        inputs.context_lens,
+        inputs.block_tables,
+        inputs.max_lens,
+        attention.qkv.scheme,
+        attention.num_heads,
+        attention.num_kv_heads,
+        attention.head_dim,
+        attention.norm_eps,
+        attention.softmax_scale,
+        attention.window,
+    )
+    return hidden, key_cache, value_cache
+
+
+def mlp_block(hidden: Tensor, mlp: Mlp) -> Tensor:
+    """hidden [T, H] + down(silu(gate) * up), gate and up of norm(hidden), in one call."""
+    return _run()(
+        "regatta_mlp_block",
+        hidden,
+        mlp.norm,
+        mlp.gate_up.tensors,
+        mlp.gate_up.bias,
+        mlp.down.tensors,
+        mlp.down.bias,
+        mlp.gate_up.scheme,
+        mlp.intermediate_size,
+        mlp.norm_eps,
+    )[0]
+
+
+def logits(
+    hidden: Tensor, norm: Tensor, head: Linear, logit_indices: Tensor, epsilon: float
+) -> Tensor:
+    """float32 logits [L, V] of the normalised rows `logit_indices` of hidden [T, H]."""
+    return _run()(
+        "regatta_logits",
+        hidden,
+        norm,
+        head.tensors,
+        logit_indices,
+        head.scheme,
+        head.out_features,
+        epsilon,
+    )[0]
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    seeds: Tensor,
+    offsets: Tensor,
+) -> Tensor:
+    """One token per row of logits [L, V] float32. Returns [L] int32.
+
+    temperature [L] float32 (0: the largest logit, lowest index on ties), top_k [L] int32 (0: all),
+    top_p [L] float32, seeds [L] int64, offsets [L] int64: the row's random number is the first word
+    of philox4x32-10(key = seed, counter = offset).
+    """
+    return _run()("regatta_sample", logits, temperature, top_k, top_p, seeds, offsets)[0]

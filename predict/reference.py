@@ -1,0 +1,263 @@
+"""Every operator of `predict.ops` in plain Paddle: the tests' oracle, and what runs where there is
+no compiled library or no --inference_model. Sums are float32, whatever the weights' dtype."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.schemes import scheme_of
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+    from predict.nn.decoder import Attention, Linear, Mlp
+    from predict.nn.inputs import ForwardInputs
+
+
+def embedding(token_ids: Tensor, weight: Tensor | None, head: Linear) -> Tensor:
+    """Rows of weight [V, H], or of the LM head where weight is None. Returns [T, H]."""
+    import paddle
+
+    table = scheme_of(head.scheme).plain(list(head.tensors)) if weight is None else weight
+    return paddle.gather(table, token_ids)
+
+
+def _normalise(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """float32 RMS norm over the last axis."""
+    import paddle
+
+    x = x.astype("float32")
+    variance = paddle.mean(x * x, axis=-1, keepdim=True)
+    return x * paddle.rsqrt(variance + epsilon) * weight.astype("float32")
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor, residual: Tensor | None, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """With s = x + residual (or x): returns s / sqrt(mean(s^2) + epsilon) * weight, and s. [T, H]."""
+    total = x if residual is None else x + residual
+    return _normalise(total, weight, epsilon).astype(x.dtype), total
+
+
+def linear(x: Tensor, weights: Linear) -> Tensor:
+    """x [T, K] times the plain weight [N, K], plus bias. Returns [T, N]."""
+    return _linear(x, weights).astype(x.dtype)
+
+
+def _linear(x: Tensor, weights: Linear) -> Tensor:
+    import paddle
+
+    weight = scheme_of(weights.scheme).plain(list(weights.tensors)).astype("float32")
+    out = paddle.matmul(x.astype("float32"), weight, transpose_y=True)
+    return out if weights.bias is None else out + weights.bias.astype("float32")
+
+
+def _rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """Rotates the first R dims of x [T, heads, D] by half-split pairs; angles [T, R]."""
+    import paddle
+
+    half = angles.shape[-1] // 2
+    cos = angles[:, :half].unsqueeze(1)
+    sin = angles[:, half:].unsqueeze(1)
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return paddle.concat([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+
+
+def rope_and_cache_write(
+    qkv: Tensor,
+    attention: Attention,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    rope: Tensor,
+    inputs: ForwardInputs,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotates queries and keys, writes keys and values to their slots (-1 writes nothing).
+
+    Shapes as in `predict.ops`. Returns q [T, num_heads * head_dim] and the caches, in place.
+    """
+    import paddle
+
+    heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
+    parts = qkv.astype("float32").reshape([-1, heads + 2 * kv_heads, dim])
+    q, k, v = parts[:, :heads], parts[:, heads : heads + kv_heads], parts[:, heads + kv_heads :]
+    if attention.q_norm is not None and attention.k_norm is not None:
+        q = _normalise(q, attention.q_norm, attention.norm_eps)
+        k = _normalise(k, attention.k_norm, attention.norm_eps)
+    angles = paddle.gather(rope, inputs.positions)
+    q, k = _rotate(q, angles), _rotate(k, angles)
+
+    keep = paddle.nonzero(inputs.slot_mapping >= 0).reshape([-1])
+    slots = paddle.gather(inputs.slot_mapping, keep).astype("int64")
+    block_size = key_cache.shape[2]
+    indices = (
+        (slots // block_size).unsqueeze(1),
+        paddle.arange(kv_heads, dtype="int64").unsqueeze(0),
+        (slots % block_size).unsqueeze(1),
+    )
+
+    def write(cache: Tensor, new: Tensor) -> Tensor:
+        return paddle.index_put_(cache, indices, paddle.gather(new, keep).astype(cache.dtype))
+
+    q = q.reshape([-1, heads * dim]).astype(qkv.dtype)
+    return q, write(key_cache, k), write(value_cache, v)
+
+
+def paged_attention(
+    q: Tensor, attention: Attention, key_cache: Tensor, value_cache: Tensor, inputs: ForwardInputs
+) -> Tensor:
+    """Causal attention of ragged spans over a paged cache; shapes as in `predict.ops`.
+
+    Spans are padded to the longest, contexts to the longest: simple, and large.
+    """
+    import paddle
+
+    heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
+    block_size = key_cache.shape[2]
+    # Tensor arithmetic, not Python's, so that the same lines also trace into a program.
+    longest_span, longest_context = inputs.max_lens[0], inputs.max_lens[1]
+    num_blocks = (longest_context + (block_size - 1)) // block_size
+    tables = paddle.clip(inputs.block_tables[:, :num_blocks], min=0)  # [B, blocks]
+
+    def context(cache: Tensor) -> Tensor:  # [B, kv_heads, 1, S, D]
+        gathered = paddle.gather(cache, tables.reshape([-1])).astype("float32")
+        shape = paddle.shape(tables)
+        by_seq = gathered.reshape([shape[0], shape[1], kv_heads, block_size, dim])
+        return by_seq.transpose([0, 2, 1, 3, 4]).reshape([0, kv_heads, 1, -1, dim])
+
+    starts, ends = inputs.cu_seqlens_q[:-1], inputs.cu_seqlens_q[1:]
+    lengths = ends - starts  # [B]
+    row = paddle.arange(longest_span, dtype="int32")
+    rows = paddle.minimum(starts.unsqueeze(1) + row, ends[-1:] - 1)
+    shape = paddle.shape(rows)  # B, span
+    padded = paddle.gather(q, rows.reshape([-1])).astype("float32")  # [B * span, heads * D]
+    padded = padded.reshape([shape[0], shape[1], kv_heads, heads // kv_heads, dim])
+    padded = padded.transpose([0, 2, 3, 1, 4])  # [B, kv_heads, group, span, D]
+
+    position = (inputs.context_lens - lengths).unsqueeze(1) + row  # [B, span]
+    column = paddle.arange(num_blocks * block_size, dtype="int32")
+    visible = column <= position.unsqueeze(2)  # [B, span, S]
+    if attention.window >= 0:
+        visible = paddle.logical_and(visible, column > position.unsqueeze(2) - attention.window)
+    # Slots that nobody wrote may hold NaN, which 0 * NaN would let through.
+    written = (column < inputs.context_lens.unsqueeze(1)).unsqueeze(1).unsqueeze(1).unsqueeze(4)
+    values = context(value_cache)
+    values = paddle.where(written, values, paddle.zeros_like(values))
+
+    scores = paddle.matmul(padded, context(key_cache), transpose_y=True)
+    scores = paddle.where(
+        visible.unsqueeze(1).unsqueeze(1),
+        scores * attention.softmax_scale,
+        paddle.full_like(scores, -1e30),
+    )
+    weights = paddle.nn.functional.softmax(scores, axis=-1)
+    out = paddle.matmul(weights, values).transpose([0, 3, 1, 2, 4])
+    used = paddle.nonzero((row < lengths.unsqueeze(1)).reshape([-1])).reshape([-1])
+    return paddle.gather(out.reshape([-1, heads * dim]), used).astype(q.dtype)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of gate_up [T, 2I] (gate first). Returns [T, I]."""
+    import paddle
+
+    gate, up = paddle.split(gate_up.astype("float32"), 2, axis=-1)
+    return (paddle.nn.functional.silu(gate) * up).astype(gate_up.dtype)
+
+
+def attention_block(
+    hidden: Tensor,
+    attention: Attention,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    rope: Tensor,
+    inputs: ForwardInputs,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """hidden [T, H] + attention(norm(hidden)); caches are modified in place."""
+    x, _ = rms_norm(hidden, attention.norm, None, attention.norm_eps)
+    q, key_cache, value_cache = rope_and_cache_write(
+        linear(x, attention.qkv), attention, key_cache, value_cache, rope, inputs
+    )
+    mixed = paged_attention(q, attention, key_cache, value_cache, inputs)
+    return hidden + linear(mixed, attention.out), key_cache, value_cache
+
+
+def mlp_block(hidden: Tensor, mlp: Mlp) -> Tensor:
+    """hidden [T, H] + down(silu(gate) * up), gate and up of norm(hidden)."""
+    x, _ = rms_norm(hidden, mlp.norm, None, mlp.norm_eps)
+    return hidden + linear(silu_mul(linear(x, mlp.gate_up)), mlp.down)
+
+
+def logits(
+    hidden: Tensor, norm: Tensor, head: Linear, logit_indices: Tensor, epsilon: float
+) -> Tensor:
+    """float32 logits [L, V] of the normalised rows `logit_indices` of hidden [T, H]."""
+    import paddle
+
+    x, _ = rms_norm(paddle.gather(hidden, logit_indices), norm, None, epsilon)
+    return _linear(x, head)
+
+
+PHILOX_ROUNDS = 10
+PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+PHILOX_WEYL = (0x9E3779B9, 0xBB67AE85)
+MASK32 = 0xFFFFFFFF
+
+
+def philox4x32(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, ...]:
+    """Four 32-bit words of Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers")."""
+    k0, k1 = key
+    c0, c1, c2, c3 = counter
+    for _ in range(PHILOX_ROUNDS):
+        p0, p1 = PHILOX_MULTIPLIERS[0] * c0, PHILOX_MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & MASK32, (p0 >> 32) ^ c3 ^ k1, p0 & MASK32
+        k0, k1 = (k0 + PHILOX_WEYL[0]) & MASK32, (k1 + PHILOX_WEYL[1]) & MASK32
+    return c0, c1, c2, c3
+
+
+def uniform(seed: int, offset: int) -> float:
+    """A number in [0, 1) of 24 random bits, a pure function of the seed and the offset."""
+    seed, offset = seed & (1 << 64) - 1, offset & (1 << 64) - 1
+    words = philox4x32(
+        (seed & MASK32, seed >> 32), (offset & MASK32, offset >> 32, 0, 0)
+    )
+    return (words[0] >> 8) * 2.0**-24
+
+
+def _sample_row(
+    logits: npt.NDArray[Any], temperature: float, top_k: int, top_p: float, u: float
+) -> int:
+    if temperature == 0 or top_k == 1:
+        return int(np.argmax(logits))
+    scaled = logits.astype(np.float64) / temperature
+    order = np.argsort(-scaled, kind="stable")
+    if top_k > 0:
+        order = order[:top_k]
+    weights = np.exp(scaled[order] - scaled[order[0]])
+    cumulative = np.cumsum(weights / weights.sum())
+    # The smallest prefix that reaches top_p; at least one token.
+    kept = int(np.searchsorted(cumulative, top_p)) + 1 if top_p < 1 else len(order)
+    cumulative = cumulative[:kept]
+    index = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
+    return int(order[min(index, len(cumulative) - 1)])
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    seeds: Tensor,
+    offsets: Tensor,
+) -> Tensor:
+    """One token per row of logits [L, V]; arguments as in `predict.ops.sample`, same choices."""
+    import paddle
+
+    rows = logits.numpy()
+    columns = [t.numpy().tolist() for t in (temperature, top_k, top_p, seeds, offsets)]
+    tokens = [
+        _sample_row(row, t, k, p, uniform(seed, offset))
+        for row, t, k, p, seed, offset in zip(rows, *columns, strict=True)
+    ]
+    return paddle.to_tensor(np.array(tokens, np.int32))
