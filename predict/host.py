@@ -29,3 +29,11 @@ def available_memory_bytes() -> int:
 def peak_memory_bytes() -> int:
     """The largest resident set of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def process_age_seconds() -> float:
+    """Seconds since the kernel started this process, imports and all."""
+    # Field 22 of /proc/self/stat; the name in field 2 may hold spaces, so count from its end.
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return float(Path("/proc/uptime").read_text().split()[0]) - started

@@ -102,16 +102,19 @@ class LLM:
     machine do not fit together. Not thread-safe.
     """
 
-    def __init__(self, config: EngineConfig):
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None = None):
+        """tokenizer: the model's, when the caller has it already; else read from its directory."""
         started = time.perf_counter()
         if config.device != "cpu":
             raise UserError(f"device {config.device} is not supported yet (allowed: cpu)")
         self.config = config
         self.spec, reader = read_spec(config.model_name_or_path)
-        self.tokenizer = self._load_tokenizer()
+        self.tokenizer = tokenizer or self._load_tokenizer()
         eos_token_ids = self.spec.eos_token_ids
+        self._detokenizer = None
         if self.tokenizer is not None:
             self._check_vocabulary(self.tokenizer)
+            self._detokenizer = Detokenizer(self.tokenizer)
             eos_token_ids = self.tokenizer.eos_token_ids or eos_token_ids
 
         self.backend = choose_backend(config.inference_model)
@@ -160,8 +163,8 @@ class LLM:
     def _check_vocabulary(self, tokenizer: Tokenizer) -> None:
         if tokenizer.vocab_size > self.spec.vocab_size:
             raise UserError(
-                f"{self.config.model_name_or_path}: the tokenizer has {tokenizer.vocab_size} tokens "
-                f"and config.json says vocab_size {self.spec.vocab_size}; they are not one model's"
+                f"{self.config.model_name_or_path}: the tokenizer has {tokenizer.vocab_size} "
+                f"tokens and config.json says vocab_size {self.spec.vocab_size}; they are not one model's"
             )
 
     def _token_ids(self, prompt: Prompt) -> Sequence[int]:
@@ -238,8 +241,8 @@ class LLM:
         """
         request = self._request(prompt, sampling_params)
         text: TextStream | None = None
-        if self.tokenizer is not None:
-            text = Detokenizer(self.tokenizer).stream()
+        if self._detokenizer is not None:
+            text = self._detokenizer.stream(request.prompt_token_ids)
         self.engine.add(request)
         sent = 0
         try:

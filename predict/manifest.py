@@ -36,6 +36,7 @@ class Manifest:
     model_type: str
 
     def save(self, directory: Path) -> None:
+        """Writes manifest.json."""
         text = json.dumps(dataclasses.asdict(self), indent=2)
         (directory / FILE_NAME).write_text(text + "\n", encoding="utf-8")
 
@@ -82,7 +83,8 @@ def check_manifest(
         )
     if manifest.paddle_version != paddle_version:
         problems.append(
-            f"it was traced with Paddle {manifest.paddle_version}, and {paddle_version} is installed"
+            f"it was traced with Paddle {manifest.paddle_version}, and {paddle_version} is "
+            "installed"
         )
     if manifest.library_abi is not None and library_abi is None:
         problems.append(

@@ -15,7 +15,6 @@ from predict import library
 
 if TYPE_CHECKING:
     from paddle import Tensor
-
     from predict.nn.decoder import Attention, Linear, Mlp
     from predict.nn.inputs import ForwardInputs
 
@@ -47,13 +46,13 @@ def embedding(token_ids: Tensor, weight: Tensor | None, head: Linear) -> Tensor:
 def rms_norm(
     x: Tensor, weight: Tensor, residual: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    """With s = x + residual (or x): returns s / sqrt(mean(s^2) + epsilon) * weight, and s. [T, H]."""
+    """Returns s / sqrt(mean(s^2) + epsilon) * weight and s = x + residual (or x), both [T, H]."""
     out, total = _run()("regatta_rms_norm", x, weight, residual, epsilon)
     return out, total
 
 
 def linear(x: Tensor, weights: Linear) -> Tensor:
-    """x [T, K] times the packed weight, plus bias. Returns [T, N]."""
+    """X [T, K] times the packed weight, plus bias. Returns [T, N]."""
     return _run()(
         "regatta_linear", x, weights.tensors, weights.bias, weights.scheme, weights.out_features
     )[0]
@@ -127,7 +126,7 @@ def attention_block(
     rope: Tensor,
     inputs: ForwardInputs,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """hidden [T, H] + attention(norm(hidden)), in one call; caches are modified in place.
+    """Hidden [T, H] + attention(norm(hidden)), in one call; caches are modified in place.
 
     Composes rms_norm, linear, rope_and_cache_write, paged_attention and linear.
     """
@@ -162,7 +161,7 @@ def attention_block(
 
 
 def mlp_block(hidden: Tensor, mlp: Mlp) -> Tensor:
-    """hidden [T, H] + down(silu(gate) * up), gate and up of norm(hidden), in one call."""
+    """Hidden [T, H] + down(silu(gate) * up), gate and up of norm(hidden), in one call."""
     return _run()(
         "regatta_mlp_block",
         hidden,

@@ -1,5 +1,8 @@
-"""Every operator of `predict.ops` in plain Paddle: the tests' oracle, and what runs where there is
-no compiled library or no --inference_model. Sums are float32, whatever the weights' dtype."""
+"""Every operator of `predict.ops` in plain Paddle.
+
+The tests' oracle, and what runs where there is no compiled library or no --inference_model. Sums
+are float32, whatever the weights' dtype.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from predict.schemes import scheme_of
 
 if TYPE_CHECKING:
     from paddle import Tensor
-
     from predict.nn.decoder import Attention, Linear, Mlp
     from predict.nn.inputs import ForwardInputs
 
@@ -37,13 +39,13 @@ def _normalise(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 def rms_norm(
     x: Tensor, weight: Tensor, residual: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    """With s = x + residual (or x): returns s / sqrt(mean(s^2) + epsilon) * weight, and s. [T, H]."""
+    """Returns s / sqrt(mean(s^2) + epsilon) * weight and s = x + residual (or x), both [T, H]."""
     total = x if residual is None else x + residual
     return _normalise(total, weight, epsilon).astype(x.dtype), total
 
 
 def linear(x: Tensor, weights: Linear) -> Tensor:
-    """x [T, K] times the plain weight [N, K], plus bias. Returns [T, N]."""
+    """X [T, K] times the plain weight [N, K], plus bias. Returns [T, N]."""
     return _linear(x, weights).astype(x.dtype)
 
 
@@ -174,7 +176,7 @@ def attention_block(
     rope: Tensor,
     inputs: ForwardInputs,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """hidden [T, H] + attention(norm(hidden)); caches are modified in place."""
+    """Hidden [T, H] + attention(norm(hidden)); caches are modified in place."""
     x, _ = rms_norm(hidden, attention.norm, None, attention.norm_eps)
     q, key_cache, value_cache = rope_and_cache_write(
         linear(x, attention.qkv), attention, key_cache, value_cache, rope, inputs
@@ -184,7 +186,7 @@ def attention_block(
 
 
 def mlp_block(hidden: Tensor, mlp: Mlp) -> Tensor:
-    """hidden [T, H] + down(silu(gate) * up), gate and up of norm(hidden)."""
+    """Hidden [T, H] + down(silu(gate) * up), gate and up of norm(hidden)."""
     x, _ = rms_norm(hidden, mlp.norm, None, mlp.norm_eps)
     return hidden + linear(silu_mul(linear(x, mlp.gate_up)), mlp.down)
 
@@ -219,9 +221,7 @@ def philox4x32(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tupl
 def uniform(seed: int, offset: int) -> float:
     """A number in [0, 1) of 24 random bits, a pure function of the seed and the offset."""
     seed, offset = seed & (1 << 64) - 1, offset & (1 << 64) - 1
-    words = philox4x32(
-        (seed & MASK32, seed >> 32), (offset & MASK32, offset >> 32, 0, 0)
-    )
+    words = philox4x32((seed & MASK32, seed >> 32), (offset & MASK32, offset >> 32, 0, 0))
     return (words[0] >> 8) * 2.0**-24
 
 

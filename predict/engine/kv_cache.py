@@ -36,17 +36,17 @@ def num_cache_blocks(config: EngineConfig, spec: DecoderSpec, free_bytes: int | 
     wanted = config.batch_size * per_seq
     least = wanted if config.reserve_full else per_seq
     if fits < least:
-        raise UserError(
-            f"the KV cache does not fit: {least} blocks of {config.block_size} tokens x {per_token} "
-            f"bytes are {mib(least * per_block)} MiB, and {config.gpu_memory_utilization:.0%} of the "
-            f"{mib(free_bytes)} MiB of free memory are {mib(budget)} MiB; lower --max_length "
-            f"({config.max_length})"
-            + (
+        share = f"{config.gpu_memory_utilization:.0%}"
+        way_out = f"lower --max_length ({config.max_length})"
+        if config.reserve_full:
+            way_out += (
                 f" or --batch_size ({config.batch_size}), or use --append_attn, which takes blocks "
                 "as sequences grow"
-                if config.reserve_full
-                else ""
             )
+        raise UserError(
+            f"the KV cache does not fit: {least} blocks of {config.block_size} tokens x "
+            f"{per_token} bytes are {mib(least * per_block)} MiB, and {share} of the "
+            f"{mib(free_bytes)} MiB of free memory are {mib(budget)} MiB; {way_out}"
         )
     if config.effective_prefix_caching:
         wanted *= PREFIX_CACHE_SHARE
@@ -71,4 +71,5 @@ def allocate_caches(
 
 
 def mib(num_bytes: int) -> int:
+    """Whole mebibytes."""
     return num_bytes >> 20

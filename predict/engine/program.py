@@ -40,17 +40,20 @@ def save_program(
     The program's inputs are FIELDS, then key_cache_i and value_cache_i of each layer
     ([blocks, num_kv_heads, block_size, head_dim], updated in place); output 0 is the logits.
     """
-    import paddle
     from paddle.static import InputSpec
 
-    class Program(paddle.nn.Layer):  # type: ignore[misc]
+    import paddle
+
+    class Program(paddle.nn.Layer):
         """Holds every tensor of the tree as a buffer, so that tracing sees it as a parameter."""
 
         def __init__(self) -> None:
             super().__init__()
             map_tensors(decoder, lambda path, tensor: self.register_buffer(path, tensor))
 
-        def forward(self, inputs: list[Tensor], caches: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        def forward(
+            self, inputs: list[Tensor], caches: list[Tensor]
+        ) -> tuple[Tensor, list[Tensor]]:
             traced = map_tensors(decoder, lambda path, tensor: getattr(self, path))
             return network.forward(backend, traced, ForwardInputs(*inputs), cache_tensors(caches))
 
@@ -64,9 +67,7 @@ def save_program(
     paddle.jit.ignore_module([importlib.import_module(name) for name in TRACED_MODULES])
     program = Program()
     program.eval()
-    traced = paddle.jit.to_static(
-        program, input_spec=[input_specs(), cache_specs], full_graph=True
-    )
+    traced = paddle.jit.to_static(program, input_spec=[input_specs(), cache_specs], full_graph=True)
     paddle.jit.save(traced, str(directory / prefix))
 
 

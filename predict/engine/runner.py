@@ -39,6 +39,7 @@ class DynamicRunner:
         self.place = place
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
+        """See Runner."""
         import paddle
 
         with paddle.no_grad():
@@ -62,5 +63,6 @@ class StaticRunner:
         self.place = place
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
+        """See Runner."""
         logits: Tensor = self.predictor.run([*to_tensors(inputs, self.place), *self.caches])[0]
         return logits

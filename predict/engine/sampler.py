@@ -26,9 +26,10 @@ def request_seed(engine_seed: int, request: Request) -> int:
 def apply_repetition_penalty(
     logits: npt.NDArray[np.float32], token_ids: Sequence[int], penalty: float
 ) -> None:
-    """Divides positive and multiplies negative logits of seen tokens, in place (Keskar et al. 2019).
+    """Makes seen tokens less likely: divides positive and multiplies negative logits.
 
-    logits: [vocab_size]. token_ids: prompt and output so far, as HF transformers counts them.
+    logits: [vocab_size], modified. token_ids: prompt and output so far, as HF transformers counts
+    them. Source: Keskar et al. 2019 (CTRL).
     """
     seen = np.unique(np.asarray(token_ids))
     values = logits[seen]

@@ -26,6 +26,7 @@ class Family(Protocol):
 
 
 def known_families() -> list[str]:
+    """The model types that have a module here."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 

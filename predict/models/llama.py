@@ -8,6 +8,7 @@ WEIGHTS = WeightNames()
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
+    """See predict.models.Family."""
     attention_bias = config.get_bool("attention_bias", False)
     return llama_like(
         config,

@@ -9,6 +9,7 @@ WEIGHTS = WeightNames()
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
+    """See predict.models.Family."""
     attention_bias = config.get_bool("attention_bias", False)
     return llama_like(
         config,

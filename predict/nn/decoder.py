@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from predict.nn.inputs import ForwardInputs
 from predict.nn.rope import rope_table
-from predict.nn.spec import DecoderSpec
 from predict.nn.weights import LinearPlan, WeightPlan, WeightSource
 from predict.schemes import Scheme
 
@@ -64,6 +63,8 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
+    """One decoder layer."""
+
     attention: Attention
     mlp: Mlp
 

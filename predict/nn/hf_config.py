@@ -1,4 +1,4 @@
-"""Typed reading of a checkpoint's config.json, in both transformers-4 and transformers-5 spelling."""
+"""Typed reading of a checkpoint's config.json, as transformers 4 and transformers 5 spell it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class ConfigReader:
 
     @classmethod
     def from_dir(cls, directory: str | Path) -> ConfigReader:
+        """Reads a directory's config.json; raises UserError where it is missing or broken."""
         path = Path(directory) / "config.json"
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
@@ -59,15 +60,19 @@ class ConfigReader:
         return int(value)
 
     def get_float(self, key: str, default: float | None = None) -> float:
+        """A number; required when no default is given."""
         return float(self._get(key, (int, float), default, default is None))
 
     def get_bool(self, key: str, default: bool) -> bool:
+        """True or false."""
         return bool(self._get(key, (bool,), default, False))
 
     def get_str(self, key: str, default: str | None = None) -> str:
+        """A text; required when no default is given."""
         return str(self._get(key, (str,), default, default is None))
 
     def optional_int(self, key: str) -> int | None:
+        """An integer, or None when absent or null."""
         value = self._get(key, (int,), None, False)
         return None if value is None else int(value)
 
@@ -88,13 +93,15 @@ class ConfigReader:
             raise UserError(f"{self.path}: the rope scaling is {block!r}; it must be an object")
         nested = ConfigReader(block, self.path)
         method = block.get("rope_type", block.get("type", "default"))
-        method = ROPE_METHOD_ALIASES.get(method, method)
+        method = ROPE_METHOD_ALIASES.get(str(method), str(method))
         if method not in METHODS:
             raise UserError(
                 f"{self.path}: rope type {method!r} is not supported (known: {', '.join(METHODS)})"
             )
         head_dim = self.optional_int("head_dim")
-        partial = nested.get_float("partial_rotary_factor", self.get_float("partial_rotary_factor", 1.0))
+        partial = nested.get_float(
+            "partial_rotary_factor", self.get_float("partial_rotary_factor", 1.0)
+        )
         if head_dim is None and partial != 1.0:
             head_dim = self.get_int("hidden_size") // self.get_int("num_attention_heads")
         numbers = {

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from paddle import Tensor
     from paddle.static import InputSpec
+
+    from paddle import Tensor
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""DecoderSpec: what a decoder-only transformer looks like, as data. A family is a function to one."""
+"""DecoderSpec: what a decoder-only transformer looks like, as data. A family makes one."""
 
 from __future__ import annotations
 
@@ -66,9 +66,11 @@ class DecoderSpec:
 
     @property
     def softmax_scale(self) -> float:
+        """Factor on query-key products."""
         return self.head_dim**-0.5
 
     def window(self, layer: int) -> int:
+        """Tokens that a layer's attention sees, -1 for all."""
         return self.windows[layer] if self.windows else -1
 
     def cache_bytes_per_token(self, element_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""From checkpoint names to the decoder's layers: what is expected, and how it is read or made up."""
+"""From checkpoint names to the decoder's layers: what is expected, how it is read or made up."""
 
 from __future__ import annotations
 
@@ -48,11 +48,14 @@ class LinearPlan:
 
     @property
     def out_features(self) -> int:
+        """Output features of all parts."""
         return sum(self.part_sizes)
 
 
 @dataclass(frozen=True)
 class LayerPlan:
+    """Names and linears of one layer."""
+
     attention_norm: str
     qkv: LinearPlan
     q_norm: str | None
@@ -75,6 +78,7 @@ class WeightPlan:
     ignored: tuple[str, ...]
 
     def linears(self) -> Iterator[LinearPlan]:
+        """The layers' linears, the head apart."""
         for layer in self.layers:
             yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
 
@@ -129,11 +133,14 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
 class WeightSource(Protocol):
     """Gives tensors by name: from a checkpoint, or made up."""
 
-    def vector(self, name: str, size: int) -> npt.NDArray[Any]: ...
+    def vector(self, name: str, size: int) -> npt.NDArray[Any]:
+        """[size]."""
 
-    def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]: ...
+    def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
+        """`shape`, the named matrices one below the other."""
 
-    def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]: ...
+    def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
+        """[size], the named vectors one after another."""
 
 
 class CheckpointSource:
@@ -143,12 +150,15 @@ class CheckpointSource:
         self.checkpoint = checkpoint
 
     def vector(self, name: str, size: int) -> npt.NDArray[Any]:
+        """See WeightSource."""
         return self.checkpoint.read_float((name,))
 
     def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
+        """See WeightSource."""
         return self.checkpoint.read_float(names)
 
     def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
+        """See WeightSource."""
         return self.checkpoint.read_float(names)
 
 
@@ -167,13 +177,16 @@ class RandomSource:
         self.used = 0
 
     def vector(self, name: str, size: int) -> npt.NDArray[Any]:
+        """See WeightSource."""
         return np.ones(size, np.float32)
 
     def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
+        """See WeightSource."""
         count = shape[0] * shape[1]
         start = self.used % self.PERIOD
         self.used += count
         return np.resize(np.roll(self.values, -start), shape)
 
     def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
+        """See WeightSource."""
         return self.matrix(names, (1, size))[0]

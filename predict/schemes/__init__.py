@@ -27,7 +27,9 @@ class Scheme(Protocol):
         """Names and shapes of the checkpoint's tensors for a linear, biases apart."""
         ...
 
-    def load(self, source: WeightSource, plan: LinearPlan, dtype: str, compiled: bool) -> list[Tensor]:
+    def load(
+        self, source: WeightSource, plan: LinearPlan, dtype: str, compiled: bool
+    ) -> list[Tensor]:
         """Reads (and for compiled ops packs) the weight; one to a few tensors."""
         ...
 
@@ -37,6 +39,7 @@ class Scheme(Protocol):
 
 
 def known_schemes() -> list[str]:
+    """The schemes that have a module here."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 

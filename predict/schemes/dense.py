@@ -13,6 +13,7 @@ NAME = "dense"
 
 
 def expected(plan: LinearPlan) -> dict[str, tuple[int, ...]]:
+    """See predict.schemes.Scheme."""
     return {
         prefix + ".weight": (size, plan.in_features)
         for prefix, size in zip(plan.prefixes, plan.part_sizes, strict=True)
@@ -20,6 +21,7 @@ def expected(plan: LinearPlan) -> dict[str, tuple[int, ...]]:
 
 
 def load(source: WeightSource, plan: LinearPlan, dtype: str, compiled: bool) -> list[Tensor]:
+    """See predict.schemes.Scheme."""
     import paddle
 
     names = tuple(prefix + ".weight" for prefix in plan.prefixes)
@@ -32,4 +34,5 @@ def load(source: WeightSource, plan: LinearPlan, dtype: str, compiled: bool) -> 
 
 
 def plain(tensors: list[Tensor]) -> Tensor:
+    """See predict.schemes.Scheme."""
     return tensors[0]

@@ -1,0 +1,1 @@
+"""Static models: the decoder of `predict`, traced into a program on disk."""

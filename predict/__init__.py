@@ -1,0 +1,36 @@
+"""Everything that turns a prompt into text: `LLM` and `SamplingParams`, imported on first use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from predict.config import EngineConfig
+    from predict.errors import UserError
+    from predict.llm import LLM
+    from predict.request import RequestOutput, SamplingParams
+
+__all__ = ["LLM", "EngineConfig", "RequestOutput", "SamplingParams", "UserError"]
+
+# Name -> module. Lazy, so that `--help` and the scheduler's tests never import Paddle.
+_HOMES = {
+    "LLM": "predict.llm",
+    "EngineConfig": "predict.config",
+    "RequestOutput": "predict.request",
+    "SamplingParams": "predict.request",
+    "UserError": "predict.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The public object called `name`; raises AttributeError for any other name."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'predict' has no attribute {name!r} (has: {sorted(_HOMES)})")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, those not imported yet included."""
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,1 @@
+"""Benchmarks: one engine run (throughput), one operator at a time (kernels), and their reports."""

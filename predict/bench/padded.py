@@ -1,0 +1,80 @@
+"""The command line's --benchmark: prompts of src_length tokens, decoded to their full length."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from predict.bench.report import BenchmarkReport, paddlenlp_lines, table, write_json
+from predict.config import PredictorConfig
+from predict.request import RequestOutput
+
+if TYPE_CHECKING:
+    from predict.llm import LLM
+
+TEXT = "hello world, how are you?"
+NUM_RUNS = 3
+# No further run is begun after this: a large model on a CPU takes minutes for one.
+ENOUGH_SECONDS = 30.0
+WARM_UP_TOKENS = 8
+
+
+def run_benchmark(
+    llm: LLM, config: PredictorConfig, say: Callable[[str], None] = print
+) -> BenchmarkReport:
+    """Measures and prints; writes JSON where --benchmark_file says. Raises UserError if it cannot.
+
+    Warm-up decodes a few tokens of every prompt, so that first-touch memory and lazily built
+    kernels are not counted.
+    """
+    num_input, num_output = config.engine.src_length, config.max_new_tokens
+    prompts = [_prompt(llm, num_input)] * config.num_requests
+    params = replace(
+        config.sampling_params,
+        max_new_tokens=num_output,
+        max_length=None,
+        min_length=0,
+        ignore_eos=True,
+    )
+    say("***********Start Benchmark**********")
+    say("***********Start Warmup**********")
+    llm.generate(prompts, replace(params, max_new_tokens=min(WARM_UP_TOKENS, num_output)))
+    say("***********Start Speed Test**********")
+    outputs: list[RequestOutput] = []
+    runs: list[float] = []  # seconds
+    while len(runs) < NUM_RUNS and sum(runs) < ENOUGH_SECONDS:
+        started = time.perf_counter()
+        outputs += llm.generate(prompts, params)
+        runs.append(time.perf_counter() - started)
+    report = BenchmarkReport.from_outputs(
+        outputs, sum(runs), llm.stats().peak_memory_bytes, llm.startup_seconds
+    )
+    say(paddlenlp_lines(report, num_input, num_output, config.engine.batch_size, len(runs)))
+    say(table(report))
+    if config.benchmark_file is not None:
+        write_json(_settings(config, runs) | report.as_dict(), config.benchmark_file)
+    return report
+
+
+def _prompt(llm: LLM, length: int) -> Sequence[int]:
+    """`length` token ids: a short text over and over, or any ids where there is no tokenizer."""
+    if llm.tokenizer is None:
+        return [index % llm.spec.vocab_size for index in range(length)]
+    text = llm.tokenizer.encode(TEXT)
+    return list(itertools.islice(itertools.cycle(text), length))
+
+
+def _settings(config: PredictorConfig, runs: Sequence[float]) -> dict[str, Any]:
+    engine = config.engine
+    names = ("model_name_or_path", "dtype", "device", "mode", "inference_model", "attention")
+    return {name: getattr(engine, name) for name in names} | {
+        "batch_size": engine.batch_size,
+        "block_size": engine.block_size,
+        "prefix_caching": engine.effective_prefix_caching,
+        "input_length": engine.src_length,
+        "output_length": config.max_new_tokens,
+        "run_seconds": list(runs),
+    }

@@ -1,0 +1,271 @@
+"""Speed of one engine run, on real or random weights: `python -m predict.bench.throughput --help`.
+
+Takes every flag of the predictor, and --num_requests, --input_len, --output_len, --output_file.
+Prompts are random token ids, new ones for every repetition, so that no prefix cache helps; each
+request decodes exactly --output_len tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from predict.config import EngineConfig, PredictorConfig
+from predict.engine.kv_cache import DTYPE_BYTES
+from predict.errors import UserError
+from predict.flags import FLAGS, Flag, parse_flags
+from predict.host import process_age_seconds
+from predict.nn.spec import DecoderSpec
+from predict.request import RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from predict.llm import LLM
+
+PROG = "python -m predict.bench.throughput"
+GROUP = "Throughput run"
+OWN_FLAGS = (
+    Flag(GROUP, "num_requests", "int", None, "Requests in all; when not given, batch_size."),
+    Flag(GROUP, "input_len", "int", 128, "Tokens of each prompt."),
+    Flag(GROUP, "output_len", "int", 64, "Tokens that each request decodes."),
+    Flag(GROUP, "repetitions", "int", 3, "Timed repetitions of the latency part."),
+)
+# The predictor's own lengths follow from input_len and output_len here, and its output is text.
+REPLACED = ("src_length", "max_length", "output_file", "data_file", "benchmark", "benchmark_file")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured: sizes in tokens and requests."""
+
+    num_requests: int
+    batch_size: int
+    input_len: int
+    output_len: int
+    repetitions: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work of one forward pass, from the network's shape."""
+
+    weight_bytes: int  # of all matrices that a decode step multiplies by
+    layer_flops_per_token: int
+    head_flops_per_row: int
+    attention_flops_per_pair: int  # per (query token, visible token), over all layers
+    cache_bytes_per_token: int
+
+    @classmethod
+    def of(cls, spec: DecoderSpec, dtype: str) -> Cost:
+        """The work of a network whose weights and cache have `dtype`."""
+        head = spec.vocab_size * spec.hidden_size
+        return cls(
+            weight_bytes=spec.num_matmul_weights * DTYPE_BYTES[dtype],
+            layer_flops_per_token=2 * (spec.num_matmul_weights - head),
+            head_flops_per_row=2 * head,
+            attention_flops_per_pair=4 * spec.num_layers * spec.num_heads * spec.head_dim,
+            cache_bytes_per_token=spec.cache_bytes_per_token(DTYPE_BYTES[dtype]),
+        )
+
+    def decode_bytes(self, batch_size: int, context_len: float) -> float:
+        """Bytes that one decode step must read."""
+        return self.weight_bytes + batch_size * context_len * self.cache_bytes_per_token
+
+    def prefill_flops(self, batch_size: int, input_len: int) -> float:
+        """Operations of `batch_size` prompts, one logit row each."""
+        pairs = input_len * (input_len + 1) / 2
+        per_prompt = (
+            input_len * self.layer_flops_per_token
+            + self.head_flops_per_row
+            + pairs * self.attention_flops_per_pair
+        )
+        return batch_size * per_prompt
+
+
+def random_prompts(spec: DecoderSpec, plan: Plan, count: int, run: int) -> list[list[int]]:
+    """`count` prompts of random token ids; another set for each run."""
+    generator = np.random.default_rng((plan.seed, run))
+    return generator.integers(0, spec.vocab_size, (count, plan.input_len)).tolist()
+
+
+def timed(llm: LLM, prompts: list[list[int]], output_len: int) -> tuple[float, list[RequestOutput]]:
+    """Seconds for all prompts at once, each decoding exactly `output_len` tokens."""
+    params = SamplingParams(max_new_tokens=output_len, ignore_eos=True, temperature=0.0)
+    start = time.perf_counter()
+    outputs = llm.generate(prompts, params)
+    return time.perf_counter() - start, outputs
+
+
+def measure(llm: LLM, plan: Plan) -> dict[str, Any]:
+    """Latencies of one batch (medians over repetitions), then the rate of all requests."""
+    spec = llm.spec
+    batch = min(plan.batch_size, plan.num_requests)
+    runs = iter(range(1_000_000))
+
+    def prompts(count: int) -> list[list[int]]:
+        return random_prompts(spec, plan, count, next(runs))
+
+    timed(llm, prompts(batch), min(plan.output_len, 4))  # warm-up
+    first, whole, ttft = [], [], []
+    for _ in range(plan.repetitions):
+        seconds, outputs = timed(llm, prompts(batch), 1)
+        first.append(seconds)
+        ttft += [o.metrics.time_to_first_token or 0.0 for o in outputs]
+        if plan.output_len > 1:
+            whole.append(timed(llm, prompts(batch), plan.output_len)[0])
+    prefill_seconds = statistics.median(first)
+    results: dict[str, Any] = {
+        "ttft_ms": 1e3 * statistics.median(ttft),
+        "prefill_tokens_per_s": batch * plan.input_len / prefill_seconds,
+        "tpot_ms": None,
+        "decode_tokens_per_s": None,
+    }
+    if plan.output_len > 1:
+        steps = plan.output_len - 1
+        tpot = (statistics.median(whole) - prefill_seconds) / steps
+        results["tpot_ms"] = 1e3 * tpot
+        results["decode_tokens_per_s"] = batch / tpot
+    seconds, outputs = timed(llm, prompts(plan.num_requests), plan.output_len)
+    num_output = sum(len(o.token_ids) for o in outputs)
+    results["output_tokens_per_s"] = num_output / seconds
+    results["total_tokens_per_s"] = (num_output + plan.num_requests * plan.input_len) / seconds
+    results["requests_per_s"] = plan.num_requests / seconds
+    return results
+
+
+def add_shares(
+    results: dict[str, Any], plan: Plan, cost: Cost, ceilings: dict[str, float], dtype: str
+) -> None:
+    """Adds decode's share of the read bandwidth and prefill's of the arithmetic ceiling."""
+    batch = min(plan.batch_size, plan.num_requests)
+    prefill_seconds = batch * plan.input_len / results["prefill_tokens_per_s"]
+    flops = cost.prefill_flops(batch, plan.input_len) / prefill_seconds
+    results["prefill_gflops"] = flops / 1e9
+    results["prefill_flops_share"] = flops / ceilings["flops_per_s"]
+    results["measured_gflops_ceiling"] = ceilings["flops_per_s"] / 1e9
+    results["measured_bandwidth_gbs"] = ceilings["read_bytes_per_s"] / 1e9
+    if results["tpot_ms"] is not None:
+        context = plan.input_len + plan.output_len / 2
+        rate = cost.decode_bytes(batch, context) / results["tpot_ms"] * 1e3
+        results["decode_gbs"] = rate / 1e9
+        results["decode_bandwidth_share"] = rate / ceilings["read_bytes_per_s"]
+
+
+ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("startup_s", "process start to ready, s", "{:.2f}".format),
+    ("ttft_ms", "time to first token (median), ms", "{:.2f}".format),
+    ("tpot_ms", "time per output token of the batch, ms", "{:.3f}".format),
+    ("prefill_tokens_per_s", "prefill tokens/s", "{:,.1f}".format),
+    ("decode_tokens_per_s", "decode tokens/s", "{:,.1f}".format),
+    ("output_tokens_per_s", "output tokens/s, all requests", "{:,.1f}".format),
+    ("total_tokens_per_s", "prompt + output tokens/s", "{:,.1f}".format),
+    ("decode_gbs", "decode reads, GB/s", "{:.1f}".format),
+    ("decode_bandwidth_share", "  share of measured bandwidth", "{:.1%}".format),
+    ("prefill_gflops", "prefill, GFLOP/s", "{:,.0f}".format),
+    ("prefill_flops_share", "  share of measured ceiling", "{:.1%}".format),
+    ("measured_bandwidth_gbs", "measured read bandwidth, GB/s", "{:.1f}".format),
+    ("measured_gflops_ceiling", "measured arithmetic ceiling, GFLOP/s", "{:,.0f}".format),
+    ("peak_memory_bytes", "peak memory, bytes", "{:,}".format),
+)
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as aligned lines."""
+    rows = [
+        (label, show(results[key])) for key, label, show in ROWS if results.get(key) is not None
+    ]
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(f"{label:<{width}}  {value:>16}" for label, value in rows)
+
+
+def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
+    """Builds the engine, measures, and returns everything that the table and the JSON show."""
+    from predict.bench.ceilings import measure_ceilings
+    from predict.llm import LLM
+
+    llm = LLM(config)
+    startup = process_age_seconds()
+    before = measure_ceilings(config.dtype)
+    results = measure(llm, plan)
+    after = measure_ceilings(config.dtype)
+    # The machine's own limits move on a shared host: the run is held against their mean.
+    ceilings = {key: (before[key] + after[key]) / 2 for key in before}
+    add_shares(results, plan, Cost.of(llm.spec, config.dtype), ceilings, config.dtype)
+    import paddle
+
+    stats = llm.stats()
+    return {
+        **results,
+        "startup_s": startup,
+        "peak_memory_bytes": stats.peak_memory_bytes,
+        "num_preemptions": stats.num_preemptions,
+        "num_requests": plan.num_requests,
+        "batch_size": plan.batch_size,
+        "input_len": plan.input_len,
+        "output_len": plan.output_len,
+        "dtype": config.dtype,
+        "mode": config.mode,
+        "device": config.device,
+        "operators": "compiled" if llm.backend.__name__ == "predict.ops" else "plain Paddle",
+        "model": config.model_name_or_path,
+        "machine": platform.machine(),
+        "paddle_version": paddle.__version__,
+        "python_version": platform.python_version(),
+    }
+
+
+def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, str | None]:
+    """The engine, the plan and the JSON file that a command line asks for."""
+    output_file = Flag(GROUP, "output_file", "str", None, "Write the results as JSON.")
+    kept = tuple(flag for flag in FLAGS if flag.name not in REPLACED)
+    flags = parse_flags(argv, (*OWN_FLAGS, output_file, *kept), PROG, __doc__ or "")
+    for name in ("input_len", "output_len", "repetitions"):
+        if flags[name] < 1:
+            raise UserError(f"--{name} is {flags[name]}; it must be at least 1")
+    if flags["num_requests"] is not None and flags["num_requests"] < 1:
+        raise UserError(f"--num_requests is {flags['num_requests']}; it must be at least 1")
+    lengths = {
+        "src_length": flags["input_len"],
+        "max_length": flags["input_len"] + flags["output_len"],
+        "output_file": "",
+        "data_file": None,
+        "benchmark": False,
+        "benchmark_file": None,
+    }
+    config = PredictorConfig.from_flags(replace(flags, values={**flags.values, **lengths}))
+    plan = Plan(
+        num_requests=flags["num_requests"] or flags["batch_size"],
+        batch_size=flags["batch_size"],
+        input_len=flags["input_len"],
+        output_len=flags["output_len"],
+        repetitions=flags["repetitions"],
+        seed=flags["seed"],
+    )
+    return config.engine, plan, flags["output_file"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    try:
+        config, plan, output_file = parse(sys.argv[1:] if argv is None else argv)
+        results = run(config, plan)
+        print(table(results))
+        if output_file is not None:
+            Path(output_file).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    except (UserError, OSError) as error:
+        print(f"throughput: error: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

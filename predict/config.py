@@ -1,0 +1,400 @@
+"""The frozen configs that everything is built from, and the rules by which flags become them.
+
+Imports no Paddle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from predict.errors import UserError, nearest, one_of
+from predict.files import find_model_dir
+from predict.flags import FlagValues
+from predict.request import SamplingParams
+
+DTYPES = ("float32", "bfloat16", "float16")
+MODES = ("dynamic", "static")
+ATTENTIONS = ("reserved", "block", "append")
+BLOCK_SIZES = (16, 32, 64, 128)
+LOAD_FORMATS = ("auto", "dummy")
+DEVICES = ("cpu", "gpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What `LLM` is built from: the model, its device, and the limits that size cache and batch.
+
+    Raises UserError (a ValueError) when a field is outside its range.
+    """
+
+    model_name_or_path: str
+    dtype: str = "float32"  # float32 | bfloat16 | float16
+    device: str = "cpu"  # cpu | gpu | gpu:N
+    mode: str = "dynamic"  # dynamic | static
+    model_prefix: str = "model"  # stem of the exported program
+    inference_model: bool = False  # compiled operators; False: plain-Paddle ones
+    attention: str = "reserved"  # reserved | block (--block_attn) | append (--append_attn)
+    block_size: int = 64  # tokens per cache block
+    batch_size: int = 1  # sequences decoded together
+    src_length: int = 1024  # tokens of the prompt
+    max_length: int = 2048  # tokens of the prompt and the output together
+    max_num_batched_tokens: int | None = None  # tokens per step; None: `token_budget` decides
+    prefix_caching: bool = True  # only effective when attention is not reserved
+    chunked_prefill: bool = True
+    gpu_memory_utilization: float = 0.9  # share of the device's memory for weights and cache
+    num_cache_blocks: int | None = None  # None: from the memory that is free
+    load_format: str = "auto"  # auto | dummy (seeded random weights)
+    seed: int = 0
+    chat_template: str | None = None  # None: the tokenizer's own; none: off; else a file or folder
+
+    def __post_init__(self) -> None:
+        choices: tuple[tuple[str, tuple[str, ...]], ...] = (
+            ("dtype", DTYPES),
+            ("mode", MODES),
+            ("attention", ATTENTIONS),
+            ("load_format", LOAD_FORMATS),
+        )
+        for name, allowed in choices:
+            if getattr(self, name) not in allowed:
+                raise one_of(name, getattr(self, name), allowed)
+        kind, _, index = self.device.partition(":")
+        if kind not in DEVICES or (":" in self.device and not index.isdigit()):
+            raise one_of("device", self.device, ("cpu", "gpu", "gpu:N"))
+        if self.block_size not in BLOCK_SIZES:
+            sizes = ", ".join(map(str, BLOCK_SIZES))
+            raise UserError(
+                f"block_size {self.block_size} is not supported (allowed: {sizes}); "
+                "set --block_size to one of these"
+            )
+        minimums = (("batch_size", 1), ("src_length", 1), ("max_length", 2), ("seed", 0))
+        for name, least in minimums:
+            if getattr(self, name) < least:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        for name in ("max_num_batched_tokens", "num_cache_blocks"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} is {value}; it must be at least 1")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise UserError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}; "
+                "it is a share of the device's memory, above 0 and at most 1"
+            )
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> EngineConfig:
+        """The config with these fields; an unknown key is a UserError naming the nearest field."""
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                guess = nearest(name, known)
+                hint = f"; did you mean {guess}?" if guess else f" (known: {', '.join(known)})"
+                raise UserError(f"EngineConfig has no field {name!r}{hint}")
+        return cls(**values)
+
+    @property
+    def reserve_full(self) -> bool:
+        """Whether a sequence takes its whole cache at admission (neither block nor append)."""
+        return self.attention == "reserved"
+
+    @property
+    def effective_prefix_caching(self) -> bool:
+        """Whether full blocks are shared between requests; a reserved cache shares nothing."""
+        return self.prefix_caching and not self.reserve_full
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        """Blocks that a sequence of `max_length` tokens fills."""
+        return -(-self.max_length // self.block_size)
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens per step: every decoding sequence gets one, the rest goes to prompts.
+
+        The default keeps GEMMs large enough to be bound by arithmetic and short enough that a
+        decoding neighbour does not wait for a whole long prompt.
+        """
+        if self.max_num_batched_tokens is not None:
+            return max(self.max_num_batched_tokens, self.batch_size)
+        default = 512 if self.device == "cpu" else 2048
+        return max(default, self.batch_size) if self.chunked_prefill else self.max_length
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictorConfig:
+    """One run of the command line: the engine, how to sample, the files, and what to say first."""
+
+    engine: EngineConfig
+    sampling_params: SamplingParams
+    data_file: str | None  # None: the built-in prompt
+    output_file: str
+    benchmark: bool
+    benchmark_file: str | None
+    num_requests: int  # of the benchmark, or copies of the built-in prompt
+    max_new_tokens: int  # of a prompt that fills src_length
+    notes: tuple[str, ...] = ()  # one line each, for stderr
+
+    @classmethod
+    def from_flags(cls, flags: FlagValues) -> PredictorConfig:
+        """The run that the flags ask for, its model directory found.
+
+        Raises UserError where flags exclude each other, a value is out of range, or the model
+        directory does not exist.
+        """
+        _check_rules(flags)
+        directory = find_model_dir(flags["model_name_or_path"])
+        notes = [*flags.notes, *(note.message for note in NOTES if note.broken(flags))]
+        if directory != Path(flags["model_name_or_path"]):
+            notes.append(f"{flags['model_name_or_path']} was found in {directory}")
+        if flags["mode"] == "static":
+            flags = _with_exported(flags, directory)
+            _check_rules(flags)
+        max_length = _max_length(flags)
+        try:
+            engine = EngineConfig(
+                model_name_or_path=str(directory),
+                dtype=flags["dtype"],
+                device=flags["device"] if flags.given("device") else "cpu",
+                inference_model=_fused(flags),
+                attention=_attention(flags),
+                max_length=max_length,
+                prefix_caching=_prefix_caching(flags),
+                **{name: flags[name] for name in _SAME_NAME},
+            )
+            sampling_params = _sampling_params(flags, max_length)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        return cls(
+            engine=engine,
+            sampling_params=sampling_params,
+            data_file=flags["data_file"],
+            output_file=flags["output_file"],
+            benchmark=flags["benchmark"],
+            benchmark_file=flags["benchmark_file"],
+            num_requests=flags["total_request_num"] or flags["batch_size"],
+            max_new_tokens=flags["max_new_tokens"] or max_length - flags["src_length"],
+            notes=tuple(notes),
+        )
+
+
+# Flags that are EngineConfig fields of the same name and meaning.
+_SAME_NAME = (
+    "mode",
+    "model_prefix",
+    "block_size",
+    "batch_size",
+    "src_length",
+    "max_num_batched_tokens",
+    "chunked_prefill",
+    "gpu_memory_utilization",
+    "num_cache_blocks",
+    "load_format",
+    "seed",
+    "chat_template",
+)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Flags that do not go together; `message` may name any flag's value in braces."""
+
+    broken: Callable[[FlagValues], bool]
+    message: str
+
+
+_AVX_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
+# Values of a sampling flag that change nothing about greedy decoding.
+_GREEDY_NEUTRAL = {"top_k": (0, 1), "top_p": (0.0, 1.0), "temperature": (0.0, 1.0)}
+
+
+def _sharpened(flags: FlagValues) -> bool:
+    return any(flags.given(n) and flags[n] not in ok for n, ok in _GREEDY_NEUTRAL.items())
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        lambda f: f["model_name_or_path"] is None,
+        "--model_name_or_path is needed: the directory of a model",
+    ),
+    Rule(
+        lambda f: f["dtype"] is None and f["mode"] == "dynamic",
+        "--dtype is needed (allowed: float32, bfloat16, float16); float32 is the most accurate, "
+        "bfloat16 takes half the memory",
+    ),
+    Rule(
+        lambda f: f.given("max_new_tokens") and f.given("max_length"),
+        "--max_new_tokens {max_new_tokens} limits the output and --max_length {max_length} limits "
+        "prompt and output together; give one of them",
+    ),
+    Rule(
+        lambda f: f.given("max_new_tokens") and f["max_new_tokens"] < 1,
+        "--max_new_tokens is {max_new_tokens}; it must be at least 1",
+    ),
+    Rule(
+        lambda f: (
+            f.given("max_length", "total_max_length")
+            and f["total_max_length"] is not None
+            and f["max_length"] > f["total_max_length"]
+        ),
+        "--max_length {max_length} is more than --total_max_length {total_max_length}, which is "
+        "the limit on prompt and output together; leave --total_max_length out",
+    ),
+    Rule(
+        lambda f: f.given("total_request_num") and f["total_request_num"] < 1,
+        "--total_request_num is {total_request_num}; it must be at least 1",
+    ),
+    Rule(
+        lambda f: (
+            f.given("inference_model")
+            and not f["inference_model"]
+            and (f["block_attn"] or f["append_attn"] or f["avx_model"])
+        ),
+        "--block_attn, --append_attn and --avx_model run the compiled operators, which "
+        "--inference_model false turns off; leave one of the two out",
+    ),
+    Rule(
+        lambda f: (
+            f.given("prefix_caching")
+            and f["prefix_caching"]
+            and not (f["block_attn"] or f["append_attn"])
+        ),
+        "--prefix_caching shares blocks between sequences, and without --block_attn or "
+        "--append_attn each sequence reserves blocks of its own; add --append_attn",
+    ),
+    Rule(
+        lambda f: f["avx_model"] and f.given("device") and f["device"] != "cpu",
+        "--avx_model is the CPU path, and --device is {device}; use --device cpu",
+    ),
+    Rule(
+        lambda f: (
+            f["avx_type"] is not None and f["dtype"] not in (None, _AVX_DTYPES[f["avx_type"]])
+        ),
+        "--avx_type {avx_type} does not agree with --dtype {dtype}: the CPU computes in the type "
+        "of the model; use --avx_type fp16 with --dtype float16, bf16 with bfloat16, or leave "
+        "--avx_type out",
+    ),
+    Rule(
+        lambda f: f["avx_cachekv_type"] == "fp16" and f["dtype"] not in (None, "float16"),
+        "--avx_cachekv_type fp16 does not agree with --dtype {dtype}: the KV cache has the type "
+        "of the model; leave --avx_cachekv_type out",
+    ),
+    Rule(
+        lambda f: f["decode_strategy"] == "greedy_search" and _sharpened(f),
+        "--decode_strategy greedy_search takes the most likely token, so --top_k, --top_p and "
+        "--temperature cannot change it; leave them out, or use --decode_strategy sampling",
+    ),
+    Rule(
+        lambda f: (
+            f["decode_strategy"] == "beam_search"
+            and (_sharpened(f) or f["speculate_method"] is not None)
+        ),
+        "--decode_strategy beam_search neither samples nor takes draft tokens; leave --top_k, "
+        "--top_p, --temperature and --speculate_method out",
+    ),
+    Rule(
+        lambda f: not 0.0 <= f["top_p"] <= 1.0,
+        "--top_p is {top_p}; it is a probability, from 0 (greedy) to 1 (all tokens)",
+    ),
+    Rule(
+        lambda f: f["mode"] == "static" and f["load_format"] == "dummy",
+        "--load_format dummy makes weights for --mode dynamic; an exported model brings its own",
+    ),
+    Rule(
+        lambda f: f["benchmark_file"] is not None and not f["benchmark"],
+        "--benchmark_file {benchmark_file} needs --benchmark",
+    ),
+    Rule(
+        lambda f: (
+            f["benchmark"] and f["max_new_tokens"] is None and _max_length(f) <= f["src_length"]
+        ),
+        "--benchmark fills every prompt to --src_length {src_length}, which leaves no room for "
+        "output below --max_length {max_length}; raise --max_length or lower --src_length",
+    ),
+)
+
+NOTES: tuple[Rule, ...] = (
+    Rule(
+        lambda f: not f.given("device"),
+        "--device was not given and no GPU is used in this release; running on cpu",
+    ),
+    Rule(
+        lambda f: f.given("max_length", "total_max_length"),
+        "--max_length counts prompt and output together; --max_new_tokens limits the output alone",
+    ),
+    Rule(
+        lambda f: (
+            f["decode_strategy"] == "sampling"
+            and not f.given("top_k")
+            and f["top_k"] == 1
+            and any(f.given(n) and f[n] not in _GREEDY_NEUTRAL[n] for n in ("top_p", "temperature"))
+        ),
+        "--top_k is 1 when not given, which is greedy, so --top_p and --temperature change "
+        "nothing; add --top_k 0 to sample",
+    ),
+)
+
+
+def _check_rules(flags: FlagValues) -> None:
+    for rule in RULES:
+        if rule.broken(flags):
+            raise UserError(rule.message.format(**flags.values))
+
+
+def _max_length(flags: FlagValues) -> int:
+    """Tokens of prompt and output together that one sequence may take."""
+    if flags["max_new_tokens"] is not None:
+        return int(flags["src_length"] + flags["max_new_tokens"])
+    if flags["total_max_length"] is not None and not flags.given("max_length"):
+        return int(flags["total_max_length"])
+    return int(flags["max_length"])
+
+
+def _attention(flags: FlagValues) -> str:
+    """append_attn replaces block_attn when both are given, as in PaddleNLP."""
+    if flags["append_attn"]:
+        return "append"
+    return "block" if flags["block_attn"] else "reserved"
+
+
+def _fused(flags: FlagValues) -> bool:
+    """PaddleNLP implies the fused model from its attention flags; avx_model is its CPU name."""
+    names = ("inference_model", "block_attn", "append_attn", "avx_model")
+    return any(flags[name] for name in names)
+
+
+def _prefix_caching(flags: FlagValues) -> bool:
+    """Off in a benchmark unless asked for: its equal prompts would measure the cache alone."""
+    return bool(
+        flags["prefix_caching"] and (flags.given("prefix_caching") or not flags["benchmark"])
+    )
+
+
+def _with_exported(flags: FlagValues, directory: Path) -> FlagValues:
+    """The flags with an exported model's own values for those that the command line left out."""
+    from predict.manifest import load_manifest  # it imports this module
+
+    manifest = load_manifest(directory)
+    exported = {
+        "dtype": manifest.dtype,
+        "inference_model": manifest.library_abi is not None,
+        "block_size": manifest.block_size,
+        "max_length": min(flags["max_length"], manifest.max_length),
+    }
+    left_out = {name: exported[name] for name in exported if not flags.given(name)}
+    return replace(flags, values={**flags.values, **left_out})
+
+
+def _sampling_params(flags: FlagValues, max_length: int) -> SamplingParams:
+    """How each output token is chosen and when the output ends."""
+    greedy = flags["decode_strategy"] == "greedy_search" or flags["top_p"] == 0.0
+    return SamplingParams(
+        max_new_tokens=flags["max_new_tokens"],
+        max_length=max_length,
+        min_length=flags["min_length"],
+        temperature=0.0 if greedy else flags["temperature"],
+        top_k=0 if greedy else flags["top_k"],
+        top_p=1.0 if greedy else flags["top_p"],
+        repetition_penalty=flags["repetition_penalty"],
+    )

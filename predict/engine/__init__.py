@@ -1,0 +1,1 @@
+"""Continuous batching: scheduler and block manager (no framework), runners, sampler, engine."""

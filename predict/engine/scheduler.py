@@ -1,0 +1,495 @@
+"""Which tokens of which requests run in the next step, and what comes of the result.
+
+A batch is a ragged list of token spans (after vLLM's v1 scheduler): each request contributes
+`num_tokens + drafts - num_computed_tokens` tokens within a budget, so that chunked prefill,
+prefix-cache hits, decode and draft verification differ in span length only.
+
+Why it never runs out of blocks and never starves a request:
+- `add` refuses a request that could not finish alone in the whole cache;
+- a request is admitted with the blocks of all its known tokens, so prefill never waits for one;
+- a decoding request that needs a block preempts the newest running one, at worst itself, so the
+  oldest always proceeds;
+- waiting requests are admitted in arrival order only, and a preempted one returns to the front:
+  running, then waiting, is always the order of arrival.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from predict.engine.block_manager import BlockManager, num_blocks_for
+from predict.engine.stopping import finish_reason, max_total_tokens
+from predict.errors import UserError
+from predict.request import FinishReason, Request, RequestStatus
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of the scheduler. Raises UserError for a value or a pair that cannot work."""
+
+    max_num_seqs: int  # requests in the batch at once
+    max_num_batched_tokens: int  # tokens in a step
+    max_length: int  # prompt + output tokens of one request
+    block_size: int  # tokens
+    num_blocks: int
+    reserve_full: bool = False  # take the blocks of a request's whole length at admission
+    prefix_caching: bool = True
+    chunked_prefill: bool = True  # False: a prompt runs whole in one step
+    cache_salt: bytes = b""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_length",
+            "block_size",
+            "num_blocks",
+        ):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} {getattr(self, name)} is too small (allowed: 1 or more)")
+        if self.max_length < 2:
+            raise UserError(
+                f"max_length {self.max_length} leaves no room for a prompt and an output token "
+                "(allowed: 2 or more)"
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise UserError(
+                f"max_num_batched_tokens {self.max_num_batched_tokens} is less than max_num_seqs "
+                f"{self.max_num_seqs}: a step could not decode every sequence; raise "
+                "max_num_batched_tokens or lower max_num_seqs"
+            )
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        """Blocks of the longest request: the width of a block table."""
+        return num_blocks_for(self.max_length, self.block_size)
+
+    @property
+    def max_step_tokens(self) -> int:
+        """No step has more tokens than this: the size for input buffers."""
+        if self.chunked_prefill:
+            return self.max_num_batched_tokens
+        # One prompt may exceed the budget, beside decodes and drafts that leave some of it.
+        return self.max_num_batched_tokens - 1 + self.max_length - 1
+
+
+class ScheduledSpan(NamedTuple):
+    """Consecutive tokens of one request in one step (a tuple: 128 are made per step).
+
+    Tokens `start`..`start + num_tokens - 1` of the request's tokens followed by
+    `draft_token_ids`. `block_ids` is the request's own list, not a copy: it covers the span, must
+    not be changed, and holds for this step only.
+    """
+
+    request: Request
+    num_tokens: int
+    start: int  # num_computed_tokens before the step
+    block_ids: list[int]
+    samples: bool  # reaches the end of the known tokens: its last rows yield new tokens
+    draft_token_ids: Sequence[int] = ()
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The span's tokens, drafts included (a new list of num_tokens)."""
+        end = self.start + self.num_tokens - len(self.draft_token_ids)
+        return [*self.request.token_ids[self.start : end], *self.draft_token_ids]
+
+    @property
+    def num_logits(self) -> int:
+        """Trailing rows of the span to project: 1 + drafts where it samples, else 0."""
+        return 1 + len(self.draft_token_ids) if self.samples else 0
+
+
+@dataclass(frozen=True)
+class ScheduledBatch:
+    """One step: decoding spans in arrival order, then prefill spans in arrival order."""
+
+    spans: tuple[ScheduledSpan, ...]  # never empty; each request at most once
+    num_tokens: int  # sum over the spans
+    num_samples: int  # spans with `samples`
+    preempted: tuple[Request, ...] = ()  # newest first; back in the waiting queue
+
+
+@dataclass
+class SchedulerStats:
+    """Counts since the scheduler was made."""
+
+    num_steps: int = 0
+    num_scheduled_tokens: int = 0
+    num_prompt_tokens: int = 0  # of requests admitted for the first time
+    num_prefix_hit_tokens: int = 0  # of these, taken from the prefix cache
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+
+
+def _num_rejected(accepted: Sequence[int], drafts: Sequence[int], request: Request) -> int:
+    """Drafts of a span that `accepted`, the leading drafts and one more token, leaves out.
+
+    Raises ValueError for anything else: the cache would hold other tokens than the request.
+    """
+    num_kept = len(accepted) - 1
+    if not 0 <= num_kept <= len(drafts) or any(map(int.__ne__, accepted, drafts[:num_kept])):
+        raise ValueError(
+            f"request {request.request_id}: sampled {list(accepted)} for drafts {list(drafts)} "
+            "(allowed: leading drafts followed by one more token)"
+        )
+    return len(drafts) - num_kept
+
+
+class Scheduler:
+    """Owns the queues and the block manager, and writes the state of every added request.
+
+    A step is `batch = schedule()`, run it, `finished = update(batch, sampled, eos_token_ids)`.
+    `abort` is allowed at any time, also between the two. Not thread-safe.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.block_manager = BlockManager(
+            config.num_blocks, config.block_size, config.prefix_caching, config.cache_salt
+        )
+        self.stats = SchedulerStats()
+        self._requests: dict[int, Request] = {}  # unfinished, by id
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []  # in arrival order
+        self._in_flight: ScheduledBatch | None = None
+        self._num_added = 0
+        # The queue's head lacks blocks, and nothing that could help happened since it was tried.
+        self._head_is_blocked = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue, preempted ones included."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests in the batch, at most max_num_seqs."""
+        return len(self._running)
+
+    def has_unfinished(self) -> bool:
+        """Whether `schedule` has anything to do."""
+        return bool(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Puts `request` at the end of the waiting queue and sets its limits.
+
+        Raises UserError, with the numbers, when its id is in use, when its prompt leaves no
+        room for an output token, or when its whole length does not fit in an empty cache.
+        """
+        config = self.config
+        if request.request_id in self._requests:
+            raise UserError(f"request id {request.request_id} is in use by an unfinished request")
+        if request.status is not RequestStatus.WAITING or request.arrival_index >= 0:
+            raise UserError(f"{request!r} was added before; make a new Request to run it again")
+        try:
+            max_num_tokens = max_total_tokens(
+                request.num_prompt_tokens, request.sampling_params, config.max_length
+            )
+        except UserError as error:
+            raise UserError(f"request {request.request_id}: {error}") from None
+        max_num_blocks = num_blocks_for(max_num_tokens, config.block_size)
+        if max_num_blocks > config.num_blocks:
+            raise UserError(
+                f"request {request.request_id}: {request.num_prompt_tokens} prompt tokens and up "
+                f"to {max_num_tokens - request.num_prompt_tokens} output tokens need "
+                f"{max_num_blocks} cache blocks of {config.block_size} tokens, the cache has "
+                f"{config.num_blocks} (allowed: {config.num_blocks * config.block_size} tokens in "
+                "all); lower max_length or max_new_tokens, or give the cache more blocks"
+            )
+        request.max_num_tokens = max_num_tokens
+        request.max_num_blocks = max_num_blocks
+        request.arrival_index = self._num_added
+        self._num_added += 1
+        self._requests[request.request_id] = request
+        self._waiting.append(request)
+
+    def abort(self, request_id: int) -> Request | None:
+        """Ends a request as "abort" and frees its blocks; None if it is unknown or ended."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        if request.status is RequestStatus.RUNNING:
+            self._running.remove(request)
+        else:
+            self._waiting.remove(request)
+        self._finish(request, "abort", time.perf_counter())
+        return request
+
+    def schedule(
+        self, draft_token_ids: Mapping[int, Sequence[int]] | None = None
+    ) -> ScheduledBatch | None:
+        """The next step, or None when no request is unfinished.
+
+        Decoding requests first, one token each and as many of their drafts
+        (`draft_token_ids`: request id -> proposed next tokens) as budget, length limit and free
+        blocks allow; the rest of the budget goes to prompts that have begun, then to waiting
+        requests in arrival order.
+        """
+        if not self._requests:
+            return None
+        spans: list[ScheduledSpan] = []
+        prefilling: list[Request] = []
+        preempted: list[Request] = []
+        self._schedule_decodes(spans, prefilling, preempted)
+        if draft_token_ids:
+            self._add_drafts(draft_token_ids, spans)
+        num_decodes = len(spans)
+        budget = self.config.max_num_batched_tokens - sum(span.num_tokens for span in spans)
+        for request in prefilling:
+            budget -= self._schedule_prefill(request, budget, len(spans) == num_decodes, spans)
+        if self._waiting and not preempted and not self._head_is_blocked:
+            self._admit(budget, num_decodes, spans)
+
+        num_tokens = sum(span.num_tokens for span in spans)
+        self.stats.num_steps += 1
+        self.stats.num_scheduled_tokens += num_tokens
+        self._in_flight = ScheduledBatch(
+            spans=tuple(spans),
+            num_tokens=num_tokens,
+            num_samples=sum(span.samples for span in spans),
+            preempted=tuple(preempted),
+        )
+        return self._in_flight
+
+    def update(
+        self,
+        batch: ScheduledBatch,
+        sampled: Sequence[int | Sequence[int]],
+        eos_token_ids: Collection[int] = (),
+    ) -> list[Request]:
+        """Writes back the result of `batch`; the requests that ended with it, their blocks freed.
+
+        `sampled` has one entry per span with `samples`, in the batch's order: the new token
+        (Python int), or for a span with drafts the accepted drafts followed by one more token
+        (1 to 1 + drafts of them). Entries of requests aborted since are ignored. Raises
+        ValueError on a wrong count, RuntimeError when `batch` is not the last scheduled one.
+        """
+        if batch is not self._in_flight:
+            raise RuntimeError("update() takes the batch of the last schedule(), once")
+        if len(sampled) != batch.num_samples:
+            raise ValueError(
+                f"{len(sampled)} sampled entries for {batch.num_samples} sampling spans"
+            )
+        self._in_flight = None
+        now = time.perf_counter()
+        finished: list[Request] = []
+        entries = iter(sampled)
+        block_size = self.config.block_size
+        for span in batch.spans:
+            request, num_tokens, start, _, samples, drafts = span
+            entry = next(entries) if samples else ()
+            if request.status is not RequestStatus.RUNNING:
+                continue  # aborted while the step ran
+            computed = start + num_tokens
+            reason: FinishReason | None = None
+            if samples:
+                accepted: Sequence[int] = (entry,) if isinstance(entry, int) else entry
+                if drafts or len(accepted) != 1:
+                    # Rejected drafts roll back: later tokens write their slots again.
+                    computed -= _num_rejected(accepted, drafts, request)
+                for token_id in accepted:
+                    request.token_ids.append(token_id)
+                    request.token_times.append(now)
+                    self.stats.num_output_tokens += 1
+                    reason = finish_reason(
+                        token_id,
+                        request.num_output_tokens,
+                        len(request.token_ids),
+                        request.max_num_tokens,
+                        request.sampling_params,
+                        eos_token_ids,
+                    )
+                    if reason is not None:
+                        # Accepted drafts behind the last token are no part of the request.
+                        computed = min(computed, len(request.token_ids))
+                        break
+            request.num_computed_tokens = computed
+            if computed // block_size > request.num_published_blocks:
+                self._publish(request)
+            if reason is not None:
+                self._finish(request, reason, now)
+                finished.append(request)
+            elif drafts:
+                self._trim(request)
+        if finished:
+            self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]
+        return finished
+
+    def _schedule_decodes(
+        self,
+        spans: list[ScheduledSpan],
+        prefilling: list[Request],
+        preempted: list[Request],
+    ) -> None:
+        """Appends a span per decoding request; the others that keep running go to `prefilling`."""
+        running = self._running
+        block_size = self.config.block_size
+        index = 0
+        while index < len(running):  # preemption shortens it from the end
+            request = running[index]
+            index += 1
+            start = request.num_computed_tokens
+            num_tokens = len(request.token_ids)
+            if num_tokens - start > 1:
+                prefilling.append(request)
+                continue
+            if num_tokens > len(request.block_ids) * block_size and not self._grow(
+                request, preempted
+            ):
+                break
+            spans.append(ScheduledSpan(request, 1, start, request.block_ids, True))
+
+    def _add_drafts(
+        self, draft_token_ids: Mapping[int, Sequence[int]], spans: list[ScheduledSpan]
+    ) -> None:
+        """Lengthens the decoding spans, in place, by the drafts that fit.
+
+        Drafts are a bet. They come after every request has its block, so that they take free
+        blocks but never preempt, and they leave one token of the budget to each other request.
+        """
+        block_size = self.config.block_size
+        num_spare = self.config.max_num_batched_tokens - len(self._running)
+        for index, span in enumerate(spans):
+            request = span.request
+            drafts = draft_token_ids.get(request.request_id, ())
+            num_tokens = len(request.token_ids)
+            # The step yields one token more than there are drafts.
+            limit = min(len(drafts), num_spare, request.max_num_tokens - num_tokens - 1)
+            if limit <= 0:
+                continue
+            missing = num_blocks_for(num_tokens + limit, block_size) - len(request.block_ids)
+            if missing > 0:
+                num_new = min(missing, self.block_manager.num_free_blocks)
+                request.block_ids += self.block_manager.allocate(num_new)
+                limit = min(limit, len(request.block_ids) * block_size - num_tokens)
+            num_spare -= limit
+            spans[index] = span._replace(
+                num_tokens=1 + limit, draft_token_ids=tuple(drafts[:limit])
+            )
+
+    def _schedule_prefill(
+        self, request: Request, budget: int, first: bool, spans: list[ScheduledSpan]
+    ) -> int:
+        """Appends the next chunk of a request that owns its blocks; tokens taken, 0 for none."""
+        start = request.num_computed_tokens
+        num_left = len(request.token_ids) - start
+        num_tokens = self._chunk(num_left, budget, first)
+        if num_tokens:
+            spans.append(
+                ScheduledSpan(request, num_tokens, start, request.block_ids, num_tokens == num_left)
+            )
+        return num_tokens
+
+    def _chunk(self, num_left: int, budget: int, first: bool) -> int:
+        """Tokens of a prompt to run now; whole prompts run over the budget only as the `first`."""
+        if self.config.chunked_prefill:
+            return min(num_left, budget)
+        return num_left if num_left <= budget or first else 0
+
+    def _admit(self, budget: int, num_decodes: int, spans: list[ScheduledSpan]) -> None:
+        """Moves waiting requests, in order, into the batch while slots, budget and blocks last."""
+        config, blocks = self.config, self.block_manager
+        # One free block stays for each running request that may still grow: otherwise the
+        # newcomer would be preempted, and its prefill lost, within a few steps. A request that
+        # is alone has the whole cache and needs none, so this delays but never starves.
+        headroom = sum(len(r.block_ids) < r.max_num_blocks for r in self._running)
+        while self._waiting and budget > 0 and len(self._running) < config.max_num_seqs:
+            request = self._waiting[0]
+            cached, num_cached = blocks.match_prefix(
+                request.token_ids, request.block_digests, request.cache_salt
+            )
+            num_left = len(request.token_ids) - num_cached
+            num_tokens = self._chunk(num_left, budget, len(spans) == num_decodes)
+            if num_tokens == 0:
+                return
+            num_blocks = (
+                request.max_num_blocks
+                if config.reserve_full
+                else num_blocks_for(len(request.token_ids), config.block_size)
+            )
+            grows = num_blocks < request.max_num_blocks
+            wanted = headroom + grows if self._running else 0
+            if not blocks.can_allocate(num_blocks - len(cached) + wanted, cached):
+                self._head_is_blocked = True
+                return
+            blocks.acquire(cached)
+            request.block_ids = cached + blocks.allocate(num_blocks - len(cached))
+            request.num_computed_tokens = num_cached
+            request.num_published_blocks = len(cached)
+            if request.first_scheduled_time is None:
+                request.first_scheduled_time = time.perf_counter()
+                request.num_cached_tokens = num_cached
+                self.stats.num_prompt_tokens += request.num_prompt_tokens
+                self.stats.num_prefix_hit_tokens += num_cached
+            request.status = RequestStatus.RUNNING
+            self._waiting.popleft()
+            self._running.append(request)
+            headroom += grows
+            budget -= num_tokens
+            spans.append(
+                ScheduledSpan(
+                    request, num_tokens, num_cached, request.block_ids, num_tokens == num_left
+                )
+            )
+
+    def _grow(self, request: Request, preempted: list[Request]) -> bool:
+        """Gives `request` one more block, preempting from the newest; False: itself preempted."""
+        while self.block_manager.num_free_blocks == 0:
+            victim = self._running.pop()
+            self._preempt(victim)
+            preempted.append(victim)
+            if victim is request:
+                return False
+        request.block_ids += self.block_manager.allocate(1)
+        return True
+
+    def _publish(self, request: Request) -> None:
+        """Lets others match the blocks that are full now."""
+        block_size = self.config.block_size
+        num_full = request.num_computed_tokens // block_size
+        self.block_manager.publish(
+            request.block_ids,
+            request.token_ids,
+            request.block_digests,
+            request.num_published_blocks,
+            num_full,
+            request.cache_salt,
+        )
+        if request.num_published_blocks < request.num_prompt_tokens // block_size:
+            self._head_is_blocked = False  # it may share this prompt
+        request.num_published_blocks = num_full
+
+    def _trim(self, request: Request) -> None:
+        """Gives back the blocks that only rejected drafts needed."""
+        if not self.config.reserve_full:
+            num_blocks = num_blocks_for(len(request.token_ids), self.config.block_size)
+            self.block_manager.free(request.block_ids[num_blocks:])
+            del request.block_ids[num_blocks:]
+
+    def _preempt(self, request: Request) -> None:
+        """Frees the blocks of a request and puts it first in the queue; its tokens stay."""
+        self._release(request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_preemptions += 1
+        self.stats.num_preemptions += 1
+        self._waiting.appendleft(request)
+
+    def _finish(self, request: Request, reason: FinishReason, now: float) -> None:
+        self._release(request)
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+        request.finish_time = now
+        del self._requests[request.request_id]
+
+    def _release(self, request: Request) -> None:
+        self.block_manager.free(request.block_ids)
+        self._head_is_blocked = False
+        # A new list: spans of the step in flight still refer to the old one.
+        request.block_ids = []
+        request.num_computed_tokens = 0
+        request.num_published_blocks = 0

@@ -1,0 +1,36 @@
+"""The one exception whose text is meant for the person at the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell expects
+
+
+class UserError(ValueError):
+    """A wrong flag, file or model: what was got, what is allowed, what to do, in one paragraph.
+
+    The command line prints `str(error)` without a traceback and leaves with `exit_code`. It is a
+    ValueError, so that users of the Python API need no import to catch it.
+    """
+
+    def __init__(self, message: str, exit_code: int = EXIT_USAGE) -> None:
+        super().__init__(" ".join(message.split()))
+        self.exit_code = exit_code
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like `name`, or None when none is like it."""
+    matches = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return matches[0] if matches else None
+
+
+def one_of(name: str, got: object, allowed: Iterable[str]) -> UserError:
+    """The error for a value outside a fixed set; names the nearest allowed value."""
+    allowed = list(allowed)
+    guess = nearest(str(got), allowed)
+    hint = f"; did you mean {guess}?" if guess else ""
+    return UserError(f"{name} {got!r} is not known (allowed: {', '.join(allowed)}){hint}")

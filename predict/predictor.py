@@ -1,0 +1,180 @@
+"""The command line: answers the prompts of a data file, as PaddleNLP's predictor.py does.
+
+    python predict/predictor.py --model_name_or_path DIR --dtype float32 --data_file prompts.jsonl
+
+Leaves with 0, 1 (a result could not be written, or an error inside), 2 (wrong flags, files or
+model) or 130 (Ctrl-C).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if (
+    not __package__
+):  # run as a script: Python put predict/ first on the path, where `predict` is not
+    _HERE = os.path.dirname(os.path.realpath(__file__))
+    sys.path[:] = [path for path in sys.path if os.path.realpath(path) != _HERE]
+    sys.path.insert(0, os.path.dirname(_HERE))
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from predict.errors import EXIT_FAILURE, EXIT_INTERRUPTED, UserError
+from predict.flags import parse_flags
+
+if TYPE_CHECKING:
+    from predict.config import EngineConfig, PredictorConfig
+    from predict.data import DataItem
+    from predict.llm import LLM
+    from predict.progress import Progress
+    from predict.request import RequestOutput
+    from predict.tokenizer import Tokenizer
+
+    MakeLLM = Callable[[EngineConfig, Tokenizer | None], LLM]
+
+DESCRIPTION = "Answers the prompts of a data file with a large language model."
+BANNER = "***********{}**********"
+
+
+def main(argv: Sequence[str] | None = None, make_llm: MakeLLM | None = None) -> int:
+    """Runs the command line and returns its exit status.
+
+    `make_llm` builds the LLM; tests pass a stand-in, so that nothing heavy is imported.
+    """
+    try:
+        flags = parse_flags(sys.argv[1:] if argv is None else argv, description=DESCRIPTION)
+        from predict.config import PredictorConfig
+
+        return run(PredictorConfig.from_flags(flags), make_llm or _make_llm)
+    except UserError as error:
+        _say(f"error: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return EXIT_INTERRUPTED
+    except Exception as error:  # the last place that can turn a traceback into a sentence
+        if os.environ.get("REGATTA_TRACEBACK"):
+            raise
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        detail = " ".join(str(error).split()) or "no further detail"
+        _say(f"error: {kind}{detail} (set REGATTA_TRACEBACK=1 to see where it comes from)")
+        return EXIT_FAILURE
+
+
+def run(config: PredictorConfig, make_llm: MakeLLM) -> int:
+    """Answers the data file and runs the benchmark, as configured; returns the exit status.
+
+    Every prompt is read, tokenized and checked before the model is loaded. Raises UserError.
+    """
+    from predict.data import built_in_items, check_output_path, read_data_file
+    from predict.prompts import prepare_prompts
+    from predict.tokenizer import Tokenizer
+
+    for note in config.notes:
+        _say(f"note: {note}")
+    engine = config.engine
+    items: list[DataItem] = []
+    token_ids: list[list[int]] = []
+    tokenizer: Tokenizer | None = None  # None: the LLM reads its own
+    if config.data_file is not None or not config.benchmark:
+        check_output_path(config.output_file, config.data_file)
+        if config.data_file is None:
+            items = built_in_items(config.num_requests)
+        else:
+            items = read_data_file(config.data_file)
+        tokenizer = Tokenizer.from_dir(engine.model_name_or_path, engine.chat_template)
+        prompts = prepare_prompts(items, tokenizer, engine.src_length, engine.max_length)
+        token_ids = prompts.token_ids
+        for warning in prompts.warnings:
+            _say(f"warning: {warning}")
+    if config.benchmark_file is not None:
+        check_output_path(config.benchmark_file, config.data_file)
+    llm = make_llm(engine, tokenizer)
+    status = answer(llm, config, items, token_ids) if items else 0
+    if config.benchmark:
+        from predict.bench.padded import run_benchmark
+
+        run_benchmark(llm, config)
+    return status
+
+
+def answer(
+    llm: LLM, config: PredictorConfig, items: Sequence[DataItem], token_ids: list[list[int]]
+) -> int:
+    """Generates, prints and writes one output per item; returns the exit status.
+
+    What is finished when the run ends, by whatever cause, is in the output file.
+    """
+    from predict.data import ResultWriter
+    from predict.progress import Progress
+
+    texts: dict[int, str] = {}  # finished, not yet printed
+    with Progress(len(items)) as progress:
+        console = _Console(progress)
+        writer = ResultWriter(
+            config.output_file,
+            len(items),
+            on_line=lambda index: console.show(items[index], texts.pop(index)),
+            warn=lambda message: _say(f"error: {message}"),
+        )
+
+        def on_output(index: int, output: RequestOutput) -> None:
+            texts[index] = output.text
+            progress.on_finished()
+            item = items[index]
+            writer.put(index, {"src": item.src, "tgt": item.tgt, "output": output.text})
+
+        interrupted = False
+        try:
+            llm.generate(token_ids, config.sampling_params, on_output, progress.on_step)
+        except KeyboardInterrupt:
+            interrupted = True
+        except Exception:
+            writer.close()
+            _say(f"stopped: {writer.summary}")
+            raise
+        writer.close()
+    if interrupted:
+        _say(f"interrupted: {writer.summary}")
+        return EXIT_INTERRUPTED
+    _say(
+        f"{writer.summary}; {progress.num_output_tokens} tokens in {progress.seconds:.2f} s, "
+        f"{progress.tokens_per_second:.1f} tokens/s"
+    )
+    return 0 if writer.failure is None else EXIT_FAILURE
+
+
+class _Console:
+    """Prints each item under PaddleNLP's banners, until nobody reads."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._open = True
+
+    def show(self, item: DataItem, output: str) -> None:
+        if not self._open:
+            return
+        parts = (("Source", item.src), ("Target", item.tgt), ("Output", output))
+        text = "\n".join(f"{BANNER.format(name)}\n{value}" for name, value in parts)
+        try:
+            self._progress.print(text.encode("utf-8", "replace").decode("utf-8"))
+        except BrokenPipeError:
+            self._open = False
+            # Python would complain again when it flushes stdout at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _make_llm(config: EngineConfig, tokenizer: Tokenizer | None) -> LLM:
+    from predict.llm import LLM
+
+    return LLM(config, tokenizer)
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

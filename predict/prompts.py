@@ -1,0 +1,87 @@
+"""Data items to token ids: chat template, tokenizer and length limits, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from predict.chat_template import conversation_messages
+from predict.data import DataItem
+from predict.errors import UserError
+from predict.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Token ids by item, and what the user should know about how they came about."""
+
+    token_ids: list[list[int]]
+    warnings: tuple[str, ...]  # one line each
+
+
+def prepare_prompts(
+    items: Sequence[DataItem], tokenizer: Tokenizer, src_length: int, max_length: int
+) -> Prompts:
+    """The prompts that the items ask.
+
+    A prompt of more than `src_length` tokens keeps its first ones, as PaddleNLP's block path does.
+    Raises UserError naming the line for a prompt that the chat template refuses, that has no
+    tokens, or that leaves no room for output in `max_length` tokens.
+    """
+    token_ids: list[list[int]] = []
+    cut: list[str] = []
+    shortened: list[str] = []
+    too_long: list[str] = []
+    for item in items:
+        try:
+            text, templated, dropped = _text(item, tokenizer)
+        except UserError as error:
+            raise UserError(f"{item.where}: {error}") from None
+        if dropped:
+            shortened.append(item.where)
+        ids = tokenizer.encode(text, add_special_tokens=not templated)
+        if not ids:
+            raise UserError(f"{item.where}: the prompt has no tokens; give src some text")
+        if len(ids) > src_length:
+            cut.append(f"{item.where}: {len(ids) - src_length} of {len(ids)} tokens")
+            ids = ids[:src_length]
+        if len(ids) + 1 > max_length:
+            too_long.append(f"{item.where} has {len(ids)} tokens")
+        token_ids.append(ids)
+    if too_long:
+        raise UserError(
+            f"{_first(too_long)}, and --max_length {max_length} counts prompt and output together; "
+            f"raise --max_length above {max(map(len, token_ids))} or lower --src_length. Nothing "
+            "was run"
+        )
+    warnings = []
+    if cut:
+        warnings.append(f"prompts were cut at --src_length {src_length}: {_first(cut)}")
+    if shortened:
+        warnings.append(
+            "there is no chat template, so only the first text of each conversation is used: "
+            f"{_first(shortened)}"
+        )
+    return Prompts(token_ids, tuple(warnings))
+
+
+def _text(item: DataItem, tokenizer: Tokenizer) -> tuple[str, bool, bool]:
+    """(text, whether a template made it, whether turns were left out) of one item."""
+    if tokenizer.chat_template is not None:
+        messages = conversation_messages(item.src, item.tgt)
+        return tokenizer.chat_template.render(messages), True, False
+    if isinstance(item.src, str):
+        return item.src, False, False
+    messages = conversation_messages(item.src, item.tgt)
+    has_roles = isinstance(item.src[0], dict)
+    if has_roles and [message["role"] for message in messages] != ["user"]:
+        raise UserError(
+            "role messages need a chat template, and the tokenizer has none; give one with "
+            "--chat_template"
+        )
+    return str(messages[0]["content"]), False, len(messages) > 1
+
+
+def _first(entries: Sequence[str], shown: int = 3) -> str:
+    rest = len(entries) - shown
+    return "; ".join(entries[:shown]) + (f"; and {rest} more" if rest > 0 else "")

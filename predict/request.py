@@ -1,0 +1,304 @@
+"""Sampling parameters, the mutable state of one request, and what a finished request returns.
+
+Plain Python: the command line, the scheduler and the tests use this file without a framework.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import numbers
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from predict.errors import UserError
+
+FinishReason = Literal["stop", "length", "abort"]
+
+# Seeds reach the sampling op as int64, token ids the network as int32.
+_MAX_SEED = 2**63 - 1
+_MAX_TOKEN_ID = 2**31 - 1
+
+
+def _integer(name: str, value: Any, low: int, allowed: str) -> int:
+    """`value` as an int of at least `low`; UserError says what was got and what is allowed."""
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_integer or int(value) < low:
+        raise UserError(f"{name} {value!r} is not supported (allowed: {allowed})")
+    return int(value)
+
+
+def _real(name: str, value: Any, allowed: str) -> float:
+    """`value` as a finite float; UserError says what was got and what is allowed."""
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_real or not math.isfinite(float(value)):
+        raise UserError(f"{name} {value!r} is not supported (allowed: {allowed})")
+    return float(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are chosen and when they end. Checked on construction.
+
+    Raises UserError for a value out of range. `max_new_tokens` and `max_length` may both be set:
+    the tighter one ends the request; with neither, the engine's own `max_length` does.
+    """
+
+    max_new_tokens: int | None = None  # generated tokens, at most
+    max_length: int | None = None  # prompt + generated tokens, at most
+    min_length: int = 0  # generated tokens before an eos or stop token may end the request
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 is off, 1 is greedy
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None  # None: drawn from the engine's seed and the request's index
+    ignore_eos: bool = False  # eos tokens do not end the request; stop_token_ids still do
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        checked: dict[str, object] = {}
+        for name in ("max_new_tokens", "max_length"):
+            value = getattr(self, name)
+            if value is not None:
+                checked[name] = _integer(name, value, 1, "an integer of at least 1, or None")
+        checked["min_length"] = _integer("min_length", self.min_length, 0, "an integer >= 0")
+        checked["top_k"] = _integer(
+            "top_k", self.top_k, 0, "an integer >= 0; 0 turns it off, 1 is greedy"
+        )
+        if self.seed is not None:
+            allowed = "an integer from 0 to 2**63 - 1, or None"
+            checked["seed"] = _integer("seed", self.seed, 0, allowed)
+            if self.seed > _MAX_SEED:
+                raise UserError(f"seed {self.seed!r} is not supported (allowed: {allowed})")
+
+        allowed = "a finite number >= 0; 0 is greedy"
+        temperature = checked["temperature"] = _real("temperature", self.temperature, allowed)
+        if temperature < 0:
+            raise UserError(f"temperature {temperature} is not supported (allowed: {allowed})")
+        allowed = "a number above 0 and up to 1; 1 turns it off"
+        top_p = checked["top_p"] = _real("top_p", self.top_p, allowed)
+        if not 0 < top_p <= 1:
+            raise UserError(f"top_p {top_p} is not supported (allowed: {allowed})")
+        allowed = "a finite number above 0; 1 turns it off"
+        penalty = _real("repetition_penalty", self.repetition_penalty, allowed)
+        if penalty <= 0:
+            raise UserError(f"repetition_penalty {penalty} is not supported (allowed: {allowed})")
+        checked["repetition_penalty"] = penalty
+
+        if not isinstance(self.ignore_eos, bool):
+            raise UserError(
+                f"ignore_eos {self.ignore_eos!r} is not supported (allowed: True, False)"
+            )
+        allowed = "a sequence of token ids >= 0"
+        if isinstance(self.stop_token_ids, (str, bytes)) or not isinstance(
+            self.stop_token_ids, Iterable
+        ):
+            raise UserError(
+                f"stop_token_ids {self.stop_token_ids!r} is not supported (allowed: {allowed})"
+            )
+        checked["stop_token_ids"] = tuple(
+            _integer("stop_token_ids", token_id, 0, allowed) for token_id in self.stop_token_ids
+        )
+
+        # Normalised to plain Python numbers: NumPy scalars from a data file would slow every
+        # comparison of the scheduler and do not serialise to JSON.
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        for name in ("max_new_tokens", "max_length"):
+            limit = getattr(self, name)
+            if limit is not None and self.min_length > limit:
+                raise UserError(
+                    f"min_length {self.min_length} is more than {name} {limit}; "
+                    f"lower min_length or raise {name}"
+                )
+
+    @property
+    def greedy(self) -> bool:
+        """True when the most likely token is always taken."""
+        return self.temperature == 0 or self.top_k == 1
+
+
+class RequestStatus(enum.Enum):
+    """Where a request is: in the waiting queue (WAITING, PREEMPTED), in the batch, or done."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """Times of one request, in seconds of `time.perf_counter`; None where it never got there."""
+
+    arrival_time: float
+    first_scheduled_time: float | None
+    token_times: tuple[float, ...]  # one per generated token
+    finish_time: float | None
+    num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache
+    num_preemptions: int = 0
+
+    @property
+    def first_token_time(self) -> float | None:
+        """When the first generated token was known."""
+        return self.token_times[0] if self.token_times else None
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """Seconds from arrival to the first token."""
+        return self.token_times[0] - self.arrival_time if self.token_times else None
+
+    @property
+    def time_per_output_token(self) -> float | None:
+        """Mean seconds per token after the first; None below two tokens."""
+        if len(self.token_times) < 2:
+            return None
+        return (self.token_times[-1] - self.token_times[0]) / (len(self.token_times) - 1)
+
+    @property
+    def inter_token_latencies(self) -> tuple[float, ...]:
+        """Seconds between consecutive tokens: one less than there are tokens."""
+        pairs = zip(self.token_times, self.token_times[1:], strict=False)
+        return tuple(after - before for before, after in pairs)
+
+
+class Request:
+    """The mutable state of one sequence. The scheduler is its only writer once it was added.
+
+    `token_ids` is prompt then output and only ever grows; a preemption keeps it whole. The keys
+    and values of its first `num_computed_tokens` tokens lie in the cache blocks `block_ids`, in
+    order. Raises UserError for an empty prompt or a token id outside 0..2**31 - 1.
+    """
+
+    __slots__ = (
+        "arrival_index",
+        "arrival_time",
+        "block_digests",
+        "block_ids",
+        "cache_salt",
+        "finish_reason",
+        "finish_time",
+        "first_scheduled_time",
+        "max_num_blocks",
+        "max_num_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_published_blocks",
+        "prompt_token_ids",
+        "request_id",
+        "sampling_params",
+        "status",
+        "token_ids",
+        "token_times",
+    )
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt_token_ids: Sequence[int],
+        sampling_params: SamplingParams,
+        *,
+        arrival_time: float | None = None,
+        cache_salt: bytes = b"",
+    ) -> None:
+        self.request_id = request_id
+        self.prompt_token_ids: list[int] = [int(token_id) for token_id in prompt_token_ids]
+        if not self.prompt_token_ids:
+            raise UserError(f"request {request_id}: the prompt has no tokens (at least 1 needed)")
+        for token_id in (min(self.prompt_token_ids), max(self.prompt_token_ids)):
+            if not 0 <= token_id <= _MAX_TOKEN_ID:
+                raise UserError(
+                    f"request {request_id}: token id {token_id} in the prompt (allowed: 0 to "
+                    f"{_MAX_TOKEN_ID})"
+                )
+        self.token_ids: list[int] = list(self.prompt_token_ids)
+        self.num_computed_tokens = 0
+        self.sampling_params = sampling_params
+        self.status = RequestStatus.WAITING
+        self.finish_reason: FinishReason | None = None
+        # Requests share cached blocks only under the same salt: an adapter that changes keys and
+        # values, or a tenant who must not probe another's prompts, sets its own.
+        self.cache_salt = cache_salt
+        self.arrival_index = -1  # order of Scheduler.add
+        self.arrival_time = time.perf_counter() if arrival_time is None else arrival_time
+        self.first_scheduled_time: float | None = None
+        self.token_times: list[float] = []
+        self.finish_time: float | None = None
+        self.num_cached_tokens = 0  # of the prompt, at first admission
+        self.num_preemptions = 0
+        self.block_ids: list[int] = []
+        self.block_digests: list[bytes] = []  # one per full block of token_ids hashed so far
+        self.num_published_blocks = 0  # leading blocks of block_ids that others may match
+        self.max_num_tokens = 0  # prompt + output, set by Scheduler.add
+        self.max_num_blocks = 0  # blocks for max_num_tokens, set by Scheduler.add
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens."""
+        return len(self.token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Prompt tokens."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Generated tokens, an ending eos included."""
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """The generated tokens (a new list), an ending eos included."""
+        return self.token_ids[len(self.prompt_token_ids) :]
+
+    @property
+    def first_token_time(self) -> float | None:
+        """perf_counter seconds at which the first generated token was known."""
+        return self.token_times[0] if self.token_times else None
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """A snapshot of the times so far."""
+        return RequestMetrics(
+            arrival_time=self.arrival_time,
+            first_scheduled_time=self.first_scheduled_time,
+            token_times=tuple(self.token_times),
+            finish_time=self.finish_time,
+            num_cached_tokens=self.num_cached_tokens,
+            num_preemptions=self.num_preemptions,
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id}, {self.status.value}, "
+            f"prompt={self.num_prompt_tokens}, output={self.num_output_tokens}, "
+            f"computed={self.num_computed_tokens}, blocks={len(self.block_ids)})"
+        )
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What a request returned."""
+
+    request_id: int
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]  # generated, an ending eos included
+    text: str
+    finish_reason: FinishReason | None  # None while it is still running
+    metrics: RequestMetrics
+
+    @classmethod
+    def from_request(cls, request: Request, text: str) -> RequestOutput:
+        """The output of `request` as it is now, with `text` for its generated tokens."""
+        return cls(
+            request_id=request.request_id,
+            prompt_token_ids=tuple(request.prompt_token_ids),
+            token_ids=tuple(request.output_token_ids),
+            text=text,
+            finish_reason=request.finish_reason,
+            metrics=request.metrics,
+        )

@@ -1,0 +1,44 @@
+"""Network inputs of a scheduled batch."""
+
+import numpy as np
+
+from predict.engine.batch import build_inputs
+from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
+from predict.nn.inputs import FIELDS, ForwardInputs
+from predict.request import Request, SamplingParams
+
+
+def request(number: int, num_tokens: int) -> Request:
+    return Request(number, list(range(100 * number, 100 * number + num_tokens)), SamplingParams())
+
+
+def test_mixed_batch_of_decode_chunk_and_drafts() -> None:
+    decode, chunk, drafts = request(1, 6), request(2, 9), request(3, 5)
+    spans = (
+        ScheduledSpan(decode, 1, 5, [7, 2], True),
+        ScheduledSpan(chunk, 3, 2, [4, 0, 5], False),
+        ScheduledSpan(drafts, 3, 4, [9, 3, 8], True, (11, 12)),
+    )
+    inputs = build_inputs(ScheduledBatch(spans, 7, 2), block_size=4)
+    assert inputs.token_ids.tolist() == [105, 202, 203, 204, 304, 11, 12]
+    assert inputs.positions.tolist() == [5, 2, 3, 4, 4, 5, 6]
+    assert inputs.slot_mapping.tolist() == [9, 18, 19, 0, 12, 13, 14]
+    assert inputs.cu_seqlens_q.tolist() == [0, 1, 4, 7]
+    assert inputs.context_lens.tolist() == [6, 5, 7]
+    assert inputs.block_tables.tolist() == [[7, 2], [4, 0], [9, 3]]
+    assert inputs.logit_indices.tolist() == [0, 4, 5, 6]
+    assert inputs.max_lens.tolist() == [3, 7]
+
+
+def test_block_tables_are_minus_one_past_the_end() -> None:
+    spans = (
+        ScheduledSpan(request(1, 2), 2, 0, [5], True),
+        ScheduledSpan(request(2, 9), 9, 0, [1, 2, 3], True),
+    )
+    inputs = build_inputs(ScheduledBatch(spans, 11, 2), block_size=4)
+    assert inputs.block_tables.tolist() == [[5, -1, -1], [1, 2, 3]]
+
+
+def test_field_table_and_tuple_have_the_same_names() -> None:
+    assert tuple(field.name for field in FIELDS) == ForwardInputs._fields
+    assert all(np.dtype(field.dtype) == np.int32 for field in FIELDS)

@@ -1,0 +1,131 @@
+"""Reading checkpoints: names, shapes and broken files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from predict.errors import UserError
+from predict.models import family_of, known_families
+from predict.nn.checkpoint import Checkpoint, to_float32
+from predict.nn.decoder import expected_tensors
+from predict.nn.hf_config import ConfigReader
+from predict.nn.weights import plan_weights
+from predict.schemes import scheme_of
+from tests import tiny
+
+
+def check(directory: Path) -> None:
+    reader = ConfigReader.from_dir(directory)
+    family = family_of(reader)
+    plan = plan_weights(family.spec(reader), family.WEIGHTS)
+    checkpoint = Checkpoint(directory)
+    checkpoint.check(expected_tensors(plan, scheme_of("dense")), plan.ignored)
+
+
+def test_whole_checkpoint_passes(tmp_path: Path) -> None:
+    check(tiny.write(tmp_path))
+
+
+def test_tied_checkpoint_may_still_hold_its_head(tmp_path: Path) -> None:
+    tiny.write(tmp_path, {"tie_word_embeddings": True})
+    file = tmp_path / "model.safetensors"
+    held = load_file(file)
+    save_file({**held, "lm_head.weight": held["model.embed_tokens.weight"].copy()}, file)
+    check(tmp_path)
+
+
+def test_missing_unexpected_and_misshaped_tensors_are_listed_together(tmp_path: Path) -> None:
+    tiny.write(tmp_path)
+    file = tmp_path / "model.safetensors"
+    held = load_file(file)
+    del held["model.layers.1.mlp.down_proj.weight"]
+    held["model.norm.weight"] = held["model.norm.weight"][:-1].copy()
+    held["model.extra.weight"] = np.zeros(3, np.float32)
+    save_file(held, file)
+    with pytest.raises(UserError) as error:
+        check(tmp_path)
+    message = str(error.value)
+    assert "1 missing: model.layers.1.mlp.down_proj.weight" in message
+    assert "1 unexpected: model.extra.weight" in message
+    assert "model.norm.weight [63] instead of [64]" in message
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1])
+def test_truncated_file_is_named(tmp_path: Path, keep: int) -> None:
+    tiny.write(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(UserError, match=r"model\.safetensors is not a whole safetensors file"):
+        Checkpoint(tmp_path)
+
+
+def test_missing_shard_is_named(tmp_path: Path) -> None:
+    tiny.write(tmp_path)
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"lacks model-00002-of-00002\.safetensors"):
+        Checkpoint(tmp_path)
+
+
+def test_directory_without_weights_names_the_ways_out(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="load_format dummy"):
+        Checkpoint(tmp_path)
+
+
+def test_bfloat16_bits_are_read_as_their_values() -> None:
+    bits = np.array([0x3F80, 0xC000, 0x0001], np.uint16)
+    assert to_float32(bits).tolist() == [1.0, -2.0, pytest.approx(9.18e-41, rel=1e-2)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt9"}, "model_type 'gpt9' is not supported .known: llama"),
+        ({"hidden_size": "64"}, "'hidden_size' is '64'; it must be int"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"num_attention_heads": 3}, "num_heads 3 is not a multiple of num_kv_heads 2"),
+        ({"rope_scaling": {"rope_type": "magic", "factor": 2.0}}, "rope type 'magic'"),
+        ({"num_hidden_layers": 0}, "'num_hidden_layers' is 0; it must be positive"),
+        ({"vocab_size": None}, "lacks 'vocab_size'"),
+    ],
+)
+def test_wrong_config_says_what_is_allowed(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**tiny.CONFIG, **change}))
+
+    def read() -> None:
+        reader = ConfigReader.from_dir(tmp_path)
+        family_of(reader).spec(reader)
+
+    with pytest.raises(UserError, match=message):
+        read()
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]"])
+def test_unreadable_config_is_named(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match=r"config\.json"):
+        ConfigReader.from_dir(tmp_path)
+
+
+def test_both_rope_spellings_give_the_same_spec(tmp_path: Path) -> None:
+    scaling = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 128}
+    old = {"rope_theta": 5e5, "rope_scaling": scaling}
+    new = {"rope_parameters": {**scaling, "rope_theta": 5e5}}
+    specs = []
+    for spelling in (old, new):
+        (tmp_path / "config.json").write_text(json.dumps({**tiny.CONFIG, **spelling}))
+        reader = ConfigReader.from_dir(tmp_path)
+        specs.append(family_of(reader).spec(reader))
+    assert specs[0] == specs[1]
+    assert specs[0].rope.theta == 5e5
+
+
+def test_families_are_found_by_file_name() -> None:
+    assert {"llama", "mistral", "qwen2", "qwen3"} <= set(known_families())

@@ -1,0 +1,377 @@
+"""predictor.py from the outside, with a stand-in for the model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from predict import data
+from predict.config import EngineConfig
+from predict.errors import UserError
+from predict.predictor import main
+from predict.request import RequestMetrics, RequestOutput, SamplingParams
+from predict.tokenizer import Tokenizer
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = ROOT / "tests" / "data" / "tokenizers" / "byte_level"
+SCRIPT = ROOT / "predict" / "predictor.py"
+
+
+class FakeLLM:
+    """Answers a prompt with its own text, upside down; finishes the last prompt first."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer | None = None,
+        before: Callable[[int], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.spec = SimpleNamespace(vocab_size=340)
+        self.tokenizer = tokenizer or (
+            Tokenizer.from_dir(config.model_name_or_path, config.chat_template)
+            if Tokenizer.exists(config.model_name_or_path)
+            else None
+        )
+        self.startup_seconds = 0.5
+        self.before = before or (lambda index: None)
+        self.calls: list[tuple[Sequence[Sequence[int]], SamplingParams]] = []
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        on_output: Callable[[int, RequestOutput], None] | None = None,
+        on_step: Callable[[int, int], None] | None = None,
+    ) -> list[RequestOutput]:
+        self.calls.append((prompts, params))
+        outputs: dict[int, RequestOutput] = {}
+        for index in reversed(range(len(prompts))):
+            self.before(index)
+            prompt = prompts[index]
+            count = params.max_new_tokens or len(prompt)
+            ids = tuple(reversed(prompt))[:count]
+            if params.ignore_eos:
+                ids = tuple(prompt[i % len(prompt)] for i in range(count))
+            text = self.tokenizer.decode(ids) if self.tokenizer else ""
+            now = time.perf_counter()
+            times = tuple(now + 0.01 * i for i in range(1, len(ids) + 1))
+            metrics = RequestMetrics(now, now, times, times[-1])
+            outputs[index] = RequestOutput(index, tuple(prompt), ids, text, "length", metrics)
+            if on_step:
+                on_step(len(prompt), len(ids))
+            if on_output:
+                on_output(index, outputs[index])
+        return [outputs[index] for index in range(len(prompts))]
+
+    def stats(self) -> SimpleNamespace:
+        return SimpleNamespace(peak_memory_bytes=3 * 2**30)
+
+
+class Runs:
+    """Calls main() in a folder of its own."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self.output = folder / "out.json"
+        self.capsys = capsys
+        self.llm: FakeLLM | None = None
+        self.out = self.err = ""
+
+    def __call__(
+        self,
+        *words: str,
+        model: Path = MODEL,
+        src: Sequence[Any] | None = ("hello", "world", "you"),
+        make: Callable[[EngineConfig, Tokenizer | None], Any] | None = None,
+        template: str = "none",
+    ) -> int:
+        def make_llm(config: EngineConfig, tokenizer: Tokenizer | None) -> Any:
+            self.llm = (make or FakeLLM)(config, tokenizer)
+            return self.llm
+
+        argv = ["--model_name_or_path", str(model), "--dtype", "float32", "--device", "cpu"]
+        argv += ["--output_file", str(self.output), "--chat_template", template]
+        if src is not None:
+            path = self.folder / "prompts.jsonl"
+            path.write_text("".join(json.dumps({"src": s, "tgt": "t"}) + "\n" for s in src))
+            argv += ["--data_file", str(path)]
+        status = main([*argv, *words], make_llm=make_llm)
+        self.out, self.err = self.capsys.readouterr()
+        return status
+
+    @property
+    def results(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.output.read_text().splitlines()]
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Runs:
+    return Runs(tmp_path, capsys)
+
+
+def test_results_are_json_lines_in_input_order(run: Runs) -> None:
+    assert run() == 0
+    tokenizer = Tokenizer.from_dir(MODEL)
+    backwards = [tokenizer.decode(tokenizer.encode(s)[::-1]) for s in ("hello", "world", "you")]
+    assert run.results == [
+        {"src": src, "tgt": "t", "output": output}
+        for src, output in zip(("hello", "world", "you"), backwards, strict=True)
+    ]
+    assert "3 of 3 results are in" in run.err
+    assert "tokens/s" in run.err
+
+
+def test_the_console_shows_paddlenlps_banners_in_order(run: Runs) -> None:
+    run(src=["hello"])
+    (result,) = run.results
+    assert run.out.splitlines() == [
+        "***********Source**********",
+        "hello",
+        "***********Target**********",
+        "t",
+        "***********Output**********",
+        result["output"],
+    ]
+
+
+def test_a_pipe_gets_no_progress_bar(run: Runs) -> None:
+    run()
+    assert "\r" not in run.err
+    assert "%|" not in run.err
+
+
+def test_without_a_data_file_the_built_in_prompt_runs(run: Runs) -> None:
+    assert run("--batch_size", "2", src=None) == 0
+    assert [result["src"] for result in run.results] == [data.BUILT_IN_PROMPT] * 2
+
+
+def test_conversations_go_through_the_chat_template(run: Runs) -> None:
+    src = [["hello", "there"]]
+    assert run(template=str(MODEL), src=[[["hello", "there"], ["you"]]]) == 0
+    assert run.results[0]["src"] == [*src, ["you"]]
+    assert run.llm is not None
+    assert run.llm.tokenizer is not None
+    text = run.llm.tokenizer.decode(run.llm.calls[0][0][0], skip_special_tokens=False)
+    assert text.startswith("<|user|>user\nhello<|end|>\n<|user|>assistant\nthere<|end|>")
+
+
+def test_a_long_prompt_is_cut_with_a_warning(run: Runs) -> None:
+    assert run("--src_length", "2", src=["hello world", "you"]) == 0
+    assert run.err.count("warning:") == 1
+    assert "line 1 of prompts.jsonl" in run.err
+    assert run.llm is not None
+    assert len(run.llm.calls[0][0][0]) == 2
+
+
+def never(config: EngineConfig, tokenizer: Tokenizer | None) -> Any:
+    raise AssertionError("the model must not be loaded")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--batchsize", "2"], "did you mean --batch_size?"),
+        (["--quant_type", "a8w8"], "--quant_type a8w8 is not available"),
+        (["--max_length", "2"], "--max_length 2 counts prompt and output together"),
+        (["--output_file", "/no/such/folder/x"], "/no/such/folder does not exist"),
+        (["--data_file", "/no/such/file"], "cannot read --data_file"),
+        (["--chat_template", "/no/such/file"], "neither a file nor a folder"),
+        (["--benchmark", "--benchmark_file", "/no/such/folder/x"], "does not exist"),
+        (["--model_name_or_path", "a/b"], "not downloaded"),
+        (["--model_name_or_path", str(ROOT / "tests")], "has no tokenizer"),
+        (["--dtype", "float64"], "allowed: float32"),
+    ],
+)
+def test_wrong_input_is_one_paragraph_before_anything_is_loaded(
+    run: Runs, words: list[str], said: str
+) -> None:
+    run.output.write_text("the last run's results\n")
+    assert run(*words, make=never) == 2
+    assert said in run.err
+    lines = [line for line in run.err.splitlines() if not line.startswith("warning")]
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert run.output.read_text() == "the last run's results\n"
+
+
+def test_a_data_file_is_never_overwritten(run: Runs) -> None:
+    path = run.folder / "prompts.jsonl"
+    assert run("--output_file", str(path), make=never) == 2
+    assert "is the --data_file itself" in run.err
+    assert len(path.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (UserError("the weights are cut short"), 2, "error: the weights are cut short\n"),
+        (ValueError("block 7 is gone"), 1, "error: block 7 is gone (set REGATTA_TRACEBACK=1"),
+        (KeyError("x"), 1, "error: KeyError: 'x'"),
+        (MemoryError(), 1, "error: MemoryError: no further detail"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_a_model_that_does_not_load_is_one_line(
+    run: Runs, error: BaseException, status: int, said: str
+) -> None:
+    def broken(config: EngineConfig, tokenizer: Tokenizer | None) -> Any:
+        raise error
+
+    assert run(make=broken) == status
+    assert said in run.err
+    assert "Traceback" not in run.err
+    assert not run.output.exists()
+
+
+def stopping_before(
+    index: int, error: BaseException
+) -> Callable[[EngineConfig, Tokenizer | None], FakeLLM]:
+    def before(current: int) -> None:
+        if current == index:
+            raise error
+
+    return lambda config, tokenizer: FakeLLM(config, tokenizer, before)
+
+
+def test_ctrl_c_leaves_the_finished_lines(run: Runs) -> None:
+    assert run(make=stopping_before(0, KeyboardInterrupt())) == 130
+    assert [result["src"] for result in run.results] == ["world", "you"]
+    assert run.err == f"interrupted: 2 of 3 results are in {run.output}\n"
+
+
+def test_an_error_in_the_middle_leaves_the_finished_lines(run: Runs) -> None:
+    assert run(make=stopping_before(1, RuntimeError("a kernel failed"))) == 1
+    assert [result["src"] for result in run.results] == ["you"]
+    assert "stopped: 1 of 3 results are in" in run.err
+    assert "error: RuntimeError: a kernel failed" in run.err
+
+
+def test_a_full_disk_loses_nothing(
+    run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert run("--output_file", "/dev/full") == 1
+    (rescue,) = tmp_path.glob("regatta-rescue-*.jsonl")
+    assert [json.loads(line)["src"] for line in rescue.read_text().splitlines()] == [
+        "hello",
+        "world",
+        "you",
+    ]
+    assert "No space left on device" in run.err
+    assert str(rescue) in run.err
+
+
+def test_the_benchmark_fills_prompts_and_decodes_to_the_end(run: Runs) -> None:
+    words = ("--src_length", "30", "--max_length", "50", "--batch_size", "2", "--append_attn")
+    path = run.folder / "numbers.json"
+    assert run(*words, "--benchmark", "--benchmark_file", str(path), src=None) == 0
+    assert run.llm is not None
+    warm_up, *timed = run.llm.calls
+    assert warm_up[1].max_new_tokens == 8
+    assert len(timed) == 3
+    for prompts, params in timed:
+        assert [len(prompt) for prompt in prompts] == [30, 30]
+        assert (params.max_new_tokens, params.ignore_eos) == (20, True)
+    assert not run.output.exists()
+    for line in ("Start Benchmark", "Start Warmup", "Start Speed Test"):
+        assert f"***********{line}**********\n" in run.out
+    assert "Input length is: 30, Output length is: 20, bs is: 2, IPS: " in run.out
+    assert "requests/s. \n" in run.out
+    numbers = json.loads(path.read_text())
+    assert numbers["num_output_tokens"] == 3 * 2 * 20
+    assert numbers["inter_token_latency_ms"]["p50"] == pytest.approx(10.0)
+    assert numbers["prefix_caching"] is False
+    assert numbers["peak_memory_bytes"] == 3 * 2**30
+
+
+def test_the_benchmark_needs_no_tokenizer(run: Runs, tmp_path: Path) -> None:
+    words = ("--benchmark", "--load_format", "dummy", "--src_length", "5", "--max_new_tokens", "4")
+    model = tmp_path / "config only"
+    model.mkdir()
+    assert run(*words, model=model, src=None) == 0
+    assert "time to first token" in run.out
+
+
+def test_a_data_file_is_answered_before_the_benchmark(run: Runs) -> None:
+    assert run("--benchmark", "--src_length", "8", "--max_length", "12") == 0
+    assert len(run.results) == 3
+    assert run.out.index("*Source*") < run.out.index("*Start Benchmark*")
+
+
+def script(*words: str, cwd: Path = ROOT, code: str | None = None) -> Any:
+    command = [sys.executable, str(SCRIPT)] if code is None else [sys.executable, "-c", code]
+    environment = {name: os.environ[name] for name in os.environ if name != "PYTHONPATH"}
+    return subprocess.run(
+        [*command, *words], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_help_answers_at_once_without_paddle() -> None:
+    code = (
+        "import sys, runpy\n"
+        f"sys.argv = ['predictor.py', '--help']\n"
+        "try:\n"
+        f"    runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+        "except SystemExit as stop:\n"
+        "    heavy = {'paddle', 'numpy', 'tokenizers', 'jinja2'} & set(sys.modules)\n"
+        "    sys.exit(str(heavy) if heavy else stop.code)\n"
+    )
+    started = time.perf_counter()
+    done = script(code=code)
+    assert time.perf_counter() - started < 0.5
+    assert done.returncode == 0, done.stderr
+    assert "--model_name_or_path" in done.stdout
+
+
+@pytest.mark.parametrize("folder", [ROOT, ROOT / "predict", ROOT / "tests"])
+def test_the_script_runs_from_any_folder(folder: Path) -> None:
+    done = script("--model_name_or_path", "/no/such", "--dtype", "float32", cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: model directory '/no/such' was not found")
+    assert done.stdout == ""
+
+
+def test_the_script_does_not_shadow_other_packages() -> None:
+    code = (
+        "import runpy, sys\n"
+        f"sys.path.insert(0, {str(SCRIPT.parent)!r})\n"
+        f"runpy.run_path({str(SCRIPT)!r}, run_name='not main')\n"
+        f"sys.exit({str(SCRIPT.parent)!r} in sys.path)\n"
+    )
+    assert script(code=code).returncode == 0
+
+
+def test_a_closed_pipe_ends_the_printing_and_not_the_run(tmp_path: Path) -> None:
+    prompts, output = tmp_path / "p.jsonl", tmp_path / "out.json"
+    prompts.write_text('{"src": "hello"}\n' * 3)
+    code = (
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]\n"
+        "from test_cli import FakeLLM\n"
+        "from predict.predictor import main\n"
+        "sys.exit(main(make_llm=FakeLLM))\n"
+    )
+    words = ["--model_name_or_path", MODEL, "--dtype", "float32", "--data_file", prompts]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words), "--output_file", str(output)],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert done.returncode == 0, done.stderr
+    assert "Broken" not in done.stderr
+    assert len(output.read_text().splitlines()) == 3

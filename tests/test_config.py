@@ -1,0 +1,426 @@
+"""Flags and the configs they become."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import predict
+from predict.config import RULES, EngineConfig, PredictorConfig
+from predict.errors import UserError
+from predict.flags import FLAGS, WORKS, Flag, markdown_table, not_yet, parse_flags
+from predict.manifest import FORMAT, Manifest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model"
+    path.mkdir()
+    return path
+
+
+def config_of(model: Path, *argv: str, dtype: str | None = "float32") -> PredictorConfig:
+    words = ["--model_name_or_path", str(model), *argv]
+    if dtype is not None:
+        words += ["--dtype", dtype]
+    return PredictorConfig.from_flags(parse_flags(words))
+
+
+def test_defaults_are_those_of_the_pages(model: Path) -> None:
+    config = config_of(model)
+    engine = config.engine
+    assert (engine.batch_size, engine.src_length, engine.max_length) == (1, 1024, 2048)
+    assert (engine.mode, engine.block_size, engine.attention) == ("dynamic", 64, "reserved")
+    assert engine.inference_model is False
+    assert (config.output_file, config.data_file, config.benchmark) == ("output.json", None, False)
+    assert parse_flags([])["device"] == "gpu"
+    sampling = config.sampling_params
+    assert (sampling.top_k, sampling.top_p, sampling.temperature) == (1, 1.0, 1.0)
+    assert sampling.greedy
+    assert (sampling.max_length, sampling.max_new_tokens) == (2048, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["--benchmark"], True),
+        (["--benchmark", "true"], True),
+        (["--benchmark", "1"], True),
+        (["--benchmark=True"], True),
+        (["--benchmark", "false"], False),
+        (["--benchmark=0"], False),
+        (["--benchmark", "--batch_size", "2"], True),
+        ([], False),
+    ],
+)
+def test_booleans_take_no_value_or_one(words: list[str], value: bool) -> None:
+    assert parse_flags(words)["benchmark"] is value
+
+
+def test_dashes_equals_signs_and_null_words_are_understood() -> None:
+    flags = parse_flags(["--batch-size=3", "--data-file", "a-b.json", "--quant_type", "None"])
+    assert flags["batch_size"] == 3
+    assert flags["data_file"] == "a-b.json"
+    assert flags["quant_type"] is None
+    assert flags.given("batch_size", "data_file")
+    assert not flags.given("quant_type")
+    assert not flags.given("benchmark")
+    assert parse_flags(["--chat_template", "none"])["chat_template"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--batchsize", "3"], "unknown flag --batchsize; did you mean --batch_size?"),
+        (["--bloc_atn"], "did you mean --block_attn?"),
+        (["--zzz"], "unknown flag --zzz; predictor.py --help lists the flags"),
+        (["prompts.jsonl"], "follows no flag"),
+        (["--batch_size", "two"], "--batch_size: 'two' is not an integer"),
+        (["--top_p", "x"], "--top_p: 'x' is not a number"),
+        (["--benchmark", "maybe"], "--benchmark: 'maybe' is not true or false"),
+        (["--dtype"], "--dtype: expected one argument"),
+        (["--dtype", "fp16"], r"allowed: float32, bfloat16, float16\); did you mean float16?"),
+        (["--mode", "statik"], "did you mean static?"),
+    ],
+)
+def test_wrong_words_are_refused_with_the_nearest_right_one(words: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said.replace("?", r"\?")):
+        parse_flags(words)
+
+
+# What is not in this release: flag, value, and a word of what works in its place.
+REFUSED = [
+    ("quant_type", "weight_only_int8", "bfloat16"),
+    ("cachekv_int8_type", "static", "--dtype"),
+    ("lora_path", "x", "Merge"),
+    ("prefix_path", "x", "Full checkpoints"),
+    ("export_precache", "true", "Full checkpoints"),
+    ("speculate_method", "inference_with_reference", "Plain decoding"),
+    ("speculate_max_draft_token_num", "5", "Plain decoding"),
+    ("decode_strategy", "beam_search", "greedy_search"),
+    ("avx_type", "fp16_int8", "bf16"),
+    ("avx_cachekv_type", "int8", "--dtype"),
+    ("device", "gpu", "--device cpu"),
+    ("device", "gpu:1", "--device cpu"),
+    ("device", "xpu", "--device cpu"),
+    ("model_type", "gpt-3", "config.json"),
+    ("use_fake_parameter", "true", "--load_format dummy"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "today"), REFUSED)
+def test_features_of_later_releases_are_refused_by_name(name: str, value: str, today: str) -> None:
+    with pytest.raises(UserError, match=rf"--{name}.* is not available .*{today}"):
+        parse_flags([f"--{name}", value])
+
+
+def test_asking_for_what_is_the_default_anyway_is_no_request() -> None:
+    parse_flags(["--speculate_max_draft_token_num", "1", "--use_fake_parameter", "false"])
+
+
+def test_one_cell_makes_a_flag_available() -> None:
+    flags = [replace(f, availability=WORKS) if f.name == "quant_type" else f for f in FLAGS]
+    assert parse_flags(["--quant_type", "a8w8"], flags)["quant_type"] == "a8w8"
+
+
+def test_flags_without_effect_are_accepted_with_a_note() -> None:
+    notes = parse_flags(["--use_flash_attention", "--output_via_mq", "true"]).notes
+    assert len(notes) == 1
+    assert notes[0].startswith("--use_flash_attention has no effect here: ")
+
+
+def test_table_rows_are_consistent() -> None:
+    names = [flag.name for flag in FLAGS]
+    assert len(names) == len(set(names))
+    for flag in FLAGS:
+        assert flag.help.endswith("."), flag.name
+        assert flag.availability.sentence.endswith(".") or flag.availability is WORKS, flag.name
+        if flag.choices and flag.default is not None:
+            assert flag.default in flag.choices
+
+
+def test_the_readme_table_has_every_flag() -> None:
+    table = markdown_table()
+    for flag in FLAGS:
+        assert f"| `--{flag.name}` |" in table
+    row = Flag("G", "x", "str", None, "Help.", ("a", "b"), not_yet("Today.", "b"))
+    assert markdown_table([row]).endswith("| Help. One of a, b. Not in this release: b. |")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--max_new_tokens", "5", "--max_length", "9"], "give one of them"),
+        (["--max_new_tokens", "0"], "at least 1"),
+        (["--max_length", "9", "--total_max_length", "8"], "more than --total_max_length"),
+        (["--inference_model", "false", "--block_attn"], "--inference_model false turns off"),
+        (["--inference_model", "false", "--avx_model"], "--inference_model false turns off"),
+        (["--prefix_caching"], "add --append_attn"),
+        (["--avx_type", "bf16"], "does not agree with --dtype float32"),
+        (["--avx_cachekv_type", "fp16"], "does not agree with --dtype float32"),
+        (["--decode_strategy", "greedy_search", "--top_p", "0.7"], "leave them out"),
+        (["--decode_strategy", "greedy_search", "--temperature", "0.5"], "leave them out"),
+        (["--top_p", "1.5"], "a probability"),
+        (["--mode", "static", "--load_format", "dummy"], "brings its own"),
+        (["--benchmark_file", "x"], "needs --benchmark"),
+        (["--benchmark", "--max_length", "1024"], "no room for output"),
+        (["--total_request_num", "0"], "at least 1"),
+        (["--block_size", "24"], "block_size 24 is not supported"),
+        (["--batch_size", "0"], "batch_size is 0"),
+        (["--temperature", "-1"], "temperature -1.0"),
+        (["--top_k", "-1"], "top_k -1"),
+        (["--gpu_memory_utilization", "1.5"], "gpu_memory_utilization is 1.5"),
+        (["--max_length", "10", "--min_length", "20"], "min_length 20"),
+        (["--device", "cpuu"], "device 'cpuu'"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused_before_the_model_is_looked_for(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
+    rule_breaks = any(said in rule.message for rule in RULES)
+    directory = tmp_path / "no such model" if rule_breaks else tmp_path
+    with pytest.raises(UserError, match=said):
+        config_of(directory, *words)
+
+
+def test_dtype_is_needed_in_dynamic_mode(model: Path) -> None:
+    with pytest.raises(UserError, match=r"--dtype is needed \(allowed: float32, bfloat16, float16"):
+        config_of(model, dtype=None)
+    with pytest.raises(UserError, match="--model_name_or_path is needed"):
+        PredictorConfig.from_flags(parse_flags(["--dtype", "float32"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "inference_model", "attention"),
+    [
+        ([], False, "reserved"),
+        (["--inference_model"], True, "reserved"),
+        (["--block_attn"], True, "block"),
+        (["--append_attn"], True, "append"),
+        (["--append_attn", "--block_attn", "--inference_model"], True, "append"),
+        (["--avx_model", "--device", "cpu"], True, "reserved"),
+        (["--avx_mode", "--avx_type", "fp16"], True, "reserved"),
+    ],
+)
+def test_attention_flags_imply_the_fused_model(
+    model: Path, words: list[str], inference_model: bool, attention: str
+) -> None:
+    engine = config_of(model, *words, dtype="float16").engine
+    assert (engine.inference_model, engine.attention) == (inference_model, attention)
+    assert engine.reserve_full == (attention == "reserved")
+    assert engine.effective_prefix_caching == (attention != "reserved")
+
+
+@pytest.mark.parametrize(
+    ("words", "greedy", "top_k", "top_p", "temperature"),
+    [
+        ([], True, 1, 1.0, 1.0),
+        (["--decode_strategy", "greedy_search"], True, 0, 1.0, 0.0),
+        (["--top_p", "0"], True, 0, 1.0, 0.0),
+        (["--temperature", "0", "--top_k", "0"], True, 0, 1.0, 0.0),
+        (["--top_k", "0", "--top_p", "0.7"], False, 0, 0.7, 1.0),
+        (["--top_k", "5", "--temperature", "0.95"], False, 5, 1.0, 0.95),
+    ],
+)
+def test_sampling_flags_become_sampling_params(
+    model: Path, words: list[str], greedy: bool, top_k: int, top_p: float, temperature: float
+) -> None:
+    params = config_of(model, *words).sampling_params
+    assert params.greedy == greedy
+    assert (params.top_k, params.top_p, params.temperature) == (top_k, top_p, temperature)
+
+
+@pytest.mark.parametrize(
+    ("words", "max_length", "max_new_tokens"),
+    [
+        (["--max_length", "1024"], 1024, None),
+        (["--total_max_length", "4096"], 4096, None),
+        (["--total_max_length", "4096", "--max_length", "1024"], 1024, None),
+        (["--max_new_tokens", "16", "--src_length", "100"], 116, 16),
+    ],
+)
+def test_lengths(model: Path, words: list[str], max_length: int, max_new_tokens: int) -> None:
+    config = config_of(model, *words)
+    assert config.engine.max_length == max_length
+    assert config.sampling_params.max_length == max_length
+    assert config.sampling_params.max_new_tokens == max_new_tokens
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        ([], "--device was not given"),
+        (["--top_p", "0.7"], "add --top_k 0 to sample"),
+        (["--max_length", "8", "--total_max_length", "9"], "prompt and output together"),
+    ],
+)
+def test_what_may_surprise_is_said(model: Path, words: list[str], note: str) -> None:
+    assert any(note in said for said in config_of(model, *words).notes)
+    assert config_of(model, "--device", "cpu").notes == ()
+
+
+def test_a_benchmark_does_not_measure_the_prefix_cache_unless_asked(model: Path) -> None:
+    words = ("--append_attn", "--benchmark")
+    assert not config_of(model, *words).engine.effective_prefix_caching
+    assert config_of(model, *words, "--prefix_caching").engine.effective_prefix_caching
+    assert config_of(model, *words, "--batch_size", "3").num_requests == 3
+    assert config_of(model, *words, "--total_request_num", "5").num_requests == 5
+    assert config_of(model, *words).max_new_tokens == 1024
+
+
+def test_hub_names_are_found_in_local_caches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("REGATTA_MODEL_DIR", "HF_HOME", "HF_HUB_CACHE", "PPNLP_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    name = "meta-llama/Llama-2-7b-chat"
+
+    def found() -> str:
+        return config_of(Path(name)).engine.model_name_or_path
+
+    with pytest.raises(UserError, match="not downloaded: download the checkpoint yourself"):
+        found()
+    paddle = tmp_path / ".paddlenlp/models" / name
+    paddle.mkdir(parents=True)
+    assert found() == str(paddle)
+    repository = tmp_path / ".cache/huggingface/hub/models--meta-llama--Llama-2-7b-chat"
+    for snapshot in ("aaa", "bbb"):
+        (repository / "snapshots" / snapshot).mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("aaa\n")
+    assert found() == str(repository / "snapshots/aaa")
+    monkeypatch.setenv("REGATTA_MODEL_DIR", str(tmp_path / "mine"))
+    mine = tmp_path / "mine" / name
+    mine.mkdir(parents=True)
+    assert found() == str(mine)
+    assert any(str(mine) in note for note in config_of(Path(name)).notes)
+    (tmp_path / name).mkdir(parents=True)
+    assert found() == name
+
+
+def test_a_file_is_not_a_model(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.touch()
+    with pytest.raises(UserError, match="is a file; pass the directory"):
+        config_of(path)
+
+
+def test_engine_config_names_the_nearest_field() -> None:
+    values: dict[str, Any] = {"model_name_or_path": "x", "blocksize": 16}
+    with pytest.raises(UserError, match="did you mean block_size"):
+        EngineConfig.from_dict(values)
+    assert EngineConfig.from_dict({"model_name_or_path": "x", "block_size": 16}).block_size == 16
+
+
+@pytest.mark.parametrize(
+    ("values", "budget", "blocks"),
+    [
+        ({}, 512, 32),
+        ({"max_num_batched_tokens": 8, "batch_size": 16}, 16, 32),
+        ({"chunked_prefill": False, "max_length": 100, "block_size": 16}, 100, 7),
+        ({"device": "gpu:1"}, 2048, 32),
+    ],
+)
+def test_derived_sizes(values: dict[str, Any], budget: int, blocks: int) -> None:
+    config = EngineConfig(model_name_or_path="x", **values)
+    assert (config.token_budget, config.max_blocks_per_seq) == (budget, blocks)
+
+
+def test_nothing_here_imports_paddle() -> None:
+    code = (
+        "import sys, predict, predict.config, predict.prompts, predict.data, predict.tokenizer\n"
+        "import predict.chat_template, predict.predictor, predict.bench.padded\n"
+        "bad = {'paddle', 'numpy', 'jinja2', 'tokenizers', 'sentencepiece'} & set(sys.modules)\n"
+        "sys.exit(str(bad) if bad else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+PAGE_COMMANDS = [
+    ("--inference_model --dtype float16 --block_attn", None),
+    ("--inference_model --dtype float16", None),
+    ("--dtype float16 --max_length 1024 --mode dynamic --inference_model", None),
+    ("--inference_model --dtype float16 --mode static", None),
+    ("--dtype float16 --max_length 1024 --mode static --inference_model", None),
+    ("--inference_model --dtype float16 --block_attn --device xpu", "--device xpu"),
+    ("--inference_model --dtype float16 --quant_type weight_only_int8", "--quant_type"),
+    ("--inference_model --dtype float16 --block_attn --quant_type a8w8", "--quant_type a8w8"),
+    ("--inference_model --dtype float16 --cachekv_int8_type dynamic", "--cachekv_int8_type"),
+    ("--inference_model --export_precache true --prefix_path /p --dtype float16", "--prefix_path"),
+]
+
+
+@pytest.mark.parametrize(("command", "refused"), PAGE_COMMANDS)
+def test_commands_pasted_from_the_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, refused: str | None
+) -> None:
+    name = "meta-llama/Llama-2-7b-chat"
+    exported(tmp_path / name, dtype="float16")
+    monkeypatch.setenv("REGATTA_MODEL_DIR", str(tmp_path))
+    words = ["--model_name_or_path", name, *command.split()]
+    if refused is None:
+        config = PredictorConfig.from_flags(parse_flags(words))
+        assert config.engine.inference_model
+        assert config.engine.dtype == "float16"
+    else:
+        with pytest.raises(UserError, match=f"^{refused}.*is not available in this release"):
+            parse_flags(words)
+
+
+def exported(directory: Path, **changes: Any) -> Path:
+    """A folder with the manifest of an export, and nothing else."""
+    values: dict[str, Any] = {
+        "format": FORMAT,
+        "paddle_version": "3.3.1",
+        "library_abi": 1,
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "scheme": "dense",
+        "block_size": 16,
+        "max_length": 1024,
+        "num_layers": 2,
+        "num_kv_heads": 2,
+        "head_dim": 32,
+        "vocab_size": 199,
+        "eos_token_ids": [2],
+        "model_type": "llama",
+    }
+    directory.mkdir(parents=True)
+    Manifest(**{**values, **changes}).save(directory)
+    return directory
+
+
+def test_static_mode_takes_what_was_not_given_from_the_manifest(tmp_path: Path) -> None:
+    directory = exported(tmp_path / "export")
+    engine = config_of(directory, "--mode", "static", dtype=None).engine
+    assert (engine.dtype, engine.inference_model) == ("bfloat16", True)
+    assert (engine.block_size, engine.max_length) == (16, 1024)
+    words = ("--mode", "static", "--block_size", "64", "--max_length", "2048")
+    engine = config_of(directory, *words, dtype="float32").engine
+    assert (engine.dtype, engine.block_size, engine.max_length) == ("float32", 64, 2048)
+    with pytest.raises(UserError, match="no room for output below --max_length 1024"):
+        config_of(directory, "--mode", "static", "--benchmark", dtype=None)
+    plain = exported(tmp_path / "plain", library_abi=None)
+    assert not config_of(plain, "--mode", "static", dtype=None).engine.inference_model
+
+
+def test_static_mode_needs_an_export(model: Path) -> None:
+    with pytest.raises(UserError, match=r"holds no manifest\.json"):
+        config_of(model, "--mode", "static", dtype=None)
+
+
+def test_the_package_gives_its_names_on_demand() -> None:
+    assert predict.SamplingParams(temperature=0).greedy
+    assert predict.EngineConfig is EngineConfig
+    assert "LLM" in dir(predict)
+    with pytest.raises(AttributeError, match="no attribute 'LLMM'"):
+        _ = predict.LLMM

@@ -1,0 +1,233 @@
+"""Finding, checking and loading the compiled library."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from predict import doctor, library
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILT = library.Metadata(
+    abi=library.ABI,
+    paddle_version="3.3.1",
+    paddle_commit="76884955",
+    compiler="g++ 12.2.0",
+    sources_digest="00",
+)
+PATH = Path("predict/lib/libregatta_cpu.so")
+OPERATORS = (
+    "regatta_attention_block",
+    "regatta_embedding",
+    "regatta_linear",
+    "regatta_logits",
+    "regatta_mlp_block",
+    "regatta_pack_dense",
+    "regatta_paged_attention",
+    "regatta_rms_norm",
+    "regatta_rope_and_cache_write",
+    "regatta_sample",
+    "regatta_silu_mul",
+)
+
+
+def write_library(folder: Path, metadata: library.Metadata) -> Path:
+    """A file that is no library, described by `metadata`; returns its path."""
+    path = folder / library.LIBRARY_NAME
+    path.write_bytes(b"not a shared object")
+    path.with_suffix(".json").write_text(json.dumps(asdict(metadata)))
+    return path
+
+
+def this_paddle() -> library.Metadata:
+    paddle = library.import_paddle()
+    version, commit = paddle.version.full_version, paddle.version.commit
+    return replace(BUILT, paddle_version=version, paddle_commit=commit)
+
+
+def test_python_and_cpp_hold_the_same_abi_number() -> None:
+    assert library.read_abi(ROOT / "csrc" / "include" / "regatta" / "abi.h") == library.ABI
+
+
+def test_header_without_abi_number_is_an_error(tmp_path: Path) -> None:
+    header = tmp_path / "abi.h"
+    header.write_text("#pragma once\n")
+    with pytest.raises(library.LibraryError, match="does not define REGATTA_ABI"):
+        library.read_abi(header)
+
+
+def test_matching_library_passes_the_check() -> None:
+    library.check(BUILT, PATH, "3.3.1", "76884955")
+
+
+def test_other_paddle_version_names_both_fixes() -> None:
+    with pytest.raises(library.LibraryError) as caught:
+        library.check(BUILT, PATH, "3.4.0", "abcdef")
+    message = str(caught.value)
+    assert "built for Paddle 3.3.1, but Paddle 3.4.0 is installed" in message
+    assert "setup_cpu.py install" in message
+    assert "pip install paddlepaddle==3.3.1" in message
+
+
+def test_other_paddle_commit_of_the_same_version_is_refused() -> None:
+    with pytest.raises(library.LibraryError, match=r"3\.3\.1 \(commit abcdef\) is installed"):
+        library.check(BUILT, PATH, "3.3.1", "abcdef")
+
+
+def test_other_abi_names_the_rebuild_command() -> None:
+    with pytest.raises(
+        library.LibraryError, match=r"interface 7 .* needs 1; .*setup_cpu.py install"
+    ):
+        library.check(replace(BUILT, abi=7), PATH, "3.3.1", "76884955")
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", '{"abi": 1}'])
+def test_unreadable_metadata_names_the_rebuild_command(tmp_path: Path, content: str | None) -> None:
+    path = write_library(tmp_path, BUILT)
+    if content is None:
+        path.with_suffix(".json").unlink()
+    else:
+        path.with_suffix(".json").write_text(content)
+    with pytest.raises(library.LibraryError, match=r"does not say .*setup_cpu.py install"):
+        library.read_metadata(path)
+
+
+def test_metadata_survives_a_round_trip(tmp_path: Path) -> None:
+    assert library.read_metadata(write_library(tmp_path, BUILT)) == BUILT
+
+
+def test_environment_variable_overrides_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_library(tmp_path, BUILT)
+    monkeypatch.setenv("REGATTA_LIBRARY", str(path))
+    assert library.find() == path
+
+
+def test_override_that_is_no_file_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REGATTA_LIBRARY", str(tmp_path / "nothing.so"))
+    with pytest.raises(library.LibraryError, match=r"nothing\.so is not a file; unset it"):
+        library.find()
+
+
+def test_wrong_paddle_is_refused_before_the_linker_sees_the_library(tmp_path: Path) -> None:
+    path = write_library(tmp_path, replace(BUILT, paddle_version="2.6.2"))
+    with pytest.raises(library.LibraryError, match=r"built for Paddle 2\.6\.2"):
+        library.load_checked(path)
+
+
+def test_broken_library_is_one_sentence_and_not_a_trace(tmp_path: Path) -> None:
+    path = write_library(tmp_path, this_paddle())
+    with pytest.raises(library.LibraryError) as caught:
+        library.load_checked(path)
+    assert "does not load" in str(caught.value)
+    assert "C++ Traceback" not in str(caught.value)
+
+
+def test_absence_is_said_once_per_process_with_the_reason_and_the_fix(tmp_path: Path) -> None:
+    (tmp_path / library.BUILD_ERROR_NAME).write_text("no C++ compiler found\n")
+    program = (
+        "import sys, pathlib\n"
+        "from predict import library\n"
+        "library.LIBRARY_DIR = pathlib.Path(sys.argv[1])\n"
+        "assert library.load() is None and library.load() is None\n"
+        "assert 'paddle' not in sys.modules\n"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert process.stderr.count("plain-Paddle operators are in use") == 1
+    assert "no C++ compiler found" in process.stderr
+    assert "python csrc/setup_cpu.py install" in process.stderr
+
+
+def test_require_raises_where_no_library_was_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REGATTA_LIBRARY", raising=False)
+    monkeypatch.setattr(library, "LIBRARY_DIR", tmp_path)
+    with pytest.raises(library.LibraryError, match=r"there is no .*setup_cpu\.py install"):
+        library.require()
+
+
+def test_digest_changes_with_contents_and_names(tmp_path: Path) -> None:
+    source = tmp_path / "cpu" / "a.cc"
+    source.parent.mkdir()
+    source.write_text("int x;")
+    first = library.source_digest(tmp_path)
+    assert first == library.source_digest(tmp_path)
+    source.write_text("int y;")
+    second = library.source_digest(tmp_path)
+    source.rename(source.with_name("b.cc"))
+    assert len({first, second, library.source_digest(tmp_path)}) == 3
+
+
+def test_every_operator_is_registered(compiled: library.Library) -> None:
+    assert sorted(compiled.operators) == sorted(OPERATORS)
+
+
+def test_library_reports_an_accepting_kernel_for_every_operator(compiled: library.Library) -> None:
+    info = compiled.info()
+    assert info["abi"] == library.ABI
+    assert info["threads"] >= 1
+    for name, candidates in info["kernels"].items():
+        assert any(candidate["accepts"] for candidate in candidates), name
+
+
+def test_operator_returns_the_list_of_its_outputs(compiled: library.Library) -> None:
+    paddle = library.import_paddle()
+    outputs = compiled.op("regatta_silu_mul")(paddle.zeros([3, 8]))
+    assert [output.shape for output in outputs] == [[3, 4]]
+
+
+def test_unknown_operator_lists_the_known_ones(compiled: library.Library) -> None:
+    with pytest.raises(library.LibraryError, match=r"has no operator gemm .*regatta_linear"):
+        compiled.op("gemm")
+
+
+def test_thread_count_below_one_is_refused(compiled: library.Library) -> None:
+    with pytest.raises(library.LibraryError, match="num_threads 0"):
+        compiled.set_num_threads(0)
+
+
+def test_doctor_reports_every_section_and_a_library_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.delenv("REGATTA_LIBRARY", raising=False)
+    monkeypatch.setattr(library, "LIBRARY_DIR", tmp_path)
+    assert doctor.main(["--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["library"]["state"] == "absent"
+    assert report["cpu"]["num_allowed_cores"] >= 1
+    assert "setup_cpu.py install" in " ".join(report["problems"])
+    assert "PROBLEM: no compiled operators" in doctor.render(report)
+
+
+def test_doctor_finds_nothing_wrong_here(
+    compiled: library.Library, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if library.is_outdated(compiled.metadata):
+        pytest.skip(f"the library is older than csrc/: {library.build_command()}")
+    assert doctor.main([]) == 0
+    assert str(compiled.path) in capsys.readouterr().out
+
+
+def test_doctor_shows_the_first_accepting_candidate_and_the_refusals() -> None:
+    candidates = [
+        {"name": "avx512", "accepts": False, "reason": "no AVX-512"},
+        {"name": "scalar", "accepts": True, "reason": ""},
+    ]
+    assert doctor.chosen_kernel(candidates) == "scalar  (not avx512: no AVX-512)"
+    assert doctor.chosen_kernel(candidates[:1]) == "none (avx512: no AVX-512)"

@@ -1,0 +1,70 @@
+"""An export that does not fit the run is refused with every reason."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from predict.config import EngineConfig
+from predict.errors import UserError
+from predict.manifest import FORMAT, Manifest, check_manifest, load_manifest
+
+MANIFEST = Manifest(
+    format=FORMAT,
+    paddle_version="3.3.1",
+    library_abi=1,
+    device="cpu",
+    dtype="float32",
+    scheme="dense",
+    block_size=64,
+    max_length=256,
+    num_layers=2,
+    num_kv_heads=2,
+    head_dim=32,
+    vocab_size=199,
+    eos_token_ids=[2],
+    model_type="llama",
+)
+CONFIG = EngineConfig(
+    model_name_or_path="exported", mode="static", inference_model=True, max_length=256
+)
+
+
+def test_fitting_export_passes_and_survives_the_disk(tmp_path: Path) -> None:
+    MANIFEST.save(tmp_path)
+    assert load_manifest(tmp_path) == MANIFEST
+    check_manifest(MANIFEST, CONFIG, "3.3.1", 1)
+
+
+@pytest.mark.parametrize(
+    ("config", "paddle_version", "abi", "message"),
+    [
+        ({"dtype": "bfloat16"}, "3.3.1", 1, "dtype is float32, --dtype asks for bfloat16"),
+        ({"block_size": 16}, "3.3.1", 1, "block_size is 64, --block_size asks for 16"),
+        ({"max_length": 512}, "3.3.1", 1, "max_length is 256 tokens, --max_length asks for 512"),
+        ({}, "3.2.0", 1, "traced with Paddle 3.3.1, and 3.2.0 is installed"),
+        ({}, "3.3.1", 2, "operators of ABI 1, and the library has 2"),
+        ({}, "3.3.1", None, "not built here"),
+        ({"inference_model": False}, "3.3.1", 1, "pass --inference_model true"),
+    ],
+)
+def test_misfit_is_named(
+    config: dict[str, Any], paddle_version: str, abi: int | None, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        check_manifest(MANIFEST, dataclasses.replace(CONFIG, **config), paddle_version, abi)
+
+
+def test_all_misfits_come_in_one_message() -> None:
+    config = dataclasses.replace(CONFIG, dtype="float16", block_size=16)
+    with pytest.raises(UserError, match=r"dtype is .*; block_size is .*; it was traced with"):
+        check_manifest(MANIFEST, config, "3.0.0", 1)
+
+
+@pytest.mark.parametrize("text", [None, "{", '{"format": 99}', '{"format": 1, "dtype": "x"}'])
+def test_missing_or_foreign_manifest_names_the_way_out(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(UserError, match="export"):
+        load_manifest(tmp_path)

@@ -1,0 +1,186 @@
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from predict.engine.stopping import finish_reason, max_total_tokens, suppressed_token_ids
+from predict.request import Request, RequestMetrics, RequestOutput, SamplingParams
+
+EOS = (2,)
+
+
+def test_defaults_sample_from_the_unchanged_distribution() -> None:
+    params = SamplingParams()
+    assert (params.temperature, params.top_k, params.top_p) == (1.0, 0, 1.0)
+    assert not params.greedy
+
+
+@pytest.mark.parametrize("values", [{"temperature": 0}, {"top_k": 1}])
+def test_zero_temperature_and_top_k_one_are_greedy(values: dict[str, float]) -> None:
+    assert SamplingParams(**values).greedy  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("max_new_tokens", 0, "an integer of at least 1, or None"),
+        ("max_new_tokens", 1.5, "an integer of at least 1, or None"),
+        ("max_length", -1, "an integer of at least 1, or None"),
+        ("max_length", True, "an integer of at least 1, or None"),
+        ("min_length", -1, "an integer >= 0"),
+        ("temperature", -0.1, "a finite number >= 0"),
+        ("temperature", math.nan, "a finite number >= 0"),
+        ("temperature", "hot", "a finite number >= 0"),
+        ("top_k", -1, "0 turns it off"),
+        ("top_k", 2.0, "0 turns it off"),
+        ("top_p", 0, "above 0 and up to 1"),
+        ("top_p", 1.01, "above 0 and up to 1"),
+        ("top_p", math.inf, "above 0 and up to 1"),
+        ("repetition_penalty", 0, "above 0"),
+        ("repetition_penalty", -1, "above 0"),
+        ("seed", -1, "0 to 2**63 - 1"),
+        ("seed", 2**63, "0 to 2**63 - 1"),
+        ("ignore_eos", 1, "True, False"),
+        ("stop_token_ids", "2", "a sequence of token ids >= 0"),
+        ("stop_token_ids", 2, "a sequence of token ids >= 0"),
+        ("stop_token_ids", (3, -1), "a sequence of token ids >= 0"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_what_is_allowed(
+    name: str, value: object, allowed: str
+) -> None:
+    with pytest.raises(ValueError, match=name) as caught:
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+    assert allowed in str(caught.value)
+    shown = value[1] if isinstance(value, tuple) else value
+    assert repr(shown) in str(caught.value) or str(shown) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["max_new_tokens", "max_length"])
+def test_a_min_length_above_the_limit_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"min_length 9 is more than {name} 8"):
+        SamplingParams(min_length=9, **{name: 8})  # type: ignore[arg-type]
+
+
+def test_numpy_scalars_become_python_numbers() -> None:
+    values: dict[str, Any] = {
+        "max_new_tokens": np.int64(5),
+        "temperature": np.float32(0.5),
+        "stop_token_ids": [np.int32(3)],
+    }
+    params = SamplingParams(**values)
+    assert type(params.max_new_tokens) is int
+    assert params.stop_token_ids == (3,)
+    assert json.dumps([params.max_new_tokens, params.temperature, params.stop_token_ids])
+
+
+def test_a_new_request_has_its_prompt_and_no_output() -> None:
+    prompt = [4, 5, 6]
+    request = Request(7, prompt, SamplingParams())
+    request.token_ids.append(9)
+    assert request.prompt_token_ids == prompt == [4, 5, 6]
+    assert (request.num_prompt_tokens, request.num_output_tokens, request.num_tokens) == (3, 1, 4)
+    assert request.output_token_ids == [9]
+    assert "prompt=3, output=1" in repr(request)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [([], "no tokens"), ([1, -3], "token id -3"), ([1, 2**31], "token id 2147483648")],
+)
+def test_a_prompt_that_cannot_be_embedded_is_refused(prompt: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Request(0, prompt, SamplingParams())
+
+
+def test_metrics_derive_latencies_from_token_times() -> None:
+    metrics = RequestMetrics(
+        arrival_time=10.0, first_scheduled_time=10.5, token_times=(11.0, 11.2, 11.8), finish_time=12
+    )
+    assert metrics.first_token_time == 11.0
+    assert metrics.time_to_first_token == 1.0
+    assert metrics.time_per_output_token == pytest.approx(0.4)
+    assert metrics.inter_token_latencies == pytest.approx((0.2, 0.6))
+
+
+def test_metrics_without_tokens_are_none() -> None:
+    metrics = Request(0, [1], SamplingParams(), arrival_time=3.0).metrics
+    assert metrics.arrival_time == 3.0
+    assert metrics.first_token_time is None
+    assert metrics.time_to_first_token is None
+    assert metrics.time_per_output_token is None
+    assert metrics.inter_token_latencies == ()
+
+
+def test_an_output_is_a_snapshot() -> None:
+    request = Request(3, [1, 2], SamplingParams())
+    request.token_ids += [8, 9]
+    request.token_times += [1.0, 2.0]
+    output = RequestOutput.from_request(request, "text")
+    request.token_ids.append(10)
+    request.token_times.append(3.0)
+    assert output.prompt_token_ids == (1, 2)
+    assert output.token_ids == (8, 9)
+    assert output.metrics.token_times == (1.0, 2.0)
+    assert (output.request_id, output.text, output.finish_reason) == (3, "text", None)
+
+
+@pytest.mark.parametrize(
+    ("max_new_tokens", "max_length", "expected"),
+    [(None, None, 100), (5, None, 15), (None, 20, 20), (5, 20, 15), (50, 20, 20), (500, 500, 100)],
+)
+def test_the_tightest_limit_wins(
+    max_new_tokens: int | None, max_length: int | None, expected: int
+) -> None:
+    params = SamplingParams(max_new_tokens=max_new_tokens, max_length=max_length)
+    assert max_total_tokens(10, params, max_length=100) == expected
+
+
+@pytest.mark.parametrize(
+    ("max_length", "message"),
+    [(None, "10 tokens, the engine's max_length is 10"), (9, "10 tokens, max_length is 9")],
+)
+def test_a_prompt_without_room_for_output_is_refused(max_length: int | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        max_total_tokens(10, SamplingParams(max_length=max_length), max_length=10)
+
+
+def reason(token_id: int, num_output: int, params: SamplingParams, limit: int = 99) -> str | None:
+    return finish_reason(token_id, num_output, 10 + num_output, limit, params, EOS)
+
+
+def test_eos_and_stop_tokens_stop() -> None:
+    params = SamplingParams(stop_token_ids=(7,))
+    assert reason(2, 1, params) == "stop"
+    assert reason(7, 1, params) == "stop"
+    assert reason(3, 1, params) is None
+
+
+def test_ignore_eos_keeps_stop_tokens() -> None:
+    params = SamplingParams(ignore_eos=True, stop_token_ids=(7,))
+    assert reason(2, 1, params) is None
+    assert reason(7, 1, params) == "stop"
+
+
+def test_the_length_limit_ends_as_length_unless_the_token_stops() -> None:
+    assert reason(3, 5, SamplingParams(), limit=15) == "length"
+    assert reason(2, 5, SamplingParams(), limit=15) == "stop"
+
+
+def test_no_stop_before_min_length_tokens() -> None:
+    params = SamplingParams(min_length=3, stop_token_ids=(7,))
+    for num_output in range(1, 4):
+        # num_output - 1 tokens came before this one.
+        allowed = num_output - 1 >= params.min_length
+        assert (reason(2, num_output, params) == "stop") == allowed
+        assert (suppressed_token_ids(num_output - 1, params, EOS) == ()) == allowed
+    assert reason(2, 4, params) == "stop"
+    assert suppressed_token_ids(0, params, EOS) == (2, 7)
+    assert suppressed_token_ids(3, params, EOS) == ()
+
+
+def test_ignored_eos_is_not_suppressed() -> None:
+    params = SamplingParams(min_length=3, ignore_eos=True, stop_token_ids=(7,))
+    assert suppressed_token_ids(0, params, EOS) == (7,)

@@ -1,0 +1,82 @@
+"""From logits to tokens: penalties, minimum length, seeds."""
+
+import numpy as np
+import pytest
+
+from predict import reference
+from predict.engine.sampler import Sampler, apply_repetition_penalty, request_seed
+from predict.library import import_paddle
+from predict.request import Request, SamplingParams
+
+paddle = import_paddle()
+
+
+def make(number: int = 0, **params: object) -> Request:
+    return Request(number, [1, 2], SamplingParams(**params))  # type: ignore[arg-type]
+
+
+def tokens(rows: list[list[float]], requests: list[Request], seed: int = 0) -> list[int]:
+    sampler = Sampler(reference, seed, eos_token_ids=(0,))
+    return sampler.sample(paddle.to_tensor(np.array(rows, np.float32)), requests)
+
+
+def test_greedy_takes_the_largest_logit() -> None:
+    assert tokens([[0, 3, 1], [5, 1, 2]], [make(temperature=0), make(top_k=1)]) == [1, 0]
+
+
+def test_minimum_length_suppresses_eos_and_stop_tokens() -> None:
+    request = make(temperature=0, min_length=1, stop_token_ids=(1,))
+    assert tokens([[9, 8, 1]], [request]) == [2]
+    request.token_ids.append(2)
+    assert tokens([[9, 8, 1]], [request]) == [0]
+
+
+def test_repetition_penalty_moves_seen_tokens_towards_less_likely() -> None:
+    logits = np.array([1.0, 2.0, -2.0, 4.0], np.float32)
+    apply_repetition_penalty(logits, [1, 2, 2], 2.0)
+    assert logits.tolist() == [1.0, 1.0, -4.0, 4.0]
+
+
+def test_penalty_of_one_request_leaves_its_neighbour_alone() -> None:
+    rows = [[0, 3, 2.9], [0, 3, 2.9]]
+    assert tokens(rows, [make(temperature=0, repetition_penalty=2.0), make(temperature=0)])[1] == 1
+
+
+def test_seeded_request_draws_the_same_alone_and_in_a_batch() -> None:
+    row = np.linspace(0, 1, 50).tolist()
+    alone = tokens([row], [make(7, seed=123)])
+    batch = tokens([row] * 3, [make(1), make(7, seed=123), make(2)])
+    assert batch[1] == alone[0]
+
+
+def test_requests_without_a_seed_differ_by_number_and_engine_seed() -> None:
+    seeds = {request_seed(engine, make(number)) for engine in (0, 1) for number in range(50)}
+    assert len(seeds) == 100
+    assert all(0 <= seed < 1 << 63 for seed in seeds)
+
+
+def test_known_answers_of_philox() -> None:
+    # Random123's known-answer file: philox4x32, 10 rounds.
+    assert reference.philox4x32((0, 0), (0, 0, 0, 0)) == (
+        0x6627E8D5,
+        0xE169C58D,
+        0xBC57AC4C,
+        0x9B00DBD8,
+    )
+    ones = 0xFFFFFFFF
+    assert reference.philox4x32((ones, ones), (ones, ones, ones, ones)) == (
+        0x408F276D,
+        0x41C83B0E,
+        0xA20BC7C6,
+        0x6D5451FD,
+    )
+
+
+@pytest.mark.parametrize("top_p", [0.3, 0.5, 0.95])
+def test_nucleus_never_leaves_its_prefix(top_p: float) -> None:
+    row = np.log([0.4, 0.3, 0.2, 0.1]).tolist()
+    kept = {0.3: {0}, 0.5: {0, 1}, 0.95: {0, 1, 2, 3}}[top_p]
+    drawn = set()
+    for seed in range(200):
+        drawn |= set(tokens([row], [make(top_p=top_p, seed=seed)]))
+    assert drawn == kept
