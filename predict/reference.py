@@ -1,7 +1,8 @@
 """Every operator of `predict.ops` in plain Paddle.
 
-The tests' oracle, and what runs where there is no compiled library or no --inference_model. Sums
-are float32, whatever the weights' dtype.
+The tests' oracle, and what runs where there is no compiled library or no --inference_model.
+Activations and sums are float32, whatever the dtype of weights and caches: Paddle's CPU kernels for
+16-bit floats are few.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def embedding(token_ids: Tensor, weight: Tensor | None, head: Linear) -> Tensor:
-    """Rows of weight [V, H], or of the LM head where weight is None. Returns [T, H]."""
-    import paddle
+    """Rows of weight [V, H], or of the LM head where weight is None. Returns [T, H] float32."""
+    from paddle.nn import functional
 
     table = scheme_of(head.scheme).plain(list(head.tensors)) if weight is None else weight
-    return paddle.gather(table, token_ids)
+    return functional.embedding(token_ids, table).astype("float32")
 
 
 def _normalise(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -115,6 +116,7 @@ def paged_attention(
     Spans are padded to the longest, contexts to the longest: simple, and large.
     """
     import paddle
+    from paddle.nn import functional
 
     heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
     block_size = key_cache.shape[2]
@@ -124,7 +126,9 @@ def paged_attention(
     tables = paddle.clip(inputs.block_tables[:, :num_blocks], min=0)  # [B, blocks]
 
     def context(cache: Tensor) -> Tensor:  # [B, kv_heads, 1, S, D]
-        gathered = paddle.gather(cache, tables.reshape([-1])).astype("float32")
+        # Paddle's CPU gather does not take float16; the whole pool is cast, however large it is.
+        pool = cache.astype("float32") if cache.dtype == paddle.float16 else cache
+        gathered = paddle.gather(pool, tables.reshape([-1])).astype("float32")
         shape = paddle.shape(tables)
         by_seq = gathered.reshape([shape[0], shape[1], kv_heads, block_size, dim])
         return by_seq.transpose([0, 2, 1, 3, 4]).reshape([0, kv_heads, 1, -1, dim])
@@ -132,9 +136,9 @@ def paged_attention(
     starts, ends = inputs.cu_seqlens_q[:-1], inputs.cu_seqlens_q[1:]
     lengths = ends - starts  # [B]
     row = paddle.arange(longest_span, dtype="int32")
-    rows = paddle.minimum(starts.unsqueeze(1) + row, ends[-1:] - 1)
-    shape = paddle.shape(rows)  # B, span
-    padded = paddle.gather(q, rows.reshape([-1])).astype("float32")  # [B * span, heads * D]
+    span_rows = paddle.minimum(starts.unsqueeze(1) + row, ends[-1:] - 1)
+    shape = paddle.shape(span_rows)  # B, span
+    padded = paddle.gather(q, span_rows.reshape([-1])).astype("float32")  # [B * span, heads * D]
     padded = padded.reshape([shape[0], shape[1], kv_heads, heads // kv_heads, dim])
     padded = padded.transpose([0, 2, 3, 1, 4])  # [B, kv_heads, group, span, D]
 
@@ -154,7 +158,7 @@ def paged_attention(
         scores * attention.softmax_scale,
         paddle.full_like(scores, -1e30),
     )
-    weights = paddle.nn.functional.softmax(scores, axis=-1)
+    weights = functional.softmax(scores, axis=-1)
     out = paddle.matmul(weights, values).transpose([0, 3, 1, 2, 4])
     used = paddle.nonzero((row < lengths.unsqueeze(1)).reshape([-1])).reshape([-1])
     return paddle.gather(out.reshape([-1, heads * dim]), used).astype(q.dtype)

@@ -1,0 +1,188 @@
+"""Greedy text and logits equal Hugging Face transformers' (tests/golden), however they are computed.
+
+Operators: plain Paddle ("reference"), compiled ("fused"), and the exported program ("static").
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from export.export_model import export_model
+from predict import LLM, EngineConfig, SamplingParams, library
+from predict.engine.batch import build_inputs
+from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
+from predict.request import Request
+
+GOLDEN = Path(__file__).parent / "golden"
+CASES = sorted(path.parent.name for path in GOLDEN.glob("*/golden.json"))
+MAX_LENGTH = 160  # tokens; the longest golden prompt and its output fit
+LOGIT_TOLERANCE = 2e-3  # float32 sums in another order, logits of size 10
+
+OPERATORS = {
+    "reference": {},
+    "fused": {"inference_model": True},
+}
+# How the same requests may be cut into steps and blocks. Every row must give the same tokens.
+COMPOSITIONS: dict[str, dict[str, Any]] = {
+    "one by one": {"batch_size": 1},
+    "batch of 2, reserved": {"batch_size": 2, "block_size": 16},
+    "batch of 3, block": {"batch_size": 3, "block_size": 64, "attention": "block"},
+    "batch of 16": {"batch_size": 16, "block_size": 16, "attention": "append"},
+    "tiny chunks": {"batch_size": 5, "attention": "append", "max_num_batched_tokens": 7},
+    "whole prompts": {"batch_size": 4, "attention": "append", "chunked_prefill": False},
+}
+
+
+@functools.cache
+def golden(case: str) -> dict[str, Any]:
+    return json.loads((GOLDEN / case / "golden.json").read_text())
+
+
+def config(case: str | Path, **changes: Any) -> EngineConfig:
+    values = {"max_length": MAX_LENGTH, "block_size": 32, **changes}
+    return EngineConfig(model_name_or_path=str(GOLDEN / case), **values)
+
+
+def greedy(llm: LLM, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+    params = SamplingParams(max_new_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+    return [list(output.token_ids) for output in llm.generate(prompts, params)]
+
+
+def check_greedy(llm: LLM, case: str) -> None:
+    expected = golden(case)
+    assert greedy(llm, expected["prompts"], len(expected["greedy"][0])) == expected["greedy"]
+    assert llm.stats().num_used_blocks == 0
+
+
+@pytest.fixture(params=list(OPERATORS))
+def operators(request: pytest.FixtureRequest) -> dict[str, Any]:
+    if request.param == "fused" and library.find() is None:
+        pytest.skip("no compiled operators; build them: python csrc/setup_cpu.py install")
+    return OPERATORS[request.param]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_text_equals_transformers(case: str, operators: dict[str, Any]) -> None:
+    check_greedy(LLM(config(case, batch_size=3, attention="append", **operators)), case)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_transformers(case: str, operators: dict[str, Any]) -> None:
+    expected = np.load(GOLDEN / case / "golden.npz")
+    llm = LLM(config(case, batch_size=8, **operators))
+    width = MAX_LENGTH // 32
+    spans, start = [], 0
+    for number, prompt in enumerate(golden(case)["prompts"]):
+        request = Request(number, prompt, SamplingParams())
+        blocks = list(range(start, start + width))
+        spans.append(ScheduledSpan(request, len(prompt), 0, blocks, True))
+        start += width
+    batch = ScheduledBatch(tuple(spans), sum(s.num_tokens for s in spans), len(spans))
+    inputs = build_inputs(batch, 32)
+    tail = golden(case)["tail_prompt"]
+    end = inputs.cu_seqlens_q[tail + 1]
+    num_tail = len(expected["tail_logits"])
+    inputs = inputs._replace(
+        logit_indices=np.concatenate([inputs.logit_indices, np.arange(end - num_tail, end)])
+    )
+    logits = llm.engine.runner.execute(inputs).numpy()
+    wanted = np.concatenate([expected["last_logits"], expected["tail_logits"]])
+    np.testing.assert_allclose(logits, wanted, atol=LOGIT_TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("composition", list(COMPOSITIONS))
+@pytest.mark.parametrize("case", ["llama_gqa", "qwen2", "mistral_window"])
+def test_batch_composition_changes_nothing(
+    case: str, composition: str, operators: dict[str, Any]
+) -> None:
+    llm = LLM(config(case, **{"block_size": 32, **COMPOSITIONS[composition]}, **operators))
+    check_greedy(llm, case)
+
+
+@pytest.mark.parametrize("chunked_prefill", [True, False])
+@pytest.mark.parametrize("case", ["llama_gqa", "qwen2"])
+def test_preempted_requests_give_the_same_text(
+    case: str, chunked_prefill: bool, operators: dict[str, Any]
+) -> None:
+    llm = LLM(
+        config(
+            case,
+            batch_size=6,
+            block_size=16,
+            attention="append",
+            num_cache_blocks=10,
+            chunked_prefill=chunked_prefill,
+            **operators,
+        )
+    )
+    expected = golden(case)
+    prompts, answers = expected["prompts"][:3] * 3, expected["greedy"][:3] * 3
+    assert greedy(llm, prompts, len(answers[0])) == answers
+    assert llm.stats().num_preemptions > 0
+    assert llm.stats().num_used_blocks == 0
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 16])
+@pytest.mark.parametrize("case", ["llama_rope_llama3", "qwen3"])
+def test_any_batch_size_gives_the_same_text(
+    case: str, batch_size: int, operators: dict[str, Any]
+) -> None:
+    llm = LLM(config(case, batch_size=batch_size, attention="append", **operators))
+    expected = golden(case)
+    answers = greedy(llm, expected["prompts"] * 4, len(expected["greedy"][0]))
+    assert answers == expected["greedy"] * 4
+
+
+@pytest.mark.parametrize("case", ["llama_gqa", "qwen3"])
+def test_prefix_cache_hit_gives_the_same_text_as_a_miss(
+    case: str, operators: dict[str, Any]
+) -> None:
+    llm = LLM(config(case, batch_size=2, block_size=16, attention="append", **operators))
+    check_greedy(llm, case)
+    misses = llm.stats().num_prefix_hit_tokens
+    check_greedy(llm, case)
+    assert llm.stats().num_prefix_hit_tokens > misses
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_exported_program_gives_the_same_text(
+    case: str, operators: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = {"attention": "append", **operators}
+    export_model(config(case, **settings), tmp_path)
+    llm = LLM(config(tmp_path, mode="static", batch_size=3, **settings))
+    check_greedy(llm, case)
+
+
+@pytest.mark.parametrize("composition", list(COMPOSITIONS))
+def test_batch_composition_changes_nothing_in_static_mode(
+    composition: str, compiled: library.Library, tmp_path: Path
+) -> None:
+    changes = {"block_size": 32, **COMPOSITIONS[composition], "inference_model": True}
+    export_model(config("llama_gqa", **changes), tmp_path)
+    check_greedy(LLM(config(tmp_path, mode="static", **changes)), "llama_gqa")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("mode", ["dynamic", "static"])
+def test_half_precision_stays_close_to_float32(
+    dtype: str, mode: str, operators: dict[str, Any], tmp_path: Path
+) -> None:
+    """Greedy text may part ways at a close call; first tokens come from well-separated logits."""
+    case = "llama_gqa"
+    settings = {"dtype": dtype, "attention": "append", **operators}
+    source: str | Path = case
+    if mode == "static":
+        export_model(config(case, **settings), tmp_path)
+        source = tmp_path
+    llm = LLM(config(source, mode=mode, batch_size=3, **settings))
+    expected = golden(case)
+    answers = greedy(llm, expected["prompts"], 4)
+    agreeing = [a[0] == e[0] for a, e in zip(answers, expected["greedy"], strict=True)]
+    assert sum(agreeing) >= len(agreeing) - 1
