@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ Array = npt.NDArray[np.float32]
 
 CANDIDATES = ("scalar", "avx2", "avx512", "avx512_bf16")
 DTYPES = ("float32", "bfloat16", "float16")
-# rows, inputs, outputs: one to several row tiles and blocks of k, ends that fill no vector or panel.
+# rows, inputs, outputs: one to several tiles of rows and blocks of k; ends that fill no vector.
 SHAPES = (
     (1, 64, 32),
     (1, 33, 65),
@@ -65,7 +66,7 @@ def normal(rng: np.random.Generator, *shape: int) -> Array:
     return rng.standard_normal(shape, dtype=np.float32)
 
 
-def rounded(values: Array, dtype: str) -> Array:
+def rounded(values: npt.ArrayLike, dtype: str) -> Array:
     """The values as `dtype` holds them."""
     return numpy32(tensor(values, dtype))
 
@@ -162,6 +163,20 @@ def test_linear_does_not_depend_on_the_number_of_threads(compiled: Library) -> N
     np.testing.assert_array_equal(results[2], results[0])
 
 
+def test_operators_may_be_called_from_several_threads_at_once(compiled: Library) -> None:
+    rng = np.random.default_rng(11)
+    weight = packed(compiled, normal(rng, 700, 300), "float32")
+    inputs = [tensor(normal(rng, rows, 300), "float32") for rows in (1, 5, 40, 200)]
+    expected = [numpy32(linear(compiled, x, weight, None, 700)) for x in inputs]
+
+    def work(index: int) -> bool:
+        results = [linear(compiled, inputs[index], weight, None, 700) for _ in range(20)]
+        return all(np.array_equal(numpy32(result), expected[index]) for result in results)
+
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        assert all(pool.map(work, range(len(inputs))))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_padding_of_odd_rows_is_not_read_from_old_scratch(
     compiled: Library, candidate: str, dtype: str
@@ -190,7 +205,8 @@ def test_embedding_returns_rows_of_the_table_or_of_the_packed_head(
     table = rounded(normal(np.random.default_rng(4), 70, hidden_size), dtype)
     ids = np.array([0, 69, 31, 32, 5, 5], np.int32)
     embedding = compiled.op("regatta_embedding")
-    for weight, is_packed in ((tensor(table, dtype), False), (packed(compiled, table, dtype), True)):
+    tables = (tensor(table, dtype), False), (packed(compiled, table, dtype), True)
+    for weight, is_packed in tables:
         got = embedding(paddle.to_tensor(ids), weight, is_packed, hidden_size)[0]
         np.testing.assert_array_equal(numpy32(got), table[ids])
 
@@ -408,9 +424,10 @@ def test_forcing_an_unknown_operator_lists_the_known_ones(compiled: Library) -> 
 
 
 def test_operators_survive_export_and_inference(compiled: Library, tmp_path: Path) -> None:
+    from paddle.static import InputSpec
+
     import paddle
     from paddle import inference
-    from paddle.static import InputSpec
 
     rng = np.random.default_rng(10)
     table = packed(compiled, normal(rng, 40, 64), "float32")

@@ -1,0 +1,648 @@
+"""Compiles csrc/ into the operator libraries that predict/library.py loads.
+
+libregatta_cpu.so is csrc/cpu and csrc/paddle. Where CUDA is asked for, libregatta_cuda.so is the
+same and csrc/cuda, and csrc/device becomes Paddle's plugin for NVIDIA GPUs.
+Used by setup_cpu.py and setup_cuda.py (by hand) and by backend.py (pip). The headers and the link
+names come from the Paddle installed beside the running Python; neither Paddle nor anything else
+outside the standard library is imported. Objects go to build/, the library and its metadata to
+predict/lib/. A second run compiles only what changed (ninja with the compiler's dependency files).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # the library's names and its digest are defined once, over there
+
+from predict.library import (  # noqa: E402
+    LIBRARY_NAME,
+    METADATA_NAME,
+    read_abi,
+    source_digest,
+)
+
+CSRC = ROOT / "csrc"
+BUILD_DIR = ROOT / "build" / "regatta"
+LIBRARY_DIR = ROOT / "predict" / "lib"
+
+# No -march: one library serves every x86-64 machine; each kernel names its instruction set in a
+# function target attribute and is chosen at run time. PADDLE_NO_PYTHON keeps paddle/extension.h
+# from wanting Python.h, so that a compiler is all a machine needs.
+CXX_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-DNDEBUG",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fvisibility-inlines-hidden",
+    "-Wall",
+    "-pthread",
+    "-DPADDLE_NO_PYTHON",
+    "-D_GLIBCXX_USE_CXX11_ABI=1",
+)
+# Linked by name and without a run path: the Paddle that is already in the process provides them,
+# whatever folder or Python version it came with. --no-undefined finds a missing symbol now and not
+# at the user's first prompt.
+LINK_FLAGS = ("-shared", "-pthread", "-Wl,--as-needed", "-Wl,--no-undefined", "-Wl,-O1")
+PADDLE_LIBRARIES = ("libpaddle.so", "libphi_core.so", "libphi.so", "libcommon.so")
+
+
+# What kernels are compiled for, oldest first, where the compiler still knows it. The suffix "a"
+# opens the instructions of that one generation (Hopper's wgmma and setmaxnreg need it).
+CUDA_ARCHITECTURES = ("70", "75", "80", "86", "89", "90a", "100a", "120a")
+CUDA_FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-Xcompiler=-fPIC,-fvisibility=hidden")
+# The runtime is linked in: it needs no installation beside the driver, and without a driver it
+# reports an error where the shared one would keep the library from loading.
+CUDA_LIBRARIES = ("-lcudart_static", "-ldl", "-lrt")
+
+
+class BuildError(RuntimeError):
+    """The library could not be built; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class PaddlePackage:
+    """An installed Paddle: its folder, version and the commit that it was built from."""
+
+    root: Path
+    version: str
+    commit: str
+    has_cuda: bool = False
+
+
+@dataclass(frozen=True)
+class CudaToolkit:
+    """An installed CUDA toolkit: its compiler, and the folders of its headers and libraries."""
+
+    nvcc: str
+    include: Path
+    libraries: Path
+    version: str
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What one build made: library file, sources compiled now, sources in all, seconds."""
+
+    library: Path
+    num_compiled: int
+    num_sources: int
+    seconds: float
+    compiler: str
+    paddle_version: str
+
+    def summary(self) -> str:
+        """One line for the terminal."""
+        size = self.library.stat().st_size / 1e6
+        return (
+            f"{self.library.relative_to(ROOT)}: {size:.1f} MB, {self.num_compiled} of "
+            f"{self.num_sources} sources compiled in {self.seconds:.0f} s with {self.compiler} "
+            f"for Paddle {self.paddle_version}"
+        )
+
+
+def find_paddle(extra_paths: Sequence[str] = ()) -> PaddlePackage:
+    """Returns the Paddle installed for this Python, or else the one in `extra_paths`.
+
+    Raises BuildError when there is none, or when it came without headers.
+    """
+    candidates = [Path(path) / "paddle" for path in extra_paths]
+    # find_spec of a top-level package locates it without running it.
+    spec = importlib.util.find_spec("paddle")
+    if spec is not None and spec.submodule_search_locations:
+        candidates.insert(0, Path(next(iter(spec.submodule_search_locations))))
+    for root in candidates:
+        version_file = root / "version" / "__init__.py"
+        if version_file.is_file() and (root / "include" / "paddle" / "phi").is_dir():
+            text = version_file.read_text(encoding="utf-8")
+            has_cuda = _assigned(text, "cuda_version") not in ("False", "unknown")
+            version, commit = _assigned(text, "full_version"), _assigned(text, "commit")
+            return PaddlePackage(root, version, commit, has_cuda)
+    raise BuildError(
+        "Paddle is not installed for this Python "
+        f"({sys.executable}); run: pip install paddlepaddle=={required_paddle_version()}"
+    )
+
+
+def _assigned(text: str, name: str) -> str:
+    match = re.search(rf"^{name}\s*=\s*['\"](.*?)['\"]", text, re.MULTILINE)
+    return match.group(1) if match else "unknown"
+
+
+def required_paddle_version() -> str:
+    """Returns the Paddle version that pyproject.toml pins."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    match = re.search(r"\"paddlepaddle==([^\"]+)\"", text)
+    if match is None:
+        raise BuildError("pyproject.toml names no paddlepaddle==VERSION")
+    return match.group(1)
+
+
+def find_compiler() -> str:
+    """Returns the C++ compiler's path: $CXX, else g++, c++ or clang++ on PATH."""
+    wanted = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
+    for name in wanted:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    raise BuildError(
+        f"no C++ compiler found (looked for {', '.join(wanted)}); install one "
+        "(Debian and Ubuntu: apt-get install g++) or name it in the environment variable CXX"
+    )
+
+
+def find_ninja() -> str:
+    """Returns the path of ninja: the PyPI package's for this Python, else the one on PATH."""
+    if importlib.util.find_spec("ninja") is not None:
+        import ninja
+
+        path = shutil.which("ninja", path=str(ninja.BIN_DIR))
+        if path is not None:
+            return path
+    path = shutil.which("ninja")
+    if path is None:
+        raise BuildError("ninja is not installed; run: pip install ninja")
+    return path
+
+
+def find_nvcc() -> str:
+    """Returns nvcc's path: under $CUDA_HOME or $CUDA_PATH, on PATH, or in /usr/local/cuda."""
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    search = [f"{home}/bin" for home in homes]
+    search += [os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"]
+    path = shutil.which("nvcc", path=os.pathsep.join(search))
+    if path is None:
+        raise BuildError(
+            "nvcc was not found ($CUDA_HOME/bin, PATH, /usr/local/cuda/bin): install the CUDA "
+            "toolkit or set CUDA_HOME. The CPU library needs no nvcc: python csrc/setup_cpu.py "
+            "install"
+        )
+    return path
+
+
+def find_cuda_toolkit() -> CudaToolkit:
+    """Returns the CUDA toolkit that find_nvcc's compiler belongs to, or BuildError."""
+    nvcc = find_nvcc()
+    process = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
+    version = re.search(r"release ([\d.]+)", process.stdout)
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    homes += [str(Path(nvcc).resolve().parent.parent), "/usr/local/cuda"]
+    for home in homes:
+        for libraries in ("lib64", "lib"):
+            include, folder = Path(home, "include"), Path(home, libraries)
+            has_headers = (include / "cuda_runtime_api.h").is_file()
+            if has_headers and (folder / "libcudart_static.a").is_file():
+                return CudaToolkit(
+                    nvcc, include, folder, version.group(1) if version else "unknown"
+                )
+    raise BuildError(
+        f"{nvcc} was found, but not the runtime's headers and libcudart_static.a beside it (looked "
+        f"in {', '.join(homes)}); set CUDA_HOME to the toolkit's folder"
+    )
+
+
+def num_jobs() -> int:
+    """Returns how many compilers to run at once: $MAX_JOBS, else the cores this process may use."""
+    text = os.environ.get("MAX_JOBS", "")
+    if not text:
+        return len(os.sched_getaffinity(0))
+    if not text.isdigit() or int(text) < 1:
+        raise BuildError(f"MAX_JOBS={text} is not a positive number")
+    return int(text)
+
+
+def cpu_sources() -> list[Path]:
+    """Returns every CPU kernel and registration source, sorted."""
+    return sorted([*(CSRC / "cpu").glob("*.cc"), *(CSRC / "paddle").glob("*.cc")])
+
+
+def cuda_sources() -> list[Path]:
+    """Returns every CUDA source, sorted; empty in a release without CUDA operators."""
+    return sorted((CSRC / "cuda").glob("*.cu"))
+
+
+def registration_sources() -> list[Path]:
+    """Returns every registration, sorted."""
+    return sorted((CSRC / "paddle").glob("*.cc"))
+
+
+def device_sources() -> list[Path]:
+    """Returns every source of Paddle's plugin, sorted."""
+    return sorted((CSRC / "device").glob("*.cc"))
+
+
+def _escaped(value: str | Path) -> str:
+    """Returns a path or flag as ninja wants it spelled."""
+    return str(value).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+
+def _object_path(source: Path) -> str:
+    return f"obj/{source.parent.name}/{source.stem}.o"
+
+
+def cpu_ninja_file(
+    sources: Sequence[Path], paddle: PaddlePackage, compiler: str, extra_flags: str = ""
+) -> str:
+    """Returns the text of the build.ninja that makes the CPU library.
+
+    Only csrc/paddle/ sees Paddle's headers: a kernel that includes them does not compile.
+    """
+    base, libs = paddle.root / "base", paddle.root / "libs"
+    headers = paddle.root / "include"
+    kernel_flags = " ".join([*CXX_FLAGS, extra_flags, f"-I'{CSRC / 'include'}' -I'{CSRC}'"])
+    # -isystem: warnings in Paddle's headers are not ours to fix.
+    paddle_flags = f"-isystem '{headers}' -isystem '{headers / 'third_party'}'"
+    names = " ".join(f"-l:{name}" for name in PADDLE_LIBRARIES)
+    link_flags = f"{' '.join(LINK_FLAGS)} -L'{base}' -L'{libs}' -Wl,-rpath-link,'{libs}'"
+    lines = [
+        "ninja_required_version = 1.5",
+        "rule compile",
+        f"  command = '{compiler}' $flags -MMD -MF $out.d -c $in -o $out",
+        "  depfile = $out.d",
+        "  deps = gcc",
+        "  description = compile $name",
+        "rule link",
+        f"  command = '{compiler}' {link_flags} -Wl,-soname,{LIBRARY_NAME} $in {names} -o $out",
+        "  description = link $out",
+    ]
+    for source in sources:
+        is_registration = source.parent.name == "paddle"
+        flags = f"{kernel_flags} {paddle_flags}" if is_registration else kernel_flags
+        lines += [
+            f"build {_object_path(source)}: compile {_escaped(source)}",
+            f"  flags = {flags}",
+            f"  name = {source.parent.name}/{source.name}",
+        ]
+    objects = " ".join(_object_path(source) for source in sources)
+    lines += [f"build {LIBRARY_NAME}: link {objects}", f"default {LIBRARY_NAME}", ""]
+    return "\n".join(lines)
+
+
+def cuda_architectures(listed: Sequence[str], requested: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns the architectures to compile for.
+
+    `listed`: what `nvcc --list-gpu-arch` prints ("compute_90", ...). `requested`: the user's choice
+    ("90a", "80"); empty for every row of CUDA_ARCHITECTURES that is listed. Raises BuildError for
+    one that this compiler does not know.
+    """
+    known = {name.removeprefix("compute_") for name in listed}
+    if not requested:
+        return tuple(arch for arch in CUDA_ARCHITECTURES if arch.rstrip("a") in known)
+    for arch in requested:
+        if arch.rstrip("a") not in known:
+            raise BuildError(
+                f"--arch {arch} is not known to this nvcc (it knows: "
+                f"{', '.join(sorted(known, key=int))})"
+            )
+    return tuple(requested)
+
+
+def source_architectures(source: Path, architectures: Sequence[str]) -> tuple[str, ...]:
+    """Returns those of `architectures` that `source` is for, by its name.
+
+    op.cu: all. op_sm80.cu: 80 and newer. op_sm90.cu: 90a alone, since the instructions of an "a"
+    architecture are no other's.
+    """
+    match = re.search(r"_sm(\d+)$", source.stem)
+    if match is None:
+        return tuple(architectures)
+    oldest = match.group(1)
+    if f"{oldest}a" in CUDA_ARCHITECTURES:
+        return tuple(arch for arch in architectures if arch.rstrip("a") == oldest)
+    return tuple(arch for arch in architectures if int(arch.rstrip("a")) >= int(oldest))
+
+
+def present_architectures() -> tuple[str, ...]:
+    """Returns the architectures of this machine's GPUs ("90a"), by nvidia-smi; () without any."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    query = [program, "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        process = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    if process.returncode != 0:
+        return ()
+    found = {line.strip().replace(".", "") for line in process.stdout.splitlines() if line.strip()}
+    names = [f"{name}a" if f"{name}a" in CUDA_ARCHITECTURES else name for name in found]
+    return tuple(sorted(names, key=lambda name: int(name.rstrip("a"))))
+
+
+def cuda_wanted() -> bool:
+    """Whether `pip install` builds for CUDA: REGATTA_CUDA=1 or 0; else where nvcc and a GPU are."""
+    setting = os.environ.get("REGATTA_CUDA", "")
+    if setting not in ("", "0", "1"):
+        raise BuildError(f"REGATTA_CUDA={setting} is not known (allowed: 0, 1)")
+    if setting:
+        return setting == "1"
+    try:
+        find_nvcc()
+    except BuildError:
+        return False
+    return bool(present_architectures())
+
+
+def _listed_architectures(nvcc: str) -> list[str]:
+    process = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=False)
+    if process.returncode != 0:
+        raise BuildError(f"{nvcc} --list-gpu-arch failed: {process.stderr.strip()}")
+    return process.stdout.split()
+
+
+def chosen_architectures(nvcc: str, requested: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns the architectures to compile for.
+
+    `requested`: as --arch names them; ("all",) for all that nvcc knows; () for this machine's GPUs,
+    or where there are none for all.
+    """
+    listed = _listed_architectures(nvcc)
+    if tuple(requested) == ("all",):
+        return cuda_architectures(listed)
+    return cuda_architectures(listed, requested or present_architectures())
+
+
+def cuda_ninja_file(
+    toolkit: CudaToolkit,
+    architectures: Sequence[str],
+    paddle: PaddlePackage,
+    compiler: str,
+    extra_flags: str = "",
+) -> str:
+    """Returns the text of the build.ninja that makes the CUDA library and the plugin.
+
+    The CPU kernels are taken from the CPU library's build. A CUDA source that is for none of
+    `architectures` is left out.
+    """
+    from predict.device import CUDA_LIBRARY_NAME, PLUGIN_NAME
+
+    headers, libs = paddle.root / "include", paddle.root / "libs"
+    own = f"-I'{CSRC / 'include'}' -I'{CSRC}'"
+    system = f"-isystem '{headers}' -isystem '{headers / 'third_party'}' "
+    system += f"-isystem '{toolkit.include}'"
+    if (toolkit.include / "cccl").is_dir():  # CUDA 13 keeps thrust here, which Paddle includes
+        system += f" -isystem '{toolkit.include / 'cccl'}'"
+    place = "-DPADDLE_WITH_CUDA" if paddle.has_cuda else "-DPADDLE_WITH_CUSTOM_DEVICE"
+    cxx_flags = " ".join([*CXX_FLAGS, extra_flags, own, system, place, "-DREGATTA_WITH_CUDA"])
+    # Hidden: Paddle's own CUDA runtime, where it has one, must not be mistaken for this one.
+    runtime = f"-L'{toolkit.libraries}' -Wl,--exclude-libs,ALL {' '.join(CUDA_LIBRARIES)}"
+    names = " ".join(f"-l:{name}" for name in PADDLE_LIBRARIES)
+    link = f"'{compiler}' {' '.join(LINK_FLAGS)}"
+    paddle_link = f"-L'{paddle.root / 'base'}' -L'{libs}' -Wl,-rpath-link,'{libs}' {names}"
+    lines = [
+        "ninja_required_version = 1.5",
+        "rule cuda",
+        f"  command = '{toolkit.nvcc}' {' '.join(CUDA_FLAGS)} {own} $targets -MMD -MF $out.d "
+        "-c $in -o $out",
+        "  depfile = $out.d",
+        "  deps = gcc",
+        "  description = compile $name",
+        "rule compile",
+        f"  command = '{compiler}' {cxx_flags} -MMD -MF $out.d -c $in -o $out",
+        "  depfile = $out.d",
+        "  deps = gcc",
+        "  description = compile $name",
+        "rule link_operators",
+        f"  command = {link} -Wl,-soname,{CUDA_LIBRARY_NAME} $in {paddle_link} {runtime} -o $out",
+        "  description = link $out",
+        # nodelete: Paddle unloads the plugin at exit, when tensors and threads may still need it.
+        "rule link_plugin",
+        f"  command = {link} -Wl,-z,nodelete -Wl,-soname,{PLUGIN_NAME} $in {runtime} -o $out",
+        "  description = link $out",
+    ]
+    objects: dict[str, list[str]] = {"cuda": [], "paddle": [], "device": []}
+    for source in [*cuda_sources(), *registration_sources(), *device_sources()]:
+        folder = source.parent.name
+        targets = ""
+        if folder == "cuda":
+            own_architectures = source_architectures(source, architectures)
+            if not own_architectures:
+                continue
+            targets = " ".join(
+                f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in own_architectures
+            )
+        rule = "cuda" if folder == "cuda" else "compile"
+        lines += [
+            f"build {_object_path(source)}: {rule} {_escaped(source)}",
+            f"  targets = {targets}",
+            f"  name = {folder}/{source.name}",
+        ]
+        objects[folder].append(_object_path(source))
+    cpu_folder = BUILD_DIR / "cpu"
+    kernels = [
+        _escaped(cpu_folder / _object_path(source))
+        for source in cpu_sources()
+        if source.parent.name == "cpu"
+    ]
+    operators = " ".join([*objects["paddle"], *kernels, *objects["cuda"]])
+    lines += [
+        f"build {CUDA_LIBRARY_NAME}: link_operators {operators}",
+        f"build {PLUGIN_NAME}: link_plugin {' '.join(objects['device'])}",
+        f"default {CUDA_LIBRARY_NAME} {PLUGIN_NAME}",
+    ]
+    return "\n".join([*lines, ""])
+
+
+def build_cuda_library(
+    requested: Sequence[str] = (), jobs: int | None = None, extra_paths: Sequence[str] = ()
+) -> BuildResult:
+    """Builds predict/lib/libregatta_cuda.so, its metadata, and the plugin in predict/lib/plugin/.
+
+    build_cpu_library must have run: its kernels are part of this library. `requested` as in
+    chosen_architectures; the rest as in build_cpu_library.
+    Raises BuildError and leaves predict/lib/ as it was.
+    """
+    from predict.device import CUDA_LIBRARY_NAME, PLUGIN_FOLDER, PLUGIN_NAME, cuda_source_digest
+
+    started = time.monotonic()
+    toolkit = find_cuda_toolkit()
+    architectures = chosen_architectures(toolkit.nvcc, requested)
+    compiler, paddle = find_compiler(), find_paddle(extra_paths)
+    flags = os.environ.get("CXXFLAGS", "")
+    text = cuda_ninja_file(toolkit, architectures, paddle, compiler, flags)
+    folder = BUILD_DIR / "cuda"
+    with _locked(folder):
+        digest, cuda_digest = source_digest(CSRC), cuda_source_digest(CSRC)
+        num_compiled = _run_ninja(folder, text, jobs or num_jobs())
+        _check_loads(folder / CUDA_LIBRARY_NAME, paddle)
+        metadata: dict[str, object] = {
+            "abi": read_abi(CSRC / "include" / "regatta" / "abi.h"),
+            "paddle_version": paddle.version,
+            "paddle_commit": paddle.commit,
+            "compiler": f"nvcc {toolkit.version}",
+            "sources_digest": digest,
+            "cuda_sources_digest": cuda_digest,
+            "cuda_version": toolkit.version,
+            "architectures": list(architectures),
+        }
+        PLUGIN_FOLDER.mkdir(parents=True, exist_ok=True)
+        _replace(folder / PLUGIN_NAME, PLUGIN_FOLDER / PLUGIN_NAME)
+        target = _publish(folder / CUDA_LIBRARY_NAME, metadata)
+    return BuildResult(
+        target,
+        num_compiled,
+        len([*cuda_sources(), *registration_sources(), *device_sources()]),
+        time.monotonic() - started,
+        f"nvcc {toolkit.version} (sm_{', sm_'.join(architectures)})",
+        paddle.version,
+    )
+
+
+def _run_ninja(folder: Path, text: str, jobs: int) -> int:
+    """Runs ninja over `text` in `folder`; returns the number of objects compiled by this run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "build.ninja"
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+    started = time.time_ns()
+    command = [find_ninja(), "-C", str(folder), "-j", str(jobs)]
+    first_error = ""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            if not first_error and re.search(
+                r"error:|undefined reference|multiple definition", line
+            ):
+                first_error = line.strip()
+    if process.returncode != 0:
+        raise BuildError(f"the compiler failed: {first_error or 'its messages are above'}")
+    return sum(path.stat().st_mtime_ns >= started for path in folder.glob("obj/*/*.o"))
+
+
+def _compiler_version(compiler: str) -> str:
+    process = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    first = process.stdout.splitlines()[0] if process.stdout else Path(compiler).name
+    # "g++ (Debian 12.2.0-14) 12.2.0" -> "g++ 12.2.0"
+    return re.sub(r"\s*\(.*\)", "", first).strip()
+
+
+def _check_loads(library: Path, paddle: PaddlePackage) -> None:
+    """Raises BuildError unless a fresh process can load `library` and ask for its ABI number.
+
+    The process has Paddle's libraries but does not import Paddle: half a second, no dependencies.
+    """
+    program = (
+        "import ctypes, json, os, sys\n"
+        "library = ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW | os.RTLD_LOCAL)\n"
+        "library.regatta_cpu_info.restype = ctypes.c_char_p\n"
+        "assert json.loads(library.regatta_cpu_info())['abi'] == int(sys.argv[2])\n"
+    )
+    folders = [str(paddle.root / "base"), str(paddle.root / "libs")]
+    environment = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(folders)}
+    abi = read_abi(CSRC / "include" / "regatta" / "abi.h")
+    process = subprocess.run(
+        [sys.executable, "-c", program, str(library), str(abi)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if process.returncode != 0:
+        last = (process.stderr.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
+        raise BuildError(f"the library was built but does not load: {last}")
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds `folder` for one build at a time; a second process waits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _replace(built: Path, target: Path) -> None:
+    """Copies `built` over `target` by a rename: a process that has the old one mapped keeps it."""
+    staged = target.with_name(target.name + ".new")
+    shutil.copyfile(built, staged)
+    os.replace(staged, target)
+
+
+def _publish(library: Path, metadata: dict[str, object]) -> Path:
+    """Puts `library` and its metadata into predict/lib/; returns the library's new path."""
+    LIBRARY_DIR.mkdir(parents=True, exist_ok=True)
+    target = LIBRARY_DIR / library.name
+    described = target.with_suffix(".json.new")
+    described.write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
+    _replace(library, target)
+    os.replace(described, target.with_suffix(".json"))
+    return target
+
+
+def remove_library() -> None:
+    """Removes the library and its metadata from predict/lib/, if they are there."""
+    for name in (LIBRARY_NAME, METADATA_NAME):
+        (LIBRARY_DIR / name).unlink(missing_ok=True)
+
+
+def remove_cuda_library() -> None:
+    """Removes the CUDA library, its metadata and the plugin from predict/lib/, if there."""
+    from predict.device import CUDA_LIBRARY_NAME, PLUGIN_FOLDER
+
+    for suffix in (".so", ".json"):
+        (LIBRARY_DIR / CUDA_LIBRARY_NAME).with_suffix(suffix).unlink(missing_ok=True)
+    shutil.rmtree(PLUGIN_FOLDER, ignore_errors=True)
+
+
+def clean() -> None:
+    """Removes the libraries and every object file."""
+    remove_library()
+    remove_cuda_library()
+    shutil.rmtree(BUILD_DIR, ignore_errors=True)
+
+
+def build_cpu_library(jobs: int | None = None, extra_paths: Sequence[str] = ()) -> BuildResult:
+    """Builds predict/lib/libregatta_cpu.so and its metadata file.
+
+    `jobs` compilers at once (default: num_jobs()); `extra_paths` are more folders to look for
+    Paddle in. The environment variables CXX and CXXFLAGS are honoured.
+    Raises BuildError and leaves predict/lib/ as it was.
+    """
+    if sys.platform != "linux":
+        raise BuildError(f"the operator library is built on Linux only, and this is {sys.platform}")
+    sources = cpu_sources()
+    if not sources:
+        raise BuildError(f"no sources in {CSRC / 'cpu'} and {CSRC / 'paddle'}: incomplete checkout")
+    started = time.monotonic()
+    compiler = find_compiler()
+    paddle = find_paddle(extra_paths)
+    text = cpu_ninja_file(sources, paddle, compiler, os.environ.get("CXXFLAGS", ""))
+    folder = BUILD_DIR / "cpu"
+    with _locked(folder):
+        # Taken first: a source that is edited during the build makes the library look old, not new.
+        digest = source_digest(CSRC)
+        num_compiled = _run_ninja(folder, text, jobs or num_jobs())
+        _check_loads(folder / LIBRARY_NAME, paddle)
+        version = _compiler_version(compiler)
+        metadata: dict[str, object] = {
+            "abi": read_abi(CSRC / "include" / "regatta" / "abi.h"),
+            "paddle_version": paddle.version,
+            "paddle_commit": paddle.commit,
+            "compiler": version,
+            "sources_digest": digest,
+        }
+        target = _publish(folder / LIBRARY_NAME, metadata)
+    return BuildResult(
+        target,
+        num_compiled,
+        len(sources),
+        time.monotonic() - started,
+        version,
+        paddle.version,
+    )

@@ -1,0 +1,605 @@
+// Attention of ragged spans over a paged cache, as called inside a parallel region.
+//
+// What:    out = softmax(q . k * scale, causal, window) . v for each (token, query head) row.
+// Layout:  K and V of one block and KV head are [block_size, D]; q and out rows are D values.
+// How:     a tile of rows (tokens * query heads of one KV head) walks its context in chunks of 64
+//          positions: arrange K transposed and V (for vdpbf16ps both in pairs), multiply, online
+//          softmax (Milakov and Gimelshein 2018), multiply, as in FlashAttention. A partial result
+//          per 512 positions, folded in order (flash-decoding); see attention_plan.h for why.
+// Source:  own; FlashAttention-2 (Dao 2023) for the loop, flash-decoding for the splits.
+// Bound:   decode: reading K and V from memory once per KV head; prefill: FMA or vdpbf16ps peak
+//          (a chunk's arrangement is about 1/10 of a full tile's work, its softmax about 1/4).
+namespace regatta::cpu::REGATTA_ISA {
+
+// Register blocking of both products: kRegisterRows rows times kRegisterVecs vectors.
+#if REGATTA_HAS_BF16_DOT
+constexpr bool kHasDot = true;
+#else
+constexpr bool kHasDot = false;
+#endif
+constexpr int kRegisterRows = Vec::kLanes == 16 ? 6 : Vec::kLanes == 8 ? 4 : 2;
+constexpr int kRegisterVecs = Vec::kLanes == 16 ? 4 : Vec::kLanes == 8 ? 2 : 4;
+// Rows whose softmax is done together, one per lane where that helps.
+constexpr int kSoftmaxRows = Vec::kLanes;
+constexpr float kNothingSeen = -1e30f;  // largest score before the first; finite: x - x is 0
+constexpr float kLog2e = 1.44269504f;
+
+// Multiplicands: float, or bf16 in pairs that one vdpbf16ps multiplies and adds.
+template <bool kDot>
+struct Factor {
+  using Type = float;
+  static constexpr int kPerStep = 1;  // values of k per step and column
+};
+template <>
+struct Factor<true> {
+  using Type = bf16;
+  static constexpr int kPerStep = 2;
+};
+
+template <class T>
+constexpr bool uses_dot() {
+  return kHasDot && std::is_same<T, bf16>::value;
+}
+
+// Cache lines of the next chunk, asked for while this one is arranged and multiplied: a few in each
+// step, because a burst would fill the miss queue and stall the loads behind it.
+struct FetchAhead {
+  const char* const* lines = nullptr;
+  ptrdiff_t offset = 0;  // bytes from lines[i] to what is wanted
+  int64_t count = 0;
+
+  // The part-th of num_parts equal parts.
+  REGATTA_INLINE FetchAhead part(int64_t part, int64_t num_parts) const {
+    const int64_t begin = count * part / num_parts;
+    return {lines + begin, offset, count * (part + 1) / num_parts - begin};
+  }
+  REGATTA_INLINE int64_t per_step(int64_t steps) const { return (count + steps - 1) / steps; }
+  // What step `step` of those asks for.
+  REGATTA_INLINE void fetch(int64_t step, int64_t per_step) const {
+    const int64_t begin = step * per_step;
+    const int64_t end = begin + per_step < count ? begin + per_step : count;
+    for (int64_t i = begin; i < end; ++i) prefetch(lines[i] + offset);
+  }
+};
+
+// c[r][j] = scales[r] * c[r][j] + sum over k of a[r][k] * b[k][j], k in order; without scales c is
+// not read. b steps are `b_step` values apart, a and c rows lda and ldc. kRows * kVecs registers.
+template <bool kDot>
+struct Product {
+  using F = typename Factor<kDot>::Type;
+  using Fn = void (*)(const F* a, int64_t lda, const F* b, int64_t b_step, int64_t steps, float* c,
+                      int64_t ldc, const float* scales, FetchAhead ahead);
+
+  template <int kRows, int kVecs>
+  static void run(const F* a, int64_t lda, const F* b, int64_t b_step, int64_t steps, float* c,
+                  int64_t ldc, const float* scales, FetchAhead ahead) {
+    constexpr int kLanes = Vec::kLanes;
+    const int64_t fetches = ahead.per_step(steps);
+    Vec sums[kRows][kVecs];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecs; ++v) sums[r][v] = zero();
+    }
+    if (scales) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const Vec scale = set1(scales[r]);
+#pragma GCC unroll 8
+        for (int v = 0; v < kVecs; ++v) sums[r][v] = load(c + r * ldc + v * kLanes) * scale;
+      }
+    }
+    for (int64_t k = 0; k < steps; ++k, b += b_step) {
+      ahead.fetch(k, fetches);
+#if REGATTA_HAS_BF16_DOT
+      if constexpr (kDot) {
+        VecBf16 column[kVecs];
+#pragma GCC unroll 8
+        for (int v = 0; v < kVecs; ++v) column[v] = load_pairs(b + v * 2 * kLanes);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const VecBf16 factor = set1_pair(a + r * lda + 2 * k);
+#pragma GCC unroll 8
+          for (int v = 0; v < kVecs; ++v) sums[r][v] = dot_pairs(sums[r][v], factor, column[v]);
+        }
+      }
+#endif
+      if constexpr (!kDot) {
+        Vec column[kVecs];
+#pragma GCC unroll 8
+        for (int v = 0; v < kVecs; ++v) column[v] = load(b + v * kLanes);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const Vec factor = set1(a[r * lda + k]);
+#pragma GCC unroll 8
+          for (int v = 0; v < kVecs; ++v) sums[r][v] = fma(factor, column[v], sums[r][v]);
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecs; ++v) store(c + r * ldc + v * kLanes, sums[r][v]);
+    }
+  }
+
+  template <int kRows>
+  static Fn with_vecs(int vecs) {
+    constexpr int kMost = kRegisterVecs;
+    if (vecs >= 4) return run<kRows, 4 < kMost ? 4 : kMost>;
+    if (vecs == 3) return run<kRows, 3 < kMost ? 3 : kMost>;
+    if (vecs == 2) return run<kRows, 2 < kMost ? 2 : kMost>;
+    return run<kRows, 1>;
+  }
+
+  // rows in [1, kRegisterRows], vecs in [1, kRegisterVecs].
+  static Fn kernel(int rows, int vecs) {
+    constexpr int kMost = kRegisterRows;
+    switch (rows) {
+      case 1:
+        return with_vecs<1>(vecs);
+      case 2:
+        return with_vecs<2 < kMost ? 2 : kMost>(vecs);
+      case 3:
+        return with_vecs<3 < kMost ? 3 : kMost>(vecs);
+      case 4:
+        return with_vecs<4 < kMost ? 4 : kMost>(vecs);
+      case 5:
+        return with_vecs<5 < kMost ? 5 : kMost>(vecs);
+      case 6:
+        return with_vecs<6 < kMost ? 6 : kMost>(vecs);
+      default:
+        return with_vecs<kMost>(vecs);
+    }
+  }
+
+  // Any number of columns: num_vecs vectors in equal parts of at most kRegisterVecs.
+  static void columns(int rows, int num_vecs, const F* a, int64_t lda, const F* b, int64_t b_step,
+                      int64_t steps, float* c, int64_t ldc, const float* scales,
+                      const FetchAhead& ahead) {
+    const int parts = (num_vecs + kRegisterVecs - 1) / kRegisterVecs;
+    for (int part = 0; part < parts; ++part) {
+      const int begin = num_vecs * part / parts, end = num_vecs * (part + 1) / parts;
+      const int64_t column = begin * Vec::kLanes;
+      kernel(rows, end - begin)(a, lda, b + column * Factor<kDot>::kPerStep, b_step, steps,
+                                c + column, ldc, scales, ahead.part(part, parts));
+    }
+  }
+};
+
+// Rows of K transposed: out[u][j], u the values (float) or pairs of values (bf16) of row j < count.
+template <class T, bool kDot>
+void arrange_keys(const char* const* rows, int64_t count, int64_t head_dim, FetchAhead ahead,
+                  typename Factor<kDot>::Type* out) {
+  // A pair of bf16 moves as the 32 bits of one float.
+  using Unit = std::conditional_t<kDot, float, T>;
+  constexpr int kLanes = Vec::kLanes;
+  const int64_t units = head_dim / Factor<kDot>::kPerStep;
+  const int64_t fetches = ahead.per_step(kChunk / kLanes * ((units + kLanes - 1) / kLanes));
+  int64_t step = 0;
+  for (int64_t j = 0; j < count; j += kLanes) {
+    for (int64_t u = 0; u < units; u += kLanes) {
+      ahead.fetch(step++, fetches);
+      const int width = static_cast<int>(units - u < kLanes ? units - u : kLanes);
+      Vec block[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        const Unit* from = reinterpret_cast<const Unit*>(rows[j + i]) + u;
+        block[i] = width == kLanes ? load(from) : load_n(from, width);
+      }
+      transpose(block);
+      auto* to = reinterpret_cast<float*>(out) + u * kChunk + j;
+      for (int i = 0; i < width; ++i) store(to + i * kChunk, block[i]);
+    }
+  }
+}
+
+// Rows of V as the second product reads them: [j][D padded] floats, or [j / 2][D padded][2] bf16.
+// rows[j] + offset bytes is V row j.
+template <class T, bool kDot>
+void arrange_values(const char* const* rows, ptrdiff_t offset, int64_t count, int64_t head_dim,
+                    int64_t stride, FetchAhead ahead, typename Factor<kDot>::Type* out) {
+  constexpr int kLanes = Vec::kLanes;
+  constexpr int kPerStep = Factor<kDot>::kPerStep;
+  const int64_t fetches = ahead.per_step(kChunk / kPerStep);
+  for (int64_t j = 0; j < count; j += kPerStep) {
+    ahead.fetch(j / kPerStep, fetches);
+    const T* row = reinterpret_cast<const T*>(rows[j] + offset);
+#if REGATTA_HAS_BF16_DOT
+    if constexpr (kDot) {
+      interleave(out + j * stride, row, reinterpret_cast<const T*>(rows[j + 1] + offset), head_dim);
+    }
+#endif
+    if constexpr (!kDot) {
+      for (int64_t d = 0; d < head_dim; d += kLanes) {
+        const int width = static_cast<int>(head_dim - d < kLanes ? head_dim - d : kLanes);
+        store(out + j * stride + d, width == kLanes ? load(row + d) : load_n(row + d, width));
+      }
+    }
+  }
+}
+
+// A partial result of one row, or several folded: the largest score (in units of ln 2), the sum of
+// 2^(score - largest), and besides it V weighted so.
+struct RowState {
+  float largest, sum;
+};
+
+// state, out := both contexts together. One function, not inlined: the same instructions whether
+// partials come from this thread or from others.
+__attribute__((noinline)) inline void fold_row(RowState* state, float* out, RowState next,
+                                               const float* next_out, int64_t width) {
+  const float largest = state->largest > next.largest ? state->largest : next.largest;
+  const Vec keep = exp2_below0(set1(state->largest - largest));
+  const Vec add = exp2_below0(set1(next.largest - largest));
+  float keep_one[Vec::kLanes], add_one[Vec::kLanes];
+  store(keep_one, keep);
+  store(add_one, add);
+  state->largest = largest;
+  state->sum = state->sum * keep_one[0] + next.sum * add_one[0];
+  for (int64_t d = 0; d < width; d += Vec::kLanes) {
+    store(out + d, fma(load(out + d), keep, load(next_out + d) * add));
+  }
+}
+
+__attribute__((noinline)) inline void divide_row(float* out, float sum, int64_t width) {
+  const Vec scale = set1(1.0f / sum);
+  for (int64_t d = 0; d < width; d += Vec::kLanes) store(out + d, load(out + d) * scale);
+}
+
+// Everything that the attention of one call needs, shared by its threads.
+struct AttentionJob {
+  AttentionBatch batch;
+  PagedCache cache;
+  AttentionPlan plan;
+  int64_t num_heads, num_kv_heads, head_dim;
+  float softmax_scale;
+  int64_t window;
+  RowState* partial_states;  // [Hkv][plan.num_partial_rows]
+  float* partials;           // [Hkv][plan.num_partial_rows][padded_dim]
+
+  int64_t group() const { return num_heads / num_kv_heads; }
+  int64_t padded_dim() const {
+    return (head_dim + Vec::kLanes - 1) / Vec::kLanes * Vec::kLanes;
+  }
+};
+
+// Takes the memory that threads share from `scratch`; the batch has been checked.
+inline AttentionJob make_attention_job(const AttentionBatch& batch, const PagedCache& cache,
+                                       int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+                                       float softmax_scale, int64_t window, Scratch& scratch) {
+  AttentionJob job;
+  job.batch = batch;
+  job.cache = cache;
+  job.num_heads = num_heads;
+  job.num_kv_heads = num_kv_heads;
+  job.head_dim = head_dim;
+  job.softmax_scale = softmax_scale;
+  job.window = window;
+  job.plan = make_attention_plan(batch, num_kv_heads, job.group(), window, num_threads(), scratch);
+  const int64_t rows = num_kv_heads * job.plan.num_partial_rows;
+  job.partial_states = scratch.take<RowState>(rows);
+  job.partials = scratch.take<float>(rows * job.padded_dim());
+  return job;
+}
+
+// Where a chunk's K rows lie, and the cache lines that they cover. V's are at a fixed distance.
+struct ChunkRows {
+  const char* keys[kChunk];
+  const char** lines;  // at most kChunk * (lines of a row + 1)
+  int64_t num_lines;
+};
+
+// One thread's memory for tiles of up to max_rows rows.
+template <class T>
+struct TileBuffers {
+  static constexpr bool kDot = uses_dot<T>();
+  using F = typename Factor<kDot>::Type;
+
+  TileBuffers(const AttentionJob& job, Scratch& scratch)
+      : q(scratch.take<F>(job.plan.max_rows * job.head_dim)),
+        keys(scratch.take<F>(kChunk * job.head_dim)),
+        values(scratch.take<F>(kChunk * job.padded_dim())),
+        scores(scratch.take<float>(kSoftmaxRows * kChunk)),
+        weights(scratch.take<F>(kSoftmaxRows * kChunk)),
+        largest(scratch.take<float>(job.plan.max_rows + kSoftmaxRows)),
+        sums(scratch.take<float>(job.plan.max_rows * Vec::kLanes)),
+        out(scratch.take<float>(job.plan.max_rows * job.padded_dim())),
+        folded(scratch.take<float>(job.plan.max_rows * job.padded_dim())),
+        states(scratch.take<RowState>(job.plan.max_rows)),
+        folded_states(scratch.take<RowState>(job.plan.max_rows)),
+        positions(scratch.take<int32_t>(job.plan.max_rows)) {
+    const int64_t row_bytes = job.head_dim * static_cast<int64_t>(sizeof(T));
+    for (ChunkRows& rows : chunk_rows) {
+      rows.lines = scratch.take<const char*>(kChunk * (row_bytes / kLineBytes + 1));
+    }
+  }
+
+  F* q;                     // [rows][D]
+  F* keys;                  // a chunk's K, see arrange_keys
+  F* values;                // a chunk's V, see arrange_values; columns past D are 0
+  float* scores;            // [kSoftmaxRows][kChunk]
+  F* weights;               // [kSoftmaxRows][kChunk] 2^(score - largest)
+  float* largest;           // [rows] of the split being done
+  float* sums;              // [rows][lanes] of weights, of the split being done
+  float* out;               // [rows][padded D] of the split being done
+  float* folded;            // [rows][padded D] of the splits before it
+  RowState* states;         // [rows] of the split when it is done
+  RowState* folded_states;  // [rows]
+  int32_t* positions;       // [rows] context position of the row's token
+  ChunkRows chunk_rows[2];  // of the chunk being done and of the next
+};
+
+// Does the tiles of one thread. T is the cache's dtype.
+template <class T>
+class TileWorker {
+ public:
+  static constexpr bool kDot = uses_dot<T>();
+  static constexpr int kLanes = Vec::kLanes;
+  using F = typename Factor<kDot>::Type;
+
+  TileWorker(const AttentionJob& job, Scratch& scratch)
+      : job_(job), group_(job.group()), padded_(job.padded_dim()), buffers_(job, scratch) {}
+
+  // One unit for one KV head. q: [T, Hq * D]. sink(token, head, values): a finished row.
+  template <class Query, class Sink>
+  void run(AttentionUnit unit, int64_t kv_head, const Query* q, Sink&& sink) {
+    const AttentionTile& tile = job_.plan.tiles[unit.tile];
+    open(tile, kv_head, q);
+    if (unit.split >= 0) {
+      run_split(unit.split, (unit.split + 1) * kSplit);
+      const int64_t row = kv_head * job_.plan.num_partial_rows + tile.partial +
+                          (unit.split - tile.first_split) * rows_;
+      for (int64_t r = 0; r < rows_; ++r) {
+        job_.partial_states[row + r] = buffers_.states[r];
+        copy_row(buffers_.out + r * padded_, job_.partials + (row + r) * padded_, padded_);
+      }
+      return;
+    }
+    const bool folds = tile.end_split - tile.first_split > 1;
+    if (folds) clear(buffers_.folded_states, buffers_.folded);
+    for (int32_t split = tile.first_split; split < tile.end_split; ++split) {
+      run_split(split, end_);
+      if (!folds) break;
+      for (int64_t r = 0; r < rows_; ++r) {
+        fold_row(buffers_.folded_states + r, buffers_.folded + r * padded_, buffers_.states[r],
+                 buffers_.out + r * padded_, padded_);
+      }
+    }
+    finish(tile, kv_head, folds ? buffers_.folded_states : buffers_.states,
+           folds ? buffers_.folded : buffers_.out, sink);
+  }
+
+  // Folds the partials of a divided tile.
+  template <class Sink>
+  void merge(const AttentionTile& tile, int64_t kv_head, Sink&& sink) {
+    rows_ = (tile.end - tile.begin) * group_;
+    clear(buffers_.folded_states, buffers_.folded);
+    int64_t row = kv_head * job_.plan.num_partial_rows + tile.partial;
+    for (int32_t split = tile.first_split; split < tile.end_split; ++split) {
+      for (int64_t r = 0; r < rows_; ++r, ++row) {
+        fold_row(buffers_.folded_states + r, buffers_.folded + r * padded_,
+                 job_.partial_states[row], job_.partials + row * padded_, padded_);
+      }
+    }
+    finish(tile, kv_head, buffers_.folded_states, buffers_.folded, sink);
+  }
+
+ private:
+  template <class Query>
+  void open(const AttentionTile& tile, int64_t kv_head, const Query* q) {
+    const AttentionBatch& batch = job_.batch;
+    const int64_t first_token = batch.cu_seqlens_q[tile.span];
+    const int64_t num_tokens = batch.cu_seqlens_q[tile.span + 1] - first_token;
+    const int64_t first_position = batch.context_lens[tile.span] - num_tokens;
+    rows_ = (tile.end - tile.begin) * group_;
+    kv_head_ = kv_head;
+    value_offset_ =
+        static_cast<const char*>(job_.cache.value) - static_cast<const char*>(job_.cache.key);
+    table_ = batch.block_tables + tile.span * batch.max_blocks;
+    begin_ = job_.window < 0 ? 0 : first_position + tile.begin - job_.window + 1;
+    if (begin_ < 0) begin_ = 0;
+    end_ = first_position + tile.end;
+    for (int64_t r = 0; r < rows_; ++r) {
+      const int64_t token = tile.begin + r / group_;
+      buffers_.positions[r] = static_cast<int32_t>(first_position + token);
+      const Query* from = q + ((first_token + token) * job_.num_heads + kv_head * group_ +
+                               r % group_) * job_.head_dim;
+      F* to = buffers_.q + r * job_.head_dim;
+      copy_row(from, to, job_.head_dim);
+    }
+  }
+
+  void clear(RowState* states, float* out) {
+    for (int64_t r = 0; r < rows_; ++r) states[r] = {kNothingSeen, 0.0f};
+    for (int64_t i = 0; i < rows_ * padded_; i += kLanes) store(out + i, zero());
+  }
+
+  // Pointers to the K rows of positions [chunk, chunk + kChunk); the V row of each is
+  // value_offset_ further. Slots that the tile does not see may be unwritten or gone: a visible
+  // neighbour stands in for them, whose score is masked and whose weight is 0.
+  void find_rows(int64_t chunk, ChunkRows* rows) const {
+    const char** keys = rows->keys;
+    rows->num_lines = 0;
+    const int64_t block_size = job_.cache.block_size;
+    const int64_t row_bytes = job_.head_dim * static_cast<int64_t>(sizeof(T));
+    const int64_t first = begin_ > chunk ? begin_ - chunk : 0;
+    const int64_t end = end_ - chunk < kChunk ? end_ - chunk : kChunk;
+    for (int64_t j = first; j < end;) {
+      const int64_t position = chunk + j;
+      const int64_t block = position / block_size, offset = position - block * block_size;
+      const int64_t run = block_size - offset < end - j ? block_size - offset : end - j;
+      const int64_t row = (table_[block] * job_.num_kv_heads + kv_head_) * block_size + offset;
+      const char* key = static_cast<const char*>(job_.cache.key) + row * row_bytes;
+      for (int64_t i = 0; i < run; ++i) keys[j + i] = key + i * row_bytes;
+      const int64_t lines = (run * row_bytes + kLineBytes - 1) / kLineBytes;
+      for (int64_t i = 0; i < lines; ++i) rows->lines[rows->num_lines + i] = key + i * kLineBytes;
+      rows->num_lines += lines;
+      j += run;
+    }
+    for (int64_t j = 0; j < first; ++j) keys[j] = keys[first];
+    for (int64_t j = end; j < kChunk; ++j) keys[j] = keys[end - 1];
+  }
+
+  // The tile's rows against one split. Chunks from `wanted_end` on are not worth fetching ahead.
+  void run_split(int64_t split, int64_t wanted_end) {
+    if (wanted_end > end_) wanted_end = end_;
+    for (int64_t i = 0; i < rows_ * padded_; i += kLanes) store(buffers_.out + i, zero());
+    for (int64_t r = 0; r < rows_; ++r) store(buffers_.sums + r * kLanes, zero());
+    for (int64_t r = 0; r < rows_ + kSoftmaxRows; ++r) buffers_.largest[r] = kNothingSeen;
+    const int64_t first = split * kSplit > begin_ ? split * kSplit : begin_;
+    const int64_t last = (split + 1) * kSplit < end_ ? (split + 1) * kSplit : end_;
+    ChunkRows* now = buffers_.chunk_rows;
+    ChunkRows* next = now + 1;
+    const int64_t first_chunk = first / kChunk * kChunk;
+    find_rows(first_chunk, now);
+    for (int64_t chunk = first_chunk; chunk < last; chunk += kChunk, std::swap(now, next)) {
+      const int64_t seen = last - chunk < kChunk ? last - chunk : kChunk;
+      FetchAhead keys, values;
+      if (chunk + kChunk < wanted_end) {
+        find_rows(chunk + kChunk, next);
+        keys = {next->lines, 0, next->num_lines};
+        values = {next->lines, value_offset_, next->num_lines};
+      }
+      arrange_keys<T, kDot>(now->keys, seen, job_.head_dim, keys.part(0, 2), buffers_.keys);
+      bool values_arranged = false;
+      const auto arrange = [&] {
+        if (values_arranged) return;
+        values_arranged = true;
+        arrange_values<T, kDot>(now->keys, value_offset_, seen, job_.head_dim, padded_,
+                                keys.part(1, 2), buffers_.values);
+      };
+      for (int64_t row = 0; row < rows_; row += kSoftmaxRows) {
+        run_rows(chunk, row, row + kSoftmaxRows < rows_ ? row + kSoftmaxRows : rows_, values,
+                 arrange);
+        values.count = 0;
+      }
+    }
+    for (int64_t r = 0; r < rows_; ++r) {
+      buffers_.states[r] = {buffers_.largest[r], reduce_add(load(buffers_.sums + r * kLanes))};
+    }
+  }
+
+  // Rows [begin, end), at most kSoftmaxRows, against the chunk whose keys are arranged. Values are
+  // arranged when they are first wanted: by then the keys may leave L1.
+  template <class ArrangeValues>
+  void run_rows(int64_t chunk, int64_t begin, int64_t end, const FetchAhead& ahead,
+                const ArrangeValues& arrange) {
+    const int64_t oldest = buffers_.positions[begin], newest = buffers_.positions[end - 1];
+    if (newest < chunk) return;
+    if (job_.window >= 0 && oldest - job_.window + 1 >= chunk + kChunk) return;
+    const int rows = static_cast<int>(end - begin);
+    const int groups = (rows + kRegisterRows - 1) / kRegisterRows;
+    const int64_t columns = newest + 1 - chunk < kChunk ? newest + 1 - chunk : kChunk;
+    const int num_vecs = static_cast<int>((columns + kLanes - 1) / kLanes);
+    constexpr int64_t kPerStep = Factor<kDot>::kPerStep;
+
+    for (int i = 0; i < groups; ++i) {
+      const int first = rows * i / groups, count = rows * (i + 1) / groups - first;
+      Product<kDot>::columns(count, num_vecs, buffers_.q + (begin + first) * job_.head_dim,
+                             job_.head_dim, buffers_.keys, kChunk * kPerStep,
+                             job_.head_dim / kPerStep, buffers_.scores + first * kChunk, kChunk,
+                             nullptr, ahead.part(i, 2 * groups));
+    }
+    const bool masks = chunk + num_vecs * kLanes - 1 > oldest ||
+                       (job_.window >= 0 && chunk < newest - job_.window + 1);
+    if (masks) {
+      for (int r = 0; r < rows; ++r) mask_row(chunk, begin + r, num_vecs, buffers_.scores + r * kChunk);
+    }
+    float scales[kSoftmaxRows];
+    weigh_rows(begin, rows, num_vecs, scales);
+    arrange();
+    for (int i = 0; i < groups; ++i) {
+      const int first = rows * i / groups, count = rows * (i + 1) / groups - first;
+      Product<kDot>::columns(count, static_cast<int>(padded_ / kLanes),
+                             buffers_.weights + first * kChunk, kChunk, buffers_.values,
+                             padded_ * kPerStep, (columns + kPerStep - 1) / kPerStep,
+                             buffers_.out + (begin + first) * padded_, padded_, scales + first,
+                             ahead.part(groups + i, 2 * groups));
+    }
+  }
+
+  // Scores outside of what the row sees become -infinity.
+  void mask_row(int64_t chunk, int64_t row, int num_vecs, float* scores) const {
+    const int64_t position = buffers_.positions[row];
+    const int64_t end = position + 1 - chunk;
+    const int64_t begin = job_.window < 0 ? 0 : position - job_.window + 1 - chunk;
+    const Vec hidden = set1(-__builtin_inff());
+    for (int v = 0; v < num_vecs; ++v) {
+      const int low = lane(begin - v * kLanes), high = lane(end - v * kLanes);
+      store(scores + v * kLanes, keep_lanes(load(scores + v * kLanes), low, high, hidden));
+    }
+  }
+
+  static int lane(int64_t i) { return i < 0 ? 0 : i > kLanes ? kLanes : static_cast<int>(i); }
+
+  // weights := 2^(score - new largest), sums go on. scales[r]: what that makes of earlier weights.
+  void weigh_rows(int64_t begin, int rows, int num_vecs, float* scales) {
+    // Of each row; transposed, lane r is row r, and lanes reduce all rows at once.
+    Vec most[kLanes];
+    for (int r = 0; r < rows; ++r) {
+      const float* scores = buffers_.scores + r * kChunk;
+      most[r] = load(scores);
+      for (int v = 1; v < num_vecs; ++v) most[r] = max(most[r], load(scores + v * kLanes));
+    }
+    for (int r = rows; r < kLanes; ++r) most[r] = zero();
+    transpose(most);
+    for (int width = kLanes / 2; width > 0; width /= 2) {
+      for (int i = 0; i < width; ++i) most[i] = max(most[i], most[i + width]);
+    }
+    const Vec unit = set1(job_.softmax_scale * kLog2e);
+    const Vec before = load(buffers_.largest + begin);
+    const Vec largest = max(before, most[0] * unit);
+    store(buffers_.largest + begin, largest);
+    store(scales, exp2_below0(before - largest));
+    for (int r = 0; r < rows; ++r) {
+      const Vec shift = set1(buffers_.largest[begin + r]);
+      Vec sum = zero();
+      for (int v = 0; v < num_vecs; ++v) {
+        const int64_t i = r * kChunk + v * kLanes;
+        const Vec weight = exp2_below0(fma(load(buffers_.scores + i), unit, zero() - shift));
+        store(buffers_.weights + i, weight);
+        sum = sum + weight;
+      }
+      float* total = buffers_.sums + (begin + r) * kLanes;
+      store(total, fma(load(total), set1(scales[r]), sum));
+    }
+  }
+
+  template <class Sink>
+  void finish(const AttentionTile& tile, int64_t kv_head, const RowState* states, float* out,
+              Sink&& sink) {
+    const int64_t first_token = job_.batch.cu_seqlens_q[tile.span] + tile.begin;
+    for (int64_t r = 0; r < rows_; ++r) {
+      divide_row(out + r * padded_, states[r].sum, padded_);
+      sink(first_token + r / group_, kv_head * group_ + r % group_,
+           static_cast<const float*>(out + r * padded_));
+    }
+  }
+
+  const AttentionJob& job_;
+  int64_t group_, padded_;
+  TileBuffers<T> buffers_;
+  int64_t rows_ = 0, kv_head_ = 0;  // of the open tile
+  int64_t begin_ = 0, end_ = 0;     // positions that the open tile sees
+  const int32_t* table_ = nullptr;
+  ptrdiff_t value_offset_ = 0;  // bytes from a K row to its V row
+};
+
+// All units, then the merges. q: [T, Hq * D] of Query; sink(token, head, values) gets D floats per
+// row, once, on some thread. Barrier inside only where tiles are divided; none at the end.
+template <class T, class Query, class Sink>
+void attend(Team& team, const AttentionJob& job, const Query* q, Sink&& sink) {
+  Scratch::Scope scope(team.scratch());
+  TileWorker<T> worker(job, team.scratch());
+  team.for_each(job.plan.num_units * job.num_kv_heads, [&](int64_t i) {
+    worker.run(job.plan.units[i / job.num_kv_heads], i % job.num_kv_heads, q, sink);
+  });
+  if (job.plan.num_divided == 0) return;
+  team.barrier();
+  team.for_each(job.plan.num_divided * job.num_kv_heads, [&](int64_t i) {
+    worker.merge(job.plan.tiles[job.plan.divided[i / job.num_kv_heads]], i % job.num_kv_heads,
+                 sink);
+  });
+}
+
+}  // namespace regatta::cpu::REGATTA_ISA

@@ -1,0 +1,53 @@
+// The attention half of a decoder layer in one region of five phases:
+//
+//   hidden -> norm -> packed rows | qkv product + bias | norm, rope, cache write | attention ->
+//   packed rows | output product + bias + hidden
+//
+// Between the phases activations stay in scratch in the form that the next phase reads, and are
+// rounded only there; keys and values are rounded to the cache's dtype. A batch of more than
+// kMaxBlockRows tokens goes in pieces, like a prefill in chunks: the later piece finds the earlier
+// one in the cache, and each row's result is the same bits. Bound: the weights' and the cache's
+// bytes (decode), the multiplier (prefill).
+#include "regatta/attention.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "attention_checks.h"
+#include "attention_plan.h"
+#include "dispatch.h"
+#include "gemm.h"
+
+#define REGATTA_INL "attention_block.inl"
+#include "foreach_isa.h"
+
+namespace regatta::cpu {
+namespace {
+
+const char* refuse_pairs(const AttentionBlockParams& params) {
+  return refuse_odd_head_dim(params.dtype, params.head_dim);
+}
+
+const OpTable<AttentionBlockParams> kAttentionBlock(
+    "attention_block",
+    {{"avx512_bf16", Isa::kAvx512Bf16, refuse_pairs, avx512_bf16::run_attention_block},
+     {"avx512", Isa::kAvx512, nullptr, avx512::run_attention_block},
+     {"avx2", Isa::kAvx2, nullptr, avx2::run_attention_block},
+     {"scalar", Isa::kScalar, nullptr, scalar::run_attention_block}});
+
+}  // namespace
+
+Status attention_block(const AttentionBlockParams& params) {
+  Status status =
+      check_attention_batch("attention_block", params.batch, params.cache, params.window);
+  if (!status.ok()) return status;
+  status = check_rope_indices("attention_block", params.positions, params.slot_mapping,
+                              params.batch.num_tokens, params.num_positions,
+                              params.cache.num_blocks * params.cache.block_size);
+  return status.ok() ? kAttentionBlock.run(params) : status;
+}
+
+}  // namespace regatta::cpu

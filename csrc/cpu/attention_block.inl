@@ -1,0 +1,134 @@
+// See attention_block.cc.
+#include "gemm.inl"
+
+#include "attention.inl"
+#include "rope.inl"
+
+namespace regatta::cpu::REGATTA_ISA {
+
+// The block's two products, looked up once.
+struct BlockKernels {
+  Weight qkv, out;
+  const GemmKernels* qkv_kernels = nullptr;
+  const GemmKernels* out_kernels = nullptr;
+};
+
+// Tokens [begin, end) of the batch as a batch of their own: spans are cut, and the first part of a
+// cut span sees a shorter context. Borders and lengths live in `scratch`.
+inline AttentionBatch cut_batch(const AttentionBatch& batch, int64_t begin, int64_t end,
+                                Scratch& scratch) {
+  AttentionBatch piece = batch;
+  piece.num_tokens = end - begin;
+  if (piece.num_tokens == batch.num_tokens) return piece;
+  auto* borders = scratch.take<int32_t>(batch.num_seqs + 1);
+  auto* lengths = scratch.take<int32_t>(batch.num_seqs);
+  borders[0] = 0;
+  for (int64_t b = 0; b < batch.num_seqs; ++b) {
+    const int64_t span_begin = std::min<int64_t>(batch.cu_seqlens_q[b], end);
+    const int64_t span_end = std::min<int64_t>(batch.cu_seqlens_q[b + 1], end);
+    borders[b + 1] = static_cast<int32_t>(std::max(span_end, begin) - begin);
+    lengths[b] = static_cast<int32_t>(batch.context_lens[b] - (batch.cu_seqlens_q[b + 1] - span_end));
+    if (span_begin >= end) lengths[b] = 0;
+  }
+  piece.cu_seqlens_q = borders;
+  piece.context_lens = lengths;
+  return piece;
+}
+
+// Tokens [begin, end), all phases in one region.
+template <class T>
+void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& kernels,
+                           int64_t begin, int64_t end) {
+  using Query = typename Factor<uses_dot<T>()>::Type;
+  const int64_t num_tokens = end - begin;
+  const int64_t dim = p.head_dim, hidden_size = p.hidden_size;
+  const int64_t qkv_size = kernels.qkv.out_features, q_size = kernels.out.in_features;
+  const T* hidden = static_cast<const T*>(p.hidden) + begin * hidden_size;
+  T* out = static_cast<T*>(p.hidden_out) + begin * hidden_size;
+  Scratch& shared = Scratch::mine();
+  Scratch::Scope scope(shared);
+
+  RopeJob<T> rope;
+  rope.positions = p.positions + begin;
+  rope.slot_mapping = p.slot_mapping + begin;
+  rope.rope_cache = p.rope_cache;
+  rope.q_norm = static_cast<const T*>(p.q_norm);
+  rope.k_norm = static_cast<const T*>(p.k_norm);
+  rope.cache = p.cache;
+  rope.num_tokens = num_tokens;
+  rope.num_heads = p.num_heads;
+  rope.num_kv_heads = p.num_kv_heads;
+  rope.head_dim = dim;
+  rope.rotary_dim = p.rotary_dim;
+  rope.epsilon = p.epsilon;
+  const AttentionBatch batch = cut_batch(p.batch, begin, end, shared);
+  const AttentionJob attention =
+      make_attention_job(batch, p.cache, p.num_heads, p.num_kv_heads, dim, p.softmax_scale,
+                         p.window, shared);
+
+  const PackedRows normed = make_rows(*kernels.qkv_kernels, shared, num_tokens, hidden_size);
+  const PackedRows attended = make_rows(*kernels.out_kernels, shared, num_tokens, q_size);
+  float* qkv = shared.take<float>(num_tokens * qkv_size);
+  Query* q = shared.take<Query>(num_tokens * q_size);
+  // Heads can be packed one by one where they begin at a cache line of the packed row.
+  const bool packs_heads = dim % 32 == 0;
+  float* mixed = packs_heads ? nullptr : shared.take<float>(num_tokens * q_size);
+  float* zeros = shared.take<float>(q_size);
+  for (int64_t i = 0; i < q_size; ++i) zeros[i] = 0.0f;
+  const int64_t used = batch.cu_seqlens_q[batch.num_seqs];
+
+  parallel([&](Team& team) {
+    rms_norm_rows(team, normed, hidden, hidden_size, static_cast<const T*>(p.norm_weight),
+                  p.epsilon);
+    team.barrier();
+    gemm(team, *kernels.qkv_kernels, normed, kernels.qkv,
+         [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
+           store_tile(tile, row, num, column, num_columns, static_cast<const T*>(p.qkv_bias),
+                      static_cast<const float*>(nullptr), qkv, qkv_size);
+         });
+    team.barrier();
+    rope_rows(team, rope, qkv, q);
+    team.barrier();
+    attend<T>(team, attention, q, [&](int64_t token, int64_t head, const float* values) {
+      if (packs_heads) {
+        pack_columns(attended, token, head * dim, values, dim);
+      } else {
+        copy_row(values, mixed + token * q_size + head * dim, dim);
+      }
+    });
+    team.for_each(num_tokens - used, [&](int64_t i) { pack_row(attended, used + i, zeros); });
+    team.barrier();
+    if (!packs_heads) {
+      team.for_chunks(used, rows_per_claim(team, used), [&](int64_t from, int64_t to) {
+        for (int64_t i = from; i < to; ++i) pack_row(attended, i, mixed + i * q_size);
+      });
+      team.barrier();
+    }
+    gemm(team, *kernels.out_kernels, attended, kernels.out,
+         [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
+           store_tile(tile, row, num, column, num_columns, static_cast<const T*>(p.out_bias),
+                      hidden, out, hidden_size);
+         });
+  });
+}
+
+inline Status run_attention_block(const AttentionBlockParams& p) {
+  const int64_t q_size = p.num_heads * p.head_dim;
+  BlockKernels kernels;
+  kernels.qkv = {p.qkv, p.num_qkv, p.hidden_size, q_size + 2 * p.num_kv_heads * p.head_dim};
+  kernels.out = {p.out, p.num_out, q_size, p.hidden_size};
+  Status status =
+      find_gemm(p.scheme, kernels.qkv, p.dtype, REGATTA_ISA_ENUM, &kernels.qkv_kernels);
+  if (!status.ok()) return Status::error("qkv: " + status.message());
+  status = find_gemm(p.scheme, kernels.out, p.dtype, REGATTA_ISA_ENUM, &kernels.out_kernels);
+  if (!status.ok()) return Status::error("out: " + status.message());
+  return with_dtype(p.dtype, [&](auto like) {
+    for (int64_t begin = 0; begin < p.batch.num_tokens; begin += kMaxBlockRows) {
+      const int64_t end = std::min(begin + kMaxBlockRows, p.batch.num_tokens);
+      attention_block_piece<decltype(like)>(p, kernels, begin, end);
+    }
+    return Status();
+  });
+}
+
+}  // namespace regatta::cpu::REGATTA_ISA

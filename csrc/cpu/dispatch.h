@@ -1,0 +1,131 @@
+// CPU features, and the table of candidates from which each op picks its implementation.
+//
+// An op <name> has, in <name>.inl, `Status run_<name>(const XParams&)` in every ISA namespace, and in
+// <name>.cc one table, which is all that the outside calls:
+//
+//   static const OpTable<LinearParams> kLinear("linear", {REGATTA_CANDIDATES(run_linear)});
+//   Status linear(const LinearParams& params) { return kLinear.run(params); }
+//
+// Order is preference. The first candidate whose ISA this CPU has and whose `refuse` returns null
+// runs; when none does, the error lists every candidate with its reason. The scalar one is always
+// there. REGATTA_KERNEL (environment) or regatta_force_kernel() (C API, tests) narrows the choice:
+// "avx2" for all ops, "linear=scalar,paged_attention=avx2" for some, "" for none. A name that the
+// CPU lacks, or that no op has, is an error when the op runs, not a silent fallback.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "regatta/types.h"
+
+namespace regatta::cpu {
+
+enum class Isa : uint8_t { kScalar, kAvx2, kAvx512, kAvx512Bf16 };
+
+const char* isa_name(Isa isa);     // "scalar", "avx2", "avx512", "avx512_bf16"
+bool isa_available(Isa isa);       // CPU and operating system have it
+std::vector<std::string> cpu_feature_names();  // for reports: "avx2", "fma", "avx512_bf16", ...
+
+// fn(T()) with T = float, bf16 or fp16. Every op's params were checked to have one of them.
+template <class Fn>
+Status with_dtype(DType dtype, Fn&& fn) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return fn(float());
+    case DType::kBFloat16:
+      return fn(bf16());
+    case DType::kFloat16:
+      return fn(fp16());
+    default:
+      return Status::error(std::string("activations are ") + dtype_name(dtype) +
+                           " (allowed: float32, bfloat16, float16)");
+  }
+}
+
+template <class Params>
+struct Candidate {
+  const char* name;
+  Isa isa;
+  const char* (*refuse)(const Params&);  // reason, or null to accept; may be null itself
+  Status (*run)(const Params&);
+};
+
+struct CandidateInfo {
+  const char* name;
+  bool accepts;        // as far as the CPU decides; a refusal by shape shows only in run()
+  std::string reason;  // empty when it accepts
+};
+
+// What all tables share, for regatta_cpu_info(). Registers itself.
+class OpTableBase {
+ public:
+  explicit OpTableBase(const char* op);
+  const char* op() const { return op_; }
+  virtual std::vector<CandidateInfo> candidates() const = 0;
+
+ protected:
+  ~OpTableBase() = default;
+  // Name forced for this op, or empty.
+  std::string forced() const;
+  Status none_fits(const std::string& forced, const std::vector<CandidateInfo>& tried) const;
+
+ private:
+  const char* op_;
+};
+
+std::vector<const OpTableBase*> all_op_tables();  // sorted by op name
+
+// Replaces what REGATTA_KERNEL said. Checks the spelling only. Not while an op runs.
+Status force_kernel(const char* spec);
+bool any_kernel_forced();
+
+std::string isa_refusal(Isa isa);  // empty when available
+
+template <class Params>
+class OpTable final : public OpTableBase {
+ public:
+  OpTable(const char* op, std::initializer_list<Candidate<Params>> candidates)
+      : OpTableBase(op), candidates_(candidates) {}
+
+  Status run(const Params& params) const {
+    const std::string name = any_kernel_forced() ? forced() : std::string();
+    for (const Candidate<Params>& candidate : candidates_) {
+      if (!name.empty() && name != candidate.name) continue;
+      if (!isa_available(candidate.isa)) continue;
+      if (candidate.refuse && candidate.refuse(params)) continue;
+      return candidate.run(params);
+    }
+    std::vector<CandidateInfo> tried = candidates_by_cpu();
+    for (size_t i = 0; i < tried.size(); ++i) {
+      if (!tried[i].accepts || !candidates_[i].refuse) continue;
+      if (const char* reason = candidates_[i].refuse(params)) tried[i] = {tried[i].name, false, reason};
+    }
+    return none_fits(name, tried);
+  }
+
+  std::vector<CandidateInfo> candidates() const override { return candidates_by_cpu(); }
+
+ private:
+  std::vector<CandidateInfo> candidates_by_cpu() const {
+    std::vector<CandidateInfo> infos;
+    for (const Candidate<Params>& candidate : candidates_) {
+      const std::string reason = isa_refusal(candidate.isa);
+      infos.push_back({candidate.name, reason.empty(), reason});
+    }
+    return infos;
+  }
+
+  std::vector<Candidate<Params>> candidates_;
+};
+
+// The four instruction sets, best first. FN is the same function name in each ISA namespace.
+#define REGATTA_CANDIDATES_REFUSE(FN, REFUSE)                          \
+  {"avx512_bf16", ::regatta::cpu::Isa::kAvx512Bf16, REFUSE, avx512_bf16::FN}, \
+      {"avx512", ::regatta::cpu::Isa::kAvx512, REFUSE, avx512::FN},           \
+      {"avx2", ::regatta::cpu::Isa::kAvx2, REFUSE, avx2::FN}, {               \
+    "scalar", ::regatta::cpu::Isa::kScalar, REFUSE, scalar::FN                \
+  }
+#define REGATTA_CANDIDATES(FN) REGATTA_CANDIDATES_REFUSE(FN, nullptr)
+
+}  // namespace regatta::cpu

@@ -1,0 +1,53 @@
+// See embedding.cc.
+#include "rows.inl"
+
+namespace regatta::cpu::REGATTA_ISA {
+
+// Bits are copied, so 2-byte dtypes are all alike.
+template <class Word>
+void copy_embeddings(const EmbeddingParams& p) {
+  const Word* weight = static_cast<const Word*>(p.weight);
+  Word* out = static_cast<Word*>(p.out);
+  const int64_t width = p.hidden_size;
+  const bool pairs = p.packed && p.dtype == DType::kBFloat16;
+  const int64_t panel_words = (pairs ? (width + 1) / 2 * 2 : width) * kPanel;
+  const auto one_token = [&](int64_t token) {
+    const int64_t id = p.token_ids[token];
+    Word* to = out + token * width;
+    if (!p.packed) {
+      __builtin_memcpy(to, weight + id * width, static_cast<size_t>(width) * sizeof(Word));
+      return;
+    }
+    const Word* panel = weight + id / kPanel * panel_words;
+    const int64_t column = id % kPanel;
+    for (int64_t k = 0; k < width; ++k) {
+      to[k] = pairs ? panel[(k / 2 * kPanel + column) * 2 + k % 2] : panel[k * kPanel + column];
+    }
+  };
+  // A packed row touches one cache line per element (or pair).
+  const int64_t bytes = p.num_tokens * width * (p.packed ? 64 : int64_t{sizeof(Word)});
+  parallel(threads_for_bytes(bytes), [&](Team& team) {
+    team.for_chunks(p.num_tokens, rows_per_claim(team, p.num_tokens),
+                    [&](int64_t begin, int64_t end) {
+                      for (int64_t token = begin; token < end; ++token) one_token(token);
+                    });
+  });
+}
+
+inline Status run_embedding(const EmbeddingParams& p) {
+  for (int64_t i = 0; i < p.num_tokens; ++i) {
+    if (p.token_ids[i] < 0 || p.token_ids[i] >= p.vocab_size) {
+      return Status::error("token_ids[" + std::to_string(i) + "] is " +
+                           std::to_string(p.token_ids[i]) + " (allowed: 0 .. " +
+                           std::to_string(p.vocab_size - 1) + ")");
+    }
+  }
+  if (p.dtype == DType::kFloat32) {
+    copy_embeddings<uint32_t>(p);
+  } else {
+    copy_embeddings<uint16_t>(p);
+  }
+  return {};
+}
+
+}  // namespace regatta::cpu::REGATTA_ISA

@@ -1,0 +1,73 @@
+// Compiles one .inl file once per instruction set. Deliberately without an include guard.
+//
+// Use once in a .cc, after EVERY other include (std, intrinsics, our headers):
+//
+//   #define REGATTA_INL "<op>.inl"
+//   #include "foreach_isa.h"
+//
+// The .inl (no guard either) puts its code in `namespace regatta::cpu::REGATTA_ISA` (scalar, avx2,
+// avx512, avx512_bf16), where the vector type of vec.inl is already defined. Rules:
+//  * Never include a std or intrinsics header from an .inl: inline functions parsed inside the
+//    target pragma would be compiled for that ISA and the linker may pick them for everybody.
+//  * Everything in an .inl lives in the ISA namespace (no `inline` functions outside of it).
+//  * Each ISA namespace is complete: every op, every dtype. Chosen at run time (cpu/dispatch.h).
+//  * REGATTA_HAS_BF16_DOT is 1 where vdpbf16ps exists; REGATTA_ISA_ENUM is the Isa value.
+
+#ifndef REGATTA_INL
+#error "define REGATTA_INL before including foreach_isa.h"
+#endif
+
+#include <immintrin.h>
+
+// GCC 12 reports the "undefined" operands of its own intrinsics (GCC bug 105593).
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+
+#include "vec.h"
+
+#define REGATTA_ISA scalar
+#define REGATTA_ISA_ENUM Isa::kScalar
+#define REGATTA_HAS_BF16_DOT 0
+#include "vec_scalar.inl"
+#include REGATTA_INL
+#undef REGATTA_ISA
+#undef REGATTA_ISA_ENUM
+#undef REGATTA_HAS_BF16_DOT
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+#define REGATTA_ISA avx2
+#define REGATTA_ISA_ENUM Isa::kAvx2
+#define REGATTA_HAS_BF16_DOT 0
+#include "vec_avx2.inl"
+#include REGATTA_INL
+#undef REGATTA_ISA
+#undef REGATTA_ISA_ENUM
+#undef REGATTA_HAS_BF16_DOT
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
+#define REGATTA_ISA avx512
+#define REGATTA_ISA_ENUM Isa::kAvx512
+#define REGATTA_HAS_BF16_DOT 0
+#include "vec_avx512.inl"
+#include REGATTA_INL
+#undef REGATTA_ISA
+#undef REGATTA_ISA_ENUM
+#undef REGATTA_HAS_BF16_DOT
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+#define REGATTA_ISA avx512_bf16
+#define REGATTA_ISA_ENUM Isa::kAvx512Bf16
+#define REGATTA_HAS_BF16_DOT 1
+#include "vec_avx512.inl"
+#include REGATTA_INL
+#undef REGATTA_ISA
+#undef REGATTA_ISA_ENUM
+#undef REGATTA_HAS_BF16_DOT
+#pragma GCC pop_options
+
+#undef REGATTA_INL

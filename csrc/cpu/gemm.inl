@@ -1,0 +1,192 @@
+// What a block op calls inside its region: packing of rows, the norm in front of a GEMM, the GEMM,
+// and the usual ways to store its tiles. An op's .inl includes this once; rules are in gemm.h.
+#include "rows.inl"
+
+namespace regatta::cpu::REGATTA_ISA {
+
+// Rows to be filled, in memory of `scratch` (the caller's, taken before the region).
+inline PackedRows make_rows(const GemmKernels& kernels, Scratch& scratch, int64_t num_rows,
+                            int64_t width) {
+  PackedRows rows;
+  rows.format = kernels.row_format;
+  rows.num_rows = num_rows;
+  rows.width = width;
+  // Balanced tiles: 13 rows are 7 + 6, not 12 + 1.
+  const int64_t num_tiles = (num_rows + kernels.max_tile_rows - 1) / kernels.max_tile_rows;
+  rows.tile_rows = num_tiles > 0 ? (num_rows + num_tiles - 1) / num_tiles : 1;
+  rows.data = scratch.take<char>(rows.num_tiles() * rows.tile_bytes());
+  return rows;
+}
+
+// Writes values[0 .. count) to columns [column, column + count) of a row. `column` is a multiple of
+// 32; count is too unless the row ends there.
+template <class T>
+inline void pack_columns(const PackedRows& rows, int64_t row, int64_t column, const T* values,
+                         int64_t count) {
+  constexpr int kLanes = Vec::kLanes;
+  const int64_t step = rows.tile_rows * kLineBytes;
+  char* line = rows.line(row, column);
+  if (rows.format == RowFormat::kFloat32) {
+    for (int64_t i = 0; i < count; i += 16, line += step) {
+      float* out = reinterpret_cast<float*>(line);
+      if (count - i >= 16) {
+        for (int j = 0; j < 16; j += kLanes) store(out + j, load(values + i + j));
+      } else {
+        for (int64_t j = 0; j < count - i; ++j) out[j] = to_float(values[i + j]);
+        out[count - i] = 0.0f;  // weights stored in pairs pad an odd row with a zero
+      }
+    }
+  } else {
+    for (int64_t i = 0; i < count; i += 32, line += step) {
+      bf16* out = reinterpret_cast<bf16*>(line);
+      if (count - i >= 32) {
+        for (int j = 0; j < 32; j += kLanes) store(out + j, load(values + i + j));
+      } else {
+        for (int64_t j = 0; j < count - i; ++j) from_float(to_float(values[i + j]), out + j);
+        out[count - i].bits = 0;
+      }
+    }
+  }
+}
+
+template <class T>
+inline void pack_row(const PackedRows& rows, int64_t row, const T* values) {
+  pack_columns(rows, row, 0, values, rows.width);
+}
+
+// x: [num_rows, width], rows `stride` elements apart. No barrier at the end.
+template <class T>
+inline void pack_rows(Team& team, const PackedRows& rows, const T* x, int64_t stride) {
+  team.for_chunks(rows.num_rows, rows_per_claim(team, rows.num_rows),
+                  [&](int64_t begin, int64_t end) {
+                    for (int64_t i = begin; i < end; ++i) pack_row(rows, i, x + i * stride);
+                  });
+}
+
+// Normalised rows of x [num_rows, width] into `rows`. No barrier at the end.
+template <class T>
+inline void rms_norm_rows(Team& team, const PackedRows& rows, const T* x, int64_t stride,
+                          const T* weight, float epsilon) {
+  Scratch::Scope scope(team.scratch());
+  float* row = team.scratch().take<float>(rows.width);
+  team.for_chunks(rows.num_rows, rows_per_claim(team, rows.num_rows),
+                  [&](int64_t begin, int64_t end) {
+                    for (int64_t i = begin; i < end; ++i) {
+                      rms_norm_row(x + i * stride, weight, row, rows.width, epsilon);
+                      pack_row(rows, i, row);
+                    }
+                  });
+}
+
+namespace internal {
+
+// Runs each(job) for pieces of rows x [0, num_panels) panels, shared out over the team. With few
+// rows a thread's run of panels is walked from its start and from its middle at once: two streams
+// that both go on into the next panel, so that prefetches beyond the end of one are not lost.
+//
+//   a thread's run:   | p0 p1 p2 p3 | p4 p5 p6 p7 |     pairs (p0, p4) (p1, p5) (p2, p6) (p3, p7)
+//
+// With `halves`, each panel is paired with the one `halves` further on.
+template <class Each>
+inline void for_panels(Team& team, const GemmKernels& kernels, const PackedRows& rows,
+                       const Weight& weight, int64_t num_panels, int64_t halves, Each&& each) {
+  // Products of a block of rows stay in L1 until they are stored: 96 rows are 12 KiB per panel.
+  constexpr int64_t kBlockRows = 96;
+  const bool two = rows.num_rows <= kernels.max_rows_of_two;
+  const int64_t block_tiles = std::max<int64_t>(1, kBlockRows / rows.tile_rows);
+  const int64_t num_blocks = (rows.num_tiles() + block_tiles - 1) / block_tiles;
+  // One thread takes all row blocks of a panel, which then stays in its L2, unless that leaves too
+  // few pieces to balance.
+  const int64_t unit = num_panels >= 8 * team.num_threads() ? num_blocks : 1;
+  Scratch::Scope scope(team.scratch());
+  PanelJob job;
+  job.rows = &rows;
+  job.weight = &weight;
+  job.scratch = &team.scratch();
+  job.out = team.scratch().take<float>(2 * block_tiles * rows.tile_rows * kPanel);
+  const auto run = [&](int64_t block, int64_t panel, int64_t other) {
+    job.tile_begin = block * block_tiles;
+    job.tile_end = std::min(job.tile_begin + block_tiles, rows.num_tiles());
+    job.panels[0] = panel;
+    job.panels[1] = other;
+    job.num_panels = other < 0 ? 1 : 2;
+    each(job);
+  };
+  team.for_guided(num_panels * num_blocks / unit, [&](int64_t begin, int64_t end) {
+    if (two && !halves) {  // num_blocks is 1
+      const int64_t middle = begin + (end - begin + 1) / 2;
+      for (int64_t i = begin; i < middle; ++i) {
+        run(0, i, i + middle - begin < end ? i + middle - begin : -1);
+      }
+      return;
+    }
+    for (int64_t piece = begin * unit; piece < end * unit; ++piece) {
+      const int64_t panel = piece / num_blocks;
+      run(piece % num_blocks, panel, halves ? panel + halves : -1);
+    }
+  });
+}
+
+}  // namespace internal
+
+// store(row, num_rows, column, num_columns, tile): tile is [num_rows][kPanel], complete products of
+// rows [row, row + num_rows) and output columns [column, column + num_columns). Each (row, column)
+// comes exactly once, on some thread. No barrier inside.
+template <class Store>
+inline void gemm(Team& team, const GemmKernels& kernels, const PackedRows& rows,
+                 const Weight& weight, Store&& store) {
+  internal::for_panels(
+      team, kernels, rows, weight, weight.num_panels(), 0, [&](const PanelJob& job) {
+        kernels.run(job);
+        for (int i = 0; i < job.num_panels; ++i) {
+          const int64_t column = job.panels[i] * kPanel;
+          store(job.first_row(), job.num_rows(), column,
+                std::min(kPanel, weight.out_features - column),
+                static_cast<const float*>(job.out + i * job.num_rows() * kPanel));
+        }
+      });
+}
+
+// The halves of a weight together: column c and c + N / 2, where N / 2 is a multiple of 32.
+// store(row, num_rows, column, num_columns, tile, tile_of_second_half), column in the first half.
+template <class Store>
+inline void gemm_halves(Team& team, const GemmKernels& kernels, const PackedRows& rows,
+                        const Weight& weight, Store&& store) {
+  const int64_t halves = weight.num_panels() / 2;
+  internal::for_panels(
+      team, kernels, rows, weight, halves, halves, [&](const PanelJob& job) {
+        kernels.run(job);
+        store(job.first_row(), job.num_rows(), job.panels[0] * kPanel, kPanel,
+              static_cast<const float*>(job.out),
+              static_cast<const float*>(job.out + job.num_rows() * kPanel));
+      });
+}
+
+// out[row + i, column + j] = tile[i][j] (+ bias[column + j]) (+ residual[row + i, column + j]).
+// out and residual have rows `stride` elements apart and may be the same memory.
+template <class Out, class T>
+inline void store_tile(const float* tile, int64_t row, int64_t num_rows, int64_t column,
+                       int64_t num_columns, const T* bias, const Out* residual, Out* out,
+                       int64_t stride) {
+  constexpr int kLanes = Vec::kLanes;
+  for (int64_t i = 0; i < num_rows; ++i) {
+    const float* in = tile + i * kPanel;
+    Out* to = out + (row + i) * stride + column;
+    const Out* add = residual ? residual + (row + i) * stride + column : nullptr;
+    int64_t j = 0;
+    for (; j + kLanes <= num_columns; j += kLanes) {
+      Vec value = load(in + j);
+      if (bias) value = value + load(bias + column + j);
+      if (add) value = value + load(add + j);
+      store(to + j, value);
+    }
+    if (const int rest = static_cast<int>(num_columns - j)) {
+      Vec value = load_n(in + j, rest);
+      if (bias) value = value + load_n(bias + column + j, rest);
+      if (add) value = value + load_n(add + j, rest);
+      store_n(to + j, value, rest);
+    }
+  }
+}
+
+}  // namespace regatta::cpu::REGATTA_ISA

@@ -1,0 +1,66 @@
+// Scheme "dense": weights stored in the activations' dtype, in panels of 32 output columns.
+//
+//   float32, float16   [ceil(N/32), K, 32]
+//   bfloat16           [ceil(N/32), ceil(K/2), 32, 2]     pairs along K, as vdpbf16ps wants them
+//
+// zero padded, the same on every ISA.
+#include <algorithm>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "gemm.h"
+
+#define REGATTA_INL "gemm_dense.inl"
+#include "foreach_isa.h"
+
+namespace regatta::cpu {
+namespace {
+
+Status check(const Weight& weight, DType dtype) {
+  const int64_t panels = weight.num_panels();
+  const bool pairs = dtype == DType::kBFloat16;
+  const int64_t expected[4] = {panels, pairs ? (weight.in_features + 1) / 2 : weight.in_features,
+                               kPanel, 2};
+  const int rank = pairs ? 4 : 3;
+  TensorView wanted;
+  wanted.rank = rank;
+  std::copy(expected, expected + rank, wanted.shape);
+  if (weight.num_tensors != 1) {
+    return Status::error("scheme 'dense' takes 1 weight tensor, got " +
+                         std::to_string(weight.num_tensors));
+  }
+  const TensorView& tensor = weight.tensors[0];
+  if (tensor.dtype != dtype) {
+    return Status::error(std::string("dense weight is ") + dtype_name(tensor.dtype) +
+                         " but the activations are " + dtype_name(dtype) +
+                         "; pack it with regatta_pack_dense(dtype=...)");
+  }
+  if (tensor.rank != rank || !std::equal(expected, expected + rank, tensor.shape)) {
+    return Status::error("packed dense weight has shape " + shape_string(tensor) + ", expected " +
+                         shape_string(wanted) + " for " + std::to_string(weight.in_features) +
+                         " inputs and " + std::to_string(weight.out_features) +
+                         " outputs; pack it with regatta_pack_dense");
+  }
+  return {};
+}
+
+const GemmKernels* kernels(Isa isa, DType dtype) {
+  switch (isa) {
+    case Isa::kScalar:
+      return scalar::dense::kernels(dtype);
+    case Isa::kAvx2:
+      return avx2::dense::kernels(dtype);
+    case Isa::kAvx512:
+      return avx512::dense::kernels(dtype);
+    case Isa::kAvx512Bf16:
+      return avx512_bf16::dense::kernels(dtype);
+  }
+  return nullptr;
+}
+
+constexpr Scheme kDense = {"dense", check, kernels};
+const SchemeEntry kEntry(&kDense);
+
+}  // namespace
+}  // namespace regatta::cpu

@@ -1,0 +1,39 @@
+// See linear.cc.
+#include "gemm.inl"
+
+namespace regatta::cpu::REGATTA_ISA {
+
+template <class T>
+Status linear_typed(const LinearParams& p, const GemmKernels& kernels, const Weight& weight) {
+  const T* x = static_cast<const T*>(p.x);
+  const T* bias = static_cast<const T*>(p.bias);
+  T* out = static_cast<T*>(p.out);
+  Scratch::Scope scope(Scratch::mine());
+  for (int64_t begin = 0; begin < p.num_tokens; begin += kMaxBlockRows) {
+    const int64_t num_rows = std::min(kMaxBlockRows, p.num_tokens - begin);
+    Scratch::Scope block_scope(Scratch::mine());
+    const PackedRows rows = make_rows(kernels, Scratch::mine(), num_rows, p.in_features);
+    parallel([&](Team& team) {
+      pack_rows(team, rows, x + begin * p.in_features, p.in_features);
+      team.barrier();
+      gemm(team, kernels, rows, weight,
+           [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
+             store_tile(tile, begin + row, num, column, num_columns, bias,
+                        static_cast<const T*>(nullptr), out, p.out_features);
+           });
+    });
+  }
+  return {};
+}
+
+inline Status run_linear(const LinearParams& p) {
+  const Weight weight = {p.weight, p.num_weights, p.in_features, p.out_features};
+  const GemmKernels* kernels = nullptr;
+  Status status = find_gemm(p.scheme, weight, p.dtype, REGATTA_ISA_ENUM, &kernels);
+  if (!status.ok()) return status;
+  return with_dtype(p.dtype, [&](auto zero_value) {
+    return linear_typed<decltype(zero_value)>(p, *kernels, weight);
+  });
+}
+
+}  // namespace regatta::cpu::REGATTA_ISA

@@ -1,0 +1,54 @@
+// See logits.cc.
+#include "gemm.inl"
+
+namespace regatta::cpu::REGATTA_ISA {
+
+template <class T>
+Status logits_typed(const LogitsParams& p, const GemmKernels& kernels, const Weight& head) {
+  const T* hidden = static_cast<const T*>(p.hidden);
+  const T* norm_weight = static_cast<const T*>(p.norm_weight);
+  for (int64_t begin = 0; begin < p.num_logits; begin += kMaxBlockRows) {
+    const int64_t num_rows = std::min(kMaxBlockRows, p.num_logits - begin);
+    const int32_t* indices = p.logit_indices + begin;
+    Scratch::Scope scope(Scratch::mine());
+    const PackedRows rows = make_rows(kernels, Scratch::mine(), num_rows, p.hidden_size);
+    parallel([&](Team& team) {
+      {
+        Scratch::Scope row_scope(team.scratch());
+        float* normed = team.scratch().take<float>(p.hidden_size);
+        team.for_each(num_rows, [&](int64_t row) {
+          const T* from = hidden + indices[row] * p.hidden_size;
+          rms_norm_row(from, norm_weight, normed, p.hidden_size, p.epsilon);
+          pack_row(rows, row, normed);
+        });
+      }
+      team.barrier();
+      gemm(team, kernels, rows, head,
+           [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
+             store_tile(tile, begin + row, num, column, num_columns,
+                        static_cast<const float*>(nullptr), static_cast<const float*>(nullptr),
+                        p.logits, p.vocab_size);
+           });
+    });
+  }
+  return {};
+}
+
+inline Status run_logits(const LogitsParams& p) {
+  const Weight head = {p.head, p.num_head, p.hidden_size, p.vocab_size};
+  const GemmKernels* kernels = nullptr;
+  Status status = find_gemm(p.scheme, head, p.dtype, REGATTA_ISA_ENUM, &kernels);
+  if (!status.ok()) return Status::error("head: " + status.message());
+  for (int64_t i = 0; i < p.num_logits; ++i) {
+    if (p.logit_indices[i] < 0 || p.logit_indices[i] >= p.num_tokens) {
+      return Status::error("logit_indices[" + std::to_string(i) + "] is " +
+                           std::to_string(p.logit_indices[i]) + " (allowed: 0 .. " +
+                           std::to_string(p.num_tokens - 1) + ")");
+    }
+  }
+  return with_dtype(p.dtype, [&](auto like) {
+    return logits_typed<decltype(like)>(p, *kernels, head);
+  });
+}
+
+}  // namespace regatta::cpu::REGATTA_ISA

@@ -1,0 +1,97 @@
+// What this machine can do at best, for benchmarks to be compared with: bytes read from memory and
+// multiply-adds in registers, on the same threads that the kernels use.
+#include <chrono>
+
+#include "dispatch.h"
+#include "regatta/abi.h"
+#include "thread_pool.h"
+
+#define REGATTA_INL "measure.inl"
+#include "foreach_isa.h"
+
+namespace regatta::cpu {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+Isa best_isa() {
+  for (Isa isa : {Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2}) {
+    if (isa_available(isa)) return isa;
+  }
+  return Isa::kScalar;
+}
+
+double multiply_add(Isa isa, int64_t rounds, bool bf16_pairs, float* sink) {
+  switch (isa) {
+    case Isa::kScalar:
+      return scalar::multiply_add(rounds, bf16_pairs, sink);
+    case Isa::kAvx2:
+      return avx2::multiply_add(rounds, bf16_pairs, sink);
+    case Isa::kAvx512:
+      return avx512::multiply_add(rounds, bf16_pairs, sink);
+    case Isa::kAvx512Bf16:
+      return avx512_bf16::multiply_add(rounds, bf16_pairs, sink);
+  }
+  return 0.0;
+}
+
+float read_streams(Isa isa, const char* data, int64_t bytes) {
+  switch (isa) {
+    case Isa::kScalar:
+      return scalar::read_streams(data, bytes);
+    case Isa::kAvx2:
+      return avx2::read_streams(data, bytes);
+    case Isa::kAvx512:
+    case Isa::kAvx512Bf16:
+      return avx512::read_streams(data, bytes);
+  }
+  return 0.0f;
+}
+
+volatile float discarded;
+
+}  // namespace
+}  // namespace regatta::cpu
+
+// Bytes per second of one pass over `data` by all threads; `bytes` should be well beyond the caches.
+REGATTA_EXPORT double regatta_measure_read(const void* data, int64_t bytes) {
+  using namespace regatta::cpu;
+  constexpr int64_t kPiece = int64_t{1} << 20;
+  const Isa isa = best_isa();
+  const int64_t pieces = bytes / kPiece;
+  const Clock::time_point begin = Clock::now();
+  parallel([&](Team& team) {
+    team.for_guided(pieces, [&](int64_t from, int64_t to) {
+      discarded = read_streams(isa, static_cast<const char*>(data) + from * kPiece,
+                               (to - from) * kPiece);
+    });
+    team.barrier();
+  });
+  return static_cast<double>(pieces * kPiece) / seconds_since(begin);
+}
+
+// Floating-point operations per second of all threads in registers: fused multiply-adds of float,
+// or with `bf16_pairs` vdpbf16ps (0 where this CPU has none).
+REGATTA_EXPORT double regatta_measure_flops(int bf16_pairs) {
+  using namespace regatta::cpu;
+  const Isa isa = best_isa();
+  if (bf16_pairs && isa != Isa::kAvx512Bf16) return 0.0;
+  constexpr int64_t kRounds = 100000;  // 0.2 ms or so
+  const int64_t pieces = 40 * num_threads();
+  double per_piece = 0.0;
+  const Clock::time_point begin = Clock::now();
+  parallel([&](Team& team) {
+    team.for_each(pieces, [&](int64_t i) {
+      float sink = 0.0f;
+      const double count = multiply_add(isa, kRounds, bf16_pairs != 0, &sink);
+      if (i == 0) per_piece = count;
+      discarded = sink;
+    });
+    team.barrier();
+  });
+  return per_piece * static_cast<double>(pieces) / seconds_since(begin);
+}

@@ -1,0 +1,39 @@
+// See rms_norm.cc.
+#include "rows.inl"
+
+namespace regatta::cpu::REGATTA_ISA {
+
+template <class T>
+Status rms_norm_typed(const RmsNormParams& p) {
+  const T* x = static_cast<const T*>(p.x);
+  const T* weight = static_cast<const T*>(p.weight);
+  const T* residual = static_cast<const T*>(p.residual);
+  T* out = static_cast<T*>(p.out);
+  T* total = static_cast<T*>(p.residual_out);
+  const int64_t width = p.hidden_size;
+  const auto one_row = [&](int64_t row, float* normed) {
+    const T* from = x + row * width;
+    if (residual) {
+      add_row(from, residual + row * width, total + row * width, width);
+    } else {
+      copy_row(from, total + row * width, width);
+    }
+    rms_norm_row(total + row * width, weight, normed, width, p.epsilon);
+    copy_row(normed, out + row * width, width);
+  };
+  parallel(threads_for_bytes(p.num_tokens * width * 4 * int64_t{sizeof(T)}), [&](Team& team) {
+    Scratch::Scope scope(team.scratch());
+    float* normed = team.scratch().take<float>(width);
+    team.for_chunks(p.num_tokens, rows_per_claim(team, p.num_tokens),
+                    [&](int64_t begin, int64_t end) {
+                      for (int64_t row = begin; row < end; ++row) one_row(row, normed);
+                    });
+  });
+  return {};
+}
+
+inline Status run_rms_norm(const RmsNormParams& p) {
+  return with_dtype(p.dtype, [&](auto like) { return rms_norm_typed<decltype(like)>(p); });
+}
+
+}  // namespace regatta::cpu::REGATTA_ISA

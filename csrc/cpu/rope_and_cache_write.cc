@@ -1,0 +1,41 @@
+// Rotary embedding and the write into the paged cache. See rope.inl.
+#include "regatta/attention.h"
+
+#include <string>
+
+#include "attention_checks.h"
+#include "dispatch.h"
+#include "thread_pool.h"
+
+#define REGATTA_INL "rope_and_cache_write.inl"
+#include "foreach_isa.h"
+
+namespace regatta::cpu {
+namespace {
+const OpTable<RopeAndCacheWriteParams> kRopeAndCacheWrite(
+    "rope_and_cache_write", {REGATTA_CANDIDATES(run_rope_and_cache_write)});
+}
+
+Status check_rope_indices(const char* op, const int32_t* positions, const int32_t* slot_mapping,
+                          int64_t num_tokens, int64_t num_positions, int64_t num_slots) {
+  for (int64_t i = 0; i < num_tokens; ++i) {
+    const bool bad_position = positions[i] < 0 || positions[i] >= num_positions;
+    const bool bad_slot = slot_mapping[i] < -1 || slot_mapping[i] >= num_slots;
+    if (!bad_position && !bad_slot) continue;
+    return Status::error(std::string(op) + ": " + (bad_position ? "positions" : "slot_mapping") +
+                         "[" + std::to_string(i) + "] is " +
+                         std::to_string(bad_position ? positions[i] : slot_mapping[i]) +
+                         " (allowed: " + (bad_position ? "0" : "-1") + " .. " +
+                         std::to_string((bad_position ? num_positions : num_slots) - 1) + ")");
+  }
+  return {};
+}
+
+Status rope_and_cache_write(const RopeAndCacheWriteParams& params) {
+  const Status status = check_rope_indices(
+      "rope_and_cache_write", params.positions, params.slot_mapping, params.num_tokens,
+      params.num_positions, params.cache.num_blocks * params.cache.block_size);
+  return status.ok() ? kRopeAndCacheWrite.run(params) : status;
+}
+
+}  // namespace regatta::cpu

@@ -1,0 +1,85 @@
+// Arithmetic on single rows, and how rows are shared out. Included by gemm.inl and by small ops.
+namespace regatta::cpu::REGATTA_ISA {
+
+// fn(vector index i, n) over a row: whole vectors with n = Vec::kLanes, then the rest.
+template <class Whole, class Rest>
+REGATTA_INLINE void for_lanes(int64_t width, Whole&& whole, Rest&& rest) {
+  int64_t i = 0;
+  for (; i + Vec::kLanes <= width; i += Vec::kLanes) whole(i);
+  if (i < width) rest(i, static_cast<int>(width - i));
+}
+
+// out = a, converted.
+template <class From, class To>
+inline void copy_row(const From* a, To* out, int64_t width) {
+  for_lanes(
+      width, [&](int64_t i) REGATTA_LAMBDA_INLINE { store(out + i, load(a + i)); },
+      [&](int64_t i, int n) REGATTA_LAMBDA_INLINE { store_n(out + i, load_n(a + i, n), n); });
+}
+
+// out = a + b
+template <class T>
+inline void add_row(const T* a, const T* b, T* out, int64_t width) {
+  for_lanes(
+      width,
+      [&](int64_t i) REGATTA_LAMBDA_INLINE { store(out + i, load(a + i) + load(b + i)); },
+      [&](int64_t i, int n) REGATTA_LAMBDA_INLINE {
+        store_n(out + i, load_n(a + i, n) + load_n(b + i, n), n);
+      });
+}
+
+// out = silu(gate) * up
+template <class From, class To>
+inline void silu_mul_row(const From* gate, const From* up, To* out, int64_t width) {
+  for_lanes(
+      width,
+      [&](int64_t i) REGATTA_LAMBDA_INLINE {
+        store(out + i, silu(load(gate + i)) * load(up + i));
+      },
+      [&](int64_t i, int n) REGATTA_LAMBDA_INLINE {
+        store_n(out + i, silu(load_n(gate + i, n)) * load_n(up + i, n), n);
+      });
+}
+
+// out[i] = x[i] / sqrt(mean(x^2) + epsilon) * weight[i], in float.
+template <class T>
+inline void rms_norm_row(const T* x, const T* weight, float* out, int64_t width, float epsilon) {
+  constexpr int kLanes = Vec::kLanes;
+  Vec sums[4] = {zero(), zero(), zero(), zero()};
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= width; i += 4 * kLanes) {
+    for (int j = 0; j < 4; ++j) {
+      const Vec value = load(x + i + j * kLanes);
+      sums[j] = fma(value, value, sums[j]);
+    }
+  }
+  for (; i < width; i += kLanes) {
+    const Vec value =
+        width - i >= kLanes ? load(x + i) : load_n(x + i, static_cast<int>(width - i));
+    sums[0] = fma(value, value, sums[0]);
+  }
+  const float sum = reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  const Vec scale = set1(1.0f / __builtin_sqrtf(sum / static_cast<float>(width) + epsilon));
+  for_lanes(
+      width,
+      [&](int64_t j) REGATTA_LAMBDA_INLINE {
+        store(out + j, load(x + j) * scale * load(weight + j));
+      },
+      [&](int64_t j, int n) REGATTA_LAMBDA_INLINE {
+        store_n(out + j, load_n(x + j, n) * scale * load_n(weight + j, n), n);
+      });
+}
+
+// Rows a thread takes at a time from a loop over rows: few claims, still balanced.
+inline int64_t rows_per_claim(const Team& team, int64_t num_rows) {
+  const int64_t share = num_rows / (4 * team.num_threads());
+  return share < 1 ? 1 : share;
+}
+
+// A second thread costs about a microsecond: small jobs stay on the caller's.
+inline int threads_for_bytes(int64_t bytes) {
+  constexpr int64_t kBytesPerThread = 64 << 10;
+  return static_cast<int>(bytes / kBytesPerThread + 1);
+}
+
+}  // namespace regatta::cpu::REGATTA_ISA

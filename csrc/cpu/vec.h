@@ -1,0 +1,39 @@
+// The vector of floats that kernels are written over. Included by foreach_isa.h; the functions
+// below exist in each ISA namespace (vec_scalar.inl, vec_avx2.inl, vec_avx512.inl), always_inline.
+//
+//   struct Vec { static constexpr int kLanes; ... };      1 (scalar), 8 (avx2), 16 (avx512*)
+//
+//   Vec zero();  Vec set1(float);                          all lanes
+//   Vec load(const T*);           T = float, bf16, fp16    kLanes values, any alignment, to float
+//   Vec load_n(const T*, int n);                           n in [0, kLanes]: the rest is 0, not read
+//   void store(T*, Vec);          round to nearest even    kLanes values
+//   void store_n(T*, Vec, int n);                          the rest is not written
+//   void load_2k(const bf16*, Vec& even, Vec& odd);        2 * kLanes values, split by parity
+//                                                          (VNNI pairs: even and odd k of a column)
+//   a + b, a - b, a * b, a / b, max(a, b), min(a, b)
+//   fma(a, b, c) = a * b + c;  fnma(a, b, c) = c - a * b;  sqrt(a)
+//   exp(a)       2 ulp; below -87.3 gives 0, above 88.7 inf, NaN stays
+//   exp2_below0(a)  2^a for a <= 0, 1 ulp; exactly 1 at 0 and exactly 0 below -126, NaN stays
+//   sigmoid(a), silu(a) = a * sigmoid(a)
+//   float reduce_add(Vec), reduce_max(Vec)
+//   void prefetch(const void*), prefetch_l2(const void*)
+//   void transpose(Vec* rows)    kLanes x kLanes values in place; moves bits, converts nothing
+//   Vec keep_lanes(Vec a, int begin, int end, Vec other)    a in lanes [begin, end), else other
+//   uint32_t ge_mask(Vec a, Vec b)       bit i: a >= b in lane i (false where either is NaN)
+//   Vec where_ge(Vec a, Vec b, Vec x)    x where a >= b, else 0
+//
+// avx512_bf16 has besides (guard with `#if REGATTA_HAS_BF16_DOT`):
+//   struct VecBf16 { __m512bh v; };                         32 values = 16 pairs
+//   VecBf16 load_pairs(const bf16*);  VecBf16 set1_pair(const bf16*)   a pair to all lanes
+//   Vec dot_pairs(Vec acc, VecBf16 a, VecBf16 b)            acc + a0*b0 + a1*b1 per lane
+//   void interleave(bf16* out, const bf16* a, const bf16* b, int64_t count)
+//                                         a0 b0 a1 b1 ...; zero pairs up to a multiple of 16
+// `bf16`, `fp16`, to_float, from_float (one value) are in regatta/types.h.
+//
+// To add a function: add it to the three .inl files, and to this list.
+#pragma once
+
+#include "regatta/types.h"
+
+#define REGATTA_INLINE inline __attribute__((always_inline))
+#define REGATTA_LAMBDA_INLINE __attribute__((always_inline))

@@ -1,0 +1,97 @@
+// Attention over a paged cache: rotary embedding and cache write, attention itself, and the block
+// that joins them with their neighbours. No framework, no ISA code.
+//
+// T tokens, B requests (spans of tokens), Hq query heads, Hkv key/value heads, D head_dim, R rotary
+// dims, P positions of the rotary table, M blocks per request, H hidden size.
+// "T" of a comment is the activation dtype: float32, bfloat16 or float16, one for the whole call.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "regatta/types.h"
+
+namespace regatta {
+
+// Keys and values of all requests: plain row-major blocks of block_size tokens.
+// slot = block id * block_size + offset in the block.
+struct PagedCache {
+  void* key = nullptr;    // [num_blocks, Hkv, block_size, D]
+  void* value = nullptr;  // [num_blocks, Hkv, block_size, D]
+  int64_t num_blocks = 0;
+  int64_t block_size = 0;
+};
+
+// Which tokens a step computes and where each request's context lies.
+struct AttentionBatch {
+  const int32_t* cu_seqlens_q = nullptr;  // [B + 1] borders of the spans in T, from 0
+  const int32_t* context_lens = nullptr;  // [B] tokens in the cache, this step's included
+  const int32_t* block_tables = nullptr;  // [B, M] block ids; entries past the context are not read
+  int64_t num_tokens = 0;                 // T; rows past cu_seqlens_q[B] are padding
+  int64_t num_seqs = 0;                   // B
+  int64_t max_blocks = 0;                 // M
+};
+
+struct RopeAndCacheWriteParams {
+  DType dtype = DType::kFloat32;
+  const void* qkv = nullptr;              // [T, (Hq + 2 Hkv) * D]: queries, keys, values
+  const int32_t* positions = nullptr;     // [T] rows of rope_cache
+  const int32_t* slot_mapping = nullptr;  // [T] slot of each token, -1 writes nothing
+  const float* rope_cache = nullptr;      // [P, R] R / 2 cosines, then R / 2 sines
+  const void* q_norm = nullptr;           // [D] or null: RMS norm of each query head before rotation
+  const void* k_norm = nullptr;           // [D] or null
+  PagedCache cache;                       // written in place
+  void* q_out = nullptr;                  // [T, Hq * D]
+  int64_t num_tokens = 0;
+  int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  int64_t rotary_dim = 0, num_positions = 0;
+  float epsilon = 0.0f;  // of the norms
+};
+
+struct PagedAttentionParams {
+  DType dtype = DType::kFloat32;
+  const void* q = nullptr;  // [T, Hq * D]
+  PagedCache cache;         // read only
+  AttentionBatch batch;
+  void* out = nullptr;  // [T, Hq * D]; padding rows become 0
+  int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  float softmax_scale = 1.0f;
+  int64_t window = -1;  // positions a token sees, itself included; -1 is all before it
+};
+
+// hidden_out = hidden + out(attention(rope(qkv(norm(hidden))))), keys and values cached on the way.
+struct AttentionBlockParams {
+  DType dtype = DType::kFloat32;
+  const void* hidden = nullptr;       // [T, H]
+  const void* norm_weight = nullptr;  // [H]
+  std::string scheme;                 // how both weights are stored
+  const TensorView* qkv = nullptr;    // H -> (Hq + 2 Hkv) * D, the scheme's tensors
+  int num_qkv = 0;
+  const void* qkv_bias = nullptr;   // [(Hq + 2 Hkv) * D] or null
+  const void* q_norm = nullptr;     // [D] or null
+  const void* k_norm = nullptr;     // [D] or null
+  const TensorView* out = nullptr;  // Hq * D -> H, the scheme's tensors
+  int num_out = 0;
+  const void* out_bias = nullptr;  // [H] or null
+  PagedCache cache;                // written in place
+  const int32_t* positions = nullptr;     // [T]
+  const int32_t* slot_mapping = nullptr;  // [T]
+  const float* rope_cache = nullptr;      // [P, R]
+  AttentionBatch batch;
+  void* hidden_out = nullptr;  // [T, H]
+  int64_t hidden_size = 0;
+  int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  int64_t rotary_dim = 0, num_positions = 0;
+  float epsilon = 0.0f;
+  float softmax_scale = 1.0f;
+  int64_t window = -1;
+};
+
+namespace cpu {
+
+Status rope_and_cache_write(const RopeAndCacheWriteParams& params);
+Status paged_attention(const PagedAttentionParams& params);
+Status attention_block(const AttentionBlockParams& params);
+
+}  // namespace cpu
+}  // namespace regatta

@@ -1,0 +1,66 @@
+// The CUDA twins of the operators: same params structs as the CPU's, plus a stream, the limits that
+// fix a launch's grid, and a workspace where one is needed. No framework.
+//
+// All pointers of the params are device pointers. No function synchronises, allocates or reads
+// device memory from the host; every launch can be captured into a CUDA graph, and replayed while
+// lengths, block tables and seeds change underneath as long as they stay within the limits given.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "regatta/attention.h"
+#include "regatta/embedding.h"
+#include "regatta/rms_norm.h"
+#include "regatta/sample.h"
+#include "regatta/silu_mul.h"
+#include "regatta/types.h"
+
+struct CUstream_st;
+
+namespace regatta {
+
+// out[i] = source[row_ids[i]]; a row id outside of [0, num_source_rows) gives a row of zeros.
+struct GatherRowsParams {
+  const int32_t* row_ids = nullptr;  // [num_rows]
+  const void* source = nullptr;      // [num_source_rows, row_size]
+  void* out = nullptr;               // [num_rows, row_size]
+  int64_t num_rows = 0;
+  int64_t num_source_rows = 0;
+  int64_t row_size = 0;  // elements
+  DType dtype = DType::kFloat32;
+};
+
+namespace cuda {
+
+// Where and how to launch.
+struct Launch {
+  CUstream_st* stream = nullptr;
+  bool pdl = false;  // programmatic dependent launch, see csrc/cuda/common.cuh
+};
+
+// Upper bounds that hold for every run (and every replay) of one attention call.
+struct AttentionLimits {
+  int64_t max_query_len = 1;    // tokens of the longest span; 1 launches the decode kernel alone
+  int64_t max_context_len = 1;  // tokens of the longest context
+};
+
+Status embedding(const EmbeddingParams& params, const Launch& launch);
+Status gather_rows(const GatherRowsParams& params, const Launch& launch);
+Status rms_norm(const RmsNormParams& params, const Launch& launch);
+Status silu_mul(const SiluMulParams& params, const Launch& launch);
+Status rope_and_cache_write(const RopeAndCacheWriteParams& params, const Launch& launch);
+
+// Bytes of device memory that paged_attention() needs. The caller zeroes them once, before the first
+// use; every call leaves zeros where it needs zeros. Calls of one stream may share a workspace.
+int64_t paged_attention_workspace_bytes(const PagedAttentionParams& params,
+                                        const AttentionLimits& limits);
+Status paged_attention(const PagedAttentionParams& params, const AttentionLimits& limits,
+                       void* workspace, int64_t workspace_bytes, const Launch& launch);
+
+// A row that cannot be drawn from (NaN logits, no finite largest logit) gets token -1.
+// min_p: [L] in [0, 1] or null; tokens below min_p times the likeliest one are excluded first.
+Status sample(const SampleParams& params, const float* min_p, const Launch& launch);
+
+}  // namespace cuda
+}  // namespace regatta

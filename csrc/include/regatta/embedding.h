@@ -1,0 +1,23 @@
+// Rows of a table, by token id.
+#pragma once
+
+#include "regatta/types.h"
+
+namespace regatta {
+
+struct EmbeddingParams {
+  const int32_t* token_ids;  // [num_tokens], each in [0, vocab_size)
+  const void* weight;        // [vocab_size, hidden_size], or packed: the dense LM head
+  void* out;                 // [num_tokens, hidden_size]
+  int64_t num_tokens;
+  int64_t vocab_size;        // of the packed head: rounded up to a multiple of 32
+  int64_t hidden_size;
+  bool packed;
+  DType dtype;
+};
+
+namespace cpu {
+Status embedding(const EmbeddingParams& params);
+}
+
+}  // namespace regatta

@@ -1,0 +1,30 @@
+// The LM head over the rows that are sampled from: norm, then the product, in float32.
+#pragma once
+
+#include <string>
+
+#include "regatta/types.h"
+
+namespace regatta {
+
+struct LogitsParams {
+  const void* hidden;            // [num_tokens, hidden_size]
+  const void* norm_weight;       // [hidden_size]
+  const TensorView* head;        // [hidden_size, vocab_size] as the scheme stores it
+  int num_head;                  // tensors in head
+  const int32_t* logit_indices;  // [num_logits], each in [0, num_tokens)
+  float* logits;                 // [num_logits, vocab_size]
+  int64_t num_tokens;
+  int64_t num_logits;
+  int64_t hidden_size;
+  int64_t vocab_size;
+  float epsilon;
+  DType dtype;                   // of hidden and norm_weight
+  std::string scheme;
+};
+
+namespace cpu {
+Status logits(const LogitsParams& params);
+}
+
+}  // namespace regatta

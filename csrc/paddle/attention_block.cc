@@ -1,0 +1,109 @@
+// regatta_attention_block(hidden [T, H], norm_weight [H], qkv..., qkv_bias? [(Hq + 2 Hkv) D],
+//     q_norm? [D], k_norm? [D], out..., out_bias? [H], key_cache, value_cache, rope_cache [P, R],
+//     positions [T], slot_mapping [T], cu_seqlens_q [B + 1], context_lens [B],
+//     block_tables [B, M], max_lens [2])
+//     {scheme, num_heads, num_kv_heads, head_dim, epsilon, softmax_scale, window}
+//     -> hidden_out [T, H], caches in place
+#include "attention_tensors.h"
+
+namespace regatta::binding {
+namespace {
+
+// Paddle itself returns the in-place outputs.
+std::vector<paddle::Tensor> attention_block(
+    const paddle::Tensor& hidden, const paddle::Tensor& norm_weight,
+    const std::vector<paddle::Tensor>& qkv, const paddle::optional<paddle::Tensor>& qkv_bias,
+    const paddle::optional<paddle::Tensor>& q_norm, const paddle::optional<paddle::Tensor>& k_norm,
+    const std::vector<paddle::Tensor>& out, const paddle::optional<paddle::Tensor>& out_bias,
+    paddle::Tensor& key_cache, paddle::Tensor& value_cache, const paddle::Tensor& rope_cache,
+    const paddle::Tensor& positions, const paddle::Tensor& slot_mapping,
+    const paddle::Tensor& cu_seqlens_q, const paddle::Tensor& context_lens,
+    const paddle::Tensor& block_tables, const paddle::Tensor& max_lens, const std::string& scheme,
+    int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float epsilon, float softmax_scale,
+    int64_t window) {
+  check_heads({num_heads, num_kv_heads, head_dim});
+  check_softmax_scale(softmax_scale);
+  const TensorView x = view(hidden, "hidden");
+  check_activation(x, "hidden");
+  check_shape(x, "hidden", {-1, -1});
+  const DType dtype = x.dtype;
+  const int64_t num_tokens = x.shape[0], hidden_size = x.shape[1];
+  const std::vector<TensorView> qkv_views = views(qkv, "qkv");
+  const std::vector<TensorView> out_views = views(out, "out");
+  const TensorView table = rope_table(rope_cache, head_dim);
+  paddle::Tensor hidden_out = empty({num_tokens, hidden_size}, dtype);
+  AttentionBlockParams params;
+  params.dtype = dtype;
+  params.hidden = x.data;
+  params.norm_weight = checked_view(norm_weight, "norm_weight", dtype, {hidden_size}).data;
+  params.scheme = scheme;
+  params.qkv = qkv_views.data();
+  params.num_qkv = static_cast<int>(qkv_views.size());
+  params.qkv_bias = optional_view(qkv_bias, "qkv_bias", dtype,
+                                  {(num_heads + 2 * num_kv_heads) * head_dim})
+                        .data;
+  params.q_norm = optional_view(q_norm, "q_norm", dtype, {head_dim}).data;
+  params.k_norm = optional_view(k_norm, "k_norm", dtype, {head_dim}).data;
+  params.out = out_views.data();
+  params.num_out = static_cast<int>(out_views.size());
+  params.out_bias = optional_view(out_bias, "out_bias", dtype, {hidden_size}).data;
+  params.cache = cache_of(key_cache, value_cache, dtype, num_kv_heads, head_dim);
+  params.positions = static_cast<const int32_t*>(
+      checked_view(positions, "positions", DType::kInt32, {num_tokens}).data);
+  params.slot_mapping = static_cast<const int32_t*>(
+      checked_view(slot_mapping, "slot_mapping", DType::kInt32, {num_tokens}).data);
+  params.rope_cache = static_cast<const float*>(table.data);
+  params.batch = batch_of(cu_seqlens_q, context_lens, block_tables, max_lens, num_tokens);
+  params.hidden_out = hidden_out.data();
+  params.hidden_size = hidden_size;
+  params.num_heads = num_heads;
+  params.num_kv_heads = num_kv_heads;
+  params.head_dim = head_dim;
+  params.rotary_dim = table.shape[1];
+  params.num_positions = table.shape[0];
+  params.epsilon = epsilon;
+  params.softmax_scale = softmax_scale;
+  params.window = window;
+  throw_if_error(cpu::attention_block(params));
+  return {hidden_out};
+}
+
+using Shape = std::vector<int64_t>;
+using MaybeShape = paddle::optional<Shape>;
+
+std::vector<Shape> infer_shape(const Shape& hidden, const Shape&, const std::vector<Shape>&,
+                               const MaybeShape&, const MaybeShape&, const MaybeShape&,
+                               const std::vector<Shape>&, const MaybeShape&,
+                               const Shape& key_cache, const Shape& value_cache, const Shape&,
+                               const Shape&, const Shape&, const Shape&, const Shape&, const Shape&,
+                               const Shape&, const std::string&, int64_t, int64_t, int64_t, float,
+                               float, int64_t) {
+  return {hidden, key_cache, value_cache};
+}
+
+using Type = paddle::DataType;
+using MaybeType = paddle::optional<Type>;
+
+std::vector<Type> infer_dtype(const Type& hidden, const Type&, const std::vector<Type>&,
+                              const MaybeType&, const MaybeType&, const MaybeType&,
+                              const std::vector<Type>&, const MaybeType&, const Type& key_cache,
+                              const Type& value_cache, const Type&, const Type&, const Type&,
+                              const Type&, const Type&, const Type&, const Type&) {
+  return {hidden, key_cache, value_cache};
+}
+
+}  // namespace
+}  // namespace regatta::binding
+
+PD_BUILD_OP(regatta_attention_block)
+    .Inputs({"hidden", "norm_weight", paddle::Vec("qkv"), paddle::Optional("qkv_bias"),
+             paddle::Optional("q_norm"), paddle::Optional("k_norm"), paddle::Vec("out"),
+             paddle::Optional("out_bias"), "key_cache", "value_cache", "rope_cache", "positions",
+             "slot_mapping", "cu_seqlens_q", "context_lens", "block_tables", "max_lens"})
+    .Outputs({"hidden_out", "key_cache_out", "value_cache_out"})
+    .SetInplaceMap({{"key_cache", "key_cache_out"}, {"value_cache", "value_cache_out"}})
+    .Attrs({"scheme: std::string", "num_heads: int64_t", "num_kv_heads: int64_t",
+            "head_dim: int64_t", "epsilon: float", "softmax_scale: float", "window: int64_t"})
+    .SetKernelFn(PD_KERNEL(regatta::binding::attention_block))
+    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));

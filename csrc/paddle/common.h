@@ -1,0 +1,139 @@
+// What every registration shares: Paddle tensors as views, and messages as exceptions.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "paddle/phi/api/all.h"
+#include "paddle/phi/core/dense_tensor.h"
+#include "regatta/types.h"
+
+namespace regatta::binding {
+
+// A ValueError in Python. (Paddle ends the process on exceptions that are not its own.)
+[[noreturn]] inline void fail(const std::string& message) {
+  PADDLE_THROW(common::errors::InvalidArgument("%s", message));
+}
+
+inline void throw_if_error(const Status& status) {
+  if (!status.ok()) fail(status.message());
+}
+
+inline DType dtype_of(const paddle::Tensor& tensor, const char* name) {
+  switch (tensor.dtype()) {
+    case paddle::DataType::FLOAT32:
+      return DType::kFloat32;
+    case paddle::DataType::BFLOAT16:
+      return DType::kBFloat16;
+    case paddle::DataType::FLOAT16:
+      return DType::kFloat16;
+    case paddle::DataType::INT8:
+      return DType::kInt8;
+    case paddle::DataType::UINT8:
+      return DType::kUInt8;
+    case paddle::DataType::INT32:
+      return DType::kInt32;
+    case paddle::DataType::INT64:
+      return DType::kInt64;
+    default:
+      fail(std::string(name) + " has dtype " + phi::DataTypeToString(tensor.dtype()) +
+           " (allowed: float32, bfloat16, float16, int8, uint8, int32, int64)");
+  }
+}
+
+inline paddle::DataType paddle_dtype(DType dtype) {
+  constexpr paddle::DataType kTypes[] = {
+      paddle::DataType::FLOAT32, paddle::DataType::BFLOAT16, paddle::DataType::FLOAT16,
+      paddle::DataType::INT8,    paddle::DataType::UINT8,    paddle::DataType::INT32,
+      paddle::DataType::INT64};
+  return kTypes[static_cast<int>(dtype)];
+}
+
+inline std::string dims_string(const std::vector<int64_t>& dims) {
+  std::string text = "[";
+  for (size_t i = 0; i < dims.size(); ++i) text += (i ? ", " : "") + std::to_string(dims[i]);
+  return text + "]";
+}
+
+// The tensor as a kernel sees it. Throws unless it is a contiguous dense CPU tensor.
+inline TensorView view(const paddle::Tensor& tensor, const char* name) {
+  if (!tensor.defined() || !tensor.is_dense_tensor()) {
+    fail(std::string(name) + " is not a dense tensor");
+  }
+  const auto& dense = static_cast<const phi::DenseTensor&>(*tensor.impl());
+  const phi::DDim& dims = dense.dims();
+  if (dims.size() > TensorView::kMaxRank) {
+    fail(std::string(name) + " has " + std::to_string(dims.size()) + " dimensions (allowed: up to " +
+         std::to_string(TensorView::kMaxRank) + ")");
+  }
+  TensorView result;
+  result.dtype = dtype_of(tensor, name);
+  result.rank = dims.size();
+  for (int i = 0; i < result.rank; ++i) result.shape[i] = dims[i];
+  if (dense.numel() == 0) return result;  // may have no memory, and so no place
+  if (!dense.initialized()) fail(std::string(name) + " has no memory: it was never written");
+  if (dense.place().GetType() != phi::AllocationType::CPU) {
+    fail(std::string(name) + " is on " + dense.place().DebugString() +
+         ", this library computes on the CPU; move it there with .cpu()");
+  }
+  if (!dense.meta().is_contiguous()) {
+    fail(std::string(name) + " is not contiguous; call .contiguous() first");
+  }
+  result.data = dense.data();
+  return result;
+}
+
+// -1 in `shape` allows any size.
+inline void check_shape(const TensorView& tensor, const char* name,
+                        const std::vector<int64_t>& shape) {
+  bool fits = tensor.rank == static_cast<int>(shape.size());
+  for (int i = 0; fits && i < tensor.rank; ++i) {
+    fits = shape[i] < 0 || shape[i] == tensor.shape[i];
+  }
+  if (!fits) {
+    fail(std::string(name) + " has shape " + shape_string(tensor) + ", expected " +
+         dims_string(shape) + " (-1: any)");
+  }
+}
+
+inline void check_dtype(const TensorView& tensor, const char* name, DType expected) {
+  if (tensor.dtype != expected) {
+    fail(std::string(name) + " is " + dtype_name(tensor.dtype) + ", expected " +
+         dtype_name(expected));
+  }
+}
+
+// float32, bfloat16 or float16.
+inline void check_activation(const TensorView& tensor, const char* name) {
+  if (!is_activation_dtype(tensor.dtype)) {
+    fail(std::string(name) + " is " + dtype_name(tensor.dtype) +
+         " (allowed: float32, bfloat16, float16)");
+  }
+}
+
+inline TensorView checked_view(const paddle::Tensor& tensor, const char* name, DType dtype,
+                               const std::vector<int64_t>& shape) {
+  const TensorView result = view(tensor, name);
+  check_dtype(result, name, dtype);
+  check_shape(result, name, shape);
+  return result;
+}
+
+// Null data when the tensor was not given.
+inline TensorView optional_view(const paddle::optional<paddle::Tensor>& tensor, const char* name,
+                                DType dtype, const std::vector<int64_t>& shape) {
+  return tensor ? checked_view(*tensor, name, dtype, shape) : TensorView();
+}
+
+inline std::vector<TensorView> views(const std::vector<paddle::Tensor>& tensors, const char* name) {
+  std::vector<TensorView> result;
+  result.reserve(tensors.size());
+  for (const paddle::Tensor& tensor : tensors) result.push_back(view(tensor, name));
+  return result;
+}
+
+inline paddle::Tensor empty(const std::vector<int64_t>& shape, DType dtype) {
+  return paddle::empty(shape, paddle_dtype(dtype), paddle::CPUPlace());
+}
+
+}  // namespace regatta::binding

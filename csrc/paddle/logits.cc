@@ -1,0 +1,63 @@
+// regatta_logits(hidden [T, H], norm_weight [H], head..., logit_indices [L])
+//                {scheme, vocab_size, epsilon} -> logits [L, V] float32
+#include "regatta/logits.h"
+
+#include "common.h"
+
+namespace regatta::binding {
+namespace {
+
+std::vector<paddle::Tensor> logits(const paddle::Tensor& hidden, const paddle::Tensor& norm_weight,
+                                   const std::vector<paddle::Tensor>& head,
+                                   const paddle::Tensor& logit_indices, const std::string& scheme,
+                                   int64_t vocab_size, float epsilon) {
+  const TensorView hidden_view = view(hidden, "hidden");
+  check_activation(hidden_view, "hidden");
+  check_shape(hidden_view, "hidden", {-1, -1});
+  const int64_t hidden_size = hidden_view.shape[1];
+  const std::vector<TensorView> head_views = views(head, "head");
+  const TensorView indices = checked_view(logit_indices, "logit_indices", DType::kInt32, {-1});
+  paddle::Tensor out = empty({indices.shape[0], vocab_size}, DType::kFloat32);
+  LogitsParams params;
+  params.hidden = hidden_view.data;
+  params.norm_weight =
+      checked_view(norm_weight, "norm_weight", hidden_view.dtype, {hidden_size}).data;
+  params.head = head_views.data();
+  params.num_head = static_cast<int>(head_views.size());
+  params.logit_indices = static_cast<const int32_t*>(indices.data);
+  params.logits = out.data<float>();
+  params.num_tokens = hidden_view.shape[0];
+  params.num_logits = indices.shape[0];
+  params.hidden_size = hidden_size;
+  params.vocab_size = vocab_size;
+  params.epsilon = epsilon;
+  params.dtype = hidden_view.dtype;
+  params.scheme = scheme;
+  throw_if_error(cpu::logits(params));
+  return {out};
+}
+
+std::vector<std::vector<int64_t>> infer_shape(const std::vector<int64_t>&,
+                                              const std::vector<int64_t>&,
+                                              const std::vector<std::vector<int64_t>>&,
+                                              const std::vector<int64_t>& logit_indices,
+                                              const std::string&, int64_t vocab_size, float) {
+  return {{logit_indices[0], vocab_size}};
+}
+
+std::vector<paddle::DataType> infer_dtype(const paddle::DataType&, const paddle::DataType&,
+                                          const std::vector<paddle::DataType>&,
+                                          const paddle::DataType&) {
+  return {paddle::DataType::FLOAT32};
+}
+
+}  // namespace
+}  // namespace regatta::binding
+
+PD_BUILD_OP(regatta_logits)
+    .Inputs({"hidden", "norm_weight", paddle::Vec("head"), "logit_indices"})
+    .Outputs({"logits"})
+    .Attrs({"scheme: std::string", "vocab_size: int64_t", "epsilon: float"})
+    .SetKernelFn(PD_KERNEL(regatta::binding::logits))
+    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));

@@ -1,0 +1,60 @@
+// regatta_pack_dense(weight [K, N], or [N, K] with transposed=true) {transposed, dtype} -> packed
+#include "regatta/pack_dense.h"
+
+#include "common.h"
+
+namespace regatta::binding {
+namespace {
+
+DType parse_dtype(const std::string& name) {
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    if (name == dtype_name(dtype)) return dtype;
+  }
+  fail("dtype '" + name + "' is not known (allowed: float32, bfloat16, float16)");
+}
+
+std::vector<int64_t> packed_shape(int64_t in_features, int64_t out_features, DType dtype) {
+  const int64_t panels = (out_features + 31) / 32;
+  if (dtype == DType::kBFloat16) return {panels, (in_features + 1) / 2, 32, 2};
+  return {panels, in_features, 32};
+}
+
+std::vector<paddle::Tensor> pack_dense(const paddle::Tensor& weight, bool transposed,
+                                       const std::string& dtype) {
+  const TensorView weight_view = view(weight, "weight");
+  check_activation(weight_view, "weight");
+  check_shape(weight_view, "weight", {-1, -1});
+  PackDenseParams params;
+  params.in_features = weight_view.shape[transposed ? 1 : 0];
+  params.out_features = weight_view.shape[transposed ? 0 : 1];
+  params.transposed = transposed;
+  params.from = weight_view.dtype;
+  params.to = parse_dtype(dtype);
+  paddle::Tensor packed =
+      empty(packed_shape(params.in_features, params.out_features, params.to), params.to);
+  params.weight = weight_view.data;
+  params.packed = packed.data();
+  throw_if_error(cpu::pack_dense(params));
+  return {packed};
+}
+
+std::vector<std::vector<int64_t>> infer_shape(const std::vector<int64_t>& weight, bool transposed,
+                                              const std::string& dtype) {
+  return {packed_shape(weight[transposed ? 1 : 0], weight[transposed ? 0 : 1],
+                       parse_dtype(dtype))};
+}
+
+std::vector<paddle::DataType> infer_dtype(const paddle::DataType&, bool, const std::string& dtype) {
+  return {paddle_dtype(parse_dtype(dtype))};
+}
+
+}  // namespace
+}  // namespace regatta::binding
+
+PD_BUILD_OP(regatta_pack_dense)
+    .Inputs({"weight"})
+    .Outputs({"packed"})
+    .Attrs({"transposed: bool", "dtype: std::string"})
+    .SetKernelFn(PD_KERNEL(regatta::binding::pack_dense))
+    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));

@@ -1,0 +1,74 @@
+// regatta_rope_and_cache_write(qkv [T, (Hq + 2 Hkv) D], positions [T], slot_mapping [T],
+//     rope_cache [P, R], q_norm? [D], k_norm? [D], key_cache, value_cache)
+//     {num_heads, num_kv_heads, head_dim, epsilon} -> q [T, Hq D], caches in place
+#include "attention_tensors.h"
+
+namespace regatta::binding {
+namespace {
+
+// Paddle itself returns the in-place outputs.
+std::vector<paddle::Tensor> rope_and_cache_write(
+    const paddle::Tensor& qkv, const paddle::Tensor& positions, const paddle::Tensor& slot_mapping,
+    const paddle::Tensor& rope_cache, const paddle::optional<paddle::Tensor>& q_norm,
+    const paddle::optional<paddle::Tensor>& k_norm, paddle::Tensor& key_cache,
+    paddle::Tensor& value_cache, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+    float epsilon) {
+  check_heads({num_heads, num_kv_heads, head_dim});
+  const TensorView x = view(qkv, "qkv");
+  check_activation(x, "qkv");
+  check_shape(x, "qkv", {-1, (num_heads + 2 * num_kv_heads) * head_dim});
+  const int64_t num_tokens = x.shape[0];
+  const TensorView table = rope_table(rope_cache, head_dim);
+  paddle::Tensor q = empty({num_tokens, num_heads * head_dim}, x.dtype);
+  RopeAndCacheWriteParams params;
+  params.dtype = x.dtype;
+  params.qkv = x.data;
+  params.positions = static_cast<const int32_t*>(
+      checked_view(positions, "positions", DType::kInt32, {num_tokens}).data);
+  params.slot_mapping = static_cast<const int32_t*>(
+      checked_view(slot_mapping, "slot_mapping", DType::kInt32, {num_tokens}).data);
+  params.rope_cache = static_cast<const float*>(table.data);
+  params.q_norm = optional_view(q_norm, "q_norm", x.dtype, {head_dim}).data;
+  params.k_norm = optional_view(k_norm, "k_norm", x.dtype, {head_dim}).data;
+  params.cache = cache_of(key_cache, value_cache, x.dtype, num_kv_heads, head_dim);
+  params.q_out = q.data();
+  params.num_tokens = num_tokens;
+  params.num_heads = num_heads;
+  params.num_kv_heads = num_kv_heads;
+  params.head_dim = head_dim;
+  params.rotary_dim = table.shape[1];
+  params.num_positions = table.shape[0];
+  params.epsilon = epsilon;
+  throw_if_error(cpu::rope_and_cache_write(params));
+  return {q};
+}
+
+using Shape = std::vector<int64_t>;
+
+std::vector<Shape> infer_shape(const Shape& qkv, const Shape&, const Shape&, const Shape&,
+                               const paddle::optional<Shape>&, const paddle::optional<Shape>&,
+                               const Shape& key_cache, const Shape& value_cache, int64_t num_heads,
+                               int64_t, int64_t head_dim, float) {
+  return {{qkv[0], num_heads * head_dim}, key_cache, value_cache};
+}
+
+using Type = paddle::DataType;
+
+std::vector<Type> infer_dtype(const Type& qkv, const Type&, const Type&, const Type&,
+                              const paddle::optional<Type>&, const paddle::optional<Type>&,
+                              const Type& key_cache, const Type& value_cache) {
+  return {qkv, key_cache, value_cache};
+}
+
+}  // namespace
+}  // namespace regatta::binding
+
+PD_BUILD_OP(regatta_rope_and_cache_write)
+    .Inputs({"qkv", "positions", "slot_mapping", "rope_cache", paddle::Optional("q_norm"),
+             paddle::Optional("k_norm"), "key_cache", "value_cache"})
+    .Outputs({"q", "key_cache_out", "value_cache_out"})
+    .SetInplaceMap({{"key_cache", "key_cache_out"}, {"value_cache", "value_cache_out"}})
+    .Attrs({"num_heads: int64_t", "num_kv_heads: int64_t", "head_dim: int64_t", "epsilon: float"})
+    .SetKernelFn(PD_KERNEL(regatta::binding::rope_and_cache_write))
+    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));

@@ -1,0 +1,57 @@
+// regatta_sample(logits [L, V] float32, temperature [L] float32, top_k [L] int32,
+//     top_p [L] float32, seeds [L] int64, offsets [L] int64) -> token_ids [L] int32
+#include "regatta/sample.h"
+
+#include "common.h"
+
+namespace regatta::binding {
+namespace {
+
+std::vector<paddle::Tensor> sample(const paddle::Tensor& logits, const paddle::Tensor& temperature,
+                                   const paddle::Tensor& top_k, const paddle::Tensor& top_p,
+                                   const paddle::Tensor& seeds, const paddle::Tensor& offsets) {
+  const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1});
+  const int64_t num_rows = x.shape[0];
+  paddle::Tensor token_ids = empty({num_rows}, DType::kInt32);
+  SampleParams params;
+  params.logits = static_cast<const float*>(x.data);
+  params.temperature = static_cast<const float*>(
+      checked_view(temperature, "temperature", DType::kFloat32, {num_rows}).data);
+  params.top_k =
+      static_cast<const int32_t*>(checked_view(top_k, "top_k", DType::kInt32, {num_rows}).data);
+  params.top_p =
+      static_cast<const float*>(checked_view(top_p, "top_p", DType::kFloat32, {num_rows}).data);
+  params.seeds =
+      static_cast<const int64_t*>(checked_view(seeds, "seeds", DType::kInt64, {num_rows}).data);
+  params.offsets =
+      static_cast<const int64_t*>(checked_view(offsets, "offsets", DType::kInt64, {num_rows}).data);
+  params.token_ids = static_cast<int32_t*>(token_ids.data());
+  params.num_rows = num_rows;
+  params.vocab_size = x.shape[1];
+  throw_if_error(cpu::sample(params));
+  return {token_ids};
+}
+
+using Shape = std::vector<int64_t>;
+
+std::vector<Shape> infer_shape(const Shape& logits, const Shape&, const Shape&, const Shape&,
+                               const Shape&, const Shape&) {
+  return {{logits[0]}};
+}
+
+using Type = paddle::DataType;
+
+std::vector<Type> infer_dtype(const Type&, const Type&, const Type&, const Type&, const Type&,
+                              const Type&) {
+  return {Type::INT32};
+}
+
+}  // namespace
+}  // namespace regatta::binding
+
+PD_BUILD_OP(regatta_sample)
+    .Inputs({"logits", "temperature", "top_k", "top_p", "seeds", "offsets"})
+    .Outputs({"token_ids"})
+    .SetKernelFn(PD_KERNEL(regatta::binding::sample))
+    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));

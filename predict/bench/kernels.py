@@ -1,0 +1,636 @@
+"""Speed of single operators against what the machine can do: `python -m predict.bench.kernels`.
+
+Each case calls one operator on operands of a real model's shape. Weights and caches rotate through
+many copies, so that they come from memory, as in a model of many layers, and not from the caches.
+The share is (time that the machine's measured limits allow) / (median time), where the limits are
+the read bandwidth and the arithmetic peak, measured before and after every case.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from predict.bench.ceilings import READ_BYTES, measure_ceilings
+from predict.bench.report import percentile
+from predict.errors import UserError, one_of
+from predict.flags import Flag, parse_flags
+from predict.library import Library, import_paddle, require
+
+PROG = "python -m predict.bench.kernels"
+GROUP = "Operator benchmark"
+FLAGS = (
+    Flag(GROUP, "ops", "str", None, "Operators, separated by commas; when not given, all."),
+    Flag(GROUP, "dtype", "str", "bfloat16", "Dtypes, separated by commas."),
+    Flag(GROUP, "shapes", "str", "qwen2.5-0.5b,llama-1b", "Models, separated by commas."),
+    Flag(GROUP, "num_tokens", "ints", (1, 8, 512), "Tokens per call, separated by commas."),
+    Flag(GROUP, "context_len", "int", 1024, "Tokens in the cache of each decoded sequence."),
+    Flag(GROUP, "seconds", "float", 0.3, "Time spent on each case."),
+    Flag(GROUP, "baseline", "bool", True, "Also time the nearest thing that Paddle has."),
+    Flag(GROUP, "output_file", "str", None, "Write the results as JSON."),
+)
+DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per value
+BLOCK_SIZE = 64  # tokens
+DECODE_TOKENS = 64  # up to so many tokens are one each of as many sequences; more are one prompt
+COLD_BYTES = 192 << 20  # operands rotate through at least this much memory
+MAX_COPIES = 64
+MIN_CALLS = 5
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes that an operator's operands depend on."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+
+    @property
+    def qkv_size(self) -> int:
+        """Outputs of the joint query, key and value projection."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def attention_size(self) -> int:
+        """Inputs of the output projection."""
+        return self.num_heads * self.head_dim
+
+
+# The vocabularies are cut to 32,000 rows: a larger head has the same speed and takes longer.
+SHAPES = {
+    "qwen2.5-0.5b": ModelShape(896, 4864, 14, 2, 64, 32000),
+    "llama-1b": ModelShape(2048, 8192, 32, 8, 64, 32000),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operator on one set of sizes."""
+
+    op: str  # without the "regatta_" in front
+    name: str  # sizes, for the reader
+    copies: Sequence[tuple[Any, ...]]  # arguments; rotated
+    num_bytes: float  # that must be read and written
+    num_flops: float
+    baseline: Callable[[int], Any] | None = None  # of the copy's index
+    baseline_name: str = ""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a case is built for."""
+
+    shape: ModelShape
+    num_tokens: int
+    context_len: int
+    dtype: str
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of one activation or weight."""
+        return DTYPES[self.dtype]
+
+    def num_copies(self, num_bytes: float) -> int:
+        """Copies of an operand of `num_bytes` that together do not fit any cache."""
+        return max(2, min(MAX_COPIES, int(COLD_BYTES // num_bytes) + 1))
+
+
+def full(shape: Sequence[int], dtype: str, value: float = 0.01) -> Any:
+    """A tensor whose memory is touched; values do not matter, except that none is denormal."""
+    import paddle
+
+    return paddle.full(list(shape), value, dtype)
+
+
+def int32(values: Any) -> Any:
+    """An index tensor."""
+    import paddle
+
+    return paddle.to_tensor(np.asarray(values, np.int32))
+
+
+def packed_shape(num_inputs: int, num_outputs: int, dtype: str) -> list[int]:
+    """Shape of a packed dense weight."""
+    panels = -(-num_outputs // 32)
+    if dtype == "bfloat16":
+        return [panels, -(-num_inputs // 2), 32, 2]
+    return [panels, num_inputs, 32]
+
+
+def linear_cases(sizes: Sizes) -> Iterator[Case]:
+    """The four projections of a layer and the head."""
+    import paddle
+
+    shape = sizes.shape
+    for name, num_inputs, num_outputs in (
+        ("qkv", shape.hidden_size, shape.qkv_size),
+        ("out", shape.attention_size, shape.hidden_size),
+        ("gate_up", shape.hidden_size, 2 * shape.intermediate_size),
+        ("down", shape.intermediate_size, shape.hidden_size),
+        ("head", shape.hidden_size, shape.vocab_size),
+    ):
+        weight_bytes = num_inputs * num_outputs * sizes.value_bytes
+        copies = sizes.num_copies(weight_bytes)
+        x = full([sizes.num_tokens, num_inputs], sizes.dtype)
+        layout = packed_shape(num_inputs, num_outputs, sizes.dtype)
+        weights = [full(layout, sizes.dtype) for _ in range(copies)]
+        plain = [full([num_inputs, num_outputs], "float32") for _ in range(min(copies, 8))]
+        x32 = full([sizes.num_tokens, num_inputs], "float32")
+
+        def baseline(
+            i: int, x32: Any = x32, plain: Sequence[Any] = plain
+        ) -> Any:  # bound now: the loop goes on
+            return paddle.matmul(x32, plain[i % len(plain)])
+
+        yield Case(
+            "linear",
+            f"{name} {num_inputs} x {num_outputs}",
+            [(x, [w], None, "dense", num_outputs) for w in weights],
+            weight_bytes + sizes.num_tokens * (num_inputs + num_outputs) * sizes.value_bytes,
+            2.0 * sizes.num_tokens * num_inputs * num_outputs,
+            baseline,
+            "matmul float32",
+        )
+
+
+def mlp_block_cases(sizes: Sizes) -> Iterator[Case]:
+    """Norm, gate and up, activation, down, residual."""
+    hidden, inner = sizes.shape.hidden_size, sizes.shape.intermediate_size
+    weight_bytes = 3 * hidden * inner * sizes.value_bytes
+    copies = [
+        (
+            full([sizes.num_tokens, hidden], sizes.dtype),
+            full([hidden], sizes.dtype),
+            [full(packed_shape(hidden, 2 * inner, sizes.dtype), sizes.dtype)],
+            None,
+            [full(packed_shape(inner, hidden, sizes.dtype), sizes.dtype)],
+            None,
+            "dense",
+            inner,
+            1e-6,
+        )
+        for _ in range(sizes.num_copies(weight_bytes))
+    ]
+    yield Case(
+        "mlp_block",
+        f"{hidden} x {inner}",
+        copies,
+        weight_bytes + 2 * sizes.num_tokens * hidden * sizes.value_bytes,
+        6.0 * sizes.num_tokens * hidden * inner,
+    )
+
+
+def logits_cases(sizes: Sizes) -> Iterator[Case]:
+    """Final norm and head, for one row of each decoded sequence, or the last of a prompt."""
+    hidden, vocab = sizes.shape.hidden_size, sizes.shape.vocab_size
+    rows = sizes.num_tokens if sizes.num_tokens <= DECODE_TOKENS else 1
+    weight_bytes = hidden * vocab * sizes.value_bytes
+    x = full([sizes.num_tokens, hidden], sizes.dtype)
+    norm = full([hidden], sizes.dtype)
+    indices = int32(np.arange(sizes.num_tokens - rows, sizes.num_tokens))
+    layout = packed_shape(hidden, vocab, sizes.dtype)
+    copies = [
+        (x, norm, [full(layout, sizes.dtype)], indices, "dense", vocab, 1e-6)
+        for _ in range(sizes.num_copies(weight_bytes))
+    ]
+    num_bytes = weight_bytes + rows * (hidden * sizes.value_bytes + 4 * vocab)
+    yield Case(
+        "logits", f"{rows} x {hidden} x {vocab}", copies, num_bytes, 2.0 * rows * hidden * vocab
+    )
+
+
+def rms_norm_cases(sizes: Sizes) -> Iterator[Case]:
+    """With a residual."""
+    hidden = sizes.shape.hidden_size
+    x = full([sizes.num_tokens, hidden], sizes.dtype)
+    copies = [(x, full([hidden], sizes.dtype), x, 1e-6)]
+    num_bytes = 4 * sizes.num_tokens * hidden * sizes.value_bytes
+    yield Case("rms_norm", f"{hidden}", copies, num_bytes, 5.0 * sizes.num_tokens * hidden)
+
+
+def silu_mul_cases(sizes: Sizes) -> Iterator[Case]:
+    """The activation alone."""
+    import paddle
+
+    inner = sizes.shape.intermediate_size
+    x = full([sizes.num_tokens, 2 * inner], sizes.dtype)
+    wide = full([sizes.num_tokens, 2 * inner], "float32")
+
+    def baseline(_: int) -> Any:
+        gate, up = paddle.split(wide, 2, axis=-1)
+        return paddle.nn.functional.silu(gate) * up
+
+    yield Case(
+        "silu_mul",
+        f"{inner}",
+        [(x,)],
+        3 * sizes.num_tokens * inner * sizes.value_bytes,
+        10.0 * sizes.num_tokens * inner,
+        baseline,
+        "silu, multiply float32",
+    )
+
+
+def embedding_cases(sizes: Sizes) -> Iterator[Case]:
+    """From a table, and from the packed head of a tied model."""
+    import paddle
+
+    hidden, vocab = sizes.shape.hidden_size, sizes.shape.vocab_size
+    rng = np.random.default_rng(0)
+    ids = [int32(rng.integers(0, vocab, sizes.num_tokens)) for _ in range(MAX_COPIES)]
+    num_bytes = 2 * sizes.num_tokens * hidden * sizes.value_bytes
+    table = full([vocab, hidden], sizes.dtype)
+    packed = full(packed_shape(hidden, vocab, sizes.dtype), sizes.dtype)
+    yield Case(
+        "embedding",
+        f"table {hidden}",
+        [(i, table, False, hidden) for i in ids],
+        num_bytes,
+        0.0,
+        lambda i: paddle.gather(table, ids[i]),
+        "gather",
+    )
+    copies = [(i, packed, True, hidden) for i in ids]
+    yield Case("embedding", f"packed {hidden}", copies, num_bytes, 0.0)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Index tensors of a decode step (one token each) or of one prompt."""
+
+    num_seqs: int
+    context_len: int
+    blocks_per_seq: int
+    slot_mapping: Any
+    cu_seqlens_q: Any
+    context_lens: Any
+    block_tables: Any
+    max_lens: Any
+    positions: Any
+
+    @classmethod
+    def of(cls, sizes: Sizes) -> Batch:
+        """Sequences of context_len tokens whose blocks are scattered over the cache."""
+        decode = sizes.num_tokens <= DECODE_TOKENS
+        num_seqs = sizes.num_tokens if decode else 1
+        context = sizes.context_len if decode else sizes.num_tokens
+        span = 1 if decode else sizes.num_tokens
+        blocks = -(-context // BLOCK_SIZE)
+        tables = np.random.default_rng(0).permutation(num_seqs * blocks).reshape(num_seqs, blocks)
+        positions = np.arange(context - span, context)
+        slots = tables[:, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        return cls(
+            num_seqs,
+            context,
+            blocks,
+            int32(slots.reshape(-1)),
+            int32(np.arange(num_seqs + 1) * span),
+            int32(np.full(num_seqs, context)),
+            int32(tables),
+            int32([span, context]),
+            int32(np.tile(positions, num_seqs)),
+        )
+
+    @property
+    def attention_inputs(self) -> tuple[Any, ...]:
+        """What attention reads besides queries and caches, in the operators' order."""
+        return self.cu_seqlens_q, self.context_lens, self.block_tables, self.max_lens
+
+    def visible_pairs(self, num_tokens: int) -> float:
+        """(query token, visible token) pairs of the whole batch."""
+        if self.num_seqs == num_tokens:
+            return float(num_tokens * self.context_len)
+        return num_tokens * (num_tokens + 1) / 2
+
+
+def _caches(sizes: Sizes, batch: Batch) -> list[tuple[Any, Any]]:
+    """Key and value caches, in several copies."""
+    shape = sizes.shape
+    layout = [batch.num_seqs * batch.blocks_per_seq, shape.num_kv_heads, BLOCK_SIZE, shape.head_dim]
+    num_bytes = 2 * float(np.prod(layout)) * sizes.value_bytes
+    count = min(sizes.num_copies(num_bytes), 24)  # as many as a model has layers
+    return [(full(layout, sizes.dtype), full(layout, sizes.dtype)) for _ in range(count)]
+
+
+def _cache_bytes(sizes: Sizes, batch: Batch) -> float:
+    shape = sizes.shape
+    per_token = 2 * shape.num_kv_heads * shape.head_dim * sizes.value_bytes
+    return float(batch.num_seqs * batch.context_len * per_token)
+
+
+def paged_attention_cases(sizes: Sizes) -> Iterator[Case]:
+    """Decode of several sequences, or a whole prompt."""
+    shape, batch = sizes.shape, Batch.of(sizes)
+    q = full([sizes.num_tokens, shape.attention_size], sizes.dtype)
+    attributes = shape.num_heads, shape.head_dim**-0.5, -1
+    copies = [
+        (q, key, value, *batch.attention_inputs, *attributes)
+        for key, value in _caches(sizes, batch)
+    ]
+    moved = 2 * sizes.num_tokens * shape.attention_size * sizes.value_bytes
+    yield Case(
+        "paged_attention",
+        f"{shape.num_heads}/{shape.num_kv_heads} x {shape.head_dim}, context {batch.context_len}",
+        copies,
+        _cache_bytes(sizes, batch) + moved,
+        4.0 * batch.visible_pairs(sizes.num_tokens) * shape.attention_size,
+    )
+
+
+def _rope(sizes: Sizes, batch: Batch) -> Any:
+    return full([batch.context_len, sizes.shape.head_dim], "float32")
+
+
+def rope_and_cache_write_cases(sizes: Sizes) -> Iterator[Case]:
+    """Rotation of queries and keys, keys and values to the cache."""
+    shape, batch = sizes.shape, Batch.of(sizes)
+    qkv = full([sizes.num_tokens, shape.qkv_size], sizes.dtype)
+    rope = _rope(sizes, batch)
+    inputs = qkv, batch.positions, batch.slot_mapping, rope, None, None
+    attributes = shape.num_heads, shape.num_kv_heads, shape.head_dim, 1e-6
+    copies = [(*inputs, key, value, *attributes) for key, value in _caches(sizes, batch)]
+    yield Case(
+        "rope_and_cache_write",
+        f"{shape.num_heads}/{shape.num_kv_heads} x {shape.head_dim}",
+        copies,
+        2 * sizes.num_tokens * shape.qkv_size * sizes.value_bytes,
+        3.0 * sizes.num_tokens * shape.qkv_size,
+    )
+
+
+def attention_block_cases(sizes: Sizes) -> Iterator[Case]:
+    """Norm, qkv, rotation, cache write, attention, output projection, residual."""
+    shape, batch = sizes.shape, Batch.of(sizes)
+    hidden = shape.hidden_size
+    weight_bytes = hidden * (shape.qkv_size + shape.attention_size) * sizes.value_bytes
+    x, norm = full([sizes.num_tokens, hidden], sizes.dtype), full([hidden], sizes.dtype)
+    bias, rope = full([shape.qkv_size], sizes.dtype), _rope(sizes, batch)
+    qkv = packed_shape(hidden, shape.qkv_size, sizes.dtype)
+    out = packed_shape(shape.attention_size, hidden, sizes.dtype)
+    inputs = rope, batch.positions, batch.slot_mapping, *batch.attention_inputs
+    heads = shape.num_heads, shape.num_kv_heads, shape.head_dim
+    attributes = "dense", *heads, 1e-6, shape.head_dim**-0.5, -1
+
+    def weights() -> tuple[Any, ...]:
+        projections = [full(qkv, sizes.dtype)], [full(out, sizes.dtype)]
+        return x, norm, projections[0], bias, None, None, projections[1], None
+
+    copies = [
+        (*weights(), key, value, *inputs, *attributes) for key, value in _caches(sizes, batch)
+    ]
+    flops = 2.0 * sizes.num_tokens * hidden * (shape.qkv_size + shape.attention_size)
+    yield Case(
+        "attention_block",
+        f"{hidden}, context {batch.context_len}",
+        copies,
+        weight_bytes + _cache_bytes(sizes, batch),
+        flops + 4.0 * batch.visible_pairs(sizes.num_tokens) * shape.attention_size,
+    )
+
+
+def sample_cases(sizes: Sizes) -> Iterator[Case]:
+    """Greedy, and with temperature, top_k and top_p."""
+    import paddle
+
+    if sizes.num_tokens > DECODE_TOKENS:
+        return
+    rows, vocab = sizes.num_tokens, sizes.shape.vocab_size
+    rng = np.random.default_rng(0)
+    logits = paddle.to_tensor(rng.standard_normal((rows, vocab), np.float32) * 3)
+    seeds = paddle.to_tensor(np.arange(rows, dtype=np.int64))
+    for name, temperature, top_k, top_p in (
+        ("greedy", 0.0, 0, 1.0),
+        ("top_p 0.9", 0.8, 0, 0.9),
+        ("top_k 50, top_p 0.9", 0.8, 50, 0.9),
+    ):
+        arguments = (
+            logits,
+            full([rows], "float32", temperature),
+            int32(np.full(rows, top_k)),
+            full([rows], "float32", top_p),
+            seeds,
+            seeds,
+        )
+        yield Case("sample", f"{rows} x {vocab} {name}", [arguments], 4.0 * rows * vocab, 0.0)
+
+
+CASES: dict[str, Callable[[Sizes], Iterator[Case]]] = {
+    "linear": linear_cases,
+    "mlp_block": mlp_block_cases,
+    "attention_block": attention_block_cases,
+    "logits": logits_cases,
+    "paged_attention": paged_attention_cases,
+    "rope_and_cache_write": rope_and_cache_write_cases,
+    "rms_norm": rms_norm_cases,
+    "silu_mul": silu_mul_cases,
+    "embedding": embedding_cases,
+    "sample": sample_cases,
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row of the table."""
+
+    op: str
+    name: str
+    shape: str
+    dtype: str
+    num_tokens: int
+    median_us: float
+    p10_us: float
+    p90_us: float
+    gbs: float
+    gflops: float
+    bound: str  # "memory" or "compute", whichever limit is the tighter
+    share: float  # limit / median
+    read_gbs: float  # measured beside
+    peak_gflops: float
+    baseline_us: float | None
+    baseline_name: str
+
+
+def times(call: Callable[[int], Any], num_copies: int, seconds: float) -> list[float]:
+    """Ascending seconds per call over rotating copies, for about `seconds` after a warm-up."""
+    for i in range(min(num_copies, 3)):
+        call(i)
+    taken: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while len(taken) < MIN_CALLS or time.perf_counter() < deadline:
+        index = len(taken) % num_copies
+        start = time.perf_counter()
+        call(index)
+        taken.append(time.perf_counter() - start)
+    return sorted(taken)
+
+
+def run_case(
+    library: Library, case: Case, sizes: Sizes, shape: str, settings: Settings, buffer: Any
+) -> Result:
+    """Times one case between two measurements of the machine's limits."""
+    op = library.op(f"regatta_{case.op}")
+    before = measure_ceilings(sizes.dtype, buffer)
+    taken = times(lambda i: op(*case.copies[i]), len(case.copies), settings.seconds)
+    after = measure_ceilings(sizes.dtype, buffer)
+    limits = {key: (before[key] + after[key]) / 2 for key in before}
+    baseline = None
+    if settings.baseline and case.baseline is not None:
+        others = times(case.baseline, len(case.copies), settings.seconds / 3)
+        baseline = 1e6 * statistics.median(others)
+    median = statistics.median(taken)
+    memory_seconds = case.num_bytes / limits["read_bytes_per_s"]
+    compute_seconds = case.num_flops / limits["flops_per_s"]
+    return Result(
+        op=case.op,
+        name=case.name,
+        shape=shape,
+        dtype=sizes.dtype,
+        num_tokens=sizes.num_tokens,
+        median_us=1e6 * median,
+        p10_us=1e6 * percentile(taken, 10),
+        p90_us=1e6 * percentile(taken, 90),
+        gbs=case.num_bytes / median / 1e9,
+        gflops=case.num_flops / median / 1e9,
+        bound="memory" if memory_seconds >= compute_seconds else "compute",
+        share=max(memory_seconds, compute_seconds) / median,
+        read_gbs=limits["read_bytes_per_s"] / 1e9,
+        peak_gflops=limits["flops_per_s"] / 1e9,
+        baseline_us=baseline,
+        baseline_name=case.baseline_name,
+    )
+
+
+HEADER = (
+    f"{'operator':<21}{'tokens':>6}  {'sizes':<29}{'median us':>10}{'p10':>9}{'p90':>9}"
+    f"{'GB/s':>7}{'GFLOP/s':>9}{'share':>7} of {'limit':<9}{'baseline us':>12}"
+)
+
+
+def row(result: Result) -> str:
+    """One line of the table."""
+    limit = f"{result.read_gbs:.0f} GB/s" if result.bound == "memory" else ""
+    limit = limit or f"{result.peak_gflops:.0f} GF/s"
+    baseline = "" if result.baseline_us is None else f"{result.baseline_us:.1f}"
+    return (
+        f"{result.op:<21}{result.num_tokens:>6}  {result.name:<29}{result.median_us:>10.1f}"
+        f"{result.p10_us:>9.1f}{result.p90_us:>9.1f}{result.gbs:>7.1f}{result.gflops:>9.1f}"
+        f"{result.share:>7.0%} of {limit:<9}{baseline:>12}  {result.baseline_name}".rstrip()
+    )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line asks for."""
+
+    ops: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[str, ...]
+    num_tokens: tuple[int, ...]
+    context_len: int
+    seconds: float
+    baseline: bool
+    output_file: str | None
+
+
+def parse(argv: Sequence[str]) -> Settings:
+    """The settings; raises UserError for names that are not known."""
+    flags = parse_flags(argv, FLAGS, PROG, __doc__ or "")
+
+    def names(flag: str, allowed: Sequence[str]) -> tuple[str, ...]:
+        if flags[flag] is None:
+            return tuple(allowed)
+        chosen = tuple(name.strip() for name in flags[flag].split(",") if name.strip())
+        for name in chosen:
+            if name not in allowed:
+                raise one_of(f"--{flag}", name, allowed)
+        return chosen
+
+    num_tokens = tuple(flags["num_tokens"])
+    if not num_tokens or min(num_tokens) < 1:
+        raise UserError(f"--num_tokens is {num_tokens}; every number must be at least 1")
+    if flags["context_len"] < 1:
+        raise UserError(f"--context_len is {flags['context_len']}; it must be at least 1")
+    return Settings(
+        ops=names("ops", tuple(CASES)),
+        dtypes=names("dtype", tuple(DTYPES)),
+        shapes=names("shapes", tuple(SHAPES)),
+        num_tokens=num_tokens,
+        context_len=flags["context_len"],
+        seconds=flags["seconds"],
+        baseline=flags["baseline"],
+        output_file=flags["output_file"],
+    )
+
+
+def machine(library: Library) -> dict[str, Any]:
+    """The device and the versions that a result belongs to."""
+    import paddle
+
+    info = library.info()
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+        model = next((s.partition(":")[2].strip() for s in lines if s.startswith("model name")), "")
+    return {
+        "cpu": model,
+        "num_threads": info.get("threads"),
+        "features": info.get("features"),
+        "paddle_version": paddle.__version__,
+        "python_version": platform.python_version(),
+        "compiler": library.metadata.compiler,
+        "library": str(library.path.name),
+    }
+
+
+def run(settings: Settings, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Runs every case, saying each row as it is done; returns machine and rows."""
+    library = require()
+    described = machine(library)
+    say("  ".join(f"{key} {value}" for key, value in described.items() if key != "features"))
+    buffer = np.ones(READ_BYTES // 4, np.float32)
+    results: list[Result] = []
+    for shape in settings.shapes:
+        for dtype in settings.dtypes:
+            say(f"\n{shape} {dtype}\n{HEADER}")
+            for op in settings.ops:
+                if f"regatta_{op}" not in library.operators:
+                    say(f"{op:<21} is not in {library.path.name}")
+                    continue
+                for num_tokens in settings.num_tokens:
+                    sizes = Sizes(SHAPES[shape], num_tokens, settings.context_len, dtype)
+                    for case in CASES[op](sizes):
+                        results.append(run_case(library, case, sizes, shape, settings, buffer))
+                        say(row(results[-1]))
+    return {"machine": described, "results": [asdict(result) for result in results]}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    try:
+        settings = parse(sys.argv[1:] if argv is None else argv)
+        import_paddle()
+        report = run(settings)
+        if settings.output_file is not None:
+            text = json.dumps(report, indent=2) + "\n"
+            Path(settings.output_file).write_text(text, encoding="utf-8")
+    except (UserError, OSError) as error:
+        print(f"kernels: error: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
