@@ -164,8 +164,8 @@ class LLM:
         if tokenizer.vocab_size > self.spec.vocab_size:
             raise UserError(
                 f"{self.config.model_name_or_path}: the tokenizer has {tokenizer.vocab_size} "
-                f"tokens and config.json says vocab_size {self.spec.vocab_size}; they do not belong "
-                "to one model"
+                f"tokens and config.json says vocab_size {self.spec.vocab_size}; they do not "
+                "belong to one model"
             )
 
     def _token_ids(self, prompt: Prompt) -> Sequence[int]:

@@ -7,7 +7,7 @@ Every function raises the operator's own ValueError when shapes or dtypes do not
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from predict import library
 
 if TYPE_CHECKING:
     from paddle import Tensor
-    from predict.nn.decoder import Attention, Linear, Mlp
+    from predict.nn.decoder import Attention, Layer, Linear, Mlp
     from predict.nn.inputs import ForwardInputs
 
 
@@ -174,6 +174,68 @@ def mlp_block(hidden: Tensor, mlp: Mlp) -> Tensor:
         mlp.intermediate_size,
         mlp.norm_eps,
     )[0]
+
+
+def _layer_tensors(layer: Layer) -> list[Tensor]:
+    """A layer's tensors in the order that regatta_decoder_layers takes them."""
+    attention, mlp = layer.attention, layer.mlp
+    tensors = (
+        attention.norm,
+        *attention.qkv.tensors,
+        attention.qkv.bias,
+        attention.q_norm,
+        attention.k_norm,
+        *attention.out.tensors,
+        attention.out.bias,
+        mlp.norm,
+        *mlp.gate_up.tensors,
+        mlp.gate_up.bias,
+        *mlp.down.tensors,
+        mlp.down.bias,
+    )
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def layers(
+    hidden: Tensor,
+    layers: Sequence[Layer],
+    caches: Sequence[tuple[Tensor, Tensor]],
+    rope: Tensor,
+    inputs: ForwardInputs,
+) -> tuple[Tensor, list[Tensor]]:
+    """`attention_block`, then `mlp_block`, of layer after layer, in one call.
+
+    The layers differ in their weights and windows only. Returns hidden [T, H] and the caches (key
+    and value of layer after layer), modified in place.
+    """
+    attention, mlp = layers[0].attention, layers[0].mlp
+    hidden, *written = _run()(
+        "regatta_decoder_layers",
+        hidden,
+        [tensor for layer in layers for tensor in _layer_tensors(layer)],
+        [cache for pair in caches for cache in pair],
+        rope,
+        inputs.positions,
+        inputs.slot_mapping,
+        inputs.cu_seqlens_q,
+        inputs.context_lens,
+        inputs.block_tables,
+        inputs.max_lens,
+        attention.qkv.scheme,
+        attention.num_heads,
+        attention.num_kv_heads,
+        attention.head_dim,
+        mlp.intermediate_size,
+        attention.norm_eps,
+        attention.softmax_scale,
+        [layer.attention.window for layer in layers],
+        len(attention.qkv.tensors),
+        attention.qkv.bias is not None,
+        attention.q_norm is not None,
+        attention.out.bias is not None,
+        mlp.gate_up.bias is not None,
+    )
+    return hidden, written
 
 
 def logits(

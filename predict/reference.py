@@ -7,6 +7,7 @@ Activations and sums are float32, whatever the dtype of weights and caches: Padd
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from predict.schemes import scheme_of
 
 if TYPE_CHECKING:
     from paddle import Tensor
-    from predict.nn.decoder import Attention, Linear, Mlp
+    from predict.nn.decoder import Attention, Layer, Linear, Mlp
     from predict.nn.inputs import ForwardInputs
 
 
@@ -115,8 +116,9 @@ def paged_attention(
 
     Spans are padded to the longest, contexts to the longest: simple, and large.
     """
-    import paddle
     from paddle.nn import functional
+
+    import paddle
 
     heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
     block_size = key_cache.shape[2]
@@ -193,6 +195,27 @@ def mlp_block(hidden: Tensor, mlp: Mlp) -> Tensor:
     """Hidden [T, H] + down(silu(gate) * up), gate and up of norm(hidden)."""
     x, _ = rms_norm(hidden, mlp.norm, None, mlp.norm_eps)
     return hidden + linear(silu_mul(linear(x, mlp.gate_up)), mlp.down)
+
+
+def layers(
+    hidden: Tensor,
+    layers: Sequence[Layer],
+    caches: Sequence[tuple[Tensor, Tensor]],
+    rope: Tensor,
+    inputs: ForwardInputs,
+) -> tuple[Tensor, list[Tensor]]:
+    """`attention_block`, then `mlp_block`, of layer after layer.
+
+    Returns hidden [T, H] and the caches (key and value of layer after layer), modified in place.
+    """
+    written: list[Tensor] = []
+    for layer, (key_cache, value_cache) in zip(layers, caches, strict=True):
+        hidden, key_cache, value_cache = attention_block(
+            hidden, layer.attention, key_cache, value_cache, rope, inputs
+        )
+        hidden = mlp_block(hidden, layer.mlp)
+        written += (key_cache, value_cache)
+    return hidden, written
 
 
 def logits(

@@ -15,6 +15,9 @@ from predict.request import Request
 if TYPE_CHECKING:
     from paddle import Tensor
 
+COLUMN_DTYPES: tuple[Any, ...] = (np.float32, np.int32, np.float32, np.int64, np.int64)
+GREEDY_ROW = (0.0, 1, 1.0, 0, 0)
+
 
 def request_seed(engine_seed: int, request: Request) -> int:
     """The request's own seed, or one made from the engine's seed and the request's number."""
@@ -43,28 +46,38 @@ class Sampler:
         self.backend = backend
         self.seed = seed
         self.eos_token_ids = tuple(eos_token_ids)
+        # By number of rows: five uploads are a tenth of a small model's step on the host.
+        self._greedy_columns: dict[int, list[Tensor]] = {}
 
     def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[int]:
         """Token ids, one per request; logits: [len(requests), vocab_size] float32."""
+        logits = self._process(logits, requests)
+        tokens: list[int] = self.backend.sample(logits, *self._columns(requests)).tolist()
+        return tokens
+
+    def _columns(self, requests: Sequence[Request]) -> list[Tensor]:
+        """Temperature, top_k, top_p, seed and offset of each row, for the sampling operator."""
         import paddle
 
-        logits = self._process(logits, requests)
         rows: list[tuple[float, int, float, int, int]] = []
         for request in requests:
             params = request.sampling_params
             if params.greedy:
-                rows.append((0.0, 1, 1.0, 0, 0))
+                rows.append(GREEDY_ROW)
             else:
                 seed = request_seed(self.seed, request)
                 offset = request.num_output_tokens
                 rows.append((params.temperature, params.top_k, params.top_p, seed, offset))
-        dtypes: tuple[Any, ...] = (np.float32, np.int32, np.float32, np.int64, np.int64)
+        all_greedy = all(row is GREEDY_ROW for row in rows)
+        if all_greedy and len(rows) in self._greedy_columns:
+            return self._greedy_columns[len(rows)]
         columns = [
-            paddle.to_tensor(np.array(column, dtype), place=logits.place)
-            for column, dtype in zip(zip(*rows, strict=True), dtypes, strict=True)
+            paddle.to_tensor(np.array(column, dtype))
+            for column, dtype in zip(zip(*rows, strict=True), COLUMN_DTYPES, strict=True)
         ]
-        tokens: list[int] = self.backend.sample(logits, *columns).tolist()
-        return tokens
+        if all_greedy:
+            self._greedy_columns[len(rows)] = columns
+        return columns
 
     def _process(self, logits: Tensor, requests: Sequence[Request]) -> Tensor:
         """Repetition penalty and minimum length; the logits themselves when nobody asks."""

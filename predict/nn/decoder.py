@@ -93,13 +93,7 @@ def forward(
     outputs because an exported program drops an input that no output depends on.
     """
     hidden = backend.embedding(inputs.token_ids, decoder.embedding, decoder.head)
-    written: list[Tensor] = []
-    for layer, (key_cache, value_cache) in zip(decoder.layers, caches, strict=True):
-        hidden, key_cache, value_cache = backend.attention_block(
-            hidden, layer.attention, key_cache, value_cache, decoder.rope, inputs
-        )
-        hidden = backend.mlp_block(hidden, layer.mlp)
-        written += (key_cache, value_cache)
+    hidden, written = backend.layers(hidden, decoder.layers, caches, decoder.rope, inputs)
     logits = backend.logits(
         hidden, decoder.final_norm, decoder.head, inputs.logit_indices, decoder.norm_eps
     )

@@ -1,0 +1,184 @@
+// regatta_decoder_layers(hidden [T, H], weights..., caches..., rope_cache [P, R], positions [T],
+//     slot_mapping [T], cu_seqlens_q [B + 1], context_lens [B], block_tables [B, M], max_lens [2])
+//     {scheme, num_heads, num_kv_heads, head_dim, intermediate_size, epsilon, softmax_scale, windows,
+//      tensors_per_linear, qkv_bias, qk_norm, out_bias, mlp_bias} -> hidden_out [T, H], caches in place
+//
+// All layers in one call: attention block, then MLP block, of layer after layer. A call costs the
+// host about 0.5 us per tensor and 5 us besides, which over two calls per layer is several percent
+// of a small model's decode step.
+//
+// weights: layer after layer
+//     norm [H], qkv x n, qkv bias?, q norm [D] and k norm [D]?, out x n, out bias?,
+//     mlp norm [H], gate_up x n, gate_up bias?, down x n, down bias?
+// with n = tensors_per_linear; those with "?" are there when their flag says so.
+// caches: key and value cache of layer after layer.
+#include "attention_tensors.h"
+#include "regatta/mlp_block.h"
+
+namespace regatta::binding {
+namespace {
+
+// Takes tensors off the list of weights, one after another.
+class Weights {
+ public:
+  Weights(const std::vector<paddle::Tensor>& tensors, DType dtype)
+      : tensors_(tensors), dtype_(dtype) {}
+
+  // A vector of `size` elements of the activations' dtype; null when it is not there.
+  const void* vector(const char* name, int64_t size, bool there = true) {
+    return there ? checked_view(take(name), name, dtype_, {size}).data : nullptr;
+  }
+
+  std::vector<TensorView> linear(const char* name, int64_t num_tensors) {
+    std::vector<TensorView> result;
+    for (int64_t i = 0; i < num_tensors; ++i) result.push_back(view(take(name), name));
+    return result;
+  }
+
+  size_t num_left() const { return tensors_.size() - next_; }
+
+ private:
+  const paddle::Tensor& take(const char* name) {
+    if (next_ == tensors_.size()) {
+      fail("weights holds " + std::to_string(next_) + " tensors, and " + name + " is missing");
+    }
+    return tensors_[next_++];
+  }
+
+  const std::vector<paddle::Tensor>& tensors_;
+  DType dtype_;
+  size_t next_ = 0;
+};
+
+std::vector<paddle::Tensor> decoder_layers(
+    const paddle::Tensor& hidden, const std::vector<paddle::Tensor>& weights,
+    std::vector<paddle::Tensor>& caches, const paddle::Tensor& rope_cache,
+    const paddle::Tensor& positions, const paddle::Tensor& slot_mapping,
+    const paddle::Tensor& cu_seqlens_q, const paddle::Tensor& context_lens,
+    const paddle::Tensor& block_tables, const paddle::Tensor& max_lens, const std::string& scheme,
+    int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t intermediate_size,
+    float epsilon, float softmax_scale, const std::vector<int64_t>& windows,
+    int64_t tensors_per_linear, bool qkv_bias, bool qk_norm, bool out_bias, bool mlp_bias) {
+  check_heads({num_heads, num_kv_heads, head_dim});
+  check_softmax_scale(softmax_scale);
+  const TensorView x = view(hidden, "hidden");
+  check_activation(x, "hidden");
+  check_shape(x, "hidden", {-1, -1});
+  if (caches.size() != 2 * windows.size()) {
+    fail("caches holds " + std::to_string(caches.size()) + " tensors for " +
+         std::to_string(windows.size()) + " layers (expected: a key and a value cache for each)");
+  }
+  const DType dtype = x.dtype;
+  const int64_t num_tokens = x.shape[0], hidden_size = x.shape[1];
+  const TensorView table = rope_table(rope_cache, head_dim);
+
+  AttentionBlockParams attention;
+  attention.dtype = dtype;
+  attention.scheme = scheme;
+  attention.positions = static_cast<const int32_t*>(
+      checked_view(positions, "positions", DType::kInt32, {num_tokens}).data);
+  attention.slot_mapping = static_cast<const int32_t*>(
+      checked_view(slot_mapping, "slot_mapping", DType::kInt32, {num_tokens}).data);
+  attention.rope_cache = static_cast<const float*>(table.data);
+  attention.batch = batch_of(cu_seqlens_q, context_lens, block_tables, max_lens, num_tokens);
+  attention.hidden_size = hidden_size;
+  attention.num_heads = num_heads;
+  attention.num_kv_heads = num_kv_heads;
+  attention.head_dim = head_dim;
+  attention.rotary_dim = table.shape[1];
+  attention.num_positions = table.shape[0];
+  attention.epsilon = epsilon;
+  attention.softmax_scale = softmax_scale;
+
+  MlpBlockParams mlp;
+  mlp.num_tokens = num_tokens;
+  mlp.hidden_size = hidden_size;
+  mlp.intermediate_size = intermediate_size;
+  mlp.epsilon = epsilon;
+  mlp.dtype = dtype;
+  mlp.scheme = scheme;
+
+  paddle::Tensor hidden_out = empty({num_tokens, hidden_size}, dtype);
+  // hidden -> middle -> hidden_out -> middle -> hidden_out ...
+  paddle::Tensor middle = empty({num_tokens, hidden_size}, dtype);
+  const void* input = x.data;
+  Weights list(weights, dtype);
+  for (size_t layer = 0; layer < windows.size(); ++layer) {
+    attention.hidden = input;
+    attention.norm_weight = list.vector("norm", hidden_size);
+    const std::vector<TensorView> qkv = list.linear("qkv", tensors_per_linear);
+    attention.qkv = qkv.data();
+    attention.num_qkv = static_cast<int>(qkv.size());
+    attention.qkv_bias =
+        list.vector("qkv bias", (num_heads + 2 * num_kv_heads) * head_dim, qkv_bias);
+    attention.q_norm = list.vector("q norm", head_dim, qk_norm);
+    attention.k_norm = list.vector("k norm", head_dim, qk_norm);
+    const std::vector<TensorView> out = list.linear("out", tensors_per_linear);
+    attention.out = out.data();
+    attention.num_out = static_cast<int>(out.size());
+    attention.out_bias = list.vector("out bias", hidden_size, out_bias);
+    attention.cache =
+        cache_of(caches[2 * layer], caches[2 * layer + 1], dtype, num_kv_heads, head_dim);
+    attention.window = windows[layer];
+    attention.hidden_out = middle.data();
+    throw_if_error(cpu::attention_block(attention));
+
+    mlp.hidden = middle.data();
+    mlp.norm_weight = list.vector("mlp norm", hidden_size);
+    const std::vector<TensorView> gate_up = list.linear("gate_up", tensors_per_linear);
+    mlp.gate_up = gate_up.data();
+    mlp.num_gate_up = static_cast<int>(gate_up.size());
+    mlp.gate_up_bias = list.vector("gate_up bias", 2 * intermediate_size, mlp_bias);
+    const std::vector<TensorView> down = list.linear("down", tensors_per_linear);
+    mlp.down = down.data();
+    mlp.num_down = static_cast<int>(down.size());
+    mlp.down_bias = list.vector("down bias", hidden_size, mlp_bias);
+    mlp.out = hidden_out.data();
+    throw_if_error(cpu::mlp_block(mlp));
+    input = hidden_out.data();
+  }
+  if (list.num_left() != 0) {
+    fail("weights holds " + std::to_string(list.num_left()) + " tensors more than " +
+         std::to_string(windows.size()) + " layers need");
+  }
+  return {hidden_out};
+}
+
+using Shape = std::vector<int64_t>;
+
+
+std::vector<Shape> infer_shape(const Shape& hidden, const std::vector<Shape>&,
+                               const std::vector<Shape>& caches, const Shape&, const Shape&,
+                               const Shape&, const Shape&, const Shape&, const Shape&, const Shape&,
+                               const std::string&, int64_t, int64_t, int64_t, int64_t, float, float,
+                               const std::vector<int64_t>&, int64_t, bool, bool, bool, bool) {
+  std::vector<Shape> result = {hidden};
+  result.insert(result.end(), caches.begin(), caches.end());
+  return result;
+}
+
+using Type = paddle::DataType;
+
+std::vector<Type> infer_dtype(const Type& hidden, const std::vector<Type>&,
+                              const std::vector<Type>& caches, const Type&, const Type&,
+                              const Type&, const Type&, const Type&, const Type&, const Type&) {
+  std::vector<Type> result = {hidden};
+  result.insert(result.end(), caches.begin(), caches.end());
+  return result;
+}
+
+}  // namespace
+}  // namespace regatta::binding
+
+PD_BUILD_OP(regatta_decoder_layers)
+    .Inputs({"hidden", paddle::Vec("weights"), paddle::Vec("caches"), "rope_cache", "positions",
+             "slot_mapping", "cu_seqlens_q", "context_lens", "block_tables", "max_lens"})
+    .Outputs({"hidden_out", paddle::Vec("caches_out")})
+    .SetInplaceMap({{paddle::Vec("caches"), paddle::Vec("caches_out")}})
+    .Attrs({"scheme: std::string", "num_heads: int64_t", "num_kv_heads: int64_t",
+            "head_dim: int64_t", "intermediate_size: int64_t", "epsilon: float",
+            "softmax_scale: float", "windows: std::vector<int64_t>", "tensors_per_linear: int64_t",
+            "qkv_bias: bool", "qk_norm: bool", "out_bias: bool", "mlp_bias: bool"})
+    .SetKernelFn(PD_KERNEL(regatta::binding::decoder_layers))
+    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));

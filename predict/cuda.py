@@ -1,0 +1,221 @@
+"""Pinned memory, overlapping copies, events and CUDA graphs, on streams and tensors of Paddle.
+
+Through the C functions of csrc/device, by ctypes: a call costs about a microsecond. Every function
+raises RuntimeError with CUDA's words when CUDA refuses.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+
+from predict.device import Device, device_library
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
+
+    from paddle import Tensor
+
+T = TypeVar("T")
+
+
+def _check(status: int) -> None:
+    if status:
+        raise RuntimeError(device_library().regatta_device_error().decode())
+
+
+def _created(pointer: int | None) -> int:
+    if not pointer:
+        raise RuntimeError(device_library().regatta_device_error().decode())
+    return pointer
+
+
+def current_stream(device: Device) -> int:
+    """The CUDA stream that Paddle queues this thread's work on."""
+    import paddle
+
+    return raw_stream(paddle.device.current_stream(device.place()))
+
+
+def raw_stream(stream: Any) -> int:
+    """The CUDA stream behind a paddle.device.Stream."""
+    base = stream.stream_base
+    pointer: int = base.raw_stream if hasattr(base, "raw_stream") else base.cuda_stream
+    return pointer
+
+
+def pinned(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
+    """A NumPy array, not initialised, in page-locked memory: copies of it overlap with other work.
+
+    Allocating takes milliseconds: keep it. The memory lives as long as any view of it.
+    """
+    dtype = np.dtype(dtype)
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    handle = device_library()
+    pointer = _created(handle.regatta_device_pin(max(num_bytes, 1)))
+    memory = (ctypes.c_uint8 * num_bytes).from_address(pointer)
+    # Not at exit: the driver frees it, and threads may still copy.
+    weakref.finalize(memory, handle.regatta_device_unpin, pointer).atexit = False
+    return np.ctypeslib.as_array(memory).view(dtype).reshape(shape)
+
+
+def copy_to_device(tensor: Tensor, array: NDArray[Any], stream: int) -> None:
+    """Queues the copy of a pinned, contiguous array into the whole of `tensor`.
+
+    The array must not change before the copy is done: record an Event behind it.
+    """
+    _check_sizes(tensor, array)
+    _check(
+        device_library().regatta_device_copy(
+            tensor.data_ptr(), array.ctypes.data, array.nbytes, stream
+        )
+    )
+
+
+def copy_to_host(array: NDArray[Any], tensor: Tensor, stream: int) -> None:
+    """Queues the copy of the whole of `tensor` into a pinned, contiguous array of its size."""
+    _check_sizes(tensor, array)
+    _check(
+        device_library().regatta_device_copy(
+            array.ctypes.data, tensor.data_ptr(), array.nbytes, stream
+        )
+    )
+
+
+def _check_sizes(tensor: Tensor, array: NDArray[Any]) -> None:
+    num_bytes = tensor.element_size() * tensor.size
+    if num_bytes != array.nbytes or not array.flags.c_contiguous:
+        raise ValueError(
+            f"the array has {array.nbytes} bytes and the tensor {num_bytes}; they must be alike, "
+            "and the array contiguous"
+        )
+
+
+class Event:
+    """A point in a stream's work."""
+
+    def __init__(self, timing: bool = False):
+        """timing: `milliseconds_since` may be asked."""
+        handle = device_library()
+        self._event = _created(handle.regatta_device_create_event(timing))
+        weakref.finalize(self, handle.regatta_device_destroy_event, self._event).atexit = False
+
+    def record(self, stream: int) -> None:
+        """Moves the point behind the work that is in `stream` now."""
+        _check(device_library().regatta_device_record(self._event, stream))
+
+    def is_done(self) -> bool:
+        """Whether all work before the point is done."""
+        state = device_library().regatta_device_query_event(self._event)
+        if state < 0:
+            raise RuntimeError(device_library().regatta_device_error().decode())
+        return bool(state)
+
+    def synchronize(self) -> None:
+        """Waits until all work before the point is done; other Python threads run meanwhile."""
+        _check(device_library().regatta_device_synchronize_event(self._event))
+
+    def make_wait(self, stream: int) -> None:
+        """Lets work that enters `stream` from now on wait for the point."""
+        _check(device_library().regatta_device_wait(stream, self._event))
+
+    def milliseconds_since(self, earlier: Event) -> float:
+        """Milliseconds from `earlier` to this one; both have timing and are done."""
+        elapsed: float = device_library().regatta_device_elapsed(earlier._event, self._event)
+        if elapsed < 0:
+            raise RuntimeError(device_library().regatta_device_error().decode())
+        return elapsed
+
+
+class Graph(Generic[T]):
+    """Work that was recorded once and is launched as one. Made by GraphPool.capture.
+
+    outputs: what the recorded function returned; a replay writes the same tensors again.
+    num_nodes: kernels, copies and memsets in it.
+    """
+
+    def __init__(self, executable: int, num_nodes: int, stream: int, outputs: T):
+        self.outputs = outputs
+        self.num_nodes = num_nodes
+        self._executable: int | None = executable
+        self._stream = stream
+        self._launch = device_library().regatta_device_launch_graph
+
+    def replay(self) -> None:
+        """Queues the recorded work on the stream that was current when the pool was made."""
+        _check(self._launch(self._executable, self._stream))
+
+    def reset(self) -> None:
+        """Frees the graph; it cannot be replayed any more."""
+        if self._executable is not None:
+            device_library().regatta_device_destroy_graph(self._executable)
+            self._executable = None
+            del self.outputs
+
+
+class GraphPool:
+    """Graphs that share one piece of memory, apart from everybody else's.
+
+    Paddle gives each stream an allocator of its own. Captures run on a stream that nothing else
+    uses, so what a graph needs between its kernels is never given to tensors made later. Two graphs
+    of one pool may use the same memory: replay them one after the other, and use or copy a graph's
+    outputs before the next replay. Replays are queued on the stream that was current when the pool
+    was made.
+    """
+
+    def __init__(self, device: Device):
+        import paddle
+
+        self.device = device
+        self.stream = current_stream(device)
+        self._capture_stream = paddle.device.Stream(device.place())
+        self._graphs: weakref.WeakSet[Graph[Any]] = weakref.WeakSet()
+        # After Paddle's own handlers were registered, so before they run: they unload the plugin.
+        atexit.register(_reset, weakref.ref(self))
+
+    def capture(self, function: Callable[[], T], num_warmups: int = 1) -> Graph[T]:
+        """The work that `function` queues, recorded.
+
+        It is first run `num_warmups` times: that loads kernels and grows the memory, which a
+        recording cannot. The function must do the same work each time, on tensors that stay where
+        they are, without waiting for the device and without copies from or to ordinary host memory.
+        Raises RuntimeError when something in it cannot be recorded.
+        """
+        import paddle
+
+        handle, index = device_library(), self.device.index
+        raw = raw_stream(self._capture_stream)
+        paddle.device.synchronize(self.device.place())  # its inputs may still be on their way
+        with paddle.device.stream_guard(self._capture_stream):
+            for _ in range(num_warmups):
+                function()
+            self._capture_stream.synchronize()
+            _check(handle.regatta_device_begin_capture(index, raw))
+            num_nodes = ctypes.c_uint64()
+            try:
+                outputs = function()
+            except BaseException:
+                partial = handle.regatta_device_end_capture(index, raw, num_nodes)
+                if partial:
+                    handle.regatta_device_destroy_graph(partial)
+                raise
+            executable = handle.regatta_device_end_capture(index, raw, num_nodes)
+        graph = Graph(_created(executable), num_nodes.value, self.stream, outputs)
+        self._graphs.add(graph)
+        return graph
+
+    def reset(self) -> None:
+        """Frees all graphs of the pool."""
+        for graph in list(self._graphs):
+            graph.reset()
+
+
+def _reset(pool: weakref.ref[GraphPool]) -> None:
+    live = pool()
+    if live is not None:
+        live.reset()
