@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -109,6 +110,12 @@ class LLM:
             raise UserError(f"device {config.device} is not supported yet (allowed: cpu)")
         self.config = config
         self.spec, reader = read_spec(config.model_name_or_path)
+        if config.max_length > self.spec.max_context:
+            print(
+                f"regatta: --max_length is {config.max_length}, and the model was made for "
+                f"{self.spec.max_context} positions; text beyond them is likely to be poor",
+                file=sys.stderr,
+            )
         self.tokenizer = tokenizer or self._load_tokenizer()
         eos_token_ids = self.spec.eos_token_ids
         self._detokenizer = None

@@ -73,9 +73,7 @@ class Case:
 
     def linear(self, num_in: int, num_out: int, bias: bool) -> Linear:
         weight = self.tensor(num_out, num_in)
-        return Linear(
-            "dense", (weight,), self.tensor(num_out) if bias else None, num_in, num_out
-        )
+        return Linear("dense", (weight,), self.tensor(num_out) if bias else None, num_in, num_out)
 
     def packed(self, linear: Linear) -> Linear:
         return dataclasses.replace(linear, tensors=(ops.pack_dense(linear.tensors[0], self.dtype),))
@@ -169,9 +167,7 @@ def test_attention_block_equals_its_plain_twin(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [False, True])
-def test_mlp_block_equals_its_plain_twin(
-    compiled: library.Library, dtype: str, bias: bool
-) -> None:
+def test_mlp_block_equals_its_plain_twin(compiled: library.Library, dtype: str, bias: bool) -> None:
     case = Case(dtype, bias, False)
     hidden = case.tensor(21, HIDDEN)
     got = ops.mlp_block(hidden, case.packed_mlp())
@@ -179,9 +175,7 @@ def test_mlp_block_equals_its_plain_twin(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_block_ops_equal_the_small_ops_they_compose(
-    compiled: library.Library, dtype: str
-) -> None:
+def test_block_ops_equal_the_small_ops_they_compose(compiled: library.Library, dtype: str) -> None:
     case = Case(dtype, True, True)
     inputs = mixed_step()
     hidden = case.tensor(int(inputs.positions.shape[0]), HIDDEN)

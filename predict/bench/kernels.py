@@ -597,8 +597,11 @@ def machine(library: Library) -> dict[str, Any]:
 
 def run(settings: Settings, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Runs every case, saying each row as it is done; returns machine and rows."""
+    from paddle.base import core
+
     library = require()
     described = machine(library)
+    core.set_num_threads(described["num_threads"])  # of the baselines; Paddle starts with one
     say("  ".join(f"{key} {value}" for key, value in described.items() if key != "features"))
     buffer = np.ones(READ_BYTES // 4, np.float32)
     results: list[Result] = []

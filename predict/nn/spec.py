@@ -65,6 +65,14 @@ class DecoderSpec:
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     @property
+    def max_context(self) -> int:
+        """Tokens that the checkpoint was made for, its context extension included."""
+        extended = (self.rope.original_max_position or 0) * self.rope.factor
+        if self.rope.method in ("linear", "dynamic"):
+            extended = self.max_position * self.rope.factor
+        return max(self.max_position, int(extended))
+
+    @property
     def softmax_scale(self) -> float:
         """Factor on query-key products."""
         return self.head_dim**-0.5

@@ -1,0 +1,137 @@
+"""LLM: what it refuses, what it promises about text, seeds and failures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from predict import LLM, EngineConfig, SamplingParams
+from predict.errors import UserError
+from predict.nn.decoder import Decoder
+from predict.request import RequestOutput
+from tests import tiny
+
+DEMO = Path(__file__).parents[1] / "examples" / "demo_model"
+PROMPTS = ["def add(a, b):", "class Stack:\n", 'text = "naïve café — 日本語"\n']
+
+
+@pytest.fixture(scope="module")
+def demo() -> LLM:
+    return LLM(demo_config(batch_size=3))
+
+
+def demo_config(**changes: Any) -> EngineConfig:
+    values = {"max_length": 128, "attention": "append", **changes}
+    return EngineConfig(model_name_or_path=str(DEMO), **values)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return tiny.write(tmp_path / "model")
+
+
+def config(model: Path, **changes: Any) -> EngineConfig:
+    return EngineConfig(model_name_or_path=str(model), **{"max_length": 64, **changes})
+
+
+def test_streamed_pieces_join_to_the_generated_text(demo: LLM) -> None:
+    params = SamplingParams(temperature=0.9, top_p=0.95, seed=4, max_new_tokens=40)
+    for prompt in PROMPTS:
+        whole = demo.generate([prompt], params)[0]
+        pieces = list(demo.stream(prompt, params))
+        assert "".join(piece.text for piece in pieces) == whole.text
+        assert sum((piece.token_ids for piece in pieces), ()) == whole.token_ids
+        assert pieces[-1].finish_reason == whole.finish_reason
+
+
+def test_leaving_a_stream_early_frees_its_blocks(demo: LLM) -> None:
+    stream = demo.stream(PROMPTS[0], SamplingParams(max_new_tokens=50, ignore_eos=True))
+    next(stream)
+    assert demo.stats().num_used_blocks > 0
+    stream.close()
+    assert demo.stats().num_used_blocks == 0
+
+
+def test_seeded_text_is_the_same_alone_and_in_a_batch(demo: LLM) -> None:
+    params = [SamplingParams(temperature=1.0, seed=seed, max_new_tokens=24) for seed in (1, 2, 3)]
+    together = demo.generate(PROMPTS, params)
+    for prompt, param, output in zip(PROMPTS, params, together, strict=True):
+        assert demo.generate([prompt], param)[0].text == output.text
+
+
+def test_outputs_come_in_prompt_order_and_each_is_announced_once(demo: LLM) -> None:
+    lengths = [30, 3, 11]
+    params = [SamplingParams(temperature=0.0, max_new_tokens=n, ignore_eos=True) for n in lengths]
+    announced: list[int] = []
+    outputs = demo.generate(PROMPTS, params, on_output=lambda index, _: announced.append(index))
+    assert [len(output.token_ids) for output in outputs] == lengths
+    assert announced == [1, 2, 0]
+
+
+def test_failing_callback_leaves_nothing_behind(demo: LLM) -> None:
+    def fail(index: int, output: RequestOutput) -> None:
+        raise RuntimeError("disk on fire")
+
+    with pytest.raises(RuntimeError, match="disk on fire"):
+        demo.generate(PROMPTS, SamplingParams(max_new_tokens=4), on_output=fail)
+    assert not demo.engine.scheduler.has_unfinished()
+    assert demo.stats().num_used_blocks == 0
+
+
+def test_one_prompt_that_cannot_run_stops_all_before_anything_runs(demo: LLM) -> None:
+    with pytest.raises(ValueError, match="200 tokens"):
+        demo.generate(["x = 1", [5] * 200], SamplingParams(max_new_tokens=4))
+    assert not demo.engine.scheduler.has_unfinished()
+
+
+def test_token_ids_outside_the_vocabulary_are_refused(model: Path) -> None:
+    llm = LLM(config(model))
+    with pytest.raises(UserError, match=r"token id 199 .* 0 to 198"):
+        llm.generate([[1, 199]], SamplingParams(max_new_tokens=1))
+
+
+def test_text_needs_a_tokenizer(model: Path) -> None:
+    with pytest.raises(UserError, match="without a tokenizer"):
+        LLM(config(model)).generate(["text"], SamplingParams(max_new_tokens=1))
+
+
+def test_cache_that_does_not_fit_is_refused_with_the_arithmetic(model: Path) -> None:
+    with pytest.raises(UserError, match=r"does not fit: .* blocks of 64 tokens x .*--batch_size"):
+        LLM(config(model, batch_size=1_000_000, max_length=1_000_000))
+
+
+def test_repeated_runs_hit_the_prefix_cache(demo: LLM) -> None:
+    prompt = list(range(100, 200))
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=2)
+    first = demo.generate([prompt], greedy)[0]
+    before = demo.stats().num_prefix_hit_tokens
+    assert demo.generate([prompt], greedy)[0].token_ids == first.token_ids
+    assert demo.stats().num_prefix_hit_tokens == before + 64
+
+
+def test_dummy_weights_need_no_checkpoint_and_are_seeded(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((tiny.write(tmp_path / "m") / "config.json").read_text())
+    settings = {"load_format": "dummy", "max_length": 64}
+    answers = [
+        LLM(EngineConfig(model_name_or_path=str(tmp_path), seed=seed, **settings))
+        .generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_new_tokens=8))[0]
+        .token_ids
+        for seed in (0, 0, 1)
+    ]
+    assert answers[0] == answers[1]
+    assert answers[0] != answers[2]
+
+
+def test_a_sequence_longer_than_the_model_knows_is_announced(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    LLM(config(model, max_length=1024))
+    assert "512 positions" in capsys.readouterr().err
+
+
+def test_decoder_shares_the_embedding_with_a_tied_head(tmp_path: Path) -> None:
+    llm = LLM(config(tiny.write(tmp_path / "m", {"tie_word_embeddings": True})))
+    decoder: Decoder = llm.engine.runner.decoder  # type: ignore[attr-defined]
+    assert decoder.embedding is None
