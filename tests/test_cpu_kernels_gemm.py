@@ -189,6 +189,15 @@ def test_padding_of_odd_rows_is_not_read_from_old_scratch(
     assert_close(numpy32(got), x.astype(np.float64) @ odd.T, dtype)
 
 
+def test_strided_views_are_read_as_their_values(compiled: Library) -> None:
+    rng = np.random.default_rng(12)
+    x, weight = normal(rng, 9, 40), normal(rng, 33, 40)
+    operand = packed(compiled, weight, "float32")
+    view = tensor(x.T, "float32").t()[2:7]
+    got = linear(compiled, view, operand, None, 33)
+    assert_close(numpy32(got), x[2:7].astype(np.float64) @ weight.T, "float32")
+
+
 def test_linear_of_no_rows_is_empty(compiled: Library) -> None:
     weight = packed(compiled, np.ones((40, 8), np.float32), "float32")
     x = tensor(np.zeros((0, 8)), "float32")

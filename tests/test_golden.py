@@ -1,4 +1,4 @@
-"""Greedy text and logits equal Hugging Face transformers' (tests/golden), however they are computed.
+"""Greedy text and logits equal HF transformers' (tests/golden), however they are computed.
 
 Operators: plain Paddle ("reference"), compiled ("fused"), and the exported program ("static").
 """

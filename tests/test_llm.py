@@ -113,7 +113,7 @@ def test_repeated_runs_hit_the_prefix_cache(demo: LLM) -> None:
 
 def test_dummy_weights_need_no_checkpoint_and_are_seeded(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((tiny.write(tmp_path / "m") / "config.json").read_text())
-    settings = {"load_format": "dummy", "max_length": 64}
+    settings: dict[str, Any] = {"load_format": "dummy", "max_length": 64}
     answers = [
         LLM(EngineConfig(model_name_or_path=str(tmp_path), seed=seed, **settings))
         .generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_new_tokens=8))[0]

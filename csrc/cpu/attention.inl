@@ -126,9 +126,9 @@ struct Product {
   template <int kRows>
   static Fn with_vecs(int vecs) {
     constexpr int kMost = kRegisterVecs;
-    if (vecs >= 4) return run<kRows, 4 < kMost ? 4 : kMost>;
-    if (vecs == 3) return run<kRows, 3 < kMost ? 3 : kMost>;
-    if (vecs == 2) return run<kRows, 2 < kMost ? 2 : kMost>;
+    if (vecs >= 4) return run < kRows, 4 < kMost ? 4 : kMost > ;
+    if (vecs == 3) return run < kRows, 3 < kMost ? 3 : kMost > ;
+    if (vecs == 2) return run < kRows, 2 < kMost ? 2 : kMost > ;
     return run<kRows, 1>;
   }
 
@@ -167,15 +167,17 @@ struct Product {
   }
 };
 
-// Rows of K transposed: out[u][j], u the values (float) or pairs of values (bf16) of row j < count.
+// Rows of K transposed: out[u][j], u the values (float) or pairs of values (bf16) of row j < count,
+// which begins at rows[j] + offset bytes.
 template <class T, bool kDot>
-void arrange_keys(const char* const* rows, int64_t count, int64_t head_dim, FetchAhead ahead,
-                  typename Factor<kDot>::Type* out) {
+void arrange_keys(const char* const* rows, ptrdiff_t offset, int64_t count, int64_t head_dim,
+                  FetchAhead ahead, typename Factor<kDot>::Type* out) {
   // A pair of bf16 moves as the 32 bits of one float.
   using Unit = std::conditional_t<kDot, float, T>;
   constexpr int kLanes = Vec::kLanes;
   const int64_t units = head_dim / Factor<kDot>::kPerStep;
-  const int64_t fetches = ahead.per_step(kChunk / kLanes * ((units + kLanes - 1) / kLanes));
+  const int64_t steps = (count + kLanes - 1) / kLanes * ((units + kLanes - 1) / kLanes);
+  const int64_t fetches = ahead.per_step(steps);
   int64_t step = 0;
   for (int64_t j = 0; j < count; j += kLanes) {
     for (int64_t u = 0; u < units; u += kLanes) {
@@ -183,7 +185,7 @@ void arrange_keys(const char* const* rows, int64_t count, int64_t head_dim, Fetc
       const int width = static_cast<int>(units - u < kLanes ? units - u : kLanes);
       Vec block[kLanes];
       for (int i = 0; i < kLanes; ++i) {
-        const Unit* from = reinterpret_cast<const Unit*>(rows[j + i]) + u;
+        const Unit* from = reinterpret_cast<const Unit*>(rows[j + i] + offset) + u;
         block[i] = width == kLanes ? load(from) : load_n(from, width);
       }
       transpose(block);
@@ -194,13 +196,13 @@ void arrange_keys(const char* const* rows, int64_t count, int64_t head_dim, Fetc
 }
 
 // Rows of V as the second product reads them: [j][D padded] floats, or [j / 2][D padded][2] bf16.
-// rows[j] + offset bytes is V row j.
+// Row j begins at rows[j] + offset bytes.
 template <class T, bool kDot>
 void arrange_values(const char* const* rows, ptrdiff_t offset, int64_t count, int64_t head_dim,
                     int64_t stride, FetchAhead ahead, typename Factor<kDot>::Type* out) {
   constexpr int kLanes = Vec::kLanes;
   constexpr int kPerStep = Factor<kDot>::kPerStep;
-  const int64_t fetches = ahead.per_step(kChunk / kPerStep);
+  const int64_t fetches = ahead.per_step((count + kPerStep - 1) / kPerStep);
   for (int64_t j = 0; j < count; j += kPerStep) {
     ahead.fetch(j / kPerStep, fetches);
     const T* row = reinterpret_cast<const T*>(rows[j] + offset);
@@ -258,9 +260,7 @@ struct AttentionJob {
   float* partials;           // [Hkv][plan.num_partial_rows][padded_dim]
 
   int64_t group() const { return num_heads / num_kv_heads; }
-  int64_t padded_dim() const {
-    return (head_dim + Vec::kLanes - 1) / Vec::kLanes * Vec::kLanes;
-  }
+  int64_t padded_dim() const { return (head_dim + Vec::kLanes - 1) / Vec::kLanes * Vec::kLanes; }
 };
 
 // Takes the memory that threads share from `scratch`; the batch has been checked.
@@ -289,25 +289,25 @@ struct ChunkRows {
   int64_t num_lines;
 };
 
-// One thread's memory for tiles of up to max_rows rows.
+// One thread's memory for units of up to plan.max_unit_rows rows, KV head after KV head.
 template <class T>
-struct TileBuffers {
+struct UnitBuffers {
   static constexpr bool kDot = uses_dot<T>();
   using F = typename Factor<kDot>::Type;
 
-  TileBuffers(const AttentionJob& job, Scratch& scratch)
-      : q(scratch.take<F>(job.plan.max_rows * job.head_dim)),
+  UnitBuffers(const AttentionJob& job, Scratch& scratch)
+      : q(scratch.take<F>(job.plan.max_unit_rows * job.head_dim)),
         keys(scratch.take<F>(kChunk * job.head_dim)),
         values(scratch.take<F>(kChunk * job.padded_dim())),
         scores(scratch.take<float>(kSoftmaxRows * kChunk)),
         weights(scratch.take<F>(kSoftmaxRows * kChunk)),
-        largest(scratch.take<float>(job.plan.max_rows + kSoftmaxRows)),
-        sums(scratch.take<float>(job.plan.max_rows * Vec::kLanes)),
-        out(scratch.take<float>(job.plan.max_rows * job.padded_dim())),
-        folded(scratch.take<float>(job.plan.max_rows * job.padded_dim())),
-        states(scratch.take<RowState>(job.plan.max_rows)),
-        folded_states(scratch.take<RowState>(job.plan.max_rows)),
-        positions(scratch.take<int32_t>(job.plan.max_rows)) {
+        largest(scratch.take<float>(job.plan.max_unit_rows + kSoftmaxRows)),
+        sums(scratch.take<float>(job.plan.max_unit_rows * Vec::kLanes)),
+        out(scratch.take<float>(job.plan.max_unit_rows * job.padded_dim())),
+        folded(scratch.take<float>(job.plan.max_unit_rows * job.padded_dim())),
+        states(scratch.take<RowState>(job.plan.max_unit_rows)),
+        folded_states(scratch.take<RowState>(job.plan.max_unit_rows)),
+        positions(scratch.take<int32_t>(job.plan.max_tile_rows)) {
     const int64_t row_bytes = job.head_dim * static_cast<int64_t>(sizeof(T));
     for (ChunkRows& rows : chunk_rows) {
       rows.lines = scratch.take<const char*>(kChunk * (row_bytes / kLineBytes + 1));
@@ -325,33 +325,38 @@ struct TileBuffers {
   float* folded;            // [rows][padded D] of the splits before it
   RowState* states;         // [rows] of the split when it is done
   RowState* folded_states;  // [rows]
-  int32_t* positions;       // [rows] context position of the row's token
+  int32_t* positions;       // [rows of one KV head] context position of the row's token
   ChunkRows chunk_rows[2];  // of the chunk being done and of the next
 };
 
-// Does the tiles of one thread. T is the cache's dtype.
+// Does the units of one thread. T is the cache's dtype.
 template <class T>
-class TileWorker {
+class UnitWorker {
  public:
   static constexpr bool kDot = uses_dot<T>();
   static constexpr int kLanes = Vec::kLanes;
   using F = typename Factor<kDot>::Type;
 
-  TileWorker(const AttentionJob& job, Scratch& scratch)
-      : job_(job), group_(job.group()), padded_(job.padded_dim()), buffers_(job, scratch) {}
+  UnitWorker(const AttentionJob& job, Scratch& scratch)
+      : job_(job),
+        group_(job.group()),
+        padded_(job.padded_dim()),
+        row_bytes_(job.head_dim * static_cast<int64_t>(sizeof(T))),
+        value_offset_(static_cast<const char*>(job.cache.value) -
+                      static_cast<const char*>(job.cache.key)),
+        buffers_(job, scratch) {}
 
-  // One unit for one KV head. q: [T, Hq * D]. sink(token, head, values): a finished row.
+  // q: [T, Hq * D]. sink(token, head, values): a finished row.
   template <class Query, class Sink>
-  void run(AttentionUnit unit, int64_t kv_head, const Query* q, Sink&& sink) {
+  void run(AttentionUnit unit, const Query* q, Sink&& sink) {
     const AttentionTile& tile = job_.plan.tiles[unit.tile];
-    open(tile, kv_head, q);
+    open(tile, unit.first_head, unit.num_heads, q);
     if (unit.split >= 0) {
       run_split(unit.split, (unit.split + 1) * kSplit);
-      const int64_t row = kv_head * job_.plan.num_partial_rows + tile.partial +
-                          (unit.split - tile.first_split) * rows_;
-      for (int64_t r = 0; r < rows_; ++r) {
-        job_.partial_states[row + r] = buffers_.states[r];
-        copy_row(buffers_.out + r * padded_, job_.partials + (row + r) * padded_, padded_);
+      for (int64_t i = 0; i < num_heads_ * rows_; ++i) {
+        const int64_t row = partial_row(tile, unit.split, first_head_ + i / rows_) + i % rows_;
+        job_.partial_states[row] = buffers_.states[i];
+        copy_row(buffers_.out + i * padded_, job_.partials + row * padded_, padded_);
       }
       return;
     }
@@ -360,180 +365,245 @@ class TileWorker {
     for (int32_t split = tile.first_split; split < tile.end_split; ++split) {
       run_split(split, end_);
       if (!folds) break;
-      for (int64_t r = 0; r < rows_; ++r) {
-        fold_row(buffers_.folded_states + r, buffers_.folded + r * padded_, buffers_.states[r],
-                 buffers_.out + r * padded_, padded_);
+      for (int64_t i = 0; i < num_heads_ * rows_; ++i) {
+        fold_row(buffers_.folded_states + i, buffers_.folded + i * padded_, buffers_.states[i],
+                 buffers_.out + i * padded_, padded_);
       }
     }
-    finish(tile, kv_head, folds ? buffers_.folded_states : buffers_.states,
+    finish(tile, folds ? buffers_.folded_states : buffers_.states,
            folds ? buffers_.folded : buffers_.out, sink);
   }
 
-  // Folds the partials of a divided tile.
+  // Folds the partials of one KV head of a divided tile.
   template <class Sink>
   void merge(const AttentionTile& tile, int64_t kv_head, Sink&& sink) {
     rows_ = (tile.end - tile.begin) * group_;
+    first_head_ = kv_head;
+    num_heads_ = 1;
     clear(buffers_.folded_states, buffers_.folded);
-    int64_t row = kv_head * job_.plan.num_partial_rows + tile.partial;
     for (int32_t split = tile.first_split; split < tile.end_split; ++split) {
-      for (int64_t r = 0; r < rows_; ++r, ++row) {
+      const int64_t row = partial_row(tile, split, kv_head);
+      for (int64_t r = 0; r < rows_; ++r) {
         fold_row(buffers_.folded_states + r, buffers_.folded + r * padded_,
-                 job_.partial_states[row], job_.partials + row * padded_, padded_);
+                 job_.partial_states[row + r], job_.partials + (row + r) * padded_, padded_);
       }
     }
-    finish(tile, kv_head, buffers_.folded_states, buffers_.folded, sink);
+    finish(tile, buffers_.folded_states, buffers_.folded, sink);
   }
 
  private:
+  // The first of a split's partial rows.
+  int64_t partial_row(const AttentionTile& tile, int64_t split, int64_t kv_head) const {
+    return kv_head * job_.plan.num_partial_rows + tile.partial + (split - tile.first_split) * rows_;
+  }
+
   template <class Query>
-  void open(const AttentionTile& tile, int64_t kv_head, const Query* q) {
+  void open(const AttentionTile& tile, int64_t first_head, int64_t num_heads, const Query* q) {
     const AttentionBatch& batch = job_.batch;
     const int64_t first_token = batch.cu_seqlens_q[tile.span];
     const int64_t num_tokens = batch.cu_seqlens_q[tile.span + 1] - first_token;
     const int64_t first_position = batch.context_lens[tile.span] - num_tokens;
     rows_ = (tile.end - tile.begin) * group_;
-    kv_head_ = kv_head;
-    value_offset_ =
-        static_cast<const char*>(job_.cache.value) - static_cast<const char*>(job_.cache.key);
+    first_head_ = first_head;
+    num_heads_ = num_heads;
     table_ = batch.block_tables + tile.span * batch.max_blocks;
     begin_ = job_.window < 0 ? 0 : first_position + tile.begin - job_.window + 1;
     if (begin_ < 0) begin_ = 0;
     end_ = first_position + tile.end;
+    F* to = buffers_.q;
+    for (int64_t h = first_head; h < first_head + num_heads; ++h) {
+      for (int64_t r = 0; r < rows_; ++r, to += job_.head_dim) {
+        const int64_t token = first_token + tile.begin + r / group_;
+        const int64_t head = h * group_ + r % group_;
+        copy_row(q + (token * job_.num_heads + head) * job_.head_dim, to, job_.head_dim);
+      }
+    }
     for (int64_t r = 0; r < rows_; ++r) {
-      const int64_t token = tile.begin + r / group_;
-      buffers_.positions[r] = static_cast<int32_t>(first_position + token);
-      const Query* from = q + ((first_token + token) * job_.num_heads + kv_head * group_ +
-                               r % group_) * job_.head_dim;
-      F* to = buffers_.q + r * job_.head_dim;
-      copy_row(from, to, job_.head_dim);
+      buffers_.positions[r] = static_cast<int32_t>(first_position + tile.begin + r / group_);
     }
   }
 
   void clear(RowState* states, float* out) {
-    for (int64_t r = 0; r < rows_; ++r) states[r] = {kNothingSeen, 0.0f};
-    for (int64_t i = 0; i < rows_ * padded_; i += kLanes) store(out + i, zero());
+    const int64_t rows = num_heads_ * rows_;
+    for (int64_t i = 0; i < rows; ++i) states[i] = {kNothingSeen, 0.0f};
+    for (int64_t i = 0; i < rows * padded_; i += kLanes) store(out + i, zero());
   }
 
-  // Pointers to the K rows of positions [chunk, chunk + kChunk); the V row of each is
-  // value_offset_ further. Slots that the tile does not see may be unwritten or gone: a visible
-  // neighbour stands in for them, whose score is masked and whose weight is 0.
+  // Where the K rows of positions [chunk, chunk + kChunk) lie, for the unit's first KV head. Slots
+  // that the tile does not see may be unwritten or gone: a visible neighbour stands in for them,
+  // whose score is masked and whose weight is 0.
   void find_rows(int64_t chunk, ChunkRows* rows) const {
-    const char** keys = rows->keys;
-    rows->num_lines = 0;
     const int64_t block_size = job_.cache.block_size;
-    const int64_t row_bytes = job_.head_dim * static_cast<int64_t>(sizeof(T));
     const int64_t first = begin_ > chunk ? begin_ - chunk : 0;
     const int64_t end = end_ - chunk < kChunk ? end_ - chunk : kChunk;
+    rows->num_lines = 0;
     for (int64_t j = first; j < end;) {
       const int64_t position = chunk + j;
       const int64_t block = position / block_size, offset = position - block * block_size;
       const int64_t run = block_size - offset < end - j ? block_size - offset : end - j;
-      const int64_t row = (table_[block] * job_.num_kv_heads + kv_head_) * block_size + offset;
-      const char* key = static_cast<const char*>(job_.cache.key) + row * row_bytes;
-      for (int64_t i = 0; i < run; ++i) keys[j + i] = key + i * row_bytes;
-      const int64_t lines = (run * row_bytes + kLineBytes - 1) / kLineBytes;
+      const int64_t row = (table_[block] * job_.num_kv_heads + first_head_) * block_size + offset;
+      const char* key = static_cast<const char*>(job_.cache.key) + row * row_bytes_;
+      for (int64_t i = 0; i < run; ++i) rows->keys[j + i] = key + i * row_bytes_;
+      const int64_t lines = (run * row_bytes_ + kLineBytes - 1) / kLineBytes;
       for (int64_t i = 0; i < lines; ++i) rows->lines[rows->num_lines + i] = key + i * kLineBytes;
       rows->num_lines += lines;
       j += run;
     }
-    for (int64_t j = 0; j < first; ++j) keys[j] = keys[first];
-    for (int64_t j = end; j < kChunk; ++j) keys[j] = keys[end - 1];
+    for (int64_t j = 0; j < first; ++j) rows->keys[j] = rows->keys[first];
+    for (int64_t j = end; j < kChunk; ++j) rows->keys[j] = rows->keys[end - 1];
   }
 
-  // The tile's rows against one split. Chunks from `wanted_end` on are not worth fetching ahead.
+  // The unit's rows against one split. Chunks from `wanted_end` on are not worth fetching ahead.
   void run_split(int64_t split, int64_t wanted_end) {
     if (wanted_end > end_) wanted_end = end_;
-    for (int64_t i = 0; i < rows_ * padded_; i += kLanes) store(buffers_.out + i, zero());
-    for (int64_t r = 0; r < rows_; ++r) store(buffers_.sums + r * kLanes, zero());
-    for (int64_t r = 0; r < rows_ + kSoftmaxRows; ++r) buffers_.largest[r] = kNothingSeen;
+    const int64_t num_rows = num_heads_ * rows_;
+    for (int64_t i = 0; i < num_rows * padded_; i += kLanes) store(buffers_.out + i, zero());
+    for (int64_t i = 0; i < num_rows; ++i) store(buffers_.sums + i * kLanes, zero());
+    for (int64_t i = 0; i < num_rows + kSoftmaxRows; ++i) buffers_.largest[i] = kNothingSeen;
     const int64_t first = split * kSplit > begin_ ? split * kSplit : begin_;
     const int64_t last = (split + 1) * kSplit < end_ ? (split + 1) * kSplit : end_;
+    const int64_t first_chunk = first / kChunk * kChunk;
     ChunkRows* now = buffers_.chunk_rows;
     ChunkRows* next = now + 1;
-    const int64_t first_chunk = first / kChunk * kChunk;
     find_rows(first_chunk, now);
     for (int64_t chunk = first_chunk; chunk < last; chunk += kChunk, std::swap(now, next)) {
       const int64_t seen = last - chunk < kChunk ? last - chunk : kChunk;
-      FetchAhead keys, values;
-      if (chunk + kChunk < wanted_end) {
-        find_rows(chunk + kChunk, next);
-        keys = {next->lines, 0, next->num_lines};
-        values = {next->lines, value_offset_, next->num_lines};
-      }
-      arrange_keys<T, kDot>(now->keys, seen, job_.head_dim, keys.part(0, 2), buffers_.keys);
-      bool values_arranged = false;
-      const auto arrange = [&] {
-        if (values_arranged) return;
-        values_arranged = true;
-        arrange_values<T, kDot>(now->keys, value_offset_, seen, job_.head_dim, padded_,
-                                keys.part(1, 2), buffers_.values);
-      };
-      for (int64_t row = 0; row < rows_; row += kSoftmaxRows) {
-        run_rows(chunk, row, row + kSoftmaxRows < rows_ ? row + kSoftmaxRows : rows_, values,
-                 arrange);
-        values.count = 0;
+      next->num_lines = 0;
+      if (chunk + kChunk < wanted_end) find_rows(chunk + kChunk, next);
+      for (int64_t h = 0; h < num_heads_; ++h) {
+        const bool is_last = h + 1 == num_heads_;
+        const ChunkRows* ahead = is_last ? next : now;
+        run_chunk(chunk, seen, h, now->keys,
+                  {ahead->lines, is_last ? 0 : head_offset(h + 1), ahead->num_lines});
       }
     }
-    for (int64_t r = 0; r < rows_; ++r) {
-      buffers_.states[r] = {buffers_.largest[r], reduce_add(load(buffers_.sums + r * kLanes))};
+    for (int64_t i = 0; i < num_rows; ++i) {
+      buffers_.states[i] = {buffers_.largest[i], reduce_add(load(buffers_.sums + i * kLanes))};
     }
   }
 
-  // Rows [begin, end), at most kSoftmaxRows, against the chunk whose keys are arranged. Values are
-  // arranged when they are first wanted: by then the keys may leave L1.
-  template <class ArrangeValues>
-  void run_rows(int64_t chunk, int64_t begin, int64_t end, const FetchAhead& ahead,
-                const ArrangeValues& arrange) {
+  // Bytes from the first KV head's rows of a block to the h-th's.
+  ptrdiff_t head_offset(int64_t h) const { return h * job_.cache.block_size * row_bytes_; }
+
+  // The rows of the unit's h-th KV head against one chunk, of which `seen` positions count.
+  void run_chunk(int64_t chunk, int64_t seen, int64_t h, const char* const* rows,
+                 const FetchAhead& ahead_keys) {
+    // Where one block of rows takes the chunk, it does so in pieces that stay in L1 with what is
+    // made of them and fetched ahead. The same sums in the same order: the same bits.
+    const int64_t piece = rows_ <= kSoftmaxRows ? piece_positions(row_bytes_) : kChunk;
+    const int64_t pieces = (seen + piece - 1) / piece;
+    FetchAhead ahead_values = ahead_keys;
+    ahead_values.offset += value_offset_;
+    bool keys_arranged = false, values_arranged = false;  // the whole chunk's
+    for (int64_t begin = 0; begin < rows_; begin += kSoftmaxRows) {
+      const int64_t end = begin + kSoftmaxRows < rows_ ? begin + kSoftmaxRows : rows_;
+      const int64_t columns = visible_columns(chunk, begin, end);
+      if (columns == 0) continue;
+      for (int64_t i = 0; i < pieces; ++i) {
+        if (!keys_arranged) {
+          arrange_keys<T, kDot>(rows + i * piece, head_offset(h), piece_end(seen, i, piece),
+                                job_.head_dim, ahead_keys.part(i, 2 * pieces), buffers_.keys);
+        }
+        score_rows(h * rows_ + begin, end - begin, i * piece, piece_end(columns, i, piece),
+                   ahead_values.part(i, 2 * pieces));
+      }
+      keys_arranged = true;
+      mask_rows(chunk, begin, end, columns);
+      float scales[kSoftmaxRows];
+      weigh_rows(h * rows_ + begin, static_cast<int>(end - begin), columns, scales);
+      for (int64_t i = 0; i < pieces; ++i) {
+        if (!values_arranged) {
+          arrange_values<T, kDot>(rows + i * piece, head_offset(h) + value_offset_,
+                                  piece_end(seen, i, piece), job_.head_dim, padded_,
+                                  ahead_keys.part(pieces + i, 2 * pieces), buffers_.values);
+        }
+        add_values(h * rows_ + begin, end - begin, i * piece, piece_end(columns, i, piece), scales,
+                   ahead_values.part(pieces + i, 2 * pieces));
+        for (float& scale : scales) scale = 1.0f;
+      }
+      values_arranged = true;
+      ahead_values.count = 0;
+    }
+  }
+
+  // Raw, arranged and fetched ahead, a chunk's K and V are six times its K: 48 KiB of L1 at 128
+  // bytes per row. Measured: 8 to 10 KiB of K at a time, 28 GB/s; 16 KiB, 20.
+  static int64_t piece_positions(int64_t row_bytes) {
+    return row_bytes <= 160 ? kChunk : row_bytes <= 384 ? kChunk / 2 : kChunk / 4;
+  }
+
+  // Columns of the i-th piece, of `count` in all.
+  static int64_t piece_end(int64_t count, int64_t i, int64_t piece) {
+    const int64_t left = count - i * piece;
+    return left < 0 ? 0 : left < piece ? left : piece;
+  }
+
+  // Positions of the chunk up to the last that any of the rows sees, 0 if they see none.
+  int64_t visible_columns(int64_t chunk, int64_t begin, int64_t end) const {
     const int64_t oldest = buffers_.positions[begin], newest = buffers_.positions[end - 1];
-    if (newest < chunk) return;
-    if (job_.window >= 0 && oldest - job_.window + 1 >= chunk + kChunk) return;
-    const int rows = static_cast<int>(end - begin);
-    const int groups = (rows + kRegisterRows - 1) / kRegisterRows;
-    const int64_t columns = newest + 1 - chunk < kChunk ? newest + 1 - chunk : kChunk;
+    if (newest < chunk) return 0;
+    if (job_.window >= 0 && oldest - job_.window + 1 >= chunk + kChunk) return 0;
+    return newest + 1 - chunk < kChunk ? newest + 1 - chunk : kChunk;
+  }
+
+  // scores[rows][column ..] = q . k for the arranged keys.
+  void score_rows(int64_t row, int64_t rows, int64_t column, int64_t columns, FetchAhead ahead) {
     const int num_vecs = static_cast<int>((columns + kLanes - 1) / kLanes);
     constexpr int64_t kPerStep = Factor<kDot>::kPerStep;
-
-    for (int i = 0; i < groups; ++i) {
-      const int first = rows * i / groups, count = rows * (i + 1) / groups - first;
-      Product<kDot>::columns(count, num_vecs, buffers_.q + (begin + first) * job_.head_dim,
-                             job_.head_dim, buffers_.keys, kChunk * kPerStep,
-                             job_.head_dim / kPerStep, buffers_.scores + first * kChunk, kChunk,
-                             nullptr, ahead.part(i, 2 * groups));
-    }
-    const bool masks = chunk + num_vecs * kLanes - 1 > oldest ||
-                       (job_.window >= 0 && chunk < newest - job_.window + 1);
-    if (masks) {
-      for (int r = 0; r < rows; ++r) mask_row(chunk, begin + r, num_vecs, buffers_.scores + r * kChunk);
-    }
-    float scales[kSoftmaxRows];
-    weigh_rows(begin, rows, num_vecs, scales);
-    arrange();
-    for (int i = 0; i < groups; ++i) {
-      const int first = rows * i / groups, count = rows * (i + 1) / groups - first;
-      Product<kDot>::columns(count, static_cast<int>(padded_ / kLanes),
-                             buffers_.weights + first * kChunk, kChunk, buffers_.values,
-                             padded_ * kPerStep, (columns + kPerStep - 1) / kPerStep,
-                             buffers_.out + (begin + first) * padded_, padded_, scales + first,
-                             ahead.part(groups + i, 2 * groups));
+    const int64_t groups = (rows + kRegisterRows - 1) / kRegisterRows;
+    for (int64_t i = 0; i < groups; ++i) {
+      const int64_t first = rows * i / groups;
+      Product<kDot>::columns(static_cast<int>(rows * (i + 1) / groups - first), num_vecs,
+                             buffers_.q + (row + first) * job_.head_dim, job_.head_dim,
+                             buffers_.keys, kChunk * kPerStep, job_.head_dim / kPerStep,
+                             buffers_.scores + first * kChunk + column, kChunk, nullptr,
+                             ahead.part(i, groups));
     }
   }
 
-  // Scores outside of what the row sees become -infinity.
-  void mask_row(int64_t chunk, int64_t row, int num_vecs, float* scores) const {
-    const int64_t position = buffers_.positions[row];
-    const int64_t end = position + 1 - chunk;
-    const int64_t begin = job_.window < 0 ? 0 : position - job_.window + 1 - chunk;
+  // out = scales * out + weights[rows][column ..] . v for the arranged values.
+  void add_values(int64_t row, int64_t rows, int64_t column, int64_t columns, const float* scales,
+                  FetchAhead ahead) {
+    if (columns == 0) return;
+    constexpr int64_t kPerStep = Factor<kDot>::kPerStep;
+    const int64_t groups = (rows + kRegisterRows - 1) / kRegisterRows;
+    for (int64_t i = 0; i < groups; ++i) {
+      const int64_t first = rows * i / groups;
+      Product<kDot>::columns(
+          static_cast<int>(rows * (i + 1) / groups - first), static_cast<int>(padded_ / kLanes),
+          buffers_.weights + first * kChunk + column, kChunk, buffers_.values, padded_ * kPerStep,
+          (columns + kPerStep - 1) / kPerStep, buffers_.out + (row + first) * padded_, padded_,
+          scales + first, ahead.part(i, groups));
+    }
+  }
+
+  // Scores of rows [begin, end) outside of what they see become -infinity.
+  void mask_rows(int64_t chunk, int64_t begin, int64_t end, int64_t columns) {
+    const int64_t oldest = buffers_.positions[begin], newest = buffers_.positions[end - 1];
+    const int num_vecs = static_cast<int>((columns + kLanes - 1) / kLanes);
+    if (chunk + num_vecs * kLanes - 1 <= oldest &&
+        (job_.window < 0 || chunk >= newest - job_.window + 1)) {
+      return;
+    }
     const Vec hidden = set1(-__builtin_inff());
-    for (int v = 0; v < num_vecs; ++v) {
-      const int low = lane(begin - v * kLanes), high = lane(end - v * kLanes);
-      store(scores + v * kLanes, keep_lanes(load(scores + v * kLanes), low, high, hidden));
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t position = buffers_.positions[r];
+      const int64_t last = position + 1 - chunk;
+      const int64_t first = job_.window < 0 ? 0 : last - job_.window;
+      float* scores = buffers_.scores + (r - begin) * kChunk;
+      for (int v = 0; v < num_vecs; ++v, scores += kLanes) {
+        const int low = lane(first - v * kLanes), high = lane(last - v * kLanes);
+        store(scores, keep_lanes(load(scores), low, high, hidden));
+      }
     }
   }
 
   static int lane(int64_t i) { return i < 0 ? 0 : i > kLanes ? kLanes : static_cast<int>(i); }
 
-  // weights := 2^(score - new largest), sums go on. scales[r]: what that makes of earlier weights.
-  void weigh_rows(int64_t begin, int rows, int num_vecs, float* scales) {
+  // weights := 2^(score - new largest) of rows [begin, begin + rows); sums go on. scales[r]: what
+  // that makes of earlier weights.
+  void weigh_rows(int64_t begin, int rows, int64_t columns, float* scales) {
+    const int num_vecs = static_cast<int>((columns + kLanes - 1) / kLanes);
     // Of each row; transposed, lane r is row r, and lanes reduce all rows at once.
     Vec most[kLanes];
     for (int r = 0; r < rows; ++r) {
@@ -548,11 +618,13 @@ class TileWorker {
     }
     const Vec unit = set1(job_.softmax_scale * kLog2e);
     const Vec before = load(buffers_.largest + begin);
-    const Vec largest = max(before, most[0] * unit);
-    store(buffers_.largest + begin, largest);
-    store(scales, exp2_below0(before - largest));
+    const Vec after = max(before, most[0] * unit);
+    float largest[kLanes];
+    store(largest, after);
+    store(scales, exp2_below0(before - after));
+    store_n(buffers_.largest + begin, after, rows);
     for (int r = 0; r < rows; ++r) {
-      const Vec shift = set1(buffers_.largest[begin + r]);
+      const Vec shift = set1(largest[r]);
       Vec sum = zero();
       for (int v = 0; v < num_vecs; ++v) {
         const int64_t i = r * kChunk + v * kLanes;
@@ -566,23 +638,25 @@ class TileWorker {
   }
 
   template <class Sink>
-  void finish(const AttentionTile& tile, int64_t kv_head, const RowState* states, float* out,
-              Sink&& sink) {
+  void finish(const AttentionTile& tile, const RowState* states, float* out, Sink&& sink) {
     const int64_t first_token = job_.batch.cu_seqlens_q[tile.span] + tile.begin;
-    for (int64_t r = 0; r < rows_; ++r) {
-      divide_row(out + r * padded_, states[r].sum, padded_);
+    for (int64_t i = 0; i < num_heads_ * rows_; ++i) {
+      const int64_t kv_head = first_head_ + i / rows_, r = i % rows_;
+      divide_row(out + i * padded_, states[i].sum, padded_);
       sink(first_token + r / group_, kv_head * group_ + r % group_,
-           static_cast<const float*>(out + r * padded_));
+           static_cast<const float*>(out + i * padded_));
     }
   }
 
   const AttentionJob& job_;
-  int64_t group_, padded_;
-  TileBuffers<T> buffers_;
-  int64_t rows_ = 0, kv_head_ = 0;  // of the open tile
-  int64_t begin_ = 0, end_ = 0;     // positions that the open tile sees
+  const int64_t group_, padded_, row_bytes_;
+  const ptrdiff_t value_offset_;  // bytes from a K row to its V row
+  UnitBuffers<T> buffers_;
+  // Of the open unit:
+  int64_t rows_ = 0;                        // of one KV head
+  int64_t first_head_ = 0, num_heads_ = 0;  // KV heads
+  int64_t begin_ = 0, end_ = 0;             // positions that any row sees
   const int32_t* table_ = nullptr;
-  ptrdiff_t value_offset_ = 0;  // bytes from a K row to its V row
 };
 
 // All units, then the merges. q: [T, Hq * D] of Query; sink(token, head, values) gets D floats per
@@ -590,10 +664,8 @@ class TileWorker {
 template <class T, class Query, class Sink>
 void attend(Team& team, const AttentionJob& job, const Query* q, Sink&& sink) {
   Scratch::Scope scope(team.scratch());
-  TileWorker<T> worker(job, team.scratch());
-  team.for_each(job.plan.num_units * job.num_kv_heads, [&](int64_t i) {
-    worker.run(job.plan.units[i / job.num_kv_heads], i % job.num_kv_heads, q, sink);
-  });
+  UnitWorker<T> worker(job, team.scratch());
+  team.for_each(job.plan.num_units, [&](int64_t i) { worker.run(job.plan.units[i], q, sink); });
   if (job.plan.num_divided == 0) return;
   team.barrier();
   team.for_each(job.plan.num_divided * job.num_kv_heads, [&](int64_t i) {

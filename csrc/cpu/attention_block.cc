@@ -8,8 +8,6 @@
 // kMaxBlockRows tokens goes in pieces, like a prefill in chunks: the later piece finds the earlier
 // one in the cache, and each row's result is the same bits. Bound: the weights' and the cache's
 // bytes (decode), the multiplier (prefill).
-#include "regatta/attention.h"
-
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -20,6 +18,7 @@
 #include "attention_plan.h"
 #include "dispatch.h"
 #include "gemm.h"
+#include "regatta/attention.h"
 
 #define REGATTA_INL "attention_block.inl"
 #include "foreach_isa.h"

@@ -1,8 +1,9 @@
 // See attention_block.cc.
+// clang-format off: attention.inl uses what gemm.inl defines
 #include "gemm.inl"
-
 #include "attention.inl"
 #include "rope.inl"
+// clang-format on
 
 namespace regatta::cpu::REGATTA_ISA {
 
@@ -27,7 +28,8 @@ inline AttentionBatch cut_batch(const AttentionBatch& batch, int64_t begin, int6
     const int64_t span_begin = std::min<int64_t>(batch.cu_seqlens_q[b], end);
     const int64_t span_end = std::min<int64_t>(batch.cu_seqlens_q[b + 1], end);
     borders[b + 1] = static_cast<int32_t>(std::max(span_end, begin) - begin);
-    lengths[b] = static_cast<int32_t>(batch.context_lens[b] - (batch.cu_seqlens_q[b + 1] - span_end));
+    lengths[b] =
+        static_cast<int32_t>(batch.context_lens[b] - (batch.cu_seqlens_q[b + 1] - span_end));
     if (span_begin >= end) lengths[b] = 0;
   }
   piece.cu_seqlens_q = borders;
@@ -62,9 +64,8 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
   rope.rotary_dim = p.rotary_dim;
   rope.epsilon = p.epsilon;
   const AttentionBatch batch = cut_batch(p.batch, begin, end, shared);
-  const AttentionJob attention =
-      make_attention_job(batch, p.cache, p.num_heads, p.num_kv_heads, dim, p.softmax_scale,
-                         p.window, shared);
+  const AttentionJob attention = make_attention_job(batch, p.cache, p.num_heads, p.num_kv_heads,
+                                                    dim, p.softmax_scale, p.window, shared);
 
   const PackedRows normed = make_rows(*kernels.qkv_kernels, shared, num_tokens, hidden_size);
   const PackedRows attended = make_rows(*kernels.out_kernels, shared, num_tokens, q_size);
@@ -117,8 +118,7 @@ inline Status run_attention_block(const AttentionBlockParams& p) {
   BlockKernels kernels;
   kernels.qkv = {p.qkv, p.num_qkv, p.hidden_size, q_size + 2 * p.num_kv_heads * p.head_dim};
   kernels.out = {p.out, p.num_out, q_size, p.hidden_size};
-  Status status =
-      find_gemm(p.scheme, kernels.qkv, p.dtype, REGATTA_ISA_ENUM, &kernels.qkv_kernels);
+  Status status = find_gemm(p.scheme, kernels.qkv, p.dtype, REGATTA_ISA_ENUM, &kernels.qkv_kernels);
   if (!status.ok()) return Status::error("qkv: " + status.message());
   status = find_gemm(p.scheme, kernels.out, p.dtype, REGATTA_ISA_ENUM, &kernels.out_kernels);
   if (!status.ok()) return Status::error("out: " + status.message());

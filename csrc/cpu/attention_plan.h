@@ -9,8 +9,8 @@
 
 #include <cstdint>
 
-#include "thread_pool.h"
 #include "regatta/attention.h"
+#include "thread_pool.h"
 
 namespace regatta::cpu {
 
@@ -22,13 +22,15 @@ struct AttentionTile {
   int32_t span;
   int32_t begin, end;              // tokens of the span
   int32_t first_split, end_split;  // splits of the context that any of its tokens sees
-  int64_t partial;                 // first row of its partials [splits][rows], -1: one unit, none
+  int64_t partial;                 // first row of its partials [splits][rows], -1: it has none
 };
 
-// What a thread claims, for one KV head at a time.
+// What a thread claims: adjacent KV heads, because their parts of a cache block are one run of
+// memory, and one split or all.
 struct AttentionUnit {
   int32_t tile;
-  int32_t split;  // -1: all of them, in order
+  int32_t split;  // -1: all of the tile's, in order
+  int32_t first_head, num_heads;
 };
 
 struct AttentionPlan {
@@ -37,7 +39,8 @@ struct AttentionPlan {
   const int32_t* divided = nullptr;  // tiles whose partials are merged after the units
   int64_t num_tiles = 0, num_units = 0, num_divided = 0;
   int64_t num_partial_rows = 0;  // per KV head
-  int64_t max_rows = 0;          // of a tile
+  int64_t max_tile_rows = 0;     // of one KV head
+  int64_t max_unit_rows = 0;     // of all KV heads of a unit
 };
 
 // Names the first entry of the batch that is out of range.

@@ -64,11 +64,11 @@ const CpuFeatures& features() {
 
 std::vector<CpuFeature> feature_list() {
   const CpuFeatures& has = features();
-  return {{"avx2", has.avx2},           {"fma", has.fma},
-          {"f16c", has.f16c},           {"avx512f", has.avx512f},
-          {"avx512bw", has.avx512bw},   {"avx512dq", has.avx512dq},
-          {"avx512vl", has.avx512vl},   {"avx512_vnni", has.avx512_vnni},
-          {"avx_vnni", has.avx_vnni},   {"avx512_bf16", has.avx512_bf16},
+  return {{"avx2", has.avx2},         {"fma", has.fma},
+          {"f16c", has.f16c},         {"avx512f", has.avx512f},
+          {"avx512bw", has.avx512bw}, {"avx512dq", has.avx512dq},
+          {"avx512vl", has.avx512vl}, {"avx512_vnni", has.avx512_vnni},
+          {"avx_vnni", has.avx_vnni}, {"avx512_bf16", has.avx512_bf16},
           {"amx_bf16", has.amx_bf16}};
 }
 
@@ -98,8 +98,7 @@ Status parse_forced(const std::string& spec, std::map<std::string, std::string>*
     if (item.empty()) continue;
     const size_t equals = item.find('=');
     const std::string op = equals == std::string::npos ? "*" : trimmed(item.substr(0, equals));
-    const std::string name =
-        equals == std::string::npos ? item : trimmed(item.substr(equals + 1));
+    const std::string name = equals == std::string::npos ? item : trimmed(item.substr(equals + 1));
     if (op.empty() || name.empty()) {
       return Status::error("REGATTA_KERNEL: got '" + item +
                            "', allowed are <candidate> for all ops or <op>=<candidate>");
@@ -162,9 +161,9 @@ std::string isa_refusal(Isa isa) {
 }
 
 bool isa_available(Isa isa) {
-  static const bool available[] = {
-      true, isa_refusal(Isa::kAvx2).empty(), isa_refusal(Isa::kAvx512).empty(),
-      isa_refusal(Isa::kAvx512Bf16).empty()};
+  static const bool available[] = {true, isa_refusal(Isa::kAvx2).empty(),
+                                   isa_refusal(Isa::kAvx512).empty(),
+                                   isa_refusal(Isa::kAvx512Bf16).empty()};
   return available[static_cast<int>(isa)];
 }
 

@@ -1,7 +1,7 @@
 // CPU features, and the table of candidates from which each op picks its implementation.
 //
-// An op <name> has, in <name>.inl, `Status run_<name>(const XParams&)` in every ISA namespace, and in
-// <name>.cc one table, which is all that the outside calls:
+// An op <name> has, in <name>.inl, `Status run_<name>(const XParams&)` in every ISA namespace, and
+// in <name>.cc one table, which is all that the outside calls:
 //
 //   static const OpTable<LinearParams> kLinear("linear", {REGATTA_CANDIDATES(run_linear)});
 //   Status linear(const LinearParams& params) { return kLinear.run(params); }
@@ -23,8 +23,8 @@ namespace regatta::cpu {
 
 enum class Isa : uint8_t { kScalar, kAvx2, kAvx512, kAvx512Bf16 };
 
-const char* isa_name(Isa isa);     // "scalar", "avx2", "avx512", "avx512_bf16"
-bool isa_available(Isa isa);       // CPU and operating system have it
+const char* isa_name(Isa isa);                 // "scalar", "avx2", "avx512", "avx512_bf16"
+bool isa_available(Isa isa);                   // CPU and operating system have it
 std::vector<std::string> cpu_feature_names();  // for reports: "avx2", "fma", "avx512_bf16", ...
 
 // fn(T()) with T = float, bf16 or fp16. Every op's params were checked to have one of them.
@@ -99,7 +99,8 @@ class OpTable final : public OpTableBase {
     std::vector<CandidateInfo> tried = candidates_by_cpu();
     for (size_t i = 0; i < tried.size(); ++i) {
       if (!tried[i].accepts || !candidates_[i].refuse) continue;
-      if (const char* reason = candidates_[i].refuse(params)) tried[i] = {tried[i].name, false, reason};
+      if (const char* reason = candidates_[i].refuse(params))
+        tried[i] = {tried[i].name, false, reason};
     }
     return none_fits(name, tried);
   }
@@ -120,7 +121,7 @@ class OpTable final : public OpTableBase {
 };
 
 // The four instruction sets, best first. FN is the same function name in each ISA namespace.
-#define REGATTA_CANDIDATES_REFUSE(FN, REFUSE)                          \
+#define REGATTA_CANDIDATES_REFUSE(FN, REFUSE)                                 \
   {"avx512_bf16", ::regatta::cpu::Isa::kAvx512Bf16, REFUSE, avx512_bf16::FN}, \
       {"avx512", ::regatta::cpu::Isa::kAvx512, REFUSE, avx512::FN},           \
       {"avx2", ::regatta::cpu::Isa::kAvx2, REFUSE, avx2::FN}, {               \

@@ -32,8 +32,8 @@
 #include <string>
 
 #include "dispatch.h"
-#include "thread_pool.h"
 #include "regatta/types.h"
+#include "thread_pool.h"
 
 namespace regatta::cpu {
 
@@ -86,8 +86,8 @@ struct PanelJob {
   int64_t tile_begin, tile_end;
   const Weight* weight;
   int64_t panels[2];
-  int num_panels;  // 1 or 2
-  float* out;      // [num_panels][rows of the tiles][kPanel], overwritten
+  int num_panels;    // 1 or 2
+  float* out;        // [num_panels][rows of the tiles][kPanel], overwritten
   Scratch* scratch;  // of this thread
 
   int64_t first_row() const { return tile_begin * rows->tile_rows; }

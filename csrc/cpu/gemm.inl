@@ -135,16 +135,16 @@ inline void for_panels(Team& team, const GemmKernels& kernels, const PackedRows&
 template <class Store>
 inline void gemm(Team& team, const GemmKernels& kernels, const PackedRows& rows,
                  const Weight& weight, Store&& store) {
-  internal::for_panels(
-      team, kernels, rows, weight, weight.num_panels(), 0, [&](const PanelJob& job) {
-        kernels.run(job);
-        for (int i = 0; i < job.num_panels; ++i) {
-          const int64_t column = job.panels[i] * kPanel;
-          store(job.first_row(), job.num_rows(), column,
-                std::min(kPanel, weight.out_features - column),
-                static_cast<const float*>(job.out + i * job.num_rows() * kPanel));
-        }
-      });
+  internal::for_panels(team, kernels, rows, weight, weight.num_panels(), 0,
+                       [&](const PanelJob& job) {
+                         kernels.run(job);
+                         for (int i = 0; i < job.num_panels; ++i) {
+                           const int64_t column = job.panels[i] * kPanel;
+                           store(job.first_row(), job.num_rows(), column,
+                                 std::min(kPanel, weight.out_features - column),
+                                 static_cast<const float*>(job.out + i * job.num_rows() * kPanel));
+                         }
+                       });
 }
 
 // The halves of a weight together: column c and c + N / 2, where N / 2 is a multiple of 32.
@@ -153,13 +153,12 @@ template <class Store>
 inline void gemm_halves(Team& team, const GemmKernels& kernels, const PackedRows& rows,
                         const Weight& weight, Store&& store) {
   const int64_t halves = weight.num_panels() / 2;
-  internal::for_panels(
-      team, kernels, rows, weight, halves, halves, [&](const PanelJob& job) {
-        kernels.run(job);
-        store(job.first_row(), job.num_rows(), job.panels[0] * kPanel, kPanel,
-              static_cast<const float*>(job.out),
-              static_cast<const float*>(job.out + job.num_rows() * kPanel));
-      });
+  internal::for_panels(team, kernels, rows, weight, halves, halves, [&](const PanelJob& job) {
+    kernels.run(job);
+    store(job.first_row(), job.num_rows(), job.panels[0] * kPanel, kPanel,
+          static_cast<const float*>(job.out),
+          static_cast<const float*>(job.out + job.num_rows() * kPanel));
+  });
 }
 
 // out[row + i, column + j] = tile[i][j] (+ bias[column + j]) (+ residual[row + i, column + j]).

@@ -4,6 +4,15 @@
 //   bfloat16           [ceil(N/32), ceil(K/2), 32, 2]     pairs along K, as vdpbf16ps wants them
 //
 // zero padded, the same on every ISA.
+//
+// A microkernel keeps a tile of rows times a panel (12 x 32 on AVX-512, 3 x 32 on AVX2) in registers
+// and walks K once: per unit of k it loads the panel's 32 values and broadcasts one per row.
+//  * Few rows (decode): one tile; every weight byte is read once, prefetched 8 KiB ahead, from two
+//    panels at a time where registers allow. Bound: memory.
+//  * Many rows (prefill): a panel's slab of K stays in L1 while up to 96 rows pass over it; rows come
+//    from L2 and L3 in the order in which they are read. Bound: multipliers.
+//  * bfloat16 multiplies pairs (vdpbf16ps) where the CPU can. Else it and float16 become float: in
+//    registers for a tile or two, once into an L1 buffer for more.
 #include <algorithm>
 #include <string>
 #include <type_traits>

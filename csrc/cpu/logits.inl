@@ -46,9 +46,8 @@ inline Status run_logits(const LogitsParams& p) {
                            std::to_string(p.num_tokens - 1) + ")");
     }
   }
-  return with_dtype(p.dtype, [&](auto like) {
-    return logits_typed<decltype(like)>(p, *kernels, head);
-  });
+  return with_dtype(p.dtype,
+                    [&](auto like) { return logits_typed<decltype(like)>(p, *kernels, head); });
 }
 
 }  // namespace regatta::cpu::REGATTA_ISA

@@ -57,7 +57,8 @@ volatile float discarded;
 }  // namespace
 }  // namespace regatta::cpu
 
-// Bytes per second of one pass over `data` by all threads; `bytes` should be well beyond the caches.
+// Bytes per second of one pass over `data` by all threads; `bytes` should be well beyond the
+// caches.
 REGATTA_EXPORT double regatta_measure_read(const void* data, int64_t bytes) {
   using namespace regatta::cpu;
   constexpr int64_t kPiece = int64_t{1} << 20;
@@ -66,8 +67,8 @@ REGATTA_EXPORT double regatta_measure_read(const void* data, int64_t bytes) {
   const Clock::time_point begin = Clock::now();
   parallel([&](Team& team) {
     team.for_guided(pieces, [&](int64_t from, int64_t to) {
-      discarded = read_streams(isa, static_cast<const char*>(data) + from * kPiece,
-                               (to - from) * kPiece);
+      discarded =
+          read_streams(isa, static_cast<const char*>(data) + from * kPiece, (to - from) * kPiece);
     });
     team.barrier();
   });

@@ -25,8 +25,7 @@ void silu_mul_tiles(const PackedRows& rows, int64_t row, int64_t num_rows, int64
 
 template <class T>
 Status mlp_block_typed(const MlpBlockParams& p, const GemmKernels& gate_up_kernels,
-                       const Weight& gate_up, const GemmKernels& down_kernels,
-                       const Weight& down) {
+                       const Weight& gate_up, const GemmKernels& down_kernels, const Weight& down) {
   const T* norm_weight = static_cast<const T*>(p.norm_weight);
   const T* gate_up_bias = static_cast<const T*>(p.gate_up_bias);
   const T* down_bias = static_cast<const T*>(p.down_bias);
@@ -55,8 +54,7 @@ Status mlp_block_typed(const MlpBlockParams& p, const GemmKernels& gate_up_kerne
                     });
       } else {
         gemm(team, gate_up_kernels, normed, gate_up,
-             [&](int64_t row, int64_t num, int64_t column, int64_t num_columns,
-                 const float* tile) {
+             [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
                store_tile(tile, row, num, column, num_columns, gate_up_bias,
                           static_cast<const float*>(nullptr), products, 2 * intermediate);
              });

@@ -79,8 +79,9 @@ inline void rope_one(const RopeJob<T>& job, int64_t token, int64_t h, const In* 
   if (slot < 0) return;
   const bool is_key = h < job.num_heads + job.num_kv_heads;
   const int64_t kv_head = h - job.num_heads - (is_key ? 0 : job.num_kv_heads);
-  const int64_t row = (slot / job.cache.block_size * job.num_kv_heads + kv_head) *
-                          job.cache.block_size + slot % job.cache.block_size;
+  const int64_t row =
+      (slot / job.cache.block_size * job.num_kv_heads + kv_head) * job.cache.block_size +
+      slot % job.cache.block_size;
   if (is_key) {
     T* to = static_cast<T*>(job.cache.key) + row * dim;
     if (job.k_norm) {

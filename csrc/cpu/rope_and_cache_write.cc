@@ -1,10 +1,9 @@
 // Rotary embedding and the write into the paged cache. See rope.inl.
-#include "regatta/attention.h"
-
 #include <string>
 
 #include "attention_checks.h"
 #include "dispatch.h"
+#include "regatta/attention.h"
 #include "thread_pool.h"
 
 #define REGATTA_INL "rope_and_cache_write.inl"

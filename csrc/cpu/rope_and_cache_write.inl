@@ -27,7 +27,8 @@ Status rope_and_cache_write_typed(const RopeAndCacheWriteParams& p) {
 }
 
 inline Status run_rope_and_cache_write(const RopeAndCacheWriteParams& p) {
-  return with_dtype(p.dtype, [&](auto like) { return rope_and_cache_write_typed<decltype(like)>(p); });
+  return with_dtype(p.dtype,
+                    [&](auto like) { return rope_and_cache_write_typed<decltype(like)>(p); });
 }
 
 }  // namespace regatta::cpu::REGATTA_ISA

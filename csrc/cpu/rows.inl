@@ -21,11 +21,9 @@ inline void copy_row(const From* a, To* out, int64_t width) {
 template <class T>
 inline void add_row(const T* a, const T* b, T* out, int64_t width) {
   for_lanes(
-      width,
-      [&](int64_t i) REGATTA_LAMBDA_INLINE { store(out + i, load(a + i) + load(b + i)); },
-      [&](int64_t i, int n) REGATTA_LAMBDA_INLINE {
-        store_n(out + i, load_n(a + i, n) + load_n(b + i, n), n);
-      });
+      width, [&](int64_t i) REGATTA_LAMBDA_INLINE { store(out + i, load(a + i) + load(b + i)); },
+      [&](int64_t i, int n)
+          REGATTA_LAMBDA_INLINE { store_n(out + i, load_n(a + i, n) + load_n(b + i, n), n); });
 }
 
 // out = silu(gate) * up
@@ -33,9 +31,7 @@ template <class From, class To>
 inline void silu_mul_row(const From* gate, const From* up, To* out, int64_t width) {
   for_lanes(
       width,
-      [&](int64_t i) REGATTA_LAMBDA_INLINE {
-        store(out + i, silu(load(gate + i)) * load(up + i));
-      },
+      [&](int64_t i) REGATTA_LAMBDA_INLINE { store(out + i, silu(load(gate + i)) * load(up + i)); },
       [&](int64_t i, int n) REGATTA_LAMBDA_INLINE {
         store_n(out + i, silu(load_n(gate + i, n)) * load_n(up + i, n), n);
       });
@@ -62,9 +58,8 @@ inline void rms_norm_row(const T* x, const T* weight, float* out, int64_t width,
   const Vec scale = set1(1.0f / __builtin_sqrtf(sum / static_cast<float>(width) + epsilon));
   for_lanes(
       width,
-      [&](int64_t j) REGATTA_LAMBDA_INLINE {
-        store(out + j, load(x + j) * scale * load(weight + j));
-      },
+      [&](int64_t j)
+          REGATTA_LAMBDA_INLINE { store(out + j, load(x + j) * scale * load(weight + j)); },
       [&](int64_t j, int n) REGATTA_LAMBDA_INLINE {
         store_n(out + j, load_n(x + j, n) * scale * load_n(weight + j, n), n);
       });

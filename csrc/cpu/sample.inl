@@ -107,13 +107,14 @@ inline void collect_top(const SampleRow& row, int64_t count, std::vector<Token>*
   sort_tokens(tokens);
 }
 
-// An interval of logits that contains the token at which the cumulative weight, in descending order,
-// reaches `target` (exceeds it, if `strict`), sorted into `tokens`. Returns the weight of the tokens
-// above it. At most a few thousand tokens are sorted: passes over the row halve the interval until
-// it is small, or until it holds one value only. `target` is less than the row's weight.
+// An interval of logits that contains the token at which the cumulative weight, in descending
+// order, reaches `target` (exceeds it, if `strict`), sorted into `tokens`. Returns the weight of
+// the tokens above it. At most a few thousand tokens are sorted: passes over the row halve the
+// interval until it is small, or until it holds one value only. `target` is less than the row's
+// weight.
 inline double find_interval(const SampleRow& row, double target, bool strict,
                             std::vector<Token>* tokens) {
-  constexpr int64_t kSortable = 4096;
+  constexpr int64_t kSortable = 1024;
   const auto reaches = [&](double weight) { return strict ? weight > target : weight >= target; };
   const float temperature = 1.0f / row.inverse_temperature;
   // Tokens >= high do not reach the target, tokens >= low do.
@@ -179,8 +180,8 @@ inline Status sample_row(const SampleParams& p, int64_t r, SampleBuffers* buffer
   // A temperature below this one is greedy in all but name; its inverse would overflow.
   row.inverse_temperature = 1.0f / std::max(p.temperature[r], 1e-30f);
   const double top_p = static_cast<double>(p.top_p[r]);
-  const double uniform = static_cast<double>(philox_uniform(
-      static_cast<uint64_t>(p.seeds[r]), static_cast<uint64_t>(p.offsets[r])));
+  const double uniform = static_cast<double>(
+      philox_uniform(static_cast<uint64_t>(p.seeds[r]), static_cast<uint64_t>(p.offsets[r])));
   std::vector<Token>* tokens = &buffers->tokens;
   const bool all = p.top_k[r] == 0 || p.top_k[r] >= row.size;
   double total = 0.0, above = 0.0;  // weight of what top_k keeps, of what lies above `tokens`

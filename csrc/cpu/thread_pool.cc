@@ -15,6 +15,8 @@
 #include <cstdlib>
 #include <mutex>
 #include <new>
+#include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -63,10 +65,30 @@ double cgroup_cpus() {
   return 0.0;
 }
 
+// The CPUs that share a core with `cpu`, as the system spells them ("0,64"); one text per core.
+std::string core_of(int cpu) {
+  char path[96], siblings[256] = "";
+  std::snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list",
+                cpu);
+  if (FILE* file = std::fopen(path, "r")) {
+    if (!std::fgets(siblings, sizeof(siblings), file)) siblings[0] = 0;
+    std::fclose(file);
+  }
+  return siblings[0] ? siblings : std::to_string(cpu);
+}
+
+// Cores, not hardware threads: two threads of one core share its multipliers and its path to
+// memory, and a waiting one would take cycles from a working one.
 int default_num_threads() {
   int count = static_cast<int>(std::thread::hardware_concurrency());
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) count = CPU_COUNT(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
+    std::set<std::string> cores;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (CPU_ISSET(cpu, &set)) cores.insert(core_of(cpu));
+    }
+    count = static_cast<int>(cores.size());
+  }
   const double limit = cgroup_cpus();
   if (limit > 0) count = std::min(count, static_cast<int>(limit + 0.5));
   return std::max(count, 1);
@@ -210,7 +232,8 @@ class Pool {
   alignas(64) std::atomic<uint32_t> ticket_{0};
   alignas(64) std::atomic<int> sleepers_{0};
   std::atomic<bool> stopping_{false};
-  alignas(64) std::atomic<uint32_t> members_{0};  // kOpen while the region can be joined | workers inside
+  alignas(64) std::atomic<uint32_t> members_{
+      0};  // kOpen while the region can be joined | workers inside
   alignas(64) internal::Region region_;
 };
 
@@ -253,27 +276,26 @@ Scratch::~Scratch() {
 void* Scratch::take_bytes(size_t bytes) {
   bytes = (bytes + 63) & ~size_t{63};
   while (block_ < num_blocks_ && used_ + bytes > blocks_[block_].size) {
-    if (block_ + 1 == num_blocks_) break;
     ++block_;
     used_ = 0;
   }
-  if (block_ >= num_blocks_ || used_ + bytes > blocks_[block_].size) {
-    constexpr size_t kHugePage = size_t{2} << 20;
-    size_t size = std::max(bytes, num_blocks_ ? blocks_[num_blocks_ - 1].size * 2 : kHugePage);
-    size = (size + kHugePage - 1) & ~(kHugePage - 1);
-    char* data = static_cast<char*>(std::aligned_alloc(kHugePage, size));
-    if (!data || num_blocks_ == kMaxBlocks) {
-      std::fprintf(stderr, "regatta: out of memory for %zu bytes of scratch\n", size);
-      std::abort();
-    }
-    madvise(data, size, MADV_HUGEPAGE);  // activations of a prefill: spare the TLB
-    blocks_[num_blocks_] = {data, size};
-    block_ = num_blocks_++;
-    used_ = 0;
-  }
+  if (block_ == num_blocks_) add_block(bytes);
   void* pointer = blocks_[block_].data + used_;
   used_ += bytes;
   return pointer;
+}
+
+void Scratch::add_block(size_t bytes) {
+  constexpr size_t kHugePage = size_t{2} << 20;
+  size_t size = std::max(bytes, num_blocks_ ? blocks_[num_blocks_ - 1].size * 2 : kHugePage);
+  size = (size + kHugePage - 1) & ~(kHugePage - 1);
+  char* data = static_cast<char*>(std::aligned_alloc(kHugePage, size));
+  if (!data || num_blocks_ == kMaxBlocks) {
+    std::fprintf(stderr, "regatta: out of memory for %zu bytes of scratch\n", size);
+    std::abort();
+  }
+  madvise(data, size, MADV_HUGEPAGE);  // activations of a prefill: spare the TLB
+  blocks_[num_blocks_++] = {data, size};
 }
 
 void Scratch::rewind(int block, size_t used) {
@@ -287,7 +309,7 @@ void Scratch::rewind(int block, size_t used) {
       std::free(blocks_[i].data);
     }
     num_blocks_ = 0;
-    used_ = take_bytes(total) ? 0 : 0;
+    add_block(total);
   }
 }
 

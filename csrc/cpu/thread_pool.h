@@ -53,7 +53,8 @@ class Scratch {
   // Gives back everything taken since its construction.
   class Scope {
    public:
-    explicit Scope(Scratch& scratch) : scratch_(scratch), block_(scratch.block_), used_(scratch.used_) {}
+    explicit Scope(Scratch& scratch)
+        : scratch_(scratch), block_(scratch.block_), used_(scratch.used_) {}
     ~Scope() { scratch_.rewind(block_, used_); }
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
@@ -66,6 +67,7 @@ class Scratch {
 
  private:
   static constexpr int kMaxBlocks = 32;
+  void add_block(size_t bytes);
   void rewind(int block, size_t used);
 
   struct Block {
@@ -111,7 +113,7 @@ class Team {
  public:
   Team(internal::Region& region, int thread) : region_(region), thread_(thread) {}
 
-  int thread() const { return thread_; }                   // 0 .. num_threads() - 1; 0 is the caller
+  int thread() const { return thread_; }  // 0 .. num_threads() - 1; 0 is the caller
   int num_threads() const { return region_.num_threads; }  // that may take part
   Scratch& scratch() { return Scratch::mine(); }
   int num_loops() const { return num_loops_; }
@@ -214,8 +216,8 @@ void parallel(Body&& body) {
   parallel(1 << 16, body);
 }
 
-// Threads a region gets by default: the cores of the affinity mask, less when a cgroup quota gives
-// less CPU time than that.
+// Threads a region gets by default: the physical cores of the affinity mask, less when a cgroup
+// quota gives less CPU time than that.
 int num_threads();
 void set_num_threads(int count);  // count < 1: back to the default
 

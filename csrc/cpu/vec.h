@@ -1,3 +1,4 @@
+// clang-format off: the table below
 // The vector of floats that kernels are written over. Included by foreach_isa.h; the functions
 // below exist in each ISA namespace (vec_scalar.inl, vec_avx2.inl, vec_avx512.inl), always_inline.
 //
@@ -5,7 +6,7 @@
 //
 //   Vec zero();  Vec set1(float);                          all lanes
 //   Vec load(const T*);           T = float, bf16, fp16    kLanes values, any alignment, to float
-//   Vec load_n(const T*, int n);                           n in [0, kLanes]: the rest is 0, not read
+//   Vec load_n(const T*, int n);                           n in [0, kLanes]: the rest is 0, unread
 //   void store(T*, Vec);          round to nearest even    kLanes values
 //   void store_n(T*, Vec, int n);                          the rest is not written
 //   void load_2k(const bf16*, Vec& even, Vec& odd);        2 * kLanes values, split by parity
@@ -31,6 +32,7 @@
 // `bf16`, `fp16`, to_float, from_float (one value) are in regatta/types.h.
 //
 // To add a function: add it to the three .inl files, and to this list.
+// clang-format on
 #pragma once
 
 #include "regatta/types.h"

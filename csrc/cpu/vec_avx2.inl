@@ -32,12 +32,11 @@ REGATTA_INLINE void store(float* p, Vec a) { _mm256_storeu_ps(p, a.v); }
 REGATTA_INLINE void store(bf16* p, Vec a) {
   const __m256i bits = _mm256_castps_si256(a.v);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  const __m256i rounded =
-      _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
   const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
   const __m256 is_nan = _mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q);
-  const __m256i high = _mm256_srli_epi32(
-      _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(is_nan)), 16);
+  const __m256i high =
+      _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(is_nan)), 16);
   const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 }
@@ -55,8 +54,8 @@ REGATTA_INLINE void store_n(T* p, Vec a, int n) {
 REGATTA_INLINE void load_2k(const bf16* p, Vec& even, Vec& odd) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   even.v = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
-  odd.v = _mm256_castsi256_ps(
-      _mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+  odd.v =
+      _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 
 REGATTA_INLINE Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }

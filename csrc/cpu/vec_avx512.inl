@@ -1,4 +1,5 @@
-// Vec of sixteen lanes; with REGATTA_HAS_BF16_DOT also vdpbf16ps and the bf16 conversion. See vec.h.
+// Vec of sixteen lanes; with REGATTA_HAS_BF16_DOT also vdpbf16ps and the bf16 conversion. See
+// vec.h.
 namespace regatta::cpu::REGATTA_ISA {
 
 struct Vec {
@@ -51,9 +52,7 @@ REGATTA_INLINE void store(fp16* p, Vec a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-REGATTA_INLINE void store_n(float* p, Vec a, int n) {
-  _mm512_mask_storeu_ps(p, lane_mask(n), a.v);
-}
+REGATTA_INLINE void store_n(float* p, Vec a, int n) { _mm512_mask_storeu_ps(p, lane_mask(n), a.v); }
 REGATTA_INLINE void store_n(bf16* p, Vec a, int n) {
   _mm256_mask_storeu_epi16(p, lane_mask(n), narrow_bf16(a.v));
 }
@@ -64,8 +63,8 @@ REGATTA_INLINE void store_n(fp16* p, Vec a, int n) {
 REGATTA_INLINE void load_2k(const bf16* p, Vec& even, Vec& odd) {
   const __m512i bits = _mm512_loadu_si512(p);
   even.v = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
-  odd.v = _mm512_castsi512_ps(
-      _mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  odd.v =
+      _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 
 REGATTA_INLINE Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
@@ -158,9 +157,7 @@ REGATTA_INLINE Vec keep_lanes(Vec a, int begin, int end, Vec other) {
   const __mmask16 keep = static_cast<__mmask16>(lane_mask(end) & ~lane_mask(begin));
   return {_mm512_mask_mov_ps(other.v, keep, a.v)};
 }
-REGATTA_INLINE uint32_t ge_mask(Vec a, Vec b) {
-  return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ);
-}
+REGATTA_INLINE uint32_t ge_mask(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
 REGATTA_INLINE Vec where_ge(Vec a, Vec b, Vec x) {
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ), x.v)};
 }
@@ -180,9 +177,8 @@ REGATTA_INLINE Vec dot_pairs(Vec acc, VecBf16 a, VecBf16 b) {
 }
 REGATTA_INLINE void interleave(bf16* out, const bf16* a, const bf16* b, int64_t count) {
   // Words 0 32 1 33 ... of the 64 words of (a, b), then the upper half of both.
-  const __m512i low = _mm512_set_epi16(
-      47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35,
-      3, 34, 2, 33, 1, 32, 0);
+  const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
+                                       39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
   const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
   int64_t i = 0;
   for (; i + 32 <= count; i += 32) {

@@ -39,9 +39,8 @@ std::vector<paddle::Tensor> attention_block(
   params.scheme = scheme;
   params.qkv = qkv_views.data();
   params.num_qkv = static_cast<int>(qkv_views.size());
-  params.qkv_bias = optional_view(qkv_bias, "qkv_bias", dtype,
-                                  {(num_heads + 2 * num_kv_heads) * head_dim})
-                        .data;
+  params.qkv_bias =
+      optional_view(qkv_bias, "qkv_bias", dtype, {(num_heads + 2 * num_kv_heads) * head_dim}).data;
   params.q_norm = optional_view(q_norm, "q_norm", dtype, {head_dim}).data;
   params.k_norm = optional_view(k_norm, "k_norm", dtype, {head_dim}).data;
   params.out = out_views.data();
@@ -73,11 +72,11 @@ using MaybeShape = paddle::optional<Shape>;
 
 std::vector<Shape> infer_shape(const Shape& hidden, const Shape&, const std::vector<Shape>&,
                                const MaybeShape&, const MaybeShape&, const MaybeShape&,
-                               const std::vector<Shape>&, const MaybeShape&,
-                               const Shape& key_cache, const Shape& value_cache, const Shape&,
-                               const Shape&, const Shape&, const Shape&, const Shape&, const Shape&,
-                               const Shape&, const std::string&, int64_t, int64_t, int64_t, float,
-                               float, int64_t) {
+                               const std::vector<Shape>&, const MaybeShape&, const Shape& key_cache,
+                               const Shape& value_cache, const Shape&, const Shape&, const Shape&,
+                               const Shape&, const Shape&, const Shape&, const Shape&,
+                               const std::string&, int64_t, int64_t, int64_t, float, float,
+                               int64_t) {
   return {hidden, key_cache, value_cache};
 }
 

@@ -24,9 +24,8 @@ inline void check_heads(const HeadCounts& heads) {
 inline PagedCache cache_of(const paddle::Tensor& key, const paddle::Tensor& value, DType dtype,
                            int64_t num_kv_heads, int64_t head_dim) {
   const TensorView keys = checked_view(key, "key_cache", dtype, {-1, num_kv_heads, -1, head_dim});
-  const TensorView values =
-      checked_view(value, "value_cache", dtype,
-                   {keys.shape[0], keys.shape[1], keys.shape[2], keys.shape[3]});
+  const TensorView values = checked_view(
+      value, "value_cache", dtype, {keys.shape[0], keys.shape[1], keys.shape[2], keys.shape[3]});
   PagedCache cache;
   cache.key = const_cast<void*>(keys.data);
   cache.value = const_cast<void*>(values.data);

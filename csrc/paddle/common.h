@@ -42,10 +42,10 @@ inline DType dtype_of(const paddle::Tensor& tensor, const char* name) {
 }
 
 inline paddle::DataType paddle_dtype(DType dtype) {
-  constexpr paddle::DataType kTypes[] = {
-      paddle::DataType::FLOAT32, paddle::DataType::BFLOAT16, paddle::DataType::FLOAT16,
-      paddle::DataType::INT8,    paddle::DataType::UINT8,    paddle::DataType::INT32,
-      paddle::DataType::INT64};
+  constexpr paddle::DataType kTypes[] = {paddle::DataType::FLOAT32, paddle::DataType::BFLOAT16,
+                                         paddle::DataType::FLOAT16, paddle::DataType::INT8,
+                                         paddle::DataType::UINT8,   paddle::DataType::INT32,
+                                         paddle::DataType::INT64};
   return kTypes[static_cast<int>(dtype)];
 }
 
@@ -63,8 +63,8 @@ inline TensorView view(const paddle::Tensor& tensor, const char* name) {
   const auto& dense = static_cast<const phi::DenseTensor&>(*tensor.impl());
   const phi::DDim& dims = dense.dims();
   if (dims.size() > TensorView::kMaxRank) {
-    fail(std::string(name) + " has " + std::to_string(dims.size()) + " dimensions (allowed: up to " +
-         std::to_string(TensorView::kMaxRank) + ")");
+    fail(std::string(name) + " has " + std::to_string(dims.size()) +
+         " dimensions (allowed: up to " + std::to_string(TensorView::kMaxRank) + ")");
   }
   TensorView result;
   result.dtype = dtype_of(tensor, name);

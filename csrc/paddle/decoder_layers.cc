@@ -57,7 +57,7 @@ std::vector<paddle::Tensor> decoder_layers(
     const paddle::Tensor& cu_seqlens_q, const paddle::Tensor& context_lens,
     const paddle::Tensor& block_tables, const paddle::Tensor& max_lens, const std::string& scheme,
     int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t intermediate_size,
-    float epsilon, float softmax_scale, const std::vector<int64_t>& windows,
+    float epsilon, float softmax_scale, const std::vector<int>& windows,
     int64_t tensors_per_linear, bool qkv_bias, bool qk_norm, bool out_bias, bool mlp_bias) {
   check_heads({num_heads, num_kv_heads, head_dim});
   check_softmax_scale(softmax_scale);
@@ -144,6 +144,7 @@ std::vector<paddle::Tensor> decoder_layers(
   return {hidden_out};
 }
 
+// windows are ints: Paddle takes a list of int64_t here for the shape of one more input.
 using Shape = std::vector<int64_t>;
 
 
@@ -151,7 +152,7 @@ std::vector<Shape> infer_shape(const Shape& hidden, const std::vector<Shape>&,
                                const std::vector<Shape>& caches, const Shape&, const Shape&,
                                const Shape&, const Shape&, const Shape&, const Shape&, const Shape&,
                                const std::string&, int64_t, int64_t, int64_t, int64_t, float, float,
-                               const std::vector<int64_t>&, int64_t, bool, bool, bool, bool) {
+                               const std::vector<int>&, int64_t, bool, bool, bool, bool) {
   std::vector<Shape> result = {hidden};
   result.insert(result.end(), caches.begin(), caches.end());
   return result;
@@ -177,7 +178,7 @@ PD_BUILD_OP(regatta_decoder_layers)
     .SetInplaceMap({{paddle::Vec("caches"), paddle::Vec("caches_out")}})
     .Attrs({"scheme: std::string", "num_heads: int64_t", "num_kv_heads: int64_t",
             "head_dim: int64_t", "intermediate_size: int64_t", "epsilon: float",
-            "softmax_scale: float", "windows: std::vector<int64_t>", "tensors_per_linear: int64_t",
+            "softmax_scale: float", "windows: std::vector<int>", "tensors_per_linear: int64_t",
             "qkv_bias: bool", "qk_norm: bool", "out_bias: bool", "mlp_bias: bool"})
     .SetKernelFn(PD_KERNEL(regatta::binding::decoder_layers))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))

@@ -7,9 +7,8 @@
 namespace regatta::binding {
 namespace {
 
-std::vector<paddle::Tensor> embedding(const paddle::Tensor& token_ids,
-                                      const paddle::Tensor& weight, bool packed,
-                                      int64_t hidden_size) {
+std::vector<paddle::Tensor> embedding(const paddle::Tensor& token_ids, const paddle::Tensor& weight,
+                                      bool packed, int64_t hidden_size) {
   const TensorView ids = checked_view(token_ids, "token_ids", DType::kInt32, {-1});
   const TensorView table = view(weight, "weight");
   check_activation(table, "weight");

@@ -31,9 +31,10 @@ std::vector<paddle::Tensor> linear(const paddle::Tensor& x,
   return {out};
 }
 
-std::vector<std::vector<int64_t>> infer_shape(
-    const std::vector<int64_t>& x, const std::vector<std::vector<int64_t>>&,
-    const paddle::optional<std::vector<int64_t>>&, const std::string&, int64_t out_features) {
+std::vector<std::vector<int64_t>> infer_shape(const std::vector<int64_t>& x,
+                                              const std::vector<std::vector<int64_t>>&,
+                                              const paddle::optional<std::vector<int64_t>>&,
+                                              const std::string&, int64_t out_features) {
   return {{x[0], out_features}};
 }
 

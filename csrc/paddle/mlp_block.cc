@@ -44,11 +44,13 @@ std::vector<paddle::Tensor> mlp_block(const paddle::Tensor& hidden,
   return {out};
 }
 
-std::vector<std::vector<int64_t>> infer_shape(
-    const std::vector<int64_t>& hidden, const std::vector<int64_t>&,
-    const std::vector<std::vector<int64_t>>&, const paddle::optional<std::vector<int64_t>>&,
-    const std::vector<std::vector<int64_t>>&, const paddle::optional<std::vector<int64_t>>&,
-    const std::string&, int64_t, float) {
+std::vector<std::vector<int64_t>> infer_shape(const std::vector<int64_t>& hidden,
+                                              const std::vector<int64_t>&,
+                                              const std::vector<std::vector<int64_t>>&,
+                                              const paddle::optional<std::vector<int64_t>>&,
+                                              const std::vector<std::vector<int64_t>>&,
+                                              const paddle::optional<std::vector<int64_t>>&,
+                                              const std::string&, int64_t, float) {
   return {hidden};
 }
 

@@ -40,8 +40,7 @@ std::vector<paddle::Tensor> pack_dense(const paddle::Tensor& weight, bool transp
 
 std::vector<std::vector<int64_t>> infer_shape(const std::vector<int64_t>& weight, bool transposed,
                                               const std::string& dtype) {
-  return {packed_shape(weight[transposed ? 1 : 0], weight[transposed ? 0 : 1],
-                       parse_dtype(dtype))};
+  return {packed_shape(weight[transposed ? 1 : 0], weight[transposed ? 0 : 1], parse_dtype(dtype))};
 }
 
 std::vector<paddle::DataType> infer_dtype(const paddle::DataType&, bool, const std::string& dtype) {

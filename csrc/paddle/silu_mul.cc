@@ -11,14 +11,14 @@ std::vector<paddle::Tensor> silu_mul(const paddle::Tensor& gate_up) {
   check_activation(gate_up_view, "gate_up");
   check_shape(gate_up_view, "gate_up", {-1, -1});
   if (gate_up_view.shape[1] % 2) {
-    fail("gate_up has " + std::to_string(gate_up_view.shape[1]) + " columns, expected an even number");
+    fail("gate_up has " + std::to_string(gate_up_view.shape[1]) +
+         " columns, expected an even number");
   }
   SiluMulParams params;
   params.num_tokens = gate_up_view.shape[0];
   params.intermediate_size = gate_up_view.shape[1] / 2;
   params.dtype = gate_up_view.dtype;
-  paddle::Tensor out =
-      empty({params.num_tokens, params.intermediate_size}, params.dtype);
+  paddle::Tensor out = empty({params.num_tokens, params.intermediate_size}, params.dtype);
   params.gate_up = gate_up_view.data;
   params.out = out.data();
   throw_if_error(cpu::silu_mul(params));

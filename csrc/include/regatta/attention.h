@@ -38,10 +38,10 @@ struct RopeAndCacheWriteParams {
   const int32_t* positions = nullptr;     // [T] rows of rope_cache
   const int32_t* slot_mapping = nullptr;  // [T] slot of each token, -1 writes nothing
   const float* rope_cache = nullptr;      // [P, R] R / 2 cosines, then R / 2 sines
-  const void* q_norm = nullptr;           // [D] or null: RMS norm of each query head before rotation
-  const void* k_norm = nullptr;           // [D] or null
-  PagedCache cache;                       // written in place
-  void* q_out = nullptr;                  // [T, Hq * D]
+  const void* q_norm = nullptr;  // [D] or null: RMS norm of each query head before rotation
+  const void* k_norm = nullptr;  // [D] or null
+  PagedCache cache;              // written in place
+  void* q_out = nullptr;         // [T, Hq * D]
   int64_t num_tokens = 0;
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
   int64_t rotary_dim = 0, num_positions = 0;
@@ -72,8 +72,8 @@ struct AttentionBlockParams {
   const void* k_norm = nullptr;     // [D] or null
   const TensorView* out = nullptr;  // Hq * D -> H, the scheme's tensors
   int num_out = 0;
-  const void* out_bias = nullptr;  // [H] or null
-  PagedCache cache;                // written in place
+  const void* out_bias = nullptr;         // [H] or null
+  PagedCache cache;                       // written in place
   const int32_t* positions = nullptr;     // [T]
   const int32_t* slot_mapping = nullptr;  // [T]
   const float* rope_cache = nullptr;      // [P, R]

@@ -10,7 +10,7 @@ struct EmbeddingParams {
   const void* weight;        // [vocab_size, hidden_size], or packed: the dense LM head
   void* out;                 // [num_tokens, hidden_size]
   int64_t num_tokens;
-  int64_t vocab_size;        // of the packed head: rounded up to a multiple of 32
+  int64_t vocab_size;  // of the packed head: rounded up to a multiple of 32
   int64_t hidden_size;
   bool packed;
   DType dtype;

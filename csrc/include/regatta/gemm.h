@@ -11,8 +11,8 @@ struct CUstream_st;  // cudaStream_t without the CUDA headers
 
 namespace regatta {
 
-// Rows whose sums of squares one partial covers: GemmParams::sumsq_out has ceil(N / 64) per row.
-constexpr int64_t kSumsqColumns = 64;
+// Columns whose squares one partial of GemmParams::sumsq_out covers, for this many rows.
+constexpr int64_t gemm_sumsq_columns(int64_t num_rows) { return num_rows <= 8 ? 16 : 64; }
 
 // out = epilogue(scale[m] * (x weight^T)[m, n] + bias[n]), all in float, rounded once at the end.
 //   scale[m] = rsqrt(sum(sumsq[m, :]) / K + epsilon), or 1 without sumsq. That is an RMS norm of x
@@ -25,7 +25,7 @@ struct GemmParams {
   const void* residual = nullptr;  // [M, N]; may be out
   const float* sumsq = nullptr;    // [M, num_sumsq]: partial sums of x^2
   void* out = nullptr;             // [M, N]; gated: [M, I]
-  float* sumsq_out = nullptr;      // [M, ceil(N / 64)]: of out's columns 64i .. 64i+63, as rounded
+  float* sumsq_out = nullptr;      // [M, ceil(N / gemm_sumsq_columns(M))]: of out, as rounded
   int64_t num_rows = 0;            // M
   int64_t in_features = 0;         // K
   int64_t out_features = 0;        // N
@@ -40,34 +40,51 @@ struct GemmParams {
 
 namespace cuda {
 
-// Rows up to which the sm_90a kernel streams weights, in one block per multiprocessor.
-constexpr int64_t kMaxChainRows = 128;
-constexpr int kMaxChain = 4;
-
-// What a launch of the sm_90a kernel is made of. A pure function of the problem chooses it.
-struct GemmPlan {
-  int tokens = 8;      // rows of x, rounded up: 8, 16, 32, 64, 128
-  int features = 128;  // rows of weight per tile: 128 or 256
-  int stages = 0;      // of 64 values of k in flight; 0: as many as fit
-  // Per product: blocks that may share a tile's k. 1: whole tiles; 0: any number, so that all blocks
-  // get the same number of stages.
-  int split[kMaxChain] = {0, 0, 0, 0};
+// Launches of the sm_90a kernel. A pure function of the problem chooses one.
+struct GemmTile {
+  int tokens = 8;     // rows of x per block: 8, 16, 32, 64, 128
+  int features = 64;  // rows of weight per block: 64, 128, 256
+  int stages = 4;     // of 64 values of k in flight
+  int split = 1;      // blocks of a cluster that share one tile's k: 1, 2, 4, 8
+  int trigger = 4;    // stages left to request when the next kernel may start; -1: at once
 };
-GemmPlan choose_gemm_plan(const GemmParams* gemms, int count);
+GemmTile choose_gemm_tile(const GemmParams& params);
 
-// Bytes of the workspace that gemm_chain_sm90 needs, zeroed once by its owner. One workspace serves
-// all launches of one stream.
-int64_t gemm_workspace_bytes(int num_sms);
+// What gemm() needs beside the tensors; the caller owns all of it, for one stream.
+struct GemmResources {
+  void* blas = nullptr;     // from create_blas(), or null: then cuBLASLt is not used
+  void* scratch = nullptr;  // gemm_scratch_bytes() of the largest problem
+  int64_t scratch_bytes = 0;
+};
+Status create_blas(void** blas);  // for the current device; an error when built without cuBLASLt
+void destroy_blas(void* blas);
+int64_t gemm_scratch_bytes(const GemmParams& params);
 
-// Why this kernel cannot do it, or null. Does not look at the device.
-const char* gemm_chain_sm90_refuses(const GemmParams* gemms, int count);
+// Runs the first candidate that accepts: gemv, sm90, stream, blas, generic (see gemm.cu).
+// `force`: name of the only candidate to consider, or null.
+Status gemm(const GemmParams& params, const GemmResources& resources, const char* force,
+            CUstream_st* stream);
 
-// Runs 1..kMaxChain products of the same number of rows, each after the one before it, in one
-// launch: what one writes, the next may read. All multiprocessors must be free of kernels that wait
-// for this one (stream order sees to that).
-Status gemm_chain_sm90(const GemmParams* gemms, int count, void* workspace, CUstream_st* stream);
-Status gemm_chain_sm90(const GemmParams* gemms, int count, const GemmPlan& plan, void* workspace,
-                       CUstream_st* stream);
+// sums[m, i] = sum of squares of x[m, i * columns .. (i + 1) * columns - 1]; what the product ahead
+// does in its epilogue, for a first layer.
+Status row_sumsq(const void* x, DType dtype, int64_t num_rows, int64_t width, int64_t columns,
+                 float* sums, CUstream_st* stream);
+
+// weight[n, k] *= norm_weight[k], in place, rounded once. [N, K], [K], same dtype.
+Status fold_norm_weight(void* weight, const void* norm_weight, DType dtype, int64_t out_features,
+                        int64_t in_features, CUstream_st* stream);
+
+// Each kernel: why it cannot do `params`, or null (does not look at the device); and the launch.
+const char* gemm_stream_refuses(const GemmParams& params);
+Status gemm_stream(const GemmParams& params, bool use_mma,
+                   CUstream_st* stream);  // else: gemv at M 1
+const char* gemm_sm90_refuses(const GemmParams& params);
+Status gemm_sm90(const GemmParams& params, CUstream_st* stream);
+Status gemm_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
+const char* gemm_generic_refuses(const GemmParams& params);
+Status gemm_generic(const GemmParams& params, CUstream_st* stream);
+const char* gemm_blas_refuses(const GemmParams& params);
+Status gemm_blas(const GemmParams& params, const GemmResources& resources, CUstream_st* stream);
 
 }  // namespace cuda
 }  // namespace regatta

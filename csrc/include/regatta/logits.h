@@ -19,7 +19,7 @@ struct LogitsParams {
   int64_t hidden_size;
   int64_t vocab_size;
   float epsilon;
-  DType dtype;                   // of hidden and norm_weight
+  DType dtype;  // of hidden and norm_weight
   std::string scheme;
 };
 

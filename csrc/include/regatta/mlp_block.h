@@ -21,7 +21,7 @@ struct MlpBlockParams {
   int64_t hidden_size;
   int64_t intermediate_size;
   float epsilon;
-  DType dtype;                // of everything but what the scheme stores
+  DType dtype;  // of everything but what the scheme stores
   std::string scheme;
 };
 

@@ -6,9 +6,10 @@
 namespace regatta {
 
 struct PackDenseParams {
-  const void* weight;  // [out_features, in_features] if transposed, else [in_features, out_features]
-  void* packed;        // float32, float16: [panels, in_features, 32];
-                       // bfloat16: [panels, ceil(in_features / 2), 32, 2]; zero padded
+  const void*
+      weight;    // [out_features, in_features] if transposed, else [in_features, out_features]
+  void* packed;  // float32, float16: [panels, in_features, 32];
+                 // bfloat16: [panels, ceil(in_features / 2), 32, 2]; zero padded
   int64_t in_features;
   int64_t out_features;
   bool transposed;

@@ -29,8 +29,8 @@ constexpr PhiloxWords philox4x32(uint32_t key0, uint32_t key1, PhiloxWords count
 constexpr float philox_uniform(uint64_t seed, uint64_t offset) {
   const PhiloxWords counter = {
       {static_cast<uint32_t>(offset), static_cast<uint32_t>(offset >> 32), 0, 0}};
-  const PhiloxWords words = philox4x32(static_cast<uint32_t>(seed),
-                                       static_cast<uint32_t>(seed >> 32), counter);
+  const PhiloxWords words =
+      philox4x32(static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32), counter);
   return static_cast<float>(words.word[0] >> 8) * (1.0f / 16777216.0f);
 }
 
@@ -39,7 +39,7 @@ static_assert(philox4x32(0, 0, {{0, 0, 0, 0}}).word[0] == 0x6627e8d5 &&
               philox4x32(0, 0, {{0, 0, 0, 0}}).word[1] == 0xe169c58d &&
               philox4x32(0, 0, {{0, 0, 0, 0}}).word[2] == 0xbc57ac4c &&
               philox4x32(0, 0, {{0, 0, 0, 0}}).word[3] == 0x9b00dbd8);
-static_assert(philox4x32(0xa4093822, 0x299f31d0,
-                         {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}).word[0] == 0xd16cfe09);
+static_assert(philox4x32(0xa4093822, 0x299f31d0, {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}})
+                  .word[0] == 0xd16cfe09);
 
 }  // namespace regatta

@@ -10,7 +10,7 @@ struct RmsNormParams {
   const void* weight;    // [hidden_size]
   const void* residual;  // [num_tokens, hidden_size] or null
   void* out;             // [num_tokens, hidden_size]: norm(x + residual) * weight
-  void* residual_out;    // [num_tokens, hidden_size]: x + residual, rounded to dtype before the norm
+  void* residual_out;  // [num_tokens, hidden_size]: x + residual, rounded to dtype before the norm
   int64_t num_tokens;
   int64_t hidden_size;
   float epsilon;

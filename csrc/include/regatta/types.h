@@ -136,8 +136,8 @@ inline void from_float(float x, fp16* out) {
     std::memcpy(&bits, &magnitude, 4);
     out->bits = static_cast<uint16_t>(sign | (bits - 0x3f000000u));
   } else {  // 65520..65536 carries into infinity, as it should
-    out->bits = static_cast<uint16_t>(
-        sign | (bits - (112u << 23) + 0xfffu + (bits >> 13 & 1u)) >> 13);
+    out->bits =
+        static_cast<uint16_t>(sign | (bits - (112u << 23) + 0xfffu + (bits >> 13 & 1u)) >> 13);
   }
 }
 
