@@ -20,6 +20,7 @@ from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
 from predict.request import Request
 
 GOLDEN = Path(__file__).parent / "golden"
+DEMO = GOLDEN.parents[1] / "examples" / "demo_model"
 CASES = sorted(path.parent.name for path in GOLDEN.glob("*/golden.json"))
 MAX_LENGTH = 160  # tokens; the longest golden prompt and its output fit
 LOGIT_TOLERANCE = 2e-3  # float32 sums in another order, logits of size 10
@@ -167,6 +168,26 @@ def test_batch_composition_changes_nothing_in_static_mode(
     changes = {"block_size": 32, **COMPOSITIONS[composition], "inference_model": True}
     export_model(config("llama_gqa", **changes), tmp_path)
     check_greedy(LLM(config(tmp_path, mode="static", **changes)), "llama_gqa")
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "static"])
+def test_demo_model_says_what_transformers_says(
+    mode: str, operators: dict[str, Any], tmp_path: Path
+) -> None:
+    expected = json.loads((GOLDEN / "demo_model.json").read_text())
+    settings = {"attention": "append", "max_length": 256, **operators}
+    source = DEMO
+    if mode == "static":
+        export_model(config(DEMO, **settings), tmp_path)
+        source = tmp_path
+    llm = LLM(config(source, mode=mode, batch_size=4, **settings))
+    params = SamplingParams(max_new_tokens=expected["num_new_tokens"], temperature=0.0)
+    outputs = llm.generate([case["prompt"] for case in expected["cases"]], params)
+    for case, output in zip(expected["cases"], outputs, strict=True):
+        assert list(output.prompt_token_ids) == case["prompt_ids"]
+        assert list(output.token_ids) == case["greedy"]
+        assert output.text == case["text"]
+        assert output.finish_reason == case["finish_reason"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
