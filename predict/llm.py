@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -242,7 +242,7 @@ class LLM:
                 self.engine.scheduler.abort(request.request_id)
         return [output for output in outputs if output is not None]
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[StreamOutput]:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams) -> Generator[StreamOutput, None, None]:
         """Yields the answer to one prompt as it grows; joined texts equal `generate`'s.
 
         Leaving the iterator early aborts the request.
