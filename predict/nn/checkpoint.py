@@ -150,11 +150,14 @@ class Checkpoint:
             )
 
     def read(self, name: str) -> npt.NDArray[Any]:
-        """A read-only view of the tensor's bytes in the page cache; bfloat16 as uint16."""
+        """The tensor's values, bfloat16 as uint16. A copy that the caller may free at once.
+
+        Not a memory map: its pages would count as this process's memory until the last tensor.
+        """
         info = self.tensors[name]
-        return np.memmap(
-            info.file, NUMPY_DTYPES[info.dtype], "r", offset=info.offset, shape=info.shape
-        )
+        dtype = np.dtype(NUMPY_DTYPES[info.dtype])
+        values = np.fromfile(info.file, dtype, math.prod(info.shape), offset=info.offset)
+        return values.reshape(info.shape)
 
     def read_float(self, names: Iterable[str]) -> npt.NDArray[Any]:
         """The named tensors, one after another along axis 0, in one float dtype (bf16: uint16).
