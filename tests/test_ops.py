@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from predict import library, ops, reference
-from predict.nn.decoder import Attention, Linear, Mlp
+from predict.nn.decoder import Attention, Layer, Linear, Mlp
 from predict.nn.inputs import ForwardInputs, to_tensors
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
@@ -20,6 +20,8 @@ paddle = library.import_paddle()
 
 DTYPES = ["float32", "bfloat16", "float16"]
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, BLOCK = 72, 88, 6, 2, 32, 16
+
+EMPTY = Linear("dense", (), None, 88, 72)
 
 
 def functions(module: Any) -> dict[str, inspect.Signature]:
@@ -195,6 +197,40 @@ def test_block_ops_equal_the_small_ops_they_compose(compiled: library.Library, d
     x, _ = ops.rms_norm(hidden, mlp.norm, None, mlp.norm_eps)
     inner = ops.linear(ops.silu_mul(ops.linear(x, mlp.gate_up)), mlp.down)
     close(whole, inner.astype("float32") + hidden.astype("float32"), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("bias", "qk_norm"), [(False, False), (True, True)])
+def test_one_call_for_all_layers_equals_the_block_ops(
+    compiled: library.Library, dtype: str, bias: bool, qk_norm: bool
+) -> None:
+    case = Case(dtype, bias, qk_norm)
+    inputs = mixed_step()
+    hidden = case.tensor(int(inputs.positions.shape[0]), HIDDEN)
+    rope = paddle.to_tensor(rope_table(RopeSpec(), DIM, 64, 64))
+    windowed = dataclasses.replace(case.packed_attention(), window=7)
+    layers = [
+        Layer(case.packed_attention(), case.packed_mlp()),
+        Layer(windowed, case.packed_mlp()),
+    ]
+    whole, written = ops.layers(hidden, layers, [caches(case), caches(case)], rope, inputs)
+
+    wanted, expected = hidden, []
+    for layer in layers:
+        wanted, *pair = ops.attention_block(wanted, layer.attention, *caches(case), rope, inputs)
+        wanted = ops.mlp_block(wanted, layer.mlp)
+        expected += pair
+    for got, want in zip([whole, *written], [wanted, *expected], strict=True):
+        np.testing.assert_array_equal(got.astype("float32").numpy(), want.astype("float32").numpy())
+
+
+def test_wrong_number_of_weights_is_refused(compiled: library.Library) -> None:
+    case = Case("float32", False, False)
+    layer = Layer(case.packed_attention(), case.packed_mlp())
+    short = dataclasses.replace(layer, mlp=dataclasses.replace(layer.mlp, down=EMPTY))
+    rope = paddle.to_tensor(rope_table(RopeSpec(), DIM, 64, 64))
+    with pytest.raises(ValueError, match="weights holds 5 tensors, and down is missing"):
+        ops.layers(case.tensor(25, HIDDEN), [short], [caches(case)], rope, mixed_step())
 
 
 def test_sampling_twins_choose_the_same_tokens(compiled: library.Library) -> None:
