@@ -242,7 +242,9 @@ class LLM:
                 self.engine.scheduler.abort(request.request_id)
         return [output for output in outputs if output is not None]
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams) -> Generator[StreamOutput, None, None]:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams
+    ) -> Generator[StreamOutput, None, None]:
         """Yields the answer to one prompt as it grows; joined texts equal `generate`'s.
 
         Leaving the iterator early aborts the request.
