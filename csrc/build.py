@@ -63,7 +63,15 @@ PADDLE_LIBRARIES = ("libpaddle.so", "libphi_core.so", "libphi.so", "libcommon.so
 # What kernels are compiled for, oldest first, where the compiler still knows it. The suffix "a"
 # opens the instructions of that one generation (Hopper's wgmma and setmaxnreg need it).
 CUDA_ARCHITECTURES = ("70", "75", "80", "86", "89", "90a", "100a", "120a")
-CUDA_FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-Xcompiler=-fPIC,-fvisibility=hidden")
+# 2810: nvcc takes an assignment to a [[nodiscard]] Status for a value that is ignored.
+CUDA_FLAGS = (
+    "-diag-suppress=2810",
+    "-std=c++17",
+    "-O3",
+    "-DNDEBUG",
+    "-Xcompiler=-fPIC,-fvisibility=hidden",
+    "--expt-relaxed-constexpr",  # include/regatta/ has constexpr functions for host and device
+)
 # The runtime is linked in: it needs no installation beside the driver, and without a driver it
 # reports an error where the shared one would keep the library from loading.
 CUDA_LIBRARIES = ("-lcudart_static", "-ldl", "-lrt")
@@ -244,6 +252,12 @@ def device_sources() -> list[Path]:
     return sorted((CSRC / "device").glob("*.cc"))
 
 
+def device_kernel_sources() -> list[Path]:
+    """Returns every source of what Paddle itself lacks on the plugin's device, sorted."""
+    folder = CSRC / "device" / "kernels"
+    return sorted([*folder.glob("*.cc"), *folder.glob("*.cu")])
+
+
 def _escaped(value: str | Path) -> str:
     """Returns a path or flag as ninja wants it spelled."""
     return str(value).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
@@ -387,7 +401,7 @@ def cuda_ninja_file(
     The CPU kernels are taken from the CPU library's build. A CUDA source that is for none of
     `architectures` is left out.
     """
-    from predict.device import CUDA_LIBRARY_NAME, PLUGIN_NAME
+    from predict.device import CUDA_LIBRARY_NAME, KERNELS_NAME, PLUGIN_NAME
 
     headers, libs = paddle.root / "include", paddle.root / "libs"
     own = f"-I'{CSRC / 'include'}' -I'{CSRC}'"
@@ -416,25 +430,25 @@ def cuda_ninja_file(
         "  deps = gcc",
         "  description = compile $name",
         "rule link_operators",
-        f"  command = {link} -Wl,-soname,{CUDA_LIBRARY_NAME} $in {paddle_link} {runtime} -o $out",
+        f"  command = {link} -Wl,-soname,$out $in {paddle_link} {runtime} -o $out",
         "  description = link $out",
         # nodelete: Paddle unloads the plugin at exit, when tensors and threads may still need it.
         "rule link_plugin",
         f"  command = {link} -Wl,-z,nodelete -Wl,-soname,{PLUGIN_NAME} $in {runtime} -o $out",
         "  description = link $out",
     ]
-    objects: dict[str, list[str]] = {"cuda": [], "paddle": [], "device": []}
-    for source in [*cuda_sources(), *registration_sources(), *device_sources()]:
+    objects: dict[str, list[str]] = {"cuda": [], "paddle": [], "device": [], "kernels": []}
+    for source in _cuda_library_sources(paddle):
         folder = source.parent.name
         targets = ""
-        if folder == "cuda":
+        if source.suffix == ".cu":
             own_architectures = source_architectures(source, architectures)
             if not own_architectures:
                 continue
             targets = " ".join(
                 f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in own_architectures
             )
-        rule = "cuda" if folder == "cuda" else "compile"
+        rule = "cuda" if source.suffix == ".cu" else "compile"
         lines += [
             f"build {_object_path(source)}: {rule} {_escaped(source)}",
             f"  targets = {targets}",
@@ -453,7 +467,18 @@ def cuda_ninja_file(
         f"build {PLUGIN_NAME}: link_plugin {' '.join(objects['device'])}",
         f"default {CUDA_LIBRARY_NAME} {PLUGIN_NAME}",
     ]
+    if objects["kernels"]:
+        lines += [
+            f"build {KERNELS_NAME}: link_operators {' '.join(objects['kernels'])}",
+            f"default {KERNELS_NAME}",
+        ]
     return "\n".join([*lines, ""])
+
+
+def _cuda_library_sources(paddle: PaddlePackage) -> list[Path]:
+    """Returns what build_cuda_library compiles for this Paddle: a GPU build has its own kernels."""
+    kernels = [] if paddle.has_cuda else device_kernel_sources()
+    return [*cuda_sources(), *registration_sources(), *device_sources(), *kernels]
 
 
 def build_cuda_library(
@@ -465,7 +490,13 @@ def build_cuda_library(
     chosen_architectures; the rest as in build_cpu_library.
     Raises BuildError and leaves predict/lib/ as it was.
     """
-    from predict.device import CUDA_LIBRARY_NAME, PLUGIN_FOLDER, PLUGIN_NAME, cuda_source_digest
+    from predict.device import (
+        CUDA_LIBRARY_NAME,
+        KERNELS_NAME,
+        PLUGIN_FOLDER,
+        PLUGIN_NAME,
+        cuda_source_digest,
+    )
 
     started = time.monotonic()
     toolkit = find_cuda_toolkit()
@@ -489,12 +520,14 @@ def build_cuda_library(
             "architectures": list(architectures),
         }
         PLUGIN_FOLDER.mkdir(parents=True, exist_ok=True)
+        if not paddle.has_cuda:
+            _replace(folder / KERNELS_NAME, LIBRARY_DIR / KERNELS_NAME)
         _replace(folder / PLUGIN_NAME, PLUGIN_FOLDER / PLUGIN_NAME)
         target = _publish(folder / CUDA_LIBRARY_NAME, metadata)
     return BuildResult(
         target,
         num_compiled,
-        len([*cuda_sources(), *registration_sources(), *device_sources()]),
+        len(_cuda_library_sources(paddle)),
         time.monotonic() - started,
         f"nvcc {toolkit.version} (sm_{', sm_'.join(architectures)})",
         paddle.version,
@@ -593,10 +626,11 @@ def remove_library() -> None:
 
 def remove_cuda_library() -> None:
     """Removes the CUDA library, its metadata and the plugin from predict/lib/, if there."""
-    from predict.device import CUDA_LIBRARY_NAME, PLUGIN_FOLDER
+    from predict.device import CUDA_LIBRARY_NAME, KERNELS_NAME, PLUGIN_FOLDER
 
-    for suffix in (".so", ".json"):
-        (LIBRARY_DIR / CUDA_LIBRARY_NAME).with_suffix(suffix).unlink(missing_ok=True)
+    library = LIBRARY_DIR / CUDA_LIBRARY_NAME
+    for path in (library, library.with_suffix(".json"), LIBRARY_DIR / KERNELS_NAME):
+        path.unlink(missing_ok=True)
     shutil.rmtree(PLUGIN_FOLDER, ignore_errors=True)
 
 

@@ -27,6 +27,7 @@ from predict.errors import UserError
 
 CUDA_LIBRARY_NAME = "libregatta_cuda.so"
 PLUGIN_NAME = "libpaddle_custom_nvgpu.so"
+KERNELS_NAME = "libregatta_kernels.so"  # what Paddle itself lacks there; the plugin loads it
 PLUGIN_FOLDER = library.LIBRARY_DIR / "plugin"  # Paddle loads every library in this folder
 PLUGIN_TYPE = "nvgpu"  # as csrc/device/plugin.cc registers it
 CUDA_ERROR_NAME = "cuda_build_error.txt"  # why the last `pip install` built no CUDA library
@@ -113,7 +114,7 @@ def cuda_source_digest(csrc: Path) -> str:
     """A digest of the names and contents of every CUDA and plugin source."""
     digest = hashlib.blake2b(digest_size=16)
     for folder in CUDA_SOURCE_FOLDERS:
-        for path in sorted((csrc / folder).glob("*")):
+        for path in sorted((csrc / folder).rglob("*")):
             if path.is_file():
                 digest.update(f"{path.relative_to(csrc)}\0".encode() + path.read_bytes())
     return digest.hexdigest()

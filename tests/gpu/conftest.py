@@ -1,0 +1,115 @@
+"""The GPU and the test operators; everything here is skipped, with the reason, without a GPU.
+
+Paddle looks for the plugin when it is imported, so the environment is set here, at collection.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import build
+from predict import device as devices
+from predict import library
+from predict.errors import UserError
+
+OPS = Path(__file__).parent / "ops"
+
+try:
+    CHOSEN = devices.choose("gpu")
+    devices.set_environment(CHOSEN)
+    GPU: devices.Device | None = CHOSEN
+    REASON = ""
+except UserError as error:
+    GPU, REASON = None, str(error)
+
+Op = Callable[..., Any]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            if GPU is None:
+                item.add_marker(pytest.mark.skip(reason=REASON))
+
+
+@pytest.fixture
+def gpu() -> Iterator[devices.Device]:
+    """The first GPU, as the default device."""
+    assert GPU is not None
+    devices.activate(GPU)
+    yield GPU
+    library.import_paddle().set_device("cpu")
+
+
+@pytest.fixture(scope="session")
+def test_ops() -> Path:
+    """The library of tests/gpu/ops, compiled unless build/test_ops has a newer one."""
+    return compile_ops(build.BUILD_DIR.parent / "test_ops")
+
+
+def compile_ops(folder: Path) -> Path:
+    target = folder / "libtest_ops.so"
+    headers = [build.CSRC / "paddle" / "device.h", build.CSRC / "paddle" / "common.h"]
+    newest = max(path.stat().st_mtime for path in [*OPS.iterdir(), *headers])
+    if target.is_file() and target.stat().st_mtime >= newest:
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    toolkit, paddle = build.find_cuda_toolkit(), build.find_paddle()
+    arch = build.present_architectures() or ("90a",)
+    target_flags = [f"-gencode=arch=compute_{name},code=sm_{name}" for name in arch]
+    kernel = folder / "axpb.o"
+    subprocess.run(
+        [toolkit.nvcc, *build.CUDA_FLAGS, *target_flags, "-c", str(OPS / "axpb.cu"), "-o", kernel],
+        check=True,
+    )
+    includes = [build.CSRC / "include", build.CSRC / "paddle"]
+    system = [paddle.root / "include", paddle.root / "include" / "third_party", toolkit.include]
+    place = "-DPADDLE_WITH_CUDA" if paddle.has_cuda else "-DPADDLE_WITH_CUSTOM_DEVICE"
+    subprocess.run(
+        [build.find_compiler(), *build.CXX_FLAGS, "-O1", "-DREGATTA_WITH_CUDA", place]
+        + [f"-I{path}" for path in includes]
+        + [flag for path in system for flag in ("-isystem", str(path))]
+        + [str(OPS / "registration.cc"), str(kernel), *build.LINK_FLAGS]
+        + [f"-L{paddle.root / name}" for name in ("base", "libs")]
+        + [f"-Wl,-rpath-link,{paddle.root / 'libs'}"]
+        + [f"-l:{name}" for name in build.PADDLE_LIBRARIES]
+        + [f"-L{toolkit.libraries}", *build.CUDA_LIBRARIES, "-o", str(target)],
+        check=True,
+    )
+    return target
+
+
+@pytest.fixture(scope="session")
+def cuda_library() -> library.Library:
+    """The loaded operator library: that of REGATTA_LIBRARY, with the CUDA operators."""
+    return library.require()
+
+
+@pytest.fixture
+def axpb(gpu: devices.Device, test_ops: Path) -> Op:
+    """a * x + b of a float32 tensor, one kernel; axpb(x, a, b)."""
+    return _op(test_ops, "regatta_test_axpb")
+
+
+@pytest.fixture
+def scale_into(gpu: devices.Device, test_ops: Path) -> Op:
+    """Writes a * x into cache, in place; scale_into(cache, x, a)."""
+    return _op(test_ops, "regatta_test_scale_into")
+
+
+def _op(path: Path, name: str) -> Op:
+    from paddle.base import core
+
+    from paddle import _C_ops
+
+    if not hasattr(_op, "loaded"):  # Paddle aborts when operators are registered twice
+        core.load_op_meta_info_and_register_op(str(path))
+        _op.loaded = True  # type: ignore[attr-defined]
+    return lambda *arguments: _C_ops._run_custom_op(name, *arguments)[0]
