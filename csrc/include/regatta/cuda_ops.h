@@ -51,8 +51,9 @@ Status rms_norm(const RmsNormParams& params, const Launch& launch);
 Status silu_mul(const SiluMulParams& params, const Launch& launch);
 Status rope_and_cache_write(const RopeAndCacheWriteParams& params, const Launch& launch);
 
-// Bytes of device memory that paged_attention() needs. The caller zeroes them once, before the first
-// use; every call leaves zeros where it needs zeros. Calls of one stream may share a workspace.
+// Bytes of device memory that paged_attention() needs. The caller zeroes them once, before the
+// first use; every call leaves zeros where it needs zeros. Calls of one stream may share a
+// workspace.
 int64_t paged_attention_workspace_bytes(const PagedAttentionParams& params,
                                         const AttentionLimits& limits);
 Status paged_attention(const PagedAttentionParams& params, const AttentionLimits& limits,

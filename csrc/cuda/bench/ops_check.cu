@@ -1,0 +1,530 @@
+// Checks and times the small operators: ops_check [check|bench|small]. No framework.
+//
+// embedding / gather_rows, rms_norm, silu_mul, rope_and_cache_write against float64, sample against
+// the definition in regatta/sample.h. small: few shapes, for compute-sanitizer.
+// Build: as attention_check.cu, with gather_rows.cu rms_norm.cu silu_mul.cu rope_and_cache_write.cu
+//        sample.cu and --expt-relaxed-constexpr (philox.h).
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "common.cuh"
+#include "regatta/cuda_ops.h"
+#include "regatta/philox.h"
+
+using namespace regatta;
+
+#define CHECK(x)                                                                         \
+  do {                                                                                   \
+    cudaError_t error_ = (x);                                                            \
+    if (error_ != cudaSuccess) {                                                         \
+      std::printf("%s:%d %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(error_)); \
+      std::exit(1);                                                                      \
+    }                                                                                    \
+  } while (0)
+
+namespace {
+
+int failures = 0;
+std::mt19937 rng(11);
+
+void must(const Status& status) {
+  if (!status.ok()) {
+    std::printf("%s\n", status.message().c_str());
+    std::exit(1);
+  }
+}
+
+float host_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+float host_float(__half x) { return __half2float(x); }
+float host_float(float x) { return x; }
+template <class T>
+T host_from(float x);
+template <>
+float host_from<float>(float x) {
+  return x;
+}
+template <>
+__nv_bfloat16 host_from<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+template <>
+__half host_from<__half>(float x) {
+  return __float2half_rn(x);
+}
+
+template <class T>
+struct Buffer {
+  std::vector<T> host;
+  T* device = nullptr;
+  explicit Buffer(size_t n) : host(n) {
+    CHECK(cudaMalloc(&device, std::max<size_t>(n, 1) * sizeof(T)));
+    CHECK(cudaMemset(device, 0xff, n * sizeof(T)));
+  }
+  ~Buffer() { CHECK(cudaFree(device)); }
+  Buffer(const Buffer&) = delete;
+  void upload() {
+    CHECK(cudaMemcpy(device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  void download() {
+    CHECK(cudaMemcpy(host.data(), device, host.size() * sizeof(T), cudaMemcpyDeviceToHost));
+  }
+  Buffer& random(float scale = 1.f) {
+    std::normal_distribution<float> normal(0.f, scale);
+    for (T& x : host) x = host_from<T>(normal(rng));
+    upload();
+    return *this;
+  }
+};
+
+void report(const std::string& name, double error, double tolerance) {
+  const bool ok = error < tolerance;
+  failures += !ok;
+  std::printf("%s%-58s %.1e\n", ok ? "" : "FAILED ", name.c_str(), error);
+}
+
+struct Error {
+  double difference = 0, norm = 0;
+  void add(double got, double want) {
+    difference += std::isfinite(got) ? (got - want) * (got - want) : INFINITY;
+    norm += want * want;
+  }
+  double value() const { return norm > 0 ? std::sqrt(difference / norm) : std::sqrt(difference); }
+};
+
+template <class T>
+constexpr double tolerance() {
+  return sizeof(T) == 4 ? 1e-6 : std::is_same_v<T, __half> ? 1e-3 : 5e-3;
+}
+
+template <class T>
+void check_rms_norm(int tokens, int hidden, bool with_residual) {
+  Buffer<T> x(tokens * hidden), w(hidden), r(tokens * hidden), out(tokens * hidden),
+      sum(tokens * hidden);
+  x.random(), w.random(), r.random(2.f);
+  RmsNormParams p = {x.device,   w.device,   with_residual ? r.device : nullptr,
+                     out.device, sum.device, tokens,
+                     hidden,     1e-5f,      cuda::Traits<T>::dtype};
+  must(cuda::rms_norm(p, {nullptr, true}));
+  CHECK(cudaDeviceSynchronize());
+  out.download(), sum.download();
+  Error error;
+  for (int t = 0; t < tokens; ++t) {
+    double squares = 0;
+    for (int i = t * hidden; i < (t + 1) * hidden; ++i) {
+      const float v = host_float(x.host[i]) + (with_residual ? host_float(r.host[i]) : 0.f);
+      const float rounded = host_float(host_from<T>(v));
+      error.add(host_float(sum.host[i]), rounded);
+      squares += double(rounded) * rounded;
+    }
+    const double scale = 1 / std::sqrt(squares / hidden + 1e-5);
+    for (int i = 0; i < hidden; ++i) {
+      error.add(host_float(out.host[t * hidden + i]),
+                scale * host_float(sum.host[t * hidden + i]) * host_float(w.host[i]));
+    }
+  }
+  report(std::string("rms_norm ") + dtype_name(p.dtype) + " " + std::to_string(tokens) + " x " +
+             std::to_string(hidden) + (with_residual ? " + residual" : ""),
+         error.value(), tolerance<T>());
+}
+
+template <class T>
+void check_silu_mul(int tokens, int size) {
+  Buffer<T> x(2 * tokens * size), out(tokens * size);
+  x.random(2.f);
+  const SiluMulParams p = {x.device, out.device, tokens, size, cuda::Traits<T>::dtype};
+  must(cuda::silu_mul(p, {nullptr, true}));
+  CHECK(cudaDeviceSynchronize());
+  out.download();
+  Error error;
+  for (int t = 0; t < tokens; ++t) {
+    for (int i = 0; i < size; ++i) {
+      const double g = host_float(x.host[2 * t * size + i]),
+                   u = host_float(x.host[(2 * t + 1) * size + i]);
+      error.add(host_float(out.host[t * size + i]), g / (1 + std::exp(-g)) * u);
+    }
+  }
+  report(std::string("silu_mul ") + dtype_name(cuda::Traits<T>::dtype) + " " +
+             std::to_string(tokens) + " x " + std::to_string(size),
+         error.value(), tolerance<T>());
+}
+
+template <class T>
+void check_gather(int tokens, int hidden) {
+  const int rows = 57;
+  Buffer<T> table(rows * hidden), out(tokens * hidden);
+  Buffer<int32_t> ids(tokens);
+  table.random();
+  for (auto& id : ids.host) id = static_cast<int>(rng() % (rows + 2)) - 1;  // -1 and rows: zeros
+  ids.upload();
+  const EmbeddingParams p = {ids.device, table.device, out.device, tokens,
+                             rows,       hidden,       false,      cuda::Traits<T>::dtype};
+  must(cuda::embedding(p, {nullptr, true}));
+  CHECK(cudaDeviceSynchronize());
+  out.download();
+  Error error;
+  for (int t = 0; t < tokens; ++t) {
+    for (int i = 0; i < hidden; ++i) {
+      const int id = ids.host[t];
+      error.add(host_float(out.host[t * hidden + i]),
+                id < 0 || id >= rows ? 0 : host_float(table.host[id * hidden + i]));
+    }
+  }
+  report(std::string("embedding ") + dtype_name(cuda::Traits<T>::dtype) + " " +
+             std::to_string(tokens) + " x " + std::to_string(hidden),
+         error.value(), 1e-9);
+}
+
+template <class T>
+void check_rope(int tokens, int heads, int kv_heads, int dim, int rotary, int block_size,
+                bool norms) {
+  const int all = heads + 2 * kv_heads, blocks = tokens / block_size + 3, positions = 300;
+  Buffer<T> qkv(tokens * all * dim), qn(dim), kn(dim), q(tokens * heads * dim);
+  Buffer<T> key(blocks * kv_heads * block_size * dim), value(key.host.size());
+  Buffer<int32_t> position(tokens), slot(tokens);
+  Buffer<float> angles(positions * rotary);
+  qkv.random(), qn.random(), kn.random();
+  for (int p = 0; p < positions; ++p) {
+    for (int i = 0; i < rotary / 2; ++i) {
+      const double a = p * std::pow(10000.0, -2.0 * i / rotary);
+      angles.host[p * rotary + i] = std::cos(a),
+                               angles.host[p * rotary + rotary / 2 + i] = std::sin(a);
+    }
+  }
+  std::vector<int> slots(blocks * block_size);
+  std::iota(slots.begin(), slots.end(), 0);
+  std::shuffle(slots.begin(), slots.end(), rng);
+  for (int t = 0; t < tokens; ++t) {
+    position.host[t] = rng() % positions;
+    slot.host[t] = t % 7 == 3 ? -1 : slots[t];
+  }
+  angles.upload(), position.upload(), slot.upload();
+  RopeAndCacheWriteParams p;
+  p.dtype = cuda::Traits<T>::dtype;
+  p.qkv = qkv.device, p.positions = position.device, p.slot_mapping = slot.device;
+  p.rope_cache = angles.device;
+  if (norms) p.q_norm = qn.device, p.k_norm = kn.device;
+  p.cache = {key.device, value.device, blocks, block_size};
+  p.q_out = q.device;
+  p.num_tokens = tokens, p.num_heads = heads, p.num_kv_heads = kv_heads, p.head_dim = dim;
+  p.rotary_dim = rotary, p.num_positions = positions, p.epsilon = 1e-6f;
+  must(cuda::rope_and_cache_write(p, {nullptr, true}));
+  CHECK(cudaDeviceSynchronize());
+  q.download(), key.download(), value.download();
+  Error error;
+  int64_t written = 0;
+  for (int t = 0; t < tokens; ++t) {
+    for (int h = 0; h < all; ++h) {
+      std::vector<double> x(dim);
+      double squares = 0;
+      for (int d = 0; d < dim; ++d) {
+        x[d] = host_float(qkv.host[(t * all + h) * dim + d]);
+        squares += x[d] * x[d];
+      }
+      if (h < heads + kv_heads) {
+        if (norms) {
+          for (int d = 0; d < dim; ++d) {
+            x[d] *= host_float((h < heads ? qn : kn).host[d]) / std::sqrt(squares / dim + 1e-6);
+          }
+        }
+        for (int i = 0; i < rotary / 2; ++i) {
+          const double c = angles.host[position.host[t] * rotary + i];
+          const double s = angles.host[position.host[t] * rotary + rotary / 2 + i];
+          const double a = x[i], b = x[i + rotary / 2];
+          x[i] = a * c - b * s, x[i + rotary / 2] = b * c + a * s;
+        }
+      }
+      const int s = slot.host[t];
+      if (h >= heads && s < 0) continue;
+      const int kv = h < heads + kv_heads ? h - heads : h - heads - kv_heads;
+      for (int d = 0; d < dim; ++d) {
+        const int64_t at =
+            ((int64_t{s} / block_size * kv_heads + kv) * block_size + s % block_size) * dim + d;
+        error.add(host_float(h < heads ? q.host[(t * heads + h) * dim + d]
+                                       : (h < heads + kv_heads ? key : value).host[at]),
+                  x[d]);
+        written += h >= heads && h < heads + kv_heads;
+      }
+    }
+  }
+  int64_t finite = 0;
+  for (T x : key.host) finite += std::isfinite(host_float(x));
+  report(std::string("rope ") + dtype_name(p.dtype) + " T " + std::to_string(tokens) + " heads " +
+             std::to_string(heads) + "/" + std::to_string(kv_heads) + " D " + std::to_string(dim) +
+             "/" + std::to_string(rotary) + (norms ? " norms" : "") +
+             (finite == written ? "" : " STRAY WRITES"),
+         finite == written ? error.value() : 1.0, tolerance<T>());
+}
+
+struct Draw {
+  float temperature;
+  int top_k;
+  float top_p, min_p;
+};
+
+// Whether `token` is what the definition draws, up to `slack` of the kept mass.
+bool is_drawn(const float* logits, int vocab, const Draw& d, float u, int token, double slack) {
+  std::vector<int> order(vocab);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return logits[a] > logits[b]; });
+  if (d.temperature == 0 || d.top_k == 1) return token == order[0];
+  const float top = logits[order[0]];
+  int kept = 0;
+  std::vector<double> end;
+  double mass = 0;
+  const int limit = d.top_k > 0 ? std::min(d.top_k, vocab) : vocab;
+  for (; kept < limit; ++kept) {
+    const float x = (logits[order[kept]] - top) / d.temperature;
+    if (logits[order[kept]] == -INFINITY) break;
+    if (d.min_p > 0 && -x > -std::log(d.min_p)) break;
+    mass += std::exp(x);
+    end.push_back(mass);
+  }
+  double nucleus = mass;
+  if (d.top_p < 1) {
+    const double target = d.top_p * mass;
+    nucleus = *std::lower_bound(end.begin(), end.end(), target);
+  }
+  const double target = u * nucleus;
+  for (size_t i = 0; i < end.size(); ++i) {
+    if (order[i] == token) {
+      const double begin = i ? end[i - 1] : 0;
+      // A nucleus border decided by rounding moves the target by up to one token's weight * u.
+      return end[i] > target - slack * mass && begin <= target + slack * mass;
+    }
+  }
+  return false;
+}
+
+enum Kind { kNormal, kPeaked, kFlat, kEqual, kCoarse };
+const char* kKindNames[] = {"normal", "peaked", "flat", "equal", "coarse"};
+
+void fill_logits(std::vector<float>& x, int vocab, Kind kind) {
+  std::normal_distribution<float> normal(0.f, 1.f);
+  for (size_t i = 0; i < x.size(); ++i) {
+    const float g = normal(rng);
+    x[i] = kind == kNormal   ? 3 * g
+           : kind == kPeaked ? g + (rng() % 50 == 0 ? 12 + 4 * g : 0)
+           : kind == kFlat   ? 1e-3f * g
+           : kind == kEqual  ? 1.5f
+                             : std::round(2 * g);
+    if (vocab > 100 && kind == kNormal && i % 97 == 5) x[i] = -INFINITY;
+    if (vocab > 100 && kind == kPeaked && i % 101 == 7) x[i] = -3e38f;
+  }
+}
+
+void check_sample(int rows, int vocab, Kind kind, const Draw& d) {
+  Buffer<float> logits(size_t(rows) * vocab), temperature(rows), top_p(rows), min_p(rows);
+  Buffer<int32_t> top_k(rows), tokens(rows);
+  Buffer<int64_t> seeds(rows), offsets(rows);
+  fill_logits(logits.host, vocab, kind);
+  if (vocab > 5) logits.host[3] = logits.host[1];
+  for (int r = 0; r < rows; ++r) {
+    temperature.host[r] = d.temperature, top_k.host[r] = d.top_k, top_p.host[r] = d.top_p;
+    min_p.host[r] = d.min_p;
+    seeds.host[r] = int64_t(rng()) << 20 ^ rng(), offsets.host[r] = r * 7 + 1;
+  }
+  logits.upload(), temperature.upload(), top_p.upload(), min_p.upload(), top_k.upload();
+  seeds.upload(), offsets.upload();
+  SampleParams p;
+  p.logits = logits.device, p.temperature = temperature.device, p.top_k = top_k.device;
+  p.top_p = top_p.device, p.seeds = seeds.device, p.offsets = offsets.device;
+  p.token_ids = tokens.device, p.num_rows = rows, p.vocab_size = vocab;
+  must(cuda::sample(p, d.min_p > 0 ? min_p.device : nullptr, {nullptr, true}));
+  CHECK(cudaDeviceSynchronize());
+  tokens.download();
+  const std::vector<int32_t> once = tokens.host;
+  must(cuda::sample(p, d.min_p > 0 ? min_p.device : nullptr, {nullptr, true}));
+  CHECK(cudaDeviceSynchronize());
+  tokens.download();
+  int wrong = 0, differ = 0, rounded = 0;
+#pragma omp parallel for reduction(+ : wrong, rounded)
+  for (int r = 0; r < rows; ++r) {
+    const float u = philox_uniform(seeds.host[r], offsets.host[r]);
+    const float* row = &logits.host[size_t(r) * vocab];
+    const bool close = is_drawn(row, vocab, d, u, once[r], 1e-6);
+    rounded += close && !is_drawn(row, vocab, d, u, once[r], 0);
+    wrong += !close;
+  }
+  for (int r = 0; r < rows; ++r) differ += once[r] != tokens.host[r];
+  char name[160];
+  std::snprintf(name, sizeof name,
+                "sample %3d x %6d %-6s T %.3g k %d p %.2f min_p %.2f%s (%d by rounding)", rows,
+                vocab, kKindNames[kind], d.temperature, d.top_k, d.top_p, d.min_p,
+                differ ? " NOT REPEATABLE" : "", rounded);
+  report(name, wrong + differ, 0.5);
+}
+
+void check_all(bool small) {
+  auto each = [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    for (int hidden : {896, 4096, 5120, 100, 77}) {
+      check_rms_norm<T>(small ? 2 : 5, hidden, true);
+      check_rms_norm<T>(3, hidden, false);
+      check_gather<T>(9, hidden);
+      check_silu_mul<T>(3, hidden);
+    }
+    if (!small) check_rms_norm<T>(300, 8192, true);
+    if (!small) check_rms_norm<T>(2, 40000, true);
+    check_rope<T>(5, 4, 2, 64, 64, 16, false);
+    check_rope<T>(19, 14, 2, 64, 64, 32, true);
+    check_rope<T>(9, 8, 1, 80, 80, 16, false);
+    check_rope<T>(9, 8, 8, 80, 20, 16, true);
+    check_rope<T>(9, 8, 2, 96, 96, 64, true);
+    check_rope<T>(9, 32, 8, 128, 128, 128, true);
+    check_rope<T>(9, 4, 1, 256, 128, 64, true);
+    if (!small) check_rope<T>(600, 32, 8, 128, 128, 64, false);
+  };
+  each(static_cast<float*>(nullptr));
+  each(static_cast<__nv_bfloat16*>(nullptr));
+  each(static_cast<__half*>(nullptr));
+  const Draw draws[] = {{0, 0, 1, 0},          {1, 1, 1, 0},         {1, 0, 1, 0},
+                        {0.7f, 50, 0.9f, 0},   {1, 0, 0.9f, 0},      {1, 3, 1, 0},
+                        {1.3f, 1000, 0.5f, 0}, {1, 0, 0.95f, 0.05f}, {1, 0, 0, 0},
+                        {0.01f, 0, 0.9f, 0},   {50, 20000, 0.8f, 0}};
+  for (const Draw& d : draws) {
+    for (int vocab : {1, 2, 5, 1000, 32000, 128256}) {
+      if (small && vocab > 1000) continue;
+      for (Kind kind : {kNormal, kPeaked, kFlat, kEqual, kCoarse}) {
+        if (vocab > 100000 && kind == kCoarse) continue;
+        check_sample(vocab > 1000 ? 6 : 20, vocab, kind, d);
+      }
+    }
+    if (!small) check_sample(150, 32000, kNormal, d);
+    if (!small) check_sample(600, 4001, kPeaked, d);
+  }
+  std::printf("%d failures\n", failures);
+}
+
+// Microseconds per call: 8 calls in a graph, median of replays.
+double time_calls(const std::function<void(int, cudaStream_t)>& call, int calls = 8) {
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  CHECK(cudaStreamCreate(&stream));
+  CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+  for (int i = 0; i < calls; ++i) call(i, stream);
+  CHECK(cudaStreamEndCapture(stream, &graph));
+  CHECK(cudaGraphInstantiate(&exec, graph, 0));
+  cudaEvent_t begin, end;
+  CHECK(cudaEventCreate(&begin));
+  CHECK(cudaEventCreate(&end));
+  std::vector<float> times;
+  for (int i = 0; i < 14; ++i) {
+    CHECK(cudaEventRecord(begin, stream));
+    CHECK(cudaGraphLaunch(exec, stream));
+    CHECK(cudaEventRecord(end, stream));
+    CHECK(cudaEventSynchronize(end));
+    float ms;
+    CHECK(cudaEventElapsedTime(&ms, begin, end));
+    if (i >= 4) times.push_back(ms * 1000.f / calls);
+  }
+  CHECK(cudaGraphExecDestroy(exec));
+  CHECK(cudaGraphDestroy(graph));
+  CHECK(cudaStreamDestroy(stream));
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+void bench_all() {
+  using T = __nv_bfloat16;
+  const DType dtype = DType::kBFloat16;
+  for (int tokens : {1, 32, 128, 8192}) {
+    const int hidden = 4096, inner = 14336, heads = 32, kv = 8, dim = 128;
+    const int copies = tokens > 1000 ? 3 : 8;
+    Buffer<T> x(size_t(copies) * tokens * hidden), w(hidden), r(size_t(copies) * tokens * hidden);
+    Buffer<T> out(tokens * hidden), gate_up(size_t(copies) * tokens * 2 * inner),
+        act(size_t(tokens) * inner);
+    Buffer<T> qkv(size_t(copies) * tokens * 6144), q(tokens * 4096);
+    Buffer<T> key(size_t(8192 + 64) * kv * dim), value(key.host.size());
+    Buffer<int32_t> position(tokens), slot(tokens), ids(tokens);
+    Buffer<float> angles(8192 * dim);
+    for (int t = 0; t < tokens; ++t) position.host[t] = slot.host[t] = t, ids.host[t] = t;
+    position.upload(), slot.upload(), ids.upload();
+    for (void* p : {(void*)x.device, (void*)r.device})
+      CHECK(cudaMemset(p, 0x3c, x.host.size() * 2));
+    double us = time_calls([&](int i, cudaStream_t s) {
+      const size_t at = size_t(i % copies) * tokens * hidden;
+      must(cuda::rms_norm({x.device + at, w.device, r.device + at, out.device, r.device + at,
+                           tokens, hidden, 1e-5f, dtype},
+                          {s, true}));
+    });
+    std::printf("rms_norm + residual %5d x 4096: %7.2f us %.2f TB/s\n", tokens, us,
+                8.0 * tokens * hidden / us / 1e6);
+    us = time_calls([&](int i, cudaStream_t s) {
+      must(cuda::silu_mul({gate_up.device + size_t(i % copies) * tokens * 2 * inner, act.device,
+                           tokens, inner, dtype},
+                          {s, true}));
+    });
+    std::printf("silu_mul            %5d x 14336: %6.2f us %.2f TB/s\n", tokens, us,
+                6.0 * tokens * inner / us / 1e6);
+    us = time_calls([&](int i, cudaStream_t s) {
+      RopeAndCacheWriteParams p;
+      p.dtype = dtype;
+      p.qkv = qkv.device + size_t(i % copies) * tokens * 6144;
+      p.positions = position.device, p.slot_mapping = slot.device, p.rope_cache = angles.device;
+      p.cache = {key.device, value.device, 8192 / 64, 64};
+      p.q_out = q.device;
+      p.num_tokens = tokens, p.num_heads = heads, p.num_kv_heads = kv, p.head_dim = dim;
+      p.rotary_dim = dim, p.num_positions = 8192;
+      must(cuda::rope_and_cache_write(p, {s, true}));
+    });
+    std::printf("rope + cache write  %5d x 6144: %7.2f us %.2f TB/s\n", tokens, us,
+                4.0 * tokens * 6144 / us / 1e6);
+    us = time_calls([&](int i, cudaStream_t s) {
+      must(cuda::embedding({ids.device, x.device + size_t(i % copies) * tokens * hidden, out.device,
+                            tokens, tokens, hidden, false, dtype},
+                           {s, true}));
+    });
+    std::printf("embedding           %5d x 4096: %7.2f us %.2f TB/s\n", tokens, us,
+                4.0 * tokens * hidden / us / 1e6);
+  }
+  const int vocab = 128256;
+  for (Kind kind : {kNormal, kPeaked}) {
+    for (int rows : {1, 8, 32, 64, 128, 256}) {
+      Buffer<float> logits(size_t(rows) * vocab), temperature(rows), top_p(rows);
+      Buffer<int32_t> top_k(rows), tokens(rows);
+      Buffer<int64_t> seeds(rows), offsets(rows);
+      std::vector<float> one(vocab * 4);
+      fill_logits(one, vocab, kind);
+      for (int r = 0; r < rows; ++r)
+        std::copy_n(&one[r % 4 * vocab], vocab, &logits.host[size_t(r) * vocab]);
+      logits.upload();
+      std::printf("sample %-6s %3d x 128256:", kKindNames[kind], rows);
+      for (const Draw& d :
+           {Draw{0, 0, 1, 0}, Draw{1, 0, 1, 0}, Draw{1, 0, 0.9f, 0}, Draw{0.7f, 50, 0.9f, 0}}) {
+        for (int r = 0; r < rows; ++r) {
+          temperature.host[r] = d.temperature, top_k.host[r] = d.top_k, top_p.host[r] = d.top_p;
+          seeds.host[r] = r, offsets.host[r] = r;
+        }
+        temperature.upload(), top_p.upload(), top_k.upload(), seeds.upload(), offsets.upload();
+        SampleParams p;
+        p.logits = logits.device, p.temperature = temperature.device, p.top_k = top_k.device;
+        p.top_p = top_p.device, p.seeds = seeds.device, p.offsets = offsets.device;
+        p.token_ids = tokens.device, p.num_rows = rows, p.vocab_size = vocab;
+        const double us =
+            time_calls([&](int, cudaStream_t s) { must(cuda::sample(p, nullptr, {s, true})); });
+        std::printf("  T %.1f k %2d p %.1f %7.2f us", d.temperature, d.top_k, d.top_p, us);
+      }
+      std::printf("\n");
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string mode = argc > 1 ? argv[1] : "check";
+  if (mode == "bench") {
+    bench_all();
+  } else {
+    check_all(mode == "small");
+  }
+  return failures != 0;
+}

@@ -1,0 +1,347 @@
+// What every CUDA kernel here shares: launching (with programmatic dependent launch), 16-byte
+// accesses, asynchronous copies, matrix instructions, and conversions between element types.
+//
+// Architectures: compiles for sm_75 and later. Wrappers of newer instructions exist everywhere and
+// trap when executed on an architecture without them, so that one kernel source compiles for all;
+// whoever launches a kernel checks the device first.
+//
+// Programmatic dependent launch (PDL), the contract between kernels of a stream
+//  * A kernel launched with `LaunchConfig::pdl` may start before the one ahead of it has finished.
+//    Every thread calls pdl_wait() before it touches anything that an earlier kernel writes, and
+//    before it writes anything at all (an earlier kernel may still read it). Only constants, that
+//    is weights and tables, may be read ahead of pdl_wait().
+//  * pdl_trigger() says that the next kernel may start to be scheduled. It promises nothing about
+//    data: pdl_wait() waits for the whole previous grid to finish, and its writes are then visible.
+//    Call it first thing: a dependent block that waits costs only its shared memory and registers.
+//  * A kernel that is launched without the attribute needs neither, and is always safe.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "regatta/types.h"
+
+namespace regatta::cuda {
+
+constexpr int kWarp = 32;
+
+// ---------------------------------------------------------------------------------------- host
+
+inline Status cuda_status(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return {};
+  return Status::error(std::string(what) + ": " + cudaGetErrorName(error) + ": " +
+                       cudaGetErrorString(error));
+}
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+struct LaunchConfig {
+  dim3 grid{1, 1, 1};
+  dim3 block{1, 1, 1};
+  size_t shared_bytes = 0;  // dynamic
+  cudaStream_t stream = nullptr;
+  bool pdl = false;        // the kernel keeps the contract above (sm_90 and later; else ignored)
+  unsigned cluster_x = 1;  // blocks per cluster, along grid.x (sm_90 and later)
+};
+
+// Launches kernel(args...). Raises the kernel's shared-memory limit when it asks for more than the
+// 48 KB that need no opt-in.
+template <class... Params, class... Args>
+Status launch(void (*kernel)(Params...), const LaunchConfig& config, const char* name,
+              Args&&... args) {
+  if (config.shared_bytes > 48 * 1024) {
+    const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                   static_cast<int>(config.shared_bytes));
+    if (error != cudaSuccess) return cuda_status(error, name);
+  }
+  cudaLaunchConfig_t launch_config = {};
+  launch_config.gridDim = config.grid;
+  launch_config.blockDim = config.block;
+  launch_config.dynamicSmemBytes = config.shared_bytes;
+  launch_config.stream = config.stream;
+  cudaLaunchAttribute attributes[2];
+  unsigned count = 0;
+  if (config.pdl) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (config.cluster_x > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count].val.clusterDim.x = config.cluster_x;
+    attributes[count].val.clusterDim.y = 1;
+    attributes[count++].val.clusterDim.z = 1;
+  }
+  launch_config.attrs = attributes;
+  launch_config.numAttrs = count;
+  return cuda_status(
+      cudaLaunchKernelEx(&launch_config, kernel, static_cast<Params>(std::forward<Args>(args))...),
+      name);
+}
+
+// Calls f with a null pointer of the element type: [&](auto* t) { using T = ...; return ...; }.
+template <class F>
+Status dispatch_dtype(DType dtype, const char* name, F&& f) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return f(static_cast<float*>(nullptr));
+    case DType::kBFloat16:
+      return f(static_cast<__nv_bfloat16*>(nullptr));
+    case DType::kFloat16:
+      return f(static_cast<__half*>(nullptr));
+    default:
+      return Status::error(std::string(name) + ": dtype " + dtype_name(dtype) +
+                           " is not supported (allowed: float32, bfloat16, float16)");
+  }
+}
+
+// --------------------------------------------------------------------------- dependent launches
+
+__device__ __forceinline__ void pdl_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void pdl_trigger() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+__device__ __forceinline__ void wrong_architecture() { asm volatile("trap;"); }
+
+// ------------------------------------------------------------------------------- element types
+
+// Traits<T>: conversions, and the pair type that packed arithmetic uses.
+template <class T>
+struct Traits;
+
+template <>
+struct Traits<float> {
+  using Pair = float2;
+  static constexpr DType dtype = DType::kFloat32;
+  static __device__ __forceinline__ float to_float(float x) { return x; }
+  static __device__ __forceinline__ float from_float(float x) { return x; }
+  static __device__ __forceinline__ float2 to_float2(Pair x) { return x; }
+  static __device__ __forceinline__ Pair from_float2(float2 x) { return x; }
+};
+
+template <>
+struct Traits<__nv_bfloat16> {
+  using Pair = __nv_bfloat162;
+  static constexpr DType dtype = DType::kBFloat16;
+  static __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+  static __device__ __forceinline__ __nv_bfloat16 from_float(float x) {
+    return __float2bfloat16_rn(x);
+  }
+  static __device__ __forceinline__ float2 to_float2(Pair x) { return __bfloat1622float2(x); }
+  static __device__ __forceinline__ Pair from_float2(float2 x) { return __float22bfloat162_rn(x); }
+};
+
+template <>
+struct Traits<__half> {
+  using Pair = __half2;
+  static constexpr DType dtype = DType::kFloat16;
+  static __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+  static __device__ __forceinline__ __half from_float(float x) { return __float2half_rn(x); }
+  static __device__ __forceinline__ float2 to_float2(Pair x) { return __half22float2(x); }
+  static __device__ __forceinline__ Pair from_float2(float2 x) { return __float22half2_rn(x); }
+};
+
+// Sixteen bytes of T: 4 floats or 8 halves. Element i is v[i].
+template <class T>
+struct alignas(16) Vec16 {
+  static constexpr int kSize = 16 / static_cast<int>(sizeof(T));
+  T v[kSize];
+  __device__ __forceinline__ float get(int i) const { return Traits<T>::to_float(v[i]); }
+  __device__ __forceinline__ void set(int i, float x) { v[i] = Traits<T>::from_float(x); }
+};
+
+template <class To, class From>
+__device__ __forceinline__ To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+// --------------------------------------------------------------------------- 16-byte accesses
+
+// p is aligned to 16 bytes in all of these.
+template <class T>
+__device__ __forceinline__ Vec16<T> load16(const T* p) {
+  return bit_cast<Vec16<T>>(*reinterpret_cast<const uint4*>(p));
+}
+
+// Policy word for load16_once: first to leave L2, so that what is read once does not push out what
+// is read again. (Copies of Hopper's take the same word.)
+__device__ __forceinline__ uint64_t policy_evict_first() {
+  uint64_t policy = 0;
+#if __CUDA_ARCH__ >= 800
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
+  return policy;
+}
+
+// Read-only for the whole kernel, and read once (weights): stays out of L1.
+template <class T>
+__device__ __forceinline__ Vec16<T> load16_once(const T* p, uint64_t policy) {
+  uint4 x;
+#if __CUDA_ARCH__ >= 800
+  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(p), "l"(policy));
+#else
+  x = __ldcs(reinterpret_cast<const uint4*>(p));
+#endif
+  return bit_cast<Vec16<T>>(x);
+}
+
+template <class T>
+__device__ __forceinline__ void store16(T* p, const Vec16<T>& x) {
+  *reinterpret_cast<uint4*>(p) = bit_cast<uint4>(x);
+}
+
+// --------------------------------------------------------------------- warp and block reductions
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int o = kWarp / 2; o > 0; o /= 2) x += __shfl_xor_sync(~0u, x, o);
+  return x;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+  for (int o = kWarp / 2; o > 0; o /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, o));
+  return x;
+}
+
+// Sum over the block, in every thread, in an order that depends on nothing. `scratch`: one float
+// per warp in shared memory, free for reuse after the next __syncthreads().
+__device__ __forceinline__ float block_sum(float x, float* scratch) {
+  x = warp_sum(x);
+  const int warps = (blockDim.x + kWarp - 1) / kWarp;
+  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = x;
+  __syncthreads();
+  float total = 0.f;
+  for (int w = 0; w < warps; ++w) total += scratch[w];
+  return total;
+}
+
+// ------------------------------------------------------------------ cp.async (sm_80 and later)
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// Copies `bytes` (0..16) from global to shared and zero-fills the rest of the 16. The source is
+// not touched when bytes is 0, but must still be a valid address of the same allocation.
+__device__ __forceinline__ void cp_async16(void* shared, const void* global, int bytes = 16) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile(
+      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+      "l"(global), "r"(bytes)
+      : "memory");
+#else
+  uint4 x = make_uint4(0, 0, 0, 0);
+  if (bytes == 16) {
+    x = *static_cast<const uint4*>(global);
+  } else {
+    char* to = reinterpret_cast<char*>(&x);
+    for (int i = 0; i < bytes; ++i) to[i] = static_cast<const char*>(global)[i];
+  }
+  *static_cast<uint4*>(shared) = x;
+#endif
+}
+
+__device__ __forceinline__ void cp_async_commit() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until at most `kPending` of this thread's groups are unfinished.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+// --------------------------------------------------- mma.sync (fp16: sm_75, bf16: sm_80 and later)
+
+// Four 8x8 tiles of 16-bit elements; lane l passes the address of row l % 8 of tile l / 8.
+__device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], const void* shared_row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(shared_row))
+               : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix4_trans(uint32_t (&r)[4], const void* shared_row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(shared_row))
+               : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix2(uint32_t (&r)[2], const void* shared_row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(shared_address(shared_row))
+               : "memory");
+}
+
+// d[16,8] += a[16,16] b[16,8]. Lane l holds, with g = l / 4 and c = 2 * (l % 4):
+//   d: (g, c), (g, c+1), (g+8, c), (g+8, c+1)
+//   a: pairs at (g, c), (g+8, c), (g, c+8), (g+8, c+8)     b: pairs at rows c, c+8 of column g
+template <class T>
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1);
+
+template <>
+__device__ __forceinline__ void mma_m16n8k16<__nv_bfloat16>(float (&d)[4], const uint32_t (&a)[4],
+                                                            uint32_t b0, uint32_t b1) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+  wrong_architecture();
+#endif
+}
+
+template <>
+__device__ __forceinline__ void mma_m16n8k16<__half>(float (&d)[4], const uint32_t (&a)[4],
+                                                     uint32_t b0, uint32_t b1) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b0));
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[2]), "r"(a[3]), "r"(b1));
+#endif
+}
+
+}  // namespace regatta::cuda

@@ -1,0 +1,77 @@
+// The candidates for a product of activations and weights, best first, and the choice among them.
+#include <cstring>
+
+#include "common.cuh"
+#include "regatta/gemm.h"
+
+namespace regatta::cuda {
+namespace {
+
+struct Candidate {
+  const char* name;
+  int min_arch, max_arch;      // compute capability * 10
+  int64_t min_rows, max_rows;  // where it is the best choice; ignored when forced
+  const char* (*refuses)(const GemmParams&);
+  Status (*run)(const GemmParams&, const GemmResources&, CUstream_st*);
+};
+
+constexpr int64_t kAny = int64_t{1} << 62;
+
+// Rows: measured on an H200, see gemm_sm90.cu and gemm_stream.cu. `stream` serves Hopper's single
+// rows and the small batches of other architectures; beyond, its blocks re-read the weights.
+constexpr Candidate kCandidates[] = {
+    {"gemv", 80, 999, 1, 1, gemm_stream_refuses,
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
+       return gemm_stream(p, false, s);
+     }},
+    {"sm90", 90, 90, 1, 128, gemm_sm90_refuses,
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_sm90(p, s); }},
+    {"stream", 80, 999, 1, 32, gemm_stream_refuses,
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
+       return gemm_stream(p, true, s);
+     }},
+    {"blas", 75, 999, 1, kAny, gemm_blas_refuses, gemm_blas},
+    {"sm90", 90, 90, 1, kAny, gemm_sm90_refuses,
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_sm90(p, s); }},
+    {"stream", 80, 999, 1, kAny, gemm_stream_refuses,
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
+       return gemm_stream(p, true, s);
+     }},
+    {"generic", 75, 999, 1, kAny, gemm_generic_refuses,
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_generic(p, s); }},
+};
+
+}  // namespace
+
+Status gemm(const GemmParams& p, const GemmResources& resources, const char* force,
+            CUstream_st* stream) {
+  if (p.num_rows == 0) return {};
+  int device = 0, major = 0, minor = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  const int arch = major * 10 + minor;
+  std::string reasons;
+  for (const Candidate& c : kCandidates) {
+    const char* reason = nullptr;
+    if (force != nullptr && std::strcmp(force, c.name) != 0) {
+      reason = "not the forced one";
+    } else if (arch < c.min_arch || arch > c.max_arch) {
+      reason = "not for this architecture";
+    } else if (force == nullptr && (p.num_rows < c.min_rows || p.num_rows > c.max_rows)) {
+      reason = "not for this number of rows";
+    } else if (c.run == gemm_blas && resources.blas == nullptr) {
+      reason = "no cuBLASLt handle";
+    } else {
+      reason = c.refuses(p);
+    }
+    if (reason == nullptr) return c.run(p, resources, stream);
+    reasons += std::string(reasons.empty() ? "" : "; ") + c.name + ": " + reason;
+  }
+  return Status::error("gemm: no kernel for M " + std::to_string(p.num_rows) + ", N " +
+                       std::to_string(p.out_features) + ", K " + std::to_string(p.in_features) +
+                       ", " + dtype_name(p.dtype) + " on sm_" + std::to_string(arch) + " (" +
+                       reasons + ")");
+}
+
+}  // namespace regatta::cuda

@@ -1,0 +1,134 @@
+// What follows a product of activations and weights: row scale, bias, gate, residual, rounding.
+//
+// Shared by the GEMM kernels, which differ in how they come to the sums. A thread finishes eight
+// adjacent outputs of one token, so that it reads and writes 16 bytes at a time.
+#pragma once
+
+#include "common.cuh"
+#include "hopper.cuh"
+#include "regatta/gemm.h"
+
+namespace regatta::cuda {
+
+// GemmParams, as kernels take it.
+struct Epilogue {
+  const void* bias;
+  const void* residual;
+  const float* sumsq;
+  void* out;
+  float* sumsq_out;
+  int out_features, num_sumsq, sumsq_columns;
+  float inverse_width, epsilon;
+  bool gated, float_out;
+  bool vector_out;  // rows of out and residual are aligned to 16 bytes
+};
+
+inline Epilogue make_epilogue(const GemmParams& p) {
+  Epilogue e = {};
+  e.bias = p.bias;
+  e.residual = p.residual;
+  e.sumsq = p.sumsq;
+  e.out = p.out;
+  e.sumsq_out = p.sumsq_out;
+  e.out_features = static_cast<int>(p.out_features);
+  e.sumsq_columns = static_cast<int>(gemm_sumsq_columns(p.num_rows));
+  e.num_sumsq = static_cast<int>(p.num_sumsq);
+  e.inverse_width = 1.f / static_cast<float>(p.in_features);
+  e.epsilon = p.epsilon;
+  e.gated = p.gated;
+  e.float_out = p.out_dtype == DType::kFloat32;
+  const int64_t width = p.gated ? p.out_features / 2 : p.out_features;
+  e.vector_out = width % 8 == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0 &&
+                 reinterpret_cast<uintptr_t>(p.residual) % 16 == 0;
+  return e;
+}
+
+// Loads bypass L1 (ld.cg): within one launch, other multiprocessors may have written these values.
+template <class T>
+__device__ __forceinline__ Vec16<T> load16_l2(const T* p) {
+  return bit_cast<Vec16<T>>(__ldcg(reinterpret_cast<const uint4*>(p)));
+}
+
+// rsqrt(mean(x^2) + epsilon) of a row, from its partial sums in their order; 1 without them.
+__device__ __forceinline__ float row_scale_of(const Epilogue& p, int64_t row) {
+  if (p.sumsq == nullptr) return 1.f;
+  const float* from = p.sumsq + row * p.num_sumsq;
+  float sum = 0.f;
+  if (p.num_sumsq % 4 == 0) {
+#pragma unroll 8
+    for (int i = 0; i < p.num_sumsq; i += 4) {
+      const float4 v = __ldcg(reinterpret_cast<const float4*>(from + i));
+      sum += (v.x + v.y) + (v.z + v.w);
+    }
+  } else {
+    for (int i = 0; i < p.num_sumsq; ++i) sum += __ldcg(from + i);
+  }
+  return rsqrtf(sum * p.inverse_width + p.epsilon);
+}
+
+// Eight outputs of token t: n0 .. n0+7. v: their products; gated: eight gates, then eight ups.
+template <class T>
+__device__ __forceinline__ float finish(const Epilogue& p, const float* v, float scale, int64_t t,
+                                        int n0, int width) {
+  const T* bias = static_cast<const T*>(p.bias);
+  float y[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    y[i] = v[i] * scale;
+    const bool inside = n0 + i < width;
+    if (bias != nullptr && inside) y[i] += Traits<T>::to_float(bias[n0 + i]);
+    if (p.gated) {
+      float up = v[8 + i] * scale;
+      if (bias != nullptr && inside) up += Traits<T>::to_float(bias[width + n0 + i]);
+      y[i] = y[i] / (1.f + __expf(-y[i])) * up;
+    }
+  }
+  const int64_t offset = t * width + n0;
+  const bool whole = sizeof(T) == 2 && p.vector_out && n0 + 8 <= width;
+  if (p.residual != nullptr) {
+    const T* residual = static_cast<const T*>(p.residual) + offset;
+    if (whole) {
+      if constexpr (sizeof(T) == 2) {
+        const Vec16<T> r = load16_l2(residual);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) y[i] += r.get(i);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (n0 + i < width) y[i] += Traits<T>::to_float(__ldcg(residual + i));
+      }
+    }
+  }
+  float squares = 0.f;
+  if (p.float_out) {
+    float* out = static_cast<float*>(p.out) + offset;
+    if (whole) {
+      *reinterpret_cast<float4*>(out) = make_float4(y[0], y[1], y[2], y[3]);
+      *reinterpret_cast<float4*>(out + 4) = make_float4(y[4], y[5], y[6], y[7]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (n0 + i < width) {
+        if (!whole) out[i] = y[i];
+        squares += y[i] * y[i];
+      }
+    }
+  } else if constexpr (sizeof(T) == 2) {
+    T* out = static_cast<T*>(p.out) + offset;
+    Vec16<T> r;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) r.set(i, y[i]);
+    if (whole) store16(out, r);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (n0 + i < width) {
+        if (!whole) out[i] = r.v[i];
+        squares += r.get(i) * r.get(i);
+      }
+    }
+  }
+  return squares;
+}
+
+}  // namespace regatta::cuda

@@ -1,0 +1,113 @@
+// residual_out = x + residual;  out = residual_out / rms(residual_out) * weight.
+//
+// Architectures: all; float32, bf16, fp16. One block per row. The row stays in registers between
+// the two passes when it fits (16 bytes x kMaxUnits per thread); longer or odd rows are read again.
+// Bound: bytes, 2 to 4 rows per token.
+// H200, bf16, 4096 with residual: 2.9 us for 1 token, 3.7 for 128, 118 for 8192 (2.3 of 4.26 TB/s).
+// Loading all units before the first store spilled registers and was slower (176 us).
+#include <algorithm>
+
+#include "common.cuh"
+#include "regatta/cuda_ops.h"
+
+namespace regatta::cuda {
+namespace {
+
+constexpr int kMaxUnits = 4;  // 1024 threads x 4 x 8 = 32768 bf16 columns
+
+template <class T>
+__global__ void __launch_bounds__(1024)
+    rms_norm_kernel(const T* x, const T* weight, const T* residual, T* out, T* residual_out,
+                    int hidden_size, float epsilon) {
+  constexpr int kUnit = Vec16<T>::kSize;
+  __shared__ float scratch[32];
+  const int num_units = hidden_size / kUnit;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * hidden_size;
+  pdl_trigger();
+  Vec16<T> w[kMaxUnits], v[kMaxUnits];
+#pragma unroll
+  for (int k = 0; k < kMaxUnits; ++k) {  // a constant: ahead of the wait
+    const int unit = threadIdx.x + k * blockDim.x;
+    if (unit < num_units) w[k] = load16(weight + unit * kUnit);
+  }
+  pdl_wait();
+  float sum = 0.f;
+#pragma unroll
+  for (int k = 0; k < kMaxUnits; ++k) {
+    const int unit = threadIdx.x + k * blockDim.x;
+    if (unit < num_units) {
+      v[k] = load16(x + row + unit * kUnit);
+      if (residual != nullptr) {
+        const Vec16<T> r = load16(residual + row + unit * kUnit);
+#pragma unroll
+        for (int e = 0; e < kUnit; ++e) v[k].set(e, v[k].get(e) + r.get(e));
+      }
+      if (residual_out != nullptr) store16(residual_out + row + unit * kUnit, v[k]);
+#pragma unroll
+      for (int e = 0; e < kUnit; ++e) sum = fmaf(v[k].get(e), v[k].get(e), sum);
+    }
+  }
+  const float scale = rsqrtf(block_sum(sum, scratch) / hidden_size + epsilon);
+#pragma unroll
+  for (int k = 0; k < kMaxUnits; ++k) {
+    const int unit = threadIdx.x + k * blockDim.x;
+    if (unit < num_units) {
+      Vec16<T> y;
+#pragma unroll
+      for (int e = 0; e < kUnit; ++e) y.set(e, v[k].get(e) * scale * w[k].get(e));
+      store16(out + row + unit * kUnit, y);
+    }
+  }
+}
+
+// Any size; reads x and residual twice.
+template <class T>
+__global__ void __launch_bounds__(1024)
+    rms_norm_any_kernel(const T* x, const T* weight, const T* residual, T* out, T* residual_out,
+                        int hidden_size, float epsilon) {
+  __shared__ float scratch[32];
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * hidden_size;
+  pdl_trigger();
+  pdl_wait();
+  auto value = [&](int i) {
+    const float a = Traits<T>::to_float(x[row + i]);
+    if (residual == nullptr) return a;
+    return Traits<T>::to_float(Traits<T>::from_float(a + Traits<T>::to_float(residual[row + i])));
+  };
+  float sum = 0.f;
+  for (int i = threadIdx.x; i < hidden_size; i += blockDim.x) sum = fmaf(value(i), value(i), sum);
+  const float scale = rsqrtf(block_sum(sum, scratch) / hidden_size + epsilon);
+  for (int i = threadIdx.x; i < hidden_size; i += blockDim.x) {
+    const float v = value(i);  // before residual_out, which may be the residual itself
+    if (residual_out != nullptr) residual_out[row + i] = Traits<T>::from_float(v);
+    out[row + i] = Traits<T>::from_float(v * scale * Traits<T>::to_float(weight[i]));
+  }
+}
+
+}  // namespace
+
+Status rms_norm(const RmsNormParams& params, const Launch& launch_on) {
+  if (params.num_tokens == 0) return {};
+  return dispatch_dtype(params.dtype, "rms_norm", [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    constexpr int kUnit = Vec16<T>::kSize;
+    const int64_t units = params.hidden_size / kUnit;
+    const bool vector = params.hidden_size % kUnit == 0 && units <= 1024 * kMaxUnits;
+    // Few rows: as many threads as units, for latency. Many rows: two units per thread.
+    const int64_t wanted = params.num_tokens <= 264 ? units : ceil_div(units, 2);
+    LaunchConfig config;
+    config.grid = dim3(static_cast<unsigned>(params.num_tokens));
+    config.block = dim3(static_cast<unsigned>(
+        vector ? std::min<int64_t>(1024, round_up(std::max(wanted, ceil_div(units, kMaxUnits)), 32))
+               : 256));
+    config.stream = launch_on.stream;
+    config.pdl = launch_on.pdl;
+    return launch(vector ? rms_norm_kernel<T> : rms_norm_any_kernel<T>, config, "rms_norm",
+                  static_cast<const T*>(params.x), static_cast<const T*>(params.weight),
+                  static_cast<const T*>(params.residual), static_cast<T*>(params.out),
+                  static_cast<T*>(params.residual_out), static_cast<int>(params.hidden_size),
+                  params.epsilon);
+  });
+}
+
+}  // namespace regatta::cuda

@@ -1,0 +1,656 @@
+// Picks one token per row of logits without sorting the row.
+//
+// Architectures: sm_80 and later (clusters of blocks per row on sm_90). Logits are float32 [L, V].
+// Definition: regatta/sample.h; tokens are taken in descending order of logit, lower index first.
+// Algorithm, per row, by one block or a cluster of blocks that each hold a slice
+//  1. Largest logit and its lowest index (greedy rows end here), smallest finite logit.
+//  2. Histogram over 2048 linear bins of d = (largest - logit) / temperature: counts, and weights
+//     relative to the bin's edge as 24-bit integers, so that sums are exact and do not depend on
+//     the order of atomics. Prefix sums in double tell in which bins the top-k border, the nucleus'
+//     border and the drawn token can lie.
+//  3. Only these bins' tokens (a few hundred of 128k) are gathered, sorted, and resolved exactly.
+//  When too many tokens share those bins (equal logits, say), an exact radix selection over the
+//  bits of the logits replaces 3; it is slower and rare.
+// Source: sort-free sampling by threshold search is FlashInfer's idea (2025); ours is exact, as the
+// CPU twin: the same token for the same seed, up to the rounding of exp().
+// Bound: three reads of the row.
+// H200, vocabulary 128256, us for 1 / 32 / 64 / 128 / 256 rows: greedy 7 / 10 / 11 / 22 / 43,
+// temperature 31 / 44 / 45 / 79 / 155, with top-p 33 / 48 / 48 / 82 / 160, with top-k 50 and top-p
+// 33 / 44 / 45 / 81 / 158. Clusters that do not all fit at once are slower (64 rows in clusters of
+// 8: 157 us).
+#include <algorithm>
+#include <cfloat>
+
+#include "hopper.cuh"
+#include "regatta/cuda_ops.h"
+#include "regatta/philox.h"
+
+namespace regatta::cuda {
+namespace {
+
+constexpr int kThreads = 1024, kWarps = kThreads / kWarp;
+constexpr int kBins = 2 * kThreads;
+constexpr int kMaxCandidates = 4096;
+constexpr float kRange = 40.f;      // weights below e^-40 are counted but weigh nothing
+constexpr float kOne = 16777216.f;  // 2^24: weights of a bin are in (e^-0.02, 1]
+constexpr int kMaxCluster = 8;
+
+struct Shared {
+  uint32_t count[kBins];
+  uint32_t mass_low[kBins], mass_high[kBins];  // sums of weights * 2^24
+  double mass_end[kBins];                      // of all bins up to this one, leader only
+  int count_end[kBins];                        // leader only
+  uint64_t candidates[kMaxCandidates];         // leader only
+  double warp_mass[kWarps];
+  int warp_count[kWarps];
+  uint64_t warp_best[kWarps];
+  float warp_least[kWarps];
+  uint64_t best;  // of the slice
+  float least;
+  int num_candidates;
+  int bin_low[3], bin_high[3];  // what to gather
+  int mode;
+  int found[3];
+  double result[4];
+  uint32_t prefix;
+};
+
+enum Mode : int { kGather, kExact, kFailed };
+
+// The same object in another block of the cluster.
+template <class P>
+__device__ __forceinline__ P* remote(P* local, int rank, int cluster) {
+#ifdef REGATTA_SM90
+  if (cluster > 1) {
+    uint64_t address;
+    asm volatile("mapa.u64 %0, %1, %2;"
+                 : "=l"(address)
+                 : "l"(reinterpret_cast<uint64_t>(local)), "r"(rank));
+    return reinterpret_cast<P*>(address);
+  }
+#endif
+  return local;
+}
+
+__device__ __forceinline__ void row_sync(int cluster) {
+  if (cluster > 1) {
+    cluster_arrive();
+    cluster_wait();
+  } else {
+    __syncthreads();
+  }
+}
+
+// Unsigned order of these words is the order of the floats; NaN (either sign) is given the top.
+__device__ __forceinline__ uint32_t ordered(float x) {
+  if (x != x) return ~0u;
+  const uint32_t bits = __float_as_uint(x + 0.f);  // -0 equals 0
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+__device__ __forceinline__ float from_ordered(uint32_t word) {
+  return __uint_as_float(word & 0x80000000u ? word & 0x7fffffffu : ~word);
+}
+
+// f(logit, index) for every token of the slice [begin, end); begin is a multiple of 4.
+template <class F>
+__device__ __forceinline__ void for_each_logit(const float* row, int begin, int end, bool aligned,
+                                               F&& f) {
+  if (aligned) {
+    constexpr int kAhead = 4;  // 16-byte loads in flight
+    int i = begin + static_cast<int>(threadIdx.x) * 4;
+    const int vector_end = begin + (end - begin) / 4 * 4;
+    for (; i + (kAhead - 1) * kThreads * 4 < vector_end; i += kAhead * kThreads * 4) {
+      float4 x[kAhead];
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        x[a] = *reinterpret_cast<const float4*>(row + i + a * kThreads * 4);
+      }
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        const int at = i + a * kThreads * 4;
+        f(x[a].x, at), f(x[a].y, at + 1), f(x[a].z, at + 2), f(x[a].w, at + 3);
+      }
+    }
+    for (; i < vector_end; i += kThreads * 4) {
+      const float4 x = *reinterpret_cast<const float4*>(row + i);
+      f(x.x, i), f(x.y, i + 1), f(x.z, i + 2), f(x.w, i + 3);
+    }
+    i = vector_end + static_cast<int>(threadIdx.x);
+    if (i < end) f(row[i], i);
+  } else {
+    for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kThreads) f(row[i], i);
+  }
+}
+
+__device__ __forceinline__ void add_mass(uint32_t* low, uint32_t* high, uint32_t x) {
+  const uint32_t old = atomicAdd(low, x);
+  if (old + x < old) atomicAdd(high, 1u);
+}
+
+// Inclusive prefix sums over the block's threads, in a fixed order.
+__device__ __forceinline__ void block_scan(Shared& s, double* mass, int* count) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+#pragma unroll
+  for (int o = 1; o < kWarp; o *= 2) {
+    const double m = __shfl_up_sync(~0u, *mass, o);
+    const int c = __shfl_up_sync(~0u, *count, o);
+    if (lane >= o) *mass += m, *count += c;
+  }
+  if (lane == kWarp - 1) s.warp_mass[warp] = *mass, s.warp_count[warp] = *count;
+  __syncthreads();
+  if (warp == 0) {
+    double m = s.warp_mass[lane];
+    int c = s.warp_count[lane];
+#pragma unroll
+    for (int o = 1; o < kWarp; o *= 2) {
+      const double dm = __shfl_up_sync(~0u, m, o);
+      const int dc = __shfl_up_sync(~0u, c, o);
+      if (lane >= o) m += dm, c += dc;
+    }
+    s.warp_mass[lane] = m;
+    s.warp_count[lane] = c;
+  }
+  __syncthreads();
+  if (warp > 0) *mass += s.warp_mass[warp - 1], *count += s.warp_count[warp - 1];
+  __syncthreads();
+}
+
+// Adds the cluster's histograms into the leader's own arrays, for bins t and t + kThreads.
+__device__ __forceinline__ void gather_histogram(Shared& s, int bin, int cluster, uint64_t* mass,
+                                                 uint32_t* count) {
+  *mass = 0, *count = 0;
+  for (int rank = 0; rank < cluster; ++rank) {
+    *mass += static_cast<uint64_t>(*remote(&s.mass_high[bin], rank, cluster)) << 32;
+    *mass += *remote(&s.mass_low[bin], rank, cluster);
+    *count += *remote(&s.count[bin], rank, cluster);
+  }
+}
+
+struct Row {
+  const float* logits;
+  int begin, end, rank, cluster;
+  bool aligned;
+  float largest, inverse_temperature;
+  float farthest;  // tokens with d > farthest are excluded (min_p)
+
+  __device__ __forceinline__ float distance(float logit) const {
+    return (largest - logit) * inverse_temperature;
+  }
+};
+
+// Result of an exact selection: the token class (logit word), what lies before it, and how many
+// equal tokens of the class belong to the prefix.
+struct Selected {
+  uint32_t word;
+  double mass_before;
+  double weight;  // of one token of the class
+  int count_before, equals;
+};
+
+// Exact radix selection over ordered logits, descending: the first class at which the running count
+// reaches `count_target` (by_count), or the running mass reaches (strict: exceeds) `mass_target`.
+__device__ __noinline__ Selected radix_select(Shared& s, const Row& row, bool by_count,
+                                              int count_target, double mass_target, bool strict) {
+  constexpr int kShifts[3] = {21, 10, 0}, kBits[3] = {11, 11, 10};
+  constexpr double kUnit = 1.0 / (double{kOne} * 65536.0);
+  uint32_t prefix = 0, mask = 0;
+  double mass_before = 0.0;
+  int count_before = 0;
+  for (int level = 0; level < 3; ++level) {
+    for (int b = threadIdx.x; b < kBins; b += kThreads)
+      s.count[b] = s.mass_low[b] = s.mass_high[b] = 0;
+    __syncthreads();
+    const int shift = kShifts[level], last = (1 << kBits[level]) - 1;
+    for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int) {
+      const uint32_t word = ordered(logit);
+      const float d = row.distance(logit);
+      if ((word & mask) != prefix || !(d <= row.farthest) || logit == -INFINITY) return;
+      const int bin = last - static_cast<int>(word >> shift & last);  // descending
+      // 2^40 per unit of weight: 128k weights of 1 stay below 2^57.
+      const uint64_t mass = static_cast<uint64_t>(static_cast<double>(expf(-d)) / kUnit);
+      atomicAdd(&s.count[bin], 1u);
+      add_mass(&s.mass_low[bin], &s.mass_high[bin], static_cast<uint32_t>(mass));
+      if (mass >> 32) atomicAdd(&s.mass_high[bin], static_cast<uint32_t>(mass >> 32));
+    });
+    row_sync(row.cluster);
+    if (row.rank == 0) {
+      const int b0 = 2 * threadIdx.x, b1 = b0 + 1;
+      uint64_t m0, m1;
+      uint32_t c0, c1;
+      gather_histogram(s, b0, row.cluster, &m0, &c0);
+      gather_histogram(s, b1, row.cluster, &m1, &c1);
+      double mass = (m0 + m1) * kUnit;
+      int count = c0 + c1;
+      block_scan(s, &mass, &count);
+      s.mass_end[b1] = mass, s.count_end[b1] = count;
+      s.mass_end[b0] = mass - m1 * kUnit, s.count_end[b0] = count - c1;
+      if (threadIdx.x == 0) s.found[0] = kBins;
+      __syncthreads();
+      for (int b = b0; b <= b1; ++b) {
+        const double m = mass_before + s.mass_end[b];
+        const bool reached = by_count ? count_before + s.count_end[b] >= count_target
+                             : strict ? m > mass_target
+                                      : m >= mass_target;
+        // Rounding may leave a mass target just out of reach: then the last class that holds
+        // tokens.
+        const bool ends = s.count_end[b] == s.count_end[kBins - 1];
+        if ((b == b0 ? c0 : c1) > 0 && (reached || ends)) atomicMin(&s.found[0], b);
+      }
+      __syncthreads();
+      const int bin = s.found[0];
+      if (threadIdx.x == 0) {
+        s.prefix = prefix | static_cast<uint32_t>(last - bin) << shift;
+        s.result[0] = mass_before + (bin > 0 ? s.mass_end[bin - 1] : 0.0);
+        s.found[1] = count_before + (bin > 0 ? s.count_end[bin - 1] : 0);
+        s.found[2] = s.count_end[bin] - (bin > 0 ? s.count_end[bin - 1] : 0);
+      }
+    }
+    row_sync(row.cluster);
+    prefix = *remote(&s.prefix, 0, row.cluster);
+    mass_before = *remote(&s.result[0], 0, row.cluster);
+    count_before = *remote(&s.found[1], 0, row.cluster);
+    mask |= static_cast<uint32_t>(last) << shift;
+    row_sync(row.cluster);
+  }
+  Selected selected;
+  selected.word = prefix;
+  selected.mass_before = mass_before;
+  selected.count_before = count_before;
+  selected.equals = *remote(&s.found[2], 0, row.cluster);
+  selected.weight = static_cast<double>(expf(-row.distance(from_ordered(prefix))));
+  row_sync(row.cluster);
+  return selected;
+}
+
+// Index of the token with this word that has `skip` equal ones before it. The leader reads the row.
+__device__ __noinline__ int find_equal(Shared& s, const Row& row, int vocab_size, uint32_t word,
+                                       int skip) {
+  if (row.rank != 0) return -1;
+  if (threadIdx.x == 0) s.found[0] = -1;
+  __syncthreads();
+  int before = 0;
+  for (int base = 0; base < vocab_size; base += kThreads) {
+    const int i = base + threadIdx.x;
+    int count = i < vocab_size && ordered(row.logits[i]) == word ? 1 : 0;
+    const bool mine = count == 1;
+    double unused = 0.0;
+    block_scan(s, &unused, &count);
+    if (mine && before + count - 1 == skip) s.found[0] = i;
+    before += s.warp_count[kWarps - 1];
+    __syncthreads();
+    if (before > skip) break;
+  }
+  return s.found[0];
+}
+
+__device__ __noinline__ int exact_draw(Shared& s, const Row& row, int vocab_size, int top_k,
+                                       float top_p, float uniform) {
+  double kept;
+  if (top_k > 0) {
+    const Selected k = radix_select(s, row, true, top_k, 0.0, false);
+    kept = k.mass_before + k.weight * min(k.equals, top_k - k.count_before);
+  } else {
+    const Selected all = radix_select(s, row, false, 0, DBL_MAX, false);
+    kept = all.mass_before + all.weight * all.equals;
+  }
+  auto equals_for = [](const Selected& c, double target, bool strict) {  // tokens needed, >= 1
+    const double missing = (target - c.mass_before) / c.weight;
+    const double needed = strict ? floor(missing) + 1.0 : ceil(missing);
+    return static_cast<int>(fmin(fmax(needed, 1.0), static_cast<double>(c.equals)));
+  };
+  if (top_p < 1.f) {
+    const double target = top_p * kept;
+    const Selected p = radix_select(s, row, false, 0, target, false);
+    kept = fmin(kept, p.mass_before + p.weight * equals_for(p, target, false));
+  }
+  const double target = uniform * kept;
+  const Selected drawn = radix_select(s, row, false, 0, target, true);
+  return find_equal(s, row, vocab_size, drawn.word, equals_for(drawn, target, true) - 1);
+}
+
+// First bin whose end reaches (strict: exceeds) a mass; all threads get it.
+__device__ __forceinline__ int bin_of_mass(const Shared& s, double target, bool strict) {
+  int low = 0, high = kBins - 1;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (strict ? s.mass_end[middle] > target : s.mass_end[middle] >= target) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    sample_kernel(const SampleParams params, const float* min_p, int cluster) {
+  extern __shared__ __align__(16) uint8_t raw[];
+  Shared& s = *reinterpret_cast<Shared*>(raw);
+  const int tid = threadIdx.x, lane = tid % kWarp, warp = tid / kWarp;
+  const int rank = cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
+  const int64_t index = blockIdx.x / cluster;
+  pdl_trigger();
+  pdl_wait();
+
+  const int vocab_size = static_cast<int>(params.vocab_size);
+  Row row;
+  row.logits = params.logits + index * params.vocab_size;
+  row.rank = rank;
+  row.cluster = cluster;
+  row.aligned = params.vocab_size % 4 == 0;
+  const int slice = ((vocab_size + cluster - 1) / cluster + 3) / 4 * 4;
+  row.begin = min(rank * slice, vocab_size);
+  row.end = min(row.begin + slice, vocab_size);
+  const float temperature = params.temperature[index];
+  row.inverse_temperature = 1.f / temperature;
+  int top_k = params.top_k[index];
+  const float top_p = params.top_p[index];
+  const bool greedy = temperature == 0.f || top_k == 1;
+  if (top_k >= vocab_size || top_k < 0) top_k = 0;
+
+  // 1. Largest and smallest.
+  {
+    uint64_t best = 0;
+    float least = INFINITY;
+    for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int i) {
+      const uint64_t key = static_cast<uint64_t>(ordered(logit)) << 32 | static_cast<uint32_t>(~i);
+      best = best > key ? best : key;
+      if (logit > -INFINITY) least = fminf(least, logit);
+    });
+#pragma unroll
+    for (int o = kWarp / 2; o > 0; o /= 2) {
+      const uint64_t other = __shfl_xor_sync(~0u, best, o);
+      best = best > other ? best : other;
+      least = fminf(least, __shfl_xor_sync(~0u, least, o));
+    }
+    if (lane == 0) s.warp_best[warp] = best, s.warp_least[warp] = least;
+    for (int b = tid; b < kBins; b += kThreads) s.count[b] = s.mass_low[b] = s.mass_high[b] = 0;
+    if (tid == 0) s.num_candidates = 0;
+    __syncthreads();
+    if (warp == 0) {
+      best = s.warp_best[lane];
+      least = s.warp_least[lane];
+#pragma unroll
+      for (int o = kWarp / 2; o > 0; o /= 2) {
+        const uint64_t other = __shfl_xor_sync(~0u, best, o);
+        best = best > other ? best : other;
+        least = fminf(least, __shfl_xor_sync(~0u, least, o));
+      }
+      if (lane == 0) s.best = best, s.least = least;
+    }
+    row_sync(cluster);
+  }
+  uint64_t best = 0;
+  float least = INFINITY;
+  for (int r = 0; r < cluster; ++r) {
+    const uint64_t other = *remote(&s.best, r, cluster);
+    best = best > other ? best : other;
+    least = fminf(least, *remote(&s.least, r, cluster));
+  }
+  const uint32_t best_word = static_cast<uint32_t>(best >> 32);
+  row.largest = from_ordered(best_word);
+  const bool failed = best_word == ~0u || (!greedy && !isfinite(row.largest));
+  if (greedy || failed) {
+    if (rank == 0 && tid == 0) {
+      params.token_ids[index] = failed ? -1 : static_cast<int>(~static_cast<uint32_t>(best));
+    }
+    row_sync(cluster);  // nobody leaves while its shared memory is read
+    return;
+  }
+
+  // 2. Histogram.
+  row.farthest = INFINITY;
+  if (min_p != nullptr && min_p[index] > 0.f) row.farthest = -logf(min_p[index]);
+  const float range = fminf(fmaxf(row.distance(least), 1e-3f), kRange);
+  const float bins_per_unit = kBins / range, width = range / kBins;
+  auto bin_of = [&](float d) {
+    return min(static_cast<int>(fminf(d * bins_per_unit, static_cast<float>(kBins))), kBins - 1);
+  };
+  for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int) {
+    const float d = row.distance(logit);
+    if (!(d <= row.farthest) || logit == -INFINITY) return;
+    const int bin = bin_of(d);
+    if (top_k > 0) atomicAdd(&s.count[bin], 1u);
+    if (d < kRange) {
+      const float x = fmaf(bin, -width, d);  // e^-x by its series: x < 0.02 but for rounding
+      const float w = fmaf(-x, fmaf(-x, fmaf(-x, 1.f / 6.f, 0.5f), 1.f), 1.f);
+      add_mass(&s.mass_low[bin], &s.mass_high[bin], static_cast<uint32_t>(w * kOne + 0.5f));
+    }
+  });
+  row_sync(cluster);
+  const float uniform = philox_uniform(static_cast<uint64_t>(params.seeds[index]),
+                                       static_cast<uint64_t>(params.offsets[index]));
+  if (rank == 0) {
+    const int b0 = 2 * tid, b1 = b0 + 1;
+    uint64_t m0, m1;
+    uint32_t c0, c1;
+    gather_histogram(s, b0, cluster, &m0, &c0);
+    gather_histogram(s, b1, cluster, &m1, &c1);
+    const double mass1 = m1 / double{kOne} * exp(-static_cast<double>(width) * b1);
+    const double mass0 = m0 / double{kOne} * exp(-static_cast<double>(width) * b0);
+    if (top_k == 0) {  // upper bounds, only to see whether the candidates fit
+      c0 = static_cast<uint32_t>(m0 / (0.98 * kOne)) + 1;
+      c1 = static_cast<uint32_t>(m1 / (0.98 * kOne)) + 1;
+    }
+    double mass = mass0 + mass1;
+    int count = static_cast<int>(c0 + c1);
+    block_scan(s, &mass, &count);
+    s.mass_end[b0] = mass - mass1, s.mass_end[b1] = mass;
+    s.count_end[b0] = count - static_cast<int>(c1), s.count_end[b1] = count;
+    __syncthreads();
+    if (tid == 0) {
+      auto mass_before = [&](int bin) { return bin > 0 ? s.mass_end[bin - 1] : 0.0; };
+      auto count_before = [&](int bin) { return bin > 0 ? s.count_end[bin - 1] : 0; };
+      constexpr double kSlack = 1e-7;               // bins' masses are rounded; look a little wider
+      int low[3] = {1, 1, 1}, high[3] = {0, 0, 0};  // empty
+      double kept_low = s.mass_end[kBins - 1], kept_high = kept_low;
+      if (top_k > 0 && top_k < s.count_end[kBins - 1]) {
+        int from = 0, to = kBins - 1;
+        while (from < to) {
+          const int middle = (from + to) / 2;
+          if (s.count_end[middle] >= top_k) {
+            to = middle;
+          } else {
+            from = middle + 1;
+          }
+        }
+        low[0] = high[0] = from;
+        kept_low = mass_before(from), kept_high = s.mass_end[from];
+      }
+      if (top_p < 1.f) {
+        low[1] = bin_of_mass(s, top_p * kept_low * (1 - kSlack), false);
+        high[1] = bin_of_mass(s, top_p * kept_high * (1 + kSlack), false);
+        kept_low = mass_before(low[1]), kept_high = fmin(kept_high, s.mass_end[high[1]]);
+      }
+      low[2] = bin_of_mass(s, uniform * kept_low * (1 - kSlack), true);
+      high[2] = bin_of_mass(s, uniform * kept_high * (1 + kSlack), true);
+      int total = 0;
+      for (int i = 0; i < 3; ++i) {
+        s.bin_low[i] = low[i], s.bin_high[i] = high[i];
+        if (low[i] <= high[i]) total += s.count_end[high[i]] - count_before(low[i]);
+      }
+      s.mode = total > kMaxCandidates ? kExact : kGather;
+      for (int r = 1; r < cluster; ++r) {
+        for (int i = 0; i < 3; ++i) {
+          *remote(&s.bin_low[i], r, cluster) = low[i];
+          *remote(&s.bin_high[i], r, cluster) = high[i];
+        }
+        *remote(&s.mode, r, cluster) = s.mode;
+      }
+    }
+  }
+  row_sync(cluster);
+  if (s.mode == kExact) {
+    const int token = exact_draw(s, row, vocab_size, top_k, top_p, uniform);
+    if (rank == 0 && tid == 0) params.token_ids[index] = token;
+    row_sync(cluster);
+    return;
+  }
+
+  // 3. Candidates, as words that sort in the order of the definition.
+  const int low0 = s.bin_low[0], low1 = s.bin_low[1], low2 = s.bin_low[2];
+  const int high0 = s.bin_high[0], high1 = s.bin_high[1], high2 = s.bin_high[2];
+  uint64_t* const candidates = remote(s.candidates, 0, cluster);
+  int* const num_candidates = remote(&s.num_candidates, 0, cluster);
+  for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int i) {
+    const float d = row.distance(logit);
+    if (!(d <= row.farthest) || logit == -INFINITY) return;
+    const int bin = bin_of(d);
+    if ((bin >= low2 && bin <= high2) || (bin >= low1 && bin <= high1) ||
+        (bin >= low0 && bin <= high0)) {
+      const int at = atomicAdd(num_candidates, 1);
+      if (at < kMaxCandidates) {
+        candidates[at] = static_cast<uint64_t>(~ordered(logit)) << 32 | static_cast<uint32_t>(i);
+      }
+    }
+  });
+  row_sync(cluster);
+  if (rank != 0) return;
+
+  const int total = min(s.num_candidates, kMaxCandidates);
+  int padded = kWarp;
+  while (padded < total) padded *= 2;
+  for (int i = total + tid; i < padded; i += kThreads) s.candidates[i] = ~uint64_t{0};
+  int* const first_of_bin = reinterpret_cast<int*>(s.count);
+  for (int b = tid; b < kBins; b += kThreads) first_of_bin[b] = kMaxCandidates;
+  if (tid < 3) s.found[tid] = kMaxCandidates;
+  __syncthreads();
+  for (int size = 2; size <= padded; size *= 2) {  // bitonic
+    for (int stride = size / 2; stride > 0; stride /= 2) {
+      for (int i = tid; i < padded / 2; i += kThreads) {
+        const int a = i / stride * 2 * stride + i % stride, b = a + stride;
+        const uint64_t x = s.candidates[a], y = s.candidates[b];
+        if ((x > y) == ((a & size) == 0)) s.candidates[a] = y, s.candidates[b] = x;
+      }
+      if (padded / 2 > kWarp) {
+        __syncthreads();
+      } else {
+        __syncwarp();
+      }
+    }
+  }
+  __syncthreads();
+
+  // Each thread owns a run of candidates: position of each = mass up to and including it.
+  constexpr int kRun = kMaxCandidates / kThreads;
+  int bins[kRun];
+  double ends[kRun], running = 0.0;
+  const int run = (total + kThreads - 1) / kThreads;
+#pragma unroll
+  for (int k = 0; k < kRun; ++k) {
+    const int i = tid * run + k;
+    bins[k] = -1;
+    if (k < run && i < total) {
+      const float d = row.distance(from_ordered(~static_cast<uint32_t>(s.candidates[i] >> 32)));
+      bins[k] = bin_of(d);
+      running += static_cast<double>(expf(-d));
+      atomicMin(&first_of_bin[bins[k]], i);
+    }
+    ends[k] = running;
+  }
+  double scanned = running;
+  int unused = 0;
+  block_scan(s, &scanned, &unused);
+  // Mass of the candidates in front of each bin's first one, kept where the bin's counts were.
+  double* const before_bin = reinterpret_cast<double*>(s.mass_low);  // mass_low and mass_high
+#pragma unroll
+  for (int k = 0; k < kRun; ++k) {
+    if (bins[k] >= 0 && first_of_bin[bins[k]] == tid * run + k) {
+      before_bin[bins[k]] = scanned - running + (k > 0 ? ends[k - 1] : 0.0);
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < kRun; ++k) {
+    if (bins[k] >= 0) {
+      const int b = bins[k];
+      ends[k] += scanned - running - before_bin[b] + (b > 0 ? s.mass_end[b - 1] : 0.0);
+    }
+  }
+  double kept = s.mass_end[kBins - 1];
+  if (low0 <= high0) {
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+      if (bins[k] < 0) continue;
+      const int b = bins[k];
+      const int count = (b > 0 ? s.count_end[b - 1] : 0) + tid * run + k - first_of_bin[b] + 1;
+      if (count == top_k) s.result[0] = ends[k];
+    }
+    __syncthreads();
+    kept = s.result[0];
+  }
+  auto first_reaching = [&](int slot, int bin, double target, bool strict) {
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+      if (bins[k] >= bin && (strict ? ends[k] > target : ends[k] >= target)) {
+        atomicMin(&s.found[slot], tid * run + k);
+        break;
+      }
+    }
+    __syncthreads();
+    return s.found[slot];
+  };
+  if (low1 <= high1) {
+    const int i = first_reaching(1, low1, top_p * kept, false);
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+      if (tid * run + k == i && bins[k] >= 0) s.result[3] = ends[k];
+    }
+    __syncthreads();
+    if (i < total) kept = fmin(kept, s.result[3]);
+  }
+  int drawn = first_reaching(2, low2, uniform * kept, true);
+  if (drawn >= total) {  // out of reach by rounding: the last candidate of the draw's bins
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+      if (bins[k] >= low2 && bins[k] <= high2)
+        atomicMin(&s.found[0], kMaxCandidates - 1 - tid * run - k);
+    }
+    __syncthreads();
+    drawn = kMaxCandidates - 1 - s.found[0];
+  }
+  if (tid == 0) {
+    params.token_ids[index] =
+        drawn >= 0 ? static_cast<int>(static_cast<uint32_t>(s.candidates[drawn])) : -1;
+  }
+}
+
+}  // namespace
+
+Status sample(const SampleParams& params, const float* min_p, const Launch& launch_on) {
+  if (params.num_rows == 0) return {};
+  if (params.vocab_size <= 0 || params.vocab_size >= int64_t{1} << 30) {
+    return Status::error("sample: vocab_size " + std::to_string(params.vocab_size) +
+                         " is out of range (allowed: 1 to 2^30 - 1)");
+  }
+  int device = 0, major = 0, num_sms = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  }
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error != cudaSuccess) return cuda_status(error, "sample");
+  // Blocks per row: as many as run at once, one per multiprocessor. Larger clusters leave some
+  // multiprocessors out (a cluster stays within a graphics cluster of 16 or 18), hence the margins.
+  int cluster = 1;
+  if (major >= 9) {
+    while (cluster < kMaxCluster &&
+           params.num_rows * cluster * 2 <= (cluster == 1 ? num_sms : num_sms * 3 / 4) &&
+           params.vocab_size / cluster >= 4 * kThreads) {
+      cluster *= 2;
+    }
+  }
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(params.num_rows * cluster));
+  config.block = dim3(kThreads);
+  config.shared_bytes = sizeof(Shared);
+  config.stream = launch_on.stream;
+  config.pdl = launch_on.pdl;
+  config.cluster_x = static_cast<unsigned>(cluster);
+  return launch(sample_kernel, config, "sample", params, min_p, cluster);
+}
+
+}  // namespace regatta::cuda
