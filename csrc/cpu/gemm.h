@@ -79,15 +79,14 @@ struct PackedRows {
   }
 };
 
-// What a scheme computes: the product of some row tiles with one panel, or with two: each is a
-// stream from memory, and two of them run faster than one.
+// What a scheme computes: the products of some row tiles with some panels.
 struct PanelJob {
   const PackedRows* rows;
   int64_t tile_begin, tile_end;
   const Weight* weight;
   int64_t panels[2];
   int num_panels;    // 1 or 2
-  float* out;        // [num_panels][rows of the tiles][kPanel], overwritten
+  float* out;        // [num_panels][num_rows()][kPanel], overwritten
   Scratch* scratch;  // of this thread
 
   int64_t first_row() const { return tile_begin * rows->tile_rows; }
@@ -99,7 +98,7 @@ struct PanelJob {
 struct GemmKernels {
   RowFormat row_format;
   int64_t max_tile_rows;
-  int64_t max_rows_of_two;  // with at most so many rows two panels at once are worth it
+  int64_t max_rows_of_two;  // with at most so many rows it reads two panels at once
   void (*run)(const PanelJob& job);
 };
 

@@ -80,24 +80,29 @@ inline void rms_norm_rows(Team& team, const PackedRows& rows, const T* x, int64_
 
 namespace internal {
 
-// Runs each(job) for pieces of rows x [0, num_panels) panels, shared out over the team. With few
-// rows a thread's run of panels is walked from its start and from its middle at once: two streams
-// that both go on into the next panel, so that prefetches beyond the end of one are not lost.
+// Runs each(job) for pieces of rows x [0, num_panels) panels, shared out over the team.
 //
-//   a thread's run:   | p0 p1 p2 p3 | p4 p5 p6 p7 |     pairs (p0, p4) (p1, p5) (p2, p6) (p3, p7)
+// Few rows: a thread's run of panels is walked from its start and from its middle at once, two
+// streams that both go on into the next panel, so that what is prefetched beyond the end of one is
+// not lost.
 //
-// With `halves`, each panel is paired with the one `halves` further on.
+//   a thread's run:   | p0 p1 p2 p3 | p4 p5 p6 p7 |     jobs (p0, p4) (p1, p5) (p2, p6) (p3, p7)
+//
+// Many rows: one block of rows after the other passes over a panel, then over the next; first for
+// as many rows as surely stay in L3, then for the others.
+//
+// With `halves`, each panel brings the one `halves` further on.
 template <class Each>
 inline void for_panels(Team& team, const GemmKernels& kernels, const PackedRows& rows,
                        const Weight& weight, int64_t num_panels, int64_t halves, Each&& each) {
   // Products of a block of rows stay in L1 until they are stored: 96 rows are 12 KiB per panel.
   constexpr int64_t kBlockRows = 96;
-  const bool two = rows.num_rows <= kernels.max_rows_of_two;
+  constexpr int64_t kCachedBytes = int64_t{8} << 20;
+  const bool few_rows = rows.num_rows <= kernels.max_rows_of_two;
   const int64_t block_tiles = std::max<int64_t>(1, kBlockRows / rows.tile_rows);
   const int64_t num_blocks = (rows.num_tiles() + block_tiles - 1) / block_tiles;
-  // One thread takes all row blocks of a panel, which then stays in its L2, unless that leaves too
-  // few pieces to balance.
-  const int64_t unit = num_panels >= 8 * team.num_threads() ? num_blocks : 1;
+  const int64_t cached_blocks =
+      std::max<int64_t>(1, kCachedBytes / (block_tiles * rows.tile_bytes()));
   Scratch::Scope scope(team.scratch());
   PanelJob job;
   job.rows = &rows;
@@ -112,17 +117,28 @@ inline void for_panels(Team& team, const GemmKernels& kernels, const PackedRows&
     job.num_panels = other < 0 ? 1 : 2;
     each(job);
   };
-  team.for_guided(num_panels * num_blocks / unit, [&](int64_t begin, int64_t end) {
-    if (two && !halves) {  // num_blocks is 1
+  const auto other_half = [&](int64_t panel) { return halves ? panel + halves : -1; };
+  if (num_blocks > 1 && num_panels < 8 * team.num_threads()) {  // too few panels to balance
+    team.for_guided(num_panels * num_blocks, [&](int64_t begin, int64_t end) {
+      for (int64_t piece = begin; piece < end; ++piece) {
+        run(piece % num_blocks, piece / num_blocks, other_half(piece / num_blocks));
+      }
+    });
+    return;
+  }
+  team.for_guided(num_panels, [&](int64_t begin, int64_t end) {
+    if (few_rows && !halves) {
       const int64_t middle = begin + (end - begin + 1) / 2;
       for (int64_t i = begin; i < middle; ++i) {
         run(0, i, i + middle - begin < end ? i + middle - begin : -1);
       }
       return;
     }
-    for (int64_t piece = begin * unit; piece < end * unit; ++piece) {
-      const int64_t panel = piece / num_blocks;
-      run(piece % num_blocks, panel, halves ? panel + halves : -1);
+    for (int64_t first = 0; first < num_blocks; first += cached_blocks) {
+      const int64_t last = std::min(first + cached_blocks, num_blocks);
+      for (int64_t panel = begin; panel < end; ++panel) {
+        for (int64_t block = first; block < last; ++block) run(block, panel, other_half(panel));
+      }
     }
   });
 }
@@ -135,16 +151,16 @@ inline void for_panels(Team& team, const GemmKernels& kernels, const PackedRows&
 template <class Store>
 inline void gemm(Team& team, const GemmKernels& kernels, const PackedRows& rows,
                  const Weight& weight, Store&& store) {
-  internal::for_panels(team, kernels, rows, weight, weight.num_panels(), 0,
-                       [&](const PanelJob& job) {
-                         kernels.run(job);
-                         for (int i = 0; i < job.num_panels; ++i) {
-                           const int64_t column = job.panels[i] * kPanel;
-                           store(job.first_row(), job.num_rows(), column,
-                                 std::min(kPanel, weight.out_features - column),
-                                 static_cast<const float*>(job.out + i * job.num_rows() * kPanel));
-                         }
-                       });
+  internal::for_panels(
+      team, kernels, rows, weight, weight.num_panels(), 0, [&](const PanelJob& job) {
+        kernels.run(job);
+        const int64_t num_rows = job.num_rows();
+        for (int i = 0; i < job.num_panels; ++i) {
+          const int64_t column = job.panels[i] * kPanel;
+          store(job.first_row(), num_rows, column, std::min(kPanel, weight.out_features - column),
+                static_cast<const float*>(job.out + i * num_rows * kPanel));
+        }
+      });
 }
 
 // The halves of a weight together: column c and c + N / 2, where N / 2 is a multiple of 32.
@@ -155,9 +171,9 @@ inline void gemm_halves(Team& team, const GemmKernels& kernels, const PackedRows
   const int64_t halves = weight.num_panels() / 2;
   internal::for_panels(team, kernels, rows, weight, halves, halves, [&](const PanelJob& job) {
     kernels.run(job);
+    const int64_t tile_floats = job.num_rows() * kPanel;
     store(job.first_row(), job.num_rows(), job.panels[0] * kPanel, kPanel,
-          static_cast<const float*>(job.out),
-          static_cast<const float*>(job.out + job.num_rows() * kPanel));
+          static_cast<const float*>(job.out), static_cast<const float*>(job.out + tile_floats));
   });
 }
 

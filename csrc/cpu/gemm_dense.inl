@@ -9,7 +9,7 @@ constexpr int kMaxTileRows = kLanes == 16 ? 12 : kLanes == 8 ? 3 : 1;
 // Two panels at once double the streams from memory when few rows leave registers free.
 constexpr int kMaxRowsOfTwo = kLanes == 16 ? 4 : 1;
 
-// Bytes that lie prefetched ahead of the multiplication, over all streams. Of 2, 4, 8, 16 KiB per
+// Bytes that lie prefetched ahead of a single tile, over all streams. Of 2, 4, 8, 16 KiB per
 // stream on one Zen 5 core: one stream (8 rows) read 72, 79, 92, 90 % of what a plain read loop
 // did, two streams (1 row) 93, 94, 92, 92 %.
 constexpr int kPrefetchBytes = 8192;
@@ -58,13 +58,14 @@ struct PairProduct {  // rows and weights of bf16
 // line: the tile at k = 0, `line_step` values from one line of 16 units to the next.
 // b0, b1: the panels at k = 0 (b1 is null if kPanels is 1). num_units is a multiple of P::kUnits.
 // sums: [kPanels][panel_stride], rows kPanel apart; read first if `accumulate`.
+// ahead: what to prefetch at the first step, for panel 0; moves by `ahead_step` bytes per step.
 template <class P, int kRows, int kPanels>
 void multiply(const typename P::Row* line, int64_t line_step, const typename P::Stored* b0,
               const typename P::Stored* b1, int64_t num_units, float* sums, int64_t panel_stride,
-              bool accumulate) {
+              bool accumulate, const char* ahead, int64_t ahead_step) {
   constexpr int kUnitStored = static_cast<int>(kPanel) * P::kUnitValues;
   constexpr int kStepBytes = P::kUnits * kUnitStored * static_cast<int>(sizeof(*b0));
-  constexpr int kAhead = kPrefetchBytes / kPanels;
+  const int64_t panel_distance = (b1 - b0) * int64_t{sizeof(*b0)};
   Vec acc[kPanels][kRows][kVectors];
 #pragma GCC unroll 2
   for (int p = 0; p < kPanels; ++p) {
@@ -83,7 +84,7 @@ void multiply(const typename P::Row* line, int64_t line_step, const typename P::
       const typename P::Stored* b = p ? b1 : b0;
 #pragma GCC unroll 4
       for (int byte = 0; byte < kStepBytes; byte += 64) {
-        prefetch(reinterpret_cast<const char*>(b) + kAhead + byte);
+        prefetch(ahead + (p ? panel_distance : 0) + byte);
       }
 #pragma GCC unroll 2
       for (int u = 0; u < P::kUnits; ++u) {
@@ -116,6 +117,7 @@ void multiply(const typename P::Row* line, int64_t line_step, const typename P::
         }
       }
     }
+    ahead += ahead_step;
     b0 += P::kUnits * kUnitStored;
     if (kPanels == 2) b1 += P::kUnits * kUnitStored;
   };
@@ -138,7 +140,8 @@ void multiply(const typename P::Row* line, int64_t line_step, const typename P::
 
 template <class P>
 using MultiplyFn = void (*)(const typename P::Row*, int64_t, const typename P::Stored*,
-                            const typename P::Stored*, int64_t, float*, int64_t, bool);
+                            const typename P::Stored*, int64_t, float*, int64_t, bool, const char*,
+                            int64_t);
 
 template <class P, int kPanels, int... kRows>
 MultiplyFn<P> multiply_in(int64_t rows, std::integer_sequence<int, kRows...>) {
@@ -154,74 +157,83 @@ MultiplyFn<P> multiply_two(int64_t rows) {
   return multiply_in<P, 2>(rows, std::make_integer_sequence<int, kMaxRowsOfTwo>());
 }
 
-// Units of k whose slab of the panel stays in L1 while all tiles of rows pass over it: 256 units
-// are 32 KiB. With two or three tiles the time still goes into reading the panel from memory: slabs
-// as long as what is prefetched ahead let the next one arrive meanwhile (16 rows: 20 % faster).
-constexpr int64_t kMaxBlock = 256;
-inline int64_t block_of_k(int64_t num_tiles, int64_t num_units) {
-  return num_tiles == 1 ? num_units : num_tiles <= 3 ? 64 : kMaxBlock;
-}
-
-// One slab of a panel, `num_units` from unit `k` on, times the job's tiles.
-template <class P>
-void multiply_tiles(const PanelJob& job, int64_t k, const typename P::Stored* slab,
-                    int64_t num_units, float* sums) {
-  const PackedRows& rows = *job.rows;
-  const int64_t line_step = rows.tile_rows * 16 * P::kUnitValues;
-  for (int64_t t = job.tile_begin; t < job.tile_end; ++t) {
-    const char* lines = rows.tile(t) + k / 16 * rows.tile_rows * kLineBytes;
-    multiply_one<P>(std::min(rows.tile_rows, rows.num_rows - t * rows.tile_rows))(
-        reinterpret_cast<const typename P::Row*>(lines), line_step, slab, nullptr, num_units,
-        sums + (t - job.tile_begin) * rows.tile_rows * kPanel, 0, k > 0);
-  }
+// Units of k whose slab of a panel stays in L1 while all tiles of rows pass over it: 256 units are
+// 32 KiB. One tile needs no slabs. With two or three tiles the time still goes into reading the
+// panel from memory: slabs as long as what is prefetched ahead let the next one arrive meanwhile
+// (16 rows: 20 % faster).
+constexpr int64_t kMaxSlab = 256;
+inline int64_t slab_units(int64_t num_tiles, int64_t num_units) {
+  return num_tiles == 1 ? num_units : num_tiles <= 3 ? 64 : kMaxSlab;
 }
 
 // `num_units` of a panel as floats, [num_units][kPanel].
-template <class P>
-void expand(const typename P::Stored* b, int64_t num_units, float* out) {
+template <class T>
+void expand(const T* b, int64_t num_units, float* out) {
+  using P = Product<T>;
   constexpr int kStepStored = P::kUnits * static_cast<int>(kPanel);
   for (int64_t k = 0; k < num_units; k += P::kUnits, b += kStepStored) {
-    for (int64_t i = 0; i < kStepStored; i += 64 / int64_t{sizeof(*b)}) {
-      prefetch(reinterpret_cast<const char*>(b + i) + kPrefetchBytes);
-    }
     for (int u = 0; u < P::kUnits; ++u, out += kPanel) {
       for (int v = 0; v < kVectors; ++v) store(out + v * kLanes, P::load_columns(b, v, u));
     }
   }
 }
 
+// A slab of a panel, `num_units` from unit `k` on, times the job's tiles. Meanwhile the
+// `ahead_bytes` from `ahead` on are prefetched, each tile a part of them.
+template <class P>
+void multiply_tiles(const PanelJob& job, int64_t k, const typename P::Stored* slab,
+                    int64_t num_units, float* sums, const char* ahead, int64_t ahead_bytes) {
+  const PackedRows& rows = *job.rows;
+  const int64_t line_step = rows.tile_rows * 16 * P::kUnitValues;
+  const int64_t num_tiles = job.tile_end - job.tile_begin;
+  const int64_t ahead_step = ahead_bytes / (num_tiles * (num_units / P::kUnits));
+  for (int64_t i = 0; i < num_tiles; ++i) {
+    const int64_t t = job.tile_begin + i;
+    const char* lines = rows.tile(t) + k / 16 * rows.tile_rows * kLineBytes;
+    multiply_one<P>(std::min(rows.tile_rows, rows.num_rows - t * rows.tile_rows))(
+        reinterpret_cast<const typename P::Row*>(lines), line_step, slab, nullptr, num_units,
+        sums + i * rows.tile_rows * kPanel, 0, k > 0, ahead + i * ahead_bytes / num_tiles,
+        ahead_step);
+  }
+}
+
 template <class P>
 void run(const PanelJob& job) {
+  constexpr bool kExpands = std::is_same_v<P, Product<fp16>> || std::is_same_v<P, Product<bf16>>;
+  constexpr int64_t kTilesToExpand = 3;
   constexpr int64_t kUnitStored = kPanel * P::kUnitValues;
   constexpr int64_t kStepValues = P::kUnits * P::kUnitValues;
-  constexpr int64_t kTilesToExpand = 3;
+  constexpr int64_t kStepBytes = P::kUnits * kUnitStored * int64_t{sizeof(typename P::Stored)};
   const PackedRows& rows = *job.rows;
   const int64_t num_units = (rows.width + kStepValues - 1) / kStepValues * P::kUnits;
   const auto* weight = static_cast<const typename P::Stored*>(job.weight->tensors[0].data);
   const auto panel = [&](int i) { return weight + job.panels[i] * num_units * kUnitStored; };
+  const int64_t num_tiles = job.tile_end - job.tile_begin;
   const int64_t num_rows = job.num_rows();
-  if (job.num_panels == 2 && num_rows <= kMaxRowsOfTwo) {
-    multiply_two<P>(num_rows)(reinterpret_cast<const typename P::Row*>(rows.tile(job.tile_begin)),
-                              rows.tile_rows * 16 * P::kUnitValues, panel(0), panel(1), num_units,
-                              job.out, num_rows * kPanel, false);
+  if (job.num_panels == 2 && num_tiles == 1 && num_rows <= kMaxRowsOfTwo) {
+    const auto* lines = reinterpret_cast<const typename P::Row*>(rows.tile(job.tile_begin));
+    multiply_two<P>(num_rows)(lines, rows.tile_rows * 16 * P::kUnitValues, panel(0), panel(1),
+                              num_units, job.out, num_rows * kPanel, false,
+                              reinterpret_cast<const char*>(panel(0)) + kPrefetchBytes / 2,
+                              kStepBytes);
     return;
   }
-  const int64_t num_tiles = job.tile_end - job.tile_begin;
-  const int64_t block = block_of_k(num_tiles, num_units);
+  const int64_t step = slab_units(num_tiles, num_units);
   for (int i = 0; i < job.num_panels; ++i) {
     float* sums = job.out + i * num_rows * kPanel;
-    for (int64_t k = 0; k < num_units; k += block) {
+    for (int64_t k = 0; k < num_units; k += step) {
+      const int64_t depth = std::min(step, num_units - k);
       const typename P::Stored* slab = panel(i) + k * kUnitStored;
-      const int64_t depth = std::min(block, num_units - k);
-      if constexpr (std::is_same_v<P, Product<fp16>> || std::is_same_v<P, Product<bf16>>) {
-        if (num_tiles >= kTilesToExpand) {  // converting once beats converting for each tile
-          alignas(64) float expanded[kMaxBlock * kPanel];
-          expand<P>(slab, depth, expanded);
-          multiply_tiles<Product<float>>(job, k, expanded, depth, sums);
-          continue;
-        }
+      const int64_t slab_bytes = depth / P::kUnits * kStepBytes;
+      const char* ahead =
+          reinterpret_cast<const char*>(slab) + (num_tiles == 1 ? kPrefetchBytes : slab_bytes);
+      if (kExpands && num_tiles >= kTilesToExpand) {  // once, not for each tile
+        alignas(64) float expanded[kMaxSlab * kPanel];
+        expand(slab, depth, expanded);
+        multiply_tiles<Product<float>>(job, k, expanded, depth, sums, ahead, slab_bytes);
+      } else {
+        multiply_tiles<P>(job, k, slab, depth, sums, ahead, slab_bytes);
       }
-      multiply_tiles<P>(job, k, slab, depth, sums);
     }
   }
 }
