@@ -81,6 +81,10 @@ class Library:
             raise LibraryError(f"num_threads {num_threads} is not allowed (1 or more)")
         self.handle.regatta_set_num_threads(num_threads)
 
+    def keep_freed_memory(self) -> None:
+        """Makes malloc keep freed blocks of up to 32 MiB for the next operator's result."""
+        self.handle.regatta_keep_freed_memory()
+
 
 def read_abi(header: Path) -> int:
     """Returns the number that `header` (csrc/include/regatta/abi.h) defines as REGATTA_ABI."""

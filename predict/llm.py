@@ -144,6 +144,9 @@ class LLM:
             )
         else:
             runner = DynamicRunner(self.backend, decoder, caches, paddle.CPUPlace())
+        if self.backend.__name__ == "predict.ops":
+            # From here on the step's own tensors come and go; the weights are in place.
+            library.require().keep_freed_memory()
         scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=config.batch_size,

@@ -600,6 +600,7 @@ def run(settings: Settings, say: Callable[[str], None] = print) -> dict[str, Any
     from paddle.base import core
 
     library = require()
+    library.keep_freed_memory()  # as the engine does
     described = machine(library)
     core.set_num_threads(described["num_threads"])  # of the baselines; Paddle starts with one
     say("  ".join(f"{key} {value}" for key, value in described.items() if key != "features"))
