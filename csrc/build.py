@@ -222,6 +222,18 @@ def find_cuda_toolkit() -> CudaToolkit:
     )
 
 
+def find_blas_headers() -> Path | None:
+    """Returns the folder of the PyPI package nvidia-cublas's headers; None: the toolkit's serve.
+
+    The operators load the library itself when they need it (csrc/cuda/gemm_blas.cu).
+    """
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations or ()) if spec else ():
+        for header in sorted(Path(root).glob("*/include/cublasLt.h"), reverse=True):
+            return header.parent
+    return None
+
+
 def num_jobs() -> int:
     """Returns how many compilers to run at once: $MAX_JOBS, else the cores this process may use."""
     text = os.environ.get("MAX_JOBS", "")
@@ -409,6 +421,8 @@ def cuda_ninja_file(
     system += f"-isystem '{toolkit.include}'"
     if (toolkit.include / "cccl").is_dir():  # CUDA 13 keeps thrust here, which Paddle includes
         system += f" -isystem '{toolkit.include / 'cccl'}'"
+    blas = find_blas_headers()
+    own_cuda = f"{own} -isystem '{blas}'" if blas is not None else own
     place = "-DPADDLE_WITH_CUDA" if paddle.has_cuda else "-DPADDLE_WITH_CUSTOM_DEVICE"
     cxx_flags = " ".join([*CXX_FLAGS, extra_flags, own, system, place, "-DREGATTA_WITH_CUDA"])
     # Hidden: Paddle's own CUDA runtime, where it has one, must not be mistaken for this one.
@@ -419,7 +433,7 @@ def cuda_ninja_file(
     lines = [
         "ninja_required_version = 1.5",
         "rule cuda",
-        f"  command = '{toolkit.nvcc}' {' '.join(CUDA_FLAGS)} {own} $targets -MMD -MF $out.d "
+        f"  command = '{toolkit.nvcc}' {' '.join(CUDA_FLAGS)} {own_cuda} $targets -MMD -MF $out.d "
         "-c $in -o $out",
         "  depfile = $out.d",
         "  deps = gcc",

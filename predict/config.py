@@ -317,7 +317,7 @@ RULES: tuple[Rule, ...] = (
 NOTES: tuple[Rule, ...] = (
     Rule(
         lambda f: not f.given("device"),
-        "--device was not given and no GPU is used in this release; running on cpu",
+        "--device was not given; running on cpu (an NVIDIA GPU: --device gpu)",
     ),
     Rule(
         lambda f: f.given("max_length", "total_max_length"),

@@ -87,6 +87,15 @@ def copy_to_host(array: NDArray[Any], tensor: Tensor, stream: int) -> None:
     )
 
 
+def fill_with(tensor: Tensor, pattern: Tensor, stream: int) -> None:
+    """Queues copies of `pattern`, one behind the other, into the whole of `tensor` (one dtype)."""
+    copy = device_library().regatta_device_copy
+    size, step = tensor.element_size() * tensor.size, pattern.element_size() * pattern.size
+    target, source = tensor.data_ptr(), pattern.data_ptr()
+    for offset in range(0, size, step):
+        _check(copy(target + offset, source, min(step, size - offset), stream))
+
+
 def _check_sizes(tensor: Tensor, array: NDArray[Any]) -> None:
     num_bytes = tensor.element_size() * tensor.size
     if num_bytes != array.nbytes or not array.flags.c_contiguous:

@@ -309,6 +309,9 @@ def set_environment(device: Device) -> None:
     if not device.is_gpu:
         return
     os.environ.setdefault("REGATTA_LIBRARY", str(library.LIBRARY_DIR / CUDA_LIBRARY_NAME))
+    folder = blas_folder()
+    if folder is not None:
+        os.environ.setdefault("REGATTA_CUBLASLT", str(folder))
     if not device.is_plugin or "paddle" in sys.modules:
         return
     other = os.environ.get("CUSTOM_DEVICE_ROOT", "")
@@ -320,6 +323,19 @@ def set_environment(device: Device) -> None:
     os.environ["CUSTOM_DEVICE_ROOT"] = str(PLUGIN_FOLDER)
     # Paddle tells of each plugin in six lines on stderr; warnings and errors still come.
     os.environ.setdefault("GLOG_minloglevel", "1")
+
+
+def blas_folder() -> Path | None:
+    """The folder of cuBLASLt, which the operators load for long prompts; None: the linker's own.
+
+    The PyPI package nvidia-cublas, or a toolkit.
+    """
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
+    folders = [path for root in roots for path in sorted(root.glob("*/lib"), reverse=True)]
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    folders += [Path(home, "lib64") for home in (*homes, "/usr/local/cuda")]
+    return next((path for path in folders if any(path.glob("libcublasLt.so.*"))), None)
 
 
 def activate(device: Device) -> None:

@@ -135,7 +135,7 @@ QUANT_TYPES = (
     "a8w8_fp8_wint4",
 )
 # What PaddleNLP users pass besides cpu; anything else is a spelling mistake.
-_ACCELERATORS = ("gpu*", "xpu*", "npu*", "gcu*", "dcu*", "mlu*", "hpu*", "intel_hpu*", "sdaa*")
+_ACCELERATORS = ("xpu*", "npu*", "gcu*", "dcu*", "mlu*", "hpu*", "intel_hpu*", "sdaa*")
 _NO_QUANT = not_yet("Weights run as float32, bfloat16 or float16 (--dtype).")
 _NO_C8 = not_yet("The KV cache has the dtype of the model (--dtype).")
 _NO_SPECULATION = not_yet("Plain decoding works: leave the speculative flags out.")
@@ -171,8 +171,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_FILES, "output_file", "str", "output.json",
          'Results: JSON lines {"src", "tgt", "output"} in input order, each written once done.'),
     Flag(_RUN, "device", "str", "gpu",
-         "cpu, gpu or gpu:N. When not given: gpu where there is one, else cpu.",
-         availability=not_yet("The CPU works: --device cpu.", *_ACCELERATORS)),
+         "cpu, gpu or gpu:N. When not given: cpu.",
+         availability=not_yet("The CPU works: --device cpu; and NVIDIA GPUs: --device gpu.",
+                              *_ACCELERATORS)),
     Flag(_RUN, "mode", "str", "dynamic",
          "dynamic runs the checkpoint; static runs what export/export_model.py wrote.",
          choices=("dynamic", "static")),

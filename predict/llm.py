@@ -6,6 +6,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,12 @@ from predict import library
 from predict.config import EngineConfig
 from predict.engine.detokenizer import Detokenizer
 from predict.engine.engine import Engine
-from predict.engine.kv_cache import allocate_caches, num_cache_blocks
+from predict.engine.kv_cache import (
+    allocate_caches,
+    num_cache_blocks,
+    num_gpu_cache_blocks,
+    workspace_bytes,
+)
 from predict.engine.runner import DynamicRunner, Runner, StaticRunner
 from predict.engine.sampler import Sampler
 from predict.engine.scheduler import Scheduler, SchedulerConfig
@@ -27,12 +33,19 @@ from predict.nn.checkpoint import Checkpoint
 from predict.nn.decoder import Decoder, build_decoder, expected_tensors
 from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec
-from predict.nn.weights import CheckpointSource, RandomSource, WeightSource, plan_weights
+from predict.nn.weights import (
+    CheckpointSource,
+    DeviceRandomSource,
+    RandomSource,
+    WeightSource,
+    plan_weights,
+)
 from predict.request import Request, RequestOutput, SamplingParams
 from predict.schemes import scheme_of
 from predict.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from predict.device import Device
     from predict.engine.detokenizer import TextStream
 
 Prompt = str | Sequence[int]
@@ -74,20 +87,53 @@ def choose_backend(inference_model: bool) -> ModuleType:
 
 
 def load_decoder(
-    config: EngineConfig, spec: DecoderSpec, reader: ConfigReader, backend: ModuleType
+    config: EngineConfig,
+    spec: DecoderSpec,
+    reader: ConfigReader,
+    backend: ModuleType,
+    device: Device | None = None,
 ) -> Decoder:
-    """Reads the checkpoint of `config` into a decoder; names and shapes are checked first."""
+    """Reads the checkpoint of `config` into a decoder; names and shapes are checked first.
+
+    device: the GPU for its weights; None for the CPU.
+    """
     compiled = backend.__name__ == "predict.ops"
     plan = plan_weights(spec, family_of(reader).WEIGHTS)
     scheme = scheme_of("dense")
     source: WeightSource
-    if config.load_format == "dummy":
+    place = None if device is None else device.place()
+    if config.load_format == "dummy" and device is not None:
+        source = DeviceRandomSource(config.seed, config.dtype, device)
+    elif config.load_format == "dummy":
         source = RandomSource(config.seed)
     else:
         checkpoint = Checkpoint(config.model_name_or_path)
         checkpoint.check(expected_tensors(plan, scheme), plan.ignored)
         source = CheckpointSource(checkpoint)
-    return build_decoder(plan, source, scheme, config.dtype, compiled, config.max_length)
+    return build_decoder(
+        plan, source, scheme, config.dtype, compiled, config.max_length, place=place
+    )
+
+
+def choose_gpu(config: EngineConfig) -> Device | None:
+    """The GPU that `config` names, activated; None for the CPU.
+
+    Raises UserError when it cannot be used, before Paddle is imported.
+    """
+    if config.device == "cpu":
+        return None
+    if config.mode == "static":
+        raise UserError(f"mode static is not supported on {config.device} yet; use --mode dynamic")
+    if not config.inference_model:
+        raise UserError(
+            f"device {config.device} runs the compiled operators only; add --append_attn, "
+            "--block_attn or --inference_model"
+        )
+    from predict import device as devices
+
+    device = devices.choose(config.device)
+    devices.activate(device)
+    return device
 
 
 def read_spec(directory: str | Path) -> tuple[DecoderSpec, ConfigReader]:
@@ -106,9 +152,8 @@ class LLM:
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None = None):
         """tokenizer: the model's, when the caller has it already; else read from its directory."""
         started = time.perf_counter()
-        if config.device != "cpu":
-            raise UserError(f"device {config.device} is not supported yet (allowed: cpu)")
         self.config = config
+        self.device = choose_gpu(config)
         self.spec, reader = read_spec(config.model_name_or_path)
         if config.max_length > self.spec.max_context:
             print(
@@ -127,20 +172,29 @@ class LLM:
         self.backend = choose_backend(config.inference_model)
         import paddle
 
-        paddle.set_device("cpu")
+        if self.device is None:
+            paddle.set_device("cpu")
         if config.mode == "static":
             manifest = load_manifest(config.model_name_or_path)
             loaded = library.load() if config.inference_model else None
             abi = None if loaded is None else loaded.metadata.abi
             check_manifest(manifest, config, paddle.__version__, abi)
         else:
-            decoder = load_decoder(config, self.spec, reader, self.backend)
-        num_blocks = num_cache_blocks(config, self.spec)
-        caches = allocate_caches(self.spec, num_blocks, config.block_size, config.dtype)
+            with self._explained_out_of_memory():
+                decoder = load_decoder(config, self.spec, reader, self.backend, self.device)
+        num_blocks = self._num_cache_blocks()
+        with self._explained_out_of_memory():
+            caches = allocate_caches(self.spec, num_blocks, config.block_size, config.dtype)
         runner: Runner
         if config.mode == "static":
             runner = StaticRunner(
                 Path(config.model_name_or_path), config.model_prefix, caches, paddle.CPUPlace()
+            )
+        elif self.device is not None:
+            from predict.engine.gpu_runner import GpuRunner
+
+            runner = GpuRunner(
+                self.backend, decoder, caches, self.device, config.max_length, config.block_size
             )
         else:
             runner = DynamicRunner(self.backend, decoder, caches, paddle.CPUPlace())
@@ -163,6 +217,35 @@ class LLM:
         self.engine = Engine(scheduler, runner, sampler, eos_token_ids)
         self._ids = itertools.count()
         self.startup_seconds = time.perf_counter() - started
+
+    def _num_cache_blocks(self) -> int:
+        if self.device is None:
+            return num_cache_blocks(self.config, self.spec)
+        from predict.device import memory_info
+
+        return num_gpu_cache_blocks(
+            self.config,
+            self.spec,
+            memory_info(self.device),
+            workspace_bytes(self.config, self.spec),
+        )
+
+    def _explained_out_of_memory(self) -> AbstractContextManager[None]:
+        if self.device is None:
+            return nullcontext()
+        from predict.device import explained_out_of_memory
+
+        return explained_out_of_memory(
+            "use a smaller --dtype, lower --max_length or --batch_size, or end other processes on "
+            "this GPU"
+        )
+
+    def _peak_memory_bytes(self) -> int:
+        if self.device is None:
+            return peak_memory_bytes()
+        from predict.device import memory_info
+
+        return memory_info(self.device).peak_in_use
 
     def _load_tokenizer(self) -> Tokenizer | None:
         config = self.config
@@ -283,7 +366,7 @@ class LLM:
             num_preemptions=scheduler.stats.num_preemptions,
             num_cache_blocks=scheduler.config.num_blocks,
             num_used_blocks=scheduler.block_manager.num_used_blocks,
-            peak_memory_bytes=peak_memory_bytes(),
+            peak_memory_bytes=self._peak_memory_bytes(),
         )
 
     def __repr__(self) -> str:

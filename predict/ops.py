@@ -36,10 +36,15 @@ def pack_dense(weight: Tensor, dtype: str) -> Tensor:
     return _run()("regatta_pack_dense", weight, True, dtype)[0]
 
 
+def fold_norm(weight: Tensor, norm: Tensor) -> None:
+    """Multiplies the columns of weight [N, K] by norm [K], in place; GPUs only."""
+    _run()("regatta_fold_norm", weight, norm)
+
+
 def embedding(token_ids: Tensor, weight: Tensor | None, head: Linear) -> Tensor:
-    """Rows of weight [V, H], or of the packed LM head where weight is None. Returns [T, H]."""
-    packed = weight is None
+    """Rows of weight [V, H], or of the LM head where weight is None. Returns [T, H]."""
     table = head.tensors[0] if weight is None else weight
+    packed = len(table.shape) > 2  # the CPU's layout of a matrix; a GPU takes [V, H]
     return _run()("regatta_embedding", token_ids, table, packed, head.in_features)[0]
 
 

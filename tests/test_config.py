@@ -107,8 +107,6 @@ REFUSED = [
     ("decode_strategy", "beam_search", "greedy_search"),
     ("avx_type", "fp16_int8", "bf16"),
     ("avx_cachekv_type", "int8", "--dtype"),
-    ("device", "gpu", "--device cpu"),
-    ("device", "gpu:1", "--device cpu"),
     ("device", "xpu", "--device cpu"),
     ("model_type", "gpt-3", "config.json"),
     ("use_fake_parameter", "true", "--load_format dummy"),

@@ -159,6 +159,13 @@ int64_t paged_attention_workspace_bytes(const PagedAttentionParams& params,
   return std::max(Workspace(params, limits, 8).bytes(), Workspace(params, limits, 16).bytes());
 }
 
+int64_t paged_attention_zeroed_bytes(const PagedAttentionParams& params,
+                                     const AttentionLimits& limits) {
+  if (!check(params, limits).ok()) return 0;
+  return std::max(Workspace(params, limits, 8).counter_bytes,
+                  Workspace(params, limits, 16).counter_bytes);
+}
+
 Status paged_attention(const PagedAttentionParams& params, const AttentionLimits& limits,
                        void* workspace, int64_t workspace_bytes, const Launch& launch_on) {
   Status status = check(params, limits);

@@ -5,11 +5,14 @@
 // Algorithm: bias and residual are cuBLASLt's own (epilogue and beta). A row scale is applied to x
 // first, into scratch: scaling rows commutes with the product, and x is the smaller side. A gated
 // product goes to scratch and is folded by one pass. Sums of squares are one pass over the output.
-// The algorithm of a shape is the fastest of the heuristic's first few, timed at first use (outside
-// of graph captures; inside one, the heuristic's first), and cached.
+// The algorithm of a shape is the fastest of the heuristic's first few, timed at first use (inside a
+// graph capture, and for row counts that are no multiple of 64, the heuristic's first), and cached.
 // Source: cuBLASLt's documentation. Measured on an H200 (bf16, M 512 .. 8192, Llama-3-8B's four
 // products): 670-780 TFLOP/s.
+#include <dlfcn.h>
+
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -94,6 +97,7 @@ int64_t both_bytes(const GemmParams& p) {
 }
 
 constexpr int64_t kBlasWorkspaceBytes = int64_t{32} << 20;
+constexpr int64_t kTimedRows = 64;
 
 }  // namespace
 
@@ -159,6 +163,62 @@ const char* gemm_blas_refuses(const GemmParams& p) {
 #ifdef REGATTA_CUBLASLT
 namespace {
 
+// cuBLASLt's functions, from the library when there is one: half a gigabyte that decoding never
+// needs. In the folder REGATTA_CUBLASLT (predict/device.py), or where the dynamic linker looks.
+struct Lt {
+  decltype(&cublasLtCreate) create = nullptr;
+  decltype(&cublasLtDestroy) destroy = nullptr;
+  decltype(&cublasLtMatmul) matmul = nullptr;
+  decltype(&cublasLtMatmulDescCreate) matmulDescCreate = nullptr;
+  decltype(&cublasLtMatmulDescDestroy) matmulDescDestroy = nullptr;
+  decltype(&cublasLtMatmulDescSetAttribute) matmulDescSetAttribute = nullptr;
+  decltype(&cublasLtMatrixLayoutCreate) matrixLayoutCreate = nullptr;
+  decltype(&cublasLtMatrixLayoutDestroy) matrixLayoutDestroy = nullptr;
+  decltype(&cublasLtMatmulPreferenceCreate) matmulPreferenceCreate = nullptr;
+  decltype(&cublasLtMatmulPreferenceDestroy) matmulPreferenceDestroy = nullptr;
+  decltype(&cublasLtMatmulPreferenceSetAttribute) matmulPreferenceSetAttribute = nullptr;
+  decltype(&cublasLtMatmulAlgoGetHeuristic) matmulAlgoGetHeuristic = nullptr;
+  decltype(&cublasLtGetStatusString) getStatusString = nullptr;
+  std::string error;
+
+  Lt() {
+    const std::string name = "libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR);
+    const char* folder = std::getenv("REGATTA_CUBLASLT");
+    void* library = nullptr;
+    if (folder != nullptr) {
+      library = dlopen((std::string(folder) + "/" + name).c_str(), RTLD_NOW | RTLD_LOCAL);
+    }
+    if (library == nullptr) library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+      error = name + " was not found; install it: pip install nvidia-cublas";
+      return;
+    }
+    const auto find = [&](auto* function, const char* symbol) {
+      *function = reinterpret_cast<std::remove_pointer_t<decltype(function)>>(
+          dlsym(library, symbol));
+      if (*function == nullptr) error = name + " has no " + symbol;
+    };
+    find(&create, "cublasLtCreate");
+    find(&destroy, "cublasLtDestroy");
+    find(&matmul, "cublasLtMatmul");
+    find(&matmulDescCreate, "cublasLtMatmulDescCreate");
+    find(&matmulDescDestroy, "cublasLtMatmulDescDestroy");
+    find(&matmulDescSetAttribute, "cublasLtMatmulDescSetAttribute");
+    find(&matrixLayoutCreate, "cublasLtMatrixLayoutCreate");
+    find(&matrixLayoutDestroy, "cublasLtMatrixLayoutDestroy");
+    find(&matmulPreferenceCreate, "cublasLtMatmulPreferenceCreate");
+    find(&matmulPreferenceDestroy, "cublasLtMatmulPreferenceDestroy");
+    find(&matmulPreferenceSetAttribute, "cublasLtMatmulPreferenceSetAttribute");
+    find(&matmulAlgoGetHeuristic, "cublasLtMatmulAlgoGetHeuristic");
+    find(&getStatusString, "cublasLtGetStatusString");
+  }
+};
+
+const Lt& lt() {
+  static const Lt api;
+  return api;
+}
+
 using Key = std::tuple<int64_t, int64_t, int64_t, DType, DType, bool, bool>;
 
 struct Blas {
@@ -169,7 +229,7 @@ struct Blas {
 
 Status blas_status(cublasStatus_t status, const char* what) {
   if (status == CUBLAS_STATUS_SUCCESS) return {};
-  return Status::error(std::string(what) + ": " + cublasLtGetStatusString(status));
+  return Status::error(std::string(what) + ": " + lt().getStatusString(status));
 }
 
 cudaDataType_t blas_type(DType dtype) {
@@ -182,28 +242,28 @@ struct Matmul {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t weight = nullptr, x = nullptr, out = nullptr;
   Matmul(const GemmParams& p, DType out_dtype, bool bias) {
-    cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    lt().matmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     const cublasOperation_t transposed = CUBLAS_OP_T;
-    cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+    lt().matmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
                                    sizeof(transposed));
     if (bias) {
       const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-      cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+      lt().matmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
                                      sizeof(epilogue));
-      cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias,
+      lt().matmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias,
                                      sizeof(p.bias));
     }
-    cublasLtMatrixLayoutCreate(&weight, blas_type(p.dtype), p.in_features, p.out_features,
+    lt().matrixLayoutCreate(&weight, blas_type(p.dtype), p.in_features, p.out_features,
                                p.in_features);
-    cublasLtMatrixLayoutCreate(&x, blas_type(p.dtype), p.in_features, p.num_rows, p.in_features);
-    cublasLtMatrixLayoutCreate(&out, blas_type(out_dtype), p.out_features, p.num_rows,
+    lt().matrixLayoutCreate(&x, blas_type(p.dtype), p.in_features, p.num_rows, p.in_features);
+    lt().matrixLayoutCreate(&out, blas_type(out_dtype), p.out_features, p.num_rows,
                                p.out_features);
   }
   ~Matmul() {
-    cublasLtMatrixLayoutDestroy(out);
-    cublasLtMatrixLayoutDestroy(x);
-    cublasLtMatrixLayoutDestroy(weight);
-    cublasLtMatmulDescDestroy(operation);
+    lt().matrixLayoutDestroy(out);
+    lt().matrixLayoutDestroy(x);
+    lt().matrixLayoutDestroy(weight);
+    lt().matmulDescDestroy(operation);
   }
   Matmul(const Matmul&) = delete;
 };
@@ -215,7 +275,7 @@ Status product(Blas* blas, const GemmParams& p, const void* x, void* out, DType 
   const float beta = p.residual != nullptr ? 1.f : 0.f;
   const void* c = p.residual != nullptr ? p.residual : out;
   const auto run = [&](const cublasLtMatmulAlgo_t& algorithm, void* to) {
-    return cublasLtMatmul(blas->handle, m.operation, &one, p.weight, m.weight, x, m.x, &beta,
+    return lt().matmul(blas->handle, m.operation, &one, p.weight, m.weight, x, m.x, &beta,
                           p.residual != nullptr ? c : to, m.out, to, m.out, &algorithm, workspace,
                           kBlasWorkspaceBytes, stream);
   };
@@ -225,17 +285,17 @@ Status product(Blas* blas, const GemmParams& p, const void* x, void* out, DType 
   auto found = blas->algorithms.find(key);
   if (found == blas->algorithms.end()) {
     cublasLtMatmulPreference_t preference;
-    cublasLtMatmulPreferenceCreate(&preference);
+    lt().matmulPreferenceCreate(&preference);
     const size_t limit = kBlasWorkspaceBytes;
-    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+    lt().matmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                          &limit, sizeof(limit));
     constexpr int kTried = 6;
     cublasLtMatmulHeuristicResult_t results[kTried];
     int count = 0;
     const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(blas->handle, m.operation, m.weight, m.x, m.out, m.out,
+        lt().matmulAlgoGetHeuristic(blas->handle, m.operation, m.weight, m.x, m.out, m.out,
                                        preference, kTried, results, &count);
-    cublasLtMatmulPreferenceDestroy(preference);
+    lt().matmulPreferenceDestroy(preference);
     if (status != CUBLAS_STATUS_SUCCESS || count == 0) {
       return Status::error("gemm_blas: cuBLASLt has no algorithm for M " +
                            std::to_string(p.num_rows) + ", N " + std::to_string(p.out_features) +
@@ -244,8 +304,11 @@ Status product(Blas* blas, const GemmParams& p, const void* x, void* out, DType 
     int best = 0;
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     cudaStreamIsCapturing(stream, &capture);
-    // Adding to `out` in place cannot be repeated: then the heuristic's first is taken.
-    if (capture == cudaStreamCaptureStatusNone && (p.residual == nullptr || p.residual != out)) {
+    // Timing costs some twenty runs, and a mixed batch has another number of rows each time: only
+    // round numbers, which come again, are timed. Adding to `out` in place cannot be repeated.
+    // Else the heuristic's first is taken.
+    if (capture == cudaStreamCaptureStatusNone && p.num_rows % kTimedRows == 0 &&
+        (p.residual == nullptr || p.residual != out)) {
       cudaEvent_t begin, end;
       cudaEventCreate(&begin);
       cudaEventCreate(&end);
@@ -272,8 +335,9 @@ Status product(Blas* blas, const GemmParams& p, const void* x, void* out, DType 
 }  // namespace
 
 Status create_blas(void** blas) {
+  if (!lt().error.empty()) return Status::error(lt().error);
   auto* made = new Blas;
-  const Status status = blas_status(cublasLtCreate(&made->handle), "cublasLtCreate");
+  const Status status = blas_status(lt().create(&made->handle), "cublasLtCreate");
   if (!status.ok()) {
     delete made;
     return status;
@@ -284,7 +348,7 @@ Status create_blas(void** blas) {
 
 void destroy_blas(void* blas) {
   if (blas == nullptr) return;
-  cublasLtDestroy(static_cast<Blas*>(blas)->handle);
+  lt().destroy(static_cast<Blas*>(blas)->handle);
   delete static_cast<Blas*>(blas);
 }
 

@@ -55,8 +55,9 @@ inline std::string dims_string(const std::vector<int64_t>& dims) {
   return text + "]";
 }
 
-// The tensor as a kernel sees it. Throws unless it is a contiguous dense CPU tensor.
-inline TensorView view(const paddle::Tensor& tensor, const char* name) {
+// The tensor as a kernel sees it. Throws unless it is a contiguous dense tensor at `place`.
+inline TensorView view(const paddle::Tensor& tensor, const char* name,
+                       const phi::Place& place = phi::CPUPlace()) {
   if (!tensor.defined() || !tensor.is_dense_tensor()) {
     fail(std::string(name) + " is not a dense tensor");
   }
@@ -72,9 +73,14 @@ inline TensorView view(const paddle::Tensor& tensor, const char* name) {
   for (int i = 0; i < result.rank; ++i) result.shape[i] = dims[i];
   if (dense.numel() == 0) return result;  // may have no memory, and so no place
   if (!dense.initialized()) fail(std::string(name) + " has no memory: it was never written");
-  if (dense.place().GetType() != phi::AllocationType::CPU) {
-    fail(std::string(name) + " is on " + dense.place().DebugString() +
-         ", this library computes on the CPU; move it there with .cpu()");
+  // Comparing places hashes both: not for the hundreds of CPU tensors of a decoder_layers call.
+  const phi::Place& found = dense.place();
+  const bool on_cpu = place.GetType() == phi::AllocationType::CPU;
+  if (on_cpu ? found.GetType() != phi::AllocationType::CPU : found != place) {
+    fail(std::string(name) + " is on " + found.DebugString() +
+         (on_cpu
+              ? ", and this operator computes on the CPU here; move it there with .cpu()"
+              : ", the other tensors are on " + place.DebugString() + "; move it there first"));
   }
   if (!dense.meta().is_contiguous()) {
     fail(std::string(name) + " is not contiguous; call .contiguous() first");
@@ -112,8 +118,9 @@ inline void check_activation(const TensorView& tensor, const char* name) {
 }
 
 inline TensorView checked_view(const paddle::Tensor& tensor, const char* name, DType dtype,
-                               const std::vector<int64_t>& shape) {
-  const TensorView result = view(tensor, name);
+                               const std::vector<int64_t>& shape,
+                               const phi::Place& place = phi::CPUPlace()) {
+  const TensorView result = view(tensor, name, place);
   check_dtype(result, name, dtype);
   check_shape(result, name, shape);
   return result;
@@ -121,14 +128,16 @@ inline TensorView checked_view(const paddle::Tensor& tensor, const char* name, D
 
 // Null data when the tensor was not given.
 inline TensorView optional_view(const paddle::optional<paddle::Tensor>& tensor, const char* name,
-                                DType dtype, const std::vector<int64_t>& shape) {
-  return tensor ? checked_view(*tensor, name, dtype, shape) : TensorView();
+                                DType dtype, const std::vector<int64_t>& shape,
+                                const phi::Place& place = phi::CPUPlace()) {
+  return tensor ? checked_view(*tensor, name, dtype, shape, place) : TensorView();
 }
 
-inline std::vector<TensorView> views(const std::vector<paddle::Tensor>& tensors, const char* name) {
+inline std::vector<TensorView> views(const std::vector<paddle::Tensor>& tensors, const char* name,
+                                     const phi::Place& place = phi::CPUPlace()) {
   std::vector<TensorView> result;
   result.reserve(tensors.size());
-  for (const paddle::Tensor& tensor : tensors) result.push_back(view(tensor, name));
+  for (const paddle::Tensor& tensor : tensors) result.push_back(view(tensor, name, place));
   return result;
 }
 

@@ -13,6 +13,7 @@
 // with n = tensors_per_linear; those with "?" are there when their flag says so.
 // caches: key and value cache of layer after layer.
 #include "attention_tensors.h"
+#include "cuda_resources.h"
 #include "regatta/mlp_block.h"
 
 namespace regatta::binding {
@@ -21,17 +22,17 @@ namespace {
 // Takes tensors off the list of weights, one after another.
 class Weights {
  public:
-  Weights(const std::vector<paddle::Tensor>& tensors, DType dtype)
-      : tensors_(tensors), dtype_(dtype) {}
+  Weights(const std::vector<paddle::Tensor>& tensors, DType dtype, const phi::Place& place)
+      : tensors_(tensors), dtype_(dtype), place_(place) {}
 
   // A vector of `size` elements of the activations' dtype; null when it is not there.
   const void* vector(const char* name, int64_t size, bool there = true) {
-    return there ? checked_view(take(name), name, dtype_, {size}).data : nullptr;
+    return there ? checked_view(take(name), name, dtype_, {size}, place_).data : nullptr;
   }
 
   std::vector<TensorView> linear(const char* name, int64_t num_tensors) {
     std::vector<TensorView> result;
-    for (int64_t i = 0; i < num_tensors; ++i) result.push_back(view(take(name), name));
+    for (int64_t i = 0; i < num_tensors; ++i) result.push_back(view(take(name), name, place_));
     return result;
   }
 
@@ -47,6 +48,7 @@ class Weights {
 
   const std::vector<paddle::Tensor>& tensors_;
   DType dtype_;
+  phi::Place place_;
   size_t next_ = 0;
 };
 
@@ -61,7 +63,9 @@ std::vector<paddle::Tensor> decoder_layers(
     int64_t tensors_per_linear, bool qkv_bias, bool qk_norm, bool out_bias, bool mlp_bias) {
   check_heads({num_heads, num_kv_heads, head_dim});
   check_softmax_scale(softmax_scale);
-  const TensorView x = view(hidden, "hidden");
+  const Device device = device_of(hidden, "hidden");
+  const phi::Place& place = device.place;
+  const TensorView x = view(hidden, "hidden", place);
   check_activation(x, "hidden");
   check_shape(x, "hidden", {-1, -1});
   if (caches.size() != 2 * windows.size()) {
@@ -70,17 +74,17 @@ std::vector<paddle::Tensor> decoder_layers(
   }
   const DType dtype = x.dtype;
   const int64_t num_tokens = x.shape[0], hidden_size = x.shape[1];
-  const TensorView table = rope_table(rope_cache, head_dim);
+  const TensorView table = rope_table(rope_cache, head_dim, place);
 
   AttentionBlockParams attention;
   attention.dtype = dtype;
   attention.scheme = scheme;
   attention.positions = static_cast<const int32_t*>(
-      checked_view(positions, "positions", DType::kInt32, {num_tokens}).data);
+      checked_view(positions, "positions", DType::kInt32, {num_tokens}, place).data);
   attention.slot_mapping = static_cast<const int32_t*>(
-      checked_view(slot_mapping, "slot_mapping", DType::kInt32, {num_tokens}).data);
+      checked_view(slot_mapping, "slot_mapping", DType::kInt32, {num_tokens}, place).data);
   attention.rope_cache = static_cast<const float*>(table.data);
-  attention.batch = batch_of(cu_seqlens_q, context_lens, block_tables, max_lens, num_tokens);
+  attention.batch = batch_of(cu_seqlens_q, context_lens, block_tables, max_lens, num_tokens, place);
   attention.hidden_size = hidden_size;
   attention.num_heads = num_heads;
   attention.num_kv_heads = num_kv_heads;
@@ -98,11 +102,15 @@ std::vector<paddle::Tensor> decoder_layers(
   mlp.dtype = dtype;
   mlp.scheme = scheme;
 
-  paddle::Tensor hidden_out = empty({num_tokens, hidden_size}, dtype);
+  paddle::Tensor hidden_out = device.empty({num_tokens, hidden_size}, dtype);
   // hidden -> middle -> hidden_out -> middle -> hidden_out ...
-  paddle::Tensor middle = empty({num_tokens, hidden_size}, dtype);
+  paddle::Tensor middle = device.empty({num_tokens, hidden_size}, dtype);
   const void* input = x.data;
-  Weights list(weights, dtype);
+  Weights list(weights, dtype, place);
+#ifdef REGATTA_WITH_CUDA
+  cuda::AttentionLimits limits;
+  CudaResources cuda_resources;
+#endif
   for (size_t layer = 0; layer < windows.size(); ++layer) {
     attention.hidden = input;
     attention.norm_weight = list.vector("norm", hidden_size);
@@ -118,10 +126,10 @@ std::vector<paddle::Tensor> decoder_layers(
     attention.num_out = static_cast<int>(out.size());
     attention.out_bias = list.vector("out bias", hidden_size, out_bias);
     attention.cache =
-        cache_of(caches[2 * layer], caches[2 * layer + 1], dtype, num_kv_heads, head_dim);
+        cache_of(caches[2 * layer], caches[2 * layer + 1], dtype, num_kv_heads, head_dim, place);
     attention.window = windows[layer];
     attention.hidden_out = middle.data();
-    throw_if_error(cpu::attention_block(attention));
+    if (device.is_cpu()) throw_if_error(cpu::attention_block(attention));
 
     mlp.hidden = middle.data();
     mlp.norm_weight = list.vector("mlp norm", hidden_size);
@@ -134,7 +142,20 @@ std::vector<paddle::Tensor> decoder_layers(
     mlp.num_down = static_cast<int>(down.size());
     mlp.down_bias = list.vector("down bias", hidden_size, mlp_bias);
     mlp.out = hidden_out.data();
-    throw_if_error(cpu::mlp_block(mlp));
+    if (device.is_cpu()) throw_if_error(cpu::mlp_block(mlp));
+#ifdef REGATTA_WITH_CUDA
+    if (!device.is_cpu()) {
+      if (layer == 0) {
+        limits = limits_of(max_lens);
+        cuda_resources = resources_of(
+            device, num_tokens, cuda::layers_scratch_bytes(attention, mlp, limits));
+        throw_if_error(cuda::begin_layers(attention, mlp, limits, cuda_resources.composed,
+                                          launch_on(device)));
+      }
+      throw_if_error(
+          cuda::layer(attention, mlp, limits, cuda_resources.composed, launch_on(device)));
+    }
+#endif
     input = hidden_out.data();
   }
   if (list.num_left() != 0) {

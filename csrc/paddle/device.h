@@ -75,8 +75,9 @@ inline Device device_at(const phi::Place& place, const std::string& name) {
 #endif
 }
 
-// The device of `tensor`, which has memory.
+// The device of `tensor`, which has memory; the CPU for an empty one without.
 inline Device device_of(const paddle::Tensor& tensor, const char* name) {
+  if (tensor.defined() && tensor.numel() == 0 && !tensor.has_allocation()) return cpu_device();
   if (!tensor.defined() || !tensor.has_allocation()) {
     fail(std::string(name) + " has no memory: it was never written");
   }

@@ -2,15 +2,16 @@
 // weight: [V, H], or with packed=true the dense LM head of a tied model.
 #include "regatta/embedding.h"
 
-#include "common.h"
+#include "cuda_resources.h"
 
 namespace regatta::binding {
 namespace {
 
 std::vector<paddle::Tensor> embedding(const paddle::Tensor& token_ids, const paddle::Tensor& weight,
                                       bool packed, int64_t hidden_size) {
-  const TensorView ids = checked_view(token_ids, "token_ids", DType::kInt32, {-1});
-  const TensorView table = view(weight, "weight");
+  const Device device = device_of(weight, "weight");
+  const TensorView ids = checked_view(token_ids, "token_ids", DType::kInt32, {-1}, device.place);
+  const TensorView table = view(weight, "weight", device.place);
   check_activation(table, "weight");
   if (!packed) {
     check_shape(table, "weight", {-1, hidden_size});
@@ -25,11 +26,17 @@ std::vector<paddle::Tensor> embedding(const paddle::Tensor& token_ids, const pad
   params.hidden_size = hidden_size;
   params.packed = packed;
   params.dtype = table.dtype;
-  paddle::Tensor out = empty({params.num_tokens, hidden_size}, params.dtype);
+  paddle::Tensor out = device.empty({params.num_tokens, hidden_size}, params.dtype);
   params.token_ids = static_cast<const int32_t*>(ids.data);
   params.weight = table.data;
   params.out = out.data();
-  throw_if_error(cpu::embedding(params));
+  if (device.is_cpu()) throw_if_error(cpu::embedding(params));
+#ifdef REGATTA_WITH_CUDA
+  if (!device.is_cpu()) {
+    make_current(device);
+    throw_if_error(cuda::embedding(params, launch_on(device)));
+  }
+#endif
   return {out};
 }
 

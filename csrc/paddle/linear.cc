@@ -1,7 +1,7 @@
 // regatta_linear(x [T, K], weight..., bias? [N]) {scheme, out_features} -> [T, N]
 #include "regatta/linear.h"
 
-#include "common.h"
+#include "cuda_resources.h"
 
 namespace regatta::binding {
 namespace {
@@ -10,12 +10,13 @@ std::vector<paddle::Tensor> linear(const paddle::Tensor& x,
                                    const std::vector<paddle::Tensor>& weight,
                                    const paddle::optional<paddle::Tensor>& bias,
                                    const std::string& scheme, int64_t out_features) {
-  const TensorView x_view = view(x, "x");
+  const Device device = device_of(x, "x");
+  const TensorView x_view = view(x, "x", device.place);
   check_activation(x_view, "x");
   check_shape(x_view, "x", {-1, -1});
-  const std::vector<TensorView> weight_views = views(weight, "weight");
-  const TensorView bias_view = optional_view(bias, "bias", x_view.dtype, {out_features});
-  paddle::Tensor out = empty({x_view.shape[0], out_features}, x_view.dtype);
+  const std::vector<TensorView> weight_views = views(weight, "weight", device.place);
+  const TensorView bias_view = optional_view(bias, "bias", x_view.dtype, {out_features}, device.place);
+  paddle::Tensor out = device.empty({x_view.shape[0], out_features}, x_view.dtype);
   LinearParams params;
   params.x = x_view.data;
   params.weight = weight_views.data();
@@ -27,7 +28,14 @@ std::vector<paddle::Tensor> linear(const paddle::Tensor& x,
   params.out_features = out_features;
   params.dtype = x_view.dtype;
   params.scheme = scheme;
-  throw_if_error(cpu::linear(params));
+  if (device.is_cpu()) throw_if_error(cpu::linear(params));
+#ifdef REGATTA_WITH_CUDA
+  if (!device.is_cpu()) {
+    const CudaResources resources =
+        resources_of(device, params.num_tokens, cuda::linear_scratch_bytes(params));
+    throw_if_error(cuda::linear(params, resources.composed, launch_on(device)));
+  }
+#endif
   return {out};
 }
 

@@ -2,7 +2,7 @@
 //                {scheme, vocab_size, epsilon} -> logits [L, V] float32
 #include "regatta/logits.h"
 
-#include "common.h"
+#include "cuda_resources.h"
 
 namespace regatta::binding {
 namespace {
@@ -11,17 +11,20 @@ std::vector<paddle::Tensor> logits(const paddle::Tensor& hidden, const paddle::T
                                    const std::vector<paddle::Tensor>& head,
                                    const paddle::Tensor& logit_indices, const std::string& scheme,
                                    int64_t vocab_size, float epsilon) {
-  const TensorView hidden_view = view(hidden, "hidden");
+  const Device device = device_of(hidden, "hidden");
+  const phi::Place& place = device.place;
+  const TensorView hidden_view = view(hidden, "hidden", place);
   check_activation(hidden_view, "hidden");
   check_shape(hidden_view, "hidden", {-1, -1});
   const int64_t hidden_size = hidden_view.shape[1];
-  const std::vector<TensorView> head_views = views(head, "head");
-  const TensorView indices = checked_view(logit_indices, "logit_indices", DType::kInt32, {-1});
-  paddle::Tensor out = empty({indices.shape[0], vocab_size}, DType::kFloat32);
+  const std::vector<TensorView> head_views = views(head, "head", place);
+  const TensorView indices =
+      checked_view(logit_indices, "logit_indices", DType::kInt32, {-1}, place);
+  paddle::Tensor out = device.empty({indices.shape[0], vocab_size}, DType::kFloat32);
   LogitsParams params;
   params.hidden = hidden_view.data;
   params.norm_weight =
-      checked_view(norm_weight, "norm_weight", hidden_view.dtype, {hidden_size}).data;
+      checked_view(norm_weight, "norm_weight", hidden_view.dtype, {hidden_size}, place).data;
   params.head = head_views.data();
   params.num_head = static_cast<int>(head_views.size());
   params.logit_indices = static_cast<const int32_t*>(indices.data);
@@ -33,7 +36,14 @@ std::vector<paddle::Tensor> logits(const paddle::Tensor& hidden, const paddle::T
   params.epsilon = epsilon;
   params.dtype = hidden_view.dtype;
   params.scheme = scheme;
-  throw_if_error(cpu::logits(params));
+  if (device.is_cpu()) throw_if_error(cpu::logits(params));
+#ifdef REGATTA_WITH_CUDA
+  if (!device.is_cpu()) {
+    const CudaResources resources =
+        resources_of(device, params.num_logits, cuda::logits_scratch_bytes(params));
+    throw_if_error(cuda::logits(params, resources.composed, launch_on(device)));
+  }
+#endif
   return {out};
 }
 

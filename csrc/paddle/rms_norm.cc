@@ -1,7 +1,7 @@
 // regatta_rms_norm(x [T, H], weight [H], residual? [T, H]) {epsilon} -> out [T, H], residual_out
 #include "regatta/rms_norm.h"
 
-#include "common.h"
+#include "cuda_resources.h"
 
 namespace regatta::binding {
 namespace {
@@ -9,14 +9,16 @@ namespace {
 std::vector<paddle::Tensor> rms_norm(const paddle::Tensor& x, const paddle::Tensor& weight,
                                      const paddle::optional<paddle::Tensor>& residual,
                                      float epsilon) {
-  const TensorView x_view = view(x, "x");
+  const Device device = device_of(x, "x");
+  const phi::Place& place = device.place;
+  const TensorView x_view = view(x, "x", place);
   check_activation(x_view, "x");
   check_shape(x_view, "x", {-1, -1});
   const std::vector<int64_t> shape = {x_view.shape[0], x_view.shape[1]};
-  const TensorView weight_view = checked_view(weight, "weight", x_view.dtype, {shape[1]});
-  const TensorView residual_view = optional_view(residual, "residual", x_view.dtype, shape);
-  paddle::Tensor out = empty(shape, x_view.dtype);
-  paddle::Tensor residual_out = empty(shape, x_view.dtype);
+  const TensorView weight_view = checked_view(weight, "weight", x_view.dtype, {shape[1]}, place);
+  const TensorView residual_view = optional_view(residual, "residual", x_view.dtype, shape, place);
+  paddle::Tensor out = device.empty(shape, x_view.dtype);
+  paddle::Tensor residual_out = device.empty(shape, x_view.dtype);
   RmsNormParams params;
   params.x = x_view.data;
   params.weight = weight_view.data;
@@ -27,7 +29,13 @@ std::vector<paddle::Tensor> rms_norm(const paddle::Tensor& x, const paddle::Tens
   params.hidden_size = shape[1];
   params.epsilon = epsilon;
   params.dtype = x_view.dtype;
-  throw_if_error(cpu::rms_norm(params));
+  if (device.is_cpu()) throw_if_error(cpu::rms_norm(params));
+#ifdef REGATTA_WITH_CUDA
+  if (!device.is_cpu()) {
+    make_current(device);
+    throw_if_error(cuda::rms_norm(params, launch_on(device)));
+  }
+#endif
   return {out, residual_out};
 }
 

@@ -2,7 +2,7 @@
 //     top_p [L] float32, seeds [L] int64, offsets [L] int64) -> token_ids [L] int32
 #include "regatta/sample.h"
 
-#include "common.h"
+#include "cuda_resources.h"
 
 namespace regatta::binding {
 namespace {
@@ -10,25 +10,33 @@ namespace {
 std::vector<paddle::Tensor> sample(const paddle::Tensor& logits, const paddle::Tensor& temperature,
                                    const paddle::Tensor& top_k, const paddle::Tensor& top_p,
                                    const paddle::Tensor& seeds, const paddle::Tensor& offsets) {
-  const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1});
+  const Device device = device_of(logits, "logits");
+  const phi::Place& place = device.place;
+  const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, place);
   const int64_t num_rows = x.shape[0];
-  paddle::Tensor token_ids = empty({num_rows}, DType::kInt32);
+  paddle::Tensor token_ids = device.empty({num_rows}, DType::kInt32);
   SampleParams params;
   params.logits = static_cast<const float*>(x.data);
   params.temperature = static_cast<const float*>(
-      checked_view(temperature, "temperature", DType::kFloat32, {num_rows}).data);
+      checked_view(temperature, "temperature", DType::kFloat32, {num_rows}, place).data);
   params.top_k =
-      static_cast<const int32_t*>(checked_view(top_k, "top_k", DType::kInt32, {num_rows}).data);
+      static_cast<const int32_t*>(checked_view(top_k, "top_k", DType::kInt32, {num_rows}, place).data);
   params.top_p =
-      static_cast<const float*>(checked_view(top_p, "top_p", DType::kFloat32, {num_rows}).data);
+      static_cast<const float*>(checked_view(top_p, "top_p", DType::kFloat32, {num_rows}, place).data);
   params.seeds =
-      static_cast<const int64_t*>(checked_view(seeds, "seeds", DType::kInt64, {num_rows}).data);
+      static_cast<const int64_t*>(checked_view(seeds, "seeds", DType::kInt64, {num_rows}, place).data);
   params.offsets =
-      static_cast<const int64_t*>(checked_view(offsets, "offsets", DType::kInt64, {num_rows}).data);
+      static_cast<const int64_t*>(checked_view(offsets, "offsets", DType::kInt64, {num_rows}, place).data);
   params.token_ids = static_cast<int32_t*>(token_ids.data());
   params.num_rows = num_rows;
   params.vocab_size = x.shape[1];
-  throw_if_error(cpu::sample(params));
+  if (device.is_cpu()) throw_if_error(cpu::sample(params));
+#ifdef REGATTA_WITH_CUDA
+  if (!device.is_cpu()) {
+    make_current(device);
+    throw_if_error(cuda::sample(params, /*min_p=*/nullptr, launch_on(device)));
+  }
+#endif
   return {token_ids};
 }
 

@@ -1,13 +1,14 @@
 // regatta_silu_mul(gate_up [T, 2I]) -> [T, I]
 #include "regatta/silu_mul.h"
 
-#include "common.h"
+#include "cuda_resources.h"
 
 namespace regatta::binding {
 namespace {
 
 std::vector<paddle::Tensor> silu_mul(const paddle::Tensor& gate_up) {
-  const TensorView gate_up_view = view(gate_up, "gate_up");
+  const Device device = device_of(gate_up, "gate_up");
+  const TensorView gate_up_view = view(gate_up, "gate_up", device.place);
   check_activation(gate_up_view, "gate_up");
   check_shape(gate_up_view, "gate_up", {-1, -1});
   if (gate_up_view.shape[1] % 2) {
@@ -18,10 +19,16 @@ std::vector<paddle::Tensor> silu_mul(const paddle::Tensor& gate_up) {
   params.num_tokens = gate_up_view.shape[0];
   params.intermediate_size = gate_up_view.shape[1] / 2;
   params.dtype = gate_up_view.dtype;
-  paddle::Tensor out = empty({params.num_tokens, params.intermediate_size}, params.dtype);
+  paddle::Tensor out = device.empty({params.num_tokens, params.intermediate_size}, params.dtype);
   params.gate_up = gate_up_view.data;
   params.out = out.data();
-  throw_if_error(cpu::silu_mul(params));
+  if (device.is_cpu()) throw_if_error(cpu::silu_mul(params));
+#ifdef REGATTA_WITH_CUDA
+  if (!device.is_cpu()) {
+    make_current(device);
+    throw_if_error(cuda::silu_mul(params, launch_on(device)));
+  }
+#endif
   return {out};
 }
 

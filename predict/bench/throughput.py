@@ -142,22 +142,27 @@ def measure(llm: LLM, plan: Plan) -> dict[str, Any]:
     return results
 
 
-def add_shares(
-    results: dict[str, Any], plan: Plan, cost: Cost, ceilings: dict[str, float], dtype: str
-) -> None:
-    """Adds decode's share of the read bandwidth and prefill's of the arithmetic ceiling."""
+def add_rates(results: dict[str, Any], plan: Plan, cost: Cost) -> None:
+    """Adds the bytes that decode reads and the operations that prefill does, per second."""
     batch = min(plan.batch_size, plan.num_requests)
     prefill_seconds = batch * plan.input_len / results["prefill_tokens_per_s"]
     flops = cost.prefill_flops(batch, plan.input_len) / prefill_seconds
     results["prefill_gflops"] = flops / 1e9
-    results["prefill_flops_share"] = flops / ceilings["flops_per_s"]
-    results["measured_gflops_ceiling"] = ceilings["flops_per_s"] / 1e9
-    results["measured_bandwidth_gbs"] = ceilings["read_bytes_per_s"] / 1e9
     if results["tpot_ms"] is not None:
         context = plan.input_len + plan.output_len / 2
         rate = cost.decode_bytes(batch, context) / results["tpot_ms"] * 1e3
         results["decode_gbs"] = rate / 1e9
-        results["decode_bandwidth_share"] = rate / ceilings["read_bytes_per_s"]
+
+
+def add_shares(results: dict[str, Any], ceilings: dict[str, float]) -> None:
+    """Adds decode's share of the read bandwidth and prefill's of the arithmetic ceiling."""
+    results["prefill_flops_share"] = results["prefill_gflops"] * 1e9 / ceilings["flops_per_s"]
+    results["measured_gflops_ceiling"] = ceilings["flops_per_s"] / 1e9
+    results["measured_bandwidth_gbs"] = ceilings["read_bytes_per_s"] / 1e9
+    if "decode_gbs" in results:
+        results["decode_bandwidth_share"] = (
+            results["decode_gbs"] * 1e9 / ceilings["read_bytes_per_s"]
+        )
 
 
 ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
@@ -194,12 +199,14 @@ def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
 
     llm = LLM(config)
     startup = process_age_seconds()
-    before = measure_ceilings(config.dtype)
+    # Of the CPU; a GPU's are in the README.
+    before = measure_ceilings(config.dtype) if llm.device is None else {}
     results = measure(llm, plan)
-    after = measure_ceilings(config.dtype)
-    # The machine's own limits move on a shared host: the run is held against their mean.
-    ceilings = {key: (before[key] + after[key]) / 2 for key in before}
-    add_shares(results, plan, Cost.of(llm.spec, config.dtype), ceilings, config.dtype)
+    add_rates(results, plan, Cost.of(llm.spec, config.dtype))
+    if before:
+        after = measure_ceilings(config.dtype)
+        # The machine's own limits move on a shared host: the run is held against their mean.
+        add_shares(results, {key: (before[key] + after[key]) / 2 for key in before})
     import paddle
 
     stats = llm.stats()

@@ -11,6 +11,7 @@ from predict.nn.spec import DecoderSpec
 
 if TYPE_CHECKING:
     from paddle import Tensor
+    from predict.device import MemoryInfo
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # A shared pool larger than this many times the running sequences' need only feeds the prefix cache.
@@ -51,6 +52,44 @@ def num_cache_blocks(config: EngineConfig, spec: DecoderSpec, free_bytes: int | 
     if config.effective_prefix_caching:
         wanted *= PREFIX_CACHE_SHARE
     return min(wanted, fits)
+
+
+def num_gpu_cache_blocks(
+    config: EngineConfig, spec: DecoderSpec, memory: MemoryInfo, workspace_bytes: int
+) -> int:
+    """`num_cache_blocks` for a GPU whose weights are in place.
+
+    memory: the GPU's now, in bytes. workspace_bytes: what one step needs besides.
+    Raises UserError with the arithmetic when too little fits.
+    """
+    from predict.device import cache_capacity
+
+    if config.num_cache_blocks is not None:
+        return config.num_cache_blocks
+    per_seq = config.max_blocks_per_seq
+    wanted = config.batch_size * per_seq
+    least = wanted if config.reserve_full else per_seq
+    capacity = cache_capacity(
+        memory.total,
+        memory.free + memory.held,
+        weight_bytes=memory.in_use,
+        workspace_bytes=workspace_bytes,
+        bytes_per_token=spec.cache_bytes_per_token(DTYPE_BYTES[config.dtype]),
+        num_tokens=least * config.block_size,
+        utilization=config.gpu_memory_utilization,
+    )
+    if config.effective_prefix_caching:
+        wanted *= PREFIX_CACHE_SHARE
+    return min(wanted, capacity // config.block_size)
+
+
+def workspace_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
+    """Bytes that one step's activations and logits take at most, roughly, on a GPU."""
+    per_token = 4 * spec.hidden_size + 2 * spec.qkv_size + 4 * spec.intermediate_size
+    element = DTYPE_BYTES[config.dtype]
+    num_tokens = max(config.token_budget, config.max_length)
+    logits = 3 * config.batch_size * spec.vocab_size * 4  # graphs of a few sizes keep theirs
+    return num_tokens * per_token * element + logits + (512 << 20)
 
 
 def allocate_caches(

@@ -53,6 +53,12 @@ class Sampler:
         """Token ids, one per request; logits: [len(requests), vocab_size] float32."""
         logits = self._process(logits, requests)
         tokens: list[int] = self.backend.sample(logits, *self._columns(requests)).tolist()
+        if min(tokens) < 0:  # a GPU cannot raise from within a step
+            row = next(i for i, token in enumerate(tokens) if token < 0)
+            raise ValueError(
+                f"sample: row {row} (request {requests[row].request_id}) has no finite largest "
+                "logit to draw from; the weights or the dtype do not suit the model"
+            )
         return tokens
 
     def _columns(self, requests: Sequence[Request]) -> list[Tensor]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from predict.nn.inputs import ForwardInputs
 from predict.nn.rope import rope_table
-from predict.nn.weights import LinearPlan, WeightPlan, WeightSource
+from predict.nn.weights import LinearPlan, WeightPlan, WeightSource, place_tensor
 from predict.schemes import Scheme
 
 if TYPE_CHECKING:
@@ -108,24 +108,31 @@ def build_decoder(
     compiled: bool,
     num_positions: int,
     on_layer: Callable[[int], None] | None = None,
+    place: Any = None,
 ) -> Decoder:
     """Reads (or makes up) every weight of the plan, layer by layer, converted to `dtype`.
 
     num_positions: rows of the rotary table (tokens). on_layer: called with each finished layer.
+    place: a GPU's; None for the CPU.
     """
     import paddle
 
     spec = plan.spec
 
+    def tensor(values: Any) -> Tensor:
+        if place is not None:
+            return place_tensor(values, dtype, place)
+        return paddle.to_tensor(values).astype(dtype)
+
     def vector(name: str, size: int) -> Tensor:
-        return paddle.to_tensor(source.vector(name, size)).astype(dtype)
+        return tensor(source.vector(name, size))
 
     def linear(plan: LinearPlan) -> Linear:
         bias = None
         if plan.has_bias:
             names = tuple(prefix + ".bias" for prefix in plan.prefixes)
-            bias = paddle.to_tensor(source.biases(names, plan.out_features)).astype(dtype)
-        tensors = tuple(scheme.load(source, plan, dtype, compiled))
+            bias = tensor(source.biases(names, plan.out_features))
+        tensors = tuple(scheme.load(source, plan, dtype, compiled, place))
         return Linear(scheme.NAME, tensors, bias, plan.in_features, plan.out_features)
 
     layers = []
@@ -150,14 +157,18 @@ def build_decoder(
             intermediate_size=spec.intermediate_size,
             norm_eps=spec.norm_eps,
         )
-        layers.append(Layer(attention, mlp))
+        layer_weights = Layer(attention, mlp)
+        # float32 is for comparing: there the norms stay apart, as references have them.
+        if place is not None and dtype != "float32" and scheme.NAME == "dense":
+            layer_weights = fold_norms(layer_weights)
+        layers.append(layer_weights)
         if on_layer:
             on_layer(index)
     head = linear(plan.head)
     embedding = None
     if not spec.tie_word_embeddings:
         shape = (spec.vocab_size, spec.hidden_size)
-        embedding = paddle.to_tensor(source.matrix((plan.embedding,), shape)).astype(dtype)
+        embedding = tensor(source.matrix((plan.embedding,), shape))
     table = rope_table(spec.rope, spec.head_dim, num_positions, spec.max_position)
     return Decoder(
         embedding=embedding,
@@ -165,7 +176,28 @@ def build_decoder(
         final_norm=vector(plan.final_norm, spec.hidden_size),
         head=head,
         norm_eps=spec.norm_eps,
-        rope=paddle.to_tensor(table),
+        rope=paddle.to_tensor(table, place=place),
+    )
+
+
+def fold_norms(layer: Layer) -> Layer:
+    """The layer with its norms' weights multiplied into the matrices behind them, in place.
+
+    Scheme "dense_folded" of the GPU's operators: a norm is then one factor per row, which the
+    product itself applies.
+    """
+    from predict import ops
+
+    attention, mlp = layer.attention, layer.mlp
+    ops.fold_norm(attention.qkv.tensors[0], attention.norm)
+    ops.fold_norm(mlp.gate_up.tensors[0], mlp.norm)
+
+    def folded(linear: Linear) -> Linear:
+        return replace(linear, scheme="dense_folded")
+
+    return Layer(
+        replace(attention, qkv=folded(attention.qkv), out=folded(attention.out)),
+        replace(mlp, gate_up=folded(mlp.gate_up), down=folded(mlp.down)),
     )
 
 

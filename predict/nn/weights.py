@@ -12,6 +12,8 @@ import numpy.typing as npt
 from predict.nn.spec import DecoderSpec
 
 if TYPE_CHECKING:
+    from paddle import Tensor
+    from predict.device import Device
     from predict.nn.checkpoint import Checkpoint
 
 
@@ -136,11 +138,24 @@ class WeightSource(Protocol):
     def vector(self, name: str, size: int) -> npt.NDArray[Any]:
         """[size]."""
 
-    def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
-        """`shape`, the named matrices one below the other."""
+    def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Any:
+        """`shape`, the named matrices one below the other; an array, or a tensor in its place."""
 
     def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
         """[size], the named vectors one after another."""
+
+
+def place_tensor(values: Any, dtype: str, place: Any) -> Tensor:
+    """`values` (an array, bfloat16 as uint16; or a tensor already there) at a GPU's `place`.
+
+    Converted to `dtype` on the host.
+    """
+    import paddle
+
+    if not isinstance(values, np.ndarray):
+        return values
+    tensor = paddle.to_tensor(values, place=paddle.CPUPlace())
+    return tensor.astype(dtype)._copy_to(place, True)
 
 
 class CheckpointSource:
@@ -190,3 +205,29 @@ class RandomSource:
     def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
         """See WeightSource."""
         return self.matrix(names, (1, size))[0]
+
+
+class DeviceRandomSource(RandomSource):
+    """Random weights for a GPU, made there: one pattern goes up, and copies of it fill matrices."""
+
+    PERIOD = (1 << 23) + 9  # odd, so that rows of a power-of-two matrix differ
+
+    def __init__(self, seed: int, dtype: str, device: Device):
+        super().__init__(seed)
+        self.device = device
+        self.pattern = place_tensor(self.values, dtype, device.place())
+
+    def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Tensor:
+        """See WeightSource."""
+        import paddle
+        from predict import cuda
+
+        result = paddle.empty(list(shape), self.pattern.dtype)
+        cuda.fill_with(result, self.pattern, cuda.current_stream(self.device))
+        return result
+
+    def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
+        """See WeightSource."""
+        start = self.used % (self.PERIOD - size)
+        self.used += size
+        return self.values[start : start + size]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from predict.errors import UserError
 from predict.nn.weights import LinearPlan, WeightSource
@@ -28,9 +28,17 @@ class Scheme(Protocol):
         ...
 
     def load(
-        self, source: WeightSource, plan: LinearPlan, dtype: str, compiled: bool
+        self,
+        source: WeightSource,
+        plan: LinearPlan,
+        dtype: str,
+        compiled: bool,
+        place: Any = None,
     ) -> list[Tensor]:
-        """Reads (and for compiled ops packs) the weight; one to a few tensors."""
+        """Reads (and for compiled ops packs) the weight; one to a few tensors.
+
+        place: a GPU's, where nothing is packed; None for the CPU.
+        """
         ...
 
     def plain(self, tensors: list[Tensor]) -> Tensor:

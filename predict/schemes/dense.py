@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from predict.nn.weights import LinearPlan, WeightSource
+from predict.nn.weights import LinearPlan, WeightSource, place_tensor
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -20,12 +20,17 @@ def expected(plan: LinearPlan) -> dict[str, tuple[int, ...]]:
     }
 
 
-def load(source: WeightSource, plan: LinearPlan, dtype: str, compiled: bool) -> list[Tensor]:
+def load(
+    source: WeightSource, plan: LinearPlan, dtype: str, compiled: bool, place: Any = None
+) -> list[Tensor]:
     """See predict.schemes.Scheme."""
     import paddle
 
     names = tuple(prefix + ".weight" for prefix in plan.prefixes)
-    weight = paddle.to_tensor(source.matrix(names, (plan.out_features, plan.in_features)))
+    values = source.matrix(names, (plan.out_features, plan.in_features))
+    if place is not None:
+        return [place_tensor(values, dtype, place)]
+    weight = paddle.to_tensor(values)
     if compiled:
         from predict import ops
 

@@ -11,6 +11,9 @@
 
 #include "regatta/attention.h"
 #include "regatta/embedding.h"
+#include "regatta/linear.h"
+#include "regatta/logits.h"
+#include "regatta/mlp_block.h"
 #include "regatta/rms_norm.h"
 #include "regatta/sample.h"
 #include "regatta/silu_mul.h"
@@ -53,15 +56,46 @@ Status rope_and_cache_write(const RopeAndCacheWriteParams& params, const Launch&
 
 // Bytes of device memory that paged_attention() needs. The caller zeroes them once, before the
 // first use; every call leaves zeros where it needs zeros. Calls of one stream may share a
-// workspace.
+// workspace when their shapes and limits are alike: what must be zero lies at its front, in a length
+// that depends on them. paged_attention_zeroed_bytes() of the front suffice.
 int64_t paged_attention_workspace_bytes(const PagedAttentionParams& params,
                                         const AttentionLimits& limits);
+int64_t paged_attention_zeroed_bytes(const PagedAttentionParams& params,
+                                     const AttentionLimits& limits);
 Status paged_attention(const PagedAttentionParams& params, const AttentionLimits& limits,
                        void* workspace, int64_t workspace_bytes, const Launch& launch);
 
 // A row that cannot be drawn from (NaN logits, no finite largest logit) gets token -1.
 // min_p: [L] in [0, 1] or null; tokens below min_p times the likeliest one are excluded first.
 Status sample(const SampleParams& params, const float* min_p, const Launch& launch);
+
+// The composed operators. Weights are single tensors [out_features, in_features], row-major, as
+// checkpoints store them. Scheme "dense": norms are kernels of their own. "dense_folded": the norm
+// weights are multiplied into the matrices behind them (fold_norm_weight in gemm.h), and a product's
+// epilogue leaves the sums of squares that the next one scales its rows by.
+struct ComposedResources {
+  void* scratch = nullptr;  // *_scratch_bytes() of the same call
+  int64_t scratch_bytes = 0;
+  void* blas = nullptr;  // see GemmResources
+};
+
+// Scratch for all layers of one call; `attention` and `mlp` need their shapes only.
+int64_t layers_scratch_bytes(const AttentionBlockParams& attention, const MlpBlockParams& mlp,
+                             const AttentionLimits& limits);
+// Prepares scratch: before the first layer of each call, with that layer's input.
+Status begin_layers(const AttentionBlockParams& attention, const MlpBlockParams& mlp,
+                    const AttentionLimits& limits, const ComposedResources& resources,
+                    const Launch& launch);
+// attention.hidden -> attention.hidden_out = mlp.hidden -> mlp.out.
+Status layer(const AttentionBlockParams& attention, const MlpBlockParams& mlp,
+             const AttentionLimits& limits, const ComposedResources& resources,
+             const Launch& launch);
+
+int64_t linear_scratch_bytes(const LinearParams& params);
+Status linear(const LinearParams& params, const ComposedResources& resources, const Launch& launch);
+
+int64_t logits_scratch_bytes(const LogitsParams& params);
+Status logits(const LogitsParams& params, const ComposedResources& resources, const Launch& launch);
 
 }  // namespace cuda
 }  // namespace regatta

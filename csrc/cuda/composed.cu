@@ -1,0 +1,349 @@
+// The composed operators: layers, logits and linear as sequences of the kernels beside this file.
+//
+// Host code alone. A layer is, in bf16 and fp16 with folded norms, seven launches:
+//   qkv product (rows scaled by the sums of squares of its input)
+//   rotary embedding and cache write
+//   attention (one launch for decode, two for prefill)
+//   out product + residual, leaving sums of squares
+//   gate and up product with SiLU * up in its epilogue
+//   down product + residual, leaving sums of squares
+// Unfolded, an RMS norm precedes the first and the fourth. All but the first launch of a call may
+// overlap the end of the one ahead (PDL, common.cuh).
+#include <algorithm>
+
+#include "common.cuh"
+#include "regatta/cuda_ops.h"
+#include "regatta/gemm.h"
+
+namespace regatta::cuda {
+namespace {
+
+// Up to this many rows no product of ours needs scratch: see the candidates in gemm.cu.
+constexpr int64_t kRowsWithoutScratch = 128;
+
+bool is_folded(const std::string& scheme) { return scheme == "dense_folded"; }
+
+Status check_scheme(const std::string& scheme) {
+  if (scheme == "dense" || scheme == "dense_folded") return {};
+  return Status::error("scheme '" + scheme +
+                       "' is not known to the GPU (allowed: dense, dense_folded)");
+}
+
+struct Product {
+  const char* name;
+  const TensorView* weight;
+  int num_weights;
+  const void* bias;
+  const void* x;
+  void* out;
+  int64_t num_rows, in_features, out_features;
+  const void* residual = nullptr;
+  bool gated = false;
+  const float* sumsq = nullptr;
+  int64_t num_sumsq = 0;
+  float* sumsq_out = nullptr;
+  float epsilon = 0.f;
+};
+
+GemmParams gemm_params(const Product& p, DType dtype, DType out_dtype) {
+  GemmParams g;
+  g.x = p.x;
+  g.bias = p.bias;
+  g.residual = p.residual;
+  g.sumsq = p.sumsq;
+  g.out = p.out;
+  g.sumsq_out = p.sumsq_out;
+  g.num_rows = p.num_rows;
+  g.in_features = p.in_features;
+  g.out_features = p.out_features;
+  g.num_sumsq = p.num_sumsq;
+  g.epsilon = p.epsilon;
+  g.dtype = dtype;
+  g.out_dtype = out_dtype;
+  g.gated = p.gated;
+  return g;
+}
+
+Status run(const Product& p, DType dtype, DType out_dtype, const GemmResources& resources,
+           CUstream_st* stream) {
+  if (p.num_weights != 1 || p.weight->rank != 2 || p.weight->dtype != dtype ||
+      p.weight->shape[0] != p.out_features || p.weight->shape[1] != p.in_features) {
+    return Status::error(std::string(p.name) + ": the weight is " +
+                         (p.num_weights == 1
+                              ? dtype_name(p.weight->dtype) + (" " + shape_string(*p.weight))
+                              : std::to_string(p.num_weights) + " tensors") +
+                         ", expected one " + dtype_name(dtype) + " [" +
+                         std::to_string(p.out_features) + ", " + std::to_string(p.in_features) +
+                         "]; a GPU takes matrices as checkpoints store them, not packed");
+  }
+  GemmParams g = gemm_params(p, dtype, out_dtype);
+  g.weight = p.weight->data;
+  return gemm(g, resources, nullptr, stream);
+}
+
+// Cuts one piece of memory into parts; with base null it only counts.
+class Arena {
+ public:
+  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
+  void* take(int64_t bytes) {
+    char* part = base_ == nullptr ? nullptr : base_ + used_;
+    used_ += round_up(bytes, 1024);
+    return part;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  char* base_;
+  int64_t used_ = 0;
+};
+
+PagedAttentionParams attention_params(const AttentionBlockParams& p) {
+  PagedAttentionParams a;
+  a.dtype = p.dtype;
+  a.cache = p.cache;
+  a.batch = p.batch;
+  a.num_heads = p.num_heads;
+  a.num_kv_heads = p.num_kv_heads;
+  a.head_dim = p.head_dim;
+  a.softmax_scale = p.softmax_scale;
+  a.window = p.window;
+  return a;
+}
+
+struct LayerScratch {
+  void* normed;  // [T, H]
+  void* qkv;     // [T, (Hq + 2 Hkv) D]
+  void* q;       // [T, Hq D]
+  void* mixed;   // [T, Hq D]
+  void* inner;   // [T, I]
+  float* sumsq;  // [T, num_sumsq]
+  int64_t num_sumsq;
+  void* attention;
+  int64_t attention_bytes;
+  int64_t zeroed_bytes;  // of attention
+  GemmResources gemm;
+  int64_t total;
+
+  LayerScratch(const AttentionBlockParams& a, const MlpBlockParams& m,
+               const AttentionLimits& limits, const ComposedResources& resources) {
+    const int64_t rows = a.batch.num_tokens, size = dtype_size(a.dtype);
+    const PagedAttentionParams attended = attention_params(a);
+    Arena arena(resources.scratch);
+    attention_bytes = paged_attention_workspace_bytes(attended, limits);
+    zeroed_bytes = paged_attention_zeroed_bytes(attended, limits);
+    attention = arena.take(attention_bytes);
+    normed = arena.take(rows * a.hidden_size * size);
+    qkv = arena.take(rows * (a.num_heads + 2 * a.num_kv_heads) * a.head_dim * size);
+    q = arena.take(rows * a.num_heads * a.head_dim * size);
+    mixed = arena.take(rows * a.num_heads * a.head_dim * size);
+    inner = arena.take(rows * m.intermediate_size * size);
+    num_sumsq = ceil_div(a.hidden_size, gemm_sumsq_columns(rows));
+    sumsq = static_cast<float*>(arena.take(rows * num_sumsq * 4));
+    if (rows > kRowsWithoutScratch) {
+      GemmParams widest;
+      widest.num_rows = rows;
+      widest.in_features = a.hidden_size;
+      widest.out_features = 2 * m.intermediate_size;
+      widest.gated = true;
+      widest.sumsq = reinterpret_cast<const float*>(1);  // counted, not read
+      gemm.scratch_bytes = gemm_scratch_bytes(widest);
+      gemm.scratch = arena.take(gemm.scratch_bytes);
+      gemm.blas = resources.blas;
+    }
+    total = arena.used();
+  }
+};
+
+Status check_scratch(int64_t needed, const ComposedResources& resources, const char* what) {
+  if (resources.scratch != nullptr && resources.scratch_bytes >= needed) return {};
+  return Status::error(std::string(what) + ": scratch of " +
+                       std::to_string(resources.scratch_bytes) + " bytes is too small (needs " +
+                       std::to_string(needed) + ")");
+}
+
+Status norm(const void* x, const void* weight, void* out, int64_t rows, int64_t width,
+            float epsilon, DType dtype, const Launch& launch_on) {
+  RmsNormParams p = {};
+  p.x = x;
+  p.weight = weight;
+  p.out = out;
+  p.num_tokens = rows;
+  p.hidden_size = width;
+  p.epsilon = epsilon;
+  p.dtype = dtype;
+  return rms_norm(p, launch_on);
+}
+
+}  // namespace
+
+int64_t layers_scratch_bytes(const AttentionBlockParams& attention, const MlpBlockParams& mlp,
+                             const AttentionLimits& limits) {
+  return LayerScratch(attention, mlp, limits, {}).total;
+}
+
+Status begin_layers(const AttentionBlockParams& attention, const MlpBlockParams& mlp,
+                    const AttentionLimits& limits, const ComposedResources& resources,
+                    const Launch& launch_on) {
+  Status status = check_scheme(attention.scheme);
+  if (!status.ok()) return status;
+  const LayerScratch s(attention, mlp, limits, resources);
+  status = check_scratch(s.total, resources, "decoder_layers");
+  if (!status.ok() || attention.batch.num_tokens == 0) return status;
+  if (s.zeroed_bytes > 0) {
+    status = cuda_status(cudaMemsetAsync(s.attention, 0, s.zeroed_bytes, launch_on.stream),
+                         "decoder_layers");
+    if (!status.ok()) return status;
+  }
+  if (!is_folded(attention.scheme)) return {};
+  const int64_t rows = attention.batch.num_tokens;
+  return row_sumsq(attention.hidden, attention.dtype, rows, attention.hidden_size,
+                   gemm_sumsq_columns(rows), s.sumsq, launch_on.stream);
+}
+
+Status layer(const AttentionBlockParams& a, const MlpBlockParams& m, const AttentionLimits& limits,
+             const ComposedResources& resources, const Launch& launch_on) {
+  const LayerScratch s(a, m, limits, resources);
+  const int64_t rows = a.batch.num_tokens, hidden = a.hidden_size;
+  if (rows == 0) return {};
+  const bool folded = is_folded(a.scheme);
+  const DType dtype = a.dtype;
+  CUstream_st* stream = launch_on.stream;
+  Status status;
+
+  if (!folded) {
+    status = norm(a.hidden, a.norm_weight, s.normed, rows, hidden, a.epsilon, dtype, launch_on);
+    if (!status.ok()) return status;
+  }
+  Product qkv = {"qkv", a.qkv, a.num_qkv, a.qkv_bias, folded ? a.hidden : s.normed, s.qkv, rows,
+                 hidden, (a.num_heads + 2 * a.num_kv_heads) * a.head_dim};
+  if (folded) qkv.sumsq = s.sumsq, qkv.num_sumsq = s.num_sumsq, qkv.epsilon = a.epsilon;
+  status = run(qkv, dtype, dtype, s.gemm, stream);
+  if (!status.ok()) return status;
+
+  RopeAndCacheWriteParams rope;
+  rope.dtype = dtype;
+  rope.qkv = s.qkv;
+  rope.positions = a.positions;
+  rope.slot_mapping = a.slot_mapping;
+  rope.rope_cache = a.rope_cache;
+  rope.q_norm = a.q_norm;
+  rope.k_norm = a.k_norm;
+  rope.cache = a.cache;
+  rope.q_out = s.q;
+  rope.num_tokens = rows;
+  rope.num_heads = a.num_heads;
+  rope.num_kv_heads = a.num_kv_heads;
+  rope.head_dim = a.head_dim;
+  rope.rotary_dim = a.rotary_dim;
+  rope.num_positions = a.num_positions;
+  rope.epsilon = a.epsilon;
+  status = rope_and_cache_write(rope, launch_on);
+  if (!status.ok()) return status;
+
+  PagedAttentionParams attended = attention_params(a);
+  attended.q = s.q;
+  attended.out = s.mixed;
+  status = paged_attention(attended, limits, s.attention, s.attention_bytes, launch_on);
+  if (!status.ok()) return status;
+
+  Product out = {"out", a.out, a.num_out, a.out_bias, s.mixed, a.hidden_out, rows,
+                 a.num_heads * a.head_dim, hidden, a.hidden};
+  if (folded) out.sumsq_out = s.sumsq;
+  status = run(out, dtype, dtype, s.gemm, stream);
+  if (!status.ok()) return status;
+
+  if (!folded) {
+    status = norm(m.hidden, m.norm_weight, s.normed, rows, hidden, m.epsilon, dtype, launch_on);
+    if (!status.ok()) return status;
+  }
+  Product gate_up = {"gate_up", m.gate_up, m.num_gate_up, m.gate_up_bias,
+                     folded ? m.hidden : s.normed, s.inner, rows, hidden, 2 * m.intermediate_size};
+  gate_up.gated = true;
+  if (folded) gate_up.sumsq = s.sumsq, gate_up.num_sumsq = s.num_sumsq, gate_up.epsilon = m.epsilon;
+  status = run(gate_up, dtype, dtype, s.gemm, stream);
+  if (!status.ok()) return status;
+
+  Product down = {"down", m.down, m.num_down, m.down_bias, s.inner, m.out, rows,
+                  m.intermediate_size, hidden, m.hidden};
+  if (folded) down.sumsq_out = s.sumsq;
+  return run(down, dtype, dtype, s.gemm, stream);
+}
+
+int64_t linear_scratch_bytes(const LinearParams& p) {
+  GemmParams g;
+  g.num_rows = p.num_tokens;
+  g.in_features = p.in_features;
+  g.out_features = p.out_features;
+  return p.num_tokens > kRowsWithoutScratch ? gemm_scratch_bytes(g) : 0;
+}
+
+Status linear(const LinearParams& p, const ComposedResources& resources, const Launch& launch_on) {
+  const Status status = check_scheme(p.scheme);
+  if (!status.ok()) return status;
+  GemmResources gemm;
+  if (p.num_tokens > kRowsWithoutScratch) {
+    gemm = {resources.blas, resources.scratch, resources.scratch_bytes};
+  }
+  return run({"linear", p.weight, p.num_weights, p.bias, p.x, p.out, p.num_tokens, p.in_features,
+              p.out_features},
+             p.dtype, p.dtype, gemm, launch_on.stream);
+}
+
+namespace {
+
+struct LogitsScratch {
+  void* rows;    // [L, H]
+  void* normed;  // [L, H]
+  GemmResources gemm;
+  int64_t total;
+
+  LogitsScratch(const LogitsParams& p, const ComposedResources& resources) {
+    Arena arena(resources.scratch);
+    const int64_t bytes = p.num_logits * p.hidden_size * dtype_size(p.dtype);
+    rows = arena.take(bytes);
+    normed = arena.take(bytes);
+    if (p.num_logits > kRowsWithoutScratch) {
+      GemmParams g;
+      g.num_rows = p.num_logits;
+      g.in_features = p.hidden_size;
+      g.out_features = p.vocab_size;
+      gemm.scratch_bytes = gemm_scratch_bytes(g);
+      gemm.scratch = arena.take(gemm.scratch_bytes);
+      gemm.blas = resources.blas;
+    }
+    total = arena.used();
+  }
+};
+
+}  // namespace
+
+int64_t logits_scratch_bytes(const LogitsParams& params) {
+  return LogitsScratch(params, {}).total;
+}
+
+Status logits(const LogitsParams& p, const ComposedResources& resources, const Launch& launch_on) {
+  if (p.num_logits == 0) return {};
+  Status status = check_scheme(p.scheme);
+  if (!status.ok()) return status;
+  const LogitsScratch s(p, resources);
+  status = check_scratch(s.total, resources, "logits");
+  if (!status.ok()) return status;
+  GatherRowsParams rows;
+  rows.row_ids = p.logit_indices;
+  rows.source = p.hidden;
+  rows.out = s.rows;
+  rows.num_rows = p.num_logits;
+  rows.num_source_rows = p.num_tokens;
+  rows.row_size = p.hidden_size;
+  rows.dtype = p.dtype;
+  status = gather_rows(rows, launch_on);
+  if (!status.ok()) return status;
+  status = norm(s.rows, p.norm_weight, s.normed, p.num_logits, p.hidden_size, p.epsilon, p.dtype,
+                launch_on);
+  if (!status.ok()) return status;
+  return run({"lm_head", p.head, p.num_head, nullptr, s.normed, p.logits, p.num_logits,
+              p.hidden_size, p.vocab_size},
+             p.dtype, DType::kFloat32, s.gemm, launch_on.stream);
+}
+
+}  // namespace regatta::cuda

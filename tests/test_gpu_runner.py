@@ -1,0 +1,107 @@
+"""What the GPU's part of the engine decides without a GPU: buckets, buffers, sizes, refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from predict import LLM
+from predict.config import EngineConfig
+from predict.device import GIB, MemoryInfo
+from predict.engine.gpu_runner import InputBuffer, bucket_size, is_decode, num_elements
+from predict.engine.kv_cache import num_gpu_cache_blocks
+from predict.errors import UserError
+from predict.nn.inputs import empty_example
+from predict.nn.spec import DecoderSpec
+from tests.test_golden import GOLDEN
+
+SPEC = DecoderSpec(
+    model_type="llama",
+    vocab_size=1000,
+    hidden_size=256,
+    intermediate_size=512,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    max_position=4096,
+    norm_eps=1e-5,
+)
+
+
+def memory(free: int, in_use: int = 0) -> MemoryInfo:
+    return MemoryInfo(total=8 * GIB, free=free, held=in_use, in_use=in_use, peak_in_use=in_use)
+
+
+def test_buckets_hold_their_batches() -> None:
+    counts = np.arange(1, 300)
+    sizes = np.array([bucket_size(int(n)) for n in counts])
+    assert (sizes >= counts).all()
+    assert (sizes[:32] < 2 * counts[:32]).all()
+    assert (sizes - counts < np.maximum(counts, 32)).all()
+    assert set(sizes.tolist()) >= {1, 2, 4, 8, 16, 32, 64, 128}
+
+
+def test_only_steps_of_one_sampled_token_per_request_are_decodes() -> None:
+    step = empty_example()
+    assert is_decode(step)
+    two_tokens = step._replace(token_ids=np.zeros(2, np.int32))
+    assert not is_decode(two_tokens)
+    assert not is_decode(step._replace(logit_indices=np.zeros(0, np.int32)))
+
+
+def test_fields_of_a_buffer_share_its_memory() -> None:
+    import paddle
+
+    shapes = [(3,), (2, 5), (1,)]
+    count = num_elements(shapes)
+    host, device = np.arange(count, dtype=np.int32), paddle.arange(count, dtype="int32")
+    buffer = InputBuffer(shapes, host, device)
+    for shape, array, tensor in zip(shapes, buffer.arrays, buffer.tensors, strict=True):
+        assert array.shape == shape
+        np.testing.assert_array_equal(array, tensor.numpy())
+    buffer.arrays[1][1, 4] = -7
+    assert -7 in host
+
+
+def config(**changes: object) -> EngineConfig:
+    values: dict[str, object] = {
+        "model_name_or_path": str(GOLDEN / "llama_gqa"),
+        "device": "gpu",
+        "inference_model": True,
+        "attention": "append",
+        "batch_size": 4,
+        "max_length": 1024,
+        **changes,
+    }
+    return EngineConfig(**values)  # type: ignore[arg-type]
+
+
+def test_cache_takes_what_the_batch_needs_when_memory_is_plenty() -> None:
+    blocks = num_gpu_cache_blocks(config(prefix_caching=False), SPEC, memory(8 * GIB), 0)
+    assert blocks == 4 * 1024 // 64
+
+
+def test_cache_shrinks_to_the_memory_that_is_left() -> None:
+    per_block = SPEC.cache_bytes_per_token(4) * 64
+    free = 20 * per_block
+    blocks = num_gpu_cache_blocks(config(), SPEC, memory(free), 2 * per_block)
+    assert blocks == 18
+
+
+def test_too_little_memory_is_an_error_with_the_arithmetic() -> None:
+    per_block = SPEC.cache_bytes_per_token(4) * 64
+    with pytest.raises(UserError, match="--max_length"):
+        num_gpu_cache_blocks(config(), SPEC, memory(10 * per_block), 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"inference_model": False}, "--append_attn"),
+        ({"mode": "static"}, "--mode dynamic"),
+    ],
+)
+def test_what_a_gpu_does_not_run_is_refused_by_name(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        LLM(config(**changes))
