@@ -28,6 +28,18 @@ def _run() -> Callable[..., Any]:
     return _C_ops._run_custom_op
 
 
+def _step(inputs: ForwardInputs) -> tuple[Tensor, ...]:
+    """What the operators with attention read of a step, in their order."""
+    return (
+        inputs.positions,
+        inputs.slot_mapping,
+        inputs.cu_seqlens_q,
+        inputs.context_lens,
+        inputs.block_tables,
+        inputs.max_lens,
+    )
+
+
 def pack_dense(weight: Tensor, dtype: str) -> Tensor:
     """Packs weight [N, K] (any float dtype) into the layout that `linear` reads, in `dtype`.
 
@@ -148,12 +160,7 @@ def attention_block(
         key_cache,
         value_cache,
         rope,
-        inputs.positions,
-        inputs.slot_mapping,
-        inputs.cu_seqlens_q,
-        inputs.context_lens,
-        inputs.block_tables,
-        inputs.max_lens,
+        *_step(inputs),
         attention.qkv.scheme,
         attention.num_heads,
         attention.num_kv_heads,
@@ -220,12 +227,7 @@ def layers(
         [tensor for layer in layers for tensor in _layer_tensors(layer)],
         [cache for pair in caches for cache in pair],
         rope,
-        inputs.positions,
-        inputs.slot_mapping,
-        inputs.cu_seqlens_q,
-        inputs.context_lens,
-        inputs.block_tables,
-        inputs.max_lens,
+        *_step(inputs),
         attention.qkv.scheme,
         attention.num_heads,
         attention.num_kv_heads,
