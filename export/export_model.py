@@ -49,7 +49,7 @@ def export_model(config: EngineConfig, output_path: Path) -> None:
     import paddle
 
     paddle.set_device("cpu")
-    compiled = library.load() if backend.__name__ == "predict.ops" else None
+    compiled = library.load() if llm.is_compiled(backend) else None
     decoder = llm.load_decoder(config, spec, reader, backend)
     try:
         output_path.mkdir(parents=True, exist_ok=True)

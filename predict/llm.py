@@ -86,6 +86,11 @@ def choose_backend(inference_model: bool) -> ModuleType:
     return reference
 
 
+def is_compiled(backend: ModuleType) -> bool:
+    """Whether a backend is the compiled operators."""
+    return backend.__name__ == "predict.ops"
+
+
 def load_decoder(
     config: EngineConfig,
     spec: DecoderSpec,
@@ -97,7 +102,7 @@ def load_decoder(
 
     device: the GPU for its weights; None for the CPU.
     """
-    compiled = backend.__name__ == "predict.ops"
+    compiled = is_compiled(backend)
     plan = plan_weights(spec, family_of(reader).WEIGHTS)
     scheme = scheme_of("dense")
     source: WeightSource
@@ -198,7 +203,7 @@ class LLM:
             )
         else:
             runner = DynamicRunner(self.backend, decoder, caches, paddle.CPUPlace())
-        if self.backend.__name__ == "predict.ops":
+        if is_compiled(self.backend):
             # From here on the step's own tensors come and go; the weights are in place.
             library.require().keep_freed_memory()
         scheduler = Scheduler(

@@ -195,7 +195,7 @@ def table(results: dict[str, Any]) -> str:
 def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
     """Builds the engine, measures, and returns everything that the table and the JSON show."""
     from predict.bench.ceilings import measure_ceilings
-    from predict.llm import LLM
+    from predict.llm import LLM, is_compiled
 
     llm = LLM(config)
     startup = process_age_seconds()
@@ -222,7 +222,7 @@ def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
         "dtype": config.dtype,
         "mode": config.mode,
         "device": config.device,
-        "operators": "compiled" if llm.backend.__name__ == "predict.ops" else "plain Paddle",
+        "operators": "compiled" if is_compiled(llm.backend) else "plain Paddle",
         "model": config.model_name_or_path,
         "machine": platform.machine(),
         "paddle_version": paddle.__version__,
