@@ -13,6 +13,7 @@ from typing import Any
 from predict.errors import UserError, nearest, one_of
 from predict.files import find_model_dir
 from predict.flags import FlagValues
+from predict.kv_formats import KV_FORMATS
 from predict.request import SamplingParams
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -38,6 +39,7 @@ class EngineConfig:
     inference_model: bool = False  # compiled operators; False: plain-Paddle ones
     attention: str = "reserved"  # reserved | block (--block_attn) | append (--append_attn)
     block_size: int = 64  # tokens per cache block
+    kv_format: str = "dense"  # of the cache, a row of predict.kv_formats
     batch_size: int = 1  # sequences decoded together
     src_length: int = 1024  # tokens of the prompt
     max_length: int = 2048  # tokens of the prompt and the output together
@@ -56,6 +58,7 @@ class EngineConfig:
             ("mode", MODES),
             ("attention", ATTENTIONS),
             ("load_format", LOAD_FORMATS),
+            ("kv_format", KV_FORMATS),
         )
         for name, allowed in choices:
             if getattr(self, name) not in allowed:

@@ -27,6 +27,7 @@ from predict.engine.sampler import Sampler
 from predict.engine.scheduler import Scheduler, SchedulerConfig
 from predict.errors import UserError
 from predict.host import peak_memory_bytes
+from predict.kv_formats import head_scales, kv_format_of
 from predict.manifest import check_manifest, load_manifest
 from predict.models import family_of
 from predict.nn.checkpoint import Checkpoint
@@ -116,7 +117,14 @@ def load_decoder(
         checkpoint.check(expected_tensors(plan, scheme), plan.ignored)
         source = CheckpointSource(checkpoint)
     return build_decoder(
-        plan, source, scheme, config.dtype, compiled, config.max_length, place=place
+        plan,
+        source,
+        scheme,
+        config.dtype,
+        compiled,
+        config.max_length,
+        place=place,
+        kv_format=config.kv_format,
     )
 
 
@@ -160,6 +168,9 @@ class LLM:
         self.config = config
         self.device = choose_gpu(config)
         self.spec, reader = read_spec(config.model_name_or_path)
+        kv_format = kv_format_of(config.kv_format)
+        kv_format.check_device(config.device)
+        kv_scales = head_scales(kv_format, config.model_name_or_path, self.spec)
         if config.max_length > self.spec.max_context:
             print(
                 f"regatta: --max_length is {config.max_length}, and the model was made for "
@@ -189,7 +200,9 @@ class LLM:
                 decoder = load_decoder(config, self.spec, reader, self.backend, self.device)
         num_blocks = self._num_cache_blocks()
         with self._explained_out_of_memory():
-            caches = allocate_caches(self.spec, num_blocks, config.block_size, config.dtype)
+            caches = allocate_caches(
+                self.spec, num_blocks, config.block_size, config.dtype, config.kv_format, kv_scales
+            )
         runner: Runner
         if config.mode == "static":
             runner = StaticRunner(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from predict import cuda
 from predict.device import Device
 from predict.nn.decoder import Decoder, forward
-from predict.nn.inputs import FIELDS, ForwardInputs
+from predict.nn.inputs import FIELDS, ForwardInputs, LayerCache
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -92,7 +92,7 @@ class GpuRunner:
         self,
         backend: ModuleType,
         decoder: Decoder,
-        caches: Sequence[tuple[Tensor, Tensor]],
+        caches: Sequence[LayerCache],
         device: Device,
         max_length: int,
         block_size: int,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from predict.engine.program import load_program
 from predict.nn.decoder import Decoder, forward
-from predict.nn.inputs import ForwardInputs, to_tensors
+from predict.nn.inputs import ForwardInputs, LayerCache, to_tensors
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -30,7 +30,7 @@ class DynamicRunner:
         self,
         backend: ModuleType,
         decoder: Decoder,
-        caches: Sequence[tuple[Tensor, Tensor]],
+        caches: Sequence[LayerCache],
         place: Any,
     ):
         self.backend = backend
@@ -55,11 +55,11 @@ class StaticRunner:
         self,
         directory: Path,
         prefix: str,
-        caches: Sequence[tuple[Tensor, Tensor]],
+        caches: Sequence[LayerCache],
         place: Any,
     ):
         self.predictor = load_program(directory, prefix)
-        self.caches = [tensor for pair in caches for tensor in pair]
+        self.caches = [tensor for cache in caches for tensor in cache]
         self.place = place
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
