@@ -1,7 +1,8 @@
 // See attention_block.cc.
 // clang-format off: attention.inl uses what gemm.inl defines
-#include "gemm.inl"
 #include "attention.inl"
+#include "gemm.inl"
+#include "kv_rows.inl"
 #include "rope.inl"
 // clang-format on
 

@@ -28,6 +28,7 @@
 #define REGATTA_ISA scalar
 #define REGATTA_ISA_ENUM Isa::kScalar
 #define REGATTA_HAS_BF16_DOT 0
+#include "codes_scalar.inl"
 #include "vec_scalar.inl"
 #include REGATTA_INL
 #undef REGATTA_ISA
@@ -39,6 +40,7 @@
 #define REGATTA_ISA avx2
 #define REGATTA_ISA_ENUM Isa::kAvx2
 #define REGATTA_HAS_BF16_DOT 0
+#include "codes_avx2.inl"
 #include "vec_avx2.inl"
 #include REGATTA_INL
 #undef REGATTA_ISA
@@ -51,6 +53,7 @@
 #define REGATTA_ISA avx512
 #define REGATTA_ISA_ENUM Isa::kAvx512
 #define REGATTA_HAS_BF16_DOT 0
+#include "codes_avx512.inl"
 #include "vec_avx512.inl"
 #include REGATTA_INL
 #undef REGATTA_ISA
@@ -63,6 +66,7 @@
 #define REGATTA_ISA avx512_bf16
 #define REGATTA_ISA_ENUM Isa::kAvx512Bf16
 #define REGATTA_HAS_BF16_DOT 1
+#include "codes_avx512.inl"
 #include "vec_avx512.inl"
 #include REGATTA_INL
 #undef REGATTA_ISA
