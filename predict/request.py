@@ -167,7 +167,8 @@ class RequestMetrics:
 class Request:
     """The mutable state of one sequence. The scheduler is its only writer once it was added.
 
-    `token_ids` is prompt then output and only ever grows; a preemption keeps it whole. The keys
+    `token_ids` is prompt then output and only ever grows; a preemption keeps it whole. Its last
+    `num_placeholders` entries are negative: tokens that a running step is about to yield. The keys
     and values of its first `num_computed_tokens` tokens lie in the cache blocks `block_ids`, in
     order. Raises UserError for an empty prompt or a token id outside 0..2**31 - 1.
     """
@@ -185,6 +186,7 @@ class Request:
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_placeholders",
         "num_preemptions",
         "num_published_blocks",
         "prompt_token_ids",
@@ -216,6 +218,7 @@ class Request:
                 )
         self.token_ids: list[int] = list(self.prompt_token_ids)
         self.num_computed_tokens = 0
+        self.num_placeholders = 0
         self.sampling_params = sampling_params
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
@@ -237,8 +240,13 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output tokens."""
+        """Prompt and output tokens, placeholders included."""
         return len(self.token_ids)
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Prompt and output tokens without placeholders."""
+        return len(self.token_ids) - self.num_placeholders
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -247,13 +255,13 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Generated tokens, an ending eos included."""
+        """Generated tokens, an ending eos and placeholders included."""
         return len(self.token_ids) - len(self.prompt_token_ids)
 
     @property
     def output_token_ids(self) -> list[int]:
-        """The generated tokens (a new list), an ending eos included."""
-        return self.token_ids[len(self.prompt_token_ids) :]
+        """The generated tokens that are known (a new list), an ending eos included."""
+        return self.token_ids[len(self.prompt_token_ids) : self.num_known_tokens]
 
     @property
     def first_token_time(self) -> float | None:
