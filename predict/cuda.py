@@ -87,6 +87,30 @@ def copy_to_host(array: NDArray[Any], tensor: Tensor, stream: int) -> None:
     )
 
 
+def copy_front_to_host(array: NDArray[Any], tensor: Tensor, stream: int) -> None:
+    """Queues the copy of the first bytes of `tensor` into the whole of a pinned array."""
+    if array.nbytes > tensor.element_size() * tensor.size:
+        raise ValueError(f"the array has {array.nbytes} bytes, more than the tensor")
+    if array.nbytes:
+        _check(
+            device_library().regatta_device_copy(
+                array.ctypes.data, tensor.data_ptr(), array.nbytes, stream
+            )
+        )
+
+
+def copy(target: Tensor, source: Tensor, stream: int) -> None:
+    """Queues the copy of `source` into `target`, tensors on one GPU and of one size in bytes."""
+    num_bytes = source.element_size() * source.size
+    if target.element_size() * target.size != num_bytes:
+        raise ValueError(f"the source has {num_bytes} bytes, the target another number")
+    _check(
+        device_library().regatta_device_copy(
+            target.data_ptr(), source.data_ptr(), num_bytes, stream
+        )
+    )
+
+
 def fill_with(tensor: Tensor, pattern: Tensor, stream: int) -> None:
     """Queues copies of `pattern`, one behind the other, into the whole of `tensor` (one dtype)."""
     copy = device_library().regatta_device_copy

@@ -22,7 +22,14 @@ from predict.engine.kv_cache import (
     num_gpu_cache_blocks,
     workspace_bytes,
 )
-from predict.engine.runner import DynamicRunner, Runner, StaticRunner
+from predict.engine.program import load_program
+from predict.engine.runner import (
+    Forward,
+    HostRunner,
+    Runner,
+    dynamic_forward,
+    static_forward,
+)
 from predict.engine.sampler import Sampler
 from predict.engine.scheduler import Scheduler, SchedulerConfig
 from predict.errors import UserError
@@ -45,6 +52,7 @@ from predict.schemes import scheme_of
 from predict.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from paddle import Tensor
     from predict.device import Device
     from predict.engine.detokenizer import TextStream
 
@@ -127,8 +135,6 @@ def choose_gpu(config: EngineConfig) -> Device | None:
     """
     if config.device == "cpu":
         return None
-    if config.mode == "static":
-        raise UserError(f"mode static is not supported on {config.device} yet; use --mode dynamic")
     if not config.inference_model:
         raise UserError(
             f"device {config.device} runs the compiled operators only; add --append_attn, "
@@ -179,30 +185,22 @@ class LLM:
 
         if self.device is None:
             paddle.set_device("cpu")
-        if config.mode == "static":
-            manifest = load_manifest(config.model_name_or_path)
-            loaded = library.load() if config.inference_model else None
-            abi = None if loaded is None else loaded.metadata.abi
-            check_manifest(manifest, config, paddle.__version__, abi)
-        else:
-            with self._explained_out_of_memory():
-                decoder = load_decoder(config, self.spec, reader, self.backend, self.device)
+        with self._explained_out_of_memory():
+            network = self._load_network(reader)
         num_blocks = self._num_cache_blocks()
         with self._explained_out_of_memory():
             caches = allocate_caches(self.spec, num_blocks, config.block_size, config.dtype)
-        runner: Runner
-        if config.mode == "static":
-            runner = StaticRunner(
-                Path(config.model_name_or_path), config.model_prefix, caches, paddle.CPUPlace()
-            )
-        elif self.device is not None:
+        runner: Runner = HostRunner(network(caches))
+        if self.device is not None:
             from predict.engine.gpu_runner import GpuRunner
 
             runner = GpuRunner(
-                self.backend, decoder, caches, self.device, config.max_length, config.block_size
+                network(caches),
+                self.device,
+                config.max_length,
+                config.batch_size,
+                config.block_size,
             )
-        else:
-            runner = DynamicRunner(self.backend, decoder, caches, paddle.CPUPlace())
         if is_compiled(self.backend):
             # From here on the step's own tensors come and go; the weights are in place.
             library.require().keep_freed_memory()
@@ -222,6 +220,24 @@ class LLM:
         self.engine = Engine(scheduler, runner, sampler, eos_token_ids)
         self._ids = itertools.count()
         self.startup_seconds = time.perf_counter() - started
+
+    def _load_network(
+        self, reader: ConfigReader
+    ) -> Callable[[Sequence[tuple[Tensor, Tensor]]], Forward]:
+        """The network with its weights in place; it runs over the caches that it is given."""
+        import paddle
+
+        config = self.config
+        if config.mode == "dynamic":
+            decoder = load_decoder(config, self.spec, reader, self.backend, self.device)
+            return lambda caches: dynamic_forward(self.backend, decoder, caches)
+        manifest = load_manifest(config.model_name_or_path)
+        loaded = library.require() if is_compiled(self.backend) else None
+        abi = None if loaded is None else loaded.metadata.abi
+        check_manifest(manifest, config, paddle.__version__, abi)
+        directory = Path(config.model_name_or_path)
+        program = load_program(directory, config.model_prefix, self.device)
+        return lambda caches: static_forward(program, caches)
 
     def _num_cache_blocks(self) -> int:
         if self.device is None:
@@ -330,7 +346,7 @@ class LLM:
                         on_output(indices[request.request_id], output)
         finally:
             for request in requests:
-                self.engine.scheduler.abort(request.request_id)
+                self.engine.abort(request.request_id)
         return [output for output in outputs if output is not None]
 
     def stream(
@@ -358,7 +374,7 @@ class LLM:
                     piece += text.finish()
                 yield StreamOutput(piece, new, request.finish_reason)
         finally:
-            self.engine.scheduler.abort(request.request_id)
+            self.engine.abort(request.request_id)
 
     def stats(self) -> EngineStats:
         """Counts so far."""

@@ -276,3 +276,18 @@ def sample(
     of philox4x32-10(key = seed, counter = offset).
     """
     return _run()("regatta_sample", logits, temperature, top_k, top_p, seeds, offsets)[0]
+
+
+def resolve_tokens(token_ids: Tensor, last_tokens: Tensor) -> None:
+    """Puts last_tokens[r] where token_ids [T] is -1 - r, in place; GPUs only."""
+    _run()("regatta_resolve_tokens", token_ids, last_tokens)
+
+
+def sample_step(logits: Tensor, choices: Tensor, last_tokens: Tensor) -> None:
+    """`sample` into the first L entries of last_tokens [R] int32, in place; GPUs only.
+
+    choices [8, P] int32, P even and at least L: rows of temperature, top_k, top_p and min_p, floats
+    by their bits; then seeds and offsets, int64, in two rows' space each. A row of logits that
+    cannot be drawn from yields -1.
+    """
+    _run()("regatta_sample_step", logits, choices, last_tokens)

@@ -691,7 +691,8 @@ class Simulation:
                 self.step_ahead()
             else:
                 self.step(drafts=False)
-        assert not self.unfinished and not self.ahead
+        assert not self.unfinished
+        assert not self.ahead
         assert self.scheduler.block_manager.num_used_blocks == 0
         assert sorted(self.ended) == sorted(self.requests)
         for each in self.requests.values():

@@ -3,22 +3,26 @@
 A graph serves batches up to its size (1, 2, 4, 8, 16, 32, ...), recorded when first needed. Its
 inputs lie in one piece of device memory that each step fills with one copy. Rows behind the batch
 are padding: they write nothing (slot -1) and read one token of block 0.
+
+The new tokens stay on the device, where the next step finds them (see Scheduler.advance), and a
+copy goes to pinned memory for the host to read when it gets there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from predict import cuda
+from predict import cuda, ops
 from predict.device import Device
-from predict.nn.decoder import Decoder, forward
+from predict.engine.runner import Forward
+from predict.engine.sampler import GREEDY, Choice, Sampler
 from predict.nn.inputs import FIELDS, ForwardInputs
+from predict.request import Request
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -72,9 +76,58 @@ def num_elements(shapes: Sequence[tuple[int, ...]]) -> int:
     return sum(padded(int(np.prod(shape))) for shape in shapes)
 
 
+def write_choices(columns: npt.NDArray[np.int32], choices: Sequence[Choice]) -> None:
+    """Fills `choices` of ops.sample_step; columns behind them are greedy."""
+    num_rows, stride = len(choices), columns.shape[1]
+    columns[:4] = 0  # temperature 0 is greedy
+    if all(choice is GREEDY for choice in choices):
+        return
+    values = list(zip(*choices, strict=True))
+    columns[0, :num_rows] = np.array(values[0], np.float32).view(np.int32)
+    columns[1, :num_rows] = values[1]
+    columns[2, :num_rows] = np.array(values[2], np.float32).view(np.int32)
+    flat = columns.reshape(-1)
+    flat[4 * stride : 4 * stride + 2 * num_rows] = np.array(values[3], np.int64).view(np.int32)
+    flat[6 * stride : 6 * stride + 2 * num_rows] = np.array(values[4], np.int64).view(np.int32)
+
+
+class TokenRing:
+    """Tokens on their way from the device to the host; each slot is free again once taken."""
+
+    SLOTS = 3  # one step awaited, one ahead of it, one in reserve
+
+    def __init__(self, max_rows: int, stream: int):
+        self._stream = stream
+        self._arrays = [cuda.pinned([max_rows], np.int32) for _ in range(self.SLOTS)]
+        self._events = [cuda.Event() for _ in range(self.SLOTS)]
+        self._next = 0
+
+    def send(self, tokens: Tensor, num_rows: int) -> TokensOnTheirWay:
+        """Queues the copy of the first `num_rows` tokens."""
+        array, event = self._arrays[self._next][:num_rows], self._events[self._next]
+        self._next = (self._next + 1) % self.SLOTS
+        cuda.copy_front_to_host(array, tokens, self._stream)
+        event.record(self._stream)
+        return TokensOnTheirWay(array, event)
+
+
+class TokensOnTheirWay:
+    """See predict.engine.runner.Tokens."""
+
+    def __init__(self, array: npt.NDArray[np.int32], event: cuda.Event):
+        self._array = array
+        self._event = event
+
+    def take(self) -> list[int]:
+        """See Tokens."""
+        self._event.synchronize()
+        tokens: list[int] = self._array.tolist()
+        return tokens
+
+
 @dataclass(frozen=True)
 class DecodeGraph:
-    """One recorded decode step."""
+    """One recorded decode step; its outputs are the logits."""
 
     buffer: InputBuffer
     host: npt.NDArray[Any]
@@ -88,20 +141,21 @@ class GpuRunner:
     Logits of a decode step lie in the graph's memory: use them before the next step.
     """
 
+    num_ahead = 1
+
     def __init__(
         self,
-        backend: ModuleType,
-        decoder: Decoder,
-        caches: Sequence[tuple[Tensor, Tensor]],
+        forward: Forward,
         device: Device,
         max_length: int,
+        max_num_seqs: int,
         block_size: int,
         use_graphs: bool = True,
     ):
         """max_length: tokens of the longest sequence, which bounds every replay of a graph."""
-        self.backend = backend
-        self.decoder = decoder
-        self.caches = caches
+        import paddle
+
+        self.forward = forward
         self.device = device
         self.max_length = max_length
         self.max_blocks = -(-max_length // block_size)
@@ -111,65 +165,97 @@ class GpuRunner:
         self._copied = cuda.Event()  # the last step's inputs have left the pinned memory
         self._copied.record(self._stream)
         self._host: npt.NDArray[Any] = np.empty(0, np.int32)  # pinned from the first step on
+        max_rows = bucket_size(max_num_seqs)
+        self._last_tokens = paddle.zeros([max_rows], "int32")
+        self._ring = TokenRing(max_rows, self._stream)
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """See Runner."""
+        logits, _ = self._run(inputs, [GREEDY] * len(inputs.logit_indices))
+        return logits
+
+    def launch(
+        self, inputs: ForwardInputs, requests: Sequence[Request], sampler: Sampler
+    ) -> TokensOnTheirWay:
+        """See Runner."""
+        import paddle
+
+        logits, choices = self._run(inputs, sampler.choices(requests))
+        changed = sampler.process(logits, requests)
+        if changed is not logits:  # the step drew from the others; draw again
+            with paddle.no_grad():
+                ops.sample_step(changed, choices, self._last_tokens)
+        return self._ring.send(self._last_tokens, len(requests))
+
+    def _run(self, inputs: ForwardInputs, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:
+        """Logits [L, V] and the choices on the device; the tokens are in `_last_tokens`."""
         import paddle
 
         with paddle.no_grad():
             if self.pool is not None and is_decode(inputs):
-                return self._replay(inputs)
-            return self._run(inputs)
+                return self._replay(inputs, choices)
+            return self._run_eagerly(inputs, choices)
 
-    def _run(self, inputs: ForwardInputs) -> Tensor:
+    def _run_eagerly(
+        self, inputs: ForwardInputs, choices: Sequence[Choice]
+    ) -> tuple[Tensor, Tensor]:
         import paddle
 
-        shapes = [np.shape(array) for array in inputs[:-1]]
+        shapes = [*(np.shape(array) for array in inputs[:-1]), (8, padded(len(choices)))]
         count = num_elements(shapes)
         self._copied.synchronize()
         if len(self._host) < count:
             self._host = cuda.pinned([2 * count], np.int32)
         host, device = self._host[:count], paddle.empty([count], "int32")
         buffer = InputBuffer(shapes, host, device)
-        for array, values in zip(buffer.arrays, inputs[:-1], strict=True):
+        for array, values in zip(buffer.arrays[:-1], inputs[:-1], strict=True):
             array[...] = values
+        write_choices(buffer.arrays[-1], choices)
         cuda.copy_to_device(device, host, self._stream)
         self._copied.record(self._stream)
-        return self._forward(buffer, int(inputs.max_lens[0]), int(inputs.max_lens[1]))
+        logits = self._step(buffer, int(inputs.max_lens[0]), int(inputs.max_lens[1]))
+        return logits, buffer.tensors[-1]
 
-    def _forward(self, buffer: InputBuffer, max_query_len: int, max_context_len: int) -> Tensor:
+    def _step(self, buffer: InputBuffer, max_query_len: int, max_context_len: int) -> Tensor:
+        """Everything of a step that runs on the device."""
         import paddle
 
+        *fields, choices = buffer.tensors
         limits = np.array([max_query_len, max_context_len], np.int32)
-        tensors = ForwardInputs._make(
-            [*buffer.tensors, paddle.to_tensor(limits, place=paddle.CPUPlace())]
-        )
-        logits, _ = forward(self.backend, self.decoder, tensors, self.caches)
+        inputs = ForwardInputs._make([*fields, paddle.to_tensor(limits, place=paddle.CPUPlace())])
+        ops.resolve_tokens(inputs.token_ids, self._last_tokens)
+        logits = self.forward(inputs)
+        if len(logits):
+            ops.sample_step(logits, choices, self._last_tokens)
         return logits
 
-    def _replay(self, inputs: ForwardInputs) -> Tensor:
+    def _replay(self, inputs: ForwardInputs, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:
         num_seqs = len(inputs.context_lens)
         size = bucket_size(num_seqs)
         graph = self.graphs.get(size)
         if graph is None:
             graph = self.graphs[size] = self._capture(size)
         self._copied.synchronize()
-        token_ids, positions, slots, _, context_lens, tables, _ = graph.buffer.arrays
+        token_ids, positions, slots, _, context_lens, tables, _, columns = graph.buffer.arrays
         token_ids[:num_seqs] = inputs.token_ids
         positions[:num_seqs] = inputs.positions
         slots[:num_seqs] = inputs.slot_mapping
         context_lens[:num_seqs] = inputs.context_lens
         tables[:num_seqs, : inputs.block_tables.shape[1]] = inputs.block_tables
         if num_seqs < size:
+            token_ids[num_seqs:] = 0
             slots[num_seqs:] = -1
             context_lens[num_seqs:] = 1
             positions[num_seqs:] = 0
             tables[num_seqs:, 0] = 0
+        write_choices(columns, choices)
         cuda.copy_to_device(graph.device, graph.host, self._stream)
         self._copied.record(self._stream)
         graph.graph.replay()
         logits: Tensor = graph.graph.outputs
-        return logits if num_seqs == size else logits[:num_seqs]
+        if num_seqs < size:
+            logits = logits[:num_seqs]
+        return logits, graph.buffer.tensors[-1]
 
     def _capture(self, size: int) -> DecodeGraph:
         """Records a step of `size` padding rows."""
@@ -184,8 +270,9 @@ class GpuRunner:
             (size,),
             (size, self.max_blocks),
             (size,),
+            (8, padded(size)),
         ]
-        assert len(shapes) == len(FIELDS) - 1
+        assert len(shapes) == len(FIELDS)
         count = num_elements(shapes)
         host, device = cuda.pinned([count], np.int32), paddle.empty([count], "int32")
         buffer = InputBuffer(shapes, host, device)
@@ -195,5 +282,8 @@ class GpuRunner:
         buffer.arrays[4][:] = 1
         buffer.arrays[6][:] = np.arange(size)
         cuda.copy_to_device(device, host, self._stream)
-        graph = self.pool.capture(lambda: self._forward(buffer, 1, self.max_length))
+        # The run before the recording draws tokens over those of the step in front of this one.
+        last_tokens = self._last_tokens.clone()
+        graph = self.pool.capture(lambda: self._step(buffer, 1, self.max_length))
+        cuda.copy(self._last_tokens, last_tokens, self._stream)
         return DecodeGraph(buffer, host, device, graph)

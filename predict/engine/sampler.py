@@ -1,22 +1,33 @@
-"""Logits to tokens: penalties, then one call of the sampling operator for the whole batch."""
+"""What each request wants of its next token: the sampling operator's inputs, and changed logits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from predict.engine.stopping import suppressed_token_ids
-from predict.request import Request
+from predict.request import Request, SamplingParams
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
+
+class Choice(NamedTuple):
+    """How one row of logits becomes a token, in the order of the sampling operator's inputs."""
+
+    temperature: float  # 0: the largest logit
+    top_k: int  # 0: all
+    top_p: float
+    seed: int
+    offset: int
+
+
 COLUMN_DTYPES: tuple[Any, ...] = (np.float32, np.int32, np.float32, np.int64, np.int64)
-GREEDY_ROW = (0.0, 1, 1.0, 0, 0)
+GREEDY = Choice(0.0, 1, 1.0, 0, 0)
 
 
 def request_seed(engine_seed: int, request: Request) -> int:
@@ -51,30 +62,29 @@ class Sampler:
 
     def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[int]:
         """Token ids, one per request; logits: [len(requests), vocab_size] float32."""
-        logits = self._process(logits, requests)
+        logits = self.process(logits, requests)
         tokens: list[int] = self.backend.sample(logits, *self._columns(requests)).tolist()
-        if min(tokens) < 0:  # a GPU cannot raise from within a step
-            row = next(i for i, token in enumerate(tokens) if token < 0)
-            raise ValueError(
-                f"sample: row {row} (request {requests[row].request_id}) has no finite largest "
-                "logit to draw from; the weights or the dtype do not suit the model"
-            )
         return tokens
 
-    def _columns(self, requests: Sequence[Request]) -> list[Tensor]:
-        """Temperature, top_k, top_p, seed and offset of each row, for the sampling operator."""
-        import paddle
-
-        rows: list[tuple[float, int, float, int, int]] = []
+    def choices(self, requests: Sequence[Request]) -> list[Choice]:
+        """One per request; GREEDY itself for each that takes the largest logit."""
+        choices: list[Choice] = []
         for request in requests:
             params = request.sampling_params
             if params.greedy:
-                rows.append(GREEDY_ROW)
+                choices.append(GREEDY)
             else:
                 seed = request_seed(self.seed, request)
                 offset = request.num_output_tokens
-                rows.append((params.temperature, params.top_k, params.top_p, seed, offset))
-        all_greedy = all(row is GREEDY_ROW for row in rows)
+                choices.append(Choice(params.temperature, params.top_k, params.top_p, seed, offset))
+        return choices
+
+    def _columns(self, requests: Sequence[Request]) -> list[Tensor]:
+        """The sampling operator's inputs besides the logits."""
+        import paddle
+
+        rows = self.choices(requests)
+        all_greedy = all(row is GREEDY for row in rows)
         if all_greedy and len(rows) in self._greedy_columns:
             return self._greedy_columns[len(rows)]
         columns = [
@@ -85,22 +95,22 @@ class Sampler:
             self._greedy_columns[len(rows)] = columns
         return columns
 
-    def _process(self, logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    @staticmethod
+    def changes_logits(params: SamplingParams) -> bool:
+        """Whether `process` may change the request's logits, by tokens that must be known."""
+        return params.repetition_penalty != 1.0 or params.min_length > 0
+
+    def process(self, logits: Tensor, requests: Sequence[Request]) -> Tensor:
         """Repetition penalty and minimum length; the logits themselves when nobody asks."""
         import paddle
 
-        suppressed = [
-            suppressed_token_ids(r.num_output_tokens, r.sampling_params, self.eos_token_ids)
-            for r in requests
-        ]
-        penalties = [r.sampling_params.repetition_penalty for r in requests]
-        if not any(suppressed) and all(penalty == 1.0 for penalty in penalties):
+        if not any(self.changes_logits(request.sampling_params) for request in requests):
             return logits
         rows = logits.numpy().copy()
-        for row, request, token_ids, penalty in zip(
-            rows, requests, suppressed, penalties, strict=True
-        ):
-            if penalty != 1.0:
-                apply_repetition_penalty(row, request.token_ids, penalty)
-            row[list(token_ids)] = -np.inf
+        for row, request in zip(rows, requests, strict=True):
+            params = request.sampling_params
+            if params.repetition_penalty != 1.0:
+                apply_repetition_penalty(row, request.token_ids, params.repetition_penalty)
+            suppressed = suppressed_token_ids(request.num_output_tokens, params, self.eos_token_ids)
+            row[list(suppressed)] = -np.inf
         return paddle.to_tensor(rows, place=logits.place)

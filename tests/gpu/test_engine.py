@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from export.export_model import export_model
 from predict import LLM, SamplingParams
 from predict import device as devices
 from predict.engine.gpu_runner import GpuRunner
@@ -37,7 +41,20 @@ def without_graphs(llm: LLM) -> LLM:
     return llm
 
 
-FORMS: dict[str, Callable[[LLM], LLM]] = {"graph": lambda llm: llm, "eager": without_graphs}
+def exported(llm: LLM) -> LLM:
+    """The static model of the same settings."""
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        export_model(llm.config, directory)
+        settings = dataclasses.replace(llm.config, model_name_or_path=str(directory), mode="static")
+        return LLM(settings)
+
+
+FORMS: dict[str, Callable[[LLM], LLM]] = {
+    "graph": lambda llm: llm,
+    "eager": without_graphs,
+    "static": exported,
+}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -45,7 +62,7 @@ FORMS: dict[str, Callable[[LLM], LLM]] = {"graph": lambda llm: llm, "eager": wit
 def test_greedy_text_equals_transformers(gpu: devices.Device, case: str, form: str) -> None:
     llm = FORMS[form](LLM(config(case, batch_size=3, **SETTINGS)))
     check_greedy(llm, case)
-    assert bool(runner_of(llm).graphs) == (form == "graph")
+    assert bool(runner_of(llm).graphs) == (form != "eager")
 
 
 @pytest.mark.parametrize("composition", list(COMPOSITIONS))
@@ -68,7 +85,7 @@ def test_half_precision_graphs_equal_eager_steps(gpu: devices.Device, dtype: str
         )
         for change in FORMS.values()
     ]
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[1] == answers[2]
     first = [a[0] == e[0] for a, e in zip(answers[0], expected["greedy"], strict=True)]
     assert sum(first) >= len(first) - 1
 
