@@ -118,7 +118,7 @@ class EngineConfig:
         """
         if self.max_num_batched_tokens is not None:
             return max(self.max_num_batched_tokens, self.batch_size)
-        default = 512 if self.device == "cpu" else 2048
+        default = 512 if self.device == "cpu" else 8192
         return max(default, self.batch_size) if self.chunked_prefill else self.max_length
 
 

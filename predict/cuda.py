@@ -77,6 +77,11 @@ def copy_to_device(tensor: Tensor, array: NDArray[Any], stream: int) -> None:
     )
 
 
+def copy_to_address(address: int, array: NDArray[Any], stream: int) -> None:
+    """Queues the copy of a pinned, contiguous array to a device address that has room for it."""
+    _check(device_library().regatta_device_copy(address, array.ctypes.data, array.nbytes, stream))
+
+
 def copy_to_host(array: NDArray[Any], tensor: Tensor, stream: int) -> None:
     """Queues the copy of the whole of `tensor` into a pinned, contiguous array of its size."""
     _check_sizes(tensor, array)

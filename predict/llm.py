@@ -123,9 +123,16 @@ def load_decoder(
         checkpoint = Checkpoint(config.model_name_or_path)
         checkpoint.check(expected_tensors(plan, scheme), plan.ignored)
         source = CheckpointSource(checkpoint)
-    return build_decoder(
-        plan, source, scheme, config.dtype, compiled, config.max_length, place=place
-    )
+        if device is not None:
+            from predict.nn.upload import DeviceCheckpointSource
+
+            source = DeviceCheckpointSource(checkpoint, config.dtype, device)
+    try:
+        return build_decoder(
+            plan, source, scheme, config.dtype, compiled, config.max_length, place=place
+        )
+    finally:
+        source.close()
 
 
 def choose_gpu(config: EngineConfig) -> Device | None:

@@ -325,7 +325,7 @@ def test_engine_config_names_the_nearest_field() -> None:
         ({}, 512, 32),
         ({"max_num_batched_tokens": 8, "batch_size": 16}, 16, 32),
         ({"chunked_prefill": False, "max_length": 100, "block_size": 16}, 100, 7),
-        ({"device": "gpu:1"}, 2048, 32),
+        ({"device": "gpu:1"}, 8192, 32),
     ],
 )
 def test_derived_sizes(values: dict[str, Any], budget: int, blocks: int) -> None:

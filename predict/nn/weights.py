@@ -144,6 +144,9 @@ class WeightSource(Protocol):
     def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
         """[size], the named vectors one after another."""
 
+    def close(self) -> None:
+        """Ends reading; what was given stays."""
+
 
 def place_tensor(values: Any, dtype: str, place: Any) -> Tensor:
     """`values` (an array, bfloat16 as uint16; or a tensor already there) at a GPU's `place`.
@@ -176,6 +179,9 @@ class CheckpointSource:
         """See WeightSource."""
         return self.checkpoint.read_float(names)
 
+    def close(self) -> None:
+        """See WeightSource."""
+
 
 class RandomSource:
     """Seeded random weights of the right shapes, for timing without a checkpoint.
@@ -205,6 +211,9 @@ class RandomSource:
     def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
         """See WeightSource."""
         return self.matrix(names, (1, size))[0]
+
+    def close(self) -> None:
+        """See WeightSource."""
 
 
 class DeviceRandomSource(RandomSource):
