@@ -109,11 +109,12 @@ def copy(target: Tensor, source: Tensor, stream: int) -> None:
     num_bytes = source.element_size() * source.size
     if target.element_size() * target.size != num_bytes:
         raise ValueError(f"the source has {num_bytes} bytes, the target another number")
-    _check(
-        device_library().regatta_device_copy(
-            target.data_ptr(), source.data_ptr(), num_bytes, stream
-        )
-    )
+    copy_between_addresses(target.data_ptr(), source.data_ptr(), num_bytes, stream)
+
+
+def copy_between_addresses(target: int, source: int, num_bytes: int, stream: int) -> None:
+    """Queues the copy of device memory to device memory."""
+    _check(device_library().regatta_device_copy(target, source, num_bytes, stream))
 
 
 def fill_with(tensor: Tensor, pattern: Tensor, stream: int) -> None:

@@ -207,6 +207,7 @@ class LLM:
                 config.max_length,
                 config.batch_size,
                 config.block_size,
+                self.spec.vocab_size,
             )
         if is_compiled(self.backend):
             # From here on the step's own tensors come and go; the weights are in place.

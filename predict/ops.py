@@ -283,6 +283,28 @@ def resolve_tokens(token_ids: Tensor, last_tokens: Tensor) -> None:
     _run()("regatta_resolve_tokens", token_ids, last_tokens)
 
 
+def adjust_logits(
+    logits: Tensor,
+    penalties: Tensor,
+    token_ids: Tensor,
+    logit_indices: Tensor,
+    history: Tensor,
+    counts: Tensor,
+    bias: Tensor,
+) -> None:
+    """Penalties and biases on logits [L, V], in place; GPUs only.
+
+    penalties [8, P] int32, P at least L: rows of repetition, presence and frequency penalty, floats
+    by their bits; the row of `history` [S, M] int32 that holds the request's tokens (-1: none), how
+    many it has, how many of them are the prompt's; first and end of the row's pairs in bias [2, K]
+    int32: token ids, and float amounts by their bits. The newest token, token_ids[logit_indices],
+    is put into the history. counts [R, V] int32: zeros, R at least L.
+    """
+    _run()(
+        "regatta_adjust_logits", logits, penalties, token_ids, logit_indices, history, counts, bias
+    )
+
+
 def sample_step(logits: Tensor, choices: Tensor, last_tokens: Tensor) -> None:
     """`sample` into the first L entries of last_tokens [R] int32, in place; GPUs only.
 

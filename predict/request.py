@@ -52,7 +52,10 @@ class SamplingParams:
     temperature: float = 1.0  # 0 is greedy
     top_k: int = 0  # 0 is off, 1 is greedy
     top_p: float = 1.0
-    repetition_penalty: float = 1.0
+    min_p: float = 0.0  # tokens less likely than this times the likeliest are left out
+    repetition_penalty: float = 1.0  # of tokens in prompt or output: logits divided by it
+    presence_penalty: float = 0.0  # of tokens in the output: taken off their logits
+    frequency_penalty: float = 0.0  # likewise, for each time
     seed: int | None = None  # None: drawn from the engine's seed and the request's index
     ignore_eos: bool = False  # eos tokens do not end the request; stop_token_ids still do
     stop_token_ids: tuple[int, ...] = ()
@@ -86,6 +89,13 @@ class SamplingParams:
         if penalty <= 0:
             raise UserError(f"repetition_penalty {penalty} is not supported (allowed: {allowed})")
         checked["repetition_penalty"] = penalty
+
+        allowed = "a number from 0 to below 1; 0 turns it off"
+        min_p = checked["min_p"] = _real("min_p", self.min_p, allowed)
+        if not 0 <= min_p < 1:
+            raise UserError(f"min_p {min_p} is not supported (allowed: {allowed})")
+        for name in ("presence_penalty", "frequency_penalty"):
+            checked[name] = _real(name, getattr(self, name), "a finite number; 0 turns it off")
 
         if not isinstance(self.ignore_eos, bool):
             raise UserError(

@@ -44,17 +44,14 @@ class Engine:
         self.sampler = sampler
         self.eos_token_ids = frozenset(eos_token_ids)
         self._steps: deque[Step] = deque()  # running, oldest first
-        self._held_back: set[int] = set()  # requests whose logits the host changes by past tokens
 
     def add(self, request: Request) -> None:
         """Queues a request; raises ValueError when it can never run (see Scheduler.add)."""
         self.scheduler.add(request)
-        if self.sampler.changes_logits(request.sampling_params):
-            self._held_back.add(request.request_id)
 
     def step(self) -> tuple[ScheduledBatch | None, list[Request]]:
         """Ends one step; its batch (None when nothing is left) and who finished in it."""
-        while len(self._steps) <= self._num_ahead() and self._launch():
+        while len(self._steps) <= self.runner.num_ahead and self._launch():
             pass
         if not self._steps:
             return None, []
@@ -64,8 +61,6 @@ class Engine:
         for request in failed:
             self.scheduler.abort(request.request_id)
         finished = self.scheduler.update(batch, token_ids, self.eos_token_ids)
-        if self._held_back:
-            self._held_back.difference_update(request.request_id for request in finished + failed)
         if failed:
             raise ValueError(
                 f"sample: request {failed[0].request_id} has no finite largest logit to draw from; "
@@ -75,12 +70,7 @@ class Engine:
 
     def abort(self, request_id: int) -> Request | None:
         """Ends a request as "abort" and frees its blocks; None if it is unknown or ended."""
-        self._held_back.discard(request_id)
         return self.scheduler.abort(request_id)
-
-    def _num_ahead(self) -> int:
-        """Steps that may be queued behind the one whose tokens are awaited."""
-        return 0 if self._held_back else self.runner.num_ahead
 
     def _launch(self) -> bool:
         """Queues one more step; False when there is none to run now."""

@@ -103,6 +103,52 @@ def test_demo_model_says_what_transformers_says(gpu: devices.Device, dtype: str)
             assert list(output.token_ids)[:4] == case["greedy"][:4]
 
 
+PENALTIES = {
+    "repetition": {"repetition_penalty": 1.4},
+    "output": {"presence_penalty": 0.6, "frequency_penalty": 0.3},
+    "min_length": {"min_length": 6, "stop_token_ids": tuple(range(0, 400, 2))},
+    "many_banned": {"min_length": 6, "stop_token_ids": tuple(range(400))},
+}
+
+
+@pytest.mark.parametrize("form", ["graph", "eager"])
+@pytest.mark.parametrize("kind", PENALTIES)
+def test_penalties_on_the_device_are_the_hosts(gpu: devices.Device, kind: str, form: str) -> None:
+    prompts = golden("llama_gqa")["prompts"] * 2
+    plain = SamplingParams(max_new_tokens=16, temperature=0.0, ignore_eos=True)
+    changed = dataclasses.replace(plain, ignore_eos=False, **PENALTIES[kind])
+    params = [changed if index % 3 else plain for index in range(len(prompts))]
+    # Few blocks: some requests are preempted and come back.
+    settings: dict[str, Any] = {
+        "batch_size": 4,
+        "block_size": 16,
+        "num_cache_blocks": 10,
+        "attention": "append",
+    }
+    device, host = (
+        FORMS[form](LLM(config("llama_gqa", device=where, inference_model=True, **settings)))
+        if where == "gpu"
+        else LLM(config("llama_gqa", device=where, **settings))
+        for where in ("gpu", "cpu")
+    )
+    assert texts(device, prompts, params) == texts(host, prompts, params)
+    assert texts(device, prompts, params) != texts(device, prompts, plain)
+
+
+def texts(
+    llm: LLM, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]
+) -> list[tuple[int, ...]]:
+    return [output.token_ids for output in llm.generate(prompts, params)]
+
+
+def test_min_p_leaves_out_unlikely_tokens(gpu: devices.Device) -> None:
+    llm = LLM(config("llama_gqa", batch_size=8, **SETTINGS))
+    prompt = golden("llama_gqa")["prompts"][0]
+    greedy_text = texts(llm, [prompt], SamplingParams(max_new_tokens=8, temperature=0.0))
+    params = SamplingParams(max_new_tokens=8, temperature=1.0, min_p=0.999)
+    assert texts(llm, [prompt] * 8, params) == greedy_text * 8
+
+
 def test_sampling_repeats_with_its_seed(gpu: devices.Device) -> None:
     llm = LLM(config("llama_gqa", batch_size=3, **SETTINGS))
     params = SamplingParams(max_new_tokens=8, temperature=1.0, top_k=20, top_p=0.9, seed=7)

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "regatta/adjust_logits.h"
 #include "regatta/attention.h"
 #include "regatta/embedding.h"
 #include "regatta/linear.h"
@@ -69,6 +70,8 @@ Status paged_attention(const PagedAttentionParams& params, const AttentionLimits
 // sampled, which the host may not know yet. Rows outside of [0, num_last) stay.
 Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t num_tokens,
                       int64_t num_last, const Launch& launch);
+
+Status adjust_logits(const AdjustLogitsParams& params, const Launch& launch);
 
 // A row that cannot be drawn from (NaN logits, no finite largest logit) gets token -1.
 // min_p: [L] in [0, 1] or null; tokens below min_p times the likeliest one are excluded first.
