@@ -325,8 +325,8 @@ def test_a8w8_shifts_smooths_and_takes_a_static_scale(
     weight = make_weight(rng, "a8w8", 40, 130)
     x = rounded(2 * normal(rng, 9, 130), dtype)
     shift, smooth = normal(rng, 130), rng.uniform(0.2, 2, 130).astype(np.float32)
-    extra = (tensor([static_scale], "float32"), tensor(shift, "float32"))
-    operand = weight.operand(compiled, dtype, *extra, tensor(smooth, "float32"))
+    extra = (tensor(values, "float32") for values in ([static_scale], smooth, shift))
+    operand = weight.operand(compiled, dtype, *extra)
     got = linear(compiled, "a8w8", tensor(x, dtype), operand, 40)
     expected = rounded_by_row((x + shift) * smooth, static_scale) @ weight.wide().T
     assert_close(numpy32(got), expected, dtype)

@@ -19,7 +19,7 @@
 namespace regatta::cpu {
 namespace {
 
-// packed, scales, act [1], shift, smooth.
+// packed, scales, act [1], smooth, shift.
 Status check_a8w8(const Weight& weight, DType) {
   Status status = check_quantized("a8w8", weight, 5);
   if (!status.ok()) return status;
@@ -28,8 +28,8 @@ Status check_a8w8(const Weight& weight, DType) {
     return Status::error(std::string("act of the a8w8 weight is ") + dtype_name(act.dtype) + " " +
                          shape_string(act) + ", expected float32 [1]: a scale, or 0 for dynamic");
   }
-  status = check_per_input("a8w8", weight, 3, "shift", DType::kFloat32);
-  return status.ok() ? check_per_input("a8w8", weight, 4, "smooth", DType::kFloat32) : status;
+  status = check_per_input("a8w8", weight, 3, "smooth", DType::kFloat32);
+  return status.ok() ? check_per_input("a8w8", weight, 4, "shift", DType::kFloat32) : status;
 }
 
 // packed, scales, a [1] that is not read, perm.
@@ -53,8 +53,8 @@ const GemmKernels* kernels_w4a8(Isa isa, DType dtype, const Weight&) {
 RowTransform transform_a8w8(const Weight& weight, DType) {
   RowTransform result;
   result.static_scale = *static_cast<const float*>(weight.tensors[2].data);
-  result.shift = per_input<float>(weight, 3);
-  result.smooth = per_input<float>(weight, 4);
+  result.smooth = per_input<float>(weight, 3);
+  result.shift = per_input<float>(weight, 4);
   result.offset = 128;
   return result;
 }
