@@ -35,7 +35,6 @@ from tests.cpu_kernels import (
     threads,
 )
 from tests.test_cpu_kernels_attention import (
-    Batch,
     Problem,
     Shape,
     attention,
@@ -71,7 +70,7 @@ def candidate(request: pytest.FixtureRequest, compiled: Library) -> Iterator[str
 
 
 def given_scales(kv_format: KvFormat, num_kv_heads: int) -> Any:
-    """Scales per head that clip a few of a normal distribution's values; None where rows have them."""
+    """Scales per head that clip a few normal values; None where rows have their own."""
     if kv_format.scales != "head":
         return None
     assert kv_format.range_max is not None
@@ -89,6 +88,7 @@ class Quantized:
         given = given_scales(kv_format, pool.shape[1])
         scale = None if given is None else given.unsqueeze(-1)
         codes, made = kv_format.quantize(rows, scale)
+        assert made is not None
         self.values = numpy32(kv_format.unpack(codes, made, pool.shape[-1]))
         # What nobody wrote: any code, and scales that would spread.
         noise = np.random.default_rng(3).integers(0, 256, codes.shape).astype(np.uint8)
@@ -125,8 +125,9 @@ class QuantizedProblem:
 
     def expected(self) -> Any:
         p = self.problem
-        contexts = [p.batch.context_rows(c.values) for c in (self.keys, self.values)]
-        return attention(p.batch.shape, p.q, *contexts, p.scale)
+        keys = p.batch.context_rows(self.keys.values)
+        values = p.batch.context_rows(self.values.values)
+        return attention(p.batch.shape, p.q, keys, values, p.scale)
 
 
 # As test_cpu_kernels_attention's: groups, head dims that fill vectors or do not, odd ones, blocks,
@@ -225,6 +226,7 @@ def test_rows_are_quantized_when_they_are_written(
         rows = new[written].astype(np.float32)
         given = None if kv_format.scales == "token" else caches[2 + which]
         wanted, scale = kv_format.quantize(tensor(rows, "float32"), given)
+        assert scale is not None
         at = slots[written] // 8, slice(None), slots[written] % 8
         got = caches[which].numpy()[at]
         # A product that ends up beside the middle of two codes may fall to either.
@@ -335,7 +337,8 @@ def test_scales_of_query_heads_serve_their_group(tmp_path: Path) -> None:
     write_scales(tmp_path, paddle_nlp_scales())
     layers = head_scales(kv_format_of("int8_static"), tmp_path, SPEC)
     assert layers is not None
-    assert layers[1].key == [2 / 127, 2 / 127] and layers[0].value == [1 / 127, 2 / 127]
+    assert layers[1].key == [2 / 127, 2 / 127]
+    assert layers[0].value == [1 / 127, 2 / 127]
     layers = head_scales(kv_format_of("fp8"), tmp_path, SPEC)
     assert layers is not None
     assert layers[0].key == [1 / 448, 2 / 448]
@@ -343,7 +346,8 @@ def test_scales_of_query_heads_serve_their_group(tmp_path: Path) -> None:
 
 def test_fp8_does_without_a_scale_file(tmp_path: Path) -> None:
     layers = head_scales(kv_format_of("fp8"), tmp_path, SPEC)
-    assert layers is not None and layers[1].value == [1.0, 1.0]
+    assert layers is not None
+    assert layers[1].value == [1.0, 1.0]
     assert head_scales(kv_format_of("int4"), tmp_path, SPEC) is None
 
 
@@ -376,7 +380,7 @@ def test_unknown_format_names_the_known_ones(compiled: Library) -> None:
         kv_format_of("int5")
     problem = QuantizedProblem(kv_format_of("int4"), Problem.of(SHAPES[-1], "float32"))
     problem.kv_format = KvFormat("int5", 4, "token", 2, lambda r, s: (r, s), lambda c, s, d: c)
-    with pytest.raises(ValueError, match='kv_format is "int5" .*int8_dynamic, fp8, int4'):
+    with pytest.raises(ValueError, match=r'kv_format is "int5" .*int8_dynamic, fp8, int4'):
         problem.run(compiled)
     problem.kv_format = kv_format_of("dense")
     with pytest.raises(ValueError, match="caches holds 4 tensors for 1 layer of kv_format dense"):
@@ -388,8 +392,3 @@ def test_wrong_scales_are_refused(compiled: Library) -> None:
     problem.values.scale = problem.values.scale[..., :-1].contiguous()
     with pytest.raises(ValueError, match=r"value_scale has shape \[\d+, 2, 15\], expected"):
         problem.run(compiled)
-
-
-def test_batch_of_shape_covers_every_format() -> None:
-    assert {row.name for row in QUANTIZED} == set(KV_FORMATS) - {"dense"}
-    assert Batch.of(SHAPES[0]).num_blocks > 0

@@ -5,6 +5,14 @@
 // applied to a token's scores and weights, which are fewer than its elements:
 //   q . k = key_scale * (q . code) + key_offset * sum(q)
 //   w * v = (w * value_scale) * (code + value_offset), the latter once for all dims
+#if REGATTA_VECTOR_BITS == 512
+#include "codes_avx512.inl"
+#elif REGATTA_VECTOR_BITS == 256
+#include "codes_avx2.inl"
+#else
+#include "codes_scalar.inl"
+#endif
+
 namespace regatta::cpu::REGATTA_ISA {
 
 // Multiplicands: float, or bf16 in pairs that one vdpbf16ps multiplies and adds.

@@ -1,8 +1,8 @@
 // See attention.inl.
 // clang-format off: attention.inl uses what rows.inl defines
-#include "attention.inl"
-#include "kv_rows.inl"
 #include "rows.inl"
+#include "kv_rows.inl"
+#include "attention.inl"
 // clang-format on
 
 namespace regatta::cpu::REGATTA_ISA {
