@@ -34,6 +34,7 @@ class Manifest:
     vocab_size: int
     eos_token_ids: list[int]
     model_type: str
+    kv_format: str = "dense"
 
     def save(self, directory: Path) -> None:
         """Writes manifest.json."""
@@ -73,6 +74,7 @@ def check_manifest(
         ("dtype", manifest.dtype, config.dtype),
         ("device", manifest.device, device),
         ("block_size", manifest.block_size, config.block_size),
+        ("kv_format", manifest.kv_format, config.kv_format),
     )
     for name, exported, wanted in facts:
         if exported != wanted:
