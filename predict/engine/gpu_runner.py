@@ -184,7 +184,7 @@ class GpuRunner:
         self._copied.record(self._stream)
         self._host: npt.NDArray[Any] = np.empty(0, np.int32)  # pinned from the first step on
         self._max_rows = bucket_size(max_num_seqs)
-        self._last_tokens = paddle.zeros([self._max_rows], "int32")
+        self._last_tokens = paddle.zeros([self._max_rows], "int32", device=device.place())
         self._ring = TokenRing(self._max_rows, self._stream)
         self._history: TokenHistory | None = None  # from the first penalty on
 
@@ -224,7 +224,10 @@ class GpuRunner:
         self._copied.synchronize()
         if len(self._host) < count:
             self._host = cuda.pinned([2 * count], np.int32)
-        host, device = self._host[:count], paddle.empty([count], "int32")
+        host, device = (
+            self._host[:count],
+            paddle.empty([count], "int32", device=self.device.place()),
+        )
         buffer = InputBuffer(shapes, host, device)
         for array, values in zip(buffer.arrays, inputs[:-1], strict=False):
             array[...] = values
@@ -311,7 +314,10 @@ class GpuRunner:
         assert len(shapes) == len(FIELDS) - 1
         shapes += sampling_shapes(size, BANNED_PER_ROW * size)
         count = num_elements(shapes)
-        host, device = cuda.pinned([count], np.int32), paddle.empty([count], "int32")
+        host, device = (
+            cuda.pinned([count], np.int32),
+            paddle.empty([count], "int32", device=self.device.place()),
+        )
         buffer = InputBuffer(shapes, host, device)
         host[:] = 0
         buffer.arrays[2][:] = -1

@@ -29,8 +29,8 @@ class TokenHistory:
     def __init__(self, device: Device, num_slots: int, max_length: int, vocab_size: int):
         import paddle
 
-        self.tokens: Tensor = paddle.zeros([num_slots, max_length], "int32")
-        self.counts: Tensor = paddle.zeros([num_slots, vocab_size], "int32")
+        self.tokens: Tensor = paddle.zeros([num_slots, max_length], "int32", device=device.place())
+        self.counts: Tensor = paddle.zeros([num_slots, vocab_size], "int32", device=device.place())
         self._device = device
         self._slots: dict[int, tuple[int, Request]] = {}  # by request id
         self._free = list(range(num_slots))
