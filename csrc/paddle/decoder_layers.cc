@@ -63,7 +63,7 @@ std::vector<paddle::Tensor> decoder_layers(
     int64_t tensors_per_linear, bool qkv_bias, bool qk_norm, bool out_bias, bool mlp_bias) {
   check_heads({num_heads, num_kv_heads, head_dim});
   check_softmax_scale(softmax_scale);
-  const Device device = device_of(hidden, "hidden");
+  const Device device = device_of(rope_cache, "rope_cache");
   const phi::Place& place = device.place;
   const TensorView x = view(hidden, "hidden", place);
   check_activation(x, "hidden");
