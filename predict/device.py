@@ -338,8 +338,9 @@ def set_environment(device: Device) -> None:
             f"unset it, or link the plugins there into {PLUGIN_FOLDER} and name that"
         )
     os.environ["CUSTOM_DEVICE_ROOT"] = str(PLUGIN_FOLDER)
-    # Paddle tells of each plugin in six lines on stderr; warnings and errors still come.
-    os.environ.setdefault("GLOG_minloglevel", "1")
+    # Paddle tells of each plugin in six lines on stderr, and warns of each custom operator when it
+    # loads a program; errors still come.
+    os.environ.setdefault("GLOG_minloglevel", "2")
 
 
 def blas_folder() -> Path | None:

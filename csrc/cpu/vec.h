@@ -22,6 +22,10 @@
 //   Vec keep_lanes(Vec a, int begin, int end, Vec other)    a in lanes [begin, end), else other
 //   uint32_t ge_mask(Vec a, Vec b)       bit i: a >= b in lane i (false where either is NaN)
 //   Vec where_ge(Vec a, Vec b, Vec x)    x where a >= b, else 0
+//   Vec max_magnitude(Vec m, Vec a)      max(m, |a|) for m >= 0; a NaN is larger than all
+//   float reduce_magnitude(Vec m)        the largest of such m
+//   int32_t store_int8(const Vec* a, int8_t*)   32 values to the nearest in [-127, 127], ties to
+//                                        even; returns their sum. What a NaN becomes is not said.
 //
 // avx512_bf16 has besides (guard with `#if REGATTA_HAS_BF16_DOT`):
 //   struct VecBf16 { __m512bh v; };                         32 values = 16 pairs

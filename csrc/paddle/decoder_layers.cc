@@ -10,8 +10,12 @@
 // weights: layer after layer
 //     norm [H], qkv x n, qkv bias?, q norm [D] and k norm [D]?, out x n, out bias?,
 //     mlp norm [H], gate_up x n, gate_up bias?, down x n, down bias?
-// with n = tensors_per_linear; those with "?" are there when their flag says so.
+// with n = tensors_per_linear; those with "?" are there when their flag says so. `scheme` is one for
+// all linears, or "qkv's,out's,gate_up's,down's": then n is what each of these takes.
 // caches: key and value cache of layer after layer.
+#include <algorithm>
+#include <utility>
+
 #include "attention_tensors.h"
 #include "cuda_resources.h"
 #include "regatta/mlp_block.h"
@@ -52,6 +56,43 @@ class Weights {
   size_t next_ = 0;
 };
 
+// Tensors of a linear, by its scheme (predict/schemes).
+int64_t num_scheme_tensors(const std::string& scheme) {
+  static const std::pair<const char*, int64_t> kCounts[] = {
+      {"dense", 1}, {"weight_only_int8", 4}, {"weight_only_int4", 4},
+      {"w4a8", 4},  {"a8w8", 5},             {"a8w8_fp8", 3}};
+  std::string known;
+  for (const auto& [name, count] : kCounts) {
+    if (scheme == name) return count;
+    known += (known.empty() ? "" : ", ") + std::string(name);
+  }
+  fail("scheme '" + scheme + "' is not known (known: " + known + ")");
+}
+
+// The schemes of a layer's linears: in the order qkv, out, gate_up, down.
+struct LayerSchemes {
+  std::string attention, mlp;  // as the blocks take them
+  int64_t num_tensors[4];
+};
+
+LayerSchemes layer_schemes(const std::string& scheme, int64_t tensors_per_linear) {
+  std::vector<std::string> names;
+  for (size_t begin = 0; begin <= scheme.size();) {
+    const size_t end = std::min(scheme.find(',', begin), scheme.size());
+    names.push_back(scheme.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  const int64_t n = tensors_per_linear;
+  if (names.size() == 1) return {scheme, scheme, {n, n, n, n}};
+  if (names.size() != 4) {
+    fail("scheme '" + scheme + "' has " + std::to_string(names.size()) +
+         " names (allowed: one for all linears, or those of qkv,out,gate_up,down)");
+  }
+  LayerSchemes result = {names[0] + "," + names[1], names[2] + "," + names[3], {}};
+  for (int i = 0; i < 4; ++i) result.num_tensors[i] = num_scheme_tensors(names[i]);
+  return result;
+}
+
 std::vector<paddle::Tensor> decoder_layers(
     const paddle::Tensor& hidden, const std::vector<paddle::Tensor>& weights,
     std::vector<paddle::Tensor>& caches, const paddle::Tensor& rope_cache,
@@ -76,9 +117,10 @@ std::vector<paddle::Tensor> decoder_layers(
   const int64_t num_tokens = x.shape[0], hidden_size = x.shape[1];
   const TensorView table = rope_table(rope_cache, head_dim, place);
 
+  const LayerSchemes schemes = layer_schemes(scheme, tensors_per_linear);
   AttentionBlockParams attention;
   attention.dtype = dtype;
-  attention.scheme = scheme;
+  attention.scheme = schemes.attention;
   attention.positions = static_cast<const int32_t*>(
       checked_view(positions, "positions", DType::kInt32, {num_tokens}, place).data);
   attention.slot_mapping = static_cast<const int32_t*>(
@@ -100,7 +142,7 @@ std::vector<paddle::Tensor> decoder_layers(
   mlp.intermediate_size = intermediate_size;
   mlp.epsilon = epsilon;
   mlp.dtype = dtype;
-  mlp.scheme = scheme;
+  mlp.scheme = schemes.mlp;
 
   paddle::Tensor hidden_out = device.empty({num_tokens, hidden_size}, dtype);
   // hidden -> middle -> hidden_out -> middle -> hidden_out ...
@@ -114,14 +156,14 @@ std::vector<paddle::Tensor> decoder_layers(
   for (size_t layer = 0; layer < windows.size(); ++layer) {
     attention.hidden = input;
     attention.norm_weight = list.vector("norm", hidden_size);
-    const std::vector<TensorView> qkv = list.linear("qkv", tensors_per_linear);
+    const std::vector<TensorView> qkv = list.linear("qkv", schemes.num_tensors[0]);
     attention.qkv = qkv.data();
     attention.num_qkv = static_cast<int>(qkv.size());
     attention.qkv_bias =
         list.vector("qkv bias", (num_heads + 2 * num_kv_heads) * head_dim, qkv_bias);
     attention.q_norm = list.vector("q norm", head_dim, qk_norm);
     attention.k_norm = list.vector("k norm", head_dim, qk_norm);
-    const std::vector<TensorView> out = list.linear("out", tensors_per_linear);
+    const std::vector<TensorView> out = list.linear("out", schemes.num_tensors[1]);
     attention.out = out.data();
     attention.num_out = static_cast<int>(out.size());
     attention.out_bias = list.vector("out bias", hidden_size, out_bias);
@@ -133,11 +175,11 @@ std::vector<paddle::Tensor> decoder_layers(
 
     mlp.hidden = middle.data();
     mlp.norm_weight = list.vector("mlp norm", hidden_size);
-    const std::vector<TensorView> gate_up = list.linear("gate_up", tensors_per_linear);
+    const std::vector<TensorView> gate_up = list.linear("gate_up", schemes.num_tensors[2]);
     mlp.gate_up = gate_up.data();
     mlp.num_gate_up = static_cast<int>(gate_up.size());
     mlp.gate_up_bias = list.vector("gate_up bias", 2 * intermediate_size, mlp_bias);
-    const std::vector<TensorView> down = list.linear("down", tensors_per_linear);
+    const std::vector<TensorView> down = list.linear("down", schemes.num_tensors[3]);
     mlp.down = down.data();
     mlp.num_down = static_cast<int>(down.size());
     mlp.down_bias = list.vector("down bias", hidden_size, mlp_bias);

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from predict.device import PLUGIN_TYPE, Device
 from predict.errors import UserError
 from predict.nn import decoder as network
 from predict.nn.decoder import Decoder, map_tensors
@@ -24,6 +25,7 @@ TRACED_MODULES = (
     "predict.reference",
     "predict.schemes",
 )
+POOL_MEBIBYTES = 64  # Paddle's own pool for a program on a native GPU; it grows
 
 
 def save_program(
@@ -71,9 +73,10 @@ def save_program(
     paddle.jit.save(traced, str(directory / prefix))
 
 
-def load_program(directory: Path, prefix: str) -> Any:
+def load_program(directory: Path, prefix: str, device: Device | None = None) -> Any:
     """A paddle.inference predictor whose `run` takes FIELDS, then the caches, in that order.
 
+    device: the GPU that it was exported for; None for the CPU.
     Raises UserError where the program's files are missing or its inputs are others.
     """
     from paddle import inference
@@ -87,8 +90,13 @@ def load_program(directory: Path, prefix: str) -> Any:
         )
     settings = inference.Config(*map(str, files))
     settings.disable_glog_info()
-    settings.disable_gpu()
-    settings.disable_mkldnn()
+    if device is None:
+        settings.disable_gpu()
+        settings.disable_mkldnn()
+    elif device.is_plugin:
+        settings.enable_custom_device(PLUGIN_TYPE, device.index)
+    else:
+        settings.enable_use_gpu(POOL_MEBIBYTES, device.index)
     settings.switch_ir_optim(True)
     settings.enable_new_executor()
     settings.enable_new_ir()

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "regatta/adjust_logits.h"
 #include "regatta/attention.h"
 #include "regatta/embedding.h"
 #include "regatta/linear.h"
@@ -67,6 +68,13 @@ int64_t paged_attention_zeroed_bytes(const PagedAttentionParams& params,
                                      const AttentionLimits& limits);
 Status paged_attention(const PagedAttentionParams& params, const AttentionLimits& limits,
                        void* workspace, int64_t workspace_bytes, const Launch& launch);
+
+// token_ids[i] = last_tokens[-1 - token_ids[i]] where token_ids[i] is negative: what the step before
+// sampled, which the host may not know yet. Rows outside of [0, num_last) stay.
+Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t num_tokens,
+                      int64_t num_last, const Launch& launch);
+
+Status adjust_logits(const AdjustLogitsParams& params, const Launch& launch);
 
 // A row that cannot be drawn from (NaN logits, no finite largest logit) gets token -1.
 // min_p: [L] in [0, 1] or null; tokens below min_p times the likeliest one are excluded first.
