@@ -155,7 +155,7 @@ struct LayerScratch {
 };
 
 Status check_scratch(int64_t needed, const ComposedResources& resources, const char* what) {
-  if (resources.scratch != nullptr && resources.scratch_bytes >= needed) return {};
+  if (needed == 0 || (resources.scratch != nullptr && resources.scratch_bytes >= needed)) return {};
   return Status::error(std::string(what) + ": scratch of " +
                        std::to_string(resources.scratch_bytes) + " bytes is too small (needs " +
                        std::to_string(needed) + ")");

@@ -476,7 +476,7 @@ def test_tensors_of_two_devices_are_refused_by_name(gpu: devices.Device) -> None
 def test_sizes_that_no_kernel_has_are_refused_by_name(gpu: devices.Device) -> None:
     operands = Operands(gpu, "float32")
     for heads, block_size, words in (
-        (Heads(2, 1, 64), 24, "block_size 24 .* allowed: 16, 32, 64, 128"),
+        (Heads(2, 1, 64), 24, "block_size 24 .*allowed: 16, 32, 64, 128"),
         (Heads(2, 1, 320), 32, "head_dim 320 is larger than 256"),
     ):
         step = Step(operands, [Span(3, 1)], heads, block_size)
