@@ -215,11 +215,14 @@ class PredictorConfig:
             flags = _with_exported(flags, directory)
             _check_rules(flags)
         max_length = _max_length(flags)
+        device, why_no_gpu = _device(flags)
+        if why_no_gpu:
+            notes.append(f"--device was not given; running on cpu: {why_no_gpu}")
         try:
             engine = EngineConfig(
                 model_name_or_path=str(directory),
                 dtype=flags["dtype"],
-                device=flags["device"] if flags.given("device") else "cpu",
+                device=device,
                 inference_model=_fused(flags),
                 attention=_attention(flags),
                 max_length=max_length,
@@ -385,10 +388,6 @@ RULES: tuple[Rule, ...] = (
 
 NOTES: tuple[Rule, ...] = (
     Rule(
-        lambda f: not f.given("device"),
-        "--device was not given; running on cpu (an NVIDIA GPU: --device gpu)",
-    ),
-    Rule(
         lambda f: f.given("max_length", "total_max_length"),
         "--max_length counts prompt and output together; --max_new_tokens limits the output alone",
     ),
@@ -418,6 +417,21 @@ def _max_length(flags: FlagValues) -> int:
     if flags["total_max_length"] is not None and not flags.given("max_length"):
         return int(flags["total_max_length"])
     return int(flags["max_length"])
+
+
+def _device(flags: FlagValues) -> tuple[str, str]:
+    """The device, and why it is not a GPU of this machine where the flags leave that open.
+
+    Left open: a GPU where one is usable, as PaddleNLP's default is, but for what only the CPU runs
+    (the plain operators, --avx_model). An exported program runs where it was made for.
+    """
+    if flags.given("device") or flags["mode"] == "static":
+        return flags["device"], ""
+    if flags["avx_model"] or not _fused(flags):
+        return "cpu", ""
+    from predict.device import default_name
+
+    return default_name()
 
 
 def _attention(flags: FlagValues) -> str:
@@ -451,6 +465,7 @@ def _with_exported(flags: FlagValues, directory: Path) -> FlagValues:
     manifest = load_manifest(directory)
     exported = {
         "dtype": manifest.dtype,
+        "device": manifest.device,
         "inference_model": manifest.library_abi is not None,
         "block_size": manifest.block_size,
         "max_length": min(flags["max_length"], manifest.max_length),

@@ -176,7 +176,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_FILES, "output_file", "str", "output.json",
          'Results: JSON lines {"src", "tgt", "output"} in input order, each written once done.'),
     Flag(_RUN, "device", "str", "gpu",
-         "cpu, gpu or gpu:N. When not given: cpu.",
+         "cpu, gpu or gpu:N. When not given: gpu where one is usable and the compiled operators "
+         "run, else cpu; an exported model runs where it was exported for.",
          availability=not_yet("The CPU works: --device cpu; and NVIDIA GPUs: --device gpu.",
                               *_ACCELERATORS)),
     Flag(_RUN, "mode", "str", "dynamic",
