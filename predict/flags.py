@@ -138,10 +138,7 @@ QUANT_TYPES = (
 )
 # What PaddleNLP users pass besides cpu; anything else is a spelling mistake.
 _ACCELERATORS = ("xpu*", "npu*", "gcu*", "dcu*", "mlu*", "hpu*", "intel_hpu*", "sdaa*")
-_NO_C8 = not_yet("The KV cache has the dtype of the model (--dtype).")
-_NO_C8_TYPES = not_yet(
-    "The types without c8 and without experts work, such as a8w8 and a8w8_fp8.", "*c8*", "*_wint4"
-)
+_NO_WINT4 = not_yet("The types without experts work, such as a8w8_fp8.", "*_wint4")
 _NO_QUANT = not_yet("Models with experts do not run yet.")
 _NO_SPECULATION = not_yet("Plain decoding works: leave the speculative flags out.")
 _NO_ADAPTER = not_yet("Merge the adapter into the weights first and pass the merged directory.")
@@ -192,9 +189,9 @@ FLAGS: tuple[Flag, ...] = (
          choices=("fp16", "bf16", "fp16_int8"),
          availability=not_yet("--avx_type fp16 and bf16 work.", "fp16_int8")),
     Flag(_RUN, "avx_cachekv_type", "str", None,
-         "Type of the KV cache on the CPU; must agree with --dtype.",
-         choices=("fp16", "int8"),
-         availability=not_yet("The KV cache has the dtype of the model (--dtype).", "int8")),
+         "Type of the KV cache on the CPU: fp16 with --dtype float16; int8 is "
+         "--cachekv_int8_type dynamic.",
+         choices=("fp16", "int8")),
     Flag(_FUSED, "inference_model", "bool", False,
          "Use the compiled, fused operators; without it the plain-Paddle ones run. In static "
          "mode it is the exported model's."),
@@ -248,11 +245,11 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_QUANT, "quant_type", "str", None,
          "Round the weights of a checkpoint while it is read, without calibration; a quantized "
          "checkpoint says its own type. c8 in a name adds the static int8 cache.",
-         choices=QUANT_TYPES, availability=_NO_C8_TYPES),
+         choices=QUANT_TYPES, availability=_NO_WINT4),
     Flag(_QUANT, "cachekv_int8_type", "str", None,
          "KV cache in 8 bits: dynamic (int8, a scale per head and token), static (int8, scales "
          "of cachekv_scales.json), fp8; or in 4: int4.",
-         choices=CACHE_TYPES, availability=_NO_C8),
+         choices=CACHE_TYPES),
     Flag(_QUANT, "weightonly_group_size", "int", -1,
          "Input features per scale of weight-only types (32, 64 or 128); -1 is one group."),
     Flag(_QUANT, "weight_block_size", "ints", None,
