@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn
 
 from predict.errors import UserError, nearest
 
-Kind = Literal["str", "int", "float", "bool", "ints"]
+Kind = Literal["str", "int", "float", "bool", "ints", "strs"]
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ _KIND_WORDS = {
     "float": "a number",
     "bool": "true or false",
     "ints": "integers separated by commas",
+    "strs": "words separated by commas",
 }
 
 
@@ -110,6 +111,7 @@ _PARSERS: Mapping[str, Any] = {
     "float": float,
     "bool": _parse_bool,
     "ints": lambda text: [int(part) for part in text.strip("[] ").replace(",", " ").split()],
+    "strs": lambda text: text.strip("[] ").replace(",", " ").split(),
 }
 
 
@@ -349,8 +351,14 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; {self.prog} --help lists the flags")
 
 
+USAGE = "--model_name_or_path DIR --dtype TYPE [--flag [VALUE] ...]"
+
+
 def build_parser(
-    flags: Sequence[Flag] = FLAGS, prog: str = "predictor.py", description: str = ""
+    flags: Sequence[Flag] = FLAGS,
+    prog: str = "predictor.py",
+    description: str = "",
+    usage: str = USAGE,
 ) -> argparse.ArgumentParser:
     """The argparse parser of a flag table; its result lacks the values that were not given."""
     parser = _Parser(
@@ -358,7 +366,7 @@ def build_parser(
         description=description,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        usage=f"{prog} --model_name_or_path DIR --dtype TYPE [--flag [VALUE] ...]",
+        usage=f"{prog} {usage}",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=100),
     )
     groups: dict[str, Any] = {}
@@ -381,6 +389,7 @@ def parse_flags(
     flags: Sequence[Flag] = FLAGS,
     prog: str = "predictor.py",
     description: str = "",
+    usage: str = USAGE,
 ) -> FlagValues:
     """The flags of a command line.
 
@@ -388,7 +397,7 @@ def parse_flags(
     Raises UserError for unknown flags, values out of range and features that are not there yet;
     raises SystemExit(0) after printing --help.
     """
-    parser = build_parser(flags, prog, description)
+    parser = build_parser(flags, prog, description, usage)
     namespace, unknown = parser.parse_known_args([_underscored(word) for word in argv])
     if unknown:
         raise _unknown_error(unknown[0], flags, prog)
@@ -430,7 +439,7 @@ def _help_text(flag: Flag, with_default: bool = True) -> str:
     if with_default and flag.default is not None:
         text += f" Default: {_shown(flag.default)}."
     if availability.level == "not yet" and availability.values:
-        values = ", ".join(value.rstrip("*") for value in availability.values)
+        values = ", ".join(value.strip("*") for value in availability.values)
         text += f" Not in this release: {values}."
     elif availability.level == "not yet":
         text += " Not in this release."
@@ -442,7 +451,17 @@ def _help_text(flag: Flag, with_default: bool = True) -> str:
 def _metavar(flag: Flag) -> str:
     if flag.choices:
         return "{" + ",".join(flag.choices) + "}" if len(flag.choices) <= 3 else "NAME"
-    return {"str": "TEXT", "int": "N", "float": "X", "bool": "true|false", "ints": "N,N"}[flag.kind]
+    return _METAVARS[flag.kind]
+
+
+_METAVARS: Mapping[str, str] = {
+    "str": "TEXT",
+    "int": "N",
+    "float": "X",
+    "bool": "true|false",
+    "ints": "N,N",
+    "strs": "NAME,NAME",
+}
 
 
 def _shown(default: Any) -> str:
