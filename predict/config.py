@@ -13,6 +13,14 @@ from typing import Any
 from predict.errors import UserError, nearest, one_of
 from predict.files import find_model_dir
 from predict.flags import FlagValues
+from predict.quantization import (
+    CACHE_TYPES,
+    FP8_BLOCK,
+    GROUP_SIZES,
+    KV_FORMATS,
+    QuantSettings,
+    parse_quant_type,
+)
 from predict.request import SamplingParams
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -47,6 +55,12 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9  # share of the device's memory for weights and cache
     num_cache_blocks: int | None = None  # None: from the memory that is free
     load_format: str = "auto"  # auto | dummy (seeded random weights)
+    quant_type: str | None = None  # None: as the checkpoint has it; else rounded while it is read
+    weightonly_group_size: int = -1  # input features per scale of weight-only types; -1: all
+    weight_block_size: tuple[int, ...] | None = None  # of a8w8_fp8: (128, 128); None: rows
+    lm_head_quant_type: str | None = None  # None: the LM head stays dense
+    skip_list_names: tuple[str, ...] = ()  # linears with one of these in their name stay dense
+    cachekv_int8_type: str | None = None  # dynamic | static | fp8 | int4
     seed: int = 0
     chat_template: str | None = None  # None: the tokenizer's own; none: off; else a file or folder
 
@@ -77,11 +91,60 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name} is {value}; it must be at least 1")
+        self._check_quantization()
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise UserError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; "
                 "it is a share of the device's memory, above 0 and at most 1"
             )
+
+    def _check_quantization(self) -> None:
+        if self.cachekv_int8_type not in (None, *CACHE_TYPES):
+            raise one_of("cachekv_int8_type", self.cachekv_int8_type, CACHE_TYPES)
+        if self.weightonly_group_size not in GROUP_SIZES:
+            sizes = ", ".join(map(str, GROUP_SIZES))
+            raise UserError(
+                f"weightonly_group_size {self.weightonly_group_size} is not supported "
+                f"(allowed: {sizes}; -1 is one scale per output feature)"
+            )
+        if self.weight_block_size not in (None, FP8_BLOCK):
+            raise UserError(
+                f"weight_block_size {self.weight_block_size} is not supported (allowed: 128,128); "
+                "leave it out for one scale per output feature"
+            )
+        if self.quant_type is not None:
+            brings = parse_quant_type(self.quant_type).cache_type
+            if brings and self.cachekv_int8_type not in (None, brings):
+                raise UserError(
+                    f"quant_type {self.quant_type} has a {brings} cache, and cachekv_int8_type is "
+                    f"{self.cachekv_int8_type}; give one of the two"
+                )
+        elif self.lm_head_quant_type is None:
+            for name, none in (("weight_block_size", None), ("skip_list_names", ())):
+                if getattr(self, name) != none:
+                    raise UserError(f"{name} says how to quantize; add --quant_type")
+        self.quantization  # noqa: B018  (its own checks)
+
+    @property
+    def quantization(self) -> QuantSettings:
+        """How linears are quantized while they are read. Raises UserError on an unknown type."""
+
+        def scheme(name: str | None) -> str | None:
+            return None if name is None else parse_quant_type(name).scheme
+
+        return QuantSettings(
+            scheme=scheme(self.quant_type),
+            group_size=self.weightonly_group_size,
+            block_size=-1 if self.weight_block_size is None else self.weight_block_size[0],
+            head_scheme=scheme(self.lm_head_quant_type),
+            skip=self.skip_list_names,
+        )
+
+    @property
+    def kv_format(self) -> str:
+        """The row of predict.kv_formats that the cache has."""
+        brought = parse_quant_type(self.quant_type).cache_type if self.quant_type else None
+        return KV_FORMATS[self.cachekv_int8_type or brought]
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> EngineConfig:
@@ -161,6 +224,8 @@ class PredictorConfig:
                 attention=_attention(flags),
                 max_length=max_length,
                 prefix_caching=_prefix_caching(flags),
+                weight_block_size=_tuple(flags["weight_block_size"]),
+                skip_list_names=_tuple(flags["skip_list_names"]) or (),
                 **{name: flags[name] for name in _SAME_NAME},
             )
             sampling_params = _sampling_params(flags, max_length)
@@ -191,6 +256,10 @@ _SAME_NAME = (
     "gpu_memory_utilization",
     "num_cache_blocks",
     "load_format",
+    "quant_type",
+    "weightonly_group_size",
+    "lm_head_quant_type",
+    "cachekv_int8_type",
     "seed",
     "chat_template",
 )
@@ -369,6 +438,10 @@ def _prefix_caching(flags: FlagValues) -> bool:
     return bool(
         flags["prefix_caching"] and (flags.given("prefix_caching") or not flags["benchmark"])
     )
+
+
+def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
+    return None if values is None else tuple(values)
 
 
 def _with_exported(flags: FlagValues, directory: Path) -> FlagValues:

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, NoReturn
 
 from predict.errors import UserError, nearest
+from predict.quantization import ALIASES, CACHE_TYPES, SCHEMES
 
 Kind = Literal["str", "int", "float", "bool", "ints", "strs"]
 
@@ -94,7 +95,7 @@ _KIND_WORDS = {
     "float": "a number",
     "bool": "true or false",
     "ints": "integers separated by commas",
-    "strs": "words separated by commas",
+    "strs": "names separated by commas",
 }
 
 
@@ -127,19 +128,21 @@ _ADAPTERS = "Adapters"
 _BENCH = "Benchmark"
 _COMPAT = "Known from PaddleNLP"
 
+# PaddleNLP's names, the short ones of its tools, and w4a8.
 QUANT_TYPES = (
-    "weight_only_int8",
-    "weight_only_int4",
-    "a8w8",
+    *SCHEMES,
     "a8w8c8",
-    "a8w8_fp8",
     "a8w8c8_fp8",
     "a8w8_fp8_wint4",
+    *ALIASES,
 )
 # What PaddleNLP users pass besides cpu; anything else is a spelling mistake.
 _ACCELERATORS = ("xpu*", "npu*", "gcu*", "dcu*", "mlu*", "hpu*", "intel_hpu*", "sdaa*")
-_NO_QUANT = not_yet("Weights run as float32, bfloat16 or float16 (--dtype).")
 _NO_C8 = not_yet("The KV cache has the dtype of the model (--dtype).")
+_NO_C8_TYPES = not_yet(
+    "The types without c8 and without experts work, such as a8w8 and a8w8_fp8.", "*c8*", "*_wint4"
+)
+_NO_QUANT = not_yet("Models with experts do not run yet.")
 _NO_SPECULATION = not_yet("Plain decoding works: leave the speculative flags out.")
 _NO_ADAPTER = not_yet("Merge the adapter into the weights first and pass the merged directory.")
 _NO_DEEPSEEK = not_yet("Llama, Mistral, Qwen2 and Qwen3 run, in --dtype.")
@@ -242,17 +245,22 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_SAMPLING, "seed", "int", 0,
          "Same seed and flags, same output."),
     Flag(_QUANT, "quant_type", "str", None,
-         "Quantization of weights and activations.",
-         choices=QUANT_TYPES, availability=_NO_QUANT),
+         "Round the weights of a checkpoint while it is read, without calibration; a quantized "
+         "checkpoint says its own type. c8 in a name adds the static int8 cache.",
+         choices=QUANT_TYPES, availability=_NO_C8_TYPES),
     Flag(_QUANT, "cachekv_int8_type", "str", None,
-         "Quantization of the KV cache to int8.",
-         choices=("dynamic", "static"), availability=_NO_C8),
+         "KV cache in 8 bits: dynamic (int8, a scale per head and token), static (int8, scales "
+         "of cachekv_scales.json), fp8; or in 4: int4.",
+         choices=CACHE_TYPES, availability=_NO_C8),
     Flag(_QUANT, "weightonly_group_size", "int", -1,
-         "Input channels per scale of weight-only types; -1 is one group.",
-         availability=_NO_QUANT),
-    Flag(_QUANT, "weight_block_size", "ints", [128, 128],
-         "Block of block-wise fp8 weights.",
-         availability=_NO_QUANT),
+         "Input features per scale of weight-only types (32, 64 or 128); -1 is one group."),
+    Flag(_QUANT, "weight_block_size", "ints", None,
+         "128,128: a scale per block of a8w8_fp8; when not given, per output feature."),
+    Flag(_QUANT, "lm_head_quant_type", "str", None,
+         "Round the LM head too; when not given, it stays in --dtype.",
+         choices=SCHEMES),
+    Flag(_QUANT, "skip_list_names", "strs", None,
+         "Linears with one of these in their name stay in --dtype."),
     Flag(_QUANT, "moe_quant_type", "str", None,
          "Quantization of expert weights.",
          choices=QUANT_TYPES, availability=_NO_QUANT),

@@ -26,6 +26,8 @@ from predict.engine.runner import DynamicRunner, Runner, StaticRunner
 from predict.engine.sampler import Sampler
 from predict.engine.scheduler import Scheduler, SchedulerConfig
 from predict.errors import UserError
+from predict.formats import Layout, layout_of
+from predict.formats.online import Online
 from predict.host import peak_memory_bytes
 from predict.manifest import check_manifest, load_manifest
 from predict.models import family_of
@@ -40,8 +42,8 @@ from predict.nn.weights import (
     WeightSource,
     plan_weights,
 )
+from predict.quantization import check_support
 from predict.request import Request, RequestOutput, SamplingParams
-from predict.schemes import scheme_of
 from predict.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -103,20 +105,26 @@ def load_decoder(
     device: the GPU for its weights; None for the CPU.
     """
     compiled = is_compiled(backend)
+    settings = config.quantization
     plan = plan_weights(spec, family_of(reader).WEIGHTS)
-    scheme = scheme_of("dense")
     source: WeightSource
     place = None if device is None else device.place()
-    if config.load_format == "dummy" and device is not None:
-        source = DeviceRandomSource(config.seed, config.dtype, device)
-    elif config.load_format == "dummy":
-        source = RandomSource(config.seed)
+    if config.load_format == "dummy":
+        source = (
+            RandomSource(config.seed)
+            if device is None
+            else DeviceRandomSource(config.seed, config.dtype, device)
+        )
+        layout: Layout = Online(source, settings, plan)
     else:
         checkpoint = Checkpoint(config.model_name_or_path)
-        checkpoint.check(expected_tensors(plan, scheme), plan.ignored)
         source = CheckpointSource(checkpoint)
+        layout = layout_of(reader, checkpoint, source, settings, plan)
+        checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
+    for linear in (*plan.linears(), plan.head):
+        check_support(layout.scheme(linear), config.device, compiled)
     return build_decoder(
-        plan, source, scheme, config.dtype, compiled, config.max_length, place=place
+        plan, source, layout, config.dtype, compiled, config.max_length, place=place
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from predict import library
@@ -46,6 +47,18 @@ def pack_dense(weight: Tensor, dtype: str) -> Tensor:
     float32, float16: [ceil(N/32), K, 32]; bfloat16: [ceil(N/32), ceil(K/2), 32, 2]; zero padded.
     """
     return _run()("regatta_pack_dense", weight, True, dtype)[0]
+
+
+def pack_quantized(
+    codes: Tensor, scale: Tensor, zero: Tensor | None, scheme: str, dtype: str
+) -> tuple[Tensor, Tensor]:
+    """Packs codes [N, K] into the layout that `linear` reads for `scheme`, where they lie.
+
+    codes: int8, or uint8 bits of e4m3; scale: float32, see predict.schemes.Quantized; zero: float32
+    [N, G]; dtype: the activations'. Returns packed (uint8) and scales, the backend's own layouts.
+    """
+    packed, scales = _run()("regatta_pack_quantized", codes, scale, zero, scheme, dtype)
+    return packed, scales
 
 
 def fold_norm(weight: Tensor, norm: Tensor) -> None:
@@ -161,7 +174,7 @@ def attention_block(
         value_cache,
         rope,
         *_step(inputs),
-        attention.qkv.scheme,
+        _schemes(attention.qkv, attention.out),
         attention.num_heads,
         attention.num_kv_heads,
         attention.head_dim,
@@ -182,10 +195,28 @@ def mlp_block(hidden: Tensor, mlp: Mlp) -> Tensor:
         mlp.gate_up.bias,
         mlp.down.tensors,
         mlp.down.bias,
-        mlp.gate_up.scheme,
+        _schemes(mlp.gate_up, mlp.down),
         mlp.intermediate_size,
         mlp.norm_eps,
     )[0]
+
+
+def _schemes(*linears: Linear) -> str:
+    """Their scheme, or where they differ their schemes joined by commas, in order."""
+    names = [linear.scheme for linear in linears]
+    return names[0] if len(set(names)) == 1 else ",".join(names)
+
+
+def _layer_schemes(layer: Layer) -> str:
+    attention, mlp = layer.attention, layer.mlp
+    return _schemes(attention.qkv, attention.out, mlp.gate_up, mlp.down)
+
+
+def _layer_kind(layer: Layer) -> tuple[str, list[bool]]:
+    """What layers of one regatta_decoder_layers call must share, besides shapes."""
+    attention, mlp = layer.attention, layer.mlp
+    linears = (attention.qkv, attention.out, mlp.gate_up, mlp.down)
+    return _layer_schemes(layer), [linear.bias is not None for linear in linears]
 
 
 def _layer_tensors(layer: Layer) -> list[Tensor]:
@@ -215,20 +246,39 @@ def layers(
     rope: Tensor,
     inputs: ForwardInputs,
 ) -> tuple[Tensor, list[Tensor]]:
-    """`attention_block`, then `mlp_block`, of layer after layer, in one call.
+    """`attention_block`, then `mlp_block`, of layer after layer.
 
-    The layers differ in their weights and windows only. Returns hidden [T, H] and the caches (key
-    and value of layer after layer), modified in place.
+    Layers that differ in weights and windows only share a call. Returns hidden [T, H] and the
+    caches (key and value of layer after layer), modified in place.
     """
+    written: list[Tensor] = []
+    start = 0
+    for _, alike in groupby(layers, _layer_kind):
+        run = list(alike)
+        hidden, *caches_out = _run_of_layers(
+            hidden, run, caches[start : start + len(run)], rope, inputs
+        )
+        written += caches_out
+        start += len(run)
+    return hidden, written
+
+
+def _run_of_layers(
+    hidden: Tensor,
+    layers: Sequence[Layer],
+    caches: Sequence[tuple[Tensor, Tensor]],
+    rope: Tensor,
+    inputs: ForwardInputs,
+) -> list[Tensor]:
     attention, mlp = layers[0].attention, layers[0].mlp
-    hidden, *written = _run()(
+    return _run()(
         "regatta_decoder_layers",
         hidden,
         [tensor for layer in layers for tensor in _layer_tensors(layer)],
         [cache for pair in caches for cache in pair],
         rope,
         *_step(inputs),
-        attention.qkv.scheme,
+        _layer_schemes(layers[0]),
         attention.num_heads,
         attention.num_kv_heads,
         attention.head_dim,
@@ -242,7 +292,6 @@ def layers(
         attention.out.bias is not None,
         mlp.gate_up.bias is not None,
     )
-    return hidden, written
 
 
 def logits(

@@ -25,7 +25,7 @@ def embedding(token_ids: Tensor, weight: Tensor | None, head: Linear) -> Tensor:
     """Rows of weight [V, H], or of the LM head where weight is None. Returns [T, H] float32."""
     from paddle.nn import functional
 
-    table = scheme_of(head.scheme).plain(list(head.tensors)) if weight is None else weight
+    table = scheme_of(head.scheme).plain(head.tensors) if weight is None else weight
     return functional.embedding(token_ids, table).astype("float32")
 
 
@@ -47,15 +47,12 @@ def rms_norm(
 
 
 def linear(x: Tensor, weights: Linear) -> Tensor:
-    """X [T, K] times the plain weight [N, K], plus bias. Returns [T, N]."""
+    """X [T, K] times the weight [N, K] as its scheme multiplies, plus bias. Returns [T, N]."""
     return _linear(x, weights).astype(x.dtype)
 
 
 def _linear(x: Tensor, weights: Linear) -> Tensor:
-    import paddle
-
-    weight = scheme_of(weights.scheme).plain(list(weights.tensors)).astype("float32")
-    out = paddle.matmul(x.astype("float32"), weight, transpose_y=True)
+    out = scheme_of(weights.scheme).product(x.astype("float32"), weights.tensors)
     return out if weights.bias is None else out + weights.bias.astype("float32")
 
 

@@ -97,7 +97,7 @@ def test_wrong_words_are_refused_with_the_nearest_right_one(words: list[str], sa
 
 # What is not in this release: flag, value, and a word of what works in its place.
 REFUSED = [
-    ("quant_type", "weight_only_int8", "bfloat16"),
+    ("quant_type", "a8w8c8", "without c8"),
     ("cachekv_int8_type", "static", "--dtype"),
     ("lora_path", "x", "Merge"),
     ("prefix_path", "x", "Full checkpoints"),
@@ -124,8 +124,8 @@ def test_asking_for_what_is_the_default_anyway_is_no_request() -> None:
 
 
 def test_one_cell_makes_a_flag_available() -> None:
-    flags = [replace(f, availability=WORKS) if f.name == "quant_type" else f for f in FLAGS]
-    assert parse_flags(["--quant_type", "a8w8"], flags)["quant_type"] == "a8w8"
+    flags = [replace(f, availability=WORKS) if f.name == "lora_path" else f for f in FLAGS]
+    assert parse_flags(["--lora_path", "x"], flags)["lora_path"] == "x"
 
 
 def test_flags_without_effect_are_accepted_with_a_note() -> None:
@@ -350,8 +350,8 @@ PAGE_COMMANDS = [
     ("--inference_model --dtype float16 --mode static", None),
     ("--dtype float16 --max_length 1024 --mode static --inference_model", None),
     ("--inference_model --dtype float16 --block_attn --device xpu", "--device xpu"),
-    ("--inference_model --dtype float16 --quant_type weight_only_int8", "--quant_type"),
-    ("--inference_model --dtype float16 --block_attn --quant_type a8w8", "--quant_type a8w8"),
+    ("--inference_model --dtype float16 --quant_type weight_only_int8", None),
+    ("--inference_model --dtype float16 --block_attn --quant_type a8w8", None),
     ("--inference_model --dtype float16 --cachekv_int8_type dynamic", "--cachekv_int8_type"),
     ("--inference_model --export_precache true --prefix_path /p --dtype float16", "--prefix_path"),
 ]
