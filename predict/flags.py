@@ -357,8 +357,14 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; {self.prog} --help lists the flags")
 
 
+USAGE = "--model_name_or_path DIR --dtype TYPE [--flag [VALUE] ...]"
+
+
 def build_parser(
-    flags: Sequence[Flag] = FLAGS, prog: str = "predictor.py", description: str = ""
+    flags: Sequence[Flag] = FLAGS,
+    prog: str = "predictor.py",
+    description: str = "",
+    usage: str = USAGE,
 ) -> argparse.ArgumentParser:
     """The argparse parser of a flag table; its result lacks the values that were not given."""
     parser = _Parser(
@@ -366,7 +372,7 @@ def build_parser(
         description=description,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        usage=f"{prog} --model_name_or_path DIR --dtype TYPE [--flag [VALUE] ...]",
+        usage=f"{prog} {usage}",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=100),
     )
     groups: dict[str, Any] = {}
@@ -389,6 +395,7 @@ def parse_flags(
     flags: Sequence[Flag] = FLAGS,
     prog: str = "predictor.py",
     description: str = "",
+    usage: str = USAGE,
 ) -> FlagValues:
     """The flags of a command line.
 
@@ -396,7 +403,7 @@ def parse_flags(
     Raises UserError for unknown flags, values out of range and features that are not there yet;
     raises SystemExit(0) after printing --help.
     """
-    parser = build_parser(flags, prog, description)
+    parser = build_parser(flags, prog, description, usage)
     namespace, unknown = parser.parse_known_args([_underscored(word) for word in argv])
     if unknown:
         raise _unknown_error(unknown[0], flags, prog)
@@ -438,7 +445,7 @@ def _help_text(flag: Flag, with_default: bool = True) -> str:
     if with_default and flag.default is not None:
         text += f" Default: {_shown(flag.default)}."
     if availability.level == "not yet" and availability.values:
-        values = ", ".join(value.rstrip("*") for value in availability.values)
+        values = ", ".join(value.strip("*") for value in availability.values)
         text += f" Not in this release: {values}."
     elif availability.level == "not yet":
         text += " Not in this release."
@@ -450,17 +457,10 @@ def _help_text(flag: Flag, with_default: bool = True) -> str:
 def _metavar(flag: Flag) -> str:
     if flag.choices:
         return "{" + ",".join(flag.choices) + "}" if len(flag.choices) <= 3 else "NAME"
-    return {
-        "str": "TEXT",
-        "int": "N",
-        "float": "X",
-        "bool": "true|false",
-        "ints": "N,N",
-        "strs": "A,B",
-    }[flag.kind]
+    return _METAVARS[flag.kind]
 
 
-_METAVARS = {
+_METAVARS: Mapping[str, str] = {
     "str": "TEXT",
     "int": "N",
     "float": "X",
