@@ -300,6 +300,23 @@ def choose(name: str) -> Device:
     )
 
 
+def default_name() -> tuple[str, str]:
+    """The device where none was asked for: gpu where one can be used, else cpu.
+
+    Imports no Paddle. Returns its name, and, when there is a GPU that cannot be used, why not.
+    """
+    try:
+        choose("gpu")
+    except UserError as error:
+        return "cpu", str(error) if is_gpu_present() else ""
+    return "gpu", ""
+
+
+def is_gpu_present() -> bool:
+    """Whether the system has an NVIDIA GPU with a driver, usable or not."""
+    return Path("/proc/driver/nvidia/version").is_file() or any(Path("/dev").glob("nvidia[0-9]*"))
+
+
 def set_environment(device: Device) -> None:
     """Sets what Paddle and `predict.library` read when they are first used; nothing for the CPU.
 

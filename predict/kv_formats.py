@@ -62,7 +62,7 @@ class KvFormat:
     quantize: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
     unpack: Callable[[Tensor, Tensor | None, int], Tensor]
     range_max: float | None = None  # scale = max|x| / this, where scales are per head
-    devices: tuple[str, ...] = ()  # whose attention kernels unpack it, besides the reference
+    devices: tuple[str, ...] = ("cpu",)  # whose attention kernels unpack it, besides the reference
 
     @property
     def tensors_per_layer(self) -> int:

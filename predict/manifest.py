@@ -74,11 +74,14 @@ def check_manifest(
         ("dtype", manifest.dtype, config.dtype),
         ("device", manifest.device, device),
         ("block_size", manifest.block_size, config.block_size),
-        ("kv_format", manifest.kv_format, config.kv_format),
     )
     for name, exported, wanted in facts:
         if exported != wanted:
             problems.append(f"{name} is {exported}, --{name} asks for {wanted}")
+    if manifest.kv_format != config.kv_format:
+        problems.append(
+            f"its KV cache is {manifest.kv_format}, --cachekv_int8_type asks for {config.kv_format}"
+        )
     if manifest.max_length < config.max_length:
         problems.append(
             f"max_length is {manifest.max_length} tokens, --max_length asks for {config.max_length}"
