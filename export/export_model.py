@@ -64,6 +64,7 @@ def export_model(config: EngineConfig, output_path: Path) -> None:
             config.dtype,
             output_path,
             config.model_prefix,
+            config.kv_format,
         )
         for pattern in COPIED:
             for path in sorted(source.glob(pattern)):
@@ -84,6 +85,7 @@ def export_model(config: EngineConfig, output_path: Path) -> None:
             vocab_size=spec.vocab_size,
             eos_token_ids=list(spec.eos_token_ids),
             model_type=spec.model_type,
+            kv_format=config.kv_format,
         ).save(output_path)
     except OSError as error:
         raise UserError(

@@ -229,6 +229,7 @@ class PredictorConfig:
                 prefix_caching=_prefix_caching(flags),
                 weight_block_size=_tuple(flags["weight_block_size"]),
                 skip_list_names=_tuple(flags["skip_list_names"]) or (),
+                cachekv_int8_type=_cache_type(flags),
                 **{name: flags[name] for name in _SAME_NAME},
             )
             sampling_params = _sampling_params(flags, max_length)
@@ -262,7 +263,6 @@ _SAME_NAME = (
     "quant_type",
     "weightonly_group_size",
     "lm_head_quant_type",
-    "cachekv_int8_type",
     "seed",
     "chat_template",
 )
@@ -351,6 +351,11 @@ RULES: tuple[Rule, ...] = (
         lambda f: f["avx_cachekv_type"] == "fp16" and f["dtype"] not in (None, "float16"),
         "--avx_cachekv_type fp16 does not agree with --dtype {dtype}: the KV cache has the type "
         "of the model; leave --avx_cachekv_type out",
+    ),
+    Rule(
+        lambda f: f["avx_cachekv_type"] is not None and f["cachekv_int8_type"] is not None,
+        "--avx_cachekv_type {avx_cachekv_type} and --cachekv_int8_type {cachekv_int8_type} both "
+        "name the type of the KV cache; leave --avx_cachekv_type out",
     ),
     Rule(
         lambda f: f["decode_strategy"] == "greedy_search" and _sharpened(f),
@@ -447,6 +452,14 @@ def _fused(flags: FlagValues) -> bool:
     return any(flags[name] for name in names)
 
 
+def _cache_type(flags: FlagValues) -> str | None:
+    """The cache type of either flag: avx_cachekv_type int8 has dynamic scales too."""
+    if flags["avx_cachekv_type"] == "int8":
+        return "dynamic"
+    kind: str | None = flags["cachekv_int8_type"]
+    return kind
+
+
 def _prefix_caching(flags: FlagValues) -> bool:
     """Off in a benchmark unless asked for: its equal prompts would measure the cache alone."""
     return bool(
@@ -470,6 +483,9 @@ def _with_exported(flags: FlagValues, directory: Path) -> FlagValues:
         "block_size": manifest.block_size,
         "max_length": min(flags["max_length"], manifest.max_length),
     }
+    if flags["avx_cachekv_type"] is None:
+        types = {row: kind for kind, row in KV_FORMATS.items()}
+        exported["cachekv_int8_type"] = types.get(manifest.kv_format)
     left_out = {name: exported[name] for name in exported if not flags.given(name)}
     return replace(flags, values={**flags.values, **left_out})
 

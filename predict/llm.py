@@ -36,11 +36,13 @@ from predict.errors import UserError
 from predict.formats import Layout, layout_of
 from predict.formats.online import Online
 from predict.host import peak_memory_bytes
+from predict.kv_formats import head_scales, kv_format_of
 from predict.manifest import check_manifest, load_manifest
 from predict.models import family_of
 from predict.nn.checkpoint import Checkpoint
 from predict.nn.decoder import Decoder, build_decoder, expected_tensors
 from predict.nn.hf_config import ConfigReader
+from predict.nn.inputs import LayerCache
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import (
     CheckpointSource,
@@ -54,7 +56,6 @@ from predict.request import Request, RequestOutput, SamplingParams
 from predict.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from paddle import Tensor
     from predict.device import Device
     from predict.engine.detokenizer import TextStream
 
@@ -137,7 +138,14 @@ def load_decoder(
         check_support(layout.scheme(linear), config.device, compiled)
     try:
         return build_decoder(
-            plan, source, layout, config.dtype, compiled, config.max_length, place=place
+            plan,
+            source,
+            layout,
+            config.dtype,
+            compiled,
+            config.max_length,
+            place=place,
+            kv_format=config.kv_format,
         )
     finally:
         source.close()
@@ -181,6 +189,9 @@ class LLM:
         self.config = config
         self.device = choose_gpu(config)
         self.spec, reader = read_spec(config.model_name_or_path)
+        kv_format = kv_format_of(config.kv_format)
+        kv_format.check_device(config.device)
+        kv_scales = head_scales(kv_format, config.model_name_or_path, self.spec)
         if config.max_length > self.spec.max_context:
             print(
                 f"regatta: --max_length is {config.max_length}, and the model was made for "
@@ -204,7 +215,9 @@ class LLM:
             network = self._load_network(reader)
         num_blocks = self._num_cache_blocks()
         with self._explained_out_of_memory():
-            caches = allocate_caches(self.spec, num_blocks, config.block_size, config.dtype)
+            caches = allocate_caches(
+                self.spec, num_blocks, config.block_size, config.dtype, config.kv_format, kv_scales
+            )
         runner: Runner = HostRunner(network(caches))
         if self.device is not None:
             from predict.engine.gpu_runner import GpuRunner
@@ -238,9 +251,7 @@ class LLM:
         self._ids = itertools.count()
         self.startup_seconds = time.perf_counter() - started
 
-    def _load_network(
-        self, reader: ConfigReader
-    ) -> Callable[[Sequence[tuple[Tensor, Tensor]]], Forward]:
+    def _load_network(self, reader: ConfigReader) -> Callable[[Sequence[LayerCache]], Forward]:
         """The network with its weights in place; it runs over the caches that it is given."""
         import paddle
 

@@ -98,8 +98,7 @@ def test_wrong_words_are_refused_with_the_nearest_right_one(words: list[str], sa
 
 # What is not in this release: flag, value, and a word of what works in its place.
 REFUSED = [
-    ("quant_type", "a8w8c8", "without c8"),
-    ("cachekv_int8_type", "static", "--dtype"),
+    ("quant_type", "a8w8_fp8_wint4", "without experts"),
     ("lora_path", "x", "Merge"),
     ("prefix_path", "x", "Full checkpoints"),
     ("export_precache", "true", "Full checkpoints"),
@@ -107,7 +106,6 @@ REFUSED = [
     ("speculate_max_draft_token_num", "5", "Plain decoding"),
     ("decode_strategy", "beam_search", "greedy_search"),
     ("avx_type", "fp16_int8", "bf16"),
-    ("avx_cachekv_type", "int8", "--dtype"),
     ("device", "xpu", "--device cpu"),
     ("model_type", "gpt-3", "config.json"),
     ("use_fake_parameter", "true", "--load_format dummy"),
@@ -386,7 +384,7 @@ PAGE_COMMANDS = [
     ("--inference_model --dtype float16 --block_attn --device xpu", "--device xpu"),
     ("--inference_model --dtype float16 --quant_type weight_only_int8", None),
     ("--inference_model --dtype float16 --block_attn --quant_type a8w8", None),
-    ("--inference_model --dtype float16 --cachekv_int8_type dynamic", "--cachekv_int8_type"),
+    ("--inference_model --dtype float16 --cachekv_int8_type dynamic", None),
     ("--inference_model --export_precache true --prefix_path /p --dtype float16", "--prefix_path"),
 ]
 

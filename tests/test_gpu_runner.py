@@ -18,6 +18,7 @@ from predict.engine.gpu_runner import (
 from predict.engine.kv_cache import num_gpu_cache_blocks
 from predict.engine.sampler import GREEDY, Choice
 from predict.errors import UserError
+from predict.kv_formats import kv_format_of
 from predict.nn.inputs import empty_example
 from predict.nn.spec import DecoderSpec
 from tests.test_golden import GOLDEN
@@ -90,14 +91,14 @@ def test_cache_takes_what_the_batch_needs_when_memory_is_plenty() -> None:
 
 
 def test_cache_shrinks_to_the_memory_that_is_left() -> None:
-    per_block = SPEC.cache_bytes_per_token(4) * 64
+    per_block = kv_format_of("dense").bytes_per_token(SPEC, 4) * 64
     free = 20 * per_block
     blocks = num_gpu_cache_blocks(config(), SPEC, memory(free), 2 * per_block)
     assert blocks == 18
 
 
 def test_too_little_memory_is_an_error_with_the_arithmetic() -> None:
-    per_block = SPEC.cache_bytes_per_token(4) * 64
+    per_block = kv_format_of("dense").bytes_per_token(SPEC, 4) * 64
     with pytest.raises(UserError, match="--max_length"):
         num_gpu_cache_blocks(config(), SPEC, memory(10 * per_block), 0)
 

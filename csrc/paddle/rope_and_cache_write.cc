@@ -1,6 +1,7 @@
 // regatta_rope_and_cache_write(qkv [T, (Hq + 2 Hkv) D], positions [T], slot_mapping [T],
-//     rope_cache [P, R], q_norm? [D], k_norm? [D], key_cache, value_cache)
-//     {num_heads, num_kv_heads, head_dim, epsilon} -> q [T, Hq D], caches in place
+//     rope_cache [P, R], q_norm? [D], k_norm? [D], caches...)
+//     {num_heads, num_kv_heads, head_dim, epsilon, kv_format} -> q [T, Hq D], caches in place
+// caches: of one layer, see regatta/kv_format.h.
 #include "attention_tensors.h"
 #include "cuda_resources.h"
 
@@ -11,11 +12,13 @@ namespace {
 std::vector<paddle::Tensor> rope_and_cache_write(
     const paddle::Tensor& qkv, const paddle::Tensor& positions, const paddle::Tensor& slot_mapping,
     const paddle::Tensor& rope_cache, const paddle::optional<paddle::Tensor>& q_norm,
-    const paddle::optional<paddle::Tensor>& k_norm, paddle::Tensor& key_cache,
-    paddle::Tensor& value_cache, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-    float epsilon) {
+    const paddle::optional<paddle::Tensor>& k_norm, std::vector<paddle::Tensor>& caches,
+    int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float epsilon,
+    const std::string& kv_format) {
+  const KvFormat format = kv_format_of(kv_format);
+  check_num_caches(caches.size(), 1, format);
   check_heads({num_heads, num_kv_heads, head_dim});
-  const Device device = device_of(key_cache, "key_cache");
+  const Device device = device_of(caches[0], "key_cache");
   const phi::Place& place = device.place;
   const TensorView x = view(qkv, "qkv", place);
   check_activation(x, "qkv");
@@ -33,7 +36,7 @@ std::vector<paddle::Tensor> rope_and_cache_write(
   params.rope_cache = static_cast<const float*>(table.data);
   params.q_norm = optional_view(q_norm, "q_norm", x.dtype, {head_dim}, place).data;
   params.k_norm = optional_view(k_norm, "k_norm", x.dtype, {head_dim}, place).data;
-  params.cache = cache_of(key_cache, value_cache, x.dtype, num_kv_heads, head_dim, place);
+  params.cache = cache_of(caches, 0, format, x.dtype, num_kv_heads, head_dim, place);
   params.q_out = q.data();
   params.num_tokens = num_tokens;
   params.num_heads = num_heads;
@@ -56,17 +59,21 @@ using Shape = std::vector<int64_t>;
 
 std::vector<Shape> infer_shape(const Shape& qkv, const Shape&, const Shape&, const Shape&,
                                const paddle::optional<Shape>&, const paddle::optional<Shape>&,
-                               const Shape& key_cache, const Shape& value_cache, int64_t num_heads,
-                               int64_t, int64_t head_dim, float) {
-  return {{qkv[0], num_heads * head_dim}, key_cache, value_cache};
+                               const std::vector<Shape>& caches, int64_t num_heads, int64_t,
+                               int64_t head_dim, float, const std::string&) {
+  std::vector<Shape> result = {{qkv[0], num_heads * head_dim}};
+  result.insert(result.end(), caches.begin(), caches.end());
+  return result;
 }
 
 using Type = paddle::DataType;
 
 std::vector<Type> infer_dtype(const Type& qkv, const Type&, const Type&, const Type&,
                               const paddle::optional<Type>&, const paddle::optional<Type>&,
-                              const Type& key_cache, const Type& value_cache) {
-  return {qkv, key_cache, value_cache};
+                              const std::vector<Type>& caches) {
+  std::vector<Type> result = {qkv};
+  result.insert(result.end(), caches.begin(), caches.end());
+  return result;
 }
 
 }  // namespace
@@ -74,10 +81,11 @@ std::vector<Type> infer_dtype(const Type& qkv, const Type&, const Type&, const T
 
 PD_BUILD_OP(regatta_rope_and_cache_write)
     .Inputs({"qkv", "positions", "slot_mapping", "rope_cache", paddle::Optional("q_norm"),
-             paddle::Optional("k_norm"), "key_cache", "value_cache"})
-    .Outputs({"q", "key_cache_out", "value_cache_out"})
-    .SetInplaceMap({{"key_cache", "key_cache_out"}, {"value_cache", "value_cache_out"}})
-    .Attrs({"num_heads: int64_t", "num_kv_heads: int64_t", "head_dim: int64_t", "epsilon: float"})
+             paddle::Optional("k_norm"), paddle::Vec("caches")})
+    .Outputs({"q", paddle::Vec("caches_out")})
+    .SetInplaceMap({{paddle::Vec("caches"), paddle::Vec("caches_out")}})
+    .Attrs({"num_heads: int64_t", "num_kv_heads: int64_t", "head_dim: int64_t", "epsilon: float",
+            "kv_format: std::string"})
     .SetKernelFn(PD_KERNEL(regatta::binding::rope_and_cache_write))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
     .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));

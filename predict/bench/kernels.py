@@ -409,7 +409,7 @@ def paged_attention_cases(sizes: Sizes) -> Iterator[Case]:
     q = sizes.make.full([sizes.num_tokens, shape.attention_size], sizes.dtype)
     attributes = shape.num_heads, shape.head_dim**-0.5, -1
     copies = [
-        (q, key, value, *batch.attention_inputs, *attributes)
+        (q, [key, value], *batch.attention_inputs, None, *attributes, "dense")
         for key, value in _caches(sizes, batch)
     ]
     moved = 2 * sizes.num_tokens * shape.attention_size * sizes.value_bytes
@@ -441,7 +441,7 @@ def rope_and_cache_write_cases(sizes: Sizes) -> Iterator[Case]:
     rope = _rope(sizes, batch)
     inputs = qkv, batch.positions, batch.slot_mapping, rope, None, None
     attributes = shape.num_heads, shape.num_kv_heads, shape.head_dim, 1e-6
-    copies = [(*inputs, key, value, *attributes) for key, value in _caches(sizes, batch)]
+    copies = [(*inputs, [k, v], *attributes, "dense") for k, v in _caches(sizes, batch)]
     yield Case(
         "rope_and_cache_write",
         f"{shape.num_heads}/{shape.num_kv_heads} x {shape.head_dim}",
@@ -469,7 +469,8 @@ def attention_block_cases(sizes: Sizes) -> Iterator[Case]:
         return x, norm, [qkv], bias, None, None, [out], None
 
     copies = [
-        (*weights(), key, value, *inputs, *attributes) for key, value in _caches(sizes, batch)
+        (*weights(), [key, value], *inputs, None, *attributes, "dense")
+        for key, value in _caches(sizes, batch)
     ]
     flops = 2.0 * sizes.num_tokens * hidden * (shape.qkv_size + shape.attention_size)
     yield Case(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from predict.device import PLUGIN_TYPE, Device
 from predict.errors import UserError
+from predict.kv_formats import kv_format_of
 from predict.nn import decoder as network
 from predict.nn.decoder import Decoder, map_tensors
 from predict.nn.inputs import FIELDS, ForwardInputs, cache_tensors, input_specs
@@ -21,6 +22,7 @@ TRACED_MODULES = (
     "dataclasses",
     "predict.nn.decoder",
     "predict.nn.inputs",
+    "predict.kv_formats",
     "predict.ops",
     "predict.reference",
     "predict.schemes",
@@ -36,11 +38,12 @@ def save_program(
     dtype: str,
     directory: Path,
     prefix: str,
+    kv_format: str = "dense",
 ) -> None:
     """Traces the decoder and writes `<prefix>.json` and `<prefix>.pdiparams` into `directory`.
 
-    The program's inputs are FIELDS, then key_cache_i and value_cache_i of each layer
-    ([blocks, num_kv_heads, block_size, head_dim], updated in place); output 0 is the logits.
+    The program's inputs are FIELDS, then the cache tensors of each layer i (key_cache_i,
+    value_cache_i, ...: predict.kv_formats), updated in place; output 0 is the logits.
     """
     from paddle.static import InputSpec
 
@@ -57,13 +60,16 @@ def save_program(
             self, inputs: list[Tensor], caches: list[Tensor]
         ) -> tuple[Tensor, list[Tensor]]:
             traced = map_tensors(decoder, lambda path, tensor: getattr(self, path))
-            return network.forward(backend, traced, ForwardInputs(*inputs), cache_tensors(caches))
+            by_layer = cache_tensors(caches, len(layer_tensors))
+            return network.forward(backend, traced, ForwardInputs(*inputs), by_layer)
 
-    shape = [None, spec.num_kv_heads, block_size, spec.head_dim]
+    layer_tensors = kv_format_of(kv_format).layer_tensors(
+        None, spec.num_kv_heads, block_size, spec.head_dim, dtype
+    )
     cache_specs = [
-        InputSpec(shape, dtype, f"{kind}_cache_{layer}")
+        InputSpec([None if n < 0 else n for n in t.shape], t.dtype, f"{t.name}_{layer}")
         for layer in range(spec.num_layers)
-        for kind in ("key", "value")
+        for t in layer_tensors
     ]
     # Nothing below branches on a tensor's value: Paddle's rewriting of Python source is not needed.
     paddle.jit.ignore_module([importlib.import_module(name) for name in TRACED_MODULES])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from predict.engine.sampler import Sampler
 from predict.nn.decoder import Decoder, forward
-from predict.nn.inputs import ForwardInputs, to_tensors
+from predict.nn.inputs import ForwardInputs, LayerCache, to_tensors
 from predict.request import Request
 
 if TYPE_CHECKING:
@@ -57,16 +57,14 @@ class KnownTokens:
 Forward = Callable[[ForwardInputs], "Tensor"]  # inputs on the device -> logits [L, vocab_size]
 
 
-def dynamic_forward(
-    backend: ModuleType, decoder: Decoder, caches: Sequence[tuple[Tensor, Tensor]]
-) -> Forward:
+def dynamic_forward(backend: ModuleType, decoder: Decoder, caches: Sequence[LayerCache]) -> Forward:
     """Calls the decoder operator by operator."""
     return lambda inputs: forward(backend, decoder, inputs, caches)[0]
 
 
-def static_forward(program: Any, caches: Sequence[tuple[Tensor, Tensor]]) -> Forward:
+def static_forward(program: Any, caches: Sequence[LayerCache]) -> Forward:
     """Runs a program that `predict.engine.program.load_program` loaded."""
-    tensors = [tensor for pair in caches for tensor in pair]
+    tensors = [tensor for cache in caches for tensor in cache]
 
     def run(inputs: ForwardInputs) -> Tensor:
         logits: Tensor = program.run([*inputs, *tensors])[0]

@@ -118,6 +118,10 @@ def test_logits(gpu: devices.Device, dtype: str, vocab: int) -> None:
         compare(got, wanted, dtype, roundings=2)
 
 
+def flat(outputs: tuple[Any, list[Any]]) -> list[Any]:
+    return [outputs[0], *outputs[1]]
+
+
 def attention_of(operands: Operands, heads: Heads, qk_norm: bool = False) -> Any:
     return operands.layer(8, 8, heads, False, qk_norm).attention
 
@@ -140,16 +144,14 @@ def test_rope_and_cache_write(
         qkv, rope = operands.tensor(step.num_tokens, heads.qkv_size), operands.rope(heads)
         caches, device_caches = step.caches()
         weights = operands.on_gpu(plain)
-        got = ops.rope_and_cache_write(
-            qkv.device, weights, *device_caches, rope.device, step.device
-        )
+        got = ops.rope_and_cache_write(qkv.device, weights, device_caches, rope.device, step.device)
         with operands.on_cpu():
             wanted = reference.rope_and_cache_write(
-                qkv.plain, plain, *caches, rope.plain, step.plain
+                qkv.plain, plain, caches, rope.plain, step.plain
             )
-        for mine, theirs in zip(got, wanted, strict=True):
+        for mine, theirs in zip(flat(got), flat(wanted), strict=True):
             compare(mine, theirs, dtype)
-        for given, returned in zip(device_caches, got[1:], strict=True):
+        for given, returned in zip(device_caches, got[1], strict=True):
             assert given.data_ptr() == returned.data_ptr()
 
 
@@ -166,9 +168,9 @@ def check_attention(
     attention = attention_of(operands, heads)
     q = operands.tensor(step.num_tokens, heads.size)
     caches, device_caches = step.caches()
-    got = ops.paged_attention(q.device, attention, *device_caches, step.device).cpu()
+    got = ops.paged_attention(q.device, attention, device_caches, step.device).cpu()
     with operands.on_cpu():
-        wanted = reference.paged_attention(q.plain, attention, *caches, step.plain)
+        wanted = reference.paged_attention(q.plain, attention, caches, step.plain)
     used = step.num_tokens - num_padding
     compare_rows(got[:used], wanted, dtype)
     assert (numpy_of(got[used:]) == 0).all()
@@ -255,10 +257,10 @@ def test_attention_block(
         step = Step(operands, spans, heads, 32)
         hidden = operands.tensor(step.num_tokens, 200)
         caches, device_caches = step.caches()
-        got = ops.attention_block(hidden.device, weights, *device_caches, rope.device, step.device)
+        got = ops.attention_block(hidden.device, weights, device_caches, rope.device, step.device)
         with operands.on_cpu():
-            wanted = reference.attention_block(hidden.plain, plain, *caches, rope.plain, step.plain)
-        for mine, theirs in zip(got, wanted, strict=True):
+            wanted = reference.attention_block(hidden.plain, plain, caches, rope.plain, step.plain)
+        for mine, theirs in zip(flat(got), flat(wanted), strict=True):
             compare(mine, theirs, dtype, BLOCK_ROUNDINGS)
 
 
@@ -295,8 +297,8 @@ def test_all_layers_in_one_call_equal_the_block_ops(
     )
     wanted, expected = hidden, []
     for layer in layers:
-        wanted, *pair = ops.attention_block(
-            wanted, layer.attention, *step.caches()[1], rope.device, step.device
+        wanted, pair = ops.attention_block(
+            wanted, layer.attention, step.caches()[1], rope.device, step.device
         )
         wanted = ops.mlp_block(wanted, layer.mlp)
         expected += pair
@@ -359,17 +361,17 @@ def test_graph_replay_equals_eager_bit_for_bit(gpu: devices.Device, dtype: str) 
                 content[: len(source)] = np.nan_to_num(source)
                 target.set_value(operands.placed(content, dtype))
 
-    addresses = [tensor.data_ptr() for tensor in [*inputs[:-1], *caches[0]]]
+    addresses = [tensor.data_ptr() for tensor in [*inputs[:-1], caches[0]]]
     load(steps[0])
     graph = cuda.GraphPool(gpu).capture(run)
     for step in steps:
         load(step)
-        eager = [numpy_of(tensor) for tensor in (*run(), *caches[1])]
+        eager = [numpy_of(tensor) for tensor in (*run(), caches[1])]
         load(step)
         graph.replay()
-        for got, want in zip((*graph.outputs, *caches[1]), eager, strict=True):
+        for got, want in zip((*graph.outputs, caches[1]), eager, strict=True):
             np.testing.assert_array_equal(numpy_of(got), want)
-    assert addresses == [tensor.data_ptr() for tensor in [*inputs[:-1], *caches[0]]]
+    assert addresses == [tensor.data_ptr() for tensor in [*inputs[:-1], caches[0]]]
 
 
 def sampling_columns(operands: Operands, rows: int) -> list[Any]:
@@ -470,7 +472,7 @@ def test_tensors_of_two_devices_are_refused_by_name(gpu: devices.Device) -> None
     step = Step(operands, [Span(3, 1)], heads, 32)
     q = operands.tensor(1, heads.size)
     with pytest.raises(ValueError, match=r"q is on Place\(cpu\)"):
-        ops.paged_attention(q.plain, layer.attention, *step.caches()[1], step.device)
+        ops.paged_attention(q.plain, layer.attention, step.caches()[1], step.device)
 
 
 def test_sizes_that_no_kernel_has_are_refused_by_name(gpu: devices.Device) -> None:
@@ -482,7 +484,7 @@ def test_sizes_that_no_kernel_has_are_refused_by_name(gpu: devices.Device) -> No
         step = Step(operands, [Span(3, 1)], heads, block_size)
         q = operands.tensor(1, heads.size).device
         with pytest.raises(ValueError, match=f"(?s){words}"):
-            ops.paged_attention(q, attention_of(operands, heads), *step.caches()[1], step.device)
+            ops.paged_attention(q, attention_of(operands, heads), step.caches()[1], step.device)
 
 
 def test_packed_weights_are_refused(gpu: devices.Device) -> None:
