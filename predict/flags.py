@@ -197,9 +197,10 @@ FLAGS: tuple[Flag, ...] = (
          "mode it is the exported model's."),
     Flag(_FUSED, "block_attn", "bool", False,
          "Paged KV cache: blocks are taken as a sequence grows, and shared by equal prefixes. "
-         "Implies --inference_model. Without it a sequence reserves its whole cache."),
+         "Prompts and decoding sequences take turns. Implies --inference_model. Without it a "
+         "sequence reserves its whole cache."),
     Flag(_FUSED, "append_attn", "bool", False,
-         "As --block_attn, which it replaces."),
+         "As --block_attn, which it replaces, with prompts and decoding sequences in one step."),
     Flag(_FUSED, "block_size", "int", 64,
          "Tokens per block of the KV cache (16, 32, 64 or 128); in static mode it is the "
          "exported model's."),

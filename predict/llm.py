@@ -243,6 +243,7 @@ class LLM:
                 reserve_full=config.reserve_full,
                 prefix_caching=config.effective_prefix_caching,
                 chunked_prefill=config.chunked_prefill,
+                separate_steps=config.attention == "block",
             )
         )
         sampler = Sampler(self.backend, config.seed, eos_token_ids)
