@@ -53,6 +53,8 @@ from predict.nn.weights import (
 )
 from predict.quantization import check_support
 from predict.request import Request, RequestOutput, SamplingParams
+from predict.speculative import Proposer, SpeculativeConfig, proposer_of
+from predict.speculative.policy import DraftPolicy
 from predict.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
     from predict.engine.detokenizer import TextStream
 
 Prompt = str | Sequence[int]
+# Rows of a decode step, drafts included, that cost little more than one: reading weights bounds it.
+CPU_FREE_ROWS, GPU_FREE_ROWS = 16, 64
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,9 @@ class EngineStats:
     num_output_tokens: int
     num_prefix_hit_tokens: int
     num_preemptions: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    num_draft_spans: int  # decode spans with drafts: each yields its accepted drafts and one more
     num_cache_blocks: int
     num_used_blocks: int
     peak_memory_bytes: int
@@ -247,7 +254,8 @@ class LLM:
             )
         )
         sampler = Sampler(self.backend, config.seed, eos_token_ids)
-        self.engine = Engine(scheduler, runner, sampler, eos_token_ids)
+        proposer, policy = self._speculation()
+        self.engine = Engine(scheduler, runner, sampler, eos_token_ids, proposer, policy)
         self._ids = itertools.count()
         self.startup_seconds = time.perf_counter() - started
 
@@ -266,6 +274,20 @@ class LLM:
         directory = Path(config.model_name_or_path)
         program = load_program(directory, config.model_prefix, self.device)
         return lambda caches: static_forward(program, caches)
+
+    def _speculation(self) -> tuple[Proposer | None, DraftPolicy | None]:
+        config = self.config
+        if config.speculate_method is None:
+            return None, None
+        proposer = proposer_of(
+            SpeculativeConfig(
+                method=config.speculate_method,
+                max_draft_token_num=config.speculate_max_draft_token_num,
+                max_ngram_size=config.speculate_max_ngram_size,
+            )
+        )
+        free_rows = CPU_FREE_ROWS if self.device is None else GPU_FREE_ROWS
+        return proposer, DraftPolicy(config.speculate_max_draft_token_num, free_rows)
 
     def _num_cache_blocks(self) -> int:
         if self.device is None:
@@ -413,6 +435,9 @@ class LLM:
             num_output_tokens=scheduler.stats.num_output_tokens,
             num_prefix_hit_tokens=scheduler.stats.num_prefix_hit_tokens,
             num_preemptions=scheduler.stats.num_preemptions,
+            num_draft_tokens=self.engine.draft_stats.num_drafts,
+            num_accepted_draft_tokens=self.engine.draft_stats.num_accepted,
+            num_draft_spans=self.engine.draft_stats.num_spans,
             num_cache_blocks=scheduler.config.num_blocks,
             num_used_blocks=scheduler.block_manager.num_used_blocks,
             peak_memory_bytes=self._peak_memory_bytes(),

@@ -20,10 +20,9 @@ import numpy.typing as npt
 from predict import cuda, ops
 from predict.device import Device
 from predict.engine.runner import Forward
-from predict.engine.sampler import GREEDY, Adjustment, Choice, Sampler
+from predict.engine.sampler import GREEDY, Adjustment, Choice, Row, Sampler
 from predict.engine.token_history import NO_SLOT, TokenHistory, write_penalties
 from predict.nn.inputs import FIELDS, ForwardInputs
-from predict.request import Request
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -129,9 +128,9 @@ class TokensOnTheirWay:
 
 
 class Wanted(NamedTuple):
-    """What the requests of a step want of its logits."""
+    """What a step's requests want of its logits."""
 
-    requests: Sequence[Request]
+    rows: Sequence[Row]
     choices: Sequence[Choice]
     adjustments: Sequence[Adjustment] | None
 
@@ -158,6 +157,7 @@ class GpuRunner:
     """
 
     num_ahead = 1
+    penalizes_drafts = False  # rows of one request would write its history at the same time
 
     def __init__(
         self,
@@ -193,12 +193,12 @@ class GpuRunner:
         return self._run(inputs, Wanted((), [GREEDY] * len(inputs.logit_indices), None))
 
     def launch(
-        self, inputs: ForwardInputs, requests: Sequence[Request], sampler: Sampler
+        self, inputs: ForwardInputs, rows: Sequence[Row], sampler: Sampler
     ) -> TokensOnTheirWay:
         """See Runner."""
-        wanted = Wanted(requests, sampler.choices(requests), sampler.adjustments(requests))
+        wanted = Wanted(rows, sampler.choices(rows), sampler.adjustments(rows))
         self._run(inputs, wanted)
-        return self._ring.send(self._last_tokens, len(requests))
+        return self._ring.send(self._last_tokens, len(rows))
 
     def _run(self, inputs: ForwardInputs, wanted: Wanted) -> Tensor:
         """Logits [L, V]; the tokens are in `_last_tokens`."""
@@ -242,7 +242,7 @@ class GpuRunner:
         write_choices(choices, wanted.choices)
         if wanted.adjustments is not None:
             assert self._history is not None
-            write_penalties(penalties, bias, wanted.adjustments, wanted.requests, self._history)
+            write_penalties(penalties, bias, wanted.adjustments, wanted.rows, self._history)
 
     def _step(
         self, buffer: InputBuffer, max_query_len: int, max_context_len: int, adjusted: bool
