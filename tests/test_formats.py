@@ -103,6 +103,12 @@ def test_golden_checkpoints_answer(case: str) -> None:
     assert [len(row) for row in tokens] == [8, 8]
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if SCHEMES[case] != "a8w8_fp8"])
+def test_compiled_operators_read_golden_checkpoints(case: str, compiled: object) -> None:
+    got = logits_of(GOLDEN / case, inference_model=True)
+    assert relative_error(got, logits_of(GOLDEN / case)) < 1e-5
+
+
 # Checkpoints of our own.
 
 
