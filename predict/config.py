@@ -140,9 +140,16 @@ class EngineConfig:
                     f"{self.cachekv_int8_type}; give one of the two"
                 )
         elif self.lm_head_quant_type is None:
-            for name, none in (("weight_block_size", None), ("skip_list_names", ())):
+            for name, none in (
+                ("weightonly_group_size", -1),
+                ("weight_block_size", None),
+                ("skip_list_names", ()),
+            ):
                 if getattr(self, name) != none:
-                    raise UserError(f"{name} says how to quantize; add --quant_type")
+                    raise UserError(
+                        f"--{name} says how weights are rounded, and nothing asks for that; add "
+                        f"--quant_type, or leave --{name} out"
+                    )
         self.quantization  # noqa: B018  (its own checks)
 
     @property
