@@ -120,9 +120,16 @@ class EngineConfig:
                     f"{self.cachekv_int8_type}; give one of the two"
                 )
         elif self.lm_head_quant_type is None:
-            for name, none in (("weight_block_size", None), ("skip_list_names", ())):
+            for name, none in (
+                ("weightonly_group_size", -1),
+                ("weight_block_size", None),
+                ("skip_list_names", ()),
+            ):
                 if getattr(self, name) != none:
-                    raise UserError(f"{name} says how to quantize; add --quant_type")
+                    raise UserError(
+                        f"--{name} says how weights are rounded, and nothing asks for that; add "
+                        f"--quant_type, or leave --{name} out"
+                    )
         self.quantization  # noqa: B018  (its own checks)
 
     @property
@@ -181,7 +188,7 @@ class EngineConfig:
         """
         if self.max_num_batched_tokens is not None:
             return max(self.max_num_batched_tokens, self.batch_size)
-        default = 512 if self.device == "cpu" else 2048
+        default = 512 if self.device == "cpu" else 8192
         return max(default, self.batch_size) if self.chunked_prefill else self.max_length
 
 
@@ -215,17 +222,21 @@ class PredictorConfig:
             flags = _with_exported(flags, directory)
             _check_rules(flags)
         max_length = _max_length(flags)
+        device, why_no_gpu = _device(flags)
+        if why_no_gpu:
+            notes.append(f"--device was not given; running on cpu: {why_no_gpu}")
         try:
             engine = EngineConfig(
                 model_name_or_path=str(directory),
                 dtype=flags["dtype"],
-                device=flags["device"] if flags.given("device") else "cpu",
+                device=device,
                 inference_model=_fused(flags),
                 attention=_attention(flags),
                 max_length=max_length,
                 prefix_caching=_prefix_caching(flags),
                 weight_block_size=_tuple(flags["weight_block_size"]),
                 skip_list_names=_tuple(flags["skip_list_names"]) or (),
+                cachekv_int8_type=_cache_type(flags),
                 **{name: flags[name] for name in _SAME_NAME},
             )
             sampling_params = _sampling_params(flags, max_length)
@@ -259,7 +270,6 @@ _SAME_NAME = (
     "quant_type",
     "weightonly_group_size",
     "lm_head_quant_type",
-    "cachekv_int8_type",
     "seed",
     "chat_template",
 )
@@ -350,6 +360,11 @@ RULES: tuple[Rule, ...] = (
         "of the model; leave --avx_cachekv_type out",
     ),
     Rule(
+        lambda f: f["avx_cachekv_type"] is not None and f["cachekv_int8_type"] is not None,
+        "--avx_cachekv_type {avx_cachekv_type} and --cachekv_int8_type {cachekv_int8_type} both "
+        "name the type of the KV cache; leave --avx_cachekv_type out",
+    ),
+    Rule(
         lambda f: f["decode_strategy"] == "greedy_search" and _sharpened(f),
         "--decode_strategy greedy_search takes the most likely token, so --top_k, --top_p and "
         "--temperature cannot change it; leave them out, or use --decode_strategy sampling",
@@ -385,10 +400,6 @@ RULES: tuple[Rule, ...] = (
 
 NOTES: tuple[Rule, ...] = (
     Rule(
-        lambda f: not f.given("device"),
-        "--device was not given; running on cpu (an NVIDIA GPU: --device gpu)",
-    ),
-    Rule(
         lambda f: f.given("max_length", "total_max_length"),
         "--max_length counts prompt and output together; --max_new_tokens limits the output alone",
     ),
@@ -420,6 +431,21 @@ def _max_length(flags: FlagValues) -> int:
     return int(flags["max_length"])
 
 
+def _device(flags: FlagValues) -> tuple[str, str]:
+    """The device, and why it is not a GPU of this machine where the flags leave that open.
+
+    Left open: a GPU where one is usable, as PaddleNLP's default is, but for what only the CPU runs
+    (the plain operators, --avx_model). An exported program runs where it was made for.
+    """
+    if flags.given("device") or flags["mode"] == "static":
+        return flags["device"], ""
+    if flags["avx_model"] or not _fused(flags):
+        return "cpu", ""
+    from predict.device import default_name
+
+    return default_name()
+
+
 def _attention(flags: FlagValues) -> str:
     """append_attn replaces block_attn when both are given, as in PaddleNLP."""
     if flags["append_attn"]:
@@ -431,6 +457,14 @@ def _fused(flags: FlagValues) -> bool:
     """PaddleNLP implies the fused model from its attention flags; avx_model is its CPU name."""
     names = ("inference_model", "block_attn", "append_attn", "avx_model")
     return any(flags[name] for name in names)
+
+
+def _cache_type(flags: FlagValues) -> str | None:
+    """The cache type of either flag: avx_cachekv_type int8 has dynamic scales too."""
+    if flags["avx_cachekv_type"] == "int8":
+        return "dynamic"
+    kind: str | None = flags["cachekv_int8_type"]
+    return kind
 
 
 def _prefix_caching(flags: FlagValues) -> bool:
@@ -451,10 +485,14 @@ def _with_exported(flags: FlagValues, directory: Path) -> FlagValues:
     manifest = load_manifest(directory)
     exported = {
         "dtype": manifest.dtype,
+        "device": manifest.device,
         "inference_model": manifest.library_abi is not None,
         "block_size": manifest.block_size,
         "max_length": min(flags["max_length"], manifest.max_length),
     }
+    if flags["avx_cachekv_type"] is None:
+        types = {row: kind for kind, row in KV_FORMATS.items()}
+        exported["cachekv_int8_type"] = types.get(manifest.kv_format)
     left_out = {name: exported[name] for name in exported if not flags.given(name)}
     return replace(flags, values={**flags.values, **left_out})
 

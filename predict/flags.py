@@ -138,10 +138,7 @@ QUANT_TYPES = (
 )
 # What PaddleNLP users pass besides cpu; anything else is a spelling mistake.
 _ACCELERATORS = ("xpu*", "npu*", "gcu*", "dcu*", "mlu*", "hpu*", "intel_hpu*", "sdaa*")
-_NO_C8 = not_yet("The KV cache has the dtype of the model (--dtype).")
-_NO_C8_TYPES = not_yet(
-    "The types without c8 and without experts work, such as a8w8 and a8w8_fp8.", "*c8*", "*_wint4"
-)
+_NO_WINT4 = not_yet("The types without experts work, such as a8w8_fp8.", "*_wint4")
 _NO_QUANT = not_yet("Models with experts do not run yet.")
 _NO_SPECULATION = not_yet("Plain decoding works: leave the speculative flags out.")
 _NO_ADAPTER = not_yet("Merge the adapter into the weights first and pass the merged directory.")
@@ -176,7 +173,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_FILES, "output_file", "str", "output.json",
          'Results: JSON lines {"src", "tgt", "output"} in input order, each written once done.'),
     Flag(_RUN, "device", "str", "gpu",
-         "cpu, gpu or gpu:N. When not given: cpu.",
+         "cpu, gpu or gpu:N. When not given: gpu where one is usable and the compiled operators "
+         "run, else cpu; an exported model runs where it was exported for.",
          availability=not_yet("The CPU works: --device cpu; and NVIDIA GPUs: --device gpu.",
                               *_ACCELERATORS)),
     Flag(_RUN, "mode", "str", "dynamic",
@@ -191,17 +189,18 @@ FLAGS: tuple[Flag, ...] = (
          choices=("fp16", "bf16", "fp16_int8"),
          availability=not_yet("--avx_type fp16 and bf16 work.", "fp16_int8")),
     Flag(_RUN, "avx_cachekv_type", "str", None,
-         "Type of the KV cache on the CPU; must agree with --dtype.",
-         choices=("fp16", "int8"),
-         availability=not_yet("The KV cache has the dtype of the model (--dtype).", "int8")),
+         "Type of the KV cache on the CPU: fp16 with --dtype float16; int8 is "
+         "--cachekv_int8_type dynamic.",
+         choices=("fp16", "int8")),
     Flag(_FUSED, "inference_model", "bool", False,
          "Use the compiled, fused operators; without it the plain-Paddle ones run. In static "
          "mode it is the exported model's."),
     Flag(_FUSED, "block_attn", "bool", False,
          "Paged KV cache: blocks are taken as a sequence grows, and shared by equal prefixes. "
-         "Implies --inference_model. Without it a sequence reserves its whole cache."),
+         "Prompts and decoding sequences take turns. Implies --inference_model. Without it a "
+         "sequence reserves its whole cache."),
     Flag(_FUSED, "append_attn", "bool", False,
-         "As --block_attn, which it replaces."),
+         "As --block_attn, which it replaces, with prompts and decoding sequences in one step."),
     Flag(_FUSED, "block_size", "int", 64,
          "Tokens per block of the KV cache (16, 32, 64 or 128); in static mode it is the "
          "exported model's."),
@@ -247,11 +246,11 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_QUANT, "quant_type", "str", None,
          "Round the weights of a checkpoint while it is read, without calibration; a quantized "
          "checkpoint says its own type. c8 in a name adds the static int8 cache.",
-         choices=QUANT_TYPES, availability=_NO_C8_TYPES),
+         choices=QUANT_TYPES, availability=_NO_WINT4),
     Flag(_QUANT, "cachekv_int8_type", "str", None,
          "KV cache in 8 bits: dynamic (int8, a scale per head and token), static (int8, scales "
          "of cachekv_scales.json), fp8; or in 4: int4.",
-         choices=CACHE_TYPES, availability=_NO_C8),
+         choices=CACHE_TYPES),
     Flag(_QUANT, "weightonly_group_size", "int", -1,
          "Input features per scale of weight-only types (32, 64 or 128); -1 is one group."),
     Flag(_QUANT, "weight_block_size", "ints", None,
@@ -359,8 +358,14 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; {self.prog} --help lists the flags")
 
 
+USAGE = "--model_name_or_path DIR --dtype TYPE [--flag [VALUE] ...]"
+
+
 def build_parser(
-    flags: Sequence[Flag] = FLAGS, prog: str = "predictor.py", description: str = ""
+    flags: Sequence[Flag] = FLAGS,
+    prog: str = "predictor.py",
+    description: str = "",
+    usage: str = USAGE,
 ) -> argparse.ArgumentParser:
     """The argparse parser of a flag table; its result lacks the values that were not given."""
     parser = _Parser(
@@ -368,7 +373,7 @@ def build_parser(
         description=description,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        usage=f"{prog} --model_name_or_path DIR --dtype TYPE [--flag [VALUE] ...]",
+        usage=f"{prog} {usage}",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=100),
     )
     groups: dict[str, Any] = {}
@@ -391,6 +396,7 @@ def parse_flags(
     flags: Sequence[Flag] = FLAGS,
     prog: str = "predictor.py",
     description: str = "",
+    usage: str = USAGE,
 ) -> FlagValues:
     """The flags of a command line.
 
@@ -398,7 +404,7 @@ def parse_flags(
     Raises UserError for unknown flags, values out of range and features that are not there yet;
     raises SystemExit(0) after printing --help.
     """
-    parser = build_parser(flags, prog, description)
+    parser = build_parser(flags, prog, description, usage)
     namespace, unknown = parser.parse_known_args([_underscored(word) for word in argv])
     if unknown:
         raise _unknown_error(unknown[0], flags, prog)
@@ -440,7 +446,7 @@ def _help_text(flag: Flag, with_default: bool = True) -> str:
     if with_default and flag.default is not None:
         text += f" Default: {_shown(flag.default)}."
     if availability.level == "not yet" and availability.values:
-        values = ", ".join(value.rstrip("*") for value in availability.values)
+        values = ", ".join(value.strip("*") for value in availability.values)
         text += f" Not in this release: {values}."
     elif availability.level == "not yet":
         text += " Not in this release."
@@ -452,17 +458,10 @@ def _help_text(flag: Flag, with_default: bool = True) -> str:
 def _metavar(flag: Flag) -> str:
     if flag.choices:
         return "{" + ",".join(flag.choices) + "}" if len(flag.choices) <= 3 else "NAME"
-    return {
-        "str": "TEXT",
-        "int": "N",
-        "float": "X",
-        "bool": "true|false",
-        "ints": "N,N",
-        "strs": "A,B",
-    }[flag.kind]
+    return _METAVARS[flag.kind]
 
 
-_METAVARS = {
+_METAVARS: Mapping[str, str] = {
     "str": "TEXT",
     "int": "N",
     "float": "X",

@@ -1,6 +1,7 @@
 // See attention_block.cc.
 // clang-format off: attention.inl uses what gemm.inl defines
 #include "gemm.inl"
+#include "kv_rows.inl"
 #include "attention.inl"
 #include "rope.inl"
 // clang-format on
@@ -115,9 +116,8 @@ inline Status run_attention_block(const AttentionBlockParams& p) {
   const int64_t q_size = p.num_heads * p.head_dim;
   BlockKernels kernels;
   const int64_t qkv_size = q_size + 2 * p.num_kv_heads * p.head_dim;
-  Status status =
-      find_gemm(scheme_at(p.scheme, 0, 2), {p.qkv, p.num_qkv, p.hidden_size, qkv_size}, p.dtype,
-                REGATTA_ISA_ENUM, &kernels.qkv);
+  Status status = find_gemm(scheme_at(p.scheme, 0, 2), {p.qkv, p.num_qkv, p.hidden_size, qkv_size},
+                            p.dtype, REGATTA_ISA_ENUM, &kernels.qkv);
   if (!status.ok()) return Status::error("qkv: " + status.message());
   status = find_gemm(scheme_at(p.scheme, 1, 2), {p.out, p.num_out, q_size, p.hidden_size}, p.dtype,
                      REGATTA_ISA_ENUM, &kernels.out);

@@ -1,7 +1,10 @@
 // regatta_decoder_layers(hidden [T, H], weights..., caches..., rope_cache [P, R], positions [T],
-//     slot_mapping [T], cu_seqlens_q [B + 1], context_lens [B], block_tables [B, M], max_lens [2])
-//     {scheme, num_heads, num_kv_heads, head_dim, intermediate_size, epsilon, softmax_scale, windows,
-//      tensors_per_linear, qkv_bias, qk_norm, out_bias, mlp_bias} -> hidden_out [T, H], caches in place
+//     slot_mapping [T], cu_seqlens_q [B + 1], context_lens [B], block_tables [B, M], max_lens [2],
+//     tree_mask? [T, words])
+//     {scheme, num_heads, num_kv_heads, head_dim, intermediate_size, epsilon, softmax_scale,
+//     windows,
+//      tensors_per_linear, qkv_bias, qk_norm, out_bias, mlp_bias, kv_format}
+//     -> hidden_out [T, H], caches in place
 //
 // All layers in one call: attention block, then MLP block, of layer after layer. A call costs the
 // host about 0.5 us per tensor and 5 us besides, which over two calls per layer is several percent
@@ -12,7 +15,7 @@
 //     mlp norm [H], gate_up x n, gate_up bias?, down x n, down bias?
 // with n = tensors_per_linear; those with "?" are there when their flag says so. `scheme` is one for
 // all linears, or "qkv's,out's,gate_up's,down's": then n is what each of these takes.
-// caches: key and value cache of layer after layer.
+// caches: of layer after layer, as regatta/kv_format.h has them.
 #include <algorithm>
 #include <utility>
 
@@ -98,21 +101,20 @@ std::vector<paddle::Tensor> decoder_layers(
     std::vector<paddle::Tensor>& caches, const paddle::Tensor& rope_cache,
     const paddle::Tensor& positions, const paddle::Tensor& slot_mapping,
     const paddle::Tensor& cu_seqlens_q, const paddle::Tensor& context_lens,
-    const paddle::Tensor& block_tables, const paddle::Tensor& max_lens, const std::string& scheme,
-    int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t intermediate_size,
-    float epsilon, float softmax_scale, const std::vector<int>& windows,
-    int64_t tensors_per_linear, bool qkv_bias, bool qk_norm, bool out_bias, bool mlp_bias) {
+    const paddle::Tensor& block_tables, const paddle::Tensor& max_lens,
+    const paddle::optional<paddle::Tensor>& tree_mask, const std::string& scheme, int64_t num_heads,
+    int64_t num_kv_heads, int64_t head_dim, int64_t intermediate_size, float epsilon,
+    float softmax_scale, const std::vector<int>& windows, int64_t tensors_per_linear, bool qkv_bias,
+    bool qk_norm, bool out_bias, bool mlp_bias, const std::string& kv_format) {
   check_heads({num_heads, num_kv_heads, head_dim});
   check_softmax_scale(softmax_scale);
-  const Device device = device_of(hidden, "hidden");
+  const Device device = device_of(rope_cache, "rope_cache");
   const phi::Place& place = device.place;
   const TensorView x = view(hidden, "hidden", place);
   check_activation(x, "hidden");
   check_shape(x, "hidden", {-1, -1});
-  if (caches.size() != 2 * windows.size()) {
-    fail("caches holds " + std::to_string(caches.size()) + " tensors for " +
-         std::to_string(windows.size()) + " layers (expected: a key and a value cache for each)");
-  }
+  const KvFormat format = kv_format_of(kv_format);
+  check_num_caches(caches.size(), windows.size(), format);
   const DType dtype = x.dtype;
   const int64_t num_tokens = x.shape[0], hidden_size = x.shape[1];
   const TensorView table = rope_table(rope_cache, head_dim, place);
@@ -126,7 +128,8 @@ std::vector<paddle::Tensor> decoder_layers(
   attention.slot_mapping = static_cast<const int32_t*>(
       checked_view(slot_mapping, "slot_mapping", DType::kInt32, {num_tokens}, place).data);
   attention.rope_cache = static_cast<const float*>(table.data);
-  attention.batch = batch_of(cu_seqlens_q, context_lens, block_tables, max_lens, num_tokens, place);
+  attention.batch =
+      batch_of(cu_seqlens_q, context_lens, block_tables, max_lens, tree_mask, num_tokens, place);
   attention.hidden_size = hidden_size;
   attention.num_heads = num_heads;
   attention.num_kv_heads = num_kv_heads;
@@ -167,8 +170,8 @@ std::vector<paddle::Tensor> decoder_layers(
     attention.out = out.data();
     attention.num_out = static_cast<int>(out.size());
     attention.out_bias = list.vector("out bias", hidden_size, out_bias);
-    attention.cache =
-        cache_of(caches[2 * layer], caches[2 * layer + 1], dtype, num_kv_heads, head_dim, place);
+    attention.cache = cache_of(caches, layer * kv_tensors_per_layer(format), format, dtype,
+                               num_kv_heads, head_dim, place);
     attention.window = windows[layer];
     attention.hidden_out = middle.data();
     if (device.is_cpu()) throw_if_error(cpu::attention_block(attention));
@@ -189,10 +192,10 @@ std::vector<paddle::Tensor> decoder_layers(
     if (!device.is_cpu()) {
       if (layer == 0) {
         limits = limits_of(max_lens);
-        cuda_resources = resources_of(
-            device, num_tokens, cuda::layers_scratch_bytes(attention, mlp, limits));
-        throw_if_error(cuda::begin_layers(attention, mlp, limits, cuda_resources.composed,
-                                          launch_on(device)));
+        cuda_resources =
+            resources_of(device, num_tokens, cuda::layers_scratch_bytes(attention, mlp, limits));
+        throw_if_error(
+            cuda::begin_layers(attention, mlp, limits, cuda_resources.composed, launch_on(device)));
       }
       throw_if_error(
           cuda::layer(attention, mlp, limits, cuda_resources.composed, launch_on(device)));
@@ -210,12 +213,12 @@ std::vector<paddle::Tensor> decoder_layers(
 // windows are ints: Paddle takes a list of int64_t here for the shape of one more input.
 using Shape = std::vector<int64_t>;
 
-
 std::vector<Shape> infer_shape(const Shape& hidden, const std::vector<Shape>&,
                                const std::vector<Shape>& caches, const Shape&, const Shape&,
                                const Shape&, const Shape&, const Shape&, const Shape&, const Shape&,
-                               const std::string&, int64_t, int64_t, int64_t, int64_t, float, float,
-                               const std::vector<int>&, int64_t, bool, bool, bool, bool) {
+                               const paddle::optional<Shape>&, const std::string&, int64_t, int64_t,
+                               int64_t, int64_t, float, float, const std::vector<int>&, int64_t,
+                               bool, bool, bool, bool, const std::string&) {
   std::vector<Shape> result = {hidden};
   result.insert(result.end(), caches.begin(), caches.end());
   return result;
@@ -225,7 +228,8 @@ using Type = paddle::DataType;
 
 std::vector<Type> infer_dtype(const Type& hidden, const std::vector<Type>&,
                               const std::vector<Type>& caches, const Type&, const Type&,
-                              const Type&, const Type&, const Type&, const Type&, const Type&) {
+                              const Type&, const Type&, const Type&, const Type&, const Type&,
+                              const paddle::optional<Type>&) {
   std::vector<Type> result = {hidden};
   result.insert(result.end(), caches.begin(), caches.end());
   return result;
@@ -236,13 +240,15 @@ std::vector<Type> infer_dtype(const Type& hidden, const std::vector<Type>&,
 
 PD_BUILD_OP(regatta_decoder_layers)
     .Inputs({"hidden", paddle::Vec("weights"), paddle::Vec("caches"), "rope_cache", "positions",
-             "slot_mapping", "cu_seqlens_q", "context_lens", "block_tables", "max_lens"})
+             "slot_mapping", "cu_seqlens_q", "context_lens", "block_tables", "max_lens",
+             paddle::Optional("tree_mask")})
     .Outputs({"hidden_out", paddle::Vec("caches_out")})
     .SetInplaceMap({{paddle::Vec("caches"), paddle::Vec("caches_out")}})
     .Attrs({"scheme: std::string", "num_heads: int64_t", "num_kv_heads: int64_t",
             "head_dim: int64_t", "intermediate_size: int64_t", "epsilon: float",
             "softmax_scale: float", "windows: std::vector<int>", "tensors_per_linear: int64_t",
-            "qkv_bias: bool", "qk_norm: bool", "out_bias: bool", "mlp_bias: bool"})
+            "qkv_bias: bool", "qk_norm: bool", "out_bias: bool", "mlp_bias: bool",
+            "kv_format: std::string"})
     .SetKernelFn(PD_KERNEL(regatta::binding::decoder_layers))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
     .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));

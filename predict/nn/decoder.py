@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from predict.nn.inputs import ForwardInputs
+from predict.nn.inputs import ForwardInputs, LayerCache
 from predict.nn.rope import rope_table
 from predict.nn.weights import LinearPlan, WeightPlan, WeightSource, place_tensor
 from predict.schemes import scheme_of
@@ -49,6 +49,7 @@ class Attention:
     norm_eps: float
     softmax_scale: float
     window: int  # visible tokens, -1 all
+    kv_format: str = "dense"  # of its cache, see predict.kv_formats
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +87,18 @@ def forward(
     backend: ModuleType,
     decoder: Decoder,
     inputs: ForwardInputs,
-    caches: Sequence[tuple[Tensor, Tensor]],
+    caches: Sequence[LayerCache],
+    tree_mask: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """Returns float32 logits [L, vocab_size] and the caches, which are updated in place.
 
-    caches: per layer key and value, [num_blocks, num_kv_heads, block_size, head_dim]. They are also
-    outputs because an exported program drops an input that no output depends on.
+    caches: the tensors of each layer, see predict.kv_formats. They are also outputs because an
+    exported program drops an input that no output depends on. tree_mask: see ops.paged_attention.
     """
     hidden = backend.embedding(inputs.token_ids, decoder.embedding, decoder.head)
-    hidden, written = backend.layers(hidden, decoder.layers, caches, decoder.rope, inputs)
+    hidden, written = backend.layers(
+        hidden, decoder.layers, caches, decoder.rope, inputs, tree_mask
+    )
     logits = backend.logits(
         hidden, decoder.final_norm, decoder.head, inputs.logit_indices, decoder.norm_eps
     )
@@ -110,12 +114,13 @@ def build_decoder(
     num_positions: int,
     on_layer: Callable[[int], None] | None = None,
     place: Any = None,
+    kv_format: str = "dense",
 ) -> Decoder:
     """Reads (or makes up) every weight of the plan, layer by layer, converted to `dtype`.
 
     source gives embedding and norms, layout the linears, each in a scheme of its own.
     num_positions: rows of the rotary table (tokens). on_layer: called with each finished layer.
-    place: a GPU's; None for the CPU.
+    place: a GPU's; None for the CPU. kv_format: of the caches that it will run over.
     """
     import paddle
 
@@ -151,6 +156,7 @@ def build_decoder(
             norm_eps=spec.norm_eps,
             softmax_scale=spec.softmax_scale,
             window=spec.window(index),
+            kv_format=kv_format,
         )
         mlp = Mlp(
             norm=vector(layer.mlp_norm, spec.hidden_size),
@@ -202,6 +208,16 @@ def fold_norms(layer: Layer) -> Layer:
         replace(attention, qkv=folded(attention.qkv), out=folded(attention.out)),
         replace(mlp, gate_up=folded(mlp.gate_up), down=folded(mlp.down)),
     )
+
+
+def layer_schemes(decoder: Decoder) -> str:
+    """The schemes of the layers' linears, joined by commas; "dense" beside others is left out."""
+    names = set()
+    for layer in decoder.layers:
+        linears = (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
+        # A folded norm is the GPU's way of storing a dense one.
+        names |= {linear.scheme.removesuffix("_folded") for linear in linears}
+    return ",".join(sorted(names - {"dense"})) or "dense"
 
 
 def expected_tensors(plan: WeightPlan, layout: Layout) -> dict[str, tuple[int, ...]]:

@@ -145,6 +145,9 @@ class WeightSource(Protocol):
     def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
         """[size], the named vectors one after another."""
 
+    def close(self) -> None:
+        """Ends reading; what was given stays."""
+
 
 def place_tensor(values: Any, dtype: str, place: Any) -> Tensor:
     """`values` (an array, bfloat16 as uint16; or a tensor already there) at a GPU's `place`.
@@ -177,6 +180,9 @@ class CheckpointSource:
         """See WeightSource."""
         return self.checkpoint.read_float(names)
 
+    def close(self) -> None:
+        """See WeightSource."""
+
 
 class RandomSource:
     """Seeded random weights of the right shapes, for timing without a checkpoint.
@@ -206,6 +212,9 @@ class RandomSource:
     def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
         """See WeightSource."""
         return self.matrix(names, (1, size))[0]
+
+    def close(self) -> None:
+        """See WeightSource."""
 
     def quantized(self, scheme: Scheme, group_size: int, shape: tuple[int, int]) -> Quantized:
         """A linear [N, K] of random codes: some rows are rounded, and repeated to all N."""
