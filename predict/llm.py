@@ -214,6 +214,7 @@ class LLM:
             eos_token_ids = self.tokenizer.eos_token_ids or eos_token_ids
 
         self.backend = choose_backend(config.inference_model)
+        self.decoder: Decoder | None = None  # in dynamic mode
         import paddle
 
         if self.device is None:
@@ -266,6 +267,7 @@ class LLM:
         config = self.config
         if config.mode == "dynamic":
             decoder = load_decoder(config, self.spec, reader, self.backend, self.device)
+            self.decoder = decoder
             return lambda caches: dynamic_forward(self.backend, decoder, caches)
         manifest = load_manifest(config.model_name_or_path)
         loaded = library.require() if is_compiled(self.backend) else None
