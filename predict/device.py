@@ -419,6 +419,11 @@ def cache_capacity(
     )
     if capacity > 0:
         text += f"; {capacity} tokens of cache would fit: lower --max_length or --batch_size"
+    elif weight_bytes < limit:
+        text += (
+            "; the workspace of a step leaves no cache: lower --max_num_batched_tokens, "
+            "--max_length or --batch_size, or use a --quant_type"
+        )
     else:
         text += "; not even the weights fit: use a smaller --dtype or a --quant_type"
     if limit < available_bytes:

@@ -18,8 +18,10 @@ from predict.engine.detokenizer import Detokenizer
 from predict.engine.engine import Engine
 from predict.engine.kv_cache import (
     allocate_caches,
+    check_gpu_memory,
     num_cache_blocks,
     num_gpu_cache_blocks,
+    weight_bytes,
     workspace_bytes,
 )
 from predict.engine.program import load_program
@@ -134,6 +136,11 @@ def load_decoder(
             source = DeviceCheckpointSource(checkpoint, config.dtype, device)
         layout = layout_of(reader, checkpoint, source, settings, plan)
         checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
+    if device is not None:
+        from predict.device import memory_info
+
+        needed = weight_bytes(plan, layout.scheme, config.dtype)
+        check_gpu_memory(config, spec, memory_info(device), needed)
     for linear in (*plan.linears(), plan.head):
         check_support(layout.scheme(linear), config.device, compiled)
     try:

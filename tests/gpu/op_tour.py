@@ -70,20 +70,20 @@ def tour(gpu: devices.Device, dtype: str) -> None:
         for spans in (decode, mixed):
             step = Step(operands, spans, heads, block, num_padding=2)
             hidden = operands.tensor(step.num_tokens, 72).device
-            out, *_ = ops.attention_block(
-                hidden, layer.attention, *step.caches()[1], rope, step.device
+            out, _ = ops.attention_block(
+                hidden, layer.attention, step.caches()[1], rope, step.device
             )
             ops.mlp_block(out, layer.mlp)
             for each in (layer, folded):
                 ops.layers(hidden, [each], [step.caches()[1]], rope, step.device)
-            q, *caches = ops.rope_and_cache_write(
+            q, caches = ops.rope_and_cache_write(
                 operands.tensor(step.num_tokens, heads.qkv_size).device,
                 layer.attention,
-                *step.caches()[1],
+                step.caches()[1],
                 rope,
                 step.device,
             )
-            ops.paged_attention(q, layer.attention, *caches, step.device).cpu()
+            ops.paged_attention(q, layer.attention, tuple(caches), step.device).cpu()
 
 
 def main() -> int:
