@@ -122,7 +122,7 @@ def cuda_source_digest(csrc: Path) -> str:
 
 def build_command(architecture: str = "") -> str:
     """The command that builds the CUDA library and the plugin."""
-    command = library.build_command().replace("setup_cpu.py", "setup_cuda.py")
+    command = library.build_command(library.LIBRARY_DIR / CUDA_LIBRARY_NAME)
     return f"{command} --arch {architecture}" if architecture else command
 
 
