@@ -14,8 +14,8 @@ from predict.errors import UserError
 from quant.grids import Array, Sharing, round_int8
 
 ALPHA = 0.5
-ALPHA_STEP = 0.05
-SCALE_STEP = 0.5
+ALPHA_STEP = 0.1
+SCALE_STEP = 1.0
 SMALLEST = np.float32(1e-5)
 
 

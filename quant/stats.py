@@ -11,7 +11,7 @@ from quant.gptq import Hessian
 from quant.grids import Array
 from quant.observers import Observer, batch_absmax
 
-SAMPLE_ROWS = 2048  # inputs that searches with rounded activations try scales on
+SAMPLE_ROWS = 512  # inputs that searches with rounded activations try scales on
 
 
 @dataclass(frozen=True)
