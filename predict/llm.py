@@ -214,10 +214,7 @@ class LLM:
             eos_token_ids = self.tokenizer.eos_token_ids or eos_token_ids
 
         self.backend = choose_backend(config.inference_model)
-        import paddle
-
-        if self.device is None:
-            paddle.set_device("cpu")
+        self._make_current()
         with self._explained_out_of_memory():
             network = self._load_network(reader)
         num_blocks = self._num_cache_blocks()
@@ -273,6 +270,12 @@ class LLM:
         directory = Path(config.model_name_or_path)
         program = load_program(directory, config.model_prefix, self.device)
         return lambda caches: static_forward(program, caches)
+
+    def _make_current(self) -> None:
+        """Makes this model's device Paddle's default; another LLM may have set its own since."""
+        import paddle
+
+        paddle.set_device("cpu" if self.device is None else self.device.name)
 
     def _num_cache_blocks(self) -> int:
         if self.device is None:
@@ -364,6 +367,7 @@ class LLM:
         ]
         indices = {request.request_id: index for index, request in enumerate(requests)}
         outputs: list[RequestOutput | None] = [None] * len(requests)
+        self._make_current()
         try:
             for request in requests:
                 self.engine.add(request)
@@ -399,6 +403,7 @@ class LLM:
         sent = 0
         try:
             while request.finish_reason is None:
+                self._make_current()
                 self.engine.step()
                 new = tuple(request.output_token_ids[sent:])
                 if not new:
