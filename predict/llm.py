@@ -18,8 +18,10 @@ from predict.engine.detokenizer import Detokenizer
 from predict.engine.engine import Engine
 from predict.engine.kv_cache import (
     allocate_caches,
+    check_gpu_memory,
     num_cache_blocks,
     num_gpu_cache_blocks,
+    weight_bytes,
     workspace_bytes,
 )
 from predict.engine.program import load_program
@@ -141,6 +143,11 @@ def load_decoder(
             source = DeviceCheckpointSource(checkpoint, config.dtype, device)
         layout = layout_of(reader, checkpoint, source, settings, plan)
         checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
+    if device is not None:
+        from predict.device import memory_info
+
+        needed = weight_bytes(plan, layout.scheme, config.dtype)
+        check_gpu_memory(config, spec, memory_info(device), needed)
     for linear in (*plan.linears(), plan.head):
         check_support(layout.scheme(linear), config.device, compiled)
     try:
@@ -215,10 +222,7 @@ class LLM:
 
         self.backend = choose_backend(config.inference_model)
         self.decoder: Decoder | None = None  # in dynamic mode
-        import paddle
-
-        if self.device is None:
-            paddle.set_device("cpu")
+        self._make_current()
         with self._explained_out_of_memory():
             network = self._load_network(reader)
         num_blocks = self._num_cache_blocks()
@@ -290,6 +294,12 @@ class LLM:
         )
         free_rows = CPU_FREE_ROWS if self.device is None else GPU_FREE_ROWS
         return proposer, DraftPolicy(config.speculate_max_draft_token_num, free_rows)
+
+    def _make_current(self) -> None:
+        """Makes this model's device Paddle's default; another LLM may have set its own since."""
+        import paddle
+
+        paddle.set_device("cpu" if self.device is None else self.device.name)
 
     def _num_cache_blocks(self) -> int:
         if self.device is None:
@@ -381,6 +391,7 @@ class LLM:
         ]
         indices = {request.request_id: index for index, request in enumerate(requests)}
         outputs: list[RequestOutput | None] = [None] * len(requests)
+        self._make_current()
         try:
             for request in requests:
                 self.engine.add(request)
@@ -416,6 +427,7 @@ class LLM:
         sent = 0
         try:
             while request.finish_reason is None:
+                self._make_current()
                 self.engine.step()
                 new = tuple(request.output_token_ids[sent:])
                 if not new:
