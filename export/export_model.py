@@ -44,13 +44,15 @@ def export_model(config: EngineConfig, output_path: Path) -> None:
         raise UserError(
             f"--output_path {output_path} is the checkpoint's own directory; choose another one"
         )
+    device = llm.choose_gpu(config)
     spec, reader = llm.read_spec(source)
     backend = llm.choose_backend(config.inference_model)
     import paddle
 
-    paddle.set_device("cpu")
+    if device is None:
+        paddle.set_device("cpu")
     compiled = library.load() if llm.is_compiled(backend) else None
-    decoder = llm.load_decoder(config, spec, reader, backend)
+    decoder = llm.load_decoder(config, spec, reader, backend, device)
     try:
         output_path.mkdir(parents=True, exist_ok=True)
         (output_path / FILE_NAME).unlink(missing_ok=True)
@@ -62,6 +64,7 @@ def export_model(config: EngineConfig, output_path: Path) -> None:
             config.dtype,
             output_path,
             config.model_prefix,
+            config.kv_format,
         )
         for pattern in COPIED:
             for path in sorted(source.glob(pattern)):
@@ -82,6 +85,7 @@ def export_model(config: EngineConfig, output_path: Path) -> None:
             vocab_size=spec.vocab_size,
             eos_token_ids=list(spec.eos_token_ids),
             model_type=spec.model_type,
+            kv_format=config.kv_format,
         ).save(output_path)
     except OSError as error:
         raise UserError(

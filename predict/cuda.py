@@ -77,6 +77,11 @@ def copy_to_device(tensor: Tensor, array: NDArray[Any], stream: int) -> None:
     )
 
 
+def copy_to_address(address: int, array: NDArray[Any], stream: int) -> None:
+    """Queues the copy of a pinned, contiguous array to a device address that has room for it."""
+    _check(device_library().regatta_device_copy(address, array.ctypes.data, array.nbytes, stream))
+
+
 def copy_to_host(array: NDArray[Any], tensor: Tensor, stream: int) -> None:
     """Queues the copy of the whole of `tensor` into a pinned, contiguous array of its size."""
     _check_sizes(tensor, array)
@@ -85,6 +90,31 @@ def copy_to_host(array: NDArray[Any], tensor: Tensor, stream: int) -> None:
             array.ctypes.data, tensor.data_ptr(), array.nbytes, stream
         )
     )
+
+
+def copy_front_to_host(array: NDArray[Any], tensor: Tensor, stream: int) -> None:
+    """Queues the copy of the first bytes of `tensor` into the whole of a pinned array."""
+    if array.nbytes > tensor.element_size() * tensor.size:
+        raise ValueError(f"the array has {array.nbytes} bytes, more than the tensor")
+    if array.nbytes:
+        _check(
+            device_library().regatta_device_copy(
+                array.ctypes.data, tensor.data_ptr(), array.nbytes, stream
+            )
+        )
+
+
+def copy(target: Tensor, source: Tensor, stream: int) -> None:
+    """Queues the copy of `source` into `target`, tensors on one GPU and of one size in bytes."""
+    num_bytes = source.element_size() * source.size
+    if target.element_size() * target.size != num_bytes:
+        raise ValueError(f"the source has {num_bytes} bytes, the target another number")
+    copy_between_addresses(target.data_ptr(), source.data_ptr(), num_bytes, stream)
+
+
+def copy_between_addresses(target: int, source: int, num_bytes: int, stream: int) -> None:
+    """Queues the copy of device memory to device memory."""
+    _check(device_library().regatta_device_copy(target, source, num_bytes, stream))
 
 
 def fill_with(tensor: Tensor, pattern: Tensor, stream: int) -> None:

@@ -300,6 +300,23 @@ def choose(name: str) -> Device:
     )
 
 
+def default_name() -> tuple[str, str]:
+    """The device where none was asked for: gpu where one can be used, else cpu.
+
+    Imports no Paddle. Returns its name, and, when there is a GPU that cannot be used, why not.
+    """
+    try:
+        choose("gpu")
+    except UserError as error:
+        return "cpu", str(error) if is_gpu_present() else ""
+    return "gpu", ""
+
+
+def is_gpu_present() -> bool:
+    """Whether the system has an NVIDIA GPU with a driver, usable or not."""
+    return Path("/proc/driver/nvidia/version").is_file() or any(Path("/dev").glob("nvidia[0-9]*"))
+
+
 def set_environment(device: Device) -> None:
     """Sets what Paddle and `predict.library` read when they are first used; nothing for the CPU.
 
@@ -321,8 +338,9 @@ def set_environment(device: Device) -> None:
             f"unset it, or link the plugins there into {PLUGIN_FOLDER} and name that"
         )
     os.environ["CUSTOM_DEVICE_ROOT"] = str(PLUGIN_FOLDER)
-    # Paddle tells of each plugin in six lines on stderr; warnings and errors still come.
-    os.environ.setdefault("GLOG_minloglevel", "1")
+    # Paddle tells of each plugin in six lines on stderr, and warns of each custom operator when it
+    # loads a program; errors still come.
+    os.environ.setdefault("GLOG_minloglevel", "2")
 
 
 def blas_folder() -> Path | None:

@@ -22,16 +22,27 @@ from predict.engine.kv_cache import (
     num_gpu_cache_blocks,
     workspace_bytes,
 )
-from predict.engine.runner import DynamicRunner, Runner, StaticRunner
+from predict.engine.program import load_program
+from predict.engine.runner import (
+    Forward,
+    HostRunner,
+    Runner,
+    dynamic_forward,
+    static_forward,
+)
 from predict.engine.sampler import Sampler
 from predict.engine.scheduler import Scheduler, SchedulerConfig
 from predict.errors import UserError
+from predict.formats import Layout, layout_of
+from predict.formats.online import Online
 from predict.host import peak_memory_bytes
+from predict.kv_formats import head_scales, kv_format_of
 from predict.manifest import check_manifest, load_manifest
 from predict.models import family_of
 from predict.nn.checkpoint import Checkpoint
 from predict.nn.decoder import Decoder, build_decoder, expected_tensors
 from predict.nn.hf_config import ConfigReader
+from predict.nn.inputs import LayerCache
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import (
     CheckpointSource,
@@ -40,8 +51,8 @@ from predict.nn.weights import (
     WeightSource,
     plan_weights,
 )
+from predict.quantization import check_support
 from predict.request import Request, RequestOutput, SamplingParams
-from predict.schemes import scheme_of
 from predict.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -103,21 +114,41 @@ def load_decoder(
     device: the GPU for its weights; None for the CPU.
     """
     compiled = is_compiled(backend)
+    settings = config.quantization
     plan = plan_weights(spec, family_of(reader).WEIGHTS)
-    scheme = scheme_of("dense")
     source: WeightSource
     place = None if device is None else device.place()
-    if config.load_format == "dummy" and device is not None:
-        source = DeviceRandomSource(config.seed, config.dtype, device)
-    elif config.load_format == "dummy":
-        source = RandomSource(config.seed)
+    if config.load_format == "dummy":
+        source = (
+            RandomSource(config.seed)
+            if device is None
+            else DeviceRandomSource(config.seed, config.dtype, device)
+        )
+        layout: Layout = Online(source, settings, plan)
     else:
         checkpoint = Checkpoint(config.model_name_or_path)
-        checkpoint.check(expected_tensors(plan, scheme), plan.ignored)
         source = CheckpointSource(checkpoint)
-    return build_decoder(
-        plan, source, scheme, config.dtype, compiled, config.max_length, place=place
-    )
+        if device is not None:
+            from predict.nn.upload import DeviceCheckpointSource
+
+            source = DeviceCheckpointSource(checkpoint, config.dtype, device)
+        layout = layout_of(reader, checkpoint, source, settings, plan)
+        checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
+    for linear in (*plan.linears(), plan.head):
+        check_support(layout.scheme(linear), config.device, compiled)
+    try:
+        return build_decoder(
+            plan,
+            source,
+            layout,
+            config.dtype,
+            compiled,
+            config.max_length,
+            place=place,
+            kv_format=config.kv_format,
+        )
+    finally:
+        source.close()
 
 
 def choose_gpu(config: EngineConfig) -> Device | None:
@@ -127,8 +158,6 @@ def choose_gpu(config: EngineConfig) -> Device | None:
     """
     if config.device == "cpu":
         return None
-    if config.mode == "static":
-        raise UserError(f"mode static is not supported on {config.device} yet; use --mode dynamic")
     if not config.inference_model:
         raise UserError(
             f"device {config.device} runs the compiled operators only; add --append_attn, "
@@ -160,6 +189,9 @@ class LLM:
         self.config = config
         self.device = choose_gpu(config)
         self.spec, reader = read_spec(config.model_name_or_path)
+        kv_format = kv_format_of(config.kv_format)
+        kv_format.check_device(config.device)
+        kv_scales = head_scales(kv_format, config.model_name_or_path, self.spec)
         if config.max_length > self.spec.max_context:
             print(
                 f"regatta: --max_length is {config.max_length}, and the model was made for "
@@ -179,30 +211,25 @@ class LLM:
 
         if self.device is None:
             paddle.set_device("cpu")
-        if config.mode == "static":
-            manifest = load_manifest(config.model_name_or_path)
-            loaded = library.load() if config.inference_model else None
-            abi = None if loaded is None else loaded.metadata.abi
-            check_manifest(manifest, config, paddle.__version__, abi)
-        else:
-            with self._explained_out_of_memory():
-                decoder = load_decoder(config, self.spec, reader, self.backend, self.device)
+        with self._explained_out_of_memory():
+            network = self._load_network(reader)
         num_blocks = self._num_cache_blocks()
         with self._explained_out_of_memory():
-            caches = allocate_caches(self.spec, num_blocks, config.block_size, config.dtype)
-        runner: Runner
-        if config.mode == "static":
-            runner = StaticRunner(
-                Path(config.model_name_or_path), config.model_prefix, caches, paddle.CPUPlace()
+            caches = allocate_caches(
+                self.spec, num_blocks, config.block_size, config.dtype, config.kv_format, kv_scales
             )
-        elif self.device is not None:
+        runner: Runner = HostRunner(network(caches))
+        if self.device is not None:
             from predict.engine.gpu_runner import GpuRunner
 
             runner = GpuRunner(
-                self.backend, decoder, caches, self.device, config.max_length, config.block_size
+                network(caches),
+                self.device,
+                config.max_length,
+                config.batch_size,
+                config.block_size,
+                self.spec.vocab_size,
             )
-        else:
-            runner = DynamicRunner(self.backend, decoder, caches, paddle.CPUPlace())
         if is_compiled(self.backend):
             # From here on the step's own tensors come and go; the weights are in place.
             library.require().keep_freed_memory()
@@ -216,12 +243,29 @@ class LLM:
                 reserve_full=config.reserve_full,
                 prefix_caching=config.effective_prefix_caching,
                 chunked_prefill=config.chunked_prefill,
+                separate_steps=config.attention == "block",
             )
         )
         sampler = Sampler(self.backend, config.seed, eos_token_ids)
         self.engine = Engine(scheduler, runner, sampler, eos_token_ids)
         self._ids = itertools.count()
         self.startup_seconds = time.perf_counter() - started
+
+    def _load_network(self, reader: ConfigReader) -> Callable[[Sequence[LayerCache]], Forward]:
+        """The network with its weights in place; it runs over the caches that it is given."""
+        import paddle
+
+        config = self.config
+        if config.mode == "dynamic":
+            decoder = load_decoder(config, self.spec, reader, self.backend, self.device)
+            return lambda caches: dynamic_forward(self.backend, decoder, caches)
+        manifest = load_manifest(config.model_name_or_path)
+        loaded = library.require() if is_compiled(self.backend) else None
+        abi = None if loaded is None else loaded.metadata.abi
+        check_manifest(manifest, config, paddle.__version__, abi)
+        directory = Path(config.model_name_or_path)
+        program = load_program(directory, config.model_prefix, self.device)
+        return lambda caches: static_forward(program, caches)
 
     def _num_cache_blocks(self) -> int:
         if self.device is None:
@@ -330,7 +374,7 @@ class LLM:
                         on_output(indices[request.request_id], output)
         finally:
             for request in requests:
-                self.engine.scheduler.abort(request.request_id)
+                self.engine.abort(request.request_id)
         return [output for output in outputs if output is not None]
 
     def stream(
@@ -358,7 +402,7 @@ class LLM:
                     piece += text.finish()
                 yield StreamOutput(piece, new, request.finish_reason)
         finally:
-            self.engine.scheduler.abort(request.request_id)
+            self.engine.abort(request.request_id)
 
     def stats(self) -> EngineStats:
         """Counts so far."""

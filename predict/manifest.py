@@ -34,6 +34,7 @@ class Manifest:
     vocab_size: int
     eos_token_ids: list[int]
     model_type: str
+    kv_format: str = "dense"
 
     def save(self, directory: Path) -> None:
         """Writes manifest.json."""
@@ -77,6 +78,10 @@ def check_manifest(
     for name, exported, wanted in facts:
         if exported != wanted:
             problems.append(f"{name} is {exported}, --{name} asks for {wanted}")
+    if manifest.kv_format != config.kv_format:
+        problems.append(
+            f"its KV cache is {manifest.kv_format}, --cachekv_int8_type asks for {config.kv_format}"
+        )
     if manifest.max_length < config.max_length:
         problems.append(
             f"max_length is {manifest.max_length} tokens, --max_length asks for {config.max_length}"

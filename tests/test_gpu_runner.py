@@ -8,9 +8,17 @@ import pytest
 from predict import LLM
 from predict.config import EngineConfig
 from predict.device import GIB, MemoryInfo
-from predict.engine.gpu_runner import InputBuffer, bucket_size, is_decode, num_elements
+from predict.engine.gpu_runner import (
+    InputBuffer,
+    bucket_size,
+    is_decode,
+    num_elements,
+    write_choices,
+)
 from predict.engine.kv_cache import num_gpu_cache_blocks
+from predict.engine.sampler import GREEDY, Choice
 from predict.errors import UserError
+from predict.kv_formats import kv_format_of
 from predict.nn.inputs import empty_example
 from predict.nn.spec import DecoderSpec
 from tests.test_golden import GOLDEN
@@ -83,25 +91,34 @@ def test_cache_takes_what_the_batch_needs_when_memory_is_plenty() -> None:
 
 
 def test_cache_shrinks_to_the_memory_that_is_left() -> None:
-    per_block = SPEC.cache_bytes_per_token(4) * 64
+    per_block = kv_format_of("dense").bytes_per_token(SPEC, 4) * 64
     free = 20 * per_block
     blocks = num_gpu_cache_blocks(config(), SPEC, memory(free), 2 * per_block)
     assert blocks == 18
 
 
 def test_too_little_memory_is_an_error_with_the_arithmetic() -> None:
-    per_block = SPEC.cache_bytes_per_token(4) * 64
+    per_block = kv_format_of("dense").bytes_per_token(SPEC, 4) * 64
     with pytest.raises(UserError, match="--max_length"):
         num_gpu_cache_blocks(config(), SPEC, memory(10 * per_block), 0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"inference_model": False}, "--append_attn"),
-        ({"mode": "static"}, "--mode dynamic"),
-    ],
-)
-def test_what_a_gpu_does_not_run_is_refused_by_name(changes: dict[str, object], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        LLM(config(**changes))
+def test_plain_operators_are_refused_on_a_gpu() -> None:
+    with pytest.raises(UserError, match="--append_attn"):
+        LLM(config(inference_model=False))
+
+
+def test_choices_lie_where_the_operator_reads_them() -> None:
+    choices = [Choice(0.5, 7, 0.9, 1 << 40, 3, 0.25), GREEDY, Choice(1.0, 0, 1.0, 5, 1 << 33)]
+    columns = np.full((8, 4), -1, np.int32)
+    write_choices(columns, choices)
+    assert columns[0].view(np.float32).tolist() == [0.5, 0.0, 1.0, 0.0]
+    assert columns[1].tolist()[:3] == [7, 1, 0]
+    np.testing.assert_array_equal(
+        columns[2].view(np.float32)[:3], np.array([0.9, 1, 1], np.float32)
+    )
+    assert columns[3].view(np.float32).tolist() == [0.25, 0.0, 0.0, 0.0]
+    assert columns[4:6].reshape(-1).view(np.int64).tolist()[:3] == [1 << 40, 0, 5]
+    assert columns[6:8].reshape(-1).view(np.int64).tolist()[:3] == [3, 0, 1 << 33]
+    write_choices(columns, [GREEDY] * 3)
+    assert columns[0].tolist() == [0] * 4

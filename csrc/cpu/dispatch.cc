@@ -156,7 +156,10 @@ std::string isa_refusal(Isa isa) {
     need(has.avx512dq, "avx512dq");
     need(has.avx512vl, "avx512vl");
   }
-  if (isa >= Isa::kAvx512Bf16) need(has.avx512_bf16, "avx512_bf16");
+  if (isa >= Isa::kAvx512Bf16) {
+    need(has.avx512_vnni, "avx512_vnni");
+    need(has.avx512_bf16, "avx512_bf16");
+  }
   return missing;
 }
 
@@ -166,6 +169,8 @@ bool isa_available(Isa isa) {
                                    isa_refusal(Isa::kAvx512Bf16).empty()};
   return available[static_cast<int>(isa)];
 }
+
+bool has_vnni() { return isa_available(Isa::kAvx512) && features().avx512_vnni; }
 
 std::vector<std::string> cpu_feature_names() {
   std::vector<std::string> names;

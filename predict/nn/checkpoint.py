@@ -44,6 +44,11 @@ class TensorInfo:
     shape: tuple[int, ...]
     offset: int  # bytes from the start of the file
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensor in the file."""
+        return math.prod(self.shape) * np.dtype(NUMPY_DTYPES[self.dtype]).itemsize
+
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors of one safetensors file; raises UserError on a truncated or broken one."""

@@ -9,11 +9,13 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "regatta/adjust_logits.h"
 #include "regatta/attention.h"
 #include "regatta/embedding.h"
 #include "regatta/linear.h"
 #include "regatta/logits.h"
 #include "regatta/mlp_block.h"
+#include "regatta/pack_dense.h"
 #include "regatta/rms_norm.h"
 #include "regatta/sample.h"
 #include "regatta/silu_mul.h"
@@ -53,6 +55,8 @@ Status gather_rows(const GatherRowsParams& params, const Launch& launch);
 Status rms_norm(const RmsNormParams& params, const Launch& launch);
 Status silu_mul(const SiluMulParams& params, const Launch& launch);
 Status rope_and_cache_write(const RopeAndCacheWriteParams& params, const Launch& launch);
+// `packed` is [out_features, in_features]: a GPU multiplies matrices as checkpoints store them.
+Status pack_dense(const PackDenseParams& params, const Launch& launch);
 
 // Bytes of device memory that paged_attention() needs. The caller zeroes them once, before the
 // first use; every call leaves zeros where it needs zeros. Calls of one stream may share a
@@ -64,6 +68,13 @@ int64_t paged_attention_zeroed_bytes(const PagedAttentionParams& params,
                                      const AttentionLimits& limits);
 Status paged_attention(const PagedAttentionParams& params, const AttentionLimits& limits,
                        void* workspace, int64_t workspace_bytes, const Launch& launch);
+
+// token_ids[i] = last_tokens[-1 - token_ids[i]] where token_ids[i] is negative: what the step before
+// sampled, which the host may not know yet. Rows outside of [0, num_last) stay.
+Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t num_tokens,
+                      int64_t num_last, const Launch& launch);
+
+Status adjust_logits(const AdjustLogitsParams& params, const Launch& launch);
 
 // A row that cannot be drawn from (NaN logits, no finite largest logit) gets token -1.
 // min_p: [L] in [0, 1] or null; tokens below min_p times the likeliest one are excluded first.
@@ -90,6 +101,20 @@ Status begin_layers(const AttentionBlockParams& attention, const MlpBlockParams&
 Status layer(const AttentionBlockParams& attention, const MlpBlockParams& mlp,
              const AttentionLimits& limits, const ComposedResources& resources,
              const Launch& launch);
+
+// The halves of a layer as operators of their own.
+int64_t attention_block_scratch_bytes(const AttentionBlockParams& params,
+                                      const AttentionLimits& limits);
+Status attention_block(const AttentionBlockParams& params, const AttentionLimits& limits,
+                       const ComposedResources& resources, const Launch& launch);
+int64_t mlp_block_scratch_bytes(const MlpBlockParams& params);
+Status mlp_block(const MlpBlockParams& params, const ComposedResources& resources,
+                 const Launch& launch);
+
+// paged_attention() with its workspace in the scratch, which is prepared here.
+int64_t attention_scratch_bytes(const PagedAttentionParams& params, const AttentionLimits& limits);
+Status attention(const PagedAttentionParams& params, const AttentionLimits& limits,
+                 const ComposedResources& resources, const Launch& launch);
 
 int64_t linear_scratch_bytes(const LinearParams& params);
 Status linear(const LinearParams& params, const ComposedResources& resources, const Launch& launch);
