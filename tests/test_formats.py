@@ -420,10 +420,9 @@ def paddlenlp_model(
         weight = Quantized(rounded.codes, rounded.scale, **extra)
         made |= paddlenlp.linear_tensors(prefix, weight)
         stem = prefix.replace("model.", "llama.", 1) + (".layer" if "smooth" in extra else "")
-        for entries, more in zip(
-            (act, largest), paddlenlp.scale_entries(stem, weight), strict=True
-        ):
-            entries.update(more)
+        act_entries, weight_entries = paddlenlp.scale_entries(stem, weight)
+        act.update(act_entries)
+        largest.update(weight_entries)
     safetensors_file.write(file, made)
     (directory / "act_scales.json").write_text(json.dumps(act))
     (directory / "weight_scales.json").write_text(json.dumps(largest))
