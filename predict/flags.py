@@ -140,7 +140,8 @@ QUANT_TYPES = (
 _ACCELERATORS = ("xpu*", "npu*", "gcu*", "dcu*", "mlu*", "hpu*", "intel_hpu*", "sdaa*")
 _NO_WINT4 = not_yet("The types without experts work, such as a8w8_fp8.", "*_wint4")
 _NO_QUANT = not_yet("Models with experts do not run yet.")
-_NO_SPECULATION = not_yet("Plain decoding works: leave the speculative flags out.")
+_NO_DRAFT_MODEL = not_yet("inference_with_reference and lookahead work, without a draft model.")
+_NO_WINDOW = not_yet("Verification is exact: leave the flag out.")
 _NO_ADAPTER = not_yet("Merge the adapter into the weights first and pass the merged directory.")
 _NO_DEEPSEEK = not_yet("Llama, Mistral, Qwen2 and Qwen3 run, in --dtype.")
 
@@ -173,7 +174,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_FILES, "output_file", "str", "output.json",
          'Results: JSON lines {"src", "tgt", "output"} in input order, each written once done.'),
     Flag(_RUN, "device", "str", "gpu",
-         "cpu, gpu or gpu:N. When not given: cpu.",
+         "cpu, gpu or gpu:N. When not given: gpu where one is usable and the compiled operators "
+         "run, else cpu; an exported model runs where it was exported for.",
          availability=not_yet("The CPU works: --device cpu; and NVIDIA GPUs: --device gpu.",
                               *_ACCELERATORS)),
     Flag(_RUN, "mode", "str", "dynamic",
@@ -196,9 +198,10 @@ FLAGS: tuple[Flag, ...] = (
          "mode it is the exported model's."),
     Flag(_FUSED, "block_attn", "bool", False,
          "Paged KV cache: blocks are taken as a sequence grows, and shared by equal prefixes. "
-         "Implies --inference_model. Without it a sequence reserves its whole cache."),
+         "Prompts and decoding sequences take turns. Implies --inference_model. Without it a "
+         "sequence reserves its whole cache."),
     Flag(_FUSED, "append_attn", "bool", False,
-         "As --block_attn, which it replaces."),
+         "As --block_attn, which it replaces, with prompts and decoding sequences in one step."),
     Flag(_FUSED, "block_size", "int", 64,
          "Tokens per block of the KV cache (16, 32, 64 or 128); in static mode it is the "
          "exported model's."),
@@ -266,28 +269,28 @@ FLAGS: tuple[Flag, ...] = (
          availability=not_yet("--load_format dummy measures speed with random weights.")),
     Flag(_SPECULATE, "speculate_method", "str", None,
          "Where draft tokens come from.",
-         choices=("inference_with_reference", "eagle", "mtp"), availability=_NO_SPECULATION),
+         choices=("inference_with_reference", "lookahead", "draft_model", "eagle", "mtp"),
+         availability=not_yet(
+             "inference_with_reference and lookahead work.", "draft_model", "eagle", "mtp")),
     Flag(_SPECULATE, "speculate_max_draft_token_num", "int", 1,
-         "Draft tokens per step.",
-         availability=_NO_SPECULATION),
+         "Draft tokens per sequence and step, 1 to 15."),
     Flag(_SPECULATE, "speculate_max_ngram_size", "int", 1,
-         "Longest n-gram that is looked up in the prompt.",
-         availability=_NO_SPECULATION),
+         "Longest n-gram that is looked up in prompt and output."),
     Flag(_SPECULATE, "speculate_verify_window", "int", 2,
          "Window of the TopP + window verification.",
-         availability=_NO_SPECULATION),
+         availability=_NO_WINDOW),
     Flag(_SPECULATE, "speculate_max_candidate_len", "int", 5,
          "Candidates per position in verification.",
-         availability=_NO_SPECULATION),
+         availability=_NO_WINDOW),
     Flag(_SPECULATE, "draft_model_name_or_path", "str", None,
          "Directory of the draft model.",
-         availability=_NO_SPECULATION),
+         availability=_NO_DRAFT_MODEL),
     Flag(_SPECULATE, "draft_model_quant_type", "str", None,
          "Quantization of the draft model.",
-         choices=QUANT_TYPES, availability=_NO_SPECULATION),
+         choices=QUANT_TYPES, availability=_NO_DRAFT_MODEL),
     Flag(_SPECULATE, "return_full_hidden_states", "bool", False,
          "Hidden states of all positions, for eagle and mtp.",
-         availability=_NO_SPECULATION),
+         availability=_NO_DRAFT_MODEL),
     Flag(_ADAPTERS, "lora_path", "str", None,
          "Directory of a LoRA adapter.",
          availability=_NO_ADAPTER),
@@ -356,8 +359,14 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; {self.prog} --help lists the flags")
 
 
+USAGE = "--model_name_or_path DIR --dtype TYPE [--flag [VALUE] ...]"
+
+
 def build_parser(
-    flags: Sequence[Flag] = FLAGS, prog: str = "predictor.py", description: str = ""
+    flags: Sequence[Flag] = FLAGS,
+    prog: str = "predictor.py",
+    description: str = "",
+    usage: str = USAGE,
 ) -> argparse.ArgumentParser:
     """The argparse parser of a flag table; its result lacks the values that were not given."""
     parser = _Parser(
@@ -365,7 +374,7 @@ def build_parser(
         description=description,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        usage=f"{prog} --model_name_or_path DIR --dtype TYPE [--flag [VALUE] ...]",
+        usage=f"{prog} {usage}",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=100),
     )
     groups: dict[str, Any] = {}
@@ -388,6 +397,7 @@ def parse_flags(
     flags: Sequence[Flag] = FLAGS,
     prog: str = "predictor.py",
     description: str = "",
+    usage: str = USAGE,
 ) -> FlagValues:
     """The flags of a command line.
 
@@ -395,7 +405,7 @@ def parse_flags(
     Raises UserError for unknown flags, values out of range and features that are not there yet;
     raises SystemExit(0) after printing --help.
     """
-    parser = build_parser(flags, prog, description)
+    parser = build_parser(flags, prog, description, usage)
     namespace, unknown = parser.parse_known_args([_underscored(word) for word in argv])
     if unknown:
         raise _unknown_error(unknown[0], flags, prog)
@@ -437,7 +447,7 @@ def _help_text(flag: Flag, with_default: bool = True) -> str:
     if with_default and flag.default is not None:
         text += f" Default: {_shown(flag.default)}."
     if availability.level == "not yet" and availability.values:
-        values = ", ".join(value.rstrip("*") for value in availability.values)
+        values = ", ".join(value.strip("*") for value in availability.values)
         text += f" Not in this release: {values}."
     elif availability.level == "not yet":
         text += " Not in this release."
@@ -449,17 +459,10 @@ def _help_text(flag: Flag, with_default: bool = True) -> str:
 def _metavar(flag: Flag) -> str:
     if flag.choices:
         return "{" + ",".join(flag.choices) + "}" if len(flag.choices) <= 3 else "NAME"
-    return {
-        "str": "TEXT",
-        "int": "N",
-        "float": "X",
-        "bool": "true|false",
-        "ints": "N,N",
-        "strs": "A,B",
-    }[flag.kind]
+    return _METAVARS[flag.kind]
 
 
-_METAVARS = {
+_METAVARS: Mapping[str, str] = {
     "str": "TEXT",
     "int": "N",
     "float": "X",

@@ -44,7 +44,8 @@ def _step(inputs: ForwardInputs) -> tuple[Tensor, ...]:
 def pack_dense(weight: Tensor, dtype: str) -> Tensor:
     """Packs weight [N, K] (any float dtype) into the layout that `linear` reads, in `dtype`.
 
-    float32, float16: [ceil(N/32), K, 32]; bfloat16: [ceil(N/32), ceil(K/2), 32, 2]; zero padded.
+    On the CPU float32 and float16 become [ceil(N/32), K, 32], bfloat16 [ceil(N/32), ceil(K/2), 32,
+    2], zero padded. A GPU multiplies matrices as checkpoints store them: there it stays [N, K].
     """
     return _run()("regatta_pack_dense", weight, True, dtype)[0]
 
@@ -82,7 +83,7 @@ def rms_norm(
 
 
 def linear(x: Tensor, weights: Linear) -> Tensor:
-    """X [T, K] times the packed weight, plus bias. Returns [T, N]."""
+    """X [T, K] times the weight as `pack_dense` made it, plus bias. Returns [T, N]."""
     return _run()(
         "regatta_linear", x, weights.tensors, weights.bias, weights.scheme, weights.out_features
     )[0]

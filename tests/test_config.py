@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import predict
+from predict import device as devices
 from predict.config import RULES, EngineConfig, PredictorConfig
 from predict.errors import UserError
 from predict.flags import FLAGS, WORKS, Flag, markdown_table, not_yet, parse_flags
@@ -101,8 +102,9 @@ REFUSED = [
     ("lora_path", "x", "Merge"),
     ("prefix_path", "x", "Full checkpoints"),
     ("export_precache", "true", "Full checkpoints"),
-    ("speculate_method", "inference_with_reference", "Plain decoding"),
-    ("speculate_max_draft_token_num", "5", "Plain decoding"),
+    ("speculate_method", "eagle", "lookahead"),
+    ("draft_model_name_or_path", "x", "without a draft model"),
+    ("speculate_verify_window", "3", "exact"),
     ("decode_strategy", "beam_search", "greedy_search"),
     ("avx_type", "fp16_int8", "bf16"),
     ("device", "xpu", "--device cpu"),
@@ -252,7 +254,6 @@ def test_lengths(model: Path, words: list[str], max_length: int, max_new_tokens:
 @pytest.mark.parametrize(
     ("words", "note"),
     [
-        ([], "--device was not given"),
         (["--top_p", "0.7"], "add --top_k 0 to sample"),
         (["--max_length", "8", "--total_max_length", "9"], "prompt and output together"),
     ],
@@ -260,6 +261,40 @@ def test_lengths(model: Path, words: list[str], max_length: int, max_new_tokens:
 def test_what_may_surprise_is_said(model: Path, words: list[str], note: str) -> None:
     assert any(note in said for said in config_of(model, *words).notes)
     assert config_of(model, "--device", "cpu").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "usable", "present", "device", "note"),
+    [
+        (["--append_attn"], True, True, "gpu", ""),
+        (["--append_attn"], False, False, "cpu", ""),
+        (["--append_attn"], False, True, "cpu", "running on cpu: the driver is too old"),
+        (["--append_attn", "--device", "cpu"], True, True, "cpu", ""),
+        (["--append_attn", "--device", "gpu:1"], False, True, "gpu:1", ""),
+        (["--avx_model"], True, True, "cpu", ""),
+        ([], True, True, "cpu", ""),  # the plain operators
+    ],
+)
+def test_device_is_a_usable_gpu_unless_told(
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    usable: bool,
+    present: bool,
+    device: str,
+    note: str,
+) -> None:
+    def choose(name: str) -> None:
+        if not usable:
+            raise UserError("the driver is too old")
+
+    monkeypatch.setattr(devices, "choose", choose)
+    monkeypatch.setattr(devices, "is_gpu_present", lambda: present)
+    config = config_of(model, *words)
+    assert config.engine.device == device
+    notes = [said for said in config.notes if "--device" in said]
+    assert len(notes) == bool(note)
+    assert note in "".join(notes)
 
 
 def test_a_benchmark_does_not_measure_the_prefix_cache_unless_asked(model: Path) -> None:

@@ -32,6 +32,7 @@ def config(
     reserve_full: bool = False,
     prefix_caching: bool = True,
     chunked_prefill: bool = True,
+    separate_steps: bool = False,
 ) -> SchedulerConfig:
     return SchedulerConfig(
         max_num_seqs=max_num_seqs,
@@ -42,6 +43,7 @@ def config(
         reserve_full=reserve_full,
         prefix_caching=prefix_caching,
         chunked_prefill=chunked_prefill,
+        separate_steps=separate_steps,
     )
 
 
@@ -199,6 +201,20 @@ def test_a_tight_budget_still_decodes_every_sequence() -> None:
     assert step(scheduler) == [(0, 0, 1), (1, 0, 1), (2, 0, 1)]
     for start in range(1, 5):
         assert step(scheduler) == [(0, start, 1), (1, start, 1), (2, start, 1)]
+
+
+def test_prompts_and_decodes_take_turns_in_separate_steps() -> None:
+    scheduler = Scheduler(config(separate_steps=True, max_num_batched_tokens=8))
+    scheduler.add(request(0, [1] * 4))
+    assert step(scheduler) == [(0, 0, 4)]
+    scheduler.add(request(1, [2] * 12))
+    scheduler.add(request(2, [3] * 2))
+    assert step(scheduler) == [(0, 4, 1)]
+    assert step(scheduler) == [(1, 0, 8)]
+    assert step(scheduler) == [(0, 5, 1)]
+    assert step(scheduler) == [(1, 8, 4), (2, 0, 2)]
+    assert step(scheduler) == [(0, 6, 1), (1, 12, 1), (2, 2, 1)]
+    assert step(scheduler) == [(1, 13, 1), (2, 3, 1)]
 
 
 def test_without_chunks_a_prompt_runs_whole() -> None:
@@ -615,6 +631,7 @@ class Simulation:
         self.ended: list[int] = []
         self.ahead: deque[tuple[ScheduledBatch, list[int | list[int]]]] = deque()
         self.last: list[int | list[int]] = []
+        self.waited: set[str] = set()  # what did not run in the last step
 
     def add(self, prompt: list[int], params: SamplingParams) -> None:
         request_id = len(self.requests)
@@ -686,6 +703,7 @@ class Simulation:
     def finish(self) -> None:
         # The oldest request computes at least a token per step and is never preempted.
         bound = sum(r.max_num_tokens for r in self.unfinished.values())
+        bound *= 1 + self.limits.separate_steps
         for _ in range(bound + len(self.ahead)):
             if self.ahead:
                 self.step_ahead()
@@ -734,7 +752,8 @@ class Simulation:
         if limits.chunked_prefill or len(prefills) != 1:
             assert batch.num_tokens <= limits.max_num_batched_tokens
         going = [i for i, r in self.unfinished.items() if not awaits_its_last_token(r)]
-        assert not going or min(going) in ids, "the oldest request does not proceed"
+        # Where prompts and decodes take turns, each waits for the other's step, and for one only.
+        self._check_turn(bool(going) and min(going) not in ids, "the oldest does not proceed")
         victims = [victim.request_id for victim in batch.preempted]
         assert victims == sorted(victims, reverse=True)
         survivors = running - set(victims)
@@ -746,7 +765,13 @@ class Simulation:
             if self.requests[i].num_tokens - self.requests[i].num_computed_tokens == 1
             and not awaits_its_last_token(self.requests[i])
         ]
-        assert set(decoding_ids) <= set(ids), "a decode waits"
+        self._check_turn(not set(decoding_ids) <= set(ids), "a decode waits")
+        if limits.separate_steps:
+            assert len({i in decoding_ids for i in ids}) == 1, "prompts beside decodes"
+
+    def _check_turn(self, waits: bool, what: str) -> None:
+        assert not waits or (self.limits.separate_steps and what not in self.waited), what
+        (self.waited.add if waits else self.waited.discard)(what)
 
 
 def awaits_its_last_token(request: Request) -> bool:
@@ -784,6 +809,7 @@ def random_config(draw: st.DrawFn) -> SchedulerConfig:
         reserve_full=draw(st.booleans()),
         prefix_caching=draw(st.booleans()),
         chunked_prefill=draw(st.booleans()),
+        separate_steps=draw(st.booleans()),
     )
 
 

@@ -6,6 +6,7 @@
 //     -> hidden_out [T, H], caches in place
 // caches: of this layer, see regatta/kv_format.h.
 #include "attention_tensors.h"
+#include "cuda_resources.h"
 
 namespace regatta::binding {
 namespace {
@@ -27,37 +28,40 @@ std::vector<paddle::Tensor> attention_block(
   check_num_caches(caches.size(), 1, format);
   check_heads({num_heads, num_kv_heads, head_dim});
   check_softmax_scale(softmax_scale);
-  const TensorView x = view(hidden, "hidden");
+  const Device device = device_of(norm_weight, "norm_weight");
+  const phi::Place& place = device.place;
+  const TensorView x = view(hidden, "hidden", place);
   check_activation(x, "hidden");
   check_shape(x, "hidden", {-1, -1});
   const DType dtype = x.dtype;
   const int64_t num_tokens = x.shape[0], hidden_size = x.shape[1];
-  const std::vector<TensorView> qkv_views = views(qkv, "qkv");
-  const std::vector<TensorView> out_views = views(out, "out");
-  const TensorView table = rope_table(rope_cache, head_dim);
-  paddle::Tensor hidden_out = empty({num_tokens, hidden_size}, dtype);
+  const std::vector<TensorView> qkv_views = views(qkv, "qkv", place);
+  const std::vector<TensorView> out_views = views(out, "out", place);
+  const TensorView table = rope_table(rope_cache, head_dim, place);
+  paddle::Tensor hidden_out = device.empty({num_tokens, hidden_size}, dtype);
   AttentionBlockParams params;
   params.dtype = dtype;
   params.hidden = x.data;
-  params.norm_weight = checked_view(norm_weight, "norm_weight", dtype, {hidden_size}).data;
+  params.norm_weight = checked_view(norm_weight, "norm_weight", dtype, {hidden_size}, place).data;
   params.scheme = scheme;
   params.qkv = qkv_views.data();
   params.num_qkv = static_cast<int>(qkv_views.size());
-  params.qkv_bias =
-      optional_view(qkv_bias, "qkv_bias", dtype, {(num_heads + 2 * num_kv_heads) * head_dim}).data;
-  params.q_norm = optional_view(q_norm, "q_norm", dtype, {head_dim}).data;
-  params.k_norm = optional_view(k_norm, "k_norm", dtype, {head_dim}).data;
+  params.qkv_bias = optional_view(qkv_bias, "qkv_bias", dtype,
+                                  {(num_heads + 2 * num_kv_heads) * head_dim}, place)
+                        .data;
+  params.q_norm = optional_view(q_norm, "q_norm", dtype, {head_dim}, place).data;
+  params.k_norm = optional_view(k_norm, "k_norm", dtype, {head_dim}, place).data;
   params.out = out_views.data();
   params.num_out = static_cast<int>(out_views.size());
-  params.out_bias = optional_view(out_bias, "out_bias", dtype, {hidden_size}).data;
-  params.cache = cache_of(caches, 0, format, dtype, num_kv_heads, head_dim);
+  params.out_bias = optional_view(out_bias, "out_bias", dtype, {hidden_size}, place).data;
+  params.cache = cache_of(caches, 0, format, dtype, num_kv_heads, head_dim, place);
   params.positions = static_cast<const int32_t*>(
-      checked_view(positions, "positions", DType::kInt32, {num_tokens}).data);
+      checked_view(positions, "positions", DType::kInt32, {num_tokens}, place).data);
   params.slot_mapping = static_cast<const int32_t*>(
-      checked_view(slot_mapping, "slot_mapping", DType::kInt32, {num_tokens}).data);
+      checked_view(slot_mapping, "slot_mapping", DType::kInt32, {num_tokens}, place).data);
   params.rope_cache = static_cast<const float*>(table.data);
   params.batch =
-      batch_of(cu_seqlens_q, context_lens, block_tables, max_lens, tree_mask, num_tokens);
+      batch_of(cu_seqlens_q, context_lens, block_tables, max_lens, tree_mask, num_tokens, place);
   params.hidden_out = hidden_out.data();
   params.hidden_size = hidden_size;
   params.num_heads = num_heads;
@@ -68,7 +72,15 @@ std::vector<paddle::Tensor> attention_block(
   params.epsilon = epsilon;
   params.softmax_scale = softmax_scale;
   params.window = window;
-  throw_if_error(cpu::attention_block(params));
+  if (device.is_cpu()) throw_if_error(cpu::attention_block(params));
+#ifdef REGATTA_WITH_CUDA
+  if (!device.is_cpu()) {
+    const cuda::AttentionLimits limits = limits_of(max_lens);
+    const CudaResources resources = resources_of(
+        device, num_tokens, cuda::attention_block_scratch_bytes(params, limits));
+    throw_if_error(cuda::attention_block(params, limits, resources.composed, launch_on(device)));
+  }
+#endif
   return {hidden_out};
 }
 

@@ -108,7 +108,7 @@ std::vector<paddle::Tensor> decoder_layers(
     bool qk_norm, bool out_bias, bool mlp_bias, const std::string& kv_format) {
   check_heads({num_heads, num_kv_heads, head_dim});
   check_softmax_scale(softmax_scale);
-  const Device device = device_of(hidden, "hidden");
+  const Device device = device_of(rope_cache, "rope_cache");
   const phi::Place& place = device.place;
   const TensorView x = view(hidden, "hidden", place);
   check_activation(x, "hidden");

@@ -10,7 +10,7 @@ std::vector<paddle::Tensor> linear(const paddle::Tensor& x,
                                    const std::vector<paddle::Tensor>& weight,
                                    const paddle::optional<paddle::Tensor>& bias,
                                    const std::string& scheme, int64_t out_features) {
-  const Device device = device_of(x, "x");
+  const Device device = weight.empty() ? device_of(x, "x") : device_of(weight[0], "weight");
   const TensorView x_view = view(x, "x", device.place);
   check_activation(x_view, "x");
   check_shape(x_view, "x", {-1, -1});

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "attention_tensors.h"
+#include "cuda_resources.h"
 
 namespace regatta::binding {
 namespace {
@@ -15,13 +16,15 @@ std::vector<paddle::Tensor> paged_attention(
     const paddle::Tensor& block_tables, const paddle::Tensor& max_lens,
     const paddle::optional<paddle::Tensor>& tree_mask, int64_t num_heads, float softmax_scale,
     int64_t window, const std::string& kv_format) {
-  const TensorView x = view(q, "q");
+  const KvFormat format = kv_format_of(kv_format);
+  check_num_caches(caches.size(), 1, format);
+  const Device device = device_of(caches[0], "key_cache");
+  const phi::Place& place = device.place;
+  const TensorView x = view(q, "q", place);
   check_activation(x, "q");
   check_shape(x, "q", {-1, -1});
   check_softmax_scale(softmax_scale);
-  const KvFormat format = kv_format_of(kv_format);
-  check_num_caches(caches.size(), 1, format);
-  const TensorView keys = view(caches[0], "key_cache");
+  const TensorView keys = view(caches[0], "key_cache", place);
   check_shape(keys, "key_cache", {-1, -1, -1, -1});
   PagedAttentionParams params;
   params.dtype = x.dtype;
@@ -33,14 +36,23 @@ std::vector<paddle::Tensor> paged_attention(
   params.head_dim = halves ? x.shape[1] / std::max<int64_t>(num_heads, 1) : keys.shape[3];
   check_heads({num_heads, params.num_kv_heads, params.head_dim});
   check_shape(x, "q", {-1, num_heads * params.head_dim});
-  params.cache = cache_of(caches, 0, format, x.dtype, params.num_kv_heads, params.head_dim);
+  params.cache =
+      cache_of(caches, 0, format, x.dtype, params.num_kv_heads, params.head_dim, place);
   params.batch =
-      batch_of(cu_seqlens_q, context_lens, block_tables, max_lens, tree_mask, x.shape[0]);
-  paddle::Tensor out = empty({x.shape[0], x.shape[1]}, x.dtype);
+      batch_of(cu_seqlens_q, context_lens, block_tables, max_lens, tree_mask, x.shape[0], place);
+  paddle::Tensor out = device.empty({x.shape[0], x.shape[1]}, x.dtype);
   params.out = out.data();
   params.softmax_scale = softmax_scale;
   params.window = window;
-  throw_if_error(cpu::paged_attention(params));
+  if (device.is_cpu()) throw_if_error(cpu::paged_attention(params));
+#ifdef REGATTA_WITH_CUDA
+  if (!device.is_cpu()) {
+    const cuda::AttentionLimits limits = limits_of(max_lens);
+    const CudaResources resources =
+        resources_of(device, 0, cuda::attention_scratch_bytes(params, limits));
+    throw_if_error(cuda::attention(params, limits, resources.composed, launch_on(device)));
+  }
+#endif
   return {out};
 }
 

@@ -3,6 +3,7 @@
 //     {num_heads, num_kv_heads, head_dim, epsilon, kv_format} -> q [T, Hq D], caches in place
 // caches: of one layer, see regatta/kv_format.h.
 #include "attention_tensors.h"
+#include "cuda_resources.h"
 
 namespace regatta::binding {
 namespace {
@@ -17,23 +18,25 @@ std::vector<paddle::Tensor> rope_and_cache_write(
   const KvFormat format = kv_format_of(kv_format);
   check_num_caches(caches.size(), 1, format);
   check_heads({num_heads, num_kv_heads, head_dim});
-  const TensorView x = view(qkv, "qkv");
+  const Device device = device_of(caches[0], "key_cache");
+  const phi::Place& place = device.place;
+  const TensorView x = view(qkv, "qkv", place);
   check_activation(x, "qkv");
   check_shape(x, "qkv", {-1, (num_heads + 2 * num_kv_heads) * head_dim});
   const int64_t num_tokens = x.shape[0];
-  const TensorView table = rope_table(rope_cache, head_dim);
-  paddle::Tensor q = empty({num_tokens, num_heads * head_dim}, x.dtype);
+  const TensorView table = rope_table(rope_cache, head_dim, place);
+  paddle::Tensor q = device.empty({num_tokens, num_heads * head_dim}, x.dtype);
   RopeAndCacheWriteParams params;
   params.dtype = x.dtype;
   params.qkv = x.data;
   params.positions = static_cast<const int32_t*>(
-      checked_view(positions, "positions", DType::kInt32, {num_tokens}).data);
+      checked_view(positions, "positions", DType::kInt32, {num_tokens}, place).data);
   params.slot_mapping = static_cast<const int32_t*>(
-      checked_view(slot_mapping, "slot_mapping", DType::kInt32, {num_tokens}).data);
+      checked_view(slot_mapping, "slot_mapping", DType::kInt32, {num_tokens}, place).data);
   params.rope_cache = static_cast<const float*>(table.data);
-  params.q_norm = optional_view(q_norm, "q_norm", x.dtype, {head_dim}).data;
-  params.k_norm = optional_view(k_norm, "k_norm", x.dtype, {head_dim}).data;
-  params.cache = cache_of(caches, 0, format, x.dtype, num_kv_heads, head_dim);
+  params.q_norm = optional_view(q_norm, "q_norm", x.dtype, {head_dim}, place).data;
+  params.k_norm = optional_view(k_norm, "k_norm", x.dtype, {head_dim}, place).data;
+  params.cache = cache_of(caches, 0, format, x.dtype, num_kv_heads, head_dim, place);
   params.q_out = q.data();
   params.num_tokens = num_tokens;
   params.num_heads = num_heads;
@@ -42,7 +45,13 @@ std::vector<paddle::Tensor> rope_and_cache_write(
   params.rotary_dim = table.shape[1];
   params.num_positions = table.shape[0];
   params.epsilon = epsilon;
-  throw_if_error(cpu::rope_and_cache_write(params));
+  if (device.is_cpu()) throw_if_error(cpu::rope_and_cache_write(params));
+#ifdef REGATTA_WITH_CUDA
+  if (!device.is_cpu()) {
+    make_current(device);
+    throw_if_error(cuda::rope_and_cache_write(params, launch_on(device)));
+  }
+#endif
   return {q};
 }
 

@@ -39,6 +39,7 @@ class SchedulerConfig:
     reserve_full: bool = False  # take the blocks of a request's whole length at admission
     prefix_caching: bool = True
     chunked_prefill: bool = True  # False: a prompt runs whole in one step
+    separate_steps: bool = False  # no step has both prompts and decoding requests; they take turns
     cache_salt: bytes = b""
 
     def __post_init__(self) -> None:
@@ -126,6 +127,11 @@ class SchedulerStats:
     num_preemptions: int = 0
 
 
+def _num_left(request: Request) -> int:
+    """Tokens of a request that are not in the cache; more than one of a prompt that runs."""
+    return len(request.token_ids) - request.num_computed_tokens
+
+
 def _num_rejected(accepted: Sequence[int], drafts: Sequence[int], request: Request) -> int:
     """Drafts of a span that `accepted`, the leading drafts and one more token, leaves out.
 
@@ -160,6 +166,7 @@ class Scheduler:
         self._scheduled: ScheduledBatch | None = None  # the last one, until it is advanced
         self._advanced: deque[ScheduledBatch] = deque()  # oldest first, their results still unknown
         self._num_added = 0
+        self._prompts_are_next = True  # with separate_steps
         # The queue's head lacks blocks, and nothing that could help happened since it was tried.
         self._head_is_blocked = False
 
@@ -172,6 +179,11 @@ class Scheduler:
     def num_running(self) -> int:
         """Requests in the batch, at most max_num_seqs."""
         return len(self._running)
+
+    @property
+    def decoding(self) -> list[Request]:
+        """Running requests whose next step is one token, in arrival order."""
+        return [r for r in self._running if len(r.token_ids) - r.num_computed_tokens == 1]
 
     def has_unfinished(self) -> bool:
         """Whether `schedule` has anything to do."""
@@ -232,7 +244,7 @@ class Scheduler:
         Decoding requests first, one token each and as many of their drafts
         (`draft_token_ids`: request id -> proposed next tokens) as budget, length limit and free
         blocks allow; the rest of the budget goes to prompts that have begun, then to waiting
-        requests in arrival order.
+        requests in arrival order. With separate_steps, prompts and decoding requests take turns.
         """
         if not self._requests:
             return None
@@ -241,16 +253,19 @@ class Scheduler:
         spans: list[ScheduledSpan] = []
         prefilling: list[Request] = []
         preempted: list[Request] = []
-        self._schedule_decodes(spans, prefilling, preempted)
-        if draft_token_ids:
-            self._add_drafts(draft_token_ids, spans)
-        num_decodes = len(spans)
-        budget = self.config.max_num_batched_tokens - sum(span.num_tokens for span in spans)
-        for request in prefilling:
-            budget -= self._schedule_prefill(request, budget, len(spans) == num_decodes, spans)
-        if self._waiting and not preempted and not self._head_is_blocked:
-            self._admit(budget, num_decodes, spans)
-
+        separate = self.config.separate_steps
+        if separate and self._prompts_are_next:
+            begun = [request for request in self._running if _num_left(request) > 1]
+            self._schedule_prompts(begun, spans, preempted)
+        if spans:
+            self._prompts_are_next = False
+        else:
+            self._schedule_decodes(spans, prefilling, preempted)
+            if draft_token_ids:
+                self._add_drafts(draft_token_ids, spans)
+            self._prompts_are_next = bool(spans)
+            if not (separate and spans):
+                self._schedule_prompts(prefilling, spans, preempted)
         if not spans:
             return None  # every request waits for its last token
         num_tokens = sum(span.num_tokens for span in spans)
@@ -398,7 +413,7 @@ class Scheduler:
             index += 1
             start = request.num_computed_tokens
             num_tokens = len(request.token_ids)
-            if num_tokens - start > 1:
+            if _num_left(request) > 1:
                 prefilling.append(request)
                 continue
             if num_tokens >= request.max_num_tokens:
@@ -436,6 +451,17 @@ class Scheduler:
             spans[index] = span._replace(
                 num_tokens=1 + limit, draft_token_ids=tuple(drafts[:limit])
             )
+
+    def _schedule_prompts(
+        self, prefilling: Sequence[Request], spans: list[ScheduledSpan], preempted: list[Request]
+    ) -> None:
+        """Gives the rest of the budget to the prompts that have begun, then to waiting requests."""
+        num_decodes = len(spans)
+        budget = self.config.max_num_batched_tokens - sum(span.num_tokens for span in spans)
+        for request in prefilling:
+            budget -= self._schedule_prefill(request, budget, len(spans) == num_decodes, spans)
+        if self._waiting and not preempted and not self._head_is_blocked:
+            self._admit(budget, num_decodes, spans)
 
     def _schedule_prefill(
         self, request: Request, budget: int, first: bool, spans: list[ScheduledSpan]

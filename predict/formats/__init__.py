@@ -5,13 +5,16 @@ A layout is recognised from config.json alone. `online` rounds a dense checkpoin
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
+from predict.errors import UserError
 from predict.nn.checkpoint import Checkpoint
 from predict.nn.hf_config import ConfigReader
 from predict.nn.weights import LinearPlan, WeightPlan, WeightSource
-from predict.quantization import QuantSettings
+from predict.quantization import GROUPED, QuantSettings, parse_quant_type
 from predict.schemes import Quantized
 
 __all__ = ["Layout", "layout_of"]
@@ -39,6 +42,23 @@ class Layout(Protocol):
         ...
 
 
+class StoredLayout(Layout, Protocol):
+    """A layout of a checkpoint that is quantized already."""
+
+    schemes: frozenset[str]  # of its quantized linears
+
+
+# By config.json's quant_method: module, class.
+STORED = {
+    "gptq": ("gptq", "Gptq"),
+    "awq": ("awq", "Awq"),
+    "compressed-tensors": ("compressed_tensors", "CompressedTensors"),
+    "fp8": ("fp8", "Fp8"),
+    "fbgemm_fp8": ("fp8", "Fp8"),
+}
+PADDLENLP = ("paddlenlp", "PaddleNlp")
+
+
 def layout_of(
     reader: ConfigReader,
     checkpoint: Checkpoint,
@@ -52,4 +72,58 @@ def layout_of(
     """
     from predict.formats.online import Online
 
-    return Online(source, settings, plan)
+    config = quantization_config(reader)
+    if config is None:
+        return Online(source, settings, plan)
+    where = f"{reader.path}: quantization_config"
+    method = config.get("quant_method")
+    if method is None and "quant_type" in config:
+        asked = parse_quant_type(str(config["quant_type"])).scheme
+        if asked in GROUPED and not (checkpoint.directory / "act_scales.json").exists():
+            # PaddleNLP rounds weight-only types while it reads them, as we do.
+            _check_same(settings, frozenset({asked}), where)
+            return Online(source, replace(settings, scheme=asked), plan)
+        module, name = PADDLENLP
+    elif method in STORED:
+        module, name = STORED[method]
+    else:
+        raise UserError(
+            f"{where} has quant_method {method!r}, which is not supported (known: "
+            f"{', '.join(STORED)}, and PaddleNLP's quant_type); use an unquantized checkpoint and "
+            "--quant_type"
+        )
+    kind = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    layout: StoredLayout = kind(config, where, checkpoint, source, settings, plan)
+    _check_same(settings, layout.schemes, where)
+    return layout
+
+
+def quantization_config(reader: ConfigReader) -> Mapping[str, Any] | None:
+    """config.json's quantization_config, or None where the checkpoint is not quantized."""
+    config = reader.values.get("quantization_config") or reader.values.get("compression_config")
+    if config is None:
+        return None
+    if not isinstance(config, Mapping):
+        raise UserError(f"{reader.path}: quantization_config is {config!r}; it must be an object")
+    return config
+
+
+def _check_same(settings: QuantSettings, schemes: frozenset[str], where: str) -> None:
+    """Raises UserError where flags ask for something else than the checkpoint holds."""
+    stored = " and ".join(sorted(schemes))
+    if settings.scheme is not None and settings.scheme not in schemes:
+        raise UserError(
+            f"{where} says that the weights are {stored}, and --quant_type asks for "
+            f"{settings.scheme}; leave --quant_type out, or use the unquantized checkpoint"
+        )
+    given = {
+        "weightonly_group_size": settings.group_size != -1,
+        "weight_block_size": settings.block_size != -1,
+        "skip_list_names": bool(settings.skip),
+    }
+    names = [f"--{name}" for name, there in given.items() if there]
+    if names:
+        raise UserError(
+            f"{where} says that the weights are stored as {stored}, which "
+            f"{' and '.join(names)} cannot change; leave {' and '.join(names)} out"
+        )

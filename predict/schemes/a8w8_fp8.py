@@ -2,14 +2,14 @@
 
 Weight scales: one, one per output feature, or one per block of 128 x 128 (DeepSeek-V3's). With
 blocks an activation scale belongs to one token and 128 features, else to a token; or it is static.
-Compiled tensors: packed, scales, act. Plain: codes (e4m3 bits), scale, act.
+Compiled tensors: packed, scales, act. Plain: codes (float8_e4m3fn), scale, act.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from predict.schemes._e4m3 import E4M3_MAX, decoded, rounded
+from predict.schemes._e4m3 import E4M3_MAX, as_e4m3, rounded
 from predict.schemes._quantized import Quantized, act_tensor, weight_tensors
 from predict.schemes._rounding import round_e4m3
 
@@ -27,8 +27,8 @@ def quantize(weight: Any, group_size: int) -> Quantized:
 
 def tensors(weight: Quantized, dtype: str, compiled: bool, place: Any = None) -> tuple[Tensor, ...]:
     """See predict.schemes.Scheme."""
-    made = weight_tensors(weight, NAME, dtype, compiled, place)[:2]
-    return (*made, act_tensor(weight, place))
+    codes, scale = weight_tensors(weight, NAME, dtype, compiled, place)[:2]
+    return codes if compiled else as_e4m3(codes), scale, act_tensor(weight, place)
 
 
 def product(x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
@@ -39,7 +39,7 @@ def product(x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
     if len(scale.shape) == 2:
         return paddle.matmul(_rounded_blocks(x, act), plain(tensors), transpose_y=True)
     rows, row_scale = _rounded_rows(x, act)
-    return paddle.matmul(rows, decoded(codes), transpose_y=True) * row_scale * scale
+    return paddle.matmul(rows, codes.astype("float32"), transpose_y=True) * row_scale * scale
 
 
 def plain(tensors: tuple[Tensor, ...]) -> Tensor:
@@ -49,11 +49,11 @@ def plain(tensors: tuple[Tensor, ...]) -> Tensor:
     codes, scale = tensors[:2]
     num_rows, num_columns = codes.shape
     if len(scale.shape) == 1:
-        return decoded(codes) * scale.unsqueeze(1)
+        return codes.astype("float32") * scale.unsqueeze(1)
     columns = paddle.repeat_interleave(scale, BLOCK, axis=1)[:, :num_columns]
     if scale.shape[0] != num_rows:
         columns = paddle.repeat_interleave(columns, BLOCK, axis=0)[:num_rows]
-    return decoded(codes) * columns
+    return codes.astype("float32") * columns
 
 
 def _rounded_rows(x: Tensor, act: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@
 #include "regatta/linear.h"
 #include "regatta/logits.h"
 #include "regatta/mlp_block.h"
+#include "regatta/pack_dense.h"
 #include "regatta/rms_norm.h"
 #include "regatta/sample.h"
 #include "regatta/silu_mul.h"
@@ -54,6 +55,8 @@ Status gather_rows(const GatherRowsParams& params, const Launch& launch);
 Status rms_norm(const RmsNormParams& params, const Launch& launch);
 Status silu_mul(const SiluMulParams& params, const Launch& launch);
 Status rope_and_cache_write(const RopeAndCacheWriteParams& params, const Launch& launch);
+// `packed` is [out_features, in_features]: a GPU multiplies matrices as checkpoints store them.
+Status pack_dense(const PackDenseParams& params, const Launch& launch);
 
 // Bytes of device memory that paged_attention() needs. The caller zeroes them once, before the
 // first use; every call leaves zeros where it needs zeros. Calls of one stream may share a
@@ -98,6 +101,20 @@ Status begin_layers(const AttentionBlockParams& attention, const MlpBlockParams&
 Status layer(const AttentionBlockParams& attention, const MlpBlockParams& mlp,
              const AttentionLimits& limits, const ComposedResources& resources,
              const Launch& launch);
+
+// The halves of a layer as operators of their own.
+int64_t attention_block_scratch_bytes(const AttentionBlockParams& params,
+                                      const AttentionLimits& limits);
+Status attention_block(const AttentionBlockParams& params, const AttentionLimits& limits,
+                       const ComposedResources& resources, const Launch& launch);
+int64_t mlp_block_scratch_bytes(const MlpBlockParams& params);
+Status mlp_block(const MlpBlockParams& params, const ComposedResources& resources,
+                 const Launch& launch);
+
+// paged_attention() with its workspace in the scratch, which is prepared here.
+int64_t attention_scratch_bytes(const PagedAttentionParams& params, const AttentionLimits& limits);
+Status attention(const PagedAttentionParams& params, const AttentionLimits& limits,
+                 const ComposedResources& resources, const Launch& launch);
 
 int64_t linear_scratch_bytes(const LinearParams& params);
 Status linear(const LinearParams& params, const ComposedResources& resources, const Launch& launch);
