@@ -155,6 +155,7 @@ def device_library() -> ctypes.CDLL:
             ("out_of_memory", ctypes.c_char_p, ()),
             ("memory", number, (number, ctypes.POINTER(size))),
             ("release_cached", size, (number,)),
+            ("keep", None, (number, number)),
             ("pin", pointer, (size,)),
             ("unpin", None, (pointer,)),
             ("copy", number, (pointer, pointer, size, pointer)),
