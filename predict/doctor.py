@@ -105,7 +105,7 @@ def _library(problems: list[str], has_paddle: bool) -> tuple[Report, dict[str, A
     report.update(state="loaded", num_operators=len(loaded.operators))
     if report["outdated"]:
         problems.append(
-            f"csrc/ has changed since the library was built; rebuild: {library.build_command()}"
+            f"csrc/ has changed since the library was built; rebuild: {library.build_command(path)}"
         )
     return report, loaded.info()
 

@@ -18,8 +18,10 @@ from predict.engine.detokenizer import Detokenizer
 from predict.engine.engine import Engine
 from predict.engine.kv_cache import (
     allocate_caches,
+    check_gpu_memory,
     num_cache_blocks,
     num_gpu_cache_blocks,
+    weight_bytes,
     workspace_bytes,
 )
 from predict.engine.program import load_program
@@ -53,6 +55,8 @@ from predict.nn.weights import (
 )
 from predict.quantization import check_support
 from predict.request import Request, RequestOutput, SamplingParams
+from predict.speculative import Proposer, SpeculativeConfig, proposer_of
+from predict.speculative.policy import DraftPolicy
 from predict.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -60,6 +64,8 @@ if TYPE_CHECKING:
     from predict.engine.detokenizer import TextStream
 
 Prompt = str | Sequence[int]
+# Rows of a decode step, drafts included, that cost little more than one: reading weights bounds it.
+CPU_FREE_ROWS, GPU_FREE_ROWS = 16, 64
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,9 @@ class EngineStats:
     num_output_tokens: int
     num_prefix_hit_tokens: int
     num_preemptions: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    num_draft_spans: int  # decode spans with drafts: each yields its accepted drafts and one more
     num_cache_blocks: int
     num_used_blocks: int
     peak_memory_bytes: int
@@ -134,6 +143,11 @@ def load_decoder(
             source = DeviceCheckpointSource(checkpoint, config.dtype, device)
         layout = layout_of(reader, checkpoint, source, settings, plan)
         checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
+    if device is not None:
+        from predict.device import memory_info
+
+        needed = weight_bytes(plan, layout.scheme, config.dtype)
+        check_gpu_memory(config, spec, memory_info(device), needed)
     for linear in (*plan.linears(), plan.head):
         check_support(layout.scheme(linear), config.device, compiled)
     try:
@@ -208,10 +222,7 @@ class LLM:
 
         self.backend = choose_backend(config.inference_model)
         self.decoder: Decoder | None = None  # in dynamic mode
-        import paddle
-
-        if self.device is None:
-            paddle.set_device("cpu")
+        self._make_current()
         with self._explained_out_of_memory():
             network = self._load_network(reader)
         num_blocks = self._num_cache_blocks()
@@ -248,7 +259,8 @@ class LLM:
             )
         )
         sampler = Sampler(self.backend, config.seed, eos_token_ids)
-        self.engine = Engine(scheduler, runner, sampler, eos_token_ids)
+        proposer, policy = self._speculation()
+        self.engine = Engine(scheduler, runner, sampler, eos_token_ids, proposer, policy)
         self._ids = itertools.count()
         self.startup_seconds = time.perf_counter() - started
 
@@ -268,6 +280,26 @@ class LLM:
         directory = Path(config.model_name_or_path)
         program = load_program(directory, config.model_prefix, self.device)
         return lambda caches: static_forward(program, caches)
+
+    def _speculation(self) -> tuple[Proposer | None, DraftPolicy | None]:
+        config = self.config
+        if config.speculate_method is None:
+            return None, None
+        proposer = proposer_of(
+            SpeculativeConfig(
+                method=config.speculate_method,
+                max_draft_token_num=config.speculate_max_draft_token_num,
+                max_ngram_size=config.speculate_max_ngram_size,
+            )
+        )
+        free_rows = CPU_FREE_ROWS if self.device is None else GPU_FREE_ROWS
+        return proposer, DraftPolicy(config.speculate_max_draft_token_num, free_rows)
+
+    def _make_current(self) -> None:
+        """Makes this model's device Paddle's default; another LLM may have set its own since."""
+        import paddle
+
+        paddle.set_device("cpu" if self.device is None else self.device.name)
 
     def _num_cache_blocks(self) -> int:
         if self.device is None:
@@ -359,6 +391,7 @@ class LLM:
         ]
         indices = {request.request_id: index for index, request in enumerate(requests)}
         outputs: list[RequestOutput | None] = [None] * len(requests)
+        self._make_current()
         try:
             for request in requests:
                 self.engine.add(request)
@@ -394,6 +427,7 @@ class LLM:
         sent = 0
         try:
             while request.finish_reason is None:
+                self._make_current()
                 self.engine.step()
                 new = tuple(request.output_token_ids[sent:])
                 if not new:
@@ -415,6 +449,9 @@ class LLM:
             num_output_tokens=scheduler.stats.num_output_tokens,
             num_prefix_hit_tokens=scheduler.stats.num_prefix_hit_tokens,
             num_preemptions=scheduler.stats.num_preemptions,
+            num_draft_tokens=self.engine.draft_stats.num_drafts,
+            num_accepted_draft_tokens=self.engine.draft_stats.num_accepted,
+            num_draft_spans=self.engine.draft_stats.num_spans,
             num_cache_blocks=scheduler.config.num_blocks,
             num_used_blocks=scheduler.block_manager.num_used_blocks,
             peak_memory_bytes=self._peak_memory_bytes(),
