@@ -420,9 +420,9 @@ def paddlenlp_model(
         weight = Quantized(rounded.codes, rounded.scale, **extra)
         made |= paddlenlp.linear_tensors(prefix, weight)
         stem = prefix.replace("model.", "llama.", 1) + (".layer" if "smooth" in extra else "")
-        act_entries, weight_entries = paddlenlp.scale_entries(stem, weight)
-        act.update(act_entries)
-        largest.update(weight_entries)
+        act_entry, weight_entry = paddlenlp.scale_entries(stem, weight)
+        act |= act_entry
+        largest |= weight_entry
     safetensors_file.write(file, made)
     (directory / "act_scales.json").write_text(json.dumps(act))
     (directory / "weight_scales.json").write_text(json.dumps(largest))
@@ -443,6 +443,53 @@ def test_paddlenlp_directories_are_read(tmp_path: Path, smooth: bool) -> None:
     if not smooth:
         dense = tiny.write(tmp_path / "dense")
         assert relative_error(logits_of(tmp_path), logits_of(dense)) < 0.1
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "model_state.pdparams"])
+def test_checkpoints_as_paddlenlp_writes_them_are_read(tmp_path: Path, file: str) -> None:
+    """Its names, its [in, out] matrices of integers in floats, and its way of saving them."""
+    import paddle
+
+    paddlenlp_model(tmp_path, smooth=True)
+    want = logits_of(tmp_path)
+    held = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    made = {}
+    for name, values in held.items():
+        name = name.replace("model.", "llama.", 1)
+        for wrapped in ("layers.1.self_attn.o_proj", "layers.1.mlp.down_proj"):
+            name = name.replace(f"{wrapped}.weight", f"{wrapped}.layer.weight")
+        turned = values.ndim == 2 and "embed_tokens" not in name
+        made[name] = np.ascontiguousarray(values.T if turned else values, np.float32)
+    if file.endswith("pdparams"):
+        paddle.save({k: paddle.to_tensor(v) for k, v in made.items()}, str(tmp_path / file))
+    else:
+        save_file(made, tmp_path / file, metadata={"format": "np"})
+    np.testing.assert_array_equal(logits_of(tmp_path), want)
+
+
+def test_biases_of_norms_are_shifts(tmp_path: Path) -> None:
+    """(norm(x) + b) W, in integers where W is, in floats where it is not."""
+    paddlenlp_model(tmp_path)
+    bias = np.linspace(-1, 1, 64, dtype=np.float32)
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        change(tmp_path, f"model.layers.1.{name}.bias", bias)
+    layout, plan = open_layout(tmp_path)
+    np.testing.assert_array_equal(layout.read(plan.layers[1].qkv).shift, bias)
+    assert layout.read(plan.layers[1].out).shift is None
+    assert layout.bias(plan.layers[1].qkv) is None
+    for name in ("act_scales.json", "weight_scales.json"):
+        scales = json.loads((tmp_path / name).read_text())
+        kept = {k: v for k, v in scales.items() if "layers.1.mlp" not in k}
+        (tmp_path / name).write_text(json.dumps(kept))
+    dense = tiny.tensors(tiny.CONFIG)
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        name = f"model.layers.1.mlp.{part}.weight"
+        change(tmp_path, name, dense[name])
+    layout, plan = open_layout(tmp_path)
+    gate = dense["model.layers.1.mlp.gate_proj.weight"]
+    np.testing.assert_allclose(layout.bias(plan.layers[1].gate_up)[:96], gate @ bias, rtol=1e-5)
+    assert answer(tmp_path)
 
 
 def test_integers_in_float_storage_are_codes(tmp_path: Path) -> None:
