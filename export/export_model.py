@@ -21,6 +21,7 @@ if __package__ in (None, ""):  # run as a script: import from the checkout, not 
 from predict.config import EngineConfig, PredictorConfig
 from predict.errors import UserError
 from predict.flags import FLAGS, Flag, parse_flags
+from predict.kv_formats import kv_format_of
 
 OUTPUT_PATH = Flag(
     "Input and output", "output_path", "str", None, "Directory to write the static model to."
@@ -48,6 +49,8 @@ def export_model(config: EngineConfig, output_path: Path) -> None:
         )
     device = llm.choose_gpu(config)
     spec, reader = llm.read_spec(source)
+    config = llm.with_stored_cache(config, reader)
+    kv_format_of(config.kv_format).check_device(config.device)
     backend = llm.choose_backend(config.inference_model)
     import paddle
 

@@ -301,7 +301,7 @@ class Model:
         from predict.llm import LLM
 
         self.llm = LLM(config)
-        self.config = config
+        self.config = config = self.llm.config  # a checkpoint may bring its cache type
         spec, device = self.llm.spec, self.llm.device
         self.place = paddle.CPUPlace() if device is None else device.place()
         scales = head_scales(kv_format_of(config.kv_format), config.model_name_or_path, spec)

@@ -98,6 +98,14 @@ def layout_of(
     return layout
 
 
+def stored_cache_type(reader: ConfigReader) -> str | None:
+    """The cache type that the checkpoint's own quant_type brings: c8 in PaddleNLP's names."""
+    config = quantization_config(reader) or {}
+    if config.get("quant_method") is not None or "quant_type" not in config:
+        return None
+    return parse_quant_type(str(config["quant_type"])).cache_type
+
+
 def quantization_config(reader: ConfigReader) -> Mapping[str, Any] | None:
     """config.json's quantization_config, or None where the checkpoint is not quantized."""
     config = reader.values.get("quantization_config") or reader.values.get("compression_config")
