@@ -9,6 +9,7 @@ writes <prefix>.json, <prefix>.pdiparams, config, tokenizer files and manifest.j
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ def export_model(config: EngineConfig, output_path: Path) -> None:
     from predict import library, llm
     from predict.engine.program import save_program
     from predict.manifest import FILE_NAME, FORMAT, Manifest
+    from predict.nn.decoder import layer_schemes
 
     source = Path(config.model_name_or_path)
     if output_path.resolve() == source.resolve():
@@ -76,7 +78,9 @@ def export_model(config: EngineConfig, output_path: Path) -> None:
             library_abi=None if compiled is None else compiled.metadata.abi,
             device=config.device.partition(":")[0],
             dtype=config.dtype,
-            scheme="dense",
+            scheme=layer_schemes(decoder),
+            head_scheme=decoder.head.scheme,
+            rounded=dataclasses.asdict(config.quantization),
             block_size=config.block_size,
             max_length=config.max_length,
             num_layers=spec.num_layers,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from predict import reference
-from predict.engine.sampler import Adjustment, Sampler, adjust, request_seed
+from predict.engine.sampler import Adjustment, Row, Sampler, adjust, request_seed
 from predict.library import import_paddle
 from predict.request import Request, SamplingParams
 
@@ -17,7 +17,8 @@ def make(number: int = 0, **params: object) -> Request:
 
 def tokens(rows: list[list[float]], requests: list[Request], seed: int = 0) -> list[int]:
     sampler = Sampler(reference, seed, eos_token_ids=(0,))
-    return sampler.sample(paddle.to_tensor(np.array(rows, np.float32)), requests)
+    logits = paddle.to_tensor(np.array(rows, np.float32))
+    return sampler.sample(logits, [Row(request) for request in requests])
 
 
 def test_greedy_takes_the_largest_logit() -> None:

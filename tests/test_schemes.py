@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams
 from predict.errors import UserError
+from predict.manifest import load_manifest
+from predict.quantization import SUPPORT, QuantType, check_support, parse_quant_type
 from predict.schemes import Quantized, known_schemes, scheme_of
 from predict.schemes._e4m3 import VALUES, encode
 from tests import tiny
@@ -209,6 +213,56 @@ def test_models_answer_nearly_as_without_quantization(
     assert 0 < relative_error(got, want) < bound  # two layers of 64 features average little out
 
 
+def on_this_cpu(name: str) -> bool:
+    return "fp8" not in name
+
+
+@pytest.mark.parametrize("operators", ["reference", "compiled"])
+@pytest.mark.parametrize("name", list(SETTINGS))
+def test_exported_programs_give_the_same_tokens(
+    tmp_path: Path, name: str, operators: str, request: pytest.FixtureRequest
+) -> None:
+    settings = SETTINGS[name]
+    if operators == "compiled":
+        request.getfixturevalue("compiled")
+        if not on_this_cpu(name):
+            pytest.skip("no float8 units")
+        settings = {**settings, "inference_model": True}
+    source = tiny.write(tmp_path / "source")
+    out = tmp_path / "out"
+    config = EngineConfig(model_name_or_path=str(source), max_length=64, batch_size=2, **settings)
+    export_model(config, out)
+    assert answer(out, mode="static", **settings) == answer(source, **settings)
+    manifest = load_manifest(out)
+    wanted = config.quantization
+    assert manifest.scheme == (wanted.scheme or "dense")
+    assert manifest.head_scheme == (wanted.head_scheme or "dense")
+
+
+# Largest distance of the compiled operators' logits, by dtype. 16-bit activations are rounded to
+# int8 in blocks of 32 before they meet integer weights.
+COMPILED_DISTANCE = {"float32": 1e-5, "bfloat16": 0.06, "float16": 0.06}
+
+
+@pytest.mark.parametrize("dtype", list(COMPILED_DISTANCE))
+@pytest.mark.parametrize("name", [name for name in SETTINGS if on_this_cpu(name)])
+def test_compiled_operators_compute_what_the_reference_computes(
+    tmp_path: Path, name: str, dtype: str, compiled: object
+) -> None:
+    source = tiny.write(tmp_path)
+    got = logits_of(source, inference_model=True, dtype=dtype, **SETTINGS[name])
+    assert relative_error(got, logits_of(source, **SETTINGS[name])) < COMPILED_DISTANCE[dtype]
+
+
+def test_the_cpu_refuses_float8_before_it_reads_weights(
+    tmp_path: Path, compiled: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.write(tmp_path)
+    monkeypatch.setattr("predict.nn.checkpoint.Checkpoint.read", None)
+    with pytest.raises(UserError, match=r"a8w8_fp8 does not run on the compiled .*use .*a8w8 "):
+        answer(tmp_path, quant_type="a8w8_fp8", inference_model=True)
+
+
 @pytest.mark.parametrize("name", ["weight_only_int4 group", "a8w8_fp8 blocks", "head"])
 def test_dummy_weights_run_in_every_scheme(tmp_path: Path, name: str) -> None:
     tiny.write(tmp_path)
@@ -230,3 +284,69 @@ def test_schemes_are_found_by_file_name() -> None:
     assert set(known_schemes()) == {
         "a8w8", "a8w8_fp8", "dense", "w4a8", "weight_only_int4", "weight_only_int8",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "dtype", "said"),
+    [
+        (
+            "gpu",
+            (8, 0),
+            "bfloat16",
+            r"a8w8_fp8 needs a GPU of sm_89 or later, and this one is sm_8",
+        ),
+        ("gpu:1", (9, 0), "float32", r"takes activations in bfloat16 or float16 on a GPU; set --d"),
+        ("cpu", None, "bfloat16", r"does not run on the compiled operators of this CPU; use --qua"),
+    ],
+)
+def test_where_a_scheme_does_not_run_is_said_with_what_to_use(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    capability: tuple[int, int] | None,
+    dtype: str,
+    said: str,
+) -> None:
+    row = replace(SUPPORT["a8w8_fp8"], gpu=(8, 9))
+    monkeypatch.setitem(SUPPORT, "a8w8_fp8", row)
+    with pytest.raises(UserError, match=said):
+        check_support("a8w8_fp8", device, True, dtype, capability)
+    check_support("a8w8_fp8", "cpu", False, dtype)
+    check_support("a8w8_fp8", "gpu", True, "bfloat16", (9, 0))
+
+
+def test_every_scheme_says_where_it_runs() -> None:
+    assert set(SUPPORT) == set(known_schemes())
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme", "cache"),
+    [
+        ("weight_only_int8", "weight_only_int8", None),
+        ("WINT4", "weight_only_int4", None),
+        ("w8a8", "a8w8", None),
+        ("a8w8c8", "a8w8", "static"),
+        ("a8w8c16", "a8w8", None),
+        ("a8w8c8_fp8", "a8w8_fp8", "static"),
+        ("fp8", "a8w8_fp8", None),
+    ],
+)
+def test_spellings_of_paddlenlp_are_known(name: str, scheme: str, cache: str | None) -> None:
+    assert parse_quant_type(name) == QuantType(scheme, cache)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"quant_type": "int3"}, r"quant_type 'int3' is not known .allowed: weight_only_int8"),
+        ({"quant_type": "a8w8_fp8_wint4"}, r"use --quant_type a8w8_fp8"),
+        ({"quant_type": "wint4", "weightonly_group_size": 48}, r"size 48 is not .*32, 64, 128"),
+        ({"quant_type": "fp8", "weight_block_size": (64, 64)}, r"allowed: 128,128"),
+        ({"weightonly_group_size": 64}, r"nothing asks for that; add --quant_type"),
+        ({"skip_list_names": ("a",)}, r"nothing asks for that; add --quant_type"),
+        ({"cachekv_int8_type": "int2"}, r"'int2' is not known .allowed: dynamic, static"),
+        ({"quant_type": "a8w8c8", "cachekv_int8_type": "int4"}, r"has a static cache, and cachek"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        EngineConfig(model_name_or_path="x", **changes)

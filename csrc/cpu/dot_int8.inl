@@ -89,7 +89,10 @@ REGATTA_INLINE Bytes load_bytes(const int8_t* p) {
   return {_mm512_set1_epi32(four)};
 }
 REGATTA_INLINE Ints dot(Ints sum, Codes a, Bytes b) {
-  return {_mm512_dpbusd_epi32(sum.v, a.v, b.v)};
+  // Not _mm512_dpbusd_epi32: GCC 12 copies the sum before each, and spills what has no register
+  // then (12 rows: 1,000 instead of 1,700 GOP/s).
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(a.v), "v"(b.v));
+  return sum;
 }
 
 #else

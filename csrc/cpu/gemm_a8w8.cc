@@ -1,6 +1,6 @@
 // Schemes "a8w8" and "w4a8": int8 activations with one scale for each token (or, a8w8, one for all,
 // from calibration), times int8 weights with a scale for each output channel, or 4-bit weights
-// whose groups of K have a scale. Sums are integers over 256 values of K or a group; they become
+// whose groups of K have a scale. Sums are integers over 512 values of K or a group; they become
 // float once, so the microkernel has no work beside vpdpbusd and holds 12 rows.
 //
 // A token's largest value is known when its row is complete: producers that fill rows by columns

@@ -18,9 +18,9 @@ constexpr int kMaxRowRowsOfTwo = kLanes == 16 ? 4 : 1;
 
 constexpr int kPrefetchBytes = 8192;  // ahead of a single tile, as in gemm_dense.inl
 
-// With one scale per output channel sums still go into `sums` each 256 values of k: the same order
+// With one scale per output channel sums still go into `sums` each 512 values of k: the same order
 // of additions however K is cut into slabs, and integers that float holds exactly.
-constexpr int64_t kChannelBlocks = 8;
+constexpr int64_t kChannelBlocks = 16;
 
 // Blocks of k of one or two panels times the rows of a tile.
 struct Piece {

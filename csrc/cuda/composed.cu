@@ -188,8 +188,15 @@ Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limi
     status = norm(a.hidden, a.norm_weight, s.normed, rows, hidden, a.epsilon, dtype, launch_on);
     if (!status.ok()) return status;
   }
-  Product qkv = {"qkv", a.qkv, a.num_qkv, a.qkv_bias, folded ? a.hidden : s.normed, s.qkv, rows,
-                 hidden, (a.num_heads + 2 * a.num_kv_heads) * a.head_dim};
+  Product qkv = {"qkv",
+                 a.qkv,
+                 a.num_qkv,
+                 a.qkv_bias,
+                 folded ? a.hidden : s.normed,
+                 s.qkv,
+                 rows,
+                 hidden,
+                 (a.num_heads + 2 * a.num_kv_heads) * a.head_dim};
   if (folded) qkv.sumsq = s.sumsq, qkv.num_sumsq = s.num_sumsq, qkv.epsilon = a.epsilon;
   status = run(qkv, dtype, dtype, s.gemm, stream);
   if (!status.ok()) return status;
@@ -220,8 +227,9 @@ Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limi
   status = paged_attention(attended, limits, s.attention, s.attention_bytes, launch_on);
   if (!status.ok()) return status;
 
-  Product out = {"out", a.out, a.num_out, a.out_bias, s.mixed, a.hidden_out, rows,
-                 a.num_heads * a.head_dim, hidden, a.hidden};
+  Product out = {"out",   a.out,        a.num_out, a.out_bias,
+                 s.mixed, a.hidden_out, rows,      a.num_heads * a.head_dim,
+                 hidden,  a.hidden};
   if (folded) out.sumsq_out = s.sumsq;
   return run(out, dtype, dtype, s.gemm, stream);
 }
@@ -239,15 +247,16 @@ Status mlp_half(const MlpBlockParams& m, const LayerScratch& s, const Launch& la
     status = norm(m.hidden, m.norm_weight, s.normed, rows, hidden, m.epsilon, dtype, launch_on);
     if (!status.ok()) return status;
   }
-  Product gate_up = {"gate_up", m.gate_up, m.num_gate_up, m.gate_up_bias,
-                     folded ? m.hidden : s.normed, s.inner, rows, hidden, 2 * m.intermediate_size};
+  Product gate_up = {
+      "gate_up", m.gate_up, m.num_gate_up, m.gate_up_bias,         folded ? m.hidden : s.normed,
+      s.inner,   rows,      hidden,        2 * m.intermediate_size};
   gate_up.gated = true;
   if (folded) gate_up.sumsq = s.sumsq, gate_up.num_sumsq = s.num_sumsq, gate_up.epsilon = m.epsilon;
   status = run(gate_up, dtype, dtype, s.gemm, stream);
   if (!status.ok()) return status;
 
-  Product down = {"down", m.down, m.num_down, m.down_bias, s.inner, m.out, rows,
-                  m.intermediate_size, hidden, m.hidden};
+  Product down = {"down", m.down, m.num_down,          m.down_bias, s.inner,
+                  m.out,  rows,   m.intermediate_size, hidden,      m.hidden};
   if (folded) down.sumsq_out = s.sumsq;
   return run(down, dtype, dtype, s.gemm, stream);
 }
@@ -399,9 +408,7 @@ struct LogitsScratch {
 
 }  // namespace
 
-int64_t logits_scratch_bytes(const LogitsParams& params) {
-  return LogitsScratch(params, {}).total;
-}
+int64_t logits_scratch_bytes(const LogitsParams& params) { return LogitsScratch(params, {}).total; }
 
 Status logits(const LogitsParams& p, const ComposedResources& resources, const Launch& launch_on) {
   if (p.num_logits == 0) return {};

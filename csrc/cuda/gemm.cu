@@ -80,6 +80,8 @@ Status gemm(const GemmParams& p, const GemmResources& resources, const char* for
       reason = "not for this number of rows";
     } else if (c.run == gemm_blas && resources.blas == nullptr) {
       reason = "no cuBLASLt handle";
+    } else if (c.run == gemm_blas && p.dtype == DType::kBFloat16 && arch < 80) {
+      reason = "bfloat16 needs sm_80";
     } else {
       reason = c.refuses(p);
     }

@@ -3,8 +3,9 @@
 pack-quantized: weight_packed int32 [N, K * bits / 32] of codes + 2^(bits - 1), weight_scale [N, G],
 weight_shape; with zero points weight_zero_point int32 [N * bits / 32, G], packed along N; with
 act-order weight_g_idx int32 [K] (codes stay in the original order of columns).
-int-quantized, float-quantized, naive-quantized: weight int8 or e4m3 [N, K], weight_scale [1],
-[N, 1] or [ceil(N / 128), ceil(K / 128)], and where activations are static input_scale [1].
+int-quantized, float-quantized, naive-quantized: weight int8 (of 4 bits too) or e4m3 [N, K],
+weight_scale [1], [N, 1], [N, G] or [ceil(N / 128), ceil(K / 128)], and where activations are static
+input_scale [1].
 """
 
 from __future__ import annotations
@@ -28,11 +29,20 @@ from predict.formats._stored import (
     unpacked,
 )
 from predict.formats.online import DENSE
-from predict.quantization import FP8_BLOCK
+from predict.nn.checkpoint import FLOAT_DTYPES
+from predict.quantization import FP8_BLOCK, GROUPED
 from predict.schemes import Quantized
 
 PACKED, INTS, FLOATS = "pack-quantized", "int-quantized", "float-quantized"
 FORMATS = (PACKED, INTS, FLOATS, "naive-quantized")
+# By weights and activations (None: as the model's dtype).
+SCHEMES = {
+    ("int4", None): "weight_only_int4",
+    ("int8", None): "weight_only_int8",
+    ("int4", "int8"): "w4a8",
+    ("int8", "int8"): "a8w8",
+    ("float8", "float8"): "a8w8_fp8",
+}
 INT8_MIN, INT4_MIN = 128, 8  # what is added to signed codes before packing
 
 
@@ -66,9 +76,14 @@ class CompressedTensors(Stored):
         # A name is more than a class, as in compressed-tensors itself.
         for group in sorted(self.groups, key=lambda group: "Linear" in group.targets):
             if any(t == "Linear" or _names(t, part.prefix) for t in group.targets):
-                stored = part["weight_scale"] in self.checkpoint.tensors
-                return group if stored else None
+                return None if self._is_float(part) else group
         return None
+
+    def _is_float(self, part: Part) -> bool:
+        """Whether a targeted part was left alone, as embeddings that serve as head are."""
+        stored = self.checkpoint.tensors.get(part["weight"])
+        has_scale = part["weight_scale"] in self.checkpoint.tensors
+        return stored is not None and stored.dtype in FLOAT_DTYPES and not has_scale
 
     def part_scheme(self, part: Part) -> str:
         """See Stored."""
@@ -121,6 +136,8 @@ class CompressedTensors(Stored):
                 f"{self.checkpoint.directory}: {part['weight']} has dtype {stored}; "
                 f"{group.scheme} needs {'F8_E4M3' if group.floats else 'I8'}"
             )
+        if group.scheme in GROUPED:
+            return grouped(self._integers(part, group, codes, scale, None), part)
         act_scale = None
         if group.static:
             act_scale = float(self.scales(part["input_scale"]).reshape(-1)[0])
@@ -138,16 +155,24 @@ class CompressedTensors(Stored):
         zero = None
         if not group.symmetric:
             zero = unpacked(read(part["weight_zero_point"]), bits, 0)[: part.out_features]
-            zero = zero.astype(np.float32)
-        if bits == 8:
-            codes = (codes.astype(np.int16) - INT8_MIN).astype(np.int8)
-            zero = None if zero is None else zero - np.float32(INT8_MIN)
-        elif zero is None:
-            zero = np.full_like(scale, INT4_MIN)
-        weight = Quantized(np.ascontiguousarray(codes).astype(np.int8), scale, zero)
+        middle = 1 << bits - 1
+        signed = codes.astype(np.int16) - middle
+        weight = self._integers(
+            part, group, signed, scale, None if zero is None else zero.astype(np.float32) - middle
+        )
         if part["weight_g_idx"] in self.checkpoint.tensors:
             weight = in_group_order(weight, read(part["weight_g_idx"]), part)
         return grouped(weight, part)
+
+    def _integers(
+        self, part: Part, group: Group, signed: Array, scale: Array, zero: Array | None
+    ) -> Quantized:
+        """Weight-only codes of signed integers; those of 4 bits become 0..15 around 8."""
+        if group.bits == 4:
+            signed = signed + INT4_MIN
+            zero = np.full(scale.shape, INT4_MIN, np.float32) if zero is None else zero + INT4_MIN
+        codes = np.ascontiguousarray(signed, np.int8)
+        return Quantized(codes, scale, None if zero is None else zero.astype(np.float32))
 
 
 class Group:
@@ -180,29 +205,23 @@ class Group:
         acts = None
         if inputs is not None:
             acts = f"{inputs.get('type', 'int')}{inputs.get('num_bits', 8)}"
-        # By weights, activations, and whether weights are packed.
-        schemes = {
-            ("int4", None, True): "weight_only_int4",
-            ("int8", None, True): "weight_only_int8",
-            ("int4", "int8", True): "w4a8",
-            ("int8", "int8", False): "a8w8",
-            ("float8", "float8", False): "a8w8_fp8",
-        }
-        scheme = schemes.get((kind, acts, self.packed))
+        scheme = SCHEMES.get((kind, acts))
         problem = None
         if scheme is None:
-            known = "; ".join(f"{w} with {a or 'no'} activations" for w, a, _ in schemes)
-            problem = f"{kind} weights with {acts or 'no'} activations (known: {known})"
+            known = "; ".join(f"{w} with {a or 'float'}" for w, a in SCHEMES)
+            problem = f"{kind} weights with {acts or 'float'} activations (known: {known})"
         elif inputs is not None and not inputs.get("symmetric", True):
             problem = "activations with zero points (known: symmetric ones)"
         elif not self.symmetric and not self.packed:
-            problem = f"{kind} weights with zero points (known: symmetric ones)"
+            problem = f"unpacked {kind} weights with zero points (known: symmetric ones)"
         elif self.block is not None and tuple(self.block) != FP8_BLOCK:
             problem = f"blocks of {self.block} (known: {list(FP8_BLOCK)})"
         elif self.strategy not in ("tensor", "channel", "group", "block"):
             problem = f"strategy {self.strategy!r} (known: tensor, channel, group, block)"
-        elif self.packed and self.strategy not in ("channel", "group"):
-            problem = f"packed weights by {self.strategy} (known: channel, group)"
+        elif scheme in GROUPED and self.strategy not in ("channel", "group"):
+            problem = f"{kind} weights with one scale per {self.strategy} (known: channel, group)"
+        elif scheme not in GROUPED and (self.packed or self.strategy == "group"):
+            problem = f"{kind} weights in groups with {acts} activations (known: channel, tensor)"
         elif scheme == "w4a8" and self.static:
             problem = "static activations of int4 weights (known: dynamic ones)"
         if scheme is None or problem is not None:
@@ -230,7 +249,7 @@ def linear_tensors(
     num_rows, num_columns = weight.codes.shape
     scale = np.asarray(weight.scale, np.float32)
     made: dict[str, tuple[str, Array]] = {}
-    if scheme in ("weight_only_int4", "weight_only_int8", "w4a8"):
+    if scheme in GROUPED:
         bits = 8 if scheme == "weight_only_int8" else 4
         scale = scale.reshape(num_rows, -1)
         codes = weight.codes.astype(np.int16) + (INT8_MIN if bits == 8 else 0)
@@ -271,7 +290,6 @@ def config(
     group_size: of the weight-only schemes, -1 per channel. block, per_tensor: of a8w8_fp8. ignore:
     names of linears that stay dense.
     """
-    weight_only = scheme in ("weight_only_int4", "weight_only_int8", "w4a8")
     fp8 = scheme == "a8w8_fp8"
     weights: dict[str, Any] = {
         "num_bits": 4 if scheme in ("weight_only_int4", "w4a8") else 8,
@@ -297,7 +315,7 @@ def config(
         }
         if block and not static:
             inputs |= {"strategy": "group", "group_size": FP8_BLOCK[1]}
-    layout = PACKED if weight_only else FLOATS if fp8 else INTS
+    layout = PACKED if scheme in GROUPED else FLOATS if fp8 else INTS
     return {
         "quant_method": "compressed-tensors",
         "format": layout,

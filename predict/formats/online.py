@@ -41,10 +41,12 @@ class Online:
         name = self.scheme(plan)
         scheme, group_size = scheme_of(name), self._group_size(name)
         shape = (plan.out_features, plan.in_features)
-        if name != DENSE and isinstance(self.source, RandomSource):
-            return self.source.quantized(scheme, group_size, shape)
         names = tuple(prefix + ".weight" for prefix in plan.prefixes)
-        return scheme.quantize(self.source.matrix(names, shape), group_size)
+        if name == DENSE:
+            return scheme.quantize(self.source.matrix(names, shape), group_size)
+        if isinstance(self.source, RandomSource):
+            return self.source.quantized(scheme, group_size, shape)
+        return scheme.quantize(self.source.host_matrix(names, shape), group_size)
 
     def _group_size(self, scheme: str) -> int:
         if scheme in GROUPED:

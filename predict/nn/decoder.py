@@ -210,6 +210,16 @@ def fold_norms(layer: Layer) -> Layer:
     )
 
 
+def layer_schemes(decoder: Decoder) -> str:
+    """The schemes of the layers' linears, joined by commas; "dense" beside others is left out."""
+    names = set()
+    for layer in decoder.layers:
+        linears = (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
+        # A folded norm is the GPU's way of storing a dense one.
+        names |= {linear.scheme.removesuffix("_folded") for linear in linears}
+    return ",".join(sorted(names - {"dense"})) or "dense"
+
+
 def expected_tensors(plan: WeightPlan, layout: Layout) -> dict[str, tuple[int, ...]]:
     """Checkpoint names and shapes of every tensor of the plan, stored as the layout has it."""
     spec = plan.spec

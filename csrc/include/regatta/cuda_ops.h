@@ -60,8 +60,8 @@ Status pack_dense(const PackDenseParams& params, const Launch& launch);
 
 // Bytes of device memory that paged_attention() needs. The caller zeroes them once, before the
 // first use; every call leaves zeros where it needs zeros. Calls of one stream may share a
-// workspace when their shapes and limits are alike: what must be zero lies at its front, in a length
-// that depends on them. paged_attention_zeroed_bytes() of the front suffice.
+// workspace when their shapes and limits are alike: what must be zero lies at its front, in a
+// length that depends on them. paged_attention_zeroed_bytes() of the front suffice.
 int64_t paged_attention_workspace_bytes(const PagedAttentionParams& params,
                                         const AttentionLimits& limits);
 int64_t paged_attention_zeroed_bytes(const PagedAttentionParams& params,
@@ -69,8 +69,8 @@ int64_t paged_attention_zeroed_bytes(const PagedAttentionParams& params,
 Status paged_attention(const PagedAttentionParams& params, const AttentionLimits& limits,
                        void* workspace, int64_t workspace_bytes, const Launch& launch);
 
-// token_ids[i] = last_tokens[-1 - token_ids[i]] where token_ids[i] is negative: what the step before
-// sampled, which the host may not know yet. Rows outside of [0, num_last) stay.
+// token_ids[i] = last_tokens[-1 - token_ids[i]] where token_ids[i] is negative: what the step
+// before sampled, which the host may not know yet. Rows outside of [0, num_last) stay.
 Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t num_tokens,
                       int64_t num_last, const Launch& launch);
 
@@ -82,8 +82,8 @@ Status sample(const SampleParams& params, const float* min_p, const Launch& laun
 
 // The composed operators. Weights are single tensors [out_features, in_features], row-major, as
 // checkpoints store them. Scheme "dense": norms are kernels of their own. "dense_folded": the norm
-// weights are multiplied into the matrices behind them (fold_norm_weight in gemm.h), and a product's
-// epilogue leaves the sums of squares that the next one scales its rows by.
+// weights are multiplied into the matrices behind them (fold_norm_weight in gemm.h), and a
+// product's epilogue leaves the sums of squares that the next one scales its rows by.
 struct ComposedResources {
   void* scratch = nullptr;  // *_scratch_bytes() of the same call
   int64_t scratch_bytes = 0;
