@@ -417,17 +417,21 @@ Status logits(const LogitsParams& p, const ComposedResources& resources, const L
   const LogitsScratch s(p, resources);
   status = check_scratch(s.total, resources, "logits");
   if (!status.ok()) return status;
-  GatherRowsParams rows;
-  rows.row_ids = p.logit_indices;
-  rows.source = p.hidden;
-  rows.out = s.rows;
-  rows.num_rows = p.num_logits;
-  rows.num_source_rows = p.num_tokens;
-  rows.row_size = p.hidden_size;
-  rows.dtype = p.dtype;
-  status = gather_rows(rows, launch_on);
-  if (!status.ok()) return status;
-  status = norm(s.rows, p.norm_weight, s.normed, p.num_logits, p.hidden_size, p.epsilon, p.dtype,
+  const void* hidden = p.hidden;
+  if (p.logit_indices != nullptr) {
+    GatherRowsParams rows;
+    rows.row_ids = p.logit_indices;
+    rows.source = p.hidden;
+    rows.out = s.rows;
+    rows.num_rows = p.num_logits;
+    rows.num_source_rows = p.num_tokens;
+    rows.row_size = p.hidden_size;
+    rows.dtype = p.dtype;
+    status = gather_rows(rows, launch_on);
+    if (!status.ok()) return status;
+    hidden = s.rows;
+  }
+  status = norm(hidden, p.norm_weight, s.normed, p.num_logits, p.hidden_size, p.epsilon, p.dtype,
                 launch_on);
   if (!status.ok()) return status;
   return run({"lm_head", p.head, p.num_head, nullptr, s.normed, p.logits, p.num_logits,
