@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 
+#include "regatta/kv_format.h"
 #include "regatta/types.h"
 
 namespace regatta {
@@ -16,10 +17,15 @@ namespace regatta {
 // Keys and values of all requests: plain row-major blocks of block_size tokens.
 // slot = block id * block_size + offset in the block.
 struct PagedCache {
-  void* key = nullptr;    // [num_blocks, Hkv, block_size, D]
-  void* value = nullptr;  // [num_blocks, Hkv, block_size, D]
+  void* key = nullptr;    // [num_blocks, Hkv, block_size, row], a row of D values or their codes
+  void* value = nullptr;  // alike
   int64_t num_blocks = 0;
   int64_t block_size = 0;
+  KvFormat format = KvFormat::kDense;
+  // Of kv_format.h's shapes, null where the format has none. Written with the rows where they are
+  // per token, given where they are per head.
+  float* key_scale = nullptr;
+  float* value_scale = nullptr;
 };
 
 // Which tokens a step computes and where each request's context lies.
@@ -30,6 +36,13 @@ struct AttentionBatch {
   int64_t num_tokens = 0;                 // T; rows past cu_seqlens_q[B] are padding
   int64_t num_seqs = 0;                   // B
   int64_t max_blocks = 0;                 // M
+  // Draft trees. Bit i % 32 of word i / 32 of a token's row: whether it sees token i of its own
+  // span. The last bit set is its own: parents come before children. Null, or a span of more than
+  // 32 words: each token sees the span's up to itself. What lies before the span every token sees;
+  // a window counts from the span's first position plus the number of bits, less 1: the depth in
+  // the tree.
+  const int32_t* tree_mask = nullptr;  // [T, tree_words]
+  int64_t tree_words = 0;
 };
 
 struct RopeAndCacheWriteParams {

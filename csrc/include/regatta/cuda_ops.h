@@ -51,6 +51,10 @@ struct AttentionLimits {
 Status embedding(const EmbeddingParams& params, const Launch& launch);
 Status gather_rows(const GatherRowsParams& params, const Launch& launch);
 Status rms_norm(const RmsNormParams& params, const Launch& launch);
+// Of rows row_ids[params.num_tokens] of params.x [num_source_rows, hidden_size]; a row id outside of
+// it gives a row of zeros. params.residual is null.
+Status rms_norm_rows(const RmsNormParams& params, const int32_t* row_ids, int64_t num_source_rows,
+                     const Launch& launch);
 Status silu_mul(const SiluMulParams& params, const Launch& launch);
 Status rope_and_cache_write(const RopeAndCacheWriteParams& params, const Launch& launch);
 
@@ -64,6 +68,15 @@ int64_t paged_attention_zeroed_bytes(const PagedAttentionParams& params,
                                      const AttentionLimits& limits);
 Status paged_attention(const PagedAttentionParams& params, const AttentionLimits& limits,
                        void* workspace, int64_t workspace_bytes, const Launch& launch);
+
+// rope_and_cache_write(), then paged_attention() of its q_out: one launch where every span is one
+// token. Under programmatic dependent launch that one reads positions, slots, the batch and earlier
+// tokens of the caches before it waits: they must be complete when the launch ahead begins.
+// attention.cache is rope.cache. rope.q_out is scratch.
+Status rope_and_paged_attention(const RopeAndCacheWriteParams& rope,
+                                const PagedAttentionParams& attention,
+                                const AttentionLimits& limits, void* workspace,
+                                int64_t workspace_bytes, const Launch& launch);
 
 // A row that cannot be drawn from (NaN logits, no finite largest logit) gets token -1.
 // min_p: [L] in [0, 1] or null; tokens below min_p times the likeliest one are excluded first.
