@@ -4,8 +4,8 @@
 
 needs torch (2.9 or newer, a GPU), tokenizers and safetensors, and writes a checkpoint in the
 Hugging Face layout: config.json, generation_config.json, model.safetensors (bfloat16),
-tokenizer.json, tokenizer_config.json, the held-out text (heldout.txt), Python's licence and a
-README.md with the measured perplexity.
+tokenizer.json, tokenizer_config.json, the held-out text (heldout.txt), the validation text
+(calibration.txt, for quantization), Python's licence and a README.md with the measured perplexity.
 
 The text is small (9M tokens), so it is read for many epochs and the recipe guards against
 memorising it: dropout, weight decay, a fresh order and a fresh cut of the documents every epoch,
@@ -671,7 +671,7 @@ Python code. It is a toy: it knows the style of the standard library, not what i
 
 **Data and licence.** The source code of the Python {python} standard library (`Lib`; tables of
 constants left out, `Lib/test` read less often) under the PSF licence, LICENSE-PSF.txt. The weights
-and heldout.txt are passed on under the same terms.
+and the two texts are passed on under the same terms.
 
 **Training.** {num_tokens:.1f}M distinct tokens, Muon and AdamW, batches of {batch_size} x {seq_len}
 tokens, dropout {dropout}: {num_steps} steps ({num_epochs} epochs) on files and definitions, then
@@ -681,7 +681,7 @@ with no line twice; {seconds:.0f} s on {device}:
     python examples/train_demo_model.py --output_dir examples/demo_model{flags}
 
 The last steps began from the checkpoint of step {step}, the best on the validation modules
-{validation}.
+{validation}, which calibration.txt holds.
 
 **Quality.** heldout.txt holds modules that neither the training nor the choice of the checkpoint
 saw (their tests were left out too): {heldout}.
@@ -794,6 +794,7 @@ def main() -> None:
     args.output_dir.mkdir(parents=True, exist_ok=True)
     write_checkpoint(args.output_dir, config, tokenizer, finished.state)
     (args.output_dir / "heldout.txt").write_text(corpus.heldout, encoding="utf-8")
+    (args.output_dir / "calibration.txt").write_text(corpus.validation, encoding="utf-8")
     licence = args.source_dir / "LICENSE.txt"
     if licence.exists():
         shutil.copyfile(licence, args.output_dir / "LICENSE-PSF.txt")

@@ -9,6 +9,7 @@ writes <prefix>.json, <prefix>.pdiparams, config, tokenizer files and manifest.j
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 from collections.abc import Sequence
@@ -38,19 +39,22 @@ def export_model(config: EngineConfig, output_path: Path) -> None:
     from predict import library, llm
     from predict.engine.program import save_program
     from predict.manifest import FILE_NAME, FORMAT, Manifest
+    from predict.nn.decoder import layer_schemes
 
     source = Path(config.model_name_or_path)
     if output_path.resolve() == source.resolve():
         raise UserError(
             f"--output_path {output_path} is the checkpoint's own directory; choose another one"
         )
+    device = llm.choose_gpu(config)
     spec, reader = llm.read_spec(source)
     backend = llm.choose_backend(config.inference_model)
     import paddle
 
-    paddle.set_device("cpu")
+    if device is None:
+        paddle.set_device("cpu")
     compiled = library.load() if llm.is_compiled(backend) else None
-    decoder = llm.load_decoder(config, spec, reader, backend)
+    decoder = llm.load_decoder(config, spec, reader, backend, device)
     try:
         output_path.mkdir(parents=True, exist_ok=True)
         (output_path / FILE_NAME).unlink(missing_ok=True)
@@ -62,6 +66,7 @@ def export_model(config: EngineConfig, output_path: Path) -> None:
             config.dtype,
             output_path,
             config.model_prefix,
+            config.kv_format,
         )
         for pattern in COPIED:
             for path in sorted(source.glob(pattern)):
@@ -73,7 +78,9 @@ def export_model(config: EngineConfig, output_path: Path) -> None:
             library_abi=None if compiled is None else compiled.metadata.abi,
             device=config.device.partition(":")[0],
             dtype=config.dtype,
-            scheme="dense",
+            scheme=layer_schemes(decoder),
+            head_scheme=decoder.head.scheme,
+            rounded=dataclasses.asdict(config.quantization),
             block_size=config.block_size,
             max_length=config.max_length,
             num_layers=spec.num_layers,
@@ -82,6 +89,7 @@ def export_model(config: EngineConfig, output_path: Path) -> None:
             vocab_size=spec.vocab_size,
             eos_token_ids=list(spec.eos_token_ids),
             model_type=spec.model_type,
+            kv_format=config.kv_format,
         ).save(output_path)
     except OSError as error:
         raise UserError(

@@ -13,7 +13,16 @@ from typing import Any
 from predict.errors import UserError, nearest, one_of
 from predict.files import find_model_dir
 from predict.flags import FlagValues
+from predict.quantization import (
+    CACHE_TYPES,
+    FP8_BLOCK,
+    GROUP_SIZES,
+    KV_FORMATS,
+    QuantSettings,
+    parse_quant_type,
+)
 from predict.request import SamplingParams
+from predict.speculative import MAX_DRAFT_TOKENS, known_methods
 
 DTYPES = ("float32", "bfloat16", "float16")
 MODES = ("dynamic", "static")
@@ -47,6 +56,15 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9  # share of the device's memory for weights and cache
     num_cache_blocks: int | None = None  # None: from the memory that is free
     load_format: str = "auto"  # auto | dummy (seeded random weights)
+    quant_type: str | None = None  # None: as the checkpoint has it; else rounded while it is read
+    weightonly_group_size: int = -1  # input features per scale of weight-only types; -1: all
+    weight_block_size: tuple[int, ...] | None = None  # of a8w8_fp8: (128, 128); None: rows
+    lm_head_quant_type: str | None = None  # None: the LM head stays dense
+    skip_list_names: tuple[str, ...] = ()  # linears with one of these in their name stay dense
+    cachekv_int8_type: str | None = None  # dynamic | static | fp8 | int4
+    speculate_method: str | None = None  # a module of predict.speculative
+    speculate_max_draft_token_num: int = 1  # drafts per sequence and step
+    speculate_max_ngram_size: int = 1  # tokens
     seed: int = 0
     chat_template: str | None = None  # None: the tokenizer's own; none: off; else a file or folder
 
@@ -77,11 +95,83 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name} is {value}; it must be at least 1")
+        self._check_quantization()
+        self._check_speculation()
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise UserError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; "
                 "it is a share of the device's memory, above 0 and at most 1"
             )
+
+    def _check_speculation(self) -> None:
+        if self.speculate_method is None:
+            return
+        if self.speculate_method not in known_methods():
+            raise one_of("speculate_method", self.speculate_method, known_methods())
+        if not 1 <= self.speculate_max_draft_token_num <= MAX_DRAFT_TOKENS:
+            raise UserError(
+                f"speculate_max_draft_token_num is {self.speculate_max_draft_token_num} (allowed: "
+                f"1 to {MAX_DRAFT_TOKENS}, which the attention operator takes with a token)"
+            )
+        if self.speculate_max_ngram_size < 1:
+            raise UserError(
+                f"speculate_max_ngram_size is {self.speculate_max_ngram_size} (allowed: 1 or more)"
+            )
+
+    def _check_quantization(self) -> None:
+        if self.cachekv_int8_type not in (None, *CACHE_TYPES):
+            raise one_of("cachekv_int8_type", self.cachekv_int8_type, CACHE_TYPES)
+        if self.weightonly_group_size not in GROUP_SIZES:
+            sizes = ", ".join(map(str, GROUP_SIZES))
+            raise UserError(
+                f"weightonly_group_size {self.weightonly_group_size} is not supported "
+                f"(allowed: {sizes}; -1 is one scale per output feature)"
+            )
+        if self.weight_block_size not in (None, FP8_BLOCK):
+            raise UserError(
+                f"weight_block_size {self.weight_block_size} is not supported (allowed: 128,128); "
+                "leave it out for one scale per output feature"
+            )
+        if self.quant_type is not None:
+            brings = parse_quant_type(self.quant_type).cache_type
+            if brings and self.cachekv_int8_type not in (None, brings):
+                raise UserError(
+                    f"quant_type {self.quant_type} has a {brings} cache, and cachekv_int8_type is "
+                    f"{self.cachekv_int8_type}; give one of the two"
+                )
+        elif self.lm_head_quant_type is None:
+            for name, none in (
+                ("weightonly_group_size", -1),
+                ("weight_block_size", None),
+                ("skip_list_names", ()),
+            ):
+                if getattr(self, name) != none:
+                    raise UserError(
+                        f"--{name} says how weights are rounded, and nothing asks for that; add "
+                        f"--quant_type, or leave --{name} out"
+                    )
+        self.quantization  # noqa: B018  (its own checks)
+
+    @property
+    def quantization(self) -> QuantSettings:
+        """How linears are quantized while they are read. Raises UserError on an unknown type."""
+
+        def scheme(name: str | None) -> str | None:
+            return None if name is None else parse_quant_type(name).scheme
+
+        return QuantSettings(
+            scheme=scheme(self.quant_type),
+            group_size=self.weightonly_group_size,
+            block_size=-1 if self.weight_block_size is None else self.weight_block_size[0],
+            head_scheme=scheme(self.lm_head_quant_type),
+            skip=self.skip_list_names,
+        )
+
+    @property
+    def kv_format(self) -> str:
+        """The row of predict.kv_formats that the cache has."""
+        brought = parse_quant_type(self.quant_type).cache_type if self.quant_type else None
+        return KV_FORMATS[self.cachekv_int8_type or brought]
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> EngineConfig:
@@ -118,7 +208,7 @@ class EngineConfig:
         """
         if self.max_num_batched_tokens is not None:
             return max(self.max_num_batched_tokens, self.batch_size)
-        default = 512 if self.device == "cpu" else 2048
+        default = 512 if self.device == "cpu" else 8192
         return max(default, self.batch_size) if self.chunked_prefill else self.max_length
 
 
@@ -152,15 +242,21 @@ class PredictorConfig:
             flags = _with_exported(flags, directory)
             _check_rules(flags)
         max_length = _max_length(flags)
+        device, why_no_gpu = _device(flags)
+        if why_no_gpu:
+            notes.append(f"--device was not given; running on cpu: {why_no_gpu}")
         try:
             engine = EngineConfig(
                 model_name_or_path=str(directory),
                 dtype=flags["dtype"],
-                device=flags["device"] if flags.given("device") else "cpu",
+                device=device,
                 inference_model=_fused(flags),
                 attention=_attention(flags),
                 max_length=max_length,
                 prefix_caching=_prefix_caching(flags),
+                weight_block_size=_tuple(flags["weight_block_size"]),
+                skip_list_names=_tuple(flags["skip_list_names"]) or (),
+                cachekv_int8_type=_cache_type(flags),
                 **{name: flags[name] for name in _SAME_NAME},
             )
             sampling_params = _sampling_params(flags, max_length)
@@ -191,6 +287,12 @@ _SAME_NAME = (
     "gpu_memory_utilization",
     "num_cache_blocks",
     "load_format",
+    "quant_type",
+    "weightonly_group_size",
+    "lm_head_quant_type",
+    "speculate_method",
+    "speculate_max_draft_token_num",
+    "speculate_max_ngram_size",
     "seed",
     "chat_template",
 )
@@ -281,6 +383,11 @@ RULES: tuple[Rule, ...] = (
         "of the model; leave --avx_cachekv_type out",
     ),
     Rule(
+        lambda f: f["avx_cachekv_type"] is not None and f["cachekv_int8_type"] is not None,
+        "--avx_cachekv_type {avx_cachekv_type} and --cachekv_int8_type {cachekv_int8_type} both "
+        "name the type of the KV cache; leave --avx_cachekv_type out",
+    ),
+    Rule(
         lambda f: f["decode_strategy"] == "greedy_search" and _sharpened(f),
         "--decode_strategy greedy_search takes the most likely token, so --top_k, --top_p and "
         "--temperature cannot change it; leave them out, or use --decode_strategy sampling",
@@ -316,10 +423,6 @@ RULES: tuple[Rule, ...] = (
 
 NOTES: tuple[Rule, ...] = (
     Rule(
-        lambda f: not f.given("device"),
-        "--device was not given; running on cpu (an NVIDIA GPU: --device gpu)",
-    ),
-    Rule(
         lambda f: f.given("max_length", "total_max_length"),
         "--max_length counts prompt and output together; --max_new_tokens limits the output alone",
     ),
@@ -351,6 +454,21 @@ def _max_length(flags: FlagValues) -> int:
     return int(flags["max_length"])
 
 
+def _device(flags: FlagValues) -> tuple[str, str]:
+    """The device, and why it is not a GPU of this machine where the flags leave that open.
+
+    Left open: a GPU where one is usable, as PaddleNLP's default is, but for what only the CPU runs
+    (the plain operators, --avx_model). An exported program runs where it was made for.
+    """
+    if flags.given("device") or flags["mode"] == "static":
+        return flags["device"], ""
+    if flags["avx_model"] or not _fused(flags):
+        return "cpu", ""
+    from predict.device import default_name
+
+    return default_name()
+
+
 def _attention(flags: FlagValues) -> str:
     """append_attn replaces block_attn when both are given, as in PaddleNLP."""
     if flags["append_attn"]:
@@ -364,11 +482,23 @@ def _fused(flags: FlagValues) -> bool:
     return any(flags[name] for name in names)
 
 
+def _cache_type(flags: FlagValues) -> str | None:
+    """The cache type of either flag: avx_cachekv_type int8 has dynamic scales too."""
+    if flags["avx_cachekv_type"] == "int8":
+        return "dynamic"
+    kind: str | None = flags["cachekv_int8_type"]
+    return kind
+
+
 def _prefix_caching(flags: FlagValues) -> bool:
     """Off in a benchmark unless asked for: its equal prompts would measure the cache alone."""
     return bool(
         flags["prefix_caching"] and (flags.given("prefix_caching") or not flags["benchmark"])
     )
+
+
+def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
+    return None if values is None else tuple(values)
 
 
 def _with_exported(flags: FlagValues, directory: Path) -> FlagValues:
@@ -378,10 +508,14 @@ def _with_exported(flags: FlagValues, directory: Path) -> FlagValues:
     manifest = load_manifest(directory)
     exported = {
         "dtype": manifest.dtype,
+        "device": manifest.device,
         "inference_model": manifest.library_abi is not None,
         "block_size": manifest.block_size,
         "max_length": min(flags["max_length"], manifest.max_length),
     }
+    if flags["avx_cachekv_type"] is None:
+        types = {row: kind for kind, row in KV_FORMATS.items()}
+        exported["cachekv_int8_type"] = types.get(manifest.kv_format)
     left_out = {name: exported[name] for name in exported if not flags.given(name)}
     return replace(flags, values={**flags.values, **left_out})
 

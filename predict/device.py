@@ -122,7 +122,7 @@ def cuda_source_digest(csrc: Path) -> str:
 
 def build_command(architecture: str = "") -> str:
     """The command that builds the CUDA library and the plugin."""
-    command = library.build_command().replace("setup_cpu.py", "setup_cuda.py")
+    command = library.build_command(library.LIBRARY_DIR / CUDA_LIBRARY_NAME)
     return f"{command} --arch {architecture}" if architecture else command
 
 
@@ -155,6 +155,7 @@ def device_library() -> ctypes.CDLL:
             ("out_of_memory", ctypes.c_char_p, ()),
             ("memory", number, (number, ctypes.POINTER(size))),
             ("release_cached", size, (number,)),
+            ("keep", None, (number, number)),
             ("pin", pointer, (size,)),
             ("unpin", None, (pointer,)),
             ("copy", number, (pointer, pointer, size, pointer)),
@@ -300,6 +301,23 @@ def choose(name: str) -> Device:
     )
 
 
+def default_name() -> tuple[str, str]:
+    """The device where none was asked for: gpu where one can be used, else cpu.
+
+    Imports no Paddle. Returns its name, and, when there is a GPU that cannot be used, why not.
+    """
+    try:
+        choose("gpu")
+    except UserError as error:
+        return "cpu", str(error) if is_gpu_present() else ""
+    return "gpu", ""
+
+
+def is_gpu_present() -> bool:
+    """Whether the system has an NVIDIA GPU with a driver, usable or not."""
+    return Path("/proc/driver/nvidia/version").is_file() or any(Path("/dev").glob("nvidia[0-9]*"))
+
+
 def set_environment(device: Device) -> None:
     """Sets what Paddle and `predict.library` read when they are first used; nothing for the CPU.
 
@@ -321,8 +339,9 @@ def set_environment(device: Device) -> None:
             f"unset it, or link the plugins there into {PLUGIN_FOLDER} and name that"
         )
     os.environ["CUSTOM_DEVICE_ROOT"] = str(PLUGIN_FOLDER)
-    # Paddle tells of each plugin in six lines on stderr; warnings and errors still come.
-    os.environ.setdefault("GLOG_minloglevel", "1")
+    # Paddle tells of each plugin in six lines on stderr, and warns of each custom operator when it
+    # loads a program; errors still come.
+    os.environ.setdefault("GLOG_minloglevel", "2")
 
 
 def blas_folder() -> Path | None:
@@ -401,6 +420,11 @@ def cache_capacity(
     )
     if capacity > 0:
         text += f"; {capacity} tokens of cache would fit: lower --max_length or --batch_size"
+    elif weight_bytes < limit:
+        text += (
+            "; the workspace of a step leaves no cache: lower --max_num_batched_tokens, "
+            "--max_length or --batch_size, or use a --quant_type"
+        )
     else:
         text += "; not even the weights fit: use a smaller --dtype or a --quant_type"
     if limit < available_bytes:

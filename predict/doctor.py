@@ -18,12 +18,24 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from predict import device as devices
 from predict import host, library
+from predict.errors import UserError
 
 NEEDED = ("numpy", "safetensors", "tokenizers", "sentencepiece", "jinja2", "tqdm")
 OPTIONAL = ("ninja", "paddlenlp", "torch", "transformers", "pytest", "hypothesis", "ruff", "mypy")
 # What the kernels look for, as /proc/cpuinfo spells it; used when there is no library to ask.
-CPU_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_bf16")
+CPU_FLAGS = (
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512bw",
+    "avx512vbmi",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_bf16",
+)
 GIB = 1 << 30
 
 Report = dict[str, Any]
@@ -45,6 +57,8 @@ def collect() -> Report:
             "available_bytes": host.available_memory_bytes(),
         },
         "gpus": _gpus(),
+        "cuda_library": _cuda_library(problems),
+        "device_gpu": _device_gpu(),
         "kernels": info.get("kernels", {}),
         "packages": _packages(problems),
         "problems": problems,
@@ -101,7 +115,7 @@ def _library(problems: list[str], has_paddle: bool) -> tuple[Report, dict[str, A
     report.update(state="loaded", num_operators=len(loaded.operators))
     if report["outdated"]:
         problems.append(
-            f"csrc/ has changed since the library was built; rebuild: {library.build_command()}"
+            f"csrc/ has changed since the library was built; rebuild: {library.build_command(path)}"
         )
     return report, loaded.info()
 
@@ -146,6 +160,40 @@ def _gpus() -> Report:
     return report
 
 
+def _cuda_library(problems: list[str]) -> Report | None:
+    """What the CUDA library was built for; None when there is none, which only a GPU misses."""
+    path = library.LIBRARY_DIR / devices.CUDA_LIBRARY_NAME
+    try:
+        values = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    current = (
+        devices.cuda_source_digest(library.SOURCE_DIR),
+        library.source_digest(library.SOURCE_DIR),
+    )
+    built = values.get("cuda_sources_digest"), values.get("sources_digest")
+    outdated = library.SOURCE_DIR.is_dir() and current != built
+    if outdated:
+        problems.append(
+            f"csrc/ has changed since {path.name} was built; rebuild: {devices.build_command()}"
+        )
+    return {
+        "path": str(path),
+        "architectures": values.get("architectures", []),
+        "compiler": values.get("compiler"),
+        "outdated": outdated,
+    }
+
+
+def _device_gpu() -> Report:
+    """What --device gpu would take, and why that and not the other way; or why it cannot run."""
+    try:
+        device = devices.choose("gpu")
+    except UserError as error:
+        return {"name": None, "reason": str(error)}
+    return {"name": device.name, "reason": device.reason}
+
+
 def _packages(problems: list[str]) -> Report:
     versions = {name: _version(name) for name in (*NEEDED, *OPTIONAL)}
     missing = [name for name in NEEDED if versions[name] is None]
@@ -180,6 +228,8 @@ def render(report: Report) -> str:
             **{name: value / GIB for name, value in report["memory"].items()}
         )),
         ("GPUs", "; ".join(gpus["devices"]) or _no_gpu_line(gpus)),
+        ("CUDA library", _cuda_library_line(report["cuda_library"])),
+        ("--device gpu", _device_gpu_line(report["device_gpu"])),
     ]  # fmt: skip
     width = max(len(name) for name, _ in lines) + 2
     text = [f"{name:<{width}}{value}" for name, value in lines]
@@ -213,6 +263,17 @@ def _library_line(state: Report) -> str:
         built += f", by {state['compiler']}"
     count = f", {state['num_operators']} operators" if state["state"] == "loaded" else ""
     return f"{state['state']}: {state['path']} ({built}{count})"
+
+
+def _cuda_library_line(state: Report | None) -> str:
+    if state is None:
+        return f"absent (for an NVIDIA GPU: {devices.build_command()})"
+    built = ", ".join(f"sm_{name}" for name in state["architectures"])
+    return f"{state['path']} (for {built}, by {state['compiler']})"
+
+
+def _device_gpu_line(state: Report) -> str:
+    return f"{state['name'] or 'not usable'}: {state['reason']}"
 
 
 def _no_gpu_line(gpus: Report) -> str:

@@ -13,8 +13,9 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, NoReturn
 
 from predict.errors import UserError, nearest
+from predict.quantization import ALIASES, CACHE_TYPES, SCHEMES
 
-Kind = Literal["str", "int", "float", "bool", "ints"]
+Kind = Literal["str", "int", "float", "bool", "ints", "strs"]
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ _KIND_WORDS = {
     "float": "a number",
     "bool": "true or false",
     "ints": "integers separated by commas",
+    "strs": "names separated by commas",
 }
 
 
@@ -110,6 +112,7 @@ _PARSERS: Mapping[str, Any] = {
     "float": float,
     "bool": _parse_bool,
     "ints": lambda text: [int(part) for part in text.strip("[] ").replace(",", " ").split()],
+    "strs": lambda text: text.strip("[] ").replace(",", " ").split(),
 }
 
 
@@ -125,20 +128,20 @@ _ADAPTERS = "Adapters"
 _BENCH = "Benchmark"
 _COMPAT = "Known from PaddleNLP"
 
+# PaddleNLP's names, the short ones of its tools, and w4a8.
 QUANT_TYPES = (
-    "weight_only_int8",
-    "weight_only_int4",
-    "a8w8",
+    *SCHEMES,
     "a8w8c8",
-    "a8w8_fp8",
     "a8w8c8_fp8",
     "a8w8_fp8_wint4",
+    *ALIASES,
 )
 # What PaddleNLP users pass besides cpu; anything else is a spelling mistake.
 _ACCELERATORS = ("xpu*", "npu*", "gcu*", "dcu*", "mlu*", "hpu*", "intel_hpu*", "sdaa*")
-_NO_QUANT = not_yet("Weights run as float32, bfloat16 or float16 (--dtype).")
-_NO_C8 = not_yet("The KV cache has the dtype of the model (--dtype).")
-_NO_SPECULATION = not_yet("Plain decoding works: leave the speculative flags out.")
+_NO_WINT4 = not_yet("The types without experts work, such as a8w8_fp8.", "*_wint4")
+_NO_QUANT = not_yet("Models with experts do not run yet.")
+_NO_DRAFT_MODEL = not_yet("inference_with_reference and lookahead work, without a draft model.")
+_NO_WINDOW = not_yet("Verification is exact: leave the flag out.")
 _NO_ADAPTER = not_yet("Merge the adapter into the weights first and pass the merged directory.")
 _NO_DEEPSEEK = not_yet("Llama, Mistral, Qwen2 and Qwen3 run, in --dtype.")
 
@@ -171,7 +174,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_FILES, "output_file", "str", "output.json",
          'Results: JSON lines {"src", "tgt", "output"} in input order, each written once done.'),
     Flag(_RUN, "device", "str", "gpu",
-         "cpu, gpu or gpu:N. When not given: cpu.",
+         "cpu, gpu or gpu:N. When not given: gpu where one is usable and the compiled operators "
+         "run, else cpu; an exported model runs where it was exported for.",
          availability=not_yet("The CPU works: --device cpu; and NVIDIA GPUs: --device gpu.",
                               *_ACCELERATORS)),
     Flag(_RUN, "mode", "str", "dynamic",
@@ -186,17 +190,18 @@ FLAGS: tuple[Flag, ...] = (
          choices=("fp16", "bf16", "fp16_int8"),
          availability=not_yet("--avx_type fp16 and bf16 work.", "fp16_int8")),
     Flag(_RUN, "avx_cachekv_type", "str", None,
-         "Type of the KV cache on the CPU; must agree with --dtype.",
-         choices=("fp16", "int8"),
-         availability=not_yet("The KV cache has the dtype of the model (--dtype).", "int8")),
+         "Type of the KV cache on the CPU: fp16 with --dtype float16; int8 is "
+         "--cachekv_int8_type dynamic.",
+         choices=("fp16", "int8")),
     Flag(_FUSED, "inference_model", "bool", False,
          "Use the compiled, fused operators; without it the plain-Paddle ones run. In static "
          "mode it is the exported model's."),
     Flag(_FUSED, "block_attn", "bool", False,
          "Paged KV cache: blocks are taken as a sequence grows, and shared by equal prefixes. "
-         "Implies --inference_model. Without it a sequence reserves its whole cache."),
+         "Prompts and decoding sequences take turns. Implies --inference_model. Without it a "
+         "sequence reserves its whole cache."),
     Flag(_FUSED, "append_attn", "bool", False,
-         "As --block_attn, which it replaces."),
+         "As --block_attn, which it replaces, with prompts and decoding sequences in one step."),
     Flag(_FUSED, "block_size", "int", 64,
          "Tokens per block of the KV cache (16, 32, 64 or 128); in static mode it is the "
          "exported model's."),
@@ -240,17 +245,22 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_SAMPLING, "seed", "int", 0,
          "Same seed and flags, same output."),
     Flag(_QUANT, "quant_type", "str", None,
-         "Quantization of weights and activations.",
-         choices=QUANT_TYPES, availability=_NO_QUANT),
+         "Round the weights of a checkpoint while it is read, without calibration; a quantized "
+         "checkpoint says its own type. c8 in a name adds the static int8 cache.",
+         choices=QUANT_TYPES, availability=_NO_WINT4),
     Flag(_QUANT, "cachekv_int8_type", "str", None,
-         "Quantization of the KV cache to int8.",
-         choices=("dynamic", "static"), availability=_NO_C8),
+         "KV cache in 8 bits: dynamic (int8, a scale per head and token), static (int8, scales "
+         "of cachekv_scales.json), fp8; or in 4: int4.",
+         choices=CACHE_TYPES),
     Flag(_QUANT, "weightonly_group_size", "int", -1,
-         "Input channels per scale of weight-only types; -1 is one group.",
-         availability=_NO_QUANT),
-    Flag(_QUANT, "weight_block_size", "ints", [128, 128],
-         "Block of block-wise fp8 weights.",
-         availability=_NO_QUANT),
+         "Input features per scale of weight-only types (32, 64 or 128); -1 is one group."),
+    Flag(_QUANT, "weight_block_size", "ints", None,
+         "128,128: a scale per block of a8w8_fp8; when not given, per output feature."),
+    Flag(_QUANT, "lm_head_quant_type", "str", None,
+         "Round the LM head too; when not given, it stays in --dtype.",
+         choices=SCHEMES),
+    Flag(_QUANT, "skip_list_names", "strs", None,
+         "Linears with one of these in their name stay in --dtype."),
     Flag(_QUANT, "moe_quant_type", "str", None,
          "Quantization of expert weights.",
          choices=QUANT_TYPES, availability=_NO_QUANT),
@@ -259,28 +269,28 @@ FLAGS: tuple[Flag, ...] = (
          availability=not_yet("--load_format dummy measures speed with random weights.")),
     Flag(_SPECULATE, "speculate_method", "str", None,
          "Where draft tokens come from.",
-         choices=("inference_with_reference", "eagle", "mtp"), availability=_NO_SPECULATION),
+         choices=("inference_with_reference", "lookahead", "draft_model", "eagle", "mtp"),
+         availability=not_yet(
+             "inference_with_reference and lookahead work.", "draft_model", "eagle", "mtp")),
     Flag(_SPECULATE, "speculate_max_draft_token_num", "int", 1,
-         "Draft tokens per step.",
-         availability=_NO_SPECULATION),
+         "Draft tokens per sequence and step, 1 to 15."),
     Flag(_SPECULATE, "speculate_max_ngram_size", "int", 1,
-         "Longest n-gram that is looked up in the prompt.",
-         availability=_NO_SPECULATION),
+         "Longest n-gram that is looked up in prompt and output."),
     Flag(_SPECULATE, "speculate_verify_window", "int", 2,
          "Window of the TopP + window verification.",
-         availability=_NO_SPECULATION),
+         availability=_NO_WINDOW),
     Flag(_SPECULATE, "speculate_max_candidate_len", "int", 5,
          "Candidates per position in verification.",
-         availability=_NO_SPECULATION),
+         availability=_NO_WINDOW),
     Flag(_SPECULATE, "draft_model_name_or_path", "str", None,
          "Directory of the draft model.",
-         availability=_NO_SPECULATION),
+         availability=_NO_DRAFT_MODEL),
     Flag(_SPECULATE, "draft_model_quant_type", "str", None,
          "Quantization of the draft model.",
-         choices=QUANT_TYPES, availability=_NO_SPECULATION),
+         choices=QUANT_TYPES, availability=_NO_DRAFT_MODEL),
     Flag(_SPECULATE, "return_full_hidden_states", "bool", False,
          "Hidden states of all positions, for eagle and mtp.",
-         availability=_NO_SPECULATION),
+         availability=_NO_DRAFT_MODEL),
     Flag(_ADAPTERS, "lora_path", "str", None,
          "Directory of a LoRA adapter.",
          availability=_NO_ADAPTER),
@@ -349,8 +359,14 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; {self.prog} --help lists the flags")
 
 
+USAGE = "--model_name_or_path DIR --dtype TYPE [--flag [VALUE] ...]"
+
+
 def build_parser(
-    flags: Sequence[Flag] = FLAGS, prog: str = "predictor.py", description: str = ""
+    flags: Sequence[Flag] = FLAGS,
+    prog: str = "predictor.py",
+    description: str = "",
+    usage: str = USAGE,
 ) -> argparse.ArgumentParser:
     """The argparse parser of a flag table; its result lacks the values that were not given."""
     parser = _Parser(
@@ -358,7 +374,7 @@ def build_parser(
         description=description,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        usage=f"{prog} --model_name_or_path DIR --dtype TYPE [--flag [VALUE] ...]",
+        usage=f"{prog} {usage}",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=100),
     )
     groups: dict[str, Any] = {}
@@ -381,6 +397,7 @@ def parse_flags(
     flags: Sequence[Flag] = FLAGS,
     prog: str = "predictor.py",
     description: str = "",
+    usage: str = USAGE,
 ) -> FlagValues:
     """The flags of a command line.
 
@@ -388,7 +405,7 @@ def parse_flags(
     Raises UserError for unknown flags, values out of range and features that are not there yet;
     raises SystemExit(0) after printing --help.
     """
-    parser = build_parser(flags, prog, description)
+    parser = build_parser(flags, prog, description, usage)
     namespace, unknown = parser.parse_known_args([_underscored(word) for word in argv])
     if unknown:
         raise _unknown_error(unknown[0], flags, prog)
@@ -430,7 +447,7 @@ def _help_text(flag: Flag, with_default: bool = True) -> str:
     if with_default and flag.default is not None:
         text += f" Default: {_shown(flag.default)}."
     if availability.level == "not yet" and availability.values:
-        values = ", ".join(value.rstrip("*") for value in availability.values)
+        values = ", ".join(value.strip("*") for value in availability.values)
         text += f" Not in this release: {values}."
     elif availability.level == "not yet":
         text += " Not in this release."
@@ -442,7 +459,17 @@ def _help_text(flag: Flag, with_default: bool = True) -> str:
 def _metavar(flag: Flag) -> str:
     if flag.choices:
         return "{" + ",".join(flag.choices) + "}" if len(flag.choices) <= 3 else "NAME"
-    return {"str": "TEXT", "int": "N", "float": "X", "bool": "true|false", "ints": "N,N"}[flag.kind]
+    return _METAVARS[flag.kind]
+
+
+_METAVARS: Mapping[str, str] = {
+    "str": "TEXT",
+    "int": "N",
+    "float": "X",
+    "bool": "true|false",
+    "ints": "N,N",
+    "strs": "NAME,NAME",
+}
 
 
 def _shown(default: Any) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from predict.config import EngineConfig
 from predict.errors import UserError
+from predict.quantization import QuantSettings
 
 FILE_NAME = "manifest.json"
 FORMAT = 1
@@ -25,7 +26,7 @@ class Manifest:
     library_abi: int | None  # None: traced from plain-Paddle operators
     device: str  # cpu | gpu: the weights' layout is the device's
     dtype: str
-    scheme: str
+    scheme: str  # of the layers' linears; several are joined by commas
     block_size: int  # tokens
     max_length: int  # tokens; rows of the rotary table
     num_layers: int
@@ -34,6 +35,9 @@ class Manifest:
     vocab_size: int
     eos_token_ids: list[int]
     model_type: str
+    head_scheme: str = "dense"  # of the LM head
+    rounded: dict[str, Any] = field(default_factory=dict)  # the export's own QuantSettings
+    kv_format: str = "dense"
 
     def save(self, directory: Path) -> None:
         """Writes manifest.json."""
@@ -77,6 +81,11 @@ def check_manifest(
     for name, exported, wanted in facts:
         if exported != wanted:
             problems.append(f"{name} is {exported}, --{name} asks for {wanted}")
+    if manifest.kv_format != config.kv_format:
+        problems.append(
+            f"its KV cache is {manifest.kv_format}, --cachekv_int8_type asks for {config.kv_format}"
+        )
+    problems += _quantization_problems(manifest, config.quantization)
     if manifest.max_length < config.max_length:
         problems.append(
             f"max_length is {manifest.max_length} tokens, --max_length asks for {config.max_length}"
@@ -104,3 +113,31 @@ def check_manifest(
             f"the exported model in {config.model_name_or_path} does not fit this run: "
             f"{'; '.join(problems)}. Change the flags to match, or {EXPORT}"
         )
+
+
+def _quantization_problems(manifest: Manifest, asked: QuantSettings) -> list[str]:
+    """Where flags that are given ask for other weights than the program holds."""
+    problems = []
+    schemes = manifest.scheme.split(",")
+    if asked.scheme is not None and asked.scheme not in schemes:
+        problems.append(f"its weights are {manifest.scheme}, --quant_type asks for {asked.scheme}")
+    if asked.head_scheme not in (None, manifest.head_scheme):
+        problems.append(
+            f"its LM head is {manifest.head_scheme}, --lm_head_quant_type asks for "
+            f"{asked.head_scheme}"
+        )
+    flags = {
+        "group_size": "weightonly_group_size",
+        "block_size": "weight_block_size",
+        "skip": "skip_list_names",
+    }
+    default = QuantSettings()
+    for name, flag in flags.items():
+        wanted, exported = getattr(asked, name), manifest.rounded.get(name, getattr(default, name))
+        if wanted != getattr(default, name) and _plain(wanted) != _plain(exported):
+            problems.append(f"it was exported with --{flag} {exported}, not {wanted}")
+    return problems
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

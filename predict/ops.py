@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from predict import library
@@ -16,7 +17,7 @@ from predict import library
 if TYPE_CHECKING:
     from paddle import Tensor
     from predict.nn.decoder import Attention, Layer, Linear, Mlp
-    from predict.nn.inputs import ForwardInputs
+    from predict.nn.inputs import ForwardInputs, LayerCache
 
 
 @cache
@@ -43,9 +44,22 @@ def _step(inputs: ForwardInputs) -> tuple[Tensor, ...]:
 def pack_dense(weight: Tensor, dtype: str) -> Tensor:
     """Packs weight [N, K] (any float dtype) into the layout that `linear` reads, in `dtype`.
 
-    float32, float16: [ceil(N/32), K, 32]; bfloat16: [ceil(N/32), ceil(K/2), 32, 2]; zero padded.
+    On the CPU float32 and float16 become [ceil(N/32), K, 32], bfloat16 [ceil(N/32), ceil(K/2), 32,
+    2], zero padded. A GPU multiplies matrices as checkpoints store them: there it stays [N, K].
     """
     return _run()("regatta_pack_dense", weight, True, dtype)[0]
+
+
+def pack_quantized(
+    codes: Tensor, scale: Tensor, zero: Tensor | None, scheme: str, dtype: str
+) -> tuple[Tensor, Tensor]:
+    """Packs codes [N, K] into the layout that `linear` reads for `scheme`, where they lie.
+
+    codes: int8, or uint8 bits of e4m3; scale: float32, see predict.schemes.Quantized; zero: float32
+    [N, G]; dtype: the activations'. Returns packed (uint8) and scales, the backend's own layouts.
+    """
+    packed, scales = _run()("regatta_pack_quantized", codes, scale, zero, scheme, dtype)
+    return packed, scales
 
 
 def fold_norm(weight: Tensor, norm: Tensor) -> None:
@@ -69,7 +83,7 @@ def rms_norm(
 
 
 def linear(x: Tensor, weights: Linear) -> Tensor:
-    """X [T, K] times the packed weight, plus bias. Returns [T, N]."""
+    """X [T, K] times the weight as `pack_dense` made it, plus bias. Returns [T, N]."""
     return _run()(
         "regatta_linear", x, weights.tensors, weights.bias, weights.scheme, weights.out_features
     )[0]
@@ -78,18 +92,17 @@ def linear(x: Tensor, weights: Linear) -> Tensor:
 def rope_and_cache_write(
     qkv: Tensor,
     attention: Attention,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: LayerCache,
     rope: Tensor,
     inputs: ForwardInputs,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, list[Tensor]]:
     """Rotates queries and keys, writes keys and values to their slots (-1 writes nothing).
 
     qkv: [T, (num_heads + 2 num_kv_heads) * head_dim]. rope: [positions, R] float32. With q_norm and
-    k_norm each head is RMS-normalised first. Returns q [T, num_heads * head_dim] and the caches,
-    modified in place.
+    k_norm each head is RMS-normalised first. Returns q [T, num_heads * head_dim] and the layer's
+    cache tensors (attention.kv_format says which), modified in place.
     """
-    q, key_cache, value_cache = _run()(
+    q, *written = _run()(
         "regatta_rope_and_cache_write",
         qkv,
         inputs.positions,
@@ -97,36 +110,44 @@ def rope_and_cache_write(
         rope,
         attention.q_norm,
         attention.k_norm,
-        key_cache,
-        value_cache,
+        list(cache),
         attention.num_heads,
         attention.num_kv_heads,
         attention.head_dim,
         attention.norm_eps,
+        attention.kv_format,
     )
-    return q, key_cache, value_cache
+    return q, written
 
 
 def paged_attention(
-    q: Tensor, attention: Attention, key_cache: Tensor, value_cache: Tensor, inputs: ForwardInputs
+    q: Tensor,
+    attention: Attention,
+    cache: LayerCache,
+    inputs: ForwardInputs,
+    tree_mask: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of ragged spans over a paged cache.
 
     Token i of span b (n tokens) sits at position context_lens[b] - n + i and sees positions up to
     its own, at most `window` of them. q, result: [T, num_heads * head_dim].
+    tree_mask: [T, words] int32; bit j of a token's row (the lowest of word 0 first) says whether it
+    sees token j of its own span, instead of all up to itself; its last bit is its own. Spans of
+    more than 32 * words tokens are no trees. A tree's windows count from a token's depth.
     """
     return _run()(
         "regatta_paged_attention",
         q,
-        key_cache,
-        value_cache,
+        list(cache),
         inputs.cu_seqlens_q,
         inputs.context_lens,
         inputs.block_tables,
         inputs.max_lens,
+        tree_mask,
         attention.num_heads,
         attention.softmax_scale,
         attention.window,
+        attention.kv_format,
     )[0]
 
 
@@ -138,16 +159,16 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def attention_block(
     hidden: Tensor,
     attention: Attention,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: LayerCache,
     rope: Tensor,
     inputs: ForwardInputs,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden [T, H] + attention(norm(hidden)), in one call; caches are modified in place.
+    tree_mask: Tensor | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """Hidden [T, H] + attention(norm(hidden)), in one call; the cache is modified in place.
 
     Composes rms_norm, linear, rope_and_cache_write, paged_attention and linear.
     """
-    hidden, key_cache, value_cache = _run()(
+    hidden, *written = _run()(
         "regatta_attention_block",
         hidden,
         attention.norm,
@@ -157,19 +178,20 @@ def attention_block(
         attention.k_norm,
         attention.out.tensors,
         attention.out.bias,
-        key_cache,
-        value_cache,
+        list(cache),
         rope,
         *_step(inputs),
-        attention.qkv.scheme,
+        tree_mask,
+        _schemes(attention.qkv, attention.out),
         attention.num_heads,
         attention.num_kv_heads,
         attention.head_dim,
         attention.norm_eps,
         attention.softmax_scale,
         attention.window,
+        attention.kv_format,
     )
-    return hidden, key_cache, value_cache
+    return hidden, written
 
 
 def mlp_block(hidden: Tensor, mlp: Mlp) -> Tensor:
@@ -182,10 +204,28 @@ def mlp_block(hidden: Tensor, mlp: Mlp) -> Tensor:
         mlp.gate_up.bias,
         mlp.down.tensors,
         mlp.down.bias,
-        mlp.gate_up.scheme,
+        _schemes(mlp.gate_up, mlp.down),
         mlp.intermediate_size,
         mlp.norm_eps,
     )[0]
+
+
+def _schemes(*linears: Linear) -> str:
+    """Their scheme, or where they differ their schemes joined by commas, in order."""
+    names = [linear.scheme for linear in linears]
+    return names[0] if len(set(names)) == 1 else ",".join(names)
+
+
+def _layer_schemes(layer: Layer) -> str:
+    attention, mlp = layer.attention, layer.mlp
+    return _schemes(attention.qkv, attention.out, mlp.gate_up, mlp.down)
+
+
+def _layer_kind(layer: Layer) -> tuple[str, list[bool]]:
+    """What layers of one regatta_decoder_layers call must share, besides shapes."""
+    attention, mlp = layer.attention, layer.mlp
+    linears = (attention.qkv, attention.out, mlp.gate_up, mlp.down)
+    return _layer_schemes(layer), [linear.bias is not None for linear in linears]
 
 
 def _layer_tensors(layer: Layer) -> list[Tensor]:
@@ -211,24 +251,46 @@ def _layer_tensors(layer: Layer) -> list[Tensor]:
 def layers(
     hidden: Tensor,
     layers: Sequence[Layer],
-    caches: Sequence[tuple[Tensor, Tensor]],
+    caches: Sequence[LayerCache],
     rope: Tensor,
     inputs: ForwardInputs,
+    tree_mask: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """`attention_block`, then `mlp_block`, of layer after layer, in one call.
+    """`attention_block`, then `mlp_block`, of layer after layer.
 
-    The layers differ in their weights and windows only. Returns hidden [T, H] and the caches (key
-    and value of layer after layer), modified in place.
+    Layers that differ in weights and windows only share a call. Returns hidden [T, H] and the
+    caches (the tensors of layer after layer), modified in place.
     """
+    written: list[Tensor] = []
+    start = 0
+    for _, alike in groupby(layers, _layer_kind):
+        run = list(alike)
+        hidden, *caches_out = _run_of_layers(
+            hidden, run, caches[start : start + len(run)], rope, inputs, tree_mask
+        )
+        written += caches_out
+        start += len(run)
+    return hidden, written
+
+
+def _run_of_layers(
+    hidden: Tensor,
+    layers: Sequence[Layer],
+    caches: Sequence[LayerCache],
+    rope: Tensor,
+    inputs: ForwardInputs,
+    tree_mask: Tensor | None,
+) -> list[Tensor]:
     attention, mlp = layers[0].attention, layers[0].mlp
-    hidden, *written = _run()(
+    return _run()(
         "regatta_decoder_layers",
         hidden,
         [tensor for layer in layers for tensor in _layer_tensors(layer)],
-        [cache for pair in caches for cache in pair],
+        [tensor for cache in caches for tensor in cache],
         rope,
         *_step(inputs),
-        attention.qkv.scheme,
+        tree_mask,
+        _layer_schemes(layers[0]),
         attention.num_heads,
         attention.num_kv_heads,
         attention.head_dim,
@@ -241,8 +303,8 @@ def layers(
         attention.q_norm is not None,
         attention.out.bias is not None,
         mlp.gate_up.bias is not None,
+        attention.kv_format,
     )
-    return hidden, written
 
 
 def logits(
@@ -276,3 +338,40 @@ def sample(
     of philox4x32-10(key = seed, counter = offset).
     """
     return _run()("regatta_sample", logits, temperature, top_k, top_p, seeds, offsets)[0]
+
+
+def resolve_tokens(token_ids: Tensor, last_tokens: Tensor) -> None:
+    """Puts last_tokens[r] where token_ids [T] is -1 - r, in place; GPUs only."""
+    _run()("regatta_resolve_tokens", token_ids, last_tokens)
+
+
+def adjust_logits(
+    logits: Tensor,
+    penalties: Tensor,
+    token_ids: Tensor,
+    logit_indices: Tensor,
+    history: Tensor,
+    counts: Tensor,
+    bias: Tensor,
+) -> None:
+    """Penalties and biases on logits [L, V], in place; GPUs only.
+
+    penalties [8, P] int32, P at least L: rows of repetition, presence and frequency penalty, floats
+    by their bits; the row of `history` [S, M] int32 that holds the request's tokens (-1: none), how
+    many it has, how many of them are the prompt's; first and end of the row's pairs in bias [2, K]
+    int32: token ids, and float amounts by their bits. The newest token, token_ids[logit_indices],
+    is put into the history. counts [R, V] int32: zeros, R at least L.
+    """
+    _run()(
+        "regatta_adjust_logits", logits, penalties, token_ids, logit_indices, history, counts, bias
+    )
+
+
+def sample_step(logits: Tensor, choices: Tensor, last_tokens: Tensor) -> None:
+    """`sample` into the first L entries of last_tokens [R] int32, in place; GPUs only.
+
+    choices [8, P] int32, P even and at least L: rows of temperature, top_k, top_p and min_p, floats
+    by their bits; then seeds and offsets, int64, in two rows' space each. A row of logits that
+    cannot be drawn from yields -1.
+    """
+    _run()("regatta_sample_step", logits, choices, last_tokens)

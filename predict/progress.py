@@ -13,8 +13,10 @@ REFRESH_SECONDS = 0.2
 class Progress:
     """Counts finished requests and output tokens; shows them on stderr when it is a terminal."""
 
-    def __init__(self, num_requests: int, enabled: bool | None = None) -> None:
-        """`enabled`: None shows the bar when stderr is a terminal."""
+    def __init__(
+        self, num_requests: int, enabled: bool | None = None, unit: str = "prompt"
+    ) -> None:
+        """`enabled`: None shows the bar when stderr is a terminal. unit: of what is counted."""
         self._bar: Any = None
         self._started = time.perf_counter()
         self._shown = self._started
@@ -22,7 +24,7 @@ class Progress:
         if sys.stderr.isatty() if enabled is None else enabled:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=num_requests, unit="prompt", dynamic_ncols=True, leave=False)
+            self._bar = tqdm(total=num_requests, unit=unit, dynamic_ncols=True, leave=False)
 
     def __enter__(self) -> Progress:
         return self

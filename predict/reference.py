@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from predict.kv_formats import kv_format_of
 from predict.schemes import scheme_of
 
 if TYPE_CHECKING:
     from paddle import Tensor
     from predict.nn.decoder import Attention, Layer, Linear, Mlp
-    from predict.nn.inputs import ForwardInputs
+    from predict.nn.inputs import ForwardInputs, LayerCache
 
 
 def embedding(token_ids: Tensor, weight: Tensor | None, head: Linear) -> Tensor:
     """Rows of weight [V, H], or of the LM head where weight is None. Returns [T, H] float32."""
     from paddle.nn import functional
 
-    table = scheme_of(head.scheme).plain(list(head.tensors)) if weight is None else weight
+    table = scheme_of(head.scheme).plain(head.tensors) if weight is None else weight
     return functional.embedding(token_ids, table).astype("float32")
 
 
@@ -47,15 +48,12 @@ def rms_norm(
 
 
 def linear(x: Tensor, weights: Linear) -> Tensor:
-    """X [T, K] times the plain weight [N, K], plus bias. Returns [T, N]."""
+    """X [T, K] times the weight [N, K] as its scheme multiplies, plus bias. Returns [T, N]."""
     return _linear(x, weights).astype(x.dtype)
 
 
 def _linear(x: Tensor, weights: Linear) -> Tensor:
-    import paddle
-
-    weight = scheme_of(weights.scheme).plain(list(weights.tensors)).astype("float32")
-    out = paddle.matmul(x.astype("float32"), weight, transpose_y=True)
+    out = scheme_of(weights.scheme).product(x.astype("float32"), weights.tensors)
     return out if weights.bias is None else out + weights.bias.astype("float32")
 
 
@@ -73,14 +71,13 @@ def _rotate(x: Tensor, angles: Tensor) -> Tensor:
 def rope_and_cache_write(
     qkv: Tensor,
     attention: Attention,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: LayerCache,
     rope: Tensor,
     inputs: ForwardInputs,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, list[Tensor]]:
     """Rotates queries and keys, writes keys and values to their slots (-1 writes nothing).
 
-    Shapes as in `predict.ops`. Returns q [T, num_heads * head_dim] and the caches, in place.
+    Shapes as in `predict.ops`. Returns q [T, num_heads * head_dim] and the cache, in place.
     """
     import paddle
 
@@ -95,24 +92,48 @@ def rope_and_cache_write(
 
     keep = paddle.nonzero(inputs.slot_mapping >= 0).reshape([-1])
     slots = paddle.gather(inputs.slot_mapping, keep).astype("int64")
-    block_size = key_cache.shape[2]
+    block_size = cache[0].shape[2]
     indices = (
         (slots // block_size).unsqueeze(1),
         paddle.arange(kv_heads, dtype="int64").unsqueeze(0),
         (slots % block_size).unsqueeze(1),
     )
+    kv_format = kv_format_of(attention.kv_format)
 
-    def write(cache: Tensor, new: Tensor) -> Tensor:
-        return paddle.index_put_(cache, indices, paddle.gather(new, keep).astype(cache.dtype))
+    def write(new: Tensor, which: int) -> list[Tensor]:
+        rows, scales = paddle.gather(new, keep), None
+        given = cache[2 + which] if kv_format.scales == "head" else None
+        codes, made = kv_format.quantize(rows, given)
+        rows = paddle.index_put_(cache[which], indices, codes.astype(cache[which].dtype))
+        if kv_format.scales == "none":
+            return [rows]
+        scales = cache[2 + which]
+        if kv_format.scales == "token":
+            scales = paddle.index_put_(scales, indices, made)
+        return [rows, scales]
 
     q = q.reshape([-1, heads * dim]).astype(qkv.dtype)
-    return q, write(key_cache, k), write(value_cache, v)
+    # key, value, then the scales of both
+    return q, [tensor for pair in zip(write(k, 0), write(v, 1), strict=True) for tensor in pair]
+
+
+def _bits(words: Tensor) -> Tensor:
+    """int32 0 or 1 [T, 32 * words] of int32 [T, words], the lowest bit of word 0 first."""
+    import paddle
+
+    powers = np.left_shift(np.uint32(1), np.arange(32, dtype=np.uint32)).view(np.int32)
+    ones = paddle.bitwise_and(words.unsqueeze(-1), paddle.to_tensor(powers))
+    return (ones != 0).astype("int32").flatten(-2, -1)
 
 
 def paged_attention(
-    q: Tensor, attention: Attention, key_cache: Tensor, value_cache: Tensor, inputs: ForwardInputs
+    q: Tensor,
+    attention: Attention,
+    cache: LayerCache,
+    inputs: ForwardInputs,
+    tree_mask: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of ragged spans over a paged cache; shapes as in `predict.ops`.
+    """Causal attention of ragged spans over a paged cache; arguments as in `predict.ops`.
 
     Spans are padded to the longest, contexts to the longest: simple, and large.
     """
@@ -121,18 +142,27 @@ def paged_attention(
     import paddle
 
     heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
-    block_size = key_cache.shape[2]
+    block_size = cache[0].shape[2]
     # Tensor arithmetic, not Python's, so that the same lines also trace into a program.
     longest_span, longest_context = inputs.max_lens[0], inputs.max_lens[1]
     num_blocks = (longest_context + (block_size - 1)) // block_size
     tables = paddle.clip(inputs.block_tables[:, :num_blocks], min=0)  # [B, blocks]
+    kv_format = kv_format_of(attention.kv_format)
 
-    def context(cache: Tensor) -> Tensor:  # [B, kv_heads, 1, S, D]
+    def blocks(pool: Tensor) -> Tensor:
         # Paddle's CPU gather does not take float16; the whole pool is cast, however large it is.
-        pool = cache.astype("float32") if cache.dtype == paddle.float16 else cache
-        gathered = paddle.gather(pool, tables.reshape([-1])).astype("float32")
+        pool = pool.astype("float32") if pool.dtype == paddle.float16 else pool
+        return paddle.gather(pool, tables.reshape([-1]))
+
+    def context(which: int) -> Tensor:  # [B, kv_heads, 1, S, D]
+        scales = None
+        if kv_format.scales == "token":
+            scales = blocks(cache[2 + which])
+        elif kv_format.scales == "head":
+            scales = cache[2 + which].unsqueeze(-1)
+        rows = kv_format.unpack(blocks(cache[which]), scales, dim)
         shape = paddle.shape(tables)
-        by_seq = gathered.reshape([shape[0], shape[1], kv_heads, block_size, dim])
+        by_seq = rows.reshape([shape[0], shape[1], kv_heads, block_size, dim])
         return by_seq.transpose([0, 2, 1, 3, 4]).reshape([0, kv_heads, 1, -1, dim])
 
     starts, ends = inputs.cu_seqlens_q[:-1], inputs.cu_seqlens_q[1:]
@@ -144,17 +174,30 @@ def paged_attention(
     padded = padded.reshape([shape[0], shape[1], kv_heads, heads // kv_heads, dim])
     padded = padded.transpose([0, 2, 3, 1, 4])  # [B, kv_heads, group, span, D]
 
-    position = (inputs.context_lens - lengths).unsqueeze(1) + row  # [B, span]
+    first = (inputs.context_lens - lengths).unsqueeze(1)  # [B, 1] position of a span's token 0
     column = paddle.arange(num_blocks * block_size, dtype="int32")
-    visible = column <= position.unsqueeze(2)  # [B, span, S]
+    if tree_mask is None:
+        position = first + row  # [B, span]
+        visible = column <= position.unsqueeze(2)  # [B, span, S]
+    else:
+        seen = paddle.gather(_bits(tree_mask), span_rows.reshape([-1]))  # [B * span, bits]
+        seen = seen.reshape([shape[0], shape[1], -1])
+        bits = seen.shape[-1]
+        tree = (lengths <= bits).unsqueeze(1)  # [B, 1] longer spans are no trees
+        depth = paddle.where(tree, seen.sum(axis=-1).astype("int32") - 1, row + first * 0)
+        position = first + depth
+        index = (column - first).unsqueeze(1) + 0 * row.unsqueeze(1)  # [B, span, S] in the span
+        own = paddle.take_along_axis(seen, paddle.clip(index, 0, bits - 1), axis=2) > 0
+        own = paddle.where(index < 0, paddle.ones_like(own), paddle.logical_and(own, index < bits))
+        visible = paddle.where(tree.unsqueeze(2), own, index <= row.unsqueeze(1))
     if attention.window >= 0:
         visible = paddle.logical_and(visible, column > position.unsqueeze(2) - attention.window)
     # Slots that nobody wrote may hold NaN, which 0 * NaN would let through.
     written = (column < inputs.context_lens.unsqueeze(1)).unsqueeze(1).unsqueeze(1).unsqueeze(4)
-    values = context(value_cache)
+    values = context(1)
     values = paddle.where(written, values, paddle.zeros_like(values))
 
-    scores = paddle.matmul(padded, context(key_cache), transpose_y=True)
+    scores = paddle.matmul(padded, context(0), transpose_y=True)
     scores = paddle.where(
         visible.unsqueeze(1).unsqueeze(1),
         scores * attention.softmax_scale,
@@ -177,18 +220,16 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def attention_block(
     hidden: Tensor,
     attention: Attention,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: LayerCache,
     rope: Tensor,
     inputs: ForwardInputs,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden [T, H] + attention(norm(hidden)); caches are modified in place."""
+    tree_mask: Tensor | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """Hidden [T, H] + attention(norm(hidden)); the cache is modified in place."""
     x, _ = rms_norm(hidden, attention.norm, None, attention.norm_eps)
-    q, key_cache, value_cache = rope_and_cache_write(
-        linear(x, attention.qkv), attention, key_cache, value_cache, rope, inputs
-    )
-    mixed = paged_attention(q, attention, key_cache, value_cache, inputs)
-    return hidden + linear(mixed, attention.out), key_cache, value_cache
+    q, written = rope_and_cache_write(linear(x, attention.qkv), attention, cache, rope, inputs)
+    mixed = paged_attention(q, attention, tuple(written), inputs, tree_mask)
+    return hidden + linear(mixed, attention.out), written
 
 
 def mlp_block(hidden: Tensor, mlp: Mlp) -> Tensor:
@@ -200,21 +241,20 @@ def mlp_block(hidden: Tensor, mlp: Mlp) -> Tensor:
 def layers(
     hidden: Tensor,
     layers: Sequence[Layer],
-    caches: Sequence[tuple[Tensor, Tensor]],
+    caches: Sequence[LayerCache],
     rope: Tensor,
     inputs: ForwardInputs,
+    tree_mask: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """`attention_block`, then `mlp_block`, of layer after layer.
 
-    Returns hidden [T, H] and the caches (key and value of layer after layer), modified in place.
+    Returns hidden [T, H] and the caches (the tensors of layer after layer), modified in place.
     """
     written: list[Tensor] = []
-    for layer, (key_cache, value_cache) in zip(layers, caches, strict=True):
-        hidden, key_cache, value_cache = attention_block(
-            hidden, layer.attention, key_cache, value_cache, rope, inputs
-        )
+    for layer, cache in zip(layers, caches, strict=True):
+        hidden, tensors = attention_block(hidden, layer.attention, cache, rope, inputs, tree_mask)
         hidden = mlp_block(hidden, layer.mlp)
-        written += (key_cache, value_cache)
+        written += tensors
     return hidden, written
 
 

@@ -52,7 +52,10 @@ class SamplingParams:
     temperature: float = 1.0  # 0 is greedy
     top_k: int = 0  # 0 is off, 1 is greedy
     top_p: float = 1.0
-    repetition_penalty: float = 1.0
+    min_p: float = 0.0  # tokens less likely than this times the likeliest are left out
+    repetition_penalty: float = 1.0  # of tokens in prompt or output: logits divided by it
+    presence_penalty: float = 0.0  # of tokens in the output: taken off their logits
+    frequency_penalty: float = 0.0  # likewise, for each time
     seed: int | None = None  # None: drawn from the engine's seed and the request's index
     ignore_eos: bool = False  # eos tokens do not end the request; stop_token_ids still do
     stop_token_ids: tuple[int, ...] = ()
@@ -86,6 +89,13 @@ class SamplingParams:
         if penalty <= 0:
             raise UserError(f"repetition_penalty {penalty} is not supported (allowed: {allowed})")
         checked["repetition_penalty"] = penalty
+
+        allowed = "a number from 0 to below 1; 0 turns it off"
+        min_p = checked["min_p"] = _real("min_p", self.min_p, allowed)
+        if not 0 <= min_p < 1:
+            raise UserError(f"min_p {min_p} is not supported (allowed: {allowed})")
+        for name in ("presence_penalty", "frequency_penalty"):
+            checked[name] = _real(name, getattr(self, name), "a finite number; 0 turns it off")
 
         if not isinstance(self.ignore_eos, bool):
             raise UserError(
@@ -167,7 +177,8 @@ class RequestMetrics:
 class Request:
     """The mutable state of one sequence. The scheduler is its only writer once it was added.
 
-    `token_ids` is prompt then output and only ever grows; a preemption keeps it whole. The keys
+    `token_ids` is prompt then output and only ever grows; a preemption keeps it whole. Its last
+    `num_placeholders` entries are negative: tokens that a running step is about to yield. The keys
     and values of its first `num_computed_tokens` tokens lie in the cache blocks `block_ids`, in
     order. Raises UserError for an empty prompt or a token id outside 0..2**31 - 1.
     """
@@ -185,6 +196,7 @@ class Request:
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_placeholders",
         "num_preemptions",
         "num_published_blocks",
         "prompt_token_ids",
@@ -216,6 +228,7 @@ class Request:
                 )
         self.token_ids: list[int] = list(self.prompt_token_ids)
         self.num_computed_tokens = 0
+        self.num_placeholders = 0
         self.sampling_params = sampling_params
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
@@ -237,8 +250,13 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output tokens."""
+        """Prompt and output tokens, placeholders included."""
         return len(self.token_ids)
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Prompt and output tokens without placeholders."""
+        return len(self.token_ids) - self.num_placeholders
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -247,13 +265,13 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Generated tokens, an ending eos included."""
+        """Generated tokens, an ending eos and placeholders included."""
         return len(self.token_ids) - len(self.prompt_token_ids)
 
     @property
     def output_token_ids(self) -> list[int]:
-        """The generated tokens (a new list), an ending eos included."""
-        return self.token_ids[len(self.prompt_token_ids) :]
+        """The generated tokens that are known (a new list), an ending eos included."""
+        return self.token_ids[len(self.prompt_token_ids) : self.num_known_tokens]
 
     @property
     def first_token_time(self) -> float | None:

@@ -9,12 +9,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from predict.errors import UserError
+from predict.formats.online import Online
 from predict.models import family_of, known_families
 from predict.nn.checkpoint import Checkpoint, to_float32
 from predict.nn.decoder import expected_tensors
 from predict.nn.hf_config import ConfigReader
-from predict.nn.weights import plan_weights
-from predict.schemes import scheme_of
+from predict.nn.weights import CheckpointSource, plan_weights
+from predict.quantization import QuantSettings
 from tests import tiny
 
 
@@ -23,7 +24,8 @@ def check(directory: Path) -> None:
     family = family_of(reader)
     plan = plan_weights(family.spec(reader), family.WEIGHTS)
     checkpoint = Checkpoint(directory)
-    checkpoint.check(expected_tensors(plan, scheme_of("dense")), plan.ignored)
+    layout = Online(CheckpointSource(checkpoint), QuantSettings(), plan)
+    checkpoint.check(expected_tensors(plan, layout), plan.ignored)
 
 
 def test_whole_checkpoint_passes(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def never(config: EngineConfig, tokenizer: Tokenizer | None) -> Any:
     ("words", "said"),
     [
         (["--batchsize", "2"], "did you mean --batch_size?"),
-        (["--quant_type", "a8w8"], "--quant_type a8w8 is not available"),
+        (["--quant_type", "a8w9"], "did you mean a8w8"),
         (["--max_length", "2"], "--max_length 2 counts prompt and output together"),
         (["--output_file", "/no/such/folder/x"], "/no/such/folder does not exist"),
         (["--data_file", "/no/such/file"], "cannot read --data_file"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import predict
+from predict import device as devices
 from predict.config import RULES, EngineConfig, PredictorConfig
 from predict.errors import UserError
 from predict.flags import FLAGS, WORKS, Flag, markdown_table, not_yet, parse_flags
@@ -97,16 +98,15 @@ def test_wrong_words_are_refused_with_the_nearest_right_one(words: list[str], sa
 
 # What is not in this release: flag, value, and a word of what works in its place.
 REFUSED = [
-    ("quant_type", "weight_only_int8", "bfloat16"),
-    ("cachekv_int8_type", "static", "--dtype"),
+    ("quant_type", "a8w8_fp8_wint4", "without experts"),
     ("lora_path", "x", "Merge"),
     ("prefix_path", "x", "Full checkpoints"),
     ("export_precache", "true", "Full checkpoints"),
-    ("speculate_method", "inference_with_reference", "Plain decoding"),
-    ("speculate_max_draft_token_num", "5", "Plain decoding"),
+    ("speculate_method", "eagle", "lookahead"),
+    ("draft_model_name_or_path", "x", "without a draft model"),
+    ("speculate_verify_window", "3", "exact"),
     ("decode_strategy", "beam_search", "greedy_search"),
     ("avx_type", "fp16_int8", "bf16"),
-    ("avx_cachekv_type", "int8", "--dtype"),
     ("device", "xpu", "--device cpu"),
     ("model_type", "gpt-3", "config.json"),
     ("use_fake_parameter", "true", "--load_format dummy"),
@@ -124,8 +124,8 @@ def test_asking_for_what_is_the_default_anyway_is_no_request() -> None:
 
 
 def test_one_cell_makes_a_flag_available() -> None:
-    flags = [replace(f, availability=WORKS) if f.name == "quant_type" else f for f in FLAGS]
-    assert parse_flags(["--quant_type", "a8w8"], flags)["quant_type"] == "a8w8"
+    flags = [replace(f, availability=WORKS) if f.name == "lora_path" else f for f in FLAGS]
+    assert parse_flags(["--lora_path", "x"], flags)["lora_path"] == "x"
 
 
 def test_flags_without_effect_are_accepted_with_a_note() -> None:
@@ -254,7 +254,6 @@ def test_lengths(model: Path, words: list[str], max_length: int, max_new_tokens:
 @pytest.mark.parametrize(
     ("words", "note"),
     [
-        ([], "--device was not given"),
         (["--top_p", "0.7"], "add --top_k 0 to sample"),
         (["--max_length", "8", "--total_max_length", "9"], "prompt and output together"),
     ],
@@ -262,6 +261,40 @@ def test_lengths(model: Path, words: list[str], max_length: int, max_new_tokens:
 def test_what_may_surprise_is_said(model: Path, words: list[str], note: str) -> None:
     assert any(note in said for said in config_of(model, *words).notes)
     assert config_of(model, "--device", "cpu").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "usable", "present", "device", "note"),
+    [
+        (["--append_attn"], True, True, "gpu", ""),
+        (["--append_attn"], False, False, "cpu", ""),
+        (["--append_attn"], False, True, "cpu", "running on cpu: the driver is too old"),
+        (["--append_attn", "--device", "cpu"], True, True, "cpu", ""),
+        (["--append_attn", "--device", "gpu:1"], False, True, "gpu:1", ""),
+        (["--avx_model"], True, True, "cpu", ""),
+        ([], True, True, "cpu", ""),  # the plain operators
+    ],
+)
+def test_device_is_a_usable_gpu_unless_told(
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    usable: bool,
+    present: bool,
+    device: str,
+    note: str,
+) -> None:
+    def choose(name: str) -> None:
+        if not usable:
+            raise UserError("the driver is too old")
+
+    monkeypatch.setattr(devices, "choose", choose)
+    monkeypatch.setattr(devices, "is_gpu_present", lambda: present)
+    config = config_of(model, *words)
+    assert config.engine.device == device
+    notes = [said for said in config.notes if "--device" in said]
+    assert len(notes) == bool(note)
+    assert note in "".join(notes)
 
 
 def test_a_benchmark_does_not_measure_the_prefix_cache_unless_asked(model: Path) -> None:
@@ -325,7 +358,7 @@ def test_engine_config_names_the_nearest_field() -> None:
         ({}, 512, 32),
         ({"max_num_batched_tokens": 8, "batch_size": 16}, 16, 32),
         ({"chunked_prefill": False, "max_length": 100, "block_size": 16}, 100, 7),
-        ({"device": "gpu:1"}, 2048, 32),
+        ({"device": "gpu:1"}, 8192, 32),
     ],
 )
 def test_derived_sizes(values: dict[str, Any], budget: int, blocks: int) -> None:
@@ -350,9 +383,9 @@ PAGE_COMMANDS = [
     ("--inference_model --dtype float16 --mode static", None),
     ("--dtype float16 --max_length 1024 --mode static --inference_model", None),
     ("--inference_model --dtype float16 --block_attn --device xpu", "--device xpu"),
-    ("--inference_model --dtype float16 --quant_type weight_only_int8", "--quant_type"),
-    ("--inference_model --dtype float16 --block_attn --quant_type a8w8", "--quant_type a8w8"),
-    ("--inference_model --dtype float16 --cachekv_int8_type dynamic", "--cachekv_int8_type"),
+    ("--inference_model --dtype float16 --quant_type weight_only_int8", None),
+    ("--inference_model --dtype float16 --block_attn --quant_type a8w8", None),
+    ("--inference_model --dtype float16 --cachekv_int8_type dynamic", None),
     ("--inference_model --export_precache true --prefix_path /p --dtype float16", "--prefix_path"),
 ]
 

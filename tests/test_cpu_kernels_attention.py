@@ -192,12 +192,16 @@ class Problem:
         return numpy32(
             library.op("regatta_paged_attention")(
                 tensor(self.q.reshape(shape.num_tokens, -1), self.dtype),
-                tensor(self.batch.filled_cache(self.keys), self.dtype),
-                tensor(self.batch.filled_cache(self.values), self.dtype),
+                [
+                    tensor(self.batch.filled_cache(self.keys), self.dtype),
+                    tensor(self.batch.filled_cache(self.values), self.dtype),
+                ],
                 *self.batch.index_tensors(),
+                None,
                 shape.num_heads,
                 self.scale,
                 shape.window,
+                "dense",
             )[0]
         )
 
@@ -304,11 +308,13 @@ def test_blocks_that_left_the_window_are_not_looked_up(compiled: Library) -> Non
     problem.batch.block_tables[0, : (198 - 19) // 16] = -1
     out = compiled.op("regatta_paged_attention")(
         tensor(problem.q.reshape(2, -1), "float32"),
-        *(tensor(cache, "float32") for cache in caches),
+        [tensor(cache, "float32") for cache in caches],
         *problem.batch.index_tensors(),
+        None,
         4,
         problem.scale,
         20,
+        "dense",
     )[0]
     np.testing.assert_array_equal(out.numpy(), kept)
 
@@ -319,11 +325,13 @@ def test_padding_rows_are_zero(compiled: Library) -> None:
     padded = np.concatenate([problem.q.reshape(3, -1), np.full((2, 256), np.nan, "f4")])
     out = compiled.op("regatta_paged_attention")(
         tensor(padded, "float32"),
-        *(tensor(cache, "float32") for cache in caches),
+        [tensor(cache, "float32") for cache in caches],
         *problem.batch.index_tensors(),
+        None,
         4,
         problem.scale,
         -1,
+        "dense",
     )[0].numpy()
     np.testing.assert_array_equal(out[:3], problem.run(compiled))
     np.testing.assert_array_equal(out[3:], 0)
@@ -370,12 +378,12 @@ def test_rope_rotates_heads_and_writes_their_slots_only(
         int32(slots),
         tensor(table, "float32"),
         *(tensor(norm, dtype) if with_norm else None for norm in norms),
-        keys,
-        values,
+        [keys, values],
         heads,
         kv_heads,
         dim,
         1e-6,
+        "dense",
     )
     wide = qkv.astype(np.float64)
     q, k, v = np.split(wide, [heads, heads + kv_heads], axis=1)
@@ -455,7 +463,8 @@ class Block:
         )
 
     def attributes(self, shape: Shape) -> tuple[Any, ...]:
-        return ("dense", *self.heads, 1e-6, self.heads[2] ** -0.5, shape.window)
+        """No tree mask, then the attributes."""
+        return (None, "dense", *self.heads, 1e-6, self.heads[2] ** -0.5, shape.window, "dense")
 
     def run(self, library: Library, batch: Batch, hidden: Array, caches: tuple[Any, Any]) -> Array:
         """`caches` are modified."""
@@ -463,7 +472,7 @@ class Block:
             library.op("regatta_attention_block")(
                 tensor(hidden, self.dtype),
                 *self.weight_tensors(library),
-                *caches,
+                list(caches),
                 tensor(self.table, "float32"),
                 int32(batch.positions),
                 int32(batch.slots),
@@ -609,8 +618,7 @@ def test_attention_block_survives_export_and_inference(compiled: Library, tmp_pa
                     None,
                     [self.w5],
                     self.w6,
-                    keys,
-                    values,
+                    [keys, values],
                     self.table,
                     positions,
                     slots,
@@ -700,15 +708,19 @@ def test_paged_attention_says_what_does_not_fit(compiled: Library, case: str) ->
     problem = Problem.of(Shape(4, 2, 64, 16, ((2, 20), (1, 3))), "float32")
     arguments: dict[str, Any] = {
         "q": tensor(problem.q.reshape(3, -1), "float32"),
-        "keys": tensor(problem.batch.filled_cache(problem.keys), "float32"),
-        "values": tensor(problem.batch.filled_cache(problem.values), "float32"),
+        "caches": [
+            tensor(problem.batch.filled_cache(contexts), "float32")
+            for contexts in (problem.keys, problem.values)
+        ],
         "borders": [0, 2, 3],
         "lengths": [20, 3],
         "tables": problem.batch.block_tables,
         "longest": [2, 20],
+        "tree_mask": None,
         "num_heads": 4,
         "scale": 0.125,
         "window": -1,
+        "kv_format": "dense",
     }
     change, message = BAD_ATTENTION[case]
     change(arguments)
@@ -742,10 +754,10 @@ def test_rope_says_what_does_not_fit(
             tensor(rope_table(50, columns), "float32"),
             None,
             None,
-            tensor(cache, "float32"),
-            tensor(cache, "float32"),
+            [tensor(cache, "float32"), tensor(cache, "float32")],
             1,
             1,
             32,
             1e-6,
+            "dense",
         )

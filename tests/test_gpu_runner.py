@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+
 import numpy as np
 import pytest
 
 from predict import LLM
 from predict.config import EngineConfig
 from predict.device import GIB, MemoryInfo
-from predict.engine.gpu_runner import InputBuffer, bucket_size, is_decode, num_elements
-from predict.engine.kv_cache import num_gpu_cache_blocks
+from predict.engine.gpu_runner import (
+    InputBuffer,
+    bucket_size,
+    is_decode,
+    num_elements,
+    write_choices,
+)
+from predict.engine.kv_cache import check_gpu_memory, num_gpu_cache_blocks, weight_bytes
+from predict.engine.sampler import GREEDY, Choice
 from predict.errors import UserError
+from predict.kv_formats import kv_format_of
 from predict.nn.inputs import empty_example
 from predict.nn.spec import DecoderSpec
+from predict.nn.weights import LinearPlan, WeightNames, plan_weights
 from tests.test_golden import GOLDEN
 
 SPEC = DecoderSpec(
@@ -83,25 +95,87 @@ def test_cache_takes_what_the_batch_needs_when_memory_is_plenty() -> None:
 
 
 def test_cache_shrinks_to_the_memory_that_is_left() -> None:
-    per_block = SPEC.cache_bytes_per_token(4) * 64
+    per_block = kv_format_of("dense").bytes_per_token(SPEC, 4) * 64
     free = 20 * per_block
     blocks = num_gpu_cache_blocks(config(), SPEC, memory(free), 2 * per_block)
     assert blocks == 18
 
 
 def test_too_little_memory_is_an_error_with_the_arithmetic() -> None:
-    per_block = SPEC.cache_bytes_per_token(4) * 64
+    per_block = kv_format_of("dense").bytes_per_token(SPEC, 4) * 64
     with pytest.raises(UserError, match="--max_length"):
         num_gpu_cache_blocks(config(), SPEC, memory(10 * per_block), 0)
 
 
+LLAMA_8B = DecoderSpec(
+    model_type="llama",
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    max_position=8192,
+    norm_eps=1e-5,
+)
+
+
+def test_weights_are_counted_by_their_scheme() -> None:
+    plan = plan_weights(LLAMA_8B, WeightNames())
+    assert weight_bytes(plan, lambda linear: "dense", "bfloat16") == 2 * 8_030_261_248
+    head = plan.head
+
+    def scheme(linear: LinearPlan) -> str:
+        return "dense" if linear is head else "weight_only_int4"
+
+    halves = weight_bytes(plan, scheme, "bfloat16")
+    dense = 2 * 2 * 128256 * 4096 + 2 * 65 * 4096  # embedding, head, norms
+    assert halves == dense + (8_030_261_248 - dense // 2) // 2
+    tied = dataclasses.replace(LLAMA_8B, tie_word_embeddings=True)
+    saved = weight_bytes(plan, lambda linear: "dense", "bfloat16") - weight_bytes(
+        plan_weights(tied, WeightNames()), lambda linear: "dense", "bfloat16"
+    )
+    assert saved == 2 * 128256 * 4096
+
+
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("free", "changes", "words"),
     [
-        ({"inference_model": False}, "--append_attn"),
-        ({"mode": "static"}, "--mode dynamic"),
+        (8, {}, r"weights 14.96 GiB .*cache of 1024 tokens at 131072 bytes.*not even the weights"),
+        (16, {}, "workspace of a step leaves no cache: lower --max_num_batched_tokens"),
+        (18, {"max_length": 8192, "attention": "reserved"}, "of 32768 tokens.*--max_length or --b"),
+        (18, {"num_cache_blocks": 1000}, "64000 tokens at 131072 bytes each 7.81 GiB"),
+        (32, {"max_length": 8192, "attention": "reserved"}, ""),
     ],
 )
-def test_what_a_gpu_does_not_run_is_refused_by_name(changes: dict[str, object], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        LLM(config(**changes))
+def test_too_little_memory_is_said_before_weights_are_read(
+    free: int, changes: dict[str, object], words: str
+) -> None:
+    settings = config(dtype="bfloat16", gpu_memory_utilization=1.0, **changes)
+    plan = plan_weights(LLAMA_8B, WeightNames())
+    needed = weight_bytes(plan, lambda linear: "dense", "bfloat16")
+    now = MemoryInfo(total=40 * GIB, free=free * GIB, held=0, in_use=0, peak_in_use=0)
+    with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
+        check_gpu_memory(settings, LLAMA_8B, now, needed)
+
+
+def test_plain_operators_are_refused_on_a_gpu() -> None:
+    with pytest.raises(UserError, match="--append_attn"):
+        LLM(config(inference_model=False))
+
+
+def test_choices_lie_where_the_operator_reads_them() -> None:
+    choices = [Choice(0.5, 7, 0.9, 1 << 40, 3, 0.25), GREEDY, Choice(1.0, 0, 1.0, 5, 1 << 33)]
+    columns = np.full((8, 4), -1, np.int32)
+    write_choices(columns, choices)
+    assert columns[0].view(np.float32).tolist() == [0.5, 0.0, 1.0, 0.0]
+    assert columns[1].tolist()[:3] == [7, 1, 0]
+    np.testing.assert_array_equal(
+        columns[2].view(np.float32)[:3], np.array([0.9, 1, 1], np.float32)
+    )
+    assert columns[3].view(np.float32).tolist() == [0.25, 0.0, 0.0, 0.0]
+    assert columns[4:6].reshape(-1).view(np.int64).tolist()[:3] == [1 << 40, 0, 5]
+    assert columns[6:8].reshape(-1).view(np.int64).tolist()[:3] == [3, 0, 1 << 33]
+    write_choices(columns, [GREEDY] * 3)
+    assert columns[0].tolist() == [0] * 4

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from predict import device as devices
 from predict import doctor, library
+from predict.device import InstalledPaddle
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILT = library.Metadata(
@@ -73,6 +75,9 @@ def test_other_abi_names_the_rebuild_command() -> None:
         library.LibraryError, match=r"interface 7 .* needs 1; .*setup_cpu.py install"
     ):
         library.check(replace(BUILT, abi=7), PATH, "3.3.1", "76884955")
+    cuda = PATH.with_name("libregatta_cuda.so")
+    with pytest.raises(library.LibraryError, match=r"interface 7 .*setup_cuda.py install"):
+        library.check(replace(BUILT, abi=7), cuda, "3.3.1", "76884955")
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"abi": 1}'])
@@ -225,3 +230,25 @@ def test_doctor_shows_the_first_accepting_candidate_and_the_refusals() -> None:
     ]
     assert doctor.chosen_kernel(candidates) == "scalar  (not avx512: no AVX-512)"
     assert doctor.chosen_kernel(candidates[:1]) == "none (avx512: no AVX-512)"
+
+
+def test_doctor_says_what_device_gpu_would_take(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(library, "LIBRARY_DIR", tmp_path)
+    monkeypatch.setattr(devices, "PLUGIN_FOLDER", tmp_path / "plugin")
+    monkeypatch.setattr(devices, "installed_paddle", lambda: InstalledPaddle("3.3.1", False))
+    report = doctor.collect()
+    assert report["cuda_library"] is None
+    assert report["device_gpu"]["name"] is None
+    lines = doctor.render(report)
+    assert "CUDA library  absent" in lines
+    assert re.search(r"--device gpu  not usable: .*CPU build.*setup_cuda\.py install", lines)
+
+    monkeypatch.setattr(devices, "installed_paddle", lambda: InstalledPaddle("3.3.1", True))
+    assert doctor.collect()["device_gpu"]["name"] == "gpu:0"
+    described = {"architectures": ["80", "90a"], "compiler": "nvcc 13.0"}
+    (tmp_path / "libregatta_cuda.json").write_text(json.dumps(described))
+    report = doctor.collect()
+    assert "(for sm_80, sm_90a, by nvcc 13.0)" in doctor.render(report)
+    assert any("rebuild: " in text and "setup_cuda" in text for text in report["problems"])

@@ -9,7 +9,7 @@ import pytest
 
 from predict import LLM, EngineConfig, SamplingParams
 from predict.errors import UserError
-from predict.nn.decoder import Decoder
+from predict.llm import choose_backend, load_decoder, read_spec
 from predict.request import RequestOutput
 from tests import tiny
 
@@ -132,6 +132,7 @@ def test_a_sequence_longer_than_the_model_knows_is_announced(
 
 
 def test_decoder_shares_the_embedding_with_a_tied_head(tmp_path: Path) -> None:
-    llm = LLM(config(tiny.write(tmp_path / "m", {"tie_word_embeddings": True})))
-    decoder: Decoder = llm.engine.runner.decoder  # type: ignore[attr-defined]
+    settings = config(tiny.write(tmp_path / "m", {"tie_word_embeddings": True}))
+    spec, reader = read_spec(settings.model_name_or_path)
+    decoder = load_decoder(settings, spec, reader, choose_backend(inference_model=False))
     assert decoder.embedding is None

@@ -47,6 +47,8 @@ def test_fitting_export_passes_and_survives_the_disk(tmp_path: Path) -> None:
         ({}, "3.3.1", 2, "operators of ABI 1, and the library has 2"),
         ({}, "3.3.1", None, "not built here"),
         ({"inference_model": False}, "3.3.1", 1, "pass --inference_model true"),
+        ({"quant_type": "wint8"}, "3.3.1", 1, "weights are dense, --quant_type asks for weight_o"),
+        ({"lm_head_quant_type": "wint8"}, "3.3.1", 1, "LM head is dense, --lm_head_quant_type"),
     ],
 )
 def test_misfit_is_named(
@@ -54,6 +56,19 @@ def test_misfit_is_named(
 ) -> None:
     with pytest.raises(UserError, match=message):
         check_manifest(MANIFEST, dataclasses.replace(CONFIG, **config), paddle_version, abi)
+
+
+def test_rounding_of_an_export_is_checked_where_it_is_given() -> None:
+    rounded = {"scheme": "weight_only_int4", "group_size": 64, "skip": ["down_proj"]}
+    manifest = dataclasses.replace(MANIFEST, scheme="weight_only_int4", rounded=rounded)
+    check_manifest(manifest, CONFIG, "3.3.1", 1)
+    same = dataclasses.replace(
+        CONFIG, quant_type="wint4", weightonly_group_size=64, skip_list_names=("down_proj",)
+    )
+    check_manifest(manifest, same, "3.3.1", 1)
+    other = dataclasses.replace(same, weightonly_group_size=128, skip_list_names=("up_proj",))
+    with pytest.raises(UserError, match=r"--weightonly_group_size 64, not 128; .*skip_list_names"):
+        check_manifest(manifest, other, "3.3.1", 1)
 
 
 def test_all_misfits_come_in_one_message() -> None:

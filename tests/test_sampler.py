@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from predict import reference
-from predict.engine.sampler import Sampler, apply_repetition_penalty, request_seed
+from predict.engine.sampler import Adjustment, Row, Sampler, adjust, request_seed
 from predict.library import import_paddle
 from predict.request import Request, SamplingParams
 
@@ -17,7 +17,8 @@ def make(number: int = 0, **params: object) -> Request:
 
 def tokens(rows: list[list[float]], requests: list[Request], seed: int = 0) -> list[int]:
     sampler = Sampler(reference, seed, eos_token_ids=(0,))
-    return sampler.sample(paddle.to_tensor(np.array(rows, np.float32)), requests)
+    logits = paddle.to_tensor(np.array(rows, np.float32))
+    return sampler.sample(logits, [Row(request) for request in requests])
 
 
 def test_greedy_takes_the_largest_logit() -> None:
@@ -33,8 +34,20 @@ def test_minimum_length_suppresses_eos_and_stop_tokens() -> None:
 
 def test_repetition_penalty_moves_seen_tokens_towards_less_likely() -> None:
     logits = np.array([1.0, 2.0, -2.0, 4.0], np.float32)
-    apply_repetition_penalty(logits, [1, 2, 2], 2.0)
+    adjust(logits, Adjustment(repetition=2.0), [1, 2, 2], 1)
     assert logits.tolist() == [1.0, 1.0, -4.0, 4.0]
+
+
+def test_presence_and_frequency_penalty_count_the_output() -> None:
+    logits = np.array([1.0, 2.0, -2.0, 4.0], np.float32)
+    adjust(logits, Adjustment(presence=0.5, frequency=0.25, banned=(3,)), [0, 1, 1, 2], 1)
+    assert logits.tolist() == [1.0, 1.0, -2.75, -np.inf]
+
+
+def test_min_p_leaves_out_what_is_much_less_likely_than_the_likeliest() -> None:
+    row = np.log([0.5, 0.3, 0.19, 0.01]).tolist()
+    drawn = {token for s in range(200) for token in tokens([row], [make(min_p=0.3, seed=s)])}
+    assert drawn == {0, 1, 2}
 
 
 def test_penalty_of_one_request_leaves_its_neighbour_alone() -> None:

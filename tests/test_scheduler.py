@@ -6,6 +6,7 @@ as a different hash.
 """
 
 import random
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -31,6 +32,7 @@ def config(
     reserve_full: bool = False,
     prefix_caching: bool = True,
     chunked_prefill: bool = True,
+    separate_steps: bool = False,
 ) -> SchedulerConfig:
     return SchedulerConfig(
         max_num_seqs=max_num_seqs,
@@ -41,6 +43,7 @@ def config(
         reserve_full=reserve_full,
         prefix_caching=prefix_caching,
         chunked_prefill=chunked_prefill,
+        separate_steps=separate_steps,
     )
 
 
@@ -198,6 +201,20 @@ def test_a_tight_budget_still_decodes_every_sequence() -> None:
     assert step(scheduler) == [(0, 0, 1), (1, 0, 1), (2, 0, 1)]
     for start in range(1, 5):
         assert step(scheduler) == [(0, start, 1), (1, start, 1), (2, start, 1)]
+
+
+def test_prompts_and_decodes_take_turns_in_separate_steps() -> None:
+    scheduler = Scheduler(config(separate_steps=True, max_num_batched_tokens=8))
+    scheduler.add(request(0, [1] * 4))
+    assert step(scheduler) == [(0, 0, 4)]
+    scheduler.add(request(1, [2] * 12))
+    scheduler.add(request(2, [3] * 2))
+    assert step(scheduler) == [(0, 4, 1)]
+    assert step(scheduler) == [(1, 0, 8)]
+    assert step(scheduler) == [(0, 5, 1)]
+    assert step(scheduler) == [(1, 8, 4), (2, 0, 2)]
+    assert step(scheduler) == [(0, 6, 1), (1, 12, 1), (2, 2, 1)]
+    assert step(scheduler) == [(1, 13, 1), (2, 3, 1)]
 
 
 def test_without_chunks_a_prompt_runs_whole() -> None:
@@ -559,8 +576,16 @@ def expected_output(prompt: Sequence[int], params: SamplingParams, max_length: i
     return output
 
 
-def execute(batch: ScheduledBatch, cache: Cache, scheduler: Scheduler) -> list[int | list[int]]:
-    """Runs a batch as a device would: every span reads, then all write, then tokens come out."""
+def execute(
+    batch: ScheduledBatch,
+    cache: Cache,
+    scheduler: Scheduler,
+    last: Sequence[int | list[int]] = (),
+) -> list[int | list[int]]:
+    """Runs a batch as a device would: every span reads, then all write, then tokens come out.
+
+    last: what the batch before yielded, which placeholders refer to.
+    """
     sampled: list[int | list[int]] = []
     writes: dict[int, int] = {}
     for span in batch.spans:
@@ -568,6 +593,10 @@ def execute(batch: ScheduledBatch, cache: Cache, scheduler: Scheduler) -> list[i
         tokens = [*span.request.token_ids, *drafts]
         end = span.start + span.num_tokens
         assert span.token_ids == tokens[span.start : end]
+        for position, token in enumerate(tokens):
+            if token < 0:
+                entry = last[-1 - token]
+                tokens[position] = entry if isinstance(entry, int) else entry[0]
         assert span.samples == (end == len(tokens))
         hashes = prefix_hashes(tokens[:end])
         for position in range(span.start):
@@ -600,6 +629,9 @@ class Simulation:
         self.requests: dict[int, Request] = {}
         self.unfinished: dict[int, Request] = {}
         self.ended: list[int] = []
+        self.ahead: deque[tuple[ScheduledBatch, list[int | list[int]]]] = deque()
+        self.last: list[int | list[int]] = []
+        self.waited: set[str] = set()  # what did not run in the last step
 
     def add(self, prompt: list[int], params: SamplingParams) -> None:
         request_id = len(self.requests)
@@ -634,6 +666,29 @@ class Simulation:
             assert self.requests[i].token_ids[: len(tokens)] == tokens
         self.check()
 
+    def step_ahead(self, abort: int | None = None) -> None:
+        """Runs steps until two are out, then takes the older one's result."""
+        while len(self.ahead) < 2:
+            running = {i for i, r in self.unfinished.items() if r.status is RequestStatus.RUNNING}
+            batch = self.scheduler.schedule()
+            if batch is None:
+                break
+            self._check_batch(batch, running)
+            self.last = execute(batch, self.cache, self.scheduler, self.last)
+            self.scheduler.advance(batch)
+            self.ahead.append((batch, self.last))
+            self.check()
+        if abort is not None:
+            self.abort(abort)
+        if self.ahead:
+            batch, sampled = self.ahead.popleft()
+            tokens = [entry if isinstance(entry, int) else entry[0] for entry in sampled]
+            for finished in self.scheduler.update(batch, tokens, EOS):
+                self._end(finished)
+        else:
+            assert not self.unfinished
+        self.check()
+
     def check(self) -> None:
         manager = self.scheduler.block_manager
         owned = {b for r in self.unfinished.values() for b in r.block_ids}
@@ -648,9 +703,14 @@ class Simulation:
     def finish(self) -> None:
         # The oldest request computes at least a token per step and is never preempted.
         bound = sum(r.max_num_tokens for r in self.unfinished.values())
-        for _ in range(bound):
-            self.step(drafts=False)
+        bound *= 1 + self.limits.separate_steps
+        for _ in range(bound + len(self.ahead)):
+            if self.ahead:
+                self.step_ahead()
+            else:
+                self.step(drafts=False)
         assert not self.unfinished
+        assert not self.ahead
         assert self.scheduler.block_manager.num_used_blocks == 0
         assert sorted(self.ended) == sorted(self.requests)
         for each in self.requests.values():
@@ -691,7 +751,9 @@ class Simulation:
         prefills = [span for span in batch.spans if span.num_tokens > 1 + len(span.draft_token_ids)]
         if limits.chunked_prefill or len(prefills) != 1:
             assert batch.num_tokens <= limits.max_num_batched_tokens
-        assert min(self.unfinished) in ids, "the oldest request does not proceed"
+        going = [i for i, r in self.unfinished.items() if not awaits_its_last_token(r)]
+        # Where prompts and decodes take turns, each waits for the other's step, and for one only.
+        self._check_turn(bool(going) and min(going) not in ids, "the oldest does not proceed")
         victims = [victim.request_id for victim in batch.preempted]
         assert victims == sorted(victims, reverse=True)
         survivors = running - set(victims)
@@ -701,8 +763,19 @@ class Simulation:
             i
             for i in survivors
             if self.requests[i].num_tokens - self.requests[i].num_computed_tokens == 1
+            and not awaits_its_last_token(self.requests[i])
         ]
-        assert set(decoding_ids) <= set(ids), "a decode waits"
+        self._check_turn(not set(decoding_ids) <= set(ids), "a decode waits")
+        if limits.separate_steps:
+            assert len({i in decoding_ids for i in ids}) == 1, "prompts beside decodes"
+
+    def _check_turn(self, waits: bool, what: str) -> None:
+        assert not waits or (self.limits.separate_steps and what not in self.waited), what
+        (self.waited.add if waits else self.waited.discard)(what)
+
+
+def awaits_its_last_token(request: Request) -> bool:
+    return bool(request.num_placeholders) and request.num_tokens >= request.max_num_tokens
 
 
 def random_prompt(rng: random.Random, longest: int) -> list[int]:
@@ -736,10 +809,13 @@ def random_config(draw: st.DrawFn) -> SchedulerConfig:
         reserve_full=draw(st.booleans()),
         prefix_caching=draw(st.booleans()),
         chunked_prefill=draw(st.booleans()),
+        separate_steps=draw(st.booleans()),
     )
 
 
-def run_random(limits: SchedulerConfig, seed: int, num_events: int, drafts: bool) -> Simulation:
+def run_random(
+    limits: SchedulerConfig, seed: int, num_events: int, drafts: bool, ahead: bool = False
+) -> Simulation:
     rng = random.Random(seed)
     simulation = Simulation(limits, rng)
     longest = min(limits.max_length - 1, 20)
@@ -753,7 +829,10 @@ def run_random(limits: SchedulerConfig, seed: int, num_events: int, drafts: bool
             abort = None
             if simulation.requests and rng.random() < 0.1:
                 abort = rng.randrange(len(simulation.requests))
-            simulation.step(drafts and rng.random() < 0.5, abort)
+            if ahead:
+                simulation.step_ahead(abort)
+            else:
+                simulation.step(drafts and rng.random() < 0.5, abort)
     simulation.finish()
     return simulation
 
@@ -762,15 +841,16 @@ def run_random(limits: SchedulerConfig, seed: int, num_events: int, drafts: bool
 @given(
     limits=st.composite(random_config)(),
     seed=st.integers(0, 2**32 - 1),
-    drafts=st.booleans(),
+    mode=st.sampled_from(["plain", "drafts", "ahead"]),
 )
-def test_any_traffic_keeps_every_promise(limits: SchedulerConfig, seed: int, drafts: bool) -> None:
-    run_random(limits, seed, num_events=60, drafts=drafts)
+def test_any_traffic_keeps_every_promise(limits: SchedulerConfig, seed: int, mode: str) -> None:
+    run_random(limits, seed, num_events=60, drafts=mode == "drafts", ahead=mode == "ahead")
 
 
-def test_a_thousand_arrivals_and_aborts() -> None:
+@pytest.mark.parametrize("mode", ["drafts", "ahead"])
+def test_a_thousand_arrivals_and_aborts(mode: str) -> None:
     limits = config(max_num_seqs=8, max_num_batched_tokens=24, max_length=32, num_blocks=16)
-    simulation = run_random(limits, seed=5, num_events=3000, drafts=True)
+    simulation = run_random(limits, 5, 3000, drafts=mode == "drafts", ahead=mode == "ahead")
     stats = simulation.scheduler.stats
     reasons = [each.finish_reason for each in simulation.requests.values()]
     assert len(reasons) >= 1000

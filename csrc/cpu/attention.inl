@@ -1,7 +1,9 @@
 // Attention of ragged spans over a paged cache, as called inside a parallel region.
 //
 // What:    out = softmax(q . k * scale, causal, window) . v for each (token, query head) row.
-// Layout:  K and V of one block and KV head are [block_size, D]; q and out rows are D values.
+// Layout:  K and V of one block and KV head are block_size rows, values or codes (kv_rows.inl); q
+// and
+//          out rows are D values.
 // How:     a tile of rows (tokens * query heads of one KV head) walks its context in chunks of 64
 //          positions: arrange K transposed and V (for vdpbf16ps both in pairs), multiply, online
 //          softmax (Milakov and Gimelshein 2018), multiply, as in FlashAttention. A partial result
@@ -12,34 +14,12 @@
 namespace regatta::cpu::REGATTA_ISA {
 
 // Register blocking of both products: kRegisterRows rows times kRegisterVecs vectors.
-#if REGATTA_HAS_BF16_DOT
-constexpr bool kHasDot = true;
-#else
-constexpr bool kHasDot = false;
-#endif
 constexpr int kRegisterRows = Vec::kLanes == 16 ? 6 : Vec::kLanes == 8 ? 4 : 2;
 constexpr int kRegisterVecs = Vec::kLanes == 16 ? 4 : Vec::kLanes == 8 ? 2 : 4;
 // Rows whose softmax is done together, one per lane where that helps.
 constexpr int kSoftmaxRows = Vec::kLanes;
 constexpr float kNothingSeen = -1e30f;  // largest score before the first; finite: x - x is 0
 constexpr float kLog2e = 1.44269504f;
-
-// Multiplicands: float, or bf16 in pairs that one vdpbf16ps multiplies and adds.
-template <bool kDot>
-struct Factor {
-  using Type = float;
-  static constexpr int kPerStep = 1;  // values of k per step and column
-};
-template <>
-struct Factor<true> {
-  using Type = bf16;
-  static constexpr int kPerStep = 2;
-};
-
-template <class T>
-constexpr bool uses_dot() {
-  return kHasDot && std::is_same<T, bf16>::value;
-}
 
 // Cache lines of the next chunk, asked for while this one is arranged and multiplied: a few in each
 // step, because a burst would fill the miss queue and stall the loads behind it.
@@ -139,15 +119,15 @@ struct Product {
       case 1:
         return with_vecs<1>(vecs);
       case 2:
-        return with_vecs<2 < kMost ? 2 : kMost>(vecs);
+        return with_vecs < 2 < kMost ? 2 : kMost > (vecs);
       case 3:
-        return with_vecs<3 < kMost ? 3 : kMost>(vecs);
+        return with_vecs < 3 < kMost ? 3 : kMost > (vecs);
       case 4:
-        return with_vecs<4 < kMost ? 4 : kMost>(vecs);
+        return with_vecs < 4 < kMost ? 4 : kMost > (vecs);
       case 5:
-        return with_vecs<5 < kMost ? 5 : kMost>(vecs);
+        return with_vecs < 5 < kMost ? 5 : kMost > (vecs);
       case 6:
-        return with_vecs<6 < kMost ? 6 : kMost>(vecs);
+        return with_vecs < 6 < kMost ? 6 : kMost > (vecs);
       default:
         return with_vecs<kMost>(vecs);
     }
@@ -167,15 +147,50 @@ struct Product {
   }
 };
 
-// Rows of K transposed: out[u][j], u the values (float) or pairs of values (bf16) of row j < count,
-// which begins at rows[j] + offset bytes.
-template <class T, bool kDot>
-void arrange_keys(const char* const* rows, ptrdiff_t offset, int64_t count, int64_t head_dim,
-                  FetchAhead ahead, typename Factor<kDot>::Type* out) {
-  // A pair of bf16 moves as the 32 bits of one float.
-  using Unit = std::conditional_t<kDot, float, T>;
+#if REGATTA_HAS_BF16_DOT
+// arrange_keys of codes: they are transposed as such, four bytes of a row together, and become
+// pairs then. `out` has room for the pairs of a whole unit at its end.
+template <class Rows>
+void arrange_code_keys(const char* const* rows, ptrdiff_t offset, int64_t count, int64_t head_dim,
+                       FetchAhead ahead, bf16* out) {
   constexpr int kLanes = Vec::kLanes;
-  const int64_t units = head_dim / Factor<kDot>::kPerStep;
+  const auto reader = Rows::Reader::make();
+  const int64_t bytes = Rows::row_bytes(head_dim), units = (bytes + 3) / 4;
+  const int64_t steps = (count + kLanes - 1) / kLanes * ((units + kLanes - 1) / kLanes);
+  const int64_t fetches = ahead.per_step(steps);
+  int64_t step = 0;
+  for (int64_t j = 0; j < count; j += kLanes) {
+    for (int64_t u = 0; u < units; u += kLanes) {
+      ahead.fetch(step++, fetches);
+      Vec block[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        const char* from = rows[j + i] + offset + 4 * u;
+        block[i].v = _mm512_castsi512_ps(load_row_bytes(from, bytes - 4 * u));
+      }
+      transpose(block);
+      constexpr int kPairs = Rows::Reader::kPairsPerUnit;
+      const int width = static_cast<int>(units - u < kLanes ? units - u : kLanes);
+      for (int i = 0; i < width; ++i) {
+        bf16* to = out + 2 * ((u + i) * kPairs * kChunk + j);
+        reader.store_pairs(_mm512_castps_si512(block[i].v), to, 2 * kChunk);
+      }
+    }
+  }
+}
+#endif
+
+// Rows of K transposed: out[u][j], u the units (see kv_rows.inl) of row j < count, which begins at
+// rows[j] + offset bytes.
+template <class Rows>
+void arrange_keys(const char* const* rows, ptrdiff_t offset, int64_t count, int64_t head_dim,
+                  FetchAhead ahead, typename Factor<Rows::kDot>::Type* out) {
+#if REGATTA_HAS_BF16_DOT
+  if constexpr (Rows::kCodePairs) {
+    return arrange_code_keys<Rows>(rows, offset, count, head_dim, ahead, out);
+  }
+#endif
+  constexpr int kLanes = Vec::kLanes;
+  const int64_t units = head_dim / Factor<Rows::kDot>::kPerStep;
   const int64_t steps = (count + kLanes - 1) / kLanes * ((units + kLanes - 1) / kLanes);
   const int64_t fetches = ahead.per_step(steps);
   int64_t step = 0;
@@ -184,10 +199,7 @@ void arrange_keys(const char* const* rows, ptrdiff_t offset, int64_t count, int6
       ahead.fetch(step++, fetches);
       const int width = static_cast<int>(units - u < kLanes ? units - u : kLanes);
       Vec block[kLanes];
-      for (int i = 0; i < kLanes; ++i) {
-        const Unit* from = reinterpret_cast<const Unit*>(rows[j + i] + offset) + u;
-        block[i] = width == kLanes ? load(from) : load_n(from, width);
-      }
+      for (int i = 0; i < kLanes; ++i) block[i] = Rows::units(rows[j + i] + offset, u, width);
       transpose(block);
       auto* to = reinterpret_cast<float*>(out) + u * kChunk + j;
       for (int i = 0; i < width; ++i) store(to + i * kChunk, block[i]);
@@ -195,26 +207,36 @@ void arrange_keys(const char* const* rows, ptrdiff_t offset, int64_t count, int6
   }
 }
 
+// What interleaves rows: the rows' kind itself, or the reader of its codes, which holds tables.
+template <class Rows>
+REGATTA_INLINE auto value_reader() {
+#if REGATTA_HAS_BF16_DOT
+  if constexpr (Rows::kCodePairs) return Rows::Reader::make();
+#endif
+  if constexpr (!Rows::kCodePairs) return Rows();
+}
+
 // Rows of V as the second product reads them: [j][D padded] floats, or [j / 2][D padded][2] bf16.
 // Row j begins at rows[j] + offset bytes.
-template <class T, bool kDot>
+template <class Rows>
 void arrange_values(const char* const* rows, ptrdiff_t offset, int64_t count, int64_t head_dim,
-                    int64_t stride, FetchAhead ahead, typename Factor<kDot>::Type* out) {
+                    int64_t stride, FetchAhead ahead, typename Factor<Rows::kDot>::Type* out) {
   constexpr int kLanes = Vec::kLanes;
-  constexpr int kPerStep = Factor<kDot>::kPerStep;
+  constexpr int kPerStep = Factor<Rows::kDot>::kPerStep;
   const int64_t fetches = ahead.per_step((count + kPerStep - 1) / kPerStep);
+  [[maybe_unused]] const auto reader = value_reader<Rows>();
   for (int64_t j = 0; j < count; j += kPerStep) {
     ahead.fetch(j / kPerStep, fetches);
-    const T* row = reinterpret_cast<const T*>(rows[j] + offset);
+    const char* row = rows[j] + offset;
 #if REGATTA_HAS_BF16_DOT
-    if constexpr (kDot) {
-      interleave(out + j * stride, row, reinterpret_cast<const T*>(rows[j + 1] + offset), head_dim);
+    if constexpr (Rows::kDot) {
+      reader.interleave_rows(out + j * stride, row, rows[j + 1] + offset, head_dim);
     }
 #endif
-    if constexpr (!kDot) {
+    if constexpr (!Rows::kDot) {
       for (int64_t d = 0; d < head_dim; d += kLanes) {
         const int width = static_cast<int>(head_dim - d < kLanes ? head_dim - d : kLanes);
-        store(out + j * stride + d, width == kLanes ? load(row + d) : load_n(row + d, width));
+        store(out + j * stride + d, Rows::units(row, d, width));
       }
     }
   }
@@ -248,9 +270,19 @@ __attribute__((noinline)) inline void divide_row(float* out, float sum, int64_t 
   for (int64_t d = 0; d < width; d += Vec::kLanes) store(out + d, load(out + d) * scale);
 }
 
+template <class F>
+float sum_row(const F* x, int64_t width) {
+  Vec sum = zero();
+  for (int64_t i = 0; i < width; i += Vec::kLanes) {
+    sum = sum + load_n(x + i, static_cast<int>(width - i < Vec::kLanes ? width - i : Vec::kLanes));
+  }
+  return reduce_add(sum);
+}
+
 // Everything that the attention of one call needs, shared by its threads.
 struct AttentionJob {
   AttentionBatch batch;
+  AttentionBatch whole;  // the call's; `batch` may be a piece of it
   PagedCache cache;
   AttentionPlan plan;
   int64_t num_heads, num_kv_heads, head_dim;
@@ -263,12 +295,15 @@ struct AttentionJob {
   int64_t padded_dim() const { return (head_dim + Vec::kLanes - 1) / Vec::kLanes * Vec::kLanes; }
 };
 
-// Takes the memory that threads share from `scratch`; the batch has been checked.
-inline AttentionJob make_attention_job(const AttentionBatch& batch, const PagedCache& cache,
-                                       int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                                       float softmax_scale, int64_t window, Scratch& scratch) {
+// Takes the memory that threads share from `scratch`; the batch, all of `whole` or a piece, has
+// been checked.
+inline AttentionJob make_attention_job(const AttentionBatch& whole, const AttentionBatch& batch,
+                                       const PagedCache& cache, int64_t num_heads,
+                                       int64_t num_kv_heads, int64_t head_dim, float softmax_scale,
+                                       int64_t window, Scratch& scratch) {
   AttentionJob job;
   job.batch = batch;
+  job.whole = whole;
   job.cache = cache;
   job.num_heads = num_heads;
   job.num_kv_heads = num_kv_heads;
@@ -282,58 +317,81 @@ inline AttentionJob make_attention_job(const AttentionBatch& batch, const PagedC
   return job;
 }
 
+// Adjacent positions of a chunk that are adjacent rows of the cache too.
+struct ChunkRun {
+  int64_t begin, count;  // positions of the chunk
+  int64_t row;           // of the cache, counted over blocks, KV heads and slots
+};
+
 // Where a chunk's K rows lie, and the cache lines that they cover. V's are at a fixed distance.
 struct ChunkRows {
   const char* keys[kChunk];
+  ChunkRun runs[kChunk];
   const char** lines;  // at most kChunk * (lines of a row + 1)
-  int64_t num_lines;
+  int64_t num_runs, num_lines;
+};
+
+// What makes values of a chunk's codes, see kv_rows.inl; one per position, finite where no row
+// looks.
+struct ChunkScales {
+  float key[kChunk], value[kChunk];
+  float key_offset[kChunk];    // of a score
+  float value_offset[kChunk];  // of a code: it multiplies the rounded weights that the codes do
 };
 
 // One thread's memory for units of up to plan.max_unit_rows rows, KV head after KV head.
-template <class T>
+template <class Rows>
 struct UnitBuffers {
-  static constexpr bool kDot = uses_dot<T>();
-  using F = typename Factor<kDot>::Type;
+  using F = typename Factor<Rows::kDot>::Type;
+  static constexpr int64_t kUnitDims =
+      8;  // of the last four bytes of a row, which D may end within
 
   UnitBuffers(const AttentionJob& job, Scratch& scratch)
       : q(scratch.take<F>(job.plan.max_unit_rows * job.head_dim)),
-        keys(scratch.take<F>(kChunk * job.head_dim)),
+        keys(scratch.take<F>(kChunk * (job.head_dim + kUnitDims))),
         values(scratch.take<F>(kChunk * job.padded_dim())),
         scores(scratch.take<float>(kSoftmaxRows * kChunk)),
         weights(scratch.take<F>(kSoftmaxRows * kChunk)),
         largest(scratch.take<float>(job.plan.max_unit_rows + kSoftmaxRows)),
         sums(scratch.take<float>(job.plan.max_unit_rows * Vec::kLanes)),
+        offsets(scratch.take<float>(Rows::kOffset ? job.plan.max_unit_rows * Vec::kLanes : 0)),
+        query_sums(scratch.take<float>(Rows::kOffset ? job.plan.max_unit_rows : 0)),
         out(scratch.take<float>(job.plan.max_unit_rows * job.padded_dim())),
         folded(scratch.take<float>(job.plan.max_unit_rows * job.padded_dim())),
         states(scratch.take<RowState>(job.plan.max_unit_rows)),
         folded_states(scratch.take<RowState>(job.plan.max_unit_rows)),
-        positions(scratch.take<int32_t>(job.plan.max_tile_rows)) {
-    const int64_t row_bytes = job.head_dim * static_cast<int64_t>(sizeof(T));
+        positions(scratch.take<int32_t>(job.plan.max_tile_rows)),
+        depths(scratch.take<int32_t>(job.plan.max_tile_rows)) {
+    const int64_t row_lines = Rows::row_bytes(job.head_dim) / kLineBytes + 1;
     for (ChunkRows& rows : chunk_rows) {
-      rows.lines = scratch.take<const char*>(kChunk * (row_bytes / kLineBytes + 1));
+      rows.lines = scratch.take<const char*>(kChunk * row_lines);
     }
   }
 
   F* q;                     // [rows][D]
   F* keys;                  // a chunk's K, see arrange_keys
-  F* values;                // a chunk's V, see arrange_values; columns past D are 0
+  F* values;                // a chunk's V, see arrange_values; columns past D are of no use
   float* scores;            // [kSoftmaxRows][kChunk]
   F* weights;               // [kSoftmaxRows][kChunk] 2^(score - largest)
   float* largest;           // [rows] of the split being done
   float* sums;              // [rows][lanes] of weights, of the split being done
+  float* offsets;           // [rows][lanes] of scaled weights times value_offset, alike
+  float* query_sums;        // [rows] of q's values
   float* out;               // [rows][padded D] of the split being done
   float* folded;            // [rows][padded D] of the splits before it
   RowState* states;         // [rows] of the split when it is done
   RowState* folded_states;  // [rows]
   int32_t* positions;       // [rows of one KV head] context position of the row's token
+  int32_t* depths;          // alike, but by its depth in a tree: what a window counts from
   ChunkRows chunk_rows[2];  // of the chunk being done and of the next
+  ChunkScales scales;       // of the chunk and KV head being done
 };
 
-// Does the units of one thread. T is the cache's dtype.
-template <class T>
+// Does the units of one thread. Rows reads the cache.
+template <class Rows>
 class UnitWorker {
  public:
-  static constexpr bool kDot = uses_dot<T>();
+  static constexpr bool kDot = Rows::kDot;
   static constexpr int kLanes = Vec::kLanes;
   using F = typename Factor<kDot>::Type;
 
@@ -341,7 +399,7 @@ class UnitWorker {
       : job_(job),
         group_(job.group()),
         padded_(job.padded_dim()),
-        row_bytes_(job.head_dim * static_cast<int64_t>(sizeof(T))),
+        row_bytes_(Rows::row_bytes(job.head_dim)),
         value_offset_(static_cast<const char*>(job.cache.value) -
                       static_cast<const char*>(job.cache.key)),
         buffers_(job, scratch) {}
@@ -407,7 +465,14 @@ class UnitWorker {
     first_head_ = first_head;
     num_heads_ = num_heads;
     table_ = batch.block_tables + tile.span * batch.max_blocks;
-    begin_ = job_.window < 0 ? 0 : first_position + tile.begin - job_.window + 1;
+    const AttentionBatch& whole = job_.whole;
+    const int64_t span = whole.cu_seqlens_q[tile.span + 1] - whole.cu_seqlens_q[tile.span];
+    tree_ = whole.tree_mask && span <= 32 * whole.tree_words;
+    tree_first_ = whole.context_lens[tile.span] - span;
+    tree_rows_ = reinterpret_cast<const uint32_t*>(batch.tree_mask) +
+                 (first_token + tile.begin) * batch.tree_words;
+    const int64_t least_depth = tree_ ? tree_first_ : first_position + tile.begin;
+    begin_ = job_.window < 0 ? 0 : least_depth - job_.window + 1;
     if (begin_ < 0) begin_ = 0;
     end_ = first_position + tile.end;
     F* to = buffers_.q;
@@ -418,8 +483,18 @@ class UnitWorker {
         copy_row(q + (token * job_.num_heads + head) * job_.head_dim, to, job_.head_dim);
       }
     }
+    if constexpr (Rows::kOffset) {
+      for (int64_t i = 0; i < num_heads * rows_; ++i) {
+        buffers_.query_sums[i] = sum_row(buffers_.q + i * job_.head_dim, job_.head_dim);
+      }
+    }
     for (int64_t r = 0; r < rows_; ++r) {
       buffers_.positions[r] = static_cast<int32_t>(first_position + tile.begin + r / group_);
+      buffers_.depths[r] = buffers_.positions[r];
+      if (!tree_) continue;
+      int64_t seen = 0;
+      for (int64_t i = 0; i < batch.tree_words; ++i) seen += __builtin_popcount(tree_row(r)[i]);
+      buffers_.depths[r] = static_cast<int32_t>(tree_first_ + seen - 1);
     }
   }
 
@@ -436,7 +511,7 @@ class UnitWorker {
     const int64_t block_size = job_.cache.block_size;
     const int64_t first = begin_ > chunk ? begin_ - chunk : 0;
     const int64_t end = end_ - chunk < kChunk ? end_ - chunk : kChunk;
-    rows->num_lines = 0;
+    rows->num_lines = rows->num_runs = 0;
     for (int64_t j = first; j < end;) {
       const int64_t position = chunk + j;
       const int64_t block = position / block_size, offset = position - block * block_size;
@@ -444,6 +519,7 @@ class UnitWorker {
       const int64_t row = (table_[block] * job_.num_kv_heads + first_head_) * block_size + offset;
       const char* key = static_cast<const char*>(job_.cache.key) + row * row_bytes_;
       for (int64_t i = 0; i < run; ++i) rows->keys[j + i] = key + i * row_bytes_;
+      rows->runs[rows->num_runs++] = {j, run, row};
       const int64_t lines = (run * row_bytes_ + kLineBytes - 1) / kLineBytes;
       for (int64_t i = 0; i < lines; ++i) rows->lines[rows->num_lines + i] = key + i * kLineBytes;
       rows->num_lines += lines;
@@ -459,6 +535,9 @@ class UnitWorker {
     const int64_t num_rows = num_heads_ * rows_;
     for (int64_t i = 0; i < num_rows * padded_; i += kLanes) store(buffers_.out + i, zero());
     for (int64_t i = 0; i < num_rows; ++i) store(buffers_.sums + i * kLanes, zero());
+    if constexpr (Rows::kOffset) {
+      for (int64_t i = 0; i < num_rows; ++i) store(buffers_.offsets + i * kLanes, zero());
+    }
     for (int64_t i = 0; i < num_rows + kSoftmaxRows; ++i) buffers_.largest[i] = kNothingSeen;
     const int64_t first = split * kSplit > begin_ ? split * kSplit : begin_;
     const int64_t last = (split + 1) * kSplit < end_ ? (split + 1) * kSplit : end_;
@@ -473,12 +552,92 @@ class UnitWorker {
       for (int64_t h = 0; h < num_heads_; ++h) {
         const bool is_last = h + 1 == num_heads_;
         const ChunkRows* ahead = is_last ? next : now;
+        if constexpr (Rows::kScaled) {
+          load_scales(*now, h);
+          fetch_scales(*ahead, is_last ? 0 : h + 1);
+        }
         run_chunk(chunk, seen, h, now->keys,
                   {ahead->lines, is_last ? 0 : head_offset(h + 1), ahead->num_lines});
       }
     }
     for (int64_t i = 0; i < num_rows; ++i) {
       buffers_.states[i] = {buffers_.largest[i], reduce_add(load(buffers_.sums + i * kLanes))};
+    }
+    if constexpr (Rows::kOffset) {
+      for (int64_t i = 0; i < num_rows; ++i) {
+        const Vec offset = set1(reduce_add(load(buffers_.offsets + i * kLanes)));
+        float* out = buffers_.out + i * padded_;
+        for (int64_t d = 0; d < padded_; d += kLanes) store(out + d, load(out + d) + offset);
+      }
+    }
+  }
+
+  // What the unit's h-th KV head's codes are scaled by.
+  void load_scales(const ChunkRows& rows, int64_t h) {
+    const PagedCache& cache = job_.cache;
+    ChunkScales& scales = buffers_.scales;
+    if (!kv_format_info(cache.format).token_scales) {
+      const float unit = cache.format == KvFormat::kFp8 ? kE4m3Unit : 1.0f;
+      const Vec key = set1(cache.key_scale[first_head_ + h] * unit);
+      const Vec value = set1(cache.value_scale[first_head_ + h] * unit);
+      for (int64_t j = 0; j < kChunk; j += kLanes) {
+        store(scales.key + j, key);
+        store(scales.value + j, value);
+      }
+      return;
+    }
+    for (int64_t j = 0; j < kChunk; j += kLanes) {
+      store(scales.key + j, set1(1.0f));
+      store(scales.value + j, set1(1.0f));
+      store(scales.key_offset + j, zero());
+      store(scales.value_offset + j, zero());
+    }
+    for (int64_t i = 0; i < rows.num_runs; ++i) {
+      const ChunkRun& run = rows.runs[i];
+      const int64_t row = run.row + h * cache.block_size;
+      copy_scales(cache.key_scale, row, run, scales.key, scales.key_offset);
+      copy_scales(cache.value_scale, row, run, scales.value, scales.value_offset);
+    }
+    if constexpr (Rows::kOffset) {
+      const Vec middle = set1(kCode4Middle);
+      for (int64_t j = 0; j < kChunk; j += kLanes) {
+        const Vec key = load(scales.key + j), value = load(scales.value + j);
+        store(scales.key_offset + j, fma(middle, key, load(scales.key_offset + j)));
+        store(scales.value_offset + j, load(scales.value_offset + j) / value + middle);
+      }
+    }
+  }
+
+  // offsets: the minima.
+  static void copy_scales(const float* from, int64_t row, const ChunkRun& run, float* scales,
+                          float* offsets) {
+    if constexpr (!Rows::kOffset) return copy_row(from + row, scales + run.begin, run.count);
+    const float* pairs = from + 2 * row;
+    int64_t j = 0;
+    for (; j + kLanes <= run.count; j += kLanes) {
+      Vec scale, minimum;
+      load_even_odd(pairs + 2 * j, scale, minimum);
+      store(scales + run.begin + j, scale);
+      store(offsets + run.begin + j, minimum);
+    }
+    for (; j < run.count; ++j) {
+      scales[run.begin + j] = pairs[2 * j];
+      offsets[run.begin + j] = pairs[2 * j + 1];
+    }
+  }
+
+  // Asks for the scales of the next chunk, or of this one's next head.
+  void fetch_scales(const ChunkRows& rows, int64_t h) const {
+    const KvFormatInfo& info = kv_format_info(job_.cache.format);
+    if (!info.token_scales || rows.num_lines == 0) return;
+    for (int64_t i = 0; i < rows.num_runs; ++i) {
+      const ChunkRun& run = rows.runs[i];
+      const int64_t at = (run.row + h * job_.cache.block_size) * info.scale_floats;
+      constexpr int64_t kLineFloats = kLineBytes / sizeof(float);
+      for (int64_t j = 0; j < run.count * info.scale_floats; j += kLineFloats) {
+        prefetch(job_.cache.key_scale + at + j);
+        prefetch(job_.cache.value_scale + at + j);
+      }
     }
   }
 
@@ -490,7 +649,7 @@ class UnitWorker {
                  const FetchAhead& ahead_keys) {
     // Where one block of rows takes the chunk, it does so in pieces that stay in L1 with what is
     // made of them and fetched ahead. The same sums in the same order: the same bits.
-    const int64_t piece = rows_ <= kSoftmaxRows ? piece_positions(row_bytes_) : kChunk;
+    const int64_t piece = rows_ <= kSoftmaxRows ? piece_positions() : kChunk;
     const int64_t pieces = (seen + piece - 1) / piece;
     FetchAhead ahead_values = ahead_keys;
     ahead_values.offset += value_offset_;
@@ -501,21 +660,22 @@ class UnitWorker {
       if (columns == 0) continue;
       for (int64_t i = 0; i < pieces; ++i) {
         if (!keys_arranged) {
-          arrange_keys<T, kDot>(rows + i * piece, head_offset(h), piece_end(seen, i, piece),
-                                job_.head_dim, ahead_keys.part(i, 2 * pieces), buffers_.keys);
+          arrange_keys<Rows>(rows + i * piece, head_offset(h), piece_end(seen, i, piece),
+                             job_.head_dim, ahead_keys.part(i, 2 * pieces), buffers_.keys);
         }
         score_rows(h * rows_ + begin, end - begin, i * piece, piece_end(columns, i, piece),
                    ahead_values.part(i, 2 * pieces));
       }
       keys_arranged = true;
+      if constexpr (Rows::kScaled) scale_rows(h * rows_ + begin, end - begin, columns);
       mask_rows(chunk, begin, end, columns);
       float scales[kSoftmaxRows];
       weigh_rows(h * rows_ + begin, static_cast<int>(end - begin), columns, scales);
       for (int64_t i = 0; i < pieces; ++i) {
         if (!values_arranged) {
-          arrange_values<T, kDot>(rows + i * piece, head_offset(h) + value_offset_,
-                                  piece_end(seen, i, piece), job_.head_dim, padded_,
-                                  ahead_keys.part(pieces + i, 2 * pieces), buffers_.values);
+          arrange_values<Rows>(rows + i * piece, head_offset(h) + value_offset_,
+                               piece_end(seen, i, piece), job_.head_dim, padded_,
+                               ahead_keys.part(pieces + i, 2 * pieces), buffers_.values);
         }
         add_values(h * rows_ + begin, end - begin, i * piece, piece_end(columns, i, piece), scales,
                    ahead_values.part(pieces + i, 2 * pieces));
@@ -526,10 +686,11 @@ class UnitWorker {
     }
   }
 
-  // Raw, arranged and fetched ahead, a chunk's K and V are six times its K: 48 KiB of L1 at 128
-  // bytes per row. Measured: 8 to 10 KiB of K at a time, 28 GB/s; 16 KiB, 20.
-  static int64_t piece_positions(int64_t row_bytes) {
-    return row_bytes <= 160 ? kChunk : row_bytes <= 384 ? kChunk / 2 : kChunk / 4;
+  // Positions whose K and V stay in L1 raw, arranged and fetched ahead: six times its K for a dense
+  // cache, 48 KiB at 128 bytes per row. Measured: 8 to 10 KiB of K at a time, 28 GB/s; 16 KiB, 20.
+  int64_t piece_positions() const {
+    const int64_t bytes = 2 * row_bytes_ + job_.head_dim * static_cast<int64_t>(sizeof(F));
+    return bytes <= 480 ? kChunk : bytes <= 1152 ? kChunk / 2 : kChunk / 4;
   }
 
   // Columns of the i-th piece, of `count` in all.
@@ -538,9 +699,19 @@ class UnitWorker {
     return left < 0 ? 0 : left < piece ? left : piece;
   }
 
+  // Words of the mask of row r's token.
+  const uint32_t* tree_row(int64_t r) const {
+    return tree_rows_ + r / group_ * job_.batch.tree_words;
+  }
+
+  // The last position that all rows from `begin` on see, windows apart.
+  int64_t common_position(int64_t begin) const {
+    return tree_ ? tree_first_ - 1 : buffers_.positions[begin];
+  }
+
   // Positions of the chunk up to the last that any of the rows sees, 0 if they see none.
   int64_t visible_columns(int64_t chunk, int64_t begin, int64_t end) const {
-    const int64_t oldest = buffers_.positions[begin], newest = buffers_.positions[end - 1];
+    const int64_t oldest = common_position(begin), newest = buffers_.positions[end - 1];
     if (newest < chunk) return 0;
     if (job_.window >= 0 && oldest - job_.window + 1 >= chunk + kChunk) return 0;
     return newest + 1 - chunk < kChunk ? newest + 1 - chunk : kChunk;
@@ -577,9 +748,25 @@ class UnitWorker {
     }
   }
 
+  // scores := those of the values that the codes stand for.
+  void scale_rows(int64_t row, int64_t rows, int64_t columns) {
+    const int num_vecs = static_cast<int>((columns + kLanes - 1) / kLanes);
+    for (int64_t r = 0; r < rows; ++r) {
+      float* scores = buffers_.scores + r * kChunk;
+      for (int v = 0; v < num_vecs; ++v) {
+        Vec score = load(scores + v * kLanes) * load(buffers_.scales.key + v * kLanes);
+        if constexpr (Rows::kOffset) {
+          const Vec offset = load(buffers_.scales.key_offset + v * kLanes);
+          score = fma(offset, set1(buffers_.query_sums[row + r]), score);
+        }
+        store(scores + v * kLanes, score);
+      }
+    }
+  }
+
   // Scores of rows [begin, end) outside of what they see become -infinity.
   void mask_rows(int64_t chunk, int64_t begin, int64_t end, int64_t columns) {
-    const int64_t oldest = buffers_.positions[begin], newest = buffers_.positions[end - 1];
+    const int64_t oldest = common_position(begin), newest = buffers_.positions[end - 1];
     const int num_vecs = static_cast<int>((columns + kLanes - 1) / kLanes);
     if (chunk + num_vecs * kLanes - 1 <= oldest &&
         (job_.window < 0 || chunk >= newest - job_.window + 1)) {
@@ -589,11 +776,17 @@ class UnitWorker {
     for (int64_t r = begin; r < end; ++r) {
       const int64_t position = buffers_.positions[r];
       const int64_t last = position + 1 - chunk;
-      const int64_t first = job_.window < 0 ? 0 : last - job_.window;
+      const int64_t first = job_.window < 0 ? 0 : buffers_.depths[r] + 1 - chunk - job_.window;
       float* scores = buffers_.scores + (r - begin) * kChunk;
-      for (int v = 0; v < num_vecs; ++v, scores += kLanes) {
+      for (int v = 0; v < num_vecs; ++v) {
         const int low = lane(first - v * kLanes), high = lane(last - v * kLanes);
-        store(scores, keep_lanes(load(scores), low, high, hidden));
+        store(scores + v * kLanes, keep_lanes(load(scores + v * kLanes), low, high, hidden));
+      }
+      if (!tree_) continue;
+      for (int64_t j = tree_first_ > chunk ? tree_first_ - chunk : 0; j < last && j < columns;
+           ++j) {
+        const int64_t i = chunk + j - tree_first_;
+        if (!(tree_row(r)[i / 32] >> i % 32 & 1u)) scores[j] = -__builtin_inff();
       }
     }
   }
@@ -625,12 +818,24 @@ class UnitWorker {
     store_n(buffers_.largest + begin, after, rows);
     for (int r = 0; r < rows; ++r) {
       const Vec shift = set1(largest[r]);
-      Vec sum = zero();
+      Vec sum = zero(), offset = zero();
       for (int v = 0; v < num_vecs; ++v) {
         const int64_t i = r * kChunk + v * kLanes;
         const Vec weight = exp2_below0(fma(load(buffers_.scores + i), unit, zero() - shift));
-        store(buffers_.weights + i, weight);
+        if constexpr (Rows::kScaled) {
+          store(buffers_.weights + i, weight * load(buffers_.scales.value + v * kLanes));
+        } else {
+          store(buffers_.weights + i, weight);
+        }
+        if constexpr (Rows::kOffset) {
+          const Vec step = load(buffers_.scales.value_offset + v * kLanes);
+          offset = fma(load(buffers_.weights + i), step, offset);
+        }
         sum = sum + weight;
+      }
+      if constexpr (Rows::kOffset) {
+        float* total = buffers_.offsets + (begin + r) * kLanes;
+        store(total, fma(load(total), set1(scales[r]), offset));
       }
       float* total = buffers_.sums + (begin + r) * kLanes;
       store(total, fma(load(total), set1(scales[r]), sum));
@@ -651,20 +856,23 @@ class UnitWorker {
   const AttentionJob& job_;
   const int64_t group_, padded_, row_bytes_;
   const ptrdiff_t value_offset_;  // bytes from a K row to its V row
-  UnitBuffers<T> buffers_;
+  UnitBuffers<Rows> buffers_;
   // Of the open unit:
   int64_t rows_ = 0;                        // of one KV head
   int64_t first_head_ = 0, num_heads_ = 0;  // KV heads
   int64_t begin_ = 0, end_ = 0;             // positions that any row sees
   const int32_t* table_ = nullptr;
+  bool tree_ = false;                    // the span is a tree of drafts
+  int64_t tree_first_ = 0;               // position of the span's token 0
+  const uint32_t* tree_rows_ = nullptr;  // masks of the tile's tokens
 };
 
 // All units, then the merges. q: [T, Hq * D] of Query; sink(token, head, values) gets D floats per
 // row, once, on some thread. Barrier inside only where tiles are divided; none at the end.
-template <class T, class Query, class Sink>
-void attend(Team& team, const AttentionJob& job, const Query* q, Sink&& sink) {
+template <class Rows, class Query, class Sink>
+void attend_rows(Team& team, const AttentionJob& job, const Query* q, Sink&& sink) {
   Scratch::Scope scope(team.scratch());
-  UnitWorker<T> worker(job, team.scratch());
+  UnitWorker<Rows> worker(job, team.scratch());
   team.for_each(job.plan.num_units, [&](int64_t i) { worker.run(job.plan.units[i], q, sink); });
   if (job.plan.num_divided == 0) return;
   team.barrier();
@@ -672,6 +880,13 @@ void attend(Team& team, const AttentionJob& job, const Query* q, Sink&& sink) {
     worker.merge(job.plan.tiles[job.plan.divided[i / job.num_kv_heads]], i % job.num_kv_heads,
                  sink);
   });
+}
+
+// T is the activations' dtype.
+template <class T, class Query, class Sink>
+void attend(Team& team, const AttentionJob& job, const Query* q, Sink&& sink) {
+  with_rows<T>(job.cache.format,
+               [&](auto rows) { attend_rows<decltype(rows)>(team, job, q, sink); });
 }
 
 }  // namespace regatta::cpu::REGATTA_ISA

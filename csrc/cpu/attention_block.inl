@@ -1,6 +1,7 @@
 // See attention_block.cc.
 // clang-format off: attention.inl uses what gemm.inl defines
 #include "gemm.inl"
+#include "kv_rows.inl"
 #include "attention.inl"
 #include "rope.inl"
 // clang-format on
@@ -9,9 +10,7 @@ namespace regatta::cpu::REGATTA_ISA {
 
 // The block's two products, looked up once.
 struct BlockKernels {
-  Weight qkv, out;
-  const GemmKernels* qkv_kernels = nullptr;
-  const GemmKernels* out_kernels = nullptr;
+  Gemm qkv, out;
 };
 
 // Tokens [begin, end) of the batch as a batch of their own: spans are cut, and the first part of a
@@ -32,6 +31,7 @@ inline AttentionBatch cut_batch(const AttentionBatch& batch, int64_t begin, int6
         static_cast<int32_t>(batch.context_lens[b] - (batch.cu_seqlens_q[b + 1] - span_end));
     if (span_begin >= end) lengths[b] = 0;
   }
+  if (batch.tree_mask) piece.tree_mask += begin * batch.tree_words;
   piece.cu_seqlens_q = borders;
   piece.context_lens = lengths;
   return piece;
@@ -44,7 +44,7 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
   using Query = typename Factor<uses_dot<T>()>::Type;
   const int64_t num_tokens = end - begin;
   const int64_t dim = p.head_dim, hidden_size = p.hidden_size;
-  const int64_t qkv_size = kernels.qkv.out_features, q_size = kernels.out.in_features;
+  const int64_t qkv_size = kernels.qkv.weight.out_features, q_size = kernels.out.weight.in_features;
   const T* hidden = static_cast<const T*>(p.hidden) + begin * hidden_size;
   T* out = static_cast<T*>(p.hidden_out) + begin * hidden_size;
   Scratch& shared = Scratch::mine();
@@ -64,11 +64,11 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
   rope.rotary_dim = p.rotary_dim;
   rope.epsilon = p.epsilon;
   const AttentionBatch batch = cut_batch(p.batch, begin, end, shared);
-  const AttentionJob attention = make_attention_job(batch, p.cache, p.num_heads, p.num_kv_heads,
-                                                    dim, p.softmax_scale, p.window, shared);
+  const AttentionJob attention = make_attention_job(
+      p.batch, batch, p.cache, p.num_heads, p.num_kv_heads, dim, p.softmax_scale, p.window, shared);
 
-  const PackedRows normed = make_rows(*kernels.qkv_kernels, shared, num_tokens, hidden_size);
-  const PackedRows attended = make_rows(*kernels.out_kernels, shared, num_tokens, q_size);
+  const PackedRows normed = make_rows(kernels.qkv, shared, num_tokens, Fill::kByRow);
+  const PackedRows attended = make_rows(kernels.out, shared, num_tokens, Fill::kByColumns);
   float* qkv = shared.take<float>(num_tokens * qkv_size);
   Query* q = shared.take<Query>(num_tokens * q_size);
   // Heads can be packed one by one where they begin at a cache line of the packed row.
@@ -81,8 +81,8 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
   parallel([&](Team& team) {
     rms_norm_rows(team, normed, hidden, hidden_size, static_cast<const T*>(p.norm_weight),
                   p.epsilon);
-    team.barrier();
-    gemm(team, *kernels.qkv_kernels, normed, kernels.qkv,
+    complete_rows(team, normed);
+    gemm(team, kernels.qkv, normed,
          [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
            store_tile(tile, row, num, column, num_columns, static_cast<const T*>(p.qkv_bias),
                       static_cast<const float*>(nullptr), qkv, qkv_size);
@@ -98,14 +98,14 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
       }
     });
     team.for_each(num_tokens - used, [&](int64_t i) { pack_row(attended, used + i, zeros); });
-    team.barrier();
     if (!packs_heads) {
+      team.barrier();
       team.for_chunks(used, rows_per_claim(team, used), [&](int64_t from, int64_t to) {
         for (int64_t i = from; i < to; ++i) pack_row(attended, i, mixed + i * q_size);
       });
-      team.barrier();
     }
-    gemm(team, *kernels.out_kernels, attended, kernels.out,
+    complete_rows(team, attended);
+    gemm(team, kernels.out, attended,
          [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
            store_tile(tile, row, num, column, num_columns, static_cast<const T*>(p.out_bias),
                       hidden, out, hidden_size);
@@ -116,11 +116,12 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
 inline Status run_attention_block(const AttentionBlockParams& p) {
   const int64_t q_size = p.num_heads * p.head_dim;
   BlockKernels kernels;
-  kernels.qkv = {p.qkv, p.num_qkv, p.hidden_size, q_size + 2 * p.num_kv_heads * p.head_dim};
-  kernels.out = {p.out, p.num_out, q_size, p.hidden_size};
-  Status status = find_gemm(p.scheme, kernels.qkv, p.dtype, REGATTA_ISA_ENUM, &kernels.qkv_kernels);
+  const int64_t qkv_size = q_size + 2 * p.num_kv_heads * p.head_dim;
+  Status status = find_gemm(scheme_at(p.scheme, 0, 2), {p.qkv, p.num_qkv, p.hidden_size, qkv_size},
+                            p.dtype, REGATTA_ISA_ENUM, &kernels.qkv);
   if (!status.ok()) return Status::error("qkv: " + status.message());
-  status = find_gemm(p.scheme, kernels.out, p.dtype, REGATTA_ISA_ENUM, &kernels.out_kernels);
+  status = find_gemm(scheme_at(p.scheme, 1, 2), {p.out, p.num_out, q_size, p.hidden_size}, p.dtype,
+                     REGATTA_ISA_ENUM, &kernels.out);
   if (!status.ok()) return Status::error("out: " + status.message());
   return with_dtype(p.dtype, [&](auto like) {
     for (int64_t begin = 0; begin < p.batch.num_tokens; begin += kMaxBlockRows) {

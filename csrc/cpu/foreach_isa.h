@@ -11,7 +11,10 @@
 //    target pragma would be compiled for that ISA and the linker may pick them for everybody.
 //  * Everything in an .inl lives in the ISA namespace (no `inline` functions outside of it).
 //  * Each ISA namespace is complete: every op, every dtype. Chosen at run time (cpu/dispatch.h).
-//  * REGATTA_HAS_BF16_DOT is 1 where vdpbf16ps exists; REGATTA_ISA_ENUM is the Isa value.
+//  * REGATTA_HAS_BF16_DOT is 1 where vdpbf16ps exists, REGATTA_HAS_VNNI where vpdpbusd does;
+//    REGATTA_VECTOR_BITS is 0, 256 or 512; REGATTA_ISA_ENUM is the Isa value.
+//  * With `#define REGATTA_FOREACH_VNNI` there is one more namespace, avx512_vnni, for CPUs that
+//    have vpdpbusd without vdpbf16ps. No op runs in it: kernels that others call may choose it.
 
 #ifndef REGATTA_INL
 #error "define REGATTA_INL before including foreach_isa.h"
@@ -26,6 +29,8 @@
 #include "vec.h"
 
 #define REGATTA_ISA scalar
+#define REGATTA_VECTOR_BITS 0
+#define REGATTA_HAS_VNNI 0
 #define REGATTA_ISA_ENUM Isa::kScalar
 #define REGATTA_HAS_BF16_DOT 0
 #include "vec_scalar.inl"
@@ -33,10 +38,14 @@
 #undef REGATTA_ISA
 #undef REGATTA_ISA_ENUM
 #undef REGATTA_HAS_BF16_DOT
+#undef REGATTA_VECTOR_BITS
+#undef REGATTA_HAS_VNNI
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c")
 #define REGATTA_ISA avx2
+#define REGATTA_VECTOR_BITS 256
+#define REGATTA_HAS_VNNI 0
 #define REGATTA_ISA_ENUM Isa::kAvx2
 #define REGATTA_HAS_BF16_DOT 0
 #include "vec_avx2.inl"
@@ -44,11 +53,15 @@
 #undef REGATTA_ISA
 #undef REGATTA_ISA_ENUM
 #undef REGATTA_HAS_BF16_DOT
+#undef REGATTA_VECTOR_BITS
+#undef REGATTA_HAS_VNNI
 #pragma GCC pop_options
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
 #define REGATTA_ISA avx512
+#define REGATTA_VECTOR_BITS 512
+#define REGATTA_HAS_VNNI 0
 #define REGATTA_ISA_ENUM Isa::kAvx512
 #define REGATTA_HAS_BF16_DOT 0
 #include "vec_avx512.inl"
@@ -56,11 +69,34 @@
 #undef REGATTA_ISA
 #undef REGATTA_ISA_ENUM
 #undef REGATTA_HAS_BF16_DOT
+#undef REGATTA_VECTOR_BITS
+#undef REGATTA_HAS_VNNI
 #pragma GCC pop_options
 
+#ifdef REGATTA_FOREACH_VNNI
 #pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
+#define REGATTA_ISA avx512_vnni
+#define REGATTA_VECTOR_BITS 512
+#define REGATTA_HAS_VNNI 1
+#define REGATTA_ISA_ENUM Isa::kAvx512
+#define REGATTA_HAS_BF16_DOT 0
+#include "vec_avx512.inl"
+#include REGATTA_INL
+#undef REGATTA_ISA
+#undef REGATTA_ISA_ENUM
+#undef REGATTA_HAS_BF16_DOT
+#undef REGATTA_VECTOR_BITS
+#undef REGATTA_HAS_VNNI
+#pragma GCC pop_options
+#endif
+
+#pragma GCC push_options
+#pragma GCC target( \
+    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx512bf16")
 #define REGATTA_ISA avx512_bf16
+#define REGATTA_VECTOR_BITS 512
+#define REGATTA_HAS_VNNI 1
 #define REGATTA_ISA_ENUM Isa::kAvx512Bf16
 #define REGATTA_HAS_BF16_DOT 1
 #include "vec_avx512.inl"
@@ -68,6 +104,8 @@
 #undef REGATTA_ISA
 #undef REGATTA_ISA_ENUM
 #undef REGATTA_HAS_BF16_DOT
+#undef REGATTA_VECTOR_BITS
+#undef REGATTA_HAS_VNNI
 #pragma GCC pop_options
 
 #undef REGATTA_INL

@@ -1,5 +1,6 @@
 #include "gemm.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace regatta::cpu {
@@ -15,7 +16,7 @@ std::vector<const Scheme*>& schemes() {
 SchemeEntry::SchemeEntry(const Scheme* scheme) { schemes().push_back(scheme); }
 
 Status find_gemm(const std::string& scheme, const Weight& weight, DType activation_dtype, Isa isa,
-                 const GemmKernels** kernels) {
+                 Gemm* gemm) {
   std::string known;
   for (const Scheme* candidate : schemes()) {
     if (scheme != candidate->name) {
@@ -24,12 +25,28 @@ Status find_gemm(const std::string& scheme, const Weight& weight, DType activati
     }
     Status status = candidate->check(weight, activation_dtype);
     if (!status.ok()) return status;
-    *kernels = candidate->kernels(isa, activation_dtype);
-    if (*kernels) return {};
+    gemm->weight = weight;
+    gemm->kernels = candidate->kernels(isa, activation_dtype, weight);
+    if (candidate->transform) gemm->transform = candidate->transform(weight, activation_dtype);
+    if (gemm->kernels) return {};
     return Status::error("scheme '" + scheme + "' has no " + isa_name(isa) + " kernel for " +
                          dtype_name(activation_dtype) + " activations");
   }
   return Status::error("scheme '" + scheme + "' is not known (known: " + known + ")");
+}
+
+std::string scheme_at(const std::string& schemes, int index, int count) {
+  if (schemes.find(',') == std::string::npos) return schemes;
+  size_t begin = 0;
+  int i = 0;
+  std::string found;
+  for (;; ++i) {
+    const size_t end = std::min(schemes.find(',', begin), schemes.size());
+    if (i == index) found = schemes.substr(begin, end - begin);
+    if (end == schemes.size()) break;
+    begin = end + 1;
+  }
+  return i + 1 == count ? found : schemes;
 }
 
 }  // namespace regatta::cpu

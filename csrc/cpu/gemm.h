@@ -3,14 +3,14 @@
 //
 // A block op, in its .inl (after `#include "gemm.inl"`):
 //
-//   const GemmKernels* qkv = nullptr;                                  // before the region
+//   Gemm qkv;                                                          // before the region
 //   Status status = find_gemm(scheme, weight, dtype, REGATTA_ISA_ENUM, &qkv);
 //   if (!status.ok()) return status;
-//   PackedRows rows = make_rows(*qkv, Scratch::mine(), num_rows, hidden_size);
+//   PackedRows rows = make_rows(qkv, Scratch::mine(), num_rows, Fill::kByRow);
 //   parallel([&](Team& team) {
 //     rms_norm_rows(team, rows, x, norm_weight, epsilon);              // fills `rows`, shared
-//     team.barrier();
-//     gemm(team, *qkv, rows, weight,                                   // any split over threads
+//     complete_rows(team, rows);
+//     gemm(team, qkv, rows,                                            // any split over threads
 //          [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
 //            // tile[i * kPanel + j] is the product for (row + i, column + j), once, complete
 //          });
@@ -19,7 +19,8 @@
 //
 // Rules
 //  * Activations are arranged ("packed rows") once, by whoever produces them: a row of floats is
-//    handed to pack_columns()/pack_row(), which rounds to what the kernels multiply.
+//    handed to pack_columns()/pack_row(), which rounds to what the kernels multiply. The barrier
+//    after that is complete_rows(): some formats need a row as a whole before they can round it.
 //  * A row's product does not depend on which other rows are in the batch, nor on the number of
 //    threads: k is summed in one order, so results are bitwise equal for every batch composition.
 //  * gemm() has no barrier inside: rows must be complete before, outputs after one.
@@ -52,30 +53,77 @@ struct Weight {
   int64_t num_panels() const { return (out_features + kPanel - 1) / kPanel; }
 };
 
-enum class RowFormat : uint8_t { kFloat32, kBFloat16 };
+// What the kernels multiply.
+enum class RowFormat : uint8_t {
+  kFloat32,
+  kBFloat16,
+  kInt8Blocks,  // int8, a scale for each block of 32 values of a row
+  kInt8Rows,    // int8, one scale for the row (or for all rows)
+};
+
+constexpr int64_t kBlock = 32;  // values that share a scale in kInt8Blocks
+
+// Beside each block of 32 int8 values of a row (in kInt8Rows too, where all scales are the same).
+// Weights are stored as unsigned codes u = w + offset, so that sum(w x) = sum(u x) - offset sum(x).
+struct BlockScale {
+  float scale;  // x = q * scale
+  union {
+    int32_t start;    // -offset * sum(q): where the integer sum of the products starts
+    float value_sum;  // scale * sum(q), where each weight group has its own zero point
+  };
+};
+
+// What happens to activations before they are rounded, by the linear's tensors. Null: nothing.
+struct RowTransform {
+  const int32_t* perm = nullptr;  // [K] value i is x[perm[i]]
+  const float* shift = nullptr;   // [K] x' = (x + shift) * smooth
+  const float* smooth = nullptr;  // [K]
+  float static_scale = 0.0f;      // kInt8Rows: the scale of every row; 0: absmax / 127 of each
+  int32_t offset = 0;             // of the codes; 0: BlockScale holds value_sum
+  bool any() const { return perm || shift || smooth; }
+};
 
 // Activations in tiles of rows, [tile][line][row of tile][64 bytes]: a microkernel walks one
-// pointer, and copying a row in needs no transposition. A line holds 16 float or 32 bf16 values of
-// one row. The last tile may have fewer rows; its stride is the same.
+// pointer, and copying a row in needs no transposition. A line holds 16 float, 32 bf16 or 64 int8
+// values of one row. The last tile may have fewer rows; its stride is the same.
 //
 //   tile 0: | row 0 k 0..15 | row 1 k 0..15 | ... | row 0 k 16..31 | row 1 k 16..31 | ...
+//
+// int8 tiles go on with [block][row of tile] BlockScale.
 struct PackedRows {
   RowFormat format = RowFormat::kFloat32;
   int64_t num_rows = 0;
   int64_t width = 0;      // K
   int64_t tile_rows = 1;  // rows per tile
   char* data = nullptr;
+  RowTransform transform;
+  float* staged = nullptr;  // [num_rows, width] until complete_rows() rounds it; or null
 
-  int64_t line_values() const { return format == RowFormat::kBFloat16 ? 32 : 16; }
+  bool is_int8() const {
+    return format == RowFormat::kInt8Blocks || format == RowFormat::kInt8Rows;
+  }
+  int64_t line_values() const {
+    return is_int8() ? 64 : format == RowFormat::kBFloat16 ? 32 : 16;
+  }
   int64_t num_lines() const { return (width + line_values() - 1) / line_values(); }
+  int64_t num_blocks() const { return (width + kBlock - 1) / kBlock; }
   int64_t num_tiles() const { return (num_rows + tile_rows - 1) / tile_rows; }
-  int64_t tile_bytes() const { return num_lines() * tile_rows * kLineBytes; }
+  int64_t lines_bytes() const { return num_lines() * tile_rows * kLineBytes; }
+  int64_t tile_bytes() const {
+    if (!is_int8()) return lines_bytes();
+    const int64_t scales = num_blocks() * tile_rows * int64_t{sizeof(BlockScale)};
+    return lines_bytes() + (scales + kLineBytes - 1) / kLineBytes * kLineBytes;
+  }
   const char* tile(int64_t t) const { return data + t * tile_bytes(); }
   // Line that holds (row, column).
   char* line(int64_t row, int64_t column) const {
     const int64_t t = row / tile_rows;
     return data + t * tile_bytes() +
            ((column / line_values()) * tile_rows + row - t * tile_rows) * kLineBytes;
+  }
+  // [block][tile_rows] of an int8 tile.
+  BlockScale* block_scales(int64_t t) const {
+    return reinterpret_cast<BlockScale*>(data + t * tile_bytes() + lines_bytes());
   }
 };
 
@@ -103,11 +151,13 @@ struct GemmKernels {
 };
 
 // How weights are stored, by name. `check` names what is wrong with the tensors; `kernels` returns
-// null when there is none for that activation dtype.
+// null when there is none for that activation dtype; `transform` (or null) says what the tensors
+// ask of activations.
 struct Scheme {
   const char* name;
   Status (*check)(const Weight& weight, DType activation_dtype);
-  const GemmKernels* (*kernels)(Isa isa, DType activation_dtype);
+  const GemmKernels* (*kernels)(Isa isa, DType activation_dtype, const Weight& weight);
+  RowTransform (*transform)(const Weight& weight, DType activation_dtype) = nullptr;
 };
 
 // `static const SchemeEntry kEntry(&kScheme);` puts a scheme into the table.
@@ -116,8 +166,19 @@ class SchemeEntry {
   explicit SchemeEntry(const Scheme* scheme);
 };
 
+// A weight with the kernels that multiply by it, for one activation dtype and ISA.
+struct Gemm {
+  Weight weight;
+  const GemmKernels* kernels = nullptr;
+  RowTransform transform;
+};
+
 // Looks the scheme up and checks the weight's tensors. The error names the known schemes.
 Status find_gemm(const std::string& scheme, const Weight& weight, DType activation_dtype, Isa isa,
-                 const GemmKernels** kernels);
+                 Gemm* gemm);
+
+// The scheme of linear `index` of `count`: `schemes` is one name for all, or `count` names joined
+// by commas. When there are not `count` of them it is the whole string, which no scheme is called.
+std::string scheme_at(const std::string& schemes, int index, int count);
 
 }  // namespace regatta::cpu

@@ -4,13 +4,19 @@
 
 namespace regatta::cpu::REGATTA_ISA {
 
+enum class Fill : uint8_t { kByRow, kByColumns };  // pack_row() alone, or pack_columns() too
+
 // Rows to be filled, in memory of `scratch` (the caller's, taken before the region).
-inline PackedRows make_rows(const GemmKernels& kernels, Scratch& scratch, int64_t num_rows,
-                            int64_t width) {
+inline PackedRows make_rows(const Gemm& gemm, Scratch& scratch, int64_t num_rows, Fill fill) {
+  const GemmKernels& kernels = *gemm.kernels;
   PackedRows rows;
   rows.format = kernels.row_format;
   rows.num_rows = num_rows;
-  rows.width = width;
+  rows.width = gemm.weight.in_features;
+  rows.transform = gemm.transform;
+  const bool whole_rows = rows.transform.any() || (rows.format == RowFormat::kInt8Rows &&
+                                                   rows.transform.static_scale == 0.0f);
+  if (whole_rows && fill == Fill::kByColumns) rows.staged = scratch.take<float>(num_rows * rows.width);
   // Balanced tiles: 13 rows are 7 + 6, not 12 + 1.
   const int64_t num_tiles = (num_rows + kernels.max_tile_rows - 1) / kernels.max_tile_rows;
   rows.tile_rows = num_tiles > 0 ? (num_rows + num_tiles - 1) / num_tiles : 1;
@@ -18,12 +24,67 @@ inline PackedRows make_rows(const GemmKernels& kernels, Scratch& scratch, int64_
   return rows;
 }
 
+namespace internal {
+
+// 32 values as int8, q = x / scale to the nearest (even on ties), and what goes with them.
+// scale: 0 makes it absmax / 127. A NaN or infinity makes the scale a NaN or infinity.
+REGATTA_INLINE void round_block(const Vec* x, float scale, int32_t offset, int8_t* out,
+                                BlockScale* meta) {
+  constexpr int kVectors = static_cast<int>(kBlock) / Vec::kLanes;
+  Vec scaled[kVectors];
+  if (scale == 0.0f) {
+    Vec largest = zero();
+    for (int v = 0; v < kVectors; ++v) largest = max_magnitude(largest, x[v]);
+    const float absmax = reduce_magnitude(largest);
+    scale = absmax / 127.0f;
+    const Vec inverse = set1(absmax < 1e-30f ? 0.0f : 127.0f / absmax);
+    for (int v = 0; v < kVectors; ++v) scaled[v] = x[v] * inverse;
+  } else {
+    for (int v = 0; v < kVectors; ++v) scaled[v] = x[v] / set1(scale);
+  }
+  const int32_t sum = store_int8(scaled, out);
+  meta->scale = scale;
+  if (offset) {
+    meta->start = -offset * sum;
+  } else {
+    meta->value_sum = scale * static_cast<float>(sum);
+  }
+}
+
+// pack_columns() of an int8 format, all blocks with `scale` (0: each its own).
+template <class T>
+inline void pack_int8(const PackedRows& rows, int64_t row, int64_t column, const T* values,
+                      int64_t count, float scale) {
+  constexpr int kLanes = Vec::kLanes;
+  constexpr int kVectors = static_cast<int>(kBlock) / kLanes;
+  const int64_t tile = row / rows.tile_rows;
+  BlockScale* metas = rows.block_scales(tile) + row - tile * rows.tile_rows;
+  for (int64_t i = 0; i < count; i += kBlock) {
+    Vec x[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t left = count - i - v * kLanes;
+      x[v] = left >= kLanes ? load(values + i + v * kLanes)
+             : left > 0     ? load_n(values + i + v * kLanes, static_cast<int>(left))
+                            : zero();
+    }
+    const int64_t at = column + i;
+    auto* out = reinterpret_cast<int8_t*>(rows.line(row, at)) + at % 64;
+    round_block(x, scale, rows.transform.offset, out, metas + at / kBlock * rows.tile_rows);
+  }
+}
+
+}  // namespace internal
+
 // Writes values[0 .. count) to columns [column, column + count) of a row. `column` is a multiple of
 // 32; count is too unless the row ends there.
 template <class T>
 inline void pack_columns(const PackedRows& rows, int64_t row, int64_t column, const T* values,
                          int64_t count) {
   constexpr int kLanes = Vec::kLanes;
+  if (rows.staged) return copy_row(values, rows.staged + row * rows.width + column, count);
+  if (rows.is_int8()) {
+    return internal::pack_int8(rows, row, column, values, count, rows.transform.static_scale);
+  }
   const int64_t step = rows.tile_rows * kLineBytes;
   char* line = rows.line(row, column);
   if (rows.format == RowFormat::kFloat32) {
@@ -49,9 +110,64 @@ inline void pack_columns(const PackedRows& rows, int64_t row, int64_t column, co
   }
 }
 
+namespace internal {
+
+// A whole row as the kernels read it: transformed, then rounded.
+template <class T>
+inline void round_row(const PackedRows& rows, int64_t row, const T* values) {
+  const RowTransform& transform = rows.transform;
+  if (transform.any()) {
+    Scratch::Scope scope(Scratch::mine());
+    float* changed = Scratch::mine().take<float>(rows.width);
+    for (int64_t k = 0; k < rows.width; ++k) {
+      float value = to_float(values[transform.perm ? transform.perm[k] : k]);
+      if (transform.shift) value += transform.shift[k];
+      if (transform.smooth) value *= transform.smooth[k];
+      changed[k] = value;
+    }
+    PackedRows plain = rows;
+    plain.transform.perm = nullptr;
+    plain.transform.shift = plain.transform.smooth = nullptr;
+    return round_row(plain, row, changed);
+  }
+  PackedRows direct = rows;
+  direct.staged = nullptr;
+  if (rows.format != RowFormat::kInt8Rows || transform.static_scale != 0.0f) {
+    return pack_columns(direct, row, 0, values, rows.width);
+  }
+  Vec largest = zero();
+  for_lanes(
+      rows.width,
+      [&](int64_t i) REGATTA_LAMBDA_INLINE { largest = max_magnitude(largest, load(values + i)); },
+      [&](int64_t i, int n)
+          REGATTA_LAMBDA_INLINE { largest = max_magnitude(largest, load_n(values + i, n)); });
+  const float absmax = reduce_magnitude(largest);
+  // A row of zeros: any scale will do.
+  pack_int8(direct, row, 0, values, rows.width, absmax < 1e-30f ? 1.0f : absmax / 127.0f);
+}
+
+}  // namespace internal
+
 template <class T>
 inline void pack_row(const PackedRows& rows, int64_t row, const T* values) {
-  pack_columns(rows, row, 0, values, rows.width);
+  if (rows.staged) {
+    pack_columns(rows, row, 0, values, rows.width);
+  } else {
+    internal::round_row(rows, row, values);
+  }
+}
+
+// The barrier after rows were filled: when it is passed, they can be multiplied.
+inline void complete_rows(Team& team, const PackedRows& rows) {
+  team.barrier();
+  if (!rows.staged) return;
+  team.for_chunks(rows.num_rows, rows_per_claim(team, rows.num_rows),
+                  [&](int64_t begin, int64_t end) {
+                    for (int64_t i = begin; i < end; ++i) {
+                      internal::round_row(rows, i, rows.staged + i * rows.width);
+                    }
+                  });
+  team.barrier();
 }
 
 // x: [num_rows, width], rows `stride` elements apart. No barrier at the end.
@@ -149,8 +265,9 @@ inline void for_panels(Team& team, const GemmKernels& kernels, const PackedRows&
 // rows [row, row + num_rows) and output columns [column, column + num_columns). Each (row, column)
 // comes exactly once, on some thread. No barrier inside.
 template <class Store>
-inline void gemm(Team& team, const GemmKernels& kernels, const PackedRows& rows,
-                 const Weight& weight, Store&& store) {
+inline void gemm(Team& team, const Gemm& gemm, const PackedRows& rows, Store&& store) {
+  const GemmKernels& kernels = *gemm.kernels;
+  const Weight& weight = gemm.weight;
   internal::for_panels(
       team, kernels, rows, weight, weight.num_panels(), 0, [&](const PanelJob& job) {
         kernels.run(job);
@@ -166,8 +283,9 @@ inline void gemm(Team& team, const GemmKernels& kernels, const PackedRows& rows,
 // The halves of a weight together: column c and c + N / 2, where N / 2 is a multiple of 32.
 // store(row, num_rows, column, num_columns, tile, tile_of_second_half), column in the first half.
 template <class Store>
-inline void gemm_halves(Team& team, const GemmKernels& kernels, const PackedRows& rows,
-                        const Weight& weight, Store&& store) {
+inline void gemm_halves(Team& team, const Gemm& gemm, const PackedRows& rows, Store&& store) {
+  const GemmKernels& kernels = *gemm.kernels;
+  const Weight& weight = gemm.weight;
   const int64_t halves = weight.num_panels() / 2;
   internal::for_panels(team, kernels, rows, weight, halves, halves, [&](const PanelJob& job) {
     kernels.run(job);

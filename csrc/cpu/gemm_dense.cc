@@ -64,7 +64,7 @@ Status check(const Weight& weight, DType dtype) {
   return {};
 }
 
-const GemmKernels* kernels(Isa isa, DType dtype) {
+const GemmKernels* kernels(Isa isa, DType dtype, const Weight&) {
   switch (isa) {
     case Isa::kScalar:
       return scalar::dense::kernels(dtype);

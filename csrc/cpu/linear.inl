@@ -4,7 +4,7 @@
 namespace regatta::cpu::REGATTA_ISA {
 
 template <class T>
-Status linear_typed(const LinearParams& p, const GemmKernels& kernels, const Weight& weight) {
+Status linear_typed(const LinearParams& p, const Gemm& weight) {
   const T* x = static_cast<const T*>(p.x);
   const T* bias = static_cast<const T*>(p.bias);
   T* out = static_cast<T*>(p.out);
@@ -12,11 +12,11 @@ Status linear_typed(const LinearParams& p, const GemmKernels& kernels, const Wei
   for (int64_t begin = 0; begin < p.num_tokens; begin += kMaxBlockRows) {
     const int64_t num_rows = std::min(kMaxBlockRows, p.num_tokens - begin);
     Scratch::Scope block_scope(Scratch::mine());
-    const PackedRows rows = make_rows(kernels, Scratch::mine(), num_rows, p.in_features);
+    const PackedRows rows = make_rows(weight, Scratch::mine(), num_rows, Fill::kByRow);
     parallel([&](Team& team) {
       pack_rows(team, rows, x + begin * p.in_features, p.in_features);
-      team.barrier();
-      gemm(team, kernels, rows, weight,
+      complete_rows(team, rows);
+      gemm(team, weight, rows,
            [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
              store_tile(tile, begin + row, num, column, num_columns, bias,
                         static_cast<const T*>(nullptr), out, p.out_features);
@@ -27,12 +27,13 @@ Status linear_typed(const LinearParams& p, const GemmKernels& kernels, const Wei
 }
 
 inline Status run_linear(const LinearParams& p) {
-  const Weight weight = {p.weight, p.num_weights, p.in_features, p.out_features};
-  const GemmKernels* kernels = nullptr;
-  Status status = find_gemm(p.scheme, weight, p.dtype, REGATTA_ISA_ENUM, &kernels);
+  Gemm weight;
+  Status status =
+      find_gemm(p.scheme, {p.weight, p.num_weights, p.in_features, p.out_features}, p.dtype,
+                REGATTA_ISA_ENUM, &weight);
   if (!status.ok()) return status;
   return with_dtype(p.dtype, [&](auto zero_value) {
-    return linear_typed<decltype(zero_value)>(p, *kernels, weight);
+    return linear_typed<decltype(zero_value)>(p, weight);
   });
 }
 

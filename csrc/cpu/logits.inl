@@ -4,14 +4,14 @@
 namespace regatta::cpu::REGATTA_ISA {
 
 template <class T>
-Status logits_typed(const LogitsParams& p, const GemmKernels& kernels, const Weight& head) {
+Status logits_typed(const LogitsParams& p, const Gemm& head) {
   const T* hidden = static_cast<const T*>(p.hidden);
   const T* norm_weight = static_cast<const T*>(p.norm_weight);
   for (int64_t begin = 0; begin < p.num_logits; begin += kMaxBlockRows) {
     const int64_t num_rows = std::min(kMaxBlockRows, p.num_logits - begin);
     const int32_t* indices = p.logit_indices + begin;
     Scratch::Scope scope(Scratch::mine());
-    const PackedRows rows = make_rows(kernels, Scratch::mine(), num_rows, p.hidden_size);
+    const PackedRows rows = make_rows(head, Scratch::mine(), num_rows, Fill::kByRow);
     parallel([&](Team& team) {
       {
         Scratch::Scope row_scope(team.scratch());
@@ -22,8 +22,8 @@ Status logits_typed(const LogitsParams& p, const GemmKernels& kernels, const Wei
           pack_row(rows, row, normed);
         });
       }
-      team.barrier();
-      gemm(team, kernels, rows, head,
+      complete_rows(team, rows);
+      gemm(team, head, rows,
            [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
              store_tile(tile, begin + row, num, column, num_columns,
                         static_cast<const float*>(nullptr), static_cast<const float*>(nullptr),
@@ -35,9 +35,9 @@ Status logits_typed(const LogitsParams& p, const GemmKernels& kernels, const Wei
 }
 
 inline Status run_logits(const LogitsParams& p) {
-  const Weight head = {p.head, p.num_head, p.hidden_size, p.vocab_size};
-  const GemmKernels* kernels = nullptr;
-  Status status = find_gemm(p.scheme, head, p.dtype, REGATTA_ISA_ENUM, &kernels);
+  Gemm head;
+  Status status = find_gemm(p.scheme, {p.head, p.num_head, p.hidden_size, p.vocab_size}, p.dtype,
+                            REGATTA_ISA_ENUM, &head);
   if (!status.ok()) return Status::error("head: " + status.message());
   for (int64_t i = 0; i < p.num_logits; ++i) {
     if (p.logit_indices[i] < 0 || p.logit_indices[i] >= p.num_tokens) {
@@ -47,7 +47,7 @@ inline Status run_logits(const LogitsParams& p) {
     }
   }
   return with_dtype(p.dtype,
-                    [&](auto like) { return logits_typed<decltype(like)>(p, *kernels, head); });
+                    [&](auto like) { return logits_typed<decltype(like)>(p, head); });
 }
 
 }  // namespace regatta::cpu::REGATTA_ISA

@@ -24,8 +24,7 @@ void silu_mul_tiles(const PackedRows& rows, int64_t row, int64_t num_rows, int64
 }
 
 template <class T>
-Status mlp_block_typed(const MlpBlockParams& p, const GemmKernels& gate_up_kernels,
-                       const Weight& gate_up, const GemmKernels& down_kernels, const Weight& down) {
+Status mlp_block_typed(const MlpBlockParams& p, const Gemm& gate_up, const Gemm& down) {
   const T* norm_weight = static_cast<const T*>(p.norm_weight);
   const T* gate_up_bias = static_cast<const T*>(p.gate_up_bias);
   const T* down_bias = static_cast<const T*>(p.down_bias);
@@ -39,21 +38,21 @@ Status mlp_block_typed(const MlpBlockParams& p, const GemmKernels& gate_up_kerne
     T* out = static_cast<T*>(p.out) + begin * hidden_size;
     Scratch& shared = Scratch::mine();
     Scratch::Scope scope(shared);
-    const PackedRows normed = make_rows(gate_up_kernels, shared, num_rows, hidden_size);
-    const PackedRows active = make_rows(down_kernels, shared, num_rows, intermediate);
+    const PackedRows normed = make_rows(gate_up, shared, num_rows, Fill::kByRow);
+    const PackedRows active = make_rows(down, shared, num_rows, Fill::kByColumns);
     float* products = fused ? nullptr : shared.take<float>(num_rows * 2 * intermediate);
     parallel([&](Team& team) {
       rms_norm_rows(team, normed, hidden, hidden_size, norm_weight, p.epsilon);
-      team.barrier();
+      complete_rows(team, normed);
       if (fused) {
-        gemm_halves(team, gate_up_kernels, normed, gate_up,
+        gemm_halves(team, gate_up, normed,
                     [&](int64_t row, int64_t num, int64_t column, int64_t, const float* gate,
                         const float* up) {
                       silu_mul_tiles(active, row, num, column, gate, up, gate_up_bias,
                                      intermediate);
                     });
       } else {
-        gemm(team, gate_up_kernels, normed, gate_up,
+        gemm(team, gate_up, normed,
              [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
                store_tile(tile, row, num, column, num_columns, gate_up_bias,
                           static_cast<const float*>(nullptr), products, 2 * intermediate);
@@ -67,8 +66,8 @@ Status mlp_block_typed(const MlpBlockParams& p, const GemmKernels& gate_up_kerne
           }
         });
       }
-      team.barrier();
-      gemm(team, down_kernels, active, down,
+      complete_rows(team, active);
+      gemm(team, down, active,
            [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
              store_tile(tile, row, num, column, num_columns, down_bias, hidden, out, hidden_size);
            });
@@ -78,16 +77,17 @@ Status mlp_block_typed(const MlpBlockParams& p, const GemmKernels& gate_up_kerne
 }
 
 inline Status run_mlp_block(const MlpBlockParams& p) {
-  const Weight gate_up = {p.gate_up, p.num_gate_up, p.hidden_size, 2 * p.intermediate_size};
-  const Weight down = {p.down, p.num_down, p.intermediate_size, p.hidden_size};
-  const GemmKernels* gate_up_kernels = nullptr;
-  const GemmKernels* down_kernels = nullptr;
-  Status status = find_gemm(p.scheme, gate_up, p.dtype, REGATTA_ISA_ENUM, &gate_up_kernels);
+  Gemm gate_up, down;
+  Status status = find_gemm(scheme_at(p.scheme, 0, 2),
+                            {p.gate_up, p.num_gate_up, p.hidden_size, 2 * p.intermediate_size},
+                            p.dtype, REGATTA_ISA_ENUM, &gate_up);
   if (!status.ok()) return Status::error("gate_up: " + status.message());
-  status = find_gemm(p.scheme, down, p.dtype, REGATTA_ISA_ENUM, &down_kernels);
+  status = find_gemm(scheme_at(p.scheme, 1, 2),
+                     {p.down, p.num_down, p.intermediate_size, p.hidden_size}, p.dtype,
+                     REGATTA_ISA_ENUM, &down);
   if (!status.ok()) return Status::error("down: " + status.message());
   return with_dtype(p.dtype, [&](auto like) {
-    return mlp_block_typed<decltype(like)>(p, *gate_up_kernels, gate_up, *down_kernels, down);
+    return mlp_block_typed<decltype(like)>(p, gate_up, down);
   });
 }
 

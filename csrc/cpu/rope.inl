@@ -3,7 +3,8 @@
 //
 // With q_norm and k_norm, each head is first RMS-normalised over its D values (Qwen3). The first R
 // values rotate in half-split pairs (i, i + R / 2), the others pass. All of it in float; one
-// rounding at the end. Bound: memory, a few microseconds per thousand tokens and head.
+// rounding at the end, to the dtype or to codes. Bound: memory, a few microseconds per thousand
+// tokens and head.
 namespace regatta::cpu::REGATTA_ISA {
 
 // out[0 .. dim) = x rotated by the angles' cosines [half] and sines [half].
@@ -57,10 +58,30 @@ struct RopeJob {
   int64_t heads() const { return num_heads + 2 * num_kv_heads; }
 };
 
+// One thread's memory for a head.
+struct RopeBuffers {
+  float* normed;   // [D]
+  float* rotated;  // [D]
+  uint8_t* codes;  // [D + 1]
+};
+
+// to := what the cache is to hold of a key (normalised, rotated) or a value.
+template <class T, class In, class Out>
+inline void cache_head(const RopeJob<T>& job, bool is_key, const In* x, const float* cosines,
+                       float* normed, Out* to) {
+  const int64_t dim = job.head_dim, half = job.rotary_dim / 2;
+  if (is_key && job.k_norm) {
+    norm_head(x, job.k_norm, dim, job.epsilon, normed);
+    return rotate_head(normed, cosines, cosines + half, half, dim, to);
+  }
+  rotate_head(x, cosines, cosines + half, is_key ? half : 0, dim, to);
+}
+
 // Head h of a token: [0, Hq) is a query, then Hkv keys, then Hkv values.
 template <class T, class In, class Query>
 inline void rope_one(const RopeJob<T>& job, int64_t token, int64_t h, const In* qkv, Query* q_out,
-                     float* normed) {
+                     const RopeBuffers& buffers) {
+  float* normed = buffers.normed;
   const int64_t dim = job.head_dim, half = job.rotary_dim / 2;
   const In* x = qkv + (token * job.heads() + h) * dim;
   const float* cosines = job.rope_cache + job.positions[token] * job.rotary_dim;
@@ -82,31 +103,28 @@ inline void rope_one(const RopeJob<T>& job, int64_t token, int64_t h, const In* 
   const int64_t row =
       (slot / job.cache.block_size * job.num_kv_heads + kv_head) * job.cache.block_size +
       slot % job.cache.block_size;
-  if (is_key) {
-    T* to = static_cast<T*>(job.cache.key) + row * dim;
-    if (job.k_norm) {
-      norm_head(x, job.k_norm, dim, job.epsilon, normed);
-      rotate_head(normed, cosines, sines, half, dim, to);
-    } else {
-      rotate_head(x, cosines, sines, half, dim, to);
-    }
-    return;
+  if (job.cache.format == KvFormat::kDense) {
+    T* to = static_cast<T*>(is_key ? job.cache.key : job.cache.value) + row * dim;
+    return cache_head(job, is_key, x, cosines, normed, to);
   }
-  rotate_head(x, cosines, sines, 0, dim, static_cast<T*>(job.cache.value) + row * dim);
+  cache_head(job, is_key, x, cosines, normed, buffers.rotated);
+  store_cache_row(job.cache, is_key, row, kv_head, buffers.rotated, dim, buffers.codes);
 }
 
 // All heads of all tokens. No barrier at the end.
 template <class T, class In, class Query>
 inline void rope_rows(Team& team, const RopeJob<T>& job, const In* qkv, Query* q_out) {
   Scratch::Scope scope(team.scratch());
-  float* normed = team.scratch().take<float>(job.head_dim);
+  const RopeBuffers buffers = {team.scratch().take<float>(job.head_dim),
+                               team.scratch().take<float>(job.head_dim),
+                               team.scratch().take<uint8_t>(job.head_dim + 1)};
   const int64_t count = job.num_tokens * job.heads();
   // At least a few heads per claim: a head is some tens of nanoseconds of work.
   const int64_t share = count / (4 * team.num_threads());
   const int64_t chunk = share > 8 ? share : 8;
   team.for_chunks(count, chunk, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      rope_one(job, i / job.heads(), i % job.heads(), qkv, q_out, normed);
+      rope_one(job, i / job.heads(), i % job.heads(), qkv, q_out, buffers);
     }
   });
 }

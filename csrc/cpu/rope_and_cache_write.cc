@@ -1,5 +1,6 @@
 // Rotary embedding and the write into the paged cache. See rope.inl.
 #include <string>
+#include <type_traits>
 
 #include "attention_checks.h"
 #include "dispatch.h"

@@ -1,6 +1,9 @@
 // See rope.inl.
+// clang-format off: rope.inl uses what kv_rows.inl defines
+#include "kv_rows.inl"
 #include "rope.inl"
 #include "rows.inl"
+// clang-format on
 
 namespace regatta::cpu::REGATTA_ISA {
 

@@ -22,6 +22,10 @@
 //   Vec keep_lanes(Vec a, int begin, int end, Vec other)    a in lanes [begin, end), else other
 //   uint32_t ge_mask(Vec a, Vec b)       bit i: a >= b in lane i (false where either is NaN)
 //   Vec where_ge(Vec a, Vec b, Vec x)    x where a >= b, else 0
+//   Vec max_magnitude(Vec m, Vec a)      max(m, |a|) for m >= 0; a NaN is larger than all
+//   float reduce_magnitude(Vec m)        the largest of such m
+//   int32_t store_int8(const Vec* a, int8_t*)   32 values to the nearest in [-127, 127], ties to
+//                                        even; returns their sum. What a NaN becomes is not said.
 //
 // avx512_bf16 has besides (guard with `#if REGATTA_HAS_BF16_DOT`):
 //   struct VecBf16 { __m512bh v; };                         32 values = 16 pairs
@@ -29,6 +33,15 @@
 //   Vec dot_pairs(Vec acc, VecBf16 a, VecBf16 b)            acc + a0*b0 + a1*b1 per lane
 //   void interleave(bf16* out, const bf16* a, const bf16* b, int64_t count)
 //                                         a0 b0 a1 b1 ...; zero pairs up to a multiple of 16
+//
+// Codes of quantized cache rows (regatta/kv_format.h), in codes_*.inl; kv_rows.inl has them. `row` is a row's first byte,
+// i a multiple of kLanes, n in [0, kLanes]; nothing past the n codes is read, lanes past them are
+// any number.
+//   Vec load_codes8(row, i, n)      code - 128
+//   Vec load_codes4(row, i, n)      code - 8; two codes to a byte, the low bits first
+//   Vec load_e4m3(row, i, n)        value / 256 (an exponent that float16 has)
+//   void load_even_odd(const float* p, Vec& even, Vec& odd)   2 * kLanes floats, split by parity
+//   void store_codes(uint8_t*, Vec a, int bias, int n)   round to nearest even + bias, a byte each
 // `bf16`, `fp16`, to_float, from_float (one value) are in regatta/types.h.
 //
 // To add a function: add it to the three .inl files, and to this list.

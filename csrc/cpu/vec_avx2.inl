@@ -162,5 +162,37 @@ REGATTA_INLINE uint32_t ge_mask(Vec a, Vec b) {
 REGATTA_INLINE Vec where_ge(Vec a, Vec b, Vec x) {
   return {_mm256_and_ps(_mm256_cmp_ps(a.v, b.v, _CMP_GE_OQ), x.v)};
 }
+// Magnitudes compare as integers, and a NaN's bits are above those of infinity.
+REGATTA_INLINE Vec max_magnitude(Vec m, Vec a) {
+  const __m256i bits = _mm256_and_si256(_mm256_castps_si256(a.v), _mm256_set1_epi32(0x7fffffff));
+  return {_mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(m.v), bits))};
+}
+REGATTA_INLINE float reduce_magnitude(Vec m) {
+  const __m256i bits = _mm256_castps_si256(m.v);
+  __m128i x = _mm_max_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+  x = _mm_max_epi32(x, _mm_shuffle_epi32(x, 0x4e));
+  x = _mm_max_epi32(x, _mm_shuffle_epi32(x, 0xb1));
+  return _mm_cvtss_f32(_mm_castsi128_ps(x));
+}
+REGATTA_INLINE int32_t store_int8(const Vec* a, int8_t* p) {
+  __m256i whole[4];
+  for (int v = 0; v < 4; ++v) {
+    const __m256 limited =
+        _mm256_min_ps(_mm256_max_ps(a[v].v, _mm256_set1_ps(-127.0f)), _mm256_set1_ps(127.0f));
+    whole[v] = _mm256_cvtps_epi32(limited);
+  }
+  const __m256i total = _mm256_add_epi32(_mm256_add_epi32(whole[0], whole[1]),
+                                         _mm256_add_epi32(whole[2], whole[3]));
+  // Packing works within 128-bit halves; the permutation puts the groups of four back in order.
+  const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]),
+                                           _mm256_packs_epi32(whole[2], whole[3]));
+  _mm256_storeu_si256(
+      reinterpret_cast<__m256i*>(p),
+      _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+  __m128i x = _mm_add_epi32(_mm256_castsi256_si128(total), _mm256_extracti128_si256(total, 1));
+  x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
+  x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1));
+  return _mm_cvtsi128_si32(x);
+}
 
 }  // namespace regatta::cpu::REGATTA_ISA

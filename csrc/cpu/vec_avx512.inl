@@ -161,6 +161,27 @@ REGATTA_INLINE uint32_t ge_mask(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b
 REGATTA_INLINE Vec where_ge(Vec a, Vec b, Vec x) {
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ), x.v)};
 }
+// Magnitudes compare as integers, and a NaN's bits are above those of infinity.
+REGATTA_INLINE Vec max_magnitude(Vec m, Vec a) {
+  const __m512i bits = _mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7fffffff));
+  return {_mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(m.v), bits))};
+}
+REGATTA_INLINE float reduce_magnitude(Vec m) {
+  const int bits = _mm512_reduce_max_epi32(_mm512_castps_si512(m.v));
+  float result;
+  __builtin_memcpy(&result, &bits, 4);
+  return result;
+}
+REGATTA_INLINE int32_t store_int8(const Vec* a, int8_t* p) {
+  __m512i whole[2];
+  for (int v = 0; v < 2; ++v) {
+    const __m512 limited =
+        _mm512_min_ps(_mm512_max_ps(a[v].v, _mm512_set1_ps(-127.0f)), _mm512_set1_ps(127.0f));
+    whole[v] = _mm512_cvtps_epi32(limited);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p) + v, _mm512_cvtepi32_epi8(whole[v]));
+  }
+  return _mm512_reduce_add_epi32(_mm512_add_epi32(whole[0], whole[1]));
+}
 
 #if REGATTA_HAS_BF16_DOT
 struct VecBf16 {

@@ -53,5 +53,23 @@ REGATTA_INLINE Vec keep_lanes(Vec a, int begin, int end, Vec other) {
 }
 REGATTA_INLINE uint32_t ge_mask(Vec a, Vec b) { return a.v >= b.v; }
 REGATTA_INLINE Vec where_ge(Vec a, Vec b, Vec x) { return {a.v >= b.v ? x.v : 0.0f}; }
+REGATTA_INLINE Vec max_magnitude(Vec m, Vec a) {
+  const float magnitude = __builtin_fabsf(a.v);
+  return {magnitude <= m.v || m.v != m.v ? m.v : magnitude};
+}
+REGATTA_INLINE float reduce_magnitude(Vec m) { return m.v; }
+REGATTA_INLINE int32_t store_int8(const Vec* a, int8_t* p) {
+  int32_t sum = 0;
+  for (int i = 0; i < 32; ++i) {
+    const float limited = a[i].v > 127.0f ? 127.0f : a[i].v >= -127.0f ? a[i].v : -127.0f;
+    // Adding 1.5 * 2^23 leaves no fraction bits: the adder rounds, to even on ties.
+    const float shifted = limited + 12582912.0f;
+    int32_t bits;
+    __builtin_memcpy(&bits, &shifted, 4);
+    p[i] = static_cast<int8_t>(bits - 0x4b400000);
+    sum += p[i];
+  }
+  return sum;
+}
 
 }  // namespace regatta::cpu::REGATTA_ISA

@@ -20,6 +20,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -51,6 +52,21 @@ struct LaunchConfig {
   unsigned cluster_x = 1;  // blocks per cluster, along grid.x (sm_90 and later)
 };
 
+// Whether the current device overlaps dependent launches. Older ones must not be asked to.
+inline bool has_dependent_launch() {
+  constexpr int kMaxDevices = 64;
+  static std::atomic<signed char> known[kMaxDevices] = {};  // 0 not asked, 1 yes, -1 no
+  int device = 0, major = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kMaxDevices) return false;
+  signed char answer = known[device].load(std::memory_order_relaxed);
+  if (answer == 0) {
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    answer = major >= 9 ? 1 : -1;
+    known[device].store(answer, std::memory_order_relaxed);
+  }
+  return answer > 0;
+}
+
 // Launches kernel(args...). Raises the kernel's shared-memory limit when it asks for more than the
 // 48 KB that need no opt-in.
 template <class... Params, class... Args>
@@ -69,7 +85,7 @@ Status launch(void (*kernel)(Params...), const LaunchConfig& config, const char*
   launch_config.stream = config.stream;
   cudaLaunchAttribute attributes[2];
   unsigned count = 0;
-  if (config.pdl) {
+  if (config.pdl && has_dependent_launch()) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }

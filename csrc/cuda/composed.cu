@@ -155,7 +155,7 @@ struct LayerScratch {
 };
 
 Status check_scratch(int64_t needed, const ComposedResources& resources, const char* what) {
-  if (resources.scratch != nullptr && resources.scratch_bytes >= needed) return {};
+  if (needed == 0 || (resources.scratch != nullptr && resources.scratch_bytes >= needed)) return {};
   return Status::error(std::string(what) + ": scratch of " +
                        std::to_string(resources.scratch_bytes) + " bytes is too small (needs " +
                        std::to_string(needed) + ")");
@@ -174,35 +174,9 @@ Status norm(const void* x, const void* weight, void* out, int64_t rows, int64_t 
   return rms_norm(p, launch_on);
 }
 
-}  // namespace
-
-int64_t layers_scratch_bytes(const AttentionBlockParams& attention, const MlpBlockParams& mlp,
-                             const AttentionLimits& limits) {
-  return LayerScratch(attention, mlp, limits, {}).total;
-}
-
-Status begin_layers(const AttentionBlockParams& attention, const MlpBlockParams& mlp,
-                    const AttentionLimits& limits, const ComposedResources& resources,
-                    const Launch& launch_on) {
-  Status status = check_scheme(attention.scheme);
-  if (!status.ok()) return status;
-  const LayerScratch s(attention, mlp, limits, resources);
-  status = check_scratch(s.total, resources, "decoder_layers");
-  if (!status.ok() || attention.batch.num_tokens == 0) return status;
-  if (s.zeroed_bytes > 0) {
-    status = cuda_status(cudaMemsetAsync(s.attention, 0, s.zeroed_bytes, launch_on.stream),
-                         "decoder_layers");
-    if (!status.ok()) return status;
-  }
-  if (!is_folded(attention.scheme)) return {};
-  const int64_t rows = attention.batch.num_tokens;
-  return row_sumsq(attention.hidden, attention.dtype, rows, attention.hidden_size,
-                   gemm_sumsq_columns(rows), s.sumsq, launch_on.stream);
-}
-
-Status layer(const AttentionBlockParams& a, const MlpBlockParams& m, const AttentionLimits& limits,
-             const ComposedResources& resources, const Launch& launch_on) {
-  const LayerScratch s(a, m, limits, resources);
+// hidden -> hidden_out. Folded, s.sumsq has the sums of squares of hidden, then those of hidden_out.
+Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limits,
+                      const LayerScratch& s, const Launch& launch_on) {
   const int64_t rows = a.batch.num_tokens, hidden = a.hidden_size;
   if (rows == 0) return {};
   const bool folded = is_folded(a.scheme);
@@ -214,8 +188,15 @@ Status layer(const AttentionBlockParams& a, const MlpBlockParams& m, const Atten
     status = norm(a.hidden, a.norm_weight, s.normed, rows, hidden, a.epsilon, dtype, launch_on);
     if (!status.ok()) return status;
   }
-  Product qkv = {"qkv", a.qkv, a.num_qkv, a.qkv_bias, folded ? a.hidden : s.normed, s.qkv, rows,
-                 hidden, (a.num_heads + 2 * a.num_kv_heads) * a.head_dim};
+  Product qkv = {"qkv",
+                 a.qkv,
+                 a.num_qkv,
+                 a.qkv_bias,
+                 folded ? a.hidden : s.normed,
+                 s.qkv,
+                 rows,
+                 hidden,
+                 (a.num_heads + 2 * a.num_kv_heads) * a.head_dim};
   if (folded) qkv.sumsq = s.sumsq, qkv.num_sumsq = s.num_sumsq, qkv.epsilon = a.epsilon;
   status = run(qkv, dtype, dtype, s.gemm, stream);
   if (!status.ok()) return status;
@@ -244,27 +225,137 @@ Status layer(const AttentionBlockParams& a, const MlpBlockParams& m, const Atten
                                     launch_on);
   if (!status.ok()) return status;
 
-  Product out = {"out", a.out, a.num_out, a.out_bias, s.mixed, a.hidden_out, rows,
-                 a.num_heads * a.head_dim, hidden, a.hidden};
+  Product out = {"out",   a.out,        a.num_out, a.out_bias,
+                 s.mixed, a.hidden_out, rows,      a.num_heads * a.head_dim,
+                 hidden,  a.hidden};
   if (folded) out.sumsq_out = s.sumsq;
-  status = run(out, dtype, dtype, s.gemm, stream);
-  if (!status.ok()) return status;
+  return run(out, dtype, dtype, s.gemm, stream);
+}
+
+// hidden -> out, as attention_half.
+Status mlp_half(const MlpBlockParams& m, const LayerScratch& s, const Launch& launch_on) {
+  const int64_t rows = m.num_tokens, hidden = m.hidden_size;
+  if (rows == 0) return {};
+  const bool folded = is_folded(m.scheme);
+  const DType dtype = m.dtype;
+  CUstream_st* stream = launch_on.stream;
+  Status status;
 
   if (!folded) {
     status = norm(m.hidden, m.norm_weight, s.normed, rows, hidden, m.epsilon, dtype, launch_on);
     if (!status.ok()) return status;
   }
-  Product gate_up = {"gate_up", m.gate_up, m.num_gate_up, m.gate_up_bias,
-                     folded ? m.hidden : s.normed, s.inner, rows, hidden, 2 * m.intermediate_size};
+  Product gate_up = {
+      "gate_up", m.gate_up, m.num_gate_up, m.gate_up_bias,         folded ? m.hidden : s.normed,
+      s.inner,   rows,      hidden,        2 * m.intermediate_size};
   gate_up.gated = true;
   if (folded) gate_up.sumsq = s.sumsq, gate_up.num_sumsq = s.num_sumsq, gate_up.epsilon = m.epsilon;
   status = run(gate_up, dtype, dtype, s.gemm, stream);
   if (!status.ok()) return status;
 
-  Product down = {"down", m.down, m.num_down, m.down_bias, s.inner, m.out, rows,
-                  m.intermediate_size, hidden, m.hidden};
+  Product down = {"down", m.down, m.num_down,          m.down_bias, s.inner,
+                  m.out,  rows,   m.intermediate_size, hidden,      m.hidden};
   if (folded) down.sumsq_out = s.sumsq;
   return run(down, dtype, dtype, s.gemm, stream);
+}
+
+// The other half of a block that is an operator of its own: no layer, but the same rows.
+MlpBlockParams without_mlp(const AttentionBlockParams& a) {
+  MlpBlockParams m = {};
+  m.num_tokens = a.batch.num_tokens;
+  m.hidden_size = a.hidden_size;
+  m.dtype = a.dtype;
+  m.scheme = a.scheme;
+  return m;
+}
+
+AttentionBlockParams without_attention(const MlpBlockParams& m) {
+  AttentionBlockParams a;
+  a.hidden = m.hidden;
+  a.batch.num_tokens = m.num_tokens;
+  a.hidden_size = m.hidden_size;
+  a.dtype = m.dtype;
+  a.scheme = m.scheme;
+  return a;
+}
+
+}  // namespace
+
+int64_t layers_scratch_bytes(const AttentionBlockParams& attention, const MlpBlockParams& mlp,
+                             const AttentionLimits& limits) {
+  return LayerScratch(attention, mlp, limits, {}).total;
+}
+
+Status begin_layers(const AttentionBlockParams& attention, const MlpBlockParams& mlp,
+                    const AttentionLimits& limits, const ComposedResources& resources,
+                    const Launch& launch_on) {
+  Status status = check_scheme(attention.scheme);
+  if (!status.ok()) return status;
+  const LayerScratch s(attention, mlp, limits, resources);
+  status = check_scratch(s.total, resources, "layers");
+  if (!status.ok() || attention.batch.num_tokens == 0) return status;
+  if (s.zeroed_bytes > 0) {
+    status = cuda_status(cudaMemsetAsync(s.attention, 0, s.zeroed_bytes, launch_on.stream),
+                         "layers");
+    if (!status.ok()) return status;
+  }
+  if (!is_folded(attention.scheme)) return {};
+  const int64_t rows = attention.batch.num_tokens;
+  return row_sumsq(attention.hidden, attention.dtype, rows, attention.hidden_size,
+                   gemm_sumsq_columns(rows), s.sumsq, launch_on.stream);
+}
+
+Status layer(const AttentionBlockParams& a, const MlpBlockParams& m, const AttentionLimits& limits,
+             const ComposedResources& resources, const Launch& launch_on) {
+  const LayerScratch s(a, m, limits, resources);
+  const Status status = attention_half(a, limits, s, launch_on);
+  return status.ok() ? mlp_half(m, s, launch_on) : status;
+}
+
+int64_t attention_block_scratch_bytes(const AttentionBlockParams& params,
+                                      const AttentionLimits& limits) {
+  return layers_scratch_bytes(params, without_mlp(params), limits);
+}
+
+Status attention_block(const AttentionBlockParams& params, const AttentionLimits& limits,
+                       const ComposedResources& resources, const Launch& launch_on) {
+  const MlpBlockParams none = without_mlp(params);
+  const Status status = begin_layers(params, none, limits, resources, launch_on);
+  if (!status.ok()) return status;
+  return attention_half(params, limits, LayerScratch(params, none, limits, resources), launch_on);
+}
+
+int64_t mlp_block_scratch_bytes(const MlpBlockParams& params) {
+  return layers_scratch_bytes(without_attention(params), params, {});
+}
+
+Status mlp_block(const MlpBlockParams& params, const ComposedResources& resources,
+                 const Launch& launch_on) {
+  const AttentionBlockParams none = without_attention(params);
+  const Status status = begin_layers(none, params, {}, resources, launch_on);
+  return status.ok() ? mlp_half(params, LayerScratch(none, params, {}, resources), launch_on)
+                     : status;
+}
+
+int64_t attention_scratch_bytes(const PagedAttentionParams& params, const AttentionLimits& limits) {
+  return paged_attention_workspace_bytes(params, limits);
+}
+
+Status attention(const PagedAttentionParams& params, const AttentionLimits& limits,
+                 const ComposedResources& resources, const Launch& launch_on) {
+  if (params.batch.num_tokens == 0) return {};
+  // 0 bytes for limits and sizes that are not allowed, which paged_attention() refuses by name.
+  const int64_t zeroed = paged_attention_zeroed_bytes(params, limits);
+  if (zeroed > 0) {
+    Status status =
+        check_scratch(attention_scratch_bytes(params, limits), resources, "paged_attention");
+    if (status.ok()) {
+      status = cuda_status(cudaMemsetAsync(resources.scratch, 0, zeroed, launch_on.stream),
+                           "paged_attention");
+    }
+    if (!status.ok()) return status;
+  }
+  return paged_attention(params, limits, resources.scratch, resources.scratch_bytes, launch_on);
 }
 
 int64_t linear_scratch_bytes(const LinearParams& p) {
@@ -312,9 +403,7 @@ struct LogitsScratch {
 
 }  // namespace
 
-int64_t logits_scratch_bytes(const LogitsParams& params) {
-  return LogitsScratch(params, {}).total;
-}
+int64_t logits_scratch_bytes(const LogitsParams& params) { return LogitsScratch(params, {}).total; }
 
 Status logits(const LogitsParams& p, const ComposedResources& resources, const Launch& launch_on) {
   if (p.num_logits == 0) return {};

@@ -66,6 +66,30 @@ __device__ __forceinline__ float row_scale_of(const Epilogue& p, int64_t row) {
   return rsqrtf(sum * p.inverse_width + p.epsilon);
 }
 
+// The same of `count` rows by one warp, into scales[0 .. count - 1]. Eight rows at a time: one after
+// the other, each would wait for memory.
+__device__ __forceinline__ void warp_row_scales(const Epilogue& p, int64_t row, int count,
+                                                float* scales) {
+  constexpr int kRows = 8;
+  const int lane = threadIdx.x % kWarp;
+  for (int t0 = 0; t0 < count; t0 += kRows) {
+    float sum[kRows] = {};
+    if (p.sumsq != nullptr) {
+      for (int i = lane; i < p.num_sumsq; i += kWarp) {
+#pragma unroll
+        for (int t = 0; t < kRows; ++t) {
+          if (t0 + t < count) sum[t] += __ldcg(p.sumsq + (row + t0 + t) * p.num_sumsq + i);
+        }
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kRows; ++t) {
+      const float scale = rsqrtf(warp_sum(sum[t]) * p.inverse_width + p.epsilon);
+      if (lane == 0 && t0 + t < count) scales[t0 + t] = p.sumsq != nullptr ? scale : 1.f;
+    }
+  }
+}
+
 // Eight outputs of token t: n0 .. n0+7. v: their products; gated: eight gates, then eight ups.
 template <class T>
 __device__ __forceinline__ float finish(const Epilogue& p, const float* v, float scale, int64_t t,

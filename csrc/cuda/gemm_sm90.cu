@@ -24,20 +24,22 @@
 // beside cuBLASLt's bare products in the same run (bench_gemm chain; its algorithms are the best of
 // eight, timed warm on one layer's weights):
 //   M              2     4     8    16    32    64   128
-//   ms          3.85  3.87  3.89  3.97  4.04  4.26  4.91    (3.90 .. 3.06 TB/s, 86 .. 67 % of read)
-//   no PDL, ms  4.12  4.14  4.20  4.20  4.31  4.69  5.20
-//   cuBLASLt    4.13  4.09  4.08  4.16  4.22  4.29  4.57
-// (an earlier run: 3.77 3.81 3.82 3.90 3.99 4.21 4.87; cuBLASLt 3.98 4.03 3.99 4.08 4.15 4.11 4.44)
+//   ms          3.79  3.82  3.83  3.91  4.02  4.29  4.95    (3.96 .. 3.03 TB/s, 88 .. 67 % of read)
+//   no PDL, ms  4.09  4.12  4.13  4.18  4.24  4.74  5.19
+//   cuBLASLt    4.13  4.09  4.08  4.16  4.22  4.29  4.57    (an earlier run)
 // A single large product (the head) streams at 4.49 TB/s. By subtraction some 3 to 4 us per product
 // are lost, probably between its last weight and the next one's first x. From 64 rows on the likely
 // limit is L2 reads of x (not profiled).
 // What mattered at M 1, in TB/s: evict-first copies of weights (head 3.76 -> 4.27), no 256-byte L2
 // promotion (-> 4.46), late trigger (qkv alone, before that, 3.07 -> 3.66). What did not help:
 // prefetching into L2, rotating k between blocks, and one persistent block per multiprocessor with
-// grid barriers over four products (5.2 ms with stream-K, 4.26 at its best; cause not found).
+// grid barriers over four products (5.2 ms with stream-K, 4.26 at its best; cause not found), nor
+// one block per multiprocessor with even shares of N and less than half of shared memory, so that
+// two products' blocks are resident (4.06 ms at M 8: fewer bytes in flight cost more than the gap).
 #include <algorithm>
 
 #include "gemm_epilogue.cuh"
+#include "gemm_tensor_map.cuh"
 #include "hopper.cuh"
 #include "regatta/gemm.h"
 
@@ -153,8 +155,12 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
     __syncwarp();
   } else if (warp == kConsumers / kWarp + 1) {
     pdl_wait();
-    for (int t = lane; t < kTokens && token0 + t < p.num_rows; t += kWarp) {
-      row_scale[t] = row_scale_of(p.epilogue, token0 + t);
+    if constexpr (kTokens <= 32) {
+      warp_row_scales(p.epilogue, token0, min(kTokens, p.num_rows - token0), row_scale);
+    } else {
+      for (int t = lane; t < kTokens && token0 + t < p.num_rows; t += kWarp) {
+        row_scale[t] = row_scale_of(p.epilogue, token0 + t);
+      }
     }
   } else {
     const int group = warp / 4;
@@ -248,57 +254,12 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
   }
   // Others may still read this block's partial sums.
   if (p.split > 1) {
-    cluster_arrive();
+    cluster_arrive_relaxed();
     cluster_wait();
   }
 #else
   wrong_architecture();
 #endif
-}
-
-using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
-                                 const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
-                                 const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-// The driver's encoder, found through the runtime so that nothing links to libcuda.
-EncodeTiled find_encoder() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult result;
-#if CUDART_VERSION >= 12050
-  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                             12000, cudaEnableDefault, &result);
-#else
-  const cudaError_t error =
-      cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &result);
-#endif
-  if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) return nullptr;
-  return reinterpret_cast<EncodeTiled>(function);
-}
-
-// A 16-bit tensor; sizes and box innermost first, strides in elements from the second dimension on.
-Status encode(CUtensorMap* map, DType dtype, const void* data, int rank, const cuuint64_t* sizes,
-              const cuuint64_t* strides, const cuuint32_t* box) {
-  static const EncodeTiled encoder = find_encoder();
-  if (encoder == nullptr) {
-    return Status::error(
-        "gemm: the driver has no cuTensorMapEncodeTiled (CUDA 12 or newer needed)");
-  }
-  cuuint64_t stride_bytes[4];
-  for (int i = 0; i + 1 < rank; ++i) stride_bytes[i] = strides[i] * 2;
-  const cuuint32_t ones[4] = {1, 1, 1, 1};
-  const CUresult result =
-      encoder(map,
-              dtype == DType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                        : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-              rank, const_cast<void*>(data), sizes, stride_bytes, box, ones,
-              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) {
-    return Status::error("gemm: cuTensorMapEncodeTiled failed with code " +
-                         std::to_string(static_cast<int>(result)));
-  }
-  return {};
 }
 
 template <class T, int kFeatures, int kTokens, bool kGated>
@@ -314,19 +275,19 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
     const cuuint64_t sizes[] = {k, 8, 2, n / 16};
     const cuuint64_t strides[] = {k, n / 2 * k, 8 * k};
     const cuuint32_t box[] = {64, 8, 2, kFeatures / 16};
-    const Status status = encode(&weight_map, p.dtype, p.weight, 4, sizes, strides, box);
+    const Status status = encode_tensor_map(&weight_map, p.dtype, p.weight, 4, sizes, strides, box);
     if (!status.ok()) return status;
   } else {
     const cuuint64_t sizes[] = {k, n};
     const cuuint64_t strides[] = {k};
     const cuuint32_t box[] = {64, kFeatures};
-    const Status status = encode(&weight_map, p.dtype, p.weight, 2, sizes, strides, box);
+    const Status status = encode_tensor_map(&weight_map, p.dtype, p.weight, 2, sizes, strides, box);
     if (!status.ok()) return status;
   }
   const cuuint64_t sizes[] = {k, m};
   const cuuint64_t strides[] = {k};
   const cuuint32_t box[] = {64, kTokens};
-  const Status status = encode(&token_map, p.dtype, p.x, 2, sizes, strides, box);
+  const Status status = encode_tensor_map(&token_map, p.dtype, p.x, 2, sizes, strides, box);
   if (!status.ok()) return status;
 
   KernelParams kp = {};

@@ -169,7 +169,7 @@ C_Status allocate(const C_Device device, void** pointer, size_t size) {
 }
 
 C_Status deallocate(const C_Device device, void* pointer, size_t) {
-  return gpu(device->id)->pool().free(pointer) ? C_SUCCESS : C_ERROR;
+  return gpu(device->id)->free_pooled(pointer) ? C_SUCCESS : C_ERROR;
 }
 
 C_Status allocate_host(const C_Device device, void** pointer, size_t size) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -73,6 +75,11 @@ std::string size_text(uint64_t bytes) {
   return text;
 }
 
+bool is_pool_off() {
+  const char* const text = std::getenv("REGATTA_DEVICE_POOL");
+  return text && std::strcmp(text, "off") == 0;
+}
+
 }  // namespace
 
 bool succeeded(cudaError_t error, const char* what) {
@@ -112,7 +119,7 @@ bool is_capturing(cudaStream_t stream) {
 
 bool is_this_thread_capturing() { return num_captures_here > 0; }
 
-Gpu::Gpu(int index) : index_(index), pool_(this) {
+Gpu::Gpu(int index) : index_(index), is_pooled_(!is_pool_off()), pool_(this) {
   succeeded(cudaGetDeviceProperties(&properties_, index), "cudaGetDeviceProperties");
 }
 
@@ -143,7 +150,7 @@ bool Gpu::synchronize() {
 }
 
 void* Gpu::allocate_pooled(size_t bytes) {
-  void* const pointer = pool_.allocate(bytes);
+  void* const pointer = is_pooled_ ? pool_.allocate(bytes) : allocate(bytes);
   if (pointer) return pointer;
   size_t free = 0, total = 0;
   {
@@ -160,6 +167,13 @@ void* Gpu::allocate_pooled(size_t bytes) {
   if (is_any_stream_capturing()) text += "; cached memory cannot be given back during a capture";
   out_of_memory_text().set(std::move(text));
   return nullptr;
+}
+
+bool Gpu::free_pooled(void* pointer) {
+  if (is_pooled_) return pool_.free(pointer);
+  if (!synchronize()) return true;  // a capture goes on and may need it: it stays
+  release(pointer);
+  return true;
 }
 
 cudaError_t Gpu::begin_capture(cudaStream_t stream, cudaStreamCaptureMode mode) {

@@ -65,6 +65,7 @@ class Gpu : private MemorySource {
 
   // From the pool. Null when out of memory; out_of_memory() then holds the numbers.
   void* allocate_pooled(size_t bytes);
+  bool free_pooled(void* pointer);  // false when it is not the pool's
 
   cudaError_t begin_capture(cudaStream_t stream, cudaStreamCaptureMode mode);
   cudaError_t end_capture(cudaStream_t stream, cudaGraph_t* graph);
@@ -77,6 +78,9 @@ class Gpu : private MemorySource {
   bool synchronize() override;
 
   const int index_;
+  // REGATTA_DEVICE_POOL=off: each piece comes from CUDA and goes back to it, slowly, so that
+  // compute-sanitizer sees where it ends.
+  const bool is_pooled_;
   std::atomic<int> num_captures_{0};
   cudaDeviceProp properties_{};
   MemoryPool pool_;

@@ -1,10 +1,12 @@
 // regatta_attention_block(hidden [T, H], norm_weight [H], qkv..., qkv_bias? [(Hq + 2 Hkv) D],
-//     q_norm? [D], k_norm? [D], out..., out_bias? [H], key_cache, value_cache, rope_cache [P, R],
+//     q_norm? [D], k_norm? [D], out..., out_bias? [H], caches..., rope_cache [P, R],
 //     positions [T], slot_mapping [T], cu_seqlens_q [B + 1], context_lens [B],
-//     block_tables [B, M], max_lens [2])
-//     {scheme, num_heads, num_kv_heads, head_dim, epsilon, softmax_scale, window}
+//     block_tables [B, M], max_lens [2], tree_mask? [T, words])
+//     {scheme, num_heads, num_kv_heads, head_dim, epsilon, softmax_scale, window, kv_format}
 //     -> hidden_out [T, H], caches in place
+// caches: of this layer, see regatta/kv_format.h.
 #include "attention_tensors.h"
+#include "cuda_resources.h"
 
 namespace regatta::binding {
 namespace {
@@ -15,44 +17,51 @@ std::vector<paddle::Tensor> attention_block(
     const std::vector<paddle::Tensor>& qkv, const paddle::optional<paddle::Tensor>& qkv_bias,
     const paddle::optional<paddle::Tensor>& q_norm, const paddle::optional<paddle::Tensor>& k_norm,
     const std::vector<paddle::Tensor>& out, const paddle::optional<paddle::Tensor>& out_bias,
-    paddle::Tensor& key_cache, paddle::Tensor& value_cache, const paddle::Tensor& rope_cache,
+    std::vector<paddle::Tensor>& caches, const paddle::Tensor& rope_cache,
     const paddle::Tensor& positions, const paddle::Tensor& slot_mapping,
     const paddle::Tensor& cu_seqlens_q, const paddle::Tensor& context_lens,
-    const paddle::Tensor& block_tables, const paddle::Tensor& max_lens, const std::string& scheme,
-    int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float epsilon, float softmax_scale,
-    int64_t window) {
+    const paddle::Tensor& block_tables, const paddle::Tensor& max_lens,
+    const paddle::optional<paddle::Tensor>& tree_mask, const std::string& scheme, int64_t num_heads,
+    int64_t num_kv_heads, int64_t head_dim, float epsilon, float softmax_scale, int64_t window,
+    const std::string& kv_format) {
+  const KvFormat format = kv_format_of(kv_format);
+  check_num_caches(caches.size(), 1, format);
   check_heads({num_heads, num_kv_heads, head_dim});
   check_softmax_scale(softmax_scale);
-  const TensorView x = view(hidden, "hidden");
+  const Device device = device_of(norm_weight, "norm_weight");
+  const phi::Place& place = device.place;
+  const TensorView x = view(hidden, "hidden", place);
   check_activation(x, "hidden");
   check_shape(x, "hidden", {-1, -1});
   const DType dtype = x.dtype;
   const int64_t num_tokens = x.shape[0], hidden_size = x.shape[1];
-  const std::vector<TensorView> qkv_views = views(qkv, "qkv");
-  const std::vector<TensorView> out_views = views(out, "out");
-  const TensorView table = rope_table(rope_cache, head_dim);
-  paddle::Tensor hidden_out = empty({num_tokens, hidden_size}, dtype);
+  const std::vector<TensorView> qkv_views = views(qkv, "qkv", place);
+  const std::vector<TensorView> out_views = views(out, "out", place);
+  const TensorView table = rope_table(rope_cache, head_dim, place);
+  paddle::Tensor hidden_out = device.empty({num_tokens, hidden_size}, dtype);
   AttentionBlockParams params;
   params.dtype = dtype;
   params.hidden = x.data;
-  params.norm_weight = checked_view(norm_weight, "norm_weight", dtype, {hidden_size}).data;
+  params.norm_weight = checked_view(norm_weight, "norm_weight", dtype, {hidden_size}, place).data;
   params.scheme = scheme;
   params.qkv = qkv_views.data();
   params.num_qkv = static_cast<int>(qkv_views.size());
-  params.qkv_bias =
-      optional_view(qkv_bias, "qkv_bias", dtype, {(num_heads + 2 * num_kv_heads) * head_dim}).data;
-  params.q_norm = optional_view(q_norm, "q_norm", dtype, {head_dim}).data;
-  params.k_norm = optional_view(k_norm, "k_norm", dtype, {head_dim}).data;
+  params.qkv_bias = optional_view(qkv_bias, "qkv_bias", dtype,
+                                  {(num_heads + 2 * num_kv_heads) * head_dim}, place)
+                        .data;
+  params.q_norm = optional_view(q_norm, "q_norm", dtype, {head_dim}, place).data;
+  params.k_norm = optional_view(k_norm, "k_norm", dtype, {head_dim}, place).data;
   params.out = out_views.data();
   params.num_out = static_cast<int>(out_views.size());
-  params.out_bias = optional_view(out_bias, "out_bias", dtype, {hidden_size}).data;
-  params.cache = cache_of(key_cache, value_cache, dtype, num_kv_heads, head_dim);
+  params.out_bias = optional_view(out_bias, "out_bias", dtype, {hidden_size}, place).data;
+  params.cache = cache_of(caches, 0, format, dtype, num_kv_heads, head_dim, place);
   params.positions = static_cast<const int32_t*>(
-      checked_view(positions, "positions", DType::kInt32, {num_tokens}).data);
+      checked_view(positions, "positions", DType::kInt32, {num_tokens}, place).data);
   params.slot_mapping = static_cast<const int32_t*>(
-      checked_view(slot_mapping, "slot_mapping", DType::kInt32, {num_tokens}).data);
+      checked_view(slot_mapping, "slot_mapping", DType::kInt32, {num_tokens}, place).data);
   params.rope_cache = static_cast<const float*>(table.data);
-  params.batch = batch_of(cu_seqlens_q, context_lens, block_tables, max_lens, num_tokens);
+  params.batch =
+      batch_of(cu_seqlens_q, context_lens, block_tables, max_lens, tree_mask, num_tokens, place);
   params.hidden_out = hidden_out.data();
   params.hidden_size = hidden_size;
   params.num_heads = num_heads;
@@ -63,7 +72,15 @@ std::vector<paddle::Tensor> attention_block(
   params.epsilon = epsilon;
   params.softmax_scale = softmax_scale;
   params.window = window;
-  throw_if_error(cpu::attention_block(params));
+  if (device.is_cpu()) throw_if_error(cpu::attention_block(params));
+#ifdef REGATTA_WITH_CUDA
+  if (!device.is_cpu()) {
+    const cuda::AttentionLimits limits = limits_of(max_lens);
+    const CudaResources resources = resources_of(
+        device, num_tokens, cuda::attention_block_scratch_bytes(params, limits));
+    throw_if_error(cuda::attention_block(params, limits, resources.composed, launch_on(device)));
+  }
+#endif
   return {hidden_out};
 }
 
@@ -72,12 +89,14 @@ using MaybeShape = paddle::optional<Shape>;
 
 std::vector<Shape> infer_shape(const Shape& hidden, const Shape&, const std::vector<Shape>&,
                                const MaybeShape&, const MaybeShape&, const MaybeShape&,
-                               const std::vector<Shape>&, const MaybeShape&, const Shape& key_cache,
-                               const Shape& value_cache, const Shape&, const Shape&, const Shape&,
-                               const Shape&, const Shape&, const Shape&, const Shape&,
-                               const std::string&, int64_t, int64_t, int64_t, float, float,
-                               int64_t) {
-  return {hidden, key_cache, value_cache};
+                               const std::vector<Shape>&, const MaybeShape&,
+                               const std::vector<Shape>& caches, const Shape&, const Shape&,
+                               const Shape&, const Shape&, const Shape&, const Shape&, const Shape&,
+                               const MaybeShape&, const std::string&, int64_t, int64_t, int64_t,
+                               float, float, int64_t, const std::string&) {
+  std::vector<Shape> result = {hidden};
+  result.insert(result.end(), caches.begin(), caches.end());
+  return result;
 }
 
 using Type = paddle::DataType;
@@ -85,10 +104,13 @@ using MaybeType = paddle::optional<Type>;
 
 std::vector<Type> infer_dtype(const Type& hidden, const Type&, const std::vector<Type>&,
                               const MaybeType&, const MaybeType&, const MaybeType&,
-                              const std::vector<Type>&, const MaybeType&, const Type& key_cache,
-                              const Type& value_cache, const Type&, const Type&, const Type&,
-                              const Type&, const Type&, const Type&, const Type&) {
-  return {hidden, key_cache, value_cache};
+                              const std::vector<Type>&, const MaybeType&,
+                              const std::vector<Type>& caches, const Type&, const Type&,
+                              const Type&, const Type&, const Type&, const Type&, const Type&,
+                              const MaybeType&) {
+  std::vector<Type> result = {hidden};
+  result.insert(result.end(), caches.begin(), caches.end());
+  return result;
 }
 
 }  // namespace
@@ -97,12 +119,14 @@ std::vector<Type> infer_dtype(const Type& hidden, const Type&, const std::vector
 PD_BUILD_OP(regatta_attention_block)
     .Inputs({"hidden", "norm_weight", paddle::Vec("qkv"), paddle::Optional("qkv_bias"),
              paddle::Optional("q_norm"), paddle::Optional("k_norm"), paddle::Vec("out"),
-             paddle::Optional("out_bias"), "key_cache", "value_cache", "rope_cache", "positions",
-             "slot_mapping", "cu_seqlens_q", "context_lens", "block_tables", "max_lens"})
-    .Outputs({"hidden_out", "key_cache_out", "value_cache_out"})
-    .SetInplaceMap({{"key_cache", "key_cache_out"}, {"value_cache", "value_cache_out"}})
+             paddle::Optional("out_bias"), paddle::Vec("caches"), "rope_cache", "positions",
+             "slot_mapping", "cu_seqlens_q", "context_lens", "block_tables", "max_lens",
+             paddle::Optional("tree_mask")})
+    .Outputs({"hidden_out", paddle::Vec("caches_out")})
+    .SetInplaceMap({{paddle::Vec("caches"), paddle::Vec("caches_out")}})
     .Attrs({"scheme: std::string", "num_heads: int64_t", "num_kv_heads: int64_t",
-            "head_dim: int64_t", "epsilon: float", "softmax_scale: float", "window: int64_t"})
+            "head_dim: int64_t", "epsilon: float", "softmax_scale: float", "window: int64_t",
+            "kv_format: std::string"})
     .SetKernelFn(PD_KERNEL(regatta::binding::attention_block))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
     .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));

@@ -19,27 +19,59 @@ inline void check_heads(const HeadCounts& heads) {
   }
 }
 
-// key_cache and value_cache [num_blocks, num_kv_heads, block_size, head_dim] of the activations'
-// dtype. -1 for num_kv_heads or head_dim: what the cache has.
-inline PagedCache cache_of(const paddle::Tensor& key, const paddle::Tensor& value, DType dtype,
-                           int64_t num_kv_heads, int64_t head_dim,
+inline KvFormat kv_format_of(const std::string& name) {
+  KvFormat format;
+  if (parse_kv_format(name.c_str(), &format)) return format;
+  std::string known;
+  for (const KvFormatInfo& info : kKvFormats)
+    known += (known.empty() ? "" : ", ") + std::string(info.name);
+  fail("kv_format is \"" + name + "\" (allowed: " + known + ")");
+}
+
+inline void check_num_caches(size_t num_caches, size_t num_layers, KvFormat format) {
+  const size_t per_layer = kv_tensors_per_layer(format);
+  if (num_caches == per_layer * num_layers) return;
+  fail("caches holds " + std::to_string(num_caches) + " tensors for " + std::to_string(num_layers) +
+       (num_layers == 1 ? " layer" : " layers") + " of kv_format " + kv_format_info(format).name +
+       " (expected: " + std::to_string(per_layer) + " for each: key, value" +
+       (per_layer == 4 ? ", key scales, value scales)" : ")"));
+}
+
+// A layer's caches, from caches[first] on: key, value [num_blocks, Hkv, block_size, row], and the
+// format's scales. See regatta/kv_format.h.
+inline PagedCache cache_of(const std::vector<paddle::Tensor>& caches, size_t first, KvFormat format,
+                           DType dtype, int64_t num_kv_heads, int64_t head_dim,
                            const phi::Place& place = phi::CPUPlace()) {
+  const KvFormatInfo& info = kv_format_info(format);
+  const DType stored = info.code_bits == 0 ? dtype : DType::kUInt8;
+  const int64_t row = kv_row_bytes(format, head_dim, dtype_size(dtype)) / dtype_size(stored);
   const TensorView keys =
-      checked_view(key, "key_cache", dtype, {-1, num_kv_heads, -1, head_dim}, place);
-  const TensorView values =
-      checked_view(value, "value_cache", dtype,
-                   {keys.shape[0], keys.shape[1], keys.shape[2], keys.shape[3]}, place);
+      checked_view(caches[first], "key_cache", stored, {-1, num_kv_heads, -1, row}, place);
+  const TensorView values = checked_view(caches[first + 1], "value_cache", stored,
+                                         {keys.shape[0], num_kv_heads, keys.shape[2], row}, place);
   PagedCache cache;
   cache.key = const_cast<void*>(keys.data);
   cache.value = const_cast<void*>(values.data);
   cache.num_blocks = keys.shape[0];
   cache.block_size = keys.shape[2];
+  cache.format = format;
+  if (info.scale_floats == 0) return cache;
+  std::vector<int64_t> shape = {num_kv_heads};
+  if (info.token_scales) shape = {cache.num_blocks, num_kv_heads, cache.block_size};
+  if (info.scale_floats > 1) shape.push_back(info.scale_floats);
+  const auto scales = [&](size_t at, const char* name) {
+    const TensorView view = checked_view(caches[at], name, DType::kFloat32, shape, place);
+    return static_cast<float*>(const_cast<void*>(view.data));
+  };
+  cache.key_scale = scales(first + 2, "key_scale");
+  cache.value_scale = scales(first + 3, "value_scale");
   return cache;
 }
 
 inline AttentionBatch batch_of(const paddle::Tensor& cu_seqlens_q,
                                const paddle::Tensor& context_lens,
                                const paddle::Tensor& block_tables, const paddle::Tensor& max_lens,
+                               const paddle::optional<paddle::Tensor>& tree_mask,
                                int64_t num_tokens, const phi::Place& place = phi::CPUPlace()) {
   const TensorView lengths = checked_view(context_lens, "context_lens", DType::kInt32, {-1}, place);
   const TensorView borders =
@@ -55,6 +87,12 @@ inline AttentionBatch batch_of(const paddle::Tensor& cu_seqlens_q,
   batch.num_tokens = num_tokens;
   batch.num_seqs = lengths.shape[0];
   batch.max_blocks = tables.shape[1];
+  if (tree_mask) {
+    const TensorView mask =
+        checked_view(*tree_mask, "tree_mask", DType::kInt32, {num_tokens, -1}, place);
+    batch.tree_mask = static_cast<const int32_t*>(mask.data);
+    batch.tree_words = mask.shape[1];
+  }
   return batch;
 }
 

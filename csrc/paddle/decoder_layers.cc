@@ -1,7 +1,10 @@
 // regatta_decoder_layers(hidden [T, H], weights..., caches..., rope_cache [P, R], positions [T],
-//     slot_mapping [T], cu_seqlens_q [B + 1], context_lens [B], block_tables [B, M], max_lens [2])
-//     {scheme, num_heads, num_kv_heads, head_dim, intermediate_size, epsilon, softmax_scale, windows,
-//      tensors_per_linear, qkv_bias, qk_norm, out_bias, mlp_bias} -> hidden_out [T, H], caches in place
+//     slot_mapping [T], cu_seqlens_q [B + 1], context_lens [B], block_tables [B, M], max_lens [2],
+//     tree_mask? [T, words])
+//     {scheme, num_heads, num_kv_heads, head_dim, intermediate_size, epsilon, softmax_scale,
+//     windows,
+//      tensors_per_linear, qkv_bias, qk_norm, out_bias, mlp_bias, kv_format}
+//     -> hidden_out [T, H], caches in place
 //
 // All layers in one call: attention block, then MLP block, of layer after layer. A call costs the
 // host about 0.5 us per tensor and 5 us besides, which over two calls per layer is several percent
@@ -10,8 +13,12 @@
 // weights: layer after layer
 //     norm [H], qkv x n, qkv bias?, q norm [D] and k norm [D]?, out x n, out bias?,
 //     mlp norm [H], gate_up x n, gate_up bias?, down x n, down bias?
-// with n = tensors_per_linear; those with "?" are there when their flag says so.
-// caches: key and value cache of layer after layer.
+// with n = tensors_per_linear; those with "?" are there when their flag says so. `scheme` is one
+// for all linears, or "qkv's,out's,gate_up's,down's": then n is what each of these takes. caches:
+// of layer after layer, as regatta/kv_format.h has them.
+#include <algorithm>
+#include <utility>
+
 #include "attention_tensors.h"
 #include "cuda_resources.h"
 #include "regatta/mlp_block.h"
@@ -52,39 +59,77 @@ class Weights {
   size_t next_ = 0;
 };
 
+// Tensors of a linear, by its scheme (predict/schemes).
+int64_t num_scheme_tensors(const std::string& scheme) {
+  static const std::pair<const char*, int64_t> kCounts[] = {
+      {"dense", 1}, {"weight_only_int8", 4}, {"weight_only_int4", 4}, {"w4a8", 4},
+      {"a8w8", 5},  {"a8w8_fp8", 3}};
+  std::string known;
+  for (const auto& [name, count] : kCounts) {
+    if (scheme == name) return count;
+    known += (known.empty() ? "" : ", ") + std::string(name);
+  }
+  fail("scheme '" + scheme + "' is not known (known: " + known + ")");
+}
+
+// The schemes of a layer's linears: in the order qkv, out, gate_up, down.
+struct LayerSchemes {
+  std::string attention, mlp;  // as the blocks take them
+  int64_t num_tensors[4];
+};
+
+LayerSchemes layer_schemes(const std::string& scheme, int64_t tensors_per_linear) {
+  std::vector<std::string> names;
+  for (size_t begin = 0; begin <= scheme.size();) {
+    const size_t end = std::min(scheme.find(',', begin), scheme.size());
+    names.push_back(scheme.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  const int64_t n = tensors_per_linear;
+  if (names.size() == 1) return {scheme, scheme, {n, n, n, n}};
+  if (names.size() != 4) {
+    fail("scheme '" + scheme + "' has " + std::to_string(names.size()) +
+         " names (allowed: one for all linears, or those of qkv,out,gate_up,down)");
+  }
+  LayerSchemes result = {names[0] + "," + names[1], names[2] + "," + names[3], {}};
+  for (int i = 0; i < 4; ++i) result.num_tensors[i] = num_scheme_tensors(names[i]);
+  return result;
+}
+
 std::vector<paddle::Tensor> decoder_layers(
     const paddle::Tensor& hidden, const std::vector<paddle::Tensor>& weights,
     std::vector<paddle::Tensor>& caches, const paddle::Tensor& rope_cache,
     const paddle::Tensor& positions, const paddle::Tensor& slot_mapping,
     const paddle::Tensor& cu_seqlens_q, const paddle::Tensor& context_lens,
-    const paddle::Tensor& block_tables, const paddle::Tensor& max_lens, const std::string& scheme,
-    int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t intermediate_size,
-    float epsilon, float softmax_scale, const std::vector<int>& windows,
-    int64_t tensors_per_linear, bool qkv_bias, bool qk_norm, bool out_bias, bool mlp_bias) {
+    const paddle::Tensor& block_tables, const paddle::Tensor& max_lens,
+    const paddle::optional<paddle::Tensor>& tree_mask, const std::string& scheme, int64_t num_heads,
+    int64_t num_kv_heads, int64_t head_dim, int64_t intermediate_size, float epsilon,
+    float softmax_scale, const std::vector<int>& windows, int64_t tensors_per_linear, bool qkv_bias,
+    bool qk_norm, bool out_bias, bool mlp_bias, const std::string& kv_format) {
   check_heads({num_heads, num_kv_heads, head_dim});
   check_softmax_scale(softmax_scale);
-  const Device device = device_of(hidden, "hidden");
+  const Device device = device_of(rope_cache, "rope_cache");
   const phi::Place& place = device.place;
   const TensorView x = view(hidden, "hidden", place);
   check_activation(x, "hidden");
   check_shape(x, "hidden", {-1, -1});
-  if (caches.size() != 2 * windows.size()) {
-    fail("caches holds " + std::to_string(caches.size()) + " tensors for " +
-         std::to_string(windows.size()) + " layers (expected: a key and a value cache for each)");
-  }
+  const KvFormat format = kv_format_of(kv_format);
+  check_num_caches(caches.size(), windows.size(), format);
   const DType dtype = x.dtype;
   const int64_t num_tokens = x.shape[0], hidden_size = x.shape[1];
   const TensorView table = rope_table(rope_cache, head_dim, place);
 
+  const LayerSchemes schemes = layer_schemes(scheme, tensors_per_linear);
   AttentionBlockParams attention;
   attention.dtype = dtype;
-  attention.scheme = scheme;
+  attention.scheme = schemes.attention;
   attention.positions = static_cast<const int32_t*>(
       checked_view(positions, "positions", DType::kInt32, {num_tokens}, place).data);
   attention.slot_mapping = static_cast<const int32_t*>(
       checked_view(slot_mapping, "slot_mapping", DType::kInt32, {num_tokens}, place).data);
   attention.rope_cache = static_cast<const float*>(table.data);
-  attention.batch = batch_of(cu_seqlens_q, context_lens, block_tables, max_lens, num_tokens, place);
+  attention.batch =
+      batch_of(cu_seqlens_q, context_lens, block_tables, max_lens, tree_mask, num_tokens, place);
   attention.hidden_size = hidden_size;
   attention.num_heads = num_heads;
   attention.num_kv_heads = num_kv_heads;
@@ -100,7 +145,7 @@ std::vector<paddle::Tensor> decoder_layers(
   mlp.intermediate_size = intermediate_size;
   mlp.epsilon = epsilon;
   mlp.dtype = dtype;
-  mlp.scheme = scheme;
+  mlp.scheme = schemes.mlp;
 
   paddle::Tensor hidden_out = device.empty({num_tokens, hidden_size}, dtype);
   // hidden -> middle -> hidden_out -> middle -> hidden_out ...
@@ -114,30 +159,30 @@ std::vector<paddle::Tensor> decoder_layers(
   for (size_t layer = 0; layer < windows.size(); ++layer) {
     attention.hidden = input;
     attention.norm_weight = list.vector("norm", hidden_size);
-    const std::vector<TensorView> qkv = list.linear("qkv", tensors_per_linear);
+    const std::vector<TensorView> qkv = list.linear("qkv", schemes.num_tensors[0]);
     attention.qkv = qkv.data();
     attention.num_qkv = static_cast<int>(qkv.size());
     attention.qkv_bias =
         list.vector("qkv bias", (num_heads + 2 * num_kv_heads) * head_dim, qkv_bias);
     attention.q_norm = list.vector("q norm", head_dim, qk_norm);
     attention.k_norm = list.vector("k norm", head_dim, qk_norm);
-    const std::vector<TensorView> out = list.linear("out", tensors_per_linear);
+    const std::vector<TensorView> out = list.linear("out", schemes.num_tensors[1]);
     attention.out = out.data();
     attention.num_out = static_cast<int>(out.size());
     attention.out_bias = list.vector("out bias", hidden_size, out_bias);
-    attention.cache =
-        cache_of(caches[2 * layer], caches[2 * layer + 1], dtype, num_kv_heads, head_dim, place);
+    attention.cache = cache_of(caches, layer * kv_tensors_per_layer(format), format, dtype,
+                               num_kv_heads, head_dim, place);
     attention.window = windows[layer];
     attention.hidden_out = middle.data();
     if (device.is_cpu()) throw_if_error(cpu::attention_block(attention));
 
     mlp.hidden = middle.data();
     mlp.norm_weight = list.vector("mlp norm", hidden_size);
-    const std::vector<TensorView> gate_up = list.linear("gate_up", tensors_per_linear);
+    const std::vector<TensorView> gate_up = list.linear("gate_up", schemes.num_tensors[2]);
     mlp.gate_up = gate_up.data();
     mlp.num_gate_up = static_cast<int>(gate_up.size());
     mlp.gate_up_bias = list.vector("gate_up bias", 2 * intermediate_size, mlp_bias);
-    const std::vector<TensorView> down = list.linear("down", tensors_per_linear);
+    const std::vector<TensorView> down = list.linear("down", schemes.num_tensors[3]);
     mlp.down = down.data();
     mlp.num_down = static_cast<int>(down.size());
     mlp.down_bias = list.vector("down bias", hidden_size, mlp_bias);
@@ -147,10 +192,10 @@ std::vector<paddle::Tensor> decoder_layers(
     if (!device.is_cpu()) {
       if (layer == 0) {
         limits = limits_of(max_lens);
-        cuda_resources = resources_of(
-            device, num_tokens, cuda::layers_scratch_bytes(attention, mlp, limits));
-        throw_if_error(cuda::begin_layers(attention, mlp, limits, cuda_resources.composed,
-                                          launch_on(device)));
+        cuda_resources =
+            resources_of(device, num_tokens, cuda::layers_scratch_bytes(attention, mlp, limits));
+        throw_if_error(
+            cuda::begin_layers(attention, mlp, limits, cuda_resources.composed, launch_on(device)));
       }
       throw_if_error(
           cuda::layer(attention, mlp, limits, cuda_resources.composed, launch_on(device)));
@@ -168,12 +213,12 @@ std::vector<paddle::Tensor> decoder_layers(
 // windows are ints: Paddle takes a list of int64_t here for the shape of one more input.
 using Shape = std::vector<int64_t>;
 
-
 std::vector<Shape> infer_shape(const Shape& hidden, const std::vector<Shape>&,
                                const std::vector<Shape>& caches, const Shape&, const Shape&,
                                const Shape&, const Shape&, const Shape&, const Shape&, const Shape&,
-                               const std::string&, int64_t, int64_t, int64_t, int64_t, float, float,
-                               const std::vector<int>&, int64_t, bool, bool, bool, bool) {
+                               const paddle::optional<Shape>&, const std::string&, int64_t, int64_t,
+                               int64_t, int64_t, float, float, const std::vector<int>&, int64_t,
+                               bool, bool, bool, bool, const std::string&) {
   std::vector<Shape> result = {hidden};
   result.insert(result.end(), caches.begin(), caches.end());
   return result;
@@ -183,7 +228,8 @@ using Type = paddle::DataType;
 
 std::vector<Type> infer_dtype(const Type& hidden, const std::vector<Type>&,
                               const std::vector<Type>& caches, const Type&, const Type&,
-                              const Type&, const Type&, const Type&, const Type&, const Type&) {
+                              const Type&, const Type&, const Type&, const Type&, const Type&,
+                              const paddle::optional<Type>&) {
   std::vector<Type> result = {hidden};
   result.insert(result.end(), caches.begin(), caches.end());
   return result;
@@ -194,13 +240,15 @@ std::vector<Type> infer_dtype(const Type& hidden, const std::vector<Type>&,
 
 PD_BUILD_OP(regatta_decoder_layers)
     .Inputs({"hidden", paddle::Vec("weights"), paddle::Vec("caches"), "rope_cache", "positions",
-             "slot_mapping", "cu_seqlens_q", "context_lens", "block_tables", "max_lens"})
+             "slot_mapping", "cu_seqlens_q", "context_lens", "block_tables", "max_lens",
+             paddle::Optional("tree_mask")})
     .Outputs({"hidden_out", paddle::Vec("caches_out")})
     .SetInplaceMap({{paddle::Vec("caches"), paddle::Vec("caches_out")}})
     .Attrs({"scheme: std::string", "num_heads: int64_t", "num_kv_heads: int64_t",
             "head_dim: int64_t", "intermediate_size: int64_t", "epsilon: float",
             "softmax_scale: float", "windows: std::vector<int>", "tensors_per_linear: int64_t",
-            "qkv_bias: bool", "qk_norm: bool", "out_bias: bool", "mlp_bias: bool"})
+            "qkv_bias: bool", "qk_norm: bool", "out_bias: bool", "mlp_bias: bool",
+            "kv_format: std::string"})
     .SetKernelFn(PD_KERNEL(regatta::binding::decoder_layers))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
     .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));

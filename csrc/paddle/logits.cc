@@ -11,7 +11,7 @@ std::vector<paddle::Tensor> logits(const paddle::Tensor& hidden, const paddle::T
                                    const std::vector<paddle::Tensor>& head,
                                    const paddle::Tensor& logit_indices, const std::string& scheme,
                                    int64_t vocab_size, float epsilon) {
-  const Device device = device_of(hidden, "hidden");
+  const Device device = device_of(norm_weight, "norm_weight");
   const phi::Place& place = device.place;
   const TensorView hidden_view = view(hidden, "hidden", place);
   check_activation(hidden_view, "hidden");

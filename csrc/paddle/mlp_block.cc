@@ -2,7 +2,7 @@
 //                   down_bias? [H]) {scheme, intermediate_size, epsilon} -> hidden_out [T, H]
 #include "regatta/mlp_block.h"
 
-#include "common.h"
+#include "cuda_resources.h"
 
 namespace regatta::binding {
 namespace {
@@ -15,24 +15,27 @@ std::vector<paddle::Tensor> mlp_block(const paddle::Tensor& hidden,
                                       const paddle::optional<paddle::Tensor>& down_bias,
                                       const std::string& scheme, int64_t intermediate_size,
                                       float epsilon) {
-  const TensorView hidden_view = view(hidden, "hidden");
+  const Device device = device_of(norm_weight, "norm_weight");
+  const phi::Place& place = device.place;
+  const TensorView hidden_view = view(hidden, "hidden", place);
   check_activation(hidden_view, "hidden");
   check_shape(hidden_view, "hidden", {-1, -1});
   const DType dtype = hidden_view.dtype;
   const int64_t hidden_size = hidden_view.shape[1];
-  const std::vector<TensorView> gate_up_views = views(gate_up, "gate_up");
-  const std::vector<TensorView> down_views = views(down, "down");
-  paddle::Tensor out = empty({hidden_view.shape[0], hidden_size}, dtype);
+  const std::vector<TensorView> gate_up_views = views(gate_up, "gate_up", place);
+  const std::vector<TensorView> down_views = views(down, "down", place);
+  paddle::Tensor out = device.empty({hidden_view.shape[0], hidden_size}, dtype);
   MlpBlockParams params;
   params.hidden = hidden_view.data;
-  params.norm_weight = checked_view(norm_weight, "norm_weight", dtype, {hidden_size}).data;
+  params.norm_weight =
+      checked_view(norm_weight, "norm_weight", dtype, {hidden_size}, place).data;
   params.gate_up = gate_up_views.data();
   params.num_gate_up = static_cast<int>(gate_up_views.size());
   params.gate_up_bias =
-      optional_view(gate_up_bias, "gate_up_bias", dtype, {2 * intermediate_size}).data;
+      optional_view(gate_up_bias, "gate_up_bias", dtype, {2 * intermediate_size}, place).data;
   params.down = down_views.data();
   params.num_down = static_cast<int>(down_views.size());
-  params.down_bias = optional_view(down_bias, "down_bias", dtype, {hidden_size}).data;
+  params.down_bias = optional_view(down_bias, "down_bias", dtype, {hidden_size}, place).data;
   params.out = out.data();
   params.num_tokens = hidden_view.shape[0];
   params.hidden_size = hidden_size;
@@ -40,7 +43,14 @@ std::vector<paddle::Tensor> mlp_block(const paddle::Tensor& hidden,
   params.epsilon = epsilon;
   params.dtype = dtype;
   params.scheme = scheme;
-  throw_if_error(cpu::mlp_block(params));
+  if (device.is_cpu()) throw_if_error(cpu::mlp_block(params));
+#ifdef REGATTA_WITH_CUDA
+  if (!device.is_cpu()) {
+    const CudaResources resources =
+        resources_of(device, params.num_tokens, cuda::mlp_block_scratch_bytes(params));
+    throw_if_error(cuda::mlp_block(params, resources.composed, launch_on(device)));
+  }
+#endif
   return {out};
 }
 

@@ -1,7 +1,10 @@
 // regatta_pack_dense(weight [K, N], or [N, K] with transposed=true) {transposed, dtype} -> packed
+//
+// packed is the layout that regatta_linear reads on the weight's device: panels on the CPU, [N, K]
+// on a GPU, which multiplies matrices as checkpoints store them.
 #include "regatta/pack_dense.h"
 
-#include "common.h"
+#include "cuda_resources.h"
 
 namespace regatta::binding {
 namespace {
@@ -21,7 +24,8 @@ std::vector<int64_t> packed_shape(int64_t in_features, int64_t out_features, DTy
 
 std::vector<paddle::Tensor> pack_dense(const paddle::Tensor& weight, bool transposed,
                                        const std::string& dtype) {
-  const TensorView weight_view = view(weight, "weight");
+  const Device device = device_of(weight, "weight");
+  const TensorView weight_view = view(weight, "weight", device.place);
   check_activation(weight_view, "weight");
   check_shape(weight_view, "weight", {-1, -1});
   PackDenseParams params;
@@ -30,14 +34,23 @@ std::vector<paddle::Tensor> pack_dense(const paddle::Tensor& weight, bool transp
   params.transposed = transposed;
   params.from = weight_view.dtype;
   params.to = parse_dtype(dtype);
-  paddle::Tensor packed =
-      empty(packed_shape(params.in_features, params.out_features, params.to), params.to);
+  paddle::Tensor packed = device.empty(
+      device.is_cpu() ? packed_shape(params.in_features, params.out_features, params.to)
+                      : std::vector<int64_t>{params.out_features, params.in_features},
+      params.to);
   params.weight = weight_view.data;
   params.packed = packed.data();
-  throw_if_error(cpu::pack_dense(params));
+  if (device.is_cpu()) throw_if_error(cpu::pack_dense(params));
+#ifdef REGATTA_WITH_CUDA
+  if (!device.is_cpu()) {
+    make_current(device);
+    throw_if_error(cuda::pack_dense(params, launch_on(device)));
+  }
+#endif
   return {packed};
 }
 
+// The CPU's: an exported program packs nothing, so no shape of a GPU is ever inferred.
 std::vector<std::vector<int64_t>> infer_shape(const std::vector<int64_t>& weight, bool transposed,
                                               const std::string& dtype) {
   return {packed_shape(weight[transposed ? 1 : 0], weight[transposed ? 0 : 1], parse_dtype(dtype))};

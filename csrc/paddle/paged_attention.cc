@@ -1,48 +1,74 @@
-// regatta_paged_attention(q [T, Hq D], key_cache, value_cache, cu_seqlens_q [B + 1],
-//     context_lens [B], block_tables [B, M], max_lens [2]) {num_heads, softmax_scale, window}
-//     -> out [T, Hq D]
+// regatta_paged_attention(q [T, Hq D], caches..., cu_seqlens_q [B + 1], context_lens [B],
+//     block_tables [B, M], max_lens [2], tree_mask? [T, words])
+//     {num_heads, softmax_scale, window, kv_format} -> out [T, Hq D]
+// caches: of one layer, see regatta/kv_format.h.
+#include <algorithm>
+
 #include "attention_tensors.h"
+#include "cuda_resources.h"
 
 namespace regatta::binding {
 namespace {
 
 std::vector<paddle::Tensor> paged_attention(
-    const paddle::Tensor& q, const paddle::Tensor& key_cache, const paddle::Tensor& value_cache,
+    const paddle::Tensor& q, const std::vector<paddle::Tensor>& caches,
     const paddle::Tensor& cu_seqlens_q, const paddle::Tensor& context_lens,
-    const paddle::Tensor& block_tables, const paddle::Tensor& max_lens, int64_t num_heads,
-    float softmax_scale, int64_t window) {
-  const TensorView x = view(q, "q");
+    const paddle::Tensor& block_tables, const paddle::Tensor& max_lens,
+    const paddle::optional<paddle::Tensor>& tree_mask, int64_t num_heads, float softmax_scale,
+    int64_t window, const std::string& kv_format) {
+  const KvFormat format = kv_format_of(kv_format);
+  check_num_caches(caches.size(), 1, format);
+  const Device device = device_of(caches[0], "key_cache");
+  const phi::Place& place = device.place;
+  const TensorView x = view(q, "q", place);
   check_activation(x, "q");
+  check_shape(x, "q", {-1, -1});
   check_softmax_scale(softmax_scale);
+  const TensorView keys = view(caches[0], "key_cache", place);
+  check_shape(keys, "key_cache", {-1, -1, -1, -1});
   PagedAttentionParams params;
   params.dtype = x.dtype;
   params.q = x.data;
-  params.cache = cache_of(key_cache, value_cache, x.dtype, -1, -1);
   params.num_heads = num_heads;
-  params.num_kv_heads = key_cache.dims()[1];
-  params.head_dim = key_cache.dims()[3];
+  params.num_kv_heads = keys.shape[1];
+  // Two codes to a byte do not tell an odd row.
+  const bool halves = kv_format_info(format).code_bits == 4;
+  params.head_dim = halves ? x.shape[1] / std::max<int64_t>(num_heads, 1) : keys.shape[3];
   check_heads({num_heads, params.num_kv_heads, params.head_dim});
   check_shape(x, "q", {-1, num_heads * params.head_dim});
-  params.batch = batch_of(cu_seqlens_q, context_lens, block_tables, max_lens, x.shape[0]);
-  paddle::Tensor out = empty({x.shape[0], x.shape[1]}, x.dtype);
+  params.cache =
+      cache_of(caches, 0, format, x.dtype, params.num_kv_heads, params.head_dim, place);
+  params.batch =
+      batch_of(cu_seqlens_q, context_lens, block_tables, max_lens, tree_mask, x.shape[0], place);
+  paddle::Tensor out = device.empty({x.shape[0], x.shape[1]}, x.dtype);
   params.out = out.data();
   params.softmax_scale = softmax_scale;
   params.window = window;
-  throw_if_error(cpu::paged_attention(params));
+  if (device.is_cpu()) throw_if_error(cpu::paged_attention(params));
+#ifdef REGATTA_WITH_CUDA
+  if (!device.is_cpu()) {
+    const cuda::AttentionLimits limits = limits_of(max_lens);
+    const CudaResources resources =
+        resources_of(device, 0, cuda::attention_scratch_bytes(params, limits));
+    throw_if_error(cuda::attention(params, limits, resources.composed, launch_on(device)));
+  }
+#endif
   return {out};
 }
 
 using Shape = std::vector<int64_t>;
 
-std::vector<Shape> infer_shape(const Shape& q, const Shape&, const Shape&, const Shape&,
-                               const Shape&, const Shape&, const Shape&, int64_t, float, int64_t) {
+std::vector<Shape> infer_shape(const Shape& q, const std::vector<Shape>&, const Shape&,
+                               const Shape&, const Shape&, const Shape&,
+                               const paddle::optional<Shape>&, int64_t, float, int64_t,
+                               const std::string&) {
   return {q};
 }
 
 using Type = paddle::DataType;
 
-std::vector<Type> infer_dtype(const Type& q, const Type&, const Type&, const Type&, const Type&,
-                              const Type&, const Type&) {
+std::vector<Type> infer_dtype(const Type& q, const std::vector<Type>&, const Type&, const Type&,
+                              const Type&, const Type&, const paddle::optional<Type>&) {
   return {q};
 }
 
@@ -50,10 +76,11 @@ std::vector<Type> infer_dtype(const Type& q, const Type&, const Type&, const Typ
 }  // namespace regatta::binding
 
 PD_BUILD_OP(regatta_paged_attention)
-    .Inputs({"q", "key_cache", "value_cache", "cu_seqlens_q", "context_lens", "block_tables",
-             "max_lens"})
+    .Inputs({"q", paddle::Vec("caches"), "cu_seqlens_q", "context_lens", "block_tables", "max_lens",
+             paddle::Optional("tree_mask")})
     .Outputs({"out"})
-    .Attrs({"num_heads: int64_t", "softmax_scale: float", "window: int64_t"})
+    .Attrs({"num_heads: int64_t", "softmax_scale: float", "window: int64_t",
+            "kv_format: std::string"})
     .SetKernelFn(PD_KERNEL(regatta::binding::paged_attention))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
     .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));

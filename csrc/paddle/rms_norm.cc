@@ -9,7 +9,7 @@ namespace {
 std::vector<paddle::Tensor> rms_norm(const paddle::Tensor& x, const paddle::Tensor& weight,
                                      const paddle::optional<paddle::Tensor>& residual,
                                      float epsilon) {
-  const Device device = device_of(x, "x");
+  const Device device = device_of(weight, "weight");
   const phi::Place& place = device.place;
   const TensorView x_view = view(x, "x", place);
   check_activation(x_view, "x");

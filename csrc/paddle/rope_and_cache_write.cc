@@ -1,7 +1,9 @@
 // regatta_rope_and_cache_write(qkv [T, (Hq + 2 Hkv) D], positions [T], slot_mapping [T],
-//     rope_cache [P, R], q_norm? [D], k_norm? [D], key_cache, value_cache)
-//     {num_heads, num_kv_heads, head_dim, epsilon} -> q [T, Hq D], caches in place
+//     rope_cache [P, R], q_norm? [D], k_norm? [D], caches...)
+//     {num_heads, num_kv_heads, head_dim, epsilon, kv_format} -> q [T, Hq D], caches in place
+// caches: of one layer, see regatta/kv_format.h.
 #include "attention_tensors.h"
+#include "cuda_resources.h"
 
 namespace regatta::binding {
 namespace {
@@ -10,27 +12,31 @@ namespace {
 std::vector<paddle::Tensor> rope_and_cache_write(
     const paddle::Tensor& qkv, const paddle::Tensor& positions, const paddle::Tensor& slot_mapping,
     const paddle::Tensor& rope_cache, const paddle::optional<paddle::Tensor>& q_norm,
-    const paddle::optional<paddle::Tensor>& k_norm, paddle::Tensor& key_cache,
-    paddle::Tensor& value_cache, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-    float epsilon) {
+    const paddle::optional<paddle::Tensor>& k_norm, std::vector<paddle::Tensor>& caches,
+    int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float epsilon,
+    const std::string& kv_format) {
+  const KvFormat format = kv_format_of(kv_format);
+  check_num_caches(caches.size(), 1, format);
   check_heads({num_heads, num_kv_heads, head_dim});
-  const TensorView x = view(qkv, "qkv");
+  const Device device = device_of(caches[0], "key_cache");
+  const phi::Place& place = device.place;
+  const TensorView x = view(qkv, "qkv", place);
   check_activation(x, "qkv");
   check_shape(x, "qkv", {-1, (num_heads + 2 * num_kv_heads) * head_dim});
   const int64_t num_tokens = x.shape[0];
-  const TensorView table = rope_table(rope_cache, head_dim);
-  paddle::Tensor q = empty({num_tokens, num_heads * head_dim}, x.dtype);
+  const TensorView table = rope_table(rope_cache, head_dim, place);
+  paddle::Tensor q = device.empty({num_tokens, num_heads * head_dim}, x.dtype);
   RopeAndCacheWriteParams params;
   params.dtype = x.dtype;
   params.qkv = x.data;
   params.positions = static_cast<const int32_t*>(
-      checked_view(positions, "positions", DType::kInt32, {num_tokens}).data);
+      checked_view(positions, "positions", DType::kInt32, {num_tokens}, place).data);
   params.slot_mapping = static_cast<const int32_t*>(
-      checked_view(slot_mapping, "slot_mapping", DType::kInt32, {num_tokens}).data);
+      checked_view(slot_mapping, "slot_mapping", DType::kInt32, {num_tokens}, place).data);
   params.rope_cache = static_cast<const float*>(table.data);
-  params.q_norm = optional_view(q_norm, "q_norm", x.dtype, {head_dim}).data;
-  params.k_norm = optional_view(k_norm, "k_norm", x.dtype, {head_dim}).data;
-  params.cache = cache_of(key_cache, value_cache, x.dtype, num_kv_heads, head_dim);
+  params.q_norm = optional_view(q_norm, "q_norm", x.dtype, {head_dim}, place).data;
+  params.k_norm = optional_view(k_norm, "k_norm", x.dtype, {head_dim}, place).data;
+  params.cache = cache_of(caches, 0, format, x.dtype, num_kv_heads, head_dim, place);
   params.q_out = q.data();
   params.num_tokens = num_tokens;
   params.num_heads = num_heads;
@@ -39,7 +45,13 @@ std::vector<paddle::Tensor> rope_and_cache_write(
   params.rotary_dim = table.shape[1];
   params.num_positions = table.shape[0];
   params.epsilon = epsilon;
-  throw_if_error(cpu::rope_and_cache_write(params));
+  if (device.is_cpu()) throw_if_error(cpu::rope_and_cache_write(params));
+#ifdef REGATTA_WITH_CUDA
+  if (!device.is_cpu()) {
+    make_current(device);
+    throw_if_error(cuda::rope_and_cache_write(params, launch_on(device)));
+  }
+#endif
   return {q};
 }
 
@@ -47,17 +59,21 @@ using Shape = std::vector<int64_t>;
 
 std::vector<Shape> infer_shape(const Shape& qkv, const Shape&, const Shape&, const Shape&,
                                const paddle::optional<Shape>&, const paddle::optional<Shape>&,
-                               const Shape& key_cache, const Shape& value_cache, int64_t num_heads,
-                               int64_t, int64_t head_dim, float) {
-  return {{qkv[0], num_heads * head_dim}, key_cache, value_cache};
+                               const std::vector<Shape>& caches, int64_t num_heads, int64_t,
+                               int64_t head_dim, float, const std::string&) {
+  std::vector<Shape> result = {{qkv[0], num_heads * head_dim}};
+  result.insert(result.end(), caches.begin(), caches.end());
+  return result;
 }
 
 using Type = paddle::DataType;
 
 std::vector<Type> infer_dtype(const Type& qkv, const Type&, const Type&, const Type&,
                               const paddle::optional<Type>&, const paddle::optional<Type>&,
-                              const Type& key_cache, const Type& value_cache) {
-  return {qkv, key_cache, value_cache};
+                              const std::vector<Type>& caches) {
+  std::vector<Type> result = {qkv};
+  result.insert(result.end(), caches.begin(), caches.end());
+  return result;
 }
 
 }  // namespace
@@ -65,10 +81,11 @@ std::vector<Type> infer_dtype(const Type& qkv, const Type&, const Type&, const T
 
 PD_BUILD_OP(regatta_rope_and_cache_write)
     .Inputs({"qkv", "positions", "slot_mapping", "rope_cache", paddle::Optional("q_norm"),
-             paddle::Optional("k_norm"), "key_cache", "value_cache"})
-    .Outputs({"q", "key_cache_out", "value_cache_out"})
-    .SetInplaceMap({{"key_cache", "key_cache_out"}, {"value_cache", "value_cache_out"}})
-    .Attrs({"num_heads: int64_t", "num_kv_heads: int64_t", "head_dim: int64_t", "epsilon: float"})
+             paddle::Optional("k_norm"), paddle::Vec("caches")})
+    .Outputs({"q", paddle::Vec("caches_out")})
+    .SetInplaceMap({{paddle::Vec("caches"), paddle::Vec("caches_out")}})
+    .Attrs({"num_heads: int64_t", "num_kv_heads: int64_t", "head_dim: int64_t", "epsilon: float",
+            "kv_format: std::string"})
     .SetKernelFn(PD_KERNEL(regatta::binding::rope_and_cache_write))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
     .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));

@@ -3,7 +3,8 @@
 Each case calls one operator on operands of a real model's shape. Weights and caches rotate through
 many copies, so that they come from memory, as in a model of many layers, and not from the caches.
 The share is (time that the machine's measured limits allow) / (median time), where the limits are
-the read bandwidth and the arithmetic peak, measured before and after every case.
+the read bandwidth and the arithmetic peak, measured before and after every case; with --device gpu
+(see predict.bench.gpu_kernels) they are measured once, and PyTorch's kernels beside ours.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -31,16 +32,37 @@ GROUP = "Operator benchmark"
 FLAGS = (
     Flag(GROUP, "ops", "str", None, "Operators, separated by commas; when not given, all."),
     Flag(GROUP, "dtype", "str", "bfloat16", "Dtypes, separated by commas."),
-    Flag(GROUP, "shapes", "str", "qwen2.5-0.5b,llama-1b", "Models, separated by commas."),
-    Flag(GROUP, "num_tokens", "ints", (1, 8, 512), "Tokens per call, separated by commas."),
+    Flag(GROUP, "device", "str", "cpu", "cpu, gpu or gpu:N."),
+    Flag(
+        GROUP,
+        "shapes",
+        "str",
+        None,
+        "Models, separated by commas; when not given, those that are usual on the device.",
+    ),
+    Flag(
+        GROUP,
+        "num_tokens",
+        "ints",
+        None,
+        "Tokens per call, separated by commas; when not "
+        "given, 1, 8, 512 on a CPU and 1, 8, 32, 128, 1024, 8192 on a GPU.",
+    ),
     Flag(GROUP, "context_len", "int", 1024, "Tokens in the cache of each decoded sequence."),
     Flag(GROUP, "seconds", "float", 0.3, "Time spent on each case."),
-    Flag(GROUP, "baseline", "bool", True, "Also time the nearest thing that Paddle has."),
+    Flag(
+        GROUP,
+        "baseline",
+        "bool",
+        True,
+        "Also time the nearest thing that Paddle has, or on a GPU PyTorch where it is installed.",
+    ),
     Flag(GROUP, "output_file", "str", None, "Write the results as JSON."),
 )
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per value
 BLOCK_SIZE = 64  # tokens
-DECODE_TOKENS = 64  # up to so many tokens are one each of as many sequences; more are one prompt
+# Up to so many tokens are one each of as many sequences; more are one prompt.
+DECODE_TOKENS = {"cpu": 64, "gpu": 256}
 COLD_BYTES = 192 << 20  # operands rotate through at least this much memory
 MAX_COPIES = 64
 MIN_CALLS = 5
@@ -68,11 +90,14 @@ class ModelShape:
         return self.num_heads * self.head_dim
 
 
-# The vocabularies are cut to 32,000 rows: a larger head has the same speed and takes longer.
+# The small vocabularies are cut to 32,000 rows: a larger head has the same speed and takes longer.
 SHAPES = {
     "qwen2.5-0.5b": ModelShape(896, 4864, 14, 2, 64, 32000),
     "llama-1b": ModelShape(2048, 8192, 32, 8, 64, 32000),
+    "llama-8b": ModelShape(4096, 14336, 32, 8, 128, 128256),
 }
+DEFAULT_SHAPES = {"cpu": ("qwen2.5-0.5b", "llama-1b"), "gpu": ("llama-8b",)}
+DEFAULT_TOKENS = {"cpu": (1, 8, 512), "gpu": (1, 8, 32, 128, 1024, 8192)}
 
 
 @dataclass(frozen=True)
@@ -86,6 +111,49 @@ class Case:
     num_flops: float
     baseline: Callable[[int], Any] | None = None  # of the copy's index
     baseline_name: str = ""
+    peer: dict[str, Any] | None = None  # what predict.bench.torch_kernels times on a GPU
+
+
+class Operands(Protocol):
+    """Makes the tensors of a case; values do not matter, except that none is denormal."""
+
+    kind: str  # cpu | gpu
+
+    def full(self, shape: Sequence[int], dtype: str, value: float = 0.01) -> Any:
+        """A tensor whose memory is touched."""
+
+    def weight(self, num_inputs: int, num_outputs: int, dtype: str) -> Any:
+        """A dense weight as the operators there take it."""
+
+    def int32(self, values: Any) -> Any:
+        """An index tensor."""
+
+    def limits(self, values: Sequence[int]) -> Any:
+        """An index tensor that is on the CPU everywhere."""
+
+
+class HostOperands:
+    """Operands in the CPU's memory."""
+
+    kind = "cpu"
+
+    def full(self, shape: Sequence[int], dtype: str, value: float = 0.01) -> Any:
+        """See Operands."""
+        import paddle
+
+        return paddle.full(list(shape), value, dtype)
+
+    def weight(self, num_inputs: int, num_outputs: int, dtype: str) -> Any:
+        """See Operands."""
+        return self.full(packed_shape(num_inputs, num_outputs, dtype), dtype)
+
+    def int32(self, values: Any) -> Any:
+        """See Operands."""
+        import paddle
+
+        return paddle.to_tensor(np.asarray(values, np.int32))
+
+    limits = int32
 
 
 @dataclass(frozen=True)
@@ -96,6 +164,17 @@ class Sizes:
     num_tokens: int
     context_len: int
     dtype: str
+    make: Operands
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the operands are in the CPU's memory."""
+        return self.make.kind == "cpu"
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether the tokens are one each of as many sequences."""
+        return self.num_tokens <= DECODE_TOKENS[self.make.kind]
 
     @property
     def value_bytes(self) -> int:
@@ -105,20 +184,6 @@ class Sizes:
     def num_copies(self, num_bytes: float) -> int:
         """Copies of an operand of `num_bytes` that together do not fit any cache."""
         return max(2, min(MAX_COPIES, int(COLD_BYTES // num_bytes) + 1))
-
-
-def full(shape: Sequence[int], dtype: str, value: float = 0.01) -> Any:
-    """A tensor whose memory is touched; values do not matter, except that none is denormal."""
-    import paddle
-
-    return paddle.full(list(shape), value, dtype)
-
-
-def int32(values: Any) -> Any:
-    """An index tensor."""
-    import paddle
-
-    return paddle.to_tensor(np.asarray(values, np.int32))
 
 
 def packed_shape(num_inputs: int, num_outputs: int, dtype: str) -> list[int]:
@@ -143,11 +208,11 @@ def linear_cases(sizes: Sizes) -> Iterator[Case]:
     ):
         weight_bytes = num_inputs * num_outputs * sizes.value_bytes
         copies = sizes.num_copies(weight_bytes)
-        x = full([sizes.num_tokens, num_inputs], sizes.dtype)
-        layout = packed_shape(num_inputs, num_outputs, sizes.dtype)
-        weights = [full(layout, sizes.dtype) for _ in range(copies)]
-        plain = [full([num_inputs, num_outputs], "float32") for _ in range(min(copies, 8))]
-        x32 = full([sizes.num_tokens, num_inputs], "float32")
+        x = sizes.make.full([sizes.num_tokens, num_inputs], sizes.dtype)
+        weights = [sizes.make.weight(num_inputs, num_outputs, sizes.dtype) for _ in range(copies)]
+        num_plain = min(copies, 8) if sizes.on_cpu else 0
+        plain = [sizes.make.full([num_inputs, num_outputs], "float32") for _ in range(num_plain)]
+        x32 = sizes.make.full([sizes.num_tokens, num_inputs], "float32")
 
         def baseline(
             i: int, x32: Any = x32, plain: Sequence[Any] = plain
@@ -160,8 +225,9 @@ def linear_cases(sizes: Sizes) -> Iterator[Case]:
             [(x, [w], None, "dense", num_outputs) for w in weights],
             weight_bytes + sizes.num_tokens * (num_inputs + num_outputs) * sizes.value_bytes,
             2.0 * sizes.num_tokens * num_inputs * num_outputs,
-            baseline,
+            baseline if sizes.on_cpu else None,
             "matmul float32",
+            {"kind": "linear", "num_inputs": num_inputs, "num_outputs": num_outputs},
         )
 
 
@@ -171,11 +237,11 @@ def mlp_block_cases(sizes: Sizes) -> Iterator[Case]:
     weight_bytes = 3 * hidden * inner * sizes.value_bytes
     copies = [
         (
-            full([sizes.num_tokens, hidden], sizes.dtype),
-            full([hidden], sizes.dtype),
-            [full(packed_shape(hidden, 2 * inner, sizes.dtype), sizes.dtype)],
+            sizes.make.full([sizes.num_tokens, hidden], sizes.dtype),
+            sizes.make.full([hidden], sizes.dtype),
+            [sizes.make.weight(hidden, 2 * inner, sizes.dtype)],
             None,
-            [full(packed_shape(inner, hidden, sizes.dtype), sizes.dtype)],
+            [sizes.make.weight(inner, hidden, sizes.dtype)],
             None,
             "dense",
             inner,
@@ -195,14 +261,13 @@ def mlp_block_cases(sizes: Sizes) -> Iterator[Case]:
 def logits_cases(sizes: Sizes) -> Iterator[Case]:
     """Final norm and head, for one row of each decoded sequence, or the last of a prompt."""
     hidden, vocab = sizes.shape.hidden_size, sizes.shape.vocab_size
-    rows = sizes.num_tokens if sizes.num_tokens <= DECODE_TOKENS else 1
+    rows = sizes.num_tokens if sizes.is_decode else 1
     weight_bytes = hidden * vocab * sizes.value_bytes
-    x = full([sizes.num_tokens, hidden], sizes.dtype)
-    norm = full([hidden], sizes.dtype)
-    indices = int32(np.arange(sizes.num_tokens - rows, sizes.num_tokens))
-    layout = packed_shape(hidden, vocab, sizes.dtype)
+    x = sizes.make.full([sizes.num_tokens, hidden], sizes.dtype)
+    norm = sizes.make.full([hidden], sizes.dtype)
+    indices = sizes.make.int32(np.arange(sizes.num_tokens - rows, sizes.num_tokens))
     copies = [
-        (x, norm, [full(layout, sizes.dtype)], indices, "dense", vocab, 1e-6)
+        (x, norm, [sizes.make.weight(hidden, vocab, sizes.dtype)], indices, "dense", vocab, 1e-6)
         for _ in range(sizes.num_copies(weight_bytes))
     ]
     num_bytes = weight_bytes + rows * (hidden * sizes.value_bytes + 4 * vocab)
@@ -214,10 +279,12 @@ def logits_cases(sizes: Sizes) -> Iterator[Case]:
 def rms_norm_cases(sizes: Sizes) -> Iterator[Case]:
     """With a residual."""
     hidden = sizes.shape.hidden_size
-    x = full([sizes.num_tokens, hidden], sizes.dtype)
-    copies = [(x, full([hidden], sizes.dtype), x, 1e-6)]
+    x = sizes.make.full([sizes.num_tokens, hidden], sizes.dtype)
+    copies = [(x, sizes.make.full([hidden], sizes.dtype), x, 1e-6)]
     num_bytes = 4 * sizes.num_tokens * hidden * sizes.value_bytes
-    yield Case("rms_norm", f"{hidden}", copies, num_bytes, 5.0 * sizes.num_tokens * hidden)
+    flops = 5.0 * sizes.num_tokens * hidden
+    peer = {"kind": "rms_norm", "width": hidden}
+    yield Case("rms_norm", f"{hidden}", copies, num_bytes, flops, peer=peer)
 
 
 def silu_mul_cases(sizes: Sizes) -> Iterator[Case]:
@@ -225,8 +292,8 @@ def silu_mul_cases(sizes: Sizes) -> Iterator[Case]:
     import paddle
 
     inner = sizes.shape.intermediate_size
-    x = full([sizes.num_tokens, 2 * inner], sizes.dtype)
-    wide = full([sizes.num_tokens, 2 * inner], "float32")
+    x = sizes.make.full([sizes.num_tokens, 2 * inner], sizes.dtype)
+    wide = sizes.make.full([sizes.num_tokens, 2 * inner], "float32")
 
     def baseline(_: int) -> Any:
         gate, up = paddle.split(wide, 2, axis=-1)
@@ -238,8 +305,9 @@ def silu_mul_cases(sizes: Sizes) -> Iterator[Case]:
         [(x,)],
         3 * sizes.num_tokens * inner * sizes.value_bytes,
         10.0 * sizes.num_tokens * inner,
-        baseline,
+        baseline if sizes.on_cpu else None,
         "silu, multiply float32",
+        {"kind": "silu_mul", "width": inner},
     )
 
 
@@ -249,19 +317,21 @@ def embedding_cases(sizes: Sizes) -> Iterator[Case]:
 
     hidden, vocab = sizes.shape.hidden_size, sizes.shape.vocab_size
     rng = np.random.default_rng(0)
-    ids = [int32(rng.integers(0, vocab, sizes.num_tokens)) for _ in range(MAX_COPIES)]
+    ids = [sizes.make.int32(rng.integers(0, vocab, sizes.num_tokens)) for _ in range(MAX_COPIES)]
     num_bytes = 2 * sizes.num_tokens * hidden * sizes.value_bytes
-    table = full([vocab, hidden], sizes.dtype)
-    packed = full(packed_shape(hidden, vocab, sizes.dtype), sizes.dtype)
+    table = sizes.make.full([vocab, hidden], sizes.dtype)
     yield Case(
         "embedding",
         f"table {hidden}",
         [(i, table, False, hidden) for i in ids],
         num_bytes,
         0.0,
-        lambda i: paddle.gather(table, ids[i]),
+        (lambda i: paddle.gather(table, ids[i])) if sizes.on_cpu else None,
         "gather",
     )
+    if not sizes.on_cpu:
+        return  # a GPU's head is the table
+    packed = sizes.make.weight(hidden, vocab, sizes.dtype)
     copies = [(i, packed, True, hidden) for i in ids]
     yield Case("embedding", f"packed {hidden}", copies, num_bytes, 0.0)
 
@@ -283,7 +353,7 @@ class Batch:
     @classmethod
     def of(cls, sizes: Sizes) -> Batch:
         """Sequences of context_len tokens whose blocks are scattered over the cache."""
-        decode = sizes.num_tokens <= DECODE_TOKENS
+        decode = sizes.is_decode
         num_seqs = sizes.num_tokens if decode else 1
         context = sizes.context_len if decode else sizes.num_tokens
         span = 1 if decode else sizes.num_tokens
@@ -295,12 +365,12 @@ class Batch:
             num_seqs,
             context,
             blocks,
-            int32(slots.reshape(-1)),
-            int32(np.arange(num_seqs + 1) * span),
-            int32(np.full(num_seqs, context)),
-            int32(tables),
-            int32([span, context]),
-            int32(np.tile(positions, num_seqs)),
+            sizes.make.int32(slots.reshape(-1)),
+            sizes.make.int32(np.arange(num_seqs + 1) * span),
+            sizes.make.int32(np.full(num_seqs, context)),
+            sizes.make.int32(tables),
+            sizes.make.limits([span, context]),
+            sizes.make.int32(np.tile(positions, num_seqs)),
         )
 
     @property
@@ -321,7 +391,10 @@ def _caches(sizes: Sizes, batch: Batch) -> list[tuple[Any, Any]]:
     layout = [batch.num_seqs * batch.blocks_per_seq, shape.num_kv_heads, BLOCK_SIZE, shape.head_dim]
     num_bytes = 2 * float(np.prod(layout)) * sizes.value_bytes
     count = min(sizes.num_copies(num_bytes), 24)  # as many as a model has layers
-    return [(full(layout, sizes.dtype), full(layout, sizes.dtype)) for _ in range(count)]
+    return [
+        (sizes.make.full(layout, sizes.dtype), sizes.make.full(layout, sizes.dtype))
+        for _ in range(count)
+    ]
 
 
 def _cache_bytes(sizes: Sizes, batch: Batch) -> float:
@@ -333,10 +406,10 @@ def _cache_bytes(sizes: Sizes, batch: Batch) -> float:
 def paged_attention_cases(sizes: Sizes) -> Iterator[Case]:
     """Decode of several sequences, or a whole prompt."""
     shape, batch = sizes.shape, Batch.of(sizes)
-    q = full([sizes.num_tokens, shape.attention_size], sizes.dtype)
+    q = sizes.make.full([sizes.num_tokens, shape.attention_size], sizes.dtype)
     attributes = shape.num_heads, shape.head_dim**-0.5, -1
     copies = [
-        (q, key, value, *batch.attention_inputs, *attributes)
+        (q, [key, value], *batch.attention_inputs, None, *attributes, "dense")
         for key, value in _caches(sizes, batch)
     ]
     moved = 2 * sizes.num_tokens * shape.attention_size * sizes.value_bytes
@@ -346,21 +419,29 @@ def paged_attention_cases(sizes: Sizes) -> Iterator[Case]:
         copies,
         _cache_bytes(sizes, batch) + moved,
         4.0 * batch.visible_pairs(sizes.num_tokens) * shape.attention_size,
+        peer={
+            "kind": "attention",
+            "num_heads": shape.num_heads,
+            "num_kv_heads": shape.num_kv_heads,
+            "head_dim": shape.head_dim,
+            "num_seqs": batch.num_seqs,
+            "context_len": batch.context_len,
+        },
     )
 
 
 def _rope(sizes: Sizes, batch: Batch) -> Any:
-    return full([batch.context_len, sizes.shape.head_dim], "float32")
+    return sizes.make.full([batch.context_len, sizes.shape.head_dim], "float32")
 
 
 def rope_and_cache_write_cases(sizes: Sizes) -> Iterator[Case]:
     """Rotation of queries and keys, keys and values to the cache."""
     shape, batch = sizes.shape, Batch.of(sizes)
-    qkv = full([sizes.num_tokens, shape.qkv_size], sizes.dtype)
+    qkv = sizes.make.full([sizes.num_tokens, shape.qkv_size], sizes.dtype)
     rope = _rope(sizes, batch)
     inputs = qkv, batch.positions, batch.slot_mapping, rope, None, None
     attributes = shape.num_heads, shape.num_kv_heads, shape.head_dim, 1e-6
-    copies = [(*inputs, key, value, *attributes) for key, value in _caches(sizes, batch)]
+    copies = [(*inputs, [k, v], *attributes, "dense") for k, v in _caches(sizes, batch)]
     yield Case(
         "rope_and_cache_write",
         f"{shape.num_heads}/{shape.num_kv_heads} x {shape.head_dim}",
@@ -375,20 +456,21 @@ def attention_block_cases(sizes: Sizes) -> Iterator[Case]:
     shape, batch = sizes.shape, Batch.of(sizes)
     hidden = shape.hidden_size
     weight_bytes = hidden * (shape.qkv_size + shape.attention_size) * sizes.value_bytes
-    x, norm = full([sizes.num_tokens, hidden], sizes.dtype), full([hidden], sizes.dtype)
-    bias, rope = full([shape.qkv_size], sizes.dtype), _rope(sizes, batch)
-    qkv = packed_shape(hidden, shape.qkv_size, sizes.dtype)
-    out = packed_shape(shape.attention_size, hidden, sizes.dtype)
+    x = sizes.make.full([sizes.num_tokens, hidden], sizes.dtype)
+    norm = sizes.make.full([hidden], sizes.dtype)
+    bias, rope = sizes.make.full([shape.qkv_size], sizes.dtype), _rope(sizes, batch)
     inputs = rope, batch.positions, batch.slot_mapping, *batch.attention_inputs
     heads = shape.num_heads, shape.num_kv_heads, shape.head_dim
     attributes = "dense", *heads, 1e-6, shape.head_dim**-0.5, -1
 
     def weights() -> tuple[Any, ...]:
-        projections = [full(qkv, sizes.dtype)], [full(out, sizes.dtype)]
-        return x, norm, projections[0], bias, None, None, projections[1], None
+        qkv = sizes.make.weight(hidden, shape.qkv_size, sizes.dtype)
+        out = sizes.make.weight(shape.attention_size, hidden, sizes.dtype)
+        return x, norm, [qkv], bias, None, None, [out], None
 
     copies = [
-        (*weights(), key, value, *inputs, *attributes) for key, value in _caches(sizes, batch)
+        (*weights(), [key, value], *inputs, None, *attributes, "dense")
+        for key, value in _caches(sizes, batch)
     ]
     flops = 2.0 * sizes.num_tokens * hidden * (shape.qkv_size + shape.attention_size)
     yield Case(
@@ -404,7 +486,7 @@ def sample_cases(sizes: Sizes) -> Iterator[Case]:
     """Greedy, and with temperature, top_k and top_p."""
     import paddle
 
-    if sizes.num_tokens > DECODE_TOKENS:
+    if not sizes.is_decode:
         return
     rows, vocab = sizes.num_tokens, sizes.shape.vocab_size
     rng = np.random.default_rng(0)
@@ -417,9 +499,9 @@ def sample_cases(sizes: Sizes) -> Iterator[Case]:
     ):
         arguments = (
             logits,
-            full([rows], "float32", temperature),
-            int32(np.full(rows, top_k)),
-            full([rows], "float32", top_p),
+            sizes.make.full([rows], "float32", temperature),
+            sizes.make.int32(np.full(rows, top_k)),
+            sizes.make.full([rows], "float32", top_p),
             seeds,
             seeds,
         )
@@ -534,6 +616,7 @@ def row(result: Result) -> str:
 class Settings:
     """What the command line asks for."""
 
+    device: str
     ops: tuple[str, ...]
     dtypes: tuple[str, ...]
     shapes: tuple[str, ...]
@@ -548,24 +631,31 @@ def parse(argv: Sequence[str]) -> Settings:
     """The settings; raises UserError for names that are not known."""
     flags = parse_flags(argv, FLAGS, PROG, __doc__ or "")
 
-    def names(flag: str, allowed: Sequence[str]) -> tuple[str, ...]:
+    kind = flags["device"].partition(":")[0]
+    if kind not in DEFAULT_SHAPES:
+        raise one_of("--device", flags["device"], ("cpu", "gpu", "gpu:N"))
+
+    def names(
+        flag: str, allowed: Sequence[str], default: Sequence[str] | None = None
+    ) -> tuple[str, ...]:
         if flags[flag] is None:
-            return tuple(allowed)
+            return tuple(default or allowed)
         chosen = tuple(name.strip() for name in flags[flag].split(",") if name.strip())
         for name in chosen:
             if name not in allowed:
                 raise one_of(f"--{flag}", name, allowed)
         return chosen
 
-    num_tokens = tuple(flags["num_tokens"])
+    num_tokens = tuple(flags["num_tokens"] or DEFAULT_TOKENS[kind])
     if not num_tokens or min(num_tokens) < 1:
         raise UserError(f"--num_tokens is {num_tokens}; every number must be at least 1")
     if flags["context_len"] < 1:
         raise UserError(f"--context_len is {flags['context_len']}; it must be at least 1")
     return Settings(
+        device=flags["device"],
         ops=names("ops", tuple(CASES)),
         dtypes=names("dtype", tuple(DTYPES)),
-        shapes=names("shapes", tuple(SHAPES)),
+        shapes=names("shapes", tuple(SHAPES), DEFAULT_SHAPES[kind]),
         num_tokens=num_tokens,
         context_len=flags["context_len"],
         seconds=flags["seconds"],
@@ -614,7 +704,9 @@ def run(settings: Settings, say: Callable[[str], None] = print) -> dict[str, Any
                     say(f"{op:<21} is not in {library.path.name}")
                     continue
                 for num_tokens in settings.num_tokens:
-                    sizes = Sizes(SHAPES[shape], num_tokens, settings.context_len, dtype)
+                    sizes = Sizes(
+                        SHAPES[shape], num_tokens, settings.context_len, dtype, HostOperands()
+                    )
                     for case in CASES[op](sizes):
                         results.append(run_case(library, case, sizes, shape, settings, buffer))
                         say(row(results[-1]))
@@ -625,8 +717,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     try:
         settings = parse(sys.argv[1:] if argv is None else argv)
-        import_paddle()
-        report = run(settings)
+        if settings.device == "cpu":
+            import_paddle()
+            report = run(settings)
+        else:
+            from predict.bench.gpu_kernels import run as run_on_gpu
+
+            report = run_on_gpu(settings)
         if settings.output_file is not None:
             text = json.dumps(report, indent=2) + "\n"
             Path(settings.output_file).write_text(text, encoding="utf-8")

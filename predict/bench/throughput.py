@@ -24,6 +24,7 @@ from predict.engine.kv_cache import DTYPE_BYTES
 from predict.errors import UserError
 from predict.flags import FLAGS, Flag, parse_flags
 from predict.host import process_age_seconds
+from predict.kv_formats import kv_format_of
 from predict.nn.spec import DecoderSpec
 from predict.request import RequestOutput, SamplingParams
 
@@ -65,15 +66,15 @@ class Cost:
     cache_bytes_per_token: int
 
     @classmethod
-    def of(cls, spec: DecoderSpec, dtype: str) -> Cost:
-        """The work of a network whose weights and cache have `dtype`."""
+    def of(cls, spec: DecoderSpec, dtype: str, kv_format: str = "dense") -> Cost:
+        """The work of a network whose weights have `dtype`, and its cache `kv_format`."""
         head = spec.vocab_size * spec.hidden_size
         return cls(
             weight_bytes=spec.num_matmul_weights * DTYPE_BYTES[dtype],
             layer_flops_per_token=2 * (spec.num_matmul_weights - head),
             head_flops_per_row=2 * head,
             attention_flops_per_pair=4 * spec.num_layers * spec.num_heads * spec.head_dim,
-            cache_bytes_per_token=spec.cache_bytes_per_token(DTYPE_BYTES[dtype]),
+            cache_bytes_per_token=kv_format_of(kv_format).bytes_per_token(spec, DTYPE_BYTES[dtype]),
         )
 
     def decode_bytes(self, batch_size: int, context_len: float) -> float:
@@ -202,7 +203,7 @@ def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
     # Of the CPU; a GPU's are in the README.
     before = measure_ceilings(config.dtype) if llm.device is None else {}
     results = measure(llm, plan)
-    add_rates(results, plan, Cost.of(llm.spec, config.dtype))
+    add_rates(results, plan, Cost.of(llm.spec, config.dtype, config.kv_format))
     if before:
         after = measure_ceilings(config.dtype)
         # The machine's own limits move on a shared host: the run is held against their mean.

@@ -3,27 +3,32 @@
 A graph serves batches up to its size (1, 2, 4, 8, 16, 32, ...), recorded when first needed. Its
 inputs lie in one piece of device memory that each step fills with one copy. Rows behind the batch
 are padding: they write nothing (slot -1) and read one token of block 0.
+
+The new tokens stay on the device, where the next step finds them (see Scheduler.advance), and a
+copy goes to pinned memory for the host to read when it gets there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from predict import cuda
+from predict import cuda, ops
 from predict.device import Device
-from predict.nn.decoder import Decoder, forward
+from predict.engine.runner import Forward
+from predict.engine.sampler import GREEDY, Adjustment, Choice, Row, Sampler
+from predict.engine.token_history import NO_SLOT, TokenHistory, write_penalties
 from predict.nn.inputs import FIELDS, ForwardInputs
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
 ALIGNMENT = 4  # int32s: 16 bytes
+BANNED_PER_ROW = 4  # tokens, on average, for which a graph has room
 
 
 def bucket_size(num_seqs: int) -> int:
@@ -56,7 +61,8 @@ class InputBuffer:
             tensor = device[start : start + size]
             if len(shape) > 1:
                 tensor = tensor.reshape(list(shape))
-            if tensor.data_ptr() != device.data_ptr() + 4 * start:
+            # An empty one, as of a chunk of a prompt that samples nothing, has no address.
+            if size > 0 and tensor.data_ptr() != device.data_ptr() + 4 * start:
                 raise RuntimeError("Paddle copied a slice that has to share its tensor's memory")
             self.tensors.append(tensor)
             start += padded(size)
@@ -72,9 +78,72 @@ def num_elements(shapes: Sequence[tuple[int, ...]]) -> int:
     return sum(padded(int(np.prod(shape))) for shape in shapes)
 
 
+def write_choices(columns: npt.NDArray[np.int32], choices: Sequence[Choice]) -> None:
+    """Fills `choices` of ops.sample_step; columns behind them are greedy."""
+    num_rows, stride = len(choices), columns.shape[1]
+    columns[:4] = 0  # temperature 0 is greedy
+    if all(choice is GREEDY for choice in choices):
+        return
+    values = list(zip(*choices, strict=True))
+    columns[0, :num_rows] = np.array(values[0], np.float32).view(np.int32)
+    columns[1, :num_rows] = values[1]
+    columns[2, :num_rows] = np.array(values[2], np.float32).view(np.int32)
+    columns[3, :num_rows] = np.array(values[5], np.float32).view(np.int32)
+    flat = columns.reshape(-1)
+    flat[4 * stride : 4 * stride + 2 * num_rows] = np.array(values[3], np.int64).view(np.int32)
+    flat[6 * stride : 6 * stride + 2 * num_rows] = np.array(values[4], np.int64).view(np.int32)
+
+
+class TokenRing:
+    """Tokens on their way from the device to the host; each slot is free again once taken."""
+
+    SLOTS = 3  # one step awaited, one ahead of it, one in reserve
+
+    def __init__(self, max_rows: int, stream: int):
+        self._stream = stream
+        self._arrays = [cuda.pinned([max_rows], np.int32) for _ in range(self.SLOTS)]
+        self._events = [cuda.Event() for _ in range(self.SLOTS)]
+        self._next = 0
+
+    def send(self, tokens: Tensor, num_rows: int) -> TokensOnTheirWay:
+        """Queues the copy of the first `num_rows` tokens."""
+        array, event = self._arrays[self._next][:num_rows], self._events[self._next]
+        self._next = (self._next + 1) % self.SLOTS
+        cuda.copy_front_to_host(array, tokens, self._stream)
+        event.record(self._stream)
+        return TokensOnTheirWay(array, event)
+
+
+class TokensOnTheirWay:
+    """See predict.engine.runner.Tokens."""
+
+    def __init__(self, array: npt.NDArray[np.int32], event: cuda.Event):
+        self._array = array
+        self._event = event
+
+    def take(self) -> list[int]:
+        """See Tokens."""
+        self._event.synchronize()
+        tokens: list[int] = self._array.tolist()
+        return tokens
+
+
+class Wanted(NamedTuple):
+    """What a step's requests want of its logits."""
+
+    rows: Sequence[Row]
+    choices: Sequence[Choice]
+    adjustments: Sequence[Adjustment] | None
+
+    @property
+    def num_banned(self) -> int:
+        """Tokens that are banned, over all rows."""
+        return sum(len(adjustment.banned) for adjustment in self.adjustments or ())
+
+
 @dataclass(frozen=True)
 class DecodeGraph:
-    """One recorded decode step."""
+    """One recorded decode step; its outputs are the logits."""
 
     buffer: InputBuffer
     host: npt.NDArray[Any]
@@ -88,90 +157,148 @@ class GpuRunner:
     Logits of a decode step lie in the graph's memory: use them before the next step.
     """
 
+    num_ahead = 1
+    penalizes_drafts = False  # rows of one request would write its history at the same time
+
     def __init__(
         self,
-        backend: ModuleType,
-        decoder: Decoder,
-        caches: Sequence[tuple[Tensor, Tensor]],
+        forward: Forward,
         device: Device,
         max_length: int,
+        max_num_seqs: int,
         block_size: int,
+        vocab_size: int,
         use_graphs: bool = True,
     ):
         """max_length: tokens of the longest sequence, which bounds every replay of a graph."""
-        self.backend = backend
-        self.decoder = decoder
-        self.caches = caches
+        import paddle
+
+        self.forward = forward
         self.device = device
         self.max_length = max_length
         self.max_blocks = -(-max_length // block_size)
+        self.vocab_size = vocab_size
         self.pool = cuda.GraphPool(device) if use_graphs else None
-        self.graphs: dict[int, DecodeGraph] = {}
+        self.graphs: dict[tuple[int, bool], DecodeGraph] = {}  # by rows, with adjusted logits
         self._stream = cuda.current_stream(device)
         self._copied = cuda.Event()  # the last step's inputs have left the pinned memory
         self._copied.record(self._stream)
         self._host: npt.NDArray[Any] = np.empty(0, np.int32)  # pinned from the first step on
+        self._max_rows = bucket_size(max_num_seqs)
+        self._last_tokens = paddle.zeros([self._max_rows], "int32", device=device.place())
+        self._ring = TokenRing(self._max_rows, self._stream)
+        self._history: TokenHistory | None = None  # from the first penalty on
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """See Runner."""
+        return self._run(inputs, Wanted((), [GREEDY] * len(inputs.logit_indices), None))
+
+    def launch(
+        self, inputs: ForwardInputs, rows: Sequence[Row], sampler: Sampler
+    ) -> TokensOnTheirWay:
+        """See Runner."""
+        wanted = Wanted(rows, sampler.choices(rows), sampler.adjustments(rows))
+        self._run(inputs, wanted)
+        return self._ring.send(self._last_tokens, len(rows))
+
+    def _run(self, inputs: ForwardInputs, wanted: Wanted) -> Tensor:
+        """Logits [L, V]; the tokens are in `_last_tokens`."""
         import paddle
 
+        if wanted.adjustments is not None and self._history is None:
+            self._history = TokenHistory(
+                self.device, self._max_rows, self.max_length, self.vocab_size
+            )
         with paddle.no_grad():
             if self.pool is not None and is_decode(inputs):
-                return self._replay(inputs)
-            return self._run(inputs)
+                size = bucket_size(len(inputs.context_lens))
+                if wanted.num_banned <= BANNED_PER_ROW * size:
+                    return self._replay(inputs, wanted, size)
+            return self._run_eagerly(inputs, wanted)
 
-    def _run(self, inputs: ForwardInputs) -> Tensor:
+    def _run_eagerly(self, inputs: ForwardInputs, wanted: Wanted) -> Tensor:
         import paddle
 
         shapes = [np.shape(array) for array in inputs[:-1]]
+        shapes += sampling_shapes(len(wanted.choices), wanted.num_banned)
         count = num_elements(shapes)
         self._copied.synchronize()
         if len(self._host) < count:
             self._host = cuda.pinned([2 * count], np.int32)
-        host, device = self._host[:count], paddle.empty([count], "int32")
+        host, device = (
+            self._host[:count],
+            paddle.empty([count], "int32", device=self.device.place()),
+        )
         buffer = InputBuffer(shapes, host, device)
-        for array, values in zip(buffer.arrays, inputs[:-1], strict=True):
+        for array, values in zip(buffer.arrays, inputs[:-1], strict=False):
             array[...] = values
+        self._write_wanted(buffer, wanted)
         cuda.copy_to_device(device, host, self._stream)
         self._copied.record(self._stream)
-        return self._forward(buffer, int(inputs.max_lens[0]), int(inputs.max_lens[1]))
+        adjusted = wanted.adjustments is not None
+        return self._step(buffer, int(inputs.max_lens[0]), int(inputs.max_lens[1]), adjusted)
 
-    def _forward(self, buffer: InputBuffer, max_query_len: int, max_context_len: int) -> Tensor:
+    def _write_wanted(self, buffer: InputBuffer, wanted: Wanted) -> None:
+        choices, penalties, bias = buffer.arrays[-3:]
+        write_choices(choices, wanted.choices)
+        if wanted.adjustments is not None:
+            assert self._history is not None
+            write_penalties(penalties, bias, wanted.adjustments, wanted.rows, self._history)
+
+    def _step(
+        self, buffer: InputBuffer, max_query_len: int, max_context_len: int, adjusted: bool
+    ) -> Tensor:
+        """Everything of a step that runs on the device."""
         import paddle
 
+        *fields, choices, penalties, bias = buffer.tensors
         limits = np.array([max_query_len, max_context_len], np.int32)
-        tensors = ForwardInputs._make(
-            [*buffer.tensors, paddle.to_tensor(limits, place=paddle.CPUPlace())]
-        )
-        logits, _ = forward(self.backend, self.decoder, tensors, self.caches)
+        inputs = ForwardInputs._make([*fields, paddle.to_tensor(limits, place=paddle.CPUPlace())])
+        ops.resolve_tokens(inputs.token_ids, self._last_tokens)
+        logits = self.forward(inputs)
+        if len(logits) == 0:
+            return logits
+        if adjusted:
+            assert self._history is not None
+            ops.adjust_logits(
+                logits,
+                penalties,
+                inputs.token_ids,
+                inputs.logit_indices,
+                self._history.tokens,
+                self._history.counts,
+                bias,
+            )
+        ops.sample_step(logits, choices, self._last_tokens)
         return logits
 
-    def _replay(self, inputs: ForwardInputs) -> Tensor:
+    def _replay(self, inputs: ForwardInputs, wanted: Wanted, size: int) -> Tensor:
         num_seqs = len(inputs.context_lens)
-        size = bucket_size(num_seqs)
-        graph = self.graphs.get(size)
+        key = (size, wanted.adjustments is not None)
+        graph = self.graphs.get(key)
         if graph is None:
-            graph = self.graphs[size] = self._capture(size)
+            graph = self.graphs[key] = self._capture(*key)
         self._copied.synchronize()
-        token_ids, positions, slots, _, context_lens, tables, _ = graph.buffer.arrays
+        token_ids, positions, slots, _, context_lens, tables, _, *_ = graph.buffer.arrays
         token_ids[:num_seqs] = inputs.token_ids
         positions[:num_seqs] = inputs.positions
         slots[:num_seqs] = inputs.slot_mapping
         context_lens[:num_seqs] = inputs.context_lens
         tables[:num_seqs, : inputs.block_tables.shape[1]] = inputs.block_tables
         if num_seqs < size:
+            token_ids[num_seqs:] = 0
             slots[num_seqs:] = -1
             context_lens[num_seqs:] = 1
             positions[num_seqs:] = 0
             tables[num_seqs:, 0] = 0
+        self._write_wanted(graph.buffer, wanted)
         cuda.copy_to_device(graph.device, graph.host, self._stream)
         self._copied.record(self._stream)
         graph.graph.replay()
         logits: Tensor = graph.graph.outputs
         return logits if num_seqs == size else logits[:num_seqs]
 
-    def _capture(self, size: int) -> DecodeGraph:
+    def _capture(self, size: int, adjusted: bool) -> DecodeGraph:
         """Records a step of `size` padding rows."""
         import paddle
 
@@ -186,14 +313,28 @@ class GpuRunner:
             (size,),
         ]
         assert len(shapes) == len(FIELDS) - 1
+        shapes += sampling_shapes(size, BANNED_PER_ROW * size)
         count = num_elements(shapes)
-        host, device = cuda.pinned([count], np.int32), paddle.empty([count], "int32")
+        host, device = (
+            cuda.pinned([count], np.int32),
+            paddle.empty([count], "int32", device=self.device.place()),
+        )
         buffer = InputBuffer(shapes, host, device)
         host[:] = 0
         buffer.arrays[2][:] = -1
         buffer.arrays[3][:] = np.arange(size + 1)
         buffer.arrays[4][:] = 1
         buffer.arrays[6][:] = np.arange(size)
+        buffer.arrays[-2][3] = NO_SLOT
         cuda.copy_to_device(device, host, self._stream)
-        graph = self.pool.capture(lambda: self._forward(buffer, 1, self.max_length))
+        # The run before the recording draws tokens over those of the step in front of this one.
+        last_tokens = self._last_tokens.clone()
+        graph = self.pool.capture(lambda: self._step(buffer, 1, self.max_length, adjusted))
+        cuda.copy(self._last_tokens, last_tokens, self._stream)
         return DecodeGraph(buffer, host, device, graph)
+
+
+def sampling_shapes(num_rows: int, num_banned: int) -> list[tuple[int, ...]]:
+    """Of the inputs behind the network's: choices, penalties, bias."""
+    columns = padded(max(num_rows, 1))
+    return [(8, columns), (8, columns), (2, padded(max(num_banned, 1)))]

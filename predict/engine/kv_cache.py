@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from predict.config import EngineConfig
 from predict.errors import UserError
 from predict.host import available_memory_bytes
+from predict.kv_formats import HeadScales, kv_format_of
+from predict.nn.inputs import LayerCache
 from predict.nn.spec import DecoderSpec
 
 if TYPE_CHECKING:
-    from paddle import Tensor
     from predict.device import MemoryInfo
+    from predict.nn.weights import LinearPlan, WeightPlan
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Of a weight; other schemes keep the model's dtype.
+SCHEME_BITS = {
+    "weight_only_int8": 8,
+    "a8w8": 8,
+    "a8w8_fp8": 8,
+    "weight_only_int4": 4,
+    "w4a8": 4,
+}
 # A shared pool larger than this many times the running sequences' need only feeds the prefix cache.
 PREFIX_CACHE_SHARE = 2
+
+
+def bytes_per_token(config: EngineConfig, spec: DecoderSpec) -> int:
+    """Bytes of cache that one token takes over all layers."""
+    kv_format = kv_format_of(config.kv_format)
+    return kv_format.bytes_per_token(spec, DTYPE_BYTES[config.dtype])
 
 
 def num_cache_blocks(config: EngineConfig, spec: DecoderSpec, free_bytes: int | None = None) -> int:
@@ -27,7 +44,7 @@ def num_cache_blocks(config: EngineConfig, spec: DecoderSpec, free_bytes: int | 
     """
     if config.num_cache_blocks is not None:
         return config.num_cache_blocks
-    per_token = spec.cache_bytes_per_token(DTYPE_BYTES[config.dtype])
+    per_token = bytes_per_token(config, spec)
     per_block = per_token * config.block_size
     if free_bytes is None:
         free_bytes = available_memory_bytes()
@@ -74,13 +91,51 @@ def num_gpu_cache_blocks(
         memory.free + memory.held,
         weight_bytes=memory.in_use,
         workspace_bytes=workspace_bytes,
-        bytes_per_token=spec.cache_bytes_per_token(DTYPE_BYTES[config.dtype]),
+        bytes_per_token=bytes_per_token(config, spec),
         num_tokens=least * config.block_size,
         utilization=config.gpu_memory_utilization,
     )
     if config.effective_prefix_caching:
         wanted *= PREFIX_CACHE_SHARE
     return min(wanted, capacity // config.block_size)
+
+
+def check_gpu_memory(
+    config: EngineConfig, spec: DecoderSpec, memory: MemoryInfo, weight_bytes: int
+) -> None:
+    """Raises UserError with the arithmetic when weights, workspace and cache cannot fit together.
+
+    Before any weight is read. memory: the GPU's now. The cache counted is the least that the flags
+    need: all sequences where each reserves its own, else one.
+    """
+    from predict.device import cache_capacity
+
+    per_seq = config.max_blocks_per_seq
+    least = config.batch_size * per_seq if config.reserve_full else per_seq
+    cache_capacity(
+        memory.total,
+        memory.free + memory.held - memory.in_use,
+        weight_bytes=weight_bytes,
+        workspace_bytes=workspace_bytes(config, spec),
+        bytes_per_token=bytes_per_token(config, spec),
+        num_tokens=(config.num_cache_blocks or least) * config.block_size,
+        utilization=config.gpu_memory_utilization,
+    )
+
+
+def weight_bytes(plan: WeightPlan, scheme: Callable[[LinearPlan], str], dtype: str) -> int:
+    """Bytes of all weights, scales and biases apart; scheme: of each linear."""
+    element = DTYPE_BYTES[dtype]
+
+    def linear_bytes(linear: LinearPlan) -> int:
+        bits = SCHEME_BITS.get(scheme(linear), 8 * element)
+        return linear.out_features * linear.in_features * bits // 8
+
+    vectors = sum(size for _, size in plan.vectors()) * element
+    spec = plan.spec
+    tied = spec.tie_word_embeddings
+    embedding = 0 if tied else spec.vocab_size * spec.hidden_size * element
+    return vectors + embedding + sum(map(linear_bytes, (*plan.linears(), plan.head)))
 
 
 def workspace_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
@@ -93,20 +148,33 @@ def workspace_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
 
 
 def allocate_caches(
-    spec: DecoderSpec, num_blocks: int, block_size: int, dtype: str, place: Any = None
-) -> list[tuple[Tensor, Tensor]]:
-    """Per layer key and value cache, [num_blocks, num_kv_heads, block_size, head_dim].
+    spec: DecoderSpec,
+    num_blocks: int,
+    block_size: int,
+    dtype: str,
+    kv_format: str = "dense",
+    scales: Sequence[HeadScales] | None = None,
+) -> list[LayerCache]:
+    """The cache tensors of each layer, as predict.kv_formats has them.
 
-    Memory is not touched: pages of blocks that no request uses cost nothing on a CPU.
+    scales: of each layer, for formats with a scale per head. Memory is not touched: pages of blocks
+    that no request uses cost nothing on a CPU.
     """
     import paddle
 
-    shape = [num_blocks, spec.num_kv_heads, block_size, spec.head_dim]
+    tensors = kv_format_of(kv_format).layer_tensors(
+        num_blocks, spec.num_kv_heads, block_size, spec.head_dim, dtype
+    )
 
-    def cache() -> Tensor:
-        return paddle.empty(shape, dtype)
+    def layer(index: int) -> LayerCache:
+        made = [paddle.empty(list(t.shape), t.dtype) for t in tensors]
+        if kv_format_of(kv_format).scales == "head":
+            if scales is None:
+                raise ValueError(f"kv_format {kv_format} needs a scale for each head")
+            made[2:] = [paddle.to_tensor(values, "float32") for values in scales[index]]
+        return tuple(made)
 
-    return [(cache(), cache()) for _ in range(spec.num_layers)]
+    return [layer(index) for index in range(spec.num_layers)]
 
 
 def mib(num_bytes: int) -> int:

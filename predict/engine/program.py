@@ -7,7 +7,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from predict.device import PLUGIN_TYPE, Device
 from predict.errors import UserError
+from predict.kv_formats import kv_format_of
 from predict.nn import decoder as network
 from predict.nn.decoder import Decoder, map_tensors
 from predict.nn.inputs import FIELDS, ForwardInputs, cache_tensors, input_specs
@@ -20,10 +22,12 @@ TRACED_MODULES = (
     "dataclasses",
     "predict.nn.decoder",
     "predict.nn.inputs",
+    "predict.kv_formats",
     "predict.ops",
     "predict.reference",
     "predict.schemes",
 )
+POOL_MEBIBYTES = 64  # Paddle's own pool for a program on a native GPU; it grows
 
 
 def save_program(
@@ -34,11 +38,12 @@ def save_program(
     dtype: str,
     directory: Path,
     prefix: str,
+    kv_format: str = "dense",
 ) -> None:
     """Traces the decoder and writes `<prefix>.json` and `<prefix>.pdiparams` into `directory`.
 
-    The program's inputs are FIELDS, then key_cache_i and value_cache_i of each layer
-    ([blocks, num_kv_heads, block_size, head_dim], updated in place); output 0 is the logits.
+    The program's inputs are FIELDS, then the cache tensors of each layer i (key_cache_i,
+    value_cache_i, ...: predict.kv_formats), updated in place; output 0 is the logits.
     """
     from paddle.static import InputSpec
 
@@ -55,13 +60,16 @@ def save_program(
             self, inputs: list[Tensor], caches: list[Tensor]
         ) -> tuple[Tensor, list[Tensor]]:
             traced = map_tensors(decoder, lambda path, tensor: getattr(self, path))
-            return network.forward(backend, traced, ForwardInputs(*inputs), cache_tensors(caches))
+            by_layer = cache_tensors(caches, len(layer_tensors))
+            return network.forward(backend, traced, ForwardInputs(*inputs), by_layer)
 
-    shape = [None, spec.num_kv_heads, block_size, spec.head_dim]
+    layer_tensors = kv_format_of(kv_format).layer_tensors(
+        None, spec.num_kv_heads, block_size, spec.head_dim, dtype
+    )
     cache_specs = [
-        InputSpec(shape, dtype, f"{kind}_cache_{layer}")
+        InputSpec([None if n < 0 else n for n in t.shape], t.dtype, f"{t.name}_{layer}")
         for layer in range(spec.num_layers)
-        for kind in ("key", "value")
+        for t in layer_tensors
     ]
     # Nothing below branches on a tensor's value: Paddle's rewriting of Python source is not needed.
     paddle.jit.ignore_module([importlib.import_module(name) for name in TRACED_MODULES])
@@ -71,9 +79,10 @@ def save_program(
     paddle.jit.save(traced, str(directory / prefix))
 
 
-def load_program(directory: Path, prefix: str) -> Any:
+def load_program(directory: Path, prefix: str, device: Device | None = None) -> Any:
     """A paddle.inference predictor whose `run` takes FIELDS, then the caches, in that order.
 
+    device: the GPU that it was exported for; None for the CPU.
     Raises UserError where the program's files are missing or its inputs are others.
     """
     from paddle import inference
@@ -87,8 +96,13 @@ def load_program(directory: Path, prefix: str) -> Any:
         )
     settings = inference.Config(*map(str, files))
     settings.disable_glog_info()
-    settings.disable_gpu()
-    settings.disable_mkldnn()
+    if device is None:
+        settings.disable_gpu()
+        settings.disable_mkldnn()
+    elif device.is_plugin:
+        settings.enable_custom_device(PLUGIN_TYPE, device.index)
+    else:
+        settings.enable_use_gpu(POOL_MEBIBYTES, device.index)
     settings.switch_ir_optim(True)
     settings.enable_new_executor()
     settings.enable_new_ir()

@@ -1,68 +1,94 @@
-"""Executes one step of the network: as a dynamic graph, or as an exported program."""
+"""What a runner is, the network's two forms (dynamic, exported), and the CPU's runner."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from predict.engine.program import load_program
+from predict.engine.sampler import Row, Sampler
 from predict.nn.decoder import Decoder, forward
-from predict.nn.inputs import ForwardInputs, to_tensors
+from predict.nn.inputs import ForwardInputs, LayerCache, to_tensors
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
 
+class Tokens(Protocol):
+    """The tokens of a step that may still run."""
+
+    def take(self) -> list[int]:
+        """Waits for them; -1 for a row that nothing could be drawn from. Called once."""
+        ...
+
+
 class Runner(Protocol):
-    """Runs steps over its own caches."""
+    """Runs steps over its own caches.
+
+    num_ahead: steps that may be launched before the oldest one's tokens are taken; their inputs
+    then hold placeholders (see Scheduler.advance). penalizes_drafts: whether rows behind drafts may
+    have penalties by earlier tokens.
+    """
+
+    num_ahead: int
+    penalizes_drafts: bool
+
+    def launch(self, inputs: ForwardInputs, rows: Sequence[Row], sampler: Sampler) -> Tokens:
+        """Starts a step of NumPy inputs; `rows` are those of its logits."""
+        ...
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """float32 logits [L, vocab_size] of NumPy inputs; writes the step's keys and values."""
         ...
 
 
-class DynamicRunner:
-    """Calls the decoder operator by operator."""
+class KnownTokens:
+    """Tokens of a step that has ended."""
 
-    def __init__(
-        self,
-        backend: ModuleType,
-        decoder: Decoder,
-        caches: Sequence[tuple[Tensor, Tensor]],
-        place: Any,
-    ):
-        self.backend = backend
-        self.decoder = decoder
-        self.caches = caches
-        self.place = place
+    def __init__(self, token_ids: list[int]):
+        self.token_ids = token_ids
+
+    def take(self) -> list[int]:
+        """See Tokens."""
+        return self.token_ids
+
+
+Forward = Callable[[ForwardInputs], "Tensor"]  # inputs on the device -> logits [L, vocab_size]
+
+
+def dynamic_forward(backend: ModuleType, decoder: Decoder, caches: Sequence[LayerCache]) -> Forward:
+    """Calls the decoder operator by operator."""
+    return lambda inputs: forward(backend, decoder, inputs, caches)[0]
+
+
+def static_forward(program: Any, caches: Sequence[LayerCache]) -> Forward:
+    """Runs a program that `predict.engine.program.load_program` loaded."""
+    tensors = [tensor for cache in caches for tensor in cache]
+
+    def run(inputs: ForwardInputs) -> Tensor:
+        logits: Tensor = program.run([*inputs, *tensors])[0]
+        return logits
+
+    return run
+
+
+class HostRunner:
+    """Runs steps on the CPU: each is over when `launch` returns. See Runner."""
+
+    num_ahead = 0
+    penalizes_drafts = True
+
+    def __init__(self, forward: Forward):
+        self.forward = forward
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """See Runner."""
         import paddle
 
         with paddle.no_grad():
-            tensors = to_tensors(inputs, self.place)
-            logits, _ = forward(self.backend, self.decoder, tensors, self.caches)
-        return logits
+            return self.forward(to_tensors(inputs, paddle.CPUPlace()))
 
-
-class StaticRunner:
-    """Runs a program that `predict.engine.program.save_program` wrote, through paddle.inference."""
-
-    def __init__(
-        self,
-        directory: Path,
-        prefix: str,
-        caches: Sequence[tuple[Tensor, Tensor]],
-        place: Any,
-    ):
-        self.predictor = load_program(directory, prefix)
-        self.caches = [tensor for pair in caches for tensor in pair]
-        self.place = place
-
-    def execute(self, inputs: ForwardInputs) -> Tensor:
+    def launch(self, inputs: ForwardInputs, rows: Sequence[Row], sampler: Sampler) -> Tokens:
         """See Runner."""
-        logits: Tensor = self.predictor.run([*to_tensors(inputs, self.place), *self.caches])[0]
-        return logits
+        logits = self.execute(inputs)
+        return KnownTokens(sampler.sample(logits, rows) if rows else [])

@@ -1,22 +1,67 @@
-"""Logits to tokens: penalties, then one call of the sampling operator for the whole batch."""
+"""What each request wants of its next token: the sampling operator's inputs, and changed logits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from predict.engine.stopping import suppressed_token_ids
-from predict.request import Request
+from predict.request import Request, SamplingParams
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
+
+class Row(NamedTuple):
+    """A row of logits: behind a request's tokens and the first of its drafts."""
+
+    request: Request
+    drafts: Sequence[int] = ()  # those before the row
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Generated tokens before the row's, drafts included."""
+        return self.request.num_output_tokens + len(self.drafts)
+
+
+class Choice(NamedTuple):
+    """How one row of logits becomes a token, in the order of the sampling operator's inputs."""
+
+    temperature: float  # 0: the largest logit
+    top_k: int  # 0: all
+    top_p: float
+    seed: int
+    offset: int
+    min_p: float = 0.0
+
+
+class Adjustment(NamedTuple):
+    """What happens to one row of logits before the choice."""
+
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    banned: tuple[int, ...] = ()  # token ids
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether it depends on the request's tokens."""
+        return self[:3] != (1.0, 0.0, 0.0)
+
+
 COLUMN_DTYPES: tuple[Any, ...] = (np.float32, np.int32, np.float32, np.int64, np.int64)
-GREEDY_ROW = (0.0, 1, 1.0, 0, 0)
+GREEDY = Choice(0.0, 1, 1.0, 0, 0)
+UNCHANGED = Adjustment()
+
+
+def reads_history(params: SamplingParams) -> bool:
+    """Whether logits depend on the request's earlier tokens."""
+    penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+    return penalties != (1.0, 0.0, 0.0)
 
 
 def request_seed(engine_seed: int, request: Request) -> int:
@@ -26,17 +71,28 @@ def request_seed(engine_seed: int, request: Request) -> int:
     return (engine_seed * 0x9E3779B97F4A7C15 + request.request_id + 1) & (1 << 63) - 1
 
 
-def apply_repetition_penalty(
-    logits: npt.NDArray[np.float32], token_ids: Sequence[int], penalty: float
+def adjust(
+    logits: npt.NDArray[np.float32],
+    adjustment: Adjustment,
+    token_ids: Sequence[int],
+    num_prompt_tokens: int,
 ) -> None:
-    """Makes seen tokens less likely: divides positive and multiplies negative logits.
+    """Changes logits [vocab_size] by a request's tokens, in place.
 
-    logits: [vocab_size], modified. token_ids: prompt and output so far, as HF transformers counts
-    them. Source: Keskar et al. 2019 (CTRL).
+    token_ids: prompt and output so far. The repetition penalty counts both (Keskar et al. 2019,
+    CTRL): it divides positive and multiplies negative logits. Presence and frequency penalty count
+    the output's tokens only, as OpenAI's API has them.
     """
-    seen = np.unique(np.asarray(token_ids))
-    values = logits[seen]
-    logits[seen] = np.where(values < 0, values * penalty, values / penalty)
+    if adjustment.repetition != 1.0:
+        seen = np.unique(np.asarray(token_ids))
+        values = logits[seen]
+        penalty = np.float32(adjustment.repetition)
+        logits[seen] = np.where(values > 0, values / penalty, values * penalty)
+    output = token_ids[num_prompt_tokens:]
+    if output and (adjustment.presence or adjustment.frequency):
+        seen, counts = np.unique(np.asarray(output), return_counts=True)
+        logits[seen] -= (adjustment.presence + adjustment.frequency * counts).astype(np.float32)
+    logits[list(adjustment.banned)] = -np.inf
 
 
 class Sampler:
@@ -49,58 +105,75 @@ class Sampler:
         # By number of rows: five uploads are a tenth of a small model's step on the host.
         self._greedy_columns: dict[int, list[Tensor]] = {}
 
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[int]:
-        """Token ids, one per request; logits: [len(requests), vocab_size] float32."""
-        logits = self._process(logits, requests)
-        tokens: list[int] = self.backend.sample(logits, *self._columns(requests)).tolist()
-        if min(tokens) < 0:  # a GPU cannot raise from within a step
-            row = next(i for i, token in enumerate(tokens) if token < 0)
-            raise ValueError(
-                f"sample: row {row} (request {requests[row].request_id}) has no finite largest "
-                "logit to draw from; the weights or the dtype do not suit the model"
-            )
+    def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
+        """Token ids, one per row, on the CPU; logits: [len(rows), vocab_size] float32."""
+        choices = self.choices(rows)
+        logits = self._process(logits, rows, choices)
+        tokens: list[int] = self.backend.sample(logits, *self._columns(choices)).tolist()
         return tokens
 
-    def _columns(self, requests: Sequence[Request]) -> list[Tensor]:
-        """Temperature, top_k, top_p, seed and offset of each row, for the sampling operator."""
+    def choices(self, rows: Sequence[Row]) -> list[Choice]:
+        """One per row; GREEDY itself for each that takes the largest logit.
+
+        The random number of a place in the output is the same with drafts and without.
+        """
+        choices: list[Choice] = []
+        for row in rows:
+            params = row.request.sampling_params
+            if params.greedy:
+                choices.append(GREEDY)
+                continue
+            seed = request_seed(self.seed, row.request)
+            offset = row.num_output_tokens
+            choices.append(
+                Choice(params.temperature, params.top_k, params.top_p, seed, offset, params.min_p)
+            )
+        return choices
+
+    def adjustments(self, rows: Sequence[Row]) -> list[Adjustment] | None:
+        """One per row, UNCHANGED itself where there is none; None when nobody has one."""
+        adjustments = [self._adjustment(row) for row in rows]
+        return None if all(each is UNCHANGED for each in adjustments) else adjustments
+
+    def _adjustment(self, row: Row) -> Adjustment:
+        params = row.request.sampling_params
+        banned = suppressed_token_ids(row.num_output_tokens, params, self.eos_token_ids)
+        adjustment = Adjustment(
+            params.repetition_penalty, params.presence_penalty, params.frequency_penalty, banned
+        )
+        return adjustment if adjustment != UNCHANGED else UNCHANGED
+
+    def _columns(self, choices: Sequence[Choice]) -> list[Tensor]:
+        """The sampling operator's inputs besides the logits."""
         import paddle
 
-        rows: list[tuple[float, int, float, int, int]] = []
-        for request in requests:
-            params = request.sampling_params
-            if params.greedy:
-                rows.append(GREEDY_ROW)
-            else:
-                seed = request_seed(self.seed, request)
-                offset = request.num_output_tokens
-                rows.append((params.temperature, params.top_k, params.top_p, seed, offset))
-        all_greedy = all(row is GREEDY_ROW for row in rows)
-        if all_greedy and len(rows) in self._greedy_columns:
-            return self._greedy_columns[len(rows)]
+        all_greedy = all(choice is GREEDY for choice in choices)
+        if all_greedy and len(choices) in self._greedy_columns:
+            return self._greedy_columns[len(choices)]
         columns = [
-            paddle.to_tensor(np.array(column, dtype))
-            for column, dtype in zip(zip(*rows, strict=True), COLUMN_DTYPES, strict=True)
+            paddle.to_tensor(np.array([choice[index] for choice in choices], dtype))
+            for index, dtype in enumerate(COLUMN_DTYPES)
         ]
         if all_greedy:
-            self._greedy_columns[len(rows)] = columns
+            self._greedy_columns[len(choices)] = columns
         return columns
 
-    def _process(self, logits: Tensor, requests: Sequence[Request]) -> Tensor:
-        """Repetition penalty and minimum length; the logits themselves when nobody asks."""
+    def _process(self, logits: Tensor, rows: Sequence[Row], choices: Sequence[Choice]) -> Tensor:
+        """Adjusted logits, those below min_p left out; the logits themselves if nobody asks."""
         import paddle
 
-        suppressed = [
-            suppressed_token_ids(r.num_output_tokens, r.sampling_params, self.eos_token_ids)
-            for r in requests
-        ]
-        penalties = [r.sampling_params.repetition_penalty for r in requests]
-        if not any(suppressed) and all(penalty == 1.0 for penalty in penalties):
+        adjustments = self.adjustments(rows)
+        if adjustments is None and not any(choice.min_p for choice in choices):
             return logits
-        rows = logits.numpy().copy()
-        for row, request, token_ids, penalty in zip(
-            rows, requests, suppressed, penalties, strict=True
+        changed = logits.numpy().copy()
+        adjustments = adjustments or [UNCHANGED] * len(rows)
+        for values, row, adjustment, choice in zip(
+            changed, rows, adjustments, choices, strict=True
         ):
-            if penalty != 1.0:
-                apply_repetition_penalty(row, request.token_ids, penalty)
-            row[list(token_ids)] = -np.inf
-        return paddle.to_tensor(rows, place=logits.place)
+            if adjustment is not UNCHANGED:
+                tokens = [*row.request.token_ids, *row.drafts]
+                adjust(values, adjustment, tokens, row.request.num_prompt_tokens)
+            if choice.min_p:
+                least = values.max() + choice.temperature * np.log(choice.min_p)
+                values[values < least] = -np.inf
+        return paddle.to_tensor(changed, place=logits.place)

@@ -39,6 +39,7 @@ class SchedulerConfig:
     reserve_full: bool = False  # take the blocks of a request's whole length at admission
     prefix_caching: bool = True
     chunked_prefill: bool = True  # False: a prompt runs whole in one step
+    separate_steps: bool = False  # no step has both prompts and decoding requests; they take turns
     cache_salt: bytes = b""
 
     def __post_init__(self) -> None:
@@ -126,6 +127,11 @@ class SchedulerStats:
     num_preemptions: int = 0
 
 
+def _num_left(request: Request) -> int:
+    """Tokens of a request that are not in the cache; more than one of a prompt that runs."""
+    return len(request.token_ids) - request.num_computed_tokens
+
+
 def _num_rejected(accepted: Sequence[int], drafts: Sequence[int], request: Request) -> int:
     """Drafts of a span that `accepted`, the leading drafts and one more token, leaves out.
 
@@ -144,7 +150,8 @@ class Scheduler:
     """Owns the queues and the block manager, and writes the state of every added request.
 
     A step is `batch = schedule()`, run it, `finished = update(batch, sampled, eos_token_ids)`.
-    `abort` is allowed at any time, also between the two. Not thread-safe.
+    With `advance(batch)` once it runs, the next one may be scheduled before its result is known
+    (one ahead: two batches are out at most). `abort` is allowed at any time. Not thread-safe.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -156,8 +163,10 @@ class Scheduler:
         self._requests: dict[int, Request] = {}  # unfinished, by id
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # in arrival order
-        self._in_flight: ScheduledBatch | None = None
+        self._scheduled: ScheduledBatch | None = None  # the last one, until it is advanced
+        self._advanced: deque[ScheduledBatch] = deque()  # oldest first, their results still unknown
         self._num_added = 0
+        self._prompts_are_next = True  # with separate_steps
         # The queue's head lacks blocks, and nothing that could help happened since it was tried.
         self._head_is_blocked = False
 
@@ -170,6 +179,11 @@ class Scheduler:
     def num_running(self) -> int:
         """Requests in the batch, at most max_num_seqs."""
         return len(self._running)
+
+    @property
+    def decoding(self) -> list[Request]:
+        """Running requests whose next step is one token, in arrival order."""
+        return [r for r in self._running if len(r.token_ids) - r.num_computed_tokens == 1]
 
     def has_unfinished(self) -> bool:
         """Whether `schedule` has anything to do."""
@@ -217,44 +231,77 @@ class Scheduler:
             self._running.remove(request)
         else:
             self._waiting.remove(request)
+        del request.token_ids[request.num_known_tokens :]
+        request.num_placeholders = 0
         self._finish(request, "abort", time.perf_counter())
         return request
 
     def schedule(
         self, draft_token_ids: Mapping[int, Sequence[int]] | None = None
     ) -> ScheduledBatch | None:
-        """The next step, or None when no request is unfinished.
+        """The next step, or None when there is nothing to run (before the next update).
 
         Decoding requests first, one token each and as many of their drafts
         (`draft_token_ids`: request id -> proposed next tokens) as budget, length limit and free
         blocks allow; the rest of the budget goes to prompts that have begun, then to waiting
-        requests in arrival order.
+        requests in arrival order. With separate_steps, prompts and decoding requests take turns.
         """
         if not self._requests:
             return None
+        if len(self._advanced) > 1:
+            raise RuntimeError("two steps are out already; update() the older one first")
         spans: list[ScheduledSpan] = []
         prefilling: list[Request] = []
         preempted: list[Request] = []
-        self._schedule_decodes(spans, prefilling, preempted)
-        if draft_token_ids:
-            self._add_drafts(draft_token_ids, spans)
-        num_decodes = len(spans)
-        budget = self.config.max_num_batched_tokens - sum(span.num_tokens for span in spans)
-        for request in prefilling:
-            budget -= self._schedule_prefill(request, budget, len(spans) == num_decodes, spans)
-        if self._waiting and not preempted and not self._head_is_blocked:
-            self._admit(budget, num_decodes, spans)
-
+        separate = self.config.separate_steps
+        if separate and self._prompts_are_next:
+            begun = [request for request in self._running if _num_left(request) > 1]
+            self._schedule_prompts(begun, spans, preempted)
+        if spans:
+            self._prompts_are_next = False
+        else:
+            self._schedule_decodes(spans, prefilling, preempted)
+            if draft_token_ids:
+                self._add_drafts(draft_token_ids, spans)
+            self._prompts_are_next = bool(spans)
+            if not (separate and spans):
+                self._schedule_prompts(prefilling, spans, preempted)
+        if not spans:
+            return None  # every request waits for its last token
         num_tokens = sum(span.num_tokens for span in spans)
         self.stats.num_steps += 1
         self.stats.num_scheduled_tokens += num_tokens
-        self._in_flight = ScheduledBatch(
+        self._scheduled = ScheduledBatch(
             spans=tuple(spans),
             num_tokens=num_tokens,
             num_samples=sum(span.samples for span in spans),
             preempted=tuple(preempted),
         )
-        return self._in_flight
+        return self._scheduled
+
+    def advance(self, batch: ScheduledBatch) -> None:
+        """Takes it that `batch` runs: `schedule` may be called before its result is known.
+
+        Each sampling span's request gets a placeholder for its new token: -1 - i for the i-th of
+        the batch's sampling spans. Raises RuntimeError when `batch` is not the last scheduled one,
+        ValueError when it has drafts: how many tokens come of them is not known ahead.
+        """
+        if batch is not self._scheduled:
+            raise RuntimeError("advance() takes the batch of the last schedule(), once")
+        if any(span.draft_token_ids for span in batch.spans):
+            raise ValueError("a batch with drafts cannot be advanced; update() it first")
+        self._scheduled = None
+        self._advanced.append(batch)
+        placeholder = 0
+        for span in batch.spans:
+            request = span.request
+            placeholder -= span.samples
+            if request.status is not RequestStatus.RUNNING:
+                continue  # aborted since
+            request.num_computed_tokens = span.start + span.num_tokens
+            if span.samples:
+                request.token_ids.append(placeholder)
+                request.num_placeholders += 1
 
     def update(
         self,
@@ -266,16 +313,23 @@ class Scheduler:
 
         `sampled` has one entry per span with `samples`, in the batch's order: the new token
         (Python int), or for a span with drafts the accepted drafts followed by one more token
-        (1 to 1 + drafts of them). Entries of requests aborted since are ignored. Raises
-        ValueError on a wrong count, RuntimeError when `batch` is not the last scheduled one.
+        (1 to 1 + drafts of them). Entries of requests that ended since are ignored. Raises
+        ValueError on a wrong count, RuntimeError when `batch` is neither the oldest advanced one
+        nor, with none advanced, the last scheduled one.
         """
-        if batch is not self._in_flight:
-            raise RuntimeError("update() takes the batch of the last schedule(), once")
+        advanced = bool(self._advanced)
+        if batch is not (self._advanced[0] if advanced else self._scheduled):
+            raise RuntimeError(
+                "update() takes the oldest batch that has no result, or the last scheduled, once"
+            )
         if len(sampled) != batch.num_samples:
             raise ValueError(
                 f"{len(sampled)} sampled entries for {batch.num_samples} sampling spans"
             )
-        self._in_flight = None
+        if advanced:
+            self._advanced.popleft()
+        else:
+            self._scheduled = None
         now = time.perf_counter()
         finished: list[Request] = []
         entries = iter(sampled)
@@ -283,8 +337,8 @@ class Scheduler:
         for span in batch.spans:
             request, num_tokens, start, _, samples, drafts = span
             entry = next(entries) if samples else ()
-            if request.status is not RequestStatus.RUNNING:
-                continue  # aborted while the step ran
+            if request.status is RequestStatus.FINISHED:
+                continue  # aborted while the step ran, or ended by the step before it
             computed = start + num_tokens
             reason: FinishReason | None = None
             if samples:
@@ -292,26 +346,16 @@ class Scheduler:
                 if drafts or len(accepted) != 1:
                     # Rejected drafts roll back: later tokens write their slots again.
                     computed -= _num_rejected(accepted, drafts, request)
-                for token_id in accepted:
-                    request.token_ids.append(token_id)
-                    request.token_times.append(now)
-                    self.stats.num_output_tokens += 1
-                    reason = finish_reason(
-                        token_id,
-                        request.num_output_tokens,
-                        len(request.token_ids),
-                        request.max_num_tokens,
-                        request.sampling_params,
-                        eos_token_ids,
-                    )
-                    if reason is not None:
-                        # Accepted drafts behind the last token are no part of the request.
-                        computed = min(computed, len(request.token_ids))
-                        break
-            request.num_computed_tokens = computed
-            if computed // block_size > request.num_published_blocks:
-                self._publish(request)
+                reason = self._append(request, accepted, now, eos_token_ids)
+            if request.status is RequestStatus.RUNNING:
+                if not advanced:
+                    # Accepted drafts behind the last token are no part of the request.
+                    request.num_computed_tokens = min(computed, len(request.token_ids))
+                if computed // block_size > request.num_published_blocks:
+                    self._publish(request, min(computed, request.num_known_tokens))
             if reason is not None:
+                if request.status is RequestStatus.PREEMPTED:
+                    self._waiting.remove(request)
                 self._finish(request, reason, now)
                 finished.append(request)
             elif drafts:
@@ -319,6 +363,40 @@ class Scheduler:
         if finished:
             self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]
         return finished
+
+    def _append(
+        self,
+        request: Request,
+        token_ids: Sequence[int],
+        now: float,
+        eos_token_ids: Collection[int],
+    ) -> FinishReason | None:
+        """Adds tokens, in the place of placeholders where there are some, up to one that ends it.
+
+        Returns why the request ends; its tokens then end there too.
+        """
+        for token_id in token_ids:
+            if request.num_placeholders:
+                request.token_ids[-request.num_placeholders] = token_id
+                request.num_placeholders -= 1
+            else:
+                request.token_ids.append(token_id)
+            request.token_times.append(now)
+            self.stats.num_output_tokens += 1
+            num_tokens = request.num_known_tokens
+            reason = finish_reason(
+                token_id,
+                num_tokens - len(request.prompt_token_ids),
+                num_tokens,
+                request.max_num_tokens,
+                request.sampling_params,
+                eos_token_ids,
+            )
+            if reason is not None:
+                del request.token_ids[num_tokens:]
+                request.num_placeholders = 0
+                return reason
+        return None
 
     def _schedule_decodes(
         self,
@@ -335,9 +413,11 @@ class Scheduler:
             index += 1
             start = request.num_computed_tokens
             num_tokens = len(request.token_ids)
-            if num_tokens - start > 1:
+            if _num_left(request) > 1:
                 prefilling.append(request)
                 continue
+            if num_tokens >= request.max_num_tokens:
+                continue  # its last token is on its way
             if num_tokens > len(request.block_ids) * block_size and not self._grow(
                 request, preempted
             ):
@@ -371,6 +451,17 @@ class Scheduler:
             spans[index] = span._replace(
                 num_tokens=1 + limit, draft_token_ids=tuple(drafts[:limit])
             )
+
+    def _schedule_prompts(
+        self, prefilling: Sequence[Request], spans: list[ScheduledSpan], preempted: list[Request]
+    ) -> None:
+        """Gives the rest of the budget to the prompts that have begun, then to waiting requests."""
+        num_decodes = len(spans)
+        budget = self.config.max_num_batched_tokens - sum(span.num_tokens for span in spans)
+        for request in prefilling:
+            budget -= self._schedule_prefill(request, budget, len(spans) == num_decodes, spans)
+        if self._waiting and not preempted and not self._head_is_blocked:
+            self._admit(budget, num_decodes, spans)
 
     def _schedule_prefill(
         self, request: Request, budget: int, first: bool, spans: list[ScheduledSpan]
@@ -448,10 +539,10 @@ class Scheduler:
         request.block_ids += self.block_manager.allocate(1)
         return True
 
-    def _publish(self, request: Request) -> None:
-        """Lets others match the blocks that are full now."""
+    def _publish(self, request: Request, num_computed: int) -> None:
+        """Lets others match the blocks that `num_computed` tokens, all known, fill."""
         block_size = self.config.block_size
-        num_full = request.num_computed_tokens // block_size
+        num_full = num_computed // block_size
         self.block_manager.publish(
             request.block_ids,
             request.token_ids,

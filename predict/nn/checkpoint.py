@@ -44,6 +44,11 @@ class TensorInfo:
     shape: tuple[int, ...]
     offset: int  # bytes from the start of the file
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensor in the file."""
+        return math.prod(self.shape) * np.dtype(NUMPY_DTYPES[self.dtype]).itemsize
+
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors of one safetensors file; raises UserError on a truncated or broken one."""
@@ -93,6 +98,8 @@ class Checkpoint:
 
     Raises UserError where no safetensors files are found, a shard is missing or a file is broken.
     """
+
+    in_file_order = True  # whether a tensor's bytes in its file are the values that `read` gives
 
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
@@ -154,10 +161,13 @@ class Checkpoint:
 
         Not a memory map: its pages would count as this process's memory until the last tensor.
         """
+        return self._read_file(name, self.tensors[name].shape)
+
+    def _read_file(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         info = self.tensors[name]
         dtype = np.dtype(NUMPY_DTYPES[info.dtype])
-        values = np.fromfile(info.file, dtype, math.prod(info.shape), offset=info.offset)
-        return values.reshape(info.shape)
+        values = np.fromfile(info.file, dtype, math.prod(shape), offset=info.offset)
+        return values.reshape(shape)
 
     def read_float(self, names: Iterable[str]) -> npt.NDArray[Any]:
         """The named tensors, one after another along axis 0, in one float dtype (bf16: uint16).

@@ -11,13 +11,14 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from predict.nn.inputs import ForwardInputs
+from predict.nn.inputs import ForwardInputs, LayerCache
 from predict.nn.rope import rope_table
 from predict.nn.weights import LinearPlan, WeightPlan, WeightSource, place_tensor
-from predict.schemes import Scheme
+from predict.schemes import scheme_of
 
 if TYPE_CHECKING:
     from paddle import Tensor
+    from predict.formats import Layout
 
 Tree = TypeVar("Tree")
 
@@ -48,6 +49,7 @@ class Attention:
     norm_eps: float
     softmax_scale: float
     window: int  # visible tokens, -1 all
+    kv_format: str = "dense"  # of its cache, see predict.kv_formats
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +87,18 @@ def forward(
     backend: ModuleType,
     decoder: Decoder,
     inputs: ForwardInputs,
-    caches: Sequence[tuple[Tensor, Tensor]],
+    caches: Sequence[LayerCache],
+    tree_mask: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """Returns float32 logits [L, vocab_size] and the caches, which are updated in place.
 
-    caches: per layer key and value, [num_blocks, num_kv_heads, block_size, head_dim]. They are also
-    outputs because an exported program drops an input that no output depends on.
+    caches: the tensors of each layer, see predict.kv_formats. They are also outputs because an
+    exported program drops an input that no output depends on. tree_mask: see ops.paged_attention.
     """
     hidden = backend.embedding(inputs.token_ids, decoder.embedding, decoder.head)
-    hidden, written = backend.layers(hidden, decoder.layers, caches, decoder.rope, inputs)
+    hidden, written = backend.layers(
+        hidden, decoder.layers, caches, decoder.rope, inputs, tree_mask
+    )
     logits = backend.logits(
         hidden, decoder.final_norm, decoder.head, inputs.logit_indices, decoder.norm_eps
     )
@@ -103,17 +108,19 @@ def forward(
 def build_decoder(
     plan: WeightPlan,
     source: WeightSource,
-    scheme: Scheme,
+    layout: Layout,
     dtype: str,
     compiled: bool,
     num_positions: int,
     on_layer: Callable[[int], None] | None = None,
     place: Any = None,
+    kv_format: str = "dense",
 ) -> Decoder:
     """Reads (or makes up) every weight of the plan, layer by layer, converted to `dtype`.
 
+    source gives embedding and norms, layout the linears, each in a scheme of its own.
     num_positions: rows of the rotary table (tokens). on_layer: called with each finished layer.
-    place: a GPU's; None for the CPU.
+    place: a GPU's; None for the CPU. kv_format: of the caches that it will run over.
     """
     import paddle
 
@@ -128,13 +135,13 @@ def build_decoder(
         return tensor(source.vector(name, size))
 
     def linear(plan: LinearPlan) -> Linear:
-        bias = None
-        if plan.has_bias:
-            names = tuple(prefix + ".bias" for prefix in plan.prefixes)
-            bias = tensor(source.biases(names, plan.out_features))
-        tensors = tuple(scheme.load(source, plan, dtype, compiled, place))
-        return Linear(scheme.NAME, tensors, bias, plan.in_features, plan.out_features)
+        name = layout.scheme(plan)
+        tensors = scheme_of(name).tensors(layout.read(plan), dtype, compiled, place)
+        values = layout.bias(plan)
+        bias = None if values is None else tensor(values)
+        return Linear(name, tensors, bias, plan.in_features, plan.out_features)
 
+    all_dense = all(layout.scheme(linear) == "dense" for linear in plan.linears())
     layers = []
     for index, layer in enumerate(plan.layers):
         attention = Attention(
@@ -149,6 +156,7 @@ def build_decoder(
             norm_eps=spec.norm_eps,
             softmax_scale=spec.softmax_scale,
             window=spec.window(index),
+            kv_format=kv_format,
         )
         mlp = Mlp(
             norm=vector(layer.mlp_norm, spec.hidden_size),
@@ -159,14 +167,15 @@ def build_decoder(
         )
         layer_weights = Layer(attention, mlp)
         # float32 is for comparing: there the norms stay apart, as references have them.
-        if place is not None and dtype != "float32" and scheme.NAME == "dense":
+        if place is not None and dtype != "float32" and all_dense:
             layer_weights = fold_norms(layer_weights)
         layers.append(layer_weights)
         if on_layer:
             on_layer(index)
     head = linear(plan.head)
     embedding = None
-    if not spec.tie_word_embeddings:
+    # Rows of a quantized head are no embedding: the table stays beside it.
+    if not spec.tie_word_embeddings or head.scheme != "dense":
         shape = (spec.vocab_size, spec.hidden_size)
         embedding = tensor(source.matrix((plan.embedding,), shape))
     table = rope_table(spec.rope, spec.head_dim, num_positions, spec.max_position)
@@ -201,15 +210,25 @@ def fold_norms(layer: Layer) -> Layer:
     )
 
 
-def expected_tensors(plan: WeightPlan, scheme: Scheme) -> dict[str, tuple[int, ...]]:
-    """Checkpoint names and shapes of every tensor of the plan, stored as the scheme has it."""
+def layer_schemes(decoder: Decoder) -> str:
+    """The schemes of the layers' linears, joined by commas; "dense" beside others is left out."""
+    names = set()
+    for layer in decoder.layers:
+        linears = (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
+        # A folded norm is the GPU's way of storing a dense one.
+        names |= {linear.scheme.removesuffix("_folded") for linear in linears}
+    return ",".join(sorted(names - {"dense"})) or "dense"
+
+
+def expected_tensors(plan: WeightPlan, layout: Layout) -> dict[str, tuple[int, ...]]:
+    """Checkpoint names and shapes of every tensor of the plan, stored as the layout has it."""
     spec = plan.spec
     expected: dict[str, tuple[int, ...]] = {plan.embedding: (spec.vocab_size, spec.hidden_size)}
     for name, size in plan.vectors():
         expected[name] = (size,)
     linears = list(plan.linears())
     for linear in linears if spec.tie_word_embeddings else [*linears, plan.head]:
-        expected.update(scheme.expected(linear))
+        expected.update(layout.expected(linear))
         if linear.has_bias:
             for prefix, size in zip(linear.prefixes, linear.part_sizes, strict=True):
                 expected[prefix + ".bias"] = (size,)

@@ -6,8 +6,9 @@ program's InputSpecs and the static feeds are all made from `FIELDS`, so they ca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from paddle.static import InputSpec
 
     from paddle import Tensor
+
+# The cache tensors of one layer: key, value, and where the format has them, the scales of both.
+LayerCache: TypeAlias = "tuple[Tensor, ...]"
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,6 @@ def empty_example(block_tables_width: int = 1) -> ForwardInputs:
     )
 
 
-def cache_tensors(caches: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Groups [k0, v0, k1, v1, ...] by layer."""
-    return list(zip(caches[0::2], caches[1::2], strict=True))
+def cache_tensors(caches: Sequence[Tensor], per_layer: int) -> list[LayerCache]:
+    """Groups the tensors of layer after layer, `per_layer` each, by layer."""
+    return [tuple(caches[i : i + per_layer]) for i in range(0, len(caches), per_layer)]

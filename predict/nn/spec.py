@@ -81,10 +81,6 @@ class DecoderSpec:
         """Tokens that a layer's attention sees, -1 for all."""
         return self.windows[layer] if self.windows else -1
 
-    def cache_bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes of key and value cache that one token takes over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
-
     @property
     def num_matmul_weights(self) -> int:
         """Elements of all matrices that a decode step multiplies by (layers and LM head)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from paddle import Tensor
     from predict.device import Device
     from predict.nn.checkpoint import Checkpoint
+    from predict.schemes import Quantized, Scheme
 
 
 @dataclass(frozen=True)
@@ -141,8 +142,14 @@ class WeightSource(Protocol):
     def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Any:
         """`shape`, the named matrices one below the other; an array, or a tensor in its place."""
 
+    def host_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
+        """As `matrix`, always an array: what is rounded is rounded by the host."""
+
     def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
         """[size], the named vectors one after another."""
+
+    def close(self) -> None:
+        """Ends reading; what was given stays."""
 
 
 def place_tensor(values: Any, dtype: str, place: Any) -> Tensor:
@@ -172,9 +179,16 @@ class CheckpointSource:
         """See WeightSource."""
         return self.checkpoint.read_float(names)
 
+    def host_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
+        """See WeightSource."""
+        return self.checkpoint.read_float(names)
+
     def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
         """See WeightSource."""
         return self.checkpoint.read_float(names)
+
+    def close(self) -> None:
+        """See WeightSource."""
 
 
 class RandomSource:
@@ -202,9 +216,38 @@ class RandomSource:
         self.used += count
         return np.resize(np.roll(self.values, -start), shape)
 
+    def host_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
+        """See WeightSource."""
+        return RandomSource.matrix(self, names, shape)
+
     def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
         """See WeightSource."""
         return self.matrix(names, (1, size))[0]
+
+    def close(self) -> None:
+        """See WeightSource."""
+
+    def quantized(self, scheme: Scheme, group_size: int, shape: tuple[int, int]) -> Quantized:
+        """A linear [N, K] of random codes: some rows are rounded, and repeated to all N."""
+        num_rows = min(shape[0], max(1, self.PERIOD // shape[1]))
+        sample = scheme.quantize(self.host_matrix((), (num_rows, shape[1])), group_size)
+
+        def repeated(values: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
+            if values is None:
+                return None
+            rows_per_scale = -(-num_rows // len(values))
+            return np.resize(values, (-(-shape[0] // rows_per_scale), *values.shape[1:]))
+
+        return replace(
+            sample,
+            codes=self.codes(sample.codes, shape),
+            scale=repeated(sample.scale),
+            zero=repeated(sample.zero),
+        )
+
+    def codes(self, rows: npt.NDArray[Any], shape: tuple[int, int]) -> Any:
+        """The rows, repeated to `shape`."""
+        return np.resize(rows, shape)
 
 
 class DeviceRandomSource(RandomSource):
@@ -224,6 +267,18 @@ class DeviceRandomSource(RandomSource):
 
         result = paddle.empty(list(shape), self.pattern.dtype)
         cuda.fill_with(result, self.pattern, cuda.current_stream(self.device))
+        return result
+
+    def codes(self, rows: npt.NDArray[Any], shape: tuple[int, int]) -> Tensor:
+        """The rows, repeated to `shape` on the GPU."""
+        import paddle
+        from predict import cuda
+
+        cpu = paddle.to_tensor(rows, place=paddle.CPUPlace())
+        pattern = cpu._copy_to(self.device.place(), True)
+        result = paddle.empty(list(shape), pattern.dtype)
+        cuda.fill_with(result, pattern, cuda.current_stream(self.device))
+        paddle.device.synchronize(self.device.place())  # the pattern goes away
         return result
 
     def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:

@@ -1,8 +1,8 @@
 """Weight schemes: how a linear's weight is stored. One module per `quant_type`; "dense" is none.
 
-A scheme answers four questions: which tensors a checkpoint holds for a linear (`expected`), how
-they become the tensors that the compiled ops read (`load` with compiled=True) or the plain ones
-(compiled=False), and what the plain [out, in] matrix is (`plain`), for the reference operators.
+A scheme answers four questions: how a float matrix is rounded to it (`quantize`), which tensors its
+operators read (`tensors`), what their product with activations is in plain Paddle (`product`), and
+which matrix they stand for (`plain`). What a checkpoint made elsewhere holds is `predict.formats`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import pkgutil
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from predict.errors import UserError
-from predict.nn.weights import LinearPlan, WeightSource
+from predict.schemes._quantized import Quantized
 
 if TYPE_CHECKING:
     from paddle import Tensor
+
+__all__ = ["Quantized", "Scheme", "known_schemes", "scheme_of"]
 
 
 class Scheme(Protocol):
@@ -23,32 +25,35 @@ class Scheme(Protocol):
 
     NAME: str
 
-    def expected(self, plan: LinearPlan) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the checkpoint's tensors for a linear, biases apart."""
-        ...
+    def quantize(self, weight: Any, group_size: int) -> Quantized:
+        """Rounds weight [N, K] (float32, or bfloat16 as uint16), without calibration.
 
-    def load(
-        self,
-        source: WeightSource,
-        plan: LinearPlan,
-        dtype: str,
-        compiled: bool,
-        place: Any = None,
-    ) -> list[Tensor]:
-        """Reads (and for compiled ops packs) the weight; one to a few tensors.
-
-        place: a GPU's, where nothing is packed; None for the CPU.
+        group_size: input features per scale, -1 for all; schemes without groups take -1.
         """
         ...
 
-    def plain(self, tensors: list[Tensor]) -> Tensor:
-        """The [out_features, in_features] matrix of tensors loaded with compiled=False."""
+    def tensors(
+        self, weight: Quantized, dtype: str, compiled: bool, place: Any = None
+    ) -> tuple[Tensor, ...]:
+        """What a Linear holds: packed for the compiled operators, else plain.
+
+        dtype: the activations'. place: a GPU's; None for the CPU. Their number is the scheme's.
+        """
+        ...
+
+    def product(self, x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
+        """float32 x [T, K] W^T, of tensors made with compiled=False. Returns float32 [T, N]."""
+        ...
+
+    def plain(self, tensors: tuple[Tensor, ...]) -> Tensor:
+        """The [out_features, in_features] matrix of tensors made with compiled=False."""
         ...
 
 
 def known_schemes() -> list[str]:
     """The schemes that have a module here."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    names = (module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(name for name in names if not name.startswith("_"))
 
 
 def scheme_of(name: str) -> Scheme:

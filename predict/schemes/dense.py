@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from predict.nn.weights import LinearPlan, WeightSource, place_tensor
+from predict.nn.weights import place_tensor
+from predict.schemes._quantized import Quantized
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -12,32 +13,32 @@ if TYPE_CHECKING:
 NAME = "dense"
 
 
-def expected(plan: LinearPlan) -> dict[str, tuple[int, ...]]:
-    """See predict.schemes.Scheme."""
-    return {
-        prefix + ".weight": (size, plan.in_features)
-        for prefix, size in zip(plan.prefixes, plan.part_sizes, strict=True)
-    }
+def quantize(weight: Any, group_size: int) -> Quantized:
+    """See predict.schemes.Scheme. The "codes" are the values themselves."""
+    return Quantized(codes=weight, scale=None)
 
 
-def load(
-    source: WeightSource, plan: LinearPlan, dtype: str, compiled: bool, place: Any = None
-) -> list[Tensor]:
+def tensors(weight: Quantized, dtype: str, compiled: bool, place: Any = None) -> tuple[Tensor, ...]:
     """See predict.schemes.Scheme."""
     import paddle
 
-    names = tuple(prefix + ".weight" for prefix in plan.prefixes)
-    values = source.matrix(names, (plan.out_features, plan.in_features))
     if place is not None:
-        return [place_tensor(values, dtype, place)]
-    weight = paddle.to_tensor(values)
+        return (place_tensor(weight.codes, dtype, place),)
+    values = paddle.to_tensor(weight.codes)
     if compiled:
         from predict import ops
 
-        return [ops.pack_dense(weight, dtype)]
-    return [weight.astype(dtype)]
+        return (ops.pack_dense(values, dtype),)
+    return (values.astype(dtype),)
 
 
-def plain(tensors: list[Tensor]) -> Tensor:
+def product(x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
+    """See predict.schemes.Scheme."""
+    import paddle
+
+    return paddle.matmul(x, tensors[0].astype("float32"), transpose_y=True)
+
+
+def plain(tensors: tuple[Tensor, ...]) -> Tensor:
     """See predict.schemes.Scheme."""
     return tensors[0]

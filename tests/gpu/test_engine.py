@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from export.export_model import export_model
 from predict import LLM, SamplingParams
 from predict import device as devices
 from predict.engine.gpu_runner import GpuRunner
@@ -37,7 +41,20 @@ def without_graphs(llm: LLM) -> LLM:
     return llm
 
 
-FORMS: dict[str, Callable[[LLM], LLM]] = {"graph": lambda llm: llm, "eager": without_graphs}
+def exported(llm: LLM) -> LLM:
+    """The static model of the same settings."""
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        export_model(llm.config, directory)
+        settings = dataclasses.replace(llm.config, model_name_or_path=str(directory), mode="static")
+        return LLM(settings)
+
+
+FORMS: dict[str, Callable[[LLM], LLM]] = {
+    "graph": lambda llm: llm,
+    "eager": without_graphs,
+    "static": exported,
+}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -45,7 +62,7 @@ FORMS: dict[str, Callable[[LLM], LLM]] = {"graph": lambda llm: llm, "eager": wit
 def test_greedy_text_equals_transformers(gpu: devices.Device, case: str, form: str) -> None:
     llm = FORMS[form](LLM(config(case, batch_size=3, **SETTINGS)))
     check_greedy(llm, case)
-    assert bool(runner_of(llm).graphs) == (form == "graph")
+    assert bool(runner_of(llm).graphs) == (form != "eager")
 
 
 @pytest.mark.parametrize("composition", list(COMPOSITIONS))
@@ -68,7 +85,7 @@ def test_half_precision_graphs_equal_eager_steps(gpu: devices.Device, dtype: str
         )
         for change in FORMS.values()
     ]
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[1] == answers[2]
     first = [a[0] == e[0] for a, e in zip(answers[0], expected["greedy"], strict=True)]
     assert sum(first) >= len(first) - 1
 
@@ -84,6 +101,52 @@ def test_demo_model_says_what_transformers_says(gpu: devices.Device, dtype: str)
             assert list(output.token_ids) == case["greedy"]
         else:
             assert list(output.token_ids)[:4] == case["greedy"][:4]
+
+
+PENALTIES: dict[str, dict[str, Any]] = {
+    "repetition": {"repetition_penalty": 1.4},
+    "output": {"presence_penalty": 0.6, "frequency_penalty": 0.3},
+    "min_length": {"min_length": 6, "stop_token_ids": tuple(range(0, 211, 2))},
+    "many_banned": {"min_length": 6, "stop_token_ids": tuple(range(1, 200))},
+}
+
+
+@pytest.mark.parametrize("form", ["graph", "eager"])
+@pytest.mark.parametrize("kind", PENALTIES)
+def test_penalties_on_the_device_are_the_hosts(gpu: devices.Device, kind: str, form: str) -> None:
+    prompts = golden("llama_gqa")["prompts"] * 2
+    plain = SamplingParams(max_new_tokens=16, temperature=0.0, ignore_eos=True)
+    changed = dataclasses.replace(plain, ignore_eos=False, **PENALTIES[kind])
+    params = [changed if index % 3 else plain for index in range(len(prompts))]
+    # Few blocks: some requests are preempted and come back.
+    settings: dict[str, Any] = {
+        "batch_size": 4,
+        "block_size": 16,
+        "num_cache_blocks": 10,
+        "attention": "append",
+    }
+    device, host = (
+        FORMS[form](LLM(config("llama_gqa", device=where, inference_model=True, **settings)))
+        if where == "gpu"
+        else LLM(config("llama_gqa", device=where, **settings))
+        for where in ("gpu", "cpu")
+    )
+    assert texts(device, prompts, params) == texts(host, prompts, params)
+    assert texts(device, prompts, params) != texts(device, prompts, plain)
+
+
+def texts(
+    llm: LLM, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]
+) -> list[tuple[int, ...]]:
+    return [output.token_ids for output in llm.generate(prompts, params)]
+
+
+def test_min_p_leaves_out_unlikely_tokens(gpu: devices.Device) -> None:
+    llm = LLM(config("llama_gqa", batch_size=8, **SETTINGS))
+    prompt = golden("llama_gqa")["prompts"][0]
+    greedy_text = texts(llm, [prompt], SamplingParams(max_new_tokens=8, temperature=0.0))
+    params = SamplingParams(max_new_tokens=8, temperature=1.0, min_p=0.999)
+    assert texts(llm, [prompt] * 8, params) == greedy_text * 8
 
 
 def test_sampling_repeats_with_its_seed(gpu: devices.Device) -> None:

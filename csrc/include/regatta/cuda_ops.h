@@ -9,11 +9,13 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "regatta/adjust_logits.h"
 #include "regatta/attention.h"
 #include "regatta/embedding.h"
 #include "regatta/linear.h"
 #include "regatta/logits.h"
 #include "regatta/mlp_block.h"
+#include "regatta/pack_dense.h"
 #include "regatta/rms_norm.h"
 #include "regatta/sample.h"
 #include "regatta/silu_mul.h"
@@ -57,11 +59,13 @@ Status rms_norm_rows(const RmsNormParams& params, const int32_t* row_ids, int64_
                      const Launch& launch);
 Status silu_mul(const SiluMulParams& params, const Launch& launch);
 Status rope_and_cache_write(const RopeAndCacheWriteParams& params, const Launch& launch);
+// `packed` is [out_features, in_features]: a GPU multiplies matrices as checkpoints store them.
+Status pack_dense(const PackDenseParams& params, const Launch& launch);
 
 // Bytes of device memory that paged_attention() needs. The caller zeroes them once, before the
 // first use; every call leaves zeros where it needs zeros. Calls of one stream may share a
-// workspace when their shapes and limits are alike: what must be zero lies at its front, in a length
-// that depends on them. paged_attention_zeroed_bytes() of the front suffice.
+// workspace when their shapes and limits are alike: what must be zero lies at its front, in a
+// length that depends on them. paged_attention_zeroed_bytes() of the front suffice.
 int64_t paged_attention_workspace_bytes(const PagedAttentionParams& params,
                                         const AttentionLimits& limits);
 int64_t paged_attention_zeroed_bytes(const PagedAttentionParams& params,
@@ -78,14 +82,21 @@ Status rope_and_paged_attention(const RopeAndCacheWriteParams& rope,
                                 const AttentionLimits& limits, void* workspace,
                                 int64_t workspace_bytes, const Launch& launch);
 
+// token_ids[i] = last_tokens[-1 - token_ids[i]] where token_ids[i] is negative: what the step
+// before sampled, which the host may not know yet. Rows outside of [0, num_last) stay.
+Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t num_tokens,
+                      int64_t num_last, const Launch& launch);
+
+Status adjust_logits(const AdjustLogitsParams& params, const Launch& launch);
+
 // A row that cannot be drawn from (NaN logits, no finite largest logit) gets token -1.
 // min_p: [L] in [0, 1] or null; tokens below min_p times the likeliest one are excluded first.
 Status sample(const SampleParams& params, const float* min_p, const Launch& launch);
 
 // The composed operators. Weights are single tensors [out_features, in_features], row-major, as
 // checkpoints store them. Scheme "dense": norms are kernels of their own. "dense_folded": the norm
-// weights are multiplied into the matrices behind them (fold_norm_weight in gemm.h), and a product's
-// epilogue leaves the sums of squares that the next one scales its rows by.
+// weights are multiplied into the matrices behind them (fold_norm_weight in gemm.h), and a
+// product's epilogue leaves the sums of squares that the next one scales its rows by.
 struct ComposedResources {
   void* scratch = nullptr;  // *_scratch_bytes() of the same call
   int64_t scratch_bytes = 0;
@@ -103,6 +114,20 @@ Status begin_layers(const AttentionBlockParams& attention, const MlpBlockParams&
 Status layer(const AttentionBlockParams& attention, const MlpBlockParams& mlp,
              const AttentionLimits& limits, const ComposedResources& resources,
              const Launch& launch);
+
+// The halves of a layer as operators of their own.
+int64_t attention_block_scratch_bytes(const AttentionBlockParams& params,
+                                      const AttentionLimits& limits);
+Status attention_block(const AttentionBlockParams& params, const AttentionLimits& limits,
+                       const ComposedResources& resources, const Launch& launch);
+int64_t mlp_block_scratch_bytes(const MlpBlockParams& params);
+Status mlp_block(const MlpBlockParams& params, const ComposedResources& resources,
+                 const Launch& launch);
+
+// paged_attention() with its workspace in the scratch, which is prepared here.
+int64_t attention_scratch_bytes(const PagedAttentionParams& params, const AttentionLimits& limits);
+Status attention(const PagedAttentionParams& params, const AttentionLimits& limits,
+                 const ComposedResources& resources, const Launch& launch);
 
 int64_t linear_scratch_bytes(const LinearParams& params);
 Status linear(const LinearParams& params, const ComposedResources& resources, const Launch& launch);

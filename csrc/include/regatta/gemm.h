@@ -60,7 +60,7 @@ Status create_blas(void** blas);  // for the current device; an error when built
 void destroy_blas(void* blas);
 int64_t gemm_scratch_bytes(const GemmParams& params);
 
-// Runs the first candidate that accepts: gemv, sm90, stream, blas, generic (see gemm.cu).
+// Runs the first candidate that accepts: gemv, sm90, tiles, stream, blas, generic (see gemm.cu).
 // `force`: name of the only candidate to consider, or null.
 Status gemm(const GemmParams& params, const GemmResources& resources, const char* force,
             CUstream_st* stream);
@@ -81,6 +81,11 @@ Status gemm_stream(const GemmParams& params, bool use_mma,
 const char* gemm_sm90_refuses(const GemmParams& params);
 Status gemm_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
+// `columns`: rows of weight per tile: 128, 192 or 256.
+int choose_gemm_columns(const GemmParams& params, int num_multiprocessors);
+const char* gemm_tiles_sm90_refuses(const GemmParams& params);
+Status gemm_tiles_sm90(const GemmParams& params, CUstream_st* stream);
+Status gemm_tiles_sm90(const GemmParams& params, int columns, CUstream_st* stream);
 const char* gemm_generic_refuses(const GemmParams& params);
 Status gemm_generic(const GemmParams& params, CUstream_st* stream);
 const char* gemm_blas_refuses(const GemmParams& params);

@@ -1,0 +1,202 @@
+// Rows of float (or pairs of bfloat16) times panels of the same: the microkernel of the "dense"
+// scheme, and of what is first expanded to float. See gemm_dense.cc.
+namespace regatta::cpu::REGATTA_ISA {
+namespace dense {
+
+constexpr int kLanes = Vec::kLanes;
+constexpr int kVectors = static_cast<int>(kPanel) / kLanes;  // vectors across a panel
+// Accumulators fill the register file: 12 x 2 of 32 (avx512), 3 x 4 of 16 (avx2).
+constexpr int kMaxTileRows = kLanes == 16 ? 12 : kLanes == 8 ? 3 : 1;
+// Two panels at once double the streams from memory when few rows leave registers free.
+constexpr int kMaxRowsOfTwo = kLanes == 16 ? 4 : 1;
+
+// Bytes that lie prefetched ahead of a single tile, over all streams. Of 2, 4, 8, 16 KiB per
+// stream on one Zen 5 core: one stream (8 rows) read 72, 79, 92, 90 % of what a plain read loop
+// did, two streams (1 row) 93, 94, 92, 92 %.
+constexpr int kPrefetchBytes = 8192;
+
+// How rows meet stored weights. A unit of k is one value, or one pair of bf16; a line of packed
+// rows holds 16 units, and kUnits of them lie together in a column of a panel.
+template <class T>
+struct Product {  // rows of float, weights of T
+  using Row = float;
+  using Stored = T;
+  using Value = Vec;
+  static constexpr int kUnitValues = 1;
+  static constexpr int kUnits = std::is_same_v<T, bf16> ? 2 : 1;
+  static REGATTA_INLINE Vec broadcast(const float* unit) { return set1(*unit); }
+  // Unit `u` of kUnits, for vector `v` of the panel's columns.
+  static REGATTA_INLINE Vec load_columns(const T* b, int v, int u) {
+    if constexpr (kUnits == 2) {
+      Vec even, odd;
+      load_2k(b + v * kLanes * 2, even, odd);
+      return u ? odd : even;
+    } else {
+      return load(b + v * kLanes);
+    }
+  }
+  static REGATTA_INLINE Vec add(Vec sum, Vec x, Vec columns) { return fma(x, columns, sum); }
+};
+
+#if REGATTA_HAS_BF16_DOT
+struct PairProduct {  // rows and weights of bf16
+  using Row = bf16;
+  using Stored = bf16;
+  using Value = VecBf16;
+  static constexpr int kUnitValues = 2;
+  static constexpr int kUnits = 1;
+  static REGATTA_INLINE VecBf16 broadcast(const bf16* unit) { return set1_pair(unit); }
+  static REGATTA_INLINE VecBf16 load_columns(const bf16* b, int v, int) {
+    return load_pairs(b + v * 32);
+  }
+  static REGATTA_INLINE Vec add(Vec sum, VecBf16 x, VecBf16 columns) {
+    return dot_pairs(sum, columns, x);
+  }
+};
+#endif
+
+// The microkernel: sums[p][r][0 .. 32) (+)= sum over units k of rows[r][k] * panels[p][k][0 .. 32).
+// line: the tile at k = 0, `line_step` values from one line of 16 units to the next.
+// b0, b1: the panels at k = 0 (b1 is null if kPanels is 1). num_units is a multiple of P::kUnits.
+// sums: [kPanels][panel_stride], rows kPanel apart; read first if `accumulate`.
+// ahead: what to prefetch at the first step, for panel 0; moves by `ahead_step` bytes per step.
+template <class P, int kRows, int kPanels>
+void multiply(const typename P::Row* line, int64_t line_step, const typename P::Stored* b0,
+              const typename P::Stored* b1, int64_t num_units, float* sums, int64_t panel_stride,
+              bool accumulate, const char* ahead, int64_t ahead_step) {
+  constexpr int kUnitStored = static_cast<int>(kPanel) * P::kUnitValues;
+  constexpr int kStepBytes = P::kUnits * kUnitStored * static_cast<int>(sizeof(*b0));
+  const int64_t panel_distance = (b1 - b0) * int64_t{sizeof(*b0)};
+  Vec acc[kPanels][kRows][kVectors];
+#pragma GCC unroll 2
+  for (int p = 0; p < kPanels; ++p) {
+#pragma GCC unroll 12
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 32
+      for (int v = 0; v < kVectors; ++v) {
+        acc[p][r][v] =
+            accumulate ? load(sums + p * panel_stride + r * kPanel + v * kLanes) : zero();
+      }
+    }
+  }
+  const auto step = [&](const typename P::Row* first) REGATTA_LAMBDA_INLINE {
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p) {
+      const typename P::Stored* b = p ? b1 : b0;
+#pragma GCC unroll 4
+      for (int byte = 0; byte < kStepBytes; byte += 64) {
+        prefetch(ahead + (p ? panel_distance : 0) + byte);
+      }
+#pragma GCC unroll 2
+      for (int u = 0; u < P::kUnits; ++u) {
+        const auto x = [&](int r) REGATTA_LAMBDA_INLINE {
+          return P::broadcast(first + (r * 16 + u) * P::kUnitValues);
+        };
+        // Held in registers: the rows' values or the panel's, whichever are fewer.
+        if constexpr (kRows < kVectors) {
+          typename P::Value xs[kRows];
+#pragma GCC unroll 12
+          for (int r = 0; r < kRows; ++r) xs[r] = x(r);
+#pragma GCC unroll 32
+          for (int v = 0; v < kVectors; ++v) {
+            const typename P::Value columns = P::load_columns(b, v, u);
+#pragma GCC unroll 12
+            for (int r = 0; r < kRows; ++r) acc[p][r][v] = P::add(acc[p][r][v], xs[r], columns);
+          }
+        } else {
+          typename P::Value columns[kVectors];
+#pragma GCC unroll 32
+          for (int v = 0; v < kVectors; ++v) columns[v] = P::load_columns(b, v, u);
+#pragma GCC unroll 12
+          for (int r = 0; r < kRows; ++r) {
+            const typename P::Value value = x(r);
+#pragma GCC unroll 32
+            for (int v = 0; v < kVectors; ++v) {
+              acc[p][r][v] = P::add(acc[p][r][v], value, columns[v]);
+            }
+          }
+        }
+      }
+    }
+    ahead += ahead_step;
+    b0 += P::kUnits * kUnitStored;
+    if (kPanels == 2) b1 += P::kUnits * kUnitStored;
+  };
+  for (; num_units >= 16; num_units -= 16, line += line_step) {
+#pragma GCC unroll 2
+    for (int i = 0; i < 16; i += P::kUnits) step(line + i * P::kUnitValues);
+  }
+  for (int i = 0; i < num_units; i += P::kUnits) step(line + i * P::kUnitValues);
+#pragma GCC unroll 2
+  for (int p = 0; p < kPanels; ++p) {
+#pragma GCC unroll 12
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 32
+      for (int v = 0; v < kVectors; ++v) {
+        store(sums + p * panel_stride + r * kPanel + v * kLanes, acc[p][r][v]);
+      }
+    }
+  }
+}
+
+template <class P>
+using MultiplyFn = void (*)(const typename P::Row*, int64_t, const typename P::Stored*,
+                            const typename P::Stored*, int64_t, float*, int64_t, bool, const char*,
+                            int64_t);
+
+template <class P, int kPanels, int... kRows>
+MultiplyFn<P> multiply_in(int64_t rows, std::integer_sequence<int, kRows...>) {
+  static constexpr MultiplyFn<P> kTable[] = {multiply<P, kRows + 1, kPanels>...};
+  return kTable[rows - 1];
+}
+template <class P>
+MultiplyFn<P> multiply_one(int64_t rows) {
+  return multiply_in<P, 1>(rows, std::make_integer_sequence<int, kMaxTileRows>());
+}
+template <class P>
+MultiplyFn<P> multiply_two(int64_t rows) {
+  return multiply_in<P, 2>(rows, std::make_integer_sequence<int, kMaxRowsOfTwo>());
+}
+
+// Units of k whose slab of a panel stays in L1 while all tiles of rows pass over it: 256 units are
+// 32 KiB. One tile needs no slabs. With two or three tiles the time still goes into reading the
+// panel from memory: slabs as long as what is prefetched ahead let the next one arrive meanwhile
+// (16 rows: 20 % faster).
+constexpr int64_t kMaxSlab = 256;
+inline int64_t slab_units(int64_t num_tiles, int64_t num_units) {
+  return num_tiles == 1 ? num_units : num_tiles <= 3 ? 64 : kMaxSlab;
+}
+
+// `num_units` of a panel as floats, [num_units][kPanel].
+template <class T>
+void expand(const T* b, int64_t num_units, float* out) {
+  using P = Product<T>;
+  constexpr int kStepStored = P::kUnits * static_cast<int>(kPanel);
+  for (int64_t k = 0; k < num_units; k += P::kUnits, b += kStepStored) {
+    for (int u = 0; u < P::kUnits; ++u, out += kPanel) {
+      for (int v = 0; v < kVectors; ++v) store(out + v * kLanes, P::load_columns(b, v, u));
+    }
+  }
+}
+
+// A slab of a panel, `num_units` from unit `k` on, times the job's tiles. Meanwhile the
+// `ahead_bytes` from `ahead` on are prefetched, each tile a part of them.
+template <class P>
+void multiply_tiles(const PanelJob& job, int64_t k, const typename P::Stored* slab,
+                    int64_t num_units, float* sums, const char* ahead, int64_t ahead_bytes) {
+  const PackedRows& rows = *job.rows;
+  const int64_t line_step = rows.tile_rows * 16 * P::kUnitValues;
+  const int64_t num_tiles = job.tile_end - job.tile_begin;
+  const int64_t ahead_step = ahead_bytes / (num_tiles * (num_units / P::kUnits));
+  for (int64_t i = 0; i < num_tiles; ++i) {
+    const int64_t t = job.tile_begin + i;
+    const char* lines = rows.tile(t) + k / 16 * rows.tile_rows * kLineBytes;
+    multiply_one<P>(std::min(rows.tile_rows, rows.num_rows - t * rows.tile_rows))(
+        reinterpret_cast<const typename P::Row*>(lines), line_step, slab, nullptr, num_units,
+        sums + i * rows.tile_rows * kPanel, 0, k > 0, ahead + i * ahead_bytes / num_tiles,
+        ahead_step);
+  }
+}
+
+}  // namespace dense
+}  // namespace regatta::cpu::REGATTA_ISA

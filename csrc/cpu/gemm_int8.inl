@@ -1,0 +1,357 @@
+// The microkernels of weights stored as 8- or 4-bit codes (regatta/pack_quantized.h). Rows are int8
+// (gemm.h: kInt8Blocks, kInt8Rows), or for float32 activations float. See gemm_weight_only.cc.
+#include "dot_int8.inl"
+#include "gemm_float.inl"
+
+namespace regatta::cpu::REGATTA_ISA {
+namespace int8 {
+
+constexpr int kLanes = Vec::kLanes;
+constexpr int kVectors = static_cast<int>(kPanel) / kLanes;  // vectors across a panel
+constexpr int kBlockSteps = 4;                               // of 8 values of k
+
+// Sums that fill the register file: integers and, where each block has its scale, as many floats.
+constexpr int kMaxBlockRows = kLanes == 16 ? 6 : kLanes == 8 ? 2 : 1;
+constexpr int kMaxRowRows = kLanes == 16 ? 12 : kLanes == 8 ? 2 : 1;
+constexpr int kMaxBlockRowsOfTwo = kLanes == 16 ? 3 : 1;
+constexpr int kMaxRowRowsOfTwo = kLanes == 16 ? 4 : 1;
+
+constexpr int kPrefetchBytes = 8192;  // ahead of a single tile, as in gemm_dense.inl
+
+// With one scale per output channel sums still go into `sums` each 512 values of k: the same order
+// of additions however K is cut into slabs, and integers that float holds exactly.
+constexpr int64_t kChannelBlocks = 16;
+
+// Blocks of k of one or two panels times the rows of a tile.
+struct Piece {
+  const int8_t* lines;          // of the tile, from its first line
+  const BlockScale* metas;      // of the tile, from its first block
+  int64_t tile_rows;            // stride of both
+  const uint8_t* codes[2];      // of the panels, from first_block on
+  const float* scales[2];       // of the panels, from the first block's group on
+  int64_t first_block, num_blocks;
+  int64_t group_blocks;         // blocks between two additions to `sums`
+  int64_t scale_step;           // floats from a group's scales to the next's
+  float* sums;                  // [panels][panel_stride], rows kPanel apart
+  int64_t panel_stride;
+  bool accumulate;              // else `sums` is written
+  const char* ahead;            // to prefetch at the first step, for panel 0
+  int64_t ahead_step;           // bytes
+};
+
+// kBits: of a code. kZeros: groups have zero points. kBlockScales: each block of a row has its own
+// scale; else the caller multiplies by the row's at the end.
+template <int kBits, bool kZeros, bool kBlockScales, int kRows, int kPanels>
+void multiply(const Piece& piece) {
+  constexpr int kStepBytes = 32 * kBits;  // of a panel
+  const int64_t line_step = piece.tile_rows * kLineBytes;
+  const int64_t panel_distance = kPanels == 2 ? piece.codes[1] - piece.codes[0] : 0;
+  const uint8_t* codes = piece.codes[0];
+  const char* ahead = piece.ahead;
+  const int64_t end = piece.first_block + piece.num_blocks;
+  bool first = !piece.accumulate;
+  int64_t group = 0;
+  for (int64_t begin = piece.first_block; begin < end; begin += piece.group_blocks, ++group) {
+    const int64_t group_end = begin + piece.group_blocks < end ? begin + piece.group_blocks : end;
+    Vec total[kPanels][kRows][kVectors];
+    Ints sum[kPanels][kRows][kVectors];
+    Vec value_sum[kRows];
+#pragma GCC unroll 12
+    for (int r = 0; r < kRows; ++r) {
+      value_sum[r] = zero();
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p) {
+#pragma GCC unroll 32
+        for (int v = 0; v < kVectors; ++v) {
+          total[p][r][v] = zero();
+          sum[p][r][v] = set_ints(0);
+        }
+      }
+    }
+    for (int64_t block = begin; block < group_end; ++block) {
+      const int8_t* x = piece.lines + (block >> 1) * line_step + (block & 1) * kBlock;
+      const BlockScale* metas = piece.metas + block * piece.tile_rows;
+      if (!kZeros) {
+#pragma GCC unroll 12
+        for (int r = 0; r < kRows; ++r) {
+          const Ints start = set_ints(metas[r].start);
+#pragma GCC unroll 2
+          for (int p = 0; p < kPanels; ++p) {
+#pragma GCC unroll 32
+            for (int v = 0; v < kVectors; ++v) {
+              sum[p][r][v] = kBlockScales ? start : add(sum[p][r][v], start);
+            }
+          }
+        }
+      } else if (kBlockScales) {
+#pragma GCC unroll 12
+        for (int r = 0; r < kRows; ++r) {
+          value_sum[r] = value_sum[r] + set1(metas[r].value_sum);
+#pragma GCC unroll 2
+          for (int p = 0; p < kPanels; ++p) {
+#pragma GCC unroll 32
+            for (int v = 0; v < kVectors; ++v) sum[p][r][v] = set_ints(0);
+          }
+        }
+      }
+#pragma GCC unroll 2
+      for (int step = 0; step < kBlockSteps; ++step) {
+#pragma GCC unroll 2
+        for (int p = 0; p < kPanels; ++p) {
+          const uint8_t* from = codes + (p ? panel_distance : 0);
+#pragma GCC unroll 4
+          for (int byte = 0; byte < kStepBytes; byte += 64) {
+            prefetch(ahead + (p ? panel_distance : 0) + byte);
+          }
+          Codes four[2][kVectors];  // k = 0 .. 3 and 4 .. 7 of the step
+#pragma GCC unroll 32
+          for (int v = 0; v < kVectors; ++v) {
+            if constexpr (kBits == 8) {
+              four[0][v] = load_codes(from + v * kLanes * 4);
+              four[1][v] = load_codes(from + 128 + v * kLanes * 4);
+            } else {
+              load_nibbles(from + v * kLanes * 4, four[0][v], four[1][v]);
+            }
+          }
+#pragma GCC unroll 2
+          for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 12
+            for (int r = 0; r < kRows; ++r) {
+              const Bytes bytes = load_bytes(x + r * kLineBytes + step * 8 + half * 4);
+#pragma GCC unroll 32
+              for (int v = 0; v < kVectors; ++v) {
+                sum[p][r][v] = dot(sum[p][r][v], four[half][v], bytes);
+              }
+            }
+          }
+        }
+        codes += kStepBytes;
+        ahead += piece.ahead_step;
+      }
+      if (kBlockScales) {
+#pragma GCC unroll 12
+        for (int r = 0; r < kRows; ++r) {
+          const Vec scale = set1(metas[r].scale);
+#pragma GCC unroll 2
+          for (int p = 0; p < kPanels; ++p) {
+#pragma GCC unroll 32
+            for (int v = 0; v < kVectors; ++v) {
+              total[p][r][v] = fma(to_vec(sum[p][r][v]), scale, total[p][r][v]);
+            }
+          }
+        }
+      }
+    }
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p) {
+      const float* scales = piece.scales[p] + group * piece.scale_step;
+      float* out = piece.sums + p * piece.panel_stride;
+#pragma GCC unroll 32
+      for (int v = 0; v < kVectors; ++v) {
+        const Vec scale = load(scales + v * kLanes);
+#pragma GCC unroll 12
+        for (int r = 0; r < kRows; ++r) {
+          float* to = out + r * kPanel + v * kLanes;
+          const Vec value = kBlockScales ? total[p][r][v] : to_vec(sum[p][r][v]);
+          Vec result = fma(value, scale, first ? zero() : load(to));
+          if (kZeros) result = fnma(value_sum[r], load(scales + kPanel + v * kLanes), result);
+          store(to, result);
+        }
+      }
+    }
+    first = false;
+  }
+}
+
+using MultiplyFn = void (*)(const Piece&);
+
+template <int kBits, bool kZeros, bool kBlockScales, int kPanels, int... kRows>
+MultiplyFn multiply_in(int64_t rows, std::integer_sequence<int, kRows...>) {
+  static constexpr MultiplyFn kTable[] = {
+      multiply<kBits, kZeros, kBlockScales, kRows + 1, kPanels>...};
+  return kTable[rows - 1];
+}
+
+template <int kBits, bool kZeros, bool kBlockScales>
+void run(const PanelJob& job) {
+  constexpr int kMaxRows = kBlockScales ? kMaxBlockRows : kMaxRowRows;
+  constexpr int kMaxOfTwo = kBlockScales ? kMaxBlockRowsOfTwo : kMaxRowRowsOfTwo;
+  constexpr int64_t kStepBytes = 32 * kBits;
+  constexpr int64_t kBlockBytes = kStepBytes * kBlockSteps;
+  constexpr int64_t kScaleFloats = (kZeros ? 2 : 1) * kPanel;
+  const PackedRows& rows = *job.rows;
+  QuantizedLayout layout;
+  layout.bits = kBits;
+  layout.in_features = job.weight->in_features;
+  layout.out_features = job.weight->out_features;
+  layout.num_groups = job.weight->tensors[1].shape[1];
+  layout.has_zeros = kZeros;
+  const auto* weight = static_cast<const uint8_t*>(job.weight->tensors[0].data);
+  const auto* scales = static_cast<const float*>(job.weight->tensors[1].data);
+  const bool channel = layout.num_groups == 1;
+  const int64_t group_blocks = channel ? kChannelBlocks : layout.group_size() / kBlock;
+  const int64_t num_blocks = layout.num_blocks();
+  const int64_t num_tiles = job.tile_end - job.tile_begin;
+  const int64_t num_rows = job.num_rows();
+
+  Piece piece;
+  piece.tile_rows = rows.tile_rows;
+  piece.group_blocks = group_blocks;
+  piece.scale_step = channel ? 0 : kScaleFloats;
+  piece.panel_stride = num_rows * kPanel;
+  const auto set_panel = [&](int slot, int64_t panel, int64_t block) {
+    piece.codes[slot] = weight + panel * layout.panel_bytes() + block * kBlockBytes;
+    piece.scales[slot] = scales + panel * layout.panel_scales() +
+                         (channel ? 0 : block / group_blocks * kScaleFloats);
+  };
+  const auto set_tile = [&](int64_t tile) {
+    piece.lines = reinterpret_cast<const int8_t*>(rows.tile(tile));
+    piece.metas = rows.block_scales(tile);
+  };
+  if (job.num_panels == 2 && num_tiles == 1 && num_rows <= kMaxOfTwo) {
+    set_panel(0, job.panels[0], 0);
+    set_panel(1, job.panels[1], 0);
+    set_tile(job.tile_begin);
+    piece.first_block = 0;
+    piece.num_blocks = num_blocks;
+    piece.sums = job.out;
+    piece.accumulate = false;
+    piece.ahead = reinterpret_cast<const char*>(piece.codes[0]) + kPrefetchBytes / 2;
+    piece.ahead_step = kStepBytes;
+    multiply_in<kBits, kZeros, kBlockScales, 2>(
+        num_rows, std::make_integer_sequence<int, kMaxOfTwo>())(piece);
+  } else {
+    // A slab of the panel stays in L1 while the tiles pass over it: 16 KiB, less for two or three
+    // tiles (gemm_dense.inl says why); whole groups.
+    const int64_t wanted = (num_tiles <= 3 ? 8192 : 16384) / kBlockBytes;
+    const int64_t slab_groups = std::max<int64_t>(1, wanted / group_blocks);
+    const int64_t slab = num_tiles == 1 ? num_blocks : slab_groups * group_blocks;
+    for (int i = 0; i < job.num_panels; ++i) {
+      for (int64_t block = 0; block < num_blocks; block += slab) {
+        set_panel(0, job.panels[i], block);
+        piece.first_block = block;
+        piece.num_blocks = std::min(slab, num_blocks - block);
+        piece.accumulate = block > 0;
+        const int64_t slab_bytes = piece.num_blocks * kBlockBytes;
+        const char* ahead = reinterpret_cast<const char*>(piece.codes[0]) +
+                            (num_tiles == 1 ? kPrefetchBytes : slab_bytes);
+        piece.ahead_step = kStepBytes / num_tiles;
+        for (int64_t t = 0; t < num_tiles; ++t) {
+          const int64_t tile = job.tile_begin + t;
+          set_tile(tile);
+          piece.sums = job.out + i * piece.panel_stride + t * rows.tile_rows * kPanel;
+          piece.ahead = ahead + t * slab_bytes / num_tiles;
+          multiply_in<kBits, kZeros, kBlockScales, 1>(
+              std::min(rows.tile_rows, rows.num_rows - tile * rows.tile_rows),
+              std::make_integer_sequence<int, kMaxRows>())(piece);
+        }
+      }
+    }
+  }
+  if (kBlockScales) return;
+  for (int i = 0; i < job.num_panels; ++i) {
+    for (int64_t r = 0; r < num_rows; ++r) {
+      const int64_t row = job.first_row() + r, tile = row / rows.tile_rows;
+      const Vec scale = set1(rows.block_scales(tile)[row - tile * rows.tile_rows].scale);
+      float* out = job.out + i * piece.panel_stride + r * kPanel;
+      for (int v = 0; v < kVectors; ++v) store(out + v * kLanes, load(out + v * kLanes) * scale);
+    }
+  }
+}
+
+// Blocks of a panel as the floats they stand for, [32 num_blocks][kPanel].
+template <int kBits, bool kZeros>
+void expand(const uint8_t* codes, const float* scales, int64_t num_blocks, int64_t group_blocks,
+            float* out) {
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    const float* scale = scales + block / group_blocks * (kZeros ? 2 : 1) * kPanel;
+    for (int step = 0; step < kBlockSteps; ++step, codes += 32 * kBits, out += 8 * kPanel) {
+      for (int64_t c = 0; c < kPanel; ++c) {
+        for (int k = 0; k < 8; ++k) {
+          const uint8_t byte = codes[kBits == 8 ? k / 4 * 128 + c * 4 + k % 4 : c * 4 + k % 4];
+          const int code = kBits == 8 ? byte : k < 4 ? byte & 15 : byte >> 4;
+          out[k * kPanel + c] =
+              kZeros ? static_cast<float>(code) * scale[c] - scale[kPanel + c]
+                     : static_cast<float>(code - (kBits == 8 ? 128 : 8)) * scale[c];
+        }
+      }
+    }
+  }
+}
+
+// float32 activations: the weights become float, a slab at a time, and products are exact.
+template <int kBits, bool kZeros>
+void run_float(const PanelJob& job) {
+  using Product = dense::Product<float>;
+  constexpr int64_t kSlabBlocks = 8;  // 32 KiB of floats
+  constexpr int64_t kBlockBytes = 32 * kBits * kBlockSteps;
+  constexpr int64_t kScaleFloats = (kZeros ? 2 : 1) * kPanel;
+  QuantizedLayout layout;
+  layout.bits = kBits;
+  layout.in_features = job.weight->in_features;
+  layout.out_features = job.weight->out_features;
+  layout.num_groups = job.weight->tensors[1].shape[1];
+  layout.has_zeros = kZeros;
+  const auto* weight = static_cast<const uint8_t*>(job.weight->tensors[0].data);
+  const auto* scales = static_cast<const float*>(job.weight->tensors[1].data);
+  const int64_t num_blocks = layout.num_blocks();
+  const int64_t group_blocks =
+      layout.num_groups == 1 ? num_blocks : layout.group_size() / kBlock;
+  const int64_t num_rows = job.num_rows();
+  alignas(64) float expanded[kSlabBlocks * kBlock * kPanel];
+  for (int i = 0; i < job.num_panels; ++i) {
+    const uint8_t* codes = weight + job.panels[i] * layout.panel_bytes();
+    const float* panel_scales = scales + job.panels[i] * layout.panel_scales();
+    for (int64_t block = 0; block < num_blocks;) {
+      // A slab ends with a group or lies inside of one.
+      const int64_t in_group = group_blocks - block % group_blocks;
+      int64_t depth = std::min(kSlabBlocks, num_blocks - block);
+      if (depth > in_group && block % group_blocks != 0) depth = in_group;
+      expand<kBits, kZeros>(codes + block * kBlockBytes,
+                            panel_scales + block / group_blocks * kScaleFloats, depth, group_blocks,
+                            expanded);
+      const int64_t k = block * kBlock;
+      dense::multiply_tiles<Product>(job, k, expanded, std::min(depth * kBlock, job.rows->width - k),
+                                     job.out + i * num_rows * kPanel,
+                                     reinterpret_cast<const char*>(codes) + (block + depth) * kBlockBytes,
+                                     depth * kBlockBytes);
+      block += depth;
+    }
+  }
+}
+
+// Kernels for codes of kBits and activations in float (float32 and `exact`) or in int8.
+template <int kBits, bool kBlockScales>
+inline const GemmKernels* int8_kernels(bool zeros) {
+  constexpr RowFormat kFormat = kBlockScales ? RowFormat::kInt8Blocks : RowFormat::kInt8Rows;
+  constexpr int kMaxRows = kBlockScales ? kMaxBlockRows : kMaxRowRows;
+  constexpr int kMaxOfTwo = kBlockScales ? kMaxBlockRowsOfTwo : kMaxRowRowsOfTwo;
+  static constexpr GemmKernels kSymmetric = {kFormat, kMaxRows, kMaxOfTwo,
+                                             run<kBits, false, kBlockScales>};
+  if constexpr (kBlockScales) {
+    static constexpr GemmKernels kWithZeros = {kFormat, kMaxRows, kMaxOfTwo,
+                                               run<kBits, true, kBlockScales>};
+    return zeros ? &kWithZeros : &kSymmetric;
+  }
+  return zeros ? nullptr : &kSymmetric;
+}
+
+template <int kBits>
+inline const GemmKernels* float_kernels(bool zeros) {
+  static constexpr GemmKernels kSymmetric = {RowFormat::kFloat32, dense::kMaxTileRows, 0,
+                                             run_float<kBits, false>};
+  static constexpr GemmKernels kWithZeros = {RowFormat::kFloat32, dense::kMaxTileRows, 0,
+                                             run_float<kBits, true>};
+  return zeros ? &kWithZeros : &kSymmetric;
+}
+
+// kBits: of the scheme's codes; by_token: activations have one scale per row, in every dtype.
+template <int kBits, bool kByToken>
+inline const GemmKernels* kernels(DType dtype, bool zeros) {
+  if (kByToken) return int8_kernels<kBits, false>(zeros);
+  if (dtype == DType::kFloat32) return float_kernels<kBits>(zeros);
+  return int8_kernels<kBits, true>(zeros);
+}
+
+}  // namespace int8
+}  // namespace regatta::cpu::REGATTA_ISA

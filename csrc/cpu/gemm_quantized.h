@@ -1,0 +1,38 @@
+// What the schemes with integer weights share: checks of their tensors, and the choice of a kernel.
+#pragma once
+
+#include <string>
+
+#include "gemm.h"
+#include "regatta/pack_quantized.h"
+
+namespace regatta::cpu {
+
+// Layout of a weight whose first two tensors are packed codes and scales; call after the check.
+QuantizedLayout quantized_layout(const std::string& scheme, const Weight& weight);
+
+// Checks the number of tensors, and the first two of them.
+Status check_quantized(const std::string& scheme, const Weight& weight, int num_tensors);
+
+// Tensor `index`: [K] (then returned), or [1] where the linear has none (then null).
+Status check_per_input(const std::string& scheme, const Weight& weight, int index,
+                       const char* name, DType dtype);
+template <class T>
+const T* per_input(const Weight& weight, int index) {
+  const TensorView& tensor = weight.tensors[index];
+  // A linear of one input has a vector of one element either way: nothing to do in both cases.
+  return tensor.shape[0] == weight.in_features && tensor.shape[0] > 1
+             ? static_cast<const T*>(tensor.data)
+             : nullptr;
+}
+
+// Runs `kernels` of the best namespace for `isa`. A CPU with vpdpbusd and without vdpbf16ps has
+// its own; where candidates are forced, "avx512" means AVX-512 alone.
+#define REGATTA_QUANTIZED_KERNELS(ISA, ...) \
+  ((ISA) == Isa::kAvx512Bf16                                   ? avx512_bf16::__VA_ARGS__  \
+   : (ISA) == Isa::kAvx512 && has_vnni() && !any_kernel_forced() ? avx512_vnni::__VA_ARGS__ \
+   : (ISA) == Isa::kAvx512                                     ? avx512::__VA_ARGS__       \
+   : (ISA) == Isa::kAvx2                                       ? avx2::__VA_ARGS__         \
+                                                               : scalar::__VA_ARGS__)
+
+}  // namespace regatta::cpu

@@ -1,0 +1,169 @@
+// Operators around the network that keep the tokens of consecutive steps on a GPU:
+//
+// regatta_resolve_tokens(token_ids [T], last_tokens [R]) -> token_ids, in place: a negative id -1 - r
+//     becomes last_tokens[r]
+// regatta_sample_step(logits [L, V] float32, choices [8, P] int32, last_tokens [R])
+//     -> last_tokens, in place: its first L entries are the new tokens, -1 for a row that cannot be
+//     drawn from. Rows of `choices`, one column per logit row, the rest unused: temperature,
+//     top_k, top_p, min_p (floats by their bits), then the seeds (int64 in two rows' space), then
+//     the offsets (int64, likewise)
+// regatta_adjust_logits(logits [L, V] float32, penalties [8, P] int32, token_ids [T],
+//     logit_indices [L], history [S, M] int32, counts [R, V] int32, bias [2, K] int32)
+//     -> logits, history and counts, in place. Rows of `penalties`: repetition, presence, frequency
+//     (floats by their bits), history slot, tokens, prompt tokens, begin and end of the row's pairs
+//     in bias, whose rows are token ids and values (floats by their bits)
+//
+// GPUs only: on a CPU nothing runs ahead, and regatta_sample says the same.
+#include "cuda_resources.h"
+#include "regatta/adjust_logits.h"
+#include "regatta/sample.h"
+
+namespace regatta::binding {
+namespace {
+
+Device gpu_of(const paddle::Tensor& tensor, const char* name) {
+  const Device device = device_of(tensor, name);
+  if (device.is_cpu()) fail(std::string(name) + " is on the CPU; this operator is for GPUs");
+  return device;
+}
+
+int32_t* int32_data(const paddle::Tensor& tensor, const char* name, int64_t size,
+                    const Device& device) {
+  const void* data = checked_view(tensor, name, DType::kInt32, {size}, device.place).data;
+  return static_cast<int32_t*>(const_cast<void*>(data));
+}
+
+// Paddle itself returns the in-place outputs.
+std::vector<paddle::Tensor> resolve_tokens(paddle::Tensor& token_ids,
+                                           const paddle::Tensor& last_tokens) {
+  const Device device = gpu_of(token_ids, "token_ids");
+  [[maybe_unused]] int32_t* ids = int32_data(token_ids, "token_ids", -1, device);
+  [[maybe_unused]] const int32_t* last = int32_data(last_tokens, "last_tokens", -1, device);
+#ifdef REGATTA_WITH_CUDA
+  make_current(device);
+  throw_if_error(cuda::resolve_tokens(ids, last, token_ids.numel(), last_tokens.numel(),
+                                      launch_on(device)));
+#endif
+  return {};
+}
+
+std::vector<paddle::Tensor> sample_step(const paddle::Tensor& logits, const paddle::Tensor& choices,
+                                        paddle::Tensor& last_tokens) {
+  const Device device = gpu_of(logits, "logits");
+  const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, device.place);
+  const TensorView columns =
+      checked_view(choices, "choices", DType::kInt32, {8, -1}, device.place);
+  const int64_t num_rows = x.shape[0], stride = columns.shape[1];
+  if (stride < num_rows || stride % 2 != 0 || last_tokens.numel() < num_rows) {
+    fail("choices has " + std::to_string(stride) + " columns and last_tokens " +
+         std::to_string(last_tokens.numel()) + " entries for " + std::to_string(num_rows) +
+         " rows of logits (allowed: at least as many; choices an even number)");
+  }
+  const auto* base = static_cast<const int32_t*>(columns.data);
+  SampleParams params;
+  params.logits = static_cast<const float*>(x.data);
+  params.temperature = reinterpret_cast<const float*>(base);
+  params.top_k = base + stride;
+  params.top_p = reinterpret_cast<const float*>(base + 2 * stride);
+  [[maybe_unused]] const auto* min_p = reinterpret_cast<const float*>(base + 3 * stride);
+  params.seeds = reinterpret_cast<const int64_t*>(base + 4 * stride);
+  params.offsets = reinterpret_cast<const int64_t*>(base + 6 * stride);
+  params.token_ids = int32_data(last_tokens, "last_tokens", -1, device);
+  params.num_rows = num_rows;
+  params.vocab_size = x.shape[1];
+#ifdef REGATTA_WITH_CUDA
+  make_current(device);
+  throw_if_error(cuda::sample(params, min_p, launch_on(device)));
+#endif
+  return {};
+}
+
+std::vector<paddle::Tensor> adjust_logits(paddle::Tensor& logits, const paddle::Tensor& penalties,
+                                          const paddle::Tensor& token_ids,
+                                          const paddle::Tensor& logit_indices,
+                                          paddle::Tensor& history, paddle::Tensor& counts,
+                                          const paddle::Tensor& bias) {
+  const Device device = gpu_of(logits, "logits");
+  const phi::Place& place = device.place;
+  const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, place);
+  const TensorView columns = checked_view(penalties, "penalties", DType::kInt32, {8, -1}, place);
+  const TensorView past = checked_view(history, "history", DType::kInt32, {-1, -1}, place);
+  const TensorView table =
+      checked_view(counts, "counts", DType::kInt32, {-1, x.shape[1]}, place);
+  const TensorView pairs = checked_view(bias, "bias", DType::kInt32, {2, -1}, place);
+  const int64_t num_rows = x.shape[0], stride = columns.shape[1];
+  if (stride < num_rows || table.shape[0] < num_rows) {
+    fail("penalties has " + std::to_string(stride) + " columns and counts " +
+         std::to_string(table.shape[0]) + " rows for " + std::to_string(num_rows) +
+         " rows of logits (allowed: at least as many)");
+  }
+  const auto* base = static_cast<const int32_t*>(columns.data);
+  AdjustLogitsParams params;
+  params.logits = static_cast<float*>(const_cast<void*>(x.data));
+  params.repetition = reinterpret_cast<const float*>(base);
+  params.presence = reinterpret_cast<const float*>(base + stride);
+  params.frequency = reinterpret_cast<const float*>(base + 2 * stride);
+  params.slot = base + 3 * stride;
+  params.length = base + 4 * stride;
+  params.num_prompt = base + 5 * stride;
+  params.bias_begin = base + 6 * stride;
+  params.bias_end = base + 7 * stride;
+  params.token_ids = int32_data(token_ids, "token_ids", -1, device);
+  params.logit_indices = int32_data(logit_indices, "logit_indices", num_rows, device);
+  params.history = static_cast<int32_t*>(const_cast<void*>(past.data));
+  params.counts = static_cast<uint32_t*>(const_cast<void*>(table.data));
+  params.bias_tokens = static_cast<const int32_t*>(pairs.data);
+  params.bias_values = reinterpret_cast<const float*>(params.bias_tokens + pairs.shape[1]);
+  params.num_rows = num_rows;
+  params.vocab_size = x.shape[1];
+  params.max_length = past.shape[1];
+#ifdef REGATTA_WITH_CUDA
+  make_current(device);
+  throw_if_error(cuda::adjust_logits(params, launch_on(device)));
+#endif
+  return {};
+}
+
+using Shape = std::vector<int64_t>;
+using Type = paddle::DataType;
+
+std::vector<Shape> resolve_shape(const Shape& token_ids, const Shape&) { return {token_ids}; }
+std::vector<Type> resolve_dtype(const Type& token_ids, const Type&) { return {token_ids}; }
+std::vector<Shape> sample_shape(const Shape&, const Shape&, const Shape& last) { return {last}; }
+std::vector<Type> sample_dtype(const Type&, const Type&, const Type& last) { return {last}; }
+
+std::vector<Shape> adjust_shape(const Shape& logits, const Shape&, const Shape&, const Shape&,
+                                const Shape& history, const Shape& counts, const Shape&) {
+  return {logits, history, counts};
+}
+std::vector<Type> adjust_dtype(const Type& logits, const Type&, const Type&, const Type&,
+                               const Type& history, const Type& counts, const Type&) {
+  return {logits, history, counts};
+}
+
+}  // namespace
+}  // namespace regatta::binding
+
+PD_BUILD_OP(regatta_resolve_tokens)
+    .Inputs({"token_ids", "last_tokens"})
+    .Outputs({"resolved"})
+    .SetInplaceMap({{"token_ids", "resolved"}})
+    .SetKernelFn(PD_KERNEL(regatta::binding::resolve_tokens))
+    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::resolve_shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::resolve_dtype));
+
+PD_BUILD_OP(regatta_sample_step)
+    .Inputs({"logits", "choices", "last_tokens"})
+    .Outputs({"new_tokens"})
+    .SetInplaceMap({{"last_tokens", "new_tokens"}})
+    .SetKernelFn(PD_KERNEL(regatta::binding::sample_step))
+    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::sample_shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::sample_dtype));
+
+PD_BUILD_OP(regatta_adjust_logits)
+    .Inputs({"logits", "penalties", "token_ids", "logit_indices", "history", "counts", "bias"})
+    .Outputs({"adjusted", "history_out", "counts_out"})
+    .SetInplaceMap({{"logits", "adjusted"}, {"history", "history_out"}, {"counts", "counts_out"}})
+    .SetKernelFn(PD_KERNEL(regatta::binding::adjust_logits))
+    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::adjust_shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::adjust_dtype));

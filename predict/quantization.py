@@ -1,0 +1,131 @@
+"""Which quantization a run asks for: PaddleNLP's names, and the one table of what goes together.
+
+Imports no Paddle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from predict.errors import UserError, one_of
+
+SCHEMES = ("weight_only_int8", "weight_only_int4", "a8w8", "a8w8_fp8", "w4a8")
+# Other spellings, of PaddleNLP's tools and of the field.
+ALIASES = {
+    "wint8": "weight_only_int8",
+    "w8a16": "weight_only_int8",
+    "wint4": "weight_only_int4",
+    "w4a16": "weight_only_int4",
+    "w8a8": "a8w8",
+    "w8a8_fp8": "a8w8_fp8",
+    "fp8": "a8w8_fp8",
+    "a8w4": "w4a8",
+}
+CACHE_TYPES = ("dynamic", "static", "fp8", "int4")  # of --cachekv_int8_type
+KV_FORMATS = {
+    None: "dense",
+    "static": "int8_static",
+    "dynamic": "int8_dynamic",
+    "fp8": "fp8",
+    "int4": "int4",
+}
+GROUP_SIZES = (-1, 32, 64, 128)  # input features per scale; -1 is all of them
+GROUPED = ("weight_only_int8", "weight_only_int4", "w4a8")
+FP8_BLOCK = (128, 128)
+
+
+@dataclass(frozen=True)
+class QuantType:
+    """What a quant_type names: the scheme of the linears, and the cache type it brings along."""
+
+    scheme: str
+    cache_type: str | None = None
+
+
+def parse_quant_type(name: str) -> QuantType:
+    """The quant_type of that name, in any of its spellings, upper or lower case.
+
+    c8 in a name is PaddleNLP's static int8 cache (a8w8c8, a8w8c8_fp8), c16 is none.
+    Raises UserError naming the known ones.
+    """
+    word = name.lower()
+    if word == "a8w8_fp8_wint4":
+        raise UserError(
+            "quant_type a8w8_fp8_wint4 stores expert weights in 4 bits, and models with experts "
+            "are not available in this release; use --quant_type a8w8_fp8"
+        )
+    cache_type = "static" if "c8" in word else None
+    plain = word.replace("c8", "").replace("c16", "")
+    plain = ALIASES.get(plain, plain)
+    if plain not in SCHEMES:
+        raise one_of("quant_type", name, (*SCHEMES, "a8w8c8", "a8w8c8_fp8"))
+    return QuantType(plain, cache_type)
+
+
+@dataclass(frozen=True)
+class QuantSettings:
+    """How linears are quantized while they are read, from flags."""
+
+    scheme: str | None = None  # None: not at all
+    group_size: int = -1  # input features per scale of weight-only schemes; -1: all
+    block_size: int = -1  # rows and columns per scale of a8w8_fp8; -1: a row
+    head_scheme: str | None = None  # of the LM head; None: it stays dense
+    skip: tuple[str, ...] = ()  # linears whose names contain one of these stay dense
+
+
+@dataclass(frozen=True)
+class Support:
+    """One row: where a scheme runs. Plain Paddle (--inference_model false) runs all of them."""
+
+    cpu: bool  # by the compiled operators
+    gpu: tuple[int, int] | None  # from this compute capability on; None: on no GPU
+    gpu_dtypes: tuple[str, ...] = ("bfloat16", "float16")
+    instead: str = "--quant_type weight_only_int8"  # where it does not run
+
+
+# Not in the table because it makes no difference: --mode (an exported program calls the same
+# operators) and, on the CPU, --dtype. --cachekv_int8_type goes with every scheme; which devices
+# unpack a cache format is a column of predict.kv_formats.FORMATS.
+SUPPORT: dict[str, Support] = {
+    "dense": Support(cpu=True, gpu=(8, 0), gpu_dtypes=("float32", "bfloat16", "float16")),
+    "weight_only_int8": Support(cpu=True, gpu=None, instead="an unquantized model"),
+    "weight_only_int4": Support(cpu=True, gpu=None, instead="an unquantized model"),
+    "a8w8": Support(cpu=True, gpu=None, instead="an unquantized model"),
+    # Float8 needs a GPU with float8 units (Ada, Hopper and later).
+    "a8w8_fp8": Support(cpu=False, gpu=None, instead="--quant_type a8w8 (int8)"),
+    "w4a8": Support(cpu=True, gpu=None, instead="an unquantized model"),
+}
+
+
+def check_support(
+    scheme: str,
+    device: str,
+    compiled: bool,
+    dtype: str | None = None,
+    capability: tuple[int, int] | None = None,
+) -> None:
+    """Raises UserError where `scheme` does not run there.
+
+    device: cpu, gpu or gpu:N. capability: of the GPU, where it is known.
+    """
+    row = SUPPORT[scheme]
+    if device == "cpu":
+        if compiled and not row.cpu:
+            raise UserError(
+                f"quant_type {scheme} does not run on the compiled operators of this CPU; use "
+                f"{row.instead}, or --inference_model false to measure quality"
+            )
+        return
+    if row.gpu is None:
+        raise UserError(f"quant_type {scheme} does not run on GPUs yet; use {row.instead}")
+    if capability is not None and capability < row.gpu:
+        have, need = (f"sm_{major}{minor}" for major, minor in (capability, row.gpu))
+        raise UserError(
+            f"quant_type {scheme} needs a GPU of {need} or later, and this one is {have}; use "
+            f"{row.instead}"
+        )
+    if dtype is not None and dtype not in row.gpu_dtypes:
+        raise UserError(
+            f"quant_type {scheme} takes activations in {' or '.join(row.gpu_dtypes)} on a GPU; set "
+            "--dtype to one of these"
+        )

@@ -1,0 +1,85 @@
+"""Quantized: one linear's weight as codes and scales, and the tensors that are made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A linear's weight W [N, K] as w = (code - zero) * scale, all its parts stacked along N.
+
+    NumPy arrays, or tensors that lie where they are used. G: groups of columns, K / group size; 1
+    when a row is one group.
+    """
+
+    codes: Any  # [N, K] int8 (4 bits: 0..15; 8 bits: -128..127), or uint8 bits of e4m3
+    scale: (
+        Any  # float32 [N, G]; [N]; e4m3 also [1], [ceil(N/128), G] or [N, G] with G = ceil(K/128)
+    )
+    zero: Any = None  # float32 [N, G]; None: 0
+    act_scale: float | None = None  # x = q * act_scale; None: found in x at run time
+    shift: Any = None  # float32 [K]: x' = (x + shift) * smooth is what meets W; None: 0
+    smooth: Any = None  # float32 [K]; None: 1
+    perm: Any = None  # int32 [K]: column k of codes meets x[perm[k]] (act-order); None: k
+
+
+def tensor_at(values: Any, place: Any) -> Tensor:
+    """An array (or a tensor already there) as a tensor at `place`; None: on the CPU."""
+    import paddle
+
+    if not isinstance(values, np.ndarray):
+        return values
+    tensor = paddle.to_tensor(np.ascontiguousarray(values), place=paddle.CPUPlace())
+    return tensor if place is None else tensor._copy_to(place, True)
+
+
+def optional_at(values: Any, dtype: type[np.generic], place: Any) -> Tensor:
+    """`values` at `place`, or where they are None one zero, which operators read as "none"."""
+    return tensor_at(np.zeros(1, dtype) if values is None else values, place)
+
+
+def weight_tensors(
+    weight: Quantized, scheme: str, dtype: str, compiled: bool, place: Any
+) -> tuple[Tensor, ...]:
+    """Compiled: packed, scales. Plain: codes, scale, zero (one 0 where there is none)."""
+    codes, scale = tensor_at(weight.codes, place), tensor_at(weight.scale, place)
+    if not compiled:
+        return codes, scale, optional_at(weight.zero, np.float32, place)
+    from predict import ops
+
+    zero = None if weight.zero is None else tensor_at(weight.zero, place)
+    return ops.pack_quantized(codes, scale, zero, scheme, dtype)
+
+
+def act_tensor(weight: Quantized, place: Any) -> Tensor:
+    """[1] float32: the static activation scale, 0 where it is found at run time."""
+    return tensor_at(np.array([weight.act_scale or 0.0], np.float32), place)
+
+
+def dequantized(codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """float32 (codes - zero) * scale of integer codes [N, K]; scale [N] or [N, G]."""
+    num_rows, num_columns = codes.shape
+    groups = scale.shape[1] if len(scale.shape) == 2 else 1
+    grouped = codes.astype("float32").reshape([num_rows, groups, num_columns // groups])
+    if len(zero.shape) == 2:
+        grouped = grouped - zero.unsqueeze(2)
+    grouped = grouped * scale.reshape([num_rows, groups, 1])
+    return grouped.reshape([num_rows, num_columns])
+
+
+def quantized_rows(x: Tensor, act: Tensor) -> tuple[Tensor, Tensor]:
+    """Int8 values (as float32) of x [T, K] and their scales: `act` [1], or [T, 1] where it is 0."""
+    import paddle
+
+    limit = 127.0
+    largest = paddle.max(paddle.abs(x), axis=-1, keepdim=True)
+    dynamic = paddle.where(largest > 0, largest / limit, paddle.ones_like(largest))
+    scale = paddle.where(act > 0, act.expand_as(dynamic), dynamic)
+    return paddle.clip(paddle.round(x / scale), -limit, limit), scale

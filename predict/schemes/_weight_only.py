@@ -1,0 +1,56 @@
+"""What the weight-only schemes share: groups of columns with scales and zeros, and act-order.
+
+Compiled tensors: packed, scales, act (unused), perm. Plain: codes, scale, zero, perm.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from predict.schemes._quantized import (
+    Quantized,
+    act_tensor,
+    dequantized,
+    optional_at,
+    weight_tensors,
+)
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+
+def weight_only_tensors(
+    weight: Quantized, scheme: str, dtype: str, compiled: bool, place: Any
+) -> tuple[Tensor, ...]:
+    """See predict.schemes.Scheme."""
+    made = weight_tensors(weight, scheme, dtype, compiled, place)
+    if compiled:
+        made += (act_tensor(weight, place),)
+    return (*made, optional_at(weight.perm, np.int32, place))
+
+
+def gathered(x: Tensor, perm: Tensor) -> Tensor:
+    """The columns of x [T, K] in act-order; `perm` [1] changes nothing."""
+    import paddle
+
+    return x if perm.shape[0] == 1 else paddle.index_select(x, perm, axis=1)
+
+
+def product(x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
+    """See predict.schemes.Scheme."""
+    import paddle
+
+    codes, scale, zero, perm = tensors
+    return paddle.matmul(gathered(x, perm), dequantized(codes, scale, zero), transpose_y=True)
+
+
+def plain(tensors: tuple[Tensor, ...]) -> Tensor:
+    """See predict.schemes.Scheme."""
+    import paddle
+
+    codes, scale, zero, perm = tensors
+    return gathered(
+        dequantized(codes, scale, zero), perm if perm.shape[0] == 1 else paddle.argsort(perm)
+    )

@@ -1,0 +1,28 @@
+"""weight_only_int4: 4-bit weights, one scale and zero per group of columns; float activations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from predict.schemes._quantized import Quantized
+from predict.schemes._rounding import INT4_ZERO, round_int4
+from predict.schemes._weight_only import plain, product, weight_only_tensors
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+__all__ = ["NAME", "plain", "product", "quantize", "tensors"]
+NAME = "weight_only_int4"
+
+
+def quantize(weight: Any, group_size: int) -> Quantized:
+    """See predict.schemes.Scheme."""
+    codes, scale = round_int4(weight, group_size)
+    return Quantized(codes, scale, np.full_like(scale, INT4_ZERO))
+
+
+def tensors(weight: Quantized, dtype: str, compiled: bool, place: Any = None) -> tuple[Tensor, ...]:
+    """See predict.schemes.Scheme."""
+    return weight_only_tensors(weight, NAME, dtype, compiled, place)

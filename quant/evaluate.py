@@ -1,0 +1,429 @@
+r"""Perplexity, KL divergence, top-1 agreement, size and speed of quantizations, as one table.
+
+    python quant/evaluate.py --model_name_or_path DIR --data_file heldout.txt \
+        --quant_type weight_only_int8,weight_only_int4_g128,weight_only_int4_g128+gptq \
+        --calibration_file calibration.txt --output_file table.json
+
+Each row is compared with the unquantized model, window by window, through the engine's own decoder.
+Leaves with 0, 1, 2 or 130 as predictor.py does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if not __package__:  # run as a script: import from the checkout, not from this folder
+    _HERE = os.path.dirname(os.path.realpath(__file__))
+    sys.path[:] = [path for path in sys.path if os.path.realpath(path) != _HERE]
+    sys.path.insert(0, os.path.dirname(_HERE))
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from predict.errors import EXIT_FAILURE, EXIT_INTERRUPTED, UserError
+from predict.files import find_model_dir
+from predict.flags import Flag, FlagValues, parse_flags
+from predict.quantization import CACHE_TYPES
+from quant.config import INT4_SCHEMES
+from quant.rows import UNQUANTIZED, Row, parse_row
+
+if TYPE_CHECKING:
+    from predict.config import EngineConfig
+    from predict.llm import LLM
+    from predict.progress import Progress
+    from quant.data import TokenIds
+
+PROG = "evaluate.py"
+DESCRIPTION = "Measures what quantization costs and brings."
+USAGE = "--model_name_or_path DIR --quant_type A,B,... --data_file TEXT [--flag [VALUE] ...]"
+DECODE_PROMPT, DECODE_TOKENS, WARM_UP = 32, 64, 4  # tokens
+
+_MODEL, _DATA, _RUN = "Model and rows", "Texts and results", "Device"
+# fmt: off
+FLAGS: tuple[Flag, ...] = (
+    Flag(_MODEL, "model_name_or_path", "str", None,
+         "Directory of the unquantized checkpoint, or a hub name in the local caches. Required."),
+    Flag(_MODEL, "quant_type", "strs", [],
+         "Rows of the table: TYPE[_gN][+METHOD...][@CACHE], or directories of quantized "
+         "checkpoints. TYPE is a --quant_type of predictor.py, or none. METHOD calibrates first: "
+         "ptq, smooth, piecewise, shift, gptq, awq, clip, asym. CACHE is dynamic, static, fp8 or "
+         "int4. Required."),
+    Flag(_MODEL, "cachekv_int8_type", "str", None,
+         "KV cache of the rows that name none.", choices=CACHE_TYPES),
+    Flag(_MODEL, "weightonly_group_size", "int", -1,
+         "Group size of the weight-only rows that name none; -1 is one group."),
+    Flag(_MODEL, "skip_list_names", "strs", [],
+         "Linears with one of these in their name stay in --dtype."),
+    Flag(_DATA, "data_file", "str", None,
+         'Held-out text, or JSON lines {"src", "tgt"}; when not given, heldout.txt of the model.'),
+    Flag(_DATA, "calibration_file", "str", None,
+         "Another text, for rows with a METHOD or the static cache; when not given, "
+         "calibration.txt of the model."),
+    Flag(_DATA, "output_file", "str", None, "Write the table as JSON."),
+    Flag(_DATA, "src_length", "int", 1024, "Tokens of a window."),
+    Flag(_DATA, "max_tokens", "int", None,
+         "Stop after about this many tokens of the held-out text."),
+    Flag(_DATA, "ptq_step", "int", 32, "Calibration batches of every method."),
+    Flag(_RUN, "dtype", "str", "bfloat16",
+         "Type of activations and of what is not quantized.",
+         choices=("float32", "bfloat16", "float16")),
+    Flag(_RUN, "device", "str", "cpu", "cpu, gpu or gpu:N."),
+    Flag(_RUN, "inference_model", "bool", True,
+         "Use the compiled operators; false: plain Paddle. A type that the compiled operators of a "
+         "device lack runs on plain Paddle, beside an unquantized model on plain Paddle."),
+    Flag(_RUN, "block_size", "int", 64, "Tokens per block of the KV cache."),
+)
+# fmt: on
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row of the table; sizes in bytes, KL in nats per token."""
+
+    perplexity: float
+    perplexity_ratio: float
+    kl: float
+    top1_agreement: float
+    weight_bytes: int
+    decode_tokens_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """What one run measures."""
+
+    model_name_or_path: str
+    rows: tuple[Row, ...]
+    data_file: str
+    calibration_file: str | None
+    output_file: str | None
+    skip: tuple[str, ...]
+    src_length: int
+    max_tokens: int | None
+    ptq_step: int
+    dtype: str
+    device: str
+    inference_model: bool
+    block_size: int
+
+    @classmethod
+    def from_flags(cls, flags: FlagValues) -> EvaluateConfig:
+        """The config of a command line; every file and name is checked. Raises UserError."""
+        from predict.data import check_output_path
+
+        if flags["model_name_or_path"] is None:
+            raise UserError("--model_name_or_path is needed: the directory of a checkpoint")
+        if not flags["quant_type"]:
+            raise UserError("--quant_type is needed: the rows of the table, separated by commas")
+        for name in ("src_length", "max_tokens", "ptq_step"):
+            if flags[name] is not None and flags[name] < 2 - (name == "ptq_step"):
+                raise UserError(f"--{name} is {flags[name]}; that is too little")
+        model = find_model_dir(flags["model_name_or_path"])
+        cache, group_size = flags["cachekv_int8_type"], flags["weightonly_group_size"]
+        rows = tuple(parse_row(text, cache, group_size) for text in flags["quant_type"])
+        names = [row.name for row in rows]
+        for name in names:
+            if names.count(name) > 1:
+                raise UserError(f"--quant_type has {name} more than once")
+        data_file = flags["data_file"] or _beside(model, "heldout.txt")
+        if data_file is None:
+            raise UserError("--data_file is needed: a text that the model was not trained on")
+        calibration = flags["calibration_file"] or _beside(model, "calibration.txt")
+        for row in rows:
+            if row.calibrates and calibration is None:
+                raise UserError(f"{row.name} needs calibration data; give --calibration_file")
+        if calibration is not None and Path(calibration).resolve() == Path(data_file).resolve():
+            raise UserError(
+                f"--calibration_file and --data_file are both {data_file}: calibrating on the text "
+                "that is measured hides the loss; give two texts"
+            )
+        if flags["output_file"] is not None:
+            check_output_path(flags["output_file"], data_file, calibration)
+        return cls(
+            model_name_or_path=str(model),
+            rows=rows,
+            data_file=data_file,
+            calibration_file=calibration,
+            output_file=flags["output_file"],
+            skip=tuple(flags["skip_list_names"]),
+            src_length=flags["src_length"],
+            max_tokens=flags["max_tokens"],
+            ptq_step=flags["ptq_step"],
+            dtype=flags["dtype"],
+            device=flags["device"],
+            inference_model=flags["inference_model"],
+            block_size=flags["block_size"],
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    try:
+        words = sys.argv[1:] if argv is None else argv
+        flags = parse_flags(words, FLAGS, PROG, DESCRIPTION, USAGE)
+        config = EvaluateConfig.from_flags(flags)
+        results = run(config)
+        if config.output_file is not None:
+            from predict.bench.report import write_json
+
+            write_json(
+                {name: asdict(result) for name, result in results.items()}, config.output_file
+            )
+    except UserError as error:
+        _say(f"error: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return EXIT_INTERRUPTED
+    except Exception as error:  # the last place that can turn a traceback into a sentence
+        if os.environ.get("REGATTA_TRACEBACK"):
+            raise
+        detail = " ".join(str(error).split()) or "no further detail"
+        _say(
+            f"error: {type(error).__name__}: {detail} (set REGATTA_TRACEBACK=1 to see where it "
+            "comes from)"
+        )
+        return EXIT_FAILURE
+    print(table(results))
+    return 0
+
+
+def run(config: EvaluateConfig, progress: bool | None = None) -> dict[str, Result]:
+    """Results by row, the unquantized model's first, in the order of the command line.
+
+    progress: whether to show a bar; None: when stderr is a terminal. Raises UserError.
+    """
+    from predict.progress import Progress
+    from predict.tokenizer import Tokenizer
+    from quant.data import read_sequences
+
+    tokenizer = Tokenizer.from_dir(config.model_name_or_path, "none")
+    windows = [
+        w for w in read_sequences(config.data_file, tokenizer, config.src_length) if len(w) > 1
+    ]
+    if config.max_tokens is not None:
+        windows = windows[: -(-config.max_tokens // config.src_length)]
+    if not windows:
+        raise UserError(f"--data_file {config.data_file} has no two tokens in a row")
+    results: dict[str, Result] = {}
+    references: dict[bool, Model] = {}  # by whether the operators are compiled
+    rows = [Row(UNQUANTIZED, None), *(row for row in config.rows if row.name != UNQUANTIZED)]
+    with (
+        tempfile.TemporaryDirectory(prefix="regatta-evaluate-") as folder,
+        Progress(len(rows) * len(windows), progress, unit="window") as bar,
+    ):
+        for number, row in enumerate(rows):
+            engine = engine_config(config, row, Path(folder) / str(number))
+            if engine.inference_model not in references:
+                plain = engine_config(config, rows[0], Path(folder), engine.inference_model)
+                references[engine.inference_model] = Model(plain)
+            reference = references[engine.inference_model]
+            model = reference if number == 0 else Model(engine)
+            results[row.name] = measure(model, reference, windows, bar)
+    return results
+
+
+def engine_config(
+    config: EvaluateConfig, row: Row, folder: Path, inference_model: bool | None = None
+) -> EngineConfig:
+    """The engine of a row, calibrated into `folder` where it has to be. Raises UserError.
+
+    inference_model: None chooses the compiled operators where they have the row's type.
+    """
+    from predict.config import EngineConfig
+
+    directory, quant_type = row.checkpoint or config.model_name_or_path, row.quant_type
+    if row.calibrates:
+        from quant.config import QuantConfig, parse_command_line
+        from quant.run_quantization import run as quantize
+
+        words = ["--model_name_or_path", config.model_name_or_path, "--output_path", str(folder)]
+        words += ["--data_file", str(config.calibration_file)]
+        for name in (
+            "ptq_step",
+            "smooth_step",
+            "shift_step",
+            "awq_step",
+            "autoclip_step",
+            "gptq_step",
+        ):
+            words += [f"--{name}", str(config.ptq_step)]
+        if config.skip:
+            words += ["--skip_list_names", ",".join(config.skip)]
+        quantize(QuantConfig.from_flags(parse_command_line([*words, *row.quantization_flags()])))
+        directory, quant_type = str(folder), None
+    if inference_model is None:
+        inference_model = config.inference_model and is_compiled_for(config, row)
+    tokens = config.src_length + DECODE_PROMPT + DECODE_TOKENS
+    return EngineConfig(
+        model_name_or_path=directory,
+        dtype=config.dtype,
+        device=config.device,
+        inference_model=inference_model,
+        attention="append" if inference_model else "reserved",
+        block_size=config.block_size,
+        src_length=config.src_length,
+        max_length=tokens,
+        prefix_caching=False,
+        quant_type=quant_type,
+        weightonly_group_size=-1 if quant_type is None else row.group_size,
+        skip_list_names=() if quant_type is None else config.skip,
+        cachekv_int8_type=row.cache,
+        chat_template="none",
+    )
+
+
+def is_compiled_for(config: EvaluateConfig, row: Row) -> bool:
+    """Whether the device's compiled operators have the row's type."""
+    from predict.quantization import check_support
+
+    if row.quant_type is None or config.device.partition(":")[0] != "cpu":
+        return True
+    try:
+        check_support(row.quant_type, config.device, compiled=True)
+    except UserError:
+        return False
+    return True
+
+
+class Model:
+    """One engine, and a cache of its own for windows."""
+
+    def __init__(self, config: EngineConfig):
+        """Loads the engine; raises UserError."""
+        import paddle
+        from predict.engine.kv_cache import allocate_caches
+        from predict.kv_formats import head_scales, kv_format_of
+        from predict.llm import LLM
+
+        self.llm = LLM(config)
+        self.config = config
+        spec, device = self.llm.spec, self.llm.device
+        self.place = paddle.CPUPlace() if device is None else device.place()
+        scales = head_scales(kv_format_of(config.kv_format), config.model_name_or_path, spec)
+        self.caches = allocate_caches(
+            spec,
+            -(-config.src_length // config.block_size),
+            config.block_size,
+            config.dtype,
+            config.kv_format,
+            scales,
+        )
+
+    def logits(self, window: TokenIds) -> Any:
+        """float32 logits [n - 1, vocab_size] of a window's tokens but the last, in one step."""
+        import numpy as np
+
+        import paddle
+        from predict.nn.decoder import forward
+        from predict.nn.inputs import ForwardInputs, to_tensors
+
+        length = len(window)
+        positions = np.arange(length, dtype=np.int32)
+        num_blocks = -(-length // self.config.block_size)
+        inputs = ForwardInputs(
+            token_ids=window,
+            positions=positions,
+            slot_mapping=positions,
+            cu_seqlens_q=np.array([0, length], np.int32),
+            context_lens=np.array([length], np.int32),
+            block_tables=np.arange(num_blocks, dtype=np.int32)[None],
+            logit_indices=positions[:-1],
+            max_lens=np.array([length, length], np.int32),
+        )
+        assert self.llm.decoder is not None  # the mode is dynamic
+        with paddle.no_grad():
+            tensors = to_tensors(inputs, self.place)
+            found, _ = forward(self.llm.backend, self.llm.decoder, tensors, self.caches)
+        return found.numpy()
+
+
+def measure(model: Model, reference: Model, windows: Sequence[TokenIds], bar: Progress) -> Result:
+    """One row, against `reference`, which may be the same."""
+    from quant.metrics import Comparison
+
+    comparison = Comparison()
+    for window in windows:
+        expected = reference.logits(window)
+        logits = expected if model is reference else model.logits(window)
+        comparison.update(logits, expected, window[1:])
+        bar.on_finished()
+    return Result(
+        comparison.perplexity,
+        comparison.perplexity_ratio,
+        comparison.kl,
+        comparison.top1_agreement,
+        weight_bytes(model.llm),
+        decode_tokens_per_s(model.llm, windows[0]),
+    )
+
+
+def weight_bytes(llm: LLM) -> int:
+    """Bytes of the weights, scales and embedding included, as the compiled operators hold them."""
+    from predict.llm import is_compiled
+    from predict.nn.decoder import map_tensors
+
+    decoder = llm.decoder
+    assert decoder is not None  # the mode is dynamic
+    total = 0
+
+    def count(path: str, tensor: Any) -> Any:
+        nonlocal total
+        if path != "rope":
+            total += tensor.size * tensor.element_size()
+        return tensor
+
+    map_tensors(decoder, count)
+    if not is_compiled(llm.backend):
+        # Plain Paddle has a byte for each 4-bit code.
+        for layer in decoder.layers:
+            blocks = (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
+            total -= sum(b.tensors[0].size // 2 for b in blocks if b.scheme in INT4_SCHEMES)
+    return int(total)
+
+
+def decode_tokens_per_s(llm: LLM, window: TokenIds) -> float:
+    """Tokens per second of one sequence after its prompt; the median between two tokens."""
+    from statistics import median
+
+    from predict.request import SamplingParams
+
+    params = SamplingParams(
+        max_new_tokens=WARM_UP + DECODE_TOKENS, temperature=0.0, ignore_eos=True
+    )
+    prompt = [int(token) for token in window[:DECODE_PROMPT]]
+    (output,) = llm.generate([prompt], params)
+    return 1.0 / median(output.metrics.inter_token_latencies[WARM_UP:])
+
+
+def table(results: dict[str, Result]) -> str:
+    """The results as a Markdown table."""
+    lines = [
+        "| weights and cache | perplexity | ratio | KL, nats | same top token | weights, MiB "
+        "| decode, tokens/s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, result in results.items():
+        lines.append(
+            f"| {name} | {result.perplexity:.3f} | {result.perplexity_ratio:.4f} "
+            f"| {result.kl:.5f} | {result.top1_agreement:.2%} | {result.weight_bytes / 2**20:.1f} "
+            f"| {result.decode_tokens_per_s:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def _beside(model: Path, name: str) -> str | None:
+    path = model / name
+    return str(path) if path.is_file() else None
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,315 @@
+r"""Quantizes a checkpoint, layer by layer, with calibration data where the method needs it.
+
+    python quant/run_quantization.py --model_name_or_path DIR --quant_type weight_only_int4 \
+        --weight_quant_method groupwise --do_gptq --data_file calibration.txt --output_path OUT
+
+Only one layer's weights are in memory at a time; hidden states lie in files. An interrupted run
+goes on from its last finished layer when the same command is given again. Leaves with 0, 1, 2 or
+130 as predictor.py does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if not __package__:  # run as a script: import from the checkout, not from this folder
+    _HERE = os.path.dirname(os.path.realpath(__file__))
+    sys.path[:] = [path for path in sys.path if os.path.realpath(path) != _HERE]
+    sys.path.insert(0, os.path.dirname(_HERE))
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from predict.errors import EXIT_FAILURE, EXIT_INTERRUPTED, UserError
+from quant.config import QuantConfig, parse_command_line
+
+if TYPE_CHECKING:
+    from predict.nn.weights import CheckpointSource, WeightPlan
+    from quant.calibrate import Batches, LayerQuantizer
+    from quant.data import TokenIds
+    from quant.state import RunState
+
+# What a finished layer does not depend on: where it is stored, and how it is computed.
+NOT_INPUTS = ("output_path", "overwrite", "inference_model", "model_name_or_path", "data_file")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run did: bytes of all tensors before and after, mean relative output error by kind."""
+
+    bytes_before: int
+    bytes_after: int
+    num_tokens: int  # of calibration
+    loss: dict[str, float]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    try:
+        flags = parse_command_line(sys.argv[1:] if argv is None else argv)
+        config = QuantConfig.from_flags(flags)
+        for note in config.notes:
+            _say(f"note: {note}")
+        summary = run(config)
+    except UserError as error:
+        _say(f"error: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted: the same command goes on after the last finished layer")
+        return EXIT_INTERRUPTED
+    except Exception as error:  # the last place that can turn a traceback into a sentence
+        if os.environ.get("REGATTA_TRACEBACK"):
+            raise
+        detail = " ".join(str(error).split()) or "no further detail"
+        _say(
+            f"error: {type(error).__name__}: {detail} (set REGATTA_TRACEBACK=1 to see where it "
+            "comes from)"
+        )
+        return EXIT_FAILURE
+    _say(describe(config, summary))
+    return 0
+
+
+def run(config: QuantConfig, progress: bool | None = None) -> Summary:
+    """Writes the quantized checkpoint of `config` to its --output_path.
+
+    Everything is read and checked before any layer is computed. progress: whether to show a bar;
+    None: when stderr is a terminal. Raises UserError.
+    """
+    from predict.llm import choose_backend, is_compiled, read_spec
+    from predict.models import family_of
+    from predict.nn.checkpoint import Checkpoint
+    from predict.nn.weights import CheckpointSource, plan_weights
+    from predict.progress import Progress
+    from quant.state import RunState, checkpoint_digest
+    from quant.writer import float_dtype, write_checkpoint
+
+    source_dir = Path(config.model_name_or_path)
+    spec, reader = read_spec(source_dir)
+    if reader.values.get("quantization_config"):
+        raise UserError(
+            f"{reader.path} has a quantization_config: this checkpoint is quantized already; pass "
+            "the unquantized one"
+        )
+    plan = plan_weights(spec, family_of(reader).WEIGHTS)
+    checkpoint = Checkpoint(source_dir)
+    source = CheckpointSource(checkpoint)
+    check(config, plan, checkpoint, source)
+    sequences = read_calibration(config) if config.needs_data else []
+    state = RunState.open(
+        config.output_path,
+        {
+            "model": checkpoint_digest(source_dir),
+            "data": _digest(sequences),
+            **{
+                f.name: _plain(getattr(config, f.name))
+                for f in fields(config)
+                if f.compare and f.name not in NOT_INPUTS
+            },
+        },
+        config.overwrite,
+    )
+    backend = choose_backend(config.inference_model)
+    import paddle
+
+    paddle.set_device("cpu")
+    from quant.calibrate import LayerQuantizer
+
+    quantizer = LayerQuantizer(config, backend, is_compiled(backend))
+    if state.num_done:
+        _say(f"going on after layer {state.num_done} of {spec.num_layers}")
+    if config.needs_data and state.num_done == 0:
+        _embed(plan, source, sequences, state)
+    state.save()
+    dtype = float_dtype(config, checkpoint, plan)
+    with Progress(spec.num_layers, progress, unit="layer") as bar:
+        for _ in range(state.num_done):
+            bar.on_finished()
+        for index in range(state.num_done, spec.num_layers):
+            _quantize_layer(index, plan, source, quantizer, sequences, state, dtype)
+            state.finish_layer(index)
+            bar.on_finished()
+    layers = range(spec.num_layers)
+    scale_files = [state.layer_path(index, ".json") for index in layers]
+    after = write_checkpoint(
+        config,
+        source_dir,
+        lambda: _others(plan, source, dtype),
+        [state.layer_path(index, ".safetensors") for index in layers],
+        scale_files,
+        plan,
+    )
+    loss = _mean_loss(scale_files)
+    state.remove()
+    before = sum(_num_bytes(info) for info in checkpoint.tensors.values())
+    return Summary(before, after, sum(map(len, sequences)), loss)
+
+
+def check(config: QuantConfig, plan: WeightPlan, checkpoint: Any, source: CheckpointSource) -> None:
+    """Raises UserError where the checkpoint is not whole, or the config does not fit it."""
+    from predict.formats.online import Online, check_group_size
+    from predict.nn.decoder import expected_tensors
+    from predict.quantization import QuantSettings
+
+    layout = Online(source, QuantSettings(), plan)
+    checkpoint.check(expected_tensors(plan, layout), plan.ignored)
+    skipped = 0
+    for linear in plan.linears():
+        if config.skips(linear.prefixes):
+            skipped += 1
+        else:
+            check_group_size(linear, config.group_size)
+    if skipped == len(list(plan.linears())):
+        raise UserError(
+            f"--skip_list_names {','.join(config.skip)} leaves no linear to quantize; shorten it"
+        )
+
+
+def read_calibration(config: QuantConfig) -> list[TokenIds]:
+    """The calibration sequences; raises UserError where there are none, or no tokenizer."""
+    from predict.tokenizer import Tokenizer
+    from quant.data import read_sequences
+
+    assert config.data_file is not None  # QuantConfig's own check
+    tokenizer = Tokenizer.from_dir(config.model_name_or_path, config.chat_template)
+    wanted = config.num_batches * config.batch_size
+    return read_sequences(config.data_file, tokenizer, config.src_length, wanted)
+
+
+def describe(config: QuantConfig, summary: Summary) -> str:
+    """The last lines of a run."""
+    gib = (summary.bytes_before / 2**30, summary.bytes_after / 2**30)
+    lines = [
+        f"{config.output_path}: {gib[1]:.3f} GiB of tensors, {gib[1] / gib[0]:.0%} of the "
+        f"{gib[0]:.3f} GiB before"
+    ]
+    if summary.num_tokens:
+        lines.append(f"calibrated with {summary.num_tokens} tokens")
+    if summary.loss:
+        shown = ", ".join(f"{kind} {value:.2e}" for kind, value in summary.loss.items())
+        lines.append(f"mean relative output error of the linears: {shown}")
+    if config.cachekv:
+        lines.append("for the int8 cache, run it with --cachekv_int8_type static")
+    return "\n".join(lines)
+
+
+def _quantize_layer(
+    index: int,
+    plan: WeightPlan,
+    source: CheckpointSource,
+    quantizer: LayerQuantizer,
+    sequences: Sequence[TokenIds],
+    state: RunState,
+    dtype: str,
+) -> None:
+    """Computes one layer and writes its files, and its successor's inputs."""
+    from predict.formats import safetensors_file
+    from quant.layer import LayerWeights
+    from quant.writer import layer_tensors
+
+    spec, config = plan.spec, quantizer.config
+    layer = LayerWeights.read(index, plan.layers[index], spec, source)
+    batches: Batches | None = None
+    output = None
+    if sequences:
+        from quant.calibrate import Batches
+
+        lengths = tuple(map(len, sequences))
+        shape = (sum(lengths), spec.hidden_size)
+        batches = Batches(state.read_hidden(index, shape), lengths, config.batch_size)
+        if index + 1 < spec.num_layers:
+            output = state.new_hidden(index + 1, shape)
+    rope = _rope(plan, max(map(len, sequences), default=1))
+    result = quantizer.quantize(layer, batches, rope, output)
+    if output is not None:
+        output.flush()  # type: ignore[attr-defined]  # a memory map
+    tensors, scales = layer_tensors(result, config, dtype)
+    safetensors_file.write(state.layer_path(index, ".safetensors"), tensors)
+    state.layer_path(index, ".json").write_text(json.dumps(scales))
+
+
+def _rope(plan: WeightPlan, num_positions: int) -> Any:
+    import paddle
+    from predict.nn.rope import rope_table
+
+    spec = plan.spec
+    table = rope_table(spec.rope, spec.head_dim, num_positions, spec.max_position)
+    return paddle.to_tensor(table)
+
+
+def _embed(
+    plan: WeightPlan, source: CheckpointSource, sequences: Sequence[TokenIds], state: RunState
+) -> None:
+    """Writes the inputs of layer 0."""
+    import numpy as np
+
+    from predict.nn.checkpoint import to_float32
+
+    spec = plan.spec
+    table = source.matrix((plan.embedding,), (spec.vocab_size, spec.hidden_size))
+    ids = np.concatenate(sequences)
+    if ids.max() >= spec.vocab_size:
+        raise UserError(
+            f"the tokenizer makes token {ids.max()}, and config.json says vocab_size "
+            f"{spec.vocab_size}; they do not belong to one model"
+        )
+    hidden = state.new_hidden(0, (len(ids), spec.hidden_size))
+    hidden[:] = to_float32(table[ids])
+    hidden.flush()  # type: ignore[attr-defined]  # a memory map
+
+
+def _others(plan: WeightPlan, source: CheckpointSource, dtype: str) -> Any:
+    """Tensors that belong to no layer: embedding, last norm and LM head."""
+    from predict.nn.checkpoint import to_float32
+    from quant.writer import as_stored
+
+    spec = plan.spec
+    names = {plan.embedding: (spec.vocab_size, spec.hidden_size)}
+    if not spec.tie_word_embeddings:
+        names[plan.head.prefixes[0] + ".weight"] = (spec.vocab_size, spec.hidden_size)
+    made = {
+        name: (dtype, as_stored(to_float32(source.matrix((name,), shape)), dtype))
+        for name, shape in names.items()
+    }
+    norm = to_float32(source.vector(plan.final_norm, spec.hidden_size))
+    return made | {plan.final_norm: (dtype, as_stored(norm, dtype))}
+
+
+def _mean_loss(scale_files: Sequence[Path]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for path in scale_files:
+        for kind, value in json.loads(path.read_text())["loss"].items():
+            found.setdefault(kind, []).append(value)
+    return {kind: sum(values) / len(values) for kind, values in found.items()}
+
+
+def _num_bytes(info: Any) -> int:
+    import math
+
+    import numpy as np
+
+    from predict.nn.checkpoint import NUMPY_DTYPES
+
+    return int(math.prod(info.shape) * np.dtype(NUMPY_DTYPES[info.dtype]).itemsize)
+
+
+def _digest(sequences: Sequence[TokenIds]) -> str:
+    from quant.data import digest
+
+    return digest(sequences)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""Writes quantized layers: first one file each, then the checkpoint's shards and JSON files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.formats import compressed_tensors, paddlenlp, safetensors_file
+from predict.nn.checkpoint import NUMPY_DTYPES, Checkpoint, read_header
+from predict.nn.hf_config import ConfigReader
+from predict.nn.weights import WeightPlan
+from quant.calibrate import QuantizedLayer
+from quant.config import QuantConfig
+from quant.layer import KINDS, LayerWeights
+
+Tensors = dict[str, tuple[str, npt.NDArray[Any]]]
+
+MAX_SHARD_BYTES = 4 << 30
+STORED_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+# What a checkpoint has besides tensors and config.json.
+COPIED = ("*.json", "*.model", "merges.txt", "vocab.txt", "*.jinja", "*.tiktoken", "*.txt")
+NOT_COPIED = ("*.index.json", "config.json", "heldout.txt", "calibration.txt")
+
+
+def as_stored(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+    """float32 values in a safetensors dtype; bfloat16 as uint16, half to even."""
+    values = np.ascontiguousarray(values, np.float32)
+    if dtype == "F32":
+        return values
+    if dtype == "F16":
+        return values.astype(np.float16)
+    bits = values.view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    return rounded.astype(np.uint16)
+
+
+def float_dtype(config: QuantConfig, checkpoint: Checkpoint, plan: WeightPlan) -> str:
+    """The safetensors dtype of tensors that stay in floating point."""
+    if config.dtype is not None:
+        return STORED_DTYPES[config.dtype]
+    dtype = checkpoint.tensors[plan.final_norm].dtype
+    return dtype if dtype in STORED_DTYPES.values() else "F32"
+
+
+def layer_tensors(
+    layer: QuantizedLayer, config: QuantConfig, dtype: str
+) -> tuple[Tensors, dict[str, Any]]:
+    """Tensors of one layer under their checkpoint names, and its entries of the scale files.
+
+    dtype: safetensors dtype of what stays in floating point. Entries by file: "act", "weight",
+    "cache"; "loss" is each kind's relative output error.
+    """
+    weights = layer.weights
+    tensors: Tensors = {}
+    scales: dict[str, Any] = {"act": {}, "weight": {}, "cache": {}, "loss": layer.loss}
+    for name, values in weights.vectors.items():
+        tensors[name] = (dtype, as_stored(values, dtype))
+    for kind in KINDS:
+        linear = weights.linears[kind]
+        borders = np.cumsum(linear.plan.part_sizes)[:-1]
+        matrices = np.split(linear.weight, borders)
+        for index, prefix in enumerate(linear.plan.prefixes):
+            if kind not in layer.quantized:
+                tensors[prefix + ".weight"] = (dtype, as_stored(matrices[index], dtype))
+                continue
+            part = layer.quantized[kind][index]
+            if config.shift:  # only PaddleNLP's layout has a place for it
+                tensors.update(paddlenlp.linear_tensors(prefix, part))
+                act, weight = paddlenlp.scale_entries(stem(weights, prefix), part)
+                scales["act"].update(act)
+                scales["weight"].update(weight)
+            else:
+                tensors.update(compressed_tensors.linear_tensors(config.scheme, prefix, part))
+        if linear.bias is not None:
+            # A correction for a shift is worth more digits than bfloat16 has.
+            kept = "F32" if config.shift else dtype
+            for prefix, bias in zip(
+                linear.plan.prefixes, np.split(linear.bias, borders), strict=True
+            ):
+                tensors[prefix + ".bias"] = (kept, as_stored(bias, kept))
+    if layer.key_range is not None and layer.value_range is not None:
+        attention = stem(weights, weights.plan.qkv.prefixes[0].rpartition(".")[0])
+        group = weights.spec.num_heads // weights.spec.num_kv_heads
+        for letter, ranges in (("k", layer.key_range), ("v", layer.value_range)):
+            # PaddleNLP lists every query head: the cache's head that it reads.
+            name = f"{attention}.cache{letter}_matmul.activation_quanter"
+            scales["cache"][name] = np.repeat(ranges, group).tolist()
+    return tensors, scales
+
+
+def stem(weights: LayerWeights, prefix: str) -> str:
+    """A linear's name in PaddleNLP's scale files: with the family's name in front."""
+    return f"{weights.spec.model_type}.layers.{prefix.partition('layers.')[2]}"
+
+
+def quantization_config(config: QuantConfig, plan: WeightPlan) -> dict[str, Any]:
+    """What config.json says of the quantized checkpoint."""
+    if config.shift:
+        return {
+            "quant_type": config.scheme + "c8" * config.cachekv,
+            "shift": True,
+            "smooth": config.smooth,
+            "shift_smooth_all_linears": config.shift_all,
+        }
+    skipped = [
+        prefix
+        for linear in plan.linears()
+        if config.skips(linear.prefixes)
+        for prefix in linear.prefixes
+    ]
+    made = compressed_tensors.config(
+        config.scheme,
+        group_size=config.group_size,
+        symmetric=config.symmetric,
+        static=config.static_activations,
+        block=config.weight_method == "blockwise",
+        per_tensor=config.per_tensor,
+        ignore=["lm_head", *skipped],
+    )
+    if config.do_gptq and config.act_order:
+        # "group": readers have to gather inputs by weight_g_idx; "weight": by nothing.
+        scattered = config.group_size != -1 and not config.static_groups
+        order = "group" if scattered else "weight"
+        made["config_groups"]["group_0"]["weights"]["actorder"] = order
+    return made
+
+
+def write_checkpoint(
+    config: QuantConfig,
+    source: Path,
+    others: Callable[[], Tensors],
+    layer_files: Sequence[Path],
+    scale_files: Sequence[Path],
+    plan: WeightPlan,
+) -> int:
+    """Joins the layers' files into a checkpoint in --output_path; returns its tensors' bytes.
+
+    others: makes the tensors that belong to no layer. config.json comes last, so that a folder
+    without it is not taken for a whole checkpoint.
+    """
+    output = config.output_path
+    shards = _shards([path.stat().st_size for path in layer_files])
+    names: dict[str, str] = {}
+    total = 0
+    for number, indices in enumerate(shards, 1):
+        file = "model.safetensors"
+        if len(shards) > 1:
+            file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        tensors = others() if number == 1 else {}
+        for index in indices:
+            tensors.update(read_tensors(layer_files[index]))
+        safetensors_file.write(output / file, tensors)
+        names.update(dict.fromkeys(tensors, file))
+        total += sum(array.nbytes for _, array in tensors.values())
+    if len(shards) > 1:
+        index_json = {"metadata": {"total_size": total}, "weight_map": names}
+        _write_json(output / "model.safetensors.index.json", index_json)
+    _write_scales(config, scale_files)
+    for pattern in COPIED:
+        for path in sorted(source.glob(pattern)):
+            if not any(path.match(other) for other in NOT_COPIED):
+                shutil.copy(path, output / path.name)
+    values = dict(ConfigReader.from_dir(source).values)
+    values["quantization_config"] = quantization_config(config, plan)
+    if config.dtype is not None:
+        values["dtype" if "dtype" in values else "torch_dtype"] = config.dtype
+    _write_json(output / "config.json", values)
+    return total
+
+
+def read_tensors(path: Path) -> Tensors:
+    """All tensors of one safetensors file."""
+    tensors: Tensors = {}
+    for name, info in read_header(path).items():
+        array = np.fromfile(
+            path, NUMPY_DTYPES[info.dtype], math.prod(info.shape), offset=info.offset
+        )
+        tensors[name] = (info.dtype, array.reshape(info.shape))
+    return tensors
+
+
+def _shards(sizes: Sequence[int]) -> list[list[int]]:
+    """Consecutive layers by shard, each of MAX_SHARD_BYTES or one layer."""
+    shards: list[list[int]] = [[]]
+    held = 0
+    for index, size in enumerate(sizes):
+        if shards[-1] and held + size > MAX_SHARD_BYTES:
+            shards.append([])
+            held = 0
+        shards[-1].append(index)
+        held += size
+    return shards
+
+
+def _write_scales(config: QuantConfig, scale_files: Sequence[Path]) -> None:
+    """act_scales.json, weight_scales.json and cachekv_scales.json, where there are any."""
+    joined: dict[str, dict[str, Any]] = {"act": {}, "weight": {}, "cache": {}}
+    for path in scale_files:
+        found = json.loads(path.read_text())
+        for kind in joined:
+            joined[kind].update(found[kind])
+    for kind, name in (("act", "act"), ("weight", "weight"), ("cache", "cachekv")):
+        if joined[kind]:
+            _write_json(config.output_path / f"{name}_scales.json", joined[kind])
+
+
+def _write_json(path: Path, values: Any) -> None:
+    part = path.with_name(path.name + ".partial")
+    part.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    os.replace(part, path)

@@ -1,0 +1,236 @@
+"""Operands of the operators: each one rounded to its dtype, as float32 on the CPU for the plain
+twins in predict.reference and as it is on the GPU for the kernels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.device import Device
+from predict.nn.decoder import Attention, Layer, Linear, Mlp, map_tensors
+from predict.nn.inputs import ForwardInputs, to_tensors
+from predict.nn.rope import rope_table
+from predict.nn.spec import RopeSpec
+from tests.tolerances import assert_close
+
+Tree = TypeVar("Tree", Layer, Attention, Mlp, Linear)
+MAX_POSITION = 40_000
+
+
+class Both(NamedTuple):
+    """One operand in its two forms."""
+
+    plain: Any  # float32, CPU
+    device: Any  # the tested dtype, GPU
+
+
+class Span(NamedTuple):
+    """One request's part of a step, in tokens."""
+
+    cached: int
+    new: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Heads:
+    """The shape of an attention."""
+
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 64
+    window: int = -1
+    rotary_dim: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Columns of the queries."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        """Columns of queries, keys and values."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+
+@functools.cache
+def _rope_table(
+    head_dim: int, rotary_dim: int | None, num_positions: int
+) -> npt.NDArray[np.float32]:
+    return rope_table(RopeSpec(rotary_dim=rotary_dim), head_dim, num_positions, num_positions)
+
+
+def numpy_of(tensor: Any) -> npt.NDArray[np.float32]:
+    """float32 values of a tensor of any device."""
+    values: npt.NDArray[np.float32] = tensor.cpu().astype("float32").numpy()
+    return values
+
+
+def compare(got: Any, wanted: Any, dtype: str, roundings: int = 1) -> None:
+    """Within the dtype's tolerance of the plain result, NaN in the same places."""
+    left, right = numpy_of(got), numpy_of(wanted)
+    np.testing.assert_array_equal(np.isnan(left), np.isnan(right))
+    assert_close(np.nan_to_num(left), np.nan_to_num(right), dtype, roundings)
+
+
+def same(got: Any, wanted: Any) -> None:
+    """Equal bit for bit, or both NaN."""
+    assert got.dtype == wanted.dtype
+    np.testing.assert_array_equal(numpy_of(got), numpy_of(wanted))
+
+
+class Operands:
+    """Random operands of one dtype; the same ones for the same seed."""
+
+    def __init__(self, gpu: Device, dtype: str, seed: int = 0) -> None:
+        self.gpu = gpu
+        self.dtype = dtype
+        self.generator = np.random.default_rng(seed)
+
+    @contextmanager
+    def on_cpu(self) -> Iterator[None]:
+        """What Paddle makes in this block without a place is made on the CPU."""
+        import paddle
+
+        paddle.set_device("cpu")
+        try:
+            yield
+        finally:
+            paddle.set_device(self.gpu.name)
+
+    def placed(self, values: npt.NDArray[Any], dtype: str | None = None) -> Any:
+        """The array as a tensor on the GPU."""
+        import paddle
+
+        tensor = paddle.to_tensor(values, place=paddle.CPUPlace())
+        return (tensor.astype(dtype) if dtype else tensor)._copy_to(self.gpu.place(), True)
+
+    def both(self, values: npt.NDArray[np.float32]) -> Both:
+        """The array, rounded to the dtype, in both forms."""
+        import paddle
+
+        rounded = paddle.to_tensor(values, place=paddle.CPUPlace()).astype(self.dtype)
+        return Both(rounded.astype("float32"), rounded._copy_to(self.gpu.place(), True))
+
+    def tensor(self, *shape: int, around: float = 0.0, scale: float = 1.0) -> Both:
+        """Normal values."""
+        values = self.generator.standard_normal(shape, np.float32)
+        return self.both((around + scale * values).astype(np.float32))
+
+    def on_gpu(self, tree: Tree) -> Tree:
+        """A weight tree of CPU float32 tensors as the kernels take it."""
+        return map_tensors(tree, lambda _, t: t.astype(self.dtype)._copy_to(self.gpu.place(), True))
+
+    def linear(self, num_in: int, num_out: int, bias: bool = False) -> Linear:
+        """A plain linear whose outputs are about as large as its inputs."""
+        weight = self.tensor(num_out, num_in, scale=num_in**-0.5).plain
+        return Linear(
+            "dense", (weight,), self.tensor(num_out).plain if bias else None, num_in, num_out
+        )
+
+    def layer(self, hidden: int, inner: int, heads: Heads, bias: bool, qk_norm: bool) -> Layer:
+        """A plain layer."""
+
+        def norm(size: int) -> Any:
+            return self.tensor(size, around=1.0, scale=0.1).plain
+
+        attention = Attention(
+            norm=norm(hidden),
+            qkv=self.linear(hidden, heads.qkv_size, bias),
+            q_norm=norm(heads.head_dim) if qk_norm else None,
+            k_norm=norm(heads.head_dim) if qk_norm else None,
+            out=self.linear(heads.size, hidden, bias),
+            num_heads=heads.num_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=heads.head_dim,
+            norm_eps=1e-5,
+            softmax_scale=heads.head_dim**-0.5,
+            window=heads.window,
+        )
+        mlp = Mlp(
+            norm=norm(hidden),
+            gate_up=self.linear(hidden, 2 * inner, bias),
+            down=self.linear(inner, hidden, bias),
+            intermediate_size=inner,
+            norm_eps=1e-5,
+        )
+        return Layer(attention, mlp)
+
+    def rope(self, heads: Heads, num_positions: int = MAX_POSITION) -> Both:
+        """The rotary table, float32 in both forms."""
+        import paddle
+
+        table = _rope_table(heads.head_dim, heads.rotary_dim, num_positions)
+        return Both(paddle.to_tensor(table, place=paddle.CPUPlace()), self.placed(table))
+
+
+class Step:
+    """The inputs of a step and a paged cache; blocks are scattered, unused slots hold NaN."""
+
+    def __init__(
+        self,
+        operands: Operands,
+        spans: Sequence[Span],
+        heads: Heads,
+        block_size: int,
+        num_padding: int = 0,
+        filled: bool = False,
+    ) -> None:
+        """num_padding: rows of T behind the last span. filled: the step's own tokens, too, are in
+        the cache already.
+        """
+        import paddle
+
+        self.operands = operands
+        counts = [-(-(span.cached + span.new) // block_size) for span in spans]
+        num_blocks = sum(counts) + 3
+        ids = operands.generator.permutation(num_blocks)[: sum(counts)].astype(np.int32)
+        tables = np.full((len(spans), max([*counts, 1])), -1, np.int32)
+        shape = (num_blocks, heads.num_kv_heads, block_size, heads.head_dim)
+        pools = [np.full(shape, np.nan, np.float32) for _ in range(2)]
+        positions: list[npt.NDArray[np.int64]] = []
+        slots: list[npt.NDArray[np.int64]] = []
+        start = 0
+        for row, (span, count) in enumerate(zip(spans, counts, strict=True)):
+            blocks = ids[start : start + count].astype(np.int64)
+            tables[row, :count] = blocks
+            start += count
+            everything = np.arange(span.cached + span.new)
+            known = everything if filled else everything[: span.cached]
+            for pool in pools:
+                values = operands.generator.standard_normal(
+                    (len(known), heads.num_kv_heads, heads.head_dim), np.float32
+                )
+                pool[blocks[known // block_size], :, known % block_size] = values
+            own = everything[span.cached :]
+            positions.append(own)
+            slots.append(blocks[own // block_size] * block_size + own % block_size)
+        lengths = np.array([span.new for span in spans])
+        borders = np.concatenate([[0], np.cumsum(lengths)])
+        contexts = np.array([span.cached + span.new for span in spans])
+        padding = np.zeros(num_padding, np.int64)
+        self.num_tokens = int(borders[-1]) + num_padding
+        self.arrays = ForwardInputs(
+            token_ids=np.zeros(self.num_tokens),
+            positions=np.concatenate([*positions, padding]),
+            slot_mapping=np.concatenate([*slots, padding - 1]),
+            cu_seqlens_q=borders,
+            context_lens=contexts,
+            block_tables=tables,
+            logit_indices=np.maximum(borders[1:] - 1, 0),
+            max_lens=np.array([max(1, lengths.max()), max(1, contexts.max())]),
+        )
+        self.plain = to_tensors(self.arrays, paddle.CPUPlace())
+        self.device = to_tensors(self.arrays, operands.gpu.place())
+        self.pools = tuple(pools)
+
+    def caches(self) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+        """New key and value caches: plain ones, and the GPU's."""
+        key, value = (self.operands.both(pool) for pool in self.pools)
+        return (key.plain, value.plain), (key.device, value.device)

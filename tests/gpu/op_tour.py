@@ -1,0 +1,118 @@
+"""Every operator once on small odd shapes, results not looked at: for compute-sanitizer.
+
+    compute-sanitizer --tool memcheck python tests/gpu/op_tour.py bfloat16
+
+A program of its own, started by tests/gpu/test_sanitizer.py. Each tensor is a piece of memory of
+its own there, so that a read behind its end is seen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "csrc")]
+
+import numpy as np  # noqa: E402
+
+from predict import device as devices  # noqa: E402
+
+ROWS = (1, 3, 9, 17, 33, 65, 130)
+# head_dim, query heads, key/value heads, block size, window
+ATTENTIONS = (
+    (64, 6, 2, 16, -1),
+    (80, 4, 4, 32, 20),
+    (96, 8, 1, 64, -1),
+    (128, 14, 2, 128, -1),
+    (256, 4, 2, 16, 50),
+    (40, 3, 1, 32, -1),
+)
+
+
+def tour(gpu: devices.Device, dtype: str) -> None:
+    """Runs every operator."""
+    from predict import ops
+    from predict.nn.decoder import fold_norms
+    from tests.gpu.op_cases import Heads, Operands, Span, Step
+
+    operands = Operands(gpu, dtype)
+    weights = operands.on_gpu(operands.linear(72, 136, bias=True))
+    odd = operands.on_gpu(operands.linear(131, 67))
+    head, norm = operands.on_gpu(operands.linear(72, 1003)), operands.tensor(72).device
+    for source in (weights, odd):
+        ops.pack_dense(source.tensors[0], "float32")
+    for rows in ROWS:
+        x, wide = operands.tensor(rows, 72).device, operands.tensor(rows, 131).device
+        ops.linear(x, weights)
+        ops.linear(wide, odd)
+        ops.rms_norm(x, norm, x, 1e-5)
+        ops.silu_mul(operands.tensor(rows, 2 * 67).device)
+        ids = operands.placed(operands.generator.integers(0, 1003, rows).astype(np.int32))
+        ops.embedding(ids, None, head)
+        indices = operands.placed(np.arange(rows, dtype=np.int32))
+        logits = ops.logits(x, norm, head, indices, 1e-5)
+        columns = (
+            np.where(np.arange(rows) % 3, 0.8, 0.0).astype(np.float32),
+            (np.arange(rows) % 7).astype(np.int32),
+            np.full(rows, 0.9, np.float32),
+            np.arange(rows, dtype=np.int64),
+            np.arange(rows, dtype=np.int64),
+        )
+        ops.sample(logits, *(operands.placed(values) for values in columns))
+    for head_dim, num_heads, num_kv_heads, block, window in ATTENTIONS:
+        heads = Heads(num_heads, num_kv_heads, head_dim, window)
+        layer = operands.on_gpu(operands.layer(72, 88, heads, bias=True, qk_norm=True))
+        folded = fold_norms(operands.on_gpu(operands.layer(72, 88, heads, True, False)))
+        rope = operands.rope(heads, 2048).device
+        decode = [Span(n - 1, 1) for n in (1, block - 1, block, block + 1, 700)]
+        mixed = [Span(0, block + 1), Span(300, 70), Span(0, 0), Span(33, 1), Span(40, 5)]
+        for spans in (decode, mixed):
+            step = Step(operands, spans, heads, block, num_padding=2)
+            hidden = operands.tensor(step.num_tokens, 72).device
+            out, _ = ops.attention_block(
+                hidden, layer.attention, step.caches()[1], rope, step.device
+            )
+            ops.mlp_block(out, layer.mlp)
+            for each in (layer, folded):
+                ops.layers(hidden, [each], [step.caches()[1]], rope, step.device)
+            q, caches = ops.rope_and_cache_write(
+                operands.tensor(step.num_tokens, heads.qkv_size).device,
+                layer.attention,
+                step.caches()[1],
+                rope,
+                step.device,
+            )
+            ops.paged_attention(q, layer.attention, tuple(caches), step.device).cpu()
+
+
+def read_beyond(gpu: devices.Device) -> None:
+    """Reads 64 KiB behind a tensor of 1 KiB: what the sanitizer has to report."""
+    import paddle
+    from predict import cuda, library
+
+    tensor, sink = paddle.zeros([256]), paddle.zeros([1])
+    launch = library.require().handle.regatta_launch_read
+    launch.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
+    launch(tensor.data_ptr(), 65 << 10, sink.data_ptr(), cuda.current_stream(gpu))
+
+
+def main() -> int:
+    """Runs the tour in the dtype of the first argument, or "beyond"; returns the exit code."""
+    gpu = devices.choose("gpu")
+    devices.activate(gpu)
+    import paddle
+
+    if sys.argv[1] == "beyond":
+        read_beyond(gpu)
+    else:
+        tour(gpu, sys.argv[1])
+
+    paddle.device.synchronize()
+    print("the tour is done")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

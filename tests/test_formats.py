@@ -1,0 +1,580 @@
+"""Quantized checkpoints: those of other libraries, what is refused, and what we write ourselves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from predict import LLM, EngineConfig
+from predict.errors import UserError
+from predict.formats import compressed_tensors, layout_of, paddlenlp, safetensors_file
+from predict.formats._stored import packed, unpacked
+from predict.models import family_of
+from predict.nn.checkpoint import Checkpoint, to_float32
+from predict.nn.decoder import expected_tensors
+from predict.nn.hf_config import ConfigReader
+from predict.nn.weights import CheckpointSource, LinearPlan, WeightPlan, plan_weights
+from predict.quantization import QuantSettings
+from predict.schemes import Quantized, scheme_of
+from tests import tiny
+from tests.test_schemes import answer, logits_of, relative_error
+
+GOLDEN = Path(__file__).parent / "golden_quantized"
+CASES = sorted(path.parent.name for path in GOLDEN.glob("*/golden.json"))
+SCHEMES = {
+    "awq": "weight_only_int4",
+    "ct_fp8_block": "a8w8_fp8",
+    "ct_fp8_dynamic": "a8w8_fp8",
+    "ct_fp8_static": "a8w8_fp8",
+    "ct_w4a16": "weight_only_int4",
+    "ct_w4a16_asym": "weight_only_int4",
+    "ct_w4a8": "w4a8",
+    "ct_w8a16": "weight_only_int8",
+    "ct_w8a8": "a8w8",
+    "fp8_block": "a8w8_fp8",
+    "gptq_8bit_channel": "weight_only_int8",
+    "gptq_act_order": "weight_only_int4",
+    "gptq_asym_v2": "weight_only_int4",
+    "gptq_sym": "weight_only_int4",
+}
+
+
+def open_layout(directory: Path, **settings: Any) -> tuple[Any, WeightPlan]:
+    """The directory's layout and plan, its tensors' names and shapes checked."""
+    reader = ConfigReader.from_dir(directory)
+    family = family_of(reader)
+    plan = plan_weights(family.spec(reader), family.WEIGHTS)
+    checkpoint = Checkpoint(directory)
+    source = CheckpointSource(checkpoint)
+    layout = layout_of(reader, checkpoint, source, QuantSettings(**settings), plan)
+    checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
+    return layout, plan
+
+
+def dequantized(layout: Any, plan: LinearPlan) -> dict[str, npt.NDArray[np.float32]]:
+    """float32 matrices by part, through the scheme's own tensors."""
+    scheme = scheme_of(layout.scheme(plan))
+    tensors = scheme.tensors(layout.read(plan), "float32", compiled=False)
+    values = scheme.plain(tensors).astype("float32").numpy()
+    borders = np.cumsum(plan.part_sizes)[:-1]
+    return dict(zip(plan.prefixes, np.split(values, borders), strict=True))
+
+
+def rounded_bytes(values: npt.NDArray[np.float32], dtype: str) -> bytes:
+    """The bytes of the values in a dtype, rounded to the nearest even."""
+    import paddle
+
+    if dtype == "float32":
+        return values.tobytes()
+    if dtype == "float16":
+        return values.astype(np.float16).tobytes()
+    return bytes(paddle.to_tensor(values).astype(dtype).view("uint16").numpy().tobytes())
+
+
+def test_golden_cases_are_all_there() -> None:
+    assert set(CASES) == set(SCHEMES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_equal_those_that_the_library_dequantizes(case: str) -> None:
+    golden = json.loads((GOLDEN / case / "golden.json").read_text())["weights"]
+    layout, plan = open_layout(GOLDEN / case)
+    assert len(golden) == 7 * plan.spec.num_layers
+    for linear in plan.linears():
+        assert layout.scheme(linear) == SCHEMES[case]
+        for prefix, values in dequantized(layout, linear).items():
+            wanted = golden[prefix]
+            np.testing.assert_allclose(values[:2, :3], wanted["corner"], rtol=1e-2, err_msg=prefix)
+            got = hashlib.sha256(rounded_bytes(values, wanted["dtype"])).hexdigest()
+            assert got == wanted["sha256"], prefix
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_golden_checkpoints_answer(case: str) -> None:
+    tokens = answer(GOLDEN / case)
+    assert [len(row) for row in tokens] == [8, 8]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if SCHEMES[case] != "a8w8_fp8"])
+def test_compiled_operators_read_golden_checkpoints(case: str, compiled: object) -> None:
+    got = logits_of(GOLDEN / case, inference_model=True)
+    assert relative_error(got, logits_of(GOLDEN / case)) < 1e-5
+
+
+# Checkpoints of our own.
+
+
+def write_quantized(
+    directory: Path, scheme: str, group_size: int = -1, changes: dict[str, Any] | None = None
+) -> Path:
+    """A tiny model whose linears `predict.formats.compressed_tensors` wrote."""
+    tiny.write(directory, changes)
+    file = directory / "model.safetensors"
+    made: dict[str, Any] = {}
+    for name, values in load_file(file).items():
+        prefix = name.removesuffix(".weight")
+        if "proj" in name:
+            rounded = scheme_of(scheme).quantize(values, group_size)
+            made |= compressed_tensors.linear_tensors(scheme, prefix, rounded)
+        else:
+            made[name] = "F32", values
+    safetensors_file.write(file, made)
+    in_blocks = scheme == "a8w8_fp8" and group_size != -1
+    announce(
+        directory,
+        compressed_tensors.config(
+            scheme, group_size=-1 if in_blocks else group_size, block=in_blocks
+        ),
+    )
+    return directory
+
+
+def announce(directory: Path, quantization: dict[str, Any]) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = quantization
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def change(directory: Path, name: str, values: npt.NDArray[Any] | None) -> None:
+    """Replaces a tensor, or takes it away."""
+    file = directory / "model.safetensors"
+    held = load_file(file)
+    if values is None:
+        del held[name]
+    else:
+        held[name] = np.ascontiguousarray(values)
+    save_file(held, file)
+
+
+def load(directory: Path, **changes: Any) -> LLM:
+    return LLM(EngineConfig(model_name_or_path=str(directory), max_length=64, **changes))
+
+
+WRITTEN = [
+    ("weight_only_int8", -1),
+    ("weight_only_int8", 32),
+    ("weight_only_int4", -1),
+    ("weight_only_int4", 32),
+    ("w4a8", 32),
+    ("a8w8", -1),
+    ("a8w8_fp8", -1),
+]
+
+
+@pytest.mark.parametrize(("scheme", "group_size"), WRITTEN)
+def test_what_is_written_answers_as_what_is_rounded_while_read(
+    tmp_path: Path, scheme: str, group_size: int
+) -> None:
+    stored = write_quantized(tmp_path / "stored", scheme, group_size)
+    dense = tiny.write(tmp_path / "dense")
+    rounded = {"quant_type": scheme, "weightonly_group_size": group_size}
+    np.testing.assert_array_equal(logits_of(stored), logits_of(dense, **rounded))
+    assert answer(stored, quant_type=scheme) == answer(stored)  # the flag may say it too
+
+
+def test_fp8_blocks_across_parts_that_are_no_multiple_of_128(tmp_path: Path) -> None:
+    stored = write_quantized(tmp_path / "stored", "a8w8_fp8", 128)
+    dense = tiny.write(tmp_path / "dense")
+    assert relative_error(logits_of(stored), logits_of(dense)) < 0.2
+
+
+def test_asymmetric_and_act_order_weights_survive_being_written(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    weight = Quantized(
+        codes=generator.integers(0, 16, (64, 64)).astype(np.int8),
+        scale=generator.random((64, 2), dtype=np.float32),
+        zero=generator.integers(0, 16, (64, 2)).astype(np.float32),
+        perm=generator.permutation(64).astype(np.int32),
+    )
+    directory = write_quantized(tmp_path, "weight_only_int4", 32, {"num_key_value_heads": 4})
+    name = "model.layers.0.self_attn.o_proj"
+    held = load_file(directory / "model.safetensors")
+    held = {k: v for k, v in held.items() if not k.startswith(name)}
+    made = compressed_tensors.linear_tensors("weight_only_int4", name, _wide(weight))
+    save_file({**held, **{k: v for k, (_, v) in made.items()}}, directory / "model.safetensors")
+    config = compressed_tensors.config("weight_only_int4", group_size=32)
+    group = dict(config["config_groups"]["group_0"], targets=[name])
+    group["weights"] = dict(group["weights"], symmetric=False)
+    config["config_groups"]["group_1"] = group
+    announce(directory, config)
+    layout, plan = open_layout(directory)
+    read = layout.read(plan.layers[0].out)
+    want = _wide(weight)
+    scheme = scheme_of("weight_only_int4")
+    got, wanted = (scheme.plain(scheme.tensors(w, "float32", False)).numpy() for w in (read, want))
+    np.testing.assert_array_equal(got, wanted)
+    assert read.perm is not None
+
+
+def _wide(weight: Quantized) -> Quantized:
+    """The 64 x 64 weight beside itself: o_proj of the tiny model takes 128 features."""
+    assert weight.perm is not None
+    return Quantized(
+        np.concatenate([weight.codes, weight.codes], axis=1),
+        np.concatenate([weight.scale, weight.scale], axis=1),
+        np.concatenate([weight.zero, weight.zero], axis=1),
+        perm=np.concatenate([weight.perm, weight.perm + 64]).astype(np.int32),
+    )
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_packing_is_undone_by_unpacking(bits: int, axis: int) -> None:
+    codes = np.random.default_rng(0).integers(0, 1 << bits, (24, 40)).astype(np.uint8)
+    words = packed(codes, bits, axis)
+    assert words.shape[axis] == codes.shape[axis] * bits // 32
+    np.testing.assert_array_equal(unpacked(words, bits, axis), codes)
+
+
+def test_lm_head_of_a_quantized_checkpoint_may_be_rounded_too(tmp_path: Path) -> None:
+    stored = write_quantized(tmp_path, "weight_only_int4", 32)
+    layout, plan = open_layout(stored, head_scheme="weight_only_int8")
+    assert layout.scheme(plan.head) == "weight_only_int8"
+    assert layout.scheme(plan.layers[0].qkv) == "weight_only_int4"
+    assert answer(stored, lm_head_quant_type="weight_only_int8")
+
+
+def test_ignored_linears_stay_dense(tmp_path: Path) -> None:
+    stored = write_quantized(tmp_path, "weight_only_int8")
+    dense = {k: v for k, v in tiny.tensors(tiny.CONFIG).items() if "layers.0.mlp.down" in k}
+    held = {
+        k: v
+        for k, v in load_file(stored / "model.safetensors").items()
+        if "layers.0.mlp.down" not in k
+    }
+    save_file({**held, **dense}, stored / "model.safetensors")
+    ignore = ["lm_head", "re:.*layers\\.0\\.mlp\\.down.*"]
+    announce(stored, compressed_tensors.config("weight_only_int8", ignore=ignore))
+    layout, plan = open_layout(stored)
+    assert layout.scheme(plan.layers[0].down) == "dense"
+    assert layout.scheme(plan.layers[1].down) == "weight_only_int8"
+    assert answer(stored)
+
+
+# What is refused, before anything runs.
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"quant_type": "a8w8"}, r"weights are weight_only_int4, and --quant_type asks for a8w8"),
+        ({"quant_type": "wint8"}, r"--quant_type asks for weight_only_int8; leave --quant_type"),
+        (
+            {"quant_type": "wint4", "weightonly_group_size": 64},
+            r"weightonly_group_size cannot change; leave",
+        ),
+        (
+            {"quant_type": "wint4", "skip_list_names": ("down",)},
+            r"skip_list_names cannot change",
+        ),
+    ],
+)
+def test_flags_that_contradict_the_checkpoint_are_refused(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    write_quantized(tmp_path, "weight_only_int4", 32)
+    with pytest.raises(UserError, match=said):
+        load(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "said"),
+    [
+        ({"quant_method": "bitsandbytes"}, r"'bitsandbytes', which is not supported .known: gptq"),
+        ({"quant_method": "gptq", "bits": 3}, r"GPTQ with 3 bits is not supported .allowed: 4, 8"),
+        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, r"checkpoint_format 'marlin'"),
+        ({"quant_method": "awq", "version": "gemv"}, r"AWQ version 'gemv' is not supported"),
+        ({"quant_method": "awq", "bits": 8}, r"AWQ with 8 bits"),
+        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"weight_block_size \[64, 64\]"),
+        ({"quant_method": "compressed-tensors"}, r"has no config_groups"),
+        ({"quant_type": "int9"}, r"quant_type 'int9' is not known"),
+        ("yes", r"quantization_config is 'yes'; it must be an object"),
+    ],
+)
+def test_unknown_layouts_name_what_is_known(tmp_path: Path, quantization: Any, said: str) -> None:
+    tiny.write(tmp_path)
+    announce(tmp_path, quantization)
+    with pytest.raises(UserError, match=said):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("weights", "inputs", "said"),
+    [
+        ({"num_bits": 2}, None, r"int2 weights with float activations .known: int4 with float"),
+        ({"type": "float"}, None, r"float4 weights"),
+        ({}, {"num_bits": 4, "type": "int"}, r"int4 weights with int4 activations"),
+        ({"strategy": "tensor_group"}, None, r"strategy 'tensor_group'"),
+        ({"strategy": "tensor"}, None, r"one scale per tensor"),
+    ],
+)
+def test_unknown_compressed_tensors_are_named(
+    tmp_path: Path, weights: dict[str, Any], inputs: dict[str, Any] | None, said: str
+) -> None:
+    tiny.write(tmp_path)
+    config = compressed_tensors.config("weight_only_int4", group_size=32)
+    config["config_groups"]["group_0"]["weights"] |= weights
+    config["config_groups"]["group_0"]["input_activations"] = inputs
+    announce(tmp_path, config)
+    with pytest.raises(UserError, match=said):
+        load(tmp_path)
+
+
+def test_scales_of_another_shape_are_listed(tmp_path: Path) -> None:
+    write_quantized(tmp_path, "weight_only_int4", 32)
+    name = "model.layers.1.mlp.up_proj.weight_scale"
+    change(tmp_path, name, np.ones((96, 1), np.float32))
+    with pytest.raises(UserError, match=r"wrong shape: .*up_proj.weight_scale \[96, 1\] instead"):
+        load(tmp_path)
+
+
+def test_missing_scales_are_listed(tmp_path: Path) -> None:
+    write_quantized(tmp_path, "weight_only_int4", 32)
+    change(tmp_path, "model.layers.1.mlp.up_proj.weight_scale", None)
+    with pytest.raises(UserError, match=r"1 missing: .*up_proj.weight_scale"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_scales_that_are_not_finite_are_named(tmp_path: Path, value: float) -> None:
+    write_quantized(tmp_path, "weight_only_int4", 32)
+    scale = np.ones((64, 3), np.float32)
+    scale[5, 1] = value
+    change(tmp_path, "model.layers.1.mlp.down_proj.weight_scale", scale)
+    with pytest.raises(UserError, match=r"down_proj.weight_scale holds 1 values that are not fin"):
+        load(tmp_path)
+
+
+def test_unsupported_group_size_is_named(tmp_path: Path) -> None:
+    write_quantized(tmp_path, "weight_only_int4", 16)
+    with pytest.raises(UserError, match=r"groups of 16 input features \(allowed: 32, 64, 128"):
+        load(tmp_path)
+
+
+def test_group_size_that_does_not_divide_is_named(tmp_path: Path) -> None:
+    write_quantized(tmp_path, "weight_only_int4", 32)
+    announce(tmp_path, compressed_tensors.config("weight_only_int4", group_size=48))
+    with pytest.raises(UserError, match=r"group size 48 does not divide its 64 input features"):
+        load(tmp_path)
+
+
+def test_damaged_act_order_is_named(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "gptq_act_order", tmp_path, dirs_exist_ok=True)
+    change(tmp_path, "model.layers.0.mlp.down_proj.g_idx", np.zeros(96, np.int32))
+    with pytest.raises(UserError, match=r"down_proj.g_idx does not put 32 input features"):
+        load(tmp_path)
+
+
+def test_parts_ordered_differently_are_read_dense(tmp_path: Path) -> None:
+    """Exactly the same matrix, though one gather cannot serve both parts."""
+    shutil.copytree(GOLDEN / "gptq_act_order", tmp_path, dirs_exist_ok=True)
+    name = "model.layers.0.mlp.up_proj"
+    held = load_file(tmp_path / "model.safetensors")
+    held[name + ".g_idx"] = np.ascontiguousarray(held[name + ".g_idx"][::-1])
+    # Its columns were packed in rows of eight: turn them round as well.
+    codes = unpacked(held[name + ".qweight"], 4, 0)[::-1]
+    held[name + ".qweight"] = packed(codes, 4, 0)
+    save_file(held, tmp_path / "model.safetensors")
+    layout, plan = open_layout(tmp_path)
+    whole, wanted_plan = open_layout(GOLDEN / "gptq_act_order")
+    linear = plan.layers[0].gate_up
+    assert layout.scheme(linear) == "dense"
+    got = dequantized(layout, linear)
+    want = dequantized(whole, wanted_plan.layers[0].gate_up)
+    np.testing.assert_array_equal(got["model.layers.0.mlp.gate_proj"], want[linear.prefixes[0]])
+    np.testing.assert_array_equal(got[name], want[name][:, ::-1])
+    assert answer(tmp_path)
+
+
+# PaddleNLP's directories.
+
+
+def paddlenlp_model(
+    directory: Path, changes: dict[str, Any] | None = None, smooth: bool = False
+) -> Path:
+    """A tiny a8w8 model as PaddleNLP's calibration leaves it, down_proj of layer 0 skipped."""
+    generator = np.random.default_rng(3)
+    tiny.write(directory, changes)
+    file = directory / "model.safetensors"
+    made: dict[str, Any] = {}
+    act: dict[str, Any] = {}
+    largest: dict[str, Any] = {}
+    for name, values in load_file(file).items():
+        prefix = name.removesuffix(".weight")
+        if "proj" not in name or "layers.0.mlp.down" in name:
+            made[name] = "F32", values
+            continue
+        rounded = scheme_of("a8w8").quantize(values, -1)
+        extra: dict[str, Any] = {"act_scale": 8.0 / 127}
+        if smooth and ("o_proj" in name or "down_proj" in name):
+            extra["smooth"] = 1 + generator.random(values.shape[1], dtype=np.float32)
+            extra["shift"] = generator.random(values.shape[1], dtype=np.float32)
+        weight = Quantized(rounded.codes, rounded.scale, **extra)
+        made |= paddlenlp.linear_tensors(prefix, weight)
+        stem = prefix.replace("model.", "llama.", 1) + (".layer" if "smooth" in extra else "")
+        act_entry, weight_entry = paddlenlp.scale_entries(stem, weight)
+        act |= act_entry
+        largest |= weight_entry
+    safetensors_file.write(file, made)
+    (directory / "act_scales.json").write_text(json.dumps(act))
+    (directory / "weight_scales.json").write_text(json.dumps(largest))
+    announce(directory, {"quant_type": "a8w8", "smooth": smooth, "shift": smooth})
+    return directory
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_paddlenlp_directories_are_read(tmp_path: Path, smooth: bool) -> None:
+    paddlenlp_model(tmp_path, smooth=smooth)
+    layout, plan = open_layout(tmp_path)
+    assert layout.scheme(plan.layers[0].down) == "dense"
+    assert layout.scheme(plan.layers[1].down) == "a8w8"
+    read = layout.read(plan.layers[1].out)
+    assert read.act_scale == pytest.approx(8.0 / 127)
+    assert (read.smooth is not None) == smooth
+    assert answer(tmp_path)
+    if not smooth:
+        dense = tiny.write(tmp_path / "dense")
+        assert relative_error(logits_of(tmp_path), logits_of(dense)) < 0.1
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "model_state.pdparams"])
+def test_checkpoints_as_paddlenlp_writes_them_are_read(tmp_path: Path, file: str) -> None:
+    """Its names, its [in, out] matrices of integers in floats, and its way of saving them."""
+    import paddle
+
+    paddlenlp_model(tmp_path, smooth=True)
+    want = logits_of(tmp_path)
+    held = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    made = {}
+    for name, values in held.items():
+        name = name.replace("model.", "llama.", 1)
+        for wrapped in ("layers.1.self_attn.o_proj", "layers.1.mlp.down_proj"):
+            name = name.replace(f"{wrapped}.weight", f"{wrapped}.layer.weight")
+        turned = values.ndim == 2 and "embed_tokens" not in name
+        made[name] = np.ascontiguousarray(values.T if turned else values, np.float32)
+    if file.endswith("pdparams"):
+        paddle.save({k: paddle.to_tensor(v) for k, v in made.items()}, str(tmp_path / file))
+    else:
+        save_file(made, tmp_path / file, metadata={"format": "np"})
+    np.testing.assert_array_equal(logits_of(tmp_path), want)
+
+
+def test_biases_of_norms_are_shifts(tmp_path: Path) -> None:
+    """(norm(x) + b) W, in integers where W is, in floats where it is not."""
+    paddlenlp_model(tmp_path)
+    bias = np.linspace(-1, 1, 64, dtype=np.float32)
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        change(tmp_path, f"model.layers.1.{name}.bias", bias)
+    layout, plan = open_layout(tmp_path)
+    np.testing.assert_array_equal(layout.read(plan.layers[1].qkv).shift, bias)
+    assert layout.read(plan.layers[1].out).shift is None
+    assert layout.bias(plan.layers[1].qkv) is None
+    for name in ("act_scales.json", "weight_scales.json"):
+        scales = json.loads((tmp_path / name).read_text())
+        kept = {k: v for k, v in scales.items() if "layers.1.mlp" not in k}
+        (tmp_path / name).write_text(json.dumps(kept))
+    dense = tiny.tensors(tiny.CONFIG)
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        name = f"model.layers.1.mlp.{part}.weight"
+        change(tmp_path, name, dense[name])
+    layout, plan = open_layout(tmp_path)
+    gate = dense["model.layers.1.mlp.gate_proj.weight"]
+    np.testing.assert_allclose(layout.bias(plan.layers[1].gate_up)[:96], gate @ bias, rtol=1e-5)
+    assert answer(tmp_path)
+
+
+def test_integers_in_float_storage_are_codes(tmp_path: Path) -> None:
+    """PaddleNLP's own way of storing them."""
+    paddlenlp_model(tmp_path)
+    want = logits_of(tmp_path)
+    file = tmp_path / "model.safetensors"
+    held = load_file(file)
+    save_file({k: v.astype(np.float32) for k, v in held.items()}, file)
+    np.testing.assert_array_equal(logits_of(tmp_path), want)
+
+
+def test_floats_that_are_no_codes_are_named(tmp_path: Path) -> None:
+    paddlenlp_model(tmp_path)
+    change(tmp_path, "model.layers.1.mlp.up_proj.weight", np.full((96, 64), 0.5, np.float32))
+    with pytest.raises(UserError, match=r"up_proj.weight holds F32 numbers that are no a8w8 codes"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("act_scales.json", None, r"act_scales.json is missing, and config.json announces"),
+        ("act_scales.json", "{", r"act_scales.json cannot be read as JSON"),
+        ("weight_scales.json", "[]", r"weight_scales.json does not hold a JSON object"),
+        ("weight_scales.json", "{}", r"act_scales.json has a scale for .*q_proj, and weight_sca"),
+    ],
+)
+def test_broken_scale_files_are_named(
+    tmp_path: Path, file: str, text: str | None, said: str
+) -> None:
+    paddlenlp_model(tmp_path)
+    (tmp_path / file).unlink()
+    if text is not None:
+        (tmp_path / file).write_text(text)
+    with pytest.raises(UserError, match=said):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([1.0, 2.0], r"o_proj has 2 scales for 64 output features"),
+        ([float("nan")] * 64, r"o_proj.*it must be above 0"),
+        ([0.0] * 64, r"o_proj.*it must be above 0"),
+        ("much", r"o_proj.* is much; it must be above 0"),
+    ],
+)
+def test_wrong_scales_are_named(tmp_path: Path, value: Any, said: str) -> None:
+    paddlenlp_model(tmp_path)
+    path = tmp_path / "weight_scales.json"
+    scales = json.loads(path.read_text())
+    scales["llama.layers.1.self_attn.o_proj.weight_quanter"] = value
+    path.write_text(json.dumps(scales))
+    with pytest.raises(UserError, match=said):
+        load(tmp_path)
+
+
+def test_weight_only_paddlenlp_configs_are_rounded_while_read(tmp_path: Path) -> None:
+    tiny.write(tmp_path)
+    want = logits_of(tmp_path, quant_type="weight_only_int8")
+    announce(tmp_path, {"quant_type": "weight_only_int8"})
+    np.testing.assert_array_equal(logits_of(tmp_path), want)
+    with pytest.raises(UserError, match="asks for a8w8"):
+        load(tmp_path, quant_type="a8w8")
+
+
+# Values of the wrong kind.
+
+
+def test_integer_codes_of_another_dtype_are_named(tmp_path: Path) -> None:
+    write_quantized(tmp_path, "a8w8")
+    change(tmp_path, "model.layers.1.mlp.up_proj.weight", np.zeros((96, 64), np.float32))
+    with pytest.raises(UserError, match=r"up_proj.weight has dtype F32; a8w8 needs I8"):
+        load(tmp_path)
+
+
+def test_written_dtypes_must_fit_their_arrays(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"x: BF16 needs .*uint16.*, got float32"):
+        safetensors_file.write(tmp_path / "x.safetensors", {"x": ("BF16", np.ones(2, np.float32))})
+
+
+def test_bfloat16_is_written_as_its_bits(tmp_path: Path) -> None:
+    bits = np.array([0x3F80, 0xC000], np.uint16)
+    safetensors_file.write(tmp_path / "model.safetensors", {"x": ("BF16", bits)})
+    checkpoint = Checkpoint(tmp_path)
+    assert to_float32(checkpoint.read("x")).tolist() == [1.0, -2.0]
+    assert not list(tmp_path.glob("*.partial"))
