@@ -550,6 +550,22 @@ def test_biases_of_norms_are_shifts(tmp_path: Path) -> None:
     assert answer(tmp_path)
 
 
+def test_c8_in_the_stored_type_brings_its_cache(tmp_path: Path) -> None:
+    paddlenlp_model(tmp_path)
+    announce(tmp_path, {"quant_type": "a8w8c8"})
+    with pytest.raises(UserError, match=r"cachekv_scales.json"):
+        load(tmp_path)
+    scales = {
+        f"llama.layers.{layer}.self_attn.cache{kind}_matmul.activation_quanter": [9.0] * 4
+        for layer in (0, 1)
+        for kind in "kv"
+    }
+    (tmp_path / "cachekv_scales.json").write_text(json.dumps(scales))
+    assert load(tmp_path).config.kv_format == "int8_static"
+    with pytest.raises(UserError, match=r"whose cache is static, and --cachekv_int8_type asks for"):
+        load(tmp_path, cachekv_int8_type="dynamic")
+
+
 def test_integers_in_float_storage_are_codes(tmp_path: Path) -> None:
     """PaddleNLP's own way of storing them."""
     paddlenlp_model(tmp_path)
