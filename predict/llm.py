@@ -35,7 +35,7 @@ from predict.engine.runner import (
 from predict.engine.sampler import Sampler
 from predict.engine.scheduler import Scheduler, SchedulerConfig
 from predict.errors import UserError
-from predict.formats import Layout, layout_of
+from predict.formats import Layout, layout_of, with_stored_cache
 from predict.formats.online import Online
 from predict.host import peak_memory_bytes
 from predict.kv_formats import head_scales, kv_format_of
@@ -203,9 +203,9 @@ class LLM:
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None = None):
         """tokenizer: the model's, when the caller has it already; else read from its directory."""
         started = time.perf_counter()
-        self.config = config
         self.device = choose_gpu(config)
         self.spec, reader = read_spec(config.model_name_or_path)
+        self.config = config = with_stored_cache(config, reader)
         kv_format = kv_format_of(config.kv_format)
         kv_format.check_device(config.device)
         kv_scales = head_scales(kv_format, config.model_name_or_path, self.spec)

@@ -158,22 +158,39 @@ void arrange_code_keys(const char* const* rows, ptrdiff_t offset, int64_t count,
   const int64_t bytes = Rows::row_bytes(head_dim), units = (bytes + 3) / 4;
   const int64_t steps = (count + kLanes - 1) / kLanes * ((units + kLanes - 1) / kLanes);
   const int64_t fetches = ahead.per_step(steps);
+  constexpr int kPairs = Rows::Reader::kPairsPerUnit;
+  const auto store_unit = [&](Vec unit, int64_t u, int64_t j) REGATTA_LAMBDA_INLINE {
+    reader.store_pairs(_mm512_castps_si512(unit.v), out + 2 * (u * kPairs * kChunk + j),
+                       2 * kChunk);
+  };
   int64_t step = 0;
+  Vec block[kLanes];
+  if (units <= kLanes / 2) {  // twice the rows fill a block
+    for (int64_t j = 0; j < count; j += 2 * kLanes) {
+      ahead.fetch(step++, 2 * fetches);
+      for (int i = 0; i < kLanes; ++i) {
+        const char* const* at = rows + j + i;
+        block[i].v =
+            _mm512_castsi512_ps(load_half_rows(at[0] + offset, at[kLanes] + offset, bytes));
+      }
+      transpose(block);
+      for (int i = 0; i < units; ++i) {
+        store_unit(block[i], i, j);
+        store_unit(block[kLanes / 2 + i], i, j + kLanes);
+      }
+    }
+    return;
+  }
   for (int64_t j = 0; j < count; j += kLanes) {
     for (int64_t u = 0; u < units; u += kLanes) {
       ahead.fetch(step++, fetches);
-      Vec block[kLanes];
       for (int i = 0; i < kLanes; ++i) {
         const char* from = rows[j + i] + offset + 4 * u;
         block[i].v = _mm512_castsi512_ps(load_row_bytes(from, bytes - 4 * u));
       }
       transpose(block);
-      constexpr int kPairs = Rows::Reader::kPairsPerUnit;
       const int width = static_cast<int>(units - u < kLanes ? units - u : kLanes);
-      for (int i = 0; i < width; ++i) {
-        bf16* to = out + 2 * ((u + i) * kPairs * kChunk + j);
-        reader.store_pairs(_mm512_castps_si512(block[i].v), to, 2 * kChunk);
-      }
+      for (int i = 0; i < width; ++i) store_unit(block[i], u + i, j);
     }
   }
 }
@@ -268,6 +285,15 @@ __attribute__((noinline)) inline void fold_row(RowState* state, float* out, RowS
 __attribute__((noinline)) inline void divide_row(float* out, float sum, int64_t width) {
   const Vec scale = set1(1.0f / sum);
   for (int64_t d = 0; d < width; d += Vec::kLanes) store(out + d, load(out + d) * scale);
+}
+
+// What load() gives of a stored value.
+template <class F>
+REGATTA_INLINE Vec as_stored(Vec a) {
+#if REGATTA_HAS_BF16_DOT
+  if constexpr (std::is_same<F, bf16>::value) return {widen_bf16(narrow_bf16(a.v))};
+#endif
+  return a;
 }
 
 template <class F>
@@ -823,13 +849,14 @@ class UnitWorker {
         const int64_t i = r * kChunk + v * kLanes;
         const Vec weight = exp2_below0(fma(load(buffers_.scores + i), unit, zero() - shift));
         if constexpr (Rows::kScaled) {
-          store(buffers_.weights + i, weight * load(buffers_.scales.value + v * kLanes));
+          const Vec scaled = weight * load(buffers_.scales.value + v * kLanes);
+          store(buffers_.weights + i, scaled);
+          if constexpr (Rows::kOffset) {
+            const Vec step = load(buffers_.scales.value_offset + v * kLanes);
+            offset = fma(as_stored<F>(scaled), step, offset);
+          }
         } else {
           store(buffers_.weights + i, weight);
-        }
-        if constexpr (Rows::kOffset) {
-          const Vec step = load(buffers_.scales.value_offset + v * kLanes);
-          offset = fma(load(buffers_.weights + i), step, offset);
         }
         sum = sum + weight;
       }

@@ -49,6 +49,15 @@ REGATTA_INLINE __m512i load_row_bytes(const char* p, int64_t count) {
                      : _mm512_maskz_loadu_epi8((__mmask64{1} << count) - 1, p);
 }
 
+// 32 bytes of a row, and 32 of another; count of each, the rest 0.
+REGATTA_INLINE __m512i load_half_rows(const char* p, const char* q, int64_t count) {
+  const auto half = [count](const char* from) REGATTA_LAMBDA_INLINE {
+    return count >= 32 ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))
+                       : _mm256_maskz_loadu_epi8((__mmask32{1} << count) - 1, from);
+  };
+  return _mm512_inserti64x4(_mm512_castsi256_si512(half(p)), half(q), 1);
+}
+
 // Bytes (first, second) by turns from `begin` on: first from the one operand, second from the
 // other.
 REGATTA_INLINE __m512i by_turns(__m512i a, __m512i b, int begin) {

@@ -1,8 +1,8 @@
 // The composed operators: layers, logits and linear as sequences of the kernels beside this file.
 //
-// Host code alone. A layer is, in bf16 and fp16 with folded norms, seven launches:
+// Host code alone. A layer is, in bf16 and fp16 with folded norms, five launches for decode:
 //   qkv product (rows scaled by the sums of squares of its input)
-//   rotary embedding and cache write
+//   rotary embedding and cache write (part of the next where every span is one token)
 //   attention (one launch for decode, two for prefill)
 //   out product + residual, leaving sums of squares
 //   gate and up product with SiLU * up in its epilogue
@@ -358,13 +358,11 @@ Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limi
   rope.rotary_dim = a.rotary_dim;
   rope.num_positions = a.num_positions;
   rope.epsilon = a.epsilon;
-  status = rope_and_cache_write(rope, launch_on);
-  if (!status.ok()) return status;
-
   PagedAttentionParams attended = attention_params(a);
   attended.q = s.q;
   attended.out = s.mixed;
-  status = paged_attention(attended, limits, s.attention, s.attention_bytes, launch_on);
+  status = rope_and_paged_attention(rope, attended, limits, s.attention, s.attention_bytes,
+                                    launch_on);
   if (!status.ok()) return status;
 
   Product out = {"out",   a.out,        a.num_out, a.out_bias,
@@ -544,16 +542,13 @@ Status linear(const LinearParams& p, const ComposedResources& resources, const L
 namespace {
 
 struct LogitsScratch {
-  void* rows;    // [L, H]
   void* normed;  // [L, H]
   ProductScratch product;
   int64_t total;
 
   LogitsScratch(const LogitsParams& p, const ComposedResources& resources) {
     Arena arena(resources.scratch);
-    const int64_t bytes = p.num_logits * p.hidden_size * dtype_size(p.dtype);
-    rows = arena.take(bytes);
-    normed = arena.take(bytes);
+    normed = arena.take(p.num_logits * p.hidden_size * dtype_size(p.dtype));
     if (p.num_logits > kRowsWithoutScratch) {
       GemmParams g;
       g.num_rows = p.num_logits;
@@ -580,22 +575,21 @@ Status logits(const LogitsParams& p, const ComposedResources& resources, const L
   const LogitsScratch s(p, resources);
   status = check_scratch(s.total, resources, "logits");
   if (!status.ok()) return status;
-  GatherRowsParams rows;
-  rows.row_ids = p.logit_indices;
-  rows.source = p.hidden;
-  rows.out = s.rows;
-  rows.num_rows = p.num_logits;
-  rows.num_source_rows = p.num_tokens;
-  rows.row_size = p.hidden_size;
-  rows.dtype = p.dtype;
-  status = gather_rows(rows, launch_on);
+  RmsNormParams normed = {};
+  normed.x = p.hidden;
+  normed.weight = p.norm_weight;
+  normed.out = s.normed;
+  normed.num_tokens = p.num_logits;
+  normed.hidden_size = p.hidden_size;
+  normed.epsilon = p.epsilon;
+  normed.dtype = p.dtype;
+  status = p.logit_indices == nullptr
+               ? rms_norm(normed, launch_on)
+               : rms_norm_rows(normed, p.logit_indices, p.num_tokens, launch_on);
   if (!status.ok()) return status;
-  Product head = {"lm_head", p.head, p.num_head, nullptr, s.rows, p.logits, p.num_logits,
+  Product head = {"lm_head", p.head, p.num_head, nullptr, s.normed, p.logits, p.num_logits,
                   p.hidden_size, p.vocab_size};
   head.scheme = p.scheme;
-  head.epsilon = p.epsilon;
-  head.norm_weight = p.norm_weight;
-  head.normed = s.normed;
   return run(head, p.dtype, DType::kFloat32, s.product, launch_on);
 }
 
