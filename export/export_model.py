@@ -21,7 +21,6 @@ if __package__ in (None, ""):  # run as a script: import from the checkout, not 
 from predict.config import EngineConfig, PredictorConfig
 from predict.errors import UserError
 from predict.flags import FLAGS, Flag, parse_flags
-from predict.kv_formats import kv_format_of
 
 OUTPUT_PATH = Flag(
     "Input and output", "output_path", "str", None, "Directory to write the static model to."
@@ -39,6 +38,7 @@ def export_model(config: EngineConfig, output_path: Path) -> None:
     """
     from predict import library, llm
     from predict.engine.program import save_program
+    from predict.formats import with_stored_cache
     from predict.manifest import FILE_NAME, FORMAT, Manifest
     from predict.nn.decoder import layer_schemes
 
@@ -49,8 +49,7 @@ def export_model(config: EngineConfig, output_path: Path) -> None:
         )
     device = llm.choose_gpu(config)
     spec, reader = llm.read_spec(source)
-    config = llm.with_stored_cache(config, reader)
-    kv_format_of(config.kv_format).check_device(config.device)
+    config = with_stored_cache(config, reader)
     backend = llm.choose_backend(config.inference_model)
     import paddle
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ from predict.engine.runner import (
 from predict.engine.sampler import Sampler
 from predict.engine.scheduler import Scheduler, SchedulerConfig
 from predict.errors import UserError
-from predict.formats import Layout, layout_of, stored_cache_type
+from predict.formats import Layout, layout_of, with_stored_cache
 from predict.formats.online import Online
 from predict.host import peak_memory_bytes
 from predict.kv_formats import head_scales, kv_format_of
@@ -53,7 +53,7 @@ from predict.nn.weights import (
     WeightSource,
     plan_weights,
 )
-from predict.quantization import KV_FORMATS, check_support
+from predict.quantization import check_support
 from predict.request import Request, RequestOutput, SamplingParams
 from predict.speculative import Proposer, SpeculativeConfig, proposer_of
 from predict.speculative.policy import DraftPolicy
@@ -191,22 +191,6 @@ def read_spec(directory: str | Path) -> tuple[DecoderSpec, ConfigReader]:
     """The network that a directory's config.json describes."""
     reader = ConfigReader.from_dir(directory)
     return family_of(reader).spec(reader), reader
-
-
-def with_stored_cache(config: EngineConfig, reader: ConfigReader) -> EngineConfig:
-    """The config with the cache type that a calibrated checkpoint names (PaddleNLP's a8w8c8).
-
-    Raises UserError where a flag asks for another one.
-    """
-    stored = stored_cache_type(reader)
-    if stored is None or config.kv_format == KV_FORMATS[stored]:
-        return config
-    if config.cachekv_int8_type is not None:
-        raise UserError(
-            f"{reader.path} names a {stored} int8 cache, and --cachekv_int8_type asks for "
-            f"{config.cachekv_int8_type}; leave --cachekv_int8_type out"
-        )
-    return replace(config, cachekv_int8_type=stored)
 
 
 class LLM:

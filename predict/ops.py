@@ -308,9 +308,9 @@ def _run_of_layers(
 
 
 def logits(
-    hidden: Tensor, norm: Tensor, head: Linear, logit_indices: Tensor, epsilon: float
+    hidden: Tensor, norm: Tensor, head: Linear, logit_indices: Tensor | None, epsilon: float
 ) -> Tensor:
-    """float32 logits [L, V] of the normalised rows `logit_indices` of hidden [T, H]."""
+    """float32 logits [L, V] of the normalised rows `logit_indices` (or all) of hidden [T, H]."""
     return _run()(
         "regatta_logits",
         hidden,

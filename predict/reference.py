@@ -259,12 +259,13 @@ def layers(
 
 
 def logits(
-    hidden: Tensor, norm: Tensor, head: Linear, logit_indices: Tensor, epsilon: float
+    hidden: Tensor, norm: Tensor, head: Linear, logit_indices: Tensor | None, epsilon: float
 ) -> Tensor:
-    """float32 logits [L, V] of the normalised rows `logit_indices` of hidden [T, H]."""
+    """float32 logits [L, V] of the normalised rows `logit_indices` (or all) of hidden [T, H]."""
     import paddle
 
-    x, _ = rms_norm(paddle.gather(hidden, logit_indices), norm, None, epsilon)
+    rows = hidden if logit_indices is None else paddle.gather(hidden, logit_indices)
+    x, _ = rms_norm(rows, norm, None, epsilon)
     return _linear(x, head)
 
 

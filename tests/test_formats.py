@@ -24,6 +24,7 @@ from predict.nn.hf_config import ConfigReader
 from predict.nn.weights import CheckpointSource, LinearPlan, WeightPlan, plan_weights
 from predict.quantization import QuantSettings
 from predict.schemes import Quantized, scheme_of
+from predict.schemes._e4m3 import encode
 from tests import tiny
 from tests.test_schemes import answer, logits_of, relative_error
 
@@ -259,6 +260,63 @@ def test_ignored_linears_stay_dense(tmp_path: Path) -> None:
     assert answer(stored)
 
 
+def write_fp8(directory: Path, quantization: dict[str, Any], **scale_as: Any) -> Path:
+    """A tiny model in one of Hugging Face's float8 layouts; the e4m3 codes are exact per row."""
+    ending, dtype, shape = scale_as["ending"], scale_as["dtype"], scale_as["shape"]
+    tiny.write(directory)
+    file = directory / "model.safetensors"
+    made: dict[str, Any] = {}
+    for name, values in load_file(file).items():
+        if "proj" not in name:
+            made[name] = "F32", values
+            continue
+        if shape == "rows":
+            rounded = scheme_of("a8w8_fp8").quantize(values, -1)
+            scale: npt.NDArray[Any] = rounded.scale[:, None]
+            codes = rounded.codes
+        else:
+            scale = np.float32(2.0**-9).reshape(shape)
+            codes = encode(values * 512)
+        if dtype == "F8_E8M0":
+            scale = np.full(shape, 127 - 9, np.uint8)
+        made[name] = "F8_E4M3", codes
+        made[name.removesuffix("weight") + ending] = dtype, np.asarray(scale)
+        if quantization.get("activation_scheme") == "static":
+            made[name.removesuffix("weight") + "input_scale"] = "F32", np.float32(0.02).reshape(())
+    safetensors_file.write(file, made)
+    announce(directory, quantization)
+    return directory
+
+
+FP8_LAYOUTS = [
+    ({"quant_method": "fbgemm_fp8"}, {"ending": "weight_scale", "dtype": "F32", "shape": "rows"}),
+    ({"quant_method": "fp8"}, {"ending": "weight_scale", "dtype": "F32", "shape": ()}),
+    ({"quant_method": "fp8"}, {"ending": "weight_scale_inv", "dtype": "F32", "shape": (1,)}),
+    (
+        {"quant_method": "fp8", "activation_scheme": "static"},
+        {"ending": "weight_scale", "dtype": "F32", "shape": (1,)},
+    ),
+    (
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"ending": "weight_scale_inv", "dtype": "F8_E8M0", "shape": (1, 1)},
+    ),
+]
+
+
+@pytest.mark.parametrize(("quantization", "scale_as"), FP8_LAYOUTS)
+def test_float8_layouts_of_hugging_face_are_read(
+    tmp_path: Path, quantization: dict[str, Any], scale_as: dict[str, Any]
+) -> None:
+    """The tiny model's matrices have at most 128 rows and columns: one block each."""
+    stored = write_fp8(tmp_path / "stored", quantization, **scale_as)
+    dense = tiny.write(tmp_path / "dense")
+    layout, plan = open_layout(stored)
+    read = layout.read(plan.layers[0].qkv)
+    assert layout.scheme(plan.layers[0].qkv) == "a8w8_fp8"
+    assert (read.act_scale is not None) == (quantization.get("activation_scheme") == "static")
+    assert relative_error(logits_of(stored), logits_of(dense)) < 0.2
+
+
 # What is refused, before anything runs.
 
 
@@ -490,6 +548,22 @@ def test_biases_of_norms_are_shifts(tmp_path: Path) -> None:
     gate = dense["model.layers.1.mlp.gate_proj.weight"]
     np.testing.assert_allclose(layout.bias(plan.layers[1].gate_up)[:96], gate @ bias, rtol=1e-5)
     assert answer(tmp_path)
+
+
+def test_c8_in_the_stored_type_brings_its_cache(tmp_path: Path) -> None:
+    paddlenlp_model(tmp_path)
+    announce(tmp_path, {"quant_type": "a8w8c8"})
+    with pytest.raises(UserError, match=r"cachekv_scales.json"):
+        load(tmp_path)
+    scales = {
+        f"llama.layers.{layer}.self_attn.cache{kind}_matmul.activation_quanter": [9.0] * 4
+        for layer in (0, 1)
+        for kind in "kv"
+    }
+    (tmp_path / "cachekv_scales.json").write_text(json.dumps(scales))
+    assert load(tmp_path).config.kv_format == "int8_static"
+    with pytest.raises(UserError, match=r"whose cache is static, and --cachekv_int8_type asks for"):
+        load(tmp_path, cachekv_int8_type="dynamic")
 
 
 def test_integers_in_float_storage_are_codes(tmp_path: Path) -> None:

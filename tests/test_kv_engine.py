@@ -12,7 +12,6 @@ from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams, library
 from predict.engine.kv_cache import bytes_per_token, num_cache_blocks
 from predict.errors import UserError
-from predict.llm import read_spec, with_stored_cache
 from predict.manifest import load_manifest
 from tests import tiny
 
@@ -126,19 +125,6 @@ def test_smaller_formats_get_more_blocks(tmp_path: Path) -> None:
         blocks.append(num_cache_blocks(wanted, spec, free_bytes=1 << 24))
     assert sizes == [4 * 2 * 2 * 2 * 32, 2 * 2 * 2 * 32, 2 * 2 * 2 * (16 + 8)]
     assert blocks == [int(0.9 * (1 << 24)) // (16 * size) for size in sizes]
-
-
-def test_checkpoint_s_own_cache_type_is_taken(tmp_path: Path) -> None:
-    directory = model(tmp_path / "model", {"quantization_config": {"quant_type": "a8w8c8"}})
-    _, reader = read_spec(directory)
-    plain = config(directory)
-    assert with_stored_cache(plain, reader).kv_format == "int8_static"
-    same = config(directory, cachekv_int8_type="static")
-    assert with_stored_cache(same, reader) == same
-    with pytest.raises(UserError, match=r"names a static int8 cache.*asks for int4"):
-        LLM(config(directory, cachekv_int8_type="int4"))
-    _, reader = read_spec(model(tmp_path / "plain", {}))
-    assert with_stored_cache(plain, reader) == plain
 
 
 def test_static_scales_have_to_be_there(tmp_path: Path) -> None:

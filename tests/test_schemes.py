@@ -280,6 +280,12 @@ def test_group_that_does_not_divide_a_linear_is_named(tmp_path: Path) -> None:
         )
 
 
+def test_names_to_skip_that_no_linear_has_are_named(tmp_path: Path) -> None:
+    tiny.write(tmp_path)
+    with pytest.raises(UserError, match=r"skip_list_names dwon is in the name of no linear .*q_p"):
+        answer(tmp_path, quant_type="wint8", skip_list_names=("layers.0", "dwon"))
+
+
 def test_schemes_are_found_by_file_name() -> None:
     assert set(known_schemes()) == {
         "a8w8", "a8w8_fp8", "dense", "w4a8", "weight_only_int4", "weight_only_int8",

@@ -14,7 +14,10 @@ DENSE = "dense"
 
 
 class Online:
-    """See predict.formats.Layout. The names of a dense checkpoint: prefix.weight, prefix.bias."""
+    """See predict.formats.Layout. The names of a dense checkpoint: prefix.weight, prefix.bias.
+
+    Raises UserError where a name to skip is no linear's.
+    """
 
     ignored: tuple[str, ...] = ()
 
@@ -22,6 +25,14 @@ class Online:
         self.source = source
         self.settings = settings
         self.head = plan.head
+        linears = [*plan.linears(), plan.head]
+        names = [prefix for linear in linears for prefix in linear.prefixes]
+        for part in settings.skip:
+            if not any(part in name for name in names):
+                raise UserError(
+                    f"--skip_list_names {part} is in the name of no linear (the first ones are "
+                    f"{', '.join(names[:7])})"
+                )
 
     def scheme(self, plan: LinearPlan) -> str:
         """See Layout."""

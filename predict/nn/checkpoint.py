@@ -29,6 +29,7 @@ NUMPY_DTYPES: dict[str, Any] = {
     "BOOL": np.bool_,
     "F8_E4M3": np.uint8,
     "F8_E5M2": np.uint8,
+    "F8_E8M0": np.uint8,
 }
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
