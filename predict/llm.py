@@ -35,16 +35,16 @@ from predict.engine.runner import (
 from predict.engine.sampler import Sampler
 from predict.engine.scheduler import Scheduler, SchedulerConfig
 from predict.errors import UserError
-from predict.formats import Layout, layout_of
+from predict.formats import Layout, layout_of, with_stored_cache
 from predict.formats.online import Online
 from predict.host import peak_memory_bytes
 from predict.kv_formats import head_scales, kv_format_of
 from predict.manifest import check_manifest, load_manifest
 from predict.models import family_of
-from predict.nn.checkpoint import Checkpoint
 from predict.nn.decoder import Decoder, build_decoder, expected_tensors
 from predict.nn.hf_config import ConfigReader
 from predict.nn.inputs import LayerCache
+from predict.nn.paddle_checkpoint import open_checkpoint
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import (
     CheckpointSource,
@@ -134,22 +134,25 @@ def load_decoder(
             else DeviceRandomSource(config.seed, config.dtype, device)
         )
         layout: Layout = Online(source, settings, plan)
+        expected_tensors(plan, layout)  # whether the group size divides
     else:
-        checkpoint = Checkpoint(config.model_name_or_path)
+        checkpoint = open_checkpoint(config.model_name_or_path)
         source = CheckpointSource(checkpoint)
-        if device is not None:
+        if device is not None and checkpoint.in_file_order:
             from predict.nn.upload import DeviceCheckpointSource
 
             source = DeviceCheckpointSource(checkpoint, config.dtype, device)
         layout = layout_of(reader, checkpoint, source, settings, plan)
         checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
+    capability = None
     if device is not None:
-        from predict.device import memory_info
+        from predict.device import driver_info, memory_info
 
+        capability = driver_info().gpus[device.index].capability
         needed = weight_bytes(plan, layout.scheme, config.dtype)
         check_gpu_memory(config, spec, memory_info(device), needed)
     for linear in (*plan.linears(), plan.head):
-        check_support(layout.scheme(linear), config.device, compiled)
+        check_support(layout.scheme(linear), config.device, compiled, config.dtype, capability)
     try:
         return build_decoder(
             plan,
@@ -200,9 +203,9 @@ class LLM:
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None = None):
         """tokenizer: the model's, when the caller has it already; else read from its directory."""
         started = time.perf_counter()
-        self.config = config
         self.device = choose_gpu(config)
         self.spec, reader = read_spec(config.model_name_or_path)
+        self.config = config = with_stored_cache(config, reader)
         kv_format = kv_format_of(config.kv_format)
         kv_format.check_device(config.device)
         kv_scales = head_scales(kv_format, config.model_name_or_path, self.spec)

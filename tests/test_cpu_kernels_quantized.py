@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from predict import LLM, EngineConfig, SamplingParams
 from predict.library import Library
+from tests import tiny
 from tests.cpu_kernels import (
     CANDIDATES,
     DTYPES,
@@ -499,3 +502,38 @@ def test_linear_names_tensors_that_do_not_fit(compiled: Library) -> None:
         linear(compiled, weight.scheme, x, [*operand[:3], int32([0, 1, 2])], 32)
     with pytest.raises(ValueError, match=r"scheme .int3. is not known .known: .*a8w8"):
         linear(compiled, "int3", x, operand, 32)
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "weight_only_int8": {"quant_type": "weight_only_int8"},
+    "weight_only_int4": {"quant_type": "weight_only_int4", "weightonly_group_size": 32},
+    "a8w8": {"quant_type": "a8w8"},
+    "w4a8": {"quant_type": "w4a8", "weightonly_group_size": 32},
+    "mixed": {"quant_type": "a8w8", "skip_list_names": ("layers.0.", "down_proj")},
+}
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_no_token_depends_on_the_batch(compiled: Library, tmp_path: Path, name: str) -> None:
+    source = tiny.write(tmp_path)
+    rng = np.random.default_rng(13)
+    prompts = [rng.integers(3, 199, int(rng.integers(1, 60))).tolist() for _ in range(7)]
+    params = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
+    answers = []
+    for composition in (
+        {"batch_size": 1},
+        {"batch_size": 7, "attention": "append"},
+        {"batch_size": 3, "attention": "append", "max_num_batched_tokens": 5},
+    ):
+        config = EngineConfig(
+            model_name_or_path=str(source),
+            max_length=80,
+            block_size=16,
+            inference_model=True,
+            dtype="bfloat16",
+            **composition,
+            **MODELS[name],
+        )
+        answers.append([output.token_ids for output in LLM(config).generate(prompts, params)])
+    assert answers[1] == answers[0]
+    assert answers[2] == answers[0]

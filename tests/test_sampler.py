@@ -32,6 +32,11 @@ def test_minimum_length_suppresses_eos_and_stop_tokens() -> None:
     assert tokens([[9, 8, 1]], [request]) == [0]
 
 
+def test_stop_tokens_outside_of_the_vocabulary_change_nothing() -> None:
+    request = make(temperature=0, min_length=1, stop_token_ids=(1, 3, 400))
+    assert tokens([[9, 8, 1]], [request]) == [2]
+
+
 def test_repetition_penalty_moves_seen_tokens_towards_less_likely() -> None:
     logits = np.array([1.0, 2.0, -2.0, 4.0], np.float32)
     adjust(logits, Adjustment(repetition=2.0), [1, 2, 2], 1)

@@ -16,10 +16,7 @@ constexpr int kMaxRowRows = kLanes == 16 ? 12 : kLanes == 8 ? 2 : 1;
 constexpr int kMaxBlockRowsOfTwo = kLanes == 16 ? 3 : 1;
 constexpr int kMaxRowRowsOfTwo = kLanes == 16 ? 4 : 1;
 
-#ifndef XPB
-#define XPB 8192
-#endif
-constexpr int kPrefetchBytes = XPB;  // ahead of a single tile, as in gemm_dense.inl
+constexpr int kPrefetchBytes = 8192;  // ahead of a single tile, as in gemm_dense.inl
 
 // With one scale per output channel sums still go into `sums` each 512 values of k: the same order
 // of additions however K is cut into slabs, and integers that float holds exactly.

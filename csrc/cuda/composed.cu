@@ -1,8 +1,8 @@
 // The composed operators: layers, logits and linear as sequences of the kernels beside this file.
 //
-// Host code alone. A layer is, in bf16 and fp16 with folded norms, seven launches:
+// Host code alone. A layer is, in bf16 and fp16 with folded norms, five launches for decode:
 //   qkv product (rows scaled by the sums of squares of its input)
-//   rotary embedding and cache write
+//   rotary embedding and cache write (part of the next where every span is one token)
 //   attention (one launch for decode, two for prefill)
 //   out product + residual, leaving sums of squares
 //   gate and up product with SiLU * up in its epilogue
@@ -188,8 +188,15 @@ Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limi
     status = norm(a.hidden, a.norm_weight, s.normed, rows, hidden, a.epsilon, dtype, launch_on);
     if (!status.ok()) return status;
   }
-  Product qkv = {"qkv", a.qkv, a.num_qkv, a.qkv_bias, folded ? a.hidden : s.normed, s.qkv, rows,
-                 hidden, (a.num_heads + 2 * a.num_kv_heads) * a.head_dim};
+  Product qkv = {"qkv",
+                 a.qkv,
+                 a.num_qkv,
+                 a.qkv_bias,
+                 folded ? a.hidden : s.normed,
+                 s.qkv,
+                 rows,
+                 hidden,
+                 (a.num_heads + 2 * a.num_kv_heads) * a.head_dim};
   if (folded) qkv.sumsq = s.sumsq, qkv.num_sumsq = s.num_sumsq, qkv.epsilon = a.epsilon;
   status = run(qkv, dtype, dtype, s.gemm, stream);
   if (!status.ok()) return status;
@@ -211,17 +218,16 @@ Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limi
   rope.rotary_dim = a.rotary_dim;
   rope.num_positions = a.num_positions;
   rope.epsilon = a.epsilon;
-  status = rope_and_cache_write(rope, launch_on);
-  if (!status.ok()) return status;
-
   PagedAttentionParams attended = attention_params(a);
   attended.q = s.q;
   attended.out = s.mixed;
-  status = paged_attention(attended, limits, s.attention, s.attention_bytes, launch_on);
+  status = rope_and_paged_attention(rope, attended, limits, s.attention, s.attention_bytes,
+                                    launch_on);
   if (!status.ok()) return status;
 
-  Product out = {"out", a.out, a.num_out, a.out_bias, s.mixed, a.hidden_out, rows,
-                 a.num_heads * a.head_dim, hidden, a.hidden};
+  Product out = {"out",   a.out,        a.num_out, a.out_bias,
+                 s.mixed, a.hidden_out, rows,      a.num_heads * a.head_dim,
+                 hidden,  a.hidden};
   if (folded) out.sumsq_out = s.sumsq;
   return run(out, dtype, dtype, s.gemm, stream);
 }
@@ -239,15 +245,16 @@ Status mlp_half(const MlpBlockParams& m, const LayerScratch& s, const Launch& la
     status = norm(m.hidden, m.norm_weight, s.normed, rows, hidden, m.epsilon, dtype, launch_on);
     if (!status.ok()) return status;
   }
-  Product gate_up = {"gate_up", m.gate_up, m.num_gate_up, m.gate_up_bias,
-                     folded ? m.hidden : s.normed, s.inner, rows, hidden, 2 * m.intermediate_size};
+  Product gate_up = {
+      "gate_up", m.gate_up, m.num_gate_up, m.gate_up_bias,         folded ? m.hidden : s.normed,
+      s.inner,   rows,      hidden,        2 * m.intermediate_size};
   gate_up.gated = true;
   if (folded) gate_up.sumsq = s.sumsq, gate_up.num_sumsq = s.num_sumsq, gate_up.epsilon = m.epsilon;
   status = run(gate_up, dtype, dtype, s.gemm, stream);
   if (!status.ok()) return status;
 
-  Product down = {"down", m.down, m.num_down, m.down_bias, s.inner, m.out, rows,
-                  m.intermediate_size, hidden, m.hidden};
+  Product down = {"down", m.down, m.num_down,          m.down_bias, s.inner,
+                  m.out,  rows,   m.intermediate_size, hidden,      m.hidden};
   if (folded) down.sumsq_out = s.sumsq;
   return run(down, dtype, dtype, s.gemm, stream);
 }
@@ -374,16 +381,13 @@ Status linear(const LinearParams& p, const ComposedResources& resources, const L
 namespace {
 
 struct LogitsScratch {
-  void* rows;    // [L, H]
   void* normed;  // [L, H]
   GemmResources gemm;
   int64_t total;
 
   LogitsScratch(const LogitsParams& p, const ComposedResources& resources) {
     Arena arena(resources.scratch);
-    const int64_t bytes = p.num_logits * p.hidden_size * dtype_size(p.dtype);
-    rows = arena.take(bytes);
-    normed = arena.take(bytes);
+    normed = arena.take(p.num_logits * p.hidden_size * dtype_size(p.dtype));
     if (p.num_logits > kRowsWithoutScratch) {
       GemmParams g;
       g.num_rows = p.num_logits;
@@ -399,9 +403,7 @@ struct LogitsScratch {
 
 }  // namespace
 
-int64_t logits_scratch_bytes(const LogitsParams& params) {
-  return LogitsScratch(params, {}).total;
-}
+int64_t logits_scratch_bytes(const LogitsParams& params) { return LogitsScratch(params, {}).total; }
 
 Status logits(const LogitsParams& p, const ComposedResources& resources, const Launch& launch_on) {
   if (p.num_logits == 0) return {};
@@ -410,18 +412,17 @@ Status logits(const LogitsParams& p, const ComposedResources& resources, const L
   const LogitsScratch s(p, resources);
   status = check_scratch(s.total, resources, "logits");
   if (!status.ok()) return status;
-  GatherRowsParams rows;
-  rows.row_ids = p.logit_indices;
-  rows.source = p.hidden;
-  rows.out = s.rows;
-  rows.num_rows = p.num_logits;
-  rows.num_source_rows = p.num_tokens;
-  rows.row_size = p.hidden_size;
-  rows.dtype = p.dtype;
-  status = gather_rows(rows, launch_on);
-  if (!status.ok()) return status;
-  status = norm(s.rows, p.norm_weight, s.normed, p.num_logits, p.hidden_size, p.epsilon, p.dtype,
-                launch_on);
+  RmsNormParams normed = {};
+  normed.x = p.hidden;
+  normed.weight = p.norm_weight;
+  normed.out = s.normed;
+  normed.num_tokens = p.num_logits;
+  normed.hidden_size = p.hidden_size;
+  normed.epsilon = p.epsilon;
+  normed.dtype = p.dtype;
+  status = p.logit_indices == nullptr
+               ? rms_norm(normed, launch_on)
+               : rms_norm_rows(normed, p.logit_indices, p.num_tokens, launch_on);
   if (!status.ok()) return status;
   return run({"lm_head", p.head, p.num_head, nullptr, s.normed, p.logits, p.num_logits,
               p.hidden_size, p.vocab_size},

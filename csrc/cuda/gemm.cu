@@ -27,10 +27,15 @@ constexpr Candidate kCandidates[] = {
      }},
     {"sm90", 90, 90, 1, 128, gemm_sm90_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_sm90(p, s); }},
+    {"packed", 90, 90, 1, kAny, gemm_packed_sm90_refuses,
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
+       return gemm_packed_sm90(p, s);
+     }},
     {"tiles", 90, 90, 129, kAny,
      [](const GemmParams& p) {
        // cuBLASLt with a pass before and behind is as fast, but where it must fold gate and up.
-       return p.gated ? gemm_tiles_sm90_refuses(p) : "cuBLASLt is as fast";
+       return p.gated || p.operands != GemmOperands::kDense ? gemm_tiles_sm90_refuses(p)
+                                                            : "cuBLASLt is as fast";
      },
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_tiles_sm90(p, s);
@@ -75,6 +80,8 @@ Status gemm(const GemmParams& p, const GemmResources& resources, const char* for
       reason = "not for this number of rows";
     } else if (c.run == gemm_blas && resources.blas == nullptr) {
       reason = "no cuBLASLt handle";
+    } else if (c.run == gemm_blas && p.dtype == DType::kBFloat16 && arch < 80) {
+      reason = "bfloat16 needs sm_80";
     } else {
       reason = c.refuses(p);
     }

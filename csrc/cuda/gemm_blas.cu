@@ -182,6 +182,7 @@ int64_t gemm_scratch_bytes(const GemmParams& p) {
 }
 
 const char* gemm_blas_refuses(const GemmParams& p) {
+  if (p.operands != GemmOperands::kDense) return "x and weight must be dense";
 #ifndef REGATTA_CUBLASLT
   return "built without cuBLASLt";
 #else

@@ -344,6 +344,7 @@ Status run_rows(const GemmParams& p, bool use_mma, cudaStream_t stream) {
 }  // namespace
 
 const char* gemm_stream_refuses(const GemmParams& p) {
+  if (p.operands != GemmOperands::kDense) return "x and weight must be dense";
   if (p.dtype != DType::kBFloat16 && p.dtype != DType::kFloat16) {
     return "dtype must be bfloat16 or float16";
   }

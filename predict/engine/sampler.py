@@ -92,7 +92,8 @@ def adjust(
     if output and (adjustment.presence or adjustment.frequency):
         seen, counts = np.unique(np.asarray(output), return_counts=True)
         logits[seen] -= (adjustment.presence + adjustment.frequency * counts).astype(np.float32)
-    logits[list(adjustment.banned)] = -np.inf
+    # Users name the tokens to stop at, and may name ones that the model does not have.
+    logits[[token for token in adjustment.banned if token < len(logits)]] = -np.inf
 
 
 class Sampler:

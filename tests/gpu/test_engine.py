@@ -107,7 +107,7 @@ PENALTIES: dict[str, dict[str, Any]] = {
     "repetition": {"repetition_penalty": 1.4},
     "output": {"presence_penalty": 0.6, "frequency_penalty": 0.3},
     "min_length": {"min_length": 6, "stop_token_ids": tuple(range(0, 211, 2))},
-    "many_banned": {"min_length": 6, "stop_token_ids": tuple(range(400))},
+    "many_banned": {"min_length": 6, "stop_token_ids": tuple(range(1, 200))},
 }
 
 
