@@ -64,15 +64,15 @@ struct Shape {
   }
 };
 
-// The left operands of a unit's eight steps.
+// The left operands of half a unit, four steps.
 template <class T, class F>
-__device__ __forceinline__ void load_operands(const char* unit, uint32_t (&a)[8][4]) {
+__device__ __forceinline__ void load_operands(const char* unit, int half, uint32_t (&a)[4][4]) {
   const int t = threadIdx.x % kGroup;
   const uint4* quads = reinterpret_cast<const uint4*>(unit) + t;
   if constexpr (F::kCodeBits == 8) {
 #pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      const uint4 quad = quads[q * kGroup];
+    for (int q = 0; q < 2; ++q) {
+      const uint4 quad = quads[(half * 2 + q) * kGroup];
       const uint32_t w[4] = {quad.x, quad.y, quad.z, quad.w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -83,27 +83,34 @@ __device__ __forceinline__ void load_operands(const char* unit, uint32_t (&a)[8]
   } else {
     const uint32_t* blob =
         reinterpret_cast<const uint32_t*>(unit + 4096) + t / 32 * 16 + t % 32 / 4;
+    const int group = F::kColumns == 64 ? half : 0;
     uint32_t scale[2], zero[2];
 #pragma unroll
-    for (int q = 0; q < 2; ++q) {
-      if (q == 0 || F::kColumns == 64) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const uint32_t word = blob[q * kUnitRows + h * 8];
-          scale[h] = __byte_perm(word, 0, 0x1010);
-          zero[h] = __byte_perm(word, 0, 0x3232);
-        }
-      }
-      const uint4 quad = quads[q * kGroup];
-      const uint32_t w[4] = {quad.x, quad.y, quad.z, quad.w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) operands_of_int4<T>(w[j], scale, zero, a[4 * q + j]);
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t word = blob[group * kUnitRows + h * 8];
+      scale[h] = __byte_perm(word, 0, 0x1010);
+      zero[h] = __byte_perm(word, 0, 0x3232);
     }
+    const uint4 quad = quads[half * kGroup];
+    const uint32_t w[4] = {quad.x, quad.y, quad.z, quad.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) operands_of_int4<T>(w[j], scale, zero, a[j]);
+  }
+}
+
+// The tensor cores read `a` until the wait for their group: this use behind it keeps the compiler
+// from giving its registers to others before.
+__device__ __forceinline__ void keep_operands(const uint32_t (&a)[4][4]) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    asm volatile("" ::"r"(a[k][0]), "r"(a[k][1]), "r"(a[k][2]), "r"(a[k][3]) : "memory");
   }
 }
 
 template <class T, class F, int kGroups, int kTokens, bool kGated>
-__global__ void __launch_bounds__(Shape<F, kGroups, kTokens>::kThreads, kTokens <= 64 ? 2 : 1)
+__global__ void __launch_bounds__(Shape<F, kGroups, kTokens>::kThreads, kTokens > 64                    ? 1
+                                                              : kGroups == 1 && kTokens <= 16 ? 4
+                                                                                              : 2)
     gemm_packed_kernel(const __grid_constant__ CUtensorMap token_map, const KernelParams p) {
 #ifdef REGATTA_SM90A
   using S = Shape<F, kGroups, kTokens>;
@@ -197,27 +204,31 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTokens>::kThreads, kTokens 
     int s = 0;
     uint32_t phase = 0;
     int previous = -1;
+    uint32_t a[2][4][4] = {};  // halves of a unit: one is made while the other is multiplied
     for (int i = 0; i < num_steps; ++i) {
       barrier_wait(&full[s], phase);
       const char* at = stages + s * S::kStageBytes;
-      uint32_t a[8][4];
-      load_operands<T, F>(at + 2 * S::kTokenBytes + group * F::kUnitBytes, a);
-      const uint64_t b = wgmma_descriptor(at);
-      wgmma_pin(acc);
-      wgmma_fence();
+      const char* unit = at + 2 * S::kTokenBytes + group * F::kUnitBytes;
 #pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        WgmmaCodes<T, kTokens>::run(acc, a[k], b + k / 4 * (S::kTokenBytes / 16) + k % 4 * 2);
+      for (int half = 0; half < 2; ++half) {
+        load_operands<T, F>(unit, half, a[half]);
+        const uint64_t b = wgmma_descriptor(at + half * S::kTokenBytes);
+        wgmma_pin(acc);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; ++k) WgmmaCodes<T, kTokens>::run(acc, a[half][k], b + k * 2);
+        wgmma_commit();
+        wgmma_pin(acc);
+        wgmma_wait<1>();
+        keep_operands(a[1 - half]);
+        if (half == 0 && previous >= 0 && lane == 0) barrier_arrive(&empty[previous]);
       }
-      wgmma_commit();
-      wgmma_pin(acc);
-      wgmma_wait<1>();
-      if (previous >= 0 && lane == 0) barrier_arrive(&empty[previous]);
       previous = s;
       if (++s == p.stages) s = 0, phase ^= 1;
     }
     wgmma_wait<0>();
     wgmma_pin(acc);
+    keep_operands(a[1]);
     pdl_wait();
     // Every warp has read the stages; they now hold the partial sums, token by token.
     named_barrier_sync(1, S::kConsumers);
@@ -357,18 +368,18 @@ GemmTile choose_tile(const GemmParams& p) {
   while (tile.tokens < p.num_rows && tile.tokens < 128) tile.tokens *= 2;
   const int64_t tiles = ceil_div(p.out_features, kUnitRows);
   const int64_t units = ceil_div(p.in_features, kUnitColumns);
-  const bool wide = p.gated || tiles >= 256;
-  tile.features = wide ? 128 : 64;
-  const int64_t want = tile.tokens <= 32 ? 192 : 128;
-  if (!wide) {
+  // Turning codes into operands takes issue slots: many warpgroups per multiprocessor.
+  const bool few = tile.tokens <= 16;
+  tile.features = p.gated || (!few && tiles >= 256) ? 128 : 64;
+  const int64_t want = few ? 384 : tile.tokens <= 32 ? 192 : 128;
+  if (!p.gated) {
     while (tile.split < 8 && tiles * tile.split < want && units >= 8 * tile.split) tile.split *= 2;
   }
   const int64_t unit = unit_bytes(p.operands == GemmOperands::kWeightInt8 ? 8 : 4,
                                   static_cast<int>(p.group_size));
-  const int64_t stage =
-      round_up(tile.tokens * 2 * kRowBytes + tile.features / 64 * unit, 1024);
-  const int64_t budget = tile.tokens <= 64 ? 104 * 1024 : 208 * 1024;
-  tile.stages = static_cast<int>(std::min<int64_t>(kMaxStages, budget / stage));
+  const int64_t stage = round_up(tile.tokens * 2 * kRowBytes + tile.features / 64 * unit, 1024);
+  const int64_t budget = tile.tokens > 64 ? 208 : few && tile.features == 64 ? 50 : 104;  // KB
+  tile.stages = static_cast<int>(std::min<int64_t>(kMaxStages, budget * 1024 / stage));
   return tile;
 }
 

@@ -146,7 +146,54 @@ __global__ void unpack_kernel(const uint8_t* packed, const float* weight_scale, 
   }
 }
 
+__global__ void __launch_bounds__(256)
+    gather_columns_kernel(const uint16_t* x, const int32_t* perm, uint16_t* out,
+                          const int64_t width) {
+  pdl_trigger();
+  pdl_wait();
+  const int64_t row = blockIdx.x;
+  for (int64_t i = blockIdx.y * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < width;
+       i += static_cast<int64_t>(gridDim.y) * blockDim.x) {
+    out[row * width + i] = x[row * width + perm[i]];
+  }
+}
+
+__global__ void repeat_scale_kernel(const float* scale, const int64_t count, float* out,
+                                    const int64_t num_values) {
+  const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  if (i < num_values) out[i] = scale[count == 1 ? 0 : i];
+}
+
 }  // namespace
+
+int64_t packed_unit_group_size(int64_t bytes) { return bytes == unit_bytes(4, 64) ? 64 : 128; }
+
+Status gather_columns(const void* x, const int32_t* perm, void* out, int64_t num_rows,
+                      int64_t width, CUstream_st* stream) {
+  if (num_rows == 0) return {};
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(num_rows), static_cast<unsigned>(ceil_div(width, 2048)));
+  config.block = dim3(256);
+  config.stream = stream;
+  config.pdl = true;
+  return launch(gather_columns_kernel, config, "gather_columns", static_cast<const uint16_t*>(x),
+                perm, static_cast<uint16_t*>(out), width);
+}
+
+Status repeat_scale(const float* scale, int64_t count, float* out, int64_t num_values,
+                    CUstream_st* stream) {
+  if (num_values == 0) return {};
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(ceil_div(num_values, 256)));
+  config.block = dim3(256);
+  config.stream = stream;
+  return launch(repeat_scale_kernel, config, "repeat_scale", scale, count, out, num_values);
+}
+
+Status copy_bytes(void* to, const void* from, int64_t bytes, CUstream_st* stream) {
+  return cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream),
+                     "copy_bytes");
+}
 
 int64_t packed_group_size(int64_t in_features, int64_t num_groups) {
   if (num_groups <= 1) return 128;

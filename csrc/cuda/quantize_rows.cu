@@ -1,9 +1,7 @@
 // Activations as e4m3 or int8 codes with a scale per row, and the norm ahead of it in one pass.
 //
 // Input: [num_rows, width] row-major; codes likewise. Architectures: sm_89 and later for e4m3.
-// Algorithm: a block per row: one pass for sum of squares and largest magnitude, one for the codes;
-// the row comes out of cache the second time. x / rms has the codes of x: the root mean square
-// goes into the scale alone, unless the scale is given.
+// Algorithm: a block per row, which it holds in registers: sum of squares, largest magnitude, codes.
 // Source: own. Bound: memory (2 + 1 bytes per value); for few rows latency.
 #include <cuda_fp8.h>
 
@@ -13,30 +11,8 @@
 namespace regatta::cuda {
 namespace {
 
-constexpr int kThreads = 512;
+constexpr int kThreads = 256;
 constexpr float kFp8Max = 448.f, kInt8Max = 127.f;
-
-// Eight values from column i on, as they are coded but for the norm's divisor.
-template <class T>
-__device__ __forceinline__ void load_row(const QuantizeRowsParams& p, int64_t row, int64_t i,
-                                         float (&v)[8]) {
-  const Vec16<T> x = load16(static_cast<const T*>(p.x) + row * p.width + i);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) v[j] = x.get(j);
-  if (p.norm_weight != nullptr) {
-    const Vec16<T> w = load16(static_cast<const T*>(p.norm_weight) + i);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] *= w.get(j);
-  }
-}
-
-__device__ __forceinline__ void smooth_row(const QuantizeRowsParams& p, int64_t i, float (&v)[8]) {
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    if (p.shift != nullptr) v[j] += p.shift[i + j];
-    if (p.smooth != nullptr) v[j] *= p.smooth[i + j];
-  }
-}
 
 __device__ __forceinline__ float block_max(float x, float* scratch) {
   x = warp_max(x);
@@ -47,96 +23,125 @@ __device__ __forceinline__ float block_max(float x, float* scratch) {
   return largest;
 }
 
-template <class T>
+__device__ __forceinline__ uint32_t four_codes(const float* v, float factor, bool fp8) {
+  if (fp8) {
+    const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(v[0] * factor, v[1] * factor),
+                                                  __NV_SATFINITE, __NV_E4M3);
+    const uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(v[2] * factor, v[3] * factor),
+                                                   __NV_SATFINITE, __NV_E4M3);
+    return low | high << 16;
+  }
+  uint32_t packed = 0;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int code = __float2int_rn(fminf(fmaxf(v[j] * factor, -kInt8Max), kInt8Max));
+    packed |= static_cast<uint32_t>(code & 0xff) << (j * 8);
+  }
+  return packed;
+}
+
+// kVectors: pieces of eight values per thread; they stay in registers.
+template <class T, int kVectors>
 __global__ void __launch_bounds__(kThreads) quantize_rows_kernel(const QuantizeRowsParams p) {
   __shared__ float scratch[2][kThreads / kWarp];
   pdl_trigger();
   pdl_wait();
   const int64_t row = blockIdx.x;
-  const bool shifted = p.shift != nullptr;
-  float squares = 0.f, largest = 0.f;
-  for (int64_t i = threadIdx.x * 8; i < p.width; i += kThreads * 8) {
-    float v[8];
-    const Vec16<T> x = load16(static_cast<const T*>(p.x) + row * p.width + i);
+  Vec16<T> x[kVectors];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) squares += x.get(j) * x.get(j);
-    load_row<T>(p, row, i, v);
-    if (!shifted) smooth_row(p, i, v);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) largest = fmaxf(largest, fabsf(v[j]));
+  for (int i = 0; i < kVectors; ++i) {
+    const int64_t at = (i * kThreads + threadIdx.x) * 8;
+    x[i] = at < p.width ? load16(static_cast<const T*>(p.x) + row * p.width + at)
+                        : bit_cast<Vec16<T>>(make_uint4(0, 0, 0, 0));
   }
   float norm = 1.f;
   if (p.normalize) {
+    float squares = 0.f;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) squares += x[i].get(j) * x[i].get(j);
+    }
     norm = rsqrtf(block_sum(squares, scratch[0]) / static_cast<float>(p.width) + p.epsilon);
   }
-  if (shifted) {  // the shift comes behind the norm: its divisor must be known first
-    largest = 0.f;
-    for (int64_t i = threadIdx.x * 8; i < p.width; i += kThreads * 8) {
-      float v[8];
-      load_row<T>(p, row, i, v);
+  // Piece i as it is coded, but for the norm's divisor where nothing is added behind it.
+  const bool shifted = p.shift != nullptr;
+  const auto value_of = [&](int i, float(&v)[8]) {
+    const int64_t at = (i * kThreads + threadIdx.x) * 8;
 #pragma unroll
-      for (int j = 0; j < 8; ++j) v[j] *= norm;
-      smooth_row(p, i, v);
+    for (int j = 0; j < 8; ++j) v[j] = x[i].get(j);
+    if (p.norm_weight != nullptr) {
+      const Vec16<T> w = load16(static_cast<const T*>(p.norm_weight) + at);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[j] *= w.get(j);
+    }
+    if (shifted || p.smooth != nullptr) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (shifted) v[j] = v[j] * norm + p.shift[at + j];
+        if (p.smooth != nullptr) v[j] *= p.smooth[at + j];
+      }
+    }
+  };
+  const float divisor = shifted ? 1.f : norm;  // what value_of() leaves out
+  const bool fp8 = p.operands == GemmOperands::kFp8;
+  const float fixed = p.static_scale != nullptr ? *p.static_scale : 0.f;
+  float factor, scale;
+  if (fixed > 0.f) {
+    factor = divisor / fixed;
+    scale = fixed;
+  } else {
+    float largest = 0.f;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if ((i * kThreads + threadIdx.x) * 8 >= p.width) continue;
+      float v[8];
+      value_of(i, v);
 #pragma unroll
       for (int j = 0; j < 8; ++j) largest = fmaxf(largest, fabsf(v[j]));
     }
+    largest = block_max(largest, scratch[1]);
+    // x / rms has the codes of x: the root mean square goes into the scale alone.
+    const float own = largest > 0.f ? largest / (fp8 ? kFp8Max : kInt8Max) : 1.f;
+    factor = 1.f / own;
+    scale = own * divisor;
   }
-  largest = block_max(largest, scratch[1]);
-  const bool fp8 = p.operands == GemmOperands::kFp8;
-  const float limit = fp8 ? kFp8Max : kInt8Max;
-  const float fixed = p.static_scale != nullptr ? *p.static_scale : 0.f;
-  // Of the values before (unshifted) or behind the norm's divisor.
-  const float own = largest > 0.f ? largest / limit : 1.f;
-  const float before = shifted ? norm : 1.f;
-  const float scale = fixed > 0.f ? fixed : shifted ? own : own * norm;
-  const float inverse = fixed > 0.f ? norm / fixed : before / own;
   if (threadIdx.x == 0) p.scale[row] = scale;
-  for (int64_t i = threadIdx.x * 8; i < p.width; i += kThreads * 8) {
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int64_t at = (i * kThreads + threadIdx.x) * 8;
+    if (at >= p.width) continue;
     float v[8];
-    load_row<T>(p, row, i, v);
-    if (shifted) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) v[j] *= norm;
-    }
-    smooth_row(p, i, v);
-    const float factor = shifted ? (fixed > 0.f ? 1.f / fixed : 1.f / own) : inverse;
-    uint32_t packed[2] = {0, 0};
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float q = v[j] * factor;
-      uint32_t code;
-      if (fp8) {
-        code = __nv_cvt_float_to_fp8(q, __NV_SATFINITE, __NV_E4M3);
-      } else {
-        code = static_cast<uint8_t>(
-            static_cast<int8_t>(__float2int_rn(fminf(fmaxf(q, -kInt8Max), kInt8Max))));
-      }
-      packed[j / 4] |= code << (j % 4 * 8);
-    }
-    *reinterpret_cast<uint2*>(static_cast<uint8_t*>(p.codes) + row * p.width + i) =
-        make_uint2(packed[0], packed[1]);
+    value_of(i, v);
+    *reinterpret_cast<uint2*>(static_cast<uint8_t*>(p.codes) + row * p.width + at) =
+        make_uint2(four_codes(v, factor, fp8), four_codes(v + 4, factor, fp8));
   }
+}
+
+template <class T>
+Status run(const QuantizeRowsParams& p, const LaunchConfig& config) {
+  if (p.width <= kThreads * 8) return launch(quantize_rows_kernel<T, 1>, config, "quantize_rows", p);
+  if (p.width <= kThreads * 16) return launch(quantize_rows_kernel<T, 2>, config, "quantize_rows", p);
+  if (p.width <= kThreads * 32) return launch(quantize_rows_kernel<T, 4>, config, "quantize_rows", p);
+  if (p.width <= kThreads * 64) return launch(quantize_rows_kernel<T, 8>, config, "quantize_rows", p);
+  return launch(quantize_rows_kernel<T, 16>, config, "quantize_rows", p);
 }
 
 }  // namespace
 
 Status quantize_rows(const QuantizeRowsParams& p, CUstream_st* stream) {
   if (p.num_rows == 0) return {};
-  if (p.width % 8 != 0) {
+  if (p.width % 8 != 0 || p.width > kThreads * 128) {
     return Status::error("quantize_rows: width " + std::to_string(p.width) +
-                         " must be a multiple of 8");
+                         " must be a multiple of 8 and at most " + std::to_string(kThreads * 128));
   }
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(p.num_rows));
   config.block = dim3(kThreads);
   config.stream = stream;
   config.pdl = p.dependent_launch;
-  if (p.dtype == DType::kBFloat16) {
-    return launch(quantize_rows_kernel<__nv_bfloat16>, config, "quantize_rows", p);
-  }
-  if (p.dtype == DType::kFloat16) {
-    return launch(quantize_rows_kernel<__half>, config, "quantize_rows", p);
-  }
+  if (p.dtype == DType::kBFloat16) return run<__nv_bfloat16>(p, config);
+  if (p.dtype == DType::kFloat16) return run<__half>(p, config);
   return Status::error(std::string("quantize_rows: dtype ") + dtype_name(p.dtype) +
                        " is not supported (allowed: bfloat16, float16)");
 }

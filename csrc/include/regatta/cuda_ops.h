@@ -93,8 +93,9 @@ Status adjust_logits(const AdjustLogitsParams& params, const Launch& launch);
 // min_p: [L] in [0, 1] or null; tokens below min_p times the likeliest one are excluded first.
 Status sample(const SampleParams& params, const float* min_p, const Launch& launch);
 
-// The composed operators. Weights are single tensors [out_features, in_features], row-major, as
-// checkpoints store them. Scheme "dense": norms are kernels of their own. "dense_folded": the norm
+// The composed operators. Dense weights are single tensors [out_features, in_features], row-major, as
+// checkpoints store them; quantized ones are what regatta_pack_quantized leaves and the scheme's other
+// tensors (predict/schemes). Scheme "dense": norms are kernels of their own. "dense_folded": the norm
 // weights are multiplied into the matrices behind them (fold_norm_weight in gemm.h), and a
 // product's epilogue leaves the sums of squares that the next one scales its rows by.
 struct ComposedResources {

@@ -88,6 +88,18 @@ namespace cuda {
 // Columns of a group as packed: 128 (also for wider groups, whose scale is repeated), 64, or 0 when
 // groups of in_features / num_groups columns cannot be packed.
 int64_t packed_group_size(int64_t in_features, int64_t num_groups);
+// The same from the last dimension of a packed weight [tiles, units, bytes].
+int64_t packed_unit_group_size(int64_t unit_bytes);
+// out[m, k] = x[m, perm[k]] of 16-bit values.
+Status gather_columns(const void* x, const int32_t* perm, void* out, int64_t num_rows,
+                      int64_t width, CUstream_st* stream);
+// out[i] = scale[i], or scale[0] where count is 1.
+Status repeat_scale(const float* scale, int64_t count, float* out, int64_t num_values,
+                    CUstream_st* stream);
+Status copy_bytes(void* to, const void* from, int64_t bytes, CUstream_st* stream);
+// Rows of tiles of 64 and columns of units of 128: the first dimensions of a packed weight.
+constexpr int64_t packed_tiles(int64_t out_features) { return (out_features + 63) / 64; }
+constexpr int64_t packed_units(int64_t in_features) { return (in_features + 127) / 128; }
 int64_t packed_weight_bytes(int64_t out_features, int64_t in_features, int bits, int64_t group_size);
 Status pack_weight(const PackWeightParams& params, CUstream_st* stream);
 // out[n, k] of params.dtype: the matrix that packed stands for. weight_scale: as GemmParams.
