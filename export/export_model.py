@@ -38,6 +38,7 @@ def export_model(config: EngineConfig, output_path: Path) -> None:
     """
     from predict import library, llm
     from predict.engine.program import save_program
+    from predict.formats import with_stored_cache
     from predict.manifest import FILE_NAME, FORMAT, Manifest
     from predict.nn.decoder import layer_schemes
 
@@ -48,6 +49,7 @@ def export_model(config: EngineConfig, output_path: Path) -> None:
         )
     device = llm.choose_gpu(config)
     spec, reader = llm.read_spec(source)
+    config = with_stored_cache(config, reader)
     backend = llm.choose_backend(config.inference_model)
     import paddle
 

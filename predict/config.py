@@ -22,6 +22,7 @@ from predict.quantization import (
     parse_quant_type,
 )
 from predict.request import SamplingParams
+from predict.speculative import MAX_DRAFT_TOKENS, known_methods
 
 DTYPES = ("float32", "bfloat16", "float16")
 MODES = ("dynamic", "static")
@@ -61,6 +62,9 @@ class EngineConfig:
     lm_head_quant_type: str | None = None  # None: the LM head stays dense
     skip_list_names: tuple[str, ...] = ()  # linears with one of these in their name stay dense
     cachekv_int8_type: str | None = None  # dynamic | static | fp8 | int4
+    speculate_method: str | None = None  # a module of predict.speculative
+    speculate_max_draft_token_num: int = 1  # drafts per sequence and step
+    speculate_max_ngram_size: int = 1  # tokens
     seed: int = 0
     chat_template: str | None = None  # None: the tokenizer's own; none: off; else a file or folder
 
@@ -92,10 +96,26 @@ class EngineConfig:
             if value is not None and value < 1:
                 raise UserError(f"{name} is {value}; it must be at least 1")
         self._check_quantization()
+        self._check_speculation()
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise UserError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; "
                 "it is a share of the device's memory, above 0 and at most 1"
+            )
+
+    def _check_speculation(self) -> None:
+        if self.speculate_method is None:
+            return
+        if self.speculate_method not in known_methods():
+            raise one_of("speculate_method", self.speculate_method, known_methods())
+        if not 1 <= self.speculate_max_draft_token_num <= MAX_DRAFT_TOKENS:
+            raise UserError(
+                f"speculate_max_draft_token_num is {self.speculate_max_draft_token_num} (allowed: "
+                f"1 to {MAX_DRAFT_TOKENS}, which the attention operator takes with a token)"
+            )
+        if self.speculate_max_ngram_size < 1:
+            raise UserError(
+                f"speculate_max_ngram_size is {self.speculate_max_ngram_size} (allowed: 1 or more)"
             )
 
     def _check_quantization(self) -> None:
@@ -270,6 +290,9 @@ _SAME_NAME = (
     "quant_type",
     "weightonly_group_size",
     "lm_head_quant_type",
+    "speculate_method",
+    "speculate_max_draft_token_num",
+    "speculate_max_ngram_size",
     "seed",
     "chat_template",
 )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
 T = TypeVar("T")
+_KEEP_NO_MORE, _KEEP, _ADD_OWNER, _DROP_OWNER = range(4)  # of regatta_device_keep
 
 
 def _check(status: int) -> None:
@@ -181,9 +182,12 @@ class Graph(Generic[T]):
     def __init__(self, executable: int, num_nodes: int, stream: int, outputs: T):
         self.outputs = outputs
         self.num_nodes = num_nodes
-        self._executable: int | None = executable
+        self._executable = executable
         self._stream = stream
-        self._launch = device_library().regatta_device_launch_graph
+        handle = device_library()
+        self._launch = handle.regatta_device_launch_graph
+        self._destroy = weakref.finalize(self, handle.regatta_device_destroy_graph, executable)
+        self._destroy.atexit = False  # its pool does so, while the device is there
 
     def replay(self) -> None:
         """Queues the recorded work on the stream that was current when the pool was made."""
@@ -191,9 +195,8 @@ class Graph(Generic[T]):
 
     def reset(self) -> None:
         """Frees the graph; it cannot be replayed any more."""
-        if self._executable is not None:
-            device_library().regatta_device_destroy_graph(self._executable)
-            self._executable = None
+        if self._destroy.alive:
+            self._destroy()
             del self.outputs
 
 
@@ -214,6 +217,7 @@ class GraphPool:
         self.stream = current_stream(device)
         self._capture_stream = paddle.device.Stream(device.place())
         self._graphs: weakref.WeakSet[Graph[Any]] = weakref.WeakSet()
+        self._memory: weakref.finalize[[int, int], GraphPool] | None = None
         # After Paddle's own handlers were registered, so before they run: they unload the plugin.
         atexit.register(_reset, weakref.ref(self))
 
@@ -230,28 +234,40 @@ class GraphPool:
         handle, index = device_library(), self.device.index
         raw = raw_stream(self._capture_stream)
         paddle.device.synchronize(self.device.place())  # its inputs may still be on their way
-        with paddle.device.stream_guard(self._capture_stream):
-            for _ in range(num_warmups):
-                function()
-            self._capture_stream.synchronize()
-            _check(handle.regatta_device_begin_capture(index, raw))
-            num_nodes = ctypes.c_uint64()
-            try:
-                outputs = function()
-            except BaseException:
-                partial = handle.regatta_device_end_capture(index, raw, num_nodes)
-                if partial:
-                    handle.regatta_device_destroy_graph(partial)
-                raise
-            executable = handle.regatta_device_end_capture(index, raw, num_nodes)
+        if self._memory is None:
+            handle.regatta_device_keep(index, _ADD_OWNER)
+            drop = handle.regatta_device_keep
+            self._memory = weakref.finalize(self, drop, index, _DROP_OWNER)
+            self._memory.atexit = False
+        num_nodes = ctypes.c_uint64()
+        handle.regatta_device_keep(index, _KEEP)
+        try:
+            with paddle.device.stream_guard(self._capture_stream):
+                for _ in range(num_warmups):
+                    function()
+                self._capture_stream.synchronize()
+                _check(handle.regatta_device_begin_capture(index, raw))
+                try:
+                    outputs = function()
+                except BaseException:
+                    partial = handle.regatta_device_end_capture(index, raw, num_nodes)
+                    if partial:
+                        handle.regatta_device_destroy_graph(partial)
+                    raise
+                executable = handle.regatta_device_end_capture(index, raw, num_nodes)
+        finally:
+            handle.regatta_device_keep(index, _KEEP_NO_MORE)
         graph = Graph(_created(executable), num_nodes.value, self.stream, outputs)
         self._graphs.add(graph)
         return graph
 
     def reset(self) -> None:
-        """Frees all graphs of the pool."""
+        """Frees all graphs of the pool, and their memory."""
         for graph in list(self._graphs):
             graph.reset()
+        if self._memory is not None:
+            self._memory()
+            self._memory = None
 
 
 def _reset(pool: weakref.ref[GraphPool]) -> None:

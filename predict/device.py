@@ -122,7 +122,7 @@ def cuda_source_digest(csrc: Path) -> str:
 
 def build_command(architecture: str = "") -> str:
     """The command that builds the CUDA library and the plugin."""
-    command = library.build_command().replace("setup_cpu.py", "setup_cuda.py")
+    command = library.build_command(library.LIBRARY_DIR / CUDA_LIBRARY_NAME)
     return f"{command} --arch {architecture}" if architecture else command
 
 
@@ -155,6 +155,7 @@ def device_library() -> ctypes.CDLL:
             ("out_of_memory", ctypes.c_char_p, ()),
             ("memory", number, (number, ctypes.POINTER(size))),
             ("release_cached", size, (number,)),
+            ("keep", None, (number, number)),
             ("pin", pointer, (size,)),
             ("unpin", None, (pointer,)),
             ("copy", number, (pointer, pointer, size, pointer)),
@@ -419,6 +420,11 @@ def cache_capacity(
     )
     if capacity > 0:
         text += f"; {capacity} tokens of cache would fit: lower --max_length or --batch_size"
+    elif weight_bytes < limit:
+        text += (
+            "; the workspace of a step leaves no cache: lower --max_num_batched_tokens, "
+            "--max_length or --batch_size, or use a --quant_type"
+        )
     else:
         text += "; not even the weights fit: use a smaller --dtype or a --quant_type"
     if limit < available_bytes:

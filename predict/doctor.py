@@ -25,7 +25,17 @@ from predict.errors import UserError
 NEEDED = ("numpy", "safetensors", "tokenizers", "sentencepiece", "jinja2", "tqdm")
 OPTIONAL = ("ninja", "paddlenlp", "torch", "transformers", "pytest", "hypothesis", "ruff", "mypy")
 # What the kernels look for, as /proc/cpuinfo spells it; used when there is no library to ask.
-CPU_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_bf16")
+CPU_FLAGS = (
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512bw",
+    "avx512vbmi",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_bf16",
+)
 GIB = 1 << 30
 
 Report = dict[str, Any]
@@ -105,7 +115,7 @@ def _library(problems: list[str], has_paddle: bool) -> tuple[Report, dict[str, A
     report.update(state="loaded", num_operators=len(loaded.operators))
     if report["outdated"]:
         problems.append(
-            f"csrc/ has changed since the library was built; rebuild: {library.build_command()}"
+            f"csrc/ has changed since the library was built; rebuild: {library.build_command(path)}"
         )
     return report, loaded.info()
 

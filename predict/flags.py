@@ -140,7 +140,8 @@ QUANT_TYPES = (
 _ACCELERATORS = ("xpu*", "npu*", "gcu*", "dcu*", "mlu*", "hpu*", "intel_hpu*", "sdaa*")
 _NO_WINT4 = not_yet("The types without experts work, such as a8w8_fp8.", "*_wint4")
 _NO_QUANT = not_yet("Models with experts do not run yet.")
-_NO_SPECULATION = not_yet("Plain decoding works: leave the speculative flags out.")
+_NO_DRAFT_MODEL = not_yet("inference_with_reference and lookahead work, without a draft model.")
+_NO_WINDOW = not_yet("Verification is exact: leave the flag out.")
 _NO_ADAPTER = not_yet("Merge the adapter into the weights first and pass the merged directory.")
 _NO_DEEPSEEK = not_yet("Llama, Mistral, Qwen2 and Qwen3 run, in --dtype.")
 
@@ -268,28 +269,28 @@ FLAGS: tuple[Flag, ...] = (
          availability=not_yet("--load_format dummy measures speed with random weights.")),
     Flag(_SPECULATE, "speculate_method", "str", None,
          "Where draft tokens come from.",
-         choices=("inference_with_reference", "eagle", "mtp"), availability=_NO_SPECULATION),
+         choices=("inference_with_reference", "lookahead", "draft_model", "eagle", "mtp"),
+         availability=not_yet(
+             "inference_with_reference and lookahead work.", "draft_model", "eagle", "mtp")),
     Flag(_SPECULATE, "speculate_max_draft_token_num", "int", 1,
-         "Draft tokens per step.",
-         availability=_NO_SPECULATION),
+         "Draft tokens per sequence and step, 1 to 15."),
     Flag(_SPECULATE, "speculate_max_ngram_size", "int", 1,
-         "Longest n-gram that is looked up in the prompt.",
-         availability=_NO_SPECULATION),
+         "Longest n-gram that is looked up in prompt and output."),
     Flag(_SPECULATE, "speculate_verify_window", "int", 2,
          "Window of the TopP + window verification.",
-         availability=_NO_SPECULATION),
+         availability=_NO_WINDOW),
     Flag(_SPECULATE, "speculate_max_candidate_len", "int", 5,
          "Candidates per position in verification.",
-         availability=_NO_SPECULATION),
+         availability=_NO_WINDOW),
     Flag(_SPECULATE, "draft_model_name_or_path", "str", None,
          "Directory of the draft model.",
-         availability=_NO_SPECULATION),
+         availability=_NO_DRAFT_MODEL),
     Flag(_SPECULATE, "draft_model_quant_type", "str", None,
          "Quantization of the draft model.",
-         choices=QUANT_TYPES, availability=_NO_SPECULATION),
+         choices=QUANT_TYPES, availability=_NO_DRAFT_MODEL),
     Flag(_SPECULATE, "return_full_hidden_states", "bool", False,
          "Hidden states of all positions, for eagle and mtp.",
-         availability=_NO_SPECULATION),
+         availability=_NO_DRAFT_MODEL),
     Flag(_ADAPTERS, "lora_path", "str", None,
          "Directory of a LoRA adapter.",
          availability=_NO_ADAPTER),

@@ -160,22 +160,22 @@ def quantize_fp8(rows: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor | N
     values = paddle.clip(rows * (1.0 / scale).unsqueeze(-1), -E4M3_MAX, E4M3_MAX)
     magnitude = paddle.abs(values)
     # Steps between neighbours: 2^-9 up to 2^-6, then an eighth of the power of two below.
-    exponent = (paddle.view(magnitude, "int32") // (1 << 23)).astype("float32") - 127.0
-    exponent = paddle.clip(exponent, min=-6.0)
+    powers = paddle.to_tensor([2.0**e for e in range(-5, 9)], "float32")
+    above = (magnitude.unsqueeze(-1) >= powers).astype("float32").sum(axis=-1)
+    exponent = above - 6.0
     step = paddle.pow(paddle.full_like(exponent, 2.0), exponent - 3.0)
     eighths = paddle.round(magnitude / step)  # 0..7 below 2^-6, else 8..16
-    code = (exponent + 6.0) * 8.0 + eighths
+    code = above * 8.0 + eighths
     return (code + 128.0 * (values < 0).astype("float32")).astype("uint8"), scale
 
 
 def _e4m3_values() -> list[float]:
-    """What each of the 256 codes stands for; 127 and 255 are NaN."""
+    """What each of the 256 codes stands for. 127 and 255, NaN to others, are never written."""
     values = []
     for code in range(128):
         exponent, mantissa = code >> 3, code & 7
         power = 2.0 ** (exponent - 10 if exponent else -9)
         values.append((8 + mantissa if exponent else mantissa) * power)
-    values[127] = math.nan
     return values + [-value for value in values]
 
 

@@ -106,9 +106,10 @@ def source_digest(csrc: Path) -> str:
     return digest.hexdigest()
 
 
-def build_command() -> str:
-    """Returns the command that builds the library for the Paddle that is installed now."""
-    script = SOURCE_DIR / "setup_cpu.py"
+def build_command(library: Path | None = None) -> str:
+    """Returns the command that builds a library (None: the CPU's) for the installed Paddle."""
+    is_cuda = library is not None and "cuda" in library.name
+    script = SOURCE_DIR / ("setup_cuda.py" if is_cuda else "setup_cpu.py")
     if not script.is_file():  # installed from a wheel: the sources are not here
         return "pip install --force-reinstall --no-deps --no-cache-dir <the regatta checkout>"
     if Path.cwd() == SOURCE_DIR.parent:
@@ -142,7 +143,7 @@ def read_metadata(path: Path) -> Metadata:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LibraryError(
             f"{described} does not say what {path.name} was built for "
-            f"({type(error).__name__}: {error}); rebuild both: {build_command()}"
+            f"({type(error).__name__}: {error}); rebuild both: {build_command(path)}"
         ) from None
 
 
@@ -151,7 +152,7 @@ def check(metadata: Metadata, path: Path, paddle_version: str, paddle_commit: st
     if metadata.abi != ABI:
         raise LibraryError(
             f"{path} has interface {metadata.abi} and this version of regatta needs {ABI}; "
-            f"rebuild it: {build_command()}"
+            f"rebuild it: {build_command(path)}"
         )
     built_for, installed = metadata.paddle_version, paddle_version
     if built_for == installed and metadata.paddle_commit == paddle_commit:
@@ -163,7 +164,7 @@ def check(metadata: Metadata, path: Path, paddle_version: str, paddle_commit: st
         other_fix = ""
     raise LibraryError(
         f"{path} was built for Paddle {built_for}, but Paddle {installed} is installed; "
-        f"rebuild it: {build_command()} {other_fix}"
+        f"rebuild it: {build_command(path)} {other_fix}"
     )
 
 
@@ -227,7 +228,7 @@ def load_checked(path: Path) -> Library:
     if is_outdated(metadata):
         print(
             f"regatta: csrc/ has changed since {path.name} was built; rebuild it: "
-            f"{build_command()}",
+            f"{build_command(path)}",
             file=sys.stderr,
         )
     from paddle.base import core
@@ -240,7 +241,7 @@ def load_checked(path: Path) -> Library:
         handle.regatta_set_num_threads.restype = None
     except (OSError, AttributeError) as error:
         raise LibraryError(
-            f"{path} does not load: {error}; rebuild it: {build_command()}"
+            f"{path} does not load: {error}; rebuild it: {build_command(path)}"
         ) from None
     # The core call and not paddle.utils.cpp_extension's: that one also fills the table of the
     # legacy static graph (5 ms), which neither eager mode nor PIR programs read.

@@ -18,8 +18,10 @@ from predict.engine.detokenizer import Detokenizer
 from predict.engine.engine import Engine
 from predict.engine.kv_cache import (
     allocate_caches,
+    check_gpu_memory,
     num_cache_blocks,
     num_gpu_cache_blocks,
+    weight_bytes,
     workspace_bytes,
 )
 from predict.engine.program import load_program
@@ -33,16 +35,16 @@ from predict.engine.runner import (
 from predict.engine.sampler import Sampler
 from predict.engine.scheduler import Scheduler, SchedulerConfig
 from predict.errors import UserError
-from predict.formats import Layout, layout_of
+from predict.formats import Layout, layout_of, with_stored_cache
 from predict.formats.online import Online
 from predict.host import peak_memory_bytes
 from predict.kv_formats import head_scales, kv_format_of
 from predict.manifest import check_manifest, load_manifest
 from predict.models import family_of
-from predict.nn.checkpoint import Checkpoint
 from predict.nn.decoder import Decoder, build_decoder, expected_tensors
 from predict.nn.hf_config import ConfigReader
 from predict.nn.inputs import LayerCache
+from predict.nn.paddle_checkpoint import open_checkpoint
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import (
     CheckpointSource,
@@ -53,6 +55,8 @@ from predict.nn.weights import (
 )
 from predict.quantization import check_support
 from predict.request import Request, RequestOutput, SamplingParams
+from predict.speculative import Proposer, SpeculativeConfig, proposer_of
+from predict.speculative.policy import DraftPolicy
 from predict.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -60,6 +64,8 @@ if TYPE_CHECKING:
     from predict.engine.detokenizer import TextStream
 
 Prompt = str | Sequence[int]
+# Rows of a decode step, drafts included, that cost little more than one: reading weights bounds it.
+CPU_FREE_ROWS, GPU_FREE_ROWS = 16, 64
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,9 @@ class EngineStats:
     num_output_tokens: int
     num_prefix_hit_tokens: int
     num_preemptions: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    num_draft_spans: int  # decode spans with drafts: each yields its accepted drafts and one more
     num_cache_blocks: int
     num_used_blocks: int
     peak_memory_bytes: int
@@ -125,17 +134,25 @@ def load_decoder(
             else DeviceRandomSource(config.seed, config.dtype, device)
         )
         layout: Layout = Online(source, settings, plan)
+        expected_tensors(plan, layout)  # whether the group size divides
     else:
-        checkpoint = Checkpoint(config.model_name_or_path)
+        checkpoint = open_checkpoint(config.model_name_or_path)
         source = CheckpointSource(checkpoint)
-        if device is not None:
+        if device is not None and checkpoint.in_file_order:
             from predict.nn.upload import DeviceCheckpointSource
 
             source = DeviceCheckpointSource(checkpoint, config.dtype, device)
         layout = layout_of(reader, checkpoint, source, settings, plan)
         checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
+    capability = None
+    if device is not None:
+        from predict.device import driver_info, memory_info
+
+        capability = driver_info().gpus[device.index].capability
+        needed = weight_bytes(plan, layout.scheme, config.dtype)
+        check_gpu_memory(config, spec, memory_info(device), needed)
     for linear in (*plan.linears(), plan.head):
-        check_support(layout.scheme(linear), config.device, compiled)
+        check_support(layout.scheme(linear), config.device, compiled, config.dtype, capability)
     try:
         return build_decoder(
             plan,
@@ -186,9 +203,9 @@ class LLM:
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None = None):
         """tokenizer: the model's, when the caller has it already; else read from its directory."""
         started = time.perf_counter()
-        self.config = config
         self.device = choose_gpu(config)
         self.spec, reader = read_spec(config.model_name_or_path)
+        self.config = config = with_stored_cache(config, reader)
         kv_format = kv_format_of(config.kv_format)
         kv_format.check_device(config.device)
         kv_scales = head_scales(kv_format, config.model_name_or_path, self.spec)
@@ -207,10 +224,8 @@ class LLM:
             eos_token_ids = self.tokenizer.eos_token_ids or eos_token_ids
 
         self.backend = choose_backend(config.inference_model)
-        import paddle
-
-        if self.device is None:
-            paddle.set_device("cpu")
+        self.decoder: Decoder | None = None  # in dynamic mode
+        self._make_current()
         with self._explained_out_of_memory():
             network = self._load_network(reader)
         num_blocks = self._num_cache_blocks()
@@ -247,7 +262,8 @@ class LLM:
             )
         )
         sampler = Sampler(self.backend, config.seed, eos_token_ids)
-        self.engine = Engine(scheduler, runner, sampler, eos_token_ids)
+        proposer, policy = self._speculation()
+        self.engine = Engine(scheduler, runner, sampler, eos_token_ids, proposer, policy)
         self._ids = itertools.count()
         self.startup_seconds = time.perf_counter() - started
 
@@ -258,6 +274,7 @@ class LLM:
         config = self.config
         if config.mode == "dynamic":
             decoder = load_decoder(config, self.spec, reader, self.backend, self.device)
+            self.decoder = decoder
             return lambda caches: dynamic_forward(self.backend, decoder, caches)
         manifest = load_manifest(config.model_name_or_path)
         loaded = library.require() if is_compiled(self.backend) else None
@@ -266,6 +283,26 @@ class LLM:
         directory = Path(config.model_name_or_path)
         program = load_program(directory, config.model_prefix, self.device)
         return lambda caches: static_forward(program, caches)
+
+    def _speculation(self) -> tuple[Proposer | None, DraftPolicy | None]:
+        config = self.config
+        if config.speculate_method is None:
+            return None, None
+        proposer = proposer_of(
+            SpeculativeConfig(
+                method=config.speculate_method,
+                max_draft_token_num=config.speculate_max_draft_token_num,
+                max_ngram_size=config.speculate_max_ngram_size,
+            )
+        )
+        free_rows = CPU_FREE_ROWS if self.device is None else GPU_FREE_ROWS
+        return proposer, DraftPolicy(config.speculate_max_draft_token_num, free_rows)
+
+    def _make_current(self) -> None:
+        """Makes this model's device Paddle's default; another LLM may have set its own since."""
+        import paddle
+
+        paddle.set_device("cpu" if self.device is None else self.device.name)
 
     def _num_cache_blocks(self) -> int:
         if self.device is None:
@@ -357,6 +394,7 @@ class LLM:
         ]
         indices = {request.request_id: index for index, request in enumerate(requests)}
         outputs: list[RequestOutput | None] = [None] * len(requests)
+        self._make_current()
         try:
             for request in requests:
                 self.engine.add(request)
@@ -392,6 +430,7 @@ class LLM:
         sent = 0
         try:
             while request.finish_reason is None:
+                self._make_current()
                 self.engine.step()
                 new = tuple(request.output_token_ids[sent:])
                 if not new:
@@ -413,6 +452,9 @@ class LLM:
             num_output_tokens=scheduler.stats.num_output_tokens,
             num_prefix_hit_tokens=scheduler.stats.num_prefix_hit_tokens,
             num_preemptions=scheduler.stats.num_preemptions,
+            num_draft_tokens=self.engine.draft_stats.num_drafts,
+            num_accepted_draft_tokens=self.engine.draft_stats.num_accepted,
+            num_draft_spans=self.engine.draft_stats.num_spans,
             num_cache_blocks=scheduler.config.num_blocks,
             num_used_blocks=scheduler.block_manager.num_used_blocks,
             peak_memory_bytes=self._peak_memory_bytes(),

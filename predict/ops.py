@@ -131,8 +131,9 @@ def paged_attention(
 
     Token i of span b (n tokens) sits at position context_lens[b] - n + i and sees positions up to
     its own, at most `window` of them. q, result: [T, num_heads * head_dim].
-    tree_mask: [T, words] int32; bit j of a token's row says whether it sees token j of its own span
-    (bits of word 0 first, its own bit set), instead of all up to itself.
+    tree_mask: [T, words] int32; bit j of a token's row (the lowest of word 0 first) says whether it
+    sees token j of its own span, instead of all up to itself; its last bit is its own. Spans of
+    more than 32 * words tokens are no trees. A tree's windows count from a token's depth.
     """
     return _run()(
         "regatta_paged_attention",
@@ -307,9 +308,9 @@ def _run_of_layers(
 
 
 def logits(
-    hidden: Tensor, norm: Tensor, head: Linear, logit_indices: Tensor, epsilon: float
+    hidden: Tensor, norm: Tensor, head: Linear, logit_indices: Tensor | None, epsilon: float
 ) -> Tensor:
-    """float32 logits [L, V] of the normalised rows `logit_indices` of hidden [T, H]."""
+    """float32 logits [L, V] of the normalised rows `logit_indices` (or all) of hidden [T, H]."""
     return _run()(
         "regatta_logits",
         hidden,

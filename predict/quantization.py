@@ -75,37 +75,57 @@ class QuantSettings:
 
 @dataclass(frozen=True)
 class Support:
-    """One row: where a scheme runs. "reference" is plain Paddle, on the CPU."""
+    """One row: where a scheme runs. Plain Paddle (--inference_model false) runs all of them."""
 
-    reference: bool
-    cpu: bool  # the compiled operators
-    gpu: bool
-    instead: str  # what to use where it does not run
+    cpu: bool  # by the compiled operators
+    gpu: tuple[int, int] | None  # from this compute capability on; None: on no GPU
+    gpu_dtypes: tuple[str, ...] = ("bfloat16", "float16")
+    instead: str = "--quant_type weight_only_int8"  # where it does not run
 
 
-# dtype: every scheme takes activations in float32, bfloat16 and float16. mode: static as dynamic.
-# Caches: every format with every scheme. What is left to say is the device.
+# Not in the table because it makes no difference: --mode (an exported program calls the same
+# operators) and, on the CPU, --dtype. --cachekv_int8_type goes with every scheme; which devices
+# unpack a cache format is a column of predict.kv_formats.FORMATS.
 SUPPORT: dict[str, Support] = {
-    "dense": Support(True, True, True, ""),
-    "weight_only_int8": Support(True, True, True, ""),
-    "weight_only_int4": Support(True, True, True, ""),
-    "a8w8": Support(True, True, True, ""),
-    "a8w8_fp8": Support(
-        True, False, True, "--quant_type a8w8 (int8), or --inference_model false to measure quality"
-    ),
-    "w4a8": Support(True, True, True, ""),
+    "dense": Support(cpu=True, gpu=(8, 0), gpu_dtypes=("float32", "bfloat16", "float16")),
+    "weight_only_int8": Support(cpu=True, gpu=None, instead="an unquantized model"),
+    "weight_only_int4": Support(cpu=True, gpu=None, instead="an unquantized model"),
+    "a8w8": Support(cpu=True, gpu=None, instead="an unquantized model"),
+    # Float8 needs a GPU with float8 units (Ada, Hopper and later).
+    "a8w8_fp8": Support(cpu=False, gpu=None, instead="--quant_type a8w8 (int8)"),
+    "w4a8": Support(cpu=True, gpu=None, instead="an unquantized model"),
 }
 
 
-def check_support(scheme: str, device: str, compiled: bool) -> None:
-    """Raises UserError where `scheme` does not run there. device: cpu, gpu or gpu:N."""
+def check_support(
+    scheme: str,
+    device: str,
+    compiled: bool,
+    dtype: str | None = None,
+    capability: tuple[int, int] | None = None,
+) -> None:
+    """Raises UserError where `scheme` does not run there.
+
+    device: cpu, gpu or gpu:N. capability: of the GPU, where it is known.
+    """
     row = SUPPORT[scheme]
-    kind = device.partition(":")[0]
-    if not compiled and kind == "cpu":
-        runs, place = row.reference, "the plain-Paddle operators"
-    elif kind == "cpu":
-        runs, place = row.cpu, "the compiled operators of this CPU"
-    else:
-        runs, place = row.gpu, "the GPU"
-    if not runs:
-        raise UserError(f"quant_type {scheme} does not run on {place}; use {row.instead}")
+    if device == "cpu":
+        if compiled and not row.cpu:
+            raise UserError(
+                f"quant_type {scheme} does not run on the compiled operators of this CPU; use "
+                f"{row.instead}, or --inference_model false to measure quality"
+            )
+        return
+    if row.gpu is None:
+        raise UserError(f"quant_type {scheme} does not run on GPUs yet; use {row.instead}")
+    if capability is not None and capability < row.gpu:
+        have, need = (f"sm_{major}{minor}" for major, minor in (capability, row.gpu))
+        raise UserError(
+            f"quant_type {scheme} needs a GPU of {need} or later, and this one is {have}; use "
+            f"{row.instead}"
+        )
+    if dtype is not None and dtype not in row.gpu_dtypes:
+        raise UserError(
+            f"quant_type {scheme} takes activations in {' or '.join(row.gpu_dtypes)} on a GPU; set "
+            "--dtype to one of these"
+        )

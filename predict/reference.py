@@ -181,12 +181,15 @@ def paged_attention(
         visible = column <= position.unsqueeze(2)  # [B, span, S]
     else:
         seen = paddle.gather(_bits(tree_mask), span_rows.reshape([-1]))  # [B * span, bits]
-        position = first + seen.sum(axis=-1).reshape([shape[0], shape[1]]).astype("int32") - 1
-        index = (column - first).unsqueeze(1).expand([-1, shape[1], -1])  # [B, span, S] in the span
         seen = seen.reshape([shape[0], shape[1], -1])
-        own = paddle.take_along_axis(seen, paddle.clip(index, 0, seen.shape[-1] - 1), axis=2)
-        inside = paddle.logical_and(own > 0, index < seen.shape[-1])
-        visible = paddle.where(index < 0, paddle.ones_like(inside), inside)
+        bits = seen.shape[-1]
+        tree = (lengths <= bits).unsqueeze(1)  # [B, 1] longer spans are no trees
+        depth = paddle.where(tree, seen.sum(axis=-1).astype("int32") - 1, row + first * 0)
+        position = first + depth
+        index = (column - first).unsqueeze(1) + 0 * row.unsqueeze(1)  # [B, span, S] in the span
+        own = paddle.take_along_axis(seen, paddle.clip(index, 0, bits - 1), axis=2) > 0
+        own = paddle.where(index < 0, paddle.ones_like(own), paddle.logical_and(own, index < bits))
+        visible = paddle.where(tree.unsqueeze(2), own, index <= row.unsqueeze(1))
     if attention.window >= 0:
         visible = paddle.logical_and(visible, column > position.unsqueeze(2) - attention.window)
     # Slots that nobody wrote may hold NaN, which 0 * NaN would let through.
@@ -256,12 +259,13 @@ def layers(
 
 
 def logits(
-    hidden: Tensor, norm: Tensor, head: Linear, logit_indices: Tensor, epsilon: float
+    hidden: Tensor, norm: Tensor, head: Linear, logit_indices: Tensor | None, epsilon: float
 ) -> Tensor:
-    """float32 logits [L, V] of the normalised rows `logit_indices` of hidden [T, H]."""
+    """float32 logits [L, V] of the normalised rows `logit_indices` (or all) of hidden [T, H]."""
     import paddle
 
-    x, _ = rms_norm(paddle.gather(hidden, logit_indices), norm, None, epsilon)
+    rows = hidden if logit_indices is None else paddle.gather(hidden, logit_indices)
+    x, _ = rms_norm(rows, norm, None, epsilon)
     return _linear(x, head)
 
 

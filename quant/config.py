@@ -137,7 +137,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_GPTQ, "gptq_actorder", "bool", True, "Columns with large inputs first."),
     Flag(_GPTQ, "gptq_static_groups", "bool", True,
          "With act-order, keep groups of neighbouring columns; false: groups follow the order, and "
-         "inputs are gathered by it at run time."),
+         "inputs are gathered by it at run time; compressed-tensors 0.20 no longer reads that."),
     Flag(_COMPAT, "do_qat", "bool", False,
          "Training with quantization.",
          availability=not_yet("--do_ptq, --do_gptq and --do_awq work.")),
@@ -225,6 +225,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         lambda f: (f["smooth_all_linears"] or f["smooth_piecewise_search"]) and not f["smooth"],
         "--smooth_all_linears and --smooth_piecewise_search need --smooth",
+    ),
+    Rule(
+        lambda f: f["smooth_piecewise_search"] and f["do_awq"],
+        "--smooth_piecewise_search and --do_awq both choose the input scales; leave one out",
     ),
     Rule(
         lambda f: (

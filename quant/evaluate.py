@@ -210,7 +210,7 @@ def run(config: EvaluateConfig, progress: bool | None = None) -> dict[str, Resul
     if not windows:
         raise UserError(f"--data_file {config.data_file} has no two tokens in a row")
     results: dict[str, Result] = {}
-    references: dict[bool, LLM] = {}  # by whether the operators are compiled
+    references: dict[bool, Model] = {}  # by whether the operators are compiled
     rows = [Row(UNQUANTIZED, None), *(row for row in config.rows if row.name != UNQUANTIZED)]
     with (
         tempfile.TemporaryDirectory(prefix="regatta-evaluate-") as folder,
@@ -220,11 +220,10 @@ def run(config: EvaluateConfig, progress: bool | None = None) -> dict[str, Resul
             engine = engine_config(config, row, Path(folder) / str(number))
             if engine.inference_model not in references:
                 plain = engine_config(config, rows[0], Path(folder), engine.inference_model)
-                references[engine.inference_model] = make_llm(plain)
+                references[engine.inference_model] = Model(plain)
             reference = references[engine.inference_model]
-            llm = reference if number == 0 else make_llm(engine)
-            results[row.name] = measure(llm, reference, windows, bar)
-            del llm
+            model = reference if number == 0 else Model(engine)
+            results[row.name] = measure(model, reference, windows, bar)
     return results
 
 
@@ -267,6 +266,7 @@ def engine_config(
         inference_model=inference_model,
         attention="append" if inference_model else "reserved",
         block_size=config.block_size,
+        src_length=config.src_length,
         max_length=tokens,
         prefix_caching=False,
         quant_type=quant_type,
@@ -290,21 +290,66 @@ def is_compiled_for(config: EvaluateConfig, row: Row) -> bool:
     return True
 
 
-def make_llm(config: EngineConfig) -> LLM:
-    """The engine, quiet about lengths beyond what the model was made for."""
-    from predict.llm import LLM
+class Model:
+    """One engine, and a cache of its own for windows."""
 
-    return LLM(config)
+    def __init__(self, config: EngineConfig):
+        """Loads the engine; raises UserError."""
+        import paddle
+        from predict.engine.kv_cache import allocate_caches
+        from predict.kv_formats import head_scales, kv_format_of
+        from predict.llm import LLM
+
+        self.llm = LLM(config)
+        self.config = config
+        spec, device = self.llm.spec, self.llm.device
+        self.place = paddle.CPUPlace() if device is None else device.place()
+        scales = head_scales(kv_format_of(config.kv_format), config.model_name_or_path, spec)
+        self.caches = allocate_caches(
+            spec,
+            -(-config.src_length // config.block_size),
+            config.block_size,
+            config.dtype,
+            config.kv_format,
+            scales,
+        )
+
+    def logits(self, window: TokenIds) -> Any:
+        """float32 logits [n - 1, vocab_size] of a window's tokens but the last, in one step."""
+        import numpy as np
+
+        import paddle
+        from predict.nn.decoder import forward
+        from predict.nn.inputs import ForwardInputs, to_tensors
+
+        length = len(window)
+        positions = np.arange(length, dtype=np.int32)
+        num_blocks = -(-length // self.config.block_size)
+        inputs = ForwardInputs(
+            token_ids=window,
+            positions=positions,
+            slot_mapping=positions,
+            cu_seqlens_q=np.array([0, length], np.int32),
+            context_lens=np.array([length], np.int32),
+            block_tables=np.arange(num_blocks, dtype=np.int32)[None],
+            logit_indices=positions[:-1],
+            max_lens=np.array([length, length], np.int32),
+        )
+        assert self.llm.decoder is not None  # the mode is dynamic
+        with paddle.no_grad():
+            tensors = to_tensors(inputs, self.place)
+            found, _ = forward(self.llm.backend, self.llm.decoder, tensors, self.caches)
+        return found.numpy()
 
 
-def measure(llm: LLM, reference: LLM, windows: Sequence[TokenIds], bar: Progress) -> Result:
+def measure(model: Model, reference: Model, windows: Sequence[TokenIds], bar: Progress) -> Result:
     """One row, against `reference`, which may be the same."""
     from quant.metrics import Comparison
 
     comparison = Comparison()
     for window in windows:
-        expected = window_logits(reference, window)
-        logits = expected if llm is reference else window_logits(llm, window)
+        expected = reference.logits(window)
+        logits = expected if model is reference else model.logits(window)
         comparison.update(logits, expected, window[1:])
         bar.on_finished()
     return Result(
@@ -312,33 +357,9 @@ def measure(llm: LLM, reference: LLM, windows: Sequence[TokenIds], bar: Progress
         comparison.perplexity_ratio,
         comparison.kl,
         comparison.top1_agreement,
-        weight_bytes(llm),
-        decode_tokens_per_s(llm, windows[0]),
+        weight_bytes(model.llm),
+        decode_tokens_per_s(model.llm, windows[0]),
     )
-
-
-def window_logits(llm: LLM, window: TokenIds) -> Any:
-    """float32 logits [n - 1, vocab_size] of a window's tokens but the last, in one step.
-
-    Writes the first blocks of the cache, which must belong to no request.
-    """
-    import numpy as np
-
-    from predict.nn.inputs import ForwardInputs
-
-    length, block_size = len(window), llm.config.block_size
-    positions = np.arange(length, dtype=np.int32)
-    inputs = ForwardInputs(
-        token_ids=window,
-        positions=positions,
-        slot_mapping=positions,
-        cu_seqlens_q=np.array([0, length], np.int32),
-        context_lens=np.array([length], np.int32),
-        block_tables=np.arange(-(-length // block_size), dtype=np.int32)[None],
-        logit_indices=positions[:-1],
-        max_lens=np.array([length, length], np.int32),
-    )
-    return llm.engine.runner.execute(inputs).numpy()
 
 
 def weight_bytes(llm: LLM) -> int:
@@ -346,7 +367,8 @@ def weight_bytes(llm: LLM) -> int:
     from predict.llm import is_compiled
     from predict.nn.decoder import map_tensors
 
-    decoder = llm.engine.runner.decoder  # type: ignore[attr-defined]  # not of exported programs
+    decoder = llm.decoder
+    assert decoder is not None  # the mode is dynamic
     total = 0
 
     def count(path: str, tensor: Any) -> Any:

@@ -54,22 +54,37 @@ class Hessian:
 
 
 def inverse_factor(hessian: Array, damping: float) -> Array:
-    """Upper U with U^T U = inverse of the damped hessian [K, K].
+    """Upper U with U^T U = inverse of the damped hessian [K, K], float64, which is overwritten.
 
     Row i of U, over its diagonal, says how columns behind i make up for an error in column i.
     Raises UserError when the matrix is not positive definite even so.
     """
-    damped = hessian + damping * np.mean(np.diag(hessian)) * np.eye(len(hessian))
+    diagonal = np.einsum("kk->k", hessian)  # a view
+    diagonal += damping * diagonal.mean()
     try:
         # Factored from the last column up, H = V V^T with V upper, so that U is V's inverse:
         # the inverse of H, which loses digits, is never formed.
-        flipped = np.linalg.cholesky(damped[::-1, ::-1])
+        flipped = np.linalg.cholesky(hessian[::-1, ::-1])
     except np.linalg.LinAlgError:
         raise UserError(
             f"the Hessian of a linear is not positive definite with a damping of {damping}; raise "
             "--gptq_percdamp or give more calibration data"
         ) from None
-    return np.triu(np.linalg.inv(flipped[::-1, ::-1]))
+    upper = flipped[::-1, ::-1]
+    _invert_upper(upper)
+    return upper
+
+
+def _invert_upper(matrix: Array) -> None:
+    """Inverts an upper triangular matrix in place, by halves: nearly all work is products."""
+    if len(matrix) <= BLOCK:
+        matrix[...] = np.triu(np.linalg.inv(matrix))
+        return
+    half = len(matrix) // 2
+    left, right = matrix[:half, :half], matrix[half:, half:]
+    _invert_upper(left)
+    _invert_upper(right)
+    matrix[:half, half:] = -(left @ (matrix[:half, half:] @ right))
 
 
 def gptq(
@@ -80,18 +95,18 @@ def gptq(
     rows, columns = weight.shape
     width = grid.width(columns)
     work = weight.astype(np.float32).copy()
-    hessian64 = hessian.astype(np.float64)
-    # An input that is always 0 says nothing; its column is rounded as it is.
-    dead = np.flatnonzero(np.diag(hessian64) <= 0)
-    hessian64[dead, dead] = 1.0
-
+    importance = np.diag(hessian)
     order = np.arange(columns)
     if config.act_order:
-        order = np.argsort(-np.diag(hessian64), kind="stable")
+        order = np.argsort(-importance, kind="stable")
+    ordered = hessian[np.ix_(order, order)].astype(np.float64)
+    # An input that is always 0 says nothing; its column is rounded as it is.
+    dead = np.flatnonzero(importance[order] <= 0)
+    ordered[dead, dead] = 1.0
     follow_order = config.act_order and not config.static_groups and width < columns
     group_of_position = (np.arange(columns) if follow_order else order) // width
     work = np.ascontiguousarray(work[:, order])
-    factor = inverse_factor(hessian64[np.ix_(order, order)], config.damping).astype(np.float32)
+    factor = inverse_factor(ordered, config.damping).astype(np.float32)
 
     num_groups = columns // width
     scale = np.ones((rows, num_groups), np.float32)

@@ -217,7 +217,7 @@ def _attend(
     length = qkv.shape[0]
     num_blocks = -(-length // BLOCK_SIZE)
     shape = [num_blocks, attention.num_kv_heads, BLOCK_SIZE, attention.head_dim]
-    key_cache, value_cache = paddle.zeros(shape, "float32"), paddle.zeros(shape, "float32")
+    empty = (paddle.zeros(shape, "float32"), paddle.zeros(shape, "float32"))
     positions = np.arange(length, dtype=np.int32)
     inputs = to_tensors(
         ForwardInputs(
@@ -232,10 +232,8 @@ def _attend(
         ),
         paddle.CPUPlace(),
     )
-    q, key_cache, value_cache = backend.rope_and_cache_write(
-        qkv, attention, key_cache, value_cache, rope, inputs
-    )
-    mixed = backend.paged_attention(q, attention, key_cache, value_cache, inputs)
+    q, cache = backend.rope_and_cache_write(qkv, attention, empty, rope, inputs)
+    mixed = backend.paged_attention(q, attention, cache, inputs)
 
     def by_token(cache: Tensor) -> Array:
         heads, dim = attention.num_kv_heads, attention.head_dim
@@ -243,4 +241,5 @@ def _attend(
         kept: Array = by_slot[:length]
         return kept
 
+    key_cache, value_cache = cache
     return mixed, by_token(key_cache), by_token(value_cache)

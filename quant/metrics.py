@@ -12,6 +12,7 @@ import numpy.typing as npt
 from predict.errors import UserError
 
 Logits = npt.NDArray[np.float32]  # [n, vocab_size]
+MAX_ELEMENTS = 1 << 23  # of logits at once: large vocabularies would take gigabytes of temporaries
 
 
 @dataclass
@@ -29,6 +30,12 @@ class Comparison:
 
         Raises UserError where logits hold NaN.
         """
+        step = max(1, MAX_ELEMENTS // logits.shape[-1])
+        for start in range(0, len(targets), step):
+            part = slice(start, start + step)
+            self._update(logits[part], reference[part], targets[part])
+
+    def _update(self, logits: Logits, reference: Logits, targets: npt.NDArray[Any]) -> None:
         for name, values in (("model", logits), ("reference", reference)):
             if not np.isfinite(values).all():
                 raise UserError(f"the logits of the {name} hold NaN or infinity")

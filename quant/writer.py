@@ -116,7 +116,7 @@ def quantization_config(config: QuantConfig, plan: WeightPlan) -> dict[str, Any]
         if config.skips(linear.prefixes)
         for prefix in linear.prefixes
     ]
-    return compressed_tensors.config(
+    made = compressed_tensors.config(
         config.scheme,
         group_size=config.group_size,
         symmetric=config.symmetric,
@@ -125,6 +125,12 @@ def quantization_config(config: QuantConfig, plan: WeightPlan) -> dict[str, Any]
         per_tensor=config.per_tensor,
         ignore=["lm_head", *skipped],
     )
+    if config.do_gptq and config.act_order:
+        # "group": readers have to gather inputs by weight_g_idx; "weight": by nothing.
+        scattered = config.group_size != -1 and not config.static_groups
+        order = "group" if scattered else "weight"
+        made["config_groups"]["group_0"]["weights"]["actorder"] = order
+    return made
 
 
 def write_checkpoint(

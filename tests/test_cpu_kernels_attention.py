@@ -462,11 +462,18 @@ class Block:
             optional(self.out_bias),
         )
 
-    def attributes(self, shape: Shape) -> tuple[Any, ...]:
-        """No tree mask, then the attributes."""
-        return (None, "dense", *self.heads, 1e-6, self.heads[2] ** -0.5, shape.window, "dense")
+    def attributes(self, shape: Shape, tree_mask: Any = None) -> tuple[Any, ...]:
+        """The tree mask, then the attributes."""
+        return (tree_mask, "dense", *self.heads, 1e-6, self.heads[2] ** -0.5, shape.window, "dense")
 
-    def run(self, library: Library, batch: Batch, hidden: Array, caches: tuple[Any, Any]) -> Array:
+    def run(
+        self,
+        library: Library,
+        batch: Batch,
+        hidden: Array,
+        caches: tuple[Any, Any],
+        tree_mask: Any = None,
+    ) -> Array:
         """`caches` are modified."""
         return numpy32(
             library.op("regatta_attention_block")(
@@ -477,7 +484,7 @@ class Block:
                 int32(batch.positions),
                 int32(batch.slots),
                 *batch.index_tensors(),
-                *self.attributes(batch.shape),
+                *self.attributes(batch.shape, tree_mask),
             )[0]
         )
 
@@ -573,6 +580,33 @@ def test_attention_block_of_a_long_prompt_equals_that_of_its_chunks(
     np.testing.assert_array_equal(np.concatenate(chunks), whole[5:1705])
     prompt = [problem.batch.context_rows(numpy32(c[0]))[1] for c in (whole_caches, chunk_caches)]
     np.testing.assert_array_equal(prompt[0], prompt[1])
+
+
+def test_attention_block_cuts_trees_of_drafts_like_prompts(compiled: Library) -> None:
+    # A block takes 768 tokens at a time: the tree's first three and its last four.
+    shape = Shape(4, 2, 32, 32, ((765, 765), (7, 67)), window=50)
+    block, problem = Block.of(shape, "float32", 64), Problem.of(shape, "float32")
+    hidden = normal(np.random.default_rng(6), shape.num_tokens, 64)
+    # Bits of ancestors: 0 - (1 - (3, 4), 2 - (5 - 6))
+    tree = [1, 3, 5, 11, 19, 37, 101]
+
+    def caches() -> tuple[Any, Any]:
+        cache = problem.batch.filled_cache
+        return tensor(cache(problem.keys), "float32"), tensor(cache(problem.values), "float32")
+
+    mask = int32([[0]] * 765 + [[bits] for bits in tree])
+    together = block.run(compiled, problem.batch, hidden, caches(), mask)
+    alone = replace(
+        problem.batch,
+        shape=replace(shape, spans=shape.spans[1:]),
+        block_tables=problem.batch.block_tables[1:],
+        positions=problem.batch.positions[765:],
+        slots=problem.batch.slots[765:],
+    )
+    tree_alone = block.run(compiled, alone, hidden[765:], caches(), mask[765:])
+    np.testing.assert_array_equal(together[765:], tree_alone)
+    plain = block.run(compiled, alone, hidden[765:], caches())
+    assert not np.array_equal(plain, tree_alone)
 
 
 def test_attention_block_survives_export_and_inference(compiled: Library, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from predict.nn.hf_config import ConfigReader
 from predict.nn.weights import CheckpointSource, LinearPlan, WeightPlan, plan_weights
 from predict.quantization import QuantSettings
 from predict.schemes import Quantized, scheme_of
+from predict.schemes._e4m3 import encode
 from tests import tiny
 from tests.test_schemes import answer, logits_of, relative_error
 
@@ -259,6 +260,63 @@ def test_ignored_linears_stay_dense(tmp_path: Path) -> None:
     assert answer(stored)
 
 
+def write_fp8(directory: Path, quantization: dict[str, Any], **scale_as: Any) -> Path:
+    """A tiny model in one of Hugging Face's float8 layouts; the e4m3 codes are exact per row."""
+    ending, dtype, shape = scale_as["ending"], scale_as["dtype"], scale_as["shape"]
+    tiny.write(directory)
+    file = directory / "model.safetensors"
+    made: dict[str, Any] = {}
+    for name, values in load_file(file).items():
+        if "proj" not in name:
+            made[name] = "F32", values
+            continue
+        if shape == "rows":
+            rounded = scheme_of("a8w8_fp8").quantize(values, -1)
+            scale: npt.NDArray[Any] = rounded.scale[:, None]
+            codes = rounded.codes
+        else:
+            scale = np.float32(2.0**-9).reshape(shape)
+            codes = encode(values * 512)
+        if dtype == "F8_E8M0":
+            scale = np.full(shape, 127 - 9, np.uint8)
+        made[name] = "F8_E4M3", codes
+        made[name.removesuffix("weight") + ending] = dtype, np.asarray(scale)
+        if quantization.get("activation_scheme") == "static":
+            made[name.removesuffix("weight") + "input_scale"] = "F32", np.float32(0.02).reshape(())
+    safetensors_file.write(file, made)
+    announce(directory, quantization)
+    return directory
+
+
+FP8_LAYOUTS = [
+    ({"quant_method": "fbgemm_fp8"}, {"ending": "weight_scale", "dtype": "F32", "shape": "rows"}),
+    ({"quant_method": "fp8"}, {"ending": "weight_scale", "dtype": "F32", "shape": ()}),
+    ({"quant_method": "fp8"}, {"ending": "weight_scale_inv", "dtype": "F32", "shape": (1,)}),
+    (
+        {"quant_method": "fp8", "activation_scheme": "static"},
+        {"ending": "weight_scale", "dtype": "F32", "shape": (1,)},
+    ),
+    (
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"ending": "weight_scale_inv", "dtype": "F8_E8M0", "shape": (1, 1)},
+    ),
+]
+
+
+@pytest.mark.parametrize(("quantization", "scale_as"), FP8_LAYOUTS)
+def test_float8_layouts_of_hugging_face_are_read(
+    tmp_path: Path, quantization: dict[str, Any], scale_as: dict[str, Any]
+) -> None:
+    """The tiny model's matrices have at most 128 rows and columns: one block each."""
+    stored = write_fp8(tmp_path / "stored", quantization, **scale_as)
+    dense = tiny.write(tmp_path / "dense")
+    layout, plan = open_layout(stored)
+    read = layout.read(plan.layers[0].qkv)
+    assert layout.scheme(plan.layers[0].qkv) == "a8w8_fp8"
+    assert (read.act_scale is not None) == (quantization.get("activation_scheme") == "static")
+    assert relative_error(logits_of(stored), logits_of(dense)) < 0.2
+
+
 # What is refused, before anything runs.
 
 
@@ -420,10 +478,9 @@ def paddlenlp_model(
         weight = Quantized(rounded.codes, rounded.scale, **extra)
         made |= paddlenlp.linear_tensors(prefix, weight)
         stem = prefix.replace("model.", "llama.", 1) + (".layer" if "smooth" in extra else "")
-        for entries, more in zip(
-            (act, largest), paddlenlp.scale_entries(stem, weight), strict=True
-        ):
-            entries.update(more)
+        act_entry, weight_entry = paddlenlp.scale_entries(stem, weight)
+        act |= act_entry
+        largest |= weight_entry
     safetensors_file.write(file, made)
     (directory / "act_scales.json").write_text(json.dumps(act))
     (directory / "weight_scales.json").write_text(json.dumps(largest))
@@ -444,6 +501,69 @@ def test_paddlenlp_directories_are_read(tmp_path: Path, smooth: bool) -> None:
     if not smooth:
         dense = tiny.write(tmp_path / "dense")
         assert relative_error(logits_of(tmp_path), logits_of(dense)) < 0.1
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "model_state.pdparams"])
+def test_checkpoints_as_paddlenlp_writes_them_are_read(tmp_path: Path, file: str) -> None:
+    """Its names, its [in, out] matrices of integers in floats, and its way of saving them."""
+    import paddle
+
+    paddlenlp_model(tmp_path, smooth=True)
+    want = logits_of(tmp_path)
+    held = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    made = {}
+    for name, values in held.items():
+        name = name.replace("model.", "llama.", 1)
+        for wrapped in ("layers.1.self_attn.o_proj", "layers.1.mlp.down_proj"):
+            name = name.replace(f"{wrapped}.weight", f"{wrapped}.layer.weight")
+        turned = values.ndim == 2 and "embed_tokens" not in name
+        made[name] = np.ascontiguousarray(values.T if turned else values, np.float32)
+    if file.endswith("pdparams"):
+        paddle.save({k: paddle.to_tensor(v) for k, v in made.items()}, str(tmp_path / file))
+    else:
+        save_file(made, tmp_path / file, metadata={"format": "np"})
+    np.testing.assert_array_equal(logits_of(tmp_path), want)
+
+
+def test_biases_of_norms_are_shifts(tmp_path: Path) -> None:
+    """(norm(x) + b) W, in integers where W is, in floats where it is not."""
+    paddlenlp_model(tmp_path)
+    bias = np.linspace(-1, 1, 64, dtype=np.float32)
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        change(tmp_path, f"model.layers.1.{name}.bias", bias)
+    layout, plan = open_layout(tmp_path)
+    np.testing.assert_array_equal(layout.read(plan.layers[1].qkv).shift, bias)
+    assert layout.read(plan.layers[1].out).shift is None
+    assert layout.bias(plan.layers[1].qkv) is None
+    for name in ("act_scales.json", "weight_scales.json"):
+        scales = json.loads((tmp_path / name).read_text())
+        kept = {k: v for k, v in scales.items() if "layers.1.mlp" not in k}
+        (tmp_path / name).write_text(json.dumps(kept))
+    dense = tiny.tensors(tiny.CONFIG)
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        name = f"model.layers.1.mlp.{part}.weight"
+        change(tmp_path, name, dense[name])
+    layout, plan = open_layout(tmp_path)
+    gate = dense["model.layers.1.mlp.gate_proj.weight"]
+    np.testing.assert_allclose(layout.bias(plan.layers[1].gate_up)[:96], gate @ bias, rtol=1e-5)
+    assert answer(tmp_path)
+
+
+def test_c8_in_the_stored_type_brings_its_cache(tmp_path: Path) -> None:
+    paddlenlp_model(tmp_path)
+    announce(tmp_path, {"quant_type": "a8w8c8"})
+    with pytest.raises(UserError, match=r"cachekv_scales.json"):
+        load(tmp_path)
+    scales = {
+        f"llama.layers.{layer}.self_attn.cache{kind}_matmul.activation_quanter": [9.0] * 4
+        for layer in (0, 1)
+        for kind in "kv"
+    }
+    (tmp_path / "cachekv_scales.json").write_text(json.dumps(scales))
+    assert load(tmp_path).config.kv_format == "int8_static"
+    with pytest.raises(UserError, match=r"whose cache is static, and --cachekv_int8_type asks for"):
+        load(tmp_path, cachekv_int8_type="dynamic")
 
 
 def test_integers_in_float_storage_are_codes(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -15,12 +18,13 @@ from predict.engine.gpu_runner import (
     num_elements,
     write_choices,
 )
-from predict.engine.kv_cache import num_gpu_cache_blocks
+from predict.engine.kv_cache import check_gpu_memory, num_gpu_cache_blocks, weight_bytes
 from predict.engine.sampler import GREEDY, Choice
 from predict.errors import UserError
 from predict.kv_formats import kv_format_of
 from predict.nn.inputs import empty_example
 from predict.nn.spec import DecoderSpec
+from predict.nn.weights import LinearPlan, WeightNames, plan_weights
 from tests.test_golden import GOLDEN
 
 SPEC = DecoderSpec(
@@ -101,6 +105,59 @@ def test_too_little_memory_is_an_error_with_the_arithmetic() -> None:
     per_block = kv_format_of("dense").bytes_per_token(SPEC, 4) * 64
     with pytest.raises(UserError, match="--max_length"):
         num_gpu_cache_blocks(config(), SPEC, memory(10 * per_block), 0)
+
+
+LLAMA_8B = DecoderSpec(
+    model_type="llama",
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    max_position=8192,
+    norm_eps=1e-5,
+)
+
+
+def test_weights_are_counted_by_their_scheme() -> None:
+    plan = plan_weights(LLAMA_8B, WeightNames())
+    assert weight_bytes(plan, lambda linear: "dense", "bfloat16") == 2 * 8_030_261_248
+    head = plan.head
+
+    def scheme(linear: LinearPlan) -> str:
+        return "dense" if linear is head else "weight_only_int4"
+
+    halves = weight_bytes(plan, scheme, "bfloat16")
+    dense = 2 * 2 * 128256 * 4096 + 2 * 65 * 4096  # embedding, head, norms
+    assert halves == dense + (8_030_261_248 - dense // 2) // 2
+    tied = dataclasses.replace(LLAMA_8B, tie_word_embeddings=True)
+    saved = weight_bytes(plan, lambda linear: "dense", "bfloat16") - weight_bytes(
+        plan_weights(tied, WeightNames()), lambda linear: "dense", "bfloat16"
+    )
+    assert saved == 2 * 128256 * 4096
+
+
+@pytest.mark.parametrize(
+    ("free", "changes", "words"),
+    [
+        (8, {}, r"weights 14.96 GiB .*cache of 1024 tokens at 131072 bytes.*not even the weights"),
+        (16, {}, "workspace of a step leaves no cache: lower --max_num_batched_tokens"),
+        (18, {"max_length": 8192, "attention": "reserved"}, "of 32768 tokens.*--max_length or --b"),
+        (18, {"num_cache_blocks": 1000}, "64000 tokens at 131072 bytes each 7.81 GiB"),
+        (32, {"max_length": 8192, "attention": "reserved"}, ""),
+    ],
+)
+def test_too_little_memory_is_said_before_weights_are_read(
+    free: int, changes: dict[str, object], words: str
+) -> None:
+    settings = config(dtype="bfloat16", gpu_memory_utilization=1.0, **changes)
+    plan = plan_weights(LLAMA_8B, WeightNames())
+    needed = weight_bytes(plan, lambda linear: "dense", "bfloat16")
+    now = MemoryInfo(total=40 * GIB, free=free * GIB, held=0, in_use=0, peak_in_use=0)
+    with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
+        check_gpu_memory(settings, LLAMA_8B, now, needed)
 
 
 def test_plain_operators_are_refused_on_a_gpu() -> None:

@@ -392,3 +392,102 @@ def test_wrong_scales_are_refused(compiled: Library) -> None:
     problem.values.scale = problem.values.scale[..., :-1].contiguous()
     with pytest.raises(ValueError, match=r"value_scale has shape \[\d+, 2, 15\], expected"):
         problem.run(compiled)
+
+
+# A tree of six drafts behind token 0: parents by index. Token 5 hangs on token 2, and so on.
+PARENTS = (-1, 0, 0, 1, 1, 2, 5)
+
+
+def tree_words(parents: tuple[int, ...], words: int) -> Array:
+    """int32 [tokens, words]: bits of each token's ancestors and its own."""
+    bits = np.zeros((len(parents), 32 * words), np.uint8)
+    for token, parent in enumerate(parents):
+        if parent >= 0:
+            bits[token] = bits[parent]
+        bits[token, token] = 1
+    packed = np.packbits(bits, axis=1, bitorder="little")
+    words32: Array = packed.view(np.int32)
+    return words32
+
+
+def tree_attention(problem: QuantizedProblem, parents: tuple[int, ...], span: int) -> Array:
+    """Each token of one span over its ancestors alone, as a sequence of its own. float64."""
+    p, shape = problem.problem, problem.problem.batch.shape
+    keys = p.batch.context_rows(problem.keys.values)[span]
+    values = p.batch.context_rows(problem.values.values)[span]
+    count, context = shape.spans[span]
+    first, start = context - count, int(p.batch.borders[span])
+    rows = []
+    for token in range(count):
+        path, at = [token], parents[token]
+        while at >= 0:
+            path, at = [at, *path], parents[at]
+        seen = [*range(first), *(first + i for i in path)]
+        alone = Shape(
+            shape.num_heads, shape.num_kv_heads, shape.head_dim, 16, ((1, len(seen)),), shape.window
+        )
+        q = p.q[start + token : start + token + 1]
+        rows.append(attention(alone, q, [keys[seen]], [values[seen]], p.scale)[0])
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("window", [-1, 30])
+@pytest.mark.parametrize("words", [1, 2])
+@pytest.mark.parametrize("name", ["int8_dynamic", "int4"])
+def test_tree_of_drafts_sees_ancestors_only(
+    compiled: Library, candidate: str, name: str, words: int, window: int
+) -> None:
+    # A tree over the border of two chunks, a plain prompt longer than the mask, a chain.
+    shape = Shape(6, 2, 32, 16, ((7, 67), (70, 75), (2, 600)), window)
+    problem = QuantizedProblem(kv_format_of(name), Problem.of(shape, "float32"))
+    mask = np.zeros((79, words), np.int32)
+    mask[:7] = tree_words(PARENTS, words)
+    mask[77:] = tree_words((-1, 0), words)
+    expected = problem.expected()
+    expected[:7] = tree_attention(problem, PARENTS, 0)
+    assert_close(problem.run(compiled, int32(mask)), expected, "float32")
+
+
+def test_plain_operators_see_the_same_tree(compiled: Library) -> None:
+    from predict import ops, reference
+    from predict.nn.decoder import Attention, Linear
+    from predict.nn.inputs import ForwardInputs
+
+    none = Linear("dense", (), None, 0, 0)
+    for window in (-1, 30):
+        shape = Shape(6, 2, 32, 16, ((7, 67), (40, 45), (2, 600)), window)
+        problem = QuantizedProblem(kv_format_of("int4"), Problem.of(shape, "float32"))
+        p, batch = problem.problem, problem.problem.batch
+        mask = np.zeros((49, 1), np.int32)
+        mask[:7] = tree_words(PARENTS, 1)
+        mask[47:] = tree_words((-1, 0), 1)
+        norm = tensor([1.0], "float32")
+        weights = Attention(
+            norm, none, None, None, none, 6, 2, 32, 1e-6, p.scale, window, kv_format="int4"
+        )
+        borders, lengths, tables, longest = batch.index_tensors()
+        inputs = ForwardInputs(
+            None,
+            int32(batch.positions),
+            int32(batch.slots),
+            borders,
+            lengths,
+            tables,
+            None,
+            longest,
+        )
+        cache = problem.keys.codes, problem.values.codes, problem.keys.scale, problem.values.scale
+        q = tensor(p.q.reshape(49, -1), "float32")
+        plain, fused = (
+            backend.paged_attention(q, weights, cache, inputs, int32(mask)).numpy()
+            for backend in (reference, ops)
+        )
+        assert_close(fused, plain, "float32")
+
+
+def test_tree_whose_children_come_first_is_refused(compiled: Library) -> None:
+    problem = QuantizedProblem(
+        kv_format_of("int4"), Problem.of(Shape(2, 1, 32, 16, ((3, 9),)), "float32")
+    )
+    with pytest.raises(ValueError, match=r"last bit of tree_mask\[1\] is 2 \(allowed: 1, the"):
+        problem.run(compiled, int32([[1], [7], [7]]))

@@ -75,6 +75,9 @@ def test_other_abi_names_the_rebuild_command() -> None:
         library.LibraryError, match=r"interface 7 .* needs 1; .*setup_cpu.py install"
     ):
         library.check(replace(BUILT, abi=7), PATH, "3.3.1", "76884955")
+    cuda = PATH.with_name("libregatta_cuda.so")
+    with pytest.raises(library.LibraryError, match=r"interface 7 .*setup_cuda.py install"):
+        library.check(replace(BUILT, abi=7), cuda, "3.3.1", "76884955")
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"abi": 1}'])

@@ -48,6 +48,9 @@ void destroy(Both* both) { delete both; }
 void* allocate(Both* both, size_t bytes) { return both->pool.allocate(bytes); }
 int give(Both* both, void* pointer) { return both->pool.free(pointer); }
 size_t release(Both* both) { return both->pool.release_cached(); }
+void keep(Both* both, int on) { both->pool.keep(on); }
+void add_owner(Both* both) { both->pool.add_owner(); }
+void drop_owner(Both* both) { both->pool.drop_owner(); }
 void set_busy(Both* both, int busy) { both->source.busy = busy; }
 int num_synchronized(Both* both) { return both->source.num_synchronized; }
 void counts(Both* both, size_t* out) {
@@ -200,4 +203,27 @@ def test_absurd_size_is_out_of_memory_and_a_foreign_pointer_is_refused(
     assert pool.free(pointer)
     assert not pool.free(pointer)
     assert not pool.free(4096)
+    pool.close()
+
+
+def test_what_a_graph_was_recorded_in_comes_back_with_its_last_owner(library: ctypes.CDLL) -> None:
+    pool = Pool(library, 64 * MIB)
+    for _ in range(2):
+        library.add_owner(pool.handle)
+    library.keep(pool.handle, 1)
+    kept = pool.allocate(20 * MIB)
+    library.keep(pool.handle, 0)
+    other = pool.allocate(20 * MIB)
+    assert kept is not None
+    assert other is not None
+    assert pool.free(kept)
+    assert pool.free(other)
+    assert not pool.free(kept)
+    assert pool.counts()[1] == 20 * MIB
+    assert pool.allocate(40 * MIB) is not None  # the other's segment made room, the kept one not
+    assert pool.allocate(20 * MIB) is None
+    library.drop_owner(pool.handle)
+    assert pool.allocate(20 * MIB) is None
+    library.drop_owner(pool.handle)
+    assert pool.allocate(20 * MIB) == kept
     pool.close()

@@ -7,7 +7,7 @@ import pytest
 
 from predict.errors import UserError
 from quant.awq import output_error, search_clip, search_scale
-from quant.gptq import GptqConfig, Hessian, gptq
+from quant.gptq import GptqConfig, Hessian, gptq, inverse_factor
 from quant.grids import QuantizedWeight, WeightGrid, round_int8, round_to_nearest
 from quant.smooth import (
     PiecewiseSearch,
@@ -128,6 +128,20 @@ def test_act_order_groups_say_which_columns_share_a_scale(
     # The first group holds the columns with the largest inputs.
     largest = np.argsort(-np.diag(hessian))[:64]
     assert set(np.flatnonzero(found.group_of == 0)) == set(largest)
+
+
+def test_the_inverse_factor_is_upper_and_squares_to_the_inverse(hessian: np.ndarray) -> None:
+    for size in (5, 128, 129, 256):
+        matrix = hessian[:size, :size].astype(np.float64)
+        damped = matrix + 0.1 * np.mean(np.diag(matrix)) * np.eye(size)
+        factor = inverse_factor(matrix, 0.1)
+        assert np.array_equal(factor, np.triu(factor))
+        assert np.allclose(factor.T @ factor @ damped, np.eye(size), atol=1e-9)
+
+
+def test_a_hessian_that_is_not_positive_is_refused() -> None:
+    with pytest.raises(UserError, match="raise --gptq_percdamp"):
+        inverse_factor(np.diag([1.0, -5.0, 1.0]), 0.01)
 
 
 def test_an_input_that_is_always_zero_changes_nothing(

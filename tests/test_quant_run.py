@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from predict import LLM, EngineConfig
+from predict import EngineConfig
 from predict.errors import UserError
 from predict.nn.checkpoint import Checkpoint
 from predict.nn.weights import CheckpointSource, plan_weights
 from quant.config import QuantConfig, parse_command_line
 from quant.data import read_sequences, text_windows
-from quant.evaluate import window_logits
+from quant.evaluate import Model
 from quant.run_quantization import main, run
 from tests import tiny
 
@@ -81,8 +81,9 @@ def quantize(model: Path, text: Path | None, output: Path, *more: str) -> Path:
 
 
 def logits(model: Path, **changes: Any) -> np.ndarray:
-    llm = LLM(EngineConfig(model_name_or_path=str(model), max_length=64, **changes))
-    return window_logits(llm, np.arange(3, 43, dtype=np.int32))
+    config = EngineConfig(model_name_or_path=str(model), max_length=64, src_length=64, **changes)
+    found: np.ndarray = Model(config).logits(np.arange(3, 43, dtype=np.int32))
+    return found
 
 
 def error_against(model: Path, quantized: Path, **changes: Any) -> float:
@@ -224,13 +225,13 @@ def test_captured_keys_are_what_the_cache_holds(model: Path, text: Path, tmp_pat
     assert heads[0] == heads[1] != heads[2] == heads[3]  # two query heads read one key head
 
     # The engine's own cache, over the same sequences.
-    llm = LLM(EngineConfig(model_name_or_path=str(model), max_length=64))
-    assert llm.tokenizer is not None
-    windows = read_sequences(text, llm.tokenizer, 48, NUM_BATCHES * 2)
+    engine = Model(EngineConfig(model_name_or_path=str(model), max_length=64, src_length=64))
+    assert engine.llm.tokenizer is not None
+    windows = read_sequences(text, engine.llm.tokenizer, 48, NUM_BATCHES * 2)
     largest = np.zeros(2)
     for window in windows:
-        window_logits(llm, window)
-        cache = llm.engine.runner.caches[0][0].numpy()  # type: ignore[attr-defined]
+        engine.logits(window)
+        cache = engine.caches[0][0].numpy()
         by_token = cache.transpose(1, 0, 2, 3).reshape(2, -1, cache.shape[-1])[:, : len(window)]
         largest = np.maximum(largest, np.abs(by_token).max(axis=(1, 2)))
     assert heads[0] == pytest.approx(largest[0], rel=1e-4)

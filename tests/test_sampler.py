@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from predict import reference
-from predict.engine.sampler import Adjustment, Sampler, adjust, request_seed
+from predict.engine.sampler import Adjustment, Row, Sampler, adjust, request_seed
 from predict.library import import_paddle
 from predict.request import Request, SamplingParams
 
@@ -17,7 +17,8 @@ def make(number: int = 0, **params: object) -> Request:
 
 def tokens(rows: list[list[float]], requests: list[Request], seed: int = 0) -> list[int]:
     sampler = Sampler(reference, seed, eos_token_ids=(0,))
-    return sampler.sample(paddle.to_tensor(np.array(rows, np.float32)), requests)
+    logits = paddle.to_tensor(np.array(rows, np.float32))
+    return sampler.sample(logits, [Row(request) for request in requests])
 
 
 def test_greedy_takes_the_largest_logit() -> None:
@@ -29,6 +30,11 @@ def test_minimum_length_suppresses_eos_and_stop_tokens() -> None:
     assert tokens([[9, 8, 1]], [request]) == [2]
     request.token_ids.append(2)
     assert tokens([[9, 8, 1]], [request]) == [0]
+
+
+def test_stop_tokens_outside_of_the_vocabulary_change_nothing() -> None:
+    request = make(temperature=0, min_length=1, stop_token_ids=(1, 3, 400))
+    assert tokens([[9, 8, 1]], [request]) == [2]
 
 
 def test_repetition_penalty_moves_seen_tokens_towards_less_likely() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams
 from predict.errors import UserError
 from predict.manifest import load_manifest
+from predict.quantization import SUPPORT, QuantType, check_support, parse_quant_type
 from predict.schemes import Quantized, known_schemes, scheme_of
 from predict.schemes._e4m3 import VALUES, encode
 from tests import tiny
@@ -278,7 +280,79 @@ def test_group_that_does_not_divide_a_linear_is_named(tmp_path: Path) -> None:
         )
 
 
+def test_names_to_skip_that_no_linear_has_are_named(tmp_path: Path) -> None:
+    tiny.write(tmp_path)
+    with pytest.raises(UserError, match=r"skip_list_names dwon is in the name of no linear .*q_p"):
+        answer(tmp_path, quant_type="wint8", skip_list_names=("layers.0", "dwon"))
+
+
 def test_schemes_are_found_by_file_name() -> None:
     assert set(known_schemes()) == {
         "a8w8", "a8w8_fp8", "dense", "w4a8", "weight_only_int4", "weight_only_int8",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "dtype", "said"),
+    [
+        (
+            "gpu",
+            (8, 0),
+            "bfloat16",
+            r"a8w8_fp8 needs a GPU of sm_89 or later, and this one is sm_8",
+        ),
+        ("gpu:1", (9, 0), "float32", r"takes activations in bfloat16 or float16 on a GPU; set --d"),
+        ("cpu", None, "bfloat16", r"does not run on the compiled operators of this CPU; use --qua"),
+    ],
+)
+def test_where_a_scheme_does_not_run_is_said_with_what_to_use(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    capability: tuple[int, int] | None,
+    dtype: str,
+    said: str,
+) -> None:
+    row = replace(SUPPORT["a8w8_fp8"], gpu=(8, 9))
+    monkeypatch.setitem(SUPPORT, "a8w8_fp8", row)
+    with pytest.raises(UserError, match=said):
+        check_support("a8w8_fp8", device, True, dtype, capability)
+    check_support("a8w8_fp8", "cpu", False, dtype)
+    check_support("a8w8_fp8", "gpu", True, "bfloat16", (9, 0))
+
+
+def test_every_scheme_says_where_it_runs() -> None:
+    assert set(SUPPORT) == set(known_schemes())
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme", "cache"),
+    [
+        ("weight_only_int8", "weight_only_int8", None),
+        ("WINT4", "weight_only_int4", None),
+        ("w8a8", "a8w8", None),
+        ("a8w8c8", "a8w8", "static"),
+        ("a8w8c16", "a8w8", None),
+        ("a8w8c8_fp8", "a8w8_fp8", "static"),
+        ("fp8", "a8w8_fp8", None),
+    ],
+)
+def test_spellings_of_paddlenlp_are_known(name: str, scheme: str, cache: str | None) -> None:
+    assert parse_quant_type(name) == QuantType(scheme, cache)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"quant_type": "int3"}, r"quant_type 'int3' is not known .allowed: weight_only_int8"),
+        ({"quant_type": "a8w8_fp8_wint4"}, r"use --quant_type a8w8_fp8"),
+        ({"quant_type": "wint4", "weightonly_group_size": 48}, r"size 48 is not .*32, 64, 128"),
+        ({"quant_type": "fp8", "weight_block_size": (64, 64)}, r"allowed: 128,128"),
+        ({"weightonly_group_size": 64}, r"nothing asks for that; add --quant_type"),
+        ({"skip_list_names": ("a",)}, r"nothing asks for that; add --quant_type"),
+        ({"cachekv_int8_type": "int2"}, r"'int2' is not known .allowed: dynamic, static"),
+        ({"quant_type": "a8w8c8", "cachekv_int8_type": "int4"}, r"has a static cache, and cachek"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        EngineConfig(model_name_or_path="x", **changes)

@@ -147,11 +147,65 @@ struct Product {
   }
 };
 
+#if REGATTA_HAS_BF16_DOT
+// arrange_keys of codes: they are transposed as such, four bytes of a row together, and become
+// pairs then. `out` has room for the pairs of a whole unit at its end.
+template <class Rows>
+void arrange_code_keys(const char* const* rows, ptrdiff_t offset, int64_t count, int64_t head_dim,
+                       FetchAhead ahead, bf16* out) {
+  constexpr int kLanes = Vec::kLanes;
+  const auto reader = Rows::Reader::make();
+  const int64_t bytes = Rows::row_bytes(head_dim), units = (bytes + 3) / 4;
+  const int64_t steps = (count + kLanes - 1) / kLanes * ((units + kLanes - 1) / kLanes);
+  const int64_t fetches = ahead.per_step(steps);
+  constexpr int kPairs = Rows::Reader::kPairsPerUnit;
+  const auto store_unit = [&](Vec unit, int64_t u, int64_t j) REGATTA_LAMBDA_INLINE {
+    reader.store_pairs(_mm512_castps_si512(unit.v), out + 2 * (u * kPairs * kChunk + j),
+                       2 * kChunk);
+  };
+  int64_t step = 0;
+  Vec block[kLanes];
+  if (units <= kLanes / 2) {  // twice the rows fill a block
+    for (int64_t j = 0; j < count; j += 2 * kLanes) {
+      ahead.fetch(step++, 2 * fetches);
+      for (int i = 0; i < kLanes; ++i) {
+        const char* const* at = rows + j + i;
+        block[i].v =
+            _mm512_castsi512_ps(load_half_rows(at[0] + offset, at[kLanes] + offset, bytes));
+      }
+      transpose(block);
+      for (int i = 0; i < units; ++i) {
+        store_unit(block[i], i, j);
+        store_unit(block[kLanes / 2 + i], i, j + kLanes);
+      }
+    }
+    return;
+  }
+  for (int64_t j = 0; j < count; j += kLanes) {
+    for (int64_t u = 0; u < units; u += kLanes) {
+      ahead.fetch(step++, fetches);
+      for (int i = 0; i < kLanes; ++i) {
+        const char* from = rows[j + i] + offset + 4 * u;
+        block[i].v = _mm512_castsi512_ps(load_row_bytes(from, bytes - 4 * u));
+      }
+      transpose(block);
+      const int width = static_cast<int>(units - u < kLanes ? units - u : kLanes);
+      for (int i = 0; i < width; ++i) store_unit(block[i], u + i, j);
+    }
+  }
+}
+#endif
+
 // Rows of K transposed: out[u][j], u the units (see kv_rows.inl) of row j < count, which begins at
 // rows[j] + offset bytes.
 template <class Rows>
 void arrange_keys(const char* const* rows, ptrdiff_t offset, int64_t count, int64_t head_dim,
                   FetchAhead ahead, typename Factor<Rows::kDot>::Type* out) {
+#if REGATTA_HAS_BF16_DOT
+  if constexpr (Rows::kCodePairs) {
+    return arrange_code_keys<Rows>(rows, offset, count, head_dim, ahead, out);
+  }
+#endif
   constexpr int kLanes = Vec::kLanes;
   const int64_t units = head_dim / Factor<Rows::kDot>::kPerStep;
   const int64_t steps = (count + kLanes - 1) / kLanes * ((units + kLanes - 1) / kLanes);
@@ -170,6 +224,15 @@ void arrange_keys(const char* const* rows, ptrdiff_t offset, int64_t count, int6
   }
 }
 
+// What interleaves rows: the rows' kind itself, or the reader of its codes, which holds tables.
+template <class Rows>
+REGATTA_INLINE auto value_reader() {
+#if REGATTA_HAS_BF16_DOT
+  if constexpr (Rows::kCodePairs) return Rows::Reader::make();
+#endif
+  if constexpr (!Rows::kCodePairs) return Rows();
+}
+
 // Rows of V as the second product reads them: [j][D padded] floats, or [j / 2][D padded][2] bf16.
 // Row j begins at rows[j] + offset bytes.
 template <class Rows>
@@ -178,12 +241,13 @@ void arrange_values(const char* const* rows, ptrdiff_t offset, int64_t count, in
   constexpr int kLanes = Vec::kLanes;
   constexpr int kPerStep = Factor<Rows::kDot>::kPerStep;
   const int64_t fetches = ahead.per_step((count + kPerStep - 1) / kPerStep);
+  [[maybe_unused]] const auto reader = value_reader<Rows>();
   for (int64_t j = 0; j < count; j += kPerStep) {
     ahead.fetch(j / kPerStep, fetches);
     const char* row = rows[j] + offset;
 #if REGATTA_HAS_BF16_DOT
     if constexpr (Rows::kDot) {
-      Rows::interleave_rows(out + j * stride, row, rows[j + 1] + offset, head_dim);
+      reader.interleave_rows(out + j * stride, row, rows[j + 1] + offset, head_dim);
     }
 #endif
     if constexpr (!Rows::kDot) {
@@ -223,6 +287,15 @@ __attribute__((noinline)) inline void divide_row(float* out, float sum, int64_t 
   for (int64_t d = 0; d < width; d += Vec::kLanes) store(out + d, load(out + d) * scale);
 }
 
+// What load() gives of a stored value.
+template <class F>
+REGATTA_INLINE Vec as_stored(Vec a) {
+#if REGATTA_HAS_BF16_DOT
+  if constexpr (std::is_same<F, bf16>::value) return {widen_bf16(narrow_bf16(a.v))};
+#endif
+  return a;
+}
+
 template <class F>
 float sum_row(const F* x, int64_t width) {
   Vec sum = zero();
@@ -235,6 +308,7 @@ float sum_row(const F* x, int64_t width) {
 // Everything that the attention of one call needs, shared by its threads.
 struct AttentionJob {
   AttentionBatch batch;
+  AttentionBatch whole;  // the call's; `batch` may be a piece of it
   PagedCache cache;
   AttentionPlan plan;
   int64_t num_heads, num_kv_heads, head_dim;
@@ -247,12 +321,15 @@ struct AttentionJob {
   int64_t padded_dim() const { return (head_dim + Vec::kLanes - 1) / Vec::kLanes * Vec::kLanes; }
 };
 
-// Takes the memory that threads share from `scratch`; the batch has been checked.
-inline AttentionJob make_attention_job(const AttentionBatch& batch, const PagedCache& cache,
-                                       int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                                       float softmax_scale, int64_t window, Scratch& scratch) {
+// Takes the memory that threads share from `scratch`; the batch, all of `whole` or a piece, has
+// been checked.
+inline AttentionJob make_attention_job(const AttentionBatch& whole, const AttentionBatch& batch,
+                                       const PagedCache& cache, int64_t num_heads,
+                                       int64_t num_kv_heads, int64_t head_dim, float softmax_scale,
+                                       int64_t window, Scratch& scratch) {
   AttentionJob job;
   job.batch = batch;
+  job.whole = whole;
   job.cache = cache;
   job.num_heads = num_heads;
   job.num_kv_heads = num_kv_heads;
@@ -292,10 +369,12 @@ struct ChunkScales {
 template <class Rows>
 struct UnitBuffers {
   using F = typename Factor<Rows::kDot>::Type;
+  static constexpr int64_t kUnitDims =
+      8;  // of the last four bytes of a row, which D may end within
 
   UnitBuffers(const AttentionJob& job, Scratch& scratch)
       : q(scratch.take<F>(job.plan.max_unit_rows * job.head_dim)),
-        keys(scratch.take<F>(kChunk * job.head_dim)),
+        keys(scratch.take<F>(kChunk * (job.head_dim + kUnitDims))),
         values(scratch.take<F>(kChunk * job.padded_dim())),
         scores(scratch.take<float>(kSoftmaxRows * kChunk)),
         weights(scratch.take<F>(kSoftmaxRows * kChunk)),
@@ -307,7 +386,8 @@ struct UnitBuffers {
         folded(scratch.take<float>(job.plan.max_unit_rows * job.padded_dim())),
         states(scratch.take<RowState>(job.plan.max_unit_rows)),
         folded_states(scratch.take<RowState>(job.plan.max_unit_rows)),
-        positions(scratch.take<int32_t>(job.plan.max_tile_rows)) {
+        positions(scratch.take<int32_t>(job.plan.max_tile_rows)),
+        depths(scratch.take<int32_t>(job.plan.max_tile_rows)) {
     const int64_t row_lines = Rows::row_bytes(job.head_dim) / kLineBytes + 1;
     for (ChunkRows& rows : chunk_rows) {
       rows.lines = scratch.take<const char*>(kChunk * row_lines);
@@ -328,6 +408,7 @@ struct UnitBuffers {
   RowState* states;         // [rows] of the split when it is done
   RowState* folded_states;  // [rows]
   int32_t* positions;       // [rows of one KV head] context position of the row's token
+  int32_t* depths;          // alike, but by its depth in a tree: what a window counts from
   ChunkRows chunk_rows[2];  // of the chunk being done and of the next
   ChunkScales scales;       // of the chunk and KV head being done
 };
@@ -410,7 +491,14 @@ class UnitWorker {
     first_head_ = first_head;
     num_heads_ = num_heads;
     table_ = batch.block_tables + tile.span * batch.max_blocks;
-    begin_ = job_.window < 0 ? 0 : first_position + tile.begin - job_.window + 1;
+    const AttentionBatch& whole = job_.whole;
+    const int64_t span = whole.cu_seqlens_q[tile.span + 1] - whole.cu_seqlens_q[tile.span];
+    tree_ = whole.tree_mask && span <= 32 * whole.tree_words;
+    tree_first_ = whole.context_lens[tile.span] - span;
+    tree_rows_ = reinterpret_cast<const uint32_t*>(batch.tree_mask) +
+                 (first_token + tile.begin) * batch.tree_words;
+    const int64_t least_depth = tree_ ? tree_first_ : first_position + tile.begin;
+    begin_ = job_.window < 0 ? 0 : least_depth - job_.window + 1;
     if (begin_ < 0) begin_ = 0;
     end_ = first_position + tile.end;
     F* to = buffers_.q;
@@ -428,6 +516,11 @@ class UnitWorker {
     }
     for (int64_t r = 0; r < rows_; ++r) {
       buffers_.positions[r] = static_cast<int32_t>(first_position + tile.begin + r / group_);
+      buffers_.depths[r] = buffers_.positions[r];
+      if (!tree_) continue;
+      int64_t seen = 0;
+      for (int64_t i = 0; i < batch.tree_words; ++i) seen += __builtin_popcount(tree_row(r)[i]);
+      buffers_.depths[r] = static_cast<int32_t>(tree_first_ + seen - 1);
     }
   }
 
@@ -544,12 +637,16 @@ class UnitWorker {
   // offsets: the minima.
   static void copy_scales(const float* from, int64_t row, const ChunkRun& run, float* scales,
                           float* offsets) {
-    if constexpr (!Rows::kOffset) {
-      std::memcpy(scales + run.begin, from + row, run.count * sizeof(float));
-      return;
-    }
+    if constexpr (!Rows::kOffset) return copy_row(from + row, scales + run.begin, run.count);
     const float* pairs = from + 2 * row;
-    for (int64_t j = 0; j < run.count; ++j) {
+    int64_t j = 0;
+    for (; j + kLanes <= run.count; j += kLanes) {
+      Vec scale, minimum;
+      load_even_odd(pairs + 2 * j, scale, minimum);
+      store(scales + run.begin + j, scale);
+      store(offsets + run.begin + j, minimum);
+    }
+    for (; j < run.count; ++j) {
       scales[run.begin + j] = pairs[2 * j];
       offsets[run.begin + j] = pairs[2 * j + 1];
     }
@@ -628,9 +725,19 @@ class UnitWorker {
     return left < 0 ? 0 : left < piece ? left : piece;
   }
 
+  // Words of the mask of row r's token.
+  const uint32_t* tree_row(int64_t r) const {
+    return tree_rows_ + r / group_ * job_.batch.tree_words;
+  }
+
+  // The last position that all rows from `begin` on see, windows apart.
+  int64_t common_position(int64_t begin) const {
+    return tree_ ? tree_first_ - 1 : buffers_.positions[begin];
+  }
+
   // Positions of the chunk up to the last that any of the rows sees, 0 if they see none.
   int64_t visible_columns(int64_t chunk, int64_t begin, int64_t end) const {
-    const int64_t oldest = buffers_.positions[begin], newest = buffers_.positions[end - 1];
+    const int64_t oldest = common_position(begin), newest = buffers_.positions[end - 1];
     if (newest < chunk) return 0;
     if (job_.window >= 0 && oldest - job_.window + 1 >= chunk + kChunk) return 0;
     return newest + 1 - chunk < kChunk ? newest + 1 - chunk : kChunk;
@@ -685,7 +792,7 @@ class UnitWorker {
 
   // Scores of rows [begin, end) outside of what they see become -infinity.
   void mask_rows(int64_t chunk, int64_t begin, int64_t end, int64_t columns) {
-    const int64_t oldest = buffers_.positions[begin], newest = buffers_.positions[end - 1];
+    const int64_t oldest = common_position(begin), newest = buffers_.positions[end - 1];
     const int num_vecs = static_cast<int>((columns + kLanes - 1) / kLanes);
     if (chunk + num_vecs * kLanes - 1 <= oldest &&
         (job_.window < 0 || chunk >= newest - job_.window + 1)) {
@@ -695,11 +802,17 @@ class UnitWorker {
     for (int64_t r = begin; r < end; ++r) {
       const int64_t position = buffers_.positions[r];
       const int64_t last = position + 1 - chunk;
-      const int64_t first = job_.window < 0 ? 0 : last - job_.window;
+      const int64_t first = job_.window < 0 ? 0 : buffers_.depths[r] + 1 - chunk - job_.window;
       float* scores = buffers_.scores + (r - begin) * kChunk;
-      for (int v = 0; v < num_vecs; ++v, scores += kLanes) {
+      for (int v = 0; v < num_vecs; ++v) {
         const int low = lane(first - v * kLanes), high = lane(last - v * kLanes);
-        store(scores, keep_lanes(load(scores), low, high, hidden));
+        store(scores + v * kLanes, keep_lanes(load(scores + v * kLanes), low, high, hidden));
+      }
+      if (!tree_) continue;
+      for (int64_t j = tree_first_ > chunk ? tree_first_ - chunk : 0; j < last && j < columns;
+           ++j) {
+        const int64_t i = chunk + j - tree_first_;
+        if (!(tree_row(r)[i / 32] >> i % 32 & 1u)) scores[j] = -__builtin_inff();
       }
     }
   }
@@ -736,13 +849,14 @@ class UnitWorker {
         const int64_t i = r * kChunk + v * kLanes;
         const Vec weight = exp2_below0(fma(load(buffers_.scores + i), unit, zero() - shift));
         if constexpr (Rows::kScaled) {
-          store(buffers_.weights + i, weight * load(buffers_.scales.value + v * kLanes));
+          const Vec scaled = weight * load(buffers_.scales.value + v * kLanes);
+          store(buffers_.weights + i, scaled);
+          if constexpr (Rows::kOffset) {
+            const Vec step = load(buffers_.scales.value_offset + v * kLanes);
+            offset = fma(as_stored<F>(scaled), step, offset);
+          }
         } else {
           store(buffers_.weights + i, weight);
-        }
-        if constexpr (Rows::kOffset) {
-          const Vec step = load(buffers_.scales.value_offset + v * kLanes);
-          offset = fma(load(buffers_.weights + i), step, offset);
         }
         sum = sum + weight;
       }
@@ -775,6 +889,9 @@ class UnitWorker {
   int64_t first_head_ = 0, num_heads_ = 0;  // KV heads
   int64_t begin_ = 0, end_ = 0;             // positions that any row sees
   const int32_t* table_ = nullptr;
+  bool tree_ = false;                    // the span is a tree of drafts
+  int64_t tree_first_ = 0;               // position of the span's token 0
+  const uint32_t* tree_rows_ = nullptr;  // masks of the tile's tokens
 };
 
 // All units, then the merges. q: [T, Hq * D] of Query; sink(token, head, values) gets D floats per

@@ -31,6 +31,7 @@ inline AttentionBatch cut_batch(const AttentionBatch& batch, int64_t begin, int6
         static_cast<int32_t>(batch.context_lens[b] - (batch.cu_seqlens_q[b + 1] - span_end));
     if (span_begin >= end) lengths[b] = 0;
   }
+  if (batch.tree_mask) piece.tree_mask += begin * batch.tree_words;
   piece.cu_seqlens_q = borders;
   piece.context_lens = lengths;
   return piece;
@@ -63,8 +64,8 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
   rope.rotary_dim = p.rotary_dim;
   rope.epsilon = p.epsilon;
   const AttentionBatch batch = cut_batch(p.batch, begin, end, shared);
-  const AttentionJob attention = make_attention_job(batch, p.cache, p.num_heads, p.num_kv_heads,
-                                                    dim, p.softmax_scale, p.window, shared);
+  const AttentionJob attention = make_attention_job(
+      p.batch, batch, p.cache, p.num_heads, p.num_kv_heads, dim, p.softmax_scale, p.window, shared);
 
   const PackedRows normed = make_rows(kernels.qkv, shared, num_tokens, Fill::kByRow);
   const PackedRows attended = make_rows(kernels.out, shared, num_tokens, Fill::kByColumns);

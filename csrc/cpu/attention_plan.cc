@@ -124,6 +124,22 @@ struct Tiles {
   }
 };
 
+// Tokens see themselves and none behind them: a tree's parents come before their children.
+Status check_tree(const char* op, const AttentionBatch& batch, int64_t begin, int64_t end) {
+  if (!batch.tree_mask || end - begin > 32 * batch.tree_words) return {};
+  for (int64_t t = begin; t < end; ++t) {
+    const auto* row = reinterpret_cast<const uint32_t*>(batch.tree_mask) + t * batch.tree_words;
+    int64_t last = -1;
+    for (int64_t i = 0; i < 32 * batch.tree_words; ++i) {
+      if (row[i / 32] >> i % 32 & 1u) last = i;
+    }
+    if (last == t - begin) continue;
+    return bad(op, "the last bit of " + at("tree_mask", t), last,
+               std::to_string(t - begin) + ", the token itself");
+  }
+  return {};
+}
+
 }  // namespace
 
 Status check_attention_batch(const char* op, const AttentionBatch& batch, const PagedCache& cache,
@@ -147,6 +163,8 @@ Status check_attention_batch(const char* op, const AttentionBatch& batch, const 
     }
     const int64_t oldest =
         window < 0 ? 0 : std::max<int64_t>(0, context - (end - begin) - window + 1);
+    const Status tree = check_tree(op, batch, begin, end);
+    if (!tree.ok()) return tree;
     const int32_t* table = batch.block_tables + b * batch.max_blocks;
     for (int64_t i = oldest / cache.block_size; i * cache.block_size < context; ++i) {
       if (table[i] < 0 || table[i] >= cache.num_blocks) {
@@ -168,6 +186,8 @@ AttentionPlan make_attention_plan(const AttentionBatch& batch, int64_t num_kv_he
   Tiles all = {scratch.take<AttentionTile>(max_tiles), scratch.take<int64_t>(max_tiles), 0,
                num_kv_heads, group};
   AttentionPlan plan;
+  // A token of a tree lies up to this much behind its depth, which its window counts from.
+  const int64_t shallower = batch.tree_mask ? 32 * batch.tree_words : 0;
   for (int64_t b = 0; b < batch.num_seqs; ++b) {
     const int64_t tokens = batch.cu_seqlens_q[b + 1] - batch.cu_seqlens_q[b];
     const int64_t first = batch.context_lens[b] - tokens;  // position of the span's token 0
@@ -178,7 +198,8 @@ AttentionPlan make_attention_plan(const AttentionBatch& batch, int64_t num_kv_he
       tile.span = static_cast<int32_t>(b);
       tile.begin = static_cast<int32_t>(tokens * i / count);
       tile.end = static_cast<int32_t>(tokens * (i + 1) / count);
-      const int64_t oldest = window < 0 ? 0 : std::max<int64_t>(0, first + tile.begin - window + 1);
+      const int64_t oldest =
+          window < 0 ? 0 : std::max<int64_t>(0, first + tile.begin - window + 1 - shallower);
       tile.first_split = static_cast<int32_t>(oldest / kSplit);
       tile.end_split = static_cast<int32_t>((first + tile.end - 1) / kSplit + 1);
       tile.partial = -1;

@@ -30,6 +30,12 @@ REGATTA_INLINE Vec load_e4m3(const uint8_t* row, int64_t i, int n) {
   const __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(load_bytes(row + i, n)), 7);
   return {_mm256_cvtph_ps(_mm_and_si128(wide, _mm_set1_epi16(static_cast<short>(0xbf80))))};
 }
+REGATTA_INLINE void load_even_odd(const float* p, Vec& even, Vec& odd) {
+  const __m256 a = _mm256_loadu_ps(p), b = _mm256_loadu_ps(p + 8);
+  const __m256 low = _mm256_permute2f128_ps(a, b, 0x20), high = _mm256_permute2f128_ps(a, b, 0x31);
+  even.v = _mm256_shuffle_ps(low, high, 0x88);
+  odd.v = _mm256_shuffle_ps(low, high, 0xdd);
+}
 REGATTA_INLINE void store_codes(uint8_t* p, Vec a, int bias, int n) {
   const __m256i codes = _mm256_add_epi32(_mm256_cvtps_epi32(a.v), _mm256_set1_epi32(bias));
   const __m128i words =

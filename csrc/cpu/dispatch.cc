@@ -24,8 +24,8 @@ struct CpuFeature {
 struct CpuFeatures {
   bool avx2 = false, fma = false, f16c = false;
   bool avx512f = false, avx512bw = false, avx512dq = false, avx512vl = false;
-  bool avx512_vnni = false, avx512_bf16 = false, avx_vnni = false;
-  bool amx_bf16 = false, amx_int8 = false;
+  bool avx512_vbmi = false, avx512_vnni = false, avx512_bf16 = false;
+  bool avx_vnni = false, amx_bf16 = false, amx_int8 = false;
 };
 
 uint64_t enabled_states() {
@@ -50,6 +50,7 @@ CpuFeatures detect() {
     has.avx512dq = zmm && (b >> 17 & 1);
     has.avx512bw = zmm && (b >> 30 & 1);
     has.avx512vl = zmm && (b >> 31 & 1);
+    has.avx512_vbmi = zmm && (c >> 1 & 1);
     has.avx512_vnni = zmm && (c >> 11 & 1);
     has.amx_bf16 = tiles && (d >> 22 & 1);
     has.amx_int8 = tiles && (d >> 24 & 1) && (d >> 25 & 1);
@@ -68,12 +69,19 @@ const CpuFeatures& features() {
 
 std::vector<CpuFeature> feature_list() {
   const CpuFeatures& has = features();
-  return {{"avx2", has.avx2},         {"fma", has.fma},
-          {"f16c", has.f16c},         {"avx512f", has.avx512f},
-          {"avx512bw", has.avx512bw}, {"avx512dq", has.avx512dq},
-          {"avx512vl", has.avx512vl}, {"avx512_vnni", has.avx512_vnni},
-          {"avx_vnni", has.avx_vnni}, {"avx512_bf16", has.avx512_bf16},
-          {"amx_bf16", has.amx_bf16}, {"amx_int8", has.amx_int8}};
+  return {{"avx2", has.avx2},
+          {"fma", has.fma},
+          {"f16c", has.f16c},
+          {"avx512f", has.avx512f},
+          {"avx512bw", has.avx512bw},
+          {"avx512dq", has.avx512dq},
+          {"avx512vl", has.avx512vl},
+          {"avx512_vnni", has.avx512_vnni},
+          {"avx_vnni", has.avx_vnni},
+          {"avx512_bf16", has.avx512_bf16},
+          {"avx512_vbmi", has.avx512_vbmi},
+          {"amx_bf16", has.amx_bf16},
+          {"amx_int8", has.amx_int8}};
 }
 
 std::vector<const OpTableBase*>& registered() {
@@ -161,6 +169,7 @@ std::string isa_refusal(Isa isa) {
     need(has.avx512vl, "avx512vl");
   }
   if (isa >= Isa::kAvx512Bf16) {
+    need(has.avx512_vbmi, "avx512_vbmi");
     need(has.avx512_vnni, "avx512_vnni");
     need(has.avx512_bf16, "avx512_bf16");
   }

@@ -92,7 +92,8 @@
 #endif
 
 #pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")
+#pragma GCC target( \
+    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx512bf16")
 #define REGATTA_ISA avx512_bf16
 #define REGATTA_VECTOR_BITS 512
 #define REGATTA_HAS_VNNI 1

@@ -12,6 +12,9 @@
 #else
 #include "codes_scalar.inl"
 #endif
+#if REGATTA_HAS_BF16_DOT
+#include "codes_pairs.inl"
+#endif
 
 namespace regatta::cpu::REGATTA_ISA {
 
@@ -37,17 +40,20 @@ constexpr bool uses_dot() {
   return kHasDot && std::is_same<T, bf16>::value;
 }
 
-// What a reader of rows offers:
-//   kDot, kScaled (scales apply), kOffset (and offsets)
+// What a kind of rows offers:
+//   kDot, kScaled (scales apply), kOffset (and offsets), kCodePairs (codes become pairs, by Reader)
 //   row_bytes(D)
-//   units(row, u, n)   n <= kLanes units from unit u on; a unit is a float, or with kDot the bits
-//   of
-//                      a pair of bf16
-//   interleave(out, a, b, D)   with kDot: a0 b0 a1 b1 ... of two rows, up to the padded D
+//   units(row, u, n)   without kCodePairs: n <= kLanes units from unit u on; a unit is a float, or
+//   with
+//                      kDot the bits of a pair of bf16
+//   interleave_rows(out, a, b, D)   of DenseRows with kDot, and of a Reader: a0 b0 a1 b1 ... of two
+//                      rows, up to the padded D
+//   Reader::make().store_pairs(units, out, step)   kPairsPerUnit pairs of each 32-bit lane, `step`
+//   apart
 
 template <class T>
 struct DenseRows {
-  static constexpr bool kDot = uses_dot<T>(), kScaled = false, kOffset = false;
+  static constexpr bool kDot = uses_dot<T>(), kScaled = false, kOffset = false, kCodePairs = false;
   static int64_t row_bytes(int64_t head_dim) { return head_dim * static_cast<int64_t>(sizeof(T)); }
 
   static REGATTA_INLINE Vec units(const char* row, int64_t u, int n) {
@@ -69,38 +75,21 @@ enum class Codes { k8, k4, kE4m3 };
 template <Codes kCodes, bool kUsesDot>
 struct CodeRows {
   static constexpr bool kDot = kUsesDot, kScaled = true, kOffset = kCodes == Codes::k4;
+  static constexpr bool kCodePairs = kDot;
+#if REGATTA_HAS_BF16_DOT
+  using Reader =
+      std::conditional_t<kCodes == Codes::k4, PairReader4, PairReader8<kCodes == Codes::kE4m3>>;
+#endif
   static int64_t row_bytes(int64_t head_dim) {
     return kCodes == Codes::k4 ? (head_dim + 1) / 2 : head_dim;
   }
 
-  static REGATTA_INLINE Vec units(const char* row, int64_t u, int n) {
+  static REGATTA_INLINE Vec units(const char* row, int64_t i, int n) {
     const auto* codes = reinterpret_cast<const uint8_t*>(row);
-#if REGATTA_HAS_BF16_DOT
-    if constexpr (kDot) return {(__m512)pairs(codes, u, n).v};
-#endif
-    if constexpr (!kDot) {
-      if constexpr (kCodes == Codes::k8) return load_codes8(codes, u, n);
-      if constexpr (kCodes == Codes::k4) return load_codes4(codes, u, n);
-      if constexpr (kCodes == Codes::kE4m3) return load_e4m3(codes, u, n);
-    }
+    if constexpr (kCodes == Codes::k8) return load_codes8(codes, i, n);
+    if constexpr (kCodes == Codes::k4) return load_codes4(codes, i, n);
+    if constexpr (kCodes == Codes::kE4m3) return load_e4m3(codes, i, n);
   }
-#if REGATTA_HAS_BF16_DOT
-  static REGATTA_INLINE VecBf16 pairs(const uint8_t* codes, int64_t u, int n) {
-    if constexpr (kCodes == Codes::k8) return load_pairs_codes8(codes, u, n);
-    if constexpr (kCodes == Codes::k4) return load_pairs_codes4(codes, u, n);
-    if constexpr (kCodes == Codes::kE4m3) return load_pairs_e4m3(codes, u, n);
-  }
-  static REGATTA_INLINE void interleave_rows(bf16* out, const char* a, const char* b,
-                                             int64_t head_dim) {
-    const auto* x = reinterpret_cast<const uint8_t*>(a);
-    const auto* y = reinterpret_cast<const uint8_t*>(b);
-    const int64_t units = head_dim / 2;
-    for (int64_t u = 0; u < units; u += 16) {
-      const int n = units - u < 16 ? static_cast<int>(units - u) : 16;
-      store_interleaved(out + 4 * u, pairs(x, u, n), pairs(y, u, n), n > 8);
-    }
-  }
-#endif
 };
 
 // fn(reader) with the reader of a cache's rows; T is the activations' dtype.

@@ -9,7 +9,6 @@ Status logits_typed(const LogitsParams& p, const Gemm& head) {
   const T* norm_weight = static_cast<const T*>(p.norm_weight);
   for (int64_t begin = 0; begin < p.num_logits; begin += kMaxBlockRows) {
     const int64_t num_rows = std::min(kMaxBlockRows, p.num_logits - begin);
-    const int32_t* indices = p.logit_indices + begin;
     Scratch::Scope scope(Scratch::mine());
     const PackedRows rows = make_rows(head, Scratch::mine(), num_rows, Fill::kByRow);
     parallel([&](Team& team) {
@@ -17,7 +16,9 @@ Status logits_typed(const LogitsParams& p, const Gemm& head) {
         Scratch::Scope row_scope(team.scratch());
         float* normed = team.scratch().take<float>(p.hidden_size);
         team.for_each(num_rows, [&](int64_t row) {
-          const T* from = hidden + indices[row] * p.hidden_size;
+          const int64_t index =
+              p.logit_indices == nullptr ? begin + row : p.logit_indices[begin + row];
+          const T* from = hidden + index * p.hidden_size;
           rms_norm_row(from, norm_weight, normed, p.hidden_size, p.epsilon);
           pack_row(rows, row, normed);
         });
@@ -39,7 +40,7 @@ inline Status run_logits(const LogitsParams& p) {
   Status status = find_gemm(p.scheme, {p.head, p.num_head, p.hidden_size, p.vocab_size}, p.dtype,
                             REGATTA_ISA_ENUM, &head);
   if (!status.ok()) return Status::error("head: " + status.message());
-  for (int64_t i = 0; i < p.num_logits; ++i) {
+  for (int64_t i = 0; p.logit_indices != nullptr && i < p.num_logits; ++i) {
     if (p.logit_indices[i] < 0 || p.logit_indices[i] >= p.num_tokens) {
       return Status::error("logit_indices[" + std::to_string(i) + "] is " +
                            std::to_string(p.logit_indices[i]) + " (allowed: 0 .. " +

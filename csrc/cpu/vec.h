@@ -39,11 +39,9 @@
 // any number.
 //   Vec load_codes8(row, i, n)      code - 128
 //   Vec load_codes4(row, i, n)      code - 8; two codes to a byte, the low bits first
-//   Vec load_e4m3(row, i, n)        value / 256 (an exponent that float16 has); no NaN
+//   Vec load_e4m3(row, i, n)        value / 256 (an exponent that float16 has)
+//   void load_even_odd(const float* p, Vec& even, Vec& odd)   2 * kLanes floats, split by parity
 //   void store_codes(uint8_t*, Vec a, int bias, int n)   round to nearest even + bias, a byte each
-// avx512_bf16: VecBf16 load_pairs_codes8/codes4/e4m3(row, unit, n): the same in pairs, `unit` and n
-//   count pairs; void store_interleaved(bf16* out, VecBf16 a, VecBf16 b, bool both): a0 b0 a1 b1
-//   ..., 32 words, or 64 with `both`.
 // `bf16`, `fp16`, to_float, from_float (one value) are in regatta/types.h.
 //
 // To add a function: add it to the three .inl files, and to this list.

@@ -1,7 +1,8 @@
 // paged_attention on the GPU: checks, workspace, and the choice of kernels.
 //
-// A call is one or two launches: the decode kernel always (it also clears padding rows), and the
-// prefill kernel when a span may be longer than one token. Under programmatic dependent launch the
+// A call is one or two launches: the decode kernel (it also clears padding rows), and the prefill
+// kernel when a span may be longer than what the decode kernel takes; on sm_90 the prefill kernel
+// alone where no context is long, or only one request. Under programmatic dependent launch the
 // two overlap: the decode kernel triggers its dependent only after it has waited for everything in
 // front, so the prefill kernel starts without a wait, and waits for the decode kernel before it
 // ends; whoever waits for the prefill kernel thereby waits for both.
@@ -42,9 +43,14 @@ bool one_of(int64_t x, std::initializer_list<int64_t> allowed) {
   return std::find(allowed.begin(), allowed.end(), x) != allowed.end();
 }
 
-std::string refuse_matrix(const PagedAttentionParams& p, const Device& device) {
+std::string refuse_sm80(const PagedAttentionParams& p, const AttentionLimits&,
+                        const Device& device) {
   if (device.architecture < 80) return "needs sm_80 or later";
   if (p.dtype == DType::kFloat32) return "takes bfloat16 and float16";
+  if (p.batch.tree_mask != nullptr) return "has no draft trees";
+  if (p.cache.format != KvFormat::kDense) {
+    return std::string("kv_format ") + kv_format_info(p.cache.format).name + " (allowed: dense)";
+  }
   if (!one_of(p.head_dim, {64, 80, 96, 128, 256})) {
     return "head_dim " + std::to_string(p.head_dim) + " (allowed: 64, 80, 96, 128, 256)";
   }
@@ -52,15 +58,29 @@ std::string refuse_matrix(const PagedAttentionParams& p, const Device& device) {
   return {};
 }
 
-std::string refuse_sm90(const PagedAttentionParams& p, const Device& device) {
+bool has_prefill_sm90(const PagedAttentionParams& p) { return one_of(p.head_dim, {64, 128, 256}); }
+
+std::string refuse_sm90(const PagedAttentionParams& p, const AttentionLimits& limits,
+                        const Device& device) {
   if (device.architecture != 90) return "needs sm_90";
-  if (!one_of(p.head_dim, {64, 128, 256})) {
-    return "head_dim " + std::to_string(p.head_dim) + " (allowed: 64, 128, 256)";
+  if (p.dtype == DType::kFloat32) return "takes bfloat16 and float16";
+  if (!one_of(p.head_dim, {64, 80, 96, 128, 256})) {
+    return "head_dim " + std::to_string(p.head_dim) + " (allowed: 64, 80, 96, 128, 256)";
   }
-  return refuse_matrix(p, device);
+  if (p.cache.format == KvFormat::kInt4 && p.head_dim % 32 != 0) {
+    return "head_dim " + std::to_string(p.head_dim) + " in 4 bits (allowed: multiples of 32)";
+  }
+  if (p.batch.num_seqs > 4096) return "more than 4096 requests";
+  const bool prefills = !is_decode_span(static_cast<int>(limits.max_query_len),
+                                        static_cast<int>(p.num_heads / p.num_kv_heads));
+  if (p.cache.format != KvFormat::kDense && prefills && !has_prefill_sm90(p)) {
+    return "head_dim " + std::to_string(p.head_dim) +
+           " with long spans over a quantized cache (allowed: 64, 128, 256)";
+  }
+  return {};
 }
 
-std::string refuse_generic(const PagedAttentionParams& p, const Device&) {
+std::string refuse_generic(const PagedAttentionParams& p, const AttentionLimits&, const Device&) {
   return p.head_dim > 256 ? "head_dim " + std::to_string(p.head_dim) + " is larger than 256" : "";
 }
 
@@ -69,12 +89,12 @@ enum class Kernel { kSm90, kSm80, kGeneric };
 struct Candidate {
   const char* name;
   Kernel kernel;
-  std::string (*refuse)(const PagedAttentionParams&, const Device&);
+  std::string (*refuse)(const PagedAttentionParams&, const AttentionLimits&, const Device&);
 };
 
 constexpr Candidate kCandidates[] = {
     {"sm90", Kernel::kSm90, refuse_sm90},
-    {"sm80", Kernel::kSm80, refuse_matrix},
+    {"sm80", Kernel::kSm80, refuse_sm80},
     {"generic", Kernel::kGeneric, refuse_generic},
 };
 
@@ -89,12 +109,13 @@ std::string forced_candidate() {
   return all.substr(begin, all.find(',', begin) - begin);
 }
 
-Status choose(const PagedAttentionParams& params, const Device& device, Kernel* kernel) {
+Status choose(const PagedAttentionParams& params, const AttentionLimits& limits,
+              const Device& device, Kernel* kernel) {
   const std::string forced = forced_candidate();
   std::string reasons;
   for (const Candidate& candidate : kCandidates) {
     if (!forced.empty() && forced != candidate.name) continue;
-    const std::string reason = candidate.refuse(params, device);
+    const std::string reason = candidate.refuse(params, limits, device);
     if (reason.empty()) {
       *kernel = candidate.kernel;
       return {};
@@ -126,22 +147,25 @@ Status check(const PagedAttentionParams& p, const AttentionLimits& limits) {
   return {};
 }
 
-// Sizes of the decode kernel's workspace.
+constexpr int kTileRows = 16;            // of the sm80 decode kernel
+constexpr int64_t kShortContext = 4096;  // tokens that one block may read without splitting
+
+// The prefill kernels' tickets, and what the sm80 decode kernel leaves between its blocks.
 struct Workspace {
   int64_t units = 0;         // upper bound of (row tile, split) over the batch
   int64_t partial_rows = 0;  // rows kept per unit
   int64_t counter_bytes = 0, stats_bytes = 0, out_bytes = 0;
 
-  Workspace(const PagedAttentionParams& p, const AttentionLimits& limits, int tile_rows) {
+  Workspace(const PagedAttentionParams& p, const AttentionLimits& limits) {
     const int64_t group = p.num_heads / p.num_kv_heads;
     const int64_t rows =
         std::max(group, std::min(limits.max_query_len * group, int64_t{kMaxDecodeRows}));
     // At most, by split_tokens().
     const int length = static_cast<int>(std::clamp<int64_t>(limits.max_context_len, 1, 1 << 30));
     const int64_t splits = length <= kMinSplit ? 1 : length <= 8192 ? 8 : kMaxSplits;
-    const int64_t tiles_by_tokens = p.batch.num_seqs + p.batch.num_tokens * group / tile_rows;
-    units = std::min(p.batch.num_seqs * ceil_div(rows, tile_rows), tiles_by_tokens) * splits;
-    partial_rows = std::min<int64_t>(rows, tile_rows);
+    const int64_t tiles_by_tokens = p.batch.num_seqs + p.batch.num_tokens * group / kTileRows;
+    units = std::min(p.batch.num_seqs * ceil_div(rows, kTileRows), tiles_by_tokens) * splits;
+    partial_rows = std::min<int64_t>(rows, kTileRows);
     const int64_t entries = units * p.num_kv_heads;
     counter_bytes = 256 + round_up(entries * 4, 256);  // the tickets first
     stats_bytes = round_up(entries * partial_rows * 8, 256);
@@ -155,54 +179,65 @@ struct Workspace {
 int64_t paged_attention_workspace_bytes(const PagedAttentionParams& params,
                                         const AttentionLimits& limits) {
   if (!check(params, limits).ok()) return 0;  // paged_attention() reports it
-  // For any candidate: the largest, so that one allocation serves all.
-  return std::max(Workspace(params, limits, 8).bytes(), Workspace(params, limits, 16).bytes());
+  return Workspace(params, limits).bytes();
 }
 
 int64_t paged_attention_zeroed_bytes(const PagedAttentionParams& params,
                                      const AttentionLimits& limits) {
   if (!check(params, limits).ok()) return 0;
-  return std::max(Workspace(params, limits, 8).counter_bytes,
-                  Workspace(params, limits, 16).counter_bytes);
+  return Workspace(params, limits).counter_bytes;
 }
 
-Status paged_attention(const PagedAttentionParams& params, const AttentionLimits& limits,
-                       void* workspace, int64_t workspace_bytes, const Launch& launch_on) {
-  Status status = check(params, limits);
-  if (!status.ok()) return status;
-  if (params.batch.num_tokens == 0) return {};
-  Device device;
-  status = current_device(&device);
-  if (!status.ok()) return status;
-  Kernel kernel;
-  status = choose(params, device, &kernel);
-  if (!status.ok()) return status;
+namespace {
 
+// rope: done on the way when not null.
+Status run(const PagedAttentionParams& params, const RopeAndCacheWriteParams* rope,
+           const AttentionLimits& limits, void* workspace, int64_t workspace_bytes,
+           const Device& device, Kernel kernel, const Launch& launch_on) {
   AttentionArgs args = {};
   args.q = params.q;
   args.key = params.cache.key;
   args.value = params.cache.value;
+  args.key_scale = params.cache.key_scale;
+  args.value_scale = params.cache.value_scale;
   args.out = params.out;
   args.cu_seqlens_q = params.batch.cu_seqlens_q;
   args.context_lens = params.batch.context_lens;
   args.block_tables = params.batch.block_tables;
+  args.tree_mask = reinterpret_cast<const uint32_t*>(params.batch.tree_mask);
+  args.tree_words = static_cast<int>(params.batch.tree_words);
   args.num_tokens = static_cast<int>(params.batch.num_tokens);
   args.num_seqs = static_cast<int>(params.batch.num_seqs);
   args.max_blocks = static_cast<int>(params.batch.max_blocks);
   args.num_heads = static_cast<int>(params.num_heads);
   args.num_kv_heads = static_cast<int>(params.num_kv_heads);
   args.group = args.num_heads / args.num_kv_heads;
+  args.group_inverse =
+      args.group == 1 ? 0 : static_cast<uint32_t>(((1ull << 32) + args.group - 1) / args.group);
   args.block_shift = static_cast<int>(std::lround(std::log2(params.cache.block_size)));
   args.window =
       params.window < 0 || params.window > kNoWindow ? kNoWindow : static_cast<int>(params.window);
   args.scale_log2 = params.softmax_scale * 1.44269504088896340736f;
+  args.bf16 = params.dtype == DType::kBFloat16;
   const int head_dim = static_cast<int>(params.head_dim);
+  const KvFormat format = params.cache.format;
   if (kernel == Kernel::kGeneric) {
-    return launch_attention_generic(args, params.dtype, head_dim, launch_on);
+    return launch_attention_generic(args, params.dtype, format, head_dim, launch_on);
+  }
+  if (rope != nullptr) {
+    args.rope.qkv = rope->qkv;
+    args.rope.positions = rope->positions;
+    args.rope.slot_mapping = rope->slot_mapping;
+    args.rope.table = rope->rope_cache;
+    args.rope.q_norm = rope->q_norm;
+    args.rope.k_norm = rope->k_norm;
+    args.rope.rotary_dim = static_cast<int>(rope->rotary_dim);
+    args.rope.num_positions = static_cast<int>(rope->num_positions);
+    args.rope.num_slots = static_cast<int>(params.cache.num_blocks * params.cache.block_size);
+    args.rope.epsilon = rope->epsilon;
   }
 
-  args.tile_rows = kernel == Kernel::kSm90 ? 8 : 16;
-  const Workspace sizes(params, limits, args.tile_rows);
+  const Workspace sizes(params, limits);
   if (workspace_bytes < sizes.bytes()) {
     return Status::error("paged_attention: workspace of " + std::to_string(workspace_bytes) +
                          " bytes is too small (needs " + std::to_string(sizes.bytes()) +
@@ -213,22 +248,72 @@ Status paged_attention(const PagedAttentionParams& params, const AttentionLimits
   args.counters = reinterpret_cast<int*>(bytes + 256);
   args.partial_stats = reinterpret_cast<float2*>(bytes + sizes.counter_bytes);
   args.partial_out = reinterpret_cast<float*>(bytes + sizes.counter_bytes + sizes.stats_bytes);
+  args.tile_rows = kTileRows;
   args.partial_rows = static_cast<int>(sizes.partial_rows);
-
+  // Spans that may be trees of drafts are the decode kernel's.
+  const bool trees = args.tree_mask != nullptr;
+  args.max_decode_rows =
+      trees ? std::max(kMaxDecodeRows, 32 * args.tree_words * args.group) : kMaxDecodeRows;
+  const bool prefills =
+      !is_decode_span(static_cast<int>(limits.max_query_len), args.group, args.max_decode_rows);
+  const bool prefill_sm90 = kernel == Kernel::kSm90 && has_prefill_sm90(params);
+  if (prefills && prefill_sm90 && !trees) args.max_decode_rows = 0;  // single tokens alone
+  // Short contexts: the prefill kernel takes single tokens as fast as it can read the cache, and a
+  // launch in front of it costs 15 us.
+  args.prefill_alone = prefills && prefill_sm90 && !trees &&
+                       (args.num_seqs == 1 ||
+                        (format == KvFormat::kDense && limits.max_context_len <= kShortContext));
+  if (!args.prefill_alone) {
+    const Status status =
+        kernel == Kernel::kSm90
+            ? launch_attention_decode_sm90(args, params.dtype, format, head_dim, limits,
+                                           device.num_sms, launch_on)
+            : launch_attention_decode_sm80(args, params.dtype, head_dim, device.num_sms, launch_on);
+    if (!status.ok() || !prefills) return status;
+  }
   const int64_t cache_rows =
       params.cache.num_blocks * params.num_kv_heads * params.cache.block_size;
-  status =
-      kernel == Kernel::kSm90
-          ? launch_attention_decode_sm90(args, params.dtype, head_dim, cache_rows, device.num_sms,
-                                         launch_on)
-          : launch_attention_decode_sm80(args, params.dtype, head_dim, device.num_sms, launch_on);
-  if (!status.ok() || is_decode_span(static_cast<int>(limits.max_query_len), args.group)) {
-    return status;
+  return prefill_sm90 ? launch_attention_prefill_sm90(args, params.dtype, format, head_dim,
+                                                      cache_rows, device.num_sms, launch_on)
+                      : launch_attention_prefill_sm80(args, params.dtype, head_dim, launch_on);
+}
+
+Status prepare(const PagedAttentionParams& params, const AttentionLimits& limits, Device* device,
+               Kernel* kernel) {
+  Status status = check(params, limits);
+  if (status.ok()) status = current_device(device);
+  return status.ok() ? choose(params, limits, *device, kernel) : status;
+}
+
+}  // namespace
+
+Status paged_attention(const PagedAttentionParams& params, const AttentionLimits& limits,
+                       void* workspace, int64_t workspace_bytes, const Launch& launch_on) {
+  if (params.batch.num_tokens == 0) return {};
+  Device device;
+  Kernel kernel;
+  const Status status = prepare(params, limits, &device, &kernel);
+  if (!status.ok()) return status;
+  return run(params, nullptr, limits, workspace, workspace_bytes, device, kernel, launch_on);
+}
+
+Status rope_and_paged_attention(const RopeAndCacheWriteParams& rope,
+                                const PagedAttentionParams& params, const AttentionLimits& limits,
+                                void* workspace, int64_t workspace_bytes, const Launch& launch_on) {
+  if (params.batch.num_tokens == 0) return {};
+  Device device;
+  Kernel kernel;
+  Status status = prepare(params, limits, &device, &kernel);
+  if (!status.ok()) return status;
+  // In one launch: vectors of eight columns, and one new token per span.
+  const bool fused = kernel == Kernel::kSm90 && limits.max_query_len == 1 &&
+                     rope.rotary_dim % 16 == 0 && rope.rotary_dim <= params.head_dim;
+  if (!fused) {
+    status = rope_and_cache_write(rope, launch_on);
+    if (!status.ok()) return status;
   }
-  return kernel == Kernel::kSm90
-             ? launch_attention_prefill_sm90(args, params.dtype, head_dim, cache_rows,
-                                             device.num_sms, launch_on)
-             : launch_attention_prefill_sm80(args, params.dtype, head_dim, launch_on);
+  return run(params, fused ? &rope : nullptr, limits, workspace, workspace_bytes, device, kernel,
+             launch_on);
 }
 
 }  // namespace regatta::cuda

@@ -5,9 +5,9 @@
 // rows per KV head. Row r sees positions up to context_len - n + r / group.
 //
 // Two kernels share a call. Spans of few rows (decode, drafts) are bound by reading the cache:
-// their context is split over blocks (attention_decode_*.cu). Longer spans are bound by the matrix
-// units: one block per tile of rows (attention_prefill_*.cu). Which one takes a span depends on the
-// span alone, so that a token's result does not depend on the rest of the batch.
+// their context is split over blocks (attention_decode_*). Longer spans are bound by the matrix
+// units: one block per tile of rows (attention_prefill_*). Beside longer ones, the sm90 kernels
+// treat drafts as prefill: one block per possible tile of drafts would cost more than it gains.
 #pragma once
 
 #include "common.cuh"
@@ -15,25 +15,48 @@
 
 namespace regatta::cuda {
 
+// The rotary embedding and cache write that a decode kernel does on the way: see
+// RopeAndCacheWriteParams. qkv null: done already.
+struct FusedRope {
+  const void* qkv;              // [T, (Hq + 2 Hkv) * D]
+  const int32_t* positions;     // [T]
+  const int32_t* slot_mapping;  // [T]
+  const float* table;           // [num_positions, rotary_dim]
+  const void* q_norm;           // [D] or null
+  const void* k_norm;           // [D] or null
+  int rotary_dim, num_positions, num_slots;
+  float epsilon;
+};
+
 struct AttentionArgs {
-  const void* q;                // [T, Hq, D]
-  const void* key;              // [num_blocks, Hkv, block_size, D]
-  const void* value;            // as key
+  const void* q;           // [T, Hq, D]
+  const void* key;         // [num_blocks, Hkv, block_size, row]: kv_format.h
+  const void* value;       // as key
+  const float* key_scale;  // where the format has them
+  const float* value_scale;
   void* out;                    // [T, Hq, D]
   const int32_t* cu_seqlens_q;  // [B + 1]
   const int32_t* context_lens;  // [B]
   const int32_t* block_tables;  // [B, max_blocks]
-  float* partial_out;     // [units, Hkv, partial_rows, D] of the decode kernel, not normalised
+  const uint32_t* tree_mask;    // [T, tree_words] or null: see AttentionBatch
+  int tree_words;
+  float* partial_out;     // [units, Hkv, partial_rows, D] of the sm80 decode kernel, not normalised
   float2* partial_stats;  // [units, Hkv, partial_rows] largest logit (log2), sum
   int* counters;          // [units, Hkv], zero between calls
-  int* tickets;           // [2]: of decode, of prefill; zero between calls
+  int* tickets;           // [2]: unused, of prefill; zero between calls
   int num_tokens, num_seqs, max_blocks;
   int num_heads, num_kv_heads, group;
-  int block_shift;   // log2(block_size)
-  int window;        // kNoWindow when off
-  int tile_rows;     // of the decode kernel: 8 on sm_90, 16 on sm_80
-  int partial_rows;  // min(tile_rows, rows of the largest decode span)
-  float scale_log2;  // softmax_scale * log2(e): exponents are base 2
+  uint32_t group_inverse;  // ceil(2^32 / group), 0 for a group of 1
+  int block_shift;         // log2(block_size)
+  int window;              // kNoWindow when off
+  int max_decode_rows;     // per KV head, of spans of several tokens that a decode kernel takes
+  int tile_rows;           // of the sm80 decode kernel
+  int partial_rows;        // min(tile_rows, rows of the largest decode span)
+  float scale_log2;        // softmax_scale * log2(e): exponents are base 2
+  bool bf16;               // q and out: else fp16 (or float32, in the generic kernel)
+  bool
+      prefill_alone;  // the prefill kernel takes spans of any length: it has no decode kernel ahead
+  FusedRope rope;     // of the sm90 decode kernel
 };
 
 constexpr int kNoWindow = 1 << 30;
@@ -41,8 +64,9 @@ constexpr int kMaxDecodeRows = 64;  // with more rows the matrix units are the b
 constexpr int kMaxSplits = 32;      // of a context
 constexpr int kMinSplit = 256;      // tokens: below, merging costs more than it spreads
 
-__host__ __device__ inline bool is_decode_span(int num_tokens, int group) {
-  return num_tokens == 1 || num_tokens * group <= kMaxDecodeRows;
+__host__ __device__ inline bool is_decode_span(int num_tokens, int group,
+                                               int max_rows = kMaxDecodeRows) {
+  return num_tokens == 1 || num_tokens * group <= max_rows;
 }
 
 // Tokens per split of a context of `length` tokens: a power of two, a function of the length alone.
@@ -54,6 +78,32 @@ __host__ __device__ inline int split_tokens(int length) {
   int split = kMinSplit;
   while (split * splits < length) split *= 2;
   return split;
+}
+
+// row / group: a division takes as long as a product of the matrix units.
+__device__ __forceinline__ int token_of_row(const AttentionArgs& args, int row) {
+  return args.group_inverse == 0 ? row : static_cast<int>(__umulhi(row, args.group_inverse));
+}
+
+// Whether a span may be a tree of drafts: only the decode kernel of sm90 and the generic one know
+// trees, and the launcher sees to it that they take all of them.
+__device__ __forceinline__ bool is_tree(const AttentionArgs& args, int num_tokens) {
+  return args.tree_mask != nullptr && num_tokens <= 32 * args.tree_words;
+}
+
+// Positions before its span that a token of a tree adds to the span's first position.
+__device__ __forceinline__ int tree_depth(const AttentionArgs& args, int token) {
+  int seen = 0;
+  for (int i = 0; i < args.tree_words; ++i) {
+    seen += __popc(args.tree_mask[static_cast<int64_t>(token) * args.tree_words + i]);
+  }
+  return seen - 1;
+}
+
+__device__ __forceinline__ bool tree_sees(const AttentionArgs& args, int token, int other) {
+  return args.tree_mask[static_cast<int64_t>(token) * args.tree_words + other / 32] >>
+             (other % 32) &
+         1;
 }
 
 // First visible position of a span's first row.
@@ -89,7 +139,7 @@ __device__ __forceinline__ bool find_prefill_tile(const AttentionArgs& args, int
     int tiles = 0;
     if (seq < args.num_seqs) {
       const int num_tokens = args.cu_seqlens_q[seq + 1] - args.cu_seqlens_q[seq];
-      if (!is_decode_span(num_tokens, args.group)) {
+      if (args.prefill_alone || !is_decode_span(num_tokens, args.group, args.max_decode_rows)) {
         tiles = (num_tokens * args.group + kRows - 1) / kRows;
       }
     }
@@ -159,16 +209,24 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// Launchers, one per kernel file. num_cache_rows: num_blocks * Hkv * block_size.
+// Launchers, one per kernel. num_cache_rows: num_blocks * Hkv * block_size.
 Status launch_attention_decode_sm80(const AttentionArgs& args, DType dtype, int head_dim,
                                     int num_sms, const Launch& launch);
-Status launch_attention_decode_sm90(const AttentionArgs& args, DType dtype, int head_dim,
-                                    int64_t num_cache_rows, int num_sms, const Launch& launch);
+Status launch_attention_decode_sm90(const AttentionArgs& args, DType dtype, KvFormat format,
+                                    int head_dim, const AttentionLimits& limits, int num_sms,
+                                    const Launch& launch);
+Status launch_attention_decode_quantized_sm90(const AttentionArgs& args, KvFormat format,
+                                              int head_dim, const AttentionLimits& limits,
+                                              int num_sms, const Launch& launch);
 Status launch_attention_prefill_sm80(const AttentionArgs& args, DType dtype, int head_dim,
                                      const Launch& launch);
-Status launch_attention_prefill_sm90(const AttentionArgs& args, DType dtype, int head_dim,
-                                     int64_t num_cache_rows, int num_sms, const Launch& launch);
-Status launch_attention_generic(const AttentionArgs& args, DType dtype, int head_dim,
-                                const Launch& launch);
+Status launch_attention_prefill_sm90(const AttentionArgs& args, DType dtype, KvFormat format,
+                                     int head_dim, int64_t num_cache_rows, int num_sms,
+                                     const Launch& launch);
+Status launch_attention_prefill_quantized_sm90(const AttentionArgs& args, DType dtype,
+                                               KvFormat format, int head_dim, int num_sms,
+                                               const Launch& launch);
+Status launch_attention_generic(const AttentionArgs& args, DType dtype, KvFormat format,
+                                int head_dim, const Launch& launch);
 
 }  // namespace regatta::cuda

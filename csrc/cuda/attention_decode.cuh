@@ -1,4 +1,4 @@
-// What the decode kernels share: the work items of a batch, and how partial results are merged.
+// The work items of the sm80 decode kernel, and how partial results are merged.
 //
 // An item is (span, row tile of args.tile_rows rows, split of its context, KV head). The size of a
 // split depends on the length of the context alone, so that a token's result does not depend on the
@@ -110,7 +110,7 @@ template <class T, int D>
 __device__ __forceinline__ void store_row4(const AttentionArgs& args, const DecodeItem& x, int row,
                                            int column, float4 value, float sum) {
   const float scale = sum > 0.f ? 1.f / sum : 0.f;
-  const int r = x.row_tile * args.tile_rows + row, t = r / args.group;
+  const int r = x.row_tile * args.tile_rows + row, t = token_of_row(args, r);
   T* out = static_cast<T*>(args.out) +
            (static_cast<int64_t>(x.token0 + t) * args.num_heads + x.kv_head * args.group + r -
             t * args.group) *

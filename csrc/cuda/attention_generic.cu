@@ -1,17 +1,53 @@
 // Attention in plain float arithmetic: any dtype, any head_dim up to 256, any architecture.
 //
-// For float32 (where the tests want CPU-like results) and for shapes that the matrix kernels
-// refuse. Algorithm: one warp per (token, query head); each lane keeps D / 32 columns; online
-// softmax over eight positions at a time. Bound: none sought; it re-reads keys and values for every
-// query head.
+// For float32 (where the tests want CPU-like results) and for shapes and cache formats that the
+// matrix kernels refuse. Algorithm: one warp per (token, query head); each lane keeps D / 32
+// columns; online softmax over eight positions at a time. Bound: none sought; it re-reads keys and
+// values for every query head.
+#include <cuda_fp8.h>
+
 #include "attention.cuh"
 
 namespace regatta::cuda {
 namespace {
 
+// Rows of a cache in any format.
+template <class T, KvFormat kFormat>
+struct CacheRows {
+  const void* codes;
+  const float* scales;
+  int head_dim;
+
+  // Of one head, or of one row: what its codes are multiplied by, and what is added then.
+  __device__ __forceinline__ float2 scale_of(int64_t row, int kv_head) const {
+    if constexpr (kFormat == KvFormat::kDense) return make_float2(1.f, 0.f);
+    if constexpr (kFormat == KvFormat::kInt8Dynamic) return make_float2(scales[row], 0.f);
+    if constexpr (kFormat == KvFormat::kInt4) return reinterpret_cast<const float2*>(scales)[row];
+    return make_float2(scales[kv_head], 0.f);
+  }
+  __device__ __forceinline__ float at(int64_t row, int column, float2 scale) const {
+    if constexpr (kFormat == KvFormat::kDense) {
+      return Traits<T>::to_float(static_cast<const T*>(codes)[row * head_dim + column]);
+    } else {
+      const auto* const bytes = static_cast<const uint8_t*>(codes);
+      float code;
+      if constexpr (kFormat == KvFormat::kInt4) {
+        code = bytes[row * ((head_dim + 1) / 2) + column / 2] >> (column % 2 * 4) & 15;
+      } else if constexpr (kFormat == KvFormat::kFp8) {
+        __nv_fp8_e4m3 x;
+        x.__x = bytes[row * head_dim + column];
+        code = static_cast<float>(x);
+      } else {
+        code = static_cast<float>(bytes[row * head_dim + column]) - 128.f;
+      }
+      return fmaf(code, scale.x, scale.y);
+    }
+  }
+};
+
 constexpr int kWarps = 4, kColumns = 8 /* 32 * 8 = 256 */, kAtOnce = 8;
 
-template <class T>
+template <class T, KvFormat kFormat>
 __global__ void __launch_bounds__(kWarps* kWarp)
     attention_generic_kernel(const AttentionArgs args, int head_dim) {
   pdl_wait();
@@ -36,7 +72,13 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   float q[kColumns] = {}, x[kColumns] = {}, largest = -INFINITY, sum = 0.f;
   if (low_seq < args.num_seqs) {
     const int seq = low_seq;
-    const int position = args.context_lens[seq] - args.cu_seqlens_q[seq + 1] + token;
+    const int context_len = args.context_lens[seq];
+    const int num_tokens = args.cu_seqlens_q[seq + 1] - args.cu_seqlens_q[seq];
+    const int before = context_len - num_tokens;
+    const bool tree = is_tree(args, num_tokens);
+    // The last position that may be seen, and the token's own.
+    const int last = tree ? context_len - 1 : before + token - args.cu_seqlens_q[seq];
+    const int position = tree ? before + tree_depth(args, token) : last;
     const int32_t* table = args.block_tables + static_cast<int64_t>(seq) * args.max_blocks;
     const T* query = static_cast<const T*>(args.q) + row * head_dim;
 #pragma unroll
@@ -44,33 +86,38 @@ __global__ void __launch_bounds__(kWarps* kWarp)
       const int column = lane + c * kWarp;
       if (column < head_dim) q[c] = Traits<T>::to_float(query[column]) * args.scale_log2;
     }
+    const CacheRows<T, kFormat> keys = {args.key, args.key_scale, head_dim};
+    const CacheRows<T, kFormat> values = {args.value, args.value_scale, head_dim};
     const int block_mask = (1 << args.block_shift) - 1;
-    for (int first = max(0, position - args.window + 1); first <= position; first += kAtOnce) {
+    for (int first = max(0, position - args.window + 1); first <= last; first += kAtOnce) {
       float s[kAtOnce];
       int64_t rows[kAtOnce];
       float top = largest;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int p = min(first + i, position);
+        const int p = min(first + i, last);
         rows[i] =
-            (((static_cast<int64_t>(table[p >> args.block_shift]) * args.num_kv_heads + kv_head)
-              << args.block_shift) +
-             (p & block_mask)) *
-            head_dim;
+            ((static_cast<int64_t>(table[p >> args.block_shift]) * args.num_kv_heads + kv_head)
+             << args.block_shift) +
+            (p & block_mask);
+        const float2 scale = keys.scale_of(rows[i], kv_head);
         s[i] = 0.f;
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
           const int column = lane + c * kWarp;
-          if (column < head_dim) {
-            s[i] += q[c] * Traits<T>::to_float(static_cast<const T*>(args.key)[rows[i] + column]);
-          }
+          if (column < head_dim) s[i] += q[c] * keys.at(rows[i], column, scale);
         }
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        s[i] = first + i <= position ? warp_sum(s[i]) : -INFINITY;
+        s[i] = warp_sum(s[i]);
+        const int p = first + i;
+        if (p > last || (tree && p >= before && !tree_sees(args, token, p - before))) {
+          s[i] = -INFINITY;
+        }
         top = fmaxf(top, s[i]);
       }
+      if (top == -INFINITY) continue;  // a tree's token may see none of these
       const float scale = exp2f(largest - top);
       largest = top;
       sum *= scale;
@@ -79,14 +126,12 @@ __global__ void __launch_bounds__(kWarps* kWarp)
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const float weight = exp2f(s[i] - top);
+        const float2 scale = values.scale_of(rows[i], kv_head);
         sum += weight;
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
           const int column = lane + c * kWarp;
-          if (column < head_dim) {
-            x[c] +=
-                weight * Traits<T>::to_float(static_cast<const T*>(args.value)[rows[i] + column]);
-          }
+          if (column < head_dim) x[c] += weight * values.at(rows[i], column, scale);
         }
       }
     }
@@ -101,8 +146,8 @@ __global__ void __launch_bounds__(kWarps* kWarp)
 
 }  // namespace
 
-Status launch_attention_generic(const AttentionArgs& args, DType dtype, int head_dim,
-                                const Launch& launch_on) {
+Status launch_attention_generic(const AttentionArgs& args, DType dtype, KvFormat format,
+                                int head_dim, const Launch& launch_on) {
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(
       ceil_div(static_cast<int64_t>(args.num_tokens) * args.num_heads, kWarps)));
@@ -111,7 +156,22 @@ Status launch_attention_generic(const AttentionArgs& args, DType dtype, int head
   config.pdl = launch_on.pdl;
   return dispatch_dtype(dtype, "paged_attention", [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    return launch(attention_generic_kernel<T>, config, "paged_attention generic", args, head_dim);
+    const auto run = [&](auto* kernel) {
+      return launch(kernel, config, "paged_attention generic", args, head_dim);
+    };
+    switch (format) {
+      case KvFormat::kDense:
+        return run(attention_generic_kernel<T, KvFormat::kDense>);
+      case KvFormat::kInt8Static:
+        return run(attention_generic_kernel<T, KvFormat::kInt8Static>);
+      case KvFormat::kInt8Dynamic:
+        return run(attention_generic_kernel<T, KvFormat::kInt8Dynamic>);
+      case KvFormat::kFp8:
+        return run(attention_generic_kernel<T, KvFormat::kFp8>);
+      case KvFormat::kInt4:
+        return run(attention_generic_kernel<T, KvFormat::kInt4>);
+    }
+    return Status::error("paged_attention: unknown kv_format");
   });
 }
 

@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(PrefillShape<D>::kThreads, 2)
     const int row_begin = tile.tile * Shape::kRows;
     const int row_end = min(row_begin + Shape::kRows, num_rows);
     const int before = tile.context_len - tile.num_tokens;
-    const int position0 = before + row_begin / args.group;      // of the first row
-    const int position1 = before + (row_end - 1) / args.group;  // of the last
+    const int position0 = before + row_begin / args.group;           // of the first row
+    const int position1 = before + token_of_row(args, row_end - 1);  // of the last
     const int low = max(0, position0 - args.window + 1);
     const int high = position1 + 1;
     const int tile_first = low / kKeys, tile_last = (high - 1) / kKeys;
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(PrefillShape<D>::kThreads, 2)
                  static_cast<int64_t>(kv_head) * args.group * D;
     for (int unit = tid; unit < Shape::kRows * (D / 8); unit += Shape::kThreads) {
       const int row = unit / (D / 8), column = unit % (D / 8) * 8;
-      const int r = row_begin + row, t = r / args.group;
+      const int r = row_begin + row, t = token_of_row(args, r);
       const T* source = r < num_rows ? q + t * token_stride + (r - t * args.group) * D + column : q;
       cp_async16(queries + row * kRow + column, source, r < num_rows ? 16 : 0);
     }
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(PrefillShape<D>::kThreads, 2)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int r = row_begin + (warp * kRowTiles + m) * 16 + lane / 4 + h * 8;
-        last_seen[m][h] = before + r / args.group;
+        last_seen[m][h] = before + token_of_row(args, r);
         largest[m][h] = -INFINITY;
         sum[m][h] = 0.f;
       }
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(PrefillShape<D>::kThreads, 2)
                            static_cast<int64_t>(kv_head) * args.group * D;
     for (int unit = lane; unit < kRowTiles * 16 * (D / 8); unit += kWarp) {
       const int row = unit / (D / 8), column = unit % (D / 8) * 8;
-      const int r = row_begin + warp * kRowTiles * 16 + row, t = r / args.group;
+      const int r = row_begin + warp * kRowTiles * 16 + row, t = token_of_row(args, r);
       if (r < num_rows) {
         store16(destination + t * token_stride + (r - t * args.group) * D + column,
                 load16(staged + row * kRow + column));

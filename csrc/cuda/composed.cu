@@ -1,8 +1,8 @@
 // The composed operators: layers, logits and linear as sequences of the kernels beside this file.
 //
-// Host code alone. A layer is, in bf16 and fp16 with folded norms, seven launches:
+// Host code alone. A layer is, in bf16 and fp16 with folded norms, five launches for decode:
 //   qkv product (rows scaled by the sums of squares of its input)
-//   rotary embedding and cache write
+//   rotary embedding and cache write (part of the next where every span is one token)
 //   attention (one launch for decode, two for prefill)
 //   out product + residual, leaving sums of squares
 //   gate and up product with SiLU * up in its epilogue
@@ -21,12 +21,58 @@ namespace {
 // Up to this many rows no product of ours needs scratch: see the candidates in gemm.cu.
 constexpr int64_t kRowsWithoutScratch = 128;
 
+// From so many rows on, a packed weight becomes a matrix first: then the tensor cores bound.
+constexpr int64_t kRowsUnpacked = 257;
+
+// How the GPU stores a linear, by its scheme. Tensors: dense, one; else packed, scales, act, and
+// what the scheme adds (predict/schemes).
+struct SchemeOnGpu {
+  const char* name;
+  GemmOperands operands;
+  int num_tensors;
+};
+constexpr SchemeOnGpu kSchemes[] = {
+    {"dense", GemmOperands::kDense, 1},
+    {"dense_folded", GemmOperands::kDense, 1},
+    {"a8w8_fp8", GemmOperands::kFp8, 3},
+    {"a8w8", GemmOperands::kInt8, 5},                     // smooth, shift
+    {"weight_only_int8", GemmOperands::kWeightInt8, 4},  // perm
+    {"weight_only_int4", GemmOperands::kWeightInt4, 4},  // perm
+};
+
+const SchemeOnGpu* find_scheme(const std::string& name) {
+  for (const SchemeOnGpu& scheme : kSchemes) {
+    if (name == scheme.name) return &scheme;
+  }
+  return nullptr;
+}
+
+// Linear `index`'s scheme of a block's, which is one name or one per linear, joined by commas.
+std::string scheme_at(const std::string& schemes, int index) {
+  const size_t comma = schemes.find(',');
+  if (comma == std::string::npos) return schemes;
+  return index == 0 ? schemes.substr(0, comma) : schemes.substr(comma + 1);
+}
+
 bool is_folded(const std::string& scheme) { return scheme == "dense_folded"; }
 
-Status check_scheme(const std::string& scheme) {
-  if (scheme == "dense" || scheme == "dense_folded") return {};
-  return Status::error("scheme '" + scheme +
-                       "' is not known to the GPU (allowed: dense, dense_folded)");
+// Of any number of names.
+bool is_quantized(const std::string& schemes) {
+  return schemes.find("w8") != std::string::npos || schemes.find("weight_only") != std::string::npos;
+}
+
+Status check_scheme(const std::string& schemes) {
+  for (int i = 0; i < 2; ++i) {
+    const std::string name = scheme_at(schemes, i);
+    if (find_scheme(name) != nullptr) continue;
+    std::string allowed;
+    for (const SchemeOnGpu& scheme : kSchemes) {
+      allowed += (allowed.empty() ? "" : ", ") + std::string(scheme.name);
+    }
+    return Status::error("scheme '" + name + "' is not known to the GPU (allowed: " + allowed +
+                         ")");
+  }
+  return {};
 }
 
 struct Product {
@@ -43,6 +89,21 @@ struct Product {
   int64_t num_sumsq = 0;
   float* sumsq_out = nullptr;
   float epsilon = 0.f;
+  std::string scheme = "dense";
+  const void* norm_weight = nullptr;  // of a norm ahead of the product, or null
+  void* normed = nullptr;             // [num_rows, in_features]: room for it
+};
+
+// Memory that a product needs beside its tensors.
+struct ProductScratch {
+  GemmResources gemm;
+  void* codes = nullptr;   // [rows, widest in_features], 16 bits each
+  float* scale = nullptr;  // [rows]
+  void* matrix = nullptr;  // a weight unpacked
+
+  // Of products of `rows` rows, in_features up to `width` and weights up to `weight` values.
+  void take(class Arena& arena, const std::string& schemes, int64_t rows, int64_t width,
+            int64_t weight);
 };
 
 GemmParams gemm_params(const Product& p, DType dtype, DType out_dtype) {
@@ -64,23 +125,6 @@ GemmParams gemm_params(const Product& p, DType dtype, DType out_dtype) {
   return g;
 }
 
-Status run(const Product& p, DType dtype, DType out_dtype, const GemmResources& resources,
-           CUstream_st* stream) {
-  if (p.num_weights != 1 || p.weight->rank != 2 || p.weight->dtype != dtype ||
-      p.weight->shape[0] != p.out_features || p.weight->shape[1] != p.in_features) {
-    return Status::error(std::string(p.name) + ": the weight is " +
-                         (p.num_weights == 1
-                              ? dtype_name(p.weight->dtype) + (" " + shape_string(*p.weight))
-                              : std::to_string(p.num_weights) + " tensors") +
-                         ", expected one " + dtype_name(dtype) + " [" +
-                         std::to_string(p.out_features) + ", " + std::to_string(p.in_features) +
-                         "]; a GPU takes matrices as checkpoints store them, not packed");
-  }
-  GemmParams g = gemm_params(p, dtype, out_dtype);
-  g.weight = p.weight->data;
-  return gemm(g, resources, nullptr, stream);
-}
-
 // Cuts one piece of memory into parts; with base null it only counts.
 class Arena {
  public:
@@ -96,6 +140,115 @@ class Arena {
   char* base_;
   int64_t used_ = 0;
 };
+
+void ProductScratch::take(Arena& arena, const std::string& schemes, int64_t rows, int64_t width,
+                          int64_t weight) {
+  if (!is_quantized(schemes)) return;
+  codes = arena.take(rows * width * 2);
+  scale = static_cast<float*>(arena.take(rows * 4));
+  if (rows >= kRowsUnpacked && schemes.find("weight_only") != std::string::npos) {
+    matrix = arena.take(weight * 2);
+  }
+}
+
+Status norm(const void* x, const void* weight, void* out, int64_t rows, int64_t width,
+            float epsilon, DType dtype, const Launch& launch_on) {
+  RmsNormParams p = {};
+  p.x = x;
+  p.weight = weight;
+  p.out = out;
+  p.num_tokens = rows;
+  p.hidden_size = width;
+  p.epsilon = epsilon;
+  p.dtype = dtype;
+  return rms_norm(p, launch_on);
+}
+
+Status check_dense(const Product& p, DType dtype) {
+  if (p.weight->rank == 2 && p.weight->dtype == dtype && p.weight->shape[0] == p.out_features &&
+      p.weight->shape[1] == p.in_features) {
+    return {};
+  }
+  return Status::error(std::string(p.name) + ": the weight is " + dtype_name(p.weight->dtype) +
+                       " " + shape_string(*p.weight) + ", expected " + dtype_name(dtype) + " [" +
+                       std::to_string(p.out_features) + ", " + std::to_string(p.in_features) +
+                       "]; a GPU takes matrices as checkpoints store them, not packed");
+}
+
+// Activations as codes, the norm ahead of them included; x and its scale go into g.
+Status quantize(const Product& p, const ProductScratch& scratch, DType dtype, GemmParams* g,
+                const Launch& launch_on) {
+  const auto optional = [&](int index) {
+    const bool given = index < p.num_weights && p.weight[index].shape[0] > 1;
+    return given ? static_cast<const float*>(p.weight[index].data) : nullptr;
+  };
+  QuantizeRowsParams q;
+  q.x = p.x;
+  q.norm_weight = p.norm_weight;
+  q.smooth = optional(3);
+  q.shift = optional(4);
+  q.static_scale = static_cast<const float*>(p.weight[2].data);
+  q.codes = scratch.codes;
+  q.scale = scratch.scale;
+  q.num_rows = p.num_rows;
+  q.width = p.in_features;
+  q.epsilon = p.epsilon;
+  q.normalize = p.norm_weight != nullptr;
+  q.operands = g->operands;
+  q.dtype = dtype;
+  g->x = scratch.codes;
+  g->x_scale = scratch.scale;
+  return quantize_rows(q, launch_on.stream);
+}
+
+Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch& scratch,
+           const Launch& launch_on) {
+  const SchemeOnGpu* scheme = find_scheme(p.scheme);
+  if (scheme == nullptr) return check_scheme(p.scheme);
+  if (p.num_weights != scheme->num_tensors) {
+    return Status::error(std::string(p.name) + ": the weight is " + std::to_string(p.num_weights) +
+                         " tensors, expected " + std::to_string(scheme->num_tensors) + " for " +
+                         p.scheme);
+  }
+  GemmParams g = gemm_params(p, dtype, out_dtype);
+  g.operands = scheme->operands;
+  g.weight = p.weight->data;
+  Status status;
+  if (g.operands == GemmOperands::kFp8 || g.operands == GemmOperands::kInt8) {
+    g.weight_scale = static_cast<const float*>(p.weight[1].data);
+    status = quantize(p, scratch, dtype, &g, launch_on);
+    return status.ok() ? gemm(g, scratch.gemm, nullptr, launch_on.stream) : status;
+  }
+  if (p.norm_weight != nullptr) {
+    status = norm(p.x, p.norm_weight, p.normed, p.num_rows, p.in_features, p.epsilon, dtype,
+                  launch_on);
+    if (!status.ok()) return status;
+    g.x = p.normed;
+  }
+  if (g.operands == GemmOperands::kDense) {
+    status = check_dense(p, dtype);
+    return status.ok() ? gemm(g, scratch.gemm, nullptr, launch_on.stream) : status;
+  }
+  if (g.operands == GemmOperands::kWeightInt8) {
+    g.weight_scale = static_cast<const float*>(p.weight[1].data);
+  } else {
+    g.group_size = packed_unit_group_size(p.weight->shape[2]);
+  }
+  if (p.weight[3].shape[0] > 1) {
+    status = gather_columns(g.x, static_cast<const int32_t*>(p.weight[3].data), scratch.codes,
+                            p.num_rows, p.in_features, launch_on.stream);
+    if (!status.ok()) return status;
+    g.x = scratch.codes;
+  }
+  if (p.num_rows >= kRowsUnpacked && scratch.matrix != nullptr) {
+    status = unpack_weight(g, scratch.matrix, launch_on.stream);
+    if (!status.ok()) return status;
+    g.operands = GemmOperands::kDense;
+    g.weight = scratch.matrix;
+    g.weight_scale = nullptr;
+  }
+  return gemm(g, scratch.gemm, nullptr, launch_on.stream);
+}
 
 PagedAttentionParams attention_params(const AttentionBlockParams& p) {
   PagedAttentionParams a;
@@ -121,7 +274,7 @@ struct LayerScratch {
   void* attention;
   int64_t attention_bytes;
   int64_t zeroed_bytes;  // of attention
-  GemmResources gemm;
+  ProductScratch product;
   int64_t total;
 
   LayerScratch(const AttentionBlockParams& a, const MlpBlockParams& m,
@@ -146,10 +299,15 @@ struct LayerScratch {
       widest.out_features = 2 * m.intermediate_size;
       widest.gated = true;
       widest.sumsq = reinterpret_cast<const float*>(1);  // counted, not read
-      gemm.scratch_bytes = gemm_scratch_bytes(widest);
-      gemm.scratch = arena.take(gemm.scratch_bytes);
-      gemm.blas = resources.blas;
+      product.gemm.scratch_bytes = gemm_scratch_bytes(widest);
+      product.gemm.scratch = arena.take(product.gemm.scratch_bytes);
+      product.gemm.blas = resources.blas;
     }
+    const int64_t inner_values = 2 * m.intermediate_size;
+    const int64_t qkv_values = (a.num_heads + 2 * a.num_kv_heads) * a.head_dim;
+    product.take(arena, a.scheme + "," + m.scheme, rows,
+                 std::max({a.hidden_size, a.num_heads * a.head_dim, m.intermediate_size}),
+                 a.hidden_size * std::max(inner_values, qkv_values));
     total = arena.used();
   }
 };
@@ -161,19 +319,6 @@ Status check_scratch(int64_t needed, const ComposedResources& resources, const c
                        std::to_string(needed) + ")");
 }
 
-Status norm(const void* x, const void* weight, void* out, int64_t rows, int64_t width,
-            float epsilon, DType dtype, const Launch& launch_on) {
-  RmsNormParams p = {};
-  p.x = x;
-  p.weight = weight;
-  p.out = out;
-  p.num_tokens = rows;
-  p.hidden_size = width;
-  p.epsilon = epsilon;
-  p.dtype = dtype;
-  return rms_norm(p, launch_on);
-}
-
 // hidden -> hidden_out. Folded, s.sumsq has the sums of squares of hidden, then those of hidden_out.
 Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limits,
                       const LayerScratch& s, const Launch& launch_on) {
@@ -181,17 +326,19 @@ Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limi
   if (rows == 0) return {};
   const bool folded = is_folded(a.scheme);
   const DType dtype = a.dtype;
-  CUstream_st* stream = launch_on.stream;
   Status status;
 
-  if (!folded) {
-    status = norm(a.hidden, a.norm_weight, s.normed, rows, hidden, a.epsilon, dtype, launch_on);
-    if (!status.ok()) return status;
+  Product qkv = {"qkv",  a.qkv, a.num_qkv, a.qkv_bias,
+                 a.hidden, s.qkv, rows,      hidden,
+                 (a.num_heads + 2 * a.num_kv_heads) * a.head_dim};
+  qkv.scheme = scheme_at(a.scheme, 0);
+  qkv.epsilon = a.epsilon;
+  if (folded) {
+    qkv.sumsq = s.sumsq, qkv.num_sumsq = s.num_sumsq;
+  } else {
+    qkv.norm_weight = a.norm_weight, qkv.normed = s.normed;
   }
-  Product qkv = {"qkv", a.qkv, a.num_qkv, a.qkv_bias, folded ? a.hidden : s.normed, s.qkv, rows,
-                 hidden, (a.num_heads + 2 * a.num_kv_heads) * a.head_dim};
-  if (folded) qkv.sumsq = s.sumsq, qkv.num_sumsq = s.num_sumsq, qkv.epsilon = a.epsilon;
-  status = run(qkv, dtype, dtype, s.gemm, stream);
+  status = run(qkv, dtype, dtype, s.product, launch_on);
   if (!status.ok()) return status;
 
   RopeAndCacheWriteParams rope;
@@ -211,19 +358,19 @@ Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limi
   rope.rotary_dim = a.rotary_dim;
   rope.num_positions = a.num_positions;
   rope.epsilon = a.epsilon;
-  status = rope_and_cache_write(rope, launch_on);
-  if (!status.ok()) return status;
-
   PagedAttentionParams attended = attention_params(a);
   attended.q = s.q;
   attended.out = s.mixed;
-  status = paged_attention(attended, limits, s.attention, s.attention_bytes, launch_on);
+  status = rope_and_paged_attention(rope, attended, limits, s.attention, s.attention_bytes,
+                                    launch_on);
   if (!status.ok()) return status;
 
-  Product out = {"out", a.out, a.num_out, a.out_bias, s.mixed, a.hidden_out, rows,
-                 a.num_heads * a.head_dim, hidden, a.hidden};
+  Product out = {"out",   a.out,        a.num_out, a.out_bias,
+                 s.mixed, a.hidden_out, rows,      a.num_heads * a.head_dim,
+                 hidden,  a.hidden};
+  out.scheme = scheme_at(a.scheme, 1);
   if (folded) out.sumsq_out = s.sumsq;
-  return run(out, dtype, dtype, s.gemm, stream);
+  return run(out, dtype, dtype, s.product, launch_on);
 }
 
 // hidden -> out, as attention_half.
@@ -232,24 +379,26 @@ Status mlp_half(const MlpBlockParams& m, const LayerScratch& s, const Launch& la
   if (rows == 0) return {};
   const bool folded = is_folded(m.scheme);
   const DType dtype = m.dtype;
-  CUstream_st* stream = launch_on.stream;
   Status status;
 
-  if (!folded) {
-    status = norm(m.hidden, m.norm_weight, s.normed, rows, hidden, m.epsilon, dtype, launch_on);
-    if (!status.ok()) return status;
-  }
-  Product gate_up = {"gate_up", m.gate_up, m.num_gate_up, m.gate_up_bias,
-                     folded ? m.hidden : s.normed, s.inner, rows, hidden, 2 * m.intermediate_size};
+  Product gate_up = {"gate_up", m.gate_up, m.num_gate_up, m.gate_up_bias, m.hidden, s.inner, rows,
+                     hidden,    2 * m.intermediate_size};
   gate_up.gated = true;
-  if (folded) gate_up.sumsq = s.sumsq, gate_up.num_sumsq = s.num_sumsq, gate_up.epsilon = m.epsilon;
-  status = run(gate_up, dtype, dtype, s.gemm, stream);
+  gate_up.scheme = scheme_at(m.scheme, 0);
+  gate_up.epsilon = m.epsilon;
+  if (folded) {
+    gate_up.sumsq = s.sumsq, gate_up.num_sumsq = s.num_sumsq;
+  } else {
+    gate_up.norm_weight = m.norm_weight, gate_up.normed = s.normed;
+  }
+  status = run(gate_up, dtype, dtype, s.product, launch_on);
   if (!status.ok()) return status;
 
-  Product down = {"down", m.down, m.num_down, m.down_bias, s.inner, m.out, rows,
-                  m.intermediate_size, hidden, m.hidden};
+  Product down = {"down", m.down, m.num_down,          m.down_bias, s.inner,
+                  m.out,  rows,   m.intermediate_size, hidden,      m.hidden};
+  down.scheme = scheme_at(m.scheme, 1);
   if (folded) down.sumsq_out = s.sumsq;
-  return run(down, dtype, dtype, s.gemm, stream);
+  return run(down, dtype, dtype, s.product, launch_on);
 }
 
 // The other half of a block that is an operator of its own: no layer, but the same rows.
@@ -283,6 +432,7 @@ Status begin_layers(const AttentionBlockParams& attention, const MlpBlockParams&
                     const AttentionLimits& limits, const ComposedResources& resources,
                     const Launch& launch_on) {
   Status status = check_scheme(attention.scheme);
+  if (status.ok()) status = check_scheme(mlp.scheme);
   if (!status.ok()) return status;
   const LayerScratch s(attention, mlp, limits, resources);
   status = check_scratch(s.total, resources, "layers");
@@ -351,57 +501,72 @@ Status attention(const PagedAttentionParams& params, const AttentionLimits& limi
   return paged_attention(params, limits, resources.scratch, resources.scratch_bytes, launch_on);
 }
 
-int64_t linear_scratch_bytes(const LinearParams& p) {
-  GemmParams g;
-  g.num_rows = p.num_tokens;
-  g.in_features = p.in_features;
-  g.out_features = p.out_features;
-  return p.num_tokens > kRowsWithoutScratch ? gemm_scratch_bytes(g) : 0;
-}
-
-Status linear(const LinearParams& p, const ComposedResources& resources, const Launch& launch_on) {
-  const Status status = check_scheme(p.scheme);
-  if (!status.ok()) return status;
-  GemmResources gemm;
-  if (p.num_tokens > kRowsWithoutScratch) {
-    gemm = {resources.blas, resources.scratch, resources.scratch_bytes};
-  }
-  return run({"linear", p.weight, p.num_weights, p.bias, p.x, p.out, p.num_tokens, p.in_features,
-              p.out_features},
-             p.dtype, p.dtype, gemm, launch_on.stream);
-}
-
 namespace {
 
-struct LogitsScratch {
-  void* rows;    // [L, H]
-  void* normed;  // [L, H]
-  GemmResources gemm;
+struct LinearScratch {
+  ProductScratch product;
   int64_t total;
 
-  LogitsScratch(const LogitsParams& p, const ComposedResources& resources) {
+  LinearScratch(const LinearParams& p, const ComposedResources& resources) {
     Arena arena(resources.scratch);
-    const int64_t bytes = p.num_logits * p.hidden_size * dtype_size(p.dtype);
-    rows = arena.take(bytes);
-    normed = arena.take(bytes);
-    if (p.num_logits > kRowsWithoutScratch) {
+    if (p.num_tokens > kRowsWithoutScratch) {
       GemmParams g;
-      g.num_rows = p.num_logits;
-      g.in_features = p.hidden_size;
-      g.out_features = p.vocab_size;
-      gemm.scratch_bytes = gemm_scratch_bytes(g);
-      gemm.scratch = arena.take(gemm.scratch_bytes);
-      gemm.blas = resources.blas;
+      g.num_rows = p.num_tokens;
+      g.in_features = p.in_features;
+      g.out_features = p.out_features;
+      product.gemm.scratch_bytes = gemm_scratch_bytes(g);
+      product.gemm.scratch = arena.take(product.gemm.scratch_bytes);
+      product.gemm.blas = resources.blas;
     }
+    product.take(arena, p.scheme, p.num_tokens, p.in_features, p.in_features * p.out_features);
     total = arena.used();
   }
 };
 
 }  // namespace
 
-int64_t logits_scratch_bytes(const LogitsParams& params) {
-  return LogitsScratch(params, {}).total;
+int64_t linear_scratch_bytes(const LinearParams& p) { return LinearScratch(p, {}).total; }
+
+Status linear(const LinearParams& p, const ComposedResources& resources, const Launch& launch_on) {
+  Status status = check_scheme(p.scheme);
+  if (!status.ok()) return status;
+  const LinearScratch s(p, resources);
+  status = check_scratch(s.total, resources, "linear");
+  if (!status.ok()) return status;
+  Product product = {"linear", p.weight, p.num_weights, p.bias, p.x, p.out, p.num_tokens,
+                     p.in_features, p.out_features};
+  product.scheme = p.scheme;
+  return run(product, p.dtype, p.dtype, s.product, launch_on);
 }
+
+namespace {
+
+struct LogitsScratch {
+  void* normed;  // [L, H]
+  ProductScratch product;
+  int64_t total;
+
+  LogitsScratch(const LogitsParams& p, const ComposedResources& resources) {
+    Arena arena(resources.scratch);
+    normed = arena.take(p.num_logits * p.hidden_size * dtype_size(p.dtype));
+    if (p.num_logits > kRowsWithoutScratch) {
+      GemmParams g;
+      g.num_rows = p.num_logits;
+      g.in_features = p.hidden_size;
+      g.out_features = p.vocab_size;
+      product.gemm.scratch_bytes = gemm_scratch_bytes(g);
+      product.gemm.scratch = arena.take(product.gemm.scratch_bytes);
+      product.gemm.blas = resources.blas;
+    }
+    product.take(arena, p.scheme, p.num_logits, p.hidden_size, 0);
+    product.matrix = nullptr;  // a head is too large for that
+    total = arena.used();
+  }
+};
+
+}  // namespace
+
+int64_t logits_scratch_bytes(const LogitsParams& params) { return LogitsScratch(params, {}).total; }
 
 Status logits(const LogitsParams& p, const ComposedResources& resources, const Launch& launch_on) {
   if (p.num_logits == 0) return {};
@@ -410,22 +575,22 @@ Status logits(const LogitsParams& p, const ComposedResources& resources, const L
   const LogitsScratch s(p, resources);
   status = check_scratch(s.total, resources, "logits");
   if (!status.ok()) return status;
-  GatherRowsParams rows;
-  rows.row_ids = p.logit_indices;
-  rows.source = p.hidden;
-  rows.out = s.rows;
-  rows.num_rows = p.num_logits;
-  rows.num_source_rows = p.num_tokens;
-  rows.row_size = p.hidden_size;
-  rows.dtype = p.dtype;
-  status = gather_rows(rows, launch_on);
+  RmsNormParams normed = {};
+  normed.x = p.hidden;
+  normed.weight = p.norm_weight;
+  normed.out = s.normed;
+  normed.num_tokens = p.num_logits;
+  normed.hidden_size = p.hidden_size;
+  normed.epsilon = p.epsilon;
+  normed.dtype = p.dtype;
+  status = p.logit_indices == nullptr
+               ? rms_norm(normed, launch_on)
+               : rms_norm_rows(normed, p.logit_indices, p.num_tokens, launch_on);
   if (!status.ok()) return status;
-  status = norm(s.rows, p.norm_weight, s.normed, p.num_logits, p.hidden_size, p.epsilon, p.dtype,
-                launch_on);
-  if (!status.ok()) return status;
-  return run({"lm_head", p.head, p.num_head, nullptr, s.normed, p.logits, p.num_logits,
-              p.hidden_size, p.vocab_size},
-             p.dtype, DType::kFloat32, s.gemm, launch_on.stream);
+  Product head = {"lm_head", p.head, p.num_head, nullptr, s.normed, p.logits, p.num_logits,
+                  p.hidden_size, p.vocab_size};
+  head.scheme = p.scheme;
+  return run(head, p.dtype, DType::kFloat32, s.product, launch_on);
 }
 
 }  // namespace regatta::cuda

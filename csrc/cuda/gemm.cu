@@ -17,8 +17,9 @@ struct Candidate {
 
 constexpr int64_t kAny = int64_t{1} << 62;
 
-// Rows: measured on an H200, see gemm_sm90.cu and gemm_stream.cu. `stream` serves Hopper's single
-// rows and the small batches of other architectures; beyond, its blocks re-read the weights.
+// Rows: measured on an H200, see gemm_sm90.cu, gemm_tiles_sm90.cu and gemm_stream.cu. `stream` serves
+// Hopper's single rows and the small batches of other architectures; beyond, its blocks re-read the
+// weights.
 constexpr Candidate kCandidates[] = {
     {"gemv", 80, 999, 1, 1, gemm_stream_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
@@ -26,11 +27,28 @@ constexpr Candidate kCandidates[] = {
      }},
     {"sm90", 90, 90, 1, 128, gemm_sm90_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_sm90(p, s); }},
+    {"packed", 90, 90, 1, kAny, gemm_packed_sm90_refuses,
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
+       return gemm_packed_sm90(p, s);
+     }},
+    {"tiles", 90, 90, 129, kAny,
+     [](const GemmParams& p) {
+       // cuBLASLt with a pass before and behind is as fast, but where it must fold gate and up.
+       return p.gated || p.operands != GemmOperands::kDense ? gemm_tiles_sm90_refuses(p)
+                                                            : "cuBLASLt is as fast";
+     },
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
+       return gemm_tiles_sm90(p, s);
+     }},
     {"stream", 80, 999, 1, 32, gemm_stream_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_stream(p, true, s);
      }},
     {"blas", 75, 999, 1, kAny, gemm_blas_refuses, gemm_blas},
+    {"tiles", 90, 90, 129, kAny, gemm_tiles_sm90_refuses,
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
+       return gemm_tiles_sm90(p, s);
+     }},
     {"sm90", 90, 90, 1, kAny, gemm_sm90_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_sm90(p, s); }},
     {"stream", 80, 999, 1, kAny, gemm_stream_refuses,
@@ -62,6 +80,8 @@ Status gemm(const GemmParams& p, const GemmResources& resources, const char* for
       reason = "not for this number of rows";
     } else if (c.run == gemm_blas && resources.blas == nullptr) {
       reason = "no cuBLASLt handle";
+    } else if (c.run == gemm_blas && p.dtype == DType::kBFloat16 && arch < 80) {
+      reason = "bfloat16 needs sm_80";
     } else {
       reason = c.refuses(p);
     }

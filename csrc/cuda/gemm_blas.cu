@@ -29,45 +29,86 @@
 namespace regatta::cuda {
 namespace {
 
+constexpr int kThreads = 256;
+constexpr int kAhead = 2;  // vectors of 16 bytes that a thread asks for before it waits
+
 template <class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kThreads)
     scale_rows_kernel(const T* __restrict__ x, T* __restrict__ out, const Epilogue p,
                       const int64_t width) {
   __shared__ float scratch[8];
   const int64_t row = blockIdx.x;
+  constexpr int kStep = kThreads * 8;
+  const int64_t begin = threadIdx.x * 8;
+  x += row * width;
+  out += row * width;
+  Vec16<T> first[kAhead];
+#pragma unroll
+  for (int k = 0; k < kAhead; ++k) {
+    if (begin + k * kStep < width) first[k] = load16(x + begin + k * kStep);
+  }
   float sum = 0.f;
-  for (int i = threadIdx.x; i < p.num_sumsq; i += blockDim.x) sum += p.sumsq[row * p.num_sumsq + i];
+  for (int i = threadIdx.x; i < p.num_sumsq; i += kThreads) sum += p.sumsq[row * p.num_sumsq + i];
   const float scale = rsqrtf(block_sum(sum, scratch) * p.inverse_width + p.epsilon);
-  for (int64_t i = threadIdx.x * 8; i < width; i += blockDim.x * 8) {
-    Vec16<T> v = load16(x + row * width + i);
+  auto write = [&](Vec16<T> v, int64_t i) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) v.set(j, v.get(j) * scale);
-    store16(out + row * width + i, v);
+    store16(out + i, v);
+  };
+#pragma unroll
+  for (int k = 0; k < kAhead; ++k) {
+    if (begin + k * kStep < width) write(first[k], begin + k * kStep);
   }
+  for (int64_t i = begin + kAhead * kStep; i < width; i += kStep) write(load16(x + i), i);
 }
 
+// Grid: rows x blocks of 8 kThreads columns.
 template <class T>
-__global__ void __launch_bounds__(256)
-    fold_gate_kernel(const T* __restrict__ both, T* __restrict__ out, const int64_t rows,
-                     const int64_t width) {
-  const int64_t i = (blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x) * 8;
-  if (i >= rows * width) return;
-  const T* gate = both + i / width * 2 * width + i % width;
+__global__ void __launch_bounds__(kThreads)
+    fold_gate_kernel(const T* __restrict__ both, T* __restrict__ out, const int64_t width) {
+  const int64_t row = blockIdx.x, column = (blockIdx.y * kThreads + threadIdx.x) * 8;
+  if (column >= width) return;
+  const T* gate = both + row * 2 * width + column;
   const Vec16<T> g = load16(gate);
   const Vec16<T> u = load16(gate + width);
   Vec16<T> y;
 #pragma unroll
-  for (int j = 0; j < 8; ++j) y.set(j, g.get(j) / (1.f + __expf(-g.get(j))) * u.get(j));
-  store16(out + i, y);
+  for (int j = 0; j < 8; ++j) y.set(j, __fdividef(g.get(j), 1.f + __expf(-g.get(j))) * u.get(j));
+  store16(out + row * width + column, y);
 }
 
+// One block a row, `lanes` threads of consecutive 16 bytes a part: columns = lanes * Vec16::kSize.
 template <class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kThreads)
     row_sumsq_kernel(const T* __restrict__ x, float* __restrict__ sums, const int64_t width,
-                     const int64_t columns, const int64_t parts) {
+                     const int lanes, const int64_t parts) {
+  constexpr int kSize = Vec16<T>::kSize;
+  const int64_t row = blockIdx.x;
+  const int lane = threadIdx.x % lanes;
+  // All threads of a warp stay in the loop: they add up by shuffles.
+  for (int64_t first = 0; first < parts; first += kThreads / lanes) {
+    const int64_t part = first + threadIdx.x / lanes, i = (part * lanes + lane) * kSize;
+    float sum = 0.f;
+    if (i < width) {
+      const Vec16<T> v = load16(x + row * width + i);
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) sum += v.get(j) * v.get(j);
+    }
+    for (int offset = lanes / 2; offset > 0; offset /= 2) {
+      sum += __shfl_xor_sync(~0u, sum, offset);
+    }
+    if (lane == 0 && part < parts) sums[row * parts + part] = sum;
+  }
+}
+
+// For widths that are no multiple of 16 bytes: one warp a part.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    row_sumsq_odd_kernel(const T* __restrict__ x, float* __restrict__ sums, const int64_t width,
+                         const int64_t columns, const int64_t parts) {
   const int64_t row = blockIdx.x;
   const int lane = threadIdx.x % kWarp;
-  for (int64_t part = threadIdx.x / kWarp; part < parts; part += blockDim.x / kWarp) {
+  for (int64_t part = threadIdx.x / kWarp; part < parts; part += kThreads / kWarp) {
     float sum = 0.f;
     for (int64_t i = part * columns + lane; i < min(width, (part + 1) * columns); i += kWarp) {
       const float v = Traits<T>::to_float(x[row * width + i]);
@@ -110,8 +151,15 @@ Status row_sumsq(const void* x, DType dtype, int64_t num_rows, int64_t width, in
   config.stream = stream;
   return dispatch_dtype(dtype, "row_sumsq", [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    return launch(row_sumsq_kernel<T>, config, "row_sumsq", static_cast<const T*>(x), sums, width,
-                  columns, ceil_div(width, columns));
+    constexpr int kSize = Vec16<T>::kSize;
+    const int64_t parts = ceil_div(width, columns), lanes = columns / kSize;
+    const auto* values = static_cast<const T*>(x);
+    if (width % kSize != 0 || columns % kSize != 0 || lanes > kWarp || kWarp % lanes != 0) {
+      return launch(row_sumsq_odd_kernel<T>, config, "row_sumsq", values, sums, width, columns,
+                    parts);
+    }
+    return launch(row_sumsq_kernel<T>, config, "row_sumsq", values, sums, width,
+                  static_cast<int>(lanes), parts);
   });
 }
 
@@ -134,6 +182,7 @@ int64_t gemm_scratch_bytes(const GemmParams& p) {
 }
 
 const char* gemm_blas_refuses(const GemmParams& p) {
+  if (p.operands != GemmOperands::kDense) return "x and weight must be dense";
 #ifndef REGATTA_CUBLASLT
   return "built without cuBLASLt";
 #else
@@ -386,9 +435,10 @@ Status gemm_blas(const GemmParams& p, const GemmResources& resources, CUstream_s
                                     p.gated ? p.dtype : p.out_dtype, scratch, stream);
       if (!status.ok()) return status;
       if (p.gated) {
-        config.grid = dim3(static_cast<unsigned>(ceil_div(p.num_rows * width, 256 * 8)));
+        config.grid = dim3(static_cast<unsigned>(p.num_rows),
+                           static_cast<unsigned>(ceil_div(width, kThreads * 8)));
         return launch(fold_gate_kernel<T>, config, "fold_gate", reinterpret_cast<const T*>(both),
-                      static_cast<T*>(p.out), p.num_rows, width);
+                      static_cast<T*>(p.out), width);
       }
       if (p.sumsq_out != nullptr) {
         return row_sumsq(p.out, p.out_dtype, p.num_rows, width, gemm_sumsq_columns(p.num_rows),

@@ -15,6 +15,8 @@ struct Epilogue {
   const void* bias;
   const void* residual;
   const float* sumsq;
+  const float* x_scale;
+  const float* weight_scale;
   void* out;
   float* sumsq_out;
   int out_features, num_sumsq, sumsq_columns;
@@ -28,6 +30,8 @@ inline Epilogue make_epilogue(const GemmParams& p) {
   e.bias = p.bias;
   e.residual = p.residual;
   e.sumsq = p.sumsq;
+  e.x_scale = p.x_scale;
+  e.weight_scale = p.weight_scale;
   e.out = p.out;
   e.sumsq_out = p.sumsq_out;
   e.out_features = static_cast<int>(p.out_features);
@@ -49,8 +53,10 @@ __device__ __forceinline__ Vec16<T> load16_l2(const T* p) {
   return bit_cast<Vec16<T>>(__ldcg(reinterpret_cast<const uint4*>(p)));
 }
 
-// rsqrt(mean(x^2) + epsilon) of a row, from its partial sums in their order; 1 without them.
+// rsqrt(mean(x^2) + epsilon) of a row, from its partial sums in their order; or the scale of its
+// codes; 1 without them.
 __device__ __forceinline__ float row_scale_of(const Epilogue& p, int64_t row) {
+  if (p.x_scale != nullptr) return __ldcg(p.x_scale + row);
   if (p.sumsq == nullptr) return 1.f;
   const float* from = p.sumsq + row * p.num_sumsq;
   float sum = 0.f;
@@ -66,6 +72,32 @@ __device__ __forceinline__ float row_scale_of(const Epilogue& p, int64_t row) {
   return rsqrtf(sum * p.inverse_width + p.epsilon);
 }
 
+// The same of `count` rows by one warp, into scales[0 .. count - 1]. Eight rows at a time: one after
+// the other, each would wait for memory.
+__device__ __forceinline__ void warp_row_scales(const Epilogue& p, int64_t row, int count,
+                                                float* scales) {
+  constexpr int kRows = 8;
+  const int lane = threadIdx.x % kWarp;
+  if (p.sumsq == nullptr) {
+    for (int t = lane; t < count; t += kWarp) scales[t] = row_scale_of(p, row + t);
+    return;
+  }
+  for (int t0 = 0; t0 < count; t0 += kRows) {
+    float sum[kRows] = {};
+    for (int i = lane; i < p.num_sumsq; i += kWarp) {
+#pragma unroll
+      for (int t = 0; t < kRows; ++t) {
+        if (t0 + t < count) sum[t] += __ldcg(p.sumsq + (row + t0 + t) * p.num_sumsq + i);
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kRows; ++t) {
+      const float scale = rsqrtf(warp_sum(sum[t]) * p.inverse_width + p.epsilon);
+      if (lane == 0 && t0 + t < count) scales[t0 + t] = scale;
+    }
+  }
+}
+
 // Eight outputs of token t: n0 .. n0+7. v: their products; gated: eight gates, then eight ups.
 template <class T>
 __device__ __forceinline__ float finish(const Epilogue& p, const float* v, float scale, int64_t t,
@@ -76,9 +108,11 @@ __device__ __forceinline__ float finish(const Epilogue& p, const float* v, float
   for (int i = 0; i < 8; ++i) {
     y[i] = v[i] * scale;
     const bool inside = n0 + i < width;
+    if (p.weight_scale != nullptr && inside) y[i] *= p.weight_scale[n0 + i];
     if (bias != nullptr && inside) y[i] += Traits<T>::to_float(bias[n0 + i]);
     if (p.gated) {
       float up = v[8 + i] * scale;
+      if (p.weight_scale != nullptr && inside) up *= p.weight_scale[width + n0 + i];
       if (bias != nullptr && inside) up += Traits<T>::to_float(bias[width + n0 + i]);
       y[i] = y[i] / (1.f + __expf(-y[i])) * up;
     }

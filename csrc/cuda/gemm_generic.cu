@@ -88,6 +88,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 const char* gemm_generic_refuses(const GemmParams& p) {
+  if (p.operands != GemmOperands::kDense) return "x and weight must be dense";
   if (!is_activation_dtype(p.dtype)) return "dtype must be float32, bfloat16 or float16";
   if (p.out_dtype != p.dtype && p.out_dtype != DType::kFloat32) {
     return "out_dtype must be dtype or float32";

@@ -24,360 +24,21 @@
 // beside cuBLASLt's bare products in the same run (bench_gemm chain; its algorithms are the best of
 // eight, timed warm on one layer's weights):
 //   M              2     4     8    16    32    64   128
-//   ms          3.85  3.87  3.89  3.97  4.04  4.26  4.91    (3.90 .. 3.06 TB/s, 86 .. 67 % of read)
-//   no PDL, ms  4.12  4.14  4.20  4.20  4.31  4.69  5.20
-//   cuBLASLt    4.13  4.09  4.08  4.16  4.22  4.29  4.57
-// (an earlier run: 3.77 3.81 3.82 3.90 3.99 4.21 4.87; cuBLASLt 3.98 4.03 3.99 4.08 4.15 4.11 4.44)
+//   ms          3.79  3.82  3.83  3.91  4.02  4.29  4.95    (3.96 .. 3.03 TB/s, 88 .. 67 % of read)
+//   no PDL, ms  4.09  4.12  4.13  4.18  4.24  4.74  5.19
+//   cuBLASLt    4.13  4.09  4.08  4.16  4.22  4.29  4.57    (an earlier run)
 // A single large product (the head) streams at 4.49 TB/s. By subtraction some 3 to 4 us per product
 // are lost, probably between its last weight and the next one's first x. From 64 rows on the likely
 // limit is L2 reads of x (not profiled).
 // What mattered at M 1, in TB/s: evict-first copies of weights (head 3.76 -> 4.27), no 256-byte L2
 // promotion (-> 4.46), late trigger (qkv alone, before that, 3.07 -> 3.66). What did not help:
 // prefetching into L2, rotating k between blocks, and one persistent block per multiprocessor with
-// grid barriers over four products (5.2 ms with stream-K, 4.26 at its best; cause not found).
-#include <algorithm>
-
-#include "gemm_epilogue.cuh"
-#include "hopper.cuh"
-#include "regatta/gemm.h"
+// grid barriers over four products (5.2 ms with stream-K, 4.26 at its best; cause not found), nor
+// one block per multiprocessor with even shares of N and less than half of shared memory, so that
+// two products' blocks are resident (4.06 ms at M 8: fewer bytes in flight cost more than the gap).
+#include "gemm_sm90.cuh"
 
 namespace regatta::cuda {
-namespace {
-
-constexpr int kGroup = 128;         // threads of a warpgroup: 64 features each
-constexpr int kHelperThreads = 64;  // one warp that copies, one that makes row scales
-constexpr int kMaxStages = 16;
-constexpr int kDepth = 64;      // values of k per stage: one swizzled row
-constexpr int kRowBytes = 128;  // of that row
-
-struct KernelParams {
-  Epilogue epilogue;
-  int num_rows, num_steps;  // steps of kDepth along k
-  int stages, split, trigger;
-};
-
-template <int kFeatures, int kTokens>
-struct Shape {
-  static constexpr int kWeightBytes = kFeatures * kDepth * 2;
-  static constexpr int kTokenBytes = kTokens * kDepth * 2;
-  static constexpr int kStageBytes = kWeightBytes + kTokenBytes;
-  static constexpr int kThreads = kFeatures / 64 * kGroup + kHelperThreads;
-  static constexpr int kPartialStride = kFeatures + 4;  // floats per token; no bank conflicts
-  static constexpr int kPartialBytes = kTokens * kPartialStride * 4;
-  // barriers and row scales, then stages aligned to the swizzle's 1024 bytes
-  static constexpr int kHeadBytes = 1024;
-  static int shared_bytes(int stages) {
-    const int body = stages * kStageBytes;
-    return 1024 + kHeadBytes + (body > kPartialBytes ? body : kPartialBytes);
-  }
-};
-
-template <class T, int kFeatures, int kTokens, bool kGated>
-__global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures == 256 ? 1
-                                                                       : kTokens <= 32  ? 3
-                                                                                        : 2)
-    gemm_sm90_kernel(const __grid_constant__ CUtensorMap weight_map,
-                     const __grid_constant__ CUtensorMap token_map, const KernelParams p) {
-#ifdef REGATTA_SM90A
-  using S = Shape<kFeatures, kTokens>;
-  constexpr int kConsumers = kFeatures / 64 * kGroup;
-  extern __shared__ char shared[];
-  char* base =
-      reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(shared) + 1023) & ~uintptr_t{1023});
-  uint64_t* full = reinterpret_cast<uint64_t*>(base);
-  uint64_t* empty = full + kMaxStages;
-  float* row_scale = reinterpret_cast<float*>(empty + kMaxStages);  // [kTokens]
-  char* stages = base + S::kHeadBytes;
-  float* partial = reinterpret_cast<float*>(stages);  // [kTokens, kPartialStride], after the loop
-
-  const int warp = threadIdx.x / kWarp;
-  const int lane = threadIdx.x % kWarp;
-  const int rank = blockIdx.x % p.split;
-  const int tile = blockIdx.x / p.split;
-  const int token0 = blockIdx.y * kTokens;
-  const int step0 = static_cast<int>(static_cast<int64_t>(p.num_steps) * rank / p.split);
-  const int num_steps =
-      static_cast<int>(static_cast<int64_t>(p.num_steps) * (rank + 1) / p.split) - step0;
-
-  if (p.trigger < 0) pdl_trigger();
-  const int trigger_step = num_steps - 1 - p.trigger;
-  if (threadIdx.x == kConsumers) {
-    tensor_map_prefetch(&weight_map);
-    tensor_map_prefetch(&token_map);
-    for (int s = 0; s < p.stages; ++s) {
-      barrier_init(&full[s], 1);
-      barrier_init(&empty[s], kConsumers / kWarp);
-    }
-    barrier_init_fence();
-  }
-  __syncthreads();
-
-  float acc[kTokens / 2];
-  if (warp == kConsumers / kWarp) {
-    if (lane == 0) {
-      const uint64_t once = policy_evict_first();
-      const uint64_t keep = policy_evict_last();
-      auto load_weight = [&](int step, int s) {
-        char* to = stages + s * S::kStageBytes;
-        const int k = (step0 + step) * kDepth;
-        if constexpr (kGated) {
-          tensor_load_4d(to, &weight_map, k, 0, 0, tile * (kFeatures / 16), &full[s], once);
-        } else {
-          tensor_load_2d(to, &weight_map, k, tile * kFeatures, &full[s], once);
-        }
-      };
-      auto load_tokens = [&](int step, int s) {
-        tensor_load_2d(stages + s * S::kStageBytes + S::kWeightBytes, &token_map,
-                       (step0 + step) * kDepth, token0, &full[s], keep);
-      };
-      // Weights are constants: fill the pipeline while the previous kernel still runs.
-      const int ahead = min(p.stages, num_steps);
-      for (int i = 0; i < ahead; ++i) {
-        barrier_arrive_expect(&full[i], S::kStageBytes);
-        load_weight(i, i);
-      }
-      if (p.trigger >= 0 && trigger_step < ahead) pdl_trigger();
-      pdl_wait();
-      for (int i = 0; i < ahead; ++i) load_tokens(i, i);
-      int s = 0;
-      uint32_t phase = 0;
-      for (int i = p.stages; i < num_steps; ++i) {
-        barrier_wait(&empty[s], phase);
-        barrier_arrive_expect(&full[s], S::kStageBytes);
-        load_weight(i, s);
-        load_tokens(i, s);
-        if (p.trigger >= 0 && i == trigger_step) pdl_trigger();
-        if (++s == p.stages) s = 0, phase ^= 1;
-      }
-    }
-    __syncwarp();
-  } else if (warp == kConsumers / kWarp + 1) {
-    pdl_wait();
-    for (int t = lane; t < kTokens && token0 + t < p.num_rows; t += kWarp) {
-      row_scale[t] = row_scale_of(p.epilogue, token0 + t);
-    }
-  } else {
-    const int group = warp / 4;
-    int s = 0;
-    uint32_t phase = 0;
-    int previous = -1;
-#pragma unroll
-    for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.f;
-    for (int i = 0; i < num_steps; ++i) {
-      barrier_wait(&full[s], phase);
-      const char* at = stages + s * S::kStageBytes;
-      const uint64_t a = wgmma_descriptor(at + group * 64 * kRowBytes);
-      const uint64_t b = wgmma_descriptor(at + S::kWeightBytes);
-      wgmma_pin(acc);
-      wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < kDepth / 16; ++k) {
-        Wgmma<T, kTokens>::run(acc, a + k * 2, b + k * 2, 1);
-      }
-      wgmma_commit();
-      wgmma_pin(acc);
-      wgmma_wait<1>();
-      if (previous >= 0 && lane == 0) barrier_arrive(&empty[previous]);
-      previous = s;
-      if (++s == p.stages) s = 0, phase ^= 1;
-    }
-    wgmma_wait<0>();
-    wgmma_pin(acc);
-    pdl_wait();
-    // Every warp has read the stages; they now hold the partial sums, token by token.
-    named_barrier_sync(1, kConsumers);
-    const int feature = group * 64 + warp % 4 * 16 + lane / 4;
-#pragma unroll
-    for (int j = 0; j < kTokens / 8; ++j) {
-      float* to = partial + (j * 8 + lane % 4 * 2) * S::kPartialStride + feature;
-      to[0] = acc[4 * j];
-      to[S::kPartialStride] = acc[4 * j + 1];
-      to[8] = acc[4 * j + 2];
-      to[S::kPartialStride + 8] = acc[4 * j + 3];
-    }
-  }
-  if (p.split > 1) {
-    cluster_arrive();
-    cluster_wait();
-  } else {
-    __syncthreads();
-  }
-
-  if (threadIdx.x < kConsumers) {
-    // An item is eight outputs of one token. Partials are added in the order of ranks.
-    constexpr int kChunks = kGated ? kFeatures / 16 : kFeatures / 8;
-    const int out_width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
-    const int items = min(kTokens, p.num_rows - token0) * kChunks;
-    for (int item = rank * kConsumers + threadIdx.x; item < items; item += p.split * kConsumers) {
-      const int t = item / kChunks;
-      const int chunk = item % kChunks;
-      const float* at = partial + t * S::kPartialStride + chunk * (kGated ? 16 : 8);
-      constexpr int kQuads = kGated ? 4 : 2;
-      float v[16];
-#pragma unroll
-      for (int q = 0; q < kQuads * 4; ++q) v[q] = 0.f;
-      if (p.split > 1) {
-        for (int r = 0; r < p.split; ++r) {
-#pragma unroll
-          for (int q = 0; q < kQuads; ++q) {
-            const float4 f = load_cluster_float4(at + q * 4, r);
-            v[q * 4] += f.x, v[q * 4 + 1] += f.y, v[q * 4 + 2] += f.z, v[q * 4 + 3] += f.w;
-          }
-        }
-      } else {
-#pragma unroll
-        for (int q = 0; q < kQuads; ++q) {
-          const float4 f = *reinterpret_cast<const float4*>(at + q * 4);
-          v[q * 4] = f.x, v[q * 4 + 1] = f.y, v[q * 4 + 2] = f.z, v[q * 4 + 3] = f.w;
-        }
-      }
-      const int n0 = tile * (kGated ? kFeatures / 2 : kFeatures) + chunk * 8;
-      float squares = finish<T>(p.epilogue, v, row_scale[t], token0 + t, n0, out_width);
-      if (!kGated && p.epilogue.sumsq_out != nullptr) {
-        // Two or eight adjacent lanes hold the columns of a partial.
-        const int lanes = p.epilogue.sumsq_columns / 8;
-        const unsigned mask = 0xffu << (lane & 24);
-        for (int o = lanes / 2; o > 0; o /= 2) squares += __shfl_xor_sync(mask, squares, o);
-        const int part = n0 / p.epilogue.sumsq_columns;
-        const int parts = (out_width + p.epilogue.sumsq_columns - 1) / p.epilogue.sumsq_columns;
-        if (lane % lanes == 0 && part < parts) {
-          p.epilogue.sumsq_out[static_cast<int64_t>(token0 + t) * parts + part] = squares;
-        }
-      }
-    }
-  }
-  // Others may still read this block's partial sums.
-  if (p.split > 1) {
-    cluster_arrive();
-    cluster_wait();
-  }
-#else
-  wrong_architecture();
-#endif
-}
-
-using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
-                                 const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
-                                 const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-// The driver's encoder, found through the runtime so that nothing links to libcuda.
-EncodeTiled find_encoder() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult result;
-#if CUDART_VERSION >= 12050
-  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                             12000, cudaEnableDefault, &result);
-#else
-  const cudaError_t error =
-      cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &result);
-#endif
-  if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) return nullptr;
-  return reinterpret_cast<EncodeTiled>(function);
-}
-
-// A 16-bit tensor; sizes and box innermost first, strides in elements from the second dimension on.
-Status encode(CUtensorMap* map, DType dtype, const void* data, int rank, const cuuint64_t* sizes,
-              const cuuint64_t* strides, const cuuint32_t* box) {
-  static const EncodeTiled encoder = find_encoder();
-  if (encoder == nullptr) {
-    return Status::error(
-        "gemm: the driver has no cuTensorMapEncodeTiled (CUDA 12 or newer needed)");
-  }
-  cuuint64_t stride_bytes[4];
-  for (int i = 0; i + 1 < rank; ++i) stride_bytes[i] = strides[i] * 2;
-  const cuuint32_t ones[4] = {1, 1, 1, 1};
-  const CUresult result =
-      encoder(map,
-              dtype == DType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                        : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-              rank, const_cast<void*>(data), sizes, stride_bytes, box, ones,
-              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) {
-    return Status::error("gemm: cuTensorMapEncodeTiled failed with code " +
-                         std::to_string(static_cast<int>(result)));
-  }
-  return {};
-}
-
-template <class T, int kFeatures, int kTokens, bool kGated>
-Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  using S = Shape<kFeatures, kTokens>;
-  const auto m = static_cast<cuuint64_t>(p.num_rows);
-  const auto k = static_cast<cuuint64_t>(p.in_features);
-  const auto n = static_cast<cuuint64_t>(p.out_features);
-  CUtensorMap weight_map, token_map;
-  if constexpr (kGated) {
-    // Groups of eight gate rows and eight up rows alternate in the tile: one thread's accumulators
-    // then hold both halves of a product.
-    const cuuint64_t sizes[] = {k, 8, 2, n / 16};
-    const cuuint64_t strides[] = {k, n / 2 * k, 8 * k};
-    const cuuint32_t box[] = {64, 8, 2, kFeatures / 16};
-    const Status status = encode(&weight_map, p.dtype, p.weight, 4, sizes, strides, box);
-    if (!status.ok()) return status;
-  } else {
-    const cuuint64_t sizes[] = {k, n};
-    const cuuint64_t strides[] = {k};
-    const cuuint32_t box[] = {64, kFeatures};
-    const Status status = encode(&weight_map, p.dtype, p.weight, 2, sizes, strides, box);
-    if (!status.ok()) return status;
-  }
-  const cuuint64_t sizes[] = {k, m};
-  const cuuint64_t strides[] = {k};
-  const cuuint32_t box[] = {64, kTokens};
-  const Status status = encode(&token_map, p.dtype, p.x, 2, sizes, strides, box);
-  if (!status.ok()) return status;
-
-  KernelParams kp = {};
-  kp.epilogue = make_epilogue(p);
-  kp.num_rows = static_cast<int>(p.num_rows);
-  kp.num_steps = static_cast<int>(ceil_div(p.in_features, kDepth));
-  kp.stages = tile.stages;
-  kp.split = tile.split;
-  kp.trigger = tile.trigger;
-
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(p.out_features, kFeatures) * tile.split),
-                     static_cast<unsigned>(ceil_div(p.num_rows, kTokens)));
-  config.block = dim3(S::kThreads);
-  config.shared_bytes = S::shared_bytes(tile.stages);
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
-  config.cluster_x = static_cast<unsigned>(tile.split);
-  return launch(gemm_sm90_kernel<T, kFeatures, kTokens, kGated>, config, "gemm_sm90", weight_map,
-                token_map, kp);
-}
-
-template <class T, int kFeatures, bool kGated>
-Status run_tokens(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  switch (tile.tokens) {
-    case 8:
-      return run<T, kFeatures, 8, kGated>(p, tile, stream);
-    case 16:
-      return run<T, kFeatures, 16, kGated>(p, tile, stream);
-    case 32:
-      return run<T, kFeatures, 32, kGated>(p, tile, stream);
-    case 64:
-      return run<T, kFeatures, 64, kGated>(p, tile, stream);
-    default:
-      return run<T, kFeatures, 128, kGated>(p, tile, stream);
-  }
-}
-
-template <class T, bool kGated>
-Status run_features(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  switch (tile.features) {
-    case 64:
-      return run_tokens<T, 64, kGated>(p, tile, stream);
-    case 128:
-      return run_tokens<T, 128, kGated>(p, tile, stream);
-    default:
-      return run_tokens<T, 256, kGated>(p, tile, stream);
-  }
-}
-
-}  // namespace
 
 // From measurements on an H200 of all five products of a Llama-3-8B decode step (bench_gemm tune).
 // Wide products have tiles for every multiprocessor; narrow ones split k. Few rows: small blocks,
@@ -390,7 +51,8 @@ GemmTile choose_gemm_tile(const GemmParams& p) {
   const int64_t tiles = ceil_div(p.out_features, 64);
   const bool wide = tiles >= 256;
   const bool narrow = tiles < 80;
-  const bool deep = p.in_features >= 8192;
+  const int64_t width = p.in_features * (p.operands == GemmOperands::kDense ? 2 : 1);  // bytes
+  const bool deep = width >= 16384;
   int budget = 146;  // KB of stages
   if (wide) {
     const bool huge = tiles >= 1024;
@@ -401,7 +63,7 @@ GemmTile choose_gemm_tile(const GemmParams& p) {
     if (tile.tokens >= 64) budget = 216;
     // 128 blocks at least, and 256 of the smallest: they end sooner.
     const int64_t want = tile.tokens <= 32 && !deep ? 256 : 128;
-    const int64_t steps = ceil_div(p.in_features, kDepth);
+    const int64_t steps = ceil_div(width, kRowBytes);
     while (tile.split < 8 && tiles * tile.split < want && steps >= 8 * tile.split) tile.split *= 2;
   } else {
     if (tile.tokens == 128) tile.features = 128, tile.split = 2;
@@ -418,6 +80,12 @@ const char* gemm_sm90_refuses(const GemmParams& p) {
   if (p.out_dtype != p.dtype && p.out_dtype != DType::kFloat32) {
     return "out_dtype must be dtype or float32";
   }
+  if (p.operands > GemmOperands::kInt8) return "the weight must not be packed";
+  const bool codes = p.operands != GemmOperands::kDense;
+  if (codes && (p.x_scale == nullptr || p.weight_scale == nullptr || p.sumsq != nullptr)) {
+    return "codes need x_scale and weight_scale, and no sumsq";
+  }
+  if (codes && p.in_features % 16 != 0) return "in_features must be a multiple of 16";
   if (p.in_features % 8 != 0) return "in_features must be a multiple of 8";
   if (reinterpret_cast<uintptr_t>(p.x) % 16 != 0 ||
       reinterpret_cast<uintptr_t>(p.weight) % 16 != 0) {
@@ -437,12 +105,9 @@ Status gemm_sm90(const GemmParams& p, const GemmTile& tile, CUstream_st* stream)
     return Status::error(std::string("gemm_sm90: ") + reason);
   }
   if (p.num_rows == 0) return {};
-  if (p.dtype == DType::kBFloat16) {
-    return p.gated ? run_features<__nv_bfloat16, true>(p, tile, stream)
-                   : run_features<__nv_bfloat16, false>(p, tile, stream);
-  }
-  return p.gated ? run_features<__half, true>(p, tile, stream)
-                 : run_features<__half, false>(p, tile, stream);
+  if (p.operands != GemmOperands::kDense) return gemm_sm90_codes(p, tile, stream);
+  return p.dtype == DType::kBFloat16 ? run_gemm_sm90<__nv_bfloat16, __nv_bfloat16>(p, tile, stream)
+                                     : run_gemm_sm90<__half, __half>(p, tile, stream);
 }
 
 Status gemm_sm90(const GemmParams& p, CUstream_st* stream) {

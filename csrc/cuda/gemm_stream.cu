@@ -7,15 +7,17 @@
 //   1. Weights go from memory to registers in 16-byte loads, a round of k ahead, past L1 and first
 //      to leave L2; the first round is requested before pdl_wait().
 //   2. gemv: a warp owns two rows (or a gate and its up), 512 adjacent bytes of each at a time, and
-//      finishes its outputs alone. Residual and norm partials travel during the loop.
+//      finishes its outputs alone. It makes the norm's sum of squares from x itself: every warp
+//      would read the same partial sums. The residual travels during the loop.
 //   3. mma: a block owns 16 rows; its 8 warps split k and add up in shared memory, in warp order.
 //      A 16-byte load is half of two fragments of m16n8k16: the instruction's order of k is
 //      permuted, for both operands alike, which leaves the sum as it is.
 // Source: own; the load pattern of gemv is the classic one.
 //
 // Bound: memory, 3.22 ms for the 129 products of a Llama-3-8B decode step on an H200 (4.66 TB/s).
-// Measured there (bench_gemm chain): gemv, M 1: 3.70 .. 3.74 ms (4.03 TB/s, 86 .. 88 % of read;
-// without PDL 3.83), cuBLASLt's bare products 4.03 .. 4.12 ms.
+// Measured there (bench_gemm chain): gemv, M 1: 3.63 ms (4.13 TB/s, 91 % of read in the same run;
+// without PDL 3.77), cuBLASLt's bare products 4.03 .. 4.12 ms. Did not help: requesting the next
+// product's weights into L2 at this one's end (time grows by the bytes), a later trigger.
 // mma: M 1 .. 4 4.3 ms, M 8 4.6 ms (on sm_90 the dispatcher takes gemm_sm90 from M 2 on).
 #include "gemm_epilogue.cuh"
 #include "regatta/gemm.h"
@@ -209,7 +211,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     gemv_stream_kernel(const T* __restrict__ weight, const T* __restrict__ x, const Epilogue p,
                        const int in_features) {
   constexpr int kRound = kWarp * 8 * kUnroll;
-  constexpr int kSums = 8;  // partial sums of squares that a lane fetches ahead
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
   const int width = p.gated ? p.out_features / 2 : p.out_features;
@@ -234,13 +235,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   load(0);
   pdl_trigger();
   pdl_wait();
-  float squares[kSums];
-#pragma unroll
-  for (int i = 0; i < kSums; ++i) {
-    squares[i] = p.sumsq != nullptr && lane + i * kWarp < p.num_sumsq
-                     ? __ldcg(p.sumsq + lane + i * kWarp)
-                     : 0.f;
-  }
   const int64_t n = first + lane;
   const bool writes = lane < (p.gated ? 1 : 2) && n < width;
   float residual = 0.f, bias = 0.f, bias_up = 0.f;
@@ -254,7 +248,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
   }
 
-  float acc_low = 0.f, acc_high = 0.f;
+  float acc_low = 0.f, acc_high = 0.f, acc_square = 0.f;
   for (int k = 0; k < in_features; k += kRound) {
     const Fragments<kUnroll> now = next;
     if (k + kRound < in_features) load(k + kRound);
@@ -273,16 +267,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         const float2 hv = Traits<T>::to_float2(bit_cast<Pair>(hw[i]));
         acc_low = fmaf(lv.y, xv.y, fmaf(lv.x, xv.x, acc_low));
         acc_high = fmaf(hv.y, xv.y, fmaf(hv.x, xv.x, acc_high));
+        acc_square = fmaf(xv.y, xv.y, fmaf(xv.x, xv.x, acc_square));
       }
     }
   }
   float scale = 1.f;
   if (p.sumsq != nullptr) {
-    float sum = 0.f;
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) sum += squares[i];
-    for (int i = lane + kSums * kWarp; i < p.num_sumsq; i += kWarp) sum += __ldcg(p.sumsq + i);
-    scale = rsqrtf(warp_sum(sum) * p.inverse_width + p.epsilon);
+    // From x itself: reading the partial sums, every warp the same ones, would cost more.
+    scale = rsqrtf(warp_sum(acc_square) * p.inverse_width + p.epsilon);
   }
   acc_low = warp_sum(acc_low) * scale;
   acc_high = warp_sum(acc_high) * scale;
@@ -352,6 +344,7 @@ Status run_rows(const GemmParams& p, bool use_mma, cudaStream_t stream) {
 }  // namespace
 
 const char* gemm_stream_refuses(const GemmParams& p) {
+  if (p.operands != GemmOperands::kDense) return "x and weight must be dense";
   if (p.dtype != DType::kBFloat16 && p.dtype != DType::kFloat16) {
     return "dtype must be bfloat16 or float16";
   }

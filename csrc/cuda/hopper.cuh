@@ -126,6 +126,35 @@ __device__ __forceinline__ void tensor_load_4d(void* shared, const CUtensorMap* 
 #endif
 }
 
+// The same into this address of every block of the cluster that `blocks` has a bit for; each counts
+// the bytes at its own barrier.
+__device__ __forceinline__ void tensor_multicast_2d(void* shared, const CUtensorMap* map, int x,
+                                                    int y, uint64_t* barrier, uint16_t blocks,
+                                                    uint64_t policy) {
+#ifdef REGATTA_SM90
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(
+          shared_address(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier)), "h"(blocks), "l"(policy)
+      : "memory");
+#endif
+}
+
+__device__ __forceinline__ void tensor_multicast_4d(void* shared, const CUtensorMap* map, int x,
+                                                    int y, int z, int w, uint64_t* barrier,
+                                                    uint16_t blocks, uint64_t policy) {
+#ifdef REGATTA_SM90
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7, %8;" ::"r"(
+          shared_address(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier)), "h"(blocks),
+      "l"(policy)
+      : "memory");
+#endif
+}
+
 __device__ __forceinline__ void tensor_prefetch_l2_2d(const CUtensorMap* map, int x, int y) {
 #ifdef REGATTA_SM90
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(x),
@@ -167,9 +196,29 @@ __device__ __forceinline__ void cluster_arrive() {
 #endif
 }
 
+// Orders nothing: for blocks that only stay until nobody reads their shared memory any more.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+#ifdef REGATTA_SM90
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ void cluster_wait() {
 #ifdef REGATTA_SM90
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// Arrives at the same barrier of block `rank` of the cluster.
+__device__ __forceinline__ void barrier_arrive_cluster(uint64_t* barrier, uint32_t rank) {
+#ifdef REGATTA_SM90
+  uint32_t remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(remote)
+               : "r"(shared_address(barrier)), "r"(rank));
+  // Without .release.cluster, which would fence all of memory each time: what is handed over here
+  // are shared-memory tiles that the asynchronous proxy has read.
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
 #endif
 }
 
@@ -196,6 +245,23 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
 
 __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ------------------------------------------------------------------------------------ registers
+
+// By all threads of a warpgroup: its threads own kCount registers from here on.
+template <int kCount>
+__device__ __forceinline__ void registers_give() {
+#ifdef REGATTA_SM90A
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+#endif
+}
+
+template <int kCount>
+__device__ __forceinline__ void registers_take() {
+#ifdef REGATTA_SM90A
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+#endif
 }
 
 // --------------------------------------------------------------------------------------- wgmma

@@ -1,4 +1,5 @@
-// residual_out = x + residual;  out = residual_out / rms(residual_out) * weight.
+// residual_out = x + residual;  out = residual_out / rms(residual_out) * weight; of all rows, or of
+// rows by index (the ones that logits are computed for).
 //
 // Architectures: all; float32, bf16, fp16. One block per row. The row stays in registers between
 // the two passes when it fits (16 bytes x kMaxUnits per thread); longer or odd rows are read again.
@@ -15,10 +16,17 @@ namespace {
 
 constexpr int kMaxUnits = 4;  // 1024 threads x 4 x 8 = 32768 bf16 columns
 
+// Row of x that this block normalises; negative: a row of zeros.
+__device__ __forceinline__ int64_t source_row(const int32_t* row_ids, int num_source_rows) {
+  if (row_ids == nullptr) return blockIdx.x;
+  const int id = row_ids[blockIdx.x];
+  return id < num_source_rows ? id : -1;
+}
+
 template <class T>
 __global__ void __launch_bounds__(1024)
     rms_norm_kernel(const T* x, const T* weight, const T* residual, T* out, T* residual_out,
-                    int hidden_size, float epsilon) {
+                    const int32_t* row_ids, int num_source_rows, int hidden_size, float epsilon) {
   constexpr int kUnit = Vec16<T>::kSize;
   __shared__ float scratch[32];
   const int num_units = hidden_size / kUnit;
@@ -31,12 +39,13 @@ __global__ void __launch_bounds__(1024)
     if (unit < num_units) w[k] = load16(weight + unit * kUnit);
   }
   pdl_wait();
+  const int64_t source = source_row(row_ids, num_source_rows) * hidden_size;
   float sum = 0.f;
 #pragma unroll
   for (int k = 0; k < kMaxUnits; ++k) {
     const int unit = threadIdx.x + k * blockDim.x;
     if (unit < num_units) {
-      v[k] = load16(x + row + unit * kUnit);
+      v[k] = source >= 0 ? load16(x + source + unit * kUnit) : Vec16<T>{};
       if (residual != nullptr) {
         const Vec16<T> r = load16(residual + row + unit * kUnit);
 #pragma unroll
@@ -64,13 +73,15 @@ __global__ void __launch_bounds__(1024)
 template <class T>
 __global__ void __launch_bounds__(1024)
     rms_norm_any_kernel(const T* x, const T* weight, const T* residual, T* out, T* residual_out,
-                        int hidden_size, float epsilon) {
+                        const int32_t* row_ids, int num_source_rows, int hidden_size,
+                        float epsilon) {
   __shared__ float scratch[32];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * hidden_size;
   pdl_trigger();
   pdl_wait();
+  const int64_t source = source_row(row_ids, num_source_rows) * hidden_size;
   auto value = [&](int i) {
-    const float a = Traits<T>::to_float(x[row + i]);
+    const float a = source >= 0 ? Traits<T>::to_float(x[source + i]) : 0.f;
     if (residual == nullptr) return a;
     return Traits<T>::to_float(Traits<T>::from_float(a + Traits<T>::to_float(residual[row + i])));
   };
@@ -84,9 +95,8 @@ __global__ void __launch_bounds__(1024)
   }
 }
 
-}  // namespace
-
-Status rms_norm(const RmsNormParams& params, const Launch& launch_on) {
+Status run(const RmsNormParams& params, const int32_t* row_ids, int64_t num_source_rows,
+           const Launch& launch_on) {
   if (params.num_tokens == 0) return {};
   return dispatch_dtype(params.dtype, "rms_norm", [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
@@ -105,9 +115,20 @@ Status rms_norm(const RmsNormParams& params, const Launch& launch_on) {
     return launch(vector ? rms_norm_kernel<T> : rms_norm_any_kernel<T>, config, "rms_norm",
                   static_cast<const T*>(params.x), static_cast<const T*>(params.weight),
                   static_cast<const T*>(params.residual), static_cast<T*>(params.out),
-                  static_cast<T*>(params.residual_out), static_cast<int>(params.hidden_size),
-                  params.epsilon);
+                  static_cast<T*>(params.residual_out), row_ids, static_cast<int>(num_source_rows),
+                  static_cast<int>(params.hidden_size), params.epsilon);
   });
+}
+
+}  // namespace
+
+Status rms_norm(const RmsNormParams& params, const Launch& launch_on) {
+  return run(params, nullptr, 0, launch_on);
+}
+
+Status rms_norm_rows(const RmsNormParams& params, const int32_t* row_ids, int64_t num_source_rows,
+                     const Launch& launch_on) {
+  return run(params, row_ids, num_source_rows, launch_on);
 }
 
 }  // namespace regatta::cuda

@@ -1,6 +1,6 @@
 // Picks one token per row of logits without sorting the row.
 //
-// Architectures: sm_80 and later (clusters of blocks per row on sm_90). Logits are float32 [L, V].
+// Architectures: sm_75 and later (clusters of blocks per row on sm_90). Logits are float32 [L, V].
 // Definition: regatta/sample.h; tokens are taken in descending order of logit, lower index first.
 // Algorithm, per row, by one block or a cluster of blocks that each hold a slice
 //  1. Largest logit and its lowest index (greedy rows end here), smallest finite logit.
@@ -20,6 +20,7 @@
 // 8: 157 us).
 #include <algorithm>
 #include <cfloat>
+#include <cstddef>
 
 #include "hopper.cuh"
 #include "regatta/cuda_ops.h"
@@ -31,6 +32,7 @@ namespace {
 constexpr int kThreads = 1024, kWarps = kThreads / kWarp;
 constexpr int kBins = 2 * kThreads;
 constexpr int kMaxCandidates = 4096;
+constexpr int kFewCandidates = 1024;  // where a block has 64 KiB of shared memory (sm_75)
 constexpr float kRange = 40.f;      // weights below e^-40 are counted but weigh nothing
 constexpr float kOne = 16777216.f;  // 2^24: weights of a bin are in (e^-0.02, 1]
 constexpr int kMaxCluster = 8;
@@ -40,7 +42,6 @@ struct Shared {
   uint32_t mass_low[kBins], mass_high[kBins];  // sums of weights * 2^24
   double mass_end[kBins];                      // of all bins up to this one, leader only
   int count_end[kBins];                        // leader only
-  uint64_t candidates[kMaxCandidates];         // leader only
   double warp_mass[kWarps];
   int warp_count[kWarps];
   uint64_t warp_best[kWarps];
@@ -53,6 +54,7 @@ struct Shared {
   int found[3];
   double result[4];
   uint32_t prefix;
+  uint64_t candidates[kMaxCandidates];  // leader only; last, since a launch may have room for fewer
 };
 
 enum Mode : int { kGather, kExact, kFailed };
@@ -324,7 +326,7 @@ __device__ __forceinline__ int bin_of_mass(const Shared& s, double target, bool 
 }
 
 __global__ void __launch_bounds__(kThreads)
-    sample_kernel(const SampleParams params, const float* min_p, int cluster) {
+    sample_kernel(const SampleParams params, const float* min_p, int cluster, int max_candidates) {
   extern __shared__ __align__(16) uint8_t raw[];
   Shared& s = *reinterpret_cast<Shared*>(raw);
   const int tid = threadIdx.x, lane = tid % kWarp, warp = tid / kWarp;
@@ -470,7 +472,7 @@ __global__ void __launch_bounds__(kThreads)
         s.bin_low[i] = low[i], s.bin_high[i] = high[i];
         if (low[i] <= high[i]) total += s.count_end[high[i]] - count_before(low[i]);
       }
-      s.mode = total > kMaxCandidates ? kExact : kGather;
+      s.mode = total > max_candidates ? kExact : kGather;
       for (int r = 1; r < cluster; ++r) {
         for (int i = 0; i < 3; ++i) {
           *remote(&s.bin_low[i], r, cluster) = low[i];
@@ -500,7 +502,7 @@ __global__ void __launch_bounds__(kThreads)
     if ((bin >= low2 && bin <= high2) || (bin >= low1 && bin <= high1) ||
         (bin >= low0 && bin <= high0)) {
       const int at = atomicAdd(num_candidates, 1);
-      if (at < kMaxCandidates) {
+      if (at < max_candidates) {
         candidates[at] = static_cast<uint64_t>(~ordered(logit)) << 32 | static_cast<uint32_t>(i);
       }
     }
@@ -508,7 +510,7 @@ __global__ void __launch_bounds__(kThreads)
   row_sync(cluster);
   if (rank != 0) return;
 
-  const int total = min(s.num_candidates, kMaxCandidates);
+  const int total = min(s.num_candidates, max_candidates);
   int padded = kWarp;
   while (padded < total) padded *= 2;
   for (int i = total + tid; i < padded; i += kThreads) s.candidates[i] = ~uint64_t{0};
@@ -624,13 +626,16 @@ Status sample(const SampleParams& params, const float* min_p, const Launch& laun
     return Status::error("sample: vocab_size " + std::to_string(params.vocab_size) +
                          " is out of range (allowed: 1 to 2^30 - 1)");
   }
-  int device = 0, major = 0, num_sms = 0;
+  int device = 0, major = 0, num_sms = 0, shared_bytes = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   }
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   }
   if (error != cudaSuccess) return cuda_status(error, "sample");
   // Blocks per row: as many as run at once, one per multiprocessor. Larger clusters leave some
@@ -646,11 +651,13 @@ Status sample(const SampleParams& params, const float* min_p, const Launch& laun
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(params.num_rows * cluster));
   config.block = dim3(kThreads);
-  config.shared_bytes = sizeof(Shared);
+  const bool has_room = static_cast<size_t>(shared_bytes) >= sizeof(Shared);
+  const int max_candidates = has_room ? kMaxCandidates : kFewCandidates;
+  config.shared_bytes = offsetof(Shared, candidates) + max_candidates * sizeof(uint64_t);
   config.stream = launch_on.stream;
   config.pdl = launch_on.pdl;
   config.cluster_x = static_cast<unsigned>(cluster);
-  return launch(sample_kernel, config, "sample", params, min_p, cluster);
+  return launch(sample_kernel, config, "sample", params, min_p, cluster, max_candidates);
 }
 
 }  // namespace regatta::cuda

@@ -84,6 +84,16 @@ REGATTA_EXPORT uint64_t regatta_device_release_cached(int index) {
   return gpu ? gpu->pool().release_cached() : 0;
 }
 
+// See MemoryPool::keep, add_owner and drop_owner; what: 0 keep off, 1 keep on, 2 add an owner, 3 drop
+// one.
+REGATTA_EXPORT void regatta_device_keep(int index, int what) {
+  device::Gpu* const gpu = device::gpu(index);
+  if (!gpu) return;
+  if (what <= 1) gpu->pool().keep(what == 1);
+  if (what == 2) gpu->pool().add_owner();
+  if (what == 3) gpu->pool().drop_owner();
+}
+
 // Page-locked memory: copies from and to it overlap with other work. Null when there is none.
 REGATTA_EXPORT void* regatta_device_pin(uint64_t bytes) {
   void* pointer = nullptr;

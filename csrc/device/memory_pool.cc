@@ -61,6 +61,7 @@ void* MemoryPool::take(size_t bytes, SizeClass size_class) {
     free.emplace(rest, tail);
   }
   block->second.state = State::kInUse;
+  block->second.kept = keeping_;
   stats_.in_use += block->second.size;
   stats_.peak_in_use = std::max(stats_.peak_in_use, stats_.in_use);
   ++stats_.num_blocks_in_use;
@@ -88,11 +89,40 @@ bool MemoryPool::free(void* pointer) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto block = blocks_.find(static_cast<char*>(pointer));
   if (block == blocks_.end() || block->second.state != State::kInUse) return false;
+  if (block->second.kept) {
+    block->second.state = State::kKept;
+    kept_.push_back(block->first);
+    return true;
+  }
   block->second.state = State::kWaiting;
   waiting_.push_back(block->first);
   stats_.in_use -= block->second.size;
   --stats_.num_blocks_in_use;
   return true;
+}
+
+void MemoryPool::keep(bool on) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  keeping_ = on;
+}
+
+void MemoryPool::add_owner() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++num_owners_;
+}
+
+void MemoryPool::drop_owner() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (--num_owners_ > 0) return;
+  for (auto& [start, block] : blocks_) block.kept = false;
+  for (char* const start : kept_) {
+    Block& block = blocks_.find(start)->second;
+    block.state = State::kWaiting;
+    waiting_.push_back(start);
+    stats_.in_use -= block.size;
+    --stats_.num_blocks_in_use;
+  }
+  kept_.clear();
 }
 
 bool MemoryPool::collect_waiting() {

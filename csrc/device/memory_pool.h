@@ -58,10 +58,18 @@ class MemoryPool {
   // Gives wholly free segments back to the device; returns their bytes.
   size_t release_cached();
 
+  // Recorded graphs use memory that their recording has given back long since. What is handed out
+  // between keep(true) and keep(false) is not handed out again, nor released, before every owner
+  // that said add_owner() has said drop_owner().
+  void keep(bool on);
+  void add_owner();
+  void drop_owner();
+
   PoolStats stats() const;
 
  private:
-  enum class State : uint8_t { kFree, kInUse, kWaiting };  // waiting: freed, not yet synchronized
+  // waiting: freed, not yet synchronized; kept: freed, and a graph may use it.
+  enum class State : uint8_t { kFree, kInUse, kWaiting, kKept };
   enum SizeClass : uint8_t { kSmall, kMedium, kLarge };
 
   struct Block {
@@ -69,6 +77,7 @@ class MemoryPool {
     State state;
     SizeClass size_class;
     bool starts_segment;
+    bool kept = false;
   };
   using Blocks = std::map<char*, Block>;
 
@@ -87,6 +96,9 @@ class MemoryPool {
   Blocks blocks_;                               // by address
   std::set<std::pair<size_t, char*>> free_[3];  // by size, then address
   std::vector<char*> waiting_;
+  std::vector<char*> kept_;  // freed, but kept for graphs
+  bool keeping_ = false;
+  int num_owners_ = 0;
   PoolStats stats_;
 };
 

@@ -4,9 +4,11 @@
 #include "device.h"
 
 #ifdef REGATTA_WITH_CUDA
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "regatta/cuda_ops.h"
 #include "regatta/gemm.h"
@@ -40,10 +42,22 @@ inline void* blas_of(const Device& device) {
   return handles[index] = handle;
 }
 
-// Scratch lives as long as this: until the call's kernels are queued. Paddle gives the memory away
-// in the order of the stream.
+// Scratch of a GPU, one piece for all calls: they are queued one after the other, and so are the
+// replays of graphs that recorded calls. It grows by doubling; what was too small stays, because
+// graphs may point into it, and so does the last one at exit, when the device is gone already.
+inline void* scratch_of(const Device& device, int64_t bytes) {
+  static std::mutex mutex;
+  static auto* const pieces = new std::map<int, std::vector<paddle::Tensor>>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::vector<paddle::Tensor>& mine = (*pieces)[device.place.GetDeviceId()];
+  const int64_t size = mine.empty() ? 0 : mine.back().numel();
+  if (size < bytes) {
+    mine.push_back(device.empty({std::max(bytes, 2 * size)}, DType::kUInt8));
+  }
+  return mine.back().data();
+}
+
 struct CudaResources {
-  paddle::Tensor scratch;
   cuda::ComposedResources composed;
 };
 
@@ -51,8 +65,7 @@ inline CudaResources resources_of(const Device& device, int64_t num_rows, int64_
   make_current(device);
   CudaResources result;
   if (scratch_bytes > 0) {
-    result.scratch = device.empty({scratch_bytes}, DType::kUInt8);
-    result.composed.scratch = result.scratch.data();
+    result.composed.scratch = scratch_of(device, scratch_bytes);
     result.composed.scratch_bytes = scratch_bytes;
   }
   // Small batches never use it, and loading it takes a good part of a second.

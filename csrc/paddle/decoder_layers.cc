@@ -13,9 +13,9 @@
 // weights: layer after layer
 //     norm [H], qkv x n, qkv bias?, q norm [D] and k norm [D]?, out x n, out bias?,
 //     mlp norm [H], gate_up x n, gate_up bias?, down x n, down bias?
-// with n = tensors_per_linear; those with "?" are there when their flag says so. `scheme` is one for
-// all linears, or "qkv's,out's,gate_up's,down's": then n is what each of these takes.
-// caches: of layer after layer, as regatta/kv_format.h has them.
+// with n = tensors_per_linear; those with "?" are there when their flag says so. `scheme` is one
+// for all linears, or "qkv's,out's,gate_up's,down's": then n is what each of these takes. caches:
+// of layer after layer, as regatta/kv_format.h has them.
 #include <algorithm>
 #include <utility>
 
@@ -62,8 +62,8 @@ class Weights {
 // Tensors of a linear, by its scheme (predict/schemes).
 int64_t num_scheme_tensors(const std::string& scheme) {
   static const std::pair<const char*, int64_t> kCounts[] = {
-      {"dense", 1}, {"weight_only_int8", 4}, {"weight_only_int4", 4},
-      {"w4a8", 4},  {"a8w8", 5},             {"a8w8_fp8", 3}};
+      {"dense", 1}, {"weight_only_int8", 4}, {"weight_only_int4", 4}, {"w4a8", 4},
+      {"a8w8", 5},  {"a8w8_fp8", 3}};
   std::string known;
   for (const auto& [name, count] : kCounts) {
     if (scheme == name) return count;

@@ -15,7 +15,8 @@ std::vector<paddle::Tensor> linear(const paddle::Tensor& x,
   check_activation(x_view, "x");
   check_shape(x_view, "x", {-1, -1});
   const std::vector<TensorView> weight_views = views(weight, "weight", device.place);
-  const TensorView bias_view = optional_view(bias, "bias", x_view.dtype, {out_features}, device.place);
+  const TensorView bias_view =
+      optional_view(bias, "bias", x_view.dtype, {out_features}, device.place);
   paddle::Tensor out = device.empty({x_view.shape[0], out_features}, x_view.dtype);
   LinearParams params;
   params.x = x_view.data;

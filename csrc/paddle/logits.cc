@@ -1,5 +1,5 @@
-// regatta_logits(hidden [T, H], norm_weight [H], head..., logit_indices [L])
-//                {scheme, vocab_size, epsilon} -> logits [L, V] float32
+// regatta_logits(hidden [T, H], norm_weight [H], head..., logit_indices? [L])
+//                {scheme, vocab_size, epsilon} -> logits [L, V] float32; of all rows without indices
 #include "regatta/logits.h"
 
 #include "cuda_resources.h"
@@ -9,8 +9,8 @@ namespace {
 
 std::vector<paddle::Tensor> logits(const paddle::Tensor& hidden, const paddle::Tensor& norm_weight,
                                    const std::vector<paddle::Tensor>& head,
-                                   const paddle::Tensor& logit_indices, const std::string& scheme,
-                                   int64_t vocab_size, float epsilon) {
+                                   const paddle::optional<paddle::Tensor>& logit_indices,
+                                   const std::string& scheme, int64_t vocab_size, float epsilon) {
   const Device device = device_of(norm_weight, "norm_weight");
   const phi::Place& place = device.place;
   const TensorView hidden_view = view(hidden, "hidden", place);
@@ -19,8 +19,9 @@ std::vector<paddle::Tensor> logits(const paddle::Tensor& hidden, const paddle::T
   const int64_t hidden_size = hidden_view.shape[1];
   const std::vector<TensorView> head_views = views(head, "head", place);
   const TensorView indices =
-      checked_view(logit_indices, "logit_indices", DType::kInt32, {-1}, place);
-  paddle::Tensor out = device.empty({indices.shape[0], vocab_size}, DType::kFloat32);
+      optional_view(logit_indices, "logit_indices", DType::kInt32, {-1}, place);
+  const int64_t num_logits = logit_indices ? indices.shape[0] : hidden_view.shape[0];
+  paddle::Tensor out = device.empty({num_logits, vocab_size}, DType::kFloat32);
   LogitsParams params;
   params.hidden = hidden_view.data;
   params.norm_weight =
@@ -30,7 +31,7 @@ std::vector<paddle::Tensor> logits(const paddle::Tensor& hidden, const paddle::T
   params.logit_indices = static_cast<const int32_t*>(indices.data);
   params.logits = out.data<float>();
   params.num_tokens = hidden_view.shape[0];
-  params.num_logits = indices.shape[0];
+  params.num_logits = num_logits;
   params.hidden_size = hidden_size;
   params.vocab_size = vocab_size;
   params.epsilon = epsilon;
@@ -47,17 +48,17 @@ std::vector<paddle::Tensor> logits(const paddle::Tensor& hidden, const paddle::T
   return {out};
 }
 
-std::vector<std::vector<int64_t>> infer_shape(const std::vector<int64_t>&,
-                                              const std::vector<int64_t>&,
-                                              const std::vector<std::vector<int64_t>>&,
-                                              const std::vector<int64_t>& logit_indices,
-                                              const std::string&, int64_t vocab_size, float) {
-  return {{logit_indices[0], vocab_size}};
+using Shape = std::vector<int64_t>;
+
+std::vector<Shape> infer_shape(const Shape& hidden, const Shape&, const std::vector<Shape>&,
+                               const paddle::optional<Shape>& logit_indices, const std::string&,
+                               int64_t vocab_size, float) {
+  return {{logit_indices ? (*logit_indices)[0] : hidden[0], vocab_size}};
 }
 
 std::vector<paddle::DataType> infer_dtype(const paddle::DataType&, const paddle::DataType&,
                                           const std::vector<paddle::DataType>&,
-                                          const paddle::DataType&) {
+                                          const paddle::optional<paddle::DataType>&) {
   return {paddle::DataType::FLOAT32};
 }
 
@@ -65,7 +66,8 @@ std::vector<paddle::DataType> infer_dtype(const paddle::DataType&, const paddle:
 }  // namespace regatta::binding
 
 PD_BUILD_OP(regatta_logits)
-    .Inputs({"hidden", "norm_weight", paddle::Vec("head"), "logit_indices"})
+    .Inputs({"hidden", "norm_weight", paddle::Vec("head"),
+             paddle::Optional("logit_indices")})
     .Outputs({"logits"})
     .Attrs({"scheme: std::string", "vocab_size: int64_t", "epsilon: float"})
     .SetKernelFn(PD_KERNEL(regatta::binding::logits))

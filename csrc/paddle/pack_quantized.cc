@@ -5,7 +5,12 @@
 // the CPU's layout is the same for all (regatta/pack_quantized.h).
 #include "regatta/pack_quantized.h"
 
-#include "common.h"
+#include <algorithm>
+
+#include "cuda_resources.h"
+#ifdef REGATTA_WITH_CUDA
+#include "regatta/gemm.h"
+#endif
 
 namespace regatta::binding {
 namespace {
@@ -30,9 +35,85 @@ std::vector<int64_t> scales_dims(const QuantizedLayout& layout) {
   return {shape, shape + layout.rank_of_scales()};
 }
 
+#ifdef REGATTA_WITH_CUDA
+// As csrc/cuda/gemm*.cu read them: of 8-bit activations the codes themselves and scales [N]; of
+// 16-bit ones packed [ceil(N/64), ceil(K/128), bytes of a unit] and, with 8 bits, scales [N].
+std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tensor& codes,
+                                        const paddle::Tensor& scale,
+                                        const paddle::optional<paddle::Tensor>& zero,
+                                        const std::string& scheme, const std::string& dtype) {
+  make_current(device);
+  const TensorView codes_view = view(codes, "codes", device.place);
+  if (codes_view.dtype != DType::kInt8 && codes_view.dtype != DType::kUInt8) {
+    fail("codes must be int8 or uint8, got " + std::string(dtype_name(codes_view.dtype)));
+  }
+  check_shape(codes_view, "codes", {-1, -1});
+  const int64_t rows = codes_view.shape[0], columns = codes_view.shape[1];
+  const TensorView scale_view = view(scale, "scale", device.place);
+  check_dtype(scale_view, "scale", DType::kFloat32);
+  const int64_t groups = scale_view.rank == 2 ? scale_view.shape[1] : 1;
+  const bool per_row = groups == 1 && (scale_view.shape[0] == rows || scale_view.shape[0] == 1);
+  const bool is_codes = scheme == "a8w8" || scheme == "a8w8_fp8";
+  const int bits = scheme == "weight_only_int4" ? 4 : 8;
+  if (!is_codes && scheme != "weight_only_int8" && bits != 4) {
+    fail("scheme '" + scheme +
+         "' is not known to the GPU (allowed: a8w8, a8w8_fp8, weight_only_int8, weight_only_int4)");
+  }
+  if (bits == 8 && !per_row) {
+    fail("scheme '" + scheme + "' on a GPU takes one scale per output feature or one for all, got " +
+         shape_string(scale_view) + " for " + std::to_string(rows) + " output features");
+  }
+  if (bits == 4 && (scale_view.shape[0] != rows || cuda::packed_group_size(columns, groups) == 0)) {
+    fail("weight_only_int4 on a GPU takes groups of 64 columns, of a multiple of 128, or one group; "
+         "got scales " + shape_string(scale_view) + " for codes " + shape_string(codes_view));
+  }
+  if (is_codes && columns % 16 != 0) {
+    fail("scheme '" + scheme + "' on a GPU needs a multiple of 16 input features, got " +
+         std::to_string(columns));
+  }
+  const TensorView zero_view =
+      optional_view(zero, "zero", DType::kFloat32, {rows, groups}, device.place);
+  paddle::Tensor scales = device.empty({bits == 4 ? 1 : rows}, DType::kFloat32);
+  throw_if_error(cuda::repeat_scale(static_cast<const float*>(scale_view.data),
+                                    scale_view.shape[0] == 1 || bits == 4 ? 1 : rows,
+                                    scales.data<float>(), bits == 4 ? 1 : rows, device.stream));
+  if (is_codes) {
+    paddle::Tensor packed = device.empty({rows, columns}, DType::kUInt8);
+    throw_if_error(cuda::copy_bytes(packed.data<uint8_t>(), codes_view.data, rows * columns,
+                                    device.stream));
+    return {packed, scales};
+  }
+  const int64_t group = bits == 4 ? cuda::packed_group_size(columns, groups) : 128;
+  const int64_t tiles = cuda::packed_tiles(rows), units = cuda::packed_units(columns);
+  const int64_t bytes = cuda::packed_weight_bytes(rows, columns, bits, group);
+  paddle::Tensor packed =
+      device.empty({tiles, units, bytes / std::max<int64_t>(1, tiles * units)}, DType::kUInt8);
+  PackWeightParams params;
+  params.codes = static_cast<const int8_t*>(codes_view.data);
+  params.scale = static_cast<const float*>(scale_view.data);
+  params.zero = static_cast<const float*>(zero_view.data);
+  params.packed = packed.data<uint8_t>();
+  params.out_features = rows;
+  params.in_features = columns;
+  params.num_groups = bits == 4 ? groups : 1;
+  params.bits = bits;
+  params.dtype = dtype == "float16" ? DType::kFloat16 : DType::kBFloat16;
+  if (dtype != "float16" && dtype != "bfloat16") {
+    fail("dtype " + dtype + " is not supported with quantized weights on a GPU (allowed: bfloat16, "
+         "float16)");
+  }
+  throw_if_error(cuda::pack_weight(params, device.stream));
+  return {packed, scales};
+}
+#endif
+
 std::vector<paddle::Tensor> pack_quantized(const paddle::Tensor& codes, const paddle::Tensor& scale,
                                            const paddle::optional<paddle::Tensor>& zero,
                                            const std::string& scheme, const std::string& dtype) {
+#ifdef REGATTA_WITH_CUDA
+  const Device device = device_of(codes, "codes");
+  if (!device.is_cpu()) return pack_on_gpu(device, codes, scale, zero, scheme, dtype);
+#endif
   const TensorView codes_view = checked_view(codes, "codes", DType::kInt8, {-1, -1});
   const TensorView scale_view = view(scale, "scale");
   check_dtype(scale_view, "scale", DType::kFloat32);

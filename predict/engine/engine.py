@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from predict.engine.batch import build_inputs
 from predict.engine.runner import Runner, Tokens
-from predict.engine.sampler import Sampler
-from predict.engine.scheduler import ScheduledBatch, Scheduler
+from predict.engine.sampler import Row, Sampler, reads_history
+from predict.engine.scheduler import ScheduledBatch, ScheduledSpan, Scheduler
 from predict.request import Request
+from predict.speculative import Proposer, accepted_tokens
+from predict.speculative.policy import DraftPolicy
 
 
 class Step(NamedTuple):
-    """A step that runs: its batch, who gets a token from it, and the tokens to wait for."""
+    """A step that runs: its batch, the rows that get a token, and the tokens to wait for."""
 
     batch: ScheduledBatch
-    requests: list[Request]
+    rows: list[Row]
     tokens: Tokens
+
+
+@dataclass
+class DraftStats:
+    """Counts of speculation, over spans that had drafts."""
+
+    num_spans: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
 
 
 class Engine:
@@ -27,7 +39,8 @@ class Engine:
     Where the runner allows it (`num_ahead`), the next step is scheduled and queued before the last
     one's tokens are known: they go from step to step on the device, and the host's work runs in
     the shadow of the device's. A request that turns out to have ended then has one row too many in
-    the step behind, whose token is dropped.
+    the step behind, whose token is dropped. Drafts need known tokens: while a request may have
+    some, nothing runs ahead.
 
     Not thread-safe. A failing step leaves the requests in the scheduler; abort them.
     """
@@ -38,16 +51,27 @@ class Engine:
         runner: Runner,
         sampler: Sampler,
         eos_token_ids: Collection[int],
+        proposer: Proposer | None = None,
+        policy: DraftPolicy | None = None,
     ):
+        """proposer, policy: both, for speculation."""
         self.scheduler = scheduler
         self.runner = runner
         self.sampler = sampler
         self.eos_token_ids = frozenset(eos_token_ids)
+        self.proposer = proposer
+        self.policy = policy
+        self.draft_stats = DraftStats()
         self._steps: deque[Step] = deque()  # running, oldest first
 
     def add(self, request: Request) -> None:
         """Queues a request; raises ValueError when it can never run (see Scheduler.add)."""
         self.scheduler.add(request)
+
+    def abort(self, request_id: int) -> Request | None:
+        """Ends a request as "abort" and frees its blocks; None if it is unknown or ended."""
+        self._forget(request_id)
+        return self.scheduler.abort(request_id)
 
     def step(self) -> tuple[ScheduledBatch | None, list[Request]]:
         """Ends one step; its batch (None when nothing is left) and who finished in it."""
@@ -55,12 +79,15 @@ class Engine:
             pass
         if not self._steps:
             return None, []
-        batch, requests, tokens = self._steps.popleft()
+        batch, rows, tokens = self._steps.popleft()
         token_ids = tokens.take()
-        failed = [request for request, token in zip(requests, token_ids, strict=True) if token < 0]
+        failed = [row.request for row, token in zip(rows, token_ids, strict=True) if token < 0]
         for request in failed:
-            self.scheduler.abort(request.request_id)
-        finished = self.scheduler.update(batch, token_ids, self.eos_token_ids)
+            self.abort(request.request_id)
+        sampled = self._verify(batch, token_ids)
+        finished = self.scheduler.update(batch, sampled, self.eos_token_ids)
+        for request in finished:
+            self._forget(request.request_id)
         if failed:
             raise ValueError(
                 f"sample: request {failed[0].request_id} has no finite largest logit to draw from; "
@@ -68,18 +95,82 @@ class Engine:
             )
         return batch, finished
 
-    def abort(self, request_id: int) -> Request | None:
-        """Ends a request as "abort" and frees its blocks; None if it is unknown or ended."""
-        return self.scheduler.abort(request_id)
-
     def _launch(self) -> bool:
         """Queues one more step; False when there is none to run now."""
-        batch = self.scheduler.schedule()
+        drafts: dict[int, Sequence[int]] = {}
+        if self.proposer is not None:
+            waiting = self._drafting_requests()
+            if waiting and self._steps:
+                return False  # their tokens are on the way
+            drafts = self._propose(waiting)
+        batch = self.scheduler.schedule(drafts)
         if batch is None:
             return False
+        if self.policy is not None:
+            for span in batch.spans:
+                self.policy.rested(span.request.request_id)
         inputs = build_inputs(batch, self.scheduler.config.block_size)
-        requests = [span.request for span in batch.spans if span.samples]
-        tokens = self.runner.launch(inputs, requests, self.sampler)
-        self.scheduler.advance(batch)
-        self._steps.append(Step(batch, requests, tokens))
+        rows = [
+            Row(span.request, span.draft_token_ids[:index])
+            for span in batch.spans
+            for index in range(span.num_logits)
+        ]
+        tokens = self.runner.launch(inputs, rows, self.sampler)
+        if self.runner.num_ahead and not any(span.draft_token_ids for span in batch.spans):
+            self.scheduler.advance(batch)
+        self._steps.append(Step(batch, rows, tokens))
         return True
+
+    def _drafting_requests(self) -> list[Request]:
+        """Decoding requests that may have drafts: they do not rest from failed ones."""
+        assert self.policy is not None
+        return [
+            request
+            for request in self.scheduler.decoding
+            if not self.policy.is_resting(request.request_id)
+            and (self.runner.penalizes_drafts or not reads_history(request.sampling_params))
+        ]
+
+    def _propose(self, requests: Sequence[Request]) -> dict[int, Sequence[int]]:
+        assert self.proposer is not None
+        assert self.policy is not None
+        num_decoding = len(self.scheduler.decoding)
+        drafts: dict[int, Sequence[int]] = {}
+        for request in requests:
+            limit = self.policy.length(request.request_id, num_decoding)
+            if limit:
+                proposed = self.proposer.propose(request, limit)
+                if proposed:
+                    drafts[request.request_id] = proposed
+        return drafts
+
+    def _verify(self, batch: ScheduledBatch, token_ids: Sequence[int]) -> list[int | Sequence[int]]:
+        """Per sampling span its token, or with drafts those that stand."""
+        if self.proposer is None:
+            return list(token_ids)
+        sampled: list[int | Sequence[int]] = []
+        start = 0
+        for span in batch.spans:
+            if not span.samples:
+                continue
+            chosen = token_ids[start : start + span.num_logits]
+            start += span.num_logits
+            sampled.append(self._accept(span, chosen) if span.draft_token_ids else chosen[0])
+        return sampled
+
+    def _accept(self, span: ScheduledSpan, chosen: Sequence[int]) -> Sequence[int]:
+        assert self.proposer is not None
+        assert self.policy is not None
+        drafts, request = span.draft_token_ids, span.request
+        accepted = accepted_tokens(drafts, chosen)
+        self.proposer.observe(request, drafts, chosen)
+        self.policy.record(request.request_id, len(drafts), len(accepted) - 1)
+        self.draft_stats.num_spans += 1
+        self.draft_stats.num_drafts += len(drafts)
+        self.draft_stats.num_accepted += len(accepted) - 1
+        return accepted
+
+    def _forget(self, request_id: int) -> None:
+        if self.proposer is not None and self.policy is not None:
+            self.proposer.forget(request_id)
+            self.policy.forget(request_id)

@@ -20,10 +20,9 @@ import numpy.typing as npt
 from predict import cuda, ops
 from predict.device import Device
 from predict.engine.runner import Forward
-from predict.engine.sampler import GREEDY, Adjustment, Choice, Sampler
+from predict.engine.sampler import GREEDY, Adjustment, Choice, Row, Sampler
 from predict.engine.token_history import NO_SLOT, TokenHistory, write_penalties
 from predict.nn.inputs import FIELDS, ForwardInputs
-from predict.request import Request
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -62,7 +61,8 @@ class InputBuffer:
             tensor = device[start : start + size]
             if len(shape) > 1:
                 tensor = tensor.reshape(list(shape))
-            if tensor.data_ptr() != device.data_ptr() + 4 * start:
+            # An empty one, as of a chunk of a prompt that samples nothing, has no address.
+            if size > 0 and tensor.data_ptr() != device.data_ptr() + 4 * start:
                 raise RuntimeError("Paddle copied a slice that has to share its tensor's memory")
             self.tensors.append(tensor)
             start += padded(size)
@@ -129,9 +129,9 @@ class TokensOnTheirWay:
 
 
 class Wanted(NamedTuple):
-    """What the requests of a step want of its logits."""
+    """What a step's requests want of its logits."""
 
-    requests: Sequence[Request]
+    rows: Sequence[Row]
     choices: Sequence[Choice]
     adjustments: Sequence[Adjustment] | None
 
@@ -158,6 +158,7 @@ class GpuRunner:
     """
 
     num_ahead = 1
+    penalizes_drafts = False  # rows of one request would write its history at the same time
 
     def __init__(
         self,
@@ -184,7 +185,7 @@ class GpuRunner:
         self._copied.record(self._stream)
         self._host: npt.NDArray[Any] = np.empty(0, np.int32)  # pinned from the first step on
         self._max_rows = bucket_size(max_num_seqs)
-        self._last_tokens = paddle.zeros([self._max_rows], "int32")
+        self._last_tokens = paddle.zeros([self._max_rows], "int32", device=device.place())
         self._ring = TokenRing(self._max_rows, self._stream)
         self._history: TokenHistory | None = None  # from the first penalty on
 
@@ -193,12 +194,12 @@ class GpuRunner:
         return self._run(inputs, Wanted((), [GREEDY] * len(inputs.logit_indices), None))
 
     def launch(
-        self, inputs: ForwardInputs, requests: Sequence[Request], sampler: Sampler
+        self, inputs: ForwardInputs, rows: Sequence[Row], sampler: Sampler
     ) -> TokensOnTheirWay:
         """See Runner."""
-        wanted = Wanted(requests, sampler.choices(requests), sampler.adjustments(requests))
+        wanted = Wanted(rows, sampler.choices(rows), sampler.adjustments(rows))
         self._run(inputs, wanted)
-        return self._ring.send(self._last_tokens, len(requests))
+        return self._ring.send(self._last_tokens, len(rows))
 
     def _run(self, inputs: ForwardInputs, wanted: Wanted) -> Tensor:
         """Logits [L, V]; the tokens are in `_last_tokens`."""
@@ -224,7 +225,10 @@ class GpuRunner:
         self._copied.synchronize()
         if len(self._host) < count:
             self._host = cuda.pinned([2 * count], np.int32)
-        host, device = self._host[:count], paddle.empty([count], "int32")
+        host, device = (
+            self._host[:count],
+            paddle.empty([count], "int32", device=self.device.place()),
+        )
         buffer = InputBuffer(shapes, host, device)
         for array, values in zip(buffer.arrays, inputs[:-1], strict=False):
             array[...] = values
@@ -239,7 +243,7 @@ class GpuRunner:
         write_choices(choices, wanted.choices)
         if wanted.adjustments is not None:
             assert self._history is not None
-            write_penalties(penalties, bias, wanted.adjustments, wanted.requests, self._history)
+            write_penalties(penalties, bias, wanted.adjustments, wanted.rows, self._history)
 
     def _step(
         self, buffer: InputBuffer, max_query_len: int, max_context_len: int, adjusted: bool
@@ -311,7 +315,10 @@ class GpuRunner:
         assert len(shapes) == len(FIELDS) - 1
         shapes += sampling_shapes(size, BANNED_PER_ROW * size)
         count = num_elements(shapes)
-        host, device = cuda.pinned([count], np.int32), paddle.empty([count], "int32")
+        host, device = (
+            cuda.pinned([count], np.int32),
+            paddle.empty([count], "int32", device=self.device.place()),
+        )
         buffer = InputBuffer(shapes, host, device)
         host[:] = 0
         buffer.arrays[2][:] = -1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from predict.config import EngineConfig
@@ -14,8 +14,17 @@ from predict.nn.spec import DecoderSpec
 
 if TYPE_CHECKING:
     from predict.device import MemoryInfo
+    from predict.nn.weights import LinearPlan, WeightPlan
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Of a weight; other schemes keep the model's dtype.
+SCHEME_BITS = {
+    "weight_only_int8": 8,
+    "a8w8": 8,
+    "a8w8_fp8": 8,
+    "weight_only_int4": 4,
+    "w4a8": 4,
+}
 # A shared pool larger than this many times the running sequences' need only feeds the prefix cache.
 PREFIX_CACHE_SHARE = 2
 
@@ -89,6 +98,44 @@ def num_gpu_cache_blocks(
     if config.effective_prefix_caching:
         wanted *= PREFIX_CACHE_SHARE
     return min(wanted, capacity // config.block_size)
+
+
+def check_gpu_memory(
+    config: EngineConfig, spec: DecoderSpec, memory: MemoryInfo, weight_bytes: int
+) -> None:
+    """Raises UserError with the arithmetic when weights, workspace and cache cannot fit together.
+
+    Before any weight is read. memory: the GPU's now. The cache counted is the least that the flags
+    need: all sequences where each reserves its own, else one.
+    """
+    from predict.device import cache_capacity
+
+    per_seq = config.max_blocks_per_seq
+    least = config.batch_size * per_seq if config.reserve_full else per_seq
+    cache_capacity(
+        memory.total,
+        memory.free + memory.held - memory.in_use,
+        weight_bytes=weight_bytes,
+        workspace_bytes=workspace_bytes(config, spec),
+        bytes_per_token=bytes_per_token(config, spec),
+        num_tokens=(config.num_cache_blocks or least) * config.block_size,
+        utilization=config.gpu_memory_utilization,
+    )
+
+
+def weight_bytes(plan: WeightPlan, scheme: Callable[[LinearPlan], str], dtype: str) -> int:
+    """Bytes of all weights, scales and biases apart; scheme: of each linear."""
+    element = DTYPE_BYTES[dtype]
+
+    def linear_bytes(linear: LinearPlan) -> int:
+        bits = SCHEME_BITS.get(scheme(linear), 8 * element)
+        return linear.out_features * linear.in_features * bits // 8
+
+    vectors = sum(size for _, size in plan.vectors()) * element
+    spec = plan.spec
+    tied = spec.tie_word_embeddings
+    embedding = 0 if tied else spec.vocab_size * spec.hidden_size * element
+    return vectors + embedding + sum(map(linear_bytes, (*plan.linears(), plan.head)))
 
 
 def workspace_bytes(config: EngineConfig, spec: DecoderSpec) -> int:

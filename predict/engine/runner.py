@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from predict.engine.sampler import Sampler
+from predict.engine.sampler import Row, Sampler
 from predict.nn.decoder import Decoder, forward
 from predict.nn.inputs import ForwardInputs, LayerCache, to_tensors
-from predict.request import Request
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -27,15 +26,15 @@ class Runner(Protocol):
     """Runs steps over its own caches.
 
     num_ahead: steps that may be launched before the oldest one's tokens are taken; their inputs
-    then hold placeholders (see Scheduler.advance).
+    then hold placeholders (see Scheduler.advance). penalizes_drafts: whether rows behind drafts may
+    have penalties by earlier tokens.
     """
 
     num_ahead: int
+    penalizes_drafts: bool
 
-    def launch(
-        self, inputs: ForwardInputs, requests: Sequence[Request], sampler: Sampler
-    ) -> Tokens:
-        """Starts a step of NumPy inputs; `requests` are those with a logit row, in its order."""
+    def launch(self, inputs: ForwardInputs, rows: Sequence[Row], sampler: Sampler) -> Tokens:
+        """Starts a step of NumPy inputs; `rows` are those of its logits."""
         ...
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
@@ -77,6 +76,7 @@ class HostRunner:
     """Runs steps on the CPU: each is over when `launch` returns. See Runner."""
 
     num_ahead = 0
+    penalizes_drafts = True
 
     def __init__(self, forward: Forward):
         self.forward = forward
@@ -88,9 +88,7 @@ class HostRunner:
         with paddle.no_grad():
             return self.forward(to_tensors(inputs, paddle.CPUPlace()))
 
-    def launch(
-        self, inputs: ForwardInputs, requests: Sequence[Request], sampler: Sampler
-    ) -> Tokens:
+    def launch(self, inputs: ForwardInputs, rows: Sequence[Row], sampler: Sampler) -> Tokens:
         """See Runner."""
         logits = self.execute(inputs)
-        return KnownTokens(sampler.sample(logits, requests) if requests else [])
+        return KnownTokens(sampler.sample(logits, rows) if rows else [])

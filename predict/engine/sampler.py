@@ -10,10 +10,22 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.engine.stopping import suppressed_token_ids
-from predict.request import Request
+from predict.request import Request, SamplingParams
 
 if TYPE_CHECKING:
     from paddle import Tensor
+
+
+class Row(NamedTuple):
+    """A row of logits: behind a request's tokens and the first of its drafts."""
+
+    request: Request
+    drafts: Sequence[int] = ()  # those before the row
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Generated tokens before the row's, drafts included."""
+        return self.request.num_output_tokens + len(self.drafts)
 
 
 class Choice(NamedTuple):
@@ -38,12 +50,18 @@ class Adjustment(NamedTuple):
     @property
     def reads_history(self) -> bool:
         """Whether it depends on the request's tokens."""
-        return self.repetition != 1.0 or self.presence != 0.0 or self.frequency != 0.0
+        return self[:3] != (1.0, 0.0, 0.0)
 
 
 COLUMN_DTYPES: tuple[Any, ...] = (np.float32, np.int32, np.float32, np.int64, np.int64)
 GREEDY = Choice(0.0, 1, 1.0, 0, 0)
 UNCHANGED = Adjustment()
+
+
+def reads_history(params: SamplingParams) -> bool:
+    """Whether logits depend on the request's earlier tokens."""
+    penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+    return penalties != (1.0, 0.0, 0.0)
 
 
 def request_seed(engine_seed: int, request: Request) -> int:
@@ -74,7 +92,8 @@ def adjust(
     if output and (adjustment.presence or adjustment.frequency):
         seen, counts = np.unique(np.asarray(output), return_counts=True)
         logits[seen] -= (adjustment.presence + adjustment.frequency * counts).astype(np.float32)
-    logits[list(adjustment.banned)] = -np.inf
+    # Users name the tokens to stop at, and may name ones that the model does not have.
+    logits[[token for token in adjustment.banned if token < len(logits)]] = -np.inf
 
 
 class Sampler:
@@ -87,36 +106,39 @@ class Sampler:
         # By number of rows: five uploads are a tenth of a small model's step on the host.
         self._greedy_columns: dict[int, list[Tensor]] = {}
 
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[int]:
-        """Token ids, one per request, on the CPU; logits: [len(requests), vocab_size] float32."""
-        choices = self.choices(requests)
-        logits = self._process(logits, requests, choices)
+    def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
+        """Token ids, one per row, on the CPU; logits: [len(rows), vocab_size] float32."""
+        choices = self.choices(rows)
+        logits = self._process(logits, rows, choices)
         tokens: list[int] = self.backend.sample(logits, *self._columns(choices)).tolist()
         return tokens
 
-    def choices(self, requests: Sequence[Request]) -> list[Choice]:
-        """One per request; GREEDY itself for each that takes the largest logit."""
+    def choices(self, rows: Sequence[Row]) -> list[Choice]:
+        """One per row; GREEDY itself for each that takes the largest logit.
+
+        The random number of a place in the output is the same with drafts and without.
+        """
         choices: list[Choice] = []
-        for request in requests:
-            params = request.sampling_params
+        for row in rows:
+            params = row.request.sampling_params
             if params.greedy:
                 choices.append(GREEDY)
                 continue
-            seed = request_seed(self.seed, request)
-            offset = request.num_output_tokens
+            seed = request_seed(self.seed, row.request)
+            offset = row.num_output_tokens
             choices.append(
                 Choice(params.temperature, params.top_k, params.top_p, seed, offset, params.min_p)
             )
         return choices
 
-    def adjustments(self, requests: Sequence[Request]) -> list[Adjustment] | None:
-        """One per request, UNCHANGED itself where there is none; None when nobody has one."""
-        adjustments = [self._adjustment(request) for request in requests]
+    def adjustments(self, rows: Sequence[Row]) -> list[Adjustment] | None:
+        """One per row, UNCHANGED itself where there is none; None when nobody has one."""
+        adjustments = [self._adjustment(row) for row in rows]
         return None if all(each is UNCHANGED for each in adjustments) else adjustments
 
-    def _adjustment(self, request: Request) -> Adjustment:
-        params = request.sampling_params
-        banned = suppressed_token_ids(request.num_output_tokens, params, self.eos_token_ids)
+    def _adjustment(self, row: Row) -> Adjustment:
+        params = row.request.sampling_params
+        banned = suppressed_token_ids(row.num_output_tokens, params, self.eos_token_ids)
         adjustment = Adjustment(
             params.repetition_penalty, params.presence_penalty, params.frequency_penalty, banned
         )
@@ -137,22 +159,22 @@ class Sampler:
             self._greedy_columns[len(choices)] = columns
         return columns
 
-    def _process(
-        self, logits: Tensor, requests: Sequence[Request], choices: Sequence[Choice]
-    ) -> Tensor:
+    def _process(self, logits: Tensor, rows: Sequence[Row], choices: Sequence[Choice]) -> Tensor:
         """Adjusted logits, those below min_p left out; the logits themselves if nobody asks."""
         import paddle
 
-        adjustments = self.adjustments(requests)
+        adjustments = self.adjustments(rows)
         if adjustments is None and not any(choice.min_p for choice in choices):
             return logits
-        rows = logits.numpy().copy()
-        adjustments = adjustments or [UNCHANGED] * len(requests)
-        for row, request, adjustment, choice in zip(
-            rows, requests, adjustments, choices, strict=True
+        changed = logits.numpy().copy()
+        adjustments = adjustments or [UNCHANGED] * len(rows)
+        for values, row, adjustment, choice in zip(
+            changed, rows, adjustments, choices, strict=True
         ):
             if adjustment is not UNCHANGED:
-                adjust(row, adjustment, request.token_ids, request.num_prompt_tokens)
+                tokens = [*row.request.token_ids, *row.drafts]
+                adjust(values, adjustment, tokens, row.request.num_prompt_tokens)
             if choice.min_p:
-                row[row < row.max() + choice.temperature * np.log(choice.min_p)] = -np.inf
-        return paddle.to_tensor(rows, place=logits.place)
+                least = values.max() + choice.temperature * np.log(choice.min_p)
+                values[values < least] = -np.inf
+        return paddle.to_tensor(changed, place=logits.place)

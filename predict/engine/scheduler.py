@@ -180,6 +180,11 @@ class Scheduler:
         """Requests in the batch, at most max_num_seqs."""
         return len(self._running)
 
+    @property
+    def decoding(self) -> list[Request]:
+        """Running requests whose next step is one token, in arrival order."""
+        return [r for r in self._running if len(r.token_ids) - r.num_computed_tokens == 1]
+
     def has_unfinished(self) -> bool:
         """Whether `schedule` has anything to do."""
         return bool(self._requests)

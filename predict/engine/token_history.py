@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from predict import cuda
 from predict.device import Device
-from predict.engine.sampler import Adjustment
+from predict.engine.sampler import Adjustment, Row
 from predict.request import Request, RequestStatus
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ class TokenHistory:
     def __init__(self, device: Device, num_slots: int, max_length: int, vocab_size: int):
         import paddle
 
-        self.tokens: Tensor = paddle.zeros([num_slots, max_length], "int32")
-        self.counts: Tensor = paddle.zeros([num_slots, vocab_size], "int32")
+        self.tokens: Tensor = paddle.zeros([num_slots, max_length], "int32", device=device.place())
+        self.counts: Tensor = paddle.zeros([num_slots, vocab_size], "int32", device=device.place())
         self._device = device
         self._slots: dict[int, tuple[int, Request]] = {}  # by request id
         self._free = list(range(num_slots))
@@ -68,20 +68,21 @@ def write_penalties(
     columns: npt.NDArray[np.int32],
     bias: npt.NDArray[np.int32],
     adjustments: Sequence[Adjustment],
-    requests: Sequence[Request],
+    rows: Sequence[Row],
     history: TokenHistory,
 ) -> None:
     """Fills `penalties` [8, P] and `bias` [2, K] of ops.adjust_logits; rows behind have no work."""
     columns[:] = 0
     columns[3] = NO_SLOT
     num_pairs = 0
-    for row, (adjustment, request) in enumerate(zip(adjustments, requests, strict=True)):
+    for index, (adjustment, row) in enumerate(zip(adjustments, rows, strict=True)):
         if adjustment.reads_history:
-            columns[:3, row] = np.array(adjustment[:3], np.float32).view(np.int32)
+            request = row.request
+            columns[:3, index] = np.array(adjustment[:3], np.float32).view(np.int32)
             slot = history.slot(request)
-            columns[3:6, row] = slot, request.num_tokens, request.num_prompt_tokens
+            columns[3:6, index] = slot, request.num_tokens, request.num_prompt_tokens
         end = num_pairs + len(adjustment.banned)
         bias[0, num_pairs:end] = adjustment.banned
-        columns[6:, row] = num_pairs, end
+        columns[6:, index] = num_pairs, end
         num_pairs = end
     bias[1] = np.array(-np.inf, np.float32).view(np.int32)

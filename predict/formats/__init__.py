@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+from predict.config import EngineConfig
 from predict.errors import UserError
 from predict.nn.checkpoint import Checkpoint
 from predict.nn.hf_config import ConfigReader
@@ -17,7 +18,7 @@ from predict.nn.weights import LinearPlan, WeightPlan, WeightSource
 from predict.quantization import GROUPED, QuantSettings, parse_quant_type
 from predict.schemes import Quantized
 
-__all__ = ["Layout", "layout_of"]
+__all__ = ["Layout", "layout_of", "with_stored_cache"]
 
 
 class Layout(Protocol):
@@ -96,6 +97,26 @@ def layout_of(
     layout: StoredLayout = kind(config, where, checkpoint, source, settings, plan)
     _check_same(settings, layout.schemes, where)
     return layout
+
+
+def with_stored_cache(config: EngineConfig, reader: ConfigReader) -> EngineConfig:
+    """The config, with the cache type that the checkpoint's quant_type brings along (a8w8c8).
+
+    Raises UserError where --cachekv_int8_type asks for another one.
+    """
+    stored = quantization_config(reader) or {}
+    if stored.get("quant_method") is not None or "quant_type" not in stored:
+        return config
+    brings = parse_quant_type(str(stored["quant_type"])).cache_type
+    if brings is None or config.cachekv_int8_type == brings:
+        return config
+    if config.cachekv_int8_type is not None:
+        raise UserError(
+            f"{reader.path}: quantization_config says quant_type {stored['quant_type']}, whose "
+            f"cache is {brings}, and --cachekv_int8_type asks for {config.cachekv_int8_type}; "
+            "leave --cachekv_int8_type out"
+        )
+    return replace(config, cachekv_int8_type=brings)
 
 
 def quantization_config(reader: ConfigReader) -> Mapping[str, Any] | None:

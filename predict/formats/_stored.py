@@ -106,7 +106,10 @@ class Stored:
 
     def scales(self, name: str) -> npt.NDArray[np.float32]:
         """The float tensor; raises UserError where it holds a NaN or an infinity."""
-        values = to_float32(self.checkpoint.read(name))
+        values = self.checkpoint.read(name)
+        if self.checkpoint.tensors[name].dtype == "F8_E8M0":  # bare exponents
+            values = np.where(values == 255, np.nan, np.exp2(values.astype(np.float32) - 127))
+        values = to_float32(values)
         if not np.isfinite(values).all():
             raise UserError(
                 f"{self.checkpoint.directory}: {name} holds "

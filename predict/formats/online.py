@@ -14,7 +14,10 @@ DENSE = "dense"
 
 
 class Online:
-    """See predict.formats.Layout. The names of a dense checkpoint: prefix.weight, prefix.bias."""
+    """See predict.formats.Layout. The names of a dense checkpoint: prefix.weight, prefix.bias.
+
+    Raises UserError where a name to skip is no linear's.
+    """
 
     ignored: tuple[str, ...] = ()
 
@@ -22,6 +25,14 @@ class Online:
         self.source = source
         self.settings = settings
         self.head = plan.head
+        linears = [*plan.linears(), plan.head]
+        names = [prefix for linear in linears for prefix in linear.prefixes]
+        for part in settings.skip:
+            if not any(part in name for name in names):
+                raise UserError(
+                    f"--skip_list_names {part} is in the name of no linear (the first ones are "
+                    f"{', '.join(names[:7])})"
+                )
 
     def scheme(self, plan: LinearPlan) -> str:
         """See Layout."""
@@ -41,10 +52,12 @@ class Online:
         name = self.scheme(plan)
         scheme, group_size = scheme_of(name), self._group_size(name)
         shape = (plan.out_features, plan.in_features)
-        if name != DENSE and isinstance(self.source, RandomSource):
-            return self.source.quantized(scheme, group_size, shape)
         names = tuple(prefix + ".weight" for prefix in plan.prefixes)
-        return scheme.quantize(self.source.matrix(names, shape), group_size)
+        if name == DENSE:
+            return scheme.quantize(self.source.matrix(names, shape), group_size)
+        if isinstance(self.source, RandomSource):
+            return self.source.quantized(scheme, group_size, shape)
+        return scheme.quantize(self.source.host_matrix(names, shape), group_size)
 
     def _group_size(self, scheme: str) -> int:
         if scheme in GROUPED:

@@ -4,9 +4,11 @@ act_scales.json: "<stem>.activation_quanter": largest |x| of a linear's input; w
 "<stem>.weight_quanter": largest |w| of each output feature (a8w8), or of all (a8w8_fp8). A stem is
 "<model>.layers.N.self_attn.q_proj"; only what follows "layers." is compared, and o_proj.layer,
 down_proj.layer are PaddleNLP's names of the linears that have shift_bias and smooth_weight [K].
-A linear that neither file names is stored in float.
+A linear that neither file names is stored in float. Where shift is on, norms have biases: a norm's
+bias is the shift of the linears that read it.
 
-The tensors have Hugging Face's names and [out, in] matrices here, as `quant` writes them.
+The tensors have Hugging Face's names and [out, in] matrices, as `quant` writes them, or as
+predict.nn.paddle_checkpoint shows PaddleNLP's own.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from predict.errors import UserError
 from predict.formats._stored import Array, Part, Shape, Stored
 from predict.formats.online import DENSE
 from predict.nn.checkpoint import to_float32
+from predict.nn.weights import LinearPlan, WeightPlan
 from predict.quantization import parse_quant_type
 from predict.schemes import Quantized
 
@@ -49,6 +52,16 @@ class PaddleNlp(Stored):
         self.act = read_scales(directory / ACT_FILE, ACT_ENDING)
         self.weight = read_scales(directory / WEIGHT_FILE, WEIGHT_ENDING)
         self.schemes = frozenset({self.quantized})
+        plan: WeightPlan = stored[-1]
+        self.norm_biases = {
+            prefix: norm.removesuffix(".weight") + ".bias"
+            for layer in plan.layers
+            for linear, norm in (
+                (layer.qkv, layer.attention_norm),
+                (layer.gate_up, layer.mlp_norm),
+            )
+            for prefix in linear.prefixes
+        }
 
     def part_scheme(self, part: Part) -> str:
         """See Stored."""
@@ -92,9 +105,21 @@ class PaddleNlp(Stored):
             self._codes(part, fp8),
             scale if fp8 else np.broadcast_to(scale, (part.out_features,)).copy(),
             act_scale=float(act[0] / limit),
-            shift=self._vector(part, SHIFT),
-            smooth=self._vector(part, SMOOTH),
+            shift=self._shift(part),
+            smooth=self._vector(part[SMOOTH]),
         )
+
+    def bias(self, plan: LinearPlan) -> Any:
+        """See Layout. What a norm's bias adds to a linear in float is added to the linear's."""
+        values, shift = super().bias(plan), self._vector(self.norm_biases.get(plan.prefixes[0]))
+        if shift is None or not self._in_float(plan):
+            return values
+        added = to_float32(self.online.read(plan).codes) @ shift
+        return added if values is None else to_float32(values) + added
+
+    def _shift(self, part: Part) -> Array | None:
+        own = self._vector(part[SHIFT])
+        return self._vector(self.norm_biases.get(part.prefix)) if own is None else own
 
     def _codes(self, part: Part, fp8: bool) -> Array:
         """Codes are stored as int8 or e4m3, or as floats of the same values (PaddleNLP's way)."""
@@ -113,9 +138,9 @@ class PaddleNlp(Stored):
             )
         return codes
 
-    def _vector(self, part: Part, ending: str) -> Array | None:
-        name = part[ending]
-        return self.scales(name) if name in self.checkpoint.tensors else None
+    def _vector(self, name: str | None) -> Array | None:
+        there = name is not None and name in self.checkpoint.tensors
+        return self.scales(name) if name is not None and there else None
 
 
 def stem_of(name: str) -> str:

@@ -29,6 +29,7 @@ NUMPY_DTYPES: dict[str, Any] = {
     "BOOL": np.bool_,
     "F8_E4M3": np.uint8,
     "F8_E5M2": np.uint8,
+    "F8_E8M0": np.uint8,
 }
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -99,6 +100,8 @@ class Checkpoint:
     Raises UserError where no safetensors files are found, a shard is missing or a file is broken.
     """
 
+    in_file_order = True  # whether a tensor's bytes in its file are the values that `read` gives
+
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
         self.tensors: dict[str, TensorInfo] = {}
@@ -159,10 +162,13 @@ class Checkpoint:
 
         Not a memory map: its pages would count as this process's memory until the last tensor.
         """
+        return self._read_file(name, self.tensors[name].shape)
+
+    def _read_file(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         info = self.tensors[name]
         dtype = np.dtype(NUMPY_DTYPES[info.dtype])
-        values = np.fromfile(info.file, dtype, math.prod(info.shape), offset=info.offset)
-        return values.reshape(info.shape)
+        values = np.fromfile(info.file, dtype, math.prod(shape), offset=info.offset)
+        return values.reshape(shape)
 
     def read_float(self, names: Iterable[str]) -> npt.NDArray[Any]:
         """The named tensors, one after another along axis 0, in one float dtype (bf16: uint16).

@@ -95,13 +95,28 @@ def forward(
     caches: the tensors of each layer, see predict.kv_formats. They are also outputs because an
     exported program drops an input that no output depends on. tree_mask: see ops.paged_attention.
     """
+    import paddle
+
     hidden = backend.embedding(inputs.token_ids, decoder.embedding, decoder.head)
-    hidden, written = backend.layers(
-        hidden, decoder.layers, caches, decoder.rope, inputs, tree_mask
-    )
-    logits = backend.logits(
-        hidden, decoder.final_norm, decoder.head, inputs.logit_indices, decoder.norm_eps
-    )
+    layers, rope = decoder.layers, decoder.rope
+    written: list[Tensor] = []
+    # A traced program serves both kinds of steps; it takes the way that is right for both.
+    is_decode = paddle.in_dynamic_mode() and len(inputs.token_ids) == len(inputs.logit_indices)
+    if is_decode:
+        hidden, written = backend.layers(hidden, layers, caches, rope, inputs, tree_mask)
+    else:
+        # Behind the last attention only the rows that logits are wanted of are of use.
+        if len(layers) > 1:
+            hidden, written = backend.layers(
+                hidden, layers[:-1], caches[:-1], rope, inputs, tree_mask
+            )
+        hidden, last_written = backend.attention_block(
+            hidden, layers[-1].attention, caches[-1], rope, inputs, tree_mask
+        )
+        written = [*written, *last_written]
+        hidden = backend.embedding(inputs.logit_indices, hidden, decoder.head)
+        hidden = backend.mlp_block(hidden, layers[-1].mlp)
+    logits = backend.logits(hidden, decoder.final_norm, decoder.head, None, decoder.norm_eps)
     return logits, written
 
 

@@ -142,6 +142,9 @@ class WeightSource(Protocol):
     def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Any:
         """`shape`, the named matrices one below the other; an array, or a tensor in its place."""
 
+    def host_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
+        """As `matrix`, always an array: what is rounded is rounded by the host."""
+
     def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
         """[size], the named vectors one after another."""
 
@@ -173,6 +176,10 @@ class CheckpointSource:
         return self.checkpoint.read_float((name,))
 
     def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
+        """See WeightSource."""
+        return self.checkpoint.read_float(names)
+
+    def host_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
         """See WeightSource."""
         return self.checkpoint.read_float(names)
 
@@ -209,6 +216,10 @@ class RandomSource:
         self.used += count
         return np.resize(np.roll(self.values, -start), shape)
 
+    def host_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
+        """See WeightSource."""
+        return RandomSource.matrix(self, names, shape)
+
     def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
         """See WeightSource."""
         return self.matrix(names, (1, size))[0]
@@ -219,7 +230,7 @@ class RandomSource:
     def quantized(self, scheme: Scheme, group_size: int, shape: tuple[int, int]) -> Quantized:
         """A linear [N, K] of random codes: some rows are rounded, and repeated to all N."""
         num_rows = min(shape[0], max(1, self.PERIOD // shape[1]))
-        sample = scheme.quantize(RandomSource.matrix(self, (), (num_rows, shape[1])), group_size)
+        sample = scheme.quantize(self.host_matrix((), (num_rows, shape[1])), group_size)
 
         def repeated(values: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
             if values is None:

@@ -75,17 +75,23 @@ def round_int4(weight: Array, group_size: int) -> tuple[Array, Array]:
         candidates.append(np.where(peak == 0, largest, peak) / np.float32(-8))
         best_error = np.full(largest.shape, np.inf, np.float32)
         best_scale = np.empty_like(largest)
+        rounded = np.empty_like(grouped)
         for candidate in candidates:
-            rounded = np.clip(np.rint(grouped / candidate[:, :, None]), -8, 7)
-            error = rounded * candidate[:, :, None]
-            error -= grouped
-            total = np.einsum("ngk,ngk->ng", error, error)
-            better = total < best_error
-            best_error[better] = total[better]
+            np.multiply(grouped, (1 / candidate)[:, :, None], out=rounded)
+            np.rint(rounded, out=rounded)
+            np.clip(rounded, -8, 7, out=rounded)
+            rounded *= candidate[:, :, None]
+            rounded -= grouped
+            error = np.einsum("ngk,ngk->ng", rounded, rounded)
+            better = error < best_error
+            best_error[better] = error[better]
             best_scale[better] = candidate[better]
         scale[rows] = best_scale
-        rounded = np.clip(np.rint(grouped / best_scale[:, :, None]), -8, 7)
-        codes[rows] = (rounded + INT4_ZERO).reshape(-1, num_columns)
+        np.divide(grouped, best_scale[:, :, None], out=rounded)
+        np.rint(rounded, out=rounded)
+        np.clip(rounded, -8, 7, out=rounded)
+        rounded += INT4_ZERO
+        codes[rows] = rounded.reshape(-1, num_columns)
 
     for_row_blocks(num_rows, num_columns, work)
     return codes, scale

@@ -8,6 +8,7 @@ its own there, so that a read behind its end is seen.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from pathlib import Path
 
@@ -70,28 +71,43 @@ def tour(gpu: devices.Device, dtype: str) -> None:
         for spans in (decode, mixed):
             step = Step(operands, spans, heads, block, num_padding=2)
             hidden = operands.tensor(step.num_tokens, 72).device
-            out, *_ = ops.attention_block(
-                hidden, layer.attention, *step.caches()[1], rope, step.device
+            out, _ = ops.attention_block(
+                hidden, layer.attention, step.caches()[1], rope, step.device
             )
             ops.mlp_block(out, layer.mlp)
             for each in (layer, folded):
                 ops.layers(hidden, [each], [step.caches()[1]], rope, step.device)
-            q, *caches = ops.rope_and_cache_write(
+            q, caches = ops.rope_and_cache_write(
                 operands.tensor(step.num_tokens, heads.qkv_size).device,
                 layer.attention,
-                *step.caches()[1],
+                step.caches()[1],
                 rope,
                 step.device,
             )
-            ops.paged_attention(q, layer.attention, *caches, step.device).cpu()
+            ops.paged_attention(q, layer.attention, tuple(caches), step.device).cpu()
+
+
+def read_beyond(gpu: devices.Device) -> None:
+    """Reads 64 KiB behind a tensor of 1 KiB: what the sanitizer has to report."""
+    import paddle
+    from predict import cuda, library
+
+    tensor, sink = paddle.zeros([256]), paddle.zeros([1])
+    launch = library.require().handle.regatta_launch_read
+    launch.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
+    launch(tensor.data_ptr(), 65 << 10, sink.data_ptr(), cuda.current_stream(gpu))
 
 
 def main() -> int:
-    """Runs the tour in the dtype of the first argument; returns the exit code."""
+    """Runs the tour in the dtype of the first argument, or "beyond"; returns the exit code."""
     gpu = devices.choose("gpu")
     devices.activate(gpu)
-    tour(gpu, sys.argv[1])
     import paddle
+
+    if sys.argv[1] == "beyond":
+        read_beyond(gpu)
+    else:
+        tour(gpu, sys.argv[1])
 
     paddle.device.synchronize()
     print("the tour is done")

@@ -361,17 +361,17 @@ def test_graph_replay_equals_eager_bit_for_bit(gpu: devices.Device, dtype: str) 
                 content[: len(source)] = np.nan_to_num(source)
                 target.set_value(operands.placed(content, dtype))
 
-    addresses = [tensor.data_ptr() for tensor in [*inputs[:-1], caches[0]]]
+    addresses = [tensor.data_ptr() for tensor in [*inputs[:-1], *caches[0]]]
     load(steps[0])
     graph = cuda.GraphPool(gpu).capture(run)
     for step in steps:
         load(step)
-        eager = [numpy_of(tensor) for tensor in (*run(), caches[1])]
+        eager = [numpy_of(tensor) for tensor in (*run(), *caches[1])]
         load(step)
         graph.replay()
-        for got, want in zip((*graph.outputs, caches[1]), eager, strict=True):
+        for got, want in zip((*graph.outputs, *caches[1]), eager, strict=True):
             np.testing.assert_array_equal(numpy_of(got), want)
-    assert addresses == [tensor.data_ptr() for tensor in [*inputs[:-1], caches[0]]]
+    assert addresses == [tensor.data_ptr() for tensor in [*inputs[:-1], *caches[0]]]
 
 
 def sampling_columns(operands: Operands, rows: int) -> list[Any]:

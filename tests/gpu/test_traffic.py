@@ -137,8 +137,8 @@ def test_second_gpu_answers_as_the_first(gpu: devices.Device) -> None:
             llm = LLM(config(case, batch_size=3, **{**SETTINGS, "device": name}))
             assert llm.device is not None
             assert llm.device.index == 1
+            assert devices.memory_info(llm.device).in_use > 0
             check_greedy(llm, case)
-        assert devices.memory_info(llm.device).in_use > 0
     finally:
         devices.activate(gpu)
 

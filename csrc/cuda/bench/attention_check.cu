@@ -1,8 +1,10 @@
-// Checks and times paged_attention: attention_check [check|bench|small]. No framework.
+// Checks and times paged_attention: attention_check [check|small|bench [prefill|decode|latency]].
+// No framework.
 //
 // check: odd shapes against a float64 CPU reference over sampled rows; unused cache slots and the
-// output hold NaN beforehand. small: few of them, for compute-sanitizer. bench: times in CUDA
-// graphs. Build: nvcc -O3 -std=c++17 -Xcompiler -fopenmp -I csrc/include -I csrc/cuda
+// output hold NaN beforehand; rope_and_paged_attention() against its two parts. small: few of them,
+// for compute-sanitizer. bench: times in CUDA graphs. Build: nvcc -O3 -std=c++17 -Xcompiler
+// -fopenmp -I csrc/include -I csrc/cuda
 //        -gencode=arch=compute_90a,code=sm_90a csrc/cuda/attention*.cu
 //        csrc/cuda/bench/attention_check.cu
 #include <algorithm>
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "common.cuh"
+#include "kv_host.h"
 #include "regatta/cuda_ops.h"
 
 using namespace regatta;
@@ -47,14 +50,31 @@ __global__ void fill_random(T* p, int64_t n, uint64_t seed) {
   }
 }
 
-// Unused slots of a cache become NaN.
-template <class T>
-__global__ void poison(T* cache, const uint8_t* used, int64_t num_rows, int heads, int block_size,
-                       int dim) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < num_rows * dim;
+// Codes: any, but for e4m3's NaN.
+__global__ void fill_codes(uint8_t* p, int64_t n, uint64_t seed, bool e4m3) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n;
        i += int64_t{gridDim.x} * blockDim.x) {
-    const int64_t row = i / dim, block = row / (int64_t{heads} * block_size);
-    if (!used[block * block_size + row % block_size]) cache[i] = cuda::Traits<T>::from_float(NAN);
+    const uint8_t code = mix(seed * 0x9e3779b97f4a7c15ull + i);
+    p[i] = e4m3 ? (code & 0x80) | (code & 0x7f) % 0x48 : code == 0 ? 1 : code;
+  }
+}
+
+// Scales such that elements are about 1, different from row to row; minima that suit int4.
+__global__ void fill_scales(float* p, int64_t n, uint64_t seed, int floats, float unit) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    const float x = mix(seed * 0x9e3779b97f4a7c15ull + i) / 4294967296.f;
+    p[i] = floats == 2 && i % 2 == 1 ? -1.7f + x * 0.4f : unit * (0.5f + x);
+  }
+}
+
+// Rows of unused slots become 0xff, NaN in every float type.
+__global__ void poison(uint8_t* cache, const uint8_t* used, int64_t num_rows, int heads,
+                       int block_size, int row_bytes) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < num_rows * row_bytes;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    const int64_t row = i / row_bytes, block = row / (int64_t{heads} * block_size);
+    if (!used[block * block_size + row % block_size]) cache[i] = 0xff;
   }
 }
 
@@ -68,6 +88,8 @@ struct Case {
   int heads, kv_heads, dim, block_size;
   int window = -1;
   int padding = 0;  // tokens behind the last span
+  KvFormat format = KvFormat::kDense;
+  bool tree = false;  // spans of up to 32 tokens are random trees
 };
 
 template <class T>
@@ -75,9 +97,14 @@ struct Setup {
   Case c;
   DType dtype = cuda::Traits<T>::dtype;
   int layers;
-  int64_t num_tokens = 0, num_blocks = 0, max_blocks = 0, cache_elements = 0;
+  int64_t num_tokens = 0, num_blocks = 0, max_blocks = 0;
+  int64_t cache_rows = 0, cache_bytes = 0, scale_count = 0;  // of a layer's keys
   std::vector<int32_t> cu{0}, ctx, table;
-  T *q, *k, *v, *out;
+  std::vector<uint32_t> tree;  // [T], one word per token
+  uint32_t* d_tree;
+  T *q, *out;
+  uint8_t *k, *v;
+  float *k_scale, *v_scale;
   int32_t *d_cu, *d_ctx, *d_table;
   void* workspace;
   int64_t workspace_bytes;
@@ -111,12 +138,25 @@ struct Setup {
         used[int64_t{id} * c.block_size + p % c.block_size] = 1;
       }
     }
-    cache_elements = num_blocks * c.kv_heads * c.block_size * c.dim;
+    const KvFormatInfo info = kv_format_info(c.format);
+    const int64_t row_bytes = kv_row_bytes(c.format, c.dim, sizeof(T));
+    cache_rows = num_blocks * c.kv_heads * c.block_size;
+    cache_bytes = cache_rows * row_bytes;
+    scale_count = info.scale_floats * (info.token_scales ? cache_rows : c.kv_heads);
     const int64_t q_elements = std::max<int64_t>(num_tokens, 1) * c.heads * c.dim;
     CHECK(cudaMalloc(&q, q_elements * sizeof(T)));
     CHECK(cudaMalloc(&out, q_elements * sizeof(T)));
-    CHECK(cudaMalloc(&k, layers * cache_elements * sizeof(T)));
-    CHECK(cudaMalloc(&v, layers * cache_elements * sizeof(T)));
+    for (uint8_t** p : {&k, &v}) CHECK(cudaMalloc(p, layers * cache_bytes));
+    for (float** p : {&k_scale, &v_scale}) CHECK(cudaMalloc(p, layers * scale_count * 4 + 16));
+    tree.assign(num_tokens + 1, 1);
+    for (size_t b = 0; b < c.spans.size(); ++b) {
+      for (int t = 0; t < std::min(c.spans[b].num_tokens, 32);
+           ++t) {  // a parent's ancestors and itself
+        tree[cu[b] + t] = 1u << t | (t > 0 && rng() % 4 ? tree[cu[b] + rng() % t] : 0u);
+      }
+    }
+    CHECK(cudaMalloc(&d_tree, tree.size() * 4));
+    CHECK(cudaMemcpy(d_tree, tree.data(), tree.size() * 4, cudaMemcpyHostToDevice));
     CHECK(cudaMalloc(&d_cu, cu.size() * 4));
     CHECK(cudaMalloc(&d_ctx, ctx.size() * 4));
     CHECK(cudaMalloc(&d_table, table.size() * 4));
@@ -127,14 +167,32 @@ struct Setup {
     CHECK(cudaMemcpy(d_ctx, ctx.data(), ctx.size() * 4, cudaMemcpyHostToDevice));
     CHECK(cudaMemcpy(d_table, table.data(), table.size() * 4, cudaMemcpyHostToDevice));
     fill_random<<<1024, 256>>>(q, q_elements, 1);
-    fill_random<<<1024, 256>>>(k, layers * cache_elements, 2);
-    fill_random<<<1024, 256>>>(v, layers * cache_elements, 3);
+    const bool dense = c.format == KvFormat::kDense;
+    for (uint8_t* p : {k, v}) {
+      const uint64_t seed = p == k ? 2 : 3;
+      if (dense) {
+        fill_random<<<1024, 256>>>(reinterpret_cast<T*>(p), layers * cache_bytes / sizeof(T), seed);
+      } else {
+        fill_codes<<<1024, 256>>>(p, layers * cache_bytes, seed, c.format == KvFormat::kFp8);
+      }
+    }
+    const float unit = c.format == KvFormat::kInt4  ? 0.2f
+                       : c.format == KvFormat::kFp8 ? 1.f
+                                                    : 0.015f;
+    for (float* p : {k_scale, v_scale}) {
+      fill_scales<<<1024, 256>>>(p, layers * scale_count, p == k_scale ? 4 : 5, info.scale_floats,
+                                 unit);
+    }
     for (int layer = 0; layer < layers; ++layer) {
-      const int64_t rows = num_blocks * c.kv_heads * c.block_size;
-      poison<<<1024, 256>>>(k + layer * cache_elements, d_used, rows, c.kv_heads, c.block_size,
-                            c.dim);
-      poison<<<1024, 256>>>(v + layer * cache_elements, d_used, rows, c.kv_heads, c.block_size,
-                            c.dim);
+      for (uint8_t* p : {k, v}) {
+        poison<<<1024, 256>>>(p + layer * cache_bytes, d_used, cache_rows, c.kv_heads, c.block_size,
+                              static_cast<int>(row_bytes));
+      }
+      if (!info.token_scales) continue;
+      for (float* p : {k_scale, v_scale}) {
+        poison<<<1024, 256>>>(reinterpret_cast<uint8_t*>(p + layer * scale_count), d_used,
+                              cache_rows, c.kv_heads, c.block_size, info.scale_floats * 4);
+      }
     }
     CHECK(cudaMemset(out, 0xff, q_elements * sizeof(T)));
     workspace_bytes = cuda::paged_attention_workspace_bytes(params(0), limits);
@@ -145,8 +203,9 @@ struct Setup {
   }
   ~Setup() {
     for (void* p : {static_cast<void*>(q), static_cast<void*>(k), static_cast<void*>(v),
-                    static_cast<void*>(out), static_cast<void*>(d_cu), static_cast<void*>(d_ctx),
-                    static_cast<void*>(d_table), workspace}) {
+                    static_cast<void*>(k_scale), static_cast<void*>(v_scale),
+                    static_cast<void*>(d_tree), static_cast<void*>(out), static_cast<void*>(d_cu),
+                    static_cast<void*>(d_ctx), static_cast<void*>(d_table), workspace}) {
       CHECK(cudaFree(p));
     }
   }
@@ -154,13 +213,17 @@ struct Setup {
     PagedAttentionParams p;
     p.dtype = dtype;
     p.q = q;
-    p.cache.key = k + layer * cache_elements;
-    p.cache.value = v + layer * cache_elements;
+    p.cache.key = k + layer * cache_bytes;
+    p.cache.value = v + layer * cache_bytes;
+    p.cache.format = c.format;
+    p.cache.key_scale = k_scale + layer * scale_count;
+    p.cache.value_scale = v_scale + layer * scale_count;
     p.cache.num_blocks = num_blocks;
     p.cache.block_size = c.block_size;
     p.batch.cu_seqlens_q = d_cu;
     p.batch.context_lens = d_ctx;
     p.batch.block_tables = d_table;
+    if (c.tree) p.batch.tree_mask = reinterpret_cast<int32_t*>(d_tree), p.batch.tree_words = 1;
     p.batch.num_tokens = num_tokens;
     p.batch.num_seqs = static_cast<int64_t>(c.spans.size());
     p.batch.max_blocks = max_blocks;
@@ -182,20 +245,20 @@ struct Setup {
   }
 };
 
-float host_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-float host_float(__half x) { return __half2float(x); }
-float host_float(float x) { return x; }
-
 // Relative error over sampled rows; infinite when an output is NaN or padding is not 0.
 template <class T>
 double error_of(const Setup<T>& s, int64_t budget) {
   const Case& c = s.c;
   const int64_t n = s.num_tokens * c.heads * c.dim;
-  std::vector<T> q(n), out(n), k(s.cache_elements), v(s.cache_elements);
+  std::vector<T> q(n), out(n);
+  std::vector<uint8_t> k(s.cache_bytes), v(s.cache_bytes);
+  std::vector<float> k_scale(s.scale_count), v_scale(s.scale_count);
   CHECK(cudaMemcpy(q.data(), s.q, n * sizeof(T), cudaMemcpyDeviceToHost));
   CHECK(cudaMemcpy(out.data(), s.out, n * sizeof(T), cudaMemcpyDeviceToHost));
-  CHECK(cudaMemcpy(k.data(), s.k, k.size() * sizeof(T), cudaMemcpyDeviceToHost));
-  CHECK(cudaMemcpy(v.data(), s.v, v.size() * sizeof(T), cudaMemcpyDeviceToHost));
+  CHECK(cudaMemcpy(k.data(), s.k, k.size(), cudaMemcpyDeviceToHost));
+  CHECK(cudaMemcpy(v.data(), s.v, v.size(), cudaMemcpyDeviceToHost));
+  CHECK(cudaMemcpy(k_scale.data(), s.k_scale, k_scale.size() * 4, cudaMemcpyDeviceToHost));
+  CHECK(cudaMemcpy(v_scale.data(), s.v_scale, v_scale.size() * 4, cudaMemcpyDeviceToHost));
   for (int64_t i = 0; i < n; ++i) {
     if (!std::isfinite(host_float(out[i]))) return INFINITY;
     if (i >= int64_t{s.cu.back()} * c.heads * c.dim && host_float(out[i]) != 0.f) return INFINITY;
@@ -223,28 +286,40 @@ double error_of(const Setup<T>& s, int64_t budget) {
     const Span span = c.spans[jobs[j].seq];
     const int kv = jobs[j].head / (c.heads / c.kv_heads);
     const int64_t row = (int64_t{s.cu[jobs[j].seq]} + jobs[j].token) * c.heads + jobs[j].head;
-    const int last = span.context_len - span.num_tokens + jobs[j].token;
-    const int first = c.window < 0 ? 0 : std::max(0, last - c.window + 1);
+    const int before = span.context_len - span.num_tokens;
+    const bool tree = c.tree && span.num_tokens <= 32;
+    const uint32_t mask = s.tree[s.cu[jobs[j].seq] + jobs[j].token];
+    const int last = tree ? span.context_len - 1 : before + jobs[j].token;
+    const int depth = tree ? before + __builtin_popcount(mask) - 1 : last;
+    const int first = c.window < 0 ? 0 : std::max(0, depth - c.window + 1);
+    auto seen = [&](int p) { return !tree || p < before || (mask >> (p - before) & 1); };
     std::vector<double> logits(std::max(0, last + 1), 0.0);
     auto at = [&](int p) {
       const int64_t block = s.table[jobs[j].seq * s.max_blocks + p / c.block_size];
-      return ((block * c.kv_heads + kv) * c.block_size + p % c.block_size) * c.dim;
+      return (block * c.kv_heads + kv) * c.block_size + p % c.block_size;
+    };
+    auto element = [&](const std::vector<uint8_t>& cache, const std::vector<float>& scales,
+                       int64_t at_row, int d) {
+      return double(cache_element<T>(c.format, cache.data(), scales.data(), at_row, kv, d, c.dim));
     };
     double top = -INFINITY, sum = 0;
     for (int p = first; p <= last; ++p) {
-      const T* key = &k[at(p)];
+      logits[p] = -INFINITY;
+      if (!seen(p)) continue;
+      const int64_t key = at(p);
       double x = 0;
       for (int d = 0; d < c.dim; ++d)
-        x += double(host_float(q[row * c.dim + d])) * host_float(key[d]);
+        x += double(host_float(q[row * c.dim + d])) * element(k, k_scale, key, d);
       logits[p] = x / std::sqrt(double(c.dim));
       top = std::max(top, logits[p]);
     }
     std::vector<double> expected(c.dim, 0.0);
     for (int p = first; p <= last; ++p) {
+      if (!seen(p)) continue;
       const double w = std::exp(logits[p] - top);
       sum += w;
-      const T* value = &v[at(p)];
-      for (int d = 0; d < c.dim; ++d) expected[d] += w * host_float(value[d]);
+      const int64_t value = at(p);
+      for (int d = 0; d < c.dim; ++d) expected[d] += w * element(v, v_scale, value, d);
     }
     for (int d = 0; d < c.dim; ++d) {
       const double want = sum > 0 ? expected[d] / sum : 0.0;
@@ -256,7 +331,8 @@ double error_of(const Setup<T>& s, int64_t budget) {
   return norm > 0 ? std::sqrt(difference / norm) : difference;
 }
 
-int failures = 0;
+int failures = 0, checks = 0;
+bool verbose = false;
 
 template <class T>
 void check(const Case& c, const char* kernel, double tolerance) {
@@ -265,7 +341,7 @@ void check(const Case& c, const char* kernel, double tolerance) {
   const int64_t bytes = s.num_tokens * c.heads * c.dim * sizeof(T);
   s.run(0, nullptr, false);
   CHECK(cudaDeviceSynchronize());
-  const double error = error_of(s, 40'000'000);
+  const double error = error_of(s, 10'000'000);
   // Again, from a graph with programmatic dependent launches: same bits.
   std::vector<uint8_t> once(bytes), again(bytes);
   CHECK(cudaMemcpy(once.data(), s.out, bytes, cudaMemcpyDeviceToHost));
@@ -288,10 +364,134 @@ void check(const Case& c, const char* kernel, double tolerance) {
   const bool ok = error < tolerance && same;
   failures += !ok;
   if (!ok) std::printf("FAILED ");
-  std::printf("%-8s %-8s %-28s D %3d heads %2d/%2d block %3d window %5d: %.1e%s\n", kernel,
-              dtype_name(s.dtype), c.name.c_str(), c.dim, c.heads, c.kv_heads, c.block_size,
-              c.window, error, same ? "" : " (replay differs)");
-  std::fflush(stdout);
+  if (!ok || verbose) {
+    std::printf("%-8s %-8s %-12s %-22s D %3d heads %2d/%2d block %3d window %5d: %.1e%s\n", kernel,
+                dtype_name(s.dtype), kv_format_info(c.format).name, c.name.c_str(), c.dim, c.heads,
+                c.kv_heads, c.block_size, c.window, error, same ? "" : " (replay differs)");
+    std::fflush(stdout);
+  }
+  ++checks;
+}
+
+// rope_and_paged_attention() against rope_and_cache_write() and paged_attention(): what they leave
+// in the caches, bit for bit, and their outputs. Spans of one token.
+template <class T>
+void check_fused(const Case& c, int rotary, bool norms) {
+  unsetenv("REGATTA_KERNEL");
+  Setup<T> s(c);
+  const int64_t tokens = s.num_tokens, all = c.heads + 2 * c.kv_heads;
+  std::vector<int32_t> positions(tokens, 0), slots(tokens, -1);
+  for (size_t b = 0; b < c.spans.size(); ++b) {
+    if (c.spans[b].num_tokens == 0) continue;
+    const int p = c.spans[b].context_len - 1, t = s.cu[b];
+    positions[t] = std::max(p, 0);
+    if (p >= 0 && b % 5 != 3) {  // some are written nowhere
+      slots[t] = s.table[b * s.max_blocks + p / c.block_size] * c.block_size + p % c.block_size;
+    }
+  }
+  T *qkv, *q_norm, *k_norm, *q;
+  float* angles;
+  int32_t *d_positions, *d_slots;
+  const int num_positions = static_cast<int>(s.limits.max_context_len) + 1;
+  CHECK(cudaMalloc(&qkv, tokens * all * c.dim * sizeof(T)));
+  CHECK(cudaMalloc(&q, tokens * c.heads * c.dim * sizeof(T)));
+  CHECK(cudaMalloc(&q_norm, c.dim * sizeof(T)));
+  CHECK(cudaMalloc(&k_norm, c.dim * sizeof(T)));
+  CHECK(cudaMalloc(&angles, int64_t{num_positions} * rotary * 4));
+  CHECK(cudaMalloc(&d_positions, tokens * 4));
+  CHECK(cudaMalloc(&d_slots, tokens * 4));
+  fill_random<<<64, 256>>>(qkv, tokens * all * c.dim, 11);
+  fill_random<<<64, 256>>>(q_norm, c.dim, 12);
+  fill_random<<<64, 256>>>(k_norm, c.dim, 13);
+  fill_random<<<64, 256>>>(angles, int64_t{num_positions} * rotary, 14);
+  CHECK(cudaMemcpy(d_positions, positions.data(), tokens * 4, cudaMemcpyHostToDevice));
+  CHECK(cudaMemcpy(d_slots, slots.data(), tokens * 4, cudaMemcpyHostToDevice));
+  const PagedAttentionParams attention = [&] {
+    PagedAttentionParams p = s.params(0);
+    p.q = q;
+    return p;
+  }();
+  RopeAndCacheWriteParams rope;
+  rope.dtype = s.dtype;
+  rope.qkv = qkv, rope.positions = d_positions, rope.slot_mapping = d_slots;
+  rope.rope_cache = angles;
+  rope.q_norm = norms ? q_norm : nullptr, rope.k_norm = norms ? k_norm : nullptr;
+  rope.cache = attention.cache;
+  rope.q_out = q;
+  rope.num_tokens = tokens, rope.num_heads = c.heads, rope.num_kv_heads = c.kv_heads;
+  rope.head_dim = c.dim, rope.rotary_dim = rotary, rope.num_positions = num_positions;
+  rope.epsilon = 1e-6f;
+  struct Result {
+    std::vector<uint8_t> cache;
+    std::vector<T> out;
+  };
+  const int64_t out_count = tokens * c.heads * c.dim;
+  std::vector<uint8_t> before[4];
+  const std::pair<void*, int64_t> parts[4] = {{s.k, s.cache_bytes},
+                                              {s.v, s.cache_bytes},
+                                              {s.k_scale, s.scale_count * 4},
+                                              {s.v_scale, s.scale_count * 4}};
+  for (int i = 0; i < 4; ++i) {
+    before[i].resize(parts[i].second);
+    CHECK(cudaMemcpy(before[i].data(), parts[i].first, parts[i].second, cudaMemcpyDeviceToHost));
+  }
+  auto collect = [&](bool fused) {
+    for (int i = 0; i < 4; ++i) {
+      CHECK(cudaMemcpy(parts[i].first, before[i].data(), parts[i].second, cudaMemcpyHostToDevice));
+    }
+    CHECK(cudaMemset(s.out, 0xff, out_count * sizeof(T)));
+    Status status;
+    if (fused) {
+      status = cuda::rope_and_paged_attention(rope, attention, s.limits, s.workspace,
+                                              s.workspace_bytes, {nullptr, true});
+    } else {
+      status = cuda::rope_and_cache_write(rope, {nullptr, false});
+      if (status.ok()) {
+        status = cuda::paged_attention(attention, s.limits, s.workspace, s.workspace_bytes,
+                                       {nullptr, false});
+      }
+    }
+    if (!status.ok()) {
+      std::printf("%s: %s\n", c.name.c_str(), status.message().c_str());
+      std::exit(1);
+    }
+    CHECK(cudaDeviceSynchronize());
+    Result r;
+    for (int i = 0; i < 4; ++i) {
+      const size_t at = r.cache.size();
+      r.cache.resize(at + parts[i].second);
+      CHECK(cudaMemcpy(&r.cache[at], parts[i].first, parts[i].second, cudaMemcpyDeviceToHost));
+    }
+    r.out.resize(out_count);
+    CHECK(cudaMemcpy(r.out.data(), s.out, out_count * sizeof(T), cudaMemcpyDeviceToHost));
+    return r;
+  };
+  const Result apart = collect(false), together = collect(true);
+  double difference = 0, norm = 0;
+  for (int64_t i = 0; i < out_count; ++i) {
+    // Where the new token is written nowhere, only the fused kernel sees it.
+    const int64_t t = i / (int64_t{c.heads} * c.dim);
+    if (t < s.cu.back() && slots[t] < 0) continue;
+    const double a = host_float(apart.out[i]), b = host_float(together.out[i]);
+    difference += (a - b) * (a - b), norm += a * a;
+    if (!std::isfinite(b)) difference = INFINITY;
+  }
+  const double error = std::sqrt(difference / std::max(norm, 1e-30));
+  const bool same = apart.cache == together.cache;
+  const bool ok = same && error < 6e-3;
+  failures += !ok;
+  if (!ok || verbose) {
+    std::printf("%sfused %-8s %-12s %-22s D %3d/%3d heads %2d/%2d block %3d window %5d: %.1e%s\n",
+                ok ? "" : "FAILED ", dtype_name(s.dtype), kv_format_info(c.format).name,
+                c.name.c_str(), c.dim, rotary, c.heads, c.kv_heads, c.block_size, c.window, error,
+                same ? "" : " (caches differ)");
+    std::fflush(stdout);
+  }
+  ++checks;
+  for (void* p : {(void*)qkv, (void*)q, (void*)q_norm, (void*)k_norm, (void*)angles,
+                  (void*)d_positions, (void*)d_slots}) {
+    CHECK(cudaFree(p));
+  }
 }
 
 void check_all(bool small) {
@@ -322,15 +522,65 @@ void check_all(bool small) {
   }
   if (!small) cases.push_back({"128k", very_long, 8, 2, 128, 64});
   for (const Case& c : cases) {
-    const bool wgmma = c.dim == 64 || c.dim == 128 || c.dim == 256;
     for (const char* kernel : {"sm90", "sm80"}) {
-      if (std::string(kernel) == "sm90" && !wgmma) continue;
       check<__nv_bfloat16>(c, kernel, 6e-3);
       if (!small || c.dim == 128) check<__half>(c, kernel, 1e-3);
     }
     if (c.heads == 8 && c.name != "128k") check<float>(c, "generic", 1e-5);
   }
-  std::printf("%d failures\n", failures);
+  for (int window : {-1, 20}) {
+    Case c{"trees", {{7, 7}, {1, 40}, {32, 300}, {0, 0}, {12, 1200}, {300, 400}},
+           8,       2,
+           128,     32,
+           window,  2};
+    c.tree = true;
+    check<__nv_bfloat16>(c, "sm90", 6e-3);
+    check<float>(c, "generic", 1e-5);
+    c.dim = 80, c.format = KvFormat::kInt8Dynamic;
+    c.spans.pop_back();
+    check<__half>(c, "sm90", 2e-3);
+  }
+  std::vector<Span> ones;  // of one token, for the fused kernel
+  for (const Span& s : odd) ones.push_back({s.num_tokens, s.context_len});
+  ones.push_back({1, 5000});
+  const std::vector<Span> drafts = {{4, 4}, {1, 77}, {5, 200}, {3, 1000}};
+  const KvFormat formats[] = {KvFormat::kDense, KvFormat::kInt8Static, KvFormat::kInt8Dynamic,
+                              KvFormat::kFp8, KvFormat::kInt4};
+  for (KvFormat format : formats) {
+    for (int dim : {64, 80, 96, 128, 256}) {
+      int which = 0;
+      for (Heads h : {Heads{4, 4}, Heads{8, 2}, Heads{14, 2}, Heads{16, 2}, Heads{20, 1}}) {
+        const int block = 16 << which++ % 4;
+        const bool tensor = format != KvFormat::kInt4 || dim % 32 == 0;
+        if (format != KvFormat::kDense && h.heads != 8 && h.heads != 14 && h.heads != 20) continue;
+        for (int window : {-1, 100}) {
+          Case c{"ones", ones, h.heads, h.kv_heads, dim, block, window, 3, format};
+          check_fused<__nv_bfloat16>(c, dim, false);
+          check_fused<__half>(c, dim == 128 ? 64 : dim, true);
+          if (format == KvFormat::kDense) continue;
+          if (tensor) check<__nv_bfloat16>(c, "sm90", 6e-3);
+          if (tensor) check<__half>(c, "sm90", 2e-3);
+          c.name = "drafts", c.spans = drafts;
+          if (tensor) check<__nv_bfloat16>(c, "sm90", 6e-3);
+          c.name = "mixed", c.spans = mixed;
+          check<__nv_bfloat16>(c, "generic", 6e-3);
+          if (dim == 64 || dim == 128 || dim == 256) {
+            check<__nv_bfloat16>(c, "sm90", 8e-3);
+            check<__half>(c, "sm90", 2e-3);
+            c.name = "prompts", c.spans = prompts;
+            check<__nv_bfloat16>(c, "sm90", 8e-3);
+          }
+          if (small || h.heads != 8) break;
+        }
+        if (small) break;
+      }
+      if (small || format == KvFormat::kDense) continue;
+      if (format == KvFormat::kInt4 && dim % 32 != 0) continue;
+      Case c{"4k and 32k", {{1, 4096}, {1, 32768}, {1, 4097}}, 8, 2, dim, 64, -1, 0, format};
+      check<__nv_bfloat16>(c, "sm90", 6e-3);
+    }
+  }
+  std::printf("%d checks, %d failures\n", checks, failures);
 }
 
 // Microseconds per launch: a graph of all layers with programmatic dependent launches, replayed.
@@ -368,52 +618,210 @@ double time_case(const Case& c, int layers, const char* kernel) {
 }
 
 void bench_prefill(const char* kernel, int heads, int kv_heads, int dim, int batch, int length,
-                   int block) {
+                   int block, KvFormat format = KvFormat::kDense) {
   Case c{"prefill", std::vector<Span>(batch, Span{length, length}), heads, kv_heads, dim, block};
+  c.format = format;
   const double us = time_case<__nv_bfloat16>(c, 1, kernel);
   const double flops = 2.0 * batch * heads * dim * double(length) * length;  // half of 4 D n^2
   std::printf(
-      "prefill %s  heads %2d/%2d D %3d block %3d  %2d x %5d: %9.1f us %6.1f TFLOP/s (%.0f %% of "
+      "prefill %s %-12s heads %2d/%2d D %3d block %3d  %2d x %5d: %9.1f us %6.1f TFLOP/s (%.0f %% "
+      "of "
       "601)\n",
-      kernel, heads, kv_heads, dim, block, batch, length, us, flops / us / 1e6,
-      flops / us / 1e6 / 6.01);
+      kernel, kv_format_info(format).name, heads, kv_heads, dim, block, batch, length, us,
+      flops / us / 1e6, flops / us / 1e6 / 6.01);
   std::fflush(stdout);
 }
 
-void bench_decode(int heads, int kv_heads, int dim, int batch, int length, int block) {
+void bench_decode(int heads, int kv_heads, int dim, int batch, int length, int block,
+                  KvFormat format = KvFormat::kDense, const char* kernel = "sm90") {
   Case c{"decode", std::vector<Span>(batch, Span{1, length}), heads, kv_heads, dim, block};
-  const double bytes = 4.0 * batch * kv_heads * dim * length;
+  c.format = format;
+  const KvFormatInfo info = kv_format_info(format);
+  const double row =
+      kv_row_bytes(format, dim, 2) + (info.token_scales ? 4.0 * info.scale_floats : 0.0);
+  const double bytes = 2.0 * batch * kv_heads * length * row;
   const int layers = std::clamp(static_cast<int>(400e6 / bytes), 1, 32);
-  const bool wgmma = dim == 64 || dim == 128 || dim == 256;
-  const double us = time_case<__nv_bfloat16>(c, layers, wgmma ? "sm90" : "sm80");
+  const double us = time_case<__nv_bfloat16>(c, layers, kernel);
   std::printf(
-      "decode  heads %2d/%2d D %3d block %3d  batch %3d x %6d: %8.2f us %5.2f TB/s (%.0f %% of "
-      "4.67)\n",
-      heads, kv_heads, dim, block, batch, length, us, bytes / us / 1e6, bytes / us / 4.67e4);
+      "decode %-12s heads %2d/%2d D %3d block %3d  batch %3d x %6d: %8.2f us %5.2f TB/s "
+      "(%.0f %% of 4.67)\n",
+      info.name, heads, kv_heads, dim, block, batch, length, us, bytes / us / 1e6,
+      bytes / us / 4.67e4);
   std::fflush(stdout);
 }
 
-void bench_all() {
-  for (const char* kernel : {"sm90", "sm80"}) {
-    for (int length : {1024, 4096, 8192}) bench_prefill(kernel, 32, 8, 128, 1, length, 64);
-    bench_prefill(kernel, 32, 32, 128, 1, 8192, 64);
-    bench_prefill(kernel, 32, 8, 128, 16, 512, 64);
-    bench_prefill(kernel, 32, 8, 64, 1, 8192, 64);
-    bench_prefill(kernel, 16, 8, 256, 1, 8192, 64);
-    bench_prefill(kernel, 32, 8, 128, 1, 8192, 16);
+// Reads weights as a product of one row does, under the same launch contract.
+__global__ void __launch_bounds__(256)
+    read_weights(const uint4* weights, int64_t count, uint32_t* out) {
+  const int64_t step = int64_t{gridDim.x} * 256;
+  int64_t i = blockIdx.x * int64_t{256} + threadIdx.x;
+  uint4 next[4] = {};
+  auto load = [&] {
+#pragma unroll
+    for (int u = 0; u < 4; ++u) {
+      if (i + u * step < count) next[u] = __ldcs(weights + i + u * step);
+    }
+    i += 4 * step;
+  };
+  load();
+  cuda::pdl_trigger();
+  cuda::pdl_wait();
+  uint32_t sum = 0;
+  while (i < count + 4 * step) {
+    uint32_t part = 0;
+#pragma unroll
+    for (int u = 0; u < 4; ++u) part ^= next[u].x ^ next[u].y ^ next[u].z ^ next[u].w;
+    load();
+    sum += part;
   }
-  bench_prefill("sm80", 32, 8, 96, 1, 8192, 64);
-  for (int batch : {1, 8, 32, 64, 128}) {
+  if (sum == 12345) *out = sum;
+}
+
+// What rotary embedding, cache write and attention add to a chain of products that read `megabytes`
+// each, as a decode step has them.
+void bench_chain(int batch, int length, int megabytes, KvFormat format = KvFormat::kDense) {
+  using T = __nv_bfloat16;
+  unsetenv("REGATTA_KERNEL");
+  Case c{"chain", std::vector<Span>(batch, Span{1, length}), 32, 8, 128, 64};
+  c.format = format;
+  constexpr int kLayers = 16;
+  Setup<T> s(c, kLayers);
+  T *qkv, *q;
+  float* angles;
+  int32_t *positions, *slots;
+  uint4* weights;
+  const int64_t count = int64_t{megabytes} * 1000000 / 16;
+  CHECK(cudaMalloc(&qkv, int64_t{batch} * 48 * 128 * sizeof(T)));
+  CHECK(cudaMalloc(&q, int64_t{batch} * 32 * 128 * sizeof(T)));
+  CHECK(cudaMalloc(&angles, int64_t{length + 1} * 128 * 4));
+  CHECK(cudaMalloc(&positions, batch * 4));
+  CHECK(cudaMalloc(&slots, batch * 4));
+  CHECK(cudaMalloc(&weights, kLayers * count * 16));
+  fill_random<<<64, 256>>>(qkv, int64_t{batch} * 48 * 128, 11);
+  fill_random<<<64, 256>>>(angles, int64_t{length + 1} * 128, 14);
+  CHECK(cudaMemset(weights, 0x3c, kLayers * count * 16));
+  std::vector<int32_t> at(batch, length - 1), slot(batch);
+  for (int b = 0; b < batch; ++b) {
+    slot[b] = s.table[b * s.max_blocks + (length - 1) / 64] * 64 + (length - 1) % 64;
+  }
+  CHECK(cudaMemcpy(positions, at.data(), batch * 4, cudaMemcpyHostToDevice));
+  CHECK(cudaMemcpy(slots, slot.data(), batch * 4, cudaMemcpyHostToDevice));
+  double times[3];
+  for (int variant = 0; variant < 3; ++variant) {  // products alone, two launches, one launch
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CHECK(cudaStreamCreate(&stream));
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+    for (int layer = 0; layer < kLayers; ++layer) {
+      cuda::LaunchConfig config;
+      config.grid = dim3(396);
+      config.block = dim3(256);
+      config.stream = stream;
+      config.pdl = true;
+      Status status = cuda::launch(read_weights, config, "read_weights", weights + layer * count,
+                                   count, reinterpret_cast<uint32_t*>(q));
+      PagedAttentionParams attention = s.params(layer);
+      attention.q = q;
+      RopeAndCacheWriteParams rope;
+      rope.dtype = s.dtype;
+      rope.qkv = qkv, rope.positions = positions, rope.slot_mapping = slots;
+      rope.rope_cache = angles;
+      rope.cache = attention.cache;
+      rope.q_out = q;
+      rope.num_tokens = batch, rope.num_heads = 32, rope.num_kv_heads = 8, rope.head_dim = 128;
+      rope.rotary_dim = 128, rope.num_positions = length + 1;
+      if (variant == 1) {
+        status = cuda::rope_and_cache_write(rope, {stream, true});
+        if (status.ok()) {
+          status = cuda::paged_attention(attention, s.limits, s.workspace, s.workspace_bytes,
+                                         {stream, true});
+        }
+      } else if (variant == 2) {
+        status = cuda::rope_and_paged_attention(rope, attention, s.limits, s.workspace,
+                                                s.workspace_bytes, {stream, true});
+      }
+      if (!status.ok()) {
+        std::printf("%s\n", status.message().c_str());
+        std::exit(1);
+      }
+    }
+    CHECK(cudaStreamEndCapture(stream, &graph));
+    CHECK(cudaGraphInstantiate(&exec, graph, 0));
+    cudaEvent_t begin, end;
+    CHECK(cudaEventCreate(&begin));
+    CHECK(cudaEventCreate(&end));
+    std::vector<float> list;
+    for (int i = 0; i < 15; ++i) {
+      CHECK(cudaEventRecord(begin, stream));
+      CHECK(cudaGraphLaunch(exec, stream));
+      CHECK(cudaEventRecord(end, stream));
+      CHECK(cudaEventSynchronize(end));
+      float ms;
+      CHECK(cudaEventElapsedTime(&ms, begin, end));
+      if (i >= 4) list.push_back(ms * 1000.f / kLayers);
+    }
+    std::sort(list.begin(), list.end());
+    times[variant] = list[list.size() / 2];
+    CHECK(cudaGraphExecDestroy(exec));
+    CHECK(cudaGraphDestroy(graph));
+    CHECK(cudaStreamDestroy(stream));
+  }
+  const double row = kv_row_bytes(format, 128, 2) * 16.0 * batch * length / 4.67e6;
+  std::printf(
+      "chain %-12s %d MB + batch %3d x %5d: %7.2f us alone, +%6.2f in two launches, +%6.2f "
+      "in one (%.2f at 4.67 TB/s)\n",
+      kv_format_info(format).name, megabytes, batch, length, times[0], times[1] - times[0],
+      times[2] - times[0], row);
+  std::fflush(stdout);
+  for (void* p :
+       {(void*)qkv, (void*)q, (void*)angles, (void*)positions, (void*)slots, (void*)weights}) {
+    CHECK(cudaFree(p));
+  }
+}
+
+void bench_latency() {
+  for (int length : {128, 1024, 4096}) bench_chain(1, length, 50);
+  for (int batch : {8, 32}) bench_chain(batch, 1024, 50);
+  bench_chain(1, 1024, 50, KvFormat::kInt8Static);
+  for (int batch : {1, 2, 4, 8, 16, 32}) {
     for (int length : {128, 1024, 4096}) bench_decode(32, 8, 128, batch, length, 64);
   }
   bench_decode(32, 8, 128, 1, 32768, 64);
   bench_decode(32, 8, 128, 1, 131072, 64);
+  bench_decode(14, 2, 64, 1, 1024, 64);
+}
+
+void bench_bandwidth() {
+  for (int batch : {64, 128, 256}) {
+    for (int length : {128, 1024, 4096}) {
+      if (batch * length <= 128 * 4096) bench_decode(32, 8, 128, batch, length, 64);
+    }
+  }
+  for (KvFormat format :
+       {KvFormat::kInt8Static, KvFormat::kInt8Dynamic, KvFormat::kFp8, KvFormat::kInt4}) {
+    bench_decode(32, 8, 128, 1, 1024, 64, format);
+    bench_decode(32, 8, 128, 64, 4096, 64, format);
+  }
   bench_decode(32, 8, 128, 64, 4096, 16);
-  bench_decode(32, 8, 64, 64, 4096, 64);
-  bench_decode(32, 8, 96, 64, 4096, 64);
-  bench_decode(16, 8, 256, 64, 4096, 64);
+  for (int dim : {64, 96, 256}) bench_decode(32, 8, dim, 64, 4096, 64);
   bench_decode(32, 32, 128, 16, 4096, 64);
+  bench_decode(64, 4, 128, 64, 4096, 64);
   bench_decode(14, 2, 64, 64, 1024, 64);
+}
+
+void bench_prefills(const char* kernel) {
+  for (int length : {1024, 4096, 8192}) bench_prefill(kernel, 32, 8, 128, 1, length, 64);
+  bench_prefill(kernel, 32, 32, 128, 1, 8192, 64);
+  bench_prefill(kernel, 32, 8, 128, 16, 512, 64);
+  bench_prefill(kernel, 32, 8, 64, 1, 8192, 64);
+  bench_prefill(kernel, 16, 8, 256, 1, 8192, 64);
+  bench_prefill(kernel, 32, 8, 128, 1, 8192, 16);
+  if (std::string(kernel) != "sm90") return;
+  for (KvFormat format :
+       {KvFormat::kInt8Static, KvFormat::kInt8Dynamic, KvFormat::kFp8, KvFormat::kInt4}) {
+    bench_prefill(kernel, 32, 8, 128, 1, 8192, 64, format);
+  }
 }
 
 }  // namespace
@@ -423,10 +831,16 @@ int main(int argc, char** argv) {
   cudaDeviceProp device;
   CHECK(cudaGetDeviceProperties(&device, 0));
   std::printf("%s, %d multiprocessors\n", device.name, device.multiProcessorCount);
+  const std::string what = argc > 2 ? argv[2] : "all";
+  verbose = mode == "verbose";
   if (mode == "bench") {
-    bench_all();
-  } else if (mode == "decode") {  // for a profiler
-    bench_decode(32, 8, 128, 64, 4096, 64);
+    if (what == "all" || what == "latency") bench_latency();
+    if (what == "all" || what == "decode") bench_bandwidth();
+    if (what == "all" || what == "prefill") bench_prefills("sm90");
+    if (what == "all") bench_prefills("sm80");
+  } else if (mode == "profile") {  // one shape, for ncu
+    if (what == "prefill") bench_prefill("sm90", 32, 8, 128, 16, 512, 64);
+    if (what == "decode") bench_decode(32, 8, 128, 64, 4096, 64);
   } else {
     check_all(mode == "small");
   }

@@ -239,7 +239,7 @@ bool check_case(const Case& c, const Runner& runner, const char* label, double a
 
 template <class T>
 int check_dtype(const char* name, const GemmResources& resources) {
-  constexpr int64_t kRows[] = {1, 2, 3, 7, 8, 9, 16, 17, 31, 33, 64, 65, 100, 127, 128, 257};
+  constexpr int64_t kRows[] = {1, 2, 3, 7, 8, 9, 16, 17, 31, 33, 64, 65, 100, 127, 128, 257, 600};
   constexpr int64_t kShapes[][2] = {{64, 64},    {200, 136}, {72, 8},      {1008, 520},
                                     {257, 1032}, {8, 4104},  {6144, 1024}, {4096, 4096}};
   std::mt19937 random(7);
@@ -255,13 +255,14 @@ int check_dtype(const char* name, const GemmResources& resources) {
         c.sumsq_out = !c.gated && random() % 2;
         c.float_out = variant == 2;
         GemmTile tile;
-        // sm90 automatic, sm90 with any tile, stream, generic, blas, gemm's choice
-        const int kernel = random() % 6;
+        // sm90 automatic, sm90 with any tile, stream, generic, blas, gemm's choice, tiles
+        const int kernel = random() % 7;
         tile.tokens = 8 << random() % 5;
         tile.features = 64 << random() % 3;
         tile.stages = 2 + static_cast<int>(random() % 2);
         tile.split = 1 << random() % 4;
         tile.trigger = static_cast<int>(random() % 6) - 1;
+        const int columns = 128 + 64 * static_cast<int>(random() % 3);
         const int stream_variant = static_cast<int>(random() % 5);
         if (kernel == 2 && m > 8) c.sumsq_out = false;
         char label[160];
@@ -274,10 +275,12 @@ int check_dtype(const char* name, const GemmResources& resources) {
                  : kernel == 3 ? gemm_generic(p, nullptr)
                  : kernel == 4 && gemm_blas_refuses(p) == nullptr
                      ? gemm_blas(p, resources, nullptr)
+                 : kernel == 6 && gemm_tiles_sm90_refuses(p) == nullptr
+                     ? gemm_tiles_sm90(p, columns, nullptr)
                      : gemm(p, resources, nullptr, nullptr);
         };
         // cuBLASLt's path rounds the scaled x, and gate and up, once more.
-        const double absolute = kernel < 4                            ? 1e-3
+        const double absolute = kernel < 4 || kernel == 6                           ? 1e-3
                                 : Traits<T>::dtype == DType::kFloat16 ? 4e-3
                                                                       : 3e-2;
         failures += !(c.float_out ? check_case<T, float>(c, runner, label, absolute)
@@ -463,6 +466,9 @@ double read_bandwidth() {
   return best;
 }
 
+cudaStream_t g_stream = nullptr;
+int64_t g_rows = 1;
+
 int main_chain(double peak) {
   const Model model(128);
   GemmResources resources;
@@ -485,6 +491,52 @@ int main_chain(double peak) {
     const double rate = model.bytes / ms[1] / 1e9;
     printf("%3ld | %.3f  %.2f  %.0f %% | %.3f | %.3f  %.2f\n", rows, ms[1], rate, 100 * rate / peak,
            ms[0], lt, lt > 0. ? model.bytes / lt / 1e9 : 0.);
+  }
+  return 0;
+}
+
+// One kind of product alone, over all layers, in microseconds each.
+double kind_us(const Model& model, int kind, const Runner& runner) {
+  const int count = kind == kHead ? 4 : kLayers;
+  return 1e3 / count * graph_ms(
+                           [&](cudaStream_t stream) {
+                             g_stream = stream;
+                             for (int i = 0; i < count; ++i) {
+                               GemmParams p = model.params(
+                                   kind, kind == kHead ? kLayers * 4 : i * 4 + kind, g_rows);
+                               CHECK_STATUS(runner(p));
+                             }
+                           },
+                           7);
+}
+
+int main_kinds() {
+  const Model model(128);
+  GemmResources resources;
+  resources.scratch_bytes = int64_t{256} << 20;
+  CHECK_CUDA(cudaMalloc(&resources.scratch, resources.scratch_bytes));
+  const bool blas = create_blas(&resources.blas).ok();
+  printf("us per product: qkv out gate_up down head | chain ms\n");
+  for (const int64_t rows : {1, 8, 16, 32, 64, 128}) {
+    g_rows = rows;
+    for (const char* name : {"gemv", "sm90", "blas"}) {
+      if ((name[0] == 'g') != (rows == 1)) continue;
+      if (name[0] == 'b' && !blas) continue;
+      const Runner runner = [&](const GemmParams& p) {
+        return name[0] == 'g'   ? gemm_stream(p, false, g_stream)
+               : name[0] == 's' ? gemm_sm90(p, g_stream)
+                                : gemm_blas(p, resources, g_stream);
+      };
+      double us[kKinds], sum = 0;
+      for (int kind = 0; kind < kKinds; ++kind) {
+        g_stream = nullptr;
+        CHECK_STATUS(runner(model.params(kind, kind == kHead ? kLayers * 4 : kind, rows)));
+        us[kind] = kind_us(model, kind, runner);
+        sum += us[kind] * (kind == kHead ? 1 : 32);
+      }
+      printf("%3ld %-7s %6.2f %6.2f %6.2f %6.2f %6.2f | sum %.3f\n", rows, name, us[0], us[1],
+             us[2], us[3], us[4], sum / 1e3);
+    }
   }
   return 0;
 }
@@ -531,27 +583,47 @@ int main_tune(const std::vector<int64_t>& all_rows) {
 
 int main_large() {
   const Model model(8192);
-  printf("   M      N      K | cuBLASLt us TFLOP/s\n");
-  for (const int64_t rows : {128, 256, 512, 1024, 2048, 4096, 8192}) {
+  GemmResources resources;
+  resources.scratch_bytes = int64_t{1} << 30;
+  CHECK_CUDA(cudaMalloc(&resources.scratch, resources.scratch_bytes));
+  const bool blas = create_blas(&resources.blas).ok();
+  printf("us (TFLOP/s), with epilogues, four layers in turn\n");
+  for (const int64_t rows : {256, 512, 1024, 2048, 8000}) {
+    double best_sum = 0, blas_sum = 0, chosen_sum = 0;
     for (int kind = 0; kind < 4; ++kind) {
-      GemmParams p = model.params(kind, kind, rows);
-      constexpr int kRepeats = 8;  // over different layers' weights
-      bool ok = lt_gemm(p.x, p.weight, p.out, rows, kN[kind], kK[kind], nullptr);
-      CHECK_CUDA(cudaDeviceSynchronize());
-      const double lt = !ok ? 0.
-                            : graph_ms(
-                                  [&](cudaStream_t stream) {
-                                    for (int r = 0; r < kRepeats; ++r) {
-                                      lt_gemm(p.x, model.weights[r * 4 + kind], model.inner, rows,
-                                              kN[kind], kK[kind], stream);
-                                    }
-                                  },
-                                  5) /
-                                  kRepeats;
+      printf("%5ld %-8s", rows, kKindNames[kind]);
       const double flops = 2. * rows * kN[kind] * kK[kind];
-      printf("%5ld %6ld %6ld | %8.1f %6.0f\n", rows, kN[kind], kK[kind], lt * 1e3,
-             lt > 0. ? flops / lt / 1e9 : 0.);
+      double best = 1e30;
+      for (const int columns : {-1, 128, 192, 256, 0}) {
+        if (columns < 0 && !blas) continue;
+        const auto runner = [&](const GemmParams& p, cudaStream_t stream) {
+          return columns < 0    ? gemm_blas(p, resources, stream)
+                 : columns == 0 ? gemm_tiles_sm90(p, stream)
+                                : gemm_tiles_sm90(p, columns, stream);
+        };
+        GemmParams first = model.params(kind, kind, rows);
+        if (first.residual != nullptr) first.out = model.inner;  // so that cuBLASLt may time
+        CHECK_STATUS(runner(first, nullptr));
+        CHECK_CUDA(cudaDeviceSynchronize());
+        const double us = 250. * graph_ms(
+                                     [&](cudaStream_t stream) {
+                                       for (int r = 0; r < 4; ++r) {
+                                         CHECK_STATUS(
+                                             runner(model.params(kind, r * 4 + kind, rows), stream));
+                                       }
+                                     },
+                                     7);
+        if (columns < 0) blas_sum += us;
+        if (columns == 0) chosen_sum += us;
+        if (columns > 0) best = std::min(best, us);
+        printf(" | %s %d %.1f (%.0f)", columns < 0 ? "blas" : "tiles", columns, us,
+               flops / us / 1e6);
+      }
+      best_sum += best;
+      printf("\n");
     }
+    printf("%5ld all layers, ms: blas %.2f, tiles %.2f, tiles chosen %.2f\n", rows,
+           blas_sum * .032, best_sum * .032, chosen_sum * .032);
   }
   return 0;
 }
@@ -578,6 +650,7 @@ int main(int argc, char** argv) {
     for (int i = 2; i < argc; ++i) rows.push_back(std::atoll(argv[i]));
     return main_tune(rows.empty() ? std::vector<int64_t>{1, 8, 32, 128} : rows);
   }
+  if (std::strcmp(mode, "kinds") == 0) return main_kinds();
   if (std::strcmp(mode, "large") == 0) return main_large();
   const double peak = read_bandwidth();
   printf("pure read %.2f TB/s\n", peak);

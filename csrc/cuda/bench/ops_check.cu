@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common.cuh"
+#include "kv_host.h"
 #include "regatta/cuda_ops.h"
 #include "regatta/philox.h"
 
@@ -41,9 +42,6 @@ void must(const Status& status) {
   }
 }
 
-float host_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-float host_float(__half x) { return __half2float(x); }
-float host_float(float x) { return x; }
 template <class T>
 T host_from(float x);
 template <>
@@ -104,21 +102,27 @@ constexpr double tolerance() {
 }
 
 template <class T>
-void check_rms_norm(int tokens, int hidden, bool with_residual) {
+void check_rms_norm(int tokens, int hidden, bool with_residual, bool by_index = false) {
   Buffer<T> x(tokens * hidden), w(hidden), r(tokens * hidden), out(tokens * hidden),
       sum(tokens * hidden);
   x.random(), w.random(), r.random(2.f);
   RmsNormParams p = {x.device,   w.device,   with_residual ? r.device : nullptr,
                      out.device, sum.device, tokens,
                      hidden,     1e-5f,      cuda::Traits<T>::dtype};
-  must(cuda::rms_norm(p, {nullptr, true}));
+  Buffer<int32_t> ids(tokens);  // backwards; the last is out of range
+  for (int t = 0; t < tokens; ++t) ids.host[t] = t + 1 < tokens ? tokens - 1 - t : tokens;
+  ids.upload();
+  must(by_index ? cuda::rms_norm_rows(p, ids.device, tokens, {nullptr, true})
+                : cuda::rms_norm(p, {nullptr, true}));
   CHECK(cudaDeviceSynchronize());
   out.download(), sum.download();
   Error error;
   for (int t = 0; t < tokens; ++t) {
     double squares = 0;
+    const int id = by_index ? ids.host[t] : t;
     for (int i = t * hidden; i < (t + 1) * hidden; ++i) {
-      const float v = host_float(x.host[i]) + (with_residual ? host_float(r.host[i]) : 0.f);
+      const float source = id < tokens ? host_float(x.host[i + (id - t) * hidden]) : 0.f;
+      const float v = source + (with_residual ? host_float(r.host[i]) : 0.f);
       const float rounded = host_float(host_from<T>(v));
       error.add(host_float(sum.host[i]), rounded);
       squares += double(rounded) * rounded;
@@ -130,7 +134,8 @@ void check_rms_norm(int tokens, int hidden, bool with_residual) {
     }
   }
   report(std::string("rms_norm ") + dtype_name(p.dtype) + " " + std::to_string(tokens) + " x " +
-             std::to_string(hidden) + (with_residual ? " + residual" : ""),
+             std::to_string(hidden) + (with_residual ? " + residual" : "") +
+             (by_index ? " by index" : ""),
          error.value(), tolerance<T>());
 }
 
@@ -183,10 +188,21 @@ void check_gather(int tokens, int hidden) {
 
 template <class T>
 void check_rope(int tokens, int heads, int kv_heads, int dim, int rotary, int block_size,
-                bool norms) {
+                bool norms, KvFormat format = KvFormat::kDense) {
   const int all = heads + 2 * kv_heads, blocks = tokens / block_size + 3, positions = 300;
   Buffer<T> qkv(tokens * all * dim), qn(dim), kn(dim), q(tokens * heads * dim);
-  Buffer<T> key(blocks * kv_heads * block_size * dim), value(key.host.size());
+  const KvFormatInfo info = kv_format_info(format);
+  const int64_t rows = int64_t{blocks} * kv_heads * block_size;
+  const int64_t row_bytes = kv_row_bytes(format, dim, sizeof(T));
+  Buffer<uint8_t> key(rows * row_bytes), value(key.host.size());
+  Buffer<float> key_scale(info.scale_floats * (info.token_scales ? rows : kv_heads));
+  Buffer<float> value_scale(key_scale.host.size());
+  if (info.scale_floats > 0 && !info.token_scales) {
+    for (auto* scale : {&key_scale, &value_scale}) {
+      for (float& x : scale->host) x = format == KvFormat::kFp8 ? 0.1f : 0.2f;
+      scale->upload();
+    }
+  }
   Buffer<int32_t> position(tokens), slot(tokens);
   Buffer<float> angles(positions * rotary);
   qkv.random(), qn.random(), kn.random();
@@ -210,15 +226,17 @@ void check_rope(int tokens, int heads, int kv_heads, int dim, int rotary, int bl
   p.qkv = qkv.device, p.positions = position.device, p.slot_mapping = slot.device;
   p.rope_cache = angles.device;
   if (norms) p.q_norm = qn.device, p.k_norm = kn.device;
-  p.cache = {key.device, value.device, blocks, block_size};
+  p.cache = {key.device,       value.device,      blocks, block_size, format,
+             key_scale.device, value_scale.device};
   p.q_out = q.device;
   p.num_tokens = tokens, p.num_heads = heads, p.num_kv_heads = kv_heads, p.head_dim = dim;
   p.rotary_dim = rotary, p.num_positions = positions, p.epsilon = 1e-6f;
   must(cuda::rope_and_cache_write(p, {nullptr, true}));
   CHECK(cudaDeviceSynchronize());
-  q.download(), key.download(), value.download();
+  q.download(), key.download(), value.download(), key_scale.download(), value_scale.download();
   Error error;
-  int64_t written = 0;
+  std::vector<bool> written(rows, false);
+  double rounding = 0;  // largest distance from the value that was coded, in steps of the code
   for (int t = 0; t < tokens; ++t) {
     for (int h = 0; h < all; ++h) {
       std::vector<double> x(dim);
@@ -243,23 +261,39 @@ void check_rope(int tokens, int heads, int kv_heads, int dim, int rotary, int bl
       const int s = slot.host[t];
       if (h >= heads && s < 0) continue;
       const int kv = h < heads + kv_heads ? h - heads : h - heads - kv_heads;
+      const int64_t row = int64_t{s} / block_size * kv_heads * block_size +
+                          int64_t{kv} * block_size + s % block_size;
+      if (h >= heads) written[row] = true;
       for (int d = 0; d < dim; ++d) {
-        const int64_t at =
-            ((int64_t{s} / block_size * kv_heads + kv) * block_size + s % block_size) * dim + d;
-        error.add(host_float(h < heads ? q.host[(t * heads + h) * dim + d]
-                                       : (h < heads + kv_heads ? key : value).host[at]),
-                  x[d]);
-        written += h >= heads && h < heads + kv_heads;
+        if (h < heads) {
+          error.add(host_float(q.host[(t * heads + h) * dim + d]), x[d]);
+          continue;
+        }
+        const bool is_key = h < heads + kv_heads;
+        double step;
+        const double got = cache_element<T>(format, (is_key ? key : value).host.data(),
+                                            (is_key ? key_scale : value_scale).host.data(), row, kv,
+                                            d, dim, &step);
+        if (format == KvFormat::kDense) {
+          error.add(got, x[d]);
+        } else if (!(std::abs(got - x[d]) <= 1e-5)) {
+          rounding = std::max(rounding, std::abs(got - x[d]) / step);
+          if (!std::isfinite(got)) rounding = INFINITY;
+        }
       }
     }
   }
-  int64_t finite = 0;
-  for (T x : key.host) finite += std::isfinite(host_float(x));
-  report(std::string("rope ") + dtype_name(p.dtype) + " T " + std::to_string(tokens) + " heads " +
-             std::to_string(heads) + "/" + std::to_string(kv_heads) + " D " + std::to_string(dim) +
-             "/" + std::to_string(rotary) + (norms ? " norms" : "") +
-             (finite == written ? "" : " STRAY WRITES"),
-         finite == written ? error.value() : 1.0, tolerance<T>());
+  bool stray = rounding > 0.501;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t i = row * row_bytes; i < (row + 1) * row_bytes && !written[row]; ++i) {
+      stray = stray || key.host[i] != 0xff || value.host[i] != 0xff;
+    }
+  }
+  report(std::string("rope ") + dtype_name(p.dtype) + " " + info.name + " T " +
+             std::to_string(tokens) + " heads " + std::to_string(heads) + "/" +
+             std::to_string(kv_heads) + " D " + std::to_string(dim) + "/" + std::to_string(rotary) +
+             (norms ? " norms" : "") + (stray ? " STRAY WRITES OR ROUNDING" : ""),
+         stray ? 1.0 : error.value(), tolerance<T>());
 }
 
 struct Draw {
@@ -367,6 +401,7 @@ void check_all(bool small) {
     for (int hidden : {896, 4096, 5120, 100, 77}) {
       check_rms_norm<T>(small ? 2 : 5, hidden, true);
       check_rms_norm<T>(3, hidden, false);
+      check_rms_norm<T>(4, hidden, false, true);
       check_gather<T>(9, hidden);
       check_silu_mul<T>(3, hidden);
     }
@@ -380,6 +415,15 @@ void check_all(bool small) {
     check_rope<T>(9, 32, 8, 128, 128, 128, true);
     check_rope<T>(9, 4, 1, 256, 128, 64, true);
     if (!small) check_rope<T>(600, 32, 8, 128, 128, 64, false);
+    for (KvFormat format :
+         {KvFormat::kInt8Static, KvFormat::kInt8Dynamic, KvFormat::kFp8, KvFormat::kInt4}) {
+      check_rope<T>(9, 8, 2, 64, 64, 16, true, format);
+      check_rope<T>(9, 8, 8, 80, 20, 32, true, format);
+      check_rope<T>(9, 32, 8, 128, 128, 64, false, format);
+      check_rope<T>(5, 4, 1, 256, 128, 128, true, format);
+      if (!small) check_rope<T>(600, 8, 2, 96, 96, 64, false, format);
+      if (!small) check_rope<T>(9, 4, 2, 36, 36, 16, true, format);
+    }
   };
   each(static_cast<float*>(nullptr));
   each(static_cast<__nv_bfloat16*>(nullptr));

@@ -36,10 +36,11 @@ struct AttentionBatch {
   int64_t num_tokens = 0;                 // T; rows past cu_seqlens_q[B] are padding
   int64_t num_seqs = 0;                   // B
   int64_t max_blocks = 0;                 // M
-  // Draft trees. Bit i (of word i / 32) of a token's row: whether it sees token i of its own span;
-  // its own bit is set. Null: each sees the span's tokens up to itself. What lies before the span
-  // every token sees (the number of bits set is what a token at that depth of the tree adds to the
-  // span's first position, which is what its window counts from).
+  // Draft trees. Bit i % 32 of word i / 32 of a token's row: whether it sees token i of its own
+  // span. The last bit set is its own: parents come before children. Null, or a span of more than
+  // 32 words: each token sees the span's up to itself. What lies before the span every token sees;
+  // a window counts from the span's first position plus the number of bits, less 1: the depth in
+  // the tree.
   const int32_t* tree_mask = nullptr;  // [T, tree_words]
   int64_t tree_words = 0;
 };

@@ -53,6 +53,10 @@ struct AttentionLimits {
 Status embedding(const EmbeddingParams& params, const Launch& launch);
 Status gather_rows(const GatherRowsParams& params, const Launch& launch);
 Status rms_norm(const RmsNormParams& params, const Launch& launch);
+// Of rows row_ids[params.num_tokens] of params.x [num_source_rows, hidden_size]; a row id outside of
+// it gives a row of zeros. params.residual is null.
+Status rms_norm_rows(const RmsNormParams& params, const int32_t* row_ids, int64_t num_source_rows,
+                     const Launch& launch);
 Status silu_mul(const SiluMulParams& params, const Launch& launch);
 Status rope_and_cache_write(const RopeAndCacheWriteParams& params, const Launch& launch);
 // `packed` is [out_features, in_features]: a GPU multiplies matrices as checkpoints store them.
@@ -60,8 +64,8 @@ Status pack_dense(const PackDenseParams& params, const Launch& launch);
 
 // Bytes of device memory that paged_attention() needs. The caller zeroes them once, before the
 // first use; every call leaves zeros where it needs zeros. Calls of one stream may share a
-// workspace when their shapes and limits are alike: what must be zero lies at its front, in a length
-// that depends on them. paged_attention_zeroed_bytes() of the front suffice.
+// workspace when their shapes and limits are alike: what must be zero lies at its front, in a
+// length that depends on them. paged_attention_zeroed_bytes() of the front suffice.
 int64_t paged_attention_workspace_bytes(const PagedAttentionParams& params,
                                         const AttentionLimits& limits);
 int64_t paged_attention_zeroed_bytes(const PagedAttentionParams& params,
@@ -69,8 +73,17 @@ int64_t paged_attention_zeroed_bytes(const PagedAttentionParams& params,
 Status paged_attention(const PagedAttentionParams& params, const AttentionLimits& limits,
                        void* workspace, int64_t workspace_bytes, const Launch& launch);
 
-// token_ids[i] = last_tokens[-1 - token_ids[i]] where token_ids[i] is negative: what the step before
-// sampled, which the host may not know yet. Rows outside of [0, num_last) stay.
+// rope_and_cache_write(), then paged_attention() of its q_out: one launch where every span is one
+// token. Under programmatic dependent launch that one reads positions, slots, the batch and earlier
+// tokens of the caches before it waits: they must be complete when the launch ahead begins.
+// attention.cache is rope.cache. rope.q_out is scratch.
+Status rope_and_paged_attention(const RopeAndCacheWriteParams& rope,
+                                const PagedAttentionParams& attention,
+                                const AttentionLimits& limits, void* workspace,
+                                int64_t workspace_bytes, const Launch& launch);
+
+// token_ids[i] = last_tokens[-1 - token_ids[i]] where token_ids[i] is negative: what the step
+// before sampled, which the host may not know yet. Rows outside of [0, num_last) stay.
 Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t num_tokens,
                       int64_t num_last, const Launch& launch);
 
@@ -80,10 +93,11 @@ Status adjust_logits(const AdjustLogitsParams& params, const Launch& launch);
 // min_p: [L] in [0, 1] or null; tokens below min_p times the likeliest one are excluded first.
 Status sample(const SampleParams& params, const float* min_p, const Launch& launch);
 
-// The composed operators. Weights are single tensors [out_features, in_features], row-major, as
-// checkpoints store them. Scheme "dense": norms are kernels of their own. "dense_folded": the norm
-// weights are multiplied into the matrices behind them (fold_norm_weight in gemm.h), and a product's
-// epilogue leaves the sums of squares that the next one scales its rows by.
+// The composed operators. Dense weights are single tensors [out_features, in_features], row-major, as
+// checkpoints store them; quantized ones are what regatta_pack_quantized leaves and the scheme's other
+// tensors (predict/schemes). Scheme "dense": norms are kernels of their own. "dense_folded": the norm
+// weights are multiplied into the matrices behind them (fold_norm_weight in gemm.h), and a
+// product's epilogue leaves the sums of squares that the next one scales its rows by.
 struct ComposedResources {
   void* scratch = nullptr;  // *_scratch_bytes() of the same call
   int64_t scratch_bytes = 0;

@@ -14,31 +14,96 @@ namespace regatta {
 // Columns whose squares one partial of GemmParams::sumsq_out covers, for this many rows.
 constexpr int64_t gemm_sumsq_columns(int64_t num_rows) { return num_rows <= 8 ? 16 : 64; }
 
+// How x and weight are stored.
+enum class GemmOperands : uint8_t {
+  kDense,  // both of GemmParams::dtype
+  kFp8,    // both e4m3 codes; value = code * x_scale[m], code * weight_scale[n]
+  kInt8,   // the same with int8 codes
+  // x of GemmParams::dtype, weight packed by pack_weight():
+  kWeightInt8,  // value = code * weight_scale[n]
+  kWeightInt4,  // value = (code - zero) * scale, both of a row's group of columns
+};
+
 // out = epilogue(scale[m] * (x weight^T)[m, n] + bias[n]), all in float, rounded once at the end.
 //   scale[m] = rsqrt(sum(sumsq[m, :]) / K + epsilon), or 1 without sumsq. That is an RMS norm of x
 //   when the norm's weight has been multiplied into the columns of `weight` (fold_norm_weight).
+//   Of codes, it is x_scale[m] * weight_scale[n].
 //   epilogue: + residual[m, n]; or, gated, silu(column n) * column (I + n) for n < I.
 struct GemmParams {
   const void* x = nullptr;         // [M, K]
   const void* weight = nullptr;    // [N, K]; gated: gate rows, then up rows
   const void* bias = nullptr;      // [N]
   const void* residual = nullptr;  // [M, N]; may be out
-  const float* sumsq = nullptr;    // [M, num_sumsq]: partial sums of x^2
+  const float* sumsq = nullptr;    // [M, num_sumsq]: partial sums of x^2; none with codes
+  const float* x_scale = nullptr;       // [M], of kFp8 and kInt8
+  const float* weight_scale = nullptr;  // [N], of all but kDense and kWeightInt4
   void* out = nullptr;             // [M, N]; gated: [M, I]
   float* sumsq_out = nullptr;      // [M, ceil(N / gemm_sumsq_columns(M))]: of out, as rounded
   int64_t num_rows = 0;            // M
   int64_t in_features = 0;         // K
   int64_t out_features = 0;        // N
   int64_t num_sumsq = 0;
+  int64_t group_size = 128;  // of kWeightInt4, as packed: 64 or 128
   float epsilon = 0.f;
-  DType dtype = DType::kBFloat16;      // of x, weight, bias, residual
+  GemmOperands operands = GemmOperands::kDense;
+  DType dtype = DType::kBFloat16;      // of bias and residual, and of dense x and weight
   DType out_dtype = DType::kBFloat16;  // dtype, or float32
   bool gated = false;
   // The launch may overlap the end of the kernel ahead of it on the stream (common.cuh, PDL).
   bool dependent_launch = true;
 };
 
+// Activations as codes: x = code * scale[m].
+struct QuantizeRowsParams {
+  const void* x = nullptr;            // [M, K]
+  const void* norm_weight = nullptr;  // [K] or null
+  const float* shift = nullptr;       // [K] or null: x' = (x + shift) * smooth is what is coded
+  const float* smooth = nullptr;      // [K] or null
+  const float* static_scale = nullptr;  // [1] or null; where it is 0, absmax / largest code
+  void* codes = nullptr;              // [M, K] int8 or e4m3
+  float* scale = nullptr;             // [M]
+  int64_t num_rows = 0, width = 0;
+  float epsilon = 0.f;
+  bool normalize = false;  // x is divided by its root mean square first
+  GemmOperands operands = GemmOperands::kFp8;
+  DType dtype = DType::kBFloat16;  // of x and norm_weight
+  bool dependent_launch = true;
+};
+
+// Codes of a weight into the order in which the GPU's kernels read them: rows in tiles of 64,
+// columns in units of 128, the operand registers of one thread side by side. With 4 bits, a unit ends
+// with the scales and zero points of its groups.
+struct PackWeightParams {
+  const int8_t* codes = nullptr;  // [N, K]: -127..127, or 0..15
+  const float* scale = nullptr;   // [N, num_groups], of 4 bits
+  const float* zero = nullptr;    // [N, num_groups] whole numbers, or null: 8
+  uint8_t* packed = nullptr;      // packed_weight_bytes()
+  int64_t out_features = 0, in_features = 0, num_groups = 1;
+  int bits = 8;
+  DType dtype = DType::kBFloat16;  // of the activations
+};
+
 namespace cuda {
+
+// Columns of a group as packed: 128 (also for wider groups, whose scale is repeated), 64, or 0 when
+// groups of in_features / num_groups columns cannot be packed.
+int64_t packed_group_size(int64_t in_features, int64_t num_groups);
+// The same from the last dimension of a packed weight [tiles, units, bytes].
+int64_t packed_unit_group_size(int64_t unit_bytes);
+// out[m, k] = x[m, perm[k]] of 16-bit values.
+Status gather_columns(const void* x, const int32_t* perm, void* out, int64_t num_rows,
+                      int64_t width, CUstream_st* stream);
+// out[i] = scale[i], or scale[0] where count is 1.
+Status repeat_scale(const float* scale, int64_t count, float* out, int64_t num_values,
+                    CUstream_st* stream);
+Status copy_bytes(void* to, const void* from, int64_t bytes, CUstream_st* stream);
+// Rows of tiles of 64 and columns of units of 128: the first dimensions of a packed weight.
+constexpr int64_t packed_tiles(int64_t out_features) { return (out_features + 63) / 64; }
+constexpr int64_t packed_units(int64_t in_features) { return (in_features + 127) / 128; }
+int64_t packed_weight_bytes(int64_t out_features, int64_t in_features, int bits, int64_t group_size);
+Status pack_weight(const PackWeightParams& params, CUstream_st* stream);
+// out[n, k] of params.dtype: the matrix that packed stands for. weight_scale: as GemmParams.
+Status unpack_weight(const GemmParams& params, void* out, CUstream_st* stream);
 
 // Launches of the sm_90a kernel. A pure function of the problem chooses one.
 struct GemmTile {
@@ -60,7 +125,7 @@ Status create_blas(void** blas);  // for the current device; an error when built
 void destroy_blas(void* blas);
 int64_t gemm_scratch_bytes(const GemmParams& params);
 
-// Runs the first candidate that accepts: gemv, sm90, stream, blas, generic (see gemm.cu).
+// Runs the first candidate that accepts: gemv, sm90, tiles, stream, blas, generic (see gemm.cu).
 // `force`: name of the only candidate to consider, or null.
 Status gemm(const GemmParams& params, const GemmResources& resources, const char* force,
             CUstream_st* stream);
@@ -74,6 +139,8 @@ Status row_sumsq(const void* x, DType dtype, int64_t num_rows, int64_t width, in
 Status fold_norm_weight(void* weight, const void* norm_weight, DType dtype, int64_t out_features,
                         int64_t in_features, CUstream_st* stream);
 
+Status quantize_rows(const QuantizeRowsParams& params, CUstream_st* stream);
+
 // Each kernel: why it cannot do `params`, or null (does not look at the device); and the launch.
 const char* gemm_stream_refuses(const GemmParams& params);
 Status gemm_stream(const GemmParams& params, bool use_mma,
@@ -81,6 +148,16 @@ Status gemm_stream(const GemmParams& params, bool use_mma,
 const char* gemm_sm90_refuses(const GemmParams& params);
 Status gemm_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
+const char* gemm_packed_sm90_refuses(const GemmParams& params);
+Status gemm_packed_sm90(const GemmParams& params, CUstream_st* stream);
+Status gemm_packed_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
+Status gemm_sm90_codes(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
+// `columns`: rows of weight per tile: 128, 192 or 256.
+int choose_gemm_columns(const GemmParams& params, int num_multiprocessors);
+const char* gemm_tiles_sm90_refuses(const GemmParams& params);
+Status gemm_tiles_sm90(const GemmParams& params, CUstream_st* stream);
+Status gemm_tiles_sm90(const GemmParams& params, int columns, CUstream_st* stream);
+Status gemm_tiles_sm90_codes(const GemmParams& params, int columns, CUstream_st* stream);
 const char* gemm_generic_refuses(const GemmParams& params);
 Status gemm_generic(const GemmParams& params, CUstream_st* stream);
 const char* gemm_blas_refuses(const GemmParams& params);

@@ -12,7 +12,8 @@ struct LogitsParams {
   const void* norm_weight;       // [hidden_size]
   const TensorView* head;        // [hidden_size, vocab_size] as the scheme stores it
   int num_head;                  // tensors in head
-  const int32_t* logit_indices;  // [num_logits], each in [0, num_tokens)
+  // [num_logits], each in [0, num_tokens); null: row i for logits i.
+  const int32_t* logit_indices;
   float* logits;                 // [num_logits, vocab_size]
   int64_t num_tokens;
   int64_t num_logits;

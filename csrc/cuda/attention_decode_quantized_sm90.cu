@@ -1,0 +1,56 @@
+// attention_decode_sm90.cuh for caches of 8-bit and 4-bit codes: products in fp16 for bf16 and fp16
+// activations alike.
+#include "attention_decode_sm90.cuh"
+
+namespace regatta::cuda {
+namespace {
+
+template <int D>
+Status run_format(const AttentionArgs& args, KvFormat format, const AttentionLimits& limits,
+                  int num_sms, const Launch& launch_on) {
+  switch (format) {
+    case KvFormat::kInt8Static:
+      return run_attention_decode_sm90<__half, D, KvFormat::kInt8Static>(args, limits, num_sms,
+                                                                         launch_on);
+    case KvFormat::kInt8Dynamic:
+      return run_attention_decode_sm90<__half, D, KvFormat::kInt8Dynamic>(args, limits, num_sms,
+                                                                          launch_on);
+    case KvFormat::kFp8:
+      return run_attention_decode_sm90<__half, D, KvFormat::kFp8>(args, limits, num_sms, launch_on);
+    case KvFormat::kInt4:
+      if constexpr (D % 32 == 0) {
+        return run_attention_decode_sm90<__half, D, KvFormat::kInt4>(args, limits, num_sms,
+                                                                     launch_on);
+      }
+      break;
+    case KvFormat::kDense:
+      break;
+  }
+  return Status::error(std::string("attention_decode_sm90: kv_format ") +
+                       kv_format_info(format).name + " with head_dim " + std::to_string(D) +
+                       " is not supported (allowed: int8_static, int8_dynamic, fp8; int4 with "
+                       "multiples of 32)");
+}
+
+}  // namespace
+
+Status launch_attention_decode_quantized_sm90(const AttentionArgs& args, KvFormat format,
+                                              int head_dim, const AttentionLimits& limits,
+                                              int num_sms, const Launch& launch_on) {
+  switch (head_dim) {
+    case 64:
+      return run_format<64>(args, format, limits, num_sms, launch_on);
+    case 80:
+      return run_format<80>(args, format, limits, num_sms, launch_on);
+    case 96:
+      return run_format<96>(args, format, limits, num_sms, launch_on);
+    case 128:
+      return run_format<128>(args, format, limits, num_sms, launch_on);
+    case 256:
+      return run_format<256>(args, format, limits, num_sms, launch_on);
+  }
+  return Status::error("attention_decode_sm90: head_dim " + std::to_string(head_dim) +
+                       " is not supported (allowed: 64, 80, 96, 128, 256)");
+}
+
+}  // namespace regatta::cuda

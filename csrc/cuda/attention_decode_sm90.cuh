@@ -1,0 +1,780 @@
+// Attention of spans with few rows on Hopper: a cluster of blocks per (span, KV head), no
+// workspace.
+//
+// Architectures: sm_90; bf16 and fp16 activations; caches in any KV format; head_dim 64 to 256.
+// Algorithm
+//  1. The blocks of a cluster share out the tiles of 16 tokens of a context. Each warp streams its
+//     own tiles through its own ring of asynchronous copies: no barrier until the end. Tokens
+//     that nobody sees are not read but filled with zeros (unused slots may hold NaN).
+//  2. Logits are mma.sync m16n8k16 with up to 8 rows of a KV group as the upper half of the 16-row
+//     operand; their layout is that of the right operand of out^T [D, 8] = values^T [D, 16]
+//     weights^T [16, 8], which needs half the registers and products of out [16, D]. The online
+//     softmax rescales only when a logit exceeds the running maximum by a factor of 2^8, which
+//     costs one vote per tile. Codes of a quantized cache become fp16 in registers
+//     (kv_fragments.cuh); scales per token multiply logits and weights.
+//  3. Warps are merged in shared memory. Each block of the cluster finishes a share of the columns:
+//     the others store their parts of it into its shared memory, and leave.
+// Fused (params of the rotary embedding given; spans of one token): the block rotates its queries
+// itself, and the one whose tiles end the context makes the token's key and value, writes them to
+// the cache, and uses them from shared memory. Nothing of what it copies depends on the kernels
+// ahead then, so the rings fill before pdl_wait().
+// Bound: bytes of keys and values over the read bandwidth, 4.67 TB/s measured.
+// H200, 32/8 heads of 128, block_size 64, in a graph with dependent launches, us (TB/s); cuDNN on
+// contiguous caches through PyTorch 2.11 in brackets:
+//   bf16, 1 x 1024: 7.3   1 x 4096: 11.5 [11.7]   8 x 1024: 15.3 [15.1]   128 x 1024: 135 [127]
+//   64 x 4096: 255 (4.21) [244]   int8 137 (3.91), fp8 138 (3.89), int8 per token 143 (3.88)
+// Fused, beside a product of 50 MB, a step gains: batch 1 of 128 tokens 2.8 us, of 1024 4.2 (int8
+// 3.4), of 4096 8.6; rotary embedding and attention as two launches 5.6, 7.8, 12.6.
+#pragma once
+
+#include <algorithm>
+
+#include "attention.cuh"
+#include "hopper.cuh"
+#include "kv_fragments.cuh"
+#include "rotate_head.cuh"
+
+namespace regatta::cuda {
+
+template <class T, int D, KvFormat kFormat>
+struct RowsFor {
+  using Type = RowsOf16<D>;
+};
+template <class T, int D>
+struct RowsFor<T, D, KvFormat::kInt8Static> {
+  using Type = RowsOf8<D, Int8Codes>;
+};
+template <class T, int D>
+struct RowsFor<T, D, KvFormat::kInt8Dynamic> {
+  using Type = RowsOf8<D, Int8Codes>;
+};
+template <class T, int D>
+struct RowsFor<T, D, KvFormat::kFp8> {
+  using Type = RowsOf8<D, E4m3Codes>;
+};
+template <class T, int D>
+struct RowsFor<T, D, KvFormat::kInt4> {
+  using Type = RowsOf4<D>;
+};
+
+constexpr int kMaxCluster = 8;
+constexpr size_t kAloneBytes = 116 * 1024;  // no two blocks of this share a multiprocessor
+
+template <class T, int D, KvFormat kFormat>
+struct DecodeShape {
+  using Rows = typename RowsFor<T, D, kFormat>::Type;
+  static constexpr bool kDense = kFormat == KvFormat::kDense;
+  static constexpr bool kTokenScales = has_token_scales(kFormat);
+  static constexpr int kScales = kTokenScales ? scale_floats(kFormat) : 0;
+  static constexpr int kWarps = 4, kThreads = kWarps * kWarp;
+  static constexpr int kRows = 8;     // of queries
+  static constexpr int kTokens = 16;  // per tile
+  // Rows an odd number of 16-byte units apart: ldmatrix has no bank conflicts.
+  static constexpr int kStride = (Rows::kUnits | 1) * 16;
+  static constexpr int kTileBytes = kTokens * kStride;
+  static constexpr int kScaleBytes = kTokens * kScales * 4;
+  static constexpr int kStageBytes = 2 * (kTileBytes + kScaleBytes);  // keys, values, their scales
+  static constexpr int kQueryStride = D * 2 + 16;
+  static constexpr int kQueryBytes = kRows * kQueryStride;
+  static constexpr int kNewBytes = 2 * Rows::kUnits * 16;  // the new token's key and value
+  // Blocks per multiprocessor (227 KB): while one begins or ends, the other streams. With three,
+  // the rings are too short for 16 and 8 bits (72 % of the bandwidth instead of 84); 4 bits take
+  // more instructions per byte, hence more warps.
+  static constexpr int kBlocksPerSm = D > 128 && kDense                       ? 1
+                                      : kFormat == KvFormat::kInt4&& D <= 128 ? 3
+                                                                              : 2;
+  static constexpr int kMaxStages = 8;
+  static constexpr int kBudget = 226 * 1024 / kBlocksPerSm - 3 * 1024 - kQueryBytes - kNewBytes -
+                                 kRows * D / 4 * 24 - kMaxCluster * 24;
+  static constexpr int kFit = kBudget / (kWarps * kStageBytes);
+  static constexpr int kStages = kFit < kMaxStages ? kFit : kMaxStages;
+  static_assert(kStages >= 2);
+  static constexpr int kWarpBytes = kStages * kStageBytes;
+  static_assert(kWarpBytes >= kRows * D * 4);  // results of a warp
+  // Parts of all blocks for one block's share of the results: vectors of 4 columns, their maxima
+  // and sums. A share is num_vectors / cluster, rounded up.
+  static constexpr int kVectors = kRows * D / 4;
+  static constexpr int kPartBytes = (kVectors + kMaxCluster) * 16;
+  static constexpr int kPartStatsBytes = (kVectors + kMaxCluster) * 8;
+  static constexpr int kSharedBytes =
+      kWarps * kWarpBytes + kQueryBytes + kNewBytes + kPartBytes + kPartStatsBytes;
+};
+
+// 16 bytes, or zeros where the source is not valid. No cache policy: with one, ptxas of CUDA 13.0
+// gives some of these kernels an instruction that Hopper refuses; it was worth 0.5 %.
+__device__ __forceinline__ void copy16(uint32_t shared, const void* global, bool valid) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(valid ? 16 : 0)
+               : "memory");
+#else
+  wrong_architecture();
+#endif
+}
+
+// Stores to the same shared-memory address of another block of the cluster.
+__device__ __forceinline__ uint32_t cluster_address(const void* shared, uint32_t rank) {
+  uint32_t remote = 0;
+#ifdef REGATTA_SM90
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(remote)
+               : "r"(shared_address(shared)), "r"(rank));
+#endif
+  return remote;
+}
+
+__device__ __forceinline__ void store_cluster(uint32_t remote, float4 x) {
+#ifdef REGATTA_SM90
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "f"(x.x),
+               "f"(x.y), "f"(x.z), "f"(x.w)
+               : "memory");
+#endif
+}
+
+__device__ __forceinline__ void store_cluster(uint32_t remote, float2 x) {
+#ifdef REGATTA_SM90
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(x.x), "f"(x.y)
+               : "memory");
+#endif
+}
+
+// exp2(largest - total_largest) for parts that may be empty.
+__device__ __forceinline__ float part_weight(float largest, float total_largest) {
+  return total_largest == -INFINITY ? 0.f : exp2_approx(largest - total_largest);
+}
+
+// 16-bit activations, bf16 or fp16, where the products' type does not tell (quantized caches).
+__device__ __forceinline__ void load_head_part(HeadPart* x, const void* head, bool bf16,
+                                               const HeadUnits& units, int unit, bool active) {
+  if (bf16) {
+    x->load(static_cast<const __nv_bfloat16*>(head), units, unit, active);
+  } else {
+    x->load(static_cast<const __half*>(head), units, unit, active);
+  }
+}
+
+__device__ __forceinline__ void normalise_head_part(HeadPart* x, const void* weight, bool bf16,
+                                                    const HeadUnits& units, int unit, int head_dim,
+                                                    float epsilon) {
+  if (bf16) {
+    x->normalise(static_cast<const __nv_bfloat16*>(weight), units, unit, head_dim, epsilon);
+  } else {
+    x->normalise(static_cast<const __half*>(weight), units, unit, head_dim, epsilon);
+  }
+}
+
+template <class T, int D, KvFormat kFormat>
+__global__ void __launch_bounds__(DecodeShape<T, D, kFormat>::kThreads,
+                                  DecodeShape<T, D, kFormat>::kBlocksPerSm)
+    attention_decode_sm90_kernel(const AttentionArgs args) {
+  using S = DecodeShape<T, D, kFormat>;
+  using Rows = typename S::Rows;
+  constexpr int kWarps = S::kWarps, kSteps = Rows::kSteps, kUnits = Rows::kUnits;
+  extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ float2 warp_stats[kWarps][S::kRows];
+  __shared__ float query_scale[S::kRows], query_sum[S::kRows];
+  __shared__ __align__(16) float new_scales[2][2];
+  uint8_t* const queries = shared + kWarps * S::kWarpBytes;
+  uint8_t* const new_rows = queries + S::kQueryBytes;
+  float4* const parts = reinterpret_cast<float4*>(new_rows + S::kNewBytes);
+  float2* const part_stats = reinterpret_cast<float2*>(parts + S::kVectors + kMaxCluster);
+
+  const int tid = threadIdx.x, lane = tid % kWarp;
+  const int warp = __shfl_sync(~0u, tid / kWarp, 0);
+  const int rank = blockIdx.x, cluster = gridDim.x;
+  const int kv_head = blockIdx.y % args.num_kv_heads, row_tile = blockIdx.y / args.num_kv_heads;
+  const int seq = blockIdx.z;
+  const bool fused = args.rope.qkv != nullptr;
+  if (fused) {
+    pdl_trigger();
+  } else {  // trigger after the wait: the prefill kernel behind relies on it (attention.cu)
+    pdl_wait();
+    pdl_trigger();
+  }
+
+  const int token0 = args.cu_seqlens_q[seq];
+  const int num_tokens = args.cu_seqlens_q[seq + 1] - token0;
+  const int last_token = args.cu_seqlens_q[args.num_seqs];
+  const int context_len = args.context_lens[seq];
+  const int num_rows = num_tokens * args.group, first_row = row_tile * S::kRows;
+  const bool mine = num_tokens > 0 &&
+                    is_decode_span(num_tokens, args.group, args.max_decode_rows) &&
+                    first_row < num_rows;
+  const int low = first_visible(context_len, num_tokens, args.window);
+  // Tiles of 16 tokens: those of the context, of this block, of this warp.
+  const int first_tile = low / S::kTokens;
+  const int num_tiles = (context_len + S::kTokens - 1) / S::kTokens - first_tile;
+  const int per_block = (num_tiles + cluster - 1) / cluster;
+  const int block_begin = first_tile + rank * per_block;
+  const int block_end = min(block_begin + per_block, first_tile + num_tiles);
+  const int my_tile = block_begin + warp;
+  const int my_tiles =
+      mine && my_tile < block_end ? (block_end - my_tile + kWarps - 1) / kWarps : 0;
+  // The token that this step adds is not in the cache yet when fused.
+  const int stored_len = fused ? context_len - 1 : context_len;
+
+  uint8_t* const ring = shared + warp * S::kWarpBytes;
+  const uint32_t ring_address = shared_address(ring);
+  const int32_t* const table = args.block_tables + static_cast<int64_t>(seq) * args.max_blocks;
+  // Lane i holds the block of the warp's tile i, of 32 tiles at a time; one group ahead.
+  auto read_ids = [&](int from) {
+    const int i = from + lane;
+    if (i >= my_tiles) return 0;
+    return max(0, table[(my_tile + i * kWarps) * S::kTokens >> args.block_shift]);
+  };
+  int ids = read_ids(0), next_ids = read_ids(kWarp);
+  auto issue = [&](int i, int stage) {
+    if (i < my_tiles) {
+      if (i % kWarp == 0 && i > 0) {
+        ids = next_ids;
+        next_ids = read_ids(i + kWarp);
+      }
+      const int position = (my_tile + i * kWarps) * S::kTokens;
+      const int block = __shfl_sync(~0u, ids, i % kWarp);
+      const int64_t row =
+          ((static_cast<int64_t>(block) * args.num_kv_heads + kv_head) << args.block_shift) +
+          (position & ((1 << args.block_shift) - 1));
+      const uint8_t* const key = static_cast<const uint8_t*>(args.key) + row * Rows::kRowBytes;
+      const uint8_t* const value = static_cast<const uint8_t*>(args.value) + row * Rows::kRowBytes;
+      const uint32_t to = ring_address + stage * S::kStageBytes;
+      constexpr int kTileUnits = S::kTokens * kUnits;
+#pragma unroll
+      for (int u = 0; u < kTileUnits; u += kWarp) {
+        const int unit = u + lane;
+        if (kTileUnits % kWarp == 0 || unit < kTileUnits) {
+          const int r = unit / kUnits;
+          const uint32_t offset = r * S::kStride + (unit - r * kUnits) * 16;
+          const bool seen = position + r >= low && position + r < stored_len;
+          copy16(to + offset, key + unit * 16, seen);
+          copy16(to + S::kTileBytes + offset, value + unit * 16, seen);
+        }
+      }
+      if constexpr (S::kTokenScales) {  // four floats per copy
+        constexpr int kCopies = S::kScaleBytes / 16;
+        if (lane < 2 * kCopies) {
+          const int copy = lane % kCopies;
+          const float* from =
+              (lane < kCopies ? args.key_scale : args.value_scale) + row * S::kScales + copy * 4;
+          const int first = position + copy * 4 / S::kScales;
+          const bool seen = first + 4 / S::kScales > low && first < stored_len;
+          copy16(to + 2 * S::kTileBytes + lane * 16, from, seen);
+        }
+      }
+    }
+    cp_async_commit();
+  };
+#pragma unroll
+  for (int i = 0; i < S::kStages; ++i) issue(i, i);
+
+  // Queries (and the new token) of this block.
+  const int rows = mine ? min(S::kRows, num_rows - first_row) : 0;
+  const int new_tile = (context_len - 1) / S::kTokens;  // last of the context
+  const bool owns_new =
+      fused && mine && context_len > 0 && new_tile >= block_begin && new_tile < block_end;
+  const HeadUnits units = HeadUnits::of(D, fused ? args.rope.rotary_dim : 0);
+  const int unit = tid % units.lanes;
+  Angles angles;
+  int slot = -1;
+  if (fused) {
+    if (mine) {
+      const int position = min(max(args.rope.positions[token0], 0), args.rope.num_positions - 1);
+      slot = args.rope.slot_mapping[token0];
+      if (slot >= args.rope.num_slots) slot = -1;
+      angles.load(args.rope.table + static_cast<int64_t>(position) * args.rope.rotary_dim, units,
+                  unit);
+    }
+    pdl_wait();
+  }
+  // Rows behind the last span.
+  {
+    const int64_t row = static_cast<int64_t>(args.num_heads) * D;
+    const int block = (seq * gridDim.y + blockIdx.y) * gridDim.x + rank;
+    const int64_t step = static_cast<int64_t>(gridDim.x) * gridDim.y * gridDim.z * S::kThreads;
+    for (int64_t i = last_token * row / 8 + static_cast<int64_t>(block) * S::kThreads + tid;
+         i < args.num_tokens * row / 8; i += step) {
+      static_cast<uint4*>(args.out)[i] = make_uint4(0, 0, 0, 0);
+    }
+  }
+  if (!mine) {  // the whole cluster alike
+    cp_async_wait<0>();
+    return;
+  }
+  if (cluster > 1) cluster_arrive();  // all blocks have begun: waited for in front of the merge
+  const bool bf16 = S::kDense ? Traits<T>::dtype == DType::kBFloat16 : args.bf16;
+  const float key_factor =
+      kFormat == KvFormat::kInt8Static || kFormat == KvFormat::kFp8 ? args.key_scale[kv_head] : 1.f;
+  const float value_factor = kFormat == KvFormat::kInt8Static || kFormat == KvFormat::kFp8
+                                 ? args.value_scale[kv_head]
+                                 : 1.f;
+  {
+    const int per_pass = S::kThreads / units.lanes;
+    const int heads = S::kRows + (owns_new ? 2 : 0);
+    for (int base = 0; base < heads; base += per_pass) {
+      const int head = base + tid / units.lanes;
+      const bool is_query = head < S::kRows;
+      const bool active = is_query ? head < rows : head < heads;
+      const bool is_value = head == S::kRows + 1;
+      int64_t source_head;
+      const uint8_t* source = static_cast<const uint8_t*>(fused ? args.rope.qkv : args.q);
+      if (is_query) {
+        const int r = first_row + head, t = token_of_row(args, r);
+        const int64_t per_token = fused ? args.num_heads + 2 * args.num_kv_heads : args.num_heads;
+        source_head = (token0 + t) * per_token + kv_head * args.group + r - t * args.group;
+      } else {
+        source_head = static_cast<int64_t>(token0) * (args.num_heads + 2 * args.num_kv_heads) +
+                      args.num_heads + (is_value ? args.num_kv_heads : 0) + kv_head;
+      }
+      HeadPart x;
+      load_head_part(&x, source + source_head * D * 2, bf16, units, unit, active);
+      if (fused) {
+        if (args.rope.q_norm != nullptr || args.rope.k_norm != nullptr) {
+          const void* weight = is_value ? nullptr : is_query ? args.rope.q_norm : args.rope.k_norm;
+          normalise_head_part(&x, weight, bf16, units, unit, D, args.rope.epsilon);
+        }
+        if (!is_value) x.rotate(angles);
+      }
+      if constexpr (!S::kDense) {
+        // Queries as fp16 between 1 and 2 at most: no bf16 magnitude overflows.
+        float factor = 1.f;
+        const float top = x.largest(units.lanes);
+        if (is_query) {
+          const int exponent = max(-100, min(100, ilogbf(fmaxf(top, 1e-30f))));
+          factor = ldexpf(1.f, -exponent);
+          float sum = 0.f;
+#pragma unroll
+          for (int e = 0; e < 8; ++e) {
+            x.low[e] = __half2float(__float2half_rn(x.low[e] * factor));
+            x.high[e] = __half2float(__float2half_rn(x.high[e] * factor));
+            sum += x.low[e] + x.high[e];
+          }
+          sum = lanes_sum(sum, units.lanes);
+          if (unit == 0) query_scale[head] = ldexpf(1.f, exponent), query_sum[head] = sum;
+        } else {
+          lanes_sum(0.f, units.lanes);  // with the other lanes of the warp
+        }
+      }
+      if (is_query) {
+        uint8_t* const to = queries + head * S::kQueryStride;
+        if (unit < units.units) {
+          *reinterpret_cast<uint4*>(to + units.column(unit) * 2) = from_floats<T>(x.low);
+          if (units.has_pair(unit)) {
+            *reinterpret_cast<uint4*>(to + (units.column(unit) + units.half) * 2) =
+                from_floats<T>(x.high);
+          }
+        }
+      }
+      if (owns_new) {  // the whole block alike: row_scale() needs whole warps
+        const float given = scale_floats(kFormat) > 0 && !S::kTokenScales
+                                ? (is_value ? value_factor : key_factor)
+                                : 1.f;
+        const RowScale scale = row_scale(kFormat, x, units.lanes, given);
+        if (!is_query && active) {
+          uint8_t* const to = new_rows + (is_value ? kUnits * 16 : 0);
+          const int64_t cache_row =
+              ((static_cast<int64_t>(slot >> args.block_shift) * args.num_kv_heads + kv_head)
+               << args.block_shift) +
+              (slot & ((1 << args.block_shift) - 1));
+          uint8_t* const cached =
+              static_cast<uint8_t*>(const_cast<void*>(is_value ? args.value : args.key)) +
+              cache_row * Rows::kRowBytes;
+          const bool writes = slot >= 0 && row_tile == 0;
+          auto store = [&](int column, const float(&v)[8]) {
+            store_columns<T>(kFormat, to, column, v, scale);
+            if (writes) store_columns<T>(kFormat, cached, column, v, scale);
+          };
+          if (x.used) store(units.column(unit), x.low);
+          if (x.pair) store(units.column(unit) + units.half, x.high);
+          if constexpr (S::kTokenScales) {
+            if (unit == 0) {
+              float* const scales =
+                  const_cast<float*>(is_value ? args.value_scale : args.key_scale);
+              new_scales[is_value][0] = scale.stored.x;
+              new_scales[is_value][1] = scale.stored.y;
+              if (writes) {
+                scales[cache_row * S::kScales] = scale.stored.x;
+                if (S::kScales > 1) scales[cache_row * S::kScales + 1] = scale.stored.y;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  __syncthreads();
+
+  // This lane's fragments: row g = lane / 4 of the queries.
+  const int g = lane / 4, c = lane % 4;
+  uint32_t q[kSteps][2];
+  {
+    const uint8_t* const row = queries + g * S::kQueryStride;
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      if constexpr (S::kDense) {
+        q[k][0] = *reinterpret_cast<const uint32_t*>(row + k * 32 + c * 4);
+        q[k][1] = *reinterpret_cast<const uint32_t*>(row + k * 32 + c * 4 + 16);
+      } else if constexpr (kFormat != KvFormat::kInt4) {
+        const uint2 x = *reinterpret_cast<const uint2*>(row + k * 32 + c * 8);
+        q[k][0] = x.x, q[k][1] = x.y;
+      } else if (k % 2 == 0) {
+        // Eight columns; a lane's words pair columns 0 and 4, 1 and 5, 2 and 6, 3 and 7.
+        const uint4 x = *reinterpret_cast<const uint4*>(row + k / 2 * 64 + c * 16);
+        q[k][0] = __byte_perm(x.x, x.z, 0x5410);
+        q[k][1] = __byte_perm(x.x, x.z, 0x7632);
+        q[k + 1][0] = __byte_perm(x.y, x.w, 0x5410);
+        q[k + 1][1] = __byte_perm(x.y, x.w, 0x7632);
+      }
+    }
+  }
+  float row_scale_log2 = args.scale_log2 * key_factor, row_sum = 0.f;
+  if constexpr (!S::kDense) row_scale_log2 *= query_scale[g];
+  if constexpr (kFormat == KvFormat::kInt4) row_sum = query_sum[g];
+  const int row_token = token_of_row(args, first_row + g);
+  // Row g sees positions in (depth - window, limit]; in a tree, of the span those that its mask
+  // has.
+  const int before = context_len - num_tokens;
+  const bool tree = is_tree(args, num_tokens) && row_token < num_tokens;
+  const int limit = tree ? context_len - 1 : before + row_token;
+  const int depth = tree ? before + tree_depth(args, token0 + row_token) : limit;
+
+  float out[kSteps][4];  // out^T: columns Rows::column(m, lane, e); rows 2c + e % 2
+#pragma unroll
+  for (int m = 0; m < kSteps; ++m) out[m][0] = out[m][1] = out[m][2] = out[m][3] = 0.f;
+  float largest = -INFINITY, sum = 0.f, offset_sum = 0.f;  // of row g
+  float base_scale = 1e-37f;  // values' scales are relative to it, so that weights fit fp16
+
+  // Of this lane's ldmatrix row: tokens (lane & 7) + 8 * (lane >> 4), unit (lane >> 3) & 1.
+  const uint32_t lane_offset = ((lane & 7) + (lane >> 4) * 8) * S::kStride + (lane >> 3 & 1) * 16;
+
+  int stage = 0;
+  for (int i = 0; i < my_tiles; ++i) {
+    cp_async_wait<S::kStages - 1>();
+    __syncwarp();
+    uint8_t* const tile = ring + stage * S::kStageBytes;
+    const int position = (my_tile + i * kWarps) * S::kTokens;
+    if (owns_new && my_tile + i * kWarps == new_tile) {
+      const int row = (context_len - 1) % S::kTokens;
+      for (int u = lane; u < 2 * kUnits; u += kWarp) {
+        const int at = u < kUnits ? u : u - kUnits;
+        *reinterpret_cast<uint4*>(tile + (u < kUnits ? 0 : S::kTileBytes) + row * S::kStride +
+                                  at * 16) = *reinterpret_cast<const uint4*>(new_rows + u * 16);
+      }
+      if constexpr (S::kTokenScales) {
+        if (lane < 2 * S::kScales) {
+          const int which = lane / S::kScales, e = lane % S::kScales;
+          reinterpret_cast<float*>(tile + 2 * S::kTileBytes +
+                                   which * S::kScaleBytes)[row * S::kScales + e] =
+              new_scales[which][e];
+        }
+      }
+      __syncwarp();
+    }
+    // Logits of row g, tokens 2c, 2c + 1, 2c + 8, 2c + 9; two chains of products each.
+    float even[2][4] = {}, odd[2][4] = {};
+    const uint8_t* const keys = tile + lane_offset;
+    if constexpr (S::kDense) {
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        uint32_t b[4];
+        ldmatrix4(b, keys + k * 32);
+        const uint32_t a[4] = {q[k][0], 0, q[k][1], 0};
+        mma_m16n8k16<T>(k % 2 ? odd[0] : even[0], a, b[0], b[1]);
+        mma_m16n8k16<T>(k % 2 ? odd[1] : even[1], a, b[2], b[3]);
+      }
+    } else {
+#pragma unroll
+      for (int u = 0; u < kUnits; u += 2) {
+        uint32_t b[4];  // tokens 0-7: units u, u + 1; tokens 8-15 alike
+        ldmatrix4(b, keys + u * 16);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          if (u + j >= kUnits) continue;
+          if constexpr (kFormat == KvFormat::kInt4) {
+            uint32_t x[4], y[4];
+            Rows::unpack(b[j], x);
+            Rows::unpack(b[2 + j], y);
+            const int k = (u + j) * 2;
+            const uint32_t a0[4] = {q[k][0], 0, q[k][1], 0};
+            const uint32_t a1[4] = {q[k + 1][0], 0, q[k + 1][1], 0};
+            mma_m16n8k16<T>(even[0], a0, x[0], x[1]);
+            mma_m16n8k16<T>(even[1], a0, y[0], y[1]);
+            mma_m16n8k16<T>(odd[0], a1, x[2], x[3]);
+            mma_m16n8k16<T>(odd[1], a1, y[2], y[3]);
+          } else {
+            uint32_t x[2], y[2];
+            Rows::Codes::along(b[j], &x[0], &x[1]);
+            Rows::Codes::along(b[2 + j], &y[0], &y[1]);
+            const int k = u + j;
+            const uint32_t a[4] = {q[k][0], 0, q[k][1], 0};
+            mma_m16n8k16<T>(j ? odd[0] : even[0], a, x[0], x[1]);
+            mma_m16n8k16<T>(j ? odd[1] : even[1], a, y[0], y[1]);
+          }
+        }
+      }
+    }
+    float s[4] = {even[0][0] + odd[0][0], even[0][1] + odd[0][1], even[1][0] + odd[1][0],
+                  even[1][1] + odd[1][1]};
+    float value_scales[4], value_offsets[4];
+    if constexpr (S::kTokenScales) {
+      const auto* scales = reinterpret_cast<const float*>(tile + 2 * S::kTileBytes);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int token = 2 * c + h * 8;
+        if constexpr (kFormat == KvFormat::kInt4) {
+          const float4 k = *reinterpret_cast<const float4*>(scales + token * 2);
+          const float4 v =
+              *reinterpret_cast<const float4*>(scales + S::kScaleBytes / 4 + token * 2);
+          s[2 * h] = fmaf(s[2 * h], k.x, row_sum * k.y);
+          s[2 * h + 1] = fmaf(s[2 * h + 1], k.z, row_sum * k.w);
+          value_scales[2 * h] = v.x, value_offsets[2 * h] = v.y;
+          value_scales[2 * h + 1] = v.z, value_offsets[2 * h + 1] = v.w;
+        } else {
+          const float2 k = *reinterpret_cast<const float2*>(scales + token);
+          const float2 v = *reinterpret_cast<const float2*>(scales + S::kScaleBytes / 4 + token);
+          s[2 * h] *= k.x, s[2 * h + 1] *= k.y;
+          value_scales[2 * h] = v.x, value_scales[2 * h + 1] = v.y;
+        }
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) s[e] *= row_scale_log2;
+    if (position + S::kTokens > before || position <= context_len - 1 - args.window) {
+      const int p = position + 2 * c;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int token = p + (e & 1) + (e / 2) * 8;
+        bool seen = token <= limit && token > depth - args.window;
+        if (tree && seen && token >= before) {
+          seen = tree_sees(args, token0 + row_token, token - before);
+        }
+        s[e] = seen ? s[e] : -INFINITY;
+        if constexpr (S::kTokenScales) {  // a slot beside a seen one may hold any scale
+          const bool used = token >= low && token < context_len;
+          value_scales[e] = used ? value_scales[e] : 0.f;
+          if (kFormat == KvFormat::kInt4) value_offsets[e] = used ? value_offsets[e] : 0.f;
+        }
+      }
+    }
+    const float top = fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3]));
+    constexpr float kSlack = 8.f;  // weights stay below 2^8: exact enough in bf16 and fp16
+    bool rescale = top > largest + kSlack || (largest == -INFINITY && top > -INFINITY);
+    float top_scale = 0.f;
+    if constexpr (S::kTokenScales) {
+      top_scale =
+          fmaxf(fmaxf(value_scales[0], value_scales[1]), fmaxf(value_scales[2], value_scales[3]));
+      rescale = rescale || top_scale > base_scale * 16.f;
+    }
+    if (__any_sync(~0u, rescale)) {
+      const float grown = fmaxf(largest, quad_max(top));
+      float scale = part_weight(largest, grown);
+      largest = grown;
+      sum *= scale;
+      offset_sum *= scale;
+      if constexpr (S::kTokenScales) {
+        const float grown_base = fmaxf(base_scale, quad_max(top_scale));
+        scale *= base_scale / grown_base;
+        base_scale = grown_base;
+      }
+      const float scale0 = __shfl_sync(~0u, scale, c * 8);
+      const float scale1 = __shfl_sync(~0u, scale, c * 8 + 4);
+#pragma unroll
+      for (int m = 0; m < kSteps; ++m) {
+        out[m][0] *= scale0;
+        out[m][1] *= scale1;
+        out[m][2] *= scale0;
+        out[m][3] *= scale1;
+      }
+    }
+    const float base = largest == -INFINITY ? 0.f : largest;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      s[e] = exp2_approx(s[e] - base);
+      sum += s[e];
+    }
+    if constexpr (S::kTokenScales) {
+      const float inverse = 1.f / base_scale;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (kFormat == KvFormat::kInt4) offset_sum = fmaf(s[e], value_offsets[e], offset_sum);
+        s[e] *= value_scales[e] * inverse;
+      }
+    }
+    const uint32_t weights0 = pack2<T>(s[0], s[1]), weights1 = pack2<T>(s[2], s[3]);
+    const uint8_t* const values = keys + S::kTileBytes;
+    if constexpr (S::kDense) {
+#pragma unroll
+      for (int m = 0; m < kSteps; ++m) {
+        uint32_t a[4];
+        ldmatrix4_trans(a, values + m * 32);
+        mma_m16n8k16<T>(out[m], a, weights0, weights1);
+      }
+    } else {
+#pragma unroll
+      for (int u = 0; u < kUnits; u += 2) {
+        uint32_t b[4];
+        ldmatrix4_trans(b, values + u * 16);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          if (u + j >= kUnits) continue;
+          if constexpr (kFormat == KvFormat::kInt4) {
+            uint32_t x[4], y[4];
+            Rows::unpack(b[j], x);
+            Rows::unpack(b[2 + j], y);
+            const uint32_t a0[4] = {x[0], x[1], y[0], y[1]}, a1[4] = {x[2], x[3], y[2], y[3]};
+            mma_m16n8k16<T>(out[(u + j) * 2], a0, weights0, weights1);
+            mma_m16n8k16<T>(out[(u + j) * 2 + 1], a1, weights0, weights1);
+          } else {
+            uint32_t a[4];
+            Rows::Codes::across(b[j], &a[0], &a[1]);
+            Rows::Codes::across(b[2 + j], &a[2], &a[3]);
+            mma_m16n8k16<T>(out[u + j], a, weights0, weights1);
+          }
+        }
+      }
+    }
+    __syncwarp();  // nobody reads the stage any more
+    issue(i + S::kStages, stage);
+    stage = stage + 1 == S::kStages ? 0 : stage + 1;
+  }
+  cp_async_wait<0>();
+  __syncwarp();
+
+  // Warps: results [8 rows, D] where the ring was; column x of row r lies at (x + 8 r) % D.
+  auto result_at = [](float* results, int row, int column) -> float* {
+    return results + row * D + (column + row * 8) % D;
+  };
+  {
+    float* const results = reinterpret_cast<float*>(ring);
+    float factor = value_factor;
+    if constexpr (S::kTokenScales) factor = base_scale;
+    const float total = quad_sum(sum);
+    const float offsets = kFormat == KvFormat::kInt4 ? quad_sum(offset_sum) : 0.f;
+    const float offset0 = __shfl_sync(~0u, offsets, c * 8);
+    const float offset1 = __shfl_sync(~0u, offsets, c * 8 + 4);
+    if (c == 0) warp_stats[warp][g] = make_float2(largest, total);
+#pragma unroll
+    for (int m = 0; m < kSteps; ++m) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int row = 2 * c + (e & 1);
+        if (row < rows) {
+          *result_at(results, row, Rows::column(m, lane, e)) =
+              fmaf(out[m][e], factor, e & 1 ? offset1 : offset0);
+        }
+      }
+    }
+  }
+  __syncthreads();
+
+  auto store4 = [&](int row, int column, float4 x, float total) {
+    const float scale = total > 0.f ? 1.f / total : 0.f;
+    const int r = first_row + row, t = token_of_row(args, r);
+    const int64_t at = (static_cast<int64_t>(token0 + t) * args.num_heads + kv_head * args.group +
+                        r - t * args.group) *
+                           D +
+                       column;
+    uint2 packed;
+    if (bf16) {
+      packed = make_uint2(pack2<__nv_bfloat16>(x.x * scale, x.y * scale),
+                          pack2<__nv_bfloat16>(x.z * scale, x.w * scale));
+    } else {
+      packed = make_uint2(pack2<__half>(x.x * scale, x.y * scale),
+                          pack2<__half>(x.z * scale, x.w * scale));
+    }
+    *reinterpret_cast<uint2*>(static_cast<uint8_t*>(args.out) + at * 2) = packed;
+  };
+  const int num_vectors = rows * (D / 4);
+  const int share = (num_vectors + cluster - 1) / cluster;
+  if (cluster > 1) cluster_wait();
+  for (int i = tid; i < num_vectors; i += S::kThreads) {
+    const int row = i / (D / 4), column = i % (D / 4) * 4;
+    float most = -INFINITY, total = 0.f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) most = fmaxf(most, warp_stats[w][row].x);
+    float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float weight = part_weight(warp_stats[w][row].x, most);
+      const float4 y = *reinterpret_cast<const float4*>(
+          result_at(reinterpret_cast<float*>(shared + w * S::kWarpBytes), row, column));
+      total = fmaf(weight, warp_stats[w][row].y, total);
+      x.x = fmaf(weight, y.x, x.x);
+      x.y = fmaf(weight, y.y, x.y);
+      x.z = fmaf(weight, y.z, x.z);
+      x.w = fmaf(weight, y.w, x.w);
+    }
+    if (cluster == 1) {
+      store4(row, column, x, total);
+    } else {
+      const int owner = i / share, at = rank * share + i - owner * share;
+      store_cluster(cluster_address(parts + at, owner), x);
+      store_cluster(cluster_address(part_stats + at, owner), make_float2(most, total));
+    }
+  }
+  if (cluster == 1) return;
+  cluster_arrive();
+  cluster_wait();
+  // This block's share, merged in the order of the blocks.
+  for (int j = tid; j < share; j += S::kThreads) {
+    const int i = rank * share + j;
+    if (i >= num_vectors) break;
+    float most = -INFINITY, total = 0.f;
+    for (int other = 0; other < cluster; ++other) {
+      most = fmaxf(most, part_stats[other * share + j].x);
+    }
+    float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 4
+    for (int other = 0; other < cluster; ++other) {
+      const float2 stats = part_stats[other * share + j];
+      const float4 y = parts[other * share + j];
+      const float weight = part_weight(stats.x, most);
+      total = fmaf(weight, stats.y, total);
+      x.x = fmaf(weight, y.x, x.x);
+      x.y = fmaf(weight, y.y, x.y);
+      x.z = fmaf(weight, y.z, x.z);
+      x.w = fmaf(weight, y.w, x.w);
+    }
+    store4(i / (D / 4), i % (D / 4) * 4, x, total);
+  }
+}
+
+// Blocks per (span, KV head): until there are blocks for half of the multiprocessors. Merging more
+// costs more than it spreads, and what a block beside the kernel ahead takes from it, too. Added to
+// a product of 50 MB on an H200, 8 KV heads of 128, us for 1 / 2 / 4 / 8 blocks: batch 1 of 1024
+// tokens 10.5 / 7.3 / 5.5 / 4.4, of 4096 35 / 20 / 12 / 8.7; batch 8 of 1024 12.4 / 15 / 20 / 25.
+inline int decode_cluster(const AttentionArgs& args, int num_sms, int64_t max_context_len) {
+  const int64_t pairs = static_cast<int64_t>(args.num_seqs) * args.num_kv_heads;
+  const int64_t tiles = ceil_div(max_context_len, 16);
+  int cluster = 1;
+  while (cluster < kMaxCluster && pairs * cluster * 2 <= num_sms && cluster * 4 < tiles) {
+    cluster *= 2;
+  }
+  return cluster;
+}
+
+template <class T, int D, KvFormat kFormat>
+Status run_attention_decode_sm90(const AttentionArgs& args, const AttentionLimits& limits,
+                                 int num_sms, const Launch& launch_on) {
+  using S = DecodeShape<T, D, kFormat>;
+  const int cluster = decode_cluster(args, num_sms, limits.max_context_len);
+  const int64_t max_rows = std::max<int64_t>(
+      args.group, std::min<int64_t>(limits.max_query_len * args.group, args.max_decode_rows));
+  auto* const kernel = attention_decode_sm90_kernel<T, D, kFormat>;
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(cluster),
+                     static_cast<unsigned>(args.num_kv_heads * ceil_div(max_rows, S::kRows)),
+                     static_cast<unsigned>(args.num_seqs));
+  config.block = dim3(S::kThreads);
+  config.shared_bytes = S::kSharedBytes;
+  // Few blocks, which wait for the kernel ahead with their rings full: one per multiprocessor, or
+  // the scheduler puts neighbours onto one (batch 1 of 4096 tokens: 8.7 us instead of 10.3).
+  const int64_t blocks = int64_t{config.grid.x} * config.grid.y * config.grid.z;
+  if (args.rope.qkv != nullptr && blocks <= num_sms) {
+    config.shared_bytes = std::max(config.shared_bytes, kAloneBytes);
+  }
+  config.stream = launch_on.stream;
+  config.pdl = launch_on.pdl;
+  config.cluster_x = static_cast<unsigned>(cluster);
+  return launch(kernel, config, "paged_attention decode_sm90", args);
+}
+
+}  // namespace regatta::cuda

@@ -1,0 +1,641 @@
+// Checks products of codes (e4m3, int8, and weights of 8 and 4 bits) against float references over
+// odd shapes, and times all products of a Llama-3-8B decode step and of its prefill.
+//
+//   nvcc -O3 -std=c++17 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a \
+//        -Icsrc/cuda -Icsrc/include csrc/cuda/bench/bench_codes.cu csrc/cuda/gemm*.cu \
+//        csrc/cuda/quantize_rows.cu -o bench_codes
+//   ./bench_codes check | chain | large
+#include <cuda_fp8.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "common.cuh"
+#include "regatta/gemm.h"
+
+using namespace regatta;
+using namespace regatta::cuda;
+
+#define CHECK_CUDA(x)                                                               \
+  do {                                                                              \
+    const cudaError_t error_ = (x);                                                 \
+    if (error_ != cudaSuccess) {                                                    \
+      printf("%s:%d %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(error_)); \
+      exit(1);                                                                      \
+    }                                                                               \
+  } while (0)
+#define CHECK_STATUS(x)                                                    \
+  do {                                                                     \
+    const Status status_ = (x);                                            \
+    if (!status_.ok()) {                                                   \
+      printf("%s:%d %s\n", __FILE__, __LINE__, status_.message().c_str()); \
+      exit(1);                                                             \
+    }                                                                      \
+  } while (0)
+
+namespace {
+
+template <class T>
+struct Buffer {
+  T* data = nullptr;
+  int64_t size = 0;
+  explicit Buffer(int64_t n) : size(n) {
+    CHECK_CUDA(cudaMalloc(&data, std::max<int64_t>(n, 1) * sizeof(T)));
+    CHECK_CUDA(cudaMemset(data, 0xff, std::max<int64_t>(n, 1) * sizeof(T)));
+  }
+  explicit Buffer(const std::vector<T>& v) : Buffer(static_cast<int64_t>(v.size())) {
+    CHECK_CUDA(cudaMemcpy(data, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  ~Buffer() { cudaFree(data); }
+  Buffer(const Buffer&) = delete;
+  std::vector<T> host() const {
+    std::vector<T> v(size);
+    CHECK_CUDA(cudaMemcpy(v.data(), data, size * sizeof(T), cudaMemcpyDeviceToHost));
+    return v;
+  }
+};
+
+struct Random {
+  std::mt19937 engine;
+  explicit Random(uint32_t seed) : engine(seed) {}
+  float uniform() { return static_cast<float>(engine() >> 8) * (2.f / 16777216.f) - 1.f; }
+  int below(int n) { return static_cast<int>(engine() % n); }
+  std::vector<float> floats(int64_t n, float scale) {
+    std::vector<float> v(n);
+    for (float& x : v) x = uniform() * scale;
+    return v;
+  }
+};
+
+float e4m3_value(uint8_t bits) {
+  __nv_fp8_e4m3 x;
+  x.__x = bits;
+  return static_cast<float>(x);
+}
+
+// One thread per output, from the definition in gemm.h, over dequantized operands.
+__global__ void reference_kernel(const float* x, const float* w, const float* bias,
+                                 const float* residual, float* out, int64_t m_count, int64_t n_all,
+                                 int64_t k_count, bool gated) {
+  const int64_t width = gated ? n_all / 2 : n_all;
+  const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  if (i >= m_count * width) return;
+  const int64_t m = i / width, n = i % width;
+  const auto dot = [&](int64_t row) {
+    double sum = 0.;
+    for (int64_t k = 0; k < k_count; ++k) {
+      sum += static_cast<double>(x[m * k_count + k]) * w[row * k_count + k];
+    }
+    return static_cast<float>(sum);
+  };
+  float y = dot(n) + (bias != nullptr ? bias[n] : 0.f);
+  if (gated) {
+    const float up = dot(width + n) + (bias != nullptr ? bias[width + n] : 0.f);
+    y = y / (1.f + expf(-y)) * up;
+  }
+  if (residual != nullptr) y += residual[i];
+  out[i] = y;
+}
+
+template <class T>
+std::vector<T> rounded(std::vector<float>& v) {  // and v as it was rounded
+  std::vector<T> r(v.size());
+  for (size_t i = 0; i < v.size(); ++i) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      r[i] = __float2bfloat16_rn(v[i]);
+      v[i] = __bfloat162float(r[i]);
+    } else {
+      r[i] = __float2half_rn(v[i]);
+      v[i] = __half2float(r[i]);
+    }
+  }
+  return r;
+}
+
+struct Case {
+  int64_t m, n, k;
+  bool gated, bias, residual, sumsq_out, float_out;
+};
+
+using Runner = std::function<Status(GemmParams&)>;
+
+// Compares runner's output with the reference of xf [M, K] and wf [N, K]; p has the operands.
+template <class T>
+bool check_product(const Case& c, GemmParams p, const std::vector<float>& xf,
+                   const std::vector<float>& wf, const Runner& runner, const std::string& label,
+                   double relative, double absolute) {
+  const int64_t width = c.gated ? c.n / 2 : c.n;
+  constexpr int64_t kGuard = 64;
+  Random random(static_cast<uint32_t>(c.m * 131 + c.n * 17 + c.k));
+  std::vector<float> biasf = random.floats(c.n, 1.f), residualf = random.floats(c.m * width, 1.f);
+  const Buffer<T> bias(rounded<T>(biasf)), residual(rounded<T>(residualf));
+  const Buffer<float> x(xf), w(wf), bias_values(biasf), residual_values(residualf);
+  const Buffer<float> expected(c.m * width);
+  const int64_t parts = ceil_div(width, gemm_sumsq_columns(c.m));
+  const Buffer<uint8_t> out((c.m * width + kGuard) * 4), again((c.m * width + kGuard) * 4);
+  const Buffer<float> sumsq(c.m * parts);
+  reference_kernel<<<ceil_div(c.m * width, 128), 128>>>(
+      x.data, w.data, c.bias ? bias_values.data : nullptr,
+      c.residual ? residual_values.data : nullptr, expected.data, c.m, c.n, c.k, c.gated);
+  p.num_rows = c.m;
+  p.in_features = c.k;
+  p.out_features = c.n;
+  p.gated = c.gated;
+  p.dtype = Traits<T>::dtype;
+  p.out_dtype = c.float_out ? DType::kFloat32 : p.dtype;
+  p.bias = c.bias ? bias.data : nullptr;
+  p.residual = c.residual ? residual.data : nullptr;
+  p.sumsq_out = c.sumsq_out ? sumsq.data : nullptr;
+  for (const Buffer<uint8_t>* to : {&again, &out}) {
+    p.out = to->data;
+    const Status status = runner(p);
+    if (!status.ok()) {
+      printf("FAIL %s: %s\n", label.c_str(), status.message().c_str());
+      return false;
+    }
+    CHECK_CUDA(cudaDeviceSynchronize());
+  }
+  const auto y = out.host(), y2 = again.host();
+  const auto ref = expected.host();
+  int64_t bad = y != y2;
+  if (bad) printf("FAIL %s: two runs differ\n", label.c_str());
+  double worst = 0.;
+  const auto value = [&](int64_t i) {
+    if (c.float_out) return reinterpret_cast<const float*>(y.data())[i];
+    return static_cast<float>(reinterpret_cast<const T*>(y.data())[i]);
+  };
+  double squares = 0.;
+  for (const float r : ref) squares += static_cast<double>(r) * r;
+  const double size = std::sqrt(squares / ref.size());  // `absolute` is a share of it
+  for (int64_t i = 0; i < c.m * width; ++i) {
+    const double error =
+        std::fabs(value(i) - ref[i]) / (relative * std::fabs(ref[i]) + absolute * size);
+    if (!(error <= 1.)) ++bad;
+    if (!(error <= worst)) worst = error;
+  }
+  const int64_t end = c.m * width * (c.float_out ? 4 : 2);
+  for (int64_t i = end; i < end + kGuard; ++i) bad += y[i] != 0xff;
+  if (c.sumsq_out) {
+    const auto s = sumsq.host();
+    const int64_t columns = gemm_sumsq_columns(c.m);
+    for (int64_t i = 0; i < c.m * parts; ++i) {
+      double sum = 0.;
+      for (int64_t n = i % parts * columns; n < std::min(width, (i % parts + 1) * columns); ++n) {
+        sum += std::pow(value(i / parts * width + n), 2.);
+      }
+      if (!(std::fabs(s[i] - sum) <= 1e-4 * sum + 1e-6)) ++bad;
+    }
+  }
+  if (bad != 0) {
+    printf("FAIL %s m %ld n %ld k %ld gated %d bias %d residual %d sumsq %d fp32 %d: %ld bad, "
+           "worst %.2f of the tolerance\n",
+           label.c_str(), c.m, c.n, c.k, c.gated, c.bias, c.residual, c.sumsq_out, c.float_out, bad,
+           worst);
+  }
+  return bad == 0;
+}
+
+// x and weight as codes of 8 bits.
+template <class T>
+bool check_codes(GemmOperands operands, const Case& c, Random& random) {
+  const bool fp8 = operands == GemmOperands::kFp8;
+  std::vector<uint8_t> x(c.m * c.k), w(c.n * c.k);
+  std::vector<float> xf(x.size()), wf(w.size()), xs(c.m), ws(c.n);
+  for (float& v : xs) v = (1.5f + random.uniform()) * (fp8 ? 0.01f : 0.02f);
+  for (float& v : ws) v = (1.5f + random.uniform()) * (fp8 ? 0.004f : 0.01f) / std::sqrt(c.k);
+  const auto fill = [&](std::vector<uint8_t>& codes, std::vector<float>& values,
+                        const std::vector<float>& scale) {
+    for (size_t i = 0; i < codes.size(); ++i) {
+      float value;
+      if (fp8) {
+        codes[i] = __nv_cvt_float_to_fp8(random.uniform() * 448.f, __NV_SATFINITE, __NV_E4M3);
+        value = e4m3_value(codes[i]);
+      } else {
+        const int code = random.below(255) - 127;
+        codes[i] = static_cast<uint8_t>(static_cast<int8_t>(code));
+        value = static_cast<float>(code);
+      }
+      values[i] = value * scale[i / c.k];
+    }
+  };
+  fill(x, xf, xs);
+  fill(w, wf, ws);
+  const Buffer<uint8_t> x_codes(x), w_codes(w);
+  const Buffer<float> x_scale(xs), w_scale(ws);
+  GemmParams p;
+  p.operands = operands;
+  p.x = x_codes.data;
+  p.weight = w_codes.data;
+  p.x_scale = x_scale.data;
+  p.weight_scale = w_scale.data;
+  GemmTile tile = {8 << random.below(5), 64 << random.below(3), 2 + random.below(3),
+                   1 << random.below(4), random.below(6) - 1};
+  const int columns = 128 + 64 * random.below(3), kernel = random.below(4);
+  const Runner runner = [&](GemmParams& q) {
+    if (kernel == 0) return gemm_sm90(q, tile, nullptr);
+    if (kernel == 1) return gemm_sm90(q, nullptr);
+    if (kernel == 2 && gemm_tiles_sm90_refuses(q) == nullptr) {
+      return gemm_tiles_sm90(q, columns, nullptr);
+    }
+    return gemm(q, {}, nullptr, nullptr);
+  };
+  char label[160];
+  snprintf(label, sizeof(label), "%s %s kernel %d tile %dx%d stages %d split %d columns %d",
+           fp8 ? "fp8" : "int8", dtype_name(Traits<T>::dtype), kernel, tile.tokens, tile.features,
+           tile.stages, tile.split, columns);
+  const double relative = Traits<T>::dtype == DType::kFloat16 ? 1.5e-3 : 8e-3;
+  return check_product<T>(c, p, xf, wf, runner, label, c.float_out ? 2e-3 : relative,
+                          fp8 ? 1.2e-2 : 3e-4);  // fp8: the hardware's own sums
+}
+
+// x of T, weight packed with 8 or 4 bits.
+template <class T>
+bool check_packed(int bits, const Case& c, Random& random) {
+  const int64_t group_choice = random.below(3);  // 64, 128, or one group
+  int64_t groups = 1;
+  if (bits == 4 && group_choice < 2 && c.k % (64 << group_choice) == 0) {
+    groups = c.k / (64 << group_choice);
+  }
+  const bool asymmetric = random.below(2);
+  std::vector<float> xf = random.floats(c.m * c.k, 1.7f), scale(c.n * groups), zero(c.n * groups);
+  for (float& v : scale) {
+    v = (1.5f + random.uniform()) * (bits == 8 ? 0.01f : 0.15f) / std::sqrt(c.k);
+  }
+  for (float& v : zero) v = asymmetric ? static_cast<float>(random.below(17)) : 8.f;
+  std::vector<int8_t> codes(c.n * c.k);
+  for (int8_t& v : codes) v = static_cast<int8_t>(bits == 8 ? random.below(255) - 127 : random.below(16));
+  std::vector<float> rounded_scale = scale;
+  rounded<T>(rounded_scale);
+  std::vector<float> wf(codes.size());
+  for (int64_t n = 0; n < c.n; ++n) {
+    for (int64_t k = 0; k < c.k; ++k) {
+      const int64_t g = n * groups + k / (c.k / groups);
+      wf[n * c.k + k] = bits == 8 ? codes[n * c.k + k] * scale[n]
+                                  : (codes[n * c.k + k] - zero[g]) * rounded_scale[g];
+    }
+  }
+  std::vector<float> w_rounded = wf;
+  const std::vector<T> w_expected = rounded<T>(w_rounded);
+  if (bits == 4) wf = w_rounded;
+  const Buffer<T> x(rounded<T>(xf));
+  const Buffer<int8_t> codes_buffer(codes);
+  const Buffer<float> scale_buffer(scale), zero_buffer(zero);
+  const int64_t group_size = packed_group_size(c.k, groups);
+  const Buffer<uint8_t> packed(packed_weight_bytes(c.n, c.k, bits, group_size));
+  PackWeightParams pack;
+  pack.codes = codes_buffer.data;
+  pack.scale = scale_buffer.data;
+  pack.zero = asymmetric ? zero_buffer.data : nullptr;
+  pack.packed = packed.data;
+  pack.out_features = c.n;
+  pack.in_features = c.k;
+  pack.num_groups = groups;
+  pack.bits = bits;
+  pack.dtype = Traits<T>::dtype;
+  CHECK_STATUS(pack_weight(pack, nullptr));
+  GemmParams p;
+  p.operands = bits == 8 ? GemmOperands::kWeightInt8 : GemmOperands::kWeightInt4;
+  p.x = x.data;
+  p.weight = packed.data;
+  p.weight_scale = bits == 8 ? scale_buffer.data : nullptr;
+  p.group_size = group_size;
+  p.dtype = pack.dtype;
+  p.out_features = c.n;
+  p.in_features = c.k;
+  const Buffer<T> matrix(c.n * c.k);
+  CHECK_STATUS(unpack_weight(p, matrix.data, nullptr));
+  CHECK_CUDA(cudaDeviceSynchronize());
+  const auto got = matrix.host();
+  if (std::memcmp(got.data(), w_expected.data(), got.size() * sizeof(T)) != 0) {
+    printf("FAIL unpack bits %d n %ld k %ld groups %ld %s\n", bits, c.n, c.k, groups,
+           dtype_name(pack.dtype));
+    return false;
+  }
+  GemmTile tile = {8 << random.below(5), 64 << random.below(2), 2 + random.below(3),
+                   1 << random.below(4), random.below(6) - 1};
+  const int kernel = random.below(2);
+  const Runner runner = [&](GemmParams& q) {
+    return kernel == 0 ? gemm_packed_sm90(q, tile, nullptr) : gemm(q, {}, nullptr, nullptr);
+  };
+  char label[160];
+  snprintf(label, sizeof(label), "packed %d bits, %ld groups, zeros %d, %s kernel %d tile %dx%d "
+           "stages %d split %d", bits, groups, asymmetric, dtype_name(pack.dtype), kernel,
+           tile.tokens, tile.features, tile.stages, tile.split);
+  const double relative = Traits<T>::dtype == DType::kFloat16 ? 1e-3 : 8e-3;
+  return check_product<T>(c, p, xf, wf, runner, label, c.float_out ? 2e-4 : relative, 3e-4);
+}
+
+template <class T>
+int check_quantize(Random& random) {
+  int failures = 0, cases = 0;
+  for (const int64_t m : {1, 3, 130}) {
+    for (const int64_t k : {8, 200, 4096, 14336}) {
+      for (int variant = 0; variant < 16; ++variant) {
+        const bool fp8 = variant & 1, fixed = variant & 2, normalize = variant & 4;
+        const bool weighted = normalize && random.below(2), smooth = !fp8 && variant & 8;
+        std::vector<float> x = random.floats(m * k, 3.f), norm = random.floats(k, 1.f);
+        const std::vector<float> shift = random.floats(k, .5f), factor = random.floats(k, 2.f);
+        if (m == 3) std::fill(x.begin() + k, x.begin() + 2 * k, 0.f);
+        const Buffer<T> x_buffer(rounded<T>(x)), norm_buffer(rounded<T>(norm));
+        const Buffer<float> shift_buffer(shift), factor_buffer(factor);
+        const float fixed_scale = fp8 ? 0.005f : 0.02f;
+        const Buffer<float> fixed_buffer(std::vector<float>{fixed ? fixed_scale : 0.f});
+        const Buffer<uint8_t> codes(m * k);
+        const Buffer<float> scale(m);
+        QuantizeRowsParams p;
+        p.x = x_buffer.data;
+        p.norm_weight = weighted ? norm_buffer.data : nullptr;
+        p.shift = smooth && random.below(2) ? shift_buffer.data : nullptr;
+        p.smooth = smooth ? factor_buffer.data : nullptr;
+        p.static_scale = fixed_buffer.data;
+        p.codes = codes.data;
+        p.scale = scale.data;
+        p.num_rows = m;
+        p.width = k;
+        p.epsilon = 1e-5f;
+        p.normalize = normalize;
+        p.operands = fp8 ? GemmOperands::kFp8 : GemmOperands::kInt8;
+        p.dtype = Traits<T>::dtype;
+        CHECK_STATUS(quantize_rows(p, nullptr));
+        const auto q = codes.host();
+        const auto s = scale.host();
+        int64_t bad = 0;
+        for (int64_t row = 0; row < m; ++row) {
+          double squares = 0., largest = 0.;
+          for (int64_t i = 0; i < k; ++i) squares += std::pow(x[row * k + i], 2.);
+          const double r = normalize ? 1. / std::sqrt(squares / k + 1e-5) : 1.;
+          std::vector<double> v(k);
+          for (int64_t i = 0; i < k; ++i) {
+            v[i] = x[row * k + i] * r * (weighted ? norm[i] : 1.);
+            if (p.shift != nullptr) v[i] += shift[i];
+            if (p.smooth != nullptr) v[i] *= factor[i];
+            largest = std::max(largest, std::fabs(v[i]));
+          }
+          const double limit = fp8 ? 448. : 127.;
+          const double expected = fixed ? fixed_scale : largest > 0. ? largest / limit : 1.;
+          // A row of zeros may have any scale.
+          if (largest > 0. && std::fabs(s[row] - expected) > 1e-5 * expected) ++bad;
+          for (int64_t i = 0; i < k; ++i) {
+            const uint8_t code = q[row * k + i];
+            const double at = std::max(-limit, std::min(limit, v[i] / expected));
+            const double got = fp8 ? e4m3_value(code) : static_cast<int8_t>(code);
+            const double step = fp8 ? std::max(std::fabs(at) / 16., 1. / 1024) : 0.5;
+            if (!(std::fabs(got - at) <= step * 1.001)) ++bad;
+          }
+        }
+        if (bad != 0) {
+          printf("FAIL quantize m %ld k %ld fp8 %d static %d norm %d weight %d smooth %d: %ld bad\n",
+                 m, k, fp8, fixed, normalize, weighted, smooth, bad);
+        }
+        failures += bad != 0;
+        ++cases;
+      }
+    }
+  }
+  printf("quantize_rows: %d cases, %d failures\n", cases, failures);
+  return failures;
+}
+
+constexpr int64_t kRows[] = {1, 2, 5, 8, 9, 17, 33, 64, 100, 127, 128, 129, 257};
+constexpr int64_t kShapes[][2] = {{64, 64},     {208, 144}, {80, 16},    {1008, 528},
+                                  {264, 1040}, {8, 4112},  {1536, 2048}};
+
+int check_all() {
+  Random random(11);
+  int failures = check_quantize<__nv_bfloat16>(random) + check_quantize<__half>(random);
+  for (const GemmOperands operands : {GemmOperands::kFp8, GemmOperands::kInt8}) {
+    int cases = 0, bad = 0;
+    for (const int64_t m : kRows) {
+      for (const auto& shape : kShapes) {
+        for (int variant = 0; variant < 2; ++variant) {
+          Case c = {m, shape[0], shape[1]};
+          c.gated = variant == 1 && c.n % 16 == 0;
+          c.bias = random.below(2);
+          c.residual = !c.gated && random.below(2);
+          c.sumsq_out = !c.gated && random.below(2);
+          c.float_out = !c.gated && random.below(4) == 0;
+          bad += !(random.below(2) ? check_codes<__nv_bfloat16>(operands, c, random)
+                                   : check_codes<__half>(operands, c, random));
+          ++cases;
+        }
+      }
+    }
+    printf("%s: %d cases, %d failures\n", operands == GemmOperands::kFp8 ? "fp8" : "int8", cases,
+           bad);
+    failures += bad;
+  }
+  for (const int bits : {8, 4}) {
+    int cases = 0, bad = 0;
+    for (const int64_t m : kRows) {
+      for (const auto& shape : kShapes) {
+        for (int variant = 0; variant < 2; ++variant) {
+          Case c = {m, shape[0], shape[1]};
+          c.gated = variant == 1 && c.n % 128 == 0;
+          c.bias = random.below(2);
+          c.residual = !c.gated && random.below(2);
+          c.sumsq_out = !c.gated && random.below(2);
+          c.float_out = !c.gated && random.below(4) == 0;
+          bad += !(random.below(2) ? check_packed<__nv_bfloat16>(bits, c, random)
+                                   : check_packed<__half>(bits, c, random));
+          ++cases;
+        }
+      }
+    }
+    printf("packed, %d bits: %d cases, %d failures\n", bits, cases, bad);
+    failures += bad;
+  }
+  return failures;
+}
+
+// --------------------------------------------------------------------------------------- timing
+
+double graph_ms(const std::function<void(cudaStream_t)>& body, int replays) {
+  cudaStream_t stream;
+  CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+  body(stream);
+  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+  CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  cudaEvent_t begin, end;
+  CHECK_CUDA(cudaEventCreate(&begin));
+  CHECK_CUDA(cudaEventCreate(&end));
+  std::vector<float> times;
+  for (int r = 0; r < replays + 2; ++r) {
+    CHECK_CUDA(cudaEventRecord(begin, stream));
+    CHECK_CUDA(cudaGraphLaunch(exec, stream));
+    CHECK_CUDA(cudaEventRecord(end, stream));
+    CHECK_CUDA(cudaEventSynchronize(end));
+    float ms;
+    CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
+    if (r >= 2) times.push_back(ms);
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+__global__ void fill_kernel(uint8_t* p, int64_t n, uint32_t seed) {
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < n;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    uint32_t h = static_cast<uint32_t>(i) * 2654435761u ^ seed;
+    h ^= h >> 15;
+    h *= 2246822519u;
+    h ^= h >> 13;
+    p[i] = static_cast<uint8_t>(h >> 9) & 0xb7;  // e4m3 without NaN, and of moderate size
+  }
+}
+
+__global__ void set_kernel(float* p, int64_t n, float value) {
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < n;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    p[i] = value;
+  }
+}
+
+constexpr int kLayers = 32;
+constexpr int64_t kHidden = 4096, kInner = 14336, kQkv = 6144, kVocab = 128256;
+enum Kind { kQkvProjection, kOutProjection, kGateUp, kDown, kHead, kKinds };
+constexpr int64_t kN[] = {kQkv, kHidden, 2 * kInner, kHidden, kVocab};
+constexpr int64_t kK[] = {kHidden, kHidden, kHidden, kInner, kHidden};
+
+constexpr const char* kNames[] = {"dense", "fp8", "int8", "weight int8", "weight int4"};
+
+struct Model {
+  std::vector<uint8_t*> weights;
+  uint8_t* codes;
+  uint8_t *hidden, *qkv, *inner;  // 16-bit
+  float *x_scale, *weight_scale, *logits;
+  double bytes = 0.;
+
+  explicit Model(int64_t rows) {
+    for (int i = 0; i < kLayers * 4 + 1; ++i) {
+      const int kind = i == kLayers * 4 ? kHead : i % 4;
+      const int64_t n = kN[kind] * kK[kind];
+      uint8_t* w;
+      CHECK_CUDA(cudaMalloc(&w, n));
+      fill_kernel<<<2048, 256>>>(w, n, i);
+      weights.push_back(w);
+      bytes += static_cast<double>(n);
+    }
+    CHECK_CUDA(cudaMalloc(&codes, rows * kInner));
+    CHECK_CUDA(cudaMalloc(&hidden, rows * kHidden * 2));
+    CHECK_CUDA(cudaMalloc(&qkv, rows * kQkv * 2));
+    CHECK_CUDA(cudaMalloc(&inner, rows * kInner * 2));
+    CHECK_CUDA(cudaMalloc(&x_scale, rows * 4));
+    CHECK_CUDA(cudaMalloc(&weight_scale, kVocab * 4));
+    CHECK_CUDA(cudaMalloc(&logits, std::min<int64_t>(rows, 128) * kVocab * 4));
+    fill_kernel<<<1024, 256>>>(codes, rows * kInner, 99);
+    fill_kernel<<<1024, 256>>>(hidden, rows * kHidden * 2, 98);
+    set_kernel<<<64, 256>>>(x_scale, rows, 1e-3f);
+    set_kernel<<<64, 256>>>(weight_scale, kVocab, 1e-3f);
+    CHECK_CUDA(cudaDeviceSynchronize());
+  }
+
+  void run(GemmOperands operands, int index, int64_t rows, bool quantize,
+           cudaStream_t stream) const {
+    const int kind = index == kLayers * 4 ? kHead : index % 4;
+    GemmParams p;
+    p.operands = operands;
+    const bool packed = operands > GemmOperands::kInt8;
+    p.x = !packed ? codes : kind == kOutProjection ? qkv : kind == kDown ? inner : hidden;
+    p.x_scale = packed ? nullptr : x_scale;
+    p.weight = weights[index];
+    p.weight_scale = weight_scale;
+    p.num_rows = rows;
+    p.in_features = kK[kind];
+    p.out_features = kN[kind];
+    p.out = kind == kQkvProjection ? qkv : kind == kGateUp ? inner : hidden;
+    if (kind == kHead) p.out = logits, p.out_dtype = DType::kFloat32;
+    if (kind == kOutProjection || kind == kDown) p.residual = hidden;
+    p.gated = kind == kGateUp;
+    if (quantize && !packed) {
+      QuantizeRowsParams q;
+      q.x = kind == kOutProjection ? qkv : kind == kDown ? inner : hidden;
+      q.codes = codes;
+      q.scale = x_scale;
+      q.num_rows = rows;
+      q.width = kK[kind];
+      q.normalize = kind != kOutProjection && kind != kDown;
+      q.operands = operands;
+      CHECK_STATUS(quantize_rows(q, stream));
+    }
+    CHECK_STATUS(gemm(p, {}, nullptr, stream));
+  }
+};
+
+int main_chain() {
+  const Model model(256);
+  printf("129 products of 8-bit codes, %.2f GB; bare, and with the quantization of each x, ms\n",
+         model.bytes / 1e9);
+  for (const GemmOperands operands : {GemmOperands::kFp8, GemmOperands::kInt8,
+                                      GemmOperands::kWeightInt8, GemmOperands::kWeightInt4}) {
+    for (const int64_t rows : {1, 8, 16, 32, 64, 128, 256}) {
+      double ms[2];
+      for (const bool quantize : {false, true}) {
+        ms[quantize] = graph_ms(
+            [&](cudaStream_t stream) {
+              const int count = rows > 128 ? kLayers * 4 : kLayers * 4 + 1;
+              for (int i = 0; i < count; ++i) model.run(operands, i, rows, quantize, stream);
+            },
+            9);
+      }
+      const double bytes = model.bytes * (operands == GemmOperands::kWeightInt4 ? .53125 : 1.);
+      printf("%s M %3ld %.3f (%.2f TB/s) %.3f\n", kNames[static_cast<int>(operands)], rows, ms[0],
+             bytes / ms[0] / 1e9, ms[1]);
+    }
+  }
+  return 0;
+}
+
+int main_large() {
+  const Model model(8000);
+  for (const GemmOperands operands : {GemmOperands::kFp8, GemmOperands::kInt8,
+                                      GemmOperands::kWeightInt8, GemmOperands::kWeightInt4}) {
+    for (const int64_t rows : {256, 1024, 8000}) {
+      if (operands > GemmOperands::kInt8 && rows > 256) continue;
+      double sum = 0.;
+      printf("%s M %4ld", kNames[static_cast<int>(operands)], rows);
+      for (int kind = 0; kind < 4; ++kind) {
+        const double us = 250. * graph_ms(
+                                     [&](cudaStream_t stream) {
+                                       for (int r = 0; r < 4; ++r) {
+                                         model.run(operands, r * 4 + kind, rows, false, stream);
+                                       }
+                                     },
+                                     5);
+        printf(" | %.1f us %.0f TFLOP/s", us, 2. * rows * kN[kind] * kK[kind] / us / 1e6);
+        sum += us;
+      }
+      const double all = graph_ms(
+          [&](cudaStream_t stream) {
+            for (int i = 0; i < 16; ++i) model.run(operands, i, rows, true, stream);
+          },
+          5);
+      printf(" | 32 layers %.2f ms, with quantization %.2f\n", sum * .032, all * 8.);
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const char* mode = argc > 1 ? argv[1] : "check";
+  setvbuf(stdout, nullptr, _IOLBF, 4096);
+  if (std::strcmp(mode, "check") == 0) return check_all() != 0;
+  if (std::strcmp(mode, "large") == 0) return main_large();
+  return main_chain();
+}

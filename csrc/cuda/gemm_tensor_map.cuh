@@ -1,0 +1,60 @@
+// Tensor maps of the operands of a product, for the copy engine. Host code.
+#pragma once
+
+#include <cuda.h>
+
+#include <string>
+
+#include "common.cuh"
+
+namespace regatta::cuda {
+
+using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
+                                 const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
+                                 const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+// The driver's encoder, found through the runtime so that nothing links to libcuda.
+inline EncodeTiled find_tensor_map_encoder() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                             12000, cudaEnableDefault, &result);
+#else
+  const cudaError_t error =
+      cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &result);
+#endif
+  if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) return nullptr;
+  return reinterpret_cast<EncodeTiled>(function);
+}
+
+// A tensor of 16-bit or 8-bit elements; sizes and box innermost first, strides in elements from the
+// second dimension on; boxes are 128 bytes wide and swizzled.
+inline Status encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, int rank,
+                                const cuuint64_t* sizes, const cuuint64_t* strides,
+                                const cuuint32_t* box) {
+  static const EncodeTiled encoder = find_tensor_map_encoder();
+  if (encoder == nullptr) {
+    return Status::error(
+        "gemm: the driver has no cuTensorMapEncodeTiled (CUDA 12 or newer needed)");
+  }
+  const int64_t size = dtype_size(dtype);
+  cuuint64_t stride_bytes[4];
+  for (int i = 0; i + 1 < rank; ++i) stride_bytes[i] = strides[i] * size;
+  const cuuint32_t ones[4] = {1, 1, 1, 1};
+  const CUtensorMapDataType type = size == 1                    ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                   : dtype == DType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                               : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  const CUresult result =
+      encoder(map, type, rank, const_cast<void*>(data), sizes, stride_bytes, box, ones,
+              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    return Status::error("gemm: cuTensorMapEncodeTiled failed with code " +
+                         std::to_string(static_cast<int>(result)));
+  }
+  return {};
+}
+
+}  // namespace regatta::cuda

@@ -1,0 +1,391 @@
+// The kernel of gemm_tiles_sm90.cu, which says what it does, and its launch.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "gemm_epilogue.cuh"
+#include "gemm_tensor_map.cuh"
+#include "hopper.cuh"
+#include "regatta/gemm.h"
+#include "wgmma_wide.cuh"
+
+namespace regatta::cuda {
+namespace {
+
+constexpr int kTokens = 128;  // per block
+constexpr int kGroup = 128;
+constexpr int kThreads = 3 * kGroup;  // a warpgroup that fetches, two that multiply
+constexpr int kCluster = 2;
+constexpr int kRowBytes = 128;  // of k per stage: one swizzled row
+constexpr int kWgmmaBytes = 32;
+constexpr int kMaxStages = 8;
+constexpr int kHeadBytes = 2048;
+constexpr int kSharedBytes = 227 * 1024;
+constexpr int kOrder = 8;  // pairs of token tiles that are worked on together
+
+struct KernelParams {
+  Epilogue epilogue;
+  int num_rows, num_steps;
+  int pairs, tiles;  // of tokens and of weights
+  int stages;
+};
+
+template <int kColumns>
+struct Shape {
+  static constexpr int kTokenBytes = kTokens * kRowBytes;
+  static constexpr int kStageBytes = kTokenBytes + kColumns * kRowBytes;
+  static constexpr int kStages =
+      std::min(kMaxStages, (kSharedBytes - 1024 - kHeadBytes) / kStageBytes);
+  static constexpr int kSharedTotal = 1024 + kHeadBytes + kStages * kStageBytes;
+};
+
+struct Tile {
+  int token0, tile;
+};
+
+__device__ __forceinline__ Tile tile_of(const KernelParams& p, int index, int rank) {
+  const int per_order = kOrder * p.tiles;
+  const int first = index / per_order * kOrder;
+  const int count = min(kOrder, p.pairs - first);
+  const int within = index % per_order;
+  return {((first + within % count) * kCluster + rank) * kTokens, within / count};
+}
+
+// Lane q of a quad holds v[j]: pair q of row j; then it holds pair j of row q.
+__device__ __forceinline__ void transpose_quad(uint32_t (&v)[4]) {
+  const int q = threadIdx.x % 4;
+  const bool odd = q & 1, high = q & 2;
+  {
+    const uint32_t a = __shfl_xor_sync(~0u, odd ? v[0] : v[1], 1);
+    const uint32_t b = __shfl_xor_sync(~0u, odd ? v[2] : v[3], 1);
+    (odd ? v[0] : v[1]) = a;
+    (odd ? v[2] : v[3]) = b;
+  }
+  {
+    const uint32_t a = __shfl_xor_sync(~0u, high ? v[0] : v[2], 2);
+    const uint32_t b = __shfl_xor_sync(~0u, high ? v[1] : v[3], 2);
+    (high ? v[0] : v[2]) = a;
+    (high ? v[1] : v[3]) = b;
+  }
+}
+
+template <class T>
+__device__ __forceinline__ float2 unpack(uint32_t x) {
+  return Traits<T>::to_float2(bit_cast<typename Traits<T>::Pair>(x));
+}
+
+template <class T>
+__device__ __forceinline__ uint32_t pack(float2 x) {
+  return bit_cast<uint32_t>(Traits<T>::from_float2(x));
+}
+
+// Two adjacent outputs' biases, from column n on.
+template <class T>
+__device__ __forceinline__ float2 bias_pair(const void* bias, int n) {
+  return unpack<T>(__ldg(reinterpret_cast<const uint32_t*>(static_cast<const T*>(bias) + n)));
+}
+
+// acc: 64 tokens by kColumns as wgmma leaves them; this thread's rows are `row` and row + 8.
+template <class T, class Acc, int kColumns, bool kGated>
+__device__ __forceinline__ void finish_tile(const Epilogue& p, const Acc (&acc)[kColumns / 2],
+                                            const float (&scale)[2], int row, int num_rows,
+                                            int tile) {
+  const int q = threadIdx.x % 4;
+  constexpr int kChunks = kGated ? kColumns / 16 : kColumns / 8;  // of eight outputs
+  const int width = kGated ? p.out_features / 2 : p.out_features;
+  const int first = tile * kChunks * 8;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int64_t m = row + h * 8;
+    const bool inside = m < num_rows;
+    float squares = 0.f;
+#pragma unroll
+    for (int b = 0; b < kChunks / 4; ++b) {
+      const int mine = first + (b * 4 + q) * 8;  // the chunk that this lane reads and writes
+      const bool writes = inside && mine < width;
+      uint32_t v[4];
+      uint32_t r[4] = {0, 0, 0, 0};
+      if (!kGated && p.residual != nullptr) {
+        if (writes) {
+          const uint4 x = __ldcg(reinterpret_cast<const uint4*>(
+              static_cast<const T*>(p.residual) + m * width + mine));
+          r[0] = x.x, r[1] = x.y, r[2] = x.z, r[3] = x.w;
+        }
+        transpose_quad(r);
+      }
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const int n = first + (b * 4 + c) * 8 + q * 2;
+        const int j = kGated ? (b * 4 + c) * 2 : b * 4 + c;
+        float2 y = make_float2(acc[4 * j + 2 * h] * scale[h], acc[4 * j + 2 * h + 1] * scale[h]);
+        if (p.weight_scale != nullptr && n < width) {
+          const float2 x = __ldg(reinterpret_cast<const float2*>(p.weight_scale + n));
+          y.x *= x.x, y.y *= x.y;
+        }
+        const bool biased = p.bias != nullptr && n < width;
+        if (biased) {
+          const float2 x = bias_pair<T>(p.bias, n);
+          y.x += x.x, y.y += x.y;
+        }
+        if constexpr (kGated) {
+          float2 up = make_float2(acc[4 * j + 4 + 2 * h] * scale[h],
+                                  acc[4 * j + 5 + 2 * h] * scale[h]);
+          if (p.weight_scale != nullptr && n < width) {
+            const float2 x = __ldg(reinterpret_cast<const float2*>(p.weight_scale + width + n));
+            up.x *= x.x, up.y *= x.y;
+          }
+          if (biased) {
+            const float2 x = bias_pair<T>(p.bias, width + n);
+            up.x += x.x, up.y += x.y;
+          }
+          y.x = __fdividef(y.x, 1.f + __expf(-y.x)) * up.x;
+          y.y = __fdividef(y.y, 1.f + __expf(-y.y)) * up.y;
+        } else if (p.residual != nullptr) {
+          const float2 x = unpack<T>(r[c]);
+          y.x += x.x, y.y += x.y;
+        }
+        if (!kGated && p.float_out) {
+          if (inside && n < width) {
+            *reinterpret_cast<float2*>(static_cast<float*>(p.out) + m * width + n) = y;
+            squares += y.x * y.x + y.y * y.y;
+          }
+        } else {
+          v[c] = pack<T>(y);
+        }
+      }
+      if (kGated || !p.float_out) {
+        transpose_quad(v);
+        if (writes) {
+          *reinterpret_cast<uint4*>(static_cast<T*>(p.out) + m * width + mine) =
+              make_uint4(v[0], v[1], v[2], v[3]);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float2 y = unpack<T>(v[i]);
+            squares += y.x * y.x + y.y * y.y;
+          }
+        }
+      }
+      if (!kGated && p.sumsq_out != nullptr && b % 2 == 1) {
+        squares += __shfl_xor_sync(~0u, squares, 1);
+        squares += __shfl_xor_sync(~0u, squares, 2);
+        const int part = (first + (b - 1) * 32) / 64;
+        const int parts = (width + 63) / 64;
+        if (q == 0 && inside && part < parts) p.sumsq_out[m * parts + part] = squares;
+        squares = 0.f;
+      }
+    }
+  }
+}
+
+// T: of x and weight; Out: of bias, residual and out.
+template <class T, class Out, int kColumns, bool kGated>
+__global__ void __launch_bounds__(kThreads, 1)
+    gemm_tiles_kernel(const __grid_constant__ CUtensorMap weight_map,
+                      const __grid_constant__ CUtensorMap token_map, const KernelParams p) {
+#ifdef REGATTA_SM90A
+  using S = Shape<kColumns>;
+  constexpr int kElements = kRowBytes / sizeof(T);
+  constexpr int kStages = S::kStages;
+  using Acc = std::conditional_t<std::is_same_v<T, int8_t>, int, float>;
+  extern __shared__ char shared[];
+  char* base =
+      reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(shared) + 1023) & ~uintptr_t{1023});
+  uint64_t* full = reinterpret_cast<uint64_t*>(base);
+  uint64_t* empty = full + kMaxStages;
+  uint64_t* scale_full = empty + kMaxStages;  // [2]
+  uint64_t* scale_empty = scale_full + 2;     // [2]
+  float* row_scale = reinterpret_cast<float*>(scale_empty + 2);  // [2, kTokens]
+  char* stages = base + kHeadBytes;
+
+  const int group = threadIdx.x / kGroup;
+  const int warp = threadIdx.x / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  const int rank = cluster_rank();
+  const int clusters = gridDim.x / kCluster;
+  const int total = p.pairs * p.tiles;
+
+  if (threadIdx.x == 0) {
+    tensor_map_prefetch(&weight_map);
+    tensor_map_prefetch(&token_map);
+    for (int s = 0; s < kStages; ++s) {
+      barrier_init(&full[s], 1);
+      barrier_init(&empty[s], kCluster * 8);
+    }
+    for (int s = 0; s < 2; ++s) {
+      barrier_init(&scale_full[s], 1);
+      barrier_init(&scale_empty[s], 8);
+    }
+    barrier_init_fence();
+  }
+  cluster_arrive();
+  cluster_wait();
+
+  if (group == 0) {
+    registers_give<40>();
+    if (warp == 0 && lane == 0) {
+      pdl_wait();
+      const uint64_t keep = policy_evict_last();
+      int s = 0;
+      uint32_t phase = 0;
+      for (int index = blockIdx.x / kCluster; index < total; index += clusters) {
+        const Tile t = tile_of(p, index, rank);
+        if (index + clusters >= total) pdl_trigger();
+        for (int i = 0; i < p.num_steps; ++i) {
+          barrier_wait(&empty[s], phase ^ 1);
+          barrier_arrive_expect(&full[s], S::kStageBytes);
+          char* to = stages + s * S::kStageBytes;
+          tensor_load_2d(to, &token_map, i * kElements, t.token0, &full[s], keep);
+          to += S::kTokenBytes + rank * (kColumns / kCluster) * kRowBytes;
+          if constexpr (kGated) {
+            tensor_multicast_4d(to, &weight_map, i * kElements, 0, 0,
+                                t.tile * (kColumns / 16) + rank * (kColumns / 32), &full[s],
+                                (1 << kCluster) - 1, keep);
+          } else {
+            tensor_multicast_2d(to, &weight_map, i * kElements,
+                                t.tile * kColumns + rank * (kColumns / kCluster), &full[s],
+                                (1 << kCluster) - 1, keep);
+          }
+          if (++s == kStages) s = 0, phase ^= 1;
+        }
+      }
+    } else if (warp == 1) {
+      pdl_wait();
+      int s = 0;
+      uint32_t phase = 0;
+      for (int index = blockIdx.x / kCluster; index < total; index += clusters) {
+        const Tile t = tile_of(p, index, rank);
+        barrier_wait(&scale_empty[s], phase ^ 1);
+        for (int i = lane; i < kTokens; i += kWarp) {
+          row_scale[s * kTokens + i] =
+              t.token0 + i < p.num_rows ? row_scale_of(p.epilogue, t.token0 + i) : 0.f;
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&scale_full[s]);
+        if (++s == 2) s = 0, phase ^= 1;
+      }
+    }
+  } else {
+    registers_take<232>();
+    pdl_wait();
+    const int row = (group - 1) * 64 + warp % 4 * 16 + lane / 4;
+    int s = 0, scale_s = 0;
+    uint32_t phase = 0, scale_phase = 0;
+    Acc acc[kColumns / 2];
+    for (int index = blockIdx.x / kCluster; index < total; index += clusters) {
+      const Tile t = tile_of(p, index, rank);
+      int previous = -1;
+      for (int i = 0; i < p.num_steps; ++i) {
+        barrier_wait(&full[s], phase);
+        const char* at = stages + s * S::kStageBytes;
+        const uint64_t a = wgmma_descriptor(at + (group - 1) * 64 * kRowBytes);
+        const uint64_t b = wgmma_descriptor(at + S::kTokenBytes);
+        wgmma_pin(acc);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < kRowBytes / kWgmmaBytes; ++k) {
+          WgmmaTile<T, kColumns>::run(acc, a + k * 2, b + k * 2, k > 0 || i > 0);
+        }
+        wgmma_commit();
+        wgmma_pin(acc);
+        wgmma_wait<1>();
+        if (previous >= 0 && lane < kCluster) barrier_arrive_cluster(&empty[previous], lane);
+        previous = s;
+        if (++s == kStages) s = 0, phase ^= 1;
+      }
+      wgmma_wait<0>();
+      wgmma_pin(acc);
+      if (lane < kCluster) barrier_arrive_cluster(&empty[previous], lane);
+      barrier_wait(&scale_full[scale_s], scale_phase);
+      const float scale[2] = {row_scale[scale_s * kTokens + row],
+                              row_scale[scale_s * kTokens + row + 8]};
+      __syncwarp();
+      if (lane == 0) barrier_arrive(&scale_empty[scale_s]);
+      if (++scale_s == 2) scale_s = 0, scale_phase ^= 1;
+      finish_tile<Out, Acc, kColumns, kGated>(p.epilogue, acc, scale, t.token0 + row, p.num_rows, t.tile);
+    }
+  }
+  __syncwarp();
+  // The other block may still multicast into this one, or arrive at its barriers.
+  cluster_arrive_relaxed();
+  cluster_wait();
+#else
+  wrong_architecture();
+#endif
+}
+
+int multiprocessors() {
+  int device = 0, count = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
+template <class T, class Out, int kColumns, bool kGated>
+Status run(const GemmParams& p, cudaStream_t stream) {
+  using S = Shape<kColumns>;
+  const auto m = static_cast<cuuint64_t>(p.num_rows);
+  const auto k = static_cast<cuuint64_t>(p.in_features);
+  const auto n = static_cast<cuuint64_t>(p.out_features);
+  constexpr cuuint32_t kElements = kRowBytes / sizeof(T);
+  constexpr DType kType = sizeof(T) == 1                         ? DType::kUInt8
+                          : std::is_same_v<T, __nv_bfloat16> ? DType::kBFloat16
+                                                                 : DType::kFloat16;
+  CUtensorMap weight_map, token_map;
+  Status status;
+  if constexpr (kGated) {
+    const cuuint64_t sizes[] = {k, 8, 2, n / 16};
+    const cuuint64_t strides[] = {k, n / 2 * k, 8 * k};
+    const cuuint32_t box[] = {kElements, 8, 2, kColumns / kCluster / 16};
+    status = encode_tensor_map(&weight_map, kType, p.weight, 4, sizes, strides, box);
+  } else {
+    const cuuint64_t sizes[] = {k, n};
+    const cuuint64_t strides[] = {k};
+    const cuuint32_t box[] = {kElements, kColumns / kCluster};
+    status = encode_tensor_map(&weight_map, kType, p.weight, 2, sizes, strides, box);
+  }
+  if (!status.ok()) return status;
+  const cuuint64_t sizes[] = {k, m};
+  const cuuint64_t strides[] = {k};
+  const cuuint32_t box[] = {kElements, kTokens};
+  status = encode_tensor_map(&token_map, kType, p.x, 2, sizes, strides, box);
+  if (!status.ok()) return status;
+  KernelParams kp = {};
+  kp.epilogue = make_epilogue(p);
+  kp.num_rows = static_cast<int>(p.num_rows);
+  kp.num_steps = static_cast<int>(ceil_div(p.in_features, kElements));
+  kp.pairs = static_cast<int>(ceil_div(p.num_rows, kCluster * kTokens));
+  kp.tiles = static_cast<int>(ceil_div(p.out_features, kColumns));
+  const int64_t clusters =
+      std::min<int64_t>(multiprocessors() / kCluster, static_cast<int64_t>(kp.pairs) * kp.tiles);
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(clusters * kCluster));
+  config.block = dim3(kThreads);
+  config.shared_bytes = S::kSharedTotal;
+  config.stream = stream;
+  config.pdl = p.dependent_launch;
+  config.cluster_x = kCluster;
+  return launch(gemm_tiles_kernel<T, Out, kColumns, kGated>, config, "gemm_tiles", weight_map,
+                token_map, kp);
+}
+
+template <class T, class Out, bool kGated>
+Status run_columns(const GemmParams& p, int columns, cudaStream_t stream) {
+  switch (columns) {
+    case 128:
+      return run<T, Out, 128, kGated>(p, stream);
+    case 192:
+      return run<T, Out, 192, kGated>(p, stream);
+    default:
+      return run<T, Out, 256, kGated>(p, stream);
+  }
+}
+
+template <class T, class Out>
+Status run_gemm_tiles(const GemmParams& p, int columns, cudaStream_t stream) {
+  return p.gated ? run_columns<T, Out, true>(p, columns, stream)
+                 : run_columns<T, Out, false>(p, columns, stream);
+}
+
+}  // namespace
+}  // namespace regatta::cuda

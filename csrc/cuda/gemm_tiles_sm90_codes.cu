@@ -1,0 +1,16 @@
+// gemm_tiles_sm90 of 8-bit codes: e4m3 and int8.
+#include "gemm_tiles_sm90.cuh"
+
+namespace regatta::cuda {
+
+Status gemm_tiles_sm90_codes(const GemmParams& p, int columns, CUstream_st* stream) {
+  const bool is_bfloat16 = p.dtype == DType::kBFloat16;
+  if (p.operands == GemmOperands::kFp8) {
+    return is_bfloat16 ? run_gemm_tiles<__nv_fp8_e4m3, __nv_bfloat16>(p, columns, stream)
+                       : run_gemm_tiles<__nv_fp8_e4m3, __half>(p, columns, stream);
+  }
+  return is_bfloat16 ? run_gemm_tiles<int8_t, __nv_bfloat16>(p, columns, stream)
+                     : run_gemm_tiles<int8_t, __half>(p, columns, stream);
+}
+
+}  // namespace regatta::cuda

@@ -1,0 +1,252 @@
+// Codes into the layout of packed_weight.cuh, and back to a matrix.
+//
+// Input: codes [N, K] int8. Architectures: sm_80 and later. One thread per 16 bytes packed; done
+// once per weight. unpack_weight() is the way of products with many rows: 2 + 0.5 .. 1 bytes per
+// value of memory traffic ahead of a dense product.
+#include <cmath>
+
+#include "packed_weight.cuh"
+#include "regatta/gemm.h"
+
+namespace regatta::cuda {
+namespace {
+
+struct Place {
+  int row, column;  // in the unit
+};
+
+// Value `half` (0, 1) of register i of step `step` of thread t.
+__device__ __forceinline__ Place place_of(int t, int step, int i, int half) {
+  return {t / 32 * 16 + t % 32 / 4 + i % 2 * 8, step * 16 + t % 4 * 2 + i / 2 * 8 + half};
+}
+
+__device__ __forceinline__ uint32_t code_at(const PackWeightParams& p, int64_t row,
+                                            int64_t column) {
+  if (row >= p.out_features || column >= p.in_features) return 0;
+  return static_cast<uint8_t>(p.codes[row * p.in_features + column]);
+}
+
+// Block: one unit. Threads: 128.
+template <class T>
+__global__ void pack_kernel(const PackWeightParams p, const int group_size) {
+  const int64_t units = (p.in_features + kUnitColumns - 1) / kUnitColumns;
+  const int64_t row0 = blockIdx.x / units * kUnitRows;
+  const int64_t column0 = blockIdx.x % units * kUnitColumns;
+  uint8_t* unit = p.packed + static_cast<int64_t>(blockIdx.x) * unit_bytes(p.bits, group_size);
+  const int t = threadIdx.x;
+  uint32_t* words = reinterpret_cast<uint32_t*>(unit);
+  const auto at = [&](int step, int i, int half) {
+    const Place place = place_of(t, step, i, half);
+    return code_at(p, row0 + place.row, column0 + place.column);
+  };
+  if (p.bits == 8) {
+    for (int q = 0; q < 4; ++q) {
+      for (int j = 0; j < 4; ++j) {
+        const int step = 2 * q + j / 2, i = j % 2 * 2;
+        words[(q * 128 + t) * 4 + j] =
+            at(step, i, 0) | at(step, i + 1, 0) << 8 | at(step, i, 1) << 16 | at(step, i + 1, 1) << 24;
+      }
+    }
+    return;
+  }
+  for (int q = 0; q < 2; ++q) {
+    for (int j = 0; j < 4; ++j) {
+      uint32_t word = 0;
+      for (int i = 0; i < 4; ++i) {
+        word |= (at(4 * q + j, i, 0) & 15) << (4 * i) | (at(4 * q + j, i, 1) & 15) << (16 + 4 * i);
+      }
+      words[(q * 128 + t) * 4 + j] = word;
+    }
+  }
+  const int64_t group = p.in_features / p.num_groups;  // columns that share a scale
+  for (int i = t; i < kUnitColumns / group_size * kUnitRows; i += 128) {
+    const int64_t row = row0 + i % kUnitRows;
+    const int64_t column = column0 + i / kUnitRows * group_size;
+    float scale = 0.f, zero = 0.f;
+    if (row < p.out_features && column < p.in_features) {
+      const int64_t g = min(column / group, p.num_groups - 1);
+      scale = p.scale[row * p.num_groups + g];
+      zero = p.zero != nullptr ? p.zero[row * p.num_groups + g] : 8.f;
+    }
+    const T low = Traits<T>::from_float(scale);
+    const T high = Traits<T>::from_float(CodeMagic<T>::kValue + zero);
+    words[1024 + i] = static_cast<uint32_t>(bit_cast<uint16_t>(high)) << 16 | bit_cast<uint16_t>(low);
+  }
+}
+
+// As pack_kernel.
+template <class T, int kBits>
+__global__ void unpack_kernel(const uint8_t* packed, const float* weight_scale, T* out,
+                              const int64_t rows, const int64_t columns, const int group_size) {
+  const int64_t units = (columns + kUnitColumns - 1) / kUnitColumns;
+  const int64_t row0 = blockIdx.x / units * kUnitRows;
+  const int64_t column0 = blockIdx.x % units * kUnitColumns;
+  const uint8_t* unit = packed + static_cast<int64_t>(blockIdx.x) * unit_bytes(kBits, group_size);
+  const int t = threadIdx.x;
+  // Through shared memory, so that rows are written 16 bytes at a time.
+  __shared__ alignas(16) T tile[kUnitRows][kUnitColumns + 8];
+  const uint4* quads = reinterpret_cast<const uint4*>(unit);
+  const auto put = [&](int step, const uint32_t(&a)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const Place place = place_of(t, step, i, 0);
+      *reinterpret_cast<uint32_t*>(&tile[place.row][place.column]) = a[i];
+    }
+  };
+  const int row = t / 32 * 16 + t % 32 / 4;
+  if constexpr (kBits == 8) {
+    uint32_t scale[2];
+    float values[2];
+    for (int h = 0; h < 2; ++h) {
+      values[h] = row0 + row + h * 8 < rows ? weight_scale[row0 + row + h * 8] : 0.f;
+    }
+    (void)scale;
+    for (int q = 0; q < 4; ++q) {
+      const uint4 quad = quads[q * 128 + t];
+      const uint32_t w[4] = {quad.x, quad.y, quad.z, quad.w};
+      for (int s = 0; s < 2; ++s) {
+        uint32_t a[4];
+        for (int h = 0; h < 2; ++h) {
+          for (int i = 0; i < 2; ++i) {
+            const uint32_t pair = pair_of_int8<T>(i ? w[2 * s + h] >> 8 : w[2 * s + h]);
+            float2 f = Traits<T>::to_float2(bit_cast<typename Traits<T>::Pair>(pair));
+            f.x *= values[i], f.y *= values[i];
+            a[2 * h + i] = bit_cast<uint32_t>(Traits<T>::from_float2(f));
+          }
+        }
+        put(2 * q + s, a);
+      }
+    }
+  } else {
+    const uint32_t* blob = reinterpret_cast<const uint32_t*>(unit + 4096);
+    for (int q = 0; q < 2; ++q) {
+      const int g = group_size == 64 ? q : 0;
+      uint32_t scale[2], zero[2];
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t word = blob[g * kUnitRows + row + h * 8];
+        scale[h] = __byte_perm(word, 0, 0x1010);
+        zero[h] = __byte_perm(word, 0, 0x3232);
+      }
+      const uint4 quad = quads[q * 128 + t];
+      const uint32_t w[4] = {quad.x, quad.y, quad.z, quad.w};
+      for (int j = 0; j < 4; ++j) {
+        uint32_t a[4];
+        operands_of_int4<T>(w[j], scale, zero, a);
+        put(4 * q + j, a);
+      }
+    }
+  }
+  __syncthreads();
+  for (int i = t; i < kUnitRows * kUnitColumns / 8; i += 128) {
+    const int64_t r = row0 + i / (kUnitColumns / 8), c = column0 + i % (kUnitColumns / 8) * 8;
+    if (r < rows && c < columns) {
+      *reinterpret_cast<uint4*>(out + r * columns + c) =
+          *reinterpret_cast<const uint4*>(&tile[i / (kUnitColumns / 8)][i % (kUnitColumns / 8) * 8]);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(256)
+    gather_columns_kernel(const uint16_t* x, const int32_t* perm, uint16_t* out,
+                          const int64_t width) {
+  pdl_trigger();
+  pdl_wait();
+  const int64_t row = blockIdx.x;
+  for (int64_t i = blockIdx.y * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < width;
+       i += static_cast<int64_t>(gridDim.y) * blockDim.x) {
+    out[row * width + i] = x[row * width + perm[i]];
+  }
+}
+
+__global__ void repeat_scale_kernel(const float* scale, const int64_t count, float* out,
+                                    const int64_t num_values) {
+  const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  if (i < num_values) out[i] = scale[count == 1 ? 0 : i];
+}
+
+}  // namespace
+
+int64_t packed_unit_group_size(int64_t bytes) { return bytes == unit_bytes(4, 64) ? 64 : 128; }
+
+Status gather_columns(const void* x, const int32_t* perm, void* out, int64_t num_rows,
+                      int64_t width, CUstream_st* stream) {
+  if (num_rows == 0) return {};
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(num_rows), static_cast<unsigned>(ceil_div(width, 2048)));
+  config.block = dim3(256);
+  config.stream = stream;
+  config.pdl = true;
+  return launch(gather_columns_kernel, config, "gather_columns", static_cast<const uint16_t*>(x),
+                perm, static_cast<uint16_t*>(out), width);
+}
+
+Status repeat_scale(const float* scale, int64_t count, float* out, int64_t num_values,
+                    CUstream_st* stream) {
+  if (num_values == 0) return {};
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(ceil_div(num_values, 256)));
+  config.block = dim3(256);
+  config.stream = stream;
+  return launch(repeat_scale_kernel, config, "repeat_scale", scale, count, out, num_values);
+}
+
+Status copy_bytes(void* to, const void* from, int64_t bytes, CUstream_st* stream) {
+  return cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream),
+                     "copy_bytes");
+}
+
+int64_t packed_group_size(int64_t in_features, int64_t num_groups) {
+  if (num_groups <= 1) return 128;
+  if (in_features % num_groups != 0) return 0;
+  const int64_t group = in_features / num_groups;
+  return group % 128 == 0 ? 128 : group == 64 ? 64 : 0;
+}
+
+int64_t packed_weight_bytes(int64_t out_features, int64_t in_features, int bits,
+                            int64_t group_size) {
+  return ceil_div(out_features, kUnitRows) * ceil_div(in_features, kUnitColumns) *
+         unit_bytes(bits, static_cast<int>(group_size));
+}
+
+Status pack_weight(const PackWeightParams& p, CUstream_st* stream) {
+  const int64_t group = packed_group_size(p.in_features, p.num_groups);
+  if (p.bits == 4 && group == 0) {
+    return Status::error("pack_weight: " + std::to_string(p.in_features) + " columns in " +
+                         std::to_string(p.num_groups) +
+                         " groups cannot be packed for a GPU (allowed: groups of 64 columns, of a "
+                         "multiple of 128, or one group)");
+  }
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(ceil_div(p.out_features, kUnitRows) *
+                                           ceil_div(p.in_features, kUnitColumns)));
+  config.block = dim3(128);
+  config.stream = stream;
+  const int group_size = static_cast<int>(group == 0 ? 128 : group);
+  if (p.dtype == DType::kFloat16) {
+    return launch(pack_kernel<__half>, config, "pack_weight", p, group_size);
+  }
+  return launch(pack_kernel<__nv_bfloat16>, config, "pack_weight", p, group_size);
+}
+
+Status unpack_weight(const GemmParams& p, void* out, CUstream_st* stream) {
+  if (p.in_features % 8 != 0) {
+    return Status::error("unpack_weight: in_features must be a multiple of 8");
+  }
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(ceil_div(p.out_features, kUnitRows) *
+                                           ceil_div(p.in_features, kUnitColumns)));
+  config.block = dim3(128);
+  config.stream = stream;
+  const auto run = [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    return launch(p.operands == GemmOperands::kWeightInt8 ? unpack_kernel<T, 8>
+                                                          : unpack_kernel<T, 4>,
+                  config, "unpack_weight", static_cast<const uint8_t*>(p.weight), p.weight_scale,
+                  static_cast<T*>(out), p.out_features, p.in_features,
+                  static_cast<int>(p.group_size));
+  };
+  return p.dtype == DType::kFloat16 ? run(static_cast<__half*>(nullptr))
+                                    : run(static_cast<__nv_bfloat16*>(nullptr));
+}
+
+}  // namespace regatta::cuda

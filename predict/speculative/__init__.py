@@ -1,0 +1,79 @@
+"""Where draft tokens come from: one module per `speculate_method`, each with a `make` function.
+
+A proposer guesses the next tokens of a request; the engine verifies them in one step and keeps the
+leading ones that the model itself would have chosen, so what a request returns does not depend on
+them (see `accepted_tokens`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from predict.errors import one_of
+from predict.request import Request
+
+NOT_METHODS = ("policy",)  # modules here that are no proposers
+# A span of 16 rows with a group of 4 query heads fills one tile of the attention kernels.
+MAX_DRAFT_TOKENS = 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculativeConfig:
+    """What a proposer is made from; sizes in tokens."""
+
+    method: str
+    max_draft_token_num: int = 1
+    max_ngram_size: int = 1
+
+
+class Proposer(Protocol):
+    """Guesses next tokens. Keeps what it likes about a request until `forget`."""
+
+    def propose(self, request: Request, limit: int) -> Sequence[int]:
+        """At most `limit` tokens that may follow request.token_ids, all of which are known."""
+        ...
+
+    def observe(self, request: Request, drafts: Sequence[int], chosen: Sequence[int]) -> None:
+        """What came of `drafts`, before tokens are added to the request.
+
+        chosen: the model's choice behind the request's last token, and behind each draft.
+        """
+        ...
+
+    def forget(self, request_id: int) -> None:
+        """The request has ended."""
+        ...
+
+
+def known_methods() -> list[str]:
+    """The methods that have a module here."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in NOT_METHODS)
+
+
+def proposer_of(config: SpeculativeConfig) -> Proposer:
+    """The proposer of a method; raises UserError naming the known ones."""
+    if config.method not in known_methods():
+        raise one_of("speculate_method", config.method, known_methods())
+    module = importlib.import_module(f"{__name__}.{config.method}")
+    return cast(Proposer, module.make(config))
+
+
+def accepted_tokens(drafts: Sequence[int], chosen: Sequence[int]) -> list[int]:
+    """The tokens that a span with drafts yields: right drafts, then the model's own next choice.
+
+    chosen: drawn from the model's distribution behind the last token and behind each draft, with
+    the random numbers that those positions have without drafts. A choice is kept up to and with the
+    first that differs from its draft: later ones stand behind a wrong prefix. So the tokens are
+    exactly those of decoding one by one, greedy or sampled; this is rejection sampling (Leviathan
+    et al. 2023) for a proposer that puts all its mass on one token.
+    """
+    accepted: list[int] = []
+    for index, token in enumerate(chosen):
+        accepted.append(token)
+        if index == len(drafts) or token != drafts[index]:
+            break
+    return accepted
