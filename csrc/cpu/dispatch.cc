@@ -2,6 +2,8 @@
 
 #include <cpuid.h>
 #include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -23,7 +25,7 @@ struct CpuFeatures {
   bool avx2 = false, fma = false, f16c = false;
   bool avx512f = false, avx512bw = false, avx512dq = false, avx512vl = false;
   bool avx512_vbmi = false, avx512_vnni = false, avx512_bf16 = false;
-  bool avx_vnni = false, amx_bf16 = false;
+  bool avx_vnni = false, amx_bf16 = false, amx_int8 = false;
 };
 
 uint64_t enabled_states() {
@@ -51,6 +53,7 @@ CpuFeatures detect() {
     has.avx512_vbmi = zmm && (c >> 1 & 1);
     has.avx512_vnni = zmm && (c >> 11 & 1);
     has.amx_bf16 = tiles && (d >> 22 & 1);
+    has.amx_int8 = tiles && (d >> 24 & 1) && (d >> 25 & 1);
     if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) {
       has.avx_vnni = ymm && (a >> 4 & 1);
       has.avx512_bf16 = zmm && (a >> 5 & 1);
@@ -77,7 +80,8 @@ std::vector<CpuFeature> feature_list() {
           {"avx_vnni", has.avx_vnni},
           {"avx512_bf16", has.avx512_bf16},
           {"avx512_vbmi", has.avx512_vbmi},
-          {"amx_bf16", has.amx_bf16}};
+          {"amx_bf16", has.amx_bf16},
+          {"amx_int8", has.amx_int8}};
 }
 
 std::vector<const OpTableBase*>& registered() {
@@ -177,6 +181,19 @@ bool isa_available(Isa isa) {
                                    isa_refusal(Isa::kAvx512).empty(),
                                    isa_refusal(Isa::kAvx512Bf16).empty()};
   return available[static_cast<int>(isa)];
+}
+
+// Linux hands out the tiles' state (8 KiB per thread) to processes that ask for it.
+bool has_amx_int8() {
+  static const bool granted = [] {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+    return features().amx_int8 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+    return false;
+#endif
+  }();
+  return granted;
 }
 
 bool has_vnni() { return isa_available(Isa::kAvx512) && features().avx512_vnni; }

@@ -16,7 +16,9 @@ inline PackedRows make_rows(const Gemm& gemm, Scratch& scratch, int64_t num_rows
   rows.transform = gemm.transform;
   const bool whole_rows = rows.transform.any() || (rows.format == RowFormat::kInt8Rows &&
                                                    rows.transform.static_scale == 0.0f);
-  if (whole_rows && fill == Fill::kByColumns) rows.staged = scratch.take<float>(num_rows * rows.width);
+  if (whole_rows && fill == Fill::kByColumns) {
+    rows.staged = scratch.take<float>(num_rows * rows.width);
+  }
   // Balanced tiles: 13 rows are 7 + 6, not 12 + 1.
   const int64_t num_tiles = (num_rows + kernels.max_tile_rows - 1) / kernels.max_tile_rows;
   rows.tile_rows = num_tiles > 0 ? (num_rows + num_tiles - 1) / num_tiles : 1;

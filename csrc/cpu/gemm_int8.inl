@@ -32,6 +32,7 @@ struct Piece {
   int64_t first_block, num_blocks;
   int64_t group_blocks;         // blocks between two additions to `sums`
   int64_t scale_step;           // floats from a group's scales to the next's
+  int64_t scales_ahead;         // floats from a group's scales to those to prefetch meanwhile
   float* sums;                  // [panels][panel_stride], rows kPanel apart
   int64_t panel_stride;
   bool accumulate;              // else `sums` is written
@@ -56,6 +57,12 @@ void multiply(const Piece& piece) {
     Vec total[kPanels][kRows][kVectors];
     Ints sum[kPanels][kRows][kVectors];
     Vec value_sum[kRows];
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p) {
+      const float* next = piece.scales[p] + group * piece.scale_step + piece.scales_ahead;
+#pragma GCC unroll 4
+      for (int v = 0; v < (kZeros ? 4 : 2); ++v) prefetch(next + v * 16);
+    }
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; ++r) {
       value_sum[r] = zero();
@@ -172,48 +179,81 @@ MultiplyFn multiply_in(int64_t rows, std::integer_sequence<int, kRows...>) {
   return kTable[rows - 1];
 }
 
+// Where the panels, scales and rows of a job lie.
+struct PanelWalk {
+  PanelWalk(const PanelJob& job, int bits, bool zeros)
+      : weight(static_cast<const uint8_t*>(job.weight->tensors[0].data)),
+        scales(static_cast<const float*>(job.weight->tensors[1].data)) {
+    layout.bits = bits;
+    layout.in_features = job.weight->in_features;
+    layout.out_features = job.weight->out_features;
+    layout.num_groups = job.weight->tensors[1].shape[1];
+    layout.has_zeros = zeros;
+    channel = layout.num_groups == 1;
+    num_blocks = layout.num_blocks();
+    group_blocks = channel ? kChannelBlocks : layout.group_size() / kBlock;
+    group_floats = channel ? 0 : (zeros ? 2 : 1) * kPanel;
+  }
+  // What is the same for all pieces of the job.
+  void start(const PackedRows& rows, Piece* piece) const {
+    piece->tile_rows = rows.tile_rows;
+    piece->group_blocks = group_blocks;
+    piece->scale_step = group_floats;
+    piece->scales_ahead =
+        (1 + kPrefetchBytes / (group_blocks * layout.block_bytes())) * group_floats;
+  }
+  void set_panel(int slot, int64_t panel, int64_t block, Piece* piece) const {
+    piece->codes[slot] = weight + panel * layout.panel_bytes() + block * layout.block_bytes();
+    piece->scales[slot] =
+        scales + panel * layout.panel_scales() + block / group_blocks * group_floats;
+  }
+  void set_tile(const PackedRows& rows, int64_t tile, Piece* piece) const {
+    piece->lines = reinterpret_cast<const int8_t*>(rows.tile(tile));
+    piece->metas = rows.block_scales(tile);
+  }
+
+  QuantizedLayout layout;
+  const uint8_t* weight;
+  const float* scales;
+  bool channel;           // one scale per output channel
+  int64_t num_blocks;     // of K
+  int64_t group_blocks;   // between two additions to the job's output
+  int64_t group_floats;   // of scales; 0 per channel
+};
+
+// Products of int8 rows with one scale each, finished.
+inline void scale_rows(const PanelJob& job) {
+  const PackedRows& rows = *job.rows;
+  const int64_t num_rows = job.num_rows();
+  for (int i = 0; i < job.num_panels; ++i) {
+    for (int64_t r = 0; r < num_rows; ++r) {
+      const int64_t row = job.first_row() + r, tile = row / rows.tile_rows;
+      const Vec scale = set1(rows.block_scales(tile)[row - tile * rows.tile_rows].scale);
+      float* out = job.out + (i * num_rows + r) * kPanel;
+      for (int v = 0; v < kVectors; ++v) store(out + v * kLanes, load(out + v * kLanes) * scale);
+    }
+  }
+}
+
 template <int kBits, bool kZeros, bool kBlockScales>
 void run(const PanelJob& job) {
   constexpr int kMaxRows = kBlockScales ? kMaxBlockRows : kMaxRowRows;
   constexpr int kMaxOfTwo = kBlockScales ? kMaxBlockRowsOfTwo : kMaxRowRowsOfTwo;
   constexpr int64_t kStepBytes = 32 * kBits;
   constexpr int64_t kBlockBytes = kStepBytes * kBlockSteps;
-  constexpr int64_t kScaleFloats = (kZeros ? 2 : 1) * kPanel;
   const PackedRows& rows = *job.rows;
-  QuantizedLayout layout;
-  layout.bits = kBits;
-  layout.in_features = job.weight->in_features;
-  layout.out_features = job.weight->out_features;
-  layout.num_groups = job.weight->tensors[1].shape[1];
-  layout.has_zeros = kZeros;
-  const auto* weight = static_cast<const uint8_t*>(job.weight->tensors[0].data);
-  const auto* scales = static_cast<const float*>(job.weight->tensors[1].data);
-  const bool channel = layout.num_groups == 1;
-  const int64_t group_blocks = channel ? kChannelBlocks : layout.group_size() / kBlock;
-  const int64_t num_blocks = layout.num_blocks();
+  const PanelWalk walk(job, kBits, kZeros);
   const int64_t num_tiles = job.tile_end - job.tile_begin;
   const int64_t num_rows = job.num_rows();
-
   Piece piece;
-  piece.tile_rows = rows.tile_rows;
-  piece.group_blocks = group_blocks;
-  piece.scale_step = channel ? 0 : kScaleFloats;
+  walk.start(rows, &piece);
   piece.panel_stride = num_rows * kPanel;
-  const auto set_panel = [&](int slot, int64_t panel, int64_t block) {
-    piece.codes[slot] = weight + panel * layout.panel_bytes() + block * kBlockBytes;
-    piece.scales[slot] = scales + panel * layout.panel_scales() +
-                         (channel ? 0 : block / group_blocks * kScaleFloats);
-  };
-  const auto set_tile = [&](int64_t tile) {
-    piece.lines = reinterpret_cast<const int8_t*>(rows.tile(tile));
-    piece.metas = rows.block_scales(tile);
-  };
   if (job.num_panels == 2 && num_tiles == 1 && num_rows <= kMaxOfTwo) {
-    set_panel(0, job.panels[0], 0);
-    set_panel(1, job.panels[1], 0);
-    set_tile(job.tile_begin);
+    walk.set_panel(0, job.panels[0], 0, &piece);
+    walk.set_panel(1, job.panels[1], 0, &piece);
+    walk.set_tile(rows, job.tile_begin, &piece);
     piece.first_block = 0;
-    piece.num_blocks = num_blocks;
+    piece.num_blocks = walk.num_blocks;
     piece.sums = job.out;
     piece.accumulate = false;
     piece.ahead = reinterpret_cast<const char*>(piece.codes[0]) + kPrefetchBytes / 2;
@@ -224,13 +264,13 @@ void run(const PanelJob& job) {
     // A slab of the panel stays in L1 while the tiles pass over it: 16 KiB, less for two or three
     // tiles (gemm_dense.inl says why); whole groups.
     const int64_t wanted = (num_tiles <= 3 ? 8192 : 16384) / kBlockBytes;
-    const int64_t slab_groups = std::max<int64_t>(1, wanted / group_blocks);
-    const int64_t slab = num_tiles == 1 ? num_blocks : slab_groups * group_blocks;
+    const int64_t slab_groups = std::max<int64_t>(1, wanted / walk.group_blocks);
+    const int64_t slab = num_tiles == 1 ? walk.num_blocks : slab_groups * walk.group_blocks;
     for (int i = 0; i < job.num_panels; ++i) {
-      for (int64_t block = 0; block < num_blocks; block += slab) {
-        set_panel(0, job.panels[i], block);
+      for (int64_t block = 0; block < walk.num_blocks; block += slab) {
+        walk.set_panel(0, job.panels[i], block, &piece);
         piece.first_block = block;
-        piece.num_blocks = std::min(slab, num_blocks - block);
+        piece.num_blocks = std::min(slab, walk.num_blocks - block);
         piece.accumulate = block > 0;
         const int64_t slab_bytes = piece.num_blocks * kBlockBytes;
         const char* ahead = reinterpret_cast<const char*>(piece.codes[0]) +
@@ -238,7 +278,7 @@ void run(const PanelJob& job) {
         piece.ahead_step = kStepBytes / num_tiles;
         for (int64_t t = 0; t < num_tiles; ++t) {
           const int64_t tile = job.tile_begin + t;
-          set_tile(tile);
+          walk.set_tile(rows, tile, &piece);
           piece.sums = job.out + i * piece.panel_stride + t * rows.tile_rows * kPanel;
           piece.ahead = ahead + t * slab_bytes / num_tiles;
           multiply_in<kBits, kZeros, kBlockScales, 1>(
@@ -248,15 +288,7 @@ void run(const PanelJob& job) {
       }
     }
   }
-  if (kBlockScales) return;
-  for (int i = 0; i < job.num_panels; ++i) {
-    for (int64_t r = 0; r < num_rows; ++r) {
-      const int64_t row = job.first_row() + r, tile = row / rows.tile_rows;
-      const Vec scale = set1(rows.block_scales(tile)[row - tile * rows.tile_rows].scale);
-      float* out = job.out + i * piece.panel_stride + r * kPanel;
-      for (int v = 0; v < kVectors; ++v) store(out + v * kLanes, load(out + v * kLanes) * scale);
-    }
-  }
+  if (!kBlockScales) scale_rows(job);
 }
 
 // Blocks of a panel as the floats they stand for, [32 num_blocks][kPanel].
@@ -286,17 +318,12 @@ void run_float(const PanelJob& job) {
   constexpr int64_t kSlabBlocks = 8;  // 32 KiB of floats
   constexpr int64_t kBlockBytes = 32 * kBits * kBlockSteps;
   constexpr int64_t kScaleFloats = (kZeros ? 2 : 1) * kPanel;
-  QuantizedLayout layout;
-  layout.bits = kBits;
-  layout.in_features = job.weight->in_features;
-  layout.out_features = job.weight->out_features;
-  layout.num_groups = job.weight->tensors[1].shape[1];
-  layout.has_zeros = kZeros;
-  const auto* weight = static_cast<const uint8_t*>(job.weight->tensors[0].data);
-  const auto* scales = static_cast<const float*>(job.weight->tensors[1].data);
-  const int64_t num_blocks = layout.num_blocks();
-  const int64_t group_blocks =
-      layout.num_groups == 1 ? num_blocks : layout.group_size() / kBlock;
+  const PanelWalk walk(job, kBits, kZeros);
+  const QuantizedLayout& layout = walk.layout;
+  const uint8_t* weight = walk.weight;
+  const float* scales = walk.scales;
+  const int64_t num_blocks = walk.num_blocks;
+  const int64_t group_blocks = walk.channel ? num_blocks : walk.group_blocks;
   const int64_t num_rows = job.num_rows();
   alignas(64) float expanded[kSlabBlocks * kBlock * kPanel];
   for (int i = 0; i < job.num_panels; ++i) {
@@ -311,16 +338,16 @@ void run_float(const PanelJob& job) {
                             panel_scales + block / group_blocks * kScaleFloats, depth, group_blocks,
                             expanded);
       const int64_t k = block * kBlock;
-      dense::multiply_tiles<Product>(job, k, expanded, std::min(depth * kBlock, job.rows->width - k),
-                                     job.out + i * num_rows * kPanel,
-                                     reinterpret_cast<const char*>(codes) + (block + depth) * kBlockBytes,
-                                     depth * kBlockBytes);
+      const uint8_t* ahead = codes + (block + depth) * kBlockBytes;
+      dense::multiply_tiles<Product>(
+          job, k, expanded, std::min(depth * kBlock, job.rows->width - k),
+          job.out + i * num_rows * kPanel, reinterpret_cast<const char*>(ahead),
+          depth * kBlockBytes);
       block += depth;
     }
   }
 }
 
-// Kernels for codes of kBits and activations in float (float32 and `exact`) or in int8.
 template <int kBits, bool kBlockScales>
 inline const GemmKernels* int8_kernels(bool zeros) {
   constexpr RowFormat kFormat = kBlockScales ? RowFormat::kInt8Blocks : RowFormat::kInt8Rows;
@@ -355,3 +382,5 @@ inline const GemmKernels* kernels(DType dtype, bool zeros) {
 
 }  // namespace int8
 }  // namespace regatta::cpu::REGATTA_ISA
+
+#include "gemm_amx.inl"

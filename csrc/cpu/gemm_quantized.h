@@ -26,13 +26,18 @@ const T* per_input(const Weight& weight, int index) {
              : nullptr;
 }
 
-// Runs `kernels` of the best namespace for `isa`. A CPU with vpdpbusd and without vdpbf16ps has
-// its own; where candidates are forced, "avx512" means AVX-512 alone.
-#define REGATTA_QUANTIZED_KERNELS(ISA, ...) \
-  ((ISA) == Isa::kAvx512Bf16                                   ? avx512_bf16::__VA_ARGS__  \
-   : (ISA) == Isa::kAvx512 && has_vnni() && !any_kernel_forced() ? avx512_vnni::__VA_ARGS__ \
-   : (ISA) == Isa::kAvx512                                     ? avx512::__VA_ARGS__       \
-   : (ISA) == Isa::kAvx2                                       ? avx2::__VA_ARGS__         \
-                                                               : scalar::__VA_ARGS__)
+// int8::kernels<ARGUMENTS>(DTYPE, ZEROS) of the best namespace for `isa`. A CPU with vpdpbusd and
+// without vdpbf16ps has its own. Where candidates are forced, a name means what it says and no more:
+// "avx512" is without vpdpbusd, "avx512_bf16" without AMX.
+#define REGATTA_QUANTIZED_KERNELS(ISA, BITS, BY_TOKEN, DTYPE, ZEROS)                \
+  ((ISA) == Isa::kAvx512Bf16 && !any_kernel_forced() && has_amx_int8()              \
+       ? avx512_bf16::int8::amx_kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)               \
+   : (ISA) == Isa::kAvx512Bf16                                                      \
+       ? avx512_bf16::int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)                   \
+   : (ISA) == Isa::kAvx512 && !any_kernel_forced() && has_vnni()                    \
+       ? avx512_vnni::int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)                   \
+   : (ISA) == Isa::kAvx512 ? avx512::int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)    \
+   : (ISA) == Isa::kAvx2   ? avx2::int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)      \
+                           : scalar::int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS))
 
 }  // namespace regatta::cpu

@@ -4,7 +4,8 @@
 // operands of two vpdpbusd. Zero points take one more multiply-add per group, with the sum of the
 // activations.
 //
-// @MEASURED@
+// Measured as there: 1 row 86-93 % of the bandwidth at 50 GB/s (70-75 % at 78), 4 rows 89 %, 8 rows
+// 70-77 %; 512 rows 1,440-1,520 GOP/s, 71-75 % of the peak; groups of 32 10-15 % slower than that.
 #include <utility>
 
 #include "gemm_quantized.h"
@@ -26,7 +27,7 @@ Status check(const Weight& weight, DType) {
 
 const GemmKernels* kernels(Isa isa, DType dtype, const Weight& weight) {
   const bool zeros = quantized_layout(kName, weight).has_zeros;
-  return REGATTA_QUANTIZED_KERNELS(isa, int8::kernels<4, false>(dtype, zeros));
+  return REGATTA_QUANTIZED_KERNELS(isa, 4, false, dtype, zeros);
 }
 
 RowTransform transform(const Weight& weight, DType) {

@@ -122,8 +122,9 @@ Status plan_pack_quantized(const PackQuantizedParams& p, QuantizedLayout* layout
     layout->has_zeros = true;
   }
   if (layout->has_zeros && by_token) {
-    return Status::error("scheme '" + p.scheme + "' takes symmetric weights, got a zero point "
-                         "other than " + std::to_string(static_cast<int>(usual_zero(layout->bits))));
+    return Status::error("scheme '" + p.scheme +
+                         "' takes symmetric weights, got a zero point other than " +
+                         std::to_string(static_cast<int>(usual_zero(layout->bits))));
   }
   return {};
 }
