@@ -340,15 +340,18 @@ def source_architectures(source: Path, architectures: Sequence[str]) -> tuple[st
     """Returns those of `architectures` that `source` is for, by its name.
 
     op.cu: all. op_sm80.cu: 80 and newer. op_sm90.cu: 90a alone, since the instructions of an "a"
-    architecture are no other's.
+    architecture are no other's. A source that is for none of them is compiled for the first: the
+    tables of candidates name its functions, and never call them on such a GPU.
     """
     match = re.search(r"_sm(\d+)$", source.stem)
     if match is None:
         return tuple(architectures)
     oldest = match.group(1)
     if f"{oldest}a" in CUDA_ARCHITECTURES:
-        return tuple(arch for arch in architectures if arch.rstrip("a") == oldest)
-    return tuple(arch for arch in architectures if int(arch.rstrip("a")) >= int(oldest))
+        own = tuple(arch for arch in architectures if arch.rstrip("a") == oldest)
+    else:
+        own = tuple(arch for arch in architectures if int(arch.rstrip("a")) >= int(oldest))
+    return own or tuple(architectures[:1])
 
 
 def present_architectures() -> tuple[str, ...]:
@@ -410,8 +413,7 @@ def cuda_ninja_file(
 ) -> str:
     """Returns the text of the build.ninja that makes the CUDA library and the plugin.
 
-    The CPU kernels are taken from the CPU library's build. A CUDA source that is for none of
-    `architectures` is left out.
+    The CPU kernels are taken from the CPU library's build.
     """
     from predict.device import CUDA_LIBRARY_NAME, KERNELS_NAME, PLUGIN_NAME
 
@@ -457,8 +459,6 @@ def cuda_ninja_file(
         targets = ""
         if source.suffix == ".cu":
             own_architectures = source_architectures(source, architectures)
-            if not own_architectures:
-                continue
             targets = " ".join(
                 f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in own_architectures
             )
