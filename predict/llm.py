@@ -152,7 +152,14 @@ def load_decoder(
         needed = weight_bytes(plan, layout.scheme, config.dtype)
         check_gpu_memory(config, spec, memory_info(device), needed)
     for linear in (*plan.linears(), plan.head):
-        check_support(layout.scheme(linear), config.device, compiled, config.dtype, capability)
+        check_support(
+            layout.scheme(linear),
+            config.device,
+            compiled,
+            config.dtype,
+            capability,
+            layout.group_size(linear),
+        )
     try:
         return build_decoder(
             plan,

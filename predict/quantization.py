@@ -96,6 +96,13 @@ SUPPORT: dict[str, Support] = {
     "w4a8": Support(cpu=True, gpu=None, instead="an unquantized model"),
 }
 
+# Input features per scale that CUDA kernels read, -1 all of them; the CPU's take every size.
+GPU_GROUP_SIZES: dict[str, tuple[int, ...]] = {
+    "weight_only_int8": (-1,),
+    "weight_only_int4": (-1, 64, 128),
+    "a8w8_fp8": (-1,),
+}
+
 
 def check_support(
     scheme: str,
@@ -103,10 +110,12 @@ def check_support(
     compiled: bool,
     dtype: str | None = None,
     capability: tuple[int, int] | None = None,
+    group_size: int = -1,
 ) -> None:
     """Raises UserError where `scheme` does not run there.
 
-    device: cpu, gpu or gpu:N. capability: of the GPU, where it is known.
+    device: cpu, gpu or gpu:N. capability: of the GPU, where it is known. group_size: input features
+    per scale, 128 for blocks of 128 x 128, -1 for all.
     """
     row = SUPPORT[scheme]
     if device == "cpu":
@@ -128,4 +137,11 @@ def check_support(
         raise UserError(
             f"quant_type {scheme} takes activations in {' or '.join(row.gpu_dtypes)} on a GPU; set "
             "--dtype to one of these"
+        )
+    sizes = GPU_GROUP_SIZES.get(scheme, GROUP_SIZES)
+    if group_size not in sizes:
+        shown = ", ".join("-1 (one for each output feature)" if n == -1 else str(n) for n in sizes)
+        raise UserError(
+            f"quant_type {scheme} with a scale for every {group_size} input features does not run "
+            f"on GPUs yet (there: {shown}); quantize with one of these, or use --device cpu"
         )

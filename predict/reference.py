@@ -26,7 +26,11 @@ def embedding(token_ids: Tensor, weight: Tensor | None, head: Linear) -> Tensor:
     """Rows of weight [V, H], or of the LM head where weight is None. Returns [T, H] float32."""
     from paddle.nn import functional
 
+    import paddle
+
     table = scheme_of(head.scheme).plain(head.tensors) if weight is None else weight
+    if table.shape[0] < 0:  # of a traced step, which Paddle's embedding refuses
+        return paddle.gather(table, token_ids).astype("float32")
     return functional.embedding(token_ids, table).astype("float32")
 
 

@@ -22,18 +22,18 @@ DATASET_FILES = ("quant.json", "quant/*.json", "train.json", "train/*.json")
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".py")
 
 
-def find_data_file(path: str | Path) -> list[Path]:
+def find_data_file(path: str | Path, flag: str = "--data_file") -> list[Path]:
     """The files of a data file or of a dataset's folder; raises UserError where there are none."""
     path = Path(path)
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise UserError(f"--data_file {path} does not exist")
+        raise UserError(f"{flag} {path} does not exist")
     for pattern in DATASET_FILES:
         if found := sorted(path.glob(pattern)):
             return found
     raise UserError(
-        f"--data_file {path} is a folder without any of {', '.join(DATASET_FILES)}; give a file"
+        f"{flag} {path} is a folder without any of {', '.join(DATASET_FILES)}; give a file"
     )
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from predict.config import EngineConfig
     from predict.llm import LLM
     from predict.progress import Progress
+    from quant.config import QuantConfig
     from quant.data import TokenIds
 
 PROG = "evaluate.py"
@@ -114,6 +115,7 @@ class EvaluateConfig:
     def from_flags(cls, flags: FlagValues) -> EvaluateConfig:
         """The config of a command line; every file and name is checked. Raises UserError."""
         from predict.data import check_output_path
+        from quant.data import find_data_file
 
         if flags["model_name_or_path"] is None:
             raise UserError("--model_name_or_path is needed: the directory of a checkpoint")
@@ -141,9 +143,10 @@ class EvaluateConfig:
                 f"--calibration_file and --data_file are both {data_file}: calibrating on the text "
                 "that is measured hides the loss; give two texts"
             )
+        find_data_file(data_file)
         if flags["output_file"] is not None:
             check_output_path(flags["output_file"], data_file, calibration)
-        return cls(
+        config = cls(
             model_name_or_path=str(model),
             rows=rows,
             data_file=data_file,
@@ -158,6 +161,38 @@ class EvaluateConfig:
             inference_model=flags["inference_model"],
             block_size=flags["block_size"],
         )
+        for row in rows:
+            config.check(row)
+        return config
+
+    def check(self, row: Row) -> None:
+        """Raises UserError where a row cannot be made, before any is measured."""
+        from predict.formats.online import check_group_size
+        from predict.llm import read_spec
+        from predict.models import family_of
+        from predict.nn.weights import plan_weights
+        from quant.data import find_data_file
+
+        if row.calibrates:
+            find_data_file(str(self.calibration_file), "--calibration_file")
+            self.quantization(row, Path("not made yet"))
+        if row.group_size != -1:
+            spec, reader = read_spec(self.model_name_or_path)
+            for linear in plan_weights(spec, family_of(reader).WEIGHTS).linears():
+                if not any(part in prefix for part in self.skip for prefix in linear.prefixes):
+                    check_group_size(linear, row.group_size)
+
+    def quantization(self, row: Row, folder: Path) -> QuantConfig:
+        """How run_quantization.py makes a row's checkpoint in `folder`. Raises UserError."""
+        from quant.config import QuantConfig, parse_command_line
+
+        words = ["--model_name_or_path", self.model_name_or_path, "--output_path", str(folder)]
+        words += ["--data_file", str(self.calibration_file)]
+        for method in ("ptq", "smooth", "shift", "awq", "autoclip", "gptq"):
+            words += [f"--{method}_step", str(self.ptq_step)]
+        if self.skip:
+            words += ["--skip_list_names", ",".join(self.skip)]
+        return QuantConfig.from_flags(parse_command_line([*words, *row.quantization_flags()]))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -238,23 +273,9 @@ def engine_config(
 
     directory, quant_type = row.checkpoint or config.model_name_or_path, row.quant_type
     if row.calibrates:
-        from quant.config import QuantConfig, parse_command_line
         from quant.run_quantization import run as quantize
 
-        words = ["--model_name_or_path", config.model_name_or_path, "--output_path", str(folder)]
-        words += ["--data_file", str(config.calibration_file)]
-        for name in (
-            "ptq_step",
-            "smooth_step",
-            "shift_step",
-            "awq_step",
-            "autoclip_step",
-            "gptq_step",
-        ):
-            words += [f"--{name}", str(config.ptq_step)]
-        if config.skip:
-            words += ["--skip_list_names", ",".join(config.skip)]
-        quantize(QuantConfig.from_flags(parse_command_line([*words, *row.quantization_flags()])))
+        quantize(config.quantization(row, folder))
         directory, quant_type = str(folder), None
     if inference_model is None:
         inference_model = config.inference_model and is_compiled_for(config, row)
@@ -301,7 +322,7 @@ class Model:
         from predict.llm import LLM
 
         self.llm = LLM(config)
-        self.config = config
+        self.config = config = self.llm.config  # a checkpoint may bring its cache type
         spec, device = self.llm.spec, self.llm.device
         self.place = paddle.CPUPlace() if device is None else device.place()
         scales = head_scales(kv_format_of(config.kv_format), config.model_name_or_path, spec)

@@ -99,6 +99,19 @@ def test_weights_equal_those_that_the_library_dequantizes(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_layouts_know_their_groups(case: str) -> None:
+    layout, plan = open_layout(GOLDEN / case)
+    for linear in plan.linears():
+        scale = layout.read(linear).scale
+        by_group = scale.ndim == 2 and scale.shape[1] > 1
+        size = layout.group_size(linear)
+        if "block" in case:
+            assert size == 128
+        else:
+            assert size == (linear.in_features // scale.shape[1] if by_group else -1)
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_golden_checkpoints_answer(case: str) -> None:
     tokens = answer(GOLDEN / case)
     assert [len(row) for row in tokens] == [8, 8]

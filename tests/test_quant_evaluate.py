@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from predict.errors import UserError
+from quant import evaluate
 from quant.evaluate import main
 from quant.metrics import Comparison, log_softmax
 from quant.rows import Row, parse_row
@@ -136,15 +137,29 @@ def test_the_table_and_its_json_agree(
         (["--quant_type", ""], "--quant_type is needed"),
         (["--quant_type", "wint8,wint8"], "wint8 more than once"),
         (["--quant_type", "wint8,wint9"], "wint9"),
-        (["--data_file", "no/file.txt"], "does not exist"),
+        (["--data_file", "no/file.txt"], "--data_file no/file.txt does not exist"),
+        (["--quant_type", "wint8,a8w8+gptq"], "--do_gptq rounds weight-only types"),
+        (["--quant_type", "wint8,wint4_g128"], "group size 128 does not divide"),
+        (
+            ["--quant_type", "wint4+gptq", "--calibration_file", "no/file.txt"],
+            "--calibration_file no/file.txt does not exist",
+        ),
         (["--src_length", "1"], "--src_length is 1"),
         (["--cachekv_int8_type", "int5"], "allowed: dynamic"),
         (["--output_file", "no/folder/x.json"], "does not exist"),
     ],
 )
-def test_wrong_input_is_one_line(
-    words: list[str], said: str, model: Path, capsys: pytest.CaptureFixture[str]
+def test_wrong_input_is_one_line_before_any_measuring(
+    words: list[str],
+    said: str,
+    model: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def never(*arguments: object) -> None:
+        raise AssertionError("a row was measured")
+
+    monkeypatch.setattr(evaluate, "Model", never)
     assert main([*arguments(model, "weight_only_int8"), *words]) == 2
     error = capsys.readouterr().err
     assert said in error

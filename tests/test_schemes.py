@@ -320,6 +320,13 @@ def test_where_a_scheme_does_not_run_is_said_with_what_to_use(
     check_support("a8w8_fp8", "gpu", True, "bfloat16", (9, 0))
 
 
+def test_groups_that_gpus_lack_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SUPPORT, "weight_only_int4", replace(SUPPORT["dense"]))
+    check_support("weight_only_int4", "gpu", True, "bfloat16", (9, 0), 64)
+    with pytest.raises(UserError, match=r"every 32 input features does not run on GPUs yet .*64"):
+        check_support("weight_only_int4", "gpu", True, "bfloat16", (9, 0), 32)
+
+
 def test_every_scheme_says_where_it_runs() -> None:
     assert set(SUPPORT) == set(known_schemes())
 

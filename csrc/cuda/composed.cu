@@ -35,7 +35,7 @@ constexpr SchemeOnGpu kSchemes[] = {
     {"dense", GemmOperands::kDense, 1},
     {"dense_folded", GemmOperands::kDense, 1},
     {"a8w8_fp8", GemmOperands::kFp8, 3},
-    {"a8w8", GemmOperands::kInt8, 5},                     // smooth, shift
+    {"a8w8", GemmOperands::kInt8, 5},                    // smooth, shift
     {"weight_only_int8", GemmOperands::kWeightInt8, 4},  // perm
     {"weight_only_int4", GemmOperands::kWeightInt4, 4},  // perm
 };
@@ -58,7 +58,8 @@ bool is_folded(const std::string& scheme) { return scheme == "dense_folded"; }
 
 // Of any number of names.
 bool is_quantized(const std::string& schemes) {
-  return schemes.find("w8") != std::string::npos || schemes.find("weight_only") != std::string::npos;
+  return schemes.find("w8") != std::string::npos ||
+         schemes.find("weight_only") != std::string::npos;
 }
 
 Status check_scheme(const std::string& schemes) {
@@ -220,8 +221,8 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
     return status.ok() ? gemm(g, scratch.gemm, nullptr, launch_on.stream) : status;
   }
   if (p.norm_weight != nullptr) {
-    status = norm(p.x, p.norm_weight, p.normed, p.num_rows, p.in_features, p.epsilon, dtype,
-                  launch_on);
+    status =
+        norm(p.x, p.norm_weight, p.normed, p.num_rows, p.in_features, p.epsilon, dtype, launch_on);
     if (!status.ok()) return status;
     g.x = p.normed;
   }
@@ -319,7 +320,8 @@ Status check_scratch(int64_t needed, const ComposedResources& resources, const c
                        std::to_string(needed) + ")");
 }
 
-// hidden -> hidden_out. Folded, s.sumsq has the sums of squares of hidden, then those of hidden_out.
+// hidden -> hidden_out. Folded, s.sumsq has the sums of squares of hidden, then those of
+// hidden_out.
 Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limits,
                       const LayerScratch& s, const Launch& launch_on) {
   const int64_t rows = a.batch.num_tokens, hidden = a.hidden_size;
@@ -328,9 +330,9 @@ Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limi
   const DType dtype = a.dtype;
   Status status;
 
-  Product qkv = {"qkv",  a.qkv, a.num_qkv, a.qkv_bias,
-                 a.hidden, s.qkv, rows,      hidden,
-                 (a.num_heads + 2 * a.num_kv_heads) * a.head_dim};
+  Product qkv = {"qkv",      a.qkv,    a.num_qkv,
+                 a.qkv_bias, a.hidden, s.qkv,
+                 rows,       hidden,   (a.num_heads + 2 * a.num_kv_heads) * a.head_dim};
   qkv.scheme = scheme_at(a.scheme, 0);
   qkv.epsilon = a.epsilon;
   if (folded) {
@@ -361,8 +363,8 @@ Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limi
   PagedAttentionParams attended = attention_params(a);
   attended.q = s.q;
   attended.out = s.mixed;
-  status = rope_and_paged_attention(rope, attended, limits, s.attention, s.attention_bytes,
-                                    launch_on);
+  status =
+      rope_and_paged_attention(rope, attended, limits, s.attention, s.attention_bytes, launch_on);
   if (!status.ok()) return status;
 
   Product out = {"out",   a.out,        a.num_out, a.out_bias,
@@ -381,8 +383,8 @@ Status mlp_half(const MlpBlockParams& m, const LayerScratch& s, const Launch& la
   const DType dtype = m.dtype;
   Status status;
 
-  Product gate_up = {"gate_up", m.gate_up, m.num_gate_up, m.gate_up_bias, m.hidden, s.inner, rows,
-                     hidden,    2 * m.intermediate_size};
+  Product gate_up = {"gate_up", m.gate_up, m.num_gate_up, m.gate_up_bias,         m.hidden,
+                     s.inner,   rows,      hidden,        2 * m.intermediate_size};
   gate_up.gated = true;
   gate_up.scheme = scheme_at(m.scheme, 0);
   gate_up.epsilon = m.epsilon;
@@ -438,8 +440,8 @@ Status begin_layers(const AttentionBlockParams& attention, const MlpBlockParams&
   status = check_scratch(s.total, resources, "layers");
   if (!status.ok() || attention.batch.num_tokens == 0) return status;
   if (s.zeroed_bytes > 0) {
-    status = cuda_status(cudaMemsetAsync(s.attention, 0, s.zeroed_bytes, launch_on.stream),
-                         "layers");
+    status =
+        cuda_status(cudaMemsetAsync(s.attention, 0, s.zeroed_bytes, launch_on.stream), "layers");
     if (!status.ok()) return status;
   }
   if (!is_folded(attention.scheme)) return {};
@@ -533,8 +535,8 @@ Status linear(const LinearParams& p, const ComposedResources& resources, const L
   const LinearScratch s(p, resources);
   status = check_scratch(s.total, resources, "linear");
   if (!status.ok()) return status;
-  Product product = {"linear", p.weight, p.num_weights, p.bias, p.x, p.out, p.num_tokens,
-                     p.in_features, p.out_features};
+  Product product = {"linear", p.weight,     p.num_weights, p.bias,        p.x,
+                     p.out,    p.num_tokens, p.in_features, p.out_features};
   product.scheme = p.scheme;
   return run(product, p.dtype, p.dtype, s.product, launch_on);
 }
@@ -587,8 +589,8 @@ Status logits(const LogitsParams& p, const ComposedResources& resources, const L
                ? rms_norm(normed, launch_on)
                : rms_norm_rows(normed, p.logit_indices, p.num_tokens, launch_on);
   if (!status.ok()) return status;
-  Product head = {"lm_head", p.head, p.num_head, nullptr, s.normed, p.logits, p.num_logits,
-                  p.hidden_size, p.vocab_size};
+  Product head = {"lm_head", p.head,       p.num_head,    nullptr,     s.normed,
+                  p.logits,  p.num_logits, p.hidden_size, p.vocab_size};
   head.scheme = p.scheme;
   return run(head, p.dtype, DType::kFloat32, s.product, launch_on);
 }

@@ -17,9 +17,9 @@ struct Candidate {
 
 constexpr int64_t kAny = int64_t{1} << 62;
 
-// Rows: measured on an H200, see gemm_sm90.cu, gemm_tiles_sm90.cu and gemm_stream.cu. `stream` serves
-// Hopper's single rows and the small batches of other architectures; beyond, its blocks re-read the
-// weights.
+// Rows: measured on an H200, see gemm_sm90.cu, gemm_tiles_sm90.cu and gemm_stream.cu. `stream`
+// serves Hopper's single rows and the small batches of other architectures; beyond, its blocks
+// re-read the weights.
 constexpr Candidate kCandidates[] = {
     {"gemv", 80, 999, 1, 1, gemm_stream_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {

@@ -5,10 +5,10 @@
 // Algorithm: bias and residual are cuBLASLt's own (epilogue and beta). A row scale is applied to x
 // first, into scratch: scaling rows commutes with the product, and x is the smaller side. A gated
 // product goes to scratch and is folded by one pass. Sums of squares are one pass over the output.
-// The algorithm of a shape is the fastest of the heuristic's first few, timed at first use (inside a
-// graph capture, and for row counts that are no multiple of 64, the heuristic's first), and cached.
-// Source: cuBLASLt's documentation. Measured on an H200 (bf16, M 512 .. 8192, Llama-3-8B's four
-// products): 670-780 TFLOP/s.
+// The algorithm of a shape is the fastest of the heuristic's first few, timed at first use (inside
+// a graph capture, and for row counts that are no multiple of 64, the heuristic's first), and
+// cached. Source: cuBLASLt's documentation. Measured on an H200 (bf16, M 512 .. 8192, Llama-3-8B's
+// four products): 670-780 TFLOP/s.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -243,8 +243,8 @@ struct Lt {
       return;
     }
     const auto find = [&](auto* function, const char* symbol) {
-      *function = reinterpret_cast<std::remove_pointer_t<decltype(function)>>(
-          dlsym(library, symbol));
+      *function =
+          reinterpret_cast<std::remove_pointer_t<decltype(function)>>(dlsym(library, symbol));
       if (*function == nullptr) error = name + " has no " + symbol;
     };
     find(&create, "cublasLtCreate");
@@ -294,19 +294,18 @@ struct Matmul {
     lt().matmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     const cublasOperation_t transposed = CUBLAS_OP_T;
     lt().matmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
-                                   sizeof(transposed));
+                                sizeof(transposed));
     if (bias) {
       const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
       lt().matmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
-                                     sizeof(epilogue));
+                                  sizeof(epilogue));
       lt().matmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias,
-                                     sizeof(p.bias));
+                                  sizeof(p.bias));
     }
     lt().matrixLayoutCreate(&weight, blas_type(p.dtype), p.in_features, p.out_features,
-                               p.in_features);
+                            p.in_features);
     lt().matrixLayoutCreate(&x, blas_type(p.dtype), p.in_features, p.num_rows, p.in_features);
-    lt().matrixLayoutCreate(&out, blas_type(out_dtype), p.out_features, p.num_rows,
-                               p.out_features);
+    lt().matrixLayoutCreate(&out, blas_type(out_dtype), p.out_features, p.num_rows, p.out_features);
   }
   ~Matmul() {
     lt().matrixLayoutDestroy(out);
@@ -325,8 +324,8 @@ Status product(Blas* blas, const GemmParams& p, const void* x, void* out, DType 
   const void* c = p.residual != nullptr ? p.residual : out;
   const auto run = [&](const cublasLtMatmulAlgo_t& algorithm, void* to) {
     return lt().matmul(blas->handle, m.operation, &one, p.weight, m.weight, x, m.x, &beta,
-                          p.residual != nullptr ? c : to, m.out, to, m.out, &algorithm, workspace,
-                          kBlasWorkspaceBytes, stream);
+                       p.residual != nullptr ? c : to, m.out, to, m.out, &algorithm, workspace,
+                       kBlasWorkspaceBytes, stream);
   };
   const Key key(p.num_rows, p.out_features, p.in_features, p.dtype, out_dtype, p.bias != nullptr,
                 p.residual != nullptr);
@@ -336,14 +335,14 @@ Status product(Blas* blas, const GemmParams& p, const void* x, void* out, DType 
     cublasLtMatmulPreference_t preference;
     lt().matmulPreferenceCreate(&preference);
     const size_t limit = kBlasWorkspaceBytes;
-    lt().matmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                         &limit, sizeof(limit));
+    lt().matmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &limit,
+                                      sizeof(limit));
     constexpr int kTried = 6;
     cublasLtMatmulHeuristicResult_t results[kTried];
     int count = 0;
     const cublasStatus_t status =
         lt().matmulAlgoGetHeuristic(blas->handle, m.operation, m.weight, m.x, m.out, m.out,
-                                       preference, kTried, results, &count);
+                                    preference, kTried, results, &count);
     lt().matmulPreferenceDestroy(preference);
     if (status != CUBLAS_STATUS_SUCCESS || count == 0) {
       return Status::error("gemm_blas: cuBLASLt has no algorithm for M " +

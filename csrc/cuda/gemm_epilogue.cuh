@@ -72,8 +72,8 @@ __device__ __forceinline__ float row_scale_of(const Epilogue& p, int64_t row) {
   return rsqrtf(sum * p.inverse_width + p.epsilon);
 }
 
-// The same of `count` rows by one warp, into scales[0 .. count - 1]. Eight rows at a time: one after
-// the other, each would wait for memory.
+// The same of `count` rows by one warp, into scales[0 .. count - 1]. Eight rows at a time: one
+// after the other, each would wait for memory.
 __device__ __forceinline__ void warp_row_scales(const Epilogue& p, int64_t row, int count,
                                                 float* scales) {
   constexpr int kRows = 8;

@@ -15,6 +15,9 @@
 //
 // Bound: memory: 1.61 ms with 8 bits and 0.85 ms with 4 for the 129 products of a Llama-3-8B decode
 // step at 4.66 TB/s.
+// Measured on an H200 before codes were made in halves of a unit with four blocks per
+// multiprocessor (bench_codes chain): 8 bits 3.25 ms at M 1 .. 16, 3.38 at 32, 4.16 at 64; 4 bits
+// 2.73, 2.82, 3.05, 3.73. There the making of operands, not memory, was the limit.
 #include <algorithm>
 #include <type_traits>
 
@@ -37,12 +40,12 @@ constexpr int kHeadBytes = 1024;
 struct KernelParams {
   Epilogue epilogue;
   const uint8_t* weight;
-  int num_rows, num_units;   // units along k
-  int num_tiles, second;     // tiles of 64 rows; from a block's first tile to its second
+  int num_rows, num_units;  // units along k
+  int num_tiles, second;    // tiles of 64 rows; from a block's first tile to its second
   int stages, split, trigger;
 };
 
-// kFormat: bits of a code and columns of a group.
+// Bits of a code and columns of a group.
 template <int kBits, int kGroupSize>
 struct Format {
   static constexpr int kCodeBits = kBits;
@@ -69,6 +72,7 @@ template <class T, class F>
 __device__ __forceinline__ void load_operands(const char* unit, int half, uint32_t (&a)[4][4]) {
   const int t = threadIdx.x % kGroup;
   const uint4* quads = reinterpret_cast<const uint4*>(unit) + t;
+  [[maybe_unused]] constexpr bool kHalves = F::kColumns == 64;  // a group is half a unit
   if constexpr (F::kCodeBits == 8) {
 #pragma unroll
     for (int q = 0; q < 2; ++q) {
@@ -83,7 +87,7 @@ __device__ __forceinline__ void load_operands(const char* unit, int half, uint32
   } else {
     const uint32_t* blob =
         reinterpret_cast<const uint32_t*>(unit + 4096) + t / 32 * 16 + t % 32 / 4;
-    const int group = F::kColumns == 64 ? half : 0;
+    const int group = kHalves ? half : 0;
     uint32_t scale[2], zero[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -108,9 +112,10 @@ __device__ __forceinline__ void keep_operands(const uint32_t (&a)[4][4]) {
 }
 
 template <class T, class F, int kGroups, int kTokens, bool kGated>
-__global__ void __launch_bounds__(Shape<F, kGroups, kTokens>::kThreads, kTokens > 64                    ? 1
-                                                              : kGroups == 1 && kTokens <= 16 ? 4
-                                                                                              : 2)
+__global__ void __launch_bounds__(Shape<F, kGroups, kTokens>::kThreads,
+                                  kTokens > 64                    ? 1
+                                  : kGroups == 1 && kTokens <= 16 ? 4
+                                                                  : 2)
     gemm_packed_kernel(const __grid_constant__ CUtensorMap token_map, const KernelParams p) {
 #ifdef REGATTA_SM90A
   using S = Shape<F, kGroups, kTokens>;
@@ -163,8 +168,8 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTokens>::kThreads, kTokens 
         char* to = stages + s * S::kStageBytes;
 #pragma unroll
         for (int d = 0; d < 2; ++d) {
-          tensor_load_2d(to + d * S::kTokenBytes, &token_map, (step0 + step) * kUnitColumns + d * 64,
-                         token0, &full[s], keep);
+          tensor_load_2d(to + d * S::kTokenBytes, &token_map,
+                         (step0 + step) * kUnitColumns + d * 64, token0, &full[s], keep);
         }
       };
       const int ahead = min(p.stages, num_steps);
@@ -267,8 +272,8 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTokens>::kThreads, kTokens 
 #pragma unroll
         for (int q = 0; q < kQuads; ++q) {
           const float* from = at + q / 2 * 64 + q % 2 * 4;  // gated: gates, then ups
-          const float4 f = p.split > 1 ? load_cluster_float4(from, r)
-                                       : *reinterpret_cast<const float4*>(from);
+          const float4 f =
+              p.split > 1 ? load_cluster_float4(from, r) : *reinterpret_cast<const float4*>(from);
           v[q * 4] += f.x, v[q * 4 + 1] += f.y, v[q * 4 + 2] += f.z, v[q * 4 + 3] += f.w;
         }
       }
@@ -316,8 +321,8 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   kp.second = kGated ? static_cast<int>(p.out_features / 2 / kUnitRows) : 1;
   kp.split = tile.split;
   kp.trigger = tile.trigger;
-  kp.stages = std::max(2, std::min({tile.stages, kMaxStages,
-                                    (226 * 1024 - kHeadBytes - 1024) / S::kStageBytes}));
+  kp.stages = std::max(
+      2, std::min({tile.stages, kMaxStages, (226 * 1024 - kHeadBytes - 1024) / S::kStageBytes}));
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(ceil_div(kp.num_tiles, kGroups) * tile.split),
                      static_cast<unsigned>(ceil_div(p.num_rows, kTokens)));
@@ -375,8 +380,8 @@ GemmTile choose_tile(const GemmParams& p) {
   if (!p.gated) {
     while (tile.split < 8 && tiles * tile.split < want && units >= 8 * tile.split) tile.split *= 2;
   }
-  const int64_t unit = unit_bytes(p.operands == GemmOperands::kWeightInt8 ? 8 : 4,
-                                  static_cast<int>(p.group_size));
+  const int64_t unit =
+      unit_bytes(p.operands == GemmOperands::kWeightInt8 ? 8 : 4, static_cast<int>(p.group_size));
   const int64_t stage = round_up(tile.tokens * 2 * kRowBytes + tile.features / 64 * unit, 1024);
   const int64_t budget = tile.tokens > 64 ? 208 : few && tile.features == 64 ? 50 : 104;  // KB
   tile.stages = static_cast<int>(std::min<int64_t>(kMaxStages, budget * 1024 / stage));

@@ -18,7 +18,7 @@ namespace {
 constexpr int kGroup = 128;         // threads of a warpgroup: 64 features each
 constexpr int kHelperThreads = 64;  // one warp that copies, one that makes row scales
 constexpr int kMaxStages = 16;
-constexpr int kRowBytes = 128;  // of k per stage: one swizzled row
+constexpr int kRowBytes = 128;   // of k per stage: one swizzled row
 constexpr int kWgmmaBytes = 32;  // of k per instruction
 // Hopper keeps some 14 bits of a sum of e4m3 products: every so many stages, it goes to a float
 // (but not with 128 tokens, which leave no registers for it).
@@ -257,9 +257,9 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   const auto k = static_cast<cuuint64_t>(p.in_features);
   const auto n = static_cast<cuuint64_t>(p.out_features);
   constexpr cuuint32_t kElements = kRowBytes / sizeof(T);
-  constexpr DType kType = sizeof(T) == 1                         ? DType::kUInt8
+  constexpr DType kType = sizeof(T) == 1                     ? DType::kUInt8
                           : std::is_same_v<T, __nv_bfloat16> ? DType::kBFloat16
-                                                                 : DType::kFloat16;
+                                                             : DType::kFloat16;
   CUtensorMap weight_map, token_map;
   if constexpr (kGated) {
     // Groups of eight gate rows and eight up rows alternate in the tile: one thread's accumulators
@@ -298,8 +298,8 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   config.stream = stream;
   config.pdl = p.dependent_launch;
   config.cluster_x = static_cast<unsigned>(tile.split);
-  return launch(gemm_sm90_kernel<T, Out, kFeatures, kTokens, kGated>, config, "gemm_sm90", weight_map,
-                token_map, kp);
+  return launch(gemm_sm90_kernel<T, Out, kFeatures, kTokens, kGated>, config, "gemm_sm90",
+                weight_map, token_map, kp);
 }
 
 template <class T, class Out, int kFeatures, bool kGated>

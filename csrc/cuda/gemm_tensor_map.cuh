@@ -43,7 +43,7 @@ inline Status encode_tensor_map(CUtensorMap* map, DType dtype, const void* data,
   cuuint64_t stride_bytes[4];
   for (int i = 0; i + 1 < rank; ++i) stride_bytes[i] = strides[i] * size;
   const cuuint32_t ones[4] = {1, 1, 1, 1};
-  const CUtensorMapDataType type = size == 1                    ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+  const CUtensorMapDataType type = size == 1                   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
                                    : dtype == DType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                                : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   const CUresult result =

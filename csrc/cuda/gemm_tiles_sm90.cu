@@ -24,6 +24,8 @@
 //   gate_up     644 (580)  705 (694)  711 (743)  694 (708)  679 (658)
 //   down        395 (549)  682 (674)  693 (689)  692 (700)  646 (695)
 //   layer, us   226 (207)  328 (333)  660 (636) 1305 (1297) 5335 (5255)
+// Of codes, gate_up in the same units: fp8 939, 1061, 1148 and 1205 at M 256, 512, 1024 and 8000;
+// all 32 layers' products 13.4 ms at 1024 and 99 ms at 8000 (int8 13.1 and 94).
 #include "gemm_tiles_sm90.cuh"
 
 namespace regatta::cuda {
@@ -66,8 +68,9 @@ Status gemm_tiles_sm90(const GemmParams& p, int columns, CUstream_st* stream) {
   }
   if (p.num_rows == 0) return {};
   if (p.operands != GemmOperands::kDense) return gemm_tiles_sm90_codes(p, columns, stream);
-  return p.dtype == DType::kBFloat16 ? run_gemm_tiles<__nv_bfloat16, __nv_bfloat16>(p, columns, stream)
-                                     : run_gemm_tiles<__half, __half>(p, columns, stream);
+  return p.dtype == DType::kBFloat16
+             ? run_gemm_tiles<__nv_bfloat16, __nv_bfloat16>(p, columns, stream)
+             : run_gemm_tiles<__half, __half>(p, columns, stream);
 }
 
 Status gemm_tiles_sm90(const GemmParams& p, CUstream_st* stream) {

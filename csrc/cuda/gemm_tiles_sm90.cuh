@@ -108,8 +108,8 @@ __device__ __forceinline__ void finish_tile(const Epilogue& p, const Acc (&acc)[
       uint32_t r[4] = {0, 0, 0, 0};
       if (!kGated && p.residual != nullptr) {
         if (writes) {
-          const uint4 x = __ldcg(reinterpret_cast<const uint4*>(
-              static_cast<const T*>(p.residual) + m * width + mine));
+          const uint4 x = __ldcg(
+              reinterpret_cast<const uint4*>(static_cast<const T*>(p.residual) + m * width + mine));
           r[0] = x.x, r[1] = x.y, r[2] = x.z, r[3] = x.w;
         }
         transpose_quad(r);
@@ -129,8 +129,8 @@ __device__ __forceinline__ void finish_tile(const Epilogue& p, const Acc (&acc)[
           y.x += x.x, y.y += x.y;
         }
         if constexpr (kGated) {
-          float2 up = make_float2(acc[4 * j + 4 + 2 * h] * scale[h],
-                                  acc[4 * j + 5 + 2 * h] * scale[h]);
+          float2 up =
+              make_float2(acc[4 * j + 4 + 2 * h] * scale[h], acc[4 * j + 5 + 2 * h] * scale[h]);
           if (p.weight_scale != nullptr && n < width) {
             const float2 x = __ldg(reinterpret_cast<const float2*>(p.weight_scale + width + n));
             up.x *= x.x, up.y *= x.y;
@@ -193,8 +193,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(shared) + 1023) & ~uintptr_t{1023});
   uint64_t* full = reinterpret_cast<uint64_t*>(base);
   uint64_t* empty = full + kMaxStages;
-  uint64_t* scale_full = empty + kMaxStages;  // [2]
-  uint64_t* scale_empty = scale_full + 2;     // [2]
+  uint64_t* scale_full = empty + kMaxStages;                     // [2]
+  uint64_t* scale_empty = scale_full + 2;                        // [2]
   float* row_scale = reinterpret_cast<float*>(scale_empty + 2);  // [2, kTokens]
   char* stages = base + kHeadBytes;
 
@@ -302,7 +302,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       __syncwarp();
       if (lane == 0) barrier_arrive(&scale_empty[scale_s]);
       if (++scale_s == 2) scale_s = 0, scale_phase ^= 1;
-      finish_tile<Out, Acc, kColumns, kGated>(p.epilogue, acc, scale, t.token0 + row, p.num_rows, t.tile);
+      finish_tile<Out, Acc, kColumns, kGated>(p.epilogue, acc, scale, t.token0 + row, p.num_rows,
+                                              t.tile);
     }
   }
   __syncwarp();
@@ -328,9 +329,9 @@ Status run(const GemmParams& p, cudaStream_t stream) {
   const auto k = static_cast<cuuint64_t>(p.in_features);
   const auto n = static_cast<cuuint64_t>(p.out_features);
   constexpr cuuint32_t kElements = kRowBytes / sizeof(T);
-  constexpr DType kType = sizeof(T) == 1                         ? DType::kUInt8
+  constexpr DType kType = sizeof(T) == 1                     ? DType::kUInt8
                           : std::is_same_v<T, __nv_bfloat16> ? DType::kBFloat16
-                                                                 : DType::kFloat16;
+                                                             : DType::kFloat16;
   CUtensorMap weight_map, token_map;
   Status status;
   if constexpr (kGated) {

@@ -43,8 +43,8 @@ __global__ void pack_kernel(const PackWeightParams p, const int group_size) {
     for (int q = 0; q < 4; ++q) {
       for (int j = 0; j < 4; ++j) {
         const int step = 2 * q + j / 2, i = j % 2 * 2;
-        words[(q * 128 + t) * 4 + j] =
-            at(step, i, 0) | at(step, i + 1, 0) << 8 | at(step, i, 1) << 16 | at(step, i + 1, 1) << 24;
+        words[(q * 128 + t) * 4 + j] = at(step, i, 0) | at(step, i + 1, 0) << 8 |
+                                       at(step, i, 1) << 16 | at(step, i + 1, 1) << 24;
       }
     }
     return;
@@ -70,7 +70,8 @@ __global__ void pack_kernel(const PackWeightParams p, const int group_size) {
     }
     const T low = Traits<T>::from_float(scale);
     const T high = Traits<T>::from_float(CodeMagic<T>::kValue + zero);
-    words[1024 + i] = static_cast<uint32_t>(bit_cast<uint16_t>(high)) << 16 | bit_cast<uint16_t>(low);
+    words[1024 + i] =
+        static_cast<uint32_t>(bit_cast<uint16_t>(high)) << 16 | bit_cast<uint16_t>(low);
   }
 }
 
@@ -140,15 +141,14 @@ __global__ void unpack_kernel(const uint8_t* packed, const float* weight_scale, 
   for (int i = t; i < kUnitRows * kUnitColumns / 8; i += 128) {
     const int64_t r = row0 + i / (kUnitColumns / 8), c = column0 + i % (kUnitColumns / 8) * 8;
     if (r < rows && c < columns) {
-      *reinterpret_cast<uint4*>(out + r * columns + c) =
-          *reinterpret_cast<const uint4*>(&tile[i / (kUnitColumns / 8)][i % (kUnitColumns / 8) * 8]);
+      *reinterpret_cast<uint4*>(out + r * columns + c) = *reinterpret_cast<const uint4*>(
+          &tile[i / (kUnitColumns / 8)][i % (kUnitColumns / 8) * 8]);
     }
   }
 }
 
-__global__ void __launch_bounds__(256)
-    gather_columns_kernel(const uint16_t* x, const int32_t* perm, uint16_t* out,
-                          const int64_t width) {
+__global__ void __launch_bounds__(256) gather_columns_kernel(const uint16_t* x, const int32_t* perm,
+                                                             uint16_t* out, const int64_t width) {
   pdl_trigger();
   pdl_wait();
   const int64_t row = blockIdx.x;
@@ -239,11 +239,10 @@ Status unpack_weight(const GemmParams& p, void* out, CUstream_st* stream) {
   config.stream = stream;
   const auto run = [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    return launch(p.operands == GemmOperands::kWeightInt8 ? unpack_kernel<T, 8>
-                                                          : unpack_kernel<T, 4>,
-                  config, "unpack_weight", static_cast<const uint8_t*>(p.weight), p.weight_scale,
-                  static_cast<T*>(out), p.out_features, p.in_features,
-                  static_cast<int>(p.group_size));
+    return launch(
+        p.operands == GemmOperands::kWeightInt8 ? unpack_kernel<T, 8> : unpack_kernel<T, 4>, config,
+        "unpack_weight", static_cast<const uint8_t*>(p.weight), p.weight_scale,
+        static_cast<T*>(out), p.out_features, p.in_features, static_cast<int>(p.group_size));
   };
   return p.dtype == DType::kFloat16 ? run(static_cast<__half*>(nullptr))
                                     : run(static_cast<__nv_bfloat16*>(nullptr));

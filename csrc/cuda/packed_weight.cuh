@@ -1,14 +1,17 @@
 // Where pack_weight() puts a code, and how codes become bf16 or fp16 operands.
 //
-// A unit is 64 rows by 128 columns: 8 steps of wgmma (16 columns each). Thread t of a warpgroup owns,
-// of each step, the 8 values of the instruction's left operand: registers a[0..3] of two values, at
-// rows r, r + 8, r, r + 8 (r = t / 32 * 16 + t % 32 / 4) and columns c, c, c + 8, c + 8
+// A unit is 64 rows by 128 columns: 8 steps of wgmma (16 columns each). Thread t of a warpgroup
+// owns, of each step, the 8 values of the instruction's left operand: registers a[0..3] of two
+// values, at rows r, r + 8, r, r + 8 (r = t / 32 * 16 + t % 32 / 4) and columns c, c, c + 8, c + 8
 // (c = 2 * (t % 4)).
 //   8 bits  [4][128 threads][16 bytes]: 16 bytes are two steps; word 2s + h of them holds a[2h] in
 //           bytes 0 and 2 and a[2h + 1] in bytes 1 and 3
-//   4 bits  [2][128 threads][16 bytes]: 16 bytes are four steps, a word each; a[i] in bits 4i .. 4i+3
+//   4 bits  [2][128 threads][16 bytes]: 16 bytes are four steps, a word each; a[i] in bits 4i ..
+//   4i+3
 //           and 16 + 4i ..; then [groups][64 rows] words: scale, and above it magic + zero
 #pragma once
+
+#include <type_traits>
 
 #include "common.cuh"
 
@@ -17,7 +20,7 @@ namespace regatta::cuda {
 constexpr int kUnitRows = 64;
 constexpr int kUnitColumns = 128;
 
-constexpr int unit_bytes(int bits, int group_size) {
+__host__ __device__ constexpr int unit_bytes(int bits, int group_size) {
   return bits == 8 ? 8192 : 4096 + kUnitColumns / group_size * kUnitRows * 4;
 }
 

@@ -1,8 +1,8 @@
 // Activations as e4m3 or int8 codes with a scale per row, and the norm ahead of it in one pass.
 //
 // Input: [num_rows, width] row-major; codes likewise. Architectures: sm_89 and later for e4m3.
-// Algorithm: a block per row, which it holds in registers: sum of squares, largest magnitude, codes.
-// Source: own. Bound: memory (2 + 1 bytes per value); for few rows latency.
+// Algorithm: a block per row, which it holds in registers: sum of squares, largest magnitude,
+// codes. Source: own. Bound: memory (2 + 1 bytes per value); for few rows latency.
 #include <cuda_fp8.h>
 
 #include "common.cuh"
@@ -120,10 +120,14 @@ __global__ void __launch_bounds__(kThreads) quantize_rows_kernel(const QuantizeR
 
 template <class T>
 Status run(const QuantizeRowsParams& p, const LaunchConfig& config) {
-  if (p.width <= kThreads * 8) return launch(quantize_rows_kernel<T, 1>, config, "quantize_rows", p);
-  if (p.width <= kThreads * 16) return launch(quantize_rows_kernel<T, 2>, config, "quantize_rows", p);
-  if (p.width <= kThreads * 32) return launch(quantize_rows_kernel<T, 4>, config, "quantize_rows", p);
-  if (p.width <= kThreads * 64) return launch(quantize_rows_kernel<T, 8>, config, "quantize_rows", p);
+  if (p.width <= kThreads * 8)
+    return launch(quantize_rows_kernel<T, 1>, config, "quantize_rows", p);
+  if (p.width <= kThreads * 16)
+    return launch(quantize_rows_kernel<T, 2>, config, "quantize_rows", p);
+  if (p.width <= kThreads * 32)
+    return launch(quantize_rows_kernel<T, 4>, config, "quantize_rows", p);
+  if (p.width <= kThreads * 64)
+    return launch(quantize_rows_kernel<T, 8>, config, "quantize_rows", p);
   return launch(quantize_rows_kernel<T, 16>, config, "quantize_rows", p);
 }
 

@@ -60,12 +60,15 @@ std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tens
          "' is not known to the GPU (allowed: a8w8, a8w8_fp8, weight_only_int8, weight_only_int4)");
   }
   if (bits == 8 && !per_row) {
-    fail("scheme '" + scheme + "' on a GPU takes one scale per output feature or one for all, got " +
+    fail("scheme '" + scheme +
+         "' on a GPU takes one scale per output feature or one for all, got " +
          shape_string(scale_view) + " for " + std::to_string(rows) + " output features");
   }
   if (bits == 4 && (scale_view.shape[0] != rows || cuda::packed_group_size(columns, groups) == 0)) {
-    fail("weight_only_int4 on a GPU takes groups of 64 columns, of a multiple of 128, or one group; "
-         "got scales " + shape_string(scale_view) + " for codes " + shape_string(codes_view));
+    fail(
+        "weight_only_int4 on a GPU takes groups of 64 columns, of a multiple of 128, or one group; "
+        "got scales " +
+        shape_string(scale_view) + " for codes " + shape_string(codes_view));
   }
   if (is_codes && columns % 16 != 0) {
     fail("scheme '" + scheme + "' on a GPU needs a multiple of 16 input features, got " +
@@ -79,8 +82,8 @@ std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tens
                                     scales.data<float>(), bits == 4 ? 1 : rows, device.stream));
   if (is_codes) {
     paddle::Tensor packed = device.empty({rows, columns}, DType::kUInt8);
-    throw_if_error(cuda::copy_bytes(packed.data<uint8_t>(), codes_view.data, rows * columns,
-                                    device.stream));
+    throw_if_error(
+        cuda::copy_bytes(packed.data<uint8_t>(), codes_view.data, rows * columns, device.stream));
     return {packed, scales};
   }
   const int64_t group = bits == 4 ? cuda::packed_group_size(columns, groups) : 128;
@@ -99,7 +102,8 @@ std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tens
   params.bits = bits;
   params.dtype = dtype == "float16" ? DType::kFloat16 : DType::kBFloat16;
   if (dtype != "float16" && dtype != "bfloat16") {
-    fail("dtype " + dtype + " is not supported with quantized weights on a GPU (allowed: bfloat16, "
+    fail("dtype " + dtype +
+         " is not supported with quantized weights on a GPU (allowed: bfloat16, "
          "float16)");
   }
   throw_if_error(cuda::pack_weight(params, device.stream));
@@ -125,8 +129,8 @@ std::vector<paddle::Tensor> pack_quantized(const paddle::Tensor& codes, const pa
   params.scheme = scheme;
   params.layout = layout_of({num_outputs, codes_view.shape[1]},
                             {scale_view.shape, scale_view.shape + scale_view.rank});
-  const TensorView zero_view = optional_view(zero, "zero", DType::kFloat32,
-                                             {num_outputs, params.layout.num_groups});
+  const TensorView zero_view =
+      optional_view(zero, "zero", DType::kFloat32, {num_outputs, params.layout.num_groups});
   params.codes = static_cast<const int8_t*>(codes_view.data);
   params.scale = static_cast<const float*>(scale_view.data);
   params.zero = static_cast<const float*>(zero_view.data);

@@ -30,6 +30,10 @@ class Layout(Protocol):
         """The name of the linear's scheme; raises UserError where its parts do not agree."""
         ...
 
+    def group_size(self, plan: LinearPlan) -> int:
+        """Input features of the linear that share a scale; -1: all of them."""
+        ...
+
     def expected(self, plan: LinearPlan) -> Mapping[str, tuple[int, ...]]:
         """Names and shapes of the linear's tensors in the checkpoint, biases apart."""
         ...

@@ -13,7 +13,7 @@ from predict.errors import UserError
 from predict.formats.online import DENSE, Online
 from predict.nn.checkpoint import Checkpoint, to_float32
 from predict.nn.weights import LinearPlan, WeightPlan, WeightSource
-from predict.quantization import FP8_BLOCK, GROUP_SIZES, QuantSettings
+from predict.quantization import FP8_BLOCK, GROUP_SIZES, GROUPED, QuantSettings
 from predict.schemes import Quantized
 
 Array = npt.NDArray[Any]
@@ -61,6 +61,19 @@ class Stored:
     def read_part(self, part: Part) -> Quantized:
         """A quantized part."""
         raise NotImplementedError
+
+    def part_group_size(self, part: Part) -> int:
+        """Input features of a quantized part that share a scale; -1: all of them."""
+        raise NotImplementedError
+
+    def group_size(self, plan: LinearPlan) -> int:
+        """See Layout."""
+        if self._in_float(plan):
+            return self.online.group_size(plan)
+        size = max(self.part_group_size(part) for part in parts_of(plan))
+        if self.scheme(plan) in GROUPED and size == plan.in_features:
+            return -1
+        return min(size, max(GROUP_SIZES))  # `grouped` repeats the scales of larger ones
 
     def scheme(self, plan: LinearPlan) -> str:
         """See Layout."""

@@ -29,7 +29,7 @@ class Awq(Stored):
         """config: the quantization_config. where: for errors."""
         super().__init__(*stored)
         bits, version = config.get("bits", config.get("w_bit", 4)), config.get("version", "gemm")
-        self.group_size = config.get("group_size", config.get("q_group_size", 128))
+        self._size = config.get("group_size", config.get("q_group_size", 128))
         if bits != 4:
             raise UserError(f"{where}: AWQ with {bits} bits is not supported (allowed: 4)")
         if str(version).lower() != "gemm":
@@ -42,10 +42,14 @@ class Awq(Stored):
         """See Stored."""
         return SCHEME if part["qweight"] in self.checkpoint.tensors else DENSE
 
+    def part_group_size(self, part: Part) -> int:
+        """See Stored."""
+        return int(self._size)
+
     def part_expected(self, part: Part) -> Mapping[str, Shape]:
         """See Stored."""
         rows, columns = part.out_features, part.in_features
-        groups = num_groups(part, self.group_size)
+        groups = num_groups(part, self._size)
         return {
             part["qweight"]: (columns, rows // 8),
             part["qzeros"]: (groups, rows // 8),

@@ -95,6 +95,11 @@ class CompressedTensors(Stored):
         assert group is not None, part.prefix
         return group
 
+    def part_group_size(self, part: Part) -> int:
+        """See Stored."""
+        group = self._group(part)
+        return FP8_BLOCK[1] if group.block is not None else int(group.group_size)
+
     def part_expected(self, part: Part) -> Mapping[str, Shape]:
         """See Stored."""
         group, rows, columns = self._group(part), part.out_features, part.in_features

@@ -46,6 +46,10 @@ class Fp8(Stored):
         stored = self.checkpoint.tensors.get(part["weight"])
         return SCHEME if stored is not None and stored.dtype == "F8_E4M3" else DENSE
 
+    def part_group_size(self, part: Part) -> int:
+        """See Stored."""
+        return FP8_BLOCK[1] if self.block else -1
+
     def _name(self, part: Part, names: tuple[str, ...]) -> str:
         found = [name for name in names if part[name] in self.checkpoint.tensors]
         return part[found[0] if found else names[0]]

@@ -37,7 +37,7 @@ class Gptq(Stored):
         """config: the quantization_config. where: for errors."""
         super().__init__(*stored)
         self.bits = config.get("bits", 4)
-        self.group_size = config.get("group_size", -1)
+        self._size = config.get("group_size", -1)
         self.format = config.get("checkpoint_format") or "gptq"
         if self.bits not in SCHEMES:
             raise UserError(f"{where}: GPTQ with {self.bits} bits is not supported (allowed: 4, 8)")
@@ -63,10 +63,14 @@ class Gptq(Stored):
         alike = all(np.array_equal(orders[0], order) for order in orders)
         return name if alike or self._in_float(plan) else DENSE
 
+    def part_group_size(self, part: Part) -> int:
+        """See Stored."""
+        return int(self._size)
+
     def part_expected(self, part: Part) -> Mapping[str, Shape]:
         """See Stored."""
         rows, columns = part.out_features, part.in_features
-        groups = num_groups(part, self.group_size)
+        groups = num_groups(part, self._size)
         names: dict[str, Shape] = {
             part["qweight"]: (columns * self.bits // 32, rows),
             part["qzeros"]: (groups, rows * self.bits // 32),

@@ -44,13 +44,13 @@ class Online:
     def expected(self, plan: LinearPlan) -> Mapping[str, tuple[int, ...]]:
         """See Layout. Raises UserError where the group size does not divide the linear."""
         name = self.scheme(plan)
-        check_group_size(plan, self._group_size(name) if name in GROUPED else -1)
+        check_group_size(plan, self.group_size(plan) if name in GROUPED else -1)
         return dense_tensors(plan)
 
     def read(self, plan: LinearPlan) -> Quantized:
         """See Layout."""
         name = self.scheme(plan)
-        scheme, group_size = scheme_of(name), self._group_size(name)
+        scheme, group_size = scheme_of(name), self.group_size(plan)
         shape = (plan.out_features, plan.in_features)
         names = tuple(prefix + ".weight" for prefix in plan.prefixes)
         if name == DENSE:
@@ -59,7 +59,9 @@ class Online:
             return self.source.quantized(scheme, group_size, shape)
         return scheme.quantize(self.source.host_matrix(names, shape), group_size)
 
-    def _group_size(self, scheme: str) -> int:
+    def group_size(self, plan: LinearPlan) -> int:
+        """See Layout."""
+        scheme = self.scheme(plan)
         if scheme in GROUPED:
             return self.settings.group_size
         return self.settings.block_size if scheme == "a8w8_fp8" else -1

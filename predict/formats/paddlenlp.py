@@ -75,6 +75,10 @@ class PaddleNlp(Stored):
             )
         return self.quantized if act else DENSE
 
+    def part_group_size(self, part: Part) -> int:
+        """See Stored."""
+        return -1
+
     def part_expected(self, part: Part) -> Mapping[str, Shape]:
         """See Stored."""
         names: dict[str, Shape] = {part["weight"]: (part.out_features, part.in_features)}

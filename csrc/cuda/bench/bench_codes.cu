@@ -194,10 +194,11 @@ bool check_product(const Case& c, GemmParams p, const std::vector<float>& xf,
     }
   }
   if (bad != 0) {
-    printf("FAIL %s m %ld n %ld k %ld gated %d bias %d residual %d sumsq %d fp32 %d: %ld bad, "
-           "worst %.2f of the tolerance\n",
-           label.c_str(), c.m, c.n, c.k, c.gated, c.bias, c.residual, c.sumsq_out, c.float_out, bad,
-           worst);
+    printf(
+        "FAIL %s m %ld n %ld k %ld gated %d bias %d residual %d sumsq %d fp32 %d: %ld bad, "
+        "worst %.2f of the tolerance\n",
+        label.c_str(), c.m, c.n, c.k, c.gated, c.bias, c.residual, c.sumsq_out, c.float_out, bad,
+        worst);
   }
   return bad == 0;
 }
@@ -270,7 +271,8 @@ bool check_packed(int bits, const Case& c, Random& random) {
   }
   for (float& v : zero) v = asymmetric ? static_cast<float>(random.below(17)) : 8.f;
   std::vector<int8_t> codes(c.n * c.k);
-  for (int8_t& v : codes) v = static_cast<int8_t>(bits == 8 ? random.below(255) - 127 : random.below(16));
+  for (int8_t& v : codes)
+    v = static_cast<int8_t>(bits == 8 ? random.below(255) - 127 : random.below(16));
   std::vector<float> rounded_scale = scale;
   rounded<T>(rounded_scale);
   std::vector<float> wf(codes.size());
@@ -325,9 +327,11 @@ bool check_packed(int bits, const Case& c, Random& random) {
     return kernel == 0 ? gemm_packed_sm90(q, tile, nullptr) : gemm(q, {}, nullptr, nullptr);
   };
   char label[160];
-  snprintf(label, sizeof(label), "packed %d bits, %ld groups, zeros %d, %s kernel %d tile %dx%d "
-           "stages %d split %d", bits, groups, asymmetric, dtype_name(pack.dtype), kernel,
-           tile.tokens, tile.features, tile.stages, tile.split);
+  snprintf(label, sizeof(label),
+           "packed %d bits, %ld groups, zeros %d, %s kernel %d tile %dx%d "
+           "stages %d split %d",
+           bits, groups, asymmetric, dtype_name(pack.dtype), kernel, tile.tokens, tile.features,
+           tile.stages, tile.split);
   const double relative = Traits<T>::dtype == DType::kFloat16 ? 1e-3 : 8e-3;
   return check_product<T>(c, p, xf, wf, runner, label, c.float_out ? 2e-4 : relative, 3e-4);
 }
@@ -391,8 +395,9 @@ int check_quantize(Random& random) {
           }
         }
         if (bad != 0) {
-          printf("FAIL quantize m %ld k %ld fp8 %d static %d norm %d weight %d smooth %d: %ld bad\n",
-                 m, k, fp8, fixed, normalize, weighted, smooth, bad);
+          printf(
+              "FAIL quantize m %ld k %ld fp8 %d static %d norm %d weight %d smooth %d: %ld bad\n",
+              m, k, fp8, fixed, normalize, weighted, smooth, bad);
         }
         failures += bad != 0;
         ++cases;
@@ -404,7 +409,7 @@ int check_quantize(Random& random) {
 }
 
 constexpr int64_t kRows[] = {1, 2, 5, 8, 9, 17, 33, 64, 100, 127, 128, 129, 257};
-constexpr int64_t kShapes[][2] = {{64, 64},     {208, 144}, {80, 16},    {1008, 528},
+constexpr int64_t kShapes[][2] = {{64, 64},    {208, 144}, {80, 16},    {1008, 528},
                                   {264, 1040}, {8, 4112},  {1536, 2048}};
 
 int check_all() {

@@ -273,14 +273,13 @@ int check_dtype(const char* name, const GemmResources& resources) {
                  : kernel == 1 ? gemm_sm90(p, tile, nullptr)
                  : kernel == 2 ? gemm_stream(p, stream_variant % 2 == 0, nullptr)
                  : kernel == 3 ? gemm_generic(p, nullptr)
-                 : kernel == 4 && gemm_blas_refuses(p) == nullptr
-                     ? gemm_blas(p, resources, nullptr)
+                 : kernel == 4 && gemm_blas_refuses(p) == nullptr ? gemm_blas(p, resources, nullptr)
                  : kernel == 6 && gemm_tiles_sm90_refuses(p) == nullptr
                      ? gemm_tiles_sm90(p, columns, nullptr)
                      : gemm(p, resources, nullptr, nullptr);
         };
         // cuBLASLt's path rounds the scaled x, and gate and up, once more.
-        const double absolute = kernel < 4 || kernel == 6                           ? 1e-3
+        const double absolute = kernel < 4 || kernel == 6             ? 1e-3
                                 : Traits<T>::dtype == DType::kFloat16 ? 4e-3
                                                                       : 3e-2;
         failures += !(c.float_out ? check_case<T, float>(c, runner, label, absolute)
@@ -498,16 +497,17 @@ int main_chain(double peak) {
 // One kind of product alone, over all layers, in microseconds each.
 double kind_us(const Model& model, int kind, const Runner& runner) {
   const int count = kind == kHead ? 4 : kLayers;
-  return 1e3 / count * graph_ms(
-                           [&](cudaStream_t stream) {
-                             g_stream = stream;
-                             for (int i = 0; i < count; ++i) {
-                               GemmParams p = model.params(
-                                   kind, kind == kHead ? kLayers * 4 : i * 4 + kind, g_rows);
-                               CHECK_STATUS(runner(p));
-                             }
-                           },
-                           7);
+  return 1e3 / count *
+         graph_ms(
+             [&](cudaStream_t stream) {
+               g_stream = stream;
+               for (int i = 0; i < count; ++i) {
+                 GemmParams p =
+                     model.params(kind, kind == kHead ? kLayers * 4 : i * 4 + kind, g_rows);
+                 CHECK_STATUS(runner(p));
+               }
+             },
+             7);
 }
 
 int main_kinds() {
@@ -605,14 +605,14 @@ int main_large() {
         if (first.residual != nullptr) first.out = model.inner;  // so that cuBLASLt may time
         CHECK_STATUS(runner(first, nullptr));
         CHECK_CUDA(cudaDeviceSynchronize());
-        const double us = 250. * graph_ms(
-                                     [&](cudaStream_t stream) {
-                                       for (int r = 0; r < 4; ++r) {
-                                         CHECK_STATUS(
-                                             runner(model.params(kind, r * 4 + kind, rows), stream));
-                                       }
-                                     },
-                                     7);
+        const double us =
+            250. * graph_ms(
+                       [&](cudaStream_t stream) {
+                         for (int r = 0; r < 4; ++r) {
+                           CHECK_STATUS(runner(model.params(kind, r * 4 + kind, rows), stream));
+                         }
+                       },
+                       7);
         if (columns < 0) blas_sum += us;
         if (columns == 0) chosen_sum += us;
         if (columns > 0) best = std::min(best, us);
@@ -622,8 +622,8 @@ int main_large() {
       best_sum += best;
       printf("\n");
     }
-    printf("%5ld all layers, ms: blas %.2f, tiles %.2f, tiles chosen %.2f\n", rows,
-           blas_sum * .032, best_sum * .032, chosen_sum * .032);
+    printf("%5ld all layers, ms: blas %.2f, tiles %.2f, tiles chosen %.2f\n", rows, blas_sum * .032,
+           best_sum * .032, chosen_sum * .032);
   }
   return 0;
 }

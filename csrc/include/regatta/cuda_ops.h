@@ -53,8 +53,8 @@ struct AttentionLimits {
 Status embedding(const EmbeddingParams& params, const Launch& launch);
 Status gather_rows(const GatherRowsParams& params, const Launch& launch);
 Status rms_norm(const RmsNormParams& params, const Launch& launch);
-// Of rows row_ids[params.num_tokens] of params.x [num_source_rows, hidden_size]; a row id outside of
-// it gives a row of zeros. params.residual is null.
+// Of rows row_ids[params.num_tokens] of params.x [num_source_rows, hidden_size]; a row id outside
+// of it gives a row of zeros. params.residual is null.
 Status rms_norm_rows(const RmsNormParams& params, const int32_t* row_ids, int64_t num_source_rows,
                      const Launch& launch);
 Status silu_mul(const SiluMulParams& params, const Launch& launch);
@@ -93,10 +93,10 @@ Status adjust_logits(const AdjustLogitsParams& params, const Launch& launch);
 // min_p: [L] in [0, 1] or null; tokens below min_p times the likeliest one are excluded first.
 Status sample(const SampleParams& params, const float* min_p, const Launch& launch);
 
-// The composed operators. Dense weights are single tensors [out_features, in_features], row-major, as
-// checkpoints store them; quantized ones are what regatta_pack_quantized leaves and the scheme's other
-// tensors (predict/schemes). Scheme "dense": norms are kernels of their own. "dense_folded": the norm
-// weights are multiplied into the matrices behind them (fold_norm_weight in gemm.h), and a
+// The composed operators. Dense weights are single tensors [out_features, in_features], row-major,
+// as checkpoints store them; quantized ones are what regatta_pack_quantized leaves and the scheme's
+// other tensors (predict/schemes). Scheme "dense": norms are kernels of their own. "dense_folded":
+// the norm weights are multiplied into the matrices behind them (fold_norm_weight in gemm.h), and a
 // product's epilogue leaves the sums of squares that the next one scales its rows by.
 struct ComposedResources {
   void* scratch = nullptr;  // *_scratch_bytes() of the same call

@@ -1,4 +1,5 @@
-// Products of activations with a weight as checkpoints store it, for CUDA devices. No framework.
+// Products of activations with a weight, dense as checkpoints store it or in codes of 8 and 4 bits,
+// for CUDA devices. No framework.
 //
 // M rows (tokens), K in_features, N out_features, I = N / 2 when gated.
 #pragma once
@@ -30,18 +31,18 @@ enum class GemmOperands : uint8_t {
 //   Of codes, it is x_scale[m] * weight_scale[n].
 //   epilogue: + residual[m, n]; or, gated, silu(column n) * column (I + n) for n < I.
 struct GemmParams {
-  const void* x = nullptr;         // [M, K]
-  const void* weight = nullptr;    // [N, K]; gated: gate rows, then up rows
-  const void* bias = nullptr;      // [N]
-  const void* residual = nullptr;  // [M, N]; may be out
-  const float* sumsq = nullptr;    // [M, num_sumsq]: partial sums of x^2; none with codes
+  const void* x = nullptr;              // [M, K]
+  const void* weight = nullptr;         // [N, K]; gated: gate rows, then up rows
+  const void* bias = nullptr;           // [N]
+  const void* residual = nullptr;       // [M, N]; may be out
+  const float* sumsq = nullptr;         // [M, num_sumsq]: partial sums of x^2; none with codes
   const float* x_scale = nullptr;       // [M], of kFp8 and kInt8
   const float* weight_scale = nullptr;  // [N], of all but kDense and kWeightInt4
-  void* out = nullptr;             // [M, N]; gated: [M, I]
-  float* sumsq_out = nullptr;      // [M, ceil(N / gemm_sumsq_columns(M))]: of out, as rounded
-  int64_t num_rows = 0;            // M
-  int64_t in_features = 0;         // K
-  int64_t out_features = 0;        // N
+  void* out = nullptr;                  // [M, N]; gated: [M, I]
+  float* sumsq_out = nullptr;           // [M, ceil(N / gemm_sumsq_columns(M))]: of out, as rounded
+  int64_t num_rows = 0;                 // M
+  int64_t in_features = 0;              // K
+  int64_t out_features = 0;             // N
   int64_t num_sumsq = 0;
   int64_t group_size = 128;  // of kWeightInt4, as packed: 64 or 128
   float epsilon = 0.f;
@@ -55,13 +56,13 @@ struct GemmParams {
 
 // Activations as codes: x = code * scale[m].
 struct QuantizeRowsParams {
-  const void* x = nullptr;            // [M, K]
-  const void* norm_weight = nullptr;  // [K] or null
-  const float* shift = nullptr;       // [K] or null: x' = (x + shift) * smooth is what is coded
-  const float* smooth = nullptr;      // [K] or null
+  const void* x = nullptr;              // [M, K]
+  const void* norm_weight = nullptr;    // [K] or null
+  const float* shift = nullptr;         // [K] or null: x' = (x + shift) * smooth is what is coded
+  const float* smooth = nullptr;        // [K] or null
   const float* static_scale = nullptr;  // [1] or null; where it is 0, absmax / largest code
-  void* codes = nullptr;              // [M, K] int8 or e4m3
-  float* scale = nullptr;             // [M]
+  void* codes = nullptr;                // [M, K] int8 or e4m3
+  float* scale = nullptr;               // [M]
   int64_t num_rows = 0, width = 0;
   float epsilon = 0.f;
   bool normalize = false;  // x is divided by its root mean square first
@@ -71,8 +72,8 @@ struct QuantizeRowsParams {
 };
 
 // Codes of a weight into the order in which the GPU's kernels read them: rows in tiles of 64,
-// columns in units of 128, the operand registers of one thread side by side. With 4 bits, a unit ends
-// with the scales and zero points of its groups.
+// columns in units of 128, the operand registers of one thread side by side. With 4 bits, a unit
+// ends with the scales and zero points of its groups.
 struct PackWeightParams {
   const int8_t* codes = nullptr;  // [N, K]: -127..127, or 0..15
   const float* scale = nullptr;   // [N, num_groups], of 4 bits
@@ -100,7 +101,8 @@ Status copy_bytes(void* to, const void* from, int64_t bytes, CUstream_st* stream
 // Rows of tiles of 64 and columns of units of 128: the first dimensions of a packed weight.
 constexpr int64_t packed_tiles(int64_t out_features) { return (out_features + 63) / 64; }
 constexpr int64_t packed_units(int64_t in_features) { return (in_features + 127) / 128; }
-int64_t packed_weight_bytes(int64_t out_features, int64_t in_features, int bits, int64_t group_size);
+int64_t packed_weight_bytes(int64_t out_features, int64_t in_features, int bits,
+                            int64_t group_size);
 Status pack_weight(const PackWeightParams& params, CUstream_st* stream);
 // out[n, k] of params.dtype: the matrix that packed stands for. weight_scale: as GemmParams.
 Status unpack_weight(const GemmParams& params, void* out, CUstream_st* stream);
@@ -125,8 +127,8 @@ Status create_blas(void** blas);  // for the current device; an error when built
 void destroy_blas(void* blas);
 int64_t gemm_scratch_bytes(const GemmParams& params);
 
-// Runs the first candidate that accepts: gemv, sm90, tiles, stream, blas, generic (see gemm.cu).
-// `force`: name of the only candidate to consider, or null.
+// Runs the first candidate that accepts: gemv, sm90, packed, tiles, stream, blas, generic
+// (gemm.cu). `force`: name of the only candidate to consider, or null.
 Status gemm(const GemmParams& params, const GemmResources& resources, const char* force,
             CUstream_st* stream);
 
