@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from predict import LLM, EngineConfig, SamplingParams
+from predict.bench.throughput import linear_bytes
 from predict.library import Library
 from tests import tiny
 from tests.cpu_kernels import (
@@ -520,11 +521,12 @@ def test_no_token_depends_on_the_batch(compiled: Library, tmp_path: Path, name: 
     prompts = [rng.integers(3, 199, int(rng.integers(1, 60))).tolist() for _ in range(7)]
     params = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
     answers = []
-    for composition in (
+    compositions: tuple[dict[str, Any], ...] = (
         {"batch_size": 1},
         {"batch_size": 7, "attention": "append"},
         {"batch_size": 3, "attention": "append", "max_num_batched_tokens": 5},
-    ):
+    )
+    for composition in compositions:
         config = EngineConfig(
             model_name_or_path=str(source),
             max_length=80,
@@ -537,3 +539,28 @@ def test_no_token_depends_on_the_batch(compiled: Library, tmp_path: Path, name: 
         answers.append([output.token_ids for output in LLM(config).generate(prompts, params)])
     assert answers[1] == answers[0]
     assert answers[2] == answers[0]
+
+
+def test_bytes_of_a_decode_step_are_those_of_the_stored_weights(
+    compiled: Library, tmp_path: Path
+) -> None:
+    source = tiny.write(tmp_path, {"intermediate_size": 128, "vocab_size": 256})
+    sizes = []
+    quantized: dict[str, Any] = {"quant_type": "a8w8", "lm_head_quant_type": "weight_only_int4"}
+    for settings in ({}, quantized):
+        llm = LLM(
+            EngineConfig(
+                model_name_or_path=str(source),
+                max_length=64,
+                inference_model=True,
+                dtype="bfloat16",
+                **settings,
+            )
+        )
+        assert llm.decoder is not None
+        sizes.append(linear_bytes(llm.decoder))
+    # Per layer: qkv 256 x 64, out 64 x 128, gate and up 256 x 64, down 64 x 128.
+    outputs, matrices, head = 256 + 64 + 256 + 64, 2 * 256 * 64 + 2 * 64 * 128, 256 * 64
+    assert sizes[0] == 2 * (2 * matrices + head)
+    none = 12  # act, smooth and shift: one float each
+    assert sizes[1] == 2 * (matrices + 4 * outputs + 4 * none) + head // 2 + 4 * 256 + 8

@@ -183,9 +183,12 @@ bool isa_available(Isa isa) {
   return available[static_cast<int>(isa)];
 }
 
-// Linux hands out the tiles' state (8 KiB per thread) to processes that ask for it.
+// Only on request, REGATTA_AMX=1: the tile kernels have not run on a CPU that has tiles yet. Linux
+// hands out the tiles' state (8 KiB per thread) to processes that ask for it.
 bool has_amx_int8() {
   static const bool granted = [] {
+    const char* wanted = std::getenv("REGATTA_AMX");
+    if (!wanted || std::string(wanted) != "1") return false;
 #if defined(__linux__) && defined(SYS_arch_prctl)
     constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
     return features().amx_int8 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;

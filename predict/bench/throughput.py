@@ -30,6 +30,7 @@ from predict.request import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from predict.llm import LLM
+    from predict.nn.decoder import Decoder
 
 PROG = "python -m predict.bench.throughput"
 GROUP = "Throughput run"
@@ -90,6 +91,16 @@ class Cost:
             + pairs * self.attention_flops_per_pair
         )
         return batch_size * per_prompt
+
+
+def linear_bytes(decoder: Decoder) -> int:
+    """Bytes of the matrices that a decode step multiplies by, as their schemes store them."""
+    linears = [decoder.head]
+    for layer in decoder.layers:
+        linears += [layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down]
+    return sum(
+        tensor.size * tensor.element_size() for linear in linears for tensor in linear.tensors
+    )
 
 
 def random_prompts(spec: DecoderSpec, plan: Plan, count: int, run: int) -> list[list[int]]:
@@ -203,7 +214,10 @@ def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
     # Of the CPU; a GPU's are in the README.
     before = measure_ceilings(config.dtype) if llm.device is None else {}
     results = measure(llm, plan)
-    add_rates(results, plan, Cost.of(llm.spec, config.dtype, config.kv_format))
+    cost = Cost.of(llm.spec, config.dtype, config.kv_format)
+    if llm.decoder is not None:  # in static mode the weights are the program's
+        cost = replace(cost, weight_bytes=linear_bytes(llm.decoder))
+    add_rates(results, plan, cost)
     if before:
         after = measure_ceilings(config.dtype)
         # The machine's own limits move on a shared host: the run is held against their mean.
