@@ -229,7 +229,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_LENGTHS, "total_max_length", "int", None,
          "Upper limit on --max_length, which it stands for when given alone."),
     Flag(_LENGTHS, "max_num_batched_tokens", "int", None,
-         "Tokens computed per step; when not given, 512 on the CPU and 2048 on a GPU."),
+         "Tokens computed per step; when not given, 512 on the CPU and 8192 on a GPU."),
     Flag(_SAMPLING, "decode_strategy", "str", "sampling",
          "sampling, or greedy_search for the most likely token each time.",
          choices=("sampling", "greedy_search", "beam_search"),

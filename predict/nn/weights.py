@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -258,7 +259,12 @@ class DeviceRandomSource(RandomSource):
     def __init__(self, seed: int, dtype: str, device: Device):
         super().__init__(seed)
         self.device = device
-        self.pattern = place_tensor(self.values, dtype, device.place())
+        self.dtype = dtype
+
+    @functools.cached_property
+    def pattern(self) -> Tensor:
+        """The values on the GPU; made when first needed, after the memory was found to suffice."""
+        return place_tensor(self.values, self.dtype, self.device.place())
 
     def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Tensor:
         """See WeightSource."""
