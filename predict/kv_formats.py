@@ -62,22 +62,23 @@ class KvFormat:
     quantize: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
     unpack: Callable[[Tensor, Tensor | None, int], Tensor]
     range_max: float | None = None  # scale = max|x| / this, where scales are per head
-    devices: tuple[str, ...] = ("cpu",)  # whose attention kernels unpack it, besides the reference
+    gpu: tuple[int, int] = (8, 0)  # from this compute capability on
 
     @property
     def tensors_per_layer(self) -> int:
         """Key and value, and the scales of both where there are any."""
         return 4 if self.scale_floats else 2
 
-    def check_device(self, device: str) -> None:
-        """Raises UserError where the attention kernels of `device` (gpu:1, cpu) lack the format."""
-        kind = device.partition(":")[0]
-        if kind not in self.devices:
-            known = ", ".join(row.name for row in FORMATS if kind in row.devices)
-            raise UserError(
-                f"kv_format {self.name} is not supported on {kind} (allowed there: {known}); use "
-                "another one"
-            )
+    def check_gpu(self, capability: tuple[int, int]) -> None:
+        """Raises UserError where GPUs of this compute capability lack the format."""
+        if capability >= self.gpu:
+            return
+        known = ", ".join(row.name for row in FORMATS if capability >= row.gpu)
+        have, need = (f"sm_{major}{minor}" for major, minor in (capability, self.gpu))
+        raise UserError(
+            f"kv_format {self.name} needs a GPU of {need} or later, and this one is {have} "
+            f"(allowed there: {known}); set --cachekv_int8_type to another one"
+        )
 
     def row_bytes(self, head_dim: int, element_bytes: int) -> int:
         """Bytes of one row, scales apart. element_bytes: of the model's dtype."""
@@ -220,10 +221,11 @@ def unpack_int4(codes: Tensor, scale: Tensor | None, head_dim: int) -> Tensor:
 
 
 FORMATS: tuple[KvFormat, ...] = (
-    KvFormat("dense", None, "none", 0, _keep, _as_stored, devices=("cpu", "gpu")),
+    KvFormat("dense", None, "none", 0, _keep, _as_stored),
     KvFormat("int8_static", 8, "head", 1, quantize_int8, unpack_int8, range_max=INT8_MAX),
     KvFormat("int8_dynamic", 8, "token", 1, quantize_int8_rows, unpack_int8),
-    KvFormat("fp8", 8, "head", 1, quantize_fp8, unpack_fp8, range_max=E4M3_MAX),
+    # Float8 needs a GPU with float8 units (Ada, Hopper and later).
+    KvFormat("fp8", 8, "head", 1, quantize_fp8, unpack_fp8, range_max=E4M3_MAX, gpu=(8, 9)),
     KvFormat("int4", 4, "token", 2, quantize_int4, unpack_int4),
 )
 KV_FORMATS: tuple[str, ...] = tuple(row.name for row in FORMATS)

@@ -68,11 +68,11 @@ inline bool has_dependent_launch() {
 }
 
 // Launches kernel(args...). Raises the kernel's shared-memory limit when it asks for more than the
-// 48 KB that need no opt-in, of which variables of the kernel may take some.
+// 48 KB that need no opt-in.
 template <class... Params, class... Args>
 Status launch(void (*kernel)(Params...), const LaunchConfig& config, const char* name,
               Args&&... args) {
-  if (config.shared_bytes > 40 * 1024) {
+  if (config.shared_bytes > 48 * 1024) {
     const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                    static_cast<int>(config.shared_bytes));
