@@ -1,4 +1,5 @@
-// Checks and times paged_attention: attention_check [check|small|bench [prefill|decode|latency]].
+// Checks and times paged_attention: attention_check [check|small|bench
+// [prefill|decode|latency]|profile [prefill|FORMAT]].
 // No framework.
 //
 // check: odd shapes against a float64 CPU reference over sampled rows; unused cache slots and the
@@ -840,7 +841,8 @@ int main(int argc, char** argv) {
     if (what == "all") bench_prefills("sm80");
   } else if (mode == "profile") {  // one shape, for ncu
     if (what == "prefill") bench_prefill("sm90", 32, 8, 128, 16, 512, 64);
-    if (what == "decode") bench_decode(32, 8, 128, 64, 4096, 64);
+    KvFormat format;
+    if (parse_kv_format(what.c_str(), &format)) bench_decode(32, 8, 128, 64, 4096, 64, format);
   } else {
     check_all(mode == "small");
   }
