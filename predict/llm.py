@@ -240,18 +240,7 @@ class LLM:
             caches = allocate_caches(
                 self.spec, num_blocks, config.block_size, config.dtype, config.kv_format, kv_scales
             )
-        runner: Runner = HostRunner(network(caches))
-        if self.device is not None:
-            from predict.engine.gpu_runner import GpuRunner
-
-            runner = GpuRunner(
-                network(caches),
-                self.device,
-                config.max_length,
-                config.batch_size,
-                config.block_size,
-                self.spec.vocab_size,
-            )
+        runner = self._runner(network(caches))
         if is_compiled(self.backend):
             # From here on the step's own tensors come and go; the weights are in place.
             library.require().keep_freed_memory()
@@ -290,6 +279,21 @@ class LLM:
         directory = Path(config.model_name_or_path)
         program = load_program(directory, config.model_prefix, self.device)
         return lambda caches: static_forward(program, caches)
+
+    def _runner(self, forward: Forward) -> Runner:
+        if self.device is None:
+            return HostRunner(forward)
+        from predict.engine.gpu_runner import GpuRunner
+
+        config = self.config
+        return GpuRunner(
+            forward,
+            self.device,
+            config.max_length,
+            config.batch_size,
+            config.block_size,
+            self.spec.vocab_size,
+        )
 
     def _speculation(self) -> tuple[Proposer | None, DraftPolicy | None]:
         config = self.config
