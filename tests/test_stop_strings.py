@@ -134,7 +134,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "speculate_max_ngram_size": 3,
     },
     "chunks": {"max_num_batched_tokens": 4},
-    "preemption": {"num_cache_blocks": 8},
+    "preemption": {"num_cache_blocks": 6},
     "turns": {"attention": "block"},
 }
 
