@@ -87,6 +87,15 @@ class EngineStats:
     peak_memory_bytes: int
 
 
+def check_streamed(params: SamplingParams) -> None:
+    """Raises UserError for answers that are known at the end only."""
+    if params.num_samples > params.n:
+        raise UserError(
+            "best_of chooses among finished answers, which cannot be streamed; use generate, or n "
+            "alone"
+        )
+
+
 def choose_backend(inference_model: bool) -> ModuleType:
     """`predict.ops` with --inference_model where its library is built, else `predict.reference`."""
     if inference_model and library.load() is not None:
@@ -373,7 +382,7 @@ class LLM:
                     f"{name} has the token id {largest}, which is outside the vocabulary "
                     f"(allowed: 0 to {self.spec.vocab_size - 1})"
                 )
-        if params.stop and self.tokenizer is None:
+        if params.stop_strings and self.tokenizer is None:
             raise UserError(
                 "stop needs a text, and this model was loaded without a tokenizer; use "
                 "stop_token_ids"
@@ -426,7 +435,7 @@ class LLM:
         outputs: list[RequestOutput | None] = [None] * len(groups)
         self._make_current()
         try:
-            self._add(groups)
+            self.queue(groups)
             while True:
                 batch, finished = self.engine.step()
                 if batch is None:
@@ -442,7 +451,7 @@ class LLM:
                         if on_output:
                             on_output(index, output)
         finally:
-            self._abort(groups)
+            self.abort(groups)
         return [output for output in outputs if output is not None]
 
     def chat(
@@ -474,17 +483,15 @@ class LLM:
         several = cast("Sequence[Prompt]", [prompts] if one else prompts)
         groups = self._groups(several, sampling_params, streamed=True)
         try:
-            self._add(groups)
+            self.queue(groups)
             while not all(group.is_finished for group in groups):
-                self._make_current()
-                self.engine.step()
+                self.step()
                 for group in groups:
-                    for piece in group.pieces():
-                        if piece.finish_reason == "error":
-                            raise ValueError(group.requests[piece.index].error)
-                        yield piece
+                    if group.error is not None:
+                        raise ValueError(group.error)
+                    yield from group.pieces()
         finally:
-            self._abort(groups)
+            self.abort(groups)
 
     def _groups(
         self,
@@ -493,25 +500,34 @@ class LLM:
         streamed: bool = False,
     ) -> list[Samples]:
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-        if streamed and any(param.num_samples > param.n for param in each):
-            raise UserError(
-                "best_of chooses among finished answers, which cannot be streamed; use generate, "
-                "or n alone"
-            )
+        if streamed:
+            for param in each:
+                check_streamed(param)
         return [
             self.samples(prompt, param, index, streamed)
             for index, (prompt, param) in enumerate(zip(prompts, each, strict=True))
         ]
 
-    def _add(self, groups: Sequence[Samples]) -> None:
-        for group in groups:
-            for request in group.requests:
-                self.engine.add(request)
+    def queue(self, groups: Sequence[Samples]) -> None:
+        """Adds them to the engine; raises UserError, with none of them queued."""
+        try:
+            for group in groups:
+                for request in group.requests:
+                    self.engine.add(request)
+        except ValueError:
+            self.abort(groups)
+            raise
 
-    def _abort(self, groups: Sequence[Samples]) -> None:
+    def abort(self, groups: Sequence[Samples]) -> None:
+        """Ends those of their requests that are not finished."""
         for group in groups:
             for request in group.requests:
                 self.engine.abort(request.request_id)
+
+    def step(self) -> None:
+        """Runs a step of what is queued; see Engine.step."""
+        self._make_current()
+        self.engine.step()
 
     def stats(self) -> EngineStats:
         """Counts so far."""

@@ -65,7 +65,7 @@ class SamplingParams:
     seed: int | None = None  # None: drawn from the engine's seed and the request's index
     ignore_eos: bool = False  # eos tokens do not end the request; stop_token_ids still do
     stop_token_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()  # the text ends before the first of these; a str is one of them
+    stop: str | tuple[str, ...] = ()  # the text ends before the first of these
     include_stop_str_in_output: bool = False  # the text ends behind it instead
     n: int = 1  # answers; sample i has seed + i, where there is a seed
     best_of: int | None = None  # samples of which the n likeliest are returned; None: n
@@ -151,7 +151,7 @@ class SamplingParams:
 
     def _checked_answers(self) -> dict[str, object]:
         """The fields about what comes back, normalised."""
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        stop = self.stop_strings
         allowed = "a text or a sequence of texts, none of them empty"
         if isinstance(stop, bytes) or not isinstance(stop, Iterable):
             raise UserError(f"stop {self.stop!r} is not supported (allowed: {allowed})")
@@ -183,6 +183,11 @@ class SamplingParams:
     def greedy(self) -> bool:
         """True when the most likely token is always taken."""
         return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop`, a lone text as one of one."""
+        return (self.stop,) if isinstance(self.stop, str) else self.stop
 
     @property
     def num_samples(self) -> int:

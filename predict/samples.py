@@ -74,9 +74,11 @@ class Samples:
             if request is not self.requests[0]:
                 request.leader = self.requests[0]
             own = request.sampling_params
-            if detokenizer is not None and (streamed or own.stop):
+            if detokenizer is not None and (streamed or own.stop_strings):
                 stream = detokenizer.stream(request.prompt_token_ids)
-                request.answer = AnswerText(stream, own.stop, own.include_stop_str_in_output)
+                request.answer = AnswerText(
+                    stream, own.stop_strings, own.include_stop_str_in_output
+                )
             if own.logprobs is not None or own.prompt_logprobs is not None:
                 request.logprobs = LogprobRecord(
                     own.logprobs, own.prompt_logprobs, request.num_prompt_tokens
@@ -86,6 +88,11 @@ class Samples:
     def is_finished(self) -> bool:
         """Whether all of them have ended."""
         return all(request.finish_reason is not None for request in self.requests)
+
+    @property
+    def error(self) -> str | None:
+        """What went wrong with the first one that failed."""
+        return next((r.error for r in self.requests if r.finish_reason == "error"), None)
 
     def pieces(self) -> list[StreamOutput]:
         """What is new since the last call, of each sample that has something new."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from predict import LLM, EngineConfig, SamplingParams
 from predict.engine.answer_text import AnswerText
-from predict.engine.detokenizer import Detokenizer
+from predict.engine.detokenizer import MANY_PENDING, Detokenizer
 from predict.engine.stop_strings import ROOT, Match, StopStrings
 from predict.errors import UserError
 from predict.tokenizer import Tokenizer
@@ -95,9 +96,16 @@ def test_text_ends_at_the_first_stop_string_whatever_the_tokens(
     expected = whole if match is None else whole[: match.end if include else match.begin]
     assert (text, joined) == (expected, expected)
     if match is not None:
-        # Not a token more than the stop string needs.
-        before = tokenizer.decode_continuation((), ids[: num_tokens - 1]).rstrip(REPLACEMENT)
-        assert first_match(before, stops) is None
+        # Not a token more than the stop string needs, but in long runs of byte tokens.
+        num_needed = next(
+            number
+            for number in range(1, len(ids) + 1)
+            if first_match(
+                tokenizer.decode_continuation((), ids[:number]).rstrip(REPLACEMENT), stops
+            )
+        )
+        slack = num_tokens // 8 if num_tokens > MANY_PENDING else 0
+        assert num_needed <= num_tokens <= num_needed + slack
 
 
 def test_incomplete_utf8_matches_nothing_and_completes_a_stop_string() -> None:
@@ -145,21 +153,19 @@ def test_stopped_text_is_the_beginning_of_the_whole_text(plain: LLM, name: str) 
     greedy = SamplingParams(temperature=0.0, max_new_tokens=60, ignore_eos=True)
     wholes = plain.generate(PROMPTS, greedy)
     rng = random.Random(name)
-    for _ in range(3):
-        stops = []
-        for whole in wholes:
-            begin = rng.randrange(len(whole.text) // 2, len(whole.text) - 8)
-            stops.append((whole.text[begin : begin + rng.randint(1, 8)], "no such text"))
-        params = [
-            SamplingParams(temperature=0.0, max_new_tokens=60, ignore_eos=True, stop=stop)
-            for stop in stops
-        ]
+    for turn in range(3):
+        stops: list[tuple[str, ...]] = []
+        for index, whole in enumerate(wholes):
+            begin = rng.randrange(10, len(whole.text) - 8)
+            stop = whole.text[begin : begin + rng.randint(1, 8)]
+            # One of them runs to its end.
+            stops.append(("no such text",) if index == turn else (stop, "no such text"))
+        params = [replace(greedy, stop=stop) for stop in stops]
         outputs = other.generate(PROMPTS, params)
-        for output, whole, stop in zip(outputs, wholes, stops, strict=True):
-            match = first_match(whole.text, stop)
-            assert match is not None
-            assert output.text == whole.text[: match.begin]
-            assert output.finish_reason == "stop"
+        for output, whole, mine in zip(outputs, wholes, stops, strict=True):
+            match = first_match(whole.text, mine)
+            assert output.text == whole.text[: match.begin if match else None]
+            assert output.finish_reason == ("stop" if match else "length")
             assert output.token_ids == whole.token_ids[: len(output.token_ids)]
     assert other.stats().num_used_blocks == 0
     if name == "preemption":

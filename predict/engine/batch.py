@@ -42,6 +42,9 @@ def build_inputs(batch: ScheduledBatch, block_size: int) -> ForwardInputs:
             for start, span in zip(cu_seqlens, spans, strict=False)
         ]
         logit_indices = np.concatenate([logit_indices, *rows])
+        if len(logit_indices) == num_tokens and (np.diff(logit_indices) != 1).any():
+            # The network takes as many rows as tokens for all rows in order: one more, unused.
+            logit_indices = np.append(logit_indices, logit_indices[-1])
     return ForwardInputs(
         token_ids=np.array(token_ids, np.int32),
         positions=positions,

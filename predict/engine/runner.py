@@ -138,7 +138,7 @@ class HostRunner:
         of_tokens: LogprobTable | None = None
         of_prompt: LogprobTable | None = None
         if prompt.token_ids:
-            values = logits[len(rows) :].numpy()
+            values = logits[len(rows) : len(rows) + len(prompt.token_ids)].numpy()
             of_prompt = measure(values, prompt.token_ids, prompt.num_top)
             logits = logits[: len(rows)]
         if rows:
