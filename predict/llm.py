@@ -53,6 +53,7 @@ from predict.nn.weights import (
     WeightSource,
     plan_weights,
 )
+from predict.prompts import with_token_ids
 from predict.quantization import check_support
 from predict.request import Request, RequestOutput, SamplingParams
 from predict.speculative import Proposer, SpeculativeConfig, proposer_of
@@ -368,6 +369,7 @@ class LLM:
         return self.tokenizer.encode(prompt)
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        params = with_token_ids(params, self.tokenizer, self.spec.vocab_size)
         return Request(next(self._ids), self._token_ids(prompt), params)
 
     def _output(self, request: Request) -> RequestOutput:

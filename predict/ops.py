@@ -330,14 +330,18 @@ def sample(
     top_p: Tensor,
     seeds: Tensor,
     offsets: Tensor,
+    min_p: Tensor | None = None,
+    typical_p: Tensor | None = None,
 ) -> Tensor:
     """One token per row of logits [L, V] float32. Returns [L] int32.
 
     temperature [L] float32 (0: the largest logit, lowest index on ties), top_k [L] int32 (0: all),
-    top_p [L] float32, seeds [L] int64, offsets [L] int64: the row's random number is the first word
-    of philox4x32-10(key = seed, counter = offset).
+    top_p [L] float32, then min_p [L] float32 (None: 0, all) and typical_p [L] float32 (None: 1,
+    all) of what these keep; seeds [L] int64, offsets [L] int64: the row's random number is the
+    first word of philox4x32-10(key = seed, counter = offset).
     """
-    return _run()("regatta_sample", logits, temperature, top_k, top_p, seeds, offsets)[0]
+    columns = temperature, top_k, top_p, seeds, offsets, min_p, typical_p
+    return _run()("regatta_sample", logits, *columns)[0]
 
 
 def resolve_tokens(token_ids: Tensor, last_tokens: Tensor) -> None:
