@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from predict.chat_template import conversation_messages
@@ -64,6 +64,29 @@ def prepare_prompts(
             f"{_first(shortened)}"
         )
     return Prompts(token_ids, tuple(warnings))
+
+
+def prepare_params(
+    items: Sequence[DataItem],
+    defaults: SamplingParams,
+    tokenizer: Tokenizer,
+    vocab_size: Callable[[], int],
+) -> list[SamplingParams]:
+    """How each item's answer is sampled: its own keys, and `defaults` for the others.
+
+    vocab_size: the model's, asked for when an item names tokens. Raises UserError naming the line.
+    """
+    resolved: list[SamplingParams] = []
+    for item in items:
+        try:
+            params = replace(defaults, **item.sampling)
+            if params.logit_bias or params.bad_words:
+                params = with_token_ids(params, tokenizer, vocab_size())
+        except UserError as error:
+            where = f"{item.where}: " if item.sampling else ""
+            raise UserError(f"{where}{error}") from None
+        resolved.append(params)
+    return resolved
 
 
 def with_token_ids(

@@ -10,7 +10,7 @@ import math
 import numbers
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
@@ -74,7 +74,7 @@ def _bad_words(value: Any) -> tuple[Word, ...]:
         else:
             token_ids = tuple(_integer("a token id of bad_words,", i, 0, allowed) for i in word)
             if not token_ids:
-                raise UserError(f"bad_words has an empty word (allowed: {allowed})")
+                raise UserError(f"bad_words has {word!r} (allowed: {allowed})")
             words.append(token_ids)
     return tuple(words)
 
@@ -188,6 +188,10 @@ class SamplingParams:
         return penalties != (1.0, 0.0, 0.0) or bool(
             self.min_length or self.no_repeat_ngram_size or self.logit_bias or self.bad_words
         )
+
+
+# A prompt of a data file may have these keys: what holds for it alone.
+SAMPLING_KEYS = tuple(field.name for field in fields(SamplingParams))
 
 
 class RequestStatus(enum.Enum):
