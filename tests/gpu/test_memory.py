@@ -47,7 +47,8 @@ def settings(folder: Path, model: dict[str, Any], **changes: Any) -> EngineConfi
         (
             {"num_hidden_layers": 64},
             {"batch_size": 512, "max_length": 8192, "attention": "reserved"},
-            r"weights .* cache of 4194304 tokens at 262144 bytes each 1024\.00 GiB.*tokens of cache would fit",
+            r"weights .* cache of 4194304 tokens at 262144 bytes each 1024\.00 GiB"
+            r".*tokens of cache would fit",
         ),
         (
             {"num_hidden_layers": 64},
