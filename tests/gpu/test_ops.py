@@ -176,14 +176,14 @@ def check_attention(
     assert (numpy_of(got[used:]) == 0).all()
 
 
-def compare_rows(got: Any, wanted: Any, dtype: str) -> None:
+def compare_rows(got: Any, wanted: Any, dtype: str, roundings: int = 2) -> None:
     """Each token against its own size: one that sees few positions has the larger values.
 
-    The weights of the values are rounded as well as the result.
+    roundings: the weights of the values are rounded as well as the result.
     """
     left, right = numpy_of(got), numpy_of(wanted)
     size = np.sqrt(np.mean(right**2, axis=1, keepdims=True))
-    assert_close(left / size, right / size, dtype, roundings=2)
+    assert_close(left / size, right / size, dtype, roundings)
 
 
 def decode_spans(block: int) -> list[Span]:
