@@ -306,7 +306,10 @@ def _sample_row(
     min_p: float,
     typical_p: float,
 ) -> int:
-    if temperature == 0 or top_k == 1:
+    greedy, largest = temperature == 0 or top_k == 1, logits.max()
+    if np.isnan(largest) or (not greedy and np.isinf(largest)):
+        raise ValueError(f"sample: a row of logits has the largest value {largest}")
+    if greedy:
         return int(np.argmax(logits))
     scaled = logits.astype(np.float64) / temperature
     order = np.argsort(-scaled, kind="stable")

@@ -12,15 +12,21 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from predict.errors import UserError
 
-FinishReason = Literal["stop", "length", "abort"]
+if TYPE_CHECKING:
+    from predict.engine.answer_text import AnswerText
+    from predict.engine.logprobs import LogprobRecord
+
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 # Seeds reach the sampling op as int64, token ids the network as int32.
 _MAX_SEED = 2**63 - 1
 _MAX_TOKEN_ID = 2**31 - 1
+MAX_SAMPLES = 1024  # of one prompt
+MAX_LOGPROBS = 20  # of one token, besides its own
 _MAX_BIAS = 1e30  # a float32 that stays finite when a logit is added
 
 Word = str | tuple[int, ...]  # a text, or the token ids of one
@@ -105,6 +111,12 @@ class SamplingParams:
     seed: int | None = None  # None: drawn from the engine's seed and the request's index
     ignore_eos: bool = False  # eos tokens do not end the request; stop_token_ids still do
     stop_token_ids: tuple[int, ...] = ()
+    stop: str | tuple[str, ...] = ()  # the text ends before the first of these
+    include_stop_str_in_output: bool = False  # the text ends behind it instead
+    n: int = 1  # answers; sample i has seed + i, where there is a seed
+    best_of: int | None = None  # samples of which the n likeliest are returned; None: n
+    logprobs: int | None = None  # of each token, and of so many likeliest ones; None: none
+    prompt_logprobs: int | None = None  # likewise, of the prompt's tokens but the first
 
     def __post_init__(self) -> None:
         checked: dict[str, object] = {}
@@ -163,6 +175,7 @@ class SamplingParams:
         checked["stop_token_ids"] = tuple(
             _integer("stop_token_ids", token_id, 0, allowed) for token_id in self.stop_token_ids
         )
+        checked |= self._checked_answers()
 
         # Normalised to plain Python numbers: NumPy scalars from a data file would slow every
         # comparison of the scheduler and do not serialise to JSON.
@@ -176,10 +189,69 @@ class SamplingParams:
                     f"lower min_length or raise {name}"
                 )
 
+        if self.n > self.num_samples:
+            raise UserError(
+                f"best_of {self.best_of} is less than n {self.n}: the n best are returned; raise "
+                "best_of or lower n"
+            )
+        if self.num_samples > 1 and self.greedy:
+            name = "n" if self.n > 1 else "best_of"
+            raise UserError(
+                f"{name} {self.num_samples} with greedy decoding gives the same answer each time; "
+                "sample (temperature above 0 and top_k not 1), or leave it out"
+            )
+
+    def _checked_answers(self) -> dict[str, object]:
+        """The fields about what comes back, normalised."""
+        stop = self.stop_strings
+        allowed = "a text or a sequence of texts, none of them empty"
+        if isinstance(stop, bytes) or not isinstance(stop, Iterable):
+            raise UserError(f"stop {self.stop!r} is not supported (allowed: {allowed})")
+        stop = tuple(dict.fromkeys(stop))
+        for text in stop:
+            if not isinstance(text, str) or not text:
+                raise UserError(f"stop {text!r} is not supported (allowed: {allowed})")
+        if not isinstance(self.include_stop_str_in_output, bool):
+            raise UserError(
+                f"include_stop_str_in_output {self.include_stop_str_in_output!r} is not supported "
+                "(allowed: True, False)"
+            )
+        checked: dict[str, object] = {"stop": stop}
+        for name, low, most, none in (
+            ("n", 1, MAX_SAMPLES, ""),
+            ("best_of", 1, MAX_SAMPLES, ", or None"),
+            ("logprobs", 0, MAX_LOGPROBS, ", or None"),
+            ("prompt_logprobs", 0, MAX_LOGPROBS, ", or None"),
+        ):
+            value, allowed = getattr(self, name), f"an integer from {low} to {most}{none}"
+            if value is None and none:
+                continue
+            checked[name] = number = _integer(name, value, low, allowed)
+            if number > most:
+                raise UserError(f"{name} {number} is not supported (allowed: {allowed})")
+        return checked
+
     @property
     def greedy(self) -> bool:
         """True when the most likely token is always taken."""
         return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop`, a lone text as one of one."""
+        return (self.stop,) if isinstance(self.stop, str) else self.stop
+
+    @property
+    def num_samples(self) -> int:
+        """Sequences that are generated."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Likeliest tokens to measure beside each new one; None where nobody wants logprobs."""
+        if self.logprobs is None and self.num_samples > self.n:
+            return 0
+        return self.logprobs
 
     @cached_property
     def adjusts_logits(self) -> bool:
@@ -248,14 +320,18 @@ class Request:
     """
 
     __slots__ = (
+        "answer",
         "arrival_index",
         "arrival_time",
         "block_digests",
         "block_ids",
         "cache_salt",
+        "error",
         "finish_reason",
         "finish_time",
         "first_scheduled_time",
+        "leader",
+        "logprobs",
         "max_num_blocks",
         "max_num_tokens",
         "num_cached_tokens",
@@ -296,6 +372,12 @@ class Request:
         self.sampling_params = sampling_params
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
+        self.error: str | None = None  # what went wrong, where finish_reason is "error"
+        # Its text as far as it is known, where that decides when the request ends.
+        self.answer: AnswerText | None = None
+        self.logprobs: LogprobRecord | None = None  # where they are wanted; the engine adds them
+        # A request with the same prompt, whose blocks this one waits for.
+        self.leader: Request | None = None
         # Requests share cached blocks only under the same salt: an adapter that changes keys and
         # values, or a tenant who must not probe another's prompts, sets its own.
         self.cache_salt = cache_salt
@@ -362,9 +444,32 @@ class Request:
         )
 
 
+class Logprob(NamedTuple):
+    """How likely the model found a token, before penalties, temperature and truncation."""
+
+    logprob: float  # natural logarithm
+    rank: int  # 1 for the likeliest
+
+
+TokenLogprobs = dict[int, Logprob]  # by token id: the token itself first, then the likeliest ones
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One of the answers to a prompt."""
+
+    index: int  # of the sample; with best_of the place among the best
+    text: str
+    token_ids: tuple[int, ...]  # generated, an ending eos included
+    finish_reason: FinishReason | None  # None while it is still running
+    cumulative_logprob: float | None = None  # of all tokens, where logprobs were wanted
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # of each token
+    error: str | None = None
+
+
 @dataclass(frozen=True)
 class RequestOutput:
-    """What a request returned."""
+    """What a request returned; `token_ids`, `text` and `finish_reason` are the first answer's."""
 
     request_id: int
     prompt_token_ids: tuple[int, ...]
@@ -372,15 +477,11 @@ class RequestOutput:
     text: str
     finish_reason: FinishReason | None  # None while it is still running
     metrics: RequestMetrics
+    outputs: tuple[CompletionOutput, ...] = ()  # all n answers
+    # Of each token of the prompt; None for the first, which nothing stands before.
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
-    @classmethod
-    def from_request(cls, request: Request, text: str) -> RequestOutput:
-        """The output of `request` as it is now, with `text` for its generated tokens."""
-        return cls(
-            request_id=request.request_id,
-            prompt_token_ids=tuple(request.prompt_token_ids),
-            token_ids=tuple(request.output_token_ids),
-            text=text,
-            finish_reason=request.finish_reason,
-            metrics=request.metrics,
-        )
+    def __post_init__(self) -> None:
+        if not self.outputs:
+            only = CompletionOutput(0, self.text, self.token_ids, self.finish_reason)
+            object.__setattr__(self, "outputs", (only,))

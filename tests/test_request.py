@@ -7,7 +7,8 @@ import pytest
 
 from predict.engine.stopping import finish_reason, max_total_tokens, suppressed_token_ids
 from predict.errors import UserError
-from predict.request import Request, RequestMetrics, RequestOutput, SamplingParams
+from predict.request import CompletionOutput, Request, RequestMetrics, SamplingParams
+from predict.samples import Samples
 
 EOS = (2,)
 
@@ -157,16 +158,19 @@ def test_metrics_without_tokens_are_none() -> None:
 
 
 def test_an_output_is_a_snapshot() -> None:
-    request = Request(3, [1, 2], SamplingParams())
+    ids = iter([3])
+    samples = Samples([1, 2], SamplingParams(), lambda: next(ids), None, None)
+    (request,) = samples.requests
     request.token_ids += [8, 9]
     request.token_times += [1.0, 2.0]
-    output = RequestOutput.from_request(request, "text")
+    output = samples.output()
     request.token_ids.append(10)
     request.token_times.append(3.0)
     assert output.prompt_token_ids == (1, 2)
     assert output.token_ids == (8, 9)
     assert output.metrics.token_times == (1.0, 2.0)
-    assert (output.request_id, output.text, output.finish_reason) == (3, "text", None)
+    assert (output.request_id, output.text, output.finish_reason) == (3, "", None)
+    assert output.outputs == (CompletionOutput(0, "", (8, 9), None),)
 
 
 @pytest.mark.parametrize(

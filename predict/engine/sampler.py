@@ -65,9 +65,30 @@ class Sampler:
         self._greedy_columns: dict[int, list[Tensor]] = {}
 
     def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
-        """Token ids, one per row, on the CPU; logits: [len(rows), vocab_size] float32."""
-        columns = self._columns(self.choices(rows))
-        tokens: list[int] = self.backend.sample(self._adjusted(logits, rows), *columns).tolist()
+        """Token ids, one per row, on the CPU; -1 for a row that nothing can be drawn from.
+
+        logits: [len(rows), vocab_size] float32.
+        """
+        import paddle
+
+        choices = self.choices(rows)
+        logits = self._adjusted(logits, rows)
+        columns = self._columns(choices)
+        try:
+            tokens: list[int] = self.backend.sample(logits, *columns).tolist()
+        except ValueError:
+            # The operator refuses them all for one row; the others must not suffer for it.
+            largest = logits.numpy().max(axis=1)
+            greedy = np.array([choice is GREEDY for choice in choices])
+            drawable = np.isfinite(largest) | (greedy & ~np.isnan(largest))
+            if drawable.all():
+                raise
+            zeros = np.where(drawable[:, None], logits.numpy(), np.float32(0))
+            logits = paddle.to_tensor(zeros, place=logits.place)
+            tokens = self.backend.sample(logits, *columns).tolist()
+            tokens = [
+                token if ok else -1 for token, ok in zip(tokens, drawable.tolist(), strict=True)
+            ]
         return tokens
 
     def choices(self, rows: Sequence[Row]) -> list[Choice]:
