@@ -166,5 +166,5 @@ def test_seeds_reproduce_alone_in_a_batch_and_in_a_static_program(tmp_path: Path
     for index in (0, 6, 12, 23, 29):  # one of each kind
         assert texts(alone, slice(index, index + 1)) == together[index : index + 1]
     export_model(batch.config, tmp_path)
-    settings = {"model_name_or_path": str(tmp_path), "mode": "static"}
-    assert texts(LLM(dataclasses.replace(batch.config, **settings)), slice(0, 32)) == together
+    static = dataclasses.replace(batch.config, model_name_or_path=str(tmp_path), mode="static")
+    assert texts(LLM(static), slice(0, 32)) == together

@@ -20,6 +20,7 @@
 // 33 / 44 / 45 / 81 / 158. Clusters that do not all fit at once are slower (64 rows in clusters of
 // 8: 157 us).
 #include <algorithm>
+#include <cfloat>
 #include <cstddef>
 
 #include "hopper.cuh"
@@ -364,13 +365,14 @@ __device__ __noinline__ void sum_weights(Shared& s, const Row& row, double* mass
 // farthest: where min_p ends.
 __device__ __noinline__ int exact_draw(Shared& s, Row row, int vocab_size, int top_k, float top_p,
                                        float farthest, float typical_p, float uniform) {
-  double kept;
+  const bool narrowed = farthest < INFINITY || typical_p < 1.f;
+  double kept = DBL_MAX;
   float border = INFINITY;  // distance of the last token that top_k and top_p keep
   if (top_k > 0) {
     const Selected k = radix_select<Order::kLogit>(s, row, true, top_k, 0.0, false);
     kept = k.mass_before + k.weight * min(k.equals, top_k - k.count_before);
     border = row.distance(from_ordered(k.word));
-  } else {
+  } else if (top_p < 1.f || !narrowed) {
     double moment;
     sum_weights(s, row, &kept, &moment);
   }
@@ -385,7 +387,7 @@ __device__ __noinline__ int exact_draw(Shared& s, Row row, int vocab_size, int t
     kept = fmin(kept, p.mass_before + p.weight * equals_for(p, target, false));
     border = fminf(border, row.distance(from_ordered(p.word)));
   }
-  if (farthest < border || typical_p < 1.f) {
+  if (narrowed) {
     row.farthest = fminf(farthest, border);
     double mass, moment;
     sum_weights(s, row, &mass, &moment);
