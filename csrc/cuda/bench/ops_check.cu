@@ -313,13 +313,13 @@ bool is_drawn(const float* logits, int vocab, const Draw& d, float u, int token,
   int kept = 0;
   std::vector<double> end;
   double mass = 0;
-  const int limit = d.top_k > 0 ? std::min(d.top_k, vocab) : vocab;
-  for (; kept < limit; ++kept) {
+  for (; kept < vocab; ++kept) {
     const float x = (logits[order[kept]] - top) / d.temperature;
     if (logits[order[kept]] == -INFINITY) break;
     mass += std::exp(static_cast<double>(x));
     end.push_back(mass);
   }
+  if (d.top_k > 0 && d.top_k < kept) mass = end[d.top_k - 1];
   double nucleus = mass;
   if (d.top_p < 1) {
     const double target = d.top_p * mass;
