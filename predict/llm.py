@@ -54,6 +54,7 @@ from predict.nn.weights import (
     WeightSource,
     plan_weights,
 )
+from predict.prompts import with_token_ids
 from predict.quantization import check_support
 from predict.request import RequestOutput, SamplingParams
 from predict.samples import Samples, StreamOutput
@@ -393,6 +394,7 @@ class LLM:
     ) -> Samples:
         """The requests of a prompt, checked, not queued. Raises UserError."""
         self._check_params(params)
+        params = with_token_ids(params, self.tokenizer, self.spec.vocab_size)
         return Samples(
             list(self._token_ids(prompt)),
             params,

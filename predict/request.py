@@ -9,8 +9,9 @@ import enum
 import math
 import numbers
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from predict.errors import UserError
@@ -26,6 +27,9 @@ _MAX_SEED = 2**63 - 1
 _MAX_TOKEN_ID = 2**31 - 1
 MAX_SAMPLES = 1024  # of one prompt
 MAX_LOGPROBS = 20  # of one token, besides its own
+_MAX_BIAS = 1e30  # a float32 that stays finite when a logit is added
+
+Word = str | tuple[int, ...]  # a text, or the token ids of one
 
 
 def _integer(name: str, value: Any, low: int, allowed: str) -> int:
@@ -44,6 +48,43 @@ def _real(name: str, value: Any, allowed: str) -> float:
     return float(value)
 
 
+def _logit_bias(value: Any) -> dict[int, float]:
+    """Token id -> amount. JSON has texts for keys: "15" is 15. Raises UserError."""
+    allowed = f"a mapping from token ids >= 0 to numbers from -{_MAX_BIAS:g} to {_MAX_BIAS:g}"
+    if not isinstance(value, Mapping):
+        raise UserError(f"logit_bias {value!r} is not supported (allowed: {allowed})")
+    biases: dict[int, float] = {}
+    for key, amount in value.items():
+        token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+        token = _integer("logit_bias of token", token, 0, allowed)
+        biases[token] = _real(f"logit_bias of token {token}:", amount, allowed)
+        if abs(biases[token]) > _MAX_BIAS:
+            raise UserError(
+                f"logit_bias of token {token}: {amount!r} is not supported (allowed: {allowed}); "
+                "a token that must never come goes into bad_words"
+            )
+    return biases
+
+
+def _bad_words(value: Any) -> tuple[Word, ...]:
+    """Words as texts or tuples of token ids. Raises UserError."""
+    allowed = "a sequence of words, each a text or a sequence of token ids >= 0, none empty"
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise UserError(f"bad_words {value!r} is not supported (allowed: {allowed})")
+    words: list[Word] = []
+    for word in value:
+        if isinstance(word, str) and word.strip():
+            words.append(word)
+        elif isinstance(word, (str, bytes)) or not isinstance(word, Iterable):
+            raise UserError(f"bad_words has {word!r} (allowed: {allowed})")
+        else:
+            token_ids = tuple(_integer("a token id of bad_words,", i, 0, allowed) for i in word)
+            if not token_ids:
+                raise UserError(f"bad_words has {word!r} (allowed: {allowed})")
+            words.append(token_ids)
+    return tuple(words)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How the tokens of one request are chosen and when they end. Checked on construction.
@@ -59,9 +100,14 @@ class SamplingParams:
     top_k: int = 0  # 0 is off, 1 is greedy
     top_p: float = 1.0
     min_p: float = 0.0  # tokens less likely than this times the likeliest are left out
+    typical_p: float = 1.0  # mass of the tokens whose surprise is nearest to the expected one
     repetition_penalty: float = 1.0  # of tokens in prompt or output: logits divided by it
     presence_penalty: float = 0.0  # of tokens in the output: taken off their logits
     frequency_penalty: float = 0.0  # likewise, for each time
+    no_repeat_ngram_size: int = 0  # tokens; no n-gram of prompt and output comes twice; 0 is off
+    # Token id -> what is added to its logit, before everything else.
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    bad_words: tuple[Word, ...] = ()  # never completed; as text: with and without a space in front
     seed: int | None = None  # None: drawn from the engine's seed and the request's index
     ignore_eos: bool = False  # eos tokens do not end the request; stop_token_ids still do
     stop_token_ids: tuple[int, ...] = ()
@@ -82,6 +128,11 @@ class SamplingParams:
         checked["top_k"] = _integer(
             "top_k", self.top_k, 0, "an integer >= 0; 0 turns it off, 1 is greedy"
         )
+        checked["no_repeat_ngram_size"] = _integer(
+            "no_repeat_ngram_size", self.no_repeat_ngram_size, 0, "an integer >= 0; 0 turns it off"
+        )
+        checked["logit_bias"] = _logit_bias(self.logit_bias)
+        checked["bad_words"] = _bad_words(self.bad_words)
         if self.seed is not None:
             allowed = "an integer from 0 to 2**63 - 1, or None"
             checked["seed"] = _integer("seed", self.seed, 0, allowed)
@@ -93,9 +144,10 @@ class SamplingParams:
         if temperature < 0:
             raise UserError(f"temperature {temperature} is not supported (allowed: {allowed})")
         allowed = "a number above 0 and up to 1; 1 turns it off"
-        top_p = checked["top_p"] = _real("top_p", self.top_p, allowed)
-        if not 0 < top_p <= 1:
-            raise UserError(f"top_p {top_p} is not supported (allowed: {allowed})")
+        for name in ("top_p", "typical_p"):
+            mass = checked[name] = _real(name, getattr(self, name), allowed)
+            if not 0 < mass <= 1:
+                raise UserError(f"{name} {mass} is not supported (allowed: {allowed})")
         allowed = "a finite number above 0; 1 turns it off"
         penalty = _real("repetition_penalty", self.repetition_penalty, allowed)
         if penalty <= 0:
@@ -200,6 +252,18 @@ class SamplingParams:
         if self.logprobs is None and self.num_samples > self.n:
             return 0
         return self.logprobs
+
+    @cached_property
+    def adjusts_logits(self) -> bool:
+        """True when logits are changed before a token is chosen (see predict.engine.logits)."""
+        penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
+        return penalties != (1.0, 0.0, 0.0) or bool(
+            self.min_length or self.no_repeat_ngram_size or self.logit_bias or self.bad_words
+        )
+
+
+# A prompt of a data file may have these keys: what holds for it alone.
+SAMPLING_KEYS = tuple(field.name for field in fields(SamplingParams))
 
 
 class RequestStatus(enum.Enum):

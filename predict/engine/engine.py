@@ -10,7 +10,7 @@ from typing import NamedTuple
 from predict.engine.batch import build_inputs
 from predict.engine.logprobs import num_wanted
 from predict.engine.runner import Logprobs, PromptTargets, Runner, Tokens
-from predict.engine.sampler import Row, Sampler, reads_history
+from predict.engine.sampler import Row, Sampler
 from predict.engine.scheduler import ScheduledBatch, ScheduledSpan, Scheduler
 from predict.request import Request
 from predict.speculative import Proposer, accepted_tokens
@@ -158,7 +158,6 @@ class Engine:
             request
             for request in self.scheduler.decoding
             if not self.policy.is_resting(request.request_id)
-            and (self.runner.penalizes_drafts or not reads_history(request.sampling_params))
         ]
 
     def _propose(self, requests: Sequence[Request]) -> dict[int, Sequence[int]]:
@@ -201,6 +200,7 @@ class Engine:
         return accepted
 
     def _forget(self, request_id: int) -> None:
+        self.sampler.forget(request_id)
         if self.proposer is not None and self.policy is not None:
             self.proposer.forget(request_id)
             self.policy.forget(request_id)

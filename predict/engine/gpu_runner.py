@@ -19,16 +19,16 @@ import numpy.typing as npt
 
 from predict import cuda, ops
 from predict.device import Device
+from predict.engine.logits import Adjustment
 from predict.engine.runner import Forward
-from predict.engine.sampler import GREEDY, Adjustment, Choice, Row, Sampler
-from predict.engine.token_history import NO_SLOT, TokenHistory, write_penalties
+from predict.engine.sampler import GREEDY, Choice, Row, Sampler
+from predict.engine.token_history import NO_SLOT, TokenHistory
 from predict.nn.inputs import FIELDS, ForwardInputs
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
 ALIGNMENT = 4  # int32s: 16 bytes
-BANNED_PER_ROW = 4  # tokens, on average, for which a graph has room
 
 
 def bucket_size(num_seqs: int) -> int:
@@ -81,7 +81,7 @@ def num_elements(shapes: Sequence[tuple[int, ...]]) -> int:
 def write_choices(columns: npt.NDArray[np.int32], choices: Sequence[Choice]) -> None:
     """Fills `choices` of ops.sample_step; columns behind them are greedy."""
     num_rows, stride = len(choices), columns.shape[1]
-    columns[:4] = 0  # temperature 0 is greedy
+    columns[:4] = columns[8] = 0  # temperature 0 is greedy
     if all(choice is GREEDY for choice in choices):
         return
     values = list(zip(*choices, strict=True))
@@ -89,6 +89,7 @@ def write_choices(columns: npt.NDArray[np.int32], choices: Sequence[Choice]) -> 
     columns[1, :num_rows] = values[1]
     columns[2, :num_rows] = np.array(values[2], np.float32).view(np.int32)
     columns[3, :num_rows] = np.array(values[5], np.float32).view(np.int32)
+    columns[8, :num_rows] = np.array(values[6], np.float32).view(np.int32)
     flat = columns.reshape(-1)
     flat[4 * stride : 4 * stride + 2 * num_rows] = np.array(values[3], np.int64).view(np.int32)
     flat[6 * stride : 6 * stride + 2 * num_rows] = np.array(values[4], np.int64).view(np.int32)
@@ -135,11 +136,6 @@ class Wanted(NamedTuple):
     choices: Sequence[Choice]
     adjustments: Sequence[Adjustment] | None
 
-    @property
-    def num_banned(self) -> int:
-        """Tokens that are banned, over all rows."""
-        return sum(len(adjustment.banned) for adjustment in self.adjustments or ())
-
 
 @dataclass(frozen=True)
 class DecodeGraph:
@@ -158,7 +154,6 @@ class GpuRunner:
     """
 
     num_ahead = 1
-    penalizes_drafts = False  # rows of one request would write its history at the same time
 
     def __init__(
         self,
@@ -187,7 +182,7 @@ class GpuRunner:
         self._max_rows = bucket_size(max_num_seqs)
         self._last_tokens = paddle.zeros([self._max_rows], "int32", device=device.place())
         self._ring = TokenRing(self._max_rows, self._stream)
-        self._history: TokenHistory | None = None  # from the first penalty on
+        self._history: TokenHistory | None = None  # from the first adjustment on
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """See Runner."""
@@ -205,22 +200,26 @@ class GpuRunner:
         """Logits [L, V]; the tokens are in `_last_tokens`."""
         import paddle
 
-        if wanted.adjustments is not None and self._history is None:
-            self._history = TokenHistory(
-                self.device, self._max_rows, self.max_length, self.vocab_size
-            )
         with paddle.no_grad():
+            if wanted.adjustments is not None:
+                self._admit(wanted.adjustments, wanted.rows)
             if self.pool is not None and is_decode(inputs):
-                size = bucket_size(len(inputs.context_lens))
-                if wanted.num_banned <= BANNED_PER_ROW * size:
-                    return self._replay(inputs, wanted, size)
+                return self._replay(inputs, wanted, bucket_size(len(inputs.context_lens)))
             return self._run_eagerly(inputs, wanted)
+
+    def _admit(self, adjustments: Sequence[Adjustment], rows: Sequence[Row]) -> None:
+        if self._history is None:
+            self._history = TokenHistory(self.device, self._max_rows, self.max_length)
+        if self._history.admit(adjustments, rows):
+            # Recorded with rules that lie elsewhere now.
+            for key in [key for key in self.graphs if key[1]]:
+                self.graphs.pop(key).graph.reset()
 
     def _run_eagerly(self, inputs: ForwardInputs, wanted: Wanted) -> Tensor:
         import paddle
 
         shapes = [np.shape(array) for array in inputs[:-1]]
-        shapes += sampling_shapes(len(wanted.choices), wanted.num_banned)
+        shapes += sampling_shapes(len(wanted.choices))
         count = num_elements(shapes)
         self._copied.synchronize()
         if len(self._host) < count:
@@ -239,11 +238,11 @@ class GpuRunner:
         return self._step(buffer, int(inputs.max_lens[0]), int(inputs.max_lens[1]), adjusted)
 
     def _write_wanted(self, buffer: InputBuffer, wanted: Wanted) -> None:
-        choices, penalties, bias = buffer.arrays[-3:]
+        choices, penalties = buffer.arrays[-2:]
         write_choices(choices, wanted.choices)
         if wanted.adjustments is not None:
             assert self._history is not None
-            write_penalties(penalties, bias, wanted.adjustments, wanted.rows, self._history)
+            self._history.write_columns(penalties, wanted.adjustments, wanted.rows)
 
     def _step(
         self, buffer: InputBuffer, max_query_len: int, max_context_len: int, adjusted: bool
@@ -251,7 +250,7 @@ class GpuRunner:
         """Everything of a step that runs on the device."""
         import paddle
 
-        *fields, choices, penalties, bias = buffer.tensors
+        *fields, choices, penalties = buffer.tensors
         limits = np.array([max_query_len, max_context_len], np.int32)
         inputs = ForwardInputs._make([*fields, paddle.to_tensor(limits, place=paddle.CPUPlace())])
         ops.resolve_tokens(inputs.token_ids, self._last_tokens)
@@ -266,8 +265,7 @@ class GpuRunner:
                 inputs.token_ids,
                 inputs.logit_indices,
                 self._history.tokens,
-                self._history.counts,
-                bias,
+                self._history.rules,
             )
         ops.sample_step(logits, choices, self._last_tokens)
         return logits
@@ -313,7 +311,7 @@ class GpuRunner:
             (size,),
         ]
         assert len(shapes) == len(FIELDS) - 1
-        shapes += sampling_shapes(size, BANNED_PER_ROW * size)
+        shapes += sampling_shapes(size)
         count = num_elements(shapes)
         host, device = (
             cuda.pinned([count], np.int32),
@@ -325,7 +323,7 @@ class GpuRunner:
         buffer.arrays[3][:] = np.arange(size + 1)
         buffer.arrays[4][:] = 1
         buffer.arrays[6][:] = np.arange(size)
-        buffer.arrays[-2][3] = NO_SLOT
+        buffer.arrays[-1][3] = NO_SLOT
         cuda.copy_to_device(device, host, self._stream)
         # The run before the recording draws tokens over those of the step in front of this one.
         last_tokens = self._last_tokens.clone()
@@ -334,7 +332,7 @@ class GpuRunner:
         return DecodeGraph(buffer, host, device, graph)
 
 
-def sampling_shapes(num_rows: int, num_banned: int) -> list[tuple[int, ...]]:
-    """Of the inputs behind the network's: choices, penalties, bias."""
+def sampling_shapes(num_rows: int) -> list[tuple[int, ...]]:
+    """Of the inputs behind the network's: choices, penalties."""
     columns = padded(max(num_rows, 1))
-    return [(8, columns), (8, columns), (2, padded(max(num_banned, 1)))]
+    return [(9, columns), (8, columns)]

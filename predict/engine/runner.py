@@ -48,12 +48,10 @@ class Runner(Protocol):
     """Runs steps over its own caches.
 
     num_ahead: steps that may be launched before the oldest one's tokens are taken; their inputs
-    then hold placeholders (see Scheduler.advance). penalizes_drafts: whether rows behind drafts may
-    have penalties by earlier tokens.
+    then hold placeholders (see Scheduler.advance).
     """
 
     num_ahead: int
-    penalizes_drafts: bool
 
     def launch(
         self,
@@ -112,7 +110,6 @@ class HostRunner:
     """Runs steps on the CPU: each is over when `launch` returns. See Runner."""
 
     num_ahead = 0
-    penalizes_drafts = True
 
     def __init__(self, forward: Forward):
         self.forward = forward
