@@ -14,7 +14,7 @@ SHOWN = {
     "stream.py": ["class Stack:", "--- "],
     "chat.py": ["--- Now one that multiplies them.", "return"],
     "async_stream.py": ["--- whole", "--- 0 cache blocks in use"],
-    "logprobs.py": ["perplexity of the prompt:", "% of "],
+    "logprobs.py": ["perplexity of the prompt:", "% "],
 }
 
 

@@ -16,10 +16,10 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / kWarp;
 
-// Larger words for larger values; 0 for -inf.
+// Larger words for larger values; 0 for -inf. Both zeros are one value.
 __device__ uint64_t word_of(float value, int index) {
   if (value == -INFINITY) return 0;
-  const uint32_t bits = __float_as_uint(value);
+  const uint32_t bits = __float_as_uint(value + 0.f);
   const uint32_t ordered = bits >> 31 ? ~bits : bits | 0x80000000u;
   return static_cast<uint64_t>(ordered) << 32 | ~static_cast<uint32_t>(index);
 }
