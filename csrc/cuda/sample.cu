@@ -10,7 +10,8 @@
 //     border and the drawn token can lie.
 //  3. Only these bins' tokens (a few hundred of 128k) are gathered, sorted, and resolved exactly.
 //  When too many tokens share those bins (equal logits, say), an exact radix selection over the
-//  bits of the logits replaces 3; it is slower and rare.
+//  bits of the logits replaces 3; it is slower and rare. typical_p takes it always: the mean distance
+//  from the largest logit in one more pass, then a selection by the distance from that.
 // Source: sort-free sampling by threshold search is FlashInfer's idea (2025); ours is exact, as the
 // CPU twin: the same token for the same seed, up to the rounding of exp().
 // Bound: three reads of the row.
@@ -29,13 +30,35 @@
 namespace regatta::cuda {
 namespace {
 
-constexpr int kThreads = 1024, kWarps = kThreads / kWarp;
-constexpr int kBins = 2 * kThreads;
+#ifndef SAMPLE_THREADS
+#define SAMPLE_THREADS 512
+#endif
+constexpr int kThreads = SAMPLE_THREADS, kWarps = kThreads / kWarp;
+constexpr int kBlocksPerSm = 1024 / kThreads;
+constexpr int kBins = 2048, kBinsPerThread = kBins / kThreads;
 constexpr int kMaxCandidates = 4096;
 constexpr int kFewCandidates = 1024;  // where a block has 64 KiB of shared memory (sm_75)
-constexpr float kRange = 40.f;      // weights below e^-40 are counted but weigh nothing
-constexpr float kOne = 16777216.f;  // 2^24: weights of a bin are in (e^-0.02, 1]
+constexpr float kRange = 40.f;      // weights below e^-40 are counted but weigh next to nothing
+constexpr float kLead = 24.f;       // how far the largest logit may be above the guess
+constexpr int kGuess = 4096;        // tokens of a block's slice that the guess is made from
+constexpr float kOne = 16777216.f;  // 2^24: weights of a bin are in (e^-0.032, 1]
 constexpr int kMaxCluster = 8;
+
+struct Extremes {
+  float largest = -INFINITY, least = INFINITY;  // of the finite ones; largest may be +infinity
+  bool has_nan = false;
+
+  __device__ __forceinline__ void add(float logit) {
+    largest = fmaxf(largest, logit);
+    if (logit > -INFINITY) least = fminf(least, logit);
+    has_nan |= logit != logit;
+  }
+  __device__ __forceinline__ void add(const Extremes& other) {
+    largest = fmaxf(largest, other.largest);
+    least = fminf(least, other.least);
+    has_nan |= other.has_nan;
+  }
+};
 
 struct Shared {
   uint32_t count[kBins];
@@ -45,14 +68,15 @@ struct Shared {
   double warp_mass[kWarps];
   int warp_count[kWarps];
   uint64_t warp_best[kWarps];
-  float warp_least[kWarps];
   uint64_t best;  // of the slice
-  float least;
+  Extremes warp_extremes[kWarps];
+  Extremes extremes[2];  // of the guess's part of the slice, of the slice
   int num_candidates;
-  int bin_low[3], bin_high[3];  // what to gather
+  int bin_low[4], bin_high[4];  // what to gather: borders of top_k, top_p, the draw, min_p
   int mode;
   int found[3];
   double result[4];
+  unsigned long long sums[2];
   uint32_t prefix;
   uint64_t candidates[kMaxCandidates];  // leader only; last, since a launch may have room for fewer
 };
@@ -142,23 +166,22 @@ __device__ __forceinline__ void block_scan(Shared& s, double* mass, int* count) 
   if (lane == kWarp - 1) s.warp_mass[warp] = *mass, s.warp_count[warp] = *count;
   __syncthreads();
   if (warp == 0) {
-    double m = s.warp_mass[lane];
-    int c = s.warp_count[lane];
+    double m = lane < kWarps ? s.warp_mass[lane] : 0.0;
+    int c = lane < kWarps ? s.warp_count[lane] : 0;
 #pragma unroll
     for (int o = 1; o < kWarp; o *= 2) {
       const double dm = __shfl_up_sync(~0u, m, o);
       const int dc = __shfl_up_sync(~0u, c, o);
       if (lane >= o) m += dm, c += dc;
     }
-    s.warp_mass[lane] = m;
-    s.warp_count[lane] = c;
+    if (lane < kWarps) s.warp_mass[lane] = m, s.warp_count[lane] = c;
   }
   __syncthreads();
   if (warp > 0) *mass += s.warp_mass[warp - 1], *count += s.warp_count[warp - 1];
   __syncthreads();
 }
 
-// Adds the cluster's histograms into the leader's own arrays, for bins t and t + kThreads.
+// One bin of the cluster's histograms, added up.
 __device__ __forceinline__ void gather_histogram(Shared& s, int bin, int cluster, uint64_t* mass,
                                                  uint32_t* count) {
   *mass = 0, *count = 0;
@@ -173,29 +196,43 @@ struct Row {
   const float* logits;
   int begin, end, rank, cluster;
   bool aligned;
-  float largest, inverse_temperature;
-  float farthest;  // tokens with d > farthest are excluded (min_p)
+  float origin, inverse_temperature;  // distances are from `origin`
+  // Exact selections leave out tokens with d > farthest or |d - center| > radius.
+  float farthest = INFINITY, center = 0.f, radius = INFINITY;
 
   __device__ __forceinline__ float distance(float logit) const {
-    return (largest - logit) * inverse_temperature;
+    return (origin - logit) * inverse_temperature;
+  }
+  __device__ __forceinline__ bool keeps(float logit, float d) const {
+    return logit > -INFINITY && d <= farthest && fabsf(d - center) <= radius;
   }
 };
 
-// Result of an exact selection: the token class (logit word), what lies before it, and how many
-// equal tokens of the class belong to the prefix.
+// Weights as integers: 2^40 per unit, so that 128k weights of 1 stay below 2^57.
+constexpr double kUnit = 1.0 / (double{kOne} * 65536.0);
+
+__device__ __forceinline__ uint64_t weight_units(float d) {
+  return static_cast<uint64_t>(static_cast<double>(expf(-d)) / kUnit);
+}
+
+// Result of an exact selection: the token class (its word), what lies before it, and how many equal
+// tokens it has.
 struct Selected {
   uint32_t word;
-  double mass_before;
-  double weight;  // of one token of the class
+  double mass_before, mass;  // of the tokens before the class, of the class
+  double weight;             // of one token of the class, if it is a class of equal logits
   int count_before, equals;
 };
 
-// Exact radix selection over ordered logits, descending: the first class at which the running count
-// reaches `count_target` (by_count), or the running mass reaches (strict: exceeds) `mass_target`.
+enum class Order { kLogit, kTypical };  // the largest logit first; the least |d - center| first
+
+// Exact radix selection over the words of an order, descending: the first class at which the running
+// count reaches `count_target` (by_count), or the running mass reaches (strict: exceeds)
+// `mass_target`.
+template <Order kOrder>
 __device__ __noinline__ Selected radix_select(Shared& s, const Row& row, bool by_count,
                                               int count_target, double mass_target, bool strict) {
   constexpr int kShifts[3] = {21, 10, 0}, kBits[3] = {11, 11, 10};
-  constexpr double kUnit = 1.0 / (double{kOne} * 65536.0);
   uint32_t prefix = 0, mask = 0;
   double mass_before = 0.0;
   int count_before = 0;
@@ -205,31 +242,40 @@ __device__ __noinline__ Selected radix_select(Shared& s, const Row& row, bool by
     __syncthreads();
     const int shift = kShifts[level], last = (1 << kBits[level]) - 1;
     for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int) {
-      const uint32_t word = ordered(logit);
       const float d = row.distance(logit);
-      if ((word & mask) != prefix || !(d <= row.farthest) || logit == -INFINITY) return;
+      const uint32_t word =
+          kOrder == Order::kLogit ? ordered(logit) : ~__float_as_uint(fabsf(d - row.center));
+      if ((word & mask) != prefix || !row.keeps(logit, d)) return;
       const int bin = last - static_cast<int>(word >> shift & last);  // descending
-      // 2^40 per unit of weight: 128k weights of 1 stay below 2^57.
-      const uint64_t mass = static_cast<uint64_t>(static_cast<double>(expf(-d)) / kUnit);
+      const uint64_t mass = weight_units(d);
       atomicAdd(&s.count[bin], 1u);
       add_mass(&s.mass_low[bin], &s.mass_high[bin], static_cast<uint32_t>(mass));
       if (mass >> 32) atomicAdd(&s.mass_high[bin], static_cast<uint32_t>(mass >> 32));
     });
     row_sync(row.cluster);
     if (row.rank == 0) {
-      const int b0 = 2 * threadIdx.x, b1 = b0 + 1;
-      uint64_t m0, m1;
-      uint32_t c0, c1;
-      gather_histogram(s, b0, row.cluster, &m0, &c0);
-      gather_histogram(s, b1, row.cluster, &m1, &c1);
-      double mass = (m0 + m1) * kUnit;
-      int count = c0 + c1;
+      const int first = kBinsPerThread * threadIdx.x;
+      uint64_t masses[kBinsPerThread];
+      uint32_t counts[kBinsPerThread];
+      double mass = 0.0;
+      int count = 0;
+#pragma unroll
+      for (int j = 0; j < kBinsPerThread; ++j) {
+        gather_histogram(s, first + j, row.cluster, &masses[j], &counts[j]);
+        mass += masses[j] * kUnit;
+        count += static_cast<int>(counts[j]);
+      }
       block_scan(s, &mass, &count);
-      s.mass_end[b1] = mass, s.count_end[b1] = count;
-      s.mass_end[b0] = mass - m1 * kUnit, s.count_end[b0] = count - c1;
+#pragma unroll
+      for (int j = kBinsPerThread - 1; j >= 0; --j) {
+        s.mass_end[first + j] = mass, s.count_end[first + j] = count;
+        mass -= masses[j] * kUnit, count -= static_cast<int>(counts[j]);
+      }
       if (threadIdx.x == 0) s.found[0] = kBins;
       __syncthreads();
-      for (int b = b0; b <= b1; ++b) {
+#pragma unroll
+      for (int j = 0; j < kBinsPerThread; ++j) {
+        const int b = first + j;
         const double m = mass_before + s.mass_end[b];
         const bool reached = by_count ? count_before + s.count_end[b] >= count_target
                              : strict ? m > mass_target
@@ -237,13 +283,14 @@ __device__ __noinline__ Selected radix_select(Shared& s, const Row& row, bool by
         // Rounding may leave a mass target just out of reach: then the last class that holds
         // tokens.
         const bool ends = s.count_end[b] == s.count_end[kBins - 1];
-        if ((b == b0 ? c0 : c1) > 0 && (reached || ends)) atomicMin(&s.found[0], b);
+        if (counts[j] > 0 && (reached || ends)) atomicMin(&s.found[0], b);
       }
       __syncthreads();
       const int bin = s.found[0];
       if (threadIdx.x == 0) {
         s.prefix = prefix | static_cast<uint32_t>(last - bin) << shift;
         s.result[0] = mass_before + (bin > 0 ? s.mass_end[bin - 1] : 0.0);
+        s.result[1] = s.mass_end[bin] - (bin > 0 ? s.mass_end[bin - 1] : 0.0);
         s.found[1] = count_before + (bin > 0 ? s.count_end[bin - 1] : 0);
         s.found[2] = s.count_end[bin] - (bin > 0 ? s.count_end[bin - 1] : 0);
       }
@@ -259,6 +306,7 @@ __device__ __noinline__ Selected radix_select(Shared& s, const Row& row, bool by
   selected.word = prefix;
   selected.mass_before = mass_before;
   selected.count_before = count_before;
+  selected.mass = *remote(&s.result[1], 0, row.cluster);
   selected.equals = *remote(&s.found[2], 0, row.cluster);
   selected.weight = static_cast<double>(expf(-row.distance(from_ordered(prefix))));
   row_sync(row.cluster);
@@ -286,15 +334,47 @@ __device__ __noinline__ int find_equal(Shared& s, const Row& row, int vocab_size
   return s.found[0];
 }
 
-__device__ __noinline__ int exact_draw(Shared& s, const Row& row, int vocab_size, int top_k,
-                                       float top_p, float uniform) {
-  double kept;
+// Sum of the weights of the tokens that the row keeps, and of weight times distance. In whole units,
+// so that neither depends on the order of addition.
+__device__ __noinline__ void sum_weights(Shared& s, const Row& row, double* mass, double* moment) {
+  if (threadIdx.x < 2) s.sums[threadIdx.x] = 0;
+  row_sync(row.cluster);
+  unsigned long long sums[2] = {0, 0};
+  for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int) {
+    const float d = row.distance(logit);
+    if (!row.keeps(logit, d)) return;
+    const double weight = expf(-d);
+    sums[0] += weight_units(d);
+    if (weight > 0.0) sums[1] += static_cast<uint64_t>(weight * d / kUnit);
+  });
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int o = kWarp / 2; o > 0; o /= 2) sums[i] += __shfl_xor_sync(~0u, sums[i], o);
+    if (threadIdx.x % kWarp == 0) atomicAdd(&s.sums[i], sums[i]);
+  }
+  row_sync(row.cluster);
+  unsigned long long total[2] = {0, 0};
+  for (int rank = 0; rank < row.cluster; ++rank) {
+    for (int i = 0; i < 2; ++i) total[i] += *remote(&s.sums[i], rank, row.cluster);
+  }
+  *mass = total[0] * kUnit;
+  *moment = total[1] * kUnit;
+  row_sync(row.cluster);
+}
+
+// farthest: where min_p ends.
+__device__ __noinline__ int exact_draw(Shared& s, Row row, int vocab_size, int top_k, float top_p,
+                                       float farthest, float typical_p, float uniform) {
+  const bool narrowed = farthest < INFINITY || typical_p < 1.f;
+  double kept = DBL_MAX;
+  float border = INFINITY;  // distance of the last token that top_k and top_p keep
   if (top_k > 0) {
-    const Selected k = radix_select(s, row, true, top_k, 0.0, false);
+    const Selected k = radix_select<Order::kLogit>(s, row, true, top_k, 0.0, false);
     kept = k.mass_before + k.weight * min(k.equals, top_k - k.count_before);
-  } else {
-    const Selected all = radix_select(s, row, false, 0, DBL_MAX, false);
-    kept = all.mass_before + all.weight * all.equals;
+    border = row.distance(from_ordered(k.word));
+  } else if (top_p < 1.f || !narrowed) {
+    double moment;
+    sum_weights(s, row, &kept, &moment);
   }
   auto equals_for = [](const Selected& c, double target, bool strict) {  // tokens needed, >= 1
     const double missing = (target - c.mass_before) / c.weight;
@@ -303,12 +383,84 @@ __device__ __noinline__ int exact_draw(Shared& s, const Row& row, int vocab_size
   };
   if (top_p < 1.f) {
     const double target = top_p * kept;
-    const Selected p = radix_select(s, row, false, 0, target, false);
+    const Selected p = radix_select<Order::kLogit>(s, row, false, 0, target, false);
     kept = fmin(kept, p.mass_before + p.weight * equals_for(p, target, false));
+    border = fminf(border, row.distance(from_ordered(p.word)));
+  }
+  if (narrowed) {
+    row.farthest = fminf(farthest, border);
+    double mass, moment;
+    sum_weights(s, row, &mass, &moment);
+    kept = fmin(kept, mass);
+    if (typical_p < 1.f) {
+      row.center = static_cast<float>(moment / mass);
+      const Selected last =
+          radix_select<Order::kTypical>(s, row, false, 0, typical_p * mass, false);
+      row.radius = __uint_as_float(~last.word);
+      kept = last.mass_before + last.mass;
+    }
   }
   const double target = uniform * kept;
-  const Selected drawn = radix_select(s, row, false, 0, target, true);
+  const Selected drawn = radix_select<Order::kLogit>(s, row, false, 0, target, true);
   return find_equal(s, row, vocab_size, drawn.word, equals_for(drawn, target, true) - 1);
+}
+
+// The extremes of the cluster's threads; each `which` may be used once.
+__device__ __forceinline__ Extremes row_extremes(Shared& s, Extremes own, int which, int cluster) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  auto reduce_warp = [&] {
+#pragma unroll
+    for (int o = kWarp / 2; o > 0; o /= 2) {
+      own.add(Extremes{__shfl_xor_sync(~0u, own.largest, o), __shfl_xor_sync(~0u, own.least, o),
+                       __shfl_xor_sync(~0u, static_cast<int>(own.has_nan), o) != 0});
+    }
+  };
+  reduce_warp();
+  if (lane == 0) s.warp_extremes[warp] = own;
+  __syncthreads();
+  if (warp == 0) {
+    own = s.warp_extremes[lane % kWarps];
+    reduce_warp();
+    if (lane == 0) s.extremes[which] = own;
+  }
+  row_sync(cluster);
+  for (int r = 0; r < cluster; ++r) {
+    const Extremes* other = remote(&s.extremes[which], r, cluster);
+    own.add(Extremes{other->largest, other->least, other->has_nan});
+  }
+  return own;
+}
+
+// The largest logit's token, or -1 where a logit is not a number.
+__device__ __forceinline__ int largest_token(Shared& s, const Row& row) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  uint64_t best = 0;
+  for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int i) {
+    const uint64_t key = static_cast<uint64_t>(ordered(logit)) << 32 | static_cast<uint32_t>(~i);
+    best = best > key ? best : key;
+  });
+  auto reduce_warp = [&] {
+#pragma unroll
+    for (int o = kWarp / 2; o > 0; o /= 2) {
+      const uint64_t other = __shfl_xor_sync(~0u, best, o);
+      best = best > other ? best : other;
+    }
+  };
+  reduce_warp();
+  if (lane == 0) s.warp_best[warp] = best;
+  __syncthreads();
+  if (warp == 0) {
+    best = s.warp_best[lane % kWarps];
+    reduce_warp();
+    if (lane == 0) s.best = best;
+  }
+  row_sync(row.cluster);
+  for (int r = 0; r < row.cluster; ++r) {
+    const uint64_t other = *remote(&s.best, r, row.cluster);
+    best = best > other ? best : other;
+  }
+  const bool has_nan = static_cast<uint32_t>(best >> 32) == ~0u;
+  return has_nan ? -1 : static_cast<int>(~static_cast<uint32_t>(best));
 }
 
 // First bin whose end reaches (strict: exceeds) a mass; all threads get it.
@@ -325,11 +477,11 @@ __device__ __forceinline__ int bin_of_mass(const Shared& s, double target, bool 
   return low;
 }
 
-__global__ void __launch_bounds__(kThreads)
-    sample_kernel(const SampleParams params, const float* min_p, int cluster, int max_candidates) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+    sample_kernel(const SampleParams params, int cluster, int max_candidates) {
   extern __shared__ __align__(16) uint8_t raw[];
   Shared& s = *reinterpret_cast<Shared*>(raw);
-  const int tid = threadIdx.x, lane = tid % kWarp, warp = tid / kWarp;
+  const int tid = threadIdx.x;
   const int rank = cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
   const int64_t index = blockIdx.x / cluster;
   pdl_trigger();
@@ -344,108 +496,122 @@ __global__ void __launch_bounds__(kThreads)
   const int slice = ((vocab_size + cluster - 1) / cluster + 3) / 4 * 4;
   row.begin = min(rank * slice, vocab_size);
   row.end = min(row.begin + slice, vocab_size);
-  const float temperature = params.temperature[index];
+  const float temperature = fmaxf(params.temperature[index], 1e-30f);
   row.inverse_temperature = 1.f / temperature;
   int top_k = params.top_k[index];
   const float top_p = params.top_p[index];
-  const bool greedy = temperature == 0.f || top_k == 1;
-  if (top_k >= vocab_size || top_k < 0) top_k = 0;
-
-  // 1. Largest and smallest.
-  {
-    uint64_t best = 0;
-    float least = INFINITY;
-    for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int i) {
-      const uint64_t key = static_cast<uint64_t>(ordered(logit)) << 32 | static_cast<uint32_t>(~i);
-      best = best > key ? best : key;
-      if (logit > -INFINITY) least = fminf(least, logit);
-    });
-#pragma unroll
-    for (int o = kWarp / 2; o > 0; o /= 2) {
-      const uint64_t other = __shfl_xor_sync(~0u, best, o);
-      best = best > other ? best : other;
-      least = fminf(least, __shfl_xor_sync(~0u, least, o));
-    }
-    if (lane == 0) s.warp_best[warp] = best, s.warp_least[warp] = least;
-    for (int b = tid; b < kBins; b += kThreads) s.count[b] = s.mass_low[b] = s.mass_high[b] = 0;
-    if (tid == 0) s.num_candidates = 0;
-    __syncthreads();
-    if (warp == 0) {
-      best = s.warp_best[lane];
-      least = s.warp_least[lane];
-#pragma unroll
-      for (int o = kWarp / 2; o > 0; o /= 2) {
-        const uint64_t other = __shfl_xor_sync(~0u, best, o);
-        best = best > other ? best : other;
-        least = fminf(least, __shfl_xor_sync(~0u, least, o));
-      }
-      if (lane == 0) s.best = best, s.least = least;
-    }
-    row_sync(cluster);
-  }
-  uint64_t best = 0;
-  float least = INFINITY;
-  for (int r = 0; r < cluster; ++r) {
-    const uint64_t other = *remote(&s.best, r, cluster);
-    best = best > other ? best : other;
-    least = fminf(least, *remote(&s.least, r, cluster));
-  }
-  const uint32_t best_word = static_cast<uint32_t>(best >> 32);
-  row.largest = from_ordered(best_word);
-  const bool failed = best_word == ~0u || (!greedy && !isfinite(row.largest));
-  if (greedy || failed) {
-    if (rank == 0 && tid == 0) {
-      params.token_ids[index] = failed ? -1 : static_cast<int>(~static_cast<uint32_t>(best));
-    }
+  if (params.temperature[index] == 0.f || top_k == 1) {
+    const int token = largest_token(s, row);
+    if (rank == 0 && tid == 0) params.token_ids[index] = token;
     row_sync(cluster);  // nobody leaves while its shared memory is read
     return;
   }
-
-  // 2. Histogram.
-  row.farthest = INFINITY;
-  if (min_p != nullptr && min_p[index] > 0.f) row.farthest = -logf(min_p[index]);
-  const float range = fminf(fmaxf(row.distance(least), 1e-3f), kRange);
-  const float bins_per_unit = kBins / range, width = range / kBins;
-  auto bin_of = [&](float d) {
-    return min(static_cast<int>(fminf(d * bins_per_unit, static_cast<float>(kBins))), kBins - 1);
-  };
-  for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int) {
-    const float d = row.distance(logit);
-    if (!(d <= row.farthest) || logit == -INFINITY) return;
-    const int bin = bin_of(d);
-    if (top_k > 0) atomicAdd(&s.count[bin], 1u);
-    if (d < kRange) {
-      const float x = fmaf(bin, -width, d);  // e^-x by its series: x < 0.02 but for rounding
-      const float w = fmaf(-x, fmaf(-x, fmaf(-x, 1.f / 6.f, 0.5f), 1.f), 1.f);
-      add_mass(&s.mass_low[bin], &s.mass_high[bin], static_cast<uint32_t>(w * kOne + 0.5f));
-    }
-  });
-  row_sync(cluster);
+  if (top_k >= vocab_size || top_k < 0) top_k = 0;
   const float uniform = philox_uniform(static_cast<uint64_t>(params.seeds[index]),
                                        static_cast<uint64_t>(params.offsets[index]));
+  const float min_p = params.min_p != nullptr ? params.min_p[index] : 0.f;
+  const float past_min_p = min_p > 0.f ? -logf(min_p) : INFINITY;  // from the largest logit
+  const float typical_p = params.typical_p != nullptr ? params.typical_p[index] : 1.f;
+  const bool typical = typical_p > 0.f && typical_p < 1.f;
+
+  // 1. A guess at where the largest logit lies, by the head of each slice.
+  Extremes guess;
+  for_each_logit(row.logits, row.begin, min(row.begin + kGuess, row.end), row.aligned,
+                 [&](float logit, int) { guess.add(logit); });
+  for (int b = tid; b < kBins; b += kThreads) s.count[b] = s.mass_low[b] = s.mass_high[b] = 0;
+  if (tid == 0) s.num_candidates = 0;
+  guess = row_extremes(s, guess, 0, cluster);
+
+  // 2. Histogram of distances from a point that should be above the largest logit, and the largest
+  // logit; where it is not, again.
+  float range, bins_per_unit, width;
+  auto set_window = [&](float origin, float new_range) {
+    row.origin = origin, range = new_range;
+    bins_per_unit = kBins / range, width = range / kBins;
+  };
+  auto bin_of = [&](float d) {
+    const float at = fminf(fmaxf(d, 0.f) * bins_per_unit, static_cast<float>(kBins));
+    return min(static_cast<int>(at), kBins - 1);
+  };
+  auto add_to_histogram = [&](float logit) {
+    if (!(logit > -INFINITY)) return;
+    const float d = row.distance(logit);
+    const int bin = bin_of(d);
+    if (top_k > 0) atomicAdd(&s.count[bin], 1u);
+    const float x = fmaf(bin, -width, d);
+    // e^-x by its series: x < 0.032 but for rounding. The last bin takes all that is farther.
+    const float w = bin < kBins - 1 ? fmaf(-x, fmaf(-x, fmaf(-x, 1.f / 6.f, 0.5f), 1.f), 1.f)
+                                    : expf(-x);
+    const uint32_t units = static_cast<uint32_t>(w * kOne + 0.5f);
+    if (units > 0) add_mass(&s.mass_low[bin], &s.mass_high[bin], units);
+  };
+  {
+    const bool any = guess.largest > -INFINITY && guess.largest < INFINITY;
+    const float spread =
+        any ? fmaxf((guess.largest - guess.least) * row.inverse_temperature, 1e-3f) : kRange;
+    const float lead = fminf(spread, kLead);
+    set_window((any ? guess.largest : 0.f) + lead * temperature,
+               lead + fminf(1.5f * spread, kRange));
+  }
+  Extremes extremes;
+  for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int) {
+    extremes.add(logit);
+    if (!typical) add_to_histogram(logit);
+  });
+  extremes = row_extremes(s, extremes, 1, cluster);
+  const float largest = extremes.largest;
+  if (extremes.has_nan || !isfinite(largest)) {
+    if (rank == 0 && tid == 0) params.token_ids[index] = -1;
+    row_sync(cluster);
+    return;
+  }
+  auto draw_exactly = [&] {
+    row.origin = largest;
+    const int token =
+        exact_draw(s, row, vocab_size, top_k, top_p, past_min_p, typical_p, uniform);
+    if (rank == 0 && tid == 0) params.token_ids[index] = token;
+    row_sync(cluster);
+  };
+  if (typical) {
+    draw_exactly();
+    return;
+  }
+  if (largest > row.origin) {
+    const float spread = (largest - extremes.least) * row.inverse_temperature;
+    set_window(largest, fminf(fmaxf(spread, 1e-3f), kRange));
+    for (int b = tid; b < kBins; b += kThreads) s.count[b] = s.mass_low[b] = s.mass_high[b] = 0;
+    __syncthreads();
+    for_each_logit(row.logits, row.begin, row.end, row.aligned,
+                   [&](float logit, int) { add_to_histogram(logit); });
+    row_sync(cluster);
+  }
+  const float farthest = row.distance(largest) + past_min_p;
   if (rank == 0) {
-    const int b0 = 2 * tid, b1 = b0 + 1;
-    uint64_t m0, m1;
-    uint32_t c0, c1;
-    gather_histogram(s, b0, cluster, &m0, &c0);
-    gather_histogram(s, b1, cluster, &m1, &c1);
-    const double mass1 = m1 / double{kOne} * exp(-static_cast<double>(width) * b1);
-    const double mass0 = m0 / double{kOne} * exp(-static_cast<double>(width) * b0);
-    if (top_k == 0) {  // upper bounds, only to see whether the candidates fit
-      c0 = static_cast<uint32_t>(m0 / (0.98 * kOne)) + 1;
-      c1 = static_cast<uint32_t>(m1 / (0.98 * kOne)) + 1;
+    const int first = kBinsPerThread * tid;
+    double masses[kBinsPerThread], mass = 0.0;
+    int counts[kBinsPerThread], count = 0;
+#pragma unroll
+    for (int j = 0; j < kBinsPerThread; ++j) {
+      uint64_t units;
+      uint32_t tokens;
+      gather_histogram(s, first + j, cluster, &units, &tokens);
+      masses[j] = units / double{kOne} * exp(-static_cast<double>(width) * (first + j));
+      // An upper bound where nobody counted, only to see whether the candidates fit.
+      counts[j] = static_cast<int>(top_k > 0 ? tokens : units / (0.96f * kOne) + 1);
+      mass += masses[j], count += counts[j];
     }
-    double mass = mass0 + mass1;
-    int count = static_cast<int>(c0 + c1);
     block_scan(s, &mass, &count);
-    s.mass_end[b0] = mass - mass1, s.mass_end[b1] = mass;
-    s.count_end[b0] = count - static_cast<int>(c1), s.count_end[b1] = count;
+#pragma unroll
+    for (int j = kBinsPerThread - 1; j >= 0; --j) {
+      s.mass_end[first + j] = mass, s.count_end[first + j] = count;
+      mass -= masses[j], count -= counts[j];
+    }
     __syncthreads();
     if (tid == 0) {
       auto mass_before = [&](int bin) { return bin > 0 ? s.mass_end[bin - 1] : 0.0; };
       auto count_before = [&](int bin) { return bin > 0 ? s.count_end[bin - 1] : 0; };
       constexpr double kSlack = 1e-7;               // bins' masses are rounded; look a little wider
-      int low[3] = {1, 1, 1}, high[3] = {0, 0, 0};  // empty
+      int low[4] = {1, 1, 1, 1}, high[4] = {0, 0, 0, 0};  // empty
       double kept_low = s.mass_end[kBins - 1], kept_high = kept_low;
       if (top_k > 0 && top_k < s.count_end[kBins - 1]) {
         int from = 0, to = kBins - 1;
@@ -465,16 +631,21 @@ __global__ void __launch_bounds__(kThreads)
         high[1] = bin_of_mass(s, top_p * kept_high * (1 + kSlack), false);
         kept_low = mass_before(low[1]), kept_high = fmin(kept_high, s.mass_end[high[1]]);
       }
+      if (farthest < range) {
+        low[3] = high[3] = bin_of(farthest);
+        kept_low = fmin(kept_low, mass_before(low[3]));
+        kept_high = fmin(kept_high, s.mass_end[low[3]]);
+      }
       low[2] = bin_of_mass(s, uniform * kept_low * (1 - kSlack), true);
       high[2] = bin_of_mass(s, uniform * kept_high * (1 + kSlack), true);
       int total = 0;
-      for (int i = 0; i < 3; ++i) {
+      for (int i = 0; i < 4; ++i) {
         s.bin_low[i] = low[i], s.bin_high[i] = high[i];
         if (low[i] <= high[i]) total += s.count_end[high[i]] - count_before(low[i]);
       }
       s.mode = total > max_candidates ? kExact : kGather;
       for (int r = 1; r < cluster; ++r) {
-        for (int i = 0; i < 3; ++i) {
+        for (int i = 0; i < 4; ++i) {
           *remote(&s.bin_low[i], r, cluster) = low[i];
           *remote(&s.bin_high[i], r, cluster) = high[i];
         }
@@ -484,23 +655,22 @@ __global__ void __launch_bounds__(kThreads)
   }
   row_sync(cluster);
   if (s.mode == kExact) {
-    const int token = exact_draw(s, row, vocab_size, top_k, top_p, uniform);
-    if (rank == 0 && tid == 0) params.token_ids[index] = token;
-    row_sync(cluster);
+    draw_exactly();
     return;
   }
 
   // 3. Candidates, as words that sort in the order of the definition.
-  const int low0 = s.bin_low[0], low1 = s.bin_low[1], low2 = s.bin_low[2];
+  const int low0 = s.bin_low[0], low1 = s.bin_low[1], low2 = s.bin_low[2], low3 = s.bin_low[3];
   const int high0 = s.bin_high[0], high1 = s.bin_high[1], high2 = s.bin_high[2];
+  const int high3 = s.bin_high[3];
   uint64_t* const candidates = remote(s.candidates, 0, cluster);
   int* const num_candidates = remote(&s.num_candidates, 0, cluster);
   for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int i) {
     const float d = row.distance(logit);
-    if (!(d <= row.farthest) || logit == -INFINITY) return;
+    if (logit == -INFINITY) return;
     const int bin = bin_of(d);
     if ((bin >= low2 && bin <= high2) || (bin >= low1 && bin <= high1) ||
-        (bin >= low0 && bin <= high0)) {
+        (bin >= low0 && bin <= high0) || (bin >= low3 && bin <= high3)) {
       const int at = atomicAdd(num_candidates, 1);
       if (at < max_candidates) {
         candidates[at] = static_cast<uint64_t>(~ordered(logit)) << 32 | static_cast<uint32_t>(i);
@@ -508,9 +678,15 @@ __global__ void __launch_bounds__(kThreads)
     }
   });
   row_sync(cluster);
+  const int total = *num_candidates;
+  if (total > max_candidates) {  // in the last bin, which is wider than it is counted for
+    row_sync(cluster);
+    draw_exactly();
+    return;
+  }
+  if (cluster > 1) row_sync(cluster);
   if (rank != 0) return;
 
-  const int total = min(s.num_candidates, max_candidates);
   int padded = kWarp;
   while (padded < total) padded *= 2;
   for (int i = total + tid; i < padded; i += kThreads) s.candidates[i] = ~uint64_t{0};
@@ -602,6 +778,23 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     if (i < total) kept = fmin(kept, s.result[3]);
   }
+  if (low3 <= high3) {
+    auto is_within = [&](int i) {
+      const float d = row.distance(from_ordered(~static_cast<uint32_t>(s.candidates[i] >> 32)));
+      return bin_of(d) < low3 || (bin_of(d) == low3 && d <= farthest);
+    };
+    if (tid == 0) s.result[1] = low3 > 0 ? s.mass_end[low3 - 1] : 0.0;
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+      const int i = tid * run + k;
+      if (bins[k] == low3 && is_within(i) && (i + 1 >= total || !is_within(i + 1))) {
+        s.result[1] = ends[k];
+      }
+    }
+    __syncthreads();
+    kept = fmin(kept, s.result[1]);
+  }
   int drawn = first_reaching(2, low2, uniform * kept, true);
   if (drawn >= total) {  // out of reach by rounding: the last candidate of the draw's bins
 #pragma unroll
@@ -620,7 +813,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-Status sample(const SampleParams& params, const float* min_p, const Launch& launch_on) {
+Status sample(const SampleParams& params, const Launch& launch_on) {
   if (params.num_rows == 0) return {};
   if (params.vocab_size <= 0 || params.vocab_size >= int64_t{1} << 30) {
     return Status::error("sample: vocab_size " + std::to_string(params.vocab_size) +
@@ -642,8 +835,9 @@ Status sample(const SampleParams& params, const float* min_p, const Launch& laun
   // multiprocessors out (a cluster stays within a graphics cluster of 16 or 18), hence the margins.
   int cluster = 1;
   if (major >= 9) {
+    const int room = num_sms * kBlocksPerSm;
     while (cluster < kMaxCluster &&
-           params.num_rows * cluster * 2 <= (cluster == 1 ? num_sms : num_sms * 3 / 4) &&
+           params.num_rows * cluster * 2 <= (cluster == 1 ? room : room * 3 / 4) &&
            params.vocab_size / cluster >= 4 * kThreads) {
       cluster *= 2;
     }
@@ -657,7 +851,7 @@ Status sample(const SampleParams& params, const float* min_p, const Launch& laun
   config.stream = launch_on.stream;
   config.pdl = launch_on.pdl;
   config.cluster_x = static_cast<unsigned>(cluster);
-  return launch(sample_kernel, config, "sample", params, min_p, cluster, max_candidates);
+  return launch(sample_kernel, config, "sample", params, cluster, max_candidates);
 }
 
 }  // namespace regatta::cuda

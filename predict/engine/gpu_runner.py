@@ -5,7 +5,8 @@ inputs lie in one piece of device memory that each step fills with one copy. Row
 are padding: they write nothing (slot -1) and read one token of block 0.
 
 The new tokens stay on the device, where the next step finds them (see Scheduler.advance), and a
-copy goes to pinned memory for the host to read when it gets there.
+copy goes to pinned memory for the host to read when it gets there. So do logprobs, which are
+measured behind the step, on the logits as the network left them.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ import numpy.typing as npt
 
 from predict import cuda, ops
 from predict.device import Device
-from predict.engine.runner import Forward
-from predict.engine.sampler import GREEDY, Adjustment, Choice, Row, Sampler
-from predict.engine.token_history import NO_SLOT, TokenHistory, write_penalties
+from predict.engine.logits import Adjustment
+from predict.engine.logprobs import LogprobTable, num_wanted
+from predict.engine.runner import NO_TARGETS, Forward, Logprobs, PromptTargets
+from predict.engine.sampler import GREEDY, Choice, Row, Sampler
+from predict.engine.token_history import NO_SLOT, TokenHistory
 from predict.nn.inputs import FIELDS, ForwardInputs
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
 ALIGNMENT = 4  # int32s: 16 bytes
-BANNED_PER_ROW = 4  # tokens, on average, for which a graph has room
 
 
 def bucket_size(num_seqs: int) -> int:
@@ -81,7 +83,7 @@ def num_elements(shapes: Sequence[tuple[int, ...]]) -> int:
 def write_choices(columns: npt.NDArray[np.int32], choices: Sequence[Choice]) -> None:
     """Fills `choices` of ops.sample_step; columns behind them are greedy."""
     num_rows, stride = len(choices), columns.shape[1]
-    columns[:4] = 0  # temperature 0 is greedy
+    columns[:4] = columns[8] = 0  # temperature 0 is greedy
     if all(choice is GREEDY for choice in choices):
         return
     values = list(zip(*choices, strict=True))
@@ -89,6 +91,7 @@ def write_choices(columns: npt.NDArray[np.int32], choices: Sequence[Choice]) -> 
     columns[1, :num_rows] = values[1]
     columns[2, :num_rows] = np.array(values[2], np.float32).view(np.int32)
     columns[3, :num_rows] = np.array(values[5], np.float32).view(np.int32)
+    columns[8, :num_rows] = np.array(values[6], np.float32).view(np.int32)
     flat = columns.reshape(-1)
     flat[4 * stride : 4 * stride + 2 * num_rows] = np.array(values[3], np.int64).view(np.int32)
     flat[6 * stride : 6 * stride + 2 * num_rows] = np.array(values[4], np.int64).view(np.int32)
@@ -103,29 +106,69 @@ class TokenRing:
         self._stream = stream
         self._arrays = [cuda.pinned([max_rows], np.int32) for _ in range(self.SLOTS)]
         self._events = [cuda.Event() for _ in range(self.SLOTS)]
+        # Pinned from the first logprobs on.
+        self._measured = [np.empty(0, np.int32) for _ in range(self.SLOTS)]
         self._next = 0
 
-    def send(self, tokens: Tensor, num_rows: int) -> TokensOnTheirWay:
-        """Queues the copy of the first `num_rows` tokens."""
-        array, event = self._arrays[self._next][:num_rows], self._events[self._next]
-        self._next = (self._next + 1) % self.SLOTS
+    def send(
+        self, tokens: Tensor, num_rows: int, measured: Sequence[Tensor | None] = ()
+    ) -> TokensOnTheirWay:
+        """Queues the copies of the first `num_rows` tokens, and of what ops.logprobs returned.
+
+        measured: of the tokens and of prompts' tokens, None for what nobody wants.
+        """
+        slot = self._next
+        array, event = self._arrays[slot][:num_rows], self._events[slot]
+        self._next = (slot + 1) % self.SLOTS
         cuda.copy_front_to_host(array, tokens, self._stream)
+        num_measured = sum(tensor.size for tensor in measured if tensor is not None)
+        if len(self._measured[slot]) < num_measured:
+            self._measured[slot] = cuda.pinned([2 * num_measured], np.int32)
+        tables: list[npt.NDArray[np.int32] | None] = []
+        start = 0
+        for tensor in measured:
+            if tensor is None:
+                tables.append(None)
+                continue
+            table = self._measured[slot][start : start + tensor.size]
+            cuda.copy_front_to_host(table, tensor, self._stream)
+            tables.append(table.reshape(tensor.shape))
+            start += tensor.size
         event.record(self._stream)
-        return TokensOnTheirWay(array, event)
+        return TokensOnTheirWay(array, event, tables)
 
 
 class TokensOnTheirWay:
     """See predict.engine.runner.Tokens."""
 
-    def __init__(self, array: npt.NDArray[np.int32], event: cuda.Event):
+    def __init__(
+        self,
+        array: npt.NDArray[np.int32],
+        event: cuda.Event,
+        tables: Sequence[npt.NDArray[np.int32] | None] = (),
+    ):
         self._array = array
         self._event = event
+        self._tables = tables
 
     def take(self) -> list[int]:
         """See Tokens."""
         self._event.synchronize()
         tokens: list[int] = self._array.tolist()
         return tokens
+
+    def logprobs(self) -> Logprobs:
+        """See Tokens."""
+        return Logprobs(*(None if table is None else read_table(table) for table in self._tables))
+
+
+def read_table(measured: npt.NDArray[np.int32]) -> LogprobTable:
+    """The table that ops.logprobs returned: [L, 2 + 2K]."""
+    num_top = measured.shape[1] // 2 - 1
+    floats = measured.view(np.float32)
+    return LogprobTable(
+        floats[:, 0], measured[:, 1], measured[:, 2 : 2 + num_top], floats[:, 2 + num_top :]
+    )
 
 
 class Wanted(NamedTuple):
@@ -134,11 +177,7 @@ class Wanted(NamedTuple):
     rows: Sequence[Row]
     choices: Sequence[Choice]
     adjustments: Sequence[Adjustment] | None
-
-    @property
-    def num_banned(self) -> int:
-        """Tokens that are banned, over all rows."""
-        return sum(len(adjustment.banned) for adjustment in self.adjustments or ())
+    raw: bool = False  # the logits that come back are to be those before adjustments
 
 
 @dataclass(frozen=True)
@@ -158,7 +197,6 @@ class GpuRunner:
     """
 
     num_ahead = 1
-    penalizes_drafts = False  # rows of one request would write its history at the same time
 
     def __init__(
         self,
@@ -179,7 +217,8 @@ class GpuRunner:
         self.max_blocks = -(-max_length // block_size)
         self.vocab_size = vocab_size
         self.pool = cuda.GraphPool(device) if use_graphs else None
-        self.graphs: dict[tuple[int, bool], DecodeGraph] = {}  # by rows, with adjusted logits
+        # By rows, with adjusted logits, with those before that.
+        self.graphs: dict[tuple[int, bool, bool], DecodeGraph] = {}
         self._stream = cuda.current_stream(device)
         self._copied = cuda.Event()  # the last step's inputs have left the pinned memory
         self._copied.record(self._stream)
@@ -187,40 +226,79 @@ class GpuRunner:
         self._max_rows = bucket_size(max_num_seqs)
         self._last_tokens = paddle.zeros([self._max_rows], "int32", device=device.place())
         self._ring = TokenRing(self._max_rows, self._stream)
-        self._history: TokenHistory | None = None  # from the first penalty on
+        self._history: TokenHistory | None = None  # from the first adjustment on
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """See Runner."""
         return self._run(inputs, Wanted((), [GREEDY] * len(inputs.logit_indices), None))
 
     def launch(
-        self, inputs: ForwardInputs, rows: Sequence[Row], sampler: Sampler
+        self,
+        inputs: ForwardInputs,
+        rows: Sequence[Row],
+        sampler: Sampler,
+        prompt: PromptTargets = NO_TARGETS,
     ) -> TokensOnTheirWay:
         """See Runner."""
-        wanted = Wanted(rows, sampler.choices(rows), sampler.adjustments(rows))
-        self._run(inputs, wanted)
-        return self._ring.send(self._last_tokens, len(rows))
+        num_top = num_wanted([row.request for row in rows])
+        adjustments = sampler.adjustments(rows)
+        wanted = Wanted(
+            rows,
+            sampler.choices(rows),
+            adjustments,
+            raw=adjustments is not None and num_top is not None,
+        )
+        logits = self._run(inputs, wanted)
+        if num_top is None and not prompt.token_ids:
+            return self._ring.send(self._last_tokens, len(rows))
+        return self._ring.send(
+            self._last_tokens, len(rows), self._measure(logits, len(rows), num_top, prompt)
+        )
 
-    def _run(self, inputs: ForwardInputs, wanted: Wanted) -> Tensor:
-        """Logits [L, V]; the tokens are in `_last_tokens`."""
+    def _measure(
+        self, logits: Tensor, num_rows: int, num_top: int | None, prompt: PromptTargets
+    ) -> list[Tensor | None]:
+        """What ops.logprobs says of the first `num_rows` rows and of those of prompts behind."""
         import paddle
 
-        if wanted.adjustments is not None and self._history is None:
-            self._history = TokenHistory(
-                self.device, self._max_rows, self.max_length, self.vocab_size
-            )
+        measured: list[Tensor | None] = [None, None]
+        if num_top is not None and num_rows > 0:
+            num_top = min(num_top, self.vocab_size)
+            measured[0] = ops.logprobs(logits[:num_rows], self._last_tokens, num_top)
+        if prompt.token_ids:
+            targets = np.array(prompt.token_ids, np.int32)
+            of_prompt = logits[num_rows : num_rows + len(targets)]
+            on_device = paddle.to_tensor(targets, place=self.device.place())
+            measured[1] = ops.logprobs(of_prompt, on_device, min(prompt.num_top, self.vocab_size))
+        return measured
+
+    def _run(self, inputs: ForwardInputs, wanted: Wanted) -> Tensor:
+        """Logits [L, V]; the tokens are in `_last_tokens`.
+
+        Rows behind the choices are left as the network gives them.
+        """
+        import paddle
+
         with paddle.no_grad():
+            if wanted.adjustments is not None:
+                self._admit(wanted.adjustments, wanted.rows)
             if self.pool is not None and is_decode(inputs):
-                size = bucket_size(len(inputs.context_lens))
-                if wanted.num_banned <= BANNED_PER_ROW * size:
-                    return self._replay(inputs, wanted, size)
+                return self._replay(inputs, wanted, bucket_size(len(inputs.context_lens)))
             return self._run_eagerly(inputs, wanted)
+
+    def _admit(self, adjustments: Sequence[Adjustment], rows: Sequence[Row]) -> None:
+        if self._history is None:
+            self._history = TokenHistory(self.device, self._max_rows, self.max_length)
+        if self._history.admit(adjustments, rows):
+            # Recorded with rules that lie elsewhere now.
+            for key in [key for key in self.graphs if key[1]]:  # adjusted
+                self.graphs.pop(key).graph.reset()
 
     def _run_eagerly(self, inputs: ForwardInputs, wanted: Wanted) -> Tensor:
         import paddle
 
         shapes = [np.shape(array) for array in inputs[:-1]]
-        shapes += sampling_shapes(len(wanted.choices), wanted.num_banned)
+        shapes += sampling_shapes(len(wanted.choices))
         count = num_elements(shapes)
         self._copied.synchronize()
         if len(self._host) < count:
@@ -235,46 +313,57 @@ class GpuRunner:
         self._write_wanted(buffer, wanted)
         cuda.copy_to_device(device, host, self._stream)
         self._copied.record(self._stream)
+        limits = int(inputs.max_lens[0]), int(inputs.max_lens[1])
         adjusted = wanted.adjustments is not None
-        return self._step(buffer, int(inputs.max_lens[0]), int(inputs.max_lens[1]), adjusted)
+        return self._step(buffer, *limits, len(wanted.choices), adjusted, wanted.raw)
 
     def _write_wanted(self, buffer: InputBuffer, wanted: Wanted) -> None:
-        choices, penalties, bias = buffer.arrays[-3:]
+        choices, penalties = buffer.arrays[-2:]
         write_choices(choices, wanted.choices)
         if wanted.adjustments is not None:
             assert self._history is not None
-            write_penalties(penalties, bias, wanted.adjustments, wanted.rows, self._history)
+            self._history.write_columns(penalties, wanted.adjustments, wanted.rows)
 
     def _step(
-        self, buffer: InputBuffer, max_query_len: int, max_context_len: int, adjusted: bool
+        self,
+        buffer: InputBuffer,
+        max_query_len: int,
+        max_context_len: int,
+        num_rows: int,
+        adjusted: bool,
+        raw: bool,
     ) -> Tensor:
-        """Everything of a step that runs on the device."""
+        """Everything of a step that runs on the device; num_rows: to draw tokens from."""
         import paddle
 
-        *fields, choices, penalties, bias = buffer.tensors
+        *fields, choices, penalties = buffer.tensors
         limits = np.array([max_query_len, max_context_len], np.int32)
         inputs = ForwardInputs._make([*fields, paddle.to_tensor(limits, place=paddle.CPUPlace())])
         ops.resolve_tokens(inputs.token_ids, self._last_tokens)
         logits = self.forward(inputs)
-        if len(logits) == 0:
+        if num_rows == 0:
             return logits
+        all_logits, logit_indices = logits, inputs.logit_indices
+        if len(logits) > num_rows:
+            logits, logit_indices = logits[:num_rows], logit_indices[:num_rows]
+        if raw:
+            all_logits = all_logits.clone()
         if adjusted:
             assert self._history is not None
             ops.adjust_logits(
                 logits,
                 penalties,
                 inputs.token_ids,
-                inputs.logit_indices,
+                logit_indices,
                 self._history.tokens,
-                self._history.counts,
-                bias,
+                self._history.rules,
             )
         ops.sample_step(logits, choices, self._last_tokens)
-        return logits
+        return all_logits
 
     def _replay(self, inputs: ForwardInputs, wanted: Wanted, size: int) -> Tensor:
         num_seqs = len(inputs.context_lens)
-        key = (size, wanted.adjustments is not None)
+        key = (size, wanted.adjustments is not None, wanted.raw)
         graph = self.graphs.get(key)
         if graph is None:
             graph = self.graphs[key] = self._capture(*key)
@@ -298,7 +387,7 @@ class GpuRunner:
         logits: Tensor = graph.graph.outputs
         return logits if num_seqs == size else logits[:num_seqs]
 
-    def _capture(self, size: int, adjusted: bool) -> DecodeGraph:
+    def _capture(self, size: int, adjusted: bool, raw: bool) -> DecodeGraph:
         """Records a step of `size` padding rows."""
         import paddle
 
@@ -313,7 +402,7 @@ class GpuRunner:
             (size,),
         ]
         assert len(shapes) == len(FIELDS) - 1
-        shapes += sampling_shapes(size, BANNED_PER_ROW * size)
+        shapes += sampling_shapes(size)
         count = num_elements(shapes)
         host, device = (
             cuda.pinned([count], np.int32),
@@ -325,16 +414,18 @@ class GpuRunner:
         buffer.arrays[3][:] = np.arange(size + 1)
         buffer.arrays[4][:] = 1
         buffer.arrays[6][:] = np.arange(size)
-        buffer.arrays[-2][3] = NO_SLOT
+        buffer.arrays[-1][3] = NO_SLOT
         cuda.copy_to_device(device, host, self._stream)
         # The run before the recording draws tokens over those of the step in front of this one.
         last_tokens = self._last_tokens.clone()
-        graph = self.pool.capture(lambda: self._step(buffer, 1, self.max_length, adjusted))
+        graph = self.pool.capture(
+            lambda: self._step(buffer, 1, self.max_length, size, adjusted, raw)
+        )
         cuda.copy(self._last_tokens, last_tokens, self._stream)
         return DecodeGraph(buffer, host, device, graph)
 
 
-def sampling_shapes(num_rows: int, num_banned: int) -> list[tuple[int, ...]]:
-    """Of the inputs behind the network's: choices, penalties, bias."""
+def sampling_shapes(num_rows: int) -> list[tuple[int, ...]]:
+    """Of the inputs behind the network's: choices, penalties."""
     columns = padded(max(num_rows, 1))
-    return [(8, columns), (8, columns), (2, padded(max(num_banned, 1)))]
+    return [(9, columns), (8, columns)]
