@@ -212,6 +212,21 @@ class EngineConfig:
         return max(default, self.batch_size) if self.chunked_prefill else self.max_length
 
 
+def check_num_beams(num_beams: int, config: EngineConfig) -> None:
+    """Raises UserError where an engine of `config` cannot search with so many beams."""
+    if num_beams > config.batch_size:
+        raise UserError(
+            f"num_beams {num_beams} is more than the batch holds (allowed: 1 to {config.batch_size}"
+            ", which is batch_size: each beam is a sequence of it); lower num_beams or raise "
+            "batch_size"
+        )
+    if num_beams > 1 and config.speculate_method is not None:
+        raise UserError(
+            f"num_beams {num_beams} does not go with speculate_method {config.speculate_method}: a "
+            "beam search takes no draft tokens; leave one of the two out"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class PredictorConfig:
     """One run of the command line: the engine, how to sample, the files, and what to say first."""

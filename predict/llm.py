@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from predict import library
-from predict.config import EngineConfig
+from predict.config import EngineConfig, check_num_beams
 from predict.engine.detokenizer import Detokenizer
 from predict.engine.engine import Engine
 from predict.engine.kv_cache import (
@@ -29,6 +29,7 @@ from predict.engine.runner import (
     Forward,
     HostRunner,
     Runner,
+    block_copier,
     dynamic_forward,
     static_forward,
 )
@@ -54,7 +55,7 @@ from predict.nn.weights import (
     plan_weights,
 )
 from predict.quantization import check_support
-from predict.request import Request, RequestOutput, SamplingParams
+from predict.request import CompletionOutput, Request, RequestOutput, SamplingParams
 from predict.speculative import Proposer, SpeculativeConfig, proposer_of
 from predict.speculative.policy import DraftPolicy
 from predict.tokenizer import Tokenizer
@@ -240,12 +241,14 @@ class LLM:
             caches = allocate_caches(
                 self.spec, num_blocks, config.block_size, config.dtype, config.kv_format, kv_scales
             )
-        runner: Runner = HostRunner(network(caches))
+        copy_blocks = block_copier(self.backend, caches, kv_format_of(config.kv_format))
+        runner: Runner = HostRunner(network(caches), copy_blocks)
         if self.device is not None:
             from predict.engine.gpu_runner import GpuRunner
 
             runner = GpuRunner(
                 network(caches),
+                copy_blocks,
                 self.device,
                 config.max_length,
                 config.batch_size,
@@ -368,15 +371,23 @@ class LLM:
         return self.tokenizer.encode(prompt)
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        check_num_beams(params.num_beams, self.config)
         return Request(next(self._ids), self._token_ids(prompt), params)
 
     def _output(self, request: Request) -> RequestOutput:
-        text = ""
-        if self.tokenizer is not None:
-            text = self.tokenizer.decode_continuation(
-                request.prompt_token_ids, request.output_token_ids
+        def text(token_ids: Sequence[int]) -> str:
+            if self.tokenizer is None:
+                return ""
+            return self.tokenizer.decode_continuation(request.prompt_token_ids, token_ids)
+
+        found = [] if request.beam_group is None else request.beam_group.returned
+        answers = [
+            CompletionOutput(
+                index, text(each.token_ids), tuple(each.token_ids), each.finish_reason, each.score
             )
-        return RequestOutput.from_request(request, text)
+            for index, each in enumerate(found)
+        ]
+        return RequestOutput.from_request(request, text(request.output_token_ids), tuple(answers))
 
     def generate(
         self,
@@ -427,7 +438,7 @@ class LLM:
     ) -> Generator[StreamOutput, None, None]:
         """Yields the answer to one prompt as it grows; joined texts equal `generate`'s.
 
-        Leaving the iterator early aborts the request.
+        A beam search yields once, when it has ended. Leaving the iterator early aborts the request.
         """
         request = self._request(prompt, sampling_params)
         text: TextStream | None = None

@@ -12,6 +12,8 @@ from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from predict import library
 
 if TYPE_CHECKING:
@@ -149,6 +151,17 @@ def paged_attention(
         attention.window,
         attention.kv_format,
     )[0]
+
+
+def copy_blocks(caches: Sequence[Tensor], copies: Sequence[tuple[int, int]]) -> None:
+    """Copies blocks of caches [N, ...], in place: (from, to), no block both.
+
+    The caches are of one device, and their blocks multiples of 16 bytes.
+    """
+    import paddle
+
+    pairs = paddle.to_tensor(np.array(copies, np.int32), place=paddle.CPUPlace())
+    _run()("regatta_copy_blocks", list(caches), pairs)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

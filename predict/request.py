@@ -5,17 +5,22 @@ Plain Python: the command line, the scheduler and the tests use this file withou
 
 from __future__ import annotations
 
+import copy
 import enum
 import math
 import numbers
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from predict.errors import UserError
 
+if TYPE_CHECKING:
+    from predict.engine.beams import BeamGroup
+
 FinishReason = Literal["stop", "length", "abort"]
+EarlyStopping = Literal[False, True, "never"]
 
 # Seeds reach the sampling op as int64, token ids the network as int32.
 _MAX_SEED = 2**63 - 1
@@ -59,6 +64,14 @@ class SamplingParams:
     seed: int | None = None  # None: drawn from the engine's seed and the request's index
     ignore_eos: bool = False  # eos tokens do not end the request; stop_token_ids still do
     stop_token_ids: tuple[int, ...] = ()
+    # Beam search as HF transformers 5 has it (predict.engine.beams); processors before see
+    # log-probabilities then, not logits.
+    num_beams: int = 1  # above 1: the likeliest sequences are searched for with so many beams
+    num_return_sequences: int = 1  # of a beam search: the best so many are returned
+    length_penalty: float = 1.0  # a score is a sum of log-probabilities / length ** this
+    # True: ends with the num_beams-th hypothesis. False: when the best beam, were it to end now,
+    # would score no better than the worst of these. "never": when it could not at any length.
+    early_stopping: EarlyStopping = False
 
     def __post_init__(self) -> None:
         checked: dict[str, object] = {}
@@ -112,6 +125,8 @@ class SamplingParams:
             _integer("stop_token_ids", token_id, 0, allowed) for token_id in self.stop_token_ids
         )
 
+        checked |= self._checked_beams()
+
         # Normalised to plain Python numbers: NumPy scalars from a data file would slow every
         # comparison of the scheduler and do not serialise to JSON.
         for name, value in checked.items():
@@ -124,10 +139,54 @@ class SamplingParams:
                     f"lower min_length or raise {name}"
                 )
 
+    def _checked_beams(self) -> dict[str, object]:
+        """The fields of beam search, normalised."""
+        checked: dict[str, object] = {}
+        for name in ("num_beams", "num_return_sequences"):
+            checked[name] = _integer(name, getattr(self, name), 1, "an integer of at least 1")
+        checked["length_penalty"] = _real(
+            "length_penalty", self.length_penalty, "a finite number; above 0 favours long answers"
+        )
+        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
+            raise UserError(
+                f"early_stopping {self.early_stopping!r} is not supported (allowed: False, True, "
+                "'never')"
+            )
+        if self.num_return_sequences > self.num_beams:
+            raise UserError(
+                f"num_return_sequences {self.num_return_sequences} is more than num_beams "
+                f"{self.num_beams} (allowed: 1 to num_beams); raise num_beams"
+            )
+        if self.num_beams > 1:
+            check_beams(self)
+        return checked
+
     @property
     def greedy(self) -> bool:
         """True when the most likely token is always taken."""
         return self.temperature == 0 or self.top_k == 1
+
+
+# Fields that a beam search has no use for, and the values that change nothing.
+_BEAM_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "temperature": (1.0, 0.0),
+    "top_k": (0, 1),
+    "top_p": (1.0,),
+    "min_p": (0.0,),
+    "seed": (None,),
+}
+
+
+def check_beams(params: SamplingParams) -> None:
+    """Raises UserError where `params` ask for beams and for something that beams do not do."""
+    for name, neutral in _BEAM_NEUTRAL.items():
+        value = getattr(params, name)
+        if value not in neutral:
+            allowed = ", ".join(map(repr, neutral))
+            raise UserError(
+                f"{name} {value!r} is not supported with num_beams {params.num_beams} (allowed: "
+                f"{allowed}): a beam search draws no tokens; leave {name} out, or num_beams"
+            )
 
 
 class RequestStatus(enum.Enum):
@@ -186,6 +245,7 @@ class Request:
     __slots__ = (
         "arrival_index",
         "arrival_time",
+        "beam_group",
         "block_digests",
         "block_ids",
         "cache_salt",
@@ -247,6 +307,27 @@ class Request:
         self.num_published_blocks = 0  # leading blocks of block_ids that others may match
         self.max_num_tokens = 0  # prompt + output, set by Scheduler.add
         self.max_num_blocks = 0  # blocks for max_num_tokens, set by Scheduler.add
+        # Whose beam this is, or whose search; set by Scheduler.add where there are beams.
+        self.beam_group: BeamGroup | None = None
+
+    def fork(self, request_id: int) -> Request:
+        """A beam with the same tokens and blocks; the caller takes references of the blocks."""
+        beam = copy.copy(self)
+        beam.request_id = request_id
+        beam.token_ids = list(self.token_ids)
+        beam.block_ids = list(self.block_ids)
+        beam.block_digests = list(self.block_digests)
+        return beam
+
+    @property
+    def owner(self) -> Request:
+        """The request that was added: this one, or whose beam it is."""
+        return self if self.beam_group is None else self.beam_group.request
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences of the batch that it takes: a search before its first fork, all its beams'."""
+        return self.sampling_params.num_beams if self.owner is self else 1
 
     @property
     def num_tokens(self) -> int:
@@ -299,8 +380,19 @@ class Request:
 
 
 @dataclass(frozen=True)
+class CompletionOutput:
+    """One of the answers to a prompt."""
+
+    index: int  # 0 is the best
+    text: str
+    token_ids: tuple[int, ...]  # generated, an ending eos included
+    finish_reason: FinishReason | None  # None while it is still running
+    score: float | None = None  # of a beam search: see SamplingParams.length_penalty
+
+
+@dataclass(frozen=True)
 class RequestOutput:
-    """What a request returned."""
+    """What a request returned; `token_ids`, `text` and `finish_reason` are the first answer's."""
 
     request_id: int
     prompt_token_ids: tuple[int, ...]
@@ -308,9 +400,17 @@ class RequestOutput:
     text: str
     finish_reason: FinishReason | None  # None while it is still running
     metrics: RequestMetrics
+    outputs: tuple[CompletionOutput, ...] = ()  # all answers, best first
+
+    def __post_init__(self) -> None:
+        if not self.outputs:
+            only = CompletionOutput(0, self.text, self.token_ids, self.finish_reason)
+            object.__setattr__(self, "outputs", (only,))
 
     @classmethod
-    def from_request(cls, request: Request, text: str) -> RequestOutput:
+    def from_request(
+        cls, request: Request, text: str, outputs: tuple[CompletionOutput, ...] = ()
+    ) -> RequestOutput:
         """The output of `request` as it is now, with `text` for its generated tokens."""
         return cls(
             request_id=request.request_id,
@@ -319,4 +419,5 @@ class RequestOutput:
             text=text,
             finish_reason=request.finish_reason,
             metrics=request.metrics,
+            outputs=outputs,
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from predict.engine.batch import build_inputs
+from predict.engine.beams import Candidates
 from predict.engine.runner import Runner, Tokens
 from predict.engine.sampler import Row, Sampler, reads_history
 from predict.engine.scheduler import ScheduledBatch, ScheduledSpan, Scheduler
@@ -39,8 +40,9 @@ class Engine:
     Where the runner allows it (`num_ahead`), the next step is scheduled and queued before the last
     one's tokens are known: they go from step to step on the device, and the host's work runs in
     the shadow of the device's. A request that turns out to have ended then has one row too many in
-    the step behind, whose token is dropped. Drafts need known tokens: while a request may have
-    some, nothing runs ahead.
+    the step behind, whose token is dropped. Drafts need known tokens, and beams fork by the result
+    of a step: while a request may have drafts, or a beam search is in the batch, nothing runs
+    ahead.
 
     Not thread-safe. A failing step leaves the requests in the scheduler; abort them.
     """
@@ -81,7 +83,11 @@ class Engine:
             return None, []
         batch, rows, tokens = self._steps.popleft()
         token_ids = tokens.take()
-        failed = [row.request for row, token in zip(rows, token_ids, strict=True) if token < 0]
+        failed = [
+            row.request.owner
+            for row, token in zip(rows, token_ids, strict=True)
+            if (token < 0 if isinstance(token, int) else not token.token_ids)
+        ]
         for request in failed:
             self.abort(request.request_id)
         sampled = self._verify(batch, token_ids)
@@ -97,6 +103,8 @@ class Engine:
 
     def _launch(self) -> bool:
         """Queues one more step; False when there is none to run now."""
+        if self._steps and self.scheduler.beams_are_running:
+            return False
         drafts: dict[int, Sequence[int]] = {}
         if self.proposer is not None:
             waiting = self._drafting_requests()
@@ -115,8 +123,10 @@ class Engine:
             for span in batch.spans
             for index in range(span.num_logits)
         ]
+        if batch.block_copies:
+            self.runner.copy_blocks(batch.block_copies)
         tokens = self.runner.launch(inputs, rows, self.sampler)
-        if self.runner.num_ahead and not any(span.draft_token_ids for span in batch.spans):
+        if self.runner.num_ahead and not batch.decides:
             self.scheduler.advance(batch)
         self._steps.append(Step(batch, rows, tokens))
         return True
@@ -144,18 +154,24 @@ class Engine:
                     drafts[request.request_id] = proposed
         return drafts
 
-    def _verify(self, batch: ScheduledBatch, token_ids: Sequence[int]) -> list[int | Sequence[int]]:
+    def _verify(
+        self, batch: ScheduledBatch, token_ids: Sequence[int | Candidates]
+    ) -> list[int | Sequence[int] | Candidates]:
         """Per sampling span its token, or with drafts those that stand."""
         if self.proposer is None:
             return list(token_ids)
-        sampled: list[int | Sequence[int]] = []
+        sampled: list[int | Sequence[int] | Candidates] = []
         start = 0
         for span in batch.spans:
             if not span.samples:
                 continue
             chosen = token_ids[start : start + span.num_logits]
             start += span.num_logits
-            sampled.append(self._accept(span, chosen) if span.draft_token_ids else chosen[0])
+            if span.draft_token_ids:
+                drawn = [token for token in chosen if isinstance(token, int)]
+                sampled.append(self._accept(span, drawn))
+            else:
+                sampled.append(chosen[0])
         return sampled
 
     def _accept(self, span: ScheduledSpan, chosen: Sequence[int]) -> Sequence[int]:

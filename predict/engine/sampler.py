@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from predict.engine.beams import Candidates, likeliest, log_softmax, num_candidates
 from predict.engine.stopping import suppressed_token_ids
 from predict.request import Request, SamplingParams
 
@@ -106,12 +107,45 @@ class Sampler:
         # By number of rows: five uploads are a tenth of a small model's step on the host.
         self._greedy_columns: dict[int, list[Tensor]] = {}
 
-    def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
-        """Token ids, one per row, on the CPU; logits: [len(rows), vocab_size] float32."""
+    def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[int | Candidates]:
+        """Token ids, one per row, on the CPU; logits: [len(rows), vocab_size] float32.
+
+        A beam's row gets candidates in place of a token.
+        """
+        beams = [index for index, row in enumerate(rows) if row.request.beam_group is not None]
+        if beams:
+            return self._with_candidates(logits, rows, beams)
         choices = self.choices(rows)
         logits = self._process(logits, rows, choices)
-        tokens: list[int] = self.backend.sample(logits, *self._columns(choices)).tolist()
+        tokens: list[int | Candidates] = self.backend.sample(
+            logits, *self._columns(choices)
+        ).tolist()
         return tokens
+
+    def _with_candidates(
+        self, logits: Tensor, rows: Sequence[Row], beams: Sequence[int]
+    ) -> list[int | Candidates]:
+        import paddle
+
+        values = logits.numpy()
+        others = [index for index in range(len(rows)) if index not in beams]
+        drawn: list[int | Candidates] = []
+        if others:
+            drawn = self.sample(
+                paddle.to_tensor(values[others], place=logits.place), [rows[i] for i in others]
+            )
+        found: dict[int, int | Candidates] = dict(zip(others, drawn, strict=True))
+        for index in beams:
+            row, log_probs = rows[index], values[index].copy()
+            log_softmax(log_probs)
+            tokens, num_prompt = row.request.token_ids, row.request.num_prompt_tokens
+            adjust(log_probs, self._adjustment(row), tokens, num_prompt)
+            found[index] = likeliest(log_probs, self.num_candidates(row))
+        return [found[index] for index in range(len(rows))]
+
+    def num_candidates(self, row: Row) -> int:
+        """Tokens to find for a beam's row."""
+        return num_candidates(row.request.sampling_params, self.eos_token_ids)
 
     def choices(self, rows: Sequence[Row]) -> list[Choice]:
         """One per row; GREEDY itself for each that takes the largest logit.
