@@ -353,6 +353,20 @@ def sample(
     return _run()("regatta_sample", logits, temperature, top_k, top_p, seeds, offsets)[0]
 
 
+def log_softmax(logits: Tensor, rows: Tensor) -> None:
+    """Turns `rows` [B] of logits [L, V] into log-probabilities, in place; GPUs only."""
+    _run()("regatta_log_softmax", logits, rows)
+
+
+def likeliest(logits: Tensor, rows: Tensor, count: int) -> Tensor:
+    """The `count` largest of each of `rows` [B] of logits [L, V] that are above -inf; GPUs only.
+
+    Returns [2, B, count] int32: token ids, the lower first on ties, and their values, floats by
+    their bits. Behind the last one, and for a row with a NaN, token ids are -1.
+    """
+    return _run()("regatta_likeliest", logits, rows, count)[0]
+
+
 def resolve_tokens(token_ids: Tensor, last_tokens: Tensor) -> None:
     """Puts last_tokens[r] where token_ids [T] is -1 - r, in place; GPUs only."""
     _run()("regatta_resolve_tokens", token_ids, last_tokens)

@@ -40,9 +40,9 @@ class Engine:
     Where the runner allows it (`num_ahead`), the next step is scheduled and queued before the last
     one's tokens are known: they go from step to step on the device, and the host's work runs in
     the shadow of the device's. A request that turns out to have ended then has one row too many in
-    the step behind, whose token is dropped. Drafts need known tokens, and beams fork by the result
-    of a step: while a request may have drafts, or a beam search is in the batch, nothing runs
-    ahead.
+    the step behind, whose token is dropped. Drafts need known tokens: while a request may have
+    some, nothing runs ahead. Beams fork by the result of a step: nothing runs ahead of one that
+    has beams.
 
     Not thread-safe. A failing step leaves the requests in the scheduler; abort them.
     """
@@ -103,7 +103,7 @@ class Engine:
 
     def _launch(self) -> bool:
         """Queues one more step; False when there is none to run now."""
-        if self._steps and self.scheduler.beams_are_running:
+        if self._steps and self._steps[-1].batch.decides:
             return False
         drafts: dict[int, Sequence[int]] = {}
         if self.proposer is not None:

@@ -4,6 +4,9 @@ A graph serves batches up to its size (1, 2, 4, 8, 16, 32, ...), recorded when f
 inputs lie in one piece of device memory that each step fills with one copy. Rows behind the batch
 are padding: they write nothing (slot -1) and read one token of block 0.
 
+With beams in the batch, what follows the network runs outside of the graph: log-probabilities of
+their rows, penalties, and the likeliest tokens of each, which is all that the host copies.
+
 The new tokens stay on the device, where the next step finds them (see Scheduler.advance), and a
 copy goes to pinned memory for the host to read when it gets there.
 """
@@ -19,7 +22,8 @@ import numpy.typing as npt
 
 from predict import cuda, ops
 from predict.device import Device
-from predict.engine.runner import Forward
+from predict.engine.beams import Candidates
+from predict.engine.runner import CopyBlocks, Forward, Tokens
 from predict.engine.sampler import GREEDY, Adjustment, Choice, Row, Sampler
 from predict.engine.token_history import NO_SLOT, TokenHistory, write_penalties
 from predict.nn.inputs import FIELDS, ForwardInputs
@@ -121,10 +125,31 @@ class TokensOnTheirWay:
         self._array = array
         self._event = event
 
-    def take(self) -> list[int]:
+    def take(self) -> list[int | Candidates]:
         """See Tokens."""
         self._event.synchronize()
-        tokens: list[int] = self._array.tolist()
+        tokens: list[int | Candidates] = self._array.tolist()
+        return tokens
+
+
+class BeamTokensOnTheirWay:
+    """See predict.engine.runner.Tokens; `beams` are rows with candidates in place of tokens.
+
+    found: [2, B, K] of ops.likeliest, pinned, on its way in front of the tokens.
+    """
+
+    def __init__(self, tokens: Tokens, found: npt.NDArray[np.int32], beams: Sequence[int]):
+        self._tokens = tokens
+        self._found = found
+        self._beams = beams
+
+    def take(self) -> list[int | Candidates]:
+        """See Tokens."""
+        tokens = self._tokens.take()
+        token_ids, values = self._found[0], self._found[1].view(np.float32)
+        for row, ids, log_probs in zip(self._beams, token_ids, values, strict=True):
+            num_found = int((ids >= 0).sum())
+            tokens[row] = Candidates(ids[:num_found].tolist(), log_probs[:num_found].tolist())
         return tokens
 
 
@@ -163,6 +188,7 @@ class GpuRunner:
     def __init__(
         self,
         forward: Forward,
+        copy_blocks: CopyBlocks,
         device: Device,
         max_length: int,
         max_num_seqs: int,
@@ -174,6 +200,7 @@ class GpuRunner:
         import paddle
 
         self.forward = forward
+        self.copy_blocks = copy_blocks
         self.device = device
         self.max_length = max_length
         self.max_blocks = -(-max_length // block_size)
@@ -188,27 +215,56 @@ class GpuRunner:
         self._last_tokens = paddle.zeros([self._max_rows], "int32", device=device.place())
         self._ring = TokenRing(self._max_rows, self._stream)
         self._history: TokenHistory | None = None  # from the first penalty on
+        self._found: npt.NDArray[Any] = np.empty(0, np.int32)  # pinned from the first beams on
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """See Runner."""
-        return self._run(inputs, Wanted((), [GREEDY] * len(inputs.logit_indices), None))
+        return self._run(inputs, Wanted((), [GREEDY] * len(inputs.logit_indices), None))[0]
 
-    def launch(
-        self, inputs: ForwardInputs, rows: Sequence[Row], sampler: Sampler
-    ) -> TokensOnTheirWay:
+    def launch(self, inputs: ForwardInputs, rows: Sequence[Row], sampler: Sampler) -> Tokens:
         """See Runner."""
         wanted = Wanted(rows, sampler.choices(rows), sampler.adjustments(rows))
-        self._run(inputs, wanted)
-        return self._ring.send(self._last_tokens, len(rows))
-
-    def _run(self, inputs: ForwardInputs, wanted: Wanted) -> Tensor:
-        """Logits [L, V]; the tokens are in `_last_tokens`."""
-        import paddle
-
         if wanted.adjustments is not None and self._history is None:
             self._history = TokenHistory(
                 self.device, self._max_rows, self.max_length, self.vocab_size
             )
+        beams = [index for index, row in enumerate(rows) if row.request.beam_group is not None]
+        if beams:
+            count = max(sampler.num_candidates(rows[index]) for index in beams)
+            return self._launch_beams(inputs, wanted, beams, min(count, self.vocab_size))
+        self._run(inputs, wanted)
+        return self._ring.send(self._last_tokens, len(rows))
+
+    def _launch_beams(
+        self, inputs: ForwardInputs, wanted: Wanted, beams: Sequence[int], count: int
+    ) -> BeamTokensOnTheirWay:
+        """Runs a step and finds `count` tokens for each of the rows `beams`."""
+        num_rows = len(wanted.rows)
+        plain = Wanted(wanted.rows, [GREEDY] * num_rows, None)  # its tokens are chosen anew below
+        logits, step = self._run(inputs, plain)
+        buffer, host, device = self._new_buffer(
+            [(len(beams),), *sampling_shapes(num_rows, wanted.num_banned)]
+        )
+        buffer.arrays[0][:] = beams
+        self._write_wanted(buffer, wanted)
+        self._upload(device, host)
+        rows = buffer.tensors[0]
+        ops.log_softmax(logits, rows)
+        token_ids, logit_indices = step.tensors[0], step.tensors[6][:num_rows]
+        adjusted = wanted.adjustments is not None
+        self._choose(logits, token_ids, logit_indices, buffer, adjusted)
+        found = ops.likeliest(logits, rows, count)
+        if len(self._found) < found.size:
+            self._found = cuda.pinned([2 * found.size], np.int32)
+        array = self._found[: found.size]
+        cuda.copy_front_to_host(array, found, self._stream)
+        tokens = self._ring.send(self._last_tokens, num_rows)
+        return BeamTokensOnTheirWay(tokens, array.reshape(2, len(beams), count), beams)
+
+    def _run(self, inputs: ForwardInputs, wanted: Wanted) -> tuple[Tensor, InputBuffer]:
+        """Logits [L, V], and what the step read; the tokens are in `_last_tokens`."""
+        import paddle
+
         with paddle.no_grad():
             if self.pool is not None and is_decode(inputs):
                 size = bucket_size(len(inputs.context_lens))
@@ -216,11 +272,12 @@ class GpuRunner:
                     return self._replay(inputs, wanted, size)
             return self._run_eagerly(inputs, wanted)
 
-    def _run_eagerly(self, inputs: ForwardInputs, wanted: Wanted) -> Tensor:
+    def _new_buffer(
+        self, shapes: Sequence[tuple[int, ...]]
+    ) -> tuple[InputBuffer, npt.NDArray[Any], Tensor]:
+        """A step's own buffer, and its memory on the host and on the device."""
         import paddle
 
-        shapes = [np.shape(array) for array in inputs[:-1]]
-        shapes += sampling_shapes(len(wanted.choices), wanted.num_banned)
         count = num_elements(shapes)
         self._copied.synchronize()
         if len(self._host) < count:
@@ -229,14 +286,23 @@ class GpuRunner:
             self._host[:count],
             paddle.empty([count], "int32", device=self.device.place()),
         )
-        buffer = InputBuffer(shapes, host, device)
+        return InputBuffer(shapes, host, device), host, device
+
+    def _upload(self, device: Tensor, host: npt.NDArray[Any]) -> None:
+        cuda.copy_to_device(device, host, self._stream)
+        self._copied.record(self._stream)
+
+    def _run_eagerly(self, inputs: ForwardInputs, wanted: Wanted) -> tuple[Tensor, InputBuffer]:
+        shapes = [np.shape(array) for array in inputs[:-1]]
+        shapes += sampling_shapes(len(wanted.choices), wanted.num_banned)
+        buffer, host, device = self._new_buffer(shapes)
         for array, values in zip(buffer.arrays, inputs[:-1], strict=False):
             array[...] = values
         self._write_wanted(buffer, wanted)
-        cuda.copy_to_device(device, host, self._stream)
-        self._copied.record(self._stream)
+        self._upload(device, host)
         adjusted = wanted.adjustments is not None
-        return self._step(buffer, int(inputs.max_lens[0]), int(inputs.max_lens[1]), adjusted)
+        limits = int(inputs.max_lens[0]), int(inputs.max_lens[1])
+        return self._step(buffer, *limits, adjusted), buffer
 
     def _write_wanted(self, buffer: InputBuffer, wanted: Wanted) -> None:
         choices, penalties, bias = buffer.arrays[-3:]
@@ -251,28 +317,41 @@ class GpuRunner:
         """Everything of a step that runs on the device."""
         import paddle
 
-        *fields, choices, penalties, bias = buffer.tensors
+        fields = buffer.tensors[:-3]
         limits = np.array([max_query_len, max_context_len], np.int32)
         inputs = ForwardInputs._make([*fields, paddle.to_tensor(limits, place=paddle.CPUPlace())])
         ops.resolve_tokens(inputs.token_ids, self._last_tokens)
         logits = self.forward(inputs)
-        if len(logits) == 0:
-            return logits
+        if len(logits) > 0:
+            self._choose(logits, inputs.token_ids, inputs.logit_indices, buffer, adjusted)
+        return logits
+
+    def _choose(
+        self,
+        logits: Tensor,
+        token_ids: Tensor,
+        logit_indices: Tensor,
+        buffer: InputBuffer,
+        adjusted: bool,
+    ) -> None:
+        """Adjusts the logits and draws the tokens; buffer: ends with what is wanted of them."""
+        choices, penalties, bias = buffer.tensors[-3:]
         if adjusted:
             assert self._history is not None
             ops.adjust_logits(
                 logits,
                 penalties,
-                inputs.token_ids,
-                inputs.logit_indices,
+                token_ids,
+                logit_indices,
                 self._history.tokens,
                 self._history.counts,
                 bias,
             )
         ops.sample_step(logits, choices, self._last_tokens)
-        return logits
 
-    def _replay(self, inputs: ForwardInputs, wanted: Wanted, size: int) -> Tensor:
+    def _replay(
+        self, inputs: ForwardInputs, wanted: Wanted, size: int
+    ) -> tuple[Tensor, InputBuffer]:
         num_seqs = len(inputs.context_lens)
         key = (size, wanted.adjustments is not None)
         graph = self.graphs.get(key)
@@ -292,11 +371,10 @@ class GpuRunner:
             positions[num_seqs:] = 0
             tables[num_seqs:, 0] = 0
         self._write_wanted(graph.buffer, wanted)
-        cuda.copy_to_device(graph.device, graph.host, self._stream)
-        self._copied.record(self._stream)
+        self._upload(graph.device, graph.host)
         graph.graph.replay()
         logits: Tensor = graph.graph.outputs
-        return logits if num_seqs == size else logits[:num_seqs]
+        return (logits if num_seqs == size else logits[:num_seqs]), graph.buffer
 
     def _capture(self, size: int, adjusted: bool) -> DecodeGraph:
         """Records a step of `size` padding rows."""

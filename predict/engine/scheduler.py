@@ -198,11 +198,6 @@ class Scheduler:
         return sum(request.num_slots for request in self._running)
 
     @property
-    def beams_are_running(self) -> bool:
-        """Whether a beam search is in the batch."""
-        return any(request.beam_group is not None for request in self._running)
-
-    @property
     def decoding(self) -> list[Request]:
         """Running requests whose next step is one token, in arrival order."""
         return [r for r in self._running if len(r.token_ids) - r.num_computed_tokens == 1]
