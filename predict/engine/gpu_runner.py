@@ -4,9 +4,6 @@ A graph serves batches up to its size (1, 2, 4, 8, 16, 32, ...), recorded when f
 inputs lie in one piece of device memory that each step fills with one copy. Rows behind the batch
 are padding: they write nothing (slot -1) and read one token of block 0.
 
-With beams in the batch, what follows the network runs outside of the graph: log-probabilities of
-their rows, penalties, and the likeliest tokens of each, which is all that the host copies.
-
 The new tokens stay on the device, where the next step finds them (see Scheduler.advance), and a
 copy goes to pinned memory for the host to read when it gets there.
 """
@@ -23,16 +20,17 @@ import numpy.typing as npt
 from predict import cuda, ops
 from predict.device import Device
 from predict.engine.beams import Candidates
+from predict.engine.gpu_beams import BeamTokensOnTheirWay, Finder
+from predict.engine.logits import Adjustment
 from predict.engine.runner import CopyBlocks, Forward, Tokens
-from predict.engine.sampler import GREEDY, Adjustment, Choice, Row, Sampler
-from predict.engine.token_history import NO_SLOT, TokenHistory, write_penalties
+from predict.engine.sampler import GREEDY, Choice, Row, Sampler
+from predict.engine.token_history import NO_SLOT, TokenHistory
 from predict.nn.inputs import FIELDS, ForwardInputs
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
 ALIGNMENT = 4  # int32s: 16 bytes
-BANNED_PER_ROW = 4  # tokens, on average, for which a graph has room
 
 
 def bucket_size(num_seqs: int) -> int:
@@ -85,7 +83,7 @@ def num_elements(shapes: Sequence[tuple[int, ...]]) -> int:
 def write_choices(columns: npt.NDArray[np.int32], choices: Sequence[Choice]) -> None:
     """Fills `choices` of ops.sample_step; columns behind them are greedy."""
     num_rows, stride = len(choices), columns.shape[1]
-    columns[:4] = 0  # temperature 0 is greedy
+    columns[:4] = columns[8] = 0  # temperature 0 is greedy
     if all(choice is GREEDY for choice in choices):
         return
     values = list(zip(*choices, strict=True))
@@ -93,6 +91,7 @@ def write_choices(columns: npt.NDArray[np.int32], choices: Sequence[Choice]) -> 
     columns[1, :num_rows] = values[1]
     columns[2, :num_rows] = np.array(values[2], np.float32).view(np.int32)
     columns[3, :num_rows] = np.array(values[5], np.float32).view(np.int32)
+    columns[8, :num_rows] = np.array(values[6], np.float32).view(np.int32)
     flat = columns.reshape(-1)
     flat[4 * stride : 4 * stride + 2 * num_rows] = np.array(values[3], np.int64).view(np.int32)
     flat[6 * stride : 6 * stride + 2 * num_rows] = np.array(values[4], np.int64).view(np.int32)
@@ -132,38 +131,12 @@ class TokensOnTheirWay:
         return tokens
 
 
-class BeamTokensOnTheirWay:
-    """See predict.engine.runner.Tokens; `beams` are rows with candidates in place of tokens.
-
-    found: [2, B, K] of ops.likeliest, pinned, on its way in front of the tokens.
-    """
-
-    def __init__(self, tokens: Tokens, found: npt.NDArray[np.int32], beams: Sequence[int]):
-        self._tokens = tokens
-        self._found = found
-        self._beams = beams
-
-    def take(self) -> list[int | Candidates]:
-        """See Tokens."""
-        tokens = self._tokens.take()
-        token_ids, values = self._found[0], self._found[1].view(np.float32)
-        for row, ids, log_probs in zip(self._beams, token_ids, values, strict=True):
-            num_found = int((ids >= 0).sum())
-            tokens[row] = Candidates(ids[:num_found].tolist(), log_probs[:num_found].tolist())
-        return tokens
-
-
 class Wanted(NamedTuple):
     """What a step's requests want of its logits."""
 
     rows: Sequence[Row]
     choices: Sequence[Choice]
     adjustments: Sequence[Adjustment] | None
-
-    @property
-    def num_banned(self) -> int:
-        """Tokens that are banned, over all rows."""
-        return sum(len(adjustment.banned) for adjustment in self.adjustments or ())
 
 
 @dataclass(frozen=True)
@@ -183,7 +156,6 @@ class GpuRunner:
     """
 
     num_ahead = 1
-    penalizes_drafts = False  # rows of one request would write its history at the same time
 
     def __init__(
         self,
@@ -214,20 +186,16 @@ class GpuRunner:
         self._max_rows = bucket_size(max_num_seqs)
         self._last_tokens = paddle.zeros([self._max_rows], "int32", device=device.place())
         self._ring = TokenRing(self._max_rows, self._stream)
-        self._history: TokenHistory | None = None  # from the first penalty on
-        self._found: npt.NDArray[Any] = np.empty(0, np.int32)  # pinned from the first beams on
+        self._history: TokenHistory | None = None  # from the first adjustment on
+        self._finder = Finder(self._stream)
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """See Runner."""
-        return self._run(inputs, Wanted((), [GREEDY] * len(inputs.logit_indices), None))[0]
+        return self._run(inputs, Wanted((), [GREEDY] * len(inputs.logit_indices), None))
 
     def launch(self, inputs: ForwardInputs, rows: Sequence[Row], sampler: Sampler) -> Tokens:
         """See Runner."""
         wanted = Wanted(rows, sampler.choices(rows), sampler.adjustments(rows))
-        if wanted.adjustments is not None and self._history is None:
-            self._history = TokenHistory(
-                self.device, self._max_rows, self.max_length, self.vocab_size
-            )
         beams = [index for index, row in enumerate(rows) if row.request.beam_group is not None]
         if beams:
             count = max(sampler.num_candidates(rows[index]) for index in beams)
@@ -239,45 +207,57 @@ class GpuRunner:
         self, inputs: ForwardInputs, wanted: Wanted, beams: Sequence[int], count: int
     ) -> BeamTokensOnTheirWay:
         """Runs a step and finds `count` tokens for each of the rows `beams`."""
-        num_rows = len(wanted.rows)
-        plain = Wanted(wanted.rows, [GREEDY] * num_rows, None)  # its tokens are chosen anew below
-        logits, step = self._run(inputs, plain)
-        buffer, host, device = self._new_buffer(
-            [(len(beams),), *sampling_shapes(num_rows, wanted.num_banned)]
-        )
-        buffer.arrays[0][:] = beams
-        self._write_wanted(buffer, wanted)
-        self._upload(device, host)
-        rows = buffer.tensors[0]
-        ops.log_softmax(logits, rows)
-        token_ids, logit_indices = step.tensors[0], step.tensors[6][:num_rows]
-        adjusted = wanted.adjustments is not None
-        self._choose(logits, token_ids, logit_indices, buffer, adjusted)
-        found = ops.likeliest(logits, rows, count)
-        if len(self._found) < found.size:
-            self._found = cuda.pinned([2 * found.size], np.int32)
-        array = self._found[: found.size]
-        cuda.copy_front_to_host(array, found, self._stream)
-        tokens = self._ring.send(self._last_tokens, num_rows)
-        return BeamTokensOnTheirWay(tokens, array.reshape(2, len(beams), count), beams)
+        import paddle
 
-    def _run(self, inputs: ForwardInputs, wanted: Wanted) -> tuple[Tensor, InputBuffer]:
-        """Logits [L, V], and what the step read; the tokens are in `_last_tokens`."""
+        num_rows, adjusted = len(wanted.rows), wanted.adjustments is not None
+        shapes = [(len(beams),), (num_rows,), (num_rows,), *sampling_shapes(num_rows)]
+        host: npt.NDArray[Any] = np.zeros(num_elements(shapes), np.int32)
+        device = paddle.empty(host.shape, "int32", device=self.device.place())
+        buffer = InputBuffer(shapes, host, device)
+        buffer.arrays[0][:] = beams
+        buffer.arrays[1][:] = [row.request.token_ids[-1] for row in wanted.rows]
+        buffer.arrays[2][:] = np.arange(num_rows)
+        if wanted.adjustments is not None:
+            self._admit(wanted.adjustments, wanted.rows)
+        self._write_wanted(buffer, wanted)
+        cuda.copy_to_device(device, host, self._stream)  # pageable, so it has left the array
+        rows, newest, row_indices, choices, penalties = buffer.tensors
+        ops.resolve_tokens(newest, self._last_tokens)
+        # The tokens that this draws, on the graph of a plain step, are drawn anew below.
+        logits = self._run(inputs, Wanted(wanted.rows, [GREEDY] * num_rows, None))
+        ops.log_softmax(logits, rows)
+        if adjusted:
+            assert self._history is not None
+            history, rules = self._history.tokens, self._history.rules
+            ops.adjust_logits(logits, penalties, newest, row_indices, history, rules)
+        ops.sample_step(logits, choices, self._last_tokens)
+        found = self._finder.find(logits, rows, count)
+        return BeamTokensOnTheirWay(self._ring.send(self._last_tokens, num_rows), found, beams)
+
+    def _run(self, inputs: ForwardInputs, wanted: Wanted) -> Tensor:
+        """Logits [L, V]; the tokens are in `_last_tokens`."""
         import paddle
 
         with paddle.no_grad():
+            if wanted.adjustments is not None:
+                self._admit(wanted.adjustments, wanted.rows)
             if self.pool is not None and is_decode(inputs):
-                size = bucket_size(len(inputs.context_lens))
-                if wanted.num_banned <= BANNED_PER_ROW * size:
-                    return self._replay(inputs, wanted, size)
+                return self._replay(inputs, wanted, bucket_size(len(inputs.context_lens)))
             return self._run_eagerly(inputs, wanted)
 
-    def _new_buffer(
-        self, shapes: Sequence[tuple[int, ...]]
-    ) -> tuple[InputBuffer, npt.NDArray[Any], Tensor]:
-        """A step's own buffer, and its memory on the host and on the device."""
+    def _admit(self, adjustments: Sequence[Adjustment], rows: Sequence[Row]) -> None:
+        if self._history is None:
+            self._history = TokenHistory(self.device, self._max_rows, self.max_length)
+        if self._history.admit(adjustments, rows):
+            # Recorded with rules that lie elsewhere now.
+            for key in [key for key in self.graphs if key[1]]:
+                self.graphs.pop(key).graph.reset()
+
+    def _run_eagerly(self, inputs: ForwardInputs, wanted: Wanted) -> Tensor:
         import paddle
 
+        shapes = [np.shape(array) for array in inputs[:-1]]
+        shapes += sampling_shapes(len(wanted.choices))
         count = num_elements(shapes)
         self._copied.synchronize()
         if len(self._host) < count:
@@ -286,30 +266,21 @@ class GpuRunner:
             self._host[:count],
             paddle.empty([count], "int32", device=self.device.place()),
         )
-        return InputBuffer(shapes, host, device), host, device
-
-    def _upload(self, device: Tensor, host: npt.NDArray[Any]) -> None:
-        cuda.copy_to_device(device, host, self._stream)
-        self._copied.record(self._stream)
-
-    def _run_eagerly(self, inputs: ForwardInputs, wanted: Wanted) -> tuple[Tensor, InputBuffer]:
-        shapes = [np.shape(array) for array in inputs[:-1]]
-        shapes += sampling_shapes(len(wanted.choices), wanted.num_banned)
-        buffer, host, device = self._new_buffer(shapes)
+        buffer = InputBuffer(shapes, host, device)
         for array, values in zip(buffer.arrays, inputs[:-1], strict=False):
             array[...] = values
         self._write_wanted(buffer, wanted)
-        self._upload(device, host)
+        cuda.copy_to_device(device, host, self._stream)
+        self._copied.record(self._stream)
         adjusted = wanted.adjustments is not None
-        limits = int(inputs.max_lens[0]), int(inputs.max_lens[1])
-        return self._step(buffer, *limits, adjusted), buffer
+        return self._step(buffer, int(inputs.max_lens[0]), int(inputs.max_lens[1]), adjusted)
 
     def _write_wanted(self, buffer: InputBuffer, wanted: Wanted) -> None:
-        choices, penalties, bias = buffer.arrays[-3:]
+        choices, penalties = buffer.arrays[-2:]
         write_choices(choices, wanted.choices)
         if wanted.adjustments is not None:
             assert self._history is not None
-            write_penalties(penalties, bias, wanted.adjustments, wanted.rows, self._history)
+            self._history.write_columns(penalties, wanted.adjustments, wanted.rows)
 
     def _step(
         self, buffer: InputBuffer, max_query_len: int, max_context_len: int, adjusted: bool
@@ -317,41 +288,27 @@ class GpuRunner:
         """Everything of a step that runs on the device."""
         import paddle
 
-        fields = buffer.tensors[:-3]
+        *fields, choices, penalties = buffer.tensors
         limits = np.array([max_query_len, max_context_len], np.int32)
         inputs = ForwardInputs._make([*fields, paddle.to_tensor(limits, place=paddle.CPUPlace())])
         ops.resolve_tokens(inputs.token_ids, self._last_tokens)
         logits = self.forward(inputs)
-        if len(logits) > 0:
-            self._choose(logits, inputs.token_ids, inputs.logit_indices, buffer, adjusted)
-        return logits
-
-    def _choose(
-        self,
-        logits: Tensor,
-        token_ids: Tensor,
-        logit_indices: Tensor,
-        buffer: InputBuffer,
-        adjusted: bool,
-    ) -> None:
-        """Adjusts the logits and draws the tokens; buffer: ends with what is wanted of them."""
-        choices, penalties, bias = buffer.tensors[-3:]
+        if len(logits) == 0:
+            return logits
         if adjusted:
             assert self._history is not None
             ops.adjust_logits(
                 logits,
                 penalties,
-                token_ids,
-                logit_indices,
+                inputs.token_ids,
+                inputs.logit_indices,
                 self._history.tokens,
-                self._history.counts,
-                bias,
+                self._history.rules,
             )
         ops.sample_step(logits, choices, self._last_tokens)
+        return logits
 
-    def _replay(
-        self, inputs: ForwardInputs, wanted: Wanted, size: int
-    ) -> tuple[Tensor, InputBuffer]:
+    def _replay(self, inputs: ForwardInputs, wanted: Wanted, size: int) -> Tensor:
         num_seqs = len(inputs.context_lens)
         key = (size, wanted.adjustments is not None)
         graph = self.graphs.get(key)
@@ -371,10 +328,11 @@ class GpuRunner:
             positions[num_seqs:] = 0
             tables[num_seqs:, 0] = 0
         self._write_wanted(graph.buffer, wanted)
-        self._upload(graph.device, graph.host)
+        cuda.copy_to_device(graph.device, graph.host, self._stream)
+        self._copied.record(self._stream)
         graph.graph.replay()
         logits: Tensor = graph.graph.outputs
-        return (logits if num_seqs == size else logits[:num_seqs]), graph.buffer
+        return logits if num_seqs == size else logits[:num_seqs]
 
     def _capture(self, size: int, adjusted: bool) -> DecodeGraph:
         """Records a step of `size` padding rows."""
@@ -391,7 +349,7 @@ class GpuRunner:
             (size,),
         ]
         assert len(shapes) == len(FIELDS) - 1
-        shapes += sampling_shapes(size, BANNED_PER_ROW * size)
+        shapes += sampling_shapes(size)
         count = num_elements(shapes)
         host, device = (
             cuda.pinned([count], np.int32),
@@ -403,7 +361,7 @@ class GpuRunner:
         buffer.arrays[3][:] = np.arange(size + 1)
         buffer.arrays[4][:] = 1
         buffer.arrays[6][:] = np.arange(size)
-        buffer.arrays[-2][3] = NO_SLOT
+        buffer.arrays[-1][3] = NO_SLOT
         cuda.copy_to_device(device, host, self._stream)
         # The run before the recording draws tokens over those of the step in front of this one.
         last_tokens = self._last_tokens.clone()
@@ -412,7 +370,7 @@ class GpuRunner:
         return DecodeGraph(buffer, host, device, graph)
 
 
-def sampling_shapes(num_rows: int, num_banned: int) -> list[tuple[int, ...]]:
-    """Of the inputs behind the network's: choices, penalties, bias."""
+def sampling_shapes(num_rows: int) -> list[tuple[int, ...]]:
+    """Of the inputs behind the network's: choices, penalties."""
     columns = padded(max(num_rows, 1))
-    return [(8, columns), (8, columns), (2, padded(max(num_banned, 1)))]
+    return [(9, columns), (8, columns)]

@@ -92,8 +92,7 @@ Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t nu
 Status adjust_logits(const AdjustLogitsParams& params, const Launch& launch);
 
 // A row that cannot be drawn from (NaN logits, no finite largest logit) gets token -1.
-// min_p: [L] in [0, 1] or null; tokens below min_p times the likeliest one are excluded first.
-Status sample(const SampleParams& params, const float* min_p, const Launch& launch);
+Status sample(const SampleParams& params, const Launch& launch);
 
 // params.copies is host memory; what it names is read before the call returns.
 Status copy_blocks(const CopyBlocksParams& params, const Launch& launch);
