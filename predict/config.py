@@ -21,7 +21,7 @@ from predict.quantization import (
     QuantSettings,
     parse_quant_type,
 )
-from predict.request import SamplingParams
+from predict.request import EarlyStopping, SamplingParams
 from predict.speculative import MAX_DRAFT_TOKENS, known_methods
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -275,6 +275,7 @@ class PredictorConfig:
                 **{name: flags[name] for name in _SAME_NAME},
             )
             sampling_params = _sampling_params(flags, max_length)
+            check_num_beams(sampling_params.num_beams, engine)
         except ValueError as error:
             raise UserError(str(error)) from None
         return cls(
@@ -342,6 +343,11 @@ _GREEDY_NEUTRAL = {
     "temperature": (0.0, 1.0),
 }
 _SHARPENING = tuple(name for name in _GREEDY_NEUTRAL if name != "top_k")
+
+
+# Flags of beam_search that are SamplingParams fields; early_stopping is a text here.
+_BEAM_FLAGS = ("num_beams", "num_return_sequences", "length_penalty", "early_stopping")
+_EARLY_STOPPING: dict[str, EarlyStopping] = {"false": False, "true": True, "never": "never"}
 
 
 def _sharpened(flags: FlagValues) -> bool:
@@ -433,6 +439,19 @@ RULES: tuple[Rule, ...] = (
         ),
         "--decode_strategy beam_search neither samples nor takes draft tokens; leave --top_k, "
         "--top_p, --min_p, --typical_p, --temperature and --speculate_method out",
+    ),
+    *(
+        Rule(
+            lambda f, name=name: f.given(name) and f["decode_strategy"] != "beam_search",  # type: ignore[misc]
+            f"--{name} is about beams, and --decode_strategy is {{decode_strategy}}; add "
+            f"--decode_strategy beam_search, or leave --{name} out",
+        )
+        for name in _BEAM_FLAGS
+    ),
+    Rule(
+        lambda f: f["decode_strategy"] == "beam_search" and f["benchmark"],
+        "--benchmark measures requests of one sequence each; leave --decode_strategy beam_search "
+        "out",
     ),
     Rule(
         lambda f: not 0.0 <= f["top_p"] <= 1.0,
@@ -556,7 +575,11 @@ def _with_exported(flags: FlagValues, directory: Path) -> FlagValues:
 
 def _sampling_params(flags: FlagValues, max_length: int) -> SamplingParams:
     """How each output token is chosen and when the output ends."""
-    greedy = flags["decode_strategy"] == "greedy_search" or flags["top_p"] == 0.0
+    beams: dict[str, Any] = {}
+    if flags["decode_strategy"] == "beam_search":
+        beams = {name: flags[name] for name in _BEAM_FLAGS}
+        beams["early_stopping"] = _EARLY_STOPPING[flags["early_stopping"]]
+    greedy = bool(beams) or flags["decode_strategy"] == "greedy_search" or flags["top_p"] == 0.0
     return SamplingParams(
         max_new_tokens=flags["max_new_tokens"],
         max_length=max_length,
@@ -567,4 +590,5 @@ def _sampling_params(flags: FlagValues, max_length: int) -> SamplingParams:
         logit_bias=flags["logit_bias"] or {},
         bad_words=flags["bad_words"] or (),
         **{name: flags[name] for name in _SAME_SAMPLING},
+        **beams,
     )

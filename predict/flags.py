@@ -234,9 +234,21 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_LENGTHS, "max_num_batched_tokens", "int", None,
          "Tokens computed per step; when not given, 512 on the CPU and 8192 on a GPU."),
     Flag(_SAMPLING, "decode_strategy", "str", "sampling",
-         "sampling, or greedy_search for the most likely token each time.",
-         choices=("sampling", "greedy_search", "beam_search"),
-         availability=not_yet("sampling and greedy_search work.", "beam_search")),
+         "sampling; greedy_search for the most likely token each time; or beam_search for a likely "
+         "sequence, as Hugging Face transformers searches.",
+         choices=("sampling", "greedy_search", "beam_search")),
+    Flag(_SAMPLING, "num_beams", "int", 4,
+         "Beams of beam_search. Each is one of the --batch_size sequences."),
+    Flag(_SAMPLING, "length_penalty", "float", 1.0,
+         "beam_search divides a sum of log-probabilities by length to this power: above 0 favours "
+         "long answers."),
+    Flag(_SAMPLING, "early_stopping", "str", "false",
+         "When beam_search ends, with num_beams answers finished: true, at once; false, when no "
+         "beam would score better if it ended now; never, when none could at any length.",
+         choices=("false", "true", "never")),
+    Flag(_SAMPLING, "num_return_sequences", "int", 1,
+         'Answers of beam_search in a result, at most num_beams: above 1 it has "outputs", the '
+         "best first."),
     Flag(_SAMPLING, "top_k", "int", 1,
          "Sample among this many most likely tokens; 1 is greedy, 0 takes all."),
     Flag(_SAMPLING, "top_p", "float", 1.0,

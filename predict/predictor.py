@@ -68,6 +68,7 @@ def run(config: PredictorConfig, make_llm: MakeLLM) -> int:
 
     Every prompt is read, tokenized and checked before the model is loaded. Raises UserError.
     """
+    from predict.config import check_num_beams
     from predict.data import built_in_items, check_output_path, read_data_file
     from predict.nn.hf_config import ConfigReader
     from predict.prompts import prepare_params, prepare_prompts
@@ -94,6 +95,7 @@ def run(config: PredictorConfig, make_llm: MakeLLM) -> int:
             config.sampling_params,
             tokenizer,
             lambda: ConfigReader.from_dir(engine.model_name_or_path).get_int("vocab_size"),
+            lambda params: check_num_beams(params.num_beams, engine),
         )
         for warning in prompts.warnings:
             _say(f"warning: {warning}")
@@ -136,7 +138,10 @@ def answer(
             texts[index] = output.text
             progress.on_finished()
             item = items[index]
-            writer.put(index, {"src": item.src, "tgt": item.tgt, "output": output.text})
+            result = {"src": item.src, "tgt": item.tgt, "output": output.text}
+            if len(output.outputs) > 1:
+                result["outputs"] = [answer.text for answer in output.outputs]
+            writer.put(index, result)
 
         interrupted = False
         try:

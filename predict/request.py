@@ -193,6 +193,8 @@ class SamplingParams:
         # comparison of the scheduler and do not serialise to JSON.
         for name, value in checked.items():
             object.__setattr__(self, name, value)
+        if self.num_beams > 1:
+            check_beams(self)
         for name in ("max_new_tokens", "max_length"):
             limit = getattr(self, name)
             if limit is not None and self.min_length > limit:
@@ -261,8 +263,6 @@ class SamplingParams:
                 f"num_return_sequences {self.num_return_sequences} is more than num_beams "
                 f"{self.num_beams} (allowed: 1 to num_beams); raise num_beams"
             )
-        if self.num_beams > 1:
-            check_beams(self)
         return checked
 
     @property

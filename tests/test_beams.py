@@ -16,6 +16,7 @@ from predict import LLM, SamplingParams, library
 from predict.engine.beams import BeamGroup, Candidates, likeliest, log_softmax, num_candidates
 from predict.errors import UserError
 from predict.kv_formats import kv_format_of
+from predict.predictor import main
 from predict.request import Request, RequestOutput
 from tests.test_golden import DEMO, GOLDEN, OPERATORS, config, golden, greedy
 from tests.test_kv_engine import CACHE_TYPES, PROMPTS, model
@@ -255,12 +256,100 @@ def test_an_aborted_search_frees_its_blocks_at_any_step() -> None:
         assert not scheduler.has_unfinished()
 
 
+def test_data_file_and_flags_ask_for_searches(compiled: library.Library, tmp_path: Path) -> None:
+    llm = LLM(config(DEMO, batch_size=8, attention="append", inference_model=True))
+    params = SamplingParams(num_beams=4, max_new_tokens=9, num_return_sequences=2)
+    text = "def gcd(a, b):"
+    expected = [answer.text for answer in llm.generate([text], params)[0].outputs]
+    lines = [
+        {"src": text},
+        {"src": text, "num_return_sequences": 1},
+        {"src": text, "num_beams": 1, "num_return_sequences": 1},
+    ]
+    data, out = tmp_path / "data.jsonl", tmp_path / "out.jsonl"
+    data.write_text("\n".join(map(json.dumps, lines)))
+    words = ["--model_name_or_path", str(DEMO), "--dtype", "float32", "--device", "cpu"]
+    words += ["--append_attn", "--batch_size", "8", "--max_new_tokens", "9"]
+    words += ["--decode_strategy", "beam_search", "--num_return_sequences", "2"]
+    words += ["--data_file", str(data), "--output_file", str(out), "--chat_template", "none"]
+    assert main(words) == 0
+    results = [json.loads(line) for line in out.read_text().splitlines()]
+    assert (results[0]["output"], results[0]["outputs"]) == (expected[0], expected)
+    assert results[1] == {"src": text, "tgt": "", "output": expected[0]}
+    greedy_text = llm.generate([text], SamplingParams(max_new_tokens=9, temperature=0.0))[0].text
+    assert results[2]["output"] == greedy_text
+
+
+def test_a_line_with_too_many_beams_is_refused_before_loading(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"src": "a"}\n{"src": "b", "num_beams": 3}')
+    words = ["--model_name_or_path", str(DEMO), "--dtype", "float32", "--batch_size", "2"]
+
+    def make_llm(*_: Any) -> Any:
+        pytest.fail("the model was loaded")
+
+    assert main([*words, "--data_file", str(data)], make_llm) == 2
+    assert "line 2 of data.jsonl: num_beams 3 is more than the batch" in capsys.readouterr().err
+
+
+def test_prompt_logprobs_beside_a_search(compiled: library.Library) -> None:
+    llm = LLM(config("llama_gqa", batch_size=4, attention="append", inference_model=True))
+    prompt = golden("llama_gqa")["prompts"][2]
+    plain = SamplingParams(prompt_logprobs=1, max_new_tokens=1)
+    params = SamplingParams(num_beams=4, prompt_logprobs=1, max_new_tokens=6)
+    expected = llm.generate([prompt], plain)[0].prompt_logprobs
+    output = llm.generate([prompt], params)[0]
+    assert output.prompt_logprobs == expected
+    unmeasured = SamplingParams(num_beams=4, max_new_tokens=6)
+    assert output.token_ids == llm.generate([prompt], unmeasured)[0].token_ids
+
+
+def test_processors_change_the_log_probabilities_of_a_search(compiled: library.Library) -> None:
+    llm = LLM(config("llama_gqa", batch_size=4, attention="append", inference_model=True))
+    prompt = golden("llama_gqa")["prompts"][2]
+    plain = llm.generate([prompt], SamplingParams(num_beams=4, max_new_tokens=8))[0]
+    first = plain.token_ids[0]
+    banned = SamplingParams(num_beams=4, max_new_tokens=8, bad_words=((first,),))
+    assert first not in llm.generate([prompt], banned)[0].token_ids
+    wanted = SamplingParams(num_beams=4, max_new_tokens=8, logit_bias={7: 50.0})
+    assert llm.generate([prompt], wanted)[0].token_ids == (7,) * 8
+    params = SamplingParams(num_beams=4, max_new_tokens=8, no_repeat_ngram_size=1)
+    tokens = llm.generate([prompt], params)[0].token_ids
+    assert len({*prompt, *tokens}) == len(set(prompt)) + 8
+
+
+def test_a_row_without_numbers_fails_its_search_alone() -> None:
+    llm = LLM(config("llama_gqa", batch_size=6, attention="append"))
+    expected = golden("llama_gqa")
+    sample = llm.engine.sampler.sample
+    steps = iter(range(100))
+
+    def broken(logits: Any, rows: Any) -> Any:
+        found = sample(logits, rows)
+        if next(steps) == 3:
+            index = next(i for i, entry in enumerate(found) if isinstance(entry, Candidates))
+            found[index] = Candidates([], [])
+        return found
+
+    llm.engine.sampler.sample = broken  # type: ignore[method-assign]
+    num_new = len(expected["greedy"][0])
+    plain = SamplingParams(max_new_tokens=num_new, temperature=0.0, ignore_eos=True)
+    prompts = expected["prompts"][:2]
+    search, neighbour = llm.generate(prompts, [SamplingParams(num_beams=4), plain])
+    assert (search.finish_reason, search.token_ids) == ("error", ())
+    assert "no finite largest logit" in (search.outputs[0].error or "")
+    assert list(neighbour.token_ids) == expected["greedy"][1]
+    assert llm.stats().num_used_blocks == 0
+
+
 def test_a_streamed_search_yields_its_text_at_the_end() -> None:
     search = searches("demo_model")[0]
     llm = LLM(config(DEMO, batch_size=2))
     pieces = list(llm.stream(search["prompt"], params_of(search)))
     output = llm.generate([search["prompt"]], params_of(search))[0]
-    assert len(pieces) == 1
+    assert len(pieces) == search["num_return_sequences"] == 1
     assert pieces[0].text == output.text == output.outputs[0].text
     assert list(pieces[0].token_ids) == search["sequences"][0]
 
@@ -279,6 +368,11 @@ def test_a_streamed_search_yields_its_text_at_the_end() -> None:
         ({"num_beams": 2, "top_p": 0.9}, "top_p 0.9 is not supported with num_beams 2"),
         ({"num_beams": 2, "min_p": 0.1}, "min_p 0.1 is not supported with num_beams 2"),
         ({"num_beams": 2, "seed": 3}, r"seed 3 .* \(allowed: None\): a beam search draws no"),
+        ({"num_beams": 2, "typical_p": 0.5}, "typical_p 0.5 is not supported with num_beams 2"),
+        ({"num_beams": 2, "n": 2}, "n 2 is not supported with num_beams 2"),
+        ({"num_beams": 2, "best_of": 2}, "best_of 2 is not supported with num_beams 2"),
+        ({"num_beams": 2, "logprobs": 0}, "logprobs 0 is not supported with num_beams 2"),
+        ({"num_beams": 2, "stop": "x"}, r"stop \('x',\) is not supported with num_beams 2"),
     ],
 )
 def test_parameters_that_no_search_has_are_refused(values: dict[str, Any], message: str) -> None:
