@@ -19,7 +19,7 @@ import numpy.typing as npt
 from predict.engine.stopping import finish_reason
 from predict.request import FinishReason, Request, SamplingParams
 
-_CHUNK = 64  # columns whose maxima are compared first
+_COLUMN = 64  # tokens, of a row of logits seen as a table
 
 
 class Candidates(NamedTuple):
@@ -54,16 +54,17 @@ def log_softmax(logits: npt.NDArray[np.float32]) -> None:
 def likeliest(log_probs: npt.NDArray[np.float32], count: int) -> Candidates:
     """The `count` largest of log_probs [V] that are above -inf, the lower index first on ties.
 
-    Without a sort of the vocabulary: they lie in the `count` pieces of it with the largest maxima.
+    Without a sort of the vocabulary: none is below the count-th largest of the columns' maxima.
     """
-    pad = -len(log_probs) % _CHUNK
-    pieces = np.pad(log_probs, (0, pad), constant_values=-np.inf).reshape(-1, _CHUNK)
-    best = np.argsort(-pieces.max(axis=1), kind="stable")[:count]
-    best.sort()
-    token_ids = (best[:, None] * _CHUNK + np.arange(_CHUNK)).ravel()
-    values = pieces[best].ravel()
+    num_columns, least = len(log_probs) // _COLUMN, -np.inf
+    if num_columns >= count:
+        columns = log_probs[: _COLUMN * num_columns].reshape(_COLUMN, num_columns)
+        least = np.partition(columns.max(axis=0), num_columns - count)[num_columns - count]
+    # NaN is not above anything.
+    likely = log_probs >= least if least > -np.inf else log_probs > least
+    token_ids = np.flatnonzero(likely)
+    values = log_probs[token_ids]
     order = np.argsort(-values, kind="stable")[:count]
-    order = order[values[order] > -np.inf]  # NaN is not above it either
     return Candidates(token_ids[order].tolist(), values[order].tolist())
 
 
@@ -100,30 +101,40 @@ class BeamGroup:
         request, params = self.request, self.request.sampling_params
         num_generated = len(self.beams[0].token_ids) - request.num_prompt_tokens + 1
         num_tokens = request.num_prompt_tokens + num_generated
-        ranked = sorted(
-            (-(score + np.float32(log_prob)), beam, token)
-            for beam, (score, each) in enumerate(zip(self.scores, candidates, strict=True))
-            for token, log_prob in zip(*each, strict=True)
-        )[: num_candidates(params, eos_token_ids)]
+        beams, tokens, totals = self._continuations(candidates)
+        order = np.lexsort((tokens, beams, -totals))[: num_candidates(params, eos_token_ids)]
         going_on: list[tuple[int, int]] = []
         scores: list[np.float32] = []
-        for rank, (negated, beam, token) in enumerate(ranked):
+        ranked = zip(beams[order].tolist(), tokens[order].tolist(), totals[order], strict=True)
+        for rank, (beam, token, total) in enumerate(ranked):
             reason = finish_reason(
                 token, num_generated, num_tokens, request.max_num_tokens, params, eos_token_ids
             )
             if reason is None:
                 going_on.append((beam, token))
-                scores.append(-negated)
+                scores.append(total)
             elif rank < params.num_beams:
-                tokens = [*self.beams[beam].token_ids[request.num_prompt_tokens :], token]
-                score = _penalized(-negated, num_generated, params.length_penalty)
-                self.finished.append(Hypothesis(tokens, score, reason))
+                generated = [*self.beams[beam].token_ids[request.num_prompt_tokens :], token]
+                score = _penalized(total, num_generated, params.length_penalty)
+                self.finished.append(Hypothesis(generated, score, reason))
         # Stable, so that of equal scores the older hypothesis stays.
         self.finished.sort(key=lambda hypothesis: -hypothesis.score)
         del self.finished[params.num_beams :]
         del going_on[params.num_beams :], scores[params.num_beams :]
         self.scores = scores
         return going_on if going_on and self._may_improve(num_generated) else []
+
+    def _continuations(
+        self, candidates: Sequence[Candidates]
+    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.float32]]:
+        """Beams, tokens, and sums of log-probabilities of all of them."""
+        counts = [len(each.token_ids) for each in candidates]
+        log_probs = [log_prob for each in candidates for log_prob in each.log_probs]
+        return (
+            np.repeat(np.arange(len(counts)), counts),
+            np.array([token for each in candidates for token in each.token_ids], np.intp),
+            np.repeat(np.array(self.scores, np.float32), counts) + np.array(log_probs, np.float32),
+        )
 
     def _may_improve(self, num_generated: int) -> bool:
         """Whether the search goes on after `num_generated` tokens."""
