@@ -21,7 +21,7 @@ from predict.quantization import (
     QuantSettings,
     parse_quant_type,
 )
-from predict.request import SamplingParams
+from predict.request import EarlyStopping, SamplingParams
 from predict.speculative import MAX_DRAFT_TOKENS, known_methods
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -212,6 +212,21 @@ class EngineConfig:
         return max(default, self.batch_size) if self.chunked_prefill else self.max_length
 
 
+def check_num_beams(num_beams: int, config: EngineConfig) -> None:
+    """Raises UserError where an engine of `config` cannot search with so many beams."""
+    if num_beams > config.batch_size:
+        raise UserError(
+            f"num_beams {num_beams} is more than the batch holds (allowed: 1 to {config.batch_size}"
+            ", which is batch_size: each beam is a sequence of it); lower num_beams or raise "
+            "batch_size"
+        )
+    if num_beams > 1 and config.speculate_method is not None:
+        raise UserError(
+            f"num_beams {num_beams} does not go with speculate_method {config.speculate_method}: a "
+            "beam search takes no draft tokens; leave one of the two out"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class PredictorConfig:
     """One run of the command line: the engine, how to sample, the files, and what to say first."""
@@ -260,6 +275,7 @@ class PredictorConfig:
                 **{name: flags[name] for name in _SAME_NAME},
             )
             sampling_params = _sampling_params(flags, max_length)
+            check_num_beams(sampling_params.num_beams, engine)
         except ValueError as error:
             raise UserError(str(error)) from None
         return cls(
@@ -331,6 +347,11 @@ _GREEDY_NEUTRAL = {
     "temperature": (0.0, 1.0),
 }
 _SHARPENING = tuple(name for name in _GREEDY_NEUTRAL if name != "top_k")
+
+
+# Flags of beam_search that are SamplingParams fields; early_stopping is a text here.
+_BEAM_FLAGS = ("num_beams", "length_penalty", "early_stopping")
+_EARLY_STOPPING: dict[str, EarlyStopping] = {"false": False, "true": True, "never": "never"}
 
 
 def _sharpened(flags: FlagValues) -> bool:
@@ -422,6 +443,19 @@ RULES: tuple[Rule, ...] = (
         ),
         "--decode_strategy beam_search neither samples nor takes draft tokens; leave --top_k, "
         "--top_p, --min_p, --typical_p, --temperature and --speculate_method out",
+    ),
+    *(
+        Rule(
+            lambda f, name=name: f.given(name) and f["decode_strategy"] != "beam_search",  # type: ignore[misc]
+            f"--{name} is about beams, and --decode_strategy is {{decode_strategy}}; add "
+            f"--decode_strategy beam_search, or leave --{name} out",
+        )
+        for name in _BEAM_FLAGS
+    ),
+    Rule(
+        lambda f: f["decode_strategy"] == "beam_search" and f["benchmark"],
+        "--benchmark measures requests of one sequence each; leave --decode_strategy beam_search "
+        "out",
     ),
     Rule(
         lambda f: not 0.0 <= f["top_p"] <= 1.0,
@@ -545,7 +579,12 @@ def _with_exported(flags: FlagValues, directory: Path) -> FlagValues:
 
 def _sampling_params(flags: FlagValues, max_length: int) -> SamplingParams:
     """How each output token is chosen and when the output ends."""
-    greedy = flags["decode_strategy"] == "greedy_search" or flags["top_p"] == 0.0
+    beams: dict[str, Any] = {}
+    if flags["decode_strategy"] == "beam_search":
+        beams = {name: flags[name] for name in _BEAM_FLAGS}
+        beams["early_stopping"] = _EARLY_STOPPING[flags["early_stopping"]]
+        beams["num_return_sequences"] = flags["num_return_sequences"]
+    greedy = bool(beams) or flags["decode_strategy"] == "greedy_search" or flags["top_p"] == 0.0
     return SamplingParams(
         max_new_tokens=flags["max_new_tokens"],
         max_length=max_length,
@@ -557,6 +596,7 @@ def _sampling_params(flags: FlagValues, max_length: int) -> SamplingParams:
         bad_words=flags["bad_words"] or (),
         stop=tuple(flags["stop"] or ()),
         stop_token_ids=flags["stop_token_ids"] or (),
-        n=flags["num_return_sequences"],
+        n=1 if beams else flags["num_return_sequences"],
         **{name: flags[name] for name in _SAME_SAMPLING},
+        **beams,
     )

@@ -238,9 +238,18 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_LENGTHS, "max_num_batched_tokens", "int", None,
          "Tokens computed per step; when not given, 512 on the CPU and 8192 on a GPU."),
     Flag(_SAMPLING, "decode_strategy", "str", "sampling",
-         "sampling, or greedy_search for the most likely token each time.",
-         choices=("sampling", "greedy_search", "beam_search"),
-         availability=not_yet("sampling and greedy_search work.", "beam_search")),
+         "sampling; greedy_search for the most likely token each time; or beam_search for a likely "
+         "sequence, as Hugging Face transformers searches.",
+         choices=("sampling", "greedy_search", "beam_search")),
+    Flag(_SAMPLING, "num_beams", "int", 4,
+         "Beams of beam_search. Each is one of the --batch_size sequences."),
+    Flag(_SAMPLING, "length_penalty", "float", 1.0,
+         "beam_search divides a sum of log-probabilities by length to this power: above 0 favours "
+         "long answers."),
+    Flag(_SAMPLING, "early_stopping", "str", "false",
+         "When beam_search ends, with num_beams answers finished: true, at once; false, when no "
+         "beam would score better if it ended now; never, when none could at any length.",
+         choices=("false", "true", "never")),
     Flag(_SAMPLING, "top_k", "int", 1,
          "Sample among this many most likely tokens; 1 is greedy, 0 takes all."),
     Flag(_SAMPLING, "top_p", "float", 1.0,
@@ -275,7 +284,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_ANSWERS, "stop_token_ids", "ints", None,
          "Tokens that end the output, besides end-of-text tokens."),
     Flag(_ANSWERS, "num_return_sequences", "int", 1,
-         "Sampled answers to each prompt; above 1 the output is a list.",
+         'Answers to each prompt, samples or the best of --num_beams beams: above 1 the result has '
+         '"outputs" too.',
          aliases=("n",)),
     Flag(_ANSWERS, "best_of", "int", None,
          "Samples, of which the --num_return_sequences likeliest are returned."),

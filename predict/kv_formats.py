@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -79,6 +79,10 @@ class KvFormat:
             f"kv_format {self.name} needs a GPU of {need} or later, and this one is {have} "
             f"(allowed there: {known}); set --cachekv_int8_type to another one"
         )
+
+    def paged(self, cache: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Those of a layer's cache tensors that have a row per block."""
+        return cache[:2] if self.scales == "head" else cache
 
     def row_bytes(self, head_dim: int, element_bytes: int) -> int:
         """Bytes of one row, scales apart. element_bytes: of the model's dtype."""

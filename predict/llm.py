@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from predict import library
 from predict.chat_template import Message, conversation_messages
-from predict.config import EngineConfig
+from predict.config import EngineConfig, check_num_beams
 from predict.engine.detokenizer import Detokenizer
 from predict.engine.engine import Engine
 from predict.engine.kv_cache import (
@@ -27,9 +27,11 @@ from predict.engine.kv_cache import (
 )
 from predict.engine.program import load_program
 from predict.engine.runner import (
+    CopyBlocks,
     Forward,
     HostRunner,
     Runner,
+    block_copier,
     dynamic_forward,
     static_forward,
 )
@@ -246,7 +248,8 @@ class LLM:
             caches = allocate_caches(
                 self.spec, num_blocks, config.block_size, config.dtype, config.kv_format, kv_scales
             )
-        runner = self._runner(network(caches))
+        copy_blocks = block_copier(self.backend, caches, kv_format_of(config.kv_format))
+        runner = self._runner(network(caches), copy_blocks)
         if is_compiled(self.backend):
             # From here on the step's own tensors come and go; the weights are in place.
             library.require().keep_freed_memory()
@@ -286,14 +289,15 @@ class LLM:
         program = load_program(directory, config.model_prefix, self.device)
         return lambda caches: static_forward(program, caches)
 
-    def _runner(self, forward: Forward) -> Runner:
+    def _runner(self, forward: Forward, copy_blocks: CopyBlocks) -> Runner:
         if self.device is None:
-            return HostRunner(forward)
+            return HostRunner(forward, copy_blocks)
         from predict.engine.gpu_runner import GpuRunner
 
         config = self.config
         return GpuRunner(
             forward,
+            copy_blocks,
             self.device,
             config.max_length,
             config.batch_size,
@@ -381,6 +385,7 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams, prompt_index: int = 0, streamed: bool = False
     ) -> Samples:
         """The requests of a prompt, checked, not queued. Raises UserError."""
+        check_num_beams(params.num_beams, self.config)
         params = with_token_ids(params, self.tokenizer, self.spec.vocab_size)
         if params.stop_strings and self.tokenizer is None:
             raise UserError(
@@ -470,8 +475,9 @@ class LLM:
     ) -> Generator[StreamOutput, None, None]:
         """Yields the answers to one prompt, or to several, as they grow.
 
-        Joined texts equal `generate`'s; text that may yet become a stop string waits. Leaving the
-        iterator early aborts the requests. Raises ValueError for an answer that fails.
+        Joined texts equal `generate`'s; text that may yet become a stop string waits, and the
+        answers of a beam search come whole, at its end. Leaving the iterator early aborts the
+        requests. Raises ValueError for an answer that fails.
         """
         one = isinstance(prompts, str) or all(isinstance(prompt, int) for prompt in prompts)
         several = cast("Sequence[Prompt]", [prompts] if one else prompts)

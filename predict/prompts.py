@@ -71,15 +71,18 @@ def prepare_params(
     defaults: SamplingParams,
     tokenizer: Tokenizer,
     vocab_size: Callable[[], int],
+    check: Callable[[SamplingParams], None],
 ) -> list[SamplingParams]:
     """How each item's answer is sampled: its own keys, and `defaults` for the others.
 
-    vocab_size: the model's, asked for when an item names tokens. Raises UserError naming the line.
+    vocab_size: the model's, asked for when an item names tokens. check: raises UserError for what
+    the engine cannot do. Raises UserError naming the line.
     """
     resolved: list[SamplingParams] = []
     for item in items:
         try:
             params = replace(defaults, **item.sampling)
+            check(params)
             if params.logit_bias or params.bad_words or params.stop_token_ids:
                 params = with_token_ids(params, tokenizer, vocab_size())
         except UserError as error:

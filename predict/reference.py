@@ -121,6 +121,15 @@ def rope_and_cache_write(
     return q, [tensor for pair in zip(write(k, 0), write(v, 1), strict=True) for tensor in pair]
 
 
+def copy_blocks(caches: Sequence[Tensor], copies: Sequence[tuple[int, int]]) -> None:
+    """Copies blocks of caches [N, ...], in place: (from, to), no block both."""
+    import paddle
+
+    source, target = paddle.to_tensor(np.array(copies, np.int64)).unbind(axis=1)
+    for cache in caches:
+        paddle.index_put_(cache, (target,), paddle.gather(cache, source))
+
+
 def _bits(words: Tensor) -> Tensor:
     """int32 0 or 1 [T, 32 * words] of int32 [T, words], the lowest bit of word 0 first."""
     import paddle

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from predict.engine.batch import build_inputs
+from predict.engine.beams import Candidates
 from predict.engine.logprobs import num_wanted
 from predict.engine.runner import Logprobs, PromptTargets, Runner, Tokens
 from predict.engine.sampler import Row, Sampler
@@ -46,7 +47,8 @@ class Engine:
     one's tokens are known: they go from step to step on the device, and the host's work runs in
     the shadow of the device's. A request that turns out to have ended then has one row too many in
     the step behind, whose token is dropped. Drafts need known tokens: while a request may have
-    some, nothing runs ahead.
+    some, nothing runs ahead. Beams fork by the result of a step: nothing runs ahead of one that
+    has beams.
 
     A request whose logits nothing can be drawn from ends as "error", alone. Not thread-safe. A
     failing step leaves the requests in the scheduler; abort them.
@@ -89,9 +91,10 @@ class Engine:
         batch, rows, tokens = self._steps.popleft()
         token_ids = tokens.take()
         failed = [
-            row.request
+            row.request.owner
             for row, token in zip(rows, token_ids, strict=True)
-            if token < 0 and self.scheduler.abort(row.request.request_id, "error")
+            if (token < 0 if isinstance(token, int) else not token.token_ids)
+            and self.scheduler.abort(row.request.owner.request_id, "error")
         ]
         for request in failed:
             request.error = NO_LOGITS.format(request.request_id)
@@ -121,6 +124,8 @@ class Engine:
 
     def _launch(self) -> bool:
         """Queues one more step; False when there is none to run now."""
+        if self._steps and self._steps[-1].batch.decides:
+            return False
         drafts: dict[int, Sequence[int]] = {}
         if self.proposer is not None:
             waiting = self._drafting_requests()
@@ -139,6 +144,8 @@ class Engine:
             for span in batch.spans
             for index in range(span.num_logits)
         ]
+        if batch.block_copies:
+            self.runner.copy_blocks(batch.block_copies)
         targets = [token for span in batch.spans for token in span.prompt_targets]
         if targets:
             num_top = num_wanted([span.request for span in batch.spans], of_prompts=True)
@@ -146,7 +153,7 @@ class Engine:
             tokens = self.runner.launch(inputs, rows, self.sampler, prompt)
         else:
             tokens = self.runner.launch(inputs, rows, self.sampler)
-        if self.runner.num_ahead and not any(span.draft_token_ids for span in batch.spans):
+        if self.runner.num_ahead and not batch.decides:
             self.scheduler.advance(batch)
         self._steps.append(Step(batch, rows, tokens))
         return True
@@ -173,18 +180,24 @@ class Engine:
                     drafts[request.request_id] = proposed
         return drafts
 
-    def _verify(self, batch: ScheduledBatch, token_ids: Sequence[int]) -> list[int | Sequence[int]]:
+    def _verify(
+        self, batch: ScheduledBatch, token_ids: Sequence[int | Candidates]
+    ) -> list[int | Sequence[int] | Candidates]:
         """Per sampling span its token, or with drafts those that stand."""
         if self.proposer is None:
             return list(token_ids)
-        sampled: list[int | Sequence[int]] = []
+        sampled: list[int | Sequence[int] | Candidates] = []
         start = 0
         for span in batch.spans:
             if not span.samples:
                 continue
             chosen = token_ids[start : start + span.num_logits]
             start += span.num_logits
-            sampled.append(self._accept(span, chosen) if span.draft_token_ids else chosen[0])
+            if span.draft_token_ids:
+                drawn = [token for token in chosen if isinstance(token, int)]
+                sampled.append(self._accept(span, drawn))
+            else:
+                sampled.append(chosen[0])
         return sampled
 
     def _accept(self, span: ScheduledSpan, chosen: Sequence[int]) -> Sequence[int]:

@@ -20,9 +20,18 @@ import numpy.typing as npt
 
 from predict import cuda, ops
 from predict.device import Device
+from predict.engine.beams import Candidates
+from predict.engine.gpu_beams import BeamTokensOnTheirWay, Finder
 from predict.engine.logits import Adjustment
 from predict.engine.logprobs import LogprobTable, num_wanted
-from predict.engine.runner import NO_TARGETS, Forward, Logprobs, PromptTargets
+from predict.engine.runner import (
+    NO_TARGETS,
+    CopyBlocks,
+    Forward,
+    Logprobs,
+    PromptTargets,
+    Tokens,
+)
 from predict.engine.sampler import GREEDY, Choice, Row, Sampler
 from predict.engine.token_history import NO_SLOT, TokenHistory
 from predict.nn.inputs import FIELDS, ForwardInputs
@@ -151,10 +160,10 @@ class TokensOnTheirWay:
         self._event = event
         self._tables = tables
 
-    def take(self) -> list[int]:
+    def take(self) -> list[int | Candidates]:
         """See Tokens."""
         self._event.synchronize()
-        tokens: list[int] = self._array.tolist()
+        tokens: list[int | Candidates] = self._array.tolist()
         return tokens
 
     def logprobs(self) -> Logprobs:
@@ -201,6 +210,7 @@ class GpuRunner:
     def __init__(
         self,
         forward: Forward,
+        copy_blocks: CopyBlocks,
         device: Device,
         max_length: int,
         max_num_seqs: int,
@@ -212,6 +222,7 @@ class GpuRunner:
         import paddle
 
         self.forward = forward
+        self.copy_blocks = copy_blocks
         self.device = device
         self.max_length = max_length
         self.max_blocks = -(-max_length // block_size)
@@ -227,6 +238,7 @@ class GpuRunner:
         self._last_tokens = paddle.zeros([self._max_rows], "int32", device=device.place())
         self._ring = TokenRing(self._max_rows, self._stream)
         self._history: TokenHistory | None = None  # from the first adjustment on
+        self._finder = Finder(self._stream)
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """See Runner."""
@@ -238,29 +250,28 @@ class GpuRunner:
         rows: Sequence[Row],
         sampler: Sampler,
         prompt: PromptTargets = NO_TARGETS,
-    ) -> TokensOnTheirWay:
+    ) -> Tokens:
         """See Runner."""
         num_top = num_wanted([row.request for row in rows])
         adjustments = sampler.adjustments(rows)
-        wanted = Wanted(
-            rows,
-            sampler.choices(rows),
-            adjustments,
-            raw=adjustments is not None and num_top is not None,
-        )
+        raw = adjustments is not None and num_top is not None
+        wanted = Wanted(rows, sampler.choices(rows), adjustments, raw)
+        beams = [index for index, row in enumerate(rows) if row.request.beam_group is not None]
+        if beams:
+            count = min(max(sampler.num_candidates(rows[i]) for i in beams), self.vocab_size)
+            return self._launch_beams(inputs, wanted, beams, count, num_top, prompt)
         logits = self._run(inputs, wanted)
-        if num_top is None and not prompt.token_ids:
-            return self._ring.send(self._last_tokens, len(rows))
-        return self._ring.send(
-            self._last_tokens, len(rows), self._measure(logits, len(rows), num_top, prompt)
-        )
+        measured = self._measure(logits, len(rows), num_top, prompt)
+        return self._ring.send(self._last_tokens, len(rows), measured)
 
     def _measure(
         self, logits: Tensor, num_rows: int, num_top: int | None, prompt: PromptTargets
-    ) -> list[Tensor | None]:
+    ) -> Sequence[Tensor | None]:
         """What ops.logprobs says of the first `num_rows` rows and of those of prompts behind."""
         import paddle
 
+        if num_top is None and not prompt.token_ids:
+            return ()
         measured: list[Tensor | None] = [None, None]
         if num_top is not None and num_rows > 0:
             num_top = min(num_top, self.vocab_size)
@@ -271,6 +282,47 @@ class GpuRunner:
             on_device = paddle.to_tensor(targets, place=self.device.place())
             measured[1] = ops.logprobs(of_prompt, on_device, min(prompt.num_top, self.vocab_size))
         return measured
+
+    def _launch_beams(
+        self,
+        inputs: ForwardInputs,
+        wanted: Wanted,
+        beams: Sequence[int],
+        count: int,
+        num_top: int | None,
+        prompt: PromptTargets,
+    ) -> BeamTokensOnTheirWay:
+        """Runs a step and finds `count` tokens for each of the rows `beams`."""
+        import paddle
+
+        num_rows, adjusted = len(wanted.rows), wanted.adjustments is not None
+        shapes = [(len(beams),), (num_rows,), (num_rows,), *sampling_shapes(num_rows)]
+        host: npt.NDArray[Any] = np.zeros(num_elements(shapes), np.int32)
+        device = paddle.empty(host.shape, "int32", device=self.device.place())
+        buffer = InputBuffer(shapes, host, device)
+        buffer.arrays[0][:] = beams
+        buffer.arrays[1][:] = [row.request.token_ids[-1] for row in wanted.rows]
+        buffer.arrays[2][:] = np.arange(num_rows)
+        if wanted.adjustments is not None:
+            self._admit(wanted.adjustments, wanted.rows)
+        self._write_wanted(buffer, wanted)
+        cuda.copy_to_device(device, host, self._stream)  # pageable, so it has left the array
+        rows, newest, row_indices, choices, penalties = buffer.tensors
+        ops.resolve_tokens(newest, self._last_tokens)
+        # The tokens that this draws, on the graph of a plain step, are drawn anew below.
+        logits = self._run(inputs, Wanted(wanted.rows, [GREEDY] * num_rows, None))
+        raw = logits.clone() if num_top is not None else logits
+        logits = logits[:num_rows]  # prompts' logprobs are of those behind
+        ops.log_softmax(logits, rows)
+        if adjusted:
+            assert self._history is not None
+            history, rules = self._history.tokens, self._history.rules
+            ops.adjust_logits(logits, penalties, newest, row_indices, history, rules)
+        ops.sample_step(logits, choices, self._last_tokens)
+        found = self._finder.find(logits, rows, count)
+        measured = self._measure(raw, num_rows, num_top, prompt)
+        tokens = self._ring.send(self._last_tokens, num_rows, measured)
+        return BeamTokensOnTheirWay(tokens, found, beams)
 
     def _run(self, inputs: ForwardInputs, wanted: Wanted) -> Tensor:
         """Logits [L, V]; the tokens are in `_last_tokens`.
