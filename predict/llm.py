@@ -219,7 +219,10 @@ class LLM:
         self.spec, reader = read_spec(config.model_name_or_path)
         self.config = config = with_stored_cache(config, reader)
         kv_format = kv_format_of(config.kv_format)
-        kv_format.check_device(config.device)
+        if self.device is not None:
+            from predict.device import driver_info
+
+            kv_format.check_gpu(driver_info().gpus[self.device.index].capability)
         kv_scales = head_scales(kv_format, config.model_name_or_path, self.spec)
         if config.max_length > self.spec.max_context:
             print(

@@ -103,7 +103,7 @@ def with_token_ids(
     words: list[tuple[int, ...]] = []
     for word in params.bad_words:
         if not isinstance(word, str):
-            words.append(word)
+            words.append(tuple(word))
         elif tokenizer is None:
             raise UserError(
                 f"bad_words has the text {word!r}, and this model was loaded without a tokenizer; "
