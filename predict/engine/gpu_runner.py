@@ -210,21 +210,23 @@ class GpuRunner:
         import paddle
 
         num_rows, adjusted = len(wanted.rows), wanted.adjustments is not None
+        tokens_before = self._last_tokens.clone()
+        if wanted.adjustments is not None:
+            self._admit(wanted.adjustments, wanted.rows)
+        # The tokens that this draws, on the graph of a plain step, are drawn anew below. First, so
+        # that the device is at work meanwhile.
+        logits = self._run(inputs, Wanted(wanted.rows, [GREEDY] * num_rows, None))
         shapes = [(len(beams),), (num_rows,), (num_rows,), *sampling_shapes(num_rows)]
-        host: npt.NDArray[Any] = np.zeros(num_elements(shapes), np.int32)
+        host = self._finder.host(num_elements(shapes))
         device = paddle.empty(host.shape, "int32", device=self.device.place())
         buffer = InputBuffer(shapes, host, device)
         buffer.arrays[0][:] = beams
         buffer.arrays[1][:] = [row.request.token_ids[-1] for row in wanted.rows]
         buffer.arrays[2][:] = np.arange(num_rows)
-        if wanted.adjustments is not None:
-            self._admit(wanted.adjustments, wanted.rows)
         self._write_wanted(buffer, wanted)
-        cuda.copy_to_device(device, host, self._stream)  # pageable, so it has left the array
+        cuda.copy_to_device(device, host, self._stream)
         rows, newest, row_indices, choices, penalties = buffer.tensors
-        ops.resolve_tokens(newest, self._last_tokens)
-        # The tokens that this draws, on the graph of a plain step, are drawn anew below.
-        logits = self._run(inputs, Wanted(wanted.rows, [GREEDY] * num_rows, None))
+        ops.resolve_tokens(newest, tokens_before)
         ops.log_softmax(logits, rows)
         if adjusted:
             assert self._history is not None
