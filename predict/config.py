@@ -322,6 +322,10 @@ _SAME_SAMPLING = (
     "presence_penalty",
     "frequency_penalty",
     "no_repeat_ngram_size",
+    "include_stop_str_in_output",
+    "best_of",
+    "logprobs",
+    "prompt_logprobs",
 )
 
 
@@ -346,7 +350,7 @@ _SHARPENING = tuple(name for name in _GREEDY_NEUTRAL if name != "top_k")
 
 
 # Flags of beam_search that are SamplingParams fields; early_stopping is a text here.
-_BEAM_FLAGS = ("num_beams", "num_return_sequences", "length_penalty", "early_stopping")
+_BEAM_FLAGS = ("num_beams", "length_penalty", "early_stopping")
 _EARLY_STOPPING: dict[str, EarlyStopping] = {"false": False, "true": True, "never": "never"}
 
 
@@ -589,6 +593,9 @@ def _sampling_params(flags: FlagValues, max_length: int) -> SamplingParams:
         top_p=1.0 if greedy else flags["top_p"],
         logit_bias=flags["logit_bias"] or {},
         bad_words=flags["bad_words"] or (),
+        stop=tuple(flags["stop"] or ()),
+        stop_token_ids=flags["stop_token_ids"] or (),
+        n=flags["num_return_sequences"],
         **{name: flags[name] for name in _SAME_SAMPLING},
         **beams,
     )

@@ -5,7 +5,8 @@ inputs lie in one piece of device memory that each step fills with one copy. Row
 are padding: they write nothing (slot -1) and read one token of block 0.
 
 The new tokens stay on the device, where the next step finds them (see Scheduler.advance), and a
-copy goes to pinned memory for the host to read when it gets there.
+copy goes to pinned memory for the host to read when it gets there. So do logprobs, which are
+measured behind the step, on the logits as the network left them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from predict.device import Device
 from predict.engine.beams import Candidates
 from predict.engine.gpu_beams import BeamTokensOnTheirWay, Finder
 from predict.engine.logits import Adjustment
-from predict.engine.runner import CopyBlocks, Forward, Tokens
+from predict.engine.logprobs import LogprobTable, num_wanted
+from predict.engine.runner import (
+    NO_TARGETS,
+    CopyBlocks,
+    Forward,
+    Logprobs,
+    PromptTargets,
+    Tokens,
+)
 from predict.engine.sampler import GREEDY, Choice, Row, Sampler
 from predict.engine.token_history import NO_SLOT, TokenHistory
 from predict.nn.inputs import FIELDS, ForwardInputs
@@ -106,29 +115,69 @@ class TokenRing:
         self._stream = stream
         self._arrays = [cuda.pinned([max_rows], np.int32) for _ in range(self.SLOTS)]
         self._events = [cuda.Event() for _ in range(self.SLOTS)]
+        # Pinned from the first logprobs on.
+        self._measured = [np.empty(0, np.int32) for _ in range(self.SLOTS)]
         self._next = 0
 
-    def send(self, tokens: Tensor, num_rows: int) -> TokensOnTheirWay:
-        """Queues the copy of the first `num_rows` tokens."""
-        array, event = self._arrays[self._next][:num_rows], self._events[self._next]
-        self._next = (self._next + 1) % self.SLOTS
+    def send(
+        self, tokens: Tensor, num_rows: int, measured: Sequence[Tensor | None] = ()
+    ) -> TokensOnTheirWay:
+        """Queues the copies of the first `num_rows` tokens, and of what ops.logprobs returned.
+
+        measured: of the tokens and of prompts' tokens, None for what nobody wants.
+        """
+        slot = self._next
+        array, event = self._arrays[slot][:num_rows], self._events[slot]
+        self._next = (slot + 1) % self.SLOTS
         cuda.copy_front_to_host(array, tokens, self._stream)
+        num_measured = sum(tensor.size for tensor in measured if tensor is not None)
+        if len(self._measured[slot]) < num_measured:
+            self._measured[slot] = cuda.pinned([2 * num_measured], np.int32)
+        tables: list[npt.NDArray[np.int32] | None] = []
+        start = 0
+        for tensor in measured:
+            if tensor is None:
+                tables.append(None)
+                continue
+            table = self._measured[slot][start : start + tensor.size]
+            cuda.copy_front_to_host(table, tensor, self._stream)
+            tables.append(table.reshape(tensor.shape))
+            start += tensor.size
         event.record(self._stream)
-        return TokensOnTheirWay(array, event)
+        return TokensOnTheirWay(array, event, tables)
 
 
 class TokensOnTheirWay:
     """See predict.engine.runner.Tokens."""
 
-    def __init__(self, array: npt.NDArray[np.int32], event: cuda.Event):
+    def __init__(
+        self,
+        array: npt.NDArray[np.int32],
+        event: cuda.Event,
+        tables: Sequence[npt.NDArray[np.int32] | None] = (),
+    ):
         self._array = array
         self._event = event
+        self._tables = tables
 
     def take(self) -> list[int | Candidates]:
         """See Tokens."""
         self._event.synchronize()
         tokens: list[int | Candidates] = self._array.tolist()
         return tokens
+
+    def logprobs(self) -> Logprobs:
+        """See Tokens."""
+        return Logprobs(*(None if table is None else read_table(table) for table in self._tables))
+
+
+def read_table(measured: npt.NDArray[np.int32]) -> LogprobTable:
+    """The table that ops.logprobs returned: [L, 2 + 2K]."""
+    num_top = measured.shape[1] // 2 - 1
+    floats = measured.view(np.float32)
+    return LogprobTable(
+        floats[:, 0], measured[:, 1], measured[:, 2 : 2 + num_top], floats[:, 2 + num_top :]
+    )
 
 
 class Wanted(NamedTuple):
@@ -137,6 +186,7 @@ class Wanted(NamedTuple):
     rows: Sequence[Row]
     choices: Sequence[Choice]
     adjustments: Sequence[Adjustment] | None
+    raw: bool = False  # the logits that come back are to be those before adjustments
 
 
 @dataclass(frozen=True)
@@ -178,7 +228,8 @@ class GpuRunner:
         self.max_blocks = -(-max_length // block_size)
         self.vocab_size = vocab_size
         self.pool = cuda.GraphPool(device) if use_graphs else None
-        self.graphs: dict[tuple[int, bool], DecodeGraph] = {}  # by rows, with adjusted logits
+        # By rows, with adjusted logits, with those before that.
+        self.graphs: dict[tuple[int, bool, bool], DecodeGraph] = {}
         self._stream = cuda.current_stream(device)
         self._copied = cuda.Event()  # the last step's inputs have left the pinned memory
         self._copied.record(self._stream)
@@ -193,20 +244,56 @@ class GpuRunner:
         """See Runner."""
         return self._run(inputs, Wanted((), [GREEDY] * len(inputs.logit_indices), None))
 
-    def launch(self, inputs: ForwardInputs, rows: Sequence[Row], sampler: Sampler) -> Tokens:
+    def launch(
+        self,
+        inputs: ForwardInputs,
+        rows: Sequence[Row],
+        sampler: Sampler,
+        prompt: PromptTargets = NO_TARGETS,
+    ) -> Tokens:
         """See Runner."""
-        wanted = Wanted(rows, sampler.choices(rows), sampler.adjustments(rows))
         beams = [index for index, row in enumerate(rows) if row.request.beam_group is not None]
+        num_top = num_wanted([row.request for row in rows])
+        adjustments = sampler.adjustments(rows)
+        wanted = Wanted(
+            rows,
+            sampler.choices(rows),
+            adjustments,
+            raw=num_top is not None and (adjustments is not None or bool(beams)),
+        )
         if beams:
             count = max(sampler.num_candidates(rows[index]) for index in beams)
-            return self._launch_beams(inputs, wanted, beams, min(count, self.vocab_size))
-        self._run(inputs, wanted)
-        return self._ring.send(self._last_tokens, len(rows))
+            logits, found = self._run_beams(inputs, wanted, beams, min(count, self.vocab_size))
+        else:
+            logits = self._run(inputs, wanted)
+        if num_top is None and not prompt.token_ids:
+            tokens = self._ring.send(self._last_tokens, len(rows))
+        else:
+            measured = self._measure(logits, len(rows), num_top, prompt)
+            tokens = self._ring.send(self._last_tokens, len(rows), measured)
+        return BeamTokensOnTheirWay(tokens, found, beams) if beams else tokens
 
-    def _launch_beams(
+    def _measure(
+        self, logits: Tensor, num_rows: int, num_top: int | None, prompt: PromptTargets
+    ) -> list[Tensor | None]:
+        """What ops.logprobs says of the first `num_rows` rows and of those of prompts behind."""
+        import paddle
+
+        measured: list[Tensor | None] = [None, None]
+        if num_top is not None and num_rows > 0:
+            num_top = min(num_top, self.vocab_size)
+            measured[0] = ops.logprobs(logits[:num_rows], self._last_tokens, num_top)
+        if prompt.token_ids:
+            targets = np.array(prompt.token_ids, np.int32)
+            of_prompt = logits[num_rows : num_rows + len(targets)]
+            on_device = paddle.to_tensor(targets, place=self.device.place())
+            measured[1] = ops.logprobs(of_prompt, on_device, min(prompt.num_top, self.vocab_size))
+        return measured
+
+    def _run_beams(
         self, inputs: ForwardInputs, wanted: Wanted, beams: Sequence[int], count: int
-    ) -> BeamTokensOnTheirWay:
-        """Runs a step and finds `count` tokens for each of the rows `beams`."""
+    ) -> tuple[Tensor, npt.NDArray[np.int32]]:
+        """As `_run`, and `count` tokens for each of the rows `beams` (see Finder.find)."""
         import paddle
 
         num_rows, adjusted = len(wanted.rows), wanted.adjustments is not None
@@ -227,17 +314,21 @@ class GpuRunner:
         cuda.copy_to_device(device, host, self._stream)
         rows, newest, row_indices, choices, penalties = buffer.tensors
         ops.resolve_tokens(newest, tokens_before)
-        ops.log_softmax(logits, rows)
+        changed = logits.clone() if wanted.raw else logits
+        changed = changed if len(changed) == num_rows else changed[:num_rows]
+        ops.log_softmax(changed, rows)
         if adjusted:
             assert self._history is not None
             history, rules = self._history.tokens, self._history.rules
-            ops.adjust_logits(logits, penalties, newest, row_indices, history, rules)
-        ops.sample_step(logits, choices, self._last_tokens)
-        found = self._finder.find(logits, rows, count)
-        return BeamTokensOnTheirWay(self._ring.send(self._last_tokens, num_rows), found, beams)
+            ops.adjust_logits(changed, penalties, newest, row_indices, history, rules)
+        ops.sample_step(changed, choices, self._last_tokens)
+        return logits, self._finder.find(changed, rows, count)
 
     def _run(self, inputs: ForwardInputs, wanted: Wanted) -> Tensor:
-        """Logits [L, V]; the tokens are in `_last_tokens`."""
+        """Logits [L, V]; the tokens are in `_last_tokens`.
+
+        Rows behind the choices are left as the network gives them.
+        """
         import paddle
 
         with paddle.no_grad():
@@ -252,7 +343,7 @@ class GpuRunner:
             self._history = TokenHistory(self.device, self._max_rows, self.max_length)
         if self._history.admit(adjustments, rows):
             # Recorded with rules that lie elsewhere now.
-            for key in [key for key in self.graphs if key[1]]:
+            for key in [key for key in self.graphs if key[1]]:  # adjusted
                 self.graphs.pop(key).graph.reset()
 
     def _run_eagerly(self, inputs: ForwardInputs, wanted: Wanted) -> Tensor:
@@ -274,8 +365,9 @@ class GpuRunner:
         self._write_wanted(buffer, wanted)
         cuda.copy_to_device(device, host, self._stream)
         self._copied.record(self._stream)
+        limits = int(inputs.max_lens[0]), int(inputs.max_lens[1])
         adjusted = wanted.adjustments is not None
-        return self._step(buffer, int(inputs.max_lens[0]), int(inputs.max_lens[1]), adjusted)
+        return self._step(buffer, *limits, len(wanted.choices), adjusted, wanted.raw)
 
     def _write_wanted(self, buffer: InputBuffer, wanted: Wanted) -> None:
         choices, penalties = buffer.arrays[-2:]
@@ -285,9 +377,15 @@ class GpuRunner:
             self._history.write_columns(penalties, wanted.adjustments, wanted.rows)
 
     def _step(
-        self, buffer: InputBuffer, max_query_len: int, max_context_len: int, adjusted: bool
+        self,
+        buffer: InputBuffer,
+        max_query_len: int,
+        max_context_len: int,
+        num_rows: int,
+        adjusted: bool,
+        raw: bool,
     ) -> Tensor:
-        """Everything of a step that runs on the device."""
+        """Everything of a step that runs on the device; num_rows: to draw tokens from."""
         import paddle
 
         *fields, choices, penalties = buffer.tensors
@@ -295,24 +393,29 @@ class GpuRunner:
         inputs = ForwardInputs._make([*fields, paddle.to_tensor(limits, place=paddle.CPUPlace())])
         ops.resolve_tokens(inputs.token_ids, self._last_tokens)
         logits = self.forward(inputs)
-        if len(logits) == 0:
+        if num_rows == 0:
             return logits
+        all_logits, logit_indices = logits, inputs.logit_indices
+        if len(logits) > num_rows:
+            logits, logit_indices = logits[:num_rows], logit_indices[:num_rows]
+        if raw:
+            all_logits = all_logits.clone()
         if adjusted:
             assert self._history is not None
             ops.adjust_logits(
                 logits,
                 penalties,
                 inputs.token_ids,
-                inputs.logit_indices,
+                logit_indices,
                 self._history.tokens,
                 self._history.rules,
             )
         ops.sample_step(logits, choices, self._last_tokens)
-        return logits
+        return all_logits
 
     def _replay(self, inputs: ForwardInputs, wanted: Wanted, size: int) -> Tensor:
         num_seqs = len(inputs.context_lens)
-        key = (size, wanted.adjustments is not None)
+        key = (size, wanted.adjustments is not None, wanted.raw)
         graph = self.graphs.get(key)
         if graph is None:
             graph = self.graphs[key] = self._capture(*key)
@@ -336,7 +439,7 @@ class GpuRunner:
         logits: Tensor = graph.graph.outputs
         return logits if num_seqs == size else logits[:num_seqs]
 
-    def _capture(self, size: int, adjusted: bool) -> DecodeGraph:
+    def _capture(self, size: int, adjusted: bool, raw: bool) -> DecodeGraph:
         """Records a step of `size` padding rows."""
         import paddle
 
@@ -367,7 +470,9 @@ class GpuRunner:
         cuda.copy_to_device(device, host, self._stream)
         # The run before the recording draws tokens over those of the step in front of this one.
         last_tokens = self._last_tokens.clone()
-        graph = self.pool.capture(lambda: self._step(buffer, 1, self.max_length, adjusted))
+        graph = self.pool.capture(
+            lambda: self._step(buffer, 1, self.max_length, size, adjusted, raw)
+        )
         cuda.copy(self._last_tokens, last_tokens, self._stream)
         return DecodeGraph(buffer, host, device, graph)
 

@@ -61,6 +61,7 @@ def tour(gpu: devices.Device, dtype: str) -> None:
             np.arange(rows, dtype=np.int64),
         )
         ops.sample(logits, *(operands.placed(values) for values in columns))
+        ops.logprobs(logits, indices, 20)
         ops.log_softmax(logits, indices)
         ops.likeliest(logits, indices, 9)
     for head_dim, num_heads, num_kv_heads, block, window in ATTENTIONS:

@@ -16,6 +16,7 @@
 #include "regatta/likeliest.h"
 #include "regatta/linear.h"
 #include "regatta/logits.h"
+#include "regatta/logprobs.h"
 #include "regatta/mlp_block.h"
 #include "regatta/pack_dense.h"
 #include "regatta/rms_norm.h"
@@ -100,6 +101,7 @@ Status copy_blocks(const CopyBlocksParams& params, const Launch& launch);
 // The rows of params.logits become log-probabilities, in place; nothing is found.
 Status log_softmax(const LikeliestParams& params, const Launch& launch);
 Status likeliest(const LikeliestParams& params, const Launch& launch);
+Status logprobs(const LogprobsParams& params, const Launch& launch);
 
 // The composed operators. Dense weights are single tensors [out_features, in_features], row-major,
 // as checkpoints store them; quantized ones are what regatta_pack_quantized leaves and the scheme's
