@@ -116,14 +116,13 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     stop: str | tuple[str, ...] = ()  # the text ends before the first of these
     include_stop_str_in_output: bool = False  # the text ends behind it instead
-    n: int = 1  # answers; sample i has seed + i, where there is a seed
+    n: int = 1  # answers: the best beams, or samples; sample i has seed + i, if there is a seed
     best_of: int | None = None  # samples of which the n likeliest are returned; None: n
     logprobs: int | None = None  # of each token, and of so many likeliest ones; None: none
     prompt_logprobs: int | None = None  # likewise, of the prompt's tokens but the first
     # Beam search as HF transformers 5 has it (predict.engine.beams); processors before see
     # log-probabilities then, not logits.
     num_beams: int = 1  # above 1: the likeliest sequences are searched for with so many beams
-    num_return_sequences: int = 1  # of a beam search: the best so many are returned
     length_penalty: float = 1.0  # a score is a sum of log-probabilities / length ** this
     # True: ends with the num_beams-th hypothesis. False: when the best beam, were it to end now,
     # would score no better than the worst of these. "never": when it could not at any length.
@@ -193,8 +192,6 @@ class SamplingParams:
         # comparison of the scheduler and do not serialise to JSON.
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-        if self.num_beams > 1:
-            check_beams(self)
         for name in ("max_new_tokens", "max_length"):
             limit = getattr(self, name)
             if limit is not None and self.min_length > limit:
@@ -203,7 +200,9 @@ class SamplingParams:
                     f"lower min_length or raise {name}"
                 )
 
-        if self.n > self.num_samples:
+        if self.num_beams > 1:
+            check_beams(self)
+        elif self.n > self.num_samples:
             raise UserError(
                 f"best_of {self.best_of} is less than n {self.n}: the n best are returned; raise "
                 "best_of or lower n"
@@ -248,8 +247,7 @@ class SamplingParams:
     def _checked_beams(self) -> dict[str, object]:
         """The fields of beam search, normalised."""
         checked: dict[str, object] = {}
-        for name in ("num_beams", "num_return_sequences"):
-            checked[name] = _integer(name, getattr(self, name), 1, "an integer of at least 1")
+        checked["num_beams"] = _integer("num_beams", self.num_beams, 1, "an integer of at least 1")
         checked["length_penalty"] = _real(
             "length_penalty", self.length_penalty, "a finite number; above 0 favours long answers"
         )
@@ -257,11 +255,6 @@ class SamplingParams:
             raise UserError(
                 f"early_stopping {self.early_stopping!r} is not supported (allowed: False, True, "
                 "'never')"
-            )
-        if self.num_return_sequences > self.num_beams:
-            raise UserError(
-                f"num_return_sequences {self.num_return_sequences} is more than num_beams "
-                f"{self.num_beams} (allowed: 1 to num_beams); raise num_beams"
             )
         return checked
 
@@ -277,7 +270,9 @@ class SamplingParams:
 
     @property
     def num_samples(self) -> int:
-        """Sequences that are generated."""
+        """Requests that it takes; beams belong to one."""
+        if self.num_beams > 1:
+            return 1
         return self.n if self.best_of is None else self.best_of
 
     @property
@@ -308,8 +303,7 @@ _BEAM_NEUTRAL: dict[str, tuple[object, ...]] = {
     "min_p": (0.0,),
     "typical_p": (1.0,),
     "seed": (None,),
-    "n": (1,),
-    "best_of": (None, 1),
+    "best_of": (None,),
     "logprobs": (None,),
     "stop": ((),),
 }
@@ -317,6 +311,12 @@ _BEAM_NEUTRAL: dict[str, tuple[object, ...]] = {
 
 def check_beams(params: SamplingParams) -> None:
     """Raises UserError where `params` ask for beams and for something that beams do not do."""
+    if params.n > params.num_beams:
+        raise UserError(
+            f"n {params.n} is more than num_beams {params.num_beams}: the n best of these are "
+            "returned (allowed: 1 to num_beams); lower n (--num_return_sequences) or raise "
+            "num_beams"
+        )
     for name, neutral in _BEAM_NEUTRAL.items():
         value = getattr(params, name)
         if value not in neutral:
@@ -563,7 +563,7 @@ class RequestOutput:
     text: str
     finish_reason: FinishReason | None  # None while it is still running
     metrics: RequestMetrics
-    outputs: tuple[CompletionOutput, ...] = ()  # all n answers, or num_return_sequences
+    outputs: tuple[CompletionOutput, ...] = ()  # all n answers
     # Of each token of the prompt; None for the first, which nothing stands before.
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 

@@ -153,7 +153,7 @@ class Samples:
             text=first.text,
             finish_reason=first.finish_reason,
             metrics=request.metrics,
-            outputs=tuple(completions[: max(self.params.n, self.params.num_return_sequences)]),
+            outputs=tuple(completions[: self.params.n]),
             prompt_logprobs=tuple(record.prompt) if record and wants_prompt else None,
         )
 

@@ -46,20 +46,21 @@ def searches(name: str) -> list[dict[str, Any]]:
 
 
 def params_of(search: dict[str, Any]) -> SamplingParams:
-    names = ("num_beams", "length_penalty", "early_stopping", "num_return_sequences")
+    names = ("num_beams", "length_penalty", "early_stopping")
     return SamplingParams(
         max_new_tokens=search["max_new_tokens"],
         min_length=search["min_new_tokens"],
         repetition_penalty=search["repetition_penalty"],
         stop_token_ids=search["eos"],
         ignore_eos=True,
+        n=search["num_return_sequences"],
         **{name: search[name] for name in names},
     )
 
 
 def check(output: RequestOutput, search: dict[str, Any]) -> None:
     assert [list(answer.token_ids) for answer in output.outputs] == search["sequences"]
-    scores = [answer.score for answer in output.outputs]
+    scores: list[Any] = [answer.score for answer in output.outputs]
     np.testing.assert_allclose(scores, search["scores"], atol=SCORE_TOLERANCE, rtol=0)
     assert output.token_ids == output.outputs[0].token_ids
     for answer in output.outputs:
@@ -151,7 +152,7 @@ def test_any_cache_and_block_size_gives_the_same_search(
     compiled: library.Library, tmp_path: Path, cache_type: str, dtype: str
 ) -> None:
     directory = model(tmp_path / "model", {"head_dim": 20})
-    params = SamplingParams(max_new_tokens=24, num_beams=4, num_return_sequences=4)
+    params = SamplingParams(max_new_tokens=24, num_beams=4, n=4)
     found = []
     for changes in (
         {"block_size": 16, "attention": "append", "batch_size": 8},
@@ -258,13 +259,13 @@ def test_an_aborted_search_frees_its_blocks_at_any_step() -> None:
 
 def test_data_file_and_flags_ask_for_searches(compiled: library.Library, tmp_path: Path) -> None:
     llm = LLM(config(DEMO, batch_size=8, attention="append", inference_model=True))
-    params = SamplingParams(num_beams=4, max_new_tokens=9, num_return_sequences=2)
+    params = SamplingParams(num_beams=4, max_new_tokens=9, n=2)
     text = "def gcd(a, b):"
     expected = [answer.text for answer in llm.generate([text], params)[0].outputs]
     lines = [
         {"src": text},
         {"src": text, "num_return_sequences": 1},
-        {"src": text, "num_beams": 1, "num_return_sequences": 1},
+        {"src": text, "num_beams": 1, "n": 1},
     ]
     data, out = tmp_path / "data.jsonl", tmp_path / "out.jsonl"
     data.write_text("\n".join(map(json.dumps, lines)))
@@ -274,7 +275,7 @@ def test_data_file_and_flags_ask_for_searches(compiled: library.Library, tmp_pat
     words += ["--data_file", str(data), "--output_file", str(out), "--chat_template", "none"]
     assert main(words) == 0
     results = [json.loads(line) for line in out.read_text().splitlines()]
-    assert (results[0]["output"], results[0]["outputs"]) == (expected[0], expected)
+    assert results[0] == {"src": text, "tgt": "", "output": expected}
     assert results[1] == {"src": text, "tgt": "", "output": expected[0]}
     greedy_text = llm.generate([text], SamplingParams(max_new_tokens=9, temperature=0.0))[0].text
     assert results[2]["output"] == greedy_text
@@ -359,8 +360,7 @@ def test_a_streamed_search_yields_its_text_at_the_end() -> None:
     [
         ({"num_beams": 0}, r"num_beams 0 is not supported \(allowed: an integer of at least 1\)"),
         ({"num_beams": True}, "num_beams True is not supported"),
-        ({"num_beams": 2, "num_return_sequences": 3}, "3 is more than num_beams 2"),
-        ({"num_return_sequences": 2}, "2 is more than num_beams 1"),
+        ({"num_beams": 2, "n": 3}, r"n 3 is more than num_beams 2.*\(allowed: 1 to num_beams\)"),
         ({"num_beams": 2, "early_stopping": "always"}, "allowed: False, True, 'never'"),
         ({"num_beams": 2, "length_penalty": float("nan")}, "length_penalty nan"),
         ({"num_beams": 2, "temperature": 0.7}, r"temperature 0.7 .* \(allowed: 1.0, 0.0\)"),
@@ -369,7 +369,6 @@ def test_a_streamed_search_yields_its_text_at_the_end() -> None:
         ({"num_beams": 2, "min_p": 0.1}, "min_p 0.1 is not supported with num_beams 2"),
         ({"num_beams": 2, "seed": 3}, r"seed 3 .* \(allowed: None\): a beam search draws no"),
         ({"num_beams": 2, "typical_p": 0.5}, "typical_p 0.5 is not supported with num_beams 2"),
-        ({"num_beams": 2, "n": 2}, "n 2 is not supported with num_beams 2"),
         ({"num_beams": 2, "best_of": 2}, "best_of 2 is not supported with num_beams 2"),
         ({"num_beams": 2, "logprobs": 0}, "logprobs 0 is not supported with num_beams 2"),
         ({"num_beams": 2, "stop": "x"}, r"stop \('x',\) is not supported with num_beams 2"),

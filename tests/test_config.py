@@ -172,7 +172,7 @@ def test_the_readme_table_has_every_flag() -> None:
         (["--decode_strategy", "beam_search", "--num_beams", "0"], "num_beams 0"),
         (
             ["--decode_strategy", "beam_search", "--num_return_sequences", "5"],
-            "num_return_sequences 5 is more than num_beams 4",
+            "n 5 is more than num_beams 4",
         ),
         (["--top_p", "1.5"], "a probability"),
         (["--mode", "static", "--load_format", "dummy"], "brings its own"),
@@ -250,7 +250,7 @@ def test_beam_flags_become_sampling_params(model: Path) -> None:
     assert (params.num_beams, params.length_penalty, params.early_stopping) == (6, 0.6, False)
     words += ["--early_stopping", "never", "--num_return_sequences", "2"]
     params = config_of(model, *words).sampling_params
-    assert (params.num_return_sequences, params.early_stopping) == (2, "never")
+    assert (params.n, params.early_stopping) == (2, "never")
     assert config_of(model).sampling_params.num_beams == 1
 
 

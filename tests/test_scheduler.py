@@ -627,7 +627,7 @@ def expected_search(
             best = scores[0] / np.float32(best_length**params.length_penalty)
             if params.early_stopping is True or best <= done[-1][0]:
                 break
-    return [(row, score) for score, _, row in done[: params.num_return_sequences]]
+    return [(row, score) for score, _, row in done[: params.n]]
 
 
 def execute(
@@ -896,7 +896,7 @@ def random_params(rng: random.Random, most_beams: int = 1) -> SamplingParams:
     num_beams = min(num_beams, most_beams)
     return SamplingParams(
         num_beams=num_beams,
-        num_return_sequences=rng.randint(1, num_beams),
+        n=rng.randint(1, num_beams),
         length_penalty=rng.choice([1.0, 0.6, 2.0, -0.5]),
         early_stopping=rng.choice([False, True, "never"]),
         max_new_tokens=rng.choice([None, None, 1, 5, 20]),

@@ -89,7 +89,7 @@ class BeamGroup:
     @property
     def returned(self) -> list[Hypothesis]:
         """The answers, best first, once the search has ended."""
-        return self.finished[: self.request.sampling_params.num_return_sequences]
+        return self.finished[: self.request.sampling_params.n]
 
     def choose(
         self, candidates: Sequence[Candidates], eos_token_ids: Collection[int]

@@ -46,17 +46,24 @@ class BeamTokensOnTheirWay:
 
 
 class Finder:
-    """Finds the likeliest tokens of rows; nothing runs ahead of a step with beams, so once each."""
+    """Pinned memory for one step with beams at a time: nothing runs ahead of one."""
 
     def __init__(self, stream: int):
         self._stream = stream
-        self._host: npt.NDArray[Any] = np.empty(0, np.int32)  # pinned from the first step on
+        self._inputs: npt.NDArray[Any] = np.empty(0, np.int32)  # pinned from the first step on
+        self._found: npt.NDArray[Any] = np.empty(0, np.int32)
+
+    def host(self, size: int) -> npt.NDArray[Any]:
+        """`size` int32s for what the step copies to the device."""
+        if len(self._inputs) < size:
+            self._inputs = cuda.pinned([2 * size], np.int32)
+        return self._inputs[:size]
 
     def find(self, logits: Tensor, rows: Tensor, count: int) -> npt.NDArray[np.int32]:
         """Queues ops.likeliest and the copy of its result [2, B, K] to the array returned."""
         found = ops.likeliest(logits, rows, count)
-        if len(self._host) < found.size:
-            self._host = cuda.pinned([2 * found.size], np.int32)
-        array = self._host[: found.size]
+        if len(self._found) < found.size:
+            self._found = cuda.pinned([2 * found.size], np.int32)
+        array = self._found[: found.size]
         cuda.copy_front_to_host(array, found, self._stream)
         return array.reshape(found.shape)

@@ -252,26 +252,33 @@ class GpuRunner:
         prompt: PromptTargets = NO_TARGETS,
     ) -> Tokens:
         """See Runner."""
+        beams = [index for index, row in enumerate(rows) if row.request.beam_group is not None]
         num_top = num_wanted([row.request for row in rows])
         adjustments = sampler.adjustments(rows)
-        raw = adjustments is not None and num_top is not None
-        wanted = Wanted(rows, sampler.choices(rows), adjustments, raw)
-        beams = [index for index, row in enumerate(rows) if row.request.beam_group is not None]
+        wanted = Wanted(
+            rows,
+            sampler.choices(rows),
+            adjustments,
+            raw=num_top is not None and (adjustments is not None or bool(beams)),
+        )
         if beams:
-            count = min(max(sampler.num_candidates(rows[i]) for i in beams), self.vocab_size)
-            return self._launch_beams(inputs, wanted, beams, count, num_top, prompt)
-        logits = self._run(inputs, wanted)
-        measured = self._measure(logits, len(rows), num_top, prompt)
-        return self._ring.send(self._last_tokens, len(rows), measured)
+            count = max(sampler.num_candidates(rows[index]) for index in beams)
+            logits, found = self._run_beams(inputs, wanted, beams, min(count, self.vocab_size))
+        else:
+            logits = self._run(inputs, wanted)
+        if num_top is None and not prompt.token_ids:
+            tokens = self._ring.send(self._last_tokens, len(rows))
+        else:
+            measured = self._measure(logits, len(rows), num_top, prompt)
+            tokens = self._ring.send(self._last_tokens, len(rows), measured)
+        return BeamTokensOnTheirWay(tokens, found, beams) if beams else tokens
 
     def _measure(
         self, logits: Tensor, num_rows: int, num_top: int | None, prompt: PromptTargets
-    ) -> Sequence[Tensor | None]:
+    ) -> list[Tensor | None]:
         """What ops.logprobs says of the first `num_rows` rows and of those of prompts behind."""
         import paddle
 
-        if num_top is None and not prompt.token_ids:
-            return ()
         measured: list[Tensor | None] = [None, None]
         if num_top is not None and num_rows > 0:
             num_top = min(num_top, self.vocab_size)
@@ -283,46 +290,39 @@ class GpuRunner:
             measured[1] = ops.logprobs(of_prompt, on_device, min(prompt.num_top, self.vocab_size))
         return measured
 
-    def _launch_beams(
-        self,
-        inputs: ForwardInputs,
-        wanted: Wanted,
-        beams: Sequence[int],
-        count: int,
-        num_top: int | None,
-        prompt: PromptTargets,
-    ) -> BeamTokensOnTheirWay:
-        """Runs a step and finds `count` tokens for each of the rows `beams`."""
+    def _run_beams(
+        self, inputs: ForwardInputs, wanted: Wanted, beams: Sequence[int], count: int
+    ) -> tuple[Tensor, npt.NDArray[np.int32]]:
+        """As `_run`, and `count` tokens for each of the rows `beams` (see Finder.find)."""
         import paddle
 
         num_rows, adjusted = len(wanted.rows), wanted.adjustments is not None
+        tokens_before = self._last_tokens.clone()
+        if wanted.adjustments is not None:
+            self._admit(wanted.adjustments, wanted.rows)
+        # The tokens that this draws, on the graph of a plain step, are drawn anew below. First, so
+        # that the device is at work meanwhile.
+        logits = self._run(inputs, Wanted(wanted.rows, [GREEDY] * num_rows, None))
         shapes = [(len(beams),), (num_rows,), (num_rows,), *sampling_shapes(num_rows)]
-        host: npt.NDArray[Any] = np.zeros(num_elements(shapes), np.int32)
+        host = self._finder.host(num_elements(shapes))
         device = paddle.empty(host.shape, "int32", device=self.device.place())
         buffer = InputBuffer(shapes, host, device)
         buffer.arrays[0][:] = beams
         buffer.arrays[1][:] = [row.request.token_ids[-1] for row in wanted.rows]
         buffer.arrays[2][:] = np.arange(num_rows)
-        if wanted.adjustments is not None:
-            self._admit(wanted.adjustments, wanted.rows)
         self._write_wanted(buffer, wanted)
-        cuda.copy_to_device(device, host, self._stream)  # pageable, so it has left the array
+        cuda.copy_to_device(device, host, self._stream)
         rows, newest, row_indices, choices, penalties = buffer.tensors
-        ops.resolve_tokens(newest, self._last_tokens)
-        # The tokens that this draws, on the graph of a plain step, are drawn anew below.
-        logits = self._run(inputs, Wanted(wanted.rows, [GREEDY] * num_rows, None))
-        raw = logits.clone() if num_top is not None else logits
-        logits = logits[:num_rows]  # prompts' logprobs are of those behind
-        ops.log_softmax(logits, rows)
+        ops.resolve_tokens(newest, tokens_before)
+        changed = logits.clone() if wanted.raw else logits
+        changed = changed if len(changed) == num_rows else changed[:num_rows]
+        ops.log_softmax(changed, rows)
         if adjusted:
             assert self._history is not None
             history, rules = self._history.tokens, self._history.rules
-            ops.adjust_logits(logits, penalties, newest, row_indices, history, rules)
-        ops.sample_step(logits, choices, self._last_tokens)
-        found = self._finder.find(logits, rows, count)
-        measured = self._measure(raw, num_rows, num_top, prompt)
-        tokens = self._ring.send(self._last_tokens, num_rows, measured)
-        return BeamTokensOnTheirWay(tokens, found, beams)
+            ops.adjust_logits(changed, penalties, newest, row_indices, history, rules)
+        ops.sample_step(changed, choices, self._last_tokens)
+        return logits, self._finder.find(changed, rows, count)
 
     def _run(self, inputs: ForwardInputs, wanted: Wanted) -> Tensor:
         """Logits [L, V]; the tokens are in `_last_tokens`.
