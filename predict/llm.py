@@ -8,17 +8,21 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from predict import library
 from predict.config import EngineConfig
+from predict.draft import read_draft
 from predict.engine.detokenizer import Detokenizer
 from predict.engine.engine import Engine
 from predict.engine.kv_cache import (
     allocate_caches,
     check_gpu_memory,
+    free_rows,
+    max_step_rows,
     num_cache_blocks,
     num_gpu_cache_blocks,
     weight_bytes,
@@ -50,12 +54,13 @@ from predict.nn.weights import (
     CheckpointSource,
     DeviceRandomSource,
     RandomSource,
+    WeightPlan,
     WeightSource,
     plan_weights,
 )
 from predict.quantization import check_support
 from predict.request import Request, RequestOutput, SamplingParams
-from predict.speculative import Proposer, SpeculativeConfig, proposer_of
+from predict.speculative import DraftNetwork, Proposer, SpeculativeConfig, proposer_of
 from predict.speculative.policy import DraftPolicy
 from predict.tokenizer import Tokenizer
 
@@ -64,8 +69,7 @@ if TYPE_CHECKING:
     from predict.engine.detokenizer import TextStream
 
 Prompt = str | Sequence[int]
-# Rows of a decode step, drafts included, that cost little more than one: reading weights bounds it.
-CPU_FREE_ROWS, GPU_FREE_ROWS = 16, 64
+Network = Callable[[Sequence[LayerCache]], Forward]  # runs over the caches that it is given
 
 
 @dataclass(frozen=True)
@@ -111,14 +115,47 @@ def is_compiled(backend: ModuleType) -> bool:
     return backend.__name__ == "predict.ops"
 
 
-def load_decoder(
+@dataclass(frozen=True)
+class Weights:
+    """A checkpoint whose names, shapes and schemes were checked; it is not read yet."""
+
+    config: EngineConfig
+    plan: WeightPlan
+    source: WeightSource
+    layout: Layout
+    compiled: bool
+    place: Any
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights as they will lie in memory."""
+        return weight_bytes(self.plan, self.layout.scheme, self.config.dtype)
+
+    def read(self) -> Decoder:
+        """The decoder, its weights in place. Called once."""
+        try:
+            return build_decoder(
+                self.plan,
+                self.source,
+                self.layout,
+                self.config.dtype,
+                self.compiled,
+                self.config.max_length,
+                place=self.place,
+                kv_format=self.config.kv_format,
+            )
+        finally:
+            self.source.close()
+
+
+def open_weights(
     config: EngineConfig,
     spec: DecoderSpec,
     reader: ConfigReader,
     backend: ModuleType,
     device: Device | None = None,
-) -> Decoder:
-    """Reads the checkpoint of `config` into a decoder; names and shapes are checked first.
+) -> Weights:
+    """The checkpoint of `config`; raises UserError where it does not fit the device or the flags.
 
     device: the GPU for its weights; None for the CPU.
     """
@@ -146,11 +183,9 @@ def load_decoder(
         checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
     capability = None
     if device is not None:
-        from predict.device import driver_info, memory_info
+        from predict.device import driver_info
 
         capability = driver_info().gpus[device.index].capability
-        needed = weight_bytes(plan, layout.scheme, config.dtype)
-        check_gpu_memory(config, spec, memory_info(device), needed)
     for linear in (*plan.linears(), plan.head):
         check_support(
             layout.scheme(linear),
@@ -160,19 +195,35 @@ def load_decoder(
             capability,
             layout.group_size(linear),
         )
-    try:
-        return build_decoder(
-            plan,
-            source,
-            layout,
-            config.dtype,
-            compiled,
-            config.max_length,
-            place=place,
-            kv_format=config.kv_format,
-        )
-    finally:
-        source.close()
+    return Weights(config, plan, source, layout, compiled, place)
+
+
+def load_decoder(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    reader: ConfigReader,
+    backend: ModuleType,
+    device: Device | None = None,
+) -> Decoder:
+    """Reads the checkpoint of `config` into a decoder, once it is checked. See open_weights."""
+    weights = open_weights(config, spec, reader, backend, device)
+    check_memory([weights], device)
+    return weights.read()
+
+
+def check_memory(opened: Sequence[Weights], device: Device | None) -> None:
+    """Raises UserError with the arithmetic where a GPU has no room for a model and its draft's.
+
+    opened: the model's weights, then those of the draft model where there is one.
+    """
+    if device is None:
+        return
+    from predict.device import memory_info
+
+    first, *others = opened
+    needed = sum(weights.num_bytes for weights in opened)
+    draft = others[0].plan.spec if others else None
+    check_gpu_memory(first.config, first.plan.spec, memory_info(device), needed, draft)
 
 
 def choose_gpu(config: EngineConfig) -> Device | None:
@@ -230,28 +281,25 @@ class LLM:
             self._detokenizer = Detokenizer(self.tokenizer)
             eos_token_ids = self.tokenizer.eos_token_ids or eos_token_ids
 
+        self.draft = read_draft(config, self.spec, self.tokenizer)
         self.backend = choose_backend(config.inference_model)
         self.decoder: Decoder | None = None  # in dynamic mode
         self._make_current()
         with self._explained_out_of_memory():
-            network = self._load_network(reader)
+            network, draft_network = self._load_networks(reader)
         num_blocks = self._num_cache_blocks()
         with self._explained_out_of_memory():
             caches = allocate_caches(
                 self.spec, num_blocks, config.block_size, config.dtype, config.kv_format, kv_scales
             )
-        runner: Runner = HostRunner(network(caches))
-        if self.device is not None:
-            from predict.engine.gpu_runner import GpuRunner
-
-            runner = GpuRunner(
-                network(caches),
-                self.device,
-                config.max_length,
-                config.batch_size,
-                config.block_size,
-                self.spec.vocab_size,
-            )
+            draft_runner = None
+            if self.draft is not None and draft_network is not None:
+                num_draft_blocks = num_blocks + config.batch_size  # see DraftNetwork
+                draft_caches = allocate_caches(
+                    self.draft.spec, num_draft_blocks, config.block_size, config.dtype
+                )
+                draft_runner = self._runner(draft_network(draft_caches), config.batch_size)
+        runner = self._runner(network(caches), max_step_rows(config))
         if is_compiled(self.backend):
             # From here on the step's own tensors come and go; the weights are in place.
             library.require().keep_freed_memory()
@@ -269,41 +317,77 @@ class LLM:
             )
         )
         sampler = Sampler(self.backend, config.seed, eos_token_ids)
-        proposer, policy = self._speculation()
+        proposer, policy = self._speculation(draft_runner, sampler, num_blocks)
         self.engine = Engine(scheduler, runner, sampler, eos_token_ids, proposer, policy)
         self._ids = itertools.count()
         self.startup_seconds = time.perf_counter() - started
 
-    def _load_network(self, reader: ConfigReader) -> Callable[[Sequence[LayerCache]], Forward]:
-        """The network with its weights in place; it runs over the caches that it is given."""
+    def _load_networks(self, reader: ConfigReader) -> tuple[Network, Network | None]:
+        """The network with its weights in place, and the draft model's where there is one."""
         import paddle
 
         config = self.config
+        opened: list[Weights] = []
         if config.mode == "dynamic":
-            decoder = load_decoder(config, self.spec, reader, self.backend, self.device)
-            self.decoder = decoder
-            return lambda caches: dynamic_forward(self.backend, decoder, caches)
-        manifest = load_manifest(config.model_name_or_path)
-        loaded = library.require() if is_compiled(self.backend) else None
-        abi = None if loaded is None else loaded.metadata.abi
-        check_manifest(manifest, config, paddle.__version__, abi)
-        directory = Path(config.model_name_or_path)
-        program = load_program(directory, config.model_prefix, self.device)
-        return lambda caches: static_forward(program, caches)
+            opened.append(open_weights(config, self.spec, reader, self.backend, self.device))
+        if self.draft is not None:
+            opened.append(open_weights(*self.draft, self.backend, self.device))
+        if opened:
+            check_memory(opened, self.device)
+        networks: list[Network] = []
+        if config.mode == "static":
+            manifest = load_manifest(config.model_name_or_path)
+            loaded = library.require() if is_compiled(self.backend) else None
+            abi = None if loaded is None else loaded.metadata.abi
+            check_manifest(manifest, config, paddle.__version__, abi)
+            directory = Path(config.model_name_or_path)
+            program = load_program(directory, config.model_prefix, self.device)
+            networks.append(partial(static_forward, program))
+        decoders = [weights.read() for weights in opened]
+        networks += [partial(dynamic_forward, self.backend, decoder) for decoder in decoders]
+        if config.mode == "dynamic":
+            self.decoder = decoders[0]
+        return networks[0], networks[1] if self.draft is not None else None
 
-    def _speculation(self) -> tuple[Proposer | None, DraftPolicy | None]:
+    def _runner(self, forward: Forward, max_rows: int) -> Runner:
+        if self.device is None:
+            return HostRunner(forward)
+        from predict.engine.gpu_runner import GpuRunner
+
+        config = self.config
+        return GpuRunner(
+            forward,
+            self.device,
+            config.max_length,
+            config.batch_size,
+            config.block_size,
+            self.spec.vocab_size,
+            max_rows=max_rows,
+        )
+
+    def _speculation(
+        self, draft_runner: Runner | None, sampler: Sampler, num_blocks: int
+    ) -> tuple[Proposer | None, DraftPolicy | None]:
         config = self.config
         if config.speculate_method is None:
             return None, None
+        draft = None
+        if draft_runner is not None:
+            draft = DraftNetwork(
+                runner=draft_runner,
+                sampler=sampler,
+                block_size=config.block_size,
+                num_blocks=num_blocks,
+                token_budget=config.token_budget,
+            )
         proposer = proposer_of(
             SpeculativeConfig(
                 method=config.speculate_method,
-                max_draft_token_num=config.speculate_max_draft_token_num,
                 max_ngram_size=config.speculate_max_ngram_size,
+                draft=draft,
             )
         )
-        free_rows = CPU_FREE_ROWS if self.device is None else GPU_FREE_ROWS
-        return proposer, DraftPolicy(config.speculate_max_draft_token_num, free_rows)
+        return proposer, DraftPolicy(config.speculate_max_draft_token_num, free_rows(config))
 
     def _make_current(self) -> None:
         """Makes this model's device Paddle's default; another LLM may have set its own since."""
@@ -312,15 +396,17 @@ class LLM:
         paddle.set_device("cpu" if self.device is None else self.device.name)
 
     def _num_cache_blocks(self) -> int:
+        draft = None if self.draft is None else self.draft.spec
         if self.device is None:
-            return num_cache_blocks(self.config, self.spec)
+            return num_cache_blocks(self.config, self.spec, draft=draft)
         from predict.device import memory_info
 
         return num_gpu_cache_blocks(
             self.config,
             self.spec,
             memory_info(self.device),
-            workspace_bytes(self.config, self.spec),
+            workspace_bytes(self.config, self.spec, draft),
+            draft,
         )
 
     def _explained_out_of_memory(self) -> AbstractContextManager[None]:

@@ -44,8 +44,9 @@ def test_the_longest_ngram_is_followed_and_the_prompt_before_the_output() -> Non
 def test_drafts_stop_where_the_text_does() -> None:
     proposer = proposer_of(SpeculativeConfig(method="inference_with_reference", max_ngram_size=2))
     request = Request(0, [1, 2, 3, 1, 2], SamplingParams())
-    assert list(proposer.propose(request, 8)) == [3, 1, 2]
-    assert list(proposer.propose(request, 1)) == [3]
+    other = Request(1, [4, 5], SamplingParams())
+    assert list(map(list, proposer.propose([request, other], [8, 2]))) == [[3, 1, 2], []]
+    assert list(map(list, proposer.propose([request], [1]))) == [[3]]
     proposer.forget(0)
 
 
@@ -70,6 +71,14 @@ def test_requests_rest_longer_after_each_failure_and_grow_with_success() -> None
             rest += 1
         rests.append(rest)
     assert rests == [1, 2, 4, 8, 16, 32, 64, 64, 64]
+    rests = []
+    for _ in range(5):
+        policy.missed(1)
+        rests.append(0)
+        while policy.is_resting(1):
+            policy.rested(1)
+            rests[-1] += 1
+    assert rests == [2, 3, 5, 9, 9]
     assert policy.length(0, 1) == 1
     policy.record(0, 1, 1)
     assert policy.length(0, 1) == 3

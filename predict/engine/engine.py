@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -99,10 +99,10 @@ class Engine:
         """Queues one more step; False when there is none to run now."""
         drafts: dict[int, Sequence[int]] = {}
         if self.proposer is not None:
-            waiting = self._drafting_requests()
-            if waiting and self._steps:
+            limits = self._draft_limits()
+            if limits and self._steps:
                 return False  # their tokens are on the way
-            drafts = self._propose(waiting)
+            drafts = self._propose(limits)
         batch = self.scheduler.schedule(drafts)
         if batch is None:
             return False
@@ -121,27 +121,37 @@ class Engine:
         self._steps.append(Step(batch, rows, tokens))
         return True
 
-    def _drafting_requests(self) -> list[Request]:
-        """Decoding requests that may have drafts: they do not rest from failed ones."""
+    def _draft_limits(self) -> dict[Request, int]:
+        """Drafts that each decoding request may have; those that rest or have none are left out."""
         assert self.policy is not None
-        return [
-            request
-            for request in self.scheduler.decoding
-            if not self.policy.is_resting(request.request_id)
-            and (self.runner.penalizes_drafts or not reads_history(request.sampling_params))
-        ]
+        decoding = self.scheduler.decoding
+        limits: dict[Request, int] = {}
+        for request in decoding:
+            if self.policy.is_resting(request.request_id) or (
+                reads_history(request.sampling_params) and not self.runner.penalizes_drafts
+            ):
+                continue
+            limit = min(
+                self.policy.length(request.request_id, len(decoding)),
+                request.max_num_tokens - request.num_tokens - 1,
+            )
+            if limit > 0:
+                limits[request] = limit
+        return limits
 
-    def _propose(self, requests: Sequence[Request]) -> dict[int, Sequence[int]]:
+    def _propose(self, limits: Mapping[Request, int]) -> dict[int, Sequence[int]]:
+        """Drafts by request id; a request without any rests where steps could run ahead."""
         assert self.proposer is not None
         assert self.policy is not None
-        num_decoding = len(self.scheduler.decoding)
+        if not limits:
+            return {}
         drafts: dict[int, Sequence[int]] = {}
-        for request in requests:
-            limit = self.policy.length(request.request_id, num_decoding)
-            if limit:
-                proposed = self.proposer.propose(request, limit)
-                if proposed:
-                    drafts[request.request_id] = proposed
+        proposals = self.proposer.propose(list(limits), list(limits.values()))
+        for request, proposed in zip(limits, proposals, strict=True):
+            if proposed:
+                drafts[request.request_id] = proposed
+            elif self.runner.num_ahead:
+                self.policy.missed(request.request_id)
         return drafts
 
     def _verify(self, batch: ScheduledBatch, token_ids: Sequence[int]) -> list[int | Sequence[int]]:

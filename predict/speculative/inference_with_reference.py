@@ -53,8 +53,11 @@ class ReferenceProposer:
         self.max_ngram_size = max_ngram_size
         self._indices: dict[int, NgramIndex] = {}
 
-    def propose(self, request: Request, limit: int) -> list[int]:
+    def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[Sequence[int]]:
         """See Proposer."""
+        return list(map(self._proposal, requests, limits))
+
+    def _proposal(self, request: Request, limit: int) -> list[int]:
         index = self._indices.get(request.request_id)
         if index is None:
             index = self._indices[request.request_id] = NgramIndex(self.max_ngram_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LONGEST_REST = 64  # steps
+LONGEST_MISS = 8
 
 
 @dataclass
@@ -12,15 +13,16 @@ class _State:
     length: int  # drafts to ask for
     rest: int = 0  # steps until the next try
     next_rest: int = 1
+    next_miss: int = 1
 
 
 class DraftPolicy:
     """PaddleNLP's rule for the length, and a rest after drafts of which none was right.
 
     All accepted: two more. Else one less, at least one. After a step in which no draft was right
-    the request rests; twice as long each time in a row, so that text without repetition costs next
-    to nothing. In a batch the rows of all drafts together are bounded by `max_step_tokens`: beyond
-    that a step costs more than it saves.
+    the length is halved and the request rests; twice as long each time in a row, so that text
+    without repetition costs next to nothing. In a batch the rows of all drafts together are bounded
+    by `max_step_tokens`: beyond that a step costs more than it saves.
     """
 
     def __init__(self, max_length: int, max_step_tokens: int):
@@ -46,9 +48,19 @@ class DraftPolicy:
         state = self._states.setdefault(request_id, _State(self.max_length))
         return min(state.length, share)
 
+    def missed(self, request_id: int) -> None:
+        """The request had no draft to try: it rests, a little longer each time in a row.
+
+        For engines that run ahead, which a request that may have drafts stops.
+        """
+        state = self._states.setdefault(request_id, _State(self.max_length))
+        state.rest = state.next_miss + 1  # the step that it has none in is counted too
+        state.next_miss = min(2 * state.next_miss, LONGEST_MISS)
+
     def record(self, request_id: int, num_drafts: int, num_accepted: int) -> None:
         """The outcome of a step with drafts."""
         state = self._states.setdefault(request_id, _State(self.max_length))
+        state.next_miss = 1
         if num_accepted == num_drafts:
             state.length = min(state.length + 2, self.max_length)
         else:
@@ -56,6 +68,7 @@ class DraftPolicy:
         if num_accepted:
             state.next_rest = 1
         else:
+            state.length = max(state.length // 2, 1)
             state.rest = state.next_rest
             state.next_rest = min(2 * state.next_rest, LONGEST_REST)
 
