@@ -167,7 +167,7 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True)
 class DecodeGraph:
-    """One recorded decode step; its outputs are the logits."""
+    """One recorded decode step; its outputs are the logits, or None with drafts."""
 
     buffer: InputBuffer
     host: npt.NDArray[Any]
@@ -221,7 +221,9 @@ class GpuRunner:
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """See Runner."""
         wanted = Wanted((), [GREEDY] * len(inputs.logit_indices), None)
-        return self._run(inputs, wanted, keeps_logits=True)
+        logits = self._run(inputs, wanted, keeps_logits=True)
+        assert logits is not None
+        return logits
 
     def launch(
         self, inputs: ForwardInputs, rows: Sequence[Row], sampler: Sampler
@@ -231,8 +233,10 @@ class GpuRunner:
         self._run(inputs, wanted)
         return self._ring.send(self._last_tokens, len(rows))
 
-    def _run(self, inputs: ForwardInputs, wanted: Wanted, keeps_logits: bool = False) -> Tensor:
-        """The tokens go to `_last_tokens`; with keeps_logits, returns logits [L, V]."""
+    def _run(
+        self, inputs: ForwardInputs, wanted: Wanted, keeps_logits: bool = False
+    ) -> Tensor | None:
+        """The tokens go to `_last_tokens`; returns logits [L, V], with keeps_logits for certain."""
         import paddle
 
         if wanted.adjustments is not None and self._history is None:
@@ -304,7 +308,7 @@ class GpuRunner:
         ops.sample_step(logits, choices, self._last_tokens)
         return logits
 
-    def _replay(self, inputs: ForwardInputs, wanted: Wanted, shape: GraphShape) -> Tensor:
+    def _replay(self, inputs: ForwardInputs, wanted: Wanted, shape: GraphShape) -> Tensor | None:
         num_seqs, num_tokens = len(inputs.context_lens), len(inputs.token_ids)
         graph = self.graphs.get(shape)
         if graph is None:
@@ -333,9 +337,8 @@ class GpuRunner:
         cuda.copy_to_device(graph.device, graph.host, self._stream)
         self._copied.record(self._stream)
         graph.graph.replay()
-        logits: Tensor = graph.graph.outputs
-        num_rows = len(inputs.logit_indices)
-        return logits if num_rows >= len(logits) else logits[:num_rows]
+        logits: Tensor | None = graph.graph.outputs
+        return logits if logits is None or num_seqs == shape.num_seqs else logits[:num_seqs]
 
     def _capture(self, shape: GraphShape) -> DecodeGraph:
         """Records a step of padding."""
@@ -371,10 +374,10 @@ class GpuRunner:
         # The run before the recording draws tokens over those of the step in front of this one.
         last_tokens = self._last_tokens.clone()
 
-        def step() -> Tensor:
+        def step() -> Tensor | None:
             logits = self._step(buffer, shape.max_span, self.max_length, shape.adjusted)
             # Rows of drafts are many: their memory serves the next graph too.
-            return logits if shape.max_span == 1 else logits[:0]
+            return logits if shape.max_span == 1 else None
 
         graph = self.pool.capture(step)
         cuda.copy(self._last_tokens, last_tokens, self._stream)
