@@ -15,6 +15,15 @@ from predict.speculative.lookahead import NgramPool
 from predict.speculative.policy import DraftPolicy
 from tests.test_golden import DEMO, config, golden
 
+# Settings of each method; the draft model is the demo model itself, rounded.
+METHODS: dict[str, dict[str, Any]] = {
+    "inference_with_reference": {"speculate_max_ngram_size": 3},
+    "lookahead": {"speculate_max_ngram_size": 3},
+    "draft_model": {
+        "draft_model_name_or_path": str(DEMO),
+        "draft_model_quant_type": "weight_only_int4",
+    },
+}
 PROMPTS = [
     "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a",
     "import os\nimport sys\n\nimport os\nimport",
@@ -92,7 +101,7 @@ def texts(prompts: list[Any], params: Any, **changes: Any) -> tuple[list[tuple[i
 
 
 @pytest.mark.parametrize("inference_model", [False, True])
-@pytest.mark.parametrize("method", known_methods())
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_text_is_the_same_with_drafts(batch_size: int, method: str, inference_model: bool) -> None:
     kinds: list[dict[str, Any]] = [
@@ -109,7 +118,7 @@ def test_text_is_the_same_with_drafts(batch_size: int, method: str, inference_mo
         params,
         speculate_method=method,
         speculate_max_draft_token_num=5,
-        speculate_max_ngram_size=3,
+        **METHODS[method],
         **settings,
     )
     assert got == expected
@@ -138,8 +147,12 @@ def test_goldens_with_drafts_preemption_and_chunks(case: str) -> None:
     assert [list(output.token_ids) for output in outputs] == expected["greedy"]
 
 
+def test_every_method_is_tested() -> None:
+    assert sorted(METHODS) == known_methods()
+
+
 def test_bad_settings_are_refused_before_loading() -> None:
-    with pytest.raises(UserError, match="inference_with_reference, lookahead"):
+    with pytest.raises(UserError, match="draft_model, inference_with_reference, lookahead"):
         config(DEMO, speculate_method="medusa")
     with pytest.raises(UserError, match="1 to 15"):
         config(DEMO, speculate_method="lookahead", speculate_max_draft_token_num=16)
