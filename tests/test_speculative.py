@@ -12,7 +12,7 @@ from predict.request import Request
 from predict.speculative import SpeculativeConfig, accepted_tokens, known_methods, proposer_of
 from predict.speculative.inference_with_reference import NgramIndex
 from predict.speculative.lookahead import NgramPool
-from predict.speculative.policy import DraftPolicy
+from predict.speculative.policy import Costs, DraftPolicy
 from tests.test_golden import DEMO, config, golden
 
 # Settings of each method; the draft model is the demo model itself, rounded.
@@ -66,33 +66,72 @@ def test_pool_follows_what_came_last() -> None:
     assert pool.follow([3], 3) == [1, 2, 4]
 
 
-def test_requests_rest_longer_after_each_failure_and_grow_with_success() -> None:
-    policy = DraftPolicy(8, 64)
-    assert policy.length(0, 1) == 8
-    assert policy.length(0, 16) == 3
-    assert policy.length(0, 64) == 0
+CPU = Costs(row=0.04)
+
+
+def test_requests_rest_longer_after_each_failure() -> None:
+    policy = DraftPolicy(8, 64, CPU)
+
+    def rest(request_id: int) -> int:
+        count = 0
+        while policy.is_resting(request_id):
+            policy.stepped([request_id], False)
+            count += 1
+        return count
+
     rests = []
     for _ in range(9):
         policy.record(0, 2, 0)
-        rest = 0
-        while policy.is_resting(0):
-            policy.rested(0)
-            rest += 1
-        rests.append(rest)
-    assert rests == [1, 2, 4, 8, 16, 32, 64, 64, 64]
+        rests.append(rest(0))
+    assert rests == [0, 1, 2, 4, 8, 16, 32, 64, 64]
+    policy.record(0, 2, 1)
+    policy.record(0, 2, 0)
+    assert rest(0) == 0
     rests = []
     for _ in range(5):
         policy.missed(1)
-        rests.append(0)
-        while policy.is_resting(1):
-            policy.rested(1)
-            rests[-1] += 1
+        rests.append(rest(1))
     assert rests == [2, 3, 5, 9, 9]
-    assert policy.length(0, 1) == 1
-    policy.record(0, 1, 1)
-    assert policy.length(0, 1) == 3
-    policy.record(0, 3, 2)
-    assert policy.length(0, 1) == 2
+
+
+def test_drafts_get_shorter_as_they_fail_and_longer_as_they_succeed() -> None:
+    policy = DraftPolicy(8, 64, CPU)
+    assert policy.lengths([0], 1) == [8]
+    found = []
+    for _ in range(12):
+        policy.record(0, 4, 0)
+        found += policy.lengths([0], 1)
+    assert found == sorted(found, reverse=True)
+    assert found[0] >= 3
+    assert found[-1] == 1
+    for _ in range(5):
+        policy.record(0, 4, 4)
+    assert policy.lengths([0], 1) == [8]
+
+
+def test_drafts_get_shorter_in_batches_and_where_drafting_costs() -> None:
+    policy = DraftPolicy(15, 64, CPU)
+    alone = policy.lengths([0], 1)[0]
+    among_four = policy.lengths([0, 1, 2, 3], 4)
+    assert alone > among_four[0] > 1
+    assert len(set(among_four)) == 1
+    assert 0 < sum(policy.lengths(list(range(40)), 40)) <= 64
+    costly = DraftPolicy(15, 64, Costs(row=0.04, draft=0.2))
+    assert 1 < costly.lengths([0], 1)[0] < alone
+    assert DraftPolicy(15, 64, Costs(row=0.04, draft=1.0)).lengths([0], 1) == [0]
+
+
+def test_drafts_that_do_not_pay_are_tried_now_and_then() -> None:
+    policy = DraftPolicy(8, 64, Costs(row=0.005, wait=0.1))
+    for _ in range(20):
+        policy.record(0, 1, 0)
+    tries = []
+    for step in range(200):
+        length = policy.lengths([0], 1)[0]
+        if length:
+            tries.append(step)
+        policy.stepped([0], length > 0)
+    assert tries == [64, 129, 194]
 
 
 def texts(prompts: list[Any], params: Any, **changes: Any) -> tuple[list[tuple[int, ...]], LLM]:

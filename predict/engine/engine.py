@@ -106,9 +106,10 @@ class Engine:
         batch = self.scheduler.schedule(drafts)
         if batch is None:
             return False
+        has_drafts = any(span.draft_token_ids for span in batch.spans)
         if self.policy is not None:
-            for span in batch.spans:
-                self.policy.rested(span.request.request_id)
+            ids = [span.request.request_id for span in batch.spans]
+            self.policy.stepped(ids, has_drafts)
         inputs = build_inputs(batch, self.scheduler.config.block_size)
         rows = [
             Row(span.request, span.draft_token_ids[:index])
@@ -116,25 +117,26 @@ class Engine:
             for index in range(span.num_logits)
         ]
         tokens = self.runner.launch(inputs, rows, self.sampler)
-        if self.runner.num_ahead and not any(span.draft_token_ids for span in batch.spans):
+        if self.runner.num_ahead and not has_drafts:
             self.scheduler.advance(batch)
         self._steps.append(Step(batch, rows, tokens))
         return True
 
     def _draft_limits(self) -> dict[Request, int]:
-        """Drafts that each decoding request may have; those that rest or have none are left out."""
+        """Drafts that each decoding request may have; those that may have none are left out."""
         assert self.policy is not None
         decoding = self.scheduler.decoding
+        takers = [
+            request
+            for request in decoding
+            if not self.policy.is_resting(request.request_id)
+            and (self.runner.penalizes_drafts or not reads_history(request.sampling_params))
+        ]
+        ids = [request.request_id for request in takers]
         limits: dict[Request, int] = {}
-        for request in decoding:
-            if self.policy.is_resting(request.request_id) or (
-                reads_history(request.sampling_params) and not self.runner.penalizes_drafts
-            ):
-                continue
-            limit = min(
-                self.policy.length(request.request_id, len(decoding)),
-                request.max_num_tokens - request.num_tokens - 1,
-            )
+        for request, length in zip(takers, self.policy.lengths(ids, len(decoding)), strict=True):
+            # A step with drafts yields one token more than there are drafts.
+            limit = min(length, request.max_num_tokens - request.num_tokens - 1)
             if limit > 0:
                 limits[request] = limit
         return limits

@@ -26,8 +26,7 @@ SCHEME_BITS = {
     "weight_only_int4": 4,
     "w4a8": 4,
 }
-# Rows of a decode step, drafts included, that cost little more than one: reading weights bounds it.
-CPU_FREE_ROWS, GPU_FREE_ROWS = 16, 64
+CPU_DRAFT_ROWS, GPU_DRAFT_ROWS = 64, 256  # drafts of a step, at most
 # A shared pool larger than this many times the running sequences' need only feeds the prefix cache.
 PREFIX_CACHE_SHARE = 2
 
@@ -170,7 +169,7 @@ def workspace_bytes(
     element = DTYPE_BYTES[config.dtype]
     num_tokens = max(config.token_budget, config.max_length)
     # Graphs of a few sizes keep theirs; those of steps with drafts share.
-    num_rows = 3 * config.batch_size + max_step_rows(config) - config.batch_size
+    num_rows = 3 * config.batch_size + max_draft_rows(config)
     logits = num_rows * spec.vocab_size * 4
     total = num_tokens * per_token * element + logits + (512 << 20)
     if draft is not None:
@@ -180,17 +179,12 @@ def workspace_bytes(
     return total
 
 
-def free_rows(config: EngineConfig) -> int:
-    """Rows of a decode step that cost little more than one."""
-    return CPU_FREE_ROWS if config.device == "cpu" else GPU_FREE_ROWS
-
-
-def max_step_rows(config: EngineConfig) -> int:
-    """Logit rows of a step, drafts included, at most."""
+def max_draft_rows(config: EngineConfig) -> int:
+    """Drafts of a step, at most."""
     if config.speculate_method is None:
-        return config.batch_size
-    drafts = config.batch_size * config.speculate_max_draft_token_num
-    return config.batch_size + min(drafts, free_rows(config))
+        return 0
+    limit = CPU_DRAFT_ROWS if config.device == "cpu" else GPU_DRAFT_ROWS
+    return min(config.batch_size * config.speculate_max_draft_token_num, limit)
 
 
 def allocate_caches(
