@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+import predict.llm
 from predict import LLM, SamplingParams
 from predict.errors import UserError
 from predict.request import Request
 from predict.speculative import SpeculativeConfig, accepted_tokens, known_methods, proposer_of
-from predict.speculative.inference_with_reference import NgramIndex
+from predict.speculative.inference_with_reference import NgramIndex, match_length
 from predict.speculative.lookahead import NgramPool
 from predict.speculative.policy import Costs, DraftPolicy
 from tests.test_golden import DEMO, config, golden
@@ -39,22 +41,31 @@ def test_right_drafts_stand_and_the_first_wrong_one_is_replaced() -> None:
     assert accepted_tokens([], [9]) == [9]
 
 
-def test_the_longest_ngram_is_followed_and_the_prompt_before_the_output() -> None:
+def test_the_place_with_the_longest_match_is_followed_and_the_last_of_equal_ones() -> None:
     index = NgramIndex(2)
-    tokens = [1, 2, 3, 9, 2, 4]
-    index.extend(tokens, 3)
-    assert index.find([*tokens, 2]) == 2
-    tokens += [9, 2]
-    index.extend(tokens, 3)
-    assert index.find(tokens) == 5  # behind (9, 2), which only the output has whole
-    assert index.find([7, 8]) is None
+    tokens = [5, 1, 2, 7, 6, 1, 2, 8, 1, 2]
+    index.extend(tokens)
+    assert index.find(tokens) == 7  # both places have (1, 2) alone: the last
+    assert index.find([*tokens[:8], 5, 1, 2]) == 3
+    assert index.find([9, 6]) == 5  # 6 alone
+    assert index.find([7, 9]) is None
+    assert match_length([1, 2, 3, 1, 2], 2) == 2
 
 
-def test_drafts_stop_where_the_text_does() -> None:
+def test_ngrams_are_found_however_the_text_grows() -> None:
+    tokens = np.random.default_rng(0).integers(0, 3, 60).tolist()
+    whole, grown = NgramIndex(3), NgramIndex(3)
+    for end in (1, 2, 5, 6, 20, 60):
+        grown.extend(tokens[:end])
+    whole.extend(tokens)
+    assert whole.find(tokens) == grown.find(tokens) is not None
+
+
+def test_drafts_repeat_what_repeats() -> None:
     proposer = proposer_of(SpeculativeConfig(method="inference_with_reference", max_ngram_size=2))
     request = Request(0, [1, 2, 3, 1, 2], SamplingParams())
     other = Request(1, [4, 5], SamplingParams())
-    assert list(map(list, proposer.propose([request, other], [8, 2]))) == [[3, 1, 2], []]
+    assert list(map(list, proposer.propose([request, other], [5, 2]))) == [[3, 1, 2, 3, 1], []]
     assert list(map(list, proposer.propose([request], [1]))) == [[3]]
     proposer.forget(0)
 
@@ -139,6 +150,21 @@ def texts(prompts: list[Any], params: Any, **changes: Any) -> tuple[list[tuple[i
     return [output.token_ids for output in llm.generate(prompts, params)], llm
 
 
+@pytest.fixture
+def unused_blocks_are_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocate = predict.llm.allocate_caches
+
+    def filled(*arguments: Any) -> Any:
+        caches = allocate(*arguments)
+        for layer in caches:
+            for tensor in layer:
+                tensor.set_value(np.full(tensor.shape, np.nan, np.float32))
+        return caches
+
+    monkeypatch.setattr(predict.llm, "allocate_caches", filled)
+
+
+@pytest.mark.usefixtures("unused_blocks_are_nan")
 @pytest.mark.parametrize("inference_model", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("batch_size", [1, 3])

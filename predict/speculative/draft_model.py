@@ -93,9 +93,11 @@ class DraftModelProposer:
                     drafts[index].append(token)
         block_size = self.network.block_size
         for request, own in zip(requests, drafts, strict=True):
-            room = len(request.block_ids) * block_size - request.num_tokens
-            fed = own[: max(min(len(own) - 1, room), 0)]
-            self._states[request.request_id] = _State(request.block_ids, request.num_tokens, fed)
+            # The last token's block may be the step's to come.
+            room = len(request.block_ids) * block_size
+            fed = own[: max(min(len(own) - 1, room - request.num_tokens), 0)]
+            known = min(request.num_tokens, room)
+            self._states[request.request_id] = _State(request.block_ids, known, fed)
         return [_before_failure(own) for own in drafts]
 
     def observe(self, request: Request, drafts: Sequence[int], chosen: Sequence[int]) -> None:
