@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import predict.llm
 from predict import LLM, SamplingParams
+from predict.engine import kv_cache
 from predict.errors import UserError
 from predict.request import Request
 from predict.speculative import SpeculativeConfig, accepted_tokens, known_methods, proposer_of
@@ -152,7 +152,7 @@ def texts(prompts: list[Any], params: Any, **changes: Any) -> tuple[list[tuple[i
 
 @pytest.fixture
 def unused_blocks_are_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    allocate = predict.llm.allocate_caches
+    allocate = kv_cache.allocate_caches
 
     def filled(*arguments: Any) -> Any:
         caches = allocate(*arguments)
@@ -161,7 +161,7 @@ def unused_blocks_are_nan(monkeypatch: pytest.MonkeyPatch) -> None:
                 tensor.set_value(np.full(tensor.shape, np.nan, np.float32))
         return caches
 
-    monkeypatch.setattr(predict.llm, "allocate_caches", filled)
+    monkeypatch.setattr("predict.llm.allocate_caches", filled)
 
 
 @pytest.mark.usefixtures("unused_blocks_are_nan")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from predict.nn.inputs import ForwardInputs
     from predict.speculative import Proposer
 
-Scripts = Mapping[tuple[int, ...], Sequence[int]]  # by prompt, the output
+Scripts = Mapping[tuple[int, ...], list[int]]  # by prompt, the output
 
 
 class ScriptedTokens:
@@ -62,11 +62,14 @@ class ScriptedRunner:
     ) -> ScriptedTokens:
         """See Runner."""
         tokens = self._runner.launch(inputs, rows, sampler)
-        script = [
-            self._scripts[tuple(row.request.prompt_token_ids)][row.num_output_tokens]
-            for row in rows
-        ]
-        return ScriptedTokens(tokens, script)
+        return ScriptedTokens(tokens, [self._choice(row) for row in rows])
+
+    def _choice(self, row: Row) -> int:
+        """The script's token; behind a wrong draft another one: nobody knows what comes there."""
+        script = self._scripts[tuple(row.request.prompt_token_ids)]
+        place = row.num_output_tokens
+        right = list(row.drafts) == script[place - len(row.drafts) : place]
+        return script[place] if right else script[place] ^ 1
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """See Runner."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from predict.config import EngineConfig
@@ -165,18 +164,22 @@ def workspace_bytes(
 
     With a draft model they are its own too, and its cache blocks that the target's lacks.
     """
-    per_token = 4 * spec.hidden_size + 2 * spec.qkv_size + 4 * spec.intermediate_size
-    element = DTYPE_BYTES[config.dtype]
-    num_tokens = max(config.token_budget, config.max_length)
-    # Graphs of a few sizes keep theirs; those of steps with drafts share.
+    # Logits: graphs of a few sizes keep theirs; those of steps with drafts share.
     num_rows = 3 * config.batch_size + max_draft_rows(config)
-    logits = num_rows * spec.vocab_size * 4
-    total = num_tokens * per_token * element + logits + (512 << 20)
+    total = _step_bytes(config, spec, num_rows)
     if draft is not None:
-        total += workspace_bytes(replace(config, speculate_method=None), draft)
-        block = config.block_size * kv_format_of("dense").bytes_per_token(draft, element)
-        total += config.batch_size * block
+        block = config.block_size * kv_format_of("dense").bytes_per_token(
+            draft, DTYPE_BYTES[config.dtype]
+        )
+        total += _step_bytes(config, draft, 3 * config.batch_size) + config.batch_size * block
     return total
+
+
+def _step_bytes(config: EngineConfig, spec: DecoderSpec, num_rows: int) -> int:
+    per_token = 4 * spec.hidden_size + 2 * spec.qkv_size + 4 * spec.intermediate_size
+    num_tokens = max(config.token_budget, config.max_length)
+    logits = num_rows * spec.vocab_size * 4
+    return num_tokens * per_token * DTYPE_BYTES[config.dtype] + logits + (512 << 20)
 
 
 def max_draft_rows(config: EngineConfig) -> int:

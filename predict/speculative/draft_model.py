@@ -96,8 +96,9 @@ class DraftModelProposer:
             # The last token's block may be the step's to come.
             room = len(request.block_ids) * block_size
             fed = own[: max(min(len(own) - 1, room - request.num_tokens), 0)]
-            known = min(request.num_tokens, room)
-            self._states[request.request_id] = _State(request.block_ids, known, fed)
+            self._states[request.request_id] = _State(
+                request.block_ids, min(request.num_tokens, room), fed
+            )
         return [_before_failure(own) for own in drafts]
 
     def observe(self, request: Request, drafts: Sequence[int], chosen: Sequence[int]) -> None:
