@@ -321,6 +321,17 @@ _SAME_NAME = (
 )
 
 
+# Flags that are SamplingParams fields of the same name and meaning.
+_SAME_SAMPLING = (
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "no_repeat_ngram_size",
+)
+
+
 @dataclass(frozen=True)
 class Rule:
     """Flags that do not go together; `message` may name any flag's value in braces."""
@@ -331,7 +342,14 @@ class Rule:
 
 _AVX_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 # Values of a sampling flag that change nothing about greedy decoding.
-_GREEDY_NEUTRAL = {"top_k": (0, 1), "top_p": (0.0, 1.0), "temperature": (0.0, 1.0)}
+_GREEDY_NEUTRAL = {
+    "top_k": (0, 1),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0,),
+    "typical_p": (1.0,),
+    "temperature": (0.0, 1.0),
+}
+_SHARPENING = tuple(name for name in _GREEDY_NEUTRAL if name != "top_k")
 
 
 def _sharpened(flags: FlagValues) -> bool:
@@ -412,8 +430,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         lambda f: f["decode_strategy"] == "greedy_search" and _sharpened(f),
-        "--decode_strategy greedy_search takes the most likely token, so --top_k, --top_p and "
-        "--temperature cannot change it; leave them out, or use --decode_strategy sampling",
+        "--decode_strategy greedy_search takes the most likely token, so --top_k, --top_p, "
+        "--min_p, --typical_p and --temperature cannot change it; leave them out, or use "
+        "--decode_strategy sampling",
     ),
     Rule(
         lambda f: (
@@ -421,7 +440,7 @@ RULES: tuple[Rule, ...] = (
             and (_sharpened(f) or f["speculate_method"] is not None)
         ),
         "--decode_strategy beam_search neither samples nor takes draft tokens; leave --top_k, "
-        "--top_p, --temperature and --speculate_method out",
+        "--top_p, --min_p, --typical_p, --temperature and --speculate_method out",
     ),
     Rule(
         lambda f: not 0.0 <= f["top_p"] <= 1.0,
@@ -454,10 +473,10 @@ NOTES: tuple[Rule, ...] = (
             f["decode_strategy"] == "sampling"
             and not f.given("top_k")
             and f["top_k"] == 1
-            and any(f.given(n) and f[n] not in _GREEDY_NEUTRAL[n] for n in ("top_p", "temperature"))
+            and any(f.given(n) and f[n] not in _GREEDY_NEUTRAL[n] for n in _SHARPENING)
         ),
-        "--top_k is 1 when not given, which is greedy, so --top_p and --temperature change "
-        "nothing; add --top_k 0 to sample",
+        "--top_k is 1 when not given, which is greedy, so --top_p, --min_p, --typical_p and "
+        "--temperature change nothing; add --top_k 0 to sample",
     ),
 )
 
@@ -558,5 +577,7 @@ def _sampling_params(flags: FlagValues, max_length: int) -> SamplingParams:
         temperature=0.0 if greedy else flags["temperature"],
         top_k=0 if greedy else flags["top_k"],
         top_p=1.0 if greedy else flags["top_p"],
-        repetition_penalty=flags["repetition_penalty"],
+        logit_bias=flags["logit_bias"] or {},
+        bad_words=flags["bad_words"] or (),
+        **{name: flags[name] for name in _SAME_SAMPLING},
     )

@@ -7,6 +7,7 @@ answer at once.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -15,7 +16,7 @@ from typing import Any, Literal, NoReturn
 from predict.errors import UserError, nearest
 from predict.quantization import ALIASES, CACHE_TYPES, SCHEMES
 
-Kind = Literal["str", "int", "float", "bool", "ints", "strs"]
+Kind = Literal["str", "int", "float", "bool", "ints", "strs", "json"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ _KIND_WORDS = {
     "bool": "true or false",
     "ints": "integers separated by commas",
     "strs": "names separated by commas",
+    "json": "JSON",
 }
 
 
@@ -113,6 +115,7 @@ _PARSERS: Mapping[str, Any] = {
     "bool": _parse_bool,
     "ints": lambda text: [int(part) for part in text.strip("[] ").replace(",", " ").split()],
     "strs": lambda text: text.strip("[] ").replace(",", " ").split(),
+    "json": json.loads,
 }
 
 
@@ -238,10 +241,26 @@ FLAGS: tuple[Flag, ...] = (
          "Sample among this many most likely tokens; 1 is greedy, 0 takes all."),
     Flag(_SAMPLING, "top_p", "float", 1.0,
          "Sample among the most likely tokens that together reach this probability; 1 takes all."),
+    Flag(_SAMPLING, "min_p", "float", 0.0,
+         "Leave out tokens less likely than this times the likeliest; 0 takes all."),
+    Flag(_SAMPLING, "typical_p", "float", 1.0,
+         "Sample among the tokens whose surprise is nearest to the expected one that together "
+         "reach this probability; 1 takes all."),
     Flag(_SAMPLING, "temperature", "float", 1.0,
          "Divides the logits before sampling; 0 is greedy."),
     Flag(_SAMPLING, "repetition_penalty", "float", 1.0,
          "Above 1 makes tokens that were already seen less likely."),
+    Flag(_SAMPLING, "presence_penalty", "float", 0.0,
+         "Taken off the logits of tokens that the output has."),
+    Flag(_SAMPLING, "frequency_penalty", "float", 0.0,
+         "Taken off the logit of a token for each time that the output has it."),
+    Flag(_SAMPLING, "no_repeat_ngram_size", "int", 0,
+         "No n-gram of this size comes twice in prompt and output; 0 turns it off."),
+    Flag(_SAMPLING, "logit_bias", "json", None,
+         'Added to logits: {"TOKEN_ID": AMOUNT, ...}.'),
+    Flag(_SAMPLING, "bad_words", "json", None,
+         'Never completed: ["a word", [TOKEN_ID, ...], ...]; a word with and without a space in '
+         "front."),
     Flag(_SAMPLING, "seed", "int", 0,
          "Same seed and flags, same output."),
     Flag(_QUANT, "quant_type", "str", None,
@@ -468,6 +487,7 @@ _METAVARS: Mapping[str, str] = {
     "bool": "true|false",
     "ints": "N,N",
     "strs": "NAME,NAME",
+    "json": "JSON",
 }
 
 

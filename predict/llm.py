@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from predict import library
+from predict.chat_template import Message, conversation_messages
 from predict.config import EngineConfig
 from predict.draft import read_draft
 from predict.engine.detokenizer import Detokenizer
@@ -58,17 +59,19 @@ from predict.nn.weights import (
     WeightSource,
     plan_weights,
 )
+from predict.prompts import with_token_ids
 from predict.quantization import check_support
-from predict.request import Request, RequestOutput, SamplingParams
+from predict.request import RequestOutput, SamplingParams
+from predict.samples import Samples, StreamOutput
 from predict.speculative import DraftNetwork, Proposer, SpeculativeConfig, proposer_of
 from predict.speculative.policy import Costs, DraftPolicy
 from predict.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from predict.device import Device
-    from predict.engine.detokenizer import TextStream
 
 Prompt = str | Sequence[int]
+Conversation = Sequence[Message]
 # Of predict.speculative.policy.Costs: the demo model on 2 cores (1.65 ms for one row, 2.8 for 16),
 # Llama-3-8B on an H200 (3.8 ms for one, 6.4 for 128; 0.3 ms until the next step is queued).
 ROW_AND_WAIT = {"cpu": (0.04, 0.0), "gpu": (0.0055, 0.08)}
@@ -92,13 +95,13 @@ class EngineStats:
     peak_memory_bytes: int
 
 
-@dataclass(frozen=True)
-class StreamOutput:
-    """A piece of a streamed answer: the new text and tokens, and the reason when it is the last."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str | None
+def check_streamed(params: SamplingParams) -> None:
+    """Raises UserError for answers that are known at the end only."""
+    if params.num_samples > params.n:
+        raise UserError(
+            "best_of chooses among finished answers, which cannot be streamed; use generate, or n "
+            "alone"
+        )
 
 
 def choose_backend(inference_model: bool) -> ModuleType:
@@ -465,16 +468,46 @@ class LLM:
             raise UserError("this model was loaded without a tokenizer; pass token ids")
         return self.tokenizer.encode(prompt)
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
-        return Request(next(self._ids), self._token_ids(prompt), params)
-
-    def _output(self, request: Request) -> RequestOutput:
-        text = ""
-        if self.tokenizer is not None:
-            text = self.tokenizer.decode_continuation(
-                request.prompt_token_ids, request.output_token_ids
+    def _check_params(self, params: SamplingParams) -> None:
+        """Raises UserError for what this model cannot do."""
+        for name in ("stop_token_ids",):
+            largest = max(getattr(params, name), default=0)
+            if largest >= self.spec.vocab_size:
+                raise UserError(
+                    f"{name} has the token id {largest}, which is outside the vocabulary "
+                    f"(allowed: 0 to {self.spec.vocab_size - 1})"
+                )
+        if params.stop_strings and self.tokenizer is None:
+            raise UserError(
+                "stop needs a text, and this model was loaded without a tokenizer; use "
+                "stop_token_ids"
             )
-        return RequestOutput.from_request(request, text)
+
+    def samples(
+        self, prompt: Prompt, params: SamplingParams, prompt_index: int = 0, streamed: bool = False
+    ) -> Samples:
+        """The requests of a prompt, checked, not queued. Raises UserError."""
+        self._check_params(params)
+        params = with_token_ids(params, self.tokenizer, self.spec.vocab_size)
+        return Samples(
+            list(self._token_ids(prompt)),
+            params,
+            lambda: next(self._ids),
+            self.tokenizer,
+            self._detokenizer,
+            prompt_index,
+            streamed,
+        )
+
+    def chat_prompt(self, messages: Conversation) -> list[int]:
+        """Token ids of a conversation behind which the model answers. Raises UserError."""
+        if self.tokenizer is None or self.tokenizer.chat_template is None:
+            raise UserError(
+                "chat needs a tokenizer with a chat template, and this model has none; give one "
+                "with chat_template (a .jinja or .json file), or use generate"
+            )
+        text = self.tokenizer.chat_template.render(conversation_messages(list(messages), ""))
+        return self.tokenizer.encode_prompt(text, templated=True)
 
     def generate(
         self,
@@ -486,23 +519,19 @@ class LLM:
         """Outputs in the prompts' order.
 
         prompts: text, or token ids. sampling_params: for all, or one for each. on_output(index,
-        output) is called the moment a request finishes, in any order. on_step(prompt_tokens,
-        output_tokens) is called after each step with the tokens that it handled.
-        Raises UserError or ValueError, with nothing queued, when a prompt can never run. When a
-        step fails or is interrupted, the unfinished requests are aborted.
+        output) is called the moment all answers to a prompt are finished, in any order.
+        on_step(prompt_tokens, output_tokens) is called after each step with the tokens that it
+        handled.
+        Raises UserError or ValueError, with nothing queued, when a prompt can never run. An answer
+        that fails alone has finish_reason "error". When a step fails or is interrupted, the
+        unfinished requests are aborted.
         """
-        if isinstance(sampling_params, SamplingParams):
-            sampling_params = [sampling_params] * len(prompts)
-        requests = [
-            self._request(prompt, params)
-            for prompt, params in zip(prompts, sampling_params, strict=True)
-        ]
-        indices = {request.request_id: index for index, request in enumerate(requests)}
-        outputs: list[RequestOutput | None] = [None] * len(requests)
+        groups = self._groups(prompts, sampling_params)
+        by_request = {each.request_id: group for group in groups for each in group.requests}
+        outputs: list[RequestOutput | None] = [None] * len(groups)
         self._make_current()
         try:
-            for request in requests:
-                self.engine.add(request)
+            self.queue(groups)
             while True:
                 batch, finished = self.engine.step()
                 if batch is None:
@@ -511,42 +540,90 @@ class LLM:
                     num_samples = sum(span.samples for span in batch.spans)
                     on_step(batch.num_tokens - num_samples, num_samples)
                 for request in finished:
-                    output = self._output(request)
-                    outputs[indices[request.request_id]] = output
-                    if on_output:
-                        on_output(indices[request.request_id], output)
+                    group = by_request[request.request_id]
+                    index = group.prompt_index
+                    if group.is_finished and outputs[index] is None:
+                        output = outputs[index] = group.output()
+                        if on_output:
+                            on_output(index, output)
         finally:
-            for request in requests:
-                self.engine.abort(request.request_id)
+            self.abort(groups)
         return [output for output in outputs if output is not None]
 
-    def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams
-    ) -> Generator[StreamOutput, None, None]:
-        """Yields the answer to one prompt as it grows; joined texts equal `generate`'s.
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams],
+    ) -> list[RequestOutput]:
+        """The answers to one conversation, or to each of several; see `generate`.
 
-        Leaving the iterator early aborts the request.
+        A conversation is a list of {"role": ..., "content": ...}; the model's chat template makes
+        the prompt. Raises UserError without one, and for a conversation that it refuses.
         """
-        request = self._request(prompt, sampling_params)
-        text: TextStream | None = None
-        if self._detokenizer is not None:
-            text = self._detokenizer.stream(request.prompt_token_ids)
-        self.engine.add(request)
-        sent = 0
+        several = not all(isinstance(message, dict) for message in messages)
+        conversations = messages if several else [messages]
+        prompts = [self.chat_prompt(conversation) for conversation in conversations]  # type: ignore[arg-type]
+        return self.generate(prompts, sampling_params)
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams],
+    ) -> Generator[StreamOutput, None, None]:
+        """Yields the answers to one prompt, or to several, as they grow.
+
+        Joined texts equal `generate`'s; text that may yet become a stop string waits. Leaving the
+        iterator early aborts the requests. Raises ValueError for an answer that fails.
+        """
+        one = isinstance(prompts, str) or all(isinstance(prompt, int) for prompt in prompts)
+        several = cast("Sequence[Prompt]", [prompts] if one else prompts)
+        groups = self._groups(several, sampling_params, streamed=True)
         try:
-            while request.finish_reason is None:
-                self._make_current()
-                self.engine.step()
-                new = tuple(request.output_token_ids[sent:])
-                if not new:
-                    continue
-                sent += len(new)
-                piece = text.append(new) if text else ""
-                if request.finish_reason is not None and text:
-                    piece += text.finish()
-                yield StreamOutput(piece, new, request.finish_reason)
+            self.queue(groups)
+            while not all(group.is_finished for group in groups):
+                self.step()
+                for group in groups:
+                    if group.error is not None:
+                        raise ValueError(group.error)
+                    yield from group.pieces()
         finally:
-            self.engine.abort(request.request_id)
+            self.abort(groups)
+
+    def _groups(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams],
+        streamed: bool = False,
+    ) -> list[Samples]:
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        if streamed:
+            for param in each:
+                check_streamed(param)
+        return [
+            self.samples(prompt, param, index, streamed)
+            for index, (prompt, param) in enumerate(zip(prompts, each, strict=True))
+        ]
+
+    def queue(self, groups: Sequence[Samples]) -> None:
+        """Adds them to the engine; raises UserError, with none of them queued."""
+        try:
+            for group in groups:
+                for request in group.requests:
+                    self.engine.add(request)
+        except ValueError:
+            self.abort(groups)
+            raise
+
+    def abort(self, groups: Sequence[Samples]) -> None:
+        """Ends those of their requests that are not finished."""
+        for group in groups:
+            for request in group.requests:
+                self.engine.abort(request.request_id)
+
+    def step(self) -> None:
+        """Runs a step of what is queued; see Engine.step."""
+        self._make_current()
+        self.engine.step()
 
     def stats(self) -> EngineStats:
         """Counts so far."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from predict.data import DataItem
     from predict.llm import LLM
     from predict.progress import Progress
-    from predict.request import RequestOutput
+    from predict.request import RequestOutput, SamplingParams
     from predict.tokenizer import Tokenizer
 
     MakeLLM = Callable[[EngineConfig, Tokenizer | None], LLM]
@@ -69,7 +69,8 @@ def run(config: PredictorConfig, make_llm: MakeLLM) -> int:
     Every prompt is read, tokenized and checked before the model is loaded. Raises UserError.
     """
     from predict.data import built_in_items, check_output_path, read_data_file
-    from predict.prompts import prepare_prompts
+    from predict.nn.hf_config import ConfigReader
+    from predict.prompts import prepare_params, prepare_prompts
     from predict.tokenizer import Tokenizer
 
     for note in config.notes:
@@ -77,6 +78,7 @@ def run(config: PredictorConfig, make_llm: MakeLLM) -> int:
     engine = config.engine
     items: list[DataItem] = []
     token_ids: list[list[int]] = []
+    params: list[SamplingParams] = []
     tokenizer: Tokenizer | None = None  # None: the LLM reads its own
     if config.data_file is not None or not config.benchmark:
         check_output_path(config.output_file, config.data_file)
@@ -87,12 +89,18 @@ def run(config: PredictorConfig, make_llm: MakeLLM) -> int:
         tokenizer = Tokenizer.from_dir(engine.model_name_or_path, engine.chat_template)
         prompts = prepare_prompts(items, tokenizer, engine.src_length, engine.max_length)
         token_ids = prompts.token_ids
+        params = prepare_params(
+            items,
+            config.sampling_params,
+            tokenizer,
+            lambda: ConfigReader.from_dir(engine.model_name_or_path).get_int("vocab_size"),
+        )
         for warning in prompts.warnings:
             _say(f"warning: {warning}")
     if config.benchmark_file is not None:
         check_output_path(config.benchmark_file, config.data_file)
     llm = make_llm(engine, tokenizer)
-    status = answer(llm, config, items, token_ids) if items else 0
+    status = answer(llm, config, items, token_ids, params) if items else 0
     if config.benchmark:
         from predict.bench.padded import run_benchmark
 
@@ -101,7 +109,11 @@ def run(config: PredictorConfig, make_llm: MakeLLM) -> int:
 
 
 def answer(
-    llm: LLM, config: PredictorConfig, items: Sequence[DataItem], token_ids: list[list[int]]
+    llm: LLM,
+    config: PredictorConfig,
+    items: Sequence[DataItem],
+    token_ids: list[list[int]],
+    params: list[SamplingParams],
 ) -> int:
     """Generates, prints and writes one output per item; returns the exit status.
 
@@ -128,7 +140,7 @@ def answer(
 
         interrupted = False
         try:
-            llm.generate(token_ids, config.sampling_params, on_output, progress.on_step)
+            llm.generate(token_ids, params, on_output, progress.on_step)
         except KeyboardInterrupt:
             interrupted = True
         except Exception:

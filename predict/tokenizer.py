@@ -45,6 +45,10 @@ class Backend(Protocol):
         """The id of each token."""
         ...
 
+    def encode_inside(self, text: str) -> list[int]:
+        """Token ids of a piece of a text: no special tokens, no space put in front."""
+        ...
+
 
 class Tokenizer:
     """A checkpoint's tokenizer, its special tokens and its chat template."""
@@ -131,6 +135,20 @@ class Tokenizer:
             return after[len(before) :]
         return self.decode(token_ids, skip_special_tokens)
 
+    def encode_word(self, word: str) -> list[tuple[int, ...]]:
+        """The token ids of a word at the start of a text, within one, and behind a space.
+
+        Without repeats. The variant behind a space counts only where the space changes the first
+        token and adds none, as in vLLM: a space of its own could not be told from any other.
+        """
+        word = word.strip()
+        first, inside = self._backend.encode(word, False), self._backend.encode_inside(word)
+        variants = [tuple(first), tuple(inside)]
+        spaced = self._backend.encode_inside(" " + word)
+        if len(spaced) == len(inside) and spaced[:1] != inside[:1]:
+            variants.append(tuple(spaced))
+        return [ids for ids in dict.fromkeys(variants) if ids]
+
     def token_to_id(self, token: str) -> int | None:
         """The id of one token's text, or None when the vocabulary lacks it."""
         return self._backend.token_to_id(token)
@@ -168,6 +186,9 @@ class _FastBackend:
             return [*self._ends.first, *ids, *self._ends.last]
         plain: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return plain
+
+    def encode_inside(self, text: str) -> list[int]:
+        return self.encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
@@ -237,6 +258,10 @@ class _SentencePieceBackend:
             end = match.end()
         ids += self._encode_plain(text[end:], first=end == 0)
         return [*self._ends.first, *ids, *self._ends.last] if add_special_tokens else ids
+
+    def encode_inside(self, text: str) -> list[int]:
+        ids: list[int] = self._bare.encode(text)
+        return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         parts: list[str] = []

@@ -23,6 +23,7 @@ from predict.request import RequestMetrics, RequestOutput, SamplingParams
 from predict.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
+DEMO = ROOT / "examples" / "demo_model"
 MODEL = ROOT / "tests" / "data" / "tokenizers" / "byte_level"
 SCRIPT = ROOT / "predict" / "predictor.py"
 
@@ -45,23 +46,24 @@ class FakeLLM:
         )
         self.startup_seconds = 0.5
         self.before = before or (lambda index: None)
-        self.calls: list[tuple[Sequence[Sequence[int]], SamplingParams]] = []
+        self.calls: list[tuple[Sequence[Sequence[int]], Sequence[SamplingParams]]] = []
 
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
+        params: SamplingParams | Sequence[SamplingParams],
         on_output: Callable[[int, RequestOutput], None] | None = None,
         on_step: Callable[[int, int], None] | None = None,
     ) -> list[RequestOutput]:
-        self.calls.append((prompts, params))
+        every = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        self.calls.append((prompts, every))
         outputs: dict[int, RequestOutput] = {}
         for index in reversed(range(len(prompts))):
             self.before(index)
-            prompt = prompts[index]
-            count = params.max_new_tokens or len(prompt)
+            prompt, own = prompts[index], every[index]
+            count = own.max_new_tokens or len(prompt)
             ids = tuple(reversed(prompt))[:count]
-            if params.ignore_eos:
+            if own.ignore_eos:
                 ids = tuple(prompt[i % len(prompt)] for i in range(count))
             text = self.tokenizer.decode(ids) if self.tokenizer else ""
             now = time.perf_counter()
@@ -156,6 +158,27 @@ def test_without_a_data_file_the_built_in_prompt_runs(run: Runs) -> None:
     assert [result["src"] for result in run.results] == [data.BUILT_IN_PROMPT] * 2
 
 
+def test_a_prompt_s_own_keys_hold_for_it_alone(run: Runs) -> None:
+    lines = [
+        {"src": "a", "top_k": 0, "temperature": 0.5, "bad_words": ["x", [5, 6]], "note": "mine"},
+        {"src": "b"},
+    ]
+    file = run.folder / "own.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = ["--top_p", "0.9", "--logit_bias", '{"7": -2.5}', "--no_repeat_ngram_size", "3"]
+    assert run(*flags, "--data_file", str(file), model=DEMO, src=None) == 0
+    assert run.llm is not None
+    first, second = run.llm.calls[0][1]
+    assert (first.temperature, first.top_k, second.temperature, second.top_k) == (0.5, 0, 1.0, 1)
+    assert (5, 6) in first.bad_words
+    assert len(first.bad_words) > 1
+    assert all(isinstance(word, tuple) for word in first.bad_words)
+    for params in (first, second):
+        assert params.top_p == 0.9
+        assert params.logit_bias == {7: -2.5}
+        assert params.no_repeat_ngram_size == 3
+
+
 def test_conversations_go_through_the_chat_template(run: Runs) -> None:
     src = [["hello", "there"]]
     assert run(template=str(MODEL), src=[[["hello", "there"], ["you"]]]) == 0
@@ -191,6 +214,13 @@ def never(config: EngineConfig, tokenizer: Tokenizer | None) -> Any:
         (["--model_name_or_path", "a/b"], "not downloaded"),
         (["--model_name_or_path", str(ROOT / "tests")], "has no tokenizer"),
         (["--dtype", "float64"], "allowed: float32"),
+        (["--logit_bias", "{7: 1}"], "'{7: 1}' is not JSON"),
+        (["--bad_words", '"word"'], "allowed: a sequence of words"),
+        (["--typical_p", "0"], "typical_p 0.0 is not supported"),
+        (
+            ["--model_name_or_path", str(DEMO), "--bad_words", "[[5], [1, 99999]]"],
+            "bad_words has token id 99999, which is outside the vocabulary",
+        ),
     ],
 )
 def test_wrong_input_is_one_paragraph_before_anything_is_loaded(
@@ -278,11 +308,11 @@ def test_the_benchmark_fills_prompts_and_decodes_to_the_end(run: Runs) -> None:
     assert run(*words, "--benchmark", "--benchmark_file", str(path), src=None) == 0
     assert run.llm is not None
     warm_up, *timed = run.llm.calls
-    assert warm_up[1].max_new_tokens == 8
+    assert warm_up[1][0].max_new_tokens == 8
     assert len(timed) == 3
     for prompts, params in timed:
         assert [len(prompt) for prompt in prompts] == [30, 30]
-        assert (params.max_new_tokens, params.ignore_eos) == (20, True)
+        assert (params[0].max_new_tokens, params[0].ignore_eos) == (20, True)
     assert not run.output.exists()
     for line in ("Start Benchmark", "Start Warmup", "Start Speed Test"):
         assert f"***********{line}**********\n" in run.out

@@ -34,6 +34,8 @@ def sample(
     top_p: npt.ArrayLike = 1.0,
     seeds: npt.ArrayLike = 0,
     offsets: npt.ArrayLike = 0,
+    min_p: npt.ArrayLike | None = None,
+    typical_p: npt.ArrayLike | None = None,
 ) -> Ints:
     """Scalars hold for every row."""
     import paddle
@@ -50,6 +52,8 @@ def sample(
         column(top_p, np.float32),
         column(seeds, np.int64),
         column(offsets, np.int64),
+        None if min_p is None else column(min_p, np.float32),
+        None if typical_p is None else column(typical_p, np.float32),
     )[0]
     assert out.dtype == paddle.int32
     result: Ints = out.numpy().astype(np.int64)
@@ -326,5 +330,5 @@ def test_logits_must_be_float32(compiled: Library) -> None:
     one = paddle.ones([1])
     with pytest.raises(ValueError, match="logits is bfloat16, expected float32"):
         compiled.op("regatta_sample")(
-            paddle.ones([1, 4]).astype("bfloat16"), one, one, one, one, one
+            paddle.ones([1, 4]).astype("bfloat16"), one, one, one, one, one, None, None
         )

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import predict.reference
 from predict import LLM, SamplingParams
 from predict.engine.kv_cache import bytes_per_token, num_cache_blocks
-from predict.engine.runner import KnownTokens
+from predict.engine.runner import NO_TARGETS, KnownTokens, Logprobs
+from predict.engine.sampler import Sampler
 from predict.errors import UserError
 from predict.nn.inputs import ForwardInputs
 from predict.request import Request
@@ -33,15 +35,15 @@ def next_token(history: list[int]) -> int:
 class CacheReader:
     """A runner that keeps token ids in a paged cache and chooses by those that it reads there."""
 
-    penalizes_drafts = True
-
     def __init__(self, num_blocks: int, ahead: bool):
         self.cache = np.full(num_blocks * BLOCK, -1000)
         self.num_ahead = int(ahead)
         self.last: list[int] = []
         self.num_tokens = 0
 
-    def launch(self, inputs: ForwardInputs, rows: Any, sampler: Any) -> KnownTokens:
+    def launch(
+        self, inputs: ForwardInputs, rows: Any, sampler: Any, prompt: Any = NO_TARGETS
+    ) -> KnownTokens:
         tokens = [self.last[-1 - t] if t < 0 else t for t in inputs.token_ids.tolist()]
         self.num_tokens += len(tokens)
         self.cache[inputs.slot_mapping] = tokens
@@ -52,7 +54,7 @@ class CacheReader:
             slots = inputs.block_tables[span][places // BLOCK] * BLOCK + places % BLOCK
             chosen.append(next_token(self.cache[slots].tolist()))
         self.last = chosen
-        return KnownTokens(chosen)
+        return KnownTokens(chosen, Logprobs())
 
     def execute(self, inputs: ForwardInputs) -> Any:
         raise NotImplementedError
@@ -62,7 +64,7 @@ def make(num_blocks: int, ahead: bool = False, budget: int = 32) -> DraftModelPr
     return DraftModelProposer(
         DraftNetwork(
             runner=CacheReader(num_blocks + 8, ahead),
-            sampler=None,  # type: ignore[arg-type]
+            sampler=Sampler(predict.reference, 0, ()),
             block_size=BLOCK,
             num_blocks=num_blocks,
             token_budget=budget,

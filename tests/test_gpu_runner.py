@@ -190,8 +190,8 @@ def test_plain_operators_are_refused_on_a_gpu() -> None:
 
 
 def test_choices_lie_where_the_operator_reads_them() -> None:
-    choices = [Choice(0.5, 7, 0.9, 1 << 40, 3, 0.25), GREEDY, Choice(1.0, 0, 1.0, 5, 1 << 33)]
-    columns = np.full((8, 4), -1, np.int32)
+    choices = [Choice(0.5, 7, 0.9, 1 << 40, 3, 0.25, 0.5), GREEDY, Choice(1.0, 0, 1.0, 5, 1 << 33)]
+    columns = np.full((9, 4), -1, np.int32)
     write_choices(columns, choices)
     assert columns[0].view(np.float32).tolist() == [0.5, 0.0, 1.0, 0.0]
     assert columns[1].tolist()[:3] == [7, 1, 0]
@@ -201,5 +201,6 @@ def test_choices_lie_where_the_operator_reads_them() -> None:
     assert columns[3].view(np.float32).tolist() == [0.25, 0.0, 0.0, 0.0]
     assert columns[4:6].reshape(-1).view(np.int64).tolist()[:3] == [1 << 40, 0, 5]
     assert columns[6:8].reshape(-1).view(np.int64).tolist()[:3] == [3, 0, 1 << 33]
+    assert columns[8].view(np.float32).tolist() == [0.5, 1.0, 1.0, 0.0]
     write_choices(columns, [GREEDY] * 3)
     assert columns[0].tolist() == [0] * 4

@@ -162,6 +162,37 @@ inline TokenAt walk(const SampleRow& row, const std::vector<Token>& tokens, doub
   return at;
 }
 
+// The token drawn from the typical ones among those with a logit >= `least`.
+inline int32_t draw_typical(const SampleRow& row, float least, double typical_p, double uniform,
+                            std::vector<Token>* tokens) {
+  tokens->clear();
+  collect(row, least, __builtin_inff(), tokens);
+  const auto distance = [&](const Token& token) {
+    return static_cast<double>(row.largest - token.logit) *
+           static_cast<double>(row.inverse_temperature);
+  };
+  const auto weight = [&](const Token& token) { return std::exp(-distance(token)); };
+  double total = 0.0, mean = 0.0;
+  for (const Token& token : *tokens) {
+    const double w = weight(token);
+    total += w;
+    mean += w * distance(token);
+  }
+  mean /= total;
+  const auto surprise = [&](const Token& token) { return std::abs(distance(token) - mean); };
+  const size_t last = select_by_weight(
+      tokens, typical_p * total, false, weight,
+      [&](const Token& a, const Token& b) { return surprise(a) < surprise(b); });
+  const double widest = surprise((*tokens)[last]);
+  tokens->erase(std::remove_if(tokens->begin(), tokens->end(),
+                               [&](const Token& token) { return surprise(token) > widest; }),
+                tokens->end());
+  double kept = 0.0;
+  for (const Token& token : *tokens) kept += weight(token);
+  const size_t drawn = select_by_weight(tokens, uniform * kept, true, weight, comes_before);
+  return (*tokens)[drawn].index;
+}
+
 inline Status sample_row(const SampleParams& p, int64_t r, SampleBuffers* buffers) {
   SampleRow row;
   row.logits = p.logits + r * p.vocab_size;
@@ -192,13 +223,31 @@ inline Status sample_row(const SampleParams& p, int64_t r, SampleBuffers* buffer
     total = walk(row, *tokens, 0.0, __builtin_inf(), false).cumulative;
   }
   double kept = total;
+  float least = all ? -__builtin_inff() : tokens->back().logit;  // of what is kept
   if (top_p < 1.0) {
     if (all) above = find_interval(row, top_p * total, false, tokens);
-    kept = walk(row, *tokens, above, top_p * total, false).cumulative;
+    const TokenAt last = walk(row, *tokens, above, top_p * total, false);
+    kept = last.cumulative;
+    least = row.logits[last.index];
+  }
+  if (p.min_p != nullptr && p.min_p[r] > 0.0f) {
+    const float bound = row.largest + std::log(p.min_p[r]) * std::max(p.temperature[r], 1e-30f);
+    if (bound > least) {
+      least = bound;
+      kept = mass_at_least(row, least).weight;
+    }
+  }
+  if (p.typical_p != nullptr && p.typical_p[r] < 1.0f) {
+    // -infinity is no token; without this bound it would be one of weight 0.
+    least = std::max(least, row.largest - 100.0f * std::max(p.temperature[r], 1e-30f));
+    p.token_ids[r] =
+        draw_typical(row, least, static_cast<double>(p.typical_p[r]), uniform, tokens);
+    return {};
   }
   // Rounded sums may differ in their last bits: stay below what all tokens together reach.
   const double target = std::min(uniform * kept, total * (1.0 - 1e-9));
   if (all && (top_p == 1.0 || target < above)) above = find_interval(row, target, true, tokens);
+  while (tokens->size() > 1 && tokens->back().logit < least) tokens->pop_back();
   p.token_ids[r] = walk(row, *tokens, above, target, true).index;
   return {};
 }

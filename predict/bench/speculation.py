@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from predict.engine.runner import NO_TARGETS, Logprobs, PromptTargets
 from predict.request import Request, SamplingParams
 from predict.speculative import MAX_DRAFT_TOKENS
 from predict.speculative.draft_model import DraftModelProposer
@@ -47,6 +48,10 @@ class ScriptedTokens:
         self._tokens.take()
         return self._script
 
+    def logprobs(self) -> Logprobs:
+        """Nobody wants any."""
+        return Logprobs()
+
 
 class ScriptedRunner:
     """A runner whose tokens follow a script. See predict.engine.runner.Runner."""
@@ -55,10 +60,13 @@ class ScriptedRunner:
         self._runner = runner
         self._scripts = scripts
         self.num_ahead = runner.num_ahead
-        self.penalizes_drafts = runner.penalizes_drafts
 
     def launch(
-        self, inputs: ForwardInputs, rows: Sequence[Row], sampler: Sampler
+        self,
+        inputs: ForwardInputs,
+        rows: Sequence[Row],
+        sampler: Sampler,
+        prompt: PromptTargets = NO_TARGETS,
     ) -> ScriptedTokens:
         """See Runner."""
         tokens = self._runner.launch(inputs, rows, sampler)

@@ -8,12 +8,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from predict.engine.batch import build_inputs
-from predict.engine.runner import Runner, Tokens
-from predict.engine.sampler import Row, Sampler, reads_history
+from predict.engine.logprobs import num_wanted
+from predict.engine.runner import Logprobs, PromptTargets, Runner, Tokens
+from predict.engine.sampler import Row, Sampler
 from predict.engine.scheduler import ScheduledBatch, ScheduledSpan, Scheduler
 from predict.request import Request
 from predict.speculative import Proposer, accepted_tokens
 from predict.speculative.policy import DraftPolicy
+
+NO_LOGITS = (
+    "request {} has no finite largest logit to draw from; the weights or the dtype do not suit the "
+    "model"
+)
 
 
 class Step(NamedTuple):
@@ -42,7 +48,8 @@ class Engine:
     the step behind, whose token is dropped. Drafts need known tokens: while a request may have
     some, nothing runs ahead.
 
-    Not thread-safe. A failing step leaves the requests in the scheduler; abort them.
+    A request whose logits nothing can be drawn from ends as "error", alone. Not thread-safe. A
+    failing step leaves the requests in the scheduler; abort them.
     """
 
     def __init__(
@@ -81,19 +88,36 @@ class Engine:
             return None, []
         batch, rows, tokens = self._steps.popleft()
         token_ids = tokens.take()
-        failed = [row.request for row, token in zip(rows, token_ids, strict=True) if token < 0]
+        failed = [
+            row.request
+            for row, token in zip(rows, token_ids, strict=True)
+            if token < 0 and self.scheduler.abort(row.request.request_id, "error")
+        ]
         for request in failed:
-            self.abort(request.request_id)
+            request.error = NO_LOGITS.format(request.request_id)
         sampled = self._verify(batch, token_ids)
-        finished = self.scheduler.update(batch, sampled, self.eos_token_ids)
+        num_known = [span.request.num_known_tokens for span in batch.spans]
+        finished = failed + self.scheduler.update(batch, sampled, self.eos_token_ids)
+        self._record_logprobs(batch, num_known, tokens.logprobs())
         for request in finished:
             self._forget(request.request_id)
-        if failed:
-            raise ValueError(
-                f"sample: request {failed[0].request_id} has no finite largest logit to draw from; "
-                "the weights or the dtype do not suit the model"
-            )
         return batch, finished
+
+    def _record_logprobs(
+        self, batch: ScheduledBatch, num_known: Sequence[int], logprobs: Logprobs
+    ) -> None:
+        """num_known: tokens of each span's request before the step."""
+        row = prompt_row = 0
+        for span, before in zip(batch.spans, num_known, strict=True):
+            request, record = span.request, span.request.logprobs
+            if record is not None and logprobs.tokens is not None:
+                new = request.token_ids[before : request.num_known_tokens]
+                record.add(logprobs.tokens, row, new)
+            if record is not None and span.num_prompt_logits and logprobs.prompt is not None:
+                targets = span.prompt_targets
+                record.add_prompt(logprobs.prompt, prompt_row, span.start + 1, targets)
+            row += span.num_logits
+            prompt_row += span.num_prompt_logits
 
     def _launch(self) -> bool:
         """Queues one more step; False when there is none to run now."""
@@ -116,7 +140,13 @@ class Engine:
             for span in batch.spans
             for index in range(span.num_logits)
         ]
-        tokens = self.runner.launch(inputs, rows, self.sampler)
+        targets = [token for span in batch.spans for token in span.prompt_targets]
+        if targets:
+            num_top = num_wanted([span.request for span in batch.spans], of_prompts=True)
+            prompt = PromptTargets(targets, num_top or 0)
+            tokens = self.runner.launch(inputs, rows, self.sampler, prompt)
+        else:
+            tokens = self.runner.launch(inputs, rows, self.sampler)
         if self.runner.num_ahead and not has_drafts:
             self.scheduler.advance(batch)
         self._steps.append(Step(batch, rows, tokens))
@@ -126,12 +156,7 @@ class Engine:
         """Drafts that each decoding request may have; those that may have none are left out."""
         assert self.policy is not None
         decoding = self.scheduler.decoding
-        takers = [
-            request
-            for request in decoding
-            if not self.policy.is_resting(request.request_id)
-            and (self.runner.penalizes_drafts or not reads_history(request.sampling_params))
-        ]
+        takers = [request for request in decoding if not self.policy.is_resting(request.request_id)]
         ids = [request.request_id for request in takers]
         limits: dict[Request, int] = {}
         for request, length in zip(takers, self.policy.lengths(ids, len(decoding)), strict=True):
@@ -183,6 +208,7 @@ class Engine:
         return accepted
 
     def _forget(self, request_id: int) -> None:
+        self.sampler.forget(request_id)
         if self.proposer is not None and self.policy is not None:
             self.proposer.forget(request_id)
             self.policy.forget(request_id)

@@ -20,9 +20,10 @@ import numpy.typing as npt
 
 from predict import cuda, ops
 from predict.device import Device
+from predict.engine.logits import Adjustment
 from predict.engine.runner import Forward
-from predict.engine.sampler import GREEDY, Adjustment, Choice, Row, Sampler
-from predict.engine.token_history import NO_SLOT, TokenHistory, write_penalties
+from predict.engine.sampler import GREEDY, Choice, Row, Sampler
+from predict.engine.token_history import NO_SLOT, TokenHistory
 from predict.nn.inputs import FIELDS, ForwardInputs
 from predict.speculative import MAX_DRAFT_TOKENS
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
 ALIGNMENT = 4  # int32s: 16 bytes
-BANNED_PER_ROW = 4  # tokens, on average, for which a graph has room
 MAX_SPAN = MAX_DRAFT_TOKENS + 1  # tokens of a request in a graph
 FEW = 4
 
@@ -106,7 +106,7 @@ def num_elements(shapes: Sequence[tuple[int, ...]]) -> int:
 def write_choices(columns: npt.NDArray[np.int32], choices: Sequence[Choice]) -> None:
     """Fills `choices` of ops.sample_step; columns behind them are greedy."""
     num_rows, stride = len(choices), columns.shape[1]
-    columns[:4] = 0  # temperature 0 is greedy
+    columns[:4] = columns[8] = 0  # temperature 0 is greedy
     if all(choice is GREEDY for choice in choices):
         return
     values = list(zip(*choices, strict=True))
@@ -114,6 +114,7 @@ def write_choices(columns: npt.NDArray[np.int32], choices: Sequence[Choice]) -> 
     columns[1, :num_rows] = values[1]
     columns[2, :num_rows] = np.array(values[2], np.float32).view(np.int32)
     columns[3, :num_rows] = np.array(values[5], np.float32).view(np.int32)
+    columns[8, :num_rows] = np.array(values[6], np.float32).view(np.int32)
     flat = columns.reshape(-1)
     flat[4 * stride : 4 * stride + 2 * num_rows] = np.array(values[3], np.int64).view(np.int32)
     flat[6 * stride : 6 * stride + 2 * num_rows] = np.array(values[4], np.int64).view(np.int32)
@@ -159,11 +160,6 @@ class Wanted(NamedTuple):
     choices: Sequence[Choice]
     adjustments: Sequence[Adjustment] | None
 
-    @property
-    def num_banned(self) -> int:
-        """Tokens that are banned, over all rows."""
-        return sum(len(adjustment.banned) for adjustment in self.adjustments or ())
-
 
 @dataclass(frozen=True)
 class DecodeGraph:
@@ -182,7 +178,6 @@ class GpuRunner:
     """
 
     num_ahead = 1
-    penalizes_drafts = False  # rows of one request would write its history at the same time
 
     def __init__(
         self,
@@ -216,7 +211,7 @@ class GpuRunner:
         self._last_tokens = paddle.zeros([self._max_rows], "int32", device=device.place())
         # A draft model has as many steps out as there may be drafts, others one and one ahead.
         self._ring = TokenRing(self._max_rows, self._stream, MAX_SPAN + 1)
-        self._history: TokenHistory | None = None  # from the first penalty on
+        self._history: TokenHistory | None = None  # from the first adjustment on
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """See Runner."""
@@ -239,24 +234,30 @@ class GpuRunner:
         """The tokens go to `_last_tokens`; returns logits [L, V], with keeps_logits for certain."""
         import paddle
 
-        if wanted.adjustments is not None and self._history is None:
-            self._history = TokenHistory(
-                self.device, self._max_rows, self.max_length, self.vocab_size
-            )
         with paddle.no_grad():
+            if wanted.adjustments is not None:
+                self._admit(wanted.adjustments, wanted.rows)
             shape = None if self.pool is None else graph_shape(inputs)
             if shape is not None and keeps_logits and shape.max_span > 1:
                 shape = None  # its graph does not keep them
-            if shape is not None and wanted.num_banned <= BANNED_PER_ROW * shape.num_seqs:
+            if shape is not None:
                 adjusted = wanted.adjustments is not None
                 return self._replay(inputs, wanted, shape._replace(adjusted=adjusted))
             return self._run_eagerly(inputs, wanted)
+
+    def _admit(self, adjustments: Sequence[Adjustment], rows: Sequence[Row]) -> None:
+        if self._history is None:
+            self._history = TokenHistory(self.device, self._max_rows, self.max_length)
+        if self._history.admit(adjustments, rows):
+            # Recorded with rules that lie elsewhere now.
+            for key in [key for key in self.graphs if key.adjusted]:
+                self.graphs.pop(key).graph.reset()
 
     def _run_eagerly(self, inputs: ForwardInputs, wanted: Wanted) -> Tensor:
         import paddle
 
         shapes = [np.shape(array) for array in inputs[:-1]]
-        shapes += sampling_shapes(len(wanted.choices), wanted.num_banned)
+        shapes += sampling_shapes(len(wanted.choices))
         count = num_elements(shapes)
         self._copied.synchronize()
         if len(self._host) < count:
@@ -275,11 +276,11 @@ class GpuRunner:
         return self._step(buffer, int(inputs.max_lens[0]), int(inputs.max_lens[1]), adjusted)
 
     def _write_wanted(self, buffer: InputBuffer, wanted: Wanted) -> None:
-        choices, penalties, bias = buffer.arrays[-3:]
+        choices, penalties = buffer.arrays[-2:]
         write_choices(choices, wanted.choices)
         if wanted.adjustments is not None:
             assert self._history is not None
-            write_penalties(penalties, bias, wanted.adjustments, wanted.rows, self._history)
+            self._history.write_columns(penalties, wanted.adjustments, wanted.rows)
 
     def _step(
         self, buffer: InputBuffer, max_query_len: int, max_context_len: int, adjusted: bool
@@ -287,7 +288,7 @@ class GpuRunner:
         """Everything of a step that runs on the device."""
         import paddle
 
-        *fields, choices, penalties, bias = buffer.tensors
+        *fields, choices, penalties = buffer.tensors
         limits = np.array([max_query_len, max_context_len], np.int32)
         inputs = ForwardInputs._make([*fields, paddle.to_tensor(limits, place=paddle.CPUPlace())])
         ops.resolve_tokens(inputs.token_ids, self._last_tokens)
@@ -302,8 +303,7 @@ class GpuRunner:
                 inputs.token_ids,
                 inputs.logit_indices,
                 self._history.tokens,
-                self._history.counts,
-                bias,
+                self._history.rules,
             )
         ops.sample_step(logits, choices, self._last_tokens)
         return logits
@@ -357,7 +357,7 @@ class GpuRunner:
             (num_rows,),
         ]
         assert len(shapes) == len(FIELDS) - 1
-        shapes += sampling_shapes(num_rows, BANNED_PER_ROW * size)
+        shapes += sampling_shapes(num_rows)
         count = num_elements(shapes)
         host, device = (
             cuda.pinned([count], np.int32),
@@ -369,7 +369,7 @@ class GpuRunner:
         buffer.arrays[3][:] = np.arange(size + 1) if shape.max_span == 1 else 0
         buffer.arrays[4][:] = 1
         buffer.arrays[6][:] = np.arange(num_rows)
-        buffer.arrays[-2][3] = NO_SLOT
+        buffer.arrays[-1][3] = NO_SLOT
         cuda.copy_to_device(device, host, self._stream)
         # The run before the recording draws tokens over those of the step in front of this one.
         last_tokens = self._last_tokens.clone()
@@ -384,7 +384,7 @@ class GpuRunner:
         return DecodeGraph(buffer, host, device, graph)
 
 
-def sampling_shapes(num_rows: int, num_banned: int) -> list[tuple[int, ...]]:
-    """Of the inputs behind the network's: choices, penalties, bias."""
+def sampling_shapes(num_rows: int) -> list[tuple[int, ...]]:
+    """Of the inputs behind the network's: choices, penalties."""
     columns = padded(max(num_rows, 1))
-    return [(8, columns), (8, columns), (2, padded(max(num_banned, 1)))]
+    return [(9, columns), (8, columns)]

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from predict.engine.logprobs import LogprobTable, measure, num_wanted
 from predict.engine.sampler import Row, Sampler
 from predict.nn.decoder import Decoder, forward
 from predict.nn.inputs import ForwardInputs, LayerCache, to_tensors
 
 if TYPE_CHECKING:
     from paddle import Tensor
+
+
+class Logprobs(NamedTuple):
+    """Of a step's new tokens and of prompts' tokens; None for what nobody wants."""
+
+    tokens: LogprobTable | None = None  # a row per Row of the step
+    prompt: LogprobTable | None = None  # a row per target
+
+
+class PromptTargets(NamedTuple):
+    """Tokens of prompts whose logprobs are wanted: those behind the rows of logits."""
+
+    token_ids: Sequence[int] = ()
+    num_top: int = 0  # likeliest tokens besides, of each row
+
+
+NO_TARGETS = PromptTargets()
 
 
 class Tokens(Protocol):
@@ -21,20 +39,31 @@ class Tokens(Protocol):
         """Waits for them; -1 for a row that nothing could be drawn from. Called once."""
         ...
 
+    def logprobs(self) -> Logprobs:
+        """Of the tokens, and of the prompts' tokens; called after `take`."""
+        ...
+
 
 class Runner(Protocol):
     """Runs steps over its own caches.
 
     num_ahead: steps that may be launched before the oldest one's tokens are taken; their inputs
-    then hold placeholders (see Scheduler.advance). penalizes_drafts: whether rows behind drafts may
-    have penalties by earlier tokens.
+    then hold placeholders (see Scheduler.advance).
     """
 
     num_ahead: int
-    penalizes_drafts: bool
 
-    def launch(self, inputs: ForwardInputs, rows: Sequence[Row], sampler: Sampler) -> Tokens:
-        """Starts a step of NumPy inputs; `rows` are those of its logits."""
+    def launch(
+        self,
+        inputs: ForwardInputs,
+        rows: Sequence[Row],
+        sampler: Sampler,
+        prompt: PromptTargets = NO_TARGETS,
+    ) -> Tokens:
+        """Starts a step of NumPy inputs; `rows` are those of its first logits.
+
+        prompt: of the logits behind them.
+        """
         ...
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
@@ -45,12 +74,17 @@ class Runner(Protocol):
 class KnownTokens:
     """Tokens of a step that has ended."""
 
-    def __init__(self, token_ids: list[int]):
+    def __init__(self, token_ids: list[int], logprobs: Logprobs):
         self.token_ids = token_ids
+        self._logprobs = logprobs
 
     def take(self) -> list[int]:
         """See Tokens."""
         return self.token_ids
+
+    def logprobs(self) -> Logprobs:
+        """See Tokens."""
+        return self._logprobs
 
 
 Forward = Callable[[ForwardInputs], "Tensor"]  # inputs on the device -> logits [L, vocab_size]
@@ -76,7 +110,6 @@ class HostRunner:
     """Runs steps on the CPU: each is over when `launch` returns. See Runner."""
 
     num_ahead = 0
-    penalizes_drafts = True
 
     def __init__(self, forward: Forward):
         self.forward = forward
@@ -88,7 +121,27 @@ class HostRunner:
         with paddle.no_grad():
             return self.forward(to_tensors(inputs, paddle.CPUPlace()))
 
-    def launch(self, inputs: ForwardInputs, rows: Sequence[Row], sampler: Sampler) -> Tokens:
+    def launch(
+        self,
+        inputs: ForwardInputs,
+        rows: Sequence[Row],
+        sampler: Sampler,
+        prompt: PromptTargets = NO_TARGETS,
+    ) -> Tokens:
         """See Runner."""
         logits = self.execute(inputs)
-        return KnownTokens(sampler.sample(logits, rows) if rows else [])
+        num_top = num_wanted([row.request for row in rows])
+        tokens: list[int] = []
+        of_tokens: LogprobTable | None = None
+        of_prompt: LogprobTable | None = None
+        if prompt.token_ids:
+            values = logits[len(rows) : len(rows) + len(prompt.token_ids)].numpy()
+            of_prompt = measure(values, prompt.token_ids, prompt.num_top)
+            logits = logits[: len(rows)]
+        if rows:
+            raw = None if num_top is None else logits.numpy().copy()
+            tokens = sampler.sample(logits, rows)
+            if raw is not None and num_top is not None:
+                # A row without a token has none to measure; its request ends.
+                of_tokens = measure(raw, [max(token, 0) for token in tokens], num_top)
+        return KnownTokens(tokens, Logprobs(of_tokens, of_prompt))

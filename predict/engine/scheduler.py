@@ -26,6 +26,9 @@ from predict.engine.stopping import finish_reason, max_total_tokens
 from predict.errors import UserError
 from predict.request import FinishReason, Request, RequestStatus
 
+# Rows of logits for prompts' logprobs in a step: 128 MiB with a vocabulary of 128k.
+MAX_PROMPT_LOGITS = 256
+
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
@@ -92,12 +95,19 @@ class ScheduledSpan(NamedTuple):
     block_ids: list[int]
     samples: bool  # reaches the end of the known tokens: its last rows yield new tokens
     draft_token_ids: Sequence[int] = ()
+    num_prompt_logits: int = 0  # leading rows to project as well, for the prompt's logprobs
 
     @property
     def token_ids(self) -> list[int]:
         """The span's tokens, drafts included (a new list of num_tokens)."""
         end = self.start + self.num_tokens - len(self.draft_token_ids)
         return [*self.request.token_ids[self.start : end], *self.draft_token_ids]
+
+    @property
+    def prompt_targets(self) -> list[int]:
+        """The prompt's tokens behind its `num_prompt_logits` rows (a new list)."""
+        first = self.start + 1
+        return self.request.token_ids[first : first + self.num_prompt_logits]
 
     @property
     def num_logits(self) -> int:
@@ -130,6 +140,33 @@ class SchedulerStats:
 def _num_left(request: Request) -> int:
     """Tokens of a request that are not in the cache; more than one of a prompt that runs."""
     return len(request.token_ids) - request.num_computed_tokens
+
+
+def _wants_prompt_logits(request: Request) -> bool:
+    """Whether logprobs of its prompt are wanted and not all there: then all of it must run."""
+    record = request.logprobs
+    return record is not None and record.wants_prompt
+
+
+def _waits_for_leader(request: Request, block_size: int) -> bool:
+    """Whether blocks of its prompt are about to come from another request with the same one."""
+    leader = request.leader
+    return (
+        leader is not None
+        and leader.status is RequestStatus.RUNNING
+        and leader.num_published_blocks < (leader.num_prompt_tokens - 1) // block_size
+    )
+
+
+def _prompt_span(request: Request, start: int, num_tokens: int) -> ScheduledSpan:
+    """A span of a request that owns its blocks and has more than one token to compute."""
+    end, num_prompt_logits = start + num_tokens, 0
+    if _wants_prompt_logits(request):
+        num_prompt_logits = max(min(end, request.num_prompt_tokens - 1) - start, 0)
+    samples = end == len(request.token_ids)
+    return ScheduledSpan(
+        request, num_tokens, start, request.block_ids, samples, (), num_prompt_logits
+    )
 
 
 def _num_rejected(accepted: Sequence[int], drafts: Sequence[int], request: Request) -> int:
@@ -222,8 +259,8 @@ class Scheduler:
         self._requests[request.request_id] = request
         self._waiting.append(request)
 
-    def abort(self, request_id: int) -> Request | None:
-        """Ends a request as "abort" and frees its blocks; None if it is unknown or ended."""
+    def abort(self, request_id: int, reason: FinishReason = "abort") -> Request | None:
+        """Ends a request as `reason` and frees its blocks; None if it is unknown or ended."""
         request = self._requests.get(request_id)
         if request is None:
             return None
@@ -233,7 +270,7 @@ class Scheduler:
             self._waiting.remove(request)
         del request.token_ids[request.num_known_tokens :]
         request.num_placeholders = 0
-        self._finish(request, "abort", time.perf_counter())
+        self._finish(request, reason, time.perf_counter())
         return request
 
     def schedule(
@@ -335,7 +372,7 @@ class Scheduler:
         entries = iter(sampled)
         block_size = self.config.block_size
         for span in batch.spans:
-            request, num_tokens, start, _, samples, drafts = span
+            request, num_tokens, start, _, samples, drafts, _ = span
             entry = next(entries) if samples else ()
             if request.status is RequestStatus.FINISHED:
                 continue  # aborted while the step ran, or ended by the step before it
@@ -384,14 +421,19 @@ class Scheduler:
             request.token_times.append(now)
             self.stats.num_output_tokens += 1
             num_tokens = request.num_known_tokens
+            num_output_tokens = num_tokens - len(request.prompt_token_ids)
             reason = finish_reason(
                 token_id,
-                num_tokens - len(request.prompt_token_ids),
+                num_output_tokens,
                 num_tokens,
                 request.max_num_tokens,
                 request.sampling_params,
                 eos_token_ids,
             )
+            if request.answer is not None:
+                may_stop = num_output_tokens > request.sampling_params.min_length
+                if request.answer.append(token_id, may_stop, reason is not None):
+                    reason = "stop"
             if reason is not None:
                 del request.token_ids[num_tokens:]
                 request.num_placeholders = 0
@@ -468,19 +510,30 @@ class Scheduler:
     ) -> int:
         """Appends the next chunk of a request that owns its blocks; tokens taken, 0 for none."""
         start = request.num_computed_tokens
-        num_left = len(request.token_ids) - start
-        num_tokens = self._chunk(num_left, budget, first)
+        num_tokens = self._chunk(request, start, budget, first, spans)
         if num_tokens:
-            spans.append(
-                ScheduledSpan(request, num_tokens, start, request.block_ids, num_tokens == num_left)
-            )
+            spans.append(_prompt_span(request, start, num_tokens))
         return num_tokens
 
-    def _chunk(self, num_left: int, budget: int, first: bool) -> int:
-        """Tokens of a prompt to run now; whole prompts run over the budget only as the `first`."""
-        if self.config.chunked_prefill:
-            return min(num_left, budget)
-        return num_left if num_left <= budget or first else 0
+    def _chunk(
+        self,
+        request: Request,
+        start: int,
+        budget: int,
+        first: bool,
+        spans: Sequence[ScheduledSpan],
+    ) -> int:
+        """Tokens of a prompt to run now; whole prompts run over the budget only as the `first`.
+
+        With logprobs of the prompt it runs in chunks in any case, as its logits take memory.
+        """
+        num_left = len(request.token_ids) - start
+        if _wants_prompt_logits(request):
+            num_left = min(num_left, budget)
+            budget = MAX_PROMPT_LOGITS - sum(span.num_prompt_logits for span in spans)
+        elif not self.config.chunked_prefill:
+            return num_left if num_left <= budget or first else 0
+        return min(num_left, budget)
 
     def _admit(self, budget: int, num_decodes: int, spans: list[ScheduledSpan]) -> None:
         """Moves waiting requests, in order, into the batch while slots, budget and blocks last."""
@@ -491,11 +544,15 @@ class Scheduler:
         headroom = sum(len(r.block_ids) < r.max_num_blocks for r in self._running)
         while self._waiting and budget > 0 and len(self._running) < config.max_num_seqs:
             request = self._waiting[0]
-            cached, num_cached = blocks.match_prefix(
-                request.token_ids, request.block_digests, request.cache_salt
-            )
-            num_left = len(request.token_ids) - num_cached
-            num_tokens = self._chunk(num_left, budget, len(spans) == num_decodes)
+            if config.prefix_caching and _waits_for_leader(request, config.block_size):
+                return
+            cached: list[int] = []
+            num_cached = 0
+            if not _wants_prompt_logits(request):
+                cached, num_cached = blocks.match_prefix(
+                    request.token_ids, request.block_digests, request.cache_salt
+                )
+            num_tokens = self._chunk(request, num_cached, budget, len(spans) == num_decodes, spans)
             if num_tokens == 0:
                 return
             num_blocks = (
@@ -522,11 +579,7 @@ class Scheduler:
             self._running.append(request)
             headroom += grows
             budget -= num_tokens
-            spans.append(
-                ScheduledSpan(
-                    request, num_tokens, num_cached, request.block_ids, num_tokens == num_left
-                )
-            )
+            spans.append(_prompt_span(request, num_cached, num_tokens))
 
     def _grow(self, request: Request, preempted: list[Request]) -> bool:
         """Gives `request` one more block, preempting from the newest; False: itself preempted."""

@@ -19,9 +19,19 @@ from typing import NamedTuple
 
 from predict.engine.batch import span_inputs
 from predict.engine.runner import Tokens
-from predict.engine.sampler import Row
+from predict.engine.sampler import Row, Sampler
 from predict.request import Request
 from predict.speculative import DraftNetwork, SpeculativeConfig
+
+
+class UnadjustedSampler(Sampler):
+    """Leaves logits as they are.
+
+    For devices, where penalties read tokens that only the target's steps write.
+    """
+
+    def adjustments(self, rows: Sequence[Row]) -> None:
+        """See Sampler."""
 
 
 class DraftSpan(NamedTuple):
@@ -31,6 +41,7 @@ class DraftSpan(NamedTuple):
     start: int
     block_ids: Sequence[int]
     num_logits: int
+    num_prompt_logits: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -52,6 +63,10 @@ class DraftModelProposer:
 
     def __init__(self, network: DraftNetwork):
         self.network = network
+        sampler = network.sampler
+        if network.runner.num_ahead:
+            sampler = UnadjustedSampler(sampler.backend, sampler.seed, sampler.eos_token_ids)
+        self._sampler = sampler
         self._states: dict[int, _State] = {}
         # By block, what it holds: the digest of a full block's prefix, or (request, index).
         self._holds: list[bytes | tuple[int, int] | None] = [None] * network.num_blocks
@@ -117,7 +132,7 @@ class DraftModelProposer:
     ) -> Tokens:
         rows = [Row(requests[index], tuple(drafts[index])) for index in active]
         inputs = span_inputs(spans, self.network.block_size)
-        return self.network.runner.launch(inputs, rows, self.network.sampler)
+        return self.network.runner.launch(inputs, rows, self._sampler)
 
     def _catch_up(self, requests: Sequence[Request], starts: list[int]) -> None:
         """Runs what the draft has not seen, but for the last step's tokens; moves `starts`."""
@@ -137,7 +152,7 @@ class DraftModelProposer:
             if not spans:
                 return
             inputs = span_inputs(spans, self.network.block_size)
-            self.network.runner.launch(inputs, (), self.network.sampler).take()
+            self.network.runner.launch(inputs, (), self._sampler).take()
 
     def _num_cached(self, request: Request) -> int:
         """Leading tokens of the request, never the last, that lie in its blocks."""

@@ -382,6 +382,8 @@ def sampling_columns(operands: Operands, rows: int) -> list[Any]:
         generator.choice([0.1, 0.7, 0.95, 1.0], rows).astype(np.float32),
         generator.integers(0, 1 << 62, rows),
         generator.integers(0, 1 << 20, rows),
+        generator.choice([0.0, 0.02, 0.3], rows).astype(np.float32),
+        generator.choice([1.0, 1.0, 0.9, 0.3], rows).astype(np.float32),
     ]
 
 
@@ -397,8 +399,9 @@ def test_sampling_chooses_what_the_cpu_chooses(gpu: devices.Device, vocab: int) 
     got = ops.sample(*(operands.placed(values) for values in (logits, *columns))).numpy()
     with operands.on_cpu():
         wanted = ops.sample(*(paddle.to_tensor(v) for v in (logits, *columns))).numpy()
-    # A draw on the border of two tokens may fall either way with another order of summation.
-    assert (got != wanted).sum() <= 1
+    # A draw on the border of two tokens may fall either way with another order of summation, and a
+    # token on the border of the typical ones is many draws' border.
+    assert (got != wanted).sum() <= 3
 
 
 def test_sampling_rules(gpu: devices.Device) -> None:

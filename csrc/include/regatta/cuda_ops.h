@@ -90,8 +90,7 @@ Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t nu
 Status adjust_logits(const AdjustLogitsParams& params, const Launch& launch);
 
 // A row that cannot be drawn from (NaN logits, no finite largest logit) gets token -1.
-// min_p: [L] in [0, 1] or null; tokens below min_p times the likeliest one are excluded first.
-Status sample(const SampleParams& params, const float* min_p, const Launch& launch);
+Status sample(const SampleParams& params, const Launch& launch);
 
 // The composed operators. Dense weights are single tensors [out_features, in_features], row-major,
 // as checkpoints store them; quantized ones are what regatta_pack_quantized leaves and the scheme's
