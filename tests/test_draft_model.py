@@ -28,15 +28,19 @@ VOCABULARY = 50
 
 
 def next_token(history: list[int]) -> int:
-    """The stand-in's choice: a function of all tokens before it."""
-    return sum((index + 1) * token for index, token in enumerate(history)) % VOCABULARY
+    """The stand-in's choice: now and then a function of all tokens before it, else of the last."""
+    total = sum((index + 1) * token for index, token in enumerate(history))
+    return total % VOCABULARY if total % 7 == 0 else (history[-1] + 1) % 4
 
 
 class CacheReader:
     """A runner that keeps token ids in a paged cache and chooses by those that it reads there."""
 
-    def __init__(self, num_blocks: int, ahead: bool):
+    def __init__(self, num_blocks: int, ahead: bool, mistakes: float = 0.0):
+        """mistakes: share of choices that are others."""
         self.cache = np.full(num_blocks * BLOCK, -1000)
+        self.mistakes = mistakes
+        self.random = np.random.default_rng(0)
         self.num_ahead = int(ahead)
         self.last: list[int] = []
         self.num_tokens = 0
@@ -52,7 +56,8 @@ class CacheReader:
             span = int(np.searchsorted(inputs.cu_seqlens_q, index, side="right")) - 1
             places = np.arange(int(inputs.positions[index]) + 1)
             slots = inputs.block_tables[span][places // BLOCK] * BLOCK + places % BLOCK
-            chosen.append(next_token(self.cache[slots].tolist()))
+            token = next_token(self.cache[slots].tolist())
+            chosen.append(token ^ int(self.random.random() < self.mistakes))
         self.last = chosen
         return KnownTokens(chosen, Logprobs())
 
