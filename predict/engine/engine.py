@@ -28,6 +28,7 @@ class Step(NamedTuple):
     batch: ScheduledBatch
     rows: list[Row]
     tokens: Tokens
+    has_drafts: bool  # how many tokens come of it is not known: nothing runs ahead of them
 
 
 @dataclass
@@ -86,7 +87,7 @@ class Engine:
             pass
         if not self._steps:
             return None, []
-        batch, rows, tokens = self._steps.popleft()
+        batch, rows, tokens, _ = self._steps.popleft()
         token_ids = tokens.take()
         failed = [
             row.request
@@ -121,6 +122,8 @@ class Engine:
 
     def _launch(self) -> bool:
         """Queues one more step; False when there is none to run now."""
+        if self._steps and self._steps[-1].has_drafts:
+            return False
         drafts: dict[int, Sequence[int]] = {}
         if self.proposer is not None:
             limits = self._draft_limits()
@@ -149,7 +152,7 @@ class Engine:
             tokens = self.runner.launch(inputs, rows, self.sampler)
         if self.runner.num_ahead and not has_drafts:
             self.scheduler.advance(batch)
-        self._steps.append(Step(batch, rows, tokens))
+        self._steps.append(Step(batch, rows, tokens, has_drafts))
         return True
 
     def _draft_limits(self) -> dict[Request, int]:
