@@ -329,6 +329,10 @@ _SAME_SAMPLING = (
     "presence_penalty",
     "frequency_penalty",
     "no_repeat_ngram_size",
+    "include_stop_str_in_output",
+    "best_of",
+    "logprobs",
+    "prompt_logprobs",
 )
 
 
@@ -579,5 +583,8 @@ def _sampling_params(flags: FlagValues, max_length: int) -> SamplingParams:
         top_p=1.0 if greedy else flags["top_p"],
         logit_bias=flags["logit_bias"] or {},
         bad_words=flags["bad_words"] or (),
+        stop=tuple(flags["stop"] or ()),
+        stop_token_ids=flags["stop_token_ids"] or (),
+        n=flags["num_return_sequences"],
         **{name: flags[name] for name in _SAME_SAMPLING},
     )

@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn
 from predict.errors import UserError, nearest
 from predict.quantization import ALIASES, CACHE_TYPES, SCHEMES
 
-Kind = Literal["str", "int", "float", "bool", "ints", "strs", "json"]
+Kind = Literal["str", "int", "float", "bool", "ints", "strs", "json", "texts"]
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ _KIND_WORDS = {
     "ints": "integers separated by commas",
     "strs": "names separated by commas",
     "json": "JSON",
+    "texts": 'a text or a JSON list of texts, ["...", ...]',
 }
 
 
@@ -116,6 +117,8 @@ _PARSERS: Mapping[str, Any] = {
     "ints": lambda text: [int(part) for part in text.strip("[] ").replace(",", " ").split()],
     "strs": lambda text: text.strip("[] ").replace(",", " ").split(),
     "json": json.loads,
+    # A text may begin with a bracket; a list of texts begins with two characters.
+    "texts": lambda text: json.loads(text) if text.startswith('["') else [text],
 }
 
 
@@ -125,6 +128,7 @@ _RUN = "Device and mode"
 _FUSED = "Operators and cache"
 _LENGTHS = "Lengths and batch"
 _SAMPLING = "Sampling"
+_ANSWERS = "Answers"
 _QUANT = "Quantization"
 _SPECULATE = "Speculative decoding"
 _ADAPTERS = "Adapters"
@@ -263,6 +267,22 @@ FLAGS: tuple[Flag, ...] = (
          "front."),
     Flag(_SAMPLING, "seed", "int", 0,
          "Same seed and flags, same output."),
+    Flag(_ANSWERS, "stop", "texts", None,
+         'Ends the output before this text, or before any of ["...", ...].',
+         null_words=()),
+    Flag(_ANSWERS, "include_stop_str_in_output", "bool", False,
+         "Ends the output behind the text of --stop."),
+    Flag(_ANSWERS, "stop_token_ids", "ints", None,
+         "Tokens that end the output, besides end-of-text tokens."),
+    Flag(_ANSWERS, "num_return_sequences", "int", 1,
+         "Sampled answers to each prompt; above 1 the output is a list.",
+         aliases=("n",)),
+    Flag(_ANSWERS, "best_of", "int", None,
+         "Samples, of which the --num_return_sequences likeliest are returned."),
+    Flag(_ANSWERS, "logprobs", "int", None,
+         "Adds to each result the logprobs of its tokens and of so many likeliest ones, 0 to 20."),
+    Flag(_ANSWERS, "prompt_logprobs", "int", None,
+         "Likewise, of the prompt's tokens."),
     Flag(_QUANT, "quant_type", "str", None,
          "Round the weights of a checkpoint while it is read, without calibration; a quantized "
          "checkpoint says its own type. c8 in a name adds the static int8 cache.",
@@ -488,6 +508,7 @@ _METAVARS: Mapping[str, str] = {
     "ints": "N,N",
     "strs": "NAME,NAME",
     "json": "JSON",
+    "texts": "TEXT",
 }
 
 

@@ -271,7 +271,10 @@ class LLM:
         self.spec, reader = read_spec(config.model_name_or_path)
         self.config = config = with_stored_cache(config, reader)
         kv_format = kv_format_of(config.kv_format)
-        kv_format.check_device(config.device)
+        if self.device is not None:
+            from predict.device import driver_info
+
+            kv_format.check_gpu(driver_info().gpus[self.device.index].capability)
         kv_scales = head_scales(kv_format, config.model_name_or_path, self.spec)
         if config.max_length > self.spec.max_context:
             print(
@@ -468,27 +471,16 @@ class LLM:
             raise UserError("this model was loaded without a tokenizer; pass token ids")
         return self.tokenizer.encode(prompt)
 
-    def _check_params(self, params: SamplingParams) -> None:
-        """Raises UserError for what this model cannot do."""
-        for name in ("stop_token_ids",):
-            largest = max(getattr(params, name), default=0)
-            if largest >= self.spec.vocab_size:
-                raise UserError(
-                    f"{name} has the token id {largest}, which is outside the vocabulary "
-                    f"(allowed: 0 to {self.spec.vocab_size - 1})"
-                )
+    def samples(
+        self, prompt: Prompt, params: SamplingParams, prompt_index: int = 0, streamed: bool = False
+    ) -> Samples:
+        """The requests of a prompt, checked, not queued. Raises UserError."""
+        params = with_token_ids(params, self.tokenizer, self.spec.vocab_size)
         if params.stop_strings and self.tokenizer is None:
             raise UserError(
                 "stop needs a text, and this model was loaded without a tokenizer; use "
                 "stop_token_ids"
             )
-
-    def samples(
-        self, prompt: Prompt, params: SamplingParams, prompt_index: int = 0, streamed: bool = False
-    ) -> Samples:
-        """The requests of a prompt, checked, not queued. Raises UserError."""
-        self._check_params(params)
-        params = with_token_ids(params, self.tokenizer, self.spec.vocab_size)
         return Samples(
             list(self._token_ids(prompt)),
             params,

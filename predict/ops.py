@@ -369,6 +369,16 @@ def adjust_logits(
     _run()("regatta_adjust_logits", logits, penalties, token_ids, logit_indices, history, rules)
 
 
+def logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
+    """How likely each row of logits [L, V] makes its token, and the likeliest ones; GPUs only.
+
+    token_ids [R] int32, R at least L. Returns [L, 2 + 2 num_top] int32, floats by their bits: the
+    token's logprob, 1 + the number of likelier tokens, the num_top (at most 32) likeliest tokens,
+    -1 behind the last one, and their logprobs. Any values for a row with a NaN.
+    """
+    return _run()("regatta_logprobs", logits, token_ids, num_top)[0]
+
+
 def sample_step(logits: Tensor, choices: Tensor, last_tokens: Tensor) -> None:
     """`sample` into the first L entries of last_tokens [R] int32, in place; GPUs only.
 

@@ -8,6 +8,7 @@ model) or 130 (Ctrl-C).
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 
@@ -19,7 +20,7 @@ if (
     sys.path.insert(0, os.path.dirname(_HERE))
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from predict.errors import EXIT_FAILURE, EXIT_INTERRUPTED, UserError
 from predict.flags import parse_flags
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from predict.data import DataItem
     from predict.llm import LLM
     from predict.progress import Progress
-    from predict.request import RequestOutput, SamplingParams
+    from predict.request import RequestOutput, SamplingParams, TokenLogprobs
     from predict.tokenizer import Tokenizer
 
     MakeLLM = Callable[[EngineConfig, Tokenizer | None], LLM]
@@ -122,7 +123,8 @@ def answer(
     from predict.data import ResultWriter
     from predict.progress import Progress
 
-    texts: dict[int, str] = {}  # finished, not yet printed
+    texts: dict[int, Sequence[str]] = {}  # finished, not yet printed
+    num_failed = 0
     with Progress(len(items)) as progress:
         console = _Console(progress)
         writer = ResultWriter(
@@ -133,10 +135,15 @@ def answer(
         )
 
         def on_output(index: int, output: RequestOutput) -> None:
-            texts[index] = output.text
+            nonlocal num_failed
+            texts[index] = [answer.text for answer in output.outputs]
             progress.on_finished()
             item = items[index]
-            writer.put(index, {"src": item.src, "tgt": item.tgt, "output": output.text})
+            result = result_line(item, output)
+            if "error" in result:
+                num_failed += 1
+                _say(f"error: {item.where}: {result['error']}")
+            writer.put(index, result)
 
         interrupted = False
         try:
@@ -155,7 +162,46 @@ def answer(
         f"{writer.summary}; {progress.num_output_tokens} tokens in {progress.seconds:.2f} s, "
         f"{progress.tokens_per_second:.1f} tokens/s"
     )
-    return 0 if writer.failure is None else EXIT_FAILURE
+    return 0 if writer.failure is None and num_failed == 0 else EXIT_FAILURE
+
+
+def result_line(item: DataItem, output: RequestOutput) -> dict[str, Any]:
+    """What the output file says of a prompt: PaddleNLP's keys, and what was asked for besides.
+
+    "output" is a text, or with several answers a list; "logprobs" and "prompt_logprobs" have a list
+    per token, its own first; "error" says what ended an answer early.
+    """
+    result: dict[str, Any] = {"src": item.src, "tgt": item.tgt}
+
+    def put(key: str, values: list[Any]) -> None:
+        result[key] = values if len(values) > 1 else values[0]
+
+    put("output", [answer.text for answer in output.outputs])
+    if output.outputs[0].logprobs is not None:
+        put("logprobs", [_plain(answer.logprobs or ()) for answer in output.outputs])
+    if output.prompt_logprobs is not None:
+        result["prompt_logprobs"] = _plain(output.prompt_logprobs)
+    errors = [answer.error for answer in output.outputs if answer.error is not None]
+    if errors:
+        result["error"] = errors[0]
+    return result
+
+
+def _plain(tokens: Sequence[TokenLogprobs | None]) -> list[Any]:
+    """Logprobs for JSON, which has no infinity: null stands for -inf."""
+    return [
+        None
+        if token is None
+        else [
+            {
+                "token_id": token_id,
+                "logprob": round(entry.logprob, 6) if math.isfinite(entry.logprob) else None,
+                "rank": entry.rank,
+            }
+            for token_id, entry in token.items()
+        ]
+        for token in tokens
+    ]
 
 
 class _Console:
@@ -165,10 +211,11 @@ class _Console:
         self._progress = progress
         self._open = True
 
-    def show(self, item: DataItem, output: str) -> None:
+    def show(self, item: DataItem, outputs: Sequence[str]) -> None:
         if not self._open:
             return
-        parts = (("Source", item.src), ("Target", item.tgt), ("Output", output))
+        parts = [("Source", item.src), ("Target", item.tgt)]
+        parts += [("Output", output) for output in outputs]
         text = "\n".join(f"{BANNER.format(name)}\n{value}" for name, value in parts)
         try:
             self._progress.print(text.encode("utf-8", "replace").decode("utf-8"))

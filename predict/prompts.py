@@ -80,7 +80,7 @@ def prepare_params(
     for item in items:
         try:
             params = replace(defaults, **item.sampling)
-            if params.logit_bias or params.bad_words:
+            if params.logit_bias or params.bad_words or params.stop_token_ids:
                 params = with_token_ids(params, tokenizer, vocab_size())
         except UserError as error:
             where = f"{item.where}: " if item.sampling else ""
@@ -94,13 +94,13 @@ def with_token_ids(
 ) -> SamplingParams:
     """`params` with token ids in place of the texts in bad_words.
 
-    Raises UserError for a text without a tokenizer, and for a token of logit_bias or bad_words
-    outside of the vocabulary.
+    Raises UserError for a text without a tokenizer, and for a token of logit_bias, bad_words or
+    stop_token_ids outside of the vocabulary.
     """
     words: list[tuple[int, ...]] = []
     for word in params.bad_words:
         if not isinstance(word, str):
-            words.append(word)
+            words.append(tuple(word))
         elif tokenizer is None:
             raise UserError(
                 f"bad_words has the text {word!r}, and this model was loaded without a tokenizer; "
@@ -110,6 +110,7 @@ def with_token_ids(
             words += tokenizer.encode_word(word)
     named = [("logit_bias", token) for token in params.logit_bias]
     named += [("bad_words", token) for word in words for token in word]
+    named += [("stop_token_ids", token) for token in params.stop_token_ids]
     for name, token in named:
         if token >= vocab_size:
             raise UserError(

@@ -29,7 +29,7 @@ MAX_SAMPLES = 1024  # of one prompt
 MAX_LOGPROBS = 20  # of one token, besides its own
 _MAX_BIAS = 1e30  # a float32 that stays finite when a logit is added
 
-Word = str | tuple[int, ...]  # a text, or the token ids of one
+Word = str | Sequence[int]  # a text, or the token ids of one
 
 
 def _integer(name: str, value: Any, low: int, allowed: str) -> int:
@@ -107,7 +107,7 @@ class SamplingParams:
     no_repeat_ngram_size: int = 0  # tokens; no n-gram of prompt and output comes twice; 0 is off
     # Token id -> what is added to its logit, before everything else.
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
-    bad_words: tuple[Word, ...] = ()  # never completed; as text: with and without a space in front
+    bad_words: Sequence[Word] = ()  # never completed; as text: with and without a space in front
     seed: int | None = None  # None: drawn from the engine's seed and the request's index
     ignore_eos: bool = False  # eos tokens do not end the request; stop_token_ids still do
     stop_token_ids: tuple[int, ...] = ()

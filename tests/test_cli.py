@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -18,8 +19,14 @@ import pytest
 from predict import data
 from predict.config import EngineConfig
 from predict.errors import UserError
-from predict.predictor import main
-from predict.request import RequestMetrics, RequestOutput, SamplingParams
+from predict.predictor import main, result_line
+from predict.request import (
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    SamplingParams,
+)
 from predict.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -405,3 +412,73 @@ def test_a_closed_pipe_ends_the_printing_and_not_the_run(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert "Broken" not in done.stderr
     assert len(output.read_text().splitlines()) == 3
+
+
+def test_stop_strings_and_answers_come_from_flags_and_keys(run: Runs) -> None:
+    lines = [
+        {"src": "a", "stop": "\n", "n": 1, "logprobs": None},
+        {"src": "b", "stop_token_ids": [5], "include_stop_str_in_output": True},
+    ]
+    file = run.folder / "own.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = ["--stop", '["a, b", "[END]"]', "--num_return_sequences", "2", "--best_of", "3"]
+    flags += ["--top_k", "0", "--logprobs", "4", "--data_file", str(file)]
+    assert run(*flags, model=DEMO, src=None) == 0
+    assert run.llm is not None
+    first, second = run.llm.calls[0][1]
+    assert (first.stop, first.n, first.best_of, first.logprobs) == (("\n",), 1, 3, None)
+    assert (second.stop, second.n, second.logprobs) == (("a, b", "[END]"), 2, 4)
+    assert (second.stop_token_ids, second.include_stop_str_in_output) == ((5,), True)
+    assert run("--stop", "[END]") == 0
+    assert run.llm.calls[0][1][0].stop == ("[END]",)
+
+
+def test_a_contradiction_in_a_line_names_the_line(run: Runs) -> None:
+    file = run.folder / "own.jsonl"
+    file.write_text('{"src": "a"}\n{"src": "b", "stop": [""]}\n')
+    assert run("--data_file", str(file), src=None) == 2
+    assert "line 2 of own.jsonl: stop '' is not supported" in run.err
+    assert run.llm is None
+
+
+def answers(*outputs: CompletionOutput) -> RequestOutput:
+    first, metrics = outputs[0], RequestMetrics(0, 0, (), 0)
+    common = (first.token_ids, first.text, first.finish_reason, metrics, outputs)
+    return RequestOutput(0, (1, 2), *common, ({3: Logprob(-0.5, 1)},))
+
+
+def test_several_answers_are_a_list_with_their_logprobs() -> None:
+    logprobs = ({7: Logprob(-0.25, 1), 8: Logprob(-math.inf, 2)},)
+    shown = [
+        {"token_id": 7, "logprob": -0.25, "rank": 1},
+        {"token_id": 8, "logprob": None, "rank": 2},
+    ]
+    item = data.DataItem("line 1", "s", "t")
+    one = CompletionOutput(0, "x", (7,), "stop", -0.25, logprobs)
+    line = result_line(item, answers(one))
+    assert line["output"] == "x"
+    assert line["logprobs"] == [shown]
+    assert line["prompt_logprobs"] == [[{"token_id": 3, "logprob": -0.5, "rank": 1}]]
+    line = result_line(item, answers(one, CompletionOutput(1, "y", (7,), "stop", -0.25, logprobs)))
+    assert line["output"] == ["x", "y"]
+    assert line["logprobs"] == [[shown], [shown]]
+    assert list(line) == ["src", "tgt", "output", "logprobs", "prompt_logprobs"]
+
+
+def test_an_answer_that_failed_is_named_and_the_others_are_written(run: Runs) -> None:
+    class Failing(FakeLLM):
+        def generate(self, prompts: Any, params: Any, on_output: Any = None, on_step: Any = None):  # type: ignore[no-untyped-def]
+            def change(index: int, output: RequestOutput) -> None:
+                if index == 1:
+                    output = answers(CompletionOutput(0, "", (), "error", error="it broke"))
+                on_output(index, output)
+
+            return super().generate(prompts, params, change, on_step)
+
+    assert run(make=Failing) == 1
+    assert "line 2 of prompts.jsonl: it broke" in run.err
+    assert [("error" in result, bool(result["output"])) for result in run.results] == [
+        (False, True),
+        (True, False),
+        (False, True),
+    ]

@@ -70,14 +70,14 @@ def shape_of(lengths: list[int], num_logits: list[int]) -> GraphShape | None:
 
 
 def test_short_sampled_spans_have_graphs() -> None:
-    assert shape_of([1], [1]) == (1, 1, 1, True, False)
-    assert shape_of([1, 1, 1], [1, 1, 1]) == (4, 4, 1, True, False)
-    assert shape_of([11], [11]) == (1, 16, 16, True, False)
-    assert shape_of([3, 1, 1], [3, 1, 1]) == (4, 8, 4, True, False)
-    assert shape_of([6, 1, 1], [6, 1, 1]) == (4, 8, 8, True, False)
-    assert shape_of([2, 1], [1, 1]) == (2, 4, 4, False, False)
+    assert shape_of([1], [1]) == GraphShape(1, 1, 1, True)
+    assert shape_of([1, 1, 1], [1, 1, 1]) == GraphShape(4, 4, 1, True)
+    assert shape_of([11], [11]) == GraphShape(1, 16, 16, True)
+    assert shape_of([3, 1, 1], [3, 1, 1]) == GraphShape(4, 8, 4, True)
+    assert shape_of([6, 1, 1], [6, 1, 1]) == GraphShape(4, 8, 8, True)
+    assert shape_of([2, 1], [1, 1]) == GraphShape(2, 4, 4, False)
     # Not as many rows as tokens, padding included.
-    assert shape_of([2, 1, 1], [1, 1, 1]) == (4, 8, 4, False, False)
+    assert shape_of([2, 1, 1], [1, 1, 1]) == GraphShape(4, 8, 4, False)
 
 
 def test_prompts_have_none() -> None:

@@ -54,6 +54,39 @@ def test_leaving_a_stream_early_frees_its_blocks(demo: LLM) -> None:
     assert demo.stats().num_used_blocks == 0
 
 
+def test_bad_words_as_text_do_not_come(demo: LLM) -> None:
+    plain = SamplingParams(temperature=0.0, max_new_tokens=24)
+    text = demo.generate([PROMPTS[0]], plain)[0].text
+    word = max(text.split(), key=len)
+    params = SamplingParams(temperature=0.0, max_new_tokens=24, bad_words=[word])
+    assert word not in demo.generate([PROMPTS[0]], params)[0].text.split()
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"logit_bias": {9_999_999: 1.0}}, r"logit_bias has token id 9999999, .*allowed: 0 to \d+"),
+        ({"bad_words": [[1], [2, 9_999_999]]}, r"bad_words has token id 9999999"),
+    ],
+)
+def test_tokens_outside_of_the_vocabulary_are_refused_before_any_work(
+    demo: LLM, values: dict[str, Any], said: str
+) -> None:
+    steps = demo.stats().num_steps
+    with pytest.raises(UserError, match=said):
+        demo.generate(PROMPTS, [SamplingParams(), SamplingParams(), SamplingParams(**values)])
+    assert demo.stats().num_steps == steps
+    assert not demo.engine.scheduler.has_unfinished()
+
+
+def test_words_need_a_tokenizer(model: Path) -> None:
+    llm = LLM(config(model))
+    with pytest.raises(UserError, match="give its token ids"):
+        llm.generate([[1, 2]], SamplingParams(bad_words=["word"]))
+    output = llm.generate([[1, 2]], SamplingParams(bad_words=[[3]], max_new_tokens=4))
+    assert 3 not in output[0].token_ids
+
+
 def test_seeded_text_is_the_same_alone_and_in_a_batch(demo: LLM) -> None:
     params = [SamplingParams(temperature=1.0, seed=seed, max_new_tokens=24) for seed in (1, 2, 3)]
     together = demo.generate(PROMPTS, params)

@@ -92,9 +92,9 @@ def test_wrong_biases_and_words_are_refused_with_what_is_allowed(
 
 
 def test_biases_and_words_become_plain_numbers() -> None:
-    params = SamplingParams(
-        logit_bias={"5": np.float32(2), 6: 1}, bad_words=["a b", np.array([3, 4])]
-    )
+    values: dict[str, Any] = {"logit_bias": {"5": np.float32(2), 6: 1}}
+    values["bad_words"] = ["a b", np.array([3, 4])]
+    params = SamplingParams(**values)
     assert params.logit_bias == {5: 2.0, 6: 1.0}
     assert params.bad_words == ("a b", (3, 4))
     assert json.dumps(params.logit_bias)

@@ -174,12 +174,20 @@ def test_text_is_the_same_with_drafts(batch_size: int, method: str, inference_mo
         {"temperature": 0.8, "top_p": 0.9, "seed": 11},
         {"temperature": 0.0, "repetition_penalty": 1.2, "min_length": 20},
         {"temperature": 0.6, "top_k": 5, "frequency_penalty": 0.2},
+        {"temperature": 0.0, "no_repeat_ngram_size": 4, "bad_words": ["self", "import os"]},
+        {"temperature": 0.0, "logit_bias": {10: 3.0, 32: -2.0}, "bad_words": [[11], [12, 13]]},
+        {"temperature": 0.7, "typical_p": 0.6, "seed": 5, "presence_penalty": 0.3},
+        {"temperature": 0.5, "min_p": 0.1, "seed": 6, "no_repeat_ngram_size": 6, "min_length": 9},
     ]
-    params = [SamplingParams(max_new_tokens=40, **kind) for kind in kinds]
+    lengths = [40] * len(PROMPTS) + [18] * len(PROMPTS)
+    params = [
+        SamplingParams(max_new_tokens=length, **kind)
+        for length, kind in zip(lengths, kinds, strict=True)
+    ]
     settings = {"batch_size": batch_size, "inference_model": inference_model}
-    expected, _ = texts(PROMPTS, params, **settings)
+    expected, _ = texts(PROMPTS * 2, params, **settings)
     got, llm = texts(
-        PROMPTS,
+        PROMPTS * 2,
         params,
         speculate_method=method,
         speculate_max_draft_token_num=5,

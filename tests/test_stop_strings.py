@@ -202,7 +202,7 @@ def test_stops_that_the_model_cannot_meet_are_refused_before_any_work(
 ) -> None:
     steps = plain.stats().num_steps
     outside = SamplingParams(stop_token_ids=(3, plain.spec.vocab_size))
-    with pytest.raises(UserError, match=r"stop_token_ids has the token id .* outside"):
+    with pytest.raises(UserError, match=r"stop_token_ids has token id .* outside"):
         plain.generate(PROMPTS, [SamplingParams(), SamplingParams(), outside])
     assert plain.stats().num_steps == steps
     bare = LLM(EngineConfig(model_name_or_path=str(tiny.write(tmp_path)), max_length=32))

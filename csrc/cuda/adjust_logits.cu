@@ -14,7 +14,7 @@
 namespace regatta::cuda {
 namespace {
 
-constexpr int kThreads = 512;
+constexpr int kThreads = 1024;
 constexpr int kTable = 4096;         // distinct tokens; 32 KiB, which every GPU has without asking
 constexpr int kPart = kTable / 2;    // tokens of the history per part, on average
 constexpr uint32_t kInPrompt = 1u << 31;  // beside a count of the output's tokens
@@ -103,6 +103,7 @@ __device__ __forceinline__ void penalize(const History& history, const Penalties
   for (uint32_t part = 0; part < num_parts; ++part) {
     for (int at = threadIdx.x; at < kTable; at += kThreads) keys[at] = -1, counts[at] = 0;
     __syncthreads();
+#pragma unroll 4
     for (int i = threadIdx.x; i < history.length; i += kThreads) {
       const int id = history[i];
       if (id < 0 || id >= vocab_size) continue;

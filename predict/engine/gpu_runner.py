@@ -6,7 +6,8 @@ step fills with one copy. Rows behind the batch are padding: they write nothing 
 plain decode steps read one token of block 0.
 
 The new tokens stay on the device, where the next step finds them (see Scheduler.advance), and a
-copy goes to pinned memory for the host to read when it gets there.
+copy goes to pinned memory for the host to read when it gets there. So do logprobs, which are
+measured behind the step, on the logits as the network left them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import numpy.typing as npt
 from predict import cuda, ops
 from predict.device import Device
 from predict.engine.logits import Adjustment
-from predict.engine.runner import Forward
+from predict.engine.logprobs import LogprobTable, num_wanted
+from predict.engine.runner import NO_TARGETS, Forward, Logprobs, PromptTargets
 from predict.engine.sampler import GREEDY, Choice, Row, Sampler
 from predict.engine.token_history import NO_SLOT, TokenHistory
 from predict.nn.inputs import FIELDS, ForwardInputs
@@ -50,6 +52,7 @@ class GraphShape(NamedTuple):
     max_span: int  # tokens of a request
     all_rows: bool  # logits of every token; else of one per request
     adjusted: bool = False  # logits changed by penalties or bans
+    raw: bool = False  # those before that are kept
 
 
 def graph_shape(inputs: ForwardInputs) -> GraphShape | None:
@@ -128,29 +131,69 @@ class TokenRing:
         self._stream = stream
         self._arrays = [cuda.pinned([max_rows], np.int32) for _ in range(num_slots)]
         self._events = [cuda.Event() for _ in range(num_slots)]
+        # Pinned from the first logprobs on.
+        self._measured = [np.empty(0, np.int32) for _ in range(num_slots)]
         self._next = 0
 
-    def send(self, tokens: Tensor, num_rows: int) -> TokensOnTheirWay:
-        """Queues the copy of the first `num_rows` tokens."""
-        array, event = self._arrays[self._next][:num_rows], self._events[self._next]
-        self._next = (self._next + 1) % len(self._events)
+    def send(
+        self, tokens: Tensor, num_rows: int, measured: Sequence[Tensor | None] = ()
+    ) -> TokensOnTheirWay:
+        """Queues the copies of the first `num_rows` tokens, and of what ops.logprobs returned.
+
+        measured: of the tokens and of prompts' tokens, None for what nobody wants.
+        """
+        slot = self._next
+        array, event = self._arrays[slot][:num_rows], self._events[slot]
+        self._next = (slot + 1) % len(self._events)
         cuda.copy_front_to_host(array, tokens, self._stream)
+        num_measured = sum(tensor.size for tensor in measured if tensor is not None)
+        if len(self._measured[slot]) < num_measured:
+            self._measured[slot] = cuda.pinned([2 * num_measured], np.int32)
+        tables: list[npt.NDArray[np.int32] | None] = []
+        start = 0
+        for tensor in measured:
+            if tensor is None:
+                tables.append(None)
+                continue
+            table = self._measured[slot][start : start + tensor.size]
+            cuda.copy_front_to_host(table, tensor, self._stream)
+            tables.append(table.reshape(tensor.shape))
+            start += tensor.size
         event.record(self._stream)
-        return TokensOnTheirWay(array, event)
+        return TokensOnTheirWay(array, event, tables)
 
 
 class TokensOnTheirWay:
     """See predict.engine.runner.Tokens."""
 
-    def __init__(self, array: npt.NDArray[np.int32], event: cuda.Event):
+    def __init__(
+        self,
+        array: npt.NDArray[np.int32],
+        event: cuda.Event,
+        tables: Sequence[npt.NDArray[np.int32] | None] = (),
+    ):
         self._array = array
         self._event = event
+        self._tables = tables
 
     def take(self) -> list[int]:
         """See Tokens."""
         self._event.synchronize()
         tokens: list[int] = self._array.tolist()
         return tokens
+
+    def logprobs(self) -> Logprobs:
+        """See Tokens."""
+        return Logprobs(*(None if table is None else read_table(table) for table in self._tables))
+
+
+def read_table(measured: npt.NDArray[np.int32]) -> LogprobTable:
+    """The table that ops.logprobs returned: [L, 2 + 2K]."""
+    num_top = measured.shape[1] // 2 - 1
+    floats = measured.view(np.float32)
+    return LogprobTable(
+        floats[:, 0], measured[:, 1], measured[:, 2 : 2 + num_top], floats[:, 2 + num_top :]
+    )
 
 
 class Wanted(NamedTuple):
@@ -159,6 +202,7 @@ class Wanted(NamedTuple):
     rows: Sequence[Row]
     choices: Sequence[Choice]
     adjustments: Sequence[Adjustment] | None
+    raw: bool = False  # the logits that come back are to be those before adjustments
 
 
 @dataclass(frozen=True)
@@ -221,29 +265,66 @@ class GpuRunner:
         return logits
 
     def launch(
-        self, inputs: ForwardInputs, rows: Sequence[Row], sampler: Sampler
+        self,
+        inputs: ForwardInputs,
+        rows: Sequence[Row],
+        sampler: Sampler,
+        prompt: PromptTargets = NO_TARGETS,
     ) -> TokensOnTheirWay:
         """See Runner."""
-        wanted = Wanted(rows, sampler.choices(rows), sampler.adjustments(rows))
-        self._run(inputs, wanted)
-        return self._ring.send(self._last_tokens, len(rows))
+        num_top = num_wanted([row.request for row in rows])
+        adjustments = sampler.adjustments(rows)
+        wanted = Wanted(
+            rows,
+            sampler.choices(rows),
+            adjustments,
+            raw=adjustments is not None and num_top is not None,
+        )
+        measures = num_top is not None or bool(prompt.token_ids)
+        logits = self._run(inputs, wanted, keeps_logits=measures)
+        if not measures:
+            return self._ring.send(self._last_tokens, len(rows))
+        assert logits is not None
+        return self._ring.send(
+            self._last_tokens, len(rows), self._measure(logits, len(rows), num_top, prompt)
+        )
+
+    def _measure(
+        self, logits: Tensor, num_rows: int, num_top: int | None, prompt: PromptTargets
+    ) -> list[Tensor | None]:
+        """What ops.logprobs says of the first `num_rows` rows and of those of prompts behind."""
+        import paddle
+
+        measured: list[Tensor | None] = [None, None]
+        if num_top is not None and num_rows > 0:
+            num_top = min(num_top, self.vocab_size)
+            measured[0] = ops.logprobs(logits[:num_rows], self._last_tokens, num_top)
+        if prompt.token_ids:
+            targets = np.array(prompt.token_ids, np.int32)
+            of_prompt = logits[num_rows : num_rows + len(targets)]
+            on_device = paddle.to_tensor(targets, place=self.device.place())
+            measured[1] = ops.logprobs(of_prompt, on_device, min(prompt.num_top, self.vocab_size))
+        return measured
 
     def _run(
         self, inputs: ForwardInputs, wanted: Wanted, keeps_logits: bool = False
     ) -> Tensor | None:
-        """The tokens go to `_last_tokens`; returns logits [L, V], with keeps_logits for certain."""
+        """The tokens go to `_last_tokens`; returns logits [L, V], with keeps_logits for certain.
+
+        Rows behind the choices are left as the network gives them.
+        """
         import paddle
 
         with paddle.no_grad():
             if wanted.adjustments is not None:
                 self._admit(wanted.adjustments, wanted.rows)
             shape = None if self.pool is None else graph_shape(inputs)
-            if shape is not None and keeps_logits and shape.max_span > 1:
-                shape = None  # its graph does not keep them
-            if shape is not None:
-                adjusted = wanted.adjustments is not None
-                return self._replay(inputs, wanted, shape._replace(adjusted=adjusted))
-            return self._run_eagerly(inputs, wanted)
+            if shape is None or (keeps_logits and shape.max_span > 1):
+                return self._run_eagerly(inputs, wanted)
+            if len(wanted.choices) != len(inputs.logit_indices):
+                return self._run_eagerly(inputs, wanted)
+            adjusted = wanted.adjustments is not None
+            return self._replay(inputs, wanted, shape._replace(adjusted=adjusted, raw=wanted.raw))
 
     def _admit(self, adjustments: Sequence[Adjustment], rows: Sequence[Row]) -> None:
         if self._history is None:
@@ -272,8 +353,9 @@ class GpuRunner:
         self._write_wanted(buffer, wanted)
         cuda.copy_to_device(device, host, self._stream)
         self._copied.record(self._stream)
+        limits = int(inputs.max_lens[0]), int(inputs.max_lens[1])
         adjusted = wanted.adjustments is not None
-        return self._step(buffer, int(inputs.max_lens[0]), int(inputs.max_lens[1]), adjusted)
+        return self._step(buffer, *limits, len(wanted.choices), adjusted, wanted.raw)
 
     def _write_wanted(self, buffer: InputBuffer, wanted: Wanted) -> None:
         choices, penalties = buffer.arrays[-2:]
@@ -283,9 +365,15 @@ class GpuRunner:
             self._history.write_columns(penalties, wanted.adjustments, wanted.rows)
 
     def _step(
-        self, buffer: InputBuffer, max_query_len: int, max_context_len: int, adjusted: bool
+        self,
+        buffer: InputBuffer,
+        max_query_len: int,
+        max_context_len: int,
+        num_rows: int,
+        adjusted: bool,
+        raw: bool,
     ) -> Tensor:
-        """Everything of a step that runs on the device."""
+        """Everything of a step that runs on the device; num_rows: to draw tokens from."""
         import paddle
 
         *fields, choices, penalties = buffer.tensors
@@ -293,20 +381,25 @@ class GpuRunner:
         inputs = ForwardInputs._make([*fields, paddle.to_tensor(limits, place=paddle.CPUPlace())])
         ops.resolve_tokens(inputs.token_ids, self._last_tokens)
         logits = self.forward(inputs)
-        if len(logits) == 0:
+        if num_rows == 0:
             return logits
+        all_logits, logit_indices = logits, inputs.logit_indices
+        if len(logits) > num_rows:
+            logits, logit_indices = logits[:num_rows], logit_indices[:num_rows]
+        if raw:
+            all_logits = all_logits.clone()
         if adjusted:
             assert self._history is not None
             ops.adjust_logits(
                 logits,
                 penalties,
                 inputs.token_ids,
-                inputs.logit_indices,
+                logit_indices,
                 self._history.tokens,
                 self._history.rules,
             )
         ops.sample_step(logits, choices, self._last_tokens)
-        return logits
+        return all_logits
 
     def _replay(self, inputs: ForwardInputs, wanted: Wanted, shape: GraphShape) -> Tensor | None:
         num_seqs, num_tokens = len(inputs.context_lens), len(inputs.token_ids)
@@ -375,7 +468,8 @@ class GpuRunner:
         last_tokens = self._last_tokens.clone()
 
         def step() -> Tensor | None:
-            logits = self._step(buffer, shape.max_span, self.max_length, shape.adjusted)
+            limits = shape.max_span, self.max_length
+            logits = self._step(buffer, *limits, num_rows, shape.adjusted, shape.raw)
             # Rows of drafts are many: their memory serves the next graph too.
             return logits if shape.max_span == 1 else None
 

@@ -45,11 +45,11 @@ class Adjustment:
         """That of a request with these parameters."""
         rules = [Rule(token, amount) for token, amount in params.logit_bias.items()]
         for word in params.bad_words:
+            assert not isinstance(word, str), "LLM turns words into token ids"
             *prefix, token = word
-            assert isinstance(token, int), "LLM turns words into token ids"
             # As in transformers: an end-of-text token of its own is no bad word.
             if prefix or token not in eos_token_ids:
-                rules.append(Rule(token, -np.inf, tuple(map(int, prefix))))
+                rules.append(Rule(token, -np.inf, tuple(prefix)))
         for token in suppressed_token_ids(0, params, eos_token_ids):
             rules.append(Rule(token, -np.inf, until=params.min_length))
         return cls(

@@ -61,6 +61,7 @@ def tour(gpu: devices.Device, dtype: str) -> None:
             np.arange(rows, dtype=np.int64),
         )
         ops.sample(logits, *(operands.placed(values) for values in columns))
+        ops.logprobs(logits, indices, 20)
     for head_dim, num_heads, num_kv_heads, block, window in ATTENTIONS:
         heads = Heads(num_heads, num_kv_heads, head_dim, window)
         layer = operands.on_gpu(operands.layer(72, 88, heads, bias=True, qk_norm=True))

@@ -1,4 +1,5 @@
-// Checks and times paged_attention: attention_check [check|small|bench [prefill|decode|latency]].
+// Checks and times paged_attention: attention_check [check|small|bench
+// [prefill|decode|latency]|profile [prefill|FORMAT]].
 // No framework.
 //
 // check: odd shapes against a float64 CPU reference over sampled rows; unused cache slots and the
@@ -551,31 +552,27 @@ void check_all(bool small) {
       int which = 0;
       for (Heads h : {Heads{4, 4}, Heads{8, 2}, Heads{14, 2}, Heads{16, 2}, Heads{20, 1}}) {
         const int block = 16 << which++ % 4;
-        const bool tensor = format != KvFormat::kInt4 || dim % 32 == 0;
         if (format != KvFormat::kDense && h.heads != 8 && h.heads != 14 && h.heads != 20) continue;
         for (int window : {-1, 100}) {
           Case c{"ones", ones, h.heads, h.kv_heads, dim, block, window, 3, format};
           check_fused<__nv_bfloat16>(c, dim, false);
           check_fused<__half>(c, dim == 128 ? 64 : dim, true);
           if (format == KvFormat::kDense) continue;
-          if (tensor) check<__nv_bfloat16>(c, "sm90", 6e-3);
-          if (tensor) check<__half>(c, "sm90", 2e-3);
+          check<__nv_bfloat16>(c, "sm90", 6e-3);
+          check<__half>(c, "sm90", 2e-3);
           c.name = "drafts", c.spans = drafts;
-          if (tensor) check<__nv_bfloat16>(c, "sm90", 6e-3);
+          check<__nv_bfloat16>(c, "sm90", 6e-3);
           c.name = "mixed", c.spans = mixed;
           check<__nv_bfloat16>(c, "generic", 6e-3);
-          if (dim == 64 || dim == 128 || dim == 256) {
-            check<__nv_bfloat16>(c, "sm90", 8e-3);
-            check<__half>(c, "sm90", 2e-3);
-            c.name = "prompts", c.spans = prompts;
-            check<__nv_bfloat16>(c, "sm90", 8e-3);
-          }
+          check<__nv_bfloat16>(c, "sm90", 8e-3);
+          check<__half>(c, "sm90", 2e-3);
+          c.name = "prompts", c.spans = prompts;
+          check<__nv_bfloat16>(c, "sm90", 8e-3);
           if (small || h.heads != 8) break;
         }
         if (small) break;
       }
       if (small || format == KvFormat::kDense) continue;
-      if (format == KvFormat::kInt4 && dim % 32 != 0) continue;
       Case c{"4k and 32k", {{1, 4096}, {1, 32768}, {1, 4097}}, 8, 2, dim, 64, -1, 0, format};
       check<__nv_bfloat16>(c, "sm90", 6e-3);
     }
@@ -801,10 +798,13 @@ void bench_bandwidth() {
   for (KvFormat format :
        {KvFormat::kInt8Static, KvFormat::kInt8Dynamic, KvFormat::kFp8, KvFormat::kInt4}) {
     bench_decode(32, 8, 128, 1, 1024, 64, format);
-    bench_decode(32, 8, 128, 64, 4096, 64, format);
+    bench_decode(32, 8, 128, 1, 32768, 64, format);
+    for (int batch : {16, 64, 128}) bench_decode(32, 8, 128, batch, 4096, 64, format);
+    bench_decode(32, 8, 128, 128, 1024, 16, format);
+    for (int dim : {64, 80, 96, 256}) bench_decode(32, 8, dim, 64, 4096, 64, format);
   }
   bench_decode(32, 8, 128, 64, 4096, 16);
-  for (int dim : {64, 96, 256}) bench_decode(32, 8, dim, 64, 4096, 64);
+  for (int dim : {64, 80, 96, 256}) bench_decode(32, 8, dim, 64, 4096, 64);
   bench_decode(32, 32, 128, 16, 4096, 64);
   bench_decode(64, 4, 128, 64, 4096, 64);
   bench_decode(14, 2, 64, 64, 1024, 64);
@@ -814,13 +814,14 @@ void bench_prefills(const char* kernel) {
   for (int length : {1024, 4096, 8192}) bench_prefill(kernel, 32, 8, 128, 1, length, 64);
   bench_prefill(kernel, 32, 32, 128, 1, 8192, 64);
   bench_prefill(kernel, 32, 8, 128, 16, 512, 64);
-  bench_prefill(kernel, 32, 8, 64, 1, 8192, 64);
+  for (int dim : {64, 80, 96}) bench_prefill(kernel, 32, 8, dim, 1, 8192, 64);
   bench_prefill(kernel, 16, 8, 256, 1, 8192, 64);
   bench_prefill(kernel, 32, 8, 128, 1, 8192, 16);
   if (std::string(kernel) != "sm90") return;
   for (KvFormat format :
        {KvFormat::kInt8Static, KvFormat::kInt8Dynamic, KvFormat::kFp8, KvFormat::kInt4}) {
-    bench_prefill(kernel, 32, 8, 128, 1, 8192, 64, format);
+    for (int dim : {64, 80, 96, 128, 256}) bench_prefill(kernel, 32, 8, dim, 1, 8192, 64, format);
+    bench_prefill(kernel, 32, 8, 128, 16, 512, 64, format);
   }
 }
 
@@ -840,7 +841,8 @@ int main(int argc, char** argv) {
     if (what == "all") bench_prefills("sm80");
   } else if (mode == "profile") {  // one shape, for ncu
     if (what == "prefill") bench_prefill("sm90", 32, 8, 128, 16, 512, 64);
-    if (what == "decode") bench_decode(32, 8, 128, 64, 4096, 64);
+    KvFormat format;
+    if (parse_kv_format(what.c_str(), &format)) bench_decode(32, 8, 128, 64, 4096, 64, format);
   } else {
     check_all(mode == "small");
   }

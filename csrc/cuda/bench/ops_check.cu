@@ -1,4 +1,4 @@
-// Checks and times the small operators: ops_check [check|bench|small]. No framework.
+// Checks and times the small operators: ops_check [check|bench [TOKENS]|small]. No framework.
 //
 // embedding / gather_rows, rms_norm, silu_mul, rope_and_cache_write against float64, sample against
 // the definition in regatta/sample.h. small: few shapes, for compute-sanitizer.
@@ -313,13 +313,13 @@ bool is_drawn(const float* logits, int vocab, const Draw& d, float u, int token,
   int kept = 0;
   std::vector<double> end;
   double mass = 0;
-  const int limit = d.top_k > 0 ? std::min(d.top_k, vocab) : vocab;
-  for (; kept < limit; ++kept) {
+  for (; kept < vocab; ++kept) {
     const float x = (logits[order[kept]] - top) / d.temperature;
     if (logits[order[kept]] == -INFINITY) break;
     mass += std::exp(static_cast<double>(x));
     end.push_back(mass);
   }
+  if (d.top_k > 0 && d.top_k < kept) mass = end[d.top_k - 1];
   double nucleus = mass;
   if (d.top_p < 1) {
     const double target = d.top_p * mass;
@@ -625,10 +625,10 @@ double time_calls(const std::function<void(int, cudaStream_t)>& call, int calls 
   return times[times.size() / 2];
 }
 
-void bench_all() {
+void bench_all(const std::vector<int>& lengths) {
   using T = __nv_bfloat16;
   const DType dtype = DType::kBFloat16;
-  for (int tokens : {1, 32, 128, 8192}) {
+  for (int tokens : lengths) {
     const int hidden = 4096, inner = 14336, heads = 32, kv = 8, dim = 128;
     const int copies = tokens > 1000 ? 3 : 8;
     Buffer<T> x(size_t(copies) * tokens * hidden), w(hidden), r(size_t(copies) * tokens * hidden);
@@ -750,7 +750,7 @@ void bench_all() {
 int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "check";
   if (mode == "bench") {
-    bench_all();
+    bench_all(argc > 2 ? std::vector<int>{std::atoi(argv[2])} : std::vector<int>{1, 32, 128, 8192});
   } else {
     check_all(mode == "small");
   }

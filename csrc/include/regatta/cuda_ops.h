@@ -14,6 +14,7 @@
 #include "regatta/embedding.h"
 #include "regatta/linear.h"
 #include "regatta/logits.h"
+#include "regatta/logprobs.h"
 #include "regatta/mlp_block.h"
 #include "regatta/pack_dense.h"
 #include "regatta/rms_norm.h"
@@ -91,6 +92,8 @@ Status adjust_logits(const AdjustLogitsParams& params, const Launch& launch);
 
 // A row that cannot be drawn from (NaN logits, no finite largest logit) gets token -1.
 Status sample(const SampleParams& params, const Launch& launch);
+
+Status logprobs(const LogprobsParams& params, const Launch& launch);
 
 // The composed operators. Dense weights are single tensors [out_features, in_features], row-major,
 // as checkpoints store them; quantized ones are what regatta_pack_quantized leaves and the scheme's
