@@ -24,10 +24,10 @@ from predict.speculative import MAX_DRAFT_TOKENS
 from predict.speculative.draft_model import DraftModelProposer
 
 if TYPE_CHECKING:
-    from predict.engine.beams import Candidates
     from collections.abc import Iterator
 
     from paddle import Tensor
+    from predict.engine.beams import Candidates
     from predict.engine.runner import Runner, Tokens
     from predict.engine.sampler import Row, Sampler
     from predict.llm import LLM
