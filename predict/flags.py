@@ -284,7 +284,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_ANSWERS, "stop_token_ids", "ints", None,
          "Tokens that end the output, besides end-of-text tokens."),
     Flag(_ANSWERS, "num_return_sequences", "int", 1,
-         "Answers to each prompt, sampled or the best of the beams; above 1 the output is a list.",
+         'Answers to each prompt, samples or the best of the beams: above 1 the result has '
+         '"outputs" too.',
          aliases=("n",)),
     Flag(_ANSWERS, "best_of", "int", None,
          "Samples, of which the --num_return_sequences likeliest are returned."),

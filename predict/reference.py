@@ -322,19 +322,20 @@ def _sample_row(
         return int(np.argmax(logits))
     scaled = logits.astype(np.float64) / temperature
     order = np.argsort(-scaled, kind="stable")
-    if top_k > 0:
-        order = order[:top_k]
     distance = scaled[order[0]] - scaled[order]
     weights = np.exp(-distance)
+    kept = min(top_k, len(order)) if top_k > 0 else len(order)
     if top_p < 1:  # the smallest prefix that reaches it
-        kept = int(np.searchsorted(np.cumsum(weights / weights.sum()), top_p)) + 1
-        order, distance, weights = order[:kept], distance[:kept], weights[:kept]
+        shares = np.cumsum(weights[:kept] / weights[:kept].sum())
+        kept = min(int(np.searchsorted(shares, top_p)) + 1, kept)
     if min_p > 0:
-        kept = max(int(np.count_nonzero(weights >= min_p)), 1)
-        order, distance, weights = order[:kept], distance[:kept], weights[:kept]
+        kept = max(int(np.count_nonzero(weights[:kept] >= min_p)), 1)
     if typical_p < 1:
-        typical = _typical(distance, weights, typical_p)
+        kept = int(np.searchsorted(distance, distance[kept - 1], side="right"))  # and its equals
+        typical = np.flatnonzero(_typical(distance[:kept], weights[:kept], typical_p))
         order, weights = order[typical], weights[typical]
+    else:
+        order, weights = order[:kept], weights[:kept]
     cumulative = np.cumsum(weights)
     index = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
     return int(order[min(index, len(cumulative) - 1)])

@@ -114,12 +114,14 @@ class Samples:
             reason, sent = request.finish_reason, self._num_sent[index]
             if sent < 0:
                 continue  # its last piece is out
-            new = tuple(request.output_token_ids[sent:])
+            first = request.num_prompt_tokens + sent
+            new = tuple(request.token_ids[first : request.num_known_tokens])
             if not new and reason is None:
                 continue
             self._num_sent[index] = sent + len(new) if reason is None else -1
-            pieces.append(StreamOutput(self._new_text(request), new, reason, index))
-        return [replace(piece, prompt_index=self.prompt_index) for piece in pieces]
+            text = self._new_text(request)
+            pieces.append(StreamOutput(text, new, reason, index, self.prompt_index))
+        return pieces
 
     def _new_text(self, request: Request) -> str:
         if request.answer is None:

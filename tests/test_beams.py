@@ -275,7 +275,7 @@ def test_data_file_and_flags_ask_for_searches(compiled: library.Library, tmp_pat
     words += ["--data_file", str(data), "--output_file", str(out), "--chat_template", "none"]
     assert main(words) == 0
     results = [json.loads(line) for line in out.read_text().splitlines()]
-    assert results[0] == {"src": text, "tgt": "", "output": expected}
+    assert (results[0]["output"], results[0]["outputs"]) == (expected[0], expected)
     assert results[1] == {"src": text, "tgt": "", "output": expected[0]}
     greedy_text = llm.generate([text], SamplingParams(max_new_tokens=9, temperature=0.0))[0].text
     assert results[2]["output"] == greedy_text

@@ -255,30 +255,25 @@ class GpuRunner:
         beams = [index for index, row in enumerate(rows) if row.request.beam_group is not None]
         num_top = num_wanted([row.request for row in rows])
         adjustments = sampler.adjustments(rows)
-        wanted = Wanted(
-            rows,
-            sampler.choices(rows),
-            adjustments,
-            raw=num_top is not None and (adjustments is not None or bool(beams)),
-        )
+        raw = num_top is not None and (adjustments is not None or bool(beams))
+        wanted = Wanted(rows, sampler.choices(rows), adjustments, raw)
         if beams:
-            count = max(sampler.num_candidates(rows[index]) for index in beams)
-            logits, found = self._run_beams(inputs, wanted, beams, min(count, self.vocab_size))
+            count = min(max(sampler.num_candidates(rows[i]) for i in beams), self.vocab_size)
+            logits, found = self._run_beams(inputs, wanted, beams, count)
         else:
             logits = self._run(inputs, wanted)
-        if num_top is None and not prompt.token_ids:
-            tokens = self._ring.send(self._last_tokens, len(rows))
-        else:
-            measured = self._measure(logits, len(rows), num_top, prompt)
-            tokens = self._ring.send(self._last_tokens, len(rows), measured)
+        measured = self._measure(logits, len(rows), num_top, prompt)
+        tokens = self._ring.send(self._last_tokens, len(rows), measured)
         return BeamTokensOnTheirWay(tokens, found, beams) if beams else tokens
 
     def _measure(
         self, logits: Tensor, num_rows: int, num_top: int | None, prompt: PromptTargets
-    ) -> list[Tensor | None]:
+    ) -> Sequence[Tensor | None]:
         """What ops.logprobs says of the first `num_rows` rows and of those of prompts behind."""
         import paddle
 
+        if num_top is None and not prompt.token_ids:
+            return ()
         measured: list[Tensor | None] = [None, None]
         if num_top is not None and num_rows > 0:
             num_top = min(num_top, self.vocab_size)
