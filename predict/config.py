@@ -65,6 +65,8 @@ class EngineConfig:
     speculate_method: str | None = None  # a module of predict.speculative
     speculate_max_draft_token_num: int = 1  # drafts per sequence and step
     speculate_max_ngram_size: int = 1  # tokens
+    draft_model_name_or_path: str | None = None  # directory; of speculate_method draft_model
+    draft_model_quant_type: str | None = None  # as quant_type
     seed: int = 0
     chat_template: str | None = None  # None: the tokenizer's own; none: off; else a file or folder
 
@@ -104,6 +106,25 @@ class EngineConfig:
             )
 
     def _check_speculation(self) -> None:
+        drafts = self.speculate_method == "draft_model"
+        if drafts and self.draft_model_name_or_path is None:
+            raise UserError(
+                "speculate_method draft_model needs --draft_model_name_or_path: the directory of a "
+                "smaller model with the same tokens"
+            )
+        for name in ("draft_model_name_or_path", "draft_model_quant_type"):
+            if not drafts and getattr(self, name) is not None:
+                raise UserError(
+                    f"--{name} {getattr(self, name)} is for --speculate_method draft_model, and "
+                    f"speculate_method is {self.speculate_method}; leave one of the two out"
+                )
+        if self.draft_model_quant_type is not None:
+            brings = parse_quant_type(self.draft_model_quant_type).cache_type
+            if brings:
+                raise UserError(
+                    f"draft_model_quant_type {self.draft_model_quant_type} has a {brings} cache; "
+                    "the draft model's cache is dense: use the type without c8"
+                )
         if self.speculate_method is None:
             return
         if self.speculate_method not in known_methods():
@@ -272,6 +293,7 @@ class PredictorConfig:
                 weight_block_size=_tuple(flags["weight_block_size"]),
                 skip_list_names=_tuple(flags["skip_list_names"]) or (),
                 cachekv_int8_type=_cache_type(flags),
+                draft_model_name_or_path=_draft_dir(flags),
                 **{name: flags[name] for name in _SAME_NAME},
             )
             sampling_params = _sampling_params(flags, max_length)
@@ -309,6 +331,7 @@ _SAME_NAME = (
     "speculate_method",
     "speculate_max_draft_token_num",
     "speculate_max_ngram_size",
+    "draft_model_quant_type",
     "seed",
     "chat_template",
 )
@@ -545,6 +568,11 @@ def _cache_type(flags: FlagValues) -> str | None:
         return "dynamic"
     kind: str | None = flags["cachekv_int8_type"]
     return kind
+
+
+def _draft_dir(flags: FlagValues) -> str | None:
+    name = flags["draft_model_name_or_path"]
+    return None if name is None else str(find_model_dir(name, "draft_model_name_or_path"))
 
 
 def _prefix_caching(flags: FlagValues) -> bool:

@@ -147,7 +147,7 @@ QUANT_TYPES = (
 _ACCELERATORS = ("xpu*", "npu*", "gcu*", "dcu*", "mlu*", "hpu*", "intel_hpu*", "sdaa*")
 _NO_WINT4 = not_yet("The types without experts work, such as a8w8_fp8.", "*_wint4")
 _NO_QUANT = not_yet("Models with experts do not run yet.")
-_NO_DRAFT_MODEL = not_yet("inference_with_reference and lookahead work, without a draft model.")
+_NO_EAGLE = not_yet("inference_with_reference, lookahead and draft_model work.")
 _NO_WINDOW = not_yet("Verification is exact: leave the flag out.")
 _NO_ADAPTER = not_yet("Merge the adapter into the weights first and pass the merged directory.")
 _NO_DEEPSEEK = not_yet("Llama, Mistral, Qwen2 and Qwen3 run, in --dtype.")
@@ -284,7 +284,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_ANSWERS, "stop_token_ids", "ints", None,
          "Tokens that end the output, besides end-of-text tokens."),
     Flag(_ANSWERS, "num_return_sequences", "int", 1,
-         'Answers to each prompt, samples or the best of the beams: above 1 the result has '
+         'Answers to each prompt, samples or the best of --num_beams beams: above 1 the result has '
          '"outputs" too.',
          aliases=("n",)),
     Flag(_ANSWERS, "best_of", "int", None,
@@ -320,7 +320,7 @@ FLAGS: tuple[Flag, ...] = (
          "Where draft tokens come from.",
          choices=("inference_with_reference", "lookahead", "draft_model", "eagle", "mtp"),
          availability=not_yet(
-             "inference_with_reference and lookahead work.", "draft_model", "eagle", "mtp")),
+             "inference_with_reference, lookahead and draft_model work.", "eagle", "mtp")),
     Flag(_SPECULATE, "speculate_max_draft_token_num", "int", 1,
          "Draft tokens per sequence and step, 1 to 15."),
     Flag(_SPECULATE, "speculate_max_ngram_size", "int", 1,
@@ -332,14 +332,13 @@ FLAGS: tuple[Flag, ...] = (
          "Candidates per position in verification.",
          availability=_NO_WINDOW),
     Flag(_SPECULATE, "draft_model_name_or_path", "str", None,
-         "Directory of the draft model.",
-         availability=_NO_DRAFT_MODEL),
+         "Directory of the draft model: a smaller checkpoint with the same tokens."),
     Flag(_SPECULATE, "draft_model_quant_type", "str", None,
-         "Quantization of the draft model.",
-         choices=QUANT_TYPES, availability=_NO_DRAFT_MODEL),
+         "Rounds the draft model's weights while they are read; --quant_type is the model's.",
+         choices=QUANT_TYPES, availability=_NO_WINT4),
     Flag(_SPECULATE, "return_full_hidden_states", "bool", False,
          "Hidden states of all positions, for eagle and mtp.",
-         availability=_NO_DRAFT_MODEL),
+         availability=_NO_EAGLE),
     Flag(_ADAPTERS, "lora_path", "str", None,
          "Directory of a LoRA adapter.",
          availability=_NO_ADAPTER),

@@ -62,7 +62,7 @@ def params_of(search: dict[str, Any]) -> SamplingParams:
 
 def check(output: RequestOutput, search: dict[str, Any]) -> None:
     assert [list(answer.token_ids) for answer in output.outputs] == search["sequences"]
-    scores = [answer.score for answer in output.outputs]
+    scores: list[Any] = [answer.score for answer in output.outputs]
     np.testing.assert_allclose(scores, search["scores"], atol=SCORE_TOLERANCE, rtol=0)
     assert output.token_ids == output.outputs[0].token_ids
     for answer in output.outputs:

@@ -103,7 +103,7 @@ REFUSED = [
     ("prefix_path", "x", "Full checkpoints"),
     ("export_precache", "true", "Full checkpoints"),
     ("speculate_method", "eagle", "lookahead"),
-    ("draft_model_name_or_path", "x", "without a draft model"),
+    ("return_full_hidden_states", "true", "draft_model"),
     ("speculate_verify_window", "3", "exact"),
     ("avx_type", "fp16_int8", "bf16"),
     ("device", "xpu", "--device cpu"),

@@ -12,9 +12,10 @@ from predict import LLM
 from predict.config import EngineConfig
 from predict.device import GIB, MemoryInfo
 from predict.engine.gpu_runner import (
+    GraphShape,
     InputBuffer,
     bucket_size,
-    is_decode,
+    graph_shape,
     num_elements,
     write_choices,
 )
@@ -54,12 +55,35 @@ def test_buckets_hold_their_batches() -> None:
     assert set(sizes.tolist()) >= {1, 2, 4, 8, 16, 32, 64, 128}
 
 
-def test_only_steps_of_one_sampled_token_per_request_are_decodes() -> None:
-    step = empty_example()
-    assert is_decode(step)
-    two_tokens = step._replace(token_ids=np.zeros(2, np.int32))
-    assert not is_decode(two_tokens)
-    assert not is_decode(step._replace(logit_indices=np.zeros(0, np.int32)))
+def shape_of(lengths: list[int], num_logits: list[int]) -> GraphShape | None:
+    borders = np.cumsum([0, *lengths])
+    rows = [np.arange(end - count, end) for end, count in zip(borders[1:], num_logits, strict=True)]
+    return graph_shape(
+        empty_example()._replace(
+            token_ids=np.zeros(borders[-1], np.int32),
+            cu_seqlens_q=borders,
+            context_lens=np.array(lengths),
+            logit_indices=np.concatenate(rows),
+            max_lens=np.array([max(lengths), 100]),
+        )
+    )
+
+
+def test_short_sampled_spans_have_graphs() -> None:
+    assert shape_of([1], [1]) == GraphShape(1, 1, 1, True)
+    assert shape_of([1, 1, 1], [1, 1, 1]) == GraphShape(4, 4, 1, True)
+    assert shape_of([11], [11]) == GraphShape(1, 16, 16, True)
+    assert shape_of([3, 1, 1], [3, 1, 1]) == GraphShape(4, 8, 4, True)
+    assert shape_of([6, 1, 1], [6, 1, 1]) == GraphShape(4, 8, 8, True)
+    assert shape_of([2, 1], [1, 1]) == GraphShape(2, 4, 4, False)
+    # Not as many rows as tokens, padding included.
+    assert shape_of([2, 1, 1], [1, 1, 1]) == GraphShape(4, 8, 4, False)
+
+
+def test_prompts_have_none() -> None:
+    assert shape_of([1], [0]) is None
+    assert shape_of([17], [1]) is None
+    assert shape_of([5, 1], [0, 1]) is None
 
 
 def test_fields_of_a_buffer_share_its_memory() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ class Step(NamedTuple):
     batch: ScheduledBatch
     rows: list[Row]
     tokens: Tokens
+    decides: bool  # see ScheduledBatch.decides: nothing runs ahead of it
 
 
 @dataclass
@@ -88,7 +89,7 @@ class Engine:
             pass
         if not self._steps:
             return None, []
-        batch, rows, tokens = self._steps.popleft()
+        batch, rows, tokens, _ = self._steps.popleft()
         token_ids = tokens.take()
         failed = [
             row.request.owner
@@ -124,20 +125,21 @@ class Engine:
 
     def _launch(self) -> bool:
         """Queues one more step; False when there is none to run now."""
-        if self._steps and self._steps[-1].batch.decides:
+        if self._steps and self._steps[-1].decides:
             return False
         drafts: dict[int, Sequence[int]] = {}
         if self.proposer is not None:
-            waiting = self._drafting_requests()
-            if waiting and self._steps:
+            limits = self._draft_limits()
+            if limits and self._steps:
                 return False  # their tokens are on the way
-            drafts = self._propose(waiting)
+            drafts = self._propose(limits)
         batch = self.scheduler.schedule(drafts)
         if batch is None:
             return False
+        has_drafts = any(span.draft_token_ids for span in batch.spans)
         if self.policy is not None:
-            for span in batch.spans:
-                self.policy.rested(span.request.request_id)
+            ids = [span.request.request_id for span in batch.spans]
+            self.policy.stepped(ids, has_drafts)
         inputs = build_inputs(batch, self.scheduler.config.block_size)
         rows = [
             Row(span.request, span.draft_token_ids[:index])
@@ -153,31 +155,39 @@ class Engine:
             tokens = self.runner.launch(inputs, rows, self.sampler, prompt)
         else:
             tokens = self.runner.launch(inputs, rows, self.sampler)
-        if self.runner.num_ahead and not batch.decides:
+        decides = batch.decides
+        if self.runner.num_ahead and not decides:
             self.scheduler.advance(batch)
-        self._steps.append(Step(batch, rows, tokens))
+        self._steps.append(Step(batch, rows, tokens, decides))
         return True
 
-    def _drafting_requests(self) -> list[Request]:
-        """Decoding requests that may have drafts: they do not rest from failed ones."""
+    def _draft_limits(self) -> dict[Request, int]:
+        """Drafts that each decoding request may have; those that may have none are left out."""
         assert self.policy is not None
-        return [
-            request
-            for request in self.scheduler.decoding
-            if not self.policy.is_resting(request.request_id)
-        ]
+        decoding = self.scheduler.decoding
+        takers = [request for request in decoding if not self.policy.is_resting(request.request_id)]
+        ids = [request.request_id for request in takers]
+        limits: dict[Request, int] = {}
+        for request, length in zip(takers, self.policy.lengths(ids, len(decoding)), strict=True):
+            # A step with drafts yields one token more than there are drafts.
+            limit = min(length, request.max_num_tokens - request.num_tokens - 1)
+            if limit > 0:
+                limits[request] = limit
+        return limits
 
-    def _propose(self, requests: Sequence[Request]) -> dict[int, Sequence[int]]:
+    def _propose(self, limits: Mapping[Request, int]) -> dict[int, Sequence[int]]:
+        """Drafts by request id; a request without any rests where steps could run ahead."""
         assert self.proposer is not None
         assert self.policy is not None
-        num_decoding = len(self.scheduler.decoding)
+        if not limits:
+            return {}
         drafts: dict[int, Sequence[int]] = {}
-        for request in requests:
-            limit = self.policy.length(request.request_id, num_decoding)
-            if limit:
-                proposed = self.proposer.propose(request, limit)
-                if proposed:
-                    drafts[request.request_id] = proposed
+        proposals = self.proposer.propose(list(limits), list(limits.values()))
+        for request, proposed in zip(limits, proposals, strict=True):
+            if proposed:
+                drafts[request.request_id] = proposed
+            elif self.runner.num_ahead:
+                self.policy.missed(request.request_id)
         return drafts
 
     def _verify(

@@ -83,8 +83,8 @@ class Runner(Protocol):
 class KnownTokens:
     """Tokens of a step that has ended."""
 
-    def __init__(self, token_ids: list[int | Candidates], logprobs: Logprobs):
-        self.token_ids = token_ids
+    def __init__(self, token_ids: Sequence[int | Candidates], logprobs: Logprobs):
+        self.token_ids = list(token_ids)
         self._logprobs = logprobs
 
     def take(self) -> list[int | Candidates]:
