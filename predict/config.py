@@ -611,7 +611,6 @@ def _sampling_params(flags: FlagValues, max_length: int) -> SamplingParams:
     if flags["decode_strategy"] == "beam_search":
         beams = {name: flags[name] for name in _BEAM_FLAGS}
         beams["early_stopping"] = _EARLY_STOPPING[flags["early_stopping"]]
-        beams["num_return_sequences"] = flags["num_return_sequences"]
     greedy = bool(beams) or flags["decode_strategy"] == "greedy_search" or flags["top_p"] == 0.0
     return SamplingParams(
         max_new_tokens=flags["max_new_tokens"],
@@ -624,7 +623,7 @@ def _sampling_params(flags: FlagValues, max_length: int) -> SamplingParams:
         bad_words=flags["bad_words"] or (),
         stop=tuple(flags["stop"] or ()),
         stop_token_ids=flags["stop_token_ids"] or (),
-        n=1 if beams else flags["num_return_sequences"],
+        n=flags["num_return_sequences"],
         **{name: flags[name] for name in _SAME_SAMPLING},
         **beams,
     )

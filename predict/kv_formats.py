@@ -69,6 +69,10 @@ class KvFormat:
         """Key and value, and the scales of both where there are any."""
         return 4 if self.scale_floats else 2
 
+    def paged(self, cache: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Those of a layer's cache tensors that have a row per block."""
+        return cache[:2] if self.scales == "head" else cache
+
     def check_gpu(self, capability: tuple[int, int]) -> None:
         """Raises UserError where GPUs of this compute capability lack the format."""
         if capability >= self.gpu:
@@ -79,10 +83,6 @@ class KvFormat:
             f"kv_format {self.name} needs a GPU of {need} or later, and this one is {have} "
             f"(allowed there: {known}); set --cachekv_int8_type to another one"
         )
-
-    def paged(self, cache: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Those of a layer's cache tensors that have a row per block."""
-        return cache[:2] if self.scales == "head" else cache
 
     def row_bytes(self, head_dim: int, element_bytes: int) -> int:
         """Bytes of one row, scales apart. element_bytes: of the model's dtype."""

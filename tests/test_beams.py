@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,12 @@ import numpy as np
 import pytest
 
 from export.export_model import export_model
-from predict import LLM, SamplingParams, library
+from predict import LLM, AsyncLLM, SamplingParams, library
 from predict.engine.beams import BeamGroup, Candidates, likeliest, log_softmax, num_candidates
 from predict.errors import UserError
 from predict.kv_formats import kv_format_of
 from predict.predictor import main
-from predict.request import Request, RequestOutput
+from predict.request import Request, RequestOutput, TokenLogprobs
 from tests.test_golden import DEMO, GOLDEN, OPERATORS, config, golden, greedy
 from tests.test_kv_engine import CACHE_TYPES, PROMPTS, model
 from tests.test_kv_engine import config as kv_config
@@ -115,25 +117,61 @@ def test_exported_program_finds_the_same(operators: dict[str, Any], tmp_path: Pa
     check_all(LLM(config(tmp_path, mode="static", **settings)), "qwen2")
 
 
-def test_neighbours_in_the_batch_change_nothing(operators: dict[str, Any]) -> None:
-    """Greedy and seeded requests beside searches answer as they do alone, and so do these."""
-    llm = LLM(config("llama_gqa", batch_size=12, attention="append", block_size=16, **operators))
+def check_neighbours(llm: LLM) -> None:
+    """Greedy, measured and seeded requests beside searches answer as alone, and so do these."""
     expected, wanted = golden("llama_gqa"), searches("llama_gqa")[::7]
+    prompt = expected["prompts"][3]
     drawn = SamplingParams(max_new_tokens=12, seed=5, top_k=20, repetition_penalty=1.2)
-    alone = llm.generate([expected["prompts"][3]], drawn)[0].token_ids
+    measured = replace(drawn, logprobs=2, prompt_logprobs=1, no_repeat_ngram_size=3)
+    alone = llm.generate([prompt], drawn)[0].token_ids
+    measured_alone = llm.generate([prompt], measured)[0]
     num_new = len(expected["greedy"][0])
     plain = SamplingParams(max_new_tokens=num_new, temperature=0.0, ignore_eos=True)
     prompts: list[Sequence[int]] = []
     params: list[SamplingParams] = []
     for index, search in enumerate(wanted):
-        prompts += [search["prompt"], expected["prompts"][index % 5], expected["prompts"][3]]
-        params += [params_of(search), plain, drawn]
+        prompts += [search["prompt"], expected["prompts"][index % 5], prompt, prompt]
+        params += [params_of(search), plain, drawn, measured]
     outputs = llm.generate(prompts, params)
     for index, search in enumerate(wanted):
-        check(outputs[3 * index], search)
-        assert list(outputs[3 * index + 1].token_ids) == expected["greedy"][index % 5]
-        assert outputs[3 * index + 2].token_ids == alone
+        check(outputs[4 * index], search)
+        assert list(outputs[4 * index + 1].token_ids) == expected["greedy"][index % 5]
+        assert outputs[4 * index + 2].token_ids == alone
+        found = outputs[4 * index + 3].outputs[0]
+        assert found.token_ids == measured_alone.token_ids
+        assert values_of(found.logprobs) == pytest.approx(
+            values_of(measured_alone.outputs[0].logprobs), abs=1e-3
+        )
+        assert values_of(outputs[4 * index + 3].prompt_logprobs) == pytest.approx(
+            values_of(measured_alone.prompt_logprobs), abs=1e-3
+        )
     assert llm.stats().num_used_blocks == 0
+
+
+def values_of(tokens: Sequence[TokenLogprobs | None] | None) -> list[float]:
+    """The logprobs of tokens, and of the likeliest ones beside each."""
+    assert tokens
+    return [entry.logprob for token in tokens if token for entry in token.values()]
+
+
+def test_neighbours_in_the_batch_change_nothing(operators: dict[str, Any]) -> None:
+    settings = {"batch_size": 12, "attention": "append", "block_size": 16, **operators}
+    check_neighbours(LLM(config("llama_gqa", **settings)))
+
+
+def test_searches_of_an_async_engine(operators: dict[str, Any]) -> None:
+    wanted = searches("llama_gqa")[::9]
+    llm = AsyncLLM(config("llama_gqa", batch_size=10, attention="append", **operators))
+
+    async def ask(search: dict[str, Any]) -> RequestOutput:
+        return await llm.generate(search["prompt"], params_of(search))
+
+    async def ask_all() -> list[RequestOutput]:
+        async with llm:
+            return await asyncio.gather(*map(ask, wanted))
+
+    for output, search in zip(asyncio.run(ask_all()), wanted, strict=True):
+        check(output, search)
 
 
 def test_a_cached_prompt_is_shared_by_a_search(compiled: library.Library) -> None:
@@ -275,7 +313,7 @@ def test_data_file_and_flags_ask_for_searches(compiled: library.Library, tmp_pat
     words += ["--data_file", str(data), "--output_file", str(out), "--chat_template", "none"]
     assert main(words) == 0
     results = [json.loads(line) for line in out.read_text().splitlines()]
-    assert results[0] == {"src": text, "tgt": "", "output": expected}
+    assert (results[0]["output"], results[0]["outputs"]) == (expected[0], expected)
     assert results[1] == {"src": text, "tgt": "", "output": expected[0]}
     greedy_text = llm.generate([text], SamplingParams(max_new_tokens=9, temperature=0.0))[0].text
     assert results[2]["output"] == greedy_text

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,7 @@ from predict import device as devices
 from predict.engine.beams import likeliest, log_softmax
 from tests.gpu.op_cases import Operands
 from tests.gpu.test_engine import FORMS, SETTINGS
-from tests.test_beams import check, check_all, params_of, searches
+from tests.test_beams import check_all, check_neighbours
 from tests.test_golden import config, golden
 
 
@@ -29,22 +27,27 @@ def test_preempted_searches_find_the_same(gpu: devices.Device) -> None:
 
 
 def test_neighbours_in_the_batch_change_nothing(gpu: devices.Device) -> None:
+    check_neighbours(LLM(config("llama_gqa", batch_size=12, block_size=16, **SETTINGS)))
+
+
+def test_processors_change_log_probabilities_as_on_the_cpu(gpu: devices.Device) -> None:
+    prompts = golden("llama_gqa")["prompts"]
     llm = LLM(config("llama_gqa", batch_size=12, block_size=16, **SETTINGS))
-    expected, wanted = golden("llama_gqa"), searches("llama_gqa")[::5]
-    num_new = len(expected["greedy"][0])
-    plain = SamplingParams(max_new_tokens=num_new, temperature=0.0, ignore_eos=True)
-    drawn = SamplingParams(max_new_tokens=12, seed=5, top_k=20, repetition_penalty=1.2)
-    alone = llm.generate([expected["prompts"][3]], drawn)[0].token_ids
-    prompts: list[Any] = []
-    params: list[SamplingParams] = []
-    for index, search in enumerate(wanted):
-        prompts += [search["prompt"], expected["prompts"][index % 5], expected["prompts"][3]]
-        params += [params_of(search), plain, drawn]
-    outputs = llm.generate(prompts, params)
-    for index, search in enumerate(wanted):
-        check(outputs[3 * index], search)
-        assert list(outputs[3 * index + 1].token_ids) == expected["greedy"][index % 5]
-        assert outputs[3 * index + 2].token_ids == alone
+    first = llm.generate(prompts[:1], SamplingParams(num_beams=4, max_new_tokens=8))[0].token_ids
+    params = [
+        SamplingParams(num_beams=4, max_new_tokens=12, bad_words=(first[:1], first[1:3])),
+        SamplingParams(num_beams=3, max_new_tokens=12, no_repeat_ngram_size=1, n=3),
+        SamplingParams(num_beams=4, max_new_tokens=12, logit_bias={7: 3.0, 9: -2.5}),
+        SamplingParams(num_beams=2, max_new_tokens=12, frequency_penalty=0.7, min_length=4),
+        SamplingParams(num_beams=4, max_new_tokens=12, repetition_penalty=1.4, n=2),
+    ]
+    found = llm.generate(prompts, params)
+    devices_apart = {**SETTINGS, "device": "cpu"}
+    wanted = LLM(config("llama_gqa", batch_size=12, **devices_apart)).generate(prompts, params)
+    for on_gpu, on_cpu in zip(found, wanted, strict=True):
+        assert [each.token_ids for each in on_gpu.outputs] == [
+            each.token_ids for each in on_cpu.outputs
+        ]
 
 
 @pytest.mark.parametrize("vocab", [5, 199, 1024, 32_000, 128_256, 151_936])
