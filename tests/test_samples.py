@@ -247,7 +247,8 @@ def test_an_exported_program_measures_the_same(oracle: LLM, tmp_path: Path) -> N
             assert (entry or {}).keys() == (expected or {}).keys()
             for token, (logprob, rank) in (entry or {}).items():
                 assert expected is not None
-                assert (pytest.approx(logprob, abs=1e-4), rank) == expected[token]
+                assert expected[token].rank == rank
+                assert expected[token].logprob == pytest.approx(logprob, abs=1e-4)
 
 
 def test_a_stopped_request_has_as_many_logprobs_as_tokens() -> None:
