@@ -374,6 +374,13 @@ _SHARPENING = tuple(name for name in _GREEDY_NEUTRAL if name != "top_k")
 
 # Flags of beam_search that are SamplingParams fields; early_stopping is a text here.
 _BEAM_FLAGS = ("num_beams", "length_penalty", "early_stopping")
+# Flags that a benchmark has no use for, and the values that change nothing.
+_NOT_MEASURED: dict[str, tuple[Any, ...]] = {
+    "num_return_sequences": (1,),
+    "best_of": (None, 1),
+    "stop": (None,),
+    "stop_token_ids": (None,),
+}
 _EARLY_STOPPING: dict[str, EarlyStopping] = {"false": False, "true": True, "never": "never"}
 
 
@@ -479,6 +486,14 @@ RULES: tuple[Rule, ...] = (
         lambda f: f["decode_strategy"] == "beam_search" and f["benchmark"],
         "--benchmark measures requests of one sequence each; leave --decode_strategy beam_search "
         "out",
+    ),
+    *(
+        Rule(
+            lambda f, name=name, none=none: f["benchmark"] and f[name] not in none,  # type: ignore[misc]
+            "--benchmark decodes one answer to each prompt, without an early stop; leave "
+            f"--{name} out",
+        )
+        for name, none in _NOT_MEASURED.items()
     ),
     Rule(
         lambda f: not 0.0 <= f["top_p"] <= 1.0,

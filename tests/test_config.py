@@ -168,6 +168,13 @@ def test_the_readme_table_has_every_flag() -> None:
         (["--num_beams", "4"], "add --decode_strategy beam_search"),
         (["--early_stopping", "true"], "add --decode_strategy beam_search"),
         (["--decode_strategy", "beam_search", "--benchmark"], "one sequence each"),
+        (["--benchmark", "--stop", "x"], "leave --stop out"),
+        (
+            ["--benchmark", "--num_return_sequences", "2", "--top_k", "0"],
+            "leave --num_return_sequences",
+        ),
+        (["--num_return_sequences", "2"], "n 2 with greedy decoding"),
+        (["--best_of", "1", "--n", "2", "--top_k", "0"], "best_of 1 is less than n 2"),
         (["--decode_strategy", "beam_search"], r"num_beams 4 is .*\(allowed: 1 to 1, which is"),
         (["--decode_strategy", "beam_search", "--num_beams", "0"], "num_beams 0"),
         (
