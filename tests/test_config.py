@@ -104,7 +104,6 @@ REFUSED = [
     ("export_precache", "true", "Full checkpoints"),
     ("speculate_method", "eagle", "lookahead"),
     ("return_full_hidden_states", "true", "draft_model"),
-    ("speculate_verify_window", "3", "exact"),
     ("avx_type", "fp16_int8", "bf16"),
     ("device", "xpu", "--device cpu"),
     ("model_type", "gpt-3", "config.json"),
