@@ -4,7 +4,7 @@
 //   nvcc -O3 -std=c++17 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a \
 //        -Icsrc/cuda -Icsrc/include csrc/cuda/bench/bench_codes.cu csrc/cuda/gemm*.cu \
 //        csrc/cuda/quantize_rows.cu -o bench_codes
-//   ./bench_codes check | chain | large
+//   ./bench_codes check | chain | large | tune_rows | tune_tiles
 #include <cuda_fp8.h>
 
 #include <algorithm>
@@ -238,10 +238,13 @@ bool check_codes(GemmOperands operands, const Case& c, Random& random) {
   p.weight_scale = w_scale.data;
   GemmTile tile = {8 << random.below(5), 64 << random.below(3), 2 + random.below(3),
                    1 << random.below(4), random.below(6) - 1};
-  const int columns = 128 + 64 * random.below(3), kernel = random.below(4);
+  const int columns = 128 + 64 * random.below(3), kernel = random.below(5);
   const Runner runner = [&](GemmParams& q) {
     if (kernel == 0) return gemm_sm90(q, tile, nullptr);
     if (kernel == 1) return gemm_sm90(q, nullptr);
+    if (kernel == 4 && gemm_stream_codes_refuses(q) == nullptr) {
+      return gemm_stream_codes(q, nullptr, {tile.stages, 1 + tile.tokens / 32}, nullptr);
+    }
     if (kernel == 2 && gemm_tiles_sm90_refuses(q) == nullptr) {
       return gemm_tiles_sm90(q, columns, nullptr);
     }
@@ -336,6 +339,85 @@ bool check_packed(int bits, const Case& c, Random& random) {
   return check_product<T>(c, p, xf, wf, runner, label, c.float_out ? 2e-4 : relative, 3e-4);
 }
 
+// One launch gives what two give, and a row the same whatever its company.
+template <class T>
+int check_quantized(Random& random) {
+  int failures = 0, cases = 0;
+  for (const int64_t k : {16, 1040, 4096, 14336}) {
+    for (const int64_t n : {64, 1008}) {
+      for (int variant = 0; variant < 16; ++variant) {
+        const bool fp8 = variant & 1, gated = variant & 2, normalize = variant & 4;
+        const bool fixed = variant & 8;
+        constexpr int64_t kCount = 13;
+        const int64_t width = gated ? n / 2 : n;
+        std::vector<float> xf = random.floats(kCount * k, 3.f), normf = random.floats(k, 1.f);
+        const std::vector<float> factor = random.floats(k, 2.f);
+        std::vector<uint8_t> w(n * k);
+        for (uint8_t& code : w) code = static_cast<uint8_t>(random.below(256) & 0xbf);
+        const Buffer<uint8_t> weight(w);
+        const Buffer<T> x(rounded<T>(xf)), norm(rounded<T>(normf)), out(kCount * width),
+            alone(width);
+        const Buffer<float> smooth(factor), x_scale(kCount),
+            weight_scale(std::vector<float>(n, 1e-3f)), static_scale(std::vector<float>{0.01f});
+        const Buffer<uint8_t> codes(kCount * k);
+        QuantizeRowsParams q;
+        q.x = x.data;
+        q.norm_weight = normalize ? norm.data : nullptr;
+        q.smooth = !fp8 ? smooth.data : nullptr;
+        q.static_scale = fixed ? static_scale.data : nullptr;
+        q.codes = codes.data;
+        q.scale = x_scale.data;
+        q.width = k;
+        q.epsilon = 1e-5f;
+        q.normalize = normalize;
+        q.operands = fp8 ? GemmOperands::kFp8 : GemmOperands::kInt8;
+        q.dtype = Traits<T>::dtype;
+        GemmParams p;
+        p.operands = q.operands;
+        p.weight = weight.data;
+        p.weight_scale = weight_scale.data;
+        p.in_features = k;
+        p.out_features = n;
+        p.gated = gated;
+        p.dtype = p.out_dtype = q.dtype;
+        const auto bytes_of = [&](int64_t rows, int64_t first, const Buffer<T>& to) {
+          QuantizeRowsParams some = q;
+          some.num_rows = p.num_rows = rows;
+          some.x = x.data + first * k;
+          p.x = codes.data;
+          p.x_scale = x_scale.data;
+          p.out = to.data;
+          if (rows == 1) {
+            if (!gemm_stream_codes_quantizes(p, some)) printf("FAIL does not quantize\n"), ++failures;
+            CHECK_STATUS(gemm_stream_codes(p, &some, nullptr));
+          } else {
+            CHECK_STATUS(quantize_rows(some, nullptr));
+            CHECK_STATUS(gemm_stream_codes(p, nullptr, nullptr));
+          }
+          CHECK_CUDA(cudaDeviceSynchronize());
+          return to.host();
+        };
+        int bad = 0;
+        for (const int64_t rows : {kCount, int64_t{3}}) {
+          const auto together = bytes_of(rows, 0, out);
+          for (int64_t row = 0; row < rows; ++row) {
+            const auto one = bytes_of(1, row, alone);
+            bad += std::memcmp(one.data(), together.data() + row * width, width * sizeof(T)) != 0;
+          }
+        }
+        if (bad != 0) {
+          printf("FAIL quantized k %ld n %ld fp8 %d gated %d norm %d static %d: %d rows differ\n", k,
+                 n, fp8, gated, normalize, fixed, bad);
+        }
+        failures += bad != 0;
+        ++cases;
+      }
+    }
+  }
+  printf("quantized products: %d cases, %d failures\n", cases, failures);
+  return failures;
+}
+
 template <class T>
 int check_quantize(Random& random) {
   int failures = 0, cases = 0;
@@ -415,6 +497,7 @@ constexpr int64_t kShapes[][2] = {{64, 64},    {208, 144}, {80, 16},    {1008, 5
 int check_all() {
   Random random(11);
   int failures = check_quantize<__nv_bfloat16>(random) + check_quantize<__half>(random);
+  failures += check_quantized<__nv_bfloat16>(random) + check_quantized<__half>(random);
   for (const GemmOperands operands : {GemmOperands::kFp8, GemmOperands::kInt8}) {
     int cases = 0, bad = 0;
     for (const int64_t m : kRows) {
@@ -521,7 +604,7 @@ constexpr const char* kNames[] = {"dense", "fp8", "int8", "weight int8", "weight
 struct Model {
   std::vector<uint8_t*> weights;
   uint8_t* codes;
-  uint8_t *hidden, *qkv, *inner;  // 16-bit
+  uint8_t *hidden, *qkv, *inner, *norm_weight;  // 16-bit
   float *x_scale, *weight_scale, *logits;
   double bytes = 0.;
 
@@ -542,6 +625,8 @@ struct Model {
     CHECK_CUDA(cudaMalloc(&x_scale, rows * 4));
     CHECK_CUDA(cudaMalloc(&weight_scale, kVocab * 4));
     CHECK_CUDA(cudaMalloc(&logits, std::min<int64_t>(rows, 128) * kVocab * 4));
+    CHECK_CUDA(cudaMalloc(&norm_weight, kHidden * 2));
+    fill_kernel<<<16, 256>>>(norm_weight, kHidden * 2, 97);
     fill_kernel<<<1024, 256>>>(codes, rows * kInner, 99);
     fill_kernel<<<1024, 256>>>(hidden, rows * kHidden * 2, 98);
     set_kernel<<<64, 256>>>(x_scale, rows, 1e-3f);
@@ -549,8 +634,11 @@ struct Model {
     CHECK_CUDA(cudaDeviceSynchronize());
   }
 
-  void run(GemmOperands operands, int index, int64_t rows, bool quantize,
-           cudaStream_t stream) const {
+  using Launcher = std::function<Status(const GemmParams&, const QuantizeRowsParams*)>;
+
+  // launcher: in place of gemm() or gemm_quantized().
+  void run(GemmOperands operands, int index, int64_t rows, bool quantize, cudaStream_t stream,
+           const Launcher& launcher = nullptr) const {
     const int kind = index == kLayers * 4 ? kHead : index % 4;
     GemmParams p;
     p.operands = operands;
@@ -566,8 +654,8 @@ struct Model {
     if (kind == kHead) p.out = logits, p.out_dtype = DType::kFloat32;
     if (kind == kOutProjection || kind == kDown) p.residual = hidden;
     p.gated = kind == kGateUp;
+    QuantizeRowsParams q;
     if (quantize && !packed) {
-      QuantizeRowsParams q;
       q.x = kind == kOutProjection ? qkv : kind == kDown ? inner : hidden;
       q.codes = codes;
       q.scale = x_scale;
@@ -575,11 +663,150 @@ struct Model {
       q.width = kK[kind];
       q.normalize = kind != kOutProjection && kind != kDown;
       q.operands = operands;
-      CHECK_STATUS(quantize_rows(q, stream));
+      if (q.normalize) q.norm_weight = norm_weight;
     }
-    CHECK_STATUS(gemm(p, {}, nullptr, stream));
+    const QuantizeRowsParams* given = quantize && !packed ? &q : nullptr;
+    if (launcher) {
+      CHECK_STATUS(launcher(p, given));
+    } else if (given != nullptr) {
+      CHECK_STATUS(gemm_quantized(p, q, {}, stream));
+    } else {
+      CHECK_STATUS(gemm(p, {}, nullptr, stream));
+    }
   }
 };
+
+// Microseconds of a product of this kind among all layers'.
+double kind_us(const Model& model, GemmOperands operands, int kind, int64_t rows, bool quantize,
+               const std::function<Status(const GemmParams&, const QuantizeRowsParams*,
+                                          cudaStream_t)>& launcher) {
+  return 1000. / kLayers *
+         graph_ms(
+             [&](cudaStream_t stream) {
+               for (int i = 0; i < kLayers; ++i) {
+                 model.run(operands, i * 4 + kind, rows, quantize, stream,
+                           [&](const GemmParams& p, const QuantizeRowsParams* q) {
+                             return launcher(p, q, stream);
+                           });
+               }
+             },
+             3);
+}
+
+struct Timed {
+  double us;
+  std::string name;
+};
+
+void print_best(const char* what, std::vector<Timed> times, double bytes) {
+  std::sort(times.begin(), times.end(), [](const Timed& a, const Timed& b) { return a.us < b.us; });
+  printf("%s:", what);
+  for (size_t i = 0; i < std::min<size_t>(times.size(), 4); ++i) {
+    printf(" %.2f us %s (%.2f TB/s)", times[i].us, times[i].name.c_str(), bytes / times[i].us / 1e6);
+  }
+  printf("\n");
+}
+
+constexpr const char* kKindNames[] = {"qkv", "out", "gate_up", "down", "head"};
+
+// The best launches of each product at few rows.
+int main_tune_rows() {
+  const Model model(256);
+  for (const GemmOperands operands : {GemmOperands::kFp8, GemmOperands::kInt8}) {
+    for (const int64_t rows : {1, 2, 4, 8, 16}) {
+      for (int kind = 0; kind < 4; ++kind) {
+        const double bytes = static_cast<double>(kN[kind]) * kK[kind];
+        std::vector<Timed> times;
+        for (const bool quantize : {false, true}) {
+          if (quantize && rows > 1) continue;
+          for (int blocks = 1; blocks <= 4; ++blocks) {
+            for (int stages = 2; stages <= 8; ++stages) {
+              const int room = (227 * 1024 - 1024 * blocks) / blocks;
+              const int stage_bytes = (16 + (quantize ? 0 : rows <= 8 ? 8 : 16)) * 1088;
+              const int fixed = 2 * 8 * (rows <= 8 ? 8 : 16) * 17 * 4 + 1024 +
+                                (quantize ? static_cast<int>(kK[kind]) : 0);
+              if (fixed + stages * stage_bytes > room) continue;
+              const StreamCodesTile tile = {stages, blocks};
+              const double us = kind_us(model, operands, kind, rows, quantize,
+                                        [&](const GemmParams& p, const QuantizeRowsParams* q,
+                                            cudaStream_t stream) {
+                                          return gemm_stream_codes(p, q, tile, stream);
+                                        });
+              char name[60];
+              snprintf(name, sizeof(name), "stages %d blocks %d%s", stages, blocks,
+                       quantize ? " quantizes" : "");
+              times.push_back({us, name});
+            }
+          }
+          if (rows == 1) {
+            char what[80];
+            snprintf(what, sizeof(what), "%s M %ld %s%s", kNames[static_cast<int>(operands)], rows,
+                     kKindNames[kind], quantize ? " quantized" : "");
+            print_best(what, times, bytes);
+            times.clear();
+          }
+        }
+        if (rows > 1) {
+          char what[80];
+          snprintf(what, sizeof(what), "%s M %ld %s", kNames[static_cast<int>(operands)], rows,
+                   kKindNames[kind]);
+          print_best(what, times, bytes);
+        }
+      }
+    }
+  }
+  return 0;
+}
+
+int main_tune_tiles() {
+  const Model model(256);
+  const GemmOperands operands = GemmOperands::kFp8;
+  for (const int64_t rows : {32, 64, 128}) {
+    for (int kind = 0; kind < 4; ++kind) {
+      for (const bool quantize : {false, true}) {
+        std::vector<Timed> times;
+        const auto time = [&](const GemmTile& tile, const char* label) {
+          const double us = kind_us(
+              model, operands, kind, rows, quantize,
+              [&](const GemmParams& p, const QuantizeRowsParams* q, cudaStream_t stream) {
+                if (q != nullptr) CHECK_STATUS(quantize_rows(*q, stream));
+                return gemm_sm90(p, tile, stream);
+              });
+          char name[80];
+          snprintf(name, sizeof(name), "%s%dx%d st %d sp %d tr %d", label, tile.tokens,
+                   tile.features, tile.stages, tile.split, tile.trigger);
+          times.push_back({us, name});
+        };
+        GemmParams shape;
+        shape.operands = operands;
+        shape.num_rows = rows;
+        shape.in_features = kK[kind];
+        shape.out_features = kN[kind];
+        char what[80];
+        snprintf(what, sizeof(what), "M %ld %s%s", rows, kKindNames[kind],
+                 quantize ? " quantized" : "");
+        const double bytes = static_cast<double>(kN[kind]) * kK[kind];
+        time(choose_gemm_tile(shape), "now ");
+        print_best(what, times, bytes);
+        if (quantize) continue;
+        for (const int tokens : {static_cast<int>(rows), static_cast<int>(rows) / 2}) {
+          for (const int features : {64, 128, 256}) {
+            for (const int split : {1, 2, 4, 8}) {
+              if (ceil_div(kN[kind], features) * split * rows / tokens > 132 * 8) continue;
+              if (ceil_div(kN[kind], features) * split * rows / tokens < 60) continue;
+              for (const int kb : {48, 66, 102, 146, 204}) {
+                const int stages = std::min(16, kb * 1024 / ((features + tokens) * 128));
+                if (stages >= 3) time({tokens, features, stages, split, 4}, "");
+              }
+            }
+          }
+        }
+        print_best(what, times, bytes);
+      }
+    }
+  }
+  return 0;
+}
 
 int main_chain() {
   const Model model(256);
@@ -642,5 +869,7 @@ int main(int argc, char** argv) {
   setvbuf(stdout, nullptr, _IOLBF, 4096);
   if (std::strcmp(mode, "check") == 0) return check_all() != 0;
   if (std::strcmp(mode, "large") == 0) return main_large();
+  if (std::strcmp(mode, "tune_rows") == 0) return main_tune_rows();
+  if (std::strcmp(mode, "tune_tiles") == 0) return main_tune_tiles();
   return main_chain();
 }

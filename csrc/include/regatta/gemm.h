@@ -127,7 +127,7 @@ Status create_blas(void** blas);  // for the current device; an error when built
 void destroy_blas(void* blas);
 int64_t gemm_scratch_bytes(const GemmParams& params);
 
-// Runs the first candidate that accepts: gemv, sm90, packed, tiles, stream, blas, generic
+// Runs the first candidate that accepts: gemv, stream_codes, sm90, packed, tiles, stream, blas, generic
 // (gemm.cu). `force`: name of the only candidate to consider, or null.
 Status gemm(const GemmParams& params, const GemmResources& resources, const char* force,
             CUstream_st* stream);
@@ -143,6 +143,11 @@ Status fold_norm_weight(void* weight, const void* norm_weight, DType dtype, int6
 
 Status quantize_rows(const QuantizeRowsParams& params, CUstream_st* stream);
 
+// gemm() of the codes that quantize_rows() makes of q.x, in one launch where that is faster. x and
+// x_scale of `params` are not read; q.codes and q.scale are room for them, and may stay unwritten.
+Status gemm_quantized(const GemmParams& params, const QuantizeRowsParams& q,
+                      const GemmResources& resources, CUstream_st* stream);
+
 // Each kernel: why it cannot do `params`, or null (does not look at the device); and the launch.
 const char* gemm_stream_refuses(const GemmParams& params);
 Status gemm_stream(const GemmParams& params, bool use_mma,
@@ -154,6 +159,18 @@ const char* gemm_packed_sm90_refuses(const GemmParams& params);
 Status gemm_packed_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_packed_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 Status gemm_sm90_codes(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
+struct StreamCodesTile {
+  int stages = 4;  // of 1024 columns
+  int blocks = 3;  // per multiprocessor
+};
+StreamCodesTile choose_stream_codes_tile(const GemmParams& params, bool quantizes);
+const char* gemm_stream_codes_refuses(const GemmParams& params);
+// Whether it takes `quantize` for its x.
+bool gemm_stream_codes_quantizes(const GemmParams& params, const QuantizeRowsParams& quantize);
+Status gemm_stream_codes(const GemmParams& params, const QuantizeRowsParams* quantize,
+                         CUstream_st* stream);
+Status gemm_stream_codes(const GemmParams& params, const QuantizeRowsParams* quantize,
+                         const StreamCodesTile& tile, CUstream_st* stream);
 // `columns`: rows of weight per tile: 128, 192 or 256.
 int choose_gemm_columns(const GemmParams& params, int num_multiprocessors);
 const char* gemm_tiles_sm90_refuses(const GemmParams& params);

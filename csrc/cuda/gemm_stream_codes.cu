@@ -1,0 +1,394 @@
+// y = epilogue(x w^T) of 8-bit codes for few rows, and their quantization where it is one row.
+//
+// Input: as GemmParams says: e4m3 or int8 codes, weights [N, K] row-major as checkpoints have them;
+// K is a multiple of 16.
+// Architectures: sm_90 (bulk copies).
+// Algorithm
+//   1. A block works on 16 rows of weight (gated: 8 gate rows and their 8 up rows) at a time, for
+//      up to 16 tokens. One warp fetches: pieces of 1 KB of each row, by bulk copies past L1 and
+//      first to leave L2, into a ring of stages. It fills the ring before pdl_wait(), and goes on
+//      to the block's next rows while the last ones are finished.
+//   2. Eight warps multiply, each 128 columns of a stage, with mma.sync: int8 as it is, e4m3 as
+//      fp16, whose products are exact and whose sums are floats (mma of e4m3 would do the same).
+//      A lane reads 16 bytes of two rows: the instruction's order of k is permuted, for both
+//      operands alike. Rows lie 64 bytes off a multiple of 128 apart: no bank conflicts.
+//   3. The warps' sums meet in shared memory, and are added in their order. So a token's result
+//      does not depend on the number of tokens.
+//   4. One row: every block makes the codes of x itself (quantize_row.cuh) while its first weights
+//      travel, which saves a launch. More rows' codes are copied beside the weights.
+// Source: own.
+//
+// Bound: memory.
+#include <algorithm>
+
+#include "gemm_epilogue.cuh"
+#include "hopper.cuh"
+#include "quantize_row.cuh"
+#include "regatta/gemm.h"
+
+namespace regatta::cuda {
+namespace {
+
+constexpr int kWarps = kQuantizeWarps;     // that multiply; the same that make codes
+constexpr int kThreads = kWarps * kWarp;   // of these
+constexpr int kRows = 16;                  // of weight per tile
+constexpr int kPiece = 1024;               // columns of a stage
+constexpr int kSlice = kPiece / kWarps;    // of a warp
+constexpr int kRowStride = kPiece + 64;    // bytes
+constexpr int kMaxStages = 8;
+constexpr int kMaxVectors = 8;  // of a row that is quantized here: 16384 columns
+
+struct KernelParams {
+  Epilogue epilogue;
+  QuantizeRowsParams quantize;
+  const uint8_t* x;       // codes; null: quantize
+  const uint8_t* weight;
+  int num_rows, in_features, num_pieces, num_tiles, stages;
+};
+
+template <int kTokens>
+struct Shape {
+  static constexpr int kPartialStride = kRows + 1;  // floats
+  static constexpr int kPartialBytes = 2 * kWarps * kTokens * kPartialStride * 4;
+  static constexpr int stage_bytes(bool quantizes) {
+    return (kRows + (quantizes ? 0 : kTokens)) * kRowStride;
+  }
+};
+
+// d[16, 8] += a[16, 64] b[8, 64]^T of codes; lane l has 16 adjacent codes of rows l / 4 and l / 4 + 8
+// of a and of row l / 4 of b.
+template <bool kFp8>
+struct Products;
+
+template <>
+struct Products<true> {
+  using Acc = float;
+  static __device__ __forceinline__ uint32_t halves(uint32_t two) {
+    return bit_cast<uint32_t>(
+        __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(two), __NV_E4M3));
+  }
+  static __device__ __forceinline__ void add(float (&d)[4], const uint4& low, const uint4& high,
+                                             const uint4& b) {
+    const uint32_t lw[4] = {low.x, low.y, low.z, low.w};
+    const uint32_t hw[4] = {high.x, high.y, high.z, high.w};
+    const uint32_t bw[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t a[4] = {halves(lw[i] & 0xffff), halves(hw[i] & 0xffff), halves(lw[i] >> 16),
+                             halves(hw[i] >> 16)};
+      mma_m16n8k16<__half>(d, a, halves(bw[i] & 0xffff), halves(bw[i] >> 16));
+    }
+  }
+};
+
+template <>
+struct Products<false> {
+  using Acc = int;
+  static __device__ __forceinline__ void add(int (&d)[4], const uint4& low, const uint4& high,
+                                             const uint4& b) {
+    const uint32_t lw[4] = {low.x, low.y, low.z, low.w};
+    const uint32_t hw[4] = {high.x, high.y, high.z, high.w};
+    const uint32_t bw[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      asm volatile(
+          "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+          "{%8, %9}, {%0, %1, %2, %3};"
+          : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+          : "r"(lw[i]), "r"(hw[i]), "r"(lw[i + 1]), "r"(hw[i + 1]), "r"(bw[i]), "r"(bw[i + 1]));
+    }
+  }
+};
+
+template <bool kFp8, class T, int kTokens, bool kGated, int kVectors>
+__global__ void __launch_bounds__(kThreads + kWarp, kTokens == 16 ? 2 : 3)
+    gemm_stream_codes_kernel(const KernelParams p) {
+  using S = Shape<kTokens>;
+  using P = Products<kFp8>;
+  constexpr bool kQuantizes = kVectors > 0;
+  constexpr int kStageBytes = S::stage_bytes(kQuantizes);
+  extern __shared__ __align__(128) char shared[];
+  __shared__ uint64_t full[kMaxStages], empty[kMaxStages];
+  __shared__ QuantizeScratch scratch;
+  char* stages = shared;
+  float* partial = reinterpret_cast<float*>(stages + p.stages * kStageBytes);
+  char* codes = reinterpret_cast<char*>(partial) + S::kPartialBytes;  // [in_features]
+
+  const int warp = threadIdx.x / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  const int width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < p.stages; ++s) {
+      barrier_init(&full[s], 1);
+      barrier_init(&empty[s], kWarps);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+
+  if (warp == kWarps) {
+    const uint64_t once = policy_evict_first();
+    const uint64_t keep = policy_evict_last();
+    const int tokens = kQuantizes ? 0 : p.num_rows;
+    const int my_tiles = (p.num_tiles - static_cast<int>(blockIdx.x) - 1) / gridDim.x + 1;
+    const int total = my_tiles * p.num_pieces;
+    const auto piece_bytes = [&](int piece) { return min(kPiece, p.in_features - piece * kPiece); };
+    const auto weights = [&](int tile, int piece, int s) {
+      if (lane == 0) {
+        barrier_arrive_expect(&full[s], (kRows + tokens) * piece_bytes(piece));
+      }
+      __syncwarp();
+      if (lane < kRows) {
+        // Rows past the end repeat the last one; their results are not written.
+        int64_t row = kGated ? tile * 8 + lane % 8 : tile * kRows + lane;
+        row = min(row, static_cast<int64_t>(width) - 1) + (kGated && lane >= 8 ? width : 0);
+        bulk_load(stages + s * kStageBytes + lane * kRowStride,
+                  p.weight + row * p.in_features + piece * kPiece, piece_bytes(piece), &full[s],
+                  once);
+      }
+    };
+    const auto rows_of_x = [&](int piece, int s) {
+      if (lane < tokens) {
+        bulk_load(stages + s * kStageBytes + (kRows + lane) * kRowStride,
+                  p.x + static_cast<int64_t>(lane) * p.in_features + piece * kPiece,
+                  piece_bytes(piece), &full[s], keep);
+      }
+    };
+    // Weights are constants: fill the ring while the previous kernel still runs.
+    const int ahead = min(p.stages, total);
+    for (int i = 0; i < ahead; ++i) {
+      weights(blockIdx.x + i / p.num_pieces * gridDim.x, i % p.num_pieces, i);
+    }
+    if (total <= p.stages) pdl_trigger();
+    if constexpr (!kQuantizes) {
+      pdl_wait();
+      for (int i = 0; i < ahead; ++i) rows_of_x(i % p.num_pieces, i);
+    }
+    int s = 0, piece = ahead % p.num_pieces;
+    int tile = blockIdx.x + ahead / p.num_pieces * gridDim.x;
+    uint32_t phase = 0;
+    for (int i = ahead; i < total; ++i) {
+      barrier_wait(&empty[s], phase);
+      weights(tile, piece, s);
+      rows_of_x(piece, s);
+      if (i == total - 1) pdl_trigger();
+      if (++s == p.stages) s = 0, phase ^= 1;
+      if (++piece == p.num_pieces) piece = 0, tile += gridDim.x;
+    }
+    return;
+  }
+
+  float x_scale = 0.f;
+  const int token = kGated ? threadIdx.x / 8 : threadIdx.x / kRows;  // that this thread finishes
+  if constexpr (kQuantizes) {
+    x_scale = quantize_row<T, kVectors>(
+        p.quantize, 0, scratch, 1, [] { pdl_wait(); },
+        [&](int64_t at, uint2 eight) { *reinterpret_cast<uint2*>(codes + at) = eight; });
+    named_barrier_sync(1, kThreads);
+  } else {
+    pdl_wait();
+    if (token < p.num_rows) x_scale = __ldcg(p.epilogue.x_scale + token);
+  }
+
+  const int g = lane / 4, q = lane % 4 * 16;
+  int s = 0, parity = 0;
+  uint32_t phase = 0;
+  for (int tile = blockIdx.x; tile < p.num_tiles; tile += gridDim.x, parity ^= 1) {
+    const int n = kGated ? tile * 8 + threadIdx.x % 8 : tile * kRows + threadIdx.x % kRows;
+    const bool writes = token < p.num_rows && n < width;
+    const int64_t offset = static_cast<int64_t>(token) * width + n;
+    float residual = 0.f, scale = 0.f, scale_up = 0.f, bias = 0.f, bias_up = 0.f;
+    if (writes) {
+      const auto value = [&](const void* from, int64_t at) {
+        return from == nullptr ? 0.f : Traits<T>::to_float(__ldcg(static_cast<const T*>(from) + at));
+      };
+      scale = x_scale * __ldg(p.epilogue.weight_scale + n);
+      residual = value(p.epilogue.residual, offset);
+      bias = value(p.epilogue.bias, n);
+      if constexpr (kGated) {
+        scale_up = x_scale * __ldg(p.epilogue.weight_scale + width + n);
+        bias_up = value(p.epilogue.bias, width + n);
+      }
+    }
+    typename P::Acc acc[kTokens / 8][2][4] = {};
+    for (int piece = 0; piece < p.num_pieces; ++piece) {
+      barrier_wait(&full[s], phase);
+      const char* at = stages + s * kStageBytes;
+#pragma unroll
+      for (int u = 0; u < kSlice / 64; ++u) {
+        const int within = warp * kSlice + u * 64 + q;
+        const int k = piece * kPiece + within;
+        if (k < p.in_features) {
+          const uint4 low = *reinterpret_cast<const uint4*>(at + g * kRowStride + within);
+          const uint4 high = *reinterpret_cast<const uint4*>(at + (g + 8) * kRowStride + within);
+#pragma unroll
+          for (int j = 0; j < kTokens / 8; ++j) {
+            // Columns without a token repeat the last one.
+            const char* from =
+                kQuantizes ? codes + k
+                           : at + (kRows + min(j * 8 + g, p.num_rows - 1)) * kRowStride + within;
+            const uint4 b = *reinterpret_cast<const uint4*>(from);
+            P::add(acc[j][u % 2], low, high, b);
+          }
+        }
+        __syncwarp();
+      }
+      if (lane == 0) barrier_arrive(&empty[s]);
+      if (++s == p.stages) s = 0, phase ^= 1;
+    }
+    float* sums = partial + parity * kWarps * kTokens * S::kPartialStride;
+#pragma unroll
+    for (int j = 0; j < kTokens / 8; ++j) {
+      const int t = j * 8 + lane % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (t + i % 2 < p.num_rows) {
+          sums[(warp * kTokens + t + i % 2) * S::kPartialStride + g + i / 2 * 8] =
+              static_cast<float>(acc[j][0][i] + acc[j][1][i]);
+        }
+      }
+    }
+    named_barrier_sync(1, kThreads);
+    if (writes) {
+      float y = 0.f, up = 0.f;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        const float* from = sums + (w * kTokens + token) * S::kPartialStride +
+                            (kGated ? threadIdx.x % 8 : threadIdx.x % kRows);
+        y += from[0];
+        if constexpr (kGated) up += from[8];
+      }
+      y = y * scale + bias;
+      if constexpr (kGated) {
+        up = up * scale_up + bias_up;
+        y = y / (1.f + __expf(-y)) * up;
+      } else {
+        y += residual;
+      }
+      if (p.epilogue.float_out) {
+        static_cast<float*>(p.epilogue.out)[offset] = y;
+      } else {
+        static_cast<T*>(p.epilogue.out)[offset] = Traits<T>::from_float(y);
+      }
+    }
+  }
+}
+
+int multiprocessors() {
+  int device = 0, count = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
+template <bool kFp8, class T, int kTokens, bool kGated, int kVectors>
+Status run(const GemmParams& p, const QuantizeRowsParams* quantize, const StreamCodesTile& tile,
+           cudaStream_t stream) {
+  using S = Shape<kTokens>;
+  KernelParams kp = {};
+  kp.epilogue = make_epilogue(p);
+  if (quantize != nullptr) kp.quantize = *quantize;
+  kp.x = static_cast<const uint8_t*>(p.x);
+  kp.weight = static_cast<const uint8_t*>(p.weight);
+  kp.num_rows = static_cast<int>(p.num_rows);
+  kp.in_features = static_cast<int>(p.in_features);
+  kp.num_pieces = static_cast<int>(ceil_div(p.in_features, kPiece));
+  kp.num_tiles = static_cast<int>(ceil_div(kGated ? p.out_features / 2 : p.out_features,
+                                           kGated ? kRows / 2 : kRows));
+  kp.stages = tile.stages;
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(
+      std::min<int64_t>(kp.num_tiles, int64_t{multiprocessors()} * tile.blocks)));
+  config.block = dim3(kThreads + kWarp);
+  config.shared_bytes = tile.stages * S::stage_bytes(kVectors > 0) + S::kPartialBytes +
+                        (kVectors > 0 ? p.in_features : 0);
+  config.stream = stream;
+  config.pdl = p.dependent_launch;
+  return launch(gemm_stream_codes_kernel<kFp8, T, kTokens, kGated, kVectors>, config,
+                "gemm_stream_codes", kp);
+}
+
+template <bool kFp8, class T, bool kGated>
+Status run_rows(const GemmParams& p, const QuantizeRowsParams* quantize,
+                const StreamCodesTile& tile, cudaStream_t stream) {
+  if (quantize != nullptr) {
+    const int64_t vectors = ceil_div(p.in_features, kQuantizeThreads * 8);
+    return vectors <= 2 ? run<kFp8, T, 8, kGated, 2>(p, quantize, tile, stream)
+                        : run<kFp8, T, 8, kGated, kMaxVectors>(p, quantize, tile, stream);
+  }
+  return p.num_rows <= 8 ? run<kFp8, T, 8, kGated, 0>(p, nullptr, tile, stream)
+                         : run<kFp8, T, 16, kGated, 0>(p, nullptr, tile, stream);
+}
+
+template <bool kFp8>
+Status run_type(const GemmParams& p, const QuantizeRowsParams* quantize,
+                const StreamCodesTile& tile, cudaStream_t stream) {
+  if (p.dtype == DType::kBFloat16) {
+    return p.gated ? run_rows<kFp8, __nv_bfloat16, true>(p, quantize, tile, stream)
+                   : run_rows<kFp8, __nv_bfloat16, false>(p, quantize, tile, stream);
+  }
+  return p.gated ? run_rows<kFp8, __half, true>(p, quantize, tile, stream)
+                 : run_rows<kFp8, __half, false>(p, quantize, tile, stream);
+}
+
+}  // namespace
+
+StreamCodesTile choose_stream_codes_tile(const GemmParams& p, bool quantizes) {
+  StreamCodesTile tile;
+  tile.blocks = p.num_rows <= 8 ? 3 : 2;
+  const int64_t per_block = (p.num_rows <= 8 ? 74 : 112) * 1024;
+  const int64_t fixed = p.num_rows <= 8 ? Shape<8>::kPartialBytes + (quantizes ? p.in_features : 0)
+                                        : Shape<16>::kPartialBytes;
+  const int64_t stage = p.num_rows <= 8 ? Shape<8>::stage_bytes(quantizes)
+                                        : Shape<16>::stage_bytes(quantizes);
+  tile.stages = static_cast<int>(std::min<int64_t>(kMaxStages, (per_block - fixed) / stage));
+  return tile;
+}
+
+const char* gemm_stream_codes_refuses(const GemmParams& p) {
+  if (p.operands != GemmOperands::kFp8 && p.operands != GemmOperands::kInt8) {
+    return "x and weight must be codes";
+  }
+  if (p.dtype != DType::kBFloat16 && p.dtype != DType::kFloat16) {
+    return "dtype must be bfloat16 or float16";
+  }
+  if (p.out_dtype != p.dtype && p.out_dtype != DType::kFloat32) {
+    return "out_dtype must be dtype or float32";
+  }
+  if (p.num_rows > 16) return "more than 16 rows";
+  if (p.x_scale == nullptr || p.weight_scale == nullptr || p.sumsq != nullptr ||
+      p.sumsq_out != nullptr) {
+    return "codes need x_scale and weight_scale, and no sumsq";
+  }
+  if (p.in_features % 16 != 0) return "in_features must be a multiple of 16";
+  if (p.gated && (p.residual != nullptr || p.out_dtype != p.dtype)) {
+    return "a gated product takes no residual and has no float32 output";
+  }
+  if (reinterpret_cast<uintptr_t>(p.x) % 16 != 0 ||
+      reinterpret_cast<uintptr_t>(p.weight) % 16 != 0) {
+    return "x and weight must be aligned to 16 bytes";
+  }
+  return nullptr;
+}
+
+bool gemm_stream_codes_quantizes(const GemmParams& p, const QuantizeRowsParams& q) {
+  return p.num_rows == 1 && q.width <= kQuantizeThreads * 8 * kMaxVectors && q.dtype == p.dtype &&
+         reinterpret_cast<uintptr_t>(q.x) % 16 == 0 && gemm_stream_codes_refuses(p) == nullptr;
+}
+
+Status gemm_stream_codes(const GemmParams& p, const QuantizeRowsParams* quantize,
+                         const StreamCodesTile& tile, CUstream_st* stream) {
+  if (const char* reason = gemm_stream_codes_refuses(p)) {
+    return Status::error(std::string("gemm_stream_codes: ") + reason);
+  }
+  if (p.num_rows == 0) return {};
+  return p.operands == GemmOperands::kFp8 ? run_type<true>(p, quantize, tile, stream)
+                                          : run_type<false>(p, quantize, tile, stream);
+}
+
+Status gemm_stream_codes(const GemmParams& p, const QuantizeRowsParams* quantize,
+                         CUstream_st* stream) {
+  return gemm_stream_codes(p, quantize, choose_stream_codes_tile(p, quantize != nullptr), stream);
+}
+
+}  // namespace regatta::cuda

@@ -1,0 +1,154 @@
+// A row of activations to codes by 256 threads: what quantize_rows() does for each row, and
+// gemm_stream_codes() for its only one. One routine, so that a row has the same codes everywhere.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include "common.cuh"
+#include "hopper.cuh"
+#include "regatta/gemm.h"
+
+namespace regatta::cuda {
+
+constexpr int kQuantizeThreads = 256;
+constexpr int kQuantizeWarps = kQuantizeThreads / kWarp;
+constexpr float kFp8Max = 448.f, kInt8Max = 127.f;
+
+struct QuantizeScratch {  // shared memory
+  float squares[kQuantizeWarps], largest[kQuantizeWarps];
+};
+
+__device__ __forceinline__ uint32_t four_codes(const float* v, float factor, bool fp8) {
+  if (fp8) {
+    const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(v[0] * factor, v[1] * factor),
+                                                  __NV_SATFINITE, __NV_E4M3);
+    const uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(v[2] * factor, v[3] * factor),
+                                                   __NV_SATFINITE, __NV_E4M3);
+    return low | high << 16;
+  }
+  uint32_t packed = 0;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int code = __float2int_rn(fminf(fmaxf(v[j] * factor, -kInt8Max), kInt8Max));
+    packed |= static_cast<uint32_t>(code & 0xff) << (j * 8);
+  }
+  return packed;
+}
+
+// Row `row` of p.x, held in registers: kVectors pieces of eight values per thread, piece i of
+// thread t at (i * 256 + t) * 8. Threads 0 .. 255 of the block take part, and meet at named barrier
+// `barrier`; store(at, codes) takes eight codes. Returns the row's scale. wait() returns when p.x
+// may be read; constants are read before.
+template <class T, int kVectors, class Wait, class Store>
+__device__ __forceinline__ float quantize_row(const QuantizeRowsParams& p, int64_t row,
+                                              QuantizeScratch& scratch, int barrier, Wait&& wait,
+                                              Store&& store) {
+  const auto column = [&](int i) {
+    return static_cast<int64_t>(i * kQuantizeThreads + threadIdx.x) * 8;
+  };
+  const Vec16<T> zero = bit_cast<Vec16<T>>(make_uint4(0, 0, 0, 0));
+  constexpr bool kEarly = kVectors <= 2;  // registers for the norm's weight
+  Vec16<T> x[kVectors], weight[kEarly ? kVectors : 1];
+  if constexpr (kEarly) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if (p.norm_weight != nullptr && column(i) < p.width) {
+        weight[i] = load16(static_cast<const T*>(p.norm_weight) + column(i));
+      }
+    }
+  }
+  wait();
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    x[i] = column(i) < p.width ? load16(static_cast<const T*>(p.x) + row * p.width + column(i))
+                               : zero;
+  }
+  const bool shifted = p.shift != nullptr;
+  // Piece i as it is coded, but for the norm's divisor where nothing is added behind it.
+  const auto value_of = [&](int i, float norm, float (&v)[8]) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = x[i].get(j);
+    if (p.norm_weight != nullptr) {
+      Vec16<T> w;
+      if constexpr (kEarly) {
+        w = weight[i];
+      } else {
+        w = load16(static_cast<const T*>(p.norm_weight) + column(i));
+      }
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[j] *= w.get(j);
+    }
+    if (shifted || p.smooth != nullptr) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (shifted) v[j] = v[j] * norm + p.shift[column(i) + j];
+        if (p.smooth != nullptr) v[j] *= p.smooth[column(i) + j];
+      }
+    }
+  };
+  const bool fp8 = p.operands == GemmOperands::kFp8;
+  const float fixed = p.static_scale != nullptr ? *p.static_scale : 0.f;
+  const bool dynamic = !(fixed > 0.f);
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  // One pass over the pieces for both: their values as floats would not fit into the registers.
+  const auto reduce = [&](bool want_squares, bool want_largest, float norm) {
+    float squares = 0.f, largest = 0.f;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if (column(i) >= p.width) continue;
+      if (want_squares) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) squares += x[i].get(j) * x[i].get(j);
+      }
+      if (want_largest) {
+        float v[8];
+        value_of(i, norm, v);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) largest = fmaxf(largest, fabsf(v[j]));
+      }
+    }
+    squares = warp_sum(squares);
+    largest = warp_max(largest);
+    if (lane == 0 && want_squares) scratch.squares[warp] = squares;
+    if (lane == 0 && want_largest) scratch.largest[warp] = largest;
+    named_barrier_sync(barrier, kQuantizeThreads);
+  };
+  float norm = 1.f;
+  if (p.normalize || (dynamic && !shifted)) reduce(p.normalize, dynamic && !shifted, 1.f);
+  if (p.normalize) {
+    float sum = 0.f;
+    for (int w = 0; w < kQuantizeWarps; ++w) sum += scratch.squares[w];
+    norm = rsqrtf(sum / static_cast<float>(p.width) + p.epsilon);
+  }
+  if (dynamic && shifted) reduce(false, true, norm);
+  // Nor would they if they were kept from there for below.
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    uint4 bits = bit_cast<uint4>(x[i]);
+    asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
+    x[i] = bit_cast<Vec16<T>>(bits);
+  }
+  const float divisor = shifted ? 1.f : norm;  // what value_of() leaves out
+  float factor, scale;
+  if (dynamic) {
+    float largest = 0.f;
+    for (int w = 0; w < kQuantizeWarps; ++w) largest = fmaxf(largest, scratch.largest[w]);
+    // x / rms has the codes of x: the root mean square goes into the scale alone.
+    const float own = largest > 0.f ? largest / (fp8 ? kFp8Max : kInt8Max) : 1.f;
+    factor = 1.f / own;
+    scale = own * divisor;
+  } else {
+    factor = divisor / fixed;
+    scale = fixed;
+  }
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    if (column(i) >= p.width) continue;
+    float v[8];
+    value_of(i, norm, v);
+    store(column(i), make_uint2(four_codes(v, factor, fp8), four_codes(v + 4, factor, fp8)));
+  }
+  return scale;
+}
+
+}  // namespace regatta::cuda
