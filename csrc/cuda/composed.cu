@@ -176,9 +176,9 @@ Status check_dense(const Product& p, DType dtype) {
                        "]; a GPU takes matrices as checkpoints store them, not packed");
 }
 
-// Activations as codes, the norm ahead of them included; x and its scale go into g.
-Status quantize(const Product& p, const ProductScratch& scratch, DType dtype, GemmParams* g,
-                const Launch& launch_on) {
+// How activations become codes, the norm ahead of them included.
+QuantizeRowsParams quantization(const Product& p, const ProductScratch& scratch, DType dtype,
+                                GemmOperands operands) {
   const auto optional = [&](int index) {
     const bool given = index < p.num_weights && p.weight[index].shape[0] > 1;
     return given ? static_cast<const float*>(p.weight[index].data) : nullptr;
@@ -195,11 +195,9 @@ Status quantize(const Product& p, const ProductScratch& scratch, DType dtype, Ge
   q.width = p.in_features;
   q.epsilon = p.epsilon;
   q.normalize = p.norm_weight != nullptr;
-  q.operands = g->operands;
+  q.operands = operands;
   q.dtype = dtype;
-  g->x = scratch.codes;
-  g->x_scale = scratch.scale;
-  return quantize_rows(q, launch_on.stream);
+  return q;
 }
 
 Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch& scratch,
@@ -217,8 +215,8 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
   Status status;
   if (g.operands == GemmOperands::kFp8 || g.operands == GemmOperands::kInt8) {
     g.weight_scale = static_cast<const float*>(p.weight[1].data);
-    status = quantize(p, scratch, dtype, &g, launch_on);
-    return status.ok() ? gemm(g, scratch.gemm, nullptr, launch_on.stream) : status;
+    return gemm_quantized(g, quantization(p, scratch, dtype, g.operands), scratch.gemm,
+                          launch_on.stream);
   }
   if (p.norm_weight != nullptr) {
     status =

@@ -29,84 +29,84 @@
 namespace regatta::cuda {
 namespace {
 
-constexpr int kWarps = kQuantizeWarps;     // that multiply; the same that make codes
-constexpr int kThreads = kWarps * kWarp;   // of these
-constexpr int kRows = 16;                  // of weight per tile
-constexpr int kPiece = 1024;               // columns of a stage
-constexpr int kSlice = kPiece / kWarps;    // of a warp
-constexpr int kRowStride = kPiece + 64;    // bytes
-constexpr int kMaxStages = 8;
+constexpr int kThreads = kQuantizeThreads;  // that multiply; the same that make codes
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kRows = 16;                   // of weight per tile
+constexpr int kPiece = 1024;                // columns of a stage
+constexpr int kSlice = kPiece / kWarps;     // of a warp
+constexpr int kRowStride = kPiece + 64;     // bytes
+constexpr int kMaxStages = 12;
 constexpr int kMaxVectors = 8;  // of a row that is quantized here: 16384 columns
 
 struct KernelParams {
   Epilogue epilogue;
   QuantizeRowsParams quantize;
-  const uint8_t* x;       // codes; null: quantize
+  const uint8_t* x;  // codes; null: quantize
   const uint8_t* weight;
   int num_rows, in_features, num_pieces, num_tiles, stages;
+  bool trigger_early;
 };
 
+// kTokens: 8 or 16, or 1, which is the row that is quantized here.
 template <int kTokens>
 struct Shape {
   static constexpr int kPartialStride = kRows + 1;  // floats
-  static constexpr int kPartialBytes = 2 * kWarps * kTokens * kPartialStride * 4;
-  static constexpr int stage_bytes(bool quantizes) {
-    return (kRows + (quantizes ? 0 : kTokens)) * kRowStride;
-  }
+  static constexpr int kPartialBytes = round_up(2 * kWarps * kTokens * kPartialStride * 4, 16);
+  static constexpr int kStageBytes = (kRows + (kTokens > 1 ? kTokens : 0)) * kRowStride;
 };
 
-// d[16, 8] += a[16, 64] b[8, 64]^T of codes; lane l has 16 adjacent codes of rows l / 4 and l / 4 + 8
-// of a and of row l / 4 of b.
+// Word i of 16 adjacent codes; int8: words i and i + 1.
+__device__ __forceinline__ uint32_t word(const uint4& v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+// d[16, 8] += a[16, 64] b[8, 64]^T of codes, in kParts parts; lane l has 16 adjacent codes of rows
+// l / 4 and l / 4 + 8 of a and of row l / 4 of b.
 template <bool kFp8>
 struct Products;
 
 template <>
 struct Products<true> {
   using Acc = float;
+  static constexpr int kParts = 4;
   static __device__ __forceinline__ uint32_t halves(uint32_t two) {
     return bit_cast<uint32_t>(
         __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(two), __NV_E4M3));
   }
   static __device__ __forceinline__ void add(float (&d)[4], const uint4& low, const uint4& high,
-                                             const uint4& b) {
-    const uint32_t lw[4] = {low.x, low.y, low.z, low.w};
-    const uint32_t hw[4] = {high.x, high.y, high.z, high.w};
-    const uint32_t bw[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t a[4] = {halves(lw[i] & 0xffff), halves(hw[i] & 0xffff), halves(lw[i] >> 16),
-                             halves(hw[i] >> 16)};
-      mma_m16n8k16<__half>(d, a, halves(bw[i] & 0xffff), halves(bw[i] >> 16));
-    }
+                                             const uint4& b, int part) {
+    const uint32_t l = word(low, part), h = word(high, part), x = word(b, part);
+    const uint32_t a[4] = {halves(l & 0xffff), halves(h & 0xffff), halves(l >> 16), halves(h >> 16)};
+    mma_m16n8k16<__half>(d, a, halves(x & 0xffff), halves(x >> 16));
   }
 };
 
 template <>
 struct Products<false> {
   using Acc = int;
+  static constexpr int kParts = 2;
   static __device__ __forceinline__ void add(int (&d)[4], const uint4& low, const uint4& high,
-                                             const uint4& b) {
-    const uint32_t lw[4] = {low.x, low.y, low.z, low.w};
-    const uint32_t hw[4] = {high.x, high.y, high.z, high.w};
-    const uint32_t bw[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      asm volatile(
-          "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-          "{%8, %9}, {%0, %1, %2, %3};"
-          : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-          : "r"(lw[i]), "r"(hw[i]), "r"(lw[i + 1]), "r"(hw[i + 1]), "r"(bw[i]), "r"(bw[i + 1]));
-    }
+                                             const uint4& b, int part) {
+    const int i = part * 2;
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(word(low, i)), "r"(word(high, i)), "r"(word(low, i + 1)), "r"(word(high, i + 1)),
+          "r"(word(b, i)), "r"(word(b, i + 1)));
   }
 };
 
-template <bool kFp8, class T, int kTokens, bool kGated, int kVectors>
-__global__ void __launch_bounds__(kThreads + kWarp, kTokens == 16 ? 2 : 3)
+// kVectors: of a row that is quantized here, whose kind is kKind; else 0.
+template <bool kFp8, class T, int kTokens, bool kGated, RowKind kKind, int kVectors>
+__global__ void __launch_bounds__(kThreads + kWarp, kTokens == 1 && kVectors <= 2 ? 3 : 2)
     gemm_stream_codes_kernel(const KernelParams p) {
   using S = Shape<kTokens>;
   using P = Products<kFp8>;
   constexpr bool kQuantizes = kVectors > 0;
-  constexpr int kStageBytes = S::stage_bytes(kQuantizes);
+  constexpr int kStageBytes = S::kStageBytes;
+  constexpr int kGroups = (kTokens + 7) / 8;
+  static_assert(kQuantizes == (kTokens == 1));
   extern __shared__ __align__(128) char shared[];
   __shared__ uint64_t full[kMaxStages], empty[kMaxStages];
   __shared__ QuantizeScratch scratch;
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kThreads + kWarp, kTokens == 16 ? 2 : 3)
     for (int i = 0; i < ahead; ++i) {
       weights(blockIdx.x + i / p.num_pieces * gridDim.x, i % p.num_pieces, i);
     }
-    if (total <= p.stages) pdl_trigger();
+    if (p.trigger_early || total <= p.stages) pdl_trigger();
     if constexpr (!kQuantizes) {
       pdl_wait();
       for (int i = 0; i < ahead; ++i) rows_of_x(i % p.num_pieces, i);
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kThreads + kWarp, kTokens == 16 ? 2 : 3)
       barrier_wait(&empty[s], phase);
       weights(tile, piece, s);
       rows_of_x(piece, s);
-      if (i == total - 1) pdl_trigger();
+      if (!p.trigger_early && i == total - 1) pdl_trigger();
       if (++s == p.stages) s = 0, phase ^= 1;
       if (++piece == p.num_pieces) piece = 0, tile += gridDim.x;
     }
@@ -181,9 +181,9 @@ __global__ void __launch_bounds__(kThreads + kWarp, kTokens == 16 ? 2 : 3)
   float x_scale = 0.f;
   const int token = kGated ? threadIdx.x / 8 : threadIdx.x / kRows;  // that this thread finishes
   if constexpr (kQuantizes) {
-    x_scale = quantize_row<T, kVectors>(
+    x_scale = quantize_row<T, kFp8, kKind, kVectors, kThreads>(
         p.quantize, 0, scratch, 1, [] { pdl_wait(); },
-        [&](int64_t at, uint2 eight) { *reinterpret_cast<uint2*>(codes + at) = eight; });
+        [&](int at, uint2 eight) { *reinterpret_cast<uint2*>(codes + at) = eight; });
     named_barrier_sync(1, kThreads);
   } else {
     pdl_wait();
@@ -210,41 +210,54 @@ __global__ void __launch_bounds__(kThreads + kWarp, kTokens == 16 ? 2 : 3)
         bias_up = value(p.epilogue.bias, width + n);
       }
     }
-    typename P::Acc acc[kTokens / 8][2][4] = {};
+    // Two sums of each half of a slice, so that few products wait for one another.
+    typename P::Acc acc[kGroups][4][4] = {};
     for (int piece = 0; piece < p.num_pieces; ++piece) {
       barrier_wait(&full[s], phase);
       const char* at = stages + s * kStageBytes;
+      uint4 low[2], high[2], b[kGroups][2];
 #pragma unroll
-      for (int u = 0; u < kSlice / 64; ++u) {
+      for (int u = 0; u < 2; ++u) {
         const int within = warp * kSlice + u * 64 + q;
         const int k = piece * kPiece + within;
-        if (k < p.in_features) {
-          const uint4 low = *reinterpret_cast<const uint4*>(at + g * kRowStride + within);
-          const uint4 high = *reinterpret_cast<const uint4*>(at + (g + 8) * kRowStride + within);
+        const bool inside = k < p.in_features;
+        const uint4 zero = make_uint4(0, 0, 0, 0);
+        const auto load = [&](const char* from) {
+          return inside ? *reinterpret_cast<const uint4*>(from) : zero;
+        };
+        low[u] = load(at + g * kRowStride + within);
+        high[u] = load(at + (g + 8) * kRowStride + within);
 #pragma unroll
-          for (int j = 0; j < kTokens / 8; ++j) {
-            // Columns without a token repeat the last one.
-            const char* from =
-                kQuantizes ? codes + k
-                           : at + (kRows + min(j * 8 + g, p.num_rows - 1)) * kRowStride + within;
-            const uint4 b = *reinterpret_cast<const uint4*>(from);
-            P::add(acc[j][u % 2], low, high, b);
+        for (int j = 0; j < kGroups; ++j) {
+          // Columns without a token repeat the last one.
+          b[j][u] = load(kQuantizes ? codes + k
+                                    : at + (kRows + min(j * 8 + g, p.num_rows - 1)) * kRowStride +
+                                          within);
+        }
+      }
+      __syncwarp();
+      if (lane == 0) barrier_arrive(&empty[s]);
+#pragma unroll
+      for (int part = 0; part < P::kParts; ++part) {
+#pragma unroll
+        for (int u = 0; u < 2; ++u) {
+#pragma unroll
+          for (int j = 0; j < kGroups; ++j) {
+            P::add(acc[j][u * 2 + part % 2], low[u], high[u], b[j][u], part);
           }
         }
-        __syncwarp();
       }
-      if (lane == 0) barrier_arrive(&empty[s]);
       if (++s == p.stages) s = 0, phase ^= 1;
     }
     float* sums = partial + parity * kWarps * kTokens * S::kPartialStride;
 #pragma unroll
-    for (int j = 0; j < kTokens / 8; ++j) {
+    for (int j = 0; j < kGroups; ++j) {
       const int t = j * 8 + lane % 4 * 2;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (t + i % 2 < p.num_rows) {
           sums[(warp * kTokens + t + i % 2) * S::kPartialStride + g + i / 2 * 8] =
-              static_cast<float>(acc[j][0][i] + acc[j][1][i]);
+              static_cast<float>((acc[j][0][i] + acc[j][1][i]) + (acc[j][2][i] + acc[j][3][i]));
         }
       }
     }
@@ -281,7 +294,8 @@ int multiprocessors() {
   return count;
 }
 
-template <bool kFp8, class T, int kTokens, bool kGated, int kVectors>
+template <bool kFp8, class T, int kTokens, bool kGated, RowKind kKind = RowKind::kPlain,
+          int kVectors = 0>
 Status run(const GemmParams& p, const QuantizeRowsParams* quantize, const StreamCodesTile& tile,
            cudaStream_t stream) {
   using S = Shape<kTokens>;
@@ -293,18 +307,19 @@ Status run(const GemmParams& p, const QuantizeRowsParams* quantize, const Stream
   kp.num_rows = static_cast<int>(p.num_rows);
   kp.in_features = static_cast<int>(p.in_features);
   kp.num_pieces = static_cast<int>(ceil_div(p.in_features, kPiece));
-  kp.num_tiles = static_cast<int>(ceil_div(kGated ? p.out_features / 2 : p.out_features,
-                                           kGated ? kRows / 2 : kRows));
+  kp.num_tiles = static_cast<int>(
+      ceil_div(kGated ? p.out_features / 2 : p.out_features, kGated ? kRows / 2 : kRows));
   kp.stages = tile.stages;
+  kp.trigger_early = tile.trigger_early;
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(
       std::min<int64_t>(kp.num_tiles, int64_t{multiprocessors()} * tile.blocks)));
   config.block = dim3(kThreads + kWarp);
-  config.shared_bytes = tile.stages * S::stage_bytes(kVectors > 0) + S::kPartialBytes +
-                        (kVectors > 0 ? p.in_features : 0);
+  config.shared_bytes =
+      tile.stages * S::kStageBytes + S::kPartialBytes + (kVectors > 0 ? p.in_features : 0);
   config.stream = stream;
   config.pdl = p.dependent_launch;
-  return launch(gemm_stream_codes_kernel<kFp8, T, kTokens, kGated, kVectors>, config,
+  return launch(gemm_stream_codes_kernel<kFp8, T, kTokens, kGated, kKind, kVectors>, config,
                 "gemm_stream_codes", kp);
 }
 
@@ -312,12 +327,18 @@ template <bool kFp8, class T, bool kGated>
 Status run_rows(const GemmParams& p, const QuantizeRowsParams* quantize,
                 const StreamCodesTile& tile, cudaStream_t stream) {
   if (quantize != nullptr) {
-    const int64_t vectors = ceil_div(p.in_features, kQuantizeThreads * 8);
-    return vectors <= 2 ? run<kFp8, T, 8, kGated, 2>(p, quantize, tile, stream)
-                        : run<kFp8, T, 8, kGated, kMaxVectors>(p, quantize, tile, stream);
+    const bool is_short = p.in_features <= kQuantizeThreads * 16;
+    if (row_kind(*quantize) == RowKind::kPlain) {
+      return is_short ? run<kFp8, T, 1, kGated, RowKind::kPlain, 2>(p, quantize, tile, stream)
+                      : run<kFp8, T, 1, kGated, RowKind::kPlain, kMaxVectors>(p, quantize, tile,
+                                                                              stream);
+    }
+    return is_short
+               ? run<kFp8, T, 1, kGated, RowKind::kNorm, 2>(p, quantize, tile, stream)
+               : run<kFp8, T, 1, kGated, RowKind::kNorm, kMaxVectors>(p, quantize, tile, stream);
   }
-  return p.num_rows <= 8 ? run<kFp8, T, 8, kGated, 0>(p, nullptr, tile, stream)
-                         : run<kFp8, T, 16, kGated, 0>(p, nullptr, tile, stream);
+  return p.num_rows <= 8 ? run<kFp8, T, 8, kGated>(p, nullptr, tile, stream)
+                         : run<kFp8, T, 16, kGated>(p, nullptr, tile, stream);
 }
 
 template <bool kFp8>
@@ -335,12 +356,14 @@ Status run_type(const GemmParams& p, const QuantizeRowsParams* quantize,
 
 StreamCodesTile choose_stream_codes_tile(const GemmParams& p, bool quantizes) {
   StreamCodesTile tile;
-  tile.blocks = p.num_rows <= 8 ? 3 : 2;
-  const int64_t per_block = (p.num_rows <= 8 ? 74 : 112) * 1024;
-  const int64_t fixed = p.num_rows <= 8 ? Shape<8>::kPartialBytes + (quantizes ? p.in_features : 0)
-                                        : Shape<16>::kPartialBytes;
-  const int64_t stage = p.num_rows <= 8 ? Shape<8>::stage_bytes(quantizes)
-                                        : Shape<16>::stage_bytes(quantizes);
+  tile.blocks = 2;
+  const int64_t per_block = 110 * 1024;
+  const int64_t fixed = quantizes           ? Shape<1>::kPartialBytes + p.in_features
+                        : p.num_rows <= 8   ? Shape<8>::kPartialBytes
+                                            : Shape<16>::kPartialBytes;
+  const int64_t stage = quantizes         ? Shape<1>::kStageBytes
+                        : p.num_rows <= 8 ? Shape<8>::kStageBytes
+                                          : Shape<16>::kStageBytes;
   tile.stages = static_cast<int>(std::min<int64_t>(kMaxStages, (per_block - fixed) / stage));
   return tile;
 }
@@ -372,7 +395,7 @@ const char* gemm_stream_codes_refuses(const GemmParams& p) {
 }
 
 bool gemm_stream_codes_quantizes(const GemmParams& p, const QuantizeRowsParams& q) {
-  return p.num_rows == 1 && q.width <= kQuantizeThreads * 8 * kMaxVectors && q.dtype == p.dtype &&
+  return p.num_rows == 1 && row_kind(q) != RowKind::kAny && q.width <= kQuantizeThreads * 8 * kMaxVectors && q.dtype == p.dtype &&
          reinterpret_cast<uintptr_t>(q.x) % 16 == 0 && gemm_stream_codes_refuses(p) == nullptr;
 }
 

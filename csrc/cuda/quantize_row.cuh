@@ -11,15 +11,28 @@
 namespace regatta::cuda {
 
 constexpr int kQuantizeThreads = 256;
-constexpr int kQuantizeWarps = kQuantizeThreads / kWarp;
 constexpr float kFp8Max = 448.f, kInt8Max = 127.f;
 
-struct QuantizeScratch {  // shared memory
-  float squares[kQuantizeWarps], largest[kQuantizeWarps];
+// What happens to a row before its codes.
+enum class RowKind {
+  kPlain,  // nothing
+  kNorm,   // a norm with its weight
+  kAny,    // all that QuantizeRowsParams has
 };
 
-__device__ __forceinline__ uint32_t four_codes(const float* v, float factor, bool fp8) {
-  if (fp8) {
+inline RowKind row_kind(const QuantizeRowsParams& p) {
+  if (p.shift != nullptr || p.smooth != nullptr) return RowKind::kAny;
+  if (p.normalize != (p.norm_weight != nullptr)) return RowKind::kAny;
+  return p.normalize ? RowKind::kNorm : RowKind::kPlain;
+}
+
+struct QuantizeScratch {  // shared memory, by warp
+  float squares[kQuantizeThreads / kWarp], largest[1024 / kWarp];
+};
+
+template <bool kFp8>
+__device__ __forceinline__ uint32_t four_codes(const float* v, float factor) {
+  if constexpr (kFp8) {
     const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(v[0] * factor, v[1] * factor),
                                                   __NV_SATFINITE, __NV_E4M3);
     const uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(v[2] * factor, v[3] * factor),
@@ -36,49 +49,45 @@ __device__ __forceinline__ uint32_t four_codes(const float* v, float factor, boo
 }
 
 // Row `row` of p.x, held in registers: kVectors pieces of eight values per thread, piece i of
-// thread t at (i * 256 + t) * 8. Threads 0 .. 255 of the block take part, and meet at named barrier
-// `barrier`; store(at, codes) takes eight codes. Returns the row's scale. wait() returns when p.x
-// may be read; constants are read before.
-template <class T, int kVectors, class Wait, class Store>
+// thread t at (i * kThreads + t) * 8. Threads 0 .. kThreads - 1 of the block take part, and meet at
+// named barrier `barrier`; store(at, codes) takes eight codes. Returns the row's scale. wait()
+// returns when p.x may be read; constants are read before.
+template <class T, bool kFp8, RowKind kKind, int kVectors, int kThreads, class Wait, class Store>
 __device__ __forceinline__ float quantize_row(const QuantizeRowsParams& p, int64_t row,
                                               QuantizeScratch& scratch, int barrier, Wait&& wait,
                                               Store&& store) {
-  const auto column = [&](int i) {
-    return static_cast<int64_t>(i * kQuantizeThreads + threadIdx.x) * 8;
-  };
+  // The order of a sum of squares, hence the scale, must not depend on who computes it.
+  static_assert(kKind == RowKind::kPlain || kThreads == kQuantizeThreads);
+  const int width = static_cast<int>(p.width);
+  const auto column = [&](int i) { return (i * kThreads + static_cast<int>(threadIdx.x)) * 8; };
   const Vec16<T> zero = bit_cast<Vec16<T>>(make_uint4(0, 0, 0, 0));
-  constexpr bool kEarly = kVectors <= 2;  // registers for the norm's weight
-  Vec16<T> x[kVectors], weight[kEarly ? kVectors : 1];
+  constexpr bool kEarly = kKind == RowKind::kNorm && kVectors <= 2;  // registers for the weight
+  Vec16<T> x[kVectors], weight[kEarly ? kVectors : 1] = {};
   if constexpr (kEarly) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      if (p.norm_weight != nullptr && column(i) < p.width) {
-        weight[i] = load16(static_cast<const T*>(p.norm_weight) + column(i));
-      }
+      weight[i] =
+          column(i) < width ? load16(static_cast<const T*>(p.norm_weight) + column(i)) : zero;
     }
   }
+  const float fixed = p.static_scale != nullptr ? *p.static_scale : 0.f;
   wait();
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    x[i] = column(i) < p.width ? load16(static_cast<const T*>(p.x) + row * p.width + column(i))
-                               : zero;
+    x[i] = column(i) < width ? load16(static_cast<const T*>(p.x) + row * width + column(i)) : zero;
   }
-  const bool shifted = p.shift != nullptr;
+  const bool shifted = kKind == RowKind::kAny && p.shift != nullptr;
   // Piece i as it is coded, but for the norm's divisor where nothing is added behind it.
   const auto value_of = [&](int i, float norm, float (&v)[8]) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) v[j] = x[i].get(j);
-    if (p.norm_weight != nullptr) {
-      Vec16<T> w;
-      if constexpr (kEarly) {
-        w = weight[i];
-      } else {
-        w = load16(static_cast<const T*>(p.norm_weight) + column(i));
-      }
+    if (kKind == RowKind::kNorm || (kKind == RowKind::kAny && p.norm_weight != nullptr)) {
+      const Vec16<T> w =
+          kEarly ? weight[kEarly ? i : 0] : load16(static_cast<const T*>(p.norm_weight) + column(i));
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[j] *= w.get(j);
     }
-    if (shifted || p.smooth != nullptr) {
+    if constexpr (kKind == RowKind::kAny) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         if (shifted) v[j] = v[j] * norm + p.shift[column(i) + j];
@@ -86,39 +95,53 @@ __device__ __forceinline__ float quantize_row(const QuantizeRowsParams& p, int64
       }
     }
   };
-  const bool fp8 = p.operands == GemmOperands::kFp8;
-  const float fixed = p.static_scale != nullptr ? *p.static_scale : 0.f;
   const bool dynamic = !(fixed > 0.f);
+  const bool normalize = kKind == RowKind::kNorm || (kKind == RowKind::kAny && p.normalize);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   // One pass over the pieces for both: their values as floats would not fit into the registers.
   const auto reduce = [&](bool want_squares, bool want_largest, float norm) {
     float squares = 0.f, largest = 0.f;
+    if constexpr (kKind == RowKind::kPlain) {
+      using Pair = typename Traits<T>::Pair;
+      Pair pair = bit_cast<Pair>(0u);
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      if (column(i) >= p.width) continue;
-      if (want_squares) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) squares += x[i].get(j) * x[i].get(j);
+      for (int i = 0; i < kVectors; ++i) {
+        const uint4 bits = bit_cast<uint4>(x[i]);
+        pair = __hmax2(pair, __hmax2(__hmax2(__habs2(bit_cast<Pair>(bits.x)),
+                                             __habs2(bit_cast<Pair>(bits.y))),
+                                     __hmax2(__habs2(bit_cast<Pair>(bits.z)),
+                                             __habs2(bit_cast<Pair>(bits.w)))));
       }
-      if (want_largest) {
-        float v[8];
-        value_of(i, norm, v);
+      const float2 both = Traits<T>::to_float2(pair);
+      largest = fmaxf(both.x, both.y);
+    } else {
 #pragma unroll
-        for (int j = 0; j < 8; ++j) largest = fmaxf(largest, fabsf(v[j]));
+      for (int i = 0; i < kVectors; ++i) {
+        if (column(i) >= width) continue;
+        if (want_squares) {
+#pragma unroll
+          for (int j = 0; j < 8; ++j) squares += x[i].get(j) * x[i].get(j);
+        }
+        if (want_largest) {
+          float v[8];
+          value_of(i, norm, v);
+#pragma unroll
+          for (int j = 0; j < 8; ++j) largest = fmaxf(largest, fabsf(v[j]));
+        }
       }
     }
-    squares = warp_sum(squares);
-    largest = warp_max(largest);
+    if (want_squares) squares = warp_sum(squares);
+    if (want_largest) largest = warp_max(largest);
     if (lane == 0 && want_squares) scratch.squares[warp] = squares;
     if (lane == 0 && want_largest) scratch.largest[warp] = largest;
-    named_barrier_sync(barrier, kQuantizeThreads);
+    named_barrier_sync(barrier, kThreads);
   };
   float norm = 1.f;
-  if (p.normalize || (dynamic && !shifted)) reduce(p.normalize, dynamic && !shifted, 1.f);
-  if (p.normalize) {
+  if (normalize || (dynamic && !shifted)) reduce(normalize, dynamic && !shifted, 1.f);
+  if (normalize) {
     float sum = 0.f;
-    for (int w = 0; w < kQuantizeWarps; ++w) sum += scratch.squares[w];
-    norm = rsqrtf(sum / static_cast<float>(p.width) + p.epsilon);
+    for (int w = 0; w < kQuantizeThreads / kWarp; ++w) sum += scratch.squares[w];
+    norm = rsqrtf(sum / static_cast<float>(width) + p.epsilon);
   }
   if (dynamic && shifted) reduce(false, true, norm);
   // Nor would they if they were kept from there for below.
@@ -131,10 +154,9 @@ __device__ __forceinline__ float quantize_row(const QuantizeRowsParams& p, int64
   const float divisor = shifted ? 1.f : norm;  // what value_of() leaves out
   float factor, scale;
   if (dynamic) {
-    float largest = 0.f;
-    for (int w = 0; w < kQuantizeWarps; ++w) largest = fmaxf(largest, scratch.largest[w]);
+    const float largest = warp_max(lane < kThreads / kWarp ? scratch.largest[lane] : 0.f);
     // x / rms has the codes of x: the root mean square goes into the scale alone.
-    const float own = largest > 0.f ? largest / (fp8 ? kFp8Max : kInt8Max) : 1.f;
+    const float own = largest > 0.f ? largest / (kFp8 ? kFp8Max : kInt8Max) : 1.f;
     factor = 1.f / own;
     scale = own * divisor;
   } else {
@@ -143,10 +165,10 @@ __device__ __forceinline__ float quantize_row(const QuantizeRowsParams& p, int64
   }
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    if (column(i) >= p.width) continue;
+    if (column(i) >= width) continue;
     float v[8];
     value_of(i, norm, v);
-    store(column(i), make_uint2(four_codes(v, factor, fp8), four_codes(v + 4, factor, fp8)));
+    store(column(i), make_uint2(four_codes<kFp8>(v, factor), four_codes<kFp8>(v + 4, factor)));
   }
   return scale;
 }

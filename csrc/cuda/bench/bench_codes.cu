@@ -4,7 +4,7 @@
 //   nvcc -O3 -std=c++17 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a \
 //        -Icsrc/cuda -Icsrc/include csrc/cuda/bench/bench_codes.cu csrc/cuda/gemm*.cu \
 //        csrc/cuda/quantize_rows.cu -o bench_codes
-//   ./bench_codes check | chain | large | tune_rows | tune_tiles
+//   ./bench_codes check | accuracy | chain | large | quantize | tune fp8 | tune int8
 #include <cuda_fp8.h>
 
 #include <algorithm>
@@ -542,6 +542,79 @@ int check_all() {
   return failures;
 }
 
+// Distance of e4m3 products of normal numbers from the products of the same codes in doubles, of the
+// root mean square, and its mean toward zero: what the hardware's sums cost. And the distance from
+// the products of the numbers themselves: what the codes cost.
+int main_accuracy() {
+  for (const int64_t k : {4096, 14336}) {
+    constexpr int64_t kN = 256, kM = 128;
+    std::mt19937 engine(5);
+    std::normal_distribution<float> normal;
+    std::vector<float> xf(kM * k), wf(kN * k), x_true, w_true, xs(kM), ws(kN);
+    std::vector<uint8_t> x(kM * k), w(kN * k);
+    const auto encode = [&](std::vector<float>& values, std::vector<float>& real,
+                            std::vector<uint8_t>& codes, std::vector<float>& scale) {
+      for (float& v : values) v = normal(engine);
+      real = values;
+      for (size_t row = 0; row < scale.size(); ++row) {
+        float largest = 0.f;
+        for (int64_t i = 0; i < k; ++i) largest = std::max(largest, std::fabs(values[row * k + i]));
+        scale[row] = largest / 448.f;
+        for (int64_t i = 0; i < k; ++i) {
+          float& v = values[row * k + i];
+          codes[row * k + i] = __nv_cvt_float_to_fp8(v / scale[row], __NV_SATFINITE, __NV_E4M3);
+          v = e4m3_value(codes[row * k + i]) * scale[row];
+        }
+      }
+    };
+    encode(xf, x_true, x, xs);
+    encode(wf, w_true, w, ws);
+    const Buffer<float> expected(kM * kN), real(kM * kN), out(kM * kN);
+    const Buffer<float> xb(xf), wb(wf), xt(x_true), wt(w_true), x_scale(xs), w_scale(ws);
+    const Buffer<uint8_t> x_codes(x), w_codes(w);
+    reference_kernel<<<kM * kN / 128, 128>>>(xb.data, wb.data, nullptr, nullptr, expected.data, kM,
+                                             kN, k, false);
+    reference_kernel<<<kM * kN / 128, 128>>>(xt.data, wt.data, nullptr, nullptr, real.data, kM, kN,
+                                             k, false);
+    const auto want = expected.host(), exact = real.host();
+    GemmParams p;
+    p.operands = GemmOperands::kFp8;
+    p.x = x_codes.data;
+    p.weight = w_codes.data;
+    p.x_scale = x_scale.data;
+    p.weight_scale = w_scale.data;
+    p.out = out.data;
+    p.out_dtype = DType::kFloat32;
+    p.in_features = k;
+    p.out_features = kN;
+    const auto report = [&](const char* name, int64_t rows, const Runner& runner) {
+      p.num_rows = rows;
+      CHECK_STATUS(runner(p));
+      CHECK_CUDA(cudaDeviceSynchronize());
+      const auto got = out.host();
+      double error = 0., size = 0., shrink = 0., cost = 0.;
+      for (int64_t i = 0; i < rows * kN; ++i) {
+        error += std::pow(got[i] - want[i], 2.);
+        size += std::pow(want[i], 2.);
+        shrink += (std::fabs(want[i]) - std::fabs(got[i])) / std::fabs(want[i] + 1e-9);
+        cost += std::pow(want[i] - exact[i], 2.);
+      }
+      printf("K %ld %s M %ld: sums %.5f (toward zero %.5f), codes %.5f\n", k, name, rows,
+             std::sqrt(error / size), shrink / (rows * kN), std::sqrt(cost / size));
+    };
+    report("stream_codes", 8, [](GemmParams& q) { return gemm_stream_codes(q, nullptr, nullptr); });
+    for (const int tokens : {32, 128}) {
+      report("sm90", tokens, [&](GemmParams& q) {
+        return gemm_sm90(q, GemmTile{tokens, 128, 4, 1, 4}, nullptr);
+      });
+    }
+    for (const int columns : {128, 256}) {
+      report("tiles", 128, [&](GemmParams& q) { return gemm_tiles_sm90(q, columns, nullptr); });
+    }
+  }
+  return 0;
+}
+
 // --------------------------------------------------------------------------------------- timing
 
 double graph_ms(const std::function<void(cudaStream_t)>& body, int replays) {
@@ -676,133 +749,121 @@ struct Model {
   }
 };
 
-// Microseconds of a product of this kind among all layers'.
-double kind_us(const Model& model, GemmOperands operands, int kind, int64_t rows, bool quantize,
-               const std::function<Status(const GemmParams&, const QuantizeRowsParams*,
-                                          cudaStream_t)>& launcher) {
-  return 1000. / kLayers *
-         graph_ms(
-             [&](cudaStream_t stream) {
-               for (int i = 0; i < kLayers; ++i) {
-                 model.run(operands, i * 4 + kind, rows, quantize, stream,
-                           [&](const GemmParams& p, const QuantizeRowsParams* q) {
-                             return launcher(p, q, stream);
-                           });
-               }
-             },
-             3);
-}
-
-struct Timed {
-  double us;
-  std::string name;
-};
-
-void print_best(const char* what, std::vector<Timed> times, double bytes) {
-  std::sort(times.begin(), times.end(), [](const Timed& a, const Timed& b) { return a.us < b.us; });
-  printf("%s:", what);
-  for (size_t i = 0; i < std::min<size_t>(times.size(), 4); ++i) {
-    printf(" %.2f us %s (%.2f TB/s)", times[i].us, times[i].name.c_str(), bytes / times[i].us / 1e6);
-  }
-  printf("\n");
-}
-
 constexpr const char* kKindNames[] = {"qkv", "out", "gate_up", "down", "head"};
 
-// The best launches of each product at few rows.
-int main_tune_rows() {
-  const Model model(256);
-  for (const GemmOperands operands : {GemmOperands::kFp8, GemmOperands::kInt8}) {
-    for (const int64_t rows : {1, 2, 4, 8, 16}) {
-      for (int kind = 0; kind < 4; ++kind) {
-        const double bytes = static_cast<double>(kN[kind]) * kK[kind];
-        std::vector<Timed> times;
-        for (const bool quantize : {false, true}) {
-          if (quantize && rows > 1) continue;
-          for (int blocks = 1; blocks <= 4; ++blocks) {
-            for (int stages = 2; stages <= 8; ++stages) {
-              const int room = (227 * 1024 - 1024 * blocks) / blocks;
-              const int stage_bytes = (16 + (quantize ? 0 : rows <= 8 ? 8 : 16)) * 1088;
-              const int fixed = 2 * 8 * (rows <= 8 ? 8 : 16) * 17 * 4 + 1024 +
-                                (quantize ? static_cast<int>(kK[kind]) : 0);
-              if (fixed + stages * stage_bytes > room) continue;
-              const StreamCodesTile tile = {stages, blocks};
-              const double us = kind_us(model, operands, kind, rows, quantize,
-                                        [&](const GemmParams& p, const QuantizeRowsParams* q,
-                                            cudaStream_t stream) {
-                                          return gemm_stream_codes(p, q, tile, stream);
-                                        });
-              char name[60];
-              snprintf(name, sizeof(name), "stages %d blocks %d%s", stages, blocks,
-                       quantize ? " quantizes" : "");
-              times.push_back({us, name});
-            }
-          }
-          if (rows == 1) {
-            char what[80];
-            snprintf(what, sizeof(what), "%s M %ld %s%s", kNames[static_cast<int>(operands)], rows,
-                     kKindNames[kind], quantize ? " quantized" : "");
-            print_best(what, times, bytes);
-            times.clear();
-          }
+// How one kind of product is launched.
+struct Choice {
+  bool stream = false;
+  StreamCodesTile rows;
+  GemmTile tile;
+  std::string name() const {
+    char text[80];
+    if (stream) {
+      snprintf(text, sizeof(text), "stream_codes stages %d blocks %d early %d", rows.stages,
+               rows.blocks, rows.trigger_early);
+    } else {
+      snprintf(text, sizeof(text), "sm90 %dx%d stages %d split %d trigger %d", tile.tokens,
+               tile.features, tile.stages, tile.split, tile.trigger);
+    }
+    return text;
+  }
+};
+
+std::vector<Choice> choices_of(int kind, int64_t rows, bool quantizes) {
+  std::vector<Choice> all;
+  if (rows <= 16) {
+    for (int blocks = 1; blocks <= 3; ++blocks) {
+      for (const int stages : {2, 3, 4, 5, 6, 8, 10, 12}) {
+        const int room = 227 * 1024 / blocks - 1024;
+        const int stage_bytes = (16 + (quantizes ? 0 : rows <= 8 ? 8 : 16)) * 1088;
+        const int fixed = quantizes ? 1100 + static_cast<int>(kK[kind]) : rows <= 8 ? 17408 : 34816;
+        if (fixed + stages * stage_bytes > room) continue;
+        for (const bool early : {false, true}) {
+          Choice c;
+          c.stream = true;
+          c.rows = {stages, blocks, early};
+          all.push_back(c);
         }
-        if (rows > 1) {
-          char what[80];
-          snprintf(what, sizeof(what), "%s M %ld %s", kNames[static_cast<int>(operands)], rows,
-                   kKindNames[kind]);
-          print_best(what, times, bytes);
+      }
+    }
+    if (quantizes) return all;
+  }
+  int full = 8;
+  while (full < rows) full *= 2;
+  for (const int tokens : {full, full / 2}) {
+    if (tokens < 8 || (tokens < full && rows < 64)) continue;
+    for (const int features : {64, 128, 256}) {
+      for (const int split : {1, 2, 4, 8}) {
+        const int64_t blocks = ceil_div(kN[kind], features) * split * ceil_div(rows, tokens);
+        if (blocks > 132 * 4 || blocks < 60) continue;
+        for (const int kb : {48, 66, 102, 146, 204}) {
+          const int stages = std::min(16, kb * 1024 / ((features + tokens) * 128));
+          if (stages < 3 || (kb > 48 && stages == 16 && kb * 1024 > 18 * (features + tokens) * 128)) {
+            continue;
+          }
+          for (const int trigger : {-1, 4}) {
+            Choice c;
+            c.tile = {tokens, features, stages, split, trigger};
+            all.push_back(c);
+          }
         }
       }
     }
   }
-  return 0;
+  return all;
 }
 
-int main_tune_tiles() {
+// Launches for all four products of a layer that make 32 layers fastest, quantization included: one
+// product's after the other, the others as they are.
+int main_tune(const char* what) {
   const Model model(256);
-  const GemmOperands operands = GemmOperands::kFp8;
-  for (const int64_t rows : {32, 64, 128}) {
-    for (int kind = 0; kind < 4; ++kind) {
-      for (const bool quantize : {false, true}) {
-        std::vector<Timed> times;
-        const auto time = [&](const GemmTile& tile, const char* label) {
-          const double us = kind_us(
-              model, operands, kind, rows, quantize,
-              [&](const GemmParams& p, const QuantizeRowsParams* q, cudaStream_t stream) {
-                if (q != nullptr) CHECK_STATUS(quantize_rows(*q, stream));
-                return gemm_sm90(p, tile, stream);
-              });
-          char name[80];
-          snprintf(name, sizeof(name), "%s%dx%d st %d sp %d tr %d", label, tile.tokens,
-                   tile.features, tile.stages, tile.split, tile.trigger);
-          times.push_back({us, name});
-        };
-        GemmParams shape;
-        shape.operands = operands;
-        shape.num_rows = rows;
-        shape.in_features = kK[kind];
-        shape.out_features = kN[kind];
-        char what[80];
-        snprintf(what, sizeof(what), "M %ld %s%s", rows, kKindNames[kind],
-                 quantize ? " quantized" : "");
-        const double bytes = static_cast<double>(kN[kind]) * kK[kind];
-        time(choose_gemm_tile(shape), "now ");
-        print_best(what, times, bytes);
-        if (quantize) continue;
-        for (const int tokens : {static_cast<int>(rows), static_cast<int>(rows) / 2}) {
-          for (const int features : {64, 128, 256}) {
-            for (const int split : {1, 2, 4, 8}) {
-              if (ceil_div(kN[kind], features) * split * rows / tokens > 132 * 8) continue;
-              if (ceil_div(kN[kind], features) * split * rows / tokens < 60) continue;
-              for (const int kb : {48, 66, 102, 146, 204}) {
-                const int stages = std::min(16, kb * 1024 / ((features + tokens) * 128));
-                if (stages >= 3) time({tokens, features, stages, split, 4}, "");
-              }
+  const GemmOperands operands =
+      std::strcmp(what, "int8") == 0 ? GemmOperands::kInt8 : GemmOperands::kFp8;
+  for (const int64_t rows : {1, 32, 128, 64, 4, 16}) {
+    Choice now[4];
+    const bool quantizes = rows == 1;
+    const auto time = [&]() {
+      return graph_ms(
+          [&](cudaStream_t stream) {
+            for (int i = 0; i < kLayers * 4; ++i) {
+              const Choice& c = now[i % 4];
+              model.run(operands, i, rows, true, stream,
+                        [&](const GemmParams& p, const QuantizeRowsParams* q) {
+                          if (!c.stream || !quantizes) CHECK_STATUS(quantize_rows(*q, stream));
+                          if (!c.stream) return gemm_sm90(p, c.tile, stream);
+                          return gemm_stream_codes(p, quantizes ? q : nullptr, c.rows, stream);
+                        });
             }
-          }
+          },
+          3);
+    };
+    for (int kind = 0; kind < 4; ++kind) {
+      GemmParams shape;
+      shape.operands = operands;
+      shape.num_rows = rows;
+      shape.in_features = kK[kind];
+      shape.out_features = kN[kind];
+      now[kind].stream = quantizes;
+      now[kind].rows = choose_stream_codes_tile(shape, quantizes);
+      now[kind].tile = choose_gemm_tile(shape);
+    }
+    double best = time();
+    printf("%s M %ld: %.3f ms as it is\n", what, rows, best);
+    for (int pass = 0; pass < 2; ++pass) {
+      for (const int kind : {2, 3, 0, 1}) {
+        const Choice before = now[kind];
+        Choice chosen = before;
+        for (const Choice& c : choices_of(kind, rows, quantizes)) {
+          now[kind] = c;
+          const double ms = time();
+          if (ms < best * 0.999) best = ms, chosen = c;
         }
-        print_best(what, times, bytes);
+        now[kind] = chosen;
       }
+      printf("%s M %ld pass %d: %.3f ms\n", what, rows, pass, best);
+    }
+    for (int kind = 0; kind < 4; ++kind) {
+      printf("  %s: %s\n", kKindNames[kind], now[kind].name().c_str());
     }
   }
   return 0;
@@ -828,6 +889,37 @@ int main_chain() {
       printf("%s M %3ld %.3f (%.2f TB/s) %.3f\n", kNames[static_cast<int>(operands)], rows, ms[0],
              bytes / ms[0] / 1e9, ms[1]);
     }
+  }
+  return 0;
+}
+
+int main_quantize() {
+  const Model model(8000);
+  for (const int64_t rows : {1, 32, 128, 1024, 8000}) {
+    printf("quantize_rows M %4ld:", rows);
+    for (const int64_t width : {kHidden, kInner}) {
+      for (const bool normalize : {false, true}) {
+        if (normalize && width == kInner) continue;
+        QuantizeRowsParams q;
+        q.x = width == kInner ? model.inner : model.hidden;
+        q.norm_weight = normalize ? model.norm_weight : nullptr;
+        q.codes = model.codes;
+        q.scale = model.x_scale;
+        q.num_rows = rows;
+        q.width = width;
+        q.normalize = normalize;
+        const double us = 50. * graph_ms(
+                                    [&](cudaStream_t stream) {
+                                      for (int i = 0; i < 20; ++i) {
+                                        CHECK_STATUS(quantize_rows(q, stream));
+                                      }
+                                    },
+                                    9);
+        printf(" %ld%s %.2f us (%.2f TB/s)", width, normalize ? " normalized" : "", us,
+               3. * rows * width / us / 1e6);
+      }
+    }
+    printf("\n");
   }
   return 0;
 }
@@ -868,8 +960,9 @@ int main(int argc, char** argv) {
   const char* mode = argc > 1 ? argv[1] : "check";
   setvbuf(stdout, nullptr, _IOLBF, 4096);
   if (std::strcmp(mode, "check") == 0) return check_all() != 0;
+  if (std::strcmp(mode, "quantize") == 0) return main_quantize();
   if (std::strcmp(mode, "large") == 0) return main_large();
-  if (std::strcmp(mode, "tune_rows") == 0) return main_tune_rows();
-  if (std::strcmp(mode, "tune_tiles") == 0) return main_tune_tiles();
+  if (std::strcmp(mode, "accuracy") == 0) return main_accuracy();
+  if (std::strcmp(mode, "tune") == 0) return main_tune(argc > 2 ? argv[2] : "fp8");
   return main_chain();
 }

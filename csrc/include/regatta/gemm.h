@@ -160,8 +160,9 @@ Status gemm_packed_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_packed_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 Status gemm_sm90_codes(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 struct StreamCodesTile {
-  int stages = 4;  // of 1024 columns
-  int blocks = 3;  // per multiprocessor
+  int stages = 4;              // of 1024 columns
+  int blocks = 2;              // per multiprocessor
+  bool trigger_early = false;  // the next kernel may start at once
 };
 StreamCodesTile choose_stream_codes_tile(const GemmParams& params, bool quantizes);
 const char* gemm_stream_codes_refuses(const GemmParams& params);
