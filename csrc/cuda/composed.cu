@@ -99,7 +99,7 @@ struct Product {
 struct ProductScratch {
   GemmResources gemm;
   void* codes = nullptr;   // [rows, widest in_features], 16 bits each
-  float* scale = nullptr;  // [rows]
+  float* scale = nullptr;  // [rows], or of blocks
   void* matrix = nullptr;  // a weight unpacked
 
   // Of products of `rows` rows, in_features up to `width` and weights up to `weight` values.
@@ -146,7 +146,9 @@ void ProductScratch::take(Arena& arena, const std::string& schemes, int64_t rows
                           int64_t weight) {
   if (!is_quantized(schemes)) return;
   codes = arena.take(rows * width * 2);
-  scale = static_cast<float*>(arena.take(rows * 4));
+  const bool fp8 = schemes.find("fp8") != std::string::npos;
+  scale = static_cast<float*>(
+      arena.take(fp8 ? gemm_block_stride(rows) * ceil_div(width, kScaleBlock) * 4 : rows * 4));
   if (rows >= kRowsUnpacked && schemes.find("weight_only") != std::string::npos) {
     matrix = arena.take(weight * 2);
   }
@@ -196,6 +198,7 @@ QuantizeRowsParams quantization(const Product& p, const ProductScratch& scratch,
   q.epsilon = p.epsilon;
   q.normalize = p.norm_weight != nullptr;
   q.operands = operands;
+  q.blocks = p.weight[1].rank == 2;
   q.dtype = dtype;
   return q;
 }
@@ -215,6 +218,9 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
   Status status;
   if (g.operands == GemmOperands::kFp8 || g.operands == GemmOperands::kInt8) {
     g.weight_scale = static_cast<const float*>(p.weight[1].data);
+    if (p.weight[1].rank == 2) {
+      g.scale_rows = p.weight[1].shape[0] == p.out_features ? 1 : kScaleBlock;
+    }
     return gemm_quantized(g, quantization(p, scratch, dtype, g.operands), scratch.gemm,
                           launch_on.stream);
   }

@@ -89,6 +89,7 @@ const char* gemm_sm90_refuses(const GemmParams& p) {
   if (codes && (p.x_scale == nullptr || p.weight_scale == nullptr || p.sumsq != nullptr)) {
     return "codes need x_scale and weight_scale, and no sumsq";
   }
+  if (p.scale_rows != 0 && p.operands != GemmOperands::kFp8) return "scales of blocks are of e4m3";
   if (codes && p.in_features % 16 != 0) return "in_features must be a multiple of 16";
   if (p.in_features % 8 != 0) return "in_features must be a multiple of 8";
   if (reinterpret_cast<uintptr_t>(p.x) % 16 != 0 ||
@@ -109,6 +110,7 @@ Status gemm_sm90(const GemmParams& p, const GemmTile& tile, CUstream_st* stream)
     return Status::error(std::string("gemm_sm90: ") + reason);
   }
   if (p.num_rows == 0) return {};
+  if (p.scale_rows != 0) return gemm_sm90_blocks(p, tile, stream);
   if (p.operands != GemmOperands::kDense) return gemm_sm90_codes(p, tile, stream);
   return p.dtype == DType::kBFloat16 ? run_gemm_sm90<__nv_bfloat16, __nv_bfloat16>(p, tile, stream)
                                      : run_gemm_sm90<__half, __half>(p, tile, stream);

@@ -379,6 +379,7 @@ const char* gemm_stream_codes_refuses(const GemmParams& p) {
     return "out_dtype must be dtype or float32";
   }
   if (p.num_rows > 16) return "more than 16 rows";
+  if (p.scale_rows != 0) return "scales of blocks";
   if (p.x_scale == nullptr || p.weight_scale == nullptr || p.sumsq != nullptr ||
       p.sumsq_out != nullptr) {
     return "codes need x_scale and weight_scale, and no sumsq";
@@ -395,7 +396,7 @@ const char* gemm_stream_codes_refuses(const GemmParams& p) {
 }
 
 bool gemm_stream_codes_quantizes(const GemmParams& p, const QuantizeRowsParams& q) {
-  return p.num_rows == 1 && row_kind(q) != RowKind::kAny && q.width <= kQuantizeThreads * 8 * kMaxVectors && q.dtype == p.dtype &&
+  return p.num_rows == 1 && row_kind(q) != RowKind::kAny && !q.blocks && q.width <= kQuantizeThreads * 8 * kMaxVectors && q.dtype == p.dtype &&
          reinterpret_cast<uintptr_t>(q.x) % 16 == 0 && gemm_stream_codes_refuses(p) == nullptr;
 }
 

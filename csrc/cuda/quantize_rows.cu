@@ -64,8 +64,71 @@ Status run_kind(const QuantizeRowsParams& p, cudaStream_t stream) {
   }
 }
 
+// A scale for every 128 columns, which half a warp has: 8 values a thread at a time. The row is read
+// a second time behind the norm.
+template <class T>
+__global__ void __launch_bounds__(kQuantizeThreads)
+    quantize_blocks_kernel(const QuantizeRowsParams p) {
+  __shared__ float scratch[kQuantizeThreads / kWarp];
+  pdl_trigger();
+  pdl_wait();
+  const int64_t row = blockIdx.x;
+  const int width = static_cast<int>(p.width);
+  const T* x = static_cast<const T*>(p.x) + row * width;
+  uint8_t* codes = static_cast<uint8_t*>(p.codes) + row * width;
+  float norm = 1.f;
+  if (p.normalize) {
+    float squares = 0.f;
+    for (int at = threadIdx.x * 8; at < width; at += kQuantizeThreads * 8) {
+      const Vec16<T> v = load16(x + at);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) squares += v.get(j) * v.get(j);
+    }
+    norm = rsqrtf(block_sum(squares, scratch) / static_cast<float>(width) + p.epsilon);
+  }
+  const float fixed = p.static_scale != nullptr ? *p.static_scale : 0.f;
+  constexpr int kStep = kQuantizeThreads * 8;
+  for (int first = 0; first < width; first += kStep) {
+    const int at = first + static_cast<int>(threadIdx.x) * 8;
+    float v[8] = {};
+    if (at < width) {
+      const Vec16<T> values = load16(x + at);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[j] = values.get(j);
+      if (p.norm_weight != nullptr) {
+        const Vec16<T> weight = load16(static_cast<const T*>(p.norm_weight) + at);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] *= weight.get(j);
+      }
+    }
+    float largest = 0.f;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) largest = fmaxf(largest, fabsf(v[j]));
+#pragma unroll
+    for (int o = 8; o > 0; o /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, o));
+    const float own = largest > 0.f ? largest / kFp8Max : 1.f;
+    const float factor = fixed > 0.f ? norm / fixed : 1.f / own;
+    if (at < width) {
+      *reinterpret_cast<uint2*>(codes + at) =
+          make_uint2(four_codes<true>(v, factor), four_codes<true>(v + 4, factor));
+      if (at % kScaleBlock == 0) {
+        p.scale[at / kScaleBlock * gemm_block_stride(p.num_rows) + row] =
+            fixed > 0.f ? fixed : own * norm;
+      }
+    }
+  }
+}
+
 template <class T>
 Status run_type(const QuantizeRowsParams& p, cudaStream_t stream) {
+  if (p.blocks) {
+    LaunchConfig config;
+    config.grid = dim3(static_cast<unsigned>(p.num_rows));
+    config.block = dim3(kQuantizeThreads);
+    config.stream = stream;
+    config.pdl = p.dependent_launch;
+    return launch(quantize_blocks_kernel<T>, config, "quantize_rows", p);
+  }
   return p.operands == GemmOperands::kFp8 ? run_kind<T, true>(p, stream)
                                           : run_kind<T, false>(p, stream);
 }
@@ -78,6 +141,9 @@ Status quantize_rows(const QuantizeRowsParams& p, CUstream_st* stream) {
   if (p.width % 8 != 0 || p.width > kWidest) {
     return Status::error("quantize_rows: width " + std::to_string(p.width) +
                          " must be a multiple of 8 and at most " + std::to_string(kWidest));
+  }
+  if (p.blocks && (p.operands != GemmOperands::kFp8 || p.shift != nullptr || p.smooth != nullptr)) {
+    return Status::error("quantize_rows: scales of blocks are of e4m3 codes without shift or smooth");
   }
   if (p.dtype == DType::kBFloat16) return run_type<__nv_bfloat16>(p, stream);
   if (p.dtype == DType::kFloat16) return run_type<__half>(p, stream);

@@ -259,6 +259,80 @@ bool check_codes(GemmOperands operands, const Case& c, Random& random) {
                           fp8 ? 1.2e-2 : 3e-4);  // fp8: the hardware's own sums
 }
 
+// e4m3 with scales of blocks of 128 columns, x quantized by quantize_rows().
+template <class T>
+bool check_blocks(const Case& c, Random& random) {
+  const int64_t blocks = ceil_div(c.k, kScaleBlock);
+  const int64_t scale_rows = random.below(2) ? kScaleBlock : 1;
+  const bool normalize = random.below(2);
+  std::vector<float> xf = random.floats(c.m * c.k, 1.7f), normf = random.floats(c.k, 1.f);
+  for (size_t i = 0; i < xf.size(); ++i) xf[i] *= i / kScaleBlock % 3 == 1 ? 0.03f : 1.f;
+  const Buffer<T> x(rounded<T>(xf)), norm(rounded<T>(normf));
+  std::vector<uint8_t> w(c.n * c.k);
+  std::vector<float> wf(w.size()), scale(ceil_div(c.n, scale_rows) * blocks);
+  for (float& v : scale) v = (1.5f + random.uniform()) * 0.004f / std::sqrt(c.k);
+  for (int64_t i = 0; i < c.n * c.k; ++i) {
+    w[i] = __nv_cvt_float_to_fp8(random.uniform() * 448.f, __NV_SATFINITE, __NV_E4M3);
+    wf[i] = e4m3_value(w[i]) * scale[i / c.k / scale_rows * blocks + i % c.k / kScaleBlock];
+  }
+  const int64_t stride = gemm_block_stride(c.m);
+  const Buffer<uint8_t> w_codes(w), codes(c.m * c.k);
+  const Buffer<float> w_scale(scale), x_scale(blocks * stride);
+  QuantizeRowsParams q;
+  q.x = x.data;
+  q.norm_weight = normalize ? norm.data : nullptr;
+  q.codes = codes.data;
+  q.scale = x_scale.data;
+  q.num_rows = c.m;
+  q.width = c.k;
+  q.epsilon = 1e-5f;
+  q.normalize = normalize;
+  q.blocks = true;
+  q.dtype = Traits<T>::dtype;
+  CHECK_STATUS(quantize_rows(q, nullptr));
+  const auto got = codes.host();
+  const auto got_scale = x_scale.host();
+  int64_t bad = 0;
+  for (int64_t row = 0; row < c.m; ++row) {
+    double squares = 0.;
+    for (int64_t i = 0; i < c.k; ++i) squares += std::pow(xf[row * c.k + i], 2.);
+    const double r = normalize ? 1. / std::sqrt(squares / c.k + 1e-5) : 1.;
+    for (int64_t i = 0; i < c.k; ++i) {
+      const double value = xf[row * c.k + i] * r * (normalize ? normf[i] : 1.);
+      const float by = got_scale[i / kScaleBlock * stride + row];
+      const float code = e4m3_value(got[row * c.k + i]);
+      const double step = std::max(std::fabs(value / by) / 16., 1. / 1024);
+      if (!(std::fabs(code - value / by) <= step * 1.001)) ++bad;
+      xf[row * c.k + i] = code * by;
+    }
+  }
+  if (bad != 0) printf("FAIL codes of blocks m %ld k %ld: %ld bad\n", c.m, c.k, bad);
+  GemmParams p;
+  p.operands = GemmOperands::kFp8;
+  p.x = codes.data;
+  p.weight = w_codes.data;
+  p.x_scale = x_scale.data;
+  p.weight_scale = w_scale.data;
+  p.scale_rows = scale_rows;
+  const GemmTile tile = {8 << random.below(4), 64 << random.below(2), 2 + random.below(3),
+                         1 << random.below(4), random.below(6) - 1};
+  const int kernel = random.below(3);
+  const Runner runner = [&](GemmParams& g) {
+    if (kernel == 0) return gemm_sm90(g, tile, nullptr);
+    if (kernel == 1 && gemm_tiles_sm90_refuses(g) == nullptr) {
+      return gemm_tiles_sm90(g, 128, nullptr);
+    }
+    return gemm(g, {}, nullptr, nullptr);
+  };
+  char label[160];
+  snprintf(label, sizeof(label), "blocks of %ld %s kernel %d tile %dx%d stages %d split %d",
+           scale_rows, dtype_name(Traits<T>::dtype), kernel, tile.tokens, tile.features,
+           tile.stages, tile.split);
+  const double relative = Traits<T>::dtype == DType::kFloat16 ? 1.5e-3 : 8e-3;
+  return bad == 0 && check_product<T>(c, p, xf, wf, runner, label,
+                                      c.float_out ? 2e-3 : relative, 3e-3);
+}
+
 // x of T, weight packed with 8 or 4 bits.
 template <class T>
 bool check_packed(int bits, const Case& c, Random& random) {
@@ -492,7 +566,7 @@ int check_quantize(Random& random) {
 
 constexpr int64_t kRows[] = {1, 2, 5, 8, 9, 17, 33, 64, 100, 127, 128, 129, 257};
 constexpr int64_t kShapes[][2] = {{64, 64},    {208, 144}, {80, 16},    {1008, 528},
-                                  {264, 1040}, {8, 4112},  {1536, 2048}};
+                                  {264, 1040}, {8, 4112},  {1536, 2048}, {768, 640}};
 
 int check_all() {
   Random random(11);
@@ -517,6 +591,24 @@ int check_all() {
     }
     printf("%s: %d cases, %d failures\n", operands == GemmOperands::kFp8 ? "fp8" : "int8", cases,
            bad);
+    failures += bad;
+  }
+  {
+    int cases = 0, bad = 0;
+    for (const int64_t m : kRows) {
+      for (const auto& shape : kShapes) {
+        for (int variant = 0; variant < 2; ++variant) {
+          Case c = {m, shape[0], shape[1]};
+          c.gated = variant == 1 && c.n % 16 == 0;
+          c.bias = random.below(2);
+          c.residual = !c.gated && random.below(2);
+          bad += !(random.below(2) ? check_blocks<__nv_bfloat16>(c, random)
+                                   : check_blocks<__half>(c, random));
+          ++cases;
+        }
+      }
+    }
+    printf("fp8 in blocks: %d cases, %d failures\n", cases, bad);
     failures += bad;
   }
   for (const int bits : {8, 4}) {
