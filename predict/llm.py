@@ -159,6 +159,7 @@ def load_decoder(
             config.dtype,
             capability,
             layout.group_size(linear),
+            linear.in_features,
         )
     try:
         return build_decoder(

@@ -25,7 +25,7 @@ constexpr Candidate kCandidates[] = {
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_stream(p, false, s);
      }},
-    {"stream_codes", 90, 90, 1, 8, gemm_stream_codes_refuses,
+    {"stream_codes", 90, 90, 1, 1, gemm_stream_codes_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_stream_codes(p, nullptr, s);
      }},

@@ -1,24 +1,27 @@
-// y = epilogue(x w^T) of 8-bit codes for few rows, and their quantization where it is one row.
+// y = epilogue(x w^T) of 8-bit codes for one row of x, which is quantized on the way.
 //
 // Input: as GemmParams says: e4m3 or int8 codes, weights [N, K] row-major as checkpoints have them;
 // K is a multiple of 16.
 // Architectures: sm_90 (bulk copies).
 // Algorithm
-//   1. A block works on 16 rows of weight (gated: 8 gate rows and their 8 up rows) at a time, for
-//      up to 16 tokens. One warp fetches: pieces of 1 KB of each row, by bulk copies past L1 and
-//      first to leave L2, into a ring of stages. It fills the ring before pdl_wait(), and goes on
-//      to the block's next rows while the last ones are finished.
+//   1. A block works on 16 rows of weight (gated: 8 gate rows and their 8 up rows) at a time. One
+//      warp fetches: pieces of 1 KB of each row, by bulk copies past L1 and first to leave L2, into
+//      a ring of stages. It fills the ring before pdl_wait(), and goes on to the block's next rows
+//      while the last ones are finished.
 //   2. Eight warps multiply, each 128 columns of a stage, with mma.sync: int8 as it is, e4m3 as
 //      fp16, whose products are exact and whose sums are floats (mma of e4m3 would do the same).
 //      A lane reads 16 bytes of two rows: the instruction's order of k is permuted, for both
-//      operands alike. Rows lie 64 bytes off a multiple of 128 apart: no bank conflicts.
-//   3. The warps' sums meet in shared memory, and are added in their order. So a token's result
-//      does not depend on the number of tokens.
-//   4. One row: every block makes the codes of x itself (quantize_row.cuh) while its first weights
-//      travel, which saves a launch. More rows' codes are copied beside the weights.
+//      operands alike. Rows lie 64 bytes off a multiple of 128 apart: no bank conflicts. All eight
+//      columns of the instruction are the one token.
+//   3. The warps' sums meet in shared memory, and are added in their order.
+//   4. Every block makes the codes of x itself (quantize_row.cuh) while its first weights travel,
+//      which saves a launch; they are those of quantize_rows().
 // Source: own.
 //
-// Bound: memory.
+// Bound: memory, 1.61 ms for the 129 products of a Llama-3-8B decode step at 4.66 TB/s.
+// Measured on an H200 (bench_codes chain and tune, one CUDA graph, e4m3, quantization included): 2.20
+// ms, against 2.53 with quantize_rows ahead of gemm_sm90. With more tokens (which came beside the
+// weights) it lost to gemm_sm90: M 8, bare, 2.61 and 2.19 ms.
 #include <algorithm>
 
 #include "gemm_epilogue.cuh"
@@ -41,19 +44,16 @@ constexpr int kMaxVectors = 8;  // of a row that is quantized here: 16384 column
 struct KernelParams {
   Epilogue epilogue;
   QuantizeRowsParams quantize;
-  const uint8_t* x;  // codes; null: quantize
+  const uint8_t* x;  // codes, where they are not made here
   const uint8_t* weight;
-  int num_rows, in_features, num_pieces, num_tiles, stages;
+  int in_features, num_pieces, num_tiles, stages;
   bool trigger_early;
 };
 
-// kTokens: 8 or 16, or 1, which is the row that is quantized here.
-template <int kTokens>
-struct Shape {
-  static constexpr int kPartialStride = kRows + 1;  // floats
-  static constexpr int kPartialBytes = round_up(2 * kWarps * kTokens * kPartialStride * 4, 16);
-  static constexpr int kStageBytes = (kRows + (kTokens > 1 ? kTokens : 0)) * kRowStride;
-};
+constexpr int kPartialStride = kRows + 1;  // floats, of a warp
+constexpr int kPartialBytes = 2 * kWarps * kPartialStride * 4;
+constexpr int kStageBytes = kRows * kRowStride;
+static_assert(kPartialBytes % 16 == 0);
 
 // Word i of 16 adjacent codes; int8: words i and i + 1.
 __device__ __forceinline__ uint32_t word(const uint4& v, int i) {
@@ -97,22 +97,17 @@ struct Products<false> {
   }
 };
 
-// kVectors: of a row that is quantized here, whose kind is kKind; else 0.
-template <bool kFp8, class T, int kTokens, bool kGated, RowKind kKind, int kVectors>
-__global__ void __launch_bounds__(kThreads + kWarp, kTokens == 1 && kVectors <= 2 ? 3 : 2)
+// kVectors: of x that is quantized here, of kind kKind; 0: x comes as codes.
+template <bool kFp8, class T, bool kGated, RowKind kKind, int kVectors>
+__global__ void __launch_bounds__(kThreads + kWarp, 2)
     gemm_stream_codes_kernel(const KernelParams p) {
-  using S = Shape<kTokens>;
   using P = Products<kFp8>;
-  constexpr bool kQuantizes = kVectors > 0;
-  constexpr int kStageBytes = S::kStageBytes;
-  constexpr int kGroups = (kTokens + 7) / 8;
-  static_assert(kQuantizes == (kTokens == 1));
   extern __shared__ __align__(128) char shared[];
   __shared__ uint64_t full[kMaxStages], empty[kMaxStages];
   __shared__ QuantizeScratch scratch;
   char* stages = shared;
   float* partial = reinterpret_cast<float*>(stages + p.stages * kStageBytes);
-  char* codes = reinterpret_cast<char*>(partial) + S::kPartialBytes;  // [in_features]
+  char* codes = reinterpret_cast<char*>(partial) + kPartialBytes;  // [in_features]
 
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
@@ -128,14 +123,12 @@ __global__ void __launch_bounds__(kThreads + kWarp, kTokens == 1 && kVectors <= 
 
   if (warp == kWarps) {
     const uint64_t once = policy_evict_first();
-    const uint64_t keep = policy_evict_last();
-    const int tokens = kQuantizes ? 0 : p.num_rows;
     const int my_tiles = (p.num_tiles - static_cast<int>(blockIdx.x) - 1) / gridDim.x + 1;
     const int total = my_tiles * p.num_pieces;
     const auto piece_bytes = [&](int piece) { return min(kPiece, p.in_features - piece * kPiece); };
     const auto weights = [&](int tile, int piece, int s) {
       if (lane == 0) {
-        barrier_arrive_expect(&full[s], (kRows + tokens) * piece_bytes(piece));
+        barrier_arrive_expect(&full[s], kRows * piece_bytes(piece));
       }
       __syncwarp();
       if (lane < kRows) {
@@ -147,30 +140,18 @@ __global__ void __launch_bounds__(kThreads + kWarp, kTokens == 1 && kVectors <= 
                   once);
       }
     };
-    const auto rows_of_x = [&](int piece, int s) {
-      if (lane < tokens) {
-        bulk_load(stages + s * kStageBytes + (kRows + lane) * kRowStride,
-                  p.x + static_cast<int64_t>(lane) * p.in_features + piece * kPiece,
-                  piece_bytes(piece), &full[s], keep);
-      }
-    };
     // Weights are constants: fill the ring while the previous kernel still runs.
     const int ahead = min(p.stages, total);
     for (int i = 0; i < ahead; ++i) {
       weights(blockIdx.x + i / p.num_pieces * gridDim.x, i % p.num_pieces, i);
     }
     if (p.trigger_early || total <= p.stages) pdl_trigger();
-    if constexpr (!kQuantizes) {
-      pdl_wait();
-      for (int i = 0; i < ahead; ++i) rows_of_x(i % p.num_pieces, i);
-    }
     int s = 0, piece = ahead % p.num_pieces;
     int tile = blockIdx.x + ahead / p.num_pieces * gridDim.x;
     uint32_t phase = 0;
     for (int i = ahead; i < total; ++i) {
       barrier_wait(&empty[s], phase);
       weights(tile, piece, s);
-      rows_of_x(piece, s);
       if (!p.trigger_early && i == total - 1) pdl_trigger();
       if (++s == p.stages) s = 0, phase ^= 1;
       if (++piece == p.num_pieces) piece = 0, tile += gridDim.x;
@@ -178,110 +159,98 @@ __global__ void __launch_bounds__(kThreads + kWarp, kTokens == 1 && kVectors <= 
     return;
   }
 
-  float x_scale = 0.f;
-  const int token = kGated ? threadIdx.x / 8 : threadIdx.x / kRows;  // that this thread finishes
-  if constexpr (kQuantizes) {
+  float x_scale;
+  if constexpr (kVectors > 0) {
+    using R = Row<T, kKind, kVectors, kThreads>;
+    Vec16<T> x[kVectors], norm_weight[R::kNumWeights] = {};
+    if constexpr (R::kKeepsWeight) R::load(p.quantize.norm_weight, p.in_features, norm_weight);
+    const float fixed = p.quantize.static_scale != nullptr ? *p.quantize.static_scale : 0.f;
+    pdl_wait();
+    R::load(p.quantize.x, p.in_features, x);
     x_scale = quantize_row<T, kFp8, kKind, kVectors, kThreads>(
-        p.quantize, 0, scratch, 1, [] { pdl_wait(); },
+        p.quantize, x, norm_weight, fixed, scratch, 1,
         [&](int at, uint2 eight) { *reinterpret_cast<uint2*>(codes + at) = eight; });
-    named_barrier_sync(1, kThreads);
   } else {
     pdl_wait();
-    if (token < p.num_rows) x_scale = __ldcg(p.epilogue.x_scale + token);
+    for (int at = threadIdx.x * 16; at < p.in_features; at += kThreads * 16) {
+      *reinterpret_cast<uint4*>(codes + at) = __ldcg(reinterpret_cast<const uint4*>(p.x + at));
+    }
+    x_scale = __ldcg(p.epilogue.x_scale);
   }
+  named_barrier_sync(1, kThreads);
 
   const int g = lane / 4, q = lane % 4 * 16;
   int s = 0, parity = 0;
   uint32_t phase = 0;
   for (int tile = blockIdx.x; tile < p.num_tiles; tile += gridDim.x, parity ^= 1) {
-    const int n = kGated ? tile * 8 + threadIdx.x % 8 : tile * kRows + threadIdx.x % kRows;
-    const bool writes = token < p.num_rows && n < width;
-    const int64_t offset = static_cast<int64_t>(token) * width + n;
+    const int mine = threadIdx.x;  // of the tile's outputs
+    const int n = tile * (kGated ? 8 : kRows) + mine;
+    const bool writes = mine < (kGated ? 8 : kRows) && n < width;
     float residual = 0.f, scale = 0.f, scale_up = 0.f, bias = 0.f, bias_up = 0.f;
     if (writes) {
       const auto value = [&](const void* from, int64_t at) {
         return from == nullptr ? 0.f : Traits<T>::to_float(__ldcg(static_cast<const T*>(from) + at));
       };
-      scale = x_scale * __ldg(p.epilogue.weight_scale + n);
-      residual = value(p.epilogue.residual, offset);
+      scale = __ldg(p.epilogue.weight_scale + n);
+      residual = value(p.epilogue.residual, n);
       bias = value(p.epilogue.bias, n);
       if constexpr (kGated) {
-        scale_up = x_scale * __ldg(p.epilogue.weight_scale + width + n);
+        scale_up = __ldg(p.epilogue.weight_scale + width + n);
         bias_up = value(p.epilogue.bias, width + n);
       }
     }
     // Two sums of each half of a slice, so that few products wait for one another.
-    typename P::Acc acc[kGroups][4][4] = {};
+    typename P::Acc acc[4][4] = {};
     for (int piece = 0; piece < p.num_pieces; ++piece) {
       barrier_wait(&full[s], phase);
       const char* at = stages + s * kStageBytes;
-      uint4 low[2], high[2], b[kGroups][2];
+      uint4 low[2], high[2], x[2];
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
         const int within = warp * kSlice + u * 64 + q;
         const int k = piece * kPiece + within;
         const bool inside = k < p.in_features;
-        const uint4 zero = make_uint4(0, 0, 0, 0);
         const auto load = [&](const char* from) {
-          return inside ? *reinterpret_cast<const uint4*>(from) : zero;
+          return inside ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
         };
         low[u] = load(at + g * kRowStride + within);
         high[u] = load(at + (g + 8) * kRowStride + within);
-#pragma unroll
-        for (int j = 0; j < kGroups; ++j) {
-          // Columns without a token repeat the last one.
-          b[j][u] = load(kQuantizes ? codes + k
-                                    : at + (kRows + min(j * 8 + g, p.num_rows - 1)) * kRowStride +
-                                          within);
-        }
+        x[u] = load(codes + k);
       }
       __syncwarp();
       if (lane == 0) barrier_arrive(&empty[s]);
 #pragma unroll
       for (int part = 0; part < P::kParts; ++part) {
 #pragma unroll
-        for (int u = 0; u < 2; ++u) {
-#pragma unroll
-          for (int j = 0; j < kGroups; ++j) {
-            P::add(acc[j][u * 2 + part % 2], low[u], high[u], b[j][u], part);
-          }
-        }
+        for (int u = 0; u < 2; ++u) P::add(acc[u * 2 + part % 2], low[u], high[u], x[u], part);
       }
       if (++s == p.stages) s = 0, phase ^= 1;
     }
-    float* sums = partial + parity * kWarps * kTokens * S::kPartialStride;
-#pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-      const int t = j * 8 + lane % 4 * 2;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (t + i % 2 < p.num_rows) {
-          sums[(warp * kTokens + t + i % 2) * S::kPartialStride + g + i / 2 * 8] =
-              static_cast<float>((acc[j][0][i] + acc[j][1][i]) + (acc[j][2][i] + acc[j][3][i]));
-        }
-      }
+    float* sums = partial + parity * kWarps * kPartialStride;
+    if (lane % 4 == 0) {
+      float* to = sums + warp * kPartialStride + g;
+      to[0] = static_cast<float>((acc[0][0] + acc[1][0]) + (acc[2][0] + acc[3][0]));
+      to[8] = static_cast<float>((acc[0][2] + acc[1][2]) + (acc[2][2] + acc[3][2]));
     }
     named_barrier_sync(1, kThreads);
     if (writes) {
       float y = 0.f, up = 0.f;
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) {
-        const float* from = sums + (w * kTokens + token) * S::kPartialStride +
-                            (kGated ? threadIdx.x % 8 : threadIdx.x % kRows);
-        y += from[0];
-        if constexpr (kGated) up += from[8];
+        y += sums[w * kPartialStride + mine];
+        if constexpr (kGated) up += sums[w * kPartialStride + mine + 8];
       }
-      y = y * scale + bias;
+      y = y * x_scale * scale + bias;  // as finish() of gemm_epilogue.cuh
       if constexpr (kGated) {
-        up = up * scale_up + bias_up;
+        up = up * x_scale * scale_up + bias_up;
         y = y / (1.f + __expf(-y)) * up;
       } else {
         y += residual;
       }
       if (p.epilogue.float_out) {
-        static_cast<float*>(p.epilogue.out)[offset] = y;
+        static_cast<float*>(p.epilogue.out)[n] = y;
       } else {
-        static_cast<T*>(p.epilogue.out)[offset] = Traits<T>::from_float(y);
+        static_cast<T*>(p.epilogue.out)[n] = Traits<T>::from_float(y);
       }
     }
   }
@@ -294,17 +263,14 @@ int multiprocessors() {
   return count;
 }
 
-template <bool kFp8, class T, int kTokens, bool kGated, RowKind kKind = RowKind::kPlain,
-          int kVectors = 0>
+template <bool kFp8, class T, bool kGated, RowKind kKind = RowKind::kPlain, int kVectors = 0>
 Status run(const GemmParams& p, const QuantizeRowsParams* quantize, const StreamCodesTile& tile,
            cudaStream_t stream) {
-  using S = Shape<kTokens>;
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
   if (quantize != nullptr) kp.quantize = *quantize;
   kp.x = static_cast<const uint8_t*>(p.x);
   kp.weight = static_cast<const uint8_t*>(p.weight);
-  kp.num_rows = static_cast<int>(p.num_rows);
   kp.in_features = static_cast<int>(p.in_features);
   kp.num_pieces = static_cast<int>(ceil_div(p.in_features, kPiece));
   kp.num_tiles = static_cast<int>(
@@ -315,56 +281,47 @@ Status run(const GemmParams& p, const QuantizeRowsParams* quantize, const Stream
   config.grid = dim3(static_cast<unsigned>(
       std::min<int64_t>(kp.num_tiles, int64_t{multiprocessors()} * tile.blocks)));
   config.block = dim3(kThreads + kWarp);
-  config.shared_bytes =
-      tile.stages * S::kStageBytes + S::kPartialBytes + (kVectors > 0 ? p.in_features : 0);
+  config.shared_bytes = tile.stages * kStageBytes + kPartialBytes + p.in_features;
   config.stream = stream;
   config.pdl = p.dependent_launch;
-  return launch(gemm_stream_codes_kernel<kFp8, T, kTokens, kGated, kKind, kVectors>, config,
+  return launch(gemm_stream_codes_kernel<kFp8, T, kGated, kKind, kVectors>, config,
                 "gemm_stream_codes", kp);
 }
 
 template <bool kFp8, class T, bool kGated>
-Status run_rows(const GemmParams& p, const QuantizeRowsParams* quantize,
-                const StreamCodesTile& tile, cudaStream_t stream) {
-  if (quantize != nullptr) {
-    const bool is_short = p.in_features <= kQuantizeThreads * 16;
-    if (row_kind(*quantize) == RowKind::kPlain) {
-      return is_short ? run<kFp8, T, 1, kGated, RowKind::kPlain, 2>(p, quantize, tile, stream)
-                      : run<kFp8, T, 1, kGated, RowKind::kPlain, kMaxVectors>(p, quantize, tile,
-                                                                              stream);
-    }
-    return is_short
-               ? run<kFp8, T, 1, kGated, RowKind::kNorm, 2>(p, quantize, tile, stream)
-               : run<kFp8, T, 1, kGated, RowKind::kNorm, kMaxVectors>(p, quantize, tile, stream);
+Status run_row(const GemmParams& p, const QuantizeRowsParams* q, const StreamCodesTile& tile,
+               cudaStream_t stream) {
+  constexpr RowKind kPlain = RowKind::kPlain, kNorm = RowKind::kNorm;
+  if (q == nullptr) return run<kFp8, T, kGated>(p, q, tile, stream);
+  const bool is_short = p.in_features <= kQuantizeThreads * 16;
+  if (row_kind(*q) == kPlain) {
+    return is_short ? run<kFp8, T, kGated, kPlain, 2>(p, q, tile, stream)
+                    : run<kFp8, T, kGated, kPlain, kMaxVectors>(p, q, tile, stream);
   }
-  return p.num_rows <= 8 ? run<kFp8, T, 8, kGated>(p, nullptr, tile, stream)
-                         : run<kFp8, T, 16, kGated>(p, nullptr, tile, stream);
+  return is_short ? run<kFp8, T, kGated, kNorm, 2>(p, q, tile, stream)
+                  : run<kFp8, T, kGated, kNorm, kMaxVectors>(p, q, tile, stream);
 }
 
 template <bool kFp8>
 Status run_type(const GemmParams& p, const QuantizeRowsParams* quantize,
                 const StreamCodesTile& tile, cudaStream_t stream) {
   if (p.dtype == DType::kBFloat16) {
-    return p.gated ? run_rows<kFp8, __nv_bfloat16, true>(p, quantize, tile, stream)
-                   : run_rows<kFp8, __nv_bfloat16, false>(p, quantize, tile, stream);
+    return p.gated ? run_row<kFp8, __nv_bfloat16, true>(p, quantize, tile, stream)
+                   : run_row<kFp8, __nv_bfloat16, false>(p, quantize, tile, stream);
   }
-  return p.gated ? run_rows<kFp8, __half, true>(p, quantize, tile, stream)
-                 : run_rows<kFp8, __half, false>(p, quantize, tile, stream);
+  return p.gated ? run_row<kFp8, __half, true>(p, quantize, tile, stream)
+                 : run_row<kFp8, __half, false>(p, quantize, tile, stream);
 }
 
 }  // namespace
 
-StreamCodesTile choose_stream_codes_tile(const GemmParams& p, bool quantizes) {
+// Measured on an H200 (bench_codes tune): two blocks per multiprocessor, five stages.
+StreamCodesTile choose_stream_codes_tile(const GemmParams& p) {
+  constexpr int64_t kPerBlock = 110 * 1024;
   StreamCodesTile tile;
-  tile.blocks = 2;
-  const int64_t per_block = 110 * 1024;
-  const int64_t fixed = quantizes           ? Shape<1>::kPartialBytes + p.in_features
-                        : p.num_rows <= 8   ? Shape<8>::kPartialBytes
-                                            : Shape<16>::kPartialBytes;
-  const int64_t stage = quantizes         ? Shape<1>::kStageBytes
-                        : p.num_rows <= 8 ? Shape<8>::kStageBytes
-                                          : Shape<16>::kStageBytes;
-  tile.stages = static_cast<int>(std::min<int64_t>(kMaxStages, (per_block - fixed) / stage));
+  tile.trigger_early = true;
+  tile.stages =
+      static_cast<int>(std::min<int64_t>(5, (kPerBlock - kPartialBytes - p.in_features) / kStageBytes));
   return tile;
 }
 
@@ -378,7 +335,8 @@ const char* gemm_stream_codes_refuses(const GemmParams& p) {
   if (p.out_dtype != p.dtype && p.out_dtype != DType::kFloat32) {
     return "out_dtype must be dtype or float32";
   }
-  if (p.num_rows > 16) return "more than 16 rows";
+  if (p.num_rows > 1) return "more than one row";
+  if (p.in_features > 65536) return "more than 65536 in_features";
   if (p.scale_rows != 0) return "scales of blocks";
   if (p.x_scale == nullptr || p.weight_scale == nullptr || p.sumsq != nullptr ||
       p.sumsq_out != nullptr) {
@@ -396,7 +354,7 @@ const char* gemm_stream_codes_refuses(const GemmParams& p) {
 }
 
 bool gemm_stream_codes_quantizes(const GemmParams& p, const QuantizeRowsParams& q) {
-  return p.num_rows == 1 && row_kind(q) != RowKind::kAny && !q.blocks && q.width <= kQuantizeThreads * 8 * kMaxVectors && q.dtype == p.dtype &&
+  return row_kind(q) != RowKind::kAny && !q.blocks && q.width <= kQuantizeThreads * 8 * kMaxVectors && q.dtype == p.dtype &&
          reinterpret_cast<uintptr_t>(q.x) % 16 == 0 && gemm_stream_codes_refuses(p) == nullptr;
 }
 
@@ -405,6 +363,9 @@ Status gemm_stream_codes(const GemmParams& p, const QuantizeRowsParams* quantize
   if (const char* reason = gemm_stream_codes_refuses(p)) {
     return Status::error(std::string("gemm_stream_codes: ") + reason);
   }
+  if (quantize != nullptr && !gemm_stream_codes_quantizes(p, *quantize)) {
+    return Status::error("gemm_stream_codes: x must be codes");
+  }
   if (p.num_rows == 0) return {};
   return p.operands == GemmOperands::kFp8 ? run_type<true>(p, quantize, tile, stream)
                                           : run_type<false>(p, quantize, tile, stream);
@@ -412,7 +373,7 @@ Status gemm_stream_codes(const GemmParams& p, const QuantizeRowsParams* quantize
 
 Status gemm_stream_codes(const GemmParams& p, const QuantizeRowsParams* quantize,
                          CUstream_st* stream) {
-  return gemm_stream_codes(p, quantize, choose_stream_codes_tile(p, quantize != nullptr), stream);
+  return gemm_stream_codes(p, quantize, choose_stream_codes_tile(p), stream);
 }
 
 }  // namespace regatta::cuda

@@ -48,34 +48,40 @@ __device__ __forceinline__ uint32_t four_codes(const float* v, float factor) {
   return packed;
 }
 
-// Row `row` of p.x, held in registers: kVectors pieces of eight values per thread, piece i of
-// thread t at (i * kThreads + t) * 8. Threads 0 .. kThreads - 1 of the block take part, and meet at
-// named barrier `barrier`; store(at, codes) takes eight codes. Returns the row's scale. wait()
-// returns when p.x may be read; constants are read before.
-template <class T, bool kFp8, RowKind kKind, int kVectors, int kThreads, class Wait, class Store>
-__device__ __forceinline__ float quantize_row(const QuantizeRowsParams& p, int64_t row,
-                                              QuantizeScratch& scratch, int barrier, Wait&& wait,
-                                              Store&& store) {
+// A row as 256 (or, of kPlain, more) threads hold it: piece i of thread t is eight values, at
+// (i * kThreads + t) * 8.
+template <class T, RowKind kKind, int kVectors, int kThreads>
+struct Row {
   // The order of a sum of squares, hence the scale, must not depend on who computes it.
   static_assert(kKind == RowKind::kPlain || kThreads == kQuantizeThreads);
-  const int width = static_cast<int>(p.width);
-  const auto column = [&](int i) { return (i * kThreads + static_cast<int>(threadIdx.x)) * 8; };
-  const Vec16<T> zero = bit_cast<Vec16<T>>(make_uint4(0, 0, 0, 0));
-  constexpr bool kEarly = kKind == RowKind::kNorm && kVectors <= 2;  // registers for the weight
-  Vec16<T> x[kVectors], weight[kEarly ? kVectors : 1] = {};
-  if constexpr (kEarly) {
+  // Registers for the norm's weight.
+  static constexpr bool kKeepsWeight = kKind == RowKind::kNorm && kVectors <= 2;
+  static constexpr int kNumWeights = kKeepsWeight ? kVectors : 1;
+
+  static __device__ __forceinline__ int column(int i) {
+    return (i * kThreads + static_cast<int>(threadIdx.x)) * 8;
+  }
+  template <int kCount>
+  static __device__ __forceinline__ void load(const void* from, int width, Vec16<T> (&to)[kCount]) {
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      weight[i] =
-          column(i) < width ? load16(static_cast<const T*>(p.norm_weight) + column(i)) : zero;
+    for (int i = 0; i < kCount; ++i) {
+      to[i] = column(i) < width ? load16(static_cast<const T*>(from) + column(i))
+                                : bit_cast<Vec16<T>>(make_uint4(0, 0, 0, 0));
     }
   }
-  const float fixed = p.static_scale != nullptr ? *p.static_scale : 0.f;
-  wait();
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    x[i] = column(i) < width ? load16(static_cast<const T*>(p.x) + row * width + column(i)) : zero;
-  }
+};
+
+// Codes of a row that the block's threads 0 .. kThreads - 1 hold; they meet at named barrier
+// `barrier`. weight: of the norm, where Row keeps it. store(at, codes) takes eight codes. Returns
+// the row's scale. scratch is free again behind the next call with another one.
+template <class T, bool kFp8, RowKind kKind, int kVectors, int kThreads, class Store>
+__device__ __forceinline__ float quantize_row(
+    const QuantizeRowsParams& p, Vec16<T> (&x)[kVectors],
+    const Vec16<T> (&weight)[Row<T, kKind, kVectors, kThreads>::kNumWeights], float fixed,
+    QuantizeScratch& scratch, int barrier, Store&& store) {
+  using R = Row<T, kKind, kVectors, kThreads>;
+  const int width = static_cast<int>(p.width);
+  const auto column = [](int i) { return R::column(i); };
   const bool shifted = kKind == RowKind::kAny && p.shift != nullptr;
   // Piece i as it is coded, but for the norm's divisor where nothing is added behind it.
   const auto value_of = [&](int i, float norm, float (&v)[8]) {
@@ -83,7 +89,8 @@ __device__ __forceinline__ float quantize_row(const QuantizeRowsParams& p, int64
     for (int j = 0; j < 8; ++j) v[j] = x[i].get(j);
     if (kKind == RowKind::kNorm || (kKind == RowKind::kAny && p.norm_weight != nullptr)) {
       const Vec16<T> w =
-          kEarly ? weight[kEarly ? i : 0] : load16(static_cast<const T*>(p.norm_weight) + column(i));
+          R::kKeepsWeight ? weight[R::kKeepsWeight ? i : 0]
+                          : load16(static_cast<const T*>(p.norm_weight) + column(i));
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[j] *= w.get(j);
     }

@@ -1,9 +1,11 @@
 // Activations as e4m3 or int8 codes with a scale per row, and the norm ahead of it in one pass.
 //
 // Input: [num_rows, width] row-major; codes likewise. Architectures: sm_89 and later for e4m3.
-// Algorithm: a block per row, which it holds in registers: sum of squares and largest magnitude
-// between two barriers, codes (quantize_row.cuh). Source: own. Bound: memory (2 + 1 bytes per
-// value); for few rows latency.
+// Algorithm: a block holds a row in registers: sum of squares and largest magnitude ahead of one
+// barrier, codes behind it (quantize_row.cuh), while its next row travels. Source: own. Bound:
+// memory (2 + 1 bytes per value); for few rows latency.
+#include <algorithm>
+
 #include "quantize_row.cuh"
 
 namespace regatta::cuda {
@@ -11,20 +13,44 @@ namespace {
 
 template <class T, bool kFp8, RowKind kKind, int kVectors, int kThreads>
 __global__ void __launch_bounds__(kThreads) quantize_rows_kernel(const QuantizeRowsParams p) {
-  __shared__ QuantizeScratch scratch;
+  using R = Row<T, kKind, kVectors, kThreads>;
+  __shared__ QuantizeScratch scratch[2];
   pdl_trigger();
-  const int64_t row = blockIdx.x;
-  uint8_t* codes = static_cast<uint8_t*>(p.codes) + row * p.width;
-  const float scale = quantize_row<T, kFp8, kKind, kVectors, kThreads>(
-      p, row, scratch, 1, [] { pdl_wait(); },
-      [&](int at, uint2 eight) { *reinterpret_cast<uint2*>(codes + at) = eight; });
-  if (threadIdx.x == 0) p.scale[row] = scale;
+  const int width = static_cast<int>(p.width);
+  Vec16<T> x[kVectors], weight[R::kNumWeights] = {};
+  if constexpr (R::kKeepsWeight) R::load(p.norm_weight, width, weight);
+  const float fixed = p.static_scale != nullptr ? *p.static_scale : 0.f;
+  pdl_wait();
+  const T* rows = static_cast<const T*>(p.x);
+  R::load(rows + static_cast<int64_t>(blockIdx.x) * width, width, x);
+  int parity = 0;
+  for (int64_t row = blockIdx.x; row < p.num_rows; row += gridDim.x, parity ^= 1) {
+    // The next row travels meanwhile.
+    Vec16<T> next[kVectors];
+    if (row + gridDim.x < p.num_rows) R::load(rows + (row + gridDim.x) * width, width, next);
+    uint8_t* codes = static_cast<uint8_t*>(p.codes) + row * width;
+    const float scale = quantize_row<T, kFp8, kKind, kVectors, kThreads>(
+        p, x, weight, fixed, scratch[parity], 1,
+        [&](int at, uint2 eight) { *reinterpret_cast<uint2*>(codes + at) = eight; });
+    if (threadIdx.x == 0) p.scale[row] = scale;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) x[i] = next[i];
+  }
+}
+
+int multiprocessors() {
+  int device = 0, count = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
 }
 
 template <class T, bool kFp8, RowKind kKind, int kVectors, int kThreads>
 Status run(const QuantizeRowsParams& p, cudaStream_t stream) {
+  constexpr int kBlocks = 1024 / kThreads;  // per multiprocessor
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(p.num_rows));
+  config.grid = dim3(static_cast<unsigned>(
+      std::min<int64_t>(p.num_rows, int64_t{kBlocks} * multiprocessors())));
   config.block = dim3(kThreads);
   config.stream = stream;
   config.pdl = p.dependent_launch;

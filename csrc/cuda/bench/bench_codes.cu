@@ -4,7 +4,7 @@
 //   nvcc -O3 -std=c++17 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a \
 //        -Icsrc/cuda -Icsrc/include csrc/cuda/bench/bench_codes.cu csrc/cuda/gemm*.cu \
 //        csrc/cuda/quantize_rows.cu -o bench_codes
-//   ./bench_codes check | accuracy | chain | large | quantize | tune fp8 | tune int8
+//   ./bench_codes check | accuracy | chain [fp8] | large | quantize | tune fp8|int8 ROWS...
 #include <cuda_fp8.h>
 
 #include <algorithm>
@@ -243,7 +243,8 @@ bool check_codes(GemmOperands operands, const Case& c, Random& random) {
     if (kernel == 0) return gemm_sm90(q, tile, nullptr);
     if (kernel == 1) return gemm_sm90(q, nullptr);
     if (kernel == 4 && gemm_stream_codes_refuses(q) == nullptr) {
-      return gemm_stream_codes(q, nullptr, {tile.stages, 1 + tile.tokens / 32}, nullptr);
+      return gemm_stream_codes(q, nullptr, {tile.stages, 1 + tile.tokens / 32, tile.trigger < 0},
+                               nullptr);
     }
     if (kernel == 2 && gemm_tiles_sm90_refuses(q) == nullptr) {
       return gemm_tiles_sm90(q, columns, nullptr);
@@ -413,7 +414,7 @@ bool check_packed(int bits, const Case& c, Random& random) {
   return check_product<T>(c, p, xf, wf, runner, label, c.float_out ? 2e-4 : relative, 3e-4);
 }
 
-// One launch gives what two give, and a row the same whatever its company.
+// One launch gives what two give, and a row of int8 the same whatever its company.
 template <class T>
 int check_quantized(Random& random) {
   int failures = 0, cases = 0;
@@ -425,19 +426,16 @@ int check_quantized(Random& random) {
         constexpr int64_t kCount = 13;
         const int64_t width = gated ? n / 2 : n;
         std::vector<float> xf = random.floats(kCount * k, 3.f), normf = random.floats(k, 1.f);
-        const std::vector<float> factor = random.floats(k, 2.f);
         std::vector<uint8_t> w(n * k);
         for (uint8_t& code : w) code = static_cast<uint8_t>(random.below(256) & 0xbf);
         const Buffer<uint8_t> weight(w);
         const Buffer<T> x(rounded<T>(xf)), norm(rounded<T>(normf)), out(kCount * width),
             alone(width);
-        const Buffer<float> smooth(factor), x_scale(kCount),
-            weight_scale(std::vector<float>(n, 1e-3f)), static_scale(std::vector<float>{0.01f});
+        const Buffer<float> x_scale(kCount), weight_scale(std::vector<float>(n, 1e-3f)), static_scale(std::vector<float>{0.01f});
         const Buffer<uint8_t> codes(kCount * k);
         QuantizeRowsParams q;
         q.x = x.data;
         q.norm_weight = normalize ? norm.data : nullptr;
-        q.smooth = !fp8 ? smooth.data : nullptr;
         q.static_scale = fixed ? static_scale.data : nullptr;
         q.codes = codes.data;
         q.scale = x_scale.data;
@@ -454,30 +452,30 @@ int check_quantized(Random& random) {
         p.out_features = n;
         p.gated = gated;
         p.dtype = p.out_dtype = q.dtype;
-        const auto bytes_of = [&](int64_t rows, int64_t first, const Buffer<T>& to) {
+        const auto bits_of = [&](int64_t rows, int64_t first, bool one_launch, const Buffer<T>& to) {
           QuantizeRowsParams some = q;
           some.num_rows = p.num_rows = rows;
           some.x = x.data + first * k;
           p.x = codes.data;
           p.x_scale = x_scale.data;
           p.out = to.data;
-          if (rows == 1) {
-            if (!gemm_stream_codes_quantizes(p, some)) printf("FAIL does not quantize\n"), ++failures;
+          if (one_launch) {
             CHECK_STATUS(gemm_stream_codes(p, &some, nullptr));
           } else {
             CHECK_STATUS(quantize_rows(some, nullptr));
-            CHECK_STATUS(gemm_stream_codes(p, nullptr, nullptr));
+            CHECK_STATUS(gemm(p, {}, nullptr, nullptr));
           }
           CHECK_CUDA(cudaDeviceSynchronize());
           return to.host();
         };
         int bad = 0;
-        for (const int64_t rows : {kCount, int64_t{3}}) {
-          const auto together = bytes_of(rows, 0, out);
-          for (int64_t row = 0; row < rows; ++row) {
-            const auto one = bytes_of(1, row, alone);
-            bad += std::memcmp(one.data(), together.data() + row * width, width * sizeof(T)) != 0;
-          }
+        const auto together = bits_of(kCount, 0, false, out);
+        for (int64_t row = 0; row < kCount; ++row) {
+          const auto one = bits_of(1, row, true, alone);
+          const auto two = bits_of(1, row, false, alone);
+          bad += std::memcmp(one.data(), two.data(), width * sizeof(T)) != 0;
+          if (fp8) continue;  // whose sums are rounded by the hardware
+          bad += std::memcmp(one.data(), together.data() + row * width, width * sizeof(T)) != 0;
         }
         if (bad != 0) {
           printf("FAIL quantized k %ld n %ld fp8 %d gated %d norm %d static %d: %d rows differ\n", k,
@@ -694,7 +692,7 @@ int main_accuracy() {
       printf("K %ld %s M %ld: sums %.5f (toward zero %.5f), codes %.5f\n", k, name, rows,
              std::sqrt(error / size), shrink / (rows * kN), std::sqrt(cost / size));
     };
-    report("stream_codes", 8, [](GemmParams& q) { return gemm_stream_codes(q, nullptr, nullptr); });
+    report("stream_codes", 1, [](GemmParams& q) { return gemm_stream_codes(q, nullptr, nullptr); });
     for (const int tokens : {32, 128}) {
       report("sm90", tokens, [&](GemmParams& q) {
         return gemm_sm90(q, GemmTile{tokens, 128, 4, 1, 4}, nullptr);
@@ -863,13 +861,11 @@ struct Choice {
 
 std::vector<Choice> choices_of(int kind, int64_t rows, bool quantizes) {
   std::vector<Choice> all;
-  if (rows <= 16) {
+  if (quantizes) {
     for (int blocks = 1; blocks <= 3; ++blocks) {
       for (const int stages : {2, 3, 4, 5, 6, 8, 10, 12}) {
         const int room = 227 * 1024 / blocks - 1024;
-        const int stage_bytes = (16 + (quantizes ? 0 : rows <= 8 ? 8 : 16)) * 1088;
-        const int fixed = quantizes ? 1100 + static_cast<int>(kK[kind]) : rows <= 8 ? 17408 : 34816;
-        if (fixed + stages * stage_bytes > room) continue;
+        if (1600 + kK[kind] + stages * 16 * 1088 > room) continue;
         for (const bool early : {false, true}) {
           Choice c;
           c.stream = true;
@@ -878,7 +874,7 @@ std::vector<Choice> choices_of(int kind, int64_t rows, bool quantizes) {
         }
       }
     }
-    if (quantizes) return all;
+    return all;
   }
   int full = 8;
   while (full < rows) full *= 2;
@@ -907,11 +903,11 @@ std::vector<Choice> choices_of(int kind, int64_t rows, bool quantizes) {
 
 // Launches for all four products of a layer that make 32 layers fastest, quantization included: one
 // product's after the other, the others as they are.
-int main_tune(const char* what) {
+int main_tune(const char* what, const std::vector<int64_t>& all_rows) {
   const Model model(256);
   const GemmOperands operands =
       std::strcmp(what, "int8") == 0 ? GemmOperands::kInt8 : GemmOperands::kFp8;
-  for (const int64_t rows : {1, 32, 128, 64, 4, 16}) {
+  for (const int64_t rows : all_rows) {
     Choice now[4];
     const bool quantizes = rows == 1;
     const auto time = [&]() {
@@ -936,24 +932,32 @@ int main_tune(const char* what) {
       shape.in_features = kK[kind];
       shape.out_features = kN[kind];
       now[kind].stream = quantizes;
-      now[kind].rows = choose_stream_codes_tile(shape, quantizes);
+      now[kind].rows = choose_stream_codes_tile(shape);
       now[kind].tile = choose_gemm_tile(shape);
     }
     double best = time();
     printf("%s M %ld: %.3f ms as it is\n", what, rows, best);
-    for (int pass = 0; pass < 2; ++pass) {
-      for (const int kind : {2, 3, 0, 1}) {
-        const Choice before = now[kind];
-        Choice chosen = before;
-        for (const Choice& c : choices_of(kind, rows, quantizes)) {
-          now[kind] = c;
-          const double ms = time();
-          if (ms < best * 0.999) best = ms, chosen = c;
-        }
-        now[kind] = chosen;
+    if (quantizes) {  // all four alike first: their blocks share multiprocessors
+      Choice chosen[4];
+      std::copy(now, now + 4, chosen);
+      for (const Choice& c : choices_of(kDown, rows, quantizes)) {
+        std::fill(now, now + 4, c);
+        const double ms = time();
+        printf("  all %s: %.3f\n", c.name().c_str(), ms);
+        if (ms < best) best = ms, std::copy(now, now + 4, chosen);
       }
-      printf("%s M %ld pass %d: %.3f ms\n", what, rows, pass, best);
+      std::copy(chosen, chosen + 4, now);
     }
+    for (const int kind : {2, 3, 0, 1}) {
+      Choice chosen = now[kind];
+      for (const Choice& c : choices_of(kind, rows, quantizes)) {
+        now[kind] = c;
+        const double ms = time();
+        if (ms < best * 0.999) best = ms, chosen = c;
+      }
+      now[kind] = chosen;
+    }
+    printf("%s M %ld: %.3f ms at its best\n", what, rows, best);
     for (int kind = 0; kind < 4; ++kind) {
       printf("  %s: %s\n", kKindNames[kind], now[kind].name().c_str());
     }
@@ -961,12 +965,14 @@ int main_tune(const char* what) {
   return 0;
 }
 
-int main_chain() {
+int main_chain(const char* only) {
   const Model model(256);
   printf("129 products of 8-bit codes, %.2f GB; bare, and with the quantization of each x, ms\n",
          model.bytes / 1e9);
   for (const GemmOperands operands : {GemmOperands::kFp8, GemmOperands::kInt8,
                                       GemmOperands::kWeightInt8, GemmOperands::kWeightInt4}) {
+    const char* name = kNames[static_cast<int>(operands)];
+    if (only != nullptr && std::strcmp(only, name) != 0) continue;
     for (const int64_t rows : {1, 8, 16, 32, 64, 128, 256}) {
       double ms[2];
       for (const bool quantize : {false, true}) {
@@ -978,7 +984,7 @@ int main_chain() {
             9);
       }
       const double bytes = model.bytes * (operands == GemmOperands::kWeightInt4 ? .53125 : 1.);
-      printf("%s M %3ld %.3f (%.2f TB/s) %.3f\n", kNames[static_cast<int>(operands)], rows, ms[0],
+      printf("%s M %3ld %.3f (%.2f TB/s) %.3f\n", name, rows, ms[0],
              bytes / ms[0] / 1e9, ms[1]);
     }
   }
@@ -1055,6 +1061,10 @@ int main(int argc, char** argv) {
   if (std::strcmp(mode, "quantize") == 0) return main_quantize();
   if (std::strcmp(mode, "large") == 0) return main_large();
   if (std::strcmp(mode, "accuracy") == 0) return main_accuracy();
-  if (std::strcmp(mode, "tune") == 0) return main_tune(argc > 2 ? argv[2] : "fp8");
-  return main_chain();
+  if (std::strcmp(mode, "tune") == 0) {
+    std::vector<int64_t> rows;
+    for (int i = 3; i < argc; ++i) rows.push_back(std::atol(argv[i]));
+    return main_tune(argc > 2 ? argv[2] : "fp8", rows);
+  }
+  return main_chain(argc > 2 ? argv[2] : nullptr);
 }

@@ -173,7 +173,7 @@ struct StreamCodesTile {
   int blocks = 2;              // per multiprocessor
   bool trigger_early = false;  // the next kernel may start at once
 };
-StreamCodesTile choose_stream_codes_tile(const GemmParams& params, bool quantizes);
+StreamCodesTile choose_stream_codes_tile(const GemmParams& params);
 const char* gemm_stream_codes_refuses(const GemmParams& params);
 // Whether it takes `quantize` for its x.
 bool gemm_stream_codes_quantizes(const GemmParams& params, const QuantizeRowsParams& quantize);
