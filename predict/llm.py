@@ -203,6 +203,7 @@ def open_weights(
             config.dtype,
             capability,
             layout.group_size(linear),
+            linear.in_features,
         )
     return Weights(config, plan, source, layout, compiled, place)
 
