@@ -31,7 +31,8 @@
 namespace regatta::cuda {
 namespace {
 
-constexpr int kGroup = 128;         // threads of a warpgroup: 64 rows of weight
+constexpr int kGroup = 128;         // threads of a warpgroup
+constexpr int kTileRows = 64;       // rows of weight of a warpgroup
 constexpr int kHelperThreads = 64;  // one warp that copies, one that makes row scales
 constexpr int kMaxStages = 16;
 constexpr int kRowBytes = 128;  // 64 values of x: one swizzled row
@@ -41,7 +42,7 @@ struct KernelParams {
   Epilogue epilogue;
   const uint8_t* weight;
   int num_rows, num_units;  // units along k
-  int num_tiles, second;    // tiles of 64 rows; from a block's first tile to its second
+  int num_tiles, second;    // of 16 rows; from a block's first 64 rows to its second, in 64s
   int stages, split, trigger;
 };
 
@@ -50,13 +51,14 @@ template <int kBits, int kGroupSize>
 struct Format {
   static constexpr int kCodeBits = kBits;
   static constexpr int kColumns = kGroupSize;
-  static constexpr int kUnitBytes = unit_bytes(kBits, kGroupSize);
+  static constexpr int kUnitBytes = unit_bytes(kBits, kGroupSize);  // of 16 rows
+  static constexpr int kSlabBytes = 4 * kUnitBytes;                 // of a warpgroup
 };
 
 template <class F, int kGroups, int kTokens>
 struct Shape {
   static constexpr int kTokenBytes = kTokens * kRowBytes;  // of 64 columns
-  static constexpr int kStageLoad = 2 * kTokenBytes + kGroups * F::kUnitBytes;
+  static constexpr int kStageLoad = 2 * kTokenBytes + kGroups * F::kSlabBytes;
   static constexpr int kStageBytes = (kStageLoad + 1023) / 1024 * 1024;
   static constexpr int kConsumers = kGroups * kGroup;
   static constexpr int kThreads = kConsumers + kHelperThreads;
@@ -70,35 +72,27 @@ struct Shape {
 // The left operands of half a unit, four steps.
 template <class T, class F>
 __device__ __forceinline__ void load_operands(const char* unit, int half, uint32_t (&a)[4][4]) {
-  const int t = threadIdx.x % kGroup;
-  const uint4* quads = reinterpret_cast<const uint4*>(unit) + t;
-  [[maybe_unused]] constexpr bool kHalves = F::kColumns == 64;  // a group is half a unit
+  const int lane = threadIdx.x % kWarp;
+  const uint4* quads = reinterpret_cast<const uint4*>(unit) + lane;
   if constexpr (F::kCodeBits == 8) {
 #pragma unroll
     for (int q = 0; q < 2; ++q) {
-      const uint4 quad = quads[(half * 2 + q) * kGroup];
-      const uint32_t w[4] = {quad.x, quad.y, quad.z, quad.w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        a[2 * q + j / 2][j % 2 * 2] = pair_of_int8<T>(w[j]);
-        a[2 * q + j / 2][j % 2 * 2 + 1] = pair_of_int8<T>(w[j] >> 8);
-      }
+      const uint4 w = quads[(half * 2 + q) * kWarp];
+      operands_of_int8<T>(w.x, w.y, a[2 * q]);
+      operands_of_int8<T>(w.z, w.w, a[2 * q + 1]);
     }
   } else {
-    const uint32_t* blob =
-        reinterpret_cast<const uint32_t*>(unit + 4096) + t / 32 * 16 + t % 32 / 4;
-    const int group = kHalves ? half : 0;
-    uint32_t scale[2], zero[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const uint32_t word = blob[group * kUnitRows + h * 8];
-      scale[h] = __byte_perm(word, 0, 0x1010);
-      zero[h] = __byte_perm(word, 0, 0x3232);
-    }
-    const uint4 quad = quads[half * kGroup];
+    const int group = F::kColumns == 64 ? half : 0;
+    const GroupScale scales =
+        group_scale(reinterpret_cast<const uint2*>(unit + 1024)[group * 8 + lane / 4]);
+    const uint4 quad = quads[half * kWarp];
     const uint32_t w[4] = {quad.x, quad.y, quad.z, quad.w};
 #pragma unroll
-    for (int j = 0; j < 4; ++j) operands_of_int4<T>(w[j], scale, zero, a[j]);
+    for (int j = 0; j < 4; ++j) {
+      operands_of_int4<T>(w[j], scales.zero, a[j]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[j][i] = multiply_pair<T>(a[j][i], scales.scale[i % 2]);
+    }
   }
 }
 
@@ -158,10 +152,12 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTokens>::kThreads,
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
           // Behind the last tile, its own rows again: they are not written.
-          const int64_t at = min(tile + g * p.second, p.num_tiles - 1);
-          bulk_load(to + g * F::kUnitBytes,
-                    p.weight + (at * p.num_units + step0 + step) * F::kUnitBytes, F::kUnitBytes,
-                    &full[s], once);
+          for (int w = 0; w < 4; ++w) {
+            const int64_t at = min((tile + g * p.second) * 4 + w, p.num_tiles - 1);
+            bulk_load(to + (g * 4 + w) * F::kUnitBytes,
+                      p.weight + (at * p.num_units + step0 + step) * F::kUnitBytes, F::kUnitBytes,
+                      &full[s], once);
+          }
         }
       };
       const auto load_tokens = [&](int step, int s) {
@@ -213,7 +209,7 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTokens>::kThreads,
     for (int i = 0; i < num_steps; ++i) {
       barrier_wait(&full[s], phase);
       const char* at = stages + s * S::kStageBytes;
-      const char* unit = at + 2 * S::kTokenBytes + group * F::kUnitBytes;
+      const char* unit = at + 2 * S::kTokenBytes + warp * F::kUnitBytes;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         load_operands<T, F>(unit, half, a[half]);
@@ -318,13 +314,13 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   kp.num_rows = static_cast<int>(p.num_rows);
   kp.num_units = static_cast<int>(ceil_div(p.in_features, kUnitColumns));
   kp.num_tiles = static_cast<int>(ceil_div(p.out_features, kUnitRows));
-  kp.second = kGated ? static_cast<int>(p.out_features / 2 / kUnitRows) : 1;
+  kp.second = kGated ? static_cast<int>(p.out_features / 2 / kTileRows) : 1;
   kp.split = tile.split;
   kp.trigger = tile.trigger;
   kp.stages = std::max(
       2, std::min({tile.stages, kMaxStages, (226 * 1024 - kHeadBytes - 1024) / S::kStageBytes}));
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(kp.num_tiles, kGroups) * tile.split),
+  config.grid = dim3(static_cast<unsigned>(ceil_div(p.out_features, kTileRows * kGroups) * tile.split),
                      static_cast<unsigned>(ceil_div(p.num_rows, kTokens)));
   config.block = dim3(S::kThreads);
   config.shared_bytes = S::shared_bytes(kp.stages);
@@ -371,7 +367,7 @@ Status run_format(const GemmParams& p, const GemmTile& tile, cudaStream_t stream
 GemmTile choose_tile(const GemmParams& p) {
   GemmTile tile;
   while (tile.tokens < p.num_rows && tile.tokens < 128) tile.tokens *= 2;
-  const int64_t tiles = ceil_div(p.out_features, kUnitRows);
+  const int64_t tiles = ceil_div(p.out_features, kTileRows);
   const int64_t units = ceil_div(p.in_features, kUnitColumns);
   // Turning codes into operands takes issue slots: many warpgroups per multiprocessor.
   const bool few = tile.tokens <= 16;
@@ -381,7 +377,7 @@ GemmTile choose_tile(const GemmParams& p) {
     while (tile.split < 8 && tiles * tile.split < want && units >= 8 * tile.split) tile.split *= 2;
   }
   const int64_t unit =
-      unit_bytes(p.operands == GemmOperands::kWeightInt8 ? 8 : 4, static_cast<int>(p.group_size));
+      4 * unit_bytes(p.operands == GemmOperands::kWeightInt8 ? 8 : 4, static_cast<int>(p.group_size));
   const int64_t stage = round_up(tile.tokens * 2 * kRowBytes + tile.features / 64 * unit, 1024);
   const int64_t budget = tile.tokens > 64 ? 208 : few && tile.features == 64 ? 50 : 104;  // KB
   tile.stages = static_cast<int>(std::min<int64_t>(kMaxStages, budget * 1024 / stage));
@@ -391,30 +387,10 @@ GemmTile choose_tile(const GemmParams& p) {
 }  // namespace
 
 const char* gemm_packed_sm90_refuses(const GemmParams& p) {
-  if (p.operands != GemmOperands::kWeightInt8 && p.operands != GemmOperands::kWeightInt4) {
-    return "the weight must be packed";
-  }
-  if (p.dtype != DType::kBFloat16 && p.dtype != DType::kFloat16) {
-    return "dtype must be bfloat16 or float16";
-  }
-  if (p.out_dtype != p.dtype && p.out_dtype != DType::kFloat32) {
-    return "out_dtype must be dtype or float32";
-  }
-  if (p.operands == GemmOperands::kWeightInt8 && p.weight_scale == nullptr) {
-    return "codes of 8 bits need weight_scale";
-  }
-  if (p.in_features % 8 != 0) return "in_features must be a multiple of 8";
-  if (reinterpret_cast<uintptr_t>(p.x) % 16 != 0 ||
-      reinterpret_cast<uintptr_t>(p.weight) % 16 != 0) {
-    return "x and weight must be aligned to 16 bytes";
-  }
-  if (p.gated && p.out_features % (2 * kUnitRows) != 0) {
+  if (p.gated && p.out_features % (2 * kTileRows) != 0) {
     return "out_features must be a multiple of 128 when gated";
   }
-  if (p.gated && (p.residual != nullptr || p.sumsq_out != nullptr)) {
-    return "a gated product takes no residual and gives no sumsq";
-  }
-  return nullptr;
+  return packed_refuses(p);
 }
 
 Status gemm_packed_sm90(const GemmParams& p, const GemmTile& tile, CUstream_st* stream) {
