@@ -11,7 +11,8 @@
 //      a time, turns them into the left operand of mma m16n8k16 (exactly: bit operations and one
 //      subtraction per pair), and multiplies; x is the right operand, absent rows are zero. With 4
 //      bits the scale is applied to the sums of a group, in float.
-//   3. Warps add up through shared memory, in their order, and finish eight outputs per thread.
+//   3. The warps' sums meet in shared memory, where one more warp adds them in their order and
+//      finishes them, while the others are at the next slabs.
 // Source: own; Marlin showed that the tensor cores are the place for few rows, too.
 //
 // Bound: memory: 1.50 ms with 8 bits and 0.80 ms with 4 for the 128 layer products of a Llama-3-8B
@@ -53,8 +54,49 @@ struct Shape {
   static int shared_bytes(int stages) { return kFixedBytes + stages * kStageBytes; }
 };
 
+// What one output takes beside its sum: asked for ahead of it.
+template <class T>
+struct Output {
+  float scale = 1.f, up_scale = 1.f, bias = 0.f, up_bias = 0.f, residual = 0.f;
+  bool inside;
+
+  template <bool kGated>
+  __device__ __forceinline__ void request(const Epilogue& p, int64_t t, int n, int width) {
+    if (!inside) return;
+    if (p.weight_scale != nullptr) {
+      scale = p.weight_scale[n];
+      if (kGated) up_scale = p.weight_scale[width + n];
+    }
+    if (p.bias != nullptr) {
+      const T* from = static_cast<const T*>(p.bias) + n;
+      bias = Traits<T>::to_float(*from);
+      if (kGated) up_bias = Traits<T>::to_float(from[width]);
+    }
+    if (p.residual != nullptr) {
+      residual = Traits<T>::to_float(__ldcg(static_cast<const T*>(p.residual) + t * width + n));
+    }
+  }
+
+  // Returns the square of what it wrote.
+  template <bool kGated>
+  __device__ __forceinline__ float write(const Epilogue& p, float sum, float up, int64_t at) const {
+    if (!inside) return 0.f;
+    float y = fmaf(sum, scale, bias);
+    if (kGated) y = y / (1.f + __expf(-y)) * fmaf(up, up_scale, up_bias);
+    y += residual;
+    if (p.float_out) {
+      static_cast<float*>(p.out)[at] = y;
+    } else {
+      const T rounded = Traits<T>::from_float(y);
+      static_cast<T*>(p.out)[at] = rounded;
+      y = Traits<T>::to_float(rounded);
+    }
+    return y * y;
+  }
+};
+
 template <class T, int kBits, int kGroupSize, int kTokens, int kSlabs, int kWarps, bool kGated>
-__global__ void __launch_bounds__((kWarps + 1) * kWarp, 1)
+__global__ void __launch_bounds__((kWarps + 2) * kWarp, kWarps == 8 ? 2 : 1)
     gemv_packed_kernel(const __grid_constant__ KernelParams p) {
 #ifdef REGATTA_SM90
   using S = Shape<kBits, kGroupSize, kTokens, kSlabs, kWarps>;
@@ -64,6 +106,8 @@ __global__ void __launch_bounds__((kWarps + 1) * kWarp, 1)
   uint64_t* empty = full + kMaxStages;
   char* zeros = reinterpret_cast<char*>(empty + kMaxStages);           // 16 bytes
   float* row_scale = reinterpret_cast<float*>(zeros + 16);             // [kTokens]
+  uint64_t* sums_full = reinterpret_cast<uint64_t*>(row_scale + 8);    // [2]
+  uint64_t* sums_empty = sums_full + 2;                                // [2]
   float* partial = reinterpret_cast<float*>(shared + kHeadBytes);      // [2][kPartialFloats]
   char* stages = shared + S::kFixedBytes;
 
@@ -80,6 +124,10 @@ __global__ void __launch_bounds__((kWarps + 1) * kWarp, 1)
     for (int s = 0; s < p.stages; ++s) {
       barrier_init(&full[s], 1);
       barrier_init(&empty[s], kWarps);
+    }
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(&sums_full[i], kWarps);
+      barrier_init(&sums_empty[i], 1);
     }
     barrier_init_fence();
   }
@@ -129,6 +177,57 @@ __global__ void __launch_bounds__((kWarps + 1) * kWarp, 1)
       load_tokens(step, s);
       if (++s == p.stages) s = 0, phase ^= 1;
       if (++step == steps) step = 0, ++pass;
+    }
+    return;
+  }
+  if (warp == kWarps + 1) {
+    pdl_wait();
+    warp_row_scales(p.epilogue, 0, p.num_rows, row_scale);
+    __syncwarp();
+    constexpr int kRows = kItems * kUnitRows;
+    constexpr int kPerLane = (kTokens * kRows + kWarp - 1) / kWarp;  // outputs
+    const int width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
+    for (int pass = 0; pass < passes; ++pass) {
+      const int n0 = (item0 + pass * kItems) * kUnitRows;
+      const int rows = min(min(kItems, items - pass * kItems) * kUnitRows, width - n0);
+      Output<T> outputs[kPerLane];
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        const int t = (i * kWarp + lane) / kRows, row = (i * kWarp + lane) % kRows;
+        outputs[i].inside = t < p.num_rows && row < rows;
+        outputs[i].template request<kGated>(p.epilogue, t, n0 + row, width);
+      }
+      const int buffer = pass % 2;
+      barrier_wait(&sums_full[buffer], pass / 2 % 2);
+      const float* from = partial + buffer * S::kPartialFloats;
+      float sum[kPerLane], up[kPerLane];
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        const int t = min((i * kWarp + lane) / kRows, kTokens - 1);
+        const float* at = from + t * S::kRowStride + (i * kWarp + lane) % kRows;
+        sum[i] = 0.f, up[i] = 0.f;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) {
+          sum[i] += at[w * kTokens * S::kRowStride];
+          if (kGated) up[i] += at[w * kTokens * S::kRowStride + kRows];
+        }
+      }
+      __syncwarp();
+      if (lane == 0) barrier_arrive(&sums_empty[buffer]);
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        const int t = (i * kWarp + lane) / kRows, row = (i * kWarp + lane) % kRows;
+        const float scale = row_scale[min(t, kTokens - 1)];
+        float square = outputs[i].template write<kGated>(p.epilogue, sum[i] * scale, up[i] * scale,
+                                                         static_cast<int64_t>(t) * width + n0 + row);
+        if (!kGated && p.epilogue.sumsq_out != nullptr) {
+          for (int o = kUnitRows / 2; o > 0; o /= 2) square += __shfl_xor_sync(~0u, square, o);
+          const int parts = (width + kUnitRows - 1) / kUnitRows;
+          if (row % kUnitRows == 0 && outputs[i].inside) {
+            p.epilogue.sumsq_out[static_cast<int64_t>(t) * parts + (n0 + row) / kUnitRows] = square;
+          }
+        }
+      }
     }
     return;
   }
@@ -220,9 +319,9 @@ __global__ void __launch_bounds__((kWarps + 1) * kWarp, 1)
       if (++s == p.stages) s = 0, phase ^= 1;
     }
 
-    // The buffers alternate: a warp is never more than one pass ahead of another's reads.
-    float* sums = partial + pass % 2 * S::kPartialFloats;
-    float* to = sums + (warp * kTokens + 2 * q) * S::kRowStride + g;
+    const int buffer = pass % 2;
+    if (pass >= 2) barrier_wait(&sums_empty[buffer], pass / 2 % 2 ^ 1);
+    float* to = partial + buffer * S::kPartialFloats + (warp * kTokens + 2 * q) * S::kRowStride + g;
 #pragma unroll
     for (int j = 0; j < kSlabs; ++j) {
       if (2 * q < kTokens) {
@@ -234,38 +333,8 @@ __global__ void __launch_bounds__((kWarps + 1) * kWarp, 1)
         to[S::kRowStride + j * kUnitRows + 8] = acc[j][3];
       }
     }
-    if (pass == 0) {
-      pdl_wait();
-      if (warp == kWarps - 1) warp_row_scales(p.epilogue, 0, p.num_rows, row_scale);
-    }
-    named_barrier_sync(1, kWarps * kWarp);
-    constexpr int kChunks = kItems * 2;  // of eight outputs
-    const int t = threadIdx.x / kChunks;
-    const int chunk = threadIdx.x % kChunks;
-    const int count = min(kItems, items - pass * kItems);
-    if (t < p.num_rows && chunk < count * 2) {
-      float v[16] = {};
-      const float* from = sums + t * S::kRowStride + chunk * 8;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-#pragma unroll
-        for (int i = 0; i < (kGated ? 4 : 2); ++i) {
-          const float4 f = *reinterpret_cast<const float4*>(
-              from + w * kTokens * S::kRowStride + i / 2 * kItems * kUnitRows + i % 2 * 4);
-          v[4 * i] += f.x, v[4 * i + 1] += f.y, v[4 * i + 2] += f.z, v[4 * i + 3] += f.w;
-        }
-      }
-      const int width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
-      const int n0 = (item0 + pass * kItems) * kUnitRows + chunk * 8;
-      float squares = finish<T>(p.epilogue, v, row_scale[t], t, n0, width);
-      if (!kGated && p.epilogue.sumsq_out != nullptr) {
-        squares += __shfl_xor_sync(3u << (lane & 30), squares, 1);
-        const int parts = (width + kUnitRows - 1) / kUnitRows;
-        if (chunk % 2 == 0) {
-          p.epilogue.sumsq_out[static_cast<int64_t>(t) * parts + n0 / kUnitRows] = squares;
-        }
-      }
-    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&sums_full[buffer]);
   }
 #else
   wrong_architecture();
@@ -291,7 +360,7 @@ Status run(const GemmParams& p, int kilobytes, cudaStream_t stream) {
   cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(std::min(multiprocessors, kp.num_items)));
-  config.block = dim3((kWarps + 1) * kWarp);
+  config.block = dim3((kWarps + 2) * kWarp);
   config.shared_bytes = S::shared_bytes(kp.stages);
   config.stream = stream;
   config.pdl = p.dependent_launch;
@@ -311,7 +380,7 @@ Status run_gated(const GemmParams& p, const GemvTile& tile, cudaStream_t stream)
 
 template <class T, int kBits, int kGroupSize, int kTokens>
 Status run_slabs(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
-  if (tile.warps == 16) {
+  if (tile.warps == 16 && kTokens < 8) {
     return tile.slabs == 1 && !p.gated
                ? run_gated<T, kBits, kGroupSize, kTokens, 1, 16>(p, tile, stream)
                : run_gated<T, kBits, kGroupSize, kTokens, 2, 16>(p, tile, stream);

@@ -77,16 +77,31 @@ __device__ __forceinline__ uint32_t multiply_pair(uint32_t a, uint32_t b) {
   return bit_cast<uint32_t>(__hmul2(bit_cast<Pair>(a), bit_cast<Pair>(b)));
 }
 
+// (word & mask) | magic in one instruction, which the compiler does not find for two constants.
+__device__ __forceinline__ uint32_t masked_or(uint32_t word, uint32_t mask, uint32_t magic) {
+  uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(word), "r"(mask), "r"(magic));
+  return r;
+}
+
+__device__ __forceinline__ uint32_t masked_xor(uint32_t word, uint32_t mask, uint32_t magic) {
+  uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(r) : "r"(word), "r"(mask), "r"(magic));
+  return r;
+}
+
 // Bytes 0 and 2 of a word, signed, as a pair of T; exact.
 template <class T>
 __device__ __forceinline__ uint32_t pair_of_int8(uint32_t word) {
   constexpr uint32_t kMagic = CodeMagic<T>::kPair;
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     // Seven bits of mantissa: 128 + (code & 127), less 128 or, where the sign is set, 256.
-    return subtract_pair<T>((word & 0x007f007f) | kMagic, (word & 0x00800080) | kMagic);
+    return subtract_pair<T>(masked_or(word, 0x007f007f, kMagic),
+                            masked_or(word, 0x00800080, kMagic));
   } else {
     // 1024 + 128 + code, less 1152.
-    return subtract_pair<T>((word & 0x00ff00ff) ^ (kMagic | 0x00800080), kMagic | 0x00800080);
+    return subtract_pair<T>(masked_xor(word, 0x00ff00ff, kMagic | 0x00800080),
+                            kMagic | 0x00800080);
   }
 }
 
@@ -112,7 +127,7 @@ __device__ __forceinline__ void operands_of_int4(uint32_t word, const uint32_t (
                                                  uint32_t (&a)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const uint32_t codes = ((word >> (4 * i)) & 0x000f000f) | CodeMagic<T>::kPair;
+    const uint32_t codes = masked_or(word >> (4 * i), 0x000f000f, CodeMagic<T>::kPair);
     a[i] = subtract_pair<T>(codes, zero[i % 2]);
   }
 }

@@ -230,7 +230,12 @@ bool check_packed(int bits, const Case& c, Random& random) {
   }
   std::vector<float> w_rounded = wf;
   const std::vector<T> w_expected = rounded<T>(w_rounded);
-  if (bits == 4) wf = w_rounded;
+  // Few rows: the scale is applied to sums. Many: to codes, rounded.
+  GemmTile tile = {8 << random.below(5), 128 << random.below(2), 2 + random.below(3),
+                   1 << random.below(4), random.below(6) - 1};
+  const GemvTile gemv = {1 + random.below(4), 8 << random.below(2), 60 + random.below(150)};
+  const int kernel = random.below(3);
+  if (bits == 4 && (c.m > 8 || kernel == 0)) wf = w_rounded;
   const Buffer<T> x(rounded<T>(xf));
   const Buffer<int8_t> codes_buffer(codes);
   const Buffer<float> scale_buffer(scale), zero_buffer(zero);
@@ -265,10 +270,6 @@ bool check_packed(int bits, const Case& c, Random& random) {
            dtype_name(pack.dtype));
     return false;
   }
-  GemmTile tile = {8 << random.below(5), 64 << random.below(2), 2 + random.below(3),
-                   1 << random.below(4), random.below(6) - 1};
-  const GemvTile gemv = {1 + random.below(4), 8 << random.below(2), 60 + random.below(150)};
-  const int kernel = random.below(3);
   const Runner runner = [&](GemmParams& q) {
     if (kernel == 0) return gemm_packed_sm90(q, tile, nullptr);
     if (kernel == 1 && q.num_rows <= 8) return gemv_packed_sm90(q, gemv, nullptr);
@@ -495,6 +496,7 @@ int main_tune(int64_t only) {
         if (rows <= 8) {
           for (const GemvTile tile : {GemvTile{1, 8, 112}, {2, 8, 112}, {3, 8, 112}, {4, 8, 112},
                                       {2, 8, 220}, {1, 16, 112}, {2, 16, 112}, {2, 16, 220}}) {
+            if (rows == 8 && tile.warps == 16) continue;
             snprintf(label, sizeof(label), "v%dx%d/%d", tile.slabs, tile.warps, tile.kilobytes);
             times.emplace_back(
                 kind_us(model, operands, kind, rows,
@@ -503,8 +505,28 @@ int main_tune(int64_t only) {
                         }),
                 label);
           }
+        } else {
+          const int tokens = static_cast<int>(std::min<int64_t>(rows, 128));
+          for (const int features : {128, 256}) {
+            for (const int split : {1, 2, 4, 8}) {
+              if (split > 2 && rows > 64 && kind == kGateUp) continue;
+              for (const int kilobytes : {108, 220}) {
+                const int64_t unit = operands == GemmOperands::kWeightInt8 ? 2048 : 1088;
+                const int64_t stage = round_up(tokens * 256 + features / 16 * unit, 1024);
+                const GemmTile tile = {tokens, features,
+                                       static_cast<int>(kilobytes * 1024 / stage), split, -1};
+                snprintf(label, sizeof(label), "%d/%d/%d", features, split, kilobytes);
+                times.emplace_back(kind_us(model, operands, kind, rows,
+                                           [&](const GemmParams& p, cudaStream_t s) {
+                                             return gemm_packed_sm90(p, tile, s);
+                                           }),
+                                   label);
+              }
+            }
+          }
         }
         std::sort(times.begin(), times.end());
+        if (times.size() > 6) times.resize(6);
         for (const auto& [us, text] : times) printf(" %s %.2f", text.c_str(), us);
         printf("\n");
       }
