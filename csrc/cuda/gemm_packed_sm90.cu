@@ -47,21 +47,12 @@ struct KernelParams {
   int stages, split, trigger;
 };
 
-// Bits of a code and columns of a group.
-template <int kBits, int kGroupSize>
-struct Format {
-  static constexpr int kCodeBits = kBits;
-  static constexpr int kColumns = kGroupSize;
-  static constexpr int kUnitBytes = unit_bytes(kBits, kGroupSize);  // of 16 rows
-  static constexpr int kSlabBytes = 4 * kUnitBytes;                 // of a warpgroup
-};
-
 // kGroups warpgroups with kTiles tiles each.
 template <class F, int kGroups, int kTiles, int kTokens>
 struct Shape {
   static constexpr int kBlockTiles = kGroups * kTiles;
   static constexpr int kTokenBytes = kTokens * kRowBytes;  // of 64 columns
-  static constexpr int kStageLoad = 2 * kTokenBytes + kBlockTiles * F::kSlabBytes;
+  static constexpr int kStageLoad = 2 * kTokenBytes + kBlockTiles * F::kTileBytes;
   static constexpr int kStageBytes = (kStageLoad + 1023) / 1024 * 1024;
   static constexpr int kConsumers = kGroups * kGroup;
   static constexpr int kPartialStride = kBlockTiles * 64 + 4;  // floats per token; no conflicts
@@ -76,33 +67,6 @@ struct Shape {
   }
 };
 
-// The left operands of half a unit, four steps.
-template <class T, class F>
-__device__ __forceinline__ void load_operands(const char* unit, int half, uint32_t (&a)[4][4]) {
-  const int lane = threadIdx.x % kWarp;
-  const uint4* quads = reinterpret_cast<const uint4*>(unit) + lane;
-  if constexpr (F::kCodeBits == 8) {
-#pragma unroll
-    for (int q = 0; q < 2; ++q) {
-      const uint4 w = quads[(half * 2 + q) * kWarp];
-      operands_of_int8<T>(w.x, w.y, a[2 * q]);
-      operands_of_int8<T>(w.z, w.w, a[2 * q + 1]);
-    }
-  } else {
-    const int group = F::kColumns == 64 ? half : 0;
-    const GroupScale scales =
-        group_scale(reinterpret_cast<const uint2*>(unit + 1024)[group * 8 + lane / 4]);
-    const uint4 quad = quads[half * kWarp];
-    const uint32_t w[4] = {quad.x, quad.y, quad.z, quad.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      operands_of_int4<T>(w[j], scales.zero, a[j]);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) a[j][i] = multiply_pair<T>(a[j][i], scales.scale[i % 2]);
-    }
-  }
-}
-
 template <class T, class F, int kGroups, int kTiles, int kTokens, bool kGated>
 __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
                                   Shape<F, kGroups, kTiles, kTokens>::kBlocks)
@@ -110,8 +74,8 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
 #ifdef REGATTA_SM90A
   using S = Shape<F, kGroups, kTiles, kTokens>;
   extern __shared__ char shared[];
-  char* base =
-      reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(shared) + 1023) & ~uintptr_t{1023});
+  // Not through an integer: the compiler must see that this is shared memory.
+  char* base = shared + (-shared_address(shared) & 1023);
   uint64_t* full = reinterpret_cast<uint64_t*>(base);
   uint64_t* empty = full + kMaxStages;
   float* row_scale = reinterpret_cast<float*>(empty + kMaxStages);  // [kTokens]
@@ -233,30 +197,36 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
   uint32_t phase = 0;
   int previous = -1;
   uint32_t a[2][4][4];  // one is made while the tensor cores read the other
+  PackedCodes<T, F> codes;
+  barrier_wait(&full[0], 0);
+  codes.load(stages + 2 * S::kTokenBytes + slab * F::kUnitBytes, 0);
   // At least once: a way around the loop would set accumulators beside those in flight, for
   // which the compiler makes each instruction wait for the one ahead.
   int left = num_steps;
   do {
-    barrier_wait(&full[s], phase);
     const char* at = stages + s * S::kStageBytes;
     const char* unit = at + 2 * S::kTokenBytes + slab * F::kUnitBytes;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint64_t b = wgmma_descriptor(at + half * S::kTokenBytes);
-#pragma unroll
-      for (int r = 0; r < kTiles; ++r) {
-        auto& mine = a[(half * kTiles + r) % 2];
-        load_operands<T, F>(unit + r * 4 * F::kUnitBytes, half, mine);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; ++k) WgmmaCodes<T, kTokens>::run(acc[r], mine[k], b + k * 2);
-        wgmma_commit();
-        wgmma_wait<1>();
-        if (half == 0 && r == 0 && previous >= 0 && lane == 0) barrier_arrive(&empty[previous]);
-      }
-    }
-    previous = s;
+    const int current = s;
     if (++s == p.stages) s = 0, phase ^= 1;
+#pragma unroll
+    for (int q = 0; q < 2 * kTiles; ++q) {
+      const int half = q / kTiles, r = q % kTiles;
+      codes.convert(a[q % 2]);
+      const uint64_t b = wgmma_descriptor(at + half * S::kTokenBytes);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) WgmmaCodes<T, kTokens>::run(acc[r], a[q % 2][k], b + k * 2);
+      wgmma_commit();
+      if (q + 1 < 2 * kTiles) {
+        codes.load(unit + (q + 1) % kTiles * 4 * F::kUnitBytes, (q + 1) / kTiles);
+      } else if (left > 1) {
+        barrier_wait(&full[s], phase);
+        codes.load(stages + s * S::kStageBytes + 2 * S::kTokenBytes + slab * F::kUnitBytes, 0);
+      }
+      wgmma_wait<1>();
+      if (q == 0 && previous >= 0 && lane == 0) barrier_arrive(&empty[previous]);
+    }
+    previous = current;
   } while (--left > 0);
   wgmma_wait<0>();
 #pragma unroll
@@ -387,10 +357,10 @@ Status run_groups(const GemmParams& p, const GemmTile& tile, cudaStream_t stream
 template <class T>
 Status run_format(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   if (p.operands == GemmOperands::kWeightInt8) {
-    return run_groups<T, Format<8, 128>>(p, tile, stream);
+    return run_groups<T, PackedFormat<8, 128>>(p, tile, stream);
   }
-  return p.group_size == 64 ? run_groups<T, Format<4, 64>>(p, tile, stream)
-                            : run_groups<T, Format<4, 128>>(p, tile, stream);
+  return p.group_size == 64 ? run_groups<T, PackedFormat<4, 64>>(p, tile, stream)
+                            : run_groups<T, PackedFormat<4, 128>>(p, tile, stream);
 }
 
 GemmTile choose_tile(const GemmParams& p) {

@@ -141,4 +141,51 @@ __device__ __forceinline__ void operands_of_int8(uint32_t low, uint32_t high, ui
   a[3] = pair_of_int8<T>(high >> 8);
 }
 
+// Bits of a code and columns of a group.
+template <int kBits, int kGroupSize>
+struct PackedFormat {
+  static constexpr int kCodeBits = kBits;
+  static constexpr int kColumns = kGroupSize;
+  static constexpr int kUnitBytes = unit_bytes(kBits, kGroupSize);
+  static constexpr int kTileBytes = 4 * kUnitBytes;  // of a warpgroup
+};
+
+// A lane's codes of half a unit, four steps, as they lie there: asked for ahead of their use.
+template <class T, class F>
+struct PackedCodes {
+  uint4 quads[F::kCodeBits / 4];
+  uint2 scales;  // of 4 bits
+
+  __device__ __forceinline__ void load(const char* unit, int half) {
+    const int lane = threadIdx.x % kWarp;
+    const uint4* from = reinterpret_cast<const uint4*>(unit) + half * (F::kCodeBits / 4) * kWarp;
+#pragma unroll
+    for (int q = 0; q < F::kCodeBits / 4; ++q) quads[q] = from[q * kWarp + lane];
+    if constexpr (F::kCodeBits == 4) {
+      const int group = F::kColumns == 64 ? half : 0;
+      scales = reinterpret_cast<const uint2*>(unit + 1024)[group * 8 + lane / 4];
+    }
+  }
+
+  // The left operands of the four steps.
+  __device__ __forceinline__ void convert(uint32_t (&a)[4][4]) const {
+    if constexpr (F::kCodeBits == 8) {
+#pragma unroll
+      for (int q = 0; q < 2; ++q) {
+        operands_of_int8<T>(quads[q].x, quads[q].y, a[2 * q]);
+        operands_of_int8<T>(quads[q].z, quads[q].w, a[2 * q + 1]);
+      }
+    } else {
+      const GroupScale group = group_scale(scales);
+      const uint32_t w[4] = {quads[0].x, quads[0].y, quads[0].z, quads[0].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        operands_of_int4<T>(w[j], group.zero, a[j]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[j][i] = multiply_pair<T>(a[j][i], group.scale[i % 2]);
+      }
+    }
+  }
+};
+
 }  // namespace regatta::cuda

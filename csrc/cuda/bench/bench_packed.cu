@@ -13,6 +13,7 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <typeinfo>
 #include <vector>
 
 #include "common.cuh"
@@ -234,8 +235,9 @@ bool check_packed(int bits, const Case& c, Random& random) {
   GemmTile tile = {8 << random.below(5), 128 << random.below(2), 2 + random.below(3),
                    1 << random.below(4), random.below(6) - 1};
   const GemvTile gemv = {1 + random.below(4), 8 << random.below(2), 60 + random.below(150)};
-  const int kernel = random.below(3);
-  if (bits == 4 && (c.m > 8 || kernel == 0)) wf = w_rounded;
+  const int kernel = random.below(4);
+  const bool tiles = kernel == 3 && !c.float_out && !c.sumsq_out;
+  if (bits == 4 && (c.m > 8 || kernel == 0 || tiles)) wf = w_rounded;
   const Buffer<T> x(rounded<T>(xf));
   const Buffer<int8_t> codes_buffer(codes);
   const Buffer<float> scale_buffer(scale), zero_buffer(zero);
@@ -273,6 +275,9 @@ bool check_packed(int bits, const Case& c, Random& random) {
   const Runner runner = [&](GemmParams& q) {
     if (kernel == 0) return gemm_packed_sm90(q, tile, nullptr);
     if (kernel == 1 && q.num_rows <= 8) return gemv_packed_sm90(q, gemv, nullptr);
+    if (tiles && gemm_packed_tiles_sm90_refuses(q) == nullptr) {
+      return gemm_packed_tiles_sm90(q, nullptr);
+    }
     return gemm(q, {}, nullptr, nullptr);
   };
   char label[200];
@@ -537,17 +542,46 @@ int main_tune(int64_t only) {
 
 int main_large() {
   const Model model(8192, true);
-  for (const int64_t rows : {256, 512, 1024, 8192}) {
-    for (const GemmOperands operands : kFormats) {
+  uint8_t* matrix = Model::filled(4 * kHidden * kInner, 1, true);
+  struct Way {
+    const char* name;
+    GemmOperands operands;
+    std::function<Status(GemmParams, cudaStream_t)> run;
+  };
+  const auto chosen = [&](const GemmParams& p, cudaStream_t s) {
+    return gemm(p, model.resources, nullptr, s);
+  };
+  const auto tiles = [&](const GemmParams& p, cudaStream_t s) {
+    return gemm_packed_tiles_sm90(p, s);
+  };
+  const auto split = [&](const GemmParams& p, cudaStream_t s) { return gemm_packed_sm90(p, s); };
+  const auto unpacked = [&](GemmParams p, cudaStream_t s) {
+    const Status status = unpack_weight(p, matrix, s);
+    if (!status.ok()) return status;
+    p.weight = matrix;
+    p.weight_scale = nullptr;
+    p.operands = GemmOperands::kDense;
+    return gemm(p, model.resources, nullptr, s);
+  };
+  const Way ways[] = {{"dense", GemmOperands::kDense, chosen},
+                      {"8 bits, tiles", GemmOperands::kWeightInt8, tiles},
+                      {"8 bits, split", GemmOperands::kWeightInt8, split},
+                      {"8 bits, unpacked", GemmOperands::kWeightInt8, unpacked},
+                      {"4 bits, tiles", GemmOperands::kWeightInt4, tiles},
+                      {"4 bits, split", GemmOperands::kWeightInt4, split},
+                      {"4 bits, unpacked", GemmOperands::kWeightInt4, unpacked}};
+  for (const int64_t rows : {128, 256, 512, 1024, 2048, 8192}) {
+    for (const Way& way : ways) {
+      if (way.run.target_type() == typeid(split) && rows > 512) continue;
       double sum = 0.;
-      printf("%s M %4ld", name_of(operands), rows);
+      printf("%-16s M %4ld", way.name, rows);
       for (int kind = 0; kind < 4; ++kind) {
         const double us = 250. * graph_ms(
                                      [&](cudaStream_t stream) {
                                        for (int r = 0; r < 4; ++r) {
-                                         CHECK_STATUS(gemm(
-                                             model.params(operands, r * 4 + kind, rows),
-                                             model.resources, nullptr, stream));
+                                         CHECK_STATUS(way.run(
+                                             model.params(way.operands, r * 4 + kind, rows),
+                                             stream));
                                        }
                                      },
                                      5);

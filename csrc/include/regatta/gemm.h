@@ -162,6 +162,8 @@ struct GemvTile {
 const char* gemv_packed_sm90_refuses(const GemmParams& params);  // more than 8 rows
 Status gemv_packed_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemv_packed_sm90(const GemmParams& params, const GemvTile& tile, CUstream_st* stream);
+const char* gemm_packed_tiles_sm90_refuses(const GemmParams& params);
+Status gemm_packed_tiles_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_sm90_codes(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 // `columns`: rows of weight per tile: 128, 192 or 256.
 int choose_gemm_columns(const GemmParams& params, int num_multiprocessors);
