@@ -88,8 +88,8 @@ class Support:
 # unpack a cache format is a column of predict.kv_formats.FORMATS.
 SUPPORT: dict[str, Support] = {
     "dense": Support(cpu=True, gpu=(8, 0), gpu_dtypes=("float32", "bfloat16", "float16")),
-    "weight_only_int8": Support(cpu=True, gpu=None, instead="an unquantized model"),
-    "weight_only_int4": Support(cpu=True, gpu=None, instead="an unquantized model"),
+    "weight_only_int8": Support(cpu=True, gpu=(9, 0), instead="an unquantized model"),
+    "weight_only_int4": Support(cpu=True, gpu=(9, 0), instead="an unquantized model"),
     "a8w8": Support(cpu=True, gpu=None, instead="an unquantized model"),
     # Float8 needs a GPU with float8 units (Ada, Hopper and later).
     "a8w8_fp8": Support(cpu=False, gpu=None, instead="--quant_type a8w8 (int8)"),

@@ -334,7 +334,6 @@ Status run_tokens(const GemmParams& p, const GemmTile& tile, cudaStream_t stream
   switch (tile.tokens) {
     case 8:
     case 16:
-      return run<T, F, kGroups, kTiles, 16, kGated>(p, tile, stream);
     case 32:
       return run<T, F, kGroups, kTiles, 32, kGated>(p, tile, stream);
     case 64:
@@ -363,22 +362,27 @@ Status run_format(const GemmParams& p, const GemmTile& tile, cudaStream_t stream
                             : run_groups<T, PackedFormat<4, 128>>(p, tile, stream);
 }
 
+// Blocks of many rows of weight, for each reads all of x's columns that it works on.
 GemmTile choose_tile(const GemmParams& p) {
   GemmTile tile;
-  tile.tokens = 16;
+  tile.tokens = 32;
   while (tile.tokens < p.num_rows && tile.tokens < 128) tile.tokens *= 2;
-  const int64_t tiles = ceil_div(p.out_features, kTileRows);
+  const bool few = tile.tokens <= 64;
+  tile.features = p.gated && !few ? 256 : 128;
+  const int64_t blocks =
+      ceil_div(p.out_features, tile.features) * ceil_div(p.num_rows, tile.tokens);
   const int64_t units = packed_units(p.in_features);
-  // Blocks of many rows of weight: each reads all of x's columns that it works on.
-  tile.features = 256;
-  const int64_t blocks = ceil_div(tiles, tile.features / kTileRows) * ceil_div(p.num_rows, 128);
-  while (tile.split < 8 && blocks * tile.split < 96 && units >= 4 * tile.split) tile.split *= 2;
-  const int64_t unit =
-      4 * unit_bytes(p.operands == GemmOperands::kWeightInt8 ? 8 : 4,
-                     static_cast<int>(p.group_size));
-  const int64_t stage = round_up(tile.tokens * 2 * kRowBytes + tile.features / 64 * unit, 1024);
-  const int64_t budget = tile.tokens > 32 ? 222 : 110;  // KB
-  tile.stages = static_cast<int>(std::min<int64_t>(kMaxStages, budget * 1024 / stage));
+  const int64_t want = few ? 128 : 64;
+  while (tile.split < 8 && units >= 4 * tile.split &&
+         (blocks * tile.split < want || (few && blocks * tile.split == want && units >= 28 * tile.split))) {
+    tile.split *= 2;
+  }
+  const int64_t unit = unit_bytes(p.operands == GemmOperands::kWeightInt8 ? 8 : 4,
+                                  static_cast<int>(p.group_size));
+  const int64_t stage =
+      round_up(tile.tokens * 2 * kRowBytes + tile.features / kUnitRows * unit, 1024);
+  tile.stages =
+      static_cast<int>(std::min<int64_t>(kMaxStages, (few ? 108 : 220) * 1024 / stage));
   tile.trigger = -1;
   return tile;
 }

@@ -117,12 +117,6 @@ struct Case {
   bool gated, bias, residual, sumsq_out, float_out;
 };
 
-#ifdef REGATTA_ONLY_BF16
-constexpr bool kHalf = false;
-#else
-constexpr bool kHalf = true;
-#endif
-
 using Runner = std::function<Status(GemmParams&)>;
 
 // Compares runner's output with the reference of xf [M, K] and wf [N, K]; p has the operands.
@@ -205,7 +199,7 @@ bool check_product(const Case& c, GemmParams p, const std::vector<float>& xf,
 // x of T, weight packed with 8 or 4 bits.
 template <class T>
 bool check_packed(int bits, const Case& c, Random& random) {
-  const int64_t group_choice = kHalf ? random.below(3) : 1 + random.below(2);  // 64, 128, or one group
+  const int64_t group_choice = random.below(3);  // 64, 128, or one group
   int64_t groups = 1;
   if (bits == 4 && group_choice < 2 && c.k % (64 << group_choice) == 0) {
     groups = c.k / (64 << group_choice);
@@ -234,7 +228,7 @@ bool check_packed(int bits, const Case& c, Random& random) {
   // Few rows: the scale is applied to sums. Many: to codes, rounded.
   GemmTile tile = {8 << random.below(5), 128 << random.below(2), 2 + random.below(3),
                    1 << random.below(4), random.below(6) - 1};
-  const GemvTile gemv = {1 + random.below(4), 8 << random.below(2), 60 + random.below(150)};
+  const GemvTile gemv = {2 + random.below(3), 1 << random.below(3), 60 + random.below(150)};
   const int kernel = random.below(4);
   const bool tiles = kernel == 3 && !c.float_out && !c.sumsq_out;
   if (bits == 4 && (c.m > 8 || kernel == 0 || tiles)) wf = w_rounded;
@@ -274,7 +268,9 @@ bool check_packed(int bits, const Case& c, Random& random) {
   }
   const Runner runner = [&](GemmParams& q) {
     if (kernel == 0) return gemm_packed_sm90(q, tile, nullptr);
-    if (kernel == 1 && q.num_rows <= 8) return gemv_packed_sm90(q, gemv, nullptr);
+    if (kernel == 1 && gemv_packed_sm90_refuses(q) == nullptr) {
+      return gemv_packed_sm90(q, gemv, nullptr);
+    }
     if (tiles && gemm_packed_tiles_sm90_refuses(q) == nullptr) {
       return gemm_packed_tiles_sm90(q, nullptr);
     }
@@ -283,9 +279,9 @@ bool check_packed(int bits, const Case& c, Random& random) {
   char label[200];
   snprintf(label, sizeof(label),
            "packed %d bits, %ld groups, zeros %d, %s kernel %d tile %dx%d "
-           "stages %d split %d, gemv %dx%d %d KB",
+           "stages %d split %d, gemv %d slabs, %d blocks, %d KB",
            bits, groups, asymmetric, dtype_name(pack.dtype), kernel, tile.tokens, tile.features,
-           tile.stages, tile.split, gemv.slabs, gemv.warps, gemv.kilobytes);
+           tile.stages, tile.split, gemv.slabs, gemv.cluster, gemv.kilobytes);
   const double relative = Traits<T>::dtype == DType::kFloat16 ? 1e-3 : 8e-3;
   return check_product<T>(c, p, xf, wf, runner, label, c.float_out ? 2e-4 : relative, 3e-4);
 }
@@ -302,14 +298,14 @@ int check_all() {
     int cases = 0, bad = 0;
     for (const int64_t m : kRows) {
       for (const auto& shape : kShapes) {
-        for (int variant = 0; variant < (m <= 8 ? 6 : 2); ++variant) {
+        for (int variant = 0; variant < (m <= 32 ? 6 : 3); ++variant) {
           Case c = {m, shape[0], shape[1]};
           c.gated = variant % 2 == 1 && c.n % 128 == 0;
           c.bias = random.below(2);
           c.residual = !c.gated && random.below(2);
           c.sumsq_out = !c.gated && random.below(2);
           c.float_out = !c.gated && random.below(4) == 0;
-          bad += !(kHalf && random.below(2) ? check_packed<__half>(bits, c, random)
+          bad += !(random.below(2) ? check_packed<__half>(bits, c, random)
                                             : check_packed<__nv_bfloat16>(bits, c, random));
           ++cases;
         }
@@ -498,19 +494,23 @@ int main_tune(int64_t only) {
                }));
         std::vector<std::pair<double, std::string>> times;
         char label[64];
-        if (rows <= 8) {
-          for (const GemvTile tile : {GemvTile{1, 8, 112}, {2, 8, 112}, {3, 8, 112}, {4, 8, 112},
-                                      {2, 8, 220}, {1, 16, 112}, {2, 16, 112}, {2, 16, 220}}) {
-            if (rows == 8 && tile.warps == 16) continue;
-            snprintf(label, sizeof(label), "v%dx%d/%d", tile.slabs, tile.warps, tile.kilobytes);
-            times.emplace_back(
-                kind_us(model, operands, kind, rows,
-                        [&](const GemmParams& p, cudaStream_t s) {
-                          return gemv_packed_sm90(p, tile, s);
-                        }),
-                label);
+        if (rows <= 32) {
+          for (const int slabs : {2, kind == kGateUp ? 4 : 3}) {
+            for (const int cluster : {1, 2, 4}) {
+              for (const int kilobytes : {112, 226}) {
+                const GemvTile tile = {slabs, cluster, kilobytes};
+                if (kilobytes == 112 && rows == 32) continue;
+                snprintf(label, sizeof(label), "v%d/%d/%d", slabs, cluster, kilobytes);
+                times.emplace_back(kind_us(model, operands, kind, rows,
+                                           [&](const GemmParams& p, cudaStream_t s) {
+                                             return gemv_packed_sm90(p, tile, s);
+                                           }),
+                                   label);
+              }
+            }
           }
-        } else {
+        }
+        if (rows > 8) {
           const int tokens = static_cast<int>(std::min<int64_t>(rows, 128));
           for (const int features : {128, 256}) {
             for (const int split : {1, 2, 4, 8}) {
@@ -531,7 +531,7 @@ int main_tune(int64_t only) {
           }
         }
         std::sort(times.begin(), times.end());
-        if (times.size() > 6) times.resize(6);
+        if (times.size() > 9) times.resize(9);
         for (const auto& [us, text] : times) printf(" %s %.2f", text.c_str(), us);
         printf("\n");
       }
@@ -570,9 +570,9 @@ int main_large() {
                       {"4 bits, tiles", GemmOperands::kWeightInt4, tiles},
                       {"4 bits, split", GemmOperands::kWeightInt4, split},
                       {"4 bits, unpacked", GemmOperands::kWeightInt4, unpacked}};
-  for (const int64_t rows : {128, 256, 512, 1024, 2048, 8192}) {
+  for (const int64_t rows : {128, 256, 512, 1024, 8192}) {
     for (const Way& way : ways) {
-      if (way.run.target_type() == typeid(split) && rows > 512) continue;
+      if (way.run.target_type() == typeid(split) && rows > 256) continue;
       double sum = 0.;
       printf("%-16s M %4ld", way.name, rows);
       for (int kind = 0; kind < 4; ++kind) {

@@ -155,11 +155,11 @@ Status gemm_packed_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_packed_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 // Launches of gemv_packed_sm90.
 struct GemvTile {
-  int slabs = 2;        // of 16 rows of weight at once: 1 .. 4
-  int warps = 8;        // that multiply: 8 or 16
+  int slabs = 2;        // of 16 rows of weight at once: 2 or 3, gated 2 or 4
+  int cluster = 1;      // blocks that share what they read of x: 1, 2, 4
   int kilobytes = 112;  // of shared memory
 };
-const char* gemv_packed_sm90_refuses(const GemmParams& params);  // more than 8 rows
+const char* gemv_packed_sm90_refuses(const GemmParams& params);  // more than 32 rows
 Status gemv_packed_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemv_packed_sm90(const GemmParams& params, const GemvTile& tile, CUstream_st* stream);
 const char* gemm_packed_tiles_sm90_refuses(const GemmParams& params);
