@@ -57,7 +57,16 @@ CXX_FLAGS = (
 # whatever folder or Python version it came with. --no-undefined finds a missing symbol now and not
 # at the user's first prompt.
 LINK_FLAGS = ("-shared", "-pthread", "-Wl,--as-needed", "-Wl,--no-undefined", "-Wl,-O1")
-PADDLE_LIBRARIES = ("libpaddle.so", "libphi_core.so", "libphi.so", "libcommon.so")
+# The C++ library too, by the name that Paddle loads it under: where a folder on the way has an
+# archive of it, that would be linked, and with two copies in the process the first message that is
+# put together ends it.
+PADDLE_LIBRARIES = (
+    "libpaddle.so",
+    "libphi_core.so",
+    "libphi.so",
+    "libcommon.so",
+    "libstdc++.so.6",
+)
 
 
 # What kernels are compiled for, oldest first, where the compiler still knows it. The suffix "a"

@@ -1,4 +1,4 @@
-"""Completes a few prompts with the demo model, then streams one.
+"""Completes a few prompts with the demo model; then several answers to one of them, the best first.
 
 python examples/generate.py [MODEL_DIR]
 """
@@ -21,19 +21,19 @@ def main() -> None:
             model_name_or_path=directory,
             inference_model=True,
             attention="append",
-            batch_size=len(PROMPTS),
+            batch_size=8,
             max_length=256,
         )
     )
-    greedy = SamplingParams(temperature=0.0, max_new_tokens=48)
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=48, stop=("\n\n\n", "\nclass "))
     for prompt, output in zip(PROMPTS, llm.generate(PROMPTS, greedy), strict=True):
         print(f"--- {output.finish_reason}, {len(output.token_ids)} tokens\n{prompt}{output.text}")
 
-    print("--- streamed, sampled\n" + PROMPTS[0], end="")
-    sampled = SamplingParams(temperature=0.7, top_p=0.9, seed=1, max_new_tokens=48)
-    for piece in llm.stream(PROMPTS[0], sampled):
-        print(piece.text, end="", flush=True)
-    print()
+    sampled = SamplingParams(temperature=0.8, top_p=0.9, seed=1, n=2, best_of=6, max_new_tokens=24)
+    (output,) = llm.generate(PROMPTS[:1], sampled)
+    for answer in output.outputs:
+        print(f"--- {answer.index}: log-probability {answer.cumulative_logprob:.2f}")
+        print(PROMPTS[0] + answer.text)
 
 
 if __name__ == "__main__":

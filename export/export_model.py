@@ -39,6 +39,7 @@ def export_model(config: EngineConfig, output_path: Path) -> None:
     from predict import library, llm
     from predict.engine.program import save_program
     from predict.formats import with_stored_cache
+    from predict.kv_formats import SCALES_FILE, head_scales, kv_format_of, save_head_scales
     from predict.manifest import FILE_NAME, FORMAT, Manifest
     from predict.nn.decoder import layer_schemes
 
@@ -50,6 +51,8 @@ def export_model(config: EngineConfig, output_path: Path) -> None:
     device = llm.choose_gpu(config)
     spec, reader = llm.read_spec(source)
     config = with_stored_cache(config, reader)
+    kv_format = kv_format_of(config.kv_format)
+    scales = head_scales(kv_format, source, spec)
     backend = llm.choose_backend(config.inference_model)
     import paddle
 
@@ -74,6 +77,8 @@ def export_model(config: EngineConfig, output_path: Path) -> None:
             for path in sorted(source.glob(pattern)):
                 if not any(path.match(other) for other in NOT_COPIED):
                     shutil.copy(path, output_path / path.name)
+        if scales is not None and not (source / SCALES_FILE).exists():
+            save_head_scales(kv_format, output_path, scales)
         Manifest(
             format=FORMAT,
             paddle_version=paddle.__version__,

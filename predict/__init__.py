@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from predict.async_llm import AsyncLLM
     from predict.config import EngineConfig
     from predict.errors import UserError
     from predict.llm import LLM
     from predict.request import RequestOutput, SamplingParams
 
-__all__ = ["LLM", "EngineConfig", "RequestOutput", "SamplingParams", "UserError"]
+__all__ = ["LLM", "AsyncLLM", "EngineConfig", "RequestOutput", "SamplingParams", "UserError"]
 
 # Name -> module. Lazy, so that `--help` and the scheduler's tests never import Paddle.
 _HOMES = {
     "LLM": "predict.llm",
+    "AsyncLLM": "predict.async_llm",
     "EngineConfig": "predict.config",
     "RequestOutput": "predict.request",
     "SamplingParams": "predict.request",

@@ -11,13 +11,14 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from predict.chat_template import conversation_messages
 from predict.errors import UserError, nearest
+from predict.request import SAMPLING_KEYS
 
 BUILT_IN_PROMPT = "Hello, how are you?"
 
@@ -29,6 +30,7 @@ class DataItem:
     where: str  # "line 3 of prompts.jsonl", for messages
     src: str | list[Any]  # a text or a conversation
     tgt: str | list[Any] = ""
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams
 
 
 def built_in_items(count: int) -> list[DataItem]:
@@ -39,9 +41,9 @@ def built_in_items(count: int) -> list[DataItem]:
 def read_data_file(path: str | Path) -> list[DataItem]:
     """The prompts of a data file: JSON lines, or one JSON list. Blank lines are skipped.
 
-    `src` is needed; `tgt` is "" when left out; other keys are for the file's owner. Raises
-    UserError for an unreadable or empty file, and for the first wrong line with its number and
-    the numbers of the others.
+    `src` is needed; `tgt` is "" when left out; a field of SamplingParams holds for its prompt
+    alone; other keys are for the file's owner. Raises UserError for an unreadable or empty file,
+    and for the first wrong line with its number and the numbers of the others.
     """
     path = Path(path)
     try:
@@ -134,7 +136,10 @@ def _item(where: str, value: Any) -> DataItem:
     if not isinstance(src, (str, list)) or not isinstance(tgt, (str, list)):
         raise UserError('"src" and "tgt" must be texts or lists')
     conversation_messages(src, tgt)
-    return DataItem(where, src, tgt)
+    sampling = {key: value[key] for key in SAMPLING_KEYS if key in value}
+    if "num_return_sequences" in value:  # as the flag is called
+        sampling.setdefault("n", value["num_return_sequences"])
+    return DataItem(where, src, tgt, sampling)
 
 
 def _short_list(words: Sequence[str], shown: int = 5) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -62,22 +62,27 @@ class KvFormat:
     quantize: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
     unpack: Callable[[Tensor, Tensor | None, int], Tensor]
     range_max: float | None = None  # scale = max|x| / this, where scales are per head
-    devices: tuple[str, ...] = ("cpu",)  # whose attention kernels unpack it, besides the reference
+    gpu: tuple[int, int] = (8, 0)  # from this compute capability on
 
     @property
     def tensors_per_layer(self) -> int:
         """Key and value, and the scales of both where there are any."""
         return 4 if self.scale_floats else 2
 
-    def check_device(self, device: str) -> None:
-        """Raises UserError where the attention kernels of `device` (gpu:1, cpu) lack the format."""
-        kind = device.partition(":")[0]
-        if kind not in self.devices:
-            known = ", ".join(row.name for row in FORMATS if kind in row.devices)
-            raise UserError(
-                f"kv_format {self.name} is not supported on {kind} (allowed there: {known}); use "
-                "another one"
-            )
+    def paged(self, cache: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Those of a layer's cache tensors that have a row per block."""
+        return cache[:2] if self.scales == "head" else cache
+
+    def check_gpu(self, capability: tuple[int, int]) -> None:
+        """Raises UserError where GPUs of this compute capability lack the format."""
+        if capability >= self.gpu:
+            return
+        known = ", ".join(row.name for row in FORMATS if capability >= row.gpu)
+        have, need = (f"sm_{major}{minor}" for major, minor in (capability, self.gpu))
+        raise UserError(
+            f"kv_format {self.name} needs a GPU of {need} or later, and this one is {have} "
+            f"(allowed there: {known}); set --cachekv_int8_type to another one"
+        )
 
     def row_bytes(self, head_dim: int, element_bytes: int) -> int:
         """Bytes of one row, scales apart. element_bytes: of the model's dtype."""
@@ -220,10 +225,11 @@ def unpack_int4(codes: Tensor, scale: Tensor | None, head_dim: int) -> Tensor:
 
 
 FORMATS: tuple[KvFormat, ...] = (
-    KvFormat("dense", None, "none", 0, _keep, _as_stored, devices=("cpu", "gpu")),
+    KvFormat("dense", None, "none", 0, _keep, _as_stored),
     KvFormat("int8_static", 8, "head", 1, quantize_int8, unpack_int8, range_max=INT8_MAX),
     KvFormat("int8_dynamic", 8, "token", 1, quantize_int8_rows, unpack_int8),
-    KvFormat("fp8", 8, "head", 1, quantize_fp8, unpack_fp8, range_max=E4M3_MAX),
+    # Float8 needs a GPU with float8 units (Ada, Hopper and later).
+    KvFormat("fp8", 8, "head", 1, quantize_fp8, unpack_fp8, range_max=E4M3_MAX, gpu=(8, 9)),
     KvFormat("int4", 4, "token", 2, quantize_int4, unpack_int4),
 )
 KV_FORMATS: tuple[str, ...] = tuple(row.name for row in FORMATS)
@@ -244,7 +250,8 @@ def head_scales(
 
     The file is PaddleNLP's: "<model>.layers.N.self_attn.cachek_matmul.activation_quanter" (and
     cachev) holds the largest |x| of each query head, or of each key/value head; heads of a group
-    share theirs. fp8 does without a file: e4m3 reaches 448, so that its scales are then 1.
+    share theirs. Without it the scales are the checkpoint's k_scale and v_scale, where it has them.
+    fp8 does without both: e4m3 reaches 448, so that its scales are then 1.
     Raises UserError where int8_static finds none, or a layer's values are missing or wrong.
     """
     if kv_format.scales != "head":
@@ -253,6 +260,9 @@ def head_scales(
     assert range_max is not None
     path = Path(directory) / SCALES_FILE
     if not path.exists():
+        stored = _tensor_scales(kv_format, path.parent, spec)
+        if stored is not None:
+            return stored
         if kv_format.name == "fp8":
             ones = [1.0] * spec.num_kv_heads
             return [HeadScales(ones, ones)] * spec.num_layers
@@ -286,6 +296,73 @@ def head_scales(
         return [max(float(v), LEAST_RANGE) / range_max for v in values]
 
     return [HeadScales(scales(i, "k"), scales(i, "v")) for i in range(spec.num_layers)]
+
+
+# A layer's scale in checkpoints of compressed-tensors, of its older versions, and of "fp8".
+TENSOR_SCALES = {
+    which: (f"{which}_scale", f"{which}_proj.output_scale", f"{which}_proj.{which}_scale")
+    for which in "kv"
+}
+
+
+def _tensor_scales(
+    kv_format: KvFormat, directory: Path, spec: DecoderSpec
+) -> list[HeadScales] | None:
+    """The scales that a checkpoint brings as tensors, one number or one per key/value head.
+
+    None where it has none, or they are of another format: those of "fp8" checkpoints are e4m3's.
+    """
+    from predict.formats import cache_scheme
+    from predict.nn.checkpoint import Checkpoint, to_float32
+    from predict.nn.hf_config import ConfigReader
+
+    if not any(directory.glob("*.safetensors")):
+        return None
+    scheme = cache_scheme(ConfigReader.from_dir(directory))
+    if kv_format.name != ("int8_static" if scheme == "static" else "fp8"):
+        return None
+    checkpoint = Checkpoint(directory)
+
+    def scales(layer: int, which: str) -> list[float] | None:
+        endings = [f"layers.{layer}.self_attn.{name}" for name in TENSOR_SCALES[which]]
+        found = [name for name in checkpoint.tensors if name.endswith(tuple(endings))]
+        if not found:
+            return None
+        info = checkpoint.tensors[found[0]]
+        count = math.prod(info.shape)
+        if len(found) > 1 or count not in (1, spec.num_kv_heads):
+            raise UserError(
+                f"{directory}: {' and '.join(found)} hold {count} values (allowed: one tensor of "
+                f"one value, or of one for each of {spec.num_kv_heads} key/value heads)"
+            )
+        values = to_float32(checkpoint.read(found[0])).reshape(-1)
+        if not all(0.0 < value < math.inf for value in values.tolist()):
+            raise UserError(f"{directory}: {found[0]} holds {values.tolist()}; it must be above 0")
+        return [float(v) for v in values.tolist()] * (spec.num_kv_heads // count)
+
+    pairs = [(scales(i, "k"), scales(i, "v")) for i in range(spec.num_layers)]
+    if all(pair == (None, None) for pair in pairs):
+        return None
+    for layer, (key, value) in enumerate(pairs):
+        if key is None or value is None:
+            raise UserError(
+                f"{directory}: layer {layer} has no {'k' if key is None else 'v'}_scale, and other "
+                "layers have; the checkpoint is broken"
+            )
+    return [HeadScales(key, value) for key, value in pairs if key and value]
+
+
+def save_head_scales(kv_format: KvFormat, directory: str | Path, layers: list[HeadScales]) -> None:
+    """Writes the cachekv_scales.json that `head_scales` reads these scales from."""
+    assert kv_format.range_max is not None
+    values = {
+        f"layers.{i}.self_attn.cache{which}_matmul.activation_quanter": [
+            scale * kv_format.range_max for scale in scales
+        ]
+        for i, pair in enumerate(layers)
+        for which, scales in zip("kv", pair, strict=True)
+    }
+    (Path(directory) / SCALES_FILE).write_text(json.dumps(values), encoding="utf-8")
 
 
 def _read_scales(path: Path) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from predict import library
 
 if TYPE_CHECKING:
@@ -149,6 +151,17 @@ def paged_attention(
         attention.window,
         attention.kv_format,
     )[0]
+
+
+def copy_blocks(caches: Sequence[Tensor], copies: Sequence[tuple[int, int]]) -> None:
+    """Copies blocks of caches [N, ...], in place: (from, to), no block both.
+
+    The caches are of one device, and their blocks multiples of 16 bytes.
+    """
+    import paddle
+
+    pairs = paddle.to_tensor(np.array(copies, np.int32), place=paddle.CPUPlace())
+    _run()("regatta_copy_blocks", list(caches), pairs)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -330,14 +343,32 @@ def sample(
     top_p: Tensor,
     seeds: Tensor,
     offsets: Tensor,
+    min_p: Tensor | None = None,
+    typical_p: Tensor | None = None,
 ) -> Tensor:
     """One token per row of logits [L, V] float32. Returns [L] int32.
 
     temperature [L] float32 (0: the largest logit, lowest index on ties), top_k [L] int32 (0: all),
-    top_p [L] float32, seeds [L] int64, offsets [L] int64: the row's random number is the first word
-    of philox4x32-10(key = seed, counter = offset).
+    top_p [L] float32, then min_p [L] float32 (None: 0, all) and typical_p [L] float32 (None: 1,
+    all) of what these keep; seeds [L] int64, offsets [L] int64: the row's random number is the
+    first word of philox4x32-10(key = seed, counter = offset).
     """
-    return _run()("regatta_sample", logits, temperature, top_k, top_p, seeds, offsets)[0]
+    columns = temperature, top_k, top_p, seeds, offsets, min_p, typical_p
+    return _run()("regatta_sample", logits, *columns)[0]
+
+
+def log_softmax(logits: Tensor, rows: Tensor) -> None:
+    """Turns `rows` [B] of logits [L, V] into log-probabilities, in place; GPUs only."""
+    _run()("regatta_log_softmax", logits, rows)
+
+
+def likeliest(logits: Tensor, rows: Tensor, count: int) -> Tensor:
+    """The `count` largest of each of `rows` [B] of logits [L, V] that are above -inf; GPUs only.
+
+    Returns [2, B, count] int32: token ids, the lower first on ties, and their values, floats by
+    their bits. Behind the last one, and for a row with a NaN, token ids are -1.
+    """
+    return _run()("regatta_likeliest", logits, rows, count)[0]
 
 
 def resolve_tokens(token_ids: Tensor, last_tokens: Tensor) -> None:
@@ -351,27 +382,35 @@ def adjust_logits(
     token_ids: Tensor,
     logit_indices: Tensor,
     history: Tensor,
-    counts: Tensor,
-    bias: Tensor,
+    rules: Tensor,
 ) -> None:
-    """Penalties and biases on logits [L, V], in place; GPUs only.
+    """Biases, penalties and bans on logits [L, V], in place; GPUs only.
 
     penalties [8, P] int32, P at least L: rows of repetition, presence and frequency penalty, floats
-    by their bits; the row of `history` [S, M] int32 that holds the request's tokens (-1: none), how
-    many it has, how many of them are the prompt's; first and end of the row's pairs in bias [2, K]
-    int32: token ids, and float amounts by their bits. The newest token, token_ids[logit_indices],
-    is put into the history. counts [R, V] int32: zeros, R at least L.
+    by their bits; the slot, a row of `history` [S, M] int32 that holds the request's tokens and of
+    `rules` [S, W] int32 (-1: the logits stay as they are); how many tokens the request has up to
+    this row, how many of them are the prompt's, how many are new in this step;
+    no_repeat_ngram_size. New tokens are those up to token_ids[logit_indices]; the newest is put
+    into the history. rules: see csrc/include/regatta/adjust_logits.h.
     """
-    _run()(
-        "regatta_adjust_logits", logits, penalties, token_ids, logit_indices, history, counts, bias
-    )
+    _run()("regatta_adjust_logits", logits, penalties, token_ids, logit_indices, history, rules)
+
+
+def logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
+    """How likely each row of logits [L, V] makes its token, and the likeliest ones; GPUs only.
+
+    token_ids [R] int32, R at least L. Returns [L, 2 + 2 num_top] int32, floats by their bits: the
+    token's logprob, 1 + the number of likelier tokens, the num_top (at most 32) likeliest tokens,
+    -1 behind the last one, and their logprobs. Any values for a row with a NaN.
+    """
+    return _run()("regatta_logprobs", logits, token_ids, num_top)[0]
 
 
 def sample_step(logits: Tensor, choices: Tensor, last_tokens: Tensor) -> None:
     """`sample` into the first L entries of last_tokens [R] int32, in place; GPUs only.
 
-    choices [8, P] int32, P even and at least L: rows of temperature, top_k, top_p and min_p, floats
-    by their bits; then seeds and offsets, int64, in two rows' space each. A row of logits that
-    cannot be drawn from yields -1.
+    choices [9, P] int32, P even and at least L: rows of temperature, top_k, top_p and min_p, floats
+    by their bits; then seeds and offsets, int64, in two rows' space each; then typical_p. A row of
+    logits that cannot be drawn from yields -1.
     """
     _run()("regatta_sample_step", logits, choices, last_tokens)

@@ -8,6 +8,7 @@ model) or 130 (Ctrl-C).
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 
@@ -19,7 +20,7 @@ if (
     sys.path.insert(0, os.path.dirname(_HERE))
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from predict.errors import EXIT_FAILURE, EXIT_INTERRUPTED, UserError
 from predict.flags import parse_flags
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from predict.data import DataItem
     from predict.llm import LLM
     from predict.progress import Progress
-    from predict.request import RequestOutput
+    from predict.request import RequestOutput, SamplingParams, TokenLogprobs
     from predict.tokenizer import Tokenizer
 
     MakeLLM = Callable[[EngineConfig, Tokenizer | None], LLM]
@@ -68,8 +69,10 @@ def run(config: PredictorConfig, make_llm: MakeLLM) -> int:
 
     Every prompt is read, tokenized and checked before the model is loaded. Raises UserError.
     """
+    from predict.config import check_num_beams
     from predict.data import built_in_items, check_output_path, read_data_file
-    from predict.prompts import prepare_prompts
+    from predict.nn.hf_config import ConfigReader
+    from predict.prompts import prepare_params, prepare_prompts
     from predict.tokenizer import Tokenizer
 
     for note in config.notes:
@@ -77,6 +80,7 @@ def run(config: PredictorConfig, make_llm: MakeLLM) -> int:
     engine = config.engine
     items: list[DataItem] = []
     token_ids: list[list[int]] = []
+    params: list[SamplingParams] = []
     tokenizer: Tokenizer | None = None  # None: the LLM reads its own
     if config.data_file is not None or not config.benchmark:
         check_output_path(config.output_file, config.data_file)
@@ -87,12 +91,19 @@ def run(config: PredictorConfig, make_llm: MakeLLM) -> int:
         tokenizer = Tokenizer.from_dir(engine.model_name_or_path, engine.chat_template)
         prompts = prepare_prompts(items, tokenizer, engine.src_length, engine.max_length)
         token_ids = prompts.token_ids
+        params = prepare_params(
+            items,
+            config.sampling_params,
+            tokenizer,
+            lambda: ConfigReader.from_dir(engine.model_name_or_path).get_int("vocab_size"),
+            lambda params: check_num_beams(params.num_beams, engine),
+        )
         for warning in prompts.warnings:
             _say(f"warning: {warning}")
     if config.benchmark_file is not None:
         check_output_path(config.benchmark_file, config.data_file)
     llm = make_llm(engine, tokenizer)
-    status = answer(llm, config, items, token_ids) if items else 0
+    status = answer(llm, config, items, token_ids, params) if items else 0
     if config.benchmark:
         from predict.bench.padded import run_benchmark
 
@@ -101,7 +112,11 @@ def run(config: PredictorConfig, make_llm: MakeLLM) -> int:
 
 
 def answer(
-    llm: LLM, config: PredictorConfig, items: Sequence[DataItem], token_ids: list[list[int]]
+    llm: LLM,
+    config: PredictorConfig,
+    items: Sequence[DataItem],
+    token_ids: list[list[int]],
+    params: list[SamplingParams],
 ) -> int:
     """Generates, prints and writes one output per item; returns the exit status.
 
@@ -110,7 +125,8 @@ def answer(
     from predict.data import ResultWriter
     from predict.progress import Progress
 
-    texts: dict[int, str] = {}  # finished, not yet printed
+    texts: dict[int, Sequence[str]] = {}  # finished, not yet printed
+    num_failed = 0
     with Progress(len(items)) as progress:
         console = _Console(progress)
         writer = ResultWriter(
@@ -121,14 +137,19 @@ def answer(
         )
 
         def on_output(index: int, output: RequestOutput) -> None:
-            texts[index] = output.text
+            nonlocal num_failed
+            texts[index] = [answer.text for answer in output.outputs]
             progress.on_finished()
             item = items[index]
-            writer.put(index, {"src": item.src, "tgt": item.tgt, "output": output.text})
+            result = result_line(item, output)
+            if "error" in result:
+                num_failed += 1
+                _say(f"error: {item.where}: {result['error']}")
+            writer.put(index, result)
 
         interrupted = False
         try:
-            llm.generate(token_ids, config.sampling_params, on_output, progress.on_step)
+            llm.generate(token_ids, params, on_output, progress.on_step)
         except KeyboardInterrupt:
             interrupted = True
         except Exception:
@@ -143,7 +164,45 @@ def answer(
         f"{writer.summary}; {progress.num_output_tokens} tokens in {progress.seconds:.2f} s, "
         f"{progress.tokens_per_second:.1f} tokens/s"
     )
-    return 0 if writer.failure is None else EXIT_FAILURE
+    return 0 if writer.failure is None and num_failed == 0 else EXIT_FAILURE
+
+
+def result_line(item: DataItem, output: RequestOutput) -> dict[str, Any]:
+    """What the output file says of a prompt: PaddleNLP's keys, and what was asked for besides.
+
+    "outputs" has all answers where there are several. "logprobs" (then of each answer) and
+    "prompt_logprobs" have a list per token, its own first; "error" says what ended an answer early.
+    """
+    result: dict[str, Any] = {"src": item.src, "tgt": item.tgt, "output": output.text}
+    several = len(output.outputs) > 1
+    if several:
+        result["outputs"] = [answer.text for answer in output.outputs]
+    if output.outputs[0].logprobs is not None:
+        logprobs = [_plain(answer.logprobs or ()) for answer in output.outputs]
+        result["logprobs"] = logprobs if several else logprobs[0]
+    if output.prompt_logprobs is not None:
+        result["prompt_logprobs"] = _plain(output.prompt_logprobs)
+    errors = [answer.error for answer in output.outputs if answer.error is not None]
+    if errors:
+        result["error"] = errors[0]
+    return result
+
+
+def _plain(tokens: Sequence[TokenLogprobs | None]) -> list[Any]:
+    """Logprobs for JSON, which has no infinity: null stands for -inf."""
+    return [
+        None
+        if token is None
+        else [
+            {
+                "token_id": token_id,
+                "logprob": round(entry.logprob, 6) if math.isfinite(entry.logprob) else None,
+                "rank": entry.rank,
+            }
+            for token_id, entry in token.items()
+        ]
+        for token in tokens
+    ]
 
 
 class _Console:
@@ -153,10 +212,11 @@ class _Console:
         self._progress = progress
         self._open = True
 
-    def show(self, item: DataItem, output: str) -> None:
+    def show(self, item: DataItem, outputs: Sequence[str]) -> None:
         if not self._open:
             return
-        parts = (("Source", item.src), ("Target", item.tgt), ("Output", output))
+        parts = [("Source", item.src), ("Target", item.tgt)]
+        parts += [("Output", output) for output in outputs]
         text = "\n".join(f"{BANNER.format(name)}\n{value}" for name, value in parts)
         try:
             self._progress.print(text.encode("utf-8", "replace").decode("utf-8"))

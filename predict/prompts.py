@@ -1,13 +1,14 @@
-"""Data items to token ids: chat template, tokenizer and length limits, before anything runs."""
+"""Texts to token ids, before anything runs: chat template, tokenizer, length limits, bad words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from predict.chat_template import conversation_messages
 from predict.data import DataItem
 from predict.errors import UserError
+from predict.request import SamplingParams
 from predict.tokenizer import Tokenizer
 
 
@@ -63,6 +64,78 @@ def prepare_prompts(
             f"{_first(shortened)}"
         )
     return Prompts(token_ids, tuple(warnings))
+
+
+def prepare_params(
+    items: Sequence[DataItem],
+    defaults: SamplingParams,
+    tokenizer: Tokenizer,
+    vocab_size: Callable[[], int],
+    check: Callable[[SamplingParams], None],
+) -> list[SamplingParams]:
+    """How each item's answer is sampled: its own keys, and `defaults` for the others.
+
+    vocab_size: the model's, asked for when an item names tokens. check: raises UserError for what
+    the engine cannot do. Raises UserError naming the line.
+    """
+    resolved: list[SamplingParams] = []
+    for item in items:
+        try:
+            params = replace(defaults, **item.sampling)
+            check(params)
+            if params.logit_bias or params.bad_words or params.stop_token_ids:
+                params = with_token_ids(params, tokenizer, vocab_size())
+        except UserError as error:
+            where = f"{item.where}: " if item.sampling else ""
+            raise UserError(f"{where}{error}") from None
+        resolved.append(params)
+    return resolved
+
+
+def with_token_ids(
+    params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int
+) -> SamplingParams:
+    """`params` with token ids in place of the texts in bad_words, and for special tokens in stop.
+
+    The text of an answer leaves special tokens out, so that no text in it could stop there.
+
+    Raises UserError for a text without a tokenizer, and for a token of logit_bias, bad_words or
+    stop_token_ids outside of the vocabulary.
+    """
+    words: list[tuple[int, ...]] = []
+    for word in params.bad_words:
+        if not isinstance(word, str):
+            words.append(tuple(word))
+        elif tokenizer is None:
+            raise UserError(
+                f"bad_words has the text {word!r}, and this model was loaded without a tokenizer; "
+                "give its token ids"
+            )
+        else:
+            words += tokenizer.encode_word(word)
+    named = [("logit_bias", token) for token in params.logit_bias]
+    named += [("bad_words", token) for word in words for token in word]
+    named += [("stop_token_ids", token) for token in params.stop_token_ids]
+    for name, token in named:
+        if token >= vocab_size:
+            raise UserError(
+                f"{name} has token id {token}, which is outside the vocabulary (allowed: 0 to "
+                f"{vocab_size - 1})"
+            )
+    stops = () if tokenizer is None else _special_tokens(params.stop_strings, tokenizer)
+    if tuple(words) == params.bad_words and set(stops) <= set(params.stop_token_ids):
+        return params
+    return replace(
+        params,
+        bad_words=tuple(dict.fromkeys(words)),
+        stop_token_ids=tuple(dict.fromkeys((*params.stop_token_ids, *stops))),
+    )
+
+
+def _special_tokens(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The ids of those texts that are tokens without a text of their own."""
+    ids = [tokenizer.token_to_id(text) for text in texts]
+    return tuple(i for i in ids if i is not None and not tokenizer.decode([i]))
 
 
 def _text(item: DataItem, tokenizer: Tokenizer) -> tuple[str, bool, bool]:

@@ -84,7 +84,7 @@ class Support:
 
 
 # Not in the table because it makes no difference: --mode (an exported program calls the same
-# operators) and, on the CPU, --dtype. --cachekv_int8_type goes with every scheme; which devices
+# operators) and, on the CPU, --dtype. --cachekv_int8_type goes with every scheme; which GPUs
 # unpack a cache format is a column of predict.kv_formats.FORMATS.
 SUPPORT: dict[str, Support] = {
     "dense": Support(cpu=True, gpu=(8, 0), gpu_dtypes=("float32", "bfloat16", "float16")),

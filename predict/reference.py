@@ -121,6 +121,15 @@ def rope_and_cache_write(
     return q, [tensor for pair in zip(write(k, 0), write(v, 1), strict=True) for tensor in pair]
 
 
+def copy_blocks(caches: Sequence[Tensor], copies: Sequence[tuple[int, int]]) -> None:
+    """Copies blocks of caches [N, ...], in place: (from, to), no block both."""
+    import paddle
+
+    source, target = paddle.to_tensor(np.array(copies, np.int64)).unbind(axis=1)
+    for cache in caches:
+        paddle.index_put_(cache, (target,), paddle.gather(cache, source))
+
+
 def _bits(words: Tensor) -> Tensor:
     """int32 0 or 1 [T, 32 * words] of int32 [T, words], the lowest bit of word 0 first."""
     import paddle
@@ -298,21 +307,55 @@ def uniform(seed: int, offset: int) -> float:
 
 
 def _sample_row(
-    logits: npt.NDArray[Any], temperature: float, top_k: int, top_p: float, u: float
+    logits: npt.NDArray[Any],
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    u: float,
+    min_p: float,
+    typical_p: float,
 ) -> int:
-    if temperature == 0 or top_k == 1:
+    greedy, largest = temperature == 0 or top_k == 1, logits.max()
+    if np.isnan(largest) or (not greedy and np.isinf(largest)):
+        raise ValueError(f"sample: a row of logits has the largest value {largest}")
+    if greedy:
         return int(np.argmax(logits))
     scaled = logits.astype(np.float64) / temperature
     order = np.argsort(-scaled, kind="stable")
-    if top_k > 0:
-        order = order[:top_k]
-    weights = np.exp(scaled[order] - scaled[order[0]])
-    cumulative = np.cumsum(weights / weights.sum())
-    # The smallest prefix that reaches top_p; at least one token.
-    kept = int(np.searchsorted(cumulative, top_p)) + 1 if top_p < 1 else len(order)
-    cumulative = cumulative[:kept]
+    distance = scaled[order[0]] - scaled[order]
+    weights = np.exp(-distance)
+    kept = min(top_k, len(order)) if top_k > 0 else len(order)
+    if top_p < 1:  # the smallest prefix that reaches it
+        shares = np.cumsum(weights[:kept] / weights[:kept].sum())
+        kept = min(int(np.searchsorted(shares, top_p)) + 1, kept)
+    if min_p > 0:
+        kept = max(int(np.count_nonzero(weights[:kept] >= min_p)), 1)
+    if typical_p < 1:
+        kept = int(np.searchsorted(distance, distance[kept - 1], side="right"))  # and its equals
+        typical = np.flatnonzero(_typical(distance[:kept], weights[:kept], typical_p))
+        order, weights = order[typical], weights[typical]
+    else:
+        order, weights = order[:kept], weights[:kept]
+    cumulative = np.cumsum(weights)
     index = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
     return int(order[min(index, len(cumulative) - 1)])
+
+
+def _typical(
+    distance: npt.NDArray[Any], weights: npt.NDArray[Any], mass: float
+) -> npt.NDArray[np.bool_]:
+    """Which tokens are the most typical that together reach `mass` (Meister et al. 2022).
+
+    distance: from the largest logit, which is -log p up to a constant; so -log p - H, with the
+    entropy H, is the distance less its mean.
+    """
+    weights = weights / weights.sum()
+    finite = np.where(weights > 0, distance, 0.0)
+    surprise = np.abs(distance - np.sum(weights * finite))
+    order = np.argsort(surprise, kind="stable")
+    reached = int(np.searchsorted(np.cumsum(weights[order]), mass))
+    typical: npt.NDArray[np.bool_] = surprise <= surprise[order[min(reached, len(order) - 1)]]
+    return typical
 
 
 def sample(
@@ -322,14 +365,20 @@ def sample(
     top_p: Tensor,
     seeds: Tensor,
     offsets: Tensor,
+    min_p: Tensor | None = None,
+    typical_p: Tensor | None = None,
 ) -> Tensor:
     """One token per row of logits [L, V]; arguments as in `predict.ops.sample`, same choices."""
     import paddle
 
     rows = logits.numpy()
     columns = [t.numpy().tolist() for t in (temperature, top_k, top_p, seeds, offsets)]
+    columns += [
+        [off] * len(rows) if t is None else t.numpy().tolist()
+        for t, off in ((min_p, 0.0), (typical_p, 1.0))
+    ]
     tokens = [
-        _sample_row(row, t, k, p, uniform(seed, offset))
-        for row, t, k, p, seed, offset in zip(rows, *columns, strict=True)
+        _sample_row(row, t, k, p, uniform(seed, offset), least, mass)
+        for row, t, k, p, seed, offset, least, mass in zip(rows, *columns, strict=True)
     ]
     return paddle.to_tensor(np.array(tokens, np.int32))

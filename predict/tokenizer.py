@@ -25,7 +25,7 @@ NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
 
 
 class Backend(Protocol):
-    """The three verbs that differ between tokenizer libraries."""
+    """What differs between tokenizer libraries."""
 
     vocab_size: int  # ids, added tokens included
 
@@ -39,6 +39,14 @@ class Backend(Protocol):
 
     def token_to_id(self, token: str) -> int | None:
         """The id of one token's text, or None."""
+        ...
+
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each token."""
+        ...
+
+    def encode_inside(self, text: str) -> list[int]:
+        """Token ids of a piece of a text: no special tokens, no space put in front."""
         ...
 
 
@@ -105,6 +113,10 @@ class Tokenizer:
         """Text of `token_ids` standing alone: a sentencepiece model drops one leading space."""
         return self._backend.decode(token_ids, skip_special_tokens)
 
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each token, special and added ones included."""
+        return self._backend.vocabulary()
+
     def decode_continuation(
         self,
         prompt_token_ids: Sequence[int],
@@ -122,6 +134,20 @@ class Tokenizer:
         if before and after.startswith(before):
             return after[len(before) :]
         return self.decode(token_ids, skip_special_tokens)
+
+    def encode_word(self, word: str) -> list[tuple[int, ...]]:
+        """The token ids of a word at the start of a text, within one, and behind a space.
+
+        Without repeats. The variant behind a space counts only where the space changes the first
+        token and adds none, as in vLLM: a space of its own could not be told from any other.
+        """
+        word = word.strip()
+        first, inside = self._backend.encode(word, False), self._backend.encode_inside(word)
+        variants = [tuple(first), tuple(inside)]
+        spaced = self._backend.encode_inside(" " + word)
+        if len(spaced) == len(inside) and spaced[:1] != inside[:1]:
+            variants.append(tuple(spaced))
+        return [ids for ids in dict.fromkeys(variants) if ids]
 
     def token_to_id(self, token: str) -> int | None:
         """The id of one token's text, or None when the vocabulary lacks it."""
@@ -161,6 +187,9 @@ class _FastBackend:
         plain: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return plain
 
+    def encode_inside(self, text: str) -> list[int]:
+        return self.encode(text, add_special_tokens=False)
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
@@ -168,6 +197,10 @@ class _FastBackend:
     def token_to_id(self, token: str) -> int | None:
         token_id: int | None = self._tokenizer.token_to_id(token)
         return token_id
+
+    def vocabulary(self) -> dict[str, int]:
+        tokens: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        return tokens
 
 
 @dataclass(frozen=True)
@@ -226,6 +259,10 @@ class _SentencePieceBackend:
         ids += self._encode_plain(text[end:], first=end == 0)
         return [*self._ends.first, *ids, *self._ends.last] if add_special_tokens else ids
 
+    def encode_inside(self, text: str) -> list[int]:
+        ids: list[int] = self._bare.encode(text)
+        return ids
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         parts: list[str] = []
         run: list[int] = []  # sentencepiece ids since the last added token
@@ -245,6 +282,10 @@ class _SentencePieceBackend:
             return self._added[token].token_id
         token_id: int = self._prefixed.piece_to_id(token)
         return token_id if self._prefixed.id_to_piece(token_id) == token else None
+
+    def vocabulary(self) -> dict[str, int]:
+        pieces = {self._prefixed.id_to_piece(i): i for i in range(self._num_pieces)}
+        return {**pieces, **{text: token.token_id for text, token in self._added.items()}}
 
     def _encode_plain(self, text: str, first: bool) -> list[int]:
         if not text:

@@ -11,6 +11,7 @@ import pytest
 from predict.bench import gpu_kernels, kernels
 from predict.bench.kernels import Case, parse
 from predict.errors import UserError
+from predict.library import Library
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -33,6 +34,7 @@ def test_models_and_tokens_are_those_usual_on_the_device() -> None:
         (["--ops", "gemm"], "gemm"),
         (["--num_tokens", "0"], "at least 1"),
         (["--shapes", "llama-9b"], "llama-9b"),
+        (["--kv_format", "dense,int3"], "int3"),
     ],
 )
 def test_unknown_names_are_refused(words: list[str], message: str) -> None:
@@ -53,6 +55,19 @@ def test_share_is_that_of_the_tighter_limit() -> None:
     result = gpu_kernels.result_of(timed, limits, None)
     assert (result.bound, result.share) == ("compute", 1.0)
     assert len(gpu_kernels.row(result)) <= len(gpu_kernels.HEADER)
+
+
+def test_attention_has_a_case_for_each_format(compiled: Library) -> None:
+    asked = parse(["--kv_format", "dense,int8_static,int4"]).kv_formats
+    shape = kernels.ModelShape(64, 96, 4, 2, 32, 128)
+    sizes = kernels.Sizes(shape, 2, 100, "bfloat16", kernels.HostOperands(), asked)
+    for name in ("paged_attention", "rope_and_cache_write", "attention_block"):
+        cases = list(kernels.CASES[name](sizes))
+        assert [case.name.rpartition(", ")[2] for case in cases[1:]] == ["int8_static", "int4"]
+        sizes_read = [case.num_bytes for case in cases]
+        assert sizes_read == sorted(sizes_read, reverse=True)
+        for case in cases:
+            compiled.op(f"regatta_{case.op}")(*case.copies[0])
 
 
 def test_every_case_names_an_operator() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -18,11 +19,18 @@ import pytest
 from predict import data
 from predict.config import EngineConfig
 from predict.errors import UserError
-from predict.predictor import main
-from predict.request import RequestMetrics, RequestOutput, SamplingParams
+from predict.predictor import main, result_line
+from predict.request import (
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    SamplingParams,
+)
 from predict.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
+DEMO = ROOT / "examples" / "demo_model"
 MODEL = ROOT / "tests" / "data" / "tokenizers" / "byte_level"
 SCRIPT = ROOT / "predict" / "predictor.py"
 
@@ -45,23 +53,24 @@ class FakeLLM:
         )
         self.startup_seconds = 0.5
         self.before = before or (lambda index: None)
-        self.calls: list[tuple[Sequence[Sequence[int]], SamplingParams]] = []
+        self.calls: list[tuple[Sequence[Sequence[int]], Sequence[SamplingParams]]] = []
 
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
+        params: SamplingParams | Sequence[SamplingParams],
         on_output: Callable[[int, RequestOutput], None] | None = None,
         on_step: Callable[[int, int], None] | None = None,
     ) -> list[RequestOutput]:
-        self.calls.append((prompts, params))
+        every = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        self.calls.append((prompts, every))
         outputs: dict[int, RequestOutput] = {}
         for index in reversed(range(len(prompts))):
             self.before(index)
-            prompt = prompts[index]
-            count = params.max_new_tokens or len(prompt)
+            prompt, own = prompts[index], every[index]
+            count = own.max_new_tokens or len(prompt)
             ids = tuple(reversed(prompt))[:count]
-            if params.ignore_eos:
+            if own.ignore_eos:
                 ids = tuple(prompt[i % len(prompt)] for i in range(count))
             text = self.tokenizer.decode(ids) if self.tokenizer else ""
             now = time.perf_counter()
@@ -156,6 +165,27 @@ def test_without_a_data_file_the_built_in_prompt_runs(run: Runs) -> None:
     assert [result["src"] for result in run.results] == [data.BUILT_IN_PROMPT] * 2
 
 
+def test_a_prompt_s_own_keys_hold_for_it_alone(run: Runs) -> None:
+    lines = [
+        {"src": "a", "top_k": 0, "temperature": 0.5, "bad_words": ["x", [5, 6]], "note": "mine"},
+        {"src": "b"},
+    ]
+    file = run.folder / "own.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = ["--top_p", "0.9", "--logit_bias", '{"7": -2.5}', "--no_repeat_ngram_size", "3"]
+    assert run(*flags, "--data_file", str(file), model=DEMO, src=None) == 0
+    assert run.llm is not None
+    first, second = run.llm.calls[0][1]
+    assert (first.temperature, first.top_k, second.temperature, second.top_k) == (0.5, 0, 1.0, 1)
+    assert (5, 6) in first.bad_words
+    assert len(first.bad_words) > 1
+    assert all(isinstance(word, tuple) for word in first.bad_words)
+    for params in (first, second):
+        assert params.top_p == 0.9
+        assert params.logit_bias == {7: -2.5}
+        assert params.no_repeat_ngram_size == 3
+
+
 def test_conversations_go_through_the_chat_template(run: Runs) -> None:
     src = [["hello", "there"]]
     assert run(template=str(MODEL), src=[[["hello", "there"], ["you"]]]) == 0
@@ -191,6 +221,13 @@ def never(config: EngineConfig, tokenizer: Tokenizer | None) -> Any:
         (["--model_name_or_path", "a/b"], "not downloaded"),
         (["--model_name_or_path", str(ROOT / "tests")], "has no tokenizer"),
         (["--dtype", "float64"], "allowed: float32"),
+        (["--logit_bias", "{7: 1}"], "'{7: 1}' is not JSON"),
+        (["--bad_words", '"word"'], "allowed: a sequence of words"),
+        (["--typical_p", "0"], "typical_p 0.0 is not supported"),
+        (
+            ["--model_name_or_path", str(DEMO), "--bad_words", "[[5], [1, 99999]]"],
+            "bad_words has token id 99999, which is outside the vocabulary",
+        ),
     ],
 )
 def test_wrong_input_is_one_paragraph_before_anything_is_loaded(
@@ -278,11 +315,11 @@ def test_the_benchmark_fills_prompts_and_decodes_to_the_end(run: Runs) -> None:
     assert run(*words, "--benchmark", "--benchmark_file", str(path), src=None) == 0
     assert run.llm is not None
     warm_up, *timed = run.llm.calls
-    assert warm_up[1].max_new_tokens == 8
+    assert warm_up[1][0].max_new_tokens == 8
     assert len(timed) == 3
     for prompts, params in timed:
         assert [len(prompt) for prompt in prompts] == [30, 30]
-        assert (params.max_new_tokens, params.ignore_eos) == (20, True)
+        assert (params[0].max_new_tokens, params[0].ignore_eos) == (20, True)
     assert not run.output.exists()
     for line in ("Start Benchmark", "Start Warmup", "Start Speed Test"):
         assert f"***********{line}**********\n" in run.out
@@ -375,3 +412,73 @@ def test_a_closed_pipe_ends_the_printing_and_not_the_run(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert "Broken" not in done.stderr
     assert len(output.read_text().splitlines()) == 3
+
+
+def test_stop_strings_and_answers_come_from_flags_and_keys(run: Runs) -> None:
+    lines = [
+        {"src": "a", "stop": "\n", "n": 1, "logprobs": None},
+        {"src": "b", "stop_token_ids": [5], "include_stop_str_in_output": True},
+    ]
+    file = run.folder / "own.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = ["--stop", '["a, b", "[END]"]', "--num_return_sequences", "2", "--best_of", "3"]
+    flags += ["--top_k", "0", "--logprobs", "4", "--data_file", str(file)]
+    assert run(*flags, model=DEMO, src=None) == 0
+    assert run.llm is not None
+    first, second = run.llm.calls[0][1]
+    assert (first.stop, first.n, first.best_of, first.logprobs) == (("\n",), 1, 3, None)
+    assert (second.stop, second.n, second.logprobs) == (("a, b", "[END]"), 2, 4)
+    assert (second.stop_token_ids, second.include_stop_str_in_output) == ((5,), True)
+    assert run("--stop", "[END]") == 0
+    assert run.llm.calls[0][1][0].stop == ("[END]",)
+
+
+def test_a_contradiction_in_a_line_names_the_line(run: Runs) -> None:
+    file = run.folder / "own.jsonl"
+    file.write_text('{"src": "a"}\n{"src": "b", "stop": [""]}\n')
+    assert run("--data_file", str(file), src=None) == 2
+    assert "line 2 of own.jsonl: stop '' is not supported" in run.err
+    assert run.llm is None
+
+
+def answers(*outputs: CompletionOutput) -> RequestOutput:
+    first, metrics = outputs[0], RequestMetrics(0, 0, (), 0)
+    common = (first.token_ids, first.text, first.finish_reason, metrics, outputs)
+    return RequestOutput(0, (1, 2), *common, ({3: Logprob(-0.5, 1)},))
+
+
+def test_several_answers_are_all_there_with_their_logprobs() -> None:
+    logprobs = ({7: Logprob(-0.25, 1), 8: Logprob(-math.inf, 2)},)
+    shown = [
+        {"token_id": 7, "logprob": -0.25, "rank": 1},
+        {"token_id": 8, "logprob": None, "rank": 2},
+    ]
+    item = data.DataItem("line 1", "s", "t")
+    one = CompletionOutput(0, "x", (7,), "stop", -0.25, logprobs)
+    line = result_line(item, answers(one))
+    assert line["output"] == "x"
+    assert line["logprobs"] == [shown]
+    assert line["prompt_logprobs"] == [[{"token_id": 3, "logprob": -0.5, "rank": 1}]]
+    line = result_line(item, answers(one, CompletionOutput(1, "y", (7,), "stop", -0.25, logprobs)))
+    assert (line["output"], line["outputs"]) == ("x", ["x", "y"])
+    assert line["logprobs"] == [[shown], [shown]]
+    assert list(line) == ["src", "tgt", "output", "outputs", "logprobs", "prompt_logprobs"]
+
+
+def test_an_answer_that_failed_is_named_and_the_others_are_written(run: Runs) -> None:
+    class Failing(FakeLLM):
+        def generate(self, prompts: Any, params: Any, on_output: Any = None, on_step: Any = None):  # type: ignore[no-untyped-def]
+            def change(index: int, output: RequestOutput) -> None:
+                if index == 1:
+                    output = answers(CompletionOutput(0, "", (), "error", error="it broke"))
+                on_output(index, output)
+
+            return super().generate(prompts, params, change, on_step)
+
+    assert run(make=Failing) == 1
+    assert "line 2 of prompts.jsonl: it broke" in run.err
+    assert [("error" in result, bool(result["output"])) for result in run.results] == [
+        (False, True),
+        (True, False),
+        (False, True),
+    ]

@@ -33,12 +33,18 @@ class Backend:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         raise NotImplementedError
 
+    def encode_inside(self, text: str) -> list[int]:
+        raise NotImplementedError
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         self.num_decoded += len(token_ids)
         return self._decode(list(token_ids), skip_special_tokens)
 
     def token_to_id(self, token: str) -> int | None:
         return None
+
+    def vocabulary(self) -> dict[str, int]:
+        raise NotImplementedError
 
 
 def tokenizer_of(vocab_size: int, decode: Callable[[list[int], bool], str]) -> Tokenizer:

@@ -13,10 +13,12 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from export.export_model import export_model
 from predict import LLM, EngineConfig
 from predict.errors import UserError
 from predict.formats import compressed_tensors, layout_of, paddlenlp, safetensors_file
 from predict.formats._stored import packed, unpacked
+from predict.kv_formats import head_scales, kv_format_of
 from predict.models import family_of
 from predict.nn.checkpoint import Checkpoint, to_float32
 from predict.nn.decoder import expected_tensors
@@ -665,3 +667,61 @@ def test_bfloat16_is_written_as_its_bits(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path)
     assert to_float32(checkpoint.read("x")).tolist() == [1.0, -2.0]
     assert not list(tmp_path.glob("*.partial"))
+
+
+KV_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+KV_SCALES = {"k_scale": 0.02, "v_scale": 0.03}
+
+
+def with_cache(directory: Path, scheme: dict[str, Any], scales: dict[str, float]) -> Path:
+    """A copy of a checkpoint with a kv_cache_scheme, and scales that grow with the layer."""
+    shutil.copytree(GOLDEN / "ct_w8a16", directory)
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"]["kv_cache_scheme"] = scheme
+    (directory / "config.json").write_text(json.dumps(config))
+    tensors = {
+        f"model.layers.{layer}.self_attn.{name}": np.full((1,), scale * (1 + layer), np.float32)
+        for layer in range(2)
+        for name, scale in scales.items()
+    }
+    save_file(tensors, directory / "cache.safetensors")
+    return directory
+
+
+@pytest.mark.parametrize("kind", ["float", "int"])
+@pytest.mark.parametrize("names", [("k_scale", "v_scale"), ("k_proj.output_scale",) * 2])
+def test_cache_scales_of_a_checkpoint_are_used(
+    tmp_path: Path, kind: str, names: tuple[str, str]
+) -> None:
+    scales = dict(zip((names[0], names[1].replace("k_", "v_")), KV_SCALES.values(), strict=True))
+    source = with_cache(tmp_path / "source", {**KV_SCHEME, "type": kind}, scales)
+    llm = LLM(EngineConfig(model_name_or_path=str(source), inference_model=False))
+    assert llm.config.kv_format == {"float": "fp8", "int": "int8_static"}[kind]
+    kv_format = kv_format_of(llm.config.kv_format)
+    layers = head_scales(kv_format, source, llm.spec)
+    assert layers is not None
+    for layer, (key, value) in enumerate(layers):
+        np.testing.assert_allclose([key, value], [[0.02 * (1 + layer)], [0.03 * (1 + layer)]])
+    # A static model has no tensors to read them from.
+    export_model(EngineConfig(model_name_or_path=str(source), max_length=64), tmp_path / "out")
+    again = head_scales(kv_format, tmp_path / "out", llm.spec)
+    np.testing.assert_allclose(np.array(again), np.array(layers), rtol=1e-6)
+    assert answer(tmp_path / "out", mode="static") == answer(source)
+    # They change what the cache holds.
+    coarse = with_cache(
+        tmp_path / "coarse", {**KV_SCHEME, "type": kind}, dict.fromkeys(scales, 9.0)
+    )
+    assert relative_error(logits_of(coarse), logits_of(source)) > 1e-3
+
+
+def test_cache_schemes_that_are_not_known_are_refused_by_name(tmp_path: Path) -> None:
+    for name, value in {"num_bits": 4, "strategy": "attn_head", "dynamic": True}.items():
+        source = with_cache(tmp_path / name, {**KV_SCHEME, name: value}, KV_SCALES)
+        with pytest.raises(UserError, match=f"kv_cache_scheme .*'{name}': .*is not supported"):
+            LLM(EngineConfig(model_name_or_path=str(source), inference_model=False))
+    source = with_cache(tmp_path / "flag", KV_SCHEME, KV_SCALES)
+    with pytest.raises(UserError, match=r"whose cache is fp8, .*asks for int4"):
+        LLM(EngineConfig(model_name_or_path=str(source), cachekv_int8_type="int4"))
+    source = with_cache(tmp_path / "half", KV_SCHEME, {"k_scale": 0.02})
+    with pytest.raises(UserError, match="layer 0 has no v_scale"):
+        LLM(EngineConfig(model_name_or_path=str(source), inference_model=False))

@@ -485,6 +485,13 @@ def test_plain_operators_see_the_same_tree(compiled: Library) -> None:
         assert_close(fused, plain, "float32")
 
 
+def test_formats_that_a_gpu_lacks_are_refused_by_name() -> None:
+    for row in FORMATS:
+        row.check_gpu((9, 0))
+    with pytest.raises(UserError, match=r"fp8 needs .* sm_89 .* sm_80 .*int8_dynamic, int4\)"):
+        kv_format_of("fp8").check_gpu((8, 0))
+
+
 def test_tree_whose_children_come_first_is_refused(compiled: Library) -> None:
     problem = QuantizedProblem(
         kv_format_of("int4"), Problem.of(Shape(2, 1, 32, 16, ((3, 9),)), "float32")

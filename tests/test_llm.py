@@ -54,6 +54,39 @@ def test_leaving_a_stream_early_frees_its_blocks(demo: LLM) -> None:
     assert demo.stats().num_used_blocks == 0
 
 
+def test_bad_words_as_text_do_not_come(demo: LLM) -> None:
+    plain = SamplingParams(temperature=0.0, max_new_tokens=24)
+    text = demo.generate([PROMPTS[0]], plain)[0].text
+    word = max(text.split(), key=len)
+    params = SamplingParams(temperature=0.0, max_new_tokens=24, bad_words=[word])
+    assert word not in demo.generate([PROMPTS[0]], params)[0].text.split()
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"logit_bias": {9_999_999: 1.0}}, r"logit_bias has token id 9999999, .*allowed: 0 to \d+"),
+        ({"bad_words": [[1], [2, 9_999_999]]}, r"bad_words has token id 9999999"),
+    ],
+)
+def test_tokens_outside_of_the_vocabulary_are_refused_before_any_work(
+    demo: LLM, values: dict[str, Any], said: str
+) -> None:
+    steps = demo.stats().num_steps
+    with pytest.raises(UserError, match=said):
+        demo.generate(PROMPTS, [SamplingParams(), SamplingParams(), SamplingParams(**values)])
+    assert demo.stats().num_steps == steps
+    assert not demo.engine.scheduler.has_unfinished()
+
+
+def test_words_need_a_tokenizer(model: Path) -> None:
+    llm = LLM(config(model))
+    with pytest.raises(UserError, match="give its token ids"):
+        llm.generate([[1, 2]], SamplingParams(bad_words=["word"]))
+    output = llm.generate([[1, 2]], SamplingParams(bad_words=[[3]], max_new_tokens=4))
+    assert 3 not in output[0].token_ids
+
+
 def test_seeded_text_is_the_same_alone_and_in_a_batch(demo: LLM) -> None:
     params = [SamplingParams(temperature=1.0, seed=seed, max_new_tokens=24) for seed in (1, 2, 3)]
     together = demo.generate(PROMPTS, params)
@@ -136,3 +169,38 @@ def test_decoder_shares_the_embedding_with_a_tied_head(tmp_path: Path) -> None:
     spec, reader = read_spec(settings.model_name_or_path)
     decoder = load_decoder(settings, spec, reader, choose_backend(inference_model=False))
     assert decoder.embedding is None
+
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+
+
+def test_chats_are_completions_of_the_rendered_template(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE)
+    llm = LLM(demo_config(chat_template=str(template), batch_size=2))
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=8)
+    first = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "x = 1"}]
+    second = [{"role": "user", "content": "def f("}]
+    assert llm.tokenizer is not None
+    texts = ["system: Be brief.\nuser: x = 1\nassistant:", "user: def f(\nassistant:"]
+    prompts = [llm.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    expected = [output.text for output in llm.generate(prompts, greedy)]
+    assert [output.text for output in llm.chat([first, second], greedy)] == expected
+    assert [output.text for output in llm.chat(second, greedy)] == expected[1:]
+    with pytest.raises(UserError, match='needs "role" and "content"'):
+        llm.chat([{"role": "user"}], greedy)
+
+
+def test_a_chat_without_a_template_is_refused_with_the_way_out(demo: LLM) -> None:
+    with pytest.raises(UserError, match="give one with chat_template"):
+        demo.chat([{"role": "user", "content": "hello"}], SamplingParams())
+
+
+def test_streams_take_token_ids_and_several_prompts(demo: LLM) -> None:
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=6)
+    expected = [output.text for output in demo.generate([[300, 301], PROMPTS[0]], greedy)]
+    assert "".join(piece.text for piece in demo.stream([300, 301], greedy)) == expected[0]
+    texts = ["", ""]
+    for piece in demo.stream([[300, 301], PROMPTS[0]], greedy):
+        texts[piece.prompt_index] += piece.text
+    assert texts == expected

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from predict.engine.stopping import finish_reason, max_total_tokens, suppressed_token_ids
-from predict.request import Request, RequestMetrics, RequestOutput, SamplingParams
+from predict.errors import UserError
+from predict.request import CompletionOutput, Request, RequestMetrics, SamplingParams
+from predict.samples import Samples
 
 EOS = (2,)
 
@@ -38,6 +40,11 @@ def test_zero_temperature_and_top_k_one_are_greedy(values: dict[str, float]) -> 
         ("top_p", 0, "above 0 and up to 1"),
         ("top_p", 1.01, "above 0 and up to 1"),
         ("top_p", math.inf, "above 0 and up to 1"),
+        ("typical_p", 0, "above 0 and up to 1"),
+        ("typical_p", 1.5, "above 0 and up to 1"),
+        ("min_p", 1, "0 to below 1"),
+        ("no_repeat_ngram_size", -1, "0 turns it off"),
+        ("no_repeat_ngram_size", 1.5, "0 turns it off"),
         ("repetition_penalty", 0, "above 0"),
         ("repetition_penalty", -1, "above 0"),
         ("seed", -1, "0 to 2**63 - 1"),
@@ -56,6 +63,42 @@ def test_a_value_out_of_range_is_refused_with_what_is_allowed(
     assert allowed in str(caught.value)
     shown = value[1] if isinstance(value, tuple) else value
     assert repr(shown) in str(caught.value) or str(shown) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "got", "allowed"),
+    [
+        ({"logit_bias": [1]}, "[1]", "a mapping from token ids"),
+        ({"logit_bias": {-1: 2.0}}, "-1", "a mapping from token ids"),
+        ({"logit_bias": {"one": 2.0}}, "'one'", "a mapping from token ids"),
+        ({"logit_bias": {3: math.inf}}, "inf", "numbers from -1e+30 to 1e+30"),
+        ({"logit_bias": {3: 1e31}}, "1e+31", "a token that must never come goes into bad_words"),
+        ({"logit_bias": {3: "much"}}, "'much'", "a mapping from token ids"),
+        ({"bad_words": "word"}, "'word'", "a sequence of words"),
+        ({"bad_words": [[]]}, "[]", "none empty"),
+        ({"bad_words": ["a", " "]}, "' '", "none empty"),
+        ({"bad_words": [3]}, "3", "a sequence of words"),
+        ({"bad_words": [[3, -4]]}, "-4", "a sequence of words"),
+    ],
+    ids=str,
+)
+def test_wrong_biases_and_words_are_refused_with_what_is_allowed(
+    values: dict[str, Any], got: str, allowed: str
+) -> None:
+    with pytest.raises(UserError, match=r"logit_bias|bad_words") as caught:
+        SamplingParams(**values)
+    assert got in str(caught.value)
+    assert allowed in str(caught.value)
+
+
+def test_biases_and_words_become_plain_numbers() -> None:
+    values: dict[str, Any] = {"logit_bias": {"5": np.float32(2), 6: 1}}
+    values["bad_words"] = ["a b", np.array([3, 4])]
+    params = SamplingParams(**values)
+    assert params.logit_bias == {5: 2.0, 6: 1.0}
+    assert params.bad_words == ("a b", (3, 4))
+    assert json.dumps(params.logit_bias)
+    assert hash(params) == hash(SamplingParams(bad_words=["a b", [3, 4]]))
 
 
 @pytest.mark.parametrize("name", ["max_new_tokens", "max_length"])
@@ -115,16 +158,19 @@ def test_metrics_without_tokens_are_none() -> None:
 
 
 def test_an_output_is_a_snapshot() -> None:
-    request = Request(3, [1, 2], SamplingParams())
+    ids = iter([3])
+    samples = Samples([1, 2], SamplingParams(), lambda: next(ids), None, None)
+    (request,) = samples.requests
     request.token_ids += [8, 9]
     request.token_times += [1.0, 2.0]
-    output = RequestOutput.from_request(request, "text")
+    output = samples.output()
     request.token_ids.append(10)
     request.token_times.append(3.0)
     assert output.prompt_token_ids == (1, 2)
     assert output.token_ids == (8, 9)
     assert output.metrics.token_times == (1.0, 2.0)
-    assert (output.request_id, output.text, output.finish_reason) == (3, "text", None)
+    assert (output.request_id, output.text, output.finish_reason) == (3, "", None)
+    assert output.outputs == (CompletionOutput(0, "", (8, 9), None),)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from predict import reference
-from predict.engine.sampler import Adjustment, Row, Sampler, adjust, request_seed
+from predict.engine.logits import Adjustment
+from predict.engine.sampler import Row, Sampler, request_seed
 from predict.library import import_paddle
 from predict.request import Request, SamplingParams
 
@@ -18,7 +19,8 @@ def make(number: int = 0, **params: object) -> Request:
 def tokens(rows: list[list[float]], requests: list[Request], seed: int = 0) -> list[int]:
     sampler = Sampler(reference, seed, eos_token_ids=(0,))
     logits = paddle.to_tensor(np.array(rows, np.float32))
-    return sampler.sample(logits, [Row(request) for request in requests])
+    chosen = sampler.sample(logits, [Row(request) for request in requests])
+    return [token for token in chosen if isinstance(token, int)]
 
 
 def test_greedy_takes_the_largest_logit() -> None:
@@ -39,14 +41,14 @@ def test_stop_tokens_outside_of_the_vocabulary_change_nothing() -> None:
 
 def test_repetition_penalty_moves_seen_tokens_towards_less_likely() -> None:
     logits = np.array([1.0, 2.0, -2.0, 4.0], np.float32)
-    adjust(logits, Adjustment(repetition=2.0), [1, 2, 2], 1)
+    Adjustment(repetition=2.0).apply(logits, [1, 2, 2], 1)
     assert logits.tolist() == [1.0, 1.0, -4.0, 4.0]
 
 
 def test_presence_and_frequency_penalty_count_the_output() -> None:
     logits = np.array([1.0, 2.0, -2.0, 4.0], np.float32)
-    adjust(logits, Adjustment(presence=0.5, frequency=0.25, banned=(3,)), [0, 1, 1, 2], 1)
-    assert logits.tolist() == [1.0, 1.0, -2.75, -np.inf]
+    Adjustment(presence=0.5, frequency=0.25).apply(logits, [0, 1, 1, 2], 1)
+    assert logits.tolist() == [1.0, 1.0, -2.75, 4.0]
 
 
 def test_min_p_leaves_out_what_is_much_less_likely_than_the_likeliest() -> None:

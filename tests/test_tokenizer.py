@@ -139,3 +139,20 @@ def test_a_folder_without_a_tokenizer_says_what_it_looked_for(tmp_path: Path) ->
     assert not Tokenizer.exists(tmp_path)
     with pytest.raises(UserError, match=r"tokenizer\.json, tokenizer\.model"):
         Tokenizer.from_dir(tmp_path)
+
+
+def test_a_word_is_encoded_with_and_without_a_space_in_front() -> None:
+    tokenizer = Tokenizer.from_dir(FOLDERS / "byte_level")
+    variants = tokenizer.encode_word("hello")
+    assert variants == tokenizer.encode_word("  hello ")
+    texts = {tokenizer.decode([tokenizer.encode("x")[-1], *ids]) for ids in variants}
+    assert "xhello" in texts
+    assert texts <= {"xhello", "x hello"}
+
+
+def test_a_sentencepiece_word_is_found_within_a_text_too() -> None:
+    tokenizer = Tokenizer.from_dir(FOLDERS / "sentencepiece")
+    variants = tokenizer.encode_word("hello")
+    before = tokenizer.encode("you", add_special_tokens=False)
+    texts = {tokenizer.decode([*before, *ids]) for ids in variants}
+    assert texts == {"youhello", "you hello"}

@@ -58,25 +58,20 @@ std::string refuse_sm80(const PagedAttentionParams& p, const AttentionLimits&,
   return {};
 }
 
-bool has_prefill_sm90(const PagedAttentionParams& p) { return one_of(p.head_dim, {64, 128, 256}); }
+// Spans that may be trees of drafts are the decode kernel's.
+int max_decode_rows(const PagedAttentionParams& p) {
+  if (p.batch.tree_mask == nullptr) return kMaxDecodeRows;
+  return std::max<int>(kMaxDecodeRows, 32 * p.batch.tree_words * (p.num_heads / p.num_kv_heads));
+}
 
-std::string refuse_sm90(const PagedAttentionParams& p, const AttentionLimits& limits,
+std::string refuse_sm90(const PagedAttentionParams& p, const AttentionLimits&,
                         const Device& device) {
   if (device.architecture != 90) return "needs sm_90";
   if (p.dtype == DType::kFloat32) return "takes bfloat16 and float16";
   if (!one_of(p.head_dim, {64, 80, 96, 128, 256})) {
     return "head_dim " + std::to_string(p.head_dim) + " (allowed: 64, 80, 96, 128, 256)";
   }
-  if (p.cache.format == KvFormat::kInt4 && p.head_dim % 32 != 0) {
-    return "head_dim " + std::to_string(p.head_dim) + " in 4 bits (allowed: multiples of 32)";
-  }
   if (p.batch.num_seqs > 4096) return "more than 4096 requests";
-  const bool prefills = !is_decode_span(static_cast<int>(limits.max_query_len),
-                                        static_cast<int>(p.num_heads / p.num_kv_heads));
-  if (p.cache.format != KvFormat::kDense && prefills && !has_prefill_sm90(p)) {
-    return "head_dim " + std::to_string(p.head_dim) +
-           " with long spans over a quantized cache (allowed: 64, 128, 256)";
-  }
   return {};
 }
 
@@ -250,13 +245,11 @@ Status run(const PagedAttentionParams& params, const RopeAndCacheWriteParams* ro
   args.partial_out = reinterpret_cast<float*>(bytes + sizes.counter_bytes + sizes.stats_bytes);
   args.tile_rows = kTileRows;
   args.partial_rows = static_cast<int>(sizes.partial_rows);
-  // Spans that may be trees of drafts are the decode kernel's.
   const bool trees = args.tree_mask != nullptr;
-  args.max_decode_rows =
-      trees ? std::max(kMaxDecodeRows, 32 * args.tree_words * args.group) : kMaxDecodeRows;
+  args.max_decode_rows = max_decode_rows(params);
   const bool prefills =
       !is_decode_span(static_cast<int>(limits.max_query_len), args.group, args.max_decode_rows);
-  const bool prefill_sm90 = kernel == Kernel::kSm90 && has_prefill_sm90(params);
+  const bool prefill_sm90 = kernel == Kernel::kSm90;
   if (prefills && prefill_sm90 && !trees) args.max_decode_rows = 0;  // single tokens alone
   // Short contexts: the prefill kernel takes single tokens as fast as it can read the cache, and a
   // launch in front of it costs 15 us.

@@ -18,18 +18,14 @@ Status run_format(const AttentionArgs& args, KvFormat format, const AttentionLim
     case KvFormat::kFp8:
       return run_attention_decode_sm90<__half, D, KvFormat::kFp8>(args, limits, num_sms, launch_on);
     case KvFormat::kInt4:
-      if constexpr (D % 32 == 0) {
-        return run_attention_decode_sm90<__half, D, KvFormat::kInt4>(args, limits, num_sms,
-                                                                     launch_on);
-      }
-      break;
+      return run_attention_decode_sm90<__half, D, KvFormat::kInt4>(args, limits, num_sms,
+                                                                   launch_on);
     case KvFormat::kDense:
       break;
   }
   return Status::error(std::string("attention_decode_sm90: kv_format ") +
-                       kv_format_info(format).name + " with head_dim " + std::to_string(D) +
-                       " is not supported (allowed: int8_static, int8_dynamic, fp8; int4 with "
-                       "multiples of 32)");
+                       kv_format_info(format).name +
+                       " is not supported (allowed: int8_static, int8_dynamic, fp8, int4)");
 }
 
 }  // namespace

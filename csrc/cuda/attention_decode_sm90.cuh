@@ -28,6 +28,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "attention.cuh"
 #include "hopper.cuh"
@@ -60,37 +61,37 @@ struct RowsFor<T, D, KvFormat::kInt4> {
 constexpr int kMaxCluster = 8;
 constexpr size_t kAloneBytes = 116 * 1024;  // no two blocks of this share a multiprocessor
 
-template <class T, int D, KvFormat kFormat>
+// kBlocks: of a multiprocessor (227 KB), which the rings share. While one begins or ends, the others
+// stream. Four take a large batch in fewer rounds, two have the longer rings that a small one needs.
+template <class T, int D, KvFormat kFormat, int kBlocks>
 struct DecodeShape {
   using Rows = typename RowsFor<T, D, kFormat>::Type;
   static constexpr bool kDense = kFormat == KvFormat::kDense;
   static constexpr bool kTokenScales = has_token_scales(kFormat);
   static constexpr int kScales = kTokenScales ? scale_floats(kFormat) : 0;
   static constexpr int kWarps = 4, kThreads = kWarps * kWarp;
-  static constexpr int kRows = 8;     // of queries
-  static constexpr int kTokens = 16;  // per tile
+  static constexpr int kRows = 8;  // of queries
+  // A tile is one or two parts of 16 tokens; two spread what a tile costs besides its bytes.
+  static constexpr int kParts = kFormat == KvFormat::kInt4 ? 2 : 1;
+  static constexpr int kTokens = 16 * kParts;
   // Rows an odd number of 16-byte units apart: ldmatrix has no bank conflicts.
   static constexpr int kStride = (Rows::kUnits | 1) * 16;
   static constexpr int kTileBytes = kTokens * kStride;
   static constexpr int kScaleBytes = kTokens * kScales * 4;
   static constexpr int kStageBytes = 2 * (kTileBytes + kScaleBytes);  // keys, values, their scales
-  static constexpr int kQueryStride = D * 2 + 16;
+  static constexpr int kColumns = Rows::kSteps * 16;  // D, or more where units are filled up
+  static constexpr int kCopyBytes = Rows::kRowBytes % 16 == 0 ? 16 : 8;
+  static constexpr int kCopies = Rows::kRowBytes / kCopyBytes;  // per row
+  static constexpr int kQueryStride = kColumns * 2 + 16;
   static constexpr int kQueryBytes = kRows * kQueryStride;
   static constexpr int kNewBytes = 2 * Rows::kUnits * 16;  // the new token's key and value
-  // Blocks per multiprocessor (227 KB): while one begins or ends, the other streams. With three,
-  // the rings are too short for 16 and 8 bits (72 % of the bandwidth instead of 84); 4 bits take
-  // more instructions per byte, hence more warps.
-  static constexpr int kBlocksPerSm = D > 128 && kDense                       ? 1
-                                      : kFormat == KvFormat::kInt4&& D <= 128 ? 3
-                                                                              : 2;
   static constexpr int kMaxStages = 8;
-  static constexpr int kBudget = 226 * 1024 / kBlocksPerSm - 3 * 1024 - kQueryBytes - kNewBytes -
+  static constexpr int kBudget = 226 * 1024 / kBlocks - 3 * 1024 - kQueryBytes - kNewBytes -
                                  kRows * D / 4 * 24 - kMaxCluster * 24;
   static constexpr int kFit = kBudget / (kWarps * kStageBytes);
   static constexpr int kStages = kFit < kMaxStages ? kFit : kMaxStages;
-  static_assert(kStages >= 2);
   static constexpr int kWarpBytes = kStages * kStageBytes;
-  static_assert(kWarpBytes >= kRows * D * 4);  // results of a warp
+  static constexpr bool kFits = kStages >= 2 && kWarpBytes >= kRows * D * 4;  // results of a warp
   // Parts of all blocks for one block's share of the results: vectors of 4 columns, their maxima
   // and sums. A share is num_vectors / cluster, rounded up.
   static constexpr int kVectors = kRows * D / 4;
@@ -100,16 +101,59 @@ struct DecodeShape {
       kWarps * kWarpBytes + kQueryBytes + kNewBytes + kPartBytes + kPartStatsBytes;
 };
 
-// 16 bytes, or zeros where the source is not valid. No cache policy: with one, ptxas of CUDA 13.0
-// gives some of these kernels an instruction that Hopper refuses; it was worth 0.5 %.
-__device__ __forceinline__ void copy16(uint32_t shared, const void* global, bool valid) {
+// No cache policy: with one, ptxas of CUDA 13.0 gives some of these kernels an instruction that
+// Hopper refuses; it was worth 0.5 %.
+template <int kBytes>
+__device__ __forceinline__ void copy_piece(uint32_t shared, const void* global) {
 #if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
-               "r"(valid ? 16 : 0)
-               : "memory");
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8;" ::"r"(shared), "l"(global)
+                 : "memory");
+  }
 #else
   wrong_architecture();
 #endif
+}
+
+// The same, or zeros where the source is not valid.
+template <int kBytes>
+__device__ __forceinline__ void copy_piece(uint32_t shared, const void* global, bool valid) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared),
+                 "l"(global), "r"(valid ? 16 : 0)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8, %2;" ::"r"(shared),
+                 "l"(global), "r"(valid ? 8 : 0)
+                 : "memory");
+  }
+#else
+  wrong_architecture();
+#endif
+}
+
+// The transpose of an 8x8 tile of 16-bit elements, two of a row per lane.
+__device__ __forceinline__ uint32_t transpose_tile(uint32_t x) {
+  uint32_t y = 0;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
+// Over the lanes that share lane % 4.
+__device__ __forceinline__ float stride_max(float x) {
+#pragma unroll
+  for (int o = 4; o < kWarp; o *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, o));
+  return x;
+}
+
+__device__ __forceinline__ float stride_sum(float x) {
+#pragma unroll
+  for (int o = 4; o < kWarp; o *= 2) x += __shfl_xor_sync(~0u, x, o);
+  return x;
 }
 
 // Stores to the same shared-memory address of another block of the cluster.
@@ -163,11 +207,11 @@ __device__ __forceinline__ void normalise_head_part(HeadPart* x, const void* wei
   }
 }
 
-template <class T, int D, KvFormat kFormat>
-__global__ void __launch_bounds__(DecodeShape<T, D, kFormat>::kThreads,
-                                  DecodeShape<T, D, kFormat>::kBlocksPerSm)
+template <class T, int D, KvFormat kFormat, int kBlocks>
+__global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads, kBlocks)
     attention_decode_sm90_kernel(const AttentionArgs args) {
-  using S = DecodeShape<T, D, kFormat>;
+  using S = DecodeShape<T, D, kFormat, kBlocks>;
+  static_assert(S::kFits);
   using Rows = typename S::Rows;
   constexpr int kWarps = S::kWarps, kSteps = Rows::kSteps, kUnits = Rows::kUnits;
   extern __shared__ __align__(128) uint8_t shared[];
@@ -216,49 +260,76 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat>::kThreads,
   uint8_t* const ring = shared + warp * S::kWarpBytes;
   const uint32_t ring_address = shared_address(ring);
   const int32_t* const table = args.block_tables + static_cast<int64_t>(seq) * args.max_blocks;
-  // Lane i holds the block of the warp's tile i, of 32 tiles at a time; one group ahead.
-  auto read_ids = [&](int from) {
-    const int i = from + lane;
-    if (i >= my_tiles) return 0;
-    return max(0, table[(my_tile + i * kWarps) * S::kTokens >> args.block_shift]);
+  // Lane i holds where part i of the warp's tiles begins, in 16 rows of the cache, of 32 parts at a
+  // time; one group ahead.
+  constexpr int kParts = S::kParts, kGroupTiles = kWarp / kParts;
+  const int shift16 = args.block_shift - 4;
+  auto read_rows = [&](int from) {
+    const int i = from + lane / kParts;
+    const int part = (my_tile + i * kWarps) * kParts + lane % kParts;
+    if (i >= my_tiles || part * 16 >= context_len) return 0;
+    const int block = max(0, table[part >> shift16]);
+    return ((block * args.num_kv_heads + kv_head) << shift16) + (part & ((1 << shift16) - 1));
   };
-  int ids = read_ids(0), next_ids = read_ids(kWarp);
+  int rows16 = read_rows(0), next_rows16 = read_rows(kGroupTiles);
+  // whole: all of the tile's tokens are seen, else those that are not become zeros.
+  auto copy_tile = [&](int i, uint32_t to, int position, auto whole) {
+    constexpr int kBytes = S::kCopyBytes, kPieces = 16 * S::kCopies;
+#pragma unroll
+    for (int h = 0; h < kParts; ++h) {
+      const int64_t at =
+          static_cast<int64_t>(__shfl_sync(~0u, rows16, i % kGroupTiles * kParts + h)) *
+          (16 * Rows::kRowBytes);
+      const uint8_t* const key = static_cast<const uint8_t*>(args.key) + at + lane * kBytes;
+      const uint8_t* const value = static_cast<const uint8_t*>(args.value) + at + lane * kBytes;
+#pragma unroll
+      for (int u = 0; u < kPieces; u += kWarp) {
+        const int piece = u + lane;
+        if (kPieces % kWarp == 0 || piece < kPieces) {
+          // Written so that rows of 2^n pieces take a constant per u.
+          const int r = kWarp % S::kCopies == 0 ? u / S::kCopies + lane / S::kCopies
+                                                : piece / S::kCopies;
+          const int in_row =
+              kWarp % S::kCopies == 0 ? lane % S::kCopies : piece - r * S::kCopies;
+          const uint32_t offset = (h * 16 + r) * S::kStride + in_row * kBytes;
+          if constexpr (decltype(whole)::value) {
+            copy_piece<kBytes>(to + offset, key + u * kBytes);
+            copy_piece<kBytes>(to + S::kTileBytes + offset, value + u * kBytes);
+          } else {
+            const int p = position + h * 16 + r;
+            const bool seen = p >= low && p < stored_len;
+            copy_piece<kBytes>(to + offset, key + u * kBytes, seen);
+            copy_piece<kBytes>(to + S::kTileBytes + offset, value + u * kBytes, seen);
+          }
+        }
+      }
+    }
+    if constexpr (S::kTokenScales) {  // four floats per copy
+      constexpr int kPartCopies = 4 * S::kScales, kAll = kParts * kPartCopies;
+      static_assert(2 * kAll <= kWarp);
+      const int h = lane / kPartCopies % kParts, copy = lane % kPartCopies;
+      const int row16 = __shfl_sync(~0u, rows16, i % kGroupTiles * kParts + h);
+      if (lane < 2 * kAll) {
+        const float* from = (lane < kAll ? args.key_scale : args.value_scale) +
+                            static_cast<int64_t>(row16) * (16 * S::kScales) + copy * 4;
+        const int first = position + h * 16 + copy * 4 / S::kScales;
+        const bool seen = first + 4 / S::kScales > low && first < stored_len;
+        copy_piece<16>(to + 2 * S::kTileBytes + lane * 16, from, seen);
+      }
+    }
+  };
   auto issue = [&](int i, int stage) {
     if (i < my_tiles) {
-      if (i % kWarp == 0 && i > 0) {
-        ids = next_ids;
-        next_ids = read_ids(i + kWarp);
+      if (i % kGroupTiles == 0 && i > 0) {
+        rows16 = next_rows16;
+        next_rows16 = read_rows(i + kGroupTiles);
       }
       const int position = (my_tile + i * kWarps) * S::kTokens;
-      const int block = __shfl_sync(~0u, ids, i % kWarp);
-      const int64_t row =
-          ((static_cast<int64_t>(block) * args.num_kv_heads + kv_head) << args.block_shift) +
-          (position & ((1 << args.block_shift) - 1));
-      const uint8_t* const key = static_cast<const uint8_t*>(args.key) + row * Rows::kRowBytes;
-      const uint8_t* const value = static_cast<const uint8_t*>(args.value) + row * Rows::kRowBytes;
       const uint32_t to = ring_address + stage * S::kStageBytes;
-      constexpr int kTileUnits = S::kTokens * kUnits;
-#pragma unroll
-      for (int u = 0; u < kTileUnits; u += kWarp) {
-        const int unit = u + lane;
-        if (kTileUnits % kWarp == 0 || unit < kTileUnits) {
-          const int r = unit / kUnits;
-          const uint32_t offset = r * S::kStride + (unit - r * kUnits) * 16;
-          const bool seen = position + r >= low && position + r < stored_len;
-          copy16(to + offset, key + unit * 16, seen);
-          copy16(to + S::kTileBytes + offset, value + unit * 16, seen);
-        }
-      }
-      if constexpr (S::kTokenScales) {  // four floats per copy
-        constexpr int kCopies = S::kScaleBytes / 16;
-        if (lane < 2 * kCopies) {
-          const int copy = lane % kCopies;
-          const float* from =
-              (lane < kCopies ? args.key_scale : args.value_scale) + row * S::kScales + copy * 4;
-          const int first = position + copy * 4 / S::kScales;
-          const bool seen = first + 4 / S::kScales > low && first < stored_len;
-          copy16(to + 2 * S::kTileBytes + lane * 16, from, seen);
-        }
+      if (position >= low && position + S::kTokens <= stored_len) {
+        copy_tile(i, to, position, std::true_type());
+      } else {
+        copy_tile(i, to, position, std::false_type());
       }
     }
     cp_async_commit();
@@ -268,6 +339,13 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat>::kThreads,
 
   // Queries (and the new token) of this block.
   const int rows = mine ? min(S::kRows, num_rows - first_row) : 0;
+  if constexpr (S::kColumns > D) {
+    constexpr int kUnits8 = (S::kColumns - D) / 8;
+    for (int i = tid; i < S::kRows * kUnits8; i += S::kThreads) {
+      *reinterpret_cast<uint4*>(queries + i / kUnits8 * S::kQueryStride +
+                                (D + i % kUnits8 * 8) * 2) = make_uint4(0, 0, 0, 0);
+    }
+  }
   const int new_tile = (context_len - 1) / S::kTokens;  // last of the context
   const bool owns_new =
       fused && mine && context_len > 0 && new_tile >= block_begin && new_tile < block_end;
@@ -416,31 +494,42 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat>::kThreads,
         const uint2 x = *reinterpret_cast<const uint2*>(row + k * 32 + c * 8);
         q[k][0] = x.x, q[k][1] = x.y;
       } else if (k % 2 == 0) {
-        // Eight columns; a lane's words pair columns 0 and 4, 1 and 5, 2 and 6, 3 and 7.
+        // Eight columns; a lane's words pair columns 0 and 4, 1 and 5, 2 and 6, 3 and 7, of which
+        // the second and fourth pair of keys come 16 times as large.
+        constexpr uint32_t kSixteenth = 0x2c002c00u;
         const uint4 x = *reinterpret_cast<const uint4*>(row + k / 2 * 64 + c * 16);
         q[k][0] = __byte_perm(x.x, x.z, 0x5410);
-        q[k][1] = __byte_perm(x.x, x.z, 0x7632);
+        q[k][1] = half2_mul(__byte_perm(x.x, x.z, 0x7632), kSixteenth);
         q[k + 1][0] = __byte_perm(x.y, x.w, 0x5410);
-        q[k + 1][1] = __byte_perm(x.y, x.w, 0x7632);
+        q[k + 1][1] = half2_mul(__byte_perm(x.y, x.w, 0x7632), kSixteenth);
       }
     }
   }
-  float row_scale_log2 = args.scale_log2 * key_factor, row_sum = 0.f;
-  if constexpr (!S::kDense) row_scale_log2 *= query_scale[g];
-  if constexpr (kFormat == KvFormat::kInt4) row_sum = query_sum[g];
-  const int row_token = token_of_row(args, first_row + g);
-  // Row g sees positions in (depth - window, limit]; in a tree, of the span those that its mask
+  // Results of this lane belong to rows 2c and 2c + 1, r = 0 and 1 of what follows. Logits (base 2)
+  // are products times unit[r].
+  float unit_log2[2], columns_sum[2] = {0.f, 0.f};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    unit_log2[r] = args.scale_log2 * key_factor * Rows::kKeyUnit;
+    if constexpr (!S::kDense) unit_log2[r] *= query_scale[2 * c + r];
+    if constexpr (kFormat == KvFormat::kInt4) {
+      columns_sum[r] = query_sum[2 * c + r] * (1.f / Rows::kKeyUnit);
+    } else if constexpr (!S::kDense) {
+      columns_sum[r] = query_sum[2 * c + r] * -Rows::Codes::kKeyBias;
+    }
+  }
+  // Row r sees positions in (depth - window, limit]; in a tree, of the span those that its mask
   // has.
   const int before = context_len - num_tokens;
-  const bool tree = is_tree(args, num_tokens) && row_token < num_tokens;
-  const int limit = tree ? context_len - 1 : before + row_token;
-  const int depth = tree ? before + tree_depth(args, token0 + row_token) : limit;
+  const bool trees = is_tree(args, num_tokens);
 
   float out[kSteps][4];  // out^T: columns Rows::column(m, lane, e); rows 2c + e % 2
 #pragma unroll
   for (int m = 0; m < kSteps; ++m) out[m][0] = out[m][1] = out[m][2] = out[m][3] = 0.f;
-  float largest = -INFINITY, sum = 0.f, offset_sum = 0.f;  // of row g
-  float base_scale = 1e-37f;  // values' scales are relative to it, so that weights fit fp16
+  float largest[2] = {-INFINITY, -INFINITY}, base[2] = {0.f, 0.f};
+  float sum[2] = {0.f, 0.f}, offset_sum[2] = {0.f, 0.f};
+  // Values' scales are relative to base_scale, so that weights fit fp16.
+  float base_scale = 1e-37f, base_inverse = 1e37f;
 
   // Of this lane's ldmatrix row: tokens (lane & 7) + 8 * (lane >> 4), unit (lane >> 3) & 1.
   const uint32_t lane_offset = ((lane & 7) + (lane >> 4) * 8) * S::kStride + (lane >> 3 & 1) * 16;
@@ -468,165 +557,199 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat>::kThreads,
       }
       __syncwarp();
     }
-    // Logits of row g, tokens 2c, 2c + 1, 2c + 8, 2c + 9; two chains of products each.
-    float even[2][4] = {}, odd[2][4] = {};
-    const uint8_t* const keys = tile + lane_offset;
-    if constexpr (S::kDense) {
+    // Logits^T of each part: tokens g (e = 0, 1) and g + 8 (2, 3), rows 2c + e % 2.
+    constexpr int kChains = kParts == 1 ? 2 : 1;  // of products that wait for each other
+    float s[kParts][4];
 #pragma unroll
-      for (int k = 0; k < kSteps; ++k) {
-        uint32_t b[4];
-        ldmatrix4(b, keys + k * 32);
-        const uint32_t a[4] = {q[k][0], 0, q[k][1], 0};
-        mma_m16n8k16<T>(k % 2 ? odd[0] : even[0], a, b[0], b[1]);
-        mma_m16n8k16<T>(k % 2 ? odd[1] : even[1], a, b[2], b[3]);
+    for (int h = 0; h < kParts; ++h) {
+      float product[kChains][4] = {};
+      const uint8_t* const keys = tile + h * 16 * S::kStride + lane_offset;
+      if constexpr (kFormat == KvFormat::kInt8Static || kFormat == KvFormat::kInt8Dynamic) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) product[0][e] = columns_sum[e % 2];
       }
-    } else {
+      if constexpr (S::kDense) {
 #pragma unroll
-      for (int u = 0; u < kUnits; u += 2) {
-        uint32_t b[4];  // tokens 0-7: units u, u + 1; tokens 8-15 alike
-        ldmatrix4(b, keys + u * 16);
+        for (int k = 0; k < kSteps; ++k) {
+          uint32_t b[4];  // tokens 0-7: both halves of the step; tokens 8-15 alike
+          ldmatrix4(b, keys + k * 32);
+          const uint32_t a[4] = {b[0], b[2], b[1], b[3]};
+          mma_m16n8k16<T>(product[k % kChains], a, q[k][0], q[k][1]);
+        }
+      } else {
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          if (u + j >= kUnits) continue;
+        for (int u = 0; u < kUnits; u += 2) {
+          uint32_t b[4];  // tokens 0-7: units u, u + 1; tokens 8-15 alike
+          ldmatrix4(b, keys + u * 16);
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            if (u + j >= kUnits) continue;
+            if constexpr (kFormat == KvFormat::kInt4) {
+              uint32_t x[4], y[4];
+              Rows::tiny(b[j], x);
+              Rows::tiny(b[2 + j], y);
+              const int k = (u + j) * 2;
+              const uint32_t a0[4] = {x[0], y[0], x[1], y[1]}, a1[4] = {x[2], y[2], x[3], y[3]};
+              mma_m16n8k16<T>(product[0], a0, q[k][0], q[k][1]);
+              mma_m16n8k16<T>(product[kChains - 1], a1, q[k + 1][0], q[k + 1][1]);
+            } else {
+              uint32_t x[2], y[2];
+              Rows::Codes::keys(b[j], &x[0], &x[1]);
+              Rows::Codes::keys(b[2 + j], &y[0], &y[1]);
+              const uint32_t a[4] = {x[0], y[0], x[1], y[1]};
+              mma_m16n8k16<T>(product[j % kChains], a, q[u + j][0], q[u + j][1]);
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        s[h][e] = kChains == 1 ? product[0][e] : product[0][e] + product[kChains - 1][e];
+      }
+    }
+    float value_scales[kParts][2], value_offsets[kParts][2];  // of tokens g, g + 8
+    if constexpr (S::kTokenScales) {
+      const auto* scales = reinterpret_cast<const float*>(tile + 2 * S::kTileBytes);
+#pragma unroll
+      for (int h = 0; h < kParts; ++h) {
+#pragma unroll
+        for (int t = 0; t < 2; ++t) {
+          const int token = h * 16 + t * 8 + g;
           if constexpr (kFormat == KvFormat::kInt4) {
-            uint32_t x[4], y[4];
-            Rows::unpack(b[j], x);
-            Rows::unpack(b[2 + j], y);
-            const int k = (u + j) * 2;
-            const uint32_t a0[4] = {q[k][0], 0, q[k][1], 0};
-            const uint32_t a1[4] = {q[k + 1][0], 0, q[k + 1][1], 0};
-            mma_m16n8k16<T>(even[0], a0, x[0], x[1]);
-            mma_m16n8k16<T>(even[1], a0, y[0], y[1]);
-            mma_m16n8k16<T>(odd[0], a1, x[2], x[3]);
-            mma_m16n8k16<T>(odd[1], a1, y[2], y[3]);
+            const float2 k = *reinterpret_cast<const float2*>(scales + token * 2);
+            const float2 v =
+                *reinterpret_cast<const float2*>(scales + S::kScaleBytes / 4 + token * 2);
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+              s[h][2 * t + r] = fmaf(s[h][2 * t + r], k.x, columns_sum[r] * k.y);
+            }
+            value_scales[h][t] = v.x, value_offsets[h][t] = v.y;
           } else {
-            uint32_t x[2], y[2];
-            Rows::Codes::along(b[j], &x[0], &x[1]);
-            Rows::Codes::along(b[2 + j], &y[0], &y[1]);
-            const int k = u + j;
-            const uint32_t a[4] = {q[k][0], 0, q[k][1], 0};
-            mma_m16n8k16<T>(j ? odd[0] : even[0], a, x[0], x[1]);
-            mma_m16n8k16<T>(j ? odd[1] : even[1], a, y[0], y[1]);
+            s[h][2 * t] *= scales[token], s[h][2 * t + 1] *= scales[token];
+            value_scales[h][t] = scales[S::kScaleBytes / 4 + token];
           }
         }
       }
     }
-    float s[4] = {even[0][0] + odd[0][0], even[0][1] + odd[0][1], even[1][0] + odd[1][0],
-                  even[1][1] + odd[1][1]};
-    float value_scales[4], value_offsets[4];
-    if constexpr (S::kTokenScales) {
-      const auto* scales = reinterpret_cast<const float*>(tile + 2 * S::kTileBytes);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int token = 2 * c + h * 8;
-        if constexpr (kFormat == KvFormat::kInt4) {
-          const float4 k = *reinterpret_cast<const float4*>(scales + token * 2);
-          const float4 v =
-              *reinterpret_cast<const float4*>(scales + S::kScaleBytes / 4 + token * 2);
-          s[2 * h] = fmaf(s[2 * h], k.x, row_sum * k.y);
-          s[2 * h + 1] = fmaf(s[2 * h + 1], k.z, row_sum * k.w);
-          value_scales[2 * h] = v.x, value_offsets[2 * h] = v.y;
-          value_scales[2 * h + 1] = v.z, value_offsets[2 * h + 1] = v.w;
-        } else {
-          const float2 k = *reinterpret_cast<const float2*>(scales + token);
-          const float2 v = *reinterpret_cast<const float2*>(scales + S::kScaleBytes / 4 + token);
-          s[2 * h] *= k.x, s[2 * h + 1] *= k.y;
-          value_scales[2 * h] = v.x, value_scales[2 * h + 1] = v.y;
-        }
-      }
-    }
-#pragma unroll
-    for (int e = 0; e < 4; ++e) s[e] *= row_scale_log2;
     if (position + S::kTokens > before || position <= context_len - 1 - args.window) {
-      const int p = position + 2 * c;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int token = p + (e & 1) + (e / 2) * 8;
-        bool seen = token <= limit && token > depth - args.window;
-        if (tree && seen && token >= before) {
-          seen = tree_sees(args, token0 + row_token, token - before);
-        }
-        s[e] = seen ? s[e] : -INFINITY;
-        if constexpr (S::kTokenScales) {  // a slot beside a seen one may hold any scale
-          const bool used = token >= low && token < context_len;
-          value_scales[e] = used ? value_scales[e] : 0.f;
-          if (kFormat == KvFormat::kInt4) value_offsets[e] = used ? value_offsets[e] : 0.f;
+      for (int r = 0; r < 2; ++r) {
+        const int row_token = token_of_row(args, first_row + 2 * c + r);
+        const bool tree = trees && row_token < num_tokens;
+        const int limit = tree ? context_len - 1 : before + row_token;
+        const int depth = tree ? before + tree_depth(args, token0 + row_token) : limit;
+#pragma unroll
+        for (int h = 0; h < kParts; ++h) {
+#pragma unroll
+          for (int t = 0; t < 2; ++t) {
+            const int token = position + h * 16 + t * 8 + g;
+            bool seen = token <= limit && token > depth - args.window;
+            if (tree && seen && token >= before) {
+              seen = tree_sees(args, token0 + row_token, token - before);
+            }
+            s[h][2 * t + r] = seen ? s[h][2 * t + r] : -INFINITY;
+            if (S::kTokenScales && r == 0) {  // a slot beside a seen one may hold any scale
+              const bool used = token >= low && token < context_len;
+              value_scales[h][t] = used ? value_scales[h][t] : 0.f;
+              if (kFormat == KvFormat::kInt4) {
+                value_offsets[h][t] = used ? value_offsets[h][t] : 0.f;
+              }
+            }
+          }
         }
       }
     }
-    const float top = fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3]));
+    float top[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int h = 0; h < kParts; ++h) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) top[e % 2] = fmaxf(top[e % 2], s[h][e]);
+    }
     constexpr float kSlack = 8.f;  // weights stay below 2^8: exact enough in bf16 and fp16
-    bool rescale = top > largest + kSlack || (largest == -INFINITY && top > -INFINITY);
+    bool rescale = top[0] * unit_log2[0] > largest[0] + kSlack ||
+                   top[1] * unit_log2[1] > largest[1] + kSlack;
     float top_scale = 0.f;
     if constexpr (S::kTokenScales) {
-      top_scale =
-          fmaxf(fmaxf(value_scales[0], value_scales[1]), fmaxf(value_scales[2], value_scales[3]));
+#pragma unroll
+      for (int h = 0; h < kParts; ++h) {
+        top_scale = fmaxf(top_scale, fmaxf(value_scales[h][0], value_scales[h][1]));
+      }
       rescale = rescale || top_scale > base_scale * 16.f;
     }
     if (__any_sync(~0u, rescale)) {
-      const float grown = fmaxf(largest, quad_max(top));
-      float scale = part_weight(largest, grown);
-      largest = grown;
-      sum *= scale;
-      offset_sum *= scale;
+      float scale[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float grown = fmaxf(largest[r], stride_max(top[r] * unit_log2[r]));
+        scale[r] = part_weight(largest[r], grown);
+        largest[r] = grown;
+        base[r] = grown == -INFINITY ? 0.f : grown;
+        sum[r] *= scale[r];
+        offset_sum[r] *= scale[r];
+      }
       if constexpr (S::kTokenScales) {
-        const float grown_base = fmaxf(base_scale, quad_max(top_scale));
-        scale *= base_scale / grown_base;
-        base_scale = grown_base;
+        const float grown = fmaxf(base_scale, stride_max(top_scale));
+        scale[0] *= base_scale / grown;
+        scale[1] *= base_scale / grown;
+        base_scale = grown;
+        base_inverse = 1.f / grown;
       }
-      const float scale0 = __shfl_sync(~0u, scale, c * 8);
-      const float scale1 = __shfl_sync(~0u, scale, c * 8 + 4);
 #pragma unroll
       for (int m = 0; m < kSteps; ++m) {
-        out[m][0] *= scale0;
-        out[m][1] *= scale1;
-        out[m][2] *= scale0;
-        out[m][3] *= scale1;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) out[m][e] *= scale[e % 2];
       }
     }
-    const float base = largest == -INFINITY ? 0.f : largest;
+    uint32_t weights[kParts][2];  // tokens 2c, 2c + 1 (and 8 more) of row g
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      s[e] = exp2_approx(s[e] - base);
-      sum += s[e];
-    }
-    if constexpr (S::kTokenScales) {
-      const float inverse = 1.f / base_scale;
+    for (int h = 0; h < kParts; ++h) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (kFormat == KvFormat::kInt4) offset_sum = fmaf(s[e], value_offsets[e], offset_sum);
-        s[e] *= value_scales[e] * inverse;
+      for (int t = 0; t < 2; ++t) {
+        float x[2];
+        const float relative = S::kTokenScales ? value_scales[h][t] * base_inverse : 1.f;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          x[r] = exp2_approx(fmaf(s[h][2 * t + r], unit_log2[r], -base[r]));
+          sum[r] += x[r];
+          if (kFormat == KvFormat::kInt4) {
+            offset_sum[r] = fmaf(x[r], value_offsets[h][t], offset_sum[r]);
+          }
+          if (S::kTokenScales) x[r] *= relative;
+        }
+        weights[h][t] = transpose_tile(pack2<T>(x[0], x[1]));
       }
     }
-    const uint32_t weights0 = pack2<T>(s[0], s[1]), weights1 = pack2<T>(s[2], s[3]);
-    const uint8_t* const values = keys + S::kTileBytes;
-    if constexpr (S::kDense) {
 #pragma unroll
-      for (int m = 0; m < kSteps; ++m) {
-        uint32_t a[4];
-        ldmatrix4_trans(a, values + m * 32);
-        mma_m16n8k16<T>(out[m], a, weights0, weights1);
-      }
-    } else {
+    for (int h = 0; h < kParts; ++h) {
+      const uint8_t* const values = tile + S::kTileBytes + h * 16 * S::kStride + lane_offset;
+      if constexpr (S::kDense) {
 #pragma unroll
-      for (int u = 0; u < kUnits; u += 2) {
-        uint32_t b[4];
-        ldmatrix4_trans(b, values + u * 16);
+        for (int m = 0; m < kSteps; ++m) {
+          uint32_t a[4];
+          ldmatrix4_trans(a, values + m * 32);
+          mma_m16n8k16<T>(out[m], a, weights[h][0], weights[h][1]);
+        }
+      } else {
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          if (u + j >= kUnits) continue;
-          if constexpr (kFormat == KvFormat::kInt4) {
-            uint32_t x[4], y[4];
-            Rows::unpack(b[j], x);
-            Rows::unpack(b[2 + j], y);
-            const uint32_t a0[4] = {x[0], x[1], y[0], y[1]}, a1[4] = {x[2], x[3], y[2], y[3]};
-            mma_m16n8k16<T>(out[(u + j) * 2], a0, weights0, weights1);
-            mma_m16n8k16<T>(out[(u + j) * 2 + 1], a1, weights0, weights1);
-          } else {
-            uint32_t a[4];
-            Rows::Codes::across(b[j], &a[0], &a[1]);
-            Rows::Codes::across(b[2 + j], &a[2], &a[3]);
-            mma_m16n8k16<T>(out[u + j], a, weights0, weights1);
+        for (int u = 0; u < kUnits; u += 2) {
+          uint32_t b[4];
+          ldmatrix4_trans(b, values + u * 16);
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            if (u + j >= kUnits) continue;
+            if constexpr (kFormat == KvFormat::kInt4) {
+              uint32_t x[4], y[4];
+              Rows::tiny(b[j], x);
+              Rows::tiny(b[2 + j], y);
+              const uint32_t a0[4] = {x[0], x[1], y[0], y[1]}, a1[4] = {x[2], x[3], y[2], y[3]};
+              mma_m16n8k16<T>(out[(u + j) * 2], a0, weights[h][0], weights[h][1]);
+              mma_m16n8k16<T>(out[(u + j) * 2 + 1], a1, weights[h][0], weights[h][1]);
+            } else {
+              uint32_t a[4];
+              Rows::Codes::across(b[j], &a[0], &a[1]);
+              Rows::Codes::across(b[2 + j], &a[2], &a[3]);
+              mma_m16n8k16<T>(out[u + j], a, weights[h][0], weights[h][1]);
+            }
           }
         }
       }
@@ -646,19 +769,21 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat>::kThreads,
     float* const results = reinterpret_cast<float*>(ring);
     float factor = value_factor;
     if constexpr (S::kTokenScales) factor = base_scale;
-    const float total = quad_sum(sum);
-    const float offsets = kFormat == KvFormat::kInt4 ? quad_sum(offset_sum) : 0.f;
-    const float offset0 = __shfl_sync(~0u, offsets, c * 8);
-    const float offset1 = __shfl_sync(~0u, offsets, c * 8 + 4);
-    if (c == 0) warp_stats[warp][g] = make_float2(largest, total);
+    float offsets[2] = {0.f, 0.f};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float total = stride_sum(sum[r]);
+      if (kFormat == KvFormat::kInt4) offsets[r] = stride_sum(offset_sum[r]);
+      if (g == 0) warp_stats[warp][2 * c + r] = make_float2(largest[r], total);
+    }
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int row = 2 * c + (e & 1);
-        if (row < rows) {
-          *result_at(results, row, Rows::column(m, lane, e)) =
-              fmaf(out[m][e], factor, e & 1 ? offset1 : offset0);
+        const int row = 2 * c + (e & 1), column = Rows::column(m, lane, e);
+        if (row < rows && (S::kColumns == D || column < D)) {
+          *result_at(results, row, column) =
+              fmaf(out[m][e], factor * Rows::value_unit(e), offsets[e & 1]);
         }
       }
     }
@@ -751,30 +876,44 @@ inline int decode_cluster(const AttentionArgs& args, int num_sms, int64_t max_co
   return cluster;
 }
 
-template <class T, int D, KvFormat kFormat>
-Status run_attention_decode_sm90(const AttentionArgs& args, const AttentionLimits& limits,
-                                 int num_sms, const Launch& launch_on) {
-  using S = DecodeShape<T, D, kFormat>;
-  const int cluster = decode_cluster(args, num_sms, limits.max_context_len);
-  const int64_t max_rows = std::max<int64_t>(
-      args.group, std::min<int64_t>(limits.max_query_len * args.group, args.max_decode_rows));
-  auto* const kernel = attention_decode_sm90_kernel<T, D, kFormat>;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(cluster),
-                     static_cast<unsigned>(args.num_kv_heads * ceil_div(max_rows, S::kRows)),
-                     static_cast<unsigned>(args.num_seqs));
+template <class T, int D, KvFormat kFormat, int kBlocks>
+Status launch_decode(const AttentionArgs& args, LaunchConfig config, int num_sms) {
+  using S = DecodeShape<T, D, kFormat, kBlocks>;
   config.block = dim3(S::kThreads);
-  config.shared_bytes = S::kSharedBytes;
+  // launch() raises the limit for more than 48 KB, and does not know of the kernel's own variables.
+  config.shared_bytes = S::kSharedBytes > 47 * 1024 ? std::max(S::kSharedBytes, 49 * 1024)
+                                                    : S::kSharedBytes;
   // Few blocks, which wait for the kernel ahead with their rings full: one per multiprocessor, or
   // the scheduler puts neighbours onto one (batch 1 of 4096 tokens: 8.7 us instead of 10.3).
   const int64_t blocks = int64_t{config.grid.x} * config.grid.y * config.grid.z;
   if (args.rope.qkv != nullptr && blocks <= num_sms) {
     config.shared_bytes = std::max(config.shared_bytes, kAloneBytes);
   }
+  return launch(attention_decode_sm90_kernel<T, D, kFormat, kBlocks>, config,
+                "paged_attention decode_sm90", args);
+}
+
+template <class T, int D, KvFormat kFormat>
+Status run_attention_decode_sm90(const AttentionArgs& args, const AttentionLimits& limits,
+                                 int num_sms, const Launch& launch_on) {
+  using Two = DecodeShape<T, D, kFormat, 2>;
+  using Four = DecodeShape<T, D, kFormat, 4>;
+  const int cluster = decode_cluster(args, num_sms, limits.max_context_len);
+  const int64_t max_rows = std::max<int64_t>(
+      args.group, std::min<int64_t>(limits.max_query_len * args.group, args.max_decode_rows));
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(cluster),
+                     static_cast<unsigned>(args.num_kv_heads * ceil_div(max_rows, Two::kRows)),
+                     static_cast<unsigned>(args.num_seqs));
   config.stream = launch_on.stream;
   config.pdl = launch_on.pdl;
   config.cluster_x = static_cast<unsigned>(cluster);
-  return launch(kernel, config, "paged_attention decode_sm90", args);
+  const int64_t blocks = int64_t{config.grid.x} * config.grid.y * config.grid.z;
+  if constexpr (Four::kFits) {
+    if (blocks > 2 * num_sms) return launch_decode<T, D, kFormat, 4>(args, config, num_sms);
+  }
+  constexpr int kBlocks = Two::kFits && !(kFormat == KvFormat::kDense && D > 128) ? 2 : 1;
+  return launch_decode<T, D, kFormat, kBlocks>(args, config, num_sms);
 }
 
 }  // namespace regatta::cuda

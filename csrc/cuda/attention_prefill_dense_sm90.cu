@@ -11,13 +11,17 @@ Status run_head_dim(const AttentionArgs& args, int head_dim, int64_t num_cache_r
   switch (head_dim) {
     case 64:
       return run_attention_prefill_sm90<T, 64, kDense>(args, num_cache_rows, num_sms, launch_on);
+    case 80:
+      return run_attention_prefill_sm90<T, 80, kDense>(args, num_cache_rows, num_sms, launch_on);
+    case 96:
+      return run_attention_prefill_sm90<T, 96, kDense>(args, num_cache_rows, num_sms, launch_on);
     case 128:
       return run_attention_prefill_sm90<T, 128, kDense>(args, num_cache_rows, num_sms, launch_on);
     case 256:
       return run_attention_prefill_sm90<T, 256, kDense>(args, num_cache_rows, num_sms, launch_on);
   }
   return Status::error("attention_prefill_sm90: head_dim " + std::to_string(head_dim) +
-                       " is not supported (allowed: 64, 128, 256)");
+                       " is not supported (allowed: 64, 80, 96, 128, 256)");
 }
 
 }  // namespace

@@ -1,14 +1,15 @@
 // Attention of long spans on Hopper: wgmma with keys and values brought by the tensor copy engine.
 //
-// Architectures: sm_90a; bf16 and fp16; caches in any KV format; head_dim 64, 128, 256.
+// Architectures: sm_90a; bf16 and fp16; caches in any KV format; head_dim 64, 80, 96, 128, 256.
 // Algorithm
 //  1. Work items are (128 rows, KV head). A persistent block per multiprocessor takes them by a
 //     ticket counter, heaviest of each span first: a producer warp, three warps that bring queries
 //     (one of them also finds the items), and two consumer warpgroups of 64 rows. Queries are an
 //     item ahead, keys and values as far as their ring reaches.
 //  2. The producer copies cache blocks (boxes of 64 columns x block_size tokens, 128-byte swizzle)
-//     into a two-stage ring of keys and one of values. Out of a quantized cache, all four warps of
-//     the producers read codes and write values of the activations' type into the ring.
+//     into a two-stage ring of keys and one of values. Out of a quantized cache, two warpgroups
+//     of producers copy codes to shared memory two tiles ahead, and write values of the
+//     activations' type into the ring. Head dims between panels of 64 columns leave columns unused.
 //  3. Consumers issue the logits of the next tile and the value product of this one together, and
 //     compute the next softmax while the products run. Two named barriers let the warpgroups take
 //     turns on the matrix units, so that one's softmax hides behind the other's products. Going
@@ -39,18 +40,26 @@ struct PrefillShape {
   static constexpr bool kDense = kFormat == KvFormat::kDense;
   static constexpr int kRows = 128;                 // 64 per consumer warpgroup
   static constexpr int kKeys = D > 128 ? 64 : 128;  // per tile
-  static constexpr int kPanels = D / 64;            // of 64 columns, 128 bytes per row
+  static constexpr int kPanels = (D + 63) / 64;     // of 64 columns, 128 bytes per row
   static constexpr int kStages = 2;
-  static constexpr int kThreads = 384;
+  // Warpgroups that produce, and two that consume. Making values out of codes takes one alone three
+  // times as long as the products do.
+  static constexpr int kProducers = kDense || D > 128 ? 1 : 2;
+  static constexpr int kThreads = (kProducers + 2) * 128;
   // Threads that bring queries; over quantized caches they fill keys and values, too.
-  static constexpr int kLoaders = kDense ? 96 : 128;
-  static constexpr int kFillers = kDense ? 1 : 128;  // arrivals that fill a stage
-  static constexpr int kQueryBytes = kRows * D * 2;
-  static constexpr int kTileBytes = kKeys * D * 2;
+  static constexpr int kLoaders = kDense ? 96 : kProducers * 128;
+  static constexpr int kFillers = kDense ? 1 : kLoaders;  // arrivals that fill a stage
   static constexpr int kQueryPanel = kRows * 128, kTilePanel = kKeys * 128;
+  static constexpr int kQueryBytes = kPanels * kQueryPanel;
+  static constexpr int kTileBytes = kPanels * kTilePanel;
   static constexpr int kQueryStages = D > 128 ? 1 : 2;  // what fits
-  static constexpr int kSharedBytes =
-      kQueryStages * kQueryBytes + 2 * kStages * kTileBytes + 1024;  // 1024 to align
+  // Codes on their way: two tiles, and the scales of three.
+  static constexpr int kRowBytes = kDense ? 0 : kFormat == KvFormat::kInt4 ? D / 2 : D;
+  static constexpr int kCodeBytes = kKeys * kRowBytes;
+  static constexpr int kScaleBytes =
+      has_token_scales(kFormat) ? kKeys * scale_floats(kFormat) * 4 : 0;
+  static constexpr int kSharedBytes = kQueryStages * kQueryBytes + 2 * kStages * kTileBytes +
+                                      2 * kCodeBytes + 3 * kScaleBytes + 1024;  // 1024 to align
 };
 
 // An item as the producer found it.
@@ -85,33 +94,42 @@ struct PrefillRange {
 constexpr int kTurnBarrier = 1;   // + consumer
 constexpr int kGroupBarrier = 3;  // + consumer
 
-// Fills the ring with an item's keys and values out of a quantized cache, by 128 threads: codes
-// travel in registers, one part of a tile ahead, and become values of T in shared memory, zeros
-// where no token is used. Keys run one tile ahead of values. Returns the tiles filled so far.
+constexpr int kFillBarrier = 5;
+
+// kBytes (4, 8 or 16) of a cache, or zeros where the source is not valid.
+template <int kBytes>
+__device__ __forceinline__ void copy_code(void* shared, const void* global, bool valid) {
+#ifdef REGATTA_SM90A
+  if constexpr (kBytes == 16) {
+    cp_async16(shared, global, valid ? 16 : 0);
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(shared)),
+                 "l"(global), "n"(kBytes), "r"(valid ? kBytes : 0)
+                 : "memory");
+  }
+#endif
+}
+
+// Fills the ring with an item's keys and values out of a quantized cache, by all producers. Codes are
+// copied two tiles ahead into `codes`, where each thread finds again what it copied; from there they
+// become values of T in the ring, zeros (times a scale) where no token is used. Keys run one tile
+// ahead of values. `filled`: tiles of keys so far, of which it returns the new count.
 template <class T, int D, KvFormat kFormat>
 __device__ __forceinline__ int fill_tiles(const AttentionArgs& args, const PrefillTile& tile,
                                           int kv_head, int filled, uint8_t* keys, uint8_t* values,
-                                          uint64_t* key_full, uint64_t* key_empty,
+                                          uint8_t* codes, uint64_t* key_full, uint64_t* key_empty,
                                           uint64_t* value_full, uint64_t* value_empty) {
   using S = PrefillShape<D, kFormat>;
-  using Unit = UnitOf<kFormat>;
-  constexpr int kKeys = S::kKeys;
-  constexpr int kRowUnits = D / Unit::kValues;     // of 16 bytes of codes
-  constexpr int kUnits = kKeys * kRowUnits / 128;  // per thread and tile
-  constexpr int kAtOnce = kUnits < 4 ? kUnits : 4, kParts = kUnits / kAtOnce;
-  static_assert(kParts * kAtOnce * 128 == kKeys * kRowUnits);
+  constexpr int kKeys = S::kKeys, kBytes = S::kRowBytes % 16 == 0 ? 16 : 8;  // at a time
+  constexpr int kRowPieces = S::kRowBytes / kBytes, kAllPieces = kKeys * kRowPieces;
+  constexpr int kThreads = S::kLoaders, kPieces = (kAllPieces + kThreads - 1) / kThreads;
+  constexpr int kWords = kBytes / 4, kVectors = kFormat == KvFormat::kInt4 ? kWords : kWords / 2;
+  constexpr int kScales = scale_floats(kFormat);
+  static_assert(kKeys <= kThreads);
   const int tid = threadIdx.x;
   const PrefillRange r = PrefillRange::of<S::kRows, kKeys>(args, tile);
   const int32_t* const table = args.block_tables + static_cast<int64_t>(tile.seq) * args.max_blocks;
-  float2 key_head_scale = make_float2(0.f, 0.f), value_head_scale = key_head_scale;
-  if (!has_token_scales(kFormat)) {
-    key_head_scale.x = args.key_scale[kv_head];
-    value_head_scale.x = args.value_scale[kv_head];
-  }
-  struct Part {
-    uint4 codes[kAtOnce];
-    float2 scales[kAtOnce];
-  };
+  uint8_t* const scales = codes + 2 * S::kCodeBytes;
   const int num_steps = 2 * r.num_tiles;
   // Step 0 is the keys of tile 0; then keys of i and values of i - 1 take turns.
   auto is_value = [&](int step) { return (step % 2 == 0 && step > 0) || step == num_steps - 1; };
@@ -119,66 +137,85 @@ __device__ __forceinline__ int fill_tiles(const AttentionArgs& args, const Prefi
     if (step == num_steps - 1) return r.num_tiles - 1;
     return is_value(step) ? step / 2 - 1 : (step + 1) / 2;
   };
-  auto fetch = [&](int step, int part, Part* to) {
-    const bool value = is_value(step);
-    const int first = (r.tile_last - tile_of(step)) * kKeys;
-    const auto* const codes = static_cast<const uint8_t*>(value ? args.value : args.key);
-    const float* const scales = value ? args.value_scale : args.key_scale;
+  auto seen = [&](int position) { return position >= r.low && position < tile.context_len; };
+  auto row_at = [&](int position) {  // in the cache
+    return ((static_cast<int64_t>(table[position >> args.block_shift]) * args.num_kv_heads +
+             kv_head)
+            << args.block_shift) +
+           (position & ((1 << args.block_shift) - 1));
+  };
+  auto fetch = [&](int step) {
+    if (step < num_steps) {
+      const bool value = is_value(step);
+      const int first = (r.tile_last - tile_of(step)) * kKeys;
+      const auto* const from = static_cast<const uint8_t*>(value ? args.value : args.key);
+      uint8_t* const to = codes + step % 2 * S::kCodeBytes;
 #pragma unroll
-    for (int g = 0; g < kAtOnce; ++g) {
-      const int index = tid + 128 * (part * kAtOnce + g);
-      const int row = index / kRowUnits, unit = index % kRowUnits, position = first + row;
-      to->codes[g] = make_uint4(0, 0, 0, 0);
-      to->scales[g] = make_float2(0.f, 0.f);
-      if (position >= r.low && position < tile.context_len) {
-        const int64_t cache_row =
-            ((static_cast<int64_t>(table[position >> args.block_shift]) * args.num_kv_heads +
-              kv_head)
-             << args.block_shift) +
-            (position & ((1 << args.block_shift) - 1));
-        to->codes[g] = *reinterpret_cast<const uint4*>(codes + (cache_row * kRowUnits + unit) * 16);
-        if constexpr (kFormat == KvFormat::kInt4) {
-          to->scales[g] = reinterpret_cast<const float2*>(scales)[cache_row];
-        } else if constexpr (kFormat == KvFormat::kInt8Dynamic) {
-          to->scales[g].x = scales[cache_row];
-        } else {
-          to->scales[g] = value ? value_head_scale : key_head_scale;
+      for (int g = 0; g < kPieces; ++g) {
+        const int index = tid + kThreads * g, position = first + index / kRowPieces;
+        if (kAllPieces % kThreads != 0 && index >= kAllPieces) break;
+        const bool valid = seen(position);
+        const int64_t row = valid ? row_at(position) : 0;
+        copy_code<kBytes>(to + index * kBytes,
+                          from + row * S::kRowBytes + index % kRowPieces * kBytes, valid);
+      }
+      if constexpr (has_token_scales(kFormat)) {
+        if (tid < kKeys) {
+          const bool valid = seen(first + tid);
+          const int64_t row = valid ? row_at(first + tid) : 0;
+          copy_code<kScales * 4>(scales + step % 3 * S::kScaleBytes + tid * kScales * 4,
+                                 (value ? args.value_scale : args.key_scale) + row * kScales,
+                                 valid);
         }
       }
     }
+    cp_async_commit();
   };
-  Part next;
-  fetch(0, 0, &next);
+  fetch(0);
+  fetch(1);
   for (int step = 0; step < num_steps; ++step) {
     const bool value = is_value(step);
     const int use = filled + tile_of(step), stage = use % S::kStages;
     uint8_t* const to = (value ? values : keys) + stage * S::kTileBytes;
+    cp_async_wait<1>();
+    if (has_token_scales(kFormat)) named_barrier_sync(kFillBarrier, kThreads);
     barrier_wait(value ? &value_empty[stage] : &key_empty[stage], (use / S::kStages & 1) ^ 1);
+    const uint8_t* const from = codes + step % 2 * S::kCodeBytes;
+    const auto* const row_scales =
+        reinterpret_cast<const float*>(scales + step % 3 * S::kScaleBytes);
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const Part now = next;
-      if (part + 1 < kParts) {
-        fetch(step, part + 1, &next);
-      } else if (step + 1 < num_steps) {
-        fetch(step + 1, 0, &next);
+    for (int g = 0; g < kPieces; ++g) {
+      const int index = tid + kThreads * g;
+      if (kAllPieces % kThreads != 0 && index >= kAllPieces) break;
+      const int row = index / kRowPieces, first = index % kRowPieces * kVectors;
+      [[maybe_unused]] float2 scale = make_float2(1.f, 0.f);
+      if constexpr (kFormat == KvFormat::kInt4) {
+        scale = reinterpret_cast<const float2*>(row_scales)[row];
+      } else if constexpr (has_token_scales(kFormat)) {
+        scale.x = row_scales[row];
       }
+      uint32_t words[kWords];
+      if constexpr (kBytes == 16) {
+        const uint4 x = *reinterpret_cast<const uint4*>(from + index * kBytes);
+        words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
+      } else {
+        const uint2 x = *reinterpret_cast<const uint2*>(from + index * kBytes);
+        words[0] = x.x, words[1] = x.y;
+      }
+      uint4 x[kVectors];
+      dequantize<T, kFormat>(words, scale, x);
 #pragma unroll
-      for (int g = 0; g < kAtOnce; ++g) {
-        const int index = tid + 128 * (part * kAtOnce + g);
-        const int row = index / kRowUnits, column = index % kRowUnits * Unit::kValues;
-        uint4 x[Unit::kVectors];
-        dequantize<T, kFormat>(now.codes[g], now.scales[g], x);
-#pragma unroll
-        for (int v = 0; v < Unit::kVectors; ++v) {
-          const int vector = column / 8 + v;
-          *reinterpret_cast<uint4*>(to + vector / 8 * S::kTilePanel + row * 128 +
-                                    ((vector ^ row) & 7) * 16) = x[v];
-        }
+      for (int v = 0; v < kVectors; ++v) {
+        const int vector = first + v;
+        *reinterpret_cast<uint4*>(to + vector / 8 * S::kTilePanel + row * 128 +
+                                  ((vector ^ row) & 7) * 16) = x[v];
       }
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     barrier_arrive(value ? &value_full[stage] : &key_full[stage]);
+    fetch(step + 2);
   }
+  cp_async_wait<0>();
   return filled + r.num_tiles;
 }
 
@@ -194,6 +231,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
   uint8_t* const shared = raw + (1024 - shared_address(raw) % 1024) % 1024;
   uint8_t* const keys = shared + S::kQueryStages * S::kQueryBytes;
   uint8_t* const values = keys + S::kStages * S::kTileBytes;
+  [[maybe_unused]] uint8_t* const codes = values + S::kStages * S::kTileBytes;
   __shared__ uint64_t key_full[S::kStages], key_empty[S::kStages];
   __shared__ uint64_t value_full[S::kStages], value_empty[S::kStages];
   __shared__ uint64_t item_full[S::kQueryStages], query_full[S::kQueryStages];
@@ -234,11 +272,13 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
     }
   }
 
-  if (warpgroup == 0) {
+  if (warpgroup < S::kProducers) {
     if constexpr (S::kDense) {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-    } else {
+    } else if constexpr (S::kProducers == 1) {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+    } else {
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     }
     if (S::kDense && tid < kWarp) {
       const uint64_t policy = policy_evict_last();  // other row tiles read the same keys soon
@@ -265,7 +305,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
                         uint64_t* empty, int use) {
           barrier_wait(empty, (use & 1) ^ 1);
           const int boxes = __popc(__ballot_sync(~0u, row >= 0));
-          if (lane == 0) barrier_arrive_expect(full, boxes * box_tokens * D * 2);
+          if (lane == 0) barrier_arrive_expect(full, boxes * box_tokens * S::kPanels * 128);
           __syncwarp();
           if (row >= 0) {
 #pragma unroll
@@ -294,7 +334,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
         tiles_done += r.num_tiles;
       }
     } else {
-      const int loader = tid - (128 - S::kLoaders);
+      const int loader = tid - (S::kProducers * 128 - S::kLoaders);
       const int64_t token_stride = static_cast<int64_t>(args.num_heads) * D;
       int item = blockIdx.x, ticket = -1;
       [[maybe_unused]] int filled = 0;  // tiles of keys (and of values)
@@ -341,18 +381,20 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
         barrier_arrive(&query_full[slot]);
         if (kv_head < 0) break;
         if constexpr (!S::kDense) {
-          filled = fill_tiles<T, D, kFormat>(args, tile, kv_head, filled, keys, values, key_full,
-                                             key_empty, value_full, value_empty);
+          filled = fill_tiles<T, D, kFormat>(args, tile, kv_head, filled, keys, values, codes,
+                                             key_full, key_empty, value_full, value_empty);
         }
       }
     }
   } else {
     if constexpr (S::kDense) {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-    } else {
+    } else if constexpr (S::kProducers == 1) {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+    } else {
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
     }
-    const int consumer = warpgroup - 1, thread = tid % 128, warp = thread / kWarp;
+    const int consumer = warpgroup - S::kProducers, thread = tid % 128, warp = thread / kWarp;
     const int64_t token_stride = static_cast<int64_t>(args.num_heads) * D;
     if (consumer == 1) named_barrier_arrive(kTurnBarrier, 256);  // warpgroup 0 goes first
     // The item whose logits are computed, and its rows of this thread.
@@ -360,6 +402,8 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
     PrefillRange range;
     int last_seen[2];
     float largest[2], sum[2], rescale[2];
+    float logit_scale = args.scale_log2;  // of the item's head
+    constexpr bool kHeadScales = !S::kDense && !has_token_scales(kFormat);
     float s[kKeys / 2], out[D / 2];
     uint32_t p[kKeys / 16][4];
     int at = 0;  // tiles whose logits have been asked for, over all items
@@ -369,6 +413,9 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
       barrier_wait(&query_full[slot], n / S::kQueryStages & 1);
       if (items[slot].kv_head < 0) return false;
       range = PrefillRange::of<S::kRows, kKeys>(args, items[slot].tile);
+      if constexpr (kHeadScales) {
+        logit_scale = args.scale_log2 * args.key_scale[items[slot].kv_head];
+      }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int r = range.row_begin + consumer * 64 + warp * 16 + lane / 4 + h * 8;
@@ -408,7 +455,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
       if constexpr (S::kDense) {                                         // else zeros already
         const int low = range.low - j * kKeys, high = context_len - j * kKeys;
         if (low <= 0 && high >= kKeys) return;
-        for (int i = thread; i < kKeys * (D / 8); i += 128) {
+        for (int i = thread; i < S::kTileBytes / 16; i += 128) {
           const int row = i / 8 % kKeys;  // panel after panel, units of a row side by side
           if (row < low || row >= high) {
             *reinterpret_cast<uint4*>(values + stage * S::kTileBytes + i * 16) =
@@ -435,8 +482,8 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
         for (int i = 0; i < kKeys / 8; ++i)
           top = fmaxf(top, fmaxf(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]));
         top = quad_max(top);
-        const float base = top == -INFINITY ? 0.f : top * args.scale_log2;
-        rescale[h] = exp2_approx(fmaf(largest[h], args.scale_log2, -base));
+        const float base = top == -INFINITY ? 0.f : top * logit_scale;
+        rescale[h] = exp2_approx(fmaf(largest[h], logit_scale, -base));
         largest[h] = top;
         float part = 0.f;
 #pragma unroll
@@ -444,7 +491,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float& x = s[4 * i + 2 * h + e];
-            x = exp2_approx(fmaf(x, args.scale_log2, -base));
+            x = exp2_approx(fmaf(x, logit_scale, -base));
             part += x;
           }
         }
@@ -468,7 +515,8 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float total = quad_sum(sum[h]);
-        const float scale = total > 0.f ? 1.f / total : 0.f;
+        float scale = total > 0.f ? 1.f / total : 0.f;
+        if constexpr (kHeadScales) scale *= args.value_scale[kv_head];
         const int row = warp * 16 + lane / 4 + h * 8;
 #pragma unroll
         for (int n = 0; n < D / 8; ++n) {

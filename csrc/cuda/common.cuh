@@ -194,7 +194,8 @@ __device__ __forceinline__ To bit_cast(const From& from) {
 // p is aligned to 16 bytes in all of these.
 template <class T>
 __device__ __forceinline__ Vec16<T> load16(const T* p) {
-  return bit_cast<Vec16<T>>(*reinterpret_cast<const uint4*>(p));
+  const uint4 x = *reinterpret_cast<const uint4*>(p);
+  return bit_cast<Vec16<T>>(x);
 }
 
 // Policy word for load16_once: first to leave L2, so that what is read once does not push out what

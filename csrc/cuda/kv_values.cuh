@@ -1,4 +1,4 @@
-// 16 bytes of cache codes as 16-bit values: what the prefill kernel puts into shared memory.
+// Cache codes as 16-bit values: what the prefill kernel puts into shared memory.
 #pragma once
 
 #include "kv_fragments.cuh"
@@ -12,20 +12,22 @@ __device__ __forceinline__ uint32_t scaled_pair(float a, float b, float2 scale) 
       Traits<T>::from_float2(make_float2(fmaf(a, scale.x, scale.y), fmaf(b, scale.x, scale.y))));
 }
 
-template <KvFormat kFormat>
-struct UnitOf {
-  static constexpr int kBits = kFormat == KvFormat::kInt4 ? 4 : 8;
-  static constexpr int kValues = 128 / kBits;   // per 16 bytes
-  static constexpr int kVectors = kValues / 8;  // of 16 bytes of values
-};
+// half2 -> two values of T, as they are.
+template <class T>
+__device__ __forceinline__ uint32_t plain_pair(uint32_t two) {
+  if constexpr (Traits<T>::dtype == DType::kFloat16) return two;
+  const float2 x = __half22float2(bit_cast<__half2>(two));
+  return bit_cast<uint32_t>(Traits<T>::from_float2(x));
+}
 
-// out[UnitOf<kFormat>::kVectors]
-template <class T, KvFormat kFormat>
-__device__ __forceinline__ void dequantize(const uint4& codes, float2 scale, uint4* out) {
-  const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+// Formats with a scale per head are not scaled: that is left to whoever uses the sums.
+// out[kWords]: vectors of 8 values, one for each word of 4-bit codes, or for each two of 8-bit ones.
+template <class T, KvFormat kFormat, int kWords>
+__device__ __forceinline__ void dequantize(const uint32_t (&words)[kWords], float2 scale,
+                                           uint4* out) {
   if constexpr (kFormat == KvFormat::kInt4) {
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
+    for (int w = 0; w < kWords; ++w) {
       uint32_t pairs[4];  // columns 0 and 4, 1 and 5, 2 and 6, 3 and 7
       RowsOf4<64>::unpack(words[w], pairs);
       float2 x[4];
@@ -36,22 +38,30 @@ __device__ __forceinline__ void dequantize(const uint4& codes, float2 scale, uin
                      scaled_pair<T>(x[0].y, x[1].y, scale), scaled_pair<T>(x[2].y, x[3].y, scale));
     }
   } else {
-    uint32_t values[8];
+    uint32_t values[2 * kWords];
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
+    for (int w = 0; w < kWords; ++w) {
       uint32_t first, second;
       if constexpr (kFormat == KvFormat::kFp8) {
         E4m3Codes::along(words[w], &first, &second);
       } else {
         Int8Codes::along(words[w], &first, &second);
       }
+      if constexpr (!has_token_scales(kFormat)) {
+        values[2 * w] = plain_pair<T>(first);
+        values[2 * w + 1] = plain_pair<T>(second);
+        continue;
+      }
       const float2 a = __half22float2(bit_cast<__half2>(first));
       const float2 b = __half22float2(bit_cast<__half2>(second));
       values[2 * w] = scaled_pair<T>(a.x, a.y, scale);
       values[2 * w + 1] = scaled_pair<T>(b.x, b.y, scale);
     }
-    out[0] = make_uint4(values[0], values[1], values[2], values[3]);
-    out[1] = make_uint4(values[4], values[5], values[6], values[7]);
+#pragma unroll
+    for (int v = 0; v < kWords / 2; ++v) {
+      out[v] =
+          make_uint4(values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3]);
+    }
   }
 }
 

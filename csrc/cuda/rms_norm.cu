@@ -23,7 +23,9 @@ __device__ __forceinline__ int64_t source_row(const int32_t* row_ids, int num_so
   return id < num_source_rows ? id : -1;
 }
 
-template <class T>
+// A row is up to kUnits * blockDim.x units of 16 bytes. All of a thread's loads are issued before
+// its first store, which the compiler cannot tell from the next load's source.
+template <class T, int kUnits>
 __global__ void __launch_bounds__(1024)
     rms_norm_kernel(const T* x, const T* weight, const T* residual, T* out, T* residual_out,
                     const int32_t* row_ids, int num_source_rows, int hidden_size, float epsilon) {
@@ -32,39 +34,46 @@ __global__ void __launch_bounds__(1024)
   const int num_units = hidden_size / kUnit;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * hidden_size;
   pdl_trigger();
-  Vec16<T> w[kMaxUnits], v[kMaxUnits];
+  Vec16<T> w[kUnits], v[kUnits], r[kUnits];
+  auto unit_of = [&](int k) { return static_cast<int>(threadIdx.x + k * blockDim.x); };
+  auto load_weight = [&] {
 #pragma unroll
-  for (int k = 0; k < kMaxUnits; ++k) {  // a constant: ahead of the wait
-    const int unit = threadIdx.x + k * blockDim.x;
-    if (unit < num_units) w[k] = load16(weight + unit * kUnit);
-  }
+    for (int k = 0; k < kUnits; ++k) {
+      if (unit_of(k) < num_units) w[k] = load16(weight + unit_of(k) * kUnit);
+    }
+  };
+  if constexpr (kUnits == 1) load_weight();  // a constant: ahead of the wait
   pdl_wait();
   const int64_t source = source_row(row_ids, num_source_rows) * hidden_size;
+#pragma unroll
+  for (int k = 0; k < kUnits; ++k) {
+    v[k] = r[k] = Vec16<T>{};
+    if (unit_of(k) >= num_units) continue;
+    if (source >= 0) v[k] = load16(x + source + unit_of(k) * kUnit);
+    if (residual != nullptr) r[k] = load16(residual + row + unit_of(k) * kUnit);
+  }
   float sum = 0.f;
 #pragma unroll
-  for (int k = 0; k < kMaxUnits; ++k) {
-    const int unit = threadIdx.x + k * blockDim.x;
-    if (unit < num_units) {
-      v[k] = source >= 0 ? load16(x + source + unit * kUnit) : Vec16<T>{};
-      if (residual != nullptr) {
-        const Vec16<T> r = load16(residual + row + unit * kUnit);
+  for (int k = 0; k < kUnits; ++k) {
+    if (residual != nullptr) {
 #pragma unroll
-        for (int e = 0; e < kUnit; ++e) v[k].set(e, v[k].get(e) + r.get(e));
-      }
-      if (residual_out != nullptr) store16(residual_out + row + unit * kUnit, v[k]);
-#pragma unroll
-      for (int e = 0; e < kUnit; ++e) sum = fmaf(v[k].get(e), v[k].get(e), sum);
+      for (int e = 0; e < kUnit; ++e) v[k].set(e, v[k].get(e) + r[k].get(e));
     }
+    if (residual_out != nullptr && unit_of(k) < num_units) {
+      store16(residual_out + row + unit_of(k) * kUnit, v[k]);
+    }
+#pragma unroll
+    for (int e = 0; e < kUnit; ++e) sum = fmaf(v[k].get(e), v[k].get(e), sum);
   }
+  if constexpr (kUnits > 1) load_weight();
   const float scale = rsqrtf(block_sum(sum, scratch) / hidden_size + epsilon);
 #pragma unroll
-  for (int k = 0; k < kMaxUnits; ++k) {
-    const int unit = threadIdx.x + k * blockDim.x;
-    if (unit < num_units) {
+  for (int k = 0; k < kUnits; ++k) {
+    if (unit_of(k) < num_units) {
       Vec16<T> y;
 #pragma unroll
       for (int e = 0; e < kUnit; ++e) y.set(e, v[k].get(e) * scale * w[k].get(e));
-      store16(out + row + unit * kUnit, y);
+      store16(out + row + unit_of(k) * kUnit, y);
     }
   }
 }
@@ -104,15 +113,20 @@ Status run(const RmsNormParams& params, const int32_t* row_ids, int64_t num_sour
     const int64_t units = params.hidden_size / kUnit;
     const bool vector = params.hidden_size % kUnit == 0 && units <= 1024 * kMaxUnits;
     // Few rows: as many threads as units, for latency. Many rows: two units per thread.
-    const int64_t wanted = params.num_tokens <= 264 ? units : ceil_div(units, 2);
+    const int64_t per_thread =
+        std::max<int64_t>(params.num_tokens <= 264 ? 1 : 2, ceil_div(units, 1024));
+    const int kernel_units = per_thread <= 1 ? 1 : per_thread <= 2 ? 2 : 4;
     LaunchConfig config;
     config.grid = dim3(static_cast<unsigned>(params.num_tokens));
-    config.block = dim3(static_cast<unsigned>(
-        vector ? std::min<int64_t>(1024, round_up(std::max(wanted, ceil_div(units, kMaxUnits)), 32))
-               : 256));
+    config.block =
+        dim3(static_cast<unsigned>(vector ? round_up(ceil_div(units, kernel_units), 32) : 256));
     config.stream = launch_on.stream;
     config.pdl = launch_on.pdl;
-    return launch(vector ? rms_norm_kernel<T> : rms_norm_any_kernel<T>, config, "rms_norm",
+    auto* const kernel = !vector             ? rms_norm_any_kernel<T>
+                         : kernel_units == 1 ? rms_norm_kernel<T, 1>
+                         : kernel_units == 2 ? rms_norm_kernel<T, 2>
+                                             : rms_norm_kernel<T, 4>;
+    return launch(kernel, config, "rms_norm",
                   static_cast<const T*>(params.x), static_cast<const T*>(params.weight),
                   static_cast<const T*>(params.residual), static_cast<T*>(params.out),
                   static_cast<T*>(params.residual_out), row_ids, static_cast<int>(num_source_rows),

@@ -10,14 +10,15 @@
 //     border and the drawn token can lie.
 //  3. Only these bins' tokens (a few hundred of 128k) are gathered, sorted, and resolved exactly.
 //  When too many tokens share those bins (equal logits, say), an exact radix selection over the
-//  bits of the logits replaces 3; it is slower and rare.
+//  bits of the logits replaces 3; it is slower and rare. typical_p takes it always: the mean distance
+//  from the largest logit in one more pass, then a selection by the distance from that.
 // Source: sort-free sampling by threshold search is FlashInfer's idea (2025); ours is exact, as the
 // CPU twin: the same token for the same seed, up to the rounding of exp().
 // Bound: three reads of the row.
 // H200, vocabulary 128256, us for 1 / 32 / 64 / 128 / 256 rows: greedy 7 / 10 / 11 / 22 / 43,
 // temperature 31 / 44 / 45 / 79 / 155, with top-p 33 / 48 / 48 / 82 / 160, with top-k 50 and top-p
-// 33 / 44 / 45 / 81 / 158. Clusters that do not all fit at once are slower (64 rows in clusters of
-// 8: 157 us).
+// 33 / 44 / 45 / 81 / 158, with typical_p (when it made one pass more) 156 / 268 / 275 / 415 / 762.
+// Clusters that do not all fit at once are slower (64 rows in clusters of 8: 157 us).
 #include <algorithm>
 #include <cfloat>
 #include <cstddef>
@@ -49,10 +50,11 @@ struct Shared {
   uint64_t best;  // of the slice
   float least;
   int num_candidates;
-  int bin_low[3], bin_high[3];  // what to gather
+  int bin_low[4], bin_high[4];  // what to gather: borders of top_k, top_p, the draw, min_p
   int mode;
   int found[3];
   double result[4];
+  unsigned long long sums[2];
   uint32_t prefix;
   uint64_t candidates[kMaxCandidates];  // leader only; last, since a launch may have room for fewer
 };
@@ -174,28 +176,42 @@ struct Row {
   int begin, end, rank, cluster;
   bool aligned;
   float largest, inverse_temperature;
-  float farthest;  // tokens with d > farthest are excluded (min_p)
+  // Exact selections leave out tokens with d > farthest or |d - center| > radius.
+  float farthest = INFINITY, center = 0.f, radius = INFINITY;
 
   __device__ __forceinline__ float distance(float logit) const {
     return (largest - logit) * inverse_temperature;
   }
+  __device__ __forceinline__ bool keeps(float logit, float d) const {
+    return logit > -INFINITY && d <= farthest && fabsf(d - center) <= radius;
+  }
 };
 
-// Result of an exact selection: the token class (logit word), what lies before it, and how many
-// equal tokens of the class belong to the prefix.
+// Weights as integers: 2^40 per unit, so that 128k weights of 1 stay below 2^57.
+constexpr double kUnit = 1.0 / (double{kOne} * 65536.0);
+
+__device__ __forceinline__ uint64_t weight_units(float d) {
+  return static_cast<uint64_t>(static_cast<double>(expf(-d)) / kUnit);
+}
+
+// Result of an exact selection: the token class (its word), what lies before it, and how many equal
+// tokens it has.
 struct Selected {
   uint32_t word;
-  double mass_before;
-  double weight;  // of one token of the class
+  double mass_before, mass;  // of the tokens before the class, of the class
+  double weight;             // of one token of the class, if it is a class of equal logits
   int count_before, equals;
 };
 
-// Exact radix selection over ordered logits, descending: the first class at which the running count
-// reaches `count_target` (by_count), or the running mass reaches (strict: exceeds) `mass_target`.
+enum class Order { kLogit, kTypical };  // the largest logit first; the least |d - center| first
+
+// Exact radix selection over the words of an order, descending: the first class at which the running
+// count reaches `count_target` (by_count), or the running mass reaches (strict: exceeds)
+// `mass_target`.
+template <Order kOrder>
 __device__ __noinline__ Selected radix_select(Shared& s, const Row& row, bool by_count,
                                               int count_target, double mass_target, bool strict) {
   constexpr int kShifts[3] = {21, 10, 0}, kBits[3] = {11, 11, 10};
-  constexpr double kUnit = 1.0 / (double{kOne} * 65536.0);
   uint32_t prefix = 0, mask = 0;
   double mass_before = 0.0;
   int count_before = 0;
@@ -205,12 +221,12 @@ __device__ __noinline__ Selected radix_select(Shared& s, const Row& row, bool by
     __syncthreads();
     const int shift = kShifts[level], last = (1 << kBits[level]) - 1;
     for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int) {
-      const uint32_t word = ordered(logit);
       const float d = row.distance(logit);
-      if ((word & mask) != prefix || !(d <= row.farthest) || logit == -INFINITY) return;
+      const uint32_t word =
+          kOrder == Order::kLogit ? ordered(logit) : ~__float_as_uint(fabsf(d - row.center));
+      if ((word & mask) != prefix || !row.keeps(logit, d)) return;
       const int bin = last - static_cast<int>(word >> shift & last);  // descending
-      // 2^40 per unit of weight: 128k weights of 1 stay below 2^57.
-      const uint64_t mass = static_cast<uint64_t>(static_cast<double>(expf(-d)) / kUnit);
+      const uint64_t mass = weight_units(d);
       atomicAdd(&s.count[bin], 1u);
       add_mass(&s.mass_low[bin], &s.mass_high[bin], static_cast<uint32_t>(mass));
       if (mass >> 32) atomicAdd(&s.mass_high[bin], static_cast<uint32_t>(mass >> 32));
@@ -244,6 +260,7 @@ __device__ __noinline__ Selected radix_select(Shared& s, const Row& row, bool by
       if (threadIdx.x == 0) {
         s.prefix = prefix | static_cast<uint32_t>(last - bin) << shift;
         s.result[0] = mass_before + (bin > 0 ? s.mass_end[bin - 1] : 0.0);
+        s.result[1] = s.mass_end[bin] - (bin > 0 ? s.mass_end[bin - 1] : 0.0);
         s.found[1] = count_before + (bin > 0 ? s.count_end[bin - 1] : 0);
         s.found[2] = s.count_end[bin] - (bin > 0 ? s.count_end[bin - 1] : 0);
       }
@@ -259,6 +276,7 @@ __device__ __noinline__ Selected radix_select(Shared& s, const Row& row, bool by
   selected.word = prefix;
   selected.mass_before = mass_before;
   selected.count_before = count_before;
+  selected.mass = *remote(&s.result[1], 0, row.cluster);
   selected.equals = *remote(&s.found[2], 0, row.cluster);
   selected.weight = static_cast<double>(expf(-row.distance(from_ordered(prefix))));
   row_sync(row.cluster);
@@ -286,15 +304,47 @@ __device__ __noinline__ int find_equal(Shared& s, const Row& row, int vocab_size
   return s.found[0];
 }
 
-__device__ __noinline__ int exact_draw(Shared& s, const Row& row, int vocab_size, int top_k,
-                                       float top_p, float uniform) {
-  double kept;
+// Sum of the weights of the tokens that the row keeps, and of weight times distance. In whole units,
+// so that neither depends on the order of addition.
+__device__ __noinline__ void sum_weights(Shared& s, const Row& row, double* mass, double* moment) {
+  if (threadIdx.x < 2) s.sums[threadIdx.x] = 0;
+  row_sync(row.cluster);
+  unsigned long long sums[2] = {0, 0};
+  for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int) {
+    const float d = row.distance(logit);
+    if (!row.keeps(logit, d)) return;
+    const double weight = expf(-d);
+    sums[0] += weight_units(d);
+    if (weight > 0.0) sums[1] += static_cast<uint64_t>(weight * d / kUnit);
+  });
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int o = kWarp / 2; o > 0; o /= 2) sums[i] += __shfl_xor_sync(~0u, sums[i], o);
+    if (threadIdx.x % kWarp == 0) atomicAdd(&s.sums[i], sums[i]);
+  }
+  row_sync(row.cluster);
+  unsigned long long total[2] = {0, 0};
+  for (int rank = 0; rank < row.cluster; ++rank) {
+    for (int i = 0; i < 2; ++i) total[i] += *remote(&s.sums[i], rank, row.cluster);
+  }
+  *mass = total[0] * kUnit;
+  *moment = total[1] * kUnit;
+  row_sync(row.cluster);
+}
+
+// farthest: where min_p ends.
+__device__ __noinline__ int exact_draw(Shared& s, Row row, int vocab_size, int top_k, float top_p,
+                                       float farthest, float typical_p, float uniform) {
+  const bool narrowed = farthest < INFINITY || typical_p < 1.f;
+  double kept = DBL_MAX;
+  float border = INFINITY;  // distance of the last token that top_k and top_p keep
   if (top_k > 0) {
-    const Selected k = radix_select(s, row, true, top_k, 0.0, false);
+    const Selected k = radix_select<Order::kLogit>(s, row, true, top_k, 0.0, false);
     kept = k.mass_before + k.weight * min(k.equals, top_k - k.count_before);
-  } else {
-    const Selected all = radix_select(s, row, false, 0, DBL_MAX, false);
-    kept = all.mass_before + all.weight * all.equals;
+    border = row.distance(from_ordered(k.word));
+  } else if (top_p < 1.f || !narrowed) {
+    double moment;
+    sum_weights(s, row, &kept, &moment);
   }
   auto equals_for = [](const Selected& c, double target, bool strict) {  // tokens needed, >= 1
     const double missing = (target - c.mass_before) / c.weight;
@@ -303,11 +353,25 @@ __device__ __noinline__ int exact_draw(Shared& s, const Row& row, int vocab_size
   };
   if (top_p < 1.f) {
     const double target = top_p * kept;
-    const Selected p = radix_select(s, row, false, 0, target, false);
+    const Selected p = radix_select<Order::kLogit>(s, row, false, 0, target, false);
     kept = fmin(kept, p.mass_before + p.weight * equals_for(p, target, false));
+    border = fminf(border, row.distance(from_ordered(p.word)));
+  }
+  if (narrowed) {
+    row.farthest = fminf(farthest, border);
+    double mass, moment;
+    sum_weights(s, row, &mass, &moment);
+    kept = fmin(kept, mass);
+    if (typical_p < 1.f) {
+      row.center = static_cast<float>(moment / mass);
+      const Selected last =
+          radix_select<Order::kTypical>(s, row, false, 0, typical_p * mass, false);
+      row.radius = __uint_as_float(~last.word);
+      kept = last.mass_before + last.mass;
+    }
   }
   const double target = uniform * kept;
-  const Selected drawn = radix_select(s, row, false, 0, target, true);
+  const Selected drawn = radix_select<Order::kLogit>(s, row, false, 0, target, true);
   return find_equal(s, row, vocab_size, drawn.word, equals_for(drawn, target, true) - 1);
 }
 
@@ -326,7 +390,7 @@ __device__ __forceinline__ int bin_of_mass(const Shared& s, double target, bool 
 }
 
 __global__ void __launch_bounds__(kThreads)
-    sample_kernel(const SampleParams params, const float* min_p, int cluster, int max_candidates) {
+    sample_kernel(const SampleParams params, int cluster, int max_candidates) {
   extern __shared__ __align__(16) uint8_t raw[];
   Shared& s = *reinterpret_cast<Shared*>(raw);
   const int tid = threadIdx.x, lane = tid % kWarp, warp = tid / kWarp;
@@ -345,7 +409,7 @@ __global__ void __launch_bounds__(kThreads)
   row.begin = min(rank * slice, vocab_size);
   row.end = min(row.begin + slice, vocab_size);
   const float temperature = params.temperature[index];
-  row.inverse_temperature = 1.f / temperature;
+  row.inverse_temperature = 1.f / fmaxf(temperature, 1e-30f);
   int top_k = params.top_k[index];
   const float top_p = params.top_p[index];
   const bool greedy = temperature == 0.f || top_k == 1;
@@ -401,9 +465,23 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
 
+  const float uniform = philox_uniform(static_cast<uint64_t>(params.seeds[index]),
+                                       static_cast<uint64_t>(params.offsets[index]));
+  const float min_p = params.min_p != nullptr ? params.min_p[index] : 0.f;
+  const float farthest = min_p > 0.f ? -logf(min_p) : INFINITY;
+  const float typical_p = params.typical_p != nullptr ? params.typical_p[index] : 1.f;
+  auto draw_exactly = [&] {
+    const int token =
+        exact_draw(s, row, vocab_size, top_k, top_p, farthest, typical_p, uniform);
+    if (rank == 0 && tid == 0) params.token_ids[index] = token;
+    row_sync(cluster);
+  };
+  if (typical_p > 0.f && typical_p < 1.f) {
+    draw_exactly();
+    return;
+  }
+
   // 2. Histogram.
-  row.farthest = INFINITY;
-  if (min_p != nullptr && min_p[index] > 0.f) row.farthest = -logf(min_p[index]);
   const float range = fminf(fmaxf(row.distance(least), 1e-3f), kRange);
   const float bins_per_unit = kBins / range, width = range / kBins;
   auto bin_of = [&](float d) {
@@ -411,7 +489,7 @@ __global__ void __launch_bounds__(kThreads)
   };
   for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int) {
     const float d = row.distance(logit);
-    if (!(d <= row.farthest) || logit == -INFINITY) return;
+    if (logit == -INFINITY) return;
     const int bin = bin_of(d);
     if (top_k > 0) atomicAdd(&s.count[bin], 1u);
     if (d < kRange) {
@@ -421,8 +499,6 @@ __global__ void __launch_bounds__(kThreads)
     }
   });
   row_sync(cluster);
-  const float uniform = philox_uniform(static_cast<uint64_t>(params.seeds[index]),
-                                       static_cast<uint64_t>(params.offsets[index]));
   if (rank == 0) {
     const int b0 = 2 * tid, b1 = b0 + 1;
     uint64_t m0, m1;
@@ -445,7 +521,7 @@ __global__ void __launch_bounds__(kThreads)
       auto mass_before = [&](int bin) { return bin > 0 ? s.mass_end[bin - 1] : 0.0; };
       auto count_before = [&](int bin) { return bin > 0 ? s.count_end[bin - 1] : 0; };
       constexpr double kSlack = 1e-7;               // bins' masses are rounded; look a little wider
-      int low[3] = {1, 1, 1}, high[3] = {0, 0, 0};  // empty
+      int low[4] = {1, 1, 1, 1}, high[4] = {0, 0, 0, 0};  // empty
       double kept_low = s.mass_end[kBins - 1], kept_high = kept_low;
       if (top_k > 0 && top_k < s.count_end[kBins - 1]) {
         int from = 0, to = kBins - 1;
@@ -465,16 +541,21 @@ __global__ void __launch_bounds__(kThreads)
         high[1] = bin_of_mass(s, top_p * kept_high * (1 + kSlack), false);
         kept_low = mass_before(low[1]), kept_high = fmin(kept_high, s.mass_end[high[1]]);
       }
+      if (farthest < range) {
+        low[3] = high[3] = bin_of(farthest);
+        kept_low = fmin(kept_low, mass_before(low[3]));
+        kept_high = fmin(kept_high, s.mass_end[low[3]]);
+      }
       low[2] = bin_of_mass(s, uniform * kept_low * (1 - kSlack), true);
       high[2] = bin_of_mass(s, uniform * kept_high * (1 + kSlack), true);
       int total = 0;
-      for (int i = 0; i < 3; ++i) {
+      for (int i = 0; i < 4; ++i) {
         s.bin_low[i] = low[i], s.bin_high[i] = high[i];
         if (low[i] <= high[i]) total += s.count_end[high[i]] - count_before(low[i]);
       }
       s.mode = total > max_candidates ? kExact : kGather;
       for (int r = 1; r < cluster; ++r) {
-        for (int i = 0; i < 3; ++i) {
+        for (int i = 0; i < 4; ++i) {
           *remote(&s.bin_low[i], r, cluster) = low[i];
           *remote(&s.bin_high[i], r, cluster) = high[i];
         }
@@ -484,23 +565,23 @@ __global__ void __launch_bounds__(kThreads)
   }
   row_sync(cluster);
   if (s.mode == kExact) {
-    const int token = exact_draw(s, row, vocab_size, top_k, top_p, uniform);
-    if (rank == 0 && tid == 0) params.token_ids[index] = token;
-    row_sync(cluster);
+    draw_exactly();
     return;
   }
 
   // 3. Candidates, as words that sort in the order of the definition.
-  const int low0 = s.bin_low[0], low1 = s.bin_low[1], low2 = s.bin_low[2];
+  const int low0 = s.bin_low[0], low1 = s.bin_low[1], low2 = s.bin_low[2], low3 = s.bin_low[3];
   const int high0 = s.bin_high[0], high1 = s.bin_high[1], high2 = s.bin_high[2];
+  const int high3 = s.bin_high[3];
   uint64_t* const candidates = remote(s.candidates, 0, cluster);
   int* const num_candidates = remote(&s.num_candidates, 0, cluster);
   for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int i) {
     const float d = row.distance(logit);
-    if (!(d <= row.farthest) || logit == -INFINITY) return;
+    // Nobody counted those without a weight, and they are never drawn.
+    if (logit == -INFINITY || (top_k == 0 && d >= kRange)) return;
     const int bin = bin_of(d);
     if ((bin >= low2 && bin <= high2) || (bin >= low1 && bin <= high1) ||
-        (bin >= low0 && bin <= high0)) {
+        (bin >= low0 && bin <= high0) || (bin >= low3 && bin <= high3)) {
       const int at = atomicAdd(num_candidates, 1);
       if (at < max_candidates) {
         candidates[at] = static_cast<uint64_t>(~ordered(logit)) << 32 | static_cast<uint32_t>(i);
@@ -602,6 +683,23 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     if (i < total) kept = fmin(kept, s.result[3]);
   }
+  if (low3 <= high3) {
+    auto is_within = [&](int i) {
+      const float d = row.distance(from_ordered(~static_cast<uint32_t>(s.candidates[i] >> 32)));
+      return bin_of(d) < low3 || (bin_of(d) == low3 && d <= farthest);
+    };
+    if (tid == 0) s.result[1] = low3 > 0 ? s.mass_end[low3 - 1] : 0.0;
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+      const int i = tid * run + k;
+      if (bins[k] == low3 && is_within(i) && (i + 1 >= total || !is_within(i + 1))) {
+        s.result[1] = ends[k];
+      }
+    }
+    __syncthreads();
+    kept = fmin(kept, s.result[1]);
+  }
   int drawn = first_reaching(2, low2, uniform * kept, true);
   if (drawn >= total) {  // out of reach by rounding: the last candidate of the draw's bins
 #pragma unroll
@@ -620,7 +718,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-Status sample(const SampleParams& params, const float* min_p, const Launch& launch_on) {
+Status sample(const SampleParams& params, const Launch& launch_on) {
   if (params.num_rows == 0) return {};
   if (params.vocab_size <= 0 || params.vocab_size >= int64_t{1} << 30) {
     return Status::error("sample: vocab_size " + std::to_string(params.vocab_size) +
@@ -657,7 +755,7 @@ Status sample(const SampleParams& params, const float* min_p, const Launch& laun
   config.stream = launch_on.stream;
   config.pdl = launch_on.pdl;
   config.cluster_x = static_cast<unsigned>(cluster);
-  return launch(sample_kernel, config, "sample", params, min_p, cluster, max_candidates);
+  return launch(sample_kernel, config, "sample", params, cluster, max_candidates);
 }
 
 }  // namespace regatta::cuda

@@ -1,5 +1,6 @@
 // regatta_sample(logits [L, V] float32, temperature [L] float32, top_k [L] int32,
-//     top_p [L] float32, seeds [L] int64, offsets [L] int64) -> token_ids [L] int32
+//     top_p [L] float32, seeds [L] int64, offsets [L] int64, optional min_p [L] float32,
+//     optional typical_p [L] float32) -> token_ids [L] int32
 #include "regatta/sample.h"
 
 #include "cuda_resources.h"
@@ -9,7 +10,9 @@ namespace {
 
 std::vector<paddle::Tensor> sample(const paddle::Tensor& logits, const paddle::Tensor& temperature,
                                    const paddle::Tensor& top_k, const paddle::Tensor& top_p,
-                                   const paddle::Tensor& seeds, const paddle::Tensor& offsets) {
+                                   const paddle::Tensor& seeds, const paddle::Tensor& offsets,
+                                   const paddle::optional<paddle::Tensor>& min_p,
+                                   const paddle::optional<paddle::Tensor>& typical_p) {
   const Device device = device_of(logits, "logits");
   const phi::Place& place = device.place;
   const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, place);
@@ -27,6 +30,10 @@ std::vector<paddle::Tensor> sample(const paddle::Tensor& logits, const paddle::T
       static_cast<const int64_t*>(checked_view(seeds, "seeds", DType::kInt64, {num_rows}, place).data);
   params.offsets =
       static_cast<const int64_t*>(checked_view(offsets, "offsets", DType::kInt64, {num_rows}, place).data);
+  params.min_p = static_cast<const float*>(
+      optional_view(min_p, "min_p", DType::kFloat32, {num_rows}, place).data);
+  params.typical_p = static_cast<const float*>(
+      optional_view(typical_p, "typical_p", DType::kFloat32, {num_rows}, place).data);
   params.token_ids = static_cast<int32_t*>(token_ids.data());
   params.num_rows = num_rows;
   params.vocab_size = x.shape[1];
@@ -34,7 +41,7 @@ std::vector<paddle::Tensor> sample(const paddle::Tensor& logits, const paddle::T
 #ifdef REGATTA_WITH_CUDA
   if (!device.is_cpu()) {
     make_current(device);
-    throw_if_error(cuda::sample(params, /*min_p=*/nullptr, launch_on(device)));
+    throw_if_error(cuda::sample(params, launch_on(device)));
   }
 #endif
   return {token_ids};
@@ -43,14 +50,16 @@ std::vector<paddle::Tensor> sample(const paddle::Tensor& logits, const paddle::T
 using Shape = std::vector<int64_t>;
 
 std::vector<Shape> infer_shape(const Shape& logits, const Shape&, const Shape&, const Shape&,
-                               const Shape&, const Shape&) {
+                               const Shape&, const Shape&, const paddle::optional<Shape>&,
+                               const paddle::optional<Shape>&) {
   return {{logits[0]}};
 }
 
 using Type = paddle::DataType;
 
 std::vector<Type> infer_dtype(const Type&, const Type&, const Type&, const Type&, const Type&,
-                              const Type&) {
+                              const Type&, const paddle::optional<Type>&,
+                              const paddle::optional<Type>&) {
   return {Type::INT32};
 }
 
@@ -58,7 +67,8 @@ std::vector<Type> infer_dtype(const Type&, const Type&, const Type&, const Type&
 }  // namespace regatta::binding
 
 PD_BUILD_OP(regatta_sample)
-    .Inputs({"logits", "temperature", "top_k", "top_p", "seeds", "offsets"})
+    .Inputs({"logits", "temperature", "top_k", "top_p", "seeds", "offsets",
+             paddle::Optional("min_p"), paddle::Optional("typical_p")})
     .Outputs({"token_ids"})
     .SetKernelFn(PD_KERNEL(regatta::binding::sample))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))

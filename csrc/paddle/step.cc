@@ -2,16 +2,16 @@
 //
 // regatta_resolve_tokens(token_ids [T], last_tokens [R]) -> token_ids, in place: a negative id -1 - r
 //     becomes last_tokens[r]
-// regatta_sample_step(logits [L, V] float32, choices [8, P] int32, last_tokens [R])
+// regatta_sample_step(logits [L, V] float32, choices [9, P] int32, last_tokens [R])
 //     -> last_tokens, in place: its first L entries are the new tokens, -1 for a row that cannot be
 //     drawn from. Rows of `choices`, one column per logit row, the rest unused: temperature,
 //     top_k, top_p, min_p (floats by their bits), then the seeds (int64 in two rows' space), then
-//     the offsets (int64, likewise)
+//     the offsets (int64, likewise), then typical_p
 // regatta_adjust_logits(logits [L, V] float32, penalties [8, P] int32, token_ids [T],
-//     logit_indices [L], history [S, M] int32, counts [R, V] int32, bias [2, K] int32)
-//     -> logits, history and counts, in place. Rows of `penalties`: repetition, presence, frequency
-//     (floats by their bits), history slot, tokens, prompt tokens, begin and end of the row's pairs
-//     in bias, whose rows are token ids and values (floats by their bits)
+//     logit_indices [L], history [S, M] int32, rules [S, W] int32)
+//     -> logits and history, in place. Rows of `penalties`: repetition, presence, frequency (floats
+//     by their bits), slot, tokens, prompt tokens, new tokens, no_repeat_ngram_size
+//     (see regatta/adjust_logits.h)
 //
 // GPUs only: on a CPU nothing runs ahead, and regatta_sample says the same.
 #include "cuda_resources.h"
@@ -52,7 +52,7 @@ std::vector<paddle::Tensor> sample_step(const paddle::Tensor& logits, const padd
   const Device device = gpu_of(logits, "logits");
   const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, device.place);
   const TensorView columns =
-      checked_view(choices, "choices", DType::kInt32, {8, -1}, device.place);
+      checked_view(choices, "choices", DType::kInt32, {9, -1}, device.place);
   const int64_t num_rows = x.shape[0], stride = columns.shape[1];
   if (stride < num_rows || stride % 2 != 0 || last_tokens.numel() < num_rows) {
     fail("choices has " + std::to_string(stride) + " columns and last_tokens " +
@@ -65,15 +65,16 @@ std::vector<paddle::Tensor> sample_step(const paddle::Tensor& logits, const padd
   params.temperature = reinterpret_cast<const float*>(base);
   params.top_k = base + stride;
   params.top_p = reinterpret_cast<const float*>(base + 2 * stride);
-  [[maybe_unused]] const auto* min_p = reinterpret_cast<const float*>(base + 3 * stride);
+  params.min_p = reinterpret_cast<const float*>(base + 3 * stride);
   params.seeds = reinterpret_cast<const int64_t*>(base + 4 * stride);
   params.offsets = reinterpret_cast<const int64_t*>(base + 6 * stride);
+  params.typical_p = reinterpret_cast<const float*>(base + 8 * stride);
   params.token_ids = int32_data(last_tokens, "last_tokens", -1, device);
   params.num_rows = num_rows;
   params.vocab_size = x.shape[1];
 #ifdef REGATTA_WITH_CUDA
   make_current(device);
-  throw_if_error(cuda::sample(params, min_p, launch_on(device)));
+  throw_if_error(cuda::sample(params, launch_on(device)));
 #endif
   return {};
 }
@@ -81,20 +82,17 @@ std::vector<paddle::Tensor> sample_step(const paddle::Tensor& logits, const padd
 std::vector<paddle::Tensor> adjust_logits(paddle::Tensor& logits, const paddle::Tensor& penalties,
                                           const paddle::Tensor& token_ids,
                                           const paddle::Tensor& logit_indices,
-                                          paddle::Tensor& history, paddle::Tensor& counts,
-                                          const paddle::Tensor& bias) {
+                                          paddle::Tensor& history, const paddle::Tensor& rules) {
   const Device device = gpu_of(logits, "logits");
   const phi::Place& place = device.place;
   const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, place);
   const TensorView columns = checked_view(penalties, "penalties", DType::kInt32, {8, -1}, place);
   const TensorView past = checked_view(history, "history", DType::kInt32, {-1, -1}, place);
   const TensorView table =
-      checked_view(counts, "counts", DType::kInt32, {-1, x.shape[1]}, place);
-  const TensorView pairs = checked_view(bias, "bias", DType::kInt32, {2, -1}, place);
+      checked_view(rules, "rules", DType::kInt32, {past.shape[0], -1}, place);
   const int64_t num_rows = x.shape[0], stride = columns.shape[1];
-  if (stride < num_rows || table.shape[0] < num_rows) {
-    fail("penalties has " + std::to_string(stride) + " columns and counts " +
-         std::to_string(table.shape[0]) + " rows for " + std::to_string(num_rows) +
+  if (stride < num_rows) {
+    fail("penalties has " + std::to_string(stride) + " columns for " + std::to_string(num_rows) +
          " rows of logits (allowed: at least as many)");
   }
   const auto* base = static_cast<const int32_t*>(columns.data);
@@ -106,17 +104,16 @@ std::vector<paddle::Tensor> adjust_logits(paddle::Tensor& logits, const paddle::
   params.slot = base + 3 * stride;
   params.length = base + 4 * stride;
   params.num_prompt = base + 5 * stride;
-  params.bias_begin = base + 6 * stride;
-  params.bias_end = base + 7 * stride;
+  params.num_new = base + 6 * stride;
+  params.no_repeat_ngram_size = base + 7 * stride;
   params.token_ids = int32_data(token_ids, "token_ids", -1, device);
   params.logit_indices = int32_data(logit_indices, "logit_indices", num_rows, device);
   params.history = static_cast<int32_t*>(const_cast<void*>(past.data));
-  params.counts = static_cast<uint32_t*>(const_cast<void*>(table.data));
-  params.bias_tokens = static_cast<const int32_t*>(pairs.data);
-  params.bias_values = reinterpret_cast<const float*>(params.bias_tokens + pairs.shape[1]);
+  params.rules = static_cast<const int32_t*>(table.data);
   params.num_rows = num_rows;
   params.vocab_size = x.shape[1];
   params.max_length = past.shape[1];
+  params.rules_width = table.shape[1];
 #ifdef REGATTA_WITH_CUDA
   make_current(device);
   throw_if_error(cuda::adjust_logits(params, launch_on(device)));
@@ -133,12 +130,12 @@ std::vector<Shape> sample_shape(const Shape&, const Shape&, const Shape& last) {
 std::vector<Type> sample_dtype(const Type&, const Type&, const Type& last) { return {last}; }
 
 std::vector<Shape> adjust_shape(const Shape& logits, const Shape&, const Shape&, const Shape&,
-                                const Shape& history, const Shape& counts, const Shape&) {
-  return {logits, history, counts};
+                                const Shape& history, const Shape&) {
+  return {logits, history};
 }
 std::vector<Type> adjust_dtype(const Type& logits, const Type&, const Type&, const Type&,
-                               const Type& history, const Type& counts, const Type&) {
-  return {logits, history, counts};
+                               const Type& history, const Type&) {
+  return {logits, history};
 }
 
 }  // namespace
@@ -161,9 +158,9 @@ PD_BUILD_OP(regatta_sample_step)
     .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::sample_dtype));
 
 PD_BUILD_OP(regatta_adjust_logits)
-    .Inputs({"logits", "penalties", "token_ids", "logit_indices", "history", "counts", "bias"})
-    .Outputs({"adjusted", "history_out", "counts_out"})
-    .SetInplaceMap({{"logits", "adjusted"}, {"history", "history_out"}, {"counts", "counts_out"}})
+    .Inputs({"logits", "penalties", "token_ids", "logit_indices", "history", "rules"})
+    .Outputs({"adjusted", "history_out"})
+    .SetInplaceMap({{"logits", "adjusted"}, {"history", "history_out"}})
     .SetKernelFn(PD_KERNEL(regatta::binding::adjust_logits))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::adjust_shape))
     .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::adjust_dtype));

@@ -27,6 +27,7 @@ from predict import cuda, device, library
 from predict.bench import kernels
 from predict.bench.kernels import Case, Settings, Sizes
 from predict.bench.report import percentile
+from predict.kv_formats import CacheTensor
 from predict.nn.weights import place_tensor
 
 READ_BYTES = 4 << 30
@@ -52,14 +53,28 @@ class DeviceOperands:
 
     def full(self, shape: Sequence[int], dtype: str, value: float = 0.01) -> Any:
         """See predict.bench.kernels.Operands."""
-        import paddle
-
         if int(np.prod(shape)) <= SMALL:
             return place_tensor(np.full(shape, value, np.float32), dtype, self.gpu.place())
-        if dtype not in self.patterns:
-            self.patterns[dtype] = place_tensor(self.values, dtype, self.gpu.place())
+        return self._filled(shape, dtype, dtype, self.values)
+
+    def cache(self, tensor: CacheTensor) -> Any:
+        """See predict.bench.kernels.Operands."""
+        if tensor.dtype == "uint8":
+            codes = np.random.default_rng(0).integers(0, 0x70, PERIOD, np.uint8)
+            return self._filled(tensor.shape, tensor.dtype, "codes", codes)
+        if tensor.name.endswith("_scale"):
+            scales = np.abs(self.values) + np.float32(1e-3)
+            return self._filled(tensor.shape, tensor.dtype, "scales", scales)
+        return self.full(tensor.shape, tensor.dtype)
+
+    def _filled(self, shape: Sequence[int], dtype: str, pattern: str, values: Any) -> Any:
+        """A tensor of the values again and again; pattern: their name, kept on the GPU."""
+        import paddle
+
+        if pattern not in self.patterns:
+            self.patterns[pattern] = place_tensor(values, dtype, self.gpu.place())
         result = paddle.empty(list(shape), dtype)
-        cuda.fill_with(result, self.patterns[dtype], cuda.current_stream(self.gpu))
+        cuda.fill_with(result, self.patterns[pattern], cuda.current_stream(self.gpu))
         return result
 
     def weight(self, num_inputs: int, num_outputs: int, dtype: str) -> Any:
@@ -298,7 +313,14 @@ def _time_shape(
     for op_name in settings.ops:
         op = loaded.op(f"regatta_{op_name}")
         for num_tokens in settings.num_tokens:
-            sizes = Sizes(kernels.SHAPES[shape], num_tokens, settings.context_len, dtype, make)
+            sizes = Sizes(
+                kernels.SHAPES[shape],
+                num_tokens,
+                settings.context_len,
+                dtype,
+                make,
+                settings.kv_formats,
+            )
             for case in kernels.CASES[op_name](sizes):
                 taken = seconds_per_call(
                     pool,

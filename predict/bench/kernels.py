@@ -25,6 +25,7 @@ from predict.bench.ceilings import READ_BYTES, measure_ceilings
 from predict.bench.report import percentile
 from predict.errors import UserError, one_of
 from predict.flags import Flag, parse_flags
+from predict.kv_formats import KV_FORMATS, CacheTensor, KvFormat, kv_format_of
 from predict.library import Library, import_paddle, require
 
 PROG = "python -m predict.bench.kernels"
@@ -49,6 +50,13 @@ FLAGS = (
         "given, 1, 8, 512 on a CPU and 1, 8, 32, 128, 1024, 8192 on a GPU.",
     ),
     Flag(GROUP, "context_len", "int", 1024, "Tokens in the cache of each decoded sequence."),
+    Flag(
+        GROUP,
+        "kv_format",
+        "str",
+        "dense",
+        f"Formats of the cache that attention reads, separated by commas: {', '.join(KV_FORMATS)}.",
+    ),
     Flag(GROUP, "seconds", "float", 0.3, "Time spent on each case."),
     Flag(
         GROUP,
@@ -122,6 +130,9 @@ class Operands(Protocol):
     def full(self, shape: Sequence[int], dtype: str, value: float = 0.01) -> Any:
         """A tensor whose memory is touched."""
 
+    def cache(self, tensor: CacheTensor) -> Any:
+        """A tensor of a layer's cache; no code is a NaN of float8, and scales are above 0."""
+
     def weight(self, num_inputs: int, num_outputs: int, dtype: str) -> Any:
         """A dense weight as the operators there take it."""
 
@@ -142,6 +153,10 @@ class HostOperands:
         import paddle
 
         return paddle.full(list(shape), value, dtype)
+
+    def cache(self, tensor: CacheTensor) -> Any:
+        """See Operands."""
+        return self.full(tensor.shape, tensor.dtype, 0x35 if tensor.dtype == "uint8" else 0.01)
 
     def weight(self, num_inputs: int, num_outputs: int, dtype: str) -> Any:
         """See Operands."""
@@ -165,6 +180,7 @@ class Sizes:
     context_len: int
     dtype: str
     make: Operands
+    kv_formats: tuple[str, ...] = ("dense",)
 
     @property
     def on_cpu(self) -> bool:
@@ -385,22 +401,34 @@ class Batch:
         return num_tokens * (num_tokens + 1) / 2
 
 
-def _caches(sizes: Sizes, batch: Batch) -> list[tuple[Any, Any]]:
-    """Key and value caches, in several copies."""
+def _caches(sizes: Sizes, batch: Batch, kv_format: KvFormat) -> list[list[Any]]:
+    """The tensors of a layer's cache, in several copies."""
     shape = sizes.shape
-    layout = [batch.num_seqs * batch.blocks_per_seq, shape.num_kv_heads, BLOCK_SIZE, shape.head_dim]
-    num_bytes = 2 * float(np.prod(layout)) * sizes.value_bytes
+    tensors = kv_format.layer_tensors(
+        batch.num_seqs * batch.blocks_per_seq,
+        shape.num_kv_heads,
+        BLOCK_SIZE,
+        shape.head_dim,
+        sizes.dtype,
+    )
+    num_bytes = _row_bytes(sizes, kv_format) * 2.0 * float(np.prod(tensors[0].shape[:3]))
     count = min(sizes.num_copies(num_bytes), 24)  # as many as a model has layers
-    return [
-        (sizes.make.full(layout, sizes.dtype), sizes.make.full(layout, sizes.dtype))
-        for _ in range(count)
-    ]
+    return [[sizes.make.cache(tensor) for tensor in tensors] for _ in range(count)]
 
 
-def _cache_bytes(sizes: Sizes, batch: Batch) -> float:
-    shape = sizes.shape
-    per_token = 2 * shape.num_kv_heads * shape.head_dim * sizes.value_bytes
+def _row_bytes(sizes: Sizes, kv_format: KvFormat) -> int:
+    """Of the key or value of one head and token, with its scales."""
+    row = kv_format.row_bytes(sizes.shape.head_dim, sizes.value_bytes)
+    return row + (4 * kv_format.scale_floats if kv_format.scales == "token" else 0)
+
+
+def _cache_bytes(sizes: Sizes, batch: Batch, kv_format: KvFormat) -> float:
+    per_token = 2 * sizes.shape.num_kv_heads * _row_bytes(sizes, kv_format)
     return float(batch.num_seqs * batch.context_len * per_token)
+
+
+def _in_format(name: str, kv_format: KvFormat) -> str:
+    return name if kv_format.code_bits is None else f"{name}, {kv_format.name}"
 
 
 def paged_attention_cases(sizes: Sizes) -> Iterator[Case]:
@@ -408,26 +436,29 @@ def paged_attention_cases(sizes: Sizes) -> Iterator[Case]:
     shape, batch = sizes.shape, Batch.of(sizes)
     q = sizes.make.full([sizes.num_tokens, shape.attention_size], sizes.dtype)
     attributes = shape.num_heads, shape.head_dim**-0.5, -1
-    copies = [
-        (q, [key, value], *batch.attention_inputs, None, *attributes, "dense")
-        for key, value in _caches(sizes, batch)
-    ]
     moved = 2 * sizes.num_tokens * shape.attention_size * sizes.value_bytes
-    yield Case(
-        "paged_attention",
-        f"{shape.num_heads}/{shape.num_kv_heads} x {shape.head_dim}, context {batch.context_len}",
-        copies,
-        _cache_bytes(sizes, batch) + moved,
-        4.0 * batch.visible_pairs(sizes.num_tokens) * shape.attention_size,
-        peer={
-            "kind": "attention",
-            "num_heads": shape.num_heads,
-            "num_kv_heads": shape.num_kv_heads,
-            "head_dim": shape.head_dim,
-            "num_seqs": batch.num_seqs,
-            "context_len": batch.context_len,
-        },
-    )
+    name = f"{shape.num_heads}/{shape.num_kv_heads} x {shape.head_dim}, context {batch.context_len}"
+    peer = {
+        "kind": "attention",
+        "num_heads": shape.num_heads,
+        "num_kv_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "num_seqs": batch.num_seqs,
+        "context_len": batch.context_len,
+    }
+    for kv_format in map(kv_format_of, sizes.kv_formats):
+        copies = [
+            (q, cache, *batch.attention_inputs, None, *attributes, kv_format.name)
+            for cache in _caches(sizes, batch, kv_format)
+        ]
+        yield Case(
+            "paged_attention",
+            _in_format(name, kv_format),
+            copies,
+            _cache_bytes(sizes, batch, kv_format) + moved,
+            4.0 * batch.visible_pairs(sizes.num_tokens) * shape.attention_size,
+            peer=peer if kv_format.code_bits is None else None,
+        )
 
 
 def _rope(sizes: Sizes, batch: Batch) -> Any:
@@ -441,14 +472,17 @@ def rope_and_cache_write_cases(sizes: Sizes) -> Iterator[Case]:
     rope = _rope(sizes, batch)
     inputs = qkv, batch.positions, batch.slot_mapping, rope, None, None
     attributes = shape.num_heads, shape.num_kv_heads, shape.head_dim, 1e-6
-    copies = [(*inputs, [k, v], *attributes, "dense") for k, v in _caches(sizes, batch)]
-    yield Case(
-        "rope_and_cache_write",
-        f"{shape.num_heads}/{shape.num_kv_heads} x {shape.head_dim}",
-        copies,
-        2 * sizes.num_tokens * shape.qkv_size * sizes.value_bytes,
-        3.0 * sizes.num_tokens * shape.qkv_size,
-    )
+    for kv_format in map(kv_format_of, sizes.kv_formats):
+        caches = _caches(sizes, batch, kv_format)
+        kept = shape.attention_size * sizes.value_bytes
+        kept += 2 * shape.num_kv_heads * _row_bytes(sizes, kv_format)
+        yield Case(
+            "rope_and_cache_write",
+            _in_format(f"{shape.num_heads}/{shape.num_kv_heads} x {shape.head_dim}", kv_format),
+            [(*inputs, cache, *attributes, kv_format.name) for cache in caches],
+            sizes.num_tokens * (shape.qkv_size * sizes.value_bytes + kept),
+            3.0 * sizes.num_tokens * shape.qkv_size,
+        )
 
 
 def attention_block_cases(sizes: Sizes) -> Iterator[Case]:
@@ -468,18 +502,19 @@ def attention_block_cases(sizes: Sizes) -> Iterator[Case]:
         out = sizes.make.weight(shape.attention_size, hidden, sizes.dtype)
         return x, norm, [qkv], bias, None, None, [out], None
 
-    copies = [
-        (*weights(), [key, value], *inputs, None, *attributes, "dense")
-        for key, value in _caches(sizes, batch)
-    ]
     flops = 2.0 * sizes.num_tokens * hidden * (shape.qkv_size + shape.attention_size)
-    yield Case(
-        "attention_block",
-        f"{hidden}, context {batch.context_len}",
-        copies,
-        weight_bytes + _cache_bytes(sizes, batch),
-        flops + 4.0 * batch.visible_pairs(sizes.num_tokens) * shape.attention_size,
-    )
+    for kv_format in map(kv_format_of, sizes.kv_formats):
+        copies = [
+            (*weights(), cache, *inputs, None, *attributes, kv_format.name)
+            for cache in _caches(sizes, batch, kv_format)
+        ]
+        yield Case(
+            "attention_block",
+            _in_format(f"{hidden}, context {batch.context_len}", kv_format),
+            copies,
+            weight_bytes + _cache_bytes(sizes, batch, kv_format),
+            flops + 4.0 * batch.visible_pairs(sizes.num_tokens) * shape.attention_size,
+        )
 
 
 def sample_cases(sizes: Sizes) -> Iterator[Case]:
@@ -622,6 +657,7 @@ class Settings:
     shapes: tuple[str, ...]
     num_tokens: tuple[int, ...]
     context_len: int
+    kv_formats: tuple[str, ...]
     seconds: float
     baseline: bool
     output_file: str | None
@@ -658,6 +694,7 @@ def parse(argv: Sequence[str]) -> Settings:
         shapes=names("shapes", tuple(SHAPES), DEFAULT_SHAPES[kind]),
         num_tokens=num_tokens,
         context_len=flags["context_len"],
+        kv_formats=names("kv_format", KV_FORMATS),
         seconds=flags["seconds"],
         baseline=flags["baseline"],
         output_file=flags["output_file"],
@@ -705,7 +742,12 @@ def run(settings: Settings, say: Callable[[str], None] = print) -> dict[str, Any
                     continue
                 for num_tokens in settings.num_tokens:
                     sizes = Sizes(
-                        SHAPES[shape], num_tokens, settings.context_len, dtype, HostOperands()
+                        SHAPES[shape],
+                        num_tokens,
+                        settings.context_len,
+                        dtype,
+                        HostOperands(),
+                        settings.kv_formats,
                     )
                     for case in CASES[op](sizes):
                         results.append(run_case(library, case, sizes, shape, settings, buffer))

@@ -2,19 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import numpy as np
 
 from predict.engine.scheduler import ScheduledBatch
 from predict.nn.inputs import ForwardInputs
 
 
+class Span(Protocol):
+    """Consecutive tokens of a sequence in one step; see ScheduledSpan."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens, at least one."""
+        ...
+
+    @property
+    def start(self) -> int:
+        """Place of the first among the sequence's."""
+        ...
+
+    @property
+    def block_ids(self) -> Sequence[int]:
+        """The sequence's blocks, as far as the span's end."""
+        ...
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """num_tokens ids."""
+        ...
+
+    @property
+    def num_logits(self) -> int:
+        """Tokens at the end that have logit rows."""
+        ...
+
+    @property
+    def num_prompt_logits(self) -> int:
+        """Tokens at the front that have logit rows as well."""
+        ...
+
+
 def build_inputs(batch: ScheduledBatch, block_size: int) -> ForwardInputs:
     """The step's inputs as NumPy int32 arrays (see `predict.nn.inputs.FIELDS`).
 
     Logit rows in span order: the last token and the drafts of each span that reaches the end of
-    its request's tokens.
+    its request's tokens. Behind them, in span order too, the rows for logprobs of prompts.
     """
-    spans = batch.spans
+    return span_inputs(batch.spans, block_size)
+
+
+def span_inputs(spans: Sequence[Span], block_size: int) -> ForwardInputs:
+    """`build_inputs` of spans; the last num_logits tokens of each have logit rows."""
     lengths = np.fromiter((s.num_tokens for s in spans), np.int32, len(spans))
     starts = np.fromiter((s.start for s in spans), np.int32, len(spans))
     context_lens = starts + lengths
@@ -35,6 +76,16 @@ def build_inputs(batch: ScheduledBatch, block_size: int) -> ForwardInputs:
     num_logits = np.fromiter((s.num_logits for s in spans), np.int32, len(spans))
     # Token t of a span has a logit row when fewer than num_logits tokens follow it.
     following = cu_seqlens[1:][row_of] - 1 - np.arange(num_tokens, dtype=np.int32)
+    logit_indices = np.flatnonzero(following < num_logits[row_of])
+    if any(span.num_prompt_logits for span in spans):
+        rows = [
+            np.arange(start, start + span.num_prompt_logits)
+            for start, span in zip(cu_seqlens, spans, strict=False)
+        ]
+        logit_indices = np.concatenate([logit_indices, *rows])
+        if len(logit_indices) == num_tokens and (np.diff(logit_indices) != 1).any():
+            # The network takes as many rows as tokens for all rows in order: one more, unused.
+            logit_indices = np.append(logit_indices, logit_indices[-1])
     return ForwardInputs(
         token_ids=np.array(token_ids, np.int32),
         positions=positions,
@@ -42,6 +93,6 @@ def build_inputs(batch: ScheduledBatch, block_size: int) -> ForwardInputs:
         cu_seqlens_q=cu_seqlens,
         context_lens=context_lens,
         block_tables=tables,
-        logit_indices=np.flatnonzero(following < num_logits[row_of]),
+        logit_indices=logit_indices,
         max_lens=np.array([lengths.max(), context_lens.max()], np.int32),
     )

@@ -14,6 +14,7 @@ from typing import Protocol
 _REPLACEMENT = "\ufffd"
 # Byte tokens and the first ordinary ones have low ids in every vocabulary that we know.
 _NUM_PROBED_IDS = 2048
+MANY_PENDING = 48  # tokens
 
 
 class Decoder(Protocol):
@@ -115,6 +116,8 @@ class TextStream:
         self._num_settled = 0
         self._retry_at = 0  # tokens below which it is not worth decoding again
         self._pieces: list[str] = []
+        # The text behind what is out, were there no more tokens; "" where it was not looked at.
+        self.pending = ""
 
     @property
     def text(self) -> str:
@@ -127,13 +130,16 @@ class TextStream:
         """The text that became certain with these tokens; "" while a character is incomplete."""
         self._token_ids += token_ids
         num_tokens = len(self._token_ids)
+        self.pending = ""
         if num_tokens < self._retry_at:
             return ""
-        # Tokens that stay pending are decoded again at geometrically growing distances: a model
-        # that babbles broken bytes or spaces must not cost quadratic time.
-        self._retry_at = num_tokens + 1 + (num_tokens - self._num_settled) // 8
+        # Many tokens that stay pending are decoded again at geometrically growing distances: a
+        # model that babbles broken bytes or spaces must not cost quadratic time.
+        num_pending = num_tokens - self._num_settled
+        self._retry_at = num_tokens + 1 + (num_pending // 8 if num_pending > MANY_PENDING else 0)
         piece = self._pending_text()
         if piece is None or not self._is_certain(piece):
+            self.pending = (piece or "").rstrip(_REPLACEMENT)
             return ""
         if piece:
             self._pieces.append(piece)

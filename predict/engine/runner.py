@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from predict.engine.beams import Candidates
+from predict.engine.logprobs import LogprobTable, measure, num_wanted
 from predict.engine.sampler import Row, Sampler
+from predict.kv_formats import KvFormat
 from predict.nn.decoder import Decoder, forward
 from predict.nn.inputs import ForwardInputs, LayerCache, to_tensors
 
@@ -14,11 +17,35 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
 
+class Logprobs(NamedTuple):
+    """Of a step's new tokens and of prompts' tokens; None for what nobody wants."""
+
+    tokens: LogprobTable | None = None  # a row per Row of the step
+    prompt: LogprobTable | None = None  # a row per target
+
+
+class PromptTargets(NamedTuple):
+    """Tokens of prompts whose logprobs are wanted: those behind the rows of logits."""
+
+    token_ids: Sequence[int] = ()
+    num_top: int = 0  # likeliest tokens besides, of each row
+
+
+NO_TARGETS = PromptTargets()
+
+
 class Tokens(Protocol):
     """The tokens of a step that may still run."""
 
-    def take(self) -> list[int]:
-        """Waits for them; -1 for a row that nothing could be drawn from. Called once."""
+    def take(self) -> list[int | Candidates]:
+        """Waits for them; -1 for a row that nothing could be drawn from. Called once.
+
+        A beam's row has candidates, none where nothing could be found.
+        """
+        ...
+
+    def logprobs(self) -> Logprobs:
+        """Of the tokens, and of the prompts' tokens; called after `take`."""
         ...
 
 
@@ -26,34 +53,52 @@ class Runner(Protocol):
     """Runs steps over its own caches.
 
     num_ahead: steps that may be launched before the oldest one's tokens are taken; their inputs
-    then hold placeholders (see Scheduler.advance). penalizes_drafts: whether rows behind drafts may
-    have penalties by earlier tokens.
+    then hold placeholders (see Scheduler.advance).
     """
 
     num_ahead: int
-    penalizes_drafts: bool
 
-    def launch(self, inputs: ForwardInputs, rows: Sequence[Row], sampler: Sampler) -> Tokens:
-        """Starts a step of NumPy inputs; `rows` are those of its logits."""
+    def launch(
+        self,
+        inputs: ForwardInputs,
+        rows: Sequence[Row],
+        sampler: Sampler,
+        prompt: PromptTargets = NO_TARGETS,
+    ) -> Tokens:
+        """Starts a step of NumPy inputs; `rows` are those of its first logits.
+
+        prompt: of the logits behind them.
+        """
         ...
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """float32 logits [L, vocab_size] of NumPy inputs; writes the step's keys and values."""
         ...
 
+    def copy_blocks(self, copies: BlockCopies) -> None:
+        """Copies cache blocks before the next step: (from, to), no block both."""
+        ...
+
 
 class KnownTokens:
     """Tokens of a step that has ended."""
 
-    def __init__(self, token_ids: list[int]):
-        self.token_ids = token_ids
+    def __init__(self, token_ids: Sequence[int | Candidates], logprobs: Logprobs):
+        self.token_ids = list(token_ids)
+        self._logprobs = logprobs
 
-    def take(self) -> list[int]:
+    def take(self) -> list[int | Candidates]:
         """See Tokens."""
         return self.token_ids
 
+    def logprobs(self) -> Logprobs:
+        """See Tokens."""
+        return self._logprobs
+
 
 Forward = Callable[[ForwardInputs], "Tensor"]  # inputs on the device -> logits [L, vocab_size]
+BlockCopies = Sequence[tuple[int, int]]
+CopyBlocks = Callable[[BlockCopies], None]
 
 
 def dynamic_forward(backend: ModuleType, decoder: Decoder, caches: Sequence[LayerCache]) -> Forward:
@@ -72,14 +117,22 @@ def static_forward(program: Any, caches: Sequence[LayerCache]) -> Forward:
     return run
 
 
+def block_copier(
+    backend: ModuleType, caches: Sequence[LayerCache], kv_format: KvFormat
+) -> CopyBlocks:
+    """Copies blocks of all layers, scales per token included, in one call of the backend."""
+    tensors = [tensor for cache in caches for tensor in kv_format.paged(cache)]
+    return lambda copies: backend.copy_blocks(tensors, copies)
+
+
 class HostRunner:
     """Runs steps on the CPU: each is over when `launch` returns. See Runner."""
 
     num_ahead = 0
-    penalizes_drafts = True
 
-    def __init__(self, forward: Forward):
+    def __init__(self, forward: Forward, copy_blocks: CopyBlocks):
         self.forward = forward
+        self.copy_blocks = copy_blocks
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """See Runner."""
@@ -88,7 +141,28 @@ class HostRunner:
         with paddle.no_grad():
             return self.forward(to_tensors(inputs, paddle.CPUPlace()))
 
-    def launch(self, inputs: ForwardInputs, rows: Sequence[Row], sampler: Sampler) -> Tokens:
+    def launch(
+        self,
+        inputs: ForwardInputs,
+        rows: Sequence[Row],
+        sampler: Sampler,
+        prompt: PromptTargets = NO_TARGETS,
+    ) -> Tokens:
         """See Runner."""
         logits = self.execute(inputs)
-        return KnownTokens(sampler.sample(logits, rows) if rows else [])
+        num_top = num_wanted([row.request for row in rows])
+        tokens: list[int | Candidates] = []
+        of_tokens: LogprobTable | None = None
+        of_prompt: LogprobTable | None = None
+        if prompt.token_ids:
+            values = logits[len(rows) : len(rows) + len(prompt.token_ids)].numpy()
+            of_prompt = measure(values, prompt.token_ids, prompt.num_top)
+            logits = logits[: len(rows)]
+        if rows:
+            raw = None if num_top is None else logits.numpy().copy()
+            tokens = sampler.sample(logits, rows)
+            if raw is not None and num_top is not None:
+                # A row without a token has none to measure; its request ends. Beams want none.
+                known = [max(token, 0) if isinstance(token, int) else 0 for token in tokens]
+                of_tokens = measure(raw, known, num_top)
+        return KnownTokens(tokens, Logprobs(of_tokens, of_prompt))

@@ -1,4 +1,4 @@
-"""What each request wants of its next token: the sampling operator's inputs, and changed logits."""
+"""What each request wants of its next token: changed logits, and the sampling operator's inputs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from predict.engine.stopping import suppressed_token_ids
-from predict.request import Request, SamplingParams
+from predict.engine.beams import Candidates, likeliest, log_softmax, num_candidates
+from predict.engine.logits import UNCHANGED, Adjustment
+from predict.request import Request
 
 if TYPE_CHECKING:
     from paddle import Tensor
+    from predict.speculative.window import WindowVerifier
 
 
 class Row(NamedTuple):
@@ -37,31 +39,14 @@ class Choice(NamedTuple):
     seed: int
     offset: int
     min_p: float = 0.0
+    typical_p: float = 1.0
 
 
-class Adjustment(NamedTuple):
-    """What happens to one row of logits before the choice."""
-
-    repetition: float = 1.0
-    presence: float = 0.0
-    frequency: float = 0.0
-    banned: tuple[int, ...] = ()  # token ids
-
-    @property
-    def reads_history(self) -> bool:
-        """Whether it depends on the request's tokens."""
-        return self[:3] != (1.0, 0.0, 0.0)
-
-
-COLUMN_DTYPES: tuple[Any, ...] = (np.float32, np.int32, np.float32, np.int64, np.int64)
+COLUMN_DTYPES: tuple[Any, ...] = (
+    *(np.float32, np.int32, np.float32, np.int64, np.int64),
+    *(np.float32, np.float32),  # min_p and typical_p, left out where nobody has them
+)
 GREEDY = Choice(0.0, 1, 1.0, 0, 0)
-UNCHANGED = Adjustment()
-
-
-def reads_history(params: SamplingParams) -> bool:
-    """Whether logits depend on the request's earlier tokens."""
-    penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
-    return penalties != (1.0, 0.0, 0.0)
 
 
 def request_seed(engine_seed: int, request: Request) -> int:
@@ -71,46 +56,78 @@ def request_seed(engine_seed: int, request: Request) -> int:
     return (engine_seed * 0x9E3779B97F4A7C15 + request.request_id + 1) & (1 << 63) - 1
 
 
-def adjust(
-    logits: npt.NDArray[np.float32],
-    adjustment: Adjustment,
-    token_ids: Sequence[int],
-    num_prompt_tokens: int,
-) -> None:
-    """Changes logits [vocab_size] by a request's tokens, in place.
-
-    token_ids: prompt and output so far. The repetition penalty counts both (Keskar et al. 2019,
-    CTRL): it divides positive and multiplies negative logits. Presence and frequency penalty count
-    the output's tokens only, as OpenAI's API has them.
-    """
-    if adjustment.repetition != 1.0:
-        seen = np.unique(np.asarray(token_ids))
-        values = logits[seen]
-        penalty = np.float32(adjustment.repetition)
-        logits[seen] = np.where(values > 0, values / penalty, values * penalty)
-    output = token_ids[num_prompt_tokens:]
-    if output and (adjustment.presence or adjustment.frequency):
-        seen, counts = np.unique(np.asarray(output), return_counts=True)
-        logits[seen] -= (adjustment.presence + adjustment.frequency * counts).astype(np.float32)
-    # Users name the tokens to stop at, and may name ones that the model does not have.
-    logits[[token for token in adjustment.banned if token < len(logits)]] = -np.inf
-
-
 class Sampler:
     """Chooses the next token of each request that has a logit row."""
 
-    def __init__(self, backend: ModuleType, seed: int, eos_token_ids: Sequence[int]):
+    def __init__(
+        self,
+        backend: ModuleType,
+        seed: int,
+        eos_token_ids: Sequence[int],
+        verifier: WindowVerifier | None = None,
+    ):
+        """verifier: lets more drafts stand than are chosen; on the CPU."""
         self.backend = backend
+        self.verifier = verifier
         self.seed = seed
         self.eos_token_ids = tuple(eos_token_ids)
+        self._adjustments: dict[int, Adjustment] = {}  # by request id
         # By number of rows: five uploads are a tenth of a small model's step on the host.
         self._greedy_columns: dict[int, list[Tensor]] = {}
 
-    def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
-        """Token ids, one per row, on the CPU; logits: [len(rows), vocab_size] float32."""
+    def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[int | Candidates]:
+        """Token ids, one per row, on the CPU; -1 for a row that nothing can be drawn from.
+
+        A beam's row gets candidates in place of a token. logits: [len(rows), vocab_size] float32.
+        """
+        import paddle
+
+        beams = [index for index, row in enumerate(rows) if row.request.beam_group is not None]
+        if not beams:
+            return [*self._drawn(logits, rows)]
+        values = logits.numpy()
+        found: dict[int, int | Candidates] = {i: self._found(values[i], rows[i]) for i in beams}
+        others = [index for index in range(len(rows)) if index not in found]
+        if others:
+            logits = paddle.to_tensor(values[others], place=logits.place)
+            drawn = self._drawn(logits, [rows[index] for index in others])
+            found.update(zip(others, drawn, strict=True))
+        return [found[index] for index in range(len(rows))]
+
+    def _found(self, logits: npt.NDArray[np.float32], row: Row) -> Candidates:
+        """What a beam may go on with."""
+        log_probs, request = logits.copy(), row.request
+        log_softmax(log_probs)
+        self._adjustment(row).apply(log_probs, request.token_ids, request.num_prompt_tokens)
+        return likeliest(log_probs, self.num_candidates(row))
+
+    def num_candidates(self, row: Row) -> int:
+        """Tokens to find for a beam's row."""
+        return num_candidates(row.request.sampling_params, self.eos_token_ids)
+
+    def _drawn(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
+        import paddle
+
         choices = self.choices(rows)
-        logits = self._process(logits, rows, choices)
-        tokens: list[int] = self.backend.sample(logits, *self._columns(choices)).tolist()
+        logits = self._adjusted(logits, rows)
+        columns = self._columns(choices)
+        try:
+            tokens: list[int] = self.backend.sample(logits, *columns).tolist()
+        except ValueError:
+            # The operator refuses them all for one row; the others must not suffer for it.
+            largest = logits.numpy().max(axis=1)
+            greedy = np.array([choice is GREEDY for choice in choices])
+            drawable = np.isfinite(largest) | (greedy & ~np.isnan(largest))
+            if drawable.all():
+                raise
+            zeros = np.where(drawable[:, None], logits.numpy(), np.float32(0))
+            logits = paddle.to_tensor(zeros, place=logits.place)
+            tokens = self.backend.sample(logits, *columns).tolist()
+            tokens = [
+                token if ok else -1 for token, ok in zip(tokens, drawable.tolist(), strict=True)
+            ]
+        if self.verifier is not None and any(row.drafts for row in rows):
+            return self.verifier.verified(tokens, logits.numpy(), rows, choices)
         return tokens
 
     def choices(self, rows: Sequence[Row]) -> list[Choice]:
@@ -127,7 +144,10 @@ class Sampler:
             seed = request_seed(self.seed, row.request)
             offset = row.num_output_tokens
             choices.append(
-                Choice(params.temperature, params.top_k, params.top_p, seed, offset, params.min_p)
+                Choice(
+                    *(params.temperature, params.top_k, params.top_p, seed, offset),
+                    *(params.min_p, params.typical_p),
+                )
             )
         return choices
 
@@ -137,12 +157,19 @@ class Sampler:
         return None if all(each is UNCHANGED for each in adjustments) else adjustments
 
     def _adjustment(self, row: Row) -> Adjustment:
-        params = row.request.sampling_params
-        banned = suppressed_token_ids(row.num_output_tokens, params, self.eos_token_ids)
-        adjustment = Adjustment(
-            params.repetition_penalty, params.presence_penalty, params.frequency_penalty, banned
-        )
-        return adjustment if adjustment != UNCHANGED else UNCHANGED
+        request = row.request
+        if not request.sampling_params.adjusts_logits:
+            return UNCHANGED
+        request_id = request.owner.request_id
+        adjustment = self._adjustments.get(request_id)
+        if adjustment is None:
+            adjustment = Adjustment.of(request.sampling_params, self.eos_token_ids)
+            self._adjustments[request_id] = adjustment
+        return adjustment if row.num_output_tokens < adjustment.ends_at else UNCHANGED
+
+    def forget(self, request_id: int) -> None:
+        """The request has ended."""
+        self._adjustments.pop(request_id, None)
 
     def _columns(self, choices: Sequence[Choice]) -> list[Tensor]:
         """The sampling operator's inputs besides the logits."""
@@ -151,30 +178,25 @@ class Sampler:
         all_greedy = all(choice is GREEDY for choice in choices)
         if all_greedy and len(choices) in self._greedy_columns:
             return self._greedy_columns[len(choices)]
+        narrowed = any(choice.min_p or choice.typical_p < 1 for choice in choices)
         columns = [
             paddle.to_tensor(np.array([choice[index] for choice in choices], dtype))
-            for index, dtype in enumerate(COLUMN_DTYPES)
+            for index, dtype in enumerate(COLUMN_DTYPES if narrowed else COLUMN_DTYPES[:5])
         ]
         if all_greedy:
             self._greedy_columns[len(choices)] = columns
         return columns
 
-    def _process(self, logits: Tensor, rows: Sequence[Row], choices: Sequence[Choice]) -> Tensor:
-        """Adjusted logits, those below min_p left out; the logits themselves if nobody asks."""
+    def _adjusted(self, logits: Tensor, rows: Sequence[Row]) -> Tensor:
+        """Changed logits; the logits themselves if nobody asks."""
         import paddle
 
         adjustments = self.adjustments(rows)
-        if adjustments is None and not any(choice.min_p for choice in choices):
+        if adjustments is None:
             return logits
         changed = logits.numpy().copy()
-        adjustments = adjustments or [UNCHANGED] * len(rows)
-        for values, row, adjustment, choice in zip(
-            changed, rows, adjustments, choices, strict=True
-        ):
+        for values, row, adjustment in zip(changed, rows, adjustments, strict=True):
             if adjustment is not UNCHANGED:
                 tokens = [*row.request.token_ids, *row.drafts]
-                adjust(values, adjustment, tokens, row.request.num_prompt_tokens)
-            if choice.min_p:
-                least = values.max() + choice.temperature * np.log(choice.min_p)
-                values[values < least] = -np.inf
+                adjustment.apply(values, tokens, row.request.num_prompt_tokens)
         return paddle.to_tensor(changed, place=logits.place)

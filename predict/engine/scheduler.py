@@ -11,6 +11,12 @@ Why it never runs out of blocks and never starves a request:
   oldest always proceeds;
 - waiting requests are admitted in arrival order only, and a preempted one returns to the front:
   running, then waiting, is always the order of arrival.
+
+A beam search (predict.engine.beams) is one request until its prompt is computed. Then its beams, in
+its place, are requests that decode as all others do; the group decides after each step which of
+them go on and fork. Forked beams share all blocks; before a beam writes into a block that others
+hold it gets a copy (`block_copies` of the batch). The beams are preempted together, and the search
+then starts again from its prompt, which gives the same text.
 """
 
 from __future__ import annotations
@@ -21,10 +27,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from predict.engine.beams import BeamGroup, Candidates
 from predict.engine.block_manager import BlockManager, num_blocks_for
 from predict.engine.stopping import finish_reason, max_total_tokens
 from predict.errors import UserError
 from predict.request import FinishReason, Request, RequestStatus
+
+# Rows of logits for prompts' logprobs in a step: 128 MiB with a vocabulary of 128k.
+MAX_PROMPT_LOGITS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +102,19 @@ class ScheduledSpan(NamedTuple):
     block_ids: list[int]
     samples: bool  # reaches the end of the known tokens: its last rows yield new tokens
     draft_token_ids: Sequence[int] = ()
+    num_prompt_logits: int = 0  # leading rows to project as well, for the prompt's logprobs
 
     @property
     def token_ids(self) -> list[int]:
         """The span's tokens, drafts included (a new list of num_tokens)."""
         end = self.start + self.num_tokens - len(self.draft_token_ids)
         return [*self.request.token_ids[self.start : end], *self.draft_token_ids]
+
+    @property
+    def prompt_targets(self) -> list[int]:
+        """The prompt's tokens behind its `num_prompt_logits` rows (a new list)."""
+        first = self.start + 1
+        return self.request.token_ids[first : first + self.num_prompt_logits]
 
     @property
     def num_logits(self) -> int:
@@ -113,6 +130,15 @@ class ScheduledBatch:
     num_tokens: int  # sum over the spans
     num_samples: int  # spans with `samples`
     preempted: tuple[Request, ...] = ()  # newest first; back in the waiting queue
+    block_copies: tuple[tuple[int, int], ...] = ()  # (from, to), in order, before the step runs
+
+    @property
+    def decides(self) -> bool:
+        """Whether the next step depends on more of the result than new tokens."""
+        return any(
+            span.draft_token_ids or (span.samples and span.request.beam_group is not None)
+            for span in self.spans
+        )
 
 
 @dataclass
@@ -130,6 +156,33 @@ class SchedulerStats:
 def _num_left(request: Request) -> int:
     """Tokens of a request that are not in the cache; more than one of a prompt that runs."""
     return len(request.token_ids) - request.num_computed_tokens
+
+
+def _wants_prompt_logits(request: Request) -> bool:
+    """Whether logprobs of its prompt are wanted and not all there: then all of it must run."""
+    record = request.logprobs
+    return record is not None and record.wants_prompt
+
+
+def _waits_for_leader(request: Request, block_size: int) -> bool:
+    """Whether blocks of its prompt are about to come from another request with the same one."""
+    leader = request.leader
+    return (
+        leader is not None
+        and leader.status is RequestStatus.RUNNING
+        and leader.num_published_blocks < (leader.num_prompt_tokens - 1) // block_size
+    )
+
+
+def _prompt_span(request: Request, start: int, num_tokens: int) -> ScheduledSpan:
+    """A span of a request that owns its blocks and has more than one token to compute."""
+    end, num_prompt_logits = start + num_tokens, 0
+    if _wants_prompt_logits(request):
+        num_prompt_logits = max(min(end, request.num_prompt_tokens - 1) - start, 0)
+    samples = end == len(request.token_ids)
+    return ScheduledSpan(
+        request, num_tokens, start, request.block_ids, samples, (), num_prompt_logits
+    )
 
 
 def _num_rejected(accepted: Sequence[int], drafts: Sequence[int], request: Request) -> int:
@@ -166,6 +219,7 @@ class Scheduler:
         self._scheduled: ScheduledBatch | None = None  # the last one, until it is advanced
         self._advanced: deque[ScheduledBatch] = deque()  # oldest first, their results still unknown
         self._num_added = 0
+        self._num_beams = 0  # made since: beams have ids below 0
         self._prompts_are_next = True  # with separate_steps
         # The queue's head lacks blocks, and nothing that could help happened since it was tried.
         self._head_is_blocked = False
@@ -177,8 +231,8 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Requests in the batch, at most max_num_seqs."""
-        return len(self._running)
+        """Sequences in the batch, at most max_num_seqs."""
+        return sum(request.num_slots for request in self._running)
 
     @property
     def decoding(self) -> list[Request]:
@@ -193,7 +247,8 @@ class Scheduler:
         """Puts `request` at the end of the waiting queue and sets its limits.
 
         Raises UserError, with the numbers, when its id is in use, when its prompt leaves no
-        room for an output token, or when its whole length does not fit in an empty cache.
+        room for an output token, when it has more beams than the batch sequences, or when its
+        whole length does not fit in an empty cache.
         """
         config = self.config
         if request.request_id in self._requests:
@@ -206,34 +261,47 @@ class Scheduler:
             )
         except UserError as error:
             raise UserError(f"request {request.request_id}: {error}") from None
+        num_beams = request.sampling_params.num_beams
+        if num_beams > config.max_num_seqs:
+            raise UserError(
+                f"request {request.request_id}: num_beams {num_beams} is more than the batch holds "
+                f"(allowed: 1 to {config.max_num_seqs}); lower num_beams or raise batch_size"
+            )
         max_num_blocks = num_blocks_for(max_num_tokens, config.block_size)
+        if num_beams > 1:
+            # The blocks that the prompt fills are shared to the end, all others may part.
+            num_shared = request.num_prompt_tokens // config.block_size
+            max_num_blocks += (num_beams - 1) * (max_num_blocks - num_shared)
         if max_num_blocks > config.num_blocks:
+            of_beams = f" of {num_beams} beams" if num_beams > 1 else ""
             raise UserError(
                 f"request {request.request_id}: {request.num_prompt_tokens} prompt tokens and up "
-                f"to {max_num_tokens - request.num_prompt_tokens} output tokens need "
+                f"to {max_num_tokens - request.num_prompt_tokens} output tokens{of_beams} need "
                 f"{max_num_blocks} cache blocks of {config.block_size} tokens, the cache has "
                 f"{config.num_blocks} (allowed: {config.num_blocks * config.block_size} tokens in "
                 "all); lower max_length or max_new_tokens, or give the cache more blocks"
             )
         request.max_num_tokens = max_num_tokens
         request.max_num_blocks = max_num_blocks
+        if num_beams > 1:
+            request.beam_group = BeamGroup(request)
         request.arrival_index = self._num_added
         self._num_added += 1
         self._requests[request.request_id] = request
         self._waiting.append(request)
 
-    def abort(self, request_id: int) -> Request | None:
-        """Ends a request as "abort" and frees its blocks; None if it is unknown or ended."""
+    def abort(self, request_id: int, reason: FinishReason = "abort") -> Request | None:
+        """Ends a request as `reason` and frees its blocks; None if it is unknown or ended."""
         request = self._requests.get(request_id)
         if request is None:
             return None
         if request.status is RequestStatus.RUNNING:
-            self._running.remove(request)
+            self._running = [r for r in self._running if r.owner is not request]
         else:
             self._waiting.remove(request)
         del request.token_ids[request.num_known_tokens :]
         request.num_placeholders = 0
-        self._finish(request, "abort", time.perf_counter())
+        self._finish(request, reason, time.perf_counter())
         return request
 
     def schedule(
@@ -253,6 +321,7 @@ class Scheduler:
         spans: list[ScheduledSpan] = []
         prefilling: list[Request] = []
         preempted: list[Request] = []
+        copies: list[tuple[int, int]] = []
         separate = self.config.separate_steps
         if separate and self._prompts_are_next:
             begun = [request for request in self._running if _num_left(request) > 1]
@@ -260,7 +329,7 @@ class Scheduler:
         if spans:
             self._prompts_are_next = False
         else:
-            self._schedule_decodes(spans, prefilling, preempted)
+            self._schedule_decodes(spans, prefilling, preempted, copies)
             if draft_token_ids:
                 self._add_drafts(draft_token_ids, spans)
             self._prompts_are_next = bool(spans)
@@ -276,6 +345,7 @@ class Scheduler:
             num_tokens=num_tokens,
             num_samples=sum(span.samples for span in spans),
             preempted=tuple(preempted),
+            block_copies=tuple(copies),
         )
         return self._scheduled
 
@@ -284,12 +354,12 @@ class Scheduler:
 
         Each sampling span's request gets a placeholder for its new token: -1 - i for the i-th of
         the batch's sampling spans. Raises RuntimeError when `batch` is not the last scheduled one,
-        ValueError when it has drafts: how many tokens come of them is not known ahead.
+        ValueError when it has drafts or beams: what comes of them is not known ahead.
         """
         if batch is not self._scheduled:
             raise RuntimeError("advance() takes the batch of the last schedule(), once")
-        if any(span.draft_token_ids for span in batch.spans):
-            raise ValueError("a batch with drafts cannot be advanced; update() it first")
+        if batch.decides:
+            raise ValueError("a batch with drafts or beams cannot be advanced; update() it first")
         self._scheduled = None
         self._advanced.append(batch)
         placeholder = 0
@@ -306,16 +376,16 @@ class Scheduler:
     def update(
         self,
         batch: ScheduledBatch,
-        sampled: Sequence[int | Sequence[int]],
+        sampled: Sequence[int | Sequence[int] | Candidates],
         eos_token_ids: Collection[int] = (),
     ) -> list[Request]:
         """Writes back the result of `batch`; the requests that ended with it, their blocks freed.
 
         `sampled` has one entry per span with `samples`, in the batch's order: the new token
         (Python int), or for a span with drafts the accepted drafts followed by one more token
-        (1 to 1 + drafts of them). Entries of requests that ended since are ignored. Raises
-        ValueError on a wrong count, RuntimeError when `batch` is neither the oldest advanced one
-        nor, with none advanced, the last scheduled one.
+        (1 to 1 + drafts of them), or of a beam its Candidates. Entries of requests that ended since
+        are ignored. Raises ValueError on a wrong count, RuntimeError when `batch` is neither the
+        oldest advanced one nor, with none advanced, the last scheduled one.
         """
         advanced = bool(self._advanced)
         if batch is not (self._advanced[0] if advanced else self._scheduled):
@@ -332,16 +402,20 @@ class Scheduler:
             self._scheduled = None
         now = time.perf_counter()
         finished: list[Request] = []
+        found: dict[BeamGroup, list[Candidates]] = {}  # of each beam, in order
         entries = iter(sampled)
         block_size = self.config.block_size
         for span in batch.spans:
-            request, num_tokens, start, _, samples, drafts = span
+            request, num_tokens, start, _, samples, drafts, _ = span
             entry = next(entries) if samples else ()
             if request.status is RequestStatus.FINISHED:
                 continue  # aborted while the step ran, or ended by the step before it
             computed = start + num_tokens
             reason: FinishReason | None = None
-            if samples:
+            if isinstance(entry, Candidates):
+                assert request.beam_group is not None
+                found.setdefault(request.beam_group, []).append(entry)
+            elif samples:
                 accepted: Sequence[int] = (entry,) if isinstance(entry, int) else entry
                 if drafts or len(accepted) != 1:
                     # Rejected drafts roll back: later tokens write their slots again.
@@ -360,6 +434,13 @@ class Scheduler:
                 finished.append(request)
             elif drafts:
                 self._trim(request)
+        for group, candidates in found.items():
+            going_on = group.choose(candidates, eos_token_ids)
+            if going_on:
+                self._fork(group, going_on)
+            else:
+                self._end_search(group, now)
+                finished.append(group.request)
         if finished:
             self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]
         return finished
@@ -384,14 +465,19 @@ class Scheduler:
             request.token_times.append(now)
             self.stats.num_output_tokens += 1
             num_tokens = request.num_known_tokens
+            num_output_tokens = num_tokens - len(request.prompt_token_ids)
             reason = finish_reason(
                 token_id,
-                num_tokens - len(request.prompt_token_ids),
+                num_output_tokens,
                 num_tokens,
                 request.max_num_tokens,
                 request.sampling_params,
                 eos_token_ids,
             )
+            if request.answer is not None:
+                may_stop = num_output_tokens > request.sampling_params.min_length
+                if request.answer.append(token_id, may_stop, reason is not None):
+                    reason = "stop"
             if reason is not None:
                 del request.token_ids[num_tokens:]
                 request.num_placeholders = 0
@@ -403,6 +489,7 @@ class Scheduler:
         spans: list[ScheduledSpan],
         prefilling: list[Request],
         preempted: list[Request],
+        copies: list[tuple[int, int]],
     ) -> None:
         """Appends a span per decoding request; the others that keep running go to `prefilling`."""
         running = self._running
@@ -418,7 +505,12 @@ class Scheduler:
                 continue
             if num_tokens >= request.max_num_tokens:
                 continue  # its last token is on its way
-            if num_tokens > len(request.block_ids) * block_size and not self._grow(
+            group = request.beam_group
+            if group is not None:
+                # Of all beams with the first; the others follow it.
+                if request is group.beams[0] and not self._grow_beams(group, preempted, copies):
+                    break
+            elif num_tokens > len(request.block_ids) * block_size and not self._grow(
                 request, preempted
             ):
                 break
@@ -468,19 +560,30 @@ class Scheduler:
     ) -> int:
         """Appends the next chunk of a request that owns its blocks; tokens taken, 0 for none."""
         start = request.num_computed_tokens
-        num_left = len(request.token_ids) - start
-        num_tokens = self._chunk(num_left, budget, first)
+        num_tokens = self._chunk(request, start, budget, first, spans)
         if num_tokens:
-            spans.append(
-                ScheduledSpan(request, num_tokens, start, request.block_ids, num_tokens == num_left)
-            )
+            spans.append(_prompt_span(request, start, num_tokens))
         return num_tokens
 
-    def _chunk(self, num_left: int, budget: int, first: bool) -> int:
-        """Tokens of a prompt to run now; whole prompts run over the budget only as the `first`."""
-        if self.config.chunked_prefill:
-            return min(num_left, budget)
-        return num_left if num_left <= budget or first else 0
+    def _chunk(
+        self,
+        request: Request,
+        start: int,
+        budget: int,
+        first: bool,
+        spans: Sequence[ScheduledSpan],
+    ) -> int:
+        """Tokens of a prompt to run now; whole prompts run over the budget only as the `first`.
+
+        With logprobs of the prompt it runs in chunks in any case, as its logits take memory.
+        """
+        num_left = len(request.token_ids) - start
+        if _wants_prompt_logits(request):
+            num_left = min(num_left, budget)
+            budget = MAX_PROMPT_LOGITS - sum(span.num_prompt_logits for span in spans)
+        elif not self.config.chunked_prefill:
+            return num_left if num_left <= budget or first else 0
+        return min(num_left, budget)
 
     def _admit(self, budget: int, num_decodes: int, spans: list[ScheduledSpan]) -> None:
         """Moves waiting requests, in order, into the batch while slots, budget and blocks last."""
@@ -488,14 +591,26 @@ class Scheduler:
         # One free block stays for each running request that may still grow: otherwise the
         # newcomer would be preempted, and its prefill lost, within a few steps. A request that
         # is alone has the whole cache and needs none, so this delays but never starves.
-        headroom = sum(len(r.block_ids) < r.max_num_blocks for r in self._running)
-        while self._waiting and budget > 0 and len(self._running) < config.max_num_seqs:
-            request = self._waiting[0]
-            cached, num_cached = blocks.match_prefix(
-                request.token_ids, request.block_digests, request.cache_salt
+        headroom = 0
+        if not config.reserve_full:
+            headroom = sum(
+                r.num_slots * (len(r.block_ids) < r.max_num_blocks) for r in self._running
             )
-            num_left = len(request.token_ids) - num_cached
-            num_tokens = self._chunk(num_left, budget, len(spans) == num_decodes)
+        num_slots = config.max_num_seqs - self.num_running
+        while self._waiting and budget > 0:
+            request = self._waiting[0]
+            num_slots -= request.num_slots
+            if num_slots < 0:
+                return
+            if config.prefix_caching and _waits_for_leader(request, config.block_size):
+                return
+            cached: list[int] = []
+            num_cached = 0
+            if not _wants_prompt_logits(request):
+                cached, num_cached = blocks.match_prefix(
+                    request.token_ids, request.block_digests, request.cache_salt
+                )
+            num_tokens = self._chunk(request, num_cached, budget, len(spans) == num_decodes, spans)
             if num_tokens == 0:
                 return
             num_blocks = (
@@ -503,13 +618,17 @@ class Scheduler:
                 if config.reserve_full
                 else num_blocks_for(len(request.token_ids), config.block_size)
             )
-            grows = num_blocks < request.max_num_blocks
+            grows = request.num_slots * (num_blocks < request.max_num_blocks)
             wanted = headroom + grows if self._running else 0
             if not blocks.can_allocate(num_blocks - len(cached) + wanted, cached):
                 self._head_is_blocked = True
                 return
             blocks.acquire(cached)
             request.block_ids = cached + blocks.allocate(num_blocks - len(cached))
+            if request.beam_group is not None:
+                num_own = num_blocks_for(len(request.token_ids), config.block_size)
+                request.beam_group.spare_block_ids = request.block_ids[num_own:]
+                del request.block_ids[num_own:]
             request.num_computed_tokens = num_cached
             request.num_published_blocks = len(cached)
             if request.first_scheduled_time is None:
@@ -522,22 +641,82 @@ class Scheduler:
             self._running.append(request)
             headroom += grows
             budget -= num_tokens
-            spans.append(
-                ScheduledSpan(
-                    request, num_tokens, num_cached, request.block_ids, num_tokens == num_left
-                )
-            )
+            spans.append(_prompt_span(request, num_cached, num_tokens))
 
     def _grow(self, request: Request, preempted: list[Request]) -> bool:
         """Gives `request` one more block, preempting from the newest; False: itself preempted."""
         while self.block_manager.num_free_blocks == 0:
-            victim = self._running.pop()
-            self._preempt(victim)
-            preempted.append(victim)
-            if victim is request:
+            if self._preempt_newest(preempted) is request:
                 return False
         request.block_ids += self.block_manager.allocate(1)
         return True
+
+    def _grow_beams(
+        self, group: BeamGroup, preempted: list[Request], copies: list[tuple[int, int]]
+    ) -> bool:
+        """Gives each beam a last block of its own, full ones are shared; False: all preempted.
+
+        A beam that needs a new block gets it. Of beams that share a block that is filled in part,
+        all but the last get a copy of it.
+        """
+        blocks, block_size = self.block_manager, self.config.block_size
+        last = [beam.num_computed_tokens // block_size for beam in group.beams]
+        held = [
+            b.block_ids[i] for b, i in zip(group.beams, last, strict=True) if i < len(b.block_ids)
+        ]
+        num_new = len(group.beams) - len(set(held))
+        spare = group.spare_block_ids
+        while len(spare) + blocks.num_free_blocks < num_new:
+            if self._preempt_newest(preempted) is group.request:
+                return False
+        fresh = [spare.pop() for _ in range(min(num_new, len(spare)))]
+        fresh += blocks.allocate(num_new - len(fresh))
+        for beam, index in zip(group.beams, last, strict=True):
+            if index == len(beam.block_ids):
+                beam.block_ids.append(fresh.pop())
+            elif blocks.ref_count(beam.block_ids[index]) > 1:
+                copies.append((beam.block_ids[index], fresh[-1]))
+                blocks.free([beam.block_ids[index]])
+                beam.block_ids[index] = fresh.pop()
+        return True
+
+    def _fork(self, group: BeamGroup, going_on: Sequence[tuple[int, int]]) -> None:
+        """Replaces a group's beams by those that go on: (index of beam, its new token)."""
+        before, beams = group.beams, list[Request]()
+        for index, _ in going_on:
+            beam = before[index]
+            if beam is group.request or beam in beams:
+                self._num_beams += 1
+                beam = beam.fork(-self._num_beams)
+                beam.max_num_blocks = num_blocks_for(beam.max_num_tokens, self.config.block_size)
+                self.block_manager.acquire(beam.block_ids)
+            beams.append(beam)
+        for beam, (_, token_id) in zip(beams, going_on, strict=True):
+            beam.token_ids.append(token_id)
+        first = self._running.index(before[0])
+        self._running[first : first + len(before)] = beams
+        group.beams = beams
+        for beam in before:
+            if beam not in beams:
+                self._drop_beam(beam, group)
+        if self.config.reserve_full:
+            # What the dropped beams alone had is the group's still.
+            spare, own = group.spare_block_ids, {b for beam in beams for b in beam.block_ids}
+            missing = group.request.max_num_blocks - len(own) - len(spare)
+            spare += self.block_manager.allocate(missing)
+
+    def _drop_beam(self, beam: Request, group: BeamGroup) -> None:
+        self._release(beam)
+        if beam is not group.request:
+            beam.status = RequestStatus.FINISHED
+
+    def _end_search(self, group: BeamGroup, now: float) -> None:
+        """Ends a request as its best hypothesis does; the text of a search is known at its end."""
+        request, best = group.request, group.finished[0]
+        request.token_ids += best.token_ids
+        request.token_times = [now] * len(best.token_ids)
+        self.stats.num_output_tokens += sum(len(each.token_ids) for each in group.returned)
+        self._finish(request, best.finish_reason, now)
 
     def _publish(self, request: Request, num_computed: int) -> None:
         """Lets others match the blocks that `num_computed` tokens, all known, fill."""
@@ -562,20 +741,41 @@ class Scheduler:
             self.block_manager.free(request.block_ids[num_blocks:])
             del request.block_ids[num_blocks:]
 
-    def _preempt(self, request: Request) -> None:
-        """Frees the blocks of a request and puts it first in the queue; its tokens stay."""
-        self._release(request)
+    def _preempt_newest(self, preempted: list[Request]) -> Request:
+        """Frees the blocks of the newest running request and puts it first in the queue.
+
+        Its tokens stay, but those of a beam search. Returns it.
+        """
+        request = self._running.pop().owner
+        while self._running and self._running[-1].owner is request:
+            self._running.pop()
+        self._release_all(request)
+        if request.beam_group is not None:
+            request.beam_group.restart()
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         self.stats.num_preemptions += 1
         self._waiting.appendleft(request)
+        preempted.append(request)
+        return request
 
     def _finish(self, request: Request, reason: FinishReason, now: float) -> None:
-        self._release(request)
+        self._release_all(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         request.finish_time = now
         del self._requests[request.request_id]
+
+    def _release_all(self, request: Request) -> None:
+        """Releases an added request, its beams included."""
+        group = request.beam_group
+        if group is None:
+            self._release(request)
+            return
+        for beam in group.beams:
+            self._drop_beam(beam, group)
+        self.block_manager.free(group.spare_block_ids)
+        group.spare_block_ids = []
 
     def _release(self, request: Request) -> None:
         self.block_manager.free(request.block_ids)

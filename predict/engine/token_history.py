@@ -1,4 +1,4 @@
-"""Requests' tokens on a GPU, for the penalties there: see ops.adjust_logits."""
+"""Requests' tokens and rules on a GPU, for what depends on them there: see ops.adjust_logits."""
 
 from __future__ import annotations
 
@@ -10,79 +10,117 @@ import numpy.typing as npt
 
 from predict import cuda
 from predict.device import Device
-from predict.engine.sampler import Adjustment, Row
-from predict.request import Request, RequestStatus
+from predict.engine.logits import UNCHANGED, Adjustment
+from predict.engine.sampler import Row
+from predict.request import Request
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
 NO_SLOT = -1
+RULE_WORDS = 4
+FIRST_RULES_WIDTH = 64  # int32s: ten rules of one token
+
+
+def encoded(adjustment: Adjustment) -> npt.NDArray[np.int32]:
+    """The row of `rules` that an adjustment has (see csrc/include/regatta/adjust_logits.h)."""
+    heads: list[tuple[int, int, int, int]] = []
+    tokens: list[int] = []
+    start = 1 + RULE_WORDS * len(adjustment.rules)
+    for rule in adjustment.rules:
+        bits = int(np.float32(rule.amount).view(np.int32))
+        heads.append((start + len(tokens), len(rule.prefix) + 1, bits, rule.until))
+        tokens += [*rule.prefix, rule.token]
+    words = [len(heads), *(word for head in heads for word in head), *tokens]
+    return np.array(words, np.int32)
 
 
 class TokenHistory:
-    """A row of tokens for each request whose logits depend on them.
+    """A row of tokens and one of rules for each request that changes its logits.
 
     A row is written with the tokens that are known when a request first comes; the operator adds
-    each later one itself. tokens: [num_slots, max_length] int32. counts: [num_rows, vocab_size].
+    each later one itself. tokens: [num_slots, max_length] int32. rules: [num_slots, W] int32, as
+    wide as the largest request needed.
     """
 
-    def __init__(self, device: Device, num_slots: int, max_length: int, vocab_size: int):
+    def __init__(self, device: Device, num_slots: int, max_length: int):
         import paddle
 
-        self.tokens: Tensor = paddle.zeros([num_slots, max_length], "int32", device=device.place())
-        self.counts: Tensor = paddle.zeros([num_slots, vocab_size], "int32", device=device.place())
         self._device = device
-        self._slots: dict[int, tuple[int, Request]] = {}  # by request id
+        self._slots: dict[int, tuple[int, Request, Adjustment]] = {}  # by request id
         self._free = list(range(num_slots))
+        place = device.place()
+        self.tokens: Tensor = paddle.zeros([num_slots, max_length], "int32", device=place)
+        self.rules: Tensor = paddle.zeros([num_slots, FIRST_RULES_WIDTH], "int32", device=place)
 
-    def slot(self, request: Request) -> int:
-        """The row of a running request."""
-        entry = self._slots.get(request.request_id)
-        if entry is None:
-            entry = self._slots[request.request_id] = (self._take_slot(), request)
-            self._write(entry[0], request.token_ids[: request.num_known_tokens])
-        return entry[0]
+    def admit(self, adjustments: Sequence[Adjustment], rows: Sequence[Row]) -> bool:
+        """Gives slots to running requests that have none; whether `rules` became another tensor."""
+        moved = False
+        for adjustment, row in zip(adjustments, rows, strict=True):
+            request = row.request
+            if adjustment is UNCHANGED or request.request_id in self._slots:
+                continue
+            slot = self._take_slot()
+            self._slots[request.request_id] = (slot, request, adjustment)
+            known = np.array(request.token_ids[: request.num_known_tokens], np.int32)
+            self._write(self.tokens, slot, known)
+            words = encoded(adjustment)
+            if len(words) > self.rules.shape[1]:
+                self._widen(len(words))
+                moved = True
+            else:
+                self._write(self.rules, slot, words)
+        return moved
+
+    def write_columns(
+        self,
+        columns: npt.NDArray[np.int32],
+        adjustments: Sequence[Adjustment],
+        rows: Sequence[Row],
+    ) -> None:
+        """Fills `penalties` [8, P] of ops.adjust_logits; rows behind have no work."""
+        columns[:] = 0
+        columns[3] = NO_SLOT
+        for index, (adjustment, row) in enumerate(zip(adjustments, rows, strict=True)):
+            if adjustment is UNCHANGED:
+                continue
+            request, num_drafts = row.request, len(row.drafts)
+            penalties = adjustment.repetition, adjustment.presence, adjustment.frequency
+            columns[:3, index] = np.array(penalties, np.float32).view(np.int32)
+            columns[3:, index] = (
+                self._slots[request.request_id][0],
+                request.num_tokens + num_drafts,
+                request.num_prompt_tokens,
+                1 + num_drafts,
+                adjustment.no_repeat_ngram_size,
+            )
 
     def _take_slot(self) -> int:
         if not self._free:
             # No more requests run than there are slots; one that waits comes back with its tokens.
+            # Whoever is in the batch has blocks.
             gone = [
                 request_id
-                for request_id, (_, request) in self._slots.items()
-                if request.status is not RequestStatus.RUNNING
+                for request_id, (_, request, _) in self._slots.items()
+                if not request.block_ids
             ]
             self._free = [self._slots.pop(request_id)[0] for request_id in gone]
         return self._free.pop()
 
-    def _write(self, slot: int, token_ids: Sequence[int]) -> None:
+    def _widen(self, needed: int) -> None:
         import paddle
 
-        known = paddle.to_tensor(np.array(token_ids, np.int32), place=self._device.place())
-        row = self.tokens.data_ptr() + 4 * slot * self.tokens.shape[1]
+        shape = [self.rules.shape[0], 1 << (needed - 1).bit_length()]
+        self.rules = paddle.zeros(shape, "int32", device=self._device.place())
+        for slot, _, adjustment in self._slots.values():
+            self._write(self.rules, slot, encoded(adjustment))
+
+    def _write(self, table: Tensor, slot: int, words: npt.NDArray[np.int32]) -> None:
+        """Queues the copy of `words` to the front of a table's row."""
+        import paddle
+
+        known = paddle.to_tensor(words, place=self._device.place())
+        row = table.data_ptr() + 4 * slot * table.shape[1]
         cuda.copy_between_addresses(
-            row, known.data_ptr(), 4 * len(token_ids), cuda.current_stream(self._device)
+            row, known.data_ptr(), words.nbytes, cuda.current_stream(self._device)
         )
-
-
-def write_penalties(
-    columns: npt.NDArray[np.int32],
-    bias: npt.NDArray[np.int32],
-    adjustments: Sequence[Adjustment],
-    rows: Sequence[Row],
-    history: TokenHistory,
-) -> None:
-    """Fills `penalties` [8, P] and `bias` [2, K] of ops.adjust_logits; rows behind have no work."""
-    columns[:] = 0
-    columns[3] = NO_SLOT
-    num_pairs = 0
-    for index, (adjustment, row) in enumerate(zip(adjustments, rows, strict=True)):
-        if adjustment.reads_history:
-            request = row.request
-            columns[:3, index] = np.array(adjustment[:3], np.float32).view(np.int32)
-            slot = history.slot(request)
-            columns[3:6, index] = slot, request.num_tokens, request.num_prompt_tokens
-        end = num_pairs + len(adjustment.banned)
-        bias[0, num_pairs:end] = adjustment.banned
-        columns[6:, index] = num_pairs, end
-        num_pairs = end
-    bias[1] = np.array(-np.inf, np.float32).view(np.int32)

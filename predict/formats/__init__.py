@@ -18,7 +18,7 @@ from predict.nn.weights import LinearPlan, WeightPlan, WeightSource
 from predict.quantization import GROUPED, QuantSettings, parse_quant_type
 from predict.schemes import Quantized
 
-__all__ = ["Layout", "layout_of", "with_stored_cache"]
+__all__ = ["Layout", "cache_scheme", "layout_of", "with_stored_cache"]
 
 
 class Layout(Protocol):
@@ -104,23 +104,47 @@ def layout_of(
 
 
 def with_stored_cache(config: EngineConfig, reader: ConfigReader) -> EngineConfig:
-    """The config, with the cache type that the checkpoint's quant_type brings along (a8w8c8).
+    """The config, with the cache type that the checkpoint brings along.
 
     Raises UserError where --cachekv_int8_type asks for another one.
     """
-    stored = quantization_config(reader) or {}
-    if stored.get("quant_method") is not None or "quant_type" not in stored:
-        return config
-    brings = parse_quant_type(str(stored["quant_type"])).cache_type
+    brings = cache_scheme(reader)
     if brings is None or config.cachekv_int8_type == brings:
         return config
     if config.cachekv_int8_type is not None:
         raise UserError(
-            f"{reader.path}: quantization_config says quant_type {stored['quant_type']}, whose "
-            f"cache is {brings}, and --cachekv_int8_type asks for {config.cachekv_int8_type}; "
-            "leave --cachekv_int8_type out"
+            f"{reader.path}: quantization_config brings a model whose cache is {brings}, and "
+            f"--cachekv_int8_type asks for {config.cachekv_int8_type}; leave it out"
         )
     return replace(config, cachekv_int8_type=brings)
+
+
+def cache_scheme(reader: ConfigReader) -> str | None:
+    """The --cachekv_int8_type that config.json brings, or None.
+
+    By PaddleNLP's quant_type (a8w8c8), or compressed-tensors' kv_cache_scheme. Raises UserError
+    where no cache here is like that one.
+    """
+    stored = quantization_config(reader) or {}
+    if stored.get("quant_method") is None:
+        kind = stored.get("quant_type")
+        return None if kind is None else parse_quant_type(str(kind)).cache_type
+    scheme = stored.get("kv_cache_scheme")
+    if scheme is None:
+        return None
+    wanted = {"num_bits": 8, "strategy": "tensor", "dynamic": False, "symmetric": True}
+    kinds = {"float": "fp8", "int": "static"}
+    if not isinstance(scheme, Mapping):
+        raise UserError(f"{reader.path}: kv_cache_scheme is {scheme!r}; it must be an object")
+    given = {name: scheme.get(name, value) for name, value in wanted.items()}
+    kind = scheme.get("type", "int")
+    if given != wanted or kind not in kinds:
+        raise UserError(
+            f"{reader.path}: kv_cache_scheme {dict(scheme)} is not supported (allowed: type float "
+            f"or int, {', '.join(f'{k} {v}' for k, v in wanted.items())}); remove it from "
+            "config.json and choose a cache by --cachekv_int8_type"
+        )
+    return kinds[str(kind)]
 
 
 def quantization_config(reader: ConfigReader) -> Mapping[str, Any] | None:

@@ -49,7 +49,11 @@ INT8_MIN, INT4_MIN = 128, 8  # what is added to signed codes before packing
 class CompressedTensors(Stored):
     """See predict.formats.Layout."""
 
-    ignored = (".bias", ".k_scale", ".v_scale", ".weight_shape")
+    # Scales of the cache are predict.kv_formats.head_scales'.
+    ignored = (
+        *(".bias", ".k_scale", ".v_scale", ".weight_shape"),
+        *(".k_proj.output_scale", ".v_proj.output_scale"),
+    )
 
     def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
         """config: the quantization_config. where: for errors."""

@@ -27,6 +27,7 @@ class Fp8(Stored):
     """See predict.formats.Layout."""
 
     schemes = frozenset({SCHEME})
+    # Scales of the cache are predict.kv_formats.head_scales'.
     ignored = (".bias", ".k_scale", ".v_scale", ".input_scale_ub")
 
     def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import deque
 from collections.abc import Iterable
@@ -118,7 +119,12 @@ class DeviceCheckpointSource(CheckpointSource):
     def __init__(self, checkpoint: Checkpoint, dtype: str, device: Device):
         super().__init__(checkpoint)
         self.dtype = dtype
-        self.uploader = Uploader(device)
+        self.device = device
+
+    @functools.cached_property
+    def uploader(self) -> Uploader:
+        """Made for the first matrix: what is checked before must not cost threads and memory."""
+        return Uploader(self.device)
 
     def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Any:
         """See WeightSource."""
@@ -133,4 +139,5 @@ class DeviceCheckpointSource(CheckpointSource):
 
     def close(self) -> None:
         """See Uploader.close."""
-        self.uploader.close()
+        if "uploader" in vars(self):
+            self.uploader.close()

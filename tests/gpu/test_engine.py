@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import tempfile
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from export.export_model import export_model
-from predict import LLM, SamplingParams
+from predict import LLM, AsyncLLM, EngineConfig, SamplingParams
 from predict import device as devices
 from predict.engine.gpu_runner import GpuRunner
 from predict.errors import UserError
@@ -108,10 +109,23 @@ PENALTIES: dict[str, dict[str, Any]] = {
     "output": {"presence_penalty": 0.6, "frequency_penalty": 0.3},
     "min_length": {"min_length": 6, "stop_token_ids": tuple(range(0, 211, 2))},
     "many_banned": {"min_length": 6, "stop_token_ids": tuple(range(1, 200))},
+    "ngrams": {"no_repeat_ngram_size": 2},
+    "tokens_once": {"no_repeat_ngram_size": 1},
+    "bias": {"logit_bias": {token: (-1.0) ** token * 2 for token in range(0, 200, 3)}},
+    "bad_words": {"bad_words": [(1,), *((a, b) for a in range(0, 211, 2) for b in (3, 8, 50))]},
+    "everything": {
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.2,
+        "no_repeat_ngram_size": 3,
+        "logit_bias": {17: 1.5, 18: -2.0},
+        "bad_words": [(5,), (7, 9)],
+        "min_length": 4,
+        "stop_token_ids": (3, 4),
+    },
 }
 
 
-@pytest.mark.parametrize("form", ["graph", "eager"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", PENALTIES)
 def test_penalties_on_the_device_are_the_hosts(gpu: devices.Device, kind: str, form: str) -> None:
     prompts = golden("llama_gqa")["prompts"] * 2
@@ -131,8 +145,33 @@ def test_penalties_on_the_device_are_the_hosts(gpu: devices.Device, kind: str, f
         else LLM(config("llama_gqa", device=where, **settings))
         for where in ("gpu", "cpu")
     )
-    assert texts(device, prompts, params) == texts(host, prompts, params)
+    wanted = texts(host, prompts, params)
+    assert texts(device, prompts, params) == wanted
     assert texts(device, prompts, params) != texts(device, prompts, plain)
+    # A request with more rules than the table's rows had room for came: graphs recorded before
+    # must not be replayed.
+    assert texts(device, prompts, params) == wanted
+
+
+@pytest.mark.parametrize("kind", PENALTIES)
+def test_penalties_see_the_drafts_before_their_row(gpu: devices.Device, kind: str) -> None:
+    prompts = [[*prompt, *prompt[-20:], *prompt[-20:]] for prompt in golden("llama_gqa")["prompts"]]
+    params = SamplingParams(max_new_tokens=24, temperature=0.0, **PENALTIES[kind])
+    drafts = {"speculate_method": "lookahead", "speculate_max_draft_token_num": 6}
+    plain = LLM(config("llama_gqa", batch_size=3, max_length=200, **SETTINGS))
+    drafting = LLM(config("llama_gqa", batch_size=3, max_length=200, **SETTINGS, **drafts))
+    assert texts(drafting, prompts, params) == texts(plain, prompts, params)
+    assert drafting.stats().num_draft_tokens > 0
+
+
+def test_a_request_with_many_rules_joins_recorded_graphs(gpu: devices.Device) -> None:
+    prompts = golden("llama_gqa")["prompts"][:3]
+    few = SamplingParams(max_new_tokens=12, temperature=0.0, repetition_penalty=1.2)
+    many = dataclasses.replace(few, logit_bias=dict.fromkeys(range(0, 211, 2), 1.0))
+    device = LLM(config("llama_gqa", batch_size=3, **SETTINGS))
+    host = LLM(config("llama_gqa", batch_size=3, device="cpu"))
+    for params in (few, [few, many, few], few):
+        assert texts(device, prompts, params) == texts(host, prompts, params)
 
 
 def texts(
@@ -162,3 +201,83 @@ def test_sampling_repeats_with_its_seed(gpu: devices.Device) -> None:
 def test_plain_operators_are_refused(gpu: devices.Device) -> None:
     with pytest.raises(UserError, match="--append_attn"):
         LLM(config("llama_gqa", device="gpu"))
+
+
+def answer_config(**changes: Any) -> EngineConfig:
+    values: dict[str, Any] = {
+        "model_name_or_path": str(DEMO),
+        "max_length": 256,
+        "block_size": 16,
+        "batch_size": 4,
+        **SETTINGS,
+        **changes,
+    }
+    return EngineConfig(**values)
+
+
+DRAFTS: dict[str, Any] = {"speculate_method": "lookahead", "speculate_max_draft_token_num": 4}
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"max_num_batched_tokens": 24}, {"num_cache_blocks": 17}, DRAFTS]
+)
+def test_logprobs_equal_those_of_the_cpu(gpu: devices.Device, changes: dict[str, Any]) -> None:
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
+    params = [
+        dataclasses.replace(greedy, logprobs=4, prompt_logprobs=2),
+        dataclasses.replace(greedy, logprobs=20, repetition_penalty=1.3, presence_penalty=2.0),
+        dataclasses.replace(greedy, prompt_logprobs=0, frequency_penalty=3.0),
+        greedy,
+    ]
+    prompts = [list(range(100, 170)), [300, 301, 302, 300, 301], list(range(100, 133)), [7]]
+    on_gpu, on_cpu = (
+        LLM(answer_config(device=device, **changes)).generate(prompts, params)
+        for device in ("gpu", "cpu")
+    )
+    for got, wanted in zip(on_gpu, on_cpu, strict=True):
+        assert got.token_ids == wanted.token_ids
+        pairs: list[tuple[Any, Any]] = [(got.outputs[0].logprobs, wanted.outputs[0].logprobs)]
+        pairs.append((got.prompt_logprobs, wanted.prompt_logprobs))
+        for ours, theirs in pairs:
+            assert (ours is None) == (theirs is None)
+            for entry, expected in zip(ours or (), theirs or (), strict=True):
+                assert (entry is None) == (expected is None)
+                if entry is None or expected is None:
+                    continue
+                assert next(iter(entry)) == next(iter(expected))
+                for token in entry.keys() & expected.keys():
+                    assert entry[token].logprob == pytest.approx(expected[token].logprob, abs=2e-3)
+
+
+def test_samples_and_stop_strings_with_steps_ahead(gpu: devices.Device) -> None:
+    llm = LLM(answer_config())
+    prompt = "def binary_search(items, target):"
+    sampled = SamplingParams(temperature=0.9, seed=3, n=3, max_new_tokens=40, ignore_eos=True)
+    (output,) = llm.generate([prompt], sampled)
+    for index, each in enumerate(output.outputs):
+        alone = dataclasses.replace(sampled, n=1, seed=3 + index)
+        stop = each.text[20:25]
+        (stopped,) = llm.generate([prompt], dataclasses.replace(alone, stop=stop))
+        assert stopped.text == each.text[: each.text.index(stop)]
+        assert stopped.token_ids == each.token_ids[: len(stopped.token_ids)]
+        pieces = list(llm.stream(prompt, alone))
+        assert "".join(piece.text for piece in pieces) == each.text
+    assert llm.stats().num_used_blocks == 0
+
+
+def test_an_engine_thread_runs_graphs(gpu: devices.Device) -> None:
+    prompts = ["def add(a, b):", "class Stack:", "import os\n"]
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=20, logprobs=1)
+    expected = LLM(answer_config()).generate(prompts, greedy)
+
+    async def main() -> None:
+        async with AsyncLLM(answer_config()) as llm:
+            outputs = await asyncio.gather(*(llm.generate(p, greedy) for p in prompts))
+            assert [output.text for output in outputs] == [output.text for output in expected]
+            task = asyncio.create_task(llm.generate(prompts[0], greedy))
+            await asyncio.sleep(0.01)
+            task.cancel()
+            while (await llm.stats()).num_used_blocks:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(main())

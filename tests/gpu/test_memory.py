@@ -47,14 +47,15 @@ def settings(folder: Path, model: dict[str, Any], **changes: Any) -> EngineConfi
         (
             {"num_hidden_layers": 64},
             {"batch_size": 512, "max_length": 8192, "attention": "reserved"},
-            r"cache of 4194304 tokens at 262144 bytes each 1024\.00 GiB.*tokens of cache would fit",
+            r"weights .* cache of 4194304 tokens at 262144 bytes each 1024\.00 GiB"
+            r".*tokens of cache would fit",
         ),
         (
             {"num_hidden_layers": 64},
             {"num_cache_blocks": 1 << 17},
-            r"cache of 8388608 tokens.*lower --max_length or --batch_size",
+            r"weights .* cache of 8388608 tokens.*lower --max_length or --batch_size",
         ),
-        ({}, {"gpu_memory_utilization": 0.003}, r"raise --gpu_memory_utilization"),
+        ({}, {"gpu_memory_utilization": 0.003}, r"weights .* raise --gpu_memory_utilization"),
     ],
 )
 def test_what_cannot_fit_is_refused_before_it_is_made(

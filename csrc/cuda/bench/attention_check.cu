@@ -1,5 +1,5 @@
-// Checks and times paged_attention: attention_check [check|small|bench [prefill|decode|latency]].
-// No framework.
+// Checks and times paged_attention: attention_check [check|small [FORMAT]|bench
+// [prefill|decode|latency]|profile [prefill|FORMAT]]. No framework.
 //
 // check: odd shapes against a float64 CPU reference over sampled rows; unused cache slots and the
 // output hold NaN beforehand; rope_and_paged_attention() against its two parts. small: few of them,
@@ -494,7 +494,8 @@ void check_fused(const Case& c, int rotary, bool norms) {
   }
 }
 
-void check_all(bool small) {
+// only: one format of the cache, and of dense ones nothing; null: everything.
+void check_all(bool small, const KvFormat* only = nullptr) {
   const std::vector<Span> odd = {{0, 0},  {1, 1},   {1, 15},  {1, 16},  {1, 17}, {1, 63},  {1, 64},
                                  {1, 65}, {1, 127}, {1, 129}, {1, 300}, {0, 0},  {1, 1000}};
   const std::vector<Span> prompts = {{1, 1},   {5, 5},     {63, 63},   {64, 64},
@@ -521,6 +522,7 @@ void check_all(bool small) {
     if (!small) cases.push_back({"4k and 32k, window", longer, 8, 2, dim, 32, 1000});
   }
   if (!small) cases.push_back({"128k", very_long, 8, 2, 128, 64});
+  if (only != nullptr) cases.clear();
   for (const Case& c : cases) {
     for (const char* kernel : {"sm90", "sm80"}) {
       check<__nv_bfloat16>(c, kernel, 6e-3);
@@ -529,6 +531,7 @@ void check_all(bool small) {
     if (c.heads == 8 && c.name != "128k") check<float>(c, "generic", 1e-5);
   }
   for (int window : {-1, 20}) {
+    if (only != nullptr) break;
     Case c{"trees", {{7, 7}, {1, 40}, {32, 300}, {0, 0}, {12, 1200}, {300, 400}},
            8,       2,
            128,     32,
@@ -547,35 +550,32 @@ void check_all(bool small) {
   const KvFormat formats[] = {KvFormat::kDense, KvFormat::kInt8Static, KvFormat::kInt8Dynamic,
                               KvFormat::kFp8, KvFormat::kInt4};
   for (KvFormat format : formats) {
+    if (only != nullptr && format != *only) continue;
     for (int dim : {64, 80, 96, 128, 256}) {
       int which = 0;
       for (Heads h : {Heads{4, 4}, Heads{8, 2}, Heads{14, 2}, Heads{16, 2}, Heads{20, 1}}) {
         const int block = 16 << which++ % 4;
-        const bool tensor = format != KvFormat::kInt4 || dim % 32 == 0;
         if (format != KvFormat::kDense && h.heads != 8 && h.heads != 14 && h.heads != 20) continue;
         for (int window : {-1, 100}) {
           Case c{"ones", ones, h.heads, h.kv_heads, dim, block, window, 3, format};
           check_fused<__nv_bfloat16>(c, dim, false);
           check_fused<__half>(c, dim == 128 ? 64 : dim, true);
           if (format == KvFormat::kDense) continue;
-          if (tensor) check<__nv_bfloat16>(c, "sm90", 6e-3);
-          if (tensor) check<__half>(c, "sm90", 2e-3);
+          check<__nv_bfloat16>(c, "sm90", 6e-3);
+          check<__half>(c, "sm90", 2e-3);
           c.name = "drafts", c.spans = drafts;
-          if (tensor) check<__nv_bfloat16>(c, "sm90", 6e-3);
+          check<__nv_bfloat16>(c, "sm90", 6e-3);
           c.name = "mixed", c.spans = mixed;
           check<__nv_bfloat16>(c, "generic", 6e-3);
-          if (dim == 64 || dim == 128 || dim == 256) {
-            check<__nv_bfloat16>(c, "sm90", 8e-3);
-            check<__half>(c, "sm90", 2e-3);
-            c.name = "prompts", c.spans = prompts;
-            check<__nv_bfloat16>(c, "sm90", 8e-3);
-          }
+          check<__nv_bfloat16>(c, "sm90", 8e-3);
+          check<__half>(c, "sm90", 2e-3);
+          c.name = "prompts", c.spans = prompts;
+          check<__nv_bfloat16>(c, "sm90", 8e-3);
           if (small || h.heads != 8) break;
         }
         if (small) break;
       }
       if (small || format == KvFormat::kDense) continue;
-      if (format == KvFormat::kInt4 && dim % 32 != 0) continue;
       Case c{"4k and 32k", {{1, 4096}, {1, 32768}, {1, 4097}}, 8, 2, dim, 64, -1, 0, format};
       check<__nv_bfloat16>(c, "sm90", 6e-3);
     }
@@ -784,6 +784,9 @@ void bench_latency() {
   for (int length : {128, 1024, 4096}) bench_chain(1, length, 50);
   for (int batch : {8, 32}) bench_chain(batch, 1024, 50);
   bench_chain(1, 1024, 50, KvFormat::kInt8Static);
+  for (KvFormat format : {KvFormat::kDense, KvFormat::kFp8, KvFormat::kInt8Dynamic, KvFormat::kInt4}) {
+    bench_chain(64, 4096, 50, format);
+  }
   for (int batch : {1, 2, 4, 8, 16, 32}) {
     for (int length : {128, 1024, 4096}) bench_decode(32, 8, 128, batch, length, 64);
   }
@@ -801,10 +804,13 @@ void bench_bandwidth() {
   for (KvFormat format :
        {KvFormat::kInt8Static, KvFormat::kInt8Dynamic, KvFormat::kFp8, KvFormat::kInt4}) {
     bench_decode(32, 8, 128, 1, 1024, 64, format);
-    bench_decode(32, 8, 128, 64, 4096, 64, format);
+    bench_decode(32, 8, 128, 1, 32768, 64, format);
+    for (int batch : {16, 64, 128}) bench_decode(32, 8, 128, batch, 4096, 64, format);
+    bench_decode(32, 8, 128, 128, 1024, 16, format);
+    for (int dim : {64, 80, 96, 256}) bench_decode(32, 8, dim, 64, 4096, 64, format);
   }
   bench_decode(32, 8, 128, 64, 4096, 16);
-  for (int dim : {64, 96, 256}) bench_decode(32, 8, dim, 64, 4096, 64);
+  for (int dim : {64, 80, 96, 256}) bench_decode(32, 8, dim, 64, 4096, 64);
   bench_decode(32, 32, 128, 16, 4096, 64);
   bench_decode(64, 4, 128, 64, 4096, 64);
   bench_decode(14, 2, 64, 64, 1024, 64);
@@ -814,13 +820,14 @@ void bench_prefills(const char* kernel) {
   for (int length : {1024, 4096, 8192}) bench_prefill(kernel, 32, 8, 128, 1, length, 64);
   bench_prefill(kernel, 32, 32, 128, 1, 8192, 64);
   bench_prefill(kernel, 32, 8, 128, 16, 512, 64);
-  bench_prefill(kernel, 32, 8, 64, 1, 8192, 64);
+  for (int dim : {64, 80, 96}) bench_prefill(kernel, 32, 8, dim, 1, 8192, 64);
   bench_prefill(kernel, 16, 8, 256, 1, 8192, 64);
   bench_prefill(kernel, 32, 8, 128, 1, 8192, 16);
   if (std::string(kernel) != "sm90") return;
   for (KvFormat format :
        {KvFormat::kInt8Static, KvFormat::kInt8Dynamic, KvFormat::kFp8, KvFormat::kInt4}) {
-    bench_prefill(kernel, 32, 8, 128, 1, 8192, 64, format);
+    for (int dim : {64, 80, 96, 128, 256}) bench_prefill(kernel, 32, 8, dim, 1, 8192, 64, format);
+    bench_prefill(kernel, 32, 8, 128, 16, 512, 64, format);
   }
 }
 
@@ -840,9 +847,11 @@ int main(int argc, char** argv) {
     if (what == "all") bench_prefills("sm80");
   } else if (mode == "profile") {  // one shape, for ncu
     if (what == "prefill") bench_prefill("sm90", 32, 8, 128, 16, 512, 64);
-    if (what == "decode") bench_decode(32, 8, 128, 64, 4096, 64);
+    KvFormat format;
+    if (parse_kv_format(what.c_str(), &format)) bench_decode(32, 8, 128, 64, 4096, 64, format);
   } else {
-    check_all(mode == "small");
+    KvFormat only;
+    check_all(mode == "small", parse_kv_format(what.c_str(), &only) ? &only : nullptr);
   }
   return failures != 0;
 }

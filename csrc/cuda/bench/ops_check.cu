@@ -1,4 +1,4 @@
-// Checks and times the small operators: ops_check [check|bench|small]. No framework.
+// Checks and times the small operators: ops_check [check|bench [TOKENS]|small]. No framework.
 //
 // embedding / gather_rows, rms_norm, silu_mul, rope_and_cache_write against float64, sample against
 // the definition in regatta/sample.h. small: few shapes, for compute-sanitizer.
@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <numeric>
 #include <random>
@@ -299,7 +300,7 @@ void check_rope(int tokens, int heads, int kv_heads, int dim, int rotary, int bl
 struct Draw {
   float temperature;
   int top_k;
-  float top_p, min_p;
+  float top_p, min_p, typical_p = 1;
 };
 
 // Whether `token` is what the definition draws, up to `slack` of the kept mass.
@@ -312,20 +313,51 @@ bool is_drawn(const float* logits, int vocab, const Draw& d, float u, int token,
   int kept = 0;
   std::vector<double> end;
   double mass = 0;
-  const int limit = d.top_k > 0 ? std::min(d.top_k, vocab) : vocab;
-  for (; kept < limit; ++kept) {
+  for (; kept < vocab; ++kept) {
     const float x = (logits[order[kept]] - top) / d.temperature;
     if (logits[order[kept]] == -INFINITY) break;
-    if (d.min_p > 0 && -x > -std::log(d.min_p)) break;
-    mass += std::exp(x);
+    mass += std::exp(static_cast<double>(x));
     end.push_back(mass);
   }
+  if (d.top_k > 0 && d.top_k < kept) mass = end[d.top_k - 1];
   double nucleus = mass;
   if (d.top_p < 1) {
     const double target = d.top_p * mass;
     nucleus = *std::lower_bound(end.begin(), end.end(), target);
   }
-  const double target = u * nucleus;
+  auto distance = [&](size_t i) { return double((top - logits[order[i]]) / d.temperature); };
+  double above = 0;  // mass in front of the first kept token
+  if (d.min_p > 0) {
+    double within = 0;
+    for (size_t i = 0; i < end.size() && distance(i) <= -std::log(d.min_p); ++i) within = end[i];
+    nucleus = std::min(nucleus, within);
+  }
+  if (d.typical_p < 1) {
+    size_t size = std::lower_bound(end.begin(), end.end(), nucleus) - end.begin() + 1;
+    for (; size < end.size() && logits[order[size]] == logits[order[size - 1]]; ++size) {
+    }
+    double mean = 0, total = end[size - 1];
+    for (size_t i = 0; i < size; ++i) mean += std::exp(-distance(i)) * distance(i) / total;
+    std::vector<size_t> typical(size);
+    std::iota(typical.begin(), typical.end(), 0);
+    auto surprise = [&](size_t i) { return std::abs(distance(i) - mean); };
+    std::stable_sort(typical.begin(), typical.end(),
+                     [&](size_t a, size_t b) { return surprise(a) < surprise(b); });
+    double sum = 0;
+    size_t last = 0;
+    for (; last < size; ++last) {
+      sum += std::exp(-distance(typical[last]));
+      if (sum >= d.typical_p * total) break;
+    }
+    const double radius = surprise(typical[std::min(last, size - 1)]) * (1 + 1e-9);
+    size_t first = 0;
+    while (surprise(first) > radius) ++first;
+    size_t behind = first;
+    while (behind < size && surprise(behind) <= radius) ++behind;
+    above = first > 0 ? end[first - 1] : 0;
+    nucleus = end[behind - 1] - above;
+  }
+  const double target = above + u * nucleus;
   for (size_t i = 0; i < end.size(); ++i) {
     if (order[i] == token) {
       const double begin = i ? end[i - 1] : 0;
@@ -355,26 +387,29 @@ void fill_logits(std::vector<float>& x, int vocab, Kind kind) {
 
 void check_sample(int rows, int vocab, Kind kind, const Draw& d) {
   Buffer<float> logits(size_t(rows) * vocab), temperature(rows), top_p(rows), min_p(rows);
+  Buffer<float> typical_p(rows);
   Buffer<int32_t> top_k(rows), tokens(rows);
   Buffer<int64_t> seeds(rows), offsets(rows);
   fill_logits(logits.host, vocab, kind);
   if (vocab > 5) logits.host[3] = logits.host[1];
   for (int r = 0; r < rows; ++r) {
     temperature.host[r] = d.temperature, top_k.host[r] = d.top_k, top_p.host[r] = d.top_p;
-    min_p.host[r] = d.min_p;
+    min_p.host[r] = d.min_p, typical_p.host[r] = d.typical_p;
     seeds.host[r] = int64_t(rng()) << 20 ^ rng(), offsets.host[r] = r * 7 + 1;
   }
   logits.upload(), temperature.upload(), top_p.upload(), min_p.upload(), top_k.upload();
-  seeds.upload(), offsets.upload();
+  seeds.upload(), offsets.upload(), typical_p.upload();
   SampleParams p;
   p.logits = logits.device, p.temperature = temperature.device, p.top_k = top_k.device;
   p.top_p = top_p.device, p.seeds = seeds.device, p.offsets = offsets.device;
   p.token_ids = tokens.device, p.num_rows = rows, p.vocab_size = vocab;
-  must(cuda::sample(p, d.min_p > 0 ? min_p.device : nullptr, {nullptr, true}));
+  if (d.min_p > 0) p.min_p = min_p.device;
+  if (d.typical_p < 1) p.typical_p = typical_p.device;
+  must(cuda::sample(p, {nullptr, true}));
   CHECK(cudaDeviceSynchronize());
   tokens.download();
   const std::vector<int32_t> once = tokens.host;
-  must(cuda::sample(p, d.min_p > 0 ? min_p.device : nullptr, {nullptr, true}));
+  must(cuda::sample(p, {nullptr, true}));
   CHECK(cudaDeviceSynchronize());
   tokens.download();
   int wrong = 0, differ = 0, rounded = 0;
@@ -382,20 +417,132 @@ void check_sample(int rows, int vocab, Kind kind, const Draw& d) {
   for (int r = 0; r < rows; ++r) {
     const float u = philox_uniform(seeds.host[r], offsets.host[r]);
     const float* row = &logits.host[size_t(r) * vocab];
-    const bool close = is_drawn(row, vocab, d, u, once[r], 1e-6);
+    // Where the typical ones end, rounding may take or leave a token.
+    const bool close = is_drawn(row, vocab, d, u, once[r], d.typical_p < 1 ? 3e-5 : 1e-6);
     rounded += close && !is_drawn(row, vocab, d, u, once[r], 0);
     wrong += !close;
   }
   for (int r = 0; r < rows; ++r) differ += once[r] != tokens.host[r];
   char name[160];
   std::snprintf(name, sizeof name,
-                "sample %3d x %6d %-6s T %.3g k %d p %.2f min_p %.2f%s (%d by rounding)", rows,
-                vocab, kKindNames[kind], d.temperature, d.top_k, d.top_p, d.min_p,
+                "sample %3d x %6d %-6s T %.3g k %d p %.2f min_p %.2f typical %.2f%s (%d by rounding)",
+                rows, vocab, kKindNames[kind], d.temperature, d.top_k, d.top_p, d.min_p, d.typical_p,
                 differ ? " NOT REPEATABLE" : "", rounded);
   report(name, wrong + differ, 0.5);
 }
 
+struct Rule {
+  std::vector<int> tokens;
+  float amount;
+  int until;
+};
+
+// Each request has `num_drafts` rows behind the one of its last token.
+void check_adjust(int requests, int num_drafts, int vocab, int length, int alphabet, int ngram) {
+  const int per = 1 + num_drafts, rows = requests * per, slots = requests + 3, width = 64;
+  const int max_length = length + num_drafts + 5;
+  Buffer<float> logits(size_t(rows) * vocab);
+  Buffer<int32_t> columns(size_t(8) * rows), ids(rows), indices(rows);
+  Buffer<int32_t> history(size_t(slots) * max_length), rules(size_t(slots) * width);
+  fill_logits(logits.host, vocab, kNormal);
+  std::vector<float> wanted(logits.host);
+  std::fill(history.host.begin(), history.host.end(), -77);
+  auto put = [&](int row, int column, float x) {
+    std::memcpy(&columns.host[size_t(column) * rows + row], &x, 4);
+  };
+  std::vector<std::vector<int>> texts(requests);
+  for (int q = 0; q < requests; ++q) {
+    std::vector<int>& text = texts[q];
+    const int slot = slots - 1 - q, num_prompt = length * 2 / 3;
+    for (int i = 0; i < length + num_drafts; ++i) text.push_back(rng() % alphabet);
+    // What is new in this step is in the step's input only.
+    std::copy_n(text.begin(), length - 1, &history.host[size_t(slot) * max_length]);
+    const int last = text[length - 1], draft = text.back();
+    const std::vector<Rule> all = {{{5 % vocab}, 2.5f, 1 << 30},
+                                   {{last, 3 % vocab}, -INFINITY, 1 << 30},
+                                   {{draft, 4 % vocab}, -1.5f, 1 << 30},
+                                   {{alphabet + 1, last, 2 % vocab}, 9.f, 1 << 30},
+                                   {{1 % vocab}, -INFINITY, length - num_prompt + 1},
+                                   {{vocab}, 1.f, 1 << 30}};
+    int32_t* words = &rules.host[size_t(slot) * width];
+    int at = 1 + 4 * int(all.size());
+    words[0] = int(all.size());
+    for (size_t i = 0; i < all.size(); ++i) {
+      words[1 + 4 * i] = at, words[2 + 4 * i] = int(all[i].tokens.size());
+      std::memcpy(&words[3 + 4 * i], &all[i].amount, 4);
+      words[4 + 4 * i] = all[i].until;
+      for (int token : all[i].tokens) words[at++] = token;
+    }
+    const bool idle = q % 5 == 4;
+    for (int j = 0; j < per; ++j) {
+      const int row = q * per + j, size = length + j;
+      const float repetition = q % 3 ? 1.3f : 1.f, presence = q % 2 ? 0.5f : 0.f;
+      const float frequency = q % 3 == 2 ? 0.25f : 0.f;
+      put(row, 0, repetition), put(row, 1, presence), put(row, 2, frequency);
+      columns.host[3 * rows + row] = idle ? -1 : slot;
+      columns.host[4 * rows + row] = size, columns.host[5 * rows + row] = num_prompt;
+      columns.host[6 * rows + row] = 1 + j, columns.host[7 * rows + row] = q % 4 ? ngram : 0;
+      ids.host[row] = text[size - 1], indices.host[row] = row;
+      if (idle) continue;
+      float* x = &wanted[size_t(row) * vocab];
+      for (const Rule& rule : all) {
+        const int prefix = int(rule.tokens.size()) - 1;
+        if (size - num_prompt >= rule.until || prefix > size || rule.tokens.back() >= vocab) continue;
+        if (std::equal(rule.tokens.begin(), rule.tokens.end() - 1, text.begin() + size - prefix))
+          x[rule.tokens.back()] += rule.amount;
+      }
+      std::vector<int> seen(vocab, 0), output(vocab, 0);
+      for (int i = 0; i < size; ++i) ++seen[text[i]], output[text[i]] += i >= num_prompt;
+      for (int t = 0; t < vocab; ++t) {
+        if (seen[t]) x[t] = x[t] > 0 ? x[t] / repetition : x[t] * repetition;
+        if (output[t]) x[t] -= presence + frequency * output[t];
+      }
+      const int n = columns.host[7 * rows + row];
+      for (int i = 0; n > 0 && i + n <= size; ++i) {
+        if (std::equal(text.begin() + i, text.begin() + i + n - 1, text.begin() + size - n + 1))
+          x[text[i + n - 1]] = -INFINITY;
+      }
+    }
+  }
+  logits.upload(), columns.upload(), ids.upload(), indices.upload(), history.upload();
+  rules.upload();
+  AdjustLogitsParams p;
+  p.logits = logits.device;
+  p.repetition = reinterpret_cast<const float*>(columns.device);
+  p.presence = p.repetition + rows, p.frequency = p.presence + rows;
+  p.slot = columns.device + 3 * rows, p.length = p.slot + rows, p.num_prompt = p.length + rows;
+  p.num_new = p.num_prompt + rows, p.no_repeat_ngram_size = p.num_new + rows;
+  p.token_ids = ids.device, p.logit_indices = indices.device, p.history = history.device;
+  p.rules = rules.device, p.num_rows = rows, p.vocab_size = vocab, p.max_length = max_length;
+  p.rules_width = width;
+  must(cuda::adjust_logits(p, {nullptr, true}));
+  CHECK(cudaDeviceSynchronize());
+  logits.download(), history.download();
+  int wrong = 0;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const float got = logits.host[i], want = wanted[i];
+    wrong += !(got == want || std::abs(got - want) <= 1e-5f * (1 + std::abs(want)));
+  }
+  for (int q = 0; q < requests; ++q) {
+    if (q % 5 == 4) continue;
+    wrong += !std::equal(texts[q].begin(), texts[q].end(),
+                         &history.host[size_t(slots - 1 - q) * max_length]);
+  }
+  char name[160];
+  std::snprintf(name, sizeof name, "adjust %3d rows of %d x %6d, %5d tokens of %5d, n-grams of %d",
+                requests, per, vocab, length, alphabet, ngram);
+  report(name, wrong, 0.5);
+}
+
 void check_all(bool small) {
+  for (int drafts : {0, 3}) {
+    for (int length : {1, 2, 7, 100, 3000, 9001}) {
+      if (small && length > 100) continue;
+      check_adjust(11, drafts, 200, length, 7, 3);
+      check_adjust(11, drafts, 200, length, 199, 1);
+      check_adjust(6, drafts, 33000, length, 32000, 2);
+    }
+  }
   auto each = [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     for (int hidden : {896, 4096, 5120, 100, 77}) {
@@ -431,7 +578,9 @@ void check_all(bool small) {
   const Draw draws[] = {{0, 0, 1, 0},          {1, 1, 1, 0},         {1, 0, 1, 0},
                         {0.7f, 50, 0.9f, 0},   {1, 0, 0.9f, 0},      {1, 3, 1, 0},
                         {1.3f, 1000, 0.5f, 0}, {1, 0, 0.95f, 0.05f}, {1, 0, 0, 0},
-                        {0.01f, 0, 0.9f, 0},   {50, 20000, 0.8f, 0}};
+                        {0.01f, 0, 0.9f, 0},   {50, 20000, 0.8f, 0},  {1, 0, 1, 0.01f},
+                        {2, 40, 0.9f, 0.2f},   {1, 0, 1, 0, 0.5f},    {0.8f, 0, 1, 0, 0.95f},
+                        {1, 50, 0.9f, 0, 0.3f}, {1.5f, 0, 0.9f, 0.02f, 0.8f}};
   for (const Draw& d : draws) {
     for (int vocab : {1, 2, 5, 1000, 32000, 128256}) {
       if (small && vocab > 1000) continue;
@@ -476,10 +625,10 @@ double time_calls(const std::function<void(int, cudaStream_t)>& call, int calls 
   return times[times.size() / 2];
 }
 
-void bench_all() {
+void bench_all(const std::vector<int>& lengths) {
   using T = __nv_bfloat16;
   const DType dtype = DType::kBFloat16;
-  for (int tokens : {1, 32, 128, 8192}) {
+  for (int tokens : lengths) {
     const int hidden = 4096, inner = 14336, heads = 32, kv = 8, dim = 128;
     const int copies = tokens > 1000 ? 3 : 8;
     Buffer<T> x(size_t(copies) * tokens * hidden), w(hidden), r(size_t(copies) * tokens * hidden);
@@ -530,9 +679,39 @@ void bench_all() {
                 4.0 * tokens * hidden / us / 1e6);
   }
   const int vocab = 128256;
+  for (int rows : {1, 64, 256}) {
+    for (int length : {200, 2000, 8000}) {
+      Buffer<float> logits(size_t(rows) * vocab);
+      Buffer<int32_t> columns(size_t(8) * rows), ids(rows), indices(rows);
+      Buffer<int32_t> history(size_t(rows) * 8192), rules(size_t(rows) * 64);
+      for (int32_t& token : history.host) token = rng() % vocab;
+      const float ones[3] = {1.1f, 0.1f, 0.1f};
+      for (int r = 0; r < rows; ++r) {
+        for (int i = 0; i < 3; ++i) std::memcpy(&columns.host[i * rows + r], &ones[i], 4);
+        columns.host[3 * rows + r] = indices.host[r] = r, columns.host[4 * rows + r] = length;
+        columns.host[5 * rows + r] = length / 2, columns.host[6 * rows + r] = 1;
+        columns.host[7 * rows + r] = 3;
+      }
+      logits.upload(), columns.upload(), ids.upload(), indices.upload(), history.upload();
+      rules.upload();
+      AdjustLogitsParams p;
+      p.logits = logits.device;
+      p.repetition = reinterpret_cast<const float*>(columns.device);
+      p.presence = p.repetition + rows, p.frequency = p.presence + rows;
+      p.slot = columns.device + 3 * rows, p.length = p.slot + rows, p.num_prompt = p.length + rows;
+      p.num_new = p.num_prompt + rows, p.no_repeat_ngram_size = p.num_new + rows;
+      p.token_ids = ids.device, p.logit_indices = indices.device, p.history = history.device;
+      p.rules = rules.device, p.num_rows = rows, p.vocab_size = vocab, p.max_length = 8192;
+      p.rules_width = 64;
+      const double us =
+          time_calls([&](int, cudaStream_t s) { must(cuda::adjust_logits(p, {s, true})); });
+      std::printf("adjust %3d x %d, %4d tokens, penalties and 3-grams: %7.2f us\n", rows, vocab,
+                  length, us);
+    }
+  }
   for (Kind kind : {kNormal, kPeaked}) {
     for (int rows : {1, 8, 32, 64, 128, 256}) {
-      Buffer<float> logits(size_t(rows) * vocab), temperature(rows), top_p(rows);
+      Buffer<float> logits(size_t(rows) * vocab), temperature(rows), top_p(rows), typical_p(rows);
       Buffer<int32_t> top_k(rows), tokens(rows);
       Buffer<int64_t> seeds(rows), offsets(rows);
       std::vector<float> one(vocab * 4);
@@ -542,19 +721,24 @@ void bench_all() {
       logits.upload();
       std::printf("sample %-6s %3d x 128256:", kKindNames[kind], rows);
       for (const Draw& d :
-           {Draw{0, 0, 1, 0}, Draw{1, 0, 1, 0}, Draw{1, 0, 0.9f, 0}, Draw{0.7f, 50, 0.9f, 0}}) {
+           {Draw{0, 0, 1, 0}, Draw{1, 0, 1, 0}, Draw{1, 0, 0.9f, 0}, Draw{0.7f, 50, 0.9f, 0},
+            Draw{1, 0, 1, 0, 0.9f}}) {
         for (int r = 0; r < rows; ++r) {
+          typical_p.host[r] = d.typical_p;
           temperature.host[r] = d.temperature, top_k.host[r] = d.top_k, top_p.host[r] = d.top_p;
           seeds.host[r] = r, offsets.host[r] = r;
         }
         temperature.upload(), top_p.upload(), top_k.upload(), seeds.upload(), offsets.upload();
+        typical_p.upload();
         SampleParams p;
+        p.typical_p = typical_p.device;
         p.logits = logits.device, p.temperature = temperature.device, p.top_k = top_k.device;
         p.top_p = top_p.device, p.seeds = seeds.device, p.offsets = offsets.device;
         p.token_ids = tokens.device, p.num_rows = rows, p.vocab_size = vocab;
         const double us =
-            time_calls([&](int, cudaStream_t s) { must(cuda::sample(p, nullptr, {s, true})); });
-        std::printf("  T %.1f k %2d p %.1f %7.2f us", d.temperature, d.top_k, d.top_p, us);
+            time_calls([&](int, cudaStream_t s) { must(cuda::sample(p, {s, true})); });
+        std::printf("  T %.1f k %2d p %.1f typical %.1f %7.2f us", d.temperature, d.top_k,
+                    d.top_p, d.typical_p, us);
       }
       std::printf("\n");
     }
@@ -566,7 +750,7 @@ void bench_all() {
 int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "check";
   if (mode == "bench") {
-    bench_all();
+    bench_all(argc > 2 ? std::vector<int>{std::atoi(argv[2])} : std::vector<int>{1, 32, 128, 8192});
   } else {
     check_all(mode == "small");
   }

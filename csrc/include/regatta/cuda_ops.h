@@ -11,9 +11,12 @@
 
 #include "regatta/adjust_logits.h"
 #include "regatta/attention.h"
+#include "regatta/copy_blocks.h"
 #include "regatta/embedding.h"
+#include "regatta/likeliest.h"
 #include "regatta/linear.h"
 #include "regatta/logits.h"
+#include "regatta/logprobs.h"
 #include "regatta/mlp_block.h"
 #include "regatta/pack_dense.h"
 #include "regatta/rms_norm.h"
@@ -90,8 +93,16 @@ Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t nu
 Status adjust_logits(const AdjustLogitsParams& params, const Launch& launch);
 
 // A row that cannot be drawn from (NaN logits, no finite largest logit) gets token -1.
-// min_p: [L] in [0, 1] or null; tokens below min_p times the likeliest one are excluded first.
-Status sample(const SampleParams& params, const float* min_p, const Launch& launch);
+Status sample(const SampleParams& params, const Launch& launch);
+
+Status logprobs(const LogprobsParams& params, const Launch& launch);
+
+// params.copies is host memory; what it names is read before the call returns.
+Status copy_blocks(const CopyBlocksParams& params, const Launch& launch);
+
+// The rows of params.logits become log-probabilities, in place; nothing is found.
+Status log_softmax(const LikeliestParams& params, const Launch& launch);
+Status likeliest(const LikeliestParams& params, const Launch& launch);
 
 // The composed operators. Dense weights are single tensors [out_features, in_features], row-major,
 // as checkpoints store them; quantized ones are what regatta_pack_quantized leaves and the scheme's

@@ -1,0 +1,311 @@
+"""AsyncLLM: one LLM on a thread of its own, for any number of asyncio tasks.
+
+The thread owns the LLM and runs its engine; tasks leave commands for it in a queue, which it
+empties between steps, and it sends each answer's pieces to the event loop that asked for them, once
+per step. Nothing else is shared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import cast
+
+from predict.config import EngineConfig
+from predict.llm import LLM, Conversation, EngineStats, Prompt, check_streamed
+from predict.request import RequestOutput, SamplingParams
+from predict.samples import Samples, StreamOutput
+
+Event = StreamOutput | RequestOutput | BaseException  # the last two are an answer's last ones
+Command = Callable[[LLM], None]
+
+
+class AsyncAnswer:
+    """The answers to one prompt that was added: iterate over its pieces, or await `output`.
+
+    One of the two, by one task. Both raise ValueError when an answer fails, RuntimeError when the
+    engine's thread has ended.
+    """
+
+    def __init__(self, llm: AsyncLLM, samples: Samples, streamed: bool):
+        """streamed: its pieces are sent, not the end alone."""
+        self._llm = llm
+        self._samples = samples
+        self._streamed = streamed
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self.request_id = samples.requests[0].request_id
+
+    async def __aiter__(self) -> AsyncIterator[StreamOutput]:
+        while True:
+            event = await self._next()
+            if isinstance(event, RequestOutput):
+                return
+            yield event
+
+    async def output(self) -> RequestOutput:
+        """All of it, once it is finished."""
+        while True:
+            event = await self._next()
+            if isinstance(event, RequestOutput):
+                return event
+
+    def abort(self) -> None:
+        """Ends it, with finish_reason "abort" where it was not finished; returns at once."""
+        self._llm.abort(self.request_id)
+
+    async def _next(self) -> StreamOutput | RequestOutput:
+        event = await self._events.get()
+        if isinstance(event, BaseException):
+            raise event
+        return event
+
+
+class AsyncLLM:
+    """Answers prompts of many asyncio tasks with one model.
+
+    Close it, or use it with `async with`. Requests run together in one batch, and one's failure,
+    abort or cancellation does not touch the others. When the engine itself fails, all unfinished
+    requests and all later calls raise RuntimeError with its cause. May be used from several event
+    loops.
+    """
+
+    def __init__(self, config: EngineConfig, make_llm: Callable[[EngineConfig], LLM] = LLM):
+        """Loads the model, and returns when it is ready; in a running event loop use `load`.
+
+        Raises what LLM raises. make_llm: makes the LLM, on the engine's thread.
+        """
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._answers: dict[int, AsyncAnswer] = {}  # unfinished, by request id; the thread's
+        self._closing = False  # written by the thread
+        self._ended: BaseException | None = None  # why the thread has ended
+        self._lock = threading.Lock()  # of `_ended` against commands that come too late
+        self._ready = threading.Event()
+        self._llm: LLM | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(config, make_llm), name="regatta-engine", daemon=True
+        )
+        self._thread.start()
+        self._ready.wait()
+        if self._llm is None:
+            assert self._ended is not None
+            raise self._ended
+        # Before Paddle is taken down, which a running step would not survive.
+        atexit.register(self.close)
+
+    @classmethod
+    async def load(cls, config: EngineConfig) -> AsyncLLM:
+        """An AsyncLLM, without blocking the event loop while it loads."""
+        return await asyncio.to_thread(cls, config)
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def add(self, prompt: Prompt, sampling_params: SamplingParams) -> AsyncAnswer:
+        """Queues a prompt; raises UserError for parameters or a prompt that the model cannot take.
+
+        What only the engine knows, as a prompt too long, is raised by the answer.
+        """
+        return self._start(prompt, sampling_params, streamed=True)
+
+    def _start(
+        self, prompt: Prompt, sampling_params: SamplingParams, streamed: bool
+    ) -> AsyncAnswer:
+        samples = self._model().samples(prompt, sampling_params, streamed=streamed)
+        answer = AsyncAnswer(self, samples, streamed)
+
+        def start(llm: LLM) -> None:
+            try:
+                if self._ended is None:
+                    llm.queue([samples])
+            except ValueError as error:
+                self._send({answer: [error]})
+            else:
+                self._answers[answer.request_id] = answer
+
+        if not self._post(start):
+            self._model()  # raises
+        return answer
+
+    def abort(self, request_id: int) -> None:
+        """Ends an answer's request; nothing when it is unknown or ended. Returns at once."""
+
+        def end(llm: LLM) -> None:
+            answer = self._answers.get(request_id)
+            if answer is not None:
+                llm.abort([answer._samples])
+                self._finish(answer)
+
+        self._post(end)
+
+    async def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams
+    ) -> AsyncGenerator[StreamOutput, None]:
+        """Yields the answers to a prompt as they grow; leaving early or cancellation aborts them.
+
+        Raises as `add` and AsyncAnswer do. Close the generator (`contextlib.aclosing`) where a
+        loop over it may be left early: else it waits for the garbage collector.
+        """
+        check_streamed(sampling_params)
+        answer = self.add(prompt, sampling_params)
+        try:
+            async for piece in answer:
+                yield piece
+        finally:
+            answer.abort()
+
+    async def generate(self, prompt: Prompt, sampling_params: SamplingParams) -> RequestOutput:
+        """The finished answers to a prompt; cancellation aborts them."""
+        answer = self._start(prompt, sampling_params, streamed=False)
+        try:
+            return await answer.output()
+        finally:
+            answer.abort()
+
+    async def chat(self, messages: Conversation, sampling_params: SamplingParams) -> RequestOutput:
+        """The finished answers to a conversation; see LLM.chat."""
+        return await self.generate(self._model().chat_prompt(messages), sampling_params)
+
+    async def stats(self) -> EngineStats:
+        """Counts so far, between two steps."""
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[EngineStats] = loop.create_future()
+
+        def read(llm: LLM) -> None:
+            stats = llm.stats()
+            loop.call_soon_threadsafe(lambda: None if result.done() else result.set_result(stats))
+
+        if not self._post(read):
+            self._model()  # raises
+        return await result
+
+    def close(self) -> None:
+        """Ends the thread; unfinished answers raise RuntimeError. May be called again."""
+        self._post(self._close)
+        self._thread.join()
+        atexit.unregister(self.close)
+
+    def _close(self, llm: LLM) -> None:
+        self._closing = True
+
+    def _model(self) -> LLM:
+        """The LLM, for what does not change: vocabulary, tokenizer, templates."""
+        if self._ended is not None:
+            raise _ended_error(self._ended)
+        return cast(LLM, self._llm)
+
+    def _post(self, command: Command) -> bool:
+        """Leaves a command for the thread; False when it has ended."""
+        with self._lock:
+            if self._ended is None:
+                self._commands.put(command)
+            return self._ended is None
+
+    # What follows runs on the engine's thread.
+
+    def _run(self, config: EngineConfig, make_llm: Callable[[EngineConfig], LLM]) -> None:
+        reason: BaseException = RuntimeError("it was closed")
+        try:
+            self._llm = llm = make_llm(config)
+            self._ready.set()
+            while not self._closing:
+                self._obey(llm)
+                if self._answers and not self._closing:
+                    self._step(llm)
+        except BaseException as error:
+            reason = error
+        with self._lock:
+            self._ended = reason
+        try:
+            self._release()
+        finally:
+            self._ready.set()
+
+    def _obey(self, llm: LLM) -> None:
+        """Carries out the commands; waits for one when there is nothing else to do."""
+        while True:
+            try:
+                command = self._commands.get(block=not self._answers and not self._closing)
+            except queue.Empty:
+                return
+            command(llm)
+            if self._closing:
+                return
+
+    def _step(self, llm: LLM) -> None:
+        llm.step()
+        events: dict[AsyncAnswer, list[Event]] = {}
+        for answer in list(self._answers.values()):
+            samples = answer._samples
+            error = samples.error
+            new: list[Event] = []
+            if error is not None:
+                llm.abort([samples])
+                new.append(ValueError(error))
+            else:
+                if answer._streamed:
+                    new += samples.pieces()
+                if samples.is_finished:
+                    new.append(samples.output())
+            if samples.is_finished:
+                del self._answers[answer.request_id]
+            if new:
+                events[answer] = new
+        for answer in self._send(events):
+            self.abort(answer.request_id)
+
+    def _finish(self, answer: AsyncAnswer) -> None:
+        """Sends what an aborted answer has left."""
+        del self._answers[answer.request_id]
+        pieces = answer._samples.pieces() if answer._streamed else []
+        self._send({answer: [*pieces, answer._samples.output()]})
+
+    def _send(self, events: dict[AsyncAnswer, list[Event]]) -> list[AsyncAnswer]:
+        """Hands events to their event loops, one call each; answers whose loop is closed."""
+        by_loop: defaultdict[asyncio.AbstractEventLoop, list[AsyncAnswer]] = defaultdict(list)
+        for answer in events:
+            by_loop[answer._loop].append(answer)
+        lost: list[AsyncAnswer] = []
+
+        def deliver(answers: Sequence[AsyncAnswer]) -> None:
+            for answer in answers:
+                for event in events[answer]:
+                    answer._events.put_nowait(event)
+
+        for loop, answers in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(deliver, answers)
+            except RuntimeError:  # the loop is closed
+                lost += answers
+        return lost
+
+    def _release(self) -> None:
+        """Tells all that still wait why the thread ends, and frees their blocks."""
+        assert self._ended is not None
+        if self._llm is None:
+            return  # nobody could ask for anything
+        while not self._commands.empty():  # nothing comes in any more: see `_post`
+            self._commands.get()(self._llm)
+        answers = list(self._answers.values())
+        self._send({answer: [_ended_error(self._ended)] for answer in answers})
+        self._llm.abort([answer._samples for answer in answers])
+
+
+def _ended_error(cause: BaseException) -> RuntimeError:
+    kind = "" if type(cause) is RuntimeError else f"{type(cause).__name__}: "
+    error = RuntimeError(f"the engine's thread has ended: {kind}{cause}")
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,77 @@
+"""The text of one request as its tokens come, up to its first stop string."""
+
+from __future__ import annotations
+
+from predict.engine.detokenizer import TextStream
+from predict.engine.stop_strings import ROOT, Match, stop_strings
+
+
+class AnswerText:
+    """Takes tokens one by one, and says which one completes a stop string.
+
+    Where the text ends does not depend on how it was cut into tokens: at the stop string that is
+    complete first, the longest of those. Text that may become one is held back from `take`.
+    """
+
+    def __init__(self, stream: TextStream, stop: tuple[str, ...] = (), include_stop: bool = False):
+        """include_stop: the text ends behind the stop string, not before it."""
+        self._stream = stream
+        self._stops = stop_strings(stop)
+        self._include_stop = include_stop
+        self._node = ROOT  # of the stop strings, behind the certain text
+        self._num_certain = 0  # characters that no later token can change
+        self._num_exempt = 0  # characters, from the first, in which no match may end
+        self._unsent = ""  # certain, not taken yet
+        self._num_sent = 0
+        self._text: str | None = None
+
+    @property
+    def text(self) -> str:
+        """All of it so far, or once the end is known, all of it."""
+        return self._stream.text if self._text is None else self._text
+
+    def append(self, token_id: int, may_stop: bool = True, is_last: bool = False) -> bool:
+        """Whether the token completes a stop string, which then ends the text.
+
+        may_stop: False below min_length: strings that are complete then do not count. is_last: the
+        request ends with this token in any case.
+        """
+        piece = self._stream.append((token_id,))
+        pending = self._stream.pending
+        if is_last:
+            piece, pending = piece + self._stream.finish(), ""
+        start = self._num_certain
+        if not may_stop:
+            self._num_exempt = start + len(piece) + len(pending)
+        first = self._num_exempt - start
+        node, match = self._stops.scan(self._node, piece, first)
+        if match is None and pending:
+            # Were this the last token, this would be its text.
+            _, match = self._stops.scan(node, pending, first - len(piece))
+            if match is not None:
+                match = Match(match.begin + len(piece), match.end + len(piece))
+        self._node = node
+        self._num_certain += len(piece)
+        self._unsent += piece
+        if match is not None:
+            end = start + (match.end if self._include_stop else match.begin)
+            self._text = (self._stream.text + pending)[:end]
+        elif is_last:
+            self._text = self._stream.text
+        return match is not None
+
+    def finish(self) -> None:
+        """No token follows: what was held back is text. Nothing, where the end is known."""
+        if self._text is None:
+            self._stream.finish()
+            self._text = self._stream.text
+
+    def take(self) -> str:
+        """The text that became certain since the last call."""
+        if self._text is not None:
+            piece = self._text[self._num_sent :]
+        else:
+            end = len(self._unsent) - self._stops.depth(self._node)
+            piece, self._unsent = self._unsent[:end], self._unsent[end:]
+        self._num_sent += len(piece)
+        return piece

@@ -1,0 +1,146 @@
+"""What changes a row of logits before its token is chosen: biases, penalties, banned tokens.
+
+The order is that of Hugging Face transformers' logits processors: logit_bias, repetition penalty,
+presence and frequency penalty, no_repeat_ngram_size, bad words, minimum length. Temperature, top_k,
+top_p, min_p and typical_p belong to the choice itself (see regatta/sample.h).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.engine.stopping import suppressed_token_ids
+from predict.request import SamplingParams
+
+FOR_EVER = 2**31 - 1  # output tokens
+
+
+class Rule(NamedTuple):
+    """`amount` is added to the logit of `token` wherever `prefix` ends the request's tokens."""
+
+    token: int
+    amount: float
+    prefix: tuple[int, ...] = ()
+    until: int = FOR_EVER  # while fewer output tokens than this are there
+
+
+@dataclass(frozen=True)
+class Adjustment:
+    """What one request wants of its logits."""
+
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    no_repeat_ngram_size: int = 0
+    rules: tuple[Rule, ...] = ()
+
+    @classmethod
+    def of(cls, params: SamplingParams, eos_token_ids: Collection[int]) -> Adjustment:
+        """That of a request with these parameters."""
+        rules = [Rule(token, amount) for token, amount in params.logit_bias.items()]
+        for word in params.bad_words:
+            assert not isinstance(word, str), "LLM turns words into token ids"
+            *prefix, token = word
+            # As in transformers: an end-of-text token of its own is no bad word.
+            if prefix or token not in eos_token_ids:
+                rules.append(Rule(token, -np.inf, tuple(prefix)))
+        for token in suppressed_token_ids(0, params, eos_token_ids):
+            rules.append(Rule(token, -np.inf, until=params.min_length))
+        return cls(
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+            params.no_repeat_ngram_size,
+            tuple(rules),
+        )
+
+    @cached_property
+    def penalizes(self) -> bool:
+        """Whether a logit depends on how often its token was there."""
+        return (self.repetition, self.presence, self.frequency) != (1.0, 0.0, 0.0)
+
+    @cached_property
+    def ends_at(self) -> int:
+        """Output tokens from which on it changes nothing."""
+        if self.penalizes or self.no_repeat_ngram_size:
+            return FOR_EVER
+        return max((rule.until for rule in self.rules), default=0)
+
+    @cached_property
+    def _plain_rules(self) -> list[tuple[int, npt.NDArray[np.intp], npt.NDArray[np.float32]]]:
+        """(until, tokens, amounts) of the rules without a prefix."""
+        groups: dict[int, list[Rule]] = {}
+        for rule in self.rules:
+            if not rule.prefix:
+                groups.setdefault(rule.until, []).append(rule)
+        return [
+            (until, np.array([r.token for r in rules]), np.array([r.amount for r in rules], "f4"))
+            for until, rules in groups.items()
+        ]
+
+    @cached_property
+    def _rules_by_newest(self) -> dict[int, list[Rule]]:
+        """The rules with a prefix, by its last token."""
+        groups: dict[int, list[Rule]] = {}
+        for rule in self.rules:
+            if rule.prefix:
+                groups.setdefault(rule.prefix[-1], []).append(rule)
+        return groups
+
+    def apply(
+        self, logits: npt.NDArray[np.float32], token_ids: Sequence[int], num_prompt_tokens: int
+    ) -> None:
+        """Changes logits [vocab_size] in place; token_ids: prompt and output so far.
+
+        The repetition penalty counts both (Keskar et al. 2019, CTRL): it divides positive and
+        multiplies negative logits. Presence and frequency penalty count the output's tokens only,
+        as OpenAI's API has them. Tokens outside of the vocabulary are skipped.
+        """
+        num_output = len(token_ids) - num_prompt_tokens
+        for until, tokens, amounts in self._plain_rules:
+            if num_output < until:
+                known = tokens < len(logits)
+                np.add.at(logits, tokens[known], amounts[known])
+        for rule in self._rules_by_newest.get(token_ids[-1], ()):
+            length = len(rule.prefix)
+            if tuple(token_ids[-length:]) == rule.prefix and rule.token < len(logits):
+                logits[rule.token] += rule.amount
+        if self.penalizes:
+            self._penalize(logits, token_ids, num_prompt_tokens)
+        if self.no_repeat_ngram_size:
+            logits[_followers(token_ids, self.no_repeat_ngram_size)] = -np.inf
+
+    def _penalize(
+        self, logits: npt.NDArray[np.float32], token_ids: Sequence[int], num_prompt_tokens: int
+    ) -> None:
+        if self.repetition != 1.0:
+            seen = np.unique(np.asarray(token_ids))
+            values = logits[seen]
+            penalty = np.float32(self.repetition)
+            logits[seen] = np.where(values > 0, values / penalty, values * penalty)
+        output = token_ids[num_prompt_tokens:]
+        if output and (self.presence or self.frequency):
+            seen, counts = np.unique(np.asarray(output), return_counts=True)
+            logits[seen] -= (self.presence + self.frequency * counts).astype(np.float32)
+
+
+UNCHANGED = Adjustment()
+
+
+def _followers(token_ids: Sequence[int], size: int) -> npt.NDArray[np.intp]:
+    """Tokens that would complete an n-gram of `size` that `token_ids` already has."""
+    tokens = np.asarray(token_ids)
+    num_windows = len(tokens) - size + 1
+    if num_windows < 1:
+        return np.empty(0, np.intp)
+    repeats = np.ones(num_windows, bool)
+    for index in range(size - 1):
+        newest = tokens[len(tokens) - size + 1 + index]
+        repeats &= tokens[index : index + num_windows] == newest
+    return tokens[size - 1 :][repeats]

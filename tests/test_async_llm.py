@@ -1,0 +1,291 @@
+"""AsyncLLM: many tasks at once, failures that stay alone, and ends that leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from predict import LLM, AsyncLLM, EngineConfig, SamplingParams
+from predict.errors import UserError
+from predict.nn.inputs import ForwardInputs
+from tests.test_llm import DEMO, PROMPTS
+
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=16, ignore_eos=True)
+LONG = SamplingParams(temperature=0.0, max_new_tokens=200, ignore_eos=True)
+
+
+def config(**changes: Any) -> EngineConfig:
+    values = {"max_length": 256, "attention": "append", "block_size": 16, "batch_size": 4}
+    return EngineConfig(model_name_or_path=str(DEMO), **{**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[AsyncLLM]:
+    engine = AsyncLLM(config())
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def alone() -> LLM:
+    return LLM(config())
+
+
+def run(task: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(task, 120))
+
+
+async def no_blocks_are_used(llm: AsyncLLM) -> None:
+    for _ in range(200):
+        stats = await llm.stats()
+        if stats.num_used_blocks == 0:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{stats.num_used_blocks} blocks are still used")
+
+
+def test_streamed_and_whole_answers_are_those_of_a_plain_llm(llm: AsyncLLM, alone: LLM) -> None:
+    sampled = SamplingParams(temperature=0.8, seed=5, n=2, max_new_tokens=12, stop="\n\n")
+
+    async def stream(prompt: str) -> list[str]:
+        texts = ["", ""]
+        async for piece in llm.stream(prompt, sampled):
+            texts[piece.index] += piece.text
+        return texts
+
+    async def main() -> tuple[list[Any], list[Any]]:
+        streams = [stream(prompt) for prompt in PROMPTS]
+        whole = [llm.generate(prompt, GREEDY) for prompt in PROMPTS]
+        return await asyncio.gather(*streams), await asyncio.gather(*whole)
+
+    streamed, whole = run(main())
+    expected = alone.generate(PROMPTS, GREEDY)
+    assert [output.text for output in whole] == [output.text for output in expected]
+    expected = alone.generate(PROMPTS, sampled)
+    assert streamed == [[each.text for each in output.outputs] for output in expected]
+
+
+def test_a_bad_request_fails_alone(llm: AsyncLLM) -> None:
+    bad: list[tuple[Any, SamplingParams, str]] = [
+        ("text", SamplingParams(stop_token_ids=(10**6,)), "outside the vocabulary"),
+        ([10**6], GREEDY, "outside the vocabulary"),
+        ([], GREEDY, "no tokens"),
+        ([1] * 300, GREEDY, "300 tokens"),
+    ]
+
+    async def main() -> None:
+        good = [asyncio.create_task(llm.generate(prompt, GREEDY)) for prompt in PROMPTS]
+        for prompt, params, message in bad:
+            with pytest.raises(UserError, match=message):
+                await llm.generate(prompt, params)
+            with pytest.raises(UserError, match=message):
+                async for _ in llm.stream(prompt, params):
+                    pass
+        for task in good:
+            assert len((await task).token_ids) == 16
+        await no_blocks_are_used(llm)
+
+    run(main())
+
+
+def test_aborted_answers_end_and_say_so(llm: AsyncLLM) -> None:
+    async def main() -> None:
+        answer = llm.add(PROMPTS[0], LONG)
+        pieces = []
+        async for piece in answer:
+            pieces.append(piece)
+            if len(pieces) == 3:
+                llm.abort(answer.request_id)
+        assert pieces[-1].finish_reason == "abort"
+        assert len(pieces) < 200
+        llm.abort(answer.request_id)  # it has ended: nothing happens
+        waiting = llm.add(PROMPTS[0], LONG)
+        waiting.abort()
+        assert (await waiting.output()).finish_reason == "abort"
+        await no_blocks_are_used(llm)
+
+    run(main())
+
+
+def test_cancelled_and_abandoned_consumers_free_their_blocks(llm: AsyncLLM) -> None:
+    async def main() -> None:
+        task = asyncio.create_task(llm.generate(PROMPTS[0], LONG))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with contextlib.aclosing(llm.stream(PROMPTS[1], LONG)) as stream:
+            async for _ in stream:
+                break
+        await no_blocks_are_used(llm)
+
+    run(main())
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_many_tasks_with_random_ends(drafts: bool, alone: LLM) -> None:
+    changes: dict[str, Any] = {"num_cache_blocks": 24}
+    if drafts:
+        changes |= {"speculate_method": "lookahead", "speculate_max_draft_token_num": 4}
+    llm = AsyncLLM(config(**changes))
+    rng = random.Random(0)
+    expected = {p: o.text for p, o in zip(PROMPTS, alone.generate(PROMPTS, GREEDY), strict=True)}
+
+    async def one(prompt: str, kind: int, delay: float) -> None:
+        await asyncio.sleep(delay)
+        if kind == 0:
+            assert (await llm.generate(prompt, GREEDY)).text == expected[prompt]
+        elif kind == 1:
+            text = "".join([piece.text async for piece in llm.stream(prompt, GREEDY)])
+            assert text == expected[prompt]
+        elif kind == 2:
+            sampled = SamplingParams(seed=1, n=3, max_new_tokens=30, ignore_eos=True)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(llm.generate(prompt, sampled), delay)
+        elif kind == 3:
+            answer = llm.add(prompt, LONG)
+            await asyncio.sleep(delay)
+            answer.abort()
+            assert (await answer.output()).finish_reason in ("abort", "length")
+        else:
+            with pytest.raises(UserError):
+                await llm.generate([1] * 999, GREEDY)
+
+    async def main() -> None:
+        tasks = [one(rng.choice(PROMPTS), rng.randrange(5), rng.random() * 0.8) for _ in range(150)]
+        await asyncio.gather(*tasks)
+        await no_blocks_are_used(llm)
+        stats = await llm.stats()
+        assert stats.num_cache_blocks == 24
+
+    try:
+        run(main())
+        blocks = llm._llm.engine.scheduler.block_manager  # type: ignore[union-attr]
+        assert blocks.num_free_blocks + blocks.num_used_blocks == blocks.num_blocks == 24
+    finally:
+        llm.close()
+
+
+def failing_after(num_steps: int) -> Callable[[EngineConfig], LLM]:
+    """Makes an LLM whose step number `num_steps` raises."""
+
+    def make(settings: EngineConfig) -> LLM:
+        llm = LLM(settings)
+        step, left = llm.engine.step, [num_steps]
+
+        def count() -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError("the device is gone")
+            return step()
+
+        llm.engine.step = count  # type: ignore[method-assign]
+        return llm
+
+    return make
+
+
+def test_a_dead_engine_fails_everybody_with_its_cause() -> None:
+    llm = AsyncLLM(config(), failing_after(4))
+
+    async def main() -> None:
+        stream = llm.stream(PROMPTS[0], LONG)
+        assert (await anext(stream)).token_ids
+        tasks = [asyncio.create_task(llm.generate(prompt, LONG)) for prompt in PROMPTS * 3]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            async for _ in stream:
+                pass
+        for result in results:
+            assert isinstance(result, RuntimeError)
+            assert isinstance(result.__cause__, OSError)
+        with pytest.raises(RuntimeError, match="OSError: the device is gone"):
+            llm.add(PROMPTS[0], GREEDY)
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            await llm.stats()
+        llm.abort(0)
+
+    run(main())
+    llm.close()
+    assert not llm._thread.is_alive()
+
+
+def test_closing_ends_the_thread_and_all_that_wait() -> None:
+    async def main() -> AsyncLLM:
+        async with await AsyncLLM.load(config()) as llm:
+            task = asyncio.create_task(llm.generate(PROMPTS[0], LONG))
+            await asyncio.sleep(0.05)
+        with pytest.raises(RuntimeError, match="was closed"):
+            await task
+        return llm
+
+    before = threading.active_count()
+    llm = run(main())
+    llm.close()
+    assert threading.active_count() == before
+    assert llm._llm is not None
+    assert llm._llm.stats().num_used_blocks == 0
+
+
+def test_a_model_that_cannot_be_loaded_raises_where_it_was_asked_for() -> None:
+    with pytest.raises(UserError, match="nowhere"):
+        AsyncLLM(EngineConfig(model_name_or_path="/nowhere"))
+
+
+def nan_for(token_id: int) -> Callable[[EngineConfig], LLM]:
+    """Makes an LLM whose logits behind `token_id` are NaN."""
+
+    def make(settings: EngineConfig) -> LLM:
+        import paddle
+
+        llm = LLM(settings)
+        execute = llm.engine.runner.execute
+
+        def run_step(inputs: ForwardInputs) -> Any:
+            logits = execute(inputs).numpy()
+            logits[inputs.token_ids[inputs.logit_indices] == token_id] = np.nan
+            return paddle.to_tensor(logits)
+
+        llm.engine.runner.execute = run_step  # type: ignore[method-assign]
+        return llm
+
+    return make
+
+
+@pytest.mark.parametrize("compiled_operators", [False, True])
+def test_rows_that_cannot_be_drawn_from_end_their_request_alone(
+    compiled_operators: bool, alone: LLM, request: pytest.FixtureRequest
+) -> None:
+    if compiled_operators:
+        request.getfixturevalue("compiled")
+    settings = config(inference_model=compiled_operators)
+    prompts: list[Any] = [PROMPTS[0], [700, 777], PROMPTS[1]]
+    llm = nan_for(777)(settings)
+    outputs = llm.generate(prompts, GREEDY)
+    assert [output.finish_reason for output in outputs] == ["length", "error", "length"]
+    assert "no finite largest logit" in (outputs[1].outputs[0].error or "")
+    expected = alone.generate([prompts[0], prompts[2]], GREEDY)
+    assert [outputs[0].text, outputs[2].text] == [output.text for output in expected]
+    assert llm.stats().num_used_blocks == 0
+    with pytest.raises(ValueError, match="no finite largest logit"):
+        list(llm.stream([700, 777], GREEDY))
+
+    async def main() -> None:
+        async with AsyncLLM(settings, nan_for(777)) as engine:
+            results = await asyncio.gather(
+                *(engine.generate(prompt, GREEDY) for prompt in prompts), return_exceptions=True
+            )
+            assert isinstance(results[1], ValueError)
+            for index in (0, 2):
+                result = results[index]
+                assert not isinstance(result, BaseException)
+                assert result.text == outputs[index].text
+
+    run(main())
