@@ -89,10 +89,14 @@ class Support:
 # unpack a cache format is a column of predict.kv_formats.FORMATS.
 SUPPORT: dict[str, Support] = {
     "dense": Support(cpu=True, gpu=(8, 0), gpu_dtypes=("float32", "bfloat16", "float16")),
-    "weight_only_int8": Support(cpu=True, gpu=None, instead="an unquantized model"),
-    "weight_only_int4": Support(cpu=True, gpu=None, instead="an unquantized model"),
-    # The kernels of 8-bit activations are Hopper's (csrc/cuda/gemm_sm90.cu); Ada, which has float8
-    # units too, has none here.
+    # The kernels of codes are Hopper's (csrc/cuda/gemm*_sm90.cu); Ada, which has float8 units too,
+    # has none here.
+    "weight_only_int8": Support(
+        cpu=True, gpu=(9, 0), gpu_last=(9, 0), instead="an unquantized model"
+    ),
+    "weight_only_int4": Support(
+        cpu=True, gpu=(9, 0), gpu_last=(9, 0), instead="an unquantized model"
+    ),
     "a8w8": Support(cpu=True, gpu=(9, 0), gpu_last=(9, 0), instead="an unquantized model"),
     "a8w8_fp8": Support(
         cpu=False,

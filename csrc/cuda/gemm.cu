@@ -31,6 +31,14 @@ constexpr Candidate kCandidates[] = {
      }},
     {"sm90", 90, 90, 1, 128, gemm_sm90_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_sm90(p, s); }},
+    {"packed", 90, 90, 1, 32, gemv_packed_sm90_refuses,
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
+       return gemv_packed_sm90(p, s);
+     }},
+    {"packed", 90, 90, 129, kAny, gemm_packed_tiles_sm90_refuses,
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
+       return gemm_packed_tiles_sm90(p, s);
+     }},
     {"packed", 90, 90, 1, kAny, gemm_packed_sm90_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_packed_sm90(p, s);

@@ -37,7 +37,8 @@ std::vector<int64_t> scales_dims(const QuantizedLayout& layout) {
 
 #ifdef REGATTA_WITH_CUDA
 // As csrc/cuda/gemm*.cu read them: of 8-bit activations the codes themselves and scales [N], or, of
-// blocks of 128 columns, as they are; of 16-bit ones packed [ceil(N/64), ceil(K/128), bytes of a unit] and, with 8 bits, scales [N].
+// blocks of 128 columns, as they are; of 16-bit ones packed [ceil(N/16), ceil(K/128), bytes of a
+// unit] and, with 8 bits, scales [N].
 std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tensor& codes,
                                         const paddle::Tensor& scale,
                                         const paddle::optional<paddle::Tensor>& zero,

@@ -79,7 +79,7 @@ struct QuantizeRowsParams {
   bool dependent_launch = true;
 };
 
-// Codes of a weight into the order in which the GPU's kernels read them: rows in tiles of 64,
+// Codes of a weight into the order in which the GPU's kernels read them: rows in tiles of 16,
 // columns in units of 128, the operand registers of one thread side by side. With 4 bits, a unit
 // ends with the scales and zero points of its groups.
 struct PackWeightParams {
@@ -106,8 +106,8 @@ Status gather_columns(const void* x, const int32_t* perm, void* out, int64_t num
 Status repeat_scale(const float* scale, int64_t count, float* out, int64_t num_values,
                     CUstream_st* stream);
 Status copy_bytes(void* to, const void* from, int64_t bytes, CUstream_st* stream);
-// Rows of tiles of 64 and columns of units of 128: the first dimensions of a packed weight.
-constexpr int64_t packed_tiles(int64_t out_features) { return (out_features + 63) / 64; }
+// Rows of tiles of 16 and columns of units of 128: the first dimensions of a packed weight.
+constexpr int64_t packed_tiles(int64_t out_features) { return (out_features + 15) / 16; }
 constexpr int64_t packed_units(int64_t in_features) { return (in_features + 127) / 128; }
 int64_t packed_weight_bytes(int64_t out_features, int64_t in_features, int bits,
                             int64_t group_size);
@@ -166,6 +166,17 @@ Status gemm_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* st
 const char* gemm_packed_sm90_refuses(const GemmParams& params);
 Status gemm_packed_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_packed_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
+// Launches of gemv_packed_sm90.
+struct GemvTile {
+  int slabs = 2;        // of 16 rows of weight at once: 2 or 3, gated 2 or 4
+  int cluster = 1;      // blocks that share what they read of x: 1, 2, 4
+  int kilobytes = 112;  // of shared memory
+};
+const char* gemv_packed_sm90_refuses(const GemmParams& params);  // more than 32 rows
+Status gemv_packed_sm90(const GemmParams& params, CUstream_st* stream);
+Status gemv_packed_sm90(const GemmParams& params, const GemvTile& tile, CUstream_st* stream);
+const char* gemm_packed_tiles_sm90_refuses(const GemmParams& params);
+Status gemm_packed_tiles_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_sm90_codes(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 Status gemm_sm90_blocks(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 struct StreamCodesTile {
