@@ -198,9 +198,10 @@ def test_a_chat_without_a_template_is_refused_with_the_way_out(demo: LLM) -> Non
 
 def test_streams_take_token_ids_and_several_prompts(demo: LLM) -> None:
     greedy = SamplingParams(temperature=0.0, max_new_tokens=6)
-    expected = [output.text for output in demo.generate([[300, 301], PROMPTS[0]], greedy)]
+    prompts: list[str | list[int]] = [[300, 301], PROMPTS[0]]
+    expected = [output.text for output in demo.generate(prompts, greedy)]
     assert "".join(piece.text for piece in demo.stream([300, 301], greedy)) == expected[0]
     texts = ["", ""]
-    for piece in demo.stream([[300, 301], PROMPTS[0]], greedy):
+    for piece in demo.stream(prompts, greedy):
         texts[piece.prompt_index] += piece.text
     assert texts == expected
