@@ -21,8 +21,9 @@ from predict.quantization import (
     QuantSettings,
     parse_quant_type,
 )
-from predict.request import SamplingParams
+from predict.request import EarlyStopping, SamplingParams
 from predict.speculative import MAX_DRAFT_TOKENS, known_methods
+from predict.speculative.support import check_features
 
 DTYPES = ("float32", "bfloat16", "float16")
 MODES = ("dynamic", "static")
@@ -65,6 +66,11 @@ class EngineConfig:
     speculate_method: str | None = None  # a module of predict.speculative
     speculate_max_draft_token_num: int = 1  # drafts per sequence and step
     speculate_max_ngram_size: int = 1  # tokens
+    # Either one: TopP + window verification, see predict.speculative.window; neither: exact.
+    speculate_verify_window: int | None = None  # drafts
+    speculate_max_candidate_len: int | None = None  # tokens
+    draft_model_name_or_path: str | None = None  # directory; of speculate_method draft_model
+    draft_model_quant_type: str | None = None  # as quant_type
     seed: int = 0
     chat_template: str | None = None  # None: the tokenizer's own; none: off; else a file or folder
 
@@ -104,6 +110,41 @@ class EngineConfig:
             )
 
     def _check_speculation(self) -> None:
+        drafts = self.speculate_method == "draft_model"
+        if drafts and self.draft_model_name_or_path is None:
+            raise UserError(
+                "speculate_method draft_model needs --draft_model_name_or_path: the directory of a "
+                "smaller model with the same tokens"
+            )
+        for name in ("draft_model_name_or_path", "draft_model_quant_type"):
+            if not drafts and getattr(self, name) is not None:
+                raise UserError(
+                    f"--{name} {getattr(self, name)} is for --speculate_method draft_model, and "
+                    f"speculate_method is {self.speculate_method}; leave one of the two out"
+                )
+        if self.draft_model_quant_type is not None:
+            brings = parse_quant_type(self.draft_model_quant_type).cache_type
+            if brings:
+                raise UserError(
+                    f"draft_model_quant_type {self.draft_model_quant_type} has a {brings} cache; "
+                    "the draft model's cache is dense: use the type without c8"
+                )
+        for name, allowed in (
+            ("speculate_verify_window", range(1, MAX_DRAFT_TOKENS)),
+            ("speculate_max_candidate_len", range(2, 11)),
+        ):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if self.speculate_method is None:
+                raise UserError(
+                    f"--{name} says how drafts are verified, and there are none; add "
+                    "--speculate_method, or leave it out"
+                )
+            if value not in allowed:
+                raise UserError(
+                    f"{name} is {value} (allowed: {allowed.start} to {allowed.stop - 1})"
+                )
         if self.speculate_method is None:
             return
         if self.speculate_method not in known_methods():
@@ -117,6 +158,7 @@ class EngineConfig:
             raise UserError(
                 f"speculate_max_ngram_size is {self.speculate_max_ngram_size} (allowed: 1 or more)"
             )
+        check_features(self)
 
     def _check_quantization(self) -> None:
         if self.cachekv_int8_type not in (None, *CACHE_TYPES):
@@ -168,6 +210,11 @@ class EngineConfig:
         )
 
     @property
+    def verifies_by_window(self) -> bool:
+        """Whether drafts of sampled requests stand by TopP + window verification."""
+        return (self.speculate_verify_window, self.speculate_max_candidate_len) != (None, None)
+
+    @property
     def kv_format(self) -> str:
         """The row of predict.kv_formats that the cache has."""
         brought = parse_quant_type(self.quant_type).cache_type if self.quant_type else None
@@ -210,6 +257,21 @@ class EngineConfig:
             return max(self.max_num_batched_tokens, self.batch_size)
         default = 512 if self.device == "cpu" else 8192
         return max(default, self.batch_size) if self.chunked_prefill else self.max_length
+
+
+def check_num_beams(num_beams: int, config: EngineConfig) -> None:
+    """Raises UserError where an engine of `config` cannot search with so many beams."""
+    if num_beams > config.batch_size:
+        raise UserError(
+            f"num_beams {num_beams} is more than the batch holds (allowed: 1 to {config.batch_size}"
+            ", which is batch_size: each beam is a sequence of it); lower num_beams or raise "
+            "batch_size"
+        )
+    if num_beams > 1 and config.speculate_method is not None:
+        raise UserError(
+            f"num_beams {num_beams} does not go with speculate_method {config.speculate_method}: a "
+            "beam search takes no draft tokens; leave one of the two out"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,9 +319,11 @@ class PredictorConfig:
                 weight_block_size=_tuple(flags["weight_block_size"]),
                 skip_list_names=_tuple(flags["skip_list_names"]) or (),
                 cachekv_int8_type=_cache_type(flags),
+                draft_model_name_or_path=_draft_dir(flags),
                 **{name: flags[name] for name in _SAME_NAME},
             )
             sampling_params = _sampling_params(flags, max_length)
+            check_num_beams(sampling_params.num_beams, engine)
         except ValueError as error:
             raise UserError(str(error)) from None
         return cls(
@@ -293,6 +357,9 @@ _SAME_NAME = (
     "speculate_method",
     "speculate_max_draft_token_num",
     "speculate_max_ngram_size",
+    "speculate_verify_window",
+    "speculate_max_candidate_len",
+    "draft_model_quant_type",
     "seed",
     "chat_template",
 )
@@ -331,6 +398,18 @@ _GREEDY_NEUTRAL = {
     "temperature": (0.0, 1.0),
 }
 _SHARPENING = tuple(name for name in _GREEDY_NEUTRAL if name != "top_k")
+
+
+# Flags of beam_search that are SamplingParams fields; early_stopping is a text here.
+_BEAM_FLAGS = ("num_beams", "length_penalty", "early_stopping")
+# Flags that a benchmark has no use for, and the values that change nothing.
+_NOT_MEASURED: dict[str, tuple[Any, ...]] = {
+    "num_return_sequences": (1,),
+    "best_of": (None, 1),
+    "stop": (None,),
+    "stop_token_ids": (None,),
+}
+_EARLY_STOPPING: dict[str, EarlyStopping] = {"false": False, "true": True, "never": "never"}
 
 
 def _sharpened(flags: FlagValues) -> bool:
@@ -423,6 +502,27 @@ RULES: tuple[Rule, ...] = (
         "--decode_strategy beam_search neither samples nor takes draft tokens; leave --top_k, "
         "--top_p, --min_p, --typical_p, --temperature and --speculate_method out",
     ),
+    *(
+        Rule(
+            lambda f, name=name: f.given(name) and f["decode_strategy"] != "beam_search",  # type: ignore[misc]
+            f"--{name} is about beams, and --decode_strategy is {{decode_strategy}}; add "
+            f"--decode_strategy beam_search, or leave --{name} out",
+        )
+        for name in _BEAM_FLAGS
+    ),
+    Rule(
+        lambda f: f["decode_strategy"] == "beam_search" and f["benchmark"],
+        "--benchmark measures requests of one sequence each; leave --decode_strategy beam_search "
+        "out",
+    ),
+    *(
+        Rule(
+            lambda f, name=name, none=none: f["benchmark"] and f[name] not in none,  # type: ignore[misc]
+            "--benchmark decodes one answer to each prompt, without an early stop; leave "
+            f"--{name} out",
+        )
+        for name, none in _NOT_MEASURED.items()
+    ),
     Rule(
         lambda f: not 0.0 <= f["top_p"] <= 1.0,
         "--top_p is {top_p}; it is a probability, from 0 (greedy) to 1 (all tokens)",
@@ -513,6 +613,11 @@ def _cache_type(flags: FlagValues) -> str | None:
     return kind
 
 
+def _draft_dir(flags: FlagValues) -> str | None:
+    name = flags["draft_model_name_or_path"]
+    return None if name is None else str(find_model_dir(name, "draft_model_name_or_path"))
+
+
 def _prefix_caching(flags: FlagValues) -> bool:
     """Off in a benchmark unless asked for: its equal prompts would measure the cache alone."""
     return bool(
@@ -545,7 +650,11 @@ def _with_exported(flags: FlagValues, directory: Path) -> FlagValues:
 
 def _sampling_params(flags: FlagValues, max_length: int) -> SamplingParams:
     """How each output token is chosen and when the output ends."""
-    greedy = flags["decode_strategy"] == "greedy_search" or flags["top_p"] == 0.0
+    beams: dict[str, Any] = {}
+    if flags["decode_strategy"] == "beam_search":
+        beams = {name: flags[name] for name in _BEAM_FLAGS}
+        beams["early_stopping"] = _EARLY_STOPPING[flags["early_stopping"]]
+    greedy = bool(beams) or flags["decode_strategy"] == "greedy_search" or flags["top_p"] == 0.0
     return SamplingParams(
         max_new_tokens=flags["max_new_tokens"],
         max_length=max_length,
@@ -559,4 +668,5 @@ def _sampling_params(flags: FlagValues, max_length: int) -> SamplingParams:
         stop_token_ids=flags["stop_token_ids"] or (),
         n=flags["num_return_sequences"],
         **{name: flags[name] for name in _SAME_SAMPLING},
+        **beams,
     )

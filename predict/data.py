@@ -136,7 +136,10 @@ def _item(where: str, value: Any) -> DataItem:
     if not isinstance(src, (str, list)) or not isinstance(tgt, (str, list)):
         raise UserError('"src" and "tgt" must be texts or lists')
     conversation_messages(src, tgt)
-    return DataItem(where, src, tgt, {key: value[key] for key in SAMPLING_KEYS if key in value})
+    sampling = {key: value[key] for key in SAMPLING_KEYS if key in value}
+    if "num_return_sequences" in value:  # as the flag is called
+        sampling.setdefault("n", value["num_return_sequences"])
+    return DataItem(where, src, tgt, sampling)
 
 
 def _short_list(words: Sequence[str], shown: int = 5) -> str:

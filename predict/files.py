@@ -43,8 +43,8 @@ def read_json_object(path: Path, missing_ok: bool = False) -> dict[str, Any]:
     return value
 
 
-def find_model_dir(name: str) -> Path:
-    """The local directory that --model_name_or_path means.
+def find_model_dir(name: str, flag: str = "model_name_or_path") -> Path:
+    """The local directory that --model_name_or_path, or another flag, means.
 
     A directory as given; else, for a name such as meta-llama/Llama-2-7b-chat, the one below
     $REGATTA_MODEL_DIR, the newest snapshot in the Hugging Face cache, or PaddleNLP's own cache.
@@ -53,9 +53,7 @@ def find_model_dir(name: str) -> Path:
     if Path(name).is_dir():
         return Path(name)
     if Path(name).is_file():
-        raise UserError(
-            f"--model_name_or_path {name} is a file; pass the directory that holds config.json"
-        )
+        raise UserError(f"--{flag} {name} is a file; pass the directory that holds config.json")
     relative = Path(name)
     looked: list[str] = [name]
     hub_name = _hub_name(name)

@@ -147,8 +147,7 @@ QUANT_TYPES = (
 _ACCELERATORS = ("xpu*", "npu*", "gcu*", "dcu*", "mlu*", "hpu*", "intel_hpu*", "sdaa*")
 _NO_WINT4 = not_yet("The types without experts work, such as a8w8_fp8.", "*_wint4")
 _NO_QUANT = not_yet("Models with experts do not run yet.")
-_NO_DRAFT_MODEL = not_yet("inference_with_reference and lookahead work, without a draft model.")
-_NO_WINDOW = not_yet("Verification is exact: leave the flag out.")
+_NO_EAGLE = not_yet("inference_with_reference, lookahead and draft_model work.")
 _NO_ADAPTER = not_yet("Merge the adapter into the weights first and pass the merged directory.")
 _NO_DEEPSEEK = not_yet("Llama, Mistral, Qwen2 and Qwen3 run, in --dtype.")
 
@@ -238,9 +237,18 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_LENGTHS, "max_num_batched_tokens", "int", None,
          "Tokens computed per step; when not given, 512 on the CPU and 8192 on a GPU."),
     Flag(_SAMPLING, "decode_strategy", "str", "sampling",
-         "sampling, or greedy_search for the most likely token each time.",
-         choices=("sampling", "greedy_search", "beam_search"),
-         availability=not_yet("sampling and greedy_search work.", "beam_search")),
+         "sampling; greedy_search for the most likely token each time; or beam_search for a likely "
+         "sequence, as Hugging Face transformers searches.",
+         choices=("sampling", "greedy_search", "beam_search")),
+    Flag(_SAMPLING, "num_beams", "int", 4,
+         "Beams of beam_search. Each is one of the --batch_size sequences."),
+    Flag(_SAMPLING, "length_penalty", "float", 1.0,
+         "beam_search divides a sum of log-probabilities by length to this power: above 0 favours "
+         "long answers."),
+    Flag(_SAMPLING, "early_stopping", "str", "false",
+         "When beam_search ends, with num_beams answers finished: true, at once; false, when no "
+         "beam would score better if it ended now; never, when none could at any length.",
+         choices=("false", "true", "never")),
     Flag(_SAMPLING, "top_k", "int", 1,
          "Sample among this many most likely tokens; 1 is greedy, 0 takes all."),
     Flag(_SAMPLING, "top_p", "float", 1.0,
@@ -275,7 +283,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_ANSWERS, "stop_token_ids", "ints", None,
          "Tokens that end the output, besides end-of-text tokens."),
     Flag(_ANSWERS, "num_return_sequences", "int", 1,
-         "Sampled answers to each prompt; above 1 the output is a list.",
+         'Answers to each prompt, samples or the best of --num_beams beams: above 1 the result has '
+         '"outputs" too.',
          aliases=("n",)),
     Flag(_ANSWERS, "best_of", "int", None,
          "Samples, of which the --num_return_sequences likeliest are returned."),
@@ -310,26 +319,26 @@ FLAGS: tuple[Flag, ...] = (
          "Where draft tokens come from.",
          choices=("inference_with_reference", "lookahead", "draft_model", "eagle", "mtp"),
          availability=not_yet(
-             "inference_with_reference and lookahead work.", "draft_model", "eagle", "mtp")),
+             "inference_with_reference, lookahead and draft_model work.", "eagle", "mtp")),
     Flag(_SPECULATE, "speculate_max_draft_token_num", "int", 1,
          "Draft tokens per sequence and step, 1 to 15."),
     Flag(_SPECULATE, "speculate_max_ngram_size", "int", 1,
          "Longest n-gram that is looked up in prompt and output."),
-    Flag(_SPECULATE, "speculate_verify_window", "int", 2,
-         "Window of the TopP + window verification.",
-         availability=_NO_WINDOW),
-    Flag(_SPECULATE, "speculate_max_candidate_len", "int", 5,
-         "Candidates per position in verification.",
-         availability=_NO_WINDOW),
+    Flag(_SPECULATE, "speculate_verify_window", "int", None,
+         "PaddleNLP's TopP + window verification: a second-best draft stands when this many "
+         "behind it are the likeliest; 2 when only the next flag is given. Text that is sampled "
+         "is not exact then."),
+    Flag(_SPECULATE, "speculate_max_candidate_len", "int", None,
+         "The same: a draft stands when it is among this many likeliest tokens within top_p, 2 to "
+         "10; 5 when only the flag above is given."),
     Flag(_SPECULATE, "draft_model_name_or_path", "str", None,
-         "Directory of the draft model.",
-         availability=_NO_DRAFT_MODEL),
+         "Directory of the draft model: a smaller checkpoint with the same tokens."),
     Flag(_SPECULATE, "draft_model_quant_type", "str", None,
-         "Quantization of the draft model.",
-         choices=QUANT_TYPES, availability=_NO_DRAFT_MODEL),
+         "Rounds the draft model's weights while they are read; --quant_type is the model's.",
+         choices=QUANT_TYPES, availability=_NO_WINT4),
     Flag(_SPECULATE, "return_full_hidden_states", "bool", False,
          "Hidden states of all positions, for eagle and mtp.",
-         availability=_NO_DRAFT_MODEL),
+         availability=_NO_EAGLE),
     Flag(_ADAPTERS, "lora_path", "str", None,
          "Directory of a LoRA adapter.",
          availability=_NO_ADAPTER),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -68,6 +68,10 @@ class KvFormat:
     def tensors_per_layer(self) -> int:
         """Key and value, and the scales of both where there are any."""
         return 4 if self.scale_floats else 2
+
+    def paged(self, cache: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Those of a layer's cache tensors that have a row per block."""
+        return cache[:2] if self.scales == "head" else cache
 
     def check_gpu(self, capability: tuple[int, int]) -> None:
         """Raises UserError where GPUs of this compute capability lack the format."""

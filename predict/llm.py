@@ -8,18 +8,22 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from predict import library
 from predict.chat_template import Message, conversation_messages
-from predict.config import EngineConfig
+from predict.config import EngineConfig, check_num_beams
+from predict.draft import read_draft
 from predict.engine.detokenizer import Detokenizer
 from predict.engine.engine import Engine
 from predict.engine.kv_cache import (
+    DTYPE_BYTES,
     allocate_caches,
     check_gpu_memory,
+    max_draft_rows,
     num_cache_blocks,
     num_gpu_cache_blocks,
     weight_bytes,
@@ -27,9 +31,11 @@ from predict.engine.kv_cache import (
 )
 from predict.engine.program import load_program
 from predict.engine.runner import (
+    CopyBlocks,
     Forward,
     HostRunner,
     Runner,
+    block_copier,
     dynamic_forward,
     static_forward,
 )
@@ -51,6 +57,7 @@ from predict.nn.weights import (
     CheckpointSource,
     DeviceRandomSource,
     RandomSource,
+    WeightPlan,
     WeightSource,
     plan_weights,
 )
@@ -58,8 +65,9 @@ from predict.prompts import with_token_ids
 from predict.quantization import check_support
 from predict.request import RequestOutput, SamplingParams
 from predict.samples import Samples, StreamOutput
-from predict.speculative import Proposer, SpeculativeConfig, proposer_of
-from predict.speculative.policy import DraftPolicy
+from predict.speculative import DraftNetwork, Proposer, SpeculativeConfig, proposer_of
+from predict.speculative.policy import Costs, DraftPolicy
+from predict.speculative.window import WindowVerifier
 from predict.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -67,8 +75,10 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[Message]
-# Rows of a decode step, drafts included, that cost little more than one: reading weights bounds it.
-CPU_FREE_ROWS, GPU_FREE_ROWS = 16, 64
+# Of predict.speculative.policy.Costs: the demo model on 2 cores (1.65 ms for one row, 2.8 for 16),
+# Llama-3-8B on an H200 (3.8 ms for one, 6.4 for 128; 0.3 ms until the next step is queued).
+ROW_AND_WAIT = {"cpu": (0.04, 0.0), "gpu": (0.0055, 0.08)}
+Network = Callable[[Sequence[LayerCache]], Forward]  # runs over the caches that it is given
 
 
 @dataclass(frozen=True)
@@ -114,14 +124,47 @@ def is_compiled(backend: ModuleType) -> bool:
     return backend.__name__ == "predict.ops"
 
 
-def load_decoder(
+@dataclass(frozen=True)
+class Weights:
+    """A checkpoint whose names, shapes and schemes were checked; it is not read yet."""
+
+    config: EngineConfig
+    plan: WeightPlan
+    source: WeightSource
+    layout: Layout
+    compiled: bool
+    place: Any
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights as they will lie in memory."""
+        return weight_bytes(self.plan, self.layout.scheme, self.config.dtype)
+
+    def read(self) -> Decoder:
+        """The decoder, its weights in place. Called once."""
+        try:
+            return build_decoder(
+                self.plan,
+                self.source,
+                self.layout,
+                self.config.dtype,
+                self.compiled,
+                self.config.max_length,
+                place=self.place,
+                kv_format=self.config.kv_format,
+            )
+        finally:
+            self.source.close()
+
+
+def open_weights(
     config: EngineConfig,
     spec: DecoderSpec,
     reader: ConfigReader,
     backend: ModuleType,
     device: Device | None = None,
-) -> Decoder:
-    """Reads the checkpoint of `config` into a decoder; names and shapes are checked first.
+) -> Weights:
+    """The checkpoint of `config`; raises UserError where it does not fit the device or the flags.
 
     device: the GPU for its weights; None for the CPU.
     """
@@ -149,11 +192,9 @@ def load_decoder(
         checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
     capability = None
     if device is not None:
-        from predict.device import driver_info, memory_info
+        from predict.device import driver_info
 
         capability = driver_info().gpus[device.index].capability
-        needed = weight_bytes(plan, layout.scheme, config.dtype)
-        check_gpu_memory(config, spec, memory_info(device), needed)
     for linear in (*plan.linears(), plan.head):
         check_support(
             layout.scheme(linear),
@@ -163,19 +204,35 @@ def load_decoder(
             capability,
             layout.group_size(linear),
         )
-    try:
-        return build_decoder(
-            plan,
-            source,
-            layout,
-            config.dtype,
-            compiled,
-            config.max_length,
-            place=place,
-            kv_format=config.kv_format,
-        )
-    finally:
-        source.close()
+    return Weights(config, plan, source, layout, compiled, place)
+
+
+def load_decoder(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    reader: ConfigReader,
+    backend: ModuleType,
+    device: Device | None = None,
+) -> Decoder:
+    """Reads the checkpoint of `config` into a decoder, once it is checked. See open_weights."""
+    weights = open_weights(config, spec, reader, backend, device)
+    check_memory([weights], device)
+    return weights.read()
+
+
+def check_memory(opened: Sequence[Weights], device: Device | None) -> None:
+    """Raises UserError with the arithmetic where a GPU has no room for a model and its draft's.
+
+    opened: the model's weights, then those of the draft model where there is one.
+    """
+    if device is None:
+        return
+    from predict.device import memory_info
+
+    first, *others = opened
+    needed = sum(weights.num_bytes for weights in opened)
+    draft = others[0].plan.spec if others else None
+    check_gpu_memory(first.config, first.plan.spec, memory_info(device), needed, draft)
 
 
 def choose_gpu(config: EngineConfig) -> Device | None:
@@ -236,17 +293,31 @@ class LLM:
             self._detokenizer = Detokenizer(self.tokenizer)
             eos_token_ids = self.tokenizer.eos_token_ids or eos_token_ids
 
+        self.draft = read_draft(config, self.spec, self.tokenizer)
+        self._draft_cost = 0.0  # of a step of the draft model, in steps of the model
         self.backend = choose_backend(config.inference_model)
         self.decoder: Decoder | None = None  # in dynamic mode
         self._make_current()
         with self._explained_out_of_memory():
-            network = self._load_network(reader)
+            network, draft_network = self._load_networks(reader)
         num_blocks = self._num_cache_blocks()
         with self._explained_out_of_memory():
             caches = allocate_caches(
                 self.spec, num_blocks, config.block_size, config.dtype, config.kv_format, kv_scales
             )
-        runner = self._runner(network(caches))
+            draft_runner = None
+            if self.draft is not None and draft_network is not None:
+                num_draft_blocks = num_blocks + config.batch_size  # see DraftNetwork
+                draft_caches = allocate_caches(
+                    self.draft.spec, num_draft_blocks, config.block_size, config.dtype
+                )
+                draft_copies = block_copier(self.backend, draft_caches, kv_format_of("dense"))
+                draft_runner = self._runner(
+                    draft_network(draft_caches), draft_copies, config.batch_size
+                )
+        copy_blocks = block_copier(self.backend, caches, kv_format_of(config.kv_format))
+        max_rows = config.batch_size + max_draft_rows(config)
+        runner = self._runner(network(caches), copy_blocks, max_rows)
         if is_compiled(self.backend):
             # From here on the step's own tensors come and go; the weights are in place.
             library.require().keep_freed_memory()
@@ -263,57 +334,101 @@ class LLM:
                 separate_steps=config.attention == "block",
             )
         )
-        sampler = Sampler(self.backend, config.seed, eos_token_ids)
-        proposer, policy = self._speculation()
+        sampler = Sampler(self.backend, config.seed, eos_token_ids, self._verifier())
+        proposer, policy = self._speculation(draft_runner, sampler, num_blocks)
         self.engine = Engine(scheduler, runner, sampler, eos_token_ids, proposer, policy)
         self._ids = itertools.count()
         self.startup_seconds = time.perf_counter() - started
 
-    def _load_network(self, reader: ConfigReader) -> Callable[[Sequence[LayerCache]], Forward]:
-        """The network with its weights in place; it runs over the caches that it is given."""
+    def _load_networks(self, reader: ConfigReader) -> tuple[Network, Network | None]:
+        """The network with its weights in place, and the draft model's where there is one."""
         import paddle
 
         config = self.config
+        opened: list[Weights] = []
         if config.mode == "dynamic":
-            decoder = load_decoder(config, self.spec, reader, self.backend, self.device)
-            self.decoder = decoder
-            return lambda caches: dynamic_forward(self.backend, decoder, caches)
-        manifest = load_manifest(config.model_name_or_path)
-        loaded = library.require() if is_compiled(self.backend) else None
-        abi = None if loaded is None else loaded.metadata.abi
-        check_manifest(manifest, config, paddle.__version__, abi)
-        directory = Path(config.model_name_or_path)
-        program = load_program(directory, config.model_prefix, self.device)
-        return lambda caches: static_forward(program, caches)
+            opened.append(open_weights(config, self.spec, reader, self.backend, self.device))
+        if self.draft is not None:
+            opened.append(open_weights(*self.draft, self.backend, self.device))
+        if opened:
+            check_memory(opened, self.device)
+        networks: list[Network] = []
+        if config.mode == "static":
+            manifest = load_manifest(config.model_name_or_path)
+            loaded = library.require() if is_compiled(self.backend) else None
+            abi = None if loaded is None else loaded.metadata.abi
+            check_manifest(manifest, config, paddle.__version__, abi)
+            directory = Path(config.model_name_or_path)
+            program = load_program(directory, config.model_prefix, self.device)
+            networks.append(partial(static_forward, program))
+        if self.draft is not None:
+            own = DTYPE_BYTES[config.dtype] * self.spec.num_matmul_weights
+            if config.mode == "dynamic":
+                own = opened[0].num_bytes
+            self._draft_cost = opened[-1].num_bytes / own
+        decoders = [weights.read() for weights in opened]
+        networks += [partial(dynamic_forward, self.backend, decoder) for decoder in decoders]
+        if config.mode == "dynamic":
+            self.decoder = decoders[0]
+        return networks[0], networks[1] if self.draft is not None else None
 
-    def _runner(self, forward: Forward) -> Runner:
+    def _runner(self, forward: Forward, copy_blocks: CopyBlocks, max_rows: int) -> Runner:
         if self.device is None:
-            return HostRunner(forward)
+            return HostRunner(forward, copy_blocks)
         from predict.engine.gpu_runner import GpuRunner
 
         config = self.config
         return GpuRunner(
             forward,
+            copy_blocks,
             self.device,
             config.max_length,
             config.batch_size,
             config.block_size,
             self.spec.vocab_size,
+            max_rows=max_rows,
         )
 
-    def _speculation(self) -> tuple[Proposer | None, DraftPolicy | None]:
+    def _speculation(
+        self, draft_runner: Runner | None, sampler: Sampler, num_blocks: int
+    ) -> tuple[Proposer | None, DraftPolicy | None]:
         config = self.config
         if config.speculate_method is None:
             return None, None
+        draft = None
+        if draft_runner is not None:
+            draft = DraftNetwork(
+                runner=draft_runner,
+                sampler=Sampler(self.backend, config.seed, sampler.eos_token_ids),
+                block_size=config.block_size,
+                num_blocks=num_blocks,
+                token_budget=config.token_budget,
+            )
         proposer = proposer_of(
             SpeculativeConfig(
                 method=config.speculate_method,
-                max_draft_token_num=config.speculate_max_draft_token_num,
                 max_ngram_size=config.speculate_max_ngram_size,
+                draft=draft,
             )
         )
-        free_rows = CPU_FREE_ROWS if self.device is None else GPU_FREE_ROWS
-        return proposer, DraftPolicy(config.speculate_max_draft_token_num, free_rows)
+        row, wait = ROW_AND_WAIT["cpu" if self.device is None else "gpu"]
+        costs = Costs(row=row, wait=wait, draft=self._draft_cost)
+        rows = max_draft_rows(config)
+        return proposer, DraftPolicy(config.speculate_max_draft_token_num, rows, costs)
+
+    def _verifier(self) -> WindowVerifier | None:
+        config = self.config
+        if not config.verifies_by_window:
+            return None
+        window = config.speculate_verify_window or 2
+        max_candidate_len = config.speculate_max_candidate_len or 5
+        print(
+            f"regatta: drafts of sampled requests stand by PaddleNLP's TopP + window verification "
+            f"(window {window}, {max_candidate_len} candidates): their text is not distributed as "
+            "without drafts; greedy requests stay exact",
+            file=sys.stderr,
+        )
+        return WindowVerifier(window, max_candidate_len)
 
     def _make_current(self) -> None:
         """Makes this model's device Paddle's default; another LLM may have set its own since."""
@@ -322,15 +437,17 @@ class LLM:
         paddle.set_device("cpu" if self.device is None else self.device.name)
 
     def _num_cache_blocks(self) -> int:
+        draft = None if self.draft is None else self.draft.spec
         if self.device is None:
-            return num_cache_blocks(self.config, self.spec)
+            return num_cache_blocks(self.config, self.spec, draft=draft)
         from predict.device import memory_info
 
         return num_gpu_cache_blocks(
             self.config,
             self.spec,
             memory_info(self.device),
-            workspace_bytes(self.config, self.spec),
+            workspace_bytes(self.config, self.spec, draft),
+            draft,
         )
 
     def _explained_out_of_memory(self) -> AbstractContextManager[None]:
@@ -381,6 +498,7 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams, prompt_index: int = 0, streamed: bool = False
     ) -> Samples:
         """The requests of a prompt, checked, not queued. Raises UserError."""
+        check_num_beams(params.num_beams, self.config)
         params = with_token_ids(params, self.tokenizer, self.spec.vocab_size)
         if params.stop_strings and self.tokenizer is None:
             raise UserError(
@@ -470,8 +588,9 @@ class LLM:
     ) -> Generator[StreamOutput, None, None]:
         """Yields the answers to one prompt, or to several, as they grow.
 
-        Joined texts equal `generate`'s; text that may yet become a stop string waits. Leaving the
-        iterator early aborts the requests. Raises ValueError for an answer that fails.
+        Joined texts equal `generate`'s; text that may yet become a stop string waits, and the
+        answers of a beam search come whole, at its end. Leaving the iterator early aborts the
+        requests. Raises ValueError for an answer that fails.
         """
         one = isinstance(prompts, str) or all(isinstance(prompt, int) for prompt in prompts)
         several = cast("Sequence[Prompt]", [prompts] if one else prompts)

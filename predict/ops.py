@@ -12,6 +12,8 @@ from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from predict import library
 
 if TYPE_CHECKING:
@@ -149,6 +151,17 @@ def paged_attention(
         attention.window,
         attention.kv_format,
     )[0]
+
+
+def copy_blocks(caches: Sequence[Tensor], copies: Sequence[tuple[int, int]]) -> None:
+    """Copies blocks of caches [N, ...], in place: (from, to), no block both.
+
+    The caches are of one device, and their blocks multiples of 16 bytes.
+    """
+    import paddle
+
+    pairs = paddle.to_tensor(np.array(copies, np.int32), place=paddle.CPUPlace())
+    _run()("regatta_copy_blocks", list(caches), pairs)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -342,6 +355,20 @@ def sample(
     """
     columns = temperature, top_k, top_p, seeds, offsets, min_p, typical_p
     return _run()("regatta_sample", logits, *columns)[0]
+
+
+def log_softmax(logits: Tensor, rows: Tensor) -> None:
+    """Turns `rows` [B] of logits [L, V] into log-probabilities, in place; GPUs only."""
+    _run()("regatta_log_softmax", logits, rows)
+
+
+def likeliest(logits: Tensor, rows: Tensor, count: int) -> Tensor:
+    """The `count` largest of each of `rows` [B] of logits [L, V] that are above -inf; GPUs only.
+
+    Returns [2, B, count] int32: token ids, the lower first on ties, and their values, floats by
+    their bits. Behind the last one, and for a row with a NaN, token ids are -1.
+    """
+    return _run()("regatta_likeliest", logits, rows, count)[0]
 
 
 def resolve_tokens(token_ids: Tensor, last_tokens: Tensor) -> None:

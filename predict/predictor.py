@@ -69,6 +69,7 @@ def run(config: PredictorConfig, make_llm: MakeLLM) -> int:
 
     Every prompt is read, tokenized and checked before the model is loaded. Raises UserError.
     """
+    from predict.config import check_num_beams
     from predict.data import built_in_items, check_output_path, read_data_file
     from predict.nn.hf_config import ConfigReader
     from predict.prompts import prepare_params, prepare_prompts
@@ -95,6 +96,7 @@ def run(config: PredictorConfig, make_llm: MakeLLM) -> int:
             config.sampling_params,
             tokenizer,
             lambda: ConfigReader.from_dir(engine.model_name_or_path).get_int("vocab_size"),
+            lambda params: check_num_beams(params.num_beams, engine),
         )
         for warning in prompts.warnings:
             _say(f"warning: {warning}")
@@ -168,17 +170,16 @@ def answer(
 def result_line(item: DataItem, output: RequestOutput) -> dict[str, Any]:
     """What the output file says of a prompt: PaddleNLP's keys, and what was asked for besides.
 
-    "output" is a text, or with several answers a list; "logprobs" and "prompt_logprobs" have a list
-    per token, its own first; "error" says what ended an answer early.
+    "outputs" has all answers where there are several. "logprobs" (then of each answer) and
+    "prompt_logprobs" have a list per token, its own first; "error" says what ended an answer early.
     """
-    result: dict[str, Any] = {"src": item.src, "tgt": item.tgt}
-
-    def put(key: str, values: list[Any]) -> None:
-        result[key] = values if len(values) > 1 else values[0]
-
-    put("output", [answer.text for answer in output.outputs])
+    result: dict[str, Any] = {"src": item.src, "tgt": item.tgt, "output": output.text}
+    several = len(output.outputs) > 1
+    if several:
+        result["outputs"] = [answer.text for answer in output.outputs]
     if output.outputs[0].logprobs is not None:
-        put("logprobs", [_plain(answer.logprobs or ()) for answer in output.outputs])
+        logprobs = [_plain(answer.logprobs or ()) for answer in output.outputs]
+        result["logprobs"] = logprobs if several else logprobs[0]
     if output.prompt_logprobs is not None:
         result["prompt_logprobs"] = _plain(output.prompt_logprobs)
     errors = [answer.error for answer in output.outputs if answer.error is not None]

@@ -121,6 +121,15 @@ def rope_and_cache_write(
     return q, [tensor for pair in zip(write(k, 0), write(v, 1), strict=True) for tensor in pair]
 
 
+def copy_blocks(caches: Sequence[Tensor], copies: Sequence[tuple[int, int]]) -> None:
+    """Copies blocks of caches [N, ...], in place: (from, to), no block both."""
+    import paddle
+
+    source, target = paddle.to_tensor(np.array(copies, np.int64)).unbind(axis=1)
+    for cache in caches:
+        paddle.index_put_(cache, (target,), paddle.gather(cache, source))
+
+
 def _bits(words: Tensor) -> Tensor:
     """int32 0 or 1 [T, 32 * words] of int32 [T, words], the lowest bit of word 0 first."""
     import paddle
@@ -313,19 +322,20 @@ def _sample_row(
         return int(np.argmax(logits))
     scaled = logits.astype(np.float64) / temperature
     order = np.argsort(-scaled, kind="stable")
-    if top_k > 0:
-        order = order[:top_k]
     distance = scaled[order[0]] - scaled[order]
     weights = np.exp(-distance)
+    kept = min(top_k, len(order)) if top_k > 0 else len(order)
     if top_p < 1:  # the smallest prefix that reaches it
-        kept = int(np.searchsorted(np.cumsum(weights / weights.sum()), top_p)) + 1
-        order, distance, weights = order[:kept], distance[:kept], weights[:kept]
+        shares = np.cumsum(weights[:kept] / weights[:kept].sum())
+        kept = min(int(np.searchsorted(shares, top_p)) + 1, kept)
     if min_p > 0:
-        kept = max(int(np.count_nonzero(weights >= min_p)), 1)
-        order, distance, weights = order[:kept], distance[:kept], weights[:kept]
+        kept = max(int(np.count_nonzero(weights[:kept] >= min_p)), 1)
     if typical_p < 1:
-        typical = _typical(distance, weights, typical_p)
+        kept = int(np.searchsorted(distance, distance[kept - 1], side="right"))  # and its equals
+        typical = np.flatnonzero(_typical(distance[:kept], weights[:kept], typical_p))
         order, weights = order[typical], weights[typical]
+    else:
+        order, weights = order[:kept], weights[:kept]
     cumulative = np.cumsum(weights)
     index = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
     return int(order[min(index, len(cumulative) - 1)])

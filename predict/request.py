@@ -5,6 +5,7 @@ Plain Python: the command line, the scheduler and the tests use this file withou
 
 from __future__ import annotations
 
+import copy
 import enum
 import math
 import numbers
@@ -18,9 +19,11 @@ from predict.errors import UserError
 
 if TYPE_CHECKING:
     from predict.engine.answer_text import AnswerText
+    from predict.engine.beams import BeamGroup
     from predict.engine.logprobs import LogprobRecord
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+EarlyStopping = Literal[False, True, "never"]
 
 # Seeds reach the sampling op as int64, token ids the network as int32.
 _MAX_SEED = 2**63 - 1
@@ -113,10 +116,17 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     stop: str | tuple[str, ...] = ()  # the text ends before the first of these
     include_stop_str_in_output: bool = False  # the text ends behind it instead
-    n: int = 1  # answers; sample i has seed + i, where there is a seed
+    n: int = 1  # answers: the best beams, or samples; sample i has seed + i, if there is a seed
     best_of: int | None = None  # samples of which the n likeliest are returned; None: n
     logprobs: int | None = None  # of each token, and of so many likeliest ones; None: none
     prompt_logprobs: int | None = None  # likewise, of the prompt's tokens but the first
+    # Beam search as HF transformers 5 has it (predict.engine.beams); processors before see
+    # log-probabilities then, not logits.
+    num_beams: int = 1  # above 1: the likeliest sequences are searched for with so many beams
+    length_penalty: float = 1.0  # a score is a sum of log-probabilities / length ** this
+    # True: ends with the num_beams-th hypothesis. False: when the best beam, were it to end now,
+    # would score no better than the worst of these. "never": when it could not at any length.
+    early_stopping: EarlyStopping = False
 
     def __post_init__(self) -> None:
         checked: dict[str, object] = {}
@@ -176,6 +186,7 @@ class SamplingParams:
             _integer("stop_token_ids", token_id, 0, allowed) for token_id in self.stop_token_ids
         )
         checked |= self._checked_answers()
+        checked |= self._checked_beams()
 
         # Normalised to plain Python numbers: NumPy scalars from a data file would slow every
         # comparison of the scheduler and do not serialise to JSON.
@@ -189,7 +200,9 @@ class SamplingParams:
                     f"lower min_length or raise {name}"
                 )
 
-        if self.n > self.num_samples:
+        if self.num_beams > 1:
+            check_beams(self)
+        elif self.n > self.num_samples:
             raise UserError(
                 f"best_of {self.best_of} is less than n {self.n}: the n best are returned; raise "
                 "best_of or lower n"
@@ -231,6 +244,20 @@ class SamplingParams:
                 raise UserError(f"{name} {number} is not supported (allowed: {allowed})")
         return checked
 
+    def _checked_beams(self) -> dict[str, object]:
+        """The fields of beam search, normalised."""
+        checked: dict[str, object] = {}
+        checked["num_beams"] = _integer("num_beams", self.num_beams, 1, "an integer of at least 1")
+        checked["length_penalty"] = _real(
+            "length_penalty", self.length_penalty, "a finite number; above 0 favours long answers"
+        )
+        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
+            raise UserError(
+                f"early_stopping {self.early_stopping!r} is not supported (allowed: False, True, "
+                "'never')"
+            )
+        return checked
+
     @property
     def greedy(self) -> bool:
         """True when the most likely token is always taken."""
@@ -243,7 +270,9 @@ class SamplingParams:
 
     @property
     def num_samples(self) -> int:
-        """Sequences that are generated."""
+        """Requests that it takes; beams belong to one."""
+        if self.num_beams > 1:
+            return 1
         return self.n if self.best_of is None else self.best_of
 
     @property
@@ -264,6 +293,39 @@ class SamplingParams:
 
 # A prompt of a data file may have these keys: what holds for it alone.
 SAMPLING_KEYS = tuple(field.name for field in fields(SamplingParams))
+
+
+# Fields that a beam search has no use for, and the values that change nothing.
+_BEAM_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "temperature": (1.0, 0.0),
+    "top_k": (0, 1),
+    "top_p": (1.0,),
+    "min_p": (0.0,),
+    "typical_p": (1.0,),
+    "seed": (None,),
+    "best_of": (None,),
+    "logprobs": (None,),
+    "stop": ((),),
+}
+
+
+def check_beams(params: SamplingParams) -> None:
+    """Raises UserError where `params` ask for beams and for something that beams do not do."""
+    if params.n > params.num_beams:
+        raise UserError(
+            f"n {params.n} is more than num_beams {params.num_beams}: the n best of these are "
+            "returned (allowed: 1 to num_beams); lower n (--num_return_sequences) or raise "
+            "num_beams"
+        )
+    for name, neutral in _BEAM_NEUTRAL.items():
+        value = getattr(params, name)
+        if value not in neutral:
+            allowed = ", ".join(map(repr, neutral))
+            raise UserError(
+                f"{name} {value!r} is not supported with num_beams {params.num_beams} (allowed: "
+                f"{allowed}): a beam search draws no tokens, returns scores, and knows its text at "
+                f"the end; leave {name} out, or num_beams"
+            )
 
 
 class RequestStatus(enum.Enum):
@@ -323,6 +385,7 @@ class Request:
         "answer",
         "arrival_index",
         "arrival_time",
+        "beam_group",
         "block_digests",
         "block_ids",
         "cache_salt",
@@ -393,6 +456,28 @@ class Request:
         self.num_published_blocks = 0  # leading blocks of block_ids that others may match
         self.max_num_tokens = 0  # prompt + output, set by Scheduler.add
         self.max_num_blocks = 0  # blocks for max_num_tokens, set by Scheduler.add
+        # Whose beam this is, or whose search; set by Scheduler.add where there are beams.
+        self.beam_group: BeamGroup | None = None
+
+    def fork(self, request_id: int) -> Request:
+        """A beam with the same tokens and blocks; the caller takes references of the blocks."""
+        beam = copy.copy(self)
+        beam.request_id = request_id
+        beam.token_ids = list(self.token_ids)
+        beam.block_ids = list(self.block_ids)
+        beam.block_digests = list(self.block_digests)
+        beam.logprobs = None
+        return beam
+
+    @property
+    def owner(self) -> Request:
+        """The request that was added: this one, or whose beam it is."""
+        return self if self.beam_group is None else self.beam_group.request
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences of the batch that it takes: a search before its first fork, all its beams'."""
+        return self.sampling_params.num_beams if self.owner is self else 1
 
     @property
     def num_tokens(self) -> int:
@@ -458,13 +543,14 @@ TokenLogprobs = dict[int, Logprob]  # by token id: the token itself first, then 
 class CompletionOutput:
     """One of the answers to a prompt."""
 
-    index: int  # of the sample; with best_of the place among the best
+    index: int  # of the sample; with best_of or beams the place among the best
     text: str
     token_ids: tuple[int, ...]  # generated, an ending eos included
     finish_reason: FinishReason | None  # None while it is still running
     cumulative_logprob: float | None = None  # of all tokens, where logprobs were wanted
     logprobs: tuple[TokenLogprobs, ...] | None = None  # of each token
     error: str | None = None
+    score: float | None = None  # of a beam search: see SamplingParams.length_penalty
 
 
 @dataclass(frozen=True)

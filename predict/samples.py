@@ -74,7 +74,7 @@ class Samples:
             if request is not self.requests[0]:
                 request.leader = self.requests[0]
             own = request.sampling_params
-            if detokenizer is not None and (streamed or own.stop_strings):
+            if detokenizer is not None and (streamed or own.stop_strings) and own.num_beams == 1:
                 stream = detokenizer.stream(request.prompt_token_ids)
                 request.answer = AnswerText(
                     stream, own.stop_strings, own.include_stop_str_in_output
@@ -95,18 +95,33 @@ class Samples:
         return next((r.error for r in self.requests if r.finish_reason == "error"), None)
 
     def pieces(self) -> list[StreamOutput]:
-        """What is new since the last call, of each sample that has something new."""
+        """What is new since the last call, of each sample that has something new.
+
+        Of a beam search all answers, once it has ended.
+        """
+        if self.params.num_beams > 1:
+            if not self.is_finished or self._num_sent[0] < 0:
+                return []
+            self._num_sent[0] = -1
+            return [
+                StreamOutput(
+                    *(each.text, each.token_ids, each.finish_reason, each.index, self.prompt_index)
+                )
+                for each in self.output().outputs
+            ]
         pieces: list[StreamOutput] = []
         for index, request in enumerate(self.requests):
             reason, sent = request.finish_reason, self._num_sent[index]
             if sent < 0:
                 continue  # its last piece is out
-            new = tuple(request.output_token_ids[sent:])
+            first = request.num_prompt_tokens + sent
+            new = tuple(request.token_ids[first : request.num_known_tokens])
             if not new and reason is None:
                 continue
             self._num_sent[index] = sent + len(new) if reason is None else -1
-            pieces.append(StreamOutput(self._new_text(request), new, reason, index))
-        return [replace(piece, prompt_index=self.prompt_index) for piece in pieces]
+            text = self._new_text(request)
+            pieces.append(StreamOutput(text, new, reason, index, self.prompt_index))
+        return pieces
 
     def _new_text(self, request: Request) -> str:
         if request.answer is None:
@@ -116,8 +131,13 @@ class Samples:
         return request.answer.take()
 
     def output(self) -> RequestOutput:
-        """What the samples are now; with best_of the likeliest n of them, the best first."""
+        """What the samples are now; with best_of the likeliest n of them, the best first.
+
+        Of a beam search its answers, once it has ended.
+        """
         completions = [self._completion(index) for index in range(len(self.requests))]
+        if self.params.num_beams > 1 and completions[0].token_ids:
+            completions = self._found_by_beams()
         if self.params.num_samples > self.params.n:
             completions.sort(key=lambda each: (each.error is not None, -_likelihood(each)))
             completions = [replace(each, index=i) for i, each in enumerate(completions)]
@@ -136,6 +156,20 @@ class Samples:
             outputs=tuple(completions[: self.params.n]),
             prompt_logprobs=tuple(record.prompt) if record and wants_prompt else None,
         )
+
+    def _found_by_beams(self) -> list[CompletionOutput]:
+        group = self.requests[0].beam_group
+        assert group is not None
+        return [
+            CompletionOutput(
+                index=index,
+                text=self._decoded(each.token_ids),
+                token_ids=tuple(each.token_ids),
+                finish_reason=each.finish_reason,
+                score=each.score,
+            )
+            for index, each in enumerate(group.returned)
+        ]
 
     def _completion(self, index: int) -> CompletionOutput:
         request = self.requests[index]
@@ -156,11 +190,13 @@ class Samples:
             if request.finish_reason is not None:
                 request.answer.finish()
             return request.answer.text
+        return self._decoded(request.output_token_ids)
+
+    def _decoded(self, token_ids: list[int]) -> str:
         if self._tokenizer is None:
             return ""
-        return self._tokenizer.decode_continuation(
-            request.prompt_token_ids, request.output_token_ids
-        )
+        prompt_token_ids = self.requests[0].prompt_token_ids
+        return self._tokenizer.decode_continuation(prompt_token_ids, token_ids)
 
 
 def _likelihood(completion: CompletionOutput) -> float:

@@ -25,7 +25,7 @@ NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
 
 
 class Backend(Protocol):
-    """The three verbs that differ between tokenizer libraries."""
+    """What differs between tokenizer libraries."""
 
     vocab_size: int  # ids, added tokens included
 
@@ -39,6 +39,10 @@ class Backend(Protocol):
 
     def token_to_id(self, token: str) -> int | None:
         """The id of one token's text, or None."""
+        ...
+
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each token."""
         ...
 
     def encode_inside(self, text: str) -> list[int]:
@@ -108,6 +112,10 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `token_ids` standing alone: a sentencepiece model drops one leading space."""
         return self._backend.decode(token_ids, skip_special_tokens)
+
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each token, special and added ones included."""
+        return self._backend.vocabulary()
 
     def decode_continuation(
         self,
@@ -190,6 +198,10 @@ class _FastBackend:
         token_id: int | None = self._tokenizer.token_to_id(token)
         return token_id
 
+    def vocabulary(self) -> dict[str, int]:
+        tokens: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        return tokens
+
 
 @dataclass(frozen=True)
 class _AddedToken:
@@ -270,6 +282,10 @@ class _SentencePieceBackend:
             return self._added[token].token_id
         token_id: int = self._prefixed.piece_to_id(token)
         return token_id if self._prefixed.id_to_piece(token_id) == token else None
+
+    def vocabulary(self) -> dict[str, int]:
+        pieces = {self._prefixed.id_to_piece(i): i for i in range(self._num_pieces)}
+        return {**pieces, **{text: token.token_id for text, token in self._added.items()}}
 
     def _encode_plain(self, text: str, first: bool) -> list[int]:
         if not text:

@@ -447,7 +447,7 @@ def answers(*outputs: CompletionOutput) -> RequestOutput:
     return RequestOutput(0, (1, 2), *common, ({3: Logprob(-0.5, 1)},))
 
 
-def test_several_answers_are_a_list_with_their_logprobs() -> None:
+def test_several_answers_are_all_there_with_their_logprobs() -> None:
     logprobs = ({7: Logprob(-0.25, 1), 8: Logprob(-math.inf, 2)},)
     shown = [
         {"token_id": 7, "logprob": -0.25, "rank": 1},
@@ -460,9 +460,9 @@ def test_several_answers_are_a_list_with_their_logprobs() -> None:
     assert line["logprobs"] == [shown]
     assert line["prompt_logprobs"] == [[{"token_id": 3, "logprob": -0.5, "rank": 1}]]
     line = result_line(item, answers(one, CompletionOutput(1, "y", (7,), "stop", -0.25, logprobs)))
-    assert line["output"] == ["x", "y"]
+    assert (line["output"], line["outputs"]) == ("x", ["x", "y"])
     assert line["logprobs"] == [[shown], [shown]]
-    assert list(line) == ["src", "tgt", "output", "logprobs", "prompt_logprobs"]
+    assert list(line) == ["src", "tgt", "output", "outputs", "logprobs", "prompt_logprobs"]
 
 
 def test_an_answer_that_failed_is_named_and_the_others_are_written(run: Runs) -> None:

@@ -103,9 +103,7 @@ REFUSED = [
     ("prefix_path", "x", "Full checkpoints"),
     ("export_precache", "true", "Full checkpoints"),
     ("speculate_method", "eagle", "lookahead"),
-    ("draft_model_name_or_path", "x", "without a draft model"),
-    ("speculate_verify_window", "3", "exact"),
-    ("decode_strategy", "beam_search", "greedy_search"),
+    ("return_full_hidden_states", "true", "draft_model"),
     ("avx_type", "fp16_int8", "bf16"),
     ("device", "xpu", "--device cpu"),
     ("model_type", "gpt-3", "config.json"),
@@ -165,6 +163,23 @@ def test_the_readme_table_has_every_flag() -> None:
         (["--avx_cachekv_type", "fp16"], "does not agree with --dtype float32"),
         (["--decode_strategy", "greedy_search", "--top_p", "0.7"], "leave them out"),
         (["--decode_strategy", "greedy_search", "--temperature", "0.5"], "leave them out"),
+        (["--decode_strategy", "beam_search", "--top_p", "0.7"], "neither samples nor"),
+        (["--num_beams", "4"], "add --decode_strategy beam_search"),
+        (["--early_stopping", "true"], "add --decode_strategy beam_search"),
+        (["--decode_strategy", "beam_search", "--benchmark"], "one sequence each"),
+        (["--benchmark", "--stop", "x"], "leave --stop out"),
+        (
+            ["--benchmark", "--num_return_sequences", "2", "--top_k", "0"],
+            "leave --num_return_sequences",
+        ),
+        (["--num_return_sequences", "2"], "n 2 with greedy decoding"),
+        (["--best_of", "1", "--n", "2", "--top_k", "0"], "best_of 1 is less than n 2"),
+        (["--decode_strategy", "beam_search"], r"num_beams 4 is .*\(allowed: 1 to 1, which is"),
+        (["--decode_strategy", "beam_search", "--num_beams", "0"], "num_beams 0"),
+        (
+            ["--decode_strategy", "beam_search", "--num_return_sequences", "5"],
+            "n 5 is more than num_beams 4",
+        ),
         (["--top_p", "1.5"], "a probability"),
         (["--mode", "static", "--load_format", "dummy"], "brings its own"),
         (["--benchmark_file", "x"], "needs --benchmark"),
@@ -233,6 +248,16 @@ def test_sampling_flags_become_sampling_params(
     params = config_of(model, *words).sampling_params
     assert params.greedy == greedy
     assert (params.top_k, params.top_p, params.temperature) == (top_k, top_p, temperature)
+
+
+def test_beam_flags_become_sampling_params(model: Path) -> None:
+    words = ["--decode_strategy", "beam_search", "--batch_size", "8", "--num_beams", "6"]
+    params = config_of(model, *words, "--length_penalty", "0.6").sampling_params
+    assert (params.num_beams, params.length_penalty, params.early_stopping) == (6, 0.6, False)
+    words += ["--early_stopping", "never", "--num_return_sequences", "2"]
+    params = config_of(model, *words).sampling_params
+    assert (params.n, params.early_stopping) == (2, "never")
+    assert config_of(model).sampling_params.num_beams == 1
 
 
 @pytest.mark.parametrize(

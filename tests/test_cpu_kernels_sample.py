@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from predict.library import Library
+from predict.reference import _sample_row
 from tests.cpu_kernels import CANDIDATES, Array, force, normal, refusal, threads
 
 Ints = npt.NDArray[np.int64]
@@ -203,6 +204,53 @@ def test_draws_equal_a_sort_of_the_whole_vocabulary(
             num_compared += 1
         assert np.isfinite(row[token])
     assert num_compared > len(rows) // 2 or (size > 1 and (temperature >= 3 or size > 9000))
+
+
+NARROWED = (
+    # temperature, top_k, top_p, min_p, typical_p
+    (1.0, 0, 1.0, 0.02, 1.0),
+    (2.0, 0, 0.95, 0.05, 1.0),
+    (1.0, 50, 0.9, 0.1, 1.0),
+    (1.0, 0, 1.0, 0.0, 0.5),
+    (0.7, 0, 1.0, 0.0, 0.95),
+    (1.5, 0, 0.9, 0.0, 0.2),
+    (3.0, 300, 1.0, 0.0, 0.7),
+    (1.0, 0, 0.95, 0.01, 0.9),
+)
+
+
+@pytest.mark.parametrize("size", [1, 3, 17, 256, 9001, 40_000])
+@pytest.mark.parametrize("setting", NARROWED, ids=str)
+def test_narrowed_draws_equal_the_reference(
+    compiled: Library, candidate: str, size: int, setting: tuple[float, int, float, float, float]
+) -> None:
+    """min_p and typical_p, beside the others."""
+    rng = np.random.default_rng(21)
+    rows = row_kinds(rng, size)
+    # Ties on a border of top_k and top_p go with their equals where typical_p is on.
+    rows = rows[[0, 1, 4, 5, 6]] if setting[4] < 1 else rows
+    rows = np.repeat(rows, 8, axis=0)
+    temperature, top_k, top_p, min_p, typical_p = (float(np.float32(value)) for value in setting)
+    offsets = np.arange(len(rows))
+    got = sample(
+        compiled,
+        rows,
+        temperature,
+        int(top_k),
+        top_p,
+        seeds=6,
+        offsets=offsets,
+        min_p=min_p,
+        typical_p=typical_p,
+    )
+    others = 0
+    for row, offset, token in zip(rows, offsets, got, strict=True):
+        u = uniform(6, int(offset))
+        wanted = _sample_row(row, temperature, int(top_k), top_p, u, min_p, typical_p)
+        assert np.isfinite(row[token])
+        # A border decided by rounding moves the draw by a token or two.
+        others += abs(int(np.sum(row > row[token])) - int(np.sum(row > row[wanted]))) > 2
+    assert others == 0
 
 
 def test_large_vocabulary_of_equal_and_of_flat_logits(compiled: Library) -> None:

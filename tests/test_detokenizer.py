@@ -43,6 +43,9 @@ class Backend:
     def token_to_id(self, token: str) -> int | None:
         return None
 
+    def vocabulary(self) -> dict[str, int]:
+        raise NotImplementedError
+
 
 def tokenizer_of(vocab_size: int, decode: Callable[[list[int], bool], str]) -> Tokenizer:
     return Tokenizer(Backend(vocab_size, decode), {})

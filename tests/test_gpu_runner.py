@@ -8,18 +8,21 @@ import dataclasses
 import numpy as np
 import pytest
 
-from predict import LLM
+from predict import LLM, SamplingParams
 from predict.config import EngineConfig
 from predict.device import GIB, MemoryInfo
 from predict.engine.gpu_runner import (
+    GraphShape,
     InputBuffer,
     bucket_size,
-    is_decode,
+    graph_shape,
     num_elements,
     write_choices,
 )
 from predict.engine.kv_cache import check_gpu_memory, num_gpu_cache_blocks, weight_bytes
+from predict.engine.logits import FOR_EVER, Adjustment
 from predict.engine.sampler import GREEDY, Choice
+from predict.engine.token_history import encoded
 from predict.errors import UserError
 from predict.kv_formats import kv_format_of
 from predict.nn.inputs import empty_example
@@ -54,12 +57,35 @@ def test_buckets_hold_their_batches() -> None:
     assert set(sizes.tolist()) >= {1, 2, 4, 8, 16, 32, 64, 128}
 
 
-def test_only_steps_of_one_sampled_token_per_request_are_decodes() -> None:
-    step = empty_example()
-    assert is_decode(step)
-    two_tokens = step._replace(token_ids=np.zeros(2, np.int32))
-    assert not is_decode(two_tokens)
-    assert not is_decode(step._replace(logit_indices=np.zeros(0, np.int32)))
+def shape_of(lengths: list[int], num_logits: list[int]) -> GraphShape | None:
+    borders = np.cumsum([0, *lengths])
+    rows = [np.arange(end - count, end) for end, count in zip(borders[1:], num_logits, strict=True)]
+    return graph_shape(
+        empty_example()._replace(
+            token_ids=np.zeros(borders[-1], np.int32),
+            cu_seqlens_q=borders,
+            context_lens=np.array(lengths),
+            logit_indices=np.concatenate(rows),
+            max_lens=np.array([max(lengths), 100]),
+        )
+    )
+
+
+def test_short_sampled_spans_have_graphs() -> None:
+    assert shape_of([1], [1]) == GraphShape(1, 1, 1, True)
+    assert shape_of([1, 1, 1], [1, 1, 1]) == GraphShape(4, 4, 1, True)
+    assert shape_of([11], [11]) == GraphShape(1, 16, 16, True)
+    assert shape_of([3, 1, 1], [3, 1, 1]) == GraphShape(4, 8, 4, True)
+    assert shape_of([6, 1, 1], [6, 1, 1]) == GraphShape(4, 8, 8, True)
+    assert shape_of([2, 1], [1, 1]) == GraphShape(2, 4, 4, False)
+    # Not as many rows as tokens, padding included.
+    assert shape_of([2, 1, 1], [1, 1, 1]) == GraphShape(4, 8, 4, False)
+
+
+def test_prompts_have_none() -> None:
+    assert shape_of([1], [0]) is None
+    assert shape_of([17], [1]) is None
+    assert shape_of([5, 1], [0, 1]) is None
 
 
 def test_fields_of_a_buffer_share_its_memory() -> None:
@@ -163,6 +189,27 @@ def test_too_little_memory_is_said_before_weights_are_read(
 def test_plain_operators_are_refused_on_a_gpu() -> None:
     with pytest.raises(UserError, match="--append_attn"):
         LLM(config(inference_model=False))
+
+
+def test_rules_are_encoded_as_the_operator_reads_them() -> None:
+    params = SamplingParams(
+        logit_bias={7: 1.5}, bad_words=[[4], [5, 6, 9], [2]], min_length=3, stop_token_ids=(8,)
+    )
+    words = encoded(Adjustment.of(params, eos_token_ids=(2,))).tolist()
+    num_rules = words[0]
+    heads = np.array(words[1 : 1 + 4 * num_rules]).reshape(num_rules, 4)
+    rules = []
+    for start, length, bits, until in heads.tolist():
+        amount = float(np.int32(bits).view(np.float32))
+        rules.append((words[start : start + length], amount, until))
+    assert len(words) == heads[-1, 0] + heads[-1, 1]
+    assert rules == [
+        ([7], 1.5, FOR_EVER),
+        ([4], -np.inf, FOR_EVER),
+        ([5, 6, 9], -np.inf, FOR_EVER),  # [2] alone is the end of the text: no bad word
+        ([2], -np.inf, 3),
+        ([8], -np.inf, 3),
+    ]
 
 
 def test_choices_lie_where_the_operator_reads_them() -> None:

@@ -35,7 +35,14 @@ def functions(module: Any) -> dict[str, inspect.Signature]:
 def test_both_backends_offer_the_same_functions() -> None:
     compiled, plain = functions(ops), functions(reference)
     packing = {"pack_dense", "pack_quantized", "fold_norm"}  # only the compiled operators need them
-    gpu = {"resolve_tokens", "adjust_logits", "sample_step", "logprobs"}  # around the network there
+    gpu = {
+        "resolve_tokens",
+        "adjust_logits",
+        "sample_step",
+        "logprobs",
+        "log_softmax",
+        "likeliest",
+    }  # around the network there
     own = {"philox4x32", "uniform"}  # the sampler's arithmetic, compiled in the other one
     assert compiled.keys() - packing - gpu == plain.keys() - own
     for name in plain.keys() - own:

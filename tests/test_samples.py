@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,13 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams
+from predict.engine import scheduler as scheduler_module
 from predict.engine.batch import build_inputs
 from predict.engine.logprobs import LogprobRecord, measure
-from predict.engine.scheduler import MAX_PROMPT_LOGITS, Scheduler, SchedulerConfig
+from predict.engine.scheduler import (
+    MAX_PROMPT_LOGITS,
+    Scheduler,
+    SchedulerConfig,
+    _waits_for_leader,
+)
 from predict.errors import UserError
 from predict.request import MAX_LOGPROBS, Request, TokenLogprobs
 from predict.samples import Samples, sample_params
+from tests import test_scheduler
 from tests.test_llm import DEMO, PROMPTS
 
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=7, max_new_tokens=12)
@@ -196,9 +206,9 @@ def test_logprobs_are_those_of_a_plain_run_over_the_whole_text(
     llm = LLM(config(**changes))
     prompts = [list(range(100, 170)), list(range(100, 133)), [300, 301, 300, 301, 300, 301], [7]]
     params = [
-        SamplingParams(temperature=0.8, seed=3, max_new_tokens=20, logprobs=4, prompt_logprobs=2),
+        SamplingParams(temperature=0.8, seed=3, max_new_tokens=12, logprobs=4, prompt_logprobs=2),
         SamplingParams(temperature=0.0, max_new_tokens=9, prompt_logprobs=0, presence_penalty=9.0),
-        SamplingParams(temperature=0.0, max_new_tokens=40, logprobs=20, repetition_penalty=1.3),
+        SamplingParams(temperature=0.0, max_new_tokens=20, logprobs=20, repetition_penalty=1.3),
         SamplingParams(temperature=0.0, max_new_tokens=3, logprobs=0, prompt_logprobs=20),
     ]
     for _ in range(2):  # the second time over a warm prefix cache
@@ -219,6 +229,26 @@ def test_logprobs_are_those_of_a_plain_run_over_the_whole_text(
                 rows = expected[: len(prompt) - 1]
                 check(rest, rows, tuple(prompt[1:]), param.prompt_logprobs)
     assert llm.stats().num_used_blocks == 0
+
+
+def test_an_exported_program_measures_the_same(oracle: LLM, tmp_path: Path) -> None:
+    export_model(oracle.config, tmp_path)
+    static = LLM(replace(oracle.config, model_name_or_path=str(tmp_path), mode="static"))
+    params = SamplingParams(temperature=0.0, max_new_tokens=4, logprobs=2, prompt_logprobs=1)
+    (got,), (wanted,) = (each.generate([list(range(40, 60))], params) for each in (static, oracle))
+    assert got.token_ids == wanted.token_ids
+    for ours, theirs in (
+        (got.prompt_logprobs, wanted.prompt_logprobs),
+        (got.outputs[0].logprobs, wanted.outputs[0].logprobs),
+    ):
+        assert ours is not None
+        assert theirs is not None
+        for entry, expected in zip(ours, theirs, strict=True):
+            assert (entry or {}).keys() == (expected or {}).keys()
+            for token, (logprob, rank) in (entry or {}).items():
+                assert expected is not None
+                assert expected[token].rank == rank
+                assert expected[token].logprob == pytest.approx(logprob, abs=1e-4)
 
 
 def test_a_stopped_request_has_as_many_logprobs_as_tokens() -> None:
@@ -282,3 +312,51 @@ def test_samples_wait_for_the_first_ones_blocks_only(llm: LLM) -> None:
         batch = scheduler.schedule()
         assert batch is not None
         assert [span.request.request_id for span in batch.spans] == [1, 2]
+
+
+class GroupSimulation(test_scheduler.Simulation):
+    """Prompts come several times in a row, as samples do, and some want their logprobs."""
+
+    def add(self, prompt: list[int], params: SamplingParams) -> None:
+        first = len(self.requests)
+        for _ in range(self.rng.choice([1, 1, 2, 4])):
+            super().add(prompt, params)
+        for request_id in range(first, len(self.requests)):
+            request = self.requests[request_id]
+            if request_id > first:
+                request.leader = self.requests[first]
+            elif self.rng.random() < 0.4:
+                request.logprobs = LogprobRecord(None, 0, len(prompt))
+
+    def _check_turn(self, waits: bool, what: str) -> None:
+        going = (r for r in self.unfinished.values() if not test_scheduler.awaits_its_last_token(r))
+        oldest = min(going, key=lambda request: request.arrival_index, default=None)
+        # A sample may wait for the step that computes its prompt, while others go on.
+        if oldest is None or not _waits_for_leader(oldest, self.limits.block_size):
+            # Two requests may be the oldest, and wait, in turn.
+            super()._check_turn(waits, f"{what} {oldest and oldest.request_id}")
+
+
+@pytest.mark.parametrize("mode", ["plain", "drafts", "ahead"])
+def test_samples_and_prompt_logprobs_keep_the_schedulers_promises(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(test_scheduler, "Simulation", GroupSimulation)
+    monkeypatch.setattr(scheduler_module, "MAX_PROMPT_LOGITS", 7)
+    num_hits = 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        limits = test_scheduler.config(
+            max_num_seqs=rng.randint(1, 6),
+            max_num_batched_tokens=rng.randint(6, 30),
+            max_length=32,
+            block_size=rng.choice([1, 4, 5]),
+            num_blocks=rng.randint(32, 60),
+            reserve_full=rng.random() < 0.2,
+            prefix_caching=rng.random() < 0.8,
+            chunked_prefill=rng.random() < 0.7,
+            separate_steps=rng.random() < 0.3,
+        )
+        simulation = test_scheduler.run_random(limits, seed, 60, mode == "drafts", mode == "ahead")
+        num_hits += simulation.scheduler.stats.num_prefix_hit_tokens
+    assert num_hits > 4000

@@ -162,35 +162,103 @@ inline TokenAt walk(const SampleRow& row, const std::vector<Token>& tokens, doub
   return at;
 }
 
-// The token drawn from the typical ones among those with a logit >= `least`.
-inline int32_t draw_typical(const SampleRow& row, float least, double typical_p, double uniform,
-                            std::vector<Token>* tokens) {
-  tokens->clear();
-  collect(row, least, __builtin_inff(), tokens);
-  const auto distance = [&](const Token& token) {
-    return static_cast<double>(row.largest - token.logit) *
-           static_cast<double>(row.inverse_temperature);
-  };
-  const auto weight = [&](const Token& token) { return std::exp(-distance(token)); };
-  double total = 0.0, mean = 0.0;
-  for (const Token& token : *tokens) {
-    const double w = weight(token);
-    total += w;
-    mean += w * distance(token);
+// Weight and number of the tokens with low <= logit <= high.
+inline TokenMass mass_between(const SampleRow& row, float low, float high) {
+  constexpr int64_t kBlock = 64 * Vec::kLanes;
+  const Vec bottom = set1(low), top = set1(high);
+  TokenMass mass;
+  for (int64_t begin = 0; begin < row.size; begin += kBlock) {
+    Vec sum = zero();
+    const int64_t size = row.size - begin < kBlock ? row.size - begin : kBlock;
+    for_logits(row.logits + begin, size, [&](int64_t, Vec values) REGATTA_LAMBDA_INLINE {
+      sum = sum + where_ge(top, values, where_ge(values, bottom, row.weights(values)));
+      mass.count += __builtin_popcount(ge_mask(top, values) & ge_mask(values, bottom));
+    });
+    mass.weight += static_cast<double>(reduce_add(sum));
   }
-  mean /= total;
-  const auto surprise = [&](const Token& token) { return std::abs(distance(token) - mean); };
-  const size_t last = select_by_weight(
-      tokens, typical_p * total, false, weight,
-      [&](const Token& a, const Token& b) { return surprise(a) < surprise(b); });
-  const double widest = surprise((*tokens)[last]);
-  tokens->erase(std::remove_if(tokens->begin(), tokens->end(),
-                               [&](const Token& token) { return surprise(token) > widest; }),
-                tokens->end());
-  double kept = 0.0;
-  for (const Token& token : *tokens) kept += weight(token);
-  const size_t drawn = select_by_weight(tokens, uniform * kept, true, weight, comes_before);
-  return (*tokens)[drawn].index;
+  return mass;
+}
+
+// Mean of (largest - logit) / temperature, by weight, of the tokens with a logit >= `least`, finite.
+inline double mean_distance(const SampleRow& row, float least) {
+  constexpr int64_t kBlock = 64 * Vec::kLanes;
+  const Vec bottom = set1(least);
+  double total = 0.0, moment = 0.0;
+  for (int64_t begin = 0; begin < row.size; begin += kBlock) {
+    Vec weight = zero(), product = zero();
+    const int64_t size = row.size - begin < kBlock ? row.size - begin : kBlock;
+    for_logits(row.logits + begin, size, [&](int64_t, Vec values) REGATTA_LAMBDA_INLINE {
+      const Vec distance = (set1(row.largest) - values) * set1(row.inverse_temperature);
+      const Vec w = where_ge(values, bottom, row.weights(values));
+      weight = weight + w;
+      product = product + where_ge(values, bottom, w * distance);
+    });
+    total += static_cast<double>(reduce_add(weight));
+    moment += static_cast<double>(reduce_add(product));
+  }
+  return moment / total;
+}
+
+// Narrows the tokens with a logit >= *least, finite, to the typical ones: those with a logit from
+// *least to *highest, as the definition has them. Passes that only add weights halve a shell around
+// the mean distance until few tokens are in it; these are sorted.
+inline void find_typical(const SampleRow& row, double typical_p, float* least, float* highest,
+                         std::vector<Token>* tokens) {
+  constexpr int64_t kSortable = 1024;
+  constexpr int kMaxHalvings = 48;
+  const double temperature = 1.0 / static_cast<double>(row.inverse_temperature);
+  const double largest = static_cast<double>(row.largest), mean = mean_distance(row, *least);
+  const float bottom = *least;
+  const auto low_of = [&](double radius) {
+    return std::max(static_cast<float>(largest - (mean + radius) * temperature), bottom);
+  };
+  const auto high_of = [&](double radius) {
+    return std::min(static_cast<float>(largest - (mean - radius) * temperature), row.largest);
+  };
+  const double target = typical_p * mass_at_least(row, bottom).weight;
+  // Tokens within `inner` do not reach the target, tokens within `outer` do.
+  double inner = 0.0;
+  double outer = std::max(mean, (largest - static_cast<double>(bottom)) / temperature - mean);
+  TokenMass inside;
+  TokenMass within = mass_between(row, bottom, row.largest);
+  bool is_empty = true;  // no token is known to be inside
+  for (int i = 0; i < kMaxHalvings && within.count - inside.count > kSortable; ++i) {
+    const double middle = inner + (outer - inner) * 0.5;
+    const TokenMass half = mass_between(row, low_of(middle), high_of(middle));
+    if (half.weight >= target) {
+      within = half;
+      outer = middle;
+    } else {
+      inside = half;
+      inner = middle;
+      is_empty = false;
+    }
+  }
+  // The shell, the most typical first.
+  const float inner_low = low_of(inner), inner_high = high_of(inner);
+  const auto after = [](float x) { return std::nextafter(x, __builtin_inff()); };
+  tokens->clear();
+  if (is_empty) {
+    collect(row, low_of(outer), after(high_of(outer)), tokens);
+  } else {
+    collect(row, low_of(outer), inner_low, tokens);
+    collect(row, after(inner_high), after(high_of(outer)), tokens);
+  }
+  const auto surprise = [&](const Token& token) {
+    return std::abs((largest - static_cast<double>(token.logit)) / temperature - mean);
+  };
+  std::sort(tokens->begin(), tokens->end(),
+            [&](const Token& a, const Token& b) { return surprise(a) < surprise(b); });
+  *least = is_empty ? row.largest : inner_low;
+  *highest = is_empty ? -__builtin_inff() : inner_high;
+  double weight = inside.weight, widest = -1.0;
+  for (const Token& token : *tokens) {
+    if (weight >= target && surprise(token) > widest) break;
+    weight += static_cast<double>(row.weight(token.logit));
+    widest = surprise(token);
+    *least = std::min(*least, token.logit);
+    *highest = std::max(*highest, token.logit);
+  }
 }
 
 inline Status sample_row(const SampleParams& p, int64_t r, SampleBuffers* buffers) {
@@ -231,23 +299,37 @@ inline Status sample_row(const SampleParams& p, int64_t r, SampleBuffers* buffer
     least = row.logits[last.index];
   }
   if (p.min_p != nullptr && p.min_p[r] > 0.0f) {
-    const float bound = row.largest + std::log(p.min_p[r]) * std::max(p.temperature[r], 1e-30f);
+    const double border = static_cast<double>(row.largest) +
+                          std::log(static_cast<double>(p.min_p[r])) *
+                              static_cast<double>(std::max(p.temperature[r], 1e-30f));
+    float bound = static_cast<float>(border);
+    if (static_cast<double>(bound) < border) bound = std::nextafter(bound, row.largest);
     if (bound > least) {
       least = bound;
       kept = mass_at_least(row, least).weight;
     }
   }
-  if (p.typical_p != nullptr && p.typical_p[r] < 1.0f) {
-    // -infinity is no token; without this bound it would be one of weight 0.
+  float highest = row.largest;
+  const bool typical = p.typical_p != nullptr && p.typical_p[r] < 1.0f;
+  double skipped = 0.0;  // weight of the tokens above `highest`
+  if (typical) {
+    // -infinity is no token, and what lies below this bound has no weight in float32.
     least = std::max(least, row.largest - 100.0f * std::max(p.temperature[r], 1e-30f));
-    p.token_ids[r] =
-        draw_typical(row, least, static_cast<double>(p.typical_p[r]), uniform, tokens);
-    return {};
+    find_typical(row, static_cast<double>(p.typical_p[r]), &least, &highest, tokens);
+    kept = mass_between(row, least, highest).weight;
+    skipped = std::max(mass_at_least(row, least).weight - kept, 0.0);
   }
   // Rounded sums may differ in their last bits: stay below what all tokens together reach.
-  const double target = std::min(uniform * kept, total * (1.0 - 1e-9));
-  if (all && (top_p == 1.0 || target < above)) above = find_interval(row, target, true, tokens);
+  const double target = std::min(skipped + uniform * kept, total * (1.0 - 1e-9));
+  if (typical || (all && (top_p == 1.0 || target < above))) {
+    above = find_interval(row, target, true, tokens);
+  }
   while (tokens->size() > 1 && tokens->back().logit < least) tokens->pop_back();
+  size_t first = 0;
+  for (; first + 1 < tokens->size() && (*tokens)[first].logit > highest; ++first) {
+    above += static_cast<double>(row.weight((*tokens)[first].logit));
+  }
+  tokens->erase(tokens->begin(), tokens->begin() + static_cast<std::ptrdiff_t>(first));
   p.token_ids[r] = walk(row, *tokens, above, target, true).index;
   return {};
 }

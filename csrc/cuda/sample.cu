@@ -17,8 +17,8 @@
 // Bound: three reads of the row.
 // H200, vocabulary 128256, us for 1 / 32 / 64 / 128 / 256 rows: greedy 7 / 10 / 11 / 22 / 43,
 // temperature 31 / 44 / 45 / 79 / 155, with top-p 33 / 48 / 48 / 82 / 160, with top-k 50 and top-p
-// 33 / 44 / 45 / 81 / 158. Clusters that do not all fit at once are slower (64 rows in clusters of
-// 8: 157 us).
+// 33 / 44 / 45 / 81 / 158, with typical_p (when it made one pass more) 156 / 268 / 275 / 415 / 762.
+// Clusters that do not all fit at once are slower (64 rows in clusters of 8: 157 us).
 #include <algorithm>
 #include <cfloat>
 #include <cstddef>
@@ -30,35 +30,13 @@
 namespace regatta::cuda {
 namespace {
 
-#ifndef SAMPLE_THREADS
-#define SAMPLE_THREADS 512
-#endif
-constexpr int kThreads = SAMPLE_THREADS, kWarps = kThreads / kWarp;
-constexpr int kBlocksPerSm = 1024 / kThreads;
-constexpr int kBins = 2048, kBinsPerThread = kBins / kThreads;
+constexpr int kThreads = 1024, kWarps = kThreads / kWarp;
+constexpr int kBins = 2 * kThreads;
 constexpr int kMaxCandidates = 4096;
 constexpr int kFewCandidates = 1024;  // where a block has 64 KiB of shared memory (sm_75)
-constexpr float kRange = 40.f;      // weights below e^-40 are counted but weigh next to nothing
-constexpr float kLead = 24.f;       // how far the largest logit may be above the guess
-constexpr int kGuess = 4096;        // tokens of a block's slice that the guess is made from
-constexpr float kOne = 16777216.f;  // 2^24: weights of a bin are in (e^-0.032, 1]
+constexpr float kRange = 40.f;      // weights below e^-40 are counted but weigh nothing
+constexpr float kOne = 16777216.f;  // 2^24: weights of a bin are in (e^-0.02, 1]
 constexpr int kMaxCluster = 8;
-
-struct Extremes {
-  float largest = -INFINITY, least = INFINITY;  // of the finite ones; largest may be +infinity
-  bool has_nan = false;
-
-  __device__ __forceinline__ void add(float logit) {
-    largest = fmaxf(largest, logit);
-    if (logit > -INFINITY) least = fminf(least, logit);
-    has_nan |= logit != logit;
-  }
-  __device__ __forceinline__ void add(const Extremes& other) {
-    largest = fmaxf(largest, other.largest);
-    least = fminf(least, other.least);
-    has_nan |= other.has_nan;
-  }
-};
 
 struct Shared {
   uint32_t count[kBins];
@@ -68,9 +46,9 @@ struct Shared {
   double warp_mass[kWarps];
   int warp_count[kWarps];
   uint64_t warp_best[kWarps];
+  float warp_least[kWarps];
   uint64_t best;  // of the slice
-  Extremes warp_extremes[kWarps];
-  Extremes extremes[2];  // of the guess's part of the slice, of the slice
+  float least;
   int num_candidates;
   int bin_low[4], bin_high[4];  // what to gather: borders of top_k, top_p, the draw, min_p
   int mode;
@@ -166,22 +144,23 @@ __device__ __forceinline__ void block_scan(Shared& s, double* mass, int* count) 
   if (lane == kWarp - 1) s.warp_mass[warp] = *mass, s.warp_count[warp] = *count;
   __syncthreads();
   if (warp == 0) {
-    double m = lane < kWarps ? s.warp_mass[lane] : 0.0;
-    int c = lane < kWarps ? s.warp_count[lane] : 0;
+    double m = s.warp_mass[lane];
+    int c = s.warp_count[lane];
 #pragma unroll
     for (int o = 1; o < kWarp; o *= 2) {
       const double dm = __shfl_up_sync(~0u, m, o);
       const int dc = __shfl_up_sync(~0u, c, o);
       if (lane >= o) m += dm, c += dc;
     }
-    if (lane < kWarps) s.warp_mass[lane] = m, s.warp_count[lane] = c;
+    s.warp_mass[lane] = m;
+    s.warp_count[lane] = c;
   }
   __syncthreads();
   if (warp > 0) *mass += s.warp_mass[warp - 1], *count += s.warp_count[warp - 1];
   __syncthreads();
 }
 
-// One bin of the cluster's histograms, added up.
+// Adds the cluster's histograms into the leader's own arrays, for bins t and t + kThreads.
 __device__ __forceinline__ void gather_histogram(Shared& s, int bin, int cluster, uint64_t* mass,
                                                  uint32_t* count) {
   *mass = 0, *count = 0;
@@ -196,12 +175,12 @@ struct Row {
   const float* logits;
   int begin, end, rank, cluster;
   bool aligned;
-  float origin, inverse_temperature;  // distances are from `origin`
+  float largest, inverse_temperature;
   // Exact selections leave out tokens with d > farthest or |d - center| > radius.
   float farthest = INFINITY, center = 0.f, radius = INFINITY;
 
   __device__ __forceinline__ float distance(float logit) const {
-    return (origin - logit) * inverse_temperature;
+    return (largest - logit) * inverse_temperature;
   }
   __device__ __forceinline__ bool keeps(float logit, float d) const {
     return logit > -INFINITY && d <= farthest && fabsf(d - center) <= radius;
@@ -254,28 +233,19 @@ __device__ __noinline__ Selected radix_select(Shared& s, const Row& row, bool by
     });
     row_sync(row.cluster);
     if (row.rank == 0) {
-      const int first = kBinsPerThread * threadIdx.x;
-      uint64_t masses[kBinsPerThread];
-      uint32_t counts[kBinsPerThread];
-      double mass = 0.0;
-      int count = 0;
-#pragma unroll
-      for (int j = 0; j < kBinsPerThread; ++j) {
-        gather_histogram(s, first + j, row.cluster, &masses[j], &counts[j]);
-        mass += masses[j] * kUnit;
-        count += static_cast<int>(counts[j]);
-      }
+      const int b0 = 2 * threadIdx.x, b1 = b0 + 1;
+      uint64_t m0, m1;
+      uint32_t c0, c1;
+      gather_histogram(s, b0, row.cluster, &m0, &c0);
+      gather_histogram(s, b1, row.cluster, &m1, &c1);
+      double mass = (m0 + m1) * kUnit;
+      int count = c0 + c1;
       block_scan(s, &mass, &count);
-#pragma unroll
-      for (int j = kBinsPerThread - 1; j >= 0; --j) {
-        s.mass_end[first + j] = mass, s.count_end[first + j] = count;
-        mass -= masses[j] * kUnit, count -= static_cast<int>(counts[j]);
-      }
+      s.mass_end[b1] = mass, s.count_end[b1] = count;
+      s.mass_end[b0] = mass - m1 * kUnit, s.count_end[b0] = count - c1;
       if (threadIdx.x == 0) s.found[0] = kBins;
       __syncthreads();
-#pragma unroll
-      for (int j = 0; j < kBinsPerThread; ++j) {
-        const int b = first + j;
+      for (int b = b0; b <= b1; ++b) {
         const double m = mass_before + s.mass_end[b];
         const bool reached = by_count ? count_before + s.count_end[b] >= count_target
                              : strict ? m > mass_target
@@ -283,7 +253,7 @@ __device__ __noinline__ Selected radix_select(Shared& s, const Row& row, bool by
         // Rounding may leave a mass target just out of reach: then the last class that holds
         // tokens.
         const bool ends = s.count_end[b] == s.count_end[kBins - 1];
-        if (counts[j] > 0 && (reached || ends)) atomicMin(&s.found[0], b);
+        if ((b == b0 ? c0 : c1) > 0 && (reached || ends)) atomicMin(&s.found[0], b);
       }
       __syncthreads();
       const int bin = s.found[0];
@@ -405,64 +375,6 @@ __device__ __noinline__ int exact_draw(Shared& s, Row row, int vocab_size, int t
   return find_equal(s, row, vocab_size, drawn.word, equals_for(drawn, target, true) - 1);
 }
 
-// The extremes of the cluster's threads; each `which` may be used once.
-__device__ __forceinline__ Extremes row_extremes(Shared& s, Extremes own, int which, int cluster) {
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  auto reduce_warp = [&] {
-#pragma unroll
-    for (int o = kWarp / 2; o > 0; o /= 2) {
-      own.add(Extremes{__shfl_xor_sync(~0u, own.largest, o), __shfl_xor_sync(~0u, own.least, o),
-                       __shfl_xor_sync(~0u, static_cast<int>(own.has_nan), o) != 0});
-    }
-  };
-  reduce_warp();
-  if (lane == 0) s.warp_extremes[warp] = own;
-  __syncthreads();
-  if (warp == 0) {
-    own = s.warp_extremes[lane % kWarps];
-    reduce_warp();
-    if (lane == 0) s.extremes[which] = own;
-  }
-  row_sync(cluster);
-  for (int r = 0; r < cluster; ++r) {
-    const Extremes* other = remote(&s.extremes[which], r, cluster);
-    own.add(Extremes{other->largest, other->least, other->has_nan});
-  }
-  return own;
-}
-
-// The largest logit's token, or -1 where a logit is not a number.
-__device__ __forceinline__ int largest_token(Shared& s, const Row& row) {
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  uint64_t best = 0;
-  for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int i) {
-    const uint64_t key = static_cast<uint64_t>(ordered(logit)) << 32 | static_cast<uint32_t>(~i);
-    best = best > key ? best : key;
-  });
-  auto reduce_warp = [&] {
-#pragma unroll
-    for (int o = kWarp / 2; o > 0; o /= 2) {
-      const uint64_t other = __shfl_xor_sync(~0u, best, o);
-      best = best > other ? best : other;
-    }
-  };
-  reduce_warp();
-  if (lane == 0) s.warp_best[warp] = best;
-  __syncthreads();
-  if (warp == 0) {
-    best = s.warp_best[lane % kWarps];
-    reduce_warp();
-    if (lane == 0) s.best = best;
-  }
-  row_sync(row.cluster);
-  for (int r = 0; r < row.cluster; ++r) {
-    const uint64_t other = *remote(&s.best, r, row.cluster);
-    best = best > other ? best : other;
-  }
-  const bool has_nan = static_cast<uint32_t>(best >> 32) == ~0u;
-  return has_nan ? -1 : static_cast<int>(~static_cast<uint32_t>(best));
-}
-
 // First bin whose end reaches (strict: exceeds) a mass; all threads get it.
 __device__ __forceinline__ int bin_of_mass(const Shared& s, double target, bool strict) {
   int low = 0, high = kBins - 1;
@@ -477,11 +389,11 @@ __device__ __forceinline__ int bin_of_mass(const Shared& s, double target, bool 
   return low;
 }
 
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+__global__ void __launch_bounds__(kThreads)
     sample_kernel(const SampleParams params, int cluster, int max_candidates) {
   extern __shared__ __align__(16) uint8_t raw[];
   Shared& s = *reinterpret_cast<Shared*>(raw);
-  const int tid = threadIdx.x;
+  const int tid = threadIdx.x, lane = tid % kWarp, warp = tid / kWarp;
   const int rank = cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
   const int64_t index = blockIdx.x / cluster;
   pdl_trigger();
@@ -496,116 +408,114 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   const int slice = ((vocab_size + cluster - 1) / cluster + 3) / 4 * 4;
   row.begin = min(rank * slice, vocab_size);
   row.end = min(row.begin + slice, vocab_size);
-  const float temperature = fmaxf(params.temperature[index], 1e-30f);
-  row.inverse_temperature = 1.f / temperature;
+  const float temperature = params.temperature[index];
+  row.inverse_temperature = 1.f / fmaxf(temperature, 1e-30f);
   int top_k = params.top_k[index];
   const float top_p = params.top_p[index];
-  if (params.temperature[index] == 0.f || top_k == 1) {
-    const int token = largest_token(s, row);
-    if (rank == 0 && tid == 0) params.token_ids[index] = token;
+  const bool greedy = temperature == 0.f || top_k == 1;
+  if (top_k >= vocab_size || top_k < 0) top_k = 0;
+
+  // 1. Largest and smallest.
+  {
+    uint64_t best = 0;
+    float least = INFINITY;
+    for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int i) {
+      const uint64_t key = static_cast<uint64_t>(ordered(logit)) << 32 | static_cast<uint32_t>(~i);
+      best = best > key ? best : key;
+      if (logit > -INFINITY) least = fminf(least, logit);
+    });
+#pragma unroll
+    for (int o = kWarp / 2; o > 0; o /= 2) {
+      const uint64_t other = __shfl_xor_sync(~0u, best, o);
+      best = best > other ? best : other;
+      least = fminf(least, __shfl_xor_sync(~0u, least, o));
+    }
+    if (lane == 0) s.warp_best[warp] = best, s.warp_least[warp] = least;
+    for (int b = tid; b < kBins; b += kThreads) s.count[b] = s.mass_low[b] = s.mass_high[b] = 0;
+    if (tid == 0) s.num_candidates = 0;
+    __syncthreads();
+    if (warp == 0) {
+      best = s.warp_best[lane];
+      least = s.warp_least[lane];
+#pragma unroll
+      for (int o = kWarp / 2; o > 0; o /= 2) {
+        const uint64_t other = __shfl_xor_sync(~0u, best, o);
+        best = best > other ? best : other;
+        least = fminf(least, __shfl_xor_sync(~0u, least, o));
+      }
+      if (lane == 0) s.best = best, s.least = least;
+    }
+    row_sync(cluster);
+  }
+  uint64_t best = 0;
+  float least = INFINITY;
+  for (int r = 0; r < cluster; ++r) {
+    const uint64_t other = *remote(&s.best, r, cluster);
+    best = best > other ? best : other;
+    least = fminf(least, *remote(&s.least, r, cluster));
+  }
+  const uint32_t best_word = static_cast<uint32_t>(best >> 32);
+  row.largest = from_ordered(best_word);
+  const bool failed = best_word == ~0u || (!greedy && !isfinite(row.largest));
+  if (greedy || failed) {
+    if (rank == 0 && tid == 0) {
+      params.token_ids[index] = failed ? -1 : static_cast<int>(~static_cast<uint32_t>(best));
+    }
     row_sync(cluster);  // nobody leaves while its shared memory is read
     return;
   }
-  if (top_k >= vocab_size || top_k < 0) top_k = 0;
+
   const float uniform = philox_uniform(static_cast<uint64_t>(params.seeds[index]),
                                        static_cast<uint64_t>(params.offsets[index]));
   const float min_p = params.min_p != nullptr ? params.min_p[index] : 0.f;
-  const float past_min_p = min_p > 0.f ? -logf(min_p) : INFINITY;  // from the largest logit
+  const float farthest = min_p > 0.f ? -logf(min_p) : INFINITY;
   const float typical_p = params.typical_p != nullptr ? params.typical_p[index] : 1.f;
-  const bool typical = typical_p > 0.f && typical_p < 1.f;
-
-  // 1. A guess at where the largest logit lies, by the head of each slice.
-  Extremes guess;
-  for_each_logit(row.logits, row.begin, min(row.begin + kGuess, row.end), row.aligned,
-                 [&](float logit, int) { guess.add(logit); });
-  for (int b = tid; b < kBins; b += kThreads) s.count[b] = s.mass_low[b] = s.mass_high[b] = 0;
-  if (tid == 0) s.num_candidates = 0;
-  guess = row_extremes(s, guess, 0, cluster);
-
-  // 2. Histogram of distances from a point that should be above the largest logit, and the largest
-  // logit; where it is not, again.
-  float range, bins_per_unit, width;
-  auto set_window = [&](float origin, float new_range) {
-    row.origin = origin, range = new_range;
-    bins_per_unit = kBins / range, width = range / kBins;
-  };
-  auto bin_of = [&](float d) {
-    const float at = fminf(fmaxf(d, 0.f) * bins_per_unit, static_cast<float>(kBins));
-    return min(static_cast<int>(at), kBins - 1);
-  };
-  auto add_to_histogram = [&](float logit) {
-    if (!(logit > -INFINITY)) return;
-    const float d = row.distance(logit);
-    const int bin = bin_of(d);
-    if (top_k > 0) atomicAdd(&s.count[bin], 1u);
-    const float x = fmaf(bin, -width, d);
-    // e^-x by its series: x < 0.032 but for rounding. The last bin takes all that is farther.
-    const float w = bin < kBins - 1 ? fmaf(-x, fmaf(-x, fmaf(-x, 1.f / 6.f, 0.5f), 1.f), 1.f)
-                                    : expf(-x);
-    const uint32_t units = static_cast<uint32_t>(w * kOne + 0.5f);
-    if (units > 0) add_mass(&s.mass_low[bin], &s.mass_high[bin], units);
-  };
-  {
-    const bool any = guess.largest > -INFINITY && guess.largest < INFINITY;
-    const float spread =
-        any ? fmaxf((guess.largest - guess.least) * row.inverse_temperature, 1e-3f) : kRange;
-    const float lead = fminf(spread, kLead);
-    set_window((any ? guess.largest : 0.f) + lead * temperature,
-               lead + fminf(1.5f * spread, kRange));
-  }
-  Extremes extremes;
-  for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int) {
-    extremes.add(logit);
-    if (!typical) add_to_histogram(logit);
-  });
-  extremes = row_extremes(s, extremes, 1, cluster);
-  const float largest = extremes.largest;
-  if (extremes.has_nan || !isfinite(largest)) {
-    if (rank == 0 && tid == 0) params.token_ids[index] = -1;
-    row_sync(cluster);
-    return;
-  }
   auto draw_exactly = [&] {
-    row.origin = largest;
     const int token =
-        exact_draw(s, row, vocab_size, top_k, top_p, past_min_p, typical_p, uniform);
+        exact_draw(s, row, vocab_size, top_k, top_p, farthest, typical_p, uniform);
     if (rank == 0 && tid == 0) params.token_ids[index] = token;
     row_sync(cluster);
   };
-  if (typical) {
+  if (typical_p > 0.f && typical_p < 1.f) {
     draw_exactly();
     return;
   }
-  if (largest > row.origin) {
-    const float spread = (largest - extremes.least) * row.inverse_temperature;
-    set_window(largest, fminf(fmaxf(spread, 1e-3f), kRange));
-    for (int b = tid; b < kBins; b += kThreads) s.count[b] = s.mass_low[b] = s.mass_high[b] = 0;
-    __syncthreads();
-    for_each_logit(row.logits, row.begin, row.end, row.aligned,
-                   [&](float logit, int) { add_to_histogram(logit); });
-    row_sync(cluster);
-  }
-  const float farthest = row.distance(largest) + past_min_p;
+
+  // 2. Histogram.
+  const float range = fminf(fmaxf(row.distance(least), 1e-3f), kRange);
+  const float bins_per_unit = kBins / range, width = range / kBins;
+  auto bin_of = [&](float d) {
+    return min(static_cast<int>(fminf(d * bins_per_unit, static_cast<float>(kBins))), kBins - 1);
+  };
+  for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int) {
+    const float d = row.distance(logit);
+    if (logit == -INFINITY) return;
+    const int bin = bin_of(d);
+    if (top_k > 0) atomicAdd(&s.count[bin], 1u);
+    if (d < kRange) {
+      const float x = fmaf(bin, -width, d);  // e^-x by its series: x < 0.02 but for rounding
+      const float w = fmaf(-x, fmaf(-x, fmaf(-x, 1.f / 6.f, 0.5f), 1.f), 1.f);
+      add_mass(&s.mass_low[bin], &s.mass_high[bin], static_cast<uint32_t>(w * kOne + 0.5f));
+    }
+  });
+  row_sync(cluster);
   if (rank == 0) {
-    const int first = kBinsPerThread * tid;
-    double masses[kBinsPerThread], mass = 0.0;
-    int counts[kBinsPerThread], count = 0;
-#pragma unroll
-    for (int j = 0; j < kBinsPerThread; ++j) {
-      uint64_t units;
-      uint32_t tokens;
-      gather_histogram(s, first + j, cluster, &units, &tokens);
-      masses[j] = units / double{kOne} * exp(-static_cast<double>(width) * (first + j));
-      // An upper bound where nobody counted, only to see whether the candidates fit.
-      counts[j] = static_cast<int>(top_k > 0 ? tokens : units / (0.96f * kOne) + 1);
-      mass += masses[j], count += counts[j];
+    const int b0 = 2 * tid, b1 = b0 + 1;
+    uint64_t m0, m1;
+    uint32_t c0, c1;
+    gather_histogram(s, b0, cluster, &m0, &c0);
+    gather_histogram(s, b1, cluster, &m1, &c1);
+    const double mass1 = m1 / double{kOne} * exp(-static_cast<double>(width) * b1);
+    const double mass0 = m0 / double{kOne} * exp(-static_cast<double>(width) * b0);
+    if (top_k == 0) {  // upper bounds, only to see whether the candidates fit
+      c0 = static_cast<uint32_t>(m0 / (0.98 * kOne)) + 1;
+      c1 = static_cast<uint32_t>(m1 / (0.98 * kOne)) + 1;
     }
+    double mass = mass0 + mass1;
+    int count = static_cast<int>(c0 + c1);
     block_scan(s, &mass, &count);
-#pragma unroll
-    for (int j = kBinsPerThread - 1; j >= 0; --j) {
-      s.mass_end[first + j] = mass, s.count_end[first + j] = count;
-      mass -= masses[j], count -= counts[j];
-    }
+    s.mass_end[b0] = mass - mass1, s.mass_end[b1] = mass;
+    s.count_end[b0] = count - static_cast<int>(c1), s.count_end[b1] = count;
     __syncthreads();
     if (tid == 0) {
       auto mass_before = [&](int bin) { return bin > 0 ? s.mass_end[bin - 1] : 0.0; };
@@ -667,7 +577,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   int* const num_candidates = remote(&s.num_candidates, 0, cluster);
   for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int i) {
     const float d = row.distance(logit);
-    if (logit == -INFINITY) return;
+    // Nobody counted those without a weight, and they are never drawn.
+    if (logit == -INFINITY || (top_k == 0 && d >= kRange)) return;
     const int bin = bin_of(d);
     if ((bin >= low2 && bin <= high2) || (bin >= low1 && bin <= high1) ||
         (bin >= low0 && bin <= high0) || (bin >= low3 && bin <= high3)) {
@@ -678,15 +589,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     }
   });
   row_sync(cluster);
-  const int total = *num_candidates;
-  if (total > max_candidates) {  // in the last bin, which is wider than it is counted for
-    row_sync(cluster);
-    draw_exactly();
-    return;
-  }
-  if (cluster > 1) row_sync(cluster);
   if (rank != 0) return;
 
+  const int total = min(s.num_candidates, max_candidates);
   int padded = kWarp;
   while (padded < total) padded *= 2;
   for (int i = total + tid; i < padded; i += kThreads) s.candidates[i] = ~uint64_t{0};
@@ -835,9 +740,8 @@ Status sample(const SampleParams& params, const Launch& launch_on) {
   // multiprocessors out (a cluster stays within a graphics cluster of 16 or 18), hence the margins.
   int cluster = 1;
   if (major >= 9) {
-    const int room = num_sms * kBlocksPerSm;
     while (cluster < kMaxCluster &&
-           params.num_rows * cluster * 2 <= (cluster == 1 ? room : room * 3 / 4) &&
+           params.num_rows * cluster * 2 <= (cluster == 1 ? num_sms : num_sms * 3 / 4) &&
            params.vocab_size / cluster >= 4 * kThreads) {
       cluster *= 2;
     }

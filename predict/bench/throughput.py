@@ -2,7 +2,8 @@
 
 Takes every flag of the predictor, and --num_requests, --input_len, --output_len, --output_file.
 Prompts are random token ids, new ones for every repetition, so that no prefix cache helps; each
-request decodes exactly --output_len tokens.
+request decodes exactly --output_len tokens. With --speculate_method the same requests also run with
+and without drafts in turns, over two kinds of text (see predict.bench.speculation).
 """
 
 from __future__ import annotations
@@ -34,12 +35,18 @@ if TYPE_CHECKING:
 
 PROG = "python -m predict.bench.throughput"
 GROUP = "Throughput run"
+# fmt: off
 OWN_FLAGS = (
     Flag(GROUP, "num_requests", "int", None, "Requests in all; when not given, batch_size."),
     Flag(GROUP, "input_len", "int", 128, "Tokens of each prompt."),
     Flag(GROUP, "output_len", "int", 64, "Tokens that each request decodes."),
     Flag(GROUP, "repetitions", "int", 3, "Timed repetitions of the latency part."),
+    Flag(GROUP, "copy_edits", "float", 0.05,
+         "Share of a copied text's tokens that are not the prompt's."),
+    Flag(GROUP, "draft_agreement", "float", 0.7,
+         "Share of the draft model's tokens that are the copied text's."),
 )
+# fmt: on
 # The predictor's own lengths follow from input_len and output_len here, and its output is text.
 REPLACED = ("src_length", "max_length", "output_file", "data_file", "benchmark", "benchmark_file")
 
@@ -54,6 +61,8 @@ class Plan:
     output_len: int
     repetitions: int
     seed: int
+    copy_edits: float = 0.05
+    draft_agreement: float = 0.7
 
 
 @dataclass(frozen=True)
@@ -191,6 +200,23 @@ ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("prefill_flops_share", "  share of measured ceiling", "{:.1%}".format),
     ("measured_bandwidth_gbs", "measured read bandwidth, GB/s", "{:.1f}".format),
     ("measured_gflops_ceiling", "measured arithmetic ceiling, GFLOP/s", "{:,.0f}".format),
+    ("copy_tokens_per_s_without_drafts", "copied text, tokens/s without drafts", "{:,.1f}".format),
+    ("copy_tokens_per_s", "  with drafts", "{:,.1f}".format),
+    ("copy_speed_up", "  speed-up", "{:.3f}".format),
+    ("copy_predicted_speed_up", "  speed-up that its drafts predict", "{:.3f}".format),
+    ("copy_acceptance_rate", "  acceptance rate", "{:.1%}".format),
+    ("copy_mean_accepted_length", "  mean accepted length, tokens", "{:.2f}".format),
+    ("copy_mean_draft_length", "  mean draft length, tokens", "{:.2f}".format),
+    ("draft_step_ms", "draft model's step, ms", "{:.3f}".format),
+    (
+        "random_tokens_per_s_without_drafts",
+        "random text, tokens/s without drafts",
+        "{:,.1f}".format,
+    ),
+    ("random_tokens_per_s", "  with drafts", "{:,.1f}".format),
+    ("random_speed_up", "  speed-up", "{:.3f}".format),
+    ("random_acceptance_rate", "  acceptance rate", "{:.1%}".format),
+    ("random_mean_accepted_length", "  mean accepted length, tokens", "{:.2f}".format),
     ("peak_memory_bytes", "peak memory, bytes", "{:,}".format),
 )
 
@@ -207,13 +233,23 @@ def table(results: dict[str, Any]) -> str:
 def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
     """Builds the engine, measures, and returns everything that the table and the JSON show."""
     from predict.bench.ceilings import measure_ceilings
+    from predict.bench.speculation import measure_drafts, replaced
     from predict.llm import LLM, is_compiled
 
     llm = LLM(config)
     startup = process_age_seconds()
     # Of the CPU; a GPU's are in the README.
     before = measure_ceilings(config.dtype) if llm.device is None else {}
-    results = measure(llm, plan)
+    with replaced(llm, llm.engine.runner, None):
+        results = measure(llm, plan)
+    if llm.engine.proposer is not None:
+        prompts = [
+            random_prompts(llm.spec, plan, plan.num_requests, 1_000_000 + run)
+            for run in range(plan.repetitions)
+        ]
+        results |= measure_drafts(
+            llm, prompts, plan.output_len, plan.copy_edits, plan.draft_agreement
+        )
     cost = Cost.of(llm.spec, config.dtype, config.kv_format)
     if llm.decoder is not None:  # in static mode the weights are the program's
         cost = replace(cost, weight_bytes=linear_bytes(llm.decoder))
@@ -237,6 +273,8 @@ def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
         "dtype": config.dtype,
         "mode": config.mode,
         "device": config.device,
+        "speculate_method": config.speculate_method,
+        "speculate_max_draft_token_num": config.speculate_max_draft_token_num,
         "operators": "compiled" if is_compiled(llm.backend) else "plain Paddle",
         "model": config.model_name_or_path,
         "machine": platform.machine(),
@@ -253,6 +291,9 @@ def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, str | None]:
     for name in ("input_len", "output_len", "repetitions"):
         if flags[name] < 1:
             raise UserError(f"--{name} is {flags[name]}; it must be at least 1")
+    for name in ("copy_edits", "draft_agreement"):
+        if not 0.0 <= flags[name] <= 1.0:
+            raise UserError(f"--{name} is {flags[name]}; it is a share, from 0 to 1")
     if flags["num_requests"] is not None and flags["num_requests"] < 1:
         raise UserError(f"--num_requests is {flags['num_requests']}; it must be at least 1")
     lengths = {
@@ -271,6 +312,8 @@ def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, str | None]:
         output_len=flags["output_len"],
         repetitions=flags["repetitions"],
         seed=flags["seed"],
+        copy_edits=flags["copy_edits"],
+        draft_agreement=flags["draft_agreement"],
     )
     return config.engine, plan, flags["output_file"]
 

@@ -2,10 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import numpy as np
 
 from predict.engine.scheduler import ScheduledBatch
 from predict.nn.inputs import ForwardInputs
+
+
+class Span(Protocol):
+    """Consecutive tokens of a sequence in one step; see ScheduledSpan."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens, at least one."""
+        ...
+
+    @property
+    def start(self) -> int:
+        """Place of the first among the sequence's."""
+        ...
+
+    @property
+    def block_ids(self) -> Sequence[int]:
+        """The sequence's blocks, as far as the span's end."""
+        ...
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """num_tokens ids."""
+        ...
+
+    @property
+    def num_logits(self) -> int:
+        """Tokens at the end that have logit rows."""
+        ...
+
+    @property
+    def num_prompt_logits(self) -> int:
+        """Tokens at the front that have logit rows as well."""
+        ...
 
 
 def build_inputs(batch: ScheduledBatch, block_size: int) -> ForwardInputs:
@@ -14,7 +51,11 @@ def build_inputs(batch: ScheduledBatch, block_size: int) -> ForwardInputs:
     Logit rows in span order: the last token and the drafts of each span that reaches the end of
     its request's tokens. Behind them, in span order too, the rows for logprobs of prompts.
     """
-    spans = batch.spans
+    return span_inputs(batch.spans, block_size)
+
+
+def span_inputs(spans: Sequence[Span], block_size: int) -> ForwardInputs:
+    """`build_inputs` of spans; the last num_logits tokens of each have logit rows."""
     lengths = np.fromiter((s.num_tokens for s in spans), np.int32, len(spans))
     starts = np.fromiter((s.start for s in spans), np.int32, len(spans))
     context_lens = starts + lengths

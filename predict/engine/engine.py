@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from predict.engine.batch import build_inputs
+from predict.engine.beams import Candidates
 from predict.engine.logprobs import num_wanted
 from predict.engine.runner import Logprobs, PromptTargets, Runner, Tokens
 from predict.engine.sampler import Row, Sampler
@@ -28,6 +29,7 @@ class Step(NamedTuple):
     batch: ScheduledBatch
     rows: list[Row]
     tokens: Tokens
+    decides: bool  # see ScheduledBatch.decides: nothing runs ahead of it
 
 
 @dataclass
@@ -46,7 +48,8 @@ class Engine:
     one's tokens are known: they go from step to step on the device, and the host's work runs in
     the shadow of the device's. A request that turns out to have ended then has one row too many in
     the step behind, whose token is dropped. Drafts need known tokens: while a request may have
-    some, nothing runs ahead.
+    some, nothing runs ahead. Beams fork by the result of a step: nothing runs ahead of one that
+    has beams.
 
     A request whose logits nothing can be drawn from ends as "error", alone. Not thread-safe. A
     failing step leaves the requests in the scheduler; abort them.
@@ -86,12 +89,13 @@ class Engine:
             pass
         if not self._steps:
             return None, []
-        batch, rows, tokens = self._steps.popleft()
+        batch, rows, tokens, _ = self._steps.popleft()
         token_ids = tokens.take()
         failed = [
-            row.request
+            row.request.owner
             for row, token in zip(rows, token_ids, strict=True)
-            if token < 0 and self.scheduler.abort(row.request.request_id, "error")
+            if (token < 0 if isinstance(token, int) else not token.token_ids)
+            and self.scheduler.abort(row.request.owner.request_id, "error")
         ]
         for request in failed:
             request.error = NO_LOGITS.format(request.request_id)
@@ -121,24 +125,29 @@ class Engine:
 
     def _launch(self) -> bool:
         """Queues one more step; False when there is none to run now."""
+        if self._steps and self._steps[-1].decides:
+            return False
         drafts: dict[int, Sequence[int]] = {}
         if self.proposer is not None:
-            waiting = self._drafting_requests()
-            if waiting and self._steps:
+            limits = self._draft_limits()
+            if limits and self._steps:
                 return False  # their tokens are on the way
-            drafts = self._propose(waiting)
+            drafts = self._propose(limits)
         batch = self.scheduler.schedule(drafts)
         if batch is None:
             return False
+        has_drafts = any(span.draft_token_ids for span in batch.spans)
         if self.policy is not None:
-            for span in batch.spans:
-                self.policy.rested(span.request.request_id)
+            ids = [span.request.request_id for span in batch.spans]
+            self.policy.stepped(ids, has_drafts)
         inputs = build_inputs(batch, self.scheduler.config.block_size)
         rows = [
             Row(span.request, span.draft_token_ids[:index])
             for span in batch.spans
             for index in range(span.num_logits)
         ]
+        if batch.block_copies:
+            self.runner.copy_blocks(batch.block_copies)
         targets = [token for span in batch.spans for token in span.prompt_targets]
         if targets:
             num_top = num_wanted([span.request for span in batch.spans], of_prompts=True)
@@ -146,45 +155,59 @@ class Engine:
             tokens = self.runner.launch(inputs, rows, self.sampler, prompt)
         else:
             tokens = self.runner.launch(inputs, rows, self.sampler)
-        if self.runner.num_ahead and not any(span.draft_token_ids for span in batch.spans):
+        decides = batch.decides
+        if self.runner.num_ahead and not decides:
             self.scheduler.advance(batch)
-        self._steps.append(Step(batch, rows, tokens))
+        self._steps.append(Step(batch, rows, tokens, decides))
         return True
 
-    def _drafting_requests(self) -> list[Request]:
-        """Decoding requests that may have drafts: they do not rest from failed ones."""
+    def _draft_limits(self) -> dict[Request, int]:
+        """Drafts that each decoding request may have; those that may have none are left out."""
         assert self.policy is not None
-        return [
-            request
-            for request in self.scheduler.decoding
-            if not self.policy.is_resting(request.request_id)
-        ]
+        decoding = self.scheduler.decoding
+        takers = [request for request in decoding if not self.policy.is_resting(request.request_id)]
+        ids = [request.request_id for request in takers]
+        limits: dict[Request, int] = {}
+        for request, length in zip(takers, self.policy.lengths(ids, len(decoding)), strict=True):
+            # A step with drafts yields one token more than there are drafts.
+            limit = min(length, request.max_num_tokens - request.num_tokens - 1)
+            if limit > 0:
+                limits[request] = limit
+        return limits
 
-    def _propose(self, requests: Sequence[Request]) -> dict[int, Sequence[int]]:
+    def _propose(self, limits: Mapping[Request, int]) -> dict[int, Sequence[int]]:
+        """Drafts by request id; a request without any rests where steps could run ahead."""
         assert self.proposer is not None
         assert self.policy is not None
-        num_decoding = len(self.scheduler.decoding)
+        if not limits:
+            return {}
         drafts: dict[int, Sequence[int]] = {}
-        for request in requests:
-            limit = self.policy.length(request.request_id, num_decoding)
-            if limit:
-                proposed = self.proposer.propose(request, limit)
-                if proposed:
-                    drafts[request.request_id] = proposed
+        proposals = self.proposer.propose(list(limits), list(limits.values()))
+        for request, proposed in zip(limits, proposals, strict=True):
+            if proposed:
+                drafts[request.request_id] = proposed
+            elif self.runner.num_ahead:
+                self.policy.missed(request.request_id)
         return drafts
 
-    def _verify(self, batch: ScheduledBatch, token_ids: Sequence[int]) -> list[int | Sequence[int]]:
+    def _verify(
+        self, batch: ScheduledBatch, token_ids: Sequence[int | Candidates]
+    ) -> list[int | Sequence[int] | Candidates]:
         """Per sampling span its token, or with drafts those that stand."""
         if self.proposer is None:
             return list(token_ids)
-        sampled: list[int | Sequence[int]] = []
+        sampled: list[int | Sequence[int] | Candidates] = []
         start = 0
         for span in batch.spans:
             if not span.samples:
                 continue
             chosen = token_ids[start : start + span.num_logits]
             start += span.num_logits
-            sampled.append(self._accept(span, chosen) if span.draft_token_ids else chosen[0])
+            if span.draft_token_ids:
+                drawn = [token for token in chosen if isinstance(token, int)]
+                sampled.append(self._accept(span, drawn))
+            else:
+                sampled.append(chosen[0])
         return sampled
 
     def _accept(self, span: ScheduledSpan, chosen: Sequence[int]) -> Sequence[int]:

@@ -1,8 +1,9 @@
 """Executes steps on a GPU: decode steps replay CUDA graphs, all others run operator by operator.
 
-A graph serves batches up to its size (1, 2, 4, 8, 16, 32, ...), recorded when first needed. Its
-inputs lie in one piece of device memory that each step fills with one copy. Rows behind the batch
-are padding: they write nothing (slot -1) and read one token of block 0.
+A graph serves batches up to its size (1, 2, 4, 8, 16, 32, ...), recorded when first needed; steps
+with drafts have graphs by their tokens too. Its inputs lie in one piece of device memory that each
+step fills with one copy. Rows behind the batch are padding: they write nothing (slot -1), and in
+plain decode steps read one token of block 0.
 
 The new tokens stay on the device, where the next step finds them (see Scheduler.advance), and a
 copy goes to pinned memory for the host to read when it gets there. So do logprobs, which are
@@ -20,17 +21,29 @@ import numpy.typing as npt
 
 from predict import cuda, ops
 from predict.device import Device
+from predict.engine.beams import Candidates
+from predict.engine.gpu_beams import BeamTokensOnTheirWay, Finder
 from predict.engine.logits import Adjustment
 from predict.engine.logprobs import LogprobTable, num_wanted
-from predict.engine.runner import NO_TARGETS, Forward, Logprobs, PromptTargets
+from predict.engine.runner import (
+    NO_TARGETS,
+    CopyBlocks,
+    Forward,
+    Logprobs,
+    PromptTargets,
+    Tokens,
+)
 from predict.engine.sampler import GREEDY, Choice, Row, Sampler
 from predict.engine.token_history import NO_SLOT, TokenHistory
 from predict.nn.inputs import FIELDS, ForwardInputs
+from predict.speculative import MAX_DRAFT_TOKENS
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
 ALIGNMENT = 4  # int32s: 16 bytes
+MAX_SPAN = MAX_DRAFT_TOKENS + 1  # tokens of a request in a graph
+FEW = 4
 
 
 def bucket_size(num_seqs: int) -> int:
@@ -40,10 +53,32 @@ def bucket_size(num_seqs: int) -> int:
     return -(-num_seqs // 32) * 32
 
 
-def is_decode(inputs: ForwardInputs) -> bool:
-    """Whether every request has one token and takes part in sampling."""
-    num_seqs = len(inputs.context_lens)
-    return len(inputs.token_ids) == num_seqs == len(inputs.logit_indices)
+class GraphShape(NamedTuple):
+    """What a graph has room for."""
+
+    num_seqs: int
+    num_tokens: int
+    max_span: int  # tokens of a request
+    all_rows: bool  # logits of every token; else of one per request
+    adjusted: bool = False  # logits changed by penalties or bans
+    raw: bool = False  # those before that are kept
+
+
+def graph_shape(inputs: ForwardInputs) -> GraphShape | None:
+    """The graph that runs a step: of few tokens per request, each of which is sampled from."""
+    num_seqs, num_tokens = len(inputs.context_lens), len(inputs.token_ids)
+    num_rows, max_span = len(inputs.logit_indices), int(inputs.max_lens[0])
+    if max_span > MAX_SPAN or num_rows not in (num_tokens, num_seqs):
+        return None
+    size = bucket_size(num_seqs)
+    if num_tokens == num_seqs:
+        return GraphShape(size, size, 1, True) if num_rows == num_seqs else None
+    # One request: a span is all there is. Else two kinds, so that few graphs are recorded.
+    span = bucket_size(max_span) if num_seqs == 1 or max_span > FEW else FEW
+    # More tokens than requests, padding included: the network takes equal numbers of tokens and
+    # rows for logits of every token.
+    num_tokens_with_room = max(bucket_size(num_tokens), bucket_size(size + 1))
+    return GraphShape(size, num_tokens_with_room, span, num_rows == num_tokens)
 
 
 class InputBuffer:
@@ -100,14 +135,13 @@ def write_choices(columns: npt.NDArray[np.int32], choices: Sequence[Choice]) -> 
 class TokenRing:
     """Tokens on their way from the device to the host; each slot is free again once taken."""
 
-    SLOTS = 3  # one step awaited, one ahead of it, one in reserve
-
-    def __init__(self, max_rows: int, stream: int):
+    def __init__(self, max_rows: int, stream: int, num_slots: int):
+        """num_slots: steps whose tokens may be on their way."""
         self._stream = stream
-        self._arrays = [cuda.pinned([max_rows], np.int32) for _ in range(self.SLOTS)]
-        self._events = [cuda.Event() for _ in range(self.SLOTS)]
+        self._arrays = [cuda.pinned([max_rows], np.int32) for _ in range(num_slots)]
+        self._events = [cuda.Event() for _ in range(num_slots)]
         # Pinned from the first logprobs on.
-        self._measured = [np.empty(0, np.int32) for _ in range(self.SLOTS)]
+        self._measured = [np.empty(0, np.int32) for _ in range(num_slots)]
         self._next = 0
 
     def send(
@@ -119,7 +153,7 @@ class TokenRing:
         """
         slot = self._next
         array, event = self._arrays[slot][:num_rows], self._events[slot]
-        self._next = (slot + 1) % self.SLOTS
+        self._next = (slot + 1) % len(self._events)
         cuda.copy_front_to_host(array, tokens, self._stream)
         num_measured = sum(tensor.size for tensor in measured if tensor is not None)
         if len(self._measured[slot]) < num_measured:
@@ -151,10 +185,10 @@ class TokensOnTheirWay:
         self._event = event
         self._tables = tables
 
-    def take(self) -> list[int]:
+    def take(self) -> list[int | Candidates]:
         """See Tokens."""
         self._event.synchronize()
-        tokens: list[int] = self._array.tolist()
+        tokens: list[int | Candidates] = self._array.tolist()
         return tokens
 
     def logprobs(self) -> Logprobs:
@@ -182,7 +216,7 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True)
 class DecodeGraph:
-    """One recorded decode step; its outputs are the logits."""
+    """One recorded decode step; its outputs are the logits, or None with drafts."""
 
     buffer: InputBuffer
     host: npt.NDArray[Any]
@@ -201,36 +235,46 @@ class GpuRunner:
     def __init__(
         self,
         forward: Forward,
+        copy_blocks: CopyBlocks,
         device: Device,
         max_length: int,
         max_num_seqs: int,
         block_size: int,
         vocab_size: int,
         use_graphs: bool = True,
+        max_rows: int = 0,
     ):
-        """max_length: tokens of the longest sequence, which bounds every replay of a graph."""
+        """max_length: tokens of the longest sequence, which bounds every replay of a graph.
+
+        max_rows: logit rows of a step, where drafts make more of them than max_num_seqs.
+        """
         import paddle
 
         self.forward = forward
+        self.copy_blocks = copy_blocks
         self.device = device
         self.max_length = max_length
         self.max_blocks = -(-max_length // block_size)
         self.vocab_size = vocab_size
         self.pool = cuda.GraphPool(device) if use_graphs else None
-        # By rows, with adjusted logits, with those before that.
-        self.graphs: dict[tuple[int, bool, bool], DecodeGraph] = {}
+        self.graphs: dict[GraphShape, DecodeGraph] = {}
         self._stream = cuda.current_stream(device)
         self._copied = cuda.Event()  # the last step's inputs have left the pinned memory
         self._copied.record(self._stream)
         self._host: npt.NDArray[Any] = np.empty(0, np.int32)  # pinned from the first step on
-        self._max_rows = bucket_size(max_num_seqs)
+        self._max_rows = bucket_size(max(max_rows, max_num_seqs))
         self._last_tokens = paddle.zeros([self._max_rows], "int32", device=device.place())
-        self._ring = TokenRing(self._max_rows, self._stream)
+        # A draft model has as many steps out as there may be drafts, others one and one ahead.
+        self._ring = TokenRing(self._max_rows, self._stream, MAX_SPAN + 1)
         self._history: TokenHistory | None = None  # from the first adjustment on
+        self._finder = Finder(self._stream)
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """See Runner."""
-        return self._run(inputs, Wanted((), [GREEDY] * len(inputs.logit_indices), None))
+        wanted = Wanted((), [GREEDY] * len(inputs.logit_indices), None)
+        logits = self._run(inputs, wanted, keeps_logits=True)
+        assert logits is not None
+        return logits
 
     def launch(
         self,
@@ -238,22 +282,31 @@ class GpuRunner:
         rows: Sequence[Row],
         sampler: Sampler,
         prompt: PromptTargets = NO_TARGETS,
-    ) -> TokensOnTheirWay:
+    ) -> Tokens:
         """See Runner."""
+        beams = [index for index, row in enumerate(rows) if row.request.beam_group is not None]
         num_top = num_wanted([row.request for row in rows])
         adjustments = sampler.adjustments(rows)
         wanted = Wanted(
             rows,
             sampler.choices(rows),
             adjustments,
-            raw=adjustments is not None and num_top is not None,
+            raw=num_top is not None and (adjustments is not None or bool(beams)),
         )
-        logits = self._run(inputs, wanted)
-        if num_top is None and not prompt.token_ids:
-            return self._ring.send(self._last_tokens, len(rows))
-        return self._ring.send(
-            self._last_tokens, len(rows), self._measure(logits, len(rows), num_top, prompt)
-        )
+        measures = num_top is not None or bool(prompt.token_ids)
+        if beams:
+            count = min(
+                max(sampler.num_candidates(rows[index]) for index in beams), self.vocab_size
+            )
+            logits, found = self._run_beams(inputs, wanted, beams, count)
+        else:
+            logits = self._run(inputs, wanted, keeps_logits=measures)
+        measured: Sequence[Tensor | None] = ()
+        if measures:
+            assert logits is not None
+            measured = self._measure(logits, len(rows), num_top, prompt)
+        tokens = self._ring.send(self._last_tokens, len(rows), measured)
+        return BeamTokensOnTheirWay(tokens, found, beams) if beams else tokens
 
     def _measure(
         self, logits: Tensor, num_rows: int, num_top: int | None, prompt: PromptTargets
@@ -272,8 +325,46 @@ class GpuRunner:
             measured[1] = ops.logprobs(of_prompt, on_device, min(prompt.num_top, self.vocab_size))
         return measured
 
-    def _run(self, inputs: ForwardInputs, wanted: Wanted) -> Tensor:
-        """Logits [L, V]; the tokens are in `_last_tokens`.
+    def _run_beams(
+        self, inputs: ForwardInputs, wanted: Wanted, beams: Sequence[int], count: int
+    ) -> tuple[Tensor, npt.NDArray[np.int32]]:
+        """As `_run`, and `count` tokens for each of the rows `beams` (see Finder.find)."""
+        import paddle
+
+        num_rows, adjusted = len(wanted.rows), wanted.adjustments is not None
+        tokens_before = self._last_tokens.clone()
+        if wanted.adjustments is not None:
+            self._admit(wanted.adjustments, wanted.rows)
+        # The tokens that this draws, on the graph of a plain step, are drawn anew below. First, so
+        # that the device is at work meanwhile.
+        greedy = Wanted(wanted.rows, [GREEDY] * num_rows, None)
+        logits = self._run(inputs, greedy, keeps_logits=True)
+        assert logits is not None
+        shapes = [(len(beams),), (num_rows,), (num_rows,), *sampling_shapes(num_rows)]
+        host = self._finder.host(num_elements(shapes))
+        device = paddle.empty(host.shape, "int32", device=self.device.place())
+        buffer = InputBuffer(shapes, host, device)
+        buffer.arrays[0][:] = beams
+        buffer.arrays[1][:] = [row.request.token_ids[-1] for row in wanted.rows]
+        buffer.arrays[2][:] = np.arange(num_rows)
+        self._write_wanted(buffer, wanted)
+        cuda.copy_to_device(device, host, self._stream)
+        rows, newest, row_indices, choices, penalties = buffer.tensors
+        ops.resolve_tokens(newest, tokens_before)
+        changed = logits.clone() if wanted.raw else logits
+        changed = changed if len(changed) == num_rows else changed[:num_rows]
+        ops.log_softmax(changed, rows)
+        if adjusted:
+            assert self._history is not None
+            history, rules = self._history.tokens, self._history.rules
+            ops.adjust_logits(changed, penalties, newest, row_indices, history, rules)
+        ops.sample_step(changed, choices, self._last_tokens)
+        return logits, self._finder.find(changed, rows, count)
+
+    def _run(
+        self, inputs: ForwardInputs, wanted: Wanted, keeps_logits: bool = False
+    ) -> Tensor | None:
+        """The tokens go to `_last_tokens`; returns logits [L, V], with keeps_logits for certain.
 
         Rows behind the choices are left as the network gives them.
         """
@@ -282,16 +373,20 @@ class GpuRunner:
         with paddle.no_grad():
             if wanted.adjustments is not None:
                 self._admit(wanted.adjustments, wanted.rows)
-            if self.pool is not None and is_decode(inputs):
-                return self._replay(inputs, wanted, bucket_size(len(inputs.context_lens)))
-            return self._run_eagerly(inputs, wanted)
+            shape = None if self.pool is None else graph_shape(inputs)
+            if shape is None or (keeps_logits and shape.max_span > 1):
+                return self._run_eagerly(inputs, wanted)
+            if len(wanted.choices) != len(inputs.logit_indices):
+                return self._run_eagerly(inputs, wanted)
+            adjusted = wanted.adjustments is not None
+            return self._replay(inputs, wanted, shape._replace(adjusted=adjusted, raw=wanted.raw))
 
     def _admit(self, adjustments: Sequence[Adjustment], rows: Sequence[Row]) -> None:
         if self._history is None:
             self._history = TokenHistory(self.device, self._max_rows, self.max_length)
         if self._history.admit(adjustments, rows):
             # Recorded with rules that lie elsewhere now.
-            for key in [key for key in self.graphs if key[1]]:  # adjusted
+            for key in [key for key in self.graphs if key.adjusted]:
                 self.graphs.pop(key).graph.reset()
 
     def _run_eagerly(self, inputs: ForwardInputs, wanted: Wanted) -> Tensor:
@@ -361,48 +456,56 @@ class GpuRunner:
         ops.sample_step(logits, choices, self._last_tokens)
         return all_logits
 
-    def _replay(self, inputs: ForwardInputs, wanted: Wanted, size: int) -> Tensor:
-        num_seqs = len(inputs.context_lens)
-        key = (size, wanted.adjustments is not None, wanted.raw)
-        graph = self.graphs.get(key)
+    def _replay(self, inputs: ForwardInputs, wanted: Wanted, shape: GraphShape) -> Tensor | None:
+        num_seqs, num_tokens = len(inputs.context_lens), len(inputs.token_ids)
+        graph = self.graphs.get(shape)
         if graph is None:
-            graph = self.graphs[key] = self._capture(*key)
+            graph = self.graphs[shape] = self._capture(shape)
         self._copied.synchronize()
-        token_ids, positions, slots, _, context_lens, tables, _, *_ = graph.buffer.arrays
-        token_ids[:num_seqs] = inputs.token_ids
-        positions[:num_seqs] = inputs.positions
-        slots[:num_seqs] = inputs.slot_mapping
+        token_ids, positions, slots, borders, context_lens, tables, rows, *_ = graph.buffer.arrays
+        token_ids[:num_tokens] = inputs.token_ids
+        positions[:num_tokens] = inputs.positions
+        slots[:num_tokens] = inputs.slot_mapping
         context_lens[:num_seqs] = inputs.context_lens
         tables[:num_seqs, : inputs.block_tables.shape[1]] = inputs.block_tables
-        if num_seqs < size:
-            token_ids[num_seqs:] = 0
-            slots[num_seqs:] = -1
+        if num_tokens < shape.num_tokens:
+            token_ids[num_tokens:] = 0
+            slots[num_tokens:] = -1
+            positions[num_tokens:] = 0
+        if num_seqs < shape.num_seqs:
             context_lens[num_seqs:] = 1
-            positions[num_seqs:] = 0
             tables[num_seqs:, 0] = 0
+        if shape.max_span > 1:  # padding requests have no tokens
+            borders[: num_seqs + 1] = inputs.cu_seqlens_q
+            borders[num_seqs + 1 :] = num_tokens
+            if not shape.all_rows:
+                rows[:num_seqs] = inputs.logit_indices
+                rows[num_seqs:] = 0
         self._write_wanted(graph.buffer, wanted)
         cuda.copy_to_device(graph.device, graph.host, self._stream)
         self._copied.record(self._stream)
         graph.graph.replay()
-        logits: Tensor = graph.graph.outputs
-        return logits if num_seqs == size else logits[:num_seqs]
+        logits: Tensor | None = graph.graph.outputs
+        return logits if logits is None or num_seqs == shape.num_seqs else logits[:num_seqs]
 
-    def _capture(self, size: int, adjusted: bool, raw: bool) -> DecodeGraph:
-        """Records a step of `size` padding rows."""
+    def _capture(self, shape: GraphShape) -> DecodeGraph:
+        """Records a step of padding."""
         import paddle
 
         assert self.pool is not None
+        size, num_tokens = shape.num_seqs, shape.num_tokens
+        num_rows = num_tokens if shape.all_rows else size
         shapes: list[tuple[int, ...]] = [
-            (size,),
-            (size,),
-            (size,),
+            (num_tokens,),
+            (num_tokens,),
+            (num_tokens,),
             (size + 1,),
             (size,),
             (size, self.max_blocks),
-            (size,),
+            (num_rows,),
         ]
         assert len(shapes) == len(FIELDS) - 1
-        shapes += sampling_shapes(size)
+        shapes += sampling_shapes(num_rows)
         count = num_elements(shapes)
         host, device = (
             cuda.pinned([count], np.int32),
@@ -411,16 +514,21 @@ class GpuRunner:
         buffer = InputBuffer(shapes, host, device)
         host[:] = 0
         buffer.arrays[2][:] = -1
-        buffer.arrays[3][:] = np.arange(size + 1)
+        buffer.arrays[3][:] = np.arange(size + 1) if shape.max_span == 1 else 0
         buffer.arrays[4][:] = 1
-        buffer.arrays[6][:] = np.arange(size)
+        buffer.arrays[6][:] = np.arange(num_rows)
         buffer.arrays[-1][3] = NO_SLOT
         cuda.copy_to_device(device, host, self._stream)
         # The run before the recording draws tokens over those of the step in front of this one.
         last_tokens = self._last_tokens.clone()
-        graph = self.pool.capture(
-            lambda: self._step(buffer, 1, self.max_length, size, adjusted, raw)
-        )
+
+        def step() -> Tensor | None:
+            limits = shape.max_span, self.max_length
+            logits = self._step(buffer, *limits, num_rows, shape.adjusted, shape.raw)
+            # Rows of drafts are many: their memory serves the next graph too.
+            return logits if shape.max_span == 1 else None
+
+        graph = self.pool.capture(step)
         cuda.copy(self._last_tokens, last_tokens, self._stream)
         return DecodeGraph(buffer, host, device, graph)
 

@@ -25,26 +25,36 @@ SCHEME_BITS = {
     "weight_only_int4": 4,
     "w4a8": 4,
 }
+CPU_DRAFT_ROWS, GPU_DRAFT_ROWS = 64, 256  # drafts of a step, at most
 # A shared pool larger than this many times the running sequences' need only feeds the prefix cache.
 PREFIX_CACHE_SHARE = 2
 
 
-def bytes_per_token(config: EngineConfig, spec: DecoderSpec) -> int:
-    """Bytes of cache that one token takes over all layers."""
-    kv_format = kv_format_of(config.kv_format)
-    return kv_format.bytes_per_token(spec, DTYPE_BYTES[config.dtype])
+def bytes_per_token(
+    config: EngineConfig, spec: DecoderSpec, draft: DecoderSpec | None = None
+) -> int:
+    """Bytes of cache that one token takes over all layers, those of a draft model included."""
+    element = DTYPE_BYTES[config.dtype]
+    own = kv_format_of(config.kv_format).bytes_per_token(spec, element)
+    return own if draft is None else own + kv_format_of("dense").bytes_per_token(draft, element)
 
 
-def num_cache_blocks(config: EngineConfig, spec: DecoderSpec, free_bytes: int | None = None) -> int:
+def num_cache_blocks(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    free_bytes: int | None = None,
+    draft: DecoderSpec | None = None,
+) -> int:
     """Blocks to allocate after the weights are in place.
 
     Enough for `batch_size` sequences of `max_length` tokens; with blocks that grow on demand, as
     much of that as the free memory allows. free_bytes: memory for cache and workspace; default the
-    machine's available memory. Raises UserError with the arithmetic when too little fits.
+    machine's available memory. draft: a second model with a cache for the same tokens. Raises
+    UserError with the arithmetic when too little fits.
     """
     if config.num_cache_blocks is not None:
         return config.num_cache_blocks
-    per_token = bytes_per_token(config, spec)
+    per_token = bytes_per_token(config, spec, draft)
     per_block = per_token * config.block_size
     if free_bytes is None:
         free_bytes = available_memory_bytes()
@@ -72,7 +82,11 @@ def num_cache_blocks(config: EngineConfig, spec: DecoderSpec, free_bytes: int | 
 
 
 def num_gpu_cache_blocks(
-    config: EngineConfig, spec: DecoderSpec, memory: MemoryInfo, workspace_bytes: int
+    config: EngineConfig,
+    spec: DecoderSpec,
+    memory: MemoryInfo,
+    workspace_bytes: int,
+    draft: DecoderSpec | None = None,
 ) -> int:
     """`num_cache_blocks` for a GPU whose weights are in place.
 
@@ -91,7 +105,7 @@ def num_gpu_cache_blocks(
         memory.free + memory.held,
         weight_bytes=memory.in_use,
         workspace_bytes=workspace_bytes,
-        bytes_per_token=bytes_per_token(config, spec),
+        bytes_per_token=bytes_per_token(config, spec, draft),
         num_tokens=least * config.block_size,
         utilization=config.gpu_memory_utilization,
     )
@@ -101,12 +115,17 @@ def num_gpu_cache_blocks(
 
 
 def check_gpu_memory(
-    config: EngineConfig, spec: DecoderSpec, memory: MemoryInfo, weight_bytes: int
+    config: EngineConfig,
+    spec: DecoderSpec,
+    memory: MemoryInfo,
+    weight_bytes: int,
+    draft: DecoderSpec | None = None,
 ) -> None:
     """Raises UserError with the arithmetic when weights, workspace and cache cannot fit together.
 
     Before any weight is read. memory: the GPU's now. The cache counted is the least that the flags
-    need: all sequences where each reserves its own, else one.
+    need: all sequences where each reserves its own, else one. draft: a second model, whose weights
+    are in weight_bytes.
     """
     from predict.device import cache_capacity
 
@@ -116,8 +135,8 @@ def check_gpu_memory(
         memory.total,
         memory.free + memory.held - memory.in_use,
         weight_bytes=weight_bytes,
-        workspace_bytes=workspace_bytes(config, spec),
-        bytes_per_token=bytes_per_token(config, spec),
+        workspace_bytes=workspace_bytes(config, spec, draft),
+        bytes_per_token=bytes_per_token(config, spec, draft),
         num_tokens=(config.num_cache_blocks or least) * config.block_size,
         utilization=config.gpu_memory_utilization,
     )
@@ -138,13 +157,37 @@ def weight_bytes(plan: WeightPlan, scheme: Callable[[LinearPlan], str], dtype: s
     return vectors + embedding + sum(map(linear_bytes, (*plan.linears(), plan.head)))
 
 
-def workspace_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
-    """Bytes that one step's activations and logits take at most, roughly, on a GPU."""
+def workspace_bytes(
+    config: EngineConfig, spec: DecoderSpec, draft: DecoderSpec | None = None
+) -> int:
+    """Bytes that one step's activations and logits take at most, roughly, on a GPU.
+
+    With a draft model they are its own too, and its cache blocks that the target's lacks.
+    """
+    # Logits: graphs of a few sizes keep theirs; those of steps with drafts share.
+    num_rows = 3 * config.batch_size + max_draft_rows(config)
+    total = _step_bytes(config, spec, num_rows)
+    if draft is not None:
+        block = config.block_size * kv_format_of("dense").bytes_per_token(
+            draft, DTYPE_BYTES[config.dtype]
+        )
+        total += _step_bytes(config, draft, 3 * config.batch_size) + config.batch_size * block
+    return total
+
+
+def _step_bytes(config: EngineConfig, spec: DecoderSpec, num_rows: int) -> int:
     per_token = 4 * spec.hidden_size + 2 * spec.qkv_size + 4 * spec.intermediate_size
-    element = DTYPE_BYTES[config.dtype]
     num_tokens = max(config.token_budget, config.max_length)
-    logits = 3 * config.batch_size * spec.vocab_size * 4  # graphs of a few sizes keep theirs
-    return num_tokens * per_token * element + logits + (512 << 20)
+    logits = num_rows * spec.vocab_size * 4
+    return num_tokens * per_token * DTYPE_BYTES[config.dtype] + logits + (512 << 20)
+
+
+def max_draft_rows(config: EngineConfig) -> int:
+    """Drafts of a step, at most."""
+    if config.speculate_method is None:
+        return 0
+    limit = CPU_DRAFT_ROWS if config.device == "cpu" else GPU_DRAFT_ROWS
+    return min(config.batch_size * config.speculate_max_draft_token_num, limit)
 
 
 def allocate_caches(

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from predict.engine.beams import Candidates
 from predict.engine.logprobs import LogprobTable, measure, num_wanted
 from predict.engine.sampler import Row, Sampler
+from predict.kv_formats import KvFormat
 from predict.nn.decoder import Decoder, forward
 from predict.nn.inputs import ForwardInputs, LayerCache, to_tensors
 
@@ -35,8 +37,11 @@ NO_TARGETS = PromptTargets()
 class Tokens(Protocol):
     """The tokens of a step that may still run."""
 
-    def take(self) -> list[int]:
-        """Waits for them; -1 for a row that nothing could be drawn from. Called once."""
+    def take(self) -> list[int | Candidates]:
+        """Waits for them; -1 for a row that nothing could be drawn from. Called once.
+
+        A beam's row has candidates, none where nothing could be found.
+        """
         ...
 
     def logprobs(self) -> Logprobs:
@@ -70,15 +75,19 @@ class Runner(Protocol):
         """float32 logits [L, vocab_size] of NumPy inputs; writes the step's keys and values."""
         ...
 
+    def copy_blocks(self, copies: BlockCopies) -> None:
+        """Copies cache blocks before the next step: (from, to), no block both."""
+        ...
+
 
 class KnownTokens:
     """Tokens of a step that has ended."""
 
-    def __init__(self, token_ids: list[int], logprobs: Logprobs):
-        self.token_ids = token_ids
+    def __init__(self, token_ids: Sequence[int | Candidates], logprobs: Logprobs):
+        self.token_ids = list(token_ids)
         self._logprobs = logprobs
 
-    def take(self) -> list[int]:
+    def take(self) -> list[int | Candidates]:
         """See Tokens."""
         return self.token_ids
 
@@ -88,6 +97,8 @@ class KnownTokens:
 
 
 Forward = Callable[[ForwardInputs], "Tensor"]  # inputs on the device -> logits [L, vocab_size]
+BlockCopies = Sequence[tuple[int, int]]
+CopyBlocks = Callable[[BlockCopies], None]
 
 
 def dynamic_forward(backend: ModuleType, decoder: Decoder, caches: Sequence[LayerCache]) -> Forward:
@@ -106,13 +117,22 @@ def static_forward(program: Any, caches: Sequence[LayerCache]) -> Forward:
     return run
 
 
+def block_copier(
+    backend: ModuleType, caches: Sequence[LayerCache], kv_format: KvFormat
+) -> CopyBlocks:
+    """Copies blocks of all layers, scales per token included, in one call of the backend."""
+    tensors = [tensor for cache in caches for tensor in kv_format.paged(cache)]
+    return lambda copies: backend.copy_blocks(tensors, copies)
+
+
 class HostRunner:
     """Runs steps on the CPU: each is over when `launch` returns. See Runner."""
 
     num_ahead = 0
 
-    def __init__(self, forward: Forward):
+    def __init__(self, forward: Forward, copy_blocks: CopyBlocks):
         self.forward = forward
+        self.copy_blocks = copy_blocks
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """See Runner."""
@@ -131,7 +151,7 @@ class HostRunner:
         """See Runner."""
         logits = self.execute(inputs)
         num_top = num_wanted([row.request for row in rows])
-        tokens: list[int] = []
+        tokens: list[int | Candidates] = []
         of_tokens: LogprobTable | None = None
         of_prompt: LogprobTable | None = None
         if prompt.token_ids:
@@ -142,6 +162,7 @@ class HostRunner:
             raw = None if num_top is None else logits.numpy().copy()
             tokens = sampler.sample(logits, rows)
             if raw is not None and num_top is not None:
-                # A row without a token has none to measure; its request ends.
-                of_tokens = measure(raw, [max(token, 0) for token in tokens], num_top)
+                # A row without a token has none to measure; its request ends. Beams want none.
+                known = [max(token, 0) if isinstance(token, int) else 0 for token in tokens]
+                of_tokens = measure(raw, known, num_top)
         return KnownTokens(tokens, Logprobs(of_tokens, of_prompt))

@@ -7,12 +7,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from predict.engine.beams import Candidates, likeliest, log_softmax, num_candidates
 from predict.engine.logits import UNCHANGED, Adjustment
 from predict.request import Request
 
 if TYPE_CHECKING:
     from paddle import Tensor
+    from predict.speculative.window import WindowVerifier
 
 
 class Row(NamedTuple):
@@ -56,19 +59,53 @@ def request_seed(engine_seed: int, request: Request) -> int:
 class Sampler:
     """Chooses the next token of each request that has a logit row."""
 
-    def __init__(self, backend: ModuleType, seed: int, eos_token_ids: Sequence[int]):
+    def __init__(
+        self,
+        backend: ModuleType,
+        seed: int,
+        eos_token_ids: Sequence[int],
+        verifier: WindowVerifier | None = None,
+    ):
+        """verifier: lets more drafts stand than are chosen; on the CPU."""
         self.backend = backend
+        self.verifier = verifier
         self.seed = seed
         self.eos_token_ids = tuple(eos_token_ids)
         self._adjustments: dict[int, Adjustment] = {}  # by request id
         # By number of rows: five uploads are a tenth of a small model's step on the host.
         self._greedy_columns: dict[int, list[Tensor]] = {}
 
-    def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
+    def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[int | Candidates]:
         """Token ids, one per row, on the CPU; -1 for a row that nothing can be drawn from.
 
-        logits: [len(rows), vocab_size] float32.
+        A beam's row gets candidates in place of a token. logits: [len(rows), vocab_size] float32.
         """
+        import paddle
+
+        beams = [index for index, row in enumerate(rows) if row.request.beam_group is not None]
+        if not beams:
+            return [*self._drawn(logits, rows)]
+        values = logits.numpy()
+        found: dict[int, int | Candidates] = {i: self._found(values[i], rows[i]) for i in beams}
+        others = [index for index in range(len(rows)) if index not in found]
+        if others:
+            logits = paddle.to_tensor(values[others], place=logits.place)
+            drawn = self._drawn(logits, [rows[index] for index in others])
+            found.update(zip(others, drawn, strict=True))
+        return [found[index] for index in range(len(rows))]
+
+    def _found(self, logits: npt.NDArray[np.float32], row: Row) -> Candidates:
+        """What a beam may go on with."""
+        log_probs, request = logits.copy(), row.request
+        log_softmax(log_probs)
+        self._adjustment(row).apply(log_probs, request.token_ids, request.num_prompt_tokens)
+        return likeliest(log_probs, self.num_candidates(row))
+
+    def num_candidates(self, row: Row) -> int:
+        """Tokens to find for a beam's row."""
+        return num_candidates(row.request.sampling_params, self.eos_token_ids)
+
+    def _drawn(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
         import paddle
 
         choices = self.choices(rows)
@@ -89,6 +126,8 @@ class Sampler:
             tokens = [
                 token if ok else -1 for token, ok in zip(tokens, drawable.tolist(), strict=True)
             ]
+        if self.verifier is not None and any(row.drafts for row in rows):
+            return self.verifier.verified(tokens, logits.numpy(), rows, choices)
         return tokens
 
     def choices(self, rows: Sequence[Row]) -> list[Choice]:
@@ -121,10 +160,11 @@ class Sampler:
         request = row.request
         if not request.sampling_params.adjusts_logits:
             return UNCHANGED
-        adjustment = self._adjustments.get(request.request_id)
+        request_id = request.owner.request_id
+        adjustment = self._adjustments.get(request_id)
         if adjustment is None:
             adjustment = Adjustment.of(request.sampling_params, self.eos_token_ids)
-            self._adjustments[request.request_id] = adjustment
+            self._adjustments[request_id] = adjustment
         return adjustment if row.num_output_tokens < adjustment.ends_at else UNCHANGED
 
     def forget(self, request_id: int) -> None:

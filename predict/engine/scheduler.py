@@ -11,6 +11,12 @@ Why it never runs out of blocks and never starves a request:
   oldest always proceeds;
 - waiting requests are admitted in arrival order only, and a preempted one returns to the front:
   running, then waiting, is always the order of arrival.
+
+A beam search (predict.engine.beams) is one request until its prompt is computed. Then its beams, in
+its place, are requests that decode as all others do; the group decides after each step which of
+them go on and fork. Forked beams share all blocks; before a beam writes into a block that others
+hold it gets a copy (`block_copies` of the batch). The beams are preempted together, and the search
+then starts again from its prompt, which gives the same text.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from predict.engine.beams import BeamGroup, Candidates
 from predict.engine.block_manager import BlockManager, num_blocks_for
 from predict.engine.stopping import finish_reason, max_total_tokens
 from predict.errors import UserError
@@ -123,6 +130,15 @@ class ScheduledBatch:
     num_tokens: int  # sum over the spans
     num_samples: int  # spans with `samples`
     preempted: tuple[Request, ...] = ()  # newest first; back in the waiting queue
+    block_copies: tuple[tuple[int, int], ...] = ()  # (from, to), in order, before the step runs
+
+    @property
+    def decides(self) -> bool:
+        """Whether the next step depends on more of the result than new tokens."""
+        return any(
+            span.draft_token_ids or (span.samples and span.request.beam_group is not None)
+            for span in self.spans
+        )
 
 
 @dataclass
@@ -203,6 +219,7 @@ class Scheduler:
         self._scheduled: ScheduledBatch | None = None  # the last one, until it is advanced
         self._advanced: deque[ScheduledBatch] = deque()  # oldest first, their results still unknown
         self._num_added = 0
+        self._num_beams = 0  # made since: beams have ids below 0
         self._prompts_are_next = True  # with separate_steps
         # The queue's head lacks blocks, and nothing that could help happened since it was tried.
         self._head_is_blocked = False
@@ -214,8 +231,8 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Requests in the batch, at most max_num_seqs."""
-        return len(self._running)
+        """Sequences in the batch, at most max_num_seqs."""
+        return sum(request.num_slots for request in self._running)
 
     @property
     def decoding(self) -> list[Request]:
@@ -230,7 +247,8 @@ class Scheduler:
         """Puts `request` at the end of the waiting queue and sets its limits.
 
         Raises UserError, with the numbers, when its id is in use, when its prompt leaves no
-        room for an output token, or when its whole length does not fit in an empty cache.
+        room for an output token, when it has more beams than the batch sequences, or when its
+        whole length does not fit in an empty cache.
         """
         config = self.config
         if request.request_id in self._requests:
@@ -243,17 +261,30 @@ class Scheduler:
             )
         except UserError as error:
             raise UserError(f"request {request.request_id}: {error}") from None
+        num_beams = request.sampling_params.num_beams
+        if num_beams > config.max_num_seqs:
+            raise UserError(
+                f"request {request.request_id}: num_beams {num_beams} is more than the batch holds "
+                f"(allowed: 1 to {config.max_num_seqs}); lower num_beams or raise batch_size"
+            )
         max_num_blocks = num_blocks_for(max_num_tokens, config.block_size)
+        if num_beams > 1:
+            # The blocks that the prompt fills are shared to the end, all others may part.
+            num_shared = request.num_prompt_tokens // config.block_size
+            max_num_blocks += (num_beams - 1) * (max_num_blocks - num_shared)
         if max_num_blocks > config.num_blocks:
+            of_beams = f" of {num_beams} beams" if num_beams > 1 else ""
             raise UserError(
                 f"request {request.request_id}: {request.num_prompt_tokens} prompt tokens and up "
-                f"to {max_num_tokens - request.num_prompt_tokens} output tokens need "
+                f"to {max_num_tokens - request.num_prompt_tokens} output tokens{of_beams} need "
                 f"{max_num_blocks} cache blocks of {config.block_size} tokens, the cache has "
                 f"{config.num_blocks} (allowed: {config.num_blocks * config.block_size} tokens in "
                 "all); lower max_length or max_new_tokens, or give the cache more blocks"
             )
         request.max_num_tokens = max_num_tokens
         request.max_num_blocks = max_num_blocks
+        if num_beams > 1:
+            request.beam_group = BeamGroup(request)
         request.arrival_index = self._num_added
         self._num_added += 1
         self._requests[request.request_id] = request
@@ -265,7 +296,7 @@ class Scheduler:
         if request is None:
             return None
         if request.status is RequestStatus.RUNNING:
-            self._running.remove(request)
+            self._running = [r for r in self._running if r.owner is not request]
         else:
             self._waiting.remove(request)
         del request.token_ids[request.num_known_tokens :]
@@ -290,6 +321,7 @@ class Scheduler:
         spans: list[ScheduledSpan] = []
         prefilling: list[Request] = []
         preempted: list[Request] = []
+        copies: list[tuple[int, int]] = []
         separate = self.config.separate_steps
         if separate and self._prompts_are_next:
             begun = [request for request in self._running if _num_left(request) > 1]
@@ -297,7 +329,7 @@ class Scheduler:
         if spans:
             self._prompts_are_next = False
         else:
-            self._schedule_decodes(spans, prefilling, preempted)
+            self._schedule_decodes(spans, prefilling, preempted, copies)
             if draft_token_ids:
                 self._add_drafts(draft_token_ids, spans)
             self._prompts_are_next = bool(spans)
@@ -313,6 +345,7 @@ class Scheduler:
             num_tokens=num_tokens,
             num_samples=sum(span.samples for span in spans),
             preempted=tuple(preempted),
+            block_copies=tuple(copies),
         )
         return self._scheduled
 
@@ -321,12 +354,12 @@ class Scheduler:
 
         Each sampling span's request gets a placeholder for its new token: -1 - i for the i-th of
         the batch's sampling spans. Raises RuntimeError when `batch` is not the last scheduled one,
-        ValueError when it has drafts: how many tokens come of them is not known ahead.
+        ValueError when it has drafts or beams: what comes of them is not known ahead.
         """
         if batch is not self._scheduled:
             raise RuntimeError("advance() takes the batch of the last schedule(), once")
-        if any(span.draft_token_ids for span in batch.spans):
-            raise ValueError("a batch with drafts cannot be advanced; update() it first")
+        if batch.decides:
+            raise ValueError("a batch with drafts or beams cannot be advanced; update() it first")
         self._scheduled = None
         self._advanced.append(batch)
         placeholder = 0
@@ -343,16 +376,16 @@ class Scheduler:
     def update(
         self,
         batch: ScheduledBatch,
-        sampled: Sequence[int | Sequence[int]],
+        sampled: Sequence[int | Sequence[int] | Candidates],
         eos_token_ids: Collection[int] = (),
     ) -> list[Request]:
         """Writes back the result of `batch`; the requests that ended with it, their blocks freed.
 
         `sampled` has one entry per span with `samples`, in the batch's order: the new token
         (Python int), or for a span with drafts the accepted drafts followed by one more token
-        (1 to 1 + drafts of them). Entries of requests that ended since are ignored. Raises
-        ValueError on a wrong count, RuntimeError when `batch` is neither the oldest advanced one
-        nor, with none advanced, the last scheduled one.
+        (1 to 1 + drafts of them), or of a beam its Candidates. Entries of requests that ended since
+        are ignored. Raises ValueError on a wrong count, RuntimeError when `batch` is neither the
+        oldest advanced one nor, with none advanced, the last scheduled one.
         """
         advanced = bool(self._advanced)
         if batch is not (self._advanced[0] if advanced else self._scheduled):
@@ -369,6 +402,7 @@ class Scheduler:
             self._scheduled = None
         now = time.perf_counter()
         finished: list[Request] = []
+        found: dict[BeamGroup, list[Candidates]] = {}  # of each beam, in order
         entries = iter(sampled)
         block_size = self.config.block_size
         for span in batch.spans:
@@ -378,7 +412,10 @@ class Scheduler:
                 continue  # aborted while the step ran, or ended by the step before it
             computed = start + num_tokens
             reason: FinishReason | None = None
-            if samples:
+            if isinstance(entry, Candidates):
+                assert request.beam_group is not None
+                found.setdefault(request.beam_group, []).append(entry)
+            elif samples:
                 accepted: Sequence[int] = (entry,) if isinstance(entry, int) else entry
                 if drafts or len(accepted) != 1:
                     # Rejected drafts roll back: later tokens write their slots again.
@@ -397,6 +434,13 @@ class Scheduler:
                 finished.append(request)
             elif drafts:
                 self._trim(request)
+        for group, candidates in found.items():
+            going_on = group.choose(candidates, eos_token_ids)
+            if going_on:
+                self._fork(group, going_on)
+            else:
+                self._end_search(group, now)
+                finished.append(group.request)
         if finished:
             self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]
         return finished
@@ -445,6 +489,7 @@ class Scheduler:
         spans: list[ScheduledSpan],
         prefilling: list[Request],
         preempted: list[Request],
+        copies: list[tuple[int, int]],
     ) -> None:
         """Appends a span per decoding request; the others that keep running go to `prefilling`."""
         running = self._running
@@ -460,7 +505,12 @@ class Scheduler:
                 continue
             if num_tokens >= request.max_num_tokens:
                 continue  # its last token is on its way
-            if num_tokens > len(request.block_ids) * block_size and not self._grow(
+            group = request.beam_group
+            if group is not None:
+                # Of all beams with the first; the others follow it.
+                if request is group.beams[0] and not self._grow_beams(group, preempted, copies):
+                    break
+            elif num_tokens > len(request.block_ids) * block_size and not self._grow(
                 request, preempted
             ):
                 break
@@ -541,9 +591,17 @@ class Scheduler:
         # One free block stays for each running request that may still grow: otherwise the
         # newcomer would be preempted, and its prefill lost, within a few steps. A request that
         # is alone has the whole cache and needs none, so this delays but never starves.
-        headroom = sum(len(r.block_ids) < r.max_num_blocks for r in self._running)
-        while self._waiting and budget > 0 and len(self._running) < config.max_num_seqs:
+        headroom = 0
+        if not config.reserve_full:
+            headroom = sum(
+                r.num_slots * (len(r.block_ids) < r.max_num_blocks) for r in self._running
+            )
+        num_slots = config.max_num_seqs - self.num_running
+        while self._waiting and budget > 0:
             request = self._waiting[0]
+            num_slots -= request.num_slots
+            if num_slots < 0:
+                return
             if config.prefix_caching and _waits_for_leader(request, config.block_size):
                 return
             cached: list[int] = []
@@ -560,13 +618,17 @@ class Scheduler:
                 if config.reserve_full
                 else num_blocks_for(len(request.token_ids), config.block_size)
             )
-            grows = num_blocks < request.max_num_blocks
+            grows = request.num_slots * (num_blocks < request.max_num_blocks)
             wanted = headroom + grows if self._running else 0
             if not blocks.can_allocate(num_blocks - len(cached) + wanted, cached):
                 self._head_is_blocked = True
                 return
             blocks.acquire(cached)
             request.block_ids = cached + blocks.allocate(num_blocks - len(cached))
+            if request.beam_group is not None:
+                num_own = num_blocks_for(len(request.token_ids), config.block_size)
+                request.beam_group.spare_block_ids = request.block_ids[num_own:]
+                del request.block_ids[num_own:]
             request.num_computed_tokens = num_cached
             request.num_published_blocks = len(cached)
             if request.first_scheduled_time is None:
@@ -584,13 +646,77 @@ class Scheduler:
     def _grow(self, request: Request, preempted: list[Request]) -> bool:
         """Gives `request` one more block, preempting from the newest; False: itself preempted."""
         while self.block_manager.num_free_blocks == 0:
-            victim = self._running.pop()
-            self._preempt(victim)
-            preempted.append(victim)
-            if victim is request:
+            if self._preempt_newest(preempted) is request:
                 return False
         request.block_ids += self.block_manager.allocate(1)
         return True
+
+    def _grow_beams(
+        self, group: BeamGroup, preempted: list[Request], copies: list[tuple[int, int]]
+    ) -> bool:
+        """Gives each beam a last block of its own, full ones are shared; False: all preempted.
+
+        A beam that needs a new block gets it. Of beams that share a block that is filled in part,
+        all but the last get a copy of it.
+        """
+        blocks, block_size = self.block_manager, self.config.block_size
+        last = [beam.num_computed_tokens // block_size for beam in group.beams]
+        held = [
+            b.block_ids[i] for b, i in zip(group.beams, last, strict=True) if i < len(b.block_ids)
+        ]
+        num_new = len(group.beams) - len(set(held))
+        spare = group.spare_block_ids
+        while len(spare) + blocks.num_free_blocks < num_new:
+            if self._preempt_newest(preempted) is group.request:
+                return False
+        fresh = [spare.pop() for _ in range(min(num_new, len(spare)))]
+        fresh += blocks.allocate(num_new - len(fresh))
+        for beam, index in zip(group.beams, last, strict=True):
+            if index == len(beam.block_ids):
+                beam.block_ids.append(fresh.pop())
+            elif blocks.ref_count(beam.block_ids[index]) > 1:
+                copies.append((beam.block_ids[index], fresh[-1]))
+                blocks.free([beam.block_ids[index]])
+                beam.block_ids[index] = fresh.pop()
+        return True
+
+    def _fork(self, group: BeamGroup, going_on: Sequence[tuple[int, int]]) -> None:
+        """Replaces a group's beams by those that go on: (index of beam, its new token)."""
+        before, beams = group.beams, list[Request]()
+        for index, _ in going_on:
+            beam = before[index]
+            if beam is group.request or beam in beams:
+                self._num_beams += 1
+                beam = beam.fork(-self._num_beams)
+                beam.max_num_blocks = num_blocks_for(beam.max_num_tokens, self.config.block_size)
+                self.block_manager.acquire(beam.block_ids)
+            beams.append(beam)
+        for beam, (_, token_id) in zip(beams, going_on, strict=True):
+            beam.token_ids.append(token_id)
+        first = self._running.index(before[0])
+        self._running[first : first + len(before)] = beams
+        group.beams = beams
+        for beam in before:
+            if beam not in beams:
+                self._drop_beam(beam, group)
+        if self.config.reserve_full:
+            # What the dropped beams alone had is the group's still.
+            spare, own = group.spare_block_ids, {b for beam in beams for b in beam.block_ids}
+            missing = group.request.max_num_blocks - len(own) - len(spare)
+            spare += self.block_manager.allocate(missing)
+
+    def _drop_beam(self, beam: Request, group: BeamGroup) -> None:
+        self._release(beam)
+        if beam is not group.request:
+            beam.status = RequestStatus.FINISHED
+
+    def _end_search(self, group: BeamGroup, now: float) -> None:
+        """Ends a request as its best hypothesis does; the text of a search is known at its end."""
+        request, best = group.request, group.finished[0]
+        request.token_ids += best.token_ids
+        request.token_times = [now] * len(best.token_ids)
+        self.stats.num_output_tokens += sum(len(each.token_ids) for each in group.returned)
+        self._finish(request, best.finish_reason, now)
 
     def _publish(self, request: Request, num_computed: int) -> None:
         """Lets others match the blocks that `num_computed` tokens, all known, fill."""
@@ -615,20 +741,41 @@ class Scheduler:
             self.block_manager.free(request.block_ids[num_blocks:])
             del request.block_ids[num_blocks:]
 
-    def _preempt(self, request: Request) -> None:
-        """Frees the blocks of a request and puts it first in the queue; its tokens stay."""
-        self._release(request)
+    def _preempt_newest(self, preempted: list[Request]) -> Request:
+        """Frees the blocks of the newest running request and puts it first in the queue.
+
+        Its tokens stay, but those of a beam search. Returns it.
+        """
+        request = self._running.pop().owner
+        while self._running and self._running[-1].owner is request:
+            self._running.pop()
+        self._release_all(request)
+        if request.beam_group is not None:
+            request.beam_group.restart()
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         self.stats.num_preemptions += 1
         self._waiting.appendleft(request)
+        preempted.append(request)
+        return request
 
     def _finish(self, request: Request, reason: FinishReason, now: float) -> None:
-        self._release(request)
+        self._release_all(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         request.finish_time = now
         del self._requests[request.request_id]
+
+    def _release_all(self, request: Request) -> None:
+        """Releases an added request, its beams included."""
+        group = request.beam_group
+        if group is None:
+            self._release(request)
+            return
+        for beam in group.beams:
+            self._drop_beam(beam, group)
+        self.block_manager.free(group.spare_block_ids)
+        group.spare_block_ids = []
 
     def _release(self, request: Request) -> None:
         self.block_manager.free(request.block_ids)

@@ -12,7 +12,7 @@ from predict import cuda
 from predict.device import Device
 from predict.engine.logits import UNCHANGED, Adjustment
 from predict.engine.sampler import Row
-from predict.request import Request, RequestStatus
+from predict.request import Request
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -98,10 +98,11 @@ class TokenHistory:
     def _take_slot(self) -> int:
         if not self._free:
             # No more requests run than there are slots; one that waits comes back with its tokens.
+            # Whoever is in the batch has blocks.
             gone = [
                 request_id
                 for request_id, (_, request, _) in self._slots.items()
-                if request.status is not RequestStatus.RUNNING
+                if not request.block_ids
             ]
             self._free = [self._slots.pop(request_id)[0] for request_id in gone]
         return self._free.pop()

@@ -11,14 +11,33 @@ import importlib
 import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from predict.errors import one_of
 from predict.request import Request
 
-NOT_METHODS = ("policy",)  # modules here that are no proposers
+if TYPE_CHECKING:
+    from predict.engine.runner import Runner
+    from predict.engine.sampler import Sampler
+
+NOT_METHODS = ("policy", "window", "support")  # modules here that are no proposers
 # A span of 16 rows with a group of 4 query heads fills one tile of the attention kernels.
 MAX_DRAFT_TOKENS = 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftNetwork:
+    """A second network, with a cache of the target's block size for all of the target's blocks.
+
+    num_blocks: the target's; behind them the draft's cache has a block for each request of a batch.
+    token_budget: tokens of a step.
+    """
+
+    runner: Runner
+    sampler: Sampler
+    block_size: int
+    num_blocks: int
+    token_budget: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +45,18 @@ class SpeculativeConfig:
     """What a proposer is made from; sizes in tokens."""
 
     method: str
-    max_draft_token_num: int = 1
     max_ngram_size: int = 1
+    draft: DraftNetwork | None = None  # of draft_model
 
 
 class Proposer(Protocol):
     """Guesses next tokens. Keeps what it likes about a request until `forget`."""
 
-    def propose(self, request: Request, limit: int) -> Sequence[int]:
-        """At most `limit` tokens that may follow request.token_ids, all of which are known."""
+    def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[Sequence[int]]:
+        """For each request at most as many tokens as its limit (1 or more) that may follow.
+
+        All of the requests' token_ids are known, and lie in the cache but for the last.
+        """
         ...
 
     def observe(self, request: Request, drafts: Sequence[int], chosen: Sequence[int]) -> None:

@@ -58,8 +58,11 @@ class LookaheadProposer:
         self._pool = NgramPool(max(max_ngram_size, CONTEXT))
         self._num_seen: dict[int, int] = {}  # tokens of a request that are in the pool
 
-    def propose(self, request: Request, limit: int) -> list[int]:
+    def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[Sequence[int]]:
         """See Proposer."""
+        return list(map(self._proposal, requests, limits))
+
+    def _proposal(self, request: Request, limit: int) -> list[int]:
         first = self._num_seen.get(request.request_id, 0)
         self._pool.add(request.token_ids, first)
         self._num_seen[request.request_id] = len(request.token_ids)

@@ -1,64 +1,131 @@
-"""How many drafts a request may have: more while they are right, none for a while if they fail."""
+"""How many drafts the requests of a step have: as many as are likely to pay."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 LONGEST_REST = 64  # steps
+LONGEST_MISS = 8
+DECAY = 0.85  # of a step's weight in the acceptance, per step with drafts
+FIRST_RIGHT, FIRST_WRONG = 4.0, 1.0  # drafts that a new request is taken to have had
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What drafts cost, as parts of a decode step of one row."""
+
+    row: float  # of one more row in a step
+    draft: float = 0.0  # of one step of the draft model
+    wait: float = 0.0  # for the tokens before the next step, where steps run ahead without drafts
 
 
 @dataclass
 class _State:
-    length: int  # drafts to ask for
+    right: float = FIRST_RIGHT
+    wrong: float = FIRST_WRONG
     rest: int = 0  # steps until the next try
-    next_rest: int = 1
+    next_rest: int = 0
+    next_miss: int = 1
+
+    @property
+    def acceptance(self) -> float:
+        """The chance that a draft behind right ones is right."""
+        return min(max(self.right / (self.right + self.wrong), 0.001), 0.995)
 
 
 class DraftPolicy:
-    """PaddleNLP's rule for the length, and a rest after drafts of which none was right.
+    """Chooses lengths by each request's acceptance, and by what rows and drafts cost.
 
-    All accepted: two more. Else one less, at least one. After a step in which no draft was right
-    the request rests; twice as long each time in a row, so that text without repetition costs next
-    to nothing. In a batch the rows of all drafts together are bounded by `max_step_tokens`: beyond
-    that a step costs more than it saves.
+    With acceptance a, the k-th draft yields a^k tokens. It is worth its row, and its share of a
+    step of the draft model, as long as that is more than they would yield otherwise: so drafts get
+    shorter as acceptance falls and as batches grow. Where all drafts together do not pay, there are
+    none but for a try every LONGEST_REST steps. A request of whose drafts none was right several
+    times in a row rests, twice as long each time, so that text without repetition costs next to
+    nothing.
     """
 
-    def __init__(self, max_length: int, max_step_tokens: int):
-        """max_length: drafts of one request. max_step_tokens: rows that a step has for free."""
+    def __init__(self, max_length: int, max_rows: int, costs: Costs):
+        """max_length: drafts of one request. max_rows: drafts of a step."""
         self.max_length = max_length
-        self.max_step_tokens = max_step_tokens
+        self.max_rows = max_rows
+        self.costs = costs
         self._states: dict[int, _State] = {}
+        self._num_idle = 0  # steps since the last drafts
 
     def is_resting(self, request_id: int) -> bool:
         """Whether the request has no drafts in the next step."""
         state = self._states.get(request_id)
         return state is not None and state.rest > 0
 
-    def rested(self, request_id: int) -> None:
-        """Counts a step that the request was in; nothing unless it rests."""
-        state = self._states.get(request_id)
-        if state is not None and state.rest > 0:
-            state.rest -= 1
+    def stepped(self, request_ids: Sequence[int], has_drafts: bool) -> None:
+        """Counts a step that these requests were in."""
+        self._num_idle = 0 if has_drafts else self._num_idle + 1
+        for request_id in request_ids:
+            state = self._states.get(request_id)
+            if state is not None and state.rest > 0:
+                state.rest -= 1
 
-    def length(self, request_id: int, num_requests: int) -> int:
-        """Drafts to ask for, in a step with so many decoding requests."""
-        share = max(self.max_step_tokens // max(num_requests, 1) - 1, 0)
-        state = self._states.setdefault(request_id, _State(self.max_length))
-        return min(state.length, share)
+    def lengths(self, request_ids: Sequence[int], num_decoding: int) -> list[int]:
+        """Drafts to ask for, of each of these requests, in a step with so many decoding ones."""
+        if not request_ids:
+            return []
+        rates = [self._state(request_id).acceptance for request_id in request_ids]
+        costs = self.costs
+        step = 1 + costs.row * num_decoding
+        # Tokens that a draft's row and its share of the draft model's step stand for.
+        price = (costs.row * num_decoding + costs.draft * num_decoding / max(len(rates), 1)) / step
+        lengths = self._worthwhile(rates, price)
+        speed_up = self._speed_up(rates, lengths, num_decoding)
+        if speed_up > 1.0:  # then a step's time is worth more, too
+            lengths = self._worthwhile(rates, min(price * speed_up, 0.99))
+        elif self._num_idle < LONGEST_REST:
+            return [0] * len(rates)
+        if sum(lengths) > self.max_rows:
+            share = self.max_rows // len(lengths)
+            lengths = [min(length, share) for length in lengths]
+        return lengths
+
+    def _worthwhile(self, rates: Sequence[float], price: float) -> list[int]:
+        """For each acceptance the most drafts of which the last yields more than `price` tokens."""
+        most = math.log(max(price, 1e-6))
+        return [min(max(int(most / math.log(rate)), 1), self.max_length) for rate in rates]
+
+    def _speed_up(self, rates: Sequence[float], lengths: Sequence[int], num_decoding: int) -> float:
+        """Tokens per time with these drafts, over those without."""
+        gain = sum(
+            rate * (1 - rate**length) / (1 - rate)
+            for rate, length in zip(rates, lengths, strict=True)
+        )
+        costs = self.costs
+        extra = costs.row * sum(lengths) + costs.draft * max(lengths, default=0) + costs.wait
+        return (1 + gain / num_decoding) / (1 + extra / (1 + costs.row * num_decoding))
+
+    def missed(self, request_id: int) -> None:
+        """The request had no draft to try: it rests, a little longer each time in a row.
+
+        For engines that run ahead, which a request that may have drafts stops.
+        """
+        state = self._state(request_id)
+        state.rest = state.next_miss + 1  # the step that it has none in is counted too
+        state.next_miss = min(2 * state.next_miss, LONGEST_MISS)
 
     def record(self, request_id: int, num_drafts: int, num_accepted: int) -> None:
         """The outcome of a step with drafts."""
-        state = self._states.setdefault(request_id, _State(self.max_length))
-        if num_accepted == num_drafts:
-            state.length = min(state.length + 2, self.max_length)
-        else:
-            state.length = max(state.length - 1, 1)
+        state = self._state(request_id)
+        state.right = DECAY * state.right + num_accepted
+        state.wrong = DECAY * state.wrong + (num_accepted < num_drafts)
+        state.next_miss = 1
         if num_accepted:
-            state.next_rest = 1
+            state.next_rest = 0
         else:
             state.rest = state.next_rest
-            state.next_rest = min(2 * state.next_rest, LONGEST_REST)
+            state.next_rest = min(max(2 * state.next_rest, 1), LONGEST_REST)
 
     def forget(self, request_id: int) -> None:
         """The request has ended."""
         self._states.pop(request_id, None)
+
+    def _state(self, request_id: int) -> _State:
+        return self._states.setdefault(request_id, _State())

@@ -62,6 +62,8 @@ def tour(gpu: devices.Device, dtype: str) -> None:
         )
         ops.sample(logits, *(operands.placed(values) for values in columns))
         ops.logprobs(logits, indices, 20)
+        ops.log_softmax(logits, indices)
+        ops.likeliest(logits, indices, 9)
     for head_dim, num_heads, num_kv_heads, block, window in ATTENTIONS:
         heads = Heads(num_heads, num_kv_heads, head_dim, window)
         layer = operands.on_gpu(operands.layer(72, 88, heads, bias=True, qk_norm=True))
@@ -86,6 +88,7 @@ def tour(gpu: devices.Device, dtype: str) -> None:
                 step.device,
             )
             ops.paged_attention(q, layer.attention, tuple(caches), step.device).cpu()
+            ops.copy_blocks(caches, [(0, 2), (1, 3)])
 
 
 def read_beyond(gpu: devices.Device) -> None:

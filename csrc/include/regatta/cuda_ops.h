@@ -11,7 +11,9 @@
 
 #include "regatta/adjust_logits.h"
 #include "regatta/attention.h"
+#include "regatta/copy_blocks.h"
 #include "regatta/embedding.h"
+#include "regatta/likeliest.h"
 #include "regatta/linear.h"
 #include "regatta/logits.h"
 #include "regatta/logprobs.h"
@@ -94,6 +96,13 @@ Status adjust_logits(const AdjustLogitsParams& params, const Launch& launch);
 Status sample(const SampleParams& params, const Launch& launch);
 
 Status logprobs(const LogprobsParams& params, const Launch& launch);
+
+// params.copies is host memory; what it names is read before the call returns.
+Status copy_blocks(const CopyBlocksParams& params, const Launch& launch);
+
+// The rows of params.logits become log-probabilities, in place; nothing is found.
+Status log_softmax(const LikeliestParams& params, const Launch& launch);
+Status likeliest(const LikeliestParams& params, const Launch& launch);
 
 // The composed operators. Dense weights are single tensors [out_features, in_features], row-major,
 // as checkpoints store them; quantized ones are what regatta_pack_quantized leaves and the scheme's

@@ -1,0 +1,229 @@
+"""What drafts bring: the same requests with and without them, in one process, in turns.
+
+Two texts. "copy" repeats the prompt with an edit here and there; in "random" nothing repeats, and
+drafts can only lose. Random weights write neither, so both are scripts: each step runs whole, and
+then the host puts the script's tokens in the place of the model's. A draft model that would agree
+with a copy cannot be made either: its steps run whole too, and then each draft is the script's with
+a given probability. What is accepted follows from the drafts, as it does without a script.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from predict.engine.runner import NO_TARGETS, Logprobs, PromptTargets
+from predict.request import Request, SamplingParams
+from predict.speculative import MAX_DRAFT_TOKENS
+from predict.speculative.draft_model import DraftModelProposer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paddle import Tensor
+    from predict.engine.beams import Candidates
+    from predict.engine.runner import Runner, Tokens
+    from predict.engine.sampler import Row, Sampler
+    from predict.llm import LLM
+    from predict.nn.inputs import ForwardInputs
+    from predict.speculative import Proposer
+
+Scripts = Mapping[tuple[int, ...], list[int]]  # by prompt, the output
+
+
+class ScriptedTokens:
+    """See predict.engine.runner.Tokens."""
+
+    def __init__(self, tokens: Tokens, script: list[int]):
+        self._tokens = tokens
+        self._script = script
+
+    def take(self) -> list[int | Candidates]:
+        """The script's tokens, once the step's own are there."""
+        self._tokens.take()
+        return list(self._script)
+
+    def logprobs(self) -> Logprobs:
+        """Nobody wants any."""
+        return Logprobs()
+
+
+class ScriptedRunner:
+    """A runner whose tokens follow a script. See predict.engine.runner.Runner."""
+
+    def __init__(self, runner: Runner, scripts: Scripts):
+        self._runner = runner
+        self._scripts = scripts
+        self.num_ahead = runner.num_ahead
+        self.copy_blocks = runner.copy_blocks
+
+    def launch(
+        self,
+        inputs: ForwardInputs,
+        rows: Sequence[Row],
+        sampler: Sampler,
+        prompt: PromptTargets = NO_TARGETS,
+    ) -> ScriptedTokens:
+        """See Runner."""
+        tokens = self._runner.launch(inputs, rows, sampler)
+        return ScriptedTokens(tokens, [self._choice(row) for row in rows])
+
+    def _choice(self, row: Row) -> int:
+        """The script's token; behind a wrong draft another one: nobody knows what comes there."""
+        script = self._scripts[tuple(row.request.prompt_token_ids)]
+        place = row.num_output_tokens
+        right = list(row.drafts) == script[place - len(row.drafts) : place]
+        return script[place] if right else script[place] ^ 1
+
+    def execute(self, inputs: ForwardInputs) -> Tensor:
+        """See Runner."""
+        return self._runner.execute(inputs)
+
+
+class AgreeingProposer:
+    """A draft model whose drafts are the script's, each with a probability. See Proposer."""
+
+    def __init__(self, proposer: Proposer, scripts: Scripts, agreement: float):
+        self._proposer = proposer
+        self._scripts = scripts
+        self._agreement = agreement
+        self._random = np.random.default_rng(0)
+        self.observe = proposer.observe
+        self.forget = proposer.forget
+
+    def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[Sequence[int]]:
+        """See Proposer."""
+        self._proposer.propose(requests, limits)
+        proposals: list[Sequence[int]] = []
+        for request, limit in zip(requests, limits, strict=True):
+            begin = request.num_output_tokens
+            right = self._scripts[tuple(request.prompt_token_ids)][begin : begin + limit]
+            agrees = self._random.random(len(right)) < self._agreement
+            proposals.append([t if a else t ^ 1 for t, a in zip(right, agrees, strict=True)])
+        return proposals
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of one run."""
+
+    seconds: float
+    num_spans: int
+    num_drafts: int
+    num_accepted: int
+
+
+@contextmanager
+def replaced(llm: LLM, runner: Runner, proposer: Proposer | None) -> Iterator[None]:
+    """The engine with another runner and proposer."""
+    engine = llm.engine
+    before = engine.runner, engine.proposer
+    engine.runner, engine.proposer = runner, proposer
+    try:
+        yield
+    finally:
+        engine.runner, engine.proposer = before
+
+
+def counted(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> Counts:
+    """One run over all prompts at once."""
+    before = llm.stats()
+    start = time.perf_counter()
+    llm.generate(prompts, params)
+    seconds = time.perf_counter() - start
+    after = llm.stats()
+    return Counts(
+        seconds,
+        after.num_draft_spans - before.num_draft_spans,
+        after.num_draft_tokens - before.num_draft_tokens,
+        after.num_accepted_draft_tokens - before.num_accepted_draft_tokens,
+    )
+
+
+def copies(
+    prompts: Sequence[Sequence[int]], output_len: int, edits: float, vocab_size: int, seed: int
+) -> dict[tuple[int, ...], list[int]]:
+    """Each prompt's own tokens, over and over; a share of `edits` are others."""
+    random = np.random.default_rng(seed)
+    scripts = {}
+    for prompt in prompts:
+        text = np.resize(np.asarray(prompt), output_len)
+        other = random.integers(0, vocab_size, output_len)
+        edited = np.where(random.random(output_len) < edits, other, text)
+        scripts[tuple(prompt)] = edited.tolist()
+    return scripts
+
+
+def draft_step_seconds(llm: LLM, prompt: Sequence[int]) -> float:
+    """Seconds of one draft at batch 1, behind a prompt."""
+    engine = llm.engine
+    proposer = engine.proposer
+    assert isinstance(proposer, DraftModelProposer)
+    params = SamplingParams(temperature=0.0, ignore_eos=True)
+    request = Request(-1, prompt, params)
+    with replaced(llm, engine.runner, None):
+        engine.add(request)
+        while engine.scheduler.decoding != [request]:
+            engine.step()
+    times: list[float] = []
+    for _ in range(8):
+        for limit, sign in ((MAX_DRAFT_TOKENS, 1), (1, -1)):
+            start = time.perf_counter()
+            proposer.propose([request], [limit])
+            times.append(sign * (time.perf_counter() - start))
+    engine.abort(request.request_id)
+    pairs = [long + short for long, short in zip(times[2::2], times[3::2], strict=True)]
+    return statistics.median(pairs) / (MAX_DRAFT_TOKENS - 1)
+
+
+def measure_drafts(
+    llm: LLM, prompts: Sequence[list[list[int]]], output_len: int, edits: float, agreement: float
+) -> dict[str, Any]:
+    """Both texts with and without drafts; prompts: of each repetition."""
+    engine, vocab_size = llm.engine, llm.spec.vocab_size
+    results: dict[str, Any] = {}
+    params = SamplingParams(max_new_tokens=output_len, ignore_eos=True, temperature=0.0)
+    for text, share in (("copy", edits), ("random", 1.0)):
+        runs: dict[bool, list[Counts]] = {False: [], True: []}
+        for index, batch in enumerate([prompts[0], *prompts]):  # the first warms up
+            scripts = copies(batch, output_len, share, vocab_size, index)
+            runner, proposer = ScriptedRunner(engine.runner, scripts), engine.proposer
+            assert proposer is not None
+            if text == "copy" and isinstance(proposer, DraftModelProposer):
+                proposer = AgreeingProposer(proposer, scripts, agreement)
+            for drafts in (False, True):
+                with replaced(llm, runner, proposer if drafts else None):
+                    run = counted(llm, batch, params)
+                if index:
+                    runs[drafts].append(run)
+        without, with_ = (
+            statistics.median(run.seconds for run in runs[drafts]) for drafts in (False, True)
+        )
+        tokens = output_len * len(prompts[0])
+        spans, drafted, accepted = (
+            sum(getattr(run, name) for run in runs[True])
+            for name in ("num_spans", "num_drafts", "num_accepted")
+        )
+        results |= {
+            f"{text}_tokens_per_s_without_drafts": tokens / without,
+            f"{text}_tokens_per_s": tokens / with_,
+            f"{text}_speed_up": without / with_,
+            f"{text}_acceptance_rate": accepted / drafted if drafted else None,
+            f"{text}_mean_accepted_length": accepted / spans if spans else None,
+            f"{text}_mean_draft_length": drafted / spans if spans else None,
+        }
+    if isinstance(engine.proposer, DraftModelProposer):
+        results["draft_step_ms"] = 1e3 * draft_step_seconds(llm, prompts[0][0])
+        if len(prompts[0]) == 1:
+            step_ms = 1e3 / results["copy_tokens_per_s_without_drafts"]
+            cost = results["copy_mean_draft_length"] * results["draft_step_ms"] / step_ms
+            results["copy_predicted_speed_up"] = (1 + results["copy_mean_accepted_length"]) / (
+                1 + cost
+            )
+    return results

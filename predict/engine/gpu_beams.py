@@ -1,0 +1,69 @@
+"""What a GPU does behind the network in a step with beams, outside of the step's graph.
+
+Log-probabilities of the beams' rows, then what the requests want of their logits, then the
+likeliest tokens of each beam: these few numbers are all that the host copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from predict import cuda, ops
+from predict.engine.beams import Candidates
+from predict.engine.runner import Logprobs, Tokens
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+
+class BeamTokensOnTheirWay:
+    """See predict.engine.runner.Tokens; `beams` are rows with candidates in place of tokens.
+
+    found: [2, B, K] of ops.likeliest, pinned, on its way in front of the tokens.
+    """
+
+    def __init__(self, tokens: Tokens, found: npt.NDArray[np.int32], beams: Sequence[int]):
+        self._tokens = tokens
+        self._found = found
+        self._beams = beams
+
+    def take(self) -> list[int | Candidates]:
+        """See Tokens."""
+        tokens = self._tokens.take()
+        token_ids, values = self._found[0], self._found[1].view(np.float32)
+        for row, ids, log_probs in zip(self._beams, token_ids, values, strict=True):
+            num_found = int((ids >= 0).sum())
+            tokens[row] = Candidates(ids[:num_found].tolist(), log_probs[:num_found].tolist())
+        return tokens
+
+    def logprobs(self) -> Logprobs:
+        """See Tokens."""
+        return self._tokens.logprobs()
+
+
+class Finder:
+    """Pinned memory for one step with beams at a time: nothing runs ahead of one."""
+
+    def __init__(self, stream: int):
+        self._stream = stream
+        self._inputs: npt.NDArray[Any] = np.empty(0, np.int32)  # pinned from the first step on
+        self._found: npt.NDArray[Any] = np.empty(0, np.int32)
+
+    def host(self, size: int) -> npt.NDArray[Any]:
+        """`size` int32s for what the step copies to the device."""
+        if len(self._inputs) < size:
+            self._inputs = cuda.pinned([2 * size], np.int32)
+        return self._inputs[:size]
+
+    def find(self, logits: Tensor, rows: Tensor, count: int) -> npt.NDArray[np.int32]:
+        """Queues ops.likeliest and the copy of its result [2, B, K] to the array returned."""
+        found = ops.likeliest(logits, rows, count)
+        if len(self._found) < found.size:
+            self._found = cuda.pinned([2 * found.size], np.int32)
+        array = self._found[: found.size]
+        cuda.copy_front_to_host(array, found, self._stream)
+        return array.reshape(found.shape)

@@ -1,0 +1,104 @@
+"""Beam search on the GPU: transformers' goldens, and its operators against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from predict import LLM, SamplingParams, ops
+from predict import device as devices
+from predict.engine.beams import likeliest, log_softmax
+from tests.gpu.op_cases import Operands
+from tests.gpu.test_engine import FORMS, SETTINGS
+from tests.test_beams import check_all, check_neighbours
+from tests.test_golden import config, golden
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("case", ["llama_gqa", "mistral_window"])
+def test_searches_find_what_transformers_finds(gpu: devices.Device, case: str, form: str) -> None:
+    check_all(FORMS[form](LLM(config(case, batch_size=16, block_size=16, **SETTINGS))), case)
+
+
+def test_preempted_searches_find_the_same(gpu: devices.Device) -> None:
+    llm = LLM(config("llama_gqa", batch_size=20, block_size=16, num_cache_blocks=26, **SETTINGS))
+    check_all(llm, "llama_gqa")
+    assert llm.stats().num_preemptions > 0
+
+
+def test_neighbours_in_the_batch_change_nothing(gpu: devices.Device) -> None:
+    check_neighbours(LLM(config("llama_gqa", batch_size=12, block_size=16, **SETTINGS)))
+
+
+def test_processors_change_log_probabilities_as_on_the_cpu(gpu: devices.Device) -> None:
+    prompts = golden("llama_gqa")["prompts"]
+    llm = LLM(config("llama_gqa", batch_size=12, block_size=16, **SETTINGS))
+    first = llm.generate(prompts[:1], SamplingParams(num_beams=4, max_new_tokens=8))[0].token_ids
+    params = [
+        SamplingParams(num_beams=4, max_new_tokens=12, bad_words=(first[:1], first[1:3])),
+        SamplingParams(num_beams=3, max_new_tokens=12, no_repeat_ngram_size=1, n=3),
+        SamplingParams(num_beams=4, max_new_tokens=12, logit_bias={7: 3.0, 9: -2.5}),
+        SamplingParams(num_beams=2, max_new_tokens=12, frequency_penalty=0.7, min_length=4),
+        SamplingParams(num_beams=4, max_new_tokens=12, repetition_penalty=1.4, n=2),
+    ]
+    found = llm.generate(prompts, params)
+    devices_apart = {**SETTINGS, "device": "cpu"}
+    wanted = LLM(config("llama_gqa", batch_size=12, **devices_apart)).generate(prompts, params)
+    for on_gpu, on_cpu in zip(found, wanted, strict=True):
+        assert [each.token_ids for each in on_gpu.outputs] == [
+            each.token_ids for each in on_cpu.outputs
+        ]
+
+
+@pytest.mark.parametrize("vocab", [5, 199, 1024, 32_000, 128_256, 151_936])
+def test_likeliest_tokens_are_those_of_a_stable_sort(gpu: devices.Device, vocab: int) -> None:
+    operands = Operands(gpu, "float32", seed=vocab)
+    logits = operands.generator.standard_normal((9, vocab)).astype(np.float32) * 3
+    logits[1] = np.round(logits[1])  # many ties
+    logits[3, ::2] = -np.inf
+    logits[4] = -np.inf
+    logits[5, vocab // 2] = np.nan
+    rows = np.array([8, 1, 3, 4, 5], np.int32)
+    for count in (1, 4, 48):
+        placed = operands.placed(logits)
+        found = ops.likeliest(placed, operands.placed(rows), count).numpy()
+        for row, ids, values in zip(rows, found[0], found[1].view(np.float32), strict=True):
+            expected = likeliest(logits[row], count)
+            if row == 5:
+                expected = expected._replace(token_ids=[], log_probs=[])
+            num_found = len(expected.token_ids)
+            assert ids.tolist() == expected.token_ids + [-1] * (count - num_found)
+            assert values[:num_found].tolist() == expected.log_probs
+
+
+@pytest.mark.parametrize("vocab", [5, 199, 1024, 128_256])
+def test_log_softmax_changes_its_rows_only(gpu: devices.Device, vocab: int) -> None:
+    operands = Operands(gpu, "float32", seed=vocab)
+    logits = operands.generator.standard_normal((7, vocab)).astype(np.float32) * 20
+    logits[2, 1:] = -np.inf
+    rows = [0, 2, 6]
+    expected = logits.copy()
+    changed = expected[rows]
+    log_softmax(changed)
+    expected[rows] = changed
+    placed = operands.placed(logits)
+    ops.log_softmax(placed, operands.placed(np.array(rows, np.int32)))
+    np.testing.assert_allclose(placed.numpy(), expected, rtol=2e-6, atol=2e-5)
+
+
+@pytest.mark.parametrize("num_copies", [1, 7, 400])
+def test_copied_blocks_are_equal_and_others_untouched(gpu: devices.Device, num_copies: int) -> None:
+    operands = Operands(gpu, "float32")
+    shapes = [(900, 2, 16, 20), (900, 2, 16, 2), (900, 1, 32, 8)] * 50  # over two launches
+    tensors = [operands.generator.standard_normal(shape).astype(np.float32) for shape in shapes]
+    caches = [operands.placed(values) for values in tensors[:149]]
+    codes = operands.generator.integers(0, 255, (900, 48)).astype(np.uint8)
+    caches.append(operands.placed(codes))
+    before = [cache.numpy() for cache in caches]
+    order = operands.generator.permutation(900)
+    copies = [(int(order[i % 300]), int(order[300 + i])) for i in range(num_copies)]
+    ops.copy_blocks(caches, copies)
+    for cache, expected in zip(caches, before, strict=True):
+        for source, target in copies:
+            expected[target] = expected[source]
+        np.testing.assert_array_equal(cache.numpy(), expected)
