@@ -3,15 +3,17 @@
 //
 // Architectures: sm_90; bf16 and fp16 activations; caches in any KV format; head_dim 64 to 256.
 // Algorithm
-//  1. The blocks of a cluster share out the tiles of 16 tokens of a context. Each warp streams its
-//     own tiles through its own ring of asynchronous copies: no barrier until the end. Tokens
-//     that nobody sees are not read but filled with zeros (unused slots may hold NaN).
-//  2. Logits are mma.sync m16n8k16 with up to 8 rows of a KV group as the upper half of the 16-row
-//     operand; their layout is that of the right operand of out^T [D, 8] = values^T [D, 16]
-//     weights^T [16, 8], which needs half the registers and products of out [16, D]. The online
-//     softmax rescales only when a logit exceeds the running maximum by a factor of 2^8, which
-//     costs one vote per tile. Codes of a quantized cache become fp16 in registers
-//     (kv_fragments.cuh); scales per token multiply logits and weights.
+//  1. The blocks of a cluster share out the tiles of a context, of 16 tokens or 32 (int4). Each
+//     warp streams its own tiles through its own ring of asynchronous copies: no barrier until the
+//     end. Tokens that nobody sees are not read but filled with zeros (unused slots may hold NaN).
+//  2. Logits^T [16, 8] = keys [16, D] queries^T and out^T [D, 8] += values^T [D, 16] weights^T are
+//     mma.sync m16n8k16 with up to 8 rows of a KV group as the operand of 8 columns: none of a
+//     product is spent on rows that do not exist. movmatrix turns the weights from the one's result
+//     into the other's operand. The online softmax rescales only when a logit exceeds the running
+//     maximum by a factor of 2^8, which costs one vote per tile. Codes of a quantized cache become
+//     fp16 in registers, where it can be without arithmetic (kv_fragments.cuh); scales per token
+//     multiply logits and weights, and minima enter through the sum of a query's columns and the
+//     sum of weights, so that no element is scaled.
 //  3. Warps are merged in shared memory. Each block of the cluster finishes a share of the columns:
 //     the others store their parts of it into its shared memory, and leave.
 // Fused (params of the rotary embedding given; spans of one token): the block rotates its queries
@@ -22,7 +24,8 @@
 // H200, 32/8 heads of 128, block_size 64, in a graph with dependent launches, us (TB/s); cuDNN on
 // contiguous caches through PyTorch 2.11 in brackets:
 //   bf16, 1 x 1024: 7.3   1 x 4096: 11.5 [11.7]   8 x 1024: 15.3 [15.1]   128 x 1024: 135 [127]
-//   64 x 4096: 255 (4.21) [244]   int8 137 (3.91), fp8 138 (3.89), int8 per token 143 (3.88)
+//   64 x 4096: 258 (4.16) [244]   int8 136 (3.94), fp8 138 (3.90), int8 per token 140 (3.94), int4
+//   88 (3.42); 128 x 4096: int8 261 (4.11), int4 164 (3.67)
 // Fused, beside a product of 50 MB, a step gains: batch 1 of 128 tokens 2.8 us, of 1024 4.2 (int8
 // 3.4), of 4096 8.6; rotary embedding and attention as two launches 5.6, 7.8, 12.6.
 #pragma once
@@ -61,8 +64,10 @@ struct RowsFor<T, D, KvFormat::kInt4> {
 constexpr int kMaxCluster = 8;
 constexpr size_t kAloneBytes = 116 * 1024;  // no two blocks of this share a multiprocessor
 
-// kBlocks: of a multiprocessor (227 KB), which the rings share. While one begins or ends, the others
-// stream. Four take a large batch in fewer rounds, two have the longer rings that a small one needs.
+// kBlocks: of a multiprocessor (227 KB), which the rings share. While one begins or ends, the
+// others stream. Four take a large batch in fewer rounds, two have the longer rings that a small
+// one needs: int4 takes 88 us for 64 x 4096 (512 blocks) and 32 for 16 x 4096 with four, 89 and 28
+// with two; with three, whose second round is nearly empty, 102 and 29.
 template <class T, int D, KvFormat kFormat, int kBlocks>
 struct DecodeShape {
   using Rows = typename RowsFor<T, D, kFormat>::Type;

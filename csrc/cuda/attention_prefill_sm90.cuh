@@ -110,10 +110,11 @@ __device__ __forceinline__ void copy_code(void* shared, const void* global, bool
 #endif
 }
 
-// Fills the ring with an item's keys and values out of a quantized cache, by all producers. Codes are
-// copied two tiles ahead into `codes`, where each thread finds again what it copied; from there they
-// become values of T in the ring, zeros (times a scale) where no token is used. Keys run one tile
-// ahead of values. `filled`: tiles of keys so far, of which it returns the new count.
+// Fills the ring with an item's keys and values out of a quantized cache, by all producers. Codes
+// are copied two tiles ahead into `codes`, where each thread finds again what it copied; from there
+// they become values of T in the ring, those of tokens that nobody sees finite ones. Scales per
+// head are left to the sums. Keys run one tile ahead of values. `filled`: tiles of keys so far, of
+// which it returns the new count.
 template <class T, int D, KvFormat kFormat>
 __device__ __forceinline__ int fill_tiles(const AttentionArgs& args, const PrefillTile& tile,
                                           int kv_head, int filled, uint8_t* keys, uint8_t* values,

@@ -20,8 +20,8 @@ __device__ __forceinline__ uint32_t plain_pair(uint32_t two) {
   return bit_cast<uint32_t>(Traits<T>::from_float2(x));
 }
 
+// out: vectors of 8 values, one for each word of 4-bit codes, or for each two of 8-bit ones.
 // Formats with a scale per head are not scaled: that is left to whoever uses the sums.
-// out[kWords]: vectors of 8 values, one for each word of 4-bit codes, or for each two of 8-bit ones.
 template <class T, KvFormat kFormat, int kWords>
 __device__ __forceinline__ void dequantize(const uint32_t (&words)[kWords], float2 scale,
                                            uint4* out) {

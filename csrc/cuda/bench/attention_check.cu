@@ -784,7 +784,8 @@ void bench_latency() {
   for (int length : {128, 1024, 4096}) bench_chain(1, length, 50);
   for (int batch : {8, 32}) bench_chain(batch, 1024, 50);
   bench_chain(1, 1024, 50, KvFormat::kInt8Static);
-  for (KvFormat format : {KvFormat::kDense, KvFormat::kFp8, KvFormat::kInt8Dynamic, KvFormat::kInt4}) {
+  for (KvFormat format :
+       {KvFormat::kDense, KvFormat::kFp8, KvFormat::kInt8Dynamic, KvFormat::kInt4}) {
     bench_chain(64, 4096, 50, format);
   }
   for (int batch : {1, 2, 4, 8, 16, 32}) {
