@@ -23,6 +23,7 @@ from predict.quantization import (
 )
 from predict.request import EarlyStopping, SamplingParams
 from predict.speculative import MAX_DRAFT_TOKENS, known_methods
+from predict.speculative.support import check_features
 
 DTYPES = ("float32", "bfloat16", "float16")
 MODES = ("dynamic", "static")
@@ -65,6 +66,9 @@ class EngineConfig:
     speculate_method: str | None = None  # a module of predict.speculative
     speculate_max_draft_token_num: int = 1  # drafts per sequence and step
     speculate_max_ngram_size: int = 1  # tokens
+    # Either one: TopP + window verification, see predict.speculative.window; neither: exact.
+    speculate_verify_window: int | None = None  # drafts
+    speculate_max_candidate_len: int | None = None  # tokens
     draft_model_name_or_path: str | None = None  # directory; of speculate_method draft_model
     draft_model_quant_type: str | None = None  # as quant_type
     seed: int = 0
@@ -125,6 +129,22 @@ class EngineConfig:
                     f"draft_model_quant_type {self.draft_model_quant_type} has a {brings} cache; "
                     "the draft model's cache is dense: use the type without c8"
                 )
+        for name, allowed in (
+            ("speculate_verify_window", range(1, MAX_DRAFT_TOKENS)),
+            ("speculate_max_candidate_len", range(2, 11)),
+        ):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if self.speculate_method is None:
+                raise UserError(
+                    f"--{name} says how drafts are verified, and there are none; add "
+                    "--speculate_method, or leave it out"
+                )
+            if value not in allowed:
+                raise UserError(
+                    f"{name} is {value} (allowed: {allowed.start} to {allowed.stop - 1})"
+                )
         if self.speculate_method is None:
             return
         if self.speculate_method not in known_methods():
@@ -138,6 +158,7 @@ class EngineConfig:
             raise UserError(
                 f"speculate_max_ngram_size is {self.speculate_max_ngram_size} (allowed: 1 or more)"
             )
+        check_features(self)
 
     def _check_quantization(self) -> None:
         if self.cachekv_int8_type not in (None, *CACHE_TYPES):
@@ -187,6 +208,11 @@ class EngineConfig:
             head_scheme=scheme(self.lm_head_quant_type),
             skip=self.skip_list_names,
         )
+
+    @property
+    def verifies_by_window(self) -> bool:
+        """Whether drafts of sampled requests stand by TopP + window verification."""
+        return (self.speculate_verify_window, self.speculate_max_candidate_len) != (None, None)
 
     @property
     def kv_format(self) -> str:
@@ -331,6 +357,8 @@ _SAME_NAME = (
     "speculate_method",
     "speculate_max_draft_token_num",
     "speculate_max_ngram_size",
+    "speculate_verify_window",
+    "speculate_max_candidate_len",
     "draft_model_quant_type",
     "seed",
     "chat_template",
@@ -374,6 +402,13 @@ _SHARPENING = tuple(name for name in _GREEDY_NEUTRAL if name != "top_k")
 
 # Flags of beam_search that are SamplingParams fields; early_stopping is a text here.
 _BEAM_FLAGS = ("num_beams", "length_penalty", "early_stopping")
+# Flags that a benchmark has no use for, and the values that change nothing.
+_NOT_MEASURED: dict[str, tuple[Any, ...]] = {
+    "num_return_sequences": (1,),
+    "best_of": (None, 1),
+    "stop": (None,),
+    "stop_token_ids": (None,),
+}
 _EARLY_STOPPING: dict[str, EarlyStopping] = {"false": False, "true": True, "never": "never"}
 
 
@@ -479,6 +514,14 @@ RULES: tuple[Rule, ...] = (
         lambda f: f["decode_strategy"] == "beam_search" and f["benchmark"],
         "--benchmark measures requests of one sequence each; leave --decode_strategy beam_search "
         "out",
+    ),
+    *(
+        Rule(
+            lambda f, name=name, none=none: f["benchmark"] and f[name] not in none,  # type: ignore[misc]
+            "--benchmark decodes one answer to each prompt, without an early stop; leave "
+            f"--{name} out",
+        )
+        for name, none in _NOT_MEASURED.items()
     ),
     Rule(
         lambda f: not 0.0 <= f["top_p"] <= 1.0,

@@ -57,6 +57,8 @@ def read_draft(
         skip_list_names=(),
         cachekv_int8_type=None,
         speculate_method=None,
+        speculate_verify_window=None,
+        speculate_max_candidate_len=None,
         draft_model_name_or_path=None,
         draft_model_quant_type=None,
     )

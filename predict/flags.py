@@ -148,7 +148,6 @@ _ACCELERATORS = ("xpu*", "npu*", "gcu*", "dcu*", "mlu*", "hpu*", "intel_hpu*", "
 _NO_WINT4 = not_yet("The types without experts work, such as a8w8_fp8.", "*_wint4")
 _NO_QUANT = not_yet("Models with experts do not run yet.")
 _NO_EAGLE = not_yet("inference_with_reference, lookahead and draft_model work.")
-_NO_WINDOW = not_yet("Verification is exact: leave the flag out.")
 _NO_ADAPTER = not_yet("Merge the adapter into the weights first and pass the merged directory.")
 _NO_DEEPSEEK = not_yet("Llama, Mistral, Qwen2 and Qwen3 run, in --dtype.")
 
@@ -325,12 +324,13 @@ FLAGS: tuple[Flag, ...] = (
          "Draft tokens per sequence and step, 1 to 15."),
     Flag(_SPECULATE, "speculate_max_ngram_size", "int", 1,
          "Longest n-gram that is looked up in prompt and output."),
-    Flag(_SPECULATE, "speculate_verify_window", "int", 2,
-         "Window of the TopP + window verification.",
-         availability=_NO_WINDOW),
-    Flag(_SPECULATE, "speculate_max_candidate_len", "int", 5,
-         "Candidates per position in verification.",
-         availability=_NO_WINDOW),
+    Flag(_SPECULATE, "speculate_verify_window", "int", None,
+         "PaddleNLP's TopP + window verification: a second-best draft stands when this many "
+         "behind it are the likeliest; 2 when only the next flag is given. Text that is sampled "
+         "is not exact then."),
+    Flag(_SPECULATE, "speculate_max_candidate_len", "int", None,
+         "The same: a draft stands when it is among this many likeliest tokens within top_p, 2 to "
+         "10; 5 when only the flag above is given."),
     Flag(_SPECULATE, "draft_model_name_or_path", "str", None,
          "Directory of the draft model: a smaller checkpoint with the same tokens."),
     Flag(_SPECULATE, "draft_model_quant_type", "str", None,

@@ -67,6 +67,7 @@ from predict.request import RequestOutput, SamplingParams
 from predict.samples import Samples, StreamOutput
 from predict.speculative import DraftNetwork, Proposer, SpeculativeConfig, proposer_of
 from predict.speculative.policy import Costs, DraftPolicy
+from predict.speculative.window import WindowVerifier
 from predict.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -202,6 +203,7 @@ def open_weights(
             config.dtype,
             capability,
             layout.group_size(linear),
+            linear.in_features,
         )
     return Weights(config, plan, source, layout, compiled, place)
 
@@ -333,7 +335,7 @@ class LLM:
                 separate_steps=config.attention == "block",
             )
         )
-        sampler = Sampler(self.backend, config.seed, eos_token_ids)
+        sampler = Sampler(self.backend, config.seed, eos_token_ids, self._verifier())
         proposer, policy = self._speculation(draft_runner, sampler, num_blocks)
         self.engine = Engine(scheduler, runner, sampler, eos_token_ids, proposer, policy)
         self._ids = itertools.count()
@@ -398,7 +400,7 @@ class LLM:
         if draft_runner is not None:
             draft = DraftNetwork(
                 runner=draft_runner,
-                sampler=sampler,
+                sampler=Sampler(self.backend, config.seed, sampler.eos_token_ids),
                 block_size=config.block_size,
                 num_blocks=num_blocks,
                 token_budget=config.token_budget,
@@ -414,6 +416,20 @@ class LLM:
         costs = Costs(row=row, wait=wait, draft=self._draft_cost)
         rows = max_draft_rows(config)
         return proposer, DraftPolicy(config.speculate_max_draft_token_num, rows, costs)
+
+    def _verifier(self) -> WindowVerifier | None:
+        config = self.config
+        if not config.verifies_by_window:
+            return None
+        window = config.speculate_verify_window or 2
+        max_candidate_len = config.speculate_max_candidate_len or 5
+        print(
+            f"regatta: drafts of sampled requests stand by PaddleNLP's TopP + window verification "
+            f"(window {window}, {max_candidate_len} candidates): their text is not distributed as "
+            "without drafts; greedy requests stay exact",
+            file=sys.stderr,
+        )
+        return WindowVerifier(window, max_candidate_len)
 
     def _make_current(self) -> None:
         """Makes this model's device Paddle's default; another LLM may have set its own since."""

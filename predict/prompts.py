@@ -95,7 +95,9 @@ def prepare_params(
 def with_token_ids(
     params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int
 ) -> SamplingParams:
-    """`params` with token ids in place of the texts in bad_words.
+    """`params` with token ids in place of the texts in bad_words, and for special tokens in stop.
+
+    The text of an answer leaves special tokens out, so that no text in it could stop there.
 
     Raises UserError for a text without a tokenizer, and for a token of logit_bias, bad_words or
     stop_token_ids outside of the vocabulary.
@@ -120,9 +122,20 @@ def with_token_ids(
                 f"{name} has token id {token}, which is outside the vocabulary (allowed: 0 to "
                 f"{vocab_size - 1})"
             )
-    if tuple(words) == params.bad_words:
+    stops = () if tokenizer is None else _special_tokens(params.stop_strings, tokenizer)
+    if tuple(words) == params.bad_words and set(stops) <= set(params.stop_token_ids):
         return params
-    return replace(params, bad_words=tuple(dict.fromkeys(words)))
+    return replace(
+        params,
+        bad_words=tuple(dict.fromkeys(words)),
+        stop_token_ids=tuple(dict.fromkeys((*params.stop_token_ids, *stops))),
+    )
+
+
+def _special_tokens(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The ids of those texts that are tokens without a text of their own."""
+    ids = [tokenizer.token_to_id(text) for text in texts]
+    return tuple(i for i in ids if i is not None and not tokenizer.decode([i]))
 
 
 def _text(item: DataItem, tokenizer: Tokenizer) -> tuple[str, bool, bool]:

@@ -79,6 +79,7 @@ class Support:
 
     cpu: bool  # by the compiled operators
     gpu: tuple[int, int] | None  # from this compute capability on; None: on no GPU
+    gpu_last: tuple[int, int] | None = None  # up to this one; None: all later ones
     gpu_dtypes: tuple[str, ...] = ("bfloat16", "float16")
     instead: str = "--quant_type weight_only_int8"  # where it does not run
 
@@ -88,11 +89,21 @@ class Support:
 # unpack a cache format is a column of predict.kv_formats.FORMATS.
 SUPPORT: dict[str, Support] = {
     "dense": Support(cpu=True, gpu=(8, 0), gpu_dtypes=("float32", "bfloat16", "float16")),
-    "weight_only_int8": Support(cpu=True, gpu=None, instead="an unquantized model"),
-    "weight_only_int4": Support(cpu=True, gpu=None, instead="an unquantized model"),
-    "a8w8": Support(cpu=True, gpu=None, instead="an unquantized model"),
-    # Float8 needs a GPU with float8 units (Ada, Hopper and later).
-    "a8w8_fp8": Support(cpu=False, gpu=None, instead="--quant_type a8w8 (int8)"),
+    # The kernels of codes are Hopper's (csrc/cuda/gemm*_sm90.cu); Ada, which has float8 units too,
+    # has none here.
+    "weight_only_int8": Support(
+        cpu=True, gpu=(9, 0), gpu_last=(9, 0), instead="an unquantized model"
+    ),
+    "weight_only_int4": Support(
+        cpu=True, gpu=(9, 0), gpu_last=(9, 0), instead="an unquantized model"
+    ),
+    "a8w8": Support(cpu=True, gpu=(9, 0), gpu_last=(9, 0), instead="an unquantized model"),
+    "a8w8_fp8": Support(
+        cpu=False,
+        gpu=(9, 0),
+        gpu_last=(9, 0),
+        instead="--quant_type a8w8 (int8) on a CPU, an unquantized model on a GPU",
+    ),
     "w4a8": Support(cpu=True, gpu=None, instead="an unquantized model"),
 }
 
@@ -100,8 +111,11 @@ SUPPORT: dict[str, Support] = {
 GPU_GROUP_SIZES: dict[str, tuple[int, ...]] = {
     "weight_only_int8": (-1,),
     "weight_only_int4": (-1, 64, 128),
-    "a8w8_fp8": (-1,),
+    "a8w8_fp8": (-1, 128),
 }
+
+# Input features of a linear of 8-bit activations, on a GPU: the kernels read 16 codes at a time.
+GPU_CODES_MULTIPLE = 16
 
 
 def check_support(
@@ -111,11 +125,12 @@ def check_support(
     dtype: str | None = None,
     capability: tuple[int, int] | None = None,
     group_size: int = -1,
+    in_features: int | None = None,
 ) -> None:
     """Raises UserError where `scheme` does not run there.
 
     device: cpu, gpu or gpu:N. capability: of the GPU, where it is known. group_size: input features
-    per scale, 128 for blocks of 128 x 128, -1 for all.
+    per scale, 128 for blocks of 128 x 128, -1 for all. in_features: of the linear, where known.
     """
     row = SUPPORT[scheme]
     if device == "cpu":
@@ -127,10 +142,11 @@ def check_support(
         return
     if row.gpu is None:
         raise UserError(f"quant_type {scheme} does not run on GPUs yet; use {row.instead}")
-    if capability is not None and capability < row.gpu:
+    if capability is not None and not row.gpu <= capability <= (row.gpu_last or capability):
         have, need = (f"sm_{major}{minor}" for major, minor in (capability, row.gpu))
+        later = " or later" if row.gpu_last is None else ""
         raise UserError(
-            f"quant_type {scheme} needs a GPU of {need} or later, and this one is {have}; use "
+            f"quant_type {scheme} needs a GPU of {need}{later}, and this one is {have}; use "
             f"{row.instead}"
         )
     if dtype is not None and dtype not in row.gpu_dtypes:
@@ -144,4 +160,11 @@ def check_support(
         raise UserError(
             f"quant_type {scheme} with a scale for every {group_size} input features does not run "
             f"on GPUs yet (there: {shown}); quantize with one of these, or use --device cpu"
+        )
+    codes = scheme in ("a8w8", "a8w8_fp8")
+    if codes and in_features is not None and in_features % GPU_CODES_MULTIPLE != 0:
+        raise UserError(
+            f"quant_type {scheme} on a GPU takes linears whose input features are a multiple of "
+            f"{GPU_CODES_MULTIPLE}, and one here has {in_features}; use an unquantized model, or "
+            "name these linears in --skip_list_names"
         )

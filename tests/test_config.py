@@ -104,7 +104,6 @@ REFUSED = [
     ("export_precache", "true", "Full checkpoints"),
     ("speculate_method", "eagle", "lookahead"),
     ("return_full_hidden_states", "true", "draft_model"),
-    ("speculate_verify_window", "3", "exact"),
     ("avx_type", "fp16_int8", "bf16"),
     ("device", "xpu", "--device cpu"),
     ("model_type", "gpt-3", "config.json"),
@@ -168,6 +167,13 @@ def test_the_readme_table_has_every_flag() -> None:
         (["--num_beams", "4"], "add --decode_strategy beam_search"),
         (["--early_stopping", "true"], "add --decode_strategy beam_search"),
         (["--decode_strategy", "beam_search", "--benchmark"], "one sequence each"),
+        (["--benchmark", "--stop", "x"], "leave --stop out"),
+        (
+            ["--benchmark", "--num_return_sequences", "2", "--top_k", "0"],
+            "leave --num_return_sequences",
+        ),
+        (["--num_return_sequences", "2"], "n 2 with greedy decoding"),
+        (["--best_of", "1", "--n", "2", "--top_k", "0"], "best_of 1 is less than n 2"),
         (["--decode_strategy", "beam_search"], r"num_beams 4 is .*\(allowed: 1 to 1, which is"),
         (["--decode_strategy", "beam_search", "--num_beams", "0"], "num_beams 0"),
         (

@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from predict import LLM
+from predict import LLM, SamplingParams
 from predict.config import EngineConfig
 from predict.device import GIB, MemoryInfo
 from predict.engine.gpu_runner import (
@@ -20,7 +20,9 @@ from predict.engine.gpu_runner import (
     write_choices,
 )
 from predict.engine.kv_cache import check_gpu_memory, num_gpu_cache_blocks, weight_bytes
+from predict.engine.logits import FOR_EVER, Adjustment
 from predict.engine.sampler import GREEDY, Choice
+from predict.engine.token_history import encoded
 from predict.errors import UserError
 from predict.kv_formats import kv_format_of
 from predict.nn.inputs import empty_example
@@ -187,6 +189,27 @@ def test_too_little_memory_is_said_before_weights_are_read(
 def test_plain_operators_are_refused_on_a_gpu() -> None:
     with pytest.raises(UserError, match="--append_attn"):
         LLM(config(inference_model=False))
+
+
+def test_rules_are_encoded_as_the_operator_reads_them() -> None:
+    params = SamplingParams(
+        logit_bias={7: 1.5}, bad_words=[[4], [5, 6, 9], [2]], min_length=3, stop_token_ids=(8,)
+    )
+    words = encoded(Adjustment.of(params, eos_token_ids=(2,))).tolist()
+    num_rules = words[0]
+    heads = np.array(words[1 : 1 + 4 * num_rules]).reshape(num_rules, 4)
+    rules = []
+    for start, length, bits, until in heads.tolist():
+        amount = float(np.int32(bits).view(np.float32))
+        rules.append((words[start : start + length], amount, until))
+    assert len(words) == heads[-1, 0] + heads[-1, 1]
+    assert rules == [
+        ([7], 1.5, FOR_EVER),
+        ([4], -np.inf, FOR_EVER),
+        ([5, 6, 9], -np.inf, FOR_EVER),  # [2] alone is the end of the text: no bad word
+        ([2], -np.inf, 3),
+        ([8], -np.inf, 3),
+    ]
 
 
 def test_choices_lie_where_the_operator_reads_them() -> None:

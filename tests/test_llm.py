@@ -169,3 +169,39 @@ def test_decoder_shares_the_embedding_with_a_tied_head(tmp_path: Path) -> None:
     spec, reader = read_spec(settings.model_name_or_path)
     decoder = load_decoder(settings, spec, reader, choose_backend(inference_model=False))
     assert decoder.embedding is None
+
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+
+
+def test_chats_are_completions_of_the_rendered_template(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE)
+    llm = LLM(demo_config(chat_template=str(template), batch_size=2))
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=8)
+    first = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "x = 1"}]
+    second = [{"role": "user", "content": "def f("}]
+    assert llm.tokenizer is not None
+    texts = ["system: Be brief.\nuser: x = 1\nassistant:", "user: def f(\nassistant:"]
+    prompts = [llm.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    expected = [output.text for output in llm.generate(prompts, greedy)]
+    assert [output.text for output in llm.chat([first, second], greedy)] == expected
+    assert [output.text for output in llm.chat(second, greedy)] == expected[1:]
+    with pytest.raises(UserError, match='needs "role" and "content"'):
+        llm.chat([{"role": "user"}], greedy)
+
+
+def test_a_chat_without_a_template_is_refused_with_the_way_out(demo: LLM) -> None:
+    with pytest.raises(UserError, match="give one with chat_template"):
+        demo.chat([{"role": "user", "content": "hello"}], SamplingParams())
+
+
+def test_streams_take_token_ids_and_several_prompts(demo: LLM) -> None:
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=6)
+    prompts: list[str | list[int]] = [[300, 301], PROMPTS[0]]
+    expected = [output.text for output in demo.generate(prompts, greedy)]
+    assert "".join(piece.text for piece in demo.stream([300, 301], greedy)) == expected[0]
+    texts = ["", ""]
+    for piece in demo.stream(prompts, greedy):
+        texts[piece.prompt_index] += piece.text
+    assert texts == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams
 from predict.engine import scheduler as scheduler_module
 from predict.engine.batch import build_inputs
@@ -227,6 +229,26 @@ def test_logprobs_are_those_of_a_plain_run_over_the_whole_text(
                 rows = expected[: len(prompt) - 1]
                 check(rest, rows, tuple(prompt[1:]), param.prompt_logprobs)
     assert llm.stats().num_used_blocks == 0
+
+
+def test_an_exported_program_measures_the_same(oracle: LLM, tmp_path: Path) -> None:
+    export_model(oracle.config, tmp_path)
+    static = LLM(replace(oracle.config, model_name_or_path=str(tmp_path), mode="static"))
+    params = SamplingParams(temperature=0.0, max_new_tokens=4, logprobs=2, prompt_logprobs=1)
+    (got,), (wanted,) = (each.generate([list(range(40, 60))], params) for each in (static, oracle))
+    assert got.token_ids == wanted.token_ids
+    for ours, theirs in (
+        (got.prompt_logprobs, wanted.prompt_logprobs),
+        (got.outputs[0].logprobs, wanted.outputs[0].logprobs),
+    ):
+        assert ours is not None
+        assert theirs is not None
+        for entry, expected in zip(ours, theirs, strict=True):
+            assert (entry or {}).keys() == (expected or {}).keys()
+            for token, (logprob, rank) in (entry or {}).items():
+                assert expected is not None
+                assert expected[token].rank == rank
+                assert expected[token].logprob == pytest.approx(logprob, abs=1e-4)
 
 
 def test_a_stopped_request_has_as_many_logprobs_as_tokens() -> None:

@@ -299,21 +299,20 @@ def test_schemes_are_found_by_file_name() -> None:
             "gpu",
             (8, 0),
             "bfloat16",
-            r"a8w8_fp8 needs a GPU of sm_89 or later, and this one is sm_8",
+            r"a8w8_fp8 needs a GPU of sm_90, and this one is sm_80; use .*unquantized",
         ),
+        ("gpu", (8, 9), "bfloat16", r"needs a GPU of sm_90, and this one is sm_89"),
+        ("gpu", (10, 0), "bfloat16", r"needs a GPU of sm_90, and this one is sm_100"),
         ("gpu:1", (9, 0), "float32", r"takes activations in bfloat16 or float16 on a GPU; set --d"),
         ("cpu", None, "bfloat16", r"does not run on the compiled operators of this CPU; use --qua"),
     ],
 )
 def test_where_a_scheme_does_not_run_is_said_with_what_to_use(
-    monkeypatch: pytest.MonkeyPatch,
     device: str,
     capability: tuple[int, int] | None,
     dtype: str,
     said: str,
 ) -> None:
-    row = replace(SUPPORT["a8w8_fp8"], gpu=(8, 9))
-    monkeypatch.setitem(SUPPORT, "a8w8_fp8", row)
     with pytest.raises(UserError, match=said):
         check_support("a8w8_fp8", device, True, dtype, capability)
     check_support("a8w8_fp8", "cpu", False, dtype)
@@ -325,6 +324,13 @@ def test_groups_that_gpus_lack_are_named(monkeypatch: pytest.MonkeyPatch) -> Non
     check_support("weight_only_int4", "gpu", True, "bfloat16", (9, 0), 64)
     with pytest.raises(UserError, match=r"every 32 input features does not run on GPUs yet .*64"):
         check_support("weight_only_int4", "gpu", True, "bfloat16", (9, 0), 32)
+
+
+def test_gpus_take_codes_by_sixteens() -> None:
+    check_support("a8w8_fp8", "gpu", True, "bfloat16", (9, 0), 128, in_features=4112)
+    with pytest.raises(UserError, match=r"a8w8 on a GPU .*multiple of 16, and one here has 4104;"):
+        check_support("a8w8", "gpu", True, "bfloat16", (9, 0), in_features=4104)
+    check_support("a8w8", "cpu", True, "bfloat16", in_features=4104)
 
 
 def test_every_scheme_says_where_it_runs() -> None:

@@ -208,3 +208,15 @@ def test_stops_that_the_model_cannot_meet_are_refused_before_any_work(
     bare = LLM(EngineConfig(model_name_or_path=str(tiny.write(tmp_path)), max_length=32))
     with pytest.raises(UserError, match="without a tokenizer; use stop_token_ids"):
         bare.generate([[1]], SamplingParams(stop="x"))
+
+
+def test_special_tokens_stop_though_they_have_no_text(plain: LLM) -> None:
+    assert plain.tokenizer is not None
+    name = "<|end_of_text|>"
+    token_id = plain.tokenizer.token_to_id(name)
+    assert token_id is not None
+    params = SamplingParams(
+        temperature=0.0, max_new_tokens=9, ignore_eos=True, stop=name, logit_bias={token_id: 100.0}
+    )
+    (output,) = plain.generate(PROMPTS[:1], params)
+    assert (output.text, output.token_ids, output.finish_reason) == ("", (token_id,), "stop")

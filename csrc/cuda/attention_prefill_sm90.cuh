@@ -7,8 +7,8 @@
 //     (one of them also finds the items), and two consumer warpgroups of 64 rows. Queries are an
 //     item ahead, keys and values as far as their ring reaches.
 //  2. The producer copies cache blocks (boxes of 64 columns x block_size tokens, 128-byte swizzle)
-//     into a two-stage ring of keys and one of values. Out of a quantized cache, all four warps of
-//     the producers copy codes to shared memory two tiles ahead, and write values of the
+//     into a two-stage ring of keys and one of values. Out of a quantized cache, two warpgroups
+//     of producers copy codes to shared memory two tiles ahead, and write values of the
 //     activations' type into the ring. Head dims between panels of 64 columns leave columns unused.
 //  3. Consumers issue the logits of the next tile and the value product of this one together, and
 //     compute the next softmax while the products run. Two named barriers let the warpgroups take
@@ -42,10 +42,13 @@ struct PrefillShape {
   static constexpr int kKeys = D > 128 ? 64 : 128;  // per tile
   static constexpr int kPanels = (D + 63) / 64;     // of 64 columns, 128 bytes per row
   static constexpr int kStages = 2;
-  static constexpr int kThreads = 384;
+  // Warpgroups that produce, and two that consume. Making values out of codes takes one alone three
+  // times as long as the products do.
+  static constexpr int kProducers = kDense || D > 128 ? 1 : 2;
+  static constexpr int kThreads = (kProducers + 2) * 128;
   // Threads that bring queries; over quantized caches they fill keys and values, too.
-  static constexpr int kLoaders = kDense ? 96 : 128;
-  static constexpr int kFillers = kDense ? 1 : 128;  // arrivals that fill a stage
+  static constexpr int kLoaders = kDense ? 96 : kProducers * 128;
+  static constexpr int kFillers = kDense ? 1 : kLoaders;  // arrivals that fill a stage
   static constexpr int kQueryPanel = kRows * 128, kTilePanel = kKeys * 128;
   static constexpr int kQueryBytes = kPanels * kQueryPanel;
   static constexpr int kTileBytes = kPanels * kTilePanel;
@@ -107,7 +110,7 @@ __device__ __forceinline__ void copy_code(void* shared, const void* global, bool
 #endif
 }
 
-// Fills the ring with an item's keys and values out of a quantized cache, by 128 threads. Codes are
+// Fills the ring with an item's keys and values out of a quantized cache, by all producers. Codes are
 // copied two tiles ahead into `codes`, where each thread finds again what it copied; from there they
 // become values of T in the ring, zeros (times a scale) where no token is used. Keys run one tile
 // ahead of values. `filled`: tiles of keys so far, of which it returns the new count.
@@ -118,10 +121,11 @@ __device__ __forceinline__ int fill_tiles(const AttentionArgs& args, const Prefi
                                           uint64_t* value_full, uint64_t* value_empty) {
   using S = PrefillShape<D, kFormat>;
   constexpr int kKeys = S::kKeys, kBytes = S::kRowBytes % 16 == 0 ? 16 : 8;  // at a time
-  constexpr int kRowPieces = S::kRowBytes / kBytes, kPieces = kKeys * kRowPieces / 128;
+  constexpr int kRowPieces = S::kRowBytes / kBytes, kAllPieces = kKeys * kRowPieces;
+  constexpr int kThreads = S::kLoaders, kPieces = (kAllPieces + kThreads - 1) / kThreads;
   constexpr int kWords = kBytes / 4, kVectors = kFormat == KvFormat::kInt4 ? kWords : kWords / 2;
   constexpr int kScales = scale_floats(kFormat);
-  static_assert(kPieces * 128 == kKeys * kRowPieces);
+  static_assert(kKeys <= kThreads);
   const int tid = threadIdx.x;
   const PrefillRange r = PrefillRange::of<S::kRows, kKeys>(args, tile);
   const int32_t* const table = args.block_tables + static_cast<int64_t>(tile.seq) * args.max_blocks;
@@ -148,7 +152,8 @@ __device__ __forceinline__ int fill_tiles(const AttentionArgs& args, const Prefi
       uint8_t* const to = codes + step % 2 * S::kCodeBytes;
 #pragma unroll
       for (int g = 0; g < kPieces; ++g) {
-        const int index = tid + 128 * g, position = first + index / kRowPieces;
+        const int index = tid + kThreads * g, position = first + index / kRowPieces;
+        if (kAllPieces % kThreads != 0 && index >= kAllPieces) break;
         const bool valid = seen(position);
         const int64_t row = valid ? row_at(position) : 0;
         copy_code<kBytes>(to + index * kBytes,
@@ -172,19 +177,18 @@ __device__ __forceinline__ int fill_tiles(const AttentionArgs& args, const Prefi
     const bool value = is_value(step);
     const int use = filled + tile_of(step), stage = use % S::kStages;
     uint8_t* const to = (value ? values : keys) + stage * S::kTileBytes;
-    float2 head_scale = make_float2(0.f, 0.f);
-    if (!has_token_scales(kFormat)) head_scale.x = (value ? args.value_scale : args.key_scale)[kv_head];
     cp_async_wait<1>();
-    if (has_token_scales(kFormat)) named_barrier_sync(kFillBarrier, 128);
+    if (has_token_scales(kFormat)) named_barrier_sync(kFillBarrier, kThreads);
     barrier_wait(value ? &value_empty[stage] : &key_empty[stage], (use / S::kStages & 1) ^ 1);
     const uint8_t* const from = codes + step % 2 * S::kCodeBytes;
     const auto* const row_scales =
         reinterpret_cast<const float*>(scales + step % 3 * S::kScaleBytes);
 #pragma unroll
     for (int g = 0; g < kPieces; ++g) {
-      const int index = tid + 128 * g;
+      const int index = tid + kThreads * g;
+      if (kAllPieces % kThreads != 0 && index >= kAllPieces) break;
       const int row = index / kRowPieces, first = index % kRowPieces * kVectors;
-      float2 scale = head_scale;
+      [[maybe_unused]] float2 scale = make_float2(1.f, 0.f);
       if constexpr (kFormat == KvFormat::kInt4) {
         scale = reinterpret_cast<const float2*>(row_scales)[row];
       } else if constexpr (has_token_scales(kFormat)) {
@@ -268,11 +272,13 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
     }
   }
 
-  if (warpgroup == 0) {
+  if (warpgroup < S::kProducers) {
     if constexpr (S::kDense) {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-    } else {
+    } else if constexpr (S::kProducers == 1) {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+    } else {
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     }
     if (S::kDense && tid < kWarp) {
       const uint64_t policy = policy_evict_last();  // other row tiles read the same keys soon
@@ -328,7 +334,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
         tiles_done += r.num_tiles;
       }
     } else {
-      const int loader = tid - (128 - S::kLoaders);
+      const int loader = tid - (S::kProducers * 128 - S::kLoaders);
       const int64_t token_stride = static_cast<int64_t>(args.num_heads) * D;
       int item = blockIdx.x, ticket = -1;
       [[maybe_unused]] int filled = 0;  // tiles of keys (and of values)
@@ -383,10 +389,12 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
   } else {
     if constexpr (S::kDense) {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-    } else {
+    } else if constexpr (S::kProducers == 1) {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+    } else {
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
     }
-    const int consumer = warpgroup - 1, thread = tid % 128, warp = thread / kWarp;
+    const int consumer = warpgroup - S::kProducers, thread = tid % 128, warp = thread / kWarp;
     const int64_t token_stride = static_cast<int64_t>(args.num_heads) * D;
     if (consumer == 1) named_barrier_arrive(kTurnBarrier, 256);  // warpgroup 0 goes first
     // The item whose logits are computed, and its rows of this thread.
@@ -394,6 +402,8 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
     PrefillRange range;
     int last_seen[2];
     float largest[2], sum[2], rescale[2];
+    float logit_scale = args.scale_log2;  // of the item's head
+    constexpr bool kHeadScales = !S::kDense && !has_token_scales(kFormat);
     float s[kKeys / 2], out[D / 2];
     uint32_t p[kKeys / 16][4];
     int at = 0;  // tiles whose logits have been asked for, over all items
@@ -403,6 +413,9 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
       barrier_wait(&query_full[slot], n / S::kQueryStages & 1);
       if (items[slot].kv_head < 0) return false;
       range = PrefillRange::of<S::kRows, kKeys>(args, items[slot].tile);
+      if constexpr (kHeadScales) {
+        logit_scale = args.scale_log2 * args.key_scale[items[slot].kv_head];
+      }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int r = range.row_begin + consumer * 64 + warp * 16 + lane / 4 + h * 8;
@@ -469,8 +482,8 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
         for (int i = 0; i < kKeys / 8; ++i)
           top = fmaxf(top, fmaxf(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]));
         top = quad_max(top);
-        const float base = top == -INFINITY ? 0.f : top * args.scale_log2;
-        rescale[h] = exp2_approx(fmaf(largest[h], args.scale_log2, -base));
+        const float base = top == -INFINITY ? 0.f : top * logit_scale;
+        rescale[h] = exp2_approx(fmaf(largest[h], logit_scale, -base));
         largest[h] = top;
         float part = 0.f;
 #pragma unroll
@@ -478,7 +491,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float& x = s[4 * i + 2 * h + e];
-            x = exp2_approx(fmaf(x, args.scale_log2, -base));
+            x = exp2_approx(fmaf(x, logit_scale, -base));
             part += x;
           }
         }
@@ -502,7 +515,8 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float total = quad_sum(sum[h]);
-        const float scale = total > 0.f ? 1.f / total : 0.f;
+        float scale = total > 0.f ? 1.f / total : 0.f;
+        if constexpr (kHeadScales) scale *= args.value_scale[kv_head];
         const int row = warp * 16 + lane / 4 + h * 8;
 #pragma unroll
         for (int n = 0; n < D / 8; ++n) {

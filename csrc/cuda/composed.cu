@@ -99,7 +99,7 @@ struct Product {
 struct ProductScratch {
   GemmResources gemm;
   void* codes = nullptr;   // [rows, widest in_features], 16 bits each
-  float* scale = nullptr;  // [rows]
+  float* scale = nullptr;  // [rows], or of blocks
   void* matrix = nullptr;  // a weight unpacked
 
   // Of products of `rows` rows, in_features up to `width` and weights up to `weight` values.
@@ -146,7 +146,9 @@ void ProductScratch::take(Arena& arena, const std::string& schemes, int64_t rows
                           int64_t weight) {
   if (!is_quantized(schemes)) return;
   codes = arena.take(rows * width * 2);
-  scale = static_cast<float*>(arena.take(rows * 4));
+  const bool fp8 = schemes.find("fp8") != std::string::npos;
+  scale = static_cast<float*>(
+      arena.take(fp8 ? gemm_block_stride(rows) * ceil_div(width, kScaleBlock) * 4 : rows * 4));
   if (rows >= kRowsUnpacked && schemes.find("weight_only") != std::string::npos) {
     matrix = arena.take(weight * 2);
   }
@@ -176,9 +178,9 @@ Status check_dense(const Product& p, DType dtype) {
                        "]; a GPU takes matrices as checkpoints store them, not packed");
 }
 
-// Activations as codes, the norm ahead of them included; x and its scale go into g.
-Status quantize(const Product& p, const ProductScratch& scratch, DType dtype, GemmParams* g,
-                const Launch& launch_on) {
+// How activations become codes, the norm ahead of them included.
+QuantizeRowsParams quantization(const Product& p, const ProductScratch& scratch, DType dtype,
+                                GemmOperands operands) {
   const auto optional = [&](int index) {
     const bool given = index < p.num_weights && p.weight[index].shape[0] > 1;
     return given ? static_cast<const float*>(p.weight[index].data) : nullptr;
@@ -195,11 +197,10 @@ Status quantize(const Product& p, const ProductScratch& scratch, DType dtype, Ge
   q.width = p.in_features;
   q.epsilon = p.epsilon;
   q.normalize = p.norm_weight != nullptr;
-  q.operands = g->operands;
+  q.operands = operands;
+  q.blocks = p.weight[1].rank == 2;
   q.dtype = dtype;
-  g->x = scratch.codes;
-  g->x_scale = scratch.scale;
-  return quantize_rows(q, launch_on.stream);
+  return q;
 }
 
 Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch& scratch,
@@ -217,8 +218,11 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
   Status status;
   if (g.operands == GemmOperands::kFp8 || g.operands == GemmOperands::kInt8) {
     g.weight_scale = static_cast<const float*>(p.weight[1].data);
-    status = quantize(p, scratch, dtype, &g, launch_on);
-    return status.ok() ? gemm(g, scratch.gemm, nullptr, launch_on.stream) : status;
+    if (p.weight[1].rank == 2) {
+      g.scale_rows = p.weight[1].shape[0] == p.out_features ? 1 : kScaleBlock;
+    }
+    return gemm_quantized(g, quantization(p, scratch, dtype, g.operands), scratch.gemm,
+                          launch_on.stream);
   }
   if (p.norm_weight != nullptr) {
     status =

@@ -25,8 +25,20 @@ constexpr Candidate kCandidates[] = {
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_stream(p, false, s);
      }},
+    {"stream_codes", 90, 90, 1, 1, gemm_stream_codes_refuses,
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
+       return gemm_stream_codes(p, nullptr, s);
+     }},
     {"sm90", 90, 90, 1, 128, gemm_sm90_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_sm90(p, s); }},
+    {"packed", 90, 90, 1, 32, gemv_packed_sm90_refuses,
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
+       return gemv_packed_sm90(p, s);
+     }},
+    {"packed", 90, 90, 129, kAny, gemm_packed_tiles_sm90_refuses,
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
+       return gemm_packed_tiles_sm90(p, s);
+     }},
     {"packed", 90, 90, 1, kAny, gemm_packed_sm90_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_packed_sm90(p, s);
@@ -59,16 +71,20 @@ constexpr Candidate kCandidates[] = {
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_generic(p, s); }},
 };
 
+int compute_capability() {  // * 10
+  int device = 0, major = 0, minor = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  return major * 10 + minor;
+}
+
 }  // namespace
 
 Status gemm(const GemmParams& p, const GemmResources& resources, const char* force,
             CUstream_st* stream) {
   if (p.num_rows == 0) return {};
-  int device = 0, major = 0, minor = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  const int arch = major * 10 + minor;
+  const int arch = compute_capability();
   std::string reasons;
   for (const Candidate& c : kCandidates) {
     const char* reason = nullptr;
@@ -92,6 +108,18 @@ Status gemm(const GemmParams& p, const GemmResources& resources, const char* for
                        std::to_string(p.out_features) + ", K " + std::to_string(p.in_features) +
                        ", " + dtype_name(p.dtype) + " on sm_" + std::to_string(arch) + " (" +
                        reasons + ")");
+}
+
+Status gemm_quantized(const GemmParams& params, const QuantizeRowsParams& q,
+                      const GemmResources& resources, CUstream_st* stream) {
+  GemmParams p = params;
+  p.x = q.codes;
+  p.x_scale = q.scale;
+  if (compute_capability() == 90 && gemm_stream_codes_quantizes(p, q)) {
+    return gemm_stream_codes(p, &q, stream);
+  }
+  const Status status = quantize_rows(q, stream);
+  return status.ok() ? gemm(p, resources, nullptr, stream) : status;
 }
 
 }  // namespace regatta::cuda

@@ -30,8 +30,9 @@ inline Epilogue make_epilogue(const GemmParams& p) {
   e.bias = p.bias;
   e.residual = p.residual;
   e.sumsq = p.sumsq;
-  e.x_scale = p.x_scale;
-  e.weight_scale = p.weight_scale;
+  // Scales of blocks are in the sums already.
+  e.x_scale = p.scale_rows == 0 ? p.x_scale : nullptr;
+  e.weight_scale = p.scale_rows == 0 ? p.weight_scale : nullptr;
   e.out = p.out;
   e.sumsq_out = p.sumsq_out;
   e.out_features = static_cast<int>(p.out_features);
@@ -45,6 +46,29 @@ inline Epilogue make_epilogue(const GemmParams& p) {
   e.vector_out = width % 8 == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0 &&
                  reinterpret_cast<uintptr_t>(p.residual) % 16 == 0;
   return e;
+}
+
+// Scales of blocks of 128 columns, as GemmParams has them.
+struct BlockScales {
+  const float* x;       // [num_blocks, x_stride]
+  const float* weight;  // [rows / scale_rows, num_blocks]
+  int num_blocks, x_stride, scale_rows, last_row;
+
+  // Of this row of weight, for every block.
+  __device__ __forceinline__ const float* of_row(int row) const {
+    return weight + static_cast<int64_t>(min(row, last_row) / scale_rows) * num_blocks;
+  }
+};
+
+inline BlockScales make_block_scales(const GemmParams& p) {
+  BlockScales b = {};
+  b.x = p.x_scale;
+  b.weight = p.weight_scale;
+  b.num_blocks = static_cast<int>(ceil_div(p.in_features, kScaleBlock));
+  b.x_stride = static_cast<int>(gemm_block_stride(p.num_rows));
+  b.scale_rows = static_cast<int>(p.scale_rows);
+  b.last_row = static_cast<int>(p.out_features - 1);
+  return b;
 }
 
 // Loads bypass L1 (ld.cg): within one launch, other multiprocessors may have written these values.

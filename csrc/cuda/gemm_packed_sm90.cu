@@ -31,97 +31,51 @@
 namespace regatta::cuda {
 namespace {
 
-constexpr int kGroup = 128;         // threads of a warpgroup: 64 rows of weight
-constexpr int kHelperThreads = 64;  // one warp that copies, one that makes row scales
+constexpr int kGroup = 128;         // threads of a warpgroup
+constexpr int kTileRows = 64;       // rows of weight of an instruction
 constexpr int kMaxStages = 16;
 constexpr int kRowBytes = 128;  // 64 values of x: one swizzled row
 constexpr int kHeadBytes = 1024;
+constexpr int kOrder = 8;  // tiles of tokens that are worked on together
 
 struct KernelParams {
   Epilogue epilogue;
   const uint8_t* weight;
-  int num_rows, num_units;  // units along k
-  int num_tiles, second;    // tiles of 64 rows; from a block's first tile to its second
+  int num_rows, num_units;   // units along k
+  int num_slabs, up;         // of 16 rows; the first up's tile of 64 rows, gated
+  int row_blocks, token_blocks;
   int stages, split, trigger;
 };
 
-// Bits of a code and columns of a group.
-template <int kBits, int kGroupSize>
-struct Format {
-  static constexpr int kCodeBits = kBits;
-  static constexpr int kColumns = kGroupSize;
-  static constexpr int kUnitBytes = unit_bytes(kBits, kGroupSize);
-};
-
-template <class F, int kGroups, int kTokens>
+// kGroups warpgroups with kTiles tiles each.
+template <class F, int kGroups, int kTiles, int kTokens>
 struct Shape {
+  static constexpr int kBlockTiles = kGroups * kTiles;
   static constexpr int kTokenBytes = kTokens * kRowBytes;  // of 64 columns
-  static constexpr int kStageLoad = 2 * kTokenBytes + kGroups * F::kUnitBytes;
+  static constexpr int kStageLoad = 2 * kTokenBytes + kBlockTiles * F::kTileBytes;
   static constexpr int kStageBytes = (kStageLoad + 1023) / 1024 * 1024;
   static constexpr int kConsumers = kGroups * kGroup;
-  static constexpr int kThreads = kConsumers + kHelperThreads;
-  static constexpr int kPartialStride = kGroups * 64 + 4;  // floats per token; no bank conflicts
+  static constexpr int kPartialStride = kBlockTiles * 64 + 4;  // floats per token; no conflicts
   static constexpr int kPartialBytes = kTokens * kPartialStride * 4;
+  static constexpr int kAccumulators = kTiles * kTokens / 2;  // per thread
+  static constexpr int kBlocks = kAccumulators > 32 ? 1 : 2;  // per multiprocessor
+  // One warp copies and one makes row scales; a warpgroup of them can give its registers away.
+  static constexpr bool kGives = kAccumulators > 64;
+  static constexpr int kThreads = kConsumers + (kGives ? 128 : 64);
   static int shared_bytes(int stages) {
     return 1024 + kHeadBytes + std::max(stages * kStageBytes, kPartialBytes);
   }
 };
 
-// The left operands of half a unit, four steps.
-template <class T, class F>
-__device__ __forceinline__ void load_operands(const char* unit, int half, uint32_t (&a)[4][4]) {
-  const int t = threadIdx.x % kGroup;
-  const uint4* quads = reinterpret_cast<const uint4*>(unit) + t;
-  [[maybe_unused]] constexpr bool kHalves = F::kColumns == 64;  // a group is half a unit
-  if constexpr (F::kCodeBits == 8) {
-#pragma unroll
-    for (int q = 0; q < 2; ++q) {
-      const uint4 quad = quads[(half * 2 + q) * kGroup];
-      const uint32_t w[4] = {quad.x, quad.y, quad.z, quad.w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        a[2 * q + j / 2][j % 2 * 2] = pair_of_int8<T>(w[j]);
-        a[2 * q + j / 2][j % 2 * 2 + 1] = pair_of_int8<T>(w[j] >> 8);
-      }
-    }
-  } else {
-    const uint32_t* blob =
-        reinterpret_cast<const uint32_t*>(unit + 4096) + t / 32 * 16 + t % 32 / 4;
-    const int group = kHalves ? half : 0;
-    uint32_t scale[2], zero[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const uint32_t word = blob[group * kUnitRows + h * 8];
-      scale[h] = __byte_perm(word, 0, 0x1010);
-      zero[h] = __byte_perm(word, 0, 0x3232);
-    }
-    const uint4 quad = quads[half * kGroup];
-    const uint32_t w[4] = {quad.x, quad.y, quad.z, quad.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) operands_of_int4<T>(w[j], scale, zero, a[j]);
-  }
-}
-
-// The tensor cores read `a` until the wait for their group: this use behind it keeps the compiler
-// from giving its registers to others before.
-__device__ __forceinline__ void keep_operands(const uint32_t (&a)[4][4]) {
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    asm volatile("" ::"r"(a[k][0]), "r"(a[k][1]), "r"(a[k][2]), "r"(a[k][3]) : "memory");
-  }
-}
-
-template <class T, class F, int kGroups, int kTokens, bool kGated>
-__global__ void __launch_bounds__(Shape<F, kGroups, kTokens>::kThreads,
-                                  kTokens > 64                    ? 1
-                                  : kGroups == 1 && kTokens <= 16 ? 4
-                                                                  : 2)
+template <class T, class F, int kGroups, int kTiles, int kTokens, bool kGated>
+__global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
+                                  Shape<F, kGroups, kTiles, kTokens>::kBlocks)
     gemm_packed_kernel(const __grid_constant__ CUtensorMap token_map, const KernelParams p) {
 #ifdef REGATTA_SM90A
-  using S = Shape<F, kGroups, kTokens>;
+  using S = Shape<F, kGroups, kTiles, kTokens>;
   extern __shared__ char shared[];
-  char* base =
-      reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(shared) + 1023) & ~uintptr_t{1023});
+  // Not through an integer: the compiler must see that this is shared memory.
+  char* base = shared + (-shared_address(shared) & 1023);
   uint64_t* full = reinterpret_cast<uint64_t*>(base);
   uint64_t* empty = full + kMaxStages;
   float* row_scale = reinterpret_cast<float*>(empty + kMaxStages);  // [kTokens]
@@ -131,8 +85,14 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTokens>::kThreads,
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
   const int rank = blockIdx.x % p.split;
-  const int tile = blockIdx.x / p.split * (kGated ? 1 : kGroups);
-  const int token0 = blockIdx.y * kTokens;
+  // Blocks of neighbouring rows and tokens run at the same time and share what they read in L2.
+  const int index = blockIdx.x / p.split;
+  const int first = index / (kOrder * p.row_blocks) * kOrder;
+  const int order = min(kOrder, p.token_blocks - first);
+  const int within = index - first * p.row_blocks;
+  const int token0 = (first + within % order) * kTokens;
+  // Tiles of 64 rows: gated, half of them are gates and the others their ups.
+  const int tile0 = within / order * (kGated ? S::kBlockTiles / 2 : S::kBlockTiles);
   const int step0 = static_cast<int>(static_cast<int64_t>(p.num_units) * rank / p.split);
   const int num_steps =
       static_cast<int>(static_cast<int64_t>(p.num_units) * (rank + 1) / p.split) - step0;
@@ -149,34 +109,53 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTokens>::kThreads,
   }
   __syncthreads();
 
-  if (warp == S::kConsumers / kWarp) {
-    if (lane == 0) {
-      const uint64_t once = policy_evict_first();
+  // Partial sums and row scales of all blocks of the cluster are there.
+  const auto meet = [&] {
+    if (p.split > 1) {
+      cluster_arrive();
+      cluster_wait();
+    } else {
+      named_barrier_sync(2, S::kThreads);
+    }
+  };
+  // Others may still read this block's partial sums.
+  const auto part = [&] {
+    if (p.split > 1) {
+      cluster_arrive_relaxed();
+      cluster_wait();
+    }
+  };
+  if (warp >= S::kConsumers / kWarp) {
+    if constexpr (S::kGives) registers_give<40>();
+    if (warp == S::kConsumers / kWarp) {
+      const uint64_t once = p.token_blocks > 1 ? policy_evict_last() : policy_evict_first();
       const uint64_t keep = policy_evict_last();
+      const uint8_t* from = nullptr;  // this lane's slab
+      if (lane < S::kBlockTiles * 4) {
+        const int b = lane / 4;
+        const int tile = !kGated                   ? tile0 + b
+                         : b < S::kBlockTiles / 2 ? tile0 + b
+                                                   : p.up + tile0 + b - S::kBlockTiles / 2;
+        // Behind the last slab, its own rows again: they are not written.
+        const int64_t slab = min(tile * 4 + lane % 4, p.num_slabs - 1);
+        from = p.weight + (slab * p.num_units + step0) * F::kUnitBytes;
+      }
       const auto load_weight = [&](int step, int s) {
-        char* to = stages + s * S::kStageBytes + 2 * S::kTokenBytes;
-#pragma unroll
-        for (int g = 0; g < kGroups; ++g) {
-          // Behind the last tile, its own rows again: they are not written.
-          const int64_t at = min(tile + g * p.second, p.num_tiles - 1);
-          bulk_load(to + g * F::kUnitBytes,
-                    p.weight + (at * p.num_units + step0 + step) * F::kUnitBytes, F::kUnitBytes,
-                    &full[s], once);
+        if (lane == 0) barrier_arrive_expect(&full[s], S::kStageLoad);
+        __syncwarp();
+        if (lane < S::kBlockTiles * 4) {
+          bulk_load(stages + s * S::kStageBytes + 2 * S::kTokenBytes + lane * F::kUnitBytes,
+                    from + static_cast<int64_t>(step) * F::kUnitBytes, F::kUnitBytes, &full[s], once);
         }
       };
       const auto load_tokens = [&](int step, int s) {
-        char* to = stages + s * S::kStageBytes;
-#pragma unroll
-        for (int d = 0; d < 2; ++d) {
-          tensor_load_2d(to + d * S::kTokenBytes, &token_map,
-                         (step0 + step) * kUnitColumns + d * 64, token0, &full[s], keep);
+        if (lane < 2) {
+          tensor_load_2d(stages + s * S::kStageBytes + lane * S::kTokenBytes, &token_map,
+                         (step0 + step) * kUnitColumns + lane * 64, token0, &full[s], keep);
         }
       };
       const int ahead = min(p.stages, num_steps);
-      for (int i = 0; i < ahead; ++i) {
-        barrier_arrive_expect(&full[i], S::kStageLoad);
-        load_weight(i, i);
-      }
+      for (int i = 0; i < ahead; ++i) load_weight(i, i);
       if (p.trigger >= 0 && trigger_step < ahead) pdl_trigger();
       pdl_wait();
       for (int i = 0; i < ahead; ++i) load_tokens(i, i);
@@ -184,127 +163,141 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTokens>::kThreads,
       uint32_t phase = 0;
       for (int i = p.stages; i < num_steps; ++i) {
         barrier_wait(&empty[s], phase);
-        barrier_arrive_expect(&full[s], S::kStageLoad);
         load_weight(i, s);
         load_tokens(i, s);
         if (p.trigger >= 0 && i == trigger_step) pdl_trigger();
         if (++s == p.stages) s = 0, phase ^= 1;
       }
+    } else if (warp == S::kConsumers / kWarp + 1) {
+      pdl_wait();
+      if constexpr (kTokens <= 32) {
+        warp_row_scales(p.epilogue, token0, min(kTokens, p.num_rows - token0), row_scale);
+      } else {
+        for (int t = lane; t < kTokens && token0 + t < p.num_rows; t += kWarp) {
+          row_scale[t] = row_scale_of(p.epilogue, token0 + t);
+        }
+      }
     }
     __syncwarp();
-  } else if (warp == S::kConsumers / kWarp + 1) {
-    pdl_wait();
-    if constexpr (kTokens <= 32) {
-      warp_row_scales(p.epilogue, token0, min(kTokens, p.num_rows - token0), row_scale);
-    } else {
-      for (int t = lane; t < kTokens && token0 + t < p.num_rows; t += kWarp) {
-        row_scale[t] = row_scale_of(p.epilogue, token0 + t);
+    meet();
+    part();
+    return;
+  }
+
+  if constexpr (S::kGives) registers_take<232>();
+  float acc[kTiles][kTokens / 2];
+#pragma unroll
+  for (int r = 0; r < kTiles; ++r) {
+#pragma unroll
+    for (int i = 0; i < kTokens / 2; ++i) acc[r][i] = 0.f;
+  }
+  // This warp's slab of tile r is 4 r units on.
+  const int slab = warp / 4 * kTiles * 4 + warp % 4;
+  int s = 0;
+  uint32_t phase = 0;
+  int previous = -1;
+  uint32_t a[2][4][4];  // one is made while the tensor cores read the other
+  PackedCodes<T, F> codes;
+  barrier_wait(&full[0], 0);
+  codes.load(stages + 2 * S::kTokenBytes + slab * F::kUnitBytes, 0);
+  // At least once: a way around the loop would set accumulators beside those in flight, for
+  // which the compiler makes each instruction wait for the one ahead.
+  int left = num_steps;
+  do {
+    const char* at = stages + s * S::kStageBytes;
+    const char* unit = at + 2 * S::kTokenBytes + slab * F::kUnitBytes;
+    const int current = s;
+    if (++s == p.stages) s = 0, phase ^= 1;
+#pragma unroll
+    for (int q = 0; q < 2 * kTiles; ++q) {
+      const int half = q / kTiles, r = q % kTiles;
+      codes.convert(a[q % 2]);
+      const uint64_t b = wgmma_descriptor(at + half * S::kTokenBytes);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) WgmmaCodes<T, kTokens>::run(acc[r], a[q % 2][k], b + k * 2);
+      wgmma_commit();
+      if (q + 1 < 2 * kTiles) {
+        codes.load(unit + (q + 1) % kTiles * 4 * F::kUnitBytes, (q + 1) / kTiles);
+      } else if (left > 1) {
+        barrier_wait(&full[s], phase);
+        codes.load(stages + s * S::kStageBytes + 2 * S::kTokenBytes + slab * F::kUnitBytes, 0);
       }
+      wgmma_wait<1>();
+      if (q == 0 && previous >= 0 && lane == 0) barrier_arrive(&empty[previous]);
     }
-  } else {
-    const int group = warp / 4;
-    float acc[kTokens / 2];
+    previous = current;
+  } while (--left > 0);
+  wgmma_wait<0>();
 #pragma unroll
-    for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.f;
-    int s = 0;
-    uint32_t phase = 0;
-    int previous = -1;
-    uint32_t a[2][4][4] = {};  // halves of a unit: one is made while the other is multiplied
-    for (int i = 0; i < num_steps; ++i) {
-      barrier_wait(&full[s], phase);
-      const char* at = stages + s * S::kStageBytes;
-      const char* unit = at + 2 * S::kTokenBytes + group * F::kUnitBytes;
+  for (int r = 0; r < kTiles; ++r) wgmma_pin(acc[r]);
+  pdl_wait();
+  // Every warp has read the stages; they now hold the partial sums, token by token.
+  named_barrier_sync(1, S::kConsumers);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        load_operands<T, F>(unit, half, a[half]);
-        const uint64_t b = wgmma_descriptor(at + half * S::kTokenBytes);
-        wgmma_pin(acc);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; ++k) WgmmaCodes<T, kTokens>::run(acc, a[half][k], b + k * 2);
-        wgmma_commit();
-        wgmma_pin(acc);
-        wgmma_wait<1>();
-        keep_operands(a[1 - half]);
-        if (half == 0 && previous >= 0 && lane == 0) barrier_arrive(&empty[previous]);
-      }
-      previous = s;
-      if (++s == p.stages) s = 0, phase ^= 1;
-    }
-    wgmma_wait<0>();
-    wgmma_pin(acc);
-    keep_operands(a[1]);
-    pdl_wait();
-    // Every warp has read the stages; they now hold the partial sums, token by token.
-    named_barrier_sync(1, S::kConsumers);
-    const int feature = group * 64 + warp % 4 * 16 + lane / 4;
+  for (int r = 0; r < kTiles; ++r) {
+    const int feature = (slab + r * 4) * kUnitRows + lane / 4;
 #pragma unroll
     for (int j = 0; j < kTokens / 8; ++j) {
       float* to = partial + (j * 8 + lane % 4 * 2) * S::kPartialStride + feature;
-      to[0] = acc[4 * j];
-      to[S::kPartialStride] = acc[4 * j + 1];
-      to[8] = acc[4 * j + 2];
-      to[S::kPartialStride + 8] = acc[4 * j + 3];
+      to[0] = acc[r][4 * j];
+      to[S::kPartialStride] = acc[r][4 * j + 1];
+      to[8] = acc[r][4 * j + 2];
+      to[S::kPartialStride + 8] = acc[r][4 * j + 3];
     }
   }
-  if (p.split > 1) {
-    cluster_arrive();
-    cluster_wait();
-  } else {
-    __syncthreads();
-  }
+  meet();
 
-  if (threadIdx.x < S::kConsumers) {
-    // An item is eight outputs of one token. Partials are added in the order of ranks.
-    constexpr int kChunks = kGated ? 8 : kGroups * 8;
-    constexpr int kQuads = kGated ? 4 : 2;
-    const int out_width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
-    const int items = min(kTokens, p.num_rows - token0) * kChunks;
-    for (int item = rank * S::kConsumers + threadIdx.x; item < items;
-         item += p.split * S::kConsumers) {
-      const int t = item / kChunks;
-      const int chunk = item % kChunks;
-      const float* at = partial + t * S::kPartialStride + chunk * 8;
-      float v[16];
+  // An item is eight outputs of one token. Partials are added in the order of ranks.
+  constexpr int kChunks = S::kBlockTiles * (kGated ? 4 : 8);
+  constexpr int kQuads = kGated ? 4 : 2;
+  constexpr int kUp = S::kBlockTiles * 32;  // from a gate to its up
+  const int out_width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
+  const int items = min(kTokens, p.num_rows - token0) * kChunks;
+  for (int item = rank * S::kConsumers + threadIdx.x; item < items;
+       item += p.split * S::kConsumers) {
+    const int t = item / kChunks;
+    const int chunk = item % kChunks;
+    const float* at = partial + t * S::kPartialStride + chunk * 8;
+    float v[16];
 #pragma unroll
-      for (int q = 0; q < kQuads * 4; ++q) v[q] = 0.f;
-      for (int r = 0; r < p.split; ++r) {
+    for (int q = 0; q < kQuads * 4; ++q) v[q] = 0.f;
+    for (int r = 0; r < p.split; ++r) {
 #pragma unroll
-        for (int q = 0; q < kQuads; ++q) {
-          const float* from = at + q / 2 * 64 + q % 2 * 4;  // gated: gates, then ups
-          const float4 f =
-              p.split > 1 ? load_cluster_float4(from, r) : *reinterpret_cast<const float4*>(from);
-          v[q * 4] += f.x, v[q * 4 + 1] += f.y, v[q * 4 + 2] += f.z, v[q * 4 + 3] += f.w;
-        }
+      for (int q = 0; q < kQuads; ++q) {
+        const float* from = at + q / 2 * kUp + q % 2 * 4;  // gated: gates, then ups
+        const float4 f =
+            p.split > 1 ? load_cluster_float4(from, r) : *reinterpret_cast<const float4*>(from);
+        v[q * 4] += f.x, v[q * 4 + 1] += f.y, v[q * 4 + 2] += f.z, v[q * 4 + 3] += f.w;
       }
-      const int n0 = tile * 64 + chunk * 8;
-      float squares = finish<T>(p.epilogue, v, row_scale[t], token0 + t, n0, out_width);
-      if (!kGated && p.epilogue.sumsq_out != nullptr) {
-        // Two or eight adjacent lanes hold the columns of a partial.
-        const int lanes = p.epilogue.sumsq_columns / 8;
-        const unsigned mask = 0xffu << (lane & 24);
-        for (int o = lanes / 2; o > 0; o /= 2) squares += __shfl_xor_sync(mask, squares, o);
-        const int part = n0 / p.epilogue.sumsq_columns;
-        const int parts = (out_width + p.epilogue.sumsq_columns - 1) / p.epilogue.sumsq_columns;
-        if (lane % lanes == 0 && part < parts) {
-          p.epilogue.sumsq_out[static_cast<int64_t>(token0 + t) * parts + part] = squares;
-        }
+    }
+    const int n0 = tile0 * 64 + chunk * 8;
+    if (n0 >= out_width) continue;
+    float squares = finish<T>(p.epilogue, v, row_scale[t], token0 + t, n0, out_width);
+    if (!kGated && p.epilogue.sumsq_out != nullptr) {
+      // Two or eight adjacent lanes hold the columns of a partial.
+      const int lanes = p.epilogue.sumsq_columns / 8;
+      const int part = n0 / p.epilogue.sumsq_columns;
+      const int parts = (out_width + p.epilogue.sumsq_columns - 1) / p.epilogue.sumsq_columns;
+      const unsigned mask = __activemask();
+      for (int o = lanes / 2; o > 0; o /= 2) {
+        const float other = __shfl_xor_sync(mask, squares, o);
+        squares += (mask >> (lane ^ o) & 1) ? other : 0.f;
+      }
+      if (lane % lanes == 0 && part < parts) {
+        p.epilogue.sumsq_out[static_cast<int64_t>(token0 + t) * parts + part] = squares;
       }
     }
   }
-  // Others may still read this block's partial sums.
-  if (p.split > 1) {
-    cluster_arrive_relaxed();
-    cluster_wait();
-  }
+  part();
 #else
   wrong_architecture();
 #endif
 }
 
-template <class T, class F, int kGroups, int kTokens, bool kGated>
+template <class T, class F, int kGroups, int kTiles, int kTokens, bool kGated>
 Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  using S = Shape<F, kGroups, kTokens>;
+  using S = Shape<F, kGroups, kTiles, kTokens>;
   CUtensorMap token_map;
   const auto k = static_cast<cuuint64_t>(p.in_features);
   const cuuint64_t sizes[] = {k, static_cast<cuuint64_t>(p.num_rows)};
@@ -316,105 +309,91 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   kp.epilogue = make_epilogue(p);
   kp.weight = static_cast<const uint8_t*>(p.weight);
   kp.num_rows = static_cast<int>(p.num_rows);
-  kp.num_units = static_cast<int>(ceil_div(p.in_features, kUnitColumns));
-  kp.num_tiles = static_cast<int>(ceil_div(p.out_features, kUnitRows));
-  kp.second = kGated ? static_cast<int>(p.out_features / 2 / kUnitRows) : 1;
+  kp.num_units = static_cast<int>(packed_units(p.in_features));
+  kp.num_slabs = static_cast<int>(packed_tiles(p.out_features));
+  kp.up = static_cast<int>(p.out_features / 2 / kTileRows);
+  kp.row_blocks = static_cast<int>(ceil_div(p.out_features, kTileRows * S::kBlockTiles));
+  kp.token_blocks = static_cast<int>(ceil_div(p.num_rows, kTokens));
   kp.split = tile.split;
   kp.trigger = tile.trigger;
   kp.stages = std::max(
       2, std::min({tile.stages, kMaxStages, (226 * 1024 - kHeadBytes - 1024) / S::kStageBytes}));
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(kp.num_tiles, kGroups) * tile.split),
-                     static_cast<unsigned>(ceil_div(p.num_rows, kTokens)));
+  config.grid = dim3(static_cast<unsigned>(kp.row_blocks * kp.token_blocks * tile.split));
   config.block = dim3(S::kThreads);
   config.shared_bytes = S::shared_bytes(kp.stages);
   config.stream = stream;
   config.pdl = p.dependent_launch;
   config.cluster_x = static_cast<unsigned>(tile.split);
-  return launch(gemm_packed_kernel<T, F, kGroups, kTokens, kGated>, config, "gemm_packed",
+  return launch(gemm_packed_kernel<T, F, kGroups, kTiles, kTokens, kGated>, config, "gemm_packed",
                 token_map, kp);
 }
 
-template <class T, class F, int kGroups, bool kGated>
+template <class T, class F, int kGroups, int kTiles, bool kGated>
 Status run_tokens(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   switch (tile.tokens) {
     case 8:
-      return run<T, F, kGroups, 8, kGated>(p, tile, stream);
     case 16:
-      return run<T, F, kGroups, 16, kGated>(p, tile, stream);
     case 32:
-      return run<T, F, kGroups, 32, kGated>(p, tile, stream);
+      return run<T, F, kGroups, kTiles, 32, kGated>(p, tile, stream);
     case 64:
-      return run<T, F, kGroups, 64, kGated>(p, tile, stream);
+      return run<T, F, kGroups, kTiles, 64, kGated>(p, tile, stream);
     default:
-      return run<T, F, kGroups, 128, kGated>(p, tile, stream);
+      return run<T, F, kGroups, kTiles, 128, kGated>(p, tile, stream);
   }
 }
 
 template <class T, class F>
 Status run_groups(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  if (p.gated) return run_tokens<T, F, 2, true>(p, tile, stream);
-  return tile.features == 64 ? run_tokens<T, F, 1, false>(p, tile, stream)
-                             : run_tokens<T, F, 2, false>(p, tile, stream);
+  if (tile.features == 256) {
+    return p.gated ? run_tokens<T, F, 2, 2, true>(p, tile, stream)
+                   : run_tokens<T, F, 2, 2, false>(p, tile, stream);
+  }
+  return p.gated ? run_tokens<T, F, 2, 1, true>(p, tile, stream)
+                 : run_tokens<T, F, 2, 1, false>(p, tile, stream);
 }
 
 template <class T>
 Status run_format(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   if (p.operands == GemmOperands::kWeightInt8) {
-    return run_groups<T, Format<8, 128>>(p, tile, stream);
+    return run_groups<T, PackedFormat<8, 128>>(p, tile, stream);
   }
-  return p.group_size == 64 ? run_groups<T, Format<4, 64>>(p, tile, stream)
-                            : run_groups<T, Format<4, 128>>(p, tile, stream);
+  return p.group_size == 64 ? run_groups<T, PackedFormat<4, 64>>(p, tile, stream)
+                            : run_groups<T, PackedFormat<4, 128>>(p, tile, stream);
 }
 
-// Wide products have tiles for every multiprocessor; narrow ones split k.
+// Blocks of many rows of weight, for each reads all of x's columns that it works on.
 GemmTile choose_tile(const GemmParams& p) {
   GemmTile tile;
+  tile.tokens = 32;
   while (tile.tokens < p.num_rows && tile.tokens < 128) tile.tokens *= 2;
-  const int64_t tiles = ceil_div(p.out_features, kUnitRows);
-  const int64_t units = ceil_div(p.in_features, kUnitColumns);
-  // Turning codes into operands takes issue slots: many warpgroups per multiprocessor.
-  const bool few = tile.tokens <= 16;
-  tile.features = p.gated || (!few && tiles >= 256) ? 128 : 64;
-  const int64_t want = few ? 384 : tile.tokens <= 32 ? 192 : 128;
-  if (!p.gated) {
-    while (tile.split < 8 && tiles * tile.split < want && units >= 8 * tile.split) tile.split *= 2;
+  const bool few = tile.tokens <= 64;
+  tile.features = p.gated && !few ? 256 : 128;
+  const int64_t blocks =
+      ceil_div(p.out_features, tile.features) * ceil_div(p.num_rows, tile.tokens);
+  const int64_t units = packed_units(p.in_features);
+  const int64_t want = few ? 128 : 64;
+  while (tile.split < 8 && units >= 4 * tile.split &&
+         (blocks * tile.split < want || (few && blocks * tile.split == want && units >= 28 * tile.split))) {
+    tile.split *= 2;
   }
-  const int64_t unit =
-      unit_bytes(p.operands == GemmOperands::kWeightInt8 ? 8 : 4, static_cast<int>(p.group_size));
-  const int64_t stage = round_up(tile.tokens * 2 * kRowBytes + tile.features / 64 * unit, 1024);
-  const int64_t budget = tile.tokens > 64 ? 208 : few && tile.features == 64 ? 50 : 104;  // KB
-  tile.stages = static_cast<int>(std::min<int64_t>(kMaxStages, budget * 1024 / stage));
+  const int64_t unit = unit_bytes(p.operands == GemmOperands::kWeightInt8 ? 8 : 4,
+                                  static_cast<int>(p.group_size));
+  const int64_t stage =
+      round_up(tile.tokens * 2 * kRowBytes + tile.features / kUnitRows * unit, 1024);
+  tile.stages =
+      static_cast<int>(std::min<int64_t>(kMaxStages, (few ? 108 : 220) * 1024 / stage));
+  tile.trigger = -1;
   return tile;
 }
 
 }  // namespace
 
 const char* gemm_packed_sm90_refuses(const GemmParams& p) {
-  if (p.operands != GemmOperands::kWeightInt8 && p.operands != GemmOperands::kWeightInt4) {
-    return "the weight must be packed";
-  }
-  if (p.dtype != DType::kBFloat16 && p.dtype != DType::kFloat16) {
-    return "dtype must be bfloat16 or float16";
-  }
-  if (p.out_dtype != p.dtype && p.out_dtype != DType::kFloat32) {
-    return "out_dtype must be dtype or float32";
-  }
-  if (p.operands == GemmOperands::kWeightInt8 && p.weight_scale == nullptr) {
-    return "codes of 8 bits need weight_scale";
-  }
-  if (p.in_features % 8 != 0) return "in_features must be a multiple of 8";
-  if (reinterpret_cast<uintptr_t>(p.x) % 16 != 0 ||
-      reinterpret_cast<uintptr_t>(p.weight) % 16 != 0) {
-    return "x and weight must be aligned to 16 bytes";
-  }
-  if (p.gated && p.out_features % (2 * kUnitRows) != 0) {
+  if (p.gated && p.out_features % (2 * kTileRows) != 0) {
     return "out_features must be a multiple of 128 when gated";
   }
-  if (p.gated && (p.residual != nullptr || p.sumsq_out != nullptr)) {
-    return "a gated product takes no residual and gives no sumsq";
-  }
-  return nullptr;
+  return packed_refuses(p);
 }
 
 Status gemm_packed_sm90(const GemmParams& p, const GemmTile& tile, CUstream_st* stream) {

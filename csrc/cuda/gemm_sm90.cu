@@ -44,6 +44,44 @@
 
 namespace regatta::cuda {
 
+namespace {
+
+// The same of codes and 32 rows or more (bench_codes tune: in a chain of whole layers, with the
+// quantization between products).
+GemmTile choose_codes_tile(const GemmParams& p, GemmTile tile) {
+  const int64_t tiles = ceil_div(p.out_features, 64);
+  const bool deep = p.in_features >= 8192;
+  if (p.scale_rows != 0) tile.tokens = std::min(tile.tokens, 64);
+  const int full = tile.tokens;
+  int budget = 102;  // KB of stages
+  if (tiles >= 1024) {
+    tile.features = 128;
+    budget = 100;
+  } else if (tiles >= 256) {
+    tile.features = 128;
+    if (full == 128) tile.trigger = -1;
+  } else {
+    tile.split = p.in_features >= 1024 ? 2 : 1;
+    if (full == 128 && !deep) {
+      // Twice the blocks, whose weights come out of L2 the second time.
+      tile.tokens = 64;
+      budget = tiles < 80 ? 96 : 64;
+      if (tiles < 80) tile.trigger = -1;
+    } else if (deep) {
+      budget = full == 32 ? 192 : 216;
+      if (full == 32) tile.trigger = -1;
+    } else {
+      budget = full == 32 ? 96 : 98;
+    }
+    if (tiles * tile.split < 64 && p.in_features >= 4096) tile.split = 4;
+  }
+  const int most = full == 32 ? kMaxStages : 9;
+  tile.stages = std::min(most, budget * 1024 / ((tile.features + tile.tokens) * kRowBytes));
+  return tile;
+}
+
+}  // namespace
+
 // From measurements on an H200 of all five products of a Llama-3-8B decode step (bench_gemm tune).
 // Wide products have tiles for every multiprocessor; narrow ones split k. Few rows: small blocks,
 // so that the next kernel's fit beside them and fetch weights early. Many rows: large tiles,
@@ -52,6 +90,7 @@ GemmTile choose_gemm_tile(const GemmParams& p) {
   GemmTile tile;
   tile.tokens = 8;
   while (tile.tokens < p.num_rows && tile.tokens < 128) tile.tokens *= 2;
+  if (p.operands != GemmOperands::kDense && tile.tokens >= 32) return choose_codes_tile(p, tile);
   const int64_t tiles = ceil_div(p.out_features, 64);
   const bool wide = tiles >= 256;
   const bool narrow = tiles < 80;
@@ -89,6 +128,7 @@ const char* gemm_sm90_refuses(const GemmParams& p) {
   if (codes && (p.x_scale == nullptr || p.weight_scale == nullptr || p.sumsq != nullptr)) {
     return "codes need x_scale and weight_scale, and no sumsq";
   }
+  if (p.scale_rows != 0 && p.operands != GemmOperands::kFp8) return "scales of blocks are of e4m3";
   if (codes && p.in_features % 16 != 0) return "in_features must be a multiple of 16";
   if (p.in_features % 8 != 0) return "in_features must be a multiple of 8";
   if (reinterpret_cast<uintptr_t>(p.x) % 16 != 0 ||
@@ -109,6 +149,7 @@ Status gemm_sm90(const GemmParams& p, const GemmTile& tile, CUstream_st* stream)
     return Status::error(std::string("gemm_sm90: ") + reason);
   }
   if (p.num_rows == 0) return {};
+  if (p.scale_rows != 0) return gemm_sm90_blocks(p, tile, stream);
   if (p.operands != GemmOperands::kDense) return gemm_sm90_codes(p, tile, stream);
   return p.dtype == DType::kBFloat16 ? run_gemm_sm90<__nv_bfloat16, __nv_bfloat16>(p, tile, stream)
                                      : run_gemm_sm90<__half, __half>(p, tile, stream);

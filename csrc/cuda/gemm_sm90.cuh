@@ -26,6 +26,7 @@ constexpr int kPromoteStages = 4;
 
 struct KernelParams {
   Epilogue epilogue;
+  BlockScales blocks;
   int num_rows, num_steps;  // stages along k
   int stages, split, trigger;
 };
@@ -40,23 +41,27 @@ struct Shape {
   static constexpr int kPartialBytes = kTokens * kPartialStride * 4;
   // barriers and row scales, then stages aligned to the swizzle's 1024 bytes
   static constexpr int kHeadBytes = 1024;
-  static int shared_bytes(int stages) {
-    const int body = stages * kStageBytes;
+  static int shared_bytes(int stages, bool blocks) {
+    const int body = stages * (kStageBytes + (blocks ? kTokens * 4 : 0));
     return 1024 + kHeadBytes + (body > kPartialBytes ? body : kPartialBytes);
   }
 };
 
-// T: of x and weight; Out: of bias, residual and out.
-template <class T, class Out, int kFeatures, int kTokens, bool kGated>
-__global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures == 256 ? 1
-                                                                       : kTokens <= 32  ? 3
-                                                                                        : 2)
+// T: of x and weight; Out: of bias, residual and out. kBlocks: scales of blocks of 128 columns, which
+// are a stage's; they travel behind the stages.
+template <class T, class Out, int kFeatures, int kTokens, bool kGated, bool kBlocks>
+__global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads,
+                                  kFeatures == 256              ? 1
+                                  : kTokens <= 32 && !kBlocks ? 3
+                                                                : 2)
     gemm_sm90_kernel(const __grid_constant__ CUtensorMap weight_map,
                      const __grid_constant__ CUtensorMap token_map, const KernelParams p) {
 #ifdef REGATTA_SM90A
   using S = Shape<kFeatures, kTokens>;
   constexpr int kElements = kRowBytes / sizeof(T);  // of k per stage
   constexpr bool kPromote = std::is_same_v<T, __nv_fp8_e4m3> && kTokens <= 64;
+  static_assert(!kBlocks || (kPromote && kElements == kScaleBlock));
+  constexpr int kPromoteEvery = kBlocks ? 1 : kPromoteStages;
   using Acc = std::conditional_t<std::is_same_v<T, int8_t>, int, float>;
   constexpr int kConsumers = kFeatures / 64 * kGroup;
   extern __shared__ char shared[];
@@ -67,6 +72,7 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
   float* row_scale = reinterpret_cast<float*>(empty + kMaxStages);  // [kTokens]
   char* stages = base + S::kHeadBytes;
   float* partial = reinterpret_cast<float*>(stages);  // [kTokens, kPartialStride], after the loop
+  float* x_scale = reinterpret_cast<float*>(stages + p.stages * S::kStageBytes);  // [stage, kTokens]
 
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
@@ -107,11 +113,17 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
       auto load_tokens = [&](int step, int s) {
         tensor_load_2d(stages + s * S::kStageBytes + S::kWeightBytes, &token_map,
                        (step0 + step) * kElements, token0, &full[s], keep);
+        if constexpr (kBlocks) {
+          bulk_load(x_scale + s * kTokens,
+                    p.blocks.x + static_cast<int64_t>(step0 + step) * p.blocks.x_stride + token0,
+                    kTokens * 4, &full[s], keep);
+        }
       };
+      constexpr int kBytes = S::kStageBytes + (kBlocks ? kTokens * 4 : 0);
       // Weights are constants: fill the pipeline while the previous kernel still runs.
       const int ahead = min(p.stages, num_steps);
       for (int i = 0; i < ahead; ++i) {
-        barrier_arrive_expect(&full[i], S::kStageBytes);
+        barrier_arrive_expect(&full[i], kBytes);
         load_weight(i, i);
       }
       if (p.trigger >= 0 && trigger_step < ahead) pdl_trigger();
@@ -121,7 +133,7 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
       uint32_t phase = 0;
       for (int i = p.stages; i < num_steps; ++i) {
         barrier_wait(&empty[s], phase);
-        barrier_arrive_expect(&full[s], S::kStageBytes);
+        barrier_arrive_expect(&full[s], kBytes);
         load_weight(i, s);
         load_tokens(i, s);
         if (p.trigger >= 0 && i == trigger_step) pdl_trigger();
@@ -146,7 +158,17 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
 #pragma unroll
     for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0;
     float total[kPromote ? kTokens / 2 : 1] = {};
+    const float *scale_low = nullptr, *scale_high = nullptr;  // of this thread's rows of weight
+    if constexpr (kBlocks) {
+      const int chunk = group * 4 + warp % 4;  // of 16 rows of the tile
+      const int low = kGated ? tile * (kFeatures / 2) + chunk * 8 + lane / 4
+                             : tile * kFeatures + chunk * 16 + lane / 4;
+      scale_low = p.blocks.of_row(low) + step0;
+      scale_high = p.blocks.of_row(kGated ? p.epilogue.out_features / 2 + low : low + 8) + step0;
+    }
     for (int i = 0; i < num_steps; ++i) {
+      float low = 1.f, high = 1.f;
+      if constexpr (kBlocks) low = __ldg(scale_low + i), high = __ldg(scale_high + i);
       barrier_wait(&full[s], phase);
       const char* at = stages + s * S::kStageBytes;
       const uint64_t a = wgmma_descriptor(at + group * 64 * kRowBytes);
@@ -156,15 +178,27 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
 #pragma unroll
       for (int k = 0; k < kRowBytes / kWgmmaBytes; ++k) {
         WgmmaTile<T, kTokens>::run(acc, a + k * 2, b + k * 2,
-                                   !kPromote || k > 0 || i % kPromoteStages > 0);
+                                   !kPromote || k > 0 || i % kPromoteEvery > 0);
       }
       wgmma_commit();
       wgmma_pin(acc);
-      if (kPromote && (i % kPromoteStages == kPromoteStages - 1 || i == num_steps - 1)) {
+      if (kPromote && (i % kPromoteEvery == kPromoteEvery - 1 || i == num_steps - 1)) {
         wgmma_wait<0>();
         wgmma_pin(acc);
+        if constexpr (kBlocks) {
 #pragma unroll
-        for (int j = 0; j < kTokens / 2; ++j) total[kPromote ? j : 0] += acc[j];
+          for (int j = 0; j < kTokens / 8; ++j) {
+            const float2 x = *reinterpret_cast<const float2*>(x_scale + s * kTokens + j * 8 +
+                                                              lane % 4 * 2);
+            total[4 * j] += acc[4 * j] * (x.x * low);
+            total[4 * j + 1] += acc[4 * j + 1] * (x.y * low);
+            total[4 * j + 2] += acc[4 * j + 2] * (x.x * high);
+            total[4 * j + 3] += acc[4 * j + 3] * (x.y * high);
+          }
+        } else {
+#pragma unroll
+          for (int j = 0; j < kTokens / 2; ++j) total[kPromote ? j : 0] += acc[j];
+        }
       } else {
         wgmma_wait<1>();
       }
@@ -250,7 +284,7 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
 #endif
 }
 
-template <class T, class Out, int kFeatures, int kTokens, bool kGated>
+template <class T, class Out, int kFeatures, int kTokens, bool kGated, bool kBlocks>
 Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   using S = Shape<kFeatures, kTokens>;
   const auto m = static_cast<cuuint64_t>(p.num_rows);
@@ -284,6 +318,7 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
 
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
+  if (kBlocks) kp.blocks = make_block_scales(p);
   kp.num_rows = static_cast<int>(p.num_rows);
   kp.num_steps = static_cast<int>(ceil_div(p.in_features, kElements));
   kp.stages = tile.stages;
@@ -294,46 +329,47 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   config.grid = dim3(static_cast<unsigned>(ceil_div(p.out_features, kFeatures) * tile.split),
                      static_cast<unsigned>(ceil_div(p.num_rows, kTokens)));
   config.block = dim3(S::kThreads);
-  config.shared_bytes = S::shared_bytes(tile.stages);
+  config.shared_bytes = S::shared_bytes(tile.stages, kBlocks);
   config.stream = stream;
   config.pdl = p.dependent_launch;
   config.cluster_x = static_cast<unsigned>(tile.split);
-  return launch(gemm_sm90_kernel<T, Out, kFeatures, kTokens, kGated>, config, "gemm_sm90",
+  return launch(gemm_sm90_kernel<T, Out, kFeatures, kTokens, kGated, kBlocks>, config, "gemm_sm90",
                 weight_map, token_map, kp);
 }
 
-template <class T, class Out, int kFeatures, bool kGated>
+template <class T, class Out, int kFeatures, bool kGated, bool kBlocks>
 Status run_tokens(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   switch (tile.tokens) {
     case 8:
-      return run<T, Out, kFeatures, 8, kGated>(p, tile, stream);
+      return run<T, Out, kFeatures, 8, kGated, kBlocks>(p, tile, stream);
     case 16:
-      return run<T, Out, kFeatures, 16, kGated>(p, tile, stream);
+      return run<T, Out, kFeatures, 16, kGated, kBlocks>(p, tile, stream);
     case 32:
-      return run<T, Out, kFeatures, 32, kGated>(p, tile, stream);
+      return run<T, Out, kFeatures, 32, kGated, kBlocks>(p, tile, stream);
     case 64:
-      return run<T, Out, kFeatures, 64, kGated>(p, tile, stream);
+      return run<T, Out, kFeatures, 64, kGated, kBlocks>(p, tile, stream);
     default:
-      return run<T, Out, kFeatures, 128, kGated>(p, tile, stream);
+      // No registers for the sums of 128 tokens beside a block's.
+      return run<T, Out, kFeatures, kBlocks ? 64 : 128, kGated, kBlocks>(p, tile, stream);
   }
 }
 
-template <class T, class Out, bool kGated>
+template <class T, class Out, bool kGated, bool kBlocks>
 Status run_features(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   switch (tile.features) {
     case 64:
-      return run_tokens<T, Out, 64, kGated>(p, tile, stream);
+      return run_tokens<T, Out, 64, kGated, kBlocks>(p, tile, stream);
     case 128:
-      return run_tokens<T, Out, 128, kGated>(p, tile, stream);
+      return run_tokens<T, Out, 128, kGated, kBlocks>(p, tile, stream);
     default:
-      return run_tokens<T, Out, 256, kGated>(p, tile, stream);
+      return run_tokens<T, Out, kBlocks ? 128 : 256, kGated, kBlocks>(p, tile, stream);
   }
 }
 
-template <class T, class Out>
+template <class T, class Out, bool kBlocks = false>
 Status run_gemm_sm90(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  return p.gated ? run_features<T, Out, true>(p, tile, stream)
-                 : run_features<T, Out, false>(p, tile, stream);
+  return p.gated ? run_features<T, Out, true, kBlocks>(p, tile, stream)
+                 : run_features<T, Out, false, kBlocks>(p, tile, stream);
 }
 
 }  // namespace

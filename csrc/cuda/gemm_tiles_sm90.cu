@@ -50,6 +50,9 @@ const char* gemm_tiles_sm90_refuses(const GemmParams& p) {
   if (const char* reason = gemm_sm90_refuses(p)) return reason;
   const int64_t width = p.gated ? p.out_features / 2 : p.out_features;
   if (width % 8 != 0) return "the output's width must be a multiple of 8";
+  if (p.scale_rows != 0 && (p.scale_rows != kScaleBlock || (p.gated && width % kScaleBlock != 0))) {
+    return "scales must be of whole blocks of 128 rows";
+  }
   if (p.gated && p.out_dtype != p.dtype) return "a gated product has no float32 output";
   for (const void* pointer : {p.residual, p.bias, static_cast<const void*>(p.out)}) {
     if (reinterpret_cast<uintptr_t>(pointer) % 16 != 0) {
@@ -67,6 +70,7 @@ Status gemm_tiles_sm90(const GemmParams& p, int columns, CUstream_st* stream) {
     return Status::error(std::string("gemm_tiles_sm90: ") + reason);
   }
   if (p.num_rows == 0) return {};
+  if (p.scale_rows != 0) return gemm_tiles_sm90_blocks(p, stream);
   if (p.operands != GemmOperands::kDense) return gemm_tiles_sm90_codes(p, columns, stream);
   return p.dtype == DType::kBFloat16
              ? run_gemm_tiles<__nv_bfloat16, __nv_bfloat16>(p, columns, stream)

@@ -26,18 +26,20 @@ constexpr int kOrder = 8;  // pairs of token tiles that are worked on together
 
 struct KernelParams {
   Epilogue epilogue;
+  BlockScales blocks;
   int num_rows, num_steps;
   int pairs, tiles;  // of tokens and of weights
   int stages;
 };
 
-template <int kColumns>
+template <int kColumns, bool kBlocks>
 struct Shape {
   static constexpr int kTokenBytes = kTokens * kRowBytes;
   static constexpr int kStageBytes = kTokenBytes + kColumns * kRowBytes;
+  static constexpr int kScaleBytes = kBlocks ? kTokens * 4 : 0;  // of a stage, behind all stages
   static constexpr int kStages =
-      std::min(kMaxStages, (kSharedBytes - 1024 - kHeadBytes) / kStageBytes);
-  static constexpr int kSharedTotal = 1024 + kHeadBytes + kStages * kStageBytes;
+      std::min(kMaxStages, (kSharedBytes - 1024 - kHeadBytes) / (kStageBytes + kScaleBytes));
+  static constexpr int kSharedTotal = 1024 + kHeadBytes + kStages * (kStageBytes + kScaleBytes);
 };
 
 struct Tile {
@@ -178,13 +180,14 @@ __device__ __forceinline__ void finish_tile(const Epilogue& p, const Acc (&acc)[
   }
 }
 
-// T: of x and weight; Out: of bias, residual and out.
-template <class T, class Out, int kColumns, bool kGated>
+// T: of x and weight; Out: of bias, residual and out. kBlocks: scales of blocks of 128 x 128, with
+// 128 columns: a tile's (gated: its half's) rows of weight have one scale per stage.
+template <class T, class Out, int kColumns, bool kGated, bool kBlocks>
 __global__ void __launch_bounds__(kThreads, 1)
     gemm_tiles_kernel(const __grid_constant__ CUtensorMap weight_map,
                       const __grid_constant__ CUtensorMap token_map, const KernelParams p) {
 #ifdef REGATTA_SM90A
-  using S = Shape<kColumns>;
+  using S = Shape<kColumns, kBlocks>;
   constexpr int kElements = kRowBytes / sizeof(T);
   constexpr int kStages = S::kStages;
   using Acc = std::conditional_t<std::is_same_v<T, int8_t>, int, float>;
@@ -197,6 +200,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   uint64_t* scale_empty = scale_full + 2;                        // [2]
   float* row_scale = reinterpret_cast<float*>(scale_empty + 2);  // [2, kTokens]
   char* stages = base + kHeadBytes;
+  float* x_scale = reinterpret_cast<float*>(stages + kStages * S::kStageBytes);  // [stage, kTokens]
+  static_assert(!kBlocks || (kColumns == kScaleBlock && kElements == kScaleBlock));
 
   const int group = threadIdx.x / kGroup;
   const int warp = threadIdx.x / kWarp;
@@ -233,7 +238,14 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (index + clusters >= total) pdl_trigger();
         for (int i = 0; i < p.num_steps; ++i) {
           barrier_wait(&empty[s], phase ^ 1);
-          barrier_arrive_expect(&full[s], S::kStageBytes);
+          barrier_arrive_expect(&full[s], S::kStageBytes + S::kScaleBytes);
+          if constexpr (kBlocks) {
+            // A pair's second tile may lie past the end; the scales there are of nothing.
+            const int token0 = min(t.token0, p.blocks.x_stride - kTokens);
+            bulk_load(x_scale + s * kTokens,
+                      p.blocks.x + static_cast<int64_t>(i) * p.blocks.x_stride + token0,
+                      S::kScaleBytes, &full[s], keep);
+          }
           char* to = stages + s * S::kStageBytes;
           tensor_load_2d(to, &token_map, i * kElements, t.token0, &full[s], keep);
           to += S::kTokenBytes + rank * (kColumns / kCluster) * kRowBytes;
@@ -275,7 +287,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int index = blockIdx.x / kCluster; index < total; index += clusters) {
       const Tile t = tile_of(p, index, rank);
       int previous = -1;
+      float total[kBlocks ? kColumns / 2 : 1] = {};
+      const float *scale_first = nullptr, *scale_up = nullptr;  // of the tile's rows of weight
+      if constexpr (kBlocks) {
+        const int first = t.tile * (kGated ? kColumns / 2 : kColumns);
+        scale_first = p.blocks.of_row(first);
+        scale_up = p.blocks.of_row(p.epilogue.out_features / 2 + first);
+      }
       for (int i = 0; i < p.num_steps; ++i) {
+        float by_first = 1.f, by_up = 1.f;
+        if constexpr (kBlocks) by_first = __ldg(scale_first + i), by_up = __ldg(scale_up + i);
         barrier_wait(&full[s], phase);
         const char* at = stages + s * S::kStageBytes;
         const uint64_t a = wgmma_descriptor(at + (group - 1) * 64 * kRowBytes);
@@ -284,11 +305,25 @@ __global__ void __launch_bounds__(kThreads, 1)
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < kRowBytes / kWgmmaBytes; ++k) {
-          WgmmaTile<T, kColumns>::run(acc, a + k * 2, b + k * 2, k > 0 || i > 0);
+          WgmmaTile<T, kColumns>::run(acc, a + k * 2, b + k * 2, k > 0 || (i > 0 && !kBlocks));
         }
         wgmma_commit();
         wgmma_pin(acc);
-        wgmma_wait<1>();
+        if constexpr (kBlocks) {
+          const float low = x_scale[s * kTokens + row], high = x_scale[s * kTokens + row + 8];
+          wgmma_wait<0>();
+          wgmma_pin(acc);
+#pragma unroll
+          for (int j = 0; j < kColumns / 8; ++j) {
+            const float by = kGated && j % 2 == 1 ? by_up : by_first;
+            total[4 * j] += acc[4 * j] * (low * by);
+            total[4 * j + 1] += acc[4 * j + 1] * (low * by);
+            total[4 * j + 2] += acc[4 * j + 2] * (high * by);
+            total[4 * j + 3] += acc[4 * j + 3] * (high * by);
+          }
+        } else {
+          wgmma_wait<1>();
+        }
         if (previous >= 0 && lane < kCluster) barrier_arrive_cluster(&empty[previous], lane);
         previous = s;
         if (++s == kStages) s = 0, phase ^= 1;
@@ -302,8 +337,13 @@ __global__ void __launch_bounds__(kThreads, 1)
       __syncwarp();
       if (lane == 0) barrier_arrive(&scale_empty[scale_s]);
       if (++scale_s == 2) scale_s = 0, scale_phase ^= 1;
-      finish_tile<Out, Acc, kColumns, kGated>(p.epilogue, acc, scale, t.token0 + row, p.num_rows,
-                                              t.tile);
+      if constexpr (kBlocks) {
+        finish_tile<Out, float, kColumns, kGated>(p.epilogue, total, scale, t.token0 + row,
+                                                  p.num_rows, t.tile);
+      } else {
+        finish_tile<Out, Acc, kColumns, kGated>(p.epilogue, acc, scale, t.token0 + row, p.num_rows,
+                                                t.tile);
+      }
     }
   }
   __syncwarp();
@@ -322,9 +362,9 @@ int multiprocessors() {
   return count;
 }
 
-template <class T, class Out, int kColumns, bool kGated>
+template <class T, class Out, int kColumns, bool kGated, bool kBlocks = false>
 Status run(const GemmParams& p, cudaStream_t stream) {
-  using S = Shape<kColumns>;
+  using S = Shape<kColumns, kBlocks>;
   const auto m = static_cast<cuuint64_t>(p.num_rows);
   const auto k = static_cast<cuuint64_t>(p.in_features);
   const auto n = static_cast<cuuint64_t>(p.out_features);
@@ -353,6 +393,7 @@ Status run(const GemmParams& p, cudaStream_t stream) {
   if (!status.ok()) return status;
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
+  if (kBlocks) kp.blocks = make_block_scales(p);
   kp.num_rows = static_cast<int>(p.num_rows);
   kp.num_steps = static_cast<int>(ceil_div(p.in_features, kElements));
   kp.pairs = static_cast<int>(ceil_div(p.num_rows, kCluster * kTokens));
@@ -366,7 +407,7 @@ Status run(const GemmParams& p, cudaStream_t stream) {
   config.stream = stream;
   config.pdl = p.dependent_launch;
   config.cluster_x = kCluster;
-  return launch(gemm_tiles_kernel<T, Out, kColumns, kGated>, config, "gemm_tiles", weight_map,
+  return launch(gemm_tiles_kernel<T, Out, kColumns, kGated, kBlocks>, config, "gemm_tiles", weight_map,
                 token_map, kp);
 }
 

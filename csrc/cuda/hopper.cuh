@@ -90,6 +90,20 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, uint
 #endif
 }
 
+// The same into this address of every block of the cluster that `blocks` has a bit for; each counts
+// the bytes at its own barrier.
+__device__ __forceinline__ void bulk_multicast(void* shared, const void* global, uint32_t bytes,
+                                               uint64_t* barrier, uint16_t blocks,
+                                               uint64_t policy) {
+#ifdef REGATTA_SM90
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      ".L2::cache_hint [%0], [%1], %2, [%3], %4, %5;" ::"r"(shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(barrier)), "h"(blocks), "l"(policy)
+      : "memory");
+#endif
+}
+
 __device__ __forceinline__ void bulk_prefetch_l2(const void* global, uint32_t bytes) {
 #ifdef REGATTA_SM90
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");

@@ -1,7 +1,6 @@
 // Codes into the layout of packed_weight.cuh, and back to a matrix.
 //
-// Input: codes [N, K] int8. Architectures: sm_80 and later. One thread per 16 bytes packed; done
-// once per weight. unpack_weight() is the way of products with many rows: 2 + 0.5 .. 1 bytes per
+// Input: codes [N, K] int8. Architectures: sm_80 and later. A warp per unit; done once per weight. unpack_weight() is the way of products with many rows: 2 + 0.5 .. 1 bytes per
 // value of memory traffic ahead of a dense product.
 #include <cmath>
 
@@ -15,9 +14,9 @@ struct Place {
   int row, column;  // in the unit
 };
 
-// Value `half` (0, 1) of register i of step `step` of thread t.
+// Value `half` (0, 1) of register i of step `step` of lane t.
 __device__ __forceinline__ Place place_of(int t, int step, int i, int half) {
-  return {t / 32 * 16 + t % 32 / 4 + i % 2 * 8, step * 16 + t % 4 * 2 + i / 2 * 8 + half};
+  return {t / 4 + i % 2 * 8, step * 16 + t % 4 * 2 + i / 2 * 8 + half};
 }
 
 __device__ __forceinline__ uint32_t code_at(const PackWeightParams& p, int64_t row,
@@ -26,14 +25,28 @@ __device__ __forceinline__ uint32_t code_at(const PackWeightParams& p, int64_t r
   return static_cast<uint8_t>(p.codes[row * p.in_features + column]);
 }
 
-// Block: one unit. Threads: 128.
+constexpr int kWarps = 4;  // of a block, a unit each
+
+// This warp's unit.
+struct UnitPlace {
+  int64_t index, row0, column0;
+  bool inside;
+};
+
+__device__ __forceinline__ UnitPlace unit_place(int64_t rows, int64_t columns) {
+  const int64_t units = (columns + kUnitColumns - 1) / kUnitColumns;
+  const int64_t index = blockIdx.x * static_cast<int64_t>(kWarps) + threadIdx.x / kWarp;
+  const int64_t row0 = index / units * kUnitRows;
+  return {index, row0, index % units * kUnitColumns, row0 < rows};
+}
+
 template <class T>
 __global__ void pack_kernel(const PackWeightParams p, const int group_size) {
-  const int64_t units = (p.in_features + kUnitColumns - 1) / kUnitColumns;
-  const int64_t row0 = blockIdx.x / units * kUnitRows;
-  const int64_t column0 = blockIdx.x % units * kUnitColumns;
-  uint8_t* unit = p.packed + static_cast<int64_t>(blockIdx.x) * unit_bytes(p.bits, group_size);
-  const int t = threadIdx.x;
+  const UnitPlace place = unit_place(p.out_features, p.in_features);
+  if (!place.inside) return;
+  const int64_t row0 = place.row0, column0 = place.column0;
+  uint8_t* unit = p.packed + place.index * unit_bytes(p.bits, group_size);
+  const int t = threadIdx.x % kWarp;
   uint32_t* words = reinterpret_cast<uint32_t*>(unit);
   const auto at = [&](int step, int i, int half) {
     const Place place = place_of(t, step, i, half);
@@ -43,7 +56,7 @@ __global__ void pack_kernel(const PackWeightParams p, const int group_size) {
     for (int q = 0; q < 4; ++q) {
       for (int j = 0; j < 4; ++j) {
         const int step = 2 * q + j / 2, i = j % 2 * 2;
-        words[(q * 128 + t) * 4 + j] = at(step, i, 0) | at(step, i + 1, 0) << 8 |
+        words[(q * kWarp + t) * 4 + j] = at(step, i, 0) | at(step, i + 1, 0) << 8 |
                                        at(step, i, 1) << 16 | at(step, i + 1, 1) << 24;
       }
     }
@@ -55,12 +68,12 @@ __global__ void pack_kernel(const PackWeightParams p, const int group_size) {
       for (int i = 0; i < 4; ++i) {
         word |= (at(4 * q + j, i, 0) & 15) << (4 * i) | (at(4 * q + j, i, 1) & 15) << (16 + 4 * i);
       }
-      words[(q * 128 + t) * 4 + j] = word;
+      words[(q * kWarp + t) * 4 + j] = word;
     }
   }
   const int64_t group = p.in_features / p.num_groups;  // columns that share a scale
-  for (int i = t; i < kUnitColumns / group_size * kUnitRows; i += 128) {
-    const int64_t row = row0 + i % kUnitRows;
+  for (int i = t; i < kUnitColumns / group_size * kUnitRows; i += kWarp) {
+    const int64_t row = row0 + i % kUnitRows / 2 + i % 2 * 8;
     const int64_t column = column0 + i / kUnitRows * group_size;
     float scale = 0.f, zero = 0.f;
     if (row < p.out_features && column < p.in_features) {
@@ -70,79 +83,80 @@ __global__ void pack_kernel(const PackWeightParams p, const int group_size) {
     }
     const T low = Traits<T>::from_float(scale);
     const T high = Traits<T>::from_float(CodeMagic<T>::kValue + zero);
-    words[1024 + i] =
+    words[256 + i] =
         static_cast<uint32_t>(bit_cast<uint16_t>(high)) << 16 | bit_cast<uint16_t>(low);
   }
 }
 
-// As pack_kernel.
+// Through shared memory, so that rows are written 16 bytes at a time.
 template <class T, int kBits>
 __global__ void unpack_kernel(const uint8_t* packed, const float* weight_scale, T* out,
                               const int64_t rows, const int64_t columns, const int group_size) {
-  const int64_t units = (columns + kUnitColumns - 1) / kUnitColumns;
-  const int64_t row0 = blockIdx.x / units * kUnitRows;
-  const int64_t column0 = blockIdx.x % units * kUnitColumns;
-  const uint8_t* unit = packed + static_cast<int64_t>(blockIdx.x) * unit_bytes(kBits, group_size);
-  const int t = threadIdx.x;
-  // Through shared memory, so that rows are written 16 bytes at a time.
-  __shared__ alignas(16) T tile[kUnitRows][kUnitColumns + 8];
+  __shared__ alignas(16) T tiles[kWarps][kUnitRows][kUnitColumns + 8];
+  const UnitPlace place = unit_place(rows, columns);
+  if (!place.inside) return;
+  const int64_t row0 = place.row0, column0 = place.column0;
+  const uint8_t* unit = packed + place.index * unit_bytes(kBits, group_size);
+  auto& tile = tiles[threadIdx.x / kWarp];
+  const int t = threadIdx.x % kWarp;
   const uint4* quads = reinterpret_cast<const uint4*>(unit);
   const auto put = [&](int step, const uint32_t(&a)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const Place place = place_of(t, step, i, 0);
-      *reinterpret_cast<uint32_t*>(&tile[place.row][place.column]) = a[i];
+      const Place at = place_of(t, step, i, 0);
+      *reinterpret_cast<uint32_t*>(&tile[at.row][at.column]) = a[i];
     }
   };
-  const int row = t / 32 * 16 + t % 32 / 4;
   if constexpr (kBits == 8) {
-    uint32_t scale[2];
-    float values[2];
+    float scale[2];
+    uint4 quad[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) quad[q] = __ldcs(quads + q * kWarp + t);
+#pragma unroll
     for (int h = 0; h < 2; ++h) {
-      values[h] = row0 + row + h * 8 < rows ? weight_scale[row0 + row + h * 8] : 0.f;
+      const int64_t row = row0 + t / 4 + h * 8;
+      scale[h] = row < rows ? weight_scale[row] : 0.f;
     }
-    (void)scale;
+#pragma unroll
     for (int q = 0; q < 4; ++q) {
-      const uint4 quad = quads[q * 128 + t];
-      const uint32_t w[4] = {quad.x, quad.y, quad.z, quad.w};
+      const uint32_t w[4] = {quad[q].x, quad[q].y, quad[q].z, quad[q].w};
+#pragma unroll
       for (int s = 0; s < 2; ++s) {
         uint32_t a[4];
-        for (int h = 0; h < 2; ++h) {
-          for (int i = 0; i < 2; ++i) {
-            const uint32_t pair = pair_of_int8<T>(i ? w[2 * s + h] >> 8 : w[2 * s + h]);
-            float2 f = Traits<T>::to_float2(bit_cast<typename Traits<T>::Pair>(pair));
-            f.x *= values[i], f.y *= values[i];
-            a[2 * h + i] = bit_cast<uint32_t>(Traits<T>::from_float2(f));
-          }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const uint32_t pair = pair_of_int8<T>(w[2 * s + i / 2] >> (i % 2 * 8));
+          float2 f = Traits<T>::to_float2(bit_cast<typename Traits<T>::Pair>(pair));
+          f.x *= scale[i % 2], f.y *= scale[i % 2];
+          a[i] = bit_cast<uint32_t>(Traits<T>::from_float2(f));
         }
         put(2 * q + s, a);
       }
     }
   } else {
-    const uint32_t* blob = reinterpret_cast<const uint32_t*>(unit + 4096);
+    const uint4 quad[2] = {__ldcs(quads + t), __ldcs(quads + kWarp + t)};
+    const uint2* blob = reinterpret_cast<const uint2*>(unit + 1024) + t / 4;
+#pragma unroll
     for (int q = 0; q < 2; ++q) {
-      const int g = group_size == 64 ? q : 0;
-      uint32_t scale[2], zero[2];
-      for (int h = 0; h < 2; ++h) {
-        const uint32_t word = blob[g * kUnitRows + row + h * 8];
-        scale[h] = __byte_perm(word, 0, 0x1010);
-        zero[h] = __byte_perm(word, 0, 0x3232);
-      }
-      const uint4 quad = quads[q * 128 + t];
-      const uint32_t w[4] = {quad.x, quad.y, quad.z, quad.w};
+      const uint2 words = blob[(group_size == 64 ? q : 0) * 8];
+      const GroupScale group = group_scale(words);
+      const uint32_t w[4] = {quad[q].x, quad[q].y, quad[q].z, quad[q].w};
+#pragma unroll
       for (int j = 0; j < 4; ++j) {
         uint32_t a[4];
-        operands_of_int4<T>(w[j], scale, zero, a);
+        operands_of_int4<T>(w[j], group.zero, a);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[i] = multiply_pair<T>(a[i], group.scale[i % 2]);
         put(4 * q + j, a);
       }
     }
   }
-  __syncthreads();
-  for (int i = t; i < kUnitRows * kUnitColumns / 8; i += 128) {
-    const int64_t r = row0 + i / (kUnitColumns / 8), c = column0 + i % (kUnitColumns / 8) * 8;
-    if (r < rows && c < columns) {
-      *reinterpret_cast<uint4*>(out + r * columns + c) = *reinterpret_cast<const uint4*>(
-          &tile[i / (kUnitColumns / 8)][i % (kUnitColumns / 8) * 8]);
+  __syncwarp();
+  for (int i = t; i < kUnitRows * kUnitColumns / 8; i += kWarp) {
+    const int r = i / (kUnitColumns / 8), c = i % (kUnitColumns / 8) * 8;
+    if (row0 + r < rows && column0 + c < columns) {
+      *reinterpret_cast<uint4*>(out + (row0 + r) * columns + column0 + c) =
+          *reinterpret_cast<const uint4*>(&tile[r][c]);
     }
   }
 }
@@ -204,7 +218,7 @@ int64_t packed_group_size(int64_t in_features, int64_t num_groups) {
 
 int64_t packed_weight_bytes(int64_t out_features, int64_t in_features, int bits,
                             int64_t group_size) {
-  return ceil_div(out_features, kUnitRows) * ceil_div(in_features, kUnitColumns) *
+  return packed_tiles(out_features) * packed_units(in_features) *
          unit_bytes(bits, static_cast<int>(group_size));
 }
 
@@ -217,9 +231,9 @@ Status pack_weight(const PackWeightParams& p, CUstream_st* stream) {
                          "multiple of 128, or one group)");
   }
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(p.out_features, kUnitRows) *
-                                           ceil_div(p.in_features, kUnitColumns)));
-  config.block = dim3(128);
+  config.grid = dim3(static_cast<unsigned>(ceil_div(
+      packed_tiles(p.out_features) * packed_units(p.in_features), kWarps)));
+  config.block = dim3(kWarps * kWarp);
   config.stream = stream;
   const int group_size = static_cast<int>(group == 0 ? 128 : group);
   if (p.dtype == DType::kFloat16) {
@@ -233,9 +247,9 @@ Status unpack_weight(const GemmParams& p, void* out, CUstream_st* stream) {
     return Status::error("unpack_weight: in_features must be a multiple of 8");
   }
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(p.out_features, kUnitRows) *
-                                           ceil_div(p.in_features, kUnitColumns)));
-  config.block = dim3(128);
+  config.grid = dim3(static_cast<unsigned>(ceil_div(
+      packed_tiles(p.out_features) * packed_units(p.in_features), kWarps)));
+  config.block = dim3(kWarps * kWarp);
   config.stream = stream;
   const auto run = [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;

@@ -1,27 +1,54 @@
 // Where pack_weight() puts a code, and how codes become bf16 or fp16 operands.
 //
-// A unit is 64 rows by 128 columns: 8 steps of wgmma (16 columns each). Thread t of a warpgroup
-// owns, of each step, the 8 values of the instruction's left operand: registers a[0..3] of two
-// values, at rows r, r + 8, r, r + 8 (r = t / 32 * 16 + t % 32 / 4) and columns c, c, c + 8, c + 8
+// A unit is 16 rows by 128 columns: 8 steps (16 columns each) of a tensor-core instruction with the
+// weights on its left, mma m16n8k16 or one warp's part of wgmma. A row of units is contiguous. Lane
+// t of a warp owns, of each step, the 8 values of the instruction's left operand: registers a[0..3]
+// of two values, at rows r, r + 8, r, r + 8 (r = t / 4) and columns c, c, c + 8, c + 8
 // (c = 2 * (t % 4)).
-//   8 bits  [4][128 threads][16 bytes]: 16 bytes are two steps; word 2s + h of them holds a[2h] in
+//   8 bits  [4][32 lanes][16 bytes]: 16 bytes are two steps; word 2s + h of them holds a[2h] in
 //           bytes 0 and 2 and a[2h + 1] in bytes 1 and 3
-//   4 bits  [2][128 threads][16 bytes]: 16 bytes are four steps, a word each; a[i] in bits 4i ..
-//   4i+3
-//           and 16 + 4i ..; then [groups][64 rows] words: scale, and above it magic + zero
+//   4 bits  [2][32 lanes][16 bytes]: 16 bytes are four steps, a word each; a[i] in bits 4i .. 4i+3
+//           and 16 + 4i ..; then [groups][8][2] words of rows r and r + 8: scale, and above it
+//           magic + zero
 #pragma once
 
 #include <type_traits>
 
 #include "common.cuh"
+#include "regatta/gemm.h"
 
 namespace regatta::cuda {
 
-constexpr int kUnitRows = 64;
+constexpr int kUnitRows = 16;
 constexpr int kUnitColumns = 128;
 
 __host__ __device__ constexpr int unit_bytes(int bits, int group_size) {
-  return bits == 8 ? 8192 : 4096 + kUnitColumns / group_size * kUnitRows * 4;
+  return bits == 8 ? 2048 : 1024 + kUnitColumns / group_size * kUnitRows * 4;
+}
+
+// What every product with packed weights asks for; null when it is there.
+inline const char* packed_refuses(const GemmParams& p) {
+  if (p.operands != GemmOperands::kWeightInt8 && p.operands != GemmOperands::kWeightInt4) {
+    return "the weight must be packed";
+  }
+  if (p.dtype != DType::kBFloat16 && p.dtype != DType::kFloat16) {
+    return "dtype must be bfloat16 or float16";
+  }
+  if (p.out_dtype != p.dtype && p.out_dtype != DType::kFloat32) {
+    return "out_dtype must be dtype or float32";
+  }
+  if (p.operands == GemmOperands::kWeightInt8 && p.weight_scale == nullptr) {
+    return "codes of 8 bits need weight_scale";
+  }
+  if (p.in_features % 8 != 0) return "in_features must be a multiple of 8";
+  if (reinterpret_cast<uintptr_t>(p.x) % 16 != 0 ||
+      reinterpret_cast<uintptr_t>(p.weight) % 16 != 0) {
+    return "x and weight must be aligned to 16 bytes";
+  }
+  if (p.gated && (p.residual != nullptr || p.sumsq_out != nullptr)) {
+    return "a gated product takes no residual and gives no sumsq";
+  }
+  return nullptr;
 }
 
 // A code of 4 or 8 bits in the mantissa of this number is the number plus the code.
@@ -50,28 +77,115 @@ __device__ __forceinline__ uint32_t multiply_pair(uint32_t a, uint32_t b) {
   return bit_cast<uint32_t>(__hmul2(bit_cast<Pair>(a), bit_cast<Pair>(b)));
 }
 
+// (word & mask) | magic in one instruction, which the compiler does not find for two constants.
+__device__ __forceinline__ uint32_t masked_or(uint32_t word, uint32_t mask, uint32_t magic) {
+  uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(word), "r"(mask), "r"(magic));
+  return r;
+}
+
+__device__ __forceinline__ uint32_t masked_xor(uint32_t word, uint32_t mask, uint32_t magic) {
+  uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(r) : "r"(word), "r"(mask), "r"(magic));
+  return r;
+}
+
 // Bytes 0 and 2 of a word, signed, as a pair of T; exact.
 template <class T>
 __device__ __forceinline__ uint32_t pair_of_int8(uint32_t word) {
   constexpr uint32_t kMagic = CodeMagic<T>::kPair;
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     // Seven bits of mantissa: 128 + (code & 127), less 128 or, where the sign is set, 256.
-    return subtract_pair<T>((word & 0x007f007f) | kMagic, (word & 0x00800080) | kMagic);
+    return subtract_pair<T>(masked_or(word, 0x007f007f, kMagic),
+                            masked_or(word, 0x00800080, kMagic));
   } else {
     // 1024 + 128 + code, less 1152.
-    return subtract_pair<T>((word & 0x00ff00ff) ^ (kMagic | 0x00800080), kMagic | 0x00800080);
+    return subtract_pair<T>(masked_xor(word, 0x00ff00ff, kMagic | 0x00800080),
+                            kMagic | 0x00800080);
   }
 }
 
-// a[0..3] of a step. `scale` and `zero` (with the magic) are those of rows r and r + 8, as pairs.
+// Scales and zero points (with the magic) of rows r and r + 8, as pairs.
+struct GroupScale {
+  uint32_t scale[2], zero[2];
+};
+
+__device__ __forceinline__ GroupScale group_scale(uint2 words) {
+  return {{__byte_perm(words.x, 0, 0x1010), __byte_perm(words.y, 0, 0x1010)},
+          {__byte_perm(words.x, 0, 0x3232), __byte_perm(words.y, 0, 0x3232)}};
+}
+
+// The scale in a group's word.
 template <class T>
-__device__ __forceinline__ void operands_of_int4(uint32_t word, const uint32_t (&scale)[2],
-                                                 const uint32_t (&zero)[2], uint32_t (&a)[4]) {
+__device__ __forceinline__ float low_value(uint32_t word) {
+  return Traits<T>::to_float(bit_cast<T>(static_cast<uint16_t>(word)));
+}
+
+// a[0..3] of a step: codes less their zero points, exact.
+template <class T>
+__device__ __forceinline__ void operands_of_int4(uint32_t word, const uint32_t (&zero)[2],
+                                                 uint32_t (&a)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const uint32_t codes = ((word >> (4 * i)) & 0x000f000f) | CodeMagic<T>::kPair;
-    a[i] = multiply_pair<T>(subtract_pair<T>(codes, zero[i % 2]), scale[i % 2]);
+    const uint32_t codes = masked_or(word >> (4 * i), 0x000f000f, CodeMagic<T>::kPair);
+    a[i] = subtract_pair<T>(codes, zero[i % 2]);
   }
 }
+
+// a[0..3] of a step of 8-bit codes: words 2s and 2s + 1.
+template <class T>
+__device__ __forceinline__ void operands_of_int8(uint32_t low, uint32_t high, uint32_t (&a)[4]) {
+  a[0] = pair_of_int8<T>(low);
+  a[1] = pair_of_int8<T>(low >> 8);
+  a[2] = pair_of_int8<T>(high);
+  a[3] = pair_of_int8<T>(high >> 8);
+}
+
+// Bits of a code and columns of a group.
+template <int kBits, int kGroupSize>
+struct PackedFormat {
+  static constexpr int kCodeBits = kBits;
+  static constexpr int kColumns = kGroupSize;
+  static constexpr int kUnitBytes = unit_bytes(kBits, kGroupSize);
+  static constexpr int kTileBytes = 4 * kUnitBytes;  // of a warpgroup
+};
+
+// A lane's codes of half a unit, four steps, as they lie there: asked for ahead of their use.
+template <class T, class F>
+struct PackedCodes {
+  uint4 quads[F::kCodeBits / 4];
+  uint2 scales;  // of 4 bits
+
+  __device__ __forceinline__ void load(const char* unit, int half) {
+    const int lane = threadIdx.x % kWarp;
+    const uint4* from = reinterpret_cast<const uint4*>(unit) + half * (F::kCodeBits / 4) * kWarp;
+#pragma unroll
+    for (int q = 0; q < F::kCodeBits / 4; ++q) quads[q] = from[q * kWarp + lane];
+    if constexpr (F::kCodeBits == 4) {
+      const int group = F::kColumns == 64 ? half : 0;
+      scales = reinterpret_cast<const uint2*>(unit + 1024)[group * 8 + lane / 4];
+    }
+  }
+
+  // The left operands of the four steps.
+  __device__ __forceinline__ void convert(uint32_t (&a)[4][4]) const {
+    if constexpr (F::kCodeBits == 8) {
+#pragma unroll
+      for (int q = 0; q < 2; ++q) {
+        operands_of_int8<T>(quads[q].x, quads[q].y, a[2 * q]);
+        operands_of_int8<T>(quads[q].z, quads[q].w, a[2 * q + 1]);
+      }
+    } else {
+      const GroupScale group = group_scale(scales);
+      const uint32_t w[4] = {quads[0].x, quads[0].y, quads[0].z, quads[0].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        operands_of_int4<T>(w[j], group.zero, a[j]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[j][i] = multiply_pair<T>(a[j][i], group.scale[i % 2]);
+      }
+    }
+  }
+};
 
 }  // namespace regatta::cuda

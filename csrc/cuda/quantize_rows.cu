@@ -1,151 +1,178 @@
 // Activations as e4m3 or int8 codes with a scale per row, and the norm ahead of it in one pass.
 //
 // Input: [num_rows, width] row-major; codes likewise. Architectures: sm_89 and later for e4m3.
-// Algorithm: a block per row, which it holds in registers: sum of squares, largest magnitude,
-// codes. Source: own. Bound: memory (2 + 1 bytes per value); for few rows latency.
-#include <cuda_fp8.h>
+// Algorithm: a block holds a row in registers: sum of squares and largest magnitude ahead of one
+// barrier, codes behind it (quantize_row.cuh), while its next row travels. Source: own. Bound:
+// memory (2 + 1 bytes per value); for few rows latency.
+#include <algorithm>
 
-#include "common.cuh"
-#include "regatta/gemm.h"
+#include "quantize_row.cuh"
 
 namespace regatta::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr float kFp8Max = 448.f, kInt8Max = 127.f;
-
-__device__ __forceinline__ float block_max(float x, float* scratch) {
-  x = warp_max(x);
-  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = x;
-  __syncthreads();
-  float largest = 0.f;
-  for (int w = 0; w < kThreads / kWarp; ++w) largest = fmaxf(largest, scratch[w]);
-  return largest;
-}
-
-__device__ __forceinline__ uint32_t four_codes(const float* v, float factor, bool fp8) {
-  if (fp8) {
-    const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(v[0] * factor, v[1] * factor),
-                                                  __NV_SATFINITE, __NV_E4M3);
-    const uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(v[2] * factor, v[3] * factor),
-                                                   __NV_SATFINITE, __NV_E4M3);
-    return low | high << 16;
-  }
-  uint32_t packed = 0;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const int code = __float2int_rn(fminf(fmaxf(v[j] * factor, -kInt8Max), kInt8Max));
-    packed |= static_cast<uint32_t>(code & 0xff) << (j * 8);
-  }
-  return packed;
-}
-
-// kVectors: pieces of eight values per thread; they stay in registers.
-template <class T, int kVectors>
+template <class T, bool kFp8, RowKind kKind, int kVectors, int kThreads>
 __global__ void __launch_bounds__(kThreads) quantize_rows_kernel(const QuantizeRowsParams p) {
-  __shared__ float scratch[2][kThreads / kWarp];
+  using R = Row<T, kKind, kVectors, kThreads>;
+  __shared__ QuantizeScratch scratch[2];
+  pdl_trigger();
+  const int width = static_cast<int>(p.width);
+  Vec16<T> x[kVectors], weight[R::kNumWeights] = {};
+  if constexpr (R::kKeepsWeight) R::load(p.norm_weight, width, weight);
+  const float fixed = p.static_scale != nullptr ? *p.static_scale : 0.f;
+  pdl_wait();
+  const T* rows = static_cast<const T*>(p.x);
+  R::load(rows + static_cast<int64_t>(blockIdx.x) * width, width, x);
+  int parity = 0;
+  for (int64_t row = blockIdx.x; row < p.num_rows; row += gridDim.x, parity ^= 1) {
+    // The next row travels meanwhile.
+    Vec16<T> next[kVectors];
+    if (row + gridDim.x < p.num_rows) R::load(rows + (row + gridDim.x) * width, width, next);
+    uint8_t* codes = static_cast<uint8_t*>(p.codes) + row * width;
+    const float scale = quantize_row<T, kFp8, kKind, kVectors, kThreads>(
+        p, x, weight, fixed, scratch[parity], 1,
+        [&](int at, uint2 eight) { *reinterpret_cast<uint2*>(codes + at) = eight; });
+    if (threadIdx.x == 0) p.scale[row] = scale;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) x[i] = next[i];
+  }
+}
+
+int multiprocessors() {
+  int device = 0, count = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
+template <class T, bool kFp8, RowKind kKind, int kVectors, int kThreads>
+Status run(const QuantizeRowsParams& p, cudaStream_t stream) {
+  constexpr int kBlocks = 1024 / kThreads;  // per multiprocessor
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(
+      std::min<int64_t>(p.num_rows, int64_t{kBlocks} * multiprocessors())));
+  config.block = dim3(kThreads);
+  config.stream = stream;
+  config.pdl = p.dependent_launch;
+  return launch(quantize_rows_kernel<T, kFp8, kKind, kVectors, kThreads>, config, "quantize_rows",
+                p);
+}
+
+template <class T, bool kFp8>
+Status run_plain(const QuantizeRowsParams& p, cudaStream_t stream) {
+  constexpr RowKind kPlain = RowKind::kPlain;
+  if (p.width <= 256 * 8) return run<T, kFp8, kPlain, 1, 256>(p, stream);
+  if (p.width <= 512 * 8) return run<T, kFp8, kPlain, 1, 512>(p, stream);
+  if (p.width <= 512 * 16) return run<T, kFp8, kPlain, 2, 512>(p, stream);
+  if (p.width <= 512 * 32) return run<T, kFp8, kPlain, 4, 512>(p, stream);
+  return run<T, kFp8, kPlain, 4, 1024>(p, stream);
+}
+
+template <class T, bool kFp8, RowKind kKind>
+Status run_other(const QuantizeRowsParams& p, cudaStream_t stream) {
+  const int64_t vectors = ceil_div(p.width, kQuantizeThreads * 8);
+  if (vectors <= 1) return run<T, kFp8, kKind, 1, kQuantizeThreads>(p, stream);
+  if (vectors <= 2) return run<T, kFp8, kKind, 2, kQuantizeThreads>(p, stream);
+  if (vectors <= 4) return run<T, kFp8, kKind, 4, kQuantizeThreads>(p, stream);
+  if (vectors <= 8) return run<T, kFp8, kKind, 8, kQuantizeThreads>(p, stream);
+  return run<T, kFp8, kKind, 16, kQuantizeThreads>(p, stream);
+}
+
+template <class T, bool kFp8>
+Status run_kind(const QuantizeRowsParams& p, cudaStream_t stream) {
+  switch (row_kind(p)) {
+    case RowKind::kPlain:
+      return run_plain<T, kFp8>(p, stream);
+    case RowKind::kNorm:
+      return run_other<T, kFp8, RowKind::kNorm>(p, stream);
+    default:
+      return run_other<T, kFp8, RowKind::kAny>(p, stream);
+  }
+}
+
+// A scale for every 128 columns, which half a warp has: 8 values a thread at a time. The row is read
+// a second time behind the norm.
+template <class T>
+__global__ void __launch_bounds__(kQuantizeThreads)
+    quantize_blocks_kernel(const QuantizeRowsParams p) {
+  __shared__ float scratch[kQuantizeThreads / kWarp];
   pdl_trigger();
   pdl_wait();
   const int64_t row = blockIdx.x;
-  Vec16<T> x[kVectors];
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const int64_t at = (i * kThreads + threadIdx.x) * 8;
-    x[i] = at < p.width ? load16(static_cast<const T*>(p.x) + row * p.width + at)
-                        : bit_cast<Vec16<T>>(make_uint4(0, 0, 0, 0));
-  }
+  const int width = static_cast<int>(p.width);
+  const T* x = static_cast<const T*>(p.x) + row * width;
+  uint8_t* codes = static_cast<uint8_t*>(p.codes) + row * width;
   float norm = 1.f;
   if (p.normalize) {
     float squares = 0.f;
+    for (int at = threadIdx.x * 8; at < width; at += kQuantizeThreads * 8) {
+      const Vec16<T> v = load16(x + at);
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) squares += x[i].get(j) * x[i].get(j);
+      for (int j = 0; j < 8; ++j) squares += v.get(j) * v.get(j);
     }
-    norm = rsqrtf(block_sum(squares, scratch[0]) / static_cast<float>(p.width) + p.epsilon);
+    norm = rsqrtf(block_sum(squares, scratch) / static_cast<float>(width) + p.epsilon);
   }
-  // Piece i as it is coded, but for the norm's divisor where nothing is added behind it.
-  const bool shifted = p.shift != nullptr;
-  const auto value_of = [&](int i, float(&v)[8]) {
-    const int64_t at = (i * kThreads + threadIdx.x) * 8;
+  const float fixed = p.static_scale != nullptr ? *p.static_scale : 0.f;
+  constexpr int kStep = kQuantizeThreads * 8;
+  for (int first = 0; first < width; first += kStep) {
+    const int at = first + static_cast<int>(threadIdx.x) * 8;
+    float v[8] = {};
+    if (at < width) {
+      const Vec16<T> values = load16(x + at);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = x[i].get(j);
-    if (p.norm_weight != nullptr) {
-      const Vec16<T> w = load16(static_cast<const T*>(p.norm_weight) + at);
+      for (int j = 0; j < 8; ++j) v[j] = values.get(j);
+      if (p.norm_weight != nullptr) {
+        const Vec16<T> weight = load16(static_cast<const T*>(p.norm_weight) + at);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) v[j] *= w.get(j);
-    }
-    if (shifted || p.smooth != nullptr) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        if (shifted) v[j] = v[j] * norm + p.shift[at + j];
-        if (p.smooth != nullptr) v[j] *= p.smooth[at + j];
+        for (int j = 0; j < 8; ++j) v[j] *= weight.get(j);
       }
     }
-  };
-  const float divisor = shifted ? 1.f : norm;  // what value_of() leaves out
-  const bool fp8 = p.operands == GemmOperands::kFp8;
-  const float fixed = p.static_scale != nullptr ? *p.static_scale : 0.f;
-  float factor, scale;
-  if (fixed > 0.f) {
-    factor = divisor / fixed;
-    scale = fixed;
-  } else {
     float largest = 0.f;
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      if ((i * kThreads + threadIdx.x) * 8 >= p.width) continue;
-      float v[8];
-      value_of(i, v);
+    for (int j = 0; j < 8; ++j) largest = fmaxf(largest, fabsf(v[j]));
 #pragma unroll
-      for (int j = 0; j < 8; ++j) largest = fmaxf(largest, fabsf(v[j]));
+    for (int o = 8; o > 0; o /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, o));
+    const float own = largest > 0.f ? largest / kFp8Max : 1.f;
+    const float factor = fixed > 0.f ? norm / fixed : 1.f / own;
+    if (at < width) {
+      *reinterpret_cast<uint2*>(codes + at) =
+          make_uint2(four_codes<true>(v, factor), four_codes<true>(v + 4, factor));
+      if (at % kScaleBlock == 0) {
+        p.scale[at / kScaleBlock * gemm_block_stride(p.num_rows) + row] =
+            fixed > 0.f ? fixed : own * norm;
+      }
     }
-    largest = block_max(largest, scratch[1]);
-    // x / rms has the codes of x: the root mean square goes into the scale alone.
-    const float own = largest > 0.f ? largest / (fp8 ? kFp8Max : kInt8Max) : 1.f;
-    factor = 1.f / own;
-    scale = own * divisor;
-  }
-  if (threadIdx.x == 0) p.scale[row] = scale;
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const int64_t at = (i * kThreads + threadIdx.x) * 8;
-    if (at >= p.width) continue;
-    float v[8];
-    value_of(i, v);
-    *reinterpret_cast<uint2*>(static_cast<uint8_t*>(p.codes) + row * p.width + at) =
-        make_uint2(four_codes(v, factor, fp8), four_codes(v + 4, factor, fp8));
   }
 }
 
 template <class T>
-Status run(const QuantizeRowsParams& p, const LaunchConfig& config) {
-  if (p.width <= kThreads * 8)
-    return launch(quantize_rows_kernel<T, 1>, config, "quantize_rows", p);
-  if (p.width <= kThreads * 16)
-    return launch(quantize_rows_kernel<T, 2>, config, "quantize_rows", p);
-  if (p.width <= kThreads * 32)
-    return launch(quantize_rows_kernel<T, 4>, config, "quantize_rows", p);
-  if (p.width <= kThreads * 64)
-    return launch(quantize_rows_kernel<T, 8>, config, "quantize_rows", p);
-  return launch(quantize_rows_kernel<T, 16>, config, "quantize_rows", p);
+Status run_type(const QuantizeRowsParams& p, cudaStream_t stream) {
+  if (p.blocks) {
+    LaunchConfig config;
+    config.grid = dim3(static_cast<unsigned>(p.num_rows));
+    config.block = dim3(kQuantizeThreads);
+    config.stream = stream;
+    config.pdl = p.dependent_launch;
+    return launch(quantize_blocks_kernel<T>, config, "quantize_rows", p);
+  }
+  return p.operands == GemmOperands::kFp8 ? run_kind<T, true>(p, stream)
+                                          : run_kind<T, false>(p, stream);
 }
 
 }  // namespace
 
 Status quantize_rows(const QuantizeRowsParams& p, CUstream_st* stream) {
+  constexpr int64_t kWidest = kQuantizeThreads * 128;
   if (p.num_rows == 0) return {};
-  if (p.width % 8 != 0 || p.width > kThreads * 128) {
+  if (p.width % 8 != 0 || p.width > kWidest) {
     return Status::error("quantize_rows: width " + std::to_string(p.width) +
-                         " must be a multiple of 8 and at most " + std::to_string(kThreads * 128));
+                         " must be a multiple of 8 and at most " + std::to_string(kWidest));
   }
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(p.num_rows));
-  config.block = dim3(kThreads);
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
-  if (p.dtype == DType::kBFloat16) return run<__nv_bfloat16>(p, config);
-  if (p.dtype == DType::kFloat16) return run<__half>(p, config);
+  if (p.blocks && (p.operands != GemmOperands::kFp8 || p.shift != nullptr || p.smooth != nullptr)) {
+    return Status::error("quantize_rows: scales of blocks are of e4m3 codes without shift or smooth");
+  }
+  if (p.dtype == DType::kBFloat16) return run_type<__nv_bfloat16>(p, stream);
+  if (p.dtype == DType::kFloat16) return run_type<__half>(p, stream);
   return Status::error(std::string("quantize_rows: dtype ") + dtype_name(p.dtype) +
                        " is not supported (allowed: bfloat16, float16)");
 }

@@ -14,9 +14,6 @@
 namespace regatta::cuda {
 namespace {
 
-#ifndef REGATTA_NORM_UNITS
-#define REGATTA_NORM_UNITS 2
-#endif
 constexpr int kMaxUnits = 4;  // 1024 threads x 4 x 8 = 32768 bf16 columns
 
 // Row of x that this block normalises; negative: a row of zeros.
@@ -115,13 +112,14 @@ Status run(const RmsNormParams& params, const int32_t* row_ids, int64_t num_sour
     constexpr int kUnit = Vec16<T>::kSize;
     const int64_t units = params.hidden_size / kUnit;
     const bool vector = params.hidden_size % kUnit == 0 && units <= 1024 * kMaxUnits;
-    // Few rows: as many threads as units, for latency. Many rows: REGATTA_NORM_UNITS per thread.
-    const int64_t per_thread = std::max<int64_t>(params.num_tokens <= 264 ? 1 : REGATTA_NORM_UNITS, ceil_div(units, 1024));
+    // Few rows: as many threads as units, for latency. Many rows: two units per thread.
+    const int64_t per_thread =
+        std::max<int64_t>(params.num_tokens <= 264 ? 1 : 2, ceil_div(units, 1024));
     const int kernel_units = per_thread <= 1 ? 1 : per_thread <= 2 ? 2 : 4;
     LaunchConfig config;
     config.grid = dim3(static_cast<unsigned>(params.num_tokens));
-    config.block = dim3(static_cast<unsigned>(
-        vector ? round_up(ceil_div(units, kernel_units), 32) : 256));
+    config.block =
+        dim3(static_cast<unsigned>(vector ? round_up(ceil_div(units, kernel_units), 32) : 256));
     config.stream = launch_on.stream;
     config.pdl = launch_on.pdl;
     auto* const kernel = !vector             ? rms_norm_any_kernel<T>

@@ -3,9 +3,11 @@
 //
 // Architectures: all; float32, bf16, fp16; e4m3 codes from sm_89 on.
 // Algorithm: a few lanes per head, a thread block per token (or part of one: few tokens are spread
-// over more blocks, for latency); see rotate_head.cuh. Heads that do not divide into vectors of 8
+// over more blocks, for latency), several heads per thread where there are many tokens; see
+// rotate_head.cuh. Heads that do not divide into vectors of 8
 // take a slower kernel, one warp per head with its row in shared memory.
 // Bound: bytes, 2 * (Hq + 2 Hkv) * D per token.
+// H200, bf16, 32/8 heads of 128: 1.5 us for 1 token, 2.3 for 128, 56 for 8192 (3.6 of 4.26 TB/s).
 #include <algorithm>
 
 #include "common.cuh"
@@ -15,14 +17,10 @@
 namespace regatta::cuda {
 namespace {
 
-#ifndef REGATTA_ROPE_HEADS
-#define REGATTA_ROPE_HEADS 3
-#endif
-#ifndef REGATTA_ROPE_THREADS
-#define REGATTA_ROPE_THREADS 128
-#endif
-constexpr int kThreads = REGATTA_ROPE_THREADS;
-constexpr int kManyHeads = REGATTA_ROPE_HEADS;  // per thread and turn, when there are many tokens
+constexpr int kThreads = 128;
+// Per thread and turn, when there are many tokens: enough bytes in flight, and angles read once.
+// 8192 tokens of 48 heads of 128 on an H200: 3 heads x 128 threads 56 us, 2 x 192 64, 6 x 64 93.
+constexpr int kManyHeads = 3;
 constexpr int kAnyWarps = 4;  // heads per block of the kernel for odd sizes
 
 struct Args {

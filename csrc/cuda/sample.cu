@@ -17,8 +17,8 @@
 // Bound: three reads of the row.
 // H200, vocabulary 128256, us for 1 / 32 / 64 / 128 / 256 rows: greedy 7 / 10 / 11 / 22 / 43,
 // temperature 31 / 44 / 45 / 79 / 155, with top-p 33 / 48 / 48 / 82 / 160, with top-k 50 and top-p
-// 33 / 44 / 45 / 81 / 158. Clusters that do not all fit at once are slower (64 rows in clusters of
-// 8: 157 us).
+// 33 / 44 / 45 / 81 / 158, with typical_p (when it made one pass more) 156 / 268 / 275 / 415 / 762.
+// Clusters that do not all fit at once are slower (64 rows in clusters of 8: 157 us).
 #include <algorithm>
 #include <cfloat>
 #include <cstddef>

@@ -36,8 +36,9 @@ std::vector<int64_t> scales_dims(const QuantizedLayout& layout) {
 }
 
 #ifdef REGATTA_WITH_CUDA
-// As csrc/cuda/gemm*.cu read them: of 8-bit activations the codes themselves and scales [N]; of
-// 16-bit ones packed [ceil(N/64), ceil(K/128), bytes of a unit] and, with 8 bits, scales [N].
+// As csrc/cuda/gemm*.cu read them: of 8-bit activations the codes themselves and scales [N], or, of
+// blocks of 128 columns, as they are; of 16-bit ones packed [ceil(N/16), ceil(K/128), bytes of a
+// unit] and, with 8 bits, scales [N].
 std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tensor& codes,
                                         const paddle::Tensor& scale,
                                         const paddle::optional<paddle::Tensor>& zero,
@@ -59,9 +60,13 @@ std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tens
     fail("scheme '" + scheme +
          "' is not known to the GPU (allowed: a8w8, a8w8_fp8, weight_only_int8, weight_only_int4)");
   }
-  if (bits == 8 && !per_row) {
+  const bool blocks = scheme == "a8w8_fp8" && scale_view.rank == 2 && !per_row &&
+                      groups == (columns + 127) / 128 &&
+                      (scale_view.shape[0] == rows || scale_view.shape[0] == (rows + 127) / 128);
+  if (bits == 8 && !per_row && !blocks) {
     fail("scheme '" + scheme +
-         "' on a GPU takes one scale per output feature or one for all, got " +
+         "' on a GPU takes one scale per output feature or one for all" +
+         (scheme == "a8w8_fp8" ? ", or one per 128 x 128" : "") + ", got " +
          shape_string(scale_view) + " for " + std::to_string(rows) + " output features");
   }
   if (bits == 4 && (scale_view.shape[0] != rows || cuda::packed_group_size(columns, groups) == 0)) {
@@ -76,10 +81,14 @@ std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tens
   }
   const TensorView zero_view =
       optional_view(zero, "zero", DType::kFloat32, {rows, groups}, device.place);
-  paddle::Tensor scales = device.empty({bits == 4 ? 1 : rows}, DType::kFloat32);
+  const std::vector<int64_t> shape =
+      blocks ? std::vector<int64_t>{scale_view.shape[0], groups}
+             : std::vector<int64_t>{bits == 4 ? 1 : rows};
+  paddle::Tensor scales = device.empty(shape, DType::kFloat32);
+  const int64_t count = blocks ? shape[0] * groups : shape[0];
   throw_if_error(cuda::repeat_scale(static_cast<const float*>(scale_view.data),
-                                    scale_view.shape[0] == 1 || bits == 4 ? 1 : rows,
-                                    scales.data<float>(), bits == 4 ? 1 : rows, device.stream));
+                                    scale_view.shape[0] == 1 && !blocks ? 1 : count,
+                                    scales.data<float>(), count, device.stream));
   if (is_codes) {
     paddle::Tensor packed = device.empty({rows, columns}, DType::kUInt8);
     throw_if_error(

@@ -15,6 +15,7 @@ from predict.request import Request
 
 if TYPE_CHECKING:
     from paddle import Tensor
+    from predict.speculative.window import WindowVerifier
 
 
 class Row(NamedTuple):
@@ -58,8 +59,16 @@ def request_seed(engine_seed: int, request: Request) -> int:
 class Sampler:
     """Chooses the next token of each request that has a logit row."""
 
-    def __init__(self, backend: ModuleType, seed: int, eos_token_ids: Sequence[int]):
+    def __init__(
+        self,
+        backend: ModuleType,
+        seed: int,
+        eos_token_ids: Sequence[int],
+        verifier: WindowVerifier | None = None,
+    ):
+        """verifier: lets more drafts stand than are chosen; on the CPU."""
         self.backend = backend
+        self.verifier = verifier
         self.seed = seed
         self.eos_token_ids = tuple(eos_token_ids)
         self._adjustments: dict[int, Adjustment] = {}  # by request id
@@ -117,6 +126,8 @@ class Sampler:
             tokens = [
                 token if ok else -1 for token, ok in zip(tokens, drawable.tolist(), strict=True)
             ]
+        if self.verifier is not None and any(row.drafts for row in rows):
+            return self.verifier.verified(tokens, logits.numpy(), rows, choices)
         return tokens
 
     def choices(self, rows: Sequence[Row]) -> list[Choice]:

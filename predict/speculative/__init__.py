@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from predict.engine.runner import Runner
     from predict.engine.sampler import Sampler
 
-NOT_METHODS = ("policy",)  # modules here that are no proposers
+NOT_METHODS = ("policy", "window", "support")  # modules here that are no proposers
 # A span of 16 rows with a group of 4 query heads fills one tile of the attention kernels.
 MAX_DRAFT_TOKENS = 15
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,28 @@ from predict import EngineConfig
 from predict import device as devices
 from predict.errors import UserError
 from predict.quantization import GPU_GROUP_SIZES, GROUP_SIZES, SUPPORT
+from predict.schemes import scheme_of
 from tests import tiny
 from tests.test_formats import CASES, GOLDEN, SCHEMES, open_layout
-from tests.test_schemes import SETTINGS, answer, logits_of, relative_error
+from tests.test_schemes import SETTINGS, answer, logits_of, normal, relative_error
 
 # Features in multiples of 128, which every scheme's blocks and groups divide.
 SHAPE = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}
 GPU_SETTINGS = {"device": "gpu", "inference_model": True, "attention": "append"}
-# Activations in 16 bits over two layers; with int8 or e4m3 activations a code may tip over.
+# Activations in 16 bits over two layers.
 DISTANCE = {"bfloat16": 0.06, "float16": 0.05}
+# With 8-bit activations, the 16 bits tip codes over, and behind a layer or two other codes have
+# tipped over than in float32: plain Paddle's own logits in float16 are 0.17 (fp8) and 0.04 (int8)
+# from those in float32. So far can two roundings of the same activations be apart: as far as the
+# rounding is from none, each having its share of that, give or take. The products themselves are
+# compared with the same x below.
+CODES = ("a8w8", "a8w8_fp8")
+CODES_SHARE = 1.4
+# Of a product: root mean square, of the output's. Outputs in 16 bits, a code that tips over on a
+# boundary, and of e4m3 the hardware's 14 bits of a sum (measured: 0.0013 and 0.0029 with 4,096 and
+# 14,336 columns, bench_codes accuracy).
+PRODUCT_DISTANCE = {"bfloat16": 5e-3, "float16": 4e-3}
+PRODUCT_ROWS = (1, 2, 17, 64, 128, 300)
 
 
 def runs_here(*schemes: str | None) -> bool:
@@ -55,7 +69,41 @@ def test_logits_are_near_those_of_plain_paddle(
     settings = skip_unless_here(name)
     source = tiny.write(tmp_path, SHAPE)
     got = logits_of(source, dtype=dtype, **GPU_SETTINGS, **settings)
-    assert relative_error(got, logits_of(source, **settings)) < DISTANCE[dtype]
+    want = logits_of(source, **settings)
+    scheme = EngineConfig(model_name_or_path="x", **settings).quantization.scheme
+    bound = DISTANCE[dtype]
+    if scheme in CODES:
+        bound = max(bound, CODES_SHARE * relative_error(want, logits_of(source)))
+    assert relative_error(got, want) < bound
+
+
+@pytest.mark.parametrize("dtype", list(PRODUCT_DISTANCE))
+@pytest.mark.parametrize(
+    ("scheme", "group_size"), [("a8w8", -1), ("a8w8_fp8", -1), ("a8w8_fp8", 128)]
+)
+@pytest.mark.parametrize("act_scale", [None, 0.03])
+def test_products_of_codes_are_those_of_plain_paddle(
+    gpu: devices.Device, scheme: str, group_size: int, act_scale: float | None, dtype: str
+) -> None:
+    if not runs_here(scheme):
+        pytest.skip("predict.quantization.SUPPORT: not on this GPU")
+    import paddle
+    from predict import ops
+    from predict.nn.decoder import Linear
+
+    module = scheme_of(scheme)
+    weight = replace(module.quantize(normal((272, 400)), group_size), act_scale=act_scale)
+    paddle.set_device("cpu")
+    plain = module.tensors(weight, "float32", compiled=False)
+    rows = [normal((n, 400), seed=n) for n in PRODUCT_ROWS]
+    inputs = [paddle.to_tensor(x).astype(dtype).astype("float32").numpy() for x in rows]
+    wanted = [module.product(paddle.to_tensor(x), plain).numpy() for x in inputs]
+    devices.activate(gpu)
+    made = module.tensors(weight, dtype, compiled=True, place=gpu.place())
+    linear = Linear(scheme, made, None, 400, 272)
+    for x, want in zip(inputs, wanted, strict=True):
+        got = ops.linear(paddle.to_tensor(x).astype(dtype), linear).astype("float32").numpy()
+        assert relative_error(got, want) < PRODUCT_DISTANCE[dtype], len(x)
 
 
 @pytest.mark.parametrize("name", list(SETTINGS))
@@ -80,4 +128,10 @@ def test_checkpoints_of_other_libraries_run(gpu: devices.Device, case: str) -> N
             logits_of(GOLDEN / case, dtype="bfloat16", **GPU_SETTINGS)
         return
     got = logits_of(GOLDEN / case, dtype="bfloat16", **GPU_SETTINGS)
-    assert relative_error(got, logits_of(GOLDEN / case)) < DISTANCE["bfloat16"]
+    want = logits_of(GOLDEN / case)
+    bound = DISTANCE["bfloat16"]
+    if SCHEMES[case] in CODES:  # plain Paddle's own distance in 16 bits
+        bound = max(
+            bound, CODES_SHARE * relative_error(logits_of(GOLDEN / case, dtype="bfloat16"), want)
+        )
+    assert relative_error(got, want) < bound

@@ -1,6 +1,5 @@
-// Checks and times paged_attention: attention_check [check|small|bench
-// [prefill|decode|latency]|profile [prefill|FORMAT]].
-// No framework.
+// Checks and times paged_attention: attention_check [check|small [FORMAT]|bench
+// [prefill|decode|latency]|profile [prefill|FORMAT]]. No framework.
 //
 // check: odd shapes against a float64 CPU reference over sampled rows; unused cache slots and the
 // output hold NaN beforehand; rope_and_paged_attention() against its two parts. small: few of them,
@@ -495,7 +494,8 @@ void check_fused(const Case& c, int rotary, bool norms) {
   }
 }
 
-void check_all(bool small) {
+// only: one format of the cache, and of dense ones nothing; null: everything.
+void check_all(bool small, const KvFormat* only = nullptr) {
   const std::vector<Span> odd = {{0, 0},  {1, 1},   {1, 15},  {1, 16},  {1, 17}, {1, 63},  {1, 64},
                                  {1, 65}, {1, 127}, {1, 129}, {1, 300}, {0, 0},  {1, 1000}};
   const std::vector<Span> prompts = {{1, 1},   {5, 5},     {63, 63},   {64, 64},
@@ -522,6 +522,7 @@ void check_all(bool small) {
     if (!small) cases.push_back({"4k and 32k, window", longer, 8, 2, dim, 32, 1000});
   }
   if (!small) cases.push_back({"128k", very_long, 8, 2, 128, 64});
+  if (only != nullptr) cases.clear();
   for (const Case& c : cases) {
     for (const char* kernel : {"sm90", "sm80"}) {
       check<__nv_bfloat16>(c, kernel, 6e-3);
@@ -530,6 +531,7 @@ void check_all(bool small) {
     if (c.heads == 8 && c.name != "128k") check<float>(c, "generic", 1e-5);
   }
   for (int window : {-1, 20}) {
+    if (only != nullptr) break;
     Case c{"trees", {{7, 7}, {1, 40}, {32, 300}, {0, 0}, {12, 1200}, {300, 400}},
            8,       2,
            128,     32,
@@ -548,6 +550,7 @@ void check_all(bool small) {
   const KvFormat formats[] = {KvFormat::kDense, KvFormat::kInt8Static, KvFormat::kInt8Dynamic,
                               KvFormat::kFp8, KvFormat::kInt4};
   for (KvFormat format : formats) {
+    if (only != nullptr && format != *only) continue;
     for (int dim : {64, 80, 96, 128, 256}) {
       int which = 0;
       for (Heads h : {Heads{4, 4}, Heads{8, 2}, Heads{14, 2}, Heads{16, 2}, Heads{20, 1}}) {
@@ -781,6 +784,9 @@ void bench_latency() {
   for (int length : {128, 1024, 4096}) bench_chain(1, length, 50);
   for (int batch : {8, 32}) bench_chain(batch, 1024, 50);
   bench_chain(1, 1024, 50, KvFormat::kInt8Static);
+  for (KvFormat format : {KvFormat::kDense, KvFormat::kFp8, KvFormat::kInt8Dynamic, KvFormat::kInt4}) {
+    bench_chain(64, 4096, 50, format);
+  }
   for (int batch : {1, 2, 4, 8, 16, 32}) {
     for (int length : {128, 1024, 4096}) bench_decode(32, 8, 128, batch, length, 64);
   }
@@ -844,7 +850,8 @@ int main(int argc, char** argv) {
     KvFormat format;
     if (parse_kv_format(what.c_str(), &format)) bench_decode(32, 8, 128, 64, 4096, 64, format);
   } else {
-    check_all(mode == "small");
+    KvFormat only;
+    check_all(mode == "small", parse_kv_format(what.c_str(), &only) ? &only : nullptr);
   }
   return failures != 0;
 }

@@ -4,7 +4,7 @@
 //   nvcc -O3 -std=c++17 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a \
 //        -Icsrc/cuda -Icsrc/include csrc/cuda/bench/bench_codes.cu csrc/cuda/gemm*.cu \
 //        csrc/cuda/quantize_rows.cu -o bench_codes
-//   ./bench_codes check | chain | large
+//   ./bench_codes check | accuracy | chain [fp8] | large | quantize | tune fp8|int8 ROWS...
 #include <cuda_fp8.h>
 
 #include <algorithm>
@@ -238,10 +238,14 @@ bool check_codes(GemmOperands operands, const Case& c, Random& random) {
   p.weight_scale = w_scale.data;
   GemmTile tile = {8 << random.below(5), 64 << random.below(3), 2 + random.below(3),
                    1 << random.below(4), random.below(6) - 1};
-  const int columns = 128 + 64 * random.below(3), kernel = random.below(4);
+  const int columns = 128 + 64 * random.below(3), kernel = random.below(5);
   const Runner runner = [&](GemmParams& q) {
     if (kernel == 0) return gemm_sm90(q, tile, nullptr);
     if (kernel == 1) return gemm_sm90(q, nullptr);
+    if (kernel == 4 && gemm_stream_codes_refuses(q) == nullptr) {
+      return gemm_stream_codes(q, nullptr, {tile.stages, 1 + tile.tokens / 32, tile.trigger < 0},
+                               nullptr);
+    }
     if (kernel == 2 && gemm_tiles_sm90_refuses(q) == nullptr) {
       return gemm_tiles_sm90(q, columns, nullptr);
     }
@@ -254,6 +258,80 @@ bool check_codes(GemmOperands operands, const Case& c, Random& random) {
   const double relative = Traits<T>::dtype == DType::kFloat16 ? 1.5e-3 : 8e-3;
   return check_product<T>(c, p, xf, wf, runner, label, c.float_out ? 2e-3 : relative,
                           fp8 ? 1.2e-2 : 3e-4);  // fp8: the hardware's own sums
+}
+
+// e4m3 with scales of blocks of 128 columns, x quantized by quantize_rows().
+template <class T>
+bool check_blocks(const Case& c, Random& random) {
+  const int64_t blocks = ceil_div(c.k, kScaleBlock);
+  const int64_t scale_rows = random.below(2) ? kScaleBlock : 1;
+  const bool normalize = random.below(2);
+  std::vector<float> xf = random.floats(c.m * c.k, 1.7f), normf = random.floats(c.k, 1.f);
+  for (size_t i = 0; i < xf.size(); ++i) xf[i] *= i / kScaleBlock % 3 == 1 ? 0.03f : 1.f;
+  const Buffer<T> x(rounded<T>(xf)), norm(rounded<T>(normf));
+  std::vector<uint8_t> w(c.n * c.k);
+  std::vector<float> wf(w.size()), scale(ceil_div(c.n, scale_rows) * blocks);
+  for (float& v : scale) v = (1.5f + random.uniform()) * 0.004f / std::sqrt(c.k);
+  for (int64_t i = 0; i < c.n * c.k; ++i) {
+    w[i] = __nv_cvt_float_to_fp8(random.uniform() * 448.f, __NV_SATFINITE, __NV_E4M3);
+    wf[i] = e4m3_value(w[i]) * scale[i / c.k / scale_rows * blocks + i % c.k / kScaleBlock];
+  }
+  const int64_t stride = gemm_block_stride(c.m);
+  const Buffer<uint8_t> w_codes(w), codes(c.m * c.k);
+  const Buffer<float> w_scale(scale), x_scale(blocks * stride);
+  QuantizeRowsParams q;
+  q.x = x.data;
+  q.norm_weight = normalize ? norm.data : nullptr;
+  q.codes = codes.data;
+  q.scale = x_scale.data;
+  q.num_rows = c.m;
+  q.width = c.k;
+  q.epsilon = 1e-5f;
+  q.normalize = normalize;
+  q.blocks = true;
+  q.dtype = Traits<T>::dtype;
+  CHECK_STATUS(quantize_rows(q, nullptr));
+  const auto got = codes.host();
+  const auto got_scale = x_scale.host();
+  int64_t bad = 0;
+  for (int64_t row = 0; row < c.m; ++row) {
+    double squares = 0.;
+    for (int64_t i = 0; i < c.k; ++i) squares += std::pow(xf[row * c.k + i], 2.);
+    const double r = normalize ? 1. / std::sqrt(squares / c.k + 1e-5) : 1.;
+    for (int64_t i = 0; i < c.k; ++i) {
+      const double value = xf[row * c.k + i] * r * (normalize ? normf[i] : 1.);
+      const float by = got_scale[i / kScaleBlock * stride + row];
+      const float code = e4m3_value(got[row * c.k + i]);
+      const double step = std::max(std::fabs(value / by) / 16., 1. / 1024);
+      if (!(std::fabs(code - value / by) <= step * 1.001)) ++bad;
+      xf[row * c.k + i] = code * by;
+    }
+  }
+  if (bad != 0) printf("FAIL codes of blocks m %ld k %ld: %ld bad\n", c.m, c.k, bad);
+  GemmParams p;
+  p.operands = GemmOperands::kFp8;
+  p.x = codes.data;
+  p.weight = w_codes.data;
+  p.x_scale = x_scale.data;
+  p.weight_scale = w_scale.data;
+  p.scale_rows = scale_rows;
+  const GemmTile tile = {8 << random.below(4), 64 << random.below(2), 2 + random.below(3),
+                         1 << random.below(4), random.below(6) - 1};
+  const int kernel = random.below(3);
+  const Runner runner = [&](GemmParams& g) {
+    if (kernel == 0) return gemm_sm90(g, tile, nullptr);
+    if (kernel == 1 && gemm_tiles_sm90_refuses(g) == nullptr) {
+      return gemm_tiles_sm90(g, 128, nullptr);
+    }
+    return gemm(g, {}, nullptr, nullptr);
+  };
+  char label[160];
+  snprintf(label, sizeof(label), "blocks of %ld %s kernel %d tile %dx%d stages %d split %d",
+           scale_rows, dtype_name(Traits<T>::dtype), kernel, tile.tokens, tile.features,
+           tile.stages, tile.split);
+  const double relative = Traits<T>::dtype == DType::kFloat16 ? 1.5e-3 : 8e-3;
+  return bad == 0 && check_product<T>(c, p, xf, wf, runner, label,
+                                      c.float_out ? 2e-3 : relative, 3e-3);
 }
 
 // x of T, weight packed with 8 or 4 bits.
@@ -336,6 +414,82 @@ bool check_packed(int bits, const Case& c, Random& random) {
   return check_product<T>(c, p, xf, wf, runner, label, c.float_out ? 2e-4 : relative, 3e-4);
 }
 
+// One launch gives what two give, and a row of int8 the same whatever its company.
+template <class T>
+int check_quantized(Random& random) {
+  int failures = 0, cases = 0;
+  for (const int64_t k : {16, 1040, 4096, 14336}) {
+    for (const int64_t n : {64, 1008}) {
+      for (int variant = 0; variant < 16; ++variant) {
+        const bool fp8 = variant & 1, gated = variant & 2, normalize = variant & 4;
+        const bool fixed = variant & 8;
+        constexpr int64_t kCount = 13;
+        const int64_t width = gated ? n / 2 : n;
+        std::vector<float> xf = random.floats(kCount * k, 3.f), normf = random.floats(k, 1.f);
+        std::vector<uint8_t> w(n * k);
+        for (uint8_t& code : w) code = static_cast<uint8_t>(random.below(256) & 0xbf);
+        const Buffer<uint8_t> weight(w);
+        const Buffer<T> x(rounded<T>(xf)), norm(rounded<T>(normf)), out(kCount * width),
+            alone(width);
+        const Buffer<float> x_scale(kCount), weight_scale(std::vector<float>(n, 1e-3f)), static_scale(std::vector<float>{0.01f});
+        const Buffer<uint8_t> codes(kCount * k);
+        QuantizeRowsParams q;
+        q.x = x.data;
+        q.norm_weight = normalize ? norm.data : nullptr;
+        q.static_scale = fixed ? static_scale.data : nullptr;
+        q.codes = codes.data;
+        q.scale = x_scale.data;
+        q.width = k;
+        q.epsilon = 1e-5f;
+        q.normalize = normalize;
+        q.operands = fp8 ? GemmOperands::kFp8 : GemmOperands::kInt8;
+        q.dtype = Traits<T>::dtype;
+        GemmParams p;
+        p.operands = q.operands;
+        p.weight = weight.data;
+        p.weight_scale = weight_scale.data;
+        p.in_features = k;
+        p.out_features = n;
+        p.gated = gated;
+        p.dtype = p.out_dtype = q.dtype;
+        const auto bits_of = [&](int64_t rows, int64_t first, bool one_launch, const Buffer<T>& to) {
+          QuantizeRowsParams some = q;
+          some.num_rows = p.num_rows = rows;
+          some.x = x.data + first * k;
+          p.x = codes.data;
+          p.x_scale = x_scale.data;
+          p.out = to.data;
+          if (one_launch) {
+            CHECK_STATUS(gemm_stream_codes(p, &some, nullptr));
+          } else {
+            CHECK_STATUS(quantize_rows(some, nullptr));
+            CHECK_STATUS(gemm(p, {}, nullptr, nullptr));
+          }
+          CHECK_CUDA(cudaDeviceSynchronize());
+          return to.host();
+        };
+        int bad = 0;
+        const auto together = bits_of(kCount, 0, false, out);
+        for (int64_t row = 0; row < kCount; ++row) {
+          const auto one = bits_of(1, row, true, alone);
+          const auto two = bits_of(1, row, false, alone);
+          bad += std::memcmp(one.data(), two.data(), width * sizeof(T)) != 0;
+          if (fp8) continue;  // whose sums are rounded by the hardware
+          bad += std::memcmp(one.data(), together.data() + row * width, width * sizeof(T)) != 0;
+        }
+        if (bad != 0) {
+          printf("FAIL quantized k %ld n %ld fp8 %d gated %d norm %d static %d: %d rows differ\n", k,
+                 n, fp8, gated, normalize, fixed, bad);
+        }
+        failures += bad != 0;
+        ++cases;
+      }
+    }
+  }
+  printf("quantized products: %d cases, %d failures\n", cases, failures);
+  return failures;
+}
+
 template <class T>
 int check_quantize(Random& random) {
   int failures = 0, cases = 0;
@@ -410,11 +564,12 @@ int check_quantize(Random& random) {
 
 constexpr int64_t kRows[] = {1, 2, 5, 8, 9, 17, 33, 64, 100, 127, 128, 129, 257};
 constexpr int64_t kShapes[][2] = {{64, 64},    {208, 144}, {80, 16},    {1008, 528},
-                                  {264, 1040}, {8, 4112},  {1536, 2048}};
+                                  {264, 1040}, {8, 4112},  {1536, 2048}, {768, 640}};
 
 int check_all() {
   Random random(11);
   int failures = check_quantize<__nv_bfloat16>(random) + check_quantize<__half>(random);
+  failures += check_quantized<__nv_bfloat16>(random) + check_quantized<__half>(random);
   for (const GemmOperands operands : {GemmOperands::kFp8, GemmOperands::kInt8}) {
     int cases = 0, bad = 0;
     for (const int64_t m : kRows) {
@@ -434,6 +589,24 @@ int check_all() {
     }
     printf("%s: %d cases, %d failures\n", operands == GemmOperands::kFp8 ? "fp8" : "int8", cases,
            bad);
+    failures += bad;
+  }
+  {
+    int cases = 0, bad = 0;
+    for (const int64_t m : kRows) {
+      for (const auto& shape : kShapes) {
+        for (int variant = 0; variant < 2; ++variant) {
+          Case c = {m, shape[0], shape[1]};
+          c.gated = variant == 1 && c.n % 16 == 0;
+          c.bias = random.below(2);
+          c.residual = !c.gated && random.below(2);
+          bad += !(random.below(2) ? check_blocks<__nv_bfloat16>(c, random)
+                                   : check_blocks<__half>(c, random));
+          ++cases;
+        }
+      }
+    }
+    printf("fp8 in blocks: %d cases, %d failures\n", cases, bad);
     failures += bad;
   }
   for (const int bits : {8, 4}) {
@@ -457,6 +630,79 @@ int check_all() {
     failures += bad;
   }
   return failures;
+}
+
+// Distance of e4m3 products of normal numbers from the products of the same codes in doubles, of the
+// root mean square, and its mean toward zero: what the hardware's sums cost. And the distance from
+// the products of the numbers themselves: what the codes cost.
+int main_accuracy() {
+  for (const int64_t k : {4096, 14336}) {
+    constexpr int64_t kN = 256, kM = 128;
+    std::mt19937 engine(5);
+    std::normal_distribution<float> normal;
+    std::vector<float> xf(kM * k), wf(kN * k), x_true, w_true, xs(kM), ws(kN);
+    std::vector<uint8_t> x(kM * k), w(kN * k);
+    const auto encode = [&](std::vector<float>& values, std::vector<float>& real,
+                            std::vector<uint8_t>& codes, std::vector<float>& scale) {
+      for (float& v : values) v = normal(engine);
+      real = values;
+      for (size_t row = 0; row < scale.size(); ++row) {
+        float largest = 0.f;
+        for (int64_t i = 0; i < k; ++i) largest = std::max(largest, std::fabs(values[row * k + i]));
+        scale[row] = largest / 448.f;
+        for (int64_t i = 0; i < k; ++i) {
+          float& v = values[row * k + i];
+          codes[row * k + i] = __nv_cvt_float_to_fp8(v / scale[row], __NV_SATFINITE, __NV_E4M3);
+          v = e4m3_value(codes[row * k + i]) * scale[row];
+        }
+      }
+    };
+    encode(xf, x_true, x, xs);
+    encode(wf, w_true, w, ws);
+    const Buffer<float> expected(kM * kN), real(kM * kN), out(kM * kN);
+    const Buffer<float> xb(xf), wb(wf), xt(x_true), wt(w_true), x_scale(xs), w_scale(ws);
+    const Buffer<uint8_t> x_codes(x), w_codes(w);
+    reference_kernel<<<kM * kN / 128, 128>>>(xb.data, wb.data, nullptr, nullptr, expected.data, kM,
+                                             kN, k, false);
+    reference_kernel<<<kM * kN / 128, 128>>>(xt.data, wt.data, nullptr, nullptr, real.data, kM, kN,
+                                             k, false);
+    const auto want = expected.host(), exact = real.host();
+    GemmParams p;
+    p.operands = GemmOperands::kFp8;
+    p.x = x_codes.data;
+    p.weight = w_codes.data;
+    p.x_scale = x_scale.data;
+    p.weight_scale = w_scale.data;
+    p.out = out.data;
+    p.out_dtype = DType::kFloat32;
+    p.in_features = k;
+    p.out_features = kN;
+    const auto report = [&](const char* name, int64_t rows, const Runner& runner) {
+      p.num_rows = rows;
+      CHECK_STATUS(runner(p));
+      CHECK_CUDA(cudaDeviceSynchronize());
+      const auto got = out.host();
+      double error = 0., size = 0., shrink = 0., cost = 0.;
+      for (int64_t i = 0; i < rows * kN; ++i) {
+        error += std::pow(got[i] - want[i], 2.);
+        size += std::pow(want[i], 2.);
+        shrink += (std::fabs(want[i]) - std::fabs(got[i])) / std::fabs(want[i] + 1e-9);
+        cost += std::pow(want[i] - exact[i], 2.);
+      }
+      printf("K %ld %s M %ld: sums %.5f (toward zero %.5f), codes %.5f\n", k, name, rows,
+             std::sqrt(error / size), shrink / (rows * kN), std::sqrt(cost / size));
+    };
+    report("stream_codes", 1, [](GemmParams& q) { return gemm_stream_codes(q, nullptr, nullptr); });
+    for (const int tokens : {32, 128}) {
+      report("sm90", tokens, [&](GemmParams& q) {
+        return gemm_sm90(q, GemmTile{tokens, 128, 4, 1, 4}, nullptr);
+      });
+    }
+    for (const int columns : {128, 256}) {
+      report("tiles", 128, [&](GemmParams& q) { return gemm_tiles_sm90(q, columns, nullptr); });
+    }
+  }
+  return 0;
 }
 
 // --------------------------------------------------------------------------------------- timing
@@ -521,7 +767,7 @@ constexpr const char* kNames[] = {"dense", "fp8", "int8", "weight int8", "weight
 struct Model {
   std::vector<uint8_t*> weights;
   uint8_t* codes;
-  uint8_t *hidden, *qkv, *inner;  // 16-bit
+  uint8_t *hidden, *qkv, *inner, *norm_weight;  // 16-bit
   float *x_scale, *weight_scale, *logits;
   double bytes = 0.;
 
@@ -542,6 +788,8 @@ struct Model {
     CHECK_CUDA(cudaMalloc(&x_scale, rows * 4));
     CHECK_CUDA(cudaMalloc(&weight_scale, kVocab * 4));
     CHECK_CUDA(cudaMalloc(&logits, std::min<int64_t>(rows, 128) * kVocab * 4));
+    CHECK_CUDA(cudaMalloc(&norm_weight, kHidden * 2));
+    fill_kernel<<<16, 256>>>(norm_weight, kHidden * 2, 97);
     fill_kernel<<<1024, 256>>>(codes, rows * kInner, 99);
     fill_kernel<<<1024, 256>>>(hidden, rows * kHidden * 2, 98);
     set_kernel<<<64, 256>>>(x_scale, rows, 1e-3f);
@@ -549,8 +797,11 @@ struct Model {
     CHECK_CUDA(cudaDeviceSynchronize());
   }
 
-  void run(GemmOperands operands, int index, int64_t rows, bool quantize,
-           cudaStream_t stream) const {
+  using Launcher = std::function<Status(const GemmParams&, const QuantizeRowsParams*)>;
+
+  // launcher: in place of gemm() or gemm_quantized().
+  void run(GemmOperands operands, int index, int64_t rows, bool quantize, cudaStream_t stream,
+           const Launcher& launcher = nullptr) const {
     const int kind = index == kLayers * 4 ? kHead : index % 4;
     GemmParams p;
     p.operands = operands;
@@ -566,8 +817,8 @@ struct Model {
     if (kind == kHead) p.out = logits, p.out_dtype = DType::kFloat32;
     if (kind == kOutProjection || kind == kDown) p.residual = hidden;
     p.gated = kind == kGateUp;
+    QuantizeRowsParams q;
     if (quantize && !packed) {
-      QuantizeRowsParams q;
       q.x = kind == kOutProjection ? qkv : kind == kDown ? inner : hidden;
       q.codes = codes;
       q.scale = x_scale;
@@ -575,18 +826,153 @@ struct Model {
       q.width = kK[kind];
       q.normalize = kind != kOutProjection && kind != kDown;
       q.operands = operands;
-      CHECK_STATUS(quantize_rows(q, stream));
+      if (q.normalize) q.norm_weight = norm_weight;
     }
-    CHECK_STATUS(gemm(p, {}, nullptr, stream));
+    const QuantizeRowsParams* given = quantize && !packed ? &q : nullptr;
+    if (launcher) {
+      CHECK_STATUS(launcher(p, given));
+    } else if (given != nullptr) {
+      CHECK_STATUS(gemm_quantized(p, q, {}, stream));
+    } else {
+      CHECK_STATUS(gemm(p, {}, nullptr, stream));
+    }
   }
 };
 
-int main_chain() {
+constexpr const char* kKindNames[] = {"qkv", "out", "gate_up", "down", "head"};
+
+// How one kind of product is launched.
+struct Choice {
+  bool stream = false;
+  StreamCodesTile rows;
+  GemmTile tile;
+  std::string name() const {
+    char text[80];
+    if (stream) {
+      snprintf(text, sizeof(text), "stream_codes stages %d blocks %d early %d", rows.stages,
+               rows.blocks, rows.trigger_early);
+    } else {
+      snprintf(text, sizeof(text), "sm90 %dx%d stages %d split %d trigger %d", tile.tokens,
+               tile.features, tile.stages, tile.split, tile.trigger);
+    }
+    return text;
+  }
+};
+
+std::vector<Choice> choices_of(int kind, int64_t rows, bool quantizes) {
+  std::vector<Choice> all;
+  if (quantizes) {
+    for (int blocks = 1; blocks <= 3; ++blocks) {
+      for (const int stages : {2, 3, 4, 5, 6, 8, 10, 12}) {
+        const int room = 227 * 1024 / blocks - 1024;
+        if (1600 + kK[kind] + stages * 16 * 1088 > room) continue;
+        for (const bool early : {false, true}) {
+          Choice c;
+          c.stream = true;
+          c.rows = {stages, blocks, early};
+          all.push_back(c);
+        }
+      }
+    }
+    return all;
+  }
+  int full = 8;
+  while (full < rows) full *= 2;
+  for (const int tokens : {full, full / 2}) {
+    if (tokens < 8 || (tokens < full && rows < 64)) continue;
+    for (const int features : {64, 128, 256}) {
+      for (const int split : {1, 2, 4, 8}) {
+        const int64_t blocks = ceil_div(kN[kind], features) * split * ceil_div(rows, tokens);
+        if (blocks > 132 * 4 || blocks < 60) continue;
+        for (const int kb : {48, 66, 102, 146, 204}) {
+          const int stages = std::min(16, kb * 1024 / ((features + tokens) * 128));
+          if (stages < 3 || (kb > 48 && stages == 16 && kb * 1024 > 18 * (features + tokens) * 128)) {
+            continue;
+          }
+          for (const int trigger : {-1, 4}) {
+            Choice c;
+            c.tile = {tokens, features, stages, split, trigger};
+            all.push_back(c);
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
+// Launches for all four products of a layer that make 32 layers fastest, quantization included: one
+// product's after the other, the others as they are.
+int main_tune(const char* what, const std::vector<int64_t>& all_rows) {
+  const Model model(256);
+  const GemmOperands operands =
+      std::strcmp(what, "int8") == 0 ? GemmOperands::kInt8 : GemmOperands::kFp8;
+  for (const int64_t rows : all_rows) {
+    Choice now[4];
+    const bool quantizes = rows == 1;
+    const auto time = [&]() {
+      return graph_ms(
+          [&](cudaStream_t stream) {
+            for (int i = 0; i < kLayers * 4; ++i) {
+              const Choice& c = now[i % 4];
+              model.run(operands, i, rows, true, stream,
+                        [&](const GemmParams& p, const QuantizeRowsParams* q) {
+                          if (!c.stream || !quantizes) CHECK_STATUS(quantize_rows(*q, stream));
+                          if (!c.stream) return gemm_sm90(p, c.tile, stream);
+                          return gemm_stream_codes(p, quantizes ? q : nullptr, c.rows, stream);
+                        });
+            }
+          },
+          3);
+    };
+    for (int kind = 0; kind < 4; ++kind) {
+      GemmParams shape;
+      shape.operands = operands;
+      shape.num_rows = rows;
+      shape.in_features = kK[kind];
+      shape.out_features = kN[kind];
+      now[kind].stream = quantizes;
+      now[kind].rows = choose_stream_codes_tile(shape);
+      now[kind].tile = choose_gemm_tile(shape);
+    }
+    double best = time();
+    printf("%s M %ld: %.3f ms as it is\n", what, rows, best);
+    if (quantizes) {  // all four alike first: their blocks share multiprocessors
+      Choice chosen[4];
+      std::copy(now, now + 4, chosen);
+      for (const Choice& c : choices_of(kDown, rows, quantizes)) {
+        std::fill(now, now + 4, c);
+        const double ms = time();
+        printf("  all %s: %.3f\n", c.name().c_str(), ms);
+        if (ms < best) best = ms, std::copy(now, now + 4, chosen);
+      }
+      std::copy(chosen, chosen + 4, now);
+    }
+    for (const int kind : {2, 3, 0, 1}) {
+      Choice chosen = now[kind];
+      for (const Choice& c : choices_of(kind, rows, quantizes)) {
+        now[kind] = c;
+        const double ms = time();
+        if (ms < best * 0.999) best = ms, chosen = c;
+      }
+      now[kind] = chosen;
+    }
+    printf("%s M %ld: %.3f ms at its best\n", what, rows, best);
+    for (int kind = 0; kind < 4; ++kind) {
+      printf("  %s: %s\n", kKindNames[kind], now[kind].name().c_str());
+    }
+  }
+  return 0;
+}
+
+int main_chain(const char* only) {
   const Model model(256);
   printf("129 products of 8-bit codes, %.2f GB; bare, and with the quantization of each x, ms\n",
          model.bytes / 1e9);
   for (const GemmOperands operands : {GemmOperands::kFp8, GemmOperands::kInt8,
                                       GemmOperands::kWeightInt8, GemmOperands::kWeightInt4}) {
+    const char* name = kNames[static_cast<int>(operands)];
+    if (only != nullptr && std::strcmp(only, name) != 0) continue;
     for (const int64_t rows : {1, 8, 16, 32, 64, 128, 256}) {
       double ms[2];
       for (const bool quantize : {false, true}) {
@@ -598,9 +984,40 @@ int main_chain() {
             9);
       }
       const double bytes = model.bytes * (operands == GemmOperands::kWeightInt4 ? .53125 : 1.);
-      printf("%s M %3ld %.3f (%.2f TB/s) %.3f\n", kNames[static_cast<int>(operands)], rows, ms[0],
+      printf("%s M %3ld %.3f (%.2f TB/s) %.3f\n", name, rows, ms[0],
              bytes / ms[0] / 1e9, ms[1]);
     }
+  }
+  return 0;
+}
+
+int main_quantize() {
+  const Model model(8000);
+  for (const int64_t rows : {1, 32, 128, 1024, 8000}) {
+    printf("quantize_rows M %4ld:", rows);
+    for (const int64_t width : {kHidden, kInner}) {
+      for (const bool normalize : {false, true}) {
+        if (normalize && width == kInner) continue;
+        QuantizeRowsParams q;
+        q.x = width == kInner ? model.inner : model.hidden;
+        q.norm_weight = normalize ? model.norm_weight : nullptr;
+        q.codes = model.codes;
+        q.scale = model.x_scale;
+        q.num_rows = rows;
+        q.width = width;
+        q.normalize = normalize;
+        const double us = 50. * graph_ms(
+                                    [&](cudaStream_t stream) {
+                                      for (int i = 0; i < 20; ++i) {
+                                        CHECK_STATUS(quantize_rows(q, stream));
+                                      }
+                                    },
+                                    9);
+        printf(" %ld%s %.2f us (%.2f TB/s)", width, normalize ? " normalized" : "", us,
+               3. * rows * width / us / 1e6);
+      }
+    }
+    printf("\n");
   }
   return 0;
 }
@@ -641,6 +1058,13 @@ int main(int argc, char** argv) {
   const char* mode = argc > 1 ? argv[1] : "check";
   setvbuf(stdout, nullptr, _IOLBF, 4096);
   if (std::strcmp(mode, "check") == 0) return check_all() != 0;
+  if (std::strcmp(mode, "quantize") == 0) return main_quantize();
   if (std::strcmp(mode, "large") == 0) return main_large();
-  return main_chain();
+  if (std::strcmp(mode, "accuracy") == 0) return main_accuracy();
+  if (std::strcmp(mode, "tune") == 0) {
+    std::vector<int64_t> rows;
+    for (int i = 3; i < argc; ++i) rows.push_back(std::atol(argv[i]));
+    return main_tune(argc > 2 ? argv[2] : "fp8", rows);
+  }
+  return main_chain(argc > 2 ? argv[2] : nullptr);
 }

@@ -15,6 +15,10 @@ namespace regatta {
 // Columns whose squares one partial of GemmParams::sumsq_out covers, for this many rows.
 constexpr int64_t gemm_sumsq_columns(int64_t num_rows) { return num_rows <= 8 ? 16 : 64; }
 
+// Columns that share a scale of a block, and the row stride of scales of activations in blocks.
+constexpr int64_t kScaleBlock = 128;
+constexpr int64_t gemm_block_stride(int64_t num_rows) { return (num_rows + 127) / 128 * 128; }
+
 // How x and weight are stored.
 enum class GemmOperands : uint8_t {
   kDense,  // both of GemmParams::dtype
@@ -36,8 +40,8 @@ struct GemmParams {
   const void* bias = nullptr;           // [N]
   const void* residual = nullptr;       // [M, N]; may be out
   const float* sumsq = nullptr;         // [M, num_sumsq]: partial sums of x^2; none with codes
-  const float* x_scale = nullptr;       // [M], of kFp8 and kInt8
-  const float* weight_scale = nullptr;  // [N], of all but kDense and kWeightInt4
+  const float* x_scale = nullptr;       // [M], of kFp8 and kInt8; see scale_rows
+  const float* weight_scale = nullptr;  // [N], of all but kDense and kWeightInt4; see scale_rows
   void* out = nullptr;                  // [M, N]; gated: [M, I]
   float* sumsq_out = nullptr;           // [M, ceil(N / gemm_sumsq_columns(M))]: of out, as rounded
   int64_t num_rows = 0;                 // M
@@ -45,6 +49,9 @@ struct GemmParams {
   int64_t out_features = 0;             // N
   int64_t num_sumsq = 0;
   int64_t group_size = 128;  // of kWeightInt4, as packed: 64 or 128
+  // Not 0: of kFp8, scales of blocks of 128 columns (B of them) by so many rows of weight, 128 or 1:
+  // x_scale is [B, gemm_block_stride(M)], weight_scale [ceil(N / scale_rows), B].
+  int64_t scale_rows = 0;
   float epsilon = 0.f;
   GemmOperands operands = GemmOperands::kDense;
   DType dtype = DType::kBFloat16;      // of bias and residual, and of dense x and weight
@@ -62,16 +69,17 @@ struct QuantizeRowsParams {
   const float* smooth = nullptr;        // [K] or null
   const float* static_scale = nullptr;  // [1] or null; where it is 0, absmax / largest code
   void* codes = nullptr;                // [M, K] int8 or e4m3
-  float* scale = nullptr;               // [M]
+  float* scale = nullptr;               // [M]; in blocks [ceil(K / 128), gemm_block_stride(M)]
   int64_t num_rows = 0, width = 0;
   float epsilon = 0.f;
+  bool blocks = false;     // a scale for every 128 columns of a row; kFp8 alone, without shift, smooth
   bool normalize = false;  // x is divided by its root mean square first
   GemmOperands operands = GemmOperands::kFp8;
   DType dtype = DType::kBFloat16;  // of x and norm_weight
   bool dependent_launch = true;
 };
 
-// Codes of a weight into the order in which the GPU's kernels read them: rows in tiles of 64,
+// Codes of a weight into the order in which the GPU's kernels read them: rows in tiles of 16,
 // columns in units of 128, the operand registers of one thread side by side. With 4 bits, a unit
 // ends with the scales and zero points of its groups.
 struct PackWeightParams {
@@ -98,8 +106,8 @@ Status gather_columns(const void* x, const int32_t* perm, void* out, int64_t num
 Status repeat_scale(const float* scale, int64_t count, float* out, int64_t num_values,
                     CUstream_st* stream);
 Status copy_bytes(void* to, const void* from, int64_t bytes, CUstream_st* stream);
-// Rows of tiles of 64 and columns of units of 128: the first dimensions of a packed weight.
-constexpr int64_t packed_tiles(int64_t out_features) { return (out_features + 63) / 64; }
+// Rows of tiles of 16 and columns of units of 128: the first dimensions of a packed weight.
+constexpr int64_t packed_tiles(int64_t out_features) { return (out_features + 15) / 16; }
 constexpr int64_t packed_units(int64_t in_features) { return (in_features + 127) / 128; }
 int64_t packed_weight_bytes(int64_t out_features, int64_t in_features, int bits,
                             int64_t group_size);
@@ -127,7 +135,7 @@ Status create_blas(void** blas);  // for the current device; an error when built
 void destroy_blas(void* blas);
 int64_t gemm_scratch_bytes(const GemmParams& params);
 
-// Runs the first candidate that accepts: gemv, sm90, packed, tiles, stream, blas, generic
+// Runs the first candidate that accepts: gemv, stream_codes, sm90, packed, tiles, stream, blas, generic
 // (gemm.cu). `force`: name of the only candidate to consider, or null.
 Status gemm(const GemmParams& params, const GemmResources& resources, const char* force,
             CUstream_st* stream);
@@ -143,6 +151,11 @@ Status fold_norm_weight(void* weight, const void* norm_weight, DType dtype, int6
 
 Status quantize_rows(const QuantizeRowsParams& params, CUstream_st* stream);
 
+// gemm() of the codes that quantize_rows() makes of q.x, in one launch where that is faster. x and
+// x_scale of `params` are not read; q.codes and q.scale are room for them, and may stay unwritten.
+Status gemm_quantized(const GemmParams& params, const QuantizeRowsParams& q,
+                      const GemmResources& resources, CUstream_st* stream);
+
 // Each kernel: why it cannot do `params`, or null (does not look at the device); and the launch.
 const char* gemm_stream_refuses(const GemmParams& params);
 Status gemm_stream(const GemmParams& params, bool use_mma,
@@ -153,13 +166,39 @@ Status gemm_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* st
 const char* gemm_packed_sm90_refuses(const GemmParams& params);
 Status gemm_packed_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_packed_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
+// Launches of gemv_packed_sm90.
+struct GemvTile {
+  int slabs = 2;        // of 16 rows of weight at once: 2 or 3, gated 2 or 4
+  int cluster = 1;      // blocks that share what they read of x: 1, 2, 4
+  int kilobytes = 112;  // of shared memory
+};
+const char* gemv_packed_sm90_refuses(const GemmParams& params);  // more than 32 rows
+Status gemv_packed_sm90(const GemmParams& params, CUstream_st* stream);
+Status gemv_packed_sm90(const GemmParams& params, const GemvTile& tile, CUstream_st* stream);
+const char* gemm_packed_tiles_sm90_refuses(const GemmParams& params);
+Status gemm_packed_tiles_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_sm90_codes(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
+Status gemm_sm90_blocks(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
+struct StreamCodesTile {
+  int stages = 4;              // of 1024 columns
+  int blocks = 2;              // per multiprocessor
+  bool trigger_early = false;  // the next kernel may start at once
+};
+StreamCodesTile choose_stream_codes_tile(const GemmParams& params);
+const char* gemm_stream_codes_refuses(const GemmParams& params);
+// Whether it takes `quantize` for its x.
+bool gemm_stream_codes_quantizes(const GemmParams& params, const QuantizeRowsParams& quantize);
+Status gemm_stream_codes(const GemmParams& params, const QuantizeRowsParams* quantize,
+                         CUstream_st* stream);
+Status gemm_stream_codes(const GemmParams& params, const QuantizeRowsParams* quantize,
+                         const StreamCodesTile& tile, CUstream_st* stream);
 // `columns`: rows of weight per tile: 128, 192 or 256.
 int choose_gemm_columns(const GemmParams& params, int num_multiprocessors);
 const char* gemm_tiles_sm90_refuses(const GemmParams& params);
 Status gemm_tiles_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_tiles_sm90(const GemmParams& params, int columns, CUstream_st* stream);
 Status gemm_tiles_sm90_codes(const GemmParams& params, int columns, CUstream_st* stream);
+Status gemm_tiles_sm90_blocks(const GemmParams& params, CUstream_st* stream);
 const char* gemm_generic_refuses(const GemmParams& params);
 Status gemm_generic(const GemmParams& params, CUstream_st* stream);
 const char* gemm_blas_refuses(const GemmParams& params);
