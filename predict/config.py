@@ -259,19 +259,15 @@ class EngineConfig:
         return max(default, self.batch_size) if self.chunked_prefill else self.max_length
 
 
-def check_num_beams(num_beams: int, config: EngineConfig) -> None:
-    """Raises UserError where an engine of `config` cannot search with so many beams."""
-    if num_beams > config.batch_size:
+def check_params(params: SamplingParams, config: EngineConfig) -> None:
+    """Raises UserError where an engine of `config` cannot do what `params` ask for."""
+    if params.num_beams > config.batch_size:
         raise UserError(
-            f"num_beams {num_beams} is more than the batch holds (allowed: 1 to {config.batch_size}"
-            ", which is batch_size: each beam is a sequence of it); lower num_beams or raise "
-            "batch_size"
+            f"num_beams {params.num_beams} is more than the batch holds (allowed: 1 to "
+            f"{config.batch_size}, which is batch_size: each beam is a sequence of it); lower "
+            "num_beams or raise batch_size"
         )
-    if num_beams > 1 and config.speculate_method is not None:
-        raise UserError(
-            f"num_beams {num_beams} does not go with speculate_method {config.speculate_method}: a "
-            "beam search takes no draft tokens; leave one of the two out"
-        )
+    check_features(config, params)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,7 +319,7 @@ class PredictorConfig:
                 **{name: flags[name] for name in _SAME_NAME},
             )
             sampling_params = _sampling_params(flags, max_length)
-            check_num_beams(sampling_params.num_beams, engine)
+            check_params(sampling_params, engine)
         except ValueError as error:
             raise UserError(str(error)) from None
         return cls(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from predict import library
 from predict.chat_template import Message, conversation_messages
-from predict.config import EngineConfig, check_num_beams
+from predict.config import EngineConfig, check_params
 from predict.draft import read_draft
 from predict.engine.detokenizer import Detokenizer
 from predict.engine.engine import Engine
@@ -499,7 +499,7 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams, prompt_index: int = 0, streamed: bool = False
     ) -> Samples:
         """The requests of a prompt, checked, not queued. Raises UserError."""
-        check_num_beams(params.num_beams, self.config)
+        check_params(params, self.config)
         params = with_token_ids(params, self.tokenizer, self.spec.vocab_size)
         if params.stop_strings and self.tokenizer is None:
             raise UserError(

@@ -69,7 +69,7 @@ def run(config: PredictorConfig, make_llm: MakeLLM) -> int:
 
     Every prompt is read, tokenized and checked before the model is loaded. Raises UserError.
     """
-    from predict.config import check_num_beams
+    from predict.config import check_params
     from predict.data import built_in_items, check_output_path, read_data_file
     from predict.nn.hf_config import ConfigReader
     from predict.prompts import prepare_params, prepare_prompts
@@ -96,7 +96,7 @@ def run(config: PredictorConfig, make_llm: MakeLLM) -> int:
             config.sampling_params,
             tokenizer,
             lambda: ConfigReader.from_dir(engine.model_name_or_path).get_int("vocab_size"),
-            lambda params: check_num_beams(params.num_beams, engine),
+            lambda params: check_params(params, engine),
         )
         for warning in prompts.warnings:
             _say(f"warning: {warning}")

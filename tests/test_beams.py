@@ -421,7 +421,7 @@ def test_more_beams_than_the_batch_and_drafts_are_refused_before_work() -> None:
     llm = LLM(config("llama_gqa", batch_size=3, speculate_method="inference_with_reference"))
     with pytest.raises(UserError, match=r"num_beams 4 .*\(allowed: 1 to 3, which is batch_size"):
         llm.generate([[1, 2]], SamplingParams(num_beams=4))
-    with pytest.raises(UserError, match="num_beams 2 does not go with speculate_method"):
+    with pytest.raises(UserError, match="does not go with beam search; leave out one of the two"):
         llm.generate([[1, 2]], SamplingParams(num_beams=2))
     assert llm.stats().num_steps == 0
     assert greedy(llm, [[1, 2]], 3)  # goes on working

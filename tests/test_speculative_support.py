@@ -14,6 +14,7 @@ import pytest
 
 from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams, library
+from predict.config import check_params
 from predict.errors import UserError
 from predict.quantization import CACHE_TYPES
 from predict.speculative.policy import Costs
@@ -106,8 +107,12 @@ def test_text_is_the_same_with_whatever_drafts_go_with(
 def test_what_drafts_do_not_go_with_is_refused_by_name(
     demo: Path, method: str, feature: Feature
 ) -> None:
+    def combine() -> None:
+        settings = config(demo, {**feature.settings, **drafting(method)})
+        check_params(SamplingParams(**feature.params), settings)
+
     with pytest.raises(UserError, match="does not go with") as caught:
-        config(demo, {**feature.settings, **drafting(method)})
+        combine()
     assert feature.name in str(caught.value)
     assert feature.instead in str(caught.value)
 

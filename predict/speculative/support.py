@@ -10,6 +10,7 @@ from predict.errors import UserError
 
 if TYPE_CHECKING:
     from predict.config import EngineConfig
+    from predict.request import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +74,24 @@ FEATURES: tuple[Feature, ...] = (
         settings={"device": "gpu", "speculate_verify_window": 2},
         instead="leave both flags out, which verifies exactly, or use --device cpu",
     ),
+    Feature(
+        name="beam search",
+        params={"num_beams": 2},
+        instead="leave out one of the two: num_beams (--decode_strategy beam_search), or drafts",
+    ),
 )
 
 
-def check_features(config: EngineConfig) -> None:
-    """Raises UserError naming what `config` combines with drafts that does not go with them."""
+def check_features(config: EngineConfig, params: SamplingParams | None = None) -> None:
+    """Raises UserError naming what is combined with the drafts of `config` and does not go so.
+
+    params: of a request; None before there is one.
+    """
     if config.speculate_method is None:
         return
     for feature in FEATURES:
+        if feature.params and (params is None or not _wants(params, feature)):
+            continue
         if feature.instead and all(
             _asks(config, name, value) for name, value in feature.settings.items()
         ):
@@ -88,6 +99,12 @@ def check_features(config: EngineConfig) -> None:
                 f"--speculate_method {config.speculate_method} does not go with {feature.name}; "
                 f"{feature.instead}"
             )
+
+
+def _wants(params: SamplingParams, feature: Feature) -> bool:
+    if "num_beams" in feature.params:
+        return params.num_beams > 1
+    return all(getattr(params, name) == value for name, value in feature.params.items())
 
 
 def _asks(config: EngineConfig, name: str, value: Any) -> bool:
