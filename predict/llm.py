@@ -406,8 +406,8 @@ class LLM:
             )
         )
         costs = CPU_COSTS if self.device is None else GPU_COSTS
-        draft = 0.0 if self.draft is None else costs.draft + self._draft_cost
-        costs = replace(costs, draft=draft)
+        step = 0.0 if self.draft is None else costs.draft + self._draft_cost
+        costs = replace(costs, draft=step)
         rows = max_draft_rows(config)
         return proposer, DraftPolicy(config.speculate_max_draft_token_num, rows, costs)
 
