@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -75,9 +75,11 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[Message]
-# Of predict.speculative.policy.Costs: the demo model on 2 cores (1.65 ms for one row, 2.8 for 16),
-# Llama-3-8B on an H200 (3.8 ms for one, 6.4 for 128; 0.3 ms until the next step is queued).
-ROW_AND_WAIT = {"cpu": (0.04, 0.0), "gpu": (0.0055, 0.08)}
+# The demo model on 2 cores: 1.65 ms for one row, 2.8 for 16.
+CPU_COSTS = Costs(row=0.04)
+# Llama-3-8B on an H200: 3.8 ms for one row, 6.4 for 128. The host takes some 0.3 ms from a step's
+# tokens to the next step, and more for many requests; a draft of a sixth of the bytes takes 0.8 ms.
+GPU_COSTS = Costs(row=0.0055, draft=0.05, wait=0.08, wait_each=0.004)
 Network = Callable[[Sequence[LayerCache]], Forward]  # runs over the caches that it is given
 
 
@@ -412,8 +414,9 @@ class LLM:
                 draft=draft,
             )
         )
-        row, wait = ROW_AND_WAIT["cpu" if self.device is None else "gpu"]
-        costs = Costs(row=row, wait=wait, draft=self._draft_cost)
+        costs = CPU_COSTS if self.device is None else GPU_COSTS
+        step = 0.0 if self.draft is None else costs.draft + self._draft_cost
+        costs = replace(costs, draft=step)
         rows = max_draft_rows(config)
         return proposer, DraftPolicy(config.speculate_max_draft_token_num, rows, costs)
 

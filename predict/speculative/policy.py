@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 LONGEST_REST = 64  # steps
 LONGEST_MISS = 8
+MISS_DECAY = 0.7  # of the chance that there is a draft to try, per step without one
 DECAY = 0.85  # of a step's weight in the acceptance, per step with drafts
-FIRST_RIGHT, FIRST_WRONG = 4.0, 1.0  # drafts that a new request is taken to have had
+FIRST_RIGHT, FIRST_WRONG = 2.0, 0.5  # drafts that a new request is taken to have had
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +19,10 @@ class Costs:
 
     row: float  # of one more row in a step
     draft: float = 0.0  # of one step of the draft model
-    wait: float = 0.0  # for the tokens before the next step, where steps run ahead without drafts
+    # Where steps run ahead without drafts: for the tokens before the next step, at batch 1, and
+    # more for each request.
+    wait: float = 0.0
+    wait_each: float = 0.0
 
 
 @dataclass
@@ -28,6 +32,7 @@ class _State:
     rest: int = 0  # steps until the next try
     next_rest: int = 0
     next_miss: int = 1
+    found: float = 1.0  # the chance that there is a draft to try
 
     @property
     def acceptance(self) -> float:
@@ -71,13 +76,15 @@ class DraftPolicy:
         """Drafts to ask for, of each of these requests, in a step with so many decoding ones."""
         if not request_ids:
             return []
-        rates = [self._state(request_id).acceptance for request_id in request_ids]
+        states = [self._state(request_id) for request_id in request_ids]
+        rates = [state.acceptance for state in states]
+        chances = [state.found for state in states]
         costs = self.costs
         step = 1 + costs.row * num_decoding
         # Tokens that a draft's row and its share of the draft model's step stand for.
         price = (costs.row * num_decoding + costs.draft * num_decoding / max(len(rates), 1)) / step
         lengths = self._worthwhile(rates, price)
-        speed_up = self._speed_up(rates, lengths, num_decoding)
+        speed_up = self._speed_up(rates, chances, lengths, num_decoding)
         if speed_up > 1.0:  # then a step's time is worth more, too
             lengths = self._worthwhile(rates, min(price * speed_up, 0.99))
         elif self._num_idle < LONGEST_REST:
@@ -92,14 +99,21 @@ class DraftPolicy:
         most = math.log(max(price, 1e-6))
         return [min(max(int(most / math.log(rate)), 1), self.max_length) for rate in rates]
 
-    def _speed_up(self, rates: Sequence[float], lengths: Sequence[int], num_decoding: int) -> float:
+    def _speed_up(
+        self,
+        rates: Sequence[float],
+        chances: Sequence[float],
+        lengths: Sequence[int],
+        num_decoding: int,
+    ) -> float:
         """Tokens per time with these drafts, over those without."""
         gain = sum(
-            rate * (1 - rate**length) / (1 - rate)
-            for rate, length in zip(rates, lengths, strict=True)
+            chance * rate * (1 - rate**length) / (1 - rate)
+            for rate, chance, length in zip(rates, chances, lengths, strict=True)
         )
         costs = self.costs
-        extra = costs.row * sum(lengths) + costs.draft * max(lengths, default=0) + costs.wait
+        extra = costs.row * sum(lengths) + costs.draft * max(lengths, default=0)
+        extra += costs.wait + costs.wait_each * num_decoding
         return (1 + gain / num_decoding) / (1 + extra / (1 + costs.row * num_decoding))
 
     def missed(self, request_id: int) -> None:
@@ -108,6 +122,7 @@ class DraftPolicy:
         For engines that run ahead, which a request that may have drafts stops.
         """
         state = self._state(request_id)
+        state.found *= MISS_DECAY
         state.rest = state.next_miss + 1  # the step that it has none in is counted too
         state.next_miss = min(2 * state.next_miss, LONGEST_MISS)
 
@@ -117,6 +132,7 @@ class DraftPolicy:
         state.right = DECAY * state.right + num_accepted
         state.wrong = DECAY * state.wrong + (num_accepted < num_drafts)
         state.next_miss = 1
+        state.found = 1 - MISS_DECAY * (1 - state.found)
         if num_accepted:
             state.next_rest = 0
         else:
