@@ -301,6 +301,7 @@ class LLM:
         self.backend = choose_backend(config.inference_model)
         self.decoder: Decoder | None = None  # in dynamic mode
         self._make_current()
+        self._release_idle_memory()
         with self._explained_out_of_memory():
             network, draft_network = self._load_networks(reader)
         num_blocks = self._num_cache_blocks()
@@ -439,6 +440,13 @@ class LLM:
         import paddle
 
         paddle.set_device("cpu" if self.device is None else self.device.name)
+
+    def _release_idle_memory(self) -> None:
+        """What an earlier model of this process left in the pools counts as free again."""
+        if self.device is not None and self.device.is_plugin:
+            from predict.device import release_cached
+
+            release_cached(self.device)
 
     def _num_cache_blocks(self) -> int:
         draft = None if self.draft is None else self.draft.spec
