@@ -23,8 +23,8 @@
 // on 32/32 contiguous heads in brackets: 1024 tokens 309 [269], 4096: 608 [533], 8192: 604 .. 654
 // [620], 16 x 512: 247 [329]; 32/32 heads, 8192: 559 .. 636; head_dim 64: 373 .. 399 [434], 256
 // (16/8 heads): 598 .. 628 [641], 80: 480, 96: 492; block_size 16: 500. 8192 over caches in int8
-// 220, int8 per token 199, fp8 236, int4 242: making values of codes takes the producers longer than
-// the products take. Codes kept in registers a part of a tile ahead were spilled (130 and 210).
+// 220, int8 per token 199, fp8 236, int4 242: making values of codes takes the producers longer
+// than the products take. Codes kept in registers a part of a tile ahead were spilled (130, 210).
 #pragma once
 
 #include <algorithm>

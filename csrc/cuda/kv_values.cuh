@@ -12,7 +12,7 @@ __device__ __forceinline__ uint32_t scaled_pair(float a, float b, float2 scale) 
       Traits<T>::from_float2(make_float2(fmaf(a, scale.x, scale.y), fmaf(b, scale.x, scale.y))));
 }
 
-// out[kWords]: vectors of 8 values, one for each word of 4-bit codes, or for each two of 8-bit ones.
+// out: vectors of 8 values, one for each word of 4-bit codes, or for each two of 8-bit ones.
 template <class T, KvFormat kFormat, int kWords>
 __device__ __forceinline__ void dequantize(const uint32_t (&words)[kWords], float2 scale,
                                            uint4* out) {
