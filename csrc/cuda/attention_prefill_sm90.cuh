@@ -7,8 +7,8 @@
 //     (one of them also finds the items), and two consumer warpgroups of 64 rows. Queries are an
 //     item ahead, keys and values as far as their ring reaches.
 //  2. The producer copies cache blocks (boxes of 64 columns x block_size tokens, 128-byte swizzle)
-//     into a two-stage ring of keys and one of values. Out of a quantized cache, two warpgroups
-//     of producers copy codes to shared memory two tiles ahead, and write values of the
+//     into a two-stage ring of keys and one of values. Out of a quantized cache, all four warps of
+//     the producers copy codes to shared memory two tiles ahead, and write values of the
 //     activations' type into the ring. Head dims between panels of 64 columns leave columns unused.
 //  3. Consumers issue the logits of the next tile and the value product of this one together, and
 //     compute the next softmax while the products run. Two named barriers let the warpgroups take
@@ -22,8 +22,9 @@
 // H200, bf16, causal, 32/8 heads of 128, block_size 64, TFLOP/s (4 * D * half of the pairs); cuDNN
 // on 32/32 contiguous heads in brackets: 1024 tokens 309 [269], 4096: 608 [533], 8192: 604 .. 654
 // [620], 16 x 512: 247 [329]; 32/32 heads, 8192: 559 .. 636; head_dim 64: 373 .. 399 [434], 256
-// (16/8 heads): 598 .. 628 [641]; block_size 16: 500. Caches of 8 bits 130, of 4 bits 209: reading
-// codes a part of a tile ahead does not hide their latency.
+// (16/8 heads): 598 .. 628 [641], 80: 480, 96: 492; block_size 16: 500. 8192 over caches in int8
+// 220, int8 per token 199, fp8 236, int4 242: making values of codes takes the producers longer
+// than the products take. Codes kept in registers a part of a tile ahead were spilled (130, 210).
 #pragma once
 
 #include <algorithm>
@@ -42,13 +43,10 @@ struct PrefillShape {
   static constexpr int kKeys = D > 128 ? 64 : 128;  // per tile
   static constexpr int kPanels = (D + 63) / 64;     // of 64 columns, 128 bytes per row
   static constexpr int kStages = 2;
-  // Warpgroups that produce, and two that consume. Making values out of codes takes one alone three
-  // times as long as the products do.
-  static constexpr int kProducers = kDense || D > 128 ? 1 : 2;
-  static constexpr int kThreads = (kProducers + 2) * 128;
+  static constexpr int kThreads = 384;
   // Threads that bring queries; over quantized caches they fill keys and values, too.
-  static constexpr int kLoaders = kDense ? 96 : kProducers * 128;
-  static constexpr int kFillers = kDense ? 1 : kLoaders;  // arrivals that fill a stage
+  static constexpr int kLoaders = kDense ? 96 : 128;
+  static constexpr int kFillers = kDense ? 1 : 128;  // arrivals that fill a stage
   static constexpr int kQueryPanel = kRows * 128, kTilePanel = kKeys * 128;
   static constexpr int kQueryBytes = kPanels * kQueryPanel;
   static constexpr int kTileBytes = kPanels * kTilePanel;
@@ -110,11 +108,10 @@ __device__ __forceinline__ void copy_code(void* shared, const void* global, bool
 #endif
 }
 
-// Fills the ring with an item's keys and values out of a quantized cache, by all producers. Codes
-// are copied two tiles ahead into `codes`, where each thread finds again what it copied; from there
-// they become values of T in the ring, those of tokens that nobody sees finite ones. Scales per
-// head are left to the sums. Keys run one tile ahead of values. `filled`: tiles of keys so far, of
-// which it returns the new count.
+// Fills the ring with an item's keys and values out of a quantized cache, by 128 threads. Codes are
+// copied two tiles ahead into `codes`, where each thread finds again what it copied; from there
+// they become values of T in the ring, finite ones where no token is used. Keys run one tile ahead
+// of values. `filled`: tiles of keys so far, of which it returns the new count.
 template <class T, int D, KvFormat kFormat>
 __device__ __forceinline__ int fill_tiles(const AttentionArgs& args, const PrefillTile& tile,
                                           int kv_head, int filled, uint8_t* keys, uint8_t* values,
@@ -122,11 +119,10 @@ __device__ __forceinline__ int fill_tiles(const AttentionArgs& args, const Prefi
                                           uint64_t* value_full, uint64_t* value_empty) {
   using S = PrefillShape<D, kFormat>;
   constexpr int kKeys = S::kKeys, kBytes = S::kRowBytes % 16 == 0 ? 16 : 8;  // at a time
-  constexpr int kRowPieces = S::kRowBytes / kBytes, kAllPieces = kKeys * kRowPieces;
-  constexpr int kThreads = S::kLoaders, kPieces = (kAllPieces + kThreads - 1) / kThreads;
+  constexpr int kRowPieces = S::kRowBytes / kBytes, kPieces = kKeys * kRowPieces / 128;
   constexpr int kWords = kBytes / 4, kVectors = kFormat == KvFormat::kInt4 ? kWords : kWords / 2;
   constexpr int kScales = scale_floats(kFormat);
-  static_assert(kKeys <= kThreads);
+  static_assert(kPieces * 128 == kKeys * kRowPieces);
   const int tid = threadIdx.x;
   const PrefillRange r = PrefillRange::of<S::kRows, kKeys>(args, tile);
   const int32_t* const table = args.block_tables + static_cast<int64_t>(tile.seq) * args.max_blocks;
@@ -153,8 +149,7 @@ __device__ __forceinline__ int fill_tiles(const AttentionArgs& args, const Prefi
       uint8_t* const to = codes + step % 2 * S::kCodeBytes;
 #pragma unroll
       for (int g = 0; g < kPieces; ++g) {
-        const int index = tid + kThreads * g, position = first + index / kRowPieces;
-        if (kAllPieces % kThreads != 0 && index >= kAllPieces) break;
+        const int index = tid + 128 * g, position = first + index / kRowPieces;
         const bool valid = seen(position);
         const int64_t row = valid ? row_at(position) : 0;
         copy_code<kBytes>(to + index * kBytes,
@@ -178,18 +173,21 @@ __device__ __forceinline__ int fill_tiles(const AttentionArgs& args, const Prefi
     const bool value = is_value(step);
     const int use = filled + tile_of(step), stage = use % S::kStages;
     uint8_t* const to = (value ? values : keys) + stage * S::kTileBytes;
+    float2 head_scale = make_float2(0.f, 0.f);
+    if (!has_token_scales(kFormat)) {
+      head_scale.x = (value ? args.value_scale : args.key_scale)[kv_head];
+    }
     cp_async_wait<1>();
-    if (has_token_scales(kFormat)) named_barrier_sync(kFillBarrier, kThreads);
+    if (has_token_scales(kFormat)) named_barrier_sync(kFillBarrier, 128);
     barrier_wait(value ? &value_empty[stage] : &key_empty[stage], (use / S::kStages & 1) ^ 1);
     const uint8_t* const from = codes + step % 2 * S::kCodeBytes;
     const auto* const row_scales =
         reinterpret_cast<const float*>(scales + step % 3 * S::kScaleBytes);
 #pragma unroll
     for (int g = 0; g < kPieces; ++g) {
-      const int index = tid + kThreads * g;
-      if (kAllPieces % kThreads != 0 && index >= kAllPieces) break;
+      const int index = tid + 128 * g;
       const int row = index / kRowPieces, first = index % kRowPieces * kVectors;
-      [[maybe_unused]] float2 scale = make_float2(1.f, 0.f);
+      float2 scale = head_scale;
       if constexpr (kFormat == KvFormat::kInt4) {
         scale = reinterpret_cast<const float2*>(row_scales)[row];
       } else if constexpr (has_token_scales(kFormat)) {
@@ -273,13 +271,11 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
     }
   }
 
-  if (warpgroup < S::kProducers) {
+  if (warpgroup == 0) {
     if constexpr (S::kDense) {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-    } else if constexpr (S::kProducers == 1) {
-      asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
     } else {
-      asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
     }
     if (S::kDense && tid < kWarp) {
       const uint64_t policy = policy_evict_last();  // other row tiles read the same keys soon
@@ -335,7 +331,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
         tiles_done += r.num_tiles;
       }
     } else {
-      const int loader = tid - (S::kProducers * 128 - S::kLoaders);
+      const int loader = tid - (128 - S::kLoaders);
       const int64_t token_stride = static_cast<int64_t>(args.num_heads) * D;
       int item = blockIdx.x, ticket = -1;
       [[maybe_unused]] int filled = 0;  // tiles of keys (and of values)
@@ -390,12 +386,10 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
   } else {
     if constexpr (S::kDense) {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-    } else if constexpr (S::kProducers == 1) {
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
     } else {
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
     }
-    const int consumer = warpgroup - S::kProducers, thread = tid % 128, warp = thread / kWarp;
+    const int consumer = warpgroup - 1, thread = tid % 128, warp = thread / kWarp;
     const int64_t token_stride = static_cast<int64_t>(args.num_heads) * D;
     if (consumer == 1) named_barrier_arrive(kTurnBarrier, 256);  // warpgroup 0 goes first
     // The item whose logits are computed, and its rows of this thread.
@@ -403,8 +397,6 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
     PrefillRange range;
     int last_seen[2];
     float largest[2], sum[2], rescale[2];
-    float logit_scale = args.scale_log2;  // of the item's head
-    constexpr bool kHeadScales = !S::kDense && !has_token_scales(kFormat);
     float s[kKeys / 2], out[D / 2];
     uint32_t p[kKeys / 16][4];
     int at = 0;  // tiles whose logits have been asked for, over all items
@@ -414,9 +406,6 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
       barrier_wait(&query_full[slot], n / S::kQueryStages & 1);
       if (items[slot].kv_head < 0) return false;
       range = PrefillRange::of<S::kRows, kKeys>(args, items[slot].tile);
-      if constexpr (kHeadScales) {
-        logit_scale = args.scale_log2 * args.key_scale[items[slot].kv_head];
-      }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int r = range.row_begin + consumer * 64 + warp * 16 + lane / 4 + h * 8;
@@ -483,8 +472,8 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
         for (int i = 0; i < kKeys / 8; ++i)
           top = fmaxf(top, fmaxf(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]));
         top = quad_max(top);
-        const float base = top == -INFINITY ? 0.f : top * logit_scale;
-        rescale[h] = exp2_approx(fmaf(largest[h], logit_scale, -base));
+        const float base = top == -INFINITY ? 0.f : top * args.scale_log2;
+        rescale[h] = exp2_approx(fmaf(largest[h], args.scale_log2, -base));
         largest[h] = top;
         float part = 0.f;
 #pragma unroll
@@ -492,7 +481,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float& x = s[4 * i + 2 * h + e];
-            x = exp2_approx(fmaf(x, logit_scale, -base));
+            x = exp2_approx(fmaf(x, args.scale_log2, -base));
             part += x;
           }
         }
@@ -516,8 +505,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float total = quad_sum(sum[h]);
-        float scale = total > 0.f ? 1.f / total : 0.f;
-        if constexpr (kHeadScales) scale *= args.value_scale[kv_head];
+        const float scale = total > 0.f ? 1.f / total : 0.f;
         const int row = warp * 16 + lane / 4 + h * 8;
 #pragma unroll
         for (int n = 0; n < D / 8; ++n) {

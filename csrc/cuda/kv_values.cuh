@@ -12,16 +12,7 @@ __device__ __forceinline__ uint32_t scaled_pair(float a, float b, float2 scale) 
       Traits<T>::from_float2(make_float2(fmaf(a, scale.x, scale.y), fmaf(b, scale.x, scale.y))));
 }
 
-// half2 -> two values of T, as they are.
-template <class T>
-__device__ __forceinline__ uint32_t plain_pair(uint32_t two) {
-  if constexpr (Traits<T>::dtype == DType::kFloat16) return two;
-  const float2 x = __half22float2(bit_cast<__half2>(two));
-  return bit_cast<uint32_t>(Traits<T>::from_float2(x));
-}
-
 // out: vectors of 8 values, one for each word of 4-bit codes, or for each two of 8-bit ones.
-// Formats with a scale per head are not scaled: that is left to whoever uses the sums.
 template <class T, KvFormat kFormat, int kWords>
 __device__ __forceinline__ void dequantize(const uint32_t (&words)[kWords], float2 scale,
                                            uint4* out) {
@@ -46,11 +37,6 @@ __device__ __forceinline__ void dequantize(const uint32_t (&words)[kWords], floa
         E4m3Codes::along(words[w], &first, &second);
       } else {
         Int8Codes::along(words[w], &first, &second);
-      }
-      if constexpr (!has_token_scales(kFormat)) {
-        values[2 * w] = plain_pair<T>(first);
-        values[2 * w + 1] = plain_pair<T>(second);
-        continue;
       }
       const float2 a = __half22float2(bit_cast<__half2>(first));
       const float2 b = __half22float2(bit_cast<__half2>(second));

@@ -88,8 +88,8 @@ def check_attention(
     with operands.on_cpu():
         wanted = reference.paged_attention(q.plain, attention, caches, step.plain)
     used = step.num_tokens - 3
-    # Keys and values become 16-bit numbers: one rounding more than in a dense cache.
-    compare_rows(got[:used], wanted, operands.dtype, roundings=3)
+    # Keys become 16-bit numbers, and so do values: two roundings more than in a dense cache.
+    compare_rows(got[:used], wanted, operands.dtype, roundings=4)
     assert (numpy_of(got[used:]) == 0).all()
 
 
