@@ -4,6 +4,11 @@
 // Algorithm: a block holds a row in registers: sum of squares and largest magnitude ahead of one
 // barrier, codes behind it (quantize_row.cuh), while its next row travels. Source: own. Bound:
 // memory (2 + 1 bytes per value); for few rows latency.
+// Measured on an H200 (bench_codes quantize), us, before blocks took several rows each:
+//   rows                 1    32   128  1024  8000
+//   4096              1.79  1.87  3.00  7.19  43.9
+//   4096, with norm   2.19  2.33  2.84  10.9  76.0
+//   14336             3.52  3.49  5.29  21.0   160   (2.15 TB/s)
 #include <algorithm>
 
 #include "quantize_row.cuh"
