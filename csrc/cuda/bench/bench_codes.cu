@@ -1,8 +1,8 @@
-// Checks products of codes (e4m3, int8, and weights of 8 and 4 bits) against float references over
-// odd shapes, and times all products of a Llama-3-8B decode step and of its prefill.
+// Checks products of codes (e4m3 and int8) against float references over odd shapes, and times all
+// products of a Llama-3-8B decode step and of its prefill. Packed weights: bench_packed.cu.
 //
 //   nvcc -O3 -std=c++17 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a \
-//        -Icsrc/cuda -Icsrc/include csrc/cuda/bench/bench_codes.cu csrc/cuda/gemm*.cu \
+//        -Icsrc/cuda -Icsrc/include csrc/cuda/bench/bench_codes.cu csrc/cuda/gem*.cu \
 //        csrc/cuda/quantize_rows.cu -o bench_codes
 //   ./bench_codes check | accuracy | chain [fp8] | large | quantize | tune fp8|int8 ROWS...
 #include <cuda_fp8.h>
@@ -334,86 +334,6 @@ bool check_blocks(const Case& c, Random& random) {
                                       c.float_out ? 2e-3 : relative, 3e-3);
 }
 
-// x of T, weight packed with 8 or 4 bits.
-template <class T>
-bool check_packed(int bits, const Case& c, Random& random) {
-  const int64_t group_choice = random.below(3);  // 64, 128, or one group
-  int64_t groups = 1;
-  if (bits == 4 && group_choice < 2 && c.k % (64 << group_choice) == 0) {
-    groups = c.k / (64 << group_choice);
-  }
-  const bool asymmetric = random.below(2);
-  std::vector<float> xf = random.floats(c.m * c.k, 1.7f), scale(c.n * groups), zero(c.n * groups);
-  for (float& v : scale) {
-    v = (1.5f + random.uniform()) * (bits == 8 ? 0.01f : 0.15f) / std::sqrt(c.k);
-  }
-  for (float& v : zero) v = asymmetric ? static_cast<float>(random.below(17)) : 8.f;
-  std::vector<int8_t> codes(c.n * c.k);
-  for (int8_t& v : codes)
-    v = static_cast<int8_t>(bits == 8 ? random.below(255) - 127 : random.below(16));
-  std::vector<float> rounded_scale = scale;
-  rounded<T>(rounded_scale);
-  std::vector<float> wf(codes.size());
-  for (int64_t n = 0; n < c.n; ++n) {
-    for (int64_t k = 0; k < c.k; ++k) {
-      const int64_t g = n * groups + k / (c.k / groups);
-      wf[n * c.k + k] = bits == 8 ? codes[n * c.k + k] * scale[n]
-                                  : (codes[n * c.k + k] - zero[g]) * rounded_scale[g];
-    }
-  }
-  std::vector<float> w_rounded = wf;
-  const std::vector<T> w_expected = rounded<T>(w_rounded);
-  if (bits == 4) wf = w_rounded;
-  const Buffer<T> x(rounded<T>(xf));
-  const Buffer<int8_t> codes_buffer(codes);
-  const Buffer<float> scale_buffer(scale), zero_buffer(zero);
-  const int64_t group_size = packed_group_size(c.k, groups);
-  const Buffer<uint8_t> packed(packed_weight_bytes(c.n, c.k, bits, group_size));
-  PackWeightParams pack;
-  pack.codes = codes_buffer.data;
-  pack.scale = scale_buffer.data;
-  pack.zero = asymmetric ? zero_buffer.data : nullptr;
-  pack.packed = packed.data;
-  pack.out_features = c.n;
-  pack.in_features = c.k;
-  pack.num_groups = groups;
-  pack.bits = bits;
-  pack.dtype = Traits<T>::dtype;
-  CHECK_STATUS(pack_weight(pack, nullptr));
-  GemmParams p;
-  p.operands = bits == 8 ? GemmOperands::kWeightInt8 : GemmOperands::kWeightInt4;
-  p.x = x.data;
-  p.weight = packed.data;
-  p.weight_scale = bits == 8 ? scale_buffer.data : nullptr;
-  p.group_size = group_size;
-  p.dtype = pack.dtype;
-  p.out_features = c.n;
-  p.in_features = c.k;
-  const Buffer<T> matrix(c.n * c.k);
-  CHECK_STATUS(unpack_weight(p, matrix.data, nullptr));
-  CHECK_CUDA(cudaDeviceSynchronize());
-  const auto got = matrix.host();
-  if (std::memcmp(got.data(), w_expected.data(), got.size() * sizeof(T)) != 0) {
-    printf("FAIL unpack bits %d n %ld k %ld groups %ld %s\n", bits, c.n, c.k, groups,
-           dtype_name(pack.dtype));
-    return false;
-  }
-  GemmTile tile = {8 << random.below(5), 64 << random.below(2), 2 + random.below(3),
-                   1 << random.below(4), random.below(6) - 1};
-  const int kernel = random.below(2);
-  const Runner runner = [&](GemmParams& q) {
-    return kernel == 0 ? gemm_packed_sm90(q, tile, nullptr) : gemm(q, {}, nullptr, nullptr);
-  };
-  char label[160];
-  snprintf(label, sizeof(label),
-           "packed %d bits, %ld groups, zeros %d, %s kernel %d tile %dx%d "
-           "stages %d split %d",
-           bits, groups, asymmetric, dtype_name(pack.dtype), kernel, tile.tokens, tile.features,
-           tile.stages, tile.split);
-  const double relative = Traits<T>::dtype == DType::kFloat16 ? 1e-3 : 8e-3;
-  return check_product<T>(c, p, xf, wf, runner, label, c.float_out ? 2e-4 : relative, 3e-4);
-}
-
 // One launch gives what two give, and a row of int8 the same whatever its company.
 template <class T>
 int check_quantized(Random& random) {
@@ -609,26 +529,6 @@ int check_all() {
     printf("fp8 in blocks: %d cases, %d failures\n", cases, bad);
     failures += bad;
   }
-  for (const int bits : {8, 4}) {
-    int cases = 0, bad = 0;
-    for (const int64_t m : kRows) {
-      for (const auto& shape : kShapes) {
-        for (int variant = 0; variant < 2; ++variant) {
-          Case c = {m, shape[0], shape[1]};
-          c.gated = variant == 1 && c.n % 128 == 0;
-          c.bias = random.below(2);
-          c.residual = !c.gated && random.below(2);
-          c.sumsq_out = !c.gated && random.below(2);
-          c.float_out = !c.gated && random.below(4) == 0;
-          bad += !(random.below(2) ? check_packed<__nv_bfloat16>(bits, c, random)
-                                   : check_packed<__half>(bits, c, random));
-          ++cases;
-        }
-      }
-    }
-    printf("packed, %d bits: %d cases, %d failures\n", bits, cases, bad);
-    failures += bad;
-  }
   return failures;
 }
 
@@ -762,7 +662,7 @@ enum Kind { kQkvProjection, kOutProjection, kGateUp, kDown, kHead, kKinds };
 constexpr int64_t kN[] = {kQkv, kHidden, 2 * kInner, kHidden, kVocab};
 constexpr int64_t kK[] = {kHidden, kHidden, kHidden, kInner, kHidden};
 
-constexpr const char* kNames[] = {"dense", "fp8", "int8", "weight int8", "weight int4"};
+constexpr const char* kNames[] = {"dense", "fp8", "int8"};
 
 struct Model {
   std::vector<uint8_t*> weights;
@@ -805,9 +705,8 @@ struct Model {
     const int kind = index == kLayers * 4 ? kHead : index % 4;
     GemmParams p;
     p.operands = operands;
-    const bool packed = operands > GemmOperands::kInt8;
-    p.x = !packed ? codes : kind == kOutProjection ? qkv : kind == kDown ? inner : hidden;
-    p.x_scale = packed ? nullptr : x_scale;
+    p.x = codes;
+    p.x_scale = x_scale;
     p.weight = weights[index];
     p.weight_scale = weight_scale;
     p.num_rows = rows;
@@ -818,7 +717,7 @@ struct Model {
     if (kind == kOutProjection || kind == kDown) p.residual = hidden;
     p.gated = kind == kGateUp;
     QuantizeRowsParams q;
-    if (quantize && !packed) {
+    if (quantize) {
       q.x = kind == kOutProjection ? qkv : kind == kDown ? inner : hidden;
       q.codes = codes;
       q.scale = x_scale;
@@ -828,7 +727,7 @@ struct Model {
       q.operands = operands;
       if (q.normalize) q.norm_weight = norm_weight;
     }
-    const QuantizeRowsParams* given = quantize && !packed ? &q : nullptr;
+    const QuantizeRowsParams* given = quantize ? &q : nullptr;
     if (launcher) {
       CHECK_STATUS(launcher(p, given));
     } else if (given != nullptr) {
@@ -969,8 +868,7 @@ int main_chain(const char* only) {
   const Model model(256);
   printf("129 products of 8-bit codes, %.2f GB; bare, and with the quantization of each x, ms\n",
          model.bytes / 1e9);
-  for (const GemmOperands operands : {GemmOperands::kFp8, GemmOperands::kInt8,
-                                      GemmOperands::kWeightInt8, GemmOperands::kWeightInt4}) {
+  for (const GemmOperands operands : {GemmOperands::kFp8, GemmOperands::kInt8}) {
     const char* name = kNames[static_cast<int>(operands)];
     if (only != nullptr && std::strcmp(only, name) != 0) continue;
     for (const int64_t rows : {1, 8, 16, 32, 64, 128, 256}) {
@@ -983,9 +881,8 @@ int main_chain(const char* only) {
             },
             9);
       }
-      const double bytes = model.bytes * (operands == GemmOperands::kWeightInt4 ? .53125 : 1.);
       printf("%s M %3ld %.3f (%.2f TB/s) %.3f\n", name, rows, ms[0],
-             bytes / ms[0] / 1e9, ms[1]);
+             model.bytes / ms[0] / 1e9, ms[1]);
     }
   }
   return 0;
@@ -1024,10 +921,8 @@ int main_quantize() {
 
 int main_large() {
   const Model model(8000);
-  for (const GemmOperands operands : {GemmOperands::kFp8, GemmOperands::kInt8,
-                                      GemmOperands::kWeightInt8, GemmOperands::kWeightInt4}) {
+  for (const GemmOperands operands : {GemmOperands::kFp8, GemmOperands::kInt8}) {
     for (const int64_t rows : {256, 1024, 8000}) {
-      if (operands > GemmOperands::kInt8 && rows > 256) continue;
       double sum = 0.;
       printf("%s M %4ld", kNames[static_cast<int>(operands)], rows);
       for (int kind = 0; kind < 4; ++kind) {
