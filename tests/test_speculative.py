@@ -132,6 +132,30 @@ def test_drafts_get_shorter_in_batches_and_where_drafting_costs() -> None:
     assert DraftPolicy(15, 64, Costs(row=0.04, draft=1.0)).lengths([0], 1) == [0]
 
 
+def test_the_draft_models_cost_is_measured() -> None:
+    policy = DraftPolicy(8, 64, Costs(row=0.01, draft=0.1))
+    assert policy.lengths([0], 1)[0] > 1
+    for _ in range(9):
+        policy.time_step(2.0)
+        policy.time_drafts(8.0, 4)
+    assert policy.costs.draft == 1.0
+    assert policy.lengths([0], 1) == [0]
+
+
+def test_drafts_that_are_never_found_are_no_gain() -> None:
+    policy = DraftPolicy(8, 256, Costs(row=0.0055, wait=0.08, wait_each=0.004))
+    ids = list(range(64))
+    waits = []
+    for step in range(256):
+        takers = [request_id for request_id in ids if not policy.is_resting(request_id)]
+        missing = [i for i, n in zip(takers, policy.lengths(takers, 64), strict=True) if n]
+        for request_id in missing:
+            policy.missed(request_id)
+        waits += [step] * bool(missing)
+        policy.stepped(ids, False)
+    assert len(waits) <= 10, waits
+
+
 def test_drafts_that_do_not_pay_are_tried_now_and_then() -> None:
     policy = DraftPolicy(8, 64, Costs(row=0.005, wait=0.1))
     for _ in range(20):

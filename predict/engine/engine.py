@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class Step(NamedTuple):
     batch: ScheduledBatch
     rows: list[Row]
     tokens: Tokens
+    launched: float  # perf_counter seconds
     decides: bool  # see ScheduledBatch.decides: nothing runs ahead of it
 
 
@@ -73,6 +75,7 @@ class Engine:
         self.policy = policy
         self.draft_stats = DraftStats()
         self._steps: deque[Step] = deque()  # running, oldest first
+        self._last_end = 0.0  # of a step, perf_counter seconds
 
     def add(self, request: Request) -> None:
         """Queues a request; raises ValueError when it can never run (see Scheduler.add)."""
@@ -89,8 +92,12 @@ class Engine:
             pass
         if not self._steps:
             return None, []
-        batch, rows, tokens, _ = self._steps.popleft()
+        batch, rows, tokens, launched, _ = self._steps.popleft()
         token_ids = tokens.take()
+        now = time.perf_counter()
+        if self.policy is not None and batch.num_tokens == len(rows):
+            self.policy.time_step(now - max(launched, self._last_end))
+        self._last_end = now
         failed = [
             row.request.owner
             for row, token in zip(rows, token_ids, strict=True)
@@ -140,6 +147,7 @@ class Engine:
         if self.policy is not None:
             ids = [span.request.request_id for span in batch.spans]
             self.policy.stepped(ids, has_drafts)
+        launched = time.perf_counter()
         inputs = build_inputs(batch, self.scheduler.config.block_size)
         rows = [
             Row(span.request, span.draft_token_ids[:index])
@@ -158,7 +166,7 @@ class Engine:
         decides = batch.decides
         if self.runner.num_ahead and not decides:
             self.scheduler.advance(batch)
-        self._steps.append(Step(batch, rows, tokens, decides))
+        self._steps.append(Step(batch, rows, tokens, launched, decides))
         return True
 
     def _draft_limits(self) -> dict[Request, int]:
@@ -182,7 +190,9 @@ class Engine:
         if not limits:
             return {}
         drafts: dict[int, Sequence[int]] = {}
+        begin = time.perf_counter()
         proposals = self.proposer.propose(list(limits), list(limits.values()))
+        self.policy.time_drafts(time.perf_counter() - begin, max(limits.values()))
         for request, proposed in zip(limits, proposals, strict=True):
             if proposed:
                 drafts[request.request_id] = proposed

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LONGEST_REST = 64  # steps
 LONGEST_MISS = 8
+NUM_TIMES = 9  # measured ones that count: their median
 MISS_DECAY = 0.7  # of the chance that there is a draft to try, per step without one
 DECAY = 0.85  # of a step's weight in the acceptance, per step with drafts
 FIRST_RIGHT, FIRST_WRONG = 2.0, 0.5  # drafts that a new request is taken to have had
@@ -18,7 +21,7 @@ class Costs:
     """What drafts cost, as parts of a decode step of one row."""
 
     row: float  # of one more row in a step
-    draft: float = 0.0  # of one step of the draft model
+    draft: float = 0.0  # of one step of the draft model, until it is measured
     # Where steps run ahead without drafts: for the tokens before the next step, at batch 1, and
     # more for each request.
     wait: float = 0.0
@@ -56,8 +59,11 @@ class DraftPolicy:
         self.max_length = max_length
         self.max_rows = max_rows
         self.costs = costs
+        # Of the last decode steps, and of a draft in the last proposals; in seconds.
+        self._step_times: deque[float] = deque(maxlen=NUM_TIMES)
+        self._draft_times: deque[float] = deque(maxlen=NUM_TIMES)
         self._states: dict[int, _State] = {}
-        self._num_idle = 0  # steps since the last drafts
+        self._num_idle = 0  # steps since the last drafts, or the last try to find some
 
     def is_resting(self, request_id: int) -> bool:
         """Whether the request has no drafts in the next step."""
@@ -116,6 +122,17 @@ class DraftPolicy:
         extra += costs.wait + costs.wait_each * num_decoding
         return (1 + gain / num_decoding) / (1 + extra / (1 + costs.row * num_decoding))
 
+    def time_step(self, seconds: float) -> None:
+        """Takes in what a decode step took."""
+        self._step_times.append(seconds)
+
+    def time_drafts(self, seconds: float, num_drafts: int) -> None:
+        """Takes in what a proposal of so many drafts took; the draft model's cost follows."""
+        self._draft_times.append(seconds / num_drafts)
+        if self.costs.draft and len(self._draft_times) == len(self._step_times) == NUM_TIMES:
+            ratio = statistics.median(self._draft_times) / statistics.median(self._step_times)
+            self.costs = replace(self.costs, draft=ratio)
+
     def missed(self, request_id: int) -> None:
         """The request had no draft to try: it rests, a little longer each time in a row.
 
@@ -123,6 +140,7 @@ class DraftPolicy:
         """
         state = self._state(request_id)
         state.found *= MISS_DECAY
+        self._num_idle = 0
         state.rest = state.next_miss + 1  # the step that it has none in is counted too
         state.next_miss = min(2 * state.next_miss, LONGEST_MISS)
 
