@@ -311,6 +311,7 @@ class PredictorConfig:
                 inference_model=_fused(flags),
                 attention=_attention(flags),
                 max_length=max_length,
+                batch_size=_num_sequences(flags),
                 prefix_caching=_prefix_caching(flags),
                 weight_block_size=_tuple(flags["weight_block_size"]),
                 skip_list_names=_tuple(flags["skip_list_names"]) or (),
@@ -335,12 +336,17 @@ class PredictorConfig:
         )
 
 
+def _num_sequences(flags: FlagValues) -> int:
+    """Sequences decoded together: --batch_size prompts, in a beam search each with its beams."""
+    beams: int = flags["num_beams"] if flags["decode_strategy"] == "beam_search" else 1
+    return int(flags["batch_size"]) * max(beams, 1)
+
+
 # Flags that are EngineConfig fields of the same name and meaning.
 _SAME_NAME = (
     "mode",
     "model_prefix",
     "block_size",
-    "batch_size",
     "src_length",
     "max_num_batched_tokens",
     "chunked_prefill",

@@ -241,7 +241,7 @@ FLAGS: tuple[Flag, ...] = (
          "sequence, as Hugging Face transformers searches.",
          choices=("sampling", "greedy_search", "beam_search")),
     Flag(_SAMPLING, "num_beams", "int", 4,
-         "Beams of beam_search. Each is one of the --batch_size sequences."),
+         "Beams of beam_search, of each of the --batch_size prompts."),
     Flag(_SAMPLING, "length_penalty", "float", 1.0,
          "beam_search divides a sum of log-probabilities by length to this power: above 0 favours "
          "long answers."),

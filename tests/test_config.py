@@ -174,7 +174,6 @@ def test_the_readme_table_has_every_flag() -> None:
         ),
         (["--num_return_sequences", "2"], "n 2 with greedy decoding"),
         (["--best_of", "1", "--n", "2", "--top_k", "0"], "best_of 1 is less than n 2"),
-        (["--decode_strategy", "beam_search"], r"num_beams 4 is .*\(allowed: 1 to 1, which is"),
         (["--decode_strategy", "beam_search", "--num_beams", "0"], "num_beams 0"),
         (
             ["--decode_strategy", "beam_search", "--num_return_sequences", "5"],
@@ -480,3 +479,9 @@ def test_the_package_gives_its_names_on_demand() -> None:
     assert "LLM" in dir(predict)
     with pytest.raises(AttributeError, match="no attribute 'LLMM'"):
         _ = predict.LLMM
+
+
+def test_batch_size_counts_prompts_where_each_has_beams(model: Path) -> None:
+    search = ["--decode_strategy", "beam_search", "--num_beams", "3"]
+    assert config_of(model, "--batch_size", "2", *search).engine.batch_size == 6
+    assert config_of(model, "--batch_size", "2").engine.batch_size == 2
