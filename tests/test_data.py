@@ -178,11 +178,15 @@ def test_an_interrupted_run_keeps_results_that_waited_for_an_earlier_one(tmp_pat
 
 
 def test_ctrl_c_in_the_middle_of_a_write_leaves_whole_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "out.json"
     writer = ResultWriter(path, 2)
     real_write = os.write
+
+    # A shell's background jobs start with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
 
     def interrupted_write(descriptor: int, content: bytes) -> int:
         count = real_write(descriptor, content[:3])
