@@ -11,7 +11,7 @@ from typing import NamedTuple
 from predict.engine.batch import build_inputs
 from predict.engine.beams import Candidates
 from predict.engine.logprobs import num_wanted
-from predict.engine.runner import Logprobs, PromptTargets, Runner, Tokens
+from predict.engine.runner import NO_TARGETS, Logprobs, PromptTargets, Runner, Tokens
 from predict.engine.sampler import Row, Sampler
 from predict.engine.scheduler import ScheduledBatch, ScheduledSpan, Scheduler
 from predict.request import Request
@@ -157,12 +157,11 @@ class Engine:
         if batch.block_copies:
             self.runner.copy_blocks(batch.block_copies)
         targets = [token for span in batch.spans for token in span.prompt_targets]
+        prompt = NO_TARGETS
         if targets:
             num_top = num_wanted([span.request for span in batch.spans], of_prompts=True)
             prompt = PromptTargets(targets, num_top or 0)
-            tokens = self.runner.launch(inputs, rows, self.sampler, prompt)
-        else:
-            tokens = self.runner.launch(inputs, rows, self.sampler)
+        tokens = self.runner.launch(inputs, rows, self.sampler, prompt)
         decides = batch.decides
         if self.runner.num_ahead and not decides:
             self.scheduler.advance(batch)
