@@ -15,7 +15,9 @@ SHOWN = {
     "chat.py": ["--- Now one that multiplies them.", "return"],
     "async_stream.py": ["--- whole", "--- 0 cache blocks in use"],
     "logprobs.py": ["perplexity of the prompt:", "% "],
+    "edited_copies.py": ["without drafts:", "inference_with_reference:", "lookahead:"],
 }
+ARGUMENTS = {"edited_copies.py": ["1"]}
 
 
 def test_all_examples_are_listed() -> None:
@@ -26,7 +28,7 @@ def test_all_examples_are_listed() -> None:
 def test_examples_run(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", [name])
+    monkeypatch.setattr(sys, "argv", [name, *ARGUMENTS.get(name, [])])
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     out = capsys.readouterr().out
     for text in SHOWN[name]:
