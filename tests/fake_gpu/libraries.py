@@ -1,7 +1,7 @@
 """Compiles what `--device gpu` needs where there is no GPU: the plugin and the operators.
 
 All is the real thing but for the CUDA runtime (runtime.cc) and the kernels (kernels.cc,
-products.cc, strided_copy.cc). The CPU's operators are taken from the CPU library's build.
+products.cc and the short ones). The CPU's operators are taken from the CPU library's build.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from predict import device as devices
 from predict import library
 
 HERE = Path(__file__).resolve().parent
+TEST_OPS = HERE.parent / "gpu" / "ops"
 FOLDER = build.BUILD_DIR.parent / "fake_gpu"
 ENVIRONMENT = "REGATTA_FAKE_GPU"  # names FOLDER: tests/gpu runs over the libraries there
 RUNTIME_NAME = "libfake_cuda.so"
+TEST_OPS_NAME = "libtest_ops.so"  # of tests/gpu/ops
 # Registrations are slow to compile for Paddle's headers: so many sources include all of them.
 NUM_UNITS = 2
 
 
 def select(folder: Path) -> None:
     """Makes this process take its GPU libraries from `folder`; before Paddle is imported."""
-    os.environ.setdefault("FAKE_CUDA_BYTES", str(4 << 30))  # a step's workspace, and some cache
+    os.environ.setdefault("FAKE_CUDA_BYTES", str(1 << 32))  # a step's workspace, and some cache
     library.LIBRARY_DIR = folder
     devices.PLUGIN_FOLDER = folder / devices.PLUGIN_FOLDER.name
 
@@ -84,7 +86,8 @@ def unit_text(sources: list[Path]) -> str:
 def ninja_text(paddle: build.PaddlePackage, compiler: str, units: list[Path]) -> str:
     """Returns the build.ninja of all libraries."""
     kernels_folder = build.CSRC / "device" / "kernels"
-    folders = [HERE / "include", build.CSRC / "include", build.CSRC / "cuda", kernels_folder, HERE]
+    folders = [HERE, HERE / "include", TEST_OPS, kernels_folder]
+    folders += [build.CSRC / name for name in ("include", "cuda", "paddle")]
     system = [paddle.root / "include", paddle.root / "include" / "third_party"]
     flags = [*build.CXX_FLAGS, "-DREGATTA_WITH_CUDA", "-DPADDLE_WITH_CUSTOM_DEVICE"]
     flags += [f"-I{path}" for path in folders]
@@ -134,6 +137,11 @@ def ninja_text(paddle: build.PaddlePackage, compiler: str, units: list[Path]) ->
     linked(
         devices.KERNELS_NAME,
         objects([kernels_folder / "registration.cc", HERE / "strided_copy.cc"], "-O1"),
+        f"{runtime} {names}",
+    )
+    linked(
+        TEST_OPS_NAME,
+        objects([TEST_OPS / "registration.cc", HERE / "axpb.cc"], "-O1"),
         f"{runtime} {names}",
     )
     plugin = f"{devices.PLUGIN_FOLDER.name}/{devices.PLUGIN_NAME}"
