@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,51 +23,70 @@ LEFT_OUT = {
     "test_memory.py": "share_that_is_asked_for",
 }
 WHOLLY_LEFT_OUT = ("test_ops.py", "test_paddle_graphs.py", "test_sanitizer.py", "test_schemes.py")
-FILES = sorted({path.name for path in (ROOT / "tests/gpu").glob("test_*.py")} - {*WHOLLY_LEFT_OUT})
+# Tests of the engine whose engines are moved to the GPU, but for these: they stand in for its
+# forward pass, or are about what GPUs refuse.
+MOVED = {
+    "test_async_llm.py": "cannot_be_drawn",
+    "test_samples.py": "",
+    "test_speculative.py": "draft_model or False",
+    "test_stop_strings.py": "",
+}
+
+
+def commands() -> dict[str, list[str]]:
+    """The runs of pytest, by name."""
+    names = {path.name for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
+    made = {}
+    for name in sorted(names - {*WHOLLY_LEFT_OUT}):
+        made[f"gpu/{name}"] = [f"tests/gpu/{name}", *_without(LEFT_OUT.get(name, ""))]
+    for name, left_out in MOVED.items():
+        made[name] = ["-p", "tests.fake_gpu.everywhere", f"tests/{name}", *_without(left_out)]
+    return made
+
+
+def _without(tests: str) -> list[str]:
+    return ["-k", f"not ({tests})"] if tests else []
+
+
+COMMANDS = commands()
+Result = subprocess.CompletedProcess[str]
 
 
 @pytest.fixture(scope="module")
-def environment() -> dict[str, str]:
-    """Of a process with the fake GPU, whose work runs as late as it may."""
+def results(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Result]]]:
+    """Those of the selected runs, as many at once as there are cores."""
     try:
         folder = libraries.compile_libraries()
     except build.BuildError as error:
         pytest.skip(str(error))
-    own = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-    paths = os.pathsep.join([str(ROOT), str(build.CSRC)])
-    fake = {libraries.ENVIRONMENT: str(folder), "FAKE_CUDA_LATE": "1"}
-    return {**own, **fake, "PYTHONPATH": paths}
+    environment = {
+        name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ
+    }
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(build.CSRC)])
+    # Late: queued work runs when somebody waits for it.
+    environment |= {libraries.ENVIRONMENT: str(folder), "FAKE_CUDA_LATE": "1"}
+
+    def run(words: list[str]) -> Result:
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+
+    selected = [item.name for item in request.session.items if item.path == request.path]
+    with ThreadPoolExecutor(build.num_jobs()) as executor:
+        yield {
+            name: executor.submit(run, words)
+            for name, words in COMMANDS.items()
+            if f"test_passes_on_the_fake_gpu[{name}]" in selected
+        }
 
 
-def run_pytest(environment: dict[str, str], *words: str) -> None:
-    process = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+@pytest.mark.parametrize("name", COMMANDS)
+def test_passes_on_the_fake_gpu(results: dict[str, Future[Result]], name: str) -> None:
+    process = results[name].result()
     assert process.returncode == 0, process.stdout[-8000:]
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_gpu_tests_pass(environment: dict[str, str], file: str) -> None:
-    words = ["-k", f"not ({LEFT_OUT[file]})"] if file in LEFT_OUT else []
-    run_pytest(environment, f"tests/gpu/{file}", *words)
-
-
-# Beside messages that name the CPU, and what only plain operators are for.
-EVERYWHERE = {
-    "test_async_llm.py": "cannot_be_drawn",
-    "test_samples.py": "",
-    "test_stop_strings.py": "",
-    "test_speculative.py": "draft_model or False",
-}
-
-
-@pytest.mark.parametrize("file", EVERYWHERE)
-def test_engine_tests_of_the_cpu_pass_too(environment: dict[str, str], file: str) -> None:
-    words = ["-k", f"not ({EVERYWHERE[file]})"] if EVERYWHERE[file] else []
-    run_pytest(environment, "-p", "tests.fake_gpu.everywhere", f"tests/{file}", *words)

@@ -24,4 +24,4 @@ def _on_gpu(config: EngineConfig, *arguments: Any, **values: Any) -> None:
     _init(config, *arguments, **values)
 
 
-EngineConfig.__init__ = _on_gpu  # type: ignore[method-assign]
+EngineConfig.__init__ = _on_gpu  # type: ignore[assignment, method-assign]

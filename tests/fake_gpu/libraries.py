@@ -36,7 +36,7 @@ def compile_libraries() -> Path:
     """Compiles what is not up to date; returns FOLDER.
 
     Raises build.BuildError where a compiler, Paddle or the CPU library's objects are missing, and
-    CalledProcessError with the compiler's words when it fails.
+    RuntimeError with the compiler's words when it fails.
     """
     paddle, compiler = build.find_paddle(), build.find_compiler()
     if paddle.has_cuda:
@@ -52,9 +52,11 @@ def compile_libraries() -> Path:
     text = ninja_text(paddle, compiler, units)
     (FOLDER / "build.ninja").write_text(text, encoding="utf-8")
     command = [build.find_ninja(), "-C", str(FOLDER), "-j", str(build.num_jobs())]
-    subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    process = subprocess.run(command, check=False, capture_output=True, text=True)
+    if process.returncode != 0:
+        raise RuntimeError(f"the fake GPU does not compile: {process.stdout[-4000:]}")
     metadata = {
-        "abi": build.read_abi(build.CSRC / "include" / "regatta" / "abi.h"),
+        "abi": library.read_abi(build.CSRC / "include" / "regatta" / "abi.h"),
         "paddle_version": paddle.version,
         "paddle_commit": paddle.commit,
         "compiler": compiler,
