@@ -30,8 +30,14 @@ def make_engine(method: str, ahead: bool) -> Engine:
         )
     )
     sampler = Sampler(predict.reference, 0, ())
+    runner = CacheReader(NUM_BLOCKS, ahead)
+    own = CacheReader(
+        *(NUM_BLOCKS + NUM_SEQS, ahead, 0.2),
+        target=runner if ahead else None,
+        failures=0.02,
+    )
     draft = DraftNetwork(
-        runner=CacheReader(NUM_BLOCKS + NUM_SEQS, ahead, mistakes=0.2),
+        runner=own,
         sampler=sampler,
         block_size=BLOCK,
         num_blocks=NUM_BLOCKS,
@@ -39,7 +45,6 @@ def make_engine(method: str, ahead: bool) -> Engine:
     )
     proposer = proposer_of(SpeculativeConfig(method=method, max_ngram_size=2, draft=draft))
     policy = DraftPolicy(6, 40, Costs(row=0.01, wait=0.05))
-    runner = CacheReader(NUM_BLOCKS, ahead)
     return Engine(scheduler, runner, sampler, (), proposer, policy)
 
 

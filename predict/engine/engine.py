@@ -11,11 +11,11 @@ from typing import NamedTuple
 from predict.engine.batch import build_inputs
 from predict.engine.beams import Candidates
 from predict.engine.logprobs import num_wanted
-from predict.engine.runner import NO_TARGETS, Logprobs, PromptTargets, Runner, Tokens
+from predict.engine.runner import NO_TARGETS, Logprobs, Mark, PromptTargets, Runner, Tokens
 from predict.engine.sampler import Row, Sampler
-from predict.engine.scheduler import ScheduledBatch, ScheduledSpan, Scheduler
-from predict.request import Request
-from predict.speculative import Proposer, accepted_tokens
+from predict.engine.scheduler import ScheduledBatch, Scheduler
+from predict.request import Request, RequestStatus
+from predict.speculative import FAILED, Proposer, accepted_tokens
 from predict.speculative.policy import DraftPolicy
 
 NO_LOGITS = (
@@ -24,14 +24,29 @@ NO_LOGITS = (
 )
 
 
+class Proposal(NamedTuple):
+    """Drafts that were asked for, and the runner's work on them."""
+
+    drafts: dict[int, Sequence[int]]  # by request id
+    num_steps: int  # the longest one's limit
+    began: Mark
+    ended: Mark
+
+    @property
+    def seconds(self) -> float:
+        """How long they took, once they are known."""
+        return self.ended.seconds_since(self.began)
+
+
 class Step(NamedTuple):
     """A step that runs: its batch, the rows that get a token, and the tokens to wait for."""
 
     batch: ScheduledBatch
     rows: list[Row]
     tokens: Tokens
-    launched: float  # perf_counter seconds
+    launched: float  # perf_counter seconds, drafts included
     decides: bool  # see ScheduledBatch.decides: nothing runs ahead of it
+    proposal: Proposal | None
 
 
 @dataclass
@@ -92,27 +107,50 @@ class Engine:
             pass
         if not self._steps:
             return None, []
-        batch, rows, tokens, launched, _ = self._steps.popleft()
+        step = self._steps.popleft()
+        batch, tokens = step.batch, step.tokens
         token_ids = tokens.take()
         now = time.perf_counter()
-        if self.policy is not None and batch.num_tokens == len(rows):
-            self.policy.time_step(now - max(launched, self._last_end))
+        if self.policy is not None:
+            self._take_times(step, now - max(step.launched, self._last_end))
         self._last_end = now
-        failed = [
-            row.request.owner
-            for row, token in zip(rows, token_ids, strict=True)
-            if (token < 0 if isinstance(token, int) else not token.token_ids)
-            and self.scheduler.abort(row.request.owner.request_id, "error")
-        ]
-        for request in failed:
-            request.error = NO_LOGITS.format(request.request_id)
-        sampled = self._verify(batch, token_ids)
+        sampled = self._verify(batch, tokens, token_ids)
+        failed = self._abort_failed(batch, sampled)
         num_known = [span.request.num_known_tokens for span in batch.spans]
         finished = failed + self.scheduler.update(batch, sampled, self.eos_token_ids)
         self._record_logprobs(batch, num_known, tokens.logprobs())
         for request in finished:
             self._forget(request.request_id)
         return batch, finished
+
+    def _take_times(self, step: Step, seconds: float) -> None:
+        """Tells the policy what a step took, and what its drafts did."""
+        assert self.policy is not None
+        if step.proposal is not None:
+            drafting = step.proposal.seconds
+            self.policy.time_drafts(drafting, step.proposal.num_steps)
+            seconds -= drafting
+        if step.batch.num_tokens == len(step.rows):
+            self.policy.time_step(seconds)
+
+    def _abort_failed(
+        self, batch: ScheduledBatch, sampled: Sequence[int | Sequence[int] | Candidates]
+    ) -> list[Request]:
+        """Ends requests that nothing could be drawn for; returns them."""
+        failed: list[Request] = []
+        spans = (span for span in batch.spans if span.samples)
+        for span, entry in zip(spans, sampled, strict=True):
+            if isinstance(entry, int):
+                fails = entry < 0
+            elif isinstance(entry, Candidates):
+                fails = not entry.token_ids
+            else:
+                fails = FAILED in entry
+            if fails and self.scheduler.abort(span.request.owner.request_id, "error"):
+                owner = span.request.owner
+                owner.error = NO_LOGITS.format(owner.request_id)
+                failed.append(owner)
+        return failed
 
     def _record_logprobs(
         self, batch: ScheduledBatch, num_known: Sequence[int], logprobs: Logprobs
@@ -134,20 +172,20 @@ class Engine:
         """Queues one more step; False when there is none to run now."""
         if self._steps and self._steps[-1].decides:
             return False
-        drafts: dict[int, Sequence[int]] = {}
+        launched = time.perf_counter()
+        proposal: Proposal | None = None
         if self.proposer is not None:
             limits = self._draft_limits()
             if limits and self._steps:
                 return False  # their tokens are on the way
-            drafts = self._propose(limits)
-        batch = self.scheduler.schedule(drafts)
+            proposal = self._propose(limits) if limits else None
+        batch = self.scheduler.schedule(None if proposal is None else proposal.drafts)
         if batch is None:
             return False
         has_drafts = any(span.draft_token_ids for span in batch.spans)
         if self.policy is not None:
             ids = [span.request.request_id for span in batch.spans]
             self.policy.stepped(ids, has_drafts)
-        launched = time.perf_counter()
         inputs = build_inputs(batch, self.scheduler.config.block_size)
         rows = [
             Row(span.request, span.draft_token_ids[:index])
@@ -165,7 +203,7 @@ class Engine:
         decides = batch.decides
         if self.runner.num_ahead and not decides:
             self.scheduler.advance(batch)
-        self._steps.append(Step(batch, rows, tokens, launched, decides))
+        self._steps.append(Step(batch, rows, tokens, launched, decides, proposal))
         return True
 
     def _draft_limits(self) -> dict[Request, int]:
@@ -182,25 +220,23 @@ class Engine:
                 limits[request] = limit
         return limits
 
-    def _propose(self, limits: Mapping[Request, int]) -> dict[int, Sequence[int]]:
-        """Drafts by request id; a request without any rests where steps could run ahead."""
+    def _propose(self, limits: Mapping[Request, int]) -> Proposal:
+        """Asks for drafts; a request without any rests where steps could run ahead."""
         assert self.proposer is not None
         assert self.policy is not None
-        if not limits:
-            return {}
         drafts: dict[int, Sequence[int]] = {}
-        begin = time.perf_counter()
+        began = self.runner.mark()
         proposals = self.proposer.propose(list(limits), list(limits.values()))
-        self.policy.time_drafts(time.perf_counter() - begin, max(limits.values()))
+        ended = self.runner.mark()
         for request, proposed in zip(limits, proposals, strict=True):
             if proposed:
                 drafts[request.request_id] = proposed
             elif self.runner.num_ahead:
                 self.policy.missed(request.request_id)
-        return drafts
+        return Proposal(drafts, max(limits.values()), began, ended)
 
     def _verify(
-        self, batch: ScheduledBatch, token_ids: Sequence[int | Candidates]
+        self, batch: ScheduledBatch, tokens: Tokens, token_ids: Sequence[int | Candidates]
     ) -> list[int | Sequence[int] | Candidates]:
         """Per sampling span its token, or with drafts those that stand."""
         if self.proposer is None:
@@ -212,17 +248,23 @@ class Engine:
                 continue
             chosen = token_ids[start : start + span.num_logits]
             start += span.num_logits
-            if span.draft_token_ids:
-                drawn = [token for token in chosen if isinstance(token, int)]
-                sampled.append(self._accept(span, drawn))
-            else:
+            if not span.draft_token_ids:
                 sampled.append(chosen[0])
+            elif span.request.status is RequestStatus.FINISHED:
+                sampled.append(())  # aborted while the step ran
+            else:
+                drawn = [token for token in chosen if isinstance(token, int)]
+                drafts = tokens.known(span.draft_token_ids)
+                if FAILED in drafts:
+                    del drafts[drafts.index(FAILED) :]
+                sampled.append(self._accept(span.request, drafts, drawn))
         return sampled
 
-    def _accept(self, span: ScheduledSpan, chosen: Sequence[int]) -> Sequence[int]:
+    def _accept(
+        self, request: Request, drafts: Sequence[int], chosen: Sequence[int]
+    ) -> Sequence[int]:
         assert self.proposer is not None
         assert self.policy is not None
-        drafts, request = span.draft_token_ids, span.request
         accepted = accepted_tokens(drafts, chosen)
         self.proposer.observe(request, drafts, chosen)
         self.policy.record(request.request_id, len(drafts), len(accepted) - 1)
