@@ -66,7 +66,8 @@ class Engine:
     the shadow of the device's. A request that turns out to have ended then has one row too many in
     the step behind, whose token is dropped. Drafts need known tokens: while a request may have
     some, nothing runs ahead. Beams fork by the result of a step: nothing runs ahead of one that
-    has beams.
+    has beams. The step behind such a one is queued as soon as that one's tokens are written back,
+    before they are handed on.
 
     A request whose logits nothing can be drawn from ends as "error", alone. Not thread-safe. A
     failing step leaves the requests in the scheduler; abort them.
@@ -110,17 +111,20 @@ class Engine:
         step = self._steps.popleft()
         batch, tokens = step.batch, step.tokens
         token_ids = tokens.take()
-        now = time.perf_counter()
-        if self.policy is not None:
-            self._take_times(step, now - max(step.launched, self._last_end))
-        self._last_end = now
+        seconds = -max(step.launched, self._last_end)
+        self._last_end = time.perf_counter()
+        seconds += self._last_end
         sampled = self._verify(batch, tokens, token_ids)
         failed = self._abort_failed(batch, sampled)
         num_known = [span.request.num_known_tokens for span in batch.spans]
         finished = failed + self.scheduler.update(batch, sampled, self.eos_token_ids)
-        self._record_logprobs(batch, num_known, tokens.logprobs())
         for request in finished:
             self._forget(request.request_id)
+        if self.runner.num_ahead and not self._steps:
+            self._launch()  # first, as the device has nothing to do
+        if self.policy is not None:
+            self._take_times(step, seconds)
+        self._record_logprobs(batch, num_known, tokens.logprobs())
         return batch, finished
 
     def _take_times(self, step: Step, seconds: float) -> None:

@@ -192,16 +192,17 @@ class TokensOnTheirWay:
         self._num_rows = num_rows
         self._event = event
         self._tables = tables
+        self._tokens: list[int] = []
 
     def take(self) -> list[int | Candidates]:
         """See Tokens."""
         self._event.synchronize()
-        tokens: list[int | Candidates] = self._array[: self._num_rows].tolist()
-        return tokens
+        self._tokens = self._array.tolist()
+        return [*self._tokens[: self._num_rows]]
 
     def known(self, drafts: Sequence[int]) -> list[int]:
         """See Tokens."""
-        return [draft if draft >= 0 else int(self._array[-1 - draft]) for draft in drafts]
+        return [draft if draft >= 0 else self._tokens[-1 - draft] for draft in drafts]
 
     def logprobs(self) -> Logprobs:
         """See Tokens."""
@@ -215,8 +216,8 @@ class Shelf:
     """
 
     def __init__(self, tokens: Tensor, first: int, stream: int):
-        """tokens: the target's; free from index `first` on."""
-        self._tokens = tokens
+        """tokens: the target's, int32; free from index `first` on."""
+        self._address, self._end = tokens.data_ptr(), len(tokens)
         self._first = self._next = first
         self._stream = stream
 
@@ -226,13 +227,12 @@ class Shelf:
 
     def send(self, tokens: Tensor, num_rows: int) -> ShelvedTokens:
         """Queues the copy of the first `num_rows` tokens."""
-        if self._next + num_rows > self._tokens.size:
+        if self._next + num_rows > self._end:
             self.clear()  # a proposal that no step came of
         start = self._next
         self._next += num_rows
-        size = self._tokens.element_size()
-        target = self._tokens.data_ptr() + size * start
-        cuda.copy_between_addresses(target, tokens.data_ptr(), size * num_rows, self._stream)
+        target = self._address + 4 * start
+        cuda.copy_between_addresses(target, tokens.data_ptr(), 4 * num_rows, self._stream)
         return ShelvedTokens(range(-1 - start, -1 - start - num_rows, -1))
 
 
@@ -296,6 +296,7 @@ class DecodeGraph:
     buffer: InputBuffer
     host: npt.NDArray[Any]
     device: Tensor
+    address: int  # of `device`
     graph: cuda.Graph[Any]
 
 
@@ -459,18 +460,17 @@ class GpuRunner:
 
         Rows behind the choices are left as the network gives them.
         """
-        import paddle
-
-        with paddle.no_grad():
-            if wanted.adjustments is not None:
-                self._admit(wanted.adjustments, wanted.rows)
-            shape = None if self.pool is None else graph_shape(inputs)
-            if shape is None or (keeps_logits and shape.max_span > 1):
-                return self._run_eagerly(inputs, wanted)
-            if len(wanted.choices) != len(inputs.logit_indices):
-                return self._run_eagerly(inputs, wanted)
-            adjusted = wanted.adjustments is not None
-            return self._replay(inputs, wanted, shape._replace(adjusted=adjusted, raw=wanted.raw))
+        if wanted.adjustments is not None:
+            self._admit(wanted.adjustments, wanted.rows)
+        shape = None if self.pool is None else graph_shape(inputs)
+        if shape is None or (keeps_logits and shape.max_span > 1):
+            return self._run_eagerly(inputs, wanted)
+        if len(wanted.choices) != len(inputs.logit_indices):
+            return self._run_eagerly(inputs, wanted)
+        adjusted = wanted.adjustments is not None
+        if adjusted or wanted.raw:
+            shape = shape._replace(adjusted=adjusted, raw=wanted.raw)
+        return self._replay(inputs, wanted, shape)
 
     def _admit(self, adjustments: Sequence[Adjustment], rows: Sequence[Row]) -> None:
         if self._history is None:
@@ -501,7 +501,8 @@ class GpuRunner:
         self._copied.record(self._stream)
         limits = int(inputs.max_lens[0]), int(inputs.max_lens[1])
         adjusted = wanted.adjustments is not None
-        return self._step(buffer, *limits, len(wanted.choices), adjusted, wanted.raw)
+        with paddle.no_grad():
+            return self._step(buffer, *limits, len(wanted.choices), adjusted, wanted.raw)
 
     def _write_wanted(self, buffer: InputBuffer, wanted: Wanted) -> None:
         choices, penalties = buffer.arrays[-2:]
@@ -573,7 +574,7 @@ class GpuRunner:
                 rows[:num_seqs] = inputs.logit_indices
                 rows[num_seqs:] = 0
         self._write_wanted(graph.buffer, wanted)
-        cuda.copy_to_device(graph.device, graph.host, self._stream)
+        cuda.copy_to_address(graph.address, graph.host, self._stream)
         self._copied.record(self._stream)
         graph.graph.replay()
         logits: Tensor | None = graph.graph.outputs
@@ -619,9 +620,10 @@ class GpuRunner:
             # Rows of drafts are many: their memory serves the next graph too.
             return logits if shape.max_span == 1 else None
 
-        graph = self.pool.capture(step)
+        with paddle.no_grad():
+            graph = self.pool.capture(step)
         cuda.copy(self._last_tokens, last_tokens, self._stream)
-        return DecodeGraph(buffer, host, device, graph)
+        return DecodeGraph(buffer, host, device, device.data_ptr(), graph)
 
 
 def sampling_shapes(num_rows: int) -> list[tuple[int, ...]]:

@@ -86,8 +86,6 @@ class DraftModelProposer:
             DraftSpan(request.token_ids[start:], start, table, 1)
             for request, start, table in zip(requests, starts, tables, strict=True)
         ]
-        for request, start, limit in zip(requests, starts, limits, strict=True):
-            self._mark(request, start, request.num_tokens + limit - 1)
         active = list(range(len(requests)))
         drafts: list[list[int]] = [[] for _ in requests]
         while active:
@@ -103,7 +101,8 @@ class DraftModelProposer:
                     newest = token if token >= 0 else -1 - row
                     spans.append(DraftSpan((newest,), place, tables[index], 1))
         block_size = self.network.block_size
-        for request, own in zip(requests, drafts, strict=True):
+        for request, own, start in zip(requests, drafts, starts, strict=True):
+            self._mark(request, start, request.num_tokens + len(own) - 1)
             # The last token's block may be the step's to come.
             room = len(request.block_ids) * block_size
             num_written = max(min(len(own) - 1, room - request.num_tokens), 0)
