@@ -55,7 +55,9 @@ class SpeculativeConfig:
 class Proposer(Protocol):
     """Guesses next tokens. Keeps what it likes about a request until `forget`."""
 
-    def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[Sequence[int]]:
+    def propose(
+        self, requests: Sequence[Request], limits: Sequence[int]
+    ) -> Sequence[Sequence[int]]:
         """For each request at most as many tokens as its limit (1 or more) that may follow.
 
         All of the requests' token_ids are known, and lie in the cache but for the last. A draft

@@ -74,7 +74,9 @@ class DraftModelProposer:
         # By block, what it holds: the digest of a full block's prefix, or (request, index).
         self._holds: list[bytes | tuple[int, int] | None] = [None] * network.num_blocks
 
-    def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[Sequence[int]]:
+    def propose(
+        self, requests: Sequence[Request], limits: Sequence[int]
+    ) -> Sequence[Sequence[int]]:
         """See Proposer."""
         starts = [self._num_cached(request) for request in requests]
         self._catch_up(requests, starts)
