@@ -94,6 +94,7 @@ class AgreeingProposer:
         self._scripts = scripts
         self._agreement = agreement
         self._random = np.random.default_rng(0)
+        self.looks_up = proposer.looks_up
         self.observe = proposer.observe
         self.forget = proposer.forget
 
