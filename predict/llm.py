@@ -422,7 +422,8 @@ class LLM:
         step = 0.0 if self.draft is None else costs.draft + self._draft_cost
         costs = replace(costs, draft=step)
         rows = max_draft_rows(config)
-        return proposer, DraftPolicy(config.speculate_max_draft_token_num, rows, costs)
+        most = config.speculate_max_draft_token_num
+        return proposer, DraftPolicy(most, rows, costs, proposer.looks_up)
 
     def _verifier(self) -> WindowVerifier | None:
         config = self.config

@@ -15,7 +15,7 @@ import pytest
 import predict.reference
 from predict import LLM, SamplingParams
 from predict.engine.kv_cache import bytes_per_token, num_cache_blocks
-from predict.engine.runner import NO_TARGETS, BlockCopies, KnownTokens, Logprobs, WallMark
+from predict.engine.runner import NO_TARGETS, BlockCopies, KnownTokens, Logprobs
 from predict.engine.sampler import Sampler
 from predict.errors import UserError
 from predict.nn.inputs import ForwardInputs
@@ -94,9 +94,6 @@ class CacheReader:
         first = SHELF - len(self.target.shelf)
         self.target.shelf += chosen
         return ReadTokens(list(range(first, first - len(chosen), -1)), [])
-
-    def mark(self) -> WallMark:
-        return WallMark()
 
     def execute(self, inputs: ForwardInputs) -> Any:
         raise NotImplementedError

@@ -44,7 +44,7 @@ def make_engine(method: str, ahead: bool) -> Engine:
         token_budget=40,
     )
     proposer = proposer_of(SpeculativeConfig(method=method, max_ngram_size=2, draft=draft))
-    policy = DraftPolicy(6, 40, Costs(row=0.01, wait=0.05))
+    policy = DraftPolicy(6, 40, Costs(row=0.01, wait=0.05), proposer.looks_up)
     return Engine(scheduler, runner, sampler, (), proposer, policy)
 
 

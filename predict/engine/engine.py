@@ -11,7 +11,7 @@ from typing import NamedTuple
 from predict.engine.batch import build_inputs
 from predict.engine.beams import Candidates
 from predict.engine.logprobs import num_wanted
-from predict.engine.runner import NO_TARGETS, Logprobs, Mark, PromptTargets, Runner, Tokens
+from predict.engine.runner import NO_TARGETS, Logprobs, PromptTargets, Runner, Tokens
 from predict.engine.sampler import Row, Sampler
 from predict.engine.scheduler import ScheduledBatch, Scheduler
 from predict.request import Request, RequestStatus
@@ -24,29 +24,14 @@ NO_LOGITS = (
 )
 
 
-class Proposal(NamedTuple):
-    """Drafts that were asked for, and the runner's work on them."""
-
-    drafts: dict[int, Sequence[int]]  # by request id
-    num_steps: int  # the longest one's limit
-    began: Mark
-    ended: Mark
-
-    @property
-    def seconds(self) -> float:
-        """How long they took, once they are known."""
-        return self.ended.seconds_since(self.began)
-
-
 class Step(NamedTuple):
     """A step that runs: its batch, the rows that get a token, and the tokens to wait for."""
 
     batch: ScheduledBatch
     rows: list[Row]
     tokens: Tokens
-    launched: float  # perf_counter seconds, drafts included
     decides: bool  # see ScheduledBatch.decides: nothing runs ahead of it
-    proposal: Proposal | None
+    waited: bool  # for the tokens before it, which it could have run ahead of
 
 
 @dataclass
@@ -64,10 +49,10 @@ class Engine:
     Where the runner allows it (`num_ahead`), the next step is scheduled and queued before the last
     one's tokens are known: they go from step to step on the device, and the host's work runs in
     the shadow of the device's. A request that turns out to have ended then has one row too many in
-    the step behind, whose token is dropped. Drafts need known tokens: while a request may have
-    some, nothing runs ahead. Beams fork by the result of a step: nothing runs ahead of one that
-    has beams. The step behind such a one is queued as soon as that one's tokens are written back,
-    before they are handed on.
+    the step behind, whose token is dropped. Drafts need known tokens: while they are likely to
+    pay (see DraftPolicy), nothing runs ahead. Beams fork by the result of a step: nothing runs
+    ahead of one that has beams. The step behind such a one is queued as soon as that one's tokens
+    are written back, before they are handed on.
 
     A request whose logits nothing can be drawn from ends as "error", alone. Not thread-safe. A
     failing step leaves the requests in the scheduler; abort them.
@@ -91,6 +76,7 @@ class Engine:
         self.policy = policy
         self.draft_stats = DraftStats()
         self._steps: deque[Step] = deque()  # running, oldest first
+        self._waits = False  # the next step, for tokens of those that run
         self._last_end = 0.0  # of a step, perf_counter seconds
 
     def add(self, request: Request) -> None:
@@ -108,34 +94,31 @@ class Engine:
             pass
         if not self._steps:
             return None, []
-        step = self._steps.popleft()
-        batch, tokens = step.batch, step.tokens
+        batch, rows, tokens, _, waited = self._steps.popleft()
         token_ids = tokens.take()
-        seconds = -max(step.launched, self._last_end)
-        self._last_end = time.perf_counter()
-        seconds += self._last_end
+        last_end, self._last_end = self._last_end, time.perf_counter()
+        num_accepted = self.draft_stats.num_accepted
         sampled = self._verify(batch, tokens, token_ids)
         failed = self._abort_failed(batch, sampled)
         num_known = [span.request.num_known_tokens for span in batch.spans]
         finished = failed + self.scheduler.update(batch, sampled, self.eos_token_ids)
         for request in finished:
             self._forget(request.request_id)
+        if self.proposer is not None and self.policy is not None:
+            lengths = [len(span.draft_token_ids) for span in batch.spans if span.draft_token_ids]
+            self.policy.stepped(
+                batch.num_samples,
+                lengths,
+                self.draft_stats.num_accepted - num_accepted,
+                waited,
+                self._last_end - last_end if batch.num_tokens == len(rows) else None,
+            )
+            if self.proposer.looks_up:
+                self._look_up(self.proposer, self.policy, batch)
         if self.runner.num_ahead and not self._steps:
-            self._launch()  # first, as the device has nothing to do
-        if self.policy is not None:
-            self._take_times(step, seconds)
+            self._launch()  # now, as the device has nothing to do
         self._record_logprobs(batch, num_known, tokens.logprobs())
         return batch, finished
-
-    def _take_times(self, step: Step, seconds: float) -> None:
-        """Tells the policy what a step took, and what its drafts did."""
-        assert self.policy is not None
-        if step.proposal is not None:
-            drafting = step.proposal.seconds
-            self.policy.time_drafts(drafting, step.proposal.num_steps)
-            seconds -= drafting
-        if step.batch.num_tokens == len(step.rows):
-            self.policy.time_step(seconds)
 
     def _abort_failed(
         self, batch: ScheduledBatch, sampled: Sequence[int | Sequence[int] | Candidates]
@@ -175,21 +158,18 @@ class Engine:
     def _launch(self) -> bool:
         """Queues one more step; False when there is none to run now."""
         if self._steps and self._steps[-1].decides:
+            self._waits = True
             return False
-        launched = time.perf_counter()
-        proposal: Proposal | None = None
-        if self.proposer is not None:
-            limits = self._draft_limits()
+        drafts: dict[int, Sequence[int]] = {}
+        if self.proposer is not None and self.policy is not None:
+            limits = self.policy.limits(self.scheduler.decoding, on_way=bool(self._steps))
             if limits and self._steps:
-                return False  # their tokens are on the way
-            proposal = self._propose(limits) if limits else None
-        batch = self.scheduler.schedule(None if proposal is None else proposal.drafts)
+                self._waits = True
+                return False
+            drafts = self._propose(limits)
+        batch = self.scheduler.schedule(drafts)
         if batch is None:
             return False
-        has_drafts = any(span.draft_token_ids for span in batch.spans)
-        if self.policy is not None:
-            ids = [span.request.request_id for span in batch.spans]
-            self.policy.stepped(ids, has_drafts)
         inputs = build_inputs(batch, self.scheduler.config.block_size)
         rows = [
             Row(span.request, span.draft_token_ids[:index])
@@ -207,37 +187,32 @@ class Engine:
         decides = batch.decides
         if self.runner.num_ahead and not decides:
             self.scheduler.advance(batch)
-        self._steps.append(Step(batch, rows, tokens, launched, decides, proposal))
+        self._steps.append(Step(batch, rows, tokens, decides, self._waits))
+        self._waits = False
         return True
 
-    def _draft_limits(self) -> dict[Request, int]:
-        """Drafts that each decoding request may have; those that may have none are left out."""
-        assert self.policy is not None
-        decoding = self.scheduler.decoding
-        takers = [request for request in decoding if not self.policy.is_resting(request.request_id)]
-        ids = [request.request_id for request in takers]
-        limits: dict[Request, int] = {}
-        for request, length in zip(takers, self.policy.lengths(ids, len(decoding)), strict=True):
-            # A step with drafts yields one token more than there are drafts.
-            limit = min(length, request.max_num_tokens - request.num_tokens - 1)
-            if limit > 0:
-                limits[request] = limit
-        return limits
-
-    def _propose(self, limits: Mapping[Request, int]) -> Proposal:
-        """Asks for drafts; a request without any rests where steps could run ahead."""
+    def _propose(self, limits: Mapping[Request, int]) -> dict[int, Sequence[int]]:
+        """Drafts by request id, at most as many as the limits."""
         assert self.proposer is not None
         assert self.policy is not None
-        drafts: dict[int, Sequence[int]] = {}
-        began = self.runner.mark()
+        if not limits:
+            return {}
+        if self.proposer.looks_up:
+            return {r.request_id: self.policy.guess(r, limit) for r, limit in limits.items()}
         proposals = self.proposer.propose(list(limits), list(limits.values()))
-        ended = self.runner.mark()
-        for request, proposed in zip(limits, proposals, strict=True):
-            if proposed:
-                drafts[request.request_id] = proposed
-            elif self.runner.num_ahead:
-                self.policy.missed(request.request_id)
-        return Proposal(drafts, max(limits.values()), began, ended)
+        return {r.request_id: each for r, each in zip(limits, proposals, strict=True)}
+
+    @staticmethod
+    def _look_up(proposer: Proposer, policy: DraftPolicy, batch: ScheduledBatch) -> None:
+        """Guesses for the requests of a step that go on; the step that runs ahead hides it."""
+        wanting = [
+            span.request
+            for span in batch.spans
+            if span.request.status is RequestStatus.RUNNING and policy.follow(span.request)
+        ]
+        guesses = proposer.propose(wanting, [policy.max_length] * len(wanting))
+        for request, guess in zip(wanting, guesses, strict=True):
+            policy.guessed(request, guess)
 
     def _verify(
         self, batch: ScheduledBatch, tokens: Tokens, token_ids: Sequence[int | Candidates]
@@ -271,7 +246,7 @@ class Engine:
         assert self.policy is not None
         accepted = accepted_tokens(drafts, chosen)
         self.proposer.observe(request, drafts, chosen)
-        self.policy.record(request.request_id, len(drafts), len(accepted) - 1)
+        self.policy.record(request, len(drafts), len(accepted) - 1)
         self.draft_stats.num_spans += 1
         self.draft_stats.num_drafts += len(drafts)
         self.draft_stats.num_accepted += len(accepted) - 1

@@ -258,19 +258,6 @@ class ShelvedTokens:
         return Logprobs()
 
 
-class EventMark:
-    """See predict.engine.runner.Mark."""
-
-    def __init__(self, stream: int):
-        self._event = cuda.Event(timing=True)
-        self._event.record(stream)
-
-    def seconds_since(self, earlier: EventMark) -> float:
-        """See Mark."""
-        self._event.synchronize()
-        return self._event.milliseconds_since(earlier._event) / 1e3
-
-
 def read_table(measured: npt.NDArray[np.int32]) -> LogprobTable:
     """The table that ops.logprobs returned: [L, 2 + 2K]."""
     num_top = measured.shape[1] // 2 - 1
@@ -395,10 +382,6 @@ class GpuRunner:
         tokens = self._outlet.send(self._last_tokens, len(rows), measured, num_named)
         self.shelf.clear()
         return BeamTokensOnTheirWay(tokens, found, beams) if beams else tokens
-
-    def mark(self) -> EventMark:
-        """See Runner."""
-        return EventMark(self._stream)
 
     def _measure(
         self, logits: Tensor, num_rows: int, num_top: int | None, prompt: PromptTargets

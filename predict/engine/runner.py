@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -57,14 +56,6 @@ class Tokens(Protocol):
         ...
 
 
-class Mark(Protocol):
-    """A point in a runner's work."""
-
-    def seconds_since(self, earlier: Any) -> float:
-        """Seconds from an earlier mark of the same runner to this one, once it is reached."""
-        ...
-
-
 class Runner(Protocol):
     """Runs steps over its own caches.
 
@@ -95,10 +86,6 @@ class Runner(Protocol):
         """Copies cache blocks before the next step: (from, to), no block both."""
         ...
 
-    def mark(self) -> Mark:
-        """A point behind all that was launched."""
-        ...
-
 
 class KnownTokens:
     """Tokens of a step that has ended."""
@@ -118,17 +105,6 @@ class KnownTokens:
     def logprobs(self) -> Logprobs:
         """See Tokens."""
         return self._logprobs
-
-
-class WallMark:
-    """See Mark; of a runner that works while it is called."""
-
-    def __init__(self) -> None:
-        self._time = time.perf_counter()
-
-    def seconds_since(self, earlier: WallMark) -> float:
-        """See Mark."""
-        return self._time - earlier._time
 
 
 Forward = Callable[[ForwardInputs], "Tensor"]  # inputs on the device -> logits [L, vocab_size]
@@ -168,10 +144,6 @@ class HostRunner:
     def __init__(self, forward: Forward, copy_blocks: CopyBlocks):
         self.forward = forward
         self.copy_blocks = copy_blocks
-
-    def mark(self) -> WallMark:
-        """See Runner."""
-        return WallMark()
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """See Runner."""

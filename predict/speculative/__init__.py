@@ -53,16 +53,24 @@ class SpeculativeConfig:
 
 
 class Proposer(Protocol):
-    """Guesses next tokens. Keeps what it likes about a request until `forget`."""
+    """Guesses next tokens. Keeps what it likes about a request until `forget`.
+
+    looks_up: a proposal is a look-up on the host, which takes no step. It is made for every request
+    as its tokens come, while steps run ahead of it, and compared with what comes: drafts are
+    verified where that went well.
+    """
+
+    looks_up: bool
 
     def propose(
         self, requests: Sequence[Request], limits: Sequence[int]
     ) -> Sequence[Sequence[int]]:
         """For each request at most as many tokens as its limit (1 or more) that may follow.
 
-        All of the requests' token_ids are known, and lie in the cache but for the last. A draft
-        below FAILED is a placeholder for one that only the device knows; who waits for the step
-        that verifies it learns it then (see predict.engine.runner.Tokens.known).
+        They follow the known tokens. Unless the proposer looks up, all tokens are known, and lie in
+        the cache but for the last. A draft below FAILED is a placeholder for one that only the
+        device knows: whoever waits for the step that verifies it learns it then (see
+        predict.engine.runner.Tokens.known).
         """
         ...
 

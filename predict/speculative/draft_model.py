@@ -64,6 +64,8 @@ class _State:
 class DraftModelProposer:
     """See Proposer. All requests advance together: a step of the draft model for each draft."""
 
+    looks_up = False
+
     def __init__(self, network: DraftNetwork):
         self.network = network
         sampler = network.sampler

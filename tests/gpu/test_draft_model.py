@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predict import LLM, SamplingParams
-from predict import cuda
+from predict import LLM, SamplingParams, cuda
 from predict import device as devices
 from predict.engine.gpu_runner import GpuRunner, Shelf
 from predict.request import Request
@@ -89,9 +88,7 @@ def test_text_is_the_same_with_a_draft_model(gpu: devices.Device, composition: s
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("draft", ["qwen2", "mistral_window", "llama_gqa"])
-def test_goldens_with_drafts_of_other_families(
-    gpu: devices.Device, draft: str, form: str
-) -> None:
+def test_goldens_with_drafts_of_other_families(gpu: devices.Device, draft: str, form: str) -> None:
     expected = golden("llama_gqa")
     changes = {**DRAFTS, "draft_model_name_or_path": str(GOLDEN / draft)}
     llm = drafting(FORMS[form](LLM(config("llama_gqa", **settings(batch_size=3), **changes))))
@@ -102,9 +99,7 @@ def test_goldens_with_drafts_of_other_families(
     assert llm.stats().num_draft_tokens > 0
 
 
-def test_the_host_waits_once_per_step(
-    gpu: devices.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_host_waits_once_per_step(gpu: devices.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for the drafts; and the next ones are queued before a step's end is told."""
     llm = drafting(LLM(config("llama_gqa", **settings(batch_size=1), **DRAFTS)))
     prompt = golden("llama_gqa")["prompts"][0]
