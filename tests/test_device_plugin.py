@@ -138,6 +138,22 @@ assert all((tensor.numpy() == 7).all() for tensor in others)
     )
 
 
+def test_clones_never_leave_the_device(plugin_folder: Path) -> None:
+    run(
+        plugin_folder,
+        PADDLE
+        + """
+x = paddle.to_tensor(np.arange(12, dtype="float32").reshape(3, 4))
+graph = cuda.GraphPool(gpu).capture(lambda: (x.clone(), x[:, 1:3].clone(), x[3:].clone()))
+assert graph.num_nodes == 3, graph.num_nodes  # a copy, a view made contiguous, its copy
+cuda.copy_to_device(x, np.full([3, 4], 5, "float32"), cuda.current_stream(gpu))
+graph.replay()
+whole, view, empty = graph.outputs
+assert (whole.numpy() == 5).all() and (view.numpy() == 5).all() and empty.shape == [0, 4]
+""",
+    )
+
+
 def test_fallback_to_the_cpu_cannot_be_captured(plugin_folder: Path) -> None:
     program = """
 pool = cuda.GraphPool(gpu)
