@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -50,8 +53,12 @@ def make_engine(method: str, ahead: bool) -> Engine:
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("method", known_methods())
-def test_aborts_amid_drafts_lose_no_block_and_change_no_text(method: str, ahead: bool) -> None:
+def test_aborts_amid_drafts_lose_no_block_and_change_no_text(
+    method: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """About 10,000 random events over all six cases: a request comes, one is aborted, a step."""
+    clock = itertools.count()  # every step takes as long: how many have drafts is no chance
+    monkeypatch.setattr("predict.engine.engine.time", SimpleNamespace(perf_counter=clock.__next__))
     engine, random = make_engine(method, ahead), np.random.default_rng(0)
     manager = engine.scheduler.block_manager
     shared = random.integers(0, 4, 36).tolist()

@@ -60,7 +60,13 @@ def parts(llm: LLM) -> tuple[GpuRunner, DraftModelProposer, GpuRunner]:
 
 
 def settings(**changes: Any) -> dict[str, Any]:
-    return {**SETTINGS, "block_size": 16, "max_length": 160, **changes}
+    return {
+        **SETTINGS,
+        "block_size": 16,
+        "max_length": 160,
+        "max_num_batched_tokens": 256,
+        **changes,
+    }
 
 
 def texts(llm: LLM, prompts: list[list[int]], params: Any) -> list[tuple[int, ...]]:
@@ -184,7 +190,7 @@ def test_aborts_amid_drafts_lose_no_block_and_change_no_text(gpu: devices.Device
 def test_a_smaller_draft_of_the_demo_model_agrees_often(gpu: devices.Device) -> None:
     """The same weights rounded: what is accepted says that drafts read a right cache."""
     prompts = ["def add(a, b):\n    return", "import os\nimport sys\n", "class Stack:\n    def"]
-    base = {**SETTINGS, "max_length": 256, "batch_size": 3}
+    base = {**SETTINGS, "max_length": 256, "batch_size": 3, "max_num_batched_tokens": 256}
     params = SamplingParams(max_new_tokens=48, temperature=0.0, ignore_eos=True)
     llm = drafting(LLM(config(DEMO, **base, **{**DRAFTS, "draft_model_name_or_path": str(DEMO)})))
     plain = LLM(config(DEMO, **base))
