@@ -13,9 +13,9 @@ from predict.engine.beams import Candidates
 from predict.engine.logprobs import num_wanted
 from predict.engine.runner import NO_TARGETS, Logprobs, PromptTargets, Runner, Tokens
 from predict.engine.sampler import Row, Sampler
-from predict.engine.scheduler import ScheduledBatch, ScheduledSpan, Scheduler
+from predict.engine.scheduler import ScheduledBatch, Scheduler
 from predict.request import Request, RequestStatus
-from predict.speculative import Proposer, accepted_tokens
+from predict.speculative import FAILED, Proposer, accepted_tokens
 from predict.speculative.policy import DraftPolicy
 
 NO_LOGITS = (
@@ -51,7 +51,8 @@ class Engine:
     the shadow of the device's. A request that turns out to have ended then has one row too many in
     the step behind, whose token is dropped. Drafts need known tokens: while they are likely to
     pay (see DraftPolicy), nothing runs ahead. Beams fork by the result of a step: nothing runs
-    ahead of one that has beams.
+    ahead of one that has beams. The step behind such a one is queued as soon as that one's tokens
+    are written back, before they are handed on.
 
     A request whose logits nothing can be drawn from ends as "error", alone. Not thread-safe. A
     failing step leaves the requests in the scheduler; abort them.
@@ -93,36 +94,62 @@ class Engine:
             pass
         if not self._steps:
             return None, []
-        batch, rows, tokens, _, waited = self._steps.popleft()
+        step = self._steps.popleft()
+        batch, tokens = step.batch, step.tokens
         token_ids = tokens.take()
         last_end, self._last_end = self._last_end, time.perf_counter()
-        failed = [
-            row.request.owner
-            for row, token in zip(rows, token_ids, strict=True)
-            if (token < 0 if isinstance(token, int) else not token.token_ids)
-            and self.scheduler.abort(row.request.owner.request_id, "error")
-        ]
-        for request in failed:
-            request.error = NO_LOGITS.format(request.request_id)
         num_accepted = self.draft_stats.num_accepted
-        sampled = self._verify(batch, token_ids)
+        sampled = self._verify(batch, tokens, token_ids)
+        failed = self._abort_failed(batch, sampled)
         num_known = [span.request.num_known_tokens for span in batch.spans]
         finished = failed + self.scheduler.update(batch, sampled, self.eos_token_ids)
-        self._record_logprobs(batch, num_known, tokens.logprobs())
         for request in finished:
             self._forget(request.request_id)
-        if self.proposer is not None and self.policy is not None:
-            lengths = [len(span.draft_token_ids) for span in batch.spans if span.draft_token_ids]
-            self.policy.stepped(
-                batch.num_samples,
-                lengths,
-                self.draft_stats.num_accepted - num_accepted,
-                waited,
-                self._last_end - last_end if batch.num_tokens == len(rows) else None,
-            )
-            if self.proposer.looks_up:
-                self._look_up(self.proposer, self.policy, batch)
+        if self.proposer is not None:
+            num_accepted = self.draft_stats.num_accepted - num_accepted
+            self._learn(step, num_accepted, self._last_end - last_end)
+        if self.runner.num_ahead and not self._steps:
+            self._launch()  # first, as the device has nothing to do
+        self._record_logprobs(batch, num_known, tokens.logprobs())
         return batch, finished
+
+    def _learn(self, step: Step, num_accepted: int, seconds: float) -> None:
+        """Tells the policy what a step took and its drafts brought; looks for the next ones."""
+        assert self.proposer is not None
+        assert self.policy is not None
+        batch = step.batch
+        lengths = [len(span.draft_token_ids) for span in batch.spans if span.draft_token_ids]
+        timed = seconds if batch.num_tokens == len(step.rows) else None
+        self.policy.stepped(batch.num_samples, lengths, num_accepted, step.waited, timed)
+        if not self.proposer.looks_up:
+            return
+        wanting = [
+            span.request
+            for span in batch.spans
+            if span.request.status is RequestStatus.RUNNING and self.policy.follow(span.request)
+        ]
+        guesses = self.proposer.propose(wanting, [self.policy.max_length] * len(wanting))
+        for request, guess in zip(wanting, guesses, strict=True):
+            self.policy.guessed(request, guess)
+
+    def _abort_failed(
+        self, batch: ScheduledBatch, sampled: Sequence[int | Sequence[int] | Candidates]
+    ) -> list[Request]:
+        """Ends requests that nothing could be drawn for; returns them."""
+        failed: list[Request] = []
+        spans = (span for span in batch.spans if span.samples)
+        for span, entry in zip(spans, sampled, strict=True):
+            if isinstance(entry, int):
+                fails = entry < 0
+            elif isinstance(entry, Candidates):
+                fails = not entry.token_ids
+            else:
+                fails = FAILED in entry
+            if fails and self.scheduler.abort(span.request.owner.request_id, "error"):
+                owner = span.request.owner
+                owner.error = NO_LOGITS.format(owner.request_id)
+                failed.append(owner)
+        return failed
 
     def _record_logprobs(
         self, batch: ScheduledBatch, num_known: Sequence[int], logprobs: Logprobs
@@ -187,20 +214,8 @@ class Engine:
         proposals = self.proposer.propose(list(limits), list(limits.values()))
         return {r.request_id: each for r, each in zip(limits, proposals, strict=True)}
 
-    @staticmethod
-    def _look_up(proposer: Proposer, policy: DraftPolicy, batch: ScheduledBatch) -> None:
-        """Guesses for the requests of a step that go on; the step that runs ahead hides it."""
-        wanting = [
-            span.request
-            for span in batch.spans
-            if span.request.status is RequestStatus.RUNNING and policy.follow(span.request)
-        ]
-        guesses = proposer.propose(wanting, [policy.max_length] * len(wanting))
-        for request, guess in zip(wanting, guesses, strict=True):
-            policy.guessed(request, guess)
-
     def _verify(
-        self, batch: ScheduledBatch, token_ids: Sequence[int | Candidates]
+        self, batch: ScheduledBatch, tokens: Tokens, token_ids: Sequence[int | Candidates]
     ) -> list[int | Sequence[int] | Candidates]:
         """Per sampling span its token, or with drafts those that stand."""
         if self.proposer is None:
@@ -212,17 +227,23 @@ class Engine:
                 continue
             chosen = token_ids[start : start + span.num_logits]
             start += span.num_logits
-            if span.draft_token_ids:
-                drawn = [token for token in chosen if isinstance(token, int)]
-                sampled.append(self._accept(span, drawn))
-            else:
+            if not span.draft_token_ids:
                 sampled.append(chosen[0])
+            elif span.request.status is RequestStatus.FINISHED:
+                sampled.append(())  # aborted while the step ran
+            else:
+                drawn = [token for token in chosen if isinstance(token, int)]
+                drafts = tokens.known(span.draft_token_ids)
+                if FAILED in drafts:
+                    del drafts[drafts.index(FAILED) :]
+                sampled.append(self._accept(span.request, drafts, drawn))
         return sampled
 
-    def _accept(self, span: ScheduledSpan, chosen: Sequence[int]) -> Sequence[int]:
+    def _accept(
+        self, request: Request, drafts: Sequence[int], chosen: Sequence[int]
+    ) -> Sequence[int]:
         assert self.proposer is not None
         assert self.policy is not None
-        drafts, request = span.draft_token_ids, span.request
         accepted = accepted_tokens(drafts, chosen)
         self.proposer.observe(request, drafts, chosen)
         self.policy.record(request, len(drafts), len(accepted) - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -44,8 +45,23 @@ class Tokens(Protocol):
         """
         ...
 
+    def known(self, drafts: Sequence[int]) -> list[int]:
+        """Drafts of the step, tokens in the place of placeholders; called after `take`.
+
+        -1 for one that could not be drawn.
+        """
+        ...
+
     def logprobs(self) -> Logprobs:
         """Of the tokens, and of the prompts' tokens; called after `take`."""
+        ...
+
+
+class Mark(Protocol):
+    """A point in a runner's work."""
+
+    def seconds_since(self, earlier: Any) -> float:
+        """Seconds from an earlier mark of the same runner to this one, once it is reached."""
         ...
 
 
@@ -79,6 +95,10 @@ class Runner(Protocol):
         """Copies cache blocks before the next step: (from, to), no block both."""
         ...
 
+    def mark(self) -> Mark:
+        """A point behind all that was launched."""
+        ...
+
 
 class KnownTokens:
     """Tokens of a step that has ended."""
@@ -91,9 +111,24 @@ class KnownTokens:
         """See Tokens."""
         return self.token_ids
 
+    def known(self, drafts: Sequence[int]) -> list[int]:
+        """See Tokens: they were known before."""
+        return list(drafts)
+
     def logprobs(self) -> Logprobs:
         """See Tokens."""
         return self._logprobs
+
+
+class WallMark:
+    """See Mark; of a runner that works while it is called."""
+
+    def __init__(self) -> None:
+        self._time = time.perf_counter()
+
+    def seconds_since(self, earlier: WallMark) -> float:
+        """See Mark."""
+        return self._time - earlier._time
 
 
 Forward = Callable[[ForwardInputs], "Tensor"]  # inputs on the device -> logits [L, vocab_size]
@@ -133,6 +168,10 @@ class HostRunner:
     def __init__(self, forward: Forward, copy_blocks: CopyBlocks):
         self.forward = forward
         self.copy_blocks = copy_blocks
+
+    def mark(self) -> WallMark:
+        """See Runner."""
+        return WallMark()
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """See Runner."""
