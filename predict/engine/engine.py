@@ -94,7 +94,8 @@ class Engine:
             pass
         if not self._steps:
             return None, []
-        batch, rows, tokens, _, waited = self._steps.popleft()
+        step = self._steps.popleft()
+        batch, tokens = step.batch, step.tokens
         token_ids = tokens.take()
         last_end, self._last_end = self._last_end, time.perf_counter()
         num_accepted = self.draft_stats.num_accepted
@@ -104,21 +105,32 @@ class Engine:
         finished = failed + self.scheduler.update(batch, sampled, self.eos_token_ids)
         for request in finished:
             self._forget(request.request_id)
-        if self.proposer is not None and self.policy is not None:
-            lengths = [len(span.draft_token_ids) for span in batch.spans if span.draft_token_ids]
-            self.policy.stepped(
-                batch.num_samples,
-                lengths,
-                self.draft_stats.num_accepted - num_accepted,
-                waited,
-                self._last_end - last_end if batch.num_tokens == len(rows) else None,
-            )
-            if self.proposer.looks_up:
-                self._look_up(self.proposer, self.policy, batch)
+        if self.proposer is not None:
+            num_accepted = self.draft_stats.num_accepted - num_accepted
+            self._learn(step, num_accepted, self._last_end - last_end)
         if self.runner.num_ahead and not self._steps:
-            self._launch()  # now, as the device has nothing to do
+            self._launch()  # first, as the device has nothing to do
         self._record_logprobs(batch, num_known, tokens.logprobs())
         return batch, finished
+
+    def _learn(self, step: Step, num_accepted: int, seconds: float) -> None:
+        """Tells the policy what a step took and its drafts brought; looks for the next ones."""
+        assert self.proposer is not None
+        assert self.policy is not None
+        batch = step.batch
+        lengths = [len(span.draft_token_ids) for span in batch.spans if span.draft_token_ids]
+        timed = seconds if batch.num_tokens == len(step.rows) else None
+        self.policy.stepped(batch.num_samples, lengths, num_accepted, step.waited, timed)
+        if not self.proposer.looks_up:
+            return
+        wanting = [
+            span.request
+            for span in batch.spans
+            if span.request.status is RequestStatus.RUNNING and self.policy.follow(span.request)
+        ]
+        guesses = self.proposer.propose(wanting, [self.policy.max_length] * len(wanting))
+        for request, guess in zip(wanting, guesses, strict=True):
+            self.policy.guessed(request, guess)
 
     def _abort_failed(
         self, batch: ScheduledBatch, sampled: Sequence[int | Sequence[int] | Candidates]
@@ -201,18 +213,6 @@ class Engine:
             return {r.request_id: self.policy.guess(r, limit) for r, limit in limits.items()}
         proposals = self.proposer.propose(list(limits), list(limits.values()))
         return {r.request_id: each for r, each in zip(limits, proposals, strict=True)}
-
-    @staticmethod
-    def _look_up(proposer: Proposer, policy: DraftPolicy, batch: ScheduledBatch) -> None:
-        """Guesses for the requests of a step that go on; the step that runs ahead hides it."""
-        wanting = [
-            span.request
-            for span in batch.spans
-            if span.request.status is RequestStatus.RUNNING and policy.follow(span.request)
-        ]
-        guesses = proposer.propose(wanting, [policy.max_length] * len(wanting))
-        for request, guess in zip(wanting, guesses, strict=True):
-            policy.guessed(request, guess)
 
     def _verify(
         self, batch: ScheduledBatch, tokens: Tokens, token_ids: Sequence[int | Candidates]

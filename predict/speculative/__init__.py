@@ -69,7 +69,7 @@ class Proposer(Protocol):
 
         They follow the known tokens. Unless the proposer looks up, all tokens are known, and lie in
         the cache but for the last. A draft below FAILED is a placeholder for one that only the
-        device knows: whoever waits for the step that verifies it learns it then (see
+        device knows; who waits for the step that verifies it learns it then (see
         predict.engine.runner.Tokens.known).
         """
         ...

@@ -191,7 +191,7 @@ class DraftPolicy:
         self._debt -= repaid
         change = ALLOWANCE - repaid
         one_row = 1 + self.costs.row * num_decoding
-        if lengths or waited:
+        if lengths or (waited and seconds is not None):
             cost = self._extra(lengths, num_decoding)
             catch_up = self._catch_up(self._num_missing, num_decoding) if lengths else 0.0
             expected = cost + catch_up

@@ -16,6 +16,7 @@ from predict.speculative.draft_model import DraftModelProposer
 from predict.speculative.policy import Costs
 from tests.gpu.test_engine import FORMS, SETTINGS
 from tests.test_golden import DEMO, GOLDEN, config, golden
+from tests.test_speculative_policy import Generous
 
 DRAFTS: dict[str, Any] = {
     "speculate_method": "draft_model",
@@ -35,7 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
 COMPOSITIONS: dict[str, dict[str, Any]] = {
     "alone": {"batch_size": 1},
     "together": {"batch_size": 4},
-    "preempted": {"batch_size": 4, "num_cache_blocks": 9},
+    "preempted": {"batch_size": 4, "num_cache_blocks": 8},
     "chunks": {"batch_size": 4, "max_num_batched_tokens": 16},
     "no_prefix_cache": {"batch_size": 3, "prefix_caching": False},
     "turns": {"batch_size": 4, "attention": "block"},
@@ -44,8 +45,11 @@ COMPOSITIONS: dict[str, dict[str, Any]] = {
 
 def drafting(llm: LLM) -> LLM:
     """With drafts whatever they cost: the draft model is as large as the target."""
-    assert llm.engine.policy is not None
-    llm.engine.policy.costs = Costs(row=0.001)
+    config = llm.config
+    rows = config.batch_size * config.speculate_max_draft_token_num
+    llm.engine.policy = Generous(
+        config.speculate_max_draft_token_num, rows, Costs(row=0.001), looks_up=False
+    )
     return llm
 
 
@@ -79,7 +83,7 @@ def test_text_is_the_same_with_a_draft_model(gpu: devices.Device, composition: s
     prompts = [prompt for prompt in golden("llama_gqa")["prompts"] for _ in range(2)]
     kinds = list(KINDS.values())
     params = [
-        SamplingParams(max_new_tokens=20 + index, ignore_eos=True, **kinds[index % len(kinds)])
+        SamplingParams(max_new_tokens=40 + index, ignore_eos=True, **kinds[index % len(kinds)])
         for index in range(len(prompts))
     ]
     changes = settings(**COMPOSITIONS[composition])
