@@ -12,7 +12,7 @@ from predict.request import Request
 
 DECAY = 0.85  # of a guess's weight in a request's acceptance, per guess
 DECAY_OF_ALL = 0.95  # likewise in the acceptance of all requests
-FIRST_RIGHT, FIRST_WRONG = 2.0, 0.5  # guesses that an engine is taken to have had
+FIRST_RIGHT, FIRST_WRONG = 1.0, 1.0  # guesses that an engine is taken to have had
 PRIOR_WEIGHT = 2.5  # guesses that all requests' acceptance counts as for one of them
 FOUND_DECAY = 0.7  # of the chance that a look-up finds something, per look-up
 LEAST_CHANCE = 0.05  # of drafts to wait for
@@ -21,6 +21,7 @@ LEAST_SPEED_UP = 1.02
 ALLOWANCE = 0.005
 FIRST_BALANCE, MOST_BALANCE = 2.0, 6.0
 MOST_ON_TRIAL = 8  # requests
+FEW_MISSING = 32  # tokens that a draft model catches up with by the way
 INVESTED = 64  # steps over which what a draft model missed is paid for
 NUM_TIMES, FEWEST_TIMES = 9, 5  # measured ones that count: their median
 # Steps that took far longer than drafts can have made them, as when a graph was recorded, and are
@@ -108,6 +109,7 @@ class DraftPolicy:
         if self.balance <= 0 or len(self._step_times) < FEWEST_TIMES:
             return {}
         bets = [bet for bet in (self._bet(request, on_way) for request in requests) if bet]
+        bets = self._affordable(bets, len(requests))
         if not bets:
             return {}
         lengths, speed_up = self._lengths(bets, len(requests), 1.0)
@@ -241,6 +243,19 @@ class DraftPolicy:
             chance = rate + (1 - rate) * state.found if left else state.found
         return _Bet(request, rate, chance, room, 0)
 
+    def _affordable(self, bets: Sequence[_Bet], num_decoding: int) -> list[_Bet]:
+        """Leaves out requests of which a draft model has missed more than the balance is worth."""
+        left = self.balance - self._debt
+        kept: list[_Bet] = []
+        for bet in bets:
+            if bet.missing > FEW_MISSING:
+                cost = self._catch_up(bet.missing, num_decoding)
+                if left < min(cost, MOST_BALANCE / 2):
+                    continue
+                left -= cost
+            kept.append(bet)
+        return kept
+
     def _lengths(
         self, bets: Sequence[_Bet], num_decoding: int, worth: float
     ) -> tuple[list[int], float]:
@@ -286,7 +301,7 @@ class DraftPolicy:
         for count, index in enumerate(order[:MOST_ON_TRIAL], 1):
             missing += bets[index].missing
             cost = self._extra([1] * count, num_decoding) + self._catch_up(missing, num_decoding)
-            if saved < (min(cost, MOST_BALANCE) if count == 1 else cost):
+            if saved < (min(cost, MOST_BALANCE / 2) if count == 1 else cost):
                 break
             lengths[index] = 1
         return lengths
