@@ -72,7 +72,7 @@ def test_drafts_get_shorter_as_they_fail_and_longer_as_they_succeed() -> None:
         found += lengths(policy, [one])
     assert found == sorted(found, reverse=True)
     assert found[0] >= 3
-    assert found[-1] == 1
+    assert found[-1] <= 2
     for _ in range(5):
         policy.record(one, 4, 4)
     assert lengths(policy, [one]) == [8]

@@ -18,12 +18,13 @@ FOUND_DECAY = 0.7  # of the chance that a look-up finds something, per look-up
 LEAST_CHANCE = 0.05  # of drafts to wait for
 LEAST_SPEED_UP = 1.02
 # What drafts may lose: a share of all steps, and so many at the start or after they paid.
-ALLOWANCE = 0.005
+ALLOWANCE = 0.0075
 FIRST_BALANCE, MOST_BALANCE = 2.0, 6.0
 MOST_ON_TRIAL = 8  # requests
 FEW_MISSING = 32  # tokens that a draft model catches up with by the way
+FEW_OUTCOMES = 8  # of drafts: acceptance is a guess
 INVESTED = 64  # steps over which what a draft model missed is paid for
-NUM_TIMES, FEWEST_TIMES = 9, 5  # measured ones that count: their median
+NUM_TIMES, FEWEST_TIMES = 15, 5  # measured ones that count: their median
 # Steps that took far longer than drafts can have made them, as when a graph was recorded, and are
 # taken to have cost what was expected; one more every 1 / ALLOWANCE steps.
 MOST_EXCUSES = 32
@@ -98,6 +99,7 @@ class DraftPolicy:
         self._scale = 1.0  # their median
         self._states: dict[int, _State] = {}
         self._right, self._wrong, self._found = FIRST_RIGHT, FIRST_WRONG, 0.0  # of all requests
+        self._num_outcomes = 0
         self._num_missing = 0  # tokens that the draft model catches up with in this step
 
     def limits(self, requests: Sequence[Request], on_way: bool) -> dict[Request, int]:
@@ -196,13 +198,14 @@ class DraftPolicy:
         if lengths or (waited and seconds is not None):
             cost = self._extra(lengths, num_decoding)
             catch_up = self._catch_up(self._num_missing, num_decoding) if lengths else 0.0
-            expected = cost + catch_up
             if seconds is not None and len(self._step_times) >= FEWEST_TIMES:
                 extra = seconds / (statistics.median(self._step_times) * one_row) - 1
-                if extra > 8 * expected + 2 and self._num_excuses >= 1:
+                if extra > 8 * (cost + catch_up) + 2 and self._num_excuses >= 1:
                     self._num_excuses -= 1
+                elif catch_up > cost / 2:
+                    catch_up = max(extra - cost, 0.0)
                 else:
-                    self._rate_costs(extra, expected)
+                    self._rate_costs(extra, cost + catch_up)
                     cost = max(extra - catch_up, 0.0)
             self._debt += catch_up
             change += num_accepted / num_decoding - cost
@@ -244,8 +247,9 @@ class DraftPolicy:
         return _Bet(request, rate, chance, room, 0)
 
     def _affordable(self, bets: Sequence[_Bet], num_decoding: int) -> list[_Bet]:
-        """Leaves out requests of which a draft model has missed more than the balance is worth."""
-        left = self.balance - self._debt
+        """Leaves out requests of which a draft model has missed more than may be invested."""
+        proven = self._num_outcomes >= FEW_OUTCOMES
+        left = (MOST_BALANCE if proven else self.balance) - self._debt
         kept: list[_Bet] = []
         for bet in bets:
             if bet.missing > FEW_MISSING:
@@ -326,6 +330,7 @@ class DraftPolicy:
             self._scale = statistics.median(self._ratios)
 
     def _learn(self, num_right: int, failed: bool) -> None:
+        self._num_outcomes += 1
         self._right = DECAY_OF_ALL * self._right + num_right
         self._wrong = DECAY_OF_ALL * self._wrong + failed
 
