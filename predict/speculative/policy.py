@@ -211,7 +211,7 @@ class DraftPolicy:
             change += num_accepted / num_decoding - cost
         elif seconds is not None:
             self._step_times.append(seconds / one_row)
-        self.balance = min(self.balance + change, MOST_BALANCE)
+        self.balance = min(max(self.balance + change, -MOST_BALANCE), MOST_BALANCE)
 
     def forget(self, request_id: int) -> None:
         """The request has ended."""
