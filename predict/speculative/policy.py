@@ -11,10 +11,12 @@ from typing import NamedTuple
 from predict.request import Request
 
 DECAY = 0.85  # of a guess's weight in a request's acceptance, per guess
-DECAY_OF_ALL = 0.95  # likewise in the acceptance of all requests
+DECAY_OF_ALL = 0.9  # likewise in the acceptance of all requests
 FIRST_RIGHT, FIRST_WRONG = 1.0, 1.0  # guesses that an engine is taken to have had
 PRIOR_WEIGHT = 2.5  # guesses that all requests' acceptance counts as for one of them
 FOUND_DECAY = 0.7  # of the chance that a look-up finds something, per look-up
+MANY_VAIN = 4  # look-ups in a row that brought nothing
+REST = 3  # steps without one after that
 LEAST_CHANCE = 0.05  # of drafts to wait for
 LEAST_SPEED_UP = 1.02
 # What drafts may lose: a share of all steps, and so many at the start or after they paid.
@@ -50,6 +52,8 @@ class _State:
     guess: Sequence[int] = ()
     num_right: int = 0  # tokens of the guess that came
     num_seen: int = 0  # tokens of the request that were compared
+    num_vain: int = 0  # look-ups in a row without a right token
+    rest: int = 0  # steps until the next one
     num_drafted: int = 0  # tokens of the request that a draft model has in its cache
 
 
@@ -111,7 +115,8 @@ class DraftPolicy:
         if self.balance <= 0 or len(self._step_times) < FEWEST_TIMES:
             return {}
         bets = [bet for bet in (self._bet(request, on_way) for request in requests) if bet]
-        bets = self._affordable(bets, len(requests))
+        if not self.looks_up:
+            bets = self._affordable(bets, len(requests))
         if not bets:
             return {}
         lengths, speed_up = self._lengths(bets, len(requests), 1.0)
@@ -139,26 +144,33 @@ class DraftPolicy:
     def follow(self, request: Request) -> bool:
         """Compares the request's guess with the tokens that came; whether it needs another."""
         state, num_tokens = self._state(request), request.num_known_tokens
+        if not state.guess:
+            resting = state.rest > 0
+            state.rest -= resting
+            return not resting
         new = request.token_ids[state.num_seen : num_tokens]
         state.num_seen = num_tokens
-        if not state.guess:
-            return True
         for token in new:
             right = token == state.guess[state.num_right]
             state.num_right += right
             state.right += right
             state.wrong += not right
+            if right:
+                state.num_vain = 0
             if not right or state.num_right == len(state.guess):
                 self._learn(state.num_right, not right)
                 state.guess = ()
-                return True
+                state.rest = REST if state.num_vain >= MANY_VAIN else 0
+                return state.rest == 0
         self._count_look_up(state, True)
         return False
 
     def guessed(self, request: Request, guess: Sequence[int]) -> None:
         """Takes in what was looked up; empty for nothing."""
         state = self._state(request)
-        state.guess, state.num_right = guess, 0
+        state.guess, state.num_right, state.num_seen = guess, 0, request.num_known_tokens
+        state.num_vain += 1
+        state.rest = 0 if guess or state.num_vain < MANY_VAIN else REST
         self._count_look_up(state, bool(guess))
         if guess:
             state.right *= DECAY
@@ -174,6 +186,9 @@ class DraftPolicy:
         state.right += num_accepted
         state.wrong += failed
         state.guess = ()
+        if num_accepted:
+            state.num_vain = 0
+        state.rest = REST if state.num_vain >= MANY_VAIN else 0
         self._learn(state.num_right + num_accepted, failed)
         state.num_right = 0
 
@@ -190,10 +205,13 @@ class DraftPolicy:
         lengths: of its drafts. waited: it could not run ahead. seconds: since the end of the step
         before; None with prompts in it.
         """
-        self._num_excuses = min(self._num_excuses + ALLOWANCE, MOST_EXCUSES)
-        repaid = self._debt / INVESTED
-        self._debt -= repaid
-        change = ALLOWANCE - repaid
+        if self._num_excuses < MOST_EXCUSES:
+            self._num_excuses += ALLOWANCE
+        change = ALLOWANCE
+        if self._debt:
+            repaid = self._debt / INVESTED
+            self._debt -= repaid
+            change -= repaid
         one_row = 1 + self.costs.row * num_decoding
         if lengths or (waited and seconds is not None):
             cost = self._extra(lengths, num_decoding)
@@ -224,15 +242,14 @@ class DraftPolicy:
 
     def _bet(self, request: Request, on_way: bool) -> _Bet | None:
         """None for a request that is not likely to have drafts."""
+        state = self._state(request)
+        left = len(state.guess) - state.num_right
+        if self.looks_up and not (left or (on_way and state.found > LEAST_CHANCE)):
+            return None
         # A step with drafts yields one token more than there are drafts.
         room = min(self.max_length, request.max_num_tokens - request.num_tokens - 1)
-        state = self._state(request)
-        if self.looks_up:
-            left = len(state.guess) - state.num_right
-            if not (left or (on_way and state.found > LEAST_CHANCE)):
-                return None
-            if not on_way:
-                room = min(room, left)
+        if self.looks_up and not on_way:
+            room = min(room, left)
         if room <= 0:
             return None
         rate = (state.right + PRIOR_WEIGHT * self.acceptance) / (
