@@ -129,5 +129,3 @@ def test_flags_are_checked() -> None:
         config(speculate_verify_window=2)
     with pytest.raises(UserError, match=r"speculate_max_candidate_len is 11 \(allowed: 2 to 10\)"):
         config(speculate_method="lookahead", speculate_max_candidate_len=11)
-    with pytest.raises(UserError, match="--device cpu"):
-        config(speculate_method="lookahead", speculate_verify_window=2, device="gpu:1")

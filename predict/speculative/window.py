@@ -21,9 +21,9 @@ from predict.engine.sampler import GREEDY, Choice, Row
 
 
 class Candidates(NamedTuple):
-    """The likeliest tokens of a place."""
+    """The likeliest tokens of a place, without banned ones."""
 
-    token_ids: list[int]  # likeliest first, 2 or more
+    token_ids: list[int]  # likeliest first
     num_allowed: int  # of these, the first ones, that reach top_p
 
 
@@ -47,22 +47,30 @@ class WindowVerifier:
         typical_p, whose tokens are no prefix of the likeliest, keep theirs.
         """
         result = list(chosen)
+        num_drafts = loose_drafts(rows, choices)
         begin = 0
         while begin < len(rows):
-            end = begin + 1
-            while end < len(rows) and rows[end].request is rows[begin].request:
-                end += 1
-            choice, drafts = choices[begin], rows[end - 1].drafts
-            loose = choice is not GREEDY and choice.typical_p >= 1
-            if drafts and loose and min(result[begin:end]) >= 0:
+            end = begin + num_drafts[begin] + 1
+            if end > begin + 1 and min(result[begin:end]) >= 0:
+                drafts = rows[end - 1].drafts
                 found = [
-                    candidates(logits[index], choice, self.max_candidate_len)
+                    candidates(logits[index], choices[index], self.max_candidate_len)
                     for index in range(begin, end - 1)
                 ]
                 for index in standing(drafts, found, result[begin:end], self.window):
                     result[begin + index] = drafts[index]
             begin = end
         return result
+
+
+def loose_drafts(rows: Sequence[Row], choices: Sequence[Choice]) -> list[int]:
+    """Drafts from each row on, of requests that do not keep what is drawn: n, n - 1, ..., 0."""
+    num_drafts = [0] * len(rows)
+    for index in reversed(range(len(rows) - 1)):
+        loose = choices[index] is not GREEDY and choices[index].typical_p >= 1
+        if loose and rows[index].request is rows[index + 1].request:
+            num_drafts[index] = num_drafts[index + 1] + 1
+    return num_drafts
 
 
 def candidates(
@@ -74,6 +82,7 @@ def candidates(
     size = min(max(max_candidate_len, choice.top_k, 2), len(logits))
     top = np.argpartition(-logits, size - 1)[:size]
     top = top[np.lexsort((top, -logits[top]))]
+    top = top[logits[top] > -np.inf]
     kept = weights[top[: choice.top_k]].sum() if choice.top_k else weights.sum()
     reached = np.cumsum(weights[top])
     # Of the tokens up to the first at which the sum reaches top_p.
@@ -100,7 +109,7 @@ def standing(
             continue
         behind = range(index + 1, index + 1 + window)
         if (
-            drafts[index] == token_ids[1]
+            token_ids[1:2] == [drafts[index]]
             and behind.stop <= len(drafts)
             and all(drafts[i] == found[i].token_ids[0] for i in behind)
         ):

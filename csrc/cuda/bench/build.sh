@@ -6,7 +6,7 @@ mkdir -p "$folder"
 flags="$2 -O3 -std=c++17 --expt-relaxed-constexpr -diag-suppress 2810 -Xcompiler -fopenmp -Icsrc/include -Icsrc/cuda
   -gencode=arch=compute_90a,code=sm_90a"
 attention=(csrc/cuda/attention*.cu)
-ops=(csrc/cuda/{gather_rows,rms_norm,silu_mul,rope_and_cache_write,sample,adjust_logits}.cu)
+ops=(csrc/cuda/{gather_rows,rms_norm,silu_mul,rope_and_cache_write,sample,adjust_logits,verify_window}.cu)
 pids=()
 for source in "${attention[@]}" "${ops[@]}" csrc/cuda/bench/{attention,ops}_check.cu; do
   nvcc $flags -c "$source" -o "$folder/$(basename "$source").o" &

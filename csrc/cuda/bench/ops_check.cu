@@ -3,7 +3,7 @@
 // embedding / gather_rows, rms_norm, silu_mul, rope_and_cache_write against float64, sample against
 // the definition in regatta/sample.h. small: few shapes, for compute-sanitizer.
 // Build: as attention_check.cu, with gather_rows.cu rms_norm.cu silu_mul.cu rope_and_cache_write.cu
-//        sample.cu and --expt-relaxed-constexpr (philox.h).
+//        sample.cu adjust_logits.cu verify_window.cu and --expt-relaxed-constexpr (philox.h).
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -625,6 +625,35 @@ double time_calls(const std::function<void(int, cudaStream_t)>& call, int calls 
   return times[times.size() / 2];
 }
 
+// Drafts of one rank in each row, in spans of 8 rows.
+void bench_verify(int rows, int vocab, int rank, int top_k) {
+  Buffer<float> logits(size_t(rows) * vocab), floats(size_t(3) * rows);
+  Buffer<int32_t> top_ks(rows), num_drafts(rows), ids(rows + 1), indices(rows), verdicts(rows);
+  Buffer<int32_t> drawn(rows);
+  std::vector<float> one(vocab);
+  fill_logits(one, vocab, kNormal);
+  std::vector<int> order(vocab);
+  std::iota(order.begin(), order.end(), 0);
+  std::nth_element(order.begin(), order.begin() + rank, order.end(),
+                   [&](int a, int b) { return one[a] > one[b]; });
+  for (int r = 0; r < rows; ++r) {
+    std::copy_n(one.begin(), vocab, &logits.host[size_t(r) * vocab]);
+    floats.host[r] = 1.0f, floats.host[rows + r] = 0.95f, floats.host[2 * rows + r] = 0.0f;
+    top_ks.host[r] = top_k, num_drafts.host[r] = 7 - r % 8, indices.host[r] = r;
+    ids.host[r + 1] = order[rank], drawn.host[r] = order[rank];
+  }
+  logits.upload(), floats.upload(), top_ks.upload(), num_drafts.upload(), ids.upload();
+  indices.upload(), drawn.upload();
+  VerifyWindowParams p;
+  p.logits = logits.device, p.temperature = floats.device, p.top_p = floats.device + rows;
+  p.min_p = floats.device + 2 * rows, p.top_k = top_ks.device, p.num_drafts = num_drafts.device;
+  p.token_ids = ids.device, p.logit_indices = indices.device, p.verdicts = verdicts.device;
+  p.drawn = drawn.device, p.num_rows = rows, p.num_tokens = rows + 1, p.vocab_size = vocab;
+  p.window = 2, p.max_candidate_len = 5;
+  const double us = time_calls([&](int, cudaStream_t s) { must(cuda::verify_window(p, {s, true})); });
+  std::printf("verify_window %4d x %d, rank %d, top_k %2d: %7.2f us\n", rows, vocab, rank, top_k, us);
+}
+
 void bench_all(const std::vector<int>& lengths) {
   using T = __nv_bfloat16;
   const DType dtype = DType::kBFloat16;
@@ -708,6 +737,10 @@ void bench_all(const std::vector<int>& lengths) {
       std::printf("adjust %3d x %d, %4d tokens, penalties and 3-grams: %7.2f us\n", rows, vocab,
                   length, us);
     }
+  }
+  for (int rows : {8, 64, 512}) {
+    for (int rank : {0, 2}) bench_verify(rows, vocab, rank, 0);
+    bench_verify(rows, vocab, 2, 50);
   }
   for (Kind kind : {kNormal, kPeaked}) {
     for (int rows : {1, 8, 32, 64, 128, 256}) {
