@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from predict import library
+from tests.fake_gpu.libraries import ENVIRONMENT
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -17,7 +19,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     skipped = {}
     if not config.getoption("--slow"):
         skipped["slow"] = pytest.mark.skip(reason="takes minutes; run with --slow")
-    if not Path("/proc/driver/nvidia/version").is_file():
+    if not Path("/proc/driver/nvidia/version").is_file() and not os.environ.get(ENVIRONMENT):
         skipped["gpu"] = pytest.mark.skip(reason="no NVIDIA driver")
     for item in items:
         for name, mark in skipped.items():

@@ -1,4 +1,4 @@
-"""The plugin in Paddle, over a CUDA runtime made of ordinary memory (fake_cuda.cc)."""
+"""The plugin in Paddle, over a CUDA runtime made of ordinary memory (fake_gpu)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 import build
 from predict import device as devices
+from tests.fake_gpu import libraries
 
 TESTS = Path(__file__).resolve().parent
 
@@ -29,28 +30,13 @@ from predict import cuda
 
 
 @pytest.fixture(scope="module")
-def plugin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds the plugin, linked to fake_cuda.cc in the CUDA runtime's place."""
+def plugin_folder() -> Path:
+    """A folder that holds the plugin, linked to runtime.cc in the CUDA runtime's place."""
     try:
-        toolkit, compiler, paddle = (
-            build.find_cuda_toolkit(),
-            build.find_compiler(),
-            build.find_paddle(),
-        )
+        folder = libraries.compile_libraries()
     except build.BuildError as error:
         pytest.skip(str(error))
-    folder = tmp_path_factory.mktemp("lib") / "plugin"
-    folder.mkdir()
-    # The kernels need a GPU: an empty library in their place.
-    empty = [compiler, "-shared", "-x", "c++", "/dev/null"]
-    subprocess.run([*empty, "-o", str(folder.parent / devices.KERNELS_NAME)], check=True)
-    sources = [*build.device_sources(), TESTS / "fake_cuda.cc"]
-    command = [compiler, *build.CXX_FLAGS, "-O1", "-Werror", "-DPADDLE_WITH_CUSTOM_DEVICE"]
-    command += [f"-I{build.CSRC / 'include'}", "-isystem", str(paddle.root / "include")]
-    command += ["-isystem", str(toolkit.include), *map(str, sources), *build.LINK_FLAGS]
-    command += ["-Wl,-z,nodelete", "-o", str(folder / devices.PLUGIN_NAME)]
-    subprocess.run(command, check=True)
-    return folder
+    return folder / devices.PLUGIN_FOLDER.name
 
 
 def run(folder: Path, program: str, **environment: str) -> None:
@@ -148,6 +134,22 @@ source[:] = 5
 graph.replay()
 assert (graph.outputs[0].numpy() == 5).all()
 assert all((tensor.numpy() == 7).all() for tensor in others)
+""",
+    )
+
+
+def test_clones_never_leave_the_device(plugin_folder: Path) -> None:
+    run(
+        plugin_folder,
+        PADDLE
+        + """
+x = paddle.to_tensor(np.arange(12, dtype="float32").reshape(3, 4))
+graph = cuda.GraphPool(gpu).capture(lambda: (x.clone(), x[:, 1:3].clone(), x[3:].clone()))
+assert graph.num_nodes == 3, graph.num_nodes  # a copy, a view made contiguous, its copy
+cuda.copy_to_device(x, np.full([3, 4], 5, "float32"), cuda.current_stream(gpu))
+graph.replay()
+whole, view, empty = graph.outputs
+assert (whole.numpy() == 5).all() and (view.numpy() == 5).all() and empty.shape == [0, 4]
 """,
     )
 

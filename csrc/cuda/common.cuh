@@ -26,6 +26,7 @@
 #include <string>
 #include <utility>
 
+#include "host.h"
 #include "regatta/types.h"
 
 namespace regatta::cuda {
@@ -33,15 +34,6 @@ namespace regatta::cuda {
 constexpr int kWarp = 32;
 
 // ---------------------------------------------------------------------------------------- host
-
-inline Status cuda_status(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return {};
-  return Status::error(std::string(what) + ": " + cudaGetErrorName(error) + ": " +
-                       cudaGetErrorString(error));
-}
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 struct LaunchConfig {
   dim3 grid{1, 1, 1};

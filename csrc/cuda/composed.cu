@@ -11,7 +11,7 @@
 // overlap the end of the one ahead (PDL, common.cuh).
 #include <algorithm>
 
-#include "common.cuh"
+#include "host.h"
 #include "regatta/cuda_ops.h"
 #include "regatta/gemm.h"
 

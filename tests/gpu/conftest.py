@@ -1,10 +1,12 @@
 """The GPU and the test operators; everything here is skipped, with the reason, without a GPU.
 
 Paddle looks for the plugin when it is imported, so the environment is set here, at collection.
+REGATTA_FAKE_GPU names a folder of libraries that need no GPU (tests/fake_gpu).
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +18,12 @@ import build
 from predict import device as devices
 from predict import library
 from predict.errors import UserError
+from tests.fake_gpu import libraries
 
 OPS = Path(__file__).parent / "ops"
 
+if os.environ.get(libraries.ENVIRONMENT):
+    libraries.select(Path(os.environ[libraries.ENVIRONMENT]))
 try:
     CHOSEN = devices.choose("gpu")
     devices.set_environment(CHOSEN)

@@ -1,0 +1,145 @@
+"""Compiles what `--device gpu` needs where there is no GPU: the plugin and the operators.
+
+All is the real thing but for the CUDA runtime (runtime.cc) and the kernels (kernels.cc,
+products.cc, strided_copy.cc). The CPU's operators are taken from the CPU library's build.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import build
+from predict import device as devices
+from predict import library
+
+HERE = Path(__file__).resolve().parent
+FOLDER = build.BUILD_DIR.parent / "fake_gpu"
+ENVIRONMENT = "REGATTA_FAKE_GPU"  # names FOLDER: tests/gpu runs over the libraries there
+RUNTIME_NAME = "libfake_cuda.so"
+# Registrations are slow to compile for Paddle's headers: so many sources include all of them.
+NUM_UNITS = 2
+
+
+def select(folder: Path) -> None:
+    """Makes this process take its GPU libraries from `folder`; before Paddle is imported."""
+    os.environ.setdefault("FAKE_CUDA_BYTES", str(1 << 30))  # a step's workspace, and some cache
+    library.LIBRARY_DIR = folder
+    devices.PLUGIN_FOLDER = folder / devices.PLUGIN_FOLDER.name
+
+
+def compile_libraries() -> Path:
+    """Compiles what is not up to date; returns FOLDER.
+
+    Raises build.BuildError where a compiler, Paddle or the CPU library's objects are missing, and
+    CalledProcessError with the compiler's words when it fails.
+    """
+    paddle, compiler = build.find_paddle(), build.find_compiler()
+    if paddle.has_cuda:
+        raise build.BuildError("the installed Paddle is a GPU build, which takes no plugin")
+    plugin = FOLDER / devices.PLUGIN_FOLDER.name
+    plugin.mkdir(parents=True, exist_ok=True)
+    units = [FOLDER / f"registrations_{index}.cc" for index in range(NUM_UNITS)]
+    sources = build.registration_sources()
+    for index, unit in enumerate(units):
+        text = unit_text(sources[index::NUM_UNITS])
+        if not unit.is_file() or unit.read_text(encoding="utf-8") != text:
+            unit.write_text(text, encoding="utf-8")
+    text = ninja_text(paddle, compiler, units)
+    (FOLDER / "build.ninja").write_text(text, encoding="utf-8")
+    command = [build.find_ninja(), "-C", str(FOLDER), "-j", str(build.num_jobs())]
+    subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    metadata = {
+        "abi": build.read_abi(build.CSRC / "include" / "regatta" / "abi.h"),
+        "paddle_version": paddle.version,
+        "paddle_commit": paddle.commit,
+        "compiler": compiler,
+        "sources_digest": library.source_digest(build.CSRC),
+        "cuda_sources_digest": devices.cuda_source_digest(build.CSRC),
+        "architectures": ["90a"],
+    }
+    described = (FOLDER / devices.CUDA_LIBRARY_NAME).with_suffix(".json")
+    described.write_text(json.dumps(metadata), encoding="utf-8")
+    return FOLDER
+
+
+def unit_text(sources: list[Path]) -> str:
+    """Returns a source that includes all of `sources`, each in a namespace of its own."""
+    headers = sorted((build.CSRC / "paddle").glob("*.h"))
+    headers += sorted((build.CSRC / "include" / "regatta").glob("*.h"))
+    lines = [f'#include "{path}"' for path in headers]
+    for source in sources:
+        name = f"binding_{source.stem}"
+        lines += [
+            f"namespace regatta::{name} {{ using namespace binding; }}",
+            f"#define binding {name}",
+            f'#include "{source}"',
+            "#undef binding",
+        ]
+    return "\n".join([*lines, ""])
+
+
+def ninja_text(paddle: build.PaddlePackage, compiler: str, units: list[Path]) -> str:
+    """Returns the build.ninja of all libraries."""
+    kernels_folder = build.CSRC / "device" / "kernels"
+    folders = [HERE / "include", build.CSRC / "include", build.CSRC / "cuda", kernels_folder, HERE]
+    system = [paddle.root / "include", paddle.root / "include" / "third_party"]
+    flags = [*build.CXX_FLAGS, "-DREGATTA_WITH_CUDA", "-DPADDLE_WITH_CUSTOM_DEVICE"]
+    flags += [f"-I{path}" for path in folders]
+    flags += [word for path in system for word in ("-isystem", str(path))]
+    link = [*build.LINK_FLAGS, "-Wl,-z,nodelete", "-L.", f"-L{paddle.root / 'base'}"]
+    libs = paddle.root / "libs"
+    link += [f"-L{libs}", f"-Wl,-rpath-link,{libs}"]
+    names = " ".join(f"-l:{name}" for name in build.PADDLE_LIBRARIES)
+    lines = [
+        "rule compile",
+        f"  command = {compiler} {' '.join(flags)} $own -MMD -MF $out.d -c -x c++ $in -o $out",
+        "  depfile = $out.d",
+        "  deps = gcc",
+        "rule link",
+        f"  command = {compiler} {' '.join(link)} -Wl,-rpath,'$$ORIGIN/$up' $in $names -o $out",
+    ]
+
+    def objects(sources: list[Path], own: str) -> str:
+        targets = []
+        for source in sources:
+            target = f"{source.parent.name}_{source.stem}.o"
+            lines.extend([f"build {target}: compile {source}", f"  own = {own}"])
+            targets.append(target)
+        return " ".join(targets)
+
+    def linked(name: str, inputs: str, names: str = "", up: str = "") -> None:
+        lines.extend([f"build {name}: link {inputs} | {RUNTIME_NAME if names else ''}"])
+        lines.extend([f"  names = {names}", f"  up = {up}"])
+
+    cpu_objects = build.BUILD_DIR / "cpu" / "obj" / "cpu"
+    cpu = [cpu_objects / f"{path.stem}.o" for path in sorted((build.CSRC / "cpu").glob("*.cc"))]
+    missing = [path.name for path in cpu if not path.is_file()]
+    if missing:
+        raise build.BuildError(
+            f"the CPU library was not compiled here ({missing[0]} is missing); run: "
+            "python csrc/setup_cpu.py install"
+        )
+    own = objects([HERE / "kernels.cc", HERE / "products.cc"], "-O3")
+    own += " " + objects([build.CSRC / "cuda" / "composed.cu", *units], "-O1")
+    runtime = f"-l:{RUNTIME_NAME}"
+    linked(RUNTIME_NAME, objects([HERE / "runtime.cc"], "-O1 -fvisibility=default"))
+    linked(
+        devices.CUDA_LIBRARY_NAME,
+        f"{own} {' '.join(map(str, cpu))}",
+        f"{runtime} {names}",
+    )
+    linked(
+        devices.KERNELS_NAME,
+        objects([kernels_folder / "registration.cc", HERE / "strided_copy.cc"], "-O1"),
+        f"{runtime} {names}",
+    )
+    plugin = f"{devices.PLUGIN_FOLDER.name}/{devices.PLUGIN_NAME}"
+    linked(plugin, objects(build.device_sources(), "-O1 -Werror"), runtime, "..")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    print(compile_libraries())
