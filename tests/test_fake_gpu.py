@@ -24,7 +24,9 @@ def folder() -> Path:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("file", ["test_engine.py", "test_beams.py", "test_traffic.py"])
+@pytest.mark.parametrize(
+    "file", ["test_engine.py", "test_beams.py", "test_traffic.py", "test_window.py"]
+)
 def test_gpu_tests_pass(folder: Path, file: str) -> None:
     environment = {**os.environ, libraries.ENVIRONMENT: str(folder), "FAKE_CUDA_LATE": "1"}
     for name in ("REGATTA_LIBRARY", "CUSTOM_DEVICE_ROOT"):

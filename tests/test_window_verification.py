@@ -101,6 +101,16 @@ def test_greedy_requests_keep_their_tokens() -> None:
     assert WindowVerifier(1, 5).verified(best, logits, rows, [GREEDY] * 3) == best
 
 
+def test_a_banned_token_is_no_second_likeliest() -> None:
+    logits = np.full((2, VOCABULARY), -np.inf, np.float32)
+    logits[:, 7] = 0
+    request = Request(0, [1], SamplingParams(temperature=1.0))
+    rows = [Row(request, [3, 7][:i]) for i in range(3)]
+    choices = [Choice(1.0, 0, 1.0, 0, i) for i in range(3)]
+    verified = WindowVerifier(1, 5).verified([7, 7, 7], logits[[0, 1, 1]], rows, choices)
+    assert verified == [7, 7, 7]
+
+
 def test_candidates_are_tokens_that_the_request_may_draw() -> None:
     logits = np.log(np.array([0.05, 0.4, 0.3, 0.15, 0.1], np.float32))
 
@@ -117,6 +127,10 @@ def test_candidates_are_tokens_that_the_request_may_draw() -> None:
     assert allowed(top_k=3, top_p=0.8) == [1, 2]
     assert allowed(min_p=0.3) == [1, 2, 3]
     assert allowed(top_p=0.1) == [1]
+    logits[[2, 3]] = -np.inf
+    assert allowed() == candidates(logits, Choice(1.0, 0, 1.0, 0, 0), 5).token_ids == [1, 4, 0]
+    logits[:] = 0
+    assert allowed(2) == [0, 1]
 
 
 def test_flags_are_checked() -> None:

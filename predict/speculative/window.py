@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from predict.engine.beams import likeliest
 from predict.engine.sampler import GREEDY, Choice, Row
 
 
@@ -80,16 +81,14 @@ def candidates(
     scaled = (logits - logits.max()).astype(np.float64) / choice.temperature
     weights = np.exp(scaled)
     size = min(max(max_candidate_len, choice.top_k, 2), len(logits))
-    top = np.argpartition(-logits, size - 1)[:size]
-    top = top[np.lexsort((top, -logits[top]))]
-    top = top[logits[top] > -np.inf]
+    top = likeliest(logits, size).token_ids
     kept = weights[top[: choice.top_k]].sum() if choice.top_k else weights.sum()
     reached = np.cumsum(weights[top])
     # Of the tokens up to the first at which the sum reaches top_p.
     num = int(np.searchsorted(reached, choice.top_p * kept)) + 1
     num = min(num, choice.top_k or num, max_candidate_len)
     num = min(num, int((weights[top] >= choice.min_p).sum()))
-    return Candidates(top[: max(max_candidate_len, 2)].tolist(), max(num, 1))
+    return Candidates(top[: max(max_candidate_len, 2)], max(num, 1))
 
 
 def standing(
