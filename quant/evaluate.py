@@ -346,12 +346,13 @@ class Model:
 
     def __init__(self, config: EngineConfig):
         """Loads the engine; raises UserError."""
-        import paddle
         from predict.engine.kv_cache import allocate_caches
         from predict.kv_formats import head_scales, kv_format_of
         from predict.llm import LLM
 
         self.llm = LLM(config)
+        import paddle  # not before the engine has chosen its device
+
         self.config = config = self.llm.config  # a checkpoint may bring its cache type
         spec, device = self.llm.spec, self.llm.device
         self.place = paddle.CPUPlace() if device is None else device.place()

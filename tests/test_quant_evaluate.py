@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +92,9 @@ def test_flags_hold_for_rows_that_say_nothing_themselves() -> None:
 def test_wrong_rows_are_refused(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said.replace("?", r"\?")):
         parse_row(text)
+
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +220,26 @@ def test_device_is_a_usable_gpu_unless_told(
     assert EvaluateConfig.from_flags(flags).device == device
     said = capsys.readouterr().err
     assert ("the driver is too old" in said) == (words == [] and not usable)
+
+
+ENGINES_SEE_NO_PADDLE = """
+import sys
+from predict import llm
+from predict.errors import UserError
+from quant import evaluate
+
+def engine(config):
+    raise UserError(f"paddle is imported: {'paddle' in sys.modules}")
+
+llm.LLM = engine
+sys.exit(evaluate.main(sys.argv[1:]))
+"""
+
+
+def test_paddle_is_imported_by_the_engine_which_chooses_its_device_before(model: Path) -> None:
+    command = [sys.executable, "-c", ENGINES_SEE_NO_PADDLE, *arguments(model, "wint4_g32+gptq")]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.stderr.splitlines()[-1] == "error: paddle is imported: False"
 
 
 def test_the_measured_text_is_not_calibrated_on(
