@@ -309,6 +309,8 @@ class LLM:
             caches = allocate_caches(
                 self.spec, num_blocks, config.block_size, config.dtype, config.kv_format, kv_scales
             )
+            copy_blocks = block_copier(self.backend, caches, kv_format_of(config.kv_format))
+            runner = self._runner(network(caches), copy_blocks)
             draft_runner = None
             if self.draft is not None and draft_network is not None:
                 num_draft_blocks = num_blocks + config.batch_size  # see DraftNetwork
@@ -316,12 +318,7 @@ class LLM:
                     self.draft.spec, num_draft_blocks, config.block_size, config.dtype
                 )
                 draft_copies = block_copier(self.backend, draft_caches, kv_format_of("dense"))
-                draft_runner = self._runner(
-                    draft_network(draft_caches), draft_copies, config.batch_size
-                )
-        copy_blocks = block_copier(self.backend, caches, kv_format_of(config.kv_format))
-        max_rows = config.batch_size + max_draft_rows(config)
-        runner = self._runner(network(caches), copy_blocks, max_rows)
+                draft_runner = self._runner(draft_network(draft_caches), draft_copies, runner)
         if is_compiled(self.backend):
             # From here on the step's own tensors come and go; the weights are in place.
             library.require().keep_freed_memory()
@@ -376,12 +373,16 @@ class LLM:
             self.decoder = decoders[0]
         return networks[0], networks[1] if self.draft is not None else None
 
-    def _runner(self, forward: Forward, copy_blocks: CopyBlocks, max_rows: int) -> Runner:
+    def _runner(
+        self, forward: Forward, copy_blocks: CopyBlocks, target: Runner | None = None
+    ) -> Runner:
+        """target: its runner, for a draft model."""
         if self.device is None:
             return HostRunner(forward, copy_blocks)
         from predict.engine.gpu_runner import GpuRunner
 
         config = self.config
+        num_drafts = 0 if target is not None else max_draft_rows(config)
         return GpuRunner(
             forward,
             copy_blocks,
@@ -390,7 +391,9 @@ class LLM:
             config.batch_size,
             config.block_size,
             self.spec.vocab_size,
-            max_rows=max_rows,
+            max_rows=config.batch_size + num_drafts,
+            max_drafts=0 if self.draft is None else num_drafts,
+            shelf=target.shelf if isinstance(target, GpuRunner) else None,
         )
 
     def _speculation(
@@ -419,7 +422,8 @@ class LLM:
         step = 0.0 if self.draft is None else costs.draft + self._draft_cost
         costs = replace(costs, draft=step)
         rows = max_draft_rows(config)
-        return proposer, DraftPolicy(config.speculate_max_draft_token_num, rows, costs)
+        most = config.speculate_max_draft_token_num
+        return proposer, DraftPolicy(most, rows, costs, proposer.looks_up)
 
     def _verifier(self) -> WindowVerifier | None:
         config = self.config

@@ -1,8 +1,9 @@
 """Network inputs of a scheduled batch."""
 
 import numpy as np
+import pytest
 
-from predict.engine.batch import build_inputs
+from predict.engine.batch import build_inputs, span_inputs
 from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
 from predict.nn.inputs import FIELDS, ForwardInputs
 from predict.request import Request, SamplingParams
@@ -42,3 +43,24 @@ def test_block_tables_are_minus_one_past_the_end() -> None:
 def test_field_table_and_tuple_have_the_same_names() -> None:
     assert tuple(field.name for field in FIELDS) == ForwardInputs._fields
     assert all(np.dtype(field.dtype) == np.int32 for field in FIELDS)
+
+
+def test_inputs_of_few_tokens_are_those_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        spans = []
+        for number in range(int(random.integers(1, 5))):
+            length, start = random.integers(1, 7, 2).tolist()
+            num_drafts = int(random.integers(0, length))
+            samples = bool(random.integers(2))
+            drafts = tuple(range(num_drafts)) if samples else ()
+            blocks = random.permutation(20)[:8].tolist()
+            num_prompt = 0 if drafts else int(random.integers(0, length + 1))
+            tokens = request(number, start + length - len(drafts))
+            spans.append(ScheduledSpan(tokens, length, start, blocks, samples, drafts, num_prompt))
+        few = span_inputs(spans, 4)
+        monkeypatch.setattr("predict.engine.batch.FEW_TOKENS", 0)
+        many = span_inputs(spans, 4)
+        monkeypatch.undo()
+        for name, one, other in zip(FIELDS, few, many, strict=True):
+            np.testing.assert_array_equal(one, other, str(name))

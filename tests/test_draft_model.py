@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from predict.engine.sampler import Sampler
 from predict.errors import UserError
 from predict.nn.inputs import ForwardInputs
 from predict.request import Request
-from predict.speculative import DraftNetwork
+from predict.speculative import FAILED, DraftNetwork
 from predict.speculative.draft_model import DraftModelProposer
 from tests.test_golden import DEMO, GOLDEN, config, golden
 
 BLOCK = 16
 VOCABULARY = 50
+SHELF = -1000  # the first placeholder of a draft
 
 
 def next_token(history: list[int]) -> int:
@@ -33,12 +35,36 @@ def next_token(history: list[int]) -> int:
     return total % VOCABULARY if total % 7 == 0 else (history[-1] + 1) % 4
 
 
+class ReadTokens(KnownTokens):
+    """Those of a CacheReader; placeholders stand for what was on its shelf."""
+
+    def __init__(self, token_ids: list[int], shelf: list[int]):
+        super().__init__(token_ids, Logprobs())
+        self.shelf = shelf
+
+    def known(self, drafts: Sequence[int]) -> list[int]:
+        return [draft if draft > SHELF else self.shelf[SHELF - draft] for draft in drafts]
+
+
 class CacheReader:
     """A runner that keeps token ids in a paged cache and chooses by those that it reads there."""
 
-    def __init__(self, num_blocks: int, ahead: bool, mistakes: float = 0.0):
-        """mistakes: share of choices that are others."""
+    def __init__(
+        self,
+        num_blocks: int,
+        ahead: bool,
+        mistakes: float = 0.0,
+        target: CacheReader | None = None,
+        failures: float = 0.0,
+    ):
+        """mistakes: share of choices that are others; failures: that cannot be drawn.
+
+        target: on whose shelf the tokens of this, a draft model's, are left.
+        """
         self.cache = np.full(num_blocks * BLOCK, -1000)
+        self.target = target
+        self.shelf: list[int] = []
+        self.failures = failures
         self.mistakes = mistakes
         self.random = np.random.default_rng(0)
         self.num_ahead = int(ahead)
@@ -48,7 +74,10 @@ class CacheReader:
     def launch(
         self, inputs: ForwardInputs, rows: Any, sampler: Any, prompt: Any = NO_TARGETS
     ) -> KnownTokens:
-        tokens = [self.last[-1 - t] if t < 0 else t for t in inputs.token_ids.tolist()]
+        shelf, self.shelf = self.shelf, []
+        tokens = ReadTokens([], shelf).known(
+            [self.last[-1 - t] if SHELF < t < 0 else t for t in inputs.token_ids.tolist()]
+        )
         self.num_tokens += len(tokens)
         self.cache[inputs.slot_mapping] = tokens
         chosen = []
@@ -57,9 +86,14 @@ class CacheReader:
             places = np.arange(int(inputs.positions[index]) + 1)
             slots = inputs.block_tables[span][places // BLOCK] * BLOCK + places % BLOCK
             token = next_token(self.cache[slots].tolist())
-            chosen.append(token ^ int(self.random.random() < self.mistakes))
+            token ^= int(self.random.random() < self.mistakes)
+            chosen.append(FAILED if self.random.random() < self.failures else token)
         self.last = chosen
-        return KnownTokens(chosen, Logprobs())
+        if self.target is None:
+            return ReadTokens(chosen, shelf)
+        first = SHELF - len(self.target.shelf)
+        self.target.shelf += chosen
+        return ReadTokens(list(range(first, first - len(chosen), -1)), [])
 
     def execute(self, inputs: ForwardInputs) -> Any:
         raise NotImplementedError
@@ -69,9 +103,10 @@ class CacheReader:
 
 
 def make(num_blocks: int, ahead: bool = False, budget: int = 32) -> DraftModelProposer:
+    target = CacheReader(0, ahead) if ahead else None
     return DraftModelProposer(
         DraftNetwork(
-            runner=CacheReader(num_blocks + 8, ahead),
+            runner=CacheReader(num_blocks + 8, ahead, target=target),
             sampler=Sampler(predict.reference, 0, ()),
             block_size=BLOCK,
             num_blocks=num_blocks,
@@ -95,8 +130,15 @@ def expected(tokens: list[int], count: int) -> list[int]:
 
 def check(proposer: DraftModelProposer, requests: list[Request], limits: list[int]) -> None:
     proposals = proposer.propose(requests, limits)
+    runner = proposer.network.runner
+    assert isinstance(runner, CacheReader)
+    shelf: list[int] = []
+    if runner.target is not None:
+        shelf, runner.target.shelf = runner.target.shelf, []
     for each, limit, proposed in zip(requests, limits, proposals, strict=True):
-        assert list(proposed) == expected(each.token_ids, limit), each
+        drafts = ReadTokens([], shelf).known(proposed)
+        assert drafts == expected(each.token_ids, limit), each
+        proposer.observe(each, drafts[: 1 + each.num_tokens % limit], [])
 
 
 @pytest.mark.parametrize("ahead", [False, True])

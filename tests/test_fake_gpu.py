@@ -25,7 +25,14 @@ def folder() -> Path:
 
 
 @pytest.mark.parametrize(
-    "file", ["test_engine.py", "test_beams.py", "test_traffic.py", "test_window.py"]
+    "file",
+    [
+        "test_engine.py",
+        "test_beams.py",
+        "test_traffic.py",
+        "test_draft_model.py",
+        "test_window.py",
+    ],
 )
 def test_gpu_tests_pass(folder: Path, file: str) -> None:
     environment = {**os.environ, libraries.ENVIRONMENT: str(folder), "FAKE_CUDA_LATE": "1"}

@@ -12,9 +12,13 @@ from predict.engine import kv_cache
 from predict.errors import UserError
 from predict.request import Request
 from predict.speculative import SpeculativeConfig, accepted_tokens, known_methods, proposer_of
-from predict.speculative.inference_with_reference import NgramIndex, match_length
-from predict.speculative.lookahead import NgramPool
-from predict.speculative.policy import Costs, DraftPolicy
+from predict.speculative.inference_with_reference import (
+    MOST_AT_ONCE,
+    MOST_PLACES,
+    NgramIndex,
+    match_length,
+)
+from predict.speculative.lookahead import POOL_SIZE, NgramPool
 from tests.test_golden import DEMO, config, golden
 
 # Settings of each method; the draft model is the demo model itself, rounded.
@@ -44,21 +48,62 @@ def test_right_drafts_stand_and_the_first_wrong_one_is_replaced() -> None:
 def test_the_place_with_the_longest_match_is_followed_and_the_last_of_equal_ones() -> None:
     index = NgramIndex(2)
     tokens = [5, 1, 2, 7, 6, 1, 2, 8, 1, 2]
-    index.extend(tokens)
-    assert index.find(tokens) == 7  # both places have (1, 2) alone: the last
-    assert index.find([*tokens[:8], 5, 1, 2]) == 3
-    assert index.find([9, 6]) == 5  # 6 alone
-    assert index.find([7, 9]) is None
-    assert match_length([1, 2, 3, 1, 2], 2) == 2
+    index.extend(tokens, len(tokens))
+    assert index.find(tokens, 10) == 7  # both places have (1, 2) alone: the last
+    assert index.find([*tokens[:8], 5, 1, 2], 11) == 3
+    assert index.find([9, 6], 2) == 5  # 6 alone
+    assert index.find([7, 9], 2) is None
+    assert match_length([1, 2, 3, 1, 2], 2, 5) == 2
 
 
-def test_ngrams_are_found_however_the_text_grows() -> None:
-    tokens = np.random.default_rng(0).integers(0, 3, 60).tolist()
-    whole, grown = NgramIndex(3), NgramIndex(3)
-    for end in (1, 2, 5, 6, 20, 60):
-        grown.extend(tokens[:end])
-    whole.extend(tokens)
-    assert whole.find(tokens) == grown.find(tokens) is not None
+@pytest.mark.parametrize("max_size", [1, 2, 3, 5])
+def test_ngrams_are_found_however_the_text_grows(max_size: int) -> None:
+    """Against a search through the whole text, at each of its tokens."""
+    tokens = np.random.default_rng(0).integers(0, 3, 80).tolist()
+    index, grown = NgramIndex(max_size), 0
+    for end in range(1, len(tokens) + 1):
+        if end % 3 and end > 5:
+            continue  # several tokens at once
+        index.extend(tokens, end)
+        lengths = {place: match_length(tokens, place, end) for place in range(1, end)}
+        found = index.find(tokens, end)
+        longest = max((min(length, max_size) for length in lengths.values()), default=0)
+        if not longest:
+            assert found is None
+            continue
+        places = [p for p in lengths if min(lengths[p], max_size) == longest]
+        if longest == max_size:
+            last = places[-MOST_PLACES:]
+            longest = max(lengths[place] for place in last)
+            places = [place for place in last if lengths[place] == longest]
+        assert found == places[-1]
+        grown += 1
+    assert grown > 20
+
+
+def test_tokens_on_their_way_are_not_part_of_the_text() -> None:
+    for method in ("inference_with_reference", "lookahead"):
+        proposer = proposer_of(SpeculativeConfig(method=method, max_ngram_size=2))
+        request = Request(0, [1, 2, 3, 1, 2], SamplingParams())
+        request.token_ids.append(-1)
+        request.num_placeholders = 1
+        assert list(proposer.propose([request], [3])[0]) == [3, 1, 2]
+        request.token_ids[-1] = 4
+        request.num_placeholders = 0
+        assert list(proposer.propose([request], [3])[0]) == []
+        request.token_ids += [3, 1, 2]
+        assert list(proposer.propose([request], [1])[0]) == [4]
+
+
+@pytest.mark.parametrize("method", ["inference_with_reference", "lookahead"])
+def test_long_prompts_are_taken_in_piece_by_piece(method: str) -> None:
+    proposer = proposer_of(SpeculativeConfig(method=method, max_ngram_size=3))
+    prompt = list(range(3 * MOST_AT_ONCE - 10))
+    long, short = (Request(i, p, SamplingParams()) for i, p in enumerate([prompt, [7, 8, 7]]))
+    long.token_ids += [4, 5, 6]
+    found = [list(map(list, proposer.propose([long, short], [2, 1]))) for _ in range(4)]
+    # The short one waits until a call has room for it.
+    assert found == [[[], []], [[], []], [[7, 8], [8]], [[7, 8], [8]]]
 
 
 def test_drafts_repeat_what_repeats() -> None:
@@ -72,101 +117,18 @@ def test_drafts_repeat_what_repeats() -> None:
 
 def test_pool_follows_what_came_last() -> None:
     pool = NgramPool(2)
-    pool.add([1, 2, 3, 1, 2, 4], 1)
-    assert pool.follow([7, 1, 2], 3) == [4]
-    assert pool.follow([3], 3) == [1, 2, 4]
+    pool.add([1, 2, 3, 1, 2, 4], 1, 6)
+    assert pool.follow([7, 1, 2], 3, 3) == [4]
+    assert pool.follow([3], 1, 3) == [1, 2, 4]
 
 
-CPU = Costs(row=0.04)
-
-
-def test_requests_rest_longer_after_each_failure() -> None:
-    policy = DraftPolicy(8, 64, CPU)
-
-    def rest(request_id: int) -> int:
-        count = 0
-        while policy.is_resting(request_id):
-            policy.stepped([request_id], False)
-            count += 1
-        return count
-
-    rests = []
-    for _ in range(9):
-        policy.record(0, 2, 0)
-        rests.append(rest(0))
-    assert rests == [0, 1, 2, 4, 8, 16, 32, 64, 64]
-    policy.record(0, 2, 1)
-    policy.record(0, 2, 0)
-    assert rest(0) == 0
-    rests = []
-    for _ in range(5):
-        policy.missed(1)
-        rests.append(rest(1))
-    assert rests == [2, 3, 5, 9, 9]
-
-
-def test_drafts_get_shorter_as_they_fail_and_longer_as_they_succeed() -> None:
-    policy = DraftPolicy(8, 64, CPU)
-    assert policy.lengths([0], 1) == [8]
-    found = []
-    for _ in range(12):
-        policy.record(0, 4, 0)
-        found += policy.lengths([0], 1)
-    assert found == sorted(found, reverse=True)
-    assert found[0] >= 3
-    assert found[-1] == 1
-    for _ in range(5):
-        policy.record(0, 4, 4)
-    assert policy.lengths([0], 1) == [8]
-
-
-def test_drafts_get_shorter_in_batches_and_where_drafting_costs() -> None:
-    policy = DraftPolicy(15, 64, CPU)
-    alone = policy.lengths([0], 1)[0]
-    among_four = policy.lengths([0, 1, 2, 3], 4)
-    assert alone > among_four[0] > 1
-    assert len(set(among_four)) == 1
-    assert 0 < sum(policy.lengths(list(range(40)), 40)) <= 64
-    costly = DraftPolicy(15, 64, Costs(row=0.04, draft=0.2))
-    assert 1 < costly.lengths([0], 1)[0] < alone
-    assert DraftPolicy(15, 64, Costs(row=0.04, draft=1.0)).lengths([0], 1) == [0]
-
-
-def test_the_draft_models_cost_is_measured() -> None:
-    policy = DraftPolicy(8, 64, Costs(row=0.01, draft=0.1))
-    assert policy.lengths([0], 1)[0] > 1
-    for _ in range(9):
-        policy.time_step(2.0)
-        policy.time_drafts(8.0, 4)
-    assert policy.costs.draft == 1.0
-    assert policy.lengths([0], 1) == [0]
-
-
-def test_drafts_that_are_never_found_are_no_gain() -> None:
-    policy = DraftPolicy(8, 256, Costs(row=0.0055, wait=0.08, wait_each=0.004))
-    ids = list(range(64))
-    waits = []
-    for step in range(256):
-        takers = [request_id for request_id in ids if not policy.is_resting(request_id)]
-        missing = [i for i, n in zip(takers, policy.lengths(takers, 64), strict=True) if n]
-        for request_id in missing:
-            policy.missed(request_id)
-        waits += [step] * bool(missing)
-        policy.stepped(ids, False)
-    assert len(waits) <= 10, waits
-
-
-def test_drafts_that_do_not_pay_are_tried_now_and_then() -> None:
-    policy = DraftPolicy(8, 64, Costs(row=0.005, wait=0.1))
-    for _ in range(20):
-        policy.record(0, 1, 0)
-    tries = []
-    for step in range(200):
-        length = policy.lengths([0], 1)[0]
-        if length:
-            tries.append(step)
-        policy.stepped([0], length > 0)
-    assert tries == [64, 129, 194]
+def test_pool_forgets_what_came_long_ago() -> None:
+    pool = NgramPool(1)
+    for start in range(0, 2 * POOL_SIZE, 1000):
+        pool.add(range(start, start + 1001), 1, 1001)
+    assert pool.follow([5], 1, 1) == []
+    assert pool.follow([2 * POOL_SIZE - POOL_SIZE // 2], 1, 1) != []
+    assert len(pool._next) + len(pool._older) <= POOL_SIZE + 1000
 
 
 def texts(prompts: list[Any], params: Any, **changes: Any) -> tuple[list[tuple[int, ...]], LLM]:

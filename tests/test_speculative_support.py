@@ -21,6 +21,7 @@ from predict.speculative.policy import Costs
 from predict.speculative.support import FEATURES, Feature
 from tests.test_golden import DEMO
 from tests.test_speculative import METHODS, PROMPTS
+from tests.test_speculative_policy import Generous
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 18, "ignore_eos": True}
 SCHEMES = (None, "weight_only_int8", "weight_only_int4", "a8w8", "w4a8")
@@ -60,7 +61,10 @@ def config(directory: Path, settings: Mapping[str, Any]) -> EngineConfig:
 
 def answers(llm: LLM, prompts: Sequence[Any], params: SamplingParams) -> Answers:
     if llm.engine.policy is not None:  # a draft model as large as the target's does not pay
-        llm.engine.policy.costs = Costs(row=0.02)
+        before = llm.engine.policy
+        llm.engine.policy = Generous(
+            before.max_length, before.max_rows, Costs(row=0.02), before.looks_up
+        )
     outputs = llm.generate(prompts, params)
     stats = llm.stats()
     assert stats.num_used_blocks == 0

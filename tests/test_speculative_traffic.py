@@ -12,8 +12,9 @@ from predict.engine.sampler import Sampler
 from predict.engine.scheduler import Scheduler, SchedulerConfig
 from predict.request import Request
 from predict.speculative import DraftNetwork, SpeculativeConfig, known_methods, proposer_of
-from predict.speculative.policy import Costs, DraftPolicy
+from predict.speculative.policy import Costs
 from tests.test_draft_model import BLOCK, CacheReader, expected
+from tests.test_speculative_policy import Generous
 
 NUM_BLOCKS = 11
 NUM_SEQS = 5
@@ -30,16 +31,21 @@ def make_engine(method: str, ahead: bool) -> Engine:
         )
     )
     sampler = Sampler(predict.reference, 0, ())
+    runner = CacheReader(NUM_BLOCKS, ahead)
+    own = CacheReader(
+        *(NUM_BLOCKS + NUM_SEQS, ahead, 0.2),
+        target=runner if ahead else None,
+        failures=0.02,
+    )
     draft = DraftNetwork(
-        runner=CacheReader(NUM_BLOCKS + NUM_SEQS, ahead, mistakes=0.2),
+        runner=own,
         sampler=sampler,
         block_size=BLOCK,
         num_blocks=NUM_BLOCKS,
         token_budget=40,
     )
     proposer = proposer_of(SpeculativeConfig(method=method, max_ngram_size=2, draft=draft))
-    policy = DraftPolicy(6, 40, Costs(row=0.01, wait=0.05))
-    runner = CacheReader(NUM_BLOCKS, ahead)
+    policy = Generous(6, 40, Costs(row=0.01, wait=0.05), proposer.looks_up)
     return Engine(scheduler, runner, sampler, (), proposer, policy)
 
 

@@ -3,8 +3,9 @@
 Two texts. "copy" repeats the prompt with an edit here and there; in "random" nothing repeats, and
 drafts can only lose. Random weights write neither, so both are scripts: each step runs whole, and
 then the host puts the script's tokens in the place of the model's. A draft model that would agree
-with a copy cannot be made either: its steps run whole too, and then each draft is the script's with
-a given probability. What is accepted follows from the drafts, as it does without a script.
+with a copy cannot be made either: its steps run whole too, but each draft that is verified is the
+script's with a given probability. What is accepted follows from the drafts, as it does without a
+script.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 
 from predict.engine.runner import NO_TARGETS, Logprobs, PromptTargets
 from predict.request import Request, SamplingParams
-from predict.speculative import MAX_DRAFT_TOKENS
+from predict.speculative import FAILED, MAX_DRAFT_TOKENS
 from predict.speculative.draft_model import DraftModelProposer
 
 if TYPE_CHECKING:
@@ -35,19 +36,27 @@ if TYPE_CHECKING:
     from predict.speculative import Proposer
 
 Scripts = Mapping[tuple[int, ...], list[int]]  # by prompt, the output
+StandIns = Mapping[int, int]  # by placeholder of a draft model's, the draft that is verified
 
 
 class ScriptedTokens:
     """See predict.engine.runner.Tokens."""
 
-    def __init__(self, tokens: Tokens, script: list[int]):
+    def __init__(self, tokens: Tokens, script: list[int], stand_ins: StandIns):
         self._tokens = tokens
         self._script = script
+        self._stand_ins = dict(stand_ins)
 
     def take(self) -> list[int | Candidates]:
         """The script's tokens, once the step's own are there."""
         self._tokens.take()
         return list(self._script)
+
+    def known(self, drafts: Sequence[int]) -> list[int]:
+        """Those that stand in for them; else the step's own."""
+        known = self._tokens.known(drafts)
+        pairs = zip(drafts, known, strict=True)
+        return [self._stand_ins.get(draft, token) for draft, token in pairs]
 
     def logprobs(self) -> Logprobs:
         """Nobody wants any."""
@@ -57,9 +66,10 @@ class ScriptedTokens:
 class ScriptedRunner:
     """A runner whose tokens follow a script. See predict.engine.runner.Runner."""
 
-    def __init__(self, runner: Runner, scripts: Scripts):
+    def __init__(self, runner: Runner, scripts: Scripts, stand_ins: StandIns):
         self._runner = runner
         self._scripts = scripts
+        self._stand_ins = stand_ins
         self.num_ahead = runner.num_ahead
         self.copy_blocks = runner.copy_blocks
 
@@ -72,13 +82,14 @@ class ScriptedRunner:
     ) -> ScriptedTokens:
         """See Runner."""
         tokens = self._runner.launch(inputs, rows, sampler)
-        return ScriptedTokens(tokens, [self._choice(row) for row in rows])
+        return ScriptedTokens(tokens, [self._choice(row) for row in rows], self._stand_ins)
 
     def _choice(self, row: Row) -> int:
         """The script's token; behind a wrong draft another one: nobody knows what comes there."""
         script = self._scripts[tuple(row.request.prompt_token_ids)]
         place = row.num_output_tokens
-        right = list(row.drafts) == script[place - len(row.drafts) : place]
+        drafts = [self._stand_ins.get(draft, draft) for draft in row.drafts]
+        right = drafts == script[place - len(drafts) : place]
         return script[place] if right else script[place] ^ 1
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
@@ -87,25 +98,36 @@ class ScriptedRunner:
 
 
 class AgreeingProposer:
-    """A draft model whose drafts are the script's, each with a probability. See Proposer."""
+    """A draft model whose drafts are the script's, each with a probability. See Proposer.
+
+    stand_ins: of the last proposal's placeholders.
+    """
 
     def __init__(self, proposer: Proposer, scripts: Scripts, agreement: float):
         self._proposer = proposer
         self._scripts = scripts
         self._agreement = agreement
         self._random = np.random.default_rng(0)
+        self.stand_ins: dict[int, int] = {}
+        self.looks_up = proposer.looks_up
         self.observe = proposer.observe
         self.forget = proposer.forget
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[Sequence[int]]:
         """See Proposer."""
-        self._proposer.propose(requests, limits)
+        self.stand_ins.clear()
         proposals: list[Sequence[int]] = []
-        for request, limit in zip(requests, limits, strict=True):
+        own = self._proposer.propose(requests, limits)
+        for request, limit, drafts in zip(requests, limits, own, strict=True):
             begin = request.num_output_tokens
             right = self._scripts[tuple(request.prompt_token_ids)][begin : begin + limit]
             agrees = self._random.random(len(right)) < self._agreement
-            proposals.append([t if a else t ^ 1 for t, a in zip(right, agrees, strict=True)])
+            scripted = [t if a else t ^ 1 for t, a in zip(right, agrees, strict=True)]
+            if any(draft < FAILED for draft in drafts):
+                self.stand_ins.update(zip(drafts, scripted, strict=True))
+                proposals.append(drafts)
+            else:
+                proposals.append(scripted)
         return proposals
 
 
@@ -162,6 +184,8 @@ def copies(
 
 def draft_step_seconds(llm: LLM, prompt: Sequence[int]) -> float:
     """Seconds of one draft at batch 1, behind a prompt."""
+    import paddle
+
     engine = llm.engine
     proposer = engine.proposer
     assert isinstance(proposer, DraftModelProposer)
@@ -176,6 +200,8 @@ def draft_step_seconds(llm: LLM, prompt: Sequence[int]) -> float:
         for limit, sign in ((MAX_DRAFT_TOKENS, 1), (1, -1)):
             start = time.perf_counter()
             proposer.propose([request], [limit])
+            if llm.device is not None:
+                paddle.device.synchronize(llm.device.place())
             times.append(sign * (time.perf_counter() - start))
     engine.abort(request.request_id)
     pairs = [long + short for long, short in zip(times[2::2], times[3::2], strict=True)]
@@ -193,10 +219,12 @@ def measure_drafts(
         runs: dict[bool, list[Counts]] = {False: [], True: []}
         for index, batch in enumerate([prompts[0], *prompts]):  # the first warms up
             scripts = copies(batch, output_len, share, vocab_size, index)
-            runner, proposer = ScriptedRunner(engine.runner, scripts), engine.proposer
+            proposer, stand_ins = engine.proposer, dict[int, int]()
             assert proposer is not None
             if text == "copy" and isinstance(proposer, DraftModelProposer):
                 proposer = AgreeingProposer(proposer, scripts, agreement)
+                stand_ins = proposer.stand_ins
+            runner = ScriptedRunner(engine.runner, scripts, stand_ins)
             for drafts in (False, True):
                 with replaced(llm, runner, proposer if drafts else None):
                     run = counted(llm, batch, params)

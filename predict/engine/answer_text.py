@@ -10,13 +10,17 @@ class AnswerText:
     """Takes tokens one by one, and says which one completes a stop string.
 
     Where the text ends does not depend on how it was cut into tokens: at the stop string that is
-    complete first, the longest of those. Text that may become one is held back from `take`.
+    complete first, the longest of those. Text that may become one is held back from `take`. Without
+    stop strings text is made when it is asked for: a device may wait for whoever calls `append`.
     """
 
     def __init__(self, stream: TextStream, stop: tuple[str, ...] = (), include_stop: bool = False):
         """include_stop: the text ends behind the stop string, not before it."""
         self._stream = stream
         self._stops = stop_strings(stop)
+        self._stops_at_all = bool(stop)
+        self._late: list[int] = []  # tokens that are no text yet
+        self._has_ended = False
         self._include_stop = include_stop
         self._node = ROOT  # of the stop strings, behind the certain text
         self._num_certain = 0  # characters that no later token can change
@@ -28,6 +32,7 @@ class AnswerText:
     @property
     def text(self) -> str:
         """All of it so far, or once the end is known, all of it."""
+        self._catch_up()
         return self._stream.text if self._text is None else self._text
 
     def append(self, token_id: int, may_stop: bool = True, is_last: bool = False) -> bool:
@@ -36,6 +41,18 @@ class AnswerText:
         may_stop: False below min_length: strings that are complete then do not count. is_last: the
         request ends with this token in any case.
         """
+        if self._stops_at_all:
+            return self._append(token_id, may_stop, is_last)
+        self._late.append(token_id)
+        self._has_ended = is_last
+        return False
+
+    def _catch_up(self) -> None:
+        late, self._late = self._late, []
+        for index, token_id in enumerate(late, 1):
+            self._append(token_id, True, self._has_ended and index == len(late))
+
+    def _append(self, token_id: int, may_stop: bool, is_last: bool) -> bool:
         piece = self._stream.append((token_id,))
         pending = self._stream.pending
         if is_last:
@@ -62,12 +79,14 @@ class AnswerText:
 
     def finish(self) -> None:
         """No token follows: what was held back is text. Nothing, where the end is known."""
+        self._catch_up()
         if self._text is None:
             self._stream.finish()
             self._text = self._stream.text
 
     def take(self) -> str:
         """The text that became certain since the last call."""
+        self._catch_up()
         if self._text is not None:
             piece = self._text[self._num_sent :]
         else:

@@ -13,9 +13,9 @@ from predict.engine.beams import Candidates
 from predict.engine.logprobs import num_wanted
 from predict.engine.runner import NO_TARGETS, Logprobs, PromptTargets, Runner, Tokens
 from predict.engine.sampler import Row, Sampler
-from predict.engine.scheduler import ScheduledBatch, ScheduledSpan, Scheduler
-from predict.request import Request
-from predict.speculative import Proposer, accepted_tokens
+from predict.engine.scheduler import ScheduledBatch, Scheduler
+from predict.request import Request, RequestStatus
+from predict.speculative import FAILED, Proposer, accepted_tokens
 from predict.speculative.policy import DraftPolicy
 
 NO_LOGITS = (
@@ -30,8 +30,8 @@ class Step(NamedTuple):
     batch: ScheduledBatch
     rows: list[Row]
     tokens: Tokens
-    launched: float  # perf_counter seconds
     decides: bool  # see ScheduledBatch.decides: nothing runs ahead of it
+    waited: bool  # for the tokens before it, which it could have run ahead of
 
 
 @dataclass
@@ -49,9 +49,10 @@ class Engine:
     Where the runner allows it (`num_ahead`), the next step is scheduled and queued before the last
     one's tokens are known: they go from step to step on the device, and the host's work runs in
     the shadow of the device's. A request that turns out to have ended then has one row too many in
-    the step behind, whose token is dropped. Drafts need known tokens: while a request may have
-    some, nothing runs ahead. Beams fork by the result of a step: nothing runs ahead of one that
-    has beams.
+    the step behind, whose token is dropped. Drafts need known tokens: while they are likely to
+    pay (see DraftPolicy), nothing runs ahead. Beams fork by the result of a step: nothing runs
+    ahead of one that has beams. The step behind such a one is queued as soon as that one's tokens
+    are written back, before they are handed on.
 
     A request whose logits nothing can be drawn from ends as "error", alone. Not thread-safe. A
     failing step leaves the requests in the scheduler; abort them.
@@ -75,6 +76,7 @@ class Engine:
         self.policy = policy
         self.draft_stats = DraftStats()
         self._steps: deque[Step] = deque()  # running, oldest first
+        self._waits = False  # the next step, for tokens of those that run
         self._last_end = 0.0  # of a step, perf_counter seconds
 
     def add(self, request: Request) -> None:
@@ -92,27 +94,62 @@ class Engine:
             pass
         if not self._steps:
             return None, []
-        batch, rows, tokens, launched, _ = self._steps.popleft()
+        step = self._steps.popleft()
+        batch, tokens = step.batch, step.tokens
         token_ids = tokens.take()
-        now = time.perf_counter()
-        if self.policy is not None and batch.num_tokens == len(rows):
-            self.policy.time_step(now - max(launched, self._last_end))
-        self._last_end = now
-        failed = [
-            row.request.owner
-            for row, token in zip(rows, token_ids, strict=True)
-            if (token < 0 if isinstance(token, int) else not token.token_ids)
-            and self.scheduler.abort(row.request.owner.request_id, "error")
-        ]
-        for request in failed:
-            request.error = NO_LOGITS.format(request.request_id)
-        sampled = self._verify(batch, token_ids)
+        last_end, self._last_end = self._last_end, time.perf_counter()
+        num_accepted = self.draft_stats.num_accepted
+        sampled = self._verify(batch, tokens, token_ids)
+        failed = self._abort_failed(batch, sampled)
         num_known = [span.request.num_known_tokens for span in batch.spans]
         finished = failed + self.scheduler.update(batch, sampled, self.eos_token_ids)
-        self._record_logprobs(batch, num_known, tokens.logprobs())
         for request in finished:
             self._forget(request.request_id)
+        if self.proposer is not None:
+            num_accepted = self.draft_stats.num_accepted - num_accepted
+            self._learn(step, num_accepted, self._last_end - last_end)
+        if self.runner.num_ahead and not self._steps:
+            self._launch()  # first, as the device has nothing to do
+        self._record_logprobs(batch, num_known, tokens.logprobs())
         return batch, finished
+
+    def _learn(self, step: Step, num_accepted: int, seconds: float) -> None:
+        """Tells the policy what a step took and its drafts brought; looks for the next ones."""
+        assert self.proposer is not None
+        assert self.policy is not None
+        batch = step.batch
+        lengths = [len(span.draft_token_ids) for span in batch.spans if span.draft_token_ids]
+        timed = seconds if batch.num_tokens == len(step.rows) else None
+        self.policy.stepped(batch.num_samples, lengths, num_accepted, step.waited, timed)
+        if not self.proposer.looks_up:
+            return
+        wanting = [
+            span.request
+            for span in batch.spans
+            if span.request.status is RequestStatus.RUNNING and self.policy.follow(span.request)
+        ]
+        guesses = self.proposer.propose(wanting, [self.policy.max_length] * len(wanting))
+        for request, guess in zip(wanting, guesses, strict=True):
+            self.policy.guessed(request, guess)
+
+    def _abort_failed(
+        self, batch: ScheduledBatch, sampled: Sequence[int | Sequence[int] | Candidates]
+    ) -> list[Request]:
+        """Ends requests that nothing could be drawn for; returns them."""
+        failed: list[Request] = []
+        spans = (span for span in batch.spans if span.samples)
+        for span, entry in zip(spans, sampled, strict=True):
+            if isinstance(entry, int):
+                fails = entry < 0
+            elif isinstance(entry, Candidates):
+                fails = not entry.token_ids
+            else:
+                fails = FAILED in entry
+            if fails and self.scheduler.abort(span.request.owner.request_id, "error"):
+                owner = span.request.owner
+                owner.error = NO_LOGITS.format(owner.request_id)
+                failed.append(owner)
+        return failed
 
     def _record_logprobs(
         self, batch: ScheduledBatch, num_known: Sequence[int], logprobs: Logprobs
@@ -133,21 +170,18 @@ class Engine:
     def _launch(self) -> bool:
         """Queues one more step; False when there is none to run now."""
         if self._steps and self._steps[-1].decides:
+            self._waits = True
             return False
         drafts: dict[int, Sequence[int]] = {}
-        if self.proposer is not None:
-            limits = self._draft_limits()
+        if self.proposer is not None and self.policy is not None:
+            limits = self.policy.limits(self.scheduler.decoding, on_way=bool(self._steps))
             if limits and self._steps:
-                return False  # their tokens are on the way
+                self._waits = True
+                return False
             drafts = self._propose(limits)
         batch = self.scheduler.schedule(drafts)
         if batch is None:
             return False
-        has_drafts = any(span.draft_token_ids for span in batch.spans)
-        if self.policy is not None:
-            ids = [span.request.request_id for span in batch.spans]
-            self.policy.stepped(ids, has_drafts)
-        launched = time.perf_counter()
         inputs = build_inputs(batch, self.scheduler.config.block_size)
         rows = [
             Row(span.request, span.draft_token_ids[:index])
@@ -165,42 +199,23 @@ class Engine:
         decides = batch.decides
         if self.runner.num_ahead and not decides:
             self.scheduler.advance(batch)
-        self._steps.append(Step(batch, rows, tokens, launched, decides))
+        self._steps.append(Step(batch, rows, tokens, decides, self._waits))
+        self._waits = False
         return True
 
-    def _draft_limits(self) -> dict[Request, int]:
-        """Drafts that each decoding request may have; those that may have none are left out."""
-        assert self.policy is not None
-        decoding = self.scheduler.decoding
-        takers = [request for request in decoding if not self.policy.is_resting(request.request_id)]
-        ids = [request.request_id for request in takers]
-        limits: dict[Request, int] = {}
-        for request, length in zip(takers, self.policy.lengths(ids, len(decoding)), strict=True):
-            # A step with drafts yields one token more than there are drafts.
-            limit = min(length, request.max_num_tokens - request.num_tokens - 1)
-            if limit > 0:
-                limits[request] = limit
-        return limits
-
     def _propose(self, limits: Mapping[Request, int]) -> dict[int, Sequence[int]]:
-        """Drafts by request id; a request without any rests where steps could run ahead."""
+        """Drafts by request id, at most as many as the limits."""
         assert self.proposer is not None
         assert self.policy is not None
         if not limits:
             return {}
-        drafts: dict[int, Sequence[int]] = {}
-        begin = time.perf_counter()
+        if self.proposer.looks_up:
+            return {r.request_id: self.policy.guess(r, limit) for r, limit in limits.items()}
         proposals = self.proposer.propose(list(limits), list(limits.values()))
-        self.policy.time_drafts(time.perf_counter() - begin, max(limits.values()))
-        for request, proposed in zip(limits, proposals, strict=True):
-            if proposed:
-                drafts[request.request_id] = proposed
-            elif self.runner.num_ahead:
-                self.policy.missed(request.request_id)
-        return drafts
+        return {r.request_id: each for r, each in zip(limits, proposals, strict=True)}
 
     def _verify(
-        self, batch: ScheduledBatch, token_ids: Sequence[int | Candidates]
+        self, batch: ScheduledBatch, tokens: Tokens, token_ids: Sequence[int | Candidates]
     ) -> list[int | Sequence[int] | Candidates]:
         """Per sampling span its token, or with drafts those that stand."""
         if self.proposer is None:
@@ -212,20 +227,26 @@ class Engine:
                 continue
             chosen = token_ids[start : start + span.num_logits]
             start += span.num_logits
-            if span.draft_token_ids:
-                drawn = [token for token in chosen if isinstance(token, int)]
-                sampled.append(self._accept(span, drawn))
-            else:
+            if not span.draft_token_ids:
                 sampled.append(chosen[0])
+            elif span.request.status is RequestStatus.FINISHED:
+                sampled.append(())  # aborted while the step ran
+            else:
+                drawn = [token for token in chosen if isinstance(token, int)]
+                drafts = tokens.known(span.draft_token_ids)
+                if FAILED in drafts:
+                    del drafts[drafts.index(FAILED) :]
+                sampled.append(self._accept(span.request, drafts, drawn))
         return sampled
 
-    def _accept(self, span: ScheduledSpan, chosen: Sequence[int]) -> Sequence[int]:
+    def _accept(
+        self, request: Request, drafts: Sequence[int], chosen: Sequence[int]
+    ) -> Sequence[int]:
         assert self.proposer is not None
         assert self.policy is not None
-        drafts, request = span.draft_token_ids, span.request
         accepted = accepted_tokens(drafts, chosen)
         self.proposer.observe(request, drafts, chosen)
-        self.policy.record(request.request_id, len(drafts), len(accepted) - 1)
+        self.policy.record(request, len(drafts), len(accepted) - 1)
         self.draft_stats.num_spans += 1
         self.draft_stats.num_drafts += len(drafts)
         self.draft_stats.num_accepted += len(accepted) - 1

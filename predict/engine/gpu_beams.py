@@ -40,6 +40,10 @@ class BeamTokensOnTheirWay:
             tokens[row] = Candidates(ids[:num_found].tolist(), log_probs[:num_found].tolist())
         return tokens
 
+    def known(self, drafts: Sequence[int]) -> list[int]:
+        """See Tokens."""
+        return self._tokens.known(drafts)
+
     def logprobs(self) -> Logprobs:
         """See Tokens."""
         return self._tokens.logprobs()

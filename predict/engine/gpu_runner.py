@@ -7,7 +7,8 @@ plain decode steps read one token of block 0.
 
 The new tokens stay on the device, where the next step finds them (see Scheduler.advance), and a
 copy goes to pinned memory for the host to read when it gets there. So do logprobs, which are
-measured behind the step, on the logits as the network left them.
+measured behind the step, on the logits as the network left them. Those of a draft model stay on the
+device alone (see Shelf), and reach the host with the tokens of the step that verifies them.
 """
 
 from __future__ import annotations
@@ -143,24 +144,29 @@ def write_choices(
 class TokenRing:
     """Tokens on their way from the device to the host; each slot is free again once taken."""
 
-    def __init__(self, max_rows: int, stream: int, num_slots: int):
-        """num_slots: steps whose tokens may be on their way."""
+    def __init__(self, size: int, stream: int, num_slots: int):
+        """size: tokens of a step, at most. num_slots: steps whose tokens may be on their way."""
         self._stream = stream
-        self._arrays = [cuda.pinned([max_rows], np.int32) for _ in range(num_slots)]
+        self._arrays = [cuda.pinned([size], np.int32) for _ in range(num_slots)]
         self._events = [cuda.Event() for _ in range(num_slots)]
         # Pinned from the first logprobs on.
         self._measured = [np.empty(0, np.int32) for _ in range(num_slots)]
         self._next = 0
 
     def send(
-        self, tokens: Tensor, num_rows: int, measured: Sequence[Tensor | None] = ()
+        self,
+        tokens: Tensor,
+        num_rows: int,
+        measured: Sequence[Tensor | None] = (),
+        num_named: int = 0,
     ) -> TokensOnTheirWay:
         """Queues the copies of the first `num_rows` tokens, and of what ops.logprobs returned.
 
-        measured: of the tokens and of prompts' tokens, None for what nobody wants.
+        measured: of the tokens and of prompts' tokens, None for what nobody wants. num_named:
+        tokens up to the last that a placeholder of the step names.
         """
         slot = self._next
-        array, event = self._arrays[slot][:num_rows], self._events[slot]
+        array, event = self._arrays[slot][: max(num_rows, num_named)], self._events[slot]
         self._next = (slot + 1) % len(self._events)
         cuda.copy_front_to_host(array, tokens, self._stream)
         num_measured = sum(tensor.size for tensor in measured if tensor is not None)
@@ -177,7 +183,7 @@ class TokenRing:
             tables.append(table.reshape(tensor.shape))
             start += tensor.size
         event.record(self._stream)
-        return TokensOnTheirWay(array, event, tables)
+        return TokensOnTheirWay(array, num_rows, event, tables)
 
 
 class TokensOnTheirWay:
@@ -186,22 +192,78 @@ class TokensOnTheirWay:
     def __init__(
         self,
         array: npt.NDArray[np.int32],
+        num_rows: int,
         event: cuda.Event,
         tables: Sequence[npt.NDArray[np.int32] | None] = (),
     ):
         self._array = array
+        self._num_rows = num_rows
         self._event = event
         self._tables = tables
+        self._tokens: list[int] = []
 
     def take(self) -> list[int | Candidates]:
         """See Tokens."""
         self._event.synchronize()
-        tokens: list[int | Candidates] = self._array.tolist()
-        return tokens
+        self._tokens = self._array.tolist()
+        return [*self._tokens[: self._num_rows]]
+
+    def known(self, drafts: Sequence[int]) -> list[int]:
+        """See Tokens."""
+        return [draft if draft >= 0 else self._tokens[-1 - draft] for draft in drafts]
 
     def logprobs(self) -> Logprobs:
         """See Tokens."""
         return Logprobs(*(None if table is None else read_table(table) for table in self._tables))
+
+
+class Shelf:
+    """Tokens that a draft model's steps leave on the device for the target's next step.
+
+    They lie behind those of the target's last step, where its placeholders find them.
+    """
+
+    def __init__(self, tokens: Tensor, first: int, stream: int):
+        """tokens: the target's, int32; free from index `first` on."""
+        self._address, self._end = tokens.data_ptr(), len(tokens)
+        self._first = self._next = first
+        self._stream = stream
+
+    def clear(self) -> None:
+        """What lies here was used, or is about to be by work that is queued."""
+        self._next = self._first
+
+    def send(self, tokens: Tensor, num_rows: int) -> ShelvedTokens:
+        """Queues the copy of the first `num_rows` tokens."""
+        if self._next + num_rows > self._end:
+            self.clear()  # a proposal that no step came of
+        start = self._next
+        self._next += num_rows
+        target = self._address + 4 * start
+        cuda.copy_between_addresses(target, tokens.data_ptr(), 4 * num_rows, self._stream)
+        return ShelvedTokens(range(-1 - start, -1 - start - num_rows, -1))
+
+
+class ShelvedTokens:
+    """See predict.engine.runner.Tokens; those of a draft model, which the host does not wait for.
+
+    placeholders: what stands for them in the target's next step.
+    """
+
+    def __init__(self, placeholders: Sequence[int]):
+        self._placeholders = placeholders
+
+    def take(self) -> list[int | Candidates]:
+        """Their placeholders."""
+        return list(self._placeholders)
+
+    def known(self, drafts: Sequence[int]) -> list[int]:
+        """See Tokens: a draft model's steps have no drafts."""
+        return list(drafts)
+
+    def logprobs(self) -> Logprobs:
+        """See Tokens."""
+        return Logprobs()
 
 
 def read_table(measured: npt.NDArray[np.int32]) -> LogprobTable:
@@ -230,6 +292,7 @@ class DecodeGraph:
     buffer: InputBuffer
     host: npt.NDArray[Any]
     device: Tensor
+    address: int  # of `device`
     graph: cuda.Graph[Any]
 
 
@@ -252,10 +315,14 @@ class GpuRunner:
         vocab_size: int,
         use_graphs: bool = True,
         max_rows: int = 0,
+        max_drafts: int = 0,
+        shelf: Shelf | None = None,
     ):
         """max_length: tokens of the longest sequence, which bounds every replay of a graph.
 
         max_rows: logit rows of a step, where drafts make more of them than max_num_seqs.
+        max_drafts: that a draft model leaves on `shelf` for a step. shelf: the target's, for a
+        draft model's runner.
         """
         import paddle
 
@@ -272,9 +339,12 @@ class GpuRunner:
         self._copied.record(self._stream)
         self._host: npt.NDArray[Any] = np.empty(0, np.int32)  # pinned from the first step on
         self._max_rows = bucket_size(max(max_rows, max_num_seqs))
-        self._last_tokens = paddle.zeros([self._max_rows], "int32", device=device.place())
-        # A draft model has as many steps out as there may be drafts, others one and one ahead.
-        self._ring = TokenRing(self._max_rows, self._stream, MAX_SPAN + 1)
+        size = self._max_rows + max_drafts
+        self._last_tokens = paddle.zeros([size], "int32", device=device.place())
+        self.shelf = Shelf(self._last_tokens, self._max_rows, self._stream)
+        self._outlet: TokenRing | Shelf
+        # One step runs and one is ahead.
+        self._outlet = TokenRing(size, self._stream, 3) if shelf is None else shelf
         self._history: TokenHistory | None = None  # from the first adjustment on
         self._finder = Finder(self._stream)
 
@@ -293,6 +363,9 @@ class GpuRunner:
         prompt: PromptTargets = NO_TARGETS,
     ) -> Tokens:
         """See Runner."""
+        if isinstance(self._outlet, Shelf):
+            self._run(inputs, Wanted(rows, sampler.choices(rows), None))
+            return self._outlet.send(self._last_tokens, len(rows))
         beams = [index for index, row in enumerate(rows) if row.request.beam_group is not None]
         num_top = num_wanted([row.request for row in rows])
         adjustments = sampler.adjustments(rows)
@@ -315,7 +388,9 @@ class GpuRunner:
         if measures:
             assert logits is not None
             measured = self._measure(logits, len(rows), num_top, prompt)
-        tokens = self._ring.send(self._last_tokens, len(rows), measured)
+        num_named = -int(inputs.token_ids.min())
+        tokens = self._outlet.send(self._last_tokens, len(rows), measured, num_named)
+        self.shelf.clear()
         return BeamTokensOnTheirWay(tokens, found, beams) if beams else tokens
 
     def _measure(
@@ -378,22 +453,17 @@ class GpuRunner:
 
         Rows behind the choices are left as the network gives them.
         """
-        import paddle
-
-        with paddle.no_grad():
-            if wanted.adjustments is not None:
-                self._admit(wanted.adjustments, wanted.rows)
-            shape = None if self.pool is None else graph_shape(inputs)
-            if shape is None or (keeps_logits and shape.max_span > 1):
-                return self._run_eagerly(inputs, wanted)
-            if len(wanted.choices) != len(inputs.logit_indices):
-                return self._run_eagerly(inputs, wanted)
-            shape = shape._replace(
-                adjusted=wanted.adjustments is not None,
-                raw=wanted.raw,
-                verified=wanted.verifier is not None,
-            )
-            return self._replay(inputs, wanted, shape)
+        if wanted.adjustments is not None:
+            self._admit(wanted.adjustments, wanted.rows)
+        shape = None if self.pool is None else graph_shape(inputs)
+        if shape is None or (keeps_logits and shape.max_span > 1):
+            return self._run_eagerly(inputs, wanted)
+        if len(wanted.choices) != len(inputs.logit_indices):
+            return self._run_eagerly(inputs, wanted)
+        adjusted, verified = wanted.adjustments is not None, wanted.verifier is not None
+        if adjusted or wanted.raw or verified:
+            shape = shape._replace(adjusted=adjusted, raw=wanted.raw, verified=verified)
+        return self._replay(inputs, wanted, shape)
 
     def _admit(self, adjustments: Sequence[Adjustment], rows: Sequence[Row]) -> None:
         if self._history is None:
@@ -424,9 +494,10 @@ class GpuRunner:
         self._copied.record(self._stream)
         limits = int(inputs.max_lens[0]), int(inputs.max_lens[1])
         adjusted = wanted.adjustments is not None
-        return self._step(
-            buffer, *limits, len(wanted.choices), adjusted, wanted.raw, wanted.verifier
-        )
+        with paddle.no_grad():
+            return self._step(
+                buffer, *limits, len(wanted.choices), adjusted, wanted.raw, wanted.verifier
+            )
 
     def _write_wanted(self, buffer: InputBuffer, wanted: Wanted) -> None:
         choices, penalties = buffer.arrays[-2:]
@@ -512,7 +583,7 @@ class GpuRunner:
                 rows[:num_seqs] = inputs.logit_indices
                 rows[num_seqs:] = 0
         self._write_wanted(graph.buffer, wanted)
-        cuda.copy_to_device(graph.device, graph.host, self._stream)
+        cuda.copy_to_address(graph.address, graph.host, self._stream)
         self._copied.record(self._stream)
         graph.graph.replay()
         logits: Tensor | None = graph.graph.outputs
@@ -558,9 +629,10 @@ class GpuRunner:
             # Rows of drafts are many: their memory serves the next graph too.
             return logits if shape.max_span == 1 else None
 
-        graph = self.pool.capture(step)
+        with paddle.no_grad():
+            graph = self.pool.capture(step)
         cuda.copy(self._last_tokens, last_tokens, self._stream)
-        return DecodeGraph(buffer, host, device, graph)
+        return DecodeGraph(buffer, host, device, device.data_ptr(), graph)
 
 
 def sampling_shapes(num_rows: int) -> list[tuple[int, ...]]:

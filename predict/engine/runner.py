@@ -44,6 +44,13 @@ class Tokens(Protocol):
         """
         ...
 
+    def known(self, drafts: Sequence[int]) -> list[int]:
+        """Drafts of the step, tokens in the place of placeholders; called after `take`.
+
+        -1 for one that could not be drawn.
+        """
+        ...
+
     def logprobs(self) -> Logprobs:
         """Of the tokens, and of the prompts' tokens; called after `take`."""
         ...
@@ -90,6 +97,10 @@ class KnownTokens:
     def take(self) -> list[int | Candidates]:
         """See Tokens."""
         return self.token_ids
+
+    def known(self, drafts: Sequence[int]) -> list[int]:
+        """See Tokens: they were known before."""
+        return list(drafts)
 
     def logprobs(self) -> Logprobs:
         """See Tokens."""

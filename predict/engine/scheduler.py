@@ -188,10 +188,13 @@ def _prompt_span(request: Request, start: int, num_tokens: int) -> ScheduledSpan
 def _num_rejected(accepted: Sequence[int], drafts: Sequence[int], request: Request) -> int:
     """Drafts of a span that `accepted`, the leading drafts and one more token, leaves out.
 
-    Raises ValueError for anything else: the cache would hold other tokens than the request.
+    Raises ValueError for anything else: the cache would hold other tokens than the request. Drafts
+    below 0 are placeholders: the caller alone knows what they stand for.
     """
     num_kept = len(accepted) - 1
-    if not 0 <= num_kept <= len(drafts) or any(map(int.__ne__, accepted, drafts[:num_kept])):
+    if not 0 <= num_kept <= len(drafts) or any(
+        0 <= draft != token for token, draft in zip(accepted, drafts[:num_kept], strict=False)
+    ):
         raise ValueError(
             f"request {request.request_id}: sampled {list(accepted)} for drafts {list(drafts)} "
             "(allowed: leading drafts followed by one more token)"

@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 NOT_METHODS = ("policy", "window", "support")  # modules here that are no proposers
 # A span of 16 rows with a group of 4 query heads fills one tile of the attention kernels.
 MAX_DRAFT_TOKENS = 15
+FAILED = -1  # in the place of a draft that could not be drawn; placeholders are below it
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftNetwork:
     """A second network, with a cache of the target's block size for all of the target's blocks.
 
+    runner: its steps' tokens may be placeholders, below FAILED, which the target's next step
+    resolves.
     num_blocks: the target's; behind them the draft's cache has a block for each request of a batch.
     token_budget: tokens of a step.
     """
@@ -50,19 +53,33 @@ class SpeculativeConfig:
 
 
 class Proposer(Protocol):
-    """Guesses next tokens. Keeps what it likes about a request until `forget`."""
+    """Guesses next tokens. Keeps what it likes about a request until `forget`.
 
-    def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[Sequence[int]]:
+    looks_up: a proposal is a look-up on the host, which takes no step. It is made for every request
+    as its tokens come, while steps run ahead of it, and compared with what comes: drafts are
+    verified where that went well.
+    """
+
+    looks_up: bool
+
+    def propose(
+        self, requests: Sequence[Request], limits: Sequence[int]
+    ) -> Sequence[Sequence[int]]:
         """For each request at most as many tokens as its limit (1 or more) that may follow.
 
-        All of the requests' token_ids are known, and lie in the cache but for the last.
+        They follow the known tokens. Unless the proposer looks up, all tokens are known, and lie in
+        the cache but for the last. A draft below FAILED is a placeholder for one that only the
+        device knows; who waits for the step that verifies it learns it then (see
+        predict.engine.runner.Tokens.known).
         """
         ...
 
     def observe(self, request: Request, drafts: Sequence[int], chosen: Sequence[int]) -> None:
-        """What came of `drafts`, before tokens are added to the request.
+        """What came of those of the last drafts that were verified, all of them known now.
 
-        chosen: the model's choice behind the request's last token, and behind each draft.
+        Called before tokens are added to the request, and not for one that was aborted meanwhile.
+        drafts: up to the first that could not be drawn. chosen: the model's choice behind the
+        request's last token, and behind each draft that ran.
         """
         ...
 

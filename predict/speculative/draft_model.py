@@ -9,6 +9,9 @@ that run past the blocks that the request owns.
 Each draft is drawn as the target will draw its token: with the request's parameters and the random
 number of that place in the output. Verification keeps what the target draws and so does not depend
 on drafts; but two models that agree on a distribution then agree on the token too, greedy or not.
+
+On a GPU nobody waits for the drafts: they are placeholders for what the device will know, and
+`observe` says what they were.
 """
 
 from __future__ import annotations
@@ -18,10 +21,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from predict.engine.batch import span_inputs
-from predict.engine.runner import Tokens
 from predict.engine.sampler import Row, Sampler
 from predict.request import Request
-from predict.speculative import DraftNetwork, SpeculativeConfig
+from predict.speculative import FAILED, DraftNetwork, SpeculativeConfig
 
 
 class UnadjustedSampler(Sampler):
@@ -54,12 +56,15 @@ class _State:
     """What the draft's cache has of a request: its first `num_known` tokens, then `drafts`."""
 
     block_ids: list[int]
-    num_known: int = 0
-    drafts: list[int] = field(default_factory=list)  # as far as the request's own blocks went
+    num_known: int
+    num_written: int  # drafts of the last proposal, as far as the request's own blocks went
+    drafts: list[int] = field(default_factory=list)  # those of them that were verified
 
 
 class DraftModelProposer:
     """See Proposer. All requests advance together: a step of the draft model for each draft."""
+
+    looks_up = False
 
     def __init__(self, network: DraftNetwork):
         self.network = network
@@ -71,7 +76,9 @@ class DraftModelProposer:
         # By block, what it holds: the digest of a full block's prefix, or (request, index).
         self._holds: list[bytes | tuple[int, int] | None] = [None] * network.num_blocks
 
-    def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[Sequence[int]]:
+    def propose(
+        self, requests: Sequence[Request], limits: Sequence[int]
+    ) -> Sequence[Sequence[int]]:
         """See Proposer."""
         starts = [self._num_cached(request) for request in requests]
         self._catch_up(requests, starts)
@@ -83,41 +90,35 @@ class DraftModelProposer:
             DraftSpan(request.token_ids[start:], start, table, 1)
             for request, start, table in zip(requests, starts, tables, strict=True)
         ]
-        for request, start, limit in zip(requests, starts, limits, strict=True):
-            self._mark(request, start, request.num_tokens + limit - 1)
         active = list(range(len(requests)))
-        drafts: list[list[int]] = [[] for _ in requests]  # placeholders, where they run ahead
-        steps: list[tuple[list[int], Tokens]] = []
-        for _ in range(max(limits)):
-            tokens = self._launch(requests, active, spans, drafts)
-            steps.append((active, tokens))
-            known = None if self.network.runner.num_ahead else _taken(tokens)
+        drafts: list[list[int]] = [[] for _ in requests]
+        while active:
+            new = self._launch(requests, active, spans, drafts)
             rows, active, spans = active, [], []
-            for row, index in enumerate(rows):
-                drafts[index].append(-1 - row if known is None else known[row])
+            for row, (index, token) in enumerate(zip(rows, new, strict=True)):
+                if token == FAILED:
+                    continue
+                drafts[index].append(token)
                 if len(drafts[index]) < limits[index]:
                     active.append(index)
                     place = requests[index].num_tokens + len(drafts[index]) - 1
-                    spans.append(DraftSpan(drafts[index][-1:], place, tables[index], 1))
-            if not active:
-                break
-        if self.network.runner.num_ahead:
-            drafts = [[] for _ in requests]
-            for rows, tokens in steps:
-                for index, token in zip(rows, _taken(tokens), strict=True):
-                    drafts[index].append(token)
+                    newest = token if token >= 0 else -1 - row
+                    spans.append(DraftSpan((newest,), place, tables[index], 1))
         block_size = self.network.block_size
-        for request, own in zip(requests, drafts, strict=True):
+        for request, own, start in zip(requests, drafts, starts, strict=True):
+            self._mark(request, start, request.num_tokens + len(own) - 1)
             # The last token's block may be the step's to come.
             room = len(request.block_ids) * block_size
-            fed = own[: max(min(len(own) - 1, room - request.num_tokens), 0)]
+            num_written = max(min(len(own) - 1, room - request.num_tokens), 0)
             self._states[request.request_id] = _State(
-                request.block_ids, min(request.num_tokens, room), fed
+                request.block_ids, min(request.num_tokens, room), num_written
             )
-        return [_before_failure(own) for own in drafts]
+        return drafts
 
     def observe(self, request: Request, drafts: Sequence[int], chosen: Sequence[int]) -> None:
         """See Proposer."""
+        state = self._states[request.request_id]
+        state.drafts = list(drafts[: state.num_written])
 
     def forget(self, request_id: int) -> None:
         """See Proposer."""
@@ -129,10 +130,11 @@ class DraftModelProposer:
         active: Sequence[int],
         spans: Sequence[DraftSpan],
         drafts: Sequence[Sequence[int]],
-    ) -> Tokens:
+    ) -> list[int]:
         rows = [Row(requests[index], tuple(drafts[index])) for index in active]
         inputs = span_inputs(spans, self.network.block_size)
-        return self.network.runner.launch(inputs, rows, self._sampler)
+        tokens = self.network.runner.launch(inputs, rows, self._sampler)
+        return cast(list[int], tokens.take())  # a draft model has no beams
 
     def _catch_up(self, requests: Sequence[Request], starts: list[int]) -> None:
         """Runs what the draft has not seen, but for the last step's tokens; moves `starts`."""
@@ -152,7 +154,7 @@ class DraftModelProposer:
             if not spans:
                 return
             inputs = span_inputs(spans, self.network.block_size)
-            self.network.runner.launch(inputs, (), self._sampler).take()
+            self.network.runner.launch(inputs, (), self._sampler)
 
     def _num_cached(self, request: Request) -> int:
         """Leading tokens of the request, never the last, that lie in its blocks."""
@@ -198,16 +200,6 @@ def _num_alike(left: Sequence[int], right: Sequence[int]) -> int:
         if one != other:
             return index
     return min(len(left), len(right))
-
-
-def _before_failure(tokens: list[int]) -> list[int]:
-    """The tokens before the first that could not be drawn (-1)."""
-    return tokens[: tokens.index(-1)] if -1 in tokens else tokens
-
-
-def _taken(tokens: Tokens) -> list[int]:
-    """The step's tokens: a draft model has no beams."""
-    return cast(list[int], tokens.take())
 
 
 def make(config: SpeculativeConfig) -> DraftModelProposer:

@@ -8,13 +8,13 @@ request's last tokens on, the longest context first.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from predict.request import Request
 from predict.speculative import SpeculativeConfig
+from predict.speculative.inference_with_reference import MOST_AT_ONCE, ngrams
 
-POOL_SIZE = 1 << 16  # contexts kept; the least recently used goes first
+POOL_SIZE = 1 << 18  # contexts kept, the half that was added last for certain: some 50 MB
 CONTEXT = 3  # tokens of the longest context, at least
 
 
@@ -23,54 +23,65 @@ class NgramPool:
 
     def __init__(self, max_context: int):
         self.max_context = max_context
-        self._next: OrderedDict[tuple[int, ...], int] = OrderedDict()
+        self._next: dict[tuple[int, ...], int] = {}
+        self._older: dict[tuple[int, ...], int] = {}
 
-    def add(self, token_ids: Sequence[int], first: int) -> None:
-        """Takes in what follows what, for the tokens from index `first` on."""
-        for end in range(max(first, 1), len(token_ids)):
-            for size in range(1, min(self.max_context, end) + 1):
-                context = tuple(token_ids[end - size : end])
-                self._next[context] = token_ids[end]
-                self._next.move_to_end(context)
-        while len(self._next) > POOL_SIZE:
-            self._next.popitem(last=False)
+    def add(self, token_ids: Sequence[int], first: int, end: int) -> None:
+        """Takes in what follows what, for the tokens from index `first` to before `end`."""
+        for size in range(1, self.max_context + 1):
+            for context, place in ngrams(token_ids, size, first, end):
+                self._next[context] = token_ids[place]
+        if len(self._next) > POOL_SIZE // 2:
+            self._next, self._older = {}, self._next
 
-    def follow(self, token_ids: Sequence[int], limit: int) -> list[int]:
-        """Up to `limit` tokens, each what followed the ones before it."""
-        recent = list(token_ids[-self.max_context :])
+    def follow(self, token_ids: Sequence[int], end: int, limit: int) -> list[int]:
+        """Up to `limit` tokens behind the first `end`, each what followed the ones before it."""
+        newest, older = self._next, self._older
+        recent = list(token_ids[max(end - self.max_context, 0) : end])
         found: list[int] = []
         while len(found) < limit:
-            for size in range(min(self.max_context, len(recent)), 0, -1):
-                token = self._next.get(tuple(recent[-size:]))
+            for size in range(len(recent)):
+                context = tuple(recent[size:])
+                token = newest.get(context)
+                if token is None:
+                    token = older.get(context)
                 if token is not None:
                     break
             else:
                 break
             found.append(token)
             recent.append(token)
+            del recent[: -self.max_context]
         return found
 
 
 class LookaheadProposer:
     """See Proposer."""
 
+    looks_up = True
+
     def __init__(self, max_ngram_size: int):
         self._pool = NgramPool(max(max_ngram_size, CONTEXT))
         self._num_seen: dict[int, int] = {}  # tokens of a request that are in the pool
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[Sequence[int]]:
-        """See Proposer."""
-        return list(map(self._proposal, requests, limits))
-
-    def _proposal(self, request: Request, limit: int) -> list[int]:
-        first = self._num_seen.get(request.request_id, 0)
-        self._pool.add(request.token_ids, first)
-        self._num_seen[request.request_id] = len(request.token_ids)
-        return self._pool.follow(request.token_ids, limit)
+        """See Proposer. Long prompts are taken in piece by piece."""
+        proposals: list[Sequence[int]] = []
+        room = MOST_AT_ONCE
+        for request, limit in zip(requests, limits, strict=True):
+            token_ids, num_tokens = request.token_ids, request.num_known_tokens
+            first = self._num_seen.get(request.request_id, 0)
+            end = min(num_tokens, first + room)
+            self._pool.add(token_ids, first, end)
+            self._num_seen[request.request_id] = end
+            room -= end - first
+            whole = end == num_tokens
+            proposals.append(self._pool.follow(token_ids, end, limit) if whole else ())
+        return proposals
 
     def observe(self, request: Request, drafts: Sequence[int], chosen: Sequence[int]) -> None:
         """See Proposer."""
-        self._pool.add(chosen, 1)
+        self._pool.add(chosen, 1, len(chosen))
 
     def forget(self, request_id: int) -> None:
         """See Proposer."""

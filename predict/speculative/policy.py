@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
-LONGEST_REST = 64  # steps
-LONGEST_MISS = 8
-NUM_TIMES = 9  # measured ones that count: their median
-MISS_DECAY = 0.7  # of the chance that there is a draft to try, per step without one
-DECAY = 0.85  # of a step's weight in the acceptance, per step with drafts
-FIRST_RIGHT, FIRST_WRONG = 2.0, 0.5  # drafts that a new request is taken to have had
+from predict.request import Request
+
+DECAY = 0.85  # of a guess's weight in a request's acceptance, per guess
+DECAY_OF_ALL = 0.95  # likewise in the acceptance of all requests
+FIRST_RIGHT, FIRST_WRONG = 2.0, 0.5  # guesses that an engine is taken to have had
+PRIOR_WEIGHT = 2.5  # guesses that all requests' acceptance counts as for one of them
+FOUND_DECAY = 0.7  # of the chance that a look-up finds something, per look-up
+LEAST_CHANCE = 0.05  # of drafts to wait for
+LEAST_SPEED_UP = 1.02
+# What drafts may lose: a share of all steps, and so many at the start or after they paid.
+ALLOWANCE = 0.005
+FIRST_BALANCE, MOST_BALANCE = 2.0, 6.0
+MOST_ON_TRIAL = 8  # requests
+INVESTED = 64  # steps over which what a draft model missed is paid for
+NUM_TIMES, FEWEST_TIMES = 9, 5  # measured ones that count: their median
+# Steps that took far longer than drafts can have made them, as when a graph was recorded, and are
+# taken to have cost what was expected; one more every 1 / ALLOWANCE steps.
+MOST_EXCUSES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +33,7 @@ class Costs:
     """What drafts cost, as parts of a decode step of one row."""
 
     row: float  # of one more row in a step
-    draft: float = 0.0  # of one step of the draft model, until it is measured
+    draft: float = 0.0  # of one step of the draft model
     # Where steps run ahead without drafts: for the tokens before the next step, at batch 1, and
     # more for each request.
     wait: float = 0.0
@@ -30,17 +42,23 @@ class Costs:
 
 @dataclass
 class _State:
-    right: float = FIRST_RIGHT
-    wrong: float = FIRST_WRONG
-    rest: int = 0  # steps until the next try
-    next_rest: int = 0
-    next_miss: int = 1
-    found: float = 1.0  # the chance that there is a draft to try
+    found: float  # the chance that a look-up finds something
+    right: float = 0.0
+    wrong: float = 0.0
+    guess: Sequence[int] = ()
+    num_right: int = 0  # tokens of the guess that came
+    num_seen: int = 0  # tokens of the request that were compared
+    num_drafted: int = 0  # tokens of the request that a draft model has in its cache
 
-    @property
-    def acceptance(self) -> float:
-        """The chance that a draft behind right ones is right."""
-        return min(max(self.right / (self.right + self.wrong), 0.001), 0.995)
+
+class _Bet(NamedTuple):
+    """A request that may have drafts."""
+
+    request: Request
+    rate: float  # the chance that a draft behind right ones is right
+    chance: float  # that there are drafts
+    room: int  # drafts at most
+    missing: int  # tokens that a draft model has to catch up with
 
 
 class DraftPolicy:
@@ -49,117 +67,259 @@ class DraftPolicy:
     With acceptance a, the k-th draft yields a^k tokens. It is worth its row, and its share of a
     step of the draft model, as long as that is more than they would yield otherwise: so drafts get
     shorter as acceptance falls and as batches grow. Where all drafts together do not pay, there are
-    none but for a try every LONGEST_REST steps. A request of whose drafts none was right several
-    times in a row rests, twice as long each time, so that text without repetition costs next to
-    nothing.
+    none.
+
+    Text where drafts fail costs next to nothing, for two reasons. Look-ups are free, so acceptance
+    is learned from guesses that nobody verifies: one is compared with the tokens that come anyway,
+    and becomes drafts when those before it came true. And what drafts lost is accounted for: each
+    step with them is timed against those without, the difference beyond the tokens that they
+    brought comes off a balance, which grows by ALLOWANCE of a step per step, and without balance
+    there are no drafts. A draft model, whose guesses are not free, is tried when the balance allows
+    what a trial will cost.
+
+    What is learned of one request serves the next: acceptance starts as that of all requests.
     """
 
-    def __init__(self, max_length: int, max_rows: int, costs: Costs):
-        """max_length: drafts of one request. max_rows: drafts of a step."""
+    def __init__(self, max_length: int, max_rows: int, costs: Costs, looks_up: bool):
+        """max_length: drafts of one request. max_rows: drafts of a step.
+
+        looks_up: see Proposer.
+        """
         self.max_length = max_length
         self.max_rows = max_rows
         self.costs = costs
-        # Of the last decode steps, and of a draft in the last proposals; in seconds.
-        self._step_times: deque[float] = deque(maxlen=NUM_TIMES)
-        self._draft_times: deque[float] = deque(maxlen=NUM_TIMES)
+        self.looks_up = looks_up
+        self.balance = FIRST_BALANCE  # steps
+        self._debt = 0.0  # steps that will come off the balance
+        self._num_excuses = float(MOST_EXCUSES)
+        self._step_times: deque[float] = deque(maxlen=NUM_TIMES)  # seconds of one row, no drafts
+        self._ratios: deque[float] = deque(maxlen=NUM_TIMES)  # of measured costs and `costs`
+        self._scale = 1.0  # their median
         self._states: dict[int, _State] = {}
-        self._num_idle = 0  # steps since the last drafts, or the last try to find some
+        self._right, self._wrong, self._found = FIRST_RIGHT, FIRST_WRONG, 0.0  # of all requests
+        self._num_missing = 0  # tokens that the draft model catches up with in this step
 
-    def is_resting(self, request_id: int) -> bool:
-        """Whether the request has no drafts in the next step."""
-        state = self._states.get(request_id)
-        return state is not None and state.rest > 0
+    def limits(self, requests: Sequence[Request], on_way: bool) -> dict[Request, int]:
+        """Drafts to ask for in the next step, of these decoding requests; none for the others.
 
-    def stepped(self, request_ids: Sequence[int], has_drafts: bool) -> None:
-        """Counts a step that these requests were in."""
-        self._num_idle = 0 if has_drafts else self._num_idle + 1
-        for request_id in request_ids:
-            state = self._states.get(request_id)
-            if state is not None and state.rest > 0:
-                state.rest -= 1
-
-    def lengths(self, request_ids: Sequence[int], num_decoding: int) -> list[int]:
-        """Drafts to ask for, of each of these requests, in a step with so many decoding ones."""
-        if not request_ids:
-            return []
-        states = [self._state(request_id) for request_id in request_ids]
-        rates = [state.acceptance for state in states]
-        chances = [state.found for state in states]
-        costs = self.costs
-        step = 1 + costs.row * num_decoding
-        # Tokens that a draft's row and its share of the draft model's step stand for.
-        price = (costs.row * num_decoding + costs.draft * num_decoding / max(len(rates), 1)) / step
-        lengths = self._worthwhile(rates, price)
-        speed_up = self._speed_up(rates, chances, lengths, num_decoding)
-        if speed_up > 1.0:  # then a step's time is worth more, too
-            lengths = self._worthwhile(rates, min(price * speed_up, 0.99))
-        elif self._num_idle < LONGEST_REST:
-            return [0] * len(rates)
+        on_way: a step runs whose tokens the drafts would have to wait for.
+        """
+        self._num_missing = 0
+        if self.balance <= 0 or len(self._step_times) < FEWEST_TIMES:
+            return {}
+        bets = [bet for bet in (self._bet(request, on_way) for request in requests) if bet]
+        if not bets:
+            return {}
+        lengths, speed_up = self._lengths(bets, len(requests), 1.0)
+        if speed_up > LEAST_SPEED_UP:  # then a step's time is worth more, too
+            lengths, _ = self._lengths(bets, len(requests), speed_up)
+        else:
+            lengths = [0] * len(bets) if self.looks_up else self._trial(bets, len(requests))
         if sum(lengths) > self.max_rows:
             share = self.max_rows // len(lengths)
             lengths = [min(length, share) for length in lengths]
-        return lengths
+        limits: dict[Request, int] = {}
+        for bet, length in zip(bets, lengths, strict=True):
+            if length > 0:
+                limits[bet.request] = length
+                if not on_way:
+                    self._num_missing += bet.missing
+                    self._state(bet.request).num_drafted = bet.request.num_tokens
+        return limits
 
-    def _worthwhile(self, rates: Sequence[float], price: float) -> list[int]:
-        """For each acceptance the most drafts of which the last yields more than `price` tokens."""
-        most = math.log(max(price, 1e-6))
-        return [min(max(int(most / math.log(rate)), 1), self.max_length) for rate in rates]
+    def guess(self, request: Request, limit: int) -> Sequence[int]:
+        """The drafts of a request that were looked up."""
+        state = self._state(request)
+        return state.guess[state.num_right : state.num_right + limit]
 
-    def _speed_up(
+    def follow(self, request: Request) -> bool:
+        """Compares the request's guess with the tokens that came; whether it needs another."""
+        state, num_tokens = self._state(request), request.num_known_tokens
+        new = request.token_ids[state.num_seen : num_tokens]
+        state.num_seen = num_tokens
+        if not state.guess:
+            return True
+        for token in new:
+            right = token == state.guess[state.num_right]
+            state.num_right += right
+            state.right += right
+            state.wrong += not right
+            if not right or state.num_right == len(state.guess):
+                self._learn(state.num_right, not right)
+                state.guess = ()
+                return True
+        self._count_look_up(state, True)
+        return False
+
+    def guessed(self, request: Request, guess: Sequence[int]) -> None:
+        """Takes in what was looked up; empty for nothing."""
+        state = self._state(request)
+        state.guess, state.num_right = guess, 0
+        self._count_look_up(state, bool(guess))
+        if guess:
+            state.right *= DECAY
+            state.wrong *= DECAY
+
+    def record(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+        """The outcome of a step with drafts, before its tokens are added to the request."""
+        state = self._state(request)
+        failed = num_accepted < num_drafts
+        if not state.guess:
+            state.right *= DECAY
+            state.wrong *= DECAY
+        state.right += num_accepted
+        state.wrong += failed
+        state.guess = ()
+        self._learn(state.num_right + num_accepted, failed)
+        state.num_right = 0
+
+    def stepped(
         self,
-        rates: Sequence[float],
-        chances: Sequence[float],
-        lengths: Sequence[int],
         num_decoding: int,
-    ) -> float:
-        """Tokens per time with these drafts, over those without."""
-        gain = sum(
-            chance * rate * (1 - rate**length) / (1 - rate)
-            for rate, chance, length in zip(rates, chances, lengths, strict=True)
-        )
-        costs = self.costs
-        extra = costs.row * sum(lengths) + costs.draft * max(lengths, default=0)
-        extra += costs.wait + costs.wait_each * num_decoding
-        return (1 + gain / num_decoding) / (1 + extra / (1 + costs.row * num_decoding))
+        lengths: Sequence[int],
+        num_accepted: int,
+        waited: bool,
+        seconds: float | None,
+    ) -> None:
+        """Takes in a step with so many decoding requests: what its drafts cost and brought.
 
-    def time_step(self, seconds: float) -> None:
-        """Takes in what a decode step took."""
-        self._step_times.append(seconds)
-
-    def time_drafts(self, seconds: float, num_drafts: int) -> None:
-        """Takes in what a proposal of so many drafts took; the draft model's cost follows."""
-        self._draft_times.append(seconds / num_drafts)
-        if self.costs.draft and len(self._draft_times) == len(self._step_times) == NUM_TIMES:
-            ratio = statistics.median(self._draft_times) / statistics.median(self._step_times)
-            self.costs = replace(self.costs, draft=ratio)
-
-    def missed(self, request_id: int) -> None:
-        """The request had no draft to try: it rests, a little longer each time in a row.
-
-        For engines that run ahead, which a request that may have drafts stops.
+        lengths: of its drafts. waited: it could not run ahead. seconds: since the end of the step
+        before; None with prompts in it.
         """
-        state = self._state(request_id)
-        state.found *= MISS_DECAY
-        self._num_idle = 0
-        state.rest = state.next_miss + 1  # the step that it has none in is counted too
-        state.next_miss = min(2 * state.next_miss, LONGEST_MISS)
-
-    def record(self, request_id: int, num_drafts: int, num_accepted: int) -> None:
-        """The outcome of a step with drafts."""
-        state = self._state(request_id)
-        state.right = DECAY * state.right + num_accepted
-        state.wrong = DECAY * state.wrong + (num_accepted < num_drafts)
-        state.next_miss = 1
-        state.found = 1 - MISS_DECAY * (1 - state.found)
-        if num_accepted:
-            state.next_rest = 0
-        else:
-            state.rest = state.next_rest
-            state.next_rest = min(max(2 * state.next_rest, 1), LONGEST_REST)
+        self._num_excuses = min(self._num_excuses + ALLOWANCE, MOST_EXCUSES)
+        repaid = self._debt / INVESTED
+        self._debt -= repaid
+        change = ALLOWANCE - repaid
+        one_row = 1 + self.costs.row * num_decoding
+        if lengths or (waited and seconds is not None):
+            cost = self._extra(lengths, num_decoding)
+            catch_up = self._catch_up(self._num_missing, num_decoding) if lengths else 0.0
+            expected = cost + catch_up
+            if seconds is not None and len(self._step_times) >= FEWEST_TIMES:
+                extra = seconds / (statistics.median(self._step_times) * one_row) - 1
+                if extra > 8 * expected + 2 and self._num_excuses >= 1:
+                    self._num_excuses -= 1
+                else:
+                    self._rate_costs(extra, expected)
+                    cost = max(extra - catch_up, 0.0)
+            self._debt += catch_up
+            change += num_accepted / num_decoding - cost
+        elif seconds is not None:
+            self._step_times.append(seconds / one_row)
+        self.balance = min(self.balance + change, MOST_BALANCE)
 
     def forget(self, request_id: int) -> None:
         """The request has ended."""
         self._states.pop(request_id, None)
 
-    def _state(self, request_id: int) -> _State:
-        return self._states.setdefault(request_id, _State())
+    @property
+    def acceptance(self) -> float:
+        """The chance that a draft of a new request is right behind right ones."""
+        return self._right / (self._right + self._wrong)
+
+    def _bet(self, request: Request, on_way: bool) -> _Bet | None:
+        """None for a request that is not likely to have drafts."""
+        # A step with drafts yields one token more than there are drafts.
+        room = min(self.max_length, request.max_num_tokens - request.num_tokens - 1)
+        state = self._state(request)
+        if self.looks_up:
+            left = len(state.guess) - state.num_right
+            if not (left or (on_way and state.found > LEAST_CHANCE)):
+                return None
+            if not on_way:
+                room = min(room, left)
+        if room <= 0:
+            return None
+        rate = (state.right + PRIOR_WEIGHT * self.acceptance) / (
+            state.right + state.wrong + PRIOR_WEIGHT
+        )
+        rate = min(max(rate, 0.001), 0.995)
+        if not self.looks_up:
+            return _Bet(request, rate, 1.0, room, request.num_tokens - state.num_drafted)
+        chance = 1.0
+        if on_way:
+            chance = rate + (1 - rate) * state.found if left else state.found
+        return _Bet(request, rate, chance, room, 0)
+
+    def _lengths(
+        self, bets: Sequence[_Bet], num_decoding: int, worth: float
+    ) -> tuple[list[int], float]:
+        """The best lengths, and tokens per time with them over those without.
+
+        worth: of a step's time, in the tokens that it yields without drafts.
+        """
+        costs = self.costs
+        one_row = 1 + costs.row * num_decoding
+        row, step = self._scale * costs.row / one_row, self._scale * costs.draft / one_row
+        missing = sum(
+            bet.missing / min(bet.request.max_num_tokens - bet.request.num_tokens, INVESTED)
+            for bet in bets
+        )
+        cost = 1 + self._extra((), num_decoding) + self._catch_up(missing, num_decoding)
+        tokens, best, depth = 1.0, 1.0, 0
+        lengths = [0] * len(bets)
+        right = [1.0] * len(bets)  # the chance that all drafts so far are
+        active = list(range(len(bets)))
+        for count in range(1, self.max_length + 1):
+            going_on: list[int] = []
+            for index in active:
+                bet = bets[index]
+                right[index] *= bet.rate
+                if count <= bet.room and right[index] > row * num_decoding * worth:
+                    going_on.append(index)
+                    lengths[index] = count
+                    tokens += bet.chance * right[index] / num_decoding
+            if not going_on:
+                break
+            active = going_on
+            cost += step + row * len(active)
+            if tokens / cost > best:
+                best, depth = tokens / cost, count
+        return [min(length, depth) for length in lengths], best
+
+    def _trial(self, bets: Sequence[_Bet], num_decoding: int) -> list[int]:
+        """One draft of each of those requests that the balance is enough for, the likeliest."""
+        lengths = [0] * len(bets)
+        missing = 0
+        saved = self.balance - self._debt
+        order = sorted(range(len(bets)), key=lambda index: -bets[index].rate)
+        for count, index in enumerate(order[:MOST_ON_TRIAL], 1):
+            missing += bets[index].missing
+            cost = self._extra([1] * count, num_decoding) + self._catch_up(missing, num_decoding)
+            if saved < (min(cost, MOST_BALANCE) if count == 1 else cost):
+                break
+            lengths[index] = 1
+        return lengths
+
+    def _extra(self, lengths: Sequence[int], num_decoding: int) -> float:
+        """Steps that drafts of these lengths cost, or with none the wait for them."""
+        costs = self.costs
+        extra = costs.row * sum(lengths) + costs.draft * max(lengths, default=0)
+        extra += costs.wait + costs.wait_each * num_decoding
+        return self._scale * extra / (1 + costs.row * num_decoding)
+
+    def _catch_up(self, num_tokens: float, num_decoding: int) -> float:
+        """Steps that a draft model takes for tokens that it has not seen."""
+        costs = self.costs
+        return costs.draft * costs.row * num_tokens / (1 + costs.row * num_decoding)
+
+    def _rate_costs(self, measured: float, expected: float) -> None:
+        # A little on both sides: small differences are within the noise.
+        ratio = (max(measured, 0.0) + 0.1) / (expected / self._scale + 0.1)
+        self._ratios.append(min(max(ratio, 0.25), 8.0))
+        if len(self._ratios) >= FEWEST_TIMES:
+            self._scale = statistics.median(self._ratios)
+
+    def _learn(self, num_right: int, failed: bool) -> None:
+        self._right = DECAY_OF_ALL * self._right + num_right
+        self._wrong = DECAY_OF_ALL * self._wrong + failed
+
+    def _count_look_up(self, state: _State, found: bool) -> None:
+        state.found = FOUND_DECAY * state.found + (1 - FOUND_DECAY) * found
+        self._found = DECAY_OF_ALL * self._found + (1 - DECAY_OF_ALL) * found
+
+    def _state(self, request: Request) -> _State:
+        state = self._states.get(request.request_id)
+        if state is None:
+            state = self._states[request.request_id] = _State(self._found)
+        return state

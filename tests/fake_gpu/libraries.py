@@ -25,7 +25,7 @@ NUM_UNITS = 2
 
 def select(folder: Path) -> None:
     """Makes this process take its GPU libraries from `folder`; before Paddle is imported."""
-    os.environ.setdefault("FAKE_CUDA_BYTES", str(1 << 30))  # a step's workspace, and some cache
+    os.environ.setdefault("FAKE_CUDA_BYTES", str(1 << 32))  # a step's workspace, and some cache
     library.LIBRARY_DIR = folder
     devices.PLUGIN_FOLDER = folder / devices.PLUGIN_FOLDER.name
 

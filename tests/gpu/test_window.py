@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +15,11 @@ from predict import device as devices
 from predict.engine.gpu_runner import sampling_shapes, write_choices
 from predict.engine.sampler import GREEDY, Choice, Row
 from predict.request import Request
+from predict.speculative.policy import Costs, DraftPolicy
 from predict.speculative.window import WindowVerifier, loose_drafts
 from tests.gpu.op_cases import Operands
-from tests.gpu.test_engine import answer_config, without_graphs
+from tests.gpu.test_engine import SETTINGS, answer_config, without_graphs
+from tests.test_golden import GOLDEN, config, golden
 
 
 class Spans(NamedTuple):
@@ -111,16 +114,18 @@ def test_drafts_stand_as_on_the_cpu(gpu: devices.Device, vocab: int) -> None:
     assert num_other <= num_rows / 500
 
 
-class FixedDrafts:
-    """Makes an engine try `num_drafts` drafts in every step: its own limits follow the clock."""
+class FixedDrafts(DraftPolicy):
+    """As many drafts in every step: the text depends on which drafts there are."""
 
-    def __init__(self, llm: LLM, num_drafts: int) -> None:
-        self.scheduler, self.num_drafts = llm.engine.scheduler, num_drafts
-        llm.engine._draft_limits = self.limits  # type: ignore[method-assign]
+    def limits(self, requests: Sequence[Request], on_way: bool) -> dict[Request, int]:
+        rooms = {r: r.max_num_tokens - r.num_tokens - 1 for r in requests}
+        return {r: min(room, self.max_length) for r, room in rooms.items() if room > 0}
 
-    def limits(self) -> dict[Request, int]:
-        rooms = {r: r.max_num_tokens - r.num_tokens - 1 for r in self.scheduler.decoding}
-        return {r: min(room, self.num_drafts) for r, room in rooms.items() if room > 0}
+
+def with_fixed_drafts(llm: LLM) -> LLM:
+    most = llm.config.speculate_max_draft_token_num
+    llm.engine.policy = FixedDrafts(most, 64, Costs(row=0.0), looks_up=False)
+    return llm
 
 
 def test_texts_are_those_of_the_cpu(gpu: devices.Device) -> None:
@@ -149,7 +154,7 @@ def test_texts_are_those_of_the_cpu(gpu: devices.Device) -> None:
     without_graphs(eager)
     answers = []
     for llm in (cpu, graphs, eager):
-        FixedDrafts(llm, 5)
+        with_fixed_drafts(llm)
         outputs = llm.generate(prompts, params)
         outputs += llm.generate(prompts[:3], params[:3])  # no logprobs: graphs with drafts
         answers.append([output.token_ids for output in outputs])
@@ -158,3 +163,27 @@ def test_texts_are_those_of_the_cpu(gpu: devices.Device) -> None:
         assert stats.num_used_blocks == 0
     assert answers[1] == answers[0]
     assert answers[2] == answers[0]
+
+
+def test_drafts_that_the_device_alone_knows_stand_as_on_the_cpu(gpu: devices.Device) -> None:
+    drafts: dict[str, Any] = {
+        "speculate_method": "draft_model",
+        "draft_model_name_or_path": str(GOLDEN / "llama_mha"),
+        "speculate_max_draft_token_num": 5,
+        "speculate_max_candidate_len": 10,
+    }
+    prompts = golden("llama_gqa")["prompts"][:3]
+    params = SamplingParams(temperature=1.0, max_new_tokens=60, seed=4, ignore_eos=True)
+    answers, shares = [], []
+    for settings in (
+        {"device": "cpu"},
+        SETTINGS,
+        {**SETTINGS, "speculate_max_candidate_len": None},
+    ):
+        llm = LLM(config("llama_gqa", batch_size=3, max_length=200, **{**drafts, **settings}))
+        with_fixed_drafts(llm)
+        answers.append([output.token_ids for output in llm.generate(prompts, params)])
+        stats = llm.stats()
+        shares.append(stats.num_accepted_draft_tokens / stats.num_draft_tokens)
+    assert answers[0] == answers[1]
+    assert shares[0] == shares[1] > shares[2]
