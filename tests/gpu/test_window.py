@@ -37,7 +37,8 @@ def random_spans(generator: np.random.Generator, vocab: int, num_spans: int) -> 
     """Likely drafts and unlikely ones, of requests of all kinds; some have only a last row."""
     rows: list[Row] = []
     choices: list[Choice] = []
-    logits, tokens, indices, drawn = [], [], [], []
+    tokens: list[int] = []
+    logits, indices, drawn = [], [], []
     for number in range(num_spans):
         num_drafts = int(generator.choice([0, 1, 3, 8, 15], p=[0.1, 0.2, 0.3, 0.3, 0.1]))
         own = generator.normal(0, 2, (num_drafts + 1, vocab)).astype(np.float32)
@@ -62,9 +63,9 @@ def random_spans(generator: np.random.Generator, vocab: int, num_spans: int) -> 
             choice = GREEDY
         elif number % 10 == 7:
             choice = choice._replace(typical_p=0.5)
-        start = sum(map(len, tokens)) + generator.integers(0, 3)  # of a prompt's chunk, say
-        tokens.append(np.zeros(start - sum(map(len, tokens)), np.int32))
-        tokens.append(np.concatenate([[9], drafts]).astype(np.int32))
+        tokens += [0] * int(generator.integers(0, 3))  # of a prompt's chunk, say
+        start = len(tokens)
+        tokens += [9, *drafts.tolist()]
         request = Request(number, [1], SamplingParams(temperature=0.5))
         rows += [Row(request, drafts[:i].tolist()) for i in range(num_drafts + 1)]
         choices += [choice] * (num_drafts + 1)
@@ -75,7 +76,7 @@ def random_spans(generator: np.random.Generator, vocab: int, num_spans: int) -> 
         np.concatenate(logits),
         rows,
         choices,
-        np.concatenate(tokens),
+        np.array(tokens, np.int32),
         np.concatenate(indices).astype(np.int32),
         np.concatenate(drawn).astype(np.int32),
     )
