@@ -5,7 +5,7 @@ r"""Perplexity, KL divergence, top-1 agreement, size and speed of quantizations,
         --calibration_file calibration.txt --output_file table.json
 
 Each row is compared with the unquantized model, window by window, through the engine's own decoder,
-on the CPU or a GPU; calibration always runs on the CPU. Leaves with 0, 1, 2 or 130 as predictor.py
+on the CPU or a GPU; rows are calibrated on the CPU. Leaves with 0, 1, 2 or 130 as predictor.py
 does.
 """
 
