@@ -33,7 +33,8 @@ from tests import tiny
 from tests.test_schemes import answer, logits_of, relative_error
 
 GOLDEN = Path(__file__).parent / "golden_quantized"
-CASES = sorted(path.parent.name for path in GOLDEN.glob("*/golden.json"))
+MIXED = "gptq_dynamic"  # its linears have different schemes
+CASES = sorted({path.parent.name for path in GOLDEN.glob("*/golden.json")} - {MIXED})
 SCHEMES = {
     "awq": "weight_only_int4",
     "ct_fp8_block": "a8w8_fp8",
@@ -90,16 +91,43 @@ def test_golden_cases_are_all_there() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_equal_those_that_the_library_dequantizes(case: str) -> None:
+    layout, plan = open_layout(GOLDEN / case)
+    assert all(layout.scheme(linear) == SCHEMES[case] for linear in plan.linears())
+    assert num_equal_to_golden(case) == 7 * plan.spec.num_layers
+
+
+def num_equal_to_golden(case: str) -> int:
+    """Matrices that the library quantized, each of them compared."""
     golden = json.loads((GOLDEN / case / "golden.json").read_text())["weights"]
     layout, plan = open_layout(GOLDEN / case)
-    assert len(golden) == 7 * plan.spec.num_layers
+    num_equal = 0
     for linear in plan.linears():
-        assert layout.scheme(linear) == SCHEMES[case]
         for prefix, values in dequantized(layout, linear).items():
+            if prefix not in golden:
+                continue
             wanted = golden[prefix]
             np.testing.assert_allclose(values[:2, :3], wanted["corner"], rtol=1e-2, err_msg=prefix)
             got = hashlib.sha256(rounded_bytes(values, wanted["dtype"])).hexdigest()
             assert got == wanted["sha256"], prefix
+            num_equal += 1
+    return num_equal
+
+
+def test_linears_that_gptqmodel_stores_in_different_ways_equal_its_own() -> None:
+    layout, plan = open_layout(GOLDEN / MIXED)
+    first, second = plan.layers
+    kinds = {
+        first.qkv: ("weight_only_int8", -1),
+        first.gate_up: ("weight_only_int4", 32),
+        second.qkv: ("weight_only_int8", 32),  # v_proj alone has 8 bits
+        second.out: ("weight_only_int4", 32),
+        second.gate_up: ("weight_only_int4", 32),
+        second.down: ("dense", -1),
+    }
+    for linear, kind in kinds.items():
+        assert (layout.scheme(linear), layout.group_size(linear)) == kind, linear.prefixes
+    assert num_equal_to_golden(MIXED) == 6 * plan.spec.num_layers
+    assert answer(GOLDEN / MIXED)
 
 
 @pytest.mark.parametrize("case", CASES)
