@@ -23,6 +23,7 @@
 #include "regatta/sample.h"
 #include "regatta/silu_mul.h"
 #include "regatta/types.h"
+#include "regatta/verify_window.h"
 
 struct CUstream_st;
 
@@ -92,8 +93,9 @@ Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t nu
 
 Status adjust_logits(const AdjustLogitsParams& params, const Launch& launch);
 
-// A row that cannot be drawn from (NaN logits, no finite largest logit) gets token -1.
 Status sample(const SampleParams& params, const Launch& launch);
+
+Status verify_window(const VerifyWindowParams& params, const Launch& launch);
 
 Status logprobs(const LogprobsParams& params, const Launch& launch);
 
