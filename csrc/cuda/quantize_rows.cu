@@ -43,6 +43,41 @@ __global__ void __launch_bounds__(kThreads) quantize_rows_kernel(const QuantizeR
   }
 }
 
+// Eight of silu(gate) * up, rounded as a product that folds them rounds.
+template <class T>
+__device__ __forceinline__ Vec16<T> fold(const Vec16<T>& gate, const Vec16<T>& up) {
+  Vec16<T> y;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    y.set(j, __fdividef(gate.get(j), 1.f + __expf(-gate.get(j))) * up.get(j));
+  }
+  return y;
+}
+
+// A row a block: all of its loads are in flight at once, and other blocks' beside them.
+template <class T, int kVectors, int kThreads>
+__global__ void __launch_bounds__(kThreads) quantize_gated_kernel(const QuantizeRowsParams p) {
+  using R = Row<T, RowKind::kPlain, kVectors, kThreads>;
+  __shared__ QuantizeScratch scratch;
+  pdl_trigger();
+  const int width = static_cast<int>(p.width);
+  const float fixed = p.static_scale != nullptr ? *p.static_scale : 0.f;
+  pdl_wait();
+  const int64_t row = blockIdx.x;
+  const T* gate = static_cast<const T*>(p.x) + row * 2 * width;
+  uint8_t* codes = static_cast<uint8_t*>(p.codes) + row * width;
+  Vec16<T> x[kVectors], up[kVectors];
+  R::load(gate, width, x);
+  R::load(gate + width, width, up);
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) x[i] = fold(x[i], up[i]);
+  const Vec16<T> weight[R::kNumWeights] = {};
+  const float scale = quantize_row<T, true, RowKind::kPlain, kVectors, kThreads>(
+      p, x, weight, fixed, scratch, 1,
+      [&](int at, uint2 eight) { *reinterpret_cast<uint2*>(codes + at) = eight; });
+  if (threadIdx.x == 0) p.scale[row] = scale;
+}
+
 int multiprocessors() {
   int device = 0, count = 0;
   cudaGetDevice(&device);
@@ -83,6 +118,24 @@ Status run_other(const QuantizeRowsParams& p, cudaStream_t stream) {
   return run<T, kFp8, kKind, 16, kQuantizeThreads>(p, stream);
 }
 
+template <class T, int kVectors, int kThreads>
+Status run_gated_rows(const QuantizeRowsParams& p, cudaStream_t stream) {
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(p.num_rows));
+  config.block = dim3(kThreads);
+  config.stream = stream;
+  config.pdl = p.dependent_launch;
+  return launch(quantize_gated_kernel<T, kVectors, kThreads>, config, "quantize_rows", p);
+}
+
+template <class T>
+Status run_gated(const QuantizeRowsParams& p, cudaStream_t stream) {
+  if (p.width <= 256 * 8) return run_gated_rows<T, 1, 256>(p, stream);
+  if (p.width <= 512 * 16) return run_gated_rows<T, 2, 512>(p, stream);
+  if (p.width <= 512 * 32) return run_gated_rows<T, 4, 512>(p, stream);
+  return run_gated_rows<T, 4, 1024>(p, stream);
+}
+
 template <class T, bool kFp8>
 Status run_kind(const QuantizeRowsParams& p, cudaStream_t stream) {
   switch (row_kind(p)) {
@@ -105,7 +158,7 @@ __global__ void __launch_bounds__(kQuantizeThreads)
   pdl_wait();
   const int64_t row = blockIdx.x;
   const int width = static_cast<int>(p.width);
-  const T* x = static_cast<const T*>(p.x) + row * width;
+  const T* x = static_cast<const T*>(p.x) + row * (p.gated ? 2 * width : width);
   uint8_t* codes = static_cast<uint8_t*>(p.codes) + row * width;
   float norm = 1.f;
   if (p.normalize) {
@@ -123,7 +176,8 @@ __global__ void __launch_bounds__(kQuantizeThreads)
     const int at = first + static_cast<int>(threadIdx.x) * 8;
     float v[8] = {};
     if (at < width) {
-      const Vec16<T> values = load16(x + at);
+      Vec16<T> values = load16(x + at);
+      if (p.gated) values = fold(values, load16(x + width + at));
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[j] = values.get(j);
       if (p.norm_weight != nullptr) {
@@ -160,6 +214,7 @@ Status run_type(const QuantizeRowsParams& p, cudaStream_t stream) {
     config.pdl = p.dependent_launch;
     return launch(quantize_blocks_kernel<T>, config, "quantize_rows", p);
   }
+  if (p.gated) return run_gated<T>(p, stream);
   return p.operands == GemmOperands::kFp8 ? run_kind<T, true>(p, stream)
                                           : run_kind<T, false>(p, stream);
 }
@@ -175,6 +230,10 @@ Status quantize_rows(const QuantizeRowsParams& p, CUstream_st* stream) {
   }
   if (p.blocks && (p.operands != GemmOperands::kFp8 || p.shift != nullptr || p.smooth != nullptr)) {
     return Status::error("quantize_rows: scales of blocks are of e4m3 codes without shift or smooth");
+  }
+  if (p.gated && (p.operands != GemmOperands::kFp8 || p.normalize || p.norm_weight != nullptr ||
+                  p.shift != nullptr || p.smooth != nullptr)) {
+    return Status::error("quantize_rows: gated rows become e4m3 codes without norm, shift or smooth");
   }
   if (p.dtype == DType::kBFloat16) return run_type<__nv_bfloat16>(p, stream);
   if (p.dtype == DType::kFloat16) return run_type<__half>(p, stream);
