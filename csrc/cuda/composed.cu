@@ -236,9 +236,8 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
       return gemm(g, scratch.gemm, nullptr, launch_on.stream);
     }
     const QuantizeRowsParams q = quantization(p, scratch, dtype, g.operands);
-    if (p.next == nullptr || scratch.next_codes == nullptr ||
-        g.operands != GemmOperands::kFp8 || p.next->scheme != p.scheme ||
-        p.next->num_weights != p.num_weights) {
+    if (p.next == nullptr || scratch.next_codes == nullptr || g.operands != GemmOperands::kFp8 ||
+        p.next->scheme != p.scheme || p.next->num_weights != p.num_weights) {
       return gemm_quantized(g, q, scratch.gemm, launch_on.stream);
     }
     status = quantize_rows(q, launch_on.stream);

@@ -9,14 +9,13 @@
 // a graph capture, and for row counts that are no multiple of 64, the heuristic's first), and
 // cached. Source: cuBLASLt's documentation. Measured on an H200 (bf16, M 512 .. 8192, Llama-3-8B's
 // four products): 670-780 TFLOP/s.
-#include "gemm_blas.cuh"
-
 #include <dlfcn.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <type_traits>
 
+#include "gemm_blas.cuh"
 #include "gemm_epilogue.cuh"
 #include "regatta/gemm.h"
 
@@ -138,8 +137,8 @@ constexpr int64_t kTimedRows = 64;
 Status fold_gate(const void* both, void* out, DType dtype, int64_t num_rows, int64_t width,
                  CUstream_st* stream) {
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(num_rows),
-                     static_cast<unsigned>(ceil_div(width, kThreads * 8)));
+  config.grid =
+      dim3(static_cast<unsigned>(num_rows), static_cast<unsigned>(ceil_div(width, kThreads * 8)));
   config.block = dim3(kThreads);
   config.stream = stream;
   return dispatch_dtype(dtype, "fold_gate", [&](auto* type) -> Status {
@@ -263,7 +262,7 @@ Status blas_status(cublasStatus_t status, const char* what) {
 }
 
 BlasKey blas_key(const GemmParams& p, int64_t rows) {
-  return {p.operands, p.scale_rows, rows,    p.out_features,       p.in_features,
+  return {p.operands, p.scale_rows, rows,    p.out_features,    p.in_features,
           p.dtype,    p.out_dtype,  p.gated, p.bias != nullptr, p.residual != nullptr};
 }
 
@@ -281,7 +280,8 @@ void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribut
 
 }  // namespace
 
-// cuBLASLt counts columns first: out^T [N, M] = (weight^T)^T [N, K] x^T [K, M]. The weight is its A.
+// cuBLASLt counts columns first: out^T [N, M] = (weight^T)^T [N, K] x^T [K, M]. The weight is its
+// A.
 Matmul::Matmul(const GemmParams& p, DType out_dtype) {
   lt().matmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F);
   set(operation, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
@@ -348,17 +348,17 @@ Status blas_product(Blas* blas, const BlasKey& key, const GemmParams& p, const v
       blas->handle, m.operation, m.weight, m.x, m.out, m.out, preference, kTried, results, &count);
   lt().matmulPreferenceDestroy(preference);
   if (status != CUBLAS_STATUS_SUCCESS || count == 0) {
-    return Status::error("gemm_blas: cuBLASLt has no algorithm for M " + std::to_string(p.num_rows) +
-                         ", N " + std::to_string(p.out_features) + ", K " +
-                         std::to_string(p.in_features));
+    return Status::error("gemm_blas: cuBLASLt has no algorithm for M " +
+                         std::to_string(p.num_rows) + ", N " + std::to_string(p.out_features) +
+                         ", K " + std::to_string(p.in_features));
   }
   int best = 0;
   const bool timed = trial != nullptr && can_time(stream);
   if (timed) {
     float best_ms = 1e30f;
     for (int i = 0; i < count; ++i) {
-      const float ms = timed_ms(
-          stream, [&] { return run(results[i].algo, trial) == CUBLAS_STATUS_SUCCESS; });
+      const float ms =
+          timed_ms(stream, [&] { return run(results[i].algo, trial) == CUBLAS_STATUS_SUCCESS; });
       if (ms < best_ms) best_ms = ms, best = i;
     }
   }

@@ -51,10 +51,10 @@ const Lt& lt();
 
 Status blas_status(cublasStatus_t status, const char* what);
 
-// What a choice depends on: operands, scale_rows, rows, out_features, in_features, dtype, out_dtype,
-// gated, bias, residual.
-using BlasKey = std::tuple<GemmOperands, int64_t, int64_t, int64_t, int64_t, DType, DType, bool,
-                           bool, bool>;
+// What a choice depends on: operands, scale_rows, rows, out_features, in_features, dtype,
+// out_dtype, gated, bias, residual.
+using BlasKey =
+    std::tuple<GemmOperands, int64_t, int64_t, int64_t, int64_t, DType, DType, bool, bool, bool>;
 BlasKey blas_key(const GemmParams& p, int64_t rows);
 
 struct Blas {

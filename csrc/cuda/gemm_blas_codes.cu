@@ -1,15 +1,15 @@
 // y = epilogue(x w^T) of e4m3 codes for many rows through cuBLASLt, and the choice between that and
 // gemm_tiles_sm90().
 //
-// Input: as GemmParams says, kFp8: scales per row and output feature (cuBLASLt's "outer vectors"), or
-// of blocks of 128 x 128 where the rows are a multiple of 128 and the blocks of a row one of 4: then
-// both lie as cuBLASLt wants them.
-// Architectures: sm_90 (cuBLASLt has these scales there alone).
-// Algorithm: scales, bias and residual are cuBLASLt's own. A gated product goes to scratch and is
-// folded by one pass, or by the one that quantizes it for the next product (quantize_rows.cu).
-// What runs is what was faster when a number of rows like this one came first: both are timed then,
-// and inside a graph capture, where that cannot be, ours runs. Source: cuBLASLt's documentation.
-// Bound: tensor cores. Not run on a GPU yet: kRowsBlasCodes (gemm.h) keeps it off.
+// Input: as GemmParams says, kFp8: scales per row and output feature (cuBLASLt's "outer vectors"),
+// or of blocks of 128 x 128 where the rows are a multiple of 128 and the blocks of a row one of 4:
+// then both lie as cuBLASLt wants them. Architectures: sm_90 (cuBLASLt has these scales there
+// alone). Algorithm: scales, bias and residual are cuBLASLt's own. A gated product goes to scratch
+// and is folded by one pass, or by the one that quantizes it for the next product
+// (quantize_rows.cu). What runs is what was faster when a number of rows like this one came first:
+// both are timed then, and inside a graph capture, where that cannot be, ours runs. Source:
+// cuBLASLt's documentation. Bound: tensor cores. Not run on a GPU yet: kRowsBlasCodes (gemm.h)
+// keeps it off.
 #include <algorithm>
 
 #include "gemm_blas.cuh"
@@ -35,16 +35,18 @@ const char* gemm_blas_codes_refuses(const GemmParams& p) {
   if (p.gated && p.residual != nullptr) return "a gated product takes no residual";
   if (p.in_features % 16 != 0) return "in_features must be a multiple of 16";
   const int64_t width = p.gated ? p.out_features / 2 : p.out_features;
-  if (p.out_features % 8 != 0 || width % 8 != 0) return "the output's width must be a multiple of 8";
+  if (p.out_features % 8 != 0 || width % 8 != 0)
+    return "the output's width must be a multiple of 8";
   if (p.scale_rows != 0 && p.scale_rows != kScaleBlock) {
     return "scales must be of whole blocks of 128 rows";
   }
-  if (p.scale_rows != 0 && (p.num_rows % 128 != 0 || ceil_div(p.in_features, kScaleBlock) % 4 != 0)) {
+  if (p.scale_rows != 0 &&
+      (p.num_rows % 128 != 0 || ceil_div(p.in_features, kScaleBlock) % 4 != 0)) {
     return "with scales of blocks, rows must be a multiple of 128 and blocks of a row one of 4";
   }
-  for (const void* pointer : {p.x, p.weight, p.bias, p.residual, static_cast<const void*>(p.out),
-                              static_cast<const void*>(p.x_scale),
-                              static_cast<const void*>(p.weight_scale)}) {
+  for (const void* pointer :
+       {p.x, p.weight, p.bias, p.residual, static_cast<const void*>(p.out),
+        static_cast<const void*>(p.x_scale), static_cast<const void*>(p.weight_scale)}) {
     if (reinterpret_cast<uintptr_t>(pointer) % 16 != 0) {
       return "x, weight, scales, bias, residual and out must be aligned to 16 bytes";
     }
@@ -56,8 +58,8 @@ const char* gemm_blas_codes_refuses(const GemmParams& p) {
 #ifdef REGATTA_CUBLASLT
 namespace {
 
-// Row counts of one choice: those that round up to the same number, four of them from a power of two
-// to the next.
+// Row counts of one choice: those that round up to the same number, four of them from a power of
+// two to the next.
 int64_t rows_like(int64_t rows) {
   int64_t step = 64;
   while (step * 8 < rows) step *= 2;
@@ -156,9 +158,10 @@ bool gemm_blas_unfolded_faster(const GemmParams& p, const QuantizeRowsParams& ne
   return choose(blas, blas->faster_unfolded, p, can_time(stream), [&] {
     const float theirs =
         timed_ms(stream, [&] { return gemm_blas_unfolded(p, next, resources, stream).ok(); });
-    return theirs < timed_ms(stream, [&] {
-             return gemm_tiles_sm90(p, stream).ok() && quantize_rows(next, stream).ok();
-           });
+    return theirs <
+           timed_ms(
+               stream,
+               [&] { return gemm_tiles_sm90(p, stream).ok() && quantize_rows(next, stream).ok(); });
   });
 }
 #else
