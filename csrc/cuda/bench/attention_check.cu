@@ -575,11 +575,12 @@ double time_case(const Case& c, int layers, const char* kernel) {
   setenv("REGATTA_KERNEL", (std::string("paged_attention=") + kernel).c_str(), 1);
   Setup<T> s(c, layers);
   const int launches = std::max(layers, 4);
-  return 1e3 / launches * bench::graph_ms(
-                              [&](cudaStream_t stream) {
-                                for (int i = 0; i < launches; ++i) s.run(i % layers, stream, true);
-                              },
-                              10, 3);
+  return 1e3 / launches *
+         bench::graph_ms(
+             [&](cudaStream_t stream) {
+               for (int i = 0; i < launches; ++i) s.run(i % layers, stream, true);
+             },
+             10, 3);
 }
 
 void bench_prefill(const char* kernel, int heads, int kv_heads, int dim, int batch, int length,

@@ -4,7 +4,7 @@
 //   nvcc -O3 -std=c++17 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a \
 //        -Icsrc/cuda -Icsrc/include csrc/cuda/bench/bench_codes.cu csrc/cuda/gem*.cu \
 //        csrc/cuda/quantize_rows.cu -o bench_codes
-//   ./bench_codes check [blas] | accuracy | chain [fp8] | large | compare | quantize |
+//   ./bench_codes check [blas|quantize] | accuracy | chain [fp8] | large | compare | quantize |
 //                 tune fp8|int8 ROWS...
 // cuBLASLt is found in the folder REGATTA_CUBLASLT, or where the dynamic linker looks.
 #include <cuda_fp8.h>
@@ -83,7 +83,9 @@ bool check_codes(GemmOperands operands, const Case& c, Random& random,
   const double relative = Traits<T>::dtype == DType::kFloat16 ? 1.5e-3 : 8e-3;
   // fp8: the hardware's own sums; cuBLASLt's path rounds gate and up once more.
   return check_product<T>(c, p, xf, wf, runner, label, c.float_out ? 2e-3 : relative,
-                          theirs && c.gated ? 3e-2 : fp8 ? 1.2e-2 : 3e-4);
+                          theirs && c.gated ? 3e-2
+                          : fp8             ? 1.2e-2
+                                            : 3e-4);
 }
 
 // e4m3 with scales of blocks of 128 columns, x quantized by quantize_rows().
@@ -157,8 +159,7 @@ bool check_blocks(const Case& c, Random& random, const Runner& theirs = nullptr)
            scale_rows, dtype_name(Traits<T>::dtype), kernel, tile.tokens, tile.features,
            tile.stages, tile.split);
   const double relative = Traits<T>::dtype == DType::kFloat16 ? 1.5e-3 : 8e-3;
-  return bad == 0 && check_product<T>(c, p, xf, wf, runner, label,
-                                      c.float_out ? 2e-3 : relative,
+  return bad == 0 && check_product<T>(c, p, xf, wf, runner, label, c.float_out ? 2e-3 : relative,
                                       theirs && c.gated ? 3e-2 : 3e-3);
 }
 
@@ -179,7 +180,8 @@ int check_quantized(Random& random) {
         const Buffer<uint8_t> weight(w);
         const Buffer<T> x(rounded<T>(xf)), norm(rounded<T>(normf)), out(kCount * width),
             alone(width);
-        const Buffer<float> x_scale(kCount), weight_scale(std::vector<float>(n, 1e-3f)), static_scale(std::vector<float>{0.01f});
+        const Buffer<float> x_scale(kCount), weight_scale(std::vector<float>(n, 1e-3f)),
+            static_scale(std::vector<float>{0.01f});
         const Buffer<uint8_t> codes(kCount * k);
         QuantizeRowsParams q;
         q.x = x.data;
@@ -200,7 +202,8 @@ int check_quantized(Random& random) {
         p.out_features = n;
         p.gated = gated;
         p.dtype = p.out_dtype = q.dtype;
-        const auto bits_of = [&](int64_t rows, int64_t first, bool one_launch, const Buffer<T>& to) {
+        const auto bits_of = [&](int64_t rows, int64_t first, bool one_launch,
+                                 const Buffer<T>& to) {
           QuantizeRowsParams some = q;
           some.num_rows = p.num_rows = rows;
           some.x = x.data + first * k;
@@ -226,8 +229,8 @@ int check_quantized(Random& random) {
           bad += std::memcmp(one.data(), together.data() + row * width, width * sizeof(T)) != 0;
         }
         if (bad != 0) {
-          printf("FAIL quantized k %ld n %ld fp8 %d gated %d norm %d static %d: %d rows differ\n", k,
-                 n, fp8, gated, normalize, fixed, bad);
+          printf("FAIL quantized k %ld n %ld fp8 %d gated %d norm %d static %d: %d rows differ\n",
+                 k, n, fp8, gated, normalize, fixed, bad);
         }
         failures += bad != 0;
         ++cases;
@@ -310,8 +313,70 @@ int check_quantize(Random& random) {
   return failures;
 }
 
+// Rows have the same codes and scales whoever holds them.
+template <class T>
+int check_ways(Random& random) {
+  int failures = 0, cases = 0;
+  constexpr int64_t kValues = 130 * 32768;
+  std::vector<float> xf = random.floats(kValues, 3.f), normf = random.floats(32768, 1.f);
+  const Buffer<T> x(rounded<T>(xf)), norm(rounded<T>(normf));
+  const Buffer<float> fixed(std::vector<float>{0.01f});
+  struct Held {
+    Buffer<uint8_t> codes{kValues + kGuard};
+    Buffer<float> scale{1000 + kGuard};
+  };
+  const Held block, other;
+  for (const int64_t k : {8, 200, 2048, 2056, 4096, 8200, 14336, 16384, 20000, 32768}) {
+    for (const int64_t m : {1, 7, 130, 1000}) {
+      for (int variant = 0; variant < 8; ++variant) {
+        QuantizeRowsParams q;
+        q.x = x.data;
+        q.num_rows = m;
+        q.width = k;
+        q.epsilon = 1e-5f;
+        q.operands = variant & 1 ? GemmOperands::kInt8 : GemmOperands::kFp8;
+        q.static_scale = variant & 2 ? fixed.data : nullptr;
+        q.normalize = variant & 4;
+        if (q.normalize) q.norm_weight = norm.data;
+        q.dtype = Traits<T>::dtype;
+        if (m * k > kValues) continue;
+        const auto run = [&](const Held& held, QuantizeWay way) {
+          q.codes = held.codes.data;
+          q.scale = held.scale.data;
+          CHECK_CUDA(cudaMemset(held.codes.data, 0xff, held.codes.size));
+          CHECK_CUDA(cudaMemset(held.scale.data, 0xff, held.scale.size * sizeof(float)));
+          CHECK_STATUS(quantize_rows(q, way, nullptr));
+          CHECK_CUDA(cudaDeviceSynchronize());
+        };
+        const auto scales = [](const Held& held) {
+          const auto values = held.scale.host();
+          std::vector<uint8_t> bytes(values.size() * sizeof(float));
+          std::memcpy(bytes.data(), values.data(), bytes.size());
+          return bytes;
+        };
+        for (const QuantizeWay way : {QuantizeWay::kWarp, QuantizeWay::kCluster}) {
+          if (!can_quantize(q, way)) continue;
+          run(block, QuantizeWay::kBlock);
+          run(other, way);
+          const bool same =
+              block.codes.host() == other.codes.host() && scales(block) == scales(other);
+          if (!same) {
+            printf("FAIL %s %s m %ld k %ld int8 %d static %d norm %d\n", dtype_name(q.dtype),
+                   way == QuantizeWay::kWarp ? "warp" : "cluster", m, k, variant & 1,
+                   variant >> 1 & 1, variant >> 2);
+          }
+          failures += !same;
+          ++cases;
+        }
+      }
+    }
+  }
+  printf("quantize_rows by warps and clusters: %d cases, %d failures\n", cases, failures);
+  return failures;
+}
+
 constexpr int64_t kRows[] = {1, 2, 5, 8, 9, 17, 33, 64, 100, 127, 128, 129, 257};
-constexpr int64_t kShapes[][2] = {{64, 64},    {208, 144}, {80, 16},    {1008, 528},
+constexpr int64_t kShapes[][2] = {{64, 64},    {208, 144}, {80, 16},     {1008, 528},
                                   {264, 1040}, {8, 4112},  {1536, 2048}, {768, 640}};
 
 // Scratch for products of up to `rows` rows and `columns` rows of weight, and cuBLASLt's handle.
@@ -373,8 +438,8 @@ int check_gated_rows(Random& random) {
   return failures;
 }
 
-// The same bits where a product is folded while it is quantized as where it is before, and where its
-// residual is its output as where it is not.
+// The same bits where a product is folded while it is quantized as where it is before, and where
+// its residual is its output as where it is not.
 template <class T>
 int check_blas_ways(const GemmResources& resources, Random& random) {
   int failures = 0, cases = 0, refused = 0;
@@ -444,10 +509,9 @@ int check_blas_ways(const GemmResources& resources, Random& random) {
 
 int check_blas() {
   Random random(13);
-  int failures = check_gated_rows<__nv_bfloat16>(random) + check_gated_rows<__half>(random);
-  const GemmResources resources = blas_resources(8192, 2048);
-  failures += check_blas_ways<__nv_bfloat16>(resources, random) +
-              check_blas_ways<__half>(resources, random);
+  const GemmResources resources = blas_resources(8192, 4096);
+  int failures = check_blas_ways<__nv_bfloat16>(resources, random) +
+                 check_blas_ways<__half>(resources, random);
   int cases = 0, bad = 0, refused = 0;
   // By turns alone and as gemm() chooses; where cuBLASLt will not, ours.
   const Runner theirs = [&](const GemmParams& p) {
@@ -472,8 +536,8 @@ int check_blas() {
       const int64_t m = blocks ? round_up(rows, 128) : rows;
       for (int i = 0; i < (rows >= 1000 ? 2 : blocks ? 4 : 8); ++i) {
         // Of many rows the small shapes alone: numbers are drawn on the host.
-        const auto& shape = blocks ? kBlockShapes[rows >= 1000 ? 0 : i]
-                                   : kShapes[rows >= 1000 ? 3 + i : i];
+        const auto& shape =
+            blocks ? kBlockShapes[rows >= 1000 ? 0 : i] : kShapes[rows >= 1000 ? 3 + i : i];
         for (int variant = 0; variant < 2; ++variant) {
           Case c = {m, shape[0], shape[1]};
           c.gated = variant == 1 && c.n % 16 == 0;
@@ -492,11 +556,18 @@ int check_blas() {
         }
       }
     }
-    printf("cuBLASLt, fp8%s: %d cases, %d failures, %d runs refused\n",
-           blocks ? " in blocks" : "", cases, bad, refused);
+    printf("cuBLASLt, fp8%s: %d cases, %d failures, %d runs refused\n", blocks ? " in blocks" : "",
+           cases, bad, refused);
     failures += bad;
   }
   return failures;
+}
+
+int check_rows() {
+  Random random(11);
+  return check_quantize<__nv_bfloat16>(random) + check_quantize<__half>(random) +
+         check_ways<__nv_bfloat16>(random) + check_ways<__half>(random) +
+         check_gated_rows<__nv_bfloat16>(random) + check_gated_rows<__half>(random);
 }
 
 int check_all() {
@@ -545,9 +616,9 @@ int check_all() {
   return failures;
 }
 
-// Distance of e4m3 products of normal numbers from the products of the same codes in doubles, of the
-// root mean square, and its mean toward zero: what the hardware's sums cost. And the distance from
-// the products of the numbers themselves: what the codes cost.
+// Distance of e4m3 products of normal numbers from the products of the same codes in doubles, of
+// the root mean square, and its mean toward zero: what the hardware's sums cost. And the distance
+// from the products of the numbers themselves: what the codes cost.
 int main_accuracy() {
   for (const int64_t k : {4096, 14336}) {
     constexpr int64_t kN = 256, kM = 128;
@@ -605,14 +676,16 @@ int main_accuracy() {
       printf("K %ld %s M %ld: sums %.5f (toward zero %.5f), codes %.5f\n", k, name, rows,
              std::sqrt(error / size), shrink / (rows * kN), std::sqrt(cost / size));
     };
-    report("stream_codes", 1, [](const GemmParams& q) { return gemm_stream_codes(q, nullptr, nullptr); });
+    report("stream_codes", 1,
+           [](const GemmParams& q) { return gemm_stream_codes(q, nullptr, nullptr); });
     for (const int tokens : {32, 128}) {
       report("sm90", tokens, [&](const GemmParams& q) {
         return gemm_sm90(q, GemmTile{tokens, 128, 4, 1, 4}, nullptr);
       });
     }
     for (const int columns : {128, 256}) {
-      report("tiles", 128, [&](const GemmParams& q) { return gemm_tiles_sm90(q, columns, nullptr); });
+      report("tiles", 128,
+             [&](const GemmParams& q) { return gemm_tiles_sm90(q, columns, nullptr); });
     }
   }
   return 0;
@@ -749,7 +822,8 @@ std::vector<Choice> choices_of(int kind, int64_t rows, bool quantizes) {
         if (blocks > 132 * 4 || blocks < 60) continue;
         for (const int kb : {48, 66, 102, 146, 204}) {
           const int stages = std::min(16, kb * 1024 / ((features + tokens) * 128));
-          if (stages < 3 || (kb > 48 && stages == 16 && kb * 1024 > 18 * (features + tokens) * 128)) {
+          if (stages < 3 ||
+              (kb > 48 && stages == 16 && kb * 1024 > 18 * (features + tokens) * 128)) {
             continue;
           }
           for (const int trigger : {-1, 4}) {
@@ -845,16 +919,16 @@ int main_chain(const char* only) {
             },
             9);
       }
-      printf("%s M %3ld %.3f (%.2f TB/s) %.3f\n", name, rows, ms[0],
-             model.bytes / ms[0] / 1e9, ms[1]);
+      printf("%s M %3ld %.3f (%.2f TB/s) %.3f\n", name, rows, ms[0], model.bytes / ms[0] / 1e9,
+             ms[1]);
     }
   }
   return 0;
 }
 
-// Ours beside cuBLASLt, four layers' weights in turn, in us and as a share of the tensor cores' 1,979
-// TFLOP/s. gate_up with the codes that the next product takes: ours quantizes its output, cuBLASLt's
-// is folded meanwhile. Then the same with scales of blocks, without those codes.
+// Ours beside cuBLASLt, four layers' weights in turn, in us and as a share of the tensor cores'
+// 1,979 TFLOP/s. gate_up with the codes that the next product takes: ours quantizes its output,
+// cuBLASLt's is folded meanwhile. Then the same with scales of blocks, without those codes.
 int main_compare() {
   constexpr double kPeak = 1979.;
   constexpr int64_t kMost = 8000;
@@ -954,7 +1028,7 @@ int main_quantize() {
     printf("quantize_rows M %4ld:", rows);
     for (const Kind& kind : kKindsOfRows) {
       QuantizeRowsParams q;
-      q.x = kind.gated ? static_cast<const void*>(both.data)
+      q.x = kind.gated             ? static_cast<const void*>(both.data)
             : kind.width == kInner ? model.inner
                                    : model.hidden;
       q.norm_weight = kind.normalize ? model.norm_weight : nullptr;
@@ -964,15 +1038,21 @@ int main_quantize() {
       q.width = kind.width;
       q.normalize = kind.normalize;
       q.gated = kind.gated;
-      const double us = 50. * graph_ms(
-                                  [&](cudaStream_t stream) {
-                                    for (int i = 0; i < 20; ++i) {
-                                      CHECK_STATUS(quantize_rows(q, stream));
-                                    }
-                                  },
-                                  9);
-      printf(" %s %.2f us (%.2f TB/s)", kind.name, us,
-             (kind.gated ? 5. : 3.) * rows * kind.width / us / 1e6);
+      printf(" | %s", kind.name);
+      constexpr const char* kWays[] = {"", ", warp", ", cluster"};
+      for (const QuantizeWay way :
+           {QuantizeWay::kBlock, QuantizeWay::kWarp, QuantizeWay::kCluster}) {
+        if (!can_quantize(q, way)) continue;
+        const double us = 50. * graph_ms(
+                                    [&](cudaStream_t stream) {
+                                      for (int i = 0; i < 20; ++i) {
+                                        CHECK_STATUS(quantize_rows(q, way, stream));
+                                      }
+                                    },
+                                    9);
+        printf("%s %.2f us (%.2f TB/s)", kWays[static_cast<int>(way)], us,
+               (kind.gated ? 5. : 3.) * rows * kind.width / us / 1e6);
+      }
     }
     printf("\n");
   }
@@ -1013,8 +1093,8 @@ int main(int argc, char** argv) {
   const char* mode = argc > 1 ? argv[1] : "check";
   setvbuf(stdout, nullptr, _IOLBF, 4096);
   if (std::strcmp(mode, "check") == 0) {
-    const bool blas = argc > 2 && std::strcmp(argv[2], "blas") == 0;
-    return (blas ? check_blas() : check_all()) != 0;
+    const std::string what = argc > 2 ? argv[2] : "all";
+    return (what == "blas" ? check_blas() : what == "quantize" ? check_rows() : check_all()) != 0;
   }
   if (std::strcmp(mode, "compare") == 0) return main_compare();
   if (std::strcmp(mode, "quantize") == 0) return main_quantize();
