@@ -11,8 +11,8 @@
 //      4 bits one multiplication, all in pairs), while the tensor cores work on the stage before;
 //   3. a gated product pairs a tile of gate rows with one of up rows, a warpgroup each, so that the
 //      packing knows nothing of gates.
-//   With int8 x, codes less zero points are int8 operands; a group's integer sums are scaled into
-//   floats, while the next group's operands are there already.
+//   With int8 x, codes less zero points are int8 operands, and a group's integer sums are scaled into
+//   floats.
 // Source: own; biasing codes into a mantissa is what FasterTransformer and Marlin do. QServe and QQQ
 // multiply 4-bit codes as int8; theirs scale groups in integers or multiply codes by 16 instead.
 //
@@ -207,50 +207,42 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
   // which the compiler makes each instruction wait for the one ahead.
   int left = num_steps;
   if constexpr (F::kTokenSize == 1) {
-    using Codes = W4A8Codes<F>;
-    constexpr int kCount = kUnitColumns / F::kColumns * kTiles;  // groups of a stage
     int sum[kTokens / 2];
 #pragma unroll
     for (int i = 0; i < kTokens / 2; ++i) sum[i] = 0;
-    uint32_t a[Codes::kSteps][4];
-    Codes codes;
+    uint32_t a[2][2][4];  // one is made while the tensor cores read the other
+    W4A8Codes<F> codes;
     codes.load(first_unit, 0);
-    float2 scale = codes.convert(a);
     do {
-      const char* at = stages + s * S::kStageBytes;
+      const uint64_t b = wgmma_descriptor(stages + s * S::kStageBytes);
       const char* unit = first_unit + s * S::kStageBytes;
       const int current = s;
       if (++s == p.stages) s = 0, phase ^= 1;
-      const uint64_t b = wgmma_descriptor(at);
 #pragma unroll
-      for (int q = 0; q < kCount; ++q) {
-        const int group = q / kTiles, r = q % kTiles;
+      for (int q = 0; q < 2 * kTiles; ++q) {
+        const int half = q % 2, r = q / 2;
+        constexpr bool kEach = F::kColumns == 64;  // half is a group
+        const float2 scale = codes.convert(a[half]);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < Codes::kSteps; ++k) {
-          WgmmaInt8<kTokens>::run(sum, a[k], b + (group * Codes::kSteps + k) * 2, k > 0);
+        for (int k = 0; k < 2; ++k) {
+          WgmmaInt8<kTokens>::run(sum, a[half][k], b + (2 * half + k) * 2,
+                                  k > 0 || (half > 0 && !kEach));
         }
         wgmma_commit();
-        if (q + 1 < kCount) {
-          codes.load(unit + (q + 1) % kTiles * 4 * F::kUnitBytes, (q + 1) / kTiles);
+        if (q + 1 < 2 * kTiles) {
+          codes.load(unit + (q + 1) / 2 * 4 * F::kUnitBytes, (q + 1) % 2);
         } else if (left > 1) {
           barrier_wait(&full[s], phase);
           codes.load(first_unit + s * S::kStageBytes, 0);
         }
-        uint32_t next[Codes::kSteps][4];  // made while the tensor cores read the others
-        const float2 next_scale = codes.convert(next);
+        if (half == 0 && !kEach) continue;
         wgmma_wait<0>();
         wgmma_pin(sum);
-        if (q + 1 == kCount && lane == 0) barrier_arrive(&empty[current]);
+        if (q + 1 == 2 * kTiles && lane == 0) barrier_arrive(&empty[current]);
 #pragma unroll
         for (int i = 0; i < kTokens / 2; ++i) {
           acc[r][i] = fmaf(i % 4 < 2 ? scale.x : scale.y, static_cast<float>(sum[i]), acc[r][i]);
-        }
-        scale = next_scale;
-#pragma unroll
-        for (int k = 0; k < Codes::kSteps; ++k) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) a[k][i] = next[k][i];
         }
       }
     } while (--left > 0);

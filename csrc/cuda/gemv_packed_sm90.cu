@@ -134,17 +134,12 @@ __device__ __forceinline__ void multiply_codes(float (&acc)[kSlabs][kTiles][4], 
   for (int j = 0; j < kSlabs; ++j) {
     const char* unit = weight + j * stride;
     int sum[kTiles][4] = {};
-    W4A8Scale group;
 #pragma unroll
     for (int i = 0; i < kHalves; ++i) {
-      const uint4 quad = reinterpret_cast<const uint4*>(unit)[(half0 + i) * kWarp + lane];
-      if (i == 0 || F::kColumns == 64) {
-        group = w4a8_scale(reinterpret_cast<const uint2*>(
-            unit + 1024)[(F::kColumns == 64 ? (half0 + i) * 8 : 0) + lane / 4]);
-      }
+      W4A8Codes<F> codes;
+      codes.load(unit, half0 + i);
       uint32_t a[2][4];
-      operands_of_w4a8(quad.x, quad.y, group.bias, a[0]);
-      operands_of_w4a8(quad.z, quad.w, group.bias, a[1]);
+      const float2 scale = codes.convert(a);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
 #pragma unroll
@@ -158,7 +153,7 @@ __device__ __forceinline__ void multiply_codes(float (&acc)[kSlabs][kTiles][4], 
 #pragma unroll
         for (int h = 0; h < 4; ++h) {
           acc[j][n][h] =
-              fmaf(group.scale[h / 2], static_cast<float>(sum[n][h]), acc[j][n][h]);
+              fmaf(h < 2 ? scale.x : scale.y, static_cast<float>(sum[n][h]), acc[j][n][h]);
           sum[n][h] = 0;
         }
       }

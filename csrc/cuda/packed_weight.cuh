@@ -167,17 +167,6 @@ __device__ __forceinline__ void operands_of_w4a8(uint32_t low, uint32_t high,
   }
 }
 
-// Scales and biases of rows r and r + 8 of a group of kW4A8.
-struct W4A8Scale {
-  float scale[2];
-  uint32_t bias[2];
-};
-
-__device__ __forceinline__ W4A8Scale w4a8_scale(uint2 words) {
-  return {{__uint_as_float(words.x & ~0xffu), __uint_as_float(words.y & ~0xffu)},
-          {__byte_perm(words.x, 0, 0), __byte_perm(words.y, 0, 0)}};
-}
-
 // What a weight's operands are, and columns of a group.
 template <GemmOperands kOperands, int kGroupSize>
 struct PackedFormat {
@@ -257,30 +246,25 @@ struct PackedCodes {
   }
 };
 
-// The same of kW4A8 and of a group.
+// The same of kW4A8: half a unit is two steps.
 template <class F>
 struct W4A8Codes {
-  static constexpr int kSteps = F::kColumns / 32;
-  uint4 quads[kSteps / 2];
+  uint4 quad;
   uint2 words;
 
-  __device__ __forceinline__ void load(const char* unit, int group) {
+  __device__ __forceinline__ void load(const char* unit, int half) {
     const int lane = threadIdx.x % kWarp;
-    const uint4* from = reinterpret_cast<const uint4*>(unit) + group * (kSteps / 2) * kWarp;
-#pragma unroll
-    for (int q = 0; q < kSteps / 2; ++q) quads[q] = from[q * kWarp + lane];
+    quad = reinterpret_cast<const uint4*>(unit)[half * kWarp + lane];
+    const int group = F::kColumns == 64 ? half : 0;
     words = reinterpret_cast<const uint2*>(unit + 1024)[group * 8 + lane / 4];
   }
 
-  // The left operands of its steps, and the scales of rows r and r + 8.
-  __device__ __forceinline__ float2 convert(uint32_t (&a)[kSteps][4]) const {
-    const W4A8Scale group = w4a8_scale(words);
-#pragma unroll
-    for (int q = 0; q < kSteps / 2; ++q) {
-      operands_of_w4a8(quads[q].x, quads[q].y, group.bias, a[2 * q]);
-      operands_of_w4a8(quads[q].z, quads[q].w, group.bias, a[2 * q + 1]);
-    }
-    return make_float2(group.scale[0], group.scale[1]);
+  // The left operands of the steps; returns the scales of rows r and r + 8.
+  __device__ __forceinline__ float2 convert(uint32_t (&a)[2][4]) const {
+    const uint32_t bias[2] = {__byte_perm(words.x, 0, 0), __byte_perm(words.y, 0, 0)};
+    operands_of_w4a8(quad.x, quad.y, bias, a[0]);
+    operands_of_w4a8(quad.z, quad.w, bias, a[1]);
+    return make_float2(__uint_as_float(words.x & ~0xffu), __uint_as_float(words.y & ~0xffu));
   }
 };
 
