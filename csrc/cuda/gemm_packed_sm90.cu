@@ -65,7 +65,8 @@ struct Shape {
   static constexpr int kPartialBytes = kTokens * kPartialStride * 4;
   static constexpr int kSums = F::kTokenSize == 1 ? kTokens / 2 : 0;  // of a group of codes
   static constexpr int kAccumulators = kTiles * kTokens / 2 + kSums;  // per thread
-  static constexpr int kBlocks = kAccumulators > 32 ? 1 : 2;  // per multiprocessor
+  static constexpr int kBlocks =  // per multiprocessor
+      kAccumulators > (F::kTokenSize == 1 ? 64 : 32) ? 1 : 2;
   // One warp copies and one makes row scales; a warpgroup of them can give its registers away.
   static constexpr bool kGives = kAccumulators > 64;
   static constexpr int kThreads = kConsumers + (kGives ? 128 : 64);
@@ -418,7 +419,8 @@ GemmTile choose_tile(const GemmParams& p) {
   tile.tokens = 32;
   while (tile.tokens < p.num_rows && tile.tokens < 128) tile.tokens *= 2;
   const bool few = tile.tokens <= 64;
-  tile.features = p.gated && !few ? 256 : 128;
+  const bool codes = p.operands == GemmOperands::kW4A8;
+  tile.features = p.gated && !few && !codes ? 256 : 128;
   const int64_t blocks =
       ceil_div(p.out_features, tile.features) * ceil_div(p.num_rows, tile.tokens);
   const int64_t units = packed_units(p.in_features);
@@ -428,9 +430,8 @@ GemmTile choose_tile(const GemmParams& p) {
     tile.split *= 2;
   }
   const int64_t unit = unit_bytes(p.operands, static_cast<int>(p.group_size));
-  const int64_t boxes = p.operands == GemmOperands::kW4A8 ? 1 : 2;
   const int64_t stage =
-      round_up(tile.tokens * boxes * kRowBytes + tile.features / kUnitRows * unit, 1024);
+      round_up(tile.tokens * (codes ? 1 : 2) * kRowBytes + tile.features / kUnitRows * unit, 1024);
   tile.stages =
       static_cast<int>(std::min<int64_t>(kMaxStages, (few ? 108 : 220) * 1024 / stage));
   tile.trigger = -1;

@@ -305,8 +305,8 @@ float w4a8_rounded(float scale) {
 }
 
 // x int8, weight packed with 4 bits; out of T. Sums of a group are exact, so that an error is a float
-// sum's over groups (2e-5 of the outputs' size is ten times that of 65 groups) and half a step of the
-// output's last bit.
+// sum's over groups (65 roundings by 2^-24 of sums up to five times the outputs' size: 2e-5 of it) and
+// half a step of the output's last bit (2^-8 or 2^-11).
 template <class T>
 bool check_w4a8(const Case& c, Random& random) {
   const int64_t groups = random_groups(c.k, random);
