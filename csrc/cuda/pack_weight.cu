@@ -245,11 +245,12 @@ Status copy_bytes(void* to, const void* from, int64_t bytes, CUstream_st* stream
                      "copy_bytes");
 }
 
-int64_t packed_group_size(int64_t in_features, int64_t num_groups) {
-  if (num_groups <= 1) return 128;
+int64_t packed_group_size(GemmOperands operands, int64_t in_features, int64_t num_groups) {
+  const int64_t widest = operands == GemmOperands::kWeightInt8Groups ? 64 : 128;
+  if (num_groups <= 1) return widest;
   if (in_features % num_groups != 0) return 0;
   const int64_t group = in_features / num_groups;
-  return group % 128 == 0 ? 128 : group == 64 ? 64 : 0;
+  return group % 128 == 0 ? widest : group == 64 ? 64 : 0;
 }
 
 int64_t packed_weight_bytes(int64_t out_features, int64_t in_features, GemmOperands operands,
@@ -259,7 +260,7 @@ int64_t packed_weight_bytes(int64_t out_features, int64_t in_features, GemmOpera
 }
 
 Status pack_weight(const PackWeightParams& p, CUstream_st* stream) {
-  const int64_t group = packed_group_size(p.in_features, p.num_groups);
+  const int64_t group = packed_group_size(p.operands, p.in_features, p.num_groups);
   if (p.operands != GemmOperands::kWeightInt8 && group == 0) {
     return Status::error("pack_weight: " + std::to_string(p.in_features) + " columns in " +
                          std::to_string(p.num_groups) +

@@ -189,8 +189,7 @@ Status dispatch_packed(const GemmParams& p, const Run& run) {
       return p.group_size == 64 ? run(PackedFormat<O::kWeightInt4, 64>())
                                 : run(PackedFormat<O::kWeightInt4, 128>());
     case O::kWeightInt8Groups:
-      return p.group_size == 64 ? run(PackedFormat<O::kWeightInt8Groups, 64>())
-                                : run(PackedFormat<O::kWeightInt8Groups, 128>());
+      return run(PackedFormat<O::kWeightInt8Groups, 64>());
     default:
       return p.group_size == 64 ? run(PackedFormat<O::kW4A8, 64>())
                                 : run(PackedFormat<O::kW4A8, 128>());

@@ -80,7 +80,7 @@ std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tens
          shape_string(scale_view) + " for " + std::to_string(rows) + " output features");
   }
   if (in_groups &&
-      (scale_view.shape[0] != rows || cuda::packed_group_size(columns, groups) == 0)) {
+      (scale_view.shape[0] != rows || cuda::packed_group_size(operands, columns, groups) == 0)) {
     fail("scheme '" + scheme +
          "' on a GPU takes groups of 64 columns, of a multiple of 128, or one group; got scales " +
          shape_string(scale_view) + " for codes " + shape_string(codes_view));
@@ -103,7 +103,7 @@ std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tens
         cuda::copy_bytes(packed.data<uint8_t>(), codes_view.data, rows * columns, device.stream));
     return {packed, scales};
   }
-  const int64_t group = in_groups ? cuda::packed_group_size(columns, groups) : 128;
+  const int64_t group = in_groups ? cuda::packed_group_size(operands, columns, groups) : 128;
   const int64_t tiles = cuda::packed_tiles(rows), units = cuda::packed_units(columns);
   const int64_t bytes = cuda::packed_weight_bytes(rows, columns, operands, group);
   paddle::Tensor packed =

@@ -244,7 +244,7 @@ bool check_packed(GemmOperands operands, const Case& c, Random& random) {
   const Buffer<T> x(rounded<T>(xf));
   const Buffer<int8_t> codes_buffer(codes);
   const Buffer<float> scale_buffer(scale), zero_buffer(zero);
-  const int64_t group_size = packed_group_size(c.k, groups);
+  const int64_t group_size = packed_group_size(operands, c.k, groups);
   const Buffer<uint8_t> packed(packed_weight_bytes(c.n, c.k, operands, group_size));
   PackWeightParams pack;
   pack.codes = codes_buffer.data;
@@ -326,7 +326,7 @@ bool check_w4a8(const Case& c, Random& random) {
       wf[n * c.k + k] = (codes[n * c.k + k] - zero[g]) * w4a8_rounded(scale[g]);
     }
   }
-  const int64_t group_size = packed_group_size(c.k, groups);
+  const int64_t group_size = packed_group_size(GemmOperands::kW4A8, c.k, groups);
   const Buffer<int8_t> x(x_codes), codes_buffer(codes);
   const Buffer<float> x_scale_buffer(x_scale), scale_buffer(scale), zero_buffer(zero);
   const Buffer<uint8_t> packed(packed_weight_bytes(c.n, c.k, GemmOperands::kW4A8, group_size));
@@ -489,7 +489,7 @@ struct Model {
   explicit Model(int64_t rows, bool with_dense) {
     for (int i = 0; i < kLayers * 4; ++i) {
       const int64_t n = kN[i % 4] * kK[i % 4];
-      codes.push_back(filled(n * 17 / 16, i, false));
+      codes.push_back(filled(n / 16 * 17, i, false));
       if (with_dense) dense.push_back(filled(n * 2, i, true));
       weights += static_cast<double>(n);
     }
@@ -528,6 +528,7 @@ struct Model {
     p.x = kind == kOutProjection ? qkv : kind == kDown ? inner : hidden;
     p.weight = (is_dense ? dense : codes)[index];
     p.weight_scale = operands == GemmOperands::kWeightInt8 ? weight_scale : nullptr;
+    p.group_size = operands == GemmOperands::kWeightInt8Groups ? 64 : 128;
     p.num_rows = rows;
     p.in_features = kK[kind];
     p.out_features = kN[kind];
@@ -560,7 +561,7 @@ struct Model {
 double bytes_per_weight(GemmOperands operands) {
   return operands == GemmOperands::kDense              ? 2.
          : operands == GemmOperands::kWeightInt8       ? 1.
-         : operands == GemmOperands::kWeightInt8Groups ? 1.03125
+         : operands == GemmOperands::kWeightInt8Groups ? 1.0625
                                                        : .53125;
 }
 

@@ -98,9 +98,9 @@ struct PackWeightParams {
 
 namespace cuda {
 
-// Columns of a group as packed: 128 (also for wider groups, whose scale is repeated), 64, or 0 when
-// groups of in_features / num_groups columns cannot be packed.
-int64_t packed_group_size(int64_t in_features, int64_t num_groups);
+// Columns of a group as packed: 128, 64 (kWeightInt8Groups: always), the scales of wider ones being
+// repeated, or 0 when groups of in_features / num_groups columns cannot be packed.
+int64_t packed_group_size(GemmOperands operands, int64_t in_features, int64_t num_groups);
 // The same from the last dimension of a packed weight [tiles, units, bytes].
 int64_t packed_unit_group_size(int64_t unit_bytes);
 // Whether units of 8-bit codes of this size have scales of groups: kWeightInt8Groups.
