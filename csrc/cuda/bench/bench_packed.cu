@@ -198,6 +198,30 @@ bool check_product(const Case& c, GemmParams p, const std::vector<float>& xf,
   return bad == 0;
 }
 
+// Codes from `first` on. One draw seeds them all: a check's time would go into millions of draws.
+std::vector<int8_t> random_codes(int64_t n, int first, int count, Random& random) {
+  std::vector<int8_t> codes(n);
+  uint64_t state = random.engine();
+  for (int8_t& v : codes) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    v = static_cast<int8_t>(first + static_cast<int>((state >> 40) * count >> 24));
+  }
+  return codes;
+}
+
+// (code - zero) * scale of codes [n, k], scale and zero [n, groups].
+std::vector<float> dequantized(const std::vector<int8_t>& codes, const std::vector<float>& scale,
+                               const std::vector<float>& zero) {
+  std::vector<float> values(codes.size());
+  const size_t columns = codes.size() / scale.size();
+  for (size_t g = 0; g < scale.size(); ++g) {
+    for (size_t i = g * columns; i < (g + 1) * columns; ++i) {
+      values[i] = (codes[i] - zero[g]) * scale[g];
+    }
+  }
+  return values;
+}
+
 // Groups of 64 or 128 columns, or one.
 int64_t random_groups(int64_t k, Random& random) {
   const int64_t choice = random.below(3);
@@ -219,19 +243,11 @@ bool check_packed(GemmOperands operands, const Case& c, Random& random) {
     v = static_cast<float>(bits == 8 ? asymmetric ? random.below(257) - 128 : 0
                                      : asymmetric ? random.below(17) : 8);
   }
-  std::vector<int8_t> codes(c.n * c.k);
-  for (int8_t& v : codes)
-    v = static_cast<int8_t>(bits == 8 ? random.below(256) - 128 : random.below(16));
+  const std::vector<int8_t> codes =
+      random_codes(c.n * c.k, bits == 8 ? -128 : 0, bits == 8 ? 256 : 16, random);
   std::vector<float> rounded_scale = scale;
   rounded<T>(rounded_scale);
-  std::vector<float> wf(codes.size());
-  for (int64_t n = 0; n < c.n; ++n) {
-    for (int64_t k = 0; k < c.k; ++k) {
-      const int64_t g = n * groups + k / (c.k / groups);
-      wf[n * c.k + k] = in_groups ? (codes[n * c.k + k] - zero[g]) * rounded_scale[g]
-                                  : codes[n * c.k + k] * scale[n];
-    }
-  }
+  std::vector<float> wf = dequantized(codes, in_groups ? rounded_scale : scale, zero);
   std::vector<float> w_rounded = wf;
   const std::vector<T> w_expected = rounded<T>(w_rounded);
   // Few rows: the scale is applied to sums. Many: to codes, rounded.
@@ -311,21 +327,15 @@ template <class T>
 bool check_w4a8(const Case& c, Random& random) {
   const int64_t groups = random_groups(c.k, random);
   const bool asymmetric = random.below(2);
-  std::vector<int8_t> x_codes(c.m * c.k), codes(c.n * c.k);
-  for (int8_t& v : x_codes) v = static_cast<int8_t>(random.below(255) - 127);
-  for (int8_t& v : codes) v = static_cast<int8_t>(random.below(16));
-  std::vector<float> x_scale(c.m), scale(c.n * groups), zero(c.n * groups);
+  const std::vector<int8_t> x_codes = random_codes(c.m * c.k, -127, 255, random);
+  const std::vector<int8_t> codes = random_codes(c.n * c.k, 0, 16, random);
+  std::vector<float> x_scale(c.m), scale(c.n * groups), zero(c.n * groups), stored_scale;
   for (float& v : x_scale) v = (1.5f + random.uniform()) * 0.01f;
   for (float& v : scale) v = (1.5f + random.uniform()) * 0.15f / std::sqrt(c.k);
   for (float& v : zero) v = asymmetric ? static_cast<float>(random.below(17)) : 8.f;
-  std::vector<float> xf(x_codes.size()), wf(codes.size());
-  for (int64_t i = 0; i < c.m * c.k; ++i) xf[i] = x_codes[i] * x_scale[i / c.k];
-  for (int64_t n = 0; n < c.n; ++n) {
-    for (int64_t k = 0; k < c.k; ++k) {
-      const int64_t g = n * groups + k / (c.k / groups);
-      wf[n * c.k + k] = (codes[n * c.k + k] - zero[g]) * w4a8_rounded(scale[g]);
-    }
-  }
+  for (const float v : scale) stored_scale.push_back(w4a8_rounded(v));
+  const std::vector<float> xf = dequantized(x_codes, x_scale, std::vector<float>(c.m));
+  const std::vector<float> wf = dequantized(codes, stored_scale, zero);
   const int64_t group_size = packed_group_size(GemmOperands::kW4A8, c.k, groups);
   const Buffer<int8_t> x(x_codes), codes_buffer(codes);
   const Buffer<float> x_scale_buffer(x_scale), scale_buffer(scale), zero_buffer(zero);
