@@ -365,9 +365,9 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
               } else if (i % 2 == 0) {
                 quads[j] = codes[quarter / 2 * kWarp];
               }
-              if (F::kGroups && i % 2 == 0) {
+              if (F::kGroups && (i % 2 == 0 || F::kColumns == 32)) {
                 words[j] = reinterpret_cast<const uint2*>(
-                    from + F::kCodeBits * 256)[(F::kColumns == 64 ? quarter / 2 * 8 : 0) + g];
+                    from + F::kCodeBits * 256)[quarter * 32 / F::kColumns * 8 + g];
               }
             }
 #pragma unroll
@@ -397,7 +397,7 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
                 }
               }
             }
-            const bool ends = i + 1 == kQuarters || (F::kColumns == 64 && i % 2 == 1);
+            const bool ends = i + 1 == kQuarters || (i + 1) * 32 % F::kColumns == 0;
             if (F::kGroups && kTiles == 1 && ends) {
 #pragma unroll
               for (int j = 0; j < kSlabs; ++j) {

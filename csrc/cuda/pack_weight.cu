@@ -122,6 +122,7 @@ __global__ void unpack_kernel(const uint8_t* packed, const float* weight_scale, 
   const uint8_t* unit = packed + place.index * unit_bytes(kOperands, group_size);
   auto& tile = tiles[threadIdx.x / kWarp];
   const int t = threadIdx.x % kWarp;
+  const int shift = group_size == 32 ? 5 : group_size == 64 ? 6 : 7;
   const uint4* quads = reinterpret_cast<const uint4*>(unit);
   const auto put = [&](int step, const uint32_t(&a)[4]) {
 #pragma unroll
@@ -147,7 +148,7 @@ __global__ void unpack_kernel(const uint8_t* packed, const float* weight_scale, 
     for (int q = 0; q < 4; ++q) {
       const uint32_t w[4] = {quad[q].x, quad[q].y, quad[q].z, quad[q].w};
       if constexpr (kOperands != GemmOperands::kWeightInt8) {
-        const int g = group_size == 64 ? q / 2 : 0;
+        const int g = q * 32 >> shift;
         group = group_scale(reinterpret_cast<const uint2*>(unit + 2048)[g * 8 + t / 4]);
       }
 #pragma unroll
@@ -172,11 +173,10 @@ __global__ void unpack_kernel(const uint8_t* packed, const float* weight_scale, 
     const uint2* blob = reinterpret_cast<const uint2*>(unit + 1024) + t / 4;
 #pragma unroll
     for (int q = 0; q < 2; ++q) {
-      const uint2 words = blob[(group_size == 64 ? q : 0) * 8];
-      const GroupScale group = group_scale(words);
       const uint32_t w[4] = {quad[q].x, quad[q].y, quad[q].z, quad[q].w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
+        const GroupScale group = group_scale(blob[((q * 64 + j * 16) >> shift) * 8]);
         uint32_t a[4];
         operands_of_int4<T>(w[j], group.zero, a);
 #pragma unroll
@@ -214,7 +214,9 @@ __global__ void repeat_scale_kernel(const float* scale, const int64_t count, flo
 
 }  // namespace
 
-int64_t packed_unit_group_size(int64_t bytes) { return bytes % 1024 == 128 ? 64 : 128; }
+int64_t packed_unit_group_size(int64_t bytes) {
+  return bytes % 1024 == 256 ? 32 : bytes % 1024 == 128 ? 64 : 128;
+}
 
 bool packed_unit_has_groups(int64_t bytes) { return bytes % 1024 != 0; }
 
@@ -250,6 +252,7 @@ int64_t packed_group_size(GemmOperands operands, int64_t in_features, int64_t nu
   if (num_groups <= 1) return widest;
   if (in_features % num_groups != 0) return 0;
   const int64_t group = in_features / num_groups;
+  if (group == 32 && operands == GemmOperands::kWeightInt4) return 32;
   return group % 128 == 0 ? widest : group == 64 ? 64 : 0;
 }
 
@@ -265,7 +268,7 @@ Status pack_weight(const PackWeightParams& p, CUstream_st* stream) {
     return Status::error("pack_weight: " + std::to_string(p.in_features) + " columns in " +
                          std::to_string(p.num_groups) +
                          " groups cannot be packed for a GPU (allowed: groups of 64 columns, of a "
-                         "multiple of 128, or one group)");
+                         "multiple of 128, of weight_only_int4 32, or one group)");
   }
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(ceil_div(

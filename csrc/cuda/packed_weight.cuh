@@ -186,8 +186,9 @@ Status dispatch_packed(const GemmParams& p, const Run& run) {
     case O::kWeightInt8:
       return run(PackedFormat<O::kWeightInt8, 128>());
     case O::kWeightInt4:
-      return p.group_size == 64 ? run(PackedFormat<O::kWeightInt4, 64>())
-                                : run(PackedFormat<O::kWeightInt4, 128>());
+      return p.group_size == 32   ? run(PackedFormat<O::kWeightInt4, 32>())
+             : p.group_size == 64 ? run(PackedFormat<O::kWeightInt4, 64>())
+                                  : run(PackedFormat<O::kWeightInt4, 128>());
     case O::kWeightInt8Groups:
       return run(PackedFormat<O::kWeightInt8Groups, 64>());
     default:
@@ -199,8 +200,9 @@ Status dispatch_packed(const GemmParams& p, const Run& run) {
 // A lane's codes of half a unit, four steps, as they lie there: asked for ahead of their use.
 template <class T, class F>
 struct PackedCodes {
+  static constexpr int kScales = F::kColumns == 32 ? 2 : 1;
   uint4 quads[F::kCodeBits / 4];
-  uint2 scales;  // of groups
+  uint2 scales[kScales];  // of groups
 
   __device__ __forceinline__ void load(const char* unit, int half) {
     const int lane = threadIdx.x % kWarp;
@@ -208,8 +210,10 @@ struct PackedCodes {
 #pragma unroll
     for (int q = 0; q < F::kCodeBits / 4; ++q) quads[q] = from[q * kWarp + lane];
     if constexpr (F::kGroups) {
-      const int group = F::kColumns == 64 ? half : 0;
-      scales = reinterpret_cast<const uint2*>(unit + F::kCodeBits * 256)[group * 8 + lane / 4];
+      const uint2* words = reinterpret_cast<const uint2*>(unit + F::kCodeBits * 256) + lane / 4;
+      if (F::kColumns < kUnitColumns) words += half * kScales * 8;
+#pragma unroll
+      for (int g = 0; g < kScales; ++g) scales[g] = words[g * 8];
     }
   }
 
@@ -222,9 +226,9 @@ struct PackedCodes {
         operands_of_int8<T>(quads[q].z, quads[q].w, a[2 * q + 1]);
       }
       if constexpr (F::kGroups) {
-        const GroupScale group = group_scale(scales);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
+          const GroupScale group = group_scale(scales[j * kScales / 4]);
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             a[j][i] = multiply_pair<T>(subtract_pair<T>(a[j][i], group.zero[i % 2]),
@@ -233,10 +237,10 @@ struct PackedCodes {
         }
       }
     } else {
-      const GroupScale group = group_scale(scales);
       const uint32_t w[4] = {quads[0].x, quads[0].y, quads[0].z, quads[0].w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
+        const GroupScale group = group_scale(scales[j * kScales / 4]);
         operands_of_int4<T>(w[j], group.zero, a[j]);
 #pragma unroll
         for (int i = 0; i < 4; ++i) a[j][i] = multiply_pair<T>(a[j][i], group.scale[i % 2]);

@@ -82,7 +82,8 @@ std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tens
   if (in_groups &&
       (scale_view.shape[0] != rows || cuda::packed_group_size(operands, columns, groups) == 0)) {
     fail("scheme '" + scheme +
-         "' on a GPU takes groups of 64 columns, of a multiple of 128, or one group; got scales " +
+         "' on a GPU takes groups of " + (scheme == "weight_only_int4" ? "32 columns, " : "") +
+         "64 columns, of a multiple of 128, or one group; got scales " +
          shape_string(scale_view) + " for codes " + shape_string(codes_view));
   }
   if ((is_codes || scheme == "w4a8") && columns % 16 != 0) {

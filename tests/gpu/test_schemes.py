@@ -103,7 +103,7 @@ def test_products_of_codes_are_those_of_plain_paddle(
 @pytest.mark.parametrize("dtype", list(PRODUCT_DISTANCE))
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("group_size", [-1, 64, 128])
+@pytest.mark.parametrize("group_size", [-1, 32, 64, 128])
 @pytest.mark.parametrize("scheme", ["weight_only_int8", "weight_only_int4", "w4a8"])
 def test_products_of_groups_are_those_of_plain_paddle(
     gpu: devices.Device, scheme: str, group_size: int, zeros: bool, ordered: bool, dtype: str

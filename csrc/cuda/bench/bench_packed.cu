@@ -42,10 +42,10 @@ std::vector<float> dequantized(const std::vector<int8_t>& codes, const std::vect
   return values;
 }
 
-// Groups of 64 or 128 columns, or one.
-int64_t random_groups(int64_t k, Random& random) {
-  const int64_t choice = random.below(3);
-  return choice < 2 && k % (64 << choice) == 0 ? k / (64 << choice) : 1;
+// Groups of 32 (of kWeightInt4), 64 or 128 columns, or one.
+int64_t random_groups(GemmOperands operands, int64_t k, Random& random) {
+  const int64_t size = (operands == GemmOperands::kWeightInt4 ? 32 : 64) << random.below(3);
+  return size <= 128 && k % size == 0 ? k / size : 1;
 }
 
 // x of T, weight packed.
@@ -53,7 +53,7 @@ template <class T>
 bool check_packed(GemmOperands operands, const Case& c, Random& random) {
   const int bits = operands == GemmOperands::kWeightInt4 ? 4 : 8;
   const bool in_groups = operands != GemmOperands::kWeightInt8;
-  const int64_t groups = in_groups ? random_groups(c.k, random) : 1;
+  const int64_t groups = in_groups ? random_groups(operands, c.k, random) : 1;
   const bool asymmetric = in_groups && random.below(2);
   std::vector<float> xf = random.floats(c.m * c.k, 1.7f), scale(c.n * groups), zero(c.n * groups);
   for (float& v : scale) {
@@ -145,7 +145,7 @@ float w4a8_rounded(float scale) {
 // half a step of the output's last bit (2^-8 or 2^-11).
 template <class T>
 bool check_w4a8(const Case& c, Random& random) {
-  const int64_t groups = random_groups(c.k, random);
+  const int64_t groups = random_groups(GemmOperands::kW4A8, c.k, random);
   const bool asymmetric = random.below(2);
   const std::vector<int8_t> x_codes = random_codes(c.m * c.k, -127, 255, random);
   const std::vector<int8_t> codes = random_codes(c.n * c.k, 0, 16, random);

@@ -51,7 +51,7 @@ struct GemmParams {
   int64_t in_features = 0;              // K
   int64_t out_features = 0;             // N
   int64_t num_sumsq = 0;
-  int64_t group_size = 128;  // where groups of columns have scales, as packed: 64 or 128
+  int64_t group_size = 128;  // where groups of columns have scales: packed_group_size()
   // Not 0: of kFp8, scales of blocks of 128 columns (B of them) by so many rows of weight, 128 or 1:
   // x_scale is [B, gemm_block_stride(M)], weight_scale [ceil(N / scale_rows), B].
   int64_t scale_rows = 0;
@@ -99,7 +99,7 @@ struct PackWeightParams {
 namespace cuda {
 
 // Columns of a group as packed: 128, 64 (kWeightInt8Groups: always), the scales of wider ones being
-// repeated, or 0 when groups of in_features / num_groups columns cannot be packed.
+// repeated, 32 (kWeightInt4), or 0 when groups of in_features / num_groups columns cannot be packed.
 int64_t packed_group_size(GemmOperands operands, int64_t in_features, int64_t num_groups);
 // The same from the last dimension of a packed weight [tiles, units, bytes].
 int64_t packed_unit_group_size(int64_t unit_bytes);
