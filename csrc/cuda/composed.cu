@@ -99,10 +99,10 @@ struct Product {
 // Memory that a product needs beside its tensors.
 struct ProductScratch {
   GemmResources gemm;
-  void* codes = nullptr;   // [rows, widest in_features], 16 bits each: x as codes, or in act-order
-  void* ordered_codes = nullptr;  // the same, 8 bits: of x in act-order
-  float* scale = nullptr;         // [rows], or of blocks
+  void* codes = nullptr;   // [rows, widest in_features], 16 bits each
+  float* scale = nullptr;  // [rows], or of blocks
   void* matrix = nullptr;  // a weight unpacked
+  void* ordered_codes = nullptr;  // as codes, 8 bits each: of x in act-order, which `codes` has
 
   // Of products of `rows` rows, in_features up to `width` and weights up to `weight` values.
   void take(class Arena& arena, const std::string& schemes, int64_t rows, int64_t width,
