@@ -29,8 +29,7 @@
 #include "hopper.cuh"
 #include "packed_weight.cuh"
 #include "regatta/gemm.h"
-#include "wgmma_codes.cuh"
-#include "wgmma_int8.cuh"
+#include "wgmma.cuh"
 
 namespace regatta::cuda {
 namespace {
@@ -227,7 +226,7 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
-          WgmmaInt8<kTokens>::run(sum, a[half][k], b + (2 * half + k) * 2,
+          Wgmma<int8_t, kTokens>::run(sum, a[half][k], b + (2 * half + k) * 2,
                                   k > 0 || (half > 0 && !kEach));
         }
         wgmma_commit();
@@ -264,7 +263,7 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
         const uint64_t b = wgmma_descriptor(at + half * S::kTokenBytes);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; ++k) WgmmaCodes<T, kTokens>::run(acc[r], a[q % 2][k], b + k * 2);
+        for (int k = 0; k < 4; ++k) Wgmma<T, kTokens>::run(acc[r], a[q % 2][k], b + k * 2, 1);
         wgmma_commit();
         if (q + 1 < 2 * kTiles) {
           codes.load(unit + (q + 1) % kTiles * 4 * F::kUnitBytes, (q + 1) / kTiles);

@@ -22,7 +22,7 @@
 #include "hopper.cuh"
 #include "packed_weight.cuh"
 #include "regatta/gemm.h"
-#include "wgmma_codes.cuh"
+#include "wgmma.cuh"
 
 namespace regatta::cuda {
 namespace {
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             wgmma_descriptor(stages + current * S::kStageBytes + half * kTokenBytes);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; ++k) WgmmaCodes<T, kTokens>::run(acc[r], a[r][k], b + k * 2);
+        for (int k = 0; k < 4; ++k) Wgmma<T, kTokens>::run(acc[r], a[r][k], b + k * 2, 1);
         wgmma_commit();
         if (q < 3) {
           codes.load(unit_of(current) + (q + 1) % 2 * kNext * F::kUnitBytes, (q + 1) / 2);

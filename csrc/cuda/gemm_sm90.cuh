@@ -10,7 +10,7 @@
 #include "gemm_tensor_map.cuh"
 #include "hopper.cuh"
 #include "regatta/gemm.h"
-#include "wgmma_wide.cuh"
+#include "wgmma.cuh"
 
 namespace regatta::cuda {
 namespace {
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads,
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kRowBytes / kWgmmaBytes; ++k) {
-        WgmmaTile<T, kTokens>::run(acc, a + k * 2, b + k * 2,
+        Wgmma<T, kTokens>::run(acc, a + k * 2, b + k * 2,
                                    !kPromote || k > 0 || i % kPromoteEvery > 0);
       }
       wgmma_commit();

@@ -8,7 +8,7 @@
 #include "gemm_tensor_map.cuh"
 #include "hopper.cuh"
 #include "regatta/gemm.h"
-#include "wgmma_wide.cuh"
+#include "wgmma.cuh"
 
 namespace regatta::cuda {
 namespace {
@@ -368,7 +368,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < kRowBytes / kWgmmaBytes; ++k) {
-          WgmmaTile<T, kColumns>::run(acc, a + k * 2, b + k * 2, k > 0 || (i > 0 && !kBlocks));
+          Wgmma<T, kColumns>::run(acc, a + k * 2, b + k * 2, k > 0 || (i > 0 && !kBlocks));
         }
         wgmma_commit();
         wgmma_pin(acc);
