@@ -67,22 +67,22 @@ constexpr Candidate kCandidates[] = {
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_stream(p, true, s);
      }},
-    {"packed_mma", 80, 999, 1, kAny, gemm_packed_mma_refuses,
+    {"mma", 80, 999, 1, kAny, gemm_packed_mma_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_packed_mma(p, s);
      }},
-    {"packed_mma", 75, 79, 1, kAny,
+    {"mma", 75, 79, 1, kAny,
      [](const GemmParams& p) {
        return p.dtype == DType::kBFloat16 ? "bfloat16 needs sm_80" : gemm_packed_mma_refuses(p);
      },
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_packed_mma(p, s);
      }},
-    {"codes_mma", 89, 999, 1, kAny, gemm_codes_mma_refuses,
+    {"mma", 89, 999, 1, kAny, gemm_codes_mma_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_codes_mma(p, s);
      }},
-    {"codes_mma", 75, 88, 1, kAny,
+    {"mma", 75, 88, 1, kAny,
      [](const GemmParams& p) {
        return p.operands == GemmOperands::kFp8 ? "float8 needs sm_89" : gemm_codes_mma_refuses(p);
      },

@@ -58,7 +58,7 @@ const char* gemm_codes_mma_refuses(const GemmParams& p) {
 
 Status gemm_codes_mma(const GemmParams& p, const MmaTile& tile, CUstream_st* stream) {
   const char* reason = gemm_codes_mma_refuses(p);
-  const bool known = tile.tokens == kTileTokens ? tile.pairs == kTilePairs && p.num_rows > 8
+  const bool known = tile.tokens == kTileTokens ? tile.pairs == kTilePairs
                                                 : mma_tile_is_known(p, tile);
   if (reason == nullptr && !known) reason = "no kernel of this tile";
   if (reason != nullptr) return Status::error(std::string("gemm_codes_mma: ") + reason);

@@ -24,10 +24,16 @@ struct PackedWeights {
   using Sum = float;
   using Out = T;
 
+  static constexpr int kQuads = kBits / 4;  // of a lane in half a unit
+
   const uint8_t* from[2];
   uint64_t policy;
-  // Its format's group size is not used: unit_bytes says it.
-  PackedCodes<T, PackedFormat<kBits, 128>> codes[2][kHalves];
+  uint4 codes[2][kHalves][kQuads];
+  uint2 scales[2][kHalves];  // of 4 bits
+
+  static constexpr __host__ __device__ int unit_size(int group_size) {
+    return kBits * 256 + (kBits == 4 ? kMmaUnit / group_size * kUnitRows * 4 : 0);
+  }
 
   static __device__ __forceinline__ int chunk_place(int row, int chunk) {
     return row * kPitch + chunk * 16;
@@ -44,51 +50,66 @@ struct PackedWeights {
   }
 
   __device__ __forceinline__ void load(const MmaParams& p, int half, int unit) {
-    constexpr int kQuads = kBits / 4;
     const int lane = threadIdx.x % kWarp;
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       const uint8_t* at = from[s] + static_cast<int64_t>(unit) * p.unit_bytes;
 #pragma unroll
       for (int q = 0; q < kQuads; ++q) {
-        codes[s][half].quads[q] =
-            load_codes(at + ((half * kQuads + q) * kWarp + lane) * 16, policy);
+        codes[s][half][q] = load_codes(at + ((half * kQuads + q) * kWarp + lane) * 16, policy);
       }
       if constexpr (kBits == 4) {
-        const int group = p.unit_bytes == unit_bytes(4, 64) ? half : 0;
-        codes[s][half].scales =
-            __ldg(reinterpret_cast<const uint2*>(at + 1024) + group * 8 + lane / 4);
+        const int group = p.unit_bytes == unit_size(64) ? half : 0;
+        scales[s][half] =
+            __ldg(reinterpret_cast<const uint2*>(at + kBits * 256) + group * 8 + lane / 4);
       }
+    }
+  }
+
+  // The left operand of step j of a half.
+  __device__ __forceinline__ void convert(int s, int half, int j, uint32_t (&a)[4]) const {
+    const uint4 quad = codes[s][half][kBits == 8 ? j / 2 : 0];
+    if constexpr (kBits == 8) {
+      if (j % 2 == 0) {
+        operands_of_int8<T>(quad.x, quad.y, a);
+      } else {
+        operands_of_int8<T>(quad.z, quad.w, a);
+      }
+    } else {
+      const GroupScale group = group_scale(scales[s][half]);
+      const uint32_t words[4] = {quad.x, quad.y, quad.z, quad.w};
+      operands_of_int4<T>(words[j], group.zero, a);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[i] = multiply_pair<T>(a[i], group.scale[i % 2]);
     }
   }
 
   __device__ __forceinline__ void multiply(const MmaParams&, int half, int, int, const char* x,
                                            float (&acc)[2][kTokens / 8][4]) {
-    uint32_t a[2][4][4];
-#pragma unroll
-    for (int s = 0; s < 2; ++s) codes[s][half].convert(a[s]);
     const int tile = threadIdx.x % kWarp / 8, row = threadIdx.x % 8;
-    uint32_t b[4];
+    uint32_t a[2][4], b[4];
     if constexpr (kTokens == 8) {
 #pragma unroll
-      for (int j = 0; j < 4; j += 2) {
-        ldmatrix4(b, x + row * kPitch + j * 32 + tile * 16);
+      for (int j = 0; j < 4; ++j) {
+        if (j % 2 == 0) ldmatrix4(b, x + row * kPitch + j * 32 + tile * 16);
 #pragma unroll
         for (int s = 0; s < 2; ++s) {
-          mma_m16n8k16<T>(acc[s][0], a[s][j], b[0], b[1]);
-          mma_m16n8k16<T>(acc[s][0], a[s][j + 1], b[2], b[3]);
+          convert(s, half, j, a[s]);
+          mma_m16n8k16<T>(acc[s][0], a[s], b[j % 2 * 2], b[j % 2 * 2 + 1]);
         }
       }
     } else {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
 #pragma unroll
+        for (int s = 0; s < 2; ++s) convert(s, half, j, a[s]);
+#pragma unroll
         for (int n = 0; n < kTokens / 8; n += 2) {
           ldmatrix4(b, x + (n * 8 + tile / 2 * 8 + row) * kPitch + j * 32 + tile % 2 * 16);
 #pragma unroll
           for (int s = 0; s < 2; ++s) {
-            mma_m16n8k16<T>(acc[s][n], a[s][j], b[0], b[1]);
-            mma_m16n8k16<T>(acc[s][n + 1], a[s][j], b[2], b[3]);
+            mma_m16n8k16<T>(acc[s][n], a[s], b[0], b[1]);
+            mma_m16n8k16<T>(acc[s][n + 1], a[s], b[2], b[3]);
           }
         }
       }
@@ -99,7 +120,7 @@ struct PackedWeights {
 template <class T, int kBits>
 Status run(const GemmParams& p, const MmaTile& tile, cudaStream_t stream) {
   MmaParams m = make_mma_params(p, tile, 2);
-  m.unit_bytes = unit_bytes(kBits, static_cast<int>(p.group_size));
+  m.unit_bytes = PackedWeights<T, kBits, 8>::unit_size(static_cast<int>(p.group_size));
   m.num_slabs = static_cast<int>(packed_tiles(p.out_features));
   constexpr char kName[] = "gemm_packed_mma";
   switch (tile.tokens) {
@@ -115,6 +136,9 @@ Status run(const GemmParams& p, const MmaTile& tile, cudaStream_t stream) {
 }  // namespace
 
 const char* gemm_packed_mma_refuses(const GemmParams& p) {
+  if (p.operands != GemmOperands::kWeightInt8 && p.operands != GemmOperands::kWeightInt4) {
+    return "the weight must be packed, of weight_only_int8 or weight_only_int4";
+  }
   if (p.gated && p.out_features % (2 * kUnitRows) != 0) {
     return "out_features must be a multiple of 32 when gated";
   }

@@ -136,7 +136,7 @@ void destroy_blas(void* blas);
 int64_t gemm_scratch_bytes(const GemmParams& params);
 
 // Runs the first candidate that accepts: gemv, stream_codes, sm90, packed, tiles, stream, blas,
-// packed_mma, codes_mma, generic (gemm.cu). `force`: name of the only candidate to consider, or null.
+// mma, generic (gemm.cu). `force`: name of the only candidate to consider, or null.
 Status gemm(const GemmParams& params, const GemmResources& resources, const char* force,
             CUstream_st* stream);
 
