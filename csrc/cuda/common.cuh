@@ -22,6 +22,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -42,6 +43,16 @@ inline Status cuda_status(cudaError_t error, const char* what) {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+// The candidate that REGATTA_KERNEL names for an operator ("paged_attention=sm80,..."), or "".
+inline std::string forced_candidate(const char* operator_name) {
+  const char* text = std::getenv("REGATTA_KERNEL");
+  const std::string all = text != nullptr ? text : "", key = std::string(operator_name) + "=";
+  const size_t at = all.find(key);
+  if (at == std::string::npos) return {};
+  const size_t begin = at + key.size();
+  return all.substr(begin, all.find(',', begin) - begin);
+}
 
 struct LaunchConfig {
   dim3 grid{1, 1, 1};

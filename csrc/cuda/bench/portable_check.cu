@@ -26,11 +26,16 @@ float value_of_e4m3(uint8_t code) {
 
 // Tiles of gemm_mma.cuh, at random.
 MmaTile random_tile(Kind kind, int64_t rows, Random& random) {
-  const int tokens = 8 << random.below(4);
-  if (tokens == 64 || tokens == 16) return {64, 4};
-  if (tokens == 128 && kind >= kCodesInt8) return {128, 4};
-  if (random.below(2)) return {32, 2 << random.below(2)};
-  return {8, (rows <= 8 ? 1 : 2) << random.below(2)};
+  switch (random.below(4)) {
+    case 0:
+      return {kind < kCodesInt8 ? 64 : 128, 4};
+    case 1:
+      return {64, 4};
+    case 2:
+      return {32, 2 << random.below(2)};
+    default:
+      return {8, (rows <= 8 ? 1 : 2) << random.below(2)};
+  }
 }
 
 Runner runner_of(Kind kind, const MmaTile& tile, bool chosen) {
@@ -116,13 +121,13 @@ bool check_codes(Kind kind, const Case& c, const Runner& runner, const std::stri
   const int64_t num_blocks = ceil_div(c.k, kScaleBlock), stride = gemm_block_stride(c.m);
   const int64_t scale_rows = !blocks ? 0 : random.below(3) == 0 ? 1 : kScaleBlock;
   const int64_t weight_rows = blocks ? ceil_div(c.n, scale_rows) : c.n;
-  const float size = fp8 ? 1e-2f : 1e-2f;
+  constexpr float kSize = 1e-2f;
   // Scales of rows behind the last one stay NaN.
   std::vector<float> x_scale(blocks ? num_blocks * stride : c.m, NAN);
-  std::vector<float> weight_scale = random.floats(weight_rows * (blocks ? num_blocks : 1), size);
+  std::vector<float> weight_scale = random.floats(weight_rows * (blocks ? num_blocks : 1), kSize);
   for (int64_t m = 0; m < c.m; ++m) {
     for (int64_t b = 0; b < (blocks ? num_blocks : 1); ++b) {
-      x_scale[blocks ? b * stride + m : m] = size * (1.5f + random.uniform());
+      x_scale[blocks ? b * stride + m : m] = kSize * (1.5f + random.uniform());
     }
     for (int64_t k = 0; k < c.k; ++k) {
       xf[m * c.k + k] *= x_scale[blocks ? k / kScaleBlock * stride + m : m];
@@ -288,5 +293,6 @@ int main(int argc, char** argv) {
   setvbuf(stdout, nullptr, _IOLBF, 4096);
   if (mode == "time") return time_all();
   // Two numbers leave out cases: most rows, and most values of weight.
-  return check_all(argc > 2 ? std::atoll(argv[2]) : 1 << 20, argc > 3 ? std::atoll(argv[3]) : 1 << 30) != 0;
+  return check_all(argc > 2 ? std::atoll(argv[2]) : INT64_MAX,
+                   argc > 3 ? std::atoll(argv[3]) : INT64_MAX) != 0;
 }
