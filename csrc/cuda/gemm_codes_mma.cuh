@@ -42,6 +42,13 @@ __device__ __forceinline__ void mma_codes(float (&d)[4], const uint32_t (&a)[4],
 #endif
 }
 
+// Hopper lacks that instruction: the compiler makes halves, in twice the registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 100 == 9
+constexpr bool kAsHalves = true;
+#else
+constexpr bool kAsHalves = false;
+#endif
+
 // Scales of the rows r and r + 8 of 16 rows of weight in one block of columns; 1 without blocks.
 struct RowPair {
   float low, high;
@@ -75,6 +82,7 @@ __device__ __forceinline__ void promote(float (&acc)[4], float (&part)[4], RowPa
 template <bool kFp8, int kNumTokens>
 struct CodeWeights {
   static constexpr int kTokens = kNumTokens;
+  static constexpr int kBlocks = kTokens == 64 || (kFp8 && kTokens == 32 && kAsHalves) ? 1 : 2;
   static constexpr int kHalves = 1;  // of 128 columns
   static constexpr int kPitch = kMmaStepBytes;
   using Sum = std::conditional_t<kFp8, float, int>;

@@ -147,7 +147,8 @@ __device__ __forceinline__ void finish_any(const MmaParams& p, Args... args) {
 
 // Weights: one warp's operands, see PackedWeights (gemm_packed_mma.cu) and CodeWeights
 // (gemm_codes_mma.cu).
-//   kTokens; kHalves: steps of x in a unit; kPitch: bytes of a row of x in the ring
+//   kTokens; kBlocks: per multiprocessor; kHalves: steps of x in a unit; kPitch: bytes of a row of x
+//   in the ring
 //   Sum: of the accumulators; Out: see finish_any()
 //   chunk_place(row, chunk): where 16 bytes of x lie in a step
 //   place(p, pair): before all else; load(p, half, unit): asks for codes
@@ -159,7 +160,6 @@ struct MmaShape {
   static constexpr int kStageBytes = kTokens * Weights::kPitch;
   static constexpr int kHeadBytes = kTokens * 4;  // row scales
   static constexpr int kSumTokens = kTokens < kMmaSumTokens ? kTokens : kMmaSumTokens;
-  static constexpr int kBlocks = kTokens == 64 ? 1 : 2;  // per multiprocessor
   static int shared_bytes(int pairs) {
     const int splits = kMmaWarps / pairs;
     return kHeadBytes + std::max(splits * kStages * kStageBytes,
@@ -168,7 +168,7 @@ struct MmaShape {
 };
 
 template <class Weights>
-__global__ void __launch_bounds__(kMmaThreads, MmaShape<Weights>::kBlocks)
+__global__ void __launch_bounds__(kMmaThreads, Weights::kBlocks)
     mma_kernel(const __grid_constant__ MmaParams p) {
   using S = MmaShape<Weights>;
   constexpr int kTokens = S::kTokens, kHalves = Weights::kHalves;

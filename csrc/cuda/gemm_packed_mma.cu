@@ -19,6 +19,7 @@ namespace {
 template <class T, int kBits, int kNumTokens>
 struct PackedWeights {
   static constexpr int kTokens = kNumTokens;
+  static constexpr int kBlocks = kTokens == 64 ? 1 : 2;
   static constexpr int kHalves = 2;  // of 64 columns
   static constexpr int kPitch = kMmaStepBytes + 16;
   using Sum = float;
