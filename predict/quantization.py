@@ -87,6 +87,8 @@ class Support:
 # Quantized weights have kernels of Hopper's own (csrc/cuda/gemm*_sm90.cu) and kernels for every GPU
 # from sm_75 on (csrc/cuda/gemm_mma.cuh). These have run on Hopper alone: False keeps to it.
 EVERY_GPU = False
+HOPPER = (9, 0)  # compute capability
+FIRST_BFLOAT16 = (8, 0)
 
 
 def support_table(every_gpu: bool) -> dict[str, Support]:
@@ -95,7 +97,7 @@ def support_table(every_gpu: bool) -> dict[str, Support]:
     def quantized(since: tuple[int, int], instead: str, cpu: bool = True) -> Support:
         if every_gpu:
             return Support(cpu=cpu, gpu=since, instead=instead)
-        return Support(cpu=cpu, gpu=(9, 0), gpu_last=(9, 0), instead=instead)
+        return Support(cpu=cpu, gpu=HOPPER, gpu_last=HOPPER, instead=instead)
 
     dense = "an unquantized model"
     int8 = "--quant_type a8w8 (int8)"
@@ -120,14 +122,25 @@ def support_table(every_gpu: bool) -> dict[str, Support]:
 # unpack a cache format is a column of predict.kv_formats.FORMATS.
 SUPPORT = support_table(EVERY_GPU)
 
+
+def gpu_kernels(capability: tuple[int, int]) -> dict[str, str]:
+    """The quant_types that a GPU runs, and the kernels that do: sm90, Hopper's own, or mma."""
+    kernels = "sm90" if capability == HOPPER else "mma"
+    return {
+        scheme: kernels
+        for scheme, row in SUPPORT.items()
+        if scheme != "dense"
+        and row.gpu is not None
+        and row.gpu <= capability <= (row.gpu_last or capability)
+    }
+
+
 # Input features per scale that CUDA kernels read, -1 all of them; the CPU's take every size.
 GPU_GROUP_SIZES: dict[str, tuple[int, ...]] = {
     "weight_only_int8": (-1,),
     "weight_only_int4": (-1, 64, 128),
     "a8w8_fp8": (-1, 128),
 }
-
-FIRST_BFLOAT16 = (8, 0)  # compute capability
 
 # Input features of a linear of 8-bit activations, on a GPU: the kernels read 16 codes at a time.
 GPU_CODES_MULTIPLE = 16

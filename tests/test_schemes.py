@@ -18,6 +18,7 @@ from predict.quantization import (
     SUPPORT,
     QuantType,
     check_support,
+    gpu_kernels,
     parse_quant_type,
     support_table,
 )
@@ -331,11 +332,14 @@ def test_kernels_for_every_gpu_open_the_older_ones(
 ) -> None:
     with pytest.raises(UserError, match=r"needs a GPU of sm_90, and this one is sm_86"):
         check_support(scheme, "gpu", True, "bfloat16", (8, 6))
+    assert gpu_kernels((9, 0))[scheme] == "sm90"
+    assert not gpu_kernels((8, 6))
     for name, row in support_table(every_gpu=True).items():
         monkeypatch.setitem(SUPPORT, name, row)
     check_support(scheme, "gpu", True, "float16", (7, 5))
     check_support(scheme, "gpu", True, "bfloat16", (12, 0))
     check_support("a8w8_fp8", "gpu", True, "bfloat16", (8, 9), 128)
+    assert gpu_kernels((8, 9))["a8w8_fp8"] == gpu_kernels((8, 6))[scheme] == "mma"
     with pytest.raises(UserError, match=r"needs a GPU of sm_89 or later, .*sm_86; use .*a8w8 \("):
         check_support("a8w8_fp8", "gpu", True, "bfloat16", (8, 6))
     with pytest.raises(UserError, match=r"sm_75, which has no bfloat16; set --dtype float16"):
