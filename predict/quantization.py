@@ -85,14 +85,15 @@ class Support:
 
 
 # Quantized weights have kernels of Hopper's own (csrc/cuda/gemm*_sm90.cu) and kernels for every GPU
-# from sm_75 on (csrc/cuda/gemm_mma.cuh). These have run on Hopper alone: False keeps to it.
+# from sm_75 on (csrc/cuda/gemm_mma.cuh). These have not run on such GPUs yet: False refuses them.
 EVERY_GPU = False
-HOPPER = (9, 0)  # compute capability
+FIRST_GPU = (7, 5) if EVERY_GPU else (8, 0)  # compute capability
 FIRST_BFLOAT16 = (8, 0)
+HOPPER = (9, 0)
 
 
 def support_table(every_gpu: bool) -> dict[str, Support]:
-    """Where each scheme runs. every_gpu: with the kernels that no other GPU than Hopper has run."""
+    """Where each scheme runs. every_gpu: with the kernels for GPUs beside Hopper."""
 
     def quantized(since: tuple[int, int], instead: str, cpu: bool = True) -> Support:
         if every_gpu:
@@ -106,7 +107,7 @@ def support_table(every_gpu: bool) -> dict[str, Support]:
     return {
         "dense": Support(
             cpu=True,
-            gpu=(7, 5) if every_gpu else (8, 0),
+            gpu=FIRST_GPU,
             gpu_dtypes=("float32", "bfloat16", "float16"),
         ),
         "weight_only_int8": quantized((7, 5), dense),

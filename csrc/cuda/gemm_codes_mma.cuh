@@ -42,8 +42,8 @@ __device__ __forceinline__ void mma_codes(float (&d)[4], const uint32_t (&a)[4],
 #endif
 }
 
-// Hopper lacks that instruction: the compiler makes halves, in twice the registers.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 100 == 9
+// Ada has that instruction; for Hopper the compiler makes halves, in twice the registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 constexpr bool kAsHalves = true;
 #else
 constexpr bool kAsHalves = false;
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kMmaThreads, kFp8 ? 1 : 2)
     if (step + kTileStages - 1 < num_steps) copy(step + kTileStages - 1);
     cp_async_commit();
     const char* at = ring + step % kTileStages * 2 * kSideBytes;
-#pragma unroll
+#pragma unroll (kFp8 && kAsHalves ? 1 : kTileColumns / 32)
     for (int k = 0; k < kTileColumns / 32; ++k) {
       uint32_t a[4][4], b[2][4];
 #pragma unroll
