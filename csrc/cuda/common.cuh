@@ -22,6 +22,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -34,6 +35,16 @@ namespace regatta::cuda {
 constexpr int kWarp = 32;
 
 // ---------------------------------------------------------------------------------------- host
+
+// The candidate that REGATTA_KERNEL names for an operator ("paged_attention=sm80,..."), or "".
+inline std::string forced_candidate(const char* operator_name) {
+  const char* text = std::getenv("REGATTA_KERNEL");
+  const std::string all = text != nullptr ? text : "", key = std::string(operator_name) + "=";
+  const size_t at = all.find(key);
+  if (at == std::string::npos) return {};
+  const size_t begin = at + key.size();
+  return all.substr(begin, all.find(',', begin) - begin);
+}
 
 struct LaunchConfig {
   dim3 grid{1, 1, 1};

@@ -77,6 +77,28 @@ constexpr Candidate kCandidates[] = {
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_stream(p, true, s);
      }},
+    {"mma", 80, 999, 1, kAny, gemm_packed_mma_refuses,
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
+       return gemm_packed_mma(p, s);
+     }},
+    {"mma", 75, 79, 1, kAny,
+     [](const GemmParams& p) {
+       return p.dtype == DType::kBFloat16 ? "bfloat16 needs sm_80" : gemm_packed_mma_refuses(p);
+     },
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
+       return gemm_packed_mma(p, s);
+     }},
+    {"mma", 89, 999, 1, kAny, gemm_codes_mma_refuses,
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
+       return gemm_codes_mma(p, s);
+     }},
+    {"mma", 75, 88, 1, kAny,
+     [](const GemmParams& p) {
+       return p.operands == GemmOperands::kFp8 ? "float8 needs sm_89" : gemm_codes_mma_refuses(p);
+     },
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
+       return gemm_codes_mma(p, s);
+     }},
     {"generic", 75, 999, 1, kAny, gemm_generic_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_generic(p, s); }},
 };
@@ -89,11 +111,19 @@ int compute_capability() {  // * 10
   return major * 10 + minor;
 }
 
+// What REGATTA_KERNEL forces ("linear=mma"), of quantized weights alone: dense ones are beside them
+// in a model, and no kernel takes both.
+std::string forced_quantized() { return forced_candidate("linear"); }
+
 }  // namespace
 
 Status gemm(const GemmParams& p, const GemmResources& resources, const char* force,
             CUstream_st* stream) {
   if (p.num_rows == 0) return {};
+  const std::string forced = forced_quantized();
+  if (force == nullptr && !forced.empty() && p.operands != GemmOperands::kDense) {
+    force = forced.c_str();
+  }
   const int arch = compute_capability();
   std::string reasons;
   for (const Candidate& c : kCandidates) {
@@ -133,7 +163,8 @@ Status gemm_quantized(const GemmParams& params, const QuantizeRowsParams& q,
   GemmParams p = params;
   p.x = q.codes;
   p.x_scale = q.scale;
-  if (compute_capability() == 90 && gemm_stream_codes_quantizes(p, q)) {
+  if (compute_capability() == 90 && forced_quantized().empty() &&
+      gemm_stream_codes_quantizes(p, q)) {
     return gemm_stream_codes(p, &q, stream);
   }
   const Status status = quantize_rows(q, stream);

@@ -150,7 +150,7 @@ void destroy_blas(void* blas);
 int64_t gemm_scratch_bytes(const GemmParams& params);
 
 // Runs the first candidate that accepts: gemv, stream_codes, sm90, packed, blas_codes, tiles,
-// stream, blas, generic (gemm.cu). `force`: name of the only candidate to consider, or null.
+// stream, blas, mma, generic (gemm.cu). `force`: name of the only candidate to consider, or null.
 Status gemm(const GemmParams& params, const GemmResources& resources, const char* force,
             CUstream_st* stream);
 
@@ -224,6 +224,18 @@ Status gemm_tiles_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_tiles_sm90(const GemmParams& params, int columns, CUstream_st* stream);
 Status gemm_tiles_sm90_codes(const GemmParams& params, int columns, CUstream_st* stream);
 Status gemm_tiles_sm90_blocks(const GemmParams& params, CUstream_st* stream);
+// Launches of the kernels for every architecture (gemm_mma.cuh).
+struct MmaTile {
+  int tokens = 8;  // rows of x per block: 8, 32, 64; of codes also 128
+  int pairs = 1;   // of 16 rows of weight side by side: 1, 2, 4; eight warps share them and k
+};
+const char* gemm_packed_mma_refuses(const GemmParams& params);
+Status gemm_packed_mma(const GemmParams& params, CUstream_st* stream);
+Status gemm_packed_mma(const GemmParams& params, const MmaTile& tile, CUstream_st* stream);
+const char* gemm_codes_mma_refuses(const GemmParams& params);
+Status gemm_codes_mma(const GemmParams& params, CUstream_st* stream);
+Status gemm_codes_mma(const GemmParams& params, const MmaTile& tile, CUstream_st* stream);
+Status gemm_codes_mma_fp8(const GemmParams& params, const MmaTile& tile, CUstream_st* stream);
 const char* gemm_generic_refuses(const GemmParams& params);
 Status gemm_generic(const GemmParams& params, CUstream_st* stream);
 const char* gemm_blas_refuses(const GemmParams& params);
