@@ -245,15 +245,11 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
         p.next->scheme != p.scheme || p.next->num_weights != p.num_weights) {
       return gemm_quantized(g, q, scratch.gemm, launch_on.stream);
     }
-    status = quantize_rows(q, launch_on.stream);
-    if (!status.ok()) return status;
-    g.x = q.codes;
-    g.x_scale = q.scale;
     QuantizeRowsParams next = quantization(*p.next, scratch, dtype, g.operands);
     next.codes = scratch.next_codes;
     next.scale = scratch.next_scale;
     bool coded = false;
-    status = gemm_to_codes(g, next, scratch.gemm, &coded, launch_on.stream);
+    status = gemm_to_codes(g, q, next, scratch.gemm, &coded, launch_on.stream);
     if (coded) p.next->coded = next;
     return status;
   }

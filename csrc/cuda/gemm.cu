@@ -150,8 +150,14 @@ Status gemm(const GemmParams& p, const GemmResources& resources, const char* for
                        reasons + ")");
 }
 
-Status gemm_to_codes(const GemmParams& p, const QuantizeRowsParams& next,
-                     const GemmResources& resources, bool* coded, CUstream_st* stream) {
+Status gemm_to_codes(const GemmParams& params, const QuantizeRowsParams& q,
+                     const QuantizeRowsParams& next, const GemmResources& resources, bool* coded,
+                     CUstream_st* stream) {
+  GemmParams p = params;
+  p.x = q.codes;
+  p.x_scale = q.scale;
+  const Status status = quantize_rows(q, stream);
+  if (!status.ok()) return status;
   *coded = p.num_rows >= kRowsBlasCodes && compute_capability() == 90 &&
            gemm_blas_unfolded_faster(p, next, resources, stream) &&
            gemm_blas_unfolded(p, next, resources, stream).ok();

@@ -570,10 +570,31 @@ int check_rows() {
          check_gated_rows<__nv_bfloat16>(random) + check_gated_rows<__half>(random);
 }
 
+// Blocks of gemm_tiles_sm90() that make several tiles, one after another.
+int check_many_tiles(Random& random) {
+  int cases = 0, bad = 0;
+  for (const int columns : {128, 192, 256}) {
+    for (const bool gated : {false, true}) {
+      Case c = {4153, 3072, 144};
+      c.gated = gated;
+      c.bias = columns != 192;
+      c.residual = !gated;
+      const Runner tiles = [&](const GemmParams& p) {
+        return gemm_tiles_sm90(p, columns, nullptr);
+      };
+      bad += !check_codes<__nv_bfloat16>(GemmOperands::kFp8, c, random, tiles);
+      ++cases;
+    }
+  }
+  printf("fp8, several tiles a block: %d cases, %d failures\n", cases, bad);
+  return bad;
+}
+
 int check_all() {
   Random random(11);
   int failures = check_quantize<__nv_bfloat16>(random) + check_quantize<__half>(random);
   failures += check_quantized<__nv_bfloat16>(random) + check_quantized<__half>(random);
+  failures += check_many_tiles(random);
   for (const GemmOperands operands : {GemmOperands::kFp8, GemmOperands::kInt8}) {
     int cases = 0, bad = 0;
     for (const int64_t m : kRows) {

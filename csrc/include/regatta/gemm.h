@@ -175,11 +175,12 @@ Status quantize_rows(const QuantizeRowsParams& params, QuantizeWay way, CUstream
 Status gemm_quantized(const GemmParams& params, const QuantizeRowsParams& q,
                       const GemmResources& resources, CUstream_st* stream);
 
-// gemm() of a gated product whose output is read as codes alone: those that `next` makes of it,
-// where *coded becomes true; else `out` is what gemm() leaves. next.x is out; next.codes and
-// next.scale are not what x and x_scale of `params` point to.
-Status gemm_to_codes(const GemmParams& params, const QuantizeRowsParams& next,
-                     const GemmResources& resources, bool* coded, CUstream_st* stream);
+// gemm_quantized() of a gated product whose output is read as codes alone: those that `next` makes of
+// it, where *coded becomes true; else `out` is what gemm() leaves. next.x is out; next.codes and
+// next.scale are not q's.
+Status gemm_to_codes(const GemmParams& params, const QuantizeRowsParams& q,
+                     const QuantizeRowsParams& next, const GemmResources& resources, bool* coded,
+                     CUstream_st* stream);
 
 // Each kernel: why it cannot do `params`, or null (does not look at the device); and the launch.
 const char* gemm_stream_refuses(const GemmParams& params);
