@@ -65,7 +65,7 @@ from predict.prompts import with_token_ids
 from predict.quantization import check_support
 from predict.request import RequestOutput, SamplingParams
 from predict.samples import Samples, StreamOutput
-from predict.speculative import DraftNetwork, Proposer, SpeculativeConfig, proposer_of
+from predict.speculative import DraftNetwork, Follower, Proposer, SpeculativeConfig, proposer_of
 from predict.speculative.policy import Costs, DraftPolicy
 from predict.speculative.window import WindowVerifier
 from predict.tokenizer import Tokenizer
@@ -410,6 +410,7 @@ class LLM:
                 block_size=config.block_size,
                 num_blocks=num_blocks,
                 token_budget=config.token_budget,
+                follower=cast(Follower, draft_runner) if self.device is not None else None,
             )
         proposer = proposer_of(
             SpeculativeConfig(
