@@ -350,7 +350,10 @@ class GpuRunner:
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """See Runner."""
-        wanted = Wanted((), [GREEDY] * len(inputs.logit_indices), None)
+        num_rows = len(inputs.logit_indices)
+        # Of more rows than there is room for tokens none is drawn.
+        choices = [GREEDY] * (num_rows if num_rows <= self._max_rows else 0)
+        wanted = Wanted((), choices, None)
         logits = self._run(inputs, wanted, keeps_logits=True)
         assert logits is not None
         return logits
