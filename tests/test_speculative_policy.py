@@ -62,6 +62,9 @@ def lengths(policy: DraftPolicy, requests: list[Request]) -> list[int]:
 
 def test_drafts_get_shorter_as_they_fail_and_longer_as_they_succeed() -> None:
     policy, one = made(8, 64, CPU, looks_up=False), request()
+    assert 1 < lengths(policy, [one])[0] < 8  # nothing is known
+    for _ in range(5):
+        policy.record(one, 4, 4)
     assert lengths(policy, [one]) == [8]
     found = []
     for _ in range(12):
@@ -69,7 +72,7 @@ def test_drafts_get_shorter_as_they_fail_and_longer_as_they_succeed() -> None:
         found += lengths(policy, [one])
     assert found == sorted(found, reverse=True)
     assert found[0] >= 3
-    assert found[-1] == 1
+    assert found[-1] <= 2
     for _ in range(5):
         policy.record(one, 4, 4)
     assert lengths(policy, [one]) == [8]
@@ -77,13 +80,15 @@ def test_drafts_get_shorter_as_they_fail_and_longer_as_they_succeed() -> None:
 
 def test_drafts_get_shorter_in_batches_and_where_drafting_costs() -> None:
     policy = made(15, 64, CPU, looks_up=False)
+    costly = made(15, 64, Costs(row=0.04, draft=0.2), looks_up=False)
     some = [request(number) for number in range(40)]
+    for each in (policy, costly):
+        each.record(some[-1], 8, 6)
     alone = lengths(policy, some[:1])[0]
     among_four = lengths(policy, some[:4])
     assert alone > among_four[0] > 1
     assert len(set(among_four)) == 1
     assert 0 < sum(lengths(policy, some)) <= 64
-    costly = made(15, 64, Costs(row=0.04, draft=0.2), looks_up=False)
     assert 1 < lengths(costly, some[:1])[0] < alone
 
 
@@ -106,11 +111,12 @@ def test_there_are_no_drafts_before_a_step_without_them_was_timed() -> None:
         policy.stepped(1, [], 0, False, None)  # with a prompt in it
         assert lengths(policy, [one]) == [0], count
         policy.stepped(1, [], 0, False, 0.004)
-    assert lengths(policy, [one]) == [8]
+    assert lengths(policy, [one]) != [0]
 
 
 def test_drafts_end_with_their_request() -> None:
     policy, one = made(8, 64, CPU, looks_up=False), request()
+    policy.record(one, 8, 8)
     one.max_num_tokens = one.num_tokens + 4
     assert lengths(policy, [one]) == [3]
     one.max_num_tokens = one.num_tokens + 1
@@ -320,4 +326,4 @@ def test_few_long_steps_are_excused() -> None:
     assert policy.balance >= before
     policy.stepped(1, [1], 1, False, 0.5)
     policy.stepped(1, [1], 1, False, 0.5)
-    assert policy.balance < -50
+    assert policy.balance == -MOST_BALANCE

@@ -126,9 +126,12 @@ class Engine:
         assert self.proposer is not None
         assert self.policy is not None
         batch = step.batch
-        lengths = [len(span.draft_token_ids) for span in batch.spans if span.draft_token_ids]
         timed = seconds if batch.num_tokens == len(step.rows) else None
-        self.policy.stepped(batch.num_samples, lengths, num_accepted, step.waited, timed)
+        if step.decides or step.waited:
+            lengths = [len(span.draft_token_ids) for span in batch.spans if span.draft_token_ids]
+            self.policy.stepped(batch.num_samples, lengths, num_accepted, step.waited, timed)
+        else:
+            self.policy.stepped(batch.num_samples, (), 0, False, timed)
         if not self.proposer.looks_up:
             return
         wanting = [
@@ -136,6 +139,8 @@ class Engine:
             for span in batch.spans
             if span.request.status is RequestStatus.RUNNING and self.policy.follow(span.request)
         ]
+        if not wanting:
+            return
         guesses = self.proposer.propose(wanting, [self.policy.max_length] * len(wanting))
         for request, guess in zip(wanting, guesses, strict=True):
             self.policy.guessed(request, guess)

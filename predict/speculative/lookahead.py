@@ -12,37 +12,46 @@ from collections.abc import Sequence
 
 from predict.request import Request
 from predict.speculative import ProposeBehind, SpeculativeConfig
-from predict.speculative.inference_with_reference import MOST_AT_ONCE, ngrams
+from predict.speculative.inference_with_reference import MOST_AT_ONCE, TOKEN_BITS, key_masks
 
 POOL_SIZE = 1 << 18  # contexts kept, the half that was added last for certain: some 50 MB
 CONTEXT = 3  # tokens of the longest context, at least
 
 
 class NgramPool:
-    """The token that last followed each context of up to `max_context` tokens."""
+    """The token that last followed each context of up to `max_context` tokens, longest first.
+
+    Keys are those of NgramIndex.
+    """
 
     def __init__(self, max_context: int):
         self.max_context = max_context
-        self._next: dict[tuple[int, ...], int] = {}
-        self._older: dict[tuple[int, ...], int] = {}
+        self._masks = key_masks(max_context)[::-1]
+        self._newer: list[dict[int, int]] = [{} for _ in self._masks]
+        self._older: list[dict[int, int]] = [{} for _ in self._masks]
+        self._parts = list(zip(self._masks, self._newer, self._older, strict=True))
 
     def add(self, token_ids: Sequence[int], first: int, end: int) -> None:
         """Takes in what follows what, for the tokens from index `first` to before `end`."""
-        for size in range(1, self.max_context + 1):
-            for context, place in ngrams(token_ids, size, first, end):
-                self._next[context] = token_ids[place]
-        if len(self._next) > POOL_SIZE // 2:
-            self._next, self._older = {}, self._next
+        first = max(first, 1)
+        key, mask = self._key(token_ids, first - 1), self._masks[0]
+        for place in range(first, end):
+            key = (key << TOKEN_BITS | token_ids[place - 1]) & mask
+            token = token_ids[place]
+            for part, newer, _ in self._parts:
+                newer[key & part] = token
+        if len(self._newer[0]) > POOL_SIZE // (2 * self.max_context):
+            self._newer, self._older = [{} for _ in self._masks], self._newer
+            self._parts = list(zip(self._masks, self._newer, self._older, strict=True))
 
     def follow(self, token_ids: Sequence[int], end: int, limit: int) -> list[int]:
         """Up to `limit` tokens behind the first `end`, each what followed the ones before it."""
-        newest, older = self._next, self._older
-        recent = list(token_ids[max(end - self.max_context, 0) : end])
+        key, mask = self._key(token_ids, end), self._masks[0]
         found: list[int] = []
         while len(found) < limit:
-            for size in range(len(recent)):
-                context = tuple(recent[size:])
-                token = newest.get(context)
+            for part, newer, older in self._parts:
+                context = key & part
+                token = newer.get(context)
                 if token is None:
                     token = older.get(context)
                 if token is not None:
@@ -50,9 +59,15 @@ class NgramPool:
             else:
                 break
             found.append(token)
-            recent.append(token)
-            del recent[: -self.max_context]
+            key = (key << TOKEN_BITS | token) & mask
         return found
+
+    def _key(self, token_ids: Sequence[int], end: int) -> int:
+        """Of the tokens before `end`; before the text there are some that no text has."""
+        key = self._masks[0]
+        for token in token_ids[max(end - self.max_context, 0) : end]:
+            key = (key << TOKEN_BITS | token) & self._masks[0]
+        return key
 
 
 class LookaheadProposer:

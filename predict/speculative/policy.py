@@ -11,18 +11,22 @@ from typing import NamedTuple
 from predict.request import Request
 
 DECAY = 0.85  # of a guess's weight in a request's acceptance, per guess
-DECAY_OF_ALL = 0.95  # likewise in the acceptance of all requests
-FIRST_RIGHT, FIRST_WRONG = 2.0, 0.5  # guesses that an engine is taken to have had
+DECAY_OF_ALL = 0.9  # likewise in the acceptance of all requests
+FIRST_RIGHT, FIRST_WRONG = 1.0, 1.0  # guesses that an engine is taken to have had
 PRIOR_WEIGHT = 2.5  # guesses that all requests' acceptance counts as for one of them
 FOUND_DECAY = 0.7  # of the chance that a look-up finds something, per look-up
+MANY_VAIN = 4  # look-ups in a row that brought nothing
+REST = 3  # steps without one after that
 LEAST_CHANCE = 0.05  # of drafts to wait for
 LEAST_SPEED_UP = 1.02
 # What drafts may lose: a share of all steps, and so many at the start or after they paid.
-ALLOWANCE = 0.005
+ALLOWANCE = 0.0075
 FIRST_BALANCE, MOST_BALANCE = 2.0, 6.0
 MOST_ON_TRIAL = 8  # requests
+FEW_MISSING = 32  # tokens that a draft model catches up with by the way
+FEW_OUTCOMES = 8  # of drafts: acceptance is a guess
 INVESTED = 64  # steps over which what a draft model missed is paid for
-NUM_TIMES, FEWEST_TIMES = 9, 5  # measured ones that count: their median
+NUM_TIMES, FEWEST_TIMES = 15, 5  # measured ones that count: their median
 # Steps that took far longer than drafts can have made them, as when a graph was recorded, and are
 # taken to have cost what was expected; one more every 1 / ALLOWANCE steps.
 MOST_EXCUSES = 32
@@ -48,6 +52,8 @@ class _State:
     guess: Sequence[int] = ()
     num_right: int = 0  # tokens of the guess that came
     num_seen: int = 0  # tokens of the request that were compared
+    num_vain: int = 0  # look-ups in a row without a right token
+    rest: int = 0  # steps until the next one
     num_drafted: int = 0  # tokens of the request that a draft model has in its cache
 
 
@@ -97,6 +103,7 @@ class DraftPolicy:
         self._scale = 1.0  # their median
         self._states: dict[int, _State] = {}
         self._right, self._wrong, self._found = FIRST_RIGHT, FIRST_WRONG, 0.0  # of all requests
+        self._num_outcomes = 0
         self._num_missing = 0  # tokens that the draft model catches up with in this step
 
     def limits(self, requests: Sequence[Request], on_way: bool) -> dict[Request, int]:
@@ -108,6 +115,8 @@ class DraftPolicy:
         if self.balance <= 0 or len(self._step_times) < FEWEST_TIMES:
             return {}
         bets = [bet for bet in (self._bet(request, on_way) for request in requests) if bet]
+        if not self.looks_up:
+            bets = self._affordable(bets, len(requests))
         if not bets:
             return {}
         lengths, speed_up = self._lengths(bets, len(requests), 1.0)
@@ -135,26 +144,33 @@ class DraftPolicy:
     def follow(self, request: Request) -> bool:
         """Compares the request's guess with the tokens that came; whether it needs another."""
         state, num_tokens = self._state(request), request.num_known_tokens
+        if not state.guess:
+            resting = state.rest > 0
+            state.rest -= resting
+            return not resting
         new = request.token_ids[state.num_seen : num_tokens]
         state.num_seen = num_tokens
-        if not state.guess:
-            return True
         for token in new:
             right = token == state.guess[state.num_right]
             state.num_right += right
             state.right += right
             state.wrong += not right
+            if right:
+                state.num_vain = 0
             if not right or state.num_right == len(state.guess):
                 self._learn(state.num_right, not right)
                 state.guess = ()
-                return True
+                state.rest = REST if state.num_vain >= MANY_VAIN else 0
+                return state.rest == 0
         self._count_look_up(state, True)
         return False
 
     def guessed(self, request: Request, guess: Sequence[int]) -> None:
         """Takes in what was looked up; empty for nothing."""
         state = self._state(request)
-        state.guess, state.num_right = guess, 0
+        state.guess, state.num_right, state.num_seen = guess, 0, request.num_known_tokens
+        state.num_vain += 1
+        state.rest = 0 if guess or state.num_vain < MANY_VAIN else REST
         self._count_look_up(state, bool(guess))
         if guess:
             state.right *= DECAY
@@ -170,6 +186,9 @@ class DraftPolicy:
         state.right += num_accepted
         state.wrong += failed
         state.guess = ()
+        if num_accepted:
+            state.num_vain = 0
+        state.rest = REST if state.num_vain >= MANY_VAIN else 0
         self._learn(state.num_right + num_accepted, failed)
         state.num_right = 0
 
@@ -186,27 +205,31 @@ class DraftPolicy:
         lengths: of its drafts. waited: it could not run ahead. seconds: since the end of the step
         before; None with prompts in it.
         """
-        self._num_excuses = min(self._num_excuses + ALLOWANCE, MOST_EXCUSES)
-        repaid = self._debt / INVESTED
-        self._debt -= repaid
-        change = ALLOWANCE - repaid
+        if self._num_excuses < MOST_EXCUSES:
+            self._num_excuses += ALLOWANCE
+        change = ALLOWANCE
+        if self._debt:
+            repaid = self._debt / INVESTED
+            self._debt -= repaid
+            change -= repaid
         one_row = 1 + self.costs.row * num_decoding
         if lengths or (waited and seconds is not None):
             cost = self._extra(lengths, num_decoding)
             catch_up = self._catch_up(self._num_missing, num_decoding) if lengths else 0.0
-            expected = cost + catch_up
             if seconds is not None and len(self._step_times) >= FEWEST_TIMES:
                 extra = seconds / (statistics.median(self._step_times) * one_row) - 1
-                if extra > 8 * expected + 2 and self._num_excuses >= 1:
+                if extra > 8 * (cost + catch_up) + 2 and self._num_excuses >= 1:
                     self._num_excuses -= 1
+                elif catch_up > cost / 2:
+                    catch_up = max(extra - cost, 0.0)
                 else:
-                    self._rate_costs(extra, expected)
+                    self._rate_costs(extra, cost + catch_up)
                     cost = max(extra - catch_up, 0.0)
             self._debt += catch_up
             change += num_accepted / num_decoding - cost
         elif seconds is not None:
             self._step_times.append(seconds / one_row)
-        self.balance = min(self.balance + change, MOST_BALANCE)
+        self.balance = min(max(self.balance + change, -MOST_BALANCE), MOST_BALANCE)
 
     def forget(self, request_id: int) -> None:
         """The request has ended."""
@@ -219,15 +242,14 @@ class DraftPolicy:
 
     def _bet(self, request: Request, on_way: bool) -> _Bet | None:
         """None for a request that is not likely to have drafts."""
+        state = self._state(request)
+        left = len(state.guess) - state.num_right
+        if self.looks_up and not (left or (on_way and state.found > LEAST_CHANCE)):
+            return None
         # A step with drafts yields one token more than there are drafts.
         room = min(self.max_length, request.max_num_tokens - request.num_tokens - 1)
-        state = self._state(request)
-        if self.looks_up:
-            left = len(state.guess) - state.num_right
-            if not (left or (on_way and state.found > LEAST_CHANCE)):
-                return None
-            if not on_way:
-                room = min(room, left)
+        if self.looks_up and not on_way:
+            room = min(room, left)
         if room <= 0:
             return None
         rate = (state.right + PRIOR_WEIGHT * self.acceptance) / (
@@ -240,6 +262,20 @@ class DraftPolicy:
         if on_way:
             chance = rate + (1 - rate) * state.found if left else state.found
         return _Bet(request, rate, chance, room, 0)
+
+    def _affordable(self, bets: Sequence[_Bet], num_decoding: int) -> list[_Bet]:
+        """Leaves out requests of which a draft model has missed more than may be invested."""
+        proven = self._num_outcomes >= FEW_OUTCOMES
+        left = (MOST_BALANCE if proven else self.balance) - self._debt
+        kept: list[_Bet] = []
+        for bet in bets:
+            if bet.missing > FEW_MISSING:
+                cost = self._catch_up(bet.missing, num_decoding)
+                if left < min(cost, MOST_BALANCE / 2):
+                    continue
+                left -= cost
+            kept.append(bet)
+        return kept
 
     def _lengths(
         self, bets: Sequence[_Bet], num_decoding: int, worth: float
@@ -286,7 +322,7 @@ class DraftPolicy:
         for count, index in enumerate(order[:MOST_ON_TRIAL], 1):
             missing += bets[index].missing
             cost = self._extra([1] * count, num_decoding) + self._catch_up(missing, num_decoding)
-            if saved < (min(cost, MOST_BALANCE) if count == 1 else cost):
+            if saved < (min(cost, MOST_BALANCE / 2) if count == 1 else cost):
                 break
             lengths[index] = 1
         return lengths
@@ -311,6 +347,7 @@ class DraftPolicy:
             self._scale = statistics.median(self._ratios)
 
     def _learn(self, num_right: int, failed: bool) -> None:
+        self._num_outcomes += 1
         self._right = DECAY_OF_ALL * self._right + num_right
         self._wrong = DECAY_OF_ALL * self._wrong + failed
 
