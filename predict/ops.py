@@ -351,7 +351,8 @@ def sample(
     temperature [L] float32 (0: the largest logit, lowest index on ties), top_k [L] int32 (0: all),
     top_p [L] float32, then min_p [L] float32 (None: 0, all) and typical_p [L] float32 (None: 1,
     all) of what these keep; seeds [L] int64, offsets [L] int64: the row's random number is the
-    first word of philox4x32-10(key = seed, counter = offset).
+    first word of philox4x32-10(key = seed, counter = offset). A row that cannot be drawn from (a
+    NaN; no finite largest logit, unless greedy) yields -1.
     """
     columns = temperature, top_k, top_p, seeds, offsets, min_p, typical_p
     return _run()("regatta_sample", logits, *columns)[0]
@@ -426,8 +427,29 @@ def logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
 def sample_step(logits: Tensor, choices: Tensor, last_tokens: Tensor) -> None:
     """`sample` into the first L entries of last_tokens [R] int32, in place; GPUs only.
 
-    choices [9, P] int32, P even and at least L: rows of temperature, top_k, top_p and min_p, floats
-    by their bits; then seeds and offsets, int64, in two rows' space each; then typical_p. A row of
-    logits that cannot be drawn from yields -1.
+    choices [10, P] int32, P even and at least L: rows of temperature, top_k, top_p and min_p,
+    floats by their bits; then seeds and offsets, int64, in two rows' space each; then typical_p;
+    then what `verify_window` takes. A row of logits that cannot be drawn from yields -1.
     """
     _run()("regatta_sample_step", logits, choices, last_tokens)
+
+
+def verify_window(
+    logits: Tensor,
+    choices: Tensor,
+    token_ids: Tensor,
+    logit_indices: Tensor,
+    last_tokens: Tensor,
+    window: int,
+    max_candidate_len: int,
+) -> None:
+    """Puts drafts that stand in the place of what `sample_step` drew there, in place; GPUs only.
+
+    They stand as predict.speculative.window says. The last row of `choices` [10, P] has the drafts
+    from each row of logits [L, V] on: n, n - 1, ..., 0 in a span with n drafts, 0 where what was
+    drawn stays. Row r's draft is token_ids[logit_indices[r] + 1].
+    """
+    _run()(
+        *("regatta_verify_window", logits, choices, token_ids, logit_indices, last_tokens),
+        *(window, max_candidate_len),
+    )

@@ -40,6 +40,7 @@ def test_both_backends_offer_the_same_functions() -> None:
         "resolve_tokens",
         "adjust_logits",
         "sample_step",
+        "verify_window",
         "logprobs",
         "log_softmax",
         "likeliest",

@@ -2,14 +2,14 @@
 //
 // regatta_resolve_tokens(token_ids [T], last_tokens [R]) -> token_ids, in place: a negative id -1 - r
 //     becomes last_tokens[r]
-// regatta_follow_drafts(token_ids [T], positions [T], slot_mapping [T], context_lens [B], choices [9, P],
+// regatta_follow_drafts(token_ids [T], positions [T], slot_mapping [T], context_lens [B], choices [10, P],
 //     cu_seqlens_q [B + 1], block_tables [B, M], plan [B, W], tokens [R]) {block_size}
 //     -> the first five, in place (see regatta/follow_drafts.h). choices: as below
-// regatta_sample_step(logits [L, V] float32, choices [9, P] int32, last_tokens [R])
+// regatta_sample_step(logits [L, V] float32, choices [10, P] int32, last_tokens [R])
 //     -> last_tokens, in place: its first L entries are the new tokens, -1 for a row that cannot be
 //     drawn from. Rows of `choices`, one column per logit row, the rest unused: temperature,
 //     top_k, top_p, min_p (floats by their bits), then the seeds (int64 in two rows' space), then
-//     the offsets (int64, likewise), then typical_p
+//     the offsets (int64, likewise), then typical_p; the tenth is regatta_verify_window's
 // regatta_adjust_logits(logits [L, V] float32, penalties [8, P] int32, token_ids [T],
 //     logit_indices [L], history [S, M] int32, rules [S, W] int32)
 //     -> logits and history, in place. Rows of `penalties`: repetition, presence, frequency (floats
@@ -60,7 +60,7 @@ std::vector<paddle::Tensor> follow_drafts(paddle::Tensor& token_ids, paddle::Ten
                                           int64_t block_size) {
   const Device device = gpu_of(token_ids, "token_ids");
   const phi::Place& place = device.place;
-  const TensorView columns = checked_view(choices, "choices", DType::kInt32, {9, -1}, place);
+  const TensorView columns = checked_view(choices, "choices", DType::kInt32, {10, -1}, place);
   FollowDraftsParams params;
   const int64_t num_tokens = token_ids.numel(), stride = columns.shape[1];
   params.num_seqs = context_lens.numel();
@@ -96,7 +96,7 @@ std::vector<paddle::Tensor> sample_step(const paddle::Tensor& logits, const padd
   const Device device = gpu_of(logits, "logits");
   const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, device.place);
   const TensorView columns =
-      checked_view(choices, "choices", DType::kInt32, {9, -1}, device.place);
+      checked_view(choices, "choices", DType::kInt32, {10, -1}, device.place);
   const int64_t num_rows = x.shape[0], stride = columns.shape[1];
   if (stride < num_rows || stride % 2 != 0 || last_tokens.numel() < num_rows) {
     fail("choices has " + std::to_string(stride) + " columns and last_tokens " +

@@ -38,6 +38,7 @@ from predict.engine.sampler import GREEDY, Choice, Row, Sampler
 from predict.engine.token_history import NO_SLOT, TokenHistory
 from predict.nn.inputs import FIELDS, ForwardInputs
 from predict.speculative import MAX_DRAFT_TOKENS, Verified
+from predict.speculative.window import WindowVerifier, loose_drafts
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -65,6 +66,7 @@ class GraphShape(NamedTuple):
     all_rows: bool  # logits of every token; else of one per request
     adjusted: bool = False  # logits changed by penalties or bans
     raw: bool = False  # those before that are kept
+    verified: bool = False  # drafts stand by TopP + window verification
     follows: bool = False  # begins where a verification got
 
 
@@ -119,10 +121,16 @@ def num_elements(shapes: Sequence[tuple[int, ...]]) -> int:
     return sum(padded(int(np.prod(shape))) for shape in shapes)
 
 
-def write_choices(columns: npt.NDArray[np.int32], choices: Sequence[Choice]) -> None:
-    """Fills `choices` of ops.sample_step; columns behind them are greedy."""
+def write_choices(
+    columns: npt.NDArray[np.int32], choices: Sequence[Choice], num_drafts: Sequence[int] = ()
+) -> None:
+    """Fills `choices` of ops.sample_step; columns behind them are greedy.
+
+    num_drafts: of ops.verify_window.
+    """
     num_rows, stride = len(choices), columns.shape[1]
-    columns[:4] = columns[8] = 0  # temperature 0 is greedy
+    columns[:4] = columns[8:] = 0  # temperature 0 is greedy
+    columns[9, : len(num_drafts)] = num_drafts
     if all(choice is GREEDY for choice in choices):
         return
     values = list(zip(*choices, strict=True))
@@ -281,6 +289,7 @@ class Wanted(NamedTuple):
     choices: Sequence[Choice]
     adjustments: Sequence[Adjustment] | None
     raw: bool = False  # the logits that come back are to be those before adjustments
+    verifier: WindowVerifier | None = None  # of the step's drafts
     plan: npt.NDArray[np.int32] | None = None  # of ops.follow_drafts
 
 
@@ -377,6 +386,7 @@ class GpuRunner:
             sampler.choices(rows),
             adjustments,
             raw=num_top is not None and (adjustments is not None or bool(beams)),
+            verifier=sampler.verifier if any(row.drafts for row in rows) else None,
         )
         measures = num_top is not None or bool(prompt.token_ids)
         if beams:
@@ -479,10 +489,11 @@ class GpuRunner:
             return self._run_eagerly(inputs, wanted)
         if len(wanted.choices) != len(inputs.logit_indices):
             return self._run_eagerly(inputs, wanted)
-        adjusted = wanted.adjustments is not None
-        follows = wanted.plan is not None
-        if adjusted or wanted.raw or follows:
-            shape = shape._replace(adjusted=adjusted, raw=wanted.raw, follows=follows)
+        adjusted, verified = wanted.adjustments is not None, wanted.verifier is not None
+        if adjusted or wanted.raw or verified:
+            shape = shape._replace(adjusted=adjusted, raw=wanted.raw, verified=verified)
+        if wanted.plan is not None:
+            shape = shape._replace(follows=True)
         return self._replay(inputs, wanted, shape)
 
     def _admit(self, adjustments: Sequence[Adjustment], rows: Sequence[Row]) -> None:
@@ -517,7 +528,9 @@ class GpuRunner:
         limits = int(inputs.max_lens[0]), int(inputs.max_lens[1])
         adjusted = wanted.adjustments is not None
         with paddle.no_grad():
-            return self._step(buffer, *limits, len(wanted.choices), adjusted, wanted.raw)
+            return self._step(
+                buffer, *limits, len(wanted.choices), adjusted, wanted.raw, wanted.verifier
+            )
 
     def _write_wanted(self, buffer: InputBuffer, wanted: Wanted) -> None:
         arrays = buffer.arrays
@@ -526,7 +539,10 @@ class GpuRunner:
             plan[: len(wanted.plan)] = wanted.plan
             plan[len(wanted.plan) :, 0] = -1
         choices, penalties = arrays[-2:]
-        write_choices(choices, wanted.choices)
+        num_drafts: Sequence[int] = ()
+        if wanted.verifier is not None:
+            num_drafts = loose_drafts(wanted.rows, wanted.choices)
+        write_choices(choices, wanted.choices, num_drafts)
         if wanted.adjustments is not None:
             assert self._history is not None
             self._history.write_columns(penalties, wanted.adjustments, wanted.rows)
@@ -539,6 +555,7 @@ class GpuRunner:
         num_rows: int,
         adjusted: bool,
         raw: bool,
+        verifier: WindowVerifier | None,
     ) -> Tensor:
         """Everything of a step that runs on the device; num_rows: to draw tokens from."""
         import paddle
@@ -570,13 +587,23 @@ class GpuRunner:
                 self._history.rules,
             )
         ops.sample_step(logits, choices, self._last_tokens)
+        if verifier is not None:
+            ops.verify_window(
+                logits,
+                choices,
+                inputs.token_ids,
+                logit_indices,
+                self._last_tokens,
+                verifier.window,
+                verifier.max_candidate_len,
+            )
         return all_logits
 
     def _replay(self, inputs: ForwardInputs, wanted: Wanted, shape: GraphShape) -> Tensor | None:
         num_seqs, num_tokens = len(inputs.context_lens), len(inputs.token_ids)
         graph = self.graphs.get(shape)
         if graph is None:
-            graph = self.graphs[shape] = self._capture(shape)
+            graph = self.graphs[shape] = self._capture(shape, wanted.verifier)
         self._copied.synchronize()
         token_ids, positions, slots, borders, context_lens, tables, rows, *_ = graph.buffer.arrays
         token_ids[:num_tokens] = inputs.token_ids
@@ -604,7 +631,7 @@ class GpuRunner:
         logits: Tensor | None = graph.graph.outputs
         return logits if logits is None or num_seqs == shape.num_seqs else logits[:num_seqs]
 
-    def _capture(self, shape: GraphShape) -> DecodeGraph:
+    def _capture(self, shape: GraphShape, verifier: WindowVerifier | None) -> DecodeGraph:
         """Records a step of padding."""
         import paddle
 
@@ -644,7 +671,7 @@ class GpuRunner:
 
         def step() -> Tensor | None:
             limits = shape.max_span, self.max_length
-            logits = self._step(buffer, *limits, num_rows, shape.adjusted, shape.raw)
+            logits = self._step(buffer, *limits, num_rows, shape.adjusted, shape.raw, verifier)
             # Rows of drafts are many: their memory serves the next graph too.
             return logits if shape.max_span == 1 else None
 
@@ -657,4 +684,4 @@ class GpuRunner:
 def sampling_shapes(num_rows: int) -> list[tuple[int, ...]]:
     """Of the inputs behind the network's: choices, penalties."""
     columns = padded(max(num_rows, 1))
-    return [(9, columns), (8, columns)]
+    return [(10, columns), (8, columns)]

@@ -11,6 +11,7 @@
 #include <limits>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernel.h"
@@ -233,24 +234,47 @@ Status adjust_logits(const AdjustLogitsParams& params, const Launch& on) {
 Status sample(const SampleParams& params, const Launch& on) {
   return queue(on.stream, "sample", [params] {
     for (int64_t row = 0; row < params.num_rows; ++row) {
-      SampleParams p = params;  // the row alone: the CPU's refuses all where one cannot be drawn
+      SampleParams p = params;
       p.num_rows = 1;
       p.logits += row * p.vocab_size;
       p.temperature += row, p.top_k += row, p.top_p += row, p.seeds += row, p.offsets += row;
       p.token_ids += row;
-      const float* end = p.logits + p.vocab_size;
-      const bool has_nan = std::any_of(p.logits, end, [](float x) { return std::isnan(x); });
       const bool greedy = *p.temperature == 0.f || *p.top_k == 1;
       // Of greedy rows nothing else is filled in, and nothing else is read.
       p.min_p = greedy || p.min_p == nullptr ? nullptr : p.min_p + row;
       p.typical_p = greedy || p.typical_p == nullptr ? nullptr : p.typical_p + row;
-      if (has_nan || (!greedy && !std::isfinite(*std::max_element(p.logits, end)))) {
-        *p.token_ids = -1;
-        continue;
-      }
       const Status status = cpu::sample(p);
       if (!status.ok()) return status;
     }
+    return Status();
+  });
+}
+
+namespace {
+
+// See verify_row: a thread alone.
+struct OneThread {
+  int thread() const { return 0; }
+  int size() const { return 1; }
+  void sync() const {}
+  float max(float value) const { return value; }
+  int sum(int value) const { return value; }
+  double sum(double value) const { return value; }
+  int add(int32_t* value, int32_t amount) const { return std::exchange(*value, *value + amount); }
+  void count(int32_t* bins, int bin) const {
+    if (bin >= 0) ++bins[bin];
+  }
+};
+
+}  // namespace
+
+Status verify_window(const VerifyWindowParams& params, const Launch& on) {
+  return queue(on.stream, "verify_window", [p = params] {
+    WindowScratch scratch;
+    for (int64_t row = 0; row < p.num_rows; ++row) {
+      if (p.num_drafts[row] != 0) p.verdicts[row] = verify_row(OneThread(), scratch, p, row);
+    }
+    for (int64_t row = 0; row < p.num_rows; ++row) verify_span(p, row);
     return Status();
   });
 }

@@ -100,7 +100,7 @@ def test_steps_move_to_where_a_verification_got(gpu: devices.Device, num_seqs: i
     positions = np.concatenate(
         [np.arange(end - n, end) for end, n in zip(ends, lengths, strict=True)]
     ).astype(np.int32)
-    choices = random.integers(0, 100, (9, num_seqs + num_seqs % 2)).astype(np.int32)
+    choices = random.integers(0, 100, (10, num_seqs + num_seqs % 2)).astype(np.int32)
     offsets = choices.reshape(-1)[6 * choices.shape[1] :].view(np.int64)
     offsets[:num_seqs] = random.integers(1 << 33, 1 << 34, num_seqs)
     plan = np.zeros((num_seqs, 18), np.int32)

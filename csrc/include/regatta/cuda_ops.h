@@ -24,6 +24,7 @@
 #include "regatta/sample.h"
 #include "regatta/silu_mul.h"
 #include "regatta/types.h"
+#include "regatta/verify_window.h"
 
 struct CUstream_st;
 
@@ -95,8 +96,9 @@ Status follow_drafts(const FollowDraftsParams& params, const Launch& launch);
 
 Status adjust_logits(const AdjustLogitsParams& params, const Launch& launch);
 
-// A row that cannot be drawn from (NaN logits, no finite largest logit) gets token -1.
 Status sample(const SampleParams& params, const Launch& launch);
+
+Status verify_window(const VerifyWindowParams& params, const Launch& launch);
 
 Status logprobs(const LogprobsParams& params, const Launch& launch);
 
