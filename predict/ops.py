@@ -377,6 +377,23 @@ def resolve_tokens(token_ids: Tensor, last_tokens: Tensor) -> None:
     _run()("regatta_resolve_tokens", token_ids, last_tokens)
 
 
+def follow_drafts(
+    inputs: ForwardInputs, choices: Tensor, plan: Tensor, tokens: Tensor, block_size: int
+) -> None:
+    """Moves a draft model's step to where the target's verification got, in place; GPUs only.
+
+    inputs: made as if all drafts had been right. choices: of `sample_step`, a column per request.
+    plan [B, W] int32: of each request the number of its drafts (-1: it stays), the row of the first
+    choice, how many of its tokens are choices (0 or 2), and where its drafts are; rows and places
+    among `tokens` [R] int32, the target's.
+    """
+    _run()(
+        "regatta_follow_drafts",
+        *(inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.context_lens, choices),
+        *(inputs.cu_seqlens_q, inputs.block_tables, plan, tokens, block_size),
+    )
+
+
 def adjust_logits(
     logits: Tensor,
     penalties: Tensor,

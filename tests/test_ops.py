@@ -36,6 +36,7 @@ def test_both_backends_offer_the_same_functions() -> None:
     compiled, plain = functions(ops), functions(reference)
     packing = {"pack_dense", "pack_quantized", "fold_norm"}  # only the compiled operators need them
     gpu = {
+        "follow_drafts",
         "resolve_tokens",
         "adjust_logits",
         "sample_step",

@@ -99,6 +99,35 @@ Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t nu
   });
 }
 
+Status follow_drafts(const FollowDraftsParams& params, const Launch& on) {
+  return queue(on.stream, "follow_drafts", [p = params] {
+    for (int64_t i = 0; i < p.num_seqs; ++i) {
+      const int32_t* plan = p.plan + i * p.plan_width;
+      if (plan[0] < 0) continue;
+      const int32_t* chosen = p.tokens + plan[1];
+      int32_t right = 0;
+      while (right < plan[0] && chosen[right] >= 0 &&
+             chosen[right] == p.tokens[plan[3 + right]]) {
+        ++right;
+      }
+      const int64_t begin = p.cu_seqlens_q[i];
+      if (plan[2] == 2) {
+        if (right > 0) p.token_ids[begin] = chosen[right - 1];
+        p.token_ids[begin + 1] = chosen[right];
+      }
+      const int32_t back = plan[0] - right, size = p.block_size;
+      for (int64_t t = begin; t < p.cu_seqlens_q[i + 1]; ++t) {
+        const int32_t place = p.positions[t] -= back;
+        p.slot_mapping[t] =
+            p.block_tables[i * p.blocks_per_seq + place / size] * size + place % size;
+      }
+      p.context_lens[i] -= back;
+      p.offsets[i] -= back;
+    }
+    return Status();
+  });
+}
+
 // attention
 
 Status rope_and_cache_write(const RopeAndCacheWriteParams& params, const Launch& on) {

@@ -19,6 +19,7 @@ from predict import LLM, AsyncLLM, EngineConfig, SamplingParams
 from predict import device as devices
 from predict.engine.gpu_runner import GpuRunner
 from predict.errors import UserError
+from predict.speculative.policy import Costs
 from tests import tiny
 from tests.test_golden import (
     CASES,
@@ -30,6 +31,7 @@ from tests.test_golden import (
     golden,
     greedy,
 )
+from tests.test_speculative_policy import Generous
 
 SETTINGS = {"device": "gpu", "inference_model": True, "attention": "append"}
 
@@ -163,6 +165,7 @@ def test_penalties_see_the_drafts_before_their_row(gpu: devices.Device, kind: st
     drafts = {"speculate_method": "lookahead", "speculate_max_draft_token_num": 6}
     plain = LLM(config("llama_gqa", batch_size=3, max_length=200, **SETTINGS))
     drafting = LLM(config("llama_gqa", batch_size=3, max_length=200, **SETTINGS, **drafts))
+    drafting.engine.policy = Generous(6, 18, Costs(row=0.001), looks_up=True)
     assert texts(drafting, prompts, params) == texts(plain, prompts, params)
     assert drafting.stats().num_draft_tokens > 0
 

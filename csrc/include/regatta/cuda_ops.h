@@ -13,6 +13,7 @@
 #include "regatta/attention.h"
 #include "regatta/copy_blocks.h"
 #include "regatta/embedding.h"
+#include "regatta/follow_drafts.h"
 #include "regatta/likeliest.h"
 #include "regatta/linear.h"
 #include "regatta/logits.h"
@@ -90,6 +91,8 @@ Status rope_and_paged_attention(const RopeAndCacheWriteParams& rope,
 // before sampled, which the host may not know yet. Rows outside of [0, num_last) stay.
 Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t num_tokens,
                       int64_t num_last, const Launch& launch);
+
+Status follow_drafts(const FollowDraftsParams& params, const Launch& launch);
 
 Status adjust_logits(const AdjustLogitsParams& params, const Launch& launch);
 

@@ -1,0 +1,215 @@
+"""What drafts bring and cost on a GPU whose steps take as long as an H200's, in time made up.
+
+The engine, the proposers and the policy are the real ones. A clock stands in for time: the host's
+work on a step and the device's take what was measured with Llama-3-8B's shape, and a draft model's
+steps what one of Llama-3.2-1B's shape takes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import predict.reference
+from predict import SamplingParams
+from predict.bench.speculation import AgreeingProposer, ScriptedRunner, copies
+from predict.engine import engine as engine_module
+from predict.engine.engine import Engine
+from predict.engine.runner import NO_TARGETS, KnownTokens, Logprobs
+from predict.engine.sampler import Sampler
+from predict.engine.scheduler import Scheduler, SchedulerConfig
+from predict.llm import GPU_COSTS
+from predict.nn.inputs import ForwardInputs
+from predict.request import Request
+from predict.speculative import (
+    FAILED,
+    DraftNetwork,
+    Proposer,
+    SpeculativeConfig,
+    known_methods,
+    proposer_of,
+)
+from predict.speculative.policy import Costs, DraftPolicy
+
+VOCABULARY = 128_256
+PROMPT = 256
+
+
+class Clock:
+    """Seconds of the host, and when the device will have done what is queued."""
+
+    def __init__(self) -> None:
+        self.now = self.device = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class PacedTokens(KnownTokens):
+    def __init__(self, clock: Clock, end: float, tokens: list[int]):
+        super().__init__(tokens, Logprobs())
+        self.clock, self.end = clock, end
+
+    def take(self) -> Any:
+        self.clock.now = max(self.clock.now, self.end)
+        return self.token_ids
+
+    def known(self, drafts: Sequence[int]) -> list[int]:
+        return [max(draft, 0) for draft in drafts]
+
+
+class PacedRunner:
+    """Computes nothing; see predict.engine.runner.Runner."""
+
+    num_ahead = 1
+
+    def __init__(self, clock: Clock, is_draft: bool):
+        self.clock, self.is_draft = clock, is_draft
+        self.num_drafts = 0
+
+    def launch(
+        self, inputs: ForwardInputs, rows: Any, sampler: Any, prompt: Any = NO_TARGETS
+    ) -> PacedTokens:
+        num_seqs, num_tokens = len(inputs.context_lens), len(inputs.token_ids)
+        clock, eager = self.clock, num_tokens > 16 * num_seqs
+        clock.now += (2.5e-3 if eager else 0.15e-3) + 8e-6 * num_seqs
+        if self.is_draft:
+            seconds = 0.75e-3 + 6e-6 * num_tokens
+        else:
+            seconds = 3.8e-3 + 2.6e-5 * num_seqs + (3.5e-5 if eager else 2.1e-5) * num_tokens
+        clock.device = max(clock.device, clock.now) + seconds
+        if self.is_draft:
+            self.num_drafts += len(rows)
+            first = FAILED - self.num_drafts
+            return PacedTokens(clock, 0.0, list(range(first, first + len(rows))))
+        return PacedTokens(clock, clock.device, [0] * len(rows))
+
+    def copy_blocks(self, copies: Any) -> None:
+        raise NotImplementedError
+
+    def execute(self, inputs: ForwardInputs) -> Any:
+        raise NotImplementedError
+
+
+class Bench:
+    """One engine, with and without drafts."""
+
+    def __init__(self, clock: Clock, method: str, batch_size: int):
+        self.clock, self.batch_size = clock, batch_size
+        num_blocks = 16 * batch_size
+        scheduler = Scheduler(
+            SchedulerConfig(
+                max_num_seqs=batch_size,
+                max_num_batched_tokens=8192,
+                max_length=16 * 64,
+                block_size=64,
+                num_blocks=num_blocks,
+                prefix_caching=False,
+            )
+        )
+        sampler = Sampler(predict.reference, 0, ())
+        draft = DraftNetwork(
+            runner=PacedRunner(clock, is_draft=True),
+            sampler=sampler,
+            block_size=64,
+            num_blocks=num_blocks,
+            token_budget=8192,
+        )
+        self.proposer = proposer_of(SpeculativeConfig(method=method, max_ngram_size=3, draft=draft))
+        costs = Costs(
+            row=GPU_COSTS.row,
+            draft=0.0 if self.proposer.looks_up else GPU_COSTS.draft + 0.15,
+            wait=GPU_COSTS.wait,
+            wait_each=GPU_COSTS.wait_each,
+        )
+        policy = DraftPolicy(15, 15 * batch_size, costs, self.proposer.looks_up)
+        self.engine = Engine(scheduler, PacedRunner(clock, False), sampler, (), None, policy)
+        self.runner = self.engine.runner
+        self.random = np.random.default_rng(0)
+        self.ids = itertools.count()
+
+    def speed_up(self, edits: float, agreement: float, output: int, num_turns: int = 1) -> float:
+        """Of drafts, over batches one after another, each with and without them."""
+        seconds = {False: 0.0, True: 0.0}
+        for _ in range(num_turns):
+            shape = (self.batch_size, PROMPT)
+            prompts = self.random.integers(0, VOCABULARY, shape).tolist()
+            seed = int(self.random.integers(1 << 30))
+            scripts = copies(prompts, output, edits, VOCABULARY, seed)
+            for drafts in seconds:
+                seconds[drafts] += self._seconds(prompts, scripts, output, agreement, drafts)
+        return seconds[False] / seconds[True]
+
+    def _seconds(
+        self, prompts: Any, scripts: Any, output: int, agreement: float, drafts: bool
+    ) -> float:
+        proposer: Proposer | None = self.proposer if drafts else None
+        stand_ins: dict[int, int] = {}
+        if drafts and agreement and not self.proposer.looks_up:
+            proposer = AgreeingProposer(self.proposer, scripts, agreement)
+            stand_ins = proposer.stand_ins
+        engine = self.engine
+        engine.proposer = proposer
+        engine.runner = ScriptedRunner(self.runner, scripts, stand_ins)
+        params = SamplingParams(max_new_tokens=output, ignore_eos=True, temperature=0.0)
+        requests = [Request(next(self.ids), prompt, params) for prompt in prompts]
+        begin = self.clock.now
+        for request in requests:
+            engine.add(request)
+        while engine.step()[0] is not None:
+            pass
+        for request in requests:
+            assert request.output_token_ids == scripts[tuple(request.prompt_token_ids)]
+        return self.clock.now - begin
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(engine_module, "time", clock)
+    return clock
+
+
+@pytest.mark.parametrize("batch_size", [1, 8, 64])
+@pytest.mark.parametrize("method", known_methods())
+def test_text_without_repetition_is_as_fast_as_without_drafts(
+    clock: Clock, method: str, batch_size: int
+) -> None:
+    bench = Bench(clock, method, batch_size)
+    # The first batch pays for what is learned.
+    assert bench.speed_up(1.0, 0.0, 256) > 0.97
+    assert bench.speed_up(1.0, 0.0, 256) > 0.985
+    assert bench.speed_up(1.0, 0.0, 32, num_turns=4) > 0.985
+
+
+# By method and batch size: what a copy with 5 % edits, or an agreement of 70 %, brings at least.
+LEAST = {
+    ("inference_with_reference", 1): 3.5,
+    ("inference_with_reference", 8): 2.5,
+    ("inference_with_reference", 64): 1.15,
+    ("lookahead", 1): 2.5,
+    ("lookahead", 8): 1.8,
+    ("lookahead", 64): 1.0,
+    ("draft_model", 1): 1.25,
+    ("draft_model", 8): 1.15,
+    ("draft_model", 64): 0.97,
+}
+
+
+@pytest.mark.parametrize(("method", "batch_size"), LEAST)
+def test_drafts_pay_where_text_repeats(clock: Clock, method: str, batch_size: int) -> None:
+    bench = Bench(clock, method, batch_size)
+    bench.speed_up(0.05, 0.7, 64)
+    assert bench.speed_up(0.05, 0.7, 256) > LEAST[method, batch_size]
+
+
+@pytest.mark.parametrize("method", known_methods())
+def test_drafts_pay_again_after_text_without_repetition(clock: Clock, method: str) -> None:
+    bench = Bench(clock, method, 1)
+    bench.speed_up(1.0, 0.0, 256, num_turns=2)
+    bench.speed_up(0.05, 0.7, 256, num_turns=1)
+    assert bench.speed_up(0.05, 0.7, 256) > 0.9 * LEAST[method, 1]
