@@ -102,7 +102,7 @@ SUPPORT: dict[str, Support] = {
         cpu=False,
         gpu=(9, 0),
         gpu_last=(9, 0),
-        instead="--quant_type a8w8 (int8) on a CPU, an unquantized model on a GPU",
+        instead="--quant_type a8w8 (int8), or a GPU of sm_90",
     ),
     "w4a8": Support(cpu=True, gpu=None, instead="an unquantized model"),
 }
