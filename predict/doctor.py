@@ -21,6 +21,7 @@ from typing import Any
 from predict import device as devices
 from predict import host, library
 from predict.errors import UserError
+from predict.quantization import gpu_kernels
 
 NEEDED = ("numpy", "safetensors", "tokenizers", "sentencepiece", "jinja2", "tqdm")
 OPTIONAL = ("ninja", "paddlenlp", "torch", "transformers", "pytest", "hypothesis", "ruff", "mypy")
@@ -186,12 +187,21 @@ def _cuda_library(problems: list[str]) -> Report | None:
 
 
 def _device_gpu() -> Report:
-    """What --device gpu would take, and why that and not the other way; or why it cannot run."""
+    """What --device gpu would take, and why that and not the other way; or why it cannot run.
+
+    quant_types: those that run there, with the kernels that do.
+    """
     try:
         device = devices.choose("gpu")
     except UserError as error:
-        return {"name": None, "reason": str(error)}
-    return {"name": device.name, "reason": device.reason}
+        return {"name": None, "reason": str(error), "quant_types": {}}
+    report = {"name": device.name, "reason": device.reason, "quant_types": {}}
+    try:
+        gpu = devices.driver_info().gpus[device.index]
+    except (UserError, IndexError):
+        return report
+    report["quant_types"] = gpu_kernels(gpu.capability)
+    return report
 
 
 def _packages(problems: list[str]) -> Report:
@@ -230,6 +240,7 @@ def render(report: Report) -> str:
         ("GPUs", "; ".join(gpus["devices"]) or _no_gpu_line(gpus)),
         ("CUDA library", _cuda_library_line(report["cuda_library"])),
         ("--device gpu", _device_gpu_line(report["device_gpu"])),
+        ("on a GPU", _quant_types_line(report["device_gpu"])),
     ]  # fmt: skip
     width = max(len(name) for name, _ in lines) + 2
     text = [f"{name:<{width}}{value}" for name, value in lines]
@@ -274,6 +285,11 @@ def _cuda_library_line(state: Report | None) -> str:
 
 def _device_gpu_line(state: Report) -> str:
     return f"{state['name'] or 'not usable'}: {state['reason']}"
+
+
+def _quant_types_line(state: Report) -> str:
+    types = state["quant_types"]
+    return ", ".join(f"{name} ({kernels})" for name, kernels in types.items()) or "no quant_type"
 
 
 def _no_gpu_line(gpus: Report) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from predict.errors import UserError, one_of
+from predict.quantization import FIRST_GPU
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -62,7 +63,7 @@ class KvFormat:
     quantize: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
     unpack: Callable[[Tensor, Tensor | None, int], Tensor]
     range_max: float | None = None  # scale = max|x| / this, where scales are per head
-    gpu: tuple[int, int] = (8, 0)  # from this compute capability on
+    gpu: tuple[int, int] = FIRST_GPU  # from this compute capability on
 
     @property
     def tensors_per_layer(self) -> int:

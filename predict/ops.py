@@ -351,7 +351,8 @@ def sample(
     temperature [L] float32 (0: the largest logit, lowest index on ties), top_k [L] int32 (0: all),
     top_p [L] float32, then min_p [L] float32 (None: 0, all) and typical_p [L] float32 (None: 1,
     all) of what these keep; seeds [L] int64, offsets [L] int64: the row's random number is the
-    first word of philox4x32-10(key = seed, counter = offset).
+    first word of philox4x32-10(key = seed, counter = offset). A row that cannot be drawn from (a
+    NaN; no finite largest logit, unless greedy) yields -1.
     """
     columns = temperature, top_k, top_p, seeds, offsets, min_p, typical_p
     return _run()("regatta_sample", logits, *columns)[0]
@@ -374,6 +375,23 @@ def likeliest(logits: Tensor, rows: Tensor, count: int) -> Tensor:
 def resolve_tokens(token_ids: Tensor, last_tokens: Tensor) -> None:
     """Puts last_tokens[r] where token_ids [T] is -1 - r, in place; GPUs only."""
     _run()("regatta_resolve_tokens", token_ids, last_tokens)
+
+
+def follow_drafts(
+    inputs: ForwardInputs, choices: Tensor, plan: Tensor, tokens: Tensor, block_size: int
+) -> None:
+    """Moves a draft model's step to where the target's verification got, in place; GPUs only.
+
+    inputs: made as if all drafts had been right. choices: of `sample_step`, a column per request.
+    plan [B, W] int32: of each request the number of its drafts (-1: it stays), the row of the first
+    choice, how many of its tokens are choices (0 or 2), and where its drafts are; rows and places
+    among `tokens` [R] int32, the target's.
+    """
+    _run()(
+        "regatta_follow_drafts",
+        *(inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.context_lens, choices),
+        *(inputs.cu_seqlens_q, inputs.block_tables, plan, tokens, block_size),
+    )
 
 
 def adjust_logits(
@@ -409,8 +427,29 @@ def logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
 def sample_step(logits: Tensor, choices: Tensor, last_tokens: Tensor) -> None:
     """`sample` into the first L entries of last_tokens [R] int32, in place; GPUs only.
 
-    choices [9, P] int32, P even and at least L: rows of temperature, top_k, top_p and min_p, floats
-    by their bits; then seeds and offsets, int64, in two rows' space each; then typical_p. A row of
-    logits that cannot be drawn from yields -1.
+    choices [10, P] int32, P even and at least L: rows of temperature, top_k, top_p and min_p,
+    floats by their bits; then seeds and offsets, int64, in two rows' space each; then typical_p;
+    then what `verify_window` takes. A row of logits that cannot be drawn from yields -1.
     """
     _run()("regatta_sample_step", logits, choices, last_tokens)
+
+
+def verify_window(
+    logits: Tensor,
+    choices: Tensor,
+    token_ids: Tensor,
+    logit_indices: Tensor,
+    last_tokens: Tensor,
+    window: int,
+    max_candidate_len: int,
+) -> None:
+    """Puts drafts that stand in the place of what `sample_step` drew there, in place; GPUs only.
+
+    They stand as predict.speculative.window says. The last row of `choices` [10, P] has the drafts
+    from each row of logits [L, V] on: n, n - 1, ..., 0 in a span with n drafts, 0 where what was
+    drawn stays. Row r's draft is token_ids[logit_indices[r] + 1].
+    """
+    _run()(
+        *("regatta_verify_window", logits, choices, token_ids, logit_indices, last_tokens),
+        *(window, max_candidate_len),
+    )

@@ -84,34 +84,64 @@ class Support:
     instead: str = "--quant_type weight_only_int8"  # where it does not run
 
 
+# Quantized weights have kernels of Hopper's own (csrc/cuda/gemm*_sm90.cu) and kernels for every GPU
+# from sm_75 on (csrc/cuda/gemm_mma.cuh). These have not run on such GPUs yet: False refuses them.
+EVERY_GPU = False
+FIRST_GPU = (7, 5) if EVERY_GPU else (8, 0)  # compute capability
+FIRST_BFLOAT16 = (8, 0)
+HOPPER = (9, 0)
+
+
+def support_table(every_gpu: bool) -> dict[str, Support]:
+    """Where each scheme runs. every_gpu: with the kernels for GPUs beside Hopper."""
+
+    def quantized(since: tuple[int, int], instead: str, cpu: bool = True) -> Support:
+        if every_gpu:
+            return Support(cpu=cpu, gpu=since, instead=instead)
+        return Support(cpu=cpu, gpu=HOPPER, gpu_last=HOPPER, instead=instead)
+
+    dense = "an unquantized model"
+    int8 = "--quant_type a8w8 (int8)"
+    if not every_gpu:
+        int8 += f" on a CPU, {dense} on a GPU, or a GPU of sm_90"
+    return {
+        "dense": Support(
+            cpu=True,
+            gpu=FIRST_GPU,
+            gpu_dtypes=("float32", "bfloat16", "float16"),
+        ),
+        "weight_only_int8": quantized((7, 5), dense),
+        "weight_only_int4": quantized((7, 5), dense),
+        "a8w8": quantized((7, 5), dense),
+        "a8w8_fp8": quantized((8, 9), int8, cpu=False),  # Ada is the first with float8 units
+        "w4a8": Support(cpu=True, gpu=None, instead=dense),
+    }
+
+
 # Not in the table because it makes no difference: --mode (an exported program calls the same
 # operators) and, on the CPU, --dtype. --cachekv_int8_type goes with every scheme; which GPUs
 # unpack a cache format is a column of predict.kv_formats.FORMATS.
-SUPPORT: dict[str, Support] = {
-    "dense": Support(cpu=True, gpu=(8, 0), gpu_dtypes=("float32", "bfloat16", "float16")),
-    # The kernels of codes are Hopper's (csrc/cuda/gemm*_sm90.cu); Ada, which has float8 units too,
-    # has none here.
-    "weight_only_int8": Support(
-        cpu=True, gpu=(9, 0), gpu_last=(9, 0), instead="an unquantized model"
-    ),
-    "weight_only_int4": Support(
-        cpu=True, gpu=(9, 0), gpu_last=(9, 0), instead="an unquantized model"
-    ),
-    "a8w8": Support(cpu=True, gpu=(9, 0), gpu_last=(9, 0), instead="an unquantized model"),
-    "a8w8_fp8": Support(
-        cpu=False,
-        gpu=(9, 0),
-        gpu_last=(9, 0),
-        instead="--quant_type a8w8 (int8), or a GPU of sm_90",
-    ),
-    "w4a8": Support(cpu=True, gpu=None, instead="an unquantized model"),
-}
+SUPPORT = support_table(EVERY_GPU)
+
+
+def gpu_kernels(capability: tuple[int, int]) -> dict[str, str]:
+    """The quant_types that a GPU runs, and the kernels that do: sm90, Hopper's own, or mma."""
+    kernels = "sm90" if capability == HOPPER else "mma"
+    return {
+        scheme: kernels
+        for scheme, row in SUPPORT.items()
+        if scheme != "dense"
+        and row.gpu is not None
+        and row.gpu <= capability <= (row.gpu_last or capability)
+    }
+
 
 # Input features per scale that CUDA kernels read, -1 all of them; the CPU's take every size.
 GPU_GROUP_SIZES: dict[str, tuple[int, ...]] = {
     "weight_only_int8": (-1,),
     "weight_only_int4": (-1, 64, 128),
     "a8w8_fp8": (-1, 128),
+    "w4a8": (-1, 64, 128),
 }
 
 # Input features of a linear of 8-bit activations, on a GPU: the kernels read 16 codes at a time.
@@ -149,6 +179,11 @@ def check_support(
             f"quant_type {scheme} needs a GPU of {need}{later}, and this one is {have}; use "
             f"{row.instead}"
         )
+    if dtype == "bfloat16" and capability is not None and capability < FIRST_BFLOAT16:
+        raise UserError(
+            f"quant_type {scheme} takes no activations in bfloat16 on a GPU of "
+            f"sm_{capability[0]}{capability[1]}, which has no bfloat16; set --dtype float16"
+        )
     if dtype is not None and dtype not in row.gpu_dtypes:
         raise UserError(
             f"quant_type {scheme} takes activations in {' or '.join(row.gpu_dtypes)} on a GPU; set "
@@ -161,7 +196,7 @@ def check_support(
             f"quant_type {scheme} with a scale for every {group_size} input features does not run "
             f"on GPUs yet (there: {shown}); quantize with one of these, or use --device cpu"
         )
-    codes = scheme in ("a8w8", "a8w8_fp8")
+    codes = scheme in ("a8w8", "a8w8_fp8", "w4a8")
     if codes and in_features is not None and in_features % GPU_CODES_MULTIPLE != 0:
         raise UserError(
             f"quant_type {scheme} on a GPU takes linears whose input features are a multiple of "

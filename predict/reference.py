@@ -317,7 +317,7 @@ def _sample_row(
 ) -> int:
     greedy, largest = temperature == 0 or top_k == 1, logits.max()
     if np.isnan(largest) or (not greedy and np.isinf(largest)):
-        raise ValueError(f"sample: a row of logits has the largest value {largest}")
+        return -1
     if greedy:
         return int(np.argmax(logits))
     scaled = logits.astype(np.float64) / temperature

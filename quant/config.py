@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from predict.errors import UserError
+from predict.errors import UserError, one_of
 from predict.files import find_model_dir, read_text
 from predict.flags import Flag, FlagValues, no_effect, not_yet, parse_flags
 from predict.quantization import GROUP_SIZES, GROUPED, parse_quant_type
@@ -63,6 +63,8 @@ FLAGS: tuple[Flag, ...] = (
          "Begin anew where --output_path holds an interrupted or finished run."),
     Flag(_MODEL, "inference_model", "bool", True,
          "Run the layers with the compiled operators where they are built; else plain Paddle."),
+    Flag(_MODEL, "device", "str", "cpu",
+         "cpu, gpu or gpu:N: where the layers run. Scales and codes are always found on the CPU."),
     Flag(_TYPE, "quant_type", "str", "a8w8",
          "weight_only_int8, weight_only_int4, a8w8, a8w8_fp8 or w4a8 (other spellings too: wint8, "
          "w8a8, fp8, ...); with c8 in it, as in a8w8c8, the KV cache is int8 with calibrated "
@@ -286,6 +288,7 @@ class QuantConfig:
     chat_template: str | None = None
     overwrite: bool = False
     inference_model: bool = True
+    device: str = "cpu"  # cpu | gpu | gpu:N
     weight_method: str = "abs_max_channel_wise"
     group_size: int = -1
     symmetric: bool = True
@@ -320,6 +323,14 @@ class QuantConfig:
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
+        kind, _, index = self.device.partition(":")
+        if kind not in ("cpu", "gpu") or (":" in self.device and not index.isdigit()):
+            raise one_of("device", self.device, ("cpu", "gpu", "gpu:N"))
+        if kind == "gpu" and not self.inference_model:
+            raise UserError(
+                f"--inference_model=false runs on the CPU, and --device is {self.device}; leave "
+                "one of the two out"
+            )
         if self.needs_data and self.data_file is None:
             raise UserError(
                 f"{', '.join(self.calibrated)} needs calibration data; give --data_file"
@@ -410,6 +421,7 @@ class QuantConfig:
             chat_template=flags["chat_template"],
             overwrite=flags["overwrite_output_dir"],
             inference_model=flags["inference_model"],
+            device=flags["device"],
             weight_method=flags["weight_quant_method"],
             group_size=group_size,
             symmetric=flags["weight_symmetric"],

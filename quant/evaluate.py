@@ -4,8 +4,9 @@ r"""Perplexity, KL divergence, top-1 agreement, size and speed of quantizations,
         --quant_type weight_only_int8,weight_only_int4_g128,weight_only_int4_g128+gptq \
         --calibration_file calibration.txt --output_file table.json
 
-Each row is compared with the unquantized model, window by window, through the engine's own decoder.
-Leaves with 0, 1, 2 or 130 as predictor.py does.
+Each row is compared with the unquantized model, window by window, through the engine's own decoder,
+on the CPU or a GPU; rows are calibrated on the CPU. Leaves with 0, 1, 2 or 130 as predictor.py
+does.
 """
 
 from __future__ import annotations
@@ -72,10 +73,12 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_RUN, "dtype", "str", "bfloat16",
          "Type of activations and of what is not quantized.",
          choices=("float32", "bfloat16", "float16")),
-    Flag(_RUN, "device", "str", "cpu", "cpu, gpu or gpu:N."),
+    Flag(_RUN, "device", "str", None,
+         "cpu, gpu or gpu:N. When not given: gpu where one is usable and the compiled operators "
+         "run, else cpu."),
     Flag(_RUN, "inference_model", "bool", True,
-         "Use the compiled operators; false: plain Paddle. A type that the compiled operators of a "
-         "device lack runs on plain Paddle, beside an unquantized model on plain Paddle."),
+         "Use the compiled operators; false: plain Paddle. A type that the compiled operators of "
+         "the CPU lack runs on plain Paddle, beside an unquantized model on plain Paddle."),
     Flag(_RUN, "block_size", "int", 64, "Tokens per block of the KV cache."),
 )
 # fmt: on
@@ -157,7 +160,7 @@ class EvaluateConfig:
             max_tokens=flags["max_tokens"],
             ptq_step=flags["ptq_step"],
             dtype=flags["dtype"],
-            device=flags["device"],
+            device=device_of(flags),
             inference_model=flags["inference_model"],
             block_size=flags["block_size"],
         )
@@ -171,8 +174,17 @@ class EvaluateConfig:
         from predict.llm import read_spec
         from predict.models import family_of
         from predict.nn.weights import plan_weights
+        from predict.quantization import check_support
         from quant.data import find_data_file
 
+        engine_config(self, row, self.model_name_or_path)  # its own checks
+        if self.device != "cpu" and not self.inference_model:
+            raise UserError(
+                f"--inference_model=false runs on the CPU, and --device is {self.device}; leave "
+                "one of the two out"
+            )
+        if self.device != "cpu" and row.quant_type is not None:
+            check_support(row.quant_type, self.device, True, self.dtype, None, row.group_size)
         if row.calibrates:
             find_data_file(str(self.calibration_file), "--calibration_file")
             self.quantization(row, Path("not made yet"))
@@ -193,6 +205,20 @@ class EvaluateConfig:
         if self.skip:
             words += ["--skip_list_names", ",".join(self.skip)]
         return QuantConfig.from_flags(parse_command_line([*words, *row.quantization_flags()]))
+
+
+def device_of(flags: FlagValues) -> str:
+    """The device that the flags ask for; where they do not, what predictor.py would take."""
+    from predict.device import default_name
+
+    if flags["device"] is not None:
+        return str(flags["device"])
+    if not flags["inference_model"]:
+        return "cpu"
+    name, why_no_gpu = default_name()
+    if why_no_gpu:
+        _say(f"--device was not given; running on cpu: {why_no_gpu}")
+    return name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -235,6 +261,7 @@ def run(config: EvaluateConfig, progress: bool | None = None) -> dict[str, Resul
     from predict.progress import Progress
     from predict.tokenizer import Tokenizer
     from quant.data import read_sequences
+    from quant.run_quantization import run as quantize
 
     tokenizer = Tokenizer.from_dir(config.model_name_or_path, "none")
     windows = [
@@ -252,31 +279,34 @@ def run(config: EvaluateConfig, progress: bool | None = None) -> dict[str, Resul
         Progress(len(rows) * len(windows), progress, unit="window") as bar,
     ):
         for number, row in enumerate(rows):
-            engine = engine_config(config, row, Path(folder) / str(number))
+            directory = row.checkpoint or config.model_name_or_path
+            if row.calibrates:
+                directory = str(Path(folder) / str(number))
+                quantize(config.quantization(row, Path(directory)))
+            engine = engine_config(config, row, directory)
             if engine.inference_model not in references:
-                plain = engine_config(config, rows[0], Path(folder), engine.inference_model)
+                plain = engine_config(
+                    config, rows[0], config.model_name_or_path, engine.inference_model
+                )
                 references[engine.inference_model] = Model(plain)
             reference = references[engine.inference_model]
-            model = reference if number == 0 else Model(engine)
-            results[row.name] = measure(model, reference, windows, bar)
+            # No name for the row's model: it is gone before the next one takes its memory.
+            results[row.name] = measure(
+                reference if number == 0 else Model(engine), reference, windows, bar
+            )
     return results
 
 
 def engine_config(
-    config: EvaluateConfig, row: Row, folder: Path, inference_model: bool | None = None
+    config: EvaluateConfig, row: Row, directory: str, inference_model: bool | None = None
 ) -> EngineConfig:
-    """The engine of a row, calibrated into `folder` where it has to be. Raises UserError.
+    """The engine of a row, whose checkpoint is in `directory`. Raises UserError.
 
     inference_model: None chooses the compiled operators where they have the row's type.
     """
     from predict.config import EngineConfig
 
-    directory, quant_type = row.checkpoint or config.model_name_or_path, row.quant_type
-    if row.calibrates:
-        from quant.run_quantization import run as quantize
-
-        quantize(config.quantization(row, folder))
-        directory, quant_type = str(folder), None
+    quant_type = None if row.calibrates else row.quant_type
     if inference_model is None:
         inference_model = config.inference_model and is_compiled_for(config, row)
     tokens = config.src_length + DECODE_PROMPT + DECODE_TOKENS
@@ -299,10 +329,10 @@ def engine_config(
 
 
 def is_compiled_for(config: EvaluateConfig, row: Row) -> bool:
-    """Whether the device's compiled operators have the row's type."""
+    """Whether the CPU's compiled operators have the row's type; on a GPU nothing else runs."""
     from predict.quantization import check_support
 
-    if row.quant_type is None or config.device.partition(":")[0] != "cpu":
+    if row.quant_type is None or config.device != "cpu":
         return True
     try:
         check_support(row.quant_type, config.device, compiled=True)
@@ -316,12 +346,13 @@ class Model:
 
     def __init__(self, config: EngineConfig):
         """Loads the engine; raises UserError."""
-        import paddle
         from predict.engine.kv_cache import allocate_caches
         from predict.kv_formats import head_scales, kv_format_of
         from predict.llm import LLM
 
         self.llm = LLM(config)
+        import paddle  # not before the engine has chosen its device
+
         self.config = config = self.llm.config  # a checkpoint may bring its cache type
         spec, device = self.llm.spec, self.llm.device
         self.place = paddle.CPUPlace() if device is None else device.place()

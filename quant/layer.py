@@ -195,8 +195,8 @@ def run_layer(
             values.append(value)
             start += length
         attended = paddle.concat(mixed) if len(mixed) > 1 else mixed[0]
-        x = x + backend.linear(attended, attention.out)
-        mlp_normed, _ = backend.rms_norm(x, mlp.norm, None, mlp.norm_eps)
+        output = backend.linear(attended, attention.out)
+        mlp_normed, x = backend.rms_norm(output, mlp.norm, x, mlp.norm_eps)
         inner = backend.silu_mul(backend.linear(mlp_normed, mlp.gate_up))
         x = x + backend.linear(inner, mlp.down)
     made = {"qkv": normed, "out": attended, "gate_up": mlp_normed, "down": inner}
@@ -230,7 +230,7 @@ def _attend(
             logit_indices=np.zeros(1, np.int32),
             max_lens=np.array([length, length], np.int32),
         ),
-        paddle.CPUPlace(),
+        qkv.place,
     )
     q, cache = backend.rope_and_cache_write(qkv, attention, empty, rope, inputs)
     mixed = backend.paged_attention(q, attention, cache, inputs)

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from quant.state import RunState
 
 # What a finished layer does not depend on: where it is stored, and how it is computed.
-NOT_INPUTS = ("output_path", "overwrite", "inference_model", "model_name_or_path", "data_file")
+NOT_INPUTS = (
+    *("output_path", "overwrite", "inference_model", "device", "model_name_or_path", "data_file"),
+)
 
 
 @dataclass(frozen=True)
@@ -113,10 +115,8 @@ def run(config: QuantConfig, progress: bool | None = None) -> Summary:
         },
         config.overwrite,
     )
+    use_device(config.device)
     backend = choose_backend(config.inference_model)
-    import paddle
-
-    paddle.set_device("cpu")
     from quant.calibrate import LayerQuantizer
 
     quantizer = LayerQuantizer(config, backend, is_compiled(backend))
@@ -147,6 +147,18 @@ def run(config: QuantConfig, progress: bool | None = None) -> Summary:
     state.remove()
     before = sum(_num_bytes(info) for info in checkpoint.tensors.values())
     return Summary(before, after, sum(map(len, sequences)), loss)
+
+
+def use_device(name: str) -> None:
+    """Makes a device Paddle's default, before Paddle is first imported. Raises UserError."""
+    from predict import device as devices
+
+    if name == "cpu":
+        import paddle
+
+        paddle.set_device("cpu")
+    else:
+        devices.activate(devices.choose(name))
 
 
 def check(config: QuantConfig, plan: WeightPlan, checkpoint: Any, source: CheckpointSource) -> None:

@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     skipped = {}
     if not config.getoption("--slow"):
         skipped["slow"] = pytest.mark.skip(reason="takes minutes; run with --slow")
-    if not Path("/proc/driver/nvidia/version").is_file() and not os.environ.get(ENVIRONMENT):
+    if not Path("/proc/driver/nvidia/version").is_file() and ENVIRONMENT not in os.environ:
         skipped["gpu"] = pytest.mark.skip(reason="no NVIDIA driver")
     for item in items:
         for name, mark in skipped.items():

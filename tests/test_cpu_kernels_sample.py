@@ -352,24 +352,32 @@ def test_sample_says_which_parameter_is_out_of_range(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("column", [0, 15, 16, 36])
-def test_nan_logits_are_an_error_that_names_the_row(
+def test_rows_with_a_nan_yield_no_token_and_leave_the_others_theirs(
     compiled: Library, candidate: str, temperature: float, column: int
 ) -> None:
     logits = np.zeros((3, 37), "f4")
-    logits[2, column] = np.nan
-    with pytest.raises(ValueError, match="row 2 of logits has a NaN"):
-        sample(compiled, logits, temperature)
+    logits[:, 5] = 50
+    logits[1, column] = np.nan
+    assert sample(compiled, logits, temperature).tolist() == [5, -1, 5]
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf])
-def test_rows_without_a_finite_largest_logit_cannot_be_drawn_from(
-    compiled: Library, value: float
+@pytest.mark.parametrize("narrowed", [{}, {"top_k": 2}, {"top_p": 0.5}, {"typical_p": 0.5}])
+def test_rows_without_a_finite_largest_logit_yield_no_token(
+    compiled: Library, candidate: str, value: float, narrowed: dict[str, Any]
 ) -> None:
-    logits = np.full((2, 5), -np.inf, "f4")
-    logits[0] = 0
+    logits = np.full((3, 5), -np.inf, "f4")
+    logits[[0, 2], 4] = 0
     logits[1, 3] = value
-    with pytest.raises(ValueError, match="row 1 of logits has no finite largest"):
-        sample(compiled, logits)
+    assert sample(compiled, logits, **narrowed).tolist() == [4, -1, 4]
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+def test_greedy_rows_take_an_infinite_largest_logit(compiled: Library, value: float) -> None:
+    logits = np.full((2, 5), -np.inf, "f4")
+    logits[:, 3] = value
+    wanted = 3 if value > 0 else 0  # the lowest index of equals
+    assert sample(compiled, logits, [0.0, 1.0], [0, 1]).tolist() == [wanted, wanted]
 
 
 def test_logits_must_be_float32(compiled: Library) -> None:

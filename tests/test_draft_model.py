@@ -20,7 +20,7 @@ from predict.engine.sampler import Sampler
 from predict.errors import UserError
 from predict.nn.inputs import ForwardInputs
 from predict.request import Request
-from predict.speculative import FAILED, DraftNetwork
+from predict.speculative import FAILED, DraftNetwork, Verified, accepted_tokens
 from predict.speculative.draft_model import DraftModelProposer
 from tests.test_golden import DEMO, GOLDEN, config, golden
 
@@ -64,6 +64,8 @@ class CacheReader:
         self.cache = np.full(num_blocks * BLOCK, -1000)
         self.target = target
         self.shelf: list[int] = []
+        self.used: list[int] = []  # what was on the shelf for the last step
+        self.num_followed = 0
         self.failures = failures
         self.mistakes = mistakes
         self.random = np.random.default_rng(0)
@@ -74,7 +76,7 @@ class CacheReader:
     def launch(
         self, inputs: ForwardInputs, rows: Any, sampler: Any, prompt: Any = NO_TARGETS
     ) -> KnownTokens:
-        shelf, self.shelf = self.shelf, []
+        shelf, self.used, self.shelf = self.shelf, self.shelf, []
         tokens = ReadTokens([], shelf).known(
             [self.last[-1 - t] if SHELF < t < 0 else t for t in inputs.token_ids.tolist()]
         )
@@ -94,6 +96,31 @@ class CacheReader:
         first = SHELF - len(self.target.shelf)
         self.target.shelf += chosen
         return ReadTokens(list(range(first, first - len(chosen), -1)), [])
+
+    def launch_behind(
+        self,
+        inputs: ForwardInputs,
+        rows: Any,
+        sampler: Any,
+        verified: Sequence[Verified],
+        num_chosen: int,
+    ) -> KnownTokens:
+        target = self.target
+        assert target is not None
+        borders = inputs.cu_seqlens_q
+        for index, (_, row, placeholders) in enumerate(verified):
+            span = slice(int(borders[index]), int(borders[index + 1]))
+            drafts = ReadTokens([], target.used).known(placeholders)
+            new = accepted_tokens(drafts, target.last[row:])
+            if num_chosen:
+                last = [int(inputs.token_ids[span.start]), *new][-2:]
+                inputs.token_ids[span] = last
+            places = inputs.positions[span]
+            places -= len(drafts) + 1 - len(new)
+            blocks = inputs.block_tables[index][places // BLOCK]
+            inputs.slot_mapping[span] = blocks * BLOCK + places % BLOCK
+        self.num_followed += 1
+        return self.launch(inputs, rows, sampler)
 
     def execute(self, inputs: ForwardInputs) -> Any:
         raise NotImplementedError

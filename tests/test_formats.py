@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from export.export_model import export_model
 from predict import LLM, EngineConfig
 from predict.errors import UserError
-from predict.formats import compressed_tensors, layout_of, paddlenlp, safetensors_file
+from predict.formats import awq, compressed_tensors, layout_of, paddlenlp, safetensors_file
 from predict.formats._stored import packed, unpacked
 from predict.kv_formats import head_scales, kv_format_of
 from predict.models import family_of
@@ -31,7 +33,8 @@ from tests import tiny
 from tests.test_schemes import answer, logits_of, relative_error
 
 GOLDEN = Path(__file__).parent / "golden_quantized"
-CASES = sorted(path.parent.name for path in GOLDEN.glob("*/golden.json"))
+MIXED = "gptq_dynamic"  # its linears have different schemes
+CASES = sorted({path.parent.name for path in GOLDEN.glob("*/golden.json")} - {MIXED})
 SCHEMES = {
     "awq": "weight_only_int4",
     "ct_fp8_block": "a8w8_fp8",
@@ -88,16 +91,43 @@ def test_golden_cases_are_all_there() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_equal_those_that_the_library_dequantizes(case: str) -> None:
+    layout, plan = open_layout(GOLDEN / case)
+    assert all(layout.scheme(linear) == SCHEMES[case] for linear in plan.linears())
+    assert num_equal_to_golden(case) == 7 * plan.spec.num_layers
+
+
+def num_equal_to_golden(case: str) -> int:
+    """Matrices that the library quantized, each of them compared."""
     golden = json.loads((GOLDEN / case / "golden.json").read_text())["weights"]
     layout, plan = open_layout(GOLDEN / case)
-    assert len(golden) == 7 * plan.spec.num_layers
+    num_equal = 0
     for linear in plan.linears():
-        assert layout.scheme(linear) == SCHEMES[case]
         for prefix, values in dequantized(layout, linear).items():
+            if prefix not in golden:
+                continue
             wanted = golden[prefix]
             np.testing.assert_allclose(values[:2, :3], wanted["corner"], rtol=1e-2, err_msg=prefix)
             got = hashlib.sha256(rounded_bytes(values, wanted["dtype"])).hexdigest()
             assert got == wanted["sha256"], prefix
+            num_equal += 1
+    return num_equal
+
+
+def test_linears_that_gptqmodel_stores_in_different_ways_equal_its_own() -> None:
+    layout, plan = open_layout(GOLDEN / MIXED)
+    first, second = plan.layers
+    kinds = {
+        first.qkv: ("weight_only_int8", -1),
+        first.gate_up: ("weight_only_int4", 32),
+        second.qkv: ("weight_only_int8", 32),  # v_proj alone has 8 bits
+        second.out: ("weight_only_int4", 32),
+        second.gate_up: ("weight_only_int4", 32),
+        second.down: ("dense", -1),
+    }
+    for linear, kind in kinds.items():
+        assert (layout.scheme(linear), layout.group_size(linear)) == kind, linear.prefixes
+    assert num_equal_to_golden(MIXED) == 6 * plan.spec.num_layers
+    assert answer(GOLDEN / MIXED)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -464,6 +494,215 @@ def test_parts_ordered_differently_are_read_dense(tmp_path: Path) -> None:
     want = dequantized(whole, wanted_plan.layers[0].gate_up)
     np.testing.assert_array_equal(got["model.layers.0.mlp.gate_proj"], want[linear.prefixes[0]])
     np.testing.assert_array_equal(got[name], want[name][:, ::-1])
+    assert answer(tmp_path)
+
+
+# Linears that are stored in different ways.
+
+DYNAMIC = {
+    "-:.*down_proj": {},
+    r"+:model\.layers\.0\.self_attn\.": {"bits": 8, "group_size": -1, "sym": True},
+    r".*\.self_attn\.v_proj": {"bits": 8, "mse": 2.4},
+    r".*\.0\.mlp\.up_proj": {"group_size": 64},
+    ".*": {},
+    ".*mlp": {"bits": 8},  # never comes to it
+}
+
+
+def rounded(scheme: str, values: npt.NDArray[np.float32], group_size: int) -> Quantized:
+    """Weight-only codes with a column of scales at least."""
+    made = scheme_of(scheme).quantize(values, group_size)
+    zero = None if made.zero is None else made.zero.reshape(len(values), -1)
+    return dataclasses.replace(made, scale=made.scale.reshape(len(values), -1), zero=zero)
+
+
+def values_of(weight: Quantized) -> npt.NDArray[np.float32]:
+    """What weight-only codes stand for."""
+    num_rows, num_groups = weight.scale.shape
+    codes = weight.codes.astype(np.float32).reshape(num_rows, num_groups, -1)
+    zero = 0 if weight.zero is None else weight.zero[:, :, None]
+    values: npt.NDArray[np.float32] = (codes - zero) * weight.scale[:, :, None]
+    return values.reshape(num_rows, -1)
+
+
+def gptq_tensors(prefix: str, weight: Quantized, bits: int) -> dict[str, npt.NDArray[Any]]:
+    middle = 0 if bits == 4 else 128
+    zero = np.zeros_like(weight.scale) if weight.zero is None else weight.zero
+    return {
+        prefix + ".qweight": packed(weight.codes.astype(np.int16).T + middle, bits, 0),
+        prefix + ".qzeros": packed(zero.T.astype(np.int16) + middle - 1, bits, 1),
+        prefix + ".scales": np.ascontiguousarray(weight.scale.T),
+    }
+
+
+def awq_tensors(prefix: str, weight: Quantized) -> dict[str, npt.NDArray[Any]]:
+    assert weight.zero is not None
+
+    def words(codes: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+        eights = codes.T.reshape(codes.shape[1], -1, 8)[..., awq.ORDER]
+        return packed(eights.reshape(codes.shape[1], -1), 4, 1)
+
+    return {
+        prefix + ".qweight": words(weight.codes),
+        prefix + ".qzeros": words(weight.zero),
+        prefix + ".scales": np.ascontiguousarray(weight.scale.T),
+    }
+
+
+def write_mixed(
+    directory: Path,
+    stored: Callable[[str, npt.NDArray[Any]], tuple[dict[str, npt.NDArray[Any]], Any]],
+    quantization: dict[str, Any],
+) -> dict[str, npt.NDArray[np.float32]]:
+    """A tiny model whose linears `stored` wrote, with what they then stand for, by name."""
+    tiny.write(directory)
+    file = directory / "model.safetensors"
+    made: dict[str, Any] = {}
+    wanted: dict[str, Any] = {}
+    for name, values in load_file(file).items():
+        prefix = name.removesuffix(".weight")
+        if "proj" in name:
+            tensors, wanted[prefix] = stored(prefix, values)
+            made |= tensors
+        else:
+            made[name] = values
+    save_file({name: np.ascontiguousarray(values) for name, values in made.items()}, file)
+    announce(directory, quantization)
+    return wanted
+
+
+def write_dynamic(directory: Path) -> dict[str, npt.NDArray[np.float32]]:
+    """A GPTQ checkpoint as DYNAMIC says."""
+
+    def stored(prefix: str, values: npt.NDArray[Any]) -> Any:
+        bits, size = 4, 32
+        if prefix.endswith("down_proj"):
+            return {prefix + ".weight": values}, values
+        if ".0.self_attn." in prefix:
+            bits, size = 8, -1
+        elif prefix.endswith("v_proj"):
+            bits = 8
+        elif prefix.endswith("0.mlp.up_proj"):
+            size = 64
+        weight = rounded(f"weight_only_int{bits}", values, size)
+        return gptq_tensors(prefix, weight, bits), values_of(weight)
+
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": DYNAMIC}
+    return write_mixed(directory, stored, settings)
+
+
+def test_linears_of_a_gptq_checkpoint_are_stored_as_dynamic_says(tmp_path: Path) -> None:
+    wanted = write_dynamic(tmp_path)
+    layout, plan = open_layout(tmp_path)
+    assert layout.schemes == {"weight_only_int4", "weight_only_int8"}
+    first, second = plan.layers
+    kinds = {
+        first.qkv: ("weight_only_int8", -1),
+        first.out: ("weight_only_int8", -1),
+        first.gate_up: ("weight_only_int4", 32),  # the finer one of its parts
+        first.down: ("dense", -1),
+        second.qkv: ("weight_only_int8", 32),  # 4 bits and 8, in 8
+        second.out: ("weight_only_int4", 32),
+        second.down: ("dense", -1),
+    }
+    for linear, kind in kinds.items():
+        assert (layout.scheme(linear), layout.group_size(linear)) == kind, linear.prefixes
+    for linear in plan.linears():
+        for prefix, values in dequantized(layout, linear).items():
+            if prefix in wanted:
+                np.testing.assert_allclose(values, wanted[prefix], rtol=1e-6, err_msg=prefix)
+
+
+def test_compiled_operators_read_linears_of_different_kinds(
+    tmp_path: Path, compiled: object
+) -> None:
+    write_dynamic(tmp_path)
+    got = logits_of(tmp_path, inference_model=True)
+    assert relative_error(got, logits_of(tmp_path)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "said"),
+    [
+        ([".*"], r"dynamic is \['\.\*'\]; it must be an object"),
+        ({"a(": {}}, r"dynamic: 'a\(' is no regular expression"),
+        ({".*": 4}, r"'\.\*' is 4; it must be an object of settings"),
+        ({".*": {"bits": 3}}, r"'\.\*': GPTQ with 3 bits is not supported \(allowed: 4, 8\)"),
+        ({".*": {"group_size": 0}}, r"group_size 0 is not supported"),
+        ({".*": {"adapter": {"rank": 8}}}, r"adapter of single linears is not supported"),
+        ({".*": {"group_size": 16}}, r"groups of 16 input features \(allowed|wrong shape"),
+        ({"-:.*v_proj": {}}, r"do not fit config.json; 2 missing: .*v_proj.weight"),
+        ({"-:.*k_proj": {}}, r"different ways .*q_proj weight_only_int4, .*k_proj dense"),
+    ],
+)
+def test_what_dynamic_asks_for_in_vain_is_named(tmp_path: Path, dynamic: Any, said: str) -> None:
+    def stored(prefix: str, values: npt.NDArray[Any]) -> Any:
+        if prefix.endswith("k_proj") and "-:.*k_proj" in dynamic:
+            return {prefix + ".weight": values}, None
+        weight = rounded("weight_only_int4", values, 32)
+        return gptq_tensors(prefix, weight, 4), None
+
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": dynamic}
+    write_mixed(tmp_path, stored, settings)
+    with pytest.raises(UserError, match=said):
+        load(tmp_path)
+
+
+def test_linears_that_awq_does_not_convert_stay_dense(tmp_path: Path) -> None:
+    kept = ("o_proj", "down_proj")
+
+    def stored(prefix: str, values: npt.NDArray[Any]) -> Any:
+        if prefix.endswith(kept):
+            return {prefix + ".weight": values}, values
+        weight = rounded("weight_only_int4", values, 32)
+        return awq_tensors(prefix, weight), values_of(weight)
+
+    settings = {"quant_method": "awq", "group_size": 32, "modules_to_not_convert": list(kept)}
+    wanted = write_mixed(tmp_path, stored, settings)
+    layout, plan = open_layout(tmp_path)
+    for linear in plan.linears():
+        dense = linear.prefixes[0].endswith((*kept, "lm_head"))
+        assert layout.scheme(linear) == ("dense" if dense else "weight_only_int4")
+        for prefix, values in dequantized(layout, linear).items():
+            if prefix in wanted:
+                np.testing.assert_allclose(values, wanted[prefix], rtol=1e-6, err_msg=prefix)
+    assert answer(tmp_path)
+
+
+def test_config_groups_of_compressed_tensors_go_by_name_then_pattern_then_class(
+    tmp_path: Path,
+) -> None:
+    def kind(prefix: str) -> tuple[str, int]:
+        if prefix == "model.layers.0.mlp.down_proj":
+            return "weight_only_int8", -1
+        if prefix.endswith("down_proj"):
+            return "a8w8", -1
+        return "weight_only_int4", 32
+
+    def stored(prefix: str, values: npt.NDArray[Any]) -> Any:
+        if ".1.self_attn." in prefix:
+            return {prefix + ".weight": values}, None
+        scheme, size = kind(prefix)
+        weight = rounded(scheme, values, size)
+        made = compressed_tensors.linear_tensors(scheme, prefix, weight)
+        return {name: array for name, (_, array) in made.items()}, None
+
+    groups = {}
+    for scheme, size, targets in (
+        ("weight_only_int4", 32, ["Linear"]),
+        ("a8w8", -1, ["re:.*down_proj"]),
+        ("weight_only_int8", -1, ["model.layers.0.mlp.down_proj"]),
+    ):
+        config = compressed_tensors.config(scheme, group_size=size)
+        groups[scheme] = config["config_groups"]["group_0"] | {"targets": targets}
+    config |= {"config_groups": groups, "ignore": ["lm_head", r"re:.*\.1\.self_attn\..*"]}
+    write_mixed(tmp_path, stored, config)
+    layout, plan = open_layout(tmp_path)
+    first, second = plan.layers
+    assert [layout.scheme(linear) for linear in (first.qkv, first.down, second.qkv)] == [
+        *("weight_only_int4", "weight_only_int8", "dense")
+    ]
+    assert layout.scheme(second.down) == "a8w8"
     assert answer(tmp_path)
 
 

@@ -214,8 +214,8 @@ def test_rules_are_encoded_as_the_operator_reads_them() -> None:
 
 def test_choices_lie_where_the_operator_reads_them() -> None:
     choices = [Choice(0.5, 7, 0.9, 1 << 40, 3, 0.25, 0.5), GREEDY, Choice(1.0, 0, 1.0, 5, 1 << 33)]
-    columns = np.full((9, 4), -1, np.int32)
-    write_choices(columns, choices)
+    columns = np.full((10, 4), -1, np.int32)
+    write_choices(columns, choices, [2, 1, 0])
     assert columns[0].view(np.float32).tolist() == [0.5, 0.0, 1.0, 0.0]
     assert columns[1].tolist()[:3] == [7, 1, 0]
     np.testing.assert_array_equal(
@@ -225,5 +225,6 @@ def test_choices_lie_where_the_operator_reads_them() -> None:
     assert columns[4:6].reshape(-1).view(np.int64).tolist()[:3] == [1 << 40, 0, 5]
     assert columns[6:8].reshape(-1).view(np.int64).tolist()[:3] == [3, 0, 1 << 33]
     assert columns[8].view(np.float32).tolist() == [0.5, 1.0, 1.0, 0.0]
+    assert columns[9].tolist() == [2, 1, 0, 0]
     write_choices(columns, [GREEDY] * 3)
-    assert columns[0].tolist() == [0] * 4
+    assert columns[[0, 9]].tolist() == [[0] * 4] * 2

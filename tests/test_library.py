@@ -13,7 +13,7 @@ import pytest
 
 from predict import device as devices
 from predict import doctor, library
-from predict.device import InstalledPaddle
+from predict.device import DriverInfo, InstalledPaddle
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILT = library.Metadata(
@@ -244,9 +244,13 @@ def test_doctor_says_what_device_gpu_would_take(
     lines = doctor.render(report)
     assert "CUDA library  absent" in lines
     assert re.search(r"--device gpu  not usable: .*CPU build.*setup_cuda\.py install", lines)
+    assert re.search(r"on a GPU +no quant_type", lines)
 
     monkeypatch.setattr(devices, "installed_paddle", lambda: InstalledPaddle("3.3.1", True))
     assert doctor.collect()["device_gpu"]["name"] == "gpu:0"
+    h200 = devices.Gpu("NVIDIA H200", (9, 0), 141 << 30, 132)
+    monkeypatch.setattr(devices, "driver_info", lambda: DriverInfo(13000, 13000, "", (h200,)))
+    assert re.search(r"on a GPU +weight_only_int8 \(sm90\), .*", doctor.render(doctor.collect()))
     described = {"architectures": ["80", "90a"], "compiler": "nvcc 13.0"}
     (tmp_path / "libregatta_cuda.json").write_text(json.dumps(described))
     report = doctor.collect()

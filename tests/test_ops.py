@@ -36,9 +36,11 @@ def test_both_backends_offer_the_same_functions() -> None:
     compiled, plain = functions(ops), functions(reference)
     packing = {"pack_dense", "pack_quantized", "fold_norm"}  # only the compiled operators need them
     gpu = {
+        "follow_drafts",
         "resolve_tokens",
         "adjust_logits",
         "sample_step",
+        "verify_window",
         "logprobs",
         "log_softmax",
         "likeliest",

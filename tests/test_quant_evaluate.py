@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from predict import device as devices
 from predict.errors import UserError
+from predict.flags import parse_flags
 from quant import evaluate
-from quant.evaluate import main
+from quant.evaluate import EvaluateConfig, main
 from quant.metrics import Comparison, log_softmax
 from quant.rows import Row, parse_row
 from tests.test_quant_run import GROUPS, quantize, write_model
@@ -90,6 +94,9 @@ def test_wrong_rows_are_refused(text: str, said: str) -> None:
         parse_row(text)
 
 
+ROOT = Path(__file__).parents[1]
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With the texts that evaluate.py looks for beside a model."""
@@ -147,6 +154,23 @@ def test_the_table_and_its_json_agree(
         (["--src_length", "1"], "--src_length is 1"),
         (["--cachekv_int8_type", "int5"], "allowed: dynamic"),
         (["--output_file", "no/folder/x.json"], "does not exist"),
+        (["--device", "tpu"], "device 'tpu' is not known (allowed: cpu, gpu, gpu:N)"),
+        (["--device", "gpu"], "--inference_model=false runs on the CPU, and --device is gpu"),
+        (
+            ["--device", "gpu", "--inference_model=true", "--quant_type", "none,w4a8"],
+            "w4a8 does not run on GPUs yet",
+        ),
+        (
+            ["--device", "gpu", "--inference_model=true", "--quant_type", "a8w8"],
+            "a8w8 takes activations in bfloat16 or float16 on a GPU",
+        ),
+        (
+            [
+                *("--device", "gpu", "--inference_model=true"),
+                *("--dtype", "bfloat16", "--quant_type", "wint8_g32"),
+            ],
+            "a scale for every 32 input features does not run on GPUs yet",
+        ),
     ],
 )
 def test_wrong_input_is_one_line_before_any_measuring(
@@ -164,6 +188,58 @@ def test_wrong_input_is_one_line_before_any_measuring(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "usable", "device"),
+    [
+        ([], False, "cpu"),
+        ([], True, "gpu"),
+        (["--device", "cpu"], True, "cpu"),
+        (["--inference_model=false"], True, "cpu"),
+        (["--device", "gpu:1"], False, "gpu:1"),
+    ],
+)
+def test_device_is_a_usable_gpu_unless_told(
+    words: list[str],
+    usable: bool,
+    device: str,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def choose(name: str) -> devices.Device:
+        if not usable:
+            raise UserError(f"device {name}: the driver is too old")
+        return devices.Device("regatta_gpu:0", 0, "")
+
+    monkeypatch.setattr(devices, "choose", choose)
+    monkeypatch.setattr(devices, "is_gpu_present", lambda: True)
+    asked = ["--model_name_or_path", str(model), "--quant_type", "wint8", *words]
+    flags = parse_flags(asked, evaluate.FLAGS, "evaluate.py", "", "")
+    assert EvaluateConfig.from_flags(flags).device == device
+    said = capsys.readouterr().err
+    assert ("the driver is too old" in said) == (words == [] and not usable)
+
+
+ENGINES_SEE_NO_PADDLE = """
+import sys
+from predict import llm
+from predict.errors import UserError
+from quant import evaluate
+
+def engine(config):
+    raise UserError(f"paddle is imported: {'paddle' in sys.modules}")
+
+llm.LLM = engine
+sys.exit(evaluate.main(sys.argv[1:]))
+"""
+
+
+def test_paddle_is_imported_by_the_engine_which_chooses_its_device_before(model: Path) -> None:
+    command = [sys.executable, "-c", ENGINES_SEE_NO_PADDLE, *arguments(model, "wint4_g32+gptq")]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.stderr.splitlines()[-1] == "error: paddle is imported: False"
 
 
 def test_the_measured_text_is_not_calibrated_on(

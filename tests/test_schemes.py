@@ -14,7 +14,14 @@ from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams
 from predict.errors import UserError
 from predict.manifest import load_manifest
-from predict.quantization import SUPPORT, QuantType, check_support, parse_quant_type
+from predict.quantization import (
+    SUPPORT,
+    QuantType,
+    check_support,
+    gpu_kernels,
+    parse_quant_type,
+    support_table,
+)
 from predict.schemes import Quantized, known_schemes, scheme_of
 from predict.schemes._e4m3 import VALUES, encode
 from tests import tiny
@@ -317,6 +324,26 @@ def test_where_a_scheme_does_not_run_is_said_with_what_to_use(
         check_support("a8w8_fp8", device, True, dtype, capability)
     check_support("a8w8_fp8", "cpu", False, dtype)
     check_support("a8w8_fp8", "gpu", True, "bfloat16", (9, 0))
+
+
+@pytest.mark.parametrize("scheme", ["weight_only_int8", "weight_only_int4", "a8w8"])
+def test_kernels_for_every_gpu_open_the_older_ones(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=r"needs a GPU of sm_90, and this one is sm_86"):
+        check_support(scheme, "gpu", True, "bfloat16", (8, 6))
+    assert gpu_kernels((9, 0))[scheme] == "sm90"
+    assert not gpu_kernels((8, 6))
+    for name, row in support_table(every_gpu=True).items():
+        monkeypatch.setitem(SUPPORT, name, row)
+    check_support(scheme, "gpu", True, "float16", (7, 5))
+    check_support(scheme, "gpu", True, "bfloat16", (12, 0))
+    check_support("a8w8_fp8", "gpu", True, "bfloat16", (8, 9), 128)
+    assert gpu_kernels((8, 9))["a8w8_fp8"] == gpu_kernels((8, 6))[scheme] == "mma"
+    with pytest.raises(UserError, match=r"needs a GPU of sm_89 or later, .*sm_86; use .*a8w8 \("):
+        check_support("a8w8_fp8", "gpu", True, "bfloat16", (8, 6))
+    with pytest.raises(UserError, match=r"sm_75, which has no bfloat16; set --dtype float16"):
+        check_support(scheme, "gpu", True, "bfloat16", (7, 5))
 
 
 def test_groups_that_gpus_lack_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,9 @@ from predict.engine.sampler import Sampler
 from predict.engine.scheduler import Scheduler, SchedulerConfig
 from predict.request import Request
 from predict.speculative import DraftNetwork, SpeculativeConfig, known_methods, proposer_of
+from predict.speculative.draft_model import DraftModelProposer
 from predict.speculative.policy import Costs
-from tests.test_draft_model import BLOCK, CacheReader, expected
+from tests.test_draft_model import BLOCK, VOCABULARY, CacheReader, expected
 from tests.test_speculative_policy import Generous
 
 NUM_BLOCKS = 11
@@ -43,6 +44,7 @@ def make_engine(method: str, ahead: bool) -> Engine:
         block_size=BLOCK,
         num_blocks=NUM_BLOCKS,
         token_budget=40,
+        follower=own if ahead else None,
     )
     proposer = proposer_of(SpeculativeConfig(method=method, max_ngram_size=2, draft=draft))
     policy = Generous(6, 40, Costs(row=0.01, wait=0.05), proposer.looks_up)
@@ -93,3 +95,40 @@ def test_aborts_amid_drafts_lose_no_block_and_change_no_text(method: str, ahead:
     for request in requests:
         output = request.output_token_ids
         assert output == expected(request.prompt_token_ids, len(output))
+
+
+def test_drafts_behind_a_verification_are_as_right_as_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The stand-in's choice depends on all of its cache: a wrong token there, and all go wrong."""
+
+    def choice(history: list[int]) -> int:
+        return sum((index + 1) * token for index, token in enumerate(history)) % VOCABULARY
+
+    monkeypatch.setattr("tests.test_draft_model.next_token", choice)
+    shares = []
+    for follows in (False, True):
+        engine, random = make_engine("draft_model", ahead=True), np.random.default_rng(0)
+        assert engine.policy is not None
+        engine.policy.costs = Costs(row=0.0001)
+        assert isinstance(engine.proposer, DraftModelProposer)
+        reader = engine.proposer.network.runner
+        assert isinstance(reader, CacheReader)
+        reader.failures = 0.0
+        if not follows:
+            engine.proposer.propose_behind = None
+        requests: list[Request] = []
+        for number in range(40):
+            prompt = random.integers(0, VOCABULARY, int(random.integers(1, 30))).tolist()
+            params = SamplingParams(max_new_tokens=60, temperature=0.0, ignore_eos=True)
+            requests.append(Request(number, prompt, params))
+            engine.add(requests[-1])
+        while engine.step()[0] is not None:
+            pass
+        for request in requests:
+            assert request.output_token_ids == expected(request.prompt_token_ids, 60)
+        assert (reader.num_followed > 500) == follows
+        assert engine.scheduler.stats.num_preemptions > 5
+        shares.append(engine.draft_stats.num_accepted / engine.draft_stats.num_drafts)
+    assert 0.4 < shares[0] < 0.6
+    assert abs(shares[1] - shares[0]) < 0.03

@@ -13,7 +13,7 @@ from predict.engine.sampler import GREEDY, Choice, Row
 from predict.errors import UserError
 from predict.request import Request
 from predict.speculative import accepted_tokens
-from predict.speculative.window import WindowVerifier, candidates
+from predict.speculative.window import WindowVerifier, verdict
 
 VOCABULARY = 12
 
@@ -101,13 +101,24 @@ def test_greedy_requests_keep_their_tokens() -> None:
     assert WindowVerifier(1, 5).verified(best, logits, rows, [GREEDY] * 3) == best
 
 
+def test_a_banned_token_is_no_second_likeliest() -> None:
+    logits = np.full((2, VOCABULARY), -np.inf, np.float32)
+    logits[:, 7] = 0
+    request = Request(0, [1], SamplingParams(temperature=1.0))
+    rows = [Row(request, [3, 7][:i]) for i in range(3)]
+    choices = [Choice(1.0, 0, 1.0, 0, i) for i in range(3)]
+    verified = WindowVerifier(1, 5).verified([7, 7, 7], logits[[0, 1, 1]], rows, choices)
+    assert verified == [7, 7, 7]
+
+
 def test_candidates_are_tokens_that_the_request_may_draw() -> None:
     logits = np.log(np.array([0.05, 0.4, 0.3, 0.15, 0.1], np.float32))
 
     def allowed(max_candidate_len: int = 5, **changes: Any) -> list[int]:
         choice = Choice(1.0, 0, 1.0, 0, 0)._replace(**changes)
-        token_ids, num_allowed = candidates(logits, choice, max_candidate_len)
-        return token_ids[:num_allowed]
+        verdicts = [verdict(logits, token, choice, max_candidate_len) for token in range(5)]
+        allowed = [token for token in range(5) if verdicts[token].is_candidate]
+        return sorted(allowed, key=lambda token: verdicts[token].rank)
 
     assert allowed() == [1, 2, 3, 4, 0]
     assert allowed(3) == [1, 2, 3]
@@ -117,6 +128,10 @@ def test_candidates_are_tokens_that_the_request_may_draw() -> None:
     assert allowed(top_k=3, top_p=0.8) == [1, 2]
     assert allowed(min_p=0.3) == [1, 2, 3]
     assert allowed(top_p=0.1) == [1]
+    logits[[2, 3]] = -np.inf
+    assert allowed() == [1, 4, 0]
+    logits[:] = 0
+    assert allowed(2) == [0, 1]
 
 
 def test_flags_are_checked() -> None:
@@ -129,5 +144,3 @@ def test_flags_are_checked() -> None:
         config(speculate_verify_window=2)
     with pytest.raises(UserError, match=r"speculate_max_candidate_len is 11 \(allowed: 2 to 10\)"):
         config(speculate_method="lookahead", speculate_max_candidate_len=11)
-    with pytest.raises(UserError, match="--device cpu"):
-        config(speculate_method="lookahead", speculate_verify_window=2, device="gpu:1")

@@ -261,21 +261,16 @@ inline void find_typical(const SampleRow& row, double typical_p, float* least, f
   }
 }
 
-inline Status sample_row(const SampleParams& p, int64_t r, SampleBuffers* buffers) {
+// The token of row r, or -1.
+inline int32_t sample_row(const SampleParams& p, int64_t r, SampleBuffers* buffers) {
   SampleRow row;
   row.logits = p.logits + r * p.vocab_size;
   row.size = p.vocab_size;
-  if (!find_largest(row.logits, row.size, &row.largest)) {
-    return Status::error("sample: row " + std::to_string(r) + " of logits has a NaN");
-  }
+  if (!find_largest(row.logits, row.size, &row.largest)) return -1;
   if (p.temperature[r] == 0.0f || p.top_k[r] == 1) {
-    p.token_ids[r] = static_cast<int32_t>(find_first(row.logits, row.size, row.largest));
-    return {};
+    return static_cast<int32_t>(find_first(row.logits, row.size, row.largest));
   }
-  if (row.largest - row.largest != 0.0f) {
-    return Status::error("sample: row " + std::to_string(r) + " of logits has no finite largest " +
-                         "value to draw from (it is " + std::to_string(row.largest) + ")");
-  }
+  if (row.largest - row.largest != 0.0f) return -1;
   // A temperature below this one is greedy in all but name; its inverse would overflow.
   row.inverse_temperature = 1.0f / std::max(p.temperature[r], 1e-30f);
   const double top_p = static_cast<double>(p.top_p[r]);
@@ -330,23 +325,17 @@ inline Status sample_row(const SampleParams& p, int64_t r, SampleBuffers* buffer
     above += static_cast<double>(row.weight((*tokens)[first].logit));
   }
   tokens->erase(tokens->begin(), tokens->begin() + static_cast<std::ptrdiff_t>(first));
-  p.token_ids[r] = walk(row, *tokens, above, target, true).index;
-  return {};
+  return walk(row, *tokens, above, target, true).index;
 }
 
 inline Status run_sample(const SampleParams& p) {
-  std::vector<Status> statuses(static_cast<size_t>(p.num_rows));
   const int64_t bytes = p.num_rows * p.vocab_size * static_cast<int64_t>(sizeof(float));
   const int64_t threads = std::min<int64_t>(p.num_rows, threads_for_bytes(bytes));
   parallel(static_cast<int>(threads), [&](Team& team) {
     SampleBuffers buffers;
-    team.for_each(p.num_rows, [&](int64_t r) {
-      statuses[static_cast<size_t>(r)] = sample_row(p, r, &buffers);
-    });
+    team.for_each(p.num_rows,
+                  [&](int64_t r) { p.token_ids[r] = sample_row(p, r, &buffers); });
   });
-  for (const Status& status : statuses) {
-    if (!status.ok()) return status;
-  }
   return {};
 }
 

@@ -11,7 +11,6 @@
 // ("paged_attention=sm80").
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 
 #include "attention.cuh"
 
@@ -93,20 +92,9 @@ constexpr Candidate kCandidates[] = {
     {"generic", Kernel::kGeneric, refuse_generic},
 };
 
-// The part of REGATTA_KERNEL that names this operator's candidate, or "".
-std::string forced_candidate() {
-  const char* text = std::getenv("REGATTA_KERNEL");
-  const std::string all = text ? text : "";
-  const std::string key = "paged_attention=";
-  const size_t at = all.find(key);
-  if (at == std::string::npos) return {};
-  const size_t begin = at + key.size();
-  return all.substr(begin, all.find(',', begin) - begin);
-}
-
 Status choose(const PagedAttentionParams& params, const AttentionLimits& limits,
               const Device& device, Kernel* kernel) {
-  const std::string forced = forced_candidate();
+  const std::string forced = forced_candidate("paged_attention");
   std::string reasons;
   for (const Candidate& candidate : kCandidates) {
     if (!forced.empty() && forced != candidate.name) continue;

@@ -32,7 +32,7 @@
 #include "attention.cuh"
 #include "attention_tensor_map.cuh"
 #include "kv_values.cuh"
-#include "wgmma_rows.cuh"
+#include "wgmma.cuh"
 
 namespace regatta::cuda {
 
@@ -437,7 +437,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
       const uint64_t v0 = value_descriptor + stage * (S::kTileBytes >> 4);
 #pragma unroll
       for (int k = 0; k < kKeys / 16; ++k) {
-        WgmmaRows<T, D>::run(out, p[k], v0 + k * (16 * 128 >> 4));
+        WgmmaRows<T, D>::run(out, p[k], v0 + k * (16 * 128 >> 4), 1);
       }
       wgmma_commit();
     };

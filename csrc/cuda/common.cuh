@@ -22,6 +22,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -34,6 +35,16 @@ namespace regatta::cuda {
 constexpr int kWarp = 32;
 
 // ---------------------------------------------------------------------------------------- host
+
+// The candidate that REGATTA_KERNEL names for an operator ("paged_attention=sm80,..."), or "".
+inline std::string forced_candidate(const char* operator_name) {
+  const char* text = std::getenv("REGATTA_KERNEL");
+  const std::string all = text != nullptr ? text : "", key = std::string(operator_name) + "=";
+  const size_t at = all.find(key);
+  if (at == std::string::npos) return {};
+  const size_t begin = at + key.size();
+  return all.substr(begin, all.find(',', begin) - begin);
+}
 
 struct LaunchConfig {
   dim3 grid{1, 1, 1};
@@ -350,6 +361,22 @@ __device__ __forceinline__ void mma_m16n8k16<__half>(float (&d)[4], const uint32
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[2]), "r"(a[3]), "r"(b1));
+#endif
+}
+
+// d[16, 8] += a[16, 32] b[8, 32]^T of int8. Lane l holds, with g = l / 4 and c = 4 * (l % 4), four
+// values of a at (g, c), (g + 8, c), (g, c + 16), (g + 8, c + 16), of b at (g, c), (g, c + 16); d as
+// mma_m16n8k16.
+__device__ __forceinline__ void mma_m16n8k32(int (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+  wrong_architecture();
 #endif
 }
 

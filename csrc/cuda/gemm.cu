@@ -43,6 +43,16 @@ constexpr Candidate kCandidates[] = {
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_packed_sm90(p, s);
      }},
+    {"blas_codes", 90, 90, kRowsBlasCodes, kAny,
+     [](const GemmParams& p) {
+       const char* reason = gemm_blas_codes_refuses(p);
+       return reason != nullptr ? reason : gemm_tiles_sm90_refuses(p);
+     },
+     [](const GemmParams& p, const GemmResources& r, CUstream_st* s) {
+       // An algorithm chosen for about as many rows may refuse these.
+       if (gemm_blas_codes_faster(p, r, s) && gemm_blas_codes(p, r, s).ok()) return Status();
+       return gemm_tiles_sm90(p, s);
+     }},
     {"tiles", 90, 90, 129, kAny,
      [](const GemmParams& p) {
        // cuBLASLt with a pass before and behind is as fast, but where it must fold gate and up.
@@ -67,6 +77,28 @@ constexpr Candidate kCandidates[] = {
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_stream(p, true, s);
      }},
+    {"mma", 80, 999, 1, kAny, gemm_packed_mma_refuses,
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
+       return gemm_packed_mma(p, s);
+     }},
+    {"mma", 75, 79, 1, kAny,
+     [](const GemmParams& p) {
+       return p.dtype == DType::kBFloat16 ? "bfloat16 needs sm_80" : gemm_packed_mma_refuses(p);
+     },
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
+       return gemm_packed_mma(p, s);
+     }},
+    {"mma", 89, 999, 1, kAny, gemm_codes_mma_refuses,
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
+       return gemm_codes_mma(p, s);
+     }},
+    {"mma", 75, 88, 1, kAny,
+     [](const GemmParams& p) {
+       return p.operands == GemmOperands::kFp8 ? "float8 needs sm_89" : gemm_codes_mma_refuses(p);
+     },
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
+       return gemm_codes_mma(p, s);
+     }},
     {"generic", 75, 999, 1, kAny, gemm_generic_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_generic(p, s); }},
 };
@@ -79,11 +111,19 @@ int compute_capability() {  // * 10
   return major * 10 + minor;
 }
 
+// What REGATTA_KERNEL forces ("linear=mma"), of quantized weights alone: dense ones are beside them
+// in a model, and no kernel takes both.
+std::string forced_quantized() { return forced_candidate("linear"); }
+
 }  // namespace
 
 Status gemm(const GemmParams& p, const GemmResources& resources, const char* force,
             CUstream_st* stream) {
   if (p.num_rows == 0) return {};
+  const std::string forced = forced_quantized();
+  if (force == nullptr && !forced.empty() && p.operands != GemmOperands::kDense) {
+    force = forced.c_str();
+  }
   const int arch = compute_capability();
   std::string reasons;
   for (const Candidate& c : kCandidates) {
@@ -110,12 +150,27 @@ Status gemm(const GemmParams& p, const GemmResources& resources, const char* for
                        reasons + ")");
 }
 
+Status gemm_to_codes(const GemmParams& params, const QuantizeRowsParams& q,
+                     const QuantizeRowsParams& next, const GemmResources& resources, bool* coded,
+                     CUstream_st* stream) {
+  GemmParams p = params;
+  p.x = q.codes;
+  p.x_scale = q.scale;
+  const Status status = quantize_rows(q, stream);
+  if (!status.ok()) return status;
+  *coded = p.num_rows >= kRowsBlasCodes && compute_capability() == 90 &&
+           gemm_blas_unfolded_faster(p, next, resources, stream) &&
+           gemm_blas_unfolded(p, next, resources, stream).ok();
+  return *coded ? Status() : gemm(p, resources, nullptr, stream);
+}
+
 Status gemm_quantized(const GemmParams& params, const QuantizeRowsParams& q,
                       const GemmResources& resources, CUstream_st* stream) {
   GemmParams p = params;
   p.x = q.codes;
   p.x_scale = q.scale;
-  if (compute_capability() == 90 && gemm_stream_codes_quantizes(p, q)) {
+  if (compute_capability() == 90 && forced_quantized().empty() &&
+      gemm_stream_codes_quantizes(p, q)) {
     return gemm_stream_codes(p, &q, stream);
   }
   const Status status = quantize_rows(q, stream);

@@ -1,6 +1,7 @@
 // regatta_sample(logits [L, V] float32, temperature [L] float32, top_k [L] int32,
 //     top_p [L] float32, seeds [L] int64, offsets [L] int64, optional min_p [L] float32,
-//     optional typical_p [L] float32) -> token_ids [L] int32
+//     optional typical_p [L] float32) -> token_ids [L] int32, -1 for a row that cannot
+//     be drawn from
 #include "regatta/sample.h"
 
 #include "cuda_resources.h"

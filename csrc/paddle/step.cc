@@ -2,11 +2,14 @@
 //
 // regatta_resolve_tokens(token_ids [T], last_tokens [R]) -> token_ids, in place: a negative id -1 - r
 //     becomes last_tokens[r]
-// regatta_sample_step(logits [L, V] float32, choices [9, P] int32, last_tokens [R])
+// regatta_follow_drafts(token_ids [T], positions [T], slot_mapping [T], context_lens [B], choices [10, P],
+//     cu_seqlens_q [B + 1], block_tables [B, M], plan [B, W], tokens [R]) {block_size}
+//     -> the first five, in place (see regatta/follow_drafts.h). choices: as below
+// regatta_sample_step(logits [L, V] float32, choices [10, P] int32, last_tokens [R])
 //     -> last_tokens, in place: its first L entries are the new tokens, -1 for a row that cannot be
 //     drawn from. Rows of `choices`, one column per logit row, the rest unused: temperature,
 //     top_k, top_p, min_p (floats by their bits), then the seeds (int64 in two rows' space), then
-//     the offsets (int64, likewise), then typical_p
+//     the offsets (int64, likewise), then typical_p; the tenth is regatta_verify_window's
 // regatta_adjust_logits(logits [L, V] float32, penalties [8, P] int32, token_ids [T],
 //     logit_indices [L], history [S, M] int32, rules [S, W] int32)
 //     -> logits and history, in place. Rows of `penalties`: repetition, presence, frequency (floats
@@ -16,6 +19,7 @@
 // GPUs only: on a CPU nothing runs ahead, and regatta_sample says the same.
 #include "cuda_resources.h"
 #include "regatta/adjust_logits.h"
+#include "regatta/follow_drafts.h"
 #include "regatta/sample.h"
 
 namespace regatta::binding {
@@ -47,12 +51,52 @@ std::vector<paddle::Tensor> resolve_tokens(paddle::Tensor& token_ids,
   return {};
 }
 
+std::vector<paddle::Tensor> follow_drafts(paddle::Tensor& token_ids, paddle::Tensor& positions,
+                                          paddle::Tensor& slot_mapping,
+                                          paddle::Tensor& context_lens, paddle::Tensor& choices,
+                                          const paddle::Tensor& cu_seqlens_q,
+                                          const paddle::Tensor& block_tables,
+                                          const paddle::Tensor& plan, const paddle::Tensor& tokens,
+                                          int64_t block_size) {
+  const Device device = gpu_of(token_ids, "token_ids");
+  const phi::Place& place = device.place;
+  const TensorView columns = checked_view(choices, "choices", DType::kInt32, {10, -1}, place);
+  FollowDraftsParams params;
+  const int64_t num_tokens = token_ids.numel(), stride = columns.shape[1];
+  params.num_seqs = context_lens.numel();
+  if (stride < params.num_seqs || stride % 2 != 0) {
+    fail("choices has " + std::to_string(stride) + " columns for " +
+         std::to_string(params.num_seqs) + " requests (allowed: an even number, at least as many)");
+  }
+  const TensorView tables =
+      checked_view(block_tables, "block_tables", DType::kInt32, {params.num_seqs, -1}, place);
+  const TensorView rows = checked_view(plan, "plan", DType::kInt32, {params.num_seqs, -1}, place);
+  params.token_ids = int32_data(token_ids, "token_ids", -1, device);
+  params.positions = int32_data(positions, "positions", num_tokens, device);
+  params.slot_mapping = int32_data(slot_mapping, "slot_mapping", num_tokens, device);
+  params.context_lens = int32_data(context_lens, "context_lens", -1, device);
+  auto* base = static_cast<int32_t*>(const_cast<void*>(columns.data));
+  params.offsets = reinterpret_cast<int64_t*>(base + 6 * stride);
+  params.cu_seqlens_q = int32_data(cu_seqlens_q, "cu_seqlens_q", params.num_seqs + 1, device);
+  params.block_tables = static_cast<const int32_t*>(tables.data);
+  params.plan = static_cast<const int32_t*>(rows.data);
+  params.tokens = int32_data(tokens, "tokens", -1, device);
+  params.blocks_per_seq = tables.shape[1];
+  params.plan_width = rows.shape[1];
+  params.block_size = static_cast<int32_t>(block_size);
+#ifdef REGATTA_WITH_CUDA
+  make_current(device);
+  throw_if_error(cuda::follow_drafts(params, launch_on(device)));
+#endif
+  return {};
+}
+
 std::vector<paddle::Tensor> sample_step(const paddle::Tensor& logits, const paddle::Tensor& choices,
                                         paddle::Tensor& last_tokens) {
   const Device device = gpu_of(logits, "logits");
   const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, device.place);
   const TensorView columns =
-      checked_view(choices, "choices", DType::kInt32, {9, -1}, device.place);
+      checked_view(choices, "choices", DType::kInt32, {10, -1}, device.place);
   const int64_t num_rows = x.shape[0], stride = columns.shape[1];
   if (stride < num_rows || stride % 2 != 0 || last_tokens.numel() < num_rows) {
     fail("choices has " + std::to_string(stride) + " columns and last_tokens " +
@@ -126,6 +170,18 @@ using Type = paddle::DataType;
 
 std::vector<Shape> resolve_shape(const Shape& token_ids, const Shape&) { return {token_ids}; }
 std::vector<Type> resolve_dtype(const Type& token_ids, const Type&) { return {token_ids}; }
+std::vector<Shape> follow_shape(const Shape& token_ids, const Shape& positions,
+                                const Shape& slot_mapping, const Shape& context_lens,
+                                const Shape& choices, const Shape&, const Shape&, const Shape&,
+                                const Shape&, int64_t) {
+  return {token_ids, positions, slot_mapping, context_lens, choices};
+}
+std::vector<Type> follow_dtype(const Type& token_ids, const Type& positions,
+                               const Type& slot_mapping, const Type& context_lens,
+                               const Type& choices, const Type&, const Type&, const Type&,
+                               const Type&) {
+  return {token_ids, positions, slot_mapping, context_lens, choices};
+}
 std::vector<Shape> sample_shape(const Shape&, const Shape&, const Shape& last) { return {last}; }
 std::vector<Type> sample_dtype(const Type&, const Type&, const Type& last) { return {last}; }
 
@@ -148,6 +204,21 @@ PD_BUILD_OP(regatta_resolve_tokens)
     .SetKernelFn(PD_KERNEL(regatta::binding::resolve_tokens))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::resolve_shape))
     .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::resolve_dtype));
+
+PD_BUILD_OP(regatta_follow_drafts)
+    .Inputs({"token_ids", "positions", "slot_mapping", "context_lens", "choices", "cu_seqlens_q",
+             "block_tables", "plan", "tokens"})
+    .Outputs({"token_ids_out", "positions_out", "slot_mapping_out", "context_lens_out",
+              "choices_out"})
+    .Attrs({"block_size: int64_t"})
+    .SetInplaceMap({{"token_ids", "token_ids_out"},
+                    {"positions", "positions_out"},
+                    {"slot_mapping", "slot_mapping_out"},
+                    {"context_lens", "context_lens_out"},
+                    {"choices", "choices_out"}})
+    .SetKernelFn(PD_KERNEL(regatta::binding::follow_drafts))
+    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::follow_shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::follow_dtype));
 
 PD_BUILD_OP(regatta_sample_step)
     .Inputs({"logits", "choices", "last_tokens"})

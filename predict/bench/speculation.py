@@ -15,13 +15,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from predict.engine.runner import NO_TARGETS, Logprobs, PromptTargets
 from predict.request import Request, SamplingParams
-from predict.speculative import FAILED, MAX_DRAFT_TOKENS
+from predict.speculative import FAILED, MAX_DRAFT_TOKENS, Verified, accepted_tokens
 from predict.speculative.draft_model import DraftModelProposer
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from predict.engine.sampler import Row, Sampler
     from predict.llm import LLM
     from predict.nn.inputs import ForwardInputs
-    from predict.speculative import Proposer
+    from predict.speculative import Drafts, ProposeBehind, Proposer
 
 Scripts = Mapping[tuple[int, ...], list[int]]  # by prompt, the output
 StandIns = Mapping[int, int]  # by placeholder of a draft model's, the draft that is verified
@@ -109,6 +110,10 @@ class AgreeingProposer:
         self._agreement = agreement
         self._random = np.random.default_rng(0)
         self.stand_ins: dict[int, int] = {}
+        behind = proposer.propose_behind
+        self.propose_behind: ProposeBehind | None = (
+            None if behind is None else partial(self._propose_behind, behind)
+        )
         self.looks_up = proposer.looks_up
         self.observe = proposer.observe
         self.forget = proposer.forget
@@ -119,16 +124,34 @@ class AgreeingProposer:
         proposals: list[Sequence[int]] = []
         own = self._proposer.propose(requests, limits)
         for request, limit, drafts in zip(requests, limits, own, strict=True):
-            begin = request.num_output_tokens
-            right = self._scripts[tuple(request.prompt_token_ids)][begin : begin + limit]
-            agrees = self._random.random(len(right)) < self._agreement
-            scripted = [t if a else t ^ 1 for t, a in zip(right, agrees, strict=True)]
+            scripted = self._scripted(request, request.num_output_tokens, limit)
             if any(draft < FAILED for draft in drafts):
                 self.stand_ins.update(zip(drafts, scripted, strict=True))
                 proposals.append(drafts)
             else:
                 proposals.append(scripted)
         return proposals
+
+    def _propose_behind(
+        self, propose: ProposeBehind, verified: Sequence[Verified], limits: Sequence[int]
+    ) -> Drafts:
+        """The steps begin where the model's own tokens get, the drafts where the script's do."""
+        before = dict(self.stand_ins)
+        self.stand_ins.clear()
+        own = propose(verified, limits)
+        for request, _, drafts in verified:
+            behind = own.get(request.request_id, ())
+            begin = request.num_output_tokens
+            script = self._scripts[tuple(request.prompt_token_ids)][begin:]
+            begin += len(accepted_tokens([before[draft] for draft in drafts], script))
+            scripted = self._scripted(request, begin, len(behind))
+            self.stand_ins.update(zip(behind, scripted, strict=True))
+        return own
+
+    def _scripted(self, request: Request, begin: int, count: int) -> list[int]:
+        right = self._scripts[tuple(request.prompt_token_ids)][begin : begin + count]
+        agrees = self._random.random(len(right)) < self._agreement
+        return [t if a else t ^ 1 for t, a in zip(right, agrees, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -222,8 +245,8 @@ def measure_drafts(
             proposer, stand_ins = engine.proposer, dict[int, int]()
             assert proposer is not None
             if text == "copy" and isinstance(proposer, DraftModelProposer):
-                proposer = AgreeingProposer(proposer, scripts, agreement)
-                stand_ins = proposer.stand_ins
+                agreeing = AgreeingProposer(proposer, scripts, agreement)
+                proposer, stand_ins = agreeing, agreeing.stand_ins
             runner = ScriptedRunner(engine.runner, scripts, stand_ins)
             with replaced(llm, runner, None):  # both turns find the prompts in the prefix cache
                 counted(llm, batch, replace(params, max_new_tokens=1))

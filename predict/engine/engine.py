@@ -15,7 +15,14 @@ from predict.engine.runner import NO_TARGETS, Logprobs, PromptTargets, Runner, T
 from predict.engine.sampler import Row, Sampler
 from predict.engine.scheduler import ScheduledBatch, Scheduler
 from predict.request import Request, RequestStatus
-from predict.speculative import FAILED, Proposer, accepted_tokens
+from predict.speculative import (
+    FAILED,
+    Drafts,
+    ProposeBehind,
+    Proposer,
+    Verified,
+    accepted_tokens,
+)
 from predict.speculative.policy import DraftPolicy
 
 NO_LOGITS = (
@@ -76,6 +83,7 @@ class Engine:
         self.policy = policy
         self.draft_stats = DraftStats()
         self._steps: deque[Step] = deque()  # running, oldest first
+        self._behind: Drafts = {}  # of requests whose last drafts a step that runs verifies
         self._waits = False  # the next step, for tokens of those that run
         self._last_end = 0.0  # of a step, perf_counter seconds
 
@@ -177,13 +185,14 @@ class Engine:
         if self._steps and self._steps[-1].decides:
             self._waits = True
             return False
-        drafts: dict[int, Sequence[int]] = {}
+        drafts: Drafts = {}
         if self.proposer is not None and self.policy is not None:
             limits = self.policy.limits(self.scheduler.decoding, on_way=bool(self._steps))
             if limits and self._steps:
                 self._waits = True
                 return False
             drafts = self._propose(limits)
+            self._behind = {}
         batch = self.scheduler.schedule(drafts)
         if batch is None:
             return False
@@ -206,9 +215,29 @@ class Engine:
             self.scheduler.advance(batch)
         self._steps.append(Step(batch, rows, tokens, decides, self._waits))
         self._waits = False
+        if drafts and self.proposer is not None and self.proposer.propose_behind is not None:
+            self._behind = self._propose_behind(batch, self.proposer.propose_behind)
         return True
 
-    def _propose(self, limits: Mapping[Request, int]) -> dict[int, Sequence[int]]:
+    def _propose_behind(self, batch: ScheduledBatch, propose: ProposeBehind) -> Drafts:
+        """Drafts for the step after a batch that was just queued and has some."""
+        assert self.policy is not None
+        limits = self.policy.limits(self.scheduler.decoding, on_way=True)
+        verified: list[Verified] = []
+        lengths: list[int] = []
+        row = 0
+        for span in batch.spans:
+            request, drafts = span.request, span.draft_token_ids
+            # As for other drafts, if those of the batch are all right.
+            room = request.max_num_tokens - request.num_tokens - len(drafts) - 2
+            length = min(limits.get(request, 0), room)
+            if drafts and length > 0:
+                verified.append(Verified(request, row, drafts))
+                lengths.append(length)
+            row += span.num_logits
+        return propose(verified, lengths) if verified else {}
+
+    def _propose(self, limits: Mapping[Request, int]) -> Drafts:
         """Drafts by request id, at most as many as the limits."""
         assert self.proposer is not None
         assert self.policy is not None
@@ -216,6 +245,13 @@ class Engine:
             return {}
         if self.proposer.looks_up:
             return {r.request_id: self.policy.guess(r, limit) for r, limit in limits.items()}
+        behind = {
+            request.request_id: self._behind[request.request_id][:limit]
+            for request, limit in limits.items()
+            if request.request_id in self._behind
+        }
+        if behind:
+            return behind
         proposals = self.proposer.propose(list(limits), list(limits.values()))
         return {r.request_id: each for r, each in zip(limits, proposals, strict=True)}
 
@@ -258,6 +294,7 @@ class Engine:
         return accepted
 
     def _forget(self, request_id: int) -> None:
+        self._behind.pop(request_id, None)
         self.sampler.forget(request_id)
         if self.proposer is not None and self.policy is not None:
             self.proposer.forget(request_id)

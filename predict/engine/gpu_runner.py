@@ -37,13 +37,16 @@ from predict.engine.runner import (
 from predict.engine.sampler import GREEDY, Choice, Row, Sampler
 from predict.engine.token_history import NO_SLOT, TokenHistory
 from predict.nn.inputs import FIELDS, ForwardInputs
-from predict.speculative import MAX_DRAFT_TOKENS
+from predict.speculative import MAX_DRAFT_TOKENS, Verified
+from predict.speculative.window import WindowVerifier, loose_drafts
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
 ALIGNMENT = 4  # int32s: 16 bytes
 MAX_SPAN = MAX_DRAFT_TOKENS + 1  # tokens of a request in a graph
+NUM_FIELDS = len(FIELDS) - 1  # that are on the device
+PLAN_WIDTH = 3 + MAX_DRAFT_TOKENS  # of ops.follow_drafts
 FEW = 4
 
 
@@ -63,6 +66,8 @@ class GraphShape(NamedTuple):
     all_rows: bool  # logits of every token; else of one per request
     adjusted: bool = False  # logits changed by penalties or bans
     raw: bool = False  # those before that are kept
+    verified: bool = False  # drafts stand by TopP + window verification
+    follows: bool = False  # begins where a verification got
 
 
 def graph_shape(inputs: ForwardInputs) -> GraphShape | None:
@@ -116,10 +121,16 @@ def num_elements(shapes: Sequence[tuple[int, ...]]) -> int:
     return sum(padded(int(np.prod(shape))) for shape in shapes)
 
 
-def write_choices(columns: npt.NDArray[np.int32], choices: Sequence[Choice]) -> None:
-    """Fills `choices` of ops.sample_step; columns behind them are greedy."""
+def write_choices(
+    columns: npt.NDArray[np.int32], choices: Sequence[Choice], num_drafts: Sequence[int] = ()
+) -> None:
+    """Fills `choices` of ops.sample_step; columns behind them are greedy.
+
+    num_drafts: of ops.verify_window.
+    """
     num_rows, stride = len(choices), columns.shape[1]
-    columns[:4] = columns[8] = 0  # temperature 0 is greedy
+    columns[:4] = columns[8:] = 0  # temperature 0 is greedy
+    columns[9, : len(num_drafts)] = num_drafts
     if all(choice is GREEDY for choice in choices):
         return
     values = list(zip(*choices, strict=True))
@@ -212,23 +223,27 @@ class TokensOnTheirWay:
 class Shelf:
     """Tokens that a draft model's steps leave on the device for the target's next step.
 
-    They lie behind those of the target's last step, where its placeholders find them.
+    They lie behind those of the target's last step, where its placeholders find them, in two
+    halves: while those of one are verified, the next ones come to the other.
     """
 
     def __init__(self, tokens: Tensor, first: int, stream: int):
         """tokens: the target's, int32; free from index `first` on."""
-        self._address, self._end = tokens.data_ptr(), len(tokens)
+        self.tokens = tokens
+        self._address, self._size = tokens.data_ptr(), (len(tokens) - first) // 2
         self._first = self._next = first
+        self._other = first + self._size
         self._stream = stream
 
-    def clear(self) -> None:
-        """What lies here was used, or is about to be by work that is queued."""
+    def turn(self) -> None:
+        """What lies here is about to be used by work that is queued; the other half was."""
+        self._first, self._other = self._other, self._first
         self._next = self._first
 
     def send(self, tokens: Tensor, num_rows: int) -> ShelvedTokens:
         """Queues the copy of the first `num_rows` tokens."""
-        if self._next + num_rows > self._end:
-            self.clear()  # a proposal that no step came of
+        if self._next + num_rows > self._first + self._size:
+            self._next = self._first  # over a proposal that no step came of
         start = self._next
         self._next += num_rows
         target = self._address + 4 * start
@@ -274,6 +289,8 @@ class Wanted(NamedTuple):
     choices: Sequence[Choice]
     adjustments: Sequence[Adjustment] | None
     raw: bool = False  # the logits that come back are to be those before adjustments
+    verifier: WindowVerifier | None = None  # of the step's drafts
+    plan: npt.NDArray[np.int32] | None = None  # of ops.follow_drafts
 
 
 @dataclass(frozen=True)
@@ -322,6 +339,7 @@ class GpuRunner:
         self.device = device
         self.max_length = max_length
         self.max_blocks = -(-max_length // block_size)
+        self._block_size = block_size
         self.vocab_size = vocab_size
         self.pool = cuda.GraphPool(device) if use_graphs else None
         self.graphs: dict[GraphShape, DecodeGraph] = {}
@@ -330,7 +348,7 @@ class GpuRunner:
         self._copied.record(self._stream)
         self._host: npt.NDArray[Any] = np.empty(0, np.int32)  # pinned from the first step on
         self._max_rows = bucket_size(max(max_rows, max_num_seqs))
-        size = self._max_rows + max_drafts
+        size = self._max_rows + 2 * max_drafts
         self._last_tokens = paddle.zeros([size], "int32", device=device.place())
         self.shelf = Shelf(self._last_tokens, self._max_rows, self._stream)
         self._outlet: TokenRing | Shelf
@@ -341,7 +359,10 @@ class GpuRunner:
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """See Runner."""
-        wanted = Wanted((), [GREEDY] * len(inputs.logit_indices), None)
+        num_rows = len(inputs.logit_indices)
+        # Of more rows than there is room for tokens none is drawn.
+        choices = [GREEDY] * (num_rows if num_rows <= self._max_rows else 0)
+        wanted = Wanted((), choices, None)
         logits = self._run(inputs, wanted, keeps_logits=True)
         assert logits is not None
         return logits
@@ -365,6 +386,7 @@ class GpuRunner:
             sampler.choices(rows),
             adjustments,
             raw=num_top is not None and (adjustments is not None or bool(beams)),
+            verifier=sampler.verifier if any(row.drafts for row in rows) else None,
         )
         measures = num_top is not None or bool(prompt.token_ids)
         if beams:
@@ -380,8 +402,25 @@ class GpuRunner:
             measured = self._measure(logits, len(rows), num_top, prompt)
         num_named = -int(inputs.token_ids.min())
         tokens = self._outlet.send(self._last_tokens, len(rows), measured, num_named)
-        self.shelf.clear()
+        self.shelf.turn()
         return BeamTokensOnTheirWay(tokens, found, beams) if beams else tokens
+
+    def launch_behind(
+        self,
+        inputs: ForwardInputs,
+        rows: Sequence[Row],
+        sampler: Sampler,
+        verified: Sequence[Verified],
+        num_chosen: int,
+    ) -> ShelvedTokens:
+        """See predict.speculative.Follower."""
+        plan = np.zeros((len(verified), PLAN_WIDTH), np.int32)
+        for columns, (_, row, drafts) in zip(plan, verified, strict=True):
+            columns[:3] = len(drafts), row, num_chosen
+            columns[3 : 3 + len(drafts)] = [-1 - draft for draft in drafts]
+        assert isinstance(self._outlet, Shelf)
+        self._run(inputs, Wanted(rows, sampler.choices(rows), None, plan=plan))
+        return self._outlet.send(self._last_tokens, len(rows))
 
     def _measure(
         self, logits: Tensor, num_rows: int, num_top: int | None, prompt: PromptTargets
@@ -450,9 +489,11 @@ class GpuRunner:
             return self._run_eagerly(inputs, wanted)
         if len(wanted.choices) != len(inputs.logit_indices):
             return self._run_eagerly(inputs, wanted)
-        adjusted = wanted.adjustments is not None
-        if adjusted or wanted.raw:
-            shape = shape._replace(adjusted=adjusted, raw=wanted.raw)
+        adjusted, verified = wanted.adjustments is not None, wanted.verifier is not None
+        if adjusted or wanted.raw or verified:
+            shape = shape._replace(adjusted=adjusted, raw=wanted.raw, verified=verified)
+        if wanted.plan is not None:
+            shape = shape._replace(follows=True)
         return self._replay(inputs, wanted, shape)
 
     def _admit(self, adjustments: Sequence[Adjustment], rows: Sequence[Row]) -> None:
@@ -468,6 +509,8 @@ class GpuRunner:
 
         shapes = [np.shape(array) for array in inputs[:-1]]
         shapes += sampling_shapes(len(wanted.choices))
+        if wanted.plan is not None:
+            shapes.append(wanted.plan.shape)
         count = num_elements(shapes)
         self._copied.synchronize()
         if len(self._host) < count:
@@ -485,11 +528,21 @@ class GpuRunner:
         limits = int(inputs.max_lens[0]), int(inputs.max_lens[1])
         adjusted = wanted.adjustments is not None
         with paddle.no_grad():
-            return self._step(buffer, *limits, len(wanted.choices), adjusted, wanted.raw)
+            return self._step(
+                buffer, *limits, len(wanted.choices), adjusted, wanted.raw, wanted.verifier
+            )
 
     def _write_wanted(self, buffer: InputBuffer, wanted: Wanted) -> None:
-        choices, penalties = buffer.arrays[-2:]
-        write_choices(choices, wanted.choices)
+        arrays = buffer.arrays
+        if wanted.plan is not None:
+            *arrays, plan = arrays
+            plan[: len(wanted.plan)] = wanted.plan
+            plan[len(wanted.plan) :, 0] = -1
+        choices, penalties = arrays[-2:]
+        num_drafts: Sequence[int] = ()
+        if wanted.verifier is not None:
+            num_drafts = loose_drafts(wanted.rows, wanted.choices)
+        write_choices(choices, wanted.choices, num_drafts)
         if wanted.adjustments is not None:
             assert self._history is not None
             self._history.write_columns(penalties, wanted.adjustments, wanted.rows)
@@ -502,13 +555,18 @@ class GpuRunner:
         num_rows: int,
         adjusted: bool,
         raw: bool,
+        verifier: WindowVerifier | None,
     ) -> Tensor:
         """Everything of a step that runs on the device; num_rows: to draw tokens from."""
         import paddle
 
-        *fields, choices, penalties = buffer.tensors
+        fields = buffer.tensors[:NUM_FIELDS]
+        choices, penalties, *plan = buffer.tensors[NUM_FIELDS:]
         limits = np.array([max_query_len, max_context_len], np.int32)
         inputs = ForwardInputs._make([*fields, paddle.to_tensor(limits, place=paddle.CPUPlace())])
+        if plan:
+            assert isinstance(self._outlet, Shelf)
+            ops.follow_drafts(inputs, choices, plan[0], self._outlet.tokens, self._block_size)
         ops.resolve_tokens(inputs.token_ids, self._last_tokens)
         logits = self.forward(inputs)
         if num_rows == 0:
@@ -529,13 +587,23 @@ class GpuRunner:
                 self._history.rules,
             )
         ops.sample_step(logits, choices, self._last_tokens)
+        if verifier is not None:
+            ops.verify_window(
+                logits,
+                choices,
+                inputs.token_ids,
+                logit_indices,
+                self._last_tokens,
+                verifier.window,
+                verifier.max_candidate_len,
+            )
         return all_logits
 
     def _replay(self, inputs: ForwardInputs, wanted: Wanted, shape: GraphShape) -> Tensor | None:
         num_seqs, num_tokens = len(inputs.context_lens), len(inputs.token_ids)
         graph = self.graphs.get(shape)
         if graph is None:
-            graph = self.graphs[shape] = self._capture(shape)
+            graph = self.graphs[shape] = self._capture(shape, wanted.verifier)
         self._copied.synchronize()
         token_ids, positions, slots, borders, context_lens, tables, rows, *_ = graph.buffer.arrays
         token_ids[:num_tokens] = inputs.token_ids
@@ -563,7 +631,7 @@ class GpuRunner:
         logits: Tensor | None = graph.graph.outputs
         return logits if logits is None or num_seqs == shape.num_seqs else logits[:num_seqs]
 
-    def _capture(self, shape: GraphShape) -> DecodeGraph:
+    def _capture(self, shape: GraphShape, verifier: WindowVerifier | None) -> DecodeGraph:
         """Records a step of padding."""
         import paddle
 
@@ -579,8 +647,10 @@ class GpuRunner:
             (size, self.max_blocks),
             (num_rows,),
         ]
-        assert len(shapes) == len(FIELDS) - 1
+        assert len(shapes) == NUM_FIELDS
         shapes += sampling_shapes(num_rows)
+        if shape.follows:
+            shapes.append((size, PLAN_WIDTH))
         count = num_elements(shapes)
         host, device = (
             cuda.pinned([count], np.int32),
@@ -592,14 +662,16 @@ class GpuRunner:
         buffer.arrays[3][:] = np.arange(size + 1) if shape.max_span == 1 else 0
         buffer.arrays[4][:] = 1
         buffer.arrays[6][:] = np.arange(num_rows)
-        buffer.arrays[-1][3] = NO_SLOT
+        buffer.arrays[NUM_FIELDS + 1][3] = NO_SLOT
+        if shape.follows:
+            buffer.arrays[-1][:, 0] = -1
         cuda.copy_to_device(device, host, self._stream)
         # The run before the recording draws tokens over those of the step in front of this one.
         last_tokens = self._last_tokens.clone()
 
         def step() -> Tensor | None:
             limits = shape.max_span, self.max_length
-            logits = self._step(buffer, *limits, num_rows, shape.adjusted, shape.raw)
+            logits = self._step(buffer, *limits, num_rows, shape.adjusted, shape.raw, verifier)
             # Rows of drafts are many: their memory serves the next graph too.
             return logits if shape.max_span == 1 else None
 
@@ -612,4 +684,4 @@ class GpuRunner:
 def sampling_shapes(num_rows: int) -> list[tuple[int, ...]]:
     """Of the inputs behind the network's: choices, penalties."""
     columns = padded(max(num_rows, 1))
-    return [(9, columns), (8, columns)]
+    return [(10, columns), (8, columns)]

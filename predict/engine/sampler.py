@@ -66,7 +66,7 @@ class Sampler:
         eos_token_ids: Sequence[int],
         verifier: WindowVerifier | None = None,
     ):
-        """verifier: lets more drafts stand than are chosen; on the CPU."""
+        """verifier: lets more drafts stand than are chosen."""
         self.backend = backend
         self.verifier = verifier
         self.seed = seed
@@ -106,26 +106,9 @@ class Sampler:
         return num_candidates(row.request.sampling_params, self.eos_token_ids)
 
     def _drawn(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
-        import paddle
-
         choices = self.choices(rows)
         logits = self._adjusted(logits, rows)
-        columns = self._columns(choices)
-        try:
-            tokens: list[int] = self.backend.sample(logits, *columns).tolist()
-        except ValueError:
-            # The operator refuses them all for one row; the others must not suffer for it.
-            largest = logits.numpy().max(axis=1)
-            greedy = np.array([choice is GREEDY for choice in choices])
-            drawable = np.isfinite(largest) | (greedy & ~np.isnan(largest))
-            if drawable.all():
-                raise
-            zeros = np.where(drawable[:, None], logits.numpy(), np.float32(0))
-            logits = paddle.to_tensor(zeros, place=logits.place)
-            tokens = self.backend.sample(logits, *columns).tolist()
-            tokens = [
-                token if ok else -1 for token, ok in zip(tokens, drawable.tolist(), strict=True)
-            ]
+        tokens: list[int] = self.backend.sample(logits, *self._columns(choices)).tolist()
         if self.verifier is not None and any(row.drafts for row in rows):
             return self.verifier.verified(tokens, logits.numpy(), rows, choices)
         return tokens

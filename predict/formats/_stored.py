@@ -18,6 +18,7 @@ from predict.schemes import Quantized
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
+MIXED_BITS = {"weight_only_int4", "weight_only_int8"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class Stored:
         """See Layout."""
         if self._in_float(plan):
             return self.online.group_size(plan)
-        size = max(self.part_group_size(part) for part in parts_of(plan))
+        sizes = [self.part_group_size(part) for part in parts_of(plan)]
+        size = min((size for size in sizes if size > 0), default=-1)  # as `merged`
         if self.scheme(plan) in GROUPED and size == plan.in_features:
             return -1
         return min(size, max(GROUP_SIZES))  # `grouped` repeats the scales of larger ones
@@ -78,6 +80,8 @@ class Stored:
     def scheme(self, plan: LinearPlan) -> str:
         """See Layout."""
         names = {part.prefix: self.part_scheme(part) for part in parts_of(plan)}
+        if set(names.values()) == MIXED_BITS:
+            return "weight_only_int8"  # codes of 4 bits are codes of 8 bits, with a zero point
         if len(set(names.values())) > 1:
             shown = ", ".join(f"{prefix} {name}" for prefix, name in names.items())
             raise UserError(

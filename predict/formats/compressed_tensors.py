@@ -43,6 +43,7 @@ SCHEMES = {
     ("int8", "int8"): "a8w8",
     ("float8", "float8"): "a8w8_fp8",
 }
+CLASS, PATTERN = "Linear", "re:"  # kinds of targets besides names
 INT8_MIN, INT4_MIN = 128, 8  # what is added to signed codes before packing
 
 
@@ -65,6 +66,8 @@ class CompressedTensors(Stored):
             Group(values, str(self.format), f"{where}, {name}")
             for name, values in (config.get("config_groups") or {}).items()
         ]
+        # Of two groups with the same target the later one has it.
+        self.targets = {target: group for group in self.groups for target in group.targets}
         if not self.groups:
             raise UserError(f"{where} has no config_groups; the checkpoint's config.json is broken")
 
@@ -77,11 +80,11 @@ class CompressedTensors(Stored):
         """The config group of a quantized part; None for a dense one."""
         if any(_names(target, part.prefix) for target in self.ignore):
             return None
-        # A name is more than a class, as in compressed-tensors itself.
-        for group in sorted(self.groups, key=lambda group: "Linear" in group.targets):
-            if any(t == "Linear" or _names(t, part.prefix) for t in group.targets):
-                return None if self._is_float(part) else group
-        return None
+        matching = [t for t in self.targets if t == CLASS or _names(t, part.prefix)]
+        if not matching or self._is_float(part):
+            return None
+        # As in compressed-tensors itself: a name before a pattern before a class.
+        return self.targets[min(matching, key=lambda t: (t == CLASS, t.startswith(PATTERN), t))]
 
     def _is_float(self, part: Part) -> bool:
         """Whether a targeted part was left alone, as embeddings that serve as head are."""
@@ -193,7 +196,7 @@ class Group:
             raise UserError(f"{where}: presets by name are not supported; write the group out")
         weights = values.get("weights") or {}
         inputs = values.get("input_activations")
-        self.targets: Sequence[str] = values.get("targets") or ("Linear",)
+        self.targets: Sequence[str] = values.get("targets") or (CLASS,)
         self.format = values.get("format") or default_format
         if self.format not in FORMATS:
             raise UserError(
@@ -240,8 +243,8 @@ class Group:
 
 def _names(target: str, prefix: str) -> bool:
     """Whether a target or an ignored name, maybe a regular expression, means a linear."""
-    if target.startswith("re:"):
-        return re.match(target[3:], prefix) is not None
+    if target.startswith(PATTERN):
+        return re.match(target.removeprefix(PATTERN), prefix) is not None
     return target == prefix
 
 

@@ -9,21 +9,53 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, cast
 
 from predict.errors import one_of
 from predict.request import Request
 
 if TYPE_CHECKING:
-    from predict.engine.runner import Runner
-    from predict.engine.sampler import Sampler
+    from predict.engine.runner import Runner, Tokens
+    from predict.engine.sampler import Row, Sampler
+    from predict.nn.inputs import ForwardInputs
 
 NOT_METHODS = ("policy", "window", "support")  # modules here that are no proposers
 # A span of 16 rows with a group of 4 query heads fills one tile of the attention kernels.
 MAX_DRAFT_TOKENS = 15
 FAILED = -1  # in the place of a draft that could not be drawn; placeholders are below it
+
+
+class Verified(NamedTuple):
+    """A request whose drafts a step that runs verifies."""
+
+    request: Request
+    row: int  # of the step's: the choice behind the request's last token
+    drafts: Sequence[int]  # placeholders
+
+
+class Follower(Protocol):
+    """A draft model's runner that begins where a step of the target's got, before anybody knows."""
+
+    def launch_behind(
+        self,
+        inputs: ForwardInputs,
+        rows: Sequence[Row],
+        sampler: Sampler,
+        verified: Sequence[Verified],
+        num_chosen: int,
+    ) -> Tokens:
+        """Starts a step behind the target's; inputs and rows are as if all drafts were right.
+
+        verified: of each request of the step. num_chosen: 0, or of each request's 2 tokens, which
+        become the last two that the target chose, or the last known one and the one chosen.
+        """
+        ...
+
+
+ProposeBehind: TypeAlias = "Callable[[Sequence[Verified], Sequence[int]], Drafts]"
+Drafts = dict[int, Sequence[int]]  # by request id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +65,7 @@ class DraftNetwork:
     runner: its steps' tokens may be placeholders, below FAILED, which the target's next step
     resolves.
     num_blocks: the target's; behind them the draft's cache has a block for each request of a batch.
-    token_budget: tokens of a step.
+    token_budget: tokens of a step. follower: the runner, where it can follow.
     """
 
     runner: Runner
@@ -41,6 +73,7 @@ class DraftNetwork:
     block_size: int
     num_blocks: int
     token_budget: int
+    follower: Follower | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +91,14 @@ class Proposer(Protocol):
     looks_up: a proposal is a look-up on the host, which takes no step. It is made for every request
     as its tokens come, while steps run ahead of it, and compared with what comes: drafts are
     verified where that went well.
+
+    propose_behind: proposes for requests behind a step that runs and verifies their drafts, before
+    its end is known, and goes on where it gets; by request id, for those for which it can. None
+    where that is never so.
     """
 
     looks_up: bool
+    propose_behind: ProposeBehind | None
 
     def propose(
         self, requests: Sequence[Request], limits: Sequence[int]

@@ -23,7 +23,15 @@ from typing import NamedTuple, cast
 from predict.engine.batch import span_inputs
 from predict.engine.sampler import Row, Sampler
 from predict.request import Request
-from predict.speculative import FAILED, DraftNetwork, SpeculativeConfig
+from predict.speculative import (
+    FAILED,
+    DraftNetwork,
+    Drafts,
+    ProposeBehind,
+    SpeculativeConfig,
+    Verified,
+    accepted_tokens,
+)
 
 
 class UnadjustedSampler(Sampler):
@@ -59,12 +67,14 @@ class _State:
     num_known: int
     num_written: int  # drafts of the last proposal, as far as the request's own blocks went
     drafts: list[int] = field(default_factory=list)  # those of them that were verified
+    num_behind: int = 0  # drafts that come behind those, from where their verification gets
 
 
 class DraftModelProposer:
     """See Proposer. All requests advance together: a step of the draft model for each draft."""
 
     looks_up = False
+    propose_behind: ProposeBehind | None
 
     def __init__(self, network: DraftNetwork):
         self.network = network
@@ -75,6 +85,7 @@ class DraftModelProposer:
         self._states: dict[int, _State] = {}
         # By block, what it holds: the digest of a full block's prefix, or (request, index).
         self._holds: list[bytes | tuple[int, int] | None] = [None] * network.num_blocks
+        self.propose_behind = None if network.follower is None else self._propose_behind
 
     def propose(
         self, requests: Sequence[Request], limits: Sequence[int]
@@ -118,7 +129,78 @@ class DraftModelProposer:
     def observe(self, request: Request, drafts: Sequence[int], chosen: Sequence[int]) -> None:
         """See Proposer."""
         state = self._states[request.request_id]
-        state.drafts = list(drafts[: state.num_written])
+        if not state.num_behind:
+            state.drafts = list(drafts[: state.num_written])
+            return
+        # Then the cache has the new tokens too, and drafts behind them: as far as the blocks go
+        # that the request had, and keeps.
+        num_tokens = request.num_tokens + len(accepted_tokens(drafts, chosen))
+        block_size = self.network.block_size
+        room = len(request.block_ids) * block_size
+        kept = min(room, -(-num_tokens // block_size) * block_size)
+        state.num_known, state.drafts = min(num_tokens, room), []
+        state.num_written = max(min(state.num_behind - 1, kept - num_tokens), 0)
+        state.num_behind = 0
+
+    def _propose_behind(self, verified: Sequence[Verified], limits: Sequence[int]) -> Drafts:
+        """See Proposer. Spans, rows and tables are those of drafts that are all right.
+
+        The first step has two tokens of each request: where all drafts were right, the last of them
+        is not in the cache yet.
+        """
+        follower, num_blocks = self.network.follower, self.network.num_blocks
+        assert follower is not None
+        able = [
+            (each, limit)
+            for each, limit in zip(verified, limits, strict=True)
+            if self._can_follow(each, limit)
+        ]
+        tables = [
+            [*each.request.block_ids, num_blocks + index] for index, (each, _) in enumerate(able)
+        ]
+        drafts: list[list[int]] = [[] for _ in able]
+        spans = [
+            DraftSpan((each.request.token_ids[-1], 0), _end(each) - 1, table, 1)
+            for (each, _), table in zip(able, tables, strict=True)
+        ]
+        active = list(range(len(able)))
+        num_chosen = 2
+        while active:
+            rows = [
+                Row(able[i][0].request, (FAILED,) * (len(able[i][0].drafts) + 1 + len(drafts[i])))
+                for i in active
+            ]
+            tokens = follower.launch_behind(
+                span_inputs(spans, self.network.block_size),
+                *(rows, self._sampler, [able[i][0] for i in active], num_chosen),
+            )
+            new, before, active, spans = cast(list[int], tokens.take()), active, [], []
+            for row, (i, token) in enumerate(zip(before, new, strict=True)):
+                drafts[i].append(token)
+                if len(drafts[i]) < able[i][1]:
+                    active.append(i)
+                    place = _end(able[i][0]) + len(drafts[i])
+                    spans.append(DraftSpan((-1 - row,), place, tables[i], 1))
+            num_chosen = 0
+        for (each, _), own in zip(able, drafts, strict=True):
+            request = each.request
+            self._mark(request, request.num_tokens - 1, _end(each) + len(own))
+            self._states[request.request_id].num_behind = len(own)
+        return {each.request.request_id: own for (each, _), own in zip(able, drafts, strict=True)}
+
+    def _can_follow(self, verified: Verified, limit: int) -> bool:
+        """Whether the cache has what is before, and room for what is behind."""
+        request, num_drafts = verified.request, len(verified.drafts)
+        state = self._states.get(request.request_id)
+        room = (len(request.block_ids) + 1) * self.network.block_size
+        return (
+            state is not None
+            and state.block_ids is request.block_ids
+            and state.num_behind == 0
+            and state.num_known == request.num_tokens
+            and state.num_written >= num_drafts - 1
+            and _end(verified) + limit <= room
+        )
 
     def forget(self, request_id: int) -> None:
         """See Proposer."""
@@ -192,6 +274,11 @@ class DraftModelProposer:
 
 # Tokens that a request may be behind in the step that yields its first draft.
 MOST_WITH_LOGITS = 15
+
+
+def _end(verified: Verified) -> int:
+    """The place of the token behind a request's drafts."""
+    return verified.request.num_tokens + len(verified.drafts)
 
 
 def _num_alike(left: Sequence[int], right: Sequence[int]) -> int:

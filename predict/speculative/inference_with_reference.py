@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from predict.request import Request
-from predict.speculative import SpeculativeConfig
+from predict.speculative import ProposeBehind, SpeculativeConfig
 
 MOST_PLACES = 16  # of an n-gram that are compared, the last ones
 LONGEST_MATCH = 64  # tokens
@@ -94,6 +94,7 @@ class ReferenceProposer:
     """See Proposer."""
 
     looks_up = True
+    propose_behind: ProposeBehind | None = None
 
     def __init__(self, max_ngram_size: int):
         self.max_ngram_size = max_ngram_size

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from predict.request import Request
-from predict.speculative import SpeculativeConfig
+from predict.speculative import ProposeBehind, SpeculativeConfig
 from predict.speculative.inference_with_reference import MOST_AT_ONCE, TOKEN_BITS, key_masks
 
 POOL_SIZE = 1 << 18  # contexts kept, the half that was added last for certain: some 50 MB
@@ -74,6 +74,7 @@ class LookaheadProposer:
     """See Proposer."""
 
     looks_up = True
+    propose_behind: ProposeBehind | None = None
 
     def __init__(self, max_ngram_size: int):
         self._pool = NgramPool(max(max_ngram_size, CONTEXT))

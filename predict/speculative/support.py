@@ -69,12 +69,6 @@ FEATURES: tuple[Feature, ...] = (
     Feature(name="logprobs", params={"logprobs": 3}),
     Feature(name="prompt_logprobs", params={"prompt_logprobs": 1}),
     Feature(
-        name="TopP + window verification (--speculate_verify_window, "
-        "--speculate_max_candidate_len) on a GPU",
-        settings={"device": "gpu", "speculate_verify_window": 2},
-        instead="leave both flags out, which verifies exactly, or use --device cpu",
-    ),
-    Feature(
         name="beam search",
         params={"num_beams": 2},
         instead="leave out one of the two: num_beams (--decode_strategy beam_search), or drafts",
@@ -93,7 +87,7 @@ def check_features(config: EngineConfig, params: SamplingParams | None = None) -
         if feature.params and (params is None or not _wants(params, feature)):
             continue
         if feature.instead and all(
-            _asks(config, name, value) for name, value in feature.settings.items()
+            getattr(config, name) == value for name, value in feature.settings.items()
         ):
             raise UserError(
                 f"--speculate_method {config.speculate_method} does not go with {feature.name}; "
@@ -105,12 +99,3 @@ def _wants(params: SamplingParams, feature: Feature) -> bool:
     if "num_beams" in feature.params:
         return params.num_beams > 1
     return all(getattr(params, name) == value for name, value in feature.params.items())
-
-
-def _asks(config: EngineConfig, name: str, value: Any) -> bool:
-    given = getattr(config, name)
-    if name == "device":
-        given = given.partition(":")[0]
-    if name == "speculate_verify_window":
-        return config.verifies_by_window
-    return bool(given == value)

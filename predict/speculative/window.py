@@ -17,14 +17,18 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from predict.engine.beams import likeliest
 from predict.engine.sampler import GREEDY, Choice, Row
 
 
-class Candidates(NamedTuple):
-    """The likeliest tokens of a place."""
+class Verdict(NamedTuple):
+    """What a draft is in its place."""
 
-    token_ids: list[int]  # likeliest first, 2 or more
-    num_allowed: int  # of these, the first ones, that reach top_p
+    rank: int  # tokens that are likelier, or as likely with a lower id
+    is_candidate: bool  # one of the likeliest that the request may draw
+
+
+BANNED = Verdict(-1, False)
 
 
 class WindowVerifier:
@@ -47,65 +51,83 @@ class WindowVerifier:
         typical_p, whose tokens are no prefix of the likeliest, keep theirs.
         """
         result = list(chosen)
+        num_drafts = loose_drafts(rows, choices)
         begin = 0
         while begin < len(rows):
-            end = begin + 1
-            while end < len(rows) and rows[end].request is rows[begin].request:
-                end += 1
-            choice, drafts = choices[begin], rows[end - 1].drafts
-            loose = choice is not GREEDY and choice.typical_p >= 1
-            if drafts and loose and min(result[begin:end]) >= 0:
-                found = [
-                    candidates(logits[index], choice, self.max_candidate_len)
-                    for index in range(begin, end - 1)
+            end = begin + num_drafts[begin] + 1
+            if end > begin + 1 and min(result[begin:end]) >= 0:
+                drafts = rows[end - 1].drafts
+                verdicts = [
+                    verdict(logits[row], draft, choices[row], self.max_candidate_len)
+                    for row, draft in enumerate(drafts, begin)
                 ]
-                for index in standing(drafts, found, result[begin:end], self.window):
+                for index in standing(drafts, verdicts, result[begin:end], self.window):
                     result[begin + index] = drafts[index]
             begin = end
         return result
 
 
-def candidates(
-    logits: npt.NDArray[np.float32], choice: Choice, max_candidate_len: int
-) -> Candidates:
-    """The likeliest tokens of a row, and how many of them the request may draw."""
-    scaled = (logits - logits.max()).astype(np.float64) / choice.temperature
-    weights = np.exp(scaled)
-    size = min(max(max_candidate_len, choice.top_k, 2), len(logits))
-    top = np.argpartition(-logits, size - 1)[:size]
-    top = top[np.lexsort((top, -logits[top]))]
-    kept = weights[top[: choice.top_k]].sum() if choice.top_k else weights.sum()
-    reached = np.cumsum(weights[top])
-    # Of the tokens up to the first at which the sum reaches top_p.
-    num = int(np.searchsorted(reached, choice.top_p * kept)) + 1
-    num = min(num, choice.top_k or num, max_candidate_len)
-    num = min(num, int((weights[top] >= choice.min_p).sum()))
-    return Candidates(top[: max(max_candidate_len, 2)].tolist(), max(num, 1))
+def loose_drafts(rows: Sequence[Row], choices: Sequence[Choice]) -> list[int]:
+    """Drafts from each row on, of requests that do not keep what is drawn: n, n - 1, ..., 0."""
+    num_drafts = [0] * len(rows)
+    for index in reversed(range(len(rows) - 1)):
+        loose = choices[index] is not GREEDY and choices[index].typical_p >= 1
+        if loose and rows[index].request is rows[index + 1].request:
+            num_drafts[index] = num_drafts[index + 1] + 1
+    return num_drafts
+
+
+def verdict(
+    logits: npt.NDArray[np.float32], draft: int, choice: Choice, max_candidate_len: int
+) -> Verdict:
+    """What `draft` is among the tokens of a row [V]; weights only where they decide."""
+    own = logits[draft]
+    if draft < 0 or own == -np.inf:
+        return BANNED
+    front = logits[logits > own]
+    num_equal = int(np.count_nonzero(logits[:draft] == own))
+    rank = len(front) + num_equal
+    if rank == 0:
+        return Verdict(0, True)
+    if rank >= max_candidate_len or 0 < choice.top_k <= rank:
+        return Verdict(rank, False)
+    largest, temperature = logits.max(), np.float32(choice.temperature)
+
+    def weight(values: npt.NDArray[np.float32]) -> float:
+        return float(np.exp((values - largest) / temperature).sum(dtype=np.float64))
+
+    own_weight = weight(own)
+    before = weight(front) + num_equal * own_weight
+    kept = before + own_weight  # at least
+    if choice.top_p < 1 and choice.top_k:
+        kept = weight(logits[likeliest(logits, choice.top_k).token_ids])
+    elif choice.top_p < 1:
+        kept = weight(logits)
+    return Verdict(rank, own_weight >= choice.min_p and before < choice.top_p * kept)
 
 
 def standing(
-    drafts: Sequence[int], found: Sequence[Candidates], chosen: Sequence[int], window: int
+    drafts: Sequence[int], verdicts: Sequence[Verdict], chosen: Sequence[int], window: int
 ) -> list[int]:
     """Indices of the drafts that stand.
 
-    found: per draft. chosen: what was drawn in its place, and behind the last.
+    chosen: what was drawn in the place of each draft, and behind the last.
     """
     stand: list[int] = []
     index = 0
     while index < len(drafts):
-        token_ids, num_allowed = found[index]
-        if drafts[index] in token_ids[:num_allowed]:
+        if verdicts[index].is_candidate:
             stand.append(index)
             index += 1
             continue
-        behind = range(index + 1, index + 1 + window)
+        behind = verdicts[index + 1 : index + 1 + window]
         if (
-            drafts[index] == token_ids[1]
-            and behind.stop <= len(drafts)
-            and all(drafts[i] == found[i].token_ids[0] for i in behind)
+            verdicts[index].rank == 1
+            and len(behind) == window
+            and all(each.rank == 0 for each in behind)
         ):
-            stand += [index, *behind]
-            index = behind.stop
+            stand += range(index, index + 1 + window)
+            index += 1 + window
         # The token that is drawn here ends the text, unless it is the draft itself.
         if index < len(drafts) and chosen[index] != drafts[index]:
             break

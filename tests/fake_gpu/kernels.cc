@@ -11,6 +11,7 @@
 #include <limits>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernel.h"
@@ -93,6 +94,35 @@ Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t nu
     for (int64_t i = 0; i < num_tokens; ++i) {
       const int64_t row = -1 - int64_t{token_ids[i]};
       if (row >= 0 && row < num_last) token_ids[i] = last_tokens[row];
+    }
+    return Status();
+  });
+}
+
+Status follow_drafts(const FollowDraftsParams& params, const Launch& on) {
+  return queue(on.stream, "follow_drafts", [p = params] {
+    for (int64_t i = 0; i < p.num_seqs; ++i) {
+      const int32_t* plan = p.plan + i * p.plan_width;
+      if (plan[0] < 0) continue;
+      const int32_t* chosen = p.tokens + plan[1];
+      int32_t right = 0;
+      while (right < plan[0] && chosen[right] >= 0 &&
+             chosen[right] == p.tokens[plan[3 + right]]) {
+        ++right;
+      }
+      const int64_t begin = p.cu_seqlens_q[i];
+      if (plan[2] == 2) {
+        if (right > 0) p.token_ids[begin] = chosen[right - 1];
+        p.token_ids[begin + 1] = chosen[right];
+      }
+      const int32_t back = plan[0] - right, size = p.block_size;
+      for (int64_t t = begin; t < p.cu_seqlens_q[i + 1]; ++t) {
+        const int32_t place = p.positions[t] -= back;
+        p.slot_mapping[t] =
+            p.block_tables[i * p.blocks_per_seq + place / size] * size + place % size;
+      }
+      p.context_lens[i] -= back;
+      p.offsets[i] -= back;
     }
     return Status();
   });
@@ -204,24 +234,47 @@ Status adjust_logits(const AdjustLogitsParams& params, const Launch& on) {
 Status sample(const SampleParams& params, const Launch& on) {
   return queue(on.stream, "sample", [params] {
     for (int64_t row = 0; row < params.num_rows; ++row) {
-      SampleParams p = params;  // the row alone: the CPU's refuses all where one cannot be drawn
+      SampleParams p = params;
       p.num_rows = 1;
       p.logits += row * p.vocab_size;
       p.temperature += row, p.top_k += row, p.top_p += row, p.seeds += row, p.offsets += row;
       p.token_ids += row;
-      const float* end = p.logits + p.vocab_size;
-      const bool has_nan = std::any_of(p.logits, end, [](float x) { return std::isnan(x); });
       const bool greedy = *p.temperature == 0.f || *p.top_k == 1;
       // Of greedy rows nothing else is filled in, and nothing else is read.
       p.min_p = greedy || p.min_p == nullptr ? nullptr : p.min_p + row;
       p.typical_p = greedy || p.typical_p == nullptr ? nullptr : p.typical_p + row;
-      if (has_nan || (!greedy && !std::isfinite(*std::max_element(p.logits, end)))) {
-        *p.token_ids = -1;
-        continue;
-      }
       const Status status = cpu::sample(p);
       if (!status.ok()) return status;
     }
+    return Status();
+  });
+}
+
+namespace {
+
+// See verify_row: a thread alone.
+struct OneThread {
+  int thread() const { return 0; }
+  int size() const { return 1; }
+  void sync() const {}
+  float max(float value) const { return value; }
+  int sum(int value) const { return value; }
+  double sum(double value) const { return value; }
+  int add(int32_t* value, int32_t amount) const { return std::exchange(*value, *value + amount); }
+  void count(int32_t* bins, int bin) const {
+    if (bin >= 0) ++bins[bin];
+  }
+};
+
+}  // namespace
+
+Status verify_window(const VerifyWindowParams& params, const Launch& on) {
+  return queue(on.stream, "verify_window", [p = params] {
+    WindowScratch scratch;
+    for (int64_t row = 0; row < p.num_rows; ++row) {
+      if (p.num_drafts[row] != 0) p.verdicts[row] = verify_row(OneThread(), scratch, p, row);
+    }
+    for (int64_t row = 0; row < p.num_rows; ++row) verify_span(p, row);
     return Status();
   });
 }

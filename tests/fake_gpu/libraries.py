@@ -1,7 +1,7 @@
 """Compiles what `--device gpu` needs where there is no GPU: the plugin and the operators.
 
 All is the real thing but for the CUDA runtime (runtime.cc) and the kernels (kernels.cc,
-products.cc, strided_copy.cc). The CPU's operators are taken from the CPU library's build.
+products.cc and the short ones). The CPU's operators are taken from the CPU library's build.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from predict import device as devices
 from predict import library
 
 HERE = Path(__file__).resolve().parent
+TEST_OPS = HERE.parent / "gpu" / "ops"
 FOLDER = build.BUILD_DIR.parent / "fake_gpu"
 ENVIRONMENT = "REGATTA_FAKE_GPU"  # names FOLDER: tests/gpu runs over the libraries there
 RUNTIME_NAME = "libfake_cuda.so"
+TEST_OPS_NAME = "libtest_ops.so"  # of tests/gpu/ops
 # Registrations are slow to compile for Paddle's headers: so many sources include all of them.
 NUM_UNITS = 2
 
@@ -34,7 +36,7 @@ def compile_libraries() -> Path:
     """Compiles what is not up to date; returns FOLDER.
 
     Raises build.BuildError where a compiler, Paddle or the CPU library's objects are missing, and
-    CalledProcessError with the compiler's words when it fails.
+    RuntimeError with the compiler's words when it fails.
     """
     paddle, compiler = build.find_paddle(), build.find_compiler()
     if paddle.has_cuda:
@@ -50,9 +52,11 @@ def compile_libraries() -> Path:
     text = ninja_text(paddle, compiler, units)
     (FOLDER / "build.ninja").write_text(text, encoding="utf-8")
     command = [build.find_ninja(), "-C", str(FOLDER), "-j", str(build.num_jobs())]
-    subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    process = subprocess.run(command, check=False, capture_output=True, text=True)
+    if process.returncode != 0:
+        raise RuntimeError(f"the fake GPU does not compile: {process.stdout[-4000:]}")
     metadata = {
-        "abi": build.read_abi(build.CSRC / "include" / "regatta" / "abi.h"),
+        "abi": library.read_abi(build.CSRC / "include" / "regatta" / "abi.h"),
         "paddle_version": paddle.version,
         "paddle_commit": paddle.commit,
         "compiler": compiler,
@@ -84,7 +88,8 @@ def unit_text(sources: list[Path]) -> str:
 def ninja_text(paddle: build.PaddlePackage, compiler: str, units: list[Path]) -> str:
     """Returns the build.ninja of all libraries."""
     kernels_folder = build.CSRC / "device" / "kernels"
-    folders = [HERE / "include", build.CSRC / "include", build.CSRC / "cuda", kernels_folder, HERE]
+    folders = [HERE, HERE / "include", TEST_OPS, kernels_folder]
+    folders += [build.CSRC / name for name in ("include", "cuda", "paddle")]
     system = [paddle.root / "include", paddle.root / "include" / "third_party"]
     flags = [*build.CXX_FLAGS, "-DREGATTA_WITH_CUDA", "-DPADDLE_WITH_CUSTOM_DEVICE"]
     flags += [f"-I{path}" for path in folders]
@@ -134,6 +139,11 @@ def ninja_text(paddle: build.PaddlePackage, compiler: str, units: list[Path]) ->
     linked(
         devices.KERNELS_NAME,
         objects([kernels_folder / "registration.cc", HERE / "strided_copy.cc"], "-O1"),
+        f"{runtime} {names}",
+    )
+    linked(
+        TEST_OPS_NAME,
+        objects([TEST_OPS / "registration.cc", HERE / "axpb.cc"], "-O1"),
         f"{runtime} {names}",
     )
     plugin = f"{devices.PLUGIN_FOLDER.name}/{devices.PLUGIN_NAME}"

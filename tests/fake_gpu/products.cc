@@ -171,13 +171,18 @@ Status gemm_quantized(const GemmParams&, const QuantizeRowsParams&, const GemmRe
                       CUstream_st*) {
   return Status::error(kNoCodes);
 }
+Status gemm_to_codes(const GemmParams&, const QuantizeRowsParams&, const QuantizeRowsParams&,
+                     const GemmResources&, bool*, CUstream_st*) {
+  return Status::error(kNoCodes);
+}
 Status gather_columns(const void*, const int32_t*, void*, int64_t, int64_t, CUstream_st*) {
   return Status::error(kNoCodes);
 }
 Status unpack_weight(const GemmParams&, void*, CUstream_st*) { return Status::error(kNoCodes); }
 Status pack_weight(const PackWeightParams&, CUstream_st*) { return Status::error(kNoCodes); }
-int64_t packed_group_size(int64_t, int64_t) { return 0; }
+int64_t packed_group_size(GemmOperands, int64_t, int64_t) { return 0; }
 int64_t packed_unit_group_size(int64_t) { return 0; }
-int64_t packed_weight_bytes(int64_t, int64_t, int, int64_t) { return 0; }
+bool packed_unit_has_groups(int64_t) { return false; }
+int64_t packed_weight_bytes(int64_t, int64_t, GemmOperands, int64_t) { return 0; }
 
 }  // namespace regatta::cuda

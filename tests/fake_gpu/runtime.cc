@@ -9,6 +9,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -196,7 +197,7 @@ cudaError_t cudaMalloc(void** pointer, size_t size) {
   size_t& used = s.used[current];
   if (size > s.num_bytes || used > s.num_bytes - size) return cudaErrorMemoryAllocation;
   *pointer = std::aligned_alloc(512, (size + 511) / 512 * 512);
-  std::memset(*pointer, 0xff, size);  // NaN in every float type
+  std::memset(*pointer, 0xff, std::min(size, size_t{64} << 20));  // NaN in every float type
   s.allocations[static_cast<char*>(*pointer)] = {current, size};
   used += size;
   return cudaSuccess;

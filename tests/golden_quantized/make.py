@@ -13,12 +13,15 @@ One folder per case: a tiny Llama of random weights, quantized and written by th
   the library's own dequantized weight [out, in], in "dtype";
 - "made_with": versions.
 
+GPTQModel leaves its logs in the folder that it is run in.
+
 Only what a checkpoint needs is kept: config.json and model.safetensors.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -227,6 +230,24 @@ CASES: dict[str, Callable[[Path], Weights]] = {
     "gptq_asym_v2": lambda out: gptq(
         out, bits=4, group_size=32, sym=False, desc_act=True, format="gptq_v2"
     ),
+    "gptq_dynamic": lambda out: gptq(
+        out,
+        bits=4,
+        group_size=32,
+        sym=True,
+        desc_act=False,
+        dynamic={
+            "-:.*down_proj": {},
+            r"+:model\.layers\.0\.self_attn\.": {
+                "bits": 8,
+                "group_size": -1,
+                "act_group_aware": False,
+            },
+            r".*\.v_proj": {"bits": 8},
+            r".*\.0\.mlp\.up_proj": {"group_size": 64},
+            ".*o_proj": {"desc_act": True},
+        },
+    ),
     "gptq_8bit_channel": lambda out: gptq(
         out, bits=8, group_size=-1, sym=True, desc_act=False, act_group_aware=False
     ),
@@ -257,6 +278,15 @@ def describe(weight: torch.Tensor) -> dict[str, Any]:
     }
 
 
+def versions() -> dict[str, str]:
+    """Of the packages that are installed: one case needs a few of them."""
+    found: dict[str, str] = {}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
 def make(name: str) -> None:
     """Writes one case's folder."""
     out = HERE / name
@@ -270,7 +300,7 @@ def make(name: str) -> None:
     config["quantization_config"].pop("meta", None)  # how it was made, with paths
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     golden = {
-        "made_with": {package: importlib.metadata.version(package) for package in PACKAGES},
+        "made_with": versions(),
         "weights": {f"model.{key}": describe(weight) for key, weight in sorted(weights.items())},
     }
     (out / "golden.json").write_text(json.dumps(golden, indent=1) + "\n")

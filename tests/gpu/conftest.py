@@ -22,8 +22,9 @@ from tests.fake_gpu import libraries
 
 OPS = Path(__file__).parent / "ops"
 
-if os.environ.get(libraries.ENVIRONMENT):
-    libraries.select(Path(os.environ[libraries.ENVIRONMENT]))
+FAKE = Path(os.environ[libraries.ENVIRONMENT]) if libraries.ENVIRONMENT in os.environ else None
+if FAKE is not None:
+    libraries.select(FAKE)
 try:
     CHOSEN = devices.choose("gpu")
     devices.set_environment(CHOSEN)
@@ -56,6 +57,8 @@ def gpu() -> Iterator[devices.Device]:
 @pytest.fixture(scope="session")
 def test_ops() -> Path:
     """The library of tests/gpu/ops, compiled unless build/test_ops has a newer one."""
+    if FAKE is not None:
+        return FAKE / libraries.TEST_OPS_NAME
     return compile_ops(build.BUILD_DIR.parent / "test_ops")
 
 

@@ -64,6 +64,11 @@ def tour(gpu: devices.Device, dtype: str) -> None:
         ops.logprobs(logits, indices, 20)
         ops.log_softmax(logits, indices)
         ops.likeliest(logits, indices, 9)
+        choices = np.zeros((10, rows + rows % 2), np.int32)
+        choices[0] = choices[2] = np.float32(0.9).view(np.int32)
+        choices[1, ::2] = 11
+        choices[9, :rows] = np.arange(rows)[::-1]  # one span
+        ops.verify_window(logits, operands.placed(choices), ids, indices, indices.clone(), 2, 10)
     for head_dim, num_heads, num_kv_heads, block, window in ATTENTIONS:
         heads = Heads(num_heads, num_kv_heads, head_dim, window)
         layer = operands.on_gpu(operands.layer(72, 88, heads, bias=True, qk_norm=True))

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predict import LLM, SamplingParams, cuda
+from predict import LLM, SamplingParams, cuda, ops
 from predict import device as devices
 from predict.engine.gpu_runner import GpuRunner, Shelf
+from predict.nn.inputs import ForwardInputs
 from predict.request import Request
 from predict.speculative.draft_model import DraftModelProposer
 from predict.speculative.policy import Costs
@@ -41,6 +42,13 @@ COMPOSITIONS: dict[str, dict[str, Any]] = {
     "no_prefix_cache": {"batch_size": 3, "prefix_caching": False},
     "turns": {"batch_size": 4, "attention": "block"},
 }
+
+
+@pytest.fixture(params=[False, True], ids=["waits", "follows"], autouse=True)
+def follows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether drafts come behind a verification whose end nobody knows."""
+    monkeypatch.setattr("predict.llm.FOLLOWS_VERIFICATION", request.param)
+    return bool(request.param)
 
 
 def drafting(llm: LLM) -> LLM:
@@ -77,8 +85,69 @@ def texts(llm: LLM, prompts: list[list[int]], params: Any) -> list[tuple[int, ..
     return [output.token_ids for output in llm.generate(prompts, params)]
 
 
+@pytest.mark.parametrize("num_seqs", [1, 2, 7, 130])
+def test_steps_move_to_where_a_verification_got(gpu: devices.Device, num_seqs: int) -> None:
+    import paddle
+
+    random = np.random.default_rng(num_seqs)
+    size, width, place = 16, 12, gpu.place()
+    tokens = random.integers(0, 3, 4096).astype(np.int32)
+    tokens[random.random(4096) < 0.1] = -1  # could not be drawn
+    lengths = random.integers(1, 3, num_seqs)
+    borders = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    tables = random.permutation(num_seqs * width).reshape(num_seqs, width).astype(np.int32)
+    ends = random.integers(20, size * width, num_seqs)
+    positions = np.concatenate(
+        [np.arange(end - n, end) for end, n in zip(ends, lengths, strict=True)]
+    ).astype(np.int32)
+    choices = random.integers(0, 100, (10, num_seqs + num_seqs % 2)).astype(np.int32)
+    offsets = choices.reshape(-1)[6 * choices.shape[1] :].view(np.int64)
+    offsets[:num_seqs] = random.integers(1 << 33, 1 << 34, num_seqs)
+    plan = np.zeros((num_seqs, 18), np.int32)
+    plan[:, 0] = random.integers(-1, 16, num_seqs)
+    plan[:, 1] = random.integers(0, 2000, num_seqs)
+    plan[:, 2] = np.where(lengths == 2, random.choice([0, 2], num_seqs), 0)
+    plan[:, 3:] = random.integers(2048, 4096, (num_seqs, 15))
+    for row in plan[::2]:  # with many drafts that are right
+        count = int(random.integers(0, 16))
+        tokens[row[3 : 3 + count]] = tokens[row[1] : row[1] + count]
+    ids = np.full(borders[-1], 9, np.int32)
+    slots = np.full(borders[-1], -5, np.int32)
+    arrays = [ids, positions, slots, borders, ends.astype(np.int32), tables, ids, ids]
+    on_device = ForwardInputs(*(paddle.to_tensor(array, place=place) for array in arrays))
+    columns, row_plan, chosen_tokens = (
+        paddle.to_tensor(array, place=place) for array in (choices, plan, tokens)
+    )
+    ops.follow_drafts(on_device, columns, row_plan, chosen_tokens, size)
+
+    wanted = [array.copy() for array in (ids, positions, slots, arrays[4])]
+    for index, (count, row, num_chosen, *drafts) in enumerate(plan.tolist()):
+        if count < 0:
+            continue
+        right = 0
+        while right < count and tokens[row + right] == tokens[drafts[right]] >= 0:
+            right += 1
+        span = slice(borders[index], borders[index + 1])
+        if num_chosen:
+            wanted[0][span] = [9, *tokens[row : row + right + 1]][-2:]
+        wanted[1][span] -= count - right
+        places = wanted[1][span]
+        wanted[2][span] = tables[index][places // size] * size + places % size
+        wanted[3][index] -= count - right
+        offsets[index] -= count - right
+    for got, expected in zip(
+        (on_device.token_ids, on_device.positions, on_device.slot_mapping, on_device.context_lens),
+        wanted,
+        strict=True,
+    ):
+        np.testing.assert_array_equal(got.cpu().numpy(), expected)
+    np.testing.assert_array_equal(columns.cpu().numpy(), choices)
+
+
 @pytest.mark.parametrize("composition", COMPOSITIONS)
-def test_text_is_the_same_with_a_draft_model(gpu: devices.Device, composition: str) -> None:
+def test_text_is_the_same_with_a_draft_model(
+    gpu: devices.Device, composition: str, follows: bool
+) -> None:
     """All kinds of requests in one batch, of which many are right and many are wrong."""
     prompts = [prompt for prompt in golden("llama_gqa")["prompts"] for _ in range(2)]
     kinds = list(KINDS.values())
@@ -92,6 +161,7 @@ def test_text_is_the_same_with_a_draft_model(gpu: devices.Device, composition: s
     assert texts(llm, prompts, params) == expected
     stats = llm.stats()
     assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
+    assert any(shape.follows for shape in parts(llm)[2].graphs) == follows
     assert stats.num_used_blocks == 0
     assert (stats.num_preemptions > 0) == (composition == "preempted")
 
@@ -109,8 +179,10 @@ def test_goldens_with_drafts_of_other_families(gpu: devices.Device, draft: str, 
     assert llm.stats().num_draft_tokens > 0
 
 
-def test_the_host_waits_once_per_step(gpu: devices.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for the drafts; and the next ones are queued before a step's end is told."""
+def test_the_host_waits_once_per_step_and_the_device_for_nothing(
+    gpu: devices.Device, monkeypatch: pytest.MonkeyPatch, follows: bool
+) -> None:
+    """Not for the drafts; and the next ones run when it learns how a verification ended."""
     llm = drafting(LLM(config("llama_gqa", **settings(batch_size=1), **DRAFTS)))
     prompt = golden("llama_gqa")["prompts"][0]
     params = SamplingParams(max_new_tokens=60, temperature=0.0, ignore_eos=True)
@@ -119,6 +191,13 @@ def test_the_host_waits_once_per_step(gpu: devices.Device, monkeypatch: pytest.M
     assert isinstance(own._outlet, Shelf)
     waits: list[cuda.Event] = []
     synchronize = cuda.Event.synchronize
+    launch_behind, followed = GpuRunner.launch_behind, list[int]()
+
+    def counted(*arguments: Any) -> Any:
+        followed.append(arguments[-1])
+        return launch_behind(*arguments)
+
+    monkeypatch.setattr(GpuRunner, "launch_behind", counted)
 
     def waited(event: cuda.Event) -> None:
         waits.append(event)
@@ -133,6 +212,7 @@ def test_the_host_waits_once_per_step(gpu: devices.Device, monkeypatch: pytest.M
     for_inputs = (runner._copied, own._copied)
     assert sum(event not in for_inputs for event in waits) == steps
     assert steps < 60
+    assert (sum(num_chosen == 2 for num_chosen in followed) > steps // 2) == follows
 
 
 @pytest.mark.parametrize("form", ["graph", "eager"])

@@ -10,13 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from export.export_model import export_model
 from predict import LLM, AsyncLLM, EngineConfig, SamplingParams
 from predict import device as devices
 from predict.engine.gpu_runner import GpuRunner
 from predict.errors import UserError
+from predict.speculative.policy import Costs
+from tests import tiny
 from tests.test_golden import (
     CASES,
     COMPOSITIONS,
@@ -27,6 +31,7 @@ from tests.test_golden import (
     golden,
     greedy,
 )
+from tests.test_speculative_policy import Generous
 
 SETTINGS = {"device": "gpu", "inference_model": True, "attention": "append"}
 
@@ -160,6 +165,7 @@ def test_penalties_see_the_drafts_before_their_row(gpu: devices.Device, kind: st
     drafts = {"speculate_method": "lookahead", "speculate_max_draft_token_num": 6}
     plain = LLM(config("llama_gqa", batch_size=3, max_length=200, **SETTINGS))
     drafting = LLM(config("llama_gqa", batch_size=3, max_length=200, **SETTINGS, **drafts))
+    drafting.engine.policy = Generous(6, 18, Costs(row=0.001), looks_up=True)
     assert texts(drafting, prompts, params) == texts(plain, prompts, params)
     assert drafting.stats().num_draft_tokens > 0
 
@@ -263,6 +269,27 @@ def test_samples_and_stop_strings_with_steps_ahead(gpu: devices.Device) -> None:
         pieces = list(llm.stream(prompt, alone))
         assert "".join(piece.text for piece in pieces) == each.text
     assert llm.stats().num_used_blocks == 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_without_numbers_end_their_request_alone(
+    gpu: devices.Device, tmp_path: Path, form: str
+) -> None:
+    """Token 7 has no numbers: what is computed of it is NaN, in the cache too."""
+    directory = tiny.write(tmp_path / "model")
+    weights = load_file(directory / "model.safetensors")
+    weights["model.embed_tokens.weight"][7] = np.nan
+    save_file(weights, directory / "model.safetensors")
+    settings: dict[str, Any] = {"max_length": 64, "block_size": 16, "batch_size": 3, **SETTINGS}
+    llm = FORMS[form](LLM(EngineConfig(model_name_or_path=str(directory), **settings)))
+    greedy = SamplingParams(max_new_tokens=20, temperature=0.0, bad_words=((7,),), ignore_eos=True)
+    alone = [llm.generate([prompt], greedy)[0].token_ids for prompt in ([1, 2, 3], [4, 5])]
+    for _ in range(2):
+        first, broken, last = llm.generate([[1, 2, 3], [6, 7], [4, 5]], greedy)
+        assert [first.token_ids, last.token_ids] == alone
+        assert broken.finish_reason == "error"
+        assert "no finite largest logit" in (broken.outputs[0].error or "")
+        assert llm.stats().num_used_blocks == 0
 
 
 def test_an_engine_thread_runs_graphs(gpu: devices.Device) -> None:

@@ -13,6 +13,7 @@
 #include "regatta/attention.h"
 #include "regatta/copy_blocks.h"
 #include "regatta/embedding.h"
+#include "regatta/follow_drafts.h"
 #include "regatta/likeliest.h"
 #include "regatta/linear.h"
 #include "regatta/logits.h"
@@ -23,6 +24,7 @@
 #include "regatta/sample.h"
 #include "regatta/silu_mul.h"
 #include "regatta/types.h"
+#include "regatta/verify_window.h"
 
 struct CUstream_st;
 
@@ -90,10 +92,13 @@ Status rope_and_paged_attention(const RopeAndCacheWriteParams& rope,
 Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t num_tokens,
                       int64_t num_last, const Launch& launch);
 
+Status follow_drafts(const FollowDraftsParams& params, const Launch& launch);
+
 Status adjust_logits(const AdjustLogitsParams& params, const Launch& launch);
 
-// A row that cannot be drawn from (NaN logits, no finite largest logit) gets token -1.
 Status sample(const SampleParams& params, const Launch& launch);
+
+Status verify_window(const VerifyWindowParams& params, const Launch& launch);
 
 Status logprobs(const LogprobsParams& params, const Launch& launch);
 

@@ -19,6 +19,10 @@ constexpr int64_t gemm_sumsq_columns(int64_t num_rows) { return num_rows <= 8 ? 
 constexpr int64_t kScaleBlock = 128;
 constexpr int64_t gemm_block_stride(int64_t num_rows) { return (num_rows + 127) / 128 * 128; }
 
+// Rows from which e4m3 codes may go through cuBLASLt, which more than 128 rows can use: from none
+// on while gemm_blas_codes.cu has not been checked on a GPU (bench_codes check blas), else 129.
+constexpr int64_t kRowsBlasCodes = int64_t{1} << 62;
+
 // How x and weight are stored.
 enum class GemmOperands : uint8_t {
   kDense,  // both of GemmParams::dtype
@@ -27,6 +31,9 @@ enum class GemmOperands : uint8_t {
   // x of GemmParams::dtype, weight packed by pack_weight():
   kWeightInt8,  // value = code * weight_scale[n]
   kWeightInt4,  // value = (code - zero) * scale, both of a row's group of columns
+  kWeightInt8Groups,  // the same
+  // x int8 codes, value = code * x_scale[m]; weight packed by pack_weight():
+  kW4A8,  // 4 bits, value = (code - zero) * scale as above
 };
 
 // out = epilogue(scale[m] * (x weight^T)[m, n] + bias[n]), all in float, rounded once at the end.
@@ -40,17 +47,17 @@ struct GemmParams {
   const void* bias = nullptr;           // [N]
   const void* residual = nullptr;       // [M, N]; may be out
   const float* sumsq = nullptr;         // [M, num_sumsq]: partial sums of x^2; none with codes
-  const float* x_scale = nullptr;       // [M], of kFp8 and kInt8; see scale_rows
-  const float* weight_scale = nullptr;  // [N], of all but kDense and kWeightInt4; see scale_rows
+  const float* x_scale = nullptr;       // [M], of kFp8, kInt8 and kW4A8; see scale_rows
+  const float* weight_scale = nullptr;  // [N], of kFp8, kInt8 and kWeightInt8; see scale_rows
   void* out = nullptr;                  // [M, N]; gated: [M, I]
   float* sumsq_out = nullptr;           // [M, ceil(N / gemm_sumsq_columns(M))]: of out, as rounded
   int64_t num_rows = 0;                 // M
   int64_t in_features = 0;              // K
   int64_t out_features = 0;             // N
   int64_t num_sumsq = 0;
-  int64_t group_size = 128;  // of kWeightInt4, as packed: 64 or 128
-  // Not 0: of kFp8, scales of blocks of 128 columns (B of them) by so many rows of weight, 128 or 1:
-  // x_scale is [B, gemm_block_stride(M)], weight_scale [ceil(N / scale_rows), B].
+  int64_t group_size = 128;  // where groups of columns have scales: packed_group_size()
+  // Not 0: of kFp8, scales of blocks of 128 columns (B of them) by so many rows of weight, 128 or
+  // 1: x_scale is [B, gemm_block_stride(M)], weight_scale [ceil(N / scale_rows), B].
   int64_t scale_rows = 0;
   float epsilon = 0.f;
   GemmOperands operands = GemmOperands::kDense;
@@ -63,7 +70,7 @@ struct GemmParams {
 
 // Activations as codes: x = code * scale[m].
 struct QuantizeRowsParams {
-  const void* x = nullptr;              // [M, K]
+  const void* x = nullptr;              // [M, K]; gated: [M, 2 K]
   const void* norm_weight = nullptr;    // [K] or null
   const float* shift = nullptr;         // [K] or null: x' = (x + shift) * smooth is what is coded
   const float* smooth = nullptr;        // [K] or null
@@ -72,33 +79,39 @@ struct QuantizeRowsParams {
   float* scale = nullptr;               // [M]; in blocks [ceil(K / 128), gemm_block_stride(M)]
   int64_t num_rows = 0, width = 0;
   float epsilon = 0.f;
-  bool blocks = false;     // a scale for every 128 columns of a row; kFp8 alone, without shift, smooth
+  bool blocks = false;  // a scale for every 128 columns of a row; kFp8 alone, without shift, smooth
   bool normalize = false;  // x is divided by its root mean square first
+  // silu(x[:, k]) * x[:, K + k], rounded to dtype, is what is coded; kFp8 alone, without norm,
+  // shift and smooth.
+  bool gated = false;
   GemmOperands operands = GemmOperands::kFp8;
   DType dtype = DType::kBFloat16;  // of x and norm_weight
   bool dependent_launch = true;
 };
 
 // Codes of a weight into the order in which the GPU's kernels read them: rows in tiles of 16,
-// columns in units of 128, the operand registers of one thread side by side. With 4 bits, a unit
-// ends with the scales and zero points of its groups.
+// columns in units of 128, the operand registers of one thread side by side. But with kWeightInt8, a
+// unit ends with the scales and zero points of its groups.
 struct PackWeightParams {
-  const int8_t* codes = nullptr;  // [N, K]: -127..127, or 0..15
-  const float* scale = nullptr;   // [N, num_groups], of 4 bits
-  const float* zero = nullptr;    // [N, num_groups] whole numbers, or null: 8
+  const int8_t* codes = nullptr;  // [N, K]: -128..127, or 0..15
+  const float* scale = nullptr;   // [N, num_groups], but of kWeightInt8
+  // [N, num_groups] whole numbers: -128..128, or of 4 bits 0..16; null: 0, or of 4 bits 8.
+  const float* zero = nullptr;
   uint8_t* packed = nullptr;      // packed_weight_bytes()
   int64_t out_features = 0, in_features = 0, num_groups = 1;
-  int bits = 8;
-  DType dtype = DType::kBFloat16;  // of the activations
+  GemmOperands operands = GemmOperands::kWeightInt8;  // or another whose weight is packed
+  DType dtype = DType::kBFloat16;  // of the activations; the same for all of kW4A8
 };
 
 namespace cuda {
 
-// Columns of a group as packed: 128 (also for wider groups, whose scale is repeated), 64, or 0 when
-// groups of in_features / num_groups columns cannot be packed.
-int64_t packed_group_size(int64_t in_features, int64_t num_groups);
+// Columns of a group as packed: 128, 64 (kWeightInt8Groups: always), the scales of wider ones being
+// repeated, 32 (kWeightInt4), or 0 when groups of in_features / num_groups columns cannot be packed.
+int64_t packed_group_size(GemmOperands operands, int64_t in_features, int64_t num_groups);
 // The same from the last dimension of a packed weight [tiles, units, bytes].
 int64_t packed_unit_group_size(int64_t unit_bytes);
+// Whether units of 8-bit codes of this size have scales of groups: kWeightInt8Groups.
+bool packed_unit_has_groups(int64_t unit_bytes);
 // out[m, k] = x[m, perm[k]] of 16-bit values.
 Status gather_columns(const void* x, const int32_t* perm, void* out, int64_t num_rows,
                       int64_t width, CUstream_st* stream);
@@ -109,10 +122,11 @@ Status copy_bytes(void* to, const void* from, int64_t bytes, CUstream_st* stream
 // Rows of tiles of 16 and columns of units of 128: the first dimensions of a packed weight.
 constexpr int64_t packed_tiles(int64_t out_features) { return (out_features + 15) / 16; }
 constexpr int64_t packed_units(int64_t in_features) { return (in_features + 127) / 128; }
-int64_t packed_weight_bytes(int64_t out_features, int64_t in_features, int bits,
+int64_t packed_weight_bytes(int64_t out_features, int64_t in_features, GemmOperands operands,
                             int64_t group_size);
 Status pack_weight(const PackWeightParams& params, CUstream_st* stream);
-// out[n, k] of params.dtype: the matrix that packed stands for. weight_scale: as GemmParams.
+// out[n, k] of params.dtype: the matrix that packed stands for; not of kW4A8. weight_scale: as
+// GemmParams.
 Status unpack_weight(const GemmParams& params, void* out, CUstream_st* stream);
 
 // Launches of the sm_90a kernel. A pure function of the problem chooses one.
@@ -135,8 +149,8 @@ Status create_blas(void** blas);  // for the current device; an error when built
 void destroy_blas(void* blas);
 int64_t gemm_scratch_bytes(const GemmParams& params);
 
-// Runs the first candidate that accepts: gemv, stream_codes, sm90, packed, tiles, stream, blas, generic
-// (gemm.cu). `force`: name of the only candidate to consider, or null.
+// Runs the first candidate that accepts: gemv, stream_codes, sm90, packed, blas_codes, tiles,
+// stream, blas, mma, generic (gemm.cu). `force`: name of the only candidate to consider, or null.
 Status gemm(const GemmParams& params, const GemmResources& resources, const char* force,
             CUstream_st* stream);
 
@@ -149,12 +163,24 @@ Status row_sumsq(const void* x, DType dtype, int64_t num_rows, int64_t width, in
 Status fold_norm_weight(void* weight, const void* norm_weight, DType dtype, int64_t out_features,
                         int64_t in_features, CUstream_st* stream);
 
-Status quantize_rows(const QuantizeRowsParams& params, CUstream_st* stream);
+// Who holds a row: a block; a warp, of many narrow rows; four blocks, of few wide ones. The codes
+// are the same.
+enum class QuantizeWay : uint8_t { kBlock, kWarp, kCluster };
+bool can_quantize(const QuantizeRowsParams& params, QuantizeWay way);
+Status quantize_rows(const QuantizeRowsParams& params, CUstream_st* stream);  // the best way
+Status quantize_rows(const QuantizeRowsParams& params, QuantizeWay way, CUstream_st* stream);
 
 // gemm() of the codes that quantize_rows() makes of q.x, in one launch where that is faster. x and
 // x_scale of `params` are not read; q.codes and q.scale are room for them, and may stay unwritten.
 Status gemm_quantized(const GemmParams& params, const QuantizeRowsParams& q,
                       const GemmResources& resources, CUstream_st* stream);
+
+// gemm_quantized() of a gated product whose output is read as codes alone: those that `next` makes of
+// it, where *coded becomes true; else `out` is what gemm() leaves. next.x is out; next.codes and
+// next.scale are not q's.
+Status gemm_to_codes(const GemmParams& params, const QuantizeRowsParams& q,
+                     const QuantizeRowsParams& next, const GemmResources& resources, bool* coded,
+                     CUstream_st* stream);
 
 // Each kernel: why it cannot do `params`, or null (does not look at the device); and the launch.
 const char* gemm_stream_refuses(const GemmParams& params);
@@ -199,10 +225,34 @@ Status gemm_tiles_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_tiles_sm90(const GemmParams& params, int columns, CUstream_st* stream);
 Status gemm_tiles_sm90_codes(const GemmParams& params, int columns, CUstream_st* stream);
 Status gemm_tiles_sm90_blocks(const GemmParams& params, CUstream_st* stream);
+// Launches of the kernels for every architecture (gemm_mma.cuh).
+struct MmaTile {
+  int tokens = 8;  // rows of x per block: 8, 32, 64; of codes also 128
+  int pairs = 1;   // of 16 rows of weight side by side: 1, 2, 4; eight warps share them and k
+};
+const char* gemm_packed_mma_refuses(const GemmParams& params);
+Status gemm_packed_mma(const GemmParams& params, CUstream_st* stream);
+Status gemm_packed_mma(const GemmParams& params, const MmaTile& tile, CUstream_st* stream);
+const char* gemm_codes_mma_refuses(const GemmParams& params);
+Status gemm_codes_mma(const GemmParams& params, CUstream_st* stream);
+Status gemm_codes_mma(const GemmParams& params, const MmaTile& tile, CUstream_st* stream);
+Status gemm_codes_mma_fp8(const GemmParams& params, const MmaTile& tile, CUstream_st* stream);
 const char* gemm_generic_refuses(const GemmParams& params);
 Status gemm_generic(const GemmParams& params, CUstream_st* stream);
 const char* gemm_blas_refuses(const GemmParams& params);
 Status gemm_blas(const GemmParams& params, const GemmResources& resources, CUstream_st* stream);
+const char* gemm_blas_codes_refuses(const GemmParams& params);
+Status gemm_blas_codes(const GemmParams& params, const GemmResources& resources,
+                       CUstream_st* stream);
+// Whether that is faster than gemm_tiles_sm90(): as measured when rows like these came first.
+bool gemm_blas_codes_faster(const GemmParams& params, const GemmResources& resources,
+                            CUstream_st* stream);
+// The gated product through cuBLASLt, folded while `next` makes codes of it, and whether that is
+// faster than gemm_tiles_sm90() and quantize_rows().
+Status gemm_blas_unfolded(const GemmParams& params, const QuantizeRowsParams& next,
+                          const GemmResources& resources, CUstream_st* stream);
+bool gemm_blas_unfolded_faster(const GemmParams& params, const QuantizeRowsParams& next,
+                               const GemmResources& resources, CUstream_st* stream);
 
 }  // namespace cuda
 }  // namespace regatta

@@ -19,6 +19,7 @@ namespace regatta {
 //     less its mean over p: the kept ones are neighbours in the order of logits.)
 //     u = philox_uniform(seed, offset); the token is the first whose cumulative weight is
 //     > u * weight of what is kept.
+// A row with a NaN, and one to be drawn from whose largest logit is infinite, yields -1.
 // The order is that of Hugging Face transformers' warpers (typical_p: Meister et al. 2022).
 // Weights are float, sums are double.
 struct SampleParams {
@@ -37,8 +38,7 @@ struct SampleParams {
 
 namespace cpu {
 
-// Fails, naming the row, on NaN logits, on a row without a finite largest logit that has to be
-// drawn from, and on parameters out of range.
+// Fails, naming the row, on parameters out of range.
 Status sample(const SampleParams& params);
 
 }  // namespace cpu
