@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -248,7 +248,9 @@ def measure_drafts(
                 agreeing = AgreeingProposer(proposer, scripts, agreement)
                 proposer, stand_ins = agreeing, agreeing.stand_ins
             runner = ScriptedRunner(engine.runner, scripts, stand_ins)
-            for drafts in (False, True):
+            with replaced(llm, runner, None):  # both turns find the prompts in the prefix cache
+                counted(llm, batch, replace(params, max_new_tokens=1))
+            for drafts in (False, True) if index % 2 else (True, False):
                 with replaced(llm, runner, proposer if drafts else None):
                     run = counted(llm, batch, params)
                 if index:

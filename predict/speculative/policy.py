@@ -111,7 +111,8 @@ class DraftPolicy:
 
         on_way: a step runs whose tokens the drafts would have to wait for.
         """
-        self._num_missing = 0
+        if not on_way:
+            self._num_missing = 0
         if self.balance <= 0 or len(self._step_times) < FEWEST_TIMES:
             return {}
         bets = [bet for bet in (self._bet(request, on_way) for request in requests) if bet]
