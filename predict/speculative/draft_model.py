@@ -11,7 +11,8 @@ number of that place in the output. Verification keeps what the target draws and
 on drafts; but two models that agree on a distribution then agree on the token too, greedy or not.
 
 On a GPU nobody waits for the drafts: they are placeholders for what the device will know, and
-`observe` says what they were.
+`observe` says what they were. A follower's steps (see Follower) begin behind a verification before
+its end is known.
 """
 
 from __future__ import annotations
