@@ -16,7 +16,7 @@ FIRST_RIGHT, FIRST_WRONG = 1.0, 1.0  # guesses that an engine is taken to have h
 PRIOR_WEIGHT = 2.5  # guesses that all requests' acceptance counts as for one of them
 FOUND_DECAY = 0.7  # of the chance that a look-up finds something, per look-up
 MANY_VAIN = 4  # look-ups in a row that brought nothing
-REST = 3  # steps without one after that
+REST = 3  # steps without one after that, and without a draft model that does not pay
 LEAST_CHANCE = 0.05  # of drafts to wait for
 LEAST_SPEED_UP = 1.02
 # What drafts may lose: a share of all steps, and so many at the start or after they paid.
@@ -104,6 +104,7 @@ class DraftPolicy:
         self._states: dict[int, _State] = {}
         self._right, self._wrong, self._found = FIRST_RIGHT, FIRST_WRONG, 0.0  # of all requests
         self._num_outcomes = 0
+        self._rest = 0  # steps in which nobody asks whether drafts pay
         self._num_missing = 0  # tokens that the draft model catches up with in this step
 
     def limits(self, requests: Sequence[Request], on_way: bool) -> dict[Request, int]:
@@ -114,6 +115,9 @@ class DraftPolicy:
         if not on_way:
             self._num_missing = 0
         if self.balance <= 0 or len(self._step_times) < FEWEST_TIMES:
+            return {}
+        if self._rest > 0:
+            self._rest -= 1
             return {}
         bets = [bet for bet in (self._bet(request, on_way) for request in requests) if bet]
         if not self.looks_up:
@@ -128,6 +132,8 @@ class DraftPolicy:
         if sum(lengths) > self.max_rows:
             share = self.max_rows // len(lengths)
             lengths = [min(length, share) for length in lengths]
+        if not self.looks_up and not any(lengths):
+            self._rest = REST  # little changes from step to step
         limits: dict[Request, int] = {}
         for bet, length in zip(bets, lengths, strict=True):
             if length > 0:
