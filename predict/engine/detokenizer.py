@@ -15,6 +15,7 @@ _REPLACEMENT = "\ufffd"
 # Byte tokens and the first ordinary ones have low ids in every vocabulary that we know.
 _NUM_PROBED_IDS = 2048
 MANY_PENDING = 48  # tokens
+LONGEST_CHARACTER = 4  # tokens of a byte each
 
 
 class Decoder(Protocol):
@@ -115,6 +116,7 @@ class TextStream:
         # out, since up to there the beginning of a text decodes differently from its middle.
         self._num_settled = 0
         self._retry_at = 0  # tokens below which it is not worth decoding again
+        self._num_tries = 0  # since the last tokens that were not decoded
         self._pieces: list[str] = []
         # The text behind what is out, were there no more tokens; "" where it was not looked at.
         self.pending = ""
@@ -134,9 +136,14 @@ class TextStream:
         if num_tokens < self._retry_at:
             return ""
         # Many tokens that stay pending are decoded again at geometrically growing distances: a
-        # model that babbles broken bytes or spaces must not cost quadratic time.
+        # model that babbles broken bytes or spaces must not cost quadratic time. Then for as many
+        # tokens as a character may have: in the middle of one, text before it may not be seen.
         num_pending = num_tokens - self._num_settled
-        self._retry_at = num_tokens + 1 + (num_pending // 8 if num_pending > MANY_PENDING else 0)
+        self._num_tries += 1
+        self._retry_at = num_tokens + 1
+        if num_pending > MANY_PENDING and self._num_tries >= LONGEST_CHARACTER:
+            self._retry_at += num_pending // 8
+            self._num_tries = 0
         piece = self._pending_text()
         if piece is None or not self._is_certain(piece):
             self.pending = (piece or "").rstrip(_REPLACEMENT)
