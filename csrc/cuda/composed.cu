@@ -93,13 +93,17 @@ struct Product {
   std::string scheme = "dense";
   const void* norm_weight = nullptr;  // of a norm ahead of the product, or null
   void* normed = nullptr;             // [num_rows, in_features]: room for it
+  Product* next = nullptr;            // of a gated one, the only reader of out
+  QuantizeRowsParams coded;           // how x became codes already, if `codes` is not null
 };
 
 // Memory that a product needs beside its tensors.
 struct ProductScratch {
   GemmResources gemm;
-  void* codes = nullptr;   // [rows, widest in_features], 16 bits each
-  float* scale = nullptr;  // [rows], or of blocks
+  void* codes = nullptr;       // [rows, widest in_features], 16 bits each
+  float* scale = nullptr;      // [rows], or of blocks
+  void* next_codes = nullptr;  // e4m3 of the next product, while those before are read
+  float* next_scale = nullptr;
   void* matrix = nullptr;  // a weight unpacked
 
   // Of products of `rows` rows, in_features up to `width` and weights up to `weight` values.
@@ -147,8 +151,13 @@ void ProductScratch::take(Arena& arena, const std::string& schemes, int64_t rows
   if (!is_quantized(schemes)) return;
   codes = arena.take(rows * width * 2);
   const bool fp8 = schemes.find("fp8") != std::string::npos;
-  scale = static_cast<float*>(
-      arena.take(fp8 ? gemm_block_stride(rows) * ceil_div(width, kScaleBlock) * 4 : rows * 4));
+  const int64_t scale_bytes =
+      fp8 ? gemm_block_stride(rows) * ceil_div(width, kScaleBlock) * 4 : rows * 4;
+  scale = static_cast<float*>(arena.take(scale_bytes));
+  if (fp8 && rows >= kRowsBlasCodes) {
+    if (codes != nullptr) next_codes = static_cast<uint8_t*>(codes) + rows * width;
+    next_scale = static_cast<float*>(arena.take(scale_bytes));
+  }
   if (rows >= kRowsUnpacked && schemes.find("weight_only") != std::string::npos) {
     matrix = arena.take(weight * 2);
   }
@@ -221,8 +230,27 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
     if (p.weight[1].rank == 2) {
       g.scale_rows = p.weight[1].shape[0] == p.out_features ? 1 : kScaleBlock;
     }
-    return gemm_quantized(g, quantization(p, scratch, dtype, g.operands), scratch.gemm,
-                          launch_on.stream);
+    if (p.coded.codes != nullptr) {
+      g.x = p.coded.codes;
+      g.x_scale = p.coded.scale;
+      return gemm(g, scratch.gemm, nullptr, launch_on.stream);
+    }
+    const QuantizeRowsParams q = quantization(p, scratch, dtype, g.operands);
+    if (p.next == nullptr || scratch.next_codes == nullptr || g.operands != GemmOperands::kFp8 ||
+        p.next->scheme != p.scheme || p.next->num_weights != p.num_weights) {
+      return gemm_quantized(g, q, scratch.gemm, launch_on.stream);
+    }
+    status = quantize_rows(q, launch_on.stream);
+    if (!status.ok()) return status;
+    g.x = q.codes;
+    g.x_scale = q.scale;
+    QuantizeRowsParams next = quantization(*p.next, scratch, dtype, g.operands);
+    next.codes = scratch.next_codes;
+    next.scale = scratch.next_scale;
+    bool coded = false;
+    status = gemm_to_codes(g, next, scratch.gemm, &coded, launch_on.stream);
+    if (coded) p.next->coded = next;
+    return status;
   }
   if (p.norm_weight != nullptr) {
     status =
@@ -397,13 +425,13 @@ Status mlp_half(const MlpBlockParams& m, const LayerScratch& s, const Launch& la
   } else {
     gate_up.norm_weight = m.norm_weight, gate_up.normed = s.normed;
   }
-  status = run(gate_up, dtype, dtype, s.product, launch_on);
-  if (!status.ok()) return status;
-
   Product down = {"down", m.down, m.num_down,          m.down_bias, s.inner,
                   m.out,  rows,   m.intermediate_size, hidden,      m.hidden};
   down.scheme = scheme_at(m.scheme, 1);
   if (folded) down.sumsq_out = s.sumsq;
+  gate_up.next = &down;
+  status = run(gate_up, dtype, dtype, s.product, launch_on);
+  if (!status.ok()) return status;
   return run(down, dtype, dtype, s.product, launch_on);
 }
 

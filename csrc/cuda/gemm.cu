@@ -43,6 +43,16 @@ constexpr Candidate kCandidates[] = {
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_packed_sm90(p, s);
      }},
+    {"blas_codes", 90, 90, kRowsBlasCodes, kAny,
+     [](const GemmParams& p) {
+       const char* reason = gemm_blas_codes_refuses(p);
+       return reason != nullptr ? reason : gemm_tiles_sm90_refuses(p);
+     },
+     [](const GemmParams& p, const GemmResources& r, CUstream_st* s) {
+       // An algorithm chosen for about as many rows may refuse these.
+       if (gemm_blas_codes_faster(p, r, s) && gemm_blas_codes(p, r, s).ok()) return Status();
+       return gemm_tiles_sm90(p, s);
+     }},
     {"tiles", 90, 90, 129, kAny,
      [](const GemmParams& p) {
        // cuBLASLt with a pass before and behind is as fast, but where it must fold gate and up.
@@ -108,6 +118,14 @@ Status gemm(const GemmParams& p, const GemmResources& resources, const char* for
                        std::to_string(p.out_features) + ", K " + std::to_string(p.in_features) +
                        ", " + dtype_name(p.dtype) + " on sm_" + std::to_string(arch) + " (" +
                        reasons + ")");
+}
+
+Status gemm_to_codes(const GemmParams& p, const QuantizeRowsParams& next,
+                     const GemmResources& resources, bool* coded, CUstream_st* stream) {
+  *coded = p.num_rows >= kRowsBlasCodes && compute_capability() == 90 &&
+           gemm_blas_unfolded_faster(p, next, resources, stream) &&
+           gemm_blas_unfolded(p, next, resources, stream).ok();
+  return *coded ? Status() : gemm(p, resources, nullptr, stream);
 }
 
 Status gemm_quantized(const GemmParams& params, const QuantizeRowsParams& q,

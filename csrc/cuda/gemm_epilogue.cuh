@@ -122,32 +122,24 @@ __device__ __forceinline__ void warp_row_scales(const Epilogue& p, int64_t row, 
   }
 }
 
-// Eight outputs of token t: n0 .. n0+7. v: their products; gated: eight gates, then eight ups.
+// Whether columns n0 .. n0+7 of a row can be read and written at once.
 template <class T>
-__device__ __forceinline__ float finish(const Epilogue& p, const float* v, float scale, int64_t t,
-                                        int n0, int width) {
-  const T* bias = static_cast<const T*>(p.bias);
-  float y[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    y[i] = v[i] * scale;
-    const bool inside = n0 + i < width;
-    if (p.weight_scale != nullptr && inside) y[i] *= p.weight_scale[n0 + i];
-    if (bias != nullptr && inside) y[i] += Traits<T>::to_float(bias[n0 + i]);
-    if (p.gated) {
-      float up = v[8 + i] * scale;
-      if (p.weight_scale != nullptr && inside) up *= p.weight_scale[width + n0 + i];
-      if (bias != nullptr && inside) up += Traits<T>::to_float(bias[width + n0 + i]);
-      y[i] = y[i] / (1.f + __expf(-y[i])) * up;
-    }
-  }
+__device__ __forceinline__ bool is_whole(const Epilogue& p, int n0, int width) {
+  return sizeof(T) == 2 && p.vector_out && n0 + 8 <= width;
+}
+
+// Adds the residual to outputs n0 .. n0+7 of token t, writes them, and returns the sum of their
+// squares as rounded. residual: those of them that are whole, or null: read here.
+template <class T>
+__device__ __forceinline__ float write_outputs(const Epilogue& p, float (&y)[8], int64_t t, int n0,
+                                               int width, const Vec16<T>* residual_there) {
   const int64_t offset = t * width + n0;
-  const bool whole = sizeof(T) == 2 && p.vector_out && n0 + 8 <= width;
+  const bool whole = is_whole<T>(p, n0, width);
   if (p.residual != nullptr) {
     const T* residual = static_cast<const T*>(p.residual) + offset;
     if (whole) {
       if constexpr (sizeof(T) == 2) {
-        const Vec16<T> r = load16_l2(residual);
+        const Vec16<T> r = residual_there != nullptr ? *residual_there : load16_l2(residual);
 #pragma unroll
         for (int i = 0; i < 8; ++i) y[i] += r.get(i);
       }
@@ -188,5 +180,62 @@ __device__ __forceinline__ float finish(const Epilogue& p, const float* v, float
   }
   return squares;
 }
+
+// Eight outputs of token t: n0 .. n0+7. v: their products; gated: eight gates, then eight ups.
+template <class T>
+__device__ __forceinline__ float finish(const Epilogue& p, const float* v, float scale, int64_t t,
+                                        int n0, int width) {
+  const T* bias = static_cast<const T*>(p.bias);
+  float y[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    y[i] = v[i] * scale;
+    const bool inside = n0 + i < width;
+    if (p.weight_scale != nullptr && inside) y[i] *= p.weight_scale[n0 + i];
+    if (bias != nullptr && inside) y[i] += Traits<T>::to_float(bias[n0 + i]);
+    if (p.gated) {
+      float up = v[8 + i] * scale;
+      if (p.weight_scale != nullptr && inside) up *= p.weight_scale[width + n0 + i];
+      if (bias != nullptr && inside) up += Traits<T>::to_float(bias[width + n0 + i]);
+      y[i] = y[i] / (1.f + __expf(-y[i])) * up;
+    }
+  }
+  return write_outputs<T>(p, y, t, n0, width, nullptr);
+}
+
+// The same for a thread that finishes these columns of several tokens: it reads their scales and
+// biases once, all at a time, and the residual of the next token ahead.
+template <class T, bool kGated>
+struct Columns {
+  static constexpr int kCount = kGated ? 16 : 8;
+  float scale[kCount], bias[kCount];
+
+  __device__ __forceinline__ void load(const Epilogue& p, int n0, int width) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int n = n0 + i % 8, row = i / 8 * width + n;
+      const bool inside = n < width;
+      scale[i] = inside && p.weight_scale != nullptr ? __ldg(p.weight_scale + row) : 1.f;
+      bias[i] = inside && p.bias != nullptr
+                    ? Traits<T>::to_float(static_cast<const T*>(p.bias)[row])
+                    : 0.f;
+    }
+  }
+
+  __device__ __forceinline__ float finish(const Epilogue& p, const float* v, float row_scale,
+                                          int64_t t, int n0, int width,
+                                          const Vec16<T>* residual) const {
+    float y[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      y[i] = v[i] * row_scale * scale[i] + bias[i];
+      if constexpr (kGated) {
+        const float up = v[8 + i] * row_scale * scale[8 + i] + bias[8 + i];
+        y[i] = y[i] / (1.f + __expf(-y[i])) * up;
+      }
+    }
+    return write_outputs<T>(p, y, t, n0, width, residual);
+  }
+};
 
 }  // namespace regatta::cuda

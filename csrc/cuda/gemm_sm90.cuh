@@ -24,6 +24,15 @@ constexpr int kWgmmaBytes = 32;  // of k per instruction
 // (but not with 128 tokens, which leave no registers for it).
 constexpr int kPromoteStages = 4;
 
+// Whether a thread reads the scales and biases of its columns, which are the same for all of its
+// tokens, while it waits for the others' sums, and residuals a token ahead. Not run on a GPU yet: true (or
+// -DREGATTA_ROWS_AHEAD=1) once `bench_codes check` has passed with it and `chain` is faster.
+#ifdef REGATTA_ROWS_AHEAD
+constexpr bool kAhead = REGATTA_ROWS_AHEAD;
+#else
+constexpr bool kAhead = false;
+#endif
+
 struct KernelParams {
   Epilogue epilogue;
   BlockScales blocks;
@@ -59,6 +68,7 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads,
 #ifdef REGATTA_SM90A
   using S = Shape<kFeatures, kTokens>;
   constexpr int kElements = kRowBytes / sizeof(T);  // of k per stage
+  constexpr bool kReadsAhead = kAhead && kTokens >= 64;  // fewer have no registers for it
   constexpr bool kPromote = std::is_same_v<T, __nv_fp8_e4m3> && kTokens <= 64;
   static_assert(!kBlocks || (kPromote && kElements == kScaleBlock));
   constexpr int kPromoteEvery = kBlocks ? 1 : kPromoteStages;
@@ -95,6 +105,25 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads,
     barrier_init_fence();
   }
   __syncthreads();
+
+  // What this thread finishes: eight outputs of one token at a time, of the same columns each time.
+  constexpr int kChunks = kGated ? kFeatures / 16 : kFeatures / 8;
+  static_assert(kConsumers % kChunks == 0);
+  const int out_width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
+  const int first_item = rank * kConsumers + static_cast<int>(threadIdx.x);
+  const int own_n0 = tile * kChunks * 8 + first_item % kChunks * 8;
+  Columns<Out, kGated> columns;
+  const auto residual_of = [&](int item) {
+    const int t = item / kChunks;
+    Vec16<Out> r = {};
+    if (kReadsAhead && !kGated && p.epilogue.residual != nullptr && t < p.num_rows - token0 &&
+        t < kTokens && is_whole<Out>(p.epilogue, own_n0, out_width)) {
+      r = load16_l2(static_cast<const Out*>(p.epilogue.residual) +
+                    static_cast<int64_t>(token0 + t) * out_width + own_n0);
+    }
+    return r;
+  };
+  Vec16<Out> next_residual = {};
 
   Acc acc[kTokens / 2];
   if (warp == kConsumers / kWarp) {
@@ -223,6 +252,10 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads,
       to[8] = sum(2);
       to[S::kPartialStride + 8] = sum(3);
     }
+    if constexpr (kReadsAhead) {
+      columns.load(p.epilogue, own_n0, out_width);
+      next_residual = residual_of(first_item);
+    }
   }
   if (p.split > 1) {
     cluster_arrive();
@@ -233,10 +266,10 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads,
 
   if (threadIdx.x < kConsumers) {
     // An item is eight outputs of one token. Partials are added in the order of ranks.
-    constexpr int kChunks = kGated ? kFeatures / 16 : kFeatures / 8;
-    const int out_width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
     const int items = min(kTokens, p.num_rows - token0) * kChunks;
-    for (int item = rank * kConsumers + threadIdx.x; item < items; item += p.split * kConsumers) {
+    for (int item = first_item; item < items; item += p.split * kConsumers) {
+      const Vec16<Out> residual = next_residual;
+      if constexpr (kReadsAhead) next_residual = residual_of(item + p.split * kConsumers);
       const int t = item / kChunks;
       const int chunk = item % kChunks;
       const float* at = partial + t * S::kPartialStride + chunk * (kGated ? 16 : 8);
@@ -260,7 +293,13 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads,
         }
       }
       const int n0 = tile * (kGated ? kFeatures / 2 : kFeatures) + chunk * 8;
-      float squares = finish<Out>(p.epilogue, v, row_scale[t], token0 + t, n0, out_width);
+      float squares;
+      if constexpr (kReadsAhead) {
+        squares = columns.finish(p.epilogue, v, row_scale[t], token0 + t, n0, out_width,
+                                 kGated ? nullptr : &residual);
+      } else {
+        squares = finish<Out>(p.epilogue, v, row_scale[t], token0 + t, n0, out_width);
+      }
       if (!kGated && p.epilogue.sumsq_out != nullptr) {
         // Two or eight adjacent lanes hold the columns of a partial.
         const int lanes = p.epilogue.sumsq_columns / 8;

@@ -20,9 +20,22 @@ constexpr int kCluster = 2;
 constexpr int kRowBytes = 128;  // of k per stage: one swizzled row
 constexpr int kWgmmaBytes = 32;
 constexpr int kMaxStages = 8;
-constexpr int kHeadBytes = 2048;
+constexpr int kHeadBytes = 2048;  // barriers, scales of rows
 constexpr int kSharedBytes = 227 * 1024;
 constexpr int kOrder = 8;  // pairs of token tiles that are worked on together
+
+// Whether a tile's scales of weights and its bias wait in shared memory, and its residual in
+// registers, when it is finished, instead of a load each that the next outputs wait for. Not run on
+// a GPU yet: true (or -DREGATTA_TILES_AHEAD=1) once `bench_codes check` has passed with it and
+// `large` is faster.
+#ifdef REGATTA_TILES_AHEAD
+constexpr bool kAhead = REGATTA_TILES_AHEAD;
+#else
+constexpr bool kAhead = false;
+#endif
+// Of codes of T, whose scales of blocks are in the sums.
+template <class T, bool kBlocks>
+constexpr bool kScalesAhead = kAhead && sizeof(T) == 1 && !kBlocks;
 
 struct KernelParams {
   Epilogue epilogue;
@@ -32,14 +45,16 @@ struct KernelParams {
   int stages;
 };
 
-template <int kColumns, bool kBlocks>
+template <int kColumns, bool kBlocks, bool kScales>
 struct Shape {
   static constexpr int kTokenBytes = kTokens * kRowBytes;
   static constexpr int kStageBytes = kTokenBytes + kColumns * kRowBytes;
   static constexpr int kScaleBytes = kBlocks ? kTokens * 4 : 0;  // of a stage, behind all stages
+  // Stages begin at multiples of 1024; scales and biases of two tiles lie behind scales of rows.
+  static constexpr int kHead = kHeadBytes + (kScales ? (4 * kColumns * 4 + 1023) / 1024 * 1024 : 0);
   static constexpr int kStages =
-      std::min(kMaxStages, (kSharedBytes - 1024 - kHeadBytes) / (kStageBytes + kScaleBytes));
-  static constexpr int kSharedTotal = 1024 + kHeadBytes + kStages * (kStageBytes + kScaleBytes);
+      std::min(kMaxStages, (kSharedBytes - 1024 - kHead) / (kStageBytes + kScaleBytes));
+  static constexpr int kSharedTotal = 1024 + kHead + kStages * (kStageBytes + kScaleBytes);
 };
 
 struct Tile {
@@ -88,11 +103,35 @@ __device__ __forceinline__ float2 bias_pair(const void* bias, int n) {
   return unpack<T>(__ldg(reinterpret_cast<const uint32_t*>(static_cast<const T*>(bias) + n)));
 }
 
+// By a warp: scales of weights of a tile's columns (gated: gates, then ups), and their biases
+// behind.
+template <class T, int kColumns, bool kGated>
+__device__ __forceinline__ void load_columns(const Epilogue& p, int tile, float* columns) {
+  constexpr int kOutputs = kGated ? kColumns / 2 : kColumns;
+  const int width = kGated ? p.out_features / 2 : p.out_features;
+  for (int i = threadIdx.x % kWarp; i < kColumns; i += kWarp) {
+    const int n = tile * kOutputs + i % kOutputs, row = i / kOutputs * width + n;
+    const bool inside = n < width;
+    columns[i] = inside ? __ldg(p.weight_scale + row) : 0.f;
+    columns[kColumns + i] =
+        inside && p.bias != nullptr ? Traits<T>::to_float(static_cast<const T*>(p.bias)[row]) : 0.f;
+  }
+}
+
+// y * scale + bias of columns i and i + 1 that load_columns() left.
+template <int kColumns>
+__device__ __forceinline__ float2 scaled(float2 y, const float* columns, int i) {
+  const float2 scale = load_shared_float2(columns + i);
+  const float2 bias = load_shared_float2(columns + kColumns + i);
+  return make_float2(y.x * scale.x + bias.x, y.y * scale.y + bias.y);
+}
+
 // acc: 64 tokens by kColumns as wgmma leaves them; this thread's rows are `row` and row + 8.
-template <class T, class Acc, int kColumns, bool kGated>
+// columns: of load_columns(), where kScales.
+template <class T, class Acc, int kColumns, bool kGated, bool kScales>
 __device__ __forceinline__ void finish_tile(const Epilogue& p, const Acc (&acc)[kColumns / 2],
                                             const float (&scale)[2], int row, int num_rows,
-                                            int tile) {
+                                            int tile, const float* columns) {
   const int q = threadIdx.x % 4;
   constexpr int kChunks = kGated ? kColumns / 16 : kColumns / 8;  // of eight outputs
   const int width = kGated ? p.out_features / 2 : p.out_features;
@@ -102,38 +141,52 @@ __device__ __forceinline__ void finish_tile(const Epilogue& p, const Acc (&acc)[
     const int64_t m = row + h * 8;
     const bool inside = m < num_rows;
     float squares = 0.f;
+    constexpr int kLoads = kAhead && !kGated ? 4 : 1;  // of residuals that are waited for at once
+    uint4 ahead[kLoads];
 #pragma unroll
     for (int b = 0; b < kChunks / 4; ++b) {
       const int mine = first + (b * 4 + q) * 8;  // the chunk that this lane reads and writes
       const bool writes = inside && mine < width;
-      uint32_t v[4];
       uint32_t r[4] = {0, 0, 0, 0};
       if (!kGated && p.residual != nullptr) {
-        if (writes) {
-          const uint4 x = __ldcg(
-              reinterpret_cast<const uint4*>(static_cast<const T*>(p.residual) + m * width + mine));
-          r[0] = x.x, r[1] = x.y, r[2] = x.z, r[3] = x.w;
+        if (b % kLoads == 0) {
+#pragma unroll
+          for (int i = 0; i < kLoads; ++i) {
+            const int n = mine + i * 32;
+            ahead[i] = make_uint4(0, 0, 0, 0);
+            if (inside && n < width && b + i < kChunks / 4) {
+              ahead[i] = __ldcg(reinterpret_cast<const uint4*>(static_cast<const T*>(p.residual) +
+                                                               m * width + n));
+            }
+          }
         }
+        const uint4 x = ahead[b % kLoads];
+        r[0] = x.x, r[1] = x.y, r[2] = x.z, r[3] = x.w;
         transpose_quad(r);
       }
+      float2 y[4];
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        const int n = first + (b * 4 + c) * 8 + q * 2;
+        const int i = (b * 4 + c) * 8 + q * 2, n = first + i;
         const int j = kGated ? (b * 4 + c) * 2 : b * 4 + c;
-        float2 y = make_float2(acc[4 * j + 2 * h] * scale[h], acc[4 * j + 2 * h + 1] * scale[h]);
-        if (p.weight_scale != nullptr && n < width) {
+        y[c] = make_float2(acc[4 * j + 2 * h] * scale[h], acc[4 * j + 2 * h + 1] * scale[h]);
+        const bool biased = !kScales && p.bias != nullptr && n < width;
+        if constexpr (kScales) {
+          y[c] = scaled<kColumns>(y[c], columns, i);
+        } else if (p.weight_scale != nullptr && n < width) {
           const float2 x = __ldg(reinterpret_cast<const float2*>(p.weight_scale + n));
-          y.x *= x.x, y.y *= x.y;
+          y[c].x *= x.x, y[c].y *= x.y;
         }
-        const bool biased = p.bias != nullptr && n < width;
         if (biased) {
           const float2 x = bias_pair<T>(p.bias, n);
-          y.x += x.x, y.y += x.y;
+          y[c].x += x.x, y[c].y += x.y;
         }
         if constexpr (kGated) {
           float2 up =
               make_float2(acc[4 * j + 4 + 2 * h] * scale[h], acc[4 * j + 5 + 2 * h] * scale[h]);
-          if (p.weight_scale != nullptr && n < width) {
+          if constexpr (kScales) {
+            up = scaled<kColumns>(up, columns, kColumns / 2 + i);
+          } else if (p.weight_scale != nullptr && n < width) {
             const float2 x = __ldg(reinterpret_cast<const float2*>(p.weight_scale + width + n));
             up.x *= x.x, up.y *= x.y;
           }
@@ -141,30 +194,35 @@ __device__ __forceinline__ void finish_tile(const Epilogue& p, const Acc (&acc)[
             const float2 x = bias_pair<T>(p.bias, width + n);
             up.x += x.x, up.y += x.y;
           }
-          y.x = __fdividef(y.x, 1.f + __expf(-y.x)) * up.x;
-          y.y = __fdividef(y.y, 1.f + __expf(-y.y)) * up.y;
+          y[c].x = __fdividef(y[c].x, 1.f + __expf(-y[c].x)) * up.x;
+          y[c].y = __fdividef(y[c].y, 1.f + __expf(-y[c].y)) * up.y;
         } else if (p.residual != nullptr) {
           const float2 x = unpack<T>(r[c]);
-          y.x += x.x, y.y += x.y;
-        }
-        if (!kGated && p.float_out) {
-          if (inside && n < width) {
-            *reinterpret_cast<float2*>(static_cast<float*>(p.out) + m * width + n) = y;
-            squares += y.x * y.x + y.y * y.y;
-          }
-        } else {
-          v[c] = pack<T>(y);
+          y[c].x += x.x, y[c].y += x.y;
         }
       }
-      if (kGated || !p.float_out) {
+      if (!kGated && p.float_out) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          const int n = first + (b * 4 + c) * 8 + q * 2;
+          if (!inside || n >= width) continue;
+          *reinterpret_cast<float2*>(static_cast<float*>(p.out) + m * width + n) = y[c];
+          squares += y[c].x * y[c].x + y[c].y * y[c].y;
+        }
+      } else {
+        uint32_t v[4];
+#pragma unroll
+        for (int c = 0; c < 4; ++c) v[c] = pack<T>(y[c]);
         transpose_quad(v);
         if (writes) {
           *reinterpret_cast<uint4*>(static_cast<T*>(p.out) + m * width + mine) =
               make_uint4(v[0], v[1], v[2], v[3]);
+        }
+        if (!kGated && p.sumsq_out != nullptr && writes) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            const float2 y = unpack<T>(v[i]);
-            squares += y.x * y.x + y.y * y.y;
+            const float2 x = unpack<T>(v[i]);
+            squares += x.x * x.x + x.y * x.y;
           }
         }
       }
@@ -187,7 +245,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     gemm_tiles_kernel(const __grid_constant__ CUtensorMap weight_map,
                       const __grid_constant__ CUtensorMap token_map, const KernelParams p) {
 #ifdef REGATTA_SM90A
-  using S = Shape<kColumns, kBlocks>;
+  constexpr bool kScales = kScalesAhead<T, kBlocks>;
+  using S = Shape<kColumns, kBlocks, kScales>;
   constexpr int kElements = kRowBytes / sizeof(T);
   constexpr int kStages = S::kStages;
   using Acc = std::conditional_t<std::is_same_v<T, int8_t>, int, float>;
@@ -199,7 +258,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   uint64_t* scale_full = empty + kMaxStages;                     // [2]
   uint64_t* scale_empty = scale_full + 2;                        // [2]
   float* row_scale = reinterpret_cast<float*>(scale_empty + 2);  // [2, kTokens]
-  char* stages = base + kHeadBytes;
+  float* columns = row_scale + 2 * kTokens;  // [2, 2 * kColumns] of load_columns(), where kScales
+  char* stages = base + S::kHead;
   float* x_scale = reinterpret_cast<float*>(stages + kStages * S::kStageBytes);  // [stage, kTokens]
   static_assert(!kBlocks || (kColumns == kScaleBlock && kElements == kScaleBlock));
 
@@ -272,6 +332,9 @@ __global__ void __launch_bounds__(kThreads, 1)
           row_scale[s * kTokens + i] =
               t.token0 + i < p.num_rows ? row_scale_of(p.epilogue, t.token0 + i) : 0.f;
         }
+        if constexpr (kScales) {
+          load_columns<Out, kColumns, kGated>(p.epilogue, t.tile, columns + s * 2 * kColumns);
+        }
         __syncwarp();
         if (lane == 0) barrier_arrive(&scale_full[s]);
         if (++s == 2) s = 0, phase ^= 1;
@@ -334,16 +397,21 @@ __global__ void __launch_bounds__(kThreads, 1)
       barrier_wait(&scale_full[scale_s], scale_phase);
       const float scale[2] = {row_scale[scale_s * kTokens + row],
                               row_scale[scale_s * kTokens + row + 8]};
-      __syncwarp();
-      if (lane == 0) barrier_arrive(&scale_empty[scale_s]);
-      if (++scale_s == 2) scale_s = 0, scale_phase ^= 1;
+      const auto free_scales = [&] {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&scale_empty[scale_s]);
+        if (++scale_s == 2) scale_s = 0, scale_phase ^= 1;
+      };
+      if constexpr (!kScales) free_scales();
       if constexpr (kBlocks) {
-        finish_tile<Out, float, kColumns, kGated>(p.epilogue, total, scale, t.token0 + row,
-                                                  p.num_rows, t.tile);
+        finish_tile<Out, float, kColumns, kGated, kScales>(p.epilogue, total, scale, t.token0 + row,
+                                                           p.num_rows, t.tile, nullptr);
       } else {
-        finish_tile<Out, Acc, kColumns, kGated>(p.epilogue, acc, scale, t.token0 + row, p.num_rows,
-                                                t.tile);
+        finish_tile<Out, Acc, kColumns, kGated, kScales>(p.epilogue, acc, scale, t.token0 + row,
+                                                         p.num_rows, t.tile,
+                                                         columns + scale_s * 2 * kColumns);
       }
+      if constexpr (kScales) free_scales();
     }
   }
   __syncwarp();
@@ -364,7 +432,7 @@ int multiprocessors() {
 
 template <class T, class Out, int kColumns, bool kGated, bool kBlocks = false>
 Status run(const GemmParams& p, cudaStream_t stream) {
-  using S = Shape<kColumns, kBlocks>;
+  using S = Shape<kColumns, kBlocks, kScalesAhead<T, kBlocks>>;
   const auto m = static_cast<cuuint64_t>(p.num_rows);
   const auto k = static_cast<cuuint64_t>(p.in_features);
   const auto n = static_cast<cuuint64_t>(p.out_features);
@@ -407,8 +475,8 @@ Status run(const GemmParams& p, cudaStream_t stream) {
   config.stream = stream;
   config.pdl = p.dependent_launch;
   config.cluster_x = kCluster;
-  return launch(gemm_tiles_kernel<T, Out, kColumns, kGated, kBlocks>, config, "gemm_tiles", weight_map,
-                token_map, kp);
+  return launch(gemm_tiles_kernel<T, Out, kColumns, kGated, kBlocks>, config, "gemm_tiles",
+                weight_map, token_map, kp);
 }
 
 template <class T, class Out, bool kGated>

@@ -252,6 +252,27 @@ __device__ __forceinline__ float4 load_cluster_float4(const float* shared, uint3
   return x;
 }
 
+// *shared of block `rank` of the cluster becomes x.
+__device__ __forceinline__ void store_cluster_float(const float* shared, uint32_t rank, float x) {
+#ifdef REGATTA_SM90
+  uint32_t remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(remote)
+               : "r"(shared_address(shared)), "r"(rank));
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(x) : "memory");
+#endif
+}
+
+// Two floats of shared memory, through a pointer that the compiler takes for any memory's.
+__device__ __forceinline__ float2 load_shared_float2(const float* shared) {
+  float2 x;
+  asm volatile("ld.volatile.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(x.x), "=f"(x.y)
+               : "r"(shared_address(shared))
+               : "memory");
+  return x;
+}
+
 // Barrier `id` (1..15) among `threads` threads of the block, whole warps.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -48,6 +48,48 @@ __device__ __forceinline__ uint32_t four_codes(const float* v, float factor) {
   return packed;
 }
 
+// Largest magnitude of so many times eight values.
+template <class T, int kCount>
+__device__ __forceinline__ float largest_of(const Vec16<T> (&x)[kCount]) {
+  using Pair = typename Traits<T>::Pair;
+  Pair pair = bit_cast<Pair>(0u);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const uint4 bits = bit_cast<uint4>(x[i]);
+    pair = __hmax2(
+        pair, __hmax2(__hmax2(__habs2(bit_cast<Pair>(bits.x)), __habs2(bit_cast<Pair>(bits.y))),
+                      __hmax2(__habs2(bit_cast<Pair>(bits.z)), __habs2(bit_cast<Pair>(bits.w)))));
+  }
+  const float2 both = Traits<T>::to_float2(pair);
+  return fmaxf(both.x, both.y);
+}
+
+// Keeps the compiler from keeping pieces as floats from one pass to the next: they would not fit
+// into the registers.
+template <class T, int kCount>
+__device__ __forceinline__ void forget_floats(Vec16<T> (&x)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    uint4 bits = bit_cast<uint4>(x[i]);
+    asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
+    x[i] = bit_cast<Vec16<T>>(bits);
+  }
+}
+
+// What values are multiplied by, and the scale of their codes. divisor: of the values, applied
+// here.
+struct CodeScale {
+  float factor, scale;
+};
+
+template <bool kFp8>
+__device__ __forceinline__ CodeScale code_scale(float fixed, float largest, float divisor) {
+  if (fixed > 0.f) return {divisor / fixed, fixed};
+  // x / rms has the codes of x: the root mean square goes into the scale alone.
+  const float own = largest > 0.f ? largest / (kFp8 ? kFp8Max : kInt8Max) : 1.f;
+  return {1.f / own, own * divisor};
+}
+
 // A row as 256 (or, of kPlain, more) threads hold it: piece i of thread t is eight values, at
 // (i * kThreads + t) * 8.
 template <class T, RowKind kKind, int kVectors, int kThreads>
@@ -88,9 +130,8 @@ __device__ __forceinline__ float quantize_row(
 #pragma unroll
     for (int j = 0; j < 8; ++j) v[j] = x[i].get(j);
     if (kKind == RowKind::kNorm || (kKind == RowKind::kAny && p.norm_weight != nullptr)) {
-      const Vec16<T> w =
-          R::kKeepsWeight ? weight[R::kKeepsWeight ? i : 0]
-                          : load16(static_cast<const T*>(p.norm_weight) + column(i));
+      const Vec16<T> w = R::kKeepsWeight ? weight[R::kKeepsWeight ? i : 0]
+                                         : load16(static_cast<const T*>(p.norm_weight) + column(i));
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[j] *= w.get(j);
     }
@@ -105,22 +146,11 @@ __device__ __forceinline__ float quantize_row(
   const bool dynamic = !(fixed > 0.f);
   const bool normalize = kKind == RowKind::kNorm || (kKind == RowKind::kAny && p.normalize);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  // One pass over the pieces for both: their values as floats would not fit into the registers.
+  // One pass over the pieces for both.
   const auto reduce = [&](bool want_squares, bool want_largest, float norm) {
     float squares = 0.f, largest = 0.f;
     if constexpr (kKind == RowKind::kPlain) {
-      using Pair = typename Traits<T>::Pair;
-      Pair pair = bit_cast<Pair>(0u);
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        const uint4 bits = bit_cast<uint4>(x[i]);
-        pair = __hmax2(pair, __hmax2(__hmax2(__habs2(bit_cast<Pair>(bits.x)),
-                                             __habs2(bit_cast<Pair>(bits.y))),
-                                     __hmax2(__habs2(bit_cast<Pair>(bits.z)),
-                                             __habs2(bit_cast<Pair>(bits.w)))));
-      }
-      const float2 both = Traits<T>::to_float2(pair);
-      largest = fmaxf(both.x, both.y);
+      largest = largest_of(x);
     } else {
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
@@ -151,33 +181,20 @@ __device__ __forceinline__ float quantize_row(
     norm = rsqrtf(sum / static_cast<float>(width) + p.epsilon);
   }
   if (dynamic && shifted) reduce(false, true, norm);
-  // Nor would they if they were kept from there for below.
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    uint4 bits = bit_cast<uint4>(x[i]);
-    asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
-    x[i] = bit_cast<Vec16<T>>(bits);
-  }
+  forget_floats(x);
   const float divisor = shifted ? 1.f : norm;  // what value_of() leaves out
-  float factor, scale;
-  if (dynamic) {
-    const float largest = warp_max(lane < kThreads / kWarp ? scratch.largest[lane] : 0.f);
-    // x / rms has the codes of x: the root mean square goes into the scale alone.
-    const float own = largest > 0.f ? largest / (kFp8 ? kFp8Max : kInt8Max) : 1.f;
-    factor = 1.f / own;
-    scale = own * divisor;
-  } else {
-    factor = divisor / fixed;
-    scale = fixed;
-  }
+  const float largest =
+      dynamic ? warp_max(lane < kThreads / kWarp ? scratch.largest[lane] : 0.f) : 0.f;
+  const CodeScale by = code_scale<kFp8>(fixed, largest, divisor);
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     if (column(i) >= width) continue;
     float v[8];
     value_of(i, norm, v);
-    store(column(i), make_uint2(four_codes<kFp8>(v, factor), four_codes<kFp8>(v + 4, factor)));
+    store(column(i),
+          make_uint2(four_codes<kFp8>(v, by.factor), four_codes<kFp8>(v + 4, by.factor)));
   }
-  return scale;
+  return by.scale;
 }
 
 }  // namespace regatta::cuda

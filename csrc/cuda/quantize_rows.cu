@@ -2,7 +2,8 @@
 //
 // Input: [num_rows, width] row-major; codes likewise. Architectures: sm_89 and later for e4m3.
 // Algorithm: a block holds a row in registers: sum of squares and largest magnitude ahead of one
-// barrier, codes behind it (quantize_row.cuh), while its next row travels. Source: own. Bound:
+// barrier, codes behind it (quantize_row.cuh), while its next row travels. Of many rows a warp may
+// hold each, of few wide ones a cluster; codes and scales are the same. Source: own. Bound:
 // memory (2 + 1 bytes per value); for few rows latency.
 // Measured on an H200 (bench_codes quantize), us, before blocks took several rows each:
 //   rows                 1    32   128  1024  8000
@@ -15,6 +16,15 @@
 
 namespace regatta::cuda {
 namespace {
+
+// From so many rows on a warp takes a row, up to so many a cluster takes a wide one: none, while
+// they have not been checked and timed on a GPU (bench_codes check quantize, bench_codes quantize).
+// By reckoning 512, and 264.
+constexpr int64_t kRowsOfWarps = int64_t{1} << 62, kRowsOfClusters = 0;
+constexpr int kWarpWidth = 4096;     // values of a row that a warp takes
+constexpr int kWarpThreads = 128;    // of a block then: their registers fill a multiprocessor
+constexpr int kRowCluster = 4;       // blocks that share a row
+constexpr int kClusterWidth = 8192;  // values that they take at a time
 
 template <class T, bool kFp8, RowKind kKind, int kVectors, int kThreads>
 __global__ void __launch_bounds__(kThreads) quantize_rows_kernel(const QuantizeRowsParams p) {
@@ -43,6 +53,153 @@ __global__ void __launch_bounds__(kThreads) quantize_rows_kernel(const QuantizeR
   }
 }
 
+// Eight of silu(gate) * up, rounded as a product that folds them rounds.
+template <class T>
+__device__ __forceinline__ Vec16<T> fold(const Vec16<T>& gate, const Vec16<T>& up) {
+  Vec16<T> y;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    y.set(j, __fdividef(gate.get(j), 1.f + __expf(-gate.get(j))) * up.get(j));
+  }
+  return y;
+}
+
+// A row a block: all of its loads are in flight at once, and other blocks' beside them.
+template <class T, int kVectors, int kThreads>
+__global__ void __launch_bounds__(kThreads) quantize_gated_kernel(const QuantizeRowsParams p) {
+  using R = Row<T, RowKind::kPlain, kVectors, kThreads>;
+  __shared__ QuantizeScratch scratch;
+  pdl_trigger();
+  const int width = static_cast<int>(p.width);
+  const float fixed = p.static_scale != nullptr ? *p.static_scale : 0.f;
+  pdl_wait();
+  const int64_t row = blockIdx.x;
+  const T* gate = static_cast<const T*>(p.x) + row * 2 * width;
+  uint8_t* codes = static_cast<uint8_t*>(p.codes) + row * width;
+  Vec16<T> x[kVectors], up[kVectors];
+  R::load(gate, width, x);
+  R::load(gate + width, width, up);
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) x[i] = fold(x[i], up[i]);
+  const Vec16<T> weight[R::kNumWeights] = {};
+  const float scale = quantize_row<T, true, RowKind::kPlain, kVectors, kThreads>(
+      p, x, weight, fixed, scratch, 1,
+      [&](int at, uint2 eight) { *reinterpret_cast<uint2*>(codes + at) = eight; });
+  if (threadIdx.x == 0) p.scale[row] = scale;
+}
+
+// A warp a row of up to 4,096 values, for many rows: all of a row is in flight at once, and no
+// thread waits for another warp. Lane l has what threads 32 w + l of 256 would, so that the squares
+// are added in the order of quantize_row().
+template <class T, bool kFp8, RowKind kKind>
+__global__ void __launch_bounds__(kWarpThreads) quantize_warps_kernel(const QuantizeRowsParams p) {
+  constexpr int kWarps = kQuantizeThreads / kWarp;  // of quantize_row()
+  constexpr int kPieces = kWarpWidth / (kWarp * 8);
+  pdl_trigger();
+  const int lane = threadIdx.x % kWarp, width = static_cast<int>(p.width);
+  const auto column = [&](int i) { return (i * kWarp + lane) * 8; };
+  const float fixed = p.static_scale != nullptr ? *p.static_scale : 0.f;
+  pdl_wait();
+  const int64_t row =
+      static_cast<int64_t>(blockIdx.x) * (kWarpThreads / kWarp) + threadIdx.x / kWarp;
+  if (row >= p.num_rows) return;
+  const T* from = static_cast<const T*>(p.x) + row * width;
+  uint8_t* codes = static_cast<uint8_t*>(p.codes) + row * width;
+  Vec16<T> x[kPieces];
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    x[i] =
+        column(i) < width ? load16(from + column(i)) : bit_cast<Vec16<T>>(make_uint4(0, 0, 0, 0));
+  }
+  const auto value_of = [&](int i, float (&v)[8]) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = x[i].get(j);
+    if constexpr (kKind == RowKind::kNorm) {
+      const Vec16<T> w = load16(static_cast<const T*>(p.norm_weight) + column(i));
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[j] *= w.get(j);
+    }
+  };
+  float norm = 1.f, largest = 0.f;
+  if constexpr (kKind == RowKind::kNorm) {
+    float sum = 0.f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      float squares = 0.f;
+#pragma unroll
+      for (int i = w; i < kPieces; i += kWarps) {
+        if (column(i) >= width) continue;
+        float v[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) squares += x[i].get(j) * x[i].get(j);
+        value_of(i, v);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) largest = fmaxf(largest, fabsf(v[j]));
+      }
+      sum += warp_sum(squares);
+    }
+    norm = rsqrtf(sum / static_cast<float>(width) + p.epsilon);
+  } else {
+    largest = largest_of(x);
+  }
+  forget_floats(x);
+  const CodeScale by = code_scale<kFp8>(fixed, warp_max(largest), norm);
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    if (column(i) >= width) continue;
+    float v[8];
+    value_of(i, v);
+    *reinterpret_cast<uint2*>(codes + column(i)) =
+        make_uint2(four_codes<kFp8>(v, by.factor), four_codes<kFp8>(v + 4, by.factor));
+  }
+  if (lane == 0) p.scale[row] = by.scale;
+}
+
+// A cluster a row, for few wide ones, which would leave multiprocessors and threads waiting: blocks
+// tell each other their warps' largest magnitudes.
+template <class T, bool kFp8, int kVectors>
+__global__ void __launch_bounds__(kQuantizeThreads)
+    quantize_clusters_kernel(const QuantizeRowsParams p) {
+  constexpr int kWarps = kQuantizeThreads / kWarp;
+  static_assert(kRowCluster * kWarps == kWarp);
+  __shared__ float largest[kWarp];  // of the cluster's warps
+  pdl_trigger();
+  cluster_arrive_relaxed();  // before another block's shared memory is written, it must have begun
+  const int rank = static_cast<int>(cluster_rank()), width = static_cast<int>(p.width);
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const auto column = [&](int i) {
+    return ((i * kRowCluster + rank) * kQuantizeThreads + static_cast<int>(threadIdx.x)) * 8;
+  };
+  const float fixed = p.static_scale != nullptr ? *p.static_scale : 0.f;
+  pdl_wait();
+  const int64_t row = blockIdx.x / kRowCluster;
+  const T* from = static_cast<const T*>(p.x) + row * width;
+  uint8_t* codes = static_cast<uint8_t*>(p.codes) + row * width;
+  Vec16<T> x[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    x[i] =
+        column(i) < width ? load16(from + column(i)) : bit_cast<Vec16<T>>(make_uint4(0, 0, 0, 0));
+  }
+  const float mine = warp_max(largest_of(x));
+  cluster_wait();
+  if (lane < kRowCluster) store_cluster_float(largest + rank * kWarps + warp, lane, mine);
+  __syncwarp();
+  cluster_arrive();
+  cluster_wait();
+  const CodeScale by = code_scale<kFp8>(fixed, warp_max(largest[lane]), 1.f);
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    if (column(i) >= width) continue;
+    float v[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = x[i].get(j);
+    *reinterpret_cast<uint2*>(codes + column(i)) =
+        make_uint2(four_codes<kFp8>(v, by.factor), four_codes<kFp8>(v + 4, by.factor));
+  }
+  if (rank == 0 && threadIdx.x == 0) p.scale[row] = by.scale;
+}
+
 int multiprocessors() {
   int device = 0, count = 0;
   cudaGetDevice(&device);
@@ -54,8 +211,8 @@ template <class T, bool kFp8, RowKind kKind, int kVectors, int kThreads>
 Status run(const QuantizeRowsParams& p, cudaStream_t stream) {
   constexpr int kBlocks = 1024 / kThreads;  // per multiprocessor
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(
-      std::min<int64_t>(p.num_rows, int64_t{kBlocks} * multiprocessors())));
+  config.grid = dim3(
+      static_cast<unsigned>(std::min<int64_t>(p.num_rows, int64_t{kBlocks} * multiprocessors())));
   config.block = dim3(kThreads);
   config.stream = stream;
   config.pdl = p.dependent_launch;
@@ -83,8 +240,55 @@ Status run_other(const QuantizeRowsParams& p, cudaStream_t stream) {
   return run<T, kFp8, kKind, 16, kQuantizeThreads>(p, stream);
 }
 
+template <class T, int kVectors, int kThreads>
+Status run_gated_rows(const QuantizeRowsParams& p, cudaStream_t stream) {
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(p.num_rows));
+  config.block = dim3(kThreads);
+  config.stream = stream;
+  config.pdl = p.dependent_launch;
+  return launch(quantize_gated_kernel<T, kVectors, kThreads>, config, "quantize_rows", p);
+}
+
+template <class T>
+Status run_gated(const QuantizeRowsParams& p, cudaStream_t stream) {
+  if (p.width <= 256 * 8) return run_gated_rows<T, 1, 256>(p, stream);
+  if (p.width <= 512 * 16) return run_gated_rows<T, 2, 512>(p, stream);
+  if (p.width <= 512 * 32) return run_gated_rows<T, 4, 512>(p, stream);
+  return run_gated_rows<T, 4, 1024>(p, stream);
+}
+
+template <class T, bool kFp8, RowKind kKind>
+Status run_warps(const QuantizeRowsParams& p, cudaStream_t stream) {
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(ceil_div(p.num_rows, kWarpThreads / kWarp)));
+  config.block = dim3(kWarpThreads);
+  config.stream = stream;
+  config.pdl = p.dependent_launch;
+  return launch(quantize_warps_kernel<T, kFp8, kKind>, config, "quantize_rows", p);
+}
+
+template <class T, bool kFp8, int kVectors>
+Status run_clusters(const QuantizeRowsParams& p, cudaStream_t stream) {
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(p.num_rows * kRowCluster));
+  config.block = dim3(kQuantizeThreads);
+  config.stream = stream;
+  config.pdl = p.dependent_launch;
+  config.cluster_x = kRowCluster;
+  return launch(quantize_clusters_kernel<T, kFp8, kVectors>, config, "quantize_rows", p);
+}
+
 template <class T, bool kFp8>
-Status run_kind(const QuantizeRowsParams& p, cudaStream_t stream) {
+Status run_kind(const QuantizeRowsParams& p, QuantizeWay way, cudaStream_t stream) {
+  if (way == QuantizeWay::kWarp) {
+    return row_kind(p) == RowKind::kNorm ? run_warps<T, kFp8, RowKind::kNorm>(p, stream)
+                                         : run_warps<T, kFp8, RowKind::kPlain>(p, stream);
+  }
+  if (way == QuantizeWay::kCluster) {
+    return p.width <= 2 * kClusterWidth ? run_clusters<T, kFp8, 2>(p, stream)
+                                        : run_clusters<T, kFp8, 4>(p, stream);
+  }
   switch (row_kind(p)) {
     case RowKind::kPlain:
       return run_plain<T, kFp8>(p, stream);
@@ -95,8 +299,8 @@ Status run_kind(const QuantizeRowsParams& p, cudaStream_t stream) {
   }
 }
 
-// A scale for every 128 columns, which half a warp has: 8 values a thread at a time. The row is read
-// a second time behind the norm.
+// A scale for every 128 columns, which half a warp has: 8 values a thread at a time. The row is
+// read a second time behind the norm.
 template <class T>
 __global__ void __launch_bounds__(kQuantizeThreads)
     quantize_blocks_kernel(const QuantizeRowsParams p) {
@@ -105,7 +309,7 @@ __global__ void __launch_bounds__(kQuantizeThreads)
   pdl_wait();
   const int64_t row = blockIdx.x;
   const int width = static_cast<int>(p.width);
-  const T* x = static_cast<const T*>(p.x) + row * width;
+  const T* x = static_cast<const T*>(p.x) + row * (p.gated ? 2 * width : width);
   uint8_t* codes = static_cast<uint8_t*>(p.codes) + row * width;
   float norm = 1.f;
   if (p.normalize) {
@@ -123,7 +327,8 @@ __global__ void __launch_bounds__(kQuantizeThreads)
     const int at = first + static_cast<int>(threadIdx.x) * 8;
     float v[8] = {};
     if (at < width) {
-      const Vec16<T> values = load16(x + at);
+      Vec16<T> values = load16(x + at);
+      if (p.gated) values = fold(values, load16(x + width + at));
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[j] = values.get(j);
       if (p.norm_weight != nullptr) {
@@ -151,7 +356,7 @@ __global__ void __launch_bounds__(kQuantizeThreads)
 }
 
 template <class T>
-Status run_type(const QuantizeRowsParams& p, cudaStream_t stream) {
+Status run_type(const QuantizeRowsParams& p, QuantizeWay way, cudaStream_t stream) {
   if (p.blocks) {
     LaunchConfig config;
     config.grid = dim3(static_cast<unsigned>(p.num_rows));
@@ -160,13 +365,32 @@ Status run_type(const QuantizeRowsParams& p, cudaStream_t stream) {
     config.pdl = p.dependent_launch;
     return launch(quantize_blocks_kernel<T>, config, "quantize_rows", p);
   }
-  return p.operands == GemmOperands::kFp8 ? run_kind<T, true>(p, stream)
-                                          : run_kind<T, false>(p, stream);
+  if (p.gated) return run_gated<T>(p, stream);
+  return p.operands == GemmOperands::kFp8 ? run_kind<T, true>(p, way, stream)
+                                          : run_kind<T, false>(p, way, stream);
 }
 
 }  // namespace
 
+bool can_quantize(const QuantizeRowsParams& p, QuantizeWay way) {
+  if (way == QuantizeWay::kBlock) return true;
+  const RowKind kind = row_kind(p);
+  if (p.blocks || p.gated || kind == RowKind::kAny) return false;
+  if (way == QuantizeWay::kWarp) return p.width <= kWarpWidth;
+  return kind == RowKind::kPlain && p.width > kClusterWidth && p.width <= 4 * kClusterWidth &&
+         has_dependent_launch();  // an architecture with clusters
+}
+
 Status quantize_rows(const QuantizeRowsParams& p, CUstream_st* stream) {
+  QuantizeWay way = QuantizeWay::kBlock;
+  if (p.num_rows >= kRowsOfWarps && can_quantize(p, QuantizeWay::kWarp)) way = QuantizeWay::kWarp;
+  if (p.num_rows <= kRowsOfClusters && can_quantize(p, QuantizeWay::kCluster)) {
+    way = QuantizeWay::kCluster;
+  }
+  return quantize_rows(p, way, stream);
+}
+
+Status quantize_rows(const QuantizeRowsParams& p, QuantizeWay way, CUstream_st* stream) {
   constexpr int64_t kWidest = kQuantizeThreads * 128;
   if (p.num_rows == 0) return {};
   if (p.width % 8 != 0 || p.width > kWidest) {
@@ -174,10 +398,16 @@ Status quantize_rows(const QuantizeRowsParams& p, CUstream_st* stream) {
                          " must be a multiple of 8 and at most " + std::to_string(kWidest));
   }
   if (p.blocks && (p.operands != GemmOperands::kFp8 || p.shift != nullptr || p.smooth != nullptr)) {
-    return Status::error("quantize_rows: scales of blocks are of e4m3 codes without shift or smooth");
+    return Status::error(
+        "quantize_rows: scales of blocks are of e4m3 codes without shift or smooth");
   }
-  if (p.dtype == DType::kBFloat16) return run_type<__nv_bfloat16>(p, stream);
-  if (p.dtype == DType::kFloat16) return run_type<__half>(p, stream);
+  if (p.gated && (p.operands != GemmOperands::kFp8 || p.normalize || p.norm_weight != nullptr ||
+                  p.shift != nullptr || p.smooth != nullptr)) {
+    return Status::error(
+        "quantize_rows: gated rows become e4m3 codes without norm, shift or smooth");
+  }
+  if (p.dtype == DType::kBFloat16) return run_type<__nv_bfloat16>(p, way, stream);
+  if (p.dtype == DType::kFloat16) return run_type<__half>(p, way, stream);
   return Status::error(std::string("quantize_rows: dtype ") + dtype_name(p.dtype) +
                        " is not supported (allowed: bfloat16, float16)");
 }

@@ -19,6 +19,10 @@ constexpr int64_t gemm_sumsq_columns(int64_t num_rows) { return num_rows <= 8 ? 
 constexpr int64_t kScaleBlock = 128;
 constexpr int64_t gemm_block_stride(int64_t num_rows) { return (num_rows + 127) / 128 * 128; }
 
+// Rows from which e4m3 codes may go through cuBLASLt, which more than 128 rows can use: from none
+// on while gemm_blas_codes.cu has not been checked on a GPU (bench_codes check blas), else 129.
+constexpr int64_t kRowsBlasCodes = int64_t{1} << 62;
+
 // How x and weight are stored.
 enum class GemmOperands : uint8_t {
   kDense,  // both of GemmParams::dtype
@@ -49,8 +53,8 @@ struct GemmParams {
   int64_t out_features = 0;             // N
   int64_t num_sumsq = 0;
   int64_t group_size = 128;  // of kWeightInt4, as packed: 64 or 128
-  // Not 0: of kFp8, scales of blocks of 128 columns (B of them) by so many rows of weight, 128 or 1:
-  // x_scale is [B, gemm_block_stride(M)], weight_scale [ceil(N / scale_rows), B].
+  // Not 0: of kFp8, scales of blocks of 128 columns (B of them) by so many rows of weight, 128 or
+  // 1: x_scale is [B, gemm_block_stride(M)], weight_scale [ceil(N / scale_rows), B].
   int64_t scale_rows = 0;
   float epsilon = 0.f;
   GemmOperands operands = GemmOperands::kDense;
@@ -63,7 +67,7 @@ struct GemmParams {
 
 // Activations as codes: x = code * scale[m].
 struct QuantizeRowsParams {
-  const void* x = nullptr;              // [M, K]
+  const void* x = nullptr;              // [M, K]; gated: [M, 2 K]
   const void* norm_weight = nullptr;    // [K] or null
   const float* shift = nullptr;         // [K] or null: x' = (x + shift) * smooth is what is coded
   const float* smooth = nullptr;        // [K] or null
@@ -72,8 +76,11 @@ struct QuantizeRowsParams {
   float* scale = nullptr;               // [M]; in blocks [ceil(K / 128), gemm_block_stride(M)]
   int64_t num_rows = 0, width = 0;
   float epsilon = 0.f;
-  bool blocks = false;     // a scale for every 128 columns of a row; kFp8 alone, without shift, smooth
+  bool blocks = false;  // a scale for every 128 columns of a row; kFp8 alone, without shift, smooth
   bool normalize = false;  // x is divided by its root mean square first
+  // silu(x[:, k]) * x[:, K + k], rounded to dtype, is what is coded; kFp8 alone, without norm,
+  // shift and smooth.
+  bool gated = false;
   GemmOperands operands = GemmOperands::kFp8;
   DType dtype = DType::kBFloat16;  // of x and norm_weight
   bool dependent_launch = true;
@@ -135,8 +142,8 @@ Status create_blas(void** blas);  // for the current device; an error when built
 void destroy_blas(void* blas);
 int64_t gemm_scratch_bytes(const GemmParams& params);
 
-// Runs the first candidate that accepts: gemv, stream_codes, sm90, packed, tiles, stream, blas, generic
-// (gemm.cu). `force`: name of the only candidate to consider, or null.
+// Runs the first candidate that accepts: gemv, stream_codes, sm90, packed, blas_codes, tiles,
+// stream, blas, generic (gemm.cu). `force`: name of the only candidate to consider, or null.
 Status gemm(const GemmParams& params, const GemmResources& resources, const char* force,
             CUstream_st* stream);
 
@@ -149,12 +156,23 @@ Status row_sumsq(const void* x, DType dtype, int64_t num_rows, int64_t width, in
 Status fold_norm_weight(void* weight, const void* norm_weight, DType dtype, int64_t out_features,
                         int64_t in_features, CUstream_st* stream);
 
-Status quantize_rows(const QuantizeRowsParams& params, CUstream_st* stream);
+// Who holds a row: a block; a warp, of many narrow rows; four blocks, of few wide ones. The codes
+// are the same.
+enum class QuantizeWay : uint8_t { kBlock, kWarp, kCluster };
+bool can_quantize(const QuantizeRowsParams& params, QuantizeWay way);
+Status quantize_rows(const QuantizeRowsParams& params, CUstream_st* stream);  // the best way
+Status quantize_rows(const QuantizeRowsParams& params, QuantizeWay way, CUstream_st* stream);
 
 // gemm() of the codes that quantize_rows() makes of q.x, in one launch where that is faster. x and
 // x_scale of `params` are not read; q.codes and q.scale are room for them, and may stay unwritten.
 Status gemm_quantized(const GemmParams& params, const QuantizeRowsParams& q,
                       const GemmResources& resources, CUstream_st* stream);
+
+// gemm() of a gated product whose output is read as codes alone: those that `next` makes of it,
+// where *coded becomes true; else `out` is what gemm() leaves. next.x is out; next.codes and
+// next.scale are not what x and x_scale of `params` point to.
+Status gemm_to_codes(const GemmParams& params, const QuantizeRowsParams& next,
+                     const GemmResources& resources, bool* coded, CUstream_st* stream);
 
 // Each kernel: why it cannot do `params`, or null (does not look at the device); and the launch.
 const char* gemm_stream_refuses(const GemmParams& params);
@@ -203,6 +221,18 @@ const char* gemm_generic_refuses(const GemmParams& params);
 Status gemm_generic(const GemmParams& params, CUstream_st* stream);
 const char* gemm_blas_refuses(const GemmParams& params);
 Status gemm_blas(const GemmParams& params, const GemmResources& resources, CUstream_st* stream);
+const char* gemm_blas_codes_refuses(const GemmParams& params);
+Status gemm_blas_codes(const GemmParams& params, const GemmResources& resources,
+                       CUstream_st* stream);
+// Whether that is faster than gemm_tiles_sm90(): as measured when rows like these came first.
+bool gemm_blas_codes_faster(const GemmParams& params, const GemmResources& resources,
+                            CUstream_st* stream);
+// The gated product through cuBLASLt, folded while `next` makes codes of it, and whether that is
+// faster than gemm_tiles_sm90() and quantize_rows().
+Status gemm_blas_unfolded(const GemmParams& params, const QuantizeRowsParams& next,
+                          const GemmResources& resources, CUstream_st* stream);
+bool gemm_blas_unfolded_faster(const GemmParams& params, const QuantizeRowsParams& next,
+                               const GemmResources& resources, CUstream_st* stream);
 
 }  // namespace cuda
 }  // namespace regatta
