@@ -112,6 +112,7 @@ GPU_GROUP_SIZES: dict[str, tuple[int, ...]] = {
     "weight_only_int8": (-1,),
     "weight_only_int4": (-1, 64, 128),
     "a8w8_fp8": (-1, 128),
+    "w4a8": (-1, 64, 128),
 }
 
 # Input features of a linear of 8-bit activations, on a GPU: the kernels read 16 codes at a time.
@@ -161,7 +162,7 @@ def check_support(
             f"quant_type {scheme} with a scale for every {group_size} input features does not run "
             f"on GPUs yet (there: {shown}); quantize with one of these, or use --device cpu"
         )
-    codes = scheme in ("a8w8", "a8w8_fp8")
+    codes = scheme in ("a8w8", "a8w8_fp8", "w4a8")
     if codes and in_features is not None and in_features % GPU_CODES_MULTIPLE != 0:
         raise UserError(
             f"quant_type {scheme} on a GPU takes linears whose input features are a multiple of "

@@ -353,4 +353,20 @@ __device__ __forceinline__ void mma_m16n8k16<__half>(float (&d)[4], const uint32
 #endif
 }
 
+// d[16, 8] += a[16, 32] b[8, 32]^T of int8. Lane l holds, with g = l / 4 and c = 4 * (l % 4), four
+// values of a at (g, c), (g + 8, c), (g, c + 16), (g + 8, c + 16), of b at (g, c), (g, c + 16); d as
+// mma_m16n8k16.
+__device__ __forceinline__ void mma_m16n8k32(int (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+  wrong_architecture();
+#endif
+}
+
 }  // namespace regatta::cuda

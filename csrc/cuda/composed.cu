@@ -38,6 +38,7 @@ constexpr SchemeOnGpu kSchemes[] = {
     {"a8w8", GemmOperands::kInt8, 5},                    // smooth, shift
     {"weight_only_int8", GemmOperands::kWeightInt8, 4},  // perm
     {"weight_only_int4", GemmOperands::kWeightInt4, 4},  // perm
+    {"w4a8", GemmOperands::kW4A8, 4},                    // perm
 };
 
 const SchemeOnGpu* find_scheme(const std::string& name) {
@@ -58,7 +59,7 @@ bool is_folded(const std::string& scheme) { return scheme == "dense_folded"; }
 
 // Of any number of names.
 bool is_quantized(const std::string& schemes) {
-  return schemes.find("w8") != std::string::npos ||
+  return schemes.find("a8") != std::string::npos ||
          schemes.find("weight_only") != std::string::npos;
 }
 
@@ -100,9 +101,10 @@ struct Product {
 // Memory that a product needs beside its tensors.
 struct ProductScratch {
   GemmResources gemm;
-  void* codes = nullptr;       // [rows, widest in_features], 16 bits each
-  float* scale = nullptr;      // [rows], or of blocks
-  void* next_codes = nullptr;  // e4m3 of the next product, while those before are read
+  void* codes = nullptr;  // [rows, widest in_features], 16 bits each: x as codes, or in act-order
+  void* ordered_codes = nullptr;  // the same, 8 bits: of x in act-order
+  float* scale = nullptr;         // [rows], or of blocks
+  void* next_codes = nullptr;     // e4m3 of the next product, while those before are read
   float* next_scale = nullptr;
   void* matrix = nullptr;  // a weight unpacked
 
@@ -150,6 +152,7 @@ void ProductScratch::take(Arena& arena, const std::string& schemes, int64_t rows
                           int64_t weight) {
   if (!is_quantized(schemes)) return;
   codes = arena.take(rows * width * 2);
+  if (schemes.find("w4a8") != std::string::npos) ordered_codes = arena.take(rows * width);
   const bool fp8 = schemes.find("fp8") != std::string::npos;
   const int64_t scale_bytes =
       fp8 ? gemm_block_stride(rows) * ceil_div(width, kScaleBlock) * 4 : rows * 4;
@@ -197,8 +200,10 @@ QuantizeRowsParams quantization(const Product& p, const ProductScratch& scratch,
   QuantizeRowsParams q;
   q.x = p.x;
   q.norm_weight = p.norm_weight;
-  q.smooth = optional(3);
-  q.shift = optional(4);
+  if (operands != GemmOperands::kW4A8) {
+    q.smooth = optional(3);
+    q.shift = optional(4);
+  }
   q.static_scale = static_cast<const float*>(p.weight[2].data);
   q.codes = scratch.codes;
   q.scale = scratch.scale;
@@ -206,7 +211,7 @@ QuantizeRowsParams quantization(const Product& p, const ProductScratch& scratch,
   q.width = p.in_features;
   q.epsilon = p.epsilon;
   q.normalize = p.norm_weight != nullptr;
-  q.operands = operands;
+  q.operands = operands == GemmOperands::kW4A8 ? GemmOperands::kInt8 : operands;
   q.blocks = p.weight[1].rank == 2;
   q.dtype = dtype;
   return q;
@@ -252,7 +257,9 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
     if (coded) p.next->coded = next;
     return status;
   }
-  if (p.norm_weight != nullptr) {
+  const bool ordered = p.num_weights == 4 && p.weight[3].shape[0] > 1;
+  const bool to_codes = g.operands == GemmOperands::kW4A8;
+  if (p.norm_weight != nullptr && (!to_codes || ordered)) {
     status =
         norm(p.x, p.norm_weight, p.normed, p.num_rows, p.in_features, p.epsilon, dtype, launch_on);
     if (!status.ok()) return status;
@@ -262,16 +269,27 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
     status = check_dense(p, dtype);
     return status.ok() ? gemm(g, scratch.gemm, nullptr, launch_on.stream) : status;
   }
-  if (g.operands == GemmOperands::kWeightInt8) {
+  const int64_t unit = p.weight->shape[2];
+  if (g.operands == GemmOperands::kWeightInt8 && !packed_unit_has_groups(unit)) {
     g.weight_scale = static_cast<const float*>(p.weight[1].data);
   } else {
-    g.group_size = packed_unit_group_size(p.weight->shape[2]);
+    if (g.operands == GemmOperands::kWeightInt8) g.operands = GemmOperands::kWeightInt8Groups;
+    g.group_size = packed_unit_group_size(unit);
   }
-  if (p.weight[3].shape[0] > 1) {
+  if (ordered) {
     status = gather_columns(g.x, static_cast<const int32_t*>(p.weight[3].data), scratch.codes,
                             p.num_rows, p.in_features, launch_on.stream);
     if (!status.ok()) return status;
     g.x = scratch.codes;
+  }
+  if (to_codes) {
+    QuantizeRowsParams q = quantization(p, scratch, dtype, g.operands);
+    if (ordered) {
+      q.x = g.x;
+      q.norm_weight = nullptr, q.normalize = false;
+      q.codes = scratch.ordered_codes;
+    }
+    return gemm_quantized(g, q, scratch.gemm, launch_on.stream);
   }
   if (p.num_rows >= kRowsUnpacked && scratch.matrix != nullptr) {
     status = unpack_weight(g, scratch.matrix, launch_on.stream);

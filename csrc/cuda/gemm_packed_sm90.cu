@@ -1,7 +1,7 @@
-// y = epilogue(x w^T) with weights of 8 or 4 bits, activations of 16: dequantized on the way to the
-// tensor cores.
+// y = epilogue(x w^T) with weights of 8 or 4 bits, activations of 16, or of 4 bits, activations of 8:
+// made into operands on the way to the tensor cores.
 //
-// Input: x [M, K] bf16 or fp16; weights as pack_weight() leaves them (packed_weight.cuh).
+// Input: x [M, K] bf16 or fp16, or int8; weights as pack_weight() leaves them (packed_weight.cuh).
 // Architectures: sm_90a.
 // Algorithm: as gemm_sm90.cu (weights on the M side of wgmma, a ring filled ahead of pdl_wait(), k
 // split over a cluster), except that
@@ -11,7 +11,10 @@
 //      4 bits one multiplication, all in pairs), while the tensor cores work on the stage before;
 //   3. a gated product pairs a tile of gate rows with one of up rows, a warpgroup each, so that the
 //      packing knows nothing of gates.
-// Source: own; biasing codes into a mantissa is what FasterTransformer and Marlin do.
+//   With int8 x, codes less zero points are int8 operands, and a group's integer sums are scaled into
+//   floats.
+// Source: own; biasing codes into a mantissa is what FasterTransformer and Marlin do. QServe and QQQ
+// multiply 4-bit codes as int8; theirs scale groups in integers or multiply codes by 16 instead.
 //
 // Bound: memory: 1.61 ms with 8 bits and 0.85 ms with 4 for the 129 products of a Llama-3-8B decode
 // step at 4.66 TB/s.
@@ -27,6 +30,7 @@
 #include "packed_weight.cuh"
 #include "regatta/gemm.h"
 #include "wgmma_codes.cuh"
+#include "wgmma_int8.cuh"
 
 namespace regatta::cuda {
 namespace {
@@ -34,7 +38,7 @@ namespace {
 constexpr int kGroup = 128;         // threads of a warpgroup
 constexpr int kTileRows = 64;       // rows of weight of an instruction
 constexpr int kMaxStages = 16;
-constexpr int kRowBytes = 128;  // 64 values of x: one swizzled row
+constexpr int kRowBytes = 128;  // 64 values or 128 codes of x: one swizzled row
 constexpr int kHeadBytes = 1024;
 constexpr int kOrder = 8;  // tiles of tokens that are worked on together
 
@@ -42,7 +46,7 @@ struct KernelParams {
   Epilogue epilogue;
   const uint8_t* weight;
   int num_rows, num_units;   // units along k
-  int num_slabs, up;         // of 16 rows; the first up's tile of 64 rows, gated
+  int num_slabs, up;         // of 16 rows; the first up's, gated
   int row_blocks, token_blocks;
   int stages, split, trigger;
 };
@@ -51,14 +55,18 @@ struct KernelParams {
 template <class F, int kGroups, int kTiles, int kTokens>
 struct Shape {
   static constexpr int kBlockTiles = kGroups * kTiles;
-  static constexpr int kTokenBytes = kTokens * kRowBytes;  // of 64 columns
-  static constexpr int kStageLoad = 2 * kTokenBytes + kBlockTiles * F::kTileBytes;
+  static constexpr int kBoxes = F::kTokenSize;              // of x, of a stage
+  static constexpr int kBoxColumns = kUnitColumns / kBoxes;
+  static constexpr int kTokenBytes = kTokens * kRowBytes;  // of a box
+  static constexpr int kStageLoad = kBoxes * kTokenBytes + kBlockTiles * F::kTileBytes;
   static constexpr int kStageBytes = (kStageLoad + 1023) / 1024 * 1024;
   static constexpr int kConsumers = kGroups * kGroup;
   static constexpr int kPartialStride = kBlockTiles * 64 + 4;  // floats per token; no conflicts
   static constexpr int kPartialBytes = kTokens * kPartialStride * 4;
-  static constexpr int kAccumulators = kTiles * kTokens / 2;  // per thread
-  static constexpr int kBlocks = kAccumulators > 32 ? 1 : 2;  // per multiprocessor
+  static constexpr int kSums = F::kTokenSize == 1 ? kTokens / 2 : 0;  // of a group of codes
+  static constexpr int kAccumulators = kTiles * kTokens / 2 + kSums;  // per thread
+  static constexpr int kBlocks =  // per multiprocessor
+      kAccumulators > (F::kTokenSize == 1 ? 64 : 32) ? 1 : 2;
   // One warp copies and one makes row scales; a warpgroup of them can give its registers away.
   static constexpr bool kGives = kAccumulators > 64;
   static constexpr int kThreads = kConsumers + (kGives ? 128 : 64);
@@ -132,26 +140,25 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
       const uint64_t keep = policy_evict_last();
       const uint8_t* from = nullptr;  // this lane's slab
       if (lane < S::kBlockTiles * 4) {
-        const int b = lane / 4;
-        const int tile = !kGated                   ? tile0 + b
-                         : b < S::kBlockTiles / 2 ? tile0 + b
-                                                   : p.up + tile0 + b - S::kBlockTiles / 2;
+        int first = tile0 * 4 + lane;
+        if (kGated && lane >= S::kBlockTiles * 2) first += p.up - S::kBlockTiles * 2;
         // Behind the last slab, its own rows again: they are not written.
-        const int64_t slab = min(tile * 4 + lane % 4, p.num_slabs - 1);
+        const int64_t slab = min(first, p.num_slabs - 1);
         from = p.weight + (slab * p.num_units + step0) * F::kUnitBytes;
       }
       const auto load_weight = [&](int step, int s) {
         if (lane == 0) barrier_arrive_expect(&full[s], S::kStageLoad);
         __syncwarp();
         if (lane < S::kBlockTiles * 4) {
-          bulk_load(stages + s * S::kStageBytes + 2 * S::kTokenBytes + lane * F::kUnitBytes,
+          bulk_load(stages + s * S::kStageBytes + S::kBoxes * S::kTokenBytes + lane * F::kUnitBytes,
                     from + static_cast<int64_t>(step) * F::kUnitBytes, F::kUnitBytes, &full[s], once);
         }
       };
       const auto load_tokens = [&](int step, int s) {
-        if (lane < 2) {
+        if (lane < S::kBoxes) {
           tensor_load_2d(stages + s * S::kStageBytes + lane * S::kTokenBytes, &token_map,
-                         (step0 + step) * kUnitColumns + lane * 64, token0, &full[s], keep);
+                         (step0 + step) * kUnitColumns + lane * S::kBoxColumns, token0, &full[s],
+                         keep);
         }
       };
       const int ahead = min(p.stages, num_steps);
@@ -195,39 +202,82 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
   const int slab = warp / 4 * kTiles * 4 + warp % 4;
   int s = 0;
   uint32_t phase = 0;
-  int previous = -1;
-  uint32_t a[2][4][4];  // one is made while the tensor cores read the other
-  PackedCodes<T, F> codes;
   barrier_wait(&full[0], 0);
-  codes.load(stages + 2 * S::kTokenBytes + slab * F::kUnitBytes, 0);
+  const char* first_unit = stages + S::kBoxes * S::kTokenBytes + slab * F::kUnitBytes;
   // At least once: a way around the loop would set accumulators beside those in flight, for
   // which the compiler makes each instruction wait for the one ahead.
   int left = num_steps;
-  do {
-    const char* at = stages + s * S::kStageBytes;
-    const char* unit = at + 2 * S::kTokenBytes + slab * F::kUnitBytes;
-    const int current = s;
-    if (++s == p.stages) s = 0, phase ^= 1;
+  if constexpr (F::kTokenSize == 1) {
+    int sum[kTokens / 2];
 #pragma unroll
-    for (int q = 0; q < 2 * kTiles; ++q) {
-      const int half = q / kTiles, r = q % kTiles;
-      codes.convert(a[q % 2]);
-      const uint64_t b = wgmma_descriptor(at + half * S::kTokenBytes);
-      wgmma_fence();
+    for (int i = 0; i < kTokens / 2; ++i) sum[i] = 0;
+    uint32_t a[2][2][4];  // one is made while the tensor cores read the other
+    W4A8Codes<F> codes;
+    codes.load(first_unit, 0);
+    do {
+      const uint64_t b = wgmma_descriptor(stages + s * S::kStageBytes);
+      const char* unit = first_unit + s * S::kStageBytes;
+      const int current = s;
+      if (++s == p.stages) s = 0, phase ^= 1;
 #pragma unroll
-      for (int k = 0; k < 4; ++k) WgmmaCodes<T, kTokens>::run(acc[r], a[q % 2][k], b + k * 2);
-      wgmma_commit();
-      if (q + 1 < 2 * kTiles) {
-        codes.load(unit + (q + 1) % kTiles * 4 * F::kUnitBytes, (q + 1) / kTiles);
-      } else if (left > 1) {
-        barrier_wait(&full[s], phase);
-        codes.load(stages + s * S::kStageBytes + 2 * S::kTokenBytes + slab * F::kUnitBytes, 0);
+      for (int q = 0; q < 2 * kTiles; ++q) {
+        const int half = q % 2, r = q / 2;
+        constexpr bool kEach = F::kColumns == 64;  // half is a group
+        const float2 scale = codes.convert(a[half]);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          WgmmaInt8<kTokens>::run(sum, a[half][k], b + (2 * half + k) * 2,
+                                  k > 0 || (half > 0 && !kEach));
+        }
+        wgmma_commit();
+        if (q + 1 < 2 * kTiles) {
+          codes.load(unit + (q + 1) / 2 * 4 * F::kUnitBytes, (q + 1) % 2);
+        } else if (left > 1) {
+          barrier_wait(&full[s], phase);
+          codes.load(first_unit + s * S::kStageBytes, 0);
+        }
+        if (half == 0 && !kEach) continue;
+        wgmma_wait<0>();
+        wgmma_pin(sum);
+        if (q + 1 == 2 * kTiles && lane == 0) barrier_arrive(&empty[current]);
+#pragma unroll
+        for (int i = 0; i < kTokens / 2; ++i) {
+          acc[r][i] = fmaf(i % 4 < 2 ? scale.x : scale.y, static_cast<float>(sum[i]), acc[r][i]);
+        }
       }
-      wgmma_wait<1>();
-      if (q == 0 && previous >= 0 && lane == 0) barrier_arrive(&empty[previous]);
-    }
-    previous = current;
-  } while (--left > 0);
+    } while (--left > 0);
+  } else {
+    int previous = -1;
+    uint32_t a[2][4][4];  // one is made while the tensor cores read the other
+    PackedCodes<T, F> codes;
+    codes.load(first_unit, 0);
+    do {
+      const char* at = stages + s * S::kStageBytes;
+      const char* unit = first_unit + s * S::kStageBytes;
+      const int current = s;
+      if (++s == p.stages) s = 0, phase ^= 1;
+#pragma unroll
+      for (int q = 0; q < 2 * kTiles; ++q) {
+        const int half = q / kTiles, r = q % kTiles;
+        codes.convert(a[q % 2]);
+        const uint64_t b = wgmma_descriptor(at + half * S::kTokenBytes);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; ++k) WgmmaCodes<T, kTokens>::run(acc[r], a[q % 2][k], b + k * 2);
+        wgmma_commit();
+        if (q + 1 < 2 * kTiles) {
+          codes.load(unit + (q + 1) % kTiles * 4 * F::kUnitBytes, (q + 1) / kTiles);
+        } else if (left > 1) {
+          barrier_wait(&full[s], phase);
+          codes.load(first_unit + s * S::kStageBytes, 0);
+        }
+        wgmma_wait<1>();
+        if (q == 0 && previous >= 0 && lane == 0) barrier_arrive(&empty[previous]);
+      }
+      previous = current;
+    } while (--left > 0);
+  }
   wgmma_wait<0>();
 #pragma unroll
   for (int r = 0; r < kTiles; ++r) wgmma_pin(acc[r]);
@@ -302,8 +352,9 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   const auto k = static_cast<cuuint64_t>(p.in_features);
   const cuuint64_t sizes[] = {k, static_cast<cuuint64_t>(p.num_rows)};
   const cuuint64_t strides[] = {k};
-  const cuuint32_t box[] = {64, kTokens};
-  const Status status = encode_tensor_map(&token_map, p.dtype, p.x, 2, sizes, strides, box);
+  const cuuint32_t box[] = {S::kBoxColumns, kTokens};
+  const DType type = F::kTokenSize == 1 ? DType::kUInt8 : p.dtype;
+  const Status status = encode_tensor_map(&token_map, type, p.x, 2, sizes, strides, box);
   if (!status.ok()) return status;
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
@@ -311,20 +362,21 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   kp.num_rows = static_cast<int>(p.num_rows);
   kp.num_units = static_cast<int>(packed_units(p.in_features));
   kp.num_slabs = static_cast<int>(packed_tiles(p.out_features));
-  kp.up = static_cast<int>(p.out_features / 2 / kTileRows);
+  kp.up = static_cast<int>(p.out_features / 2 / kUnitRows);
   kp.row_blocks = static_cast<int>(ceil_div(p.out_features, kTileRows * S::kBlockTiles));
   kp.token_blocks = static_cast<int>(ceil_div(p.num_rows, kTokens));
   kp.split = tile.split;
+  while (kp.split > kp.num_units) kp.split /= 2;  // a block has a step at least
   kp.trigger = tile.trigger;
   kp.stages = std::max(
       2, std::min({tile.stages, kMaxStages, (226 * 1024 - kHeadBytes - 1024) / S::kStageBytes}));
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(kp.row_blocks * kp.token_blocks * tile.split));
+  config.grid = dim3(static_cast<unsigned>(kp.row_blocks * kp.token_blocks * kp.split));
   config.block = dim3(S::kThreads);
   config.shared_bytes = S::shared_bytes(kp.stages);
   config.stream = stream;
   config.pdl = p.dependent_launch;
-  config.cluster_x = static_cast<unsigned>(tile.split);
+  config.cluster_x = static_cast<unsigned>(kp.split);
   return launch(gemm_packed_kernel<T, F, kGroups, kTiles, kTokens, kGated>, config, "gemm_packed",
                 token_map, kp);
 }
@@ -339,7 +391,8 @@ Status run_tokens(const GemmParams& p, const GemmTile& tile, cudaStream_t stream
     case 64:
       return run<T, F, kGroups, kTiles, 64, kGated>(p, tile, stream);
     default:
-      return run<T, F, kGroups, kTiles, 128, kGated>(p, tile, stream);
+      // No registers for the sums of codes of two tiles.
+      return run<T, F, kGroups, F::kTokenSize == 1 ? 1 : kTiles, 128, kGated>(p, tile, stream);
   }
 }
 
@@ -355,11 +408,9 @@ Status run_groups(const GemmParams& p, const GemmTile& tile, cudaStream_t stream
 
 template <class T>
 Status run_format(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  if (p.operands == GemmOperands::kWeightInt8) {
-    return run_groups<T, PackedFormat<8, 128>>(p, tile, stream);
-  }
-  return p.group_size == 64 ? run_groups<T, PackedFormat<4, 64>>(p, tile, stream)
-                            : run_groups<T, PackedFormat<4, 128>>(p, tile, stream);
+  return dispatch_packed(p, [&](auto format) {
+    return run_groups<T, decltype(format)>(p, tile, stream);
+  });
 }
 
 // Blocks of many rows of weight, for each reads all of x's columns that it works on.
@@ -368,7 +419,8 @@ GemmTile choose_tile(const GemmParams& p) {
   tile.tokens = 32;
   while (tile.tokens < p.num_rows && tile.tokens < 128) tile.tokens *= 2;
   const bool few = tile.tokens <= 64;
-  tile.features = p.gated && !few ? 256 : 128;
+  const bool codes = p.operands == GemmOperands::kW4A8;
+  tile.features = p.gated && !few && !codes ? 256 : 128;
   const int64_t blocks =
       ceil_div(p.out_features, tile.features) * ceil_div(p.num_rows, tile.tokens);
   const int64_t units = packed_units(p.in_features);
@@ -377,10 +429,9 @@ GemmTile choose_tile(const GemmParams& p) {
          (blocks * tile.split < want || (few && blocks * tile.split == want && units >= 28 * tile.split))) {
     tile.split *= 2;
   }
-  const int64_t unit = unit_bytes(p.operands == GemmOperands::kWeightInt8 ? 8 : 4,
-                                  static_cast<int>(p.group_size));
+  const int64_t unit = unit_bytes(p.operands, static_cast<int>(p.group_size));
   const int64_t stage =
-      round_up(tile.tokens * 2 * kRowBytes + tile.features / kUnitRows * unit, 1024);
+      round_up(tile.tokens * (codes ? 1 : 2) * kRowBytes + tile.features / kUnitRows * unit, 1024);
   tile.stages =
       static_cast<int>(std::min<int64_t>(kMaxStages, (few ? 108 : 220) * 1024 / stage));
   tile.trigger = -1;
@@ -390,8 +441,8 @@ GemmTile choose_tile(const GemmParams& p) {
 }  // namespace
 
 const char* gemm_packed_sm90_refuses(const GemmParams& p) {
-  if (p.gated && p.out_features % (2 * kTileRows) != 0) {
-    return "out_features must be a multiple of 128 when gated";
+  if (p.gated && p.out_features % (2 * kUnitRows) != 0) {
+    return "out_features must be a multiple of 32 when gated";
   }
   return packed_refuses(p);
 }

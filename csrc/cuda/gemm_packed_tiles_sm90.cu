@@ -340,15 +340,21 @@ Status run_gated(const GemmParams& p, cudaStream_t stream) {
 
 template <class T>
 Status run_format(const GemmParams& p, cudaStream_t stream) {
-  if (p.operands == GemmOperands::kWeightInt8) return run_gated<T, PackedFormat<8, 128>>(p, stream);
-  return p.group_size == 64 ? run_gated<T, PackedFormat<4, 64>>(p, stream)
-                            : run_gated<T, PackedFormat<4, 128>>(p, stream);
+  return dispatch_packed(p, [&](auto format) {
+    using F = decltype(format);
+    if constexpr (F::kTokenSize == 1) {
+      return Status::error("gemm_packed_tiles_sm90: codes");
+    } else {
+      return run_gated<T, F>(p, stream);
+    }
+  });
 }
 
 }  // namespace
 
 const char* gemm_packed_tiles_sm90_refuses(const GemmParams& p) {
   if (const char* reason = packed_refuses(p)) return reason;
+  if (p.operands == GemmOperands::kW4A8) return "activations must have 16 bits";
   if (p.out_dtype != p.dtype) return "out_dtype must be dtype";
   if (p.sumsq != nullptr || p.sumsq_out != nullptr) return "sums of squares";
   if (p.gated && p.out_features % (2 * kUnitRows) != 0) {

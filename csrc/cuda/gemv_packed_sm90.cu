@@ -1,6 +1,7 @@
-// y = epilogue(x w^T) of 1 .. 8 rows with weights of 8 or 4 bits, activations of 16.
+// y = epilogue(x w^T) of 1 .. 8 rows with weights of 8 or 4 bits, activations of 16;
+// of 1 .. 16 rows with weights of 4 bits, activations of 8.
 //
-// Input: x [M, K] bf16 or fp16; weights as pack_weight() leaves them (packed_weight.cuh).
+// Input: x [M, K] bf16 or fp16, or int8; weights as pack_weight() leaves them (packed_weight.cuh).
 // Architectures: sm_90.
 // Algorithm
 //   1. One block per multiprocessor owns neighbouring slabs of 16 rows of weight (gated: slabs of
@@ -10,7 +11,8 @@
 //   2. A stage is 128 columns for each of the other warps. A warp reads a lane's codes 16 bytes at
 //      a time, turns them into the left operand of mma m16n8k16 (exactly: bit operations and one
 //      subtraction per pair), and multiplies; x is the right operand, absent rows are zero. With 4
-//      bits the scale is applied to the sums of a group, in float.
+//      bits the scale is applied to the sums of a group, in float. Codes of x: mma m16n8k32, whose
+//      integer sums of a group are scaled into floats.
 //   3. The warps' sums meet in shared memory, where one more warp adds them in their order and
 //      finishes them, while the others are at the next slabs.
 // Source: own; Marlin showed that the tensor cores are the place for few rows, too.
@@ -53,7 +55,8 @@ struct Shape {
   // Two warps share a unit: few tokens, to hide latencies; many, for shorter stages.
   static constexpr int kShare = kTokens == 8 ? 1 : 2;
   static constexpr int kUnits = kWarps / kShare;  // of a stage
-  static constexpr int kPitch = kUnits * kUnitColumns * 2 + 16;  // of a row of x; no conflicts
+  static constexpr int kPitch =  // of a row of x; no conflicts
+      kUnits * kUnitColumns * F::kTokenSize + 16;
   static constexpr int kWeightBytes = kSlabs * kUnits * F::kUnitBytes;
   static constexpr int kStageBytes = kWeightBytes + kTokens * kPitch;
   static constexpr int kRowStride = kRoundSlabs * kUnitRows + 4;  // floats of a token's sums
@@ -109,6 +112,54 @@ struct Output {
     return y * y;
   }
 };
+
+// acc += the products of kHalves halves of a unit, from column 64 * half0 on. weight: the unit of
+// the first slab, the next `stride` bytes on; x: this lane's row of the first 8 tokens and 16 of its
+// columns, of which `left` are inside; zeros: 16 bytes.
+template <class F, int kHalves, int kSlabs, int kTiles>
+__device__ __forceinline__ void multiply_codes(float (&acc)[kSlabs][kTiles][4], const char* weight,
+                                               int stride, int half0, const char* x, int pitch,
+                                               int left, int num_rows, const char* zeros) {
+  const int lane = threadIdx.x % kWarp;
+  uint32_t b[kHalves][kTiles][4];
+#pragma unroll
+  for (int i = 0; i < kHalves; ++i) {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      const bool inside = n * 8 + lane % 8 < num_rows && i * 64 < left;
+      ldmatrix4(b[i][n], inside ? x + n * 8 * pitch + i * 64 : zeros);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kSlabs; ++j) {
+    const char* unit = weight + j * stride;
+    int sum[kTiles][4] = {};
+#pragma unroll
+    for (int i = 0; i < kHalves; ++i) {
+      W4A8Codes<F> codes;
+      codes.load(unit, half0 + i);
+      uint32_t a[2][4];
+      const float2 scale = codes.convert(a);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+          mma_m16n8k32(sum[n], a[e], b[i][n][2 * e], b[i][n][2 * e + 1]);
+        }
+      }
+      if (i + 1 < kHalves && F::kColumns != 64) continue;
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int h = 0; h < 4; ++h) {
+          acc[j][n][h] =
+              fmaf(h < 2 ? scale.x : scale.y, static_cast<float>(sum[n][h]), acc[j][n][h]);
+          sum[n][h] = 0;
+        }
+      }
+    }
+  }
+}
 
 template <class T, class F, int kTokens, int kSlabs, bool kGated>
 __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
@@ -170,7 +221,8 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
       const uint32_t bytes = units * F::kUnitBytes;
       if (lane == 0) {
         barrier_arrive_expect(&full[s],
-                              count * (kGated ? 2 : 1) * bytes + p.num_rows * columns * 2);
+                              count * (kGated ? 2 : 1) * bytes +
+                                  p.num_rows * columns * F::kTokenSize);
       }
       __syncwarp();
       if (lane < kSlabs && lane % kItems < count) {
@@ -185,13 +237,14 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
       const int columns = min(units_of(step) * kUnitColumns, p.in_features - column);
       if (lane < p.num_rows && lane % p.cluster == rank) {
         char* to = stages + s * S::kStageBytes + S::kWeightBytes + lane * S::kPitch;
-        const T* from =
-            static_cast<const T*>(p.x) + static_cast<int64_t>(lane) * p.in_features + column;
+        const char* from =
+            static_cast<const char*>(p.x) +
+            (static_cast<int64_t>(lane) * p.in_features + column) * F::kTokenSize;
         if (p.cluster > 1) {
-          bulk_multicast(to, from, columns * 2, &full[s],
+          bulk_multicast(to, from, columns * F::kTokenSize, &full[s],
                          static_cast<uint16_t>((1 << p.cluster) - 1), keep);
         } else {
-          bulk_load(to, from, columns * 2, &full[s], keep);
+          bulk_load(to, from, columns * F::kTokenSize, &full[s], keep);
         }
       }
     };
@@ -274,13 +327,24 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
         barrier_wait(&full[s], phase);
         const char* stage = stages + s * S::kStageBytes;
         const int unit = step * S::kUnits + warp / S::kShare;
-        if (unit < p.num_units) {
+        if constexpr (F::kTokenSize == 1) {
+          constexpr int kHalves = 2 / S::kShare;
+          const int column = part * kHalves * 64 + lane / 8 * 16;  // of the unit
+          if (unit < p.num_units) {
+            multiply_codes<F, kHalves, kSlabs, kTiles>(
+                acc, stage + warp / S::kShare * F::kUnitBytes, S::kUnits * F::kUnitBytes,
+                part * kHalves,
+                stage + S::kWeightBytes + lane % 8 * S::kPitch +
+                    warp / S::kShare * kUnitColumns + column,
+                S::kPitch, p.in_features - unit * kUnitColumns - column, p.num_rows, zeros);
+          }
+        } else if (unit < p.num_units) {
           const int column = part * kQuarters * 32 + lane / 8 * 8;  // of the unit
           const char* rows = stage + S::kWeightBytes + lane % 8 * S::kPitch +
                              (warp / S::kShare * kUnitColumns + column) * 2;
           const int left = p.in_features - unit * kUnitColumns - column;
           const char* at = stage + warp / S::kShare * F::kUnitBytes;  // slabs are kUnits apart
-          float sum[kSlabs][kTiles][4] = {};  // of a group of 4-bit codes
+          float sum[kSlabs][kTiles][4] = {};  // of a group
           uint4 quads[kSlabs];
           uint2 words[kSlabs];
 #pragma unroll
@@ -300,8 +364,10 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
                 quads[j] = codes[quarter * kWarp];
               } else if (i % 2 == 0) {
                 quads[j] = codes[quarter / 2 * kWarp];
+              }
+              if (F::kGroups && i % 2 == 0) {
                 words[j] = reinterpret_cast<const uint2*>(
-                    from + 1024)[(F::kColumns == 64 ? quarter / 2 * 8 : 0) + g];
+                    from + F::kCodeBits * 256)[(F::kColumns == 64 ? quarter / 2 * 8 : 0) + g];
               }
             }
 #pragma unroll
@@ -313,23 +379,26 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
                   operands_of_int8<T>(e ? quads[j].z : quads[j].x, e ? quads[j].w : quads[j].y, a);
                 } else {
                   const uint32_t w[4] = {quads[j].x, quads[j].y, quads[j].z, quads[j].w};
+                  operands_of_int4<T>(w[i % 2 * 2 + e], group_scale(words[j]).zero, a);
+                }
+                if constexpr (F::kGroups) {
                   const GroupScale group = group_scale(words[j]);
-                  operands_of_int4<T>(w[i % 2 * 2 + e], group.zero, a);
-                  // Of many tokens there are more sums than codes.
-                  if constexpr (kTiles > 1) {
 #pragma unroll
-                    for (int h = 0; h < 4; ++h) a[h] = multiply_pair<T>(a[h], group.scale[h % 2]);
+                  for (int h = 0; h < 4; ++h) {
+                    if (F::kCodeBits == 8) a[h] = subtract_pair<T>(a[h], group.zero[h % 2]);
+                    // Of many tokens there are more sums than codes.
+                    if (kTiles > 1) a[h] = multiply_pair<T>(a[h], group.scale[h % 2]);
                   }
                 }
 #pragma unroll
                 for (int n = 0; n < kTiles; ++n) {
-                  auto& to = F::kCodeBits == 4 && kTiles == 1 ? sum[j][n] : acc[j][n];
+                  auto& to = F::kGroups && kTiles == 1 ? sum[j][n] : acc[j][n];
                   mma_m16n8k16<T>(to, a, b[n][2 * e], b[n][2 * e + 1]);
                 }
               }
             }
             const bool ends = i + 1 == kQuarters || (F::kColumns == 64 && i % 2 == 1);
-            if (F::kCodeBits == 4 && kTiles == 1 && ends) {
+            if (F::kGroups && kTiles == 1 && ends) {
 #pragma unroll
               for (int j = 0; j < kSlabs; ++j) {
                 const float scales[2] = {low_value<T>(words[j].x), low_value<T>(words[j].y)};
@@ -431,19 +500,19 @@ Status run_slabs(const GemmParams& p, const GemvTile& tile, cudaStream_t stream)
 template <class T, class F>
 Status run_tokens(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
   if (p.num_rows == 1) return run_slabs<T, F, 1>(p, tile, stream);
-  if (p.num_rows <= 4) return run_slabs<T, F, 4>(p, tile, stream);
-  if (p.num_rows <= 8) return run_slabs<T, F, 8>(p, tile, stream);
-  if (p.num_rows <= 16) return run_slabs<T, F, 16>(p, tile, stream);
-  return run_slabs<T, F, 32>(p, tile, stream);
+  if constexpr (F::kTokenSize > 1) {
+    if (p.num_rows <= 4) return run_slabs<T, F, 4>(p, tile, stream);
+    if (p.num_rows > 16) return run_slabs<T, F, 32>(p, tile, stream);
+  }
+  return p.num_rows <= 8 ? run_slabs<T, F, 8>(p, tile, stream)
+                         : run_slabs<T, F, 16>(p, tile, stream);
 }
 
 template <class T>
 Status run_format(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
-  if (p.operands == GemmOperands::kWeightInt8) {
-    return run_tokens<T, PackedFormat<8, 128>>(p, tile, stream);
-  }
-  return p.group_size == 64 ? run_tokens<T, PackedFormat<4, 64>>(p, tile, stream)
-                            : run_tokens<T, PackedFormat<4, 128>>(p, tile, stream);
+  return dispatch_packed(p, [&](auto format) {
+    return run_tokens<T, decltype(format)>(p, tile, stream);
+  });
 }
 
 // As many slabs at once as leave the fewest passes half empty.
@@ -460,6 +529,7 @@ GemvTile choose_tile(const GemmParams& p) {
 
 const char* gemv_packed_sm90_refuses(const GemmParams& p) {
   if (p.num_rows > 32) return "more than 32 rows";
+  if (p.num_rows > 16 && p.operands == GemmOperands::kW4A8) return "more than 16 rows of codes";
   if (p.num_rows > 8 && p.sumsq_out != nullptr) return "sums of squares of more than 8 rows";
   if (p.gated && p.out_features % (2 * kUnitRows) != 0) {
     return "out_features must be a multiple of 32 when gated";

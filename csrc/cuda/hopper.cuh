@@ -335,6 +335,11 @@ __device__ __forceinline__ void wgmma_pin(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
+template <int kCount>
+__device__ __forceinline__ void wgmma_pin(int (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}
 
 // d[64, N] (+)= a[64, 16] b[N, 16]^T by one warpgroup; d is replaced when `accumulate` is 0.
 // Thread t holds, with w = t / 32 % 4, g = t % 32 / 4, c = 2 * (t % 4) and j = 0 .. N/8-1:

@@ -8,8 +8,16 @@
 //   8 bits  [4][32 lanes][16 bytes]: 16 bytes are two steps; word 2s + h of them holds a[2h] in
 //           bytes 0 and 2 and a[2h + 1] in bytes 1 and 3
 //   4 bits  [2][32 lanes][16 bytes]: 16 bytes are four steps, a word each; a[i] in bits 4i .. 4i+3
-//           and 16 + 4i ..; then [groups][8][2] words of rows r and r + 8: scale, and above it
-//           magic + zero
+//           and 16 + 4i ..
+// Where groups of columns have scales, [groups][8][2] words of rows r and r + 8 follow: scale, and
+// above it the zero point (4 bits: magic + zero).
+//
+// For 8-bit activations (kW4A8) a step is 32 columns (mma m16n8k32), of which lane t owns 16 values:
+// a[0..3] of four, at rows r, r + 8, r, r + 8 and columns c.., c.., c + 16.., c + 16..
+// (c = 4 * (t % 4)).
+//   4 bits  [2][32 lanes][16 bytes]: 16 bytes are two steps; word 2s + h of them holds a[2h] in the
+//           low halves of its bytes and a[2h + 1] in the high ones
+// Then words as above: a float whose last byte is 128 - zero instead.
 #pragma once
 
 #include <type_traits>
@@ -22,15 +30,18 @@ namespace regatta::cuda {
 constexpr int kUnitRows = 16;
 constexpr int kUnitColumns = 128;
 
-__host__ __device__ constexpr int unit_bytes(int bits, int group_size) {
-  return bits == 8 ? 2048 : 1024 + kUnitColumns / group_size * kUnitRows * 4;
+__host__ __device__ constexpr int code_bits(GemmOperands packed) {
+  return packed == GemmOperands::kWeightInt4 || packed == GemmOperands::kW4A8 ? 4 : 8;
+}
+
+__host__ __device__ constexpr int unit_bytes(GemmOperands packed, int group_size) {
+  return code_bits(packed) * 256 +
+         (packed == GemmOperands::kWeightInt8 ? 0 : kUnitColumns / group_size * kUnitRows * 4);
 }
 
 // What every product with packed weights asks for; null when it is there.
 inline const char* packed_refuses(const GemmParams& p) {
-  if (p.operands != GemmOperands::kWeightInt8 && p.operands != GemmOperands::kWeightInt4) {
-    return "the weight must be packed";
-  }
+  if (p.operands < GemmOperands::kWeightInt8) return "the weight must be packed";
   if (p.dtype != DType::kBFloat16 && p.dtype != DType::kFloat16) {
     return "dtype must be bfloat16 or float16";
   }
@@ -39,6 +50,10 @@ inline const char* packed_refuses(const GemmParams& p) {
   }
   if (p.operands == GemmOperands::kWeightInt8 && p.weight_scale == nullptr) {
     return "codes of 8 bits need weight_scale";
+  }
+  if (p.operands == GemmOperands::kW4A8) {
+    if (p.x_scale == nullptr || p.sumsq != nullptr) return "codes need x_scale, and no sumsq";
+    if (p.in_features % 16 != 0) return "in_features must be a multiple of 16";
   }
   if (p.in_features % 8 != 0) return "in_features must be a multiple of 8";
   if (reinterpret_cast<uintptr_t>(p.x) % 16 != 0 ||
@@ -105,7 +120,7 @@ __device__ __forceinline__ uint32_t pair_of_int8(uint32_t word) {
   }
 }
 
-// Scales and zero points (with the magic) of rows r and r + 8, as pairs.
+// Scales and zero points (of 4 bits with the magic) of rows r and r + 8, as pairs.
 struct GroupScale {
   uint32_t scale[2], zero[2];
 };
@@ -141,29 +156,60 @@ __device__ __forceinline__ void operands_of_int8(uint32_t low, uint32_t high, ui
   a[3] = pair_of_int8<T>(high >> 8);
 }
 
-// Bits of a code and columns of a group.
-template <int kBits, int kGroupSize>
+// a[0..3] of a step of kW4A8: codes less their zero points, as int8. Biases: 128 - zero of rows r
+// and r + 8 in every byte, so that no byte borrows from the next.
+__device__ __forceinline__ void operands_of_w4a8(uint32_t low, uint32_t high,
+                                                 const uint32_t (&bias)[2], uint32_t (&a)[4]) {
+  const uint32_t words[2] = {low, high};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    a[i] = (((words[i / 2] >> (i % 2 * 4)) & 0x0f0f0f0f) + bias[i % 2]) ^ 0x80808080;
+  }
+}
+
+// What a weight's operands are, and columns of a group.
+template <GemmOperands kOperands, int kGroupSize>
 struct PackedFormat {
-  static constexpr int kCodeBits = kBits;
+  static constexpr int kCodeBits = code_bits(kOperands);
+  static constexpr bool kGroups = kOperands != GemmOperands::kWeightInt8;  // have scales
   static constexpr int kColumns = kGroupSize;
-  static constexpr int kUnitBytes = unit_bytes(kBits, kGroupSize);
+  static constexpr int kTokenSize = kOperands == GemmOperands::kW4A8 ? 1 : 2;  // bytes of a value of x
+  static constexpr int kUnitBytes = unit_bytes(kOperands, kGroupSize);
   static constexpr int kTileBytes = 4 * kUnitBytes;  // of a warpgroup
 };
+
+// Calls run with the format of p's weight.
+template <class Run>
+Status dispatch_packed(const GemmParams& p, const Run& run) {
+  using O = GemmOperands;
+  switch (p.operands) {
+    case O::kWeightInt8:
+      return run(PackedFormat<O::kWeightInt8, 128>());
+    case O::kWeightInt4:
+      return p.group_size == 64 ? run(PackedFormat<O::kWeightInt4, 64>())
+                                : run(PackedFormat<O::kWeightInt4, 128>());
+    case O::kWeightInt8Groups:
+      return run(PackedFormat<O::kWeightInt8Groups, 64>());
+    default:
+      return p.group_size == 64 ? run(PackedFormat<O::kW4A8, 64>())
+                                : run(PackedFormat<O::kW4A8, 128>());
+  }
+}
 
 // A lane's codes of half a unit, four steps, as they lie there: asked for ahead of their use.
 template <class T, class F>
 struct PackedCodes {
   uint4 quads[F::kCodeBits / 4];
-  uint2 scales;  // of 4 bits
+  uint2 scales;  // of groups
 
   __device__ __forceinline__ void load(const char* unit, int half) {
     const int lane = threadIdx.x % kWarp;
     const uint4* from = reinterpret_cast<const uint4*>(unit) + half * (F::kCodeBits / 4) * kWarp;
 #pragma unroll
     for (int q = 0; q < F::kCodeBits / 4; ++q) quads[q] = from[q * kWarp + lane];
-    if constexpr (F::kCodeBits == 4) {
+    if constexpr (F::kGroups) {
       const int group = F::kColumns == 64 ? half : 0;
-      scales = reinterpret_cast<const uint2*>(unit + 1024)[group * 8 + lane / 4];
+      scales = reinterpret_cast<const uint2*>(unit + F::kCodeBits * 256)[group * 8 + lane / 4];
     }
   }
 
@@ -175,6 +221,17 @@ struct PackedCodes {
         operands_of_int8<T>(quads[q].x, quads[q].y, a[2 * q]);
         operands_of_int8<T>(quads[q].z, quads[q].w, a[2 * q + 1]);
       }
+      if constexpr (F::kGroups) {
+        const GroupScale group = group_scale(scales);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            a[j][i] = multiply_pair<T>(subtract_pair<T>(a[j][i], group.zero[i % 2]),
+                                       group.scale[i % 2]);
+          }
+        }
+      }
     } else {
       const GroupScale group = group_scale(scales);
       const uint32_t w[4] = {quads[0].x, quads[0].y, quads[0].z, quads[0].w};
@@ -185,6 +242,28 @@ struct PackedCodes {
         for (int i = 0; i < 4; ++i) a[j][i] = multiply_pair<T>(a[j][i], group.scale[i % 2]);
       }
     }
+  }
+};
+
+// The same of kW4A8: half a unit is two steps.
+template <class F>
+struct W4A8Codes {
+  uint4 quad;
+  uint2 words;
+
+  __device__ __forceinline__ void load(const char* unit, int half) {
+    const int lane = threadIdx.x % kWarp;
+    quad = reinterpret_cast<const uint4*>(unit)[half * kWarp + lane];
+    const int group = F::kColumns == 64 ? half : 0;
+    words = reinterpret_cast<const uint2*>(unit + 1024)[group * 8 + lane / 4];
+  }
+
+  // The left operands of the steps; returns the scales of rows r and r + 8.
+  __device__ __forceinline__ float2 convert(uint32_t (&a)[2][4]) const {
+    const uint32_t bias[2] = {__byte_perm(words.x, 0, 0), __byte_perm(words.y, 0, 0)};
+    operands_of_w4a8(quad.x, quad.y, bias, a[0]);
+    operands_of_w4a8(quad.z, quad.w, bias, a[1]);
+    return make_float2(__uint_as_float(words.x & ~0xffu), __uint_as_float(words.y & ~0xffu));
   }
 };
 

@@ -326,11 +326,4 @@ REGATTA_WGMMA_TILES(256)
 #undef REGATTA_WGMMA_F_256
 #undef REGATTA_WGMMA_I_256
 
-// Keeps the compiler from moving accesses of an accumulator across asynchronous instructions.
-template <int kCount>
-__device__ __forceinline__ void wgmma_pin(int (&d)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
-}
-
 }  // namespace regatta::cuda

@@ -37,8 +37,8 @@ std::vector<int64_t> scales_dims(const QuantizedLayout& layout) {
 
 #ifdef REGATTA_WITH_CUDA
 // As csrc/cuda/gemm*.cu read them: of 8-bit activations the codes themselves and scales [N], or, of
-// blocks of 128 columns, as they are; of 16-bit ones packed [ceil(N/16), ceil(K/128), bytes of a
-// unit] and, with 8 bits, scales [N].
+// blocks of 128 columns, as they are; of 16-bit ones, and with 4 bits, packed [ceil(N/16),
+// ceil(K/128), bytes of a unit], and where groups have no scales in there scales [N].
 std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tensor& codes,
                                         const paddle::Tensor& scale,
                                         const paddle::optional<paddle::Tensor>& zero,
@@ -55,35 +55,43 @@ std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tens
   const int64_t groups = scale_view.rank == 2 ? scale_view.shape[1] : 1;
   const bool per_row = groups == 1 && (scale_view.shape[0] == rows || scale_view.shape[0] == 1);
   const bool is_codes = scheme == "a8w8" || scheme == "a8w8_fp8";
-  const int bits = scheme == "weight_only_int4" ? 4 : 8;
-  if (!is_codes && scheme != "weight_only_int8" && bits != 4) {
+  const TensorView zero_view =
+      optional_view(zero, "zero", DType::kFloat32, {rows, groups}, device.place);
+  GemmOperands operands = GemmOperands::kWeightInt8;
+  if (scheme == "weight_only_int4") {
+    operands = GemmOperands::kWeightInt4;
+  } else if (scheme == "w4a8") {
+    operands = GemmOperands::kW4A8;
+  } else if (scheme == "weight_only_int8") {
+    if (!per_row || zero_view.data != nullptr) operands = GemmOperands::kWeightInt8Groups;
+  } else if (!is_codes) {
     fail("scheme '" + scheme +
-         "' is not known to the GPU (allowed: a8w8, a8w8_fp8, weight_only_int8, weight_only_int4)");
+         "' is not known to the GPU (allowed: a8w8, a8w8_fp8, weight_only_int8, weight_only_int4, "
+         "w4a8)");
   }
+  const bool in_groups = operands != GemmOperands::kWeightInt8;
   const bool blocks = scheme == "a8w8_fp8" && scale_view.rank == 2 && !per_row &&
                       groups == (columns + 127) / 128 &&
                       (scale_view.shape[0] == rows || scale_view.shape[0] == (rows + 127) / 128);
-  if (bits == 8 && !per_row && !blocks) {
+  if (!in_groups && !per_row && !blocks) {
     fail("scheme '" + scheme +
          "' on a GPU takes one scale per output feature or one for all" +
          (scheme == "a8w8_fp8" ? ", or one per 128 x 128" : "") + ", got " +
          shape_string(scale_view) + " for " + std::to_string(rows) + " output features");
   }
-  if (bits == 4 && (scale_view.shape[0] != rows || cuda::packed_group_size(columns, groups) == 0)) {
-    fail(
-        "weight_only_int4 on a GPU takes groups of 64 columns, of a multiple of 128, or one group; "
-        "got scales " +
-        shape_string(scale_view) + " for codes " + shape_string(codes_view));
+  if (in_groups &&
+      (scale_view.shape[0] != rows || cuda::packed_group_size(operands, columns, groups) == 0)) {
+    fail("scheme '" + scheme +
+         "' on a GPU takes groups of 64 columns, of a multiple of 128, or one group; got scales " +
+         shape_string(scale_view) + " for codes " + shape_string(codes_view));
   }
-  if (is_codes && columns % 16 != 0) {
+  if ((is_codes || scheme == "w4a8") && columns % 16 != 0) {
     fail("scheme '" + scheme + "' on a GPU needs a multiple of 16 input features, got " +
          std::to_string(columns));
   }
-  const TensorView zero_view =
-      optional_view(zero, "zero", DType::kFloat32, {rows, groups}, device.place);
   const std::vector<int64_t> shape =
       blocks ? std::vector<int64_t>{scale_view.shape[0], groups}
-             : std::vector<int64_t>{bits == 4 ? 1 : rows};
+             : std::vector<int64_t>{in_groups ? 1 : rows};
   paddle::Tensor scales = device.empty(shape, DType::kFloat32);
   const int64_t count = blocks ? shape[0] * groups : shape[0];
   throw_if_error(cuda::repeat_scale(static_cast<const float*>(scale_view.data),
@@ -95,9 +103,9 @@ std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tens
         cuda::copy_bytes(packed.data<uint8_t>(), codes_view.data, rows * columns, device.stream));
     return {packed, scales};
   }
-  const int64_t group = bits == 4 ? cuda::packed_group_size(columns, groups) : 128;
+  const int64_t group = in_groups ? cuda::packed_group_size(operands, columns, groups) : 128;
   const int64_t tiles = cuda::packed_tiles(rows), units = cuda::packed_units(columns);
-  const int64_t bytes = cuda::packed_weight_bytes(rows, columns, bits, group);
+  const int64_t bytes = cuda::packed_weight_bytes(rows, columns, operands, group);
   paddle::Tensor packed =
       device.empty({tiles, units, bytes / std::max<int64_t>(1, tiles * units)}, DType::kUInt8);
   PackWeightParams params;
@@ -107,8 +115,8 @@ std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tens
   params.packed = packed.data<uint8_t>();
   params.out_features = rows;
   params.in_features = columns;
-  params.num_groups = bits == 4 ? groups : 1;
-  params.bits = bits;
+  params.num_groups = in_groups ? groups : 1;
+  params.operands = operands;
   params.dtype = dtype == "float16" ? DType::kFloat16 : DType::kBFloat16;
   if (dtype != "float16" && dtype != "bfloat16") {
     fail("dtype " + dtype +

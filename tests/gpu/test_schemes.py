@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from export.export_model import export_model
@@ -13,7 +14,7 @@ from predict import EngineConfig
 from predict import device as devices
 from predict.errors import UserError
 from predict.quantization import GPU_GROUP_SIZES, GROUP_SIZES, SUPPORT
-from predict.schemes import scheme_of
+from predict.schemes import Quantized, scheme_of
 from tests import tiny
 from tests.test_formats import CASES, GOLDEN, SCHEMES, open_layout
 from tests.test_schemes import SETTINGS, answer, logits_of, normal, relative_error
@@ -28,13 +29,14 @@ DISTANCE = {"bfloat16": 0.06, "float16": 0.05}
 # from those in float32. So far can two roundings of the same activations be apart: as far as the
 # rounding is from none, each having its share of that, give or take. The products themselves are
 # compared with the same x below.
-CODES = ("a8w8", "a8w8_fp8")
+CODES = ("a8w8", "a8w8_fp8", "w4a8")
 CODES_SHARE = 1.4
 # Of a product: root mean square, of the output's. Outputs in 16 bits, a code that tips over on a
 # boundary, and of e4m3 the hardware's 14 bits of a sum (measured: 0.0013 and 0.0029 with 4,096 and
-# 14,336 columns, bench_codes accuracy).
+# 14,336 columns, bench_codes accuracy). Scales of groups are rounded to 16 bits, and codes times
+# scales: in bfloat16 some 0.0016 each, beside the output's own.
 PRODUCT_DISTANCE = {"bfloat16": 5e-3, "float16": 4e-3}
-PRODUCT_ROWS = (1, 2, 17, 64, 128, 300)
+PRODUCT_ROWS = (1, 2, 13, 17, 64, 128, 300)
 
 
 def runs_here(*schemes: str | None) -> bool:
@@ -47,17 +49,24 @@ def runs_here(*schemes: str | None) -> bool:
     return all(first is not None and first <= capability for first in since)
 
 
+def skip_unless_product(scheme: str, group_size: int) -> None:
+    if not runs_here(scheme):
+        pytest.skip("predict.quantization.SUPPORT: not on this GPU")
+    if group_size not in GPU_GROUP_SIZES.get(scheme, GROUP_SIZES):
+        pytest.skip("predict.quantization.GPU_GROUP_SIZES: not on GPUs")
+
+
 def skip_unless_here(name: str) -> dict[str, Any]:
     """The settings, with groups of a size that the GPU's kernels have."""
     settings = dict(SETTINGS[name])
     if "weightonly_group_size" in settings:
         settings["weightonly_group_size"] = 64
     asked = EngineConfig(model_name_or_path="x", **settings).quantization
-    if not runs_here(asked.scheme, asked.head_scheme):
+    if not runs_here(asked.head_scheme):
         pytest.skip("predict.quantization.SUPPORT: not on this GPU")
-    size = asked.block_size if asked.scheme == "a8w8_fp8" else asked.group_size
-    if size not in GPU_GROUP_SIZES.get(str(asked.scheme), GROUP_SIZES):
-        pytest.skip("predict.quantization.GPU_GROUP_SIZES: not on GPUs")
+    if asked.scheme is not None:
+        size = asked.block_size if asked.scheme == "a8w8_fp8" else asked.group_size
+        skip_unless_product(asked.scheme, size)
     return settings
 
 
@@ -86,22 +95,48 @@ def test_logits_are_near_those_of_plain_paddle(
 def test_products_of_codes_are_those_of_plain_paddle(
     gpu: devices.Device, scheme: str, group_size: int, act_scale: float | None, dtype: str
 ) -> None:
-    if not runs_here(scheme):
-        pytest.skip("predict.quantization.SUPPORT: not on this GPU")
+    skip_unless_product(scheme, group_size)
+    weight = scheme_of(scheme).quantize(normal((272, 400)), group_size)
+    check_products(gpu, scheme, replace(weight, act_scale=act_scale), dtype)
+
+
+@pytest.mark.parametrize("dtype", list(PRODUCT_DISTANCE))
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("group_size", [-1, 64, 128])
+@pytest.mark.parametrize("scheme", ["weight_only_int8", "weight_only_int4", "w4a8"])
+def test_products_of_groups_are_those_of_plain_paddle(
+    gpu: devices.Device, scheme: str, group_size: int, zeros: bool, ordered: bool, dtype: str
+) -> None:
+    skip_unless_product(scheme, group_size)
+    draws = np.random.default_rng(7)
+    weight = scheme_of(scheme).quantize(normal((272, 384)), group_size)
+    if zeros:
+        limits = (-128, 129) if scheme == "weight_only_int8" else (0, 17)
+        groups = 1 if group_size == -1 else 384 // group_size
+        zero = draws.integers(*limits, (272, groups)).astype(np.float32)
+        weight = replace(weight, zero=zero, scale=weight.scale.reshape(272, groups))
+    if ordered:
+        weight = replace(weight, perm=draws.permutation(384).astype(np.int32))
+    check_products(gpu, scheme, weight, dtype)
+
+
+def check_products(gpu: devices.Device, scheme: str, weight: Quantized, dtype: str) -> None:
+    """Asserts that its products with x of PRODUCT_ROWS rows are plain Paddle's with the same x."""
     import paddle
     from predict import ops
     from predict.nn.decoder import Linear
 
     module = scheme_of(scheme)
-    weight = replace(module.quantize(normal((272, 400)), group_size), act_scale=act_scale)
+    num_rows, num_columns = weight.codes.shape
     paddle.set_device("cpu")
     plain = module.tensors(weight, "float32", compiled=False)
-    rows = [normal((n, 400), seed=n) for n in PRODUCT_ROWS]
+    rows = [normal((n, num_columns), seed=n) for n in PRODUCT_ROWS]
     inputs = [paddle.to_tensor(x).astype(dtype).astype("float32").numpy() for x in rows]
     wanted = [module.product(paddle.to_tensor(x), plain).numpy() for x in inputs]
     devices.activate(gpu)
     made = module.tensors(weight, dtype, compiled=True, place=gpu.place())
-    linear = Linear(scheme, made, None, 400, 272)
+    linear = Linear(scheme, made, None, num_columns, num_rows)
     for x, want in zip(inputs, wanted, strict=True):
         got = ops.linear(paddle.to_tensor(x).astype(dtype), linear).astype("float32").numpy()
         assert relative_error(got, want) < PRODUCT_DISTANCE[dtype], len(x)

@@ -1,10 +1,12 @@
-// Checks products with packed weights of 8 and 4 bits against float references over odd shapes, and
-// times those of a Llama-3-8B decode step and of its prefill, dense ones beside them.
+// Checks products with packed weights of 8 and 4 bits, x of 16 bits and (w4a8) of 8, against float
+// references over odd shapes, and times those of a Llama-3-8B decode step and of its prefill, dense
+// ones beside them.
 //
 //   nvcc -O3 -std=c++17 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a \
 //        -Icsrc/cuda -Icsrc/include csrc/cuda/bench/bench_packed.cu csrc/cuda/gem*.cu \
-//        csrc/cuda/pack_weight.cu -o bench_packed
-//   ./bench_packed check | chain [dense] | large | tune
+//        csrc/cuda/pack_weight.cu csrc/cuda/quantize_rows.cu -o bench_packed
+//   ./bench_packed check [FORMAT] | chain [dense] | large | tune [ROWS [FORMAT]] | w4a8
+//   FORMAT: "8 bits", "4 bits", "8 bits in groups", w4a8
 #include <cstring>
 #include <typeinfo>
 
@@ -16,33 +18,56 @@ using namespace regatta::cuda;
 
 namespace {
 
-// x of T, weight packed with 8 or 4 bits.
-template <class T>
-bool check_packed(int bits, const Case& c, Random& random) {
-  const int64_t group_choice = random.below(3);  // 64, 128, or one group
-  int64_t groups = 1;
-  if (bits == 4 && group_choice < 2 && c.k % (64 << group_choice) == 0) {
-    groups = c.k / (64 << group_choice);
+// Codes from `first` on. One draw seeds them all: a check's time would go into millions of draws.
+std::vector<int8_t> random_codes(int64_t n, int first, int count, Random& random) {
+  std::vector<int8_t> codes(n);
+  uint64_t state = random.engine();
+  for (int8_t& v : codes) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    v = static_cast<int8_t>(first + static_cast<int>((state >> 40) * count >> 24));
   }
-  const bool asymmetric = random.below(2);
+  return codes;
+}
+
+// (code - zero) * scale of codes [n, k], scale and zero [n, groups].
+std::vector<float> dequantized(const std::vector<int8_t>& codes, const std::vector<float>& scale,
+                               const std::vector<float>& zero) {
+  std::vector<float> values(codes.size());
+  const size_t columns = codes.size() / scale.size();
+  for (size_t g = 0; g < scale.size(); ++g) {
+    for (size_t i = g * columns; i < (g + 1) * columns; ++i) {
+      values[i] = (codes[i] - zero[g]) * scale[g];
+    }
+  }
+  return values;
+}
+
+// Groups of 64 or 128 columns, or one.
+int64_t random_groups(int64_t k, Random& random) {
+  const int64_t choice = random.below(3);
+  return choice < 2 && k % (64 << choice) == 0 ? k / (64 << choice) : 1;
+}
+
+// x of T, weight packed.
+template <class T>
+bool check_packed(GemmOperands operands, const Case& c, Random& random) {
+  const int bits = operands == GemmOperands::kWeightInt4 ? 4 : 8;
+  const bool in_groups = operands != GemmOperands::kWeightInt8;
+  const int64_t groups = in_groups ? random_groups(c.k, random) : 1;
+  const bool asymmetric = in_groups && random.below(2);
   std::vector<float> xf = random.floats(c.m * c.k, 1.7f), scale(c.n * groups), zero(c.n * groups);
   for (float& v : scale) {
     v = (1.5f + random.uniform()) * (bits == 8 ? 0.01f : 0.15f) / std::sqrt(c.k);
   }
-  for (float& v : zero) v = asymmetric ? static_cast<float>(random.below(17)) : 8.f;
-  std::vector<int8_t> codes(c.n * c.k);
-  for (int8_t& v : codes)
-    v = static_cast<int8_t>(bits == 8 ? random.below(255) - 127 : random.below(16));
+  for (float& v : zero) {
+    v = static_cast<float>(bits == 8 ? asymmetric ? random.below(257) - 128 : 0
+                                     : asymmetric ? random.below(17) : 8);
+  }
+  const std::vector<int8_t> codes =
+      random_codes(c.n * c.k, bits == 8 ? -128 : 0, bits == 8 ? 256 : 16, random);
   std::vector<float> rounded_scale = scale;
   rounded<T>(rounded_scale);
-  std::vector<float> wf(codes.size());
-  for (int64_t n = 0; n < c.n; ++n) {
-    for (int64_t k = 0; k < c.k; ++k) {
-      const int64_t g = n * groups + k / (c.k / groups);
-      wf[n * c.k + k] = bits == 8 ? codes[n * c.k + k] * scale[n]
-                                  : (codes[n * c.k + k] - zero[g]) * rounded_scale[g];
-    }
-  }
+  std::vector<float> wf = dequantized(codes, in_groups ? rounded_scale : scale, zero);
   std::vector<float> w_rounded = wf;
   const std::vector<T> w_expected = rounded<T>(w_rounded);
   // Few rows: the scale is applied to sums. Many: to codes, rounded.
@@ -51,12 +76,12 @@ bool check_packed(int bits, const Case& c, Random& random) {
   const GemvTile gemv = {2 + random.below(3), 1 << random.below(3), 60 + random.below(150)};
   const int kernel = random.below(4);
   const bool tiles = kernel == 3 && !c.float_out && !c.sumsq_out;
-  if (bits == 4 && (c.m > 8 || kernel == 0 || tiles)) wf = w_rounded;
+  if (in_groups && (c.m > 8 || kernel == 0 || tiles)) wf = w_rounded;
   const Buffer<T> x(rounded<T>(xf));
   const Buffer<int8_t> codes_buffer(codes);
   const Buffer<float> scale_buffer(scale), zero_buffer(zero);
-  const int64_t group_size = packed_group_size(c.k, groups);
-  const Buffer<uint8_t> packed(packed_weight_bytes(c.n, c.k, bits, group_size));
+  const int64_t group_size = packed_group_size(operands, c.k, groups);
+  const Buffer<uint8_t> packed(packed_weight_bytes(c.n, c.k, operands, group_size));
   PackWeightParams pack;
   pack.codes = codes_buffer.data;
   pack.scale = scale_buffer.data;
@@ -65,14 +90,14 @@ bool check_packed(int bits, const Case& c, Random& random) {
   pack.out_features = c.n;
   pack.in_features = c.k;
   pack.num_groups = groups;
-  pack.bits = bits;
+  pack.operands = operands;
   pack.dtype = Traits<T>::dtype;
   CHECK_STATUS(pack_weight(pack, nullptr));
   GemmParams p;
-  p.operands = bits == 8 ? GemmOperands::kWeightInt8 : GemmOperands::kWeightInt4;
+  p.operands = operands;
   p.x = x.data;
   p.weight = packed.data;
-  p.weight_scale = bits == 8 ? scale_buffer.data : nullptr;
+  p.weight_scale = in_groups ? nullptr : scale_buffer.data;
   p.group_size = group_size;
   p.dtype = pack.dtype;
   p.out_features = c.n;
@@ -106,32 +131,118 @@ bool check_packed(int bits, const Case& c, Random& random) {
   return check_product<T>(c, p, xf, wf, runner, label, c.float_out ? 2e-4 : relative, 3e-4);
 }
 
-constexpr int64_t kRows[] = {1, 2, 3, 5, 8, 9, 17, 33, 64, 100, 127, 128, 129, 257};
+// A scale of kW4A8 as pack_weight() stores it: without the last eight bits.
+float w4a8_rounded(float scale) {
+  uint32_t bits;
+  std::memcpy(&bits, &scale, 4);
+  bits = (bits + 0x80) & ~0xffu;
+  std::memcpy(&scale, &bits, 4);
+  return scale;
+}
+
+// x int8, weight packed with 4 bits; out of T. Sums of a group are exact, so that an error is a float
+// sum's over groups (65 roundings by 2^-24 of sums up to five times the outputs' size: 2e-5 of it) and
+// half a step of the output's last bit (2^-8 or 2^-11).
+template <class T>
+bool check_w4a8(const Case& c, Random& random) {
+  const int64_t groups = random_groups(c.k, random);
+  const bool asymmetric = random.below(2);
+  const std::vector<int8_t> x_codes = random_codes(c.m * c.k, -127, 255, random);
+  const std::vector<int8_t> codes = random_codes(c.n * c.k, 0, 16, random);
+  std::vector<float> x_scale(c.m), scale(c.n * groups), zero(c.n * groups), stored_scale;
+  for (float& v : x_scale) v = (1.5f + random.uniform()) * 0.01f;
+  for (float& v : scale) v = (1.5f + random.uniform()) * 0.15f / std::sqrt(c.k);
+  for (float& v : zero) v = asymmetric ? static_cast<float>(random.below(17)) : 8.f;
+  for (const float v : scale) stored_scale.push_back(w4a8_rounded(v));
+  const std::vector<float> xf = dequantized(x_codes, x_scale, std::vector<float>(c.m));
+  const std::vector<float> wf = dequantized(codes, stored_scale, zero);
+  const int64_t group_size = packed_group_size(GemmOperands::kW4A8, c.k, groups);
+  const Buffer<int8_t> x(x_codes), codes_buffer(codes);
+  const Buffer<float> x_scale_buffer(x_scale), scale_buffer(scale), zero_buffer(zero);
+  const Buffer<uint8_t> packed(packed_weight_bytes(c.n, c.k, GemmOperands::kW4A8, group_size));
+  PackWeightParams pack;
+  pack.codes = codes_buffer.data;
+  pack.scale = scale_buffer.data;
+  pack.zero = asymmetric ? zero_buffer.data : nullptr;
+  pack.packed = packed.data;
+  pack.out_features = c.n;
+  pack.in_features = c.k;
+  pack.num_groups = groups;
+  pack.operands = GemmOperands::kW4A8;
+  CHECK_STATUS(pack_weight(pack, nullptr));
+  GemmParams p;
+  p.operands = GemmOperands::kW4A8;
+  p.x = x.data;
+  p.x_scale = x_scale_buffer.data;
+  p.weight = packed.data;
+  p.group_size = group_size;
+  const GemmTile tile = {8 << random.below(5), 128 << random.below(2), 2 + random.below(3),
+                         1 << random.below(4), random.below(6) - 1};
+  const GemvTile gemv = {2 + random.below(3), 1 << random.below(3), 60 + random.below(150)};
+  const int kernel = random.below(3);
+  const Runner runner = [&](const GemmParams& q) {
+    if (kernel == 0) return gemm_packed_sm90(q, tile, nullptr);
+    if (kernel == 1 && gemv_packed_sm90_refuses(q) == nullptr) {
+      return gemv_packed_sm90(q, gemv, nullptr);
+    }
+    return gemm(q, {}, nullptr, nullptr);
+  };
+  char label[200];
+  snprintf(label, sizeof(label),
+           "w4a8, %ld groups, zeros %d, %s kernel %d tile %dx%d stages %d split %d, gemv %d slabs, "
+           "%d blocks, %d KB",
+           groups, asymmetric, dtype_name(Traits<T>::dtype), kernel, tile.tokens, tile.features,
+           tile.stages, tile.split, gemv.slabs, gemv.cluster, gemv.kilobytes);
+  const double relative = c.float_out                                 ? 1e-5
+                          : Traits<T>::dtype == DType::kFloat16 ? 4.9e-4
+                                                                : 3.92e-3;
+  return check_product<T>(c, p, xf, wf, runner, label, relative, 2e-5);
+}
+
+constexpr GemmOperands kFormats[] = {GemmOperands::kWeightInt8, GemmOperands::kWeightInt4,
+                                     GemmOperands::kWeightInt8Groups, GemmOperands::kW4A8};
+const char* name_of(GemmOperands operands) {
+  return operands == GemmOperands::kDense              ? "dense"
+         : operands == GemmOperands::kWeightInt8       ? "8 bits"
+         : operands == GemmOperands::kWeightInt4       ? "4 bits"
+         : operands == GemmOperands::kWeightInt8Groups ? "8 bits in groups"
+                                                       : "w4a8";
+}
+
+constexpr int64_t kRows[] = {1, 2, 3, 5, 8, 9, 16, 17, 33, 64, 100, 127, 128, 129, 257};
 constexpr int64_t kShapes[][2] = {{64, 64},     {208, 144}, {80, 16},    {1008, 528},
                                   {264, 1040},  {8, 4112},  {1536, 2048}, {96, 2248},
                                   {2432, 640}};
 
-int check_all() {
+int check_all(const char* only) {
   Random random(11);
   int failures = 0;
-  for (const int bits : {8, 4}) {
+  for (const GemmOperands operands : kFormats) {
+    const bool w4a8 = operands == GemmOperands::kW4A8;
+    if (only != nullptr && std::strcmp(only, name_of(operands)) != 0) continue;
     int cases = 0, bad = 0;
     for (const int64_t m : kRows) {
       for (const auto& shape : kShapes) {
+        if (w4a8 && shape[1] % 16 != 0) continue;
         for (int variant = 0; variant < (m <= 32 ? 4 : 2); ++variant) {
           Case c = {m, shape[0], shape[1]};
-          c.gated = variant % 2 == 1 && c.n % 128 == 0;
+          c.gated = variant % 2 == 1 && c.n % 32 == 0;
           c.bias = random.below(2);
           c.residual = !c.gated && random.below(2);
           c.sumsq_out = !c.gated && random.below(2);
           c.float_out = !c.gated && random.below(4) == 0;
-          bad += !(random.below(2) ? check_packed<__half>(bits, c, random)
-                                            : check_packed<__nv_bfloat16>(bits, c, random));
+          const bool half = random.below(2);
+          if (w4a8) {
+            bad += !(half ? check_w4a8<__half>(c, random) : check_w4a8<__nv_bfloat16>(c, random));
+          } else {
+            bad += !(half ? check_packed<__half>(operands, c, random)
+                          : check_packed<__nv_bfloat16>(operands, c, random));
+          }
           ++cases;
         }
       }
     }
-    printf("packed, %d bits: %d cases, %d failures\n", bits, cases, bad);
+    printf("%s: %d cases, %d failures\n", name_of(operands), cases, bad);
     failures += bad;
   }
   return failures;
@@ -150,23 +261,28 @@ __global__ void fill_kernel(uint8_t* p, int64_t n, uint32_t seed, bool numbers) 
 
 struct Model {
   std::vector<uint8_t*> dense, codes;
-  uint8_t *hidden, *qkv, *inner;  // 16-bit
-  float* weight_scale;
+  uint8_t *hidden, *qkv, *inner, *norm_weight;  // 16-bit
+  uint8_t* x_codes;
+  float *weight_scale, *x_scale;
   GemmResources resources;
   double weights = 0.;
 
   explicit Model(int64_t rows, bool with_dense) {
     for (int i = 0; i < kLayers * 4; ++i) {
       const int64_t n = kN[i % 4] * kK[i % 4];
-      codes.push_back(filled(n, i, false));
+      codes.push_back(filled(n / 16 * 17, i, false));
       if (with_dense) dense.push_back(filled(n * 2, i, true));
       weights += static_cast<double>(n);
     }
     hidden = filled(rows * kHidden * 2, 98, true);
     qkv = filled(rows * kQkv * 2, 97, true);
     inner = filled(rows * kInner * 2, 96, true);
+    norm_weight = filled(kHidden * 2, 94, true);
     CHECK_CUDA(cudaMalloc(&weight_scale, 2 * kInner * 4));
     set_kernel<<<64, 256>>>(weight_scale, 2 * kInner, 1e-3f);
+    x_codes = filled(rows * kInner, 95, false);
+    CHECK_CUDA(cudaMalloc(&x_scale, rows * 4));
+    set_kernel<<<64, 256>>>(x_scale, rows, 1e-2f);
     GemmParams widest;
     widest.num_rows = rows;
     widest.in_features = kHidden;
@@ -193,33 +309,49 @@ struct Model {
     p.x = kind == kOutProjection ? qkv : kind == kDown ? inner : hidden;
     p.weight = (is_dense ? dense : codes)[index];
     p.weight_scale = operands == GemmOperands::kWeightInt8 ? weight_scale : nullptr;
+    p.group_size = operands == GemmOperands::kWeightInt8Groups ? 64 : 128;
     p.num_rows = rows;
     p.in_features = kK[kind];
     p.out_features = kN[kind];
     p.out = kind == kQkvProjection ? qkv : kind == kGateUp ? inner : hidden;
     if (kind == kOutProjection || kind == kDown) p.residual = hidden;
     p.gated = kind == kGateUp;
+    if (operands == GemmOperands::kW4A8) {
+      p.x = x_codes;
+      p.x_scale = x_scale;
+    }
     return p;
+  }
+
+  // Of the 16-bit x of the same product, with the norm where a layer has one.
+  QuantizeRowsParams quantization(int index, int64_t rows) const {
+    const int kind = index % 4;
+    QuantizeRowsParams q;
+    q.x = kind == kOutProjection ? qkv : kind == kDown ? inner : hidden;
+    q.codes = x_codes;
+    q.scale = x_scale;
+    q.num_rows = rows;
+    q.width = kK[kind];
+    q.operands = GemmOperands::kInt8;
+    q.normalize = kind == kQkvProjection || kind == kGateUp;
+    if (q.normalize) q.norm_weight = norm_weight;
+    return q;
   }
 };
 
-constexpr GemmOperands kFormats[] = {GemmOperands::kWeightInt8, GemmOperands::kWeightInt4,
-                                     GemmOperands::kDense};
-const char* name_of(GemmOperands operands) {
-  return operands == GemmOperands::kDense        ? "dense"
-         : operands == GemmOperands::kWeightInt8 ? "8 bits"
-                                                 : "4 bits";
-}
-
 double bytes_per_weight(GemmOperands operands) {
-  return operands == GemmOperands::kDense ? 2. : operands == GemmOperands::kWeightInt8 ? 1. : .53125;
+  return operands == GemmOperands::kDense              ? 2.
+         : operands == GemmOperands::kWeightInt8       ? 1.
+         : operands == GemmOperands::kWeightInt8Groups ? 1.0625
+                                                       : .53125;
 }
 
 int main_chain(bool with_dense) {
   const Model model(256, with_dense);
   printf("128 products, ms\n");
-  for (const GemmOperands operands : kFormats) {
-    if (operands == GemmOperands::kDense && !with_dense) continue;
+  std::vector<GemmOperands> formats(std::begin(kFormats), std::end(kFormats));
+  if (with_dense) formats.push_back(GemmOperands::kDense);
+  for (const GemmOperands operands : formats) {
     printf("%s", name_of(operands));
     for (const int64_t rows : {1, 2, 4, 8, 16, 32, 64, 128, 256}) {
       const double ms = graph_ms(
@@ -237,6 +369,29 @@ int main_chain(bool with_dense) {
   return 0;
 }
 
+// kW4A8, as it is and with the quantization of each x.
+int main_w4a8() {
+  const Model model(1024, false);
+  printf("128 products of w4a8, ms; with the quantization of each x\n");
+  for (const int64_t rows : {1, 4, 8, 16, 32, 64, 128, 256, 1024}) {
+    double ms[2];
+    for (int quantize = 0; quantize < 2; ++quantize) {
+      ms[quantize] = graph_ms(
+          [&](cudaStream_t stream) {
+            for (int i = 0; i < kLayers * 4; ++i) {
+              const GemmParams p = model.params(GemmOperands::kW4A8, i, rows);
+              CHECK_STATUS(quantize
+                               ? gemm_quantized(p, model.quantization(i, rows), {}, stream)
+                               : gemm(p, {}, nullptr, stream));
+            }
+          },
+          9);
+    }
+    printf("M %ld %.3f %.3f\n", rows, ms[0], ms[1]);
+  }
+  return 0;
+}
+
 // Microseconds per product of a kind, weights of all layers one after another.
 double kind_us(const Model& model, GemmOperands operands, int kind, int64_t rows,
                const std::function<Status(const GemmParams&, cudaStream_t)>& product) {
@@ -250,9 +405,14 @@ double kind_us(const Model& model, GemmOperands operands, int kind, int64_t rows
                              5);
 }
 
-int main_tune(int64_t only) {
+int main_tune(int64_t only, const char* format) {
   const Model model(256, false);
-  for (const GemmOperands operands : {GemmOperands::kWeightInt8, GemmOperands::kWeightInt4}) {
+  for (const GemmOperands operands : kFormats) {
+    if (format != nullptr ? std::strcmp(format, name_of(operands)) != 0
+                          : operands > GemmOperands::kWeightInt4) {
+      continue;
+    }
+    const bool w4a8 = operands == GemmOperands::kW4A8;
     for (const int64_t rows : {1, 4, 8, 16, 32, 64, 128, 256}) {
       if (only != 0 && rows != only) continue;
       for (int kind = 0; kind < 4; ++kind) {
@@ -265,7 +425,7 @@ int main_tune(int64_t only) {
                }));
         std::vector<std::pair<double, std::string>> times;
         char label[64];
-        if (rows <= 32) {
+        if (rows <= (w4a8 ? 16 : 32)) {
           for (const int slabs : {2, kind == kGateUp ? 4 : 3}) {
             for (const int cluster : {1, 2, 4}) {
               for (const int kilobytes : {112, 226}) {
@@ -287,8 +447,9 @@ int main_tune(int64_t only) {
             for (const int split : {1, 2, 4, 8}) {
               if (split > 2 && rows > 64 && kind == kGateUp) continue;
               for (const int kilobytes : {108, 220}) {
-                const int64_t unit = operands == GemmOperands::kWeightInt8 ? 2048 : 1088;
-                const int64_t stage = round_up(tokens * 256 + features / 16 * unit, 1024);
+                const auto unit = static_cast<int64_t>(2048 * bytes_per_weight(operands));
+                const int64_t stage =
+                    round_up(tokens * (w4a8 ? 128 : 256) + features / 16 * unit, 1024);
                 const GemmTile tile = {tokens, features,
                                        static_cast<int>(kilobytes * 1024 / stage), split, -1};
                 snprintf(label, sizeof(label), "%d/%d/%d", features, split, kilobytes);
@@ -370,8 +531,9 @@ int main_large() {
 int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "check";
   setvbuf(stdout, nullptr, _IOLBF, 4096);
-  if (mode == "check") return check_all() != 0;
+  if (mode == "check") return check_all(argc > 2 ? argv[2] : nullptr) != 0;
+  if (mode == "w4a8") return main_w4a8();
   if (mode == "large") return main_large();
-  if (mode == "tune") return main_tune(argc > 2 ? std::atoi(argv[2]) : 0);
+  if (mode == "tune") return main_tune(argc > 2 ? std::atoi(argv[2]) : 0, argc > 3 ? argv[3] : nullptr);
   return main_chain(argc > 2);
 }

@@ -31,6 +31,9 @@ enum class GemmOperands : uint8_t {
   // x of GemmParams::dtype, weight packed by pack_weight():
   kWeightInt8,  // value = code * weight_scale[n]
   kWeightInt4,  // value = (code - zero) * scale, both of a row's group of columns
+  kWeightInt8Groups,  // the same
+  // x int8 codes, value = code * x_scale[m]; weight packed by pack_weight():
+  kW4A8,  // 4 bits, value = (code - zero) * scale as above
 };
 
 // out = epilogue(scale[m] * (x weight^T)[m, n] + bias[n]), all in float, rounded once at the end.
@@ -44,15 +47,15 @@ struct GemmParams {
   const void* bias = nullptr;           // [N]
   const void* residual = nullptr;       // [M, N]; may be out
   const float* sumsq = nullptr;         // [M, num_sumsq]: partial sums of x^2; none with codes
-  const float* x_scale = nullptr;       // [M], of kFp8 and kInt8; see scale_rows
-  const float* weight_scale = nullptr;  // [N], of all but kDense and kWeightInt4; see scale_rows
+  const float* x_scale = nullptr;       // [M], of kFp8, kInt8 and kW4A8; see scale_rows
+  const float* weight_scale = nullptr;  // [N], of kFp8, kInt8 and kWeightInt8; see scale_rows
   void* out = nullptr;                  // [M, N]; gated: [M, I]
   float* sumsq_out = nullptr;           // [M, ceil(N / gemm_sumsq_columns(M))]: of out, as rounded
   int64_t num_rows = 0;                 // M
   int64_t in_features = 0;              // K
   int64_t out_features = 0;             // N
   int64_t num_sumsq = 0;
-  int64_t group_size = 128;  // of kWeightInt4, as packed: 64 or 128
+  int64_t group_size = 128;  // where groups of columns have scales, as packed: 64 or 128
   // Not 0: of kFp8, scales of blocks of 128 columns (B of them) by so many rows of weight, 128 or
   // 1: x_scale is [B, gemm_block_stride(M)], weight_scale [ceil(N / scale_rows), B].
   int64_t scale_rows = 0;
@@ -87,25 +90,28 @@ struct QuantizeRowsParams {
 };
 
 // Codes of a weight into the order in which the GPU's kernels read them: rows in tiles of 16,
-// columns in units of 128, the operand registers of one thread side by side. With 4 bits, a unit
-// ends with the scales and zero points of its groups.
+// columns in units of 128, the operand registers of one thread side by side. But with kWeightInt8, a
+// unit ends with the scales and zero points of its groups.
 struct PackWeightParams {
-  const int8_t* codes = nullptr;  // [N, K]: -127..127, or 0..15
-  const float* scale = nullptr;   // [N, num_groups], of 4 bits
-  const float* zero = nullptr;    // [N, num_groups] whole numbers, or null: 8
+  const int8_t* codes = nullptr;  // [N, K]: -128..127, or 0..15
+  const float* scale = nullptr;   // [N, num_groups], but of kWeightInt8
+  // [N, num_groups] whole numbers: -128..128, or of 4 bits 0..16; null: 0, or of 4 bits 8.
+  const float* zero = nullptr;
   uint8_t* packed = nullptr;      // packed_weight_bytes()
   int64_t out_features = 0, in_features = 0, num_groups = 1;
-  int bits = 8;
-  DType dtype = DType::kBFloat16;  // of the activations
+  GemmOperands operands = GemmOperands::kWeightInt8;  // or another whose weight is packed
+  DType dtype = DType::kBFloat16;  // of the activations; the same for all of kW4A8
 };
 
 namespace cuda {
 
-// Columns of a group as packed: 128 (also for wider groups, whose scale is repeated), 64, or 0 when
-// groups of in_features / num_groups columns cannot be packed.
-int64_t packed_group_size(int64_t in_features, int64_t num_groups);
+// Columns of a group as packed: 128, 64 (kWeightInt8Groups: always), the scales of wider ones being
+// repeated, or 0 when groups of in_features / num_groups columns cannot be packed.
+int64_t packed_group_size(GemmOperands operands, int64_t in_features, int64_t num_groups);
 // The same from the last dimension of a packed weight [tiles, units, bytes].
 int64_t packed_unit_group_size(int64_t unit_bytes);
+// Whether units of 8-bit codes of this size have scales of groups: kWeightInt8Groups.
+bool packed_unit_has_groups(int64_t unit_bytes);
 // out[m, k] = x[m, perm[k]] of 16-bit values.
 Status gather_columns(const void* x, const int32_t* perm, void* out, int64_t num_rows,
                       int64_t width, CUstream_st* stream);
@@ -116,10 +122,11 @@ Status copy_bytes(void* to, const void* from, int64_t bytes, CUstream_st* stream
 // Rows of tiles of 16 and columns of units of 128: the first dimensions of a packed weight.
 constexpr int64_t packed_tiles(int64_t out_features) { return (out_features + 15) / 16; }
 constexpr int64_t packed_units(int64_t in_features) { return (in_features + 127) / 128; }
-int64_t packed_weight_bytes(int64_t out_features, int64_t in_features, int bits,
+int64_t packed_weight_bytes(int64_t out_features, int64_t in_features, GemmOperands operands,
                             int64_t group_size);
 Status pack_weight(const PackWeightParams& params, CUstream_st* stream);
-// out[n, k] of params.dtype: the matrix that packed stands for. weight_scale: as GemmParams.
+// out[n, k] of params.dtype: the matrix that packed stands for; not of kW4A8. weight_scale: as
+// GemmParams.
 Status unpack_weight(const GemmParams& params, void* out, CUstream_st* stream);
 
 // Launches of the sm_90a kernel. A pure function of the problem chooses one.
