@@ -35,8 +35,8 @@ def select(folder: Path) -> None:
 def compile_libraries() -> Path:
     """Compiles what is not up to date; returns FOLDER.
 
-    Raises build.BuildError where a compiler, Paddle or the CPU library's objects are missing, and
-    RuntimeError with the compiler's words when it fails.
+    Raises build.BuildError where a compiler or Paddle is missing, or the CPU library not up to
+    date, and RuntimeError with the compiler's words when it fails.
     """
     paddle, compiler = build.find_paddle(), build.find_compiler()
     if paddle.has_cuda:
@@ -121,11 +121,12 @@ def ninja_text(paddle: build.PaddlePackage, compiler: str, units: list[Path]) ->
 
     cpu_objects = build.BUILD_DIR / "cpu" / "obj" / "cpu"
     cpu = [cpu_objects / f"{path.stem}.o" for path in sorted((build.CSRC / "cpu").glob("*.cc"))]
-    missing = [path.name for path in cpu if not path.is_file()]
-    if missing:
+    metadata = library.LIBRARY_DIR / library.METADATA_NAME
+    fresh = metadata.is_file() and all(path.is_file() for path in cpu)
+    if not fresh or library.is_outdated(library.read_metadata(metadata)):
         raise build.BuildError(
-            f"the CPU library was not compiled here ({missing[0]} is missing); run: "
-            "python csrc/setup_cpu.py install"
+            "the CPU library, whose operators the fake GPU takes, was not compiled here from these "
+            "sources; run: python csrc/setup_cpu.py install"
         )
     own = objects([HERE / "kernels.cc", HERE / "products.cc"], "-O3")
     own += " " + objects([build.CSRC / "cuda" / "composed.cu", *units], "-O1")
