@@ -23,7 +23,7 @@ LEFT_OUT = {
     "test_kv_formats.py": "attention or long_contexts or rows_are_quantized or logits_are_near",
     "test_memory.py": "share_that_is_asked_for",
 }
-WHOLLY_LEFT_OUT = ("test_ops.py", "test_paddle_graphs.py", "test_sanitizer.py", "test_schemes.py")
+WHOLLY_LEFT_OUT = ("test_ops.py", "test_paddle_graphs.py", "test_sanitizer.py")
 # Tests of the engine whose engines are moved to the GPU, but for these: they stand in for its
 # forward pass, or are about what GPUs refuse.
 MOVED = {

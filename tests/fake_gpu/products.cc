@@ -1,4 +1,5 @@
 // The products of regatta/gemm.h and what prepares their weights, as plain loops. See kernels.cc.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -25,16 +26,107 @@ float dot(const float* x, const float* y, int64_t size) {
   return sum;
 }
 
-// Values as floats: where they lie, or in `room`.
-template <class T>
-const float* floats(const T* values, int64_t size, std::vector<float>* room) {
-  if constexpr (std::is_same_v<T, float>) {
-    return values;
-  } else {
-    room->resize(size);
-    for (int64_t i = 0; i < size; ++i) (*room)[i] = to_float(values[i]);
-    return room->data();
+constexpr float kFp8Max = 448.f, kInt8Max = 127.f;
+
+float from_e4m3(uint8_t code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
+                                        : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  if ((code & 127) == 127) return NAN;
+  return code & 128 ? -magnitude : magnitude;
+}
+
+// Rounded to even; above the largest, the largest.
+uint8_t to_e4m3(float x) {
+  if (std::isnan(x)) return 127;
+  const float magnitude = std::min(std::fabs(x), kFp8Max);
+  int exponent = 0;  // magnitude in [2^(exponent - 1), 2^exponent)
+  std::frexp(magnitude, &exponent);
+  exponent = std::max(exponent, -5);
+  // The mantissa's 8 is the exponent's lowest bit: what is rounded up carries into it.
+  const auto mantissa = static_cast<int>(std::nearbyint(std::ldexp(magnitude, 4 - exponent)));
+  return static_cast<uint8_t>((exponent + 5) * 8 + mantissa | (std::signbit(x) ? 128 : 0));
+}
+
+// A packed weight here: units of 16 rows by 128 columns of codes, a byte each, and behind them,
+// where groups have scales, [groups of the unit][16] of scale and zero point.
+constexpr int64_t kUnitRows = 16, kUnitColumns = 128, kUnitCodes = kUnitRows * kUnitColumns;
+
+bool is_packed(GemmOperands operands) {
+  return operands != GemmOperands::kDense && operands != GemmOperands::kFp8 &&
+         operands != GemmOperands::kInt8;
+}
+
+int64_t unit_bytes(GemmOperands operands, int64_t group_size) {
+  if (operands == GemmOperands::kWeightInt8) return kUnitCodes;
+  return kUnitCodes + kUnitColumns / group_size * kUnitRows * 8;
+}
+
+struct UnitPlace {
+  int64_t code, scale;  // bytes from the weight's begin; of scale and zero point
+
+  UnitPlace(GemmOperands operands, int64_t group_size, int64_t in_features, int64_t row,
+            int64_t column) {
+    const int64_t unit =
+        row / kUnitRows * packed_units(in_features) + column / kUnitColumns;
+    const int64_t begin = unit * unit_bytes(operands, group_size);
+    code = begin + row % kUnitRows * kUnitColumns + column % kUnitColumns;
+    scale = begin + kUnitCodes +
+            (column % kUnitColumns / group_size * kUnitRows + row % kUnitRows) * 8;
   }
+};
+
+float packed_value(const GemmParams& p, int64_t row, int64_t column) {
+  const auto* weight = static_cast<const char*>(p.weight);
+  const UnitPlace place(p.operands, p.group_size, p.in_features, row, column);
+  const auto code = static_cast<float>(static_cast<int8_t>(weight[place.code]));
+  if (p.operands == GemmOperands::kWeightInt8) return code * p.weight_scale[row];
+  float scale[2];
+  std::memcpy(scale, weight + place.scale, 8);
+  return (code - scale[1]) * scale[0];
+}
+
+// Row `m` of x as floats: where it lies, or in `room`.
+template <class T>
+const float* x_row(const GemmParams& p, int64_t m, std::vector<float>* room) {
+  const int64_t width = p.in_features;
+  if (std::is_same_v<T, float> && p.x_scale == nullptr) {
+    return static_cast<const float*>(p.x) + m * width;
+  }
+  room->resize(width);
+  for (int64_t k = 0; k < width; ++k) {
+    float& value = (*room)[k];
+    if (p.x_scale == nullptr) {
+      value = to_float(static_cast<const T*>(p.x)[m * width + k]);
+      continue;
+    }
+    const uint8_t code = static_cast<const uint8_t*>(p.x)[m * width + k];
+    value = p.operands == GemmOperands::kFp8 ? from_e4m3(code) : static_cast<int8_t>(code);
+    value *= p.x_scale[p.scale_rows ? k / kScaleBlock * gemm_block_stride(p.num_rows) + m : m];
+  }
+  return room->data();
+}
+
+template <class T>
+const float* weight_row(const GemmParams& p, int64_t n, std::vector<float>* room) {
+  const int64_t width = p.in_features;
+  const bool dense = p.operands == GemmOperands::kDense;
+  if (std::is_same_v<T, float> && dense) return static_cast<const float*>(p.weight) + n * width;
+  room->resize(width);
+  for (int64_t k = 0; k < width; ++k) {
+    float& value = (*room)[k];
+    if (dense) {
+      value = to_float(static_cast<const T*>(p.weight)[n * width + k]);
+    } else if (is_packed(p.operands)) {
+      value = packed_value(p, n, k);
+    } else {
+      const uint8_t code = static_cast<const uint8_t*>(p.weight)[n * width + k];
+      value = p.operands == GemmOperands::kFp8 ? from_e4m3(code) : static_cast<int8_t>(code);
+      const int64_t blocks = ceil_div(width, kScaleBlock);
+      value *= p.weight_scale[p.scale_rows ? n / p.scale_rows * blocks + k / kScaleBlock : n];
+    }
+  }
+  return room->data();
 }
 
 template <class T, class Out>
@@ -68,19 +160,65 @@ void finish(const GemmParams& p, const std::vector<float>& products) {
 
 template <class T>
 void multiply(const GemmParams& p) {
-  std::vector<float> products(p.num_rows * p.out_features), x_room, weight_room;
-  const float* x = floats(static_cast<const T*>(p.x), p.num_rows * p.in_features, &x_room);
+  std::vector<float> products(p.num_rows * p.out_features), weight_room;
+  std::vector<std::vector<float>> rooms(p.num_rows);
+  std::vector<const float*> rows;
+  for (int64_t m = 0; m < p.num_rows; ++m) rows.push_back(x_row<T>(p, m, &rooms[m]));
   for (int64_t n = 0; n < p.out_features; ++n) {
-    const float* weight =
-        floats(static_cast<const T*>(p.weight) + n * p.in_features, p.in_features, &weight_room);
+    const float* weight = weight_row<T>(p, n, &weight_room);
     for (int64_t m = 0; m < p.num_rows; ++m) {
-      products[m * p.out_features + n] = dot(x + m * p.in_features, weight, p.in_features);
+      products[m * p.out_features + n] = dot(rows[m], weight, p.in_features);
     }
   }
   p.out_dtype == DType::kFloat32 ? finish<T, float>(p, products) : finish<T, T>(p, products);
 }
 
-const char kNoCodes[] = "the fake GPU has no products of codes yet";
+// One row to codes; see QuantizeRowsParams.
+template <class T>
+void quantize_row(const QuantizeRowsParams& p, int64_t row) {
+  const auto* x = static_cast<const T*>(p.x) + row * p.width * (p.gated ? 2 : 1);
+  auto* codes = static_cast<uint8_t*>(p.codes) + row * p.width;
+  std::vector<float> values(p.width);
+  double squares = 0;
+  for (int64_t k = 0; k < p.width; ++k) {
+    float& value = values[k];
+    value = to_float(x[k]);
+    if (p.gated) {
+      T folded;
+      from_float(value / (1.f + std::exp(-value)) * to_float(x[p.width + k]), &folded);
+      value = to_float(folded);
+    }
+    squares += static_cast<double>(value) * value;
+    if (p.norm_weight != nullptr) value *= to_float(static_cast<const T*>(p.norm_weight)[k]);
+  }
+  float norm = 1.f;
+  if (p.normalize) {
+    norm = 1.f / std::sqrt(static_cast<float>(squares / static_cast<double>(p.width)) + p.epsilon);
+  }
+  // It is left out of the values where nothing is added, and goes into the scale.
+  const float divisor = p.shift == nullptr ? norm : 1.f;
+  for (int64_t k = 0; k < p.width; ++k) {
+    if (p.shift != nullptr) values[k] = values[k] * norm + p.shift[k];
+    if (p.smooth != nullptr) values[k] *= p.smooth[k];
+  }
+  const bool fp8 = p.operands == GemmOperands::kFp8;
+  const float fixed = p.static_scale != nullptr ? *p.static_scale : 0.f;
+  const int64_t step = p.blocks ? kScaleBlock : p.width;
+  for (int64_t first = 0; first < p.width; first += step) {
+    const int64_t last = std::min(first + step, p.width);
+    float largest = 0.f;
+    for (int64_t k = first; k < last; ++k) largest = std::max(largest, std::fabs(values[k]));
+    const float own = largest > 0.f ? largest / (fp8 ? kFp8Max : kInt8Max) : 1.f;
+    const float factor = fixed > 0.f ? divisor / fixed : 1.f / own;
+    p.scale[p.blocks ? first / kScaleBlock * gemm_block_stride(p.num_rows) + row : row] =
+        fixed > 0.f ? fixed : own * divisor;
+    for (int64_t k = first; k < last; ++k) {
+      const float value = values[k] * factor;
+      const float bounded = std::min(std::max(value, -kInt8Max), kInt8Max);
+      codes[k] = fp8 ? to_e4m3(value) : static_cast<uint8_t>(std::lrint(bounded));
+    }
+  }
+}
 
 }  // namespace
 
@@ -92,7 +230,6 @@ Status create_blas(void** blas) {
 int64_t gemm_scratch_bytes(const GemmParams&) { return 0; }
 
 Status gemm(const GemmParams& params, const GemmResources&, const char*, CUstream_st* stream) {
-  if (params.operands != GemmOperands::kDense) return Status::error(kNoCodes);
   return queue(stream, "gemm", [p = params] {
     return dispatch(p.dtype, "gemm", [&](auto* type) {
       multiply<ElementOf<decltype(type)>>(p);
@@ -165,24 +302,97 @@ Status repeat_scale(const float* scale, int64_t count, float* out, int64_t num_v
   });
 }
 
-// Quantized weights: refused.
+// quantized weights
 
-Status gemm_quantized(const GemmParams&, const QuantizeRowsParams&, const GemmResources&,
-                      CUstream_st*) {
-  return Status::error(kNoCodes);
+Status quantize_rows(const QuantizeRowsParams& params, CUstream_st* stream) {
+  return queue(stream, "quantize_rows", [p = params] {
+    return dispatch(p.dtype, "quantize_rows", [&](auto* type) {
+      for (int64_t row = 0; row < p.num_rows; ++row) quantize_row<ElementOf<decltype(type)>>(p, row);
+      return Status();
+    });
+  });
 }
-Status gemm_to_codes(const GemmParams&, const QuantizeRowsParams&, const QuantizeRowsParams&,
-                     const GemmResources&, bool*, CUstream_st*) {
-  return Status::error(kNoCodes);
+
+Status gemm_quantized(const GemmParams& params, const QuantizeRowsParams& q,
+                      const GemmResources& resources, CUstream_st* stream) {
+  GemmParams p = params;
+  p.x = q.codes;
+  p.x_scale = q.scale;
+  const Status status = quantize_rows(q, stream);
+  return status.ok() ? gemm(p, resources, nullptr, stream) : status;
 }
-Status gather_columns(const void*, const int32_t*, void*, int64_t, int64_t, CUstream_st*) {
-  return Status::error(kNoCodes);
+
+Status gemm_to_codes(const GemmParams& params, const QuantizeRowsParams& q,
+                     const QuantizeRowsParams& next, const GemmResources& resources, bool* coded,
+                     CUstream_st* stream) {
+  const Status status = gemm_quantized(params, q, resources, stream);
+  *coded = true;
+  return status.ok() ? quantize_rows(next, stream) : status;
 }
-Status unpack_weight(const GemmParams&, void*, CUstream_st*) { return Status::error(kNoCodes); }
-Status pack_weight(const PackWeightParams&, CUstream_st*) { return Status::error(kNoCodes); }
-int64_t packed_group_size(GemmOperands, int64_t, int64_t) { return 0; }
-int64_t packed_unit_group_size(int64_t) { return 0; }
-bool packed_unit_has_groups(int64_t) { return false; }
-int64_t packed_weight_bytes(int64_t, int64_t, GemmOperands, int64_t) { return 0; }
+
+Status gather_columns(const void* x, const int32_t* perm, void* out, int64_t num_rows,
+                      int64_t width, CUstream_st* stream) {
+  return queue(stream, "gather_columns", [=] {
+    const auto* from = static_cast<const uint16_t*>(x);
+    auto* to = static_cast<uint16_t*>(out);
+    for (int64_t i = 0; i < num_rows * width; ++i) to[i] = from[i / width * width + perm[i % width]];
+    return Status();
+  });
+}
+
+int64_t packed_group_size(GemmOperands operands, int64_t in_features, int64_t num_groups) {
+  const int64_t widest = operands == GemmOperands::kWeightInt8Groups ? 64 : 128;
+  if (num_groups <= 1) return widest;
+  const int64_t group = in_features / num_groups;
+  if (in_features % num_groups != 0) return 0;
+  if (group == 32 && operands == GemmOperands::kWeightInt4) return 32;
+  return group % 128 == 0 || group == 64 ? std::min(group, widest) : 0;
+}
+
+int64_t packed_unit_group_size(int64_t bytes) {
+  for (const int64_t size : {32, 64}) {
+    if (bytes == unit_bytes(GemmOperands::kWeightInt4, size)) return size;
+  }
+  return 128;
+}
+
+bool packed_unit_has_groups(int64_t bytes) { return bytes != kUnitCodes; }
+
+int64_t packed_weight_bytes(int64_t out_features, int64_t in_features, GemmOperands operands,
+                            int64_t group_size) {
+  return packed_tiles(out_features) * packed_units(in_features) * unit_bytes(operands, group_size);
+}
+
+Status pack_weight(const PackWeightParams& params, CUstream_st* stream) {
+  return queue(stream, "pack_weight", [p = params] {
+    const int64_t group_size = packed_group_size(p.operands, p.in_features, p.num_groups);
+    const bool has_groups = p.operands != GemmOperands::kWeightInt8;
+    const float usual_zero = p.operands == GemmOperands::kWeightInt8Groups ? 0.f : 8.f;
+    for (int64_t n = 0; n < p.out_features; ++n) {
+      for (int64_t k = 0; k < p.in_features; ++k) {
+        const UnitPlace place(p.operands, has_groups ? group_size : kUnitColumns, p.in_features, n,
+                              k);
+        p.packed[place.code] = static_cast<uint8_t>(p.codes[n * p.in_features + k]);
+        if (!has_groups) continue;
+        const int64_t at = n * p.num_groups + k / ceil_div(p.in_features, p.num_groups);
+        const float scale[2] = {p.scale[at], p.zero != nullptr ? p.zero[at] : usual_zero};
+        std::memcpy(p.packed + place.scale, scale, 8);
+      }
+    }
+    return Status();
+  });
+}
+
+Status unpack_weight(const GemmParams& params, void* out, CUstream_st* stream) {
+  return queue(stream, "unpack_weight", [p = params, out] {
+    return dispatch(p.dtype, "unpack_weight", [&](auto* type) {
+      auto* to = static_cast<ElementOf<decltype(type)>*>(out);
+      for (int64_t i = 0; i < p.out_features * p.in_features; ++i) {
+        from_float(packed_value(p, i / p.in_features, i % p.in_features), to + i);
+      }
+      return Status();
+    });
+  });
+}
 
 }  // namespace regatta::cuda
