@@ -14,7 +14,7 @@ from predict.speculative import ProposeBehind, SpeculativeConfig
 
 MOST_PLACES = 16  # of an n-gram that are compared, the last ones
 LONGEST_MATCH = 64  # tokens
-MOST_AT_ONCE = 4096  # tokens that one call takes in: two milliseconds of the host's
+MOST_AT_ONCE = 2048  # tokens that one call takes in: about a millisecond of the host's
 TOKEN_BITS = 32
 
 
