@@ -44,6 +44,15 @@ inline Status cuda_status(cudaError_t error, const char* what) {
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
+struct LaunchConfig {
+  dim3 grid{1, 1, 1};
+  dim3 block{1, 1, 1};
+  size_t shared_bytes = 0;  // dynamic
+  cudaStream_t stream = nullptr;
+  bool pdl = false;        // the kernel keeps the contract above (sm_90 and later; else ignored)
+  unsigned cluster_x = 1;  // blocks per cluster, along grid.x (sm_90 and later)
+};
+
 // The candidate that REGATTA_KERNEL names for an operator ("paged_attention=sm80,..."), or "".
 inline std::string forced_candidate(const char* operator_name) {
   const char* text = std::getenv("REGATTA_KERNEL");
@@ -53,15 +62,6 @@ inline std::string forced_candidate(const char* operator_name) {
   const size_t begin = at + key.size();
   return all.substr(begin, all.find(',', begin) - begin);
 }
-
-struct LaunchConfig {
-  dim3 grid{1, 1, 1};
-  dim3 block{1, 1, 1};
-  size_t shared_bytes = 0;  // dynamic
-  cudaStream_t stream = nullptr;
-  bool pdl = false;        // the kernel keeps the contract above (sm_90 and later; else ignored)
-  unsigned cluster_x = 1;  // blocks per cluster, along grid.x (sm_90 and later)
-};
 
 // Whether the current device overlaps dependent launches. Older ones must not be asked to.
 inline bool has_dependent_launch() {

@@ -140,6 +140,9 @@ const char* gemm_packed_mma_refuses(const GemmParams& p) {
   if (p.operands != GemmOperands::kWeightInt8 && p.operands != GemmOperands::kWeightInt4) {
     return "the weight must be packed, of weight_only_int8 or weight_only_int4";
   }
+  if (p.operands == GemmOperands::kWeightInt4 && p.group_size != 64 && p.group_size != 128) {
+    return "groups must be of 64 or 128 columns";
+  }
   if (p.gated && p.out_features % (2 * kUnitRows) != 0) {
     return "out_features must be a multiple of 32 when gated";
   }

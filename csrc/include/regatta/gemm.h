@@ -135,8 +135,8 @@ Status create_blas(void** blas);  // for the current device; an error when built
 void destroy_blas(void* blas);
 int64_t gemm_scratch_bytes(const GemmParams& params);
 
-// Runs the first candidate that accepts: gemv, stream_codes, sm90, packed, tiles, stream, blas,
-// mma, generic (gemm.cu). `force`: name of the only candidate to consider, or null.
+// Runs the first candidate that accepts: gemv, stream_codes, sm90, packed, tiles, stream, blas, generic
+// (gemm.cu). `force`: name of the only candidate to consider, or null.
 Status gemm(const GemmParams& params, const GemmResources& resources, const char* force,
             CUstream_st* stream);
 
@@ -199,7 +199,7 @@ Status gemm_tiles_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_tiles_sm90(const GemmParams& params, int columns, CUstream_st* stream);
 Status gemm_tiles_sm90_codes(const GemmParams& params, int columns, CUstream_st* stream);
 Status gemm_tiles_sm90_blocks(const GemmParams& params, CUstream_st* stream);
-// Launches of the kernels for every architecture (gemm_mma.cuh).
+// Launches of the kernels for every architecture (gemm_mma.cuh), gemm()'s candidates "mma".
 struct MmaTile {
   int tokens = 8;  // rows of x per block: 8, 32, 64; of codes also 128
   int pairs = 1;   // of 16 rows of weight side by side: 1, 2, 4; eight warps share them and k
