@@ -6,30 +6,14 @@
 // for compute-sanitizer. bench: times in CUDA graphs. Build: nvcc -O3 -std=c++17 -Xcompiler
 // -fopenmp -I csrc/include -I csrc/cuda
 //        -gencode=arch=compute_90a,code=sm_90a csrc/cuda/attention*.cu
-//        csrc/cuda/bench/attention_check.cu
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
+//        csrc/cuda/rope_and_cache_write.cu csrc/cuda/bench/attention_check.cu
 #include <numeric>
-#include <random>
-#include <string>
-#include <vector>
 
-#include "common.cuh"
+#include "bench.cuh"
 #include "kv_host.h"
 #include "regatta/cuda_ops.h"
 
 using namespace regatta;
-
-#define CHECK(x)                                                                         \
-  do {                                                                                   \
-    cudaError_t error_ = (x);                                                            \
-    if (error_ != cudaSuccess) {                                                         \
-      std::printf("%s:%d %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(error_)); \
-      std::exit(1);                                                                      \
-    }                                                                                    \
-  } while (0)
 
 namespace {
 
@@ -144,10 +128,10 @@ struct Setup {
     cache_bytes = cache_rows * row_bytes;
     scale_count = info.scale_floats * (info.token_scales ? cache_rows : c.kv_heads);
     const int64_t q_elements = std::max<int64_t>(num_tokens, 1) * c.heads * c.dim;
-    CHECK(cudaMalloc(&q, q_elements * sizeof(T)));
-    CHECK(cudaMalloc(&out, q_elements * sizeof(T)));
-    for (uint8_t** p : {&k, &v}) CHECK(cudaMalloc(p, layers * cache_bytes));
-    for (float** p : {&k_scale, &v_scale}) CHECK(cudaMalloc(p, layers * scale_count * 4 + 16));
+    CHECK_CUDA(cudaMalloc(&q, q_elements * sizeof(T)));
+    CHECK_CUDA(cudaMalloc(&out, q_elements * sizeof(T)));
+    for (uint8_t** p : {&k, &v}) CHECK_CUDA(cudaMalloc(p, layers * cache_bytes));
+    for (float** p : {&k_scale, &v_scale}) CHECK_CUDA(cudaMalloc(p, layers * scale_count * 4 + 16));
     tree.assign(num_tokens + 1, 1);
     for (size_t b = 0; b < c.spans.size(); ++b) {
       for (int t = 0; t < std::min(c.spans[b].num_tokens, 32);
@@ -155,17 +139,17 @@ struct Setup {
         tree[cu[b] + t] = 1u << t | (t > 0 && rng() % 4 ? tree[cu[b] + rng() % t] : 0u);
       }
     }
-    CHECK(cudaMalloc(&d_tree, tree.size() * 4));
-    CHECK(cudaMemcpy(d_tree, tree.data(), tree.size() * 4, cudaMemcpyHostToDevice));
-    CHECK(cudaMalloc(&d_cu, cu.size() * 4));
-    CHECK(cudaMalloc(&d_ctx, ctx.size() * 4));
-    CHECK(cudaMalloc(&d_table, table.size() * 4));
+    CHECK_CUDA(cudaMalloc(&d_tree, tree.size() * 4));
+    CHECK_CUDA(cudaMemcpy(d_tree, tree.data(), tree.size() * 4, cudaMemcpyHostToDevice));
+    CHECK_CUDA(cudaMalloc(&d_cu, cu.size() * 4));
+    CHECK_CUDA(cudaMalloc(&d_ctx, ctx.size() * 4));
+    CHECK_CUDA(cudaMalloc(&d_table, table.size() * 4));
     uint8_t* d_used;
-    CHECK(cudaMalloc(&d_used, used.size()));
-    CHECK(cudaMemcpy(d_used, used.data(), used.size(), cudaMemcpyHostToDevice));
-    CHECK(cudaMemcpy(d_cu, cu.data(), cu.size() * 4, cudaMemcpyHostToDevice));
-    CHECK(cudaMemcpy(d_ctx, ctx.data(), ctx.size() * 4, cudaMemcpyHostToDevice));
-    CHECK(cudaMemcpy(d_table, table.data(), table.size() * 4, cudaMemcpyHostToDevice));
+    CHECK_CUDA(cudaMalloc(&d_used, used.size()));
+    CHECK_CUDA(cudaMemcpy(d_used, used.data(), used.size(), cudaMemcpyHostToDevice));
+    CHECK_CUDA(cudaMemcpy(d_cu, cu.data(), cu.size() * 4, cudaMemcpyHostToDevice));
+    CHECK_CUDA(cudaMemcpy(d_ctx, ctx.data(), ctx.size() * 4, cudaMemcpyHostToDevice));
+    CHECK_CUDA(cudaMemcpy(d_table, table.data(), table.size() * 4, cudaMemcpyHostToDevice));
     fill_random<<<1024, 256>>>(q, q_elements, 1);
     const bool dense = c.format == KvFormat::kDense;
     for (uint8_t* p : {k, v}) {
@@ -194,19 +178,19 @@ struct Setup {
                               cache_rows, c.kv_heads, c.block_size, info.scale_floats * 4);
       }
     }
-    CHECK(cudaMemset(out, 0xff, q_elements * sizeof(T)));
+    CHECK_CUDA(cudaMemset(out, 0xff, q_elements * sizeof(T)));
     workspace_bytes = cuda::paged_attention_workspace_bytes(params(0), limits);
-    CHECK(cudaMalloc(&workspace, std::max<int64_t>(workspace_bytes, 1)));
-    CHECK(cudaMemset(workspace, 0, workspace_bytes));
-    CHECK(cudaDeviceSynchronize());
-    CHECK(cudaFree(d_used));
+    CHECK_CUDA(cudaMalloc(&workspace, std::max<int64_t>(workspace_bytes, 1)));
+    CHECK_CUDA(cudaMemset(workspace, 0, workspace_bytes));
+    CHECK_CUDA(cudaDeviceSynchronize());
+    CHECK_CUDA(cudaFree(d_used));
   }
   ~Setup() {
     for (void* p : {static_cast<void*>(q), static_cast<void*>(k), static_cast<void*>(v),
                     static_cast<void*>(k_scale), static_cast<void*>(v_scale),
                     static_cast<void*>(d_tree), static_cast<void*>(out), static_cast<void*>(d_cu),
                     static_cast<void*>(d_ctx), static_cast<void*>(d_table), workspace}) {
-      CHECK(cudaFree(p));
+      CHECK_CUDA(cudaFree(p));
     }
   }
   PagedAttentionParams params(int layer) const {
@@ -253,12 +237,12 @@ double error_of(const Setup<T>& s, int64_t budget) {
   std::vector<T> q(n), out(n);
   std::vector<uint8_t> k(s.cache_bytes), v(s.cache_bytes);
   std::vector<float> k_scale(s.scale_count), v_scale(s.scale_count);
-  CHECK(cudaMemcpy(q.data(), s.q, n * sizeof(T), cudaMemcpyDeviceToHost));
-  CHECK(cudaMemcpy(out.data(), s.out, n * sizeof(T), cudaMemcpyDeviceToHost));
-  CHECK(cudaMemcpy(k.data(), s.k, k.size(), cudaMemcpyDeviceToHost));
-  CHECK(cudaMemcpy(v.data(), s.v, v.size(), cudaMemcpyDeviceToHost));
-  CHECK(cudaMemcpy(k_scale.data(), s.k_scale, k_scale.size() * 4, cudaMemcpyDeviceToHost));
-  CHECK(cudaMemcpy(v_scale.data(), s.v_scale, v_scale.size() * 4, cudaMemcpyDeviceToHost));
+  CHECK_CUDA(cudaMemcpy(q.data(), s.q, n * sizeof(T), cudaMemcpyDeviceToHost));
+  CHECK_CUDA(cudaMemcpy(out.data(), s.out, n * sizeof(T), cudaMemcpyDeviceToHost));
+  CHECK_CUDA(cudaMemcpy(k.data(), s.k, k.size(), cudaMemcpyDeviceToHost));
+  CHECK_CUDA(cudaMemcpy(v.data(), s.v, v.size(), cudaMemcpyDeviceToHost));
+  CHECK_CUDA(cudaMemcpy(k_scale.data(), s.k_scale, k_scale.size() * 4, cudaMemcpyDeviceToHost));
+  CHECK_CUDA(cudaMemcpy(v_scale.data(), s.v_scale, v_scale.size() * 4, cudaMemcpyDeviceToHost));
   for (int64_t i = 0; i < n; ++i) {
     if (!std::isfinite(host_float(out[i]))) return INFINITY;
     if (i >= int64_t{s.cu.back()} * c.heads * c.dim && host_float(out[i]) != 0.f) return INFINITY;
@@ -340,26 +324,26 @@ void check(const Case& c, const char* kernel, double tolerance) {
   Setup<T> s(c);
   const int64_t bytes = s.num_tokens * c.heads * c.dim * sizeof(T);
   s.run(0, nullptr, false);
-  CHECK(cudaDeviceSynchronize());
+  CHECK_CUDA(cudaDeviceSynchronize());
   const double error = error_of(s, 10'000'000);
   // Again, from a graph with programmatic dependent launches: same bits.
   std::vector<uint8_t> once(bytes), again(bytes);
-  CHECK(cudaMemcpy(once.data(), s.out, bytes, cudaMemcpyDeviceToHost));
+  CHECK_CUDA(cudaMemcpy(once.data(), s.out, bytes, cudaMemcpyDeviceToHost));
   cudaStream_t stream;
   cudaGraph_t graph;
   cudaGraphExec_t exec;
-  CHECK(cudaStreamCreate(&stream));
-  CHECK(cudaMemsetAsync(s.out, 0xff, bytes, stream));
-  CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+  CHECK_CUDA(cudaStreamCreate(&stream));
+  CHECK_CUDA(cudaMemsetAsync(s.out, 0xff, bytes, stream));
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
   for (int i = 0; i < 3; ++i) s.run(0, stream, true);
-  CHECK(cudaStreamEndCapture(stream, &graph));
-  CHECK(cudaGraphInstantiate(&exec, graph, 0));
-  CHECK(cudaGraphLaunch(exec, stream));
-  CHECK(cudaStreamSynchronize(stream));
-  CHECK(cudaMemcpy(again.data(), s.out, bytes, cudaMemcpyDeviceToHost));
-  CHECK(cudaGraphExecDestroy(exec));
-  CHECK(cudaGraphDestroy(graph));
-  CHECK(cudaStreamDestroy(stream));
+  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+  CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  CHECK_CUDA(cudaGraphLaunch(exec, stream));
+  CHECK_CUDA(cudaStreamSynchronize(stream));
+  CHECK_CUDA(cudaMemcpy(again.data(), s.out, bytes, cudaMemcpyDeviceToHost));
+  CHECK_CUDA(cudaGraphExecDestroy(exec));
+  CHECK_CUDA(cudaGraphDestroy(graph));
+  CHECK_CUDA(cudaStreamDestroy(stream));
   const bool same = once == again;
   const bool ok = error < tolerance && same;
   failures += !ok;
@@ -393,19 +377,19 @@ void check_fused(const Case& c, int rotary, bool norms) {
   float* angles;
   int32_t *d_positions, *d_slots;
   const int num_positions = static_cast<int>(s.limits.max_context_len) + 1;
-  CHECK(cudaMalloc(&qkv, tokens * all * c.dim * sizeof(T)));
-  CHECK(cudaMalloc(&q, tokens * c.heads * c.dim * sizeof(T)));
-  CHECK(cudaMalloc(&q_norm, c.dim * sizeof(T)));
-  CHECK(cudaMalloc(&k_norm, c.dim * sizeof(T)));
-  CHECK(cudaMalloc(&angles, int64_t{num_positions} * rotary * 4));
-  CHECK(cudaMalloc(&d_positions, tokens * 4));
-  CHECK(cudaMalloc(&d_slots, tokens * 4));
+  CHECK_CUDA(cudaMalloc(&qkv, tokens * all * c.dim * sizeof(T)));
+  CHECK_CUDA(cudaMalloc(&q, tokens * c.heads * c.dim * sizeof(T)));
+  CHECK_CUDA(cudaMalloc(&q_norm, c.dim * sizeof(T)));
+  CHECK_CUDA(cudaMalloc(&k_norm, c.dim * sizeof(T)));
+  CHECK_CUDA(cudaMalloc(&angles, int64_t{num_positions} * rotary * 4));
+  CHECK_CUDA(cudaMalloc(&d_positions, tokens * 4));
+  CHECK_CUDA(cudaMalloc(&d_slots, tokens * 4));
   fill_random<<<64, 256>>>(qkv, tokens * all * c.dim, 11);
   fill_random<<<64, 256>>>(q_norm, c.dim, 12);
   fill_random<<<64, 256>>>(k_norm, c.dim, 13);
   fill_random<<<64, 256>>>(angles, int64_t{num_positions} * rotary, 14);
-  CHECK(cudaMemcpy(d_positions, positions.data(), tokens * 4, cudaMemcpyHostToDevice));
-  CHECK(cudaMemcpy(d_slots, slots.data(), tokens * 4, cudaMemcpyHostToDevice));
+  CHECK_CUDA(cudaMemcpy(d_positions, positions.data(), tokens * 4, cudaMemcpyHostToDevice));
+  CHECK_CUDA(cudaMemcpy(d_slots, slots.data(), tokens * 4, cudaMemcpyHostToDevice));
   const PagedAttentionParams attention = [&] {
     PagedAttentionParams p = s.params(0);
     p.q = q;
@@ -433,13 +417,15 @@ void check_fused(const Case& c, int rotary, bool norms) {
                                               {s.v_scale, s.scale_count * 4}};
   for (int i = 0; i < 4; ++i) {
     before[i].resize(parts[i].second);
-    CHECK(cudaMemcpy(before[i].data(), parts[i].first, parts[i].second, cudaMemcpyDeviceToHost));
+    CHECK_CUDA(
+        cudaMemcpy(before[i].data(), parts[i].first, parts[i].second, cudaMemcpyDeviceToHost));
   }
   auto collect = [&](bool fused) {
     for (int i = 0; i < 4; ++i) {
-      CHECK(cudaMemcpy(parts[i].first, before[i].data(), parts[i].second, cudaMemcpyHostToDevice));
+      CHECK_CUDA(
+          cudaMemcpy(parts[i].first, before[i].data(), parts[i].second, cudaMemcpyHostToDevice));
     }
-    CHECK(cudaMemset(s.out, 0xff, out_count * sizeof(T)));
+    CHECK_CUDA(cudaMemset(s.out, 0xff, out_count * sizeof(T)));
     Status status;
     if (fused) {
       status = cuda::rope_and_paged_attention(rope, attention, s.limits, s.workspace,
@@ -455,15 +441,15 @@ void check_fused(const Case& c, int rotary, bool norms) {
       std::printf("%s: %s\n", c.name.c_str(), status.message().c_str());
       std::exit(1);
     }
-    CHECK(cudaDeviceSynchronize());
+    CHECK_CUDA(cudaDeviceSynchronize());
     Result r;
     for (int i = 0; i < 4; ++i) {
       const size_t at = r.cache.size();
       r.cache.resize(at + parts[i].second);
-      CHECK(cudaMemcpy(&r.cache[at], parts[i].first, parts[i].second, cudaMemcpyDeviceToHost));
+      CHECK_CUDA(cudaMemcpy(&r.cache[at], parts[i].first, parts[i].second, cudaMemcpyDeviceToHost));
     }
     r.out.resize(out_count);
-    CHECK(cudaMemcpy(r.out.data(), s.out, out_count * sizeof(T), cudaMemcpyDeviceToHost));
+    CHECK_CUDA(cudaMemcpy(r.out.data(), s.out, out_count * sizeof(T), cudaMemcpyDeviceToHost));
     return r;
   };
   const Result apart = collect(false), together = collect(true);
@@ -490,7 +476,7 @@ void check_fused(const Case& c, int rotary, bool norms) {
   ++checks;
   for (void* p : {(void*)qkv, (void*)q, (void*)q_norm, (void*)k_norm, (void*)angles,
                   (void*)d_positions, (void*)d_slots}) {
-    CHECK(cudaFree(p));
+    CHECK_CUDA(cudaFree(p));
   }
 }
 
@@ -589,32 +575,11 @@ double time_case(const Case& c, int layers, const char* kernel) {
   setenv("REGATTA_KERNEL", (std::string("paged_attention=") + kernel).c_str(), 1);
   Setup<T> s(c, layers);
   const int launches = std::max(layers, 4);
-  cudaStream_t stream;
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  CHECK(cudaStreamCreate(&stream));
-  CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
-  for (int i = 0; i < launches; ++i) s.run(i % layers, stream, true);
-  CHECK(cudaStreamEndCapture(stream, &graph));
-  CHECK(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t begin, end;
-  CHECK(cudaEventCreate(&begin));
-  CHECK(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < 13; ++i) {
-    CHECK(cudaEventRecord(begin, stream));
-    CHECK(cudaGraphLaunch(exec, stream));
-    CHECK(cudaEventRecord(end, stream));
-    CHECK(cudaEventSynchronize(end));
-    float ms;
-    CHECK(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 3) times.push_back(ms * 1000.f / launches);
-  }
-  CHECK(cudaGraphExecDestroy(exec));
-  CHECK(cudaGraphDestroy(graph));
-  CHECK(cudaStreamDestroy(stream));
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  return 1e3 / launches * bench::graph_ms(
+                              [&](cudaStream_t stream) {
+                                for (int i = 0; i < launches; ++i) s.run(i % layers, stream, true);
+                              },
+                              10, 3);
 }
 
 void bench_prefill(const char* kernel, int heads, int kv_heads, int dim, int batch, int length,
@@ -691,81 +656,56 @@ void bench_chain(int batch, int length, int megabytes, KvFormat format = KvForma
   int32_t *positions, *slots;
   uint4* weights;
   const int64_t count = int64_t{megabytes} * 1000000 / 16;
-  CHECK(cudaMalloc(&qkv, int64_t{batch} * 48 * 128 * sizeof(T)));
-  CHECK(cudaMalloc(&q, int64_t{batch} * 32 * 128 * sizeof(T)));
-  CHECK(cudaMalloc(&angles, int64_t{length + 1} * 128 * 4));
-  CHECK(cudaMalloc(&positions, batch * 4));
-  CHECK(cudaMalloc(&slots, batch * 4));
-  CHECK(cudaMalloc(&weights, kLayers * count * 16));
+  CHECK_CUDA(cudaMalloc(&qkv, int64_t{batch} * 48 * 128 * sizeof(T)));
+  CHECK_CUDA(cudaMalloc(&q, int64_t{batch} * 32 * 128 * sizeof(T)));
+  CHECK_CUDA(cudaMalloc(&angles, int64_t{length + 1} * 128 * 4));
+  CHECK_CUDA(cudaMalloc(&positions, batch * 4));
+  CHECK_CUDA(cudaMalloc(&slots, batch * 4));
+  CHECK_CUDA(cudaMalloc(&weights, kLayers * count * 16));
   fill_random<<<64, 256>>>(qkv, int64_t{batch} * 48 * 128, 11);
   fill_random<<<64, 256>>>(angles, int64_t{length + 1} * 128, 14);
-  CHECK(cudaMemset(weights, 0x3c, kLayers * count * 16));
+  CHECK_CUDA(cudaMemset(weights, 0x3c, kLayers * count * 16));
   std::vector<int32_t> at(batch, length - 1), slot(batch);
   for (int b = 0; b < batch; ++b) {
     slot[b] = s.table[b * s.max_blocks + (length - 1) / 64] * 64 + (length - 1) % 64;
   }
-  CHECK(cudaMemcpy(positions, at.data(), batch * 4, cudaMemcpyHostToDevice));
-  CHECK(cudaMemcpy(slots, slot.data(), batch * 4, cudaMemcpyHostToDevice));
+  CHECK_CUDA(cudaMemcpy(positions, at.data(), batch * 4, cudaMemcpyHostToDevice));
+  CHECK_CUDA(cudaMemcpy(slots, slot.data(), batch * 4, cudaMemcpyHostToDevice));
   double times[3];
   for (int variant = 0; variant < 3; ++variant) {  // products alone, two launches, one launch
-    cudaStream_t stream;
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    CHECK(cudaStreamCreate(&stream));
-    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
-    for (int layer = 0; layer < kLayers; ++layer) {
-      cuda::LaunchConfig config;
-      config.grid = dim3(396);
-      config.block = dim3(256);
-      config.stream = stream;
-      config.pdl = true;
-      Status status = cuda::launch(read_weights, config, "read_weights", weights + layer * count,
-                                   count, reinterpret_cast<uint32_t*>(q));
-      PagedAttentionParams attention = s.params(layer);
-      attention.q = q;
-      RopeAndCacheWriteParams rope;
-      rope.dtype = s.dtype;
-      rope.qkv = qkv, rope.positions = positions, rope.slot_mapping = slots;
-      rope.rope_cache = angles;
-      rope.cache = attention.cache;
-      rope.q_out = q;
-      rope.num_tokens = batch, rope.num_heads = 32, rope.num_kv_heads = 8, rope.head_dim = 128;
-      rope.rotary_dim = 128, rope.num_positions = length + 1;
-      if (variant == 1) {
-        status = cuda::rope_and_cache_write(rope, {stream, true});
-        if (status.ok()) {
-          status = cuda::paged_attention(attention, s.limits, s.workspace, s.workspace_bytes,
-                                         {stream, true});
+    const auto layers = [&](cudaStream_t stream) {
+      for (int layer = 0; layer < kLayers; ++layer) {
+        cuda::LaunchConfig config;
+        config.grid = dim3(396);
+        config.block = dim3(256);
+        config.stream = stream;
+        config.pdl = true;
+        Status status = cuda::launch(read_weights, config, "read_weights", weights + layer * count,
+                                     count, reinterpret_cast<uint32_t*>(q));
+        PagedAttentionParams attention = s.params(layer);
+        attention.q = q;
+        RopeAndCacheWriteParams rope;
+        rope.dtype = s.dtype;
+        rope.qkv = qkv, rope.positions = positions, rope.slot_mapping = slots;
+        rope.rope_cache = angles;
+        rope.cache = attention.cache;
+        rope.q_out = q;
+        rope.num_tokens = batch, rope.num_heads = 32, rope.num_kv_heads = 8, rope.head_dim = 128;
+        rope.rotary_dim = 128, rope.num_positions = length + 1;
+        if (variant == 1) {
+          status = cuda::rope_and_cache_write(rope, {stream, true});
+          if (status.ok()) {
+            status = cuda::paged_attention(attention, s.limits, s.workspace, s.workspace_bytes,
+                                           {stream, true});
+          }
+        } else if (variant == 2) {
+          status = cuda::rope_and_paged_attention(rope, attention, s.limits, s.workspace,
+                                                  s.workspace_bytes, {stream, true});
         }
-      } else if (variant == 2) {
-        status = cuda::rope_and_paged_attention(rope, attention, s.limits, s.workspace,
-                                                s.workspace_bytes, {stream, true});
+        CHECK_STATUS(status);
       }
-      if (!status.ok()) {
-        std::printf("%s\n", status.message().c_str());
-        std::exit(1);
-      }
-    }
-    CHECK(cudaStreamEndCapture(stream, &graph));
-    CHECK(cudaGraphInstantiate(&exec, graph, 0));
-    cudaEvent_t begin, end;
-    CHECK(cudaEventCreate(&begin));
-    CHECK(cudaEventCreate(&end));
-    std::vector<float> list;
-    for (int i = 0; i < 15; ++i) {
-      CHECK(cudaEventRecord(begin, stream));
-      CHECK(cudaGraphLaunch(exec, stream));
-      CHECK(cudaEventRecord(end, stream));
-      CHECK(cudaEventSynchronize(end));
-      float ms;
-      CHECK(cudaEventElapsedTime(&ms, begin, end));
-      if (i >= 4) list.push_back(ms * 1000.f / kLayers);
-    }
-    std::sort(list.begin(), list.end());
-    times[variant] = list[list.size() / 2];
-    CHECK(cudaGraphExecDestroy(exec));
-    CHECK(cudaGraphDestroy(graph));
-    CHECK(cudaStreamDestroy(stream));
+    };
+    times[variant] = 1e3 / kLayers * bench::graph_ms(layers, 11, 4);
   }
   const double row = kv_row_bytes(format, 128, 2) * 16.0 * batch * length / 4.67e6;
   std::printf(
@@ -776,7 +716,7 @@ void bench_chain(int batch, int length, int megabytes, KvFormat format = KvForma
   std::fflush(stdout);
   for (void* p :
        {(void*)qkv, (void*)q, (void*)angles, (void*)positions, (void*)slots, (void*)weights}) {
-    CHECK(cudaFree(p));
+    CHECK_CUDA(cudaFree(p));
   }
 }
 
@@ -837,7 +777,7 @@ void bench_prefills(const char* kernel) {
 int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "check";
   cudaDeviceProp device;
-  CHECK(cudaGetDeviceProperties(&device, 0));
+  CHECK_CUDA(cudaGetDeviceProperties(&device, 0));
   std::printf("%s, %d multiprocessors\n", device.name, device.multiProcessorCount);
   const std::string what = argc > 2 ? argv[2] : "all";
   verbose = mode == "verbose";

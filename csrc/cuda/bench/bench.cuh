@@ -1,5 +1,5 @@
-// What the checks and benchmarks share: buffers, random numbers, a product's reference, times of
-// CUDA graphs, the products of a Llama-3-8B step.
+// What the checks and benchmarks share: buffers, random numbers, a product's reference, times of CUDA
+// graphs, the products of a Llama-3-8B step.
 #pragma once
 
 #include <algorithm>

@@ -4,75 +4,21 @@
 //   nvcc -O3 -std=c++17 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a \
 //        -Icsrc/cuda -Icsrc/include csrc/cuda/bench/bench_codes.cu csrc/cuda/gem*.cu \
 //        csrc/cuda/quantize_rows.cu -o bench_codes
-//   ./bench_codes check | accuracy | chain [fp8] | large | quantize | tune fp8|int8 ROWS...
+//   ./bench_codes check [blas] | accuracy | chain [fp8] | large | compare | quantize |
+//                 tune fp8|int8 ROWS...
+// cuBLASLt is found in the folder REGATTA_CUBLASLT, or where the dynamic linker looks.
 #include <cuda_fp8.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <random>
-#include <string>
-#include <vector>
 
-#include "common.cuh"
-#include "regatta/gemm.h"
+#include "bench.cuh"
+#include "gemm_blas.cuh"
 
 using namespace regatta;
+using namespace regatta::bench;
 using namespace regatta::cuda;
 
-#define CHECK_CUDA(x)                                                               \
-  do {                                                                              \
-    const cudaError_t error_ = (x);                                                 \
-    if (error_ != cudaSuccess) {                                                    \
-      printf("%s:%d %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(error_)); \
-      exit(1);                                                                      \
-    }                                                                               \
-  } while (0)
-#define CHECK_STATUS(x)                                                    \
-  do {                                                                     \
-    const Status status_ = (x);                                            \
-    if (!status_.ok()) {                                                   \
-      printf("%s:%d %s\n", __FILE__, __LINE__, status_.message().c_str()); \
-      exit(1);                                                             \
-    }                                                                      \
-  } while (0)
-
 namespace {
-
-template <class T>
-struct Buffer {
-  T* data = nullptr;
-  int64_t size = 0;
-  explicit Buffer(int64_t n) : size(n) {
-    CHECK_CUDA(cudaMalloc(&data, std::max<int64_t>(n, 1) * sizeof(T)));
-    CHECK_CUDA(cudaMemset(data, 0xff, std::max<int64_t>(n, 1) * sizeof(T)));
-  }
-  explicit Buffer(const std::vector<T>& v) : Buffer(static_cast<int64_t>(v.size())) {
-    CHECK_CUDA(cudaMemcpy(data, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
-  }
-  ~Buffer() { cudaFree(data); }
-  Buffer(const Buffer&) = delete;
-  std::vector<T> host() const {
-    std::vector<T> v(size);
-    CHECK_CUDA(cudaMemcpy(v.data(), data, size * sizeof(T), cudaMemcpyDeviceToHost));
-    return v;
-  }
-};
-
-struct Random {
-  std::mt19937 engine;
-  explicit Random(uint32_t seed) : engine(seed) {}
-  float uniform() { return static_cast<float>(engine() >> 8) * (2.f / 16777216.f) - 1.f; }
-  int below(int n) { return static_cast<int>(engine() % n); }
-  std::vector<float> floats(int64_t n, float scale) {
-    std::vector<float> v(n);
-    for (float& x : v) x = uniform() * scale;
-    return v;
-  }
-};
 
 float e4m3_value(uint8_t bits) {
   __nv_fp8_e4m3 x;
@@ -80,132 +26,10 @@ float e4m3_value(uint8_t bits) {
   return static_cast<float>(x);
 }
 
-// One thread per output, from the definition in gemm.h, over dequantized operands.
-__global__ void reference_kernel(const float* x, const float* w, const float* bias,
-                                 const float* residual, float* out, int64_t m_count, int64_t n_all,
-                                 int64_t k_count, bool gated) {
-  const int64_t width = gated ? n_all / 2 : n_all;
-  const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
-  if (i >= m_count * width) return;
-  const int64_t m = i / width, n = i % width;
-  const auto dot = [&](int64_t row) {
-    double sum = 0.;
-    for (int64_t k = 0; k < k_count; ++k) {
-      sum += static_cast<double>(x[m * k_count + k]) * w[row * k_count + k];
-    }
-    return static_cast<float>(sum);
-  };
-  float y = dot(n) + (bias != nullptr ? bias[n] : 0.f);
-  if (gated) {
-    const float up = dot(width + n) + (bias != nullptr ? bias[width + n] : 0.f);
-    y = y / (1.f + expf(-y)) * up;
-  }
-  if (residual != nullptr) y += residual[i];
-  out[i] = y;
-}
-
+// x and weight as codes of 8 bits; `theirs` in place of kernels by chance.
 template <class T>
-std::vector<T> rounded(std::vector<float>& v) {  // and v as it was rounded
-  std::vector<T> r(v.size());
-  for (size_t i = 0; i < v.size(); ++i) {
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-      r[i] = __float2bfloat16_rn(v[i]);
-      v[i] = __bfloat162float(r[i]);
-    } else {
-      r[i] = __float2half_rn(v[i]);
-      v[i] = __half2float(r[i]);
-    }
-  }
-  return r;
-}
-
-struct Case {
-  int64_t m, n, k;
-  bool gated, bias, residual, sumsq_out, float_out;
-};
-
-using Runner = std::function<Status(GemmParams&)>;
-
-// Compares runner's output with the reference of xf [M, K] and wf [N, K]; p has the operands.
-template <class T>
-bool check_product(const Case& c, GemmParams p, const std::vector<float>& xf,
-                   const std::vector<float>& wf, const Runner& runner, const std::string& label,
-                   double relative, double absolute) {
-  const int64_t width = c.gated ? c.n / 2 : c.n;
-  constexpr int64_t kGuard = 64;
-  Random random(static_cast<uint32_t>(c.m * 131 + c.n * 17 + c.k));
-  std::vector<float> biasf = random.floats(c.n, 1.f), residualf = random.floats(c.m * width, 1.f);
-  const Buffer<T> bias(rounded<T>(biasf)), residual(rounded<T>(residualf));
-  const Buffer<float> x(xf), w(wf), bias_values(biasf), residual_values(residualf);
-  const Buffer<float> expected(c.m * width);
-  const int64_t parts = ceil_div(width, gemm_sumsq_columns(c.m));
-  const Buffer<uint8_t> out((c.m * width + kGuard) * 4), again((c.m * width + kGuard) * 4);
-  const Buffer<float> sumsq(c.m * parts);
-  reference_kernel<<<ceil_div(c.m * width, 128), 128>>>(
-      x.data, w.data, c.bias ? bias_values.data : nullptr,
-      c.residual ? residual_values.data : nullptr, expected.data, c.m, c.n, c.k, c.gated);
-  p.num_rows = c.m;
-  p.in_features = c.k;
-  p.out_features = c.n;
-  p.gated = c.gated;
-  p.dtype = Traits<T>::dtype;
-  p.out_dtype = c.float_out ? DType::kFloat32 : p.dtype;
-  p.bias = c.bias ? bias.data : nullptr;
-  p.residual = c.residual ? residual.data : nullptr;
-  p.sumsq_out = c.sumsq_out ? sumsq.data : nullptr;
-  for (const Buffer<uint8_t>* to : {&again, &out}) {
-    p.out = to->data;
-    const Status status = runner(p);
-    if (!status.ok()) {
-      printf("FAIL %s: %s\n", label.c_str(), status.message().c_str());
-      return false;
-    }
-    CHECK_CUDA(cudaDeviceSynchronize());
-  }
-  const auto y = out.host(), y2 = again.host();
-  const auto ref = expected.host();
-  int64_t bad = y != y2;
-  if (bad) printf("FAIL %s: two runs differ\n", label.c_str());
-  double worst = 0.;
-  const auto value = [&](int64_t i) {
-    if (c.float_out) return reinterpret_cast<const float*>(y.data())[i];
-    return static_cast<float>(reinterpret_cast<const T*>(y.data())[i]);
-  };
-  double squares = 0.;
-  for (const float r : ref) squares += static_cast<double>(r) * r;
-  const double size = std::sqrt(squares / ref.size());  // `absolute` is a share of it
-  for (int64_t i = 0; i < c.m * width; ++i) {
-    const double error =
-        std::fabs(value(i) - ref[i]) / (relative * std::fabs(ref[i]) + absolute * size);
-    if (!(error <= 1.)) ++bad;
-    if (!(error <= worst)) worst = error;
-  }
-  const int64_t end = c.m * width * (c.float_out ? 4 : 2);
-  for (int64_t i = end; i < end + kGuard; ++i) bad += y[i] != 0xff;
-  if (c.sumsq_out) {
-    const auto s = sumsq.host();
-    const int64_t columns = gemm_sumsq_columns(c.m);
-    for (int64_t i = 0; i < c.m * parts; ++i) {
-      double sum = 0.;
-      for (int64_t n = i % parts * columns; n < std::min(width, (i % parts + 1) * columns); ++n) {
-        sum += std::pow(value(i / parts * width + n), 2.);
-      }
-      if (!(std::fabs(s[i] - sum) <= 1e-4 * sum + 1e-6)) ++bad;
-    }
-  }
-  if (bad != 0) {
-    printf(
-        "FAIL %s m %ld n %ld k %ld gated %d bias %d residual %d sumsq %d fp32 %d: %ld bad, "
-        "worst %.2f of the tolerance\n",
-        label.c_str(), c.m, c.n, c.k, c.gated, c.bias, c.residual, c.sumsq_out, c.float_out, bad,
-        worst);
-  }
-  return bad == 0;
-}
-
-// x and weight as codes of 8 bits.
-template <class T>
-bool check_codes(GemmOperands operands, const Case& c, Random& random) {
+bool check_codes(GemmOperands operands, const Case& c, Random& random,
+                 const Runner& theirs = nullptr) {
   const bool fp8 = operands == GemmOperands::kFp8;
   std::vector<uint8_t> x(c.m * c.k), w(c.n * c.k);
   std::vector<float> xf(x.size()), wf(w.size()), xs(c.m), ws(c.n);
@@ -239,7 +63,8 @@ bool check_codes(GemmOperands operands, const Case& c, Random& random) {
   GemmTile tile = {8 << random.below(5), 64 << random.below(3), 2 + random.below(3),
                    1 << random.below(4), random.below(6) - 1};
   const int columns = 128 + 64 * random.below(3), kernel = random.below(5);
-  const Runner runner = [&](GemmParams& q) {
+  const Runner runner = [&](const GemmParams& q) {
+    if (theirs) return theirs(q);
     if (kernel == 0) return gemm_sm90(q, tile, nullptr);
     if (kernel == 1) return gemm_sm90(q, nullptr);
     if (kernel == 4 && gemm_stream_codes_refuses(q) == nullptr) {
@@ -256,15 +81,16 @@ bool check_codes(GemmOperands operands, const Case& c, Random& random) {
            fp8 ? "fp8" : "int8", dtype_name(Traits<T>::dtype), kernel, tile.tokens, tile.features,
            tile.stages, tile.split, columns);
   const double relative = Traits<T>::dtype == DType::kFloat16 ? 1.5e-3 : 8e-3;
+  // fp8: the hardware's own sums; cuBLASLt's path rounds gate and up once more.
   return check_product<T>(c, p, xf, wf, runner, label, c.float_out ? 2e-3 : relative,
-                          fp8 ? 1.2e-2 : 3e-4);  // fp8: the hardware's own sums
+                          theirs && c.gated ? 3e-2 : fp8 ? 1.2e-2 : 3e-4);
 }
 
 // e4m3 with scales of blocks of 128 columns, x quantized by quantize_rows().
 template <class T>
-bool check_blocks(const Case& c, Random& random) {
+bool check_blocks(const Case& c, Random& random, const Runner& theirs = nullptr) {
   const int64_t blocks = ceil_div(c.k, kScaleBlock);
-  const int64_t scale_rows = random.below(2) ? kScaleBlock : 1;
+  const int64_t scale_rows = random.below(2) || theirs ? kScaleBlock : 1;
   const bool normalize = random.below(2);
   std::vector<float> xf = random.floats(c.m * c.k, 1.7f), normf = random.floats(c.k, 1.f);
   for (size_t i = 0; i < xf.size(); ++i) xf[i] *= i / kScaleBlock % 3 == 1 ? 0.03f : 1.f;
@@ -318,7 +144,8 @@ bool check_blocks(const Case& c, Random& random) {
   const GemmTile tile = {8 << random.below(4), 64 << random.below(2), 2 + random.below(3),
                          1 << random.below(4), random.below(6) - 1};
   const int kernel = random.below(3);
-  const Runner runner = [&](GemmParams& g) {
+  const Runner runner = [&](const GemmParams& g) {
+    if (theirs) return theirs(g);
     if (kernel == 0) return gemm_sm90(g, tile, nullptr);
     if (kernel == 1 && gemm_tiles_sm90_refuses(g) == nullptr) {
       return gemm_tiles_sm90(g, 128, nullptr);
@@ -331,7 +158,8 @@ bool check_blocks(const Case& c, Random& random) {
            tile.stages, tile.split);
   const double relative = Traits<T>::dtype == DType::kFloat16 ? 1.5e-3 : 8e-3;
   return bad == 0 && check_product<T>(c, p, xf, wf, runner, label,
-                                      c.float_out ? 2e-3 : relative, 3e-3);
+                                      c.float_out ? 2e-3 : relative,
+                                      theirs && c.gated ? 3e-2 : 3e-3);
 }
 
 // One launch gives what two give, and a row of int8 the same whatever its company.
@@ -486,6 +314,191 @@ constexpr int64_t kRows[] = {1, 2, 5, 8, 9, 17, 33, 64, 100, 127, 128, 129, 257}
 constexpr int64_t kShapes[][2] = {{64, 64},    {208, 144}, {80, 16},    {1008, 528},
                                   {264, 1040}, {8, 4112},  {1536, 2048}, {768, 640}};
 
+// Scratch for products of up to `rows` rows and `columns` rows of weight, and cuBLASLt's handle.
+GemmResources blas_resources(int64_t rows, int64_t columns) {
+  GemmResources resources;
+  GemmParams widest;
+  widest.num_rows = rows;
+  widest.out_features = columns;
+  widest.gated = true;
+  resources.scratch_bytes = gemm_scratch_bytes(widest);
+  CHECK_CUDA(cudaMalloc(&resources.scratch, resources.scratch_bytes));
+  CHECK_STATUS(create_blas(&resources.blas));
+  return resources;
+}
+
+// Rows quantized as they are folded have the codes of rows folded first.
+template <class T>
+int check_gated_rows(Random& random) {
+  int failures = 0, cases = 0;
+  for (const int64_t m : {1, 3, 130}) {
+    for (const int64_t k : {8, 200, 2048, 2056, 4104, 14336, 20000}) {
+      for (const int variant : {0, 1, 2, 3}) {
+        std::vector<float> bothf = random.floats(m * 2 * k, 3.f);
+        const Buffer<T> both(rounded<T>(bothf)), inner(m * k);
+        const Buffer<float> fixed(std::vector<float>{0.004f});
+        const int64_t num_scales = gemm_block_stride(m) * ceil_div(k, kScaleBlock);
+        const Buffer<uint8_t> codes(m * k + kGuard), folded_codes(m * k + kGuard);
+        const Buffer<float> scale(num_scales), folded_scale(num_scales);
+        QuantizeRowsParams q;
+        q.x = inner.data;
+        q.static_scale = variant & 1 ? fixed.data : nullptr;
+        q.codes = codes.data;
+        q.scale = scale.data;
+        q.num_rows = m;
+        q.width = k;
+        q.blocks = variant & 2;
+        q.dtype = Traits<T>::dtype;
+        CHECK_STATUS(fold_gate(both.data, inner.data, q.dtype, m, k, nullptr));
+        CHECK_STATUS(quantize_rows(q, nullptr));
+        q.x = both.data;
+        q.codes = folded_codes.data;
+        q.scale = folded_scale.data;
+        q.gated = true;
+        CHECK_STATUS(quantize_rows(q, nullptr));
+        CHECK_CUDA(cudaDeviceSynchronize());
+        const auto s = scale.host(), t = folded_scale.host();
+        const bool same = codes.host() == folded_codes.host() &&
+                          std::memcmp(s.data(), t.data(), s.size() * sizeof(float)) == 0;
+        if (!same) {
+          printf("FAIL gated rows m %ld k %ld static %d blocks %d\n", m, k, variant & 1,
+                 variant >> 1);
+        }
+        failures += !same;
+        ++cases;
+      }
+    }
+  }
+  printf("gated rows to codes: %d cases, %d failures\n", cases, failures);
+  return failures;
+}
+
+// The same bits where a product is folded while it is quantized as where it is before, and where its
+// residual is its output as where it is not.
+template <class T>
+int check_blas_ways(const GemmResources& resources, Random& random) {
+  int failures = 0, cases = 0, refused = 0;
+  for (const int64_t m : {129, 257, 1024}) {
+    for (const int64_t n : {1056, 4096}) {
+      constexpr int64_t kWidth = 1040;
+      std::vector<uint8_t> xv(m * kWidth), wv(n * kWidth);
+      for (auto* codes : {&xv, &wv}) {
+        for (uint8_t& code : *codes) code = static_cast<uint8_t>(random.below(256) & 0xb7);
+      }
+      std::vector<float> residualf = random.floats(m * n, 3.f);
+      const Buffer<uint8_t> x(xv), w(wv), codes(m * n), more_codes(m * n);
+      const Buffer<T> out(rounded<T>(residualf)), residual(rounded<T>(residualf)), other(m * n);
+      const Buffer<float> x_scale(std::vector<float>(m, 0.01f));
+      const Buffer<float> w_scale(std::vector<float>(n, 0.003f));
+      const Buffer<float> scale(m), more_scale(m);
+      GemmParams p;
+      p.operands = GemmOperands::kFp8;
+      p.x = x.data;
+      p.weight = w.data;
+      p.x_scale = x_scale.data;
+      p.weight_scale = w_scale.data;
+      p.num_rows = m;
+      p.in_features = kWidth;
+      p.out_features = n;
+      p.dtype = p.out_dtype = Traits<T>::dtype;
+      p.out = other.data;
+      p.residual = residual.data;
+      if (!gemm_blas_codes(p, resources, nullptr).ok()) {
+        ++refused;
+        continue;
+      }
+      p.out = out.data;
+      p.residual = out.data;
+      CHECK_STATUS(gemm_blas_codes(p, resources, nullptr));
+      CHECK_CUDA(cudaDeviceSynchronize());
+      const auto in_place = out.host(), apart = other.host();
+      bool same = std::memcmp(in_place.data(), apart.data(), in_place.size() * sizeof(T)) == 0;
+      if (!same) printf("FAIL in place m %ld n %ld\n", m, n);
+      p.residual = nullptr;
+      p.gated = true;
+      QuantizeRowsParams q;
+      q.x = out.data;
+      q.codes = codes.data;
+      q.scale = scale.data;
+      q.num_rows = m;
+      q.width = n / 2;
+      q.dtype = p.dtype;
+      CHECK_STATUS(gemm_blas_codes(p, resources, nullptr));
+      CHECK_STATUS(quantize_rows(q, nullptr));
+      q.codes = more_codes.data;
+      q.scale = more_scale.data;
+      CHECK_STATUS(gemm_blas_unfolded(p, q, resources, nullptr));
+      CHECK_CUDA(cudaDeviceSynchronize());
+      const bool folded = codes.host() == more_codes.host() && scale.host() == more_scale.host();
+      if (!folded) printf("FAIL unfolded m %ld n %ld\n", m, n);
+      gemm_blas_unfolded_faster(p, q, resources, nullptr);  // runs both
+      CHECK_CUDA(cudaDeviceSynchronize());
+      failures += !same + !folded;
+      cases += 2;
+    }
+  }
+  printf("cuBLASLt in place and unfolded: %d cases, %d failures, %d refused\n", cases, failures,
+         refused);
+  return failures;
+}
+
+int check_blas() {
+  Random random(13);
+  int failures = check_gated_rows<__nv_bfloat16>(random) + check_gated_rows<__half>(random);
+  const GemmResources resources = blas_resources(8192, 2048);
+  failures += check_blas_ways<__nv_bfloat16>(resources, random) +
+              check_blas_ways<__half>(resources, random);
+  int cases = 0, bad = 0, refused = 0;
+  // By turns alone and as gemm() chooses; where cuBLASLt will not, ours.
+  const Runner theirs = [&](const GemmParams& p) {
+    if (cases % 3 == 0 && gemm_blas_codes_refuses(p) == nullptr &&
+        gemm_tiles_sm90_refuses(p) == nullptr) {
+      return gemm(p, resources, "blas_codes", nullptr);
+    }
+    const Status status = gemm_blas_codes(p, resources, nullptr);
+    if (status.ok()) return status;
+    if (++refused <= 4) {
+      printf("refused: m %ld n %ld k %ld gated %d bias %d fp32 %d: %s\n", p.num_rows,
+             p.out_features, p.in_features, p.gated, p.bias != nullptr,
+             p.out_dtype == DType::kFloat32, status.message().c_str());
+    }
+    return gemm(p, {}, nullptr, nullptr);
+  };
+  constexpr int64_t kManyRows[] = {1, 5, 64, 100, 129, 256, 257, 1000, 1024, 8000};
+  constexpr int64_t kBlockShapes[][2] = {{208, 512}, {1536, 2048}, {768, 1936}, {64, 1536}};
+  for (const bool blocks : {false, true}) {
+    cases = bad = refused = 0;
+    for (const int64_t rows : kManyRows) {
+      const int64_t m = blocks ? round_up(rows, 128) : rows;
+      for (int i = 0; i < (rows >= 1000 ? 2 : blocks ? 4 : 8); ++i) {
+        // Of many rows the small shapes alone: numbers are drawn on the host.
+        const auto& shape = blocks ? kBlockShapes[rows >= 1000 ? 0 : i]
+                                   : kShapes[rows >= 1000 ? 3 + i : i];
+        for (int variant = 0; variant < 2; ++variant) {
+          Case c = {m, shape[0], shape[1]};
+          c.gated = variant == 1 && c.n % 16 == 0;
+          c.bias = random.below(2);
+          c.residual = !c.gated && random.below(2);
+          c.float_out = !c.gated && !c.bias && !c.residual && random.below(2);
+          const bool half = random.below(2);
+          if (blocks) {
+            bad += !(half ? check_blocks<__half>(c, random, theirs)
+                          : check_blocks<__nv_bfloat16>(c, random, theirs));
+          } else {
+            bad += !(half ? check_codes<__half>(GemmOperands::kFp8, c, random, theirs)
+                          : check_codes<__nv_bfloat16>(GemmOperands::kFp8, c, random, theirs));
+          }
+          ++cases;
+        }
+      }
+    }
+    printf("cuBLASLt, fp8%s: %d cases, %d failures, %d runs refused\n",
+           blocks ? " in blocks" : "", cases, bad, refused);
+    failures += bad;
+  }
+  return failures;
+}
+
 int check_all() {
   Random random(11);
   int failures = check_quantize<__nv_bfloat16>(random) + check_quantize<__half>(random);
@@ -592,14 +605,14 @@ int main_accuracy() {
       printf("K %ld %s M %ld: sums %.5f (toward zero %.5f), codes %.5f\n", k, name, rows,
              std::sqrt(error / size), shrink / (rows * kN), std::sqrt(cost / size));
     };
-    report("stream_codes", 1, [](GemmParams& q) { return gemm_stream_codes(q, nullptr, nullptr); });
+    report("stream_codes", 1, [](const GemmParams& q) { return gemm_stream_codes(q, nullptr, nullptr); });
     for (const int tokens : {32, 128}) {
-      report("sm90", tokens, [&](GemmParams& q) {
+      report("sm90", tokens, [&](const GemmParams& q) {
         return gemm_sm90(q, GemmTile{tokens, 128, 4, 1, 4}, nullptr);
       });
     }
     for (const int columns : {128, 256}) {
-      report("tiles", 128, [&](GemmParams& q) { return gemm_tiles_sm90(q, columns, nullptr); });
+      report("tiles", 128, [&](const GemmParams& q) { return gemm_tiles_sm90(q, columns, nullptr); });
     }
   }
   return 0;
@@ -607,60 +620,12 @@ int main_accuracy() {
 
 // --------------------------------------------------------------------------------------- timing
 
-double graph_ms(const std::function<void(cudaStream_t)>& body, int replays) {
-  cudaStream_t stream;
-  CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
-  body(stream);
-  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
-  CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t begin, end;
-  CHECK_CUDA(cudaEventCreate(&begin));
-  CHECK_CUDA(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int r = 0; r < replays + 2; ++r) {
-    CHECK_CUDA(cudaEventRecord(begin, stream));
-    CHECK_CUDA(cudaGraphLaunch(exec, stream));
-    CHECK_CUDA(cudaEventRecord(end, stream));
-    CHECK_CUDA(cudaEventSynchronize(end));
-    float ms;
-    CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
-    if (r >= 2) times.push_back(ms);
-  }
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
-}
-
 __global__ void fill_kernel(uint8_t* p, int64_t n, uint32_t seed) {
   for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < n;
        i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    uint32_t h = static_cast<uint32_t>(i) * 2654435761u ^ seed;
-    h ^= h >> 15;
-    h *= 2246822519u;
-    h ^= h >> 13;
-    p[i] = static_cast<uint8_t>(h >> 9) & 0xb7;  // e4m3 without NaN, and of moderate size
+    p[i] = random_byte(i, seed) & 0xb7;  // e4m3 without NaN, and of moderate size
   }
 }
-
-__global__ void set_kernel(float* p, int64_t n, float value) {
-  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < n;
-       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    p[i] = value;
-  }
-}
-
-constexpr int kLayers = 32;
-constexpr int64_t kHidden = 4096, kInner = 14336, kQkv = 6144, kVocab = 128256;
-enum Kind { kQkvProjection, kOutProjection, kGateUp, kDown, kHead, kKinds };
-constexpr int64_t kN[] = {kQkv, kHidden, 2 * kInner, kHidden, kVocab};
-constexpr int64_t kK[] = {kHidden, kHidden, kHidden, kInner, kHidden};
 
 constexpr const char* kNames[] = {"dense", "fp8", "int8"};
 
@@ -685,14 +650,15 @@ struct Model {
     CHECK_CUDA(cudaMalloc(&hidden, rows * kHidden * 2));
     CHECK_CUDA(cudaMalloc(&qkv, rows * kQkv * 2));
     CHECK_CUDA(cudaMalloc(&inner, rows * kInner * 2));
-    CHECK_CUDA(cudaMalloc(&x_scale, rows * 4));
+    const int64_t num_scales = gemm_block_stride(rows) * ceil_div(kInner, kScaleBlock);
+    CHECK_CUDA(cudaMalloc(&x_scale, num_scales * 4));
     CHECK_CUDA(cudaMalloc(&weight_scale, kVocab * 4));
     CHECK_CUDA(cudaMalloc(&logits, std::min<int64_t>(rows, 128) * kVocab * 4));
     CHECK_CUDA(cudaMalloc(&norm_weight, kHidden * 2));
     fill_kernel<<<16, 256>>>(norm_weight, kHidden * 2, 97);
     fill_kernel<<<1024, 256>>>(codes, rows * kInner, 99);
     fill_kernel<<<1024, 256>>>(hidden, rows * kHidden * 2, 98);
-    set_kernel<<<64, 256>>>(x_scale, rows, 1e-3f);
+    set_kernel<<<64, 256>>>(x_scale, num_scales, 1e-3f);
     set_kernel<<<64, 256>>>(weight_scale, kVocab, 1e-3f);
     CHECK_CUDA(cudaDeviceSynchronize());
   }
@@ -737,8 +703,6 @@ struct Model {
     }
   }
 };
-
-constexpr const char* kKindNames[] = {"qkv", "out", "gate_up", "down", "head"};
 
 // How one kind of product is launched.
 struct Choice {
@@ -888,31 +852,127 @@ int main_chain(const char* only) {
   return 0;
 }
 
-int main_quantize() {
-  const Model model(8000);
-  for (const int64_t rows : {1, 32, 128, 1024, 8000}) {
-    printf("quantize_rows M %4ld:", rows);
-    for (const int64_t width : {kHidden, kInner}) {
-      for (const bool normalize : {false, true}) {
-        if (normalize && width == kInner) continue;
-        QuantizeRowsParams q;
-        q.x = width == kInner ? model.inner : model.hidden;
-        q.norm_weight = normalize ? model.norm_weight : nullptr;
-        q.codes = model.codes;
-        q.scale = model.x_scale;
-        q.num_rows = rows;
-        q.width = width;
-        q.normalize = normalize;
-        const double us = 50. * graph_ms(
-                                    [&](cudaStream_t stream) {
-                                      for (int i = 0; i < 20; ++i) {
-                                        CHECK_STATUS(quantize_rows(q, stream));
-                                      }
-                                    },
-                                    9);
-        printf(" %ld%s %.2f us (%.2f TB/s)", width, normalize ? " normalized" : "", us,
-               3. * rows * width / us / 1e6);
+// Ours beside cuBLASLt, four layers' weights in turn, in us and as a share of the tensor cores' 1,979
+// TFLOP/s. gate_up with the codes that the next product takes: ours quantizes its output, cuBLASLt's
+// is folded meanwhile. Then the same with scales of blocks, without those codes.
+int main_compare() {
+  constexpr double kPeak = 1979.;
+  constexpr int64_t kMost = 8000;
+  const Model model(kMost);
+  const GemmResources resources = blas_resources(kMost, 2 * kInner);
+  const Buffer<uint8_t> next_codes(kMost * kInner);
+  const Buffer<float> next_scale(kMost);
+  using Product = std::function<Status(const GemmParams&, cudaStream_t)>;
+  // 0 where it does not run. The first run chooses an algorithm, which a graph cannot.
+  const auto time = [&](int kind, int64_t rows, int64_t scale_rows, const Product& product) {
+    const auto launcher = [&](cudaStream_t stream) {
+      return [&, stream](GemmParams p, const QuantizeRowsParams*) {
+        p.scale_rows = scale_rows;
+        return product(p, stream);
+      };
+    };
+    bool runs = true;
+    model.run(GemmOperands::kFp8, kind, rows, false, nullptr,
+              [&](const GemmParams& p, const QuantizeRowsParams* q) {
+                const Status status = launcher(nullptr)(p, q);
+                runs = status.ok();
+                if (!runs) printf("%s\n", status.message().c_str());
+                return Status();
+              });
+    if (!runs) return 0.;
+    return 250. * graph_ms(
+                      [&](cudaStream_t stream) {
+                        for (int r = 0; r < 4; ++r) {
+                          model.run(GemmOperands::kFp8, r * 4 + kind, rows, false, stream,
+                                    launcher(stream));
+                        }
+                      },
+                      rows > 2048 ? 3 : 5);
+  };
+  const auto next_of = [&](const GemmParams& p) {
+    QuantizeRowsParams q;
+    q.x = p.out;
+    q.codes = next_codes.data;
+    q.scale = next_scale.data;
+    q.num_rows = p.num_rows;
+    q.width = p.out_features / 2;
+    return q;
+  };
+  const Product ours = [](const GemmParams& p, cudaStream_t s) { return gemm(p, {}, nullptr, s); };
+  const Product theirs = [&](const GemmParams& p, cudaStream_t s) {
+    return gemm_blas_codes(p, resources, s);
+  };
+  const Product ours_coded = [&](const GemmParams& p, cudaStream_t s) {
+    const Status status = gemm(p, {}, nullptr, s);
+    return status.ok() ? quantize_rows(next_of(p), s) : status;
+  };
+  const Product theirs_coded = [&](const GemmParams& p, cudaStream_t s) {
+    return gemm_blas_unfolded(p, next_of(p), resources, s);
+  };
+  for (const int64_t scale_rows : {int64_t{0}, kScaleBlock}) {
+    for (const int64_t rows : {128, 256, 512, 1024, 2048, 8000}) {
+      if (scale_rows != 0 && rows % 128 != 0) continue;
+      double our_sum = 0., best_sum = 0.;
+      printf("%sM %4ld", scale_rows != 0 ? "blocks " : "", rows);
+      for (int kind = 0; kind < 4; ++kind) {
+        const double flops = 2e-6 * rows * kN[kind] * kK[kind];
+        const double a = time(kind, rows, scale_rows, ours);
+        const double b = time(kind, rows, scale_rows, theirs);
+        printf(" | %s %.1f us %.0f (%.0f %%), cuBLASLt %.1f us %.0f (%.0f %%)", kKindNames[kind], a,
+               flops / a, 100. * flops / a / kPeak, b, b > 0. ? flops / b : 0.,
+               b > 0. ? 100. * flops / b / kPeak : 0.);
+        double our_us = a, their_us = b;
+        if (kind == kGateUp && scale_rows == 0) {
+          our_us = time(kind, rows, scale_rows, ours_coded);
+          their_us = time(kind, rows, scale_rows, theirs_coded);
+          printf(", with codes %.1f, cuBLASLt %.1f", our_us, their_us);
+        }
+        our_sum += our_us;
+        best_sum += their_us > 0. ? std::min(our_us, their_us) : our_us;
       }
+      printf(" | 32 layers %.2f ms, with the faster %.2f\n", our_sum * .032, best_sum * .032);
+    }
+  }
+  return 0;
+}
+
+int main_quantize() {
+  constexpr int64_t kMost = 8000;
+  const Model model(kMost);
+  const Buffer<__nv_bfloat16> both(kMost * 2 * kInner);
+  CHECK_CUDA(cudaMemset(both.data, 0x3c, both.size * 2));
+  struct Kind {
+    const char* name;
+    int64_t width;
+    bool normalize, gated;
+  };
+  constexpr Kind kKindsOfRows[] = {{"4096", kHidden, false, false},
+                                   {"4096 normalized", kHidden, true, false},
+                                   {"14336", kInner, false, false},
+                                   {"14336 gated", kInner, false, true}};
+  for (const int64_t rows : {1, 32, 128, 256, 1024, 8000}) {
+    printf("quantize_rows M %4ld:", rows);
+    for (const Kind& kind : kKindsOfRows) {
+      QuantizeRowsParams q;
+      q.x = kind.gated ? static_cast<const void*>(both.data)
+            : kind.width == kInner ? model.inner
+                                   : model.hidden;
+      q.norm_weight = kind.normalize ? model.norm_weight : nullptr;
+      q.codes = model.codes;
+      q.scale = model.x_scale;
+      q.num_rows = rows;
+      q.width = kind.width;
+      q.normalize = kind.normalize;
+      q.gated = kind.gated;
+      const double us = 50. * graph_ms(
+                                  [&](cudaStream_t stream) {
+                                    for (int i = 0; i < 20; ++i) {
+                                      CHECK_STATUS(quantize_rows(q, stream));
+                                    }
+                                  },
+                                  9);
+      printf(" %s %.2f us (%.2f TB/s)", kind.name, us,
+             (kind.gated ? 5. : 3.) * rows * kind.width / us / 1e6);
     }
     printf("\n");
   }
@@ -952,7 +1012,11 @@ int main_large() {
 int main(int argc, char** argv) {
   const char* mode = argc > 1 ? argv[1] : "check";
   setvbuf(stdout, nullptr, _IOLBF, 4096);
-  if (std::strcmp(mode, "check") == 0) return check_all() != 0;
+  if (std::strcmp(mode, "check") == 0) {
+    const bool blas = argc > 2 && std::strcmp(argv[2], "blas") == 0;
+    return (blas ? check_blas() : check_all()) != 0;
+  }
+  if (std::strcmp(mode, "compare") == 0) return main_compare();
   if (std::strcmp(mode, "quantize") == 0) return main_quantize();
   if (std::strcmp(mode, "large") == 0) return main_large();
   if (std::strcmp(mode, "accuracy") == 0) return main_accuracy();

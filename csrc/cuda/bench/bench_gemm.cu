@@ -5,38 +5,14 @@
 //        csrc/cuda/bench/bench_gemm.cu csrc/cuda/bench/gemm_lt_baseline.cu csrc/cuda/gemm*.cu \
 //        -lcublasLt -o bench_gemm
 //   ./bench_gemm check | chain | tune [M ...] | large
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <random>
-#include <vector>
 
-#include "common.cuh"
+#include "bench.cuh"
 #include "gemm_lt_baseline.h"
-#include "regatta/gemm.h"
 
 using namespace regatta;
+using namespace regatta::bench;
 using namespace regatta::cuda;
-
-#define CHECK_CUDA(x)                                                               \
-  do {                                                                              \
-    const cudaError_t error_ = (x);                                                 \
-    if (error_ != cudaSuccess) {                                                    \
-      printf("%s:%d %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(error_)); \
-      exit(1);                                                                      \
-    }                                                                               \
-  } while (0)
-#define CHECK_STATUS(x)                                                    \
-  do {                                                                     \
-    const Status status_ = (x);                                            \
-    if (!status_.ok()) {                                                   \
-      printf("%s:%d %s\n", __FILE__, __LINE__, status_.message().c_str()); \
-      exit(1);                                                             \
-    }                                                                      \
-  } while (0)
 
 namespace {
 
@@ -110,34 +86,10 @@ __global__ void sumsq_kernel(const T* x, float* out, int64_t rows, int64_t width
 }
 
 template <class T>
-struct Buffer {
-  T* data = nullptr;
-  int64_t size = 0;
-  explicit Buffer(int64_t n) : size(n) {
-    CHECK_CUDA(cudaMalloc(&data, std::max<int64_t>(n, 1) * sizeof(T)));
-    CHECK_CUDA(cudaMemset(data, 0xff, std::max<int64_t>(n, 1) * sizeof(T)));  // NaN in every dtype
-  }
-  ~Buffer() { cudaFree(data); }
-  Buffer(const Buffer&) = delete;
-  void fill(uint32_t seed, float scale, int64_t n) {
-    if (n > 0) fill_kernel<T><<<1024, 256>>>(data, n, seed, scale);
-    CHECK_CUDA(cudaGetLastError());
-  }
-  std::vector<T> host() const {
-    std::vector<T> v(size);
-    CHECK_CUDA(cudaMemcpy(v.data(), data, size * sizeof(T), cudaMemcpyDeviceToHost));
-    return v;
-  }
-};
-
-struct Case {
-  int64_t m, n, k;
-  bool gated, bias, residual, norm, sumsq_out, float_out;
-};
-
-constexpr int64_t kGuard = 64;  // elements past every tensor that must stay as they were
-
-using Runner = std::function<Status(const GemmParams&)>;
+void fill(const Buffer<T>& buffer, uint32_t seed, float scale, int64_t n) {
+  if (n > 0) fill_kernel<T><<<1024, 256>>>(buffer.data, n, seed, scale);
+  CHECK_CUDA(cudaGetLastError());
+}
 
 template <class T, class Out>
 bool check_case(const Case& c, const Runner& runner, const char* label, double absolute = 1e-3) {
@@ -149,10 +101,10 @@ bool check_case(const Case& c, const Runner& runner, const char* label, double a
   Buffer<Out> out(c.m * width + kGuard), again(c.m * width + kGuard);
   Buffer<float> sumsq(c.m * in_parts), sumsq_out(c.m * parts + kGuard), expected(c.m * width);
   const uint32_t seed = static_cast<uint32_t>(c.m * 31 + c.n * 7 + c.k);
-  x.fill(seed, 1.7f, c.m * c.k);
-  w.fill(seed + 1, 1.7f / std::sqrt(static_cast<float>(c.k)), c.n * c.k);
-  bias.fill(seed + 2, 1.f, c.n);
-  residual.fill(seed + 3, 1.f, c.m * width);
+  fill(x, seed, 1.7f, c.m * c.k);
+  fill(w, seed + 1, 1.7f / std::sqrt(static_cast<float>(c.k)), c.n * c.k);
+  fill(bias, seed + 2, 1.f, c.n);
+  fill(residual, seed + 3, 1.f, c.m * width);
   GemmParams p;
   p.x = x.data;
   p.weight = w.data;
@@ -306,37 +258,6 @@ int check_float() {
 
 // --------------------------------------------------------------------------------------- timing
 
-double graph_ms(const std::function<void(cudaStream_t)>& body, int replays) {
-  cudaStream_t stream;
-  CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
-  body(stream);
-  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
-  CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t begin, end;
-  CHECK_CUDA(cudaEventCreate(&begin));
-  CHECK_CUDA(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int r = 0; r < replays + 2; ++r) {
-    CHECK_CUDA(cudaEventRecord(begin, stream));
-    CHECK_CUDA(cudaGraphLaunch(exec, stream));
-    CHECK_CUDA(cudaEventRecord(end, stream));
-    CHECK_CUDA(cudaEventSynchronize(end));
-    float ms;
-    CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
-    if (r >= 2) times.push_back(ms);
-  }
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
-}
-
 __global__ void read_kernel(const uint4* p, int64_t n, uint32_t* out) {
   uint32_t all = 0;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
@@ -350,13 +271,6 @@ __global__ void read_kernel(const uint4* p, int64_t n, uint32_t* out) {
   }
   if (all == 0x12345) *out = all;
 }
-
-constexpr int kLayers = 32;
-constexpr int64_t kHidden = 4096, kInner = 14336, kQkv = 6144, kVocab = 128256;
-enum Kind { kQkvProjection, kOutProjection, kGateUp, kDown, kHead, kKinds };
-constexpr const char* kKindNames[] = {"qkv", "out", "gate_up", "down", "head"};
-constexpr int64_t kN[] = {kQkv, kHidden, 2 * kInner, kHidden, kVocab};
-constexpr int64_t kK[] = {kHidden, kHidden, kHidden, kInner, kHidden};
 
 struct Model {
   std::vector<__nv_bfloat16*> weights;  // [kLayers * 4 + 1]

@@ -5,196 +5,16 @@
 //        -Icsrc/cuda -Icsrc/include csrc/cuda/bench/bench_packed.cu csrc/cuda/gem*.cu \
 //        csrc/cuda/pack_weight.cu -o bench_packed
 //   ./bench_packed check | chain [dense] | large | tune
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <random>
-#include <string>
 #include <typeinfo>
-#include <vector>
 
-#include "common.cuh"
-#include "regatta/gemm.h"
+#include "bench.cuh"
 
 using namespace regatta;
+using namespace regatta::bench;
 using namespace regatta::cuda;
 
-#define CHECK_CUDA(x)                                                               \
-  do {                                                                              \
-    const cudaError_t error_ = (x);                                                 \
-    if (error_ != cudaSuccess) {                                                    \
-      printf("%s:%d %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(error_)); \
-      exit(1);                                                                      \
-    }                                                                               \
-  } while (0)
-#define CHECK_STATUS(x)                                                    \
-  do {                                                                     \
-    const Status status_ = (x);                                            \
-    if (!status_.ok()) {                                                   \
-      printf("%s:%d %s\n", __FILE__, __LINE__, status_.message().c_str()); \
-      exit(1);                                                             \
-    }                                                                      \
-  } while (0)
-
 namespace {
-
-template <class T>
-struct Buffer {
-  T* data = nullptr;
-  int64_t size = 0;
-  explicit Buffer(int64_t n) : size(n) {
-    CHECK_CUDA(cudaMalloc(&data, std::max<int64_t>(n, 1) * sizeof(T)));
-    CHECK_CUDA(cudaMemset(data, 0xff, std::max<int64_t>(n, 1) * sizeof(T)));
-  }
-  explicit Buffer(const std::vector<T>& v) : Buffer(static_cast<int64_t>(v.size())) {
-    CHECK_CUDA(cudaMemcpy(data, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
-  }
-  ~Buffer() { cudaFree(data); }
-  Buffer(const Buffer&) = delete;
-  std::vector<T> host() const {
-    std::vector<T> v(size);
-    CHECK_CUDA(cudaMemcpy(v.data(), data, size * sizeof(T), cudaMemcpyDeviceToHost));
-    return v;
-  }
-};
-
-struct Random {
-  std::mt19937 engine;
-  explicit Random(uint32_t seed) : engine(seed) {}
-  float uniform() { return static_cast<float>(engine() >> 8) * (2.f / 16777216.f) - 1.f; }
-  int below(int n) { return static_cast<int>(engine() % n); }
-  std::vector<float> floats(int64_t n, float scale) {
-    std::vector<float> v(n);
-    for (float& x : v) x = uniform() * scale;
-    return v;
-  }
-};
-
-// One thread per output, from the definition in gemm.h, over dequantized operands.
-__global__ void reference_kernel(const float* x, const float* w, const float* bias,
-                                 const float* residual, float* out, int64_t m_count, int64_t n_all,
-                                 int64_t k_count, bool gated) {
-  const int64_t width = gated ? n_all / 2 : n_all;
-  const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
-  if (i >= m_count * width) return;
-  const int64_t m = i / width, n = i % width;
-  const auto dot = [&](int64_t row) {
-    double sum = 0.;
-    for (int64_t k = 0; k < k_count; ++k) {
-      sum += static_cast<double>(x[m * k_count + k]) * w[row * k_count + k];
-    }
-    return static_cast<float>(sum);
-  };
-  float y = dot(n) + (bias != nullptr ? bias[n] : 0.f);
-  if (gated) {
-    const float up = dot(width + n) + (bias != nullptr ? bias[width + n] : 0.f);
-    y = y / (1.f + expf(-y)) * up;
-  }
-  if (residual != nullptr) y += residual[i];
-  out[i] = y;
-}
-
-template <class T>
-std::vector<T> rounded(std::vector<float>& v) {  // and v as it was rounded
-  std::vector<T> r(v.size());
-  for (size_t i = 0; i < v.size(); ++i) {
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-      r[i] = __float2bfloat16_rn(v[i]);
-      v[i] = __bfloat162float(r[i]);
-    } else {
-      r[i] = __float2half_rn(v[i]);
-      v[i] = __half2float(r[i]);
-    }
-  }
-  return r;
-}
-
-struct Case {
-  int64_t m, n, k;
-  bool gated, bias, residual, sumsq_out, float_out;
-};
-
-using Runner = std::function<Status(GemmParams&)>;
-
-// Compares runner's output with the reference of xf [M, K] and wf [N, K]; p has the operands.
-template <class T>
-bool check_product(const Case& c, GemmParams p, const std::vector<float>& xf,
-                   const std::vector<float>& wf, const Runner& runner, const std::string& label,
-                   double relative, double absolute) {
-  const int64_t width = c.gated ? c.n / 2 : c.n;
-  constexpr int64_t kGuard = 64;
-  Random random(static_cast<uint32_t>(c.m * 131 + c.n * 17 + c.k));
-  std::vector<float> biasf = random.floats(c.n, 1.f), residualf = random.floats(c.m * width, 1.f);
-  const Buffer<T> bias(rounded<T>(biasf)), residual(rounded<T>(residualf));
-  const Buffer<float> x(xf), w(wf), bias_values(biasf), residual_values(residualf);
-  const Buffer<float> expected(c.m * width);
-  const int64_t parts = ceil_div(width, gemm_sumsq_columns(c.m));
-  const Buffer<uint8_t> out((c.m * width + kGuard) * 4), again((c.m * width + kGuard) * 4);
-  const Buffer<float> sumsq(c.m * parts);
-  reference_kernel<<<ceil_div(c.m * width, 128), 128>>>(
-      x.data, w.data, c.bias ? bias_values.data : nullptr,
-      c.residual ? residual_values.data : nullptr, expected.data, c.m, c.n, c.k, c.gated);
-  p.num_rows = c.m;
-  p.in_features = c.k;
-  p.out_features = c.n;
-  p.gated = c.gated;
-  p.dtype = Traits<T>::dtype;
-  p.out_dtype = c.float_out ? DType::kFloat32 : p.dtype;
-  p.bias = c.bias ? bias.data : nullptr;
-  p.residual = c.residual ? residual.data : nullptr;
-  p.sumsq_out = c.sumsq_out ? sumsq.data : nullptr;
-  for (const Buffer<uint8_t>* to : {&again, &out}) {
-    p.out = to->data;
-    const Status status = runner(p);
-    if (!status.ok()) {
-      printf("FAIL %s: %s\n", label.c_str(), status.message().c_str());
-      return false;
-    }
-    CHECK_CUDA(cudaDeviceSynchronize());
-  }
-  const auto y = out.host(), y2 = again.host();
-  const auto ref = expected.host();
-  int64_t bad = y != y2;
-  if (bad) printf("FAIL %s: two runs differ\n", label.c_str());
-  double worst = 0.;
-  const auto value = [&](int64_t i) {
-    if (c.float_out) return reinterpret_cast<const float*>(y.data())[i];
-    return static_cast<float>(reinterpret_cast<const T*>(y.data())[i]);
-  };
-  double squares = 0.;
-  for (const float r : ref) squares += static_cast<double>(r) * r;
-  const double size = std::sqrt(squares / ref.size());  // `absolute` is a share of it
-  for (int64_t i = 0; i < c.m * width; ++i) {
-    const double error =
-        std::fabs(value(i) - ref[i]) / (relative * std::fabs(ref[i]) + absolute * size);
-    if (!(error <= 1.)) ++bad;
-    if (!(error <= worst)) worst = error;
-  }
-  const int64_t end = c.m * width * (c.float_out ? 4 : 2);
-  for (int64_t i = end; i < end + kGuard; ++i) bad += y[i] != 0xff;
-  if (c.sumsq_out) {
-    const auto s = sumsq.host();
-    const int64_t columns = gemm_sumsq_columns(c.m);
-    for (int64_t i = 0; i < c.m * parts; ++i) {
-      double sum = 0.;
-      for (int64_t n = i % parts * columns; n < std::min(width, (i % parts + 1) * columns); ++n) {
-        sum += std::pow(value(i / parts * width + n), 2.);
-      }
-      if (!(std::fabs(s[i] - sum) <= 1e-4 * sum + 1e-6)) ++bad;
-    }
-  }
-  if (bad != 0) {
-    printf(
-        "FAIL %s m %ld n %ld k %ld gated %d bias %d residual %d sumsq %d fp32 %d: %ld bad, "
-        "worst %.2f of the tolerance\n",
-        label.c_str(), c.m, c.n, c.k, c.gated, c.bias, c.residual, c.sumsq_out, c.float_out, bad,
-        worst);
-  }
-  return bad == 0;
-}
 
 // x of T, weight packed with 8 or 4 bits.
 template <class T>
@@ -266,7 +86,7 @@ bool check_packed(int bits, const Case& c, Random& random) {
            dtype_name(pack.dtype));
     return false;
   }
-  const Runner runner = [&](GemmParams& q) {
+  const Runner runner = [&](const GemmParams& q) {
     if (kernel == 0) return gemm_packed_sm90(q, tile, nullptr);
     if (kernel == 1 && gemv_packed_sm90_refuses(q) == nullptr) {
       return gemv_packed_sm90(q, gemv, nullptr);
@@ -319,63 +139,14 @@ int check_all() {
 
 // --------------------------------------------------------------------------------------- timing
 
-double graph_ms(const std::function<void(cudaStream_t)>& body, int replays) {
-  cudaStream_t stream;
-  CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
-  body(stream);
-  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
-  CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t begin, end;
-  CHECK_CUDA(cudaEventCreate(&begin));
-  CHECK_CUDA(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int r = 0; r < replays + 2; ++r) {
-    CHECK_CUDA(cudaEventRecord(begin, stream));
-    CHECK_CUDA(cudaGraphLaunch(exec, stream));
-    CHECK_CUDA(cudaEventRecord(end, stream));
-    CHECK_CUDA(cudaEventSynchronize(end));
-    float ms;
-    CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
-    if (r >= 2) times.push_back(ms);
-  }
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
-}
-
 // Random bytes, or random numbers of 16 bits of moderate size.
 __global__ void fill_kernel(uint8_t* p, int64_t n, uint32_t seed, bool numbers) {
   for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < n;
        i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    uint32_t h = static_cast<uint32_t>(i) * 2654435761u ^ seed;
-    h ^= h >> 15;
-    h *= 2246822519u;
-    h ^= h >> 13;
-    p[i] = static_cast<uint8_t>(h >> 9);
+    p[i] = random_byte(i, seed);
     if (numbers && i % 2 == 1) p[i] = (p[i] & 0x83) | 0x38;
   }
 }
-
-__global__ void set_kernel(float* p, int64_t n, float value) {
-  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < n;
-       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    p[i] = value;
-  }
-}
-
-constexpr int kLayers = 32;
-constexpr int64_t kHidden = 4096, kInner = 14336, kQkv = 6144;
-enum Kind { kQkvProjection, kOutProjection, kGateUp, kDown };
-constexpr const char* kKinds[] = {"qkv", "out", "gate_up", "down"};
-constexpr int64_t kN[] = {kQkv, kHidden, 2 * kInner, kHidden};
-constexpr int64_t kK[] = {kHidden, kHidden, kHidden, kInner};
 
 struct Model {
   std::vector<uint8_t*> dense, codes;
@@ -487,7 +258,7 @@ int main_tune(int64_t only) {
       for (int kind = 0; kind < 4; ++kind) {
         const double floor =
             static_cast<double>(kN[kind] * kK[kind]) * bytes_per_weight(operands) / 4.66e6;
-        printf("%s M %ld %s floor %.2f us, chosen %.2f |", name_of(operands), rows, kKinds[kind],
+        printf("%s M %ld %s floor %.2f us, chosen %.2f |", name_of(operands), rows, kKindNames[kind],
                floor,
                kind_us(model, operands, kind, rows, [&](const GemmParams& p, cudaStream_t s) {
                  return gemm(p, model.resources, nullptr, s);

@@ -4,32 +4,15 @@
 // the definition in regatta/sample.h. small: few shapes, for compute-sanitizer.
 // Build: as attention_check.cu, with gather_rows.cu rms_norm.cu silu_mul.cu rope_and_cache_write.cu
 //        sample.cu and --expt-relaxed-constexpr (philox.h).
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <numeric>
-#include <random>
-#include <string>
-#include <vector>
 
-#include "common.cuh"
+#include "bench.cuh"
 #include "kv_host.h"
 #include "regatta/cuda_ops.h"
 #include "regatta/philox.h"
 
 using namespace regatta;
-
-#define CHECK(x)                                                                         \
-  do {                                                                                   \
-    cudaError_t error_ = (x);                                                            \
-    if (error_ != cudaSuccess) {                                                         \
-      std::printf("%s:%d %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(error_)); \
-      std::exit(1);                                                                      \
-    }                                                                                    \
-  } while (0)
 
 namespace {
 
@@ -63,16 +46,16 @@ struct Buffer {
   std::vector<T> host;
   T* device = nullptr;
   explicit Buffer(size_t n) : host(n) {
-    CHECK(cudaMalloc(&device, std::max<size_t>(n, 1) * sizeof(T)));
-    CHECK(cudaMemset(device, 0xff, n * sizeof(T)));
+    CHECK_CUDA(cudaMalloc(&device, std::max<size_t>(n, 1) * sizeof(T)));
+    CHECK_CUDA(cudaMemset(device, 0xff, n * sizeof(T)));
   }
-  ~Buffer() { CHECK(cudaFree(device)); }
+  ~Buffer() { CHECK_CUDA(cudaFree(device)); }
   Buffer(const Buffer&) = delete;
   void upload() {
-    CHECK(cudaMemcpy(device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+    CHECK_CUDA(cudaMemcpy(device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
   }
   void download() {
-    CHECK(cudaMemcpy(host.data(), device, host.size() * sizeof(T), cudaMemcpyDeviceToHost));
+    CHECK_CUDA(cudaMemcpy(host.data(), device, host.size() * sizeof(T), cudaMemcpyDeviceToHost));
   }
   Buffer& random(float scale = 1.f) {
     std::normal_distribution<float> normal(0.f, scale);
@@ -115,7 +98,7 @@ void check_rms_norm(int tokens, int hidden, bool with_residual, bool by_index = 
   ids.upload();
   must(by_index ? cuda::rms_norm_rows(p, ids.device, tokens, {nullptr, true})
                 : cuda::rms_norm(p, {nullptr, true}));
-  CHECK(cudaDeviceSynchronize());
+  CHECK_CUDA(cudaDeviceSynchronize());
   out.download(), sum.download();
   Error error;
   for (int t = 0; t < tokens; ++t) {
@@ -146,7 +129,7 @@ void check_silu_mul(int tokens, int size) {
   x.random(2.f);
   const SiluMulParams p = {x.device, out.device, tokens, size, cuda::Traits<T>::dtype};
   must(cuda::silu_mul(p, {nullptr, true}));
-  CHECK(cudaDeviceSynchronize());
+  CHECK_CUDA(cudaDeviceSynchronize());
   out.download();
   Error error;
   for (int t = 0; t < tokens; ++t) {
@@ -172,7 +155,7 @@ void check_gather(int tokens, int hidden) {
   const EmbeddingParams p = {ids.device, table.device, out.device, tokens,
                              rows,       hidden,       false,      cuda::Traits<T>::dtype};
   must(cuda::embedding(p, {nullptr, true}));
-  CHECK(cudaDeviceSynchronize());
+  CHECK_CUDA(cudaDeviceSynchronize());
   out.download();
   Error error;
   for (int t = 0; t < tokens; ++t) {
@@ -233,7 +216,7 @@ void check_rope(int tokens, int heads, int kv_heads, int dim, int rotary, int bl
   p.num_tokens = tokens, p.num_heads = heads, p.num_kv_heads = kv_heads, p.head_dim = dim;
   p.rotary_dim = rotary, p.num_positions = positions, p.epsilon = 1e-6f;
   must(cuda::rope_and_cache_write(p, {nullptr, true}));
-  CHECK(cudaDeviceSynchronize());
+  CHECK_CUDA(cudaDeviceSynchronize());
   q.download(), key.download(), value.download(), key_scale.download(), value_scale.download();
   Error error;
   std::vector<bool> written(rows, false);
@@ -406,11 +389,11 @@ void check_sample(int rows, int vocab, Kind kind, const Draw& d) {
   if (d.min_p > 0) p.min_p = min_p.device;
   if (d.typical_p < 1) p.typical_p = typical_p.device;
   must(cuda::sample(p, {nullptr, true}));
-  CHECK(cudaDeviceSynchronize());
+  CHECK_CUDA(cudaDeviceSynchronize());
   tokens.download();
   const std::vector<int32_t> once = tokens.host;
   must(cuda::sample(p, {nullptr, true}));
-  CHECK(cudaDeviceSynchronize());
+  CHECK_CUDA(cudaDeviceSynchronize());
   tokens.download();
   int wrong = 0, differ = 0, rounded = 0;
 #pragma omp parallel for reduction(+ : wrong, rounded)
@@ -516,7 +499,7 @@ void check_adjust(int requests, int num_drafts, int vocab, int length, int alpha
   p.rules = rules.device, p.num_rows = rows, p.vocab_size = vocab, p.max_length = max_length;
   p.rules_width = width;
   must(cuda::adjust_logits(p, {nullptr, true}));
-  CHECK(cudaDeviceSynchronize());
+  CHECK_CUDA(cudaDeviceSynchronize());
   logits.download(), history.download();
   int wrong = 0;
   for (size_t i = 0; i < wanted.size(); ++i) {
@@ -597,32 +580,11 @@ void check_all(bool small) {
 
 // Microseconds per call: 8 calls in a graph, median of replays.
 double time_calls(const std::function<void(int, cudaStream_t)>& call, int calls = 8) {
-  cudaStream_t stream;
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  CHECK(cudaStreamCreate(&stream));
-  CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
-  for (int i = 0; i < calls; ++i) call(i, stream);
-  CHECK(cudaStreamEndCapture(stream, &graph));
-  CHECK(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t begin, end;
-  CHECK(cudaEventCreate(&begin));
-  CHECK(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < 14; ++i) {
-    CHECK(cudaEventRecord(begin, stream));
-    CHECK(cudaGraphLaunch(exec, stream));
-    CHECK(cudaEventRecord(end, stream));
-    CHECK(cudaEventSynchronize(end));
-    float ms;
-    CHECK(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 4) times.push_back(ms * 1000.f / calls);
-  }
-  CHECK(cudaGraphExecDestroy(exec));
-  CHECK(cudaGraphDestroy(graph));
-  CHECK(cudaStreamDestroy(stream));
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  return 1e3 / calls * bench::graph_ms(
+                           [&](cudaStream_t stream) {
+                             for (int i = 0; i < calls; ++i) call(i, stream);
+                           },
+                           10, 4);
 }
 
 void bench_all(const std::vector<int>& lengths) {
@@ -641,7 +603,7 @@ void bench_all(const std::vector<int>& lengths) {
     for (int t = 0; t < tokens; ++t) position.host[t] = slot.host[t] = t, ids.host[t] = t;
     position.upload(), slot.upload(), ids.upload();
     for (void* p : {(void*)x.device, (void*)r.device})
-      CHECK(cudaMemset(p, 0x3c, x.host.size() * 2));
+      CHECK_CUDA(cudaMemset(p, 0x3c, x.host.size() * 2));
     double us = time_calls([&](int i, cudaStream_t s) {
       const size_t at = size_t(i % copies) * tokens * hidden;
       must(cuda::rms_norm({x.device + at, w.device, r.device + at, out.device, r.device + at,
