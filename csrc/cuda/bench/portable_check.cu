@@ -76,6 +76,8 @@ bool check_packed(Kind kind, const Case& c, const Runner& runner, const std::str
   const Buffer<T> x(rounded<T>(xf));
   const Buffer<int8_t> codes_buffer(codes);
   const Buffer<float> scale_buffer(scale), zero_buffer(zero);
+  GemmParams p;
+  p.operands = bits == 8 ? GemmOperands::kWeightInt8 : GemmOperands::kWeightInt4;
   const int64_t group_size = packed_group_size(c.k, groups);
   const Buffer<uint8_t> packed(packed_weight_bytes(c.n, c.k, bits, group_size));
   PackWeightParams pack;
@@ -89,8 +91,6 @@ bool check_packed(Kind kind, const Case& c, const Runner& runner, const std::str
   pack.bits = bits;
   pack.dtype = Traits<T>::dtype;
   CHECK_STATUS(pack_weight(pack, nullptr));
-  GemmParams p;
-  p.operands = bits == 8 ? GemmOperands::kWeightInt8 : GemmOperands::kWeightInt4;
   p.x = x.data;
   p.weight = packed.data;
   p.weight_scale = bits == 8 ? scale_buffer.data : nullptr;
