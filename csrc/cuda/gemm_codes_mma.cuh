@@ -62,8 +62,8 @@ __device__ __forceinline__ RowPair scales_of_rows(const BlockScales& b, int row,
 // Of this lane's two tokens, token and token + 1: there is room for 128 at a time.
 __device__ __forceinline__ float2 scales_of_tokens(const BlockScales& b, int token, int unit) {
   if (b.num_blocks == 0) return make_float2(1.f, 1.f);
-  return __ldg(reinterpret_cast<const float2*>(b.x + static_cast<int64_t>(unit) * b.x_stride +
-                                               token));
+  return __ldcg(reinterpret_cast<const float2*>(b.x + static_cast<int64_t>(unit) * b.x_stride +
+                                                token));
 }
 
 // acc += part, scaled; part = 0.

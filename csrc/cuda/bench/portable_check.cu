@@ -76,8 +76,10 @@ bool check_packed(Kind kind, const Case& c, const Runner& runner, const std::str
   const Buffer<T> x(rounded<T>(xf));
   const Buffer<int8_t> codes_buffer(codes);
   const Buffer<float> scale_buffer(scale), zero_buffer(zero);
-  const int64_t group_size = packed_group_size(c.k, groups);
-  const Buffer<uint8_t> packed(packed_weight_bytes(c.n, c.k, bits, group_size));
+  GemmParams p;
+  p.operands = bits == 8 ? GemmOperands::kWeightInt8 : GemmOperands::kWeightInt4;
+  const int64_t group_size = packed_group_size(p.operands, c.k, groups);
+  const Buffer<uint8_t> packed(packed_weight_bytes(c.n, c.k, p.operands, group_size));
   PackWeightParams pack;
   pack.codes = codes_buffer.data;
   pack.scale = scale_buffer.data;
@@ -86,11 +88,9 @@ bool check_packed(Kind kind, const Case& c, const Runner& runner, const std::str
   pack.out_features = c.n;
   pack.in_features = c.k;
   pack.num_groups = groups;
-  pack.bits = bits;
+  pack.operands = p.operands;
   pack.dtype = Traits<T>::dtype;
   CHECK_STATUS(pack_weight(pack, nullptr));
-  GemmParams p;
-  p.operands = bits == 8 ? GemmOperands::kWeightInt8 : GemmOperands::kWeightInt4;
   p.x = x.data;
   p.weight = packed.data;
   p.weight_scale = bits == 8 ? scale_buffer.data : nullptr;
