@@ -87,7 +87,7 @@ class Support:
 # Quantized weights have kernels of Hopper's own (csrc/cuda/gemm*_sm90.cu) and kernels for every GPU
 # from sm_75 on (csrc/cuda/gemm_mma.cuh). These have not run on such GPUs yet: False refuses them.
 EVERY_GPU = False
-FIRST_GPU = (7, 5) if EVERY_GPU else (8, 0)  # compute capability
+FIRST_GPU = (7, 5)  # compute capability, of dense models
 FIRST_BFLOAT16 = (8, 0)
 HOPPER = (9, 0)
 
@@ -181,8 +181,8 @@ def check_support(
         )
     if dtype == "bfloat16" and capability is not None and capability < FIRST_BFLOAT16:
         raise UserError(
-            f"quant_type {scheme} takes no activations in bfloat16 on a GPU of "
-            f"sm_{capability[0]}{capability[1]}, which has no bfloat16; set --dtype float16"
+            f"dtype bfloat16 does not run on a GPU of sm_{capability[0]}{capability[1]}, which has "
+            "no bfloat16; set --dtype float16"
         )
     if dtype is not None and dtype not in row.gpu_dtypes:
         raise UserError(
