@@ -116,7 +116,7 @@ class TextStream:
         # out, since up to there the beginning of a text decodes differently from its middle.
         self._num_settled = 0
         self._retry_at = 0  # tokens below which it is not worth decoding again
-        self._num_tries = 0  # since the last tokens that were not decoded
+        self._num_tries = 0  # in a row that ended amid a character
         self._pieces: list[str] = []
         # The text behind what is out, were there no more tokens; "" where it was not looked at.
         self.pending = ""
@@ -135,16 +135,8 @@ class TextStream:
         self.pending = ""
         if num_tokens < self._retry_at:
             return ""
-        # Many tokens that stay pending are decoded again at geometrically growing distances: a
-        # model that babbles broken bytes or spaces must not cost quadratic time. Then for as many
-        # tokens as a character may have: in the middle of one, text before it may not be seen.
-        num_pending = num_tokens - self._num_settled
-        self._num_tries += 1
-        self._retry_at = num_tokens + 1
-        if num_pending > MANY_PENDING and self._num_tries >= LONGEST_CHARACTER:
-            self._retry_at += num_pending // 8
-            self._num_tries = 0
         piece = self._pending_text()
+        self._retry_at = num_tokens + 1 + self._num_to_skip(num_tokens, piece)
         if piece is None or not self._is_certain(piece):
             self.pending = (piece or "").rstrip(_REPLACEMENT)
             return ""
@@ -154,6 +146,23 @@ class TextStream:
             self._num_settled = num_tokens
             self._retry_at = 0
         return piece
+
+    def _num_to_skip(self, num_tokens: int, piece: str | None) -> int:
+        """Tokens that are not worth decoding again, behind one where the text was `piece`.
+
+        Many tokens that stay pending are decoded at geometrically growing distances: a model that
+        babbles broken bytes or spaces must not cost quadratic time. In the middle of a character
+        the text before it may not be seen: then for as many tokens as one may have.
+        """
+        num_pending = num_tokens - self._num_settled
+        if num_pending <= MANY_PENDING:
+            return 0
+        is_whole = piece is not None and not piece.endswith(_REPLACEMENT)
+        self._num_tries += 1
+        if not is_whole and self._num_tries < LONGEST_CHARACTER:
+            return 0
+        self._num_tries = 0
+        return num_pending // (8 if is_whole else 4)
 
     def finish(self) -> str:
         """The rest of the text, an incomplete character at its end included. Call it once."""
