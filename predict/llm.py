@@ -557,8 +557,8 @@ class LLM:
 
         prompts: text, or token ids. sampling_params: for all, or one for each. on_output(index,
         output) is called the moment all answers to a prompt are finished, in any order.
-        on_step(prompt_tokens, output_tokens) is called after each step with the tokens that it
-        handled.
+        on_step(prompt_tokens, output_tokens) is called after each step with the tokens of prompts
+        that it took in and of outputs that came: of a beam search at its end.
         Raises UserError or ValueError, with nothing queued, when a prompt can never run. An answer
         that fails alone has finish_reason "error". When a step fails or is interrupted, the
         unfinished requests are aborted.
@@ -569,13 +569,16 @@ class LLM:
         self._make_current()
         try:
             self.queue(groups)
+            stats = self.engine.scheduler.stats
             while True:
+                before = stats.num_prompt_tokens, stats.num_output_tokens
                 batch, finished = self.engine.step()
                 if batch is None:
                     break
                 if on_step:
-                    num_samples = sum(span.samples for span in batch.spans)
-                    on_step(batch.num_tokens - num_samples, num_samples)
+                    on_step(
+                        stats.num_prompt_tokens - before[0], stats.num_output_tokens - before[1]
+                    )
                 for request in finished:
                     group = by_request[request.request_id]
                     index = group.prompt_index

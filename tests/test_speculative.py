@@ -152,6 +152,18 @@ def unused_blocks_are_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("predict.llm.allocate_caches", filled)
 
 
+@pytest.mark.parametrize("method", [None, *METHODS])
+def test_steps_count_the_tokens_that_came(method: str | None) -> None:
+    changes = {"speculate_max_draft_token_num": 4, **METHODS[method]} if method else {}
+    llm = LLM(config(DEMO, max_length=160, attention="append", speculate_method=method, **changes))
+    steps: list[tuple[int, int]] = []
+    params = SamplingParams(max_new_tokens=60, temperature=0.0, ignore_eos=True)
+    llm.generate(PROMPTS, params, on_step=lambda *tokens: steps.append(tokens))
+    num_prompt_tokens, num_output_tokens = map(sum, zip(*steps, strict=True))
+    assert num_prompt_tokens == llm.stats().num_prompt_tokens
+    assert num_output_tokens == 60 * len(PROMPTS)
+
+
 @pytest.mark.usefixtures("unused_blocks_are_nan")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("batch_size", "inference_model"), [(1, True), (3, True), (3, False)])
