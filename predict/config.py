@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from predict.device import default_name, kind_of
 from predict.errors import UserError, nearest, one_of
 from predict.files import find_model_dir
 from predict.flags import FlagValues
@@ -30,7 +31,6 @@ MODES = ("dynamic", "static")
 ATTENTIONS = ("reserved", "block", "append")
 BLOCK_SIZES = (16, 32, 64, 128)
 LOAD_FORMATS = ("auto", "dummy")
-DEVICES = ("cpu", "gpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +84,7 @@ class EngineConfig:
         for name, allowed in choices:
             if getattr(self, name) not in allowed:
                 raise one_of(name, getattr(self, name), allowed)
-        kind, _, index = self.device.partition(":")
-        if kind not in DEVICES or (":" in self.device and not index.isdigit()):
-            raise one_of("device", self.device, ("cpu", "gpu", "gpu:N"))
+        kind_of(self.device)
         if self.block_size not in BLOCK_SIZES:
             sizes = ", ".join(map(str, BLOCK_SIZES))
             raise UserError(
@@ -302,7 +300,7 @@ class PredictorConfig:
         max_length = _max_length(flags)
         device, why_no_gpu = _device(flags)
         if why_no_gpu:
-            notes.append(f"--device was not given; running on cpu: {why_no_gpu}")
+            notes.append(why_no_gpu)
         try:
             engine = EngineConfig(
                 model_name_or_path=str(directory),
@@ -580,7 +578,7 @@ def _max_length(flags: FlagValues) -> int:
 
 
 def _device(flags: FlagValues) -> tuple[str, str]:
-    """The device, and why it is not a GPU of this machine where the flags leave that open.
+    """The device, and a line on why it is not this machine's GPU where the flags leave that open.
 
     Left open: a GPU where one is usable, as PaddleNLP's default is, but for what only the CPU runs
     (the plain operators, --avx_model). An exported program runs where it was made for.
@@ -589,8 +587,6 @@ def _device(flags: FlagValues) -> tuple[str, str]:
         return flags["device"], ""
     if flags["avx_model"] or not _fused(flags):
         return "cpu", ""
-    from predict.device import default_name
-
     return default_name()
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from predict import library
-from predict.errors import UserError
+from predict.errors import UserError, one_of
 
 CUDA_LIBRARY_NAME = "libregatta_cuda.so"
 PLUGIN_NAME = "libpaddle_custom_nvgpu.so"
@@ -266,6 +266,14 @@ def _built_architectures() -> tuple[str, ...]:
         ) from None
 
 
+def kind_of(name: str) -> str:
+    """Cpu or gpu, of a name that `choose` takes. Raises UserError for any other."""
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "gpu") or (":" in name and not index.isdigit()):
+        raise one_of("device", name, ("cpu", "gpu", "gpu:N"))
+    return kind
+
+
 def choose(name: str) -> Device:
     """The device that `name` (cpu, gpu, gpu:N) stands for on this machine.
 
@@ -304,12 +312,14 @@ def choose(name: str) -> Device:
 def default_name() -> tuple[str, str]:
     """The device where none was asked for: gpu where one can be used, else cpu.
 
-    Imports no Paddle. Returns its name, and, when there is a GPU that cannot be used, why not.
+    Imports no Paddle. Returns its name, and, when there is a GPU that cannot be used, a line for
+    the user that says why not.
     """
     try:
         choose("gpu")
     except UserError as error:
-        return "cpu", str(error) if is_gpu_present() else ""
+        note = f"--device was not given; running on cpu: {error}"
+        return "cpu", note if is_gpu_present() else ""
     return "gpu", ""
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from predict.errors import UserError, one_of
+from predict.device import kind_of
+from predict.errors import UserError
 from predict.files import find_model_dir, read_text
 from predict.flags import Flag, FlagValues, no_effect, not_yet, parse_flags
 from predict.quantization import GROUP_SIZES, GROUPED, parse_quant_type
@@ -273,6 +274,15 @@ POSITIVE = (
 )
 
 
+def check_device(device: str, inference_model: bool) -> None:
+    """Raises UserError for a name of no device, and for plain Paddle on a GPU."""
+    if kind_of(device) == "gpu" and not inference_model:
+        raise UserError(
+            f"--inference_model=false runs on the CPU, and --device is {device}; leave one of the "
+            "two out"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class QuantConfig:
     """What one run quantizes, and how. Raises UserError where its parts do not fit together."""
@@ -323,14 +333,7 @@ class QuantConfig:
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        kind, _, index = self.device.partition(":")
-        if kind not in ("cpu", "gpu") or (":" in self.device and not index.isdigit()):
-            raise one_of("device", self.device, ("cpu", "gpu", "gpu:N"))
-        if kind == "gpu" and not self.inference_model:
-            raise UserError(
-                f"--inference_model=false runs on the CPU, and --device is {self.device}; leave "
-                "one of the two out"
-            )
+        check_device(self.device, self.inference_model)
         if self.needs_data and self.data_file is None:
             raise UserError(
                 f"{', '.join(self.calibrated)} needs calibration data; give --data_file"

@@ -29,7 +29,7 @@ from predict.errors import EXIT_FAILURE, EXIT_INTERRUPTED, UserError
 from predict.files import find_model_dir
 from predict.flags import Flag, FlagValues, parse_flags
 from predict.quantization import CACHE_TYPES
-from quant.config import INT4_SCHEMES
+from quant.config import INT4_SCHEMES, check_device
 from quant.rows import UNQUANTIZED, Row, parse_row
 
 if TYPE_CHECKING:
@@ -178,11 +178,7 @@ class EvaluateConfig:
         from quant.data import find_data_file
 
         engine_config(self, row, self.model_name_or_path)  # its own checks
-        if self.device != "cpu" and not self.inference_model:
-            raise UserError(
-                f"--inference_model=false runs on the CPU, and --device is {self.device}; leave "
-                "one of the two out"
-            )
+        check_device(self.device, self.inference_model)
         if self.device != "cpu" and row.quant_type is not None:
             check_support(row.quant_type, self.device, True, self.dtype, None, row.group_size)
         if row.calibrates:
@@ -217,7 +213,7 @@ def device_of(flags: FlagValues) -> str:
         return "cpu"
     name, why_no_gpu = default_name()
     if why_no_gpu:
-        _say(f"--device was not given; running on cpu: {why_no_gpu}")
+        _say(why_no_gpu)
     return name
 
 

@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 
 # What a finished layer does not depend on: where it is stored, and how it is computed.
 NOT_INPUTS = (
-    *("output_path", "overwrite", "inference_model", "device", "model_name_or_path", "data_file"),
+    "output_path",
+    "overwrite",
+    "inference_model",
+    "device",
+    "model_name_or_path",
+    "data_file",
 )
 
 

@@ -195,13 +195,7 @@ const char* gemm_blas_refuses(const GemmParams& p) {
 #ifndef REGATTA_CUBLASLT
   return "built without cuBLASLt";
 #else
-  if (p.dtype != DType::kBFloat16 && p.dtype != DType::kFloat16) {
-    return "dtype must be bfloat16 or float16";
-  }
-  if (p.out_dtype != p.dtype &&
-      (p.out_dtype != DType::kFloat32 || p.gated || p.residual != nullptr || p.bias != nullptr)) {
-    return "a float32 output takes no bias, residual or gate";
-  }
+  if (const char* reason = blas_dtypes_refused(p)) return reason;
   const int64_t width = p.gated ? p.out_features / 2 : p.out_features;
   if (p.in_features % 8 != 0 || p.out_features % 8 != 0 || width % 8 != 0) {
     return "in_features and out_features must be multiples of 8";

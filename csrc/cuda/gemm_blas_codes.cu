@@ -21,13 +21,7 @@ const char* gemm_blas_codes_refuses(const GemmParams& p) {
 #ifndef REGATTA_CUBLASLT
   return "built without cuBLASLt";
 #else
-  if (p.dtype != DType::kBFloat16 && p.dtype != DType::kFloat16) {
-    return "dtype must be bfloat16 or float16";
-  }
-  if (p.out_dtype != p.dtype &&
-      (p.out_dtype != DType::kFloat32 || p.gated || p.residual != nullptr || p.bias != nullptr)) {
-    return "a float32 output takes no bias, residual or gate";
-  }
+  if (const char* reason = blas_dtypes_refused(p)) return reason;
   if (p.x_scale == nullptr || p.weight_scale == nullptr || p.sumsq != nullptr) {
     return "codes need x_scale and weight_scale, and no sumsq";
   }

@@ -61,7 +61,6 @@ std::vector<paddle::Tensor> copy_blocks(std::vector<paddle::Tensor>& caches,
 
 LikeliestParams rows_of(const paddle::Tensor& logits, const paddle::Tensor& rows,
                         const Device& device) {
-  if (device.is_cpu()) fail("logits is on the CPU; this operator is for GPUs");
   const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, device.place);
   const TensorView wanted = checked_view(rows, "rows", DType::kInt32, {-1}, device.place);
   LikeliestParams params;
@@ -74,7 +73,7 @@ LikeliestParams rows_of(const paddle::Tensor& logits, const paddle::Tensor& rows
 }
 
 std::vector<paddle::Tensor> log_softmax(paddle::Tensor& logits, const paddle::Tensor& rows) {
-  const Device device = device_of(logits, "logits");
+  const Device device = gpu_of(logits, "logits");
   [[maybe_unused]] const LikeliestParams params = rows_of(logits, rows, device);
 #ifdef REGATTA_WITH_CUDA
   make_current(device);
@@ -85,7 +84,7 @@ std::vector<paddle::Tensor> log_softmax(paddle::Tensor& logits, const paddle::Te
 
 std::vector<paddle::Tensor> likeliest(const paddle::Tensor& logits, const paddle::Tensor& rows,
                                       int64_t count) {
-  const Device device = device_of(logits, "logits");
+  const Device device = gpu_of(logits, "logits");
   LikeliestParams params = rows_of(logits, rows, device);
   if (count < 1) fail("count is " + std::to_string(count) + " (allowed: 1 or more)");
   paddle::Tensor found = device.empty({2, params.num_rows, count}, DType::kInt32);

@@ -84,6 +84,13 @@ inline Device device_of(const paddle::Tensor& tensor, const char* name) {
   return device_at(tensor.place(), name);
 }
 
+// The same, for operators that a CPU does not have.
+inline Device gpu_of(const paddle::Tensor& tensor, const char* name) {
+  const Device device = device_of(tensor, name);
+  if (device.is_cpu()) fail(std::string(name) + " is on the CPU; this operator is for GPUs");
+  return device;
+}
+
 // Fails unless `tensor` is on `device`; an empty one may be anywhere.
 inline void check_device(const paddle::Tensor& tensor, const char* name, const Device& device) {
   if (tensor.numel() == 0 || tensor.place() == device.place) return;

@@ -11,8 +11,7 @@ namespace {
 
 std::vector<paddle::Tensor> logprobs(const paddle::Tensor& logits, const paddle::Tensor& token_ids,
                                      int64_t num_top) {
-  const Device device = device_of(logits, "logits");
-  if (device.is_cpu()) fail("logits is on the CPU; this operator is for GPUs");
+  const Device device = gpu_of(logits, "logits");
   const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, device.place);
   const TensorView ids = checked_view(token_ids, "token_ids", DType::kInt32, {-1}, device.place);
   const int64_t num_rows = x.shape[0];

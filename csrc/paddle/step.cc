@@ -17,6 +17,7 @@
 //     (see regatta/adjust_logits.h)
 //
 // GPUs only: on a CPU nothing runs ahead, and regatta_sample says the same.
+#include "choices.h"
 #include "cuda_resources.h"
 #include "regatta/adjust_logits.h"
 #include "regatta/follow_drafts.h"
@@ -24,12 +25,6 @@
 
 namespace regatta::binding {
 namespace {
-
-Device gpu_of(const paddle::Tensor& tensor, const char* name) {
-  const Device device = device_of(tensor, name);
-  if (device.is_cpu()) fail(std::string(name) + " is on the CPU; this operator is for GPUs");
-  return device;
-}
 
 int32_t* int32_data(const paddle::Tensor& tensor, const char* name, int64_t size,
                     const Device& device) {
@@ -60,9 +55,9 @@ std::vector<paddle::Tensor> follow_drafts(paddle::Tensor& token_ids, paddle::Ten
                                           int64_t block_size) {
   const Device device = gpu_of(token_ids, "token_ids");
   const phi::Place& place = device.place;
-  const TensorView columns = checked_view(choices, "choices", DType::kInt32, {10, -1}, place);
+  const Choices drawing = choices_of(choices, place);
   FollowDraftsParams params;
-  const int64_t num_tokens = token_ids.numel(), stride = columns.shape[1];
+  const int64_t num_tokens = token_ids.numel(), stride = drawing.num_columns;
   params.num_seqs = context_lens.numel();
   if (stride < params.num_seqs || stride % 2 != 0) {
     fail("choices has " + std::to_string(stride) + " columns for " +
@@ -75,8 +70,7 @@ std::vector<paddle::Tensor> follow_drafts(paddle::Tensor& token_ids, paddle::Ten
   params.positions = int32_data(positions, "positions", num_tokens, device);
   params.slot_mapping = int32_data(slot_mapping, "slot_mapping", num_tokens, device);
   params.context_lens = int32_data(context_lens, "context_lens", -1, device);
-  auto* base = static_cast<int32_t*>(const_cast<void*>(columns.data));
-  params.offsets = reinterpret_cast<int64_t*>(base + 6 * stride);
+  params.offsets = drawing.offsets;
   params.cu_seqlens_q = int32_data(cu_seqlens_q, "cu_seqlens_q", params.num_seqs + 1, device);
   params.block_tables = static_cast<const int32_t*>(tables.data);
   params.plan = static_cast<const int32_t*>(rows.data);
@@ -95,24 +89,22 @@ std::vector<paddle::Tensor> sample_step(const paddle::Tensor& logits, const padd
                                         paddle::Tensor& last_tokens) {
   const Device device = gpu_of(logits, "logits");
   const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, device.place);
-  const TensorView columns =
-      checked_view(choices, "choices", DType::kInt32, {10, -1}, device.place);
-  const int64_t num_rows = x.shape[0], stride = columns.shape[1];
+  const Choices drawing = choices_of(choices, device.place);
+  const int64_t num_rows = x.shape[0], stride = drawing.num_columns;
   if (stride < num_rows || stride % 2 != 0 || last_tokens.numel() < num_rows) {
     fail("choices has " + std::to_string(stride) + " columns and last_tokens " +
          std::to_string(last_tokens.numel()) + " entries for " + std::to_string(num_rows) +
          " rows of logits (allowed: at least as many; choices an even number)");
   }
-  const auto* base = static_cast<const int32_t*>(columns.data);
   SampleParams params;
   params.logits = static_cast<const float*>(x.data);
-  params.temperature = reinterpret_cast<const float*>(base);
-  params.top_k = base + stride;
-  params.top_p = reinterpret_cast<const float*>(base + 2 * stride);
-  params.min_p = reinterpret_cast<const float*>(base + 3 * stride);
-  params.seeds = reinterpret_cast<const int64_t*>(base + 4 * stride);
-  params.offsets = reinterpret_cast<const int64_t*>(base + 6 * stride);
-  params.typical_p = reinterpret_cast<const float*>(base + 8 * stride);
+  params.temperature = drawing.temperature;
+  params.top_k = drawing.top_k;
+  params.top_p = drawing.top_p;
+  params.min_p = drawing.min_p;
+  params.seeds = drawing.seeds;
+  params.offsets = drawing.offsets;
+  params.typical_p = drawing.typical_p;
   params.token_ids = int32_data(last_tokens, "last_tokens", -1, device);
   params.num_rows = num_rows;
   params.vocab_size = x.shape[1];

@@ -7,6 +7,7 @@
 // GPUs only: on a CPU predict/speculative/window.py does the same.
 #include "regatta/verify_window.h"
 
+#include "choices.h"
 #include "cuda_resources.h"
 
 namespace regatta::binding {
@@ -19,14 +20,13 @@ std::vector<paddle::Tensor> verify_window(const paddle::Tensor& logits,
                                           const paddle::Tensor& logit_indices,
                                           paddle::Tensor& last_tokens, int64_t window,
                                           int64_t max_candidate_len) {
-  const Device device = device_of(logits, "logits");
-  if (device.is_cpu()) fail("logits is on the CPU; this operator is for GPUs");
+  const Device device = gpu_of(logits, "logits");
   const phi::Place& place = device.place;
   const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, place);
-  const TensorView columns = checked_view(choices, "choices", DType::kInt32, {10, -1}, place);
+  const Choices drawing = choices_of(choices, place);
   const TensorView ids = checked_view(token_ids, "token_ids", DType::kInt32, {-1}, place);
   const TensorView drawn = checked_view(last_tokens, "last_tokens", DType::kInt32, {-1}, place);
-  const int64_t num_rows = x.shape[0], stride = columns.shape[1];
+  const int64_t num_rows = x.shape[0], stride = drawing.num_columns;
   if (stride < num_rows || drawn.shape[0] < num_rows) {
     fail("choices has " + std::to_string(stride) + " columns and last_tokens " +
          std::to_string(drawn.shape[0]) + " entries for " + std::to_string(num_rows) +
@@ -37,14 +37,13 @@ std::vector<paddle::Tensor> verify_window(const paddle::Tensor& logits,
     fail("max_candidate_len is " + std::to_string(max_candidate_len) + " (allowed: 2 to " +
          std::to_string(kMaxWindowCandidates) + ")");
   }
-  const auto* base = static_cast<const int32_t*>(columns.data);
   VerifyWindowParams params;
   params.logits = static_cast<const float*>(x.data);
-  params.temperature = reinterpret_cast<const float*>(base);
-  params.top_k = base + stride;
-  params.top_p = reinterpret_cast<const float*>(base + 2 * stride);
-  params.min_p = reinterpret_cast<const float*>(base + 3 * stride);
-  params.num_drafts = base + 9 * stride;
+  params.temperature = drawing.temperature;
+  params.top_k = drawing.top_k;
+  params.top_p = drawing.top_p;
+  params.min_p = drawing.min_p;
+  params.num_drafts = drawing.num_drafts;
   params.token_ids = static_cast<const int32_t*>(ids.data);
   params.logit_indices = static_cast<const int32_t*>(
       checked_view(logit_indices, "logit_indices", DType::kInt32, {num_rows}, place).data);

@@ -127,11 +127,10 @@ class Engine:
         assert self.policy is not None
         batch = step.batch
         timed = seconds if batch.num_tokens == len(step.rows) else None
-        if step.decides or step.waited:
+        lengths: list[int] = []
+        if step.decides:
             lengths = [len(span.draft_token_ids) for span in batch.spans if span.draft_token_ids]
-            self.policy.stepped(batch.num_samples, lengths, num_accepted, step.waited, timed)
-        else:
-            self.policy.stepped(batch.num_samples, (), 0, False, timed)
+        self.policy.stepped(batch.num_samples, lengths, num_accepted, step.waited, timed)
         if not self.proposer.looks_up:
             return
         wanting = [

@@ -489,11 +489,10 @@ class GpuRunner:
             return self._run_eagerly(inputs, wanted)
         if len(wanted.choices) != len(inputs.logit_indices):
             return self._run_eagerly(inputs, wanted)
-        adjusted, verified = wanted.adjustments is not None, wanted.verifier is not None
-        if adjusted or wanted.raw or verified:
-            shape = shape._replace(adjusted=adjusted, raw=wanted.raw, verified=verified)
-        if wanted.plan is not None:
-            shape = shape._replace(follows=True)
+        adjusted, raw = wanted.adjustments is not None, wanted.raw
+        verified, follows = wanted.verifier is not None, wanted.plan is not None
+        if adjusted or raw or verified or follows:
+            shape = shape._replace(adjusted=adjusted, raw=raw, verified=verified, follows=follows)
         return self._replay(inputs, wanted, shape)
 
     def _admit(self, adjustments: Sequence[Adjustment], rows: Sequence[Row]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,8 +122,14 @@ def test_products_of_groups_are_those_of_plain_paddle(
     check_products(gpu, scheme, weight, dtype)
 
 
-def check_products(gpu: devices.Device, scheme: str, weight: Quantized, dtype: str) -> None:
-    """Asserts that its products with x of PRODUCT_ROWS rows are plain Paddle's with the same x."""
+def check_products(
+    gpu: devices.Device,
+    scheme: str,
+    weight: Quantized,
+    dtype: str,
+    row_counts: Sequence[int] = PRODUCT_ROWS,
+) -> None:
+    """Asserts that its products with x of so many rows are plain Paddle's with the same x."""
     import paddle
     from predict import ops
     from predict.nn.decoder import Linear
@@ -131,7 +138,7 @@ def check_products(gpu: devices.Device, scheme: str, weight: Quantized, dtype: s
     num_rows, num_columns = weight.codes.shape
     paddle.set_device("cpu")
     plain = module.tensors(weight, "float32", compiled=False)
-    rows = [normal((n, num_columns), seed=n) for n in PRODUCT_ROWS]
+    rows = [normal((n, num_columns), seed=n) for n in row_counts]
     inputs = [paddle.to_tensor(x).astype(dtype).astype("float32").numpy() for x in rows]
     wanted = [module.product(paddle.to_tensor(x), plain).numpy() for x in inputs]
     devices.activate(gpu)

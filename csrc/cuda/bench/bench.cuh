@@ -113,6 +113,34 @@ struct Case {
   bool gated, bias, residual, norm, sumsq_out, float_out;
 };
 
+// A weight [N, K] as pack_weight() leaves it. zero: of groups, or null.
+struct Packed {
+  int64_t group_size;
+  Buffer<uint8_t> buffer;
+
+  Packed(GemmOperands operands, DType dtype, const Case& c, int64_t groups,
+         const std::vector<int8_t>& codes, const std::vector<float>& scale,
+         const std::vector<float>* zero)
+      : group_size(cuda::packed_group_size(operands, c.k, groups)),
+        buffer(cuda::packed_weight_bytes(c.n, c.k, operands, group_size)) {
+    const Buffer<int8_t> code_buffer(codes);
+    const Buffer<float> scale_buffer(scale);
+    const Buffer<float> zero_buffer(zero != nullptr ? *zero : std::vector<float>());
+    PackWeightParams pack;
+    pack.codes = code_buffer.data;
+    pack.scale = scale_buffer.data;
+    pack.zero = zero != nullptr ? zero_buffer.data : nullptr;
+    pack.packed = buffer.data;
+    pack.out_features = c.n;
+    pack.in_features = c.k;
+    pack.num_groups = groups;
+    pack.operands = operands;
+    pack.dtype = dtype;
+    CHECK_STATUS(cuda::pack_weight(pack, nullptr));
+    CHECK_CUDA(cudaDeviceSynchronize());
+  }
+};
+
 using Runner = std::function<Status(const GemmParams&)>;
 
 constexpr int64_t kGuard = 64;  // elements past every output that must stay as they were

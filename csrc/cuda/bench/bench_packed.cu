@@ -78,28 +78,16 @@ bool check_packed(GemmOperands operands, const Case& c, Random& random) {
   const bool tiles = kernel == 3 && !c.float_out && !c.sumsq_out;
   if (in_groups && (c.m > 8 || kernel == 0 || tiles)) wf = w_rounded;
   const Buffer<T> x(rounded<T>(xf));
-  const Buffer<int8_t> codes_buffer(codes);
-  const Buffer<float> scale_buffer(scale), zero_buffer(zero);
-  const int64_t group_size = packed_group_size(operands, c.k, groups);
-  const Buffer<uint8_t> packed(packed_weight_bytes(c.n, c.k, operands, group_size));
-  PackWeightParams pack;
-  pack.codes = codes_buffer.data;
-  pack.scale = scale_buffer.data;
-  pack.zero = asymmetric ? zero_buffer.data : nullptr;
-  pack.packed = packed.data;
-  pack.out_features = c.n;
-  pack.in_features = c.k;
-  pack.num_groups = groups;
-  pack.operands = operands;
-  pack.dtype = Traits<T>::dtype;
-  CHECK_STATUS(pack_weight(pack, nullptr));
+  const Buffer<float> scale_buffer(scale);
+  const Packed packed(operands, Traits<T>::dtype, c, groups, codes, scale,
+                      asymmetric ? &zero : nullptr);
   GemmParams p;
   p.operands = operands;
   p.x = x.data;
-  p.weight = packed.data;
+  p.weight = packed.buffer.data;
   p.weight_scale = in_groups ? nullptr : scale_buffer.data;
-  p.group_size = group_size;
-  p.dtype = pack.dtype;
+  p.group_size = packed.group_size;
+  p.dtype = Traits<T>::dtype;
   p.out_features = c.n;
   p.in_features = c.k;
   const Buffer<T> matrix(c.n * c.k);
@@ -108,7 +96,7 @@ bool check_packed(GemmOperands operands, const Case& c, Random& random) {
   const auto got = matrix.host();
   if (std::memcmp(got.data(), w_expected.data(), got.size() * sizeof(T)) != 0) {
     printf("FAIL unpack bits %d n %ld k %ld groups %ld %s\n", bits, c.n, c.k, groups,
-           dtype_name(pack.dtype));
+           dtype_name(p.dtype));
     return false;
   }
   const Runner runner = [&](const GemmParams& q) {
@@ -125,7 +113,7 @@ bool check_packed(GemmOperands operands, const Case& c, Random& random) {
   snprintf(label, sizeof(label),
            "packed %d bits, %ld groups, zeros %d, %s kernel %d tile %dx%d "
            "stages %d split %d, gemv %d slabs, %d blocks, %d KB",
-           bits, groups, asymmetric, dtype_name(pack.dtype), kernel, tile.tokens, tile.features,
+           bits, groups, asymmetric, dtype_name(p.dtype), kernel, tile.tokens, tile.features,
            tile.stages, tile.split, gemv.slabs, gemv.cluster, gemv.kilobytes);
   const double relative = Traits<T>::dtype == DType::kFloat16 ? 1e-3 : 8e-3;
   return check_product<T>(c, p, xf, wf, runner, label, c.float_out ? 2e-4 : relative, 3e-4);
@@ -156,26 +144,16 @@ bool check_w4a8(const Case& c, Random& random) {
   for (const float v : scale) stored_scale.push_back(w4a8_rounded(v));
   const std::vector<float> xf = dequantized(x_codes, x_scale, std::vector<float>(c.m));
   const std::vector<float> wf = dequantized(codes, stored_scale, zero);
-  const int64_t group_size = packed_group_size(GemmOperands::kW4A8, c.k, groups);
-  const Buffer<int8_t> x(x_codes), codes_buffer(codes);
-  const Buffer<float> x_scale_buffer(x_scale), scale_buffer(scale), zero_buffer(zero);
-  const Buffer<uint8_t> packed(packed_weight_bytes(c.n, c.k, GemmOperands::kW4A8, group_size));
-  PackWeightParams pack;
-  pack.codes = codes_buffer.data;
-  pack.scale = scale_buffer.data;
-  pack.zero = asymmetric ? zero_buffer.data : nullptr;
-  pack.packed = packed.data;
-  pack.out_features = c.n;
-  pack.in_features = c.k;
-  pack.num_groups = groups;
-  pack.operands = GemmOperands::kW4A8;
-  CHECK_STATUS(pack_weight(pack, nullptr));
+  const Buffer<int8_t> x(x_codes);
+  const Buffer<float> x_scale_buffer(x_scale);
+  const Packed packed(GemmOperands::kW4A8, DType::kBFloat16, c, groups, codes, scale,
+                      asymmetric ? &zero : nullptr);
   GemmParams p;
   p.operands = GemmOperands::kW4A8;
   p.x = x.data;
   p.x_scale = x_scale_buffer.data;
-  p.weight = packed.data;
-  p.group_size = group_size;
+  p.weight = packed.buffer.data;
+  p.group_size = packed.group_size;
   const GemmTile tile = {8 << random.below(5), 128 << random.below(2), 2 + random.below(3),
                          1 << random.below(4), random.below(6) - 1};
   const GemvTile gemv = {2 + random.below(3), 1 << random.below(3), 60 + random.below(150)};

@@ -74,27 +74,15 @@ bool check_packed(Kind kind, const Case& c, const Runner& runner, const std::str
   // The scale is applied to codes of 4 bits, rounded; of 8 bits to sums.
   if (bits == 4) rounded<T>(wf);
   const Buffer<T> x(rounded<T>(xf));
-  const Buffer<int8_t> codes_buffer(codes);
-  const Buffer<float> scale_buffer(scale), zero_buffer(zero);
+  const Buffer<float> scale_buffer(scale);
   GemmParams p;
   p.operands = bits == 8 ? GemmOperands::kWeightInt8 : GemmOperands::kWeightInt4;
-  const int64_t group_size = packed_group_size(p.operands, c.k, groups);
-  const Buffer<uint8_t> packed(packed_weight_bytes(c.n, c.k, p.operands, group_size));
-  PackWeightParams pack;
-  pack.codes = codes_buffer.data;
-  pack.scale = scale_buffer.data;
-  pack.zero = asymmetric ? zero_buffer.data : nullptr;
-  pack.packed = packed.data;
-  pack.out_features = c.n;
-  pack.in_features = c.k;
-  pack.num_groups = groups;
-  pack.operands = p.operands;
-  pack.dtype = Traits<T>::dtype;
-  CHECK_STATUS(pack_weight(pack, nullptr));
+  const Packed packed(p.operands, Traits<T>::dtype, c, groups, codes, scale,
+                      asymmetric ? &zero : nullptr);
   p.x = x.data;
-  p.weight = packed.data;
+  p.weight = packed.buffer.data;
   p.weight_scale = bits == 8 ? scale_buffer.data : nullptr;
-  p.group_size = group_size;
+  p.group_size = packed.group_size;
   const double relative = c.float_out ? 2e-4 : Traits<T>::dtype == DType::kFloat16 ? 1e-3 : 8e-3;
   return check_product<T>(c, p, xf, wf, runner,
                           label + " groups " + std::to_string(groups) + " zeros " +
