@@ -30,24 +30,31 @@
 namespace regatta::cuda {
 namespace {
 
-constexpr int kTokens = 128;
 constexpr int kTileRows = 64;   // rows of weight of an instruction
 constexpr int kBlockRows = 256;
 constexpr int kGroup = 128;     // threads of a warpgroup
 constexpr int kThreads = 3 * kGroup;
 constexpr int kMaxStages = 8;
 constexpr int kHeadBytes = 256;
-constexpr int kTokenBytes = kTokens * 128;  // of 64 columns
-constexpr int kOutBytes = kTokens * 128;    // 64 features of each token, of a warpgroup
-constexpr int kOrder = 8;                   // tiles of tokens that are worked on together
+constexpr int kOrder = 8;       // tiles of tokens that are worked on together
+constexpr int kMostShared = 256;  // tiles whose columns blocks share
+constexpr int kTokenGroup = 16;   // tokens that are finished together
 
-template <class F>
+// How many warpgroups of blocks have left their sums of a shared tile, and then how many groups of
+// its tokens are finished: 0 between launches. [tile, warpgroup]
+__device__ unsigned shared_tiles[kMostShared * 2];
+
+template <class F, int kTokens>
 struct Shape {
+  static constexpr int kTokenBytes = kTokens * 128;  // of 64 columns
+  static constexpr int kOutBytes = kTokens * 128;    // 64 features of each token, of a warpgroup
   static constexpr int kStageLoad = 2 * kTokenBytes + 4 * F::kTileBytes;
   static constexpr int kStageBytes = (kStageLoad + 1023) / 1024 * 1024;
   static constexpr int kStages =
       std::min(kMaxStages, (226 * 1024 - kHeadBytes - 2 * kOutBytes) / kStageBytes);
   static constexpr int kSharedBytes = 1024 + kStages * kStageBytes + 2 * kOutBytes + kHeadBytes;
+  // Sums of a tile as threads hold them: [warpgroup][tile of 64 rows][tokens / 8][kGroup] of float4.
+  static constexpr int kSumsBytes = kBlockRows * kTokens * 4;
 };
 
 struct KernelParams {
@@ -56,13 +63,65 @@ struct KernelParams {
   int num_rows, num_units;  // units along k
   int num_slabs, up;        // of 16 rows; the first up's, gated
   int row_blocks, token_blocks;
+  // The columns of the first `shared` tiles, one behind the other, are shared out among the first
+  // `workers` blocks, whose sums go to `sums`; blocks take the other tiles whole.
+  int shared, workers;
+  float4* sums;
+
+  // Where worker w begins among `count` things that all of them share.
+  __device__ __forceinline__ int share(int count, int w) const { return count * w / workers; }
+  // Who has thing i of them.
+  __device__ __forceinline__ int worker_of(int count, int i) const {
+    return ((i + 1) * workers - 1) / count;
+  }
+  // Where worker w's sums of a tile are: a worker's second tile begins with it.
+  __device__ __forceinline__ int slot(int tile, int w) const {
+    return share(shared * num_units, w) >= tile * num_units ? w : workers + tile;
+  }
+};
+
+// What a block does: tiles, or units of them, one after the other.
+struct Parts {
+  int tile, unit, end;
+  __device__ __forceinline__ explicit Parts(const KernelParams& p)
+      : at_(0), limit_(0), whole_(p.shared + static_cast<int>(blockIdx.x)) {
+    const int worker = blockIdx.x, units = p.shared * p.num_units;
+    if (worker < p.workers) at_ = p.share(units, worker), limit_ = p.share(units, worker + 1);
+  }
+  __device__ __forceinline__ bool next(const KernelParams& p) {
+    if (at_ < limit_) {
+      tile = at_ / p.num_units;
+      unit = at_ - tile * p.num_units;
+      end = min(limit_ - tile * p.num_units, p.num_units);
+      at_ += end - unit;
+      return true;
+    }
+    tile = whole_;
+    unit = 0;
+    end = p.num_units;
+    whole_ += gridDim.x;
+    return tile < p.row_blocks * p.token_blocks;
+  }
+
+ private:
+  int at_, limit_, whole_;
 };
 
 struct Tile {
   int token0, row0;  // row0: of the output
 };
 
-template <bool kGated>
+__device__ __forceinline__ void add_release(unsigned* counter, unsigned count) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(count) : "memory");
+}
+
+__device__ __forceinline__ unsigned load_acquire(const unsigned* counter) {
+  unsigned x;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(counter) : "memory");
+  return x;
+}
+
+template <int kTokens, bool kGated>
 __device__ __forceinline__ Tile tile_of(const KernelParams& p, int index) {
   const int first = index / (kOrder * p.row_blocks) * kOrder;
   const int order = min(kOrder, p.token_blocks - first);
@@ -85,38 +144,43 @@ __device__ __forceinline__ char* out_chunk(char* out, int t, int chunk) {
   return out + t * 128 + ((chunk ^ (t & 7)) << 4);
 }
 
-// Writes 64 features by 128 tokens from feature n0 on; value(i, j) is the pair of tokens that
-// register pair i (0: row g, 1: row g + 8) of tokens 8 j holds.
-template <class T, class Value>
-__device__ __forceinline__ void write_tile(const Epilogue& p, char* out, int group, int n0,
-                                           int width, int token0, int num_rows,
-                                           const Value& value) {
+// Writes 64 features from n0 on of `groups` groups of tokens, at most kGroups, from token0 on;
+// value(i, j) is the pair of tokens that register pair i (0: row g, 1: row g + 8) of tokens 8 j holds.
+template <class T, int kGroups, class Value>
+__device__ __forceinline__ void write_tokens(const Epilogue& p, char* out, int group, int n0,
+                                             int width, int token0, int num_rows, int groups,
+                                             const Value& value) {
   const int thread = threadIdx.x % kGroup, warp = thread / kWarp, lane = thread % kWarp;
   const int chunk = thread % 8, n = n0 + chunk * 8;
-  const bool inside = n < width;
+  const int last = n < width ? min(num_rows, token0 + groups * kTokenGroup) : 0;
   if (p.residual != nullptr) {
     const T* residual = static_cast<const T*>(p.residual);
+    uint4 x[kGroups];
 #pragma unroll
-    for (int i = 0; i < kTokens / 16; ++i) {
-      const int t = i * 16 + thread / 8;
-      uint4 x = make_uint4(0, 0, 0, 0);
-      if (inside && token0 + t < num_rows) {
-        x = __ldcg(reinterpret_cast<const uint4*>(
-            residual + static_cast<int64_t>(token0 + t) * width + n));
+    for (int i = 0; i < kGroups; ++i) {
+      const int t = token0 + i * kTokenGroup + thread / 8;
+      x[i] = make_uint4(0, 0, 0, 0);
+      if (t < last) {
+        x[i] = __ldcg(reinterpret_cast<const uint4*>(residual + static_cast<int64_t>(t) * width + n));
       }
-      *reinterpret_cast<uint4*>(out_chunk(out, t, chunk)) = x;
+    }
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      *reinterpret_cast<uint4*>(out_chunk(out, i * kTokenGroup + thread / 8, chunk)) = x[i];
     }
     named_barrier_sync(1 + group, kGroup);
   }
 #pragma unroll
-  for (int j = 0; j < kTokens / 8; j += 2) {
-    // Matrices: features 0..7 and 8..15 of tokens 8j.., then of tokens 8j + 8..
-    char* at = out_chunk(out, j * 8 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
+  for (int i = 0; i < kGroups; ++i) {
+    if (i >= groups) break;
+    // Matrices: features 0..7 and 8..15 of the group's first 8 tokens, then of its others.
+    char* at =
+        out_chunk(out, i * kTokenGroup + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
     uint32_t r[4] = {0, 0, 0, 0};
     if (p.residual != nullptr) ldmatrix4_trans(r, at);
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
-      float2 y = value(m % 2, j + m / 2);
+      float2 y = value(m % 2, 2 * i + m / 2);
       if (p.residual != nullptr) {
         const float2 x = Traits<T>::to_float2(bit_cast<typename Traits<T>::Pair>(r[m]));
         y.x += x.x, y.y += x.y;
@@ -128,14 +192,14 @@ __device__ __forceinline__ void write_tile(const Epilogue& p, char* out, int gro
   named_barrier_sync(1 + group, kGroup);
   T* to = static_cast<T*>(p.out);
 #pragma unroll
-  for (int i = 0; i < kTokens / 16; ++i) {
-    const int t = i * 16 + thread / 8;
-    if (inside && token0 + t < num_rows) {
-      *reinterpret_cast<uint4*>(to + static_cast<int64_t>(token0 + t) * width + n) =
-          *reinterpret_cast<const uint4*>(out_chunk(out, t, chunk));
+  for (int i = 0; i < kGroups; ++i) {
+    const int t = token0 + i * kTokenGroup + thread / 8;
+    if (t < last) {
+      *reinterpret_cast<uint4*>(to + static_cast<int64_t>(t) * width + n) =
+          *reinterpret_cast<const uint4*>(out_chunk(out, i * kTokenGroup + thread / 8, chunk));
     }
   }
-  named_barrier_sync(1 + group, kGroup);  // the tile is free again
+  named_barrier_sync(1 + group, kGroup);  // `out` is free again
 }
 
 // Scale and bias of a thread's rows g and g + 8 of a tile.
@@ -158,21 +222,113 @@ __device__ __forceinline__ float gated_value(float gate, float up) {
   return __fdividef(gate, 1.f + __expf(-gate)) * up;
 }
 
-template <class T, class F, bool kGated>
+// Finishes 64 features (gated: and as many ups) of `groups` groups of tokens; sum(r, j) is the
+// float4 that this thread holds of tokens 8 j of the tile of rows r.
+template <class T, int kGroups, bool kGated, class Sum>
+__device__ __forceinline__ void finish_tokens(const Epilogue& p, char* out, int group, int n0,
+                                              int token0, int num_rows, int groups,
+                                              const Sum& sum) {
+  const int row = n0 + threadIdx.x / kWarp % 4 * 16 + threadIdx.x % kWarp / 4;
+  const int width = kGated ? p.out_features / 2 : p.out_features;
+  const RowFactors<T> first(p, row);
+  if constexpr (kGated) {
+    const RowFactors<T> up(p, width + row);
+    write_tokens<T, kGroups>(p, out, group, n0, width, token0, num_rows, groups, [&](int i, int j) {
+      const float2 x = sum(0, j, i), y = sum(1, j, i);
+      return make_float2(gated_value(fmaf(x.x, first.scale[i], first.bias[i]),
+                                     fmaf(y.x, up.scale[i], up.bias[i])),
+                         gated_value(fmaf(x.y, first.scale[i], first.bias[i]),
+                                     fmaf(y.y, up.scale[i], up.bias[i])));
+    });
+  } else {
+    write_tokens<T, kGroups>(p, out, group, n0, width, token0, num_rows, groups, [&](int i, int j) {
+      const float2 x = sum(0, j, i);
+      return make_float2(fmaf(x.x, first.scale[i], first.bias[i]),
+                         fmaf(x.y, first.scale[i], first.bias[i]));
+    });
+  }
+}
+
+// First feature of the output of a warpgroup's tile of rows r.
+template <bool kGated>
+__device__ __forceinline__ int first_feature(const Tile& tile, int group, int r) {
+  return tile.row0 + (kGated ? group : group * 2 + r) * kTileRows;
+}
+
+// By a warpgroup of a worker: adds up what all of them left of its groups of tokens of shared tiles,
+// in the order of their columns, and finishes them.
+template <class T, class F, int kTokens, bool kGated>
+__device__ __forceinline__ void finish_shared(const KernelParams& p, char* out, int group) {
+  constexpr int kTileGroups = kTokens / kTokenGroup;
+  constexpr int kItems = kGated ? kTileGroups : 2 * kTileGroups;  // of a tile, gated both halves
+  constexpr int kHalves = kGated ? 2 : 1;
+  constexpr int kGroups = 4 / kHalves;  // at a time
+  constexpr int kSlot = Shape<F, kTokens>::kSumsBytes / 16, kHalf = kTokens / 8 * kGroup;
+  const int thread = threadIdx.x % kGroup;
+  const int worker = blockIdx.x, items = p.shared * kItems, units = p.shared * p.num_units;
+  const int last = p.share(items, worker + 1);
+  for (int item = p.share(items, worker); item < last;) {
+    const int index = item / kItems, within = item % kItems;
+    const int r = within / kTileGroups, first = within % kTileGroups;
+    const int groups = min(min(kGroups, last - item), kTileGroups - first);
+    const int begin = p.worker_of(units, index * p.num_units);
+    const int end = p.worker_of(units, (index + 1) * p.num_units - 1) + 1;
+    unsigned* arrivals = shared_tiles + index * 2 + group;
+    if (thread == 0) {
+      while (load_acquire(arrivals) < static_cast<unsigned>(end - begin)) {
+      }
+    }
+    named_barrier_sync(1 + group, kGroup);
+    float4 sum[kHalves][2 * kGroups];
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+      for (int j = 0; j < 2 * kGroups; ++j) sum[h][j] = make_float4(0.f, 0.f, 0.f, 0.f);
+    }
+#pragma unroll 2
+    for (int w = begin; w < end; ++w) {
+      const float4* from = p.sums + static_cast<int64_t>(p.slot(index, w)) * kSlot +
+                           (group * 2 + r) * kHalf + first * 2 * kGroup + thread;
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+        for (int j = 0; j < 2 * kGroups; ++j) {
+          if (j >= 2 * groups) break;
+          const float4 x = __ldcg(from + h * kHalf + j * kGroup);
+          sum[h][j].x += x.x, sum[h][j].y += x.y, sum[h][j].z += x.z, sum[h][j].w += x.w;
+        }
+      }
+    }
+    const Tile tile = tile_of<kTokens, kGated>(p, index);
+    finish_tokens<T, kGroups, kGated>(
+        p.epilogue, out, group, first_feature<kGated>(tile, group, r),
+        tile.token0 + first * kTokenGroup, p.num_rows, groups, [&](int h, int j, int i) {
+          return i == 0 ? make_float2(sum[h][j].x, sum[h][j].y)
+                        : make_float2(sum[h][j].z, sum[h][j].w);
+        });
+    // Behind the barriers of finish_tokens: all of the warpgroup has read.
+    if (thread == 0) {
+      const unsigned all = end - begin + kItems;
+      if (atomicAdd(arrivals, groups) + groups == all) atomicExch(arrivals, 0);
+    }
+    item += groups;
+  }
+}
+
+template <class T, class F, int kTokens, bool kGated>
 __global__ void __launch_bounds__(kThreads, 1)
     gemm_packed_tiles_kernel(const __grid_constant__ CUtensorMap token_map, const KernelParams p) {
 #ifdef REGATTA_SM90A
-  using S = Shape<F>;
+  using S = Shape<F, kTokens>;
   extern __shared__ char shared[];
   // Not through an integer: the compiler must see that this is shared memory.
   char* stages = shared + (-shared_address(shared) & 1023);
   char* outs = stages + S::kStages * S::kStageBytes;
-  uint64_t* full = reinterpret_cast<uint64_t*>(outs + 2 * kOutBytes);
+  uint64_t* full = reinterpret_cast<uint64_t*>(outs + 2 * S::kOutBytes);
   uint64_t* empty = full + kMaxStages;
 
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
-  const int num_tiles = p.row_blocks * p.token_blocks;
   pdl_trigger();
   if (threadIdx.x == 0) {
     tensor_map_prefetch(&token_map);
@@ -188,29 +344,50 @@ __global__ void __launch_bounds__(kThreads, 1)
     registers_give<40>();
     if (warp > 2 * kGroup / kWarp) return;
     const uint64_t keep = policy_evict_last();
-    pdl_wait();
+    const uint64_t once = p.token_blocks > 1 ? keep : policy_evict_first();
+    bool first = true;
     int s = 0;
     uint32_t phase = 1;  // the first round waits for nothing
-    for (int index = blockIdx.x; index < num_tiles; index += gridDim.x) {
-      const Tile tile = tile_of<kGated>(p, index);
+    Parts parts(p);
+    while (parts.next(p)) {
+      const Tile tile = tile_of<kTokens, kGated>(p, parts.tile);
       // This lane's slab. Behind the last one, its own rows again: they are not written.
       int slab = tile.row0 / kUnitRows + lane;
       if (kGated && lane >= 8) slab = p.up + tile.row0 / kUnitRows + lane - 8;
       const uint8_t* from =
           p.weight + static_cast<int64_t>(min(slab, p.num_slabs - 1)) * p.num_units * F::kUnitBytes;
-      for (int unit = 0; unit < p.num_units; ++unit) {
-        barrier_wait(&empty[s], phase);
-        if (lane == 0) barrier_arrive_expect(&full[s], S::kStageLoad);
+      const auto load_weight = [&](int unit, char* stage, uint64_t* barrier) {
+        if (lane == 0) barrier_arrive_expect(barrier, S::kStageLoad);
         __syncwarp();
-        char* stage = stages + s * S::kStageBytes;
         if (lane < 16) {
-          bulk_load(stage + 2 * kTokenBytes + lane * F::kUnitBytes,
-                    from + static_cast<int64_t>(unit) * F::kUnitBytes, F::kUnitBytes, &full[s],
-                    keep);
-        } else if (lane < 18) {
-          tensor_load_2d(stage + (lane - 16) * kTokenBytes, &token_map,
-                         unit * kUnitColumns + (lane - 16) * 64, tile.token0, &full[s], keep);
+          bulk_load(stage + 2 * S::kTokenBytes + lane * F::kUnitBytes,
+                    from + static_cast<int64_t>(unit) * F::kUnitBytes, F::kUnitBytes, barrier, once);
         }
+      };
+      const auto load_tokens = [&](int unit, char* stage, uint64_t* barrier) {
+        if (lane < 2) {
+          tensor_load_2d(stage + lane * S::kTokenBytes, &token_map, unit * kUnitColumns + lane * 64,
+                         tile.token0, barrier, keep);
+        }
+      };
+      // Weights of the first part are on their way before x is there.
+      int ahead = 0;
+      if (first) {
+        ahead = min(S::kStages, parts.end - parts.unit);
+        for (int i = 0; i < ahead; ++i) {
+          load_weight(parts.unit + i, stages + i * S::kStageBytes, &full[i]);
+        }
+        pdl_wait();
+        first = false;
+      }
+      for (int unit = parts.unit; unit < parts.end; ++unit) {
+        if (ahead > 0) {
+          --ahead;
+        } else {
+          barrier_wait(&empty[s], phase);
+          load_weight(unit, stages + s * S::kStageBytes, &full[s]);
+        }
+        load_tokens(unit, stages + s * S::kStageBytes, &full[s]);
         if (++s == S::kStages) s = 0, phase ^= 1;
       }
     }
@@ -225,8 +402,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr int kNext = kGated ? 8 : 4;  // from the first tile's slab to the second's
   int s = 0;
   uint32_t phase = 0;
-  for (int index = blockIdx.x; index < num_tiles; index += gridDim.x) {
-    const Tile tile = tile_of<kGated>(p, index);
+  char* out = outs + group * S::kOutBytes;
+  Parts parts(p);
+  while (parts.next(p)) {
     float acc[2][kTokens / 2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -236,12 +414,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     uint32_t a[2][4][4];  // one is made while the tensor cores read the other
     PackedCodes<T, F> codes;
     const auto unit_of = [&](int stage) {
-      return stages + stage * S::kStageBytes + 2 * kTokenBytes + slab * F::kUnitBytes;
+      return stages + stage * S::kStageBytes + 2 * S::kTokenBytes + slab * F::kUnitBytes;
     };
     barrier_wait(&full[s], phase);
     codes.load(unit_of(s), 0);
     int previous = -1;
-    int left = p.num_units;
+    int left = parts.end - parts.unit;
     do {
       const int current = s;
       if (++s == S::kStages) s = 0, phase ^= 1;
@@ -250,7 +428,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         const int half = q / 2, r = q % 2;
         codes.convert(a[r]);
         const uint64_t b =
-            wgmma_descriptor(stages + current * S::kStageBytes + half * kTokenBytes);
+            wgmma_descriptor(stages + current * S::kStageBytes + half * S::kTokenBytes);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; ++k) Wgmma<T, kTokens>::run(acc[r], a[r][k], b + k * 2, 1);
@@ -271,42 +449,48 @@ __global__ void __launch_bounds__(kThreads, 1)
     wgmma_pin(acc[1]);
     if (lane == 0) barrier_arrive(&empty[previous]);
 
-    const int width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
-    char* out = outs + group * kOutBytes;
-    if constexpr (kGated) {
-      const int n0 = tile.row0 + group * kTileRows;
-      const int row = n0 + warp % 4 * 16 + lane / 4;
-      const RowFactors<T> gate(p.epilogue, row), up(p.epilogue, width + row);
-      write_tile<T>(p.epilogue, out, group, n0, width, tile.token0, p.num_rows,
-                    [&](int i, int j) {
-                      const auto pair = [&](int c) {
-                        return gated_value(
-                            fmaf(acc[0][4 * j + 2 * i + c], gate.scale[i], gate.bias[i]),
-                            fmaf(acc[1][4 * j + 2 * i + c], up.scale[i], up.bias[i]));
-                      };
-                      return make_float2(pair(0), pair(1));
-                    });
-    } else {
+    if (parts.end - parts.unit < p.num_units) {
+      float4* to = p.sums + static_cast<int64_t>(p.slot(parts.tile, blockIdx.x)) * (S::kSumsBytes / 16) +
+                   group * (kTokens / 4 * kGroup) + threadIdx.x % kGroup;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int n0 = tile.row0 + (group * 2 + r) * kTileRows;
-        const RowFactors<T> row(p.epilogue, n0 + warp % 4 * 16 + lane / 4);
-        write_tile<T>(p.epilogue, out, group, n0, width, tile.token0, p.num_rows,
-                      [&](int i, int j) {
-                        return make_float2(
-                            fmaf(acc[r][4 * j + 2 * i], row.scale[i], row.bias[i]),
-                            fmaf(acc[r][4 * j + 2 * i + 1], row.scale[i], row.bias[i]));
-                      });
+#pragma unroll
+        for (int j = 0; j < kTokens / 8; ++j) {
+          __stcg(to + (r * (kTokens / 8) + j) * kGroup,
+                 make_float4(acc[r][4 * j], acc[r][4 * j + 1], acc[r][4 * j + 2],
+                             acc[r][4 * j + 3]));
+        }
       }
+      named_barrier_sync(1 + group, kGroup);
+      if (threadIdx.x % kGroup == 0) add_release(shared_tiles + parts.tile * 2 + group, 1);
+      continue;
+    }
+    const Tile tile = tile_of<kTokens, kGated>(p, parts.tile);
+#pragma unroll
+    for (int r = 0; r < (kGated ? 1 : 2); ++r) {
+      finish_tokens<T, kTokens / kTokenGroup, kGated>(
+          p.epilogue, out, group, first_feature<kGated>(tile, group, r), tile.token0, p.num_rows,
+          kTokens / kTokenGroup, [&](int h, int j, int i) {
+            return make_float2(acc[r + h][4 * j + 2 * i], acc[r + h][4 * j + 2 * i + 1]);
+          });
     }
   }
+  if (blockIdx.x < p.workers) finish_shared<T, F, kTokens, kGated>(p, out, group);
 #else
   wrong_architecture();
 #endif
 }
 
-template <class T, class F, bool kGated>
-Status run(const GemmParams& p, cudaStream_t stream) {
+int multiprocessors() {
+  int device = 0, count = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
+template <class T, class F, int kTokens, bool kGated>
+Status run(const GemmParams& p, int workers, float4* sums, cudaStream_t stream) {
+  using S = Shape<F, kTokens>;
   CUtensorMap token_map;
   const auto k = static_cast<cuuint64_t>(p.in_features);
   const cuuint64_t sizes[] = {k, static_cast<cuuint64_t>(p.num_rows)};
@@ -314,6 +498,7 @@ Status run(const GemmParams& p, cudaStream_t stream) {
   const cuuint32_t box[] = {64, kTokens};
   const Status status = encode_tensor_map(&token_map, p.dtype, p.x, 2, sizes, strides, box);
   if (!status.ok()) return status;
+  const int blocks = multiprocessors();
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
   kp.weight = static_cast<const uint8_t*>(p.weight);
@@ -323,34 +508,44 @@ Status run(const GemmParams& p, cudaStream_t stream) {
   kp.up = static_cast<int>(p.out_features / 2 / kUnitRows);
   kp.row_blocks = static_cast<int>(ceil_div(p.out_features, kBlockRows));
   kp.token_blocks = static_cast<int>(ceil_div(p.num_rows, kTokens));
-  int device = 0, multiprocessors = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  const int tiles = kp.row_blocks * kp.token_blocks;
+  kp.workers = workers;
+  kp.shared = workers > 0 ? tiles % blocks : 0;
+  kp.sums = sums;
   LaunchConfig config;
-  config.grid =
-      dim3(static_cast<unsigned>(std::min(multiprocessors, kp.row_blocks * kp.token_blocks)));
+  config.grid = dim3(static_cast<unsigned>(workers > 0 && tiles < blocks ? workers : std::min(blocks, tiles)));
   config.block = dim3(kThreads);
-  config.shared_bytes = Shape<F>::kSharedBytes;
+  config.shared_bytes = S::kSharedBytes;
   config.stream = stream;
   config.pdl = p.dependent_launch;
-  return launch(gemm_packed_tiles_kernel<T, F, kGated>, config, "gemm_packed_tiles", token_map, kp);
+  return launch(gemm_packed_tiles_kernel<T, F, kTokens, kGated>, config, "gemm_packed_tiles",
+                token_map, kp);
 }
 
-template <class T, class F>
-Status run_gated(const GemmParams& p, cudaStream_t stream) {
-  return p.gated ? run<T, F, true>(p, stream) : run<T, F, false>(p, stream);
+template <class T, class F, bool kGated>
+Status run_tokens(const GemmParams& p, const PackedTile& tile, float4* sums, cudaStream_t stream) {
+  return tile.tokens == 96 ? run<T, F, 96, kGated>(p, tile.workers, sums, stream)
+                           : run<T, F, 128, kGated>(p, tile.workers, sums, stream);
 }
 
 template <class T>
-Status run_format(const GemmParams& p, cudaStream_t stream) {
+Status run_format(const GemmParams& p, const PackedTile& tile, float4* sums, cudaStream_t stream) {
   return dispatch_packed(p, [&](auto format) {
     using F = decltype(format);
     if constexpr (F::kTokenSize == 1) {
       return Status::error("gemm_packed_tiles_sm90: codes");
     } else {
-      return run_gated<T, F>(p, stream);
+      return p.gated ? run_tokens<T, F, true>(p, tile, sums, stream)
+                     : run_tokens<T, F, false>(p, tile, sums, stream);
     }
   });
+}
+
+// Bytes of sums that the workers leave.
+int64_t sums_bytes(const GemmParams& p, const PackedTile& tile) {
+  if (tile.workers == 0) return 0;
+  const int64_t tiles = ceil_div(p.out_features, kBlockRows) * ceil_div(p.num_rows, tile.tokens);
+  return (tile.workers + tiles % multiprocessors()) * kBlockRows * tile.tokens * 4;
 }
 
 }  // namespace
@@ -369,13 +564,51 @@ const char* gemm_packed_tiles_sm90_refuses(const GemmParams& p) {
   return nullptr;
 }
 
-Status gemm_packed_tiles_sm90(const GemmParams& p, CUstream_st* stream) {
+PackedTile choose_packed_tile(const GemmParams& p, int num_multiprocessors, int64_t scratch_bytes) {
+  constexpr double kFinish = 2., kShare = 3.;  // in units of 128 tokens, 1.25 us each on an H200
+  const int64_t units = packed_units(p.in_features), blocks = num_multiprocessors;
+  PackedTile best;
+  double best_cost = 1e30;
+  for (const int tokens : {128, 96}) {
+    const double unit = tokens == 128 ? 1. : .8;
+    const int64_t tiles = ceil_div(p.out_features, kBlockRows) * ceil_div(p.num_rows, tokens);
+    const int64_t rest = tiles % blocks;
+    const double whole = static_cast<double>(tiles / blocks) * (units + kFinish) * unit;
+    for (const int64_t workers : {int64_t{0}, rest > 0 ? blocks / rest * rest : 0, blocks}) {
+      const PackedTile tile = {tokens, rest > 0 ? static_cast<int>(std::min(workers, rest * units)) : 0};
+      if ((rest > 0 && tile.workers == rest) || sums_bytes(p, tile) > scratch_bytes) continue;
+      // Where shares begin amid a tile, a block leaves sums twice.
+      double cost = whole;
+      if (tile.workers > 0) {
+        cost += ceil_div(rest * units, tile.workers) * unit + kShare + (tile.workers % rest != 0);
+      } else if (rest > 0) {
+        cost += (units + kFinish) * unit;
+      }
+      if (cost < best_cost) best_cost = cost, best = tile;
+    }
+  }
+  return best;
+}
+
+Status gemm_packed_tiles_sm90(const GemmParams& p, const PackedTile& tile,
+                              const GemmResources& resources, CUstream_st* stream) {
   if (const char* reason = gemm_packed_tiles_sm90_refuses(p)) {
     return Status::error(std::string("gemm_packed_tiles_sm90: ") + reason);
   }
+  if (sums_bytes(p, tile) > resources.scratch_bytes) {
+    return Status::error("gemm_packed_tiles_sm90: " + std::to_string(sums_bytes(p, tile)) +
+                         " bytes of scratch needed, got " + std::to_string(resources.scratch_bytes));
+  }
   if (p.num_rows == 0) return {};
-  return p.dtype == DType::kBFloat16 ? run_format<__nv_bfloat16>(p, stream)
-                                     : run_format<__half>(p, stream);
+  float4* sums = static_cast<float4*>(resources.scratch);
+  return p.dtype == DType::kBFloat16 ? run_format<__nv_bfloat16>(p, tile, sums, stream)
+                                     : run_format<__half>(p, tile, sums, stream);
+}
+
+Status gemm_packed_tiles_sm90(const GemmParams& p, const GemmResources& resources,
+                              CUstream_st* stream) {
+  return gemm_packed_tiles_sm90(
+      p, choose_packed_tile(p, multiprocessors(), resources.scratch_bytes), resources, stream);
 }
 
 }  // namespace regatta::cuda

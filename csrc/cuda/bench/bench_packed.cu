@@ -48,6 +48,36 @@ int64_t random_groups(GemmOperands operands, int64_t k, Random& random) {
   return size <= 128 && k % size == 0 ? k / size : 1;
 }
 
+int multiprocessors() {
+  int count = 0;
+  CHECK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
+  return count;
+}
+
+// Scratch for the sums of gemm_packed_tiles_sm90.
+GemmResources with_scratch() {
+  static const Buffer<uint8_t> scratch(int64_t{64} << 20);
+  GemmResources resources;
+  resources.scratch = scratch.data;
+  resources.scratch_bytes = scratch.size;
+  return resources;
+}
+
+// What is chosen, or any number of blocks that share the tiles left over by whole waves.
+PackedTile random_packed_tile(const GemmParams& p, Random& random) {
+  const int blocks = multiprocessors();
+  if (random.below(3) == 0) return choose_packed_tile(p, blocks, with_scratch().scratch_bytes);
+  PackedTile tile;
+  tile.tokens = random.below(2) ? 96 : 128;
+  const int64_t tiles = ceil_div(p.out_features, 256) * ceil_div(p.num_rows, tile.tokens);
+  const int rest = static_cast<int>(tiles % blocks);
+  if (rest > 0 && random.below(4) > 0) {
+    tile.workers = static_cast<int>(std::min<int64_t>(
+        rest * packed_units(p.in_features), rest + random.below(blocks + 1 - rest)));
+  }
+  return tile;
+}
+
 // x of T, weight packed.
 template <class T>
 bool check_packed(GemmOperands operands, const Case& c, Random& random) {
@@ -74,8 +104,11 @@ bool check_packed(GemmOperands operands, const Case& c, Random& random) {
   GemmTile tile = {8 << random.below(5), 128 << random.below(2), 2 + random.below(3),
                    1 << random.below(4), random.below(6) - 1};
   const GemvTile gemv = {2 + random.below(3), 1 << random.below(3), 60 + random.below(150)};
-  const int kernel = random.below(4);
+  const int kernel = c.m > 257 ? 3 : random.below(4);
   const bool tiles = kernel == 3 && !c.float_out && !c.sumsq_out;
+  GemmParams problem;
+  problem.num_rows = c.m, problem.out_features = c.n, problem.in_features = c.k;
+  const PackedTile wide = random_packed_tile(problem, random);
   if (in_groups && (c.m > 8 || kernel == 0 || tiles)) wf = w_rounded;
   const Buffer<T> x(rounded<T>(xf));
   const Buffer<float> scale_buffer(scale);
@@ -105,16 +138,17 @@ bool check_packed(GemmOperands operands, const Case& c, Random& random) {
       return gemv_packed_sm90(q, gemv, nullptr);
     }
     if (tiles && gemm_packed_tiles_sm90_refuses(q) == nullptr) {
-      return gemm_packed_tiles_sm90(q, nullptr);
+      return gemm_packed_tiles_sm90(q, wide, with_scratch(), nullptr);
     }
-    return gemm(q, {}, nullptr, nullptr);
+    return gemm(q, with_scratch(), nullptr, nullptr);
   };
-  char label[200];
+  char label[240];
   snprintf(label, sizeof(label),
            "packed %d bits, %ld groups, zeros %d, %s kernel %d tile %dx%d "
-           "stages %d split %d, gemv %d slabs, %d blocks, %d KB",
+           "stages %d split %d, gemv %d slabs, %d blocks, %d KB, tiles of %d, %d workers",
            bits, groups, asymmetric, dtype_name(p.dtype), kernel, tile.tokens, tile.features,
-           tile.stages, tile.split, gemv.slabs, gemv.cluster, gemv.kilobytes);
+           tile.stages, tile.split, gemv.slabs, gemv.cluster, gemv.kilobytes, wide.tokens,
+           wide.workers);
   const double relative = Traits<T>::dtype == DType::kFloat16 ? 1e-3 : 8e-3;
   return check_product<T>(c, p, xf, wf, runner, label, c.float_out ? 2e-4 : relative, 3e-4);
 }
@@ -187,7 +221,7 @@ const char* name_of(GemmOperands operands) {
                                                        : "w4a8";
 }
 
-constexpr int64_t kRows[] = {1, 2, 3, 5, 8, 9, 16, 17, 33, 64, 100, 127, 128, 129, 257};
+constexpr int64_t kRows[] = {1, 2, 3, 5, 8, 9, 16, 17, 33, 64, 96, 100, 127, 128, 129, 257, 1800};
 constexpr int64_t kShapes[][2] = {{64, 64},     {208, 144}, {80, 16},    {1008, 528},
                                   {264, 1040},  {8, 4112},  {1536, 2048}, {96, 2248},
                                   {2432, 640}};
@@ -325,13 +359,14 @@ double bytes_per_weight(GemmOperands operands) {
 }
 
 int main_chain(bool with_dense) {
-  const Model model(256, with_dense);
+  const Model model(1024, with_dense);
   printf("128 products, ms\n");
   std::vector<GemmOperands> formats(std::begin(kFormats), std::end(kFormats));
   if (with_dense) formats.push_back(GemmOperands::kDense);
   for (const GemmOperands operands : formats) {
     printf("%s", name_of(operands));
-    for (const int64_t rows : {1, 2, 4, 8, 16, 32, 64, 128, 256}) {
+    for (const int64_t rows :
+         {1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024}) {
       const double ms = graph_ms(
           [&](cudaStream_t stream) {
             for (int i = 0; i < kLayers * 4; ++i) {
@@ -462,7 +497,7 @@ int main_large() {
     return gemm(p, model.resources, nullptr, s);
   };
   const auto tiles = [&](const GemmParams& p, cudaStream_t s) {
-    return gemm_packed_tiles_sm90(p, s);
+    return gemm_packed_tiles_sm90(p, model.resources, s);
   };
   const auto split = [&](const GemmParams& p, cudaStream_t s) { return gemm_packed_sm90(p, s); };
   const auto unpacked = [&](GemmParams p, cudaStream_t s) {
@@ -480,7 +515,7 @@ int main_large() {
                       {"4 bits, tiles", GemmOperands::kWeightInt4, tiles},
                       {"4 bits, split", GemmOperands::kWeightInt4, split},
                       {"4 bits, unpacked", GemmOperands::kWeightInt4, unpacked}};
-  for (const int64_t rows : {128, 256, 512, 1024, 8192}) {
+  for (const int64_t rows : {96, 128, 192, 256, 384, 512, 768, 1024, 2048, 8192}) {
     for (const Way& way : ways) {
       if (way.run.target_type() == typeid(split) && rows > 256) continue;
       double sum = 0.;
