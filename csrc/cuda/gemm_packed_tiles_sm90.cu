@@ -57,40 +57,54 @@ struct Shape {
   static constexpr int kSumsBytes = kBlockRows * kTokens * 4;
 };
 
+// Things that workers share out, one behind the other. Without divisions: what they yield does not
+// count as the same for all of a warp, and descriptors of operands would pass through its registers.
+struct Shares {
+  int each, extra;  // the first `extra` workers have one more
+
+  static Shares of(int count, int workers) {
+    return workers > 0 ? Shares{count / workers, count % workers} : Shares{0, 0};
+  }
+  // Where worker w's begin.
+  __device__ __forceinline__ int begin(int w) const { return each * w + min(w, extra); }
+  // Who has thing i.
+  __device__ __forceinline__ int owner(int i) const {
+    const int first = (each + 1) * extra;
+    return i < first ? i / (each + 1) : extra + (i - first) / each;
+  }
+};
+
 struct KernelParams {
   Epilogue epilogue;
   const uint8_t* weight;
   int num_rows, num_units;  // units along k
   int num_slabs, up;        // of 16 rows; the first up's, gated
   int row_blocks, token_blocks;
-  // The columns of the first `shared` tiles, one behind the other, are shared out among the first
-  // `workers` blocks, whose sums go to `sums`; blocks take the other tiles whole.
+  // The units of the first `shared` tiles are shared out among the first `workers` blocks, whose sums
+  // go to `sums`, and then groups of their tokens; blocks take the other tiles whole.
   int shared, workers;
+  Shares units, groups;
+  uint64_t unit_reciprocal;  // 2^32 / num_units, rounded up
   float4* sums;
 
-  // Where worker w begins among `count` things that all of them share.
-  __device__ __forceinline__ int share(int count, int w) const { return count * w / workers; }
-  // Who has thing i of them.
-  __device__ __forceinline__ int worker_of(int count, int i) const {
-    return ((i + 1) * workers - 1) / count;
-  }
   // Where worker w's sums of a tile are: a worker's second tile begins with it.
   __device__ __forceinline__ int slot(int tile, int w) const {
-    return share(shared * num_units, w) >= tile * num_units ? w : workers + tile;
+    return units.begin(w) >= tile * num_units ? w : workers + tile;
   }
 };
 
 // What a block does: tiles, or units of them, one after the other.
 struct Parts {
   int tile, unit, end;
-  __device__ __forceinline__ explicit Parts(const KernelParams& p)
-      : at_(0), limit_(0), whole_(p.shared + static_cast<int>(blockIdx.x)) {
-    const int worker = blockIdx.x, units = p.shared * p.num_units;
-    if (worker < p.workers) at_ = p.share(units, worker), limit_ = p.share(units, worker + 1);
+  __device__ __forceinline__ explicit Parts(const KernelParams& p) {
+    const int worker = blockIdx.x;
+    at_ = worker < p.workers ? p.units.begin(worker) : 0;
+    limit_ = worker < p.workers ? p.units.begin(worker + 1) : 0;
+    whole_ = p.shared + worker;
   }
   __device__ __forceinline__ bool next(const KernelParams& p) {
     if (at_ < limit_) {
-      tile = at_ / p.num_units;
+      tile = static_cast<int>(at_ * p.unit_reciprocal >> 32);
       unit = at_ - tile * p.num_units;
       end = min(limit_ - tile * p.num_units, p.num_units);
       at_ += end - unit;
@@ -265,14 +279,13 @@ __device__ __forceinline__ void finish_shared(const KernelParams& p, char* out, 
   constexpr int kGroups = 4 / kHalves;  // at a time
   constexpr int kSlot = Shape<F, kTokens>::kSumsBytes / 16, kHalf = kTokens / 8 * kGroup;
   const int thread = threadIdx.x % kGroup;
-  const int worker = blockIdx.x, items = p.shared * kItems, units = p.shared * p.num_units;
-  const int last = p.share(items, worker + 1);
-  for (int item = p.share(items, worker); item < last;) {
+  const int last = p.groups.begin(blockIdx.x + 1);
+  for (int item = p.groups.begin(blockIdx.x); item < last;) {
     const int index = item / kItems, within = item % kItems;
     const int r = within / kTileGroups, first = within % kTileGroups;
     const int groups = min(min(kGroups, last - item), kTileGroups - first);
-    const int begin = p.worker_of(units, index * p.num_units);
-    const int end = p.worker_of(units, (index + 1) * p.num_units - 1) + 1;
+    const int begin = p.units.owner(index * p.num_units);
+    const int end = p.units.owner((index + 1) * p.num_units - 1) + 1;
     unsigned* arrivals = shared_tiles + index * 2 + group;
     if (thread == 0) {
       while (load_acquire(arrivals) < static_cast<unsigned>(end - begin)) {
@@ -463,6 +476,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       named_barrier_sync(1 + group, kGroup);
       if (threadIdx.x % kGroup == 0) add_release(shared_tiles + parts.tile * 2 + group, 1);
+      __syncwarp();  // else `s` would not count as the same for all of the warp
       continue;
     }
     const Tile tile = tile_of<kTokens, kGated>(p, parts.tile);
@@ -511,6 +525,9 @@ Status run(const GemmParams& p, int workers, float4* sums, cudaStream_t stream) 
   const int tiles = kp.row_blocks * kp.token_blocks;
   kp.workers = workers;
   kp.shared = workers > 0 ? tiles % blocks : 0;
+  kp.units = Shares::of(kp.shared * kp.num_units, workers);
+  kp.groups = Shares::of(kp.shared * (kGated ? 1 : 2) * (kTokens / kTokenGroup), workers);
+  kp.unit_reciprocal = ((uint64_t{1} << 32) + kp.num_units - 1) / kp.num_units;
   kp.sums = sums;
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(workers > 0 && tiles < blocks ? workers : std::min(blocks, tiles)));
