@@ -31,30 +31,43 @@ namespace regatta::cuda {
 namespace {
 
 constexpr int kTileRows = 64;   // rows of weight of an instruction
-constexpr int kBlockRows = 256;
 constexpr int kGroup = 128;     // threads of a warpgroup
 constexpr int kThreads = 3 * kGroup;
 constexpr int kMaxStages = 8;
 constexpr int kHeadBytes = 256;
-constexpr int kOrder = 8;       // tiles of tokens that are worked on together
+constexpr int kOrder = 1024;      // tokens that are worked on together
 constexpr int kMostShared = 256;  // tiles whose columns blocks share
 constexpr int kTokenGroup = 16;   // tokens that are finished together
 
-// How many warpgroups of blocks have left their sums of a shared tile, and then how many groups of
-// its tokens are finished: 0 between launches. [tile, warpgroup]
+// How many blocks' warpgroups have left their sums of a shared tile, and then how many groups of its
+// tokens are finished: 0 between launches. [tile, warpgroup]
 __device__ unsigned shared_tiles[kMostShared * 2];
 
-template <class F, int kTokens>
+template <class F, int kTokens, bool kGated>
 struct Shape {
+  static constexpr int kTiles = kTokens > 128 ? 1 : 2;  // of 64 rows, of a warpgroup
+  static constexpr int kRows = 2 * kTiles * kTileRows;
+  static constexpr int kSlabs = kRows / kUnitRows;
+  static constexpr int kHalves = kTiles;  // of units, of a stage
+  static constexpr int kStageColumns = kHalves * 64;
   static constexpr int kTokenBytes = kTokens * 128;  // of 64 columns
-  static constexpr int kOutBytes = kTokens * 128;    // 64 features of each token, of a warpgroup
-  static constexpr int kStageLoad = 2 * kTokenBytes + 4 * F::kTileBytes;
+  static constexpr int kSlabBytes =                  // of a stage
+      kHalves == 2 ? F::kUnitBytes : F::kHalfBytes + F::kHalfScaleBytes;
+  static constexpr int kStageLoad = kHalves * kTokenBytes + kSlabs * kSlabBytes;
   static constexpr int kStageBytes = (kStageLoad + 1023) / 1024 * 1024;
+  // Whether an instruction's rows are eight gates and eight ups by turns: where a warpgroup has two
+  // tiles, one has the gates and the other the ups.
+  static constexpr bool kMixed = kGated && kTiles == 1;
+  static constexpr int kFeatures = kMixed ? 32 : 64;  // of the output, finished together
+  static constexpr int kOutGroups = kTokens / kTokenGroup / (kTokens > 128 ? 2 : 1);
+  static constexpr int kOutBytes = kOutGroups * kTokenGroup * kFeatures * 2;
   static constexpr int kStages =
       std::min(kMaxStages, (226 * 1024 - kHeadBytes - 2 * kOutBytes) / kStageBytes);
   static constexpr int kSharedBytes = 1024 + kStages * kStageBytes + 2 * kOutBytes + kHeadBytes;
+  static constexpr int kParts = kGated ? 1 : kTiles;  // of a warpgroup's outputs, one after the other
+  static constexpr int kSums = kGated ? kTiles : 1;   // of an output
   // Sums of a tile as threads hold them: [warpgroup][tile of 64 rows][tokens / 8][kGroup] of float4.
-  static constexpr int kSumsBytes = kBlockRows * kTokens * 4;
+  static constexpr int kSumsBytes = kRows * kTokens * 4;
 };
 
 // Things that workers share out, one behind the other. Without divisions: what they yield does not
@@ -135,13 +148,13 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned* counter) {
   return x;
 }
 
-template <int kTokens, bool kGated>
+template <class S, int kTokens, bool kGated>
 __device__ __forceinline__ Tile tile_of(const KernelParams& p, int index) {
-  const int first = index / (kOrder * p.row_blocks) * kOrder;
-  const int order = min(kOrder, p.token_blocks - first);
+  constexpr int kTogether = (kOrder + kTokens - 1) / kTokens;
+  const int first = index / (kTogether * p.row_blocks) * kTogether;
+  const int order = min(kTogether, p.token_blocks - first);
   const int within = index - first * p.row_blocks;
-  return {(first + within % order) * kTokens,
-          within / order * (kGated ? kBlockRows / 2 : kBlockRows)};
+  return {(first + within % order) * kTokens, within / order * (kGated ? S::kRows / 2 : S::kRows)};
 }
 
 __device__ __forceinline__ void store_matrix4_trans(void* shared_row, const uint32_t (&r)[4]) {
@@ -153,131 +166,152 @@ __device__ __forceinline__ void store_matrix4_trans(void* shared_row, const uint
 #endif
 }
 
-// 16 bytes `chunk` of token t in an output tile.
-__device__ __forceinline__ char* out_chunk(char* out, int t, int chunk) {
-  return out + t * 128 + ((chunk ^ (t & 7)) << 4);
+__device__ __forceinline__ void store_matrix2_trans(void* shared_row, const uint32_t (&r)[2]) {
+#ifdef REGATTA_SM90
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(
+                   shared_address(shared_row)),
+               "r"(r[0]), "r"(r[1])
+               : "memory");
+#endif
 }
 
-// Writes 64 features from n0 on of `groups` groups of tokens, at most kGroups, from token0 on;
-// value(i, j) is the pair of tokens that register pair i (0: row g, 1: row g + 8) of tokens 8 j holds.
-template <class T, int kGroups, class Value>
+// 16 bytes `chunk` of token t among outputs of kFeatures each; eight tokens' do not conflict.
+template <int kFeatures>
+__device__ __forceinline__ char* out_chunk(char* out, int t, int chunk) {
+  if constexpr (kFeatures == 64) return out + t * 128 + ((chunk ^ (t & 7)) << 4);
+  return out + t * 64 + ((chunk ^ (t / 2 & 3)) << 4);
+}
+
+// Writes kFeatures features from n0 on of `groups` groups of tokens, at most kGroups, from token0
+// on. value(i, j) is the pair that a thread holds of tokens 8 j ..: of 64 features, i says whether of
+// row g or g + 8 of its tile; of 32, i is 0. Those take no residual.
+template <class T, int kFeatures, int kGroups, class Value>
 __device__ __forceinline__ void write_tokens(const Epilogue& p, char* out, int group, int n0,
                                              int width, int token0, int num_rows, int groups,
                                              const Value& value) {
+  constexpr int kChunks = kFeatures / 8, kStep = kGroup / kChunks;  // tokens at a time
+  constexpr int kSteps = (kGroups * kTokenGroup + kStep - 1) / kStep;
   const int thread = threadIdx.x % kGroup, warp = thread / kWarp, lane = thread % kWarp;
-  const int chunk = thread % 8, n = n0 + chunk * 8;
-  const int last = n < width ? min(num_rows, token0 + groups * kTokenGroup) : 0;
-  if (p.residual != nullptr) {
-    const T* residual = static_cast<const T*>(p.residual);
-    uint4 x[kGroups];
+  const int chunk = thread % kChunks, n = n0 + chunk * 8;
+  const int last = n < width ? min(num_rows, token0 + groups * kTokenGroup) - token0 : 0;
+  const bool residual = kFeatures == 64 && p.residual != nullptr;
+  const int64_t at_token0 = static_cast<int64_t>(token0) * width + n;
+  if (residual) {
+    const T* from = static_cast<const T*>(p.residual) + at_token0;
+    uint4 x[kSteps];
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      const int t = token0 + i * kTokenGroup + thread / 8;
+    for (int i = 0; i < kSteps; ++i) {
+      const int t = i * kStep + thread / kChunks;
       x[i] = make_uint4(0, 0, 0, 0);
-      if (t < last) {
-        x[i] = __ldcg(reinterpret_cast<const uint4*>(residual + static_cast<int64_t>(t) * width + n));
-      }
+      if (t < last) x[i] = __ldcg(reinterpret_cast<const uint4*>(from + t * static_cast<int64_t>(width)));
     }
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      *reinterpret_cast<uint4*>(out_chunk(out, i * kTokenGroup + thread / 8, chunk)) = x[i];
+    for (int i = 0; i < kSteps; ++i) {
+      const int t = i * kStep + thread / kChunks;
+      *reinterpret_cast<uint4*>(out_chunk<kFeatures>(out, t, chunk)) = x[i];
     }
     named_barrier_sync(1 + group, kGroup);
   }
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
     if (i >= groups) break;
-    // Matrices: features 0..7 and 8..15 of the group's first 8 tokens, then of its others.
-    char* at =
-        out_chunk(out, i * kTokenGroup + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
-    uint32_t r[4] = {0, 0, 0, 0};
-    if (p.residual != nullptr) ldmatrix4_trans(r, at);
+    if constexpr (kFeatures == 64) {
+      // Matrices: features 0..7 and 8..15 of the group's first 8 tokens, then of its others.
+      char* at = out_chunk<64>(out, i * kTokenGroup + lane / 16 * 8 + lane % 8,
+                               warp * 2 + lane / 8 % 2);
+      uint32_t r[4] = {0, 0, 0, 0};
+      if (residual) ldmatrix4_trans(r, at);
 #pragma unroll
-    for (int m = 0; m < 4; ++m) {
-      float2 y = value(m % 2, 2 * i + m / 2);
-      if (p.residual != nullptr) {
-        const float2 x = Traits<T>::to_float2(bit_cast<typename Traits<T>::Pair>(r[m]));
-        y.x += x.x, y.y += x.y;
+      for (int m = 0; m < 4; ++m) {
+        float2 y = value(m % 2, 2 * i + m / 2);
+        if (residual) {
+          const float2 x = Traits<T>::to_float2(bit_cast<typename Traits<T>::Pair>(r[m]));
+          y.x += x.x, y.y += x.y;
+        }
+        r[m] = bit_cast<uint32_t>(Traits<T>::from_float2(y));
       }
-      r[m] = bit_cast<uint32_t>(Traits<T>::from_float2(y));
+      store_matrix4_trans(at, r);
+    } else {
+      uint32_t r[2];
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        r[m] = bit_cast<uint32_t>(Traits<T>::from_float2(value(0, 2 * i + m)));
+      }
+      store_matrix2_trans(out_chunk<32>(out, i * kTokenGroup + lane % 16, warp), r);
     }
-    store_matrix4_trans(at, r);
   }
   named_barrier_sync(1 + group, kGroup);
-  T* to = static_cast<T*>(p.out);
+  T* to = static_cast<T*>(p.out) + at_token0;
 #pragma unroll
-  for (int i = 0; i < kGroups; ++i) {
-    const int t = token0 + i * kTokenGroup + thread / 8;
+  for (int i = 0; i < kSteps; ++i) {
+    const int t = i * kStep + thread / kChunks;
     if (t < last) {
-      *reinterpret_cast<uint4*>(to + static_cast<int64_t>(t) * width + n) =
-          *reinterpret_cast<const uint4*>(out_chunk(out, i * kTokenGroup + thread / 8, chunk));
+      *reinterpret_cast<uint4*>(to + t * static_cast<int64_t>(width)) =
+          *reinterpret_cast<const uint4*>(out_chunk<kFeatures>(out, t, chunk));
     }
   }
   named_barrier_sync(1 + group, kGroup);  // `out` is free again
 }
 
-// Scale and bias of a thread's rows g and g + 8 of a tile.
+// Scale and bias of a row of weight.
 template <class T>
 struct RowFactors {
-  float scale[2], bias[2];
+  float scale, bias;
   __device__ __forceinline__ RowFactors(const Epilogue& p, int row) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const bool inside = row + h * 8 < p.out_features;
-      scale[h] = inside && p.weight_scale != nullptr ? __ldg(p.weight_scale + row + h * 8) : 1.f;
-      bias[h] = inside && p.bias != nullptr
-                    ? Traits<T>::to_float(static_cast<const T*>(p.bias)[row + h * 8])
-                    : 0.f;
-    }
+    const bool inside = row < p.out_features;
+    scale = inside && p.weight_scale != nullptr ? __ldg(p.weight_scale + row) : 1.f;
+    bias = inside && p.bias != nullptr ? Traits<T>::to_float(static_cast<const T*>(p.bias)[row])
+                                       : 0.f;
   }
+  __device__ __forceinline__ float of(float x) const { return fmaf(x, scale, bias); }
 };
 
 __device__ __forceinline__ float gated_value(float gate, float up) {
   return __fdividef(gate, 1.f + __expf(-gate)) * up;
 }
 
-// Finishes 64 features (gated: and as many ups) of `groups` groups of tokens; sum(r, j) is the
-// float4 that this thread holds of tokens 8 j of the tile of rows r.
-template <class T, int kGroups, bool kGated, class Sum>
-__device__ __forceinline__ void finish_tokens(const Epilogue& p, char* out, int group, int n0,
-                                              int token0, int num_rows, int groups,
-                                              const Sum& sum) {
-  const int row = n0 + threadIdx.x / kWarp % 4 * 16 + threadIdx.x % kWarp / 4;
-  const int width = kGated ? p.out_features / 2 : p.out_features;
-  const RowFactors<T> first(p, row);
-  if constexpr (kGated) {
-    const RowFactors<T> up(p, width + row);
-    write_tokens<T, kGroups>(p, out, group, n0, width, token0, num_rows, groups, [&](int i, int j) {
-      const float2 x = sum(0, j, i), y = sum(1, j, i);
-      return make_float2(gated_value(fmaf(x.x, first.scale[i], first.bias[i]),
-                                     fmaf(y.x, up.scale[i], up.bias[i])),
-                         gated_value(fmaf(x.y, first.scale[i], first.bias[i]),
-                                     fmaf(y.y, up.scale[i], up.bias[i])));
-    });
+// Finishes part r of a warpgroup's outputs of `groups` groups of tokens, from token0 of all on.
+// sum(h, j): the float4 that this thread holds of tokens 8 j .. of tile r + h.
+template <class T, class S, int kGroups, bool kGated, class Sum>
+__device__ __forceinline__ void finish_tokens(const KernelParams& p, char* out, const Tile& tile,
+                                              int r, int token0, int groups, const Sum& sum) {
+  const int warp = threadIdx.x / kWarp % 4, group = threadIdx.x / kGroup;
+  const int width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
+  const int n0 = tile.row0 + (group * S::kParts + r) * S::kFeatures;
+  const int row = n0 + warp * (S::kFeatures / 4) + threadIdx.x % kWarp / 4;
+  const auto write = [&](const auto& value) {
+    write_tokens<T, S::kFeatures, kGroups>(p.epilogue, out, group, n0, width, token0, p.num_rows,
+                                           groups, value);
+  };
+  const auto pair = [](const float4& x, int i) {
+    return i == 0 ? make_float2(x.x, x.y) : make_float2(x.z, x.w);
+  };
+  const auto fold = [](const RowFactors<T>& gate, float2 x, const RowFactors<T>& up, float2 y) {
+    return make_float2(gated_value(gate.of(x.x), up.of(y.x)), gated_value(gate.of(x.y), up.of(y.y)));
+  };
+  if constexpr (S::kMixed) {
+    const RowFactors<T> gate(p.epilogue, row), up(p.epilogue, width + row);
+    write([&](int, int j) { return fold(gate, pair(sum(0, j), 0), up, pair(sum(0, j), 1)); });
+  } else if constexpr (kGated) {
+    const RowFactors<T> gate[2] = {{p.epilogue, row}, {p.epilogue, row + 8}};
+    const RowFactors<T> up[2] = {{p.epilogue, width + row}, {p.epilogue, width + row + 8}};
+    write([&](int i, int j) { return fold(gate[i], pair(sum(0, j), i), up[i], pair(sum(1, j), i)); });
   } else {
-    write_tokens<T, kGroups>(p, out, group, n0, width, token0, num_rows, groups, [&](int i, int j) {
-      const float2 x = sum(0, j, i);
-      return make_float2(fmaf(x.x, first.scale[i], first.bias[i]),
-                         fmaf(x.y, first.scale[i], first.bias[i]));
+    const RowFactors<T> rows[2] = {{p.epilogue, row}, {p.epilogue, row + 8}};
+    write([&](int i, int j) {
+      const float2 x = pair(sum(0, j), i);
+      return make_float2(rows[i].of(x.x), rows[i].of(x.y));
     });
   }
 }
 
-// First feature of the output of a warpgroup's tile of rows r.
-template <bool kGated>
-__device__ __forceinline__ int first_feature(const Tile& tile, int group, int r) {
-  return tile.row0 + (kGated ? group : group * 2 + r) * kTileRows;
-}
-
 // By a warpgroup of a worker: adds up what all of them left of its groups of tokens of shared tiles,
 // in the order of their columns, and finishes them.
-template <class T, class F, int kTokens, bool kGated>
+template <class T, class S, int kTokens, bool kGated>
 __device__ __forceinline__ void finish_shared(const KernelParams& p, char* out, int group) {
-  constexpr int kTileGroups = kTokens / kTokenGroup;
-  constexpr int kItems = kGated ? kTileGroups : 2 * kTileGroups;  // of a tile, gated both halves
-  constexpr int kHalves = kGated ? 2 : 1;
-  constexpr int kGroups = 4 / kHalves;  // at a time
-  constexpr int kSlot = Shape<F, kTokens>::kSumsBytes / 16, kHalf = kTokens / 8 * kGroup;
+  constexpr int kTileGroups = kTokens / kTokenGroup, kItems = S::kParts * kTileGroups;
+  constexpr int kGroups = 4 / S::kSums;  // at a time
+  constexpr int kSlot = S::kSumsBytes / 16, kTileSums = kTokens / 8 * kGroup;
   const int thread = threadIdx.x % kGroup;
   const int last = p.groups.begin(blockIdx.x + 1);
   for (int item = p.groups.begin(blockIdx.x); item < last;) {
@@ -292,33 +326,29 @@ __device__ __forceinline__ void finish_shared(const KernelParams& p, char* out, 
       }
     }
     named_barrier_sync(1 + group, kGroup);
-    float4 sum[kHalves][2 * kGroups];
+    float4 sums[S::kSums][2 * kGroups];
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
+    for (int h = 0; h < S::kSums; ++h) {
 #pragma unroll
-      for (int j = 0; j < 2 * kGroups; ++j) sum[h][j] = make_float4(0.f, 0.f, 0.f, 0.f);
+      for (int j = 0; j < 2 * kGroups; ++j) sums[h][j] = make_float4(0.f, 0.f, 0.f, 0.f);
     }
 #pragma unroll 2
     for (int w = begin; w < end; ++w) {
       const float4* from = p.sums + static_cast<int64_t>(p.slot(index, w)) * kSlot +
-                           (group * 2 + r) * kHalf + first * 2 * kGroup + thread;
+                           (group * S::kTiles + r) * kTileSums + first * 2 * kGroup + thread;
 #pragma unroll
-      for (int h = 0; h < kHalves; ++h) {
+      for (int h = 0; h < S::kSums; ++h) {
 #pragma unroll
         for (int j = 0; j < 2 * kGroups; ++j) {
           if (j >= 2 * groups) break;
-          const float4 x = __ldcg(from + h * kHalf + j * kGroup);
-          sum[h][j].x += x.x, sum[h][j].y += x.y, sum[h][j].z += x.z, sum[h][j].w += x.w;
+          const float4 x = __ldcg(from + h * kTileSums + j * kGroup);
+          sums[h][j].x += x.x, sums[h][j].y += x.y, sums[h][j].z += x.z, sums[h][j].w += x.w;
         }
       }
     }
-    const Tile tile = tile_of<kTokens, kGated>(p, index);
-    finish_tokens<T, kGroups, kGated>(
-        p.epilogue, out, group, first_feature<kGated>(tile, group, r),
-        tile.token0 + first * kTokenGroup, p.num_rows, groups, [&](int h, int j, int i) {
-          return i == 0 ? make_float2(sum[h][j].x, sum[h][j].y)
-                        : make_float2(sum[h][j].z, sum[h][j].w);
-        });
+    const Tile tile = tile_of<S, kTokens, kGated>(p, index);
+    finish_tokens<T, S, kGroups, kGated>(p, out, tile, r, tile.token0 + first * kTokenGroup, groups,
+                                         [&](int h, int j) { return sums[h][j]; });
     // Behind the barriers of finish_tokens: all of the warpgroup has read.
     if (thread == 0) {
       const unsigned all = end - begin + kItems;
@@ -328,11 +358,44 @@ __device__ __forceinline__ void finish_shared(const KernelParams& p, char* out, 
   }
 }
 
+// A lane's codes of four steps of a tile.
+template <class T, class F, class S, bool kGated>
+struct StageCodes {
+  const char* stages;
+  PackedCodes<T, F> codes, ups;  // ups: where rows are mixed
+
+  // Batch: of the stage, which has kTiles tiles' steps of 64 columns, then of the others.
+  __device__ __forceinline__ void load(int stage, int batch) {
+    const int warp = threadIdx.x / kWarp % 4, group = threadIdx.x / kGroup;
+    const int slab = S::kMixed ? group * 2 + warp / 2
+                     : kGated  ? group * 4 + warp
+                               : group * 4 * S::kTiles + warp;
+    constexpr int kNext = kGated ? S::kSlabs / 2 : 4;  // to the slab of the second tile or the ups
+    const char* at =
+        stages + stage * S::kStageBytes + S::kHalves * S::kTokenBytes + slab * S::kSlabBytes;
+    if constexpr (S::kHalves == 2) {
+      codes.load(at + batch % S::kTiles * kNext * S::kSlabBytes, batch / S::kTiles);
+    } else {
+      codes.load(at, at + F::kHalfBytes);
+      at += kNext * S::kSlabBytes;
+      if constexpr (S::kMixed) ups.load(at, at + F::kHalfBytes);
+    }
+  }
+
+  __device__ __forceinline__ void convert(int step, uint32_t (&a)[4]) const {
+    if constexpr (S::kMixed) {
+      codes.convert_mixed(ups, step, threadIdx.x / kWarp % 2, a);
+    } else {
+      codes.convert(step, a);
+    }
+  }
+};
+
 template <class T, class F, int kTokens, bool kGated>
 __global__ void __launch_bounds__(kThreads, 1)
     gemm_packed_tiles_kernel(const __grid_constant__ CUtensorMap token_map, const KernelParams p) {
 #ifdef REGATTA_SM90A
-  using S = Shape<F, kTokens>;
+  using S = Shape<F, kTokens, kGated>;
   extern __shared__ char shared[];
   // Not through an integer: the compiler must see that this is shared memory.
   char* stages = shared + (-shared_address(shared) & 1023);
@@ -353,54 +416,65 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
 
+  constexpr int kUnitSteps = 2 / S::kHalves;  // stages of a unit
   if (warp >= 2 * kGroup / kWarp) {
     registers_give<40>();
     if (warp > 2 * kGroup / kWarp) return;
     const uint64_t keep = policy_evict_last();
     const uint64_t once = p.token_blocks > 1 ? keep : policy_evict_first();
-    bool first = true;
+    bool waited = false;
     int s = 0;
     uint32_t phase = 1;  // the first round waits for nothing
     Parts parts(p);
     while (parts.next(p)) {
-      const Tile tile = tile_of<kTokens, kGated>(p, parts.tile);
+      const Tile tile = tile_of<S, kTokens, kGated>(p, parts.tile);
       // This lane's slab. Behind the last one, its own rows again: they are not written.
       int slab = tile.row0 / kUnitRows + lane;
-      if (kGated && lane >= 8) slab = p.up + tile.row0 / kUnitRows + lane - 8;
+      if (kGated && lane >= S::kSlabs / 2) slab += p.up - S::kSlabs / 2;
       const uint8_t* from =
           p.weight + static_cast<int64_t>(min(slab, p.num_slabs - 1)) * p.num_units * F::kUnitBytes;
-      const auto load_weight = [&](int unit, char* stage, uint64_t* barrier) {
-        if (lane == 0) barrier_arrive_expect(barrier, S::kStageLoad);
+      const auto load_weight = [&](int step, int stage) {
+        if (lane == 0) barrier_arrive_expect(&full[stage], S::kStageLoad);
         __syncwarp();
-        if (lane < 16) {
-          bulk_load(stage + 2 * S::kTokenBytes + lane * F::kUnitBytes,
-                    from + static_cast<int64_t>(unit) * F::kUnitBytes, F::kUnitBytes, barrier, once);
+        if (lane >= S::kSlabs) return;
+        char* to =
+            stages + stage * S::kStageBytes + S::kHalves * S::kTokenBytes + lane * S::kSlabBytes;
+        const uint8_t* unit = from + static_cast<int64_t>(step / kUnitSteps) * F::kUnitBytes;
+        if constexpr (S::kHalves == 2) {
+          bulk_load(to, unit, F::kUnitBytes, &full[stage], once);
+        } else {
+          const int half = step % 2;
+          bulk_load(to, unit + half * F::kHalfBytes, F::kHalfBytes, &full[stage], once);
+          if constexpr (F::kGroups) {
+            const int words = F::kColumns < kUnitColumns ? half * F::kHalfScaleBytes : 0;
+            bulk_load(to + F::kHalfBytes, unit + 2 * F::kHalfBytes + words, F::kHalfScaleBytes,
+                      &full[stage], once);
+          }
         }
       };
-      const auto load_tokens = [&](int unit, char* stage, uint64_t* barrier) {
-        if (lane < 2) {
-          tensor_load_2d(stage + lane * S::kTokenBytes, &token_map, unit * kUnitColumns + lane * 64,
-                         tile.token0, barrier, keep);
+      const auto load_tokens = [&](int step, int stage) {
+        if (lane < S::kHalves) {
+          tensor_load_2d(stages + stage * S::kStageBytes + lane * S::kTokenBytes, &token_map,
+                         step * S::kStageColumns + lane * 64, tile.token0, &full[stage], keep);
         }
       };
+      const int first = parts.unit * kUnitSteps, end = parts.end * kUnitSteps;
       // Weights of the first part are on their way before x is there.
       int ahead = 0;
-      if (first) {
-        ahead = min(S::kStages, parts.end - parts.unit);
-        for (int i = 0; i < ahead; ++i) {
-          load_weight(parts.unit + i, stages + i * S::kStageBytes, &full[i]);
-        }
+      if (!waited) {
+        ahead = min(S::kStages, end - first);
+        for (int i = 0; i < ahead; ++i) load_weight(first + i, i);
         pdl_wait();
-        first = false;
+        waited = true;
       }
-      for (int unit = parts.unit; unit < parts.end; ++unit) {
+      for (int step = first; step < end; ++step) {
         if (ahead > 0) {
           --ahead;
         } else {
           barrier_wait(&empty[s], phase);
-          load_weight(unit, stages + s * S::kStageBytes, &full[s]);
+          load_weight(step, s);
         }
-        load_tokens(unit, stages + s * S::kStageBytes, &full[s]);
+        load_tokens(step, s);
         if (++s == S::kStages) s = 0, phase ^= 1;
       }
     }
@@ -410,68 +484,74 @@ __global__ void __launch_bounds__(kThreads, 1)
   registers_take<232>();
   pdl_wait();
   const int group = warp / 4;
-  // Slabs of a warpgroup's tiles, 16 rows each: gated, gates and their ups.
-  const int slab = kGated ? group * 4 + warp % 4 : group * 8 + warp % 4;
-  constexpr int kNext = kGated ? 8 : 4;  // from the first tile's slab to the second's
+  char* out = outs + group * S::kOutBytes;
+  constexpr int kBatches = S::kHalves * S::kTiles;  // of four steps of a tile, of a stage
   int s = 0;
   uint32_t phase = 0;
-  char* out = outs + group * S::kOutBytes;
   Parts parts(p);
   while (parts.next(p)) {
-    float acc[2][kTokens / 2];
+    float acc[S::kTiles][kTokens / 2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < S::kTiles; ++r) {
 #pragma unroll
       for (int i = 0; i < kTokens / 2; ++i) acc[r][i] = 0.f;
     }
-    uint32_t a[2][4][4];  // one is made while the tensor cores read the other
-    PackedCodes<T, F> codes;
-    const auto unit_of = [&](int stage) {
-      return stages + stage * S::kStageBytes + 2 * S::kTokenBytes + slab * F::kUnitBytes;
-    };
+    StageCodes<T, F, S, kGated> codes[2] = {{stages}, {stages}};
+    uint32_t a[4][4];  // operands of four steps
     barrier_wait(&full[s], phase);
-    codes.load(unit_of(s), 0);
-    int previous = -1;
+    codes[0].load(s, 0);
+    codes[0].convert(0, a[0]);
+    int previous = -1, current = s;
     int left = parts.end - parts.unit;
     do {
-      const int current = s;
-      if (++s == S::kStages) s = 0, phase ^= 1;
 #pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        const int half = q / 2, r = q % 2;
-        codes.convert(a[r]);
-        const uint64_t b =
-            wgmma_descriptor(stages + current * S::kStageBytes + half * S::kTokenBytes);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; ++k) Wgmma<T, kTokens>::run(acc[r], a[r][k], b + k * 2, 1);
-        wgmma_commit();
-        if (q < 3) {
-          codes.load(unit_of(current) + (q + 1) % 2 * kNext * F::kUnitBytes, (q + 1) / 2);
-        } else if (left > 1) {
-          barrier_wait(&full[s], phase);
-          codes.load(unit_of(s), 0);
+      for (int q = 0; q < 2 * S::kTiles; ++q) {  // of the unit's batches of four steps of a tile
+        const int r = q % S::kTiles, batch = q % kBatches;
+        if (batch == 0) {
+          current = s;
+          if (++s == S::kStages) s = 0, phase ^= 1;
         }
-        wgmma_wait<1>();
-        if (q == 0 && previous >= 0 && lane == 0) barrier_arrive(&empty[previous]);
+        const uint64_t b = wgmma_descriptor(stages + current * S::kStageBytes +
+                                            batch / S::kTiles * S::kTokenBytes);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          wgmma_fence();
+          Wgmma<T, kTokens>::run(acc[r], a[k], b + k * 2, 1);
+          wgmma_commit();
+          if (k == 0) {  // the next batch's codes
+            if (batch + 1 < kBatches) {
+              codes[(q + 1) % 2].load(current, batch + 1);
+            } else if (q + 1 < 2 * S::kTiles || left > 1) {
+              barrier_wait(&full[s], phase);
+              codes[(q + 1) % 2].load(s, 0);
+            }
+          }
+          // The next operands are made while the tensor cores read these.
+          wgmma_wait<3>();
+          if (batch == 0 && k == 3) {  // all of the stage before has been read
+            if (previous >= 0 && lane == 0) barrier_arrive(&empty[previous]);
+            previous = current;
+          }
+          codes[(q + k / 3) % 2].convert((k + 1) % 4, a[(k + 1) % 4]);
+        }
       }
-      previous = current;
     } while (--left > 0);
     wgmma_wait<0>();
-    wgmma_pin(acc[0]);
-    wgmma_pin(acc[1]);
-    if (lane == 0) barrier_arrive(&empty[previous]);
-
-    if (parts.end - parts.unit < p.num_units) {
-      float4* to = p.sums + static_cast<int64_t>(p.slot(parts.tile, blockIdx.x)) * (S::kSumsBytes / 16) +
-                   group * (kTokens / 4 * kGroup) + threadIdx.x % kGroup;
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < S::kTiles; ++r) wgmma_pin(acc[r]);
+    if (lane == 0) barrier_arrive(&empty[previous]);
+    const auto sum = [&](int r, int j) {
+      return make_float4(acc[r][4 * j], acc[r][4 * j + 1], acc[r][4 * j + 2], acc[r][4 * j + 3]);
+    };
+    if (parts.end - parts.unit < p.num_units) {
+      float4* to = p.sums +
+                   static_cast<int64_t>(p.slot(parts.tile, blockIdx.x)) * (S::kSumsBytes / 16) +
+                   group * S::kTiles * (kTokens / 8 * kGroup) + threadIdx.x % kGroup;
+#pragma unroll
+      for (int r = 0; r < S::kTiles; ++r) {
 #pragma unroll
         for (int j = 0; j < kTokens / 8; ++j) {
-          __stcg(to + (r * (kTokens / 8) + j) * kGroup,
-                 make_float4(acc[r][4 * j], acc[r][4 * j + 1], acc[r][4 * j + 2],
-                             acc[r][4 * j + 3]));
+          __stcg(to + (r * (kTokens / 8) + j) * kGroup, sum(r, j));
         }
       }
       named_barrier_sync(1 + group, kGroup);
@@ -479,17 +559,18 @@ __global__ void __launch_bounds__(kThreads, 1)
       __syncwarp();  // else `s` would not count as the same for all of the warp
       continue;
     }
-    const Tile tile = tile_of<kTokens, kGated>(p, parts.tile);
+    const Tile tile = tile_of<S, kTokens, kGated>(p, parts.tile);
 #pragma unroll
-    for (int r = 0; r < (kGated ? 1 : 2); ++r) {
-      finish_tokens<T, kTokens / kTokenGroup, kGated>(
-          p.epilogue, out, group, first_feature<kGated>(tile, group, r), tile.token0, p.num_rows,
-          kTokens / kTokenGroup, [&](int h, int j, int i) {
-            return make_float2(acc[r + h][4 * j + 2 * i], acc[r + h][4 * j + 2 * i + 1]);
-          });
+    for (int r = 0; r < S::kParts; ++r) {
+#pragma unroll
+      for (int first = 0; first < kTokens / kTokenGroup; first += S::kOutGroups) {
+        finish_tokens<T, S, S::kOutGroups, kGated>(
+            p, out, tile, r, tile.token0 + first * kTokenGroup, S::kOutGroups,
+            [&](int h, int j) { return sum(r + h, first * 2 + j); });
+      }
     }
   }
-  if (blockIdx.x < p.workers) finish_shared<T, F, kTokens, kGated>(p, out, group);
+  if (blockIdx.x < p.workers) finish_shared<T, S, kTokens, kGated>(p, out, group);
 #else
   wrong_architecture();
 #endif
@@ -504,7 +585,7 @@ int multiprocessors() {
 
 template <class T, class F, int kTokens, bool kGated>
 Status run(const GemmParams& p, int workers, float4* sums, cudaStream_t stream) {
-  using S = Shape<F, kTokens>;
+  using S = Shape<F, kTokens, kGated>;
   CUtensorMap token_map;
   const auto k = static_cast<cuuint64_t>(p.in_features);
   const cuuint64_t sizes[] = {k, static_cast<cuuint64_t>(p.num_rows)};
@@ -520,13 +601,13 @@ Status run(const GemmParams& p, int workers, float4* sums, cudaStream_t stream) 
   kp.num_units = static_cast<int>(packed_units(p.in_features));
   kp.num_slabs = static_cast<int>(packed_tiles(p.out_features));
   kp.up = static_cast<int>(p.out_features / 2 / kUnitRows);
-  kp.row_blocks = static_cast<int>(ceil_div(p.out_features, kBlockRows));
+  kp.row_blocks = static_cast<int>(ceil_div(p.out_features, S::kRows));
   kp.token_blocks = static_cast<int>(ceil_div(p.num_rows, kTokens));
   const int tiles = kp.row_blocks * kp.token_blocks;
   kp.workers = workers;
   kp.shared = workers > 0 ? tiles % blocks : 0;
   kp.units = Shares::of(kp.shared * kp.num_units, workers);
-  kp.groups = Shares::of(kp.shared * (kGated ? 1 : 2) * (kTokens / kTokenGroup), workers);
+  kp.groups = Shares::of(kp.shared * S::kParts * (kTokens / kTokenGroup), workers);
   kp.unit_reciprocal = ((uint64_t{1} << 32) + kp.num_units - 1) / kp.num_units;
   kp.sums = sums;
   LaunchConfig config;
@@ -541,8 +622,16 @@ Status run(const GemmParams& p, int workers, float4* sums, cudaStream_t stream) 
 
 template <class T, class F, bool kGated>
 Status run_tokens(const GemmParams& p, const PackedTile& tile, float4* sums, cudaStream_t stream) {
-  return tile.tokens == 96 ? run<T, F, 96, kGated>(p, tile.workers, sums, stream)
-                           : run<T, F, 128, kGated>(p, tile.workers, sums, stream);
+  switch (tile.tokens) {
+    case 96:
+      return run<T, F, 96, kGated>(p, tile.workers, sums, stream);
+    case 192:
+      return run<T, F, 192, kGated>(p, tile.workers, sums, stream);
+    case 256:
+      return run<T, F, 256, kGated>(p, tile.workers, sums, stream);
+    default:
+      return run<T, F, 128, kGated>(p, tile.workers, sums, stream);
+  }
 }
 
 template <class T>
@@ -561,8 +650,8 @@ Status run_format(const GemmParams& p, const PackedTile& tile, float4* sums, cud
 // Bytes of sums that the workers leave.
 int64_t sums_bytes(const GemmParams& p, const PackedTile& tile) {
   if (tile.workers == 0) return 0;
-  const int64_t tiles = ceil_div(p.out_features, kBlockRows) * ceil_div(p.num_rows, tile.tokens);
-  return (tile.workers + tiles % multiprocessors()) * kBlockRows * tile.tokens * 4;
+  const int64_t rest = packed_tile_count(p, tile.tokens) % multiprocessors();
+  return (tile.workers + rest) * packed_tile_rows(tile.tokens) * tile.tokens * 4;
 }
 
 }  // namespace
@@ -581,25 +670,34 @@ const char* gemm_packed_tiles_sm90_refuses(const GemmParams& p) {
   return nullptr;
 }
 
+int64_t packed_tile_count(const GemmParams& p, int tokens) {
+  return ceil_div(p.out_features, packed_tile_rows(tokens)) * ceil_div(p.num_rows, tokens);
+}
+
 PackedTile choose_packed_tile(const GemmParams& p, int num_multiprocessors, int64_t scratch_bytes) {
-  constexpr double kFinish = 2., kShare = 3.;  // in units of 128 tokens, 1.25 us each on an H200
+  // What a unit of a tile costs, and beside, a tile and a share of one; in units of 256 tokens.
+  constexpr struct {
+    int tokens;
+    double unit;
+  } kUnits[] = {{256, 1.}, {128, 1.05}, {192, .8}, {96, .85}};
+  constexpr double kFinish = 2., kShare = 3.;
   const int64_t units = packed_units(p.in_features), blocks = num_multiprocessors;
   PackedTile best;
   double best_cost = 1e30;
-  for (const int tokens : {128, 96}) {
-    const double unit = tokens == 128 ? 1. : .8;
-    const int64_t tiles = ceil_div(p.out_features, kBlockRows) * ceil_div(p.num_rows, tokens);
-    const int64_t rest = tiles % blocks;
-    const double whole = static_cast<double>(tiles / blocks) * (units + kFinish) * unit;
+  for (const auto& [tokens, unit] : kUnits) {
+    const int64_t tiles = packed_tile_count(p, tokens), rest = tiles % blocks;
+    const double whole = static_cast<double>(tiles / blocks) * (units * unit + kFinish);
     for (const int64_t workers : {int64_t{0}, rest > 0 ? blocks / rest * rest : 0, blocks}) {
-      const PackedTile tile = {tokens, rest > 0 ? static_cast<int>(std::min(workers, rest * units)) : 0};
+      PackedTile tile;
+      tile.tokens = tokens;
+      if (rest > 0) tile.workers = static_cast<int>(std::min(workers, rest * units));
       if ((rest > 0 && tile.workers == rest) || sums_bytes(p, tile) > scratch_bytes) continue;
-      // Where shares begin amid a tile, a block leaves sums twice.
       double cost = whole;
       if (tile.workers > 0) {
+        // Where shares begin amid a tile, a block leaves sums twice.
         cost += ceil_div(rest * units, tile.workers) * unit + kShare + (tile.workers % rest != 0);
       } else if (rest > 0) {
-        cost += (units + kFinish) * unit;
+        cost += units * unit + kFinish;
       }
       if (cost < best_cost) best_cost = cost, best = tile;
     }
