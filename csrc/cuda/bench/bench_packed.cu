@@ -68,9 +68,9 @@ PackedTile random_packed_tile(const GemmParams& p, Random& random) {
   const int blocks = multiprocessors();
   if (random.below(3) == 0) return choose_packed_tile(p, blocks, with_scratch().scratch_bytes);
   PackedTile tile;
-  tile.tokens = random.below(2) ? 96 : 128;
-  const int64_t tiles = ceil_div(p.out_features, 256) * ceil_div(p.num_rows, tile.tokens);
-  const int rest = static_cast<int>(tiles % blocks);
+  constexpr int kTokens[] = {96, 128, 192, 256};
+  tile.tokens = kTokens[random.below(4)];
+  const int rest = static_cast<int>(packed_tile_count(p, tile.tokens) % blocks);
   if (rest > 0 && random.below(4) > 0) {
     tile.workers = static_cast<int>(std::min<int64_t>(
         rest * packed_units(p.in_features), rest + random.below(blocks + 1 - rest)));
