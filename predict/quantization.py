@@ -114,7 +114,7 @@ def support_table(every_gpu: bool) -> dict[str, Support]:
         "weight_only_int4": quantized((7, 5), dense),
         "a8w8": quantized((7, 5), dense),
         "a8w8_fp8": quantized((8, 9), int8, cpu=False),  # Ada is the first with float8 units
-        "w4a8": Support(cpu=True, gpu=None, instead=dense),
+        "w4a8": Support(cpu=True, gpu=HOPPER, gpu_last=HOPPER, instead=dense),
     }
 
 
@@ -138,8 +138,8 @@ def gpu_kernels(capability: tuple[int, int]) -> dict[str, str]:
 
 # Input features per scale that CUDA kernels read, -1 all of them; the CPU's take every size.
 GPU_GROUP_SIZES: dict[str, tuple[int, ...]] = {
-    "weight_only_int8": (-1,),
-    "weight_only_int4": (-1, 64, 128),
+    "weight_only_int8": (-1, 64, 128),
+    "weight_only_int4": (-1, 32, 64, 128),
     "a8w8_fp8": (-1, 128),
     "w4a8": (-1, 64, 128),
 }

@@ -347,10 +347,10 @@ def test_kernels_for_every_gpu_open_the_older_ones(
 
 
 def test_groups_that_gpus_lack_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SUPPORT, "weight_only_int4", replace(SUPPORT["dense"]))
-    check_support("weight_only_int4", "gpu", True, "bfloat16", (9, 0), 64)
+    monkeypatch.setitem(SUPPORT, "weight_only_int8", replace(SUPPORT["dense"]))
+    check_support("weight_only_int8", "gpu", True, "bfloat16", (9, 0), 64)
     with pytest.raises(UserError, match=r"every 32 input features does not run on GPUs yet .*64"):
-        check_support("weight_only_int4", "gpu", True, "bfloat16", (9, 0), 32)
+        check_support("weight_only_int8", "gpu", True, "bfloat16", (9, 0), 32)
 
 
 def test_gpus_take_codes_by_sixteens() -> None:
