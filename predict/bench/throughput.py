@@ -121,7 +121,8 @@ def linear_bytes(decoder: Decoder) -> int:
 
 def random_prompts(spec: DecoderSpec, plan: Plan, count: int, run: int) -> list[list[int]]:
     """`count` prompts of random token ids; another set for each run."""
-    generator = np.random.default_rng((plan.seed, run))
+    # The sizes too: of one seed, a longer prompt would begin with a shorter one, which is cached.
+    generator = np.random.default_rng((plan.seed, run, count, plan.input_len))
     return generator.integers(0, spec.vocab_size, (count, plan.input_len)).tolist()
 
 
