@@ -19,9 +19,8 @@ constexpr int64_t gemm_sumsq_columns(int64_t num_rows) { return num_rows <= 8 ? 
 constexpr int64_t kScaleBlock = 128;
 constexpr int64_t gemm_block_stride(int64_t num_rows) { return (num_rows + 127) / 128 * 128; }
 
-// Rows from which e4m3 codes may go through cuBLASLt, which more than 128 rows can use: from none
-// on while gemm_blas_codes.cu has not been checked on a GPU (bench_codes check blas), else 129.
-constexpr int64_t kRowsBlasCodes = int64_t{1} << 62;
+// Rows from which e4m3 codes may go through cuBLASLt.
+constexpr int64_t kRowsBlasCodes = 129;
 
 // How x and weight are stored.
 enum class GemmOperands : uint8_t {
