@@ -143,6 +143,7 @@ const char* gemm_packed_mma_refuses(const GemmParams& p) {
   if (p.operands == GemmOperands::kWeightInt4 && p.group_size != 64 && p.group_size != 128) {
     return "groups must be of 64 columns or of multiples of 128";
   }
+  if (p.scaled_out != nullptr) return "it gives no scaled_out";
   if (p.gated && p.out_features % (2 * kUnitRows) != 0) {
     return "out_features must be a multiple of 32 when gated";
   }
