@@ -19,6 +19,8 @@ struct Epilogue {
   const float* weight_scale;
   void* out;
   float* sumsq_out;
+  void* scaled_out;
+  const void* next_norm_weight;
   int out_features, num_sumsq, sumsq_columns;
   float inverse_width, epsilon;
   bool gated, float_out;
@@ -36,6 +38,8 @@ inline Epilogue make_epilogue(const GemmParams& p) {
   e.out = p.out;
   e.sumsq_out = p.sumsq_out;
   e.out_features = static_cast<int>(p.out_features);
+  e.scaled_out = p.scaled_out;
+  e.next_norm_weight = p.next_norm_weight;
   e.sumsq_columns = static_cast<int>(gemm_sumsq_columns(p.num_rows));
   e.num_sumsq = static_cast<int>(p.num_sumsq);
   e.inverse_width = 1.f / static_cast<float>(p.in_features);
@@ -44,7 +48,8 @@ inline Epilogue make_epilogue(const GemmParams& p) {
   e.float_out = p.out_dtype == DType::kFloat32;
   const int64_t width = p.gated ? p.out_features / 2 : p.out_features;
   e.vector_out = width % 8 == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0 &&
-                 reinterpret_cast<uintptr_t>(p.residual) % 16 == 0;
+                 reinterpret_cast<uintptr_t>(p.residual) % 16 == 0 &&
+                 reinterpret_cast<uintptr_t>(p.scaled_out) % 16 == 0;
   return e;
 }
 

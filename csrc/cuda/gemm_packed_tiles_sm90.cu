@@ -34,6 +34,7 @@ constexpr int kTileRows = 64;   // rows of weight of an instruction
 constexpr int kGroup = 128;     // threads of a warpgroup
 constexpr int kThreads = 3 * kGroup;
 constexpr int kMaxStages = 8;
+constexpr int kScaleWarps = 3;  // that make row scales
 constexpr int kHeadBytes = 256;
 constexpr int kOrder = 1024;      // tokens that are worked on together
 constexpr int kMostShared = 256;  // tiles whose columns blocks share
@@ -59,11 +60,14 @@ struct Shape {
   // tiles, one has the gates and the other the ups.
   static constexpr bool kMixed = kGated && kTiles == 1;
   static constexpr int kFeatures = kMixed ? 32 : 64;  // of the output, finished together
-  static constexpr int kOutGroups = kTokens / kTokenGroup / (kTokens > 128 ? 2 : 1);
+  static constexpr int kOutGroups =  // of tokens; three stages should have room
+      kTokens / kTokenGroup / (kTokens > 128 || kStageBytes > 64 * 1024 ? 2 : 1);
   static constexpr int kOutBytes = kOutGroups * kTokenGroup * kFeatures * 2;
-  static constexpr int kStages =
-      std::min(kMaxStages, (226 * 1024 - kHeadBytes - 2 * kOutBytes) / kStageBytes);
-  static constexpr int kSharedBytes = 1024 + kStages * kStageBytes + 2 * kOutBytes + kHeadBytes;
+  static constexpr int kScaleBytes = 2 * kTokens * 4;  // of rows of x, of two tiles
+  static constexpr int kStages = std::min(
+      kMaxStages, (226 * 1024 - kHeadBytes - 2 * kOutBytes - kScaleBytes) / kStageBytes);
+  static constexpr int kSharedBytes =
+      1024 + kStages * kStageBytes + 2 * kOutBytes + kHeadBytes + kScaleBytes;
   static constexpr int kParts = kGated ? 1 : kTiles;  // of a warpgroup's outputs, one after the other
   static constexpr int kSums = kGated ? kTiles : 1;   // of an output
   // Sums of a tile as threads hold them: [warpgroup][tile of 64 rows][tokens / 8][kGroup] of float4.
@@ -242,15 +246,51 @@ __device__ __forceinline__ void write_tokens(const Epilogue& p, char* out, int g
   }
   named_barrier_sync(1 + group, kGroup);
   T* to = static_cast<T*>(p.out) + at_token0;
+  const bool handed = kFeatures == 64 && p.sumsq_out != nullptr;
+  Vec16<T> norm_weight;
+  const bool scaled = handed && p.scaled_out != nullptr && n < width;
+  if (scaled) norm_weight = load16(static_cast<const T*>(p.next_norm_weight) + n);
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
     const int t = i * kStep + thread / kChunks;
-    if (t < last) {
-      *reinterpret_cast<uint4*>(to + t * static_cast<int64_t>(width)) =
-          *reinterpret_cast<const uint4*>(out_chunk<kFeatures>(out, t, chunk));
+    const Vec16<T> y = load16(reinterpret_cast<const T*>(out_chunk<kFeatures>(out, t, chunk)));
+    if (t < last) store16(to + t * static_cast<int64_t>(width), y);
+    if (!handed) continue;
+    float squares = 0.f;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) squares += y.get(e) * y.get(e);
+    if (n >= width) squares = 0.f;
+#pragma unroll
+    for (int o = 1; o < kChunks; o *= 2) squares += __shfl_xor_sync(~0u, squares, o);
+    if (t >= last) continue;
+    if (chunk == 0) {
+      p.sumsq_out[static_cast<int64_t>(token0 + t) * ((width + 63) / 64) + n0 / 64] = squares;
+    }
+    if (scaled) {
+      Vec16<T> z;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) z.set(e, y.get(e) * norm_weight.get(e));
+      store16(static_cast<T*>(p.scaled_out) + at_token0 + t * static_cast<int64_t>(width), z);
     }
   }
   named_barrier_sync(1 + group, kGroup);  // `out` is free again
+}
+
+// row_scale_of() by four lanes, of which this thread is one: with few registers, a thread would wait
+// for one load after the other.
+__device__ __forceinline__ float quad_row_scale(const Epilogue& p, int row) {
+  const float* from = p.sumsq + static_cast<int64_t>(row) * p.num_sumsq;
+  const int q = threadIdx.x % 4, whole = p.num_sumsq % 4 == 0 ? p.num_sumsq / 16 * 16 : 0;
+  float sum = 0.f;
+#pragma unroll 4
+  for (int i = q * 4; i < whole; i += 16) {
+    const float4 v = __ldcg(reinterpret_cast<const float4*>(from + i));
+    sum += (v.x + v.y) + (v.z + v.w);
+  }
+  for (int i = whole + q; i < p.num_sumsq; i += 4) sum += __ldcg(from + i);
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  sum += __shfl_xor_sync(~0u, sum, 2);
+  return rsqrtf(sum * p.inverse_width + p.epsilon);
 }
 
 // Scale and bias of a row of weight.
@@ -336,13 +376,20 @@ __device__ __forceinline__ void finish_shared(const KernelParams& p, char* out, 
     for (int w = begin; w < end; ++w) {
       const float4* from = p.sums + static_cast<int64_t>(p.slot(index, w)) * kSlot +
                            (group * S::kTiles + r) * kTileSums + first * 2 * kGroup + thread;
+      float4 x[S::kSums][2 * kGroups];
+#pragma unroll
+      for (int h = 0; h < S::kSums; ++h) {
+#pragma unroll
+        for (int j = 0; j < 2 * kGroups; ++j) {  // all at a time: behind the groups, the last again
+          x[h][j] = __ldcg(from + h * kTileSums + min(j, 2 * groups - 1) * kGroup);
+        }
+      }
 #pragma unroll
       for (int h = 0; h < S::kSums; ++h) {
 #pragma unroll
         for (int j = 0; j < 2 * kGroups; ++j) {
-          if (j >= 2 * groups) break;
-          const float4 x = __ldcg(from + h * kTileSums + j * kGroup);
-          sums[h][j].x += x.x, sums[h][j].y += x.y, sums[h][j].z += x.z, sums[h][j].w += x.w;
+          sums[h][j].x += x[h][j].x, sums[h][j].y += x[h][j].y;
+          sums[h][j].z += x[h][j].z, sums[h][j].w += x[h][j].w;
         }
       }
     }
@@ -402,6 +449,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   char* outs = stages + S::kStages * S::kStageBytes;
   uint64_t* full = reinterpret_cast<uint64_t*>(outs + 2 * S::kOutBytes);
   uint64_t* empty = full + kMaxStages;
+  uint64_t* scaled_full = empty + kMaxStages;  // [2]
+  uint64_t* scaled_empty = scaled_full + 2;    // [2]
+  float* row_scale = reinterpret_cast<float*>(outs + 2 * S::kOutBytes + kHeadBytes);  // [2, kTokens]
 
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
@@ -412,6 +462,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(&full[s], 1);
       barrier_init(&empty[s], 2 * kGroup / kWarp);
     }
+    for (int s = 0; s < 2; ++s) {
+      barrier_init(&scaled_full[s], kScaleWarps);
+      barrier_init(&scaled_empty[s], 2 * kGroup / kWarp);
+    }
     barrier_init_fence();
   }
   __syncthreads();
@@ -419,7 +473,25 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr int kUnitSteps = 2 / S::kHalves;  // stages of a unit
   if (warp >= 2 * kGroup / kWarp) {
     registers_give<40>();
-    if (warp > 2 * kGroup / kWarp) return;
+    if (warp > 2 * kGroup / kWarp) {
+      if (p.epilogue.sumsq == nullptr) return;
+      pdl_wait();
+      int s = 0;
+      uint32_t phase = 1;
+      Parts parts(p);
+      while (parts.next(p)) {
+        const int token0 = tile_of<S, kTokens, kGated>(p, parts.tile).token0;
+        barrier_wait(&scaled_empty[s], phase);
+        for (int t = (threadIdx.x - 2 * kGroup - kWarp) / 4; t < kTokens; t += kScaleWarps * 8) {
+          const float scale = quad_row_scale(p.epilogue, min(token0 + t, p.num_rows - 1));
+          if (lane % 4 == 0) row_scale[s * kTokens + t] = scale;
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&scaled_full[s]);
+        if (++s == 2) s = 0, phase ^= 1;
+      }
+      return;
+    }
     const uint64_t keep = policy_evict_last();
     const uint64_t once = p.token_blocks > 1 ? keep : policy_evict_first();
     bool waited = false;
@@ -486,8 +558,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int group = warp / 4;
   char* out = outs + group * S::kOutBytes;
   constexpr int kBatches = S::kHalves * S::kTiles;  // of four steps of a tile, of a stage
-  int s = 0;
-  uint32_t phase = 0;
+  int s = 0, scaled = 0;
+  uint32_t phase = 0, scaled_phase = 0;
   Parts parts(p);
   while (parts.next(p)) {
     float acc[S::kTiles][kTokens / 2];
@@ -540,6 +612,23 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
     for (int r = 0; r < S::kTiles; ++r) wgmma_pin(acc[r]);
     if (lane == 0) barrier_arrive(&empty[previous]);
+    if (p.epilogue.sumsq != nullptr) {
+      barrier_wait(&scaled_full[scaled], scaled_phase);
+#pragma unroll
+      for (int j = 0; j < kTokens / 8; ++j) {
+        const float2 scale =
+            load_shared_float2(row_scale + scaled * kTokens + j * 8 + lane % 4 * 2);
+#pragma unroll
+        for (int r = 0; r < S::kTiles; ++r) {
+          acc[r][4 * j] *= scale.x, acc[r][4 * j + 1] *= scale.y;
+          acc[r][4 * j + 2] *= scale.x, acc[r][4 * j + 3] *= scale.y;
+        }
+      }
+      __syncwarp();
+      if (lane == 0) barrier_arrive(&scaled_empty[scaled]);
+      if (++scaled == 2) scaled = 0, scaled_phase ^= 1;
+      __syncwarp();
+    }
     const auto sum = [&](int r, int j) {
       return make_float4(acc[r][4 * j], acc[r][4 * j + 1], acc[r][4 * j + 2], acc[r][4 * j + 3]);
     };
@@ -660,12 +749,16 @@ const char* gemm_packed_tiles_sm90_refuses(const GemmParams& p) {
   if (const char* reason = packed_refuses(p)) return reason;
   if (p.operands == GemmOperands::kW4A8) return "activations must have 16 bits";
   if (p.out_dtype != p.dtype) return "out_dtype must be dtype";
-  if (p.sumsq != nullptr || p.sumsq_out != nullptr) return "sums of squares";
+  if (p.sumsq_out != nullptr && gemm_sumsq_columns(p.num_rows) != 64) return "sumsq_out of few rows";
   if (p.gated && p.out_features % (2 * kUnitRows) != 0) {
     return "out_features must be a multiple of 32 when gated";
   }
   if (!make_epilogue(p).vector_out) {
-    return "rows of out and residual must be aligned to 16 bytes";
+    return "rows of out, residual and scaled_out must be aligned to 16 bytes";
+  }
+  if (p.scaled_out != nullptr &&
+      (p.sumsq_out == nullptr || reinterpret_cast<uintptr_t>(p.next_norm_weight) % 16 != 0)) {
+    return "scaled_out comes with sumsq_out and weights aligned to 16 bytes";
   }
   return nullptr;
 }
