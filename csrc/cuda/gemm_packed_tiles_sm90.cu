@@ -3,20 +3,24 @@
 // Input: x [M, K] bf16 or fp16; weights as pack_weight() leaves them (packed_weight.cuh).
 // Architectures: sm_90a.
 // Algorithm
-//   1. A block stays and takes tiles of 256 rows of weight (gated: 128 gates and their ups) by 128
-//      tokens, tokens first, so that blocks at work at a time share what they read in L2. A tile of
-//      many rows of weight and few tokens reads less than the other way round: weights are small.
-//   2. One warp fills a ring of stages of 128 columns. Two warpgroups own 128 rows each: a half of
-//      a stage of one 64-row tile is turned into the left operand of wgmma in registers while the
-//      tensor cores multiply the one ahead.
-//   3. Outputs pass through shared memory, a swizzled tile of 64 features per warpgroup, transposed
-//      by stmatrix, so that rows are read and written 16 bytes at a time.
-// Source: own; CUTLASS's mixed-input products and Machete have the same main loop.
+//   1. A block stays and takes tiles: 256 rows of weight by 96 or 128 tokens, or 128 by 256; tokens
+//      first, so that blocks at work at a time share what they read in L2.
+//   2. What whole waves of tiles leave over is shared out by columns: blocks take parts of those
+//      tiles first, leave their sums in scratch, and finish the groups of tokens that are theirs
+//      when they have done the rest. Sums are added in the order of columns. A tile's counter says
+//      when all its sums are there; blocks wait for one another, and all of them are at work.
+//   3. One warp fills a ring of stages. Two warpgroups turn codes into the left operand of wgmma in
+//      registers, one step of 16 columns while the tensor cores multiply the one ahead: all four
+//      steps at once left them idle for a tenth of the time.
+//   4. Gated, two tiles of a warpgroup are gates and their ups; where it has one, eight rows of each
+//      take turns within an instruction, so that a thread holds both halves of an output.
+//   5. Three warps make row scales (norms of x). Outputs pass through shared memory, transposed by
+//      stmatrix, so that rows are read and written 16 bytes at a time.
+// Source: own; CUTLASS's mixed-input products and Machete have the same main loop, stream-K (Osama
+// et al., 2023) shares tiles by columns.
 //
-// Bound: the tensor cores.
-// Measured on an H200 (bench_packed large; dense beside it 17.5 and 161.6 ms for all layers): 18.5 ms
-// at M 1,024 with 8 bits and 19.6 with 4; 164 and 157 ms at M 8,192, gate and up 712-742 TFLOP/s
-// (dense 666).
+// Bound: the tensor cores; of fewer rows than about 150, the bytes of weights.
+// Measured on an H200: MEASURED
 #include <algorithm>
 #include <type_traits>
 
@@ -632,7 +636,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const auto sum = [&](int r, int j) {
       return make_float4(acc[r][4 * j], acc[r][4 * j + 1], acc[r][4 * j + 2], acc[r][4 * j + 3]);
     };
-    if (parts.end - parts.unit < p.num_units) {
+    if (parts.tile < p.shared) {  // even where this block has all of its units
       float4* to = p.sums +
                    static_cast<int64_t>(p.slot(parts.tile, blockIdx.x)) * (S::kSumsBytes / 16) +
                    group * S::kTiles * (kTokens / 8 * kGroup) + threadIdx.x % kGroup;
@@ -714,8 +718,6 @@ Status run_tokens(const GemmParams& p, const PackedTile& tile, float4* sums, cud
   switch (tile.tokens) {
     case 96:
       return run<T, F, 96, kGated>(p, tile.workers, sums, stream);
-    case 192:
-      return run<T, F, 192, kGated>(p, tile.workers, sums, stream);
     case 256:
       return run<T, F, 256, kGated>(p, tile.workers, sums, stream);
     default:
@@ -768,12 +770,12 @@ int64_t packed_tile_count(const GemmParams& p, int tokens) {
 }
 
 PackedTile choose_packed_tile(const GemmParams& p, int num_multiprocessors, int64_t scratch_bytes) {
-  // What a unit of a tile costs, and beside, a tile and a share of one; in units of 256 tokens.
+  // Microseconds of a unit of a tile, and beside, of a tile and of a share of one.
   constexpr struct {
     int tokens;
     double unit;
-  } kUnits[] = {{256, 1.}, {128, 1.05}, {192, .8}, {96, .85}};
-  constexpr double kFinish = 2., kShare = 3.;
+  } kUnits[] = {{256, 1.2}, {128, 1.25}, {96, 1.}};
+  constexpr double kFinish = 2.5, kShare = 6., kGroups = .4;
   const int64_t units = packed_units(p.in_features), blocks = num_multiprocessors;
   PackedTile best;
   double best_cost = 1e30;
@@ -788,7 +790,8 @@ PackedTile choose_packed_tile(const GemmParams& p, int num_multiprocessors, int6
       double cost = whole;
       if (tile.workers > 0) {
         // Where shares begin amid a tile, a block leaves sums twice.
-        cost += ceil_div(rest * units, tile.workers) * unit + kShare + (tile.workers % rest != 0);
+        cost += ceil_div(rest * units, tile.workers) * unit + kShare +
+                (tile.workers % rest != 0 ? 2. : 0.) + 16. * rest / tile.workers * kGroups;
       } else if (rest > 0) {
         cost += units * unit + kFinish;
       }

@@ -5,7 +5,7 @@
 //   nvcc -O3 -std=c++17 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a \
 //        -Icsrc/cuda -Icsrc/include csrc/cuda/bench/bench_packed.cu csrc/cuda/gem*.cu \
 //        csrc/cuda/pack_weight.cu csrc/cuda/quantize_rows.cu -o bench_packed
-//   ./bench_packed check [FORMAT] | chain [dense] | large | tune [ROWS [FORMAT]] | w4a8
+//   ./bench_packed check [FORMAT [FROM_ROWS]] | chain [dense] | large | tune [ROWS [FORMAT]] | w4a8
 //   FORMAT: "8 bits", "4 bits", "8 bits in groups", w4a8
 #include <cstring>
 #include <typeinfo>
@@ -68,8 +68,8 @@ PackedTile random_packed_tile(const GemmParams& p, Random& random) {
   const int blocks = multiprocessors();
   if (random.below(3) == 0) return choose_packed_tile(p, blocks, with_scratch().scratch_bytes);
   PackedTile tile;
-  constexpr int kTokens[] = {96, 128, 192, 256};
-  tile.tokens = kTokens[random.below(4)];
+  constexpr int kTokens[] = {96, 128, 256};
+  tile.tokens = kTokens[random.below(3)];
   const int rest = static_cast<int>(packed_tile_count(p, tile.tokens) % blocks);
   if (rest > 0 && random.below(4) > 0) {
     tile.workers = static_cast<int>(std::min<int64_t>(
@@ -80,7 +80,7 @@ PackedTile random_packed_tile(const GemmParams& p, Random& random) {
 
 // x of T, weight packed.
 template <class T>
-bool check_packed(GemmOperands operands, const Case& c, Random& random) {
+bool check_packed(GemmOperands operands, Case c, Random& random) {
   const int bits = operands == GemmOperands::kWeightInt4 ? 4 : 8;
   const bool in_groups = operands != GemmOperands::kWeightInt8;
   const int64_t groups = in_groups ? random_groups(operands, c.k, random) : 1;
@@ -105,12 +105,26 @@ bool check_packed(GemmOperands operands, const Case& c, Random& random) {
                    1 << random.below(4), random.below(6) - 1};
   const GemvTile gemv = {2 + random.below(3), 1 << random.below(3), 60 + random.below(150)};
   const int kernel = c.m > 257 ? 3 : random.below(4);
-  const bool tiles = kernel == 3 && !c.float_out && !c.sumsq_out;
+  const bool tiles = kernel == 3 && !c.float_out && (!c.sumsq_out || c.m > 8);
+  c.scaled_out = c.scaled_out && tiles;
   GemmParams problem;
   problem.num_rows = c.m, problem.out_features = c.n, problem.in_features = c.k;
   const PackedTile wide = random_packed_tile(problem, random);
   if (in_groups && (c.m > 8 || kernel == 0 || tiles)) wf = w_rounded;
   const Buffer<T> x(rounded<T>(xf));
+  // A norm of x: its rows' factors from sums of squares in parts.
+  constexpr int64_t kParts = 20;
+  std::vector<float> sumsq(c.m * kParts);
+  if (c.norm) {
+    for (float& v : sumsq) v = 1.5f + random.uniform();
+    for (int64_t m = 0; m < c.m; ++m) {
+      double sum = 0.;
+      for (int64_t i = 0; i < kParts; ++i) sum += sumsq[m * kParts + i];
+      const double factor = 1. / std::sqrt(sum / c.k + .25);
+      for (int64_t k = 0; k < c.k; ++k) xf[m * c.k + k] *= static_cast<float>(factor);
+    }
+  }
+  const Buffer<float> sumsq_buffer(sumsq);
   const Buffer<float> scale_buffer(scale);
   const Packed packed(operands, Traits<T>::dtype, c, groups, codes, scale,
                       asymmetric ? &zero : nullptr);
@@ -120,6 +134,7 @@ bool check_packed(GemmOperands operands, const Case& c, Random& random) {
   p.weight = packed.buffer.data;
   p.weight_scale = in_groups ? nullptr : scale_buffer.data;
   p.group_size = packed.group_size;
+  if (c.norm) p.sumsq = sumsq_buffer.data, p.num_sumsq = kParts, p.epsilon = .25f;
   p.dtype = Traits<T>::dtype;
   p.out_features = c.n;
   p.in_features = c.k;
@@ -226,7 +241,7 @@ constexpr int64_t kShapes[][2] = {{64, 64},     {208, 144}, {80, 16},    {1008, 
                                   {264, 1040},  {8, 4112},  {1536, 2048}, {96, 2248},
                                   {2432, 640}};
 
-int check_all(const char* only) {
+int check_all(const char* only, int64_t from_rows) {
   Random random(11);
   int failures = 0;
   for (const GemmOperands operands : kFormats) {
@@ -234,6 +249,7 @@ int check_all(const char* only) {
     if (only != nullptr && std::strcmp(only, name_of(operands)) != 0) continue;
     int cases = 0, bad = 0;
     for (const int64_t m : kRows) {
+      if (m < from_rows) continue;
       for (const auto& shape : kShapes) {
         if (w4a8 && shape[1] % 16 != 0) continue;
         for (int variant = 0; variant < (m <= 32 ? 4 : 2); ++variant) {
@@ -243,6 +259,8 @@ int check_all(const char* only) {
           c.residual = !c.gated && random.below(2);
           c.sumsq_out = !c.gated && random.below(2);
           c.float_out = !c.gated && random.below(4) == 0;
+          c.norm = m > 64 && random.below(2);
+          c.scaled_out = m > 64 && c.sumsq_out && !c.float_out && random.below(2);
           const bool half = random.below(2);
           if (w4a8) {
             bad += !(half ? check_w4a8<__half>(c, random) : check_w4a8<__nv_bfloat16>(c, random));
@@ -544,7 +562,9 @@ int main_large() {
 int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "check";
   setvbuf(stdout, nullptr, _IOLBF, 4096);
-  if (mode == "check") return check_all(argc > 2 ? argv[2] : nullptr) != 0;
+  if (mode == "check") {
+    return check_all(argc > 2 ? argv[2] : nullptr, argc > 3 ? std::atoi(argv[3]) : 0) != 0;
+  }
   if (mode == "w4a8") return main_w4a8();
   if (mode == "large") return main_large();
   if (mode == "tune") return main_tune(argc > 2 ? std::atoi(argv[2]) : 0, argc > 3 ? argv[3] : nullptr);

@@ -211,7 +211,7 @@ Status gemv_packed_sm90(const GemmParams& params, const GemvTile& tile, CUstream
 const char* gemm_packed_tiles_sm90_refuses(const GemmParams& params);
 // Launches of gemm_packed_tiles_sm90.
 struct PackedTile {
-  int tokens = 128;  // 96, 128, 192, 256
+  int tokens = 128;  // 96, 128, 256
   int workers = 0;   // blocks that share out the columns of the tiles left over by whole waves
 };
 constexpr int packed_tile_rows(int tokens) { return tokens > 128 ? 128 : 256; }
