@@ -78,7 +78,7 @@ class Support:
     """One row: where a scheme runs. Plain Paddle (--inference_model false) runs all of them."""
 
     cpu: bool  # by the compiled operators
-    gpu: tuple[int, int] | None  # from this compute capability on; None: on no GPU
+    gpu: tuple[int, int]  # from this compute capability on
     gpu_last: tuple[int, int] | None = None  # up to this one; None: all later ones
     gpu_dtypes: tuple[str, ...] = ("bfloat16", "float16")
     instead: str = "--quant_type weight_only_int8"  # where it does not run
@@ -112,9 +112,7 @@ def gpu_kernels(capability: tuple[int, int]) -> dict[str, str]:
     return {
         scheme: kernels
         for scheme, row in SUPPORT.items()
-        if scheme != "dense"
-        and row.gpu is not None
-        and row.gpu <= capability <= (row.gpu_last or capability)
+        if scheme != "dense" and row.gpu <= capability <= (row.gpu_last or capability)
     }
 
 
@@ -158,8 +156,6 @@ def check_support(
                 f"{row.instead}, or --inference_model false to measure quality"
             )
         return
-    if row.gpu is None:
-        raise UserError(f"quant_type {scheme} does not run on GPUs yet; use {row.instead}")
     if capability is not None and not row.gpu <= capability <= (row.gpu_last or capability):
         have, need = (f"sm_{major}{minor}" for major, minor in (capability, row.gpu))
         later = " or later" if row.gpu_last is None else ""

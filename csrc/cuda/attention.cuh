@@ -43,12 +43,15 @@ struct AttentionArgs {
   float* partial_out;     // [units, Hkv, partial_rows, D] of the sm80 decode kernel, not normalised
   float2* partial_stats;  // [units, Hkv, partial_rows] largest logit (log2), sum
   int* counters;          // [units, Hkv], zero between calls
-  int* tickets;           // [2]: unused, of prefill; zero between calls
+  // [2 + kDecodeTickets]: unused, of prefill, of sm90 decode launches in turn; zero between calls
+  int* tickets;
   int num_tokens, num_seqs, max_blocks;
   int num_heads, num_kv_heads, group;
   uint32_t group_inverse;  // ceil(2^32 / group), 0 for a group of 1
   int block_shift;         // log2(block_size)
   int window;              // kNoWindow when off
+  int least_team_log2, blocks_per_span;  // of the sm90 decode kernel, as ticket
+  int* ticket;                           // null: no span takes more than blocks_per_span
   int max_decode_rows;     // per KV head, of spans of several tokens that a decode kernel takes
   int tile_rows;           // of the sm80 decode kernel
   int partial_rows;        // min(tile_rows, rows of the largest decode span)
@@ -60,6 +63,7 @@ struct AttentionArgs {
 };
 
 constexpr int kNoWindow = 1 << 30;
+constexpr int kDecodeTickets = 32;  // more than launches that dependent launch lets overlap
 constexpr int kMaxDecodeRows = 64;  // with more rows the matrix units are the bound
 constexpr int kMaxSplits = 32;      // of a context
 constexpr int kMinSplit = 256;      // tokens: below, merging costs more than it spreads

@@ -3,10 +3,19 @@
 //
 // Architectures: sm_90; bf16 and fp16 activations; caches in any KV format; head_dim 64 to 256.
 // Algorithm
-//  1. The blocks of a cluster share out the tiles of a context, of 16 tokens or 32 (int4). Each
-//     warp streams its own tiles through its own ring of asynchronous copies: no barrier until the
-//     end. Tokens that nobody sees are not read but filled with zeros (unused slots may hold NaN).
-//  2. Logits^T [16, 8] = keys [16, D] queries^T and out^T [D, 8] += values^T [D, 16] weights^T are
+//  1. An item is a span, a KV head and up to 8 of its query rows. A team of 1, 2 or 4 warps of a
+//     block takes it, or the 4 warps of each block of a cluster: few requests are spread, and of
+//     many each short context is a warp's alone, so that all begin at once. How many is a function
+//     of the number of requests and of the context's own length. Blocks that long contexts need
+//     besides are taken, by tickets, by whatever block is done: one that finds nothing to do costs
+//     the launch 6 ns, 768 of them 4.4 us of 128 x 192 tokens.
+//  2. Teams share out the tiles of a context, of 16 tokens or 32 (int4). Each warp streams its own
+//     tiles through its own ring of asynchronous copies: no barrier until the end. Tokens that
+//     nobody sees are not read but filled with zeros (unused slots may hold NaN). A multiprocessor
+//     returns what its warps load in order, so constants come before the ring's copies. (Queries
+//     past them, by the copy engine, took as long: batch 128 does not wait for them, batch 32 lost
+//     1 us.)
+//  3. Logits^T [16, 8] = keys [16, D] queries^T and out^T [D, 8] += values^T [D, 16] weights^T are
 //     mma.sync m16n8k16 with up to 8 rows of a KV group as the operand of 8 columns: none of a
 //     product is spent on rows that do not exist. movmatrix turns the weights from the one's result
 //     into the other's operand. The online softmax rescales only when a logit exceeds the running
@@ -14,23 +23,26 @@
 //     fp16 in registers, where it can be without arithmetic (kv_fragments.cuh); scales per token
 //     multiply logits and weights, and minima enter through the sum of a query's columns and the
 //     sum of weights, so that no element is scaled.
-//  3. Warps are merged in shared memory. Each block of the cluster finishes a share of the columns:
-//     the others store their parts of it into its shared memory, and leave.
-// Fused (params of the rotary embedding given; spans of one token): the block rotates its queries
+//  4. Warps are merged in shared memory. Each block of a cluster finishes a share of the columns:
+//     the others store their parts of it into its shared memory, asynchronously, and leave.
+// Fused (params of the rotary embedding given; spans of one token): the team rotates its queries
 // itself, and the one whose tiles end the context makes the token's key and value, writes them to
 // the cache, and uses them from shared memory. Nothing of what it copies depends on the kernels
 // ahead then, so the rings fill before pdl_wait().
 // Bound: bytes of keys and values over the read bandwidth, 4.67 TB/s measured.
-// H200, 32/8 heads of 128, block_size 64, in a graph with dependent launches, us (TB/s); cuDNN on
-// contiguous caches through PyTorch 2.11 in brackets:
-//   bf16, 1 x 1024: 7.3   1 x 4096: 11.5 [11.7]   8 x 1024: 15.3 [15.1]   128 x 1024: 135 [127]
-//   64 x 4096: 258 (4.16) [244]   int8 136 (3.94), fp8 138 (3.90), int8 per token 140 (3.94), int4
-//   88 (3.42); 128 x 4096: int8 261 (4.11), int4 164 (3.67)
-// Fused, beside a product of 50 MB, a step gains: batch 1 of 128 tokens 2.8 us, of 1024 4.2 (int8
-// 3.4), of 4096 8.6; rotary embedding and attention as two launches 5.6, 7.8, 12.6.
+// H200, 32/8 heads of 128, block_size 64, layers of one fused launch each in a graph, us (TB/s):
+//   128 x 128: bf16 18.4 (3.64), fp8 11.7 (2.87)   64 x 192: 13.4 (3.77), 9.6 (2.62)
+//   128 x 192: bf16 25.8 (3.90), fp8 16.6 (3.03), int8 16.5, int8 per token 18.3, int4 14.3 (1.98)
+//   256 x 192: bf16 52.1 (3.86), fp8 30.7 (3.28)   128 x 1024: 123 (4.38), 65.7 (4.08), int4 44.1
+//   128 x 4096: bf16 473 (4.54), fp8 249 (4.31), int8 247, int8 per token 259, int4 162 (3.72)
+//   128 of 100-280: bf16 26.3, fp8 16.4; of 128-1024: 74.3, 44.9; 96 of 1024-4096: 230, 135
+// Beside a product of 50 MB it adds: batch 1 of 128 tokens 5.1 us (fp8 6.6), of 1024 5.4, of
+// 4096 8.7; rotary embedding and attention as two launches 9.1, 10.2, 13.8.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
+#include <climits>
 #include <type_traits>
 
 #include "attention.cuh"
@@ -61,26 +73,38 @@ struct RowsFor<T, D, KvFormat::kInt4> {
   using Type = RowsOf4<D>;
 };
 
-constexpr int kMaxCluster = 8;
+constexpr int kMaxCluster = 8, kMaxTeamLog2 = 2, kMaxTeam = 1 << kMaxTeamLog2;
+constexpr int kTeamTokens = 512;  // that a warp of a team of less than kMaxTeam takes at most
+constexpr int kLeastParts = 8;    // of 16 tokens, that are worth another block of the cluster
+constexpr int kDecodeRows = 8;    // of queries that an item takes
 constexpr size_t kAloneBytes = 116 * 1024;  // no two blocks of this share a multiprocessor
 
-// kBlocks: of a multiprocessor (227 KB), which the rings share. While one begins or ends, the
-// others stream. Four take a large batch in fewer rounds, two have the longer rings that a small
-// one needs: int4 takes 88 us for 64 x 4096 (512 blocks) and 32 for 16 x 4096 with four, 89 and 28
-// with two; with three, whose second round is nearly empty, 102 and 29.
+// kBlocks: of a multiprocessor (228 KB, of which the system takes 1 KB per block), which the rings
+// share. While one begins or ends, the others stream. Four take a large batch in fewer rounds, two
+// have the longer rings that a small one needs: int4 takes 88 us for 64 x 4096 (512 blocks) and 32
+// for 16 x 4096 with four, 89 and 28 with two; with three, whose second round is nearly empty, 102
+// and 29.
 template <class T, int D, KvFormat kFormat, int kBlocks>
 struct DecodeShape {
   using Rows = typename RowsFor<T, D, kFormat>::Type;
   static constexpr bool kDense = kFormat == KvFormat::kDense;
   static constexpr bool kTokenScales = has_token_scales(kFormat);
   static constexpr int kScales = kTokenScales ? scale_floats(kFormat) : 0;
-  static constexpr int kWarps = 4, kThreads = kWarps * kWarp;
-  static constexpr int kRows = 8;  // of queries
+  static constexpr int kWarps = kMaxTeam, kThreads = kWarps * kWarp;
+  static constexpr int kRows = kDecodeRows;
   // A tile is one or two parts of 16 tokens; two spread what a tile costs besides its bytes.
   static constexpr int kParts = kFormat == KvFormat::kInt4 ? 2 : 1;
   static constexpr int kTokens = 16 * kParts;
-  // Rows an odd number of 16-byte units apart: ldmatrix has no bank conflicts.
-  static constexpr int kStride = (Rows::kUnits | 1) * 16;
+  // So that ldmatrix has no bank conflicts, a row's units are permuted, or where there are not 2^n
+  // of them, rows are an odd number of 16-byte units apart.
+  static constexpr bool kPermutes = (Rows::kUnits & (Rows::kUnits - 1)) == 0;
+  static constexpr int kStride = (kPermutes ? Rows::kUnits : Rows::kUnits | 1) * 16;
+  // What to exclusive-or to the offsets of 16-byte units in a row.
+  static __host__ __device__ constexpr int permutation(int row) {
+    constexpr int kShift = Rows::kUnits >= 8 ? 0 : Rows::kUnits == 4 ? 1 : 2;
+    constexpr int kMask = (Rows::kUnits < 8 ? Rows::kUnits : 8) - 1;
+    return kPermutes ? (row >> kShift & kMask) * 16 : 0;
+  }
   static constexpr int kTileBytes = kTokens * kStride;
   static constexpr int kScaleBytes = kTokens * kScales * 4;
   static constexpr int kStageBytes = 2 * (kTileBytes + kScaleBytes);  // keys, values, their scales
@@ -90,20 +114,25 @@ struct DecodeShape {
   static constexpr int kQueryStride = kColumns * 2 + 16;
   static constexpr int kQueryBytes = kRows * kQueryStride;
   static constexpr int kNewBytes = 2 * Rows::kUnits * 16;  // the new token's key and value
+  static constexpr int kTeamBytes = kQueryBytes + kNewBytes;
   static constexpr int kMaxStages = 8;
-  static constexpr int kBudget = 226 * 1024 / kBlocks - 3 * 1024 - kQueryBytes - kNewBytes -
-                                 kRows * D / 4 * 24 - kMaxCluster * 24;
+  // Parts of all blocks for one block's share of the results: vectors of 4 columns, their maxima
+  // and sums. A share is num_vectors / cluster, rounded up to 2^n. They lie where the queries of
+  // other teams would: blocks of clusters are one team. Four of a multiprocessor are in none.
+  static constexpr int kVectors = kRows * D / 4;
+  static constexpr int kPlaces = D <= 64 ? 128 : D <= 128 ? 256 : 512;  // kVectors, up to 2^n
+  static constexpr int kPartBytes = kBlocks == 4 ? 0 : kPlaces * 24;
+  static constexpr int kOthersBytes = (kWarps - 1) * kTeamBytes;
+  static constexpr int kBesides =
+      kTeamBytes + (kPartBytes > kOthersBytes ? kPartBytes : kOthersBytes);
+  static constexpr int kBudget = 228 * 1024 / kBlocks - 4 * 1024 - kBesides;
   static constexpr int kFit = kBudget / (kWarps * kStageBytes);
   static constexpr int kStages = kFit < kMaxStages ? kFit : kMaxStages;
   static constexpr int kWarpBytes = kStages * kStageBytes;
-  static constexpr bool kFits = kStages >= 2 && kWarpBytes >= kRows * D * 4;  // results of a warp
-  // Parts of all blocks for one block's share of the results: vectors of 4 columns, their maxima
-  // and sums. A share is num_vectors / cluster, rounded up.
-  static constexpr int kVectors = kRows * D / 4;
-  static constexpr int kPartBytes = (kVectors + kMaxCluster) * 16;
-  static constexpr int kPartStatsBytes = (kVectors + kMaxCluster) * 8;
-  static constexpr int kSharedBytes =
-      kWarps * kWarpBytes + kQueryBytes + kNewBytes + kPartBytes + kPartStatsBytes;
+  static constexpr int kResultStride = D + 4;  // floats: stores of a row's columns take all banks
+  static constexpr bool kFits = kStages >= 2 && kWarpBytes >= kRows * kResultStride * 4;
+  static_assert(kTeamBytes % 16 == 0);
+  static constexpr int kSharedBytes = kWarps * kWarpBytes + kBesides;
 };
 
 // No cache policy: with one, ptxas of CUDA 13.0 gives some of these kernels an instruction that
@@ -115,7 +144,8 @@ __device__ __forceinline__ void copy_piece(uint32_t shared, const void* global) 
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global)
                  : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8;" ::"r"(shared), "l"(global)
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2;" ::"r"(shared), "l"(global),
+                 "n"(kBytes)
                  : "memory");
   }
 #else
@@ -161,7 +191,8 @@ __device__ __forceinline__ float stride_sum(float x) {
   return x;
 }
 
-// Stores to the same shared-memory address of another block of the cluster.
+// Stores to the same shared-memory address of another block of the cluster, counted in bytes by its
+// barrier.
 __device__ __forceinline__ uint32_t cluster_address(const void* shared, uint32_t rank) {
   uint32_t remote = 0;
 #ifdef REGATTA_SM90
@@ -172,18 +203,23 @@ __device__ __forceinline__ uint32_t cluster_address(const void* shared, uint32_t
   return remote;
 }
 
-__device__ __forceinline__ void store_cluster(uint32_t remote, float4 x) {
+__device__ __forceinline__ void store_cluster(uint32_t remote, float4 x, uint32_t barrier) {
 #ifdef REGATTA_SM90
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "f"(x.x),
-               "f"(x.y), "f"(x.z), "f"(x.w)
-               : "memory");
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(remote),
+      "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
+      : "memory");
 #endif
 }
 
-__device__ __forceinline__ void store_cluster(uint32_t remote, float2 x) {
+__device__ __forceinline__ void store_cluster(uint32_t remote, float2 x, uint32_t barrier) {
 #ifdef REGATTA_SM90
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(x.x), "f"(x.y)
-               : "memory");
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, "
+      "[%3];" ::"r"(remote),
+      "f"(x.x), "f"(x.y), "r"(barrier)
+      : "memory");
 #endif
 }
 
@@ -212,71 +248,188 @@ __device__ __forceinline__ void normalise_head_part(HeadPart* x, const void* wei
   }
 }
 
+// log2 of the warps that share an item: a function of the launch and the context's own length.
+__device__ __forceinline__ int team_log2_of(const AttentionArgs& args, int length) {
+  int team_log2 = args.least_team_log2;
+  while (team_log2 < kMaxTeamLog2 && kTeamTokens << team_log2 < length) ++team_log2;
+  return team_log2;
+}
+
+// Of a power of two.
+__device__ __forceinline__ int log2_of(int x) { return 31 - __clz(x); }
+
+// Blocks that a span takes beyond the first blocks_per_span.
+__device__ __forceinline__ int rest_of(const AttentionArgs& args, int num_tokens, int context_len) {
+  if (num_tokens <= 0 || !is_decode_span(num_tokens, args.group, args.max_decode_rows)) return 0;
+  const int length = context_len - first_visible(context_len, num_tokens, args.window);
+  const int teams_log2 = kMaxTeamLog2 - team_log2_of(args, length);
+  const int items = (num_tokens * args.group + kDecodeRows - 1) / kDecodeRows * args.num_kv_heads;
+  return max(0, ((items + (1 << teams_log2) - 1) >> teams_log2) - args.blocks_per_span);
+}
+
+// The blocks that long contexts take beyond those that every span has, in the order of the spans.
+// The whole block calls the functions.
+template <int kThreads>
+struct Rest {
+  // Of the first kThreads spans: tokens begin, end; context.
+  int sizes[3][kThreads];
+  int warp_totals[kThreads / kWarp], found[2], ticket;
+
+  __device__ __forceinline__ void prefetch(const AttentionArgs& args) {
+    const int seq = threadIdx.x;
+    if (seq >= args.num_seqs) return;
+    copy_piece<4>(shared_address(&sizes[0][seq]), args.cu_seqlens_q + seq);
+    copy_piece<4>(shared_address(&sizes[1][seq]), args.cu_seqlens_q + seq + 1);
+    copy_piece<4>(shared_address(&sizes[2][seq]), args.context_lens + seq);
+  }
+  // Finds block `rank` of the rest, or returns false and how many there are.
+  __device__ __forceinline__ bool find(const AttentionArgs& args, int rank, int* seq, int* z,
+                                       int* count) {
+    const int tid = threadIdx.x, warp = tid / kWarp;
+    *count = 0;
+    for (int base = 0; base < args.num_seqs; base += kThreads) {
+      const int candidate = base + tid;
+      int mine = 0;
+      if (candidate < args.num_seqs) {
+        mine = base == 0 ? rest_of(args, sizes[1][tid] - sizes[0][tid], sizes[2][tid])
+                         : rest_of(args,
+                                   args.cu_seqlens_q[candidate + 1] - args.cu_seqlens_q[candidate],
+                                   args.context_lens[candidate]);
+      }
+      int end = *count + warp_inclusive_scan(mine), total = 0;
+      if (tid % kWarp == kWarp - 1) warp_totals[warp] = end - *count;
+      __syncthreads();
+#pragma unroll
+      for (int w = 0; w < kThreads / kWarp; ++w) {
+        if (w < warp) end += warp_totals[w];
+        total += warp_totals[w];
+      }
+      if (rank < end && rank >= end - mine) {
+        found[0] = candidate, found[1] = args.blocks_per_span + rank - (end - mine);
+      }
+      __syncthreads();
+      *count += total;
+      if (rank < *count) {
+        *seq = found[0], *z = found[1];
+        return true;
+      }
+    }
+    return false;
+  }
+};
+
+// Block z of span seq. Its teams return when they are done.
 template <class T, int D, KvFormat kFormat, int kBlocks>
-__global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads, kBlocks)
-    attention_decode_sm90_kernel(const AttentionArgs args) {
+__device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z) {
   using S = DecodeShape<T, D, kFormat, kBlocks>;
   static_assert(S::kFits);
   using Rows = typename S::Rows;
   constexpr int kWarps = S::kWarps, kSteps = Rows::kSteps, kUnits = Rows::kUnits;
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ float2 warp_stats[kWarps][S::kRows];
-  __shared__ float query_scale[S::kRows], query_sum[S::kRows];
-  __shared__ __align__(16) float new_scales[2][2];
-  uint8_t* const queries = shared + kWarps * S::kWarpBytes;
-  uint8_t* const new_rows = queries + S::kQueryBytes;
-  float4* const parts = reinterpret_cast<float4*>(new_rows + S::kNewBytes);
-  float2* const part_stats = reinterpret_cast<float2*>(parts + S::kVectors + kMaxCluster);
+  __shared__ float query_scales[kWarps][S::kRows], query_sums[kWarps][S::kRows];
+  __shared__ __align__(16) float all_new_scales[kWarps][2][2];
+  __shared__ uint64_t exchange;  // counts what the cluster's blocks store for this one
+  float4* const parts =
+      reinterpret_cast<float4*>(shared + kWarps * S::kWarpBytes + S::kTeamBytes);
+  float2* const part_stats = reinterpret_cast<float2*>(parts + S::kPlaces);
 
-  const int tid = threadIdx.x, lane = tid % kWarp;
+  int tid;  // read anew, or what derives from it is kept in registers over the loop of the kernel
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(tid));
+  const int lane = tid % kWarp;
   const int warp = __shfl_sync(~0u, tid / kWarp, 0);
-  const int rank = blockIdx.x, cluster = gridDim.x;
-  const int kv_head = blockIdx.y % args.num_kv_heads, row_tile = blockIdx.y / args.num_kv_heads;
-  const int seq = blockIdx.z;
+  const int rank = blockIdx.x;
   const bool fused = args.rope.qkv != nullptr;
-  if (fused) {
-    pdl_trigger();
-  } else {  // trigger after the wait: the prefill kernel behind relies on it (attention.cu)
-    pdl_wait();
-    pdl_trigger();
-  }
-
+  const int32_t* const table = args.block_tables + static_cast<int64_t>(seq) * args.max_blocks;
+  const int first_blocks = lane < args.max_blocks ? table[lane] : 0;  // while lengths are under way
   const int token0 = args.cu_seqlens_q[seq];
   const int num_tokens = args.cu_seqlens_q[seq + 1] - token0;
   const int last_token = args.cu_seqlens_q[args.num_seqs];
   const int context_len = args.context_lens[seq];
-  const int num_rows = num_tokens * args.group, first_row = row_tile * S::kRows;
-  const bool mine = num_tokens > 0 &&
-                    is_decode_span(num_tokens, args.group, args.max_decode_rows) &&
-                    first_row < num_rows;
+  // Right when all spans have a token.
+  const int likely_token = min(seq, args.num_tokens - 1);
+  int rope_position = fused ? args.rope.positions[likely_token] : 0;
+  int slot = fused ? args.rope.slot_mapping[likely_token] : -1;
   const int low = first_visible(context_len, num_tokens, args.window);
+  // The team of warps that shares an item, and its item of the span.
+  const int team_log2 = team_log2_of(args, context_len - low), team = 1 << team_log2;
+  const int my_team = warp >> team_log2, member = warp & (team - 1);
+  const int team_tid = tid - my_team * team * kWarp, team_threads = team * kWarp;
+  auto team_sync = [&] {
+    if (team == kWarps) {
+      __syncthreads();
+    } else if (team == 1) {
+      __syncwarp();
+    } else {
+      named_barrier_sync(1 + my_team, team_threads);
+    }
+  };
+  int kv_head = z * (kWarps >> team_log2) + my_team, row_tile = 0;
+  for (; kv_head >= args.num_kv_heads; kv_head -= args.num_kv_heads) ++row_tile;
+  const int num_rows = num_tokens * args.group, first_row = row_tile * S::kRows;
+  uint8_t* const queries = shared + kWarps * S::kWarpBytes + my_team * S::kTeamBytes;
+  uint8_t* const new_rows = queries + S::kQueryBytes;
+  float* const query_scale = query_scales[my_team];
+  float* const query_sum = query_sums[my_team];
+  float(*const new_scales)[2] = all_new_scales[my_team];
   // Tiles of 16 tokens: those of the context, of this block, of this warp.
   const int first_tile = low / S::kTokens;
   const int num_tiles = (context_len + S::kTokens - 1) / S::kTokens - first_tile;
-  const int per_block = (num_tiles + cluster - 1) / cluster;
+  // Blocks of the cluster that take part: 2^n.
+  int cluster = gridDim.x, cluster_log2 = log2_of(cluster);
+  while (cluster > 1 && num_tiles * S::kParts <= kLeastParts * cluster / 2) {
+    cluster /= 2, --cluster_log2;
+  }
+  const bool mine = num_tokens > 0 &&
+                    is_decode_span(num_tokens, args.group, args.max_decode_rows) &&
+                    first_row < num_rows && rank < cluster;
+  const int per_block = (num_tiles + cluster - 1) >> cluster_log2;
   const int block_begin = first_tile + rank * per_block;
   const int block_end = min(block_begin + per_block, first_tile + num_tiles);
-  const int my_tile = block_begin + warp;
+  const int my_tile = block_begin + member;
   const int my_tiles =
-      mine && my_tile < block_end ? (block_end - my_tile + kWarps - 1) / kWarps : 0;
+      mine && my_tile < block_end ? (block_end - my_tile + team - 1) >> team_log2 : 0;
+  const bool clears = rank == 0 && z == 0;  // rows behind the last span
+  if (fused && !mine && !clears) return;
   // The token that this step adds is not in the cache yet when fused.
   const int stored_len = fused ? context_len - 1 : context_len;
 
+  // Constants that the queries need, in front of the ring's copies.
+  const HeadUnits units = HeadUnits::of(D, fused ? args.rope.rotary_dim : 0);
+  const int lanes_log2 = log2_of(units.lanes);
+  const int unit = tid & (units.lanes - 1);
+  float key_factor = 1.f, value_factor = 1.f;
+  if (mine && (kFormat == KvFormat::kInt8Static || kFormat == KvFormat::kFp8)) {
+    key_factor = args.key_scale[kv_head], value_factor = args.value_scale[kv_head];
+  }
+  Angles angles;
+  if (fused && mine) {
+    if (token0 != likely_token) {
+      rope_position = args.rope.positions[token0], slot = args.rope.slot_mapping[token0];
+    }
+    if (slot >= args.rope.num_slots) slot = -1;
+    const int position = min(max(rope_position, 0), args.rope.num_positions - 1);
+    angles.load(args.rope.table + static_cast<int64_t>(position) * args.rope.rotary_dim, units,
+                unit);
+  }
+
   uint8_t* const ring = shared + warp * S::kWarpBytes;
   const uint32_t ring_address = shared_address(ring);
-  const int32_t* const table = args.block_tables + static_cast<int64_t>(seq) * args.max_blocks;
   // Lane i holds where part i of the warp's tiles begins, in 16 rows of the cache, of 32 parts at a
   // time; one group ahead.
   constexpr int kParts = S::kParts, kGroupTiles = kWarp / kParts;
   const int shift16 = args.block_shift - 4;
-  auto read_rows = [&](int from) {
+  auto read_rows = [&](int from, auto first) {
     const int i = from + lane / kParts;
-    const int part = (my_tile + i * kWarps) * kParts + lane % kParts;
-    if (i >= my_tiles || part * 16 >= context_len) return 0;
-    const int block = max(0, table[part >> shift16]);
+    const int part = (my_tile + i * team) * kParts + lane % kParts;
+    const bool used = i < my_tiles && part * 16 < context_len;
+    const int at = used ? part >> shift16 : 0;
+    const bool known = decltype(first)::value && __all_sync(~0u, at < kWarp);
+    const int block = max(0, known ? __shfl_sync(~0u, first_blocks, at) : table[at]);
     return ((block * args.num_kv_heads + kv_head) << shift16) + (part & ((1 << shift16) - 1));
   };
-  int rows16 = read_rows(0), next_rows16 = read_rows(kGroupTiles);
+  int rows16 = read_rows(0, std::true_type());
+  int next_rows16 = read_rows(kGroupTiles, std::false_type());
   // whole: all of the tile's tokens are seen, else those that are not become zeros.
   auto copy_tile = [&](int i, uint32_t to, int position, auto whole) {
     constexpr int kBytes = S::kCopyBytes, kPieces = 16 * S::kCopies;
@@ -296,7 +449,11 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads,
                                                 : piece / S::kCopies;
           const int in_row =
               kWarp % S::kCopies == 0 ? lane % S::kCopies : piece - r * S::kCopies;
-          const uint32_t offset = (h * 16 + r) * S::kStride + in_row * kBytes;
+          const int turned =  // u / kCopies + lane / kCopies has no carry
+              kWarp % S::kCopies == 0
+                  ? S::permutation(u / S::kCopies) ^ S::permutation(lane / S::kCopies)
+                  : S::permutation(r);
+          const uint32_t offset = (h * 16 + r) * S::kStride + (in_row * kBytes ^ turned);
           if constexpr (decltype(whole)::value) {
             copy_piece<kBytes>(to + offset, key + u * kBytes);
             copy_piece<kBytes>(to + S::kTileBytes + offset, value + u * kBytes);
@@ -327,9 +484,9 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads,
     if (i < my_tiles) {
       if (i % kGroupTiles == 0 && i > 0) {
         rows16 = next_rows16;
-        next_rows16 = read_rows(i + kGroupTiles);
+        next_rows16 = read_rows(i + kGroupTiles, std::false_type());
       }
-      const int position = (my_tile + i * kWarps) * S::kTokens;
+      const int position = (my_tile + i * team) * S::kTokens;
       const uint32_t to = ring_address + stage * S::kStageBytes;
       if (position >= low && position + S::kTokens <= stored_len) {
         copy_tile(i, to, position, std::true_type());
@@ -339,76 +496,83 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads,
     }
     cp_async_commit();
   };
-#pragma unroll
+#pragma unroll 1  // less code: each launch reads it anew
   for (int i = 0; i < S::kStages; ++i) issue(i, i);
 
-  // Queries (and the new token) of this block.
+  // Queries (and the new token) of this team: what does not depend on them first.
   const int rows = mine ? min(S::kRows, num_rows - first_row) : 0;
   if constexpr (S::kColumns > D) {
     constexpr int kUnits8 = (S::kColumns - D) / 8;
-    for (int i = tid; i < S::kRows * kUnits8; i += S::kThreads) {
+    for (int i = team_tid; i < S::kRows * kUnits8; i += team_threads) {
       *reinterpret_cast<uint4*>(queries + i / kUnits8 * S::kQueryStride +
                                 (D + i % kUnits8 * 8) * 2) = make_uint4(0, 0, 0, 0);
     }
   }
+  for (int i = rows * S::kQueryStride / 16 + team_tid; i < S::kQueryBytes / 16;
+       i += team_threads) {
+    reinterpret_cast<uint4*>(queries)[i] = make_uint4(0, 0, 0, 0);
+  }
+  if (!S::kDense && team_tid < S::kRows && team_tid >= rows) {
+    query_scale[team_tid] = 1.f, query_sum[team_tid] = 0.f;
+  }
+  // The results in vectors of four columns; 2^n of them are a block's share of them.
+  const int num_vectors = rows * (D / 4);
+  const int share_log2 = max(0, 32 - __clz(num_vectors - 1) - cluster_log2);
+  const int share = 1 << share_log2;
+  const int own_vectors = min(share, num_vectors - rank * share);
+  if (kBlocks < 4 && cluster > 1 && mine) {
+    if (tid == 0) {
+      barrier_init(&exchange, 1);
+      barrier_init_fence();
+      if (own_vectors > 0) barrier_arrive_expect(&exchange, own_vectors * cluster * 24);
+    }
+    __syncwarp();
+    cluster_arrive_relaxed();  // all blocks have begun: waited for in front of the merge
+  }
   const int new_tile = (context_len - 1) / S::kTokens;  // last of the context
   const bool owns_new =
       fused && mine && context_len > 0 && new_tile >= block_begin && new_tile < block_end;
-  const HeadUnits units = HeadUnits::of(D, fused ? args.rope.rotary_dim : 0);
-  const int unit = tid % units.lanes;
-  Angles angles;
-  int slot = -1;
-  if (fused) {
-    if (mine) {
-      const int position = min(max(args.rope.positions[token0], 0), args.rope.num_positions - 1);
-      slot = args.rope.slot_mapping[token0];
-      if (slot >= args.rope.num_slots) slot = -1;
-      angles.load(args.rope.table + static_cast<int64_t>(position) * args.rope.rotary_dim, units,
-                  unit);
+  const bool bf16 = S::kDense ? Traits<T>::dtype == DType::kBFloat16 : args.bf16;
+  const int per_pass = team_threads >> lanes_log2;
+  const int heads = rows + (owns_new ? 2 : 0);  // and the new token's key and value
+  auto source_of = [&](int base) {
+    const int head = base + (team_tid >> lanes_log2);
+    const uint8_t* const source = static_cast<const uint8_t*>(fused ? args.rope.qkv : args.q);
+    int64_t source_head;
+    if (head < rows) {
+      const int r = first_row + head, t = token_of_row(args, r);
+      const int64_t per_token = fused ? args.num_heads + 2 * args.num_kv_heads : args.num_heads;
+      source_head = (token0 + t) * per_token + kv_head * args.group + r - t * args.group;
+    } else {
+      source_head = static_cast<int64_t>(token0) * (args.num_heads + 2 * args.num_kv_heads) +
+                    args.num_heads + (head == rows + 1 ? args.num_kv_heads : 0) + kv_head;
     }
-    pdl_wait();
-  }
-  // Rows behind the last span.
-  {
+    return source + source_head * D * 2;
+  };
+  const uint8_t* const first_source = source_of(0);
+  if (fused) pdl_wait();
+  if (clears) {
     const int64_t row = static_cast<int64_t>(args.num_heads) * D;
-    const int block = (seq * gridDim.y + blockIdx.y) * gridDim.x + rank;
-    const int64_t step = static_cast<int64_t>(gridDim.x) * gridDim.y * gridDim.z * S::kThreads;
-    for (int64_t i = last_token * row / 8 + static_cast<int64_t>(block) * S::kThreads + tid;
-         i < args.num_tokens * row / 8; i += step) {
+    for (int64_t i = last_token * row / 8 + static_cast<int64_t>(seq) * S::kThreads + tid;
+         i < args.num_tokens * row / 8; i += int64_t{gridDim.y} * S::kThreads) {
       static_cast<uint4*>(args.out)[i] = make_uint4(0, 0, 0, 0);
     }
   }
-  if (!mine) {  // the whole cluster alike
-    cp_async_wait<0>();
-    return;
-  }
-  if (cluster > 1) cluster_arrive();  // all blocks have begun: waited for in front of the merge
-  const bool bf16 = S::kDense ? Traits<T>::dtype == DType::kBFloat16 : args.bf16;
-  const float key_factor =
-      kFormat == KvFormat::kInt8Static || kFormat == KvFormat::kFp8 ? args.key_scale[kv_head] : 1.f;
-  const float value_factor = kFormat == KvFormat::kInt8Static || kFormat == KvFormat::kFp8
-                                 ? args.value_scale[kv_head]
-                                 : 1.f;
+  if (!mine) return;
   {
-    const int per_pass = S::kThreads / units.lanes;
-    const int heads = S::kRows + (owns_new ? 2 : 0);
-    for (int base = 0; base < heads; base += per_pass) {
-      const int head = base + tid / units.lanes;
-      const bool is_query = head < S::kRows;
-      const bool active = is_query ? head < rows : head < heads;
-      const bool is_value = head == S::kRows + 1;
-      int64_t source_head;
-      const uint8_t* source = static_cast<const uint8_t*>(fused ? args.rope.qkv : args.q);
-      if (is_query) {
-        const int r = first_row + head, t = token_of_row(args, r);
-        const int64_t per_token = fused ? args.num_heads + 2 * args.num_kv_heads : args.num_heads;
-        source_head = (token0 + t) * per_token + kv_head * args.group + r - t * args.group;
-      } else {
-        source_head = static_cast<int64_t>(token0) * (args.num_heads + 2 * args.num_kv_heads) +
-                      args.num_heads + (is_value ? args.num_kv_heads : 0) + kv_head;
-      }
+    auto load = [&](const uint8_t* source, int base) {
       HeadPart x;
-      load_head_part(&x, source + source_head * D * 2, bf16, units, unit, active);
+      load_head_part(&x, source, bf16, units, unit, base + (team_tid >> lanes_log2) < heads);
+      return x;
+    };
+    HeadPart next = load(first_source, 0);
+    for (int base = 0; base < heads; base += per_pass) {
+      HeadPart x = next;
+      if (base + per_pass < heads) next = load(source_of(base + per_pass), base + per_pass);
+      const int head = base + (team_tid >> lanes_log2);
+      const bool is_query = head < rows, active = head < heads, is_value = head == rows + 1;
+      const bool any_query = __any_sync(~0u, is_query);
+      const bool any_new = __any_sync(~0u, active && !is_query);
       if (fused) {
         if (args.rope.q_norm != nullptr || args.rope.k_norm != nullptr) {
           const void* weight = is_value ? nullptr : is_query ? args.rope.q_norm : args.rope.k_norm;
@@ -419,10 +583,10 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads,
       if constexpr (!S::kDense) {
         // Queries as fp16 between 1 and 2 at most: no bf16 magnitude overflows.
         float factor = 1.f;
-        const float top = x.largest(units.lanes);
+        const float top = any_query ? x.largest(units.lanes) : 0.f;
         if (is_query) {
-          const int exponent = max(-100, min(100, ilogbf(fmaxf(top, 1e-30f))));
-          factor = ldexpf(1.f, -exponent);
+          const int bits = max(27, min(227, __float_as_int(fmaxf(top, 1e-30f)) >> 23));
+          factor = __int_as_float((254 - bits) << 23);  // 2^(127 - bits)
           float sum = 0.f;
 #pragma unroll
           for (int e = 0; e < 8; ++e) {
@@ -431,8 +595,8 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads,
             sum += x.low[e] + x.high[e];
           }
           sum = lanes_sum(sum, units.lanes);
-          if (unit == 0) query_scale[head] = ldexpf(1.f, exponent), query_sum[head] = sum;
-        } else {
+          if (unit == 0) query_scale[head] = __int_as_float(bits << 23), query_sum[head] = sum;
+        } else if (any_query) {
           lanes_sum(0.f, units.lanes);  // with the other lanes of the warp
         }
       }
@@ -446,7 +610,7 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads,
           }
         }
       }
-      if (owns_new) {  // the whole block alike: row_scale() needs whole warps
+      if (any_new) {  // the whole warp alike: row_scale() needs it
         const float given = scale_floats(kFormat) > 0 && !S::kTokenScales
                                 ? (is_value ? value_factor : key_factor)
                                 : 1.f;
@@ -483,7 +647,7 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads,
       }
     }
   }
-  __syncthreads();
+  team_sync();
 
   // This lane's fragments: row g = lane / 4 of the queries.
   const int g = lane / 4, c = lane % 4;
@@ -537,20 +701,26 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads,
   float base_scale = 1e-37f, base_inverse = 1e37f;
 
   // Of this lane's ldmatrix row: tokens (lane & 7) + 8 * (lane >> 4), unit (lane >> 3) & 1.
-  const uint32_t lane_offset = ((lane & 7) + (lane >> 4) * 8) * S::kStride + (lane >> 3 & 1) * 16;
+  const int lane_row = (lane & 7) + (lane >> 4) * 8;
+  const int lane_unit = (lane >> 3 & 1) * 16 ^ S::permutation(lane_row);
+  // Units u and u + 1 of the 16 tokens at `rows`; u is even.
+  auto units_at = [&](const uint8_t* rows, int u) {
+    return rows + (S::kPermutes ? u * 16 ^ lane_unit : u * 16 + lane_unit);
+  };
 
   int stage = 0;
   for (int i = 0; i < my_tiles; ++i) {
     cp_async_wait<S::kStages - 1>();
     __syncwarp();
     uint8_t* const tile = ring + stage * S::kStageBytes;
-    const int position = (my_tile + i * kWarps) * S::kTokens;
-    if (owns_new && my_tile + i * kWarps == new_tile) {
+    const int position = (my_tile + i * team) * S::kTokens;
+    if (owns_new && my_tile + i * team == new_tile) {
       const int row = (context_len - 1) % S::kTokens;
       for (int u = lane; u < 2 * kUnits; u += kWarp) {
         const int at = u < kUnits ? u : u - kUnits;
         *reinterpret_cast<uint4*>(tile + (u < kUnits ? 0 : S::kTileBytes) + row * S::kStride +
-                                  at * 16) = *reinterpret_cast<const uint4*>(new_rows + u * 16);
+                                  (at * 16 ^ S::permutation(row))) =
+            *reinterpret_cast<const uint4*>(new_rows + u * 16);
       }
       if constexpr (S::kTokenScales) {
         if (lane < 2 * S::kScales) {
@@ -568,7 +738,7 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads,
 #pragma unroll
     for (int h = 0; h < kParts; ++h) {
       float product[kChains][4] = {};
-      const uint8_t* const keys = tile + h * 16 * S::kStride + lane_offset;
+      const uint8_t* const keys = tile + (h * 16 + lane_row) * S::kStride;
       if constexpr (kFormat == KvFormat::kInt8Static || kFormat == KvFormat::kInt8Dynamic) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) product[0][e] = columns_sum[e % 2];
@@ -577,7 +747,7 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads,
 #pragma unroll
         for (int k = 0; k < kSteps; ++k) {
           uint32_t b[4];  // tokens 0-7: both halves of the step; tokens 8-15 alike
-          ldmatrix4(b, keys + k * 32);
+          ldmatrix4(b, units_at(keys, k * 2));
           const uint32_t a[4] = {b[0], b[2], b[1], b[3]};
           mma_m16n8k16<T>(product[k % kChains], a, q[k][0], q[k][1]);
         }
@@ -585,7 +755,7 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads,
 #pragma unroll
         for (int u = 0; u < kUnits; u += 2) {
           uint32_t b[4];  // tokens 0-7: units u, u + 1; tokens 8-15 alike
-          ldmatrix4(b, keys + u * 16);
+          ldmatrix4(b, units_at(keys, u));
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
             if (u + j >= kUnits) continue;
@@ -726,19 +896,19 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads,
     }
 #pragma unroll
     for (int h = 0; h < kParts; ++h) {
-      const uint8_t* const values = tile + S::kTileBytes + h * 16 * S::kStride + lane_offset;
+      const uint8_t* const values = tile + S::kTileBytes + (h * 16 + lane_row) * S::kStride;
       if constexpr (S::kDense) {
 #pragma unroll
         for (int m = 0; m < kSteps; ++m) {
           uint32_t a[4];
-          ldmatrix4_trans(a, values + m * 32);
+          ldmatrix4_trans(a, units_at(values, m * 2));
           mma_m16n8k16<T>(out[m], a, weights[h][0], weights[h][1]);
         }
       } else {
 #pragma unroll
         for (int u = 0; u < kUnits; u += 2) {
           uint32_t b[4];
-          ldmatrix4_trans(b, values + u * 16);
+          ldmatrix4_trans(b, units_at(values, u));
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
             if (u + j >= kUnits) continue;
@@ -766,10 +936,8 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads,
   cp_async_wait<0>();
   __syncwarp();
 
-  // Warps: results [8 rows, D] where the ring was; column x of row r lies at (x + 8 r) % D.
-  auto result_at = [](float* results, int row, int column) -> float* {
-    return results + row * D + (column + row * 8) % D;
-  };
+  // Warps: results where the ring was. All rows, also those that do not exist: a condition for each
+  // store took 3,000 cycles.
   {
     float* const results = reinterpret_cast<float*>(ring);
     float factor = value_factor;
@@ -786,17 +954,17 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads,
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int row = 2 * c + (e & 1), column = Rows::column(m, lane, e);
-        if (row < rows && (S::kColumns == D || column < D)) {
-          *result_at(results, row, column) =
+        if (S::kColumns == D || column < D) {
+          results[row * S::kResultStride + column] =
               fmaf(out[m][e], factor * Rows::value_unit(e), offsets[e & 1]);
         }
       }
     }
   }
-  __syncthreads();
+  team_sync();
 
   auto store4 = [&](int row, int column, float4 x, float total) {
-    const float scale = total > 0.f ? 1.f / total : 0.f;
+    const float scale = total > 0.f ? __fdividef(1.f, total) : 0.f;
     const int r = first_row + row, t = token_of_row(args, r);
     const int64_t at = (static_cast<int64_t>(token0 + t) * args.num_heads + kv_head * args.group +
                         r - t * args.group) *
@@ -812,41 +980,48 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads,
     }
     *reinterpret_cast<uint2*>(static_cast<uint8_t*>(args.out) + at * 2) = packed;
   };
-  const int num_vectors = rows * (D / 4);
-  const int share = (num_vectors + cluster - 1) / cluster;
-  if (cluster > 1) cluster_wait();
-  for (int i = tid; i < num_vectors; i += S::kThreads) {
+  if (kBlocks < 4 && cluster > 1) cluster_wait();
+  const int first_warp = my_team * team;
+#pragma unroll 2
+  for (int i = team_tid; i < num_vectors; i += team_threads) {
     const int row = i / (D / 4), column = i % (D / 4) * 4;
-    float most = -INFINITY, total = 0.f;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) most = fmaxf(most, warp_stats[w][row].x);
-    float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      const float weight = part_weight(warp_stats[w][row].x, most);
-      const float4 y = *reinterpret_cast<const float4*>(
-          result_at(reinterpret_cast<float*>(shared + w * S::kWarpBytes), row, column));
-      total = fmaf(weight, warp_stats[w][row].y, total);
-      x.x = fmaf(weight, y.x, x.x);
-      x.y = fmaf(weight, y.y, x.y);
-      x.z = fmaf(weight, y.z, x.z);
-      x.w = fmaf(weight, y.w, x.w);
+    auto result = [&](int w) {
+      return *reinterpret_cast<const float4*>(
+          reinterpret_cast<const float*>(shared + w * S::kWarpBytes) + row * S::kResultStride +
+          column);
+    };
+    float most = warp_stats[first_warp][row].x, total = warp_stats[first_warp][row].y;
+    float4 x = result(first_warp);
+    if (team > 1) {
+      for (int w = 1; w < team; ++w) most = fmaxf(most, warp_stats[first_warp + w][row].x);
+      const float first_weight = part_weight(warp_stats[first_warp][row].x, most);
+      total *= first_weight;
+      x.x *= first_weight, x.y *= first_weight, x.z *= first_weight, x.w *= first_weight;
+#pragma unroll 3
+      for (int w = 1; w < team; ++w) {
+        const float weight = part_weight(warp_stats[first_warp + w][row].x, most);
+        const float4 y = result(first_warp + w);
+        total = fmaf(weight, warp_stats[first_warp + w][row].y, total);
+        x.x = fmaf(weight, y.x, x.x);
+        x.y = fmaf(weight, y.y, x.y);
+        x.z = fmaf(weight, y.z, x.z);
+        x.w = fmaf(weight, y.w, x.w);
+      }
     }
-    if (cluster == 1) {
+    if (kBlocks == 4 || cluster == 1) {
       store4(row, column, x, total);
     } else {
-      const int owner = i / share, at = rank * share + i - owner * share;
-      store_cluster(cluster_address(parts + at, owner), x);
-      store_cluster(cluster_address(part_stats + at, owner), make_float2(most, total));
+      const int owner = i >> share_log2, at = (rank << share_log2) + (i & (share - 1));
+      const uint32_t barrier = cluster_address(&exchange, owner);
+      store_cluster(cluster_address(parts + at, owner), x, barrier);
+      store_cluster(cluster_address(part_stats + at, owner), make_float2(most, total), barrier);
     }
   }
-  if (cluster == 1) return;
-  cluster_arrive();
-  cluster_wait();
+  if (kBlocks == 4 || cluster == 1 || own_vectors <= 0) return;
+  barrier_wait(&exchange, 0);
   // This block's share, merged in the order of the blocks.
-  for (int j = tid; j < share; j += S::kThreads) {
+  for (int j = tid; j < own_vectors; j += S::kThreads) {
     const int i = rank * share + j;
-    if (i >= num_vectors) break;
     float most = -INFINITY, total = 0.f;
     for (int other = 0; other < cluster; ++other) {
       most = fmaxf(most, part_stats[other * share + j].x);
@@ -867,6 +1042,39 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads,
   }
 }
 
+template <class T, int D, KvFormat kFormat, int kBlocks>
+__global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads, kBlocks)
+    attention_decode_sm90_kernel(const AttentionArgs args) {
+  constexpr int kThreads = DecodeShape<T, D, kFormat, kBlocks>::kThreads;
+  if (args.rope.qkv != nullptr) {
+    pdl_trigger();
+  } else {  // trigger after the wait: the prefill kernel behind relies on it (attention.cu)
+    pdl_wait();
+    pdl_trigger();
+  }
+  int seq = blockIdx.y, z = blockIdx.z;
+  // First the blocks that every span has, then by tickets those that long contexts have besides.
+  __shared__ Rest<kThreads> rest;
+  if (args.ticket != nullptr) rest.prefetch(args);
+  bool found = z < args.blocks_per_span;
+  for (int count = -1;;) {
+    if (found) attend<T, D, kFormat, kBlocks>(args, seq, z);
+    if (args.ticket == nullptr) return;
+    cp_async_wait<0>();
+    __syncthreads();
+    if (count < 0) rest.find(args, INT_MAX, &seq, &z, &count);
+    if (count == 0) return;
+    if (threadIdx.x == 0) rest.ticket = atomicAdd(args.ticket, 1);
+    __syncthreads();
+    const int ticket = rest.ticket;
+    found = rest.find(args, ticket, &seq, &z, &count);
+    if (!found) {  // the last block to find none left leaves 0 for the next launch
+      if (threadIdx.x == 0 && ticket == count + gridDim.y * gridDim.z - 1) *args.ticket = 0;
+      return;
+    }
+  }
+}
+
 // Blocks per (span, KV head): until there are blocks for half of the multiprocessors. Merging more
 // costs more than it spreads, and what a block beside the kernel ahead takes from it, too. Added to
 // a product of 50 MB on an H200, 8 KV heads of 128, us for 1 / 2 / 4 / 8 blocks: batch 1 of 1024
@@ -882,17 +1090,33 @@ inline int decode_cluster(const AttentionArgs& args, int num_sms, int64_t max_co
 }
 
 template <class T, int D, KvFormat kFormat, int kBlocks>
-Status launch_decode(const AttentionArgs& args, LaunchConfig config, int num_sms) {
+Status launch_decode(AttentionArgs args, LaunchConfig config, const AttentionLimits& limits,
+                     int num_sms) {
   using S = DecodeShape<T, D, kFormat, kBlocks>;
   config.block = dim3(S::kThreads);
   // launch() raises the limit for more than 48 KB, and does not know of the kernel's own variables.
-  config.shared_bytes = S::kSharedBytes > 47 * 1024 ? std::max(S::kSharedBytes, 49 * 1024)
+  config.shared_bytes = S::kSharedBytes > 44 * 1024 ? std::max(S::kSharedBytes, 49 * 1024)
                                                     : S::kSharedBytes;
   // Few blocks, which wait for the kernel ahead with their rings full: one per multiprocessor, or
   // the scheduler puts neighbours onto one (batch 1 of 4096 tokens: 8.7 us instead of 10.3).
   const int64_t blocks = int64_t{config.grid.x} * config.grid.y * config.grid.z;
   if (args.rope.qkv != nullptr && blocks <= num_sms) {
     config.shared_bytes = std::max(config.shared_bytes, kAloneBytes);
+  }
+  // Teams as small as a single round of the blocks on the chip asks for.
+  const unsigned all = config.grid.z;
+  const int64_t places = kBlocks * int64_t{num_sms};
+  args.least_team_log2 = config.grid.x > 1 || blocks <= places ? kMaxTeamLog2
+                         : blocks <= 2 * places                ? 1
+                                                               : 0;
+  const unsigned teams = kMaxTeam >> args.least_team_log2;
+  args.blocks_per_span = (all + teams - 1) / teams;
+  config.grid.z = args.blocks_per_span;
+  if (teams > 1 && limits.max_context_len > kTeamTokens << args.least_team_log2) {
+    static std::atomic<unsigned> launches{0};
+    args.ticket = args.tickets + 2 + launches.fetch_add(1) % kDecodeTickets;
+    const int64_t idle = places / config.grid.y - config.grid.z;
+    config.grid.z += static_cast<unsigned>(std::clamp<int64_t>(idle, 0, all - config.grid.z));
   }
   return launch(attention_decode_sm90_kernel<T, D, kFormat, kBlocks>, config,
                 "paged_attention decode_sm90", args);
@@ -908,17 +1132,19 @@ Status run_attention_decode_sm90(const AttentionArgs& args, const AttentionLimit
       args.group, std::min<int64_t>(limits.max_query_len * args.group, args.max_decode_rows));
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(cluster),
-                     static_cast<unsigned>(args.num_kv_heads * ceil_div(max_rows, Two::kRows)),
-                     static_cast<unsigned>(args.num_seqs));
+                     static_cast<unsigned>(args.num_seqs),
+                     static_cast<unsigned>(args.num_kv_heads * ceil_div(max_rows, Two::kRows)));
   config.stream = launch_on.stream;
   config.pdl = launch_on.pdl;
   config.cluster_x = static_cast<unsigned>(cluster);
   const int64_t blocks = int64_t{config.grid.x} * config.grid.y * config.grid.z;
-  if constexpr (Four::kFits) {
-    if (blocks > 2 * num_sms) return launch_decode<T, D, kFormat, 4>(args, config, num_sms);
+  if constexpr (Four::kFits) {  // without parts of other blocks
+    if (cluster == 1 && blocks > 2 * num_sms) {
+      return launch_decode<T, D, kFormat, 4>(args, config, limits, num_sms);
+    }
   }
   constexpr int kBlocks = Two::kFits && !(kFormat == KvFormat::kDense && D > 128) ? 2 : 1;
-  return launch_decode<T, D, kFormat, kBlocks>(args, config, num_sms);
+  return launch_decode<T, D, kFormat, kBlocks>(args, config, limits, num_sms);
 }
 
 }  // namespace regatta::cuda

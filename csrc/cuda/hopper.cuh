@@ -90,6 +90,18 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, uint
 #endif
 }
 
+// The same without a policy.
+__device__ __forceinline__ void bulk_load(void* shared, const void* global, uint32_t bytes,
+                                          uint64_t* barrier) {
+#ifdef REGATTA_SM90
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+#endif
+}
+
 // The same into this address of every block of the cluster that `blocks` has a bit for; each counts
 // the bytes at its own barrier.
 __device__ __forceinline__ void bulk_multicast(void* shared, const void* global, uint32_t bytes,

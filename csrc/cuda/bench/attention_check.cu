@@ -1,15 +1,17 @@
-// Checks and times paged_attention: attention_check [check|small [FORMAT]|bench
-// [prefill|decode|latency]|profile [prefill|FORMAT]]. No framework.
+// Checks and times paged_attention: attention_check [check|decode|small|many [FORMAT]|bench
+// [prefill|decode|latency|short [brief]]|profile [prefill|FORMAT [BATCH LENGTH]]]. No framework.
 //
 // check: odd shapes against a float64 CPU reference over sampled rows; unused cache slots and the
 // output hold NaN beforehand; rope_and_paged_attention() against its two parts. small: few of them,
-// for compute-sanitizer. bench: times in CUDA graphs. Build: nvcc -O3 -std=c++17 -Xcompiler
-// -fopenmp -I csrc/include -I csrc/cuda
+// for compute-sanitizer. decode: the sm90 decode kernel alone. many: batches of many requests for
+// it. bench: times in CUDA graphs. Build: nvcc -O3 -std=c++17 -Xcompiler -fopenmp
+//        -I csrc/include -I csrc/cuda
 //        -gencode=arch=compute_90a,code=sm_90a csrc/cuda/attention*.cu
 //        csrc/cuda/rope_and_cache_write.cu csrc/cuda/bench/attention_check.cu
 #include <numeric>
 
 #include "bench.cuh"
+#include "hopper.cuh"
 #include "kv_host.h"
 #include "regatta/cuda_ops.h"
 
@@ -316,10 +318,16 @@ double error_of(const Setup<T>& s, int64_t budget) {
 }
 
 int failures = 0, checks = 0;
-bool verbose = false;
+bool verbose = false, decode_only = false;
 
 template <class T>
 void check(const Case& c, const char* kernel, double tolerance) {
+  if (decode_only) {
+    if (std::string(kernel) != "sm90") return;
+    for (const Span& s : c.spans) {
+      if (s.num_tokens > (c.tree ? 32 : 5)) return;
+    }
+  }
   setenv("REGATTA_KERNEL", (std::string("paged_attention=") + kernel).c_str(), 1);
   Setup<T> s(c);
   const int64_t bytes = s.num_tokens * c.heads * c.dim * sizeof(T);
@@ -480,6 +488,59 @@ void check_fused(const Case& c, int rotary, bool norms) {
   }
 }
 
+// A request's result does not depend on the lengths of the others: same bits.
+template <class T>
+void check_composition(const Case& c) {
+  unsetenv("REGATTA_KERNEL");
+  Setup<T> s(c);
+  const int64_t count = s.num_tokens * c.heads * c.dim;
+  std::vector<uint16_t> outs[2];
+  for (std::vector<uint16_t>& out : outs) {
+    s.run(0, nullptr, false);
+    CHECK_CUDA(cudaDeviceSynchronize());
+    out.resize(count);
+    CHECK_CUDA(cudaMemcpy(out.data(), s.out, count * 2, cudaMemcpyDeviceToHost));
+    for (size_t b = 1; b < c.spans.size(); b += 2) s.ctx[b] = (s.ctx[b] + 2) / 3;
+    CHECK_CUDA(cudaMemcpy(s.d_ctx, s.ctx.data(), s.ctx.size() * 4, cudaMemcpyHostToDevice));
+  }
+  bool same = true;
+  for (size_t b = 0; b < c.spans.size(); b += 2) {
+    const int64_t row = int64_t{c.heads} * c.dim;
+    same &= std::equal(&outs[0][s.cu[b] * row], &outs[0][s.cu[b + 1] * row],
+                       &outs[1][s.cu[b] * row]);
+  }
+  failures += !same, ++checks;
+  if (!same) {
+    std::printf("FAILED composition %s batch %zu\n", kv_format_info(c.format).name,
+                c.spans.size());
+  }
+}
+
+// Requests enough for every size of a team, short and long ones; dim 128, bfloat16.
+void check_many(KvFormat format) {
+  for (int batch : {format == KvFormat::kDense ? 36 : 70, 140}) {
+    std::vector<Span> ones;
+    for (int b = 0; b < batch; ++b) {
+      const int length = b % 7 == 5 ? b * 37 % 1200 : b * 13 % 300;
+      ones.push_back({length > 0 ? 1 : 0, length});
+    }
+    const int block = 16 << batch / 2 % 4;
+    Case c{"many", ones, 32, 8, 128, block, -1, 3, format};
+    check_fused<__nv_bfloat16>(c, 128, batch != 140);
+    check_composition<__nv_bfloat16>(c);
+    check<__nv_bfloat16>(c, "sm90", 6e-3);
+    c.window = 100;
+    check_fused<__nv_bfloat16>(c, 128, false);
+    c.window = -1, c.heads = 80;
+    check<__nv_bfloat16>(c, "sm90", 6e-3);
+    for (size_t b = 0; b < ones.size(); b += 3) {
+      c.spans[b].num_tokens = std::min(c.spans[b].context_len, 3);
+    }
+    c.heads = 32;
+    check<__nv_bfloat16>(c, "sm90", 6e-3);
+  }
+}
+
 // only: one format of the cache, and of dense ones nothing; null: everything.
 void check_all(bool small, const KvFormat* only = nullptr) {
   const std::vector<Span> odd = {{0, 0},  {1, 1},   {1, 15},  {1, 16},  {1, 17}, {1, 63},  {1, 64},
@@ -565,6 +626,7 @@ void check_all(bool small, const KvFormat* only = nullptr) {
       Case c{"4k and 32k", {{1, 4096}, {1, 32768}, {1, 4097}}, 8, 2, dim, 64, -1, 0, format};
       check<__nv_bfloat16>(c, "sm90", 6e-3);
     }
+    if (!small) check_many(format);
   }
   std::printf("%d checks, %d failures\n", checks, failures);
 }
@@ -617,107 +679,210 @@ void bench_decode(int heads, int kv_heads, int dim, int batch, int length, int b
 }
 
 // Reads weights as a product of one row does, under the same launch contract.
-__global__ void __launch_bounds__(256)
-    read_weights(const uint4* weights, int64_t count, uint32_t* out) {
-  const int64_t step = int64_t{gridDim.x} * 256;
-  int64_t i = blockIdx.x * int64_t{256} + threadIdx.x;
-  uint4 next[4] = {};
-  auto load = [&] {
-#pragma unroll
-    for (int u = 0; u < 4; ++u) {
-      if (i + u * step < count) next[u] = __ldcs(weights + i + u * step);
-    }
-    i += 4 * step;
+constexpr int kWeightStage = 8192, kWeightStages = 11;
+__global__ void __launch_bounds__(128)
+    read_weights(const uint8_t* weights, int64_t stages, uint32_t* out) {
+  extern __shared__ __align__(128) uint8_t ring[];
+  __shared__ uint64_t full[kWeightStages];
+  const int tid = threadIdx.x;
+  const auto load = [&](int64_t i) {
+    const int64_t at = blockIdx.x + i * gridDim.x;
+    if (tid != 0 || at >= stages) return;
+    const int slot = static_cast<int>(i % kWeightStages);
+    cuda::barrier_arrive_expect(&full[slot], kWeightStage);
+    cuda::bulk_load(ring + slot * kWeightStage, weights + at * kWeightStage, kWeightStage,
+                    &full[slot]);
   };
-  load();
+  if (tid == 0) {
+    for (uint64_t& barrier : full) cuda::barrier_init(&barrier, 1);
+    cuda::barrier_init_fence();
+  }
+  __syncthreads();
+  for (int i = 0; i < kWeightStages; ++i) load(i);
   cuda::pdl_trigger();
   cuda::pdl_wait();
   uint32_t sum = 0;
-  while (i < count + 4 * step) {
-    uint32_t part = 0;
-#pragma unroll
-    for (int u = 0; u < 4; ++u) part ^= next[u].x ^ next[u].y ^ next[u].z ^ next[u].w;
-    load();
-    sum += part;
+  for (int64_t i = 0; blockIdx.x + i * gridDim.x < stages; ++i) {
+    const int slot = static_cast<int>(i % kWeightStages);
+    cuda::barrier_wait(&full[slot], i / kWeightStages % 2);
+    const auto* const stage = reinterpret_cast<const uint4*>(ring + slot * kWeightStage);
+    for (int u = tid; u < kWeightStage / 16; u += 128) sum += stage[u].x ^ stage[u].w;
+    __syncthreads();
+    load(i + kWeightStages);
   }
   if (sum == 12345) *out = sum;
 }
 
-// What rotary embedding, cache write and attention add to a chain of products that read `megabytes`
-// each, as a decode step has them.
-void bench_chain(int batch, int length, int megabytes, KvFormat format = KvFormat::kDense) {
-  using T = __nv_bfloat16;
-  unsetenv("REGATTA_KERNEL");
-  Case c{"chain", std::vector<Span>(batch, Span{1, length}), 32, 8, 128, 64};
-  c.format = format;
-  constexpr int kLayers = 16;
-  Setup<T> s(c, kLayers);
+// A layer's decode step of one token per request: rotary embedding, cache write, attention.
+template <class T>
+struct Step {
+  static constexpr int kHeads = 32, kKvHeads = 8, kDim = 128;
+  Setup<T> s;
   T *qkv, *q;
   float* angles;
   int32_t *positions, *slots;
-  uint4* weights;
-  const int64_t count = int64_t{megabytes} * 1000000 / 16;
-  CHECK_CUDA(cudaMalloc(&qkv, int64_t{batch} * 48 * 128 * sizeof(T)));
-  CHECK_CUDA(cudaMalloc(&q, int64_t{batch} * 32 * 128 * sizeof(T)));
-  CHECK_CUDA(cudaMalloc(&angles, int64_t{length + 1} * 128 * 4));
-  CHECK_CUDA(cudaMalloc(&positions, batch * 4));
-  CHECK_CUDA(cudaMalloc(&slots, batch * 4));
-  CHECK_CUDA(cudaMalloc(&weights, kLayers * count * 16));
-  fill_random<<<64, 256>>>(qkv, int64_t{batch} * 48 * 128, 11);
-  fill_random<<<64, 256>>>(angles, int64_t{length + 1} * 128, 14);
-  CHECK_CUDA(cudaMemset(weights, 0x3c, kLayers * count * 16));
-  std::vector<int32_t> at(batch, length - 1), slot(batch);
-  for (int b = 0; b < batch; ++b) {
-    slot[b] = s.table[b * s.max_blocks + (length - 1) / 64] * 64 + (length - 1) % 64;
+
+  static Case shape(const std::vector<int>& lengths, int block, KvFormat format) {
+    Case c{"step", {}, kHeads, kKvHeads, kDim, block};
+    for (int length : lengths) c.spans.push_back({1, length});
+    c.format = format;
+    return c;
   }
-  CHECK_CUDA(cudaMemcpy(positions, at.data(), batch * 4, cudaMemcpyHostToDevice));
-  CHECK_CUDA(cudaMemcpy(slots, slot.data(), batch * 4, cudaMemcpyHostToDevice));
+  Step(const std::vector<int>& lengths, int block, KvFormat format, int layers)
+      : s(shape(lengths, block, format), layers) {
+    const int batch = static_cast<int>(lengths.size());
+    const int64_t num_positions = s.limits.max_context_len + 1;
+    CHECK_CUDA(cudaMalloc(&qkv, int64_t{batch} * 48 * kDim * sizeof(T)));
+    CHECK_CUDA(cudaMalloc(&q, int64_t{batch} * kHeads * kDim * sizeof(T)));
+    CHECK_CUDA(cudaMalloc(&angles, num_positions * kDim * 4));
+    CHECK_CUDA(cudaMalloc(&positions, batch * 4));
+    CHECK_CUDA(cudaMalloc(&slots, batch * 4));
+    fill_random<<<64, 256>>>(qkv, int64_t{batch} * 48 * kDim, 11);
+    fill_random<<<64, 256>>>(angles, num_positions * kDim, 14);
+    std::vector<int32_t> at(batch), slot(batch);
+    for (int b = 0; b < batch; ++b) {
+      at[b] = lengths[b] - 1;
+      slot[b] = s.table[b * s.max_blocks + at[b] / block] * block + at[b] % block;
+    }
+    CHECK_CUDA(cudaMemcpy(positions, at.data(), batch * 4, cudaMemcpyHostToDevice));
+    CHECK_CUDA(cudaMemcpy(slots, slot.data(), batch * 4, cudaMemcpyHostToDevice));
+    s.limits.max_context_len = std::max<int64_t>(s.limits.max_context_len, 8192);  // as in graphs
+    const int64_t bytes = cuda::paged_attention_workspace_bytes(s.params(0), s.limits);
+    CHECK_CUDA(cudaFree(s.workspace));
+    CHECK_CUDA(cudaMalloc(&s.workspace, bytes));
+    CHECK_CUDA(cudaMemset(s.workspace, 0, bytes));
+    s.workspace_bytes = bytes;
+  }
+  ~Step() {
+    for (void* p : {(void*)qkv, (void*)q, (void*)angles, (void*)positions, (void*)slots}) {
+      CHECK_CUDA(cudaFree(p));
+    }
+  }
+  // Of keys, values and scales, per layer.
+  double bytes() const {
+    const KvFormatInfo info = kv_format_info(s.c.format);
+    const double row =
+        kv_row_bytes(s.c.format, kDim, 2) + (info.token_scales ? 4.0 * info.scale_floats : 0.0);
+    double tokens = 0;
+    for (const Span& span : s.c.spans) tokens += span.context_len;
+    return 2 * kKvHeads * row * tokens;
+  }
+  void run(int layer, cudaStream_t stream, bool together) const {
+    PagedAttentionParams attention = s.params(layer);
+    attention.q = q;
+    RopeAndCacheWriteParams rope;
+    rope.dtype = s.dtype;
+    rope.qkv = qkv, rope.positions = positions, rope.slot_mapping = slots;
+    rope.rope_cache = angles;
+    rope.cache = attention.cache;
+    rope.q_out = q;
+    rope.num_tokens = s.num_tokens, rope.num_heads = kHeads, rope.num_kv_heads = kKvHeads;
+    rope.head_dim = kDim, rope.rotary_dim = kDim;
+    rope.num_positions = s.limits.max_context_len;
+    if (together) {
+      CHECK_STATUS(cuda::rope_and_paged_attention(rope, attention, s.limits, s.workspace,
+                                                  s.workspace_bytes, {stream, true}));
+    } else {
+      CHECK_STATUS(cuda::rope_and_cache_write(rope, {stream, true}));
+      CHECK_STATUS(cuda::paged_attention(attention, s.limits, s.workspace, s.workspace_bytes,
+                                         {stream, true}));
+    }
+  }
+};
+
+// What rotary embedding, cache write and attention add to a chain of products that read `megabytes`
+// each, as a decode step has them.
+void bench_chain(int batch, int length, int megabytes, KvFormat format = KvFormat::kDense) {
+  constexpr int kLayers = 16;
+  const Step<__nv_bfloat16> step(std::vector<int>(batch, length), 64, format, kLayers);
+  uint8_t* weights;
+  const int64_t stages = int64_t{megabytes} * 1000000 / kWeightStage;
+  CHECK_CUDA(cudaMalloc(&weights, kLayers * stages * kWeightStage));
+  CHECK_CUDA(cudaMemset(weights, 0x3c, kLayers * stages * kWeightStage));
   double times[3];
   for (int variant = 0; variant < 3; ++variant) {  // products alone, two launches, one launch
     const auto layers = [&](cudaStream_t stream) {
       for (int layer = 0; layer < kLayers; ++layer) {
         cuda::LaunchConfig config;
-        config.grid = dim3(396);
-        config.block = dim3(256);
+        config.grid = dim3(132);
+        config.block = dim3(128);
+        config.shared_bytes = kWeightStage * kWeightStages;
         config.stream = stream;
         config.pdl = true;
-        Status status = cuda::launch(read_weights, config, "read_weights", weights + layer * count,
-                                     count, reinterpret_cast<uint32_t*>(q));
-        PagedAttentionParams attention = s.params(layer);
-        attention.q = q;
-        RopeAndCacheWriteParams rope;
-        rope.dtype = s.dtype;
-        rope.qkv = qkv, rope.positions = positions, rope.slot_mapping = slots;
-        rope.rope_cache = angles;
-        rope.cache = attention.cache;
-        rope.q_out = q;
-        rope.num_tokens = batch, rope.num_heads = 32, rope.num_kv_heads = 8, rope.head_dim = 128;
-        rope.rotary_dim = 128, rope.num_positions = length + 1;
-        if (variant == 1) {
-          status = cuda::rope_and_cache_write(rope, {stream, true});
-          if (status.ok()) {
-            status = cuda::paged_attention(attention, s.limits, s.workspace, s.workspace_bytes,
-                                           {stream, true});
-          }
-        } else if (variant == 2) {
-          status = cuda::rope_and_paged_attention(rope, attention, s.limits, s.workspace,
-                                                  s.workspace_bytes, {stream, true});
-        }
-        CHECK_STATUS(status);
+        CHECK_STATUS(cuda::launch(read_weights, config, "read_weights",
+                                  weights + layer * stages * kWeightStage, stages,
+                                  reinterpret_cast<uint32_t*>(step.q)));
+        if (variant > 0) step.run(layer, stream, variant == 2);
       }
     };
     times[variant] = 1e3 / kLayers * bench::graph_ms(layers, 11, 4);
   }
-  const double row = kv_row_bytes(format, 128, 2) * 16.0 * batch * length / 4.67e6;
   std::printf(
       "chain %-12s %d MB + batch %3d x %5d: %7.2f us alone, +%6.2f in two launches, +%6.2f "
       "in one (%.2f at 4.67 TB/s)\n",
       kv_format_info(format).name, megabytes, batch, length, times[0], times[1] - times[0],
-      times[2] - times[0], row);
+      times[2] - times[0], step.bytes() / 4.67e6);
   std::fflush(stdout);
-  for (void* p :
-       {(void*)qkv, (void*)q, (void*)angles, (void*)positions, (void*)slots, (void*)weights}) {
-    CHECK_CUDA(cudaFree(p));
+  CHECK_CUDA(cudaFree(weights));
+}
+
+// Layers of one launch each, in a graph: `name` says what `lengths` are.
+void bench_step(const char* name, const std::vector<int>& lengths, int block, KvFormat format) {
+  const double once = Step<__nv_bfloat16>(lengths, block, format, 1).bytes();
+  const int layers = std::clamp(static_cast<int>(400e6 / once), 1, 32);
+  const Step<__nv_bfloat16> step(lengths, block, format, layers);
+  constexpr int kLaunches = 32;
+  const double us = 1e3 / kLaunches *
+                    bench::graph_ms(
+                        [&](cudaStream_t stream) {
+                          for (int i = 0; i < kLaunches; ++i) step.run(i % layers, stream, true);
+                        },
+                        10, 3);
+  std::printf("step %-12s block %3d  batch %3zu x %6s: %8.2f us %5.2f TB/s (%.0f %% of 4.67)\n",
+              kv_format_info(format).name, block, lengths.size(), name, us, once / us / 1e6,
+              once / us / 4.67e4);
+  std::fflush(stdout);
+}
+
+void bench_step(int batch, int length, int block, KvFormat format) {
+  bench_step(std::to_string(length).c_str(), std::vector<int>(batch, length), block, format);
+}
+
+// Lengths between low and high, evenly spread and shuffled; of one request in 32, `long_one`.
+std::vector<int> mixed_lengths(int batch, int low, int high, int long_one = 0) {
+  std::vector<int> lengths(batch);
+  for (int b = 0; b < batch; ++b) {
+    lengths[b] = low + static_cast<int>(int64_t{high - low} * b / std::max(batch - 1, 1));
+    if (long_one > 0 && b % 32 == 31) lengths[b] = long_one;
+  }
+  std::mt19937 rng(5);
+  std::shuffle(lengths.begin(), lengths.end(), rng);
+  return lengths;
+}
+
+void bench_short(bool brief) {
+  for (KvFormat format : {KvFormat::kDense, KvFormat::kFp8, KvFormat::kInt8Static,
+                          KvFormat::kInt8Dynamic, KvFormat::kInt4}) {
+    const bool main_format = format == KvFormat::kDense || format == KvFormat::kFp8;
+    for (int batch : {8, 32, 64, 128, 256}) {
+      for (int length : {128, 192, 512, 1024, 4096}) {
+        if (brief && (batch < 32 || length == 512 || (batch != 128 && length != 192))) continue;
+        if (brief && !main_format && (batch != 128 || length == 128)) continue;
+        if (int64_t{batch} * length <= 128 * 4096) bench_step(batch, length, 64, format);
+      }
+    }
+    if (!main_format) continue;
+    bench_step("100-280", mixed_lengths(128, 100, 280), 64, format);
+    bench_step("128-1k", mixed_lengths(128, 128, 1024), 64, format);
+    bench_step("1k-4k", mixed_lengths(96, 1024, 4096), 64, format);
+    if (!brief) bench_step("+ 4k", mixed_lengths(128, 100, 280, 4096), 64, format);
+    for (int block : {16, 128}) {
+      if (!brief) bench_step(128, 192, block, format);
+    }
+    for (int length : {128, 192, 1024, 4096}) bench_chain(1, length, 50, format);
+    for (int batch : {8, 32, 128}) {
+      if (!brief) bench_chain(batch, 192, 50, format);
+    }
   }
 }
 
@@ -781,15 +946,27 @@ int main(int argc, char** argv) {
   CHECK_CUDA(cudaGetDeviceProperties(&device, 0));
   std::printf("%s, %d multiprocessors\n", device.name, device.multiProcessorCount);
   const std::string what = argc > 2 ? argv[2] : "all";
-  verbose = mode == "verbose";
+  verbose = mode == "verbose", decode_only = mode == "decode";
   if (mode == "bench") {
     if (what == "all" || what == "latency") bench_latency();
+    if (what == "all" || what == "short") bench_short(argc > 3);
     if (what == "all" || what == "decode") bench_bandwidth();
     if (what == "all" || what == "prefill") bench_prefills("sm90");
     if (what == "all") bench_prefills("sm80");
+  } else if (mode == "many") {
+    KvFormat format;
+    if (parse_kv_format(what.c_str(), &format)) check_many(format);
+    std::printf("%d checks, %d failures\n", checks, failures);
   } else if (mode == "profile") {  // one shape, for ncu
     if (what == "prefill") bench_prefill("sm90", 32, 8, 128, 16, 512, 64);
     KvFormat format;
+    if (argc > 4 && parse_kv_format(what.c_str(), &format)) {  // FORMAT BATCH LENGTH
+      const std::vector<int> lengths(std::atoi(argv[3]), std::atoi(argv[4]));
+      const Step<__nv_bfloat16> step(lengths, 64, format, 4);
+      for (int i = 0; i < 4; ++i) step.run(i, nullptr, true);
+      CHECK_CUDA(cudaDeviceSynchronize());
+      return 0;
+    }
     if (parse_kv_format(what.c_str(), &format)) bench_decode(32, 8, 128, 64, 4096, 64, format);
   } else {
     KvFormat only;
