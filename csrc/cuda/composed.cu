@@ -21,8 +21,9 @@ namespace {
 // Up to this many rows no product of ours needs scratch: see the candidates in gemm.cu.
 constexpr int64_t kRowsWithoutScratch = 128;
 
-// From so many rows on, a packed weight becomes a matrix first: then the tensor cores bound.
-constexpr int64_t kRowsUnpacked = 257;
+// From so many rows on, a packed weight becomes a matrix first, where the product is not gated: then
+// the dense product saves more than that costs (gemm_packed_tiles_sm90.cu).
+constexpr int64_t kRowsUnpacked = 2048;
 
 // How the GPU stores a linear, by its scheme. Tensors: dense, one; else packed, scales, act, and
 // what the scheme adds (predict/schemes).
@@ -287,7 +288,7 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
     }
     return gemm_quantized(g, q, scratch.gemm, launch_on.stream);
   }
-  if (p.num_rows >= kRowsUnpacked && scratch.matrix != nullptr) {
+  if (p.num_rows >= kRowsUnpacked && !p.gated && scratch.matrix != nullptr) {
     status = unpack_weight(g, scratch.matrix, launch_on.stream);
     if (!status.ok()) return status;
     g.operands = GemmOperands::kDense;
@@ -350,11 +351,10 @@ struct LayerScratch {
       product.gemm.scratch = arena.take(product.gemm.scratch_bytes);
       product.gemm.blas = resources.blas;
     }
-    const int64_t inner_values = 2 * m.intermediate_size;
     const int64_t qkv_values = (a.num_heads + 2 * a.num_kv_heads) * a.head_dim;
     product.take(arena, a.scheme + "," + m.scheme, rows,
                  std::max({a.hidden_size, a.num_heads * a.head_dim, m.intermediate_size}),
-                 a.hidden_size * std::max(inner_values, qkv_values));
+                 a.hidden_size * std::max({m.intermediate_size, qkv_values, a.num_heads * a.head_dim}));
     total = arena.used();
   }
 };

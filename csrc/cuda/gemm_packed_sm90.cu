@@ -5,22 +5,25 @@
 // Architectures: sm_90a.
 // Algorithm: as gemm_sm90.cu (weights on the M side of wgmma, a ring filled ahead of pdl_wait(), k
 // split over a cluster), except that
-//   1. a stage is 128 columns: one contiguous piece of packed weights per warpgroup, and x;
+//   1. a stage is 128 columns: 16 packed rows of weight per copy, and x;
 //   2. a warpgroup reads its codes from shared memory, 16 bytes per thread without conflicts, turns
 //      them into the instruction's left operand in registers (bit operations, one subtraction, with
-//      4 bits one multiplication, all in pairs), while the tensor cores work on the stage before;
-//   3. a gated product pairs a tile of gate rows with one of up rows, a warpgroup each, so that the
-//      packing knows nothing of gates.
+//      4 bits one multiplication, all in pairs), half a unit of one of its tiles of 64 rows at a
+//      time, while the tensor cores work on the one ahead;
+//   3. a gated product pairs tiles of gate rows with their up rows, so that the packing knows
+//      nothing of gates.
 //   With int8 x, codes less zero points are int8 operands, and a group's integer sums are scaled into
 //   floats.
 // Source: own; biasing codes into a mantissa is what FasterTransformer and Marlin do. QServe and QQQ
 // multiply 4-bit codes as int8; theirs scale groups in integers or multiply codes by 16 instead.
 //
-// Bound: memory: 1.61 ms with 8 bits and 0.85 ms with 4 for the 129 products of a Llama-3-8B decode
-// step at 4.66 TB/s.
-// Measured on an H200 before codes were made in halves of a unit with four blocks per
-// multiprocessor (bench_codes chain): 8 bits 3.25 ms at M 1 .. 16, 3.38 at 32, 4.16 at 64; 4 bits
-// 2.73, 2.82, 3.05, 3.73. There the making of operands, not memory, was the limit.
+// Bound: memory: 1.50 ms with 8 bits and 0.80 ms with 4 for the 128 layer products of a Llama-3-8B
+// decode step at 4.66 TB/s.
+// Measured on an H200 (bench_packed tune, the four products of a layer, us; not the chain): M 32, 8
+// bits 13.0 + 13.0 + 37.4 + 31.4, 4 bits 12.3 + 12.0 + 33.9 + 30.5; M 64 16.6 + 16.1 + 44.2 + 38.0 and
+// 15.4 + 15.4 + 40.2 + 35.5; M 128 (gate and up by gemm_packed_tiles_sm90) 20.3 + 19.8 + 49.1 and 19.3 +
+// 18.9 + 49.4. Blocks of 64 rows of weight at M 128 read x too often (7 ms for all layers). It is not
+// known what bounds M 16 .. 64: neither the bytes of weights nor the waits between instructions do.
 #include <algorithm>
 #include <type_traits>
 
@@ -412,7 +415,8 @@ Status run_format(const GemmParams& p, const GemmTile& tile, cudaStream_t stream
   });
 }
 
-// Blocks of many rows of weight, for each reads all of x's columns that it works on.
+// Blocks of many rows of weight, for each reads all of x's columns that it works on. Of many tokens
+// a block fills a multiprocessor, and clusters of more than two no longer fill the device.
 GemmTile choose_tile(const GemmParams& p) {
   GemmTile tile;
   tile.tokens = 32;
@@ -423,10 +427,13 @@ GemmTile choose_tile(const GemmParams& p) {
   const int64_t blocks =
       ceil_div(p.out_features, tile.features) * ceil_div(p.num_rows, tile.tokens);
   const int64_t units = packed_units(p.in_features);
-  const int64_t want = few ? 128 : 64;
-  while (tile.split < 8 && units >= 4 * tile.split &&
-         (blocks * tile.split < want || (few && blocks * tile.split == want && units >= 28 * tile.split))) {
-    tile.split *= 2;
+  if (few) {
+    while (tile.split < 8 && units >= 4 * tile.split &&
+           blocks * tile.split < (units >= 28 * tile.split ? 129 : 128)) {
+      tile.split *= 2;
+    }
+  } else if (units >= 4 && blocks * 2 <= 132) {
+    tile.split = 2;
   }
   const int64_t unit = unit_bytes(p.operands, static_cast<int>(p.group_size));
   const int64_t stage =

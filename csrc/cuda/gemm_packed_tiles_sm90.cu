@@ -14,6 +14,9 @@
 // Source: own; CUTLASS's mixed-input products and Machete have the same main loop.
 //
 // Bound: the tensor cores.
+// Measured on an H200 (bench_packed large; dense beside it 17.5 and 161.6 ms for all layers): 18.5 ms
+// at M 1,024 with 8 bits and 19.6 with 4; 164 and 157 ms at M 8,192, gate and up 712-742 TFLOP/s
+// (dense 666).
 #include <algorithm>
 #include <type_traits>
 

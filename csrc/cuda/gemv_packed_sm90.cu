@@ -1,5 +1,5 @@
-// y = epilogue(x w^T) of 1 .. 8 rows with weights of 8 or 4 bits, activations of 16;
-// of 1 .. 16 rows with weights of 4 bits, activations of 8.
+// y = epilogue(x w^T) of 1 .. 16 rows with weights of 8 or 4 bits, activations of 16, or of 4 bits,
+// activations of 8.
 //
 // Input: x [M, K] bf16 or fp16, or int8; weights as pack_weight() leaves them (packed_weight.cuh).
 // Architectures: sm_90.
@@ -11,14 +11,19 @@
 //   2. A stage is 128 columns for each of the other warps. A warp reads a lane's codes 16 bytes at
 //      a time, turns them into the left operand of mma m16n8k16 (exactly: bit operations and one
 //      subtraction per pair), and multiplies; x is the right operand, absent rows are zero. With 4
-//      bits the scale is applied to the sums of a group, in float. Codes of x: mma m16n8k32, whose
-//      integer sums of a group are scaled into floats.
+//      bits the scale is applied to the sums of a group, in float; of more than 8 rows to the codes.
+//      Codes of x: mma m16n8k32, whose integer sums of a group are scaled into floats.
 //   3. The warps' sums meet in shared memory, where one more warp adds them in their order and
 //      finishes them, while the others are at the next slabs.
+//   4. Of more than 8 rows x is most of what is read: two blocks share its copies.
 // Source: own; Marlin showed that the tensor cores are the place for few rows, too.
 //
 // Bound: memory: 1.50 ms with 8 bits and 0.80 ms with 4 for the 128 layer products of a Llama-3-8B
 // decode step at 4.66 TB/s.
+// Measured on an H200 (bench_packed chain, dense beside it 3.39 ms at M 1 and 3.60 at M 8): 8 bits
+// 1.89 ms at M 1, 2.17 at 4, 2.26 at 8; 4 bits 1.34, 1.50, 1.94; M 16 by the sum of its products 2.6
+// both. Did not help: 16 warps of half a unit each (56 registers; 2.0 and 1.45 ms at M 1), clusters of
+// four (they do not fill the device), one block of 220 KB.
 #include <algorithm>
 #include <type_traits>
 
@@ -46,14 +51,14 @@ struct KernelParams {
 // kSlabs are multiplied at once; their sums are handed over in rounds of kRoundSlabs.
 template <class F, int kTokens, int kSlabs, bool kGated>
 struct Shape {
-  static constexpr int kWarps = kTokens > 4 ? 8 : 16;  // that multiply
+  static constexpr int kWarps = 8;  // that multiply
   static constexpr int kItems = kGated ? kSlabs / 2 : kSlabs;
   static constexpr int kRoundSlabs = kSlabs % 2 == 0 ? 2 : 1;
   static constexpr int kRounds = kSlabs / kRoundSlabs;
   static constexpr int kRoundItems = kGated ? 1 : kRoundSlabs;
   static constexpr int kRows = kRoundItems * kUnitRows;  // of the output
-  // Two warps share a unit: few tokens, to hide latencies; many, for shorter stages.
-  static constexpr int kShare = kTokens == 8 ? 1 : 2;
+  // With many tokens a stage is shorter, for x: two warps share a unit.
+  static constexpr int kShare = kTokens > 8 ? 2 : 1;
   static constexpr int kUnits = kWarps / kShare;  // of a stage
   static constexpr int kPitch =  // of a row of x; no conflicts
       kUnits * kUnitColumns * F::kTokenSize + 16;
@@ -515,12 +520,16 @@ Status run_format(const GemmParams& p, const GemvTile& tile, cudaStream_t stream
   });
 }
 
-// As many slabs at once as leave the fewest passes half empty.
+// As many slabs at once as leave the fewest passes half empty; more where x is what is read most.
 GemvTile choose_tile(const GemmParams& p) {
   GemvTile tile;
-  const int64_t slabs = packed_tiles(p.out_features);
-  tile.slabs = p.gated ? 2 : ceil_div(slabs, 132) % 3 == 0 ? 3 : 2;
-  if (p.num_rows > 4 && p.gated) tile.slabs = 4;
+  if (p.gated) {
+    const bool small = code_bits(p.operands) == 4;
+    tile.slabs = p.num_rows > 8 || (small && p.num_rows > 4) ? 4 : 2;
+  } else {
+    tile.slabs = ceil_div(packed_tiles(p.out_features), 132) % 3 == 0 ? 3 : 2;
+  }
+  tile.cluster = p.num_rows > 8 ? 2 : 1;
   tile.kilobytes = p.num_rows > 8 ? 226 : 112;
   return tile;
 }
