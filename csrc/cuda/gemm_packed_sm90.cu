@@ -38,7 +38,6 @@ namespace regatta::cuda {
 namespace {
 
 constexpr int kGroup = 128;         // threads of a warpgroup
-constexpr int kTileRows = 64;       // rows of weight of an instruction
 constexpr int kMaxStages = 16;
 constexpr int kRowBytes = 128;  // 64 values or 128 codes of x: one swizzled row
 constexpr int kHeadBytes = 1024;
@@ -49,33 +48,104 @@ struct KernelParams {
   const uint8_t* weight;
   int num_rows, num_units;   // units along k
   int num_slabs, up;         // of 16 rows; the first up's, gated
+  int block_slabs;           // of a block; gated, half of them are gates
   int row_blocks, token_blocks;
-  int stages, split, trigger;
+  int stages, stage_bytes, split, trigger;
 };
 
-// kGroups warpgroups with kTiles tiles each.
+// kGroups warpgroups with kTiles tiles each, of four slabs at most.
 template <class F, int kGroups, int kTiles, int kTokens>
 struct Shape {
   static constexpr int kBlockTiles = kGroups * kTiles;
   static constexpr int kBoxes = F::kTokenSize;              // of x, of a stage
   static constexpr int kBoxColumns = kUnitColumns / kBoxes;
   static constexpr int kTokenBytes = kTokens * kRowBytes;  // of a box
-  static constexpr int kStageLoad = kBoxes * kTokenBytes + kBlockTiles * F::kTileBytes;
-  static constexpr int kStageBytes = (kStageLoad + 1023) / 1024 * 1024;
+  static constexpr int kMaxSlabs = kBlockTiles * 4;
   static constexpr int kConsumers = kGroups * kGroup;
-  static constexpr int kPartialStride = kBlockTiles * 64 + 4;  // floats per token; no conflicts
-  static constexpr int kPartialBytes = kTokens * kPartialStride * 4;
+  static constexpr int kSumStride = kBlockTiles * 64 + 4;  // floats per token; no conflicts
+  static constexpr int kSumBytes = kTokens * kSumStride * 4;
+  static constexpr int kPartBytes = kBlockTiles * 64 * kTokens * 4;
+  static int stage_bytes(int slabs) {
+    return (kBoxes * kTokenBytes + slabs * F::kUnitBytes + 1023) / 1024 * 1024;
+  }
   static constexpr int kSums = F::kTokenSize == 1 ? kTokens / 2 : 0;  // of a group of codes
   static constexpr int kAccumulators = kTiles * kTokens / 2 + kSums;  // per thread
   static constexpr int kBlocks =  // per multiprocessor
       kAccumulators > (F::kTokenSize == 1 ? 64 : 32) ? 1 : 2;
-  // One warp copies and one makes row scales; a warpgroup of them can give its registers away.
+  // One more warp copies, and then makes row scales; a warpgroup can give its registers away.
   static constexpr bool kGives = kAccumulators > 64;
-  static constexpr int kThreads = kConsumers + (kGives ? 128 : 64);
-  static int shared_bytes(int stages) {
-    return 1024 + kHeadBytes + std::max(stages * kStageBytes, kPartialBytes);
+  static constexpr int kThreads = kConsumers + (kGives ? kGroup : kWarp);
+  static int shared_bytes(int stages, int slabs) {
+    return 1024 + kHeadBytes + std::max(stages * stage_bytes(slabs), kSumBytes);
   }
 };
+
+constexpr int kMaxSplit = 8;
+
+// Partial sums on their way from the block that made them to the one that finishes them. Zero but
+// while they are: who takes a part puts zeros back, and a sum of zero travels as -0. Products are
+// queued one after the other, so that one piece serves all.
+constexpr int kPartsBytes = 9 << 20;
+__device__ float4 parts[kPartsBytes / 16];
+
+__device__ __forceinline__ void send_part(float4* to, const float* v) {
+  const auto sent = [](float x) { return x == 0.f ? -0.f : x; };
+  __stcg(to, make_float4(sent(v[0]), sent(v[1]), sent(v[2]), sent(v[3])));
+}
+
+__device__ __forceinline__ float4 load_part(const float4* from) {
+  float4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(from)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ bool has_come(const float4& v) {
+  return __float_as_uint(v.x) != 0 && __float_as_uint(v.y) != 0 && __float_as_uint(v.z) != 0 &&
+         __float_as_uint(v.w) != 0;
+}
+
+// A thread's four sums of eight tokens by a slab, in shared memory.
+template <int kStride>
+__device__ __forceinline__ void store_sums(float* to, const float* v) {
+  to[0] = v[0], to[kStride] = v[1], to[8] = v[2], to[kStride + 8] = v[3];
+}
+
+// Those sums become the sums over the blocks of a tile, in the order of ranks. from: where block 0
+// puts its part, the next one's `stride` on.
+template <int kSumStride>
+__device__ __forceinline__ void take_parts(float* own, float4* from, int64_t stride, int rank,
+                                           int split) {
+  float4 v[kMaxSplit];
+  bool all;
+  int tries = 0;
+  do {
+    all = true;
+#pragma unroll
+    for (int r = 0; r < kMaxSplit; ++r) {
+      if (r < split && r != rank) v[r] = load_part(from + r * stride);
+    }
+#pragma unroll
+    for (int r = 0; r < kMaxSplit; ++r) {
+      if (r < split && r != rank) all = all && has_come(v[r]);
+    }
+    if (++tries == 1 << 22) asm volatile("trap;");  // seconds: an error, not a hang
+  } while (!all);
+  float sum[4] = {};
+#pragma unroll
+  for (int r = 0; r < kMaxSplit; ++r) {
+    if (r >= split) continue;
+    if (r == rank) {
+      v[r] = make_float4(own[0], own[kSumStride], own[8], own[kSumStride + 8]);
+    } else {
+      __stcg(from + r * stride, make_float4(0.f, 0.f, 0.f, 0.f));
+    }
+    sum[0] += v[r].x, sum[1] += v[r].y, sum[2] += v[r].z, sum[3] += v[r].w;
+  }
+  store_sums<kSumStride>(own, sum);
+}
 
 template <class T, class F, int kGroups, int kTiles, int kTokens, bool kGated>
 __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
@@ -90,9 +160,10 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
   uint64_t* empty = full + kMaxStages;
   float* row_scale = reinterpret_cast<float*>(empty + kMaxStages);  // [kTokens]
   char* stages = base + kHeadBytes;
-  float* partial = reinterpret_cast<float*>(stages);  // [kTokens, kPartialStride], after the loop
+  float* sums = reinterpret_cast<float*>(stages);  // [kTokens, kSumStride], after the loop
 
-  const int warp = threadIdx.x / kWarp;
+  // The shuffle tells the compiler that a warp's threads agree.
+  const int warp = __shfl_sync(~0u, threadIdx.x / kWarp, 0);
   const int lane = threadIdx.x % kWarp;
   const int rank = blockIdx.x % p.split;
   // Blocks of neighbouring rows and tokens run at the same time and share what they read in L2.
@@ -101,8 +172,8 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
   const int order = min(kOrder, p.token_blocks - first);
   const int within = index - first * p.row_blocks;
   const int token0 = (first + within % order) * kTokens;
-  // Tiles of 64 rows: gated, half of them are gates and the others their ups.
-  const int tile0 = within / order * (kGated ? S::kBlockTiles / 2 : S::kBlockTiles);
+  const int out_slabs = kGated ? p.block_slabs / 2 : p.block_slabs;
+  const int slab0 = within / order * out_slabs;
   const int step0 = static_cast<int>(static_cast<int64_t>(p.num_units) * rank / p.split);
   const int num_steps =
       static_cast<int>(static_cast<int64_t>(p.num_units) * (rank + 1) / p.split) - step0;
@@ -119,46 +190,32 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
   }
   __syncthreads();
 
-  // Partial sums and row scales of all blocks of the cluster are there.
-  const auto meet = [&] {
-    if (p.split > 1) {
-      cluster_arrive();
-      cluster_wait();
-    } else {
-      named_barrier_sync(2, S::kThreads);
-    }
-  };
-  // Others may still read this block's partial sums.
-  const auto part = [&] {
-    if (p.split > 1) {
-      cluster_arrive_relaxed();
-      cluster_wait();
-    }
-  };
   if (warp >= S::kConsumers / kWarp) {
     if constexpr (S::kGives) registers_give<40>();
     if (warp == S::kConsumers / kWarp) {
       const uint64_t once = p.token_blocks > 1 ? policy_evict_last() : policy_evict_first();
       const uint64_t keep = policy_evict_last();
       const uint8_t* from = nullptr;  // this lane's slab
-      if (lane < S::kBlockTiles * 4) {
-        int first = tile0 * 4 + lane;
-        if (kGated && lane >= S::kBlockTiles * 2) first += p.up - S::kBlockTiles * 2;
+      if (lane < p.block_slabs) {
+        const int first = slab0 + lane + (lane >= out_slabs ? p.up - out_slabs : 0);
         // Behind the last slab, its own rows again: they are not written.
         const int64_t slab = min(first, p.num_slabs - 1);
         from = p.weight + (slab * p.num_units + step0) * F::kUnitBytes;
       }
       const auto load_weight = [&](int step, int s) {
-        if (lane == 0) barrier_arrive_expect(&full[s], S::kStageLoad);
+        if (lane == 0) {
+          barrier_arrive_expect(&full[s],
+                                S::kBoxes * S::kTokenBytes + p.block_slabs * F::kUnitBytes);
+        }
         __syncwarp();
-        if (lane < S::kBlockTiles * 4) {
-          bulk_load(stages + s * S::kStageBytes + S::kBoxes * S::kTokenBytes + lane * F::kUnitBytes,
+        if (lane < p.block_slabs) {
+          bulk_load(stages + s * p.stage_bytes + S::kBoxes * S::kTokenBytes + lane * F::kUnitBytes,
                     from + static_cast<int64_t>(step) * F::kUnitBytes, F::kUnitBytes, &full[s], once);
         }
       };
       const auto load_tokens = [&](int step, int s) {
         if (lane < S::kBoxes) {
-          tensor_load_2d(stages + s * S::kStageBytes + lane * S::kTokenBytes, &token_map,
+          tensor_load_2d(stages + s * p.stage_bytes + lane * S::kTokenBytes, &token_map,
                          (step0 + step) * kUnitColumns + lane * S::kBoxColumns, token0, &full[s],
                          keep);
         }
@@ -177,8 +234,6 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
         if (p.trigger >= 0 && i == trigger_step) pdl_trigger();
         if (++s == p.stages) s = 0, phase ^= 1;
       }
-    } else if (warp == S::kConsumers / kWarp + 1) {
-      pdl_wait();
       if constexpr (kTokens <= 32) {
         warp_row_scales(p.epilogue, token0, min(kTokens, p.num_rows - token0), row_scale);
       } else {
@@ -186,10 +241,9 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
           row_scale[t] = row_scale_of(p.epilogue, token0 + t);
         }
       }
+      __syncwarp();
+      named_barrier_arrive(2, S::kConsumers + kWarp);
     }
-    __syncwarp();
-    meet();
-    part();
     return;
   }
 
@@ -200,12 +254,16 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
 #pragma unroll
     for (int i = 0; i < kTokens / 2; ++i) acc[r][i] = 0.f;
   }
-  // This warp's slab of tile r is 4 r units on.
-  const int slab = warp / 4 * kTiles * 4 + warp % 4;
+  // This warp's slabs, of those of the block; those beyond are multiplied in vain.
+  int slabs[kTiles];
+#pragma unroll
+  for (int r = 0; r < kTiles; ++r) {
+    slabs[r] = min(r * 4 * kGroups + warp % 4 * kGroups + warp / 4, p.block_slabs - 1);
+  }
   int s = 0;
   uint32_t phase = 0;
   barrier_wait(&full[0], 0);
-  const char* first_unit = stages + S::kBoxes * S::kTokenBytes + slab * F::kUnitBytes;
+  const char* units = stages + S::kBoxes * S::kTokenBytes;  // of the first stage
   // At least once: a way around the loop would set accumulators beside those in flight, for
   // which the compiler makes each instruction wait for the one ahead.
   int left = num_steps;
@@ -215,10 +273,10 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
     for (int i = 0; i < kTokens / 2; ++i) sum[i] = 0;
     uint32_t a[2][2][4];  // one is made while the tensor cores read the other
     W4A8Codes<F> codes;
-    codes.load(first_unit, 0);
+    codes.load(units + slabs[0] * F::kUnitBytes, 0);
     do {
-      const uint64_t b = wgmma_descriptor(stages + s * S::kStageBytes);
-      const char* unit = first_unit + s * S::kStageBytes;
+      const uint64_t b = wgmma_descriptor(stages + s * p.stage_bytes);
+      const int offset = s * p.stage_bytes;
       const int current = s;
       if (++s == p.stages) s = 0, phase ^= 1;
 #pragma unroll
@@ -234,10 +292,10 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
         }
         wgmma_commit();
         if (q + 1 < 2 * kTiles) {
-          codes.load(unit + (q + 1) / 2 * 4 * F::kUnitBytes, (q + 1) % 2);
+          codes.load(units + offset + slabs[(q + 1) / 2] * F::kUnitBytes, (q + 1) % 2);
         } else if (left > 1) {
           barrier_wait(&full[s], phase);
-          codes.load(first_unit + s * S::kStageBytes, 0);
+          codes.load(units + s * p.stage_bytes + slabs[0] * F::kUnitBytes, 0);
         }
         if (half == 0 && !kEach) continue;
         wgmma_wait<0>();
@@ -253,10 +311,10 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
     int previous = -1;
     uint32_t a[2][4][4];  // one is made while the tensor cores read the other
     PackedCodes<T, F> codes;
-    codes.load(first_unit, 0);
+    codes.load(units + slabs[0] * F::kUnitBytes, 0);
     do {
-      const char* at = stages + s * S::kStageBytes;
-      const char* unit = first_unit + s * S::kStageBytes;
+      const char* at = stages + s * p.stage_bytes;
+      const int offset = s * p.stage_bytes;
       const int current = s;
       if (++s == p.stages) s = 0, phase ^= 1;
 #pragma unroll
@@ -269,10 +327,10 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
         for (int k = 0; k < 4; ++k) Wgmma<T, kTokens>::run(acc[r], a[q % 2][k], b + k * 2, 1);
         wgmma_commit();
         if (q + 1 < 2 * kTiles) {
-          codes.load(unit + (q + 1) % kTiles * 4 * F::kUnitBytes, (q + 1) / kTiles);
+          codes.load(units + offset + slabs[(q + 1) % kTiles] * F::kUnitBytes, (q + 1) / kTiles);
         } else if (left > 1) {
           barrier_wait(&full[s], phase);
-          codes.load(first_unit + s * S::kStageBytes, 0);
+          codes.load(units + s * p.stage_bytes + slabs[0] * F::kUnitBytes, 0);
         }
         wgmma_wait<1>();
         if (q == 0 && previous >= 0 && lane == 0) barrier_arrive(&empty[previous]);
@@ -284,67 +342,111 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
 #pragma unroll
   for (int r = 0; r < kTiles; ++r) wgmma_pin(acc[r]);
   pdl_wait();
-  // Every warp has read the stages; they now hold the partial sums, token by token.
+
+  // The sums are finished in units of eight tokens by four slabs (gated: and their ups), by the
+  // block of the tile whose turn it is; an item is eight outputs of one token.
+  const int out_width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
+  const int octets = (min(kTokens, p.num_rows - token0) + 7) / 8;
+  const int num_units = octets * ((out_slabs + 3) / 4);
+  const int items = (num_units - rank + p.split - 1) / p.split * 64;
+  int t, chunk, n0;
+  bool inside;
+  Columns<T, false> columns;  // gated: no registers for them
+  Vec16<T> residual;
+  const auto prepare = [&](int item) {
+    const int unit = rank + item / 64 * p.split;
+    t = unit % octets * 8 + item % 64 / 8;
+    chunk = unit / octets * 8 + item % 8;
+    n0 = slab0 * kUnitRows + chunk * 8;
+    inside = item < items && token0 + t < p.num_rows && chunk < 2 * out_slabs && n0 < out_width;
+    if (kGated || !inside) return;
+    columns.load(p.epilogue, n0, out_width);
+    if (p.epilogue.residual != nullptr && is_whole<T>(p.epilogue, n0, out_width)) {
+      residual = load16_l2(static_cast<const T*>(p.epilogue.residual) +
+                           static_cast<int64_t>(token0 + t) * out_width + n0);
+    }
+  };
+  const auto owner = [&](int r, int j) {
+    const int slab = slabs[r] - (kGated && slabs[r] >= out_slabs ? out_slabs : 0);
+    return (slab / 4 * octets + j) % p.split;
+  };
+  constexpr int kQuads = kTokens / 8;  // of a tile
+  constexpr int64_t kStride = int64_t{kTiles} * kQuads * S::kConsumers;  // from block to block
+  float4* first_part = parts + index * p.split * kStride + threadIdx.x;
+  if (p.split > 1) {
+#pragma unroll
+    for (int r = 0; r < kTiles; ++r) {
+#pragma unroll
+      for (int j = 0; j < kQuads; ++j) {
+        if (j < octets && owner(r, j) != rank) {
+          send_part(first_part + rank * kStride + (r * kQuads + j) * S::kConsumers, acc[r] + 4 * j);
+        }
+      }
+    }
+  }
+  // Every warp has read the stages; they now hold the sums, token by token.
   named_barrier_sync(1, S::kConsumers);
 #pragma unroll
   for (int r = 0; r < kTiles; ++r) {
-    const int feature = (slab + r * 4) * kUnitRows + lane / 4;
+    float* own = sums + lane % 4 * 2 * S::kSumStride + slabs[r] * kUnitRows + lane / 4;
 #pragma unroll
-    for (int j = 0; j < kTokens / 8; ++j) {
-      float* to = partial + (j * 8 + lane % 4 * 2) * S::kPartialStride + feature;
-      to[0] = acc[r][4 * j];
-      to[S::kPartialStride] = acc[r][4 * j + 1];
-      to[8] = acc[r][4 * j + 2];
-      to[S::kPartialStride + 8] = acc[r][4 * j + 3];
-    }
-  }
-  meet();
-
-  // An item is eight outputs of one token. Partials are added in the order of ranks.
-  constexpr int kChunks = S::kBlockTiles * (kGated ? 4 : 8);
-  constexpr int kQuads = kGated ? 4 : 2;
-  constexpr int kUp = S::kBlockTiles * 32;  // from a gate to its up
-  const int out_width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
-  const int items = min(kTokens, p.num_rows - token0) * kChunks;
-  for (int item = rank * S::kConsumers + threadIdx.x; item < items;
-       item += p.split * S::kConsumers) {
-    const int t = item / kChunks;
-    const int chunk = item % kChunks;
-    const float* at = partial + t * S::kPartialStride + chunk * 8;
-    float v[16];
-#pragma unroll
-    for (int q = 0; q < kQuads * 4; ++q) v[q] = 0.f;
-    for (int r = 0; r < p.split; ++r) {
-#pragma unroll
-      for (int q = 0; q < kQuads; ++q) {
-        const float* from = at + q / 2 * kUp + q % 2 * 4;  // gated: gates, then ups
-        const float4 f =
-            p.split > 1 ? load_cluster_float4(from, r) : *reinterpret_cast<const float4*>(from);
-        v[q * 4] += f.x, v[q * 4 + 1] += f.y, v[q * 4 + 2] += f.z, v[q * 4 + 3] += f.w;
+    for (int j = 0; j < kQuads; ++j) {
+      if (j < octets && owner(r, j) == rank) {
+        store_sums<S::kSumStride>(own + j * 8 * S::kSumStride, acc[r] + 4 * j);
       }
     }
-    const int n0 = tile0 * 64 + chunk * 8;
-    if (n0 >= out_width) continue;
-    float squares = finish<T>(p.epilogue, v, row_scale[t], token0 + t, n0, out_width);
+  }
+  prepare(threadIdx.x);
+#pragma unroll
+  for (int r = 0; r < kTiles; ++r) {
+    float* own = sums + lane % 4 * 2 * S::kSumStride + slabs[r] * kUnitRows + lane / 4;
+    for (int j = 0; j < octets && p.split > 1; ++j) {
+      if (owner(r, j) == rank) {
+        take_parts<S::kSumStride>(own + j * 8 * S::kSumStride,
+                                  first_part + (r * kQuads + j) * S::kConsumers, kStride, rank,
+                                  p.split);
+      }
+    }
+  }
+  named_barrier_sync(2, S::kConsumers + kWarp);
+
+  for (int item = threadIdx.x; item < items; item += S::kConsumers) {
+    if (item != static_cast<int>(threadIdx.x)) prepare(item);
+    float squares = 0.f;
+    if (inside) {
+      const float* at = sums + t * S::kSumStride + chunk * 8;
+      float v[16];
+#pragma unroll
+      for (int q = 0; q < (kGated ? 4 : 2); ++q) {  // gated: gates, then ups
+        const float4 f =
+            *reinterpret_cast<const float4*>(at + q / 2 * out_slabs * kUnitRows + q % 2 * 4);
+        v[q * 4] = f.x, v[q * 4 + 1] = f.y, v[q * 4 + 2] = f.z, v[q * 4 + 3] = f.w;
+      }
+      squares = kGated ? finish<T>(p.epilogue, v, row_scale[t], token0 + t, n0, out_width)
+                       : columns.finish(p.epilogue, v, row_scale[t], token0 + t, n0, out_width,
+                                        &residual);
+    }
     if (!kGated && p.epilogue.sumsq_out != nullptr) {
-      // Two or eight adjacent lanes hold the columns of a partial.
+      // Two or eight adjacent lanes hold the columns of a partial; items come in whole warps.
       const int lanes = p.epilogue.sumsq_columns / 8;
       const int part = n0 / p.epilogue.sumsq_columns;
       const int parts = (out_width + p.epilogue.sumsq_columns - 1) / p.epilogue.sumsq_columns;
-      const unsigned mask = __activemask();
-      for (int o = lanes / 2; o > 0; o /= 2) {
-        const float other = __shfl_xor_sync(mask, squares, o);
-        squares += (mask >> (lane ^ o) & 1) ? other : 0.f;
-      }
-      if (lane % lanes == 0 && part < parts) {
+      for (int o = lanes / 2; o > 0; o /= 2) squares += __shfl_xor_sync(~0u, squares, o);
+      if (lane % lanes == 0 && inside) {
         p.epilogue.sumsq_out[static_cast<int64_t>(token0 + t) * parts + part] = squares;
       }
     }
   }
-  part();
 #else
   wrong_architecture();
 #endif
+}
+
+int num_multiprocessors() {
+  int device = 0, count = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
 }
 
 template <class T, class F, int kGroups, int kTiles, int kTokens, bool kGated>
@@ -365,20 +467,26 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   kp.num_units = static_cast<int>(packed_units(p.in_features));
   kp.num_slabs = static_cast<int>(packed_tiles(p.out_features));
   kp.up = static_cast<int>(p.out_features / 2 / kUnitRows);
-  kp.row_blocks = static_cast<int>(ceil_div(p.out_features, kTileRows * S::kBlockTiles));
+  kp.block_slabs = std::min(tile.features / kUnitRows, S::kMaxSlabs);
+  kp.row_blocks = static_cast<int>(ceil_div(kp.num_slabs, kp.block_slabs));
   kp.token_blocks = static_cast<int>(ceil_div(p.num_rows, kTokens));
-  kp.split = tile.split;
-  while (kp.split > kp.num_units) kp.split /= 2;  // a block has a step at least
+  kp.split = std::min(tile.split, kMaxSplit);
+  const int tiles = kp.row_blocks * kp.token_blocks;
+  // A block has a step at least, and a place for its sums; blocks that wait for each other all run.
+  while (kp.split > 1 && (kp.split > kp.num_units || tiles * kp.split > num_multiprocessors() ||
+                          int64_t{tiles} * kp.split * S::kPartBytes > kPartsBytes)) {
+    --kp.split;
+  }
   kp.trigger = tile.trigger;
+  kp.stage_bytes = S::stage_bytes(kp.block_slabs);
   kp.stages = std::max(
-      2, std::min({tile.stages, kMaxStages, (226 * 1024 - kHeadBytes - 1024) / S::kStageBytes}));
+      2, std::min({tile.stages, kMaxStages, (226 * 1024 - kHeadBytes - 1024) / kp.stage_bytes}));
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(kp.row_blocks * kp.token_blocks * kp.split));
+  config.grid = dim3(static_cast<unsigned>(tiles * kp.split));
   config.block = dim3(S::kThreads);
-  config.shared_bytes = S::shared_bytes(kp.stages);
+  config.shared_bytes = S::shared_bytes(kp.stages, kp.block_slabs);
   config.stream = stream;
   config.pdl = p.dependent_launch;
-  config.cluster_x = static_cast<unsigned>(kp.split);
   return launch(gemm_packed_kernel<T, F, kGroups, kTiles, kTokens, kGated>, config, "gemm_packed",
                 token_map, kp);
 }
@@ -400,7 +508,7 @@ Status run_tokens(const GemmParams& p, const GemmTile& tile, cudaStream_t stream
 
 template <class T, class F>
 Status run_groups(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  if (tile.features == 256) {
+  if (tile.features > 128) {
     return p.gated ? run_tokens<T, F, 2, 2, true>(p, tile, stream)
                    : run_tokens<T, F, 2, 2, false>(p, tile, stream);
   }

@@ -344,12 +344,14 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
                 S::kPitch, p.in_features - unit * kUnitColumns - column, p.num_rows, zeros);
           }
         } else if (unit < p.num_units) {
+          constexpr bool kLifted = F::kCodeBits == 4 && kTiles == 1;
           const int column = part * kQuarters * 32 + lane / 8 * 8;  // of the unit
           const char* rows = stage + S::kWeightBytes + lane % 8 * S::kPitch +
                              (warp / S::kShare * kUnitColumns + column) * 2;
           const int left = p.in_features - unit * kUnitColumns - column;
           const char* at = stage + warp / S::kShare * F::kUnitBytes;  // slabs are kUnits apart
           float sum[kSlabs][kTiles][4] = {};  // of a group
+          float x_sum[4] = {};
           uint4 quads[kSlabs];
           uint2 words[kSlabs];
 #pragma unroll
@@ -377,16 +379,23 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
             }
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
+              if constexpr (kLifted) {
+                constexpr uint32_t kOnes[4] = {kOnePair<T>, kOnePair<T>, kOnePair<T>, kOnePair<T>};
+                mma_m16n8k16<T>(x_sum, kOnes, b[0][2 * e], b[0][2 * e + 1]);
+              }
 #pragma unroll
               for (int j = 0; j < kSlabs; ++j) {
                 uint32_t a[4];
-                if constexpr (F::kCodeBits == 8) {
+                if constexpr (kLifted) {
+                  const uint32_t w[4] = {quads[j].x, quads[j].y, quads[j].z, quads[j].w};
+                  lifted_int4<T>(w[i % 2 * 2 + e], a);
+                } else if constexpr (F::kCodeBits == 8) {
                   operands_of_int8<T>(e ? quads[j].z : quads[j].x, e ? quads[j].w : quads[j].y, a);
                 } else {
                   const uint32_t w[4] = {quads[j].x, quads[j].y, quads[j].z, quads[j].w};
                   operands_of_int4<T>(w[i % 2 * 2 + e], group_scale(words[j]).zero, a);
                 }
-                if constexpr (F::kGroups) {
+                if constexpr (F::kGroups && !kLifted) {
                   const GroupScale group = group_scale(words[j]);
 #pragma unroll
                   for (int h = 0; h < 4; ++h) {
@@ -407,12 +416,16 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
 #pragma unroll
               for (int j = 0; j < kSlabs; ++j) {
                 const float scales[2] = {low_value<T>(words[j].x), low_value<T>(words[j].y)};
+                const float lifts[2] = {lifted_zero<T>(words[j].x), lifted_zero<T>(words[j].y)};
 #pragma unroll
                 for (int h = 0; h < 4; ++h) {
+                  if (kLifted) sum[j][0][h] = fmaf(-lifts[h / 2], x_sum[h], sum[j][0][h]);
                   acc[j][0][h] = fmaf(scales[h / 2], sum[j][0][h], acc[j][0][h]);
                   sum[j][0][h] = 0.f;
                 }
               }
+#pragma unroll
+              for (int h = 0; h < 4; ++h) x_sum[h] = 0.f;
             }
           }
         }

@@ -147,6 +147,32 @@ __device__ __forceinline__ void operands_of_int4(uint32_t word, const uint32_t (
   }
 }
 
+// a[0..3] of a step: codes plus a constant, for products that take it back from their sums: less
+// to do than codes less zero points.
+template <class T>
+__device__ __forceinline__ void lifted_int4(uint32_t word, uint32_t (&a)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      a[i] = masked_or(word >> (4 * i), 0x000f000f, 0x43004300);  // 128
+    } else {
+      // 64: a larger constant costs sums their last bits.
+      a[i] = masked_or(i == 0 ? word << 4 : word >> (4 * i - 4), 0x00f000f0, 0x54005400);
+    }
+  }
+}
+
+// The zero point in a group's word, plus lifted_int4's constant.
+template <class T>
+__device__ __forceinline__ float lifted_zero(uint32_t word) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) return __uint_as_float(word & 0xffff0000);
+  return Traits<T>::to_float(bit_cast<T>(static_cast<uint16_t>(word >> 16))) -
+         (CodeMagic<T>::kValue - 64.f);
+}
+
+template <class T>
+constexpr uint32_t kOnePair = std::is_same_v<T, __nv_bfloat16> ? 0x3f803f80 : 0x3c003c00;
+
 // a[0..3] of a step of 8-bit codes: words 2s and 2s + 1.
 template <class T>
 __device__ __forceinline__ void operands_of_int8(uint32_t low, uint32_t high, uint32_t (&a)[4]) {
