@@ -25,6 +25,7 @@
 // 18.9 + 49.4. Blocks of 64 rows of weight at M 128 read x too often (7 ms for all layers). It is not
 // known what bounds M 16 .. 64: neither the bytes of weights nor the waits between instructions do.
 #include <algorithm>
+#include <limits>
 #include <type_traits>
 
 #include "gemm_epilogue.cuh"
@@ -366,7 +367,8 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
                            static_cast<int64_t>(token0 + t) * out_width + n0);
     }
   };
-  const auto owner = [&](int r, int j) {
+  const auto owner = [&](int r, int j) {  // negative: nobody needs these
+    if (r * 4 * kGroups + warp % 4 * kGroups + warp / 4 >= p.block_slabs || j >= octets) return -1;
     const int slab = slabs[r] - (kGated && slabs[r] >= out_slabs ? out_slabs : 0);
     return (slab / 4 * octets + j) % p.split;
   };
@@ -378,7 +380,7 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
     for (int r = 0; r < kTiles; ++r) {
 #pragma unroll
       for (int j = 0; j < kQuads; ++j) {
-        if (j < octets && owner(r, j) != rank) {
+        if (owner(r, j) >= 0 && owner(r, j) != rank) {
           send_part(first_part + rank * kStride + (r * kQuads + j) * S::kConsumers, acc[r] + 4 * j);
         }
       }
@@ -391,7 +393,7 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
     float* own = sums + lane % 4 * 2 * S::kSumStride + slabs[r] * kUnitRows + lane / 4;
 #pragma unroll
     for (int j = 0; j < kQuads; ++j) {
-      if (j < octets && owner(r, j) == rank) {
+      if (owner(r, j) == rank) {
         store_sums<S::kSumStride>(own + j * 8 * S::kSumStride, acc[r] + 4 * j);
       }
     }
@@ -400,6 +402,7 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
 #pragma unroll
   for (int r = 0; r < kTiles; ++r) {
     float* own = sums + lane % 4 * 2 * S::kSumStride + slabs[r] * kUnitRows + lane / 4;
+#pragma unroll 1
     for (int j = 0; j < octets && p.split > 1; ++j) {
       if (owner(r, j) == rank) {
         take_parts<S::kSumStride>(own + j * 8 * S::kSumStride,
@@ -410,6 +413,7 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
   }
   named_barrier_sync(2, S::kConsumers + kWarp);
 
+#pragma unroll 1
   for (int item = threadIdx.x; item < items; item += S::kConsumers) {
     if (item != static_cast<int>(threadIdx.x)) prepare(item);
     float squares = 0.f;
@@ -495,7 +499,9 @@ template <class T, class F, int kGroups, int kTiles, bool kGated>
 Status run_tokens(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   switch (tile.tokens) {
     case 8:
+      return run<T, F, kGroups, kTiles, kTiles == 1 ? 8 : 32, kGated>(p, tile, stream);
     case 16:
+      return run<T, F, kGroups, kTiles, kTiles == 1 ? 16 : 32, kGated>(p, tile, stream);
     case 32:
       return run<T, F, kGroups, kTiles, 32, kGated>(p, tile, stream);
     case 64:
@@ -523,33 +529,42 @@ Status run_format(const GemmParams& p, const GemmTile& tile, cudaStream_t stream
   });
 }
 
-// Blocks of many rows of weight, for each reads all of x's columns that it works on. Of many tokens
-// a block fills a multiprocessor, and clusters of more than two no longer fill the device.
+// The tile whose busiest multiprocessor has the least to do, in cycles: of 64 rows of weight by half a
+// unit, kConverted to make operands and 2 of each token, which add up; kMeeting for parts of k; bytes
+// of x and of weights (from memory) a cycle.
 GemmTile choose_tile(const GemmParams& p) {
-  GemmTile tile;
-  tile.tokens = 32;
-  while (tile.tokens < p.num_rows && tile.tokens < 128) tile.tokens *= 2;
-  const bool few = tile.tokens <= 64;
-  const bool codes = p.operands == GemmOperands::kW4A8;
-  tile.features = p.gated && !few && !codes ? 256 : 128;
-  const int64_t blocks =
-      ceil_div(p.out_features, tile.features) * ceil_div(p.num_rows, tile.tokens);
-  const int64_t units = packed_units(p.in_features);
-  if (few) {
-    while (tile.split < 8 && units >= 4 * tile.split &&
-           blocks * tile.split < (units >= 28 * tile.split ? 129 : 128)) {
-      tile.split *= 2;
-    }
-  } else if (units >= 4 && blocks * 2 <= 132) {
-    tile.split = 2;
-  }
+  constexpr int64_t kConverted = 80, kMeeting = 3000, kXBytes = 40, kWeightBytes = 19;
+  GemmTile best;
+  best.tokens = 16;
+  while (best.tokens < p.num_rows && best.tokens < 128) best.tokens *= 2;
+  best.trigger = -1;
+  const bool few = best.tokens <= 64, codes = p.operands == GemmOperands::kW4A8;
+  const int64_t units = packed_units(p.in_features), slabs = packed_tiles(p.out_features);
   const int64_t unit = unit_bytes(p.operands, static_cast<int>(p.group_size));
-  const int64_t stage =
-      round_up(tile.tokens * (codes ? 1 : 2) * kRowBytes + tile.features / kUnitRows * unit, 1024);
-  tile.stages =
-      static_cast<int>(std::min<int64_t>(kMaxStages, (few ? 108 : 220) * 1024 / stage));
-  tile.trigger = -1;
-  return tile;
+  const int64_t x_unit = best.tokens * (codes ? 1 : 2) * kRowBytes;
+  const int64_t multiprocessors = num_multiprocessors();
+  int64_t least = std::numeric_limits<int64_t>::max();
+  // Two tiles per warpgroup take registers that sums of more than 32 tokens, or of codes, need.
+  const int most = best.tokens <= 32 || (p.gated && !few && !codes) ? 16 : 8;
+  for (int count = p.gated ? most - 6 : most == 8 ? 8 : 12; count <= most; count += p.gated ? 2 : 4) {
+    for (int split = 1; split <= std::min<int64_t>(kMaxSplit, units); ++split) {
+      const int64_t blocks =
+          ceil_div(slabs, count) * ceil_div(p.num_rows, best.tokens) * split;
+      if (split > 1 && blocks > multiprocessors) break;
+      const int64_t steps = ceil_div(units, split), halves = count > 8 ? 8 : 4;
+      const int64_t step = std::max(halves * (kConverted + 2 * std::max(best.tokens, 26)),
+                                    count * unit / kWeightBytes + x_unit / kXBytes);
+      const int64_t cycles =
+          ceil_div(blocks, multiprocessors) * steps * step + (split > 1 ? kMeeting : 0);
+      if (cycles >= least) continue;
+      least = cycles;
+      best.features = count * kUnitRows;
+      best.split = split;
+    }
+  }
+  const int64_t stage = round_up(x_unit + best.features / kUnitRows * unit, 1024);
+  best.stages = static_cast<int>(std::min<int64_t>(kMaxStages, (few ? 111 : 220) * 1024 / stage));
+  return best;
 }
 
 }  // namespace

@@ -198,7 +198,7 @@ struct GemvTile {
   int cluster = 1;      // blocks that share what they read of x: 1, 2, 4
   int kilobytes = 112;  // of shared memory
 };
-const char* gemv_packed_sm90_refuses(const GemmParams& params);  // more than 32 rows
+const char* gemv_packed_sm90_refuses(const GemmParams& params);  // more than 8 rows
 Status gemv_packed_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemv_packed_sm90(const GemmParams& params, const GemvTile& tile, CUstream_st* stream);
 const char* gemm_packed_tiles_sm90_refuses(const GemmParams& params);
