@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from predict.errors import UserError, one_of
-from predict.quantization import FIRST_GPU
+from predict.quantization import TURING
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -63,7 +63,7 @@ class KvFormat:
     quantize: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
     unpack: Callable[[Tensor, Tensor | None, int], Tensor]
     range_max: float | None = None  # scale = max|x| / this, where scales are per head
-    gpu: tuple[int, int] = FIRST_GPU  # from this compute capability on
+    gpu: tuple[int, int] = TURING  # from this compute capability on
 
     @property
     def tensors_per_layer(self) -> int:

@@ -85,43 +85,25 @@ class Support:
 
 
 # Quantized weights have kernels of Hopper's own (csrc/cuda/gemm*_sm90.cu) and kernels for every GPU
-# from sm_75 on (csrc/cuda/gemm_mma.cuh). These have not run on such GPUs yet: False refuses them.
-EVERY_GPU = False
-FIRST_GPU = (7, 5)  # compute capability, of dense models
+# from sm_75 on (csrc/cuda/gemm_mma.cuh), which have run on an H200 alone.
+# Compute capabilities:
+TURING = (7, 5)  # the first of all
 FIRST_BFLOAT16 = (8, 0)
+ADA = (8, 9)  # the first with float8 units
 HOPPER = (9, 0)
 
-
-def support_table(every_gpu: bool) -> dict[str, Support]:
-    """Where each scheme runs. every_gpu: with the kernels for GPUs beside Hopper."""
-
-    def quantized(since: tuple[int, int], instead: str, cpu: bool = True) -> Support:
-        if every_gpu:
-            return Support(cpu=cpu, gpu=since, instead=instead)
-        return Support(cpu=cpu, gpu=HOPPER, gpu_last=HOPPER, instead=instead)
-
-    dense = "an unquantized model"
-    int8 = "--quant_type a8w8 (int8)"
-    if not every_gpu:
-        int8 += f" on a CPU, {dense} on a GPU, or a GPU of sm_90"
-    return {
-        "dense": Support(
-            cpu=True,
-            gpu=FIRST_GPU,
-            gpu_dtypes=("float32", "bfloat16", "float16"),
-        ),
-        "weight_only_int8": quantized((7, 5), dense),
-        "weight_only_int4": quantized((7, 5), dense),
-        "a8w8": quantized((7, 5), dense),
-        "a8w8_fp8": quantized((8, 9), int8, cpu=False),  # Ada is the first with float8 units
-        "w4a8": Support(cpu=True, gpu=None, instead=dense),
-    }
-
-
+DENSE = "an unquantized model"
 # Not in the table because it makes no difference: --mode (an exported program calls the same
 # operators) and, on the CPU, --dtype. --cachekv_int8_type goes with every scheme; which GPUs
 # unpack a cache format is a column of predict.kv_formats.FORMATS.
-SUPPORT = support_table(EVERY_GPU)
+SUPPORT = {
+    "dense": Support(cpu=True, gpu=TURING, gpu_dtypes=("float32", "bfloat16", "float16")),
+    "weight_only_int8": Support(cpu=True, gpu=TURING, instead=DENSE),
+    "weight_only_int4": Support(cpu=True, gpu=TURING, instead=DENSE),
+    "a8w8": Support(cpu=True, gpu=TURING, instead=DENSE),
+    "a8w8_fp8": Support(cpu=False, gpu=ADA, instead="--quant_type a8w8 (int8)"),
+    "w4a8": Support(cpu=True, gpu=HOPPER, gpu_last=HOPPER, instead=DENSE),
+}
 
 
 def gpu_kernels(capability: tuple[int, int]) -> dict[str, str]:
@@ -136,12 +118,18 @@ def gpu_kernels(capability: tuple[int, int]) -> dict[str, str]:
     }
 
 
-# Input features per scale that CUDA kernels read, -1 all of them; the CPU's take every size.
+# Input features per scale that CUDA kernels read, Hopper's own and those of every GPU, -1 all of
+# them; the CPU's take every size.
 GPU_GROUP_SIZES: dict[str, tuple[int, ...]] = {
+    "weight_only_int8": (-1, 64, 128),
+    "weight_only_int4": (-1, 32, 64, 128),
+    "a8w8_fp8": (-1, 128),
+    "w4a8": (-1, 64, 128),
+}
+MMA_GROUP_SIZES: dict[str, tuple[int, ...]] = {
     "weight_only_int8": (-1,),
     "weight_only_int4": (-1, 64, 128),
     "a8w8_fp8": (-1, 128),
-    "w4a8": (-1, 64, 128),
 }
 
 # Input features of a linear of 8-bit activations, on a GPU: the kernels read 16 codes at a time.
@@ -189,12 +177,14 @@ def check_support(
             f"quant_type {scheme} takes activations in {' or '.join(row.gpu_dtypes)} on a GPU; set "
             "--dtype to one of these"
         )
-    sizes = GPU_GROUP_SIZES.get(scheme, GROUP_SIZES)
+    table = GPU_GROUP_SIZES if capability in (None, HOPPER) else MMA_GROUP_SIZES
+    sizes = table.get(scheme, GROUP_SIZES)
     if group_size not in sizes:
         shown = ", ".join("-1 (one for each output feature)" if n == -1 else str(n) for n in sizes)
+        where = "GPUs" if capability is None else f"sm_{capability[0]}{capability[1]}"
         raise UserError(
             f"quant_type {scheme} with a scale for every {group_size} input features does not run "
-            f"on GPUs yet (there: {shown}); quantize with one of these, or use --device cpu"
+            f"on {where} (there: {shown}); quantize with one of these, or use --device cpu"
         )
     codes = scheme in ("a8w8", "a8w8_fp8", "w4a8")
     if codes and in_features is not None and in_features % GPU_CODES_MULTIPLE != 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from predict.quantization import (
     check_support,
     gpu_kernels,
     parse_quant_type,
-    support_table,
 )
 from predict.schemes import Quantized, known_schemes, scheme_of
 from predict.schemes._e4m3 import VALUES, encode
@@ -302,14 +300,13 @@ def test_schemes_are_found_by_file_name() -> None:
 @pytest.mark.parametrize(
     ("device", "capability", "dtype", "said"),
     [
+        ("gpu", (8, 0), "bfloat16", r"needs a GPU of sm_89 or later, .*is sm_80; use .*a8w8 \("),
         (
             "gpu",
-            (8, 0),
-            "bfloat16",
-            r"a8w8_fp8 needs a GPU of sm_90, and this one is sm_80; use .*unquantized",
+            (7, 5),
+            "float16",
+            r"a8w8_fp8 needs a GPU of sm_89 or later, and this one is sm_75",
         ),
-        ("gpu", (8, 9), "bfloat16", r"needs a GPU of sm_90, and this one is sm_89"),
-        ("gpu", (10, 0), "bfloat16", r"needs a GPU of sm_90, and this one is sm_100"),
         ("gpu:1", (9, 0), "float32", r"takes activations in bfloat16 or float16 on a GPU; set --d"),
         ("cpu", None, "bfloat16", r"does not run on the compiled operators of this CPU; use --qua"),
     ],
@@ -327,30 +324,27 @@ def test_where_a_scheme_does_not_run_is_said_with_what_to_use(
 
 
 @pytest.mark.parametrize("scheme", ["weight_only_int8", "weight_only_int4", "a8w8"])
-def test_kernels_for_every_gpu_open_the_older_ones(
-    scheme: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(UserError, match=r"needs a GPU of sm_90, and this one is sm_86"):
-        check_support(scheme, "gpu", True, "bfloat16", (8, 6))
+def test_every_gpu_has_kernels(scheme: str) -> None:
     assert gpu_kernels((9, 0))[scheme] == "sm90"
-    assert not gpu_kernels((8, 6))
-    for name, row in support_table(every_gpu=True).items():
-        monkeypatch.setitem(SUPPORT, name, row)
+    assert gpu_kernels((8, 9))["a8w8_fp8"] == gpu_kernels((8, 6))[scheme] == "mma"
+    assert "a8w8_fp8" not in gpu_kernels((8, 6))
+    assert "w4a8" not in gpu_kernels((10, 0))
     check_support(scheme, "gpu", True, "float16", (7, 5))
     check_support(scheme, "gpu", True, "bfloat16", (12, 0))
     check_support("a8w8_fp8", "gpu", True, "bfloat16", (8, 9), 128)
-    assert gpu_kernels((8, 9))["a8w8_fp8"] == gpu_kernels((8, 6))[scheme] == "mma"
-    with pytest.raises(UserError, match=r"needs a GPU of sm_89 or later, .*sm_86; use .*a8w8 \("):
-        check_support("a8w8_fp8", "gpu", True, "bfloat16", (8, 6))
     with pytest.raises(UserError, match=r"sm_75, which has no bfloat16; set --dtype float16"):
         check_support(scheme, "gpu", True, "bfloat16", (7, 5))
+    with pytest.raises(UserError, match=r"w4a8 needs a GPU of sm_90, and this one is sm_89"):
+        check_support("w4a8", "gpu", True, "bfloat16", (8, 9))
 
 
-def test_groups_that_gpus_lack_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SUPPORT, "weight_only_int4", replace(SUPPORT["dense"]))
-    check_support("weight_only_int4", "gpu", True, "bfloat16", (9, 0), 64)
-    with pytest.raises(UserError, match=r"every 32 input features does not run on GPUs yet .*64"):
-        check_support("weight_only_int4", "gpu", True, "bfloat16", (9, 0), 32)
+def test_groups_that_gpus_lack_are_named() -> None:
+    check_support("weight_only_int8", "gpu", True, "bfloat16", (9, 0), 64)
+    with pytest.raises(UserError, match=r"every 32 input features does not run on sm_90 .*64, 128"):
+        check_support("weight_only_int8", "gpu", True, "bfloat16", (9, 0), 32)
+    check_support("weight_only_int4", "gpu", True, "bfloat16", (9, 0), 32)
+    with pytest.raises(UserError, match=r"every 32 input features does not run on sm_80 .*64, 128"):
+        check_support("weight_only_int4", "gpu", True, "bfloat16", (8, 0), 32)
 
 
 def test_gpus_take_codes_by_sixteens() -> None:

@@ -7,7 +7,9 @@
 //   out product + residual, leaving sums of squares
 //   gate and up product with SiLU * up in its epilogue
 //   down product + residual, leaving sums of squares
-// Unfolded, an RMS norm precedes the first and the fourth. All but the first launch of a call may
+// Weight-only schemes carry norms instead, for few rows on sm_90: the out and down products leave
+// their output times the next norm's weight beside it, and the next product scales its rows.
+// Otherwise an RMS norm precedes the first and the fourth. All but the first launch of a call may
 // overlap the end of the one ahead (PDL, common.cuh).
 #include <algorithm>
 
@@ -58,6 +60,16 @@ std::string scheme_at(const std::string& schemes, int index) {
 
 bool is_folded(const std::string& scheme) { return scheme == "dense_folded"; }
 
+// Whether a layer's products hand norms on, see above.
+bool carries_norms(const std::string& attention, const std::string& mlp, DType dtype,
+                   int64_t rows) {
+  const auto weight_only = [](const std::string& schemes) {
+    return scheme_at(schemes, 0).rfind("weight_only", 0) == 0 &&
+           scheme_at(schemes, 1).rfind("weight_only", 0) == 0;
+  };
+  return weight_only(attention) && weight_only(mlp) && gemm_packed_scales_out(dtype, rows);
+}
+
 // Of any number of names.
 bool is_quantized(const std::string& schemes) {
   return schemes.find("a8") != std::string::npos ||
@@ -91,6 +103,8 @@ struct Product {
   const float* sumsq = nullptr;
   int64_t num_sumsq = 0;
   float* sumsq_out = nullptr;
+  void* scaled_out = nullptr;
+  const void* next_norm_weight = nullptr;
   float epsilon = 0.f;
   std::string scheme = "dense";
   const void* norm_weight = nullptr;  // of a norm ahead of the product, or null
@@ -122,6 +136,8 @@ GemmParams gemm_params(const Product& p, DType dtype, DType out_dtype) {
   g.sumsq = p.sumsq;
   g.out = p.out;
   g.sumsq_out = p.sumsq_out;
+  g.scaled_out = p.scaled_out;
+  g.next_norm_weight = p.next_norm_weight;
   g.num_rows = p.num_rows;
   g.in_features = p.in_features;
   g.out_features = p.out_features;
@@ -366,10 +382,32 @@ Status check_scratch(int64_t needed, const ComposedResources& resources, const c
                        std::to_string(needed) + ")");
 }
 
+// How a half of a layer meets its norm: a launch of its own, or the half ahead carried it: s.normed
+// has the hidden values times the norm's weight, s.sumsq the sums of their squares. next_weight: of
+// the norm behind, for which the half does the same; null: not.
+struct Carried {
+  bool in = false;
+  const void* next_weight = nullptr;
+};
+
+// Gives product `first` of a half its rows' norm.
+void take_norm(Product& first, const void* norm_weight, bool folded, bool carried,
+               const LayerScratch& s) {
+  if (folded || carried) first.sumsq = s.sumsq, first.num_sumsq = s.num_sumsq;
+  if (carried) first.x = s.normed;
+  if (!folded && !carried) first.norm_weight = norm_weight, first.normed = s.normed;
+}
+
+// Lets product `last` of a half leave what the norm behind it needs.
+void hand_norm(Product& last, const void* next_weight, bool folded, const LayerScratch& s) {
+  if (folded || next_weight != nullptr) last.sumsq_out = s.sumsq;
+  if (next_weight != nullptr) last.scaled_out = s.normed, last.next_norm_weight = next_weight;
+}
+
 // hidden -> hidden_out. Folded, s.sumsq has the sums of squares of hidden, then those of
 // hidden_out.
 Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limits,
-                      const LayerScratch& s, const Launch& launch_on) {
+                      const Carried& carried, const LayerScratch& s, const Launch& launch_on) {
   const int64_t rows = a.batch.num_tokens, hidden = a.hidden_size;
   if (rows == 0) return {};
   const bool folded = is_folded(a.scheme);
@@ -381,11 +419,7 @@ Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limi
                  rows,       hidden,   (a.num_heads + 2 * a.num_kv_heads) * a.head_dim};
   qkv.scheme = scheme_at(a.scheme, 0);
   qkv.epsilon = a.epsilon;
-  if (folded) {
-    qkv.sumsq = s.sumsq, qkv.num_sumsq = s.num_sumsq;
-  } else {
-    qkv.norm_weight = a.norm_weight, qkv.normed = s.normed;
-  }
+  take_norm(qkv, a.norm_weight, folded, carried.in, s);
   status = run(qkv, dtype, dtype, s.product, launch_on);
   if (!status.ok()) return status;
 
@@ -417,12 +451,13 @@ Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limi
                  s.mixed, a.hidden_out, rows,      a.num_heads * a.head_dim,
                  hidden,  a.hidden};
   out.scheme = scheme_at(a.scheme, 1);
-  if (folded) out.sumsq_out = s.sumsq;
+  hand_norm(out, carried.next_weight, folded, s);
   return run(out, dtype, dtype, s.product, launch_on);
 }
 
 // hidden -> out, as attention_half.
-Status mlp_half(const MlpBlockParams& m, const LayerScratch& s, const Launch& launch_on) {
+Status mlp_half(const MlpBlockParams& m, const Carried& carried, const LayerScratch& s,
+                const Launch& launch_on) {
   const int64_t rows = m.num_tokens, hidden = m.hidden_size;
   if (rows == 0) return {};
   const bool folded = is_folded(m.scheme);
@@ -434,15 +469,11 @@ Status mlp_half(const MlpBlockParams& m, const LayerScratch& s, const Launch& la
   gate_up.gated = true;
   gate_up.scheme = scheme_at(m.scheme, 0);
   gate_up.epsilon = m.epsilon;
-  if (folded) {
-    gate_up.sumsq = s.sumsq, gate_up.num_sumsq = s.num_sumsq;
-  } else {
-    gate_up.norm_weight = m.norm_weight, gate_up.normed = s.normed;
-  }
+  take_norm(gate_up, m.norm_weight, folded, carried.in, s);
   Product down = {"down", m.down, m.num_down,          m.down_bias, s.inner,
                   m.out,  rows,   m.intermediate_size, hidden,      m.hidden};
   down.scheme = scheme_at(m.scheme, 1);
-  if (folded) down.sumsq_out = s.sumsq;
+  hand_norm(down, carried.next_weight, folded, s);
   gate_up.next = &down;
   status = run(gate_up, dtype, dtype, s.product, launch_on);
   if (!status.ok()) return status;
@@ -497,10 +528,14 @@ Status begin_layers(const AttentionBlockParams& attention, const MlpBlockParams&
 }
 
 Status layer(const AttentionBlockParams& a, const MlpBlockParams& m, const AttentionLimits& limits,
-             const ComposedResources& resources, const Launch& launch_on) {
+             bool is_first, const void* next_norm_weight, const ComposedResources& resources,
+             const Launch& launch_on) {
   const LayerScratch s(a, m, limits, resources);
-  const Status status = attention_half(a, limits, s, launch_on);
-  return status.ok() ? mlp_half(m, s, launch_on) : status;
+  const bool carries = carries_norms(a.scheme, m.scheme, a.dtype, a.batch.num_tokens);
+  const Carried attention = {carries && !is_first, carries ? m.norm_weight : nullptr};
+  const Carried mlp = {carries, carries ? next_norm_weight : nullptr};
+  const Status status = attention_half(a, limits, attention, s, launch_on);
+  return status.ok() ? mlp_half(m, mlp, s, launch_on) : status;
 }
 
 int64_t attention_block_scratch_bytes(const AttentionBlockParams& params,
@@ -513,7 +548,8 @@ Status attention_block(const AttentionBlockParams& params, const AttentionLimits
   const MlpBlockParams none = without_mlp(params);
   const Status status = begin_layers(params, none, limits, resources, launch_on);
   if (!status.ok()) return status;
-  return attention_half(params, limits, LayerScratch(params, none, limits, resources), launch_on);
+  const LayerScratch s(params, none, limits, resources);
+  return attention_half(params, limits, {}, s, launch_on);
 }
 
 int64_t mlp_block_scratch_bytes(const MlpBlockParams& params) {
@@ -524,8 +560,8 @@ Status mlp_block(const MlpBlockParams& params, const ComposedResources& resource
                  const Launch& launch_on) {
   const AttentionBlockParams none = without_attention(params);
   const Status status = begin_layers(none, params, {}, resources, launch_on);
-  return status.ok() ? mlp_half(params, LayerScratch(none, params, {}, resources), launch_on)
-                     : status;
+  const LayerScratch s(none, params, {}, resources);
+  return status.ok() ? mlp_half(params, {}, s, launch_on) : status;
 }
 
 int64_t attention_scratch_bytes(const PagedAttentionParams& params, const AttentionLimits& limits) {

@@ -156,6 +156,11 @@ Status gemm(const GemmParams& p, const GemmResources& resources, const char* for
                        reasons + ")");
 }
 
+bool gemm_packed_scales_out(DType dtype, int64_t num_rows) {
+  return dtype == DType::kBFloat16 && num_rows <= 64 && compute_capability() == 90 &&
+         forced_quantized().empty();
+}
+
 Status gemm_to_codes(const GemmParams& params, const QuantizeRowsParams& q,
                      const QuantizeRowsParams& next, const GemmResources& resources, bool* coded,
                      CUstream_st* stream) {

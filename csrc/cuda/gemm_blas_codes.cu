@@ -8,8 +8,7 @@
 // and is folded by one pass, or by the one that quantizes it for the next product
 // (quantize_rows.cu). What runs is what was faster when a number of rows like this one came first:
 // both are timed then, and inside a graph capture, where that cannot be, ours runs. Source:
-// cuBLASLt's documentation. Bound: tensor cores. Not run on a GPU yet: kRowsBlasCodes (gemm.h)
-// keeps it off.
+// cuBLASLt's documentation. Bound: tensor cores.
 #include <algorithm>
 
 #include "gemm_blas.cuh"
@@ -27,6 +26,7 @@ const char* gemm_blas_codes_refuses(const GemmParams& p) {
   }
   if (p.sumsq_out != nullptr) return "it gives no sumsq";
   if (p.gated && p.residual != nullptr) return "a gated product takes no residual";
+  if (p.residual != nullptr && p.residual == p.out) return "its residual is not its output";
   if (p.in_features % 16 != 0) return "in_features must be a multiple of 16";
   const int64_t width = p.gated ? p.out_features / 2 : p.out_features;
   if (p.out_features % 8 != 0 || width % 8 != 0)
@@ -64,13 +64,6 @@ char* behind_workspace(const GemmResources& resources) {
   return static_cast<char*>(resources.scratch) + kBlasWorkspaceBytes;
 }
 
-// Where products may be tried: out, or scratch when that is their residual too; null without room.
-void* trial_of(const GemmParams& p, const GemmResources& resources) {
-  if (p.residual == nullptr || p.residual != p.out) return p.out;
-  const int64_t bytes = kBlasWorkspaceBytes + p.num_rows * p.out_features * dtype_size(p.out_dtype);
-  return bytes <= resources.scratch_bytes ? behind_workspace(resources) : nullptr;
-}
-
 Status check(const GemmParams& p, const GemmResources& resources) {
   if (const char* reason = gemm_blas_codes_refuses(p)) {
     return Status::error(std::string("gemm_blas_codes: ") + reason);
@@ -84,10 +77,10 @@ Status check(const GemmParams& p, const GemmResources& resources) {
 }
 
 // out = the product with bias and residual; of a gated one both halves, side by side.
-Status product(const GemmParams& p, const GemmResources& resources, void* out, void* trial,
+Status product(const GemmParams& p, const GemmResources& resources, void* out,
                cudaStream_t stream) {
   return blas_product(static_cast<Blas*>(resources.blas), blas_key(p, rows_like(p.num_rows)), p,
-                      p.x, out, p.gated ? p.dtype : p.out_dtype, trial, /*keep=*/false,
+                      p.x, out, p.gated ? p.dtype : p.out_dtype, out, /*keep=*/false,
                       resources.scratch, stream);
 }
 
@@ -113,8 +106,7 @@ Status gemm_blas_codes(const GemmParams& p, const GemmResources& resources, CUst
   Status status = check(p, resources);
   if (!status.ok() || p.num_rows == 0) return status;
   void* both = behind_workspace(resources);
-  status = p.gated ? product(p, resources, both, both, stream)
-                   : product(p, resources, p.out, trial_of(p, resources), stream);
+  status = product(p, resources, p.gated ? both : p.out, stream);
   if (!status.ok() || !p.gated) return status;
   return fold_gate(both, p.out, p.dtype, p.num_rows, p.out_features / 2, stream);
 }
@@ -123,12 +115,10 @@ bool gemm_blas_codes_faster(const GemmParams& p, const GemmResources& resources,
                             CUstream_st* stream) {
   if (!check(p, resources).ok() || gemm_tiles_sm90_refuses(p) != nullptr) return false;
   auto* blas = static_cast<Blas*>(resources.blas);
-  GemmParams trial = p;
-  trial.out = trial_of(p, resources);
-  return choose(blas, blas->faster, p, trial.out != nullptr && can_time(stream), [&] {
+  return choose(blas, blas->faster, p, can_time(stream), [&] {
     const float theirs =
-        timed_ms(stream, [&] { return gemm_blas_codes(trial, resources, stream).ok(); });
-    return theirs < timed_ms(stream, [&] { return gemm_tiles_sm90(trial, stream).ok(); });
+        timed_ms(stream, [&] { return gemm_blas_codes(p, resources, stream).ok(); });
+    return theirs < timed_ms(stream, [&] { return gemm_tiles_sm90(p, stream).ok(); });
   });
 }
 
@@ -137,7 +127,7 @@ Status gemm_blas_unfolded(const GemmParams& p, const QuantizeRowsParams& next,
   Status status = check(p, resources);
   if (!status.ok() || p.num_rows == 0) return status;
   void* both = behind_workspace(resources);
-  status = product(p, resources, both, both, stream);
+  status = product(p, resources, both, stream);
   if (!status.ok()) return status;
   QuantizeRowsParams q = next;
   q.x = both;

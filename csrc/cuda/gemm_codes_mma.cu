@@ -2,8 +2,7 @@
 //
 // Input: codes [M, K] and [N, K] row-major with a scale per row of each, or of e4m3 with scales of
 // blocks of 128 columns (GemmParams::scale_rows); K is a multiple of 16.
-// Architectures: sm_75 and later, e4m3 (gemm_codes_mma_sm89.cu) sm_89 and later. Not run
-// on a GPU yet.
+// Architectures: sm_75 and later, e4m3 (gemm_codes_mma_sm89.cu) sm_89 and later.
 // Algorithm
 //   1. Few rows: gemm_mma.cuh. A lane reads 16 bytes of a row of weight, and 16 of a row of x out of
 //      shared memory: two steps of the instruction with k in another order, in both operands alike.

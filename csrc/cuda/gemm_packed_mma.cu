@@ -2,7 +2,7 @@
 //
 // Input: x [M, K] bf16 or fp16; weights as pack_weight() leaves them (packed_weight.cuh), the same
 // bytes that Hopper's own kernels read.
-// Architectures: sm_75 and later (bf16: sm_80). Not run on a GPU yet.
+// Architectures: sm_75 and later (bf16: sm_80).
 // Algorithm: gemm_mma.cuh. A lane's 16 bytes of a unit are its left operands of two (8 bits) or four
 // (4 bits) instructions: bit operations, one subtraction and, with 4 bits, one multiplication make
 // them, all in pairs. x comes by ldmatrix from rows of 144 bytes, which no banks share.
@@ -143,6 +143,7 @@ const char* gemm_packed_mma_refuses(const GemmParams& p) {
   if (p.operands == GemmOperands::kWeightInt4 && p.group_size != 64 && p.group_size != 128) {
     return "groups must be of 64 columns or of multiples of 128";
   }
+  if (p.scaled_out != nullptr) return "it gives no scaled_out";
   if (p.gated && p.out_features % (2 * kUnitRows) != 0) {
     return "out_features must be a multiple of 32 when gated";
   }

@@ -24,15 +24,6 @@ constexpr int kWgmmaBytes = 32;  // of k per instruction
 // (but not with 128 tokens, which leave no registers for it).
 constexpr int kPromoteStages = 4;
 
-// Whether a thread reads the scales and biases of its columns, which are the same for all of its
-// tokens, while it waits for the others' sums, and residuals a token ahead. Not run on a GPU yet: true (or
-// -DREGATTA_ROWS_AHEAD=1) once `bench_codes check` has passed with it and `chain` is faster.
-#ifdef REGATTA_ROWS_AHEAD
-constexpr bool kAhead = REGATTA_ROWS_AHEAD;
-#else
-constexpr bool kAhead = false;
-#endif
-
 struct KernelParams {
   Epilogue epilogue;
   BlockScales blocks;
@@ -68,7 +59,10 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads,
 #ifdef REGATTA_SM90A
   using S = Shape<kFeatures, kTokens>;
   constexpr int kElements = kRowBytes / sizeof(T);  // of k per stage
-  constexpr bool kReadsAhead = kAhead && kTokens >= 64;  // fewer have no registers for it
+  // Whether a thread reads the scales and biases of its columns, which are the same for all of its
+  // tokens, while it waits for the others' sums, and residuals a token ahead. Fewer tokens have no
+  // registers for it, with more it was slower (2.50 and 2.43 TB/s of e4m3 weights).
+  constexpr bool kReadsAhead = kTokens == 64;
   constexpr bool kPromote = std::is_same_v<T, __nv_fp8_e4m3> && kTokens <= 64;
   static_assert(!kBlocks || (kPromote && kElements == kScaleBlock));
   constexpr int kPromoteEvery = kBlocks ? 1 : kPromoteStages;

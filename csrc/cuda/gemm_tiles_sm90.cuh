@@ -24,18 +24,10 @@ constexpr int kHeadBytes = 2048;  // barriers, scales of rows
 constexpr int kSharedBytes = 227 * 1024;
 constexpr int kOrder = 8;  // pairs of token tiles that are worked on together
 
-// Whether a tile's scales of weights and its bias wait in shared memory, and its residual in
-// registers, when it is finished, instead of a load each that the next outputs wait for. Not run on
-// a GPU yet: true (or -DREGATTA_TILES_AHEAD=1) once `bench_codes check` has passed with it and
-// `large` is faster.
-#ifdef REGATTA_TILES_AHEAD
-constexpr bool kAhead = REGATTA_TILES_AHEAD;
-#else
-constexpr bool kAhead = false;
-#endif
-// Of codes of T, whose scales of blocks are in the sums.
+// Whether a tile's scales of weights and its bias wait in shared memory when it is finished, instead
+// of a load each that the next outputs wait for: of codes, whose scales of blocks are in the sums.
 template <class T, bool kBlocks>
-constexpr bool kScalesAhead = kAhead && sizeof(T) == 1 && !kBlocks;
+constexpr bool kScalesAhead = sizeof(T) == 1 && !kBlocks;
 
 struct KernelParams {
   Epilogue epilogue;
@@ -141,7 +133,7 @@ __device__ __forceinline__ void finish_tile(const Epilogue& p, const Acc (&acc)[
     const int64_t m = row + h * 8;
     const bool inside = m < num_rows;
     float squares = 0.f;
-    constexpr int kLoads = kAhead && !kGated ? 4 : 1;  // of residuals that are waited for at once
+    constexpr int kLoads = kGated ? 1 : 4;  // of residuals that are waited for at once
     uint4 ahead[kLoads];
 #pragma unroll
     for (int b = 0; b < kChunks / 4; ++b) {

@@ -17,10 +17,9 @@
 namespace regatta::cuda {
 namespace {
 
-// From so many rows on a warp takes a row, up to so many a cluster takes a wide one: none, while
-// they have not been checked and timed on a GPU (bench_codes check quantize, bench_codes quantize).
-// By reckoning 512, and 264.
-constexpr int64_t kRowsOfWarps = int64_t{1} << 62, kRowsOfClusters = 0;
+// From so many rows on a warp takes a row, up to so many a cluster takes a wide one: whichever was
+// faster on an H200 (bench_codes quantize).
+constexpr int64_t kRowsOfWarps = 128, kRowsOfClusters = 64;
 constexpr int kWarpWidth = 4096;     // values of a row that a warp takes
 constexpr int kWarpThreads = 128;    // of a block then: their registers fill a multiprocessor
 constexpr int kRowCluster = 4;       // blocks that share a row
@@ -88,12 +87,10 @@ __global__ void __launch_bounds__(kThreads) quantize_gated_kernel(const Quantize
   if (threadIdx.x == 0) p.scale[row] = scale;
 }
 
-// A warp a row of up to 4,096 values, for many rows: all of a row is in flight at once, and no
-// thread waits for another warp. Lane l has what threads 32 w + l of 256 would, so that the squares
-// are added in the order of quantize_row().
-template <class T, bool kFp8, RowKind kKind>
+// A warp a row of up to 4,096 values as they are, for many rows: all of a row is in flight at once,
+// and no thread waits for another warp.
+template <class T, bool kFp8>
 __global__ void __launch_bounds__(kWarpThreads) quantize_warps_kernel(const QuantizeRowsParams p) {
-  constexpr int kWarps = kQuantizeThreads / kWarp;  // of quantize_row()
   constexpr int kPieces = kWarpWidth / (kWarp * 8);
   pdl_trigger();
   const int lane = threadIdx.x % kWarp, width = static_cast<int>(p.width);
@@ -111,44 +108,15 @@ __global__ void __launch_bounds__(kWarpThreads) quantize_warps_kernel(const Quan
     x[i] =
         column(i) < width ? load16(from + column(i)) : bit_cast<Vec16<T>>(make_uint4(0, 0, 0, 0));
   }
-  const auto value_of = [&](int i, float (&v)[8]) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = x[i].get(j);
-    if constexpr (kKind == RowKind::kNorm) {
-      const Vec16<T> w = load16(static_cast<const T*>(p.norm_weight) + column(i));
-#pragma unroll
-      for (int j = 0; j < 8; ++j) v[j] *= w.get(j);
-    }
-  };
-  float norm = 1.f, largest = 0.f;
-  if constexpr (kKind == RowKind::kNorm) {
-    float sum = 0.f;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      float squares = 0.f;
-#pragma unroll
-      for (int i = w; i < kPieces; i += kWarps) {
-        if (column(i) >= width) continue;
-        float v[8];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) squares += x[i].get(j) * x[i].get(j);
-        value_of(i, v);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) largest = fmaxf(largest, fabsf(v[j]));
-      }
-      sum += warp_sum(squares);
-    }
-    norm = rsqrtf(sum / static_cast<float>(width) + p.epsilon);
-  } else {
-    largest = largest_of(x);
-  }
+  const float largest = largest_of(x);
   forget_floats(x);
-  const CodeScale by = code_scale<kFp8>(fixed, warp_max(largest), norm);
+  const CodeScale by = code_scale<kFp8>(fixed, warp_max(largest), 1.f);
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
     if (column(i) >= width) continue;
     float v[8];
-    value_of(i, v);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = x[i].get(j);
     *reinterpret_cast<uint2*>(codes + column(i)) =
         make_uint2(four_codes<kFp8>(v, by.factor), four_codes<kFp8>(v + 4, by.factor));
   }
@@ -258,14 +226,14 @@ Status run_gated(const QuantizeRowsParams& p, cudaStream_t stream) {
   return run_gated_rows<T, 4, 1024>(p, stream);
 }
 
-template <class T, bool kFp8, RowKind kKind>
+template <class T, bool kFp8>
 Status run_warps(const QuantizeRowsParams& p, cudaStream_t stream) {
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(ceil_div(p.num_rows, kWarpThreads / kWarp)));
   config.block = dim3(kWarpThreads);
   config.stream = stream;
   config.pdl = p.dependent_launch;
-  return launch(quantize_warps_kernel<T, kFp8, kKind>, config, "quantize_rows", p);
+  return launch(quantize_warps_kernel<T, kFp8>, config, "quantize_rows", p);
 }
 
 template <class T, bool kFp8, int kVectors>
@@ -281,10 +249,7 @@ Status run_clusters(const QuantizeRowsParams& p, cudaStream_t stream) {
 
 template <class T, bool kFp8>
 Status run_kind(const QuantizeRowsParams& p, QuantizeWay way, cudaStream_t stream) {
-  if (way == QuantizeWay::kWarp) {
-    return row_kind(p) == RowKind::kNorm ? run_warps<T, kFp8, RowKind::kNorm>(p, stream)
-                                         : run_warps<T, kFp8, RowKind::kPlain>(p, stream);
-  }
+  if (way == QuantizeWay::kWarp) return run_warps<T, kFp8>(p, stream);
   if (way == QuantizeWay::kCluster) {
     return p.width <= 2 * kClusterWidth ? run_clusters<T, kFp8, 2>(p, stream)
                                         : run_clusters<T, kFp8, 4>(p, stream);
@@ -374,10 +339,9 @@ Status run_type(const QuantizeRowsParams& p, QuantizeWay way, cudaStream_t strea
 
 bool can_quantize(const QuantizeRowsParams& p, QuantizeWay way) {
   if (way == QuantizeWay::kBlock) return true;
-  const RowKind kind = row_kind(p);
-  if (p.blocks || p.gated || kind == RowKind::kAny) return false;
+  if (p.blocks || p.gated || row_kind(p) != RowKind::kPlain) return false;
   if (way == QuantizeWay::kWarp) return p.width <= kWarpWidth;
-  return kind == RowKind::kPlain && p.width > kClusterWidth && p.width <= 4 * kClusterWidth &&
+  return p.width > kClusterWidth && p.width <= 4 * kClusterWidth &&
          has_dependent_launch();  // an architecture with clusters
 }
 

@@ -156,9 +156,10 @@ std::vector<paddle::Tensor> decoder_layers(
   cuda::AttentionLimits limits;
   CudaResources cuda_resources;
 #endif
+  const void* norm_weight = windows.empty() ? nullptr : list.vector("norm", hidden_size);
   for (size_t layer = 0; layer < windows.size(); ++layer) {
     attention.hidden = input;
-    attention.norm_weight = list.vector("norm", hidden_size);
+    attention.norm_weight = norm_weight;
     const std::vector<TensorView> qkv = list.linear("qkv", schemes.num_tensors[0]);
     attention.qkv = qkv.data();
     attention.num_qkv = static_cast<int>(qkv.size());
@@ -187,6 +188,8 @@ std::vector<paddle::Tensor> decoder_layers(
     mlp.num_down = static_cast<int>(down.size());
     mlp.down_bias = list.vector("down bias", hidden_size, mlp_bias);
     mlp.out = hidden_out.data();
+    const bool is_last = layer + 1 == windows.size();
+    norm_weight = is_last ? nullptr : list.vector("norm", hidden_size);
     if (device.is_cpu()) throw_if_error(cpu::mlp_block(mlp));
 #ifdef REGATTA_WITH_CUDA
     if (!device.is_cpu()) {
@@ -197,8 +200,8 @@ std::vector<paddle::Tensor> decoder_layers(
         throw_if_error(
             cuda::begin_layers(attention, mlp, limits, cuda_resources.composed, launch_on(device)));
       }
-      throw_if_error(
-          cuda::layer(attention, mlp, limits, cuda_resources.composed, launch_on(device)));
+      throw_if_error(cuda::layer(attention, mlp, limits, layer == 0, norm_weight,
+                                 cuda_resources.composed, launch_on(device)));
     }
 #endif
     input = hidden_out.data();

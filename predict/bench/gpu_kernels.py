@@ -31,6 +31,7 @@ from predict.kv_formats import CacheTensor
 from predict.nn.weights import place_tensor
 
 READ_BYTES = 4 << 30
+BESIDE_ENGINE = 1 << 30  # of memory to read when an engine has taken its own
 # Rows and columns of the products of which the fastest is the arithmetic limit: a GPU that runs
 # into its power limit does less in the larger one.
 MATRICES = (4096, 8192)
@@ -118,20 +119,22 @@ def seconds_per_call(
     return sorted(taken)
 
 
-def measure_read(pool: cuda.GraphPool, loaded: library.Library) -> float:
-    """Bytes per second of one pass over memory; the best of a few."""
+def measure_read(
+    pool: cuda.GraphPool, loaded: library.Library, num_bytes: int = READ_BYTES
+) -> float:
+    """Bytes per second of one pass over so much memory; the best of a few."""
     import paddle
 
     launch = loaded.handle.regatta_launch_read
     launch.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
-    buffer, sink = paddle.empty([READ_BYTES], "uint8"), paddle.empty([4], "uint8")
+    buffer, sink = paddle.empty([num_bytes], "uint8"), paddle.empty([4], "uint8")
 
     def read(_: int) -> None:
         stream = cuda.current_stream(pool.device)
-        if launch(buffer.data_ptr(), READ_BYTES, sink.data_ptr(), stream):
+        if launch(buffer.data_ptr(), num_bytes, sink.data_ptr(), stream):
             raise RuntimeError("the kernel that reads memory could not be launched")
 
-    return READ_BYTES / seconds_per_call(pool, read, 8, 0.2)[0]
+    return num_bytes / seconds_per_call(pool, read, 8, 0.2)[0]
 
 
 def measure_matmul(
@@ -148,6 +151,18 @@ def measure_matmul(
 
         best = max(best, 2.0 * size**3 / seconds_per_call(pool, call, 4, 0.1)[0])
     return best
+
+
+def measure_limits(gpu: device.Device, dtype: str) -> dict[str, float]:
+    """Bytes read per second, and operations on matrices of `dtype`; what fits beside an engine."""
+    loaded, pool, make = library.require(), cuda.GraphPool(gpu), DeviceOperands(gpu)
+    device.release_cached(gpu)
+    free = device.memory_info(gpu).free
+    limits: dict[str, float] = {}
+    if free >= 2 * BESIDE_ENGINE:
+        limits["read_bytes_per_s"] = measure_read(pool, loaded, BESIDE_ENGINE)
+        limits["flops_per_s"] = measure_matmul(pool, loaded, make, dtype)
+    return limits
 
 
 def torch_seconds(

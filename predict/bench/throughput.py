@@ -2,8 +2,9 @@
 
 Takes every flag of the predictor, and --num_requests, --input_len, --output_len, --output_file.
 Prompts are random token ids, new ones for every repetition, so that no prefix cache helps; each
-request decodes exactly --output_len tokens. With --speculate_method the same requests also run with
-and without drafts in turns, over two kinds of text (see predict.bench.speculation).
+request decodes exactly --output_len tokens. --cases measures several sizes in one run. With
+--speculate_method the same requests also run with and without drafts in turns, over two kinds of
+text (see predict.bench.speculation).
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from predict.bench.cases import Case, add_peer, cases_table, parse_cases, peer_of
 from predict.config import EngineConfig, PredictorConfig
 from predict.engine.kv_cache import DTYPE_BYTES
 from predict.errors import UserError
@@ -37,10 +39,14 @@ PROG = "python -m predict.bench.throughput"
 GROUP = "Throughput run"
 # fmt: off
 OWN_FLAGS = (
+    Flag(GROUP, "cases", "strs", None,
+         "Sizes REQUESTSxINPUTxOUTPUT to measure one after another in place of --num_requests, "
+         "--input_len and --output_len, as in 8x128x256; in a table beside what others reach."),
     Flag(GROUP, "num_requests", "int", None, "Requests in all; when not given, batch_size."),
     Flag(GROUP, "input_len", "int", 128, "Tokens of each prompt."),
     Flag(GROUP, "output_len", "int", 64, "Tokens that each request decodes."),
-    Flag(GROUP, "repetitions", "int", 3, "Timed repetitions of the latency part."),
+    Flag(GROUP, "repetitions", "int", 3,
+         "Timed repetitions of the latency part; 0: only the rate of all requests."),
     Flag(GROUP, "copy_edits", "float", 0.05,
          "Share of a copied text's tokens that are not the prompt's."),
     Flag(GROUP, "draft_agreement", "float", 0.7,
@@ -63,6 +69,7 @@ class Plan:
     seed: int
     copy_edits: float = 0.05
     draft_agreement: float = 0.7
+    cases: tuple[Case, ...] = ()  # in place of the sizes, one after another
 
 
 @dataclass(frozen=True)
@@ -114,7 +121,8 @@ def linear_bytes(decoder: Decoder) -> int:
 
 def random_prompts(spec: DecoderSpec, plan: Plan, count: int, run: int) -> list[list[int]]:
     """`count` prompts of random token ids; another set for each run."""
-    generator = np.random.default_rng((plan.seed, run))
+    # The sizes too: of one seed, a longer prompt would begin with a shorter one, which is cached.
+    generator = np.random.default_rng((plan.seed, run, count, plan.input_len))
     return generator.integers(0, spec.vocab_size, (count, plan.input_len)).tolist()
 
 
@@ -124,6 +132,9 @@ def timed(llm: LLM, prompts: list[list[int]], output_len: int) -> tuple[float, l
     start = time.perf_counter()
     outputs = llm.generate(prompts, params)
     return time.perf_counter() - start, outputs
+
+
+LATENCIES = ("ttft_ms", "prefill_tokens_per_s", "tpot_ms", "decode_tokens_per_s")
 
 
 def measure(llm: LLM, plan: Plan) -> dict[str, Any]:
@@ -143,20 +154,20 @@ def measure(llm: LLM, plan: Plan) -> dict[str, Any]:
         ttft += [o.metrics.time_to_first_token or 0.0 for o in outputs]
         if plan.output_len > 1:
             whole.append(timed(llm, prompts(batch), plan.output_len)[0])
-    prefill_seconds = statistics.median(first)
-    results: dict[str, Any] = {
-        "ttft_ms": 1e3 * statistics.median(ttft),
-        "prefill_tokens_per_s": batch * plan.input_len / prefill_seconds,
-        "tpot_ms": None,
-        "decode_tokens_per_s": None,
-    }
-    if plan.output_len > 1:
-        steps = plan.output_len - 1
-        tpot = (statistics.median(whole) - prefill_seconds) / steps
+    results: dict[str, Any] = dict.fromkeys(LATENCIES)
+    if first:
+        prefill_seconds = statistics.median(first)
+        results["ttft_ms"] = 1e3 * statistics.median(ttft)
+        results["prefill_tokens_per_s"] = batch * plan.input_len / prefill_seconds
+    if whole:
+        tpot = (statistics.median(whole) - prefill_seconds) / (plan.output_len - 1)
         results["tpot_ms"] = 1e3 * tpot
         results["decode_tokens_per_s"] = batch / tpot
-    seconds, outputs = timed(llm, prompts(plan.num_requests), plan.output_len)
-    num_output = sum(len(o.token_ids) for o in outputs)
+    if plan.num_requests > batch or not first:
+        seconds, _ = timed(llm, prompts(plan.num_requests), plan.output_len)
+    else:
+        seconds = statistics.median(whole or first)
+    num_output = plan.num_requests * plan.output_len
     results["output_tokens_per_s"] = num_output / seconds
     results["total_tokens_per_s"] = (num_output + plan.num_requests * plan.input_len) / seconds
     results["requests_per_s"] = plan.num_requests / seconds
@@ -166,9 +177,10 @@ def measure(llm: LLM, plan: Plan) -> dict[str, Any]:
 def add_rates(results: dict[str, Any], plan: Plan, cost: Cost) -> None:
     """Adds the bytes that decode reads and the operations that prefill does, per second."""
     batch = min(plan.batch_size, plan.num_requests)
-    prefill_seconds = batch * plan.input_len / results["prefill_tokens_per_s"]
-    flops = cost.prefill_flops(batch, plan.input_len) / prefill_seconds
-    results["prefill_gflops"] = flops / 1e9
+    if results["prefill_tokens_per_s"] is not None:
+        prefill_seconds = batch * plan.input_len / results["prefill_tokens_per_s"]
+        flops = cost.prefill_flops(batch, plan.input_len) / prefill_seconds
+        results["prefill_gflops"] = flops / 1e9
     if results["tpot_ms"] is not None:
         context = plan.input_len + plan.output_len / 2
         rate = cost.decode_bytes(batch, context) / results["tpot_ms"] * 1e3
@@ -177,8 +189,9 @@ def add_rates(results: dict[str, Any], plan: Plan, cost: Cost) -> None:
 
 def add_shares(results: dict[str, Any], ceilings: dict[str, float]) -> None:
     """Adds decode's share of the read bandwidth and prefill's of the arithmetic ceiling."""
-    results["prefill_flops_share"] = results["prefill_gflops"] * 1e9 / ceilings["flops_per_s"]
     results["measured_gflops_ceiling"] = ceilings["flops_per_s"] / 1e9
+    if "prefill_gflops" in results:
+        results["prefill_flops_share"] = results["prefill_gflops"] * 1e9 / ceilings["flops_per_s"]
     results["measured_bandwidth_gbs"] = ceilings["read_bytes_per_s"] / 1e9
     if "decode_gbs" in results:
         results["decode_bandwidth_share"] = (
@@ -230,6 +243,23 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(f"{label:<{width}}  {value:>16}" for label, value in rows)
 
 
+def measure_cases(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> list[dict[str, Any]]:
+    """The results of every case, each with its sizes and what others reach."""
+    from predict.device import driver_info
+
+    gpu = None if llm.device is None else driver_info().gpus[llm.device.index].name
+    rows = []
+    for case in plan.cases:
+        sizes = asdict(case)
+        own = replace(plan, batch_size=config.batch_size, **sizes)
+        results = measure(llm, own)
+        add_rates(results, own, cost)
+        scheme = config.quantization.scheme or "dense"
+        add_peer(results, peer_of(case, llm.spec, gpu, config.dtype, scheme, config.kv_format))
+        rows.append({"case": str(case), **sizes, **results})
+    return rows
+
+
 def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
     """Builds the engine, measures, and returns everything that the table and the JSON show."""
     from predict.bench.ceilings import measure_ceilings
@@ -238,11 +268,20 @@ def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
 
     llm = LLM(config)
     startup = process_age_seconds()
-    # Of the CPU; a GPU's are in the README.
     before = measure_ceilings(config.dtype) if llm.device is None else {}
+    cost = Cost.of(llm.spec, config.dtype, config.kv_format)
+    if llm.decoder is not None:  # in static mode the weights are the program's
+        cost = replace(cost, weight_bytes=linear_bytes(llm.decoder))
+    rows = []
     with replaced(llm, llm.engine.runner, None):
-        results = measure(llm, plan)
-    if llm.engine.proposer is not None:
+        if plan.cases:
+            rows = measure_cases(llm, config, plan, cost)
+            results: dict[str, Any] = {"cases": rows}
+        else:
+            results = measure(llm, plan)
+            add_rates(results, plan, cost)
+            rows = [results]
+    if llm.engine.proposer is not None and not plan.cases:
         prompts = [
             random_prompts(llm.spec, plan, plan.num_requests, 1_000_000 + run)
             for run in range(plan.repetitions)
@@ -250,14 +289,16 @@ def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
         results |= measure_drafts(
             llm, prompts, plan.output_len, plan.copy_edits, plan.draft_agreement
         )
-    cost = Cost.of(llm.spec, config.dtype, config.kv_format)
-    if llm.decoder is not None:  # in static mode the weights are the program's
-        cost = replace(cost, weight_bytes=linear_bytes(llm.decoder))
-    add_rates(results, plan, cost)
-    if before:
+    if llm.device is None:
         after = measure_ceilings(config.dtype)
         # The machine's own limits move on a shared host: the run is held against their mean.
-        add_shares(results, {key: (before[key] + after[key]) / 2 for key in before})
+        ceilings = {key: (before[key] + after[key]) / 2 for key in before}
+    else:
+        from predict.bench.gpu_kernels import measure_limits
+
+        ceilings = measure_limits(llm.device, config.dtype)
+    for row in rows if ceilings else ():
+        add_shares(row, ceilings)
     import paddle
 
     stats = llm.stats()
@@ -266,10 +307,7 @@ def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
         "startup_s": startup,
         "peak_memory_bytes": stats.peak_memory_bytes,
         "num_preemptions": stats.num_preemptions,
-        "num_requests": plan.num_requests,
-        "batch_size": plan.batch_size,
-        "input_len": plan.input_len,
-        "output_len": plan.output_len,
+        **({} if plan.cases else sizes_of(plan)),
         "dtype": config.dtype,
         "mode": config.mode,
         "device": config.device,
@@ -283,37 +321,58 @@ def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
     }
 
 
+def sizes_of(plan: Plan) -> dict[str, int]:
+    """The sizes of a run without cases, as the JSON has them."""
+    names = ("num_requests", "batch_size", "input_len", "output_len")
+    return {name: getattr(plan, name) for name in names}
+
+
 def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, str | None]:
     """The engine, the plan and the JSON file that a command line asks for."""
     output_file = Flag(GROUP, "output_file", "str", None, "Write the results as JSON.")
     kept = tuple(flag for flag in FLAGS if flag.name not in REPLACED)
     flags = parse_flags(argv, (*OWN_FLAGS, output_file, *kept), PROG, __doc__ or "")
-    for name in ("input_len", "output_len", "repetitions"):
-        if flags[name] < 1:
-            raise UserError(f"--{name} is {flags[name]}; it must be at least 1")
+    for name, least in (("input_len", 1), ("output_len", 1), ("repetitions", 0)):
+        if flags[name] < least:
+            raise UserError(f"--{name} is {flags[name]}; it must be at least {least}")
     for name in ("copy_edits", "draft_agreement"):
         if not 0.0 <= flags[name] <= 1.0:
             raise UserError(f"--{name} is {flags[name]}; it is a share, from 0 to 1")
     if flags["num_requests"] is not None and flags["num_requests"] < 1:
         raise UserError(f"--num_requests is {flags['num_requests']}; it must be at least 1")
+    cases = parse_cases(flags["cases"] or ())
+    given = [name for name in ("num_requests", "input_len", "output_len") if flags.given(name)]
+    if cases and given:
+        raise UserError(f"--cases has its own sizes; leave --{given[0]} or --cases out")
+    values = dict(flags.values)
+    if cases:
+        values["input_len"] = max(case.input_len for case in cases)
+        values["output_len"] = max(case.output_len for case in cases)
+        if not flags.given("batch_size"):
+            values["batch_size"] = max(case.num_requests for case in cases)
+    max_length = max(
+        (case.input_len + case.output_len for case in cases),
+        default=values["input_len"] + values["output_len"],
+    )
     lengths = {
-        "src_length": flags["input_len"],
-        "max_length": flags["input_len"] + flags["output_len"],
+        "src_length": values["input_len"],
+        "max_length": max_length,
         "output_file": "",
         "data_file": None,
         "benchmark": False,
         "benchmark_file": None,
     }
-    config = PredictorConfig.from_flags(replace(flags, values={**flags.values, **lengths}))
+    config = PredictorConfig.from_flags(replace(flags, values={**values, **lengths}))
     plan = Plan(
-        num_requests=flags["num_requests"] or flags["batch_size"],
-        batch_size=flags["batch_size"],
-        input_len=flags["input_len"],
-        output_len=flags["output_len"],
+        num_requests=values["num_requests"] or values["batch_size"],
+        batch_size=values["batch_size"],
+        input_len=values["input_len"],
+        output_len=values["output_len"],
         repetitions=flags["repetitions"],
         seed=flags["seed"],
         copy_edits=flags["copy_edits"],
         draft_agreement=flags["draft_agreement"],
+        cases=cases,
     )
     return config.engine, plan, flags["output_file"]
 
@@ -323,6 +382,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config, plan, output_file = parse(sys.argv[1:] if argv is None else argv)
         results = run(config, plan)
+        if plan.cases:
+            print(cases_table(results["cases"]))
         print(table(results))
         if output_file is not None:
             Path(output_file).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

@@ -154,6 +154,9 @@ void finish(const GemmParams& p, const std::vector<float>& products) {
       from_float(y, out);
       const float kept = to_float(*out);
       if (p.sumsq_out != nullptr) p.sumsq_out[m * num_sums + n / columns] += kept * kept;
+      if (p.scaled_out != nullptr) {
+        from_float(kept * value(p.next_norm_weight, n), static_cast<T*>(p.scaled_out) + m * width + n);
+      }
     }
   }
 }
@@ -236,6 +239,10 @@ Status gemm(const GemmParams& params, const GemmResources&, const char*, CUstrea
       return Status();
     });
   });
+}
+
+bool gemm_packed_scales_out(DType dtype, int64_t num_rows) {
+  return dtype == DType::kBFloat16 && num_rows <= 64;
 }
 
 Status row_sumsq(const void* x, DType dtype, int64_t num_rows, int64_t width, int64_t columns,

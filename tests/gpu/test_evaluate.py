@@ -35,6 +35,7 @@ def test_the_table_of_a_gpu_is_the_cpus(gpu: devices.Device, tmp_path: Path, kin
     on_gpu, on_cpu = (table(tmp_path / f"{name}.json", rows, name) for name in ("gpu", "cpu"))
     for name in ("none", *rows):
         got, wanted = on_gpu[name], on_cpu[name]
-        assert got["perplexity"] == pytest.approx(wanted["perplexity"], rel=0.005), name
+        near = 0.015 if name.endswith("int4") else 0.005  # a rounding apart is a code of 16 apart
+        assert got["perplexity"] == pytest.approx(wanted["perplexity"], rel=near), name
         assert got["kl"] == pytest.approx(wanted["kl"], rel=0.15, abs=2e-4), name
         assert got["decode_tokens_per_s"] > 0

@@ -19,9 +19,8 @@ constexpr int64_t gemm_sumsq_columns(int64_t num_rows) { return num_rows <= 8 ? 
 constexpr int64_t kScaleBlock = 128;
 constexpr int64_t gemm_block_stride(int64_t num_rows) { return (num_rows + 127) / 128 * 128; }
 
-// Rows from which e4m3 codes may go through cuBLASLt, which more than 128 rows can use: from none
-// on while gemm_blas_codes.cu has not been checked on a GPU (bench_codes check blas), else 129.
-constexpr int64_t kRowsBlasCodes = int64_t{1} << 62;
+// Rows from which e4m3 codes may go through cuBLASLt.
+constexpr int64_t kRowsBlasCodes = 129;
 
 // How x and weight are stored.
 enum class GemmOperands : uint8_t {
@@ -51,6 +50,10 @@ struct GemmParams {
   const float* weight_scale = nullptr;  // [N], of kFp8, kInt8 and kWeightInt8; see scale_rows
   void* out = nullptr;                  // [M, N]; gated: [M, I]
   float* sumsq_out = nullptr;           // [M, ceil(N / gemm_sumsq_columns(M))]: of out, as rounded
+  // With sumsq_out, of packed weights: out * next_norm_weight, which the product behind the norm
+  // reads as its x, with sumsq.
+  void* scaled_out = nullptr;              // [M, N] of dtype
+  const void* next_norm_weight = nullptr;  // [N]
   int64_t num_rows = 0;                 // M
   int64_t in_features = 0;              // K
   int64_t out_features = 0;             // N
@@ -153,6 +156,10 @@ int64_t gemm_scratch_bytes(const GemmParams& params);
 // stream, blas, mma, generic (gemm.cu). `force`: name of the only candidate to consider, or null.
 Status gemm(const GemmParams& params, const GemmResources& resources, const char* force,
             CUstream_st* stream);
+
+// Whether products of packed weights give scaled_out on this GPU, for so many rows. float16 has no
+// room for it.
+bool gemm_packed_scales_out(DType dtype, int64_t num_rows);
 
 // sums[m, i] = sum of squares of x[m, i * columns .. (i + 1) * columns - 1]; what the product ahead
 // does in its epilogue, for a first layer.
