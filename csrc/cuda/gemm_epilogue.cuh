@@ -19,6 +19,8 @@ struct Epilogue {
   const float* weight_scale;
   void* out;
   float* sumsq_out;
+  void* scaled_out;
+  const void* next_norm_weight;
   int out_features, num_sumsq, sumsq_columns;
   float inverse_width, epsilon;
   bool gated, float_out;
@@ -36,6 +38,8 @@ inline Epilogue make_epilogue(const GemmParams& p) {
   e.out = p.out;
   e.sumsq_out = p.sumsq_out;
   e.out_features = static_cast<int>(p.out_features);
+  e.scaled_out = p.scaled_out;
+  e.next_norm_weight = p.next_norm_weight;
   e.sumsq_columns = static_cast<int>(gemm_sumsq_columns(p.num_rows));
   e.num_sumsq = static_cast<int>(p.num_sumsq);
   e.inverse_width = 1.f / static_cast<float>(p.in_features);
@@ -44,7 +48,8 @@ inline Epilogue make_epilogue(const GemmParams& p) {
   e.float_out = p.out_dtype == DType::kFloat32;
   const int64_t width = p.gated ? p.out_features / 2 : p.out_features;
   e.vector_out = width % 8 == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0 &&
-                 reinterpret_cast<uintptr_t>(p.residual) % 16 == 0;
+                 reinterpret_cast<uintptr_t>(p.residual) % 16 == 0 &&
+                 reinterpret_cast<uintptr_t>(p.scaled_out) % 16 == 0;
   return e;
 }
 
@@ -129,10 +134,12 @@ __device__ __forceinline__ bool is_whole(const Epilogue& p, int n0, int width) {
 }
 
 // Adds the residual to outputs n0 .. n0+7 of token t, writes them, and returns the sum of their
-// squares as rounded. residual: those of them that are whole, or null: read here.
+// squares as rounded. residual: those of them that are whole, or null: read here. norm_weight: null, or
+// those of next_norm_weight, for scaled_out.
 template <class T>
 __device__ __forceinline__ float write_outputs(const Epilogue& p, float (&y)[8], int64_t t, int n0,
-                                               int width, const Vec16<T>* residual_there) {
+                                               int width, const Vec16<T>* residual_there,
+                                               const Vec16<T>* norm_weight = nullptr) {
   const int64_t offset = t * width + n0;
   const bool whole = is_whole<T>(p, n0, width);
   if (p.residual != nullptr) {
@@ -176,6 +183,16 @@ __device__ __forceinline__ float write_outputs(const Epilogue& p, float (&y)[8],
         if (!whole) out[i] = r.v[i];
         squares += r.get(i) * r.get(i);
       }
+    }
+    if (norm_weight != nullptr && p.scaled_out != nullptr) {
+      T* scaled_out = static_cast<T*>(p.scaled_out) + offset;
+      Vec16<T> scaled;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        scaled.set(i, r.get(i) * norm_weight->get(i));
+        if (!whole && n0 + i < width) scaled_out[i] = scaled.v[i];
+      }
+      if (whole) store16(scaled_out, scaled);
     }
   }
   return squares;
@@ -224,7 +241,8 @@ struct Columns {
 
   __device__ __forceinline__ float finish(const Epilogue& p, const float* v, float row_scale,
                                           int64_t t, int n0, int width,
-                                          const Vec16<T>* residual) const {
+                                          const Vec16<T>* residual,
+                                          const Vec16<T>* norm_weight = nullptr) const {
     float y[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -234,7 +252,7 @@ struct Columns {
         y[i] = y[i] / (1.f + __expf(-y[i])) * up;
       }
     }
-    return write_outputs<T>(p, y, t, n0, width, residual);
+    return write_outputs<T>(p, y, t, n0, width, residual, norm_weight);
   }
 };
 

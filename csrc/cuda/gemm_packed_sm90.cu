@@ -3,15 +3,17 @@
 //
 // Input: x [M, K] bf16 or fp16, or int8; weights as pack_weight() leaves them (packed_weight.cuh).
 // Architectures: sm_90a.
-// Algorithm: as gemm_sm90.cu (weights on the M side of wgmma, a ring filled ahead of pdl_wait(), k
-// split over a cluster), except that
+// Algorithm: as gemm_sm90.cu (weights on the M side of wgmma, a ring filled ahead of pdl_wait()),
+// except that
 //   1. a stage is 128 columns: 16 packed rows of weight per copy, and x;
 //   2. a warpgroup reads its codes from shared memory, 16 bytes per thread without conflicts, turns
 //      them into the instruction's left operand in registers (bit operations, one subtraction, with
 //      4 bits one multiplication, all in pairs), half a unit of one of its tiles of 64 rows at a
 //      time, while the tensor cores work on the one ahead;
-//   3. a gated product pairs tiles of gate rows with their up rows, so that the packing knows
-//      nothing of gates.
+//   3. a block takes any number of slabs of 16 rows, gated as many gates and their ups, and k is
+//      split so that each multiprocessor has one block: clusters of four or eight blocks leave 12 of
+//      132 without. The blocks of a tile send each other their sums through L2, a share for each to
+//      add and to finish.
 //   With int8 x, codes less zero points are int8 operands, and a group's integer sums are scaled into
 //   floats.
 // Source: own; biasing codes into a mantissa is what FasterTransformer and Marlin do. QServe and QQQ
@@ -353,7 +355,7 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
   int t, chunk, n0;
   bool inside;
   Columns<T, false> columns;  // gated: no registers for them
-  Vec16<T> residual;
+  Vec16<T> residual, norm_weight;
   const auto prepare = [&](int item) {
     const int unit = rank + item / 64 * p.split;
     t = unit % octets * 8 + item % 64 / 8;
@@ -365,6 +367,13 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
     if (p.epilogue.residual != nullptr && is_whole<T>(p.epilogue, n0, out_width)) {
       residual = load16_l2(static_cast<const T*>(p.epilogue.residual) +
                            static_cast<int64_t>(token0 + t) * out_width + n0);
+    }
+    if (p.epilogue.scaled_out != nullptr) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int n = min(n0 + i, out_width - 1);
+        norm_weight.v[i] = static_cast<const T*>(p.epilogue.next_norm_weight)[n];
+      }
     }
   };
   const auto owner = [&](int r, int j) {  // negative: nobody needs these
@@ -428,7 +437,7 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
       }
       squares = kGated ? finish<T>(p.epilogue, v, row_scale[t], token0 + t, n0, out_width)
                        : columns.finish(p.epilogue, v, row_scale[t], token0 + t, n0, out_width,
-                                        &residual);
+                                        &residual, &norm_weight);
     }
     if (!kGated && p.epilogue.sumsq_out != nullptr) {
       // Two or eight adjacent lanes hold the columns of a partial; items come in whole warps.
@@ -507,8 +516,8 @@ Status run_tokens(const GemmParams& p, const GemmTile& tile, cudaStream_t stream
     case 64:
       return run<T, F, kGroups, kTiles, 64, kGated>(p, tile, stream);
     default:
-      // No registers for the sums of codes of two tiles.
-      return run<T, F, kGroups, F::kTokenSize == 1 ? 1 : kTiles, 128, kGated>(p, tile, stream);
+      // No registers for the sums of two tiles.
+      return run<T, F, kGroups, 1, 128, kGated>(p, tile, stream);
   }
 }
 
@@ -544,8 +553,8 @@ GemmTile choose_tile(const GemmParams& p) {
   const int64_t x_unit = best.tokens * (codes ? 1 : 2) * kRowBytes;
   const int64_t multiprocessors = num_multiprocessors();
   int64_t least = std::numeric_limits<int64_t>::max();
-  // Two tiles per warpgroup take registers that sums of more than 32 tokens, or of codes, need.
-  const int most = best.tokens <= 32 || (p.gated && !few && !codes) ? 16 : 8;
+  // Two tiles per warpgroup take registers that sums of more than 32 tokens need.
+  const int most = best.tokens <= 32 ? 16 : 8;
   for (int count = p.gated ? most - 6 : most == 8 ? 8 : 12; count <= most; count += p.gated ? 2 : 4) {
     for (int split = 1; split <= std::min<int64_t>(kMaxSplit, units); ++split) {
       const int64_t blocks =

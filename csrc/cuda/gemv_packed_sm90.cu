@@ -1,4 +1,4 @@
-// y = epilogue(x w^T) of 1 .. 16 rows with weights of 8 or 4 bits, activations of 16, or of 4 bits,
+// y = epilogue(x w^T) of 1 .. 8 rows with weights of 8 or 4 bits, activations of 16, or of 4 bits,
 // activations of 8.
 //
 // Input: x [M, K] bf16 or fp16, or int8; weights as pack_weight() leaves them (packed_weight.cuh).
@@ -9,13 +9,13 @@
 //      contiguous copies full, about half of shared memory, so that the next launch's block fits
 //      beside it and has its first 100 KB of weights when this launch ends.
 //   2. A stage is 128 columns for each of the other warps. A warp reads a lane's codes 16 bytes at
-//      a time, turns them into the left operand of mma m16n8k16 (exactly: bit operations and one
-//      subtraction per pair), and multiplies; x is the right operand, absent rows are zero. With 4
-//      bits the scale is applied to the sums of a group, in float; of more than 8 rows to the codes.
-//      Codes of x: mma m16n8k32, whose integer sums of a group are scaled into floats.
+//      a time, turns them into the left operand of mma m16n8k16 and multiplies; x is the right
+//      operand, absent rows are zero. 8 bits: exactly, bit operations and one subtraction per pair.
+//      4 bits: bit operations alone, codes plus a constant; it leaves the sums of a group with the
+//      zero point, times the sum of x, and then the scale is applied. Codes of x: mma m16n8k32,
+//      whose integer sums of a group are scaled into floats.
 //   3. The warps' sums meet in shared memory, where one more warp adds them in their order and
-//      finishes them, while the others are at the next slabs.
-//   4. Of more than 8 rows x is most of what is read: two blocks share its copies.
+//      finishes them, while the others are at the next slabs; after the last ones, all do.
 // Source: own; Marlin showed that the tensor cores are the place for few rows, too.
 //
 // Bound: memory: 1.50 ms with 8 bits and 0.80 ms with 4 for the 128 layer products of a Llama-3-8B
@@ -67,7 +67,7 @@ struct Shape {
 // What one output takes beside its sum: asked for ahead of it.
 template <class T>
 struct Output {
-  float scale = 1.f, up_scale = 1.f, bias = 0.f, up_bias = 0.f, residual = 0.f;
+  float scale = 1.f, up_scale = 1.f, bias = 0.f, up_bias = 0.f, residual = 0.f, norm = 0.f;
   bool inside;
 
   template <bool kGated>
@@ -81,6 +81,9 @@ struct Output {
       const T* from = static_cast<const T*>(p.bias) + n;
       bias = Traits<T>::to_float(*from);
       if (kGated) up_bias = Traits<T>::to_float(from[width]);
+    }
+    if (!kGated && p.scaled_out != nullptr) {
+      norm = Traits<T>::to_float(static_cast<const T*>(p.next_norm_weight)[n]);
     }
     if (p.residual != nullptr) {
       residual = Traits<T>::to_float(__ldcg(static_cast<const T*>(p.residual) + t * width + n));
@@ -100,6 +103,9 @@ struct Output {
       const T rounded = Traits<T>::from_float(y);
       static_cast<T*>(p.out)[at] = rounded;
       y = Traits<T>::to_float(rounded);
+      if (!kGated && p.scaled_out != nullptr) {
+        static_cast<T*>(p.scaled_out)[at] = Traits<T>::from_float(y * norm);
+      }
     }
     return y * y;
   }

@@ -63,6 +63,9 @@ inline const char* packed_refuses(const GemmParams& p) {
   if (p.gated && (p.residual != nullptr || p.sumsq_out != nullptr)) {
     return "a gated product takes no residual and gives no sumsq";
   }
+  if (p.scaled_out != nullptr && (p.sumsq_out == nullptr || p.out_dtype != p.dtype)) {
+    return "scaled_out needs sumsq_out, and out of dtype";
+  }
   return nullptr;
 }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <random>
 #include <string>
@@ -110,7 +111,7 @@ static __global__ void reference_kernel(const float* x, const float* w, const fl
 
 struct Case {
   int64_t m, n, k;
-  bool gated, bias, residual, norm, sumsq_out, float_out;
+  bool gated, bias, residual, norm, sumsq_out, float_out, scaled_out;
 };
 
 // A weight [N, K] as pack_weight() leaves it. zero: of groups, or null.
@@ -159,6 +160,8 @@ bool check_product(const Case& c, GemmParams p, const std::vector<float>& xf,
   const int64_t parts = cuda::ceil_div(width, gemm_sumsq_columns(c.m));
   const Buffer<uint8_t> out((c.m * width + kGuard) * 4), again((c.m * width + kGuard) * 4);
   const Buffer<float> sumsq(c.m * parts);
+  std::vector<float> norm_weightf = random.floats(width, 1.5f);
+  const Buffer<T> norm_weight(rounded<T>(norm_weightf)), scaled(c.m * width + kGuard);
   reference_kernel<<<cuda::ceil_div(c.m * width, 128), 128>>>(
       x.data, w.data, c.bias ? bias_values.data : nullptr,
       c.residual ? residual_values.data : nullptr, expected.data, c.m, c.n, c.k, c.gated);
@@ -171,6 +174,8 @@ bool check_product(const Case& c, GemmParams p, const std::vector<float>& xf,
   p.bias = c.bias ? bias.data : nullptr;
   p.residual = c.residual ? residual.data : nullptr;
   p.sumsq_out = c.sumsq_out ? sumsq.data : nullptr;
+  p.next_norm_weight = norm_weight.data;
+  p.scaled_out = c.scaled_out ? scaled.data : nullptr;
   for (const Buffer<uint8_t>* to : {&again, &out}) {
     p.out = to->data;
     const Status status = runner(p);
@@ -211,12 +216,22 @@ bool check_product(const Case& c, GemmParams p, const std::vector<float>& xf,
       if (!(std::fabs(s[i] - sum) <= 1e-4 * sum + 1e-6)) ++bad;
     }
   }
+  if (c.scaled_out) {
+    const auto s = scaled.host();
+    std::vector<float> products(s.size(), std::nanf(""));
+    for (int64_t i = 0; i < c.m * width; ++i) products[i] = value(i) * norm_weightf[i % width];
+    const auto product = rounded<T>(products);
+    bad += std::memcmp(s.data(), product.data(), c.m * width * sizeof(T)) != 0;
+    for (int64_t i = c.m * width; i < c.m * width + kGuard; ++i) {
+      bad += reinterpret_cast<const uint16_t*>(s.data())[i] != 0xffff;
+    }
+  }
   if (bad != 0) {
     printf(
-        "FAIL %s m %ld n %ld k %ld gated %d bias %d residual %d sumsq %d fp32 %d: %ld bad, "
+        "FAIL %s m %ld n %ld k %ld gated %d bias %d residual %d sumsq %d scaled %d fp32 %d: %ld bad, "
         "worst %.2f of the tolerance\n",
-        label.c_str(), c.m, c.n, c.k, c.gated, c.bias, c.residual, c.sumsq_out, c.float_out, bad,
-        worst);
+        label.c_str(), c.m, c.n, c.k, c.gated, c.bias, c.residual, c.sumsq_out, c.scaled_out,
+        c.float_out, bad, worst);
   }
   return bad == 0;
 }

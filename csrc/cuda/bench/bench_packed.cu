@@ -48,6 +48,13 @@ int64_t random_groups(GemmOperands operands, int64_t k, Random& random) {
   return size <= 128 && k % size == 0 ? k / size : 1;
 }
 
+// Gated, blocks have any even number of slabs; else whole parts of sumsq_out.
+GemmTile random_tile(const Case& c, Random& random) {
+  const int features = c.gated ? 32 * (1 + random.below(8)) : 64 * (1 + random.below(4));
+  return {8 << random.below(5), features, 2 + random.below(3), 1 + random.below(8),
+          random.below(6) - 1};
+}
+
 // x of T, weight packed.
 template <class T>
 bool check_packed(GemmOperands operands, const Case& c, Random& random) {
@@ -71,8 +78,7 @@ bool check_packed(GemmOperands operands, const Case& c, Random& random) {
   std::vector<float> w_rounded = wf;
   const std::vector<T> w_expected = rounded<T>(w_rounded);
   // Few rows: the scale is applied to sums. Many: to codes, rounded.
-  GemmTile tile = {8 << random.below(5), 128 << random.below(2), 2 + random.below(3),
-                   1 << random.below(4), random.below(6) - 1};
+  const GemmTile tile = random_tile(c, random);
   const GemvTile gemv = {2 + random.below(3), 1 << random.below(3), 60 + random.below(150)};
   const int kernel = random.below(4);
   const bool tiles = kernel == 3 && !c.float_out && !c.sumsq_out;
@@ -154,8 +160,7 @@ bool check_w4a8(const Case& c, Random& random) {
   p.x_scale = x_scale_buffer.data;
   p.weight = packed.buffer.data;
   p.group_size = packed.group_size;
-  const GemmTile tile = {8 << random.below(5), 128 << random.below(2), 2 + random.below(3),
-                         1 << random.below(4), random.below(6) - 1};
+  const GemmTile tile = random_tile(c, random);
   const GemvTile gemv = {2 + random.below(3), 1 << random.below(3), 60 + random.below(150)};
   const int kernel = random.below(3);
   const Runner runner = [&](const GemmParams& q) {
@@ -209,6 +214,7 @@ int check_all(const char* only) {
           c.residual = !c.gated && random.below(2);
           c.sumsq_out = !c.gated && random.below(2);
           c.float_out = !c.gated && random.below(4) == 0;
+          c.scaled_out = c.sumsq_out && !c.float_out && m <= 64 && random.below(2);
           const bool half = random.below(2);
           if (w4a8) {
             bad += !(half ? check_w4a8<__half>(c, random) : check_w4a8<__nv_bfloat16>(c, random));
@@ -403,12 +409,11 @@ int main_tune(int64_t only, const char* format) {
                }));
         std::vector<std::pair<double, std::string>> times;
         char label[64];
-        if (rows <= (w4a8 ? 16 : 32)) {
+        if (rows <= 8) {
           for (const int slabs : {2, kind == kGateUp ? 4 : 3}) {
-            for (const int cluster : {1, 2, 4}) {
+            for (const int cluster : {1, 2}) {
               for (const int kilobytes : {112, 226}) {
                 const GemvTile tile = {slabs, cluster, kilobytes};
-                if (kilobytes == 112 && rows == 32) continue;
                 snprintf(label, sizeof(label), "v%d/%d/%d", slabs, cluster, kilobytes);
                 times.emplace_back(kind_us(model, operands, kind, rows,
                                            [&](const GemmParams& p, cudaStream_t s) {
@@ -419,12 +424,14 @@ int main_tune(int64_t only, const char* format) {
             }
           }
         }
-        if (rows > 8) {
+        if (rows >= 8) {
           const int tokens = static_cast<int>(std::min<int64_t>(rows, 128));
-          for (const int features : {128, 256}) {
-            for (const int split : {1, 2, 4, 8}) {
-              if (split > 2 && rows > 64 && kind == kGateUp) continue;
-              for (const int kilobytes : {108, 220}) {
+          for (const int features : {128, 192, 224, 256}) {
+            if (features == 224 && kind != kGateUp) continue;
+            for (int split = 1; split <= 8; ++split) {
+              const int64_t blocks = ceil_div(kN[kind], features) * ceil_div(rows, tokens) * split;
+              if (blocks < 90 || (split > 1 && blocks > 132)) continue;
+              for (const int kilobytes : {111, 220}) {
                 const auto unit = static_cast<int64_t>(2048 * bytes_per_weight(operands));
                 const int64_t stage =
                     round_up(tokens * (w4a8 ? 128 : 256) + features / 16 * unit, 1024);
