@@ -48,8 +48,7 @@ inline Epilogue make_epilogue(const GemmParams& p) {
   e.float_out = p.out_dtype == DType::kFloat32;
   const int64_t width = p.gated ? p.out_features / 2 : p.out_features;
   e.vector_out = width % 8 == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0 &&
-                 reinterpret_cast<uintptr_t>(p.residual) % 16 == 0 &&
-                 reinterpret_cast<uintptr_t>(p.scaled_out) % 16 == 0;
+                 reinterpret_cast<uintptr_t>(p.residual) % 16 == 0;
   return e;
 }
 
@@ -134,12 +133,10 @@ __device__ __forceinline__ bool is_whole(const Epilogue& p, int n0, int width) {
 }
 
 // Adds the residual to outputs n0 .. n0+7 of token t, writes them, and returns the sum of their
-// squares as rounded. residual: those of them that are whole, or null: read here. norm_weight: null, or
-// those of next_norm_weight, for scaled_out.
+// squares as rounded. residual: those of them that are whole, or null: read here.
 template <class T>
 __device__ __forceinline__ float write_outputs(const Epilogue& p, float (&y)[8], int64_t t, int n0,
-                                               int width, const Vec16<T>* residual_there,
-                                               const Vec16<T>* norm_weight = nullptr) {
+                                               int width, const Vec16<T>* residual_there) {
   const int64_t offset = t * width + n0;
   const bool whole = is_whole<T>(p, n0, width);
   if (p.residual != nullptr) {
@@ -183,16 +180,6 @@ __device__ __forceinline__ float write_outputs(const Epilogue& p, float (&y)[8],
         if (!whole) out[i] = r.v[i];
         squares += r.get(i) * r.get(i);
       }
-    }
-    if (norm_weight != nullptr && p.scaled_out != nullptr) {
-      T* scaled_out = static_cast<T*>(p.scaled_out) + offset;
-      Vec16<T> scaled;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        scaled.set(i, r.get(i) * norm_weight->get(i));
-        if (!whole && n0 + i < width) scaled_out[i] = scaled.v[i];
-      }
-      if (whole) store16(scaled_out, scaled);
     }
   }
   return squares;
@@ -241,8 +228,7 @@ struct Columns {
 
   __device__ __forceinline__ float finish(const Epilogue& p, const float* v, float row_scale,
                                           int64_t t, int n0, int width,
-                                          const Vec16<T>* residual,
-                                          const Vec16<T>* norm_weight = nullptr) const {
+                                          const Vec16<T>* residual) const {
     float y[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -252,7 +238,54 @@ struct Columns {
         y[i] = y[i] / (1.f + __expf(-y[i])) * up;
       }
     }
-    return write_outputs<T>(p, y, t, n0, width, residual, norm_weight);
+    return write_outputs<T>(p, y, t, n0, width, residual);
+  }
+};
+
+// What one output takes beside its sum: asked for ahead of it.
+template <class T>
+struct Output {
+  float scale = 1.f, up_scale = 1.f, bias = 0.f, up_bias = 0.f, residual = 0.f, norm = 0.f;
+  bool inside;
+
+  template <bool kGated>
+  __device__ __forceinline__ void request(const Epilogue& p, int64_t t, int n, int width) {
+    if (!inside) return;
+    if (p.weight_scale != nullptr) {
+      scale = p.weight_scale[n];
+      if (kGated) up_scale = p.weight_scale[width + n];
+    }
+    if (p.bias != nullptr) {
+      const T* from = static_cast<const T*>(p.bias) + n;
+      bias = Traits<T>::to_float(*from);
+      if (kGated) up_bias = Traits<T>::to_float(from[width]);
+    }
+    if (!kGated && p.scaled_out != nullptr) {
+      norm = Traits<T>::to_float(static_cast<const T*>(p.next_norm_weight)[n]);
+    }
+    if (p.residual != nullptr) {
+      residual = Traits<T>::to_float(__ldcg(static_cast<const T*>(p.residual) + t * width + n));
+    }
+  }
+
+  // Returns the square of what it wrote.
+  template <bool kGated>
+  __device__ __forceinline__ float write(const Epilogue& p, float sum, float up, int64_t at) const {
+    if (!inside) return 0.f;
+    float y = fmaf(sum, scale, bias);
+    if (kGated) y = y / (1.f + __expf(-y)) * fmaf(up, up_scale, up_bias);
+    y += residual;
+    if (p.float_out) {
+      static_cast<float*>(p.out)[at] = y;
+    } else {
+      const T rounded = Traits<T>::from_float(y);
+      static_cast<T*>(p.out)[at] = rounded;
+      y = Traits<T>::to_float(rounded);
+      if (!kGated && p.scaled_out != nullptr) {
+        static_cast<T*>(p.scaled_out)[at] = Traits<T>::from_float(y * norm);
+      }
+    }
+    return y * y;
   }
 };
 

@@ -53,6 +53,7 @@ struct KernelParams {
   int num_slabs, up;         // of 16 rows; the first up's, gated
   int block_slabs;           // of a block; gated, half of them are gates
   int row_blocks, token_blocks;
+  int num_blocks;            // that work
   int stages, stage_bytes, split, trigger;
 };
 
@@ -84,6 +85,7 @@ struct Shape {
 };
 
 constexpr int kMaxSplit = 8;
+constexpr int kFillNanoseconds = 1500;  // until the next launch has been placed
 
 // Partial sums on their way from the block that made them to the one that finishes them. Zero but
 // while they are: who takes a part puts zeros back, and a sum of zero travels as -0. Products are
@@ -121,31 +123,37 @@ __device__ __forceinline__ void store_sums(float* to, const float* v) {
 template <int kSumStride>
 __device__ __forceinline__ void take_parts(float* own, float4* from, int64_t stride, int rank,
                                            int split) {
-  float4 v[kMaxSplit];
-  bool all;
-  int tries = 0;
-  do {
-    all = true;
-#pragma unroll
-    for (int r = 0; r < kMaxSplit; ++r) {
-      if (r < split && r != rank) v[r] = load_part(from + r * stride);
-    }
-#pragma unroll
-    for (int r = 0; r < kMaxSplit; ++r) {
-      if (r < split && r != rank) all = all && has_come(v[r]);
-    }
-    if (++tries == 1 << 22) asm volatile("trap;");  // seconds: an error, not a hang
-  } while (!all);
+  constexpr int kAtOnce = 4;
   float sum[4] = {};
+#pragma unroll 1
+  for (int r0 = 0; r0 < split; r0 += kAtOnce, from += kAtOnce * stride) {
+    float4 v[kAtOnce];
 #pragma unroll
-  for (int r = 0; r < kMaxSplit; ++r) {
-    if (r >= split) continue;
-    if (r == rank) {
-      v[r] = make_float4(own[0], own[kSumStride], own[8], own[kSumStride + 8]);
-    } else {
-      __stcg(from + r * stride, make_float4(0.f, 0.f, 0.f, 0.f));
+    for (int i = 0; i < kAtOnce; ++i) {
+      v[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+      if (r0 + i == rank) v[i] = make_float4(own[0], own[kSumStride], own[8], own[kSumStride + 8]);
     }
-    sum[0] += v[r].x, sum[1] += v[r].y, sum[2] += v[r].z, sum[3] += v[r].w;
+    bool all;
+    int tries = 0;
+    do {
+      all = true;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (r0 + i < split && r0 + i != rank && !has_come(v[i])) v[i] = load_part(from + i * stride);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (r0 + i < split && r0 + i != rank) all = all && has_come(v[i]);
+      }
+      if (++tries == 1 << 22) asm volatile("trap;");  // seconds: an error, not a hang
+    } while (!all);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (r0 + i < split && r0 + i != rank) {
+        __stcg(from + i * stride, make_float4(0.f, 0.f, 0.f, 0.f));
+      }
+      sum[0] += v[i].x, sum[1] += v[i].y, sum[2] += v[i].z, sum[3] += v[i].w;
+    }
   }
   store_sums<kSumStride>(own, sum);
 }
@@ -182,6 +190,12 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
       static_cast<int>(static_cast<int64_t>(p.num_units) * (rank + 1) / p.split) - step0;
 
   if (p.trigger < 0) pdl_trigger();
+  if (static_cast<int>(blockIdx.x) >= p.num_blocks) {
+    // A multiprocessor without a block of this launch would get two of the next.
+    pdl_wait();
+    __nanosleep(kFillNanoseconds);
+    return;
+  }
   const int trigger_step = num_steps - 1 - p.trigger;
   if (threadIdx.x == S::kConsumers) {
     tensor_map_prefetch(&token_map);
@@ -347,33 +361,21 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
   pdl_wait();
 
   // The sums are finished in units of eight tokens by four slabs (gated: and their ups), by the
-  // block of the tile whose turn it is; an item is eight outputs of one token.
+  // block of the tile whose turn it is: a token by each warp, two outputs by a lane.
+  static_assert(S::kConsumers == 8 * kWarp);
   const int out_width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
   const int octets = (min(kTokens, p.num_rows - token0) + 7) / 8;
   const int num_units = octets * ((out_slabs + 3) / 4);
-  const int items = (num_units - rank + p.split - 1) / p.split * 64;
-  int t, chunk, n0;
-  bool inside;
-  Columns<T, false> columns;  // gated: no registers for them
-  Vec16<T> residual, norm_weight;
-  const auto prepare = [&](int item) {
-    const int unit = rank + item / 64 * p.split;
-    t = unit % octets * 8 + item % 64 / 8;
-    chunk = unit / octets * 8 + item % 8;
-    n0 = slab0 * kUnitRows + chunk * 8;
-    inside = item < items && token0 + t < p.num_rows && chunk < 2 * out_slabs && n0 < out_width;
-    if (kGated || !inside) return;
-    columns.load(p.epilogue, n0, out_width);
-    if (p.epilogue.residual != nullptr && is_whole<T>(p.epilogue, n0, out_width)) {
-      residual = load16_l2(static_cast<const T*>(p.epilogue.residual) +
-                           static_cast<int64_t>(token0 + t) * out_width + n0);
-    }
-    if (p.epilogue.scaled_out != nullptr) {
+  Output<T> outputs[2];
+  const auto request = [&](int unit) {
+    const int t = unit % octets * 8 + warp, feature = unit / octets * 64 + lane;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int n = min(n0 + i, out_width - 1);
-        norm_weight.v[i] = static_cast<const T*>(p.epilogue.next_norm_weight)[n];
-      }
+    for (int h = 0; h < 2; ++h) {
+      const int n = slab0 * kUnitRows + feature + 32 * h;
+      outputs[h] = {};
+      outputs[h].inside = unit < num_units && token0 + t < p.num_rows && n < out_width &&
+                          feature + 32 * h < out_slabs * kUnitRows;
+      outputs[h].template request<kGated>(p.epilogue, token0 + t, n, out_width);
     }
   };
   const auto owner = [&](int r, int j) {  // negative: nobody needs these
@@ -407,7 +409,7 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
       }
     }
   }
-  prepare(threadIdx.x);
+  request(rank);
 #pragma unroll
   for (int r = 0; r < kTiles; ++r) {
     float* own = sums + lane % 4 * 2 * S::kSumStride + slabs[r] * kUnitRows + lane / 4;
@@ -423,43 +425,38 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
   named_barrier_sync(2, S::kConsumers + kWarp);
 
 #pragma unroll 1
-  for (int item = threadIdx.x; item < items; item += S::kConsumers) {
-    if (item != static_cast<int>(threadIdx.x)) prepare(item);
-    float squares = 0.f;
-    if (inside) {
-      const float* at = sums + t * S::kSumStride + chunk * 8;
-      float v[16];
+  for (int unit = rank; unit < num_units; unit += p.split) {
+    const int t = unit % octets * 8 + warp, feature = unit / octets * 64 + lane;
+    const int n = slab0 * kUnitRows + feature;
+    const float* at = sums + t * S::kSumStride + feature;
+    const Output<T> current[2] = {outputs[0], outputs[1]};
+    if (unit + p.split < num_units) request(unit + p.split);
+    float squares[2];
 #pragma unroll
-      for (int q = 0; q < (kGated ? 4 : 2); ++q) {  // gated: gates, then ups
-        const float4 f =
-            *reinterpret_cast<const float4*>(at + q / 2 * out_slabs * kUnitRows + q % 2 * 4);
-        v[q * 4] = f.x, v[q * 4 + 1] = f.y, v[q * 4 + 2] = f.z, v[q * 4 + 3] = f.w;
-      }
-      squares = kGated ? finish<T>(p.epilogue, v, row_scale[t], token0 + t, n0, out_width)
-                       : columns.finish(p.epilogue, v, row_scale[t], token0 + t, n0, out_width,
-                                        &residual, &norm_weight);
+    for (int h = 0; h < 2; ++h) {
+      const float up = kGated ? at[32 * h + out_slabs * kUnitRows] : 0.f;
+      squares[h] = current[h].template write<kGated>(
+          p.epilogue, at[32 * h] * row_scale[t], up * row_scale[t],
+          static_cast<int64_t>(token0 + t) * out_width + n + 32 * h);
     }
-    if (!kGated && p.epilogue.sumsq_out != nullptr) {
-      // Two or eight adjacent lanes hold the columns of a partial; items come in whole warps.
-      const int lanes = p.epilogue.sumsq_columns / 8;
-      const int part = n0 / p.epilogue.sumsq_columns;
-      const int parts = (out_width + p.epilogue.sumsq_columns - 1) / p.epilogue.sumsq_columns;
-      for (int o = lanes / 2; o > 0; o /= 2) squares += __shfl_xor_sync(~0u, squares, o);
-      if (lane % lanes == 0 && inside) {
-        p.epilogue.sumsq_out[static_cast<int64_t>(token0 + t) * parts + part] = squares;
+    if (kGated || p.epilogue.sumsq_out == nullptr) continue;
+    const int columns = p.epilogue.sumsq_columns;  // 16 or 64
+    if (columns == 64) squares[0] = warp_sum(squares[0] + squares[1]);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (columns == 16) {
+        for (int o = 8; o > 0; o /= 2) squares[h] += __shfl_xor_sync(~0u, squares[h], o);
+      }
+      if (current[h].inside && (columns == 16 ? lane % 16 : lane + 32 * h) == 0) {
+        const int num_parts = (out_width + columns - 1) / columns;
+        p.epilogue.sumsq_out[static_cast<int64_t>(token0 + t) * num_parts +
+                             (n + 32 * h) / columns] = squares[h];
       }
     }
   }
 #else
   wrong_architecture();
 #endif
-}
-
-int num_multiprocessors() {
-  int device = 0, count = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
 }
 
 template <class T, class F, int kGroups, int kTiles, int kTokens, bool kGated>
@@ -495,9 +492,10 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   kp.stages = std::max(
       2, std::min({tile.stages, kMaxStages, (226 * 1024 - kHeadBytes - 1024) / kp.stage_bytes}));
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(tiles * kp.split));
+  kp.num_blocks = tiles * kp.split;
+  config.grid = dim3(static_cast<unsigned>(std::max(kp.num_blocks, num_multiprocessors())));
   config.block = dim3(S::kThreads);
-  config.shared_bytes = S::shared_bytes(kp.stages, kp.block_slabs);
+  config.shared_bytes = packed_shared_bytes(p, S::shared_bytes(kp.stages, kp.block_slabs));
   config.stream = stream;
   config.pdl = p.dependent_launch;
   return launch(gemm_packed_kernel<T, F, kGroups, kTiles, kTokens, kGated>, config, "gemm_packed",
@@ -539,10 +537,11 @@ Status run_format(const GemmParams& p, const GemmTile& tile, cudaStream_t stream
 }
 
 // The tile whose busiest multiprocessor has the least to do, in cycles: of 64 rows of weight by half a
-// unit, kConverted to make operands and 2 of each token, which add up; kMeeting for parts of k; bytes
-// of x and of weights (from memory) a cycle.
+// unit, kConverted to make operands and 2 of each token, which add up; kMeeting for parts of k and one
+// more for kPartBytes of them; bytes of x and of weights (from memory) a cycle.
 GemmTile choose_tile(const GemmParams& p) {
-  constexpr int64_t kConverted = 80, kMeeting = 3000, kXBytes = 40, kWeightBytes = 19;
+  constexpr int64_t kConverted = 125, kMeeting = 2500, kPartBytes = 16;
+  constexpr int64_t kXBytes = 40, kWeightBytes = 19;
   GemmTile best;
   best.tokens = 16;
   while (best.tokens < p.num_rows && best.tokens < 128) best.tokens *= 2;
@@ -564,7 +563,8 @@ GemmTile choose_tile(const GemmParams& p) {
       const int64_t step = std::max(halves * (kConverted + 2 * std::max(best.tokens, 26)),
                                     count * unit / kWeightBytes + x_unit / kXBytes);
       const int64_t cycles =
-          ceil_div(blocks, multiprocessors) * steps * step + (split > 1 ? kMeeting : 0);
+          ceil_div(blocks, multiprocessors) * steps * step +
+          (split > 1 ? kMeeting + count * kUnitRows * best.tokens * 4 / kPartBytes : 0);
       if (cycles >= least) continue;
       least = cycles;
       best.features = count * kUnitRows;
@@ -572,7 +572,8 @@ GemmTile choose_tile(const GemmParams& p) {
     }
   }
   const int64_t stage = round_up(x_unit + best.features / kUnitRows * unit, 1024);
-  best.stages = static_cast<int>(std::min<int64_t>(kMaxStages, (few ? 111 : 220) * 1024 / stage));
+  const int64_t bytes = few ? packed_shared_budget(p) - kHeadBytes - 1024 : 220 * 1024;
+  best.stages = static_cast<int>(std::min<int64_t>(kMaxStages, bytes / stage));
   return best;
 }
 

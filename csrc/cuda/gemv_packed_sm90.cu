@@ -46,6 +46,7 @@ struct KernelParams {
   int num_units, num_items;  // units along k; slabs, or pairs of them
   int second;                // from a gate's slab to its up's
   int stages, cluster;
+  bool keeps_x_sums;
 };
 
 // kSlabs are multiplied at once.
@@ -64,53 +65,6 @@ struct Shape {
   static int shared_bytes(int stages) { return kFixedBytes + stages * kStageBytes; }
 };
 
-// What one output takes beside its sum: asked for ahead of it.
-template <class T>
-struct Output {
-  float scale = 1.f, up_scale = 1.f, bias = 0.f, up_bias = 0.f, residual = 0.f, norm = 0.f;
-  bool inside;
-
-  template <bool kGated>
-  __device__ __forceinline__ void request(const Epilogue& p, int64_t t, int n, int width) {
-    if (!inside) return;
-    if (p.weight_scale != nullptr) {
-      scale = p.weight_scale[n];
-      if (kGated) up_scale = p.weight_scale[width + n];
-    }
-    if (p.bias != nullptr) {
-      const T* from = static_cast<const T*>(p.bias) + n;
-      bias = Traits<T>::to_float(*from);
-      if (kGated) up_bias = Traits<T>::to_float(from[width]);
-    }
-    if (!kGated && p.scaled_out != nullptr) {
-      norm = Traits<T>::to_float(static_cast<const T*>(p.next_norm_weight)[n]);
-    }
-    if (p.residual != nullptr) {
-      residual = Traits<T>::to_float(__ldcg(static_cast<const T*>(p.residual) + t * width + n));
-    }
-  }
-
-  // Returns the square of what it wrote.
-  template <bool kGated>
-  __device__ __forceinline__ float write(const Epilogue& p, float sum, float up, int64_t at) const {
-    if (!inside) return 0.f;
-    float y = fmaf(sum, scale, bias);
-    if (kGated) y = y / (1.f + __expf(-y)) * fmaf(up, up_scale, up_bias);
-    y += residual;
-    if (p.float_out) {
-      static_cast<float*>(p.out)[at] = y;
-    } else {
-      const T rounded = Traits<T>::from_float(y);
-      static_cast<T*>(p.out)[at] = rounded;
-      y = Traits<T>::to_float(rounded);
-      if (!kGated && p.scaled_out != nullptr) {
-        static_cast<T*>(p.scaled_out)[at] = Traits<T>::from_float(y * norm);
-      }
-    }
-    return y * y;
-  }
-};
-
 // Adds the warps' sums in their order and finishes them: outputs [kTokens, S::kRows] of a pass, by
 // kThreads threads of which this is `thread`. The rows from n0 on are there in a number of `rows`.
 // wait() returns when the sums are there, done() is called when they have been read.
@@ -120,6 +74,7 @@ __device__ __forceinline__ void finish_pass(const Epilogue& p, const float* sums
                                             int thread, const Wait& wait, const Done& done) {
   constexpr int kCount = (kTokens * S::kRows + kThreads - 1) / kThreads;
   const int width = kGated ? p.out_features / 2 : p.out_features;
+  rows = min(rows, width - n0);
   Output<T> outputs[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -188,11 +143,12 @@ __device__ __forceinline__ void multiply_codes(float (&acc)[kSlabs][4], const ch
 }
 
 // The same of 16-bit x; x: this lane's token and 8 of its columns. All of a unit's loads come first:
-// there are but two warps to hide their latency.
+// there are but two warps to hide their latency. x_sums: of the unit's groups, four pairs of tokens
+// each, made in the first pass if there are more; null: they are not kept.
 template <class T, class F, int kSlabs>
 __device__ __forceinline__ void multiply_values(float (&acc)[kSlabs][4], const char* weight,
                                                 int stride, const char* x, int left,
-                                                const char* zeros) {
+                                                const char* zeros, float2* x_sums, bool known) {
   const int lane = threadIdx.x % kWarp;
   constexpr bool kLifted = F::kCodeBits == 4;
   constexpr int kQuads = F::kCodeBits / 2;        // of a slab
@@ -220,7 +176,7 @@ __device__ __forceinline__ void multiply_values(float (&acc)[kSlabs][4], const c
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
     const uint32_t b0 = b[step / 2][step % 2 * 2], b1 = b[step / 2][step % 2 * 2 + 1];
-    if constexpr (kLifted) {
+    if (kLifted && !known) {
       constexpr uint32_t kOnes[4] = {kOnePair<T>, kOnePair<T>, kOnePair<T>, kOnePair<T>};
       mma_m16n8k16<T>(x_sum, kOnes, b0, b1);
     }
@@ -242,6 +198,14 @@ __device__ __forceinline__ void multiply_values(float (&acc)[kSlabs][4], const c
       mma_m16n8k16<T>(F::kGroups ? sum[j] : acc[j], a, b0, b1);
     }
     if (F::kGroups && (step + 1) % kGroupSteps == 0) {
+      if (kLifted && x_sums != nullptr) {
+        float2* kept = x_sums + step / kGroupSteps * 4 + lane % 4;
+        if (known) {
+          x_sum[0] = x_sum[2] = kept->x, x_sum[1] = x_sum[3] = kept->y;
+        } else if (lane < 4) {
+          *kept = make_float2(x_sum[0], x_sum[1]);
+        }
+      }
 #pragma unroll
       for (int j = 0; j < kSlabs; ++j) {
         const uint2 word = words[j][step / kGroupSteps];
@@ -276,6 +240,8 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
   float* row_scale = reinterpret_cast<float*>(zeros + 16);         // [kTokens]
   float* sums = reinterpret_cast<float*>(shared + kHeadBytes);     // [kWarps, kTokens, kRowStride]
   char* stages = shared + S::kFixedBytes;
+  float2* x_sums =  // [num_units, groups, 4]
+      p.keeps_x_sums ? reinterpret_cast<float2*>(stages + p.stages * S::kStageBytes) : nullptr;
 
   const int warp = __shfl_sync(~0u, threadIdx.x / kWarp, 0);
   const int lane = threadIdx.x % kWarp;
@@ -399,7 +365,9 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
                                       left, zeros);
           } else {
             multiply_values<T, F, kSlabs>(acc, weight, kWarps * F::kUnitBytes,
-                                          x + s * S::kStageBytes, left, zeros);
+                                          x + s * S::kStageBytes, left, zeros,
+                                          x_sums == nullptr ? nullptr : x_sums + unit * (kUnitColumns / F::kColumns) * 4,
+                                          x_sums != nullptr && pass > 0);
           }
         }
         __syncwarp();
@@ -454,20 +422,19 @@ Status run(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
   kp.num_units = static_cast<int>(packed_units(p.in_features));
   kp.num_items = static_cast<int>(packed_tiles(kGated ? p.out_features / 2 : p.out_features));
   kp.second = kp.num_items;
-  kp.stages = std::max(
-      2, std::min(kMaxStages, (tile.kilobytes * 1024 - S::kFixedBytes) / S::kStageBytes));
-  int device = 0, multiprocessors = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  int blocks = std::min(multiprocessors, kp.num_items);
+  int blocks = std::min(num_multiprocessors(), kp.num_items);
   kp.cluster = std::min(tile.cluster, blocks);
-  // Clusters of more than two do not fill a part of the device whose count is no multiple.
-  if (kp.cluster > 2) blocks = std::min(blocks, multiprocessors / 16 * 16);
   blocks -= blocks % kp.cluster;
+  kp.keeps_x_sums =
+      F::kTokenSize > 1 && F::kCodeBits == 4 && ceil_div(kp.num_items, blocks) > S::kItems;
+  const int x_sums =
+      kp.keeps_x_sums ? kp.num_units * (kUnitColumns / F::kColumns) * 4 * sizeof(float2) : 0;
+  kp.stages = std::max(2, std::min(kMaxStages, (tile.kilobytes * 1024 - S::kFixedBytes - x_sums) /
+                                                   S::kStageBytes));
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(blocks));
   config.block = dim3(S::kThreads);
-  config.shared_bytes = S::shared_bytes(kp.stages);
+  config.shared_bytes = packed_shared_bytes(p, S::shared_bytes(kp.stages) + x_sums);
   config.stream = stream;
   config.pdl = p.dependent_launch;
   config.cluster_x = static_cast<unsigned>(kp.cluster);
@@ -498,14 +465,13 @@ Status run_format(const GemmParams& p, const GemvTile& tile, cudaStream_t stream
   });
 }
 
-// As many slabs at once as leave the fewest passes half empty; more where x is what is read most.
+// As many slabs at once as leave the fewest passes half empty.
 GemvTile choose_tile(const GemmParams& p) {
   GemvTile tile;
-  if (p.gated) {
-    tile.slabs = code_bits(p.operands) == 4 && p.num_rows > 4 ? 4 : 2;
-  } else {
-    tile.slabs = ceil_div(packed_tiles(p.out_features), 132) % 3 == 0 ? 3 : 2;
-  }
+  tile.slabs = !p.gated && ceil_div(packed_tiles(p.out_features), 132) % 3 == 0 ? 3 : 2;
+  tile.kilobytes = packed_shared_budget(p) / 1024;
+  // Codes of 8 bits keep memory busy without.
+  tile.cluster = code_bits(p.operands) == 4 ? 2 : 1;
   return tile;
 }
 

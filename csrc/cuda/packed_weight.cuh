@@ -20,6 +20,7 @@
 // Then words as above: a float whose last byte is 128 - zero instead.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "common.cuh"
@@ -67,6 +68,21 @@ inline const char* packed_refuses(const GemmParams& p) {
     return "scaled_out needs sumsq_out, and out of dtype";
   }
   return nullptr;
+}
+
+// Shared memory of launches that follow each other: a block fits beside one of the next launch, which
+// so has its first weights early, but two of one launch should not lie on a multiprocessor while
+// another has none. Products with a residual, every other one of a layer, take more than half; beside
+// one of their blocks, there is room for one of the others alone.
+constexpr int kResidualShared = 116 * 1024, kOtherShared = 110 * 1024;
+
+inline int packed_shared_budget(const GemmParams& p) {
+  return p.residual != nullptr ? kResidualShared : kOtherShared;
+}
+
+// What a launch that needs so many bytes asks for.
+inline int packed_shared_bytes(const GemmParams& p, int bytes) {
+  return p.residual != nullptr ? std::max(bytes, kResidualShared) : bytes;
 }
 
 // A code of 4 or 8 bits in the mantissa of this number is the number plus the code.
