@@ -161,10 +161,17 @@ Status gemm(const GemmParams& params, const GemmResources& resources, const char
 // room for it.
 bool gemm_packed_scales_out(DType dtype, int64_t num_rows);
 
-// sums[m, i] = sum of squares of x[m, i * columns .. (i + 1) * columns - 1]; what the product ahead
-// does in its epilogue, for a first layer.
-Status row_sumsq(const void* x, DType dtype, int64_t num_rows, int64_t width, int64_t columns,
-                 float* sums, CUstream_st* stream);
+// sums[m, i] = sum of squares of x[m, i * columns .. (i + 1) * columns - 1], and scaled, if there is
+// one, x * norm_weight: what the product ahead does in its epilogue, for a first layer.
+struct RowSumsqParams {
+  const void* x = nullptr;            // [M, N]
+  float* sums = nullptr;              // [M, ceil(N / columns)]
+  const void* norm_weight = nullptr;  // [N]
+  void* scaled = nullptr;             // [M, N] or null
+  int64_t num_rows = 0, width = 0, columns = 0;
+  DType dtype = DType::kBFloat16;
+};
+Status row_sumsq(const RowSumsqParams& params, CUstream_st* stream);
 
 // weight[n, k] *= norm_weight[k], in place, rounded once. [N, K], [K], same dtype.
 Status fold_norm_weight(void* weight, const void* norm_weight, DType dtype, int64_t out_features,
