@@ -540,7 +540,7 @@ Status run_format(const GemmParams& p, const GemmTile& tile, cudaStream_t stream
 // unit, kConverted to make operands and 2 of each token, which add up; kMeeting for parts of k and one
 // more for kPartBytes of them; bytes of x and of weights (from memory) a cycle.
 GemmTile choose_tile(const GemmParams& p) {
-  constexpr int64_t kConverted = 125, kMeeting = 2500, kPartBytes = 16;
+  constexpr int64_t kConverted = 125, kMeeting = 2500, kPartBytes = 8;
   constexpr int64_t kXBytes = 40, kWeightBytes = 19;
   GemmTile best;
   best.tokens = 16;
@@ -554,7 +554,7 @@ GemmTile choose_tile(const GemmParams& p) {
   int64_t least = std::numeric_limits<int64_t>::max();
   // Two tiles per warpgroup take registers that sums of more than 32 tokens need.
   const int most = best.tokens <= 32 ? 16 : 8;
-  for (int count = p.gated ? most - 6 : most == 8 ? 8 : 12; count <= most; count += p.gated ? 2 : 4) {
+  for (int count = 8; count <= most; count += p.gated ? 2 : 4) {
     for (int split = 1; split <= std::min<int64_t>(kMaxSplit, units); ++split) {
       const int64_t blocks =
           ceil_div(slabs, count) * ceil_div(p.num_rows, best.tokens) * split;
