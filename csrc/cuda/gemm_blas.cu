@@ -433,13 +433,13 @@ Status gemm_blas(const GemmParams& p, const GemmResources& resources, CUstream_s
       if (p.gated) return fold_gate(both, p.out, p.dtype, p.num_rows, width, stream);
       if (p.sumsq_out != nullptr) {
         RowSumsqParams q;
-    q.x = p.out;
-    q.sums = p.sumsq_out;
-    q.num_rows = p.num_rows;
-    q.width = width;
-    q.columns = gemm_sumsq_columns(p.num_rows);
-    q.dtype = p.out_dtype;
-    return row_sumsq(q, stream);
+        q.x = p.out;
+        q.sums = p.sumsq_out;
+        q.num_rows = p.num_rows;
+        q.width = width;
+        q.columns = gemm_sumsq_columns(p.num_rows);
+        q.dtype = p.out_dtype;
+        return row_sumsq(q, stream);
       }
     }
     return {};
