@@ -10,10 +10,11 @@
 //      them into the instruction's left operand in registers (bit operations, one subtraction, with
 //      4 bits one multiplication, all in pairs), half a unit of one of its tiles of 64 rows at a
 //      time, while the tensor cores work on the one ahead;
-//   3. a block takes any number of slabs of 16 rows, gated as many gates and their ups, and k is
-//      split so that each multiprocessor has one block: clusters of four or eight blocks leave 12 of
-//      132 without. The blocks of a tile send each other their sums through L2, a share for each to
-//      add and to finish.
+//   3. a gated product pairs slabs of gates with their ups, so that the packing knows nothing of
+//      gates;
+//   4. k is split so that each multiprocessor has one block: clusters of four or eight blocks leave
+//      12 of 132 without. The blocks of a tile send each other their sums through L2, a share for
+//      each to add and to finish.
 //   With int8 x, codes less zero points are int8 operands, and a group's integer sums are scaled into
 //   floats.
 // Source: own; biasing codes into a mantissa is what FasterTransformer and Marlin do. QServe and QQQ
@@ -27,7 +28,6 @@
 // 18.9 + 49.4. Blocks of 64 rows of weight at M 128 read x too often (7 ms for all layers). It is not
 // known what bounds M 16 .. 64: neither the bytes of weights nor the waits between instructions do.
 #include <algorithm>
-#include <limits>
 #include <type_traits>
 
 #include "gemm_epilogue.cuh"
@@ -51,36 +51,33 @@ struct KernelParams {
   const uint8_t* weight;
   int num_rows, num_units;   // units along k
   int num_slabs, up;         // of 16 rows; the first up's, gated
-  int block_slabs;           // of a block; gated, half of them are gates
   int row_blocks, token_blocks;
   int num_blocks;            // that work
-  int stages, stage_bytes, split, trigger;
+  int stages, split, trigger;
 };
 
-// kGroups warpgroups with kTiles tiles each, of four slabs at most.
-template <class F, int kGroups, int kTiles, int kTokens>
+constexpr int kSlabs = 8;  // of a block, a warp each; gated, gates and their ups
+constexpr int kConsumers = kSlabs * kWarp;
+
+template <class F, int kTokens>
 struct Shape {
-  static constexpr int kBlockTiles = kGroups * kTiles;
   static constexpr int kBoxes = F::kTokenSize;              // of x, of a stage
   static constexpr int kBoxColumns = kUnitColumns / kBoxes;
   static constexpr int kTokenBytes = kTokens * kRowBytes;  // of a box
-  static constexpr int kMaxSlabs = kBlockTiles * 4;
-  static constexpr int kConsumers = kGroups * kGroup;
-  static constexpr int kSumStride = kBlockTiles * 64 + 4;  // floats per token; no conflicts
+  static constexpr int kStageLoad = kBoxes * kTokenBytes + kSlabs * F::kUnitBytes;
+  static constexpr int kStageBytes = (kStageLoad + 1023) / 1024 * 1024;
+  static constexpr int kSumStride = kSlabs * kUnitRows + 4;  // floats per token; no conflicts
   static constexpr int kSumBytes = kTokens * kSumStride * 4;
-  static constexpr int kPartBytes = kBlockTiles * 64 * kTokens * 4;
-  static int stage_bytes(int slabs) {
-    return (kBoxes * kTokenBytes + slabs * F::kUnitBytes + 1023) / 1024 * 1024;
-  }
+  static constexpr int kPartBytes = kTokens * kSlabs * kUnitRows * 4;
   static constexpr int kSums = F::kTokenSize == 1 ? kTokens / 2 : 0;  // of a group of codes
-  static constexpr int kAccumulators = kTiles * kTokens / 2 + kSums;  // per thread
+  static constexpr int kAccumulators = kTokens / 2 + kSums;           // per thread
   static constexpr int kBlocks =  // per multiprocessor
       kAccumulators > (F::kTokenSize == 1 ? 64 : 32) ? 1 : 2;
   // One more warp copies, and then makes row scales; a warpgroup can give its registers away.
   static constexpr bool kGives = kAccumulators > 64;
   static constexpr int kThreads = kConsumers + (kGives ? kGroup : kWarp);
-  static int shared_bytes(int stages, int slabs) {
-    return 1024 + kHeadBytes + std::max(stages * stage_bytes(slabs), kSumBytes);
+  static int shared_bytes(int stages) {
+    return 1024 + kHeadBytes + std::max(stages * kStageBytes, kSumBytes);
   }
 };
 
@@ -158,12 +155,11 @@ __device__ __forceinline__ void take_parts(float* own, float4* from, int64_t str
   store_sums<kSumStride>(own, sum);
 }
 
-template <class T, class F, int kGroups, int kTiles, int kTokens, bool kGated>
-__global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
-                                  Shape<F, kGroups, kTiles, kTokens>::kBlocks)
+template <class T, class F, int kTokens, bool kGated>
+__global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>::kBlocks)
     gemm_packed_kernel(const __grid_constant__ CUtensorMap token_map, const KernelParams p) {
 #ifdef REGATTA_SM90A
-  using S = Shape<F, kGroups, kTiles, kTokens>;
+  using S = Shape<F, kTokens>;
   extern __shared__ char shared[];
   // Not through an integer: the compiler must see that this is shared memory.
   char* base = shared + (-shared_address(shared) & 1023);
@@ -183,8 +179,8 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
   const int order = min(kOrder, p.token_blocks - first);
   const int within = index - first * p.row_blocks;
   const int token0 = (first + within % order) * kTokens;
-  const int out_slabs = kGated ? p.block_slabs / 2 : p.block_slabs;
-  const int slab0 = within / order * out_slabs;
+  constexpr int kOutSlabs = kGated ? kSlabs / 2 : kSlabs;
+  const int slab0 = within / order * kOutSlabs;
   const int step0 = static_cast<int>(static_cast<int64_t>(p.num_units) * rank / p.split);
   const int num_steps =
       static_cast<int>(static_cast<int64_t>(p.num_units) * (rank + 1) / p.split) - step0;
@@ -197,42 +193,39 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
     return;
   }
   const int trigger_step = num_steps - 1 - p.trigger;
-  if (threadIdx.x == S::kConsumers) {
+  if (threadIdx.x == kConsumers) {
     tensor_map_prefetch(&token_map);
     for (int s = 0; s < p.stages; ++s) {
       barrier_init(&full[s], 1);
-      barrier_init(&empty[s], S::kConsumers / kWarp);
+      barrier_init(&empty[s], kConsumers / kWarp);
     }
     barrier_init_fence();
   }
   __syncthreads();
 
-  if (warp >= S::kConsumers / kWarp) {
+  if (warp >= kConsumers / kWarp) {
     if constexpr (S::kGives) registers_give<40>();
-    if (warp == S::kConsumers / kWarp) {
+    if (warp == kConsumers / kWarp) {
       const uint64_t once = p.token_blocks > 1 ? policy_evict_last() : policy_evict_first();
       const uint64_t keep = policy_evict_last();
       const uint8_t* from = nullptr;  // this lane's slab
-      if (lane < p.block_slabs) {
-        const int first = slab0 + lane + (lane >= out_slabs ? p.up - out_slabs : 0);
+      if (lane < kSlabs) {
+        const int first = slab0 + lane + (lane >= kOutSlabs ? p.up - kOutSlabs : 0);
         // Behind the last slab, its own rows again: they are not written.
         const int64_t slab = min(first, p.num_slabs - 1);
         from = p.weight + (slab * p.num_units + step0) * F::kUnitBytes;
       }
       const auto load_weight = [&](int step, int s) {
-        if (lane == 0) {
-          barrier_arrive_expect(&full[s],
-                                S::kBoxes * S::kTokenBytes + p.block_slabs * F::kUnitBytes);
-        }
+        if (lane == 0) barrier_arrive_expect(&full[s], S::kStageLoad);
         __syncwarp();
-        if (lane < p.block_slabs) {
-          bulk_load(stages + s * p.stage_bytes + S::kBoxes * S::kTokenBytes + lane * F::kUnitBytes,
+        if (lane < kSlabs) {
+          bulk_load(stages + s * S::kStageBytes + S::kBoxes * S::kTokenBytes + lane * F::kUnitBytes,
                     from + static_cast<int64_t>(step) * F::kUnitBytes, F::kUnitBytes, &full[s], once);
         }
       };
       const auto load_tokens = [&](int step, int s) {
         if (lane < S::kBoxes) {
-          tensor_load_2d(stages + s * p.stage_bytes + lane * S::kTokenBytes, &token_map,
+          tensor_load_2d(stages + s * S::kStageBytes + lane * S::kTokenBytes, &token_map,
                          (step0 + step) * kUnitColumns + lane * S::kBoxColumns, token0, &full[s],
                          keep);
         }
@@ -259,28 +252,21 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
         }
       }
       __syncwarp();
-      named_barrier_arrive(2, S::kConsumers + kWarp);
+      named_barrier_arrive(2, kConsumers + kWarp);
     }
     return;
   }
 
   if constexpr (S::kGives) registers_take<232>();
-  float acc[kTiles][kTokens / 2];
+  float acc[kTokens / 2];
 #pragma unroll
-  for (int r = 0; r < kTiles; ++r) {
-#pragma unroll
-    for (int i = 0; i < kTokens / 2; ++i) acc[r][i] = 0.f;
-  }
-  // This warp's slabs, of those of the block; those beyond are multiplied in vain.
-  int slabs[kTiles];
-#pragma unroll
-  for (int r = 0; r < kTiles; ++r) {
-    slabs[r] = min(r * 4 * kGroups + warp % 4 * kGroups + warp / 4, p.block_slabs - 1);
-  }
+  for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.f;
+  const int slab = warp % 4 * 2 + warp / 4;  // of the block's
   int s = 0;
   uint32_t phase = 0;
   barrier_wait(&full[0], 0);
-  const char* units = stages + S::kBoxes * S::kTokenBytes;  // of the first stage
+  const char* units =  // this warp's, of the first stage
+      stages + S::kBoxes * S::kTokenBytes + slab * F::kUnitBytes;
   // At least once: a way around the loop would set accumulators beside those in flight, for
   // which the compiler makes each instruction wait for the one ahead.
   int left = num_steps;
@@ -290,15 +276,14 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
     for (int i = 0; i < kTokens / 2; ++i) sum[i] = 0;
     uint32_t a[2][2][4];  // one is made while the tensor cores read the other
     W4A8Codes<F> codes;
-    codes.load(units + slabs[0] * F::kUnitBytes, 0);
+    codes.load(units, 0);
     do {
-      const uint64_t b = wgmma_descriptor(stages + s * p.stage_bytes);
-      const int offset = s * p.stage_bytes;
+      const uint64_t b = wgmma_descriptor(stages + s * S::kStageBytes);
+      const int offset = s * S::kStageBytes;
       const int current = s;
       if (++s == p.stages) s = 0, phase ^= 1;
 #pragma unroll
-      for (int q = 0; q < 2 * kTiles; ++q) {
-        const int half = q % 2, r = q / 2;
+      for (int half = 0; half < 2; ++half) {
         constexpr bool kEach = F::kColumns == 64;  // half is a group
         const float2 scale = codes.convert(a[half]);
         wgmma_fence();
@@ -308,19 +293,19 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
                                   k > 0 || (half > 0 && !kEach));
         }
         wgmma_commit();
-        if (q + 1 < 2 * kTiles) {
-          codes.load(units + offset + slabs[(q + 1) / 2] * F::kUnitBytes, (q + 1) % 2);
+        if (half == 0) {
+          codes.load(units + offset, 1);
         } else if (left > 1) {
           barrier_wait(&full[s], phase);
-          codes.load(units + s * p.stage_bytes + slabs[0] * F::kUnitBytes, 0);
+          codes.load(units + s * S::kStageBytes, 0);
         }
         if (half == 0 && !kEach) continue;
         wgmma_wait<0>();
         wgmma_pin(sum);
-        if (q + 1 == 2 * kTiles && lane == 0) barrier_arrive(&empty[current]);
+        if (half == 1 && lane == 0) barrier_arrive(&empty[current]);
 #pragma unroll
         for (int i = 0; i < kTokens / 2; ++i) {
-          acc[r][i] = fmaf(i % 4 < 2 ? scale.x : scale.y, static_cast<float>(sum[i]), acc[r][i]);
+          acc[i] = fmaf(i % 4 < 2 ? scale.x : scale.y, static_cast<float>(sum[i]), acc[i]);
         }
       }
     } while (--left > 0);
@@ -328,44 +313,41 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
     int previous = -1;
     uint32_t a[2][4][4];  // one is made while the tensor cores read the other
     PackedCodes<T, F> codes;
-    codes.load(units + slabs[0] * F::kUnitBytes, 0);
+    codes.load(units, 0);
     do {
-      const char* at = stages + s * p.stage_bytes;
-      const int offset = s * p.stage_bytes;
+      const char* at = stages + s * S::kStageBytes;
+      const int offset = s * S::kStageBytes;
       const int current = s;
       if (++s == p.stages) s = 0, phase ^= 1;
 #pragma unroll
-      for (int q = 0; q < 2 * kTiles; ++q) {
-        const int half = q / kTiles, r = q % kTiles;
-        codes.convert(a[q % 2]);
+      for (int half = 0; half < 2; ++half) {
+        codes.convert(a[half]);
         const uint64_t b = wgmma_descriptor(at + half * S::kTokenBytes);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; ++k) Wgmma<T, kTokens>::run(acc[r], a[q % 2][k], b + k * 2, 1);
+        for (int k = 0; k < 4; ++k) Wgmma<T, kTokens>::run(acc, a[half][k], b + k * 2, 1);
         wgmma_commit();
-        if (q + 1 < 2 * kTiles) {
-          codes.load(units + offset + slabs[(q + 1) % kTiles] * F::kUnitBytes, (q + 1) / kTiles);
+        if (half == 0) {
+          codes.load(units + offset, 1);
         } else if (left > 1) {
           barrier_wait(&full[s], phase);
-          codes.load(units + s * p.stage_bytes + slabs[0] * F::kUnitBytes, 0);
+          codes.load(units + s * S::kStageBytes, 0);
         }
         wgmma_wait<1>();
-        if (q == 0 && previous >= 0 && lane == 0) barrier_arrive(&empty[previous]);
+        if (half == 0 && previous >= 0 && lane == 0) barrier_arrive(&empty[previous]);
       }
       previous = current;
     } while (--left > 0);
   }
   wgmma_wait<0>();
-#pragma unroll
-  for (int r = 0; r < kTiles; ++r) wgmma_pin(acc[r]);
+  wgmma_pin(acc);
   pdl_wait();
 
   // The sums are finished in units of eight tokens by four slabs (gated: and their ups), by the
   // block of the tile whose turn it is: a token by each warp, two outputs by a lane.
-  static_assert(S::kConsumers == 8 * kWarp);
   const int out_width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
   const int octets = (min(kTokens, p.num_rows - token0) + 7) / 8;
-  const int num_units = octets * ((out_slabs + 3) / 4);
+  const int num_units = octets * (kOutSlabs / 4);
   Output<T> outputs[2];
   const auto request = [&](int unit) {
     const int t = unit % octets * 8 + warp, feature = unit / octets * 64 + lane;
@@ -373,56 +355,42 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
     for (int h = 0; h < 2; ++h) {
       const int n = slab0 * kUnitRows + feature + 32 * h;
       outputs[h] = {};
-      outputs[h].inside = unit < num_units && token0 + t < p.num_rows && n < out_width &&
-                          feature + 32 * h < out_slabs * kUnitRows;
+      outputs[h].inside = unit < num_units && token0 + t < p.num_rows && n < out_width;
       outputs[h].template request<kGated>(p.epilogue, token0 + t, n, out_width);
     }
   };
-  const auto owner = [&](int r, int j) {  // negative: nobody needs these
-    if (r * 4 * kGroups + warp % 4 * kGroups + warp / 4 >= p.block_slabs || j >= octets) return -1;
-    const int slab = slabs[r] - (kGated && slabs[r] >= out_slabs ? out_slabs : 0);
-    return (slab / 4 * octets + j) % p.split;
+  const auto owner = [&](int octet) {
+    return ((kGated ? 0 : slab / 4) * octets + octet) % p.split;
   };
-  constexpr int kQuads = kTokens / 8;  // of a tile
-  constexpr int64_t kStride = int64_t{kTiles} * kQuads * S::kConsumers;  // from block to block
+  constexpr int kOctets = kTokens / 8;
+  constexpr int64_t kStride = int64_t{kOctets} * kConsumers;  // from block to block
   float4* first_part = parts + index * p.split * kStride + threadIdx.x;
   if (p.split > 1) {
 #pragma unroll
-    for (int r = 0; r < kTiles; ++r) {
-#pragma unroll
-      for (int j = 0; j < kQuads; ++j) {
-        if (owner(r, j) >= 0 && owner(r, j) != rank) {
-          send_part(first_part + rank * kStride + (r * kQuads + j) * S::kConsumers, acc[r] + 4 * j);
-        }
+    for (int j = 0; j < kOctets; ++j) {
+      if (j < octets && owner(j) != rank) {
+        send_part(first_part + rank * kStride + j * kConsumers, acc + 4 * j);
       }
     }
   }
   // Every warp has read the stages; they now hold the sums, token by token.
-  named_barrier_sync(1, S::kConsumers);
+  named_barrier_sync(1, kConsumers);
+  float* own = sums + lane % 4 * 2 * S::kSumStride + slab * kUnitRows + lane / 4;
 #pragma unroll
-  for (int r = 0; r < kTiles; ++r) {
-    float* own = sums + lane % 4 * 2 * S::kSumStride + slabs[r] * kUnitRows + lane / 4;
-#pragma unroll
-    for (int j = 0; j < kQuads; ++j) {
-      if (owner(r, j) == rank) {
-        store_sums<S::kSumStride>(own + j * 8 * S::kSumStride, acc[r] + 4 * j);
-      }
+  for (int j = 0; j < kOctets; ++j) {
+    if (j < octets && owner(j) == rank) {
+      store_sums<S::kSumStride>(own + j * 8 * S::kSumStride, acc + 4 * j);
     }
   }
   request(rank);
-#pragma unroll
-  for (int r = 0; r < kTiles; ++r) {
-    float* own = sums + lane % 4 * 2 * S::kSumStride + slabs[r] * kUnitRows + lane / 4;
 #pragma unroll 1
-    for (int j = 0; j < octets && p.split > 1; ++j) {
-      if (owner(r, j) == rank) {
-        take_parts<S::kSumStride>(own + j * 8 * S::kSumStride,
-                                  first_part + (r * kQuads + j) * S::kConsumers, kStride, rank,
-                                  p.split);
-      }
+  for (int j = 0; j < octets && p.split > 1; ++j) {
+    if (owner(j) == rank) {
+      take_parts<S::kSumStride>(own + j * 8 * S::kSumStride, first_part + j * kConsumers, kStride,
+                                rank, p.split);
     }
   }
-  named_barrier_sync(2, S::kConsumers + kWarp);
+  named_barrier_sync(2, kConsumers + kWarp);
 
 #pragma unroll 1
   for (int unit = rank; unit < num_units; unit += p.split) {
@@ -434,7 +402,7 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
     float squares[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float up = kGated ? at[32 * h + out_slabs * kUnitRows] : 0.f;
+      const float up = kGated ? at[32 * h + kOutSlabs * kUnitRows] : 0.f;
       squares[h] = current[h].template write<kGated>(
           p.epilogue, at[32 * h] * row_scale[t], up * row_scale[t],
           static_cast<int64_t>(token0 + t) * out_width + n + 32 * h);
@@ -459,9 +427,9 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
 #endif
 }
 
-template <class T, class F, int kGroups, int kTiles, int kTokens, bool kGated>
+template <class T, class F, int kTokens, bool kGated>
 Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  using S = Shape<F, kGroups, kTiles, kTokens>;
+  using S = Shape<F, kTokens>;
   CUtensorMap token_map;
   const auto k = static_cast<cuuint64_t>(p.in_features);
   const cuuint64_t sizes[] = {k, static_cast<cuuint64_t>(p.num_rows)};
@@ -477,8 +445,7 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   kp.num_units = static_cast<int>(packed_units(p.in_features));
   kp.num_slabs = static_cast<int>(packed_tiles(p.out_features));
   kp.up = static_cast<int>(p.out_features / 2 / kUnitRows);
-  kp.block_slabs = std::min(tile.features / kUnitRows, S::kMaxSlabs);
-  kp.row_blocks = static_cast<int>(ceil_div(kp.num_slabs, kp.block_slabs));
+  kp.row_blocks = static_cast<int>(ceil_div(kp.num_slabs, kSlabs));
   kp.token_blocks = static_cast<int>(ceil_div(p.num_rows, kTokens));
   kp.split = std::min(tile.split, kMaxSplit);
   const int tiles = kp.row_blocks * kp.token_blocks;
@@ -488,93 +455,57 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
     --kp.split;
   }
   kp.trigger = tile.trigger;
-  kp.stage_bytes = S::stage_bytes(kp.block_slabs);
   kp.stages = std::max(
-      2, std::min({tile.stages, kMaxStages, (226 * 1024 - kHeadBytes - 1024) / kp.stage_bytes}));
+      2, std::min({tile.stages, kMaxStages, (226 * 1024 - kHeadBytes - 1024) / S::kStageBytes}));
   LaunchConfig config;
   kp.num_blocks = tiles * kp.split;
   config.grid = dim3(static_cast<unsigned>(std::max(kp.num_blocks, num_multiprocessors())));
   config.block = dim3(S::kThreads);
-  config.shared_bytes = packed_shared_bytes(p, S::shared_bytes(kp.stages, kp.block_slabs));
+  config.shared_bytes = packed_shared_bytes(p, S::shared_bytes(kp.stages));
   config.stream = stream;
   config.pdl = p.dependent_launch;
-  return launch(gemm_packed_kernel<T, F, kGroups, kTiles, kTokens, kGated>, config, "gemm_packed",
-                token_map, kp);
+  return launch(gemm_packed_kernel<T, F, kTokens, kGated>, config, "gemm_packed", token_map, kp);
 }
 
-template <class T, class F, int kGroups, int kTiles, bool kGated>
+template <class T, class F, bool kGated>
 Status run_tokens(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  switch (tile.tokens) {
-    case 8:
-      return run<T, F, kGroups, kTiles, kTiles == 1 ? 8 : 32, kGated>(p, tile, stream);
-    case 16:
-      return run<T, F, kGroups, kTiles, kTiles == 1 ? 16 : 32, kGated>(p, tile, stream);
-    case 32:
-      return run<T, F, kGroups, kTiles, 32, kGated>(p, tile, stream);
-    case 64:
-      return run<T, F, kGroups, kTiles, 64, kGated>(p, tile, stream);
-    default:
-      // No registers for the sums of two tiles.
-      return run<T, F, kGroups, 1, 128, kGated>(p, tile, stream);
-  }
-}
-
-template <class T, class F>
-Status run_groups(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  if (tile.features > 128) {
-    return p.gated ? run_tokens<T, F, 2, 2, true>(p, tile, stream)
-                   : run_tokens<T, F, 2, 2, false>(p, tile, stream);
-  }
-  return p.gated ? run_tokens<T, F, 2, 1, true>(p, tile, stream)
-                 : run_tokens<T, F, 2, 1, false>(p, tile, stream);
+  return tile.tokens <= 16   ? run<T, F, 16, kGated>(p, tile, stream)
+         : tile.tokens == 32 ? run<T, F, 32, kGated>(p, tile, stream)
+         : tile.tokens == 64 ? run<T, F, 64, kGated>(p, tile, stream)
+                             : run<T, F, 128, kGated>(p, tile, stream);
 }
 
 template <class T>
 Status run_format(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   return dispatch_packed(p, [&](auto format) {
-    return run_groups<T, decltype(format)>(p, tile, stream);
+    using F = decltype(format);
+    return p.gated ? run_tokens<T, F, true>(p, tile, stream)
+                   : run_tokens<T, F, false>(p, tile, stream);
   });
 }
 
-// The tile whose busiest multiprocessor has the least to do, in cycles: of 64 rows of weight by half a
-// unit, kConverted to make operands and 2 of each token, which add up; kMeeting for parts of k and one
-// more for kPartBytes of them; bytes of x and of weights (from memory) a cycle.
+// As many blocks as multiprocessors share k.
 GemmTile choose_tile(const GemmParams& p) {
-  constexpr int64_t kConverted = 125, kMeeting = 2500, kPartBytes = 8;
-  constexpr int64_t kXBytes = 40, kWeightBytes = 19;
-  GemmTile best;
-  best.tokens = 16;
-  while (best.tokens < p.num_rows && best.tokens < 128) best.tokens *= 2;
-  best.trigger = -1;
-  const bool few = best.tokens <= 64, codes = p.operands == GemmOperands::kW4A8;
-  const int64_t units = packed_units(p.in_features), slabs = packed_tiles(p.out_features);
-  const int64_t unit = unit_bytes(p.operands, static_cast<int>(p.group_size));
-  const int64_t x_unit = best.tokens * (codes ? 1 : 2) * kRowBytes;
+  GemmTile tile;
+  tile.tokens = 16;
+  while (tile.tokens < p.num_rows && tile.tokens < 128) tile.tokens *= 2;
+  tile.features = kSlabs * kUnitRows;
+  tile.trigger = -1;
   const int64_t multiprocessors = num_multiprocessors();
-  int64_t least = std::numeric_limits<int64_t>::max();
-  // Two tiles per warpgroup take registers that sums of more than 32 tokens need.
-  const int most = best.tokens <= 32 ? 16 : 8;
-  for (int count = 8; count <= most; count += p.gated ? 2 : 4) {
-    for (int split = 1; split <= std::min<int64_t>(kMaxSplit, units); ++split) {
-      const int64_t blocks =
-          ceil_div(slabs, count) * ceil_div(p.num_rows, best.tokens) * split;
-      if (split > 1 && blocks > multiprocessors) break;
-      const int64_t steps = ceil_div(units, split), halves = count > 8 ? 8 : 4;
-      const int64_t step = std::max(halves * (kConverted + 2 * std::max(best.tokens, 26)),
-                                    count * unit / kWeightBytes + x_unit / kXBytes);
-      const int64_t cycles =
-          ceil_div(blocks, multiprocessors) * steps * step +
-          (split > 1 ? kMeeting + count * kUnitRows * best.tokens * 4 / kPartBytes : 0);
-      if (cycles >= least) continue;
-      least = cycles;
-      best.features = count * kUnitRows;
-      best.split = split;
-    }
-  }
-  const int64_t stage = round_up(x_unit + best.features / kUnitRows * unit, 1024);
-  const int64_t bytes = few ? packed_shared_budget(p) - kHeadBytes - 1024 : 220 * 1024;
-  best.stages = static_cast<int>(std::min<int64_t>(kMaxStages, bytes / stage));
-  return best;
+  const int64_t blocks =
+      ceil_div(p.out_features, tile.features) * ceil_div(p.num_rows, tile.tokens);
+  const int64_t parts = std::min<int64_t>(kMaxSplit, packed_units(p.in_features));
+  tile.split = static_cast<int>(std::clamp<int64_t>(multiprocessors / blocks, 1, parts));
+  const bool codes = p.operands == GemmOperands::kW4A8;
+  const int64_t unit = unit_bytes(p.operands, static_cast<int>(p.group_size));
+  const int64_t stage = round_up(tile.tokens * (codes ? 1 : 2) * kRowBytes + kSlabs * unit, 1024);
+  int64_t stages = (packed_shared_budget(p) - kHeadBytes - 1024) / stage;
+  // Of large stages a block of its own multiprocessor has more, though the next launch's block then
+  // waits; two of many blocks share a multiprocessor.
+  const bool alone = tile.tokens > 64 || blocks * tile.split <= multiprocessors;
+  if (stages < 4 && alone) stages = 220 * 1024 / stage;
+  tile.stages = static_cast<int>(std::min<int64_t>(kMaxStages, stages));
+  return tile;
 }
 
 }  // namespace

@@ -46,7 +46,6 @@ struct KernelParams {
   int num_units, num_items;  // units along k; slabs, or pairs of them
   int second;                // from a gate's slab to its up's
   int stages, cluster;
-  bool keeps_x_sums;
 };
 
 // kSlabs are multiplied at once.
@@ -143,12 +142,11 @@ __device__ __forceinline__ void multiply_codes(float (&acc)[kSlabs][4], const ch
 }
 
 // The same of 16-bit x; x: this lane's token and 8 of its columns. All of a unit's loads come first:
-// there are but two warps to hide their latency. x_sums: of the unit's groups, four pairs of tokens
-// each, made in the first pass if there are more; null: they are not kept.
+// there are but two warps to hide their latency. (To keep the sums of x for the next slabs was slower.)
 template <class T, class F, int kSlabs>
 __device__ __forceinline__ void multiply_values(float (&acc)[kSlabs][4], const char* weight,
                                                 int stride, const char* x, int left,
-                                                const char* zeros, float2* x_sums, bool known) {
+                                                const char* zeros) {
   const int lane = threadIdx.x % kWarp;
   constexpr bool kLifted = F::kCodeBits == 4;
   constexpr int kQuads = F::kCodeBits / 2;        // of a slab
@@ -176,7 +174,7 @@ __device__ __forceinline__ void multiply_values(float (&acc)[kSlabs][4], const c
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
     const uint32_t b0 = b[step / 2][step % 2 * 2], b1 = b[step / 2][step % 2 * 2 + 1];
-    if (kLifted && !known) {
+    if constexpr (kLifted) {
       constexpr uint32_t kOnes[4] = {kOnePair<T>, kOnePair<T>, kOnePair<T>, kOnePair<T>};
       mma_m16n8k16<T>(x_sum, kOnes, b0, b1);
     }
@@ -198,14 +196,6 @@ __device__ __forceinline__ void multiply_values(float (&acc)[kSlabs][4], const c
       mma_m16n8k16<T>(F::kGroups ? sum[j] : acc[j], a, b0, b1);
     }
     if (F::kGroups && (step + 1) % kGroupSteps == 0) {
-      if (kLifted && x_sums != nullptr) {
-        float2* kept = x_sums + step / kGroupSteps * 4 + lane % 4;
-        if (known) {
-          x_sum[0] = x_sum[2] = kept->x, x_sum[1] = x_sum[3] = kept->y;
-        } else if (lane < 4) {
-          *kept = make_float2(x_sum[0], x_sum[1]);
-        }
-      }
 #pragma unroll
       for (int j = 0; j < kSlabs; ++j) {
         const uint2 word = words[j][step / kGroupSteps];
@@ -240,8 +230,6 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
   float* row_scale = reinterpret_cast<float*>(zeros + 16);         // [kTokens]
   float* sums = reinterpret_cast<float*>(shared + kHeadBytes);     // [kWarps, kTokens, kRowStride]
   char* stages = shared + S::kFixedBytes;
-  float2* x_sums =  // [num_units, groups, 4]
-      p.keeps_x_sums ? reinterpret_cast<float2*>(stages + p.stages * S::kStageBytes) : nullptr;
 
   const int warp = __shfl_sync(~0u, threadIdx.x / kWarp, 0);
   const int lane = threadIdx.x % kWarp;
@@ -365,9 +353,7 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
                                       left, zeros);
           } else {
             multiply_values<T, F, kSlabs>(acc, weight, kWarps * F::kUnitBytes,
-                                          x + s * S::kStageBytes, left, zeros,
-                                          x_sums == nullptr ? nullptr : x_sums + unit * (kUnitColumns / F::kColumns) * 4,
-                                          x_sums != nullptr && pass > 0);
+                                          x + s * S::kStageBytes, left, zeros);
           }
         }
         __syncwarp();
@@ -425,16 +411,12 @@ Status run(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
   int blocks = std::min(num_multiprocessors(), kp.num_items);
   kp.cluster = std::min(tile.cluster, blocks);
   blocks -= blocks % kp.cluster;
-  kp.keeps_x_sums =
-      F::kTokenSize > 1 && F::kCodeBits == 4 && ceil_div(kp.num_items, blocks) > S::kItems;
-  const int x_sums =
-      kp.keeps_x_sums ? kp.num_units * (kUnitColumns / F::kColumns) * 4 * sizeof(float2) : 0;
-  kp.stages = std::max(2, std::min(kMaxStages, (tile.kilobytes * 1024 - S::kFixedBytes - x_sums) /
-                                                   S::kStageBytes));
+  kp.stages = std::max(
+      2, std::min(kMaxStages, (tile.kilobytes * 1024 - S::kFixedBytes) / S::kStageBytes));
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(blocks));
   config.block = dim3(S::kThreads);
-  config.shared_bytes = packed_shared_bytes(p, S::shared_bytes(kp.stages) + x_sums);
+  config.shared_bytes = packed_shared_bytes(p, S::shared_bytes(kp.stages));
   config.stream = stream;
   config.pdl = p.dependent_launch;
   config.cluster_x = static_cast<unsigned>(kp.cluster);
@@ -465,13 +447,19 @@ Status run_format(const GemmParams& p, const GemvTile& tile, cudaStream_t stream
   });
 }
 
-// As many slabs at once as leave the fewest passes half empty.
+// As many slabs at once as leave the fewest passes half empty. Of several rows with codes of 8 bits, x
+// keeps memory from weights: blocks that share its copies, and as many stages as there is room for.
 GemvTile choose_tile(const GemmParams& p) {
   GemvTile tile;
-  tile.slabs = !p.gated && ceil_div(packed_tiles(p.out_features), 132) % 3 == 0 ? 3 : 2;
-  tile.kilobytes = packed_shared_budget(p) / 1024;
-  // Codes of 8 bits keep memory busy without.
-  tile.cluster = code_bits(p.operands) == 4 ? 2 : 1;
+  const bool small = p.operands == GemmOperands::kWeightInt4;
+  const bool wide = code_bits(p.operands) == 8 && p.num_rows > 2;
+  if (p.gated) {
+    tile.slabs = small && p.num_rows == 1 ? 4 : 2;
+  } else {
+    tile.slabs = ceil_div(packed_tiles(p.out_features), 132) % 3 == 0 ? 3 : 2;
+  }
+  tile.cluster = wide || (small && tile.slabs < 4) ? 2 : 1;
+  tile.kilobytes = wide ? 226 : packed_shared_budget(p) / 1024;
   return tile;
 }
 

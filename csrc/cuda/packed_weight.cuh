@@ -74,7 +74,7 @@ inline const char* packed_refuses(const GemmParams& p) {
 // so has its first weights early, but two of one launch should not lie on a multiprocessor while
 // another has none. Products with a residual, every other one of a layer, take more than half; beside
 // one of their blocks, there is room for one of the others alone.
-constexpr int kResidualShared = 116 * 1024, kOtherShared = 110 * 1024;
+constexpr int kResidualShared = 114 * 1024, kOtherShared = 112 * 1024;
 
 inline int packed_shared_budget(const GemmParams& p) {
   return p.residual != nullptr ? kResidualShared : kOtherShared;

@@ -48,10 +48,8 @@ int64_t random_groups(GemmOperands operands, int64_t k, Random& random) {
   return size <= 128 && k % size == 0 ? k / size : 1;
 }
 
-// Gated, blocks have any even number of slabs; else whole parts of sumsq_out.
-GemmTile random_tile(const Case& c, Random& random) {
-  const int features = c.gated ? 32 * (1 + random.below(8)) : 64 * (1 + random.below(4));
-  return {8 << random.below(5), features, 2 + random.below(3), 1 + random.below(8),
+GemmTile random_tile(Random& random) {
+  return {16 << random.below(4), 128, 2 + random.below(3), 1 + random.below(8),
           random.below(6) - 1};
 }
 
@@ -78,7 +76,7 @@ bool check_packed(GemmOperands operands, const Case& c, Random& random) {
   std::vector<float> w_rounded = wf;
   const std::vector<T> w_expected = rounded<T>(w_rounded);
   // Few rows: the scale is applied to sums. Many: to codes, rounded.
-  const GemmTile tile = random_tile(c, random);
+  const GemmTile tile = random_tile(random);
   const GemvTile gemv = {2 + random.below(3), 1 << random.below(3), 60 + random.below(150)};
   const int kernel = random.below(4);
   const bool tiles = kernel == 3 && !c.float_out && !c.sumsq_out;
@@ -110,17 +108,18 @@ bool check_packed(GemmOperands operands, const Case& c, Random& random) {
     if (kernel == 1 && gemv_packed_sm90_refuses(q) == nullptr) {
       return gemv_packed_sm90(q, gemv, nullptr);
     }
-    if (tiles && gemm_packed_tiles_sm90_refuses(q) == nullptr) {
-      return gemm_packed_tiles_sm90(q, nullptr);
+    if (tiles) {  // the other one rounds codes times scales, too
+      return gemm_packed_tiles_sm90_refuses(q) == nullptr ? gemm_packed_tiles_sm90(q, nullptr)
+                                                          : gemm_packed_sm90(q, nullptr);
     }
     return gemm(q, {}, nullptr, nullptr);
   };
   char label[200];
   snprintf(label, sizeof(label),
-           "packed %d bits, %ld groups, zeros %d, %s kernel %d tile %dx%d "
+           "packed %d bits, %ld groups, zeros %d, %s kernel %d tile of %d, "
            "stages %d split %d, gemv %d slabs, %d blocks, %d KB",
-           bits, groups, asymmetric, dtype_name(p.dtype), kernel, tile.tokens, tile.features,
-           tile.stages, tile.split, gemv.slabs, gemv.cluster, gemv.kilobytes);
+           bits, groups, asymmetric, dtype_name(p.dtype), kernel, tile.tokens, tile.stages,
+           tile.split, gemv.slabs, gemv.cluster, gemv.kilobytes);
   const double relative = Traits<T>::dtype == DType::kFloat16 ? 1e-3 : 8e-3;
   return check_product<T>(c, p, xf, wf, runner, label, c.float_out ? 2e-4 : relative, 3e-4);
 }
@@ -160,7 +159,7 @@ bool check_w4a8(const Case& c, Random& random) {
   p.x_scale = x_scale_buffer.data;
   p.weight = packed.buffer.data;
   p.group_size = packed.group_size;
-  const GemmTile tile = random_tile(c, random);
+  const GemmTile tile = random_tile(random);
   const GemvTile gemv = {2 + random.below(3), 1 << random.below(3), 60 + random.below(150)};
   const int kernel = random.below(3);
   const Runner runner = [&](const GemmParams& q) {
@@ -172,10 +171,10 @@ bool check_w4a8(const Case& c, Random& random) {
   };
   char label[200];
   snprintf(label, sizeof(label),
-           "w4a8, %ld groups, zeros %d, %s kernel %d tile %dx%d stages %d split %d, gemv %d slabs, "
+           "w4a8, %ld groups, zeros %d, %s kernel %d tile of %d, stages %d split %d, gemv %d slabs, "
            "%d blocks, %d KB",
-           groups, asymmetric, dtype_name(Traits<T>::dtype), kernel, tile.tokens, tile.features,
-           tile.stages, tile.split, gemv.slabs, gemv.cluster, gemv.kilobytes);
+           groups, asymmetric, dtype_name(Traits<T>::dtype), kernel, tile.tokens, tile.stages,
+           tile.split, gemv.slabs, gemv.cluster, gemv.kilobytes);
   const double relative = c.float_out                                 ? 1e-5
                           : Traits<T>::dtype == DType::kFloat16 ? 4.9e-4
                                                                 : 3.92e-3;
@@ -425,25 +424,21 @@ int main_tune(int64_t only, const char* format) {
           }
         }
         if (rows >= 8) {
-          const int tokens = static_cast<int>(std::min<int64_t>(rows, 128));
-          for (const int features : {128, 192, 224, 256}) {
-            if (features == 224 && kind != kGateUp) continue;
-            for (int split = 1; split <= 8; ++split) {
-              const int64_t blocks = ceil_div(kN[kind], features) * ceil_div(rows, tokens) * split;
-              if (blocks < 90 || (split > 1 && blocks > 132)) continue;
-              for (const int kilobytes : {111, 220}) {
-                const auto unit = static_cast<int64_t>(2048 * bytes_per_weight(operands));
-                const int64_t stage =
-                    round_up(tokens * (w4a8 ? 128 : 256) + features / 16 * unit, 1024);
-                const GemmTile tile = {tokens, features,
-                                       static_cast<int>(kilobytes * 1024 / stage), split, -1};
-                snprintf(label, sizeof(label), "%d/%d/%d", features, split, kilobytes);
-                times.emplace_back(kind_us(model, operands, kind, rows,
-                                           [&](const GemmParams& p, cudaStream_t s) {
-                                             return gemm_packed_sm90(p, tile, s);
-                                           }),
-                                   label);
-              }
+          const int tokens = static_cast<int>(std::clamp<int64_t>(rows, 16, 128));
+          for (int split = 1; split <= 8; ++split) {
+            const int64_t blocks = ceil_div(kN[kind], 128) * ceil_div(rows, tokens) * split;
+            if (split > 1 && blocks > 132) continue;
+            for (const int kilobytes : {110, 220}) {
+              const auto unit = static_cast<int64_t>(2048 * bytes_per_weight(operands));
+              const int64_t stage = round_up(tokens * (w4a8 ? 128 : 256) + 8 * unit, 1024);
+              const GemmTile tile = {tokens, 128, static_cast<int>(kilobytes * 1024 / stage), split,
+                                     -1};
+              snprintf(label, sizeof(label), "%d/%d", split, kilobytes);
+              times.emplace_back(kind_us(model, operands, kind, rows,
+                                         [&](const GemmParams& p, cudaStream_t s) {
+                                           return gemm_packed_sm90(p, tile, s);
+                                         }),
+                                 label);
             }
           }
         }
