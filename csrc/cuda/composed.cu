@@ -21,7 +21,7 @@ namespace regatta::cuda {
 namespace {
 
 // Up to this many rows no product of ours needs scratch: see the candidates in gemm.cu.
-constexpr int64_t kRowsWithoutScratch = 128;
+constexpr int64_t kRowsWithoutScratch = 64;
 
 // From so many rows on, a packed weight becomes a matrix first, where the product is not gated: then
 // the dense product saves more than that costs (gemm_packed_tiles_sm90.cu).

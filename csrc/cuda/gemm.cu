@@ -35,16 +35,7 @@ constexpr Candidate kCandidates[] = {
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemv_packed_sm90(p, s);
      }},
-    {"packed", 90, 90, 65, kAny,
-     [](const GemmParams& p) {
-       // Below, there are not tiles enough for the device.
-       return ceil_div(p.out_features, 256) * ceil_div(p.num_rows, 128) < 96
-                  ? "few tiles"
-                  : gemm_packed_tiles_sm90_refuses(p);
-     },
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
-       return gemm_packed_tiles_sm90(p, s);
-     }},
+    {"packed", 90, 90, 65, kAny, gemm_packed_tiles_sm90_refuses, gemm_packed_tiles_sm90},
     {"packed", 90, 90, 1, kAny, gemm_packed_sm90_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_packed_sm90(p, s);

@@ -48,7 +48,8 @@ inline Epilogue make_epilogue(const GemmParams& p) {
   e.float_out = p.out_dtype == DType::kFloat32;
   const int64_t width = p.gated ? p.out_features / 2 : p.out_features;
   e.vector_out = width % 8 == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0 &&
-                 reinterpret_cast<uintptr_t>(p.residual) % 16 == 0;
+                 reinterpret_cast<uintptr_t>(p.residual) % 16 == 0 &&
+                 reinterpret_cast<uintptr_t>(p.scaled_out) % 16 == 0;
   return e;
 }
 

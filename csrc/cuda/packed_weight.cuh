@@ -220,6 +220,10 @@ struct PackedFormat {
   static constexpr int kColumns = kGroupSize;
   static constexpr int kTokenSize = kOperands == GemmOperands::kW4A8 ? 1 : 2;  // bytes of a value of x
   static constexpr int kUnitBytes = unit_bytes(kOperands, kGroupSize);
+  static constexpr int kHalfBytes = kCodeBits * 128;  // codes of half a unit
+  // Scales that these need; half a unit of kGroupSize 128 needs all.
+  static constexpr int kHalfScaleBytes =
+      kGroups ? kUnitRows * 4 * (kGroupSize == 32 ? 2 : 1) : 0;
   static constexpr int kTileBytes = 4 * kUnitBytes;  // of a warpgroup
 };
 
@@ -250,45 +254,80 @@ struct PackedCodes {
   uint2 scales[kScales];  // of groups
 
   __device__ __forceinline__ void load(const char* unit, int half) {
+    load(unit + half * F::kHalfBytes,
+         unit + 2 * F::kHalfBytes + (F::kColumns < kUnitColumns ? half * F::kHalfScaleBytes : 0));
+  }
+
+  // The halves' codes and scales may lie apart.
+  __device__ __forceinline__ void load(const char* codes, const char* words) {
     const int lane = threadIdx.x % kWarp;
-    const uint4* from = reinterpret_cast<const uint4*>(unit) + half * (F::kCodeBits / 4) * kWarp;
 #pragma unroll
-    for (int q = 0; q < F::kCodeBits / 4; ++q) quads[q] = from[q * kWarp + lane];
+    for (int q = 0; q < F::kCodeBits / 4; ++q) {
+      quads[q] = reinterpret_cast<const uint4*>(codes)[q * kWarp + lane];
+    }
     if constexpr (F::kGroups) {
-      const uint2* words = reinterpret_cast<const uint2*>(unit + F::kCodeBits * 256) + lane / 4;
-      if (F::kColumns < kUnitColumns) words += half * kScales * 8;
 #pragma unroll
-      for (int g = 0; g < kScales; ++g) scales[g] = words[g * 8];
+      for (int g = 0; g < kScales; ++g) {
+        scales[g] = reinterpret_cast<const uint2*>(words)[g * 8 + lane / 4];
+      }
     }
   }
 
-  // The left operands of the four steps.
-  __device__ __forceinline__ void convert(uint32_t (&a)[4][4]) const {
+  // Words of step j: 4 bits one, 8 bits two.
+  __device__ __forceinline__ uint32_t word(int j, int i) const {
+    const uint4& quad = quads[F::kCodeBits == 8 ? j / 2 : 0];
+    const uint32_t words[4] = {quad.x, quad.y, quad.z, quad.w};
+    return words[F::kCodeBits == 8 ? j % 2 * 2 + i : j];
+  }
+
+  // The left operands of step j.
+  __device__ __forceinline__ void convert(int j, uint32_t (&a)[4]) const {
+    GroupScale group = {};
+    if constexpr (F::kGroups) group = group_scale(scales[j * kScales / 4]);
+    if constexpr (F::kCodeBits == 8) {
+      operands_of_int8<T>(word(j, 0), word(j, 1), a);
+    } else {
+      operands_of_int4<T>(word(j, 0), group.zero, a);
+    }
+    scale_operands(group, a);
+  }
+
+  // The same of an instruction whose rows are eight of these (half 0: r, 1: r + 8) and as many of
+  // `others`, behind them.
+  __device__ __forceinline__ void convert_mixed(const PackedCodes& others, int j, int half,
+                                                uint32_t (&a)[4]) const {
+    const auto pick = [&](uint2 words) { return half == 0 ? words.x : words.y; };
+    GroupScale group = {};
+    if constexpr (F::kGroups) {
+      group = group_scale(
+          make_uint2(pick(scales[j * kScales / 4]), pick(others.scales[j * kScales / 4])));
+    }
     if constexpr (F::kCodeBits == 8) {
 #pragma unroll
-      for (int q = 0; q < 2; ++q) {
-        operands_of_int8<T>(quads[q].x, quads[q].y, a[2 * q]);
-        operands_of_int8<T>(quads[q].z, quads[q].w, a[2 * q + 1]);
-      }
-      if constexpr (F::kGroups) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const GroupScale group = group_scale(scales[j * kScales / 4]);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            a[j][i] = multiply_pair<T>(subtract_pair<T>(a[j][i], group.zero[i % 2]),
-                                       group.scale[i % 2]);
-          }
-        }
+      for (int i = 0; i < 4; ++i) {
+        a[i] = pair_of_int8<T>((i % 2 == 0 ? *this : others).word(j, i / 2) >> (8 * half));
       }
     } else {
-      const uint32_t w[4] = {quads[0].x, quads[0].y, quads[0].z, quads[0].w};
+      const uint32_t low = word(j, 0) >> (4 * half), high = others.word(j, 0) >> (4 * half);
+      operands_of_int4<T>((low & 0x0f0f0f0f) | (high & 0x0f0f0f0f) << 4, group.zero, a);
+    }
+    scale_operands(group, a);
+  }
+
+  // Of all four steps.
+  __device__ __forceinline__ void convert(uint32_t (&a)[4][4]) const {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const GroupScale group = group_scale(scales[j * kScales / 4]);
-        operands_of_int4<T>(w[j], group.zero, a[j]);
+    for (int j = 0; j < 4; ++j) convert(j, a[j]);
+  }
+
+ private:
+  static __device__ __forceinline__ void scale_operands(const GroupScale& group,
+                                                        uint32_t (&a)[4]) {
+    if constexpr (F::kGroups) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[j][i] = multiply_pair<T>(a[j][i], group.scale[i % 2]);
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (F::kCodeBits == 8) a[i] = subtract_pair<T>(a[i], group.zero[i % 2]);
+        a[i] = multiply_pair<T>(a[i], group.scale[i % 2]);
       }
     }
   }

@@ -5,7 +5,7 @@
 //   nvcc -O3 -std=c++17 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a \
 //        -Icsrc/cuda -Icsrc/include csrc/cuda/bench/bench_packed.cu csrc/cuda/gem*.cu \
 //        csrc/cuda/pack_weight.cu csrc/cuda/quantize_rows.cu -o bench_packed
-//   ./bench_packed check [FORMAT] | chain [dense] | large | tune [ROWS [FORMAT]] | w4a8
+//   ./bench_packed check [FORMAT [FROM_ROWS]] | chain [dense] | large | tune [ROWS [FORMAT]] | w4a8
 //   FORMAT: "8 bits", "4 bits", "8 bits in groups", w4a8
 #include <cstring>
 #include <typeinfo>
@@ -53,9 +53,39 @@ GemmTile random_tile(Random& random) {
           random.below(6) - 1};
 }
 
+int multiprocessors() {
+  int count = 0;
+  CHECK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
+  return count;
+}
+
+// Scratch for the sums of gemm_packed_tiles_sm90.
+GemmResources with_scratch() {
+  static const Buffer<uint8_t> scratch(int64_t{64} << 20);
+  GemmResources resources;
+  resources.scratch = scratch.data;
+  resources.scratch_bytes = scratch.size;
+  return resources;
+}
+
+// What is chosen, or any number of blocks that share the tiles left over by whole waves.
+PackedTile random_packed_tile(const GemmParams& p, Random& random) {
+  const int blocks = multiprocessors();
+  if (random.below(3) == 0) return choose_packed_tile(p, blocks, with_scratch().scratch_bytes);
+  PackedTile tile;
+  constexpr int kTokens[] = {96, 128, 256};
+  tile.tokens = kTokens[random.below(3)];
+  const int rest = static_cast<int>(packed_tile_count(p, tile.tokens) % blocks);
+  if (rest > 0 && random.below(4) > 0) {
+    tile.workers = static_cast<int>(std::min<int64_t>(
+        rest * packed_units(p.in_features), rest + random.below(blocks + 1 - rest)));
+  }
+  return tile;
+}
+
 // x of T, weight packed.
 template <class T>
-bool check_packed(GemmOperands operands, const Case& c, Random& random) {
+bool check_packed(GemmOperands operands, Case c, Random& random) {
   const int bits = operands == GemmOperands::kWeightInt4 ? 4 : 8;
   const bool in_groups = operands != GemmOperands::kWeightInt8;
   const int64_t groups = in_groups ? random_groups(operands, c.k, random) : 1;
@@ -78,10 +108,26 @@ bool check_packed(GemmOperands operands, const Case& c, Random& random) {
   // Few rows: the scale is applied to sums. Many: to codes, rounded.
   const GemmTile tile = random_tile(random);
   const GemvTile gemv = {2 + random.below(3), 1 << random.below(3), 60 + random.below(150)};
-  const int kernel = random.below(4);
-  const bool tiles = kernel == 3 && !c.float_out && !c.sumsq_out;
+  const int kernel = c.m > 257 ? 3 : random.below(4);
+  const bool tiles = kernel == 3 && !c.float_out && (!c.sumsq_out || c.m > 8);
+  GemmParams problem;
+  problem.num_rows = c.m, problem.out_features = c.n, problem.in_features = c.k;
+  const PackedTile wide = random_packed_tile(problem, random);
   if (in_groups && (c.m > 8 || kernel == 0 || tiles)) wf = w_rounded;
   const Buffer<T> x(rounded<T>(xf));
+  // A norm of x: its rows' factors from sums of squares in parts.
+  constexpr int64_t kParts = 20;
+  std::vector<float> sumsq(c.m * kParts);
+  if (c.norm) {
+    for (float& v : sumsq) v = 1.5f + random.uniform();
+    for (int64_t m = 0; m < c.m; ++m) {
+      double sum = 0.;
+      for (int64_t i = 0; i < kParts; ++i) sum += sumsq[m * kParts + i];
+      const double factor = 1. / std::sqrt(sum / c.k + .25);
+      for (int64_t k = 0; k < c.k; ++k) xf[m * c.k + k] *= static_cast<float>(factor);
+    }
+  }
+  const Buffer<float> sumsq_buffer(sumsq);
   const Buffer<float> scale_buffer(scale);
   const Packed packed(operands, Traits<T>::dtype, c, groups, codes, scale,
                       asymmetric ? &zero : nullptr);
@@ -91,6 +137,7 @@ bool check_packed(GemmOperands operands, const Case& c, Random& random) {
   p.weight = packed.buffer.data;
   p.weight_scale = in_groups ? nullptr : scale_buffer.data;
   p.group_size = packed.group_size;
+  if (c.norm) p.sumsq = sumsq_buffer.data, p.num_sumsq = kParts, p.epsilon = .25f;
   p.dtype = Traits<T>::dtype;
   p.out_features = c.n;
   p.in_features = c.k;
@@ -109,17 +156,18 @@ bool check_packed(GemmOperands operands, const Case& c, Random& random) {
       return gemv_packed_sm90(q, gemv, nullptr);
     }
     if (tiles) {  // the other one rounds codes times scales, too
-      return gemm_packed_tiles_sm90_refuses(q) == nullptr ? gemm_packed_tiles_sm90(q, nullptr)
-                                                          : gemm_packed_sm90(q, nullptr);
+      return gemm_packed_tiles_sm90_refuses(q) == nullptr
+                 ? gemm_packed_tiles_sm90(q, wide, with_scratch(), nullptr)
+                 : gemm_packed_sm90(q, nullptr);
     }
-    return gemm(q, {}, nullptr, nullptr);
+    return gemm(q, with_scratch(), nullptr, nullptr);
   };
-  char label[200];
+  char label[240];
   snprintf(label, sizeof(label),
            "packed %d bits, %ld groups, zeros %d, %s kernel %d tile of %d, "
-           "stages %d split %d, gemv %d slabs, %d blocks, %d KB",
+           "stages %d split %d, gemv %d slabs, %d blocks, %d KB, tiles of %d, %d workers",
            bits, groups, asymmetric, dtype_name(p.dtype), kernel, tile.tokens, tile.stages,
-           tile.split, gemv.slabs, gemv.cluster, gemv.kilobytes);
+           tile.split, gemv.slabs, gemv.cluster, gemv.kilobytes, wide.tokens, wide.workers);
   const double relative = Traits<T>::dtype == DType::kFloat16 ? 1e-3 : 8e-3;
   return check_product<T>(c, p, xf, wf, runner, label, c.float_out ? 2e-4 : relative, 3e-4);
 }
@@ -191,12 +239,12 @@ const char* name_of(GemmOperands operands) {
                                                        : "w4a8";
 }
 
-constexpr int64_t kRows[] = {1, 2, 3, 5, 8, 9, 16, 17, 33, 64, 100, 127, 128, 129, 257};
+constexpr int64_t kRows[] = {1, 2, 3, 5, 8, 9, 16, 17, 33, 64, 96, 100, 127, 128, 129, 257, 1800};
 constexpr int64_t kShapes[][2] = {{64, 64},     {208, 144}, {80, 16},    {1008, 528},
                                   {264, 1040},  {8, 4112},  {1536, 2048}, {96, 2248},
                                   {2432, 640}};
 
-int check_all(const char* only) {
+int check_all(const char* only, int64_t from_rows) {
   Random random(11);
   int failures = 0;
   for (const GemmOperands operands : kFormats) {
@@ -204,6 +252,7 @@ int check_all(const char* only) {
     if (only != nullptr && std::strcmp(only, name_of(operands)) != 0) continue;
     int cases = 0, bad = 0;
     for (const int64_t m : kRows) {
+      if (m < from_rows) continue;
       for (const auto& shape : kShapes) {
         if (w4a8 && shape[1] % 16 != 0) continue;
         for (int variant = 0; variant < (m <= 32 ? 4 : 2); ++variant) {
@@ -213,7 +262,8 @@ int check_all(const char* only) {
           c.residual = !c.gated && random.below(2);
           c.sumsq_out = !c.gated && random.below(2);
           c.float_out = !c.gated && random.below(4) == 0;
-          c.scaled_out = c.sumsq_out && !c.float_out && m <= 64 && random.below(2);
+          c.norm = !w4a8 && random.below(2);
+          c.scaled_out = c.sumsq_out && !c.float_out && random.below(2);
           const bool half = random.below(2);
           if (w4a8) {
             bad += !(half ? check_w4a8<__half>(c, random) : check_w4a8<__nv_bfloat16>(c, random));
@@ -330,13 +380,14 @@ double bytes_per_weight(GemmOperands operands) {
 }
 
 int main_chain(bool with_dense) {
-  const Model model(256, with_dense);
+  const Model model(1024, with_dense);
   printf("128 products, ms\n");
   std::vector<GemmOperands> formats(std::begin(kFormats), std::end(kFormats));
   if (with_dense) formats.push_back(GemmOperands::kDense);
   for (const GemmOperands operands : formats) {
     printf("%s", name_of(operands));
-    for (const int64_t rows : {1, 2, 4, 8, 16, 32, 64, 128, 256}) {
+    for (const int64_t rows :
+         {1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024}) {
       const double ms = graph_ms(
           [&](cudaStream_t stream) {
             for (int i = 0; i < kLayers * 4; ++i) {
@@ -464,7 +515,7 @@ int main_large() {
     return gemm(p, model.resources, nullptr, s);
   };
   const auto tiles = [&](const GemmParams& p, cudaStream_t s) {
-    return gemm_packed_tiles_sm90(p, s);
+    return gemm_packed_tiles_sm90(p, model.resources, s);
   };
   const auto split = [&](const GemmParams& p, cudaStream_t s) { return gemm_packed_sm90(p, s); };
   const auto unpacked = [&](GemmParams p, cudaStream_t s) {
@@ -482,7 +533,7 @@ int main_large() {
                       {"4 bits, tiles", GemmOperands::kWeightInt4, tiles},
                       {"4 bits, split", GemmOperands::kWeightInt4, split},
                       {"4 bits, unpacked", GemmOperands::kWeightInt4, unpacked}};
-  for (const int64_t rows : {128, 256, 512, 1024, 8192}) {
+  for (const int64_t rows : {96, 128, 192, 256, 384, 512, 768, 1024, 2048, 8192}) {
     for (const Way& way : ways) {
       if (way.run.target_type() == typeid(split) && rows > 256) continue;
       double sum = 0.;
@@ -511,7 +562,9 @@ int main_large() {
 int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "check";
   setvbuf(stdout, nullptr, _IOLBF, 4096);
-  if (mode == "check") return check_all(argc > 2 ? argv[2] : nullptr) != 0;
+  if (mode == "check") {
+    return check_all(argc > 2 ? argv[2] : nullptr, argc > 3 ? std::atoi(argv[3]) : 0) != 0;
+  }
   if (mode == "w4a8") return main_w4a8();
   if (mode == "large") return main_large();
   if (mode == "tune") return main_tune(argc > 2 ? std::atoi(argv[2]) : 0, argc > 3 ? argv[3] : nullptr);
