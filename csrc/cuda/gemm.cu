@@ -17,6 +17,10 @@ struct Candidate {
 
 constexpr int64_t kAny = int64_t{1} << 62;
 
+Status share_packed(const GemmParams& p, const GemmResources& r, CUstream_st* s) {
+  return gemm_packed_shared_sm90(p, r, s);
+}
+
 // Rows: measured on an H200, see gemm_sm90.cu, gemm_tiles_sm90.cu and gemm_stream.cu. `stream`
 // serves Hopper's single rows and the small batches of other architectures; beyond, its blocks
 // re-read the weights.
@@ -35,7 +39,17 @@ constexpr Candidate kCandidates[] = {
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemv_packed_sm90(p, s);
      }},
-    {"packed", 90, 90, 65, kAny, gemm_packed_tiles_sm90_refuses, gemm_packed_tiles_sm90},
+    {"packed", 90, 90, 65, 1023, gemm_packed_shared_sm90_refuses, share_packed},
+    {"packed", 90, 90, 65, kAny,
+     [](const GemmParams& p) {
+       // Below, there are not tiles enough for the device.
+       return ceil_div(p.out_features, 256) * ceil_div(p.num_rows, 128) < 96
+                  ? "few tiles"
+                  : gemm_packed_tiles_sm90_refuses(p);
+     },
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
+       return gemm_packed_tiles_sm90(p, s);
+     }},
     {"packed", 90, 90, 1, kAny, gemm_packed_sm90_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_packed_sm90(p, s);
@@ -131,6 +145,8 @@ Status gemm(const GemmParams& p, const GemmResources& resources, const char* for
       reason = "not for this architecture";
     } else if (force == nullptr && (p.num_rows < c.min_rows || p.num_rows > c.max_rows)) {
       reason = "not for this number of rows";
+    } else if (c.run == share_packed && !gemm_packed_shares(p, resources)) {
+      reason = "whole tiles are as fast";
     } else if (c.run == gemm_blas && resources.blas == nullptr) {
       reason = "no cuBLASLt handle";
     } else if (c.run == gemm_blas && p.dtype == DType::kBFloat16 && arch < 80) {

@@ -3,24 +3,20 @@
 // Input: x [M, K] bf16 or fp16; weights as pack_weight() leaves them (packed_weight.cuh).
 // Architectures: sm_90a.
 // Algorithm
-//   1. A block stays and takes tiles: 256 rows of weight by 96 or 128 tokens, or 128 by 256; tokens
-//      first, so that blocks at work at a time share what they read in L2.
-//   2. What whole waves of tiles leave over is shared out by columns: blocks take parts of those
-//      tiles first, leave their sums in scratch, and finish the groups of tokens that are theirs
-//      when they have done the rest. Sums are added in the order of columns. A tile's counter says
-//      when all its sums are there; blocks wait for one another, and all of them are at work.
-//   3. One warp fills a ring of stages. Two warpgroups turn codes into the left operand of wgmma in
-//      registers, one step of 16 columns while the tensor cores multiply the one ahead: all four
-//      steps at once left them idle for a tenth of the time.
-//   4. Gated, two tiles of a warpgroup are gates and their ups; where it has one, eight rows of each
-//      take turns within an instruction, so that a thread holds both halves of an output.
-//   5. Three warps make row scales (norms of x). Outputs pass through shared memory, transposed by
-//      stmatrix, so that rows are read and written 16 bytes at a time.
-// Source: own; CUTLASS's mixed-input products and Machete have the same main loop, stream-K (Osama
-// et al., 2023) shares tiles by columns.
+//   1. A block stays and takes tiles of 256 rows of weight (gated: 128 gates and their ups) by 128
+//      tokens, tokens first, so that blocks at work at a time share what they read in L2. A tile of
+//      many rows of weight and few tokens reads less than the other way round: weights are small.
+//   2. One warp fills a ring of stages of 128 columns. Two warpgroups own 128 rows each: a half of
+//      a stage of one 64-row tile is turned into the left operand of wgmma in registers while the
+//      tensor cores multiply the one ahead.
+//   3. Outputs pass through shared memory, a swizzled tile of 64 features per warpgroup, transposed
+//      by stmatrix, so that rows are read and written 16 bytes at a time.
+// Source: own; CUTLASS's mixed-input products and Machete have the same main loop.
 //
-// Bound: the tensor cores; of fewer rows than about 150, the bytes of weights.
-// Measured on an H200: MEASURED
+// Bound: the tensor cores.
+// Measured on an H200 (bench_packed large; dense beside it 17.5 and 161.6 ms for all layers): 18.5 ms
+// at M 1,024 with 8 bits and 19.6 with 4; 164 and 157 ms at M 8,192, gate and up 712-742 TFLOP/s
+// (dense 666).
 #include <algorithm>
 #include <type_traits>
 
@@ -34,65 +30,24 @@
 namespace regatta::cuda {
 namespace {
 
+constexpr int kTokens = 128;
 constexpr int kTileRows = 64;   // rows of weight of an instruction
+constexpr int kBlockRows = 256;
 constexpr int kGroup = 128;     // threads of a warpgroup
 constexpr int kThreads = 3 * kGroup;
 constexpr int kMaxStages = 8;
-constexpr int kScaleWarps = 3;  // that make row scales
 constexpr int kHeadBytes = 256;
-constexpr int kOrder = 1024;      // tokens that are worked on together
-constexpr int kMostShared = 256;  // tiles whose columns blocks share
-constexpr int kTokenGroup = 16;   // tokens that are finished together
+constexpr int kTokenBytes = kTokens * 128;  // of 64 columns
+constexpr int kOutBytes = kTokens * 128;    // 64 features of each token, of a warpgroup
+constexpr int kOrder = 8;                   // tiles of tokens that are worked on together
 
-// How many blocks' warpgroups have left their sums of a shared tile, and then how many groups of its
-// tokens are finished: 0 between launches. [tile, warpgroup]
-__device__ unsigned shared_tiles[kMostShared * 2];
-
-template <class F, int kTokens, bool kGated>
+template <class F>
 struct Shape {
-  static constexpr int kTiles = kTokens > 128 ? 1 : 2;  // of 64 rows, of a warpgroup
-  static constexpr int kRows = 2 * kTiles * kTileRows;
-  static constexpr int kSlabs = kRows / kUnitRows;
-  static constexpr int kHalves = kTiles;  // of units, of a stage
-  static constexpr int kStageColumns = kHalves * 64;
-  static constexpr int kTokenBytes = kTokens * 128;  // of 64 columns
-  static constexpr int kSlabBytes =                  // of a stage
-      kHalves == 2 ? F::kUnitBytes : F::kHalfBytes + F::kHalfScaleBytes;
-  static constexpr int kStageLoad = kHalves * kTokenBytes + kSlabs * kSlabBytes;
+  static constexpr int kStageLoad = 2 * kTokenBytes + 4 * F::kTileBytes;
   static constexpr int kStageBytes = (kStageLoad + 1023) / 1024 * 1024;
-  // Whether an instruction's rows are eight gates and eight ups by turns: where a warpgroup has two
-  // tiles, one has the gates and the other the ups.
-  static constexpr bool kMixed = kGated && kTiles == 1;
-  static constexpr int kFeatures = kMixed ? 32 : 64;  // of the output, finished together
-  static constexpr int kOutGroups =  // of tokens; three stages should have room
-      kTokens / kTokenGroup / (kTokens > 128 || kStageBytes > 64 * 1024 ? 2 : 1);
-  static constexpr int kOutBytes = kOutGroups * kTokenGroup * kFeatures * 2;
-  static constexpr int kScaleBytes = 2 * kTokens * 4;  // of rows of x, of two tiles
-  static constexpr int kStages = std::min(
-      kMaxStages, (226 * 1024 - kHeadBytes - 2 * kOutBytes - kScaleBytes) / kStageBytes);
-  static constexpr int kSharedBytes =
-      1024 + kStages * kStageBytes + 2 * kOutBytes + kHeadBytes + kScaleBytes;
-  static constexpr int kParts = kGated ? 1 : kTiles;  // of a warpgroup's outputs, one after the other
-  static constexpr int kSums = kGated ? kTiles : 1;   // of an output
-  // Sums of a tile as threads hold them: [warpgroup][tile of 64 rows][tokens / 8][kGroup] of float4.
-  static constexpr int kSumsBytes = kRows * kTokens * 4;
-};
-
-// Things that workers share out, one behind the other. Without divisions: what they yield does not
-// count as the same for all of a warp, and descriptors of operands would pass through its registers.
-struct Shares {
-  int each, extra;  // the first `extra` workers have one more
-
-  static Shares of(int count, int workers) {
-    return workers > 0 ? Shares{count / workers, count % workers} : Shares{0, 0};
-  }
-  // Where worker w's begin.
-  __device__ __forceinline__ int begin(int w) const { return each * w + min(w, extra); }
-  // Who has thing i.
-  __device__ __forceinline__ int owner(int i) const {
-    const int first = (each + 1) * extra;
-    return i < first ? i / (each + 1) : extra + (i - first) / each;
-  }
+  static constexpr int kStages =
+      std::min(kMaxStages, (226 * 1024 - kHeadBytes - 2 * kOutBytes) / kStageBytes);
+  static constexpr int kSharedBytes = 1024 + kStages * kStageBytes + 2 * kOutBytes + kHeadBytes;
 };
 
 struct KernelParams {
@@ -101,68 +56,19 @@ struct KernelParams {
   int num_rows, num_units;  // units along k
   int num_slabs, up;        // of 16 rows; the first up's, gated
   int row_blocks, token_blocks;
-  // The units of the first `shared` tiles are shared out among the first `workers` blocks, whose sums
-  // go to `sums`, and then groups of their tokens; blocks take the other tiles whole.
-  int shared, workers;
-  Shares units, groups;
-  uint64_t unit_reciprocal;  // 2^32 / num_units, rounded up
-  float4* sums;
-
-  // Where worker w's sums of a tile are: a worker's second tile begins with it.
-  __device__ __forceinline__ int slot(int tile, int w) const {
-    return units.begin(w) >= tile * num_units ? w : workers + tile;
-  }
-};
-
-// What a block does: tiles, or units of them, one after the other.
-struct Parts {
-  int tile, unit, end;
-  __device__ __forceinline__ explicit Parts(const KernelParams& p) {
-    const int worker = blockIdx.x;
-    at_ = worker < p.workers ? p.units.begin(worker) : 0;
-    limit_ = worker < p.workers ? p.units.begin(worker + 1) : 0;
-    whole_ = p.shared + worker;
-  }
-  __device__ __forceinline__ bool next(const KernelParams& p) {
-    if (at_ < limit_) {
-      tile = static_cast<int>(at_ * p.unit_reciprocal >> 32);
-      unit = at_ - tile * p.num_units;
-      end = min(limit_ - tile * p.num_units, p.num_units);
-      at_ += end - unit;
-      return true;
-    }
-    tile = whole_;
-    unit = 0;
-    end = p.num_units;
-    whole_ += gridDim.x;
-    return tile < p.row_blocks * p.token_blocks;
-  }
-
- private:
-  int at_, limit_, whole_;
 };
 
 struct Tile {
   int token0, row0;  // row0: of the output
 };
 
-__device__ __forceinline__ void add_release(unsigned* counter, unsigned count) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(count) : "memory");
-}
-
-__device__ __forceinline__ unsigned load_acquire(const unsigned* counter) {
-  unsigned x;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(counter) : "memory");
-  return x;
-}
-
-template <class S, int kTokens, bool kGated>
+template <bool kGated>
 __device__ __forceinline__ Tile tile_of(const KernelParams& p, int index) {
-  constexpr int kTogether = (kOrder + kTokens - 1) / kTokens;
-  const int first = index / (kTogether * p.row_blocks) * kTogether;
-  const int order = min(kTogether, p.token_blocks - first);
+  const int first = index / (kOrder * p.row_blocks) * kOrder;
+  const int order = min(kOrder, p.token_blocks - first);
   const int within = index - first * p.row_blocks;
-  return {(first + within % order) * kTokens, within / order * (kGated ? S::kRows / 2 : S::kRows)};
+  return {(first + within % order) * kTokens,
+          within / order * (kGated ? kBlockRows / 2 : kBlockRows)};
 }
 
 __device__ __forceinline__ void store_matrix4_trans(void* shared_row, const uint32_t (&r)[4]) {
@@ -174,291 +80,99 @@ __device__ __forceinline__ void store_matrix4_trans(void* shared_row, const uint
 #endif
 }
 
-__device__ __forceinline__ void store_matrix2_trans(void* shared_row, const uint32_t (&r)[2]) {
-#ifdef REGATTA_SM90
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(
-                   shared_address(shared_row)),
-               "r"(r[0]), "r"(r[1])
-               : "memory");
-#endif
-}
-
-// 16 bytes `chunk` of token t among outputs of kFeatures each; eight tokens' do not conflict.
-template <int kFeatures>
+// 16 bytes `chunk` of token t in an output tile.
 __device__ __forceinline__ char* out_chunk(char* out, int t, int chunk) {
-  if constexpr (kFeatures == 64) return out + t * 128 + ((chunk ^ (t & 7)) << 4);
-  return out + t * 64 + ((chunk ^ (t / 2 & 3)) << 4);
+  return out + t * 128 + ((chunk ^ (t & 7)) << 4);
 }
 
-// Writes kFeatures features from n0 on of `groups` groups of tokens, at most kGroups, from token0
-// on. value(i, j) is the pair that a thread holds of tokens 8 j ..: of 64 features, i says whether of
-// row g or g + 8 of its tile; of 32, i is 0. Those take no residual.
-template <class T, int kFeatures, int kGroups, class Value>
-__device__ __forceinline__ void write_tokens(const Epilogue& p, char* out, int group, int n0,
-                                             int width, int token0, int num_rows, int groups,
-                                             const Value& value) {
-  constexpr int kChunks = kFeatures / 8, kStep = kGroup / kChunks;  // tokens at a time
-  constexpr int kSteps = (kGroups * kTokenGroup + kStep - 1) / kStep;
+// Writes 64 features by 128 tokens from feature n0 on; value(i, j) is the pair of tokens that
+// register pair i (0: row g, 1: row g + 8) of tokens 8 j holds.
+template <class T, class Value>
+__device__ __forceinline__ void write_tile(const Epilogue& p, char* out, int group, int n0,
+                                           int width, int token0, int num_rows,
+                                           const Value& value) {
   const int thread = threadIdx.x % kGroup, warp = thread / kWarp, lane = thread % kWarp;
-  const int chunk = thread % kChunks, n = n0 + chunk * 8;
-  const int last = n < width ? min(num_rows, token0 + groups * kTokenGroup) - token0 : 0;
-  const bool residual = kFeatures == 64 && p.residual != nullptr;
-  const int64_t at_token0 = static_cast<int64_t>(token0) * width + n;
-  if (residual) {
-    const T* from = static_cast<const T*>(p.residual) + at_token0;
-    uint4 x[kSteps];
+  const int chunk = thread % 8, n = n0 + chunk * 8;
+  const bool inside = n < width;
+  if (p.residual != nullptr) {
+    const T* residual = static_cast<const T*>(p.residual);
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const int t = i * kStep + thread / kChunks;
-      x[i] = make_uint4(0, 0, 0, 0);
-      if (t < last) x[i] = __ldcg(reinterpret_cast<const uint4*>(from + t * static_cast<int64_t>(width)));
-    }
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const int t = i * kStep + thread / kChunks;
-      *reinterpret_cast<uint4*>(out_chunk<kFeatures>(out, t, chunk)) = x[i];
+    for (int i = 0; i < kTokens / 16; ++i) {
+      const int t = i * 16 + thread / 8;
+      uint4 x = make_uint4(0, 0, 0, 0);
+      if (inside && token0 + t < num_rows) {
+        x = __ldcg(reinterpret_cast<const uint4*>(
+            residual + static_cast<int64_t>(token0 + t) * width + n));
+      }
+      *reinterpret_cast<uint4*>(out_chunk(out, t, chunk)) = x;
     }
     named_barrier_sync(1 + group, kGroup);
   }
 #pragma unroll
-  for (int i = 0; i < kGroups; ++i) {
-    if (i >= groups) break;
-    if constexpr (kFeatures == 64) {
-      // Matrices: features 0..7 and 8..15 of the group's first 8 tokens, then of its others.
-      char* at = out_chunk<64>(out, i * kTokenGroup + lane / 16 * 8 + lane % 8,
-                               warp * 2 + lane / 8 % 2);
-      uint32_t r[4] = {0, 0, 0, 0};
-      if (residual) ldmatrix4_trans(r, at);
+  for (int j = 0; j < kTokens / 8; j += 2) {
+    // Matrices: features 0..7 and 8..15 of tokens 8j.., then of tokens 8j + 8..
+    char* at = out_chunk(out, j * 8 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
+    uint32_t r[4] = {0, 0, 0, 0};
+    if (p.residual != nullptr) ldmatrix4_trans(r, at);
 #pragma unroll
-      for (int m = 0; m < 4; ++m) {
-        float2 y = value(m % 2, 2 * i + m / 2);
-        if (residual) {
-          const float2 x = Traits<T>::to_float2(bit_cast<typename Traits<T>::Pair>(r[m]));
-          y.x += x.x, y.y += x.y;
-        }
-        r[m] = bit_cast<uint32_t>(Traits<T>::from_float2(y));
+    for (int m = 0; m < 4; ++m) {
+      float2 y = value(m % 2, j + m / 2);
+      if (p.residual != nullptr) {
+        const float2 x = Traits<T>::to_float2(bit_cast<typename Traits<T>::Pair>(r[m]));
+        y.x += x.x, y.y += x.y;
       }
-      store_matrix4_trans(at, r);
-    } else {
-      uint32_t r[2];
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        r[m] = bit_cast<uint32_t>(Traits<T>::from_float2(value(0, 2 * i + m)));
-      }
-      store_matrix2_trans(out_chunk<32>(out, i * kTokenGroup + lane % 16, warp), r);
+      r[m] = bit_cast<uint32_t>(Traits<T>::from_float2(y));
     }
+    store_matrix4_trans(at, r);
   }
   named_barrier_sync(1 + group, kGroup);
-  T* to = static_cast<T*>(p.out) + at_token0;
-  const bool handed = kFeatures == 64 && p.sumsq_out != nullptr;
-  Vec16<T> norm_weight;
-  const bool scaled = handed && p.scaled_out != nullptr && n < width;
-  if (scaled) norm_weight = load16(static_cast<const T*>(p.next_norm_weight) + n);
+  T* to = static_cast<T*>(p.out);
 #pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    const int t = i * kStep + thread / kChunks;
-    const Vec16<T> y = load16(reinterpret_cast<const T*>(out_chunk<kFeatures>(out, t, chunk)));
-    if (t < last) store16(to + t * static_cast<int64_t>(width), y);
-    if (!handed) continue;
-    float squares = 0.f;
-#pragma unroll
-    for (int e = 0; e < 8; ++e) squares += y.get(e) * y.get(e);
-    if (n >= width) squares = 0.f;
-#pragma unroll
-    for (int o = 1; o < kChunks; o *= 2) squares += __shfl_xor_sync(~0u, squares, o);
-    if (t >= last) continue;
-    if (chunk == 0) {
-      p.sumsq_out[static_cast<int64_t>(token0 + t) * ((width + 63) / 64) + n0 / 64] = squares;
-    }
-    if (scaled) {
-      Vec16<T> z;
-#pragma unroll
-      for (int e = 0; e < 8; ++e) z.set(e, y.get(e) * norm_weight.get(e));
-      store16(static_cast<T*>(p.scaled_out) + at_token0 + t * static_cast<int64_t>(width), z);
+  for (int i = 0; i < kTokens / 16; ++i) {
+    const int t = i * 16 + thread / 8;
+    if (inside && token0 + t < num_rows) {
+      *reinterpret_cast<uint4*>(to + static_cast<int64_t>(token0 + t) * width + n) =
+          *reinterpret_cast<const uint4*>(out_chunk(out, t, chunk));
     }
   }
-  named_barrier_sync(1 + group, kGroup);  // `out` is free again
+  named_barrier_sync(1 + group, kGroup);  // the tile is free again
 }
 
-// row_scale_of() by four lanes, of which this thread is one: with few registers, a thread would wait
-// for one load after the other.
-__device__ __forceinline__ float quad_row_scale(const Epilogue& p, int row) {
-  const float* from = p.sumsq + static_cast<int64_t>(row) * p.num_sumsq;
-  const int q = threadIdx.x % 4, whole = p.num_sumsq % 4 == 0 ? p.num_sumsq / 16 * 16 : 0;
-  float sum = 0.f;
-#pragma unroll 4
-  for (int i = q * 4; i < whole; i += 16) {
-    const float4 v = __ldcg(reinterpret_cast<const float4*>(from + i));
-    sum += (v.x + v.y) + (v.z + v.w);
-  }
-  for (int i = whole + q; i < p.num_sumsq; i += 4) sum += __ldcg(from + i);
-  sum += __shfl_xor_sync(~0u, sum, 1);
-  sum += __shfl_xor_sync(~0u, sum, 2);
-  return rsqrtf(sum * p.inverse_width + p.epsilon);
-}
-
-// Scale and bias of a row of weight.
+// Scale and bias of a thread's rows g and g + 8 of a tile.
 template <class T>
 struct RowFactors {
-  float scale, bias;
+  float scale[2], bias[2];
   __device__ __forceinline__ RowFactors(const Epilogue& p, int row) {
-    const bool inside = row < p.out_features;
-    scale = inside && p.weight_scale != nullptr ? __ldg(p.weight_scale + row) : 1.f;
-    bias = inside && p.bias != nullptr ? Traits<T>::to_float(static_cast<const T*>(p.bias)[row])
-                                       : 0.f;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const bool inside = row + h * 8 < p.out_features;
+      scale[h] = inside && p.weight_scale != nullptr ? __ldg(p.weight_scale + row + h * 8) : 1.f;
+      bias[h] = inside && p.bias != nullptr
+                    ? Traits<T>::to_float(static_cast<const T*>(p.bias)[row + h * 8])
+                    : 0.f;
+    }
   }
-  __device__ __forceinline__ float of(float x) const { return fmaf(x, scale, bias); }
 };
 
 __device__ __forceinline__ float gated_value(float gate, float up) {
   return __fdividef(gate, 1.f + __expf(-gate)) * up;
 }
 
-// Finishes part r of a warpgroup's outputs of `groups` groups of tokens, from token0 of all on.
-// sum(h, j): the float4 that this thread holds of tokens 8 j .. of tile r + h.
-template <class T, class S, int kGroups, bool kGated, class Sum>
-__device__ __forceinline__ void finish_tokens(const KernelParams& p, char* out, const Tile& tile,
-                                              int r, int token0, int groups, const Sum& sum) {
-  const int warp = threadIdx.x / kWarp % 4, group = threadIdx.x / kGroup;
-  const int width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
-  const int n0 = tile.row0 + (group * S::kParts + r) * S::kFeatures;
-  const int row = n0 + warp * (S::kFeatures / 4) + threadIdx.x % kWarp / 4;
-  const auto write = [&](const auto& value) {
-    write_tokens<T, S::kFeatures, kGroups>(p.epilogue, out, group, n0, width, token0, p.num_rows,
-                                           groups, value);
-  };
-  const auto pair = [](const float4& x, int i) {
-    return i == 0 ? make_float2(x.x, x.y) : make_float2(x.z, x.w);
-  };
-  const auto fold = [](const RowFactors<T>& gate, float2 x, const RowFactors<T>& up, float2 y) {
-    return make_float2(gated_value(gate.of(x.x), up.of(y.x)), gated_value(gate.of(x.y), up.of(y.y)));
-  };
-  if constexpr (S::kMixed) {
-    const RowFactors<T> gate(p.epilogue, row), up(p.epilogue, width + row);
-    write([&](int, int j) { return fold(gate, pair(sum(0, j), 0), up, pair(sum(0, j), 1)); });
-  } else if constexpr (kGated) {
-    const RowFactors<T> gate[2] = {{p.epilogue, row}, {p.epilogue, row + 8}};
-    const RowFactors<T> up[2] = {{p.epilogue, width + row}, {p.epilogue, width + row + 8}};
-    write([&](int i, int j) { return fold(gate[i], pair(sum(0, j), i), up[i], pair(sum(1, j), i)); });
-  } else {
-    const RowFactors<T> rows[2] = {{p.epilogue, row}, {p.epilogue, row + 8}};
-    write([&](int i, int j) {
-      const float2 x = pair(sum(0, j), i);
-      return make_float2(rows[i].of(x.x), rows[i].of(x.y));
-    });
-  }
-}
-
-// By a warpgroup of a worker: adds up what all of them left of its groups of tokens of shared tiles,
-// in the order of their columns, and finishes them.
-template <class T, class S, int kTokens, bool kGated>
-__device__ __forceinline__ void finish_shared(const KernelParams& p, char* out, int group) {
-  constexpr int kTileGroups = kTokens / kTokenGroup, kItems = S::kParts * kTileGroups;
-  constexpr int kGroups = 4 / S::kSums;  // at a time
-  constexpr int kSlot = S::kSumsBytes / 16, kTileSums = kTokens / 8 * kGroup;
-  const int thread = threadIdx.x % kGroup;
-  const int last = p.groups.begin(blockIdx.x + 1);
-  for (int item = p.groups.begin(blockIdx.x); item < last;) {
-    const int index = item / kItems, within = item % kItems;
-    const int r = within / kTileGroups, first = within % kTileGroups;
-    const int groups = min(min(kGroups, last - item), kTileGroups - first);
-    const int begin = p.units.owner(index * p.num_units);
-    const int end = p.units.owner((index + 1) * p.num_units - 1) + 1;
-    unsigned* arrivals = shared_tiles + index * 2 + group;
-    if (thread == 0) {
-      while (load_acquire(arrivals) < static_cast<unsigned>(end - begin)) {
-      }
-    }
-    named_barrier_sync(1 + group, kGroup);
-    float4 sums[S::kSums][2 * kGroups];
-#pragma unroll
-    for (int h = 0; h < S::kSums; ++h) {
-#pragma unroll
-      for (int j = 0; j < 2 * kGroups; ++j) sums[h][j] = make_float4(0.f, 0.f, 0.f, 0.f);
-    }
-#pragma unroll 2
-    for (int w = begin; w < end; ++w) {
-      const float4* from = p.sums + static_cast<int64_t>(p.slot(index, w)) * kSlot +
-                           (group * S::kTiles + r) * kTileSums + first * 2 * kGroup + thread;
-      float4 x[S::kSums][2 * kGroups];
-#pragma unroll
-      for (int h = 0; h < S::kSums; ++h) {
-#pragma unroll
-        for (int j = 0; j < 2 * kGroups; ++j) {  // all at a time: behind the groups, the last again
-          x[h][j] = __ldcg(from + h * kTileSums + min(j, 2 * groups - 1) * kGroup);
-        }
-      }
-#pragma unroll
-      for (int h = 0; h < S::kSums; ++h) {
-#pragma unroll
-        for (int j = 0; j < 2 * kGroups; ++j) {
-          sums[h][j].x += x[h][j].x, sums[h][j].y += x[h][j].y;
-          sums[h][j].z += x[h][j].z, sums[h][j].w += x[h][j].w;
-        }
-      }
-    }
-    const Tile tile = tile_of<S, kTokens, kGated>(p, index);
-    finish_tokens<T, S, kGroups, kGated>(p, out, tile, r, tile.token0 + first * kTokenGroup, groups,
-                                         [&](int h, int j) { return sums[h][j]; });
-    // Behind the barriers of finish_tokens: all of the warpgroup has read.
-    if (thread == 0) {
-      const unsigned all = end - begin + kItems;
-      if (atomicAdd(arrivals, groups) + groups == all) atomicExch(arrivals, 0);
-    }
-    item += groups;
-  }
-}
-
-// A lane's codes of four steps of a tile.
-template <class T, class F, class S, bool kGated>
-struct StageCodes {
-  const char* stages;
-  PackedCodes<T, F> codes, ups;  // ups: where rows are mixed
-
-  // Batch: of the stage, which has kTiles tiles' steps of 64 columns, then of the others.
-  __device__ __forceinline__ void load(int stage, int batch) {
-    const int warp = threadIdx.x / kWarp % 4, group = threadIdx.x / kGroup;
-    const int slab = S::kMixed ? group * 2 + warp / 2
-                     : kGated  ? group * 4 + warp
-                               : group * 4 * S::kTiles + warp;
-    constexpr int kNext = kGated ? S::kSlabs / 2 : 4;  // to the slab of the second tile or the ups
-    const char* at =
-        stages + stage * S::kStageBytes + S::kHalves * S::kTokenBytes + slab * S::kSlabBytes;
-    if constexpr (S::kHalves == 2) {
-      codes.load(at + batch % S::kTiles * kNext * S::kSlabBytes, batch / S::kTiles);
-    } else {
-      codes.load(at, at + F::kHalfBytes);
-      at += kNext * S::kSlabBytes;
-      if constexpr (S::kMixed) ups.load(at, at + F::kHalfBytes);
-    }
-  }
-
-  __device__ __forceinline__ void convert(int step, uint32_t (&a)[4]) const {
-    if constexpr (S::kMixed) {
-      codes.convert_mixed(ups, step, threadIdx.x / kWarp % 2, a);
-    } else {
-      codes.convert(step, a);
-    }
-  }
-};
-
-template <class T, class F, int kTokens, bool kGated>
+template <class T, class F, bool kGated>
 __global__ void __launch_bounds__(kThreads, 1)
     gemm_packed_tiles_kernel(const __grid_constant__ CUtensorMap token_map, const KernelParams p) {
 #ifdef REGATTA_SM90A
-  using S = Shape<F, kTokens, kGated>;
+  using S = Shape<F>;
   extern __shared__ char shared[];
   // Not through an integer: the compiler must see that this is shared memory.
   char* stages = shared + (-shared_address(shared) & 1023);
   char* outs = stages + S::kStages * S::kStageBytes;
-  uint64_t* full = reinterpret_cast<uint64_t*>(outs + 2 * S::kOutBytes);
+  uint64_t* full = reinterpret_cast<uint64_t*>(outs + 2 * kOutBytes);
   uint64_t* empty = full + kMaxStages;
-  uint64_t* scaled_full = empty + kMaxStages;  // [2]
-  uint64_t* scaled_empty = scaled_full + 2;    // [2]
-  float* row_scale = reinterpret_cast<float*>(outs + 2 * S::kOutBytes + kHeadBytes);  // [2, kTokens]
 
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
+  const int num_tiles = p.row_blocks * p.token_blocks;
   pdl_trigger();
   if (threadIdx.x == 0) {
     tensor_map_prefetch(&token_map);
@@ -466,91 +180,37 @@ __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(&full[s], 1);
       barrier_init(&empty[s], 2 * kGroup / kWarp);
     }
-    for (int s = 0; s < 2; ++s) {
-      barrier_init(&scaled_full[s], kScaleWarps);
-      barrier_init(&scaled_empty[s], 2 * kGroup / kWarp);
-    }
     barrier_init_fence();
   }
   __syncthreads();
 
-  constexpr int kUnitSteps = 2 / S::kHalves;  // stages of a unit
   if (warp >= 2 * kGroup / kWarp) {
     registers_give<40>();
-    if (warp > 2 * kGroup / kWarp) {
-      if (p.epilogue.sumsq == nullptr) return;
-      pdl_wait();
-      int s = 0;
-      uint32_t phase = 1;
-      Parts parts(p);
-      while (parts.next(p)) {
-        const int token0 = tile_of<S, kTokens, kGated>(p, parts.tile).token0;
-        barrier_wait(&scaled_empty[s], phase);
-        for (int t = (threadIdx.x - 2 * kGroup - kWarp) / 4; t < kTokens; t += kScaleWarps * 8) {
-          const float scale = quad_row_scale(p.epilogue, min(token0 + t, p.num_rows - 1));
-          if (lane % 4 == 0) row_scale[s * kTokens + t] = scale;
-        }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(&scaled_full[s]);
-        if (++s == 2) s = 0, phase ^= 1;
-      }
-      return;
-    }
+    if (warp > 2 * kGroup / kWarp) return;
     const uint64_t keep = policy_evict_last();
-    const uint64_t once = p.token_blocks > 1 ? keep : policy_evict_first();
-    bool waited = false;
+    pdl_wait();
     int s = 0;
     uint32_t phase = 1;  // the first round waits for nothing
-    Parts parts(p);
-    while (parts.next(p)) {
-      const Tile tile = tile_of<S, kTokens, kGated>(p, parts.tile);
+    for (int index = blockIdx.x; index < num_tiles; index += gridDim.x) {
+      const Tile tile = tile_of<kGated>(p, index);
       // This lane's slab. Behind the last one, its own rows again: they are not written.
       int slab = tile.row0 / kUnitRows + lane;
-      if (kGated && lane >= S::kSlabs / 2) slab += p.up - S::kSlabs / 2;
+      if (kGated && lane >= 8) slab = p.up + tile.row0 / kUnitRows + lane - 8;
       const uint8_t* from =
           p.weight + static_cast<int64_t>(min(slab, p.num_slabs - 1)) * p.num_units * F::kUnitBytes;
-      const auto load_weight = [&](int step, int stage) {
-        if (lane == 0) barrier_arrive_expect(&full[stage], S::kStageLoad);
+      for (int unit = 0; unit < p.num_units; ++unit) {
+        barrier_wait(&empty[s], phase);
+        if (lane == 0) barrier_arrive_expect(&full[s], S::kStageLoad);
         __syncwarp();
-        if (lane >= S::kSlabs) return;
-        char* to =
-            stages + stage * S::kStageBytes + S::kHalves * S::kTokenBytes + lane * S::kSlabBytes;
-        const uint8_t* unit = from + static_cast<int64_t>(step / kUnitSteps) * F::kUnitBytes;
-        if constexpr (S::kHalves == 2) {
-          bulk_load(to, unit, F::kUnitBytes, &full[stage], once);
-        } else {
-          const int half = step % 2;
-          bulk_load(to, unit + half * F::kHalfBytes, F::kHalfBytes, &full[stage], once);
-          if constexpr (F::kGroups) {
-            const int words = F::kColumns < kUnitColumns ? half * F::kHalfScaleBytes : 0;
-            bulk_load(to + F::kHalfBytes, unit + 2 * F::kHalfBytes + words, F::kHalfScaleBytes,
-                      &full[stage], once);
-          }
+        char* stage = stages + s * S::kStageBytes;
+        if (lane < 16) {
+          bulk_load(stage + 2 * kTokenBytes + lane * F::kUnitBytes,
+                    from + static_cast<int64_t>(unit) * F::kUnitBytes, F::kUnitBytes, &full[s],
+                    keep);
+        } else if (lane < 18) {
+          tensor_load_2d(stage + (lane - 16) * kTokenBytes, &token_map,
+                         unit * kUnitColumns + (lane - 16) * 64, tile.token0, &full[s], keep);
         }
-      };
-      const auto load_tokens = [&](int step, int stage) {
-        if (lane < S::kHalves) {
-          tensor_load_2d(stages + stage * S::kStageBytes + lane * S::kTokenBytes, &token_map,
-                         step * S::kStageColumns + lane * 64, tile.token0, &full[stage], keep);
-        }
-      };
-      const int first = parts.unit * kUnitSteps, end = parts.end * kUnitSteps;
-      // Weights of the first part are on their way before x is there.
-      int ahead = 0;
-      if (!waited) {
-        ahead = min(S::kStages, end - first);
-        for (int i = 0; i < ahead; ++i) load_weight(first + i, i);
-        pdl_wait();
-        waited = true;
-      }
-      for (int step = first; step < end; ++step) {
-        if (ahead > 0) {
-          --ahead;
-        } else {
-          barrier_wait(&empty[s], phase);
-          load_weight(step, s);
-        }
-        load_tokens(step, s);
         if (++s == S::kStages) s = 0, phase ^= 1;
       }
     }
@@ -560,125 +220,93 @@ __global__ void __launch_bounds__(kThreads, 1)
   registers_take<232>();
   pdl_wait();
   const int group = warp / 4;
-  char* out = outs + group * S::kOutBytes;
-  constexpr int kBatches = S::kHalves * S::kTiles;  // of four steps of a tile, of a stage
-  int s = 0, scaled = 0;
-  uint32_t phase = 0, scaled_phase = 0;
-  Parts parts(p);
-  while (parts.next(p)) {
-    float acc[S::kTiles][kTokens / 2];
+  // Slabs of a warpgroup's tiles, 16 rows each: gated, gates and their ups.
+  const int slab = kGated ? group * 4 + warp % 4 : group * 8 + warp % 4;
+  constexpr int kNext = kGated ? 8 : 4;  // from the first tile's slab to the second's
+  int s = 0;
+  uint32_t phase = 0;
+  for (int index = blockIdx.x; index < num_tiles; index += gridDim.x) {
+    const Tile tile = tile_of<kGated>(p, index);
+    float acc[2][kTokens / 2];
 #pragma unroll
-    for (int r = 0; r < S::kTiles; ++r) {
+    for (int r = 0; r < 2; ++r) {
 #pragma unroll
       for (int i = 0; i < kTokens / 2; ++i) acc[r][i] = 0.f;
     }
-    StageCodes<T, F, S, kGated> codes[2] = {{stages}, {stages}};
-    uint32_t a[4][4];  // operands of four steps
+    uint32_t a[2][4][4];  // one is made while the tensor cores read the other
+    PackedCodes<T, F> codes;
+    const auto unit_of = [&](int stage) {
+      return stages + stage * S::kStageBytes + 2 * kTokenBytes + slab * F::kUnitBytes;
+    };
     barrier_wait(&full[s], phase);
-    codes[0].load(s, 0);
-    codes[0].convert(0, a[0]);
-    int previous = -1, current = s;
-    int left = parts.end - parts.unit;
+    codes.load(unit_of(s), 0);
+    int previous = -1;
+    int left = p.num_units;
     do {
+      const int current = s;
+      if (++s == S::kStages) s = 0, phase ^= 1;
 #pragma unroll
-      for (int q = 0; q < 2 * S::kTiles; ++q) {  // of the unit's batches of four steps of a tile
-        const int r = q % S::kTiles, batch = q % kBatches;
-        if (batch == 0) {
-          current = s;
-          if (++s == S::kStages) s = 0, phase ^= 1;
-        }
-        const uint64_t b = wgmma_descriptor(stages + current * S::kStageBytes +
-                                            batch / S::kTiles * S::kTokenBytes);
+      for (int q = 0; q < 4; ++q) {
+        const int half = q / 2, r = q % 2;
+        codes.convert(a[r]);
+        const uint64_t b =
+            wgmma_descriptor(stages + current * S::kStageBytes + half * kTokenBytes);
+        wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          wgmma_fence();
-          Wgmma<T, kTokens>::run(acc[r], a[k], b + k * 2, 1);
-          wgmma_commit();
-          if (k == 0) {  // the next batch's codes
-            if (batch + 1 < kBatches) {
-              codes[(q + 1) % 2].load(current, batch + 1);
-            } else if (q + 1 < 2 * S::kTiles || left > 1) {
-              barrier_wait(&full[s], phase);
-              codes[(q + 1) % 2].load(s, 0);
-            }
-          }
-          // The next operands are made while the tensor cores read these.
-          wgmma_wait<3>();
-          if (batch == 0 && k == 3) {  // all of the stage before has been read
-            if (previous >= 0 && lane == 0) barrier_arrive(&empty[previous]);
-            previous = current;
-          }
-          codes[(q + k / 3) % 2].convert((k + 1) % 4, a[(k + 1) % 4]);
+        for (int k = 0; k < 4; ++k) Wgmma<T, kTokens>::run(acc[r], a[r][k], b + k * 2, 1);
+        wgmma_commit();
+        if (q < 3) {
+          codes.load(unit_of(current) + (q + 1) % 2 * kNext * F::kUnitBytes, (q + 1) / 2);
+        } else if (left > 1) {
+          barrier_wait(&full[s], phase);
+          codes.load(unit_of(s), 0);
         }
+        wgmma_wait<1>();
+        if (q == 0 && previous >= 0 && lane == 0) barrier_arrive(&empty[previous]);
       }
+      previous = current;
     } while (--left > 0);
     wgmma_wait<0>();
-#pragma unroll
-    for (int r = 0; r < S::kTiles; ++r) wgmma_pin(acc[r]);
+    wgmma_pin(acc[0]);
+    wgmma_pin(acc[1]);
     if (lane == 0) barrier_arrive(&empty[previous]);
-    if (p.epilogue.sumsq != nullptr) {
-      barrier_wait(&scaled_full[scaled], scaled_phase);
+
+    const int width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
+    char* out = outs + group * kOutBytes;
+    if constexpr (kGated) {
+      const int n0 = tile.row0 + group * kTileRows;
+      const int row = n0 + warp % 4 * 16 + lane / 4;
+      const RowFactors<T> gate(p.epilogue, row), up(p.epilogue, width + row);
+      write_tile<T>(p.epilogue, out, group, n0, width, tile.token0, p.num_rows,
+                    [&](int i, int j) {
+                      const auto pair = [&](int c) {
+                        return gated_value(
+                            fmaf(acc[0][4 * j + 2 * i + c], gate.scale[i], gate.bias[i]),
+                            fmaf(acc[1][4 * j + 2 * i + c], up.scale[i], up.bias[i]));
+                      };
+                      return make_float2(pair(0), pair(1));
+                    });
+    } else {
 #pragma unroll
-      for (int j = 0; j < kTokens / 8; ++j) {
-        const float2 scale =
-            load_shared_float2(row_scale + scaled * kTokens + j * 8 + lane % 4 * 2);
-#pragma unroll
-        for (int r = 0; r < S::kTiles; ++r) {
-          acc[r][4 * j] *= scale.x, acc[r][4 * j + 1] *= scale.y;
-          acc[r][4 * j + 2] *= scale.x, acc[r][4 * j + 3] *= scale.y;
-        }
-      }
-      __syncwarp();
-      if (lane == 0) barrier_arrive(&scaled_empty[scaled]);
-      if (++scaled == 2) scaled = 0, scaled_phase ^= 1;
-      __syncwarp();
-    }
-    const auto sum = [&](int r, int j) {
-      return make_float4(acc[r][4 * j], acc[r][4 * j + 1], acc[r][4 * j + 2], acc[r][4 * j + 3]);
-    };
-    if (parts.tile < p.shared) {  // even where this block has all of its units
-      float4* to = p.sums +
-                   static_cast<int64_t>(p.slot(parts.tile, blockIdx.x)) * (S::kSumsBytes / 16) +
-                   group * S::kTiles * (kTokens / 8 * kGroup) + threadIdx.x % kGroup;
-#pragma unroll
-      for (int r = 0; r < S::kTiles; ++r) {
-#pragma unroll
-        for (int j = 0; j < kTokens / 8; ++j) {
-          __stcg(to + (r * (kTokens / 8) + j) * kGroup, sum(r, j));
-        }
-      }
-      named_barrier_sync(1 + group, kGroup);
-      if (threadIdx.x % kGroup == 0) add_release(shared_tiles + parts.tile * 2 + group, 1);
-      __syncwarp();  // else `s` would not count as the same for all of the warp
-      continue;
-    }
-    const Tile tile = tile_of<S, kTokens, kGated>(p, parts.tile);
-#pragma unroll
-    for (int r = 0; r < S::kParts; ++r) {
-#pragma unroll
-      for (int first = 0; first < kTokens / kTokenGroup; first += S::kOutGroups) {
-        finish_tokens<T, S, S::kOutGroups, kGated>(
-            p, out, tile, r, tile.token0 + first * kTokenGroup, S::kOutGroups,
-            [&](int h, int j) { return sum(r + h, first * 2 + j); });
+      for (int r = 0; r < 2; ++r) {
+        const int n0 = tile.row0 + (group * 2 + r) * kTileRows;
+        const RowFactors<T> row(p.epilogue, n0 + warp % 4 * 16 + lane / 4);
+        write_tile<T>(p.epilogue, out, group, n0, width, tile.token0, p.num_rows,
+                      [&](int i, int j) {
+                        return make_float2(
+                            fmaf(acc[r][4 * j + 2 * i], row.scale[i], row.bias[i]),
+                            fmaf(acc[r][4 * j + 2 * i + 1], row.scale[i], row.bias[i]));
+                      });
       }
     }
   }
-  if (blockIdx.x < p.workers) finish_shared<T, S, kTokens, kGated>(p, out, group);
 #else
   wrong_architecture();
 #endif
 }
 
-int multiprocessors() {
-  int device = 0, count = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
-}
-
-template <class T, class F, int kTokens, bool kGated>
-Status run(const GemmParams& p, int workers, float4* sums, cudaStream_t stream) {
-  using S = Shape<F, kTokens, kGated>;
+template <class T, class F, bool kGated>
+Status run(const GemmParams& p, cudaStream_t stream) {
   CUtensorMap token_map;
   const auto k = static_cast<cuuint64_t>(p.in_features);
   const cuuint64_t sizes[] = {k, static_cast<cuuint64_t>(p.num_rows)};
@@ -686,7 +314,6 @@ Status run(const GemmParams& p, int workers, float4* sums, cudaStream_t stream) 
   const cuuint32_t box[] = {64, kTokens};
   const Status status = encode_tensor_map(&token_map, p.dtype, p.x, 2, sizes, strides, box);
   if (!status.ok()) return status;
-  const int blocks = multiprocessors();
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
   kp.weight = static_cast<const uint8_t*>(p.weight);
@@ -694,55 +321,36 @@ Status run(const GemmParams& p, int workers, float4* sums, cudaStream_t stream) 
   kp.num_units = static_cast<int>(packed_units(p.in_features));
   kp.num_slabs = static_cast<int>(packed_tiles(p.out_features));
   kp.up = static_cast<int>(p.out_features / 2 / kUnitRows);
-  kp.row_blocks = static_cast<int>(ceil_div(p.out_features, S::kRows));
+  kp.row_blocks = static_cast<int>(ceil_div(p.out_features, kBlockRows));
   kp.token_blocks = static_cast<int>(ceil_div(p.num_rows, kTokens));
-  const int tiles = kp.row_blocks * kp.token_blocks;
-  kp.workers = workers;
-  kp.shared = workers > 0 ? tiles % blocks : 0;
-  kp.units = Shares::of(kp.shared * kp.num_units, workers);
-  kp.groups = Shares::of(kp.shared * S::kParts * (kTokens / kTokenGroup), workers);
-  kp.unit_reciprocal = ((uint64_t{1} << 32) + kp.num_units - 1) / kp.num_units;
-  kp.sums = sums;
+  int device = 0, multiprocessors = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(workers > 0 && tiles < blocks ? workers : std::min(blocks, tiles)));
+  config.grid =
+      dim3(static_cast<unsigned>(std::min(multiprocessors, kp.row_blocks * kp.token_blocks)));
   config.block = dim3(kThreads);
-  config.shared_bytes = S::kSharedBytes;
+  config.shared_bytes = Shape<F>::kSharedBytes;
   config.stream = stream;
   config.pdl = p.dependent_launch;
-  return launch(gemm_packed_tiles_kernel<T, F, kTokens, kGated>, config, "gemm_packed_tiles",
-                token_map, kp);
+  return launch(gemm_packed_tiles_kernel<T, F, kGated>, config, "gemm_packed_tiles", token_map, kp);
 }
 
-template <class T, class F, bool kGated>
-Status run_tokens(const GemmParams& p, const PackedTile& tile, float4* sums, cudaStream_t stream) {
-  switch (tile.tokens) {
-    case 96:
-      return run<T, F, 96, kGated>(p, tile.workers, sums, stream);
-    case 256:
-      return run<T, F, 256, kGated>(p, tile.workers, sums, stream);
-    default:
-      return run<T, F, 128, kGated>(p, tile.workers, sums, stream);
-  }
+template <class T, class F>
+Status run_gated(const GemmParams& p, cudaStream_t stream) {
+  return p.gated ? run<T, F, true>(p, stream) : run<T, F, false>(p, stream);
 }
 
 template <class T>
-Status run_format(const GemmParams& p, const PackedTile& tile, float4* sums, cudaStream_t stream) {
+Status run_format(const GemmParams& p, cudaStream_t stream) {
   return dispatch_packed(p, [&](auto format) {
     using F = decltype(format);
     if constexpr (F::kTokenSize == 1) {
       return Status::error("gemm_packed_tiles_sm90: codes");
     } else {
-      return p.gated ? run_tokens<T, F, true>(p, tile, sums, stream)
-                     : run_tokens<T, F, false>(p, tile, sums, stream);
+      return run_gated<T, F>(p, stream);
     }
   });
-}
-
-// Bytes of sums that the workers leave.
-int64_t sums_bytes(const GemmParams& p, const PackedTile& tile) {
-  if (tile.workers == 0) return 0;
-  const int64_t rest = packed_tile_count(p, tile.tokens) % multiprocessors();
-  return (tile.workers + rest) * packed_tile_rows(tile.tokens) * tile.tokens * 4;
 }
 
 }  // namespace
@@ -751,75 +359,23 @@ const char* gemm_packed_tiles_sm90_refuses(const GemmParams& p) {
   if (const char* reason = packed_refuses(p)) return reason;
   if (p.operands == GemmOperands::kW4A8) return "activations must have 16 bits";
   if (p.out_dtype != p.dtype) return "out_dtype must be dtype";
-  if (p.sumsq_out != nullptr && gemm_sumsq_columns(p.num_rows) != 64) return "sumsq_out of few rows";
+  if (p.sumsq != nullptr || p.sumsq_out != nullptr) return "sums of squares";
   if (p.gated && p.out_features % (2 * kUnitRows) != 0) {
     return "out_features must be a multiple of 32 when gated";
   }
   if (!make_epilogue(p).vector_out) {
-    return "rows of out, residual and scaled_out must be aligned to 16 bytes";
-  }
-  if (p.scaled_out != nullptr &&
-      (p.sumsq_out == nullptr || reinterpret_cast<uintptr_t>(p.next_norm_weight) % 16 != 0)) {
-    return "scaled_out comes with sumsq_out and weights aligned to 16 bytes";
+    return "rows of out and residual must be aligned to 16 bytes";
   }
   return nullptr;
 }
 
-int64_t packed_tile_count(const GemmParams& p, int tokens) {
-  return ceil_div(p.out_features, packed_tile_rows(tokens)) * ceil_div(p.num_rows, tokens);
-}
-
-PackedTile choose_packed_tile(const GemmParams& p, int num_multiprocessors, int64_t scratch_bytes) {
-  // Microseconds of a unit of a tile, and beside, of a tile and of a share of one.
-  constexpr struct {
-    int tokens;
-    double unit;
-  } kUnits[] = {{256, 1.2}, {128, 1.25}, {96, 1.}};
-  constexpr double kFinish = 2.5, kShare = 6., kGroups = .4;
-  const int64_t units = packed_units(p.in_features), blocks = num_multiprocessors;
-  PackedTile best;
-  double best_cost = 1e30;
-  for (const auto& [tokens, unit] : kUnits) {
-    const int64_t tiles = packed_tile_count(p, tokens), rest = tiles % blocks;
-    const double whole = static_cast<double>(tiles / blocks) * (units * unit + kFinish);
-    for (const int64_t workers : {int64_t{0}, rest > 0 ? blocks / rest * rest : 0, blocks}) {
-      PackedTile tile;
-      tile.tokens = tokens;
-      if (rest > 0) tile.workers = static_cast<int>(std::min(workers, rest * units));
-      if ((rest > 0 && tile.workers == rest) || sums_bytes(p, tile) > scratch_bytes) continue;
-      double cost = whole;
-      if (tile.workers > 0) {
-        // Where shares begin amid a tile, a block leaves sums twice.
-        cost += ceil_div(rest * units, tile.workers) * unit + kShare +
-                (tile.workers % rest != 0 ? 2. : 0.) + 16. * rest / tile.workers * kGroups;
-      } else if (rest > 0) {
-        cost += units * unit + kFinish;
-      }
-      if (cost < best_cost) best_cost = cost, best = tile;
-    }
-  }
-  return best;
-}
-
-Status gemm_packed_tiles_sm90(const GemmParams& p, const PackedTile& tile,
-                              const GemmResources& resources, CUstream_st* stream) {
+Status gemm_packed_tiles_sm90(const GemmParams& p, CUstream_st* stream) {
   if (const char* reason = gemm_packed_tiles_sm90_refuses(p)) {
     return Status::error(std::string("gemm_packed_tiles_sm90: ") + reason);
   }
-  if (sums_bytes(p, tile) > resources.scratch_bytes) {
-    return Status::error("gemm_packed_tiles_sm90: " + std::to_string(sums_bytes(p, tile)) +
-                         " bytes of scratch needed, got " + std::to_string(resources.scratch_bytes));
-  }
   if (p.num_rows == 0) return {};
-  float4* sums = static_cast<float4*>(resources.scratch);
-  return p.dtype == DType::kBFloat16 ? run_format<__nv_bfloat16>(p, tile, sums, stream)
-                                     : run_format<__half>(p, tile, sums, stream);
-}
-
-Status gemm_packed_tiles_sm90(const GemmParams& p, const GemmResources& resources,
-                              CUstream_st* stream) {
-  return gemm_packed_tiles_sm90(
-      p, choose_packed_tile(p, multiprocessors(), resources.scratch_bytes), resources, stream);
+  return p.dtype == DType::kBFloat16 ? run_format<__nv_bfloat16>(p, stream)
+                                     : run_format<__half>(p, stream);
 }
 
 }  // namespace regatta::cuda

@@ -292,28 +292,6 @@ struct PackedCodes {
     scale_operands(group, a);
   }
 
-  // The same of an instruction whose rows are eight of these (half 0: r, 1: r + 8) and as many of
-  // `others`, behind them.
-  __device__ __forceinline__ void convert_mixed(const PackedCodes& others, int j, int half,
-                                                uint32_t (&a)[4]) const {
-    const auto pick = [&](uint2 words) { return half == 0 ? words.x : words.y; };
-    GroupScale group = {};
-    if constexpr (F::kGroups) {
-      group = group_scale(
-          make_uint2(pick(scales[j * kScales / 4]), pick(others.scales[j * kScales / 4])));
-    }
-    if constexpr (F::kCodeBits == 8) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        a[i] = pair_of_int8<T>((i % 2 == 0 ? *this : others).word(j, i / 2) >> (8 * half));
-      }
-    } else {
-      const uint32_t low = word(j, 0) >> (4 * half), high = others.word(j, 0) >> (4 * half);
-      operands_of_int4<T>((low & 0x0f0f0f0f) | (high & 0x0f0f0f0f) << 4, group.zero, a);
-    }
-    scale_operands(group, a);
-  }
-
   // Of all four steps.
   __device__ __forceinline__ void convert(uint32_t (&a)[4][4]) const {
 #pragma unroll

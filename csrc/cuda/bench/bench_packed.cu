@@ -59,7 +59,7 @@ int multiprocessors() {
   return count;
 }
 
-// Scratch for the sums of gemm_packed_tiles_sm90.
+// Scratch for the sums of gemm_packed_shared_sm90.
 GemmResources with_scratch() {
   static const Buffer<uint8_t> scratch(int64_t{64} << 20);
   GemmResources resources;
@@ -74,7 +74,7 @@ PackedTile random_packed_tile(const GemmParams& p, Random& random) {
   if (random.below(3) == 0) return choose_packed_tile(p, blocks, with_scratch().scratch_bytes);
   PackedTile tile;
   constexpr int kTokens[] = {96, 128, 256};
-  tile.tokens = kTokens[random.below(3)];
+  tile.tokens = kTokens[random.below(p.operands == GemmOperands::kWeightInt8 ? 3 : 2)];
   const int rest = static_cast<int>(packed_tile_count(p, tile.tokens) % blocks);
   if (rest > 0 && random.below(4) > 0) {
     tile.workers = static_cast<int>(std::min<int64_t>(
@@ -108,12 +108,14 @@ bool check_packed(GemmOperands operands, Case c, Random& random) {
   // Few rows: the scale is applied to sums. Many: to codes, rounded.
   const GemmTile tile = random_tile(random);
   const GemvTile gemv = {2 + random.below(3), 1 << random.below(3), 60 + random.below(150)};
-  const int kernel = c.m > 257 ? 3 : random.below(4);
-  const bool tiles = kernel == 3 && !c.float_out && (!c.sumsq_out || c.m > 8);
+  const int kernel = c.m > 257 ? 4 : random.below(5);
+  const bool tiles = kernel == 3 && !c.float_out && !c.sumsq_out && !c.norm;
+  const bool shared = kernel == 4 && !c.float_out && !c.gated && (!c.sumsq_out || c.m > 8);
   GemmParams problem;
-  problem.num_rows = c.m, problem.out_features = c.n, problem.in_features = c.k;
+  problem.operands = operands, problem.num_rows = c.m;
+  problem.out_features = c.n, problem.in_features = c.k;
   const PackedTile wide = random_packed_tile(problem, random);
-  if (in_groups && (c.m > 8 || kernel == 0 || tiles)) wf = w_rounded;
+  if (in_groups && (c.m > 8 || kernel == 0 || tiles || shared)) wf = w_rounded;
   const Buffer<T> x(rounded<T>(xf));
   // A norm of x: its rows' factors from sums of squares in parts.
   constexpr int64_t kParts = 20;
@@ -156,8 +158,12 @@ bool check_packed(GemmOperands operands, Case c, Random& random) {
       return gemv_packed_sm90(q, gemv, nullptr);
     }
     if (tiles) {  // the other one rounds codes times scales, too
-      return gemm_packed_tiles_sm90_refuses(q) == nullptr
-                 ? gemm_packed_tiles_sm90(q, wide, with_scratch(), nullptr)
+      return gemm_packed_tiles_sm90_refuses(q) == nullptr ? gemm_packed_tiles_sm90(q, nullptr)
+                                                          : gemm_packed_sm90(q, nullptr);
+    }
+    if (shared) {
+      return gemm_packed_shared_sm90_refuses(q) == nullptr
+                 ? gemm_packed_shared_sm90(q, wide, with_scratch(), nullptr)
                  : gemm_packed_sm90(q, nullptr);
     }
     return gemm(q, with_scratch(), nullptr, nullptr);
@@ -165,7 +171,7 @@ bool check_packed(GemmOperands operands, Case c, Random& random) {
   char label[240];
   snprintf(label, sizeof(label),
            "packed %d bits, %ld groups, zeros %d, %s kernel %d tile of %d, "
-           "stages %d split %d, gemv %d slabs, %d blocks, %d KB, tiles of %d, %d workers",
+           "stages %d split %d, gemv %d slabs, %d blocks, %d KB, shared tiles of %d, %d workers",
            bits, groups, asymmetric, dtype_name(p.dtype), kernel, tile.tokens, tile.stages,
            tile.split, gemv.slabs, gemv.cluster, gemv.kilobytes, wide.tokens, wide.workers);
   const double relative = Traits<T>::dtype == DType::kFloat16 ? 1e-3 : 8e-3;
@@ -515,7 +521,7 @@ int main_large() {
     return gemm(p, model.resources, nullptr, s);
   };
   const auto tiles = [&](const GemmParams& p, cudaStream_t s) {
-    return gemm_packed_tiles_sm90(p, model.resources, s);
+    return gemm_packed_tiles_sm90(p, s);
   };
   const auto split = [&](const GemmParams& p, cudaStream_t s) { return gemm_packed_sm90(p, s); };
   const auto unpacked = [&](GemmParams p, cudaStream_t s) {

@@ -216,19 +216,24 @@ const char* gemv_packed_sm90_refuses(const GemmParams& params);  // more than 8 
 Status gemv_packed_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemv_packed_sm90(const GemmParams& params, const GemvTile& tile, CUstream_st* stream);
 const char* gemm_packed_tiles_sm90_refuses(const GemmParams& params);
-// Launches of gemm_packed_tiles_sm90.
+Status gemm_packed_tiles_sm90(const GemmParams& params, CUstream_st* stream);
+// Launches of gemm_packed_shared_sm90.
 struct PackedTile {
-  int tokens = 128;  // 96, 128, 256
+  int tokens = 128;  // 96, 128; of 8 bits without groups, 256
   int workers = 0;   // blocks that share out the columns of the tiles left over by whole waves
 };
 constexpr int packed_tile_rows(int tokens) { return tokens > 128 ? 128 : 256; }
 int64_t packed_tile_count(const GemmParams& params, int tokens);
+// No workers: other kernels are faster.
 PackedTile choose_packed_tile(const GemmParams& params, int num_multiprocessors,
                               int64_t scratch_bytes);
-Status gemm_packed_tiles_sm90(const GemmParams& params, const GemmResources& resources,
-                              CUstream_st* stream);
-Status gemm_packed_tiles_sm90(const GemmParams& params, const PackedTile& tile,
-                              const GemmResources& resources, CUstream_st* stream);
+const char* gemm_packed_shared_sm90_refuses(const GemmParams& params);
+// Whether it is the fastest, and has scratch enough.
+bool gemm_packed_shares(const GemmParams& params, const GemmResources& resources);
+Status gemm_packed_shared_sm90(const GemmParams& params, const GemmResources& resources,
+                               CUstream_st* stream);
+Status gemm_packed_shared_sm90(const GemmParams& params, const PackedTile& tile,
+                               const GemmResources& resources, CUstream_st* stream);
 Status gemm_sm90_codes(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 Status gemm_sm90_blocks(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 struct StreamCodesTile {
