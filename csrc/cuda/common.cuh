@@ -74,6 +74,13 @@ inline bool has_dependent_launch() {
   return answer > 0;
 }
 
+inline int num_multiprocessors() {
+  int device = 0, count = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
 // Launches kernel(args...). Raises the kernel's shared-memory limit when it asks for more than the
 // 48 KB that need no opt-in.
 template <class... Params, class... Args>

@@ -60,14 +60,11 @@ std::string scheme_at(const std::string& schemes, int index) {
 
 bool is_folded(const std::string& scheme) { return scheme == "dense_folded"; }
 
-// Whether a layer's products hand norms on, see above.
-bool carries_norms(const std::string& attention, const std::string& mlp, DType dtype,
-                   int64_t rows) {
-  const auto weight_only = [](const std::string& schemes) {
-    return scheme_at(schemes, 0).rfind("weight_only", 0) == 0 &&
-           scheme_at(schemes, 1).rfind("weight_only", 0) == 0;
-  };
-  return weight_only(attention) && weight_only(mlp) && gemm_packed_scales_out(dtype, rows);
+// Whether linear `index` of a block's takes its rows' norm as a factor of each row, x being times
+// the norm's weight already, and leaves the same for the next.
+bool carries_norm(const std::string& schemes, int index, DType dtype, int64_t rows) {
+  return scheme_at(schemes, index).rfind("weight_only", 0) == 0 &&
+         gemm_packed_scales_out(dtype, rows);
 }
 
 // Of any number of names.
@@ -382,26 +379,43 @@ Status check_scratch(int64_t needed, const ComposedResources& resources, const c
                        std::to_string(needed) + ")");
 }
 
-// How a half of a layer meets its norm: a launch of its own, or the half ahead carried it: s.normed
-// has the hidden values times the norm's weight, s.sumsq the sums of their squares. next_weight: of
-// the norm behind, for which the half does the same; null: not.
+// What passes between halves of layers in s.normed and s.sumsq, where norms are carried.
 struct Carried {
-  bool in = false;
-  const void* next_weight = nullptr;
+  bool in = false;                    // by the half ahead; else this one begins with it
+  const void* next_weight = nullptr;  // of the norm behind, which gets it from this half; or null
 };
 
-// Gives product `first` of a half its rows' norm.
-void take_norm(Product& first, const void* norm_weight, bool folded, bool carried,
-               const LayerScratch& s) {
-  if (folded || carried) first.sumsq = s.sumsq, first.num_sumsq = s.num_sumsq;
-  if (carried) first.x = s.normed;
-  if (!folded && !carried) first.norm_weight = norm_weight, first.normed = s.normed;
+// Gives product `first` of a half the norm of its rows, `hidden`.
+Status take_norm(Product& first, const void* hidden, const void* norm_weight, bool carries,
+                 const Carried& carried, DType dtype, const LayerScratch& s,
+                 const Launch& launch_on) {
+  if (is_folded(first.scheme) || carries) first.sumsq = s.sumsq, first.num_sumsq = s.num_sumsq;
+  if (is_folded(first.scheme)) return {};
+  first.normed = s.normed;
+  if (!carries) {
+    first.norm_weight = norm_weight;
+    return {};
+  }
+  first.x = s.normed;
+  if (carried.in) return {};
+  RowSumsqParams p;
+  p.x = hidden;
+  p.sums = s.sumsq;
+  p.norm_weight = norm_weight;
+  p.scaled = s.normed;
+  p.num_rows = first.num_rows;
+  p.width = first.in_features;
+  p.columns = gemm_sumsq_columns(first.num_rows);
+  p.dtype = dtype;
+  return row_sumsq(p, launch_on.stream);
 }
 
 // Lets product `last` of a half leave what the norm behind it needs.
-void hand_norm(Product& last, const void* next_weight, bool folded, const LayerScratch& s) {
-  if (folded || next_weight != nullptr) last.sumsq_out = s.sumsq;
-  if (next_weight != nullptr) last.scaled_out = s.normed, last.next_norm_weight = next_weight;
+void hand_norm(Product& last, bool folded, const Carried& carried, const LayerScratch& s) {
+  if (folded || carried.next_weight != nullptr) last.sumsq_out = s.sumsq;
+  if (carried.next_weight == nullptr) return;
+  last.scaled_out = s.normed;
+  last.next_norm_weight = carried.next_weight;
 }
 
 // hidden -> hidden_out. Folded, s.sumsq has the sums of squares of hidden, then those of
@@ -419,7 +433,9 @@ Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limi
                  rows,       hidden,   (a.num_heads + 2 * a.num_kv_heads) * a.head_dim};
   qkv.scheme = scheme_at(a.scheme, 0);
   qkv.epsilon = a.epsilon;
-  take_norm(qkv, a.norm_weight, folded, carried.in, s);
+  status = take_norm(qkv, a.hidden, a.norm_weight, carries_norm(a.scheme, 0, dtype, rows), carried,
+                     dtype, s, launch_on);
+  if (!status.ok()) return status;
   status = run(qkv, dtype, dtype, s.product, launch_on);
   if (!status.ok()) return status;
 
@@ -451,7 +467,7 @@ Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limi
                  s.mixed, a.hidden_out, rows,      a.num_heads * a.head_dim,
                  hidden,  a.hidden};
   out.scheme = scheme_at(a.scheme, 1);
-  hand_norm(out, carried.next_weight, folded, s);
+  hand_norm(out, folded, carried, s);
   return run(out, dtype, dtype, s.product, launch_on);
 }
 
@@ -469,11 +485,13 @@ Status mlp_half(const MlpBlockParams& m, const Carried& carried, const LayerScra
   gate_up.gated = true;
   gate_up.scheme = scheme_at(m.scheme, 0);
   gate_up.epsilon = m.epsilon;
-  take_norm(gate_up, m.norm_weight, folded, carried.in, s);
+  status = take_norm(gate_up, m.hidden, m.norm_weight, carries_norm(m.scheme, 0, dtype, rows),
+                     carried, dtype, s, launch_on);
+  if (!status.ok()) return status;
   Product down = {"down", m.down, m.num_down,          m.down_bias, s.inner,
                   m.out,  rows,   m.intermediate_size, hidden,      m.hidden};
   down.scheme = scheme_at(m.scheme, 1);
-  hand_norm(down, carried.next_weight, folded, s);
+  hand_norm(down, folded, carried, s);
   gate_up.next = &down;
   status = run(gate_up, dtype, dtype, s.product, launch_on);
   if (!status.ok()) return status;
@@ -523,17 +541,27 @@ Status begin_layers(const AttentionBlockParams& attention, const MlpBlockParams&
   }
   if (!is_folded(attention.scheme)) return {};
   const int64_t rows = attention.batch.num_tokens;
-  return row_sumsq(attention.hidden, attention.dtype, rows, attention.hidden_size,
-                   gemm_sumsq_columns(rows), s.sumsq, launch_on.stream);
+  RowSumsqParams p;
+  p.x = attention.hidden;
+  p.sums = s.sumsq;
+  p.num_rows = rows;
+  p.width = attention.hidden_size;
+  p.columns = gemm_sumsq_columns(rows);
+  p.dtype = attention.dtype;
+  return row_sumsq(p, launch_on.stream);
 }
 
 Status layer(const AttentionBlockParams& a, const MlpBlockParams& m, const AttentionLimits& limits,
              bool is_first, const void* next_norm_weight, const ComposedResources& resources,
              const Launch& launch_on) {
   const LayerScratch s(a, m, limits, resources);
-  const bool carries = carries_norms(a.scheme, m.scheme, a.dtype, a.batch.num_tokens);
-  const Carried attention = {carries && !is_first, carries ? m.norm_weight : nullptr};
-  const Carried mlp = {carries, carries ? next_norm_weight : nullptr};
+  const auto carries = [&](const std::string& schemes, int index) {
+    return carries_norm(schemes, index, a.dtype, a.batch.num_tokens);
+  };
+  const bool between = carries(a.scheme, 1) && carries(m.scheme, 0);
+  const bool behind = carries(m.scheme, 1) && carries(a.scheme, 0);
+  const Carried attention = {behind && !is_first, between ? m.norm_weight : nullptr};
+  const Carried mlp = {between, behind ? next_norm_weight : nullptr};
   const Status status = attention_half(a, limits, attention, s, launch_on);
   return status.ok() ? mlp_half(m, mlp, s, launch_on) : status;
 }

@@ -35,7 +35,7 @@ constexpr Candidate kCandidates[] = {
      }},
     {"sm90", 90, 90, 1, 128, gemm_sm90_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_sm90(p, s); }},
-    {"packed", 90, 90, 1, 16, gemv_packed_sm90_refuses,
+    {"packed", 90, 90, 1, 8, gemv_packed_sm90_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemv_packed_sm90(p, s);
      }},

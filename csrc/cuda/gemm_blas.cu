@@ -73,8 +73,9 @@ __global__ void __launch_bounds__(kThreads)
 // One block a row, `lanes` threads of consecutive 16 bytes a part: columns = lanes * Vec16::kSize.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    row_sumsq_kernel(const T* __restrict__ x, float* __restrict__ sums, const int64_t width,
-                     const int lanes, const int64_t parts) {
+    row_sumsq_kernel(const T* __restrict__ x, float* __restrict__ sums,
+                     const T* __restrict__ norm_weight, T* __restrict__ scaled,
+                     const int64_t width, const int lanes, const int64_t parts) {
   constexpr int kSize = Vec16<T>::kSize;
   const int64_t row = blockIdx.x;
   const int lane = threadIdx.x % lanes;
@@ -86,6 +87,13 @@ __global__ void __launch_bounds__(kThreads)
       const Vec16<T> v = load16(x + row * width + i);
 #pragma unroll
       for (int j = 0; j < kSize; ++j) sum += v.get(j) * v.get(j);
+      if (scaled != nullptr) {
+        const Vec16<T> weight = load16(norm_weight + i);
+        Vec16<T> y;
+#pragma unroll
+        for (int j = 0; j < kSize; ++j) y.set(j, v.get(j) * weight.get(j));
+        store16(scaled + row * width + i, y);
+      }
     }
     for (int offset = lanes / 2; offset > 0; offset /= 2) {
       sum += __shfl_xor_sync(~0u, sum, offset);
@@ -97,8 +105,9 @@ __global__ void __launch_bounds__(kThreads)
 // For widths that are no multiple of 16 bytes: one warp a part.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    row_sumsq_odd_kernel(const T* __restrict__ x, float* __restrict__ sums, const int64_t width,
-                         const int64_t columns, const int64_t parts) {
+    row_sumsq_odd_kernel(const T* __restrict__ x, float* __restrict__ sums,
+                         const T* __restrict__ norm_weight, T* __restrict__ scaled,
+                         const int64_t width, const int64_t columns, const int64_t parts) {
   const int64_t row = blockIdx.x;
   const int lane = threadIdx.x % kWarp;
   for (int64_t part = threadIdx.x / kWarp; part < parts; part += kThreads / kWarp) {
@@ -106,6 +115,10 @@ __global__ void __launch_bounds__(kThreads)
     for (int64_t i = part * columns + lane; i < min(width, (part + 1) * columns); i += kWarp) {
       const float v = Traits<T>::to_float(x[row * width + i]);
       sum += v * v;
+      if (scaled != nullptr) {
+        const float weight = Traits<T>::to_float(norm_weight[i]);
+        scaled[row * width + i] = Traits<T>::from_float(v * weight);
+      }
     }
     sum = warp_sum(sum);
     if (lane == 0) sums[row * parts + part] = sum;
@@ -151,23 +164,24 @@ Status fold_gate(const void* both, void* out, DType dtype, int64_t num_rows, int
   });
 }
 
-Status row_sumsq(const void* x, DType dtype, int64_t num_rows, int64_t width, int64_t columns,
-                 float* sums, CUstream_st* stream) {
-  if (num_rows == 0) return {};
+Status row_sumsq(const RowSumsqParams& p, CUstream_st* stream) {
+  if (p.num_rows == 0) return {};
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(num_rows));
+  config.grid = dim3(static_cast<unsigned>(p.num_rows));
   config.block = dim3(256);
   config.stream = stream;
-  return dispatch_dtype(dtype, "row_sumsq", [&](auto* type) {
+  return dispatch_dtype(p.dtype, "row_sumsq", [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     constexpr int kSize = Vec16<T>::kSize;
-    const int64_t parts = ceil_div(width, columns), lanes = columns / kSize;
-    const auto* values = static_cast<const T*>(x);
-    if (width % kSize != 0 || columns % kSize != 0 || lanes > kWarp || kWarp % lanes != 0) {
-      return launch(row_sumsq_odd_kernel<T>, config, "row_sumsq", values, sums, width, columns,
-                    parts);
+    const int64_t parts = ceil_div(p.width, p.columns), lanes = p.columns / kSize;
+    const auto* x = static_cast<const T*>(p.x);
+    const auto* norm_weight = static_cast<const T*>(p.norm_weight);
+    auto* scaled = static_cast<T*>(p.scaled);
+    if (p.width % kSize != 0 || p.columns % kSize != 0 || lanes > kWarp || kWarp % lanes != 0) {
+      return launch(row_sumsq_odd_kernel<T>, config, "row_sumsq", x, p.sums, norm_weight, scaled,
+                    p.width, p.columns, parts);
     }
-    return launch(row_sumsq_kernel<T>, config, "row_sumsq", values, sums, width,
+    return launch(row_sumsq_kernel<T>, config, "row_sumsq", x, p.sums, norm_weight, scaled, p.width,
                   static_cast<int>(lanes), parts);
   });
 }
@@ -418,8 +432,14 @@ Status gemm_blas(const GemmParams& p, const GemmResources& resources, CUstream_s
       if (!status.ok()) return status;
       if (p.gated) return fold_gate(both, p.out, p.dtype, p.num_rows, width, stream);
       if (p.sumsq_out != nullptr) {
-        return row_sumsq(p.out, p.out_dtype, p.num_rows, width, gemm_sumsq_columns(p.num_rows),
-                         p.sumsq_out, stream);
+        RowSumsqParams q;
+        q.x = p.out;
+        q.sums = p.sumsq_out;
+        q.num_rows = p.num_rows;
+        q.width = width;
+        q.columns = gemm_sumsq_columns(p.num_rows);
+        q.dtype = p.out_dtype;
+        return row_sumsq(q, stream);
       }
     }
     return {};

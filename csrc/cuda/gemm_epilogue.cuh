@@ -243,4 +243,51 @@ struct Columns {
   }
 };
 
+// What one output takes beside its sum: asked for ahead of it.
+template <class T>
+struct Output {
+  float scale = 1.f, up_scale = 1.f, bias = 0.f, up_bias = 0.f, residual = 0.f, norm = 0.f;
+  bool inside;
+
+  template <bool kGated>
+  __device__ __forceinline__ void request(const Epilogue& p, int64_t t, int n, int width) {
+    if (!inside) return;
+    if (p.weight_scale != nullptr) {
+      scale = p.weight_scale[n];
+      if (kGated) up_scale = p.weight_scale[width + n];
+    }
+    if (p.bias != nullptr) {
+      const T* from = static_cast<const T*>(p.bias) + n;
+      bias = Traits<T>::to_float(*from);
+      if (kGated) up_bias = Traits<T>::to_float(from[width]);
+    }
+    if (!kGated && p.scaled_out != nullptr) {
+      norm = Traits<T>::to_float(static_cast<const T*>(p.next_norm_weight)[n]);
+    }
+    if (p.residual != nullptr) {
+      residual = Traits<T>::to_float(__ldcg(static_cast<const T*>(p.residual) + t * width + n));
+    }
+  }
+
+  // Returns the square of what it wrote.
+  template <bool kGated>
+  __device__ __forceinline__ float write(const Epilogue& p, float sum, float up, int64_t at) const {
+    if (!inside) return 0.f;
+    float y = fmaf(sum, scale, bias);
+    if (kGated) y = y / (1.f + __expf(-y)) * fmaf(up, up_scale, up_bias);
+    y += residual;
+    if (p.float_out) {
+      static_cast<float*>(p.out)[at] = y;
+    } else {
+      const T rounded = Traits<T>::from_float(y);
+      static_cast<T*>(p.out)[at] = rounded;
+      y = Traits<T>::to_float(rounded);
+      if (!kGated && p.scaled_out != nullptr) {
+        static_cast<T*>(p.scaled_out)[at] = Traits<T>::from_float(y * norm);
+      }
+    }
+    return y * y;
+  }
+};
+
 }  // namespace regatta::cuda

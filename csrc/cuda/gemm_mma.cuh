@@ -44,13 +44,6 @@ struct MmaParams {
   bool half;                  // bias, residual and out are fp16, else bf16 (of codes)
 };
 
-inline int num_multiprocessors() {
-  int device = 0, count = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
-}
-
 // Weights that one block of tokens reads are read once.
 __device__ __forceinline__ uint64_t policy_of_weights(bool once) {
   uint64_t policy = 0;

@@ -3,15 +3,18 @@
 //
 // Input: x [M, K] bf16 or fp16, or int8; weights as pack_weight() leaves them (packed_weight.cuh).
 // Architectures: sm_90a.
-// Algorithm: as gemm_sm90.cu (weights on the M side of wgmma, a ring filled ahead of pdl_wait(), k
-// split over a cluster), except that
+// Algorithm: as gemm_sm90.cu (weights on the M side of wgmma, a ring filled ahead of pdl_wait()),
+// except that
 //   1. a stage is 128 columns: 16 packed rows of weight per copy, and x;
 //   2. a warpgroup reads its codes from shared memory, 16 bytes per thread without conflicts, turns
 //      them into the instruction's left operand in registers (bit operations, one subtraction, with
 //      4 bits one multiplication, all in pairs), half a unit of one of its tiles of 64 rows at a
 //      time, while the tensor cores work on the one ahead;
-//   3. a gated product pairs tiles of gate rows with their up rows, so that the packing knows
-//      nothing of gates.
+//   3. a gated product pairs slabs of gates with their ups, so that the packing knows nothing of
+//      gates;
+//   4. k is split so that each multiprocessor has one block: clusters of four or eight blocks leave
+//      12 of 132 without. The blocks of a tile send each other their sums through L2, a share for
+//      each to add and to finish.
 //   With int8 x, codes less zero points are int8 operands, and a group's integer sums are scaled into
 //   floats.
 // Source: own; biasing codes into a mantissa is what FasterTransformer and Marlin do. QServe and QQQ
@@ -38,7 +41,6 @@ namespace regatta::cuda {
 namespace {
 
 constexpr int kGroup = 128;         // threads of a warpgroup
-constexpr int kTileRows = 64;       // rows of weight of an instruction
 constexpr int kMaxStages = 16;
 constexpr int kRowBytes = 128;  // 64 values or 128 codes of x: one swizzled row
 constexpr int kHeadBytes = 1024;
@@ -50,39 +52,114 @@ struct KernelParams {
   int num_rows, num_units;   // units along k
   int num_slabs, up;         // of 16 rows; the first up's, gated
   int row_blocks, token_blocks;
+  int num_blocks;            // that work
   int stages, split, trigger;
 };
 
-// kGroups warpgroups with kTiles tiles each.
-template <class F, int kGroups, int kTiles, int kTokens>
+constexpr int kSlabs = 8;  // of a block, a warp each; gated, gates and their ups
+constexpr int kConsumers = kSlabs * kWarp;
+
+template <class F, int kTokens>
 struct Shape {
-  static constexpr int kBlockTiles = kGroups * kTiles;
   static constexpr int kBoxes = F::kTokenSize;              // of x, of a stage
   static constexpr int kBoxColumns = kUnitColumns / kBoxes;
   static constexpr int kTokenBytes = kTokens * kRowBytes;  // of a box
-  static constexpr int kStageLoad = kBoxes * kTokenBytes + kBlockTiles * F::kTileBytes;
+  static constexpr int kStageLoad = kBoxes * kTokenBytes + kSlabs * F::kUnitBytes;
   static constexpr int kStageBytes = (kStageLoad + 1023) / 1024 * 1024;
-  static constexpr int kConsumers = kGroups * kGroup;
-  static constexpr int kPartialStride = kBlockTiles * 64 + 4;  // floats per token; no conflicts
-  static constexpr int kPartialBytes = kTokens * kPartialStride * 4;
+  static constexpr int kSumStride = kSlabs * kUnitRows + 4;  // floats per token; no conflicts
+  static constexpr int kSumBytes = kTokens * kSumStride * 4;
+  static constexpr int kPartBytes = kTokens * kSlabs * kUnitRows * 4;
   static constexpr int kSums = F::kTokenSize == 1 ? kTokens / 2 : 0;  // of a group of codes
-  static constexpr int kAccumulators = kTiles * kTokens / 2 + kSums;  // per thread
+  static constexpr int kAccumulators = kTokens / 2 + kSums;           // per thread
   static constexpr int kBlocks =  // per multiprocessor
       kAccumulators > (F::kTokenSize == 1 ? 64 : 32) ? 1 : 2;
-  // One warp copies and one makes row scales; a warpgroup of them can give its registers away.
+  // One more warp copies, and then makes row scales; a warpgroup can give its registers away.
   static constexpr bool kGives = kAccumulators > 64;
-  static constexpr int kThreads = kConsumers + (kGives ? 128 : 64);
+  static constexpr int kThreads = kConsumers + (kGives ? kGroup : kWarp);
   static int shared_bytes(int stages) {
-    return 1024 + kHeadBytes + std::max(stages * kStageBytes, kPartialBytes);
+    return 1024 + kHeadBytes + std::max(stages * kStageBytes, kSumBytes);
   }
 };
 
-template <class T, class F, int kGroups, int kTiles, int kTokens, bool kGated>
-__global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
-                                  Shape<F, kGroups, kTiles, kTokens>::kBlocks)
+constexpr int kMaxSplit = 8;
+constexpr int kFillNanoseconds = 1500;  // until the next launch has been placed
+
+// Partial sums on their way from the block that made them to the one that finishes them. Zero but
+// while they are: who takes a part puts zeros back, and a sum of zero travels as -0. Products are
+// queued one after the other, so that one piece serves all.
+constexpr int kPartsBytes = 9 << 20;
+__device__ float4 parts[kPartsBytes / 16];
+
+__device__ __forceinline__ void send_part(float4* to, const float* v) {
+  const auto sent = [](float x) { return x == 0.f ? -0.f : x; };
+  __stcg(to, make_float4(sent(v[0]), sent(v[1]), sent(v[2]), sent(v[3])));
+}
+
+__device__ __forceinline__ float4 load_part(const float4* from) {
+  float4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(from)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ bool has_come(const float4& v) {
+  return __float_as_uint(v.x) != 0 && __float_as_uint(v.y) != 0 && __float_as_uint(v.z) != 0 &&
+         __float_as_uint(v.w) != 0;
+}
+
+// A thread's four sums of eight tokens by a slab, in shared memory.
+template <int kStride>
+__device__ __forceinline__ void store_sums(float* to, const float* v) {
+  to[0] = v[0], to[kStride] = v[1], to[8] = v[2], to[kStride + 8] = v[3];
+}
+
+// Those sums become the sums over the blocks of a tile, in the order of ranks. from: where block 0
+// puts its part, the next one's `stride` on.
+template <int kSumStride>
+__device__ __forceinline__ void take_parts(float* own, float4* from, int64_t stride, int rank,
+                                           int split) {
+  constexpr int kAtOnce = 4;
+  float sum[4] = {};
+#pragma unroll 1
+  for (int r0 = 0; r0 < split; r0 += kAtOnce, from += kAtOnce * stride) {
+    float4 v[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      v[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+      if (r0 + i == rank) v[i] = make_float4(own[0], own[kSumStride], own[8], own[kSumStride + 8]);
+    }
+    bool all;
+    int tries = 0;
+    do {
+      all = true;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (r0 + i < split && r0 + i != rank && !has_come(v[i])) v[i] = load_part(from + i * stride);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (r0 + i < split && r0 + i != rank) all = all && has_come(v[i]);
+      }
+      if (++tries == 1 << 22) asm volatile("trap;");  // seconds: an error, not a hang
+    } while (!all);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (r0 + i < split && r0 + i != rank) {
+        __stcg(from + i * stride, make_float4(0.f, 0.f, 0.f, 0.f));
+      }
+      sum[0] += v[i].x, sum[1] += v[i].y, sum[2] += v[i].z, sum[3] += v[i].w;
+    }
+  }
+  store_sums<kSumStride>(own, sum);
+}
+
+template <class T, class F, int kTokens, bool kGated>
+__global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>::kBlocks)
     gemm_packed_kernel(const __grid_constant__ CUtensorMap token_map, const KernelParams p) {
 #ifdef REGATTA_SM90A
-  using S = Shape<F, kGroups, kTiles, kTokens>;
+  using S = Shape<F, kTokens>;
   extern __shared__ char shared[];
   // Not through an integer: the compiler must see that this is shared memory.
   char* base = shared + (-shared_address(shared) & 1023);
@@ -90,9 +167,10 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
   uint64_t* empty = full + kMaxStages;
   float* row_scale = reinterpret_cast<float*>(empty + kMaxStages);  // [kTokens]
   char* stages = base + kHeadBytes;
-  float* partial = reinterpret_cast<float*>(stages);  // [kTokens, kPartialStride], after the loop
+  float* sums = reinterpret_cast<float*>(stages);  // [kTokens, kSumStride], after the loop
 
-  const int warp = threadIdx.x / kWarp;
+  // The shuffle tells the compiler that a warp's threads agree.
+  const int warp = __shfl_sync(~0u, threadIdx.x / kWarp, 0);
   const int lane = threadIdx.x % kWarp;
   const int rank = blockIdx.x % p.split;
   // Blocks of neighbouring rows and tokens run at the same time and share what they read in L2.
@@ -101,49 +179,38 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
   const int order = min(kOrder, p.token_blocks - first);
   const int within = index - first * p.row_blocks;
   const int token0 = (first + within % order) * kTokens;
-  // Tiles of 64 rows: gated, half of them are gates and the others their ups.
-  const int tile0 = within / order * (kGated ? S::kBlockTiles / 2 : S::kBlockTiles);
+  constexpr int kOutSlabs = kGated ? kSlabs / 2 : kSlabs;
+  const int slab0 = within / order * kOutSlabs;
   const int step0 = static_cast<int>(static_cast<int64_t>(p.num_units) * rank / p.split);
   const int num_steps =
       static_cast<int>(static_cast<int64_t>(p.num_units) * (rank + 1) / p.split) - step0;
 
   if (p.trigger < 0) pdl_trigger();
+  if (static_cast<int>(blockIdx.x) >= p.num_blocks) {
+    // A multiprocessor without a block of this launch would get two of the next.
+    pdl_wait();
+    __nanosleep(kFillNanoseconds);
+    return;
+  }
   const int trigger_step = num_steps - 1 - p.trigger;
-  if (threadIdx.x == S::kConsumers) {
+  if (threadIdx.x == kConsumers) {
     tensor_map_prefetch(&token_map);
     for (int s = 0; s < p.stages; ++s) {
       barrier_init(&full[s], 1);
-      barrier_init(&empty[s], S::kConsumers / kWarp);
+      barrier_init(&empty[s], kConsumers / kWarp);
     }
     barrier_init_fence();
   }
   __syncthreads();
 
-  // Partial sums and row scales of all blocks of the cluster are there.
-  const auto meet = [&] {
-    if (p.split > 1) {
-      cluster_arrive();
-      cluster_wait();
-    } else {
-      named_barrier_sync(2, S::kThreads);
-    }
-  };
-  // Others may still read this block's partial sums.
-  const auto part = [&] {
-    if (p.split > 1) {
-      cluster_arrive_relaxed();
-      cluster_wait();
-    }
-  };
-  if (warp >= S::kConsumers / kWarp) {
+  if (warp >= kConsumers / kWarp) {
     if constexpr (S::kGives) registers_give<40>();
-    if (warp == S::kConsumers / kWarp) {
+    if (warp == kConsumers / kWarp) {
       const uint64_t once = p.token_blocks > 1 ? policy_evict_last() : policy_evict_first();
       const uint64_t keep = policy_evict_last();
       const uint8_t* from = nullptr;  // this lane's slab
-      if (lane < S::kBlockTiles * 4) {
-        int first = tile0 * 4 + lane;
-        if (kGated && lane >= S::kBlockTiles * 2) first += p.up - S::kBlockTiles * 2;
+      if (lane < kSlabs) {
+        const int first = slab0 + lane + (lane >= kOutSlabs ? p.up - kOutSlabs : 0);
         // Behind the last slab, its own rows again: they are not written.
         const int64_t slab = min(first, p.num_slabs - 1);
         from = p.weight + (slab * p.num_units + step0) * F::kUnitBytes;
@@ -151,7 +218,7 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
       const auto load_weight = [&](int step, int s) {
         if (lane == 0) barrier_arrive_expect(&full[s], S::kStageLoad);
         __syncwarp();
-        if (lane < S::kBlockTiles * 4) {
+        if (lane < kSlabs) {
           bulk_load(stages + s * S::kStageBytes + S::kBoxes * S::kTokenBytes + lane * F::kUnitBytes,
                     from + static_cast<int64_t>(step) * F::kUnitBytes, F::kUnitBytes, &full[s], once);
         }
@@ -177,8 +244,6 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
         if (p.trigger >= 0 && i == trigger_step) pdl_trigger();
         if (++s == p.stages) s = 0, phase ^= 1;
       }
-    } else if (warp == S::kConsumers / kWarp + 1) {
-      pdl_wait();
       if constexpr (kTokens <= 32) {
         warp_row_scales(p.epilogue, token0, min(kTokens, p.num_rows - token0), row_scale);
       } else {
@@ -186,26 +251,22 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
           row_scale[t] = row_scale_of(p.epilogue, token0 + t);
         }
       }
+      __syncwarp();
+      named_barrier_arrive(2, kConsumers + kWarp);
     }
-    __syncwarp();
-    meet();
-    part();
     return;
   }
 
   if constexpr (S::kGives) registers_take<232>();
-  float acc[kTiles][kTokens / 2];
+  float acc[kTokens / 2];
 #pragma unroll
-  for (int r = 0; r < kTiles; ++r) {
-#pragma unroll
-    for (int i = 0; i < kTokens / 2; ++i) acc[r][i] = 0.f;
-  }
-  // This warp's slab of tile r is 4 r units on.
-  const int slab = warp / 4 * kTiles * 4 + warp % 4;
+  for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.f;
+  const int slab = warp % 4 * 2 + warp / 4;  // of the block's
   int s = 0;
   uint32_t phase = 0;
   barrier_wait(&full[0], 0);
-  const char* first_unit = stages + S::kBoxes * S::kTokenBytes + slab * F::kUnitBytes;
+  const char* units =  // this warp's, of the first stage
+      stages + S::kBoxes * S::kTokenBytes + slab * F::kUnitBytes;
   // At least once: a way around the loop would set accumulators beside those in flight, for
   // which the compiler makes each instruction wait for the one ahead.
   int left = num_steps;
@@ -215,15 +276,14 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
     for (int i = 0; i < kTokens / 2; ++i) sum[i] = 0;
     uint32_t a[2][2][4];  // one is made while the tensor cores read the other
     W4A8Codes<F> codes;
-    codes.load(first_unit, 0);
+    codes.load(units, 0);
     do {
       const uint64_t b = wgmma_descriptor(stages + s * S::kStageBytes);
-      const char* unit = first_unit + s * S::kStageBytes;
+      const int offset = s * S::kStageBytes;
       const int current = s;
       if (++s == p.stages) s = 0, phase ^= 1;
 #pragma unroll
-      for (int q = 0; q < 2 * kTiles; ++q) {
-        const int half = q % 2, r = q / 2;
+      for (int half = 0; half < 2; ++half) {
         constexpr bool kEach = F::kColumns == 64;  // half is a group
         const float2 scale = codes.convert(a[half]);
         wgmma_fence();
@@ -233,19 +293,19 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
                                   k > 0 || (half > 0 && !kEach));
         }
         wgmma_commit();
-        if (q + 1 < 2 * kTiles) {
-          codes.load(unit + (q + 1) / 2 * 4 * F::kUnitBytes, (q + 1) % 2);
+        if (half == 0) {
+          codes.load(units + offset, 1);
         } else if (left > 1) {
           barrier_wait(&full[s], phase);
-          codes.load(first_unit + s * S::kStageBytes, 0);
+          codes.load(units + s * S::kStageBytes, 0);
         }
         if (half == 0 && !kEach) continue;
         wgmma_wait<0>();
         wgmma_pin(sum);
-        if (q + 1 == 2 * kTiles && lane == 0) barrier_arrive(&empty[current]);
+        if (half == 1 && lane == 0) barrier_arrive(&empty[current]);
 #pragma unroll
         for (int i = 0; i < kTokens / 2; ++i) {
-          acc[r][i] = fmaf(i % 4 < 2 ? scale.x : scale.y, static_cast<float>(sum[i]), acc[r][i]);
+          acc[i] = fmaf(i % 4 < 2 ? scale.x : scale.y, static_cast<float>(sum[i]), acc[i]);
         }
       }
     } while (--left > 0);
@@ -253,103 +313,123 @@ __global__ void __launch_bounds__(Shape<F, kGroups, kTiles, kTokens>::kThreads,
     int previous = -1;
     uint32_t a[2][4][4];  // one is made while the tensor cores read the other
     PackedCodes<T, F> codes;
-    codes.load(first_unit, 0);
+    codes.load(units, 0);
     do {
       const char* at = stages + s * S::kStageBytes;
-      const char* unit = first_unit + s * S::kStageBytes;
+      const int offset = s * S::kStageBytes;
       const int current = s;
       if (++s == p.stages) s = 0, phase ^= 1;
 #pragma unroll
-      for (int q = 0; q < 2 * kTiles; ++q) {
-        const int half = q / kTiles, r = q % kTiles;
-        codes.convert(a[q % 2]);
+      for (int half = 0; half < 2; ++half) {
+        codes.convert(a[half]);
         const uint64_t b = wgmma_descriptor(at + half * S::kTokenBytes);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; ++k) Wgmma<T, kTokens>::run(acc[r], a[q % 2][k], b + k * 2, 1);
+        for (int k = 0; k < 4; ++k) Wgmma<T, kTokens>::run(acc, a[half][k], b + k * 2, 1);
         wgmma_commit();
-        if (q + 1 < 2 * kTiles) {
-          codes.load(unit + (q + 1) % kTiles * 4 * F::kUnitBytes, (q + 1) / kTiles);
+        if (half == 0) {
+          codes.load(units + offset, 1);
         } else if (left > 1) {
           barrier_wait(&full[s], phase);
-          codes.load(first_unit + s * S::kStageBytes, 0);
+          codes.load(units + s * S::kStageBytes, 0);
         }
         wgmma_wait<1>();
-        if (q == 0 && previous >= 0 && lane == 0) barrier_arrive(&empty[previous]);
+        if (half == 0 && previous >= 0 && lane == 0) barrier_arrive(&empty[previous]);
       }
       previous = current;
     } while (--left > 0);
   }
   wgmma_wait<0>();
-#pragma unroll
-  for (int r = 0; r < kTiles; ++r) wgmma_pin(acc[r]);
+  wgmma_pin(acc);
   pdl_wait();
-  // Every warp has read the stages; they now hold the partial sums, token by token.
-  named_barrier_sync(1, S::kConsumers);
-#pragma unroll
-  for (int r = 0; r < kTiles; ++r) {
-    const int feature = (slab + r * 4) * kUnitRows + lane / 4;
-#pragma unroll
-    for (int j = 0; j < kTokens / 8; ++j) {
-      float* to = partial + (j * 8 + lane % 4 * 2) * S::kPartialStride + feature;
-      to[0] = acc[r][4 * j];
-      to[S::kPartialStride] = acc[r][4 * j + 1];
-      to[8] = acc[r][4 * j + 2];
-      to[S::kPartialStride + 8] = acc[r][4 * j + 3];
-    }
-  }
-  meet();
 
-  // An item is eight outputs of one token. Partials are added in the order of ranks.
-  constexpr int kChunks = S::kBlockTiles * (kGated ? 4 : 8);
-  constexpr int kQuads = kGated ? 4 : 2;
-  constexpr int kUp = S::kBlockTiles * 32;  // from a gate to its up
+  // The sums are finished in units of eight tokens by four slabs (gated: and their ups), by the
+  // block of the tile whose turn it is: a token by each warp, two outputs by a lane.
   const int out_width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
-  const int items = min(kTokens, p.num_rows - token0) * kChunks;
-  for (int item = rank * S::kConsumers + threadIdx.x; item < items;
-       item += p.split * S::kConsumers) {
-    const int t = item / kChunks;
-    const int chunk = item % kChunks;
-    const float* at = partial + t * S::kPartialStride + chunk * 8;
-    float v[16];
+  const int octets = (min(kTokens, p.num_rows - token0) + 7) / 8;
+  const int num_units = octets * (kOutSlabs / 4);
+  Output<T> outputs[2];
+  const auto request = [&](int unit) {
+    const int t = unit % octets * 8 + warp, feature = unit / octets * 64 + lane;
 #pragma unroll
-    for (int q = 0; q < kQuads * 4; ++q) v[q] = 0.f;
-    for (int r = 0; r < p.split; ++r) {
-#pragma unroll
-      for (int q = 0; q < kQuads; ++q) {
-        const float* from = at + q / 2 * kUp + q % 2 * 4;  // gated: gates, then ups
-        const float4 f =
-            p.split > 1 ? load_cluster_float4(from, r) : *reinterpret_cast<const float4*>(from);
-        v[q * 4] += f.x, v[q * 4 + 1] += f.y, v[q * 4 + 2] += f.z, v[q * 4 + 3] += f.w;
-      }
+    for (int h = 0; h < 2; ++h) {
+      const int n = slab0 * kUnitRows + feature + 32 * h;
+      outputs[h] = {};
+      outputs[h].inside = unit < num_units && token0 + t < p.num_rows && n < out_width;
+      outputs[h].template request<kGated>(p.epilogue, token0 + t, n, out_width);
     }
-    const int n0 = tile0 * 64 + chunk * 8;
-    if (n0 >= out_width) continue;
-    float squares = finish<T>(p.epilogue, v, row_scale[t], token0 + t, n0, out_width);
-    if (!kGated && p.epilogue.sumsq_out != nullptr) {
-      // Two or eight adjacent lanes hold the columns of a partial.
-      const int lanes = p.epilogue.sumsq_columns / 8;
-      const int part = n0 / p.epilogue.sumsq_columns;
-      const int parts = (out_width + p.epilogue.sumsq_columns - 1) / p.epilogue.sumsq_columns;
-      const unsigned mask = __activemask();
-      for (int o = lanes / 2; o > 0; o /= 2) {
-        const float other = __shfl_xor_sync(mask, squares, o);
-        squares += (mask >> (lane ^ o) & 1) ? other : 0.f;
-      }
-      if (lane % lanes == 0 && part < parts) {
-        p.epilogue.sumsq_out[static_cast<int64_t>(token0 + t) * parts + part] = squares;
+  };
+  const auto owner = [&](int octet) {
+    return ((kGated ? 0 : slab / 4) * octets + octet) % p.split;
+  };
+  constexpr int kOctets = kTokens / 8;
+  constexpr int64_t kStride = int64_t{kOctets} * kConsumers;  // from block to block
+  float4* first_part = parts + index * p.split * kStride + threadIdx.x;
+  if (p.split > 1) {
+#pragma unroll
+    for (int j = 0; j < kOctets; ++j) {
+      if (j < octets && owner(j) != rank) {
+        send_part(first_part + rank * kStride + j * kConsumers, acc + 4 * j);
       }
     }
   }
-  part();
+  // Every warp has read the stages; they now hold the sums, token by token.
+  named_barrier_sync(1, kConsumers);
+  float* own = sums + lane % 4 * 2 * S::kSumStride + slab * kUnitRows + lane / 4;
+#pragma unroll
+  for (int j = 0; j < kOctets; ++j) {
+    if (j < octets && owner(j) == rank) {
+      store_sums<S::kSumStride>(own + j * 8 * S::kSumStride, acc + 4 * j);
+    }
+  }
+  request(rank);
+#pragma unroll 1
+  for (int j = 0; j < octets && p.split > 1; ++j) {
+    if (owner(j) == rank) {
+      take_parts<S::kSumStride>(own + j * 8 * S::kSumStride, first_part + j * kConsumers, kStride,
+                                rank, p.split);
+    }
+  }
+  named_barrier_sync(2, kConsumers + kWarp);
+
+#pragma unroll 1
+  for (int unit = rank; unit < num_units; unit += p.split) {
+    const int t = unit % octets * 8 + warp, feature = unit / octets * 64 + lane;
+    const int n = slab0 * kUnitRows + feature;
+    const float* at = sums + t * S::kSumStride + feature;
+    const Output<T> current[2] = {outputs[0], outputs[1]};
+    if (unit + p.split < num_units) request(unit + p.split);
+    float squares[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float up = kGated ? at[32 * h + kOutSlabs * kUnitRows] : 0.f;
+      squares[h] = current[h].template write<kGated>(
+          p.epilogue, at[32 * h] * row_scale[t], up * row_scale[t],
+          static_cast<int64_t>(token0 + t) * out_width + n + 32 * h);
+    }
+    if (kGated || p.epilogue.sumsq_out == nullptr) continue;
+    const int columns = p.epilogue.sumsq_columns;  // 16 or 64
+    if (columns == 64) squares[0] = warp_sum(squares[0] + squares[1]);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (columns == 16) {
+        for (int o = 8; o > 0; o /= 2) squares[h] += __shfl_xor_sync(~0u, squares[h], o);
+      }
+      if (current[h].inside && (columns == 16 ? lane % 16 : lane + 32 * h) == 0) {
+        const int num_parts = (out_width + columns - 1) / columns;
+        p.epilogue.sumsq_out[static_cast<int64_t>(token0 + t) * num_parts +
+                             (n + 32 * h) / columns] = squares[h];
+      }
+    }
+  }
 #else
   wrong_architecture();
 #endif
 }
 
-template <class T, class F, int kGroups, int kTiles, int kTokens, bool kGated>
+template <class T, class F, int kTokens, bool kGated>
 Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  using S = Shape<F, kGroups, kTiles, kTokens>;
+  using S = Shape<F, kTokens>;
   CUtensorMap token_map;
   const auto k = static_cast<cuuint64_t>(p.in_features);
   const cuuint64_t sizes[] = {k, static_cast<cuuint64_t>(p.num_rows)};
@@ -365,82 +445,66 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   kp.num_units = static_cast<int>(packed_units(p.in_features));
   kp.num_slabs = static_cast<int>(packed_tiles(p.out_features));
   kp.up = static_cast<int>(p.out_features / 2 / kUnitRows);
-  kp.row_blocks = static_cast<int>(ceil_div(p.out_features, kTileRows * S::kBlockTiles));
+  kp.row_blocks = static_cast<int>(ceil_div(kp.num_slabs, kSlabs));
   kp.token_blocks = static_cast<int>(ceil_div(p.num_rows, kTokens));
-  kp.split = tile.split;
-  while (kp.split > kp.num_units) kp.split /= 2;  // a block has a step at least
+  kp.split = std::min(tile.split, kMaxSplit);
+  const int tiles = kp.row_blocks * kp.token_blocks;
+  // A block has a step at least, and a place for its sums; blocks that wait for each other all run.
+  while (kp.split > 1 && (kp.split > kp.num_units || tiles * kp.split > num_multiprocessors() ||
+                          int64_t{tiles} * kp.split * S::kPartBytes > kPartsBytes)) {
+    --kp.split;
+  }
   kp.trigger = tile.trigger;
   kp.stages = std::max(
       2, std::min({tile.stages, kMaxStages, (226 * 1024 - kHeadBytes - 1024) / S::kStageBytes}));
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(kp.row_blocks * kp.token_blocks * kp.split));
+  kp.num_blocks = tiles * kp.split;
+  config.grid = dim3(static_cast<unsigned>(std::max(kp.num_blocks, num_multiprocessors())));
   config.block = dim3(S::kThreads);
-  config.shared_bytes = S::shared_bytes(kp.stages);
+  config.shared_bytes = packed_shared_bytes(p, S::shared_bytes(kp.stages));
   config.stream = stream;
   config.pdl = p.dependent_launch;
-  config.cluster_x = static_cast<unsigned>(kp.split);
-  return launch(gemm_packed_kernel<T, F, kGroups, kTiles, kTokens, kGated>, config, "gemm_packed",
-                token_map, kp);
+  return launch(gemm_packed_kernel<T, F, kTokens, kGated>, config, "gemm_packed", token_map, kp);
 }
 
-template <class T, class F, int kGroups, int kTiles, bool kGated>
+template <class T, class F, bool kGated>
 Status run_tokens(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  switch (tile.tokens) {
-    case 8:
-    case 16:
-    case 32:
-      return run<T, F, kGroups, kTiles, 32, kGated>(p, tile, stream);
-    case 64:
-      return run<T, F, kGroups, kTiles, 64, kGated>(p, tile, stream);
-    default:
-      // No registers for the sums of codes of two tiles.
-      return run<T, F, kGroups, F::kTokenSize == 1 ? 1 : kTiles, 128, kGated>(p, tile, stream);
-  }
-}
-
-template <class T, class F>
-Status run_groups(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  if (tile.features == 256) {
-    return p.gated ? run_tokens<T, F, 2, 2, true>(p, tile, stream)
-                   : run_tokens<T, F, 2, 2, false>(p, tile, stream);
-  }
-  return p.gated ? run_tokens<T, F, 2, 1, true>(p, tile, stream)
-                 : run_tokens<T, F, 2, 1, false>(p, tile, stream);
+  return tile.tokens <= 16   ? run<T, F, 16, kGated>(p, tile, stream)
+         : tile.tokens == 32 ? run<T, F, 32, kGated>(p, tile, stream)
+         : tile.tokens == 64 ? run<T, F, 64, kGated>(p, tile, stream)
+                             : run<T, F, 128, kGated>(p, tile, stream);
 }
 
 template <class T>
 Status run_format(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   return dispatch_packed(p, [&](auto format) {
-    return run_groups<T, decltype(format)>(p, tile, stream);
+    using F = decltype(format);
+    return p.gated ? run_tokens<T, F, true>(p, tile, stream)
+                   : run_tokens<T, F, false>(p, tile, stream);
   });
 }
 
-// Blocks of many rows of weight, for each reads all of x's columns that it works on. Of many tokens
-// a block fills a multiprocessor, and clusters of more than two no longer fill the device.
+// As many blocks as multiprocessors share k.
 GemmTile choose_tile(const GemmParams& p) {
   GemmTile tile;
-  tile.tokens = 32;
+  tile.tokens = 16;
   while (tile.tokens < p.num_rows && tile.tokens < 128) tile.tokens *= 2;
-  const bool few = tile.tokens <= 64;
-  const bool codes = p.operands == GemmOperands::kW4A8;
-  tile.features = p.gated && !few && !codes ? 256 : 128;
+  tile.features = kSlabs * kUnitRows;
+  tile.trigger = -1;
+  const int64_t multiprocessors = num_multiprocessors();
   const int64_t blocks =
       ceil_div(p.out_features, tile.features) * ceil_div(p.num_rows, tile.tokens);
-  const int64_t units = packed_units(p.in_features);
-  if (few) {
-    while (tile.split < 8 && units >= 4 * tile.split &&
-           blocks * tile.split < (units >= 28 * tile.split ? 129 : 128)) {
-      tile.split *= 2;
-    }
-  } else if (units >= 4 && blocks * 2 <= 132) {
-    tile.split = 2;
-  }
+  const int64_t parts = std::min<int64_t>(kMaxSplit, packed_units(p.in_features));
+  tile.split = static_cast<int>(std::clamp<int64_t>(multiprocessors / blocks, 1, parts));
+  const bool codes = p.operands == GemmOperands::kW4A8;
   const int64_t unit = unit_bytes(p.operands, static_cast<int>(p.group_size));
-  const int64_t stage =
-      round_up(tile.tokens * (codes ? 1 : 2) * kRowBytes + tile.features / kUnitRows * unit, 1024);
-  tile.stages =
-      static_cast<int>(std::min<int64_t>(kMaxStages, (few ? 108 : 220) * 1024 / stage));
-  tile.trigger = -1;
+  const int64_t stage = round_up(tile.tokens * (codes ? 1 : 2) * kRowBytes + kSlabs * unit, 1024);
+  int64_t stages = (packed_shared_budget(p) - kHeadBytes - 1024) / stage;
+  // Of large stages a block of its own multiprocessor has more, though the next launch's block then
+  // waits; two of many blocks share a multiprocessor.
+  const bool alone = tile.tokens > 64 || blocks * tile.split <= multiprocessors;
+  if (stages < 4 && alone) stages = 220 * 1024 / stage;
+  tile.stages = static_cast<int>(std::min<int64_t>(kMaxStages, stages));
   return tile;
 }
 

@@ -20,6 +20,7 @@
 // Then words as above: a float whose last byte is 128 - zero instead.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "common.cuh"
@@ -63,7 +64,25 @@ inline const char* packed_refuses(const GemmParams& p) {
   if (p.gated && (p.residual != nullptr || p.sumsq_out != nullptr)) {
     return "a gated product takes no residual and gives no sumsq";
   }
+  if (p.scaled_out != nullptr && (p.sumsq_out == nullptr || p.out_dtype != p.dtype)) {
+    return "scaled_out needs sumsq_out, and out of dtype";
+  }
   return nullptr;
+}
+
+// Shared memory of launches that follow each other: a block fits beside one of the next launch, which
+// so has its first weights early, but two of one launch should not lie on a multiprocessor while
+// another has none. Products with a residual, every other one of a layer, take more than half; beside
+// one of their blocks, there is room for one of the others alone.
+constexpr int kResidualShared = 114 * 1024, kOtherShared = 112 * 1024;
+
+inline int packed_shared_budget(const GemmParams& p) {
+  return p.residual != nullptr ? kResidualShared : kOtherShared;
+}
+
+// What a launch that needs so many bytes asks for.
+inline int packed_shared_bytes(const GemmParams& p, int bytes) {
+  return p.residual != nullptr ? std::max(bytes, kResidualShared) : bytes;
 }
 
 // A code of 4 or 8 bits in the mantissa of this number is the number plus the code.
@@ -146,6 +165,32 @@ __device__ __forceinline__ void operands_of_int4(uint32_t word, const uint32_t (
     a[i] = subtract_pair<T>(codes, zero[i % 2]);
   }
 }
+
+// a[0..3] of a step: codes plus a constant, for products that take it back from their sums: less
+// to do than codes less zero points.
+template <class T>
+__device__ __forceinline__ void lifted_int4(uint32_t word, uint32_t (&a)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      a[i] = masked_or(word >> (4 * i), 0x000f000f, 0x43004300);  // 128
+    } else {
+      // 64: a larger constant costs sums their last bits.
+      a[i] = masked_or(i == 0 ? word << 4 : word >> (4 * i - 4), 0x00f000f0, 0x54005400);
+    }
+  }
+}
+
+// The zero point in a group's word, plus lifted_int4's constant.
+template <class T>
+__device__ __forceinline__ float lifted_zero(uint32_t word) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) return __uint_as_float(word & 0xffff0000);
+  return Traits<T>::to_float(bit_cast<T>(static_cast<uint16_t>(word >> 16))) -
+         (CodeMagic<T>::kValue - 64.f);
+}
+
+template <class T>
+constexpr uint32_t kOnePair = std::is_same_v<T, __nv_bfloat16> ? 0x3f803f80 : 0x3c003c00;
 
 // a[0..3] of a step of 8-bit codes: words 2s and 2s + 1.
 template <class T>

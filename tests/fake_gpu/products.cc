@@ -245,16 +245,20 @@ bool gemm_packed_scales_out(DType dtype, int64_t num_rows) {
   return dtype == DType::kBFloat16 && num_rows <= 64;
 }
 
-Status row_sumsq(const void* x, DType dtype, int64_t num_rows, int64_t width, int64_t columns,
-                 float* sums, CUstream_st* stream) {
+Status row_sumsq(const RowSumsqParams& p, CUstream_st* stream) {
   return queue(stream, "row_sumsq", [=] {
-    return dispatch(dtype, "row_sumsq", [&](auto* type) {
-      const auto* values = static_cast<const ElementOf<decltype(type)>*>(x);
-      const int64_t num_sums = ceil_div(width, columns);
-      std::memset(sums, 0, num_rows * num_sums * 4);
-      for (int64_t i = 0; i < num_rows * width; ++i) {
+    return dispatch(p.dtype, "row_sumsq", [&](auto* type) {
+      using T = ElementOf<decltype(type)>;
+      const auto* values = static_cast<const T*>(p.x);
+      const auto* norm = static_cast<const T*>(p.norm_weight);
+      const int64_t num_sums = ceil_div(p.width, p.columns);
+      std::memset(p.sums, 0, p.num_rows * num_sums * 4);
+      for (int64_t i = 0; i < p.num_rows * p.width; ++i) {
         const float value = to_float(values[i]);
-        sums[i / width * num_sums + i % width / columns] += value * value;
+        p.sums[i / p.width * num_sums + i % p.width / p.columns] += value * value;
+        if (p.scaled != nullptr) {
+          from_float(value * to_float(norm[i % p.width]), static_cast<T*>(p.scaled) + i);
+        }
       }
       return Status();
     });

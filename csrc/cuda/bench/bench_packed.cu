@@ -48,6 +48,11 @@ int64_t random_groups(GemmOperands operands, int64_t k, Random& random) {
   return size <= 128 && k % size == 0 ? k / size : 1;
 }
 
+GemmTile random_tile(Random& random) {
+  return {16 << random.below(4), 128, 2 + random.below(3), 1 + random.below(8),
+          random.below(6) - 1};
+}
+
 int multiprocessors() {
   int count = 0;
   CHECK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
@@ -101,15 +106,14 @@ bool check_packed(GemmOperands operands, Case c, Random& random) {
   std::vector<float> w_rounded = wf;
   const std::vector<T> w_expected = rounded<T>(w_rounded);
   // Few rows: the scale is applied to sums. Many: to codes, rounded.
-  GemmTile tile = {8 << random.below(5), 128 << random.below(2), 2 + random.below(3),
-                   1 << random.below(4), random.below(6) - 1};
+  const GemmTile tile = random_tile(random);
   const GemvTile gemv = {2 + random.below(3), 1 << random.below(3), 60 + random.below(150)};
   const int kernel = c.m > 257 ? 4 : random.below(5);
   const bool tiles = kernel == 3 && !c.float_out && !c.sumsq_out && !c.norm;
   const bool shared = kernel == 4 && !c.float_out && !c.gated && (!c.sumsq_out || c.m > 8);
-  c.scaled_out = c.scaled_out && shared;
   GemmParams problem;
-  problem.operands = operands, problem.num_rows = c.m, problem.out_features = c.n, problem.in_features = c.k;
+  problem.operands = operands, problem.num_rows = c.m;
+  problem.out_features = c.n, problem.in_features = c.k;
   const PackedTile wide = random_packed_tile(problem, random);
   if (in_groups && (c.m > 8 || kernel == 0 || tiles || shared)) wf = w_rounded;
   const Buffer<T> x(rounded<T>(xf));
@@ -153,21 +157,23 @@ bool check_packed(GemmOperands operands, Case c, Random& random) {
     if (kernel == 1 && gemv_packed_sm90_refuses(q) == nullptr) {
       return gemv_packed_sm90(q, gemv, nullptr);
     }
-    if (tiles && gemm_packed_tiles_sm90_refuses(q) == nullptr) {
-      return gemm_packed_tiles_sm90(q, nullptr);
+    if (tiles) {  // the other one rounds codes times scales, too
+      return gemm_packed_tiles_sm90_refuses(q) == nullptr ? gemm_packed_tiles_sm90(q, nullptr)
+                                                          : gemm_packed_sm90(q, nullptr);
     }
-    if (shared && gemm_packed_shared_sm90_refuses(q) == nullptr) {
-      return gemm_packed_shared_sm90(q, wide, with_scratch(), nullptr);
+    if (shared) {
+      return gemm_packed_shared_sm90_refuses(q) == nullptr
+                 ? gemm_packed_shared_sm90(q, wide, with_scratch(), nullptr)
+                 : gemm_packed_sm90(q, nullptr);
     }
     return gemm(q, with_scratch(), nullptr, nullptr);
   };
   char label[240];
   snprintf(label, sizeof(label),
-           "packed %d bits, %ld groups, zeros %d, %s kernel %d tile %dx%d "
+           "packed %d bits, %ld groups, zeros %d, %s kernel %d tile of %d, "
            "stages %d split %d, gemv %d slabs, %d blocks, %d KB, shared tiles of %d, %d workers",
-           bits, groups, asymmetric, dtype_name(p.dtype), kernel, tile.tokens, tile.features,
-           tile.stages, tile.split, gemv.slabs, gemv.cluster, gemv.kilobytes, wide.tokens,
-           wide.workers);
+           bits, groups, asymmetric, dtype_name(p.dtype), kernel, tile.tokens, tile.stages,
+           tile.split, gemv.slabs, gemv.cluster, gemv.kilobytes, wide.tokens, wide.workers);
   const double relative = Traits<T>::dtype == DType::kFloat16 ? 1e-3 : 8e-3;
   return check_product<T>(c, p, xf, wf, runner, label, c.float_out ? 2e-4 : relative, 3e-4);
 }
@@ -207,8 +213,7 @@ bool check_w4a8(const Case& c, Random& random) {
   p.x_scale = x_scale_buffer.data;
   p.weight = packed.buffer.data;
   p.group_size = packed.group_size;
-  const GemmTile tile = {8 << random.below(5), 128 << random.below(2), 2 + random.below(3),
-                         1 << random.below(4), random.below(6) - 1};
+  const GemmTile tile = random_tile(random);
   const GemvTile gemv = {2 + random.below(3), 1 << random.below(3), 60 + random.below(150)};
   const int kernel = random.below(3);
   const Runner runner = [&](const GemmParams& q) {
@@ -220,10 +225,10 @@ bool check_w4a8(const Case& c, Random& random) {
   };
   char label[200];
   snprintf(label, sizeof(label),
-           "w4a8, %ld groups, zeros %d, %s kernel %d tile %dx%d stages %d split %d, gemv %d slabs, "
+           "w4a8, %ld groups, zeros %d, %s kernel %d tile of %d, stages %d split %d, gemv %d slabs, "
            "%d blocks, %d KB",
-           groups, asymmetric, dtype_name(Traits<T>::dtype), kernel, tile.tokens, tile.features,
-           tile.stages, tile.split, gemv.slabs, gemv.cluster, gemv.kilobytes);
+           groups, asymmetric, dtype_name(Traits<T>::dtype), kernel, tile.tokens, tile.stages,
+           tile.split, gemv.slabs, gemv.cluster, gemv.kilobytes);
   const double relative = c.float_out                                 ? 1e-5
                           : Traits<T>::dtype == DType::kFloat16 ? 4.9e-4
                                                                 : 3.92e-3;
@@ -263,8 +268,8 @@ int check_all(const char* only, int64_t from_rows) {
           c.residual = !c.gated && random.below(2);
           c.sumsq_out = !c.gated && random.below(2);
           c.float_out = !c.gated && random.below(4) == 0;
-          c.norm = m > 64 && random.below(2);
-          c.scaled_out = m > 64 && c.sumsq_out && !c.float_out && random.below(2);
+          c.norm = !w4a8 && random.below(2);
+          c.scaled_out = c.sumsq_out && !c.float_out && random.below(2);
           const bool half = random.below(2);
           if (w4a8) {
             bad += !(half ? check_w4a8<__half>(c, random) : check_w4a8<__nv_bfloat16>(c, random));
@@ -460,12 +465,11 @@ int main_tune(int64_t only, const char* format) {
                }));
         std::vector<std::pair<double, std::string>> times;
         char label[64];
-        if (rows <= (w4a8 ? 16 : 32)) {
+        if (rows <= 8) {
           for (const int slabs : {2, kind == kGateUp ? 4 : 3}) {
-            for (const int cluster : {1, 2, 4}) {
+            for (const int cluster : {1, 2}) {
               for (const int kilobytes : {112, 226}) {
                 const GemvTile tile = {slabs, cluster, kilobytes};
-                if (kilobytes == 112 && rows == 32) continue;
                 snprintf(label, sizeof(label), "v%d/%d/%d", slabs, cluster, kilobytes);
                 times.emplace_back(kind_us(model, operands, kind, rows,
                                            [&](const GemmParams& p, cudaStream_t s) {
@@ -476,24 +480,22 @@ int main_tune(int64_t only, const char* format) {
             }
           }
         }
-        if (rows > 8) {
-          const int tokens = static_cast<int>(std::min<int64_t>(rows, 128));
-          for (const int features : {128, 256}) {
-            for (const int split : {1, 2, 4, 8}) {
-              if (split > 2 && rows > 64 && kind == kGateUp) continue;
-              for (const int kilobytes : {108, 220}) {
-                const auto unit = static_cast<int64_t>(2048 * bytes_per_weight(operands));
-                const int64_t stage =
-                    round_up(tokens * (w4a8 ? 128 : 256) + features / 16 * unit, 1024);
-                const GemmTile tile = {tokens, features,
-                                       static_cast<int>(kilobytes * 1024 / stage), split, -1};
-                snprintf(label, sizeof(label), "%d/%d/%d", features, split, kilobytes);
-                times.emplace_back(kind_us(model, operands, kind, rows,
-                                           [&](const GemmParams& p, cudaStream_t s) {
-                                             return gemm_packed_sm90(p, tile, s);
-                                           }),
-                                   label);
-              }
+        if (rows >= 8) {
+          const int tokens = static_cast<int>(std::clamp<int64_t>(rows, 16, 128));
+          for (int split = 1; split <= 8; ++split) {
+            const int64_t blocks = ceil_div(kN[kind], 128) * ceil_div(rows, tokens) * split;
+            if (split > 1 && blocks > 132) continue;
+            for (const int kilobytes : {110, 220}) {
+              const auto unit = static_cast<int64_t>(2048 * bytes_per_weight(operands));
+              const int64_t stage = round_up(tokens * (w4a8 ? 128 : 256) + 8 * unit, 1024);
+              const GemmTile tile = {tokens, 128, static_cast<int>(kilobytes * 1024 / stage), split,
+                                     -1};
+              snprintf(label, sizeof(label), "%d/%d", split, kilobytes);
+              times.emplace_back(kind_us(model, operands, kind, rows,
+                                         [&](const GemmParams& p, cudaStream_t s) {
+                                           return gemm_packed_sm90(p, tile, s);
+                                         }),
+                                 label);
             }
           }
         }

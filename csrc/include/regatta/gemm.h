@@ -135,9 +135,9 @@ Status unpack_weight(const GemmParams& params, void* out, CUstream_st* stream);
 // Launches of the sm_90a kernel. A pure function of the problem chooses one.
 struct GemmTile {
   int tokens = 8;     // rows of x per block: 8, 16, 32, 64, 128
-  int features = 64;  // rows of weight per block: 64, 128, 256
+  int features = 64;  // rows of weight per block: 64, 128, 256; packed: 128
   int stages = 4;     // of 64 values of k in flight
-  int split = 1;      // blocks of a cluster that share one tile's k: 1, 2, 4, 8
+  int split = 1;      // blocks of a cluster that share one tile's k: 1, 2, 4, 8; packed: to 8
   int trigger = 4;    // stages left to request when the next kernel may start; -1: at once
 };
 GemmTile choose_gemm_tile(const GemmParams& params);
@@ -161,10 +161,17 @@ Status gemm(const GemmParams& params, const GemmResources& resources, const char
 // room for it.
 bool gemm_packed_scales_out(DType dtype, int64_t num_rows);
 
-// sums[m, i] = sum of squares of x[m, i * columns .. (i + 1) * columns - 1]; what the product ahead
-// does in its epilogue, for a first layer.
-Status row_sumsq(const void* x, DType dtype, int64_t num_rows, int64_t width, int64_t columns,
-                 float* sums, CUstream_st* stream);
+// sums[m, i] = sum of squares of x[m, i * columns .. (i + 1) * columns - 1], and scaled, if there is
+// one, x * norm_weight: what the product ahead does in its epilogue, for a first layer.
+struct RowSumsqParams {
+  const void* x = nullptr;            // [M, N]
+  float* sums = nullptr;              // [M, ceil(N / columns)]
+  const void* norm_weight = nullptr;  // [N]
+  void* scaled = nullptr;             // [M, N] or null
+  int64_t num_rows = 0, width = 0, columns = 0;
+  DType dtype = DType::kBFloat16;
+};
+Status row_sumsq(const RowSumsqParams& params, CUstream_st* stream);
 
 // weight[n, k] *= norm_weight[k], in place, rounded once. [N, K], [K], same dtype.
 Status fold_norm_weight(void* weight, const void* norm_weight, DType dtype, int64_t out_features,
@@ -205,7 +212,7 @@ struct GemvTile {
   int cluster = 1;      // blocks that share what they read of x: 1, 2, 4
   int kilobytes = 112;  // of shared memory
 };
-const char* gemv_packed_sm90_refuses(const GemmParams& params);  // more than 32 rows
+const char* gemv_packed_sm90_refuses(const GemmParams& params);  // more than 8 rows
 Status gemv_packed_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemv_packed_sm90(const GemmParams& params, const GemvTile& tile, CUstream_st* stream);
 const char* gemm_packed_tiles_sm90_refuses(const GemmParams& params);
