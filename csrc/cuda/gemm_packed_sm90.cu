@@ -8,8 +8,8 @@
 //   1. a stage is 128 columns: 16 packed rows of weight per copy, and x;
 //   2. a warpgroup reads its codes from shared memory, 16 bytes per thread without conflicts, turns
 //      them into the instruction's left operand in registers (bit operations, one subtraction, with
-//      4 bits one multiplication, all in pairs), half a unit of one of its tiles of 64 rows at a
-//      time, while the tensor cores work on the one ahead;
+//      4 bits one multiplication, all in pairs), half a unit at a time, while the tensor cores work
+//      on the one ahead;
 //   3. a gated product pairs slabs of gates with their ups, so that the packing knows nothing of
 //      gates;
 //   4. k is split so that each multiprocessor has one block: clusters of four or eight blocks leave
@@ -22,11 +22,11 @@
 //
 // Bound: memory: 1.50 ms with 8 bits and 0.80 ms with 4 for the 128 layer products of a Llama-3-8B
 // decode step at 4.66 TB/s.
-// Measured on an H200 (bench_packed tune, the four products of a layer, us; not the chain): M 32, 8
-// bits 13.0 + 13.0 + 37.4 + 31.4, 4 bits 12.3 + 12.0 + 33.9 + 30.5; M 64 16.6 + 16.1 + 44.2 + 38.0 and
-// 15.4 + 15.4 + 40.2 + 35.5; M 128 (gate and up by gemm_packed_tiles_sm90) 20.3 + 19.8 + 49.1 and 19.3 +
-// 18.9 + 49.4. Blocks of 64 rows of weight at M 128 read x too often (7 ms for all layers). It is not
-// known what bounds M 16 .. 64: neither the bytes of weights nor the waits between instructions do.
+// Measured on an H200, the 128 products in a graph, ms with 4 and 8 bits: M 16 1.96 and 2.27, M 32 2.35
+// and 2.60, M 64 3.15 and 3.36 (clusters that share k: 3.06, 2.90 and 3.43 with 4 bits). Operands and
+// tensor cores take turns: 64 x 64 of weight cost 80 cycles to convert from registers and 64 to
+// multiply with 32 tokens, and together 140; here it is about 190. Blocks of 256 rows of weight were
+// slower at any M up to 64, and so was one block per multiprocessor with all of its shared memory.
 #include <algorithm>
 #include <type_traits>
 

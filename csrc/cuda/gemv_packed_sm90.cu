@@ -20,10 +20,11 @@
 //
 // Bound: memory: 1.50 ms with 8 bits and 0.80 ms with 4 for the 128 layer products of a Llama-3-8B
 // decode step at 4.66 TB/s.
-// Measured on an H200 (bench_packed chain, dense beside it 3.39 ms at M 1 and 3.60 at M 8): 8 bits
-// 1.89 ms at M 1, 2.17 at 4, 2.26 at 8; 4 bits 1.34, 1.50, 1.94; M 16 by the sum of its products 2.6
-// both. Did not help: 16 warps of half a unit each (56 registers; 2.0 and 1.45 ms at M 1), clusters of
-// four (they do not fill the device), one block of 220 KB.
+// Measured on an H200, the 128 products in a graph, ms, dense beside it 3.39 at M 1 and 3.60 at M 8: 8
+// bits 2.00 at M 1 and 2.15 at 8; 4 bits 1.43 at M 1 with clusters of one. By the sum of the products,
+// each 32 times in a graph, with the choices below: 8 bits 1.95, 2.00 and 2.05 at M 1, 4 and 8; 4 bits
+// 1.34, 1.40 and 1.49. Did not help: 16 warps of half a unit each, clusters of four (they do not fill
+// the device). A kernel of 4 bits is bound by its instructions: tensor cores and operands take turns.
 #include <algorithm>
 #include <type_traits>
 
