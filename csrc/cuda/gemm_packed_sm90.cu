@@ -26,7 +26,8 @@
 // and 2.60, M 64 3.15 and 3.36 (clusters that share k: 3.06, 2.90 and 3.43 with 4 bits). Operands and
 // tensor cores take turns: 64 x 64 of weight cost 80 cycles to convert from registers and 64 to
 // multiply with 32 tokens, and together 140; here it is about 190. Blocks of 256 rows of weight were
-// slower at any M up to 64, and so was one block per multiprocessor with all of its shared memory.
+// slower at any M up to 64; one block per multiprocessor with all of its shared memory, too, but where
+// choose_tile takes it.
 #include <algorithm>
 #include <type_traits>
 
