@@ -66,6 +66,7 @@ class PacedRunner:
     """Computes nothing; see predict.engine.runner.Runner."""
 
     num_ahead = 1
+    num_recorded = 0
 
     def __init__(self, clock: Clock, is_draft: bool):
         self.clock, self.is_draft = clock, is_draft

@@ -57,6 +57,7 @@ struct LaunchConfig {
   cudaStream_t stream = nullptr;
   bool pdl = false;        // the kernel keeps the contract above (sm_90 and later; else ignored)
   unsigned cluster_x = 1;  // blocks per cluster, along grid.x (sm_90 and later)
+  bool keeps_cache = false;  // with pdl: weights come through L1, which shared memory must leave
 };
 
 // Whether the current device overlaps dependent launches. Older ones must not be asked to.
@@ -100,9 +101,12 @@ Status launch(void (*kernel)(Params...), const LaunchConfig& config, const char*
   cudaLaunchAttribute attributes[2];
   unsigned count = 0;
   if (config.pdl && has_dependent_launch()) {
-    const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                                   cudaFuncAttributePreferredSharedMemoryCarveout,
-                                                   cudaSharedmemCarveoutMaxShared);
+    const cudaError_t error =
+        config.keeps_cache
+            ? cudaSuccess
+            : cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                   cudaFuncAttributePreferredSharedMemoryCarveout,
+                                   cudaSharedmemCarveoutMaxShared);
     if (error != cudaSuccess) return cuda_status(error, name);
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;

@@ -74,6 +74,11 @@ class ScriptedRunner:
         self.num_ahead = runner.num_ahead
         self.copy_blocks = runner.copy_blocks
 
+    @property
+    def num_recorded(self) -> int:
+        """See Runner."""
+        return self._runner.num_recorded
+
     def launch(
         self,
         inputs: ForwardInputs,
@@ -117,6 +122,11 @@ class AgreeingProposer:
         self.looks_up = proposer.looks_up
         self.observe = proposer.observe
         self.forget = proposer.forget
+
+    @property
+    def num_recorded(self) -> int:
+        """See Proposer."""
+        return self._proposer.num_recorded
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[Sequence[int]]:
         """See Proposer."""
@@ -273,7 +283,7 @@ def measure_drafts(
         }
     if isinstance(engine.proposer, DraftModelProposer):
         results["draft_step_ms"] = 1e3 * draft_step_seconds(llm, prompts[0][0])
-        if len(prompts[0]) == 1:
+        if len(prompts[0]) == 1 and results["copy_mean_draft_length"] is not None:
             step_ms = 1e3 / results["copy_tokens_per_s_without_drafts"]
             cost = results["copy_mean_draft_length"] * results["draft_step_ms"] / step_ms
             results["copy_predicted_speed_up"] = (1 + results["copy_mean_accepted_length"]) / (

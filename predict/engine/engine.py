@@ -86,6 +86,7 @@ class Engine:
         self._behind: Drafts = {}  # of requests whose last drafts a step that runs verifies
         self._waits = False  # the next step, for tokens of those that run
         self._last_end = 0.0  # of a step, perf_counter seconds
+        self._num_recorded = 0  # graphs until then
 
     def add(self, request: Request) -> None:
         """Queues a request; raises ValueError when it can never run (see Scheduler.add)."""
@@ -126,7 +127,9 @@ class Engine:
         assert self.proposer is not None
         assert self.policy is not None
         batch = step.batch
-        timed = seconds if batch.num_tokens == len(step.rows) else None
+        num_recorded = self.runner.num_recorded + self.proposer.num_recorded
+        recorded, self._num_recorded = num_recorded > self._num_recorded, num_recorded
+        timed = seconds if batch.num_tokens == len(step.rows) and not recorded else None
         lengths: list[int] = []
         if step.decides:
             lengths = [len(span.draft_token_ids) for span in batch.spans if span.draft_token_ids]

@@ -343,6 +343,7 @@ class GpuRunner:
         self.vocab_size = vocab_size
         self.pool = cuda.GraphPool(device) if use_graphs else None
         self.graphs: dict[GraphShape, DecodeGraph] = {}
+        self.num_recorded = 0
         self._stream = cuda.current_stream(device)
         self._copied = cuda.Event()  # the last step's inputs have left the pinned memory
         self._copied.record(self._stream)
@@ -603,6 +604,7 @@ class GpuRunner:
         graph = self.graphs.get(shape)
         if graph is None:
             graph = self.graphs[shape] = self._capture(shape, wanted.verifier)
+            self.num_recorded += 1
         self._copied.synchronize()
         token_ids, positions, slots, borders, context_lens, tables, rows, *_ = graph.buffer.arrays
         token_ids[:num_tokens] = inputs.token_ids

@@ -65,6 +65,11 @@ class Runner(Protocol):
 
     num_ahead: int
 
+    @property
+    def num_recorded(self) -> int:
+        """Graphs so far; a step that records one takes longer than it will again."""
+        ...
+
     def launch(
         self,
         inputs: ForwardInputs,
@@ -140,6 +145,7 @@ class HostRunner:
     """Runs steps on the CPU: each is over when `launch` returns. See Runner."""
 
     num_ahead = 0
+    num_recorded = 0
 
     def __init__(self, forward: Forward, copy_blocks: CopyBlocks):
         self.forward = forward

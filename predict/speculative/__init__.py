@@ -100,6 +100,11 @@ class Proposer(Protocol):
     looks_up: bool
     propose_behind: ProposeBehind | None
 
+    @property
+    def num_recorded(self) -> int:
+        """See Runner, of steps of the proposer's own."""
+        ...
+
     def propose(
         self, requests: Sequence[Request], limits: Sequence[int]
     ) -> Sequence[Sequence[int]]:

@@ -88,6 +88,11 @@ class DraftModelProposer:
         self._holds: list[bytes | tuple[int, int] | None] = [None] * network.num_blocks
         self.propose_behind = None if network.follower is None else self._propose_behind
 
+    @property
+    def num_recorded(self) -> int:
+        """See Proposer."""
+        return self.network.runner.num_recorded
+
     def propose(
         self, requests: Sequence[Request], limits: Sequence[int]
     ) -> Sequence[Sequence[int]]:

@@ -27,7 +27,7 @@ FEW_MISSING = 32  # tokens that a draft model catches up with by the way
 FEW_OUTCOMES = 8  # of drafts: acceptance is a guess
 INVESTED = 64  # steps over which what a draft model missed is paid for
 NUM_TIMES, FEWEST_TIMES = 15, 5  # measured ones that count: their median
-# Steps that took far longer than drafts can have made them, as when a graph was recorded, and are
+# Steps that took far longer than drafts can have made them, as those that load kernels do, and are
 # taken to have cost what was expected; one more every 1 / ALLOWANCE steps.
 MOST_EXCUSES = 32
 
@@ -210,7 +210,7 @@ class DraftPolicy:
         """Takes in a step with so many decoding requests: what its drafts cost and brought.
 
         lengths: of its drafts. waited: it could not run ahead. seconds: since the end of the step
-        before; None with prompts in it.
+        before; None with prompts in it, or when a graph was recorded meanwhile.
         """
         if self._num_excuses < MOST_EXCUSES:
             self._num_excuses += ALLOWANCE
