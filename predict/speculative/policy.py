@@ -16,7 +16,9 @@ FIRST_RIGHT, FIRST_WRONG = 1.0, 1.0  # guesses that an engine is taken to have h
 PRIOR_WEIGHT = 2.5  # guesses that all requests' acceptance counts as for one of them
 FOUND_DECAY = 0.7  # of the chance that a look-up finds something, per look-up
 MANY_VAIN = 4  # look-ups in a row that brought nothing
-REST = 3  # steps without one after that, and without a draft model that does not pay
+# Steps without one after that, as many more after each further one, up to the second; the first
+# also without a draft model that does not pay.
+REST, LONGEST_REST = 3, 12
 LEAST_CHANCE = 0.05  # of drafts to wait for
 LEAST_SPEED_UP = 1.02
 # What drafts may lose: a share of all steps, and so many at the start or after they paid.
@@ -55,6 +57,10 @@ class _State:
     num_vain: int = 0  # look-ups in a row without a right token
     rest: int = 0  # steps until the next one
     num_drafted: int = 0  # tokens of the request that a draft model has in its cache
+
+
+def _rest_of(state: _State) -> int:
+    return min(max(state.num_vain - MANY_VAIN + 1, 0) * REST, LONGEST_REST)
 
 
 class _Bet(NamedTuple):
@@ -116,6 +122,8 @@ class DraftPolicy:
             self._num_missing = 0
         if self.balance <= 0 or len(self._step_times) < FEWEST_TIMES:
             return {}
+        if self.looks_up and not on_way and not any(s.guess for s in self._states.values()):
+            return {}  # what is asked most often where nothing repeats
         if self._rest > 0:
             self._rest -= 1
             return {}
@@ -167,7 +175,7 @@ class DraftPolicy:
             if not right or state.num_right == len(state.guess):
                 self._learn(state.num_right, not right)
                 state.guess = ()
-                state.rest = REST if state.num_vain >= MANY_VAIN else 0
+                state.rest = _rest_of(state)
                 return state.rest == 0
         self._count_look_up(state, True)
         return False
@@ -177,7 +185,7 @@ class DraftPolicy:
         state = self._state(request)
         state.guess, state.num_right, state.num_seen = guess, 0, request.num_known_tokens
         state.num_vain += 1
-        state.rest = 0 if guess or state.num_vain < MANY_VAIN else REST
+        state.rest = 0 if guess else _rest_of(state)
         self._count_look_up(state, bool(guess))
         if guess:
             state.right *= DECAY
@@ -195,7 +203,7 @@ class DraftPolicy:
         state.guess = ()
         if num_accepted:
             state.num_vain = 0
-        state.rest = REST if state.num_vain >= MANY_VAIN else 0
+        state.rest = _rest_of(state)
         self._learn(state.num_right + num_accepted, failed)
         state.num_right = 0
 
