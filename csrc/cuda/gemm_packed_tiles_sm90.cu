@@ -71,15 +71,6 @@ __device__ __forceinline__ Tile tile_of(const KernelParams& p, int index) {
           within / order * (kGated ? kBlockRows / 2 : kBlockRows)};
 }
 
-__device__ __forceinline__ void store_matrix4_trans(void* shared_row, const uint32_t (&r)[4]) {
-#ifdef REGATTA_SM90
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                   shared_address(shared_row)),
-               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-#endif
-}
-
 // 16 bytes `chunk` of token t in an output tile.
 __device__ __forceinline__ char* out_chunk(char* out, int t, int chunk) {
   return out + t * 128 + ((chunk ^ (t & 7)) << 4);

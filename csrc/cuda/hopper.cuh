@@ -311,4 +311,14 @@ __device__ __forceinline__ void registers_take() {
 #endif
 }
 
+// Stores four 8 x 8 matrices of 16 bits, transposed; each lane has the address of one row.
+__device__ __forceinline__ void store_matrix4_trans(void* shared_row, const uint32_t (&r)[4]) {
+#ifdef REGATTA_SM90
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   shared_address(shared_row)),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+#endif
+}
+
 }  // namespace regatta::cuda
