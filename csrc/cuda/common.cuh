@@ -14,10 +14,10 @@
 //    data: pdl_wait() waits for the whole previous grid to finish, and its writes are then visible.
 //    Call it first thing: a dependent block that waits costs only its shared memory and registers.
 //  * A kernel that is launched without the attribute needs neither, and is always safe.
-//  * All of them ask for the largest share of shared memory. A multiprocessor changes it only when it
-//    is empty: of two kernels with different shares the later one found the first half of the
-//    multiprocessors free, filled them with two blocks each and ran at half speed (single rows with
-//    weights of 4 bits: 2.15 ms a step in place of 1.57).
+//  * All of them ask for the largest share of shared memory, but those that keep L1 (keeps_cache). A
+//    multiprocessor changes it only when it is empty: of two kernels with different shares the later
+//    one found the first half of the multiprocessors free, filled them with two blocks each and ran
+//    at half speed (single rows with weights of 4 bits: 2.15 ms a step in place of 1.57).
 #pragma once
 
 #include <cuda_bf16.h>
