@@ -26,6 +26,8 @@ def test_what_is_no_case_is_refused(text: str) -> None:
 def test_cases_have_their_own_sizes() -> None:
     with pytest.raises(UserError, match="leave --input_len or --cases out"):
         throughput.parse([*DEMO, "--cases", "1x2x3", "--input_len", "5"])
+    with pytest.raises(UserError, match="leave --speculate_method or --cases out"):
+        throughput.parse([*DEMO, "--cases", "1x2x3", "--speculate_method", "lookahead"])
     config, plan, _ = throughput.parse([*DEMO, "--cases", "4x20x3,2x8x40", "--device", "cpu"])
     assert plan.cases == (Case(4, 20, 3), Case(2, 8, 40))
     assert (config.batch_size, config.max_length) == (4, 48)

@@ -281,7 +281,7 @@ def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
             results = measure(llm, plan)
             add_rates(results, plan, cost)
             rows = [results]
-    if llm.engine.proposer is not None and not plan.cases:
+    if llm.engine.proposer is not None:
         prompts = [
             random_prompts(llm.spec, plan, plan.num_requests, 1_000_000 + run)
             for run in range(plan.repetitions)
@@ -344,6 +344,8 @@ def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, str | None]:
     given = [name for name in ("num_requests", "input_len", "output_len") if flags.given(name)]
     if cases and given:
         raise UserError(f"--cases has its own sizes; leave --{given[0]} or --cases out")
+    if cases and flags["speculate_method"] is not None:
+        raise UserError("--cases measures without drafts; leave --speculate_method or --cases out")
     values = dict(flags.values)
     if cases:
         values["input_len"] = max(case.input_len for case in cases)
