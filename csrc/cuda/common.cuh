@@ -14,10 +14,10 @@
 //    data: pdl_wait() waits for the whole previous grid to finish, and its writes are then visible.
 //    Call it first thing: a dependent block that waits costs only its shared memory and registers.
 //  * A kernel that is launched without the attribute needs neither, and is always safe.
-//  * All of them ask for the largest share of shared memory, but those that keep L1 (keeps_cache). A
-//    multiprocessor changes it only when it is empty: of two kernels with different shares the later
-//    one found the first half of the multiprocessors free, filled them with two blocks each and ran
-//    at half speed (single rows with weights of 4 bits: 2.15 ms a step in place of 1.57).
+//  * All of them ask for the largest share of shared memory. A multiprocessor changes it only when it
+//    is empty: of two kernels with different shares the later one found the first half of the
+//    multiprocessors free, filled them with two blocks each and ran at half speed (single rows with
+//    weights of 4 bits: 2.15 ms a step in place of 1.57).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -57,7 +57,6 @@ struct LaunchConfig {
   cudaStream_t stream = nullptr;
   bool pdl = false;        // the kernel keeps the contract above (sm_90 and later; else ignored)
   unsigned cluster_x = 1;  // blocks per cluster, along grid.x (sm_90 and later)
-  bool keeps_cache = false;  // with pdl: weights come through L1, which shared memory must leave
 };
 
 // Whether the current device overlaps dependent launches. Older ones must not be asked to.
@@ -101,12 +100,9 @@ Status launch(void (*kernel)(Params...), const LaunchConfig& config, const char*
   cudaLaunchAttribute attributes[2];
   unsigned count = 0;
   if (config.pdl && has_dependent_launch()) {
-    const cudaError_t error =
-        config.keeps_cache
-            ? cudaSuccess
-            : cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                   cudaFuncAttributePreferredSharedMemoryCarveout,
-                                   cudaSharedmemCarveoutMaxShared);
+    const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                                   cudaFuncAttributePreferredSharedMemoryCarveout,
+                                                   cudaSharedmemCarveoutMaxShared);
     if (error != cudaSuccess) return cuda_status(error, name);
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;

@@ -318,7 +318,6 @@ Status run(const GemmParams& p, cudaStream_t stream) {
   config.block = dim3(kThreads);
   config.stream = stream;
   config.pdl = p.dependent_launch;
-  config.keeps_cache = true;
   return launch(gemm_stream_kernel<T, kTokens, kUnroll, kBlocks>, config, "gemm_stream",
                 static_cast<const T*>(p.weight), static_cast<const T*>(p.x), make_epilogue(p),
                 static_cast<int>(p.num_rows), static_cast<int>(p.in_features));
@@ -331,7 +330,6 @@ Status run_gemv(const GemmParams& p, cudaStream_t stream) {
   config.block = dim3(kThreads);
   config.stream = stream;
   config.pdl = p.dependent_launch;
-  config.keeps_cache = true;
   return launch(gemv_stream_kernel<T, 4, 2>, config, "gemv_stream", static_cast<const T*>(p.weight),
                 static_cast<const T*>(p.x), make_epilogue(p), static_cast<int>(p.in_features));
 }
