@@ -103,19 +103,22 @@ class Metric:
     is_rate: bool = False  # more is better
 
 
-METRICS = (
-    Metric("tpot_ms", "ms per token", "{:.3f}".format),
-    Metric("ttft_ms", "ms to first token", "{:.2f}".format),
-    Metric("output_tokens_per_s", "output tokens/s", "{:,.0f}".format, is_rate=True),
-)
+METRICS = {
+    metric.key: metric
+    for metric in (
+        Metric("tpot_ms", "ms per token", "{:.3f}".format),
+        Metric("ttft_ms", "ms to first token", "{:.2f}".format),
+        Metric("output_tokens_per_s", "output tokens/s", "{:,.0f}".format, is_rate=True),
+    )
+}
 SHARES = {"tpot_ms": "decode_bandwidth_share", "ttft_ms": "prefill_flops_share"}
 
 
 def metric_of(results: dict[str, Any], peer: Peer | None) -> Metric:
     """The number that a case is about: its peer's, else the first one that was measured."""
     if peer is not None and results[peer.metric] is not None:
-        return next(metric for metric in METRICS if metric.key == peer.metric)
-    return next(metric for metric in METRICS if results[metric.key] is not None)
+        return METRICS[peer.metric]
+    return next(metric for key, metric in METRICS.items() if results[key] is not None)
 
 
 def add_peer(results: dict[str, Any], peer: Peer | None) -> None:
@@ -136,7 +139,7 @@ def cases_table(rows: Sequence[dict[str, Any]]) -> str:
         f"{'case':<16}{'':<20}{'ours':>12}{'peer':>12}{'times as good':>15}{'share of limit':>16}"
     ]
     for row in rows:
-        metric = next(metric for metric in METRICS if metric.key == row["metric"])
+        metric = METRICS[row["metric"]]
         share = row.get(SHARES.get(metric.key, ""))
         limit = "" if share is None else f"{share:.0%}"
         peer = ratio = name = ""
