@@ -448,7 +448,9 @@ class LLM:
         """Makes this model's device Paddle's default; another LLM may have set its own since."""
         import paddle
 
-        paddle.set_device("cpu" if self.device is None else self.device.name)
+        name = "cpu" if self.device is None else self.device.name
+        if paddle.get_device() != name:
+            paddle.set_device(name)
 
     def _release_idle_memory(self) -> None:
         """What an earlier model of this process left in the pools counts as free again."""

@@ -9,7 +9,7 @@
 //   down product + residual, leaving sums of squares
 // Weight-only schemes carry norms instead, for few rows on sm_90: the out and down products leave
 // their output times the next norm's weight beside it, and the next product scales its rows.
-// Otherwise an RMS norm precedes the first and the fourth. All but the first launch of a call may
+// Otherwise, and for many rows, an RMS norm precedes the first and the fourth. All but the first launch of a call may
 // overlap the end of the one ahead (PDL, common.cuh).
 #include <algorithm>
 
@@ -22,6 +22,12 @@ namespace {
 
 // Up to this many rows no product of ours needs scratch: see the candidates in gemm.cu.
 constexpr int64_t kRowsWithoutScratch = 64;
+
+// From so many rows on, rows are normed ahead of a product whose weight has the norm's folded in: large
+// tiles have no sums of squares to spare for the next product, and cuBLASLt none to take.
+constexpr int64_t kRowsNormedAhead = 129;
+
+bool norms_ahead(int64_t rows) { return rows >= kRowsNormedAhead; }
 
 // From so many rows on, a packed weight becomes a matrix first, where the product is not gated: then
 // the dense product saves more than that costs (gemm_packed_tiles_sm90.cu).
@@ -359,7 +365,10 @@ struct LayerScratch {
       widest.in_features = a.hidden_size;
       widest.out_features = 2 * m.intermediate_size;
       widest.gated = true;
-      widest.sumsq = reinterpret_cast<const float*>(1);  // counted, not read
+      const SchemeOnGpu* scheme = find_scheme(scheme_at(m.scheme, 0));
+      if (scheme != nullptr) widest.operands = scheme->operands;
+      // Counted, not read.
+      widest.sumsq = norms_ahead(rows) ? nullptr : reinterpret_cast<const float*>(1);
       product.gemm.scratch_bytes = gemm_scratch_bytes(widest);
       product.gemm.scratch = arena.take(product.gemm.scratch_bytes);
       product.gemm.blas = resources.blas;
@@ -389,6 +398,11 @@ struct Carried {
 Status take_norm(Product& first, const void* hidden, const void* norm_weight, bool carries,
                  const Carried& carried, DType dtype, const LayerScratch& s,
                  const Launch& launch_on) {
+  if (is_folded(first.scheme) && norms_ahead(first.num_rows)) {
+    first.x = s.normed;
+    return norm(hidden, nullptr, s.normed, first.num_rows, first.in_features, first.epsilon, dtype,
+                launch_on);
+  }
   if (is_folded(first.scheme) || carries) first.sumsq = s.sumsq, first.num_sumsq = s.num_sumsq;
   if (is_folded(first.scheme)) return {};
   first.normed = s.normed;
@@ -412,7 +426,9 @@ Status take_norm(Product& first, const void* hidden, const void* norm_weight, bo
 
 // Lets product `last` of a half leave what the norm behind it needs.
 void hand_norm(Product& last, bool folded, const Carried& carried, const LayerScratch& s) {
-  if (folded || carried.next_weight != nullptr) last.sumsq_out = s.sumsq;
+  if ((folded && !norms_ahead(last.num_rows)) || carried.next_weight != nullptr) {
+    last.sumsq_out = s.sumsq;
+  }
   if (carried.next_weight == nullptr) return;
   last.scaled_out = s.normed;
   last.next_norm_weight = carried.next_weight;
@@ -539,8 +555,8 @@ Status begin_layers(const AttentionBlockParams& attention, const MlpBlockParams&
         cuda_status(cudaMemsetAsync(s.attention, 0, s.zeroed_bytes, launch_on.stream), "layers");
     if (!status.ok()) return status;
   }
-  if (!is_folded(attention.scheme)) return {};
   const int64_t rows = attention.batch.num_tokens;
+  if (!is_folded(attention.scheme) || norms_ahead(rows)) return {};
   RowSumsqParams p;
   p.x = attention.hidden;
   p.sums = s.sumsq;

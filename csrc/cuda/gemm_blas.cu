@@ -4,13 +4,14 @@
 // Architectures: those of cuBLASLt (sm_75 and later; bf16: sm_80 and later).
 // Algorithm: bias and residual are cuBLASLt's own (epilogue and beta). A row scale is applied to x
 // first, into scratch: scaling rows commutes with the product, and x is the smaller side. A gated
-// product goes to scratch and is folded by one pass. Sums of squares are one pass over the output.
-// The algorithm of a shape is the fastest of the heuristic's first few, timed at first use (inside
-// a graph capture, and for row counts that are no multiple of 64, the heuristic's first), and
-// cached. Source: cuBLASLt's documentation. Measured on an H200 (bf16, M 512 .. 8192, Llama-3-8B's
-// four products): 670-780 TFLOP/s.
+// product goes to scratch, some rows at a time, and is folded by one pass. Sums of squares are one
+// pass over the output. The algorithm of a shape is the fastest of the heuristic's first few, timed
+// at first use (inside a graph capture, and for row counts that are no multiple of 64, the
+// heuristic's first), and cached. Source: cuBLASLt's documentation. Measured on an H200 (bf16, M 512
+// .. 8192, Llama-3-8B's four products): 670-780 TFLOP/s.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <type_traits>
@@ -139,11 +140,20 @@ int64_t scaled_bytes(const GemmParams& p) {
   return p.sumsq == nullptr ? 0 : round_up(p.num_rows * p.in_features * 2, 256);
 }
 
-int64_t both_bytes(const GemmParams& p) {
-  return p.gated ? round_up(p.num_rows * p.out_features * 2, 256) : 0;
+constexpr int64_t kTimedRows = 64;
+constexpr int64_t kFoldedRows = 1024;
+
+// Rows of a gated product that are folded before the next ones are made: of about kFoldedRows, most
+// of both halves is still in L2.
+int64_t folded_rows(const GemmParams& p) {
+  if (p.operands != GemmOperands::kDense) return p.num_rows;
+  const int64_t parts = std::max<int64_t>(1, (p.num_rows + kFoldedRows / 2) / kFoldedRows);
+  return std::min(p.num_rows, round_up(ceil_div(p.num_rows, parts), kTimedRows));
 }
 
-constexpr int64_t kTimedRows = 64;
+int64_t both_bytes(const GemmParams& p) {
+  return p.gated ? round_up(folded_rows(p) * p.out_features * 2, 256) : 0;
+}
 
 }  // namespace
 
@@ -421,16 +431,30 @@ Status gemm_blas(const GemmParams& p, const GemmResources& resources, CUstream_s
         if (!status.ok()) return status;
         x = scaled;
       }
-      void* out = p.gated ? both : p.out;
       // Timing costs some twenty runs, and a mixed batch has another number of rows each time: only
       // round numbers, which come again, are timed. Adding to `out` in place cannot be repeated.
-      const bool timed =
-          p.num_rows % kTimedRows == 0 && (p.residual == nullptr || p.residual != p.out);
-      const Status status = blas_product(
-          static_cast<Blas*>(resources.blas), blas_key(p, p.num_rows), p, x, out,
-          p.gated ? p.dtype : p.out_dtype, timed ? out : nullptr, /*keep=*/true, scratch, stream);
+      const auto product = [&](const GemmParams& part, const void* from, void* out) {
+        const bool timed =
+            part.num_rows % kTimedRows == 0 && (p.residual == nullptr || p.residual != p.out);
+        return blas_product(static_cast<Blas*>(resources.blas), blas_key(part, part.num_rows), part,
+                            from, out, p.gated ? p.dtype : p.out_dtype, timed ? out : nullptr,
+                            /*keep=*/true, scratch, stream);
+      };
+      if (p.gated) {
+        GemmParams part = p;
+        const int64_t step = folded_rows(p);
+        for (int64_t row = 0; row < p.num_rows; row += step) {
+          part.num_rows = std::min(step, p.num_rows - row);
+          Status status = product(part, static_cast<const T*>(x) + row * p.in_features, both);
+          if (!status.ok()) return status;
+          status = fold_gate(both, static_cast<T*>(p.out) + row * width, p.dtype, part.num_rows,
+                             width, stream);
+          if (!status.ok()) return status;
+        }
+        return {};
+      }
+      const Status status = product(p, x, p.out);
       if (!status.ok()) return status;
-      if (p.gated) return fold_gate(both, p.out, p.dtype, p.num_rows, width, stream);
       if (p.sumsq_out != nullptr) {
         RowSumsqParams q;
         q.x = p.out;

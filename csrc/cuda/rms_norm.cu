@@ -1,5 +1,5 @@
 // residual_out = x + residual;  out = residual_out / rms(residual_out) * weight; of all rows, or of
-// rows by index (the ones that logits are computed for).
+// rows by index (the ones that logits are computed for). Without weight: 1.
 //
 // Architectures: all; float32, bf16, fp16. One block per row. The row stays in registers between
 // the two passes when it fits (16 bytes x kMaxUnits per thread); longer or odd rows are read again.
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(1024)
   auto load_weight = [&] {
 #pragma unroll
     for (int k = 0; k < kUnits; ++k) {
-      if (unit_of(k) < num_units) w[k] = load16(weight + unit_of(k) * kUnit);
+      if (weight != nullptr && unit_of(k) < num_units) w[k] = load16(weight + unit_of(k) * kUnit);
     }
   };
   if constexpr (kUnits == 1) load_weight();  // a constant: ahead of the wait
@@ -72,7 +72,9 @@ __global__ void __launch_bounds__(1024)
     if (unit_of(k) < num_units) {
       Vec16<T> y;
 #pragma unroll
-      for (int e = 0; e < kUnit; ++e) y.set(e, v[k].get(e) * scale * w[k].get(e));
+      for (int e = 0; e < kUnit; ++e) {
+        y.set(e, v[k].get(e) * scale * (weight == nullptr ? 1.f : w[k].get(e)));
+      }
       store16(out + row + unit_of(k) * kUnit, y);
     }
   }
@@ -100,7 +102,8 @@ __global__ void __launch_bounds__(1024)
   for (int i = threadIdx.x; i < hidden_size; i += blockDim.x) {
     const float v = value(i);  // before residual_out, which may be the residual itself
     if (residual_out != nullptr) residual_out[row + i] = Traits<T>::from_float(v);
-    out[row + i] = Traits<T>::from_float(v * scale * Traits<T>::to_float(weight[i]));
+    const float w = weight == nullptr ? 1.f : Traits<T>::to_float(weight[i]);
+    out[row + i] = Traits<T>::from_float(v * scale * w);
   }
 }
 

@@ -60,6 +60,8 @@ def span_inputs(spans: Sequence[Span], block_size: int) -> ForwardInputs:
     """`build_inputs` of spans; the last num_logits tokens of each have logit rows."""
     if len(spans) <= FEW_TOKENS and sum(span.num_tokens for span in spans) <= FEW_TOKENS:
         return _inputs_of_few(spans, block_size)
+    if len(spans) == 1 and not spans[0].num_prompt_logits:
+        return _inputs_of_one(spans[0], block_size)
     lengths = np.fromiter((s.num_tokens for s in spans), np.int32, len(spans))
     starts = np.fromiter((s.start for s in spans), np.int32, len(spans))
     context_lens = starts + lengths
@@ -99,6 +101,25 @@ def span_inputs(spans: Sequence[Span], block_size: int) -> ForwardInputs:
         block_tables=tables,
         logit_indices=logit_indices,
         max_lens=np.array([lengths.max(), context_lens.max()], np.int32),
+    )
+
+
+def _inputs_of_one(span: Span, block_size: int) -> ForwardInputs:
+    """`span_inputs` of one span, of many tokens: a prompt that came alone, for which a GPU waits."""
+    start, length = span.start, span.num_tokens
+    end = start + length
+    blocks = np.array(span.block_ids[: -(-end // block_size)], np.int32)
+    slots = blocks[start // block_size :, None] * block_size + np.arange(block_size, dtype=np.int32)
+    skipped = start % block_size
+    return ForwardInputs(
+        token_ids=np.array(span.token_ids, np.int32),
+        positions=np.arange(start, end, dtype=np.int32),
+        slot_mapping=slots.reshape(-1)[skipped : skipped + length],
+        cu_seqlens_q=np.array((0, length), np.int32),
+        context_lens=np.array((end,), np.int32),
+        block_tables=blocks[None],
+        logit_indices=np.arange(length - span.num_logits, length),
+        max_lens=np.array((length, end), np.int32),
     )
 
 

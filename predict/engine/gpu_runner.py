@@ -13,6 +13,8 @@ device alone (see Shelf), and reach the host with the tokens of the step that ve
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -99,7 +101,7 @@ class InputBuffer:
         self.tensors: list[Tensor] = []
         start = 0
         for shape in shapes:
-            size = int(np.prod(shape))
+            size = math.prod(shape)
             self.arrays.append(host[start : start + size].reshape(shape))
             tensor = device[start : start + size]
             if len(shape) > 1:
@@ -118,7 +120,7 @@ def padded(size: int) -> int:
 
 def num_elements(shapes: Sequence[tuple[int, ...]]) -> int:
     """Elements of an InputBuffer's memory."""
-    return sum(padded(int(np.prod(shape))) for shape in shapes)
+    return sum(padded(math.prod(shape)) for shape in shapes)
 
 
 def write_choices(
@@ -351,6 +353,10 @@ class GpuRunner:
         self._max_rows = bucket_size(max(max_rows, max_num_seqs))
         size = self._max_rows + 2 * max_drafts
         self._last_tokens = paddle.zeros([size], "int32", device=device.place())
+        # Operators read them when they are called, so that one tensor serves all steps.
+        self._max_lens = paddle.zeros([2], "int32", device=paddle.CPUPlace())
+        lens = (ctypes.c_int32 * 2).from_address(self._max_lens.data_ptr())
+        self._max_lens_array = np.ctypeslib.as_array(lens)
         self.shelf = Shelf(self._last_tokens, self._max_rows, self._stream)
         self._outlet: TokenRing | Shelf
         # One step runs and one is ahead.
@@ -558,12 +564,10 @@ class GpuRunner:
         verifier: WindowVerifier | None,
     ) -> Tensor:
         """Everything of a step that runs on the device; num_rows: to draw tokens from."""
-        import paddle
-
         fields = buffer.tensors[:NUM_FIELDS]
         choices, penalties, *plan = buffer.tensors[NUM_FIELDS:]
-        limits = np.array([max_query_len, max_context_len], np.int32)
-        inputs = ForwardInputs._make([*fields, paddle.to_tensor(limits, place=paddle.CPUPlace())])
+        self._max_lens_array[:] = max_query_len, max_context_len
+        inputs = ForwardInputs._make([*fields, self._max_lens])
         if plan:
             assert isinstance(self._outlet, Shelf)
             ops.follow_drafts(inputs, choices, plan[0], self._outlet.tokens, self._block_size)

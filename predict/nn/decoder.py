@@ -105,11 +105,16 @@ def forward(
     if is_decode:
         hidden, written = backend.layers(hidden, layers, caches, rope, inputs, tree_mask)
     else:
-        # Behind the last attention only the rows that logits are wanted of are of use.
-        if len(layers) > 1:
-            hidden, written = backend.layers(
-                hidden, layers[:-1], caches[:-1], rope, inputs, tree_mask
-            )
+        # Behind the last attention only the rows that logits are wanted of are of use. A GPU is at
+        # work on the first layer while the host gathers the tensors of the others.
+        last = len(layers) - 1
+        first = 1 if last > 1 and paddle.get_device() != "cpu" else 0
+        for part in (slice(0, first), slice(first, last)):
+            if layers[part]:
+                hidden, its_written = backend.layers(
+                    hidden, layers[part], caches[part], rope, inputs, tree_mask
+                )
+                written += its_written
         hidden, last_written = backend.attention_block(
             hidden, layers[-1].attention, caches[-1], rope, inputs, tree_mask
         )

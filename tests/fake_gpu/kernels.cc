@@ -57,6 +57,17 @@ Status norm(RmsNormParams p) {
     sum.resize(p.num_tokens * p.hidden_size * dtype_size(p.dtype));
     p.residual_out = sum.data();
   }
+  std::vector<char> ones;
+  if (p.weight == nullptr) {
+    const int64_t size = dtype_size(p.dtype);
+    ones.resize(p.hidden_size * size);
+    const float one = 1.f;
+    const uint16_t half = p.dtype == DType::kBFloat16 ? 0x3f80 : 0x3c00;
+    for (int64_t i = 0; i < p.hidden_size; ++i) {
+      std::memcpy(&ones[i * size], size == 4 ? static_cast<const void*>(&one) : &half, size);
+    }
+    p.weight = ones.data();
+  }
   return cpu::rms_norm(p);
 }
 

@@ -7,7 +7,7 @@ namespace regatta {
 
 struct RmsNormParams {
   const void* x;         // [num_tokens, hidden_size]
-  const void* weight;    // [hidden_size]
+  const void* weight;    // [hidden_size]; on a GPU null for ones
   const void* residual;  // [num_tokens, hidden_size] or null
   void* out;             // [num_tokens, hidden_size]: norm(x + residual) * weight
   void* residual_out;  // [num_tokens, hidden_size]: x + residual, rounded to dtype before the norm
