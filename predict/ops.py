@@ -176,10 +176,12 @@ def attention_block(
     rope: Tensor,
     inputs: ForwardInputs,
     tree_mask: Tensor | None = None,
+    last_rows: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """Hidden [T, H] + attention(norm(hidden)), in one call; the cache is modified in place.
 
-    Composes rms_norm, linear, rope_and_cache_write, paged_attention and linear.
+    Composes rms_norm, linear, rope_and_cache_write, paged_attention and linear. last_rows: [B]
+    int32, the last row of each span, which then alone are returned: [B, H]; GPUs only.
     """
     hidden, *written = _run()(
         "regatta_attention_block",
@@ -195,6 +197,7 @@ def attention_block(
         rope,
         *_step(inputs),
         tree_mask,
+        last_rows,
         _schemes(attention.qkv, attention.out),
         attention.num_heads,
         attention.num_kv_heads,

@@ -237,12 +237,17 @@ def attention_block(
     rope: Tensor,
     inputs: ForwardInputs,
     tree_mask: Tensor | None = None,
+    last_rows: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Hidden [T, H] + attention(norm(hidden)); the cache is modified in place."""
+    """Hidden [T, H] + attention(norm(hidden)); the cache is modified in place.
+
+    last_rows: [B] int32, the last row of each span, which then alone are returned: [B, H].
+    """
     x, _ = rms_norm(hidden, attention.norm, None, attention.norm_eps)
     q, written = rope_and_cache_write(linear(x, attention.qkv), attention, cache, rope, inputs)
     mixed = paged_attention(q, attention, tuple(written), inputs, tree_mask)
-    return hidden + linear(mixed, attention.out), written
+    result = hidden + linear(mixed, attention.out)
+    return result if last_rows is None else paddle.gather(result, last_rows), written
 
 
 def mlp_block(hidden: Tensor, mlp: Mlp) -> Tensor:

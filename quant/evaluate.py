@@ -380,14 +380,14 @@ class Model:
             cu_seqlens_q=np.array([0, length], np.int32),
             context_lens=np.array([length], np.int32),
             block_tables=np.arange(num_blocks, dtype=np.int32)[None],
-            logit_indices=positions[:-1],
+            logit_indices=positions,
             max_lens=np.array([length, length], np.int32),
         )
         assert self.llm.decoder is not None  # the mode is dynamic
         with paddle.no_grad():
             tensors = to_tensors(inputs, self.place)
             found, _ = forward(self.llm.backend, self.llm.decoder, tensors, self.caches)
-        return found.numpy()
+        return found.numpy()[:-1]
 
 
 def measure(model: Model, reference: Model, windows: Sequence[TokenIds], bar: Progress) -> Result:

@@ -434,6 +434,43 @@ void hand_norm(Product& last, bool folded, const Carried& carried, const LayerSc
   last.next_norm_weight = carried.next_weight;
 }
 
+// The rest of attention_half behind the cache write, of the last row of each span alone: each is a
+// span of its own that sees what is in the cache. s.qkv, s.normed and s.sumsq are free by then.
+Status last_rows_half(const AttentionBlockParams& a, PagedAttentionParams attended,
+                      const AttentionLimits& limits, const LayerScratch& s,
+                      const Launch& launch_on) {
+  const int64_t rows = a.batch.num_seqs, width = a.num_heads * a.head_dim;
+  GatherRowsParams queries;
+  queries.row_ids = a.last_rows;
+  queries.source = s.q;
+  queries.out = s.qkv;
+  queries.num_rows = rows;
+  queries.num_source_rows = a.batch.num_tokens;
+  queries.row_size = width;
+  queries.dtype = a.dtype;
+  Status status = gather_rows(queries, launch_on);
+  if (!status.ok()) return status;
+  GatherRowsParams residuals = queries;
+  residuals.source = a.hidden;
+  residuals.out = s.normed;
+  residuals.row_size = a.hidden_size;
+  status = gather_rows(residuals, launch_on);
+  if (!status.ok()) return status;
+  auto* borders = reinterpret_cast<int32_t*>(s.sumsq);
+  status = count_up(borders, rows + 1, launch_on);
+  if (!status.ok()) return status;
+  attended.q = s.qkv;
+  attended.batch.cu_seqlens_q = borders;
+  attended.batch.num_tokens = rows;
+  status = paged_attention(attended, {1, limits.max_context_len}, s.attention, s.attention_bytes,
+                           launch_on);
+  if (!status.ok()) return status;
+  Product out = {"out",   a.out,        a.num_out, a.out_bias,    s.mixed,
+                 a.hidden_out, rows,    width,     a.hidden_size, s.normed};
+  out.scheme = scheme_at(a.scheme, 1);
+  return run(out, a.dtype, a.dtype, s.product, launch_on);
+}
+
 // hidden -> hidden_out. Folded, s.sumsq has the sums of squares of hidden, then those of
 // hidden_out.
 Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limits,
@@ -475,6 +512,10 @@ Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limi
   PagedAttentionParams attended = attention_params(a);
   attended.q = s.q;
   attended.out = s.mixed;
+  if (a.last_rows != nullptr) {
+    status = rope_and_cache_write(rope, launch_on);
+    return status.ok() ? last_rows_half(a, attended, limits, s, launch_on) : status;
+  }
   status =
       rope_and_paged_attention(rope, attended, limits, s.attention, s.attention_bytes, launch_on);
   if (!status.ok()) return status;
@@ -589,6 +630,10 @@ int64_t attention_block_scratch_bytes(const AttentionBlockParams& params,
 
 Status attention_block(const AttentionBlockParams& params, const AttentionLimits& limits,
                        const ComposedResources& resources, const Launch& launch_on) {
+  if (params.last_rows != nullptr &&
+      (params.batch.tree_mask != nullptr || params.batch.num_seqs >= params.batch.num_tokens)) {
+    return Status::error("attention_block: last_rows is for more tokens than spans, and no trees");
+  }
   const MlpBlockParams none = without_mlp(params);
   const Status status = begin_layers(params, none, limits, resources, launch_on);
   if (!status.ok()) return status;

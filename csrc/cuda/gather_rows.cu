@@ -1,4 +1,5 @@
-// Rows of a matrix by index: token embedding, and the rows that logits are computed for.
+// Rows of a matrix by index: token embedding, and the rows that logits are computed for; and the
+// borders of spans of one row.
 //
 // Architectures: all; any dtype. One thread per 16 bytes (or per element, when rows are not a
 // multiple of 16 bytes). Bound: bytes read and written.
@@ -25,6 +26,13 @@ __global__ void __launch_bounds__(kThreads)
   out[i] = id >= 0 && id < num_source_rows
                ? source[id * static_cast<int64_t>(units_per_row) + column]
                : Unit{};
+}
+
+__global__ void __launch_bounds__(kThreads) count_up_kernel(int32_t* out, int64_t count) {
+  pdl_trigger();
+  pdl_wait();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < count) out[i] = static_cast<int32_t>(i);
 }
 
 template <class Unit>
@@ -54,6 +62,15 @@ Status gather_rows(const GatherRowsParams& params, const Launch& launch_on) {
   }
   return Status::error(std::string("gather_rows: dtype ") + dtype_name(params.dtype) +
                        " is not supported (allowed: float32, bfloat16, float16)");
+}
+
+Status count_up(int32_t* out, int64_t count, const Launch& launch_on) {
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(ceil_div(count, kThreads)));
+  config.block = dim3(kThreads);
+  config.stream = launch_on.stream;
+  config.pdl = launch_on.pdl;
+  return launch(count_up_kernel, config, "count_up", out, count);
 }
 
 Status embedding(const EmbeddingParams& params, const Launch& launch_on) {

@@ -16,8 +16,6 @@ struct Candidate {
 };
 
 constexpr int64_t kAny = int64_t{1} << 62;
-// From so many rows on, cuBLASLt and a pass that folds gate and up are faster than one kernel.
-const int64_t kRowsFolded = getenv("AB_FOLD") ? atoi(getenv("AB_FOLD")) : 768;
 
 Status share_packed(const GemmParams& p, const GemmResources& r, CUstream_st* s) {
   return gemm_packed_shared_sm90(p, r, s);
@@ -68,9 +66,9 @@ constexpr Candidate kCandidates[] = {
      }},
     {"tiles", 90, 90, 129, kAny,
      [](const GemmParams& p) {
-       // cuBLASLt is as fast, but where it must fold few rows of gate and up.
-       const bool faster = p.operands != GemmOperands::kDense || (p.gated && p.num_rows < kRowsFolded);
-       return faster ? gemm_tiles_sm90_refuses(p) : "cuBLASLt is as fast";
+       // cuBLASLt with a pass before and behind is as fast, but where it must fold gate and up.
+       return p.gated || p.operands != GemmOperands::kDense ? gemm_tiles_sm90_refuses(p)
+                                                            : "cuBLASLt is as fast";
      },
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_tiles_sm90(p, s);

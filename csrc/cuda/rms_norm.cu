@@ -7,6 +7,7 @@
 // H200, bf16, 4096 with residual: 2.9 us for 1 token, 3.5 for 128; a program of this loop alone
 // took 69 us for 8192 (3.9 of 4.26 TB/s), with 1, 2 or 4 units per thread.
 #include <algorithm>
+#include <type_traits>
 
 #include "common.cuh"
 #include "regatta/cuda_ops.h"
@@ -23,9 +24,18 @@ __device__ __forceinline__ int64_t source_row(const int32_t* row_ids, int num_so
   return id < num_source_rows ? id : -1;
 }
 
+// Registers for v alone: the compiler would keep its elements as floats until they are used again.
+template <class T>
+__device__ __forceinline__ void keep_packed(Vec16<T>& v) {
+  uint4 x = bit_cast<uint4>(v);
+  asm volatile("" : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w));
+  v = bit_cast<Vec16<T>>(x);
+}
+
 // A row is up to kUnits * blockDim.x units of 16 bytes. All of a thread's loads are issued before
-// its first store, which the compiler cannot tell from the next load's source.
-template <class T, int kUnits>
+// its first store, which the compiler cannot tell from the next load's source. kAdds: there are a
+// residual and residual_out, either of which may be null; without, registers for more blocks are free.
+template <class T, int kUnits, bool kAdds>
 __global__ void __launch_bounds__(1024)
     rms_norm_kernel(const T* x, const T* weight, const T* residual, T* out, T* residual_out,
                     const int32_t* row_ids, int num_source_rows, int hidden_size, float epsilon) {
@@ -34,7 +44,7 @@ __global__ void __launch_bounds__(1024)
   const int num_units = hidden_size / kUnit;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * hidden_size;
   pdl_trigger();
-  Vec16<T> w[kUnits], v[kUnits], r[kUnits];
+  Vec16<T> w[kUnits], v[kUnits], r[kAdds ? kUnits : 1];
   auto unit_of = [&](int k) { return static_cast<int>(threadIdx.x + k * blockDim.x); };
   auto load_weight = [&] {
 #pragma unroll
@@ -47,23 +57,29 @@ __global__ void __launch_bounds__(1024)
   const int64_t source = source_row(row_ids, num_source_rows) * hidden_size;
 #pragma unroll
   for (int k = 0; k < kUnits; ++k) {
-    v[k] = r[k] = Vec16<T>{};
+    v[k] = Vec16<T>{};
+    if constexpr (kAdds) r[k] = Vec16<T>{};
     if (unit_of(k) >= num_units) continue;
     if (source >= 0) v[k] = load16(x + source + unit_of(k) * kUnit);
-    if (residual != nullptr) r[k] = load16(residual + row + unit_of(k) * kUnit);
+    if constexpr (kAdds) {
+      if (residual != nullptr) r[k] = load16(residual + row + unit_of(k) * kUnit);
+    }
   }
   float sum = 0.f;
 #pragma unroll
   for (int k = 0; k < kUnits; ++k) {
-    if (residual != nullptr) {
+    if constexpr (kAdds) {
+      if (residual != nullptr) {
 #pragma unroll
-      for (int e = 0; e < kUnit; ++e) v[k].set(e, v[k].get(e) + r[k].get(e));
-    }
-    if (residual_out != nullptr && unit_of(k) < num_units) {
-      store16(residual_out + row + unit_of(k) * kUnit, v[k]);
+        for (int e = 0; e < kUnit; ++e) v[k].set(e, v[k].get(e) + r[k].get(e));
+      }
+      if (residual_out != nullptr && unit_of(k) < num_units) {
+        store16(residual_out + row + unit_of(k) * kUnit, v[k]);
+      }
     }
 #pragma unroll
     for (int e = 0; e < kUnit; ++e) sum = fmaf(v[k].get(e), v[k].get(e), sum);
+    if constexpr (kUnits > 1) keep_packed(v[k]);
   }
   if constexpr (kUnits > 1) load_weight();
   const float scale = rsqrtf(block_sum(sum, scratch) / hidden_size + epsilon);
@@ -125,10 +141,14 @@ Status run(const RmsNormParams& params, const int32_t* row_ids, int64_t num_sour
         dim3(static_cast<unsigned>(vector ? round_up(ceil_div(units, kernel_units), 32) : 256));
     config.stream = launch_on.stream;
     config.pdl = launch_on.pdl;
+    const bool adds = params.residual != nullptr || params.residual_out != nullptr;
+    const auto of = [&](auto k) {
+      return adds ? rms_norm_kernel<T, k.value, true> : rms_norm_kernel<T, k.value, false>;
+    };
     auto* const kernel = !vector             ? rms_norm_any_kernel<T>
-                         : kernel_units == 1 ? rms_norm_kernel<T, 1>
-                         : kernel_units == 2 ? rms_norm_kernel<T, 2>
-                                             : rms_norm_kernel<T, 4>;
+                         : kernel_units == 1 ? of(std::integral_constant<int, 1>())
+                         : kernel_units == 2 ? of(std::integral_constant<int, 2>())
+                                             : of(std::integral_constant<int, 4>());
     return launch(kernel, config, "rms_norm",
                   static_cast<const T*>(params.x), static_cast<const T*>(params.weight),
                   static_cast<const T*>(params.residual), static_cast<T*>(params.out),

@@ -1,9 +1,9 @@
 // regatta_attention_block(hidden [T, H], norm_weight [H], qkv..., qkv_bias? [(Hq + 2 Hkv) D],
 //     q_norm? [D], k_norm? [D], out..., out_bias? [H], caches..., rope_cache [P, R],
 //     positions [T], slot_mapping [T], cu_seqlens_q [B + 1], context_lens [B],
-//     block_tables [B, M], max_lens [2], tree_mask? [T, words])
+//     block_tables [B, M], max_lens [2], tree_mask? [T, words], last_rows? [B])
 //     {scheme, num_heads, num_kv_heads, head_dim, epsilon, softmax_scale, window, kv_format}
-//     -> hidden_out [T, H], caches in place
+//     -> hidden_out [T, H], or with last_rows [B, H], caches in place
 // caches: of this layer, see regatta/kv_format.h.
 #include "attention_tensors.h"
 #include "cuda_resources.h"
@@ -21,7 +21,8 @@ std::vector<paddle::Tensor> attention_block(
     const paddle::Tensor& positions, const paddle::Tensor& slot_mapping,
     const paddle::Tensor& cu_seqlens_q, const paddle::Tensor& context_lens,
     const paddle::Tensor& block_tables, const paddle::Tensor& max_lens,
-    const paddle::optional<paddle::Tensor>& tree_mask, const std::string& scheme, int64_t num_heads,
+    const paddle::optional<paddle::Tensor>& tree_mask,
+    const paddle::optional<paddle::Tensor>& last_rows, const std::string& scheme, int64_t num_heads,
     int64_t num_kv_heads, int64_t head_dim, float epsilon, float softmax_scale, int64_t window,
     const std::string& kv_format) {
   const KvFormat format = kv_format_of(kv_format);
@@ -38,7 +39,6 @@ std::vector<paddle::Tensor> attention_block(
   const std::vector<TensorView> qkv_views = views(qkv, "qkv", place);
   const std::vector<TensorView> out_views = views(out, "out", place);
   const TensorView table = rope_table(rope_cache, head_dim, place);
-  paddle::Tensor hidden_out = device.empty({num_tokens, hidden_size}, dtype);
   AttentionBlockParams params;
   params.dtype = dtype;
   params.hidden = x.data;
@@ -62,6 +62,14 @@ std::vector<paddle::Tensor> attention_block(
   params.rope_cache = static_cast<const float*>(table.data);
   params.batch =
       batch_of(cu_seqlens_q, context_lens, block_tables, max_lens, tree_mask, num_tokens, place);
+  int64_t num_rows = num_tokens;
+  if (last_rows) {
+    if (device.is_cpu()) throw_if_error(Status::error("attention_block: last_rows is for GPUs"));
+    num_rows = params.batch.num_seqs;
+    params.last_rows = static_cast<const int32_t*>(
+        checked_view(*last_rows, "last_rows", DType::kInt32, {num_rows}, place).data);
+  }
+  paddle::Tensor hidden_out = device.empty({num_rows, hidden_size}, dtype);
   params.hidden_out = hidden_out.data();
   params.hidden_size = hidden_size;
   params.num_heads = num_heads;
@@ -92,9 +100,10 @@ std::vector<Shape> infer_shape(const Shape& hidden, const Shape&, const std::vec
                                const std::vector<Shape>&, const MaybeShape&,
                                const std::vector<Shape>& caches, const Shape&, const Shape&,
                                const Shape&, const Shape&, const Shape&, const Shape&, const Shape&,
-                               const MaybeShape&, const std::string&, int64_t, int64_t, int64_t,
-                               float, float, int64_t, const std::string&) {
-  std::vector<Shape> result = {hidden};
+                               const MaybeShape&, const MaybeShape& last_rows, const std::string&,
+                               int64_t, int64_t, int64_t, float, float, int64_t,
+                               const std::string&) {
+  std::vector<Shape> result = {last_rows ? Shape{(*last_rows)[0], hidden[1]} : hidden};
   result.insert(result.end(), caches.begin(), caches.end());
   return result;
 }
@@ -107,7 +116,7 @@ std::vector<Type> infer_dtype(const Type& hidden, const Type&, const std::vector
                               const std::vector<Type>&, const MaybeType&,
                               const std::vector<Type>& caches, const Type&, const Type&,
                               const Type&, const Type&, const Type&, const Type&, const Type&,
-                              const MaybeType&) {
+                              const MaybeType&, const MaybeType&) {
   std::vector<Type> result = {hidden};
   result.insert(result.end(), caches.begin(), caches.end());
   return result;
@@ -121,7 +130,7 @@ PD_BUILD_OP(regatta_attention_block)
              paddle::Optional("q_norm"), paddle::Optional("k_norm"), paddle::Vec("out"),
              paddle::Optional("out_bias"), paddle::Vec("caches"), "rope_cache", "positions",
              "slot_mapping", "cu_seqlens_q", "context_lens", "block_tables", "max_lens",
-             paddle::Optional("tree_mask")})
+             paddle::Optional("tree_mask"), paddle::Optional("last_rows")})
     .Outputs({"hidden_out", paddle::Vec("caches_out")})
     .SetInplaceMap({{paddle::Vec("caches"), paddle::Vec("caches_out")}})
     .Attrs({"scheme: std::string", "num_heads: int64_t", "num_kv_heads: int64_t",

@@ -89,9 +89,9 @@ def span_inputs(spans: Sequence[Span], block_size: int) -> ForwardInputs:
             for start, span in zip(cu_seqlens, spans, strict=False)
         ]
         logit_indices = np.concatenate([logit_indices, *rows])
-        if len(logit_indices) == num_tokens and (np.diff(logit_indices) != 1).any():
-            # The network takes as many rows as tokens for all rows in order: one more, unused.
-            logit_indices = np.append(logit_indices, logit_indices[-1])
+    if len(logit_indices) in (num_tokens, len(spans)):
+        lasts = [end - 1 for end in cu_seqlens[1:].tolist()]
+        logit_indices = np.array(_unmistakable(logit_indices.tolist(), num_tokens, lasts))
     return ForwardInputs(
         token_ids=np.array(token_ids, np.int32),
         positions=positions,
@@ -104,8 +104,20 @@ def span_inputs(spans: Sequence[Span], block_size: int) -> ForwardInputs:
     )
 
 
+def _unmistakable(rows: list[int], num_tokens: int, lasts: list[int]) -> list[int]:
+    """Logit rows that the network cannot mistake, with one or two unused ones behind if need be.
+
+    It takes as many as tokens for all of them in order, as many as spans for the last ones of each.
+    """
+    while (len(rows) == num_tokens and rows != [*range(num_tokens)]) or (
+        len(rows) == len(lasts) < num_tokens and rows != lasts
+    ):
+        rows = [*rows, rows[-1]]
+    return rows
+
+
 def _inputs_of_one(span: Span, block_size: int) -> ForwardInputs:
-    """`span_inputs` of one span, of many tokens: a prompt that came alone, for which a GPU waits."""
+    """`span_inputs` of one span of many tokens, for which a GPU waits: a prompt that came alone."""
     start, length = span.start, span.num_tokens
     end = start + length
     blocks = np.array(span.block_ids[: -(-end // block_size)], np.int32)
@@ -149,10 +161,9 @@ def _inputs_of_few(spans: Sequence[Span], block_size: int) -> ForwardInputs:
     width = max(map(len, tables))
     if len(tables) > 1:
         tables = [[*table, *[-1] * (width - len(table))] for table in tables]
-    if prompt_rows:
-        logit_rows += prompt_rows
-        if len(logit_rows) == len(token_ids) and logit_rows != [*range(len(token_ids))]:
-            logit_rows.append(logit_rows[-1])  # see span_inputs
+    logit_rows += prompt_rows
+    if len(logit_rows) in (len(token_ids), len(spans)):
+        logit_rows = _unmistakable(logit_rows, len(token_ids), [end - 1 for end in borders[1:]])
     return ForwardInputs(
         *(np.array(token_ids, np.int32), np.array(positions, np.int32), np.array(slots, np.int32)),
         *(np.array(borders, np.int32), np.array(context_lens, np.int32)),

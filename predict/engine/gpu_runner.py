@@ -1,9 +1,10 @@
 """Executes steps on a GPU: decode steps replay CUDA graphs, all others run operator by operator.
 
-A graph serves batches up to its size (1, 2, 4, 8, 16, 32, ...), recorded when first needed; steps
-with drafts have graphs by their tokens too. Its inputs lie in one piece of device memory that each
-step fills with one copy. Rows behind the batch are padding: they write nothing (slot -1), and in
-plain decode steps read one token of block 0.
+A graph serves batches up to its size (1, 2, 4, 8, 16, 32, ...), recorded when first needed, or
+where one of up to twice the size serves, when needed some more times; steps with drafts have graphs
+by their tokens too, and run operator by operator the first few times. Its inputs lie in one piece
+of device memory that each step fills with one copy. Rows behind the batch are padding: they write
+nothing (slot -1), and in plain decode steps read one token of block 0.
 
 The new tokens stay on the device, where the next step finds them (see Scheduler.advance), and a
 copy goes to pinned memory for the host to read when it gets there. So do logprobs, which are
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,6 +52,9 @@ MAX_SPAN = MAX_DRAFT_TOKENS + 1  # tokens of a request in a graph
 NUM_FIELDS = len(FIELDS) - 1  # that are on the device
 PLAN_WIDTH = 3 + MAX_DRAFT_TOKENS  # of ops.follow_drafts
 FEW = 4
+# Steps of one shape before a graph of it is recorded: that takes as long as some ten steps lose in
+# a graph with more room, or operator by operator.
+OFTEN_MET = 6
 
 
 def bucket_size(num_seqs: int) -> int:
@@ -345,6 +350,7 @@ class GpuRunner:
         self.vocab_size = vocab_size
         self.pool = cuda.GraphPool(device) if use_graphs else None
         self.graphs: dict[GraphShape, DecodeGraph] = {}
+        self._num_met: Counter[GraphShape] = Counter()  # of those without a graph
         self.num_recorded = 0
         self._stream = cuda.current_stream(device)
         self._copied = cuda.Event()  # the last step's inputs have left the pinned memory
@@ -500,7 +506,28 @@ class GpuRunner:
         verified, follows = wanted.verifier is not None, wanted.plan is not None
         if adjusted or raw or verified or follows:
             shape = shape._replace(adjusted=adjusted, raw=raw, verified=verified, follows=follows)
-        return self._replay(inputs, wanted, shape)
+        recorded = self._graph_for(shape)
+        if recorded is None:
+            return self._run_eagerly(inputs, wanted)
+        return self._replay(inputs, wanted, recorded)
+
+    def _graph_for(self, shape: GraphShape) -> GraphShape | None:
+        """The graph that runs a step of `shape`, recorded or to be; None: operator by operator."""
+        if shape in self.graphs:
+            return shape
+        self._num_met[shape] += 1
+        if self._num_met[shape] >= OFTEN_MET:
+            return shape
+        if shape.max_span > 1:
+            return None
+        # As when a batch ends, one request after the other.
+        roomier = [
+            each
+            for each in self.graphs
+            if shape.num_seqs < each.num_seqs <= 2 * shape.num_seqs
+            and each == shape._replace(num_seqs=each.num_seqs, num_tokens=each.num_tokens)
+        ]
+        return min(roomier, default=shape)
 
     def _admit(self, adjustments: Sequence[Adjustment], rows: Sequence[Row]) -> None:
         if self._history is None:

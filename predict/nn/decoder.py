@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -94,6 +95,7 @@ def forward(
 
     caches: the tensors of each layer, see predict.kv_formats. They are also outputs because an
     exported program drops an input that no output depends on. tree_mask: see ops.paged_attention.
+    As many logit rows as tokens are all of them, as many as spans are the last ones of each.
     """
     import paddle
 
@@ -105,21 +107,24 @@ def forward(
     if is_decode:
         hidden, written = backend.layers(hidden, layers, caches, rope, inputs, tree_mask)
     else:
-        # Behind the last attention only the rows that logits are wanted of are of use. A GPU is at
-        # work on the first layer while the host gathers the tensors of the others.
+        on_gpu = paddle.get_device() != "cpu"
         last = len(layers) - 1
-        first = 1 if last > 1 and paddle.get_device() != "cpu" else 0
-        for part in (slice(0, first), slice(first, last)):
-            if layers[part]:
-                hidden, its_written = backend.layers(
-                    hidden, layers[part], caches[part], rope, inputs, tree_mask
-                )
-                written += its_written
-        hidden, last_written = backend.attention_block(
-            hidden, layers[-1].attention, caches[-1], rope, inputs, tree_mask
-        )
-        written = [*written, *last_written]
-        hidden = backend.embedding(inputs.logit_indices, hidden, decoder.head)
+        # A GPU is at work on the first layers while the host gathers the tensors of the others.
+        borders = [0, 1, 4, last] if last > 4 and on_gpu else [0, last]
+        for first, end in pairwise(borders if last else ()):
+            hidden, its_written = backend.layers(
+                hidden, layers[first:end], caches[first:end], rope, inputs, tree_mask
+            )
+            written += its_written
+        # Behind the last cache write only the rows that logits are wanted of are of use.
+        rows, attended = inputs.logit_indices, (layers[-1].attention, caches[-1], rope, inputs)
+        is_last = paddle.in_dynamic_mode() and len(rows) == len(inputs.context_lens)
+        if on_gpu and is_last and tree_mask is None:
+            hidden, last_written = backend.attention_block(hidden, *attended, last_rows=rows)
+        else:
+            hidden, last_written = backend.attention_block(hidden, *attended, tree_mask)
+            hidden = backend.embedding(rows, hidden, decoder.head)
+        written += last_written
         hidden = backend.mlp_block(hidden, layers[-1].mlp)
     logits = backend.logits(hidden, decoder.final_norm, decoder.head, None, decoder.norm_eps)
     return logits, written

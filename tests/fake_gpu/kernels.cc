@@ -42,6 +42,13 @@ Status gather_rows(const GatherRowsParams& params, const Launch& on) {
   });
 }
 
+Status count_up(int32_t* out, int64_t count, const Launch& on) {
+  return queue(on.stream, "count_up", [=] {
+    for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int32_t>(i);
+    return Status();
+  });
+}
+
 Status embedding(const EmbeddingParams& p, const Launch& on) {
   if (p.packed) return Status::error("embedding: packed weights are a CPU layout");
   return gather_rows({p.token_ids, p.weight, p.out, p.num_tokens, p.vocab_size, p.hidden_size,

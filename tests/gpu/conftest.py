@@ -54,6 +54,12 @@ def gpu() -> Iterator[devices.Device]:
     library.import_paddle().set_device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def graphs_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests are short: the second step of a shape is recorded, if the first one was not."""
+    monkeypatch.setattr("predict.engine.gpu_runner.OFTEN_MET", 2)
+
+
 @pytest.fixture(scope="session")
 def test_ops() -> Path:
     """The library of tests/gpu/ops, compiled unless build/test_ops has a newer one."""

@@ -274,6 +274,38 @@ def test_attention_block(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("window", [-1, 40])
+def test_attention_block_of_the_last_rows_alone(
+    gpu: devices.Device, dtype: str, folded: bool, window: int
+) -> None:
+    operands, heads = Operands(gpu, dtype), Heads(8, 2, 64, window)
+    plain = operands.layer(256, 320, heads, True, True)
+    layer = operands.on_gpu(plain)
+    weights, rope = fold_norms(layer).attention if folded else layer.attention, operands.rope(heads)
+    few = [Span(0, 17), Span(3, 1), Span(40, 5)]
+    for spans in (few, [span for span in prefill_spans(32) if span.new]):
+        step = Step(operands, spans, heads, 32)
+        hidden = operands.tensor(step.num_tokens, 256)
+        caches, device_caches = step.caches()
+        own = step.device.logit_indices, step.plain.logit_indices
+        got = ops.attention_block(
+            hidden.device, weights, device_caches, rope.device, step.device, last_rows=own[0]
+        )
+        with operands.on_cpu():
+            wanted = reference.attention_block(
+                hidden.plain, plain.attention, caches, rope.plain, step.plain, last_rows=own[1]
+            )
+        for mine, theirs in zip(flat(got), flat(wanted), strict=True):
+            compare(mine, theirs, dtype, 2 * BLOCK_ROUNDINGS)
+    step = Step(operands, [Span(3, 1), Span(9, 1)], heads, 32)
+    rows, (_, device_caches) = operands.tensor(2, 256).device, step.caches()
+    lasts = step.device.logit_indices
+    with pytest.raises(ValueError, match="more tokens than spans"):
+        ops.attention_block(rows, weights, device_caches, rope.device, step.device, last_rows=lasts)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [False, True])
 def test_mlp_block(gpu: devices.Device, dtype: str, bias: bool) -> None:
     operands = Operands(gpu, dtype)

@@ -91,7 +91,10 @@ struct AttentionBlockParams {
   const int32_t* slot_mapping = nullptr;  // [T]
   const float* rope_cache = nullptr;      // [P, R]
   AttentionBatch batch;
-  void* hidden_out = nullptr;  // [T, H]
+  // [B] the last row of each span, which alone goes on behind the cache write, or null: all do. On a
+  // GPU, without trees.
+  const int32_t* last_rows = nullptr;
+  void* hidden_out = nullptr;  // [T, H]; with last_rows [B, H]
   int64_t hidden_size = 0;
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
   int64_t rotary_dim = 0, num_positions = 0;

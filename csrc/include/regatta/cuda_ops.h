@@ -57,6 +57,8 @@ struct AttentionLimits {
 
 Status embedding(const EmbeddingParams& params, const Launch& launch);
 Status gather_rows(const GatherRowsParams& params, const Launch& launch);
+// out [count] = 0, 1, 2, ...; count is at least 1.
+Status count_up(int32_t* out, int64_t count, const Launch& launch);
 Status rms_norm(const RmsNormParams& params, const Launch& launch);
 // Of rows row_ids[params.num_tokens] of params.x [num_source_rows, hidden_size]; a row id outside
 // of it gives a row of zeros. params.residual is null.
