@@ -243,6 +243,8 @@ def attention_block(
 
     last_rows: [B] int32, the last row of each span, which then alone are returned: [B, H].
     """
+    import paddle
+
     x, _ = rms_norm(hidden, attention.norm, None, attention.norm_eps)
     q, written = rope_and_cache_write(linear(x, attention.qkv), attention, cache, rope, inputs)
     mixed = paged_attention(q, attention, tuple(written), inputs, tree_mask)
