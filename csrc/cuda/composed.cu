@@ -9,8 +9,8 @@
 //   down product + residual, leaving sums of squares
 // Weight-only schemes carry norms instead, for few rows on sm_90: the out and down products leave
 // their output times the next norm's weight beside it, and the next product scales its rows.
-// Otherwise, and for many rows, an RMS norm precedes the first and the fourth. All but the first launch of a call may
-// overlap the end of the one ahead (PDL, common.cuh).
+// Otherwise, and for many rows, an RMS norm precedes the first and the fourth. All but the first
+// launch of a call may overlap the end of the one ahead (PDL, common.cuh).
 #include <algorithm>
 
 #include "host.h"
