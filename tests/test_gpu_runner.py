@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from predict import LLM, SamplingParams
 from predict.config import EngineConfig
 from predict.device import GIB, MemoryInfo
 from predict.engine.gpu_runner import (
+    OFTEN_MET,
     GraphShape,
     InputBuffer,
     bucket_size,
+    graph_for,
     graph_shape,
     num_elements,
     write_choices,
@@ -86,6 +89,25 @@ def test_prompts_have_none() -> None:
     assert shape_of([1], [0]) is None
     assert shape_of([17], [1]) is None
     assert shape_of([5, 1], [0, 1]) is None
+
+
+def test_graphs_are_recorded_when_they_are_going_to_pay() -> None:
+    def plain(size: int) -> GraphShape:
+        return GraphShape(size, size, 1, True)
+
+    met: Counter[GraphShape] = Counter()
+    large = plain(64)
+    assert graph_for(large, [], met) == large  # nothing else serves
+    recorded = [large, plain(96), large._replace(adjusted=True)]
+    served = [graph_for(plain(32), recorded, met) for _ in range(OFTEN_MET)]
+    assert served == [large] * (OFTEN_MET - 1) + [plain(32)]
+    assert graph_for(plain(16), recorded, met) == plain(16)  # four times as many rows
+    adjusted = plain(32)._replace(adjusted=True)
+    assert graph_for(adjusted, recorded, met) == large._replace(adjusted=True)
+    drafts = GraphShape(8, 32, 4, True)
+    served = [graph_for(drafts, [drafts._replace(num_tokens=64)], met) for _ in range(OFTEN_MET)]
+    assert served == [None] * (OFTEN_MET - 1) + [drafts]
+    assert graph_for(drafts, [drafts], met) == drafts
 
 
 def test_fields_of_a_buffer_share_its_memory() -> None:

@@ -23,8 +23,8 @@ namespace {
 // Up to this many rows no product of ours needs scratch: see the candidates in gemm.cu.
 constexpr int64_t kRowsWithoutScratch = 64;
 
-// From so many rows on, rows are normed ahead of a product whose weight has the norm's folded in: large
-// tiles have no sums of squares to spare for the next product, and cuBLASLt none to take.
+// From so many rows on, rows are normed ahead of a product whose weight has the norm's folded in:
+// cuBLASLt neither leaves sums of squares nor takes them.
 constexpr int64_t kRowsNormedAhead = 129;
 
 bool norms_ahead(int64_t rows) { return rows >= kRowsNormedAhead; }

@@ -34,7 +34,8 @@ __device__ __forceinline__ void keep_packed(Vec16<T>& v) {
 
 // A row is up to kUnits * blockDim.x units of 16 bytes. All of a thread's loads are issued before
 // its first store, which the compiler cannot tell from the next load's source. kAdds: there are a
-// residual and residual_out, either of which may be null; without, registers for more blocks are free.
+// residual and residual_out, either of which may be null; without them there are registers for more
+// blocks.
 template <class T, int kUnits, bool kAdds>
 __global__ void __launch_bounds__(1024)
     rms_norm_kernel(const T* x, const T* weight, const T* residual, T* out, T* residual_out,

@@ -17,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -92,6 +92,30 @@ def graph_shape(inputs: ForwardInputs) -> GraphShape | None:
     # rows for logits of every token.
     num_tokens_with_room = max(bucket_size(num_tokens), bucket_size(size + 1))
     return GraphShape(size, num_tokens_with_room, span, num_rows == num_tokens)
+
+
+def graph_for(
+    shape: GraphShape, recorded: Collection[GraphShape], num_met: Counter[GraphShape]
+) -> GraphShape | None:
+    """The graph that runs a step of `shape`, recorded or to be; None: operator by operator.
+
+    num_met: steps of shapes without a graph, which this counts.
+    """
+    if shape in recorded:
+        return shape
+    num_met[shape] += 1
+    if num_met[shape] >= OFTEN_MET:
+        return shape
+    if shape.max_span > 1:
+        return None
+    # As when a batch ends, one request after the other.
+    roomier = [
+        each
+        for each in recorded
+        if shape.num_seqs < each.num_seqs <= 2 * shape.num_seqs
+        and each == shape._replace(num_seqs=each.num_seqs, num_tokens=each.num_tokens)
+    ]
+    return min(roomier, default=shape)
 
 
 class InputBuffer:
@@ -506,28 +530,10 @@ class GpuRunner:
         verified, follows = wanted.verifier is not None, wanted.plan is not None
         if adjusted or raw or verified or follows:
             shape = shape._replace(adjusted=adjusted, raw=raw, verified=verified, follows=follows)
-        recorded = self._graph_for(shape)
+        recorded = graph_for(shape, self.graphs, self._num_met)
         if recorded is None:
             return self._run_eagerly(inputs, wanted)
         return self._replay(inputs, wanted, recorded)
-
-    def _graph_for(self, shape: GraphShape) -> GraphShape | None:
-        """The graph that runs a step of `shape`, recorded or to be; None: operator by operator."""
-        if shape in self.graphs:
-            return shape
-        self._num_met[shape] += 1
-        if self._num_met[shape] >= OFTEN_MET:
-            return shape
-        if shape.max_span > 1:
-            return None
-        # As when a batch ends, one request after the other.
-        roomier = [
-            each
-            for each in self.graphs
-            if shape.num_seqs < each.num_seqs <= 2 * shape.num_seqs
-            and each == shape._replace(num_seqs=each.num_seqs, num_tokens=each.num_tokens)
-        ]
-        return min(roomier, default=shape)
 
     def _admit(self, adjustments: Sequence[Adjustment], rows: Sequence[Row]) -> None:
         if self._history is None:
