@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from predict.errors import UserError, one_of
 
 SCHEMES = ("weight_only_int8", "weight_only_int4", "a8w8", "a8w8_fp8", "w4a8")
+CODES_OF_ACTIVATIONS = ("a8w8", "a8w8_fp8", "w4a8")  # whose products are of 8 bits
 # Other spellings, of PaddleNLP's tools and of the field.
 ALIASES = {
     "wint8": "weight_only_int8",
@@ -182,7 +183,7 @@ def check_support(
             f"quant_type {scheme} with a scale for every {group_size} input features does not run "
             f"on {where} (there: {shown}); quantize with one of these, or use --device cpu"
         )
-    codes = scheme in ("a8w8", "a8w8_fp8", "w4a8")
+    codes = scheme in CODES_OF_ACTIVATIONS
     if codes and in_features is not None and in_features % GPU_CODES_MULTIPLE != 0:
         raise UserError(
             f"quant_type {scheme} on a GPU takes linears whose input features are a multiple of "

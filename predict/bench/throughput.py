@@ -29,6 +29,7 @@ from predict.flags import FLAGS, Flag, parse_flags
 from predict.host import process_age_seconds
 from predict.kv_formats import kv_format_of
 from predict.nn.spec import DecoderSpec
+from predict.quantization import CODES_OF_ACTIVATIONS
 from predict.request import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -187,10 +188,13 @@ def add_rates(results: dict[str, Any], plan: Plan, cost: Cost) -> None:
         results["decode_gbs"] = rate / 1e9
 
 
-def add_shares(results: dict[str, Any], ceilings: dict[str, float]) -> None:
-    """Adds decode's share of the read bandwidth and prefill's of the arithmetic ceiling."""
+def add_shares(results: dict[str, Any], ceilings: dict[str, float], scheme: str | None) -> None:
+    """Adds decode's share of the read bandwidth and prefill's of the arithmetic ceiling.
+
+    The latter is of products of the dtype, which those of 8 bits may pass.
+    """
     results["measured_gflops_ceiling"] = ceilings["flops_per_s"] / 1e9
-    if "prefill_gflops" in results:
+    if "prefill_gflops" in results and scheme not in CODES_OF_ACTIVATIONS:
         results["prefill_flops_share"] = results["prefill_gflops"] * 1e9 / ceilings["flops_per_s"]
     results["measured_bandwidth_gbs"] = ceilings["read_bytes_per_s"] / 1e9
     if "decode_gbs" in results:
@@ -298,7 +302,7 @@ def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
 
         ceilings = measure_limits(llm.device, config.dtype)
     for row in rows if ceilings else ():
-        add_shares(row, ceilings)
+        add_shares(row, ceilings, config.quantization.scheme)
     import paddle
 
     stats = llm.stats()
