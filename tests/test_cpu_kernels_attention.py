@@ -463,8 +463,9 @@ class Block:
         )
 
     def attributes(self, shape: Shape, tree_mask: Any = None) -> tuple[Any, ...]:
-        """The tree mask, then the attributes."""
-        return (tree_mask, "dense", *self.heads, 1e-6, self.heads[2] ** -0.5, shape.window, "dense")
+        """The tree mask, no rows, then the attributes."""
+        heads, scale = self.heads, self.heads[2] ** -0.5
+        return (tree_mask, None, "dense", *heads, 1e-6, scale, shape.window, "dense")
 
     def run(
         self,

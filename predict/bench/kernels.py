@@ -505,7 +505,7 @@ def attention_block_cases(sizes: Sizes) -> Iterator[Case]:
     flops = 2.0 * sizes.num_tokens * hidden * (shape.qkv_size + shape.attention_size)
     for kv_format in map(kv_format_of, sizes.kv_formats):
         copies = [
-            (*weights(), cache, *inputs, None, *attributes, kv_format.name)
+            (*weights(), cache, *inputs, None, None, *attributes, kv_format.name)
             for cache in _caches(sizes, batch, kv_format)
         ]
         yield Case(
