@@ -22,7 +22,7 @@ from typing import Any
 
 from predict.errors import UserError
 
-ABI = 1  # the number in csrc/include/regatta/abi.h that this Python code was written for
+ABI = 2  # the number in csrc/include/regatta/abi.h that this Python code was written for
 LIBRARY_NAME = "libregatta_cpu.so"
 METADATA_NAME = "libregatta_cpu.json"
 BUILD_ERROR_NAME = "build_error.txt"  # why the last `pip install` built no library
