@@ -20,7 +20,9 @@ COPIED = ("csrc/*.py", "csrc/include/regatta/abi.h", "predict/*.py", "pyproject.
 KERNEL = """
 #include "regatta/abi.h"
 #include "regatta/answer.h"
-REGATTA_EXPORT const char* regatta_cpu_info() { return "{\\"abi\\": 1}"; }
+#define TEXT(x) #x
+#define TEXT_OF(x) TEXT(x)
+REGATTA_EXPORT const char* regatta_cpu_info() { return "{\\"abi\\": " TEXT_OF(REGATTA_ABI) "}"; }
 REGATTA_EXPORT void regatta_set_num_threads(int) {}
 int answer() { return ANSWER; }
 """
