@@ -83,15 +83,18 @@ def span_inputs(spans: Sequence[Span], block_size: int) -> ForwardInputs:
     # Token t of a span has a logit row when fewer than num_logits tokens follow it.
     following = cu_seqlens[1:][row_of] - 1 - np.arange(num_tokens, dtype=np.int32)
     logit_indices = np.flatnonzero(following < num_logits[row_of])
-    if any(span.num_prompt_logits for span in spans):
+    wants_prompts = any(span.num_prompt_logits for span in spans)
+    if wants_prompts:
         rows = [
             np.arange(start, start + span.num_prompt_logits)
             for start, span in zip(cu_seqlens, spans, strict=False)
         ]
         logit_indices = np.concatenate([logit_indices, *rows])
-    if len(logit_indices) in (num_tokens, len(spans)):
-        lasts = [end - 1 for end in cu_seqlens[1:].tolist()]
-        logit_indices = np.array(_unmistakable(logit_indices.tolist(), num_tokens, lasts))
+    # Most often they are the last ones of each span.
+    own = wants_prompts or (num_logits != 1).any()
+    if own and len(logit_indices) in (num_tokens, len(spans)):
+        lasts = (cu_seqlens[1:] - 1).tolist()
+        logit_indices = np.array(_unmistakable(logit_indices.tolist(), num_tokens, lasts), np.intp)
     return ForwardInputs(
         token_ids=np.array(token_ids, np.int32),
         positions=positions,
