@@ -59,12 +59,17 @@ def config(directory: Path, settings: Mapping[str, Any]) -> EngineConfig:
     return EngineConfig(**{"model_name_or_path": str(directory), **values})
 
 
-def answers(llm: LLM, prompts: Sequence[Any], params: SamplingParams) -> Answers:
-    if llm.engine.policy is not None:  # a draft model as large as the target's does not pay
-        before = llm.engine.policy
+def draft_always(llm: LLM) -> None:
+    """Drafts whether they pay or not: a draft model as large as the target's does not."""
+    before = llm.engine.policy
+    if before is not None:
         llm.engine.policy = Generous(
             before.max_length, before.max_rows, Costs(row=0.02), before.looks_up
         )
+
+
+def answers(llm: LLM, prompts: Sequence[Any], params: SamplingParams) -> Answers:
+    draft_always(llm)
     outputs = llm.generate(prompts, params)
     stats = llm.stats()
     assert stats.num_used_blocks == 0

@@ -10,11 +10,9 @@ import pytest
 from predict import LLM, SamplingParams
 from predict import device as devices
 from predict.quantization import CACHE_TYPES
-from predict.speculative.policy import Costs
 from tests.gpu.test_schemes import runs_here
 from tests.test_speculative import METHODS
-from tests.test_speculative_policy import Generous
-from tests.test_speculative_support import config, demo, drafting, heldout
+from tests.test_speculative_support import config, demo, draft_always, drafting, heldout
 
 __all__ = ["demo"]
 
@@ -57,11 +55,8 @@ def check(
         if settings.get("dtype", "float32") == "float32":
             drafts.pop("draft_model_quant_type", None)  # on a GPU, for 16 bits
         llm = LLM(config(demo, {**settings, **drafts}))
-        before = llm.engine.policy
-        assert before is not None
-        llm.engine.policy = Generous(
-            before.max_length, before.max_rows, Costs(row=0.02), before.looks_up
-        )
+        assert llm.engine.policy is not None
+        draft_always(llm)
         apart = unlikely = 0
         for wanted, got in zip(plain, llm.generate(prompts, unmeasured), strict=True):
             if got.token_ids == wanted.token_ids:
