@@ -9,7 +9,8 @@ from __future__ import annotations
 import atexit
 import ctypes
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -170,6 +171,20 @@ class Event:
         if elapsed < 0:
             raise RuntimeError(device_library().regatta_device_error().decode())
         return elapsed
+
+
+@contextmanager
+def left_queued() -> Iterator[None]:
+    """In here nothing that this thread calls waits for a stream: paddle.inference's run does.
+
+    For programs that bring nothing to the host.
+    """
+    leave = device_library().regatta_device_leave_queued
+    before = leave(1)
+    try:
+        yield
+    finally:
+        leave(before)
 
 
 class Graph(Generic[T]):

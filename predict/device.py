@@ -158,6 +158,7 @@ def device_library() -> ctypes.CDLL:
             ("keep", None, (number, number)),
             ("pin", pointer, (size,)),
             ("unpin", None, (pointer,)),
+            ("leave_queued", number, (number,)),
             ("copy", number, (pointer, pointer, size, pointer)),
             ("create_event", pointer, (number,)),
             ("destroy_event", None, (pointer,)),

@@ -364,7 +364,12 @@ class LLM:
             check_manifest(manifest, config, paddle.__version__, abi)
             directory = Path(config.model_name_or_path)
             program = load_program(directory, config.model_prefix, self.device)
-            networks.append(partial(static_forward, program))
+            around: Callable[[], AbstractContextManager[None]] = nullcontext
+            if self.device is not None and self.device.is_plugin:
+                from predict.cuda import left_queued
+
+                around = left_queued
+            networks.append(partial(static_forward, program, around=around))
         if self.draft is not None:
             own = DTYPE_BYTES[config.dtype] * self.spec.num_matmul_weights
             if config.mode == "dynamic":

@@ -105,6 +105,14 @@ REGATTA_EXPORT void regatta_device_unpin(void* pointer) {
   if (cudaFreeHost(pointer) != cudaSuccess) cudaGetLastError();  // at exit: freed already
 }
 
+// Whether waits of this thread for a stream return at once; returns what was so before.
+REGATTA_EXPORT int regatta_device_leave_queued(int on) {
+  bool& leaves = device::this_thread_leaves_queued();
+  const bool before = leaves;
+  leaves = on != 0;
+  return before;
+}
+
 // Between any two of device memory and pinned memory, in the order of `stream`.
 REGATTA_EXPORT int regatta_device_copy(void* to, const void* from, uint64_t bytes, void* stream) {
   return REGATTA_RESULT(

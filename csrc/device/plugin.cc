@@ -10,7 +10,7 @@
 //  * device_memory_allocate: success with a null pointer means out of memory. Paddle then frees its
 //    own idle chunks and asks again; any other status is an error at once.
 //  * synchronize_stream is called at the end of paddle.inference's run: under capture it must
-//  succeed.
+//  succeed, and else the host would not run ahead (regatta_device_leave_queued).
 //  * init_blas_handle and init_blaslt_handle must give something that is not null: each context
 //  wants
 //    them, though nothing here uses them.
@@ -100,7 +100,7 @@ C_Status query_stream(const C_Device, C_Stream stream) {
 }
 
 C_Status synchronize_stream(const C_Device, C_Stream stream) {
-  if (is_capturing(cuda(stream))) return C_SUCCESS;
+  if (is_capturing(cuda(stream)) || this_thread_leaves_queued()) return C_SUCCESS;
   return REGATTA_STATUS(cudaStreamSynchronize(cuda(stream)));
 }
 

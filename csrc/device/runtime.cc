@@ -40,6 +40,7 @@ SharedText& out_of_memory_text() {
 }
 
 thread_local int num_captures_here = 0;
+thread_local bool leaves_queued = false;
 
 struct Devices {
   std::vector<std::unique_ptr<Gpu>> gpus;
@@ -118,6 +119,8 @@ bool is_capturing(cudaStream_t stream) {
 }
 
 bool is_this_thread_capturing() { return num_captures_here > 0; }
+
+bool& this_thread_leaves_queued() { return leaves_queued; }
 
 Gpu::Gpu(int index) : index_(index), is_pooled_(!is_pool_off()), pool_(this) {
   succeeded(cudaGetDeviceProperties(&properties_, index), "cudaGetDeviceProperties");

@@ -55,6 +55,9 @@ bool is_capturing(cudaStream_t stream);
 // Whether this thread has begun a capture, on any stream, and not ended it.
 bool is_this_thread_capturing();
 
+// Whether waits for a stream return at once in this thread.
+bool& this_thread_leaves_queued();
+
 // One GPU: its memory, and how many captures are going on.
 class Gpu : private MemorySource {
  public:

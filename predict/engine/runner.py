@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -122,12 +123,17 @@ def dynamic_forward(backend: ModuleType, decoder: Decoder, caches: Sequence[Laye
     return lambda inputs: forward(backend, decoder, inputs, caches)[0]
 
 
-def static_forward(program: Any, caches: Sequence[LayerCache]) -> Forward:
-    """Runs a program that `predict.engine.program.load_program` loaded."""
+def static_forward(
+    program: Any,
+    caches: Sequence[LayerCache],
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Forward:
+    """Runs a program that `predict.engine.program.load_program` loaded; `around` each run."""
     tensors = [tensor for cache in caches for tensor in cache]
 
     def run(inputs: ForwardInputs) -> Tensor:
-        logits: Tensor = program.run([*inputs, *tensors])[0]
+        with around():
+            logits: Tensor = program.run([*inputs, *tensors])[0]
         return logits
 
     return run
