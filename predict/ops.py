@@ -176,12 +176,13 @@ def attention_block(
     rope: Tensor,
     inputs: ForwardInputs,
     tree_mask: Tensor | None = None,
-    last_rows: Tensor | None = None,
+    rows: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """Hidden [T, H] + attention(norm(hidden)), in one call; the cache is modified in place.
 
-    Composes rms_norm, linear, rope_and_cache_write, paged_attention and linear. last_rows: [B]
-    int32, the last row of each span, which then alone are returned: [B, H]; GPUs only.
+    Composes rms_norm, linear, rope_and_cache_write, paged_attention and linear. rows: [L] int32,
+    at least one, GPUs only: these alone are returned, [L, H]; as many as tokens must be all of
+    them in order, as many as spans the last ones of each.
     """
     hidden, *written = _run()(
         "regatta_attention_block",
@@ -197,7 +198,7 @@ def attention_block(
         rope,
         *_step(inputs),
         tree_mask,
-        last_rows,
+        rows,
         _schemes(attention.qkv, attention.out),
         attention.num_heads,
         attention.num_kv_heads,

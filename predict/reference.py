@@ -237,11 +237,11 @@ def attention_block(
     rope: Tensor,
     inputs: ForwardInputs,
     tree_mask: Tensor | None = None,
-    last_rows: Tensor | None = None,
+    rows: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """Hidden [T, H] + attention(norm(hidden)); the cache is modified in place.
 
-    last_rows: [B] int32, the last row of each span, which then alone are returned: [B, H].
+    rows: [L] int32, those that are returned: [L, H].
     """
     import paddle
 
@@ -249,7 +249,7 @@ def attention_block(
     q, written = rope_and_cache_write(linear(x, attention.qkv), attention, cache, rope, inputs)
     mixed = paged_attention(q, attention, tuple(written), inputs, tree_mask)
     result = hidden + linear(mixed, attention.out)
-    return result if last_rows is None else paddle.gather(result, last_rows), written
+    return result if rows is None else paddle.gather(result, rows), written
 
 
 def mlp_block(hidden: Tensor, mlp: Mlp) -> Tensor:

@@ -1,9 +1,9 @@
 // regatta_attention_block(hidden [T, H], norm_weight [H], qkv..., qkv_bias? [(Hq + 2 Hkv) D],
 //     q_norm? [D], k_norm? [D], out..., out_bias? [H], caches..., rope_cache [P, R],
 //     positions [T], slot_mapping [T], cu_seqlens_q [B + 1], context_lens [B],
-//     block_tables [B, M], max_lens [2], tree_mask? [T, words], last_rows? [B])
+//     block_tables [B, M], max_lens [2], tree_mask? [T, words], rows? [L])
 //     {scheme, num_heads, num_kv_heads, head_dim, epsilon, softmax_scale, window, kv_format}
-//     -> hidden_out [T, H], or with last_rows [B, H], caches in place
+//     -> hidden_out [T, H], or with rows [L, H], caches in place
 // caches: of this layer, see regatta/kv_format.h.
 #include "attention_tensors.h"
 #include "cuda_resources.h"
@@ -22,7 +22,7 @@ std::vector<paddle::Tensor> attention_block(
     const paddle::Tensor& cu_seqlens_q, const paddle::Tensor& context_lens,
     const paddle::Tensor& block_tables, const paddle::Tensor& max_lens,
     const paddle::optional<paddle::Tensor>& tree_mask,
-    const paddle::optional<paddle::Tensor>& last_rows, const std::string& scheme, int64_t num_heads,
+    const paddle::optional<paddle::Tensor>& rows, const std::string& scheme, int64_t num_heads,
     int64_t num_kv_heads, int64_t head_dim, float epsilon, float softmax_scale, int64_t window,
     const std::string& kv_format) {
   const KvFormat format = kv_format_of(kv_format);
@@ -63,11 +63,11 @@ std::vector<paddle::Tensor> attention_block(
   params.batch =
       batch_of(cu_seqlens_q, context_lens, block_tables, max_lens, tree_mask, num_tokens, place);
   int64_t num_rows = num_tokens;
-  if (last_rows) {
-    if (device.is_cpu()) throw_if_error(Status::error("attention_block: last_rows is for GPUs"));
-    num_rows = params.batch.num_seqs;
-    params.last_rows = static_cast<const int32_t*>(
-        checked_view(*last_rows, "last_rows", DType::kInt32, {num_rows}, place).data);
+  if (rows) {
+    if (device.is_cpu()) throw_if_error(Status::error("attention_block: rows is for GPUs"));
+    const TensorView wanted = checked_view(*rows, "rows", DType::kInt32, {-1}, place);
+    num_rows = params.num_rows = wanted.shape[0];
+    params.rows = static_cast<const int32_t*>(wanted.data);
   }
   paddle::Tensor hidden_out = device.empty({num_rows, hidden_size}, dtype);
   params.hidden_out = hidden_out.data();
@@ -100,10 +100,10 @@ std::vector<Shape> infer_shape(const Shape& hidden, const Shape&, const std::vec
                                const std::vector<Shape>&, const MaybeShape&,
                                const std::vector<Shape>& caches, const Shape&, const Shape&,
                                const Shape&, const Shape&, const Shape&, const Shape&, const Shape&,
-                               const MaybeShape&, const MaybeShape& last_rows, const std::string&,
+                               const MaybeShape&, const MaybeShape& rows, const std::string&,
                                int64_t, int64_t, int64_t, float, float, int64_t,
                                const std::string&) {
-  std::vector<Shape> result = {last_rows ? Shape{(*last_rows)[0], hidden[1]} : hidden};
+  std::vector<Shape> result = {rows ? Shape{(*rows)[0], hidden[1]} : hidden};
   result.insert(result.end(), caches.begin(), caches.end());
   return result;
 }
@@ -130,7 +130,7 @@ PD_BUILD_OP(regatta_attention_block)
              paddle::Optional("q_norm"), paddle::Optional("k_norm"), paddle::Vec("out"),
              paddle::Optional("out_bias"), paddle::Vec("caches"), "rope_cache", "positions",
              "slot_mapping", "cu_seqlens_q", "context_lens", "block_tables", "max_lens",
-             paddle::Optional("tree_mask"), paddle::Optional("last_rows")})
+             paddle::Optional("tree_mask"), paddle::Optional("rows")})
     .Outputs({"hidden_out", paddle::Vec("caches_out")})
     .SetInplaceMap({{paddle::Vec("caches"), paddle::Vec("caches_out")}})
     .Attrs({"scheme: std::string", "num_heads: int64_t", "num_kv_heads: int64_t",

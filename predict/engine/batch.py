@@ -92,7 +92,7 @@ def span_inputs(spans: Sequence[Span], block_size: int) -> ForwardInputs:
         logit_indices = np.concatenate([logit_indices, *rows])
     # Most often they are the last ones of each span.
     own = wants_prompts or (num_logits != 1).any()
-    if own and len(logit_indices) in (num_tokens, len(spans)):
+    if own and len(logit_indices) in (0, num_tokens, len(spans)):
         lasts = (cu_seqlens[1:] - 1).tolist()
         logit_indices = np.array(_unmistakable(logit_indices.tolist(), num_tokens, lasts), np.intp)
     return ForwardInputs(
@@ -110,8 +110,11 @@ def span_inputs(spans: Sequence[Span], block_size: int) -> ForwardInputs:
 def _unmistakable(rows: list[int], num_tokens: int, lasts: list[int]) -> list[int]:
     """Logit rows that the network cannot mistake, with one or two unused ones behind if need be.
 
-    It takes as many as tokens for all of them in order, as many as spans for the last ones of each.
+    It takes as many as tokens for all of them in order, as many as spans for the last ones of each,
+    and wants one at least: where none is used, it has least to do for the last ones.
     """
+    if not rows:
+        return lasts
     while (len(rows) == num_tokens and rows != [*range(num_tokens)]) or (
         len(rows) == len(lasts) < num_tokens and rows != lasts
     ):
@@ -133,7 +136,7 @@ def _inputs_of_one(span: Span, block_size: int) -> ForwardInputs:
         cu_seqlens_q=np.array((0, length), np.int32),
         context_lens=np.array((end,), np.int32),
         block_tables=blocks[None],
-        logit_indices=np.arange(length - span.num_logits, length),
+        logit_indices=np.arange(length - max(1, span.num_logits), length),
         max_lens=np.array((length, end), np.int32),
     )
 
@@ -165,7 +168,7 @@ def _inputs_of_few(spans: Sequence[Span], block_size: int) -> ForwardInputs:
     if len(tables) > 1:
         tables = [[*table, *[-1] * (width - len(table))] for table in tables]
     logit_rows += prompt_rows
-    if len(logit_rows) in (len(token_ids), len(spans)):
+    if len(logit_rows) in (0, len(token_ids), len(spans)):
         logit_rows = _unmistakable(logit_rows, len(token_ids), [end - 1 for end in borders[1:]])
     return ForwardInputs(
         *(np.array(token_ids, np.int32), np.array(positions, np.int32), np.array(slots, np.int32)),

@@ -95,7 +95,8 @@ def forward(
 
     caches: the tensors of each layer, see predict.kv_formats. They are also outputs because an
     exported program drops an input that no output depends on. tree_mask: see ops.paged_attention.
-    As many logit rows as tokens are all of them, as many as spans are the last ones of each.
+    At least one logit row is wanted. As many as tokens are all of them, as many as spans are the
+    last ones of each.
     """
     import paddle
 
@@ -118,9 +119,8 @@ def forward(
             written += its_written
         # Behind the last cache write only the rows that logits are wanted of are of use.
         rows, attended = inputs.logit_indices, (layers[-1].attention, caches[-1], rope, inputs)
-        is_last = paddle.in_dynamic_mode() and len(rows) == len(inputs.context_lens)
-        if on_gpu and is_last and tree_mask is None:
-            hidden, last_written = backend.attention_block(hidden, *attended, last_rows=rows)
+        if on_gpu:
+            hidden, last_written = backend.attention_block(hidden, *attended, tree_mask, rows)
         else:
             hidden, last_written = backend.attention_block(hidden, *attended, tree_mask)
             hidden = backend.embedding(rows, hidden, decoder.head)

@@ -276,7 +276,7 @@ def test_attention_block(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("folded", [False, True])
 @pytest.mark.parametrize("window", [-1, 40])
-def test_attention_block_of_the_last_rows_alone(
+def test_attention_block_of_some_rows(
     gpu: devices.Device, dtype: str, folded: bool, window: int
 ) -> None:
     operands, heads = Operands(gpu, dtype), Heads(8, 2, 64, window)
@@ -287,22 +287,28 @@ def test_attention_block_of_the_last_rows_alone(
     for spans in (few, [span for span in prefill_spans(32) if span.new]):
         step = Step(operands, spans, heads, 32)
         hidden = operands.tensor(step.num_tokens, 256)
-        caches, device_caches = step.caches()
-        own = step.device.logit_indices, step.plain.logit_indices
-        got = ops.attention_block(
-            hidden.device, weights, device_caches, rope.device, step.device, last_rows=own[0]
-        )
-        with operands.on_cpu():
-            wanted = reference.attention_block(
-                hidden.plain, plain.attention, caches, rope.plain, step.plain, last_rows=own[1]
+        lasts = step.arrays.logit_indices
+        everything = np.arange(step.num_tokens)
+        for rows in (lasts, everything, np.array([5, 0, 9, 9, 3, 1, 2])):
+            caches, device_caches = step.caches()
+            rows = rows.astype(np.int32)
+            got = ops.attention_block(
+                hidden.device,
+                weights,
+                device_caches,
+                rope.device,
+                step.device,
+                rows=operands.placed(rows),
             )
-        for mine, theirs in zip(flat(got), flat(wanted), strict=True):
-            compare(mine, theirs, dtype, 2 * BLOCK_ROUNDINGS)
-    step = Step(operands, [Span(3, 1), Span(9, 1)], heads, 32)
-    rows, (_, device_caches) = operands.tensor(2, 256).device, step.caches()
-    lasts = step.device.logit_indices
-    with pytest.raises(ValueError, match="more tokens than spans"):
-        ops.attention_block(rows, weights, device_caches, rope.device, step.device, last_rows=lasts)
+            with operands.on_cpu():
+                everywhere = reference.attention_block(
+                    hidden.plain, plain.attention, caches, rope.plain, step.plain
+                )
+            assert got[0].shape == [len(rows), 256]
+            wanted = numpy_of(everywhere[0])[rows]
+            assert_close(numpy_of(got[0]), wanted, dtype, 2 * BLOCK_ROUNDINGS)
+            for mine, theirs in zip(flat(got)[1:], flat(everywhere)[1:], strict=True):
+                compare(mine, theirs, dtype, 2 * BLOCK_ROUNDINGS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

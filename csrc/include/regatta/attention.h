@@ -91,10 +91,11 @@ struct AttentionBlockParams {
   const int32_t* slot_mapping = nullptr;  // [T]
   const float* rope_cache = nullptr;      // [P, R]
   AttentionBatch batch;
-  // [B] the last row of each span, which alone goes on behind the cache write, or null: all do. On a
-  // GPU, without trees.
-  const int32_t* last_rows = nullptr;
-  void* hidden_out = nullptr;  // [T, H]; with last_rows [B, H]
+  // [num_rows] those of hidden_out, or null: all. As many as tokens are all of them, as many as spans
+  // the last ones of each, unless there are trees. On a GPU.
+  const int32_t* rows = nullptr;
+  int64_t num_rows = 0;
+  void* hidden_out = nullptr;  // [T, H]; with rows [num_rows, H]
   int64_t hidden_size = 0;
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
   int64_t rotary_dim = 0, num_positions = 0;
