@@ -54,6 +54,7 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None  # tokens per step; None: `token_budget` decides
     prefix_caching: bool = True  # only effective when attention is not reserved
     chunked_prefill: bool = True
+    batch_invariant: bool = False  # on a GPU: every row's sums in an order of their own
     gpu_memory_utilization: float = 0.9  # share of the device's memory for weights and cache
     num_cache_blocks: int | None = None  # None: from the memory that is free
     load_format: str = "auto"  # auto | dummy (seeded random weights)
@@ -349,6 +350,7 @@ _SAME_NAME = (
     "max_num_batched_tokens",
     "chunked_prefill",
     "gpu_memory_utilization",
+    "batch_invariant",
     "num_cache_blocks",
     "load_format",
     "quant_type",

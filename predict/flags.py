@@ -216,6 +216,9 @@ FLAGS: tuple[Flag, ...] = (
          "--append_attn. Off under --benchmark unless given."),
     Flag(_FUSED, "chunked_prefill", "bool", True,
          "Split long prompts over several steps, so that decoding neighbours do not wait."),
+    Flag(_FUSED, "batch_invariant", "bool", False,
+         "On a GPU, give a request the same text to the last bit whatever is beside it, with and "
+         "without drafts, at some cost; on the CPU it always is so."),
     Flag(_FUSED, "num_cache_blocks", "int", None,
          "Blocks of the KV cache; when not given, what the batch needs or the memory holds."),
     Flag(_FUSED, "gpu_memory_utilization", "float", 0.9,

@@ -22,7 +22,7 @@ from typing import Any
 
 from predict.errors import UserError
 
-ABI = 2  # the number in csrc/include/regatta/abi.h that this Python code was written for
+ABI = 3  # the number in csrc/include/regatta/abi.h that this Python code was written for
 LIBRARY_NAME = "libregatta_cpu.so"
 METADATA_NAME = "libregatta_cpu.json"
 BUILD_ERROR_NAME = "build_error.txt"  # why the last `pip install` built no library
@@ -80,6 +80,13 @@ class Library:
         if num_threads < 1:
             raise LibraryError(f"num_threads {num_threads} is not allowed (1 or more)")
         self.handle.regatta_set_num_threads(num_threads)
+
+    def set_batch_invariant(self, on: bool) -> None:
+        """Whether the GPU's operators that this thread calls from now on round alike in any batch.
+
+        Then what they make of a row does not depend on the rows beside it, nor on their number.
+        """
+        self.handle.regatta_set_batch_invariant(on)
 
     def keep_freed_memory(self) -> None:
         """Makes malloc keep freed blocks of up to 32 MiB for the next operator's result."""

@@ -402,6 +402,7 @@ class LLM:
             max_rows=config.batch_size + num_drafts,
             max_drafts=0 if self.draft is None else num_drafts,
             shelf=target.shelf if isinstance(target, GpuRunner) else None,
+            batch_invariant=config.batch_invariant,
         )
 
     def _speculation(

@@ -240,10 +240,12 @@ Status run(const PagedAttentionParams& params, const RopeAndCacheWriteParams* ro
   const bool prefill_sm90 = kernel == Kernel::kSm90;
   if (prefills && prefill_sm90 && !trees) args.max_decode_rows = 0;  // single tokens alone
   // Short contexts: the prefill kernel takes single tokens as fast as it can read the cache, and a
-  // launch in front of it costs 15 us.
-  args.prefill_alone = prefills && prefill_sm90 && !trees &&
-                       (args.num_seqs == 1 ||
-                        (format == KvFormat::kDense && limits.max_context_len <= kShortContext));
+  // launch in front of it costs 15 us. Its rows do not depend on each other.
+  args.prefill_alone =
+      prefill_sm90 && !trees &&
+      (is_batch_invariant ||
+       (prefills && (args.num_seqs == 1 || (format == KvFormat::kDense &&
+                                            limits.max_context_len <= kShortContext))));
   if (!args.prefill_alone) {
     const Status status =
         kernel == Kernel::kSm90
@@ -263,7 +265,9 @@ Status prepare(const PagedAttentionParams& params, const AttentionLimits& limits
                Kernel* kernel) {
   Status status = check(params, limits);
   if (status.ok()) status = current_device(device);
-  return status.ok() ? choose(params, limits, *device, kernel) : status;
+  if (status.ok()) status = choose(params, limits, *device, kernel);
+  if (status.ok() && is_batch_invariant && *kernel == Kernel::kSm80) *kernel = Kernel::kGeneric;
+  return status;
 }
 
 }  // namespace
@@ -287,7 +291,7 @@ Status rope_and_paged_attention(const RopeAndCacheWriteParams& rope,
   Status status = prepare(params, limits, &device, &kernel);
   if (!status.ok()) return status;
   // In one launch: vectors of eight columns, and one new token per span.
-  const bool fused = kernel == Kernel::kSm90 && limits.max_query_len == 1 &&
+  const bool fused = kernel == Kernel::kSm90 && limits.max_query_len == 1 && !is_batch_invariant &&
                      rope.rotary_dim % 16 == 0 && rope.rotary_dim <= params.head_dim;
   if (!fused) {
     status = rope_and_cache_write(rope, launch_on);

@@ -473,7 +473,9 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
           top = fmaxf(top, fmaxf(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]));
         top = quad_max(top);
         const float base = top == -INFINITY ? 0.f : top * args.scale_log2;
-        rescale[h] = exp2_approx(fmaf(largest[h], args.scale_log2, -base));
+        // 1 where it stays: a tile of which the row sees nothing changes nothing.
+        rescale[h] =
+            top == largest[h] ? 1.f : exp2_approx(fmaf(largest[h], args.scale_log2, -base));
         largest[h] = top;
         float part = 0.f;
 #pragma unroll

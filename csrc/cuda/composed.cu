@@ -14,6 +14,7 @@
 #include <algorithm>
 
 #include "host.h"
+#include "regatta/abi.h"
 #include "regatta/cuda_ops.h"
 #include "regatta/gemm.h"
 
@@ -27,11 +28,13 @@ constexpr int64_t kRowsWithoutScratch = 64;
 // cuBLASLt neither leaves sums of squares nor takes them.
 constexpr int64_t kRowsNormedAhead = 129;
 
-bool norms_ahead(int64_t rows) { return rows >= kRowsNormedAhead; }
+bool norms_ahead(int64_t rows) { return is_batch_invariant || rows >= kRowsNormedAhead; }
 
 // From so many rows on, a packed weight becomes a matrix first, where the product is not gated: then
 // the dense product saves more than that costs (gemm_packed_tiles_sm90.cu).
 constexpr int64_t kRowsUnpacked = 2048;
+
+bool unpacks(int64_t rows) { return !is_batch_invariant && rows >= kRowsUnpacked; }
 
 // How the GPU stores a linear, by its scheme. Tensors: dense, one; else packed, scales, act, and
 // what the scheme adds (predict/schemes).
@@ -181,7 +184,7 @@ void ProductScratch::take(Arena& arena, const std::string& schemes, int64_t rows
     if (codes != nullptr) next_codes = static_cast<uint8_t*>(codes) + rows * width;
     next_scale = static_cast<float*>(arena.take(scale_bytes));
   }
-  if (rows >= kRowsUnpacked && schemes.find("weight_only") != std::string::npos) {
+  if (unpacks(rows) && schemes.find("weight_only") != std::string::npos) {
     matrix = arena.take(weight * 2);
   }
 }
@@ -307,7 +310,7 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
     }
     return gemm_quantized(g, q, scratch.gemm, launch_on.stream);
   }
-  if (p.num_rows >= kRowsUnpacked && !p.gated && scratch.matrix != nullptr) {
+  if (unpacks(p.num_rows) && !p.gated && scratch.matrix != nullptr) {
     status = unpack_weight(g, scratch.matrix, launch_on.stream);
     if (!status.ok()) return status;
     g.operands = GemmOperands::kDense;
@@ -338,6 +341,7 @@ struct LayerScratch {
   void* inner;   // [T, I]
   float* sumsq;  // [T, num_sumsq]
   int64_t num_sumsq;
+  void* all_rows;  // [T, H], where some of them are the output
   void* attention;
   int64_t attention_bytes;
   int64_t zeroed_bytes;  // of attention
@@ -357,6 +361,7 @@ struct LayerScratch {
     q = arena.take(rows * a.num_heads * a.head_dim * size);
     mixed = arena.take(rows * a.num_heads * a.head_dim * size);
     inner = arena.take(rows * m.intermediate_size * size);
+    all_rows = a.rows == nullptr ? nullptr : arena.take(rows * a.hidden_size * size);
     num_sumsq = ceil_div(a.hidden_size, gemm_sumsq_columns(rows));
     sumsq = static_cast<float*>(arena.take(rows * num_sumsq * 4));
     if (rows > kRowsWithoutScratch) {
@@ -441,7 +446,7 @@ Status last_rows_half(const AttentionBlockParams& a, PagedAttentionParams attend
                       const Launch& launch_on) {
   const int64_t rows = a.batch.num_seqs, width = a.num_heads * a.head_dim;
   GatherRowsParams queries;
-  queries.row_ids = a.last_rows;
+  queries.row_ids = a.rows;
   queries.source = s.q;
   queries.out = s.qkv;
   queries.num_rows = rows;
@@ -512,7 +517,8 @@ Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limi
   PagedAttentionParams attended = attention_params(a);
   attended.q = s.q;
   attended.out = s.mixed;
-  if (a.last_rows != nullptr) {
+  const bool some = a.rows != nullptr && a.num_rows != rows;
+  if (some && a.num_rows == a.batch.num_seqs && a.batch.tree_mask == nullptr) {
     status = rope_and_cache_write(rope, launch_on);
     return status.ok() ? last_rows_half(a, attended, limits, s, launch_on) : status;
   }
@@ -525,7 +531,18 @@ Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limi
                  hidden,  a.hidden};
   out.scheme = scheme_at(a.scheme, 1);
   hand_norm(out, folded, carried, s);
-  return run(out, dtype, dtype, s.product, launch_on);
+  if (some) out.out = s.all_rows;
+  status = run(out, dtype, dtype, s.product, launch_on);
+  if (!status.ok() || !some) return status;
+  GatherRowsParams wanted;
+  wanted.row_ids = a.rows;
+  wanted.source = s.all_rows;
+  wanted.out = a.hidden_out;
+  wanted.num_rows = a.num_rows;
+  wanted.num_source_rows = rows;
+  wanted.row_size = hidden;
+  wanted.dtype = dtype;
+  return gather_rows(wanted, launch_on);
 }
 
 // hidden -> out, as attention_half.
@@ -630,10 +647,6 @@ int64_t attention_block_scratch_bytes(const AttentionBlockParams& params,
 
 Status attention_block(const AttentionBlockParams& params, const AttentionLimits& limits,
                        const ComposedResources& resources, const Launch& launch_on) {
-  if (params.last_rows != nullptr &&
-      (params.batch.tree_mask != nullptr || params.batch.num_seqs >= params.batch.num_tokens)) {
-    return Status::error("attention_block: last_rows is for more tokens than spans, and no trees");
-  }
   const MlpBlockParams none = without_mlp(params);
   const Status status = begin_layers(params, none, limits, resources, launch_on);
   if (!status.ok()) return status;
@@ -767,3 +780,10 @@ Status logits(const LogitsParams& p, const ComposedResources& resources, const L
 }
 
 }  // namespace regatta::cuda
+
+// For operators that this thread calls from now on; returns what was so before.
+REGATTA_EXPORT int regatta_set_batch_invariant(int on) {
+  const bool before = regatta::cuda::is_batch_invariant;
+  regatta::cuda::is_batch_invariant = on != 0;
+  return before;
+}

@@ -1,4 +1,5 @@
 // The candidates for a product of activations and weights, best first, and the choice among them.
+#include <algorithm>
 #include <cstring>
 
 #include "common.cuh"
@@ -13,9 +14,36 @@ struct Candidate {
   int64_t min_rows, max_rows;  // where it is the best choice; ignored when forced
   const char* (*refuses)(const GemmParams&);
   Status (*run)(const GemmParams&, const GemmResources&, CUstream_st*);
+  bool is_batch_invariant = false;  // in that mode, which only these serve, for any rows
 };
 
 constexpr int64_t kAny = int64_t{1} << 62;
+
+// What the sums of packed products are split into is a function of the matrix for up to so many rows.
+constexpr int64_t kPieceRows = 64;
+
+GemmParams rows_of(const GemmParams& p, int64_t first, int64_t count) {
+  GemmParams part = p;
+  const auto behind = [&](const void* from, int64_t width, int64_t size) -> const void* {
+    return from == nullptr ? nullptr : static_cast<const char*>(from) + first * width * size;
+  };
+  const int64_t width = p.gated ? p.out_features / 2 : p.out_features;
+  const int64_t size = dtype_size(p.dtype);
+  part.x = behind(p.x, p.in_features, p.operands == GemmOperands::kW4A8 ? 1 : size);
+  part.x_scale = static_cast<const float*>(behind(p.x_scale, 1, 4));
+  part.residual = behind(p.residual, width, size);
+  part.out = const_cast<void*>(behind(p.out, width, dtype_size(p.out_dtype)));
+  part.num_rows = std::min(count, p.num_rows - first);
+  return part;
+}
+
+Status packed_in_pieces(const GemmParams& p, CUstream_st* stream) {
+  for (int64_t row = 0; row < p.num_rows; row += kPieceRows) {
+    const Status status = gemm_packed_sm90(rows_of(p, row, kPieceRows), stream);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
 
 Status share_packed(const GemmParams& p, const GemmResources& r, CUstream_st* s) {
   return gemm_packed_shared_sm90(p, r, s);
@@ -52,8 +80,9 @@ constexpr Candidate kCandidates[] = {
      }},
     {"packed", 90, 90, 1, kAny, gemm_packed_sm90_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
-       return gemm_packed_sm90(p, s);
-     }},
+       return is_batch_invariant ? packed_in_pieces(p, s) : gemm_packed_sm90(p, s);
+     },
+     true},
     {"blas_codes", 90, 90, kRowsBlasCodes, kAny,
      [](const GemmParams& p) {
        const char* reason = gemm_blas_codes_refuses(p);
@@ -83,35 +112,41 @@ constexpr Candidate kCandidates[] = {
        return gemm_tiles_sm90(p, s);
      }},
     {"sm90", 90, 90, 1, kAny, gemm_sm90_refuses,
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_sm90(p, s); }},
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_sm90(p, s); }, true},
     {"stream", 80, 999, 1, kAny, gemm_stream_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_stream(p, true, s);
-     }},
+     },
+     true},
     {"mma", 80, 999, 1, kAny, gemm_packed_mma_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_packed_mma(p, s);
-     }},
+     },
+     true},
     {"mma", 75, 79, 1, kAny,
      [](const GemmParams& p) {
        return p.dtype == DType::kBFloat16 ? "bfloat16 needs sm_80" : gemm_packed_mma_refuses(p);
      },
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_packed_mma(p, s);
-     }},
+     },
+     true},
     {"mma", 89, 999, 1, kAny, gemm_codes_mma_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_codes_mma(p, s);
-     }},
+     },
+     true},
     {"mma", 75, 88, 1, kAny,
      [](const GemmParams& p) {
        return p.operands == GemmOperands::kFp8 ? "float8 needs sm_89" : gemm_codes_mma_refuses(p);
      },
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_codes_mma(p, s);
-     }},
+     },
+     true},
     {"generic", 75, 999, 1, kAny, gemm_generic_refuses,
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_generic(p, s); }},
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_generic(p, s); },
+     true},
 };
 
 int compute_capability() {  // * 10
@@ -141,6 +176,8 @@ Status gemm(const GemmParams& p, const GemmResources& resources, const char* for
     const char* reason = nullptr;
     if (force != nullptr && std::strcmp(force, c.name) != 0) {
       reason = "not the forced one";
+    } else if (is_batch_invariant && !c.is_batch_invariant) {
+      reason = "not batch-invariant";
     } else if (arch < c.min_arch || arch > c.max_arch) {
       reason = "not for this architecture";
     } else if (force == nullptr && (p.num_rows < c.min_rows || p.num_rows > c.max_rows)) {
@@ -165,7 +202,7 @@ Status gemm(const GemmParams& p, const GemmResources& resources, const char* for
 
 bool gemm_packed_scales_out(DType dtype, int64_t num_rows) {
   return dtype == DType::kBFloat16 && num_rows <= 64 && compute_capability() == 90 &&
-         forced_quantized().empty();
+         !is_batch_invariant && forced_quantized().empty();
 }
 
 Status gemm_to_codes(const GemmParams& params, const QuantizeRowsParams& q,
@@ -176,7 +213,7 @@ Status gemm_to_codes(const GemmParams& params, const QuantizeRowsParams& q,
   p.x_scale = q.scale;
   const Status status = quantize_rows(q, stream);
   if (!status.ok()) return status;
-  *coded = p.num_rows >= kRowsBlasCodes && compute_capability() == 90 &&
+  *coded = p.num_rows >= kRowsBlasCodes && compute_capability() == 90 && !is_batch_invariant &&
            gemm_blas_unfolded_faster(p, next, resources, stream) &&
            gemm_blas_unfolded(p, next, resources, stream).ok();
   return *coded ? Status() : gemm(p, resources, nullptr, stream);
@@ -187,7 +224,7 @@ Status gemm_quantized(const GemmParams& params, const QuantizeRowsParams& q,
   GemmParams p = params;
   p.x = q.codes;
   p.x_scale = q.scale;
-  if (compute_capability() == 90 && forced_quantized().empty() &&
+  if (compute_capability() == 90 && !is_batch_invariant && forced_quantized().empty() &&
       gemm_stream_codes_quantizes(p, q)) {
     return gemm_stream_codes(p, &q, stream);
   }

@@ -22,7 +22,8 @@ namespace {
 MmaTile choose_tile(const GemmParams& p, int num_multiprocessors) {
   const int64_t tiles =
       ceil_div(num_mma_pairs(p), kTilePairs) * ceil_div(p.num_rows, kTileTokens);
-  if (p.num_rows > 64 && (tiles >= num_multiprocessors || p.num_rows >= 4 * kTileTokens)) {
+  if (!is_batch_invariant && p.num_rows > 64 &&
+      (tiles >= num_multiprocessors || p.num_rows >= 4 * kTileTokens)) {
     return {kTileTokens, kTilePairs};
   }
   return choose_mma_tile(p, num_multiprocessors);

@@ -296,6 +296,7 @@ Status run_mma(const GemmParams& p, const MmaParams& m, const char* name, cudaSt
 // Tiles as large as leave a block for every multiprocessor. Sums of squares of more than 8 rows are
 // of 64 columns, hence two pairs.
 inline MmaTile choose_mma_tile(const GemmParams& p, int num_multiprocessors) {
+  if (is_batch_invariant) return {p.num_rows <= 8 ? 8 : p.num_rows <= 32 ? 32 : 64, 4};
   const int64_t pairs = num_mma_pairs(p);
   if (p.num_rows > 32 && ceil_div(pairs, 4) * ceil_div(p.num_rows, 64) >= num_multiprocessors) {
     return {64, 4};

@@ -88,13 +88,11 @@ GemmTile choose_codes_tile(const GemmParams& p, GemmTile tile) {
   return tile;
 }
 
-}  // namespace
-
 // From measurements on an H200 of all five products of a Llama-3-8B decode step (bench_gemm tune).
 // Wide products have tiles for every multiprocessor; narrow ones split k. Few rows: small blocks,
 // so that the next kernel's fit beside them and fetch weights early. Many rows: large tiles,
 // because then activations come out of L2 less often, and L2 is what limits.
-GemmTile choose_gemm_tile(const GemmParams& p) {
+GemmTile choose_fast_tile(const GemmParams& p) {
   GemmTile tile;
   tile.tokens = 8;
   while (tile.tokens < p.num_rows && tile.tokens < 128) tile.tokens *= 2;
@@ -122,6 +120,24 @@ GemmTile choose_gemm_tile(const GemmParams& p) {
   }
   tile.stages = std::min(kMaxStages, budget * 1024 / ((tile.features + tile.tokens) * kRowBytes));
   return tile;
+}
+
+// k split as for 64 rows. Sums of e4m3 codes of more are not kept as exactly (kPromote).
+GemmTile choose_invariant_tile(const GemmParams& p) {
+  GemmParams q = p;
+  q.num_rows = 64;
+  GemmTile tile = choose_fast_tile(q);
+  const int most = p.operands == GemmOperands::kDense ? 128 : 64;
+  tile.tokens = 8;
+  while (tile.tokens < p.num_rows && tile.tokens < most) tile.tokens *= 2;
+  tile.stages = std::min(tile.stages, 216 * 1024 / ((tile.features + tile.tokens) * kRowBytes));
+  return tile;
+}
+
+}  // namespace
+
+GemmTile choose_gemm_tile(const GemmParams& p) {
+  return is_batch_invariant ? choose_invariant_tile(p) : choose_fast_tile(p);
 }
 
 const char* gemm_sm90_refuses(const GemmParams& p) {

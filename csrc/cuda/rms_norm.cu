@@ -134,7 +134,8 @@ Status run(const RmsNormParams& params, const int32_t* row_ids, int64_t num_sour
     const bool vector = params.hidden_size % kUnit == 0 && units <= 1024 * kMaxUnits;
     // Few rows: as many threads as units, for latency. Many rows: two units per thread.
     const int64_t per_thread =
-        std::max<int64_t>(params.num_tokens <= 264 ? 1 : 2, ceil_div(units, 1024));
+        std::max<int64_t>(params.num_tokens <= 264 || is_batch_invariant ? 1 : 2,
+                          ceil_div(units, 1024));
     const int kernel_units = per_thread <= 1 ? 1 : per_thread <= 2 ? 2 : 4;
     LaunchConfig config;
     config.grid = dim3(static_cast<unsigned>(params.num_tokens));

@@ -29,21 +29,18 @@ OTHERS = [
     for cache_type in CACHE_TYPES
     if (scheme, cache_type) not in PAIRS
 ]
-# In 16 bits, products of one row and of several are rounded differently; with codes of weights,
-# activations or caches the codes tip over then, too. Where the text without drafts goes another
-# way, it was near to going that way as well: the other token was among the five likeliest, in 16
-# bits so near (nats). This share of the texts parts at most. (On an H200 7 of 50 did in bfloat16,
-# 22 of 50 with weights and activations in fp8, over up to 72 rows.)
+# In 16 bits, products of one row and of several are rounded differently unless batch_invariant is
+# on. Where the text without drafts goes another way then, it was near to going that way as well:
+# the other token was among the five likeliest, so near (nats). This share of the texts parts at
+# most. (On an H200 7 of 50 did in bfloat16, over up to 72 rows.)
 NEAR = 0.25
-MOST_APART, MOST_APART_OF_CODES = 0.24, 0.85
+MOST_APART = 0.24
 
 
 def check(
-    demo: Path, settings: dict[str, Any], methods: list[str], count: int, exact: bool
+    demo: Path, settings: dict[str, Any], methods: list[str], count: int, exact: bool = True
 ) -> None:
     """Texts of `count` prompts with each method against those without drafts."""
-    codes = settings.get("quant_type") or settings.get("cachekv_int8_type")
-    most_apart = MOST_APART_OF_CODES if codes else MOST_APART
     settings = {"device": "gpu", "inference_model": True, "batch_size": 8, **settings}
     settings["max_length"] = 256
     prompts = heldout(count)
@@ -57,7 +54,7 @@ def check(
         llm = LLM(config(demo, {**settings, **drafts}))
         assert llm.engine.policy is not None
         draft_always(llm)
-        apart = unlikely = 0
+        apart = 0
         for wanted, got in zip(plain, llm.generate(prompts, unmeasured), strict=True):
             if got.token_ids == wanted.token_ids:
                 continue
@@ -67,25 +64,21 @@ def check(
             place = next(i for i, (one, other) in enumerate(pairs) if one != other)
             assert wanted.outputs[0].logprobs is not None
             likely = wanted.outputs[0].logprobs[place]
-            if got.token_ids[place] not in likely:
-                unlikely += 1
-            elif not codes:
-                gap = likely[wanted.token_ids[place]].logprob - likely[got.token_ids[place]].logprob
-                assert gap < NEAR, method
-        assert apart <= most_apart * count, method
-        assert unlikely <= (count // 10 if codes else 0), method
+            gap = likely[wanted.token_ids[place]].logprob - likely[got.token_ids[place]].logprob
+            assert gap < NEAR, method
+        assert apart <= MOST_APART * count, method
         stats = llm.stats()
         assert stats.num_used_blocks == 0
         assert stats.num_accepted_draft_tokens > 0
 
 
 def test_text_of_a_few_prompts_is_the_same(gpu: devices.Device, demo: Path) -> None:
-    check(demo, {}, ["inference_with_reference"], 5, exact=True)
+    check(demo, {}, ["inference_with_reference"], 5)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_text_of_fifty_prompts_is_the_same(gpu: devices.Device, demo: Path, method: str) -> None:
-    check(demo, {}, [method], 50, exact=True)
+    check(demo, {}, [method], 50)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -95,13 +88,20 @@ def test_text_of_fifty_prompts_differs_at_near_ties_alone(
     check(demo, {"dtype": dtype}, list(METHODS), 50, exact=False)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_batch_invariant_text_of_fifty_prompts_is_the_same(
+    gpu: devices.Device, demo: Path, dtype: str
+) -> None:
+    check(demo, {"dtype": dtype, "batch_invariant": True}, list(METHODS), 50)
+
+
 @pytest.mark.parametrize(
     ("scheme", "cache_type"), [*PAIRS, *(pytest.param(*o, marks=pytest.mark.slow) for o in OTHERS)]
 )
-def test_text_of_fifty_prompts_with_quantization(
+def test_text_of_fifty_prompts_with_quantization_is_the_same(
     gpu: devices.Device, demo: Path, scheme: str | None, cache_type: str | None
 ) -> None:
     if not runs_here(scheme):
         pytest.skip("predict.quantization.SUPPORT: not on this GPU")
     settings = {"quant_type": scheme, "cachekv_int8_type": cache_type, "dtype": "bfloat16"}
-    check(demo, settings, list(METHODS), 50, exact=False)
+    check(demo, {**settings, "batch_invariant": True}, list(METHODS), 50)
