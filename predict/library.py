@@ -15,7 +15,8 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,12 +82,17 @@ class Library:
             raise LibraryError(f"num_threads {num_threads} is not allowed (1 or more)")
         self.handle.regatta_set_num_threads(num_threads)
 
-    def set_batch_invariant(self, on: bool) -> None:
-        """Whether the GPU's operators that this thread calls from now on round alike in any batch.
+    @contextmanager
+    def batch_invariant(self) -> Iterator[None]:
+        """In here, what a GPU's operators make of a row is the same bits in any batch.
 
-        Then what they make of a row does not depend on the rows beside it, nor on their number.
+        That is, whatever rows are beside it, and however many. For this thread's calls.
         """
-        self.handle.regatta_set_batch_invariant(on)
+        before = self.handle.regatta_set_batch_invariant(True)
+        try:
+            yield
+        finally:
+            self.handle.regatta_set_batch_invariant(before)
 
     def keep_freed_memory(self) -> None:
         """Makes malloc keep freed blocks of up to 32 MiB for the next operator's result."""

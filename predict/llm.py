@@ -35,6 +35,7 @@ from predict.engine.runner import (
     Forward,
     HostRunner,
     Runner,
+    batch_invariant,
     block_copier,
     dynamic_forward,
     static_forward,
@@ -390,6 +391,8 @@ class LLM:
         from predict.engine.gpu_runner import GpuRunner
 
         config = self.config
+        if config.batch_invariant:
+            forward = batch_invariant(forward, library.require())
         num_drafts = 0 if target is not None else max_draft_rows(config)
         return GpuRunner(
             forward,
@@ -402,7 +405,6 @@ class LLM:
             max_rows=config.batch_size + num_drafts,
             max_drafts=0 if self.draft is None else num_drafts,
             shelf=target.shelf if isinstance(target, GpuRunner) else None,
-            batch_invariant=config.batch_invariant,
         )
 
     def _speculation(

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from predict import cuda, library, ops
+from predict import cuda, ops
 from predict.device import Device
 from predict.engine.beams import Candidates
 from predict.engine.gpu_beams import BeamTokensOnTheirWay, Finder
@@ -356,18 +356,16 @@ class GpuRunner:
         max_rows: int = 0,
         max_drafts: int = 0,
         shelf: Shelf | None = None,
-        batch_invariant: bool = False,
     ):
         """max_length: tokens of the longest sequence, which bounds every replay of a graph.
 
         max_rows: logit rows of a step, where drafts make more of them than max_num_seqs.
         max_drafts: that a draft model leaves on `shelf` for a step. shelf: the target's, for a
-        draft model's runner. batch_invariant: see Library.set_batch_invariant.
+        draft model's runner.
         """
         import paddle
 
         self.forward = forward
-        self._operators, self._batch_invariant = library.require(), batch_invariant
         self.copy_blocks = copy_blocks
         self.device = device
         self.max_length = max_length
@@ -521,7 +519,6 @@ class GpuRunner:
 
         Rows behind the choices are left as the network gives them.
         """
-        self._operators.set_batch_invariant(self._batch_invariant)
         if wanted.adjustments is not None:
             self._admit(wanted.adjustments, wanted.rows)
         shape = None if self.pool is None else graph_shape(inputs)

@@ -16,6 +16,7 @@ from predict.nn.inputs import ForwardInputs, LayerCache, to_tensors
 
 if TYPE_CHECKING:
     from paddle import Tensor
+    from predict.library import Library
 
 
 class Logprobs(NamedTuple):
@@ -121,6 +122,16 @@ CopyBlocks = Callable[[BlockCopies], None]
 def dynamic_forward(backend: ModuleType, decoder: Decoder, caches: Sequence[LayerCache]) -> Forward:
     """Calls the decoder operator by operator."""
     return lambda inputs: forward(backend, decoder, inputs, caches)[0]
+
+
+def batch_invariant(forward: Forward, operators: Library) -> Forward:
+    """`forward` whose bits of a row do not depend on what else is in the batch, on a GPU."""
+
+    def run(inputs: ForwardInputs) -> Tensor:
+        with operators.batch_invariant():
+            return forward(inputs)
+
+    return run
 
 
 def static_forward(

@@ -22,7 +22,7 @@ from tests.test_speculative_support import demo
 
 __all__ = ["demo"]
 
-SETTINGS = {"device": "gpu", "batch_invariant": True, "dtype": "bfloat16"}
+SETTINGS: dict[str, Any] = {"device": "gpu", "batch_invariant": True, "dtype": "bfloat16"}
 SCHEMES = ("weight_only_int8", "weight_only_int4", "a8w8", "a8w8_fp8", "w4a8")
 SHAPES = Path(__file__).resolve().parents[2] / "examples" / "shapes"
 
@@ -95,9 +95,8 @@ def test_large_model(gpu: devices.Device, scheme: str | None, cache_type: str | 
 
 @pytest.fixture
 def batch_invariant(gpu: devices.Device) -> Iterator[devices.Device]:
-    library.require().set_batch_invariant(True)
-    yield gpu
-    library.require().set_batch_invariant(False)
+    with library.require().batch_invariant():
+        yield gpu
 
 
 @pytest.mark.parametrize("kernels", ["", "linear=mma"])
@@ -118,7 +117,7 @@ def test_products(
     monkeypatch.setenv("REGATTA_KERNEL", kernels)
     weight = normal((rows, columns))
     if scheme == "dense":
-        tensors = [paddle.to_tensor(weight).astype("bfloat16")]
+        tensors: tuple[Any, ...] = (paddle.to_tensor(weight).astype("bfloat16"),)
     else:
         skip_unless_here(scheme)
         module = scheme_of(scheme)
