@@ -93,8 +93,22 @@ def test_tokens_on_their_way_are_not_part_of_the_text() -> None:
         request.token_ids[-1] = 4
         request.num_placeholders = 0
         assert list(proposer.propose([request], [3])[0]) == []
+        proposer.settle()
         request.token_ids += [3, 1, 2]
         assert list(proposer.propose([request], [1])[0]) == [4]
+
+
+def test_the_pool_takes_in_a_steps_tokens_while_the_next_step_runs() -> None:
+    proposer = proposer_of(SpeculativeConfig(method="lookahead", max_ngram_size=2))
+    request = Request(0, [1, 2, 3, 1], SamplingParams())
+    assert list(proposer.propose([request], [2])[0]) == [2, 3]
+    request.token_ids += [2, 4, 1, 2]
+    proposer.observe(request, [5, 6], [5, 7])
+    assert list(proposer.propose([request], [1])[0]) == [3]
+    proposer.settle()
+    assert list(proposer.propose([request], [1])[0]) == [4]
+    request.token_ids.append(5)
+    assert list(proposer.propose([request], [1])[0]) == [7]
 
 
 @pytest.mark.parametrize("method", ["inference_with_reference", "lookahead"])

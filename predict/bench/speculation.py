@@ -121,6 +121,7 @@ class AgreeingProposer:
         )
         self.looks_up = proposer.looks_up
         self.observe = proposer.observe
+        self.settle = proposer.settle
         self.forget = proposer.forget
 
     @property

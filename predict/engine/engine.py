@@ -119,6 +119,8 @@ class Engine:
             self._learn(step, num_accepted, self._last_end - last_end)
         if self.runner.num_ahead and not self._steps:
             self._launch()  # first, as the device has nothing to do
+        if self.proposer is not None:
+            self.proposer.settle()
         self._record_logprobs(batch, num_known, tokens.logprobs())
         return batch, finished
 

@@ -126,6 +126,10 @@ class Proposer(Protocol):
         """
         ...
 
+    def settle(self) -> None:
+        """A step was queued: what need not be done before it, while the device works on it."""
+        ...
+
     def forget(self, request_id: int) -> None:
         """The request has ended."""
         ...

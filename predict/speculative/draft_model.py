@@ -208,6 +208,9 @@ class DraftModelProposer:
             and _end(verified) + limit <= room
         )
 
+    def settle(self) -> None:
+        """See Proposer."""
+
     def forget(self, request_id: int) -> None:
         """See Proposer."""
         self._states.pop(request_id, None)

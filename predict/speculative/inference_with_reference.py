@@ -119,6 +119,9 @@ class ReferenceProposer:
     def observe(self, request: Request, drafts: Sequence[int], chosen: Sequence[int]) -> None:
         """See Proposer."""
 
+    def settle(self) -> None:
+        """See Proposer."""
+
     def forget(self, request_id: int) -> None:
         """See Proposer."""
         self._indices.pop(request_id, None)

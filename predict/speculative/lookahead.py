@@ -16,6 +16,7 @@ from predict.speculative.inference_with_reference import MOST_AT_ONCE, TOKEN_BIT
 
 POOL_SIZE = 1 << 18  # contexts kept, the half that was added last for certain: some 50 MB
 CONTEXT = 3  # tokens of the longest context, at least
+MOST_LATE = 32  # tokens of a request that need not be in the pool for its next proposal
 
 
 class NgramPool:
@@ -79,17 +80,21 @@ class LookaheadProposer:
 
     def __init__(self, max_ngram_size: int):
         self._pool = NgramPool(max(max_ngram_size, CONTEXT))
-        self._num_seen: dict[int, int] = {}  # tokens of a request that are in the pool
+        self._num_seen: dict[int, int] = {}  # tokens of a request that are in the pool, or late
+        self._late: list[tuple[Sequence[int], int, int]] = []  # what the pool will take in
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[Sequence[int]]:
-        """See Proposer. Long prompts are taken in piece by piece."""
+        """See Proposer. Long prompts are taken in piece by piece, the last step's tokens later."""
         proposals: list[Sequence[int]] = []
         room = MOST_AT_ONCE
         for request, limit in zip(requests, limits, strict=True):
             token_ids, num_tokens = request.token_ids, request.num_known_tokens
             first = self._num_seen.get(request.request_id, 0)
             end = min(num_tokens, first + room)
-            self._pool.add(token_ids, first, end)
+            if first == 0 or end - first > MOST_LATE:
+                self._pool.add(token_ids, first, end)
+            else:
+                self._late.append((token_ids, first, end))
             self._num_seen[request.request_id] = end
             room -= end - first
             whole = end == num_tokens
@@ -98,7 +103,13 @@ class LookaheadProposer:
 
     def observe(self, request: Request, drafts: Sequence[int], chosen: Sequence[int]) -> None:
         """See Proposer."""
-        self._pool.add(chosen, 1, len(chosen))
+        self._late.append((chosen, 1, len(chosen)))
+
+    def settle(self) -> None:
+        """See Proposer."""
+        for late in self._late:
+            self._pool.add(*late)
+        self._late.clear()
 
     def forget(self, request_id: int) -> None:
         """See Proposer."""
