@@ -584,24 +584,14 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-int multiprocessors() {
-  int device = 0, count = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
-}
-
 template <class T, class F, int kTokens>
 Status run(const GemmParams& p, int workers, float4* sums, cudaStream_t stream) {
   using S = Shape<F, kTokens>;
   CUtensorMap token_map;
-  const auto k = static_cast<cuuint64_t>(p.in_features);
-  const cuuint64_t sizes[] = {k, static_cast<cuuint64_t>(p.num_rows)};
-  const cuuint64_t strides[] = {k};
-  const cuuint32_t box[] = {64, kTokens};
-  const Status status = encode_tensor_map(&token_map, p.dtype, p.x, 2, sizes, strides, box);
+  const Status status =
+      encode_rows_map(&token_map, p.dtype, p.x, p.num_rows, p.in_features, kTokens);
   if (!status.ok()) return status;
-  const int blocks = multiprocessors();
+  const int blocks = num_multiprocessors();
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
   kp.weight = static_cast<const uint8_t*>(p.weight);
@@ -646,7 +636,7 @@ Status run_format(const GemmParams& p, const PackedTile& tile, float4* sums, cud
 // Bytes of sums that the workers leave.
 int64_t sums_bytes(const GemmParams& p, const PackedTile& tile) {
   if (tile.workers == 0) return 0;
-  const int64_t rest = packed_tile_count(p, tile.tokens) % multiprocessors();
+  const int64_t rest = packed_tile_count(p, tile.tokens) % num_multiprocessors();
   return (tile.workers + rest) * packed_tile_rows(tile.tokens) * tile.tokens * 4;
 }
 
@@ -706,7 +696,7 @@ PackedTile choose_packed_tile(const GemmParams& p, int num_multiprocessors, int6
 }
 
 bool gemm_packed_shares(const GemmParams& p, const GemmResources& r) {
-  return choose_packed_tile(p, multiprocessors(), r.scratch_bytes).workers > 0;
+  return choose_packed_tile(p, num_multiprocessors(), r.scratch_bytes).workers > 0;
 }
 
 Status gemm_packed_shared_sm90(const GemmParams& p, const PackedTile& tile,
@@ -726,7 +716,7 @@ Status gemm_packed_shared_sm90(const GemmParams& p, const PackedTile& tile,
 
 Status gemm_packed_shared_sm90(const GemmParams& p, const GemmResources& resources,
                                CUstream_st* stream) {
-  const PackedTile tile = choose_packed_tile(p, multiprocessors(), resources.scratch_bytes);
+  const PackedTile tile = choose_packed_tile(p, num_multiprocessors(), resources.scratch_bytes);
   if (tile.workers == 0) return Status::error("gemm_packed_shared_sm90: nothing to share");
   return gemm_packed_shared_sm90(p, tile, resources, stream);
 }

@@ -432,12 +432,8 @@ template <class T, class F, int kTokens, bool kGated>
 Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   using S = Shape<F, kTokens>;
   CUtensorMap token_map;
-  const auto k = static_cast<cuuint64_t>(p.in_features);
-  const cuuint64_t sizes[] = {k, static_cast<cuuint64_t>(p.num_rows)};
-  const cuuint64_t strides[] = {k};
-  const cuuint32_t box[] = {S::kBoxColumns, kTokens};
   const DType type = F::kTokenSize == 1 ? DType::kUInt8 : p.dtype;
-  const Status status = encode_tensor_map(&token_map, type, p.x, 2, sizes, strides, box);
+  const Status status = encode_rows_map(&token_map, type, p.x, p.num_rows, p.in_features, kTokens);
   if (!status.ok()) return status;
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);

@@ -299,11 +299,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <class T, class F, bool kGated>
 Status run(const GemmParams& p, cudaStream_t stream) {
   CUtensorMap token_map;
-  const auto k = static_cast<cuuint64_t>(p.in_features);
-  const cuuint64_t sizes[] = {k, static_cast<cuuint64_t>(p.num_rows)};
-  const cuuint64_t strides[] = {k};
-  const cuuint32_t box[] = {64, kTokens};
-  const Status status = encode_tensor_map(&token_map, p.dtype, p.x, 2, sizes, strides, box);
+  const Status status =
+      encode_rows_map(&token_map, p.dtype, p.x, p.num_rows, p.in_features, kTokens);
   if (!status.ok()) return status;
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
@@ -314,12 +311,9 @@ Status run(const GemmParams& p, cudaStream_t stream) {
   kp.up = static_cast<int>(p.out_features / 2 / kUnitRows);
   kp.row_blocks = static_cast<int>(ceil_div(p.out_features, kBlockRows));
   kp.token_blocks = static_cast<int>(ceil_div(p.num_rows, kTokens));
-  int device = 0, multiprocessors = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   LaunchConfig config;
   config.grid =
-      dim3(static_cast<unsigned>(std::min(multiprocessors, kp.row_blocks * kp.token_blocks)));
+      dim3(static_cast<unsigned>(std::min(num_multiprocessors(), kp.row_blocks * kp.token_blocks)));
   config.block = dim3(kThreads);
   config.shared_bytes = Shape<F>::kSharedBytes;
   config.stream = stream;

@@ -320,33 +320,13 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads,
 template <class T, class Out, int kFeatures, int kTokens, bool kGated, bool kBlocks>
 Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   using S = Shape<kFeatures, kTokens>;
-  const auto m = static_cast<cuuint64_t>(p.num_rows);
-  const auto k = static_cast<cuuint64_t>(p.in_features);
-  const auto n = static_cast<cuuint64_t>(p.out_features);
   constexpr cuuint32_t kElements = kRowBytes / sizeof(T);
-  constexpr DType kType = sizeof(T) == 1                     ? DType::kUInt8
-                          : std::is_same_v<T, __nv_bfloat16> ? DType::kBFloat16
-                                                             : DType::kFloat16;
   CUtensorMap weight_map, token_map;
-  if constexpr (kGated) {
-    // Groups of eight gate rows and eight up rows alternate in the tile: one thread's accumulators
-    // then hold both halves of a product.
-    const cuuint64_t sizes[] = {k, 8, 2, n / 16};
-    const cuuint64_t strides[] = {k, n / 2 * k, 8 * k};
-    const cuuint32_t box[] = {kElements, 8, 2, kFeatures / 16};
-    const Status status = encode_tensor_map(&weight_map, kType, p.weight, 4, sizes, strides, box);
-    if (!status.ok()) return status;
-  } else {
-    const cuuint64_t sizes[] = {k, n};
-    const cuuint64_t strides[] = {k};
-    const cuuint32_t box[] = {kElements, kFeatures};
-    const Status status = encode_tensor_map(&weight_map, kType, p.weight, 2, sizes, strides, box);
-    if (!status.ok()) return status;
-  }
-  const cuuint64_t sizes[] = {k, m};
-  const cuuint64_t strides[] = {k};
-  const cuuint32_t box[] = {kElements, kTokens};
-  const Status status = encode_tensor_map(&token_map, kType, p.x, 2, sizes, strides, box);
+  constexpr auto kEncodeWeight = kGated ? encode_gated_map : encode_rows_map;
+  Status status = kEncodeWeight(&weight_map, kMapType<T>, p.weight, p.out_features, p.in_features,
+                                kFeatures);
+  if (!status.ok()) return status;
+  status = encode_rows_map(&token_map, kMapType<T>, p.x, p.num_rows, p.in_features, kTokens);
   if (!status.ok()) return status;
 
   KernelParams kp = {};

@@ -257,13 +257,6 @@ __global__ void __launch_bounds__(kThreads + kWarp, 2)
   }
 }
 
-int multiprocessors() {
-  int device = 0, count = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
-}
-
 template <bool kFp8, class T, bool kGated, RowKind kKind = RowKind::kPlain, int kVectors = 0>
 Status run(const GemmParams& p, const QuantizeRowsParams* quantize, const StreamCodesTile& tile,
            cudaStream_t stream) {
@@ -280,7 +273,7 @@ Status run(const GemmParams& p, const QuantizeRowsParams* quantize, const Stream
   kp.trigger_early = tile.trigger_early;
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(
-      std::min<int64_t>(kp.num_tiles, int64_t{multiprocessors()} * tile.blocks)));
+      std::min<int64_t>(kp.num_tiles, int64_t{num_multiprocessors()} * tile.blocks)));
   config.block = dim3(kThreads + kWarp);
   config.shared_bytes = tile.stages * kStageBytes + kPartialBytes + p.in_features;
   config.stream = stream;

@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include <string>
+#include <type_traits>
 
 #include "common.cuh"
 
@@ -56,5 +57,33 @@ inline Status encode_tensor_map(CUtensorMap* map, DType dtype, const void* data,
   }
   return {};
 }
+
+// A matrix [rows, columns] of such elements; boxes of `box_rows` rows.
+inline Status encode_rows_map(CUtensorMap* map, DType dtype, const void* data, int64_t rows,
+                              int64_t columns, int box_rows) {
+  const auto width = static_cast<cuuint64_t>(columns);
+  const cuuint64_t sizes[] = {width, static_cast<cuuint64_t>(rows)};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / dtype_size(dtype)),
+                            static_cast<cuuint32_t>(box_rows)};
+  return encode_tensor_map(map, dtype, data, 2, sizes, &width, box);
+}
+
+// The weight [2 I, columns] of a gated product, gates first, likewise; eight rows of gates and the
+// eight rows of their ups take turns in a box, so that one thread's sums hold both.
+inline Status encode_gated_map(CUtensorMap* map, DType dtype, const void* data, int64_t rows,
+                               int64_t columns, int box_rows) {
+  const auto n = static_cast<cuuint64_t>(rows), k = static_cast<cuuint64_t>(columns);
+  const cuuint64_t sizes[] = {k, 8, 2, n / 16};
+  const cuuint64_t strides[] = {k, n / 2 * k, 8 * k};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / dtype_size(dtype)), 8, 2,
+                            static_cast<cuuint32_t>(box_rows / 16)};
+  return encode_tensor_map(map, dtype, data, 4, sizes, strides, box);
+}
+
+// How a tensor map reads elements of T.
+template <class T>
+constexpr DType kMapType = sizeof(T) == 1                     ? DType::kUInt8
+                           : std::is_same_v<T, __nv_bfloat16> ? DType::kBFloat16
+                                                              : DType::kFloat16;
 
 }  // namespace regatta::cuda

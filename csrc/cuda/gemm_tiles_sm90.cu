@@ -78,7 +78,7 @@ Status gemm_tiles_sm90(const GemmParams& p, int columns, CUstream_st* stream) {
 }
 
 Status gemm_tiles_sm90(const GemmParams& p, CUstream_st* stream) {
-  return gemm_tiles_sm90(p, choose_gemm_columns(p, multiprocessors()), stream);
+  return gemm_tiles_sm90(p, choose_gemm_columns(p, num_multiprocessors()), stream);
 }
 
 }  // namespace regatta::cuda

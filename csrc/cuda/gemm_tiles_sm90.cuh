@@ -415,41 +415,16 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-int multiprocessors() {
-  int device = 0, count = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
-}
-
 template <class T, class Out, int kColumns, bool kGated, bool kBlocks = false>
 Status run(const GemmParams& p, cudaStream_t stream) {
   using S = Shape<kColumns, kBlocks, kScalesAhead<T, kBlocks>>;
-  const auto m = static_cast<cuuint64_t>(p.num_rows);
-  const auto k = static_cast<cuuint64_t>(p.in_features);
-  const auto n = static_cast<cuuint64_t>(p.out_features);
   constexpr cuuint32_t kElements = kRowBytes / sizeof(T);
-  constexpr DType kType = sizeof(T) == 1                     ? DType::kUInt8
-                          : std::is_same_v<T, __nv_bfloat16> ? DType::kBFloat16
-                                                             : DType::kFloat16;
   CUtensorMap weight_map, token_map;
-  Status status;
-  if constexpr (kGated) {
-    const cuuint64_t sizes[] = {k, 8, 2, n / 16};
-    const cuuint64_t strides[] = {k, n / 2 * k, 8 * k};
-    const cuuint32_t box[] = {kElements, 8, 2, kColumns / kCluster / 16};
-    status = encode_tensor_map(&weight_map, kType, p.weight, 4, sizes, strides, box);
-  } else {
-    const cuuint64_t sizes[] = {k, n};
-    const cuuint64_t strides[] = {k};
-    const cuuint32_t box[] = {kElements, kColumns / kCluster};
-    status = encode_tensor_map(&weight_map, kType, p.weight, 2, sizes, strides, box);
-  }
+  constexpr auto kEncodeWeight = kGated ? encode_gated_map : encode_rows_map;
+  Status status = kEncodeWeight(&weight_map, kMapType<T>, p.weight, p.out_features, p.in_features,
+                                kColumns / kCluster);
   if (!status.ok()) return status;
-  const cuuint64_t sizes[] = {k, m};
-  const cuuint64_t strides[] = {k};
-  const cuuint32_t box[] = {kElements, kTokens};
-  status = encode_tensor_map(&token_map, kType, p.x, 2, sizes, strides, box);
+  status = encode_rows_map(&token_map, kMapType<T>, p.x, p.num_rows, p.in_features, kTokens);
   if (!status.ok()) return status;
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
@@ -459,7 +434,7 @@ Status run(const GemmParams& p, cudaStream_t stream) {
   kp.pairs = static_cast<int>(ceil_div(p.num_rows, kCluster * kTokens));
   kp.tiles = static_cast<int>(ceil_div(p.out_features, kColumns));
   const int64_t clusters =
-      std::min<int64_t>(multiprocessors() / kCluster, static_cast<int64_t>(kp.pairs) * kp.tiles);
+      std::min<int64_t>(num_multiprocessors() / kCluster, int64_t{kp.pairs} * kp.tiles);
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(clusters * kCluster));
   config.block = dim3(kThreads);

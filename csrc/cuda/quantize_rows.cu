@@ -168,19 +168,12 @@ __global__ void __launch_bounds__(kQuantizeThreads)
   if (rank == 0 && threadIdx.x == 0) p.scale[row] = by.scale;
 }
 
-int multiprocessors() {
-  int device = 0, count = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
-}
-
 template <class T, bool kFp8, RowKind kKind, int kVectors, int kThreads>
 Status run(const QuantizeRowsParams& p, cudaStream_t stream) {
   constexpr int kBlocks = 1024 / kThreads;  // per multiprocessor
   LaunchConfig config;
   config.grid = dim3(
-      static_cast<unsigned>(std::min<int64_t>(p.num_rows, int64_t{kBlocks} * multiprocessors())));
+      static_cast<unsigned>(std::min<int64_t>(p.num_rows, int64_t{kBlocks} * num_multiprocessors())));
   config.block = dim3(kThreads);
   config.stream = stream;
   config.pdl = p.dependent_launch;
