@@ -439,11 +439,11 @@ void hand_norm(Product& last, bool folded, const Carried& carried, const LayerSc
   last.next_norm_weight = carried.next_weight;
 }
 
-// The rest of attention_half behind the cache write, of the last row of each span alone: each is a
-// span of its own that sees what is in the cache. s.qkv, s.normed and s.sumsq are free by then.
-Status last_rows_half(const AttentionBlockParams& a, PagedAttentionParams attended,
-                      const AttentionLimits& limits, const LayerScratch& s,
-                      const Launch& launch_on) {
+// Attention behind the cache write, of the last row of each span alone, each a span of its own that
+// sees what is in the cache; their hidden to s.normed. It, s.qkv and s.sumsq are free by then.
+Status attend_last_rows(const AttentionBlockParams& a, PagedAttentionParams attended,
+                        const AttentionLimits& limits, const LayerScratch& s,
+                        const Launch& launch_on) {
   const int64_t rows = a.batch.num_seqs, width = a.num_heads * a.head_dim;
   GatherRowsParams queries;
   queries.row_ids = a.rows;
@@ -467,13 +467,8 @@ Status last_rows_half(const AttentionBlockParams& a, PagedAttentionParams attend
   attended.q = s.qkv;
   attended.batch.cu_seqlens_q = borders;
   attended.batch.num_tokens = rows;
-  status = paged_attention(attended, {1, limits.max_context_len}, s.attention, s.attention_bytes,
-                           launch_on);
-  if (!status.ok()) return status;
-  Product out = {"out",   a.out,        a.num_out, a.out_bias,    s.mixed,
-                 a.hidden_out, rows,    width,     a.hidden_size, s.normed};
-  out.scheme = scheme_at(a.scheme, 1);
-  return run(out, a.dtype, a.dtype, s.product, launch_on);
+  return paged_attention(attended, {1, limits.max_context_len}, s.attention, s.attention_bytes,
+                         launch_on);
 }
 
 // hidden -> hidden_out. Folded, s.sumsq has the sums of squares of hidden, then those of
@@ -518,22 +513,29 @@ Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limi
   attended.q = s.q;
   attended.out = s.mixed;
   const bool some = a.rows != nullptr && a.num_rows != rows;
-  if (some && a.num_rows == a.batch.num_seqs && a.batch.tree_mask == nullptr) {
+  const bool lasts = some && a.num_rows == a.batch.num_seqs && a.batch.tree_mask == nullptr;
+  if (lasts) {
     status = rope_and_cache_write(rope, launch_on);
-    return status.ok() ? last_rows_half(a, attended, limits, s, launch_on) : status;
+    if (status.ok()) status = attend_last_rows(a, attended, limits, s, launch_on);
+  } else {
+    status =
+        rope_and_paged_attention(rope, attended, limits, s.attention, s.attention_bytes, launch_on);
   }
-  status =
-      rope_and_paged_attention(rope, attended, limits, s.attention, s.attention_bytes, launch_on);
   if (!status.ok()) return status;
 
   Product out = {"out",   a.out,        a.num_out, a.out_bias,
                  s.mixed, a.hidden_out, rows,      a.num_heads * a.head_dim,
                  hidden,  a.hidden};
   out.scheme = scheme_at(a.scheme, 1);
-  hand_norm(out, folded, carried, s);
-  if (some) out.out = s.all_rows;
+  if (lasts) {
+    out.num_rows = a.num_rows;
+    out.residual = s.normed;
+  } else {
+    hand_norm(out, folded, carried, s);
+    if (some) out.out = s.all_rows;
+  }
   status = run(out, dtype, dtype, s.product, launch_on);
-  if (!status.ok() || !some) return status;
+  if (!status.ok() || !some || lasts) return status;
   GatherRowsParams wanted;
   wanted.row_ids = a.rows;
   wanted.source = s.all_rows;
