@@ -13,7 +13,9 @@ from predict import LLM, SamplingParams
 from predict.config import EngineConfig
 from predict.device import GIB, MemoryInfo
 from predict.engine.gpu_runner import (
+    FEW_TOKENS,
     OFTEN_MET,
+    OFTEN_MET_OF_MANY,
     GraphShape,
     InputBuffer,
     bucket_size,
@@ -108,6 +110,9 @@ def test_graphs_are_recorded_when_they_are_going_to_pay() -> None:
     served = [graph_for(drafts, [drafts._replace(num_tokens=64)], met) for _ in range(OFTEN_MET)]
     assert served == [None] * (OFTEN_MET - 1) + [drafts]
     assert graph_for(drafts, [drafts], met) == drafts
+    many = GraphShape(16, 2 * FEW_TOKENS, 8, True)
+    served = [graph_for(many, [drafts], met) for _ in range(OFTEN_MET_OF_MANY)]
+    assert served == [None] * (OFTEN_MET_OF_MANY - 1) + [many]
 
 
 def test_fields_of_a_buffer_share_its_memory() -> None:

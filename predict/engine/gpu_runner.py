@@ -55,6 +55,9 @@ FEW = 4
 # Steps of one shape before a graph of it is recorded: that takes as long as some ten steps lose in
 # a graph with more room, or operator by operator.
 OFTEN_MET = 6
+# The same of steps with drafts for more tokens than FEW_TOKENS: the device takes longer for them
+# than the host, operator by operator too, which costs the wait for the first kernel alone.
+FEW_TOKENS, OFTEN_MET_OF_MANY = 64, 64
 
 
 def bucket_size(num_seqs: int) -> int:
@@ -104,7 +107,8 @@ def graph_for(
     if shape in recorded:
         return shape
     num_met[shape] += 1
-    if num_met[shape] >= OFTEN_MET:
+    of_many = shape.max_span > 1 and shape.num_tokens > FEW_TOKENS
+    if num_met[shape] >= (OFTEN_MET_OF_MANY if of_many else OFTEN_MET):
         return shape
     if shape.max_span > 1:
         return None
