@@ -49,7 +49,7 @@ def test_the_place_with_the_longest_match_is_followed_and_the_last_of_equal_ones
     def found(tokens: list[int]) -> int | None:
         index = NgramIndex(2)
         index.extend(tokens, len(tokens))
-        return index.find(tokens)
+        return index.find(tokens, len(tokens))
 
     assert found([5, 1, 2, 7, 6, 1, 2, 8, 1, 2]) == 7  # both places have (1, 2) alone: the last
     assert found([5, 1, 2, 7, 6, 1, 2, 8, 5, 1, 2]) == 3
@@ -58,17 +58,18 @@ def test_the_place_with_the_longest_match_is_followed_and_the_last_of_equal_ones
     assert match_length([1, 2, 3, 1, 2], 2, 5) == 2
 
 
+@pytest.mark.parametrize("late", [0, 2])
 @pytest.mark.parametrize("max_size", [1, 2, 3, 5])
-def test_ngrams_are_found_however_the_text_grows(max_size: int) -> None:
-    """Against a search through the whole text, at each of its tokens."""
+def test_ngrams_are_found_however_the_text_grows(max_size: int, late: int) -> None:
+    """Against a search through the text, at each of its tokens; the last ones may not be in yet."""
     tokens = np.random.default_rng(0).integers(0, 3, 80).tolist()
     index, grown = NgramIndex(max_size), 0
     for end in range(1, len(tokens) + 1):
         if end % 3 and end > 5:
             continue  # several tokens at once
-        index.extend(tokens, end)
-        lengths = {place: match_length(tokens, place, end) for place in range(1, end)}
-        found = index.find(tokens)
+        index.extend(tokens, end - late)
+        lengths = {place: match_length(tokens, place, end) for place in range(1, end - late)}
+        found = index.find(tokens, end)
         longest = max((min(length, max_size) for length in lengths.values()), default=0)
         if not longest:
             assert found is None

@@ -15,6 +15,7 @@ from predict.speculative import ProposeBehind, SpeculativeConfig
 MOST_PLACES = 16  # of an n-gram that are compared, the last ones
 LONGEST_MATCH = 64  # tokens
 MOST_AT_ONCE = 2048  # tokens that one call takes in: about a millisecond of the host's
+MOST_LATE = 32  # tokens of a request that wait until the next step runs
 TOKEN_BITS = 32
 
 
@@ -49,10 +50,15 @@ class NgramIndex:
         self._key = key
         self.num_indexed = max(self.num_indexed, end)
 
-    def find(self, token_ids: Sequence[int]) -> int | None:
-        """The place behind the longest match of all that was taken in; None when it is new."""
-        end = self.num_indexed
-        key = (self._key << TOKEN_BITS | token_ids[end - 1]) & self._mask
+    def find(self, token_ids: Sequence[int], end: int) -> int | None:
+        """The place behind the longest match of the first `end` tokens' end; None when it is new.
+
+        Among the places that were taken in.
+        """
+        key = self._key
+        for token in token_ids[self.num_indexed - 1 : end]:
+            key = key << TOKEN_BITS | token
+        key &= self._mask
         place = self._longest.get(key)
         if place is not None:
             return self._best(token_ids, end, place)
@@ -100,9 +106,13 @@ class ReferenceProposer:
     def __init__(self, max_ngram_size: int):
         self.max_ngram_size = max_ngram_size
         self._indices: dict[int, NgramIndex] = {}
+        self._late: list[tuple[NgramIndex, Sequence[int], int]] = []  # what they will take in
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[Sequence[int]]:
-        """See Proposer. Long prompts are taken in piece by piece, and have no drafts until then."""
+        """See Proposer. Long prompts are taken in piece by piece, and have no drafts until then.
+
+        The last step's tokens are taken in later.
+        """
         proposals: list[Sequence[int]] = []
         room = MOST_AT_ONCE
         for request, limit in zip(requests, limits, strict=True):
@@ -110,9 +120,13 @@ class ReferenceProposer:
             if index is None:
                 index = self._indices[request.request_id] = NgramIndex(self.max_ngram_size)
             before, num_tokens = index.num_indexed, request.num_known_tokens
-            index.extend(request.token_ids, min(num_tokens, before + room))
-            room -= index.num_indexed - before
-            whole = index.num_indexed >= num_tokens
+            whole = before > 1 and num_tokens - before <= MOST_LATE
+            if whole:
+                self._late.append((index, request.token_ids, num_tokens))
+            else:
+                index.extend(request.token_ids, min(num_tokens, before + room))
+                room -= index.num_indexed - before
+                whole = index.num_indexed >= num_tokens
             proposals.append(continuation(request, index, limit) if whole else ())
         return proposals
 
@@ -121,6 +135,9 @@ class ReferenceProposer:
 
     def settle(self) -> None:
         """See Proposer."""
+        for index, token_ids, end in self._late:
+            index.extend(token_ids, end)
+        self._late.clear()
 
     def forget(self, request_id: int) -> None:
         """See Proposer."""
@@ -130,7 +147,7 @@ class ReferenceProposer:
 def continuation(request: Request, index: NgramIndex, limit: int) -> list[int]:
     """`limit` tokens from the place that the index finds on; none where it finds none."""
     token_ids, end = request.token_ids, request.num_known_tokens
-    place = index.find(token_ids)
+    place = index.find(token_ids, end)
     if place is None:
         return []
     tokens = token_ids[place : min(place + limit, end)]
