@@ -66,32 +66,24 @@ def pinned(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
     return np.ctypeslib.as_array(memory).view(dtype).reshape(shape)
 
 
-def copy_to_device(tensor: Tensor, array: NDArray[Any], stream: int) -> None:
-    """Queues the copy of a pinned, contiguous array into the whole of `tensor`.
+def copy_bytes(target: int, source: int, num_bytes: int, stream: int) -> None:
+    """Queues a copy between two addresses, each of device memory or of pinned memory.
 
-    The array must not change before the copy is done: record an Event behind it.
+    Pinned memory must not change before the copy is done: record an Event behind it.
     """
+    _check(device_library().regatta_device_copy(target, source, num_bytes, stream))
+
+
+def copy_to_device(tensor: Tensor, array: NDArray[Any], stream: int) -> None:
+    """Queues the copy of a pinned, contiguous array into the whole of `tensor`. See copy_bytes."""
     _check_sizes(tensor, array)
-    _check(
-        device_library().regatta_device_copy(
-            tensor.data_ptr(), array.ctypes.data, array.nbytes, stream
-        )
-    )
-
-
-def copy_to_address(address: int, array: NDArray[Any], stream: int) -> None:
-    """Queues the copy of a pinned, contiguous array to a device address that has room for it."""
-    _check(device_library().regatta_device_copy(address, array.ctypes.data, array.nbytes, stream))
+    copy_bytes(tensor.data_ptr(), array.ctypes.data, array.nbytes, stream)
 
 
 def copy_to_host(array: NDArray[Any], tensor: Tensor, stream: int) -> None:
     """Queues the copy of the whole of `tensor` into a pinned, contiguous array of its size."""
     _check_sizes(tensor, array)
-    _check(
-        device_library().regatta_device_copy(
-            array.ctypes.data, tensor.data_ptr(), array.nbytes, stream
-        )
-    )
+    copy_bytes(array.ctypes.data, tensor.data_ptr(), array.nbytes, stream)
 
 
 def copy_front_to_host(array: NDArray[Any], tensor: Tensor, stream: int) -> None:
@@ -99,11 +91,7 @@ def copy_front_to_host(array: NDArray[Any], tensor: Tensor, stream: int) -> None
     if array.nbytes > tensor.element_size() * tensor.size:
         raise ValueError(f"the array has {array.nbytes} bytes, more than the tensor")
     if array.nbytes:
-        _check(
-            device_library().regatta_device_copy(
-                array.ctypes.data, tensor.data_ptr(), array.nbytes, stream
-            )
-        )
+        copy_bytes(array.ctypes.data, tensor.data_ptr(), array.nbytes, stream)
 
 
 def copy(target: Tensor, source: Tensor, stream: int) -> None:
@@ -111,21 +99,15 @@ def copy(target: Tensor, source: Tensor, stream: int) -> None:
     num_bytes = source.element_size() * source.size
     if target.element_size() * target.size != num_bytes:
         raise ValueError(f"the source has {num_bytes} bytes, the target another number")
-    copy_between_addresses(target.data_ptr(), source.data_ptr(), num_bytes, stream)
-
-
-def copy_between_addresses(target: int, source: int, num_bytes: int, stream: int) -> None:
-    """Queues the copy of device memory to device memory."""
-    _check(device_library().regatta_device_copy(target, source, num_bytes, stream))
+    copy_bytes(target.data_ptr(), source.data_ptr(), num_bytes, stream)
 
 
 def fill_with(tensor: Tensor, pattern: Tensor, stream: int) -> None:
     """Queues copies of `pattern`, one behind the other, into the whole of `tensor` (one dtype)."""
-    copy = device_library().regatta_device_copy
     size, step = tensor.element_size() * tensor.size, pattern.element_size() * pattern.size
     target, source = tensor.data_ptr(), pattern.data_ptr()
     for offset in range(0, size, step):
-        _check(copy(target + offset, source, min(step, size - offset), stream))
+        copy_bytes(target + offset, source, min(step, size - offset), stream)
 
 
 def _check_sizes(tensor: Tensor, array: NDArray[Any]) -> None:

@@ -282,7 +282,7 @@ class Shelf:
         start = self._next
         self._next += num_rows
         target = self._address + 4 * start
-        cuda.copy_between_addresses(target, tokens.data_ptr(), 4 * num_rows, self._stream)
+        cuda.copy_bytes(target, tokens.data_ptr(), 4 * num_rows, self._stream)
         return ShelvedTokens(range(-1 - start, -1 - start - num_rows, -1))
 
 
@@ -667,7 +667,8 @@ class GpuRunner:
                 rows[:num_seqs] = inputs.logit_indices
                 rows[num_seqs:] = 0
         self._write_wanted(graph.buffer, wanted)
-        cuda.copy_to_address(graph.address, graph.host, self._stream)
+        host = graph.host
+        cuda.copy_bytes(graph.address, host.ctypes.data, host.nbytes, self._stream)
         self._copied.record(self._stream)
         graph.graph.replay()
         logits: Tensor | None = graph.graph.outputs

@@ -121,6 +121,4 @@ class TokenHistory:
 
         known = paddle.to_tensor(words, place=self._device.place())
         row = table.data_ptr() + 4 * slot * table.shape[1]
-        cuda.copy_between_addresses(
-            row, known.data_ptr(), words.nbytes, cuda.current_stream(self._device)
-        )
+        cuda.copy_bytes(row, known.data_ptr(), words.nbytes, cuda.current_stream(self._device))

@@ -80,7 +80,7 @@ class Uploader:
         done, buffer, size = read
         try:
             done.result()
-            cuda.copy_to_address(target, buffer.memory[:size], self._stream)
+            cuda.copy_bytes(target, buffer.memory.ctypes.data, size, self._stream)
             buffer.copied.record(self._stream)
         finally:
             self._free.append(buffer)

@@ -234,7 +234,7 @@ def test_drafts_that_cannot_be_drawn_change_nothing(gpu: devices.Device, form: s
         calls[0] += 1
         if form == "graph" or calls[0] % 3 == 0:
             stream = cuda.current_stream(gpu)
-            cuda.copy_between_addresses(logits.data_ptr(), nans.data_ptr(), 4 * logits.size, stream)
+            cuda.copy_bytes(logits.data_ptr(), nans.data_ptr(), 4 * logits.size, stream)
         return logits
 
     own.forward = failing
