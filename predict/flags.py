@@ -218,7 +218,7 @@ FLAGS: tuple[Flag, ...] = (
          "Split long prompts over several steps, so that decoding neighbours do not wait."),
     Flag(_FUSED, "batch_invariant", "bool", False,
          "On a GPU, give a request the same text to the last bit whatever is beside it, with and "
-         "without drafts, at some cost; on the CPU it always is so."),
+         "without drafts, at some cost; the compiled operators of the CPU always do."),
     Flag(_FUSED, "num_cache_blocks", "int", None,
          "Blocks of the KV cache; when not given, what the batch needs or the memory holds."),
     Flag(_FUSED, "gpu_memory_utilization", "float", 0.9,
