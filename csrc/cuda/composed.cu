@@ -444,22 +444,12 @@ void hand_norm(Product& last, bool folded, const Carried& carried, const LayerSc
 Status attend_last_rows(const AttentionBlockParams& a, PagedAttentionParams attended,
                         const AttentionLimits& limits, const LayerScratch& s,
                         const Launch& launch_on) {
-  const int64_t rows = a.batch.num_seqs, width = a.num_heads * a.head_dim;
-  GatherRowsParams queries;
-  queries.row_ids = a.rows;
-  queries.source = s.q;
-  queries.out = s.qkv;
-  queries.num_rows = rows;
-  queries.num_source_rows = a.batch.num_tokens;
-  queries.row_size = width;
-  queries.dtype = a.dtype;
-  Status status = gather_rows(queries, launch_on);
+  const int64_t rows = a.batch.num_seqs, tokens = a.batch.num_tokens;
+  const int64_t width = a.num_heads * a.head_dim;
+  Status status = gather_rows({a.rows, s.q, s.qkv, rows, tokens, width, a.dtype}, launch_on);
   if (!status.ok()) return status;
-  GatherRowsParams residuals = queries;
-  residuals.source = a.hidden;
-  residuals.out = s.normed;
-  residuals.row_size = a.hidden_size;
-  status = gather_rows(residuals, launch_on);
+  status =
+      gather_rows({a.rows, a.hidden, s.normed, rows, tokens, a.hidden_size, a.dtype}, launch_on);
   if (!status.ok()) return status;
   auto* borders = reinterpret_cast<int32_t*>(s.sumsq);
   status = count_up(borders, rows + 1, launch_on);
@@ -536,15 +526,8 @@ Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limi
   }
   status = run(out, dtype, dtype, s.product, launch_on);
   if (!status.ok() || !some || lasts) return status;
-  GatherRowsParams wanted;
-  wanted.row_ids = a.rows;
-  wanted.source = s.all_rows;
-  wanted.out = a.hidden_out;
-  wanted.num_rows = a.num_rows;
-  wanted.num_source_rows = rows;
-  wanted.row_size = hidden;
-  wanted.dtype = dtype;
-  return gather_rows(wanted, launch_on);
+  return gather_rows({a.rows, s.all_rows, a.hidden_out, a.num_rows, rows, hidden, dtype},
+                     launch_on);
 }
 
 // hidden -> out, as attention_half.

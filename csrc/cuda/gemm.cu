@@ -14,7 +14,7 @@ struct Candidate {
   int64_t min_rows, max_rows;  // where it is the best choice; ignored when forced
   const char* (*refuses)(const GemmParams&);
   Status (*run)(const GemmParams&, const GemmResources&, CUstream_st*);
-  bool is_batch_invariant = false;  // in that mode, which only these serve, for any rows
+  bool is_alike = false;  // for any rows: these alone serve the batch-invariant mode
 };
 
 constexpr int64_t kAny = int64_t{1} << 62;
@@ -176,7 +176,7 @@ Status gemm(const GemmParams& p, const GemmResources& resources, const char* for
     const char* reason = nullptr;
     if (force != nullptr && std::strcmp(force, c.name) != 0) {
       reason = "not the forced one";
-    } else if (is_batch_invariant && !c.is_batch_invariant) {
+    } else if (is_batch_invariant && !c.is_alike) {
       reason = "not batch-invariant";
     } else if (arch < c.min_arch || arch > c.max_arch) {
       reason = "not for this architecture";

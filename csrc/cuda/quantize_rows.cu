@@ -172,8 +172,8 @@ template <class T, bool kFp8, RowKind kKind, int kVectors, int kThreads>
 Status run(const QuantizeRowsParams& p, cudaStream_t stream) {
   constexpr int kBlocks = 1024 / kThreads;  // per multiprocessor
   LaunchConfig config;
-  config.grid = dim3(
-      static_cast<unsigned>(std::min<int64_t>(p.num_rows, int64_t{kBlocks} * num_multiprocessors())));
+  const int64_t blocks = int64_t{kBlocks} * num_multiprocessors();
+  config.grid = dim3(static_cast<unsigned>(std::min(p.num_rows, blocks)));
   config.block = dim3(kThreads);
   config.stream = stream;
   config.pdl = p.dependent_launch;
