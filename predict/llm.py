@@ -35,10 +35,10 @@ from predict.engine.runner import (
     Forward,
     HostRunner,
     Runner,
-    batch_invariant,
     block_copier,
     dynamic_forward,
     static_forward,
+    within,
 )
 from predict.engine.sampler import Sampler
 from predict.engine.scheduler import Scheduler, SchedulerConfig
@@ -365,12 +365,7 @@ class LLM:
             check_manifest(manifest, config, paddle.__version__, abi)
             directory = Path(config.model_name_or_path)
             program = load_program(directory, config.model_prefix, self.device)
-            around: Callable[[], AbstractContextManager[None]] = nullcontext
-            if self.device is not None and self.device.is_plugin:
-                from predict.cuda import left_queued
-
-                around = left_queued
-            networks.append(partial(static_forward, program, around=around))
+            networks.append(partial(static_forward, program))
         if self.draft is not None:
             own = DTYPE_BYTES[config.dtype] * self.spec.num_matmul_weights
             if config.mode == "dynamic":
@@ -388,11 +383,14 @@ class LLM:
         """target: its runner, for a draft model."""
         if self.device is None:
             return HostRunner(forward, copy_blocks)
+        from predict.cuda import left_queued
         from predict.engine.gpu_runner import GpuRunner
 
         config = self.config
+        if config.mode == "static" and target is None and self.device.is_plugin:
+            forward = within(left_queued, forward)
         if config.batch_invariant:
-            forward = batch_invariant(forward, library.require())
+            forward = within(library.require().batch_invariant, forward)
         num_drafts = 0 if target is not None else max_draft_rows(config)
         return GpuRunner(
             forward,

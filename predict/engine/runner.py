@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -16,7 +16,6 @@ from predict.nn.inputs import ForwardInputs, LayerCache, to_tensors
 
 if TYPE_CHECKING:
     from paddle import Tensor
-    from predict.library import Library
 
 
 class Logprobs(NamedTuple):
@@ -124,28 +123,23 @@ def dynamic_forward(backend: ModuleType, decoder: Decoder, caches: Sequence[Laye
     return lambda inputs: forward(backend, decoder, inputs, caches)[0]
 
 
-def batch_invariant(forward: Forward, operators: Library) -> Forward:
-    """`forward` whose bits of a row do not depend on what else is in the batch, on a GPU."""
+def static_forward(program: Any, caches: Sequence[LayerCache]) -> Forward:
+    """Runs a program that `predict.engine.program.load_program` loaded."""
+    tensors = [tensor for cache in caches for tensor in cache]
 
     def run(inputs: ForwardInputs) -> Tensor:
-        with operators.batch_invariant():
-            return forward(inputs)
+        logits: Tensor = program.run([*inputs, *tensors])[0]
+        return logits
 
     return run
 
 
-def static_forward(
-    program: Any,
-    caches: Sequence[LayerCache],
-    around: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> Forward:
-    """Runs a program that `predict.engine.program.load_program` loaded; `around` each run."""
-    tensors = [tensor for cache in caches for tensor in cache]
+def within(context: Callable[[], AbstractContextManager[None]], forward: Forward) -> Forward:
+    """`forward`, in a context of its own each time."""
 
     def run(inputs: ForwardInputs) -> Tensor:
-        with around():
-            logits: Tensor = program.run([*inputs, *tensors])[0]
-        return logits
+        with context():
+            return forward(inputs)
 
     return run
 
