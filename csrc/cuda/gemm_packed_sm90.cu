@@ -74,9 +74,9 @@ struct Shape {
   static constexpr int kAccumulators = kTokens / 2 + kSums;           // per thread
   static constexpr int kBlocks =  // per multiprocessor
       kAccumulators > (F::kTokenSize == 1 ? 64 : 32) ? 1 : 2;
-  // One more warp copies, and then makes row scales; a warpgroup can give its registers away.
+  // One more warp copies, another makes row scales; a warpgroup can give its registers away.
   static constexpr bool kGives = kAccumulators > 64;
-  static constexpr int kThreads = kConsumers + (kGives ? kGroup : kWarp);
+  static constexpr int kThreads = kConsumers + (kGives ? kGroup : 2 * kWarp);
   static int shared_bytes(int stages) {
     return 1024 + kHeadBytes + std::max(stages * kStageBytes, kSumBytes);
   }
@@ -91,9 +91,9 @@ constexpr int kFillNanoseconds = 1500;  // until the next launch has been placed
 constexpr int kPartsBytes = 9 << 20;
 __device__ float4 parts[kPartsBytes / 16];
 
-__device__ __forceinline__ void send_part(float4* to, const float* v) {
+__device__ __forceinline__ void send_part(float4* to, const float4& v) {
   const auto sent = [](float x) { return x == 0.f ? -0.f : x; };
-  __stcg(to, make_float4(sent(v[0]), sent(v[1]), sent(v[2]), sent(v[3])));
+  __stcg(to, make_float4(sent(v.x), sent(v.y), sent(v.z), sent(v.w)));
 }
 
 __device__ __forceinline__ float4 load_part(const float4* from) {
@@ -116,10 +116,14 @@ __device__ __forceinline__ void store_sums(float* to, const float* v) {
   to[0] = v[0], to[kStride] = v[1], to[8] = v[2], to[kStride + 8] = v[3];
 }
 
-// Those sums become the sums over the blocks of a tile, in the order of ranks. from: where block 0
-// puts its part, the next one's `stride` on.
-template <int kSumStride>
-__device__ __forceinline__ void take_parts(float* own, float4* from, int64_t stride, int rank,
+__device__ __forceinline__ void load_four(float (&v)[4], const float* from) {
+  const float4 four = *reinterpret_cast<const float4*>(from);
+  v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
+}
+
+// *own, in shared memory, becomes the sum over the blocks of a tile, in the order of ranks. from:
+// where block 0 puts its part, the next one's `stride` on.
+__device__ __forceinline__ void take_parts(float4* own, float4* from, int64_t stride, int rank,
                                            int split) {
   constexpr int kAtOnce = 4;
   float sum[4] = {};
@@ -129,7 +133,7 @@ __device__ __forceinline__ void take_parts(float* own, float4* from, int64_t str
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       v[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-      if (r0 + i == rank) v[i] = make_float4(own[0], own[kSumStride], own[8], own[kSumStride + 8]);
+      if (r0 + i == rank) v[i] = *own;
     }
     bool all;
     int tries = 0;
@@ -153,8 +157,106 @@ __device__ __forceinline__ void take_parts(float* own, float4* from, int64_t str
       sum[0] += v[i].x, sum[1] += v[i].y, sum[2] += v[i].z, sum[3] += v[i].w;
     }
   }
-  store_sums<kSumStride>(own, sum);
+  *own = make_float4(sum[0], sum[1], sum[2], sum[3]);
 }
+
+// What four adjacent outputs of a token take beside their sums: asked for ahead of them.
+template <class T, bool kGated>
+struct FourOutputs {
+  static constexpr int kCount = kGated ? 8 : 4;  // gates, then ups
+  float scale[kCount];
+  uint2 residual, norm;  // of T
+  int inside;            // of them
+
+  // Nothing is inside of a token that is not there.
+  __device__ __forceinline__ void request(const Epilogue& p, int64_t t, int n, int width,
+                                          bool there) {
+    inside = there ? min(4, width - n) : 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      scale[i] = 1.f;
+      if (p.weight_scale != nullptr && i % 4 < inside) {
+        scale[i] = __ldg(p.weight_scale + (i < 4 ? n : width + n - 4) + i);
+      }
+    }
+    if (kGated) return;
+    residual = norm = make_uint2(0, 0);
+    if (p.residual != nullptr) {
+      residual = load_four(static_cast<const T*>(p.residual) + t * width + n, p.vector_out);
+    }
+    if (p.scaled_out != nullptr) {
+      norm = load_four(static_cast<const T*>(p.next_norm_weight) + n, p.vector_out);
+    }
+  }
+
+  // Returns the sum of squares of what it wrote from element `at` on. sum, up: scaled.
+  __device__ __forceinline__ float write(const Epilogue& p, float (&y)[4], const float (&up)[4],
+                                         int n, int width, int64_t at) const {
+    const T* bias = static_cast<const T*>(p.bias);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bool has_bias = bias != nullptr && i < inside;
+      y[i] = fmaf(y[i], scale[i], has_bias ? Traits<T>::to_float(bias[n + i]) : 0.f);
+      if constexpr (kGated) {
+        const float factor =
+            fmaf(up[i], scale[4 + i], has_bias ? Traits<T>::to_float(bias[width + n + i]) : 0.f);
+        y[i] = __fdividef(y[i], 1.f + __expf(-y[i])) * factor;
+      } else {
+        y[i] += value_of(residual, i);
+      }
+    }
+    float squares = 0.f;
+    if (p.float_out) {
+      float* out = static_cast<float*>(p.out) + at;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i < inside) out[i] = y[i], squares = fmaf(y[i], y[i], squares);
+      }
+      return squares;
+    }
+    write_four(p, static_cast<T*>(p.out) + at, y);
+    if constexpr (!kGated) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        y[i] = Traits<T>::to_float(Traits<T>::from_float(y[i]));
+        if (i < inside) squares = fmaf(y[i], y[i], squares);
+        y[i] *= value_of(norm, i);
+      }
+      if (p.scaled_out != nullptr) write_four(p, static_cast<T*>(p.scaled_out) + at, y);
+    }
+    return squares;
+  }
+
+ private:
+  static __device__ __forceinline__ float value_of(const uint2& four, int i) {
+    return Traits<T>::to_float(
+        bit_cast<T>(static_cast<uint16_t>((i < 2 ? four.x : four.y) >> (i % 2 * 16))));
+  }
+
+  __device__ __forceinline__ uint2 load_four(const T* from, bool aligned) const {
+    if (inside == 4 && aligned) return __ldcg(reinterpret_cast<const uint2*>(from));
+    uint32_t v[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i < inside) v[i] = __ldcg(reinterpret_cast<const uint16_t*>(from) + i);
+    }
+    return make_uint2(v[0] | v[1] << 16, v[2] | v[3] << 16);
+  }
+
+  __device__ __forceinline__ void write_four(const Epilogue& p, T* to, const float (&y)[4]) const {
+    T four[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) four[i] = Traits<T>::from_float(y[i]);
+    if (inside == 4 && p.vector_out) {
+      *reinterpret_cast<uint2*>(to) = bit_cast<uint2>(four);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i < inside) to[i] = four[i];
+    }
+  }
+};
 
 template <class T, class F, int kTokens, bool kGated>
 __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>::kBlocks)
@@ -198,15 +300,15 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
     tensor_map_prefetch(&token_map);
     for (int s = 0; s < p.stages; ++s) {
       barrier_init(&full[s], 1);
-      barrier_init(&empty[s], kConsumers / kWarp);
+      barrier_init(&empty[s], kSlabs);
     }
     barrier_init_fence();
   }
   __syncthreads();
 
-  if (warp >= kConsumers / kWarp) {
+  if (warp >= kSlabs) {
     if constexpr (S::kGives) registers_give<40>();
-    if (warp == kConsumers / kWarp) {
+    if (warp == kSlabs) {
       const uint64_t once = p.token_blocks > 1 ? policy_evict_last() : policy_evict_first();
       const uint64_t keep = policy_evict_last();
       const uint8_t* from = nullptr;  // this lane's slab
@@ -232,12 +334,15 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
         }
       };
       const int ahead = min(p.stages, num_steps);
+#pragma unroll 1
       for (int i = 0; i < ahead; ++i) load_weight(i, i);
       if (p.trigger >= 0 && trigger_step < ahead) pdl_trigger();
       pdl_wait();
+#pragma unroll 1
       for (int i = 0; i < ahead; ++i) load_tokens(i, i);
       int s = 0;
       uint32_t phase = 0;
+#pragma unroll 1
       for (int i = p.stages; i < num_steps; ++i) {
         barrier_wait(&empty[s], phase);
         load_weight(i, s);
@@ -245,6 +350,8 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
         if (p.trigger >= 0 && i == trigger_step) pdl_trigger();
         if (++s == p.stages) s = 0, phase ^= 1;
       }
+    } else if (warp == kSlabs + 1) {
+      pdl_wait();
       if constexpr (kTokens <= 32) {
         warp_row_scales(p.epilogue, token0, min(kTokens, p.num_rows - token0), row_scale);
       } else {
@@ -265,6 +372,9 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
   const int slab = warp % 4 * 2 + warp / 4;  // of the block's
   int s = 0;
   uint32_t phase = 0;
+  const auto advance = [&] {
+    if (++s == p.stages) s = 0, phase ^= 1;
+  };
   barrier_wait(&full[0], 0);
   const char* units =  // this warp's, of the first stage
       stages + S::kBoxes * S::kTokenBytes + slab * F::kUnitBytes;
@@ -282,7 +392,7 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
       const uint64_t b = wgmma_descriptor(stages + s * S::kStageBytes);
       const int offset = s * S::kStageBytes;
       const int current = s;
-      if (++s == p.stages) s = 0, phase ^= 1;
+      advance();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         constexpr bool kEach = F::kColumns == 64;  // half is a group
@@ -319,7 +429,7 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
       const char* at = stages + s * S::kStageBytes;
       const int offset = s * S::kStageBytes;
       const int current = s;
-      if (++s == p.stages) s = 0, phase ^= 1;
+      advance();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         codes.convert(a[half]);
@@ -329,7 +439,7 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
         for (int k = 0; k < 4; ++k) Wgmma<T, kTokens>::run(acc, a[half][k], b + k * 2, 1);
         wgmma_commit();
         if (half == 0) {
-          codes.load(units + offset, 1);
+          codes.load_second(units + offset);
         } else if (left > 1) {
           barrier_wait(&full[s], phase);
           codes.load(units + s * S::kStageBytes, 0);
@@ -344,83 +454,71 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
   wgmma_pin(acc);
   pdl_wait();
 
-  // The sums are finished in units of eight tokens by four slabs (gated: and their ups), by the
-  // block of the tile whose turn it is: a token by each warp, two outputs by a lane.
+  // A block finishes every split-th token, a warp at a time, four outputs by a lane; gated, two tokens.
   const int out_width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
-  const int octets = (min(kTokens, p.num_rows - token0) + 7) / 8;
-  const int num_units = octets * (kOutSlabs / 4);
-  Output<T> outputs[2];
-  const auto request = [&](int unit) {
-    const int t = unit % octets * 8 + warp, feature = unit / octets * 64 + lane;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int n = slab0 * kUnitRows + feature + 32 * h;
-      outputs[h] = {};
-      outputs[h].inside = unit < num_units && token0 + t < p.num_rows && n < out_width;
-      outputs[h].template request<kGated>(p.epilogue, token0 + t, n, out_width);
-    }
+  const int rows = min(kTokens, p.num_rows - token0);
+  const int count = (rows - rank + p.split - 1) / p.split;  // that this block finishes
+  constexpr int kAtOnce = kGated ? 2 : 1;
+  const int quad = kGated ? lane % 16 : lane, n = slab0 * kUnitRows + quad * 4;
+  const auto token_of = [&](int i) { return rank + i * p.split; };
+  FourOutputs<T, kGated> outputs;
+  const auto request = [&](int i) {
+    if (kGated) i += lane / 16;
+    outputs.request(p.epilogue, token0 + token_of(i), n, out_width, i < count);
   };
-  const auto owner = [&](int octet) {
-    return ((kGated ? 0 : slab / 4) * octets + octet) % p.split;
-  };
-  constexpr int kOctets = kTokens / 8;
-  constexpr int64_t kStride = int64_t{kOctets} * kConsumers;  // from block to block
-  float4* first_part = parts + index * p.split * kStride + threadIdx.x;
-  if (p.split > 1) {
-#pragma unroll
-    for (int j = 0; j < kOctets; ++j) {
-      if (j < octets && owner(j) != rank) {
-        send_part(first_part + rank * kStride + j * kConsumers, acc + 4 * j);
-      }
-    }
-  }
   // Every warp has read the stages; they now hold the sums, token by token.
   named_barrier_sync(1, kConsumers);
   float* own = sums + lane % 4 * 2 * S::kSumStride + slab * kUnitRows + lane / 4;
 #pragma unroll
-  for (int j = 0; j < kOctets; ++j) {
-    if (j < octets && owner(j) == rank) {
-      store_sums<S::kSumStride>(own + j * 8 * S::kSumStride, acc + 4 * j);
-    }
+  for (int j = 0; j < kTokens / 8; ++j) {
+    store_sums<S::kSumStride>(own + j * 8 * S::kSumStride, acc + 4 * j);
   }
-  request(rank);
-#pragma unroll 1
-  for (int j = 0; j < octets && p.split > 1; ++j) {
-    if (owner(j) == rank) {
-      take_parts<S::kSumStride>(own + j * 8 * S::kSumStride, first_part + j * kConsumers, kStride,
-                                rank, p.split);
-    }
-  }
+  request(warp * kAtOnce);
   named_barrier_sync(2, kConsumers + kWarp);
 
+  const auto sum_of = [&](int t) {
+    return reinterpret_cast<float4*>(sums + t * S::kSumStride) + lane;
+  };
+  constexpr int64_t kPart = int64_t{kTokens} * kWarp;  // from block to block
+  float4* first_part = parts + index * p.split * kPart + lane;
+  for (int t = warp; p.split > 1 && t < rows; t += kSlabs) {
+    if (t % p.split == rank) continue;
+    const float4 sum = *sum_of(t);
+    send_part(first_part + rank * kPart + t * kWarp, sum);
+  }
 #pragma unroll 1
-  for (int unit = rank; unit < num_units; unit += p.split) {
-    const int t = unit % octets * 8 + warp, feature = unit / octets * 64 + lane;
-    const int n = slab0 * kUnitRows + feature;
-    const float* at = sums + t * S::kSumStride + feature;
-    const Output<T> current[2] = {outputs[0], outputs[1]};
-    if (unit + p.split < num_units) request(unit + p.split);
-    float squares[2];
+  for (int i = warp * kAtOnce; i < count; i += kSlabs * kAtOnce) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float up = kGated ? at[32 * h + kOutSlabs * kUnitRows] : 0.f;
-      squares[h] = current[h].template write<kGated>(
-          p.epilogue, at[32 * h] * row_scale[t], up * row_scale[t],
-          static_cast<int64_t>(token0 + t) * out_width + n + 32 * h);
+    for (int e = 0; e < kAtOnce; ++e) {
+      const int t = token_of(i + e);
+      if (p.split > 1 && i + e < count) {
+        take_parts(sum_of(t), first_part + t * kWarp, kPart, rank, p.split);
+      }
     }
+    __syncwarp();
+    const int t = token_of(i + (kGated ? lane / 16 : 0));
+    const float* from = sums + min(t, kTokens - 1) * S::kSumStride + quad * 4;
+    float sum[4], up[4];
+    load_four(sum, from);
+    load_four(up, from + (kGated ? kOutSlabs * kUnitRows : 0));
+    const float scale = row_scale[min(t, kTokens - 1)];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sum[e] *= scale, up[e] *= scale;
+    if (i >= kSlabs * kAtOnce) request(i);
+    float squares =
+        outputs.write(p.epilogue, sum, up, n, out_width,
+                      static_cast<int64_t>(token0 + t) * out_width + n);
     if (kGated || p.epilogue.sumsq_out == nullptr) continue;
     const int columns = p.epilogue.sumsq_columns;  // 16 or 64
-    if (columns == 64) squares[0] = warp_sum(squares[0] + squares[1]);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if (columns == 16) {
-        for (int o = 8; o > 0; o /= 2) squares[h] += __shfl_xor_sync(~0u, squares[h], o);
-      }
-      if (current[h].inside && (columns == 16 ? lane % 16 : lane + 32 * h) == 0) {
-        const int num_parts = (out_width + columns - 1) / columns;
-        p.epilogue.sumsq_out[static_cast<int64_t>(token0 + t) * num_parts +
-                             (n + 32 * h) / columns] = squares[h];
-      }
+    squares += __shfl_xor_sync(~0u, squares, 1);
+    squares += __shfl_xor_sync(~0u, squares, 2);
+    if (columns == 64) {
+      squares += __shfl_xor_sync(~0u, squares, 4);
+      squares += __shfl_xor_sync(~0u, squares, 8);
+    }
+    if (outputs.inside > 0 && n % columns == 0) {
+      const int num_parts = (out_width + columns - 1) / columns;
+      p.epilogue.sumsq_out[static_cast<int64_t>(token0 + t) * num_parts + n / columns] = squares;
     }
   }
 #else

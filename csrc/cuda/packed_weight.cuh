@@ -260,16 +260,15 @@ struct PackedCodes {
 
   // The halves' codes and scales may lie apart.
   __device__ __forceinline__ void load(const char* codes, const char* words) {
-    const int lane = threadIdx.x % kWarp;
-#pragma unroll
-    for (int q = 0; q < F::kCodeBits / 4; ++q) {
-      quads[q] = reinterpret_cast<const uint4*>(codes)[q * kWarp + lane];
-    }
-    if constexpr (F::kGroups) {
-#pragma unroll
-      for (int g = 0; g < kScales; ++g) {
-        scales[g] = reinterpret_cast<const uint2*>(words)[g * 8 + lane / 4];
-      }
+    load_quads(codes);
+    load_scales(words);
+  }
+
+  // The second half, behind the first: scales of a whole unit are there.
+  __device__ __forceinline__ void load_second(const char* unit) {
+    load_quads(unit + F::kHalfBytes);
+    if constexpr (F::kColumns < kUnitColumns) {
+      load_scales(unit + 2 * F::kHalfBytes + F::kHalfScaleBytes);
     }
   }
 
@@ -299,6 +298,22 @@ struct PackedCodes {
   }
 
  private:
+  __device__ __forceinline__ void load_quads(const char* codes) {
+#pragma unroll
+    for (int q = 0; q < F::kCodeBits / 4; ++q) {
+      quads[q] = reinterpret_cast<const uint4*>(codes)[q * kWarp + threadIdx.x % kWarp];
+    }
+  }
+
+  __device__ __forceinline__ void load_scales(const char* words) {
+    if constexpr (F::kGroups) {
+#pragma unroll
+      for (int g = 0; g < kScales; ++g) {
+        scales[g] = reinterpret_cast<const uint2*>(words)[g * 8 + threadIdx.x % kWarp / 4];
+      }
+    }
+  }
+
   static __device__ __forceinline__ void scale_operands(const GroupScale& group,
                                                         uint32_t (&a)[4]) {
     if constexpr (F::kGroups) {
