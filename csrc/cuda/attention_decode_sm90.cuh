@@ -77,7 +77,8 @@ constexpr int kMaxCluster = 8, kMaxTeamLog2 = 2, kMaxTeam = 1 << kMaxTeamLog2;
 constexpr int kTeamTokens = 512;  // that a warp of a team of less than kMaxTeam takes at most
 constexpr int kLeastParts = 8;    // of 16 tokens, that are worth another block of the cluster
 constexpr int kDecodeRows = 8;    // of queries that an item takes
-constexpr size_t kAloneBytes = 116 * 1024;  // no two blocks of this share a multiprocessor
+// No two blocks of this share a multiprocessor, nor two beside a block that takes half of it.
+constexpr size_t kAloneBytes = 116 * 1024, kAloneBesideBytes = 58 * 1024;
 
 // kBlocks: of a multiprocessor (228 KB, of which the system takes 1 KB per block), which the rings
 // share. While one begins or ends, the others stream. Four take a large batch in fewer rounds, two
@@ -1091,7 +1092,7 @@ inline int decode_cluster(const AttentionArgs& args, int num_sms, int64_t max_co
 
 template <class T, int D, KvFormat kFormat, int kBlocks>
 Status launch_decode(AttentionArgs args, LaunchConfig config, const AttentionLimits& limits,
-                     int num_sms) {
+                     int num_sms, size_t alone_bytes) {
   using S = DecodeShape<T, D, kFormat, kBlocks>;
   config.block = dim3(S::kThreads);
   // launch() raises the limit for more than 48 KB, and does not know of the kernel's own variables.
@@ -1101,7 +1102,7 @@ Status launch_decode(AttentionArgs args, LaunchConfig config, const AttentionLim
   // the scheduler puts neighbours onto one (batch 1 of 4096 tokens: 8.7 us instead of 10.3).
   const int64_t blocks = int64_t{config.grid.x} * config.grid.y * config.grid.z;
   if (args.rope.qkv != nullptr && blocks <= num_sms) {
-    config.shared_bytes = std::max(config.shared_bytes, kAloneBytes);
+    config.shared_bytes = std::max(config.shared_bytes, alone_bytes);
   }
   // Teams as small as a single round of the blocks on the chip asks for.
   const unsigned all = config.grid.z;
@@ -1137,14 +1138,15 @@ Status run_attention_decode_sm90(const AttentionArgs& args, const AttentionLimit
   config.stream = launch_on.stream;
   config.pdl = launch_on.pdl;
   config.cluster_x = static_cast<unsigned>(cluster);
+  const size_t alone_bytes = launch_on.between_halves ? kAloneBesideBytes : kAloneBytes;
   const int64_t blocks = int64_t{config.grid.x} * config.grid.y * config.grid.z;
   if constexpr (Four::kFits) {  // without parts of other blocks
     if (cluster == 1 && blocks > 2 * num_sms) {
-      return launch_decode<T, D, kFormat, 4>(args, config, limits, num_sms);
+      return launch_decode<T, D, kFormat, 4>(args, config, limits, num_sms, alone_bytes);
     }
   }
   constexpr int kBlocks = Two::kFits && !(kFormat == KvFormat::kDense && D > 128) ? 2 : 1;
-  return launch_decode<T, D, kFormat, kBlocks>(args, config, limits, num_sms);
+  return launch_decode<T, D, kFormat, kBlocks>(args, config, limits, num_sms, alone_bytes);
 }
 
 }  // namespace regatta::cuda

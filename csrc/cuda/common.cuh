@@ -12,7 +12,9 @@
 //    is weights and tables, may be read ahead of pdl_wait().
 //  * pdl_trigger() says that the next kernel may start to be scheduled. It promises nothing about
 //    data: pdl_wait() waits for the whole previous grid to finish, and its writes are then visible.
-//    Call it first thing: a dependent block that waits costs only its shared memory and registers.
+//    Call it first thing: a dependent block that waits costs only its shared memory and registers;
+//    where that one copies weights meanwhile, not before this one has asked for nearly all of its own.
+//    Let warps wait at pdl_wait(): those that try a barrier take instructions from the block ahead.
 //  * A kernel that is launched without the attribute needs neither, and is always safe.
 //  * All of them ask for the largest share of shared memory. A multiprocessor changes it only when it
 //    is empty: of two kernels with different shares the later one found the first half of the

@@ -76,6 +76,16 @@ bool carries_norm(const std::string& schemes, int index, DType dtype, int64_t ro
          gemm_packed_scales_out(dtype, rows);
 }
 
+// Whether both products of a block's are launches of one block per multiprocessor, which takes about
+// half of its shared memory (packed_weight.cuh).
+bool packed_by_halves(const std::string& schemes, int64_t rows) {
+  const auto packed = [&](int index) {
+    const SchemeOnGpu* scheme = find_scheme(scheme_at(schemes, index));
+    return scheme != nullptr && scheme->operands >= GemmOperands::kWeightInt8;
+  };
+  return rows <= kRowsWithoutScratch && packed(0) && packed(1);
+}
+
 // Of any number of names.
 bool is_quantized(const std::string& schemes) {
   return schemes.find("a8") != std::string::npos ||
@@ -508,8 +518,10 @@ Status attention_half(const AttentionBlockParams& a, const AttentionLimits& limi
     status = rope_and_cache_write(rope, launch_on);
     if (status.ok()) status = attend_last_rows(a, attended, limits, s, launch_on);
   } else {
+    Launch between = launch_on;
+    between.between_halves = packed_by_halves(a.scheme, rows);
     status =
-        rope_and_paged_attention(rope, attended, limits, s.attention, s.attention_bytes, launch_on);
+        rope_and_paged_attention(rope, attended, limits, s.attention, s.attention_bytes, between);
   }
   if (!status.ok()) return status;
 

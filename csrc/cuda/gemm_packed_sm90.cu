@@ -22,12 +22,18 @@
 //
 // Bound: memory: 1.50 ms with 8 bits and 0.80 ms with 4 for the 128 layer products of a Llama-3-8B
 // decode step at 4.66 TB/s.
-// Measured on an H200, the 128 products in a graph, ms with 4 and 8 bits: M 16 1.96 and 2.27, M 32 2.35
-// and 2.60, M 64 3.15 and 3.36 (clusters that share k: 3.06, 2.90 and 3.43 with 4 bits). Operands and
-// tensor cores take turns: 64 x 64 of weight cost 80 cycles to convert from registers and 64 to
-// multiply with 32 tokens, and together 140; here it is about 190. Blocks of 256 rows of weight were
-// slower at any M up to 64; one block per multiprocessor with all of its shared memory, too, but where
-// choose_tile takes it.
+// Measured on an H200, the 128 products in a graph with norms and residuals, ms with 4 and 8 bits: M 16
+// 1.96 and 2.15, M 32 2.06 and 2.31, M 64 2.78 and 3.00. 64 x 64 of weight alone take about 90 cycles
+// to convert (shifts and masks fill the integer pipe) and 64 to multiply with 32 tokens; together 160
+// with two warpgroups of a multiprocessor and 139 with four, here 180 to 220. In a decode step of 32
+// rows of 4 bits 16 KB of weight and x take 0.5 us where one block is on a multiprocessor, 0.41 where
+// two are; gate and up's 224 blocks leave 40 multiprocessors with one. Did not help: four warpgroups
+// to a block (56 registers, with which the compiler makes each instruction wait for the one ahead),
+// rings apart for weights and for x, three or four stages of x deep (2.31 and 2.27 at M 32: x comes
+// late behind the weights asked for), shifts by multiplication, clusters that share k, blocks of 256
+// rows of weight, late triggers, a last wave's tiles cut in two (a block of 8 steps takes as long as
+// 20 within one); one block per multiprocessor with all of its shared memory but where choose_tile
+// takes it.
 #include <algorithm>
 #include <type_traits>
 
@@ -375,6 +381,8 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
   const auto advance = [&] {
     if (++s == p.stages) s = 0, phase ^= 1;
   };
+  // Not at the barrier: warps that try it take from the block of the launch ahead.
+  pdl_wait();
   barrier_wait(&full[0], 0);
   const char* units =  // this warp's, of the first stage
       stages + S::kBoxes * S::kTokenBytes + slab * F::kUnitBytes;
@@ -452,7 +460,6 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
   }
   wgmma_wait<0>();
   wgmma_pin(acc);
-  pdl_wait();
 
   // A block finishes every split-th token, a warp at a time, four outputs by a lane; gated, two tokens.
   const int out_width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;

@@ -189,6 +189,7 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads,
       scale_low = p.blocks.of_row(low) + step0;
       scale_high = p.blocks.of_row(kGated ? p.epilogue.out_features / 2 + low : low + 8) + step0;
     }
+    pdl_wait();  // not at the barriers: warps that try them take from the blocks of the launch ahead
     for (int i = 0; i < num_steps; ++i) {
       float low = 1.f, high = 1.f;
       if constexpr (kBlocks) low = __ldg(scale_low + i), high = __ldg(scale_high + i);
@@ -231,7 +232,6 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads,
     }
     wgmma_wait<0>();
     wgmma_pin(acc);
-    pdl_wait();
     // Every warp has read the stages; they now hold the partial sums, token by token.
     named_barrier_sync(1, kConsumers);
     const int feature = group * 64 + warp % 4 * 16 + lane / 4;

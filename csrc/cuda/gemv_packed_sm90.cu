@@ -20,11 +20,17 @@
 //
 // Bound: memory: 1.50 ms with 8 bits and 0.80 ms with 4 for the 128 layer products of a Llama-3-8B
 // decode step at 4.66 TB/s.
-// Measured on an H200, the 128 products in a graph, ms, dense beside it 3.39 at M 1 and 3.60 at M 8: 8
-// bits 2.00 at M 1 and 2.15 at 8; 4 bits 1.43 at M 1 with clusters of one. By the sum of the products,
-// each 32 times in a graph, with the choices below: 8 bits 1.95, 2.00 and 2.05 at M 1, 4 and 8; 4 bits
-// 1.34, 1.40 and 1.49. Did not help: 16 warps of half a unit each, clusters of four (they do not fill
-// the device). A kernel of 4 bits is bound by its instructions: tensor cores and operands take turns.
+// Measured on an H200, us of a layer's products in a Llama-3-8B decode step, each from the end of the
+// launch ahead (out: with attention), 1 row of 4 bits: qkv 6.0, out 10.0, gate and up 21.8, down 10.8;
+// 8 rows 8.1, 10.3, 22.4, 12.0. Of the step, ms with 1 and 8 rows of 4 bits:
+//   1.90  2.18  before what follows
+//   1.77  2.08  the copying warp asks with few instructions: it took 1.1 us per stage
+//   1.83  1.97  room for the next block beside attention's (Launch), stages given back early
+//               (8 rows alone: 1 row 0.06 slower), waiting warps not at barriers
+//   1.75  1.91  late trigger
+// Did not help: requesting weights into L2 ahead of pdl_wait() (time grows by the bytes), 3 slabs, two
+// chains of sums, 16 warps of half a unit each, clusters of four (they do not fill the device). A
+// kernel of 4 bits is bound by its instructions: shifts and masks take 45 % of them.
 #include <algorithm>
 #include <type_traits>
 
@@ -38,6 +44,8 @@ namespace {
 
 constexpr int kMaxStages = 16;
 constexpr int kHeadBytes = 1024;
+// Stages left to ask for when the next launch may start: earlier its copies delay this one's.
+constexpr int kTrigger = 4;
 
 struct KernelParams {
   Epilogue epilogue;
@@ -57,7 +65,8 @@ struct Shape {
   static constexpr int kRows = kItems * kUnitRows;  // of the output
   static constexpr int kPitch =  // of a row of x; no conflicts
       kWarps * kUnitColumns * F::kTokenSize + 16;
-  static constexpr int kWeightBytes = kSlabs * kWarps * F::kUnitBytes;
+  static constexpr int kSlabBytes = kWarps * F::kUnitBytes;
+  static constexpr int kWeightBytes = kSlabs * kSlabBytes;
   static constexpr int kStageBytes = kWeightBytes + kTokens * kPitch;
   static constexpr int kRowStride = kSlabs * kUnitRows + 4;  // floats of a token's sums
   static constexpr int kFixedBytes = kHeadBytes + kWarps * kTokens * kRowStride * 4;
@@ -144,44 +153,57 @@ __device__ __forceinline__ void multiply_codes(float (&acc)[kSlabs][4], const ch
 
 // The same of 16-bit x; x: this lane's token and 8 of its columns. All of a unit's loads come first:
 // there are but two warps to hide their latency. (To keep the sums of x for the next slabs was slower.)
-template <class T, class F, int kSlabs>
+// kEarly: done() is called when they have been read, of many codes a half at a time; else behind the
+// products, which leaves the compiler to mix loads and products.
+template <class T, class F, int kSlabs, bool kEarly, class Done>
 __device__ __forceinline__ void multiply_values(float (&acc)[kSlabs][4], const char* weight,
                                                 int stride, const char* x, int left,
-                                                const char* zeros) {
+                                                const char* zeros, const Done& done) {
   const int lane = threadIdx.x % kWarp;
   constexpr bool kLifted = F::kCodeBits == 4;
-  constexpr int kQuads = F::kCodeBits / 2;        // of a slab
+  constexpr int kParts = kEarly && kSlabs > 3 ? 2 : 1;
+  constexpr int kQuads = F::kCodeBits / 2 / kParts;  // of a slab
+  constexpr int kSteps = 8 / kParts;                 // of 16 columns
   constexpr int kGroups = kUnitColumns / F::kColumns;
-  constexpr int kGroupSteps = 8 / kGroups;        // of 16 columns
-  uint32_t b[4][4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) ldmatrix4(b[i], i * 32 < left ? x + i * 64 : zeros);
+  constexpr int kGroupSteps = 8 / kGroups;
+  uint32_t b[4 / kParts][4];
   uint4 quads[kSlabs][kQuads];
   uint2 words[kSlabs][kGroups];
-#pragma unroll
-  for (int j = 0; j < kSlabs; ++j) {
-    const char* unit = weight + j * stride;
-#pragma unroll
-    for (int q = 0; q < kQuads; ++q) {
-      quads[j][q] = reinterpret_cast<const uint4*>(unit)[q * kWarp + lane];
-    }
-#pragma unroll
-    for (int g = 0; F::kGroups && g < kGroups; ++g) {
-      words[j][g] = reinterpret_cast<const uint2*>(unit + F::kCodeBits * 256)[g * 8 + lane / 4];
-    }
-  }
   float sum[kSlabs][4] = {};  // of a group
   float x_sum[4] = {};
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
-    const uint32_t b0 = b[step / 2][step % 2 * 2], b1 = b[step / 2][step % 2 * 2 + 1];
+    if (step % kSteps == 0) {
+      const int part = step / kSteps;
+#pragma unroll
+      for (int i = 0; i < 4 / kParts; ++i) {
+        const int at = part * (4 / kParts) + i;
+        ldmatrix4(b[i], at * 32 < left ? x + at * 64 : zeros);
+      }
+#pragma unroll
+      for (int j = 0; j < kSlabs; ++j) {
+        const char* unit = weight + j * stride;
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) {
+          quads[j][q] = reinterpret_cast<const uint4*>(unit)[(part * kQuads + q) * kWarp + lane];
+        }
+#pragma unroll
+        for (int g = 0; F::kGroups && part == 0 && g < kGroups; ++g) {
+          words[j][g] =
+              reinterpret_cast<const uint2*>(unit + F::kCodeBits * 256)[g * 8 + lane / 4];
+        }
+      }
+      if (kEarly && part == kParts - 1) done();
+    }
+    const uint32_t(&columns)[4] = b[step % kSteps / 2];
+    const uint32_t b0 = columns[step % 2 * 2], b1 = columns[step % 2 * 2 + 1];
     if constexpr (kLifted) {
       constexpr uint32_t kOnes[4] = {kOnePair<T>, kOnePair<T>, kOnePair<T>, kOnePair<T>};
       mma_m16n8k16<T>(x_sum, kOnes, b0, b1);
     }
 #pragma unroll
     for (int j = 0; j < kSlabs; ++j) {
-      const uint4 quad = quads[j][step * kQuads / 8];
+      const uint4 quad = quads[j][step % kSteps * kQuads / kSteps];
       const uint32_t w[4] = {quad.x, quad.y, quad.z, quad.w};
       uint32_t a[4];
       if constexpr (kLifted) {
@@ -213,6 +235,7 @@ __device__ __forceinline__ void multiply_values(float (&acc)[kSlabs][4], const c
       for (int h = 0; h < 4; ++h) x_sum[h] = 0.f;
     }
   }
+  if (!kEarly) done();
 }
 
 template <class T, class F, int kTokens, int kSlabs, bool kGated>
@@ -243,7 +266,6 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
   const int passes = (most + kItems - 1) / kItems;
   const int steps = (p.num_units + kWarps - 1) / kWarps;
 
-  pdl_trigger();
   if (threadIdx.x == kWarps * kWarp) {
     for (int s = 0; s < p.stages; ++s) {
       barrier_init(&full[s], 1);
@@ -261,57 +283,84 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
   }
 
   if (warp == kWarps) {
-    const uint64_t once = policy_evict_first();
-    const uint64_t keep = policy_evict_last();
-    const auto units_of = [&](int step) { return min(kWarps, p.num_units - step * kWarps); };
-    const auto load_weight = [&](int pass, int step, int s) {
+    // Lanes up to kSlabs copy a slab's codes each, those behind them a row of x each.
+    constexpr int kStepColumns = kWarps * kUnitColumns;
+    const int last = steps - 1, row = lane - kSlabs;
+    const bool is_weight = lane < kSlabs;
+    const bool is_row = !is_weight && row < p.num_rows && row % p.cluster == rank;
+    const uint64_t policy = is_weight ? policy_evict_first() : policy_evict_last();
+    const int64_t slab_bytes = static_cast<int64_t>(p.num_units) * F::kUnitBytes;
+    const char* from;  // of a pass
+    char* to = stages;
+    uint32_t step_bytes, last_bytes;
+    if (is_weight) {
+      const int64_t slab = item0 + lane % kItems + lane / kItems * p.second;
+      from = reinterpret_cast<const char*>(p.weight) + slab * slab_bytes;
+      to += lane * S::kSlabBytes;
+      step_bytes = S::kSlabBytes;
+      last_bytes = (p.num_units - last * kWarps) * F::kUnitBytes;
+    } else {
+      from = static_cast<const char*>(p.x) +
+             static_cast<int64_t>(row) * p.in_features * F::kTokenSize;
+      to += S::kWeightBytes + row * S::kPitch;
+      step_bytes = kStepColumns * F::kTokenSize;
+      last_bytes = (p.in_features - last * kStepColumns) * F::kTokenSize;
+    }
+    bool is_copied;                         // this lane's, in the pass
+    uint32_t expected_bytes, expected_last;  // of a step of the pass
+    const auto begin_pass = [&](int pass) {
       const int count = max(0, min(kItems, items - pass * kItems));
-      const int units = units_of(step);
-      const int columns =
-          min(units * kUnitColumns, p.in_features - step * kWarps * kUnitColumns);
-      const uint32_t bytes = units * F::kUnitBytes;
-      if (lane == 0) {
-        barrier_arrive_expect(&full[s],
-                              count * (kGated ? 2 : 1) * bytes +
-                                  p.num_rows * columns * F::kTokenSize);
-      }
-      __syncwarp();
-      if (lane < kSlabs && lane % kItems < count) {
-        const int64_t slab = item0 + pass * kItems + lane % kItems + lane / kItems * p.second;
-        bulk_load(stages + s * S::kStageBytes + lane * kWarps * F::kUnitBytes,
-                  p.weight + (slab * p.num_units + step * kWarps) * F::kUnitBytes, bytes,
-                  &full[s], once);
-      }
+      is_copied = is_weight ? lane % kItems < count : is_row;
+      const auto sum_of = [&](uint32_t bytes) {
+        return count * (kGated ? 2 : 1) * __shfl_sync(~0u, bytes, 0) +
+               p.num_rows * __shfl_sync(~0u, bytes, kSlabs);
+      };
+      expected_bytes = sum_of(step_bytes);
+      expected_last = sum_of(last_bytes);
     };
-    const auto load_tokens = [&](int step, int s) {
-      const int column = step * kWarps * kUnitColumns;
-      const int columns = min(units_of(step) * kUnitColumns, p.in_features - column);
-      if (lane < p.num_rows && lane % p.cluster == rank) {
-        char* to = stages + s * S::kStageBytes + S::kWeightBytes + lane * S::kPitch;
-        const char* from =
-            static_cast<const char*>(p.x) +
-            (static_cast<int64_t>(lane) * p.in_features + column) * F::kTokenSize;
-        if (p.cluster > 1) {
-          bulk_multicast(to, from, columns * F::kTokenSize, &full[s],
-                         static_cast<uint16_t>((1 << p.cluster) - 1), keep);
-        } else {
-          bulk_load(to, from, columns * F::kTokenSize, &full[s], keep);
-        }
+    // Codes, x or both. Few instructions: the others wait for what one warp asks for.
+    const auto load = [&](bool weights, bool rows, int step, int s) {
+      if (weights && lane == 0) {
+        barrier_arrive_expect(&full[s], step == last ? expected_last : expected_bytes);
+      }
+      if (weights) __syncwarp();
+      if (!is_copied || !(is_weight ? weights : rows)) return;
+      const uint32_t bytes = step == last ? last_bytes : step_bytes;
+      if (is_weight || p.cluster == 1) {
+        bulk_load(to + s * S::kStageBytes, from + step * step_bytes, bytes, &full[s], policy);
+      } else {
+        bulk_multicast(to + s * S::kStageBytes, from + step * step_bytes, bytes, &full[s],
+                       static_cast<uint16_t>((1 << p.cluster) - 1), policy);
       }
     };
     const int total = passes * steps;
     const int ahead = min(p.stages, total);
-    for (int i = 0; i < ahead; ++i) load_weight(i / steps, i % steps, i);
+    int pass = 0, step = 0;
+    const auto advance = [&] {
+      if (++step < steps) return;
+      step = 0;
+      if (is_weight) from += kItems * slab_bytes;
+      begin_pass(++pass);
+    };
+    begin_pass(0);
+#pragma unroll 1
+    for (int i = 0; i < ahead; ++i, advance()) load(true, false, step, i);
+    if (total - kTrigger <= ahead) pdl_trigger();
     pdl_wait();
-    for (int i = 0; i < ahead; ++i) load_tokens(i % steps, i);
-    int s = 0, pass = ahead / steps, step = ahead % steps;
+    int step_of_x = 0;
+#pragma unroll 1
+    for (int i = 0; i < ahead; ++i) {
+      load(false, true, step_of_x, i);
+      if (++step_of_x == steps) step_of_x = 0;
+    }
+    int s = 0;
     uint32_t phase = 0;
-    for (int i = ahead; i < total; ++i) {
+#pragma unroll 1
+    for (int i = ahead; i < total; ++i, advance()) {
       barrier_wait(&empty[s], phase);
-      load_weight(pass, step, s);
-      load_tokens(step, s);
+      load(true, true, step, s);
+      if (i == total - kTrigger) pdl_trigger();
       if (++s == p.stages) s = 0, phase ^= 1;
-      if (++step == steps) step = 0, ++pass;
     }
   } else if (warp > kWarps) {
     pdl_wait();
@@ -336,12 +385,22 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
                     (warp * kUnitColumns + lane / 8 * 16 / F::kTokenSize) * F::kTokenSize;
     const bool is_row = lane % 8 < p.num_rows;
     x = is_row ? x + lane % 8 * S::kPitch : zeros;
+    // Not at the barriers: warps that try them take from the block of the launch ahead.
+    pdl_wait();
     int s = 0;
     uint32_t phase = 0;
     for (int pass = 0; pass < passes; ++pass) {
       float acc[kSlabs][4] = {};
       for (int step = 0; step < steps; ++step) {
         barrier_wait(&full[s], phase);
+        const auto release = [&] {
+          __syncwarp();
+          if (p.cluster > 1) {
+            if (lane < p.cluster) barrier_arrive_cluster(&empty[s], lane);
+          } else if (lane == 0) {
+            barrier_arrive(&empty[s]);
+          }
+        };
         const int unit = step * kWarps + warp;
         if (unit < p.num_units) {
           const char* weight = stages + s * S::kStageBytes + warp * F::kUnitBytes;
@@ -350,18 +409,15 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
                                         lane / 8 * 16 / F::kTokenSize
                                   : 0;
           if constexpr (F::kTokenSize == 1) {
-            multiply_codes<F, kSlabs>(acc, weight, kWarps * F::kUnitBytes, x + s * S::kStageBytes,
-                                      left, zeros);
+            multiply_codes<F, kSlabs>(acc, weight, S::kSlabBytes, x + s * S::kStageBytes, left,
+                                      zeros);
+            release();
           } else {
-            multiply_values<T, F, kSlabs>(acc, weight, kWarps * F::kUnitBytes,
-                                          x + s * S::kStageBytes, left, zeros);
+            multiply_values<T, F, kSlabs, (kTokens > 1)>(
+                acc, weight, S::kSlabBytes, x + s * S::kStageBytes, left, zeros, release);
           }
-        }
-        __syncwarp();
-        if (p.cluster > 1) {
-          if (lane < p.cluster) barrier_arrive_cluster(&empty[s], lane);
-        } else if (lane == 0) {
-          barrier_arrive(&empty[s]);
+        } else {
+          release();
         }
         if (++s == p.stages) s = 0, phase ^= 1;
       }
@@ -379,7 +435,6 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
       __syncwarp();
       if (lane == 0) barrier_arrive(sums_full);
     }
-    pdl_wait();
     const int item = (passes - 1) * kItems;
     finish_pass<T, S, kTokens, kGated, kWarps * kWarp>(
         p.epilogue, sums, row_scale, p.num_rows, (item0 + item) * kUnitRows,
@@ -430,8 +485,7 @@ Status run_slabs(const GemmParams& p, const GemvTile& tile, cudaStream_t stream)
     return tile.slabs > 2 ? run<T, F, kTokens, 4, true>(p, tile, stream)
                           : run<T, F, kTokens, 2, true>(p, tile, stream);
   }
-  return tile.slabs > 2 ? run<T, F, kTokens, 3, false>(p, tile, stream)
-                        : run<T, F, kTokens, 2, false>(p, tile, stream);
+  return run<T, F, kTokens, 2, false>(p, tile, stream);
 }
 
 template <class T, class F>
@@ -448,17 +502,13 @@ Status run_format(const GemmParams& p, const GemvTile& tile, cudaStream_t stream
   });
 }
 
-// As many slabs at once as leave the fewest passes half empty. Of several rows with codes of 8 bits, x
+// Of several rows with codes of 8 bits, x
 // keeps memory from weights: blocks that share its copies, and as many stages as there is room for.
 GemvTile choose_tile(const GemmParams& p) {
   GemvTile tile;
   const bool small = p.operands == GemmOperands::kWeightInt4;
   const bool wide = code_bits(p.operands) == 8 && p.num_rows > 2;
-  if (p.gated) {
-    tile.slabs = small && p.num_rows == 1 ? 4 : 2;
-  } else {
-    tile.slabs = ceil_div(packed_tiles(p.out_features), 132) % 3 == 0 ? 3 : 2;
-  }
+  tile.slabs = p.gated && small && p.num_rows == 1 ? 4 : 2;
   tile.cluster = wide || (small && tile.slabs < 4) ? 2 : 1;
   tile.kilobytes = wide ? 226 : packed_shared_budget(p) / 1024;
   return tile;

@@ -47,6 +47,8 @@ namespace cuda {
 struct Launch {
   CUstream_st* stream = nullptr;
   bool pdl = false;  // programmatic dependent launch, see csrc/cuda/common.cuh
+  // The launches ahead and behind have one block, of half of shared memory, on each multiprocessor.
+  bool between_halves = false;
 };
 
 // Upper bounds that hold for every run (and every replay) of one attention call.

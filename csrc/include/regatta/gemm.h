@@ -208,7 +208,7 @@ Status gemm_packed_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_packed_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 // Launches of gemv_packed_sm90.
 struct GemvTile {
-  int slabs = 2;        // of 16 rows of weight at once: 2 or 3, gated 2 or 4
+  int slabs = 2;        // of 16 rows of weight at once: 2, gated also 4
   int cluster = 1;      // blocks that share what they read of x: 1, 2, 4
   int kilobytes = 112;  // of shared memory
 };
