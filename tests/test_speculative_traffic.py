@@ -132,3 +132,42 @@ def test_drafts_behind_a_verification_are_as_right_as_others(
         shares.append(engine.draft_stats.num_accepted / engine.draft_stats.num_drafts)
     assert 0.4 < shares[0] < 0.6
     assert abs(shares[1] - shares[0]) < 0.03
+
+
+def test_a_request_that_comes_while_others_draft_follows_with_them() -> None:
+    engine, random = make_engine("draft_model", ahead=True), np.random.default_rng(0)
+    params = SamplingParams(max_new_tokens=60, temperature=0.0, ignore_eos=True)
+    requests = [
+        Request(number, random.integers(0, 4, 20 + number).tolist(), params) for number in range(3)
+    ]
+    engine.add(requests[0])
+    while not engine._behind:
+        assert engine.step()[0] is not None
+    for request in requests[1:]:
+        engine.add(request)
+    num_together = 0
+    while engine.step()[0] is not None:
+        num_together += len(engine._behind) == 3
+    assert num_together > 5
+    for request in requests:
+        assert request.output_token_ids == expected(request.prompt_token_ids, 60)
+
+
+def test_drafts_behind_a_verification_are_all_verified() -> None:
+    """They are there: what the policy would ask for meanwhile is no reason to leave some out."""
+    engine = make_engine("draft_model", ahead=True)
+    assert isinstance(engine.proposer, DraftModelProposer)
+    reader = engine.proposer.network.runner
+    assert isinstance(reader, CacheReader)
+    reader.failures = 0.0
+    params = SamplingParams(max_new_tokens=60, temperature=0.0, ignore_eos=True)
+    engine.add(Request(0, list(range(20)), params))
+    while not engine._behind:
+        assert engine.step()[0] is not None
+    assert engine.policy is not None
+    engine.policy.balance = -1.0  # from now on it asks for none
+    num_behind, before = len(engine._behind[0]), engine.draft_stats.num_drafts
+    num_running = len(engine._steps[-1].batch.spans[0].draft_token_ids)
+    while engine._behind or engine._steps[-1].decides:
+        assert engine.step()[0] is not None
+    assert engine.draft_stats.num_drafts - before == num_running + num_behind
