@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from predict.engine.batch import build_inputs
 from predict.engine.beams import Candidates
@@ -211,7 +211,9 @@ class Engine:
         ]
         if batch.block_copies:
             self.runner.copy_blocks(batch.block_copies)
-        targets = [token for span in batch.spans for token in span.prompt_targets]
+        targets = [
+            token for span in batch.spans if span.num_prompt_logits for token in span.prompt_targets
+        ]
         prompt = NO_TARGETS
         if targets:
             num_top = num_wanted([span.request for span in batch.spans], of_prompts=True)
@@ -272,11 +274,13 @@ class Engine:
             elif span.request.status is RequestStatus.FINISHED:
                 sampled.append(())  # aborted while the step ran
             else:
-                drawn = [token for token in chosen if isinstance(token, int)]
-                drafts = tokens.known(span.draft_token_ids)
-                if FAILED in drafts:
-                    del drafts[drafts.index(FAILED) :]
-                sampled.append(self._accept(span.request, drafts, drawn))
+                drafts = span.draft_token_ids
+                if not self.proposer.looks_up:
+                    drafts = tokens.known(drafts)
+                    if FAILED in drafts:
+                        del drafts[drafts.index(FAILED) :]
+                # A request with drafts has no beams.
+                sampled.append(self._accept(span.request, drafts, cast(Sequence[int], chosen)))
         return sampled
 
     def _accept(

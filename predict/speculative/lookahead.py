@@ -11,22 +11,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from predict.request import Request
-from predict.speculative import ProposeBehind, SpeculativeConfig
+from predict.speculative import ProposeBehind, SpeculativeConfig, accepted_tokens
 from predict.speculative.inference_with_reference import (
     MOST_AT_ONCE,
-    MOST_LATE,
     TOKEN_BITS,
     key_masks,
 )
 
 POOL_SIZE = 1 << 18  # contexts kept, the half that was added last for certain: some 50 MB
 CONTEXT = 3  # tokens of the longest context, at least
+END = -1  # among tokens: what is behind followed something else
 
 
 class NgramPool:
-    """The token that last followed each context of up to `max_context` tokens, longest first.
+    """What last followed each context of up to `max_context` tokens, longest first.
 
-    Keys are those of NgramIndex.
+    Keys are those of NgramIndex. The tokens are kept one after another, in the pieces in which they
+    came, with END behind each: a look-up finds a place among them, and all that followed there.
     """
 
     def __init__(self, max_context: int):
@@ -34,37 +35,51 @@ class NgramPool:
         self._masks = key_masks(max_context)[::-1]
         self._newer: list[dict[int, int]] = [{} for _ in self._masks]
         self._older: list[dict[int, int]] = [{} for _ in self._masks]
+        self._newer_tokens: list[int] = []
+        self._older_tokens: list[int] = []
         self._parts = list(zip(self._masks, self._newer, self._older, strict=True))
 
     def add(self, token_ids: Sequence[int], first: int, end: int) -> None:
         """Takes in what follows what, for the tokens from index `first` to before `end`."""
         first = max(first, 1)
+        if first >= end:
+            return
         key, mask = self._key(token_ids, first - 1), self._masks[0]
+        kept = self._newer_tokens
+        shift = len(kept) - first
         for place in range(first, end):
             key = (key << TOKEN_BITS | token_ids[place - 1]) & mask
-            token = token_ids[place]
             for part, newer, _ in self._parts:
-                newer[key & part] = token
-        if len(self._newer[0]) > POOL_SIZE // (2 * self.max_context):
+                newer[key & part] = place + shift
+        kept += token_ids[first:end]
+        kept.append(END)
+        if max(len(self._newer[0]), len(kept) // 4) > POOL_SIZE // (2 * self.max_context):
             self._newer, self._older = [{} for _ in self._masks], self._newer
+            self._newer_tokens, self._older_tokens = [], kept
             self._parts = list(zip(self._masks, self._newer, self._older, strict=True))
 
     def follow(self, token_ids: Sequence[int], end: int, limit: int) -> list[int]:
-        """Up to `limit` tokens behind the first `end`, each what followed the ones before it."""
+        """Up to `limit` tokens behind the first `end`: what followed there, and then what follows.
+
+        Piece by piece: where one ends, its last tokens are looked up.
+        """
         key, mask = self._key(token_ids, end), self._masks[0]
         found: list[int] = []
         while len(found) < limit:
             for part, newer, older in self._parts:
-                context = key & part
-                token = newer.get(context)
-                if token is None:
-                    token = older.get(context)
-                if token is not None:
+                kept, place = self._newer_tokens, newer.get(key & part)
+                if place is None:
+                    kept, place = self._older_tokens, older.get(key & part)
+                if place is not None:
                     break
             else:
                 break
-            found.append(token)
-            key = (key << TOKEN_BITS | token) & mask
+            new = kept[place : place + limit - len(found)]
+            if END in new:
+                del new[new.index(END) :]
+            found += new
+            for token in new[-self.max_context :]:
+                key = (key << TOKEN_BITS | token) & mask
         return found
 
     def _key(self, token_ids: Sequence[int], end: int) -> int:
@@ -88,17 +103,14 @@ class LookaheadProposer:
         self._late: list[tuple[Sequence[int], int, int]] = []  # what the pool will take in
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[Sequence[int]]:
-        """See Proposer. Long prompts are taken in piece by piece, the last step's tokens later."""
+        """See Proposer. Tokens are taken in later, long prompts piece by piece."""
         proposals: list[Sequence[int]] = []
         room = MOST_AT_ONCE
         for request, limit in zip(requests, limits, strict=True):
             token_ids, num_tokens = request.token_ids, request.num_known_tokens
             first = self._num_seen.get(request.request_id, 0)
             end = min(num_tokens, first + room)
-            if first == 0 or end - first > MOST_LATE:
-                self._pool.add(token_ids, first, end)
-            else:
-                self._late.append((token_ids, first, end))
+            self._late.append((token_ids, first, end))
             self._num_seen[request.request_id] = end
             room -= end - first
             whole = end == num_tokens
@@ -106,8 +118,10 @@ class LookaheadProposer:
         return proposals
 
     def observe(self, request: Request, drafts: Sequence[int], chosen: Sequence[int]) -> None:
-        """See Proposer."""
-        self._late.append((chosen, 1, len(chosen)))
+        """See Proposer. What is accepted comes with the request's tokens."""
+        num_accepted = len(accepted_tokens(drafts, chosen))
+        if num_accepted < len(chosen):
+            self._late.append((chosen, num_accepted, len(chosen)))
 
     def settle(self) -> None:
         """See Proposer."""
