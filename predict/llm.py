@@ -79,9 +79,11 @@ Conversation = Sequence[Message]
 # The demo model on 2 cores: 1.65 ms for one row, 2.8 for 16.
 CPU_COSTS = Costs(row=0.04)
 # Llama-3-8B on an H200: 3.8 ms for one row, 6.4 for 128. The host takes some 0.3 ms from a step's
-# tokens to the next step, and more for many requests.
-GPU_COSTS = Costs(row=0.0055, wait=0.08, wait_each=0.004)
-LAUNCHES_COST = 0.05  # of a draft model's step: with a sixth of the bytes it takes 0.8 ms
+# tokens to the next step, and more for many requests; a draft of a sixth of the bytes takes 0.8 ms.
+GPU_COSTS = Costs(row=0.0055, draft=0.05, wait=0.08, wait_each=0.004)
+# Whether a draft model on a GPU goes on behind a verification before the host knows how that ends:
+# nothing is idle between steps then. Off as long as csrc/cuda/follow_drafts.cu has run on no GPU.
+FOLLOWS_VERIFICATION = False
 Network = Callable[[Sequence[LayerCache]], Forward]  # runs over the caches that it is given
 
 
@@ -100,13 +102,6 @@ class EngineStats:
     num_cache_blocks: int
     num_used_blocks: int
     peak_memory_bytes: int
-
-
-def draft_costs(share: float, on_gpu: bool) -> Costs:
-    """With a draft model that has `share` of the model's bytes."""
-    if on_gpu:  # it follows verifications: nobody waits for tokens
-        return replace(GPU_COSTS, draft=share + LAUNCHES_COST, wait=0.0, wait_each=0.0)
-    return replace(CPU_COSTS, draft=share)
 
 
 def check_streamed(params: SamplingParams) -> None:
@@ -418,13 +413,14 @@ class LLM:
             return None, None
         draft = None
         if draft_runner is not None:
+            follows = self.device is not None and FOLLOWS_VERIFICATION
             draft = DraftNetwork(
                 runner=draft_runner,
                 sampler=Sampler(self.backend, config.seed, sampler.eos_token_ids),
                 block_size=config.block_size,
                 num_blocks=num_blocks,
                 token_budget=config.token_budget,
-                follower=None if self.device is None else cast(Follower, draft_runner),
+                follower=cast(Follower, draft_runner) if follows else None,
             )
         proposer = proposer_of(
             SpeculativeConfig(
@@ -434,8 +430,8 @@ class LLM:
             )
         )
         costs = CPU_COSTS if self.device is None else GPU_COSTS
-        if self.draft is not None:
-            costs = draft_costs(self._draft_cost, self.device is not None)
+        step = 0.0 if self.draft is None else costs.draft + self._draft_cost
+        costs = replace(costs, draft=step)
         rows = max_draft_rows(config)
         most = config.speculate_max_draft_token_num
         return proposer, DraftPolicy(most, rows, costs, proposer.looks_up)

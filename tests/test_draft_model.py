@@ -70,7 +70,7 @@ class CacheReader:
         self.mistakes = mistakes
         self.random = np.random.default_rng(0)
         self.num_ahead = int(ahead)
-        self.num_warm_ups = 0
+        self.num_recorded = 0
         self.last: list[int] = []
         self.num_tokens = 0
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from predict.engine.engine import Engine
 from predict.engine.runner import NO_TARGETS, KnownTokens, Logprobs
 from predict.engine.sampler import Sampler
 from predict.engine.scheduler import Scheduler, SchedulerConfig
-from predict.llm import GPU_COSTS, draft_costs
+from predict.llm import GPU_COSTS
 from predict.nn.inputs import ForwardInputs
 from predict.request import Request
 from predict.speculative import (
@@ -34,10 +33,9 @@ from predict.speculative import (
     known_methods,
     proposer_of,
 )
-from predict.speculative.policy import DraftPolicy
+from predict.speculative.policy import Costs, DraftPolicy
 
 VOCABULARY = 128_256
-STEP, DRAFT_STEP = 3.8e-3, 0.75e-3  # seconds of one row, nearly
 PROMPT = 256
 
 
@@ -72,7 +70,7 @@ class PacedRunner:
     def __init__(self, clock: Clock, is_draft: bool, is_cold: bool = False):
         """is_cold: sizes that come for the first time take longer, as in a process that began."""
         self.clock, self.is_draft, self.is_cold = clock, is_draft, is_cold
-        self.num_drafts = self.num_warm_ups = 0
+        self.num_drafts = self.num_recorded = 0
         self.sizes: set[tuple[bool, int, int]] = set()
 
     def launch(
@@ -83,25 +81,20 @@ class PacedRunner:
         clock.now += (2.5e-3 if eager else 0.15e-3) + 8e-6 * num_seqs
         size = eager, num_seqs, num_tokens if eager else 1 << (num_tokens - 1).bit_length()
         if self.is_cold and size not in self.sizes:
-            self.num_warm_ups += not eager
+            self.num_recorded += not eager
             # A graph is recorded; a library is loaded, or products are timed.
             clock.now += 20e-3 if not eager else 8e-3 if self.sizes else 80e-3
             self.sizes.add(size)
         if self.is_draft:
-            seconds = DRAFT_STEP + 6e-6 * num_tokens
+            seconds = 0.75e-3 + 6e-6 * num_tokens
         else:
-            seconds = STEP + 2.6e-5 * num_seqs + (3.5e-5 if eager else 2.1e-5) * num_tokens
+            seconds = 3.8e-3 + 2.6e-5 * num_seqs + (3.5e-5 if eager else 2.1e-5) * num_tokens
         clock.device = max(clock.device, clock.now) + seconds
         if self.is_draft:
             self.num_drafts += len(rows)
             first = FAILED - self.num_drafts
             return PacedTokens(clock, 0.0, list(range(first, first + len(rows))))
         return PacedTokens(clock, clock.device, [0] * len(rows))
-
-    def launch_behind(
-        self, inputs: ForwardInputs, rows: Any, sampler: Any, verified: Any, num_chosen: int
-    ) -> PacedTokens:
-        return self.launch(inputs, rows, sampler)
 
     def copy_blocks(self, copies: Any) -> None:
         raise NotImplementedError
@@ -127,17 +120,20 @@ class Bench:
             )
         )
         sampler = Sampler(predict.reference, 0, ())
-        own = PacedRunner(clock, True, is_cold)
         draft = DraftNetwork(
-            runner=own,
+            runner=PacedRunner(clock, True, is_cold),
             sampler=sampler,
             block_size=64,
             num_blocks=num_blocks,
             token_budget=8192,
-            follower=own,
         )
         self.proposer = proposer_of(SpeculativeConfig(method=method, max_ngram_size=3, draft=draft))
-        costs = GPU_COSTS if self.proposer.looks_up else draft_costs(0.15, True)
+        costs = Costs(
+            row=GPU_COSTS.row,
+            draft=0.0 if self.proposer.looks_up else GPU_COSTS.draft + 0.15,
+            wait=GPU_COSTS.wait,
+            wait_each=GPU_COSTS.wait_each,
+        )
         policy = DraftPolicy(15, 15 * batch_size, costs, self.proposer.looks_up)
         runner = PacedRunner(clock, False, is_cold)
         self.engine = Engine(scheduler, runner, sampler, (), None, policy)
@@ -218,21 +214,6 @@ def test_drafts_pay_where_text_repeats(clock: Clock, method: str, batch_size: in
     bench = Bench(clock, method, batch_size)
     bench.speed_up(0.05, 0.7, 64)
     assert bench.speed_up(0.05, 0.7, 256) > LEAST[method, batch_size]
-
-
-def test_a_draft_model_brings_what_its_drafts_predict(clock: Clock) -> None:
-    """A step with drafts takes as long as a step without and the draft model's, and no longer."""
-    bench = Bench(clock, "draft_model", 1)
-    bench.speed_up(0.05, 0.7, 192)
-    stats = bench.engine.draft_stats
-    before = replace(stats)
-    reached = bench.speed_up(0.05, 0.7, 192, num_turns=3)
-    num_spans = stats.num_spans - before.num_spans
-    draft_length = (stats.num_drafts - before.num_drafts) / num_spans
-    accepted_length = (stats.num_accepted - before.num_accepted) / num_spans
-    predicted = (1 + accepted_length) / (1 + draft_length * DRAFT_STEP / STEP)
-    assert predicted > 1.3
-    assert reached > 0.93 * predicted
 
 
 @pytest.mark.parametrize("method", known_methods())

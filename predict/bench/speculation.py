@@ -75,9 +75,9 @@ class ScriptedRunner:
         self.copy_blocks = runner.copy_blocks
 
     @property
-    def num_warm_ups(self) -> int:
+    def num_recorded(self) -> int:
         """See Runner."""
-        return self._runner.num_warm_ups
+        return self._runner.num_recorded
 
     def launch(
         self,
@@ -125,9 +125,9 @@ class AgreeingProposer:
         self.forget = proposer.forget
 
     @property
-    def num_warm_ups(self) -> int:
+    def num_recorded(self) -> int:
         """See Proposer."""
-        return self._proposer.num_warm_ups
+        return self._proposer.num_recorded
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[Sequence[int]]:
         """See Proposer."""

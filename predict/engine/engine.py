@@ -86,8 +86,7 @@ class Engine:
         self._behind: Drafts = {}  # of requests whose last drafts a step that runs verifies
         self._waits = False  # the next step, for tokens of those that run
         self._last_end = 0.0  # of a step, perf_counter seconds
-        # Of steps until the last two ends: what comes behind a step is queued before its end.
-        self._num_warm_ups = deque([0, 0], maxlen=2)
+        self._num_recorded = 0  # graphs until then
 
     def add(self, request: Request) -> None:
         """Queues a request; raises ValueError when it can never run (see Scheduler.add)."""
@@ -130,10 +129,9 @@ class Engine:
         assert self.proposer is not None
         assert self.policy is not None
         batch = step.batch
-        num_warm_ups = self.runner.num_warm_ups + self.proposer.num_warm_ups
-        warms_up = num_warm_ups > self._num_warm_ups[0]
-        self._num_warm_ups.append(num_warm_ups)
-        timed = seconds if batch.num_tokens == len(step.rows) and not warms_up else None
+        num_recorded = self.runner.num_recorded + self.proposer.num_recorded
+        recorded, self._num_recorded = num_recorded > self._num_recorded, num_recorded
+        timed = seconds if batch.num_tokens == len(step.rows) and not recorded else None
         lengths: list[int] = []
         if step.decides:
             lengths = [len(span.draft_token_ids) for span in batch.spans if span.draft_token_ids]
@@ -197,8 +195,7 @@ class Engine:
             if limits and self._steps:
                 self._waits = True
                 return False
-            # Those that are there cost nothing more, whatever is likely to pay now.
-            drafts = self._behind or self._propose(limits)
+            drafts = self._propose(limits)
             self._behind = {}
         batch = self.scheduler.schedule(drafts)
         if batch is None:
@@ -224,7 +221,7 @@ class Engine:
             self.scheduler.advance(batch)
         self._steps.append(Step(batch, rows, tokens, decides, self._waits))
         self._waits = False
-        if decides and self.proposer is not None and self.proposer.propose_behind is not None:
+        if drafts and self.proposer is not None and self.proposer.propose_behind is not None:
             self._behind = self._propose_behind(batch, self.proposer.propose_behind)
         return True
 
@@ -237,13 +234,14 @@ class Engine:
         row = 0
         for span in batch.spans:
             request, drafts = span.request, span.draft_token_ids
-            if span.samples and span.num_tokens == 1 + len(drafts):
-                # As for other drafts, if those of the batch are all right.
-                room = request.max_num_tokens - request.num_tokens - len(drafts) - 2
+            # As for other drafts, if those of the batch are all right.
+            room = request.max_num_tokens - request.num_tokens - len(drafts) - 2
+            length = min(limits.get(request, 0), room)
+            if drafts and length > 0:
                 verified.append(Verified(request, row, drafts))
-                lengths.append(max(min(limits.get(request, 0), room), 0))
+                lengths.append(length)
             row += span.num_logits
-        return propose(verified, lengths) if any(lengths) else {}
+        return propose(verified, lengths) if verified else {}
 
     def _propose(self, limits: Mapping[Request, int]) -> Drafts:
         """Drafts by request id, at most as many as the limits."""
@@ -253,6 +251,13 @@ class Engine:
             return {}
         if self.proposer.looks_up:
             return {r.request_id: self.policy.guess(r, limit) for r, limit in limits.items()}
+        behind = {
+            request.request_id: self._behind[request.request_id][:limit]
+            for request, limit in limits.items()
+            if request.request_id in self._behind
+        }
+        if behind:
+            return behind
         proposals = self.proposer.propose(list(limits), list(limits.values()))
         return {r.request_id: each for r, each in zip(limits, proposals, strict=True)}
 

@@ -2,8 +2,7 @@
 
 A graph serves batches up to its size (1, 2, 4, 8, 16, 32, ...), recorded when first needed, or
 where one of up to twice the size serves, when needed some more times; steps with drafts have graphs
-by their tokens too, and run operator by operator the first few times, or in one of up to twice the
-tokens where a request is alone. Its inputs lie in one piece
+by their tokens too, and run operator by operator the first few times. Its inputs lie in one piece
 of device memory that each step fills with one copy. Rows behind the batch are padding: they write
 nothing (slot -1), and in plain decode steps read one token of block 0.
 
@@ -78,6 +77,7 @@ class GraphShape(NamedTuple):
     adjusted: bool = False  # logits changed by penalties or bans
     raw: bool = False  # those before that are kept
     verified: bool = False  # drafts stand by TopP + window verification
+    follows: bool = False  # begins where a verification got
 
 
 def graph_shape(inputs: ForwardInputs) -> GraphShape | None:
@@ -107,20 +107,11 @@ def graph_for(
     if shape in recorded:
         return shape
     num_met[shape] += 1
-    if shape.max_span > 1:
-        roomier = [
-            each
-            for each in recorded
-            if shape.num_seqs == 1
-            and shape.max_span < each.max_span <= 2 * shape.max_span
-            and each == shape._replace(num_tokens=each.num_tokens, max_span=each.max_span)
-        ]
-        # A few tokens of padding take less time than they fill.
-        seldom = bool(roomier) or shape.num_tokens > FEW_TOKENS
-        often = num_met[shape] >= (OFTEN_MET_OF_MANY if seldom else OFTEN_MET)
-        return shape if often else min(roomier, default=None)
-    if num_met[shape] >= OFTEN_MET:
+    of_many = shape.max_span > 1 and shape.num_tokens > FEW_TOKENS
+    if num_met[shape] >= (OFTEN_MET_OF_MANY if of_many else OFTEN_MET):
         return shape
+    if shape.max_span > 1:
+        return None
     # As when a batch ends, one request after the other.
     roomier = [
         each
@@ -334,7 +325,7 @@ class Wanted(NamedTuple):
     adjustments: Sequence[Adjustment] | None
     raw: bool = False  # the logits that come back are to be those before adjustments
     verifier: WindowVerifier | None = None  # of the step's drafts
-    plan: npt.NDArray[np.int32] | None = None  # of ops.follow_drafts: a draft model's steps
+    plan: npt.NDArray[np.int32] | None = None  # of ops.follow_drafts
 
 
 @dataclass(frozen=True)
@@ -388,7 +379,7 @@ class GpuRunner:
         self.pool = cuda.GraphPool(device) if use_graphs else None
         self.graphs: dict[GraphShape, DecodeGraph] = {}
         self._num_met: Counter[GraphShape] = Counter()  # of those without a graph
-        self.num_warm_ups = 0
+        self.num_recorded = 0
         self._stream = cuda.current_stream(device)
         self._copied = cuda.Event()  # the last step's inputs have left the pinned memory
         self._copied.record(self._stream)
@@ -412,8 +403,7 @@ class GpuRunner:
         num_rows = len(inputs.logit_indices)
         # Of more rows than there is room for tokens none is drawn.
         choices = [GREEDY] * (num_rows if num_rows <= self._max_rows else 0)
-        plan = no_plan(len(inputs.context_lens)) if isinstance(self._outlet, Shelf) else None
-        wanted = Wanted((), choices, None, plan=plan)
+        wanted = Wanted((), choices, None)
         logits = self._run(inputs, wanted, keeps_logits=True)
         assert logits is not None
         return logits
@@ -427,8 +417,7 @@ class GpuRunner:
     ) -> Tokens:
         """See Runner."""
         if isinstance(self._outlet, Shelf):
-            plan = no_plan(len(inputs.context_lens))
-            self._run(inputs, Wanted(rows, sampler.choices(rows), None, plan=plan))
+            self._run(inputs, Wanted(rows, sampler.choices(rows), None))
             return self._outlet.send(self._last_tokens, len(rows))
         beams = [index for index, row in enumerate(rows) if row.request.beam_group is not None]
         num_top = num_wanted([row.request for row in rows])
@@ -466,7 +455,7 @@ class GpuRunner:
         num_chosen: int,
     ) -> ShelvedTokens:
         """See predict.speculative.Follower."""
-        plan = no_plan(len(verified))
+        plan = np.zeros((len(verified), PLAN_WIDTH), np.int32)
         for columns, (_, row, drafts) in zip(plan, verified, strict=True):
             columns[:3] = len(drafts), row, num_chosen
             columns[3 : 3 + len(drafts)] = [-1 - draft for draft in drafts]
@@ -542,12 +531,11 @@ class GpuRunner:
         if len(wanted.choices) != len(inputs.logit_indices):
             return self._run_eagerly(inputs, wanted)
         adjusted, raw = wanted.adjustments is not None, wanted.raw
-        verified = wanted.verifier is not None
-        if adjusted or raw or verified:
-            shape = shape._replace(adjusted=adjusted, raw=raw, verified=verified)
+        verified, follows = wanted.verifier is not None, wanted.plan is not None
+        if adjusted or raw or verified or follows:
+            shape = shape._replace(adjusted=adjusted, raw=raw, verified=verified, follows=follows)
         recorded = graph_for(shape, self.graphs, self._num_met)
         if recorded is None:
-            self.num_warm_ups += shape.num_tokens <= FEW_TOKENS
             return self._run_eagerly(inputs, wanted)
         return self._replay(inputs, wanted, recorded)
 
@@ -592,7 +580,7 @@ class GpuRunner:
         if wanted.plan is not None:
             *arrays, plan = arrays
             plan[: len(wanted.plan)] = wanted.plan
-            plan[len(wanted.plan) :] = no_plan(1)
+            plan[len(wanted.plan) :, 0] = -1
         choices, penalties = arrays[-2:]
         num_drafts: Sequence[int] = ()
         if wanted.verifier is not None:
@@ -657,7 +645,7 @@ class GpuRunner:
         graph = self.graphs.get(shape)
         if graph is None:
             graph = self.graphs[shape] = self._capture(shape, wanted.verifier)
-            self.num_warm_ups += 1
+            self.num_recorded += 1
         self._copied.synchronize()
         token_ids, positions, slots, borders, context_lens, tables, rows, *_ = graph.buffer.arrays
         token_ids[:num_tokens] = inputs.token_ids
@@ -704,7 +692,7 @@ class GpuRunner:
         ]
         assert len(shapes) == NUM_FIELDS
         shapes += sampling_shapes(num_rows)
-        if isinstance(self._outlet, Shelf):
+        if shape.follows:
             shapes.append((size, PLAN_WIDTH))
         count = num_elements(shapes)
         host, device = (
@@ -718,8 +706,8 @@ class GpuRunner:
         buffer.arrays[4][:] = 1
         buffer.arrays[6][:] = np.arange(num_rows)
         buffer.arrays[NUM_FIELDS + 1][3] = NO_SLOT
-        if isinstance(self._outlet, Shelf):
-            buffer.arrays[-1][:] = no_plan(size)
+        if shape.follows:
+            buffer.arrays[-1][:, 0] = -1
         cuda.copy_to_device(device, host, self._stream)
         # The run before the recording draws tokens over those of the step in front of this one.
         last_tokens = self._last_tokens.clone()
@@ -734,13 +722,6 @@ class GpuRunner:
             graph = self.pool.capture(step)
         cuda.copy(self._last_tokens, last_tokens, self._stream)
         return DecodeGraph(buffer, host, device, device.data_ptr(), graph)
-
-
-def no_plan(num_seqs: int) -> npt.NDArray[np.int32]:
-    """The plan of ops.follow_drafts for a step that begins where it says."""
-    plan = np.zeros((num_seqs, PLAN_WIDTH), np.int32)
-    plan[:, 0] = -1
-    return plan
 
 
 def sampling_shapes(num_rows: int) -> list[tuple[int, ...]]:

@@ -67,11 +67,8 @@ class Runner(Protocol):
     num_ahead: int
 
     @property
-    def num_warm_ups(self) -> int:
-        """Steps so far that took longer than their like will.
-
-        Each recorded a graph, or ran operator by operator because there was none yet.
-        """
+    def num_recorded(self) -> int:
+        """Graphs so far; a step that records one takes longer than it will again."""
         ...
 
     def launch(
@@ -159,7 +156,7 @@ class HostRunner:
     """Runs steps on the CPU: each is over when `launch` returns. See Runner."""
 
     num_ahead = 0
-    num_warm_ups = 0
+    num_recorded = 0
 
     def __init__(self, forward: Forward, copy_blocks: CopyBlocks):
         self.forward = forward

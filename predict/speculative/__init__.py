@@ -28,11 +28,11 @@ FAILED = -1  # in the place of a draft that could not be drawn; placeholders are
 
 
 class Verified(NamedTuple):
-    """A request that decodes in a step that runs, and whose drafts that step verifies."""
+    """A request whose drafts a step that runs verifies."""
 
     request: Request
     row: int  # of the step's: the choice behind the request's last token
-    drafts: Sequence[int]  # placeholders; there may be none
+    drafts: Sequence[int]  # placeholders
 
 
 class Follower(Protocol):
@@ -92,17 +92,16 @@ class Proposer(Protocol):
     as its tokens come, while steps run ahead of it, and compared with what comes: drafts are
     verified where that went well.
 
-    propose_behind: proposes for requests behind a step that runs and verifies drafts, before its
-    end is known, and goes on where it gets; by request id, for those for which it can. A limit of 0
-    asks for no drafts, but the request may have some behind the next step. None where that is never
-    so.
+    propose_behind: proposes for requests behind a step that runs and verifies their drafts, before
+    its end is known, and goes on where it gets; by request id, for those for which it can. None
+    where that is never so.
     """
 
     looks_up: bool
     propose_behind: ProposeBehind | None
 
     @property
-    def num_warm_ups(self) -> int:
+    def num_recorded(self) -> int:
         """See Runner, of steps of the proposer's own."""
         ...
 

@@ -89,16 +89,16 @@ class DraftModelProposer:
         self.propose_behind = None if network.follower is None else self._propose_behind
 
     @property
-    def num_warm_ups(self) -> int:
+    def num_recorded(self) -> int:
         """See Proposer."""
-        return self.network.runner.num_warm_ups
+        return self.network.runner.num_recorded
 
     def propose(
         self, requests: Sequence[Request], limits: Sequence[int]
     ) -> Sequence[Sequence[int]]:
         """See Proposer."""
         starts = [self._num_cached(request) for request in requests]
-        self._catch_up(requests, starts, MOST_WITH_LOGITS)
+        self._catch_up(requests, starts)
         tables = [
             [*request.block_ids, self.network.num_blocks + index]
             for index, request in enumerate(requests)
@@ -135,34 +135,32 @@ class DraftModelProposer:
     def observe(self, request: Request, drafts: Sequence[int], chosen: Sequence[int]) -> None:
         """See Proposer."""
         state = self._states[request.request_id]
-        if state.num_behind:
-            num_tokens = request.num_tokens + len(accepted_tokens(drafts, chosen))
-            self._states[request.request_id] = self._followed(request, num_tokens, state.num_behind)
-        else:
+        if not state.num_behind:
             state.drafts = list(drafts[: state.num_written])
-
-    def _followed(self, request: Request, num_tokens: int, num_behind: int) -> _State:
-        """The state behind a step with which the request has so many tokens, all in the cache.
-
-        num_behind: drafts that come behind them. As far as the blocks go that the request had, and
-        keeps.
-        """
+            return
+        # Then the cache has the new tokens too, and drafts behind them: as far as the blocks go
+        # that the request had, and keeps.
+        num_tokens = request.num_tokens + len(accepted_tokens(drafts, chosen))
         block_size = self.network.block_size
         room = len(request.block_ids) * block_size
         kept = min(room, -(-num_tokens // block_size) * block_size)
-        num_written = max(min(num_behind - 1, kept - num_tokens), 0)
-        return _State(request.block_ids, min(num_tokens, room), num_written)
+        state.num_known, state.drafts = min(num_tokens, room), []
+        state.num_written = max(min(state.num_behind - 1, kept - num_tokens), 0)
+        state.num_behind = 0
 
     def _propose_behind(self, verified: Sequence[Verified], limits: Sequence[int]) -> Drafts:
         """See Proposer. Spans, rows and tables are those of drafts that are all right.
 
         The first step has two tokens of each request: where all drafts were right, the last of them
-        is not in the cache yet. It has requests without drafts to come too, as long as that is all
-        it takes for some later.
+        is not in the cache yet.
         """
         follower, num_blocks = self.network.follower, self.network.num_blocks
         assert follower is not None
-        able = self._able(verified, limits)
+        able = [
+            (each, limit)
+            for each, limit in zip(verified, limits, strict=True)
+            if self._can_follow(each, limit)
+        ]
         tables = [
             [*each.request.block_ids, num_blocks + index] for index, (each, _) in enumerate(able)
         ]
@@ -193,56 +191,21 @@ class DraftModelProposer:
         for (each, _), own in zip(able, drafts, strict=True):
             request = each.request
             self._mark(request, request.num_tokens - 1, _end(each) + len(own))
-            if each.drafts:
-                self._states[request.request_id].num_behind = len(own)
-            else:  # what comes of the step is no secret
-                state = self._followed(request, request.num_tokens + 1, len(own))
-                self._states[request.request_id] = state
-        return {
-            each.request.request_id: own[:limit]
-            for (each, limit), own in zip(able, drafts, strict=True)
-            if limit
-        }
+            self._states[request.request_id].num_behind = len(own)
+        return {each.request.request_id: own for (each, _), own in zip(able, drafts, strict=True)}
 
-    def _able(
-        self, verified: Sequence[Verified], limits: Sequence[int]
-    ) -> list[tuple[Verified, int]]:
-        """Those whose cache has what is before, with limits; what others missed is caught up with.
-
-        But for requests with drafts, in which the cache must have all before the last of them.
-        """
-        able: list[tuple[Verified, int]] = []
-        late: list[Request] = []
-        starts: list[int] = []
-        for each, limit in zip(verified, limits, strict=True):
-            request = each.request
-            room = (len(request.block_ids) + 1) * self.network.block_size
-            if _end(each) + max(limit, 1) > room:
-                continue
-            if each.drafts:
-                if self._has_all_drafts(each):
-                    able.append((each, limit))
-                continue
-            start = self._num_cached(request)
-            is_late = start < request.num_tokens - 1
-            if is_late and limit:
-                late.append(request)
-                starts.append(start)
-            if limit or not is_late:
-                able.append((each, limit))
-        self._catch_up(late, starts, 0)
-        return able
-
-    def _has_all_drafts(self, verified: Verified) -> bool:
-        """Whether the cache has the request's tokens and all of its drafts but the last."""
-        request = verified.request
+    def _can_follow(self, verified: Verified, limit: int) -> bool:
+        """Whether the cache has what is before, and room for what is behind."""
+        request, num_drafts = verified.request, len(verified.drafts)
         state = self._states.get(request.request_id)
+        room = (len(request.block_ids) + 1) * self.network.block_size
         return (
             state is not None
             and state.block_ids is request.block_ids
             and state.num_behind == 0
             and state.num_known == request.num_tokens
-            and state.num_written >= len(verified.drafts) - 1
+            and state.num_written >= num_drafts - 1
+            and _end(verified) + limit <= room
         )
 
     def settle(self) -> None:
@@ -264,17 +227,14 @@ class DraftModelProposer:
         tokens = self.network.runner.launch(inputs, rows, self._sampler)
         return cast(list[int], tokens.take())  # a draft model has no beams
 
-    def _catch_up(self, requests: Sequence[Request], starts: list[int], most_left: int) -> None:
-        """Runs what the draft has not seen, but for the last token; moves `starts`.
-
-        most_left: tokens of a request that may be left out as well, if it has missed no others.
-        """
+    def _catch_up(self, requests: Sequence[Request], starts: list[int]) -> None:
+        """Runs what the draft has not seen, but for the last step's tokens; moves `starts`."""
         while True:
             left = self.network.token_budget
             spans: list[DraftSpan] = []
             for index, request in enumerate(requests):
                 missing = request.num_tokens - 1 - starts[index]
-                count = min(missing, left) if missing > most_left else 0
+                count = min(missing, left) if missing > MOST_WITH_LOGITS else 0
                 if count > 0:
                     end = starts[index] + count
                     tokens = request.token_ids[starts[index] : end]

@@ -94,7 +94,7 @@ class LookaheadProposer:
     """See Proposer."""
 
     looks_up = True
-    num_warm_ups = 0
+    num_recorded = 0
     propose_behind: ProposeBehind | None = None
 
     def __init__(self, max_ngram_size: int):

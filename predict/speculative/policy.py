@@ -218,7 +218,7 @@ class DraftPolicy:
         """Takes in a step with so many decoding requests: what its drafts cost and brought.
 
         lengths: of its drafts. waited: it could not run ahead. seconds: since the end of the step
-        before; None with prompts in it, or when it warmed up (see Runner.num_warm_ups).
+        before; None with prompts in it, or when a graph was recorded meanwhile.
         """
         if self._num_excuses < MOST_EXCUSES:
             self._num_excuses += ALLOWANCE
