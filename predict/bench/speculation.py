@@ -30,12 +30,14 @@ if TYPE_CHECKING:
 
     from paddle import Tensor
     from predict.engine.beams import Candidates
+    from predict.engine.engine import Engine
     from predict.engine.runner import Runner, Tokens
     from predict.engine.sampler import Row, Sampler
     from predict.llm import LLM
     from predict.nn.inputs import ForwardInputs
     from predict.speculative import Drafts, ProposeBehind, Proposer
 
+MOST_WARM_UPS = 4  # runs with and without drafts
 Scripts = Mapping[tuple[int, ...], list[int]]  # by prompt, the output
 StandIns = Mapping[int, int]  # by placeholder of a draft model's, the draft that is verified
 
@@ -109,11 +111,11 @@ class AgreeingProposer:
     stand_ins: of the last proposal's placeholders.
     """
 
-    def __init__(self, proposer: Proposer, scripts: Scripts, agreement: float):
+    def __init__(self, proposer: Proposer, scripts: Scripts, agreement: float, seed: int = 0):
         self._proposer = proposer
         self._scripts = scripts
         self._agreement = agreement
-        self._random = np.random.default_rng(0)
+        self._random = np.random.default_rng(seed)
         self.stand_ins: dict[int, int] = {}
         behind = proposer.propose_behind
         self.propose_behind: ProposeBehind | None = (
@@ -216,6 +218,12 @@ def copies(
     return scripts
 
 
+def num_recorded(engine: Engine) -> int:
+    """Graphs so far, of both models."""
+    proposer = engine.proposer
+    return engine.runner.num_recorded + (proposer.num_recorded if proposer is not None else 0)
+
+
 def draft_step_seconds(llm: LLM, prompt: Sequence[int]) -> float:
     """Seconds of one draft at batch 1, behind a prompt."""
     import paddle
@@ -245,27 +253,42 @@ def draft_step_seconds(llm: LLM, prompt: Sequence[int]) -> float:
 def measure_drafts(
     llm: LLM, prompts: Sequence[list[list[int]]], output_len: int, edits: float, agreement: float
 ) -> dict[str, Any]:
-    """Both texts with and without drafts; prompts: of each repetition."""
+    """Both texts with and without drafts; prompts: of each repetition.
+
+    Before it, runs of the first one until none records a graph, or MOST_WARM_UPS.
+    """
     engine, vocab_size = llm.engine, llm.spec.vocab_size
     results: dict[str, Any] = {}
     params = SamplingParams(max_new_tokens=output_len, ignore_eos=True, temperature=0.0)
-    for text, share in (("copy", edits), ("random", 1.0)):
+
+    def turns(text: str, batch: list[list[int]], seed: int) -> dict[bool, Counts]:
+        """A run with drafts and one without."""
+        share = edits if text == "copy" else 1.0
+        scripts = copies(batch, output_len, share, vocab_size, seed)
+        proposer, stand_ins = engine.proposer, dict[int, int]()
+        assert proposer is not None
+        if text == "copy" and isinstance(proposer, DraftModelProposer):
+            agreeing = AgreeingProposer(proposer, scripts, agreement, seed)
+            proposer, stand_ins = agreeing, agreeing.stand_ins
+        runner = ScriptedRunner(engine.runner, scripts, stand_ins)
+        with replaced(llm, runner, None):  # both turns find the prompts in the prefix cache
+            counted(llm, batch, replace(params, max_new_tokens=1))
+        taken: dict[bool, Counts] = {}
+        for drafts in (False, True) if seed % 2 else (True, False):
+            with replaced(llm, runner, proposer if drafts else None):
+                taken[drafts] = counted(llm, batch, params)
+        return taken
+
+    for text in ("copy", "random"):
+        for seed in range(MOST_WARM_UPS):
+            before = num_recorded(engine)
+            turns(text, prompts[0], seed)
+            if num_recorded(engine) == before:
+                break
         runs: dict[bool, list[Counts]] = {False: [], True: []}
-        for index, batch in enumerate([prompts[0], *prompts]):  # the first warms up
-            scripts = copies(batch, output_len, share, vocab_size, index)
-            proposer, stand_ins = engine.proposer, dict[int, int]()
-            assert proposer is not None
-            if text == "copy" and isinstance(proposer, DraftModelProposer):
-                agreeing = AgreeingProposer(proposer, scripts, agreement)
-                proposer, stand_ins = agreeing, agreeing.stand_ins
-            runner = ScriptedRunner(engine.runner, scripts, stand_ins)
-            with replaced(llm, runner, None):  # both turns find the prompts in the prefix cache
-                counted(llm, batch, replace(params, max_new_tokens=1))
-            for drafts in (False, True) if index % 2 else (True, False):
-                with replaced(llm, runner, proposer if drafts else None):
-                    run = counted(llm, batch, params)
-                if index:
-                    runs[drafts].append(run)
+        for seed, batch in enumerate(prompts, MOST_WARM_UPS + 1):
+            for drafts, run in turns(text, batch, seed).items():
+                runs[drafts].append(run)
         without, with_ = (
             statistics.median(run.seconds for run in runs[drafts]) for drafts in (False, True)
         )
@@ -281,6 +304,7 @@ def measure_drafts(
             f"{text}_acceptance_rate": accepted / drafted if drafted else None,
             f"{text}_mean_accepted_length": accepted / spans if spans else None,
             f"{text}_mean_draft_length": drafted / spans if spans else None,
+            f"{text}_drafted_share": (spans + accepted) / (tokens * len(prompts)),
         }
     if isinstance(engine.proposer, DraftModelProposer):
         results["draft_step_ms"] = 1e3 * draft_step_seconds(llm, prompts[0][0])

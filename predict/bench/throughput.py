@@ -224,6 +224,7 @@ ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("copy_acceptance_rate", "  acceptance rate", "{:.1%}".format),
     ("copy_mean_accepted_length", "  mean accepted length, tokens", "{:.2f}".format),
     ("copy_mean_draft_length", "  mean draft length, tokens", "{:.2f}".format),
+    ("copy_drafted_share", "  share of tokens from steps with drafts", "{:.1%}".format),
     ("draft_step_ms", "draft model's step, ms", "{:.3f}".format),
     (
         "random_tokens_per_s_without_drafts",
