@@ -61,39 +61,6 @@ struct KernelParams {
   int row_blocks, token_blocks;
   int num_blocks;            // that work
   int stages, split, trigger;
-  // Blocks from num_whole on, of so many, share the columns of the tiles from num_whole on; or none.
-  int num_whole, num_workers;
-};
-
-// What a block multiplies: columns at the end or in the middle of a tile, whose sums another block
-// takes, then those from the first one on of the next tile, which it finishes.
-struct Work {
-  int tile[2];
-  int step0[2], num_steps[2];
-
-  // Of worker w: its share of all steps of the shared tiles, one tile after the other. It is less
-  // than a tile: there are more workers than tiles.
-  static __device__ __forceinline__ int begin_of(const KernelParams& p, int w) {
-    const int64_t steps = int64_t{p.row_blocks - p.num_whole} * p.num_units;
-    return static_cast<int>(steps * w / p.num_workers);
-  }
-
-  __device__ __forceinline__ Work(const KernelParams& p, int w) {
-    const int begin = begin_of(p, w), end = begin_of(p, w + 1);
-    const int first = begin / p.num_units, behind = begin - first * p.num_units;
-    tile[0] = p.num_whole + first;
-    step0[0] = behind;
-    num_steps[0] = behind == 0 ? 0 : min(p.num_units - behind, end - begin);
-    tile[1] = p.num_whole + (behind == 0 ? first : first + 1);
-    step0[1] = 0;
-    num_steps[1] = end - begin - num_steps[0];
-  }
-
-  __device__ __forceinline__ Work(int whole, int begin, int end) {
-    tile[0] = tile[1] = whole;
-    step0[0] = num_steps[0] = 0;
-    step0[1] = begin, num_steps[1] = end - begin;
-  }
 };
 
 constexpr int kSlabs = 8;  // of a block, a warp each; gated, gates and their ups
@@ -197,32 +164,6 @@ __device__ __forceinline__ void take_parts(float4* own, float4* from, int64_t st
     }
   }
   *own = make_float4(sum[0], sum[1], sum[2], sum[3]);
-}
-
-// acc += the sums that the same thread of another block has sent, which become zero again.
-template <int kQuads>
-__device__ __forceinline__ void take_sums(float (&acc)[4 * kQuads], float4* from) {
-  float4 v[kQuads];
-  bool all;
-  int tries = 0;
-#pragma unroll
-  for (int i = 0; i < kQuads; ++i) v[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-  do {
-    all = true;
-#pragma unroll
-    for (int i = 0; i < kQuads; ++i) {
-      if (!has_come(v[i])) v[i] = load_part(from + i * kConsumers);
-    }
-#pragma unroll
-    for (int i = 0; i < kQuads; ++i) all = all && has_come(v[i]);
-    if (++tries == 1 << 22) asm volatile("trap;");  // seconds: an error, not a hang
-  } while (!all);
-#pragma unroll
-  for (int i = 0; i < kQuads; ++i) {
-    __stcg(from + i * kConsumers, make_float4(0.f, 0.f, 0.f, 0.f));
-    acc[4 * i] += v[i].x, acc[4 * i + 1] += v[i].y, acc[4 * i + 2] += v[i].z;
-    acc[4 * i + 3] += v[i].w;
-  }
 }
 
 // What four adjacent outputs of a token take beside their sums: asked for ahead of them.
@@ -341,22 +282,17 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
   const int warp = __shfl_sync(~0u, threadIdx.x / kWarp, 0);
   const int lane = threadIdx.x % kWarp;
   const int rank = blockIdx.x % p.split;
-  const int worker = static_cast<int>(blockIdx.x) - p.num_whole;
-  const bool shares = p.num_workers > 0 && worker >= 0;
   // Blocks of neighbouring rows and tokens run at the same time and share what they read in L2.
   const int index = blockIdx.x / p.split;
   const int first = index / (kOrder * p.row_blocks) * kOrder;
   const int order = min(kOrder, p.token_blocks - first);
   const int within = index - first * p.row_blocks;
-  const int token0 = shares ? 0 : (first + within % order) * kTokens;
+  const int token0 = (first + within % order) * kTokens;
   constexpr int kOutSlabs = kGated ? kSlabs / 2 : kSlabs;
-  const auto begin_of = [&](int r) {
-    return static_cast<int>(static_cast<int64_t>(p.num_units) * r / p.split);
-  };
-  const Work work = shares ? Work(p, worker)
-                           : Work(within / order, begin_of(rank), begin_of(rank + 1));
-  const int num_steps = work.num_steps[0] + work.num_steps[1];
-  const int slab0 = work.tile[1] * kOutSlabs;
+  const int slab0 = within / order * kOutSlabs;
+  const int step0 = static_cast<int>(static_cast<int64_t>(p.num_units) * rank / p.split);
+  const int num_steps =
+      static_cast<int>(static_cast<int64_t>(p.num_units) * (rank + 1) / p.split) - step0;
 
   if (p.trigger < 0) pdl_trigger();
   if (static_cast<int>(blockIdx.x) >= p.num_blocks) {
@@ -365,7 +301,6 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
     __nanosleep(kFillNanoseconds);
     return;
   }
-  if (num_steps == 0) return;
   const int trigger_step = num_steps - 1 - p.trigger;
   if (threadIdx.x == kConsumers) {
     tensor_map_prefetch(&token_map);
@@ -382,33 +317,26 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
     if (warp == kSlabs) {
       const uint64_t once = p.token_blocks > 1 ? policy_evict_last() : policy_evict_first();
       const uint64_t keep = policy_evict_last();
-      const uint8_t* from[2] = {};  // this lane's slab
+      const uint8_t* from = nullptr;  // this lane's slab
       if (lane < kSlabs) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int first =
-              work.tile[i] * kOutSlabs + lane + (lane >= kOutSlabs ? p.up - kOutSlabs : 0);
-          // Behind the last slab, its own rows again: they are not written.
-          const int64_t slab = min(first, p.num_slabs - 1);
-          from[i] = p.weight + (slab * p.num_units + work.step0[i]) * F::kUnitBytes;
-        }
+        const int first = slab0 + lane + (lane >= kOutSlabs ? p.up - kOutSlabs : 0);
+        // Behind the last slab, its own rows again: they are not written.
+        const int64_t slab = min(first, p.num_slabs - 1);
+        from = p.weight + (slab * p.num_units + step0) * F::kUnitBytes;
       }
-      const int turn = work.num_steps[0];
       const auto load_weight = [&](int step, int s) {
         if (lane == 0) barrier_arrive_expect(&full[s], S::kStageLoad);
         __syncwarp();
         if (lane < kSlabs) {
-          const uint8_t* at = step < turn ? from[0] : from[1];
-          const int64_t units = step < turn ? step : step - turn;
           bulk_load(stages + s * S::kStageBytes + S::kBoxes * S::kTokenBytes + lane * F::kUnitBytes,
-                    at + units * F::kUnitBytes, F::kUnitBytes, &full[s], once);
+                    from + static_cast<int64_t>(step) * F::kUnitBytes, F::kUnitBytes, &full[s], once);
         }
       };
       const auto load_tokens = [&](int step, int s) {
         if (lane < S::kBoxes) {
-          const int at = step < turn ? work.step0[0] + step : work.step0[1] + step - turn;
           tensor_load_2d(stages + s * S::kStageBytes + lane * S::kTokenBytes, &token_map,
-                         at * kUnitColumns + lane * S::kBoxColumns, token0, &full[s], keep);
+                         (step0 + step) * kUnitColumns + lane * S::kBoxColumns, token0, &full[s],
+                         keep);
         }
       };
       const int ahead = min(p.stages, num_steps);
@@ -428,7 +356,7 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
         if (p.trigger >= 0 && i == trigger_step) pdl_trigger();
         if (++s == p.stages) s = 0, phase ^= 1;
       }
-    } else if (warp == kSlabs + 1 && work.num_steps[1] > 0) {
+    } else if (warp == kSlabs + 1) {
       pdl_wait();
       if constexpr (kTokens <= 32) {
         warp_row_scales(p.epilogue, token0, min(kTokens, p.num_rows - token0), row_scale);
@@ -453,110 +381,85 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
   const auto advance = [&] {
     if (++s == p.stages) s = 0, phase ^= 1;
   };
-  const char* units =  // this warp's, of the first stage
-      stages + S::kBoxes * S::kTokenBytes + slab * F::kUnitBytes;
-  constexpr int kPartQuads = kTokens / 8;  // of a thread's sums
-  const auto part_of = [&](int w) {
-    return parts + int64_t{w} * kPartQuads * kConsumers + threadIdx.x;
-  };
   // Not at the barrier: warps that try it take from the block of the launch ahead.
   pdl_wait();
-#pragma unroll 1
-  for (int part = work.num_steps[0] == 0; part < 2; ++part) {
-    // At least once: a way around the loop would set accumulators beside those in flight, for
-    // which the compiler makes each instruction wait for the one ahead.
-    int left = part == 0 ? work.num_steps[0] : work.num_steps[1];
-    if (left == 0) return;
-    barrier_wait(&full[s], phase);
-    if constexpr (F::kTokenSize == 1) {
-      int sum[kTokens / 2];
+  barrier_wait(&full[0], 0);
+  const char* units =  // this warp's, of the first stage
+      stages + S::kBoxes * S::kTokenBytes + slab * F::kUnitBytes;
+  // At least once: a way around the loop would set accumulators beside those in flight, for
+  // which the compiler makes each instruction wait for the one ahead.
+  int left = num_steps;
+  if constexpr (F::kTokenSize == 1) {
+    int sum[kTokens / 2];
 #pragma unroll
-      for (int i = 0; i < kTokens / 2; ++i) sum[i] = 0;
-      uint32_t a[2][2][4];  // one is made while the tensor cores read the other
-      W4A8Codes<F> codes;
-      codes.load(units + s * S::kStageBytes, 0);
-      do {
-        const uint64_t b = wgmma_descriptor(stages + s * S::kStageBytes);
-        const int offset = s * S::kStageBytes;
-        const int current = s;
-        advance();
+    for (int i = 0; i < kTokens / 2; ++i) sum[i] = 0;
+    uint32_t a[2][2][4];  // one is made while the tensor cores read the other
+    W4A8Codes<F> codes;
+    codes.load(units, 0);
+    do {
+      const uint64_t b = wgmma_descriptor(stages + s * S::kStageBytes);
+      const int offset = s * S::kStageBytes;
+      const int current = s;
+      advance();
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          constexpr bool kEach = F::kColumns == 64;  // half is a group
-          const float2 scale = codes.convert(a[half]);
-          wgmma_fence();
+      for (int half = 0; half < 2; ++half) {
+        constexpr bool kEach = F::kColumns == 64;  // half is a group
+        const float2 scale = codes.convert(a[half]);
+        wgmma_fence();
 #pragma unroll
-          for (int k = 0; k < 2; ++k) {
-            Wgmma<int8_t, kTokens>::run(sum, a[half][k], b + (2 * half + k) * 2,
-                                    k > 0 || (half > 0 && !kEach));
-          }
-          wgmma_commit();
-          if (half == 0) {
-            codes.load(units + offset, 1);
-          } else if (left > 1) {
-            barrier_wait(&full[s], phase);
-            codes.load(units + s * S::kStageBytes, 0);
-          }
-          if (half == 0 && !kEach) continue;
-          wgmma_wait<0>();
-          wgmma_pin(sum);
-          if (half == 1 && lane == 0) barrier_arrive(&empty[current]);
-#pragma unroll
-          for (int i = 0; i < kTokens / 2; ++i) {
-            acc[i] = fmaf(i % 4 < 2 ? scale.x : scale.y, static_cast<float>(sum[i]), acc[i]);
-          }
+        for (int k = 0; k < 2; ++k) {
+          Wgmma<int8_t, kTokens>::run(sum, a[half][k], b + (2 * half + k) * 2,
+                                  k > 0 || (half > 0 && !kEach));
         }
-      } while (--left > 0);
-    } else {
-      int previous = -1;
-      uint32_t a[2][4][4];  // one is made while the tensor cores read the other
-      PackedCodes<T, F> codes;
-      codes.load(units + s * S::kStageBytes, 0);
-      do {
-        const char* at = stages + s * S::kStageBytes;
-        const int offset = s * S::kStageBytes;
-        const int current = s;
-        advance();
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          codes.convert(a[half]);
-          const uint64_t b = wgmma_descriptor(at + half * S::kTokenBytes);
-          wgmma_fence();
-#pragma unroll
-          for (int k = 0; k < 4; ++k) Wgmma<T, kTokens>::run(acc, a[half][k], b + k * 2, 1);
-          wgmma_commit();
-          if (half == 0) {
-            codes.load_second(units + offset);
-          } else if (left > 1) {
-            barrier_wait(&full[s], phase);
-            codes.load(units + s * S::kStageBytes, 0);
-          }
-          wgmma_wait<1>();
-          if (half == 0 && previous >= 0 && lane == 0) barrier_arrive(&empty[previous]);
+        wgmma_commit();
+        if (half == 0) {
+          codes.load(units + offset, 1);
+        } else if (left > 1) {
+          barrier_wait(&full[s], phase);
+          codes.load(units + s * S::kStageBytes, 0);
         }
-        previous = current;
-      } while (--left > 0);
-      wgmma_wait<0>();
-      if (lane == 0) barrier_arrive(&empty[previous]);
-    }
-    wgmma_wait<0>();
-    wgmma_pin(acc);
-    if (part == 1) break;
-    float4* to = part_of(worker);
+        if (half == 0 && !kEach) continue;
+        wgmma_wait<0>();
+        wgmma_pin(sum);
+        if (half == 1 && lane == 0) barrier_arrive(&empty[current]);
 #pragma unroll
-    for (int i = 0; i < kPartQuads; ++i) {
-      send_part(to + i * kConsumers,
-                make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]));
-    }
+        for (int i = 0; i < kTokens / 2; ++i) {
+          acc[i] = fmaf(i % 4 < 2 ? scale.x : scale.y, static_cast<float>(sum[i]), acc[i]);
+        }
+      }
+    } while (--left > 0);
+  } else {
+    int previous = -1;
+    uint32_t a[2][4][4];  // one is made while the tensor cores read the other
+    PackedCodes<T, F> codes;
+    codes.load(units, 0);
+    do {
+      const char* at = stages + s * S::kStageBytes;
+      const int offset = s * S::kStageBytes;
+      const int current = s;
+      advance();
 #pragma unroll
-    for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.f;
+      for (int half = 0; half < 2; ++half) {
+        codes.convert(a[half]);
+        const uint64_t b = wgmma_descriptor(at + half * S::kTokenBytes);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; ++k) Wgmma<T, kTokens>::run(acc, a[half][k], b + k * 2, 1);
+        wgmma_commit();
+        if (half == 0) {
+          codes.load_second(units + offset);
+        } else if (left > 1) {
+          barrier_wait(&full[s], phase);
+          codes.load(units + s * S::kStageBytes, 0);
+        }
+        wgmma_wait<1>();
+        if (half == 0 && previous >= 0 && lane == 0) barrier_arrive(&empty[previous]);
+      }
+      previous = current;
+    } while (--left > 0);
   }
-  // The rest of the tile, in the order of its columns.
-  const int tile_end = (work.tile[1] - p.num_whole + 1) * p.num_units;
-  for (int w = worker + 1; shares && Work::begin_of(p, w) < tile_end; ++w) {
-    if (Work::begin_of(p, w) == Work::begin_of(p, w + 1)) continue;
-    take_sums<kPartQuads>(acc, part_of(w));
-  }
+  wgmma_wait<0>();
+  wgmma_pin(acc);
 
   // A block finishes every split-th token, a warp at a time, four outputs by a lane; gated, two tokens.
   const int out_width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
@@ -653,21 +556,11 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
                           int64_t{tiles} * kp.split * S::kPartBytes > kPartsBytes)) {
     --kp.split;
   }
-  // Where whole tiles, or even shares of each, would leave a tenth of the multiprocessors idle, one
-  // block of each shares the columns of those left over by whole waves.
-  const int blocks = num_multiprocessors(), rest = tiles % blocks;
-  const bool idle = tiles < blocks ? tiles * kp.split * 10 < blocks * 9 : rest > 0;
-  if (kp.token_blocks == 1 && idle && int64_t{blocks} * S::kPartBytes <= kPartsBytes &&
-      int64_t{rest} * kp.num_units >= blocks) {
-    kp.split = 1;
-    kp.num_whole = tiles - rest;
-    kp.num_workers = blocks;
-  }
   kp.trigger = tile.trigger;
   kp.stages = std::max(
       2, std::min({tile.stages, kMaxStages, (226 * 1024 - kHeadBytes - 1024) / S::kStageBytes}));
   LaunchConfig config;
-  kp.num_blocks = kp.num_workers > 0 ? kp.num_whole + kp.num_workers : tiles * kp.split;
+  kp.num_blocks = tiles * kp.split;
   config.grid = dim3(static_cast<unsigned>(std::max(kp.num_blocks, num_multiprocessors())));
   config.block = dim3(S::kThreads);
   config.shared_bytes = packed_shared_bytes(p, S::shared_bytes(kp.stages));
