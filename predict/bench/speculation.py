@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from paddle import Tensor
     from predict.engine.beams import Candidates
-    from predict.engine.engine import Engine
     from predict.engine.runner import Runner, Tokens
     from predict.engine.sampler import Row, Sampler
     from predict.llm import LLM
@@ -218,12 +217,6 @@ def copies(
     return scripts
 
 
-def num_recorded(engine: Engine) -> int:
-    """Graphs so far, of both models."""
-    proposer = engine.proposer
-    return engine.runner.num_recorded + (proposer.num_recorded if proposer is not None else 0)
-
-
 def draft_step_seconds(llm: LLM, prompt: Sequence[int]) -> float:
     """Seconds of one draft at batch 1, behind a prompt."""
     import paddle
@@ -281,9 +274,9 @@ def measure_drafts(
 
     for text in ("copy", "random"):
         for seed in range(MOST_WARM_UPS):
-            before = num_recorded(engine)
+            before = engine.num_recorded
             turns(text, prompts[0], seed)
-            if num_recorded(engine) == before:
+            if engine.num_recorded == before:
                 break
         runs: dict[bool, list[Counts]] = {False: [], True: []}
         for seed, batch in enumerate(prompts, MOST_WARM_UPS + 1):

@@ -86,7 +86,13 @@ class Engine:
         self._behind: Drafts = {}  # of requests whose last drafts a step that runs verifies
         self._waits = False  # the next step, for tokens of those that run
         self._last_end = 0.0  # of a step, perf_counter seconds
-        self._num_recorded = 0  # graphs until then
+        self._num_recorded_then = 0  # at that end
+
+    @property
+    def num_recorded(self) -> int:
+        """Graphs so far, of the proposer's model too (see Runner)."""
+        of_proposer = 0 if self.proposer is None else self.proposer.num_recorded
+        return self.runner.num_recorded + of_proposer
 
     def add(self, request: Request) -> None:
         """Queues a request; raises ValueError when it can never run (see Scheduler.add)."""
@@ -129,8 +135,9 @@ class Engine:
         assert self.proposer is not None
         assert self.policy is not None
         batch = step.batch
-        num_recorded = self.runner.num_recorded + self.proposer.num_recorded
-        recorded, self._num_recorded = num_recorded > self._num_recorded, num_recorded
+        num_recorded = self.num_recorded
+        recorded = num_recorded > self._num_recorded_then
+        self._num_recorded_then = num_recorded
         timed = seconds if batch.num_tokens == len(step.rows) and not recorded else None
         lengths: list[int] = []
         if step.decides:
@@ -208,9 +215,7 @@ class Engine:
         ]
         if batch.block_copies:
             self.runner.copy_blocks(batch.block_copies)
-        targets = [
-            token for span in batch.spans if span.num_prompt_logits for token in span.prompt_targets
-        ]
+        targets = [token for span in batch.spans for token in span.prompt_targets]
         prompt = NO_TARGETS
         if targets:
             num_top = num_wanted([span.request for span in batch.spans], of_prompts=True)

@@ -12,11 +12,7 @@ from collections.abc import Sequence
 
 from predict.request import Request
 from predict.speculative import ProposeBehind, SpeculativeConfig, accepted_tokens
-from predict.speculative.inference_with_reference import (
-    MOST_AT_ONCE,
-    TOKEN_BITS,
-    key_masks,
-)
+from predict.speculative.inference_with_reference import MOST_AT_ONCE, TOKEN_BITS, key_masks
 
 POOL_SIZE = 1 << 18  # contexts kept, the half that was added last for certain: some 50 MB
 CONTEXT = 3  # tokens of the longest context, at least
