@@ -9,15 +9,17 @@
 //     the order of atomics. Prefix sums in double tell in which bins the top-k border, the nucleus'
 //     border and the drawn token can lie.
 //  3. Only these bins' tokens (a few hundred of 128k) are gathered, sorted, and resolved exactly.
+//  typical_p keeps the tokens whose distance from the largest logit is nearest to the mean distance.
+//  Where nothing else narrows, the mean comes with the histogram, and the prefix sums tell two ranges
+//  of bins in which the kept tokens begin and end; else all that the others keep is gathered.
 //  When too many tokens share those bins (equal logits, say), an exact radix selection over the
-//  bits of the logits replaces 3; it is slower and rare. typical_p takes it always: the mean distance
-//  from the largest logit in one more pass, then a selection by the distance from that.
+//  bits of the logits replaces 3; it is slower and rare.
 // Source: sort-free sampling by threshold search is FlashInfer's idea (2025); ours is exact, as the
 // CPU twin: the same token for the same seed, up to the rounding of exp().
 // Bound: three reads of the row.
-// H200, vocabulary 128256, us for 1 / 32 / 64 / 128 / 256 rows: greedy 7 / 10 / 11 / 22 / 43,
-// temperature 31 / 44 / 45 / 79 / 155, with top-p 33 / 48 / 48 / 82 / 160, with top-k 50 and top-p
-// 33 / 44 / 45 / 81 / 158, with typical_p (when it made one pass more) 156 / 268 / 275 / 415 / 762.
+// H200, vocabulary 128256, us for 1 / 32 / 64 / 128 / 256 rows: greedy 7 / 10 / 10 / 21 / 41,
+// temperature 32 / 47 / 49 / 84 / 161, with top-p 35 / 48 / 51 / 86 / 166, with top-k 50 and top-p
+// 34 / 46 / 46 / 82 / 162, with typical_p 49 / 73 / 69 / 114 / 219 (by radix selections 156 to 762).
 // Clusters that do not all fit at once are slower (64 rows in clusters of 8: 157 us).
 #include <algorithm>
 #include <cfloat>
@@ -52,8 +54,11 @@ struct Shared {
   int num_candidates;
   int bin_low[4], bin_high[4];  // what to gather: borders of top_k, top_p, the draw, min_p
   int mode;
-  int found[3];
+  int found[4];
   double result[4];
+  double mass;         // that typical_p narrows,
+  float center;        // its mean distance (leader only),
+  uint32_t radius;     // and how far from that the typical ones end, by its bits
   unsigned long long sums[2];
   uint32_t prefix;
   uint64_t candidates[kMaxCandidates];  // leader only; last, since a launch may have room for fewer
@@ -304,31 +309,50 @@ __device__ __noinline__ int find_equal(Shared& s, const Row& row, int vocab_size
   return s.found[0];
 }
 
-// Sum of the weights of the tokens that the row keeps, and of weight times distance. In whole units,
-// so that neither depends on the order of addition.
-__device__ __noinline__ void sum_weights(Shared& s, const Row& row, double* mass, double* moment) {
-  if (threadIdx.x < 2) s.sums[threadIdx.x] = 0;
-  row_sync(row.cluster);
+// Sums of tokens' weights and of weights times distances. In whole units, so that neither depends on
+// the order of addition.
+struct WeightSums {
   unsigned long long sums[2] = {0, 0};
-  for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int) {
-    const float d = row.distance(logit);
-    if (!row.keeps(logit, d)) return;
+
+  __device__ __forceinline__ void add(float d) {
     const double weight = expf(-d);
     sums[0] += weight_units(d);
     if (weight > 0.0) sums[1] += static_cast<uint64_t>(weight * d / kUnit);
-  });
-  for (int i = 0; i < 2; ++i) {
+  }
+
+  // Adds this thread's to the block's, by whole warps.
+  __device__ __forceinline__ void add_to(Shared& s) {
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
-    for (int o = kWarp / 2; o > 0; o /= 2) sums[i] += __shfl_xor_sync(~0u, sums[i], o);
-    if (threadIdx.x % kWarp == 0) atomicAdd(&s.sums[i], sums[i]);
+      for (int o = kWarp / 2; o > 0; o /= 2) sums[i] += __shfl_xor_sync(~0u, sums[i], o);
+      if (threadIdx.x % kWarp == 0) atomicAdd(&s.sums[i], sums[i]);
+    }
   }
+
+  // The cluster's, when all blocks have theirs.
+  static __device__ __forceinline__ void total(Shared& s, int cluster, double* mass,
+                                               double* moment) {
+    unsigned long long total[2] = {0, 0};
+    for (int rank = 0; rank < cluster; ++rank) {
+      for (int i = 0; i < 2; ++i) total[i] += *remote(&s.sums[i], rank, cluster);
+    }
+    *mass = total[0] * kUnit;
+    *moment = total[1] * kUnit;
+  }
+};
+
+// Of the tokens that the row keeps.
+__device__ __noinline__ void sum_weights(Shared& s, const Row& row, double* mass, double* moment) {
+  if (threadIdx.x < 2) s.sums[threadIdx.x] = 0;
   row_sync(row.cluster);
-  unsigned long long total[2] = {0, 0};
-  for (int rank = 0; rank < row.cluster; ++rank) {
-    for (int i = 0; i < 2; ++i) total[i] += *remote(&s.sums[i], rank, row.cluster);
-  }
-  *mass = total[0] * kUnit;
-  *moment = total[1] * kUnit;
+  WeightSums sums;
+  for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int) {
+    const float d = row.distance(logit);
+    if (row.keeps(logit, d)) sums.add(d);
+  });
+  sums.add_to(s);
+  row_sync(row.cluster);
+  WeightSums::total(s, row.cluster, mass, moment);
   row_sync(row.cluster);
 }
 
@@ -432,7 +456,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (lane == 0) s.warp_best[warp] = best, s.warp_least[warp] = least;
     for (int b = tid; b < kBins; b += kThreads) s.count[b] = s.mass_low[b] = s.mass_high[b] = 0;
-    if (tid == 0) s.num_candidates = 0;
+    if (tid == 0) s.num_candidates = 0, s.sums[0] = s.sums[1] = 0;
     __syncthreads();
     if (warp == 0) {
       best = s.warp_best[lane];
@@ -476,10 +500,8 @@ __global__ void __launch_bounds__(kThreads)
     if (rank == 0 && tid == 0) params.token_ids[index] = token;
     row_sync(cluster);
   };
-  if (typical_p > 0.f && typical_p < 1.f) {
-    draw_exactly();
-    return;
-  }
+  const bool typical = typical_p > 0.f && typical_p < 1.f;
+  const bool all_typical = typical && top_k == 0 && top_p >= 1.f && farthest == INFINITY;
 
   // 2. Histogram.
   const float range = fminf(fmaxf(row.distance(least), 1e-3f), kRange);
@@ -487,9 +509,11 @@ __global__ void __launch_bounds__(kThreads)
   auto bin_of = [&](float d) {
     return min(static_cast<int>(fminf(d * bins_per_unit, static_cast<float>(kBins))), kBins - 1);
   };
+  WeightSums sums;
   for_each_logit(row.logits, row.begin, row.end, row.aligned, [&](float logit, int) {
     const float d = row.distance(logit);
     if (logit == -INFINITY) return;
+    if (all_typical) sums.add(d);
     const int bin = bin_of(d);
     if (top_k > 0) atomicAdd(&s.count[bin], 1u);
     if (d < kRange) {
@@ -498,6 +522,7 @@ __global__ void __launch_bounds__(kThreads)
       add_mass(&s.mass_low[bin], &s.mass_high[bin], static_cast<uint32_t>(w * kOne + 0.5f));
     }
   });
+  if (all_typical) sums.add_to(s);
   row_sync(cluster);
   if (rank == 0) {
     const int b0 = 2 * tid, b1 = b0 + 1;
@@ -546,14 +571,48 @@ __global__ void __launch_bounds__(kThreads)
         kept_low = fmin(kept_low, mass_before(low[3]));
         kept_high = fmin(kept_high, s.mass_end[low[3]]);
       }
-      low[2] = bin_of_mass(s, uniform * kept_low * (1 - kSlack), true);
-      high[2] = bin_of_mass(s, uniform * kept_high * (1 + kSlack), true);
+      double draw_low = uniform * kept_low, draw_high = uniform * kept_high;
+      if (all_typical) {
+        double moment;
+        WeightSums::total(s, cluster, &s.mass, &moment);
+        const float center = s.center = static_cast<float>(moment / s.mass);
+        // Bins of the distances from center - r to center + r, all, or those wholly between.
+        auto mass_within = [&](int steps, bool whole) {
+          const float begin = center - steps * width, end = center + steps * width;
+          int first = bin_of(fmaxf(begin, 0.f)), last = bin_of(end);
+          if (whole && begin > 0.f) ++first;
+          if (whole && end < range) --last;
+          return first <= last ? s.mass_end[last] - mass_before(first) : 0.0;
+        };
+        auto steps_until = [&](double mass, bool whole) {
+          int from = 0, to = kBins;
+          while (from < to) {
+            const int middle = (from + to) / 2;
+            if (mass_within(middle, whole) >= mass) {
+              to = middle;
+            } else {
+              from = middle + 1;
+            }
+          }
+          return from;
+        };
+        const double target = typical_p * s.mass;
+        const float inner = max(steps_until(target * (1 - kSlack), false) - 1, 0) * width;
+        const float outer = steps_until(target * (1 + kSlack), true) * width;
+        low[0] = bin_of(fmaxf(center - outer, 0.f)), high[0] = bin_of(fmaxf(center - inner, 0.f));
+        low[1] = bin_of(center + inner), high[1] = bin_of(center + outer);
+        draw_low = (1.0 - uniform) * mass_before(low[0]) + uniform * mass_before(low[1]);
+        draw_high = (1.0 - uniform) * s.mass_end[high[0]] + uniform * s.mass_end[high[1]];
+      }
+      low[2] = bin_of_mass(s, draw_low * (1 - kSlack), true);
+      high[2] = bin_of_mass(s, draw_high * (1 + kSlack), true);
+      if (typical && !all_typical) low[2] = 0, high[2] = max(max(high[0], high[1]), high[3]);
       int total = 0;
       for (int i = 0; i < 4; ++i) {
         s.bin_low[i] = low[i], s.bin_high[i] = high[i];
         if (low[i] <= high[i]) total += s.count_end[high[i]] - count_before(low[i]);
       }
-      s.mode = total > max_candidates ? kExact : kGather;
+      s.mode = total > max_candidates / (typical ? 2 : 1) ? kExact : kGather;
       for (int r = 1; r < cluster; ++r) {
         for (int i = 0; i < 4; ++i) {
           *remote(&s.bin_low[i], r, cluster) = low[i];
@@ -597,7 +656,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = total + tid; i < padded; i += kThreads) s.candidates[i] = ~uint64_t{0};
   int* const first_of_bin = reinterpret_cast<int*>(s.count);
   for (int b = tid; b < kBins; b += kThreads) first_of_bin[b] = kMaxCandidates;
-  if (tid < 3) s.found[tid] = kMaxCandidates;
+  if (tid < 4) s.found[tid] = kMaxCandidates;
+  if (tid == 0) s.radius = __float_as_uint(INFINITY);
   __syncthreads();
   for (int size = 2; size <= padded; size *= 2) {  // bitonic
     for (int stride = size / 2; stride > 0; stride /= 2) {
@@ -652,7 +712,7 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   double kept = s.mass_end[kBins - 1];
-  if (low0 <= high0) {
+  if (top_k > 0 && low0 <= high0) {
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
       if (bins[k] < 0) continue;
@@ -674,7 +734,7 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     return s.found[slot];
   };
-  if (low1 <= high1) {
+  if (top_p < 1.f && low1 <= high1) {
     const int i = first_reaching(1, low1, top_p * kept, false);
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
@@ -683,9 +743,12 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     if (i < total) kept = fmin(kept, s.result[3]);
   }
+  auto distance_of = [&](int i) {
+    return row.distance(from_ordered(~static_cast<uint32_t>(s.candidates[i] >> 32)));
+  };
   if (low3 <= high3) {
     auto is_within = [&](int i) {
-      const float d = row.distance(from_ordered(~static_cast<uint32_t>(s.candidates[i] >> 32)));
+      const float d = distance_of(i);
       return bin_of(d) < low3 || (bin_of(d) == low3 && d <= farthest);
     };
     if (tid == 0) s.result[1] = low3 > 0 ? s.mass_end[low3 - 1] : 0.0;
@@ -699,6 +762,79 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();
     kept = fmin(kept, s.result[1]);
+  }
+  if (typical) {
+    double* const end_of = reinterpret_cast<double*>(s.candidates + max_candidates / 2);
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+      if (bins[k] >= 0) end_of[tid * run + k] = ends[k];
+    }
+    int size = total;  // of those that the others keep, with all equals of the last
+    if (!all_typical) size = min(first_reaching(3, 0, kept, false) + 1, total);
+    __syncthreads();
+    // Where min_p ends with a bin, its mass is rounded.
+    if (size > 1 && distance_of(size - 1) > farthest) --size;
+    while (size < total && distance_of(size) == distance_of(size - 1)) ++size;
+    float center = s.center;
+    double mass = s.mass;
+    if (!all_typical) {
+      double moment = 0.0;
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) {
+        if (bins[k] < 0 || tid * run + k >= size) continue;
+        const float d = distance_of(tid * run + k);
+        moment += static_cast<double>(expf(-d)) * d;
+      }
+      block_scan(s, &moment, &unused);
+      mass = size > 0 ? end_of[size - 1] : 0.0;
+      center = static_cast<float>(s.warp_mass[kWarps - 1] / mass);
+    }
+    // Mass in front of the bins in which the typical ones begin and in which they end.
+    const double before_begin = all_typical && low0 > 0 ? s.mass_end[low0 - 1] : 0.0;
+    const double before_end = all_typical && low1 > 0 ? s.mass_end[low1 - 1] : 0.0;
+    struct Kept {
+      int begin, end;  // candidates
+      double above, mass;
+    };
+    auto kept_within = [&](float radius) {
+      auto first_where = [&](int from, auto&& is_so) {
+        int to = size;
+        while (from < to) {
+          const int middle = (from + to) / 2;
+          if (is_so(distance_of(middle))) {
+            to = middle;
+          } else {
+            from = middle + 1;
+          }
+        }
+        return from;
+      };
+      Kept k;
+      k.begin = first_where(0, [&](float d) { return center - d <= radius; });
+      k.end = first_where(k.begin, [&](float d) { return d - center > radius; });
+      k.above = k.begin > 0 ? end_of[k.begin - 1] : before_begin;
+      k.mass = fmax(k.end > 0 ? end_of[k.end - 1] : 0.0, before_end) - k.above;
+      return k;
+    };
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+      const int b = bins[k];
+      const bool on_border = (b >= low0 && b <= high0) || (b >= low1 && b <= high1);
+      if (b < 0 || tid * run + k >= size || (all_typical && !on_border)) continue;
+      const float radius = fabsf(distance_of(tid * run + k) - center);
+      if (kept_within(radius).mass >= typical_p * mass) {
+        atomicMin(&s.radius, __float_as_uint(radius));
+      }
+    }
+    __syncthreads();
+    const Kept all = kept_within(__uint_as_float(s.radius));
+    const int i = first_reaching(2, low2, all.above + uniform * all.mass, true);
+    if (tid == 0) {
+      const int drawn = max(min(i, all.end - 1), all.begin);
+      params.token_ids[index] =
+          drawn < total ? static_cast<int>(static_cast<uint32_t>(s.candidates[drawn])) : -1;
+    }
+    return;
   }
   int drawn = first_reaching(2, low2, uniform * kept, true);
   if (drawn >= total) {  // out of reach by rounding: the last candidate of the draw's bins
