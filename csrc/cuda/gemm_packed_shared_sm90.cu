@@ -489,6 +489,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     PackedCodes<T, F> codes[2];
     uint32_t a[4][4];  // operands of four steps
+    const WgmmaTile tokens = wgmma_descriptor(stages);  // of the first stage
     barrier_wait(&full[s], phase);
     load_codes<T, F, S>(codes[0], stages, s, 0);
     codes[0].convert(0, a[0]);
@@ -502,12 +503,12 @@ __global__ void __launch_bounds__(kThreads, 1)
           current = s;
           if (++s == S::kStages) s = 0, phase ^= 1;
         }
-        const uint64_t b = wgmma_descriptor(stages + current * S::kStageBytes +
-                                            batch / S::kTiles * S::kTokenBytes);
+        const WgmmaTile b =
+            tokens.at(current * S::kStageBytes + batch / S::kTiles * S::kTokenBytes);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
           wgmma_fence();
-          Wgmma<T, kTokens>::run(acc[r], a[k], b + k * 2, 1);
+          Wgmma<T, kTokens>::run(acc[r], a[k], b.at(k * 32), 1);
           wgmma_commit();
           if (k == 0) {  // the next batch's codes
             if (batch + 1 < kBatches) {

@@ -226,6 +226,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     uint32_t a[2][4][4];  // one is made while the tensor cores read the other
     PackedCodes<T, F> codes;
+    const WgmmaTile tokens = wgmma_descriptor(stages);  // of the first stage
     const auto unit_of = [&](int stage) {
       return stages + stage * S::kStageBytes + 2 * kTokenBytes + slab * F::kUnitBytes;
     };
@@ -240,11 +241,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int q = 0; q < 4; ++q) {
         const int half = q / 2, r = q % 2;
         codes.convert(a[r]);
-        const uint64_t b =
-            wgmma_descriptor(stages + current * S::kStageBytes + half * kTokenBytes);
+        const WgmmaTile b = tokens.at(current * S::kStageBytes + half * kTokenBytes);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; ++k) Wgmma<T, kTokens>::run(acc[r], a[r][k], b + k * 2, 1);
+        for (int k = 0; k < 4; ++k) Wgmma<T, kTokens>::run(acc[r], a[r][k], b.at(k * 32), 1);
         wgmma_commit();
         if (q < 3) {
           codes.load(unit_of(current) + (q + 1) % 2 * kNext * F::kUnitBytes, (q + 1) / 2);

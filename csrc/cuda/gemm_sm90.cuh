@@ -189,19 +189,19 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads,
       scale_low = p.blocks.of_row(low) + step0;
       scale_high = p.blocks.of_row(kGated ? p.epilogue.out_features / 2 + low : low + 8) + step0;
     }
+    const WgmmaTile weights = wgmma_descriptor(stages + group * 64 * kRowBytes);  // of stage 0
+    const WgmmaTile tokens = wgmma_descriptor(stages + S::kWeightBytes);
     pdl_wait();  // not at the barriers: warps that try them take from the blocks of the launch ahead
     for (int i = 0; i < num_steps; ++i) {
       float low = 1.f, high = 1.f;
       if constexpr (kBlocks) low = __ldg(scale_low + i), high = __ldg(scale_high + i);
       barrier_wait(&full[s], phase);
-      const char* at = stages + s * S::kStageBytes;
-      const uint64_t a = wgmma_descriptor(at + group * 64 * kRowBytes);
-      const uint64_t b = wgmma_descriptor(at + S::kWeightBytes);
+      const WgmmaTile a = weights.at(s * S::kStageBytes), b = tokens.at(s * S::kStageBytes);
       wgmma_pin(acc);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kRowBytes / kWgmmaBytes; ++k) {
-        Wgmma<T, kTokens>::run(acc, a + k * 2, b + k * 2,
+        Wgmma<T, kTokens>::run(acc, a.at(k * kWgmmaBytes), b.at(k * kWgmmaBytes),
                                    !kPromote || k > 0 || i % kPromoteEvery > 0);
       }
       wgmma_commit();

@@ -335,6 +335,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     registers_take<232>();
     pdl_wait();
+    const WgmmaTile tokens = wgmma_descriptor(stages + (group - 1) * 64 * kRowBytes);  // of stage 0
+    const WgmmaTile weights = wgmma_descriptor(stages + S::kTokenBytes);
     const int row = (group - 1) * 64 + warp % 4 * 16 + lane / 4;
     int s = 0, scale_s = 0;
     uint32_t phase = 0, scale_phase = 0;
@@ -353,14 +355,13 @@ __global__ void __launch_bounds__(kThreads, 1)
         float by_first = 1.f, by_up = 1.f;
         if constexpr (kBlocks) by_first = __ldg(scale_first + i), by_up = __ldg(scale_up + i);
         barrier_wait(&full[s], phase);
-        const char* at = stages + s * S::kStageBytes;
-        const uint64_t a = wgmma_descriptor(at + (group - 1) * 64 * kRowBytes);
-        const uint64_t b = wgmma_descriptor(at + S::kTokenBytes);
+        const WgmmaTile a = tokens.at(s * S::kStageBytes), b = weights.at(s * S::kStageBytes);
         wgmma_pin(acc);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < kRowBytes / kWgmmaBytes; ++k) {
-          Wgmma<T, kColumns>::run(acc, a + k * 2, b + k * 2, k > 0 || (i > 0 && !kBlocks));
+          Wgmma<T, kColumns>::run(acc, a.at(k * kWgmmaBytes), b.at(k * kWgmmaBytes),
+                                  k > 0 || (i > 0 && !kBlocks));
         }
         wgmma_commit();
         wgmma_pin(acc);

@@ -8,12 +8,24 @@
 namespace regatta::cuda {
 
 // Descriptor of a K-major operand tile in shared memory, 64 16-bit values (128 bytes) per row, with
-// the copy engine's 128-byte swizzle; the tile is aligned to 1024 bytes. Add 2 per 16 values of k.
-__device__ __forceinline__ uint64_t wgmma_descriptor(const void* shared) {
-  constexpr uint64_t kStrideBytes = 1024;  // from 8 rows to the next 8
-  constexpr uint64_t kSwizzle128 = 1;
-  return (static_cast<uint64_t>(shared_address(shared)) & 0x3ffff) >> 4 | uint64_t{1} << 16 |
-         (kStrideBytes >> 4) << 32 | kSwizzle128 << 62;
+// the copy engine's 128-byte swizzle; the tile is aligned to 1024 bytes. at(): what lies so many bytes
+// on, another tile or another 16 values of k. Sums of 64 bits, both halves of them moved to uniform
+// registers, were a sixth of the instructions of a loop that makes its left operands.
+struct WgmmaTile {
+  uint32_t low;
+
+  __device__ __forceinline__ WgmmaTile at(int bytes) const { return {low + (bytes >> 4)}; }
+  __device__ __forceinline__ operator uint64_t() const {
+    constexpr uint64_t kStrideBytes = 1024;  // from 8 rows to the next 8
+    constexpr uint64_t kSwizzle128 = 1;
+    return (kStrideBytes >> 4) << 32 | kSwizzle128 << 62 | low;
+  }
+};
+
+__device__ __forceinline__ WgmmaTile wgmma_descriptor(const void* shared) {
+  uint32_t low = (shared_address(shared) & 0x3ffff) >> 4 | 1u << 16;
+  asm("" : "+r"(low));  // made once: the compiler would make it again where it is used
+  return {low};
 }
 
 __device__ __forceinline__ void wgmma_fence() {
