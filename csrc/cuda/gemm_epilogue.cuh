@@ -243,11 +243,12 @@ struct Columns {
   }
 };
 
-// What one output takes beside its sum: asked for ahead of it.
+// What one output takes beside its sum: asked for ahead of it, and not looked at until it is written.
 template <class T>
 struct Output {
-  float scale = 1.f, up_scale = 1.f, bias = 0.f, up_bias = 0.f, residual = 0.f, norm = 0.f;
-  bool inside;
+  float scale = 1.f, up_scale = 1.f;
+  T bias = {}, up_bias = {}, residual = {}, norm = {};
+  bool inside = false;
 
   template <bool kGated>
   __device__ __forceinline__ void request(const Epilogue& p, int64_t t, int n, int width) {
@@ -258,14 +259,12 @@ struct Output {
     }
     if (p.bias != nullptr) {
       const T* from = static_cast<const T*>(p.bias) + n;
-      bias = Traits<T>::to_float(*from);
-      if (kGated) up_bias = Traits<T>::to_float(from[width]);
+      bias = *from;
+      if (kGated) up_bias = from[width];
     }
-    if (!kGated && p.scaled_out != nullptr) {
-      norm = Traits<T>::to_float(static_cast<const T*>(p.next_norm_weight)[n]);
-    }
+    if (!kGated && p.scaled_out != nullptr) norm = static_cast<const T*>(p.next_norm_weight)[n];
     if (p.residual != nullptr) {
-      residual = Traits<T>::to_float(__ldcg(static_cast<const T*>(p.residual) + t * width + n));
+      residual = __ldcg(static_cast<const T*>(p.residual) + t * width + n);
     }
   }
 
@@ -273,9 +272,9 @@ struct Output {
   template <bool kGated>
   __device__ __forceinline__ float write(const Epilogue& p, float sum, float up, int64_t at) const {
     if (!inside) return 0.f;
-    float y = fmaf(sum, scale, bias);
-    if (kGated) y = y / (1.f + __expf(-y)) * fmaf(up, up_scale, up_bias);
-    y += residual;
+    float y = fmaf(sum, scale, Traits<T>::to_float(bias));
+    if (kGated) y = y / (1.f + __expf(-y)) * fmaf(up, up_scale, Traits<T>::to_float(up_bias));
+    y += Traits<T>::to_float(residual);
     if (p.float_out) {
       static_cast<float*>(p.out)[at] = y;
     } else {
@@ -283,7 +282,7 @@ struct Output {
       static_cast<T*>(p.out)[at] = rounded;
       y = Traits<T>::to_float(rounded);
       if (!kGated && p.scaled_out != nullptr) {
-        static_cast<T*>(p.scaled_out)[at] = Traits<T>::from_float(y * norm);
+        static_cast<T*>(p.scaled_out)[at] = Traits<T>::from_float(y * Traits<T>::to_float(norm));
       }
     }
     return y * y;

@@ -28,6 +28,8 @@
 //   1.83  1.97  room for the next block beside attention's (Launch), stages given back early
 //               (8 rows alone: 1 row 0.06 slower), waiting warps not at barriers
 //   1.75  1.91  late trigger
+//   1.67  1.84  gate and up's trigger earlier, one row without clusters, what an output takes beside
+//               its sum asked for ahead of the products (residual products ended 1 us behind them)
 // Did not help: requesting weights into L2 ahead of pdl_wait() (time grows by the bytes), 3 slabs, two
 // chains of sums, 16 warps of half a unit each, clusters of four (they do not fill the device). A
 // kernel of 4 bits is bound by its instructions: shifts and masks take 45 % of them.
@@ -45,7 +47,7 @@ namespace {
 constexpr int kMaxStages = 16;
 constexpr int kHeadBytes = 1024;
 // Stages left to ask for when the next launch may start: earlier its copies delay this one's.
-constexpr int kTrigger = 4;
+constexpr int trigger_of(bool gated) { return gated ? 6 : 4; }
 
 struct KernelParams {
   Epilogue epilogue;
@@ -74,52 +76,68 @@ struct Shape {
   static int shared_bytes(int stages) { return kFixedBytes + stages * kStageBytes; }
 };
 
-// Adds the warps' sums in their order and finishes them: outputs [kTokens, S::kRows] of a pass, by
-// kThreads threads of which this is `thread`. The rows from n0 on are there in a number of `rows`.
-// wait() returns when the sums are there, done() is called when they have been read.
-template <class T, class S, int kTokens, bool kGated, int kThreads, class Wait, class Done>
-__device__ __forceinline__ void finish_pass(const Epilogue& p, const float* sums,
-                                            const float* row_scale, int num_rows, int n0, int rows,
-                                            int thread, const Wait& wait, const Done& done) {
-  constexpr int kCount = (kTokens * S::kRows + kThreads - 1) / kThreads;
-  const int width = kGated ? p.out_features / 2 : p.out_features;
-  rows = min(rows, width - n0);
+// Outputs [kTokens, S::kRows] of a pass, by kThreads threads of which this is `thread`.
+template <class T, class S, int kTokens, bool kGated, int kThreads>
+struct Finish {
+  static constexpr int kCount = (kTokens * S::kRows + kThreads - 1) / kThreads;
   Output<T> outputs[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const int t = (i * kThreads + thread) / S::kRows, row = (i * kThreads + thread) % S::kRows;
-    outputs[i].inside = t < num_rows && row < rows;
-    outputs[i].template request<kGated>(p, t, n0 + row, width);
+
+  static __device__ __forceinline__ int token(int i, int thread) {
+    return (i * kThreads + thread) / S::kRows;
   }
-  wait();
-  float sum[kCount], up[kCount];
+  static __device__ __forceinline__ int row(int i, int thread) {
+    return (i * kThreads + thread) % S::kRows;
+  }
+  static __device__ __forceinline__ int width(const Epilogue& p) {
+    return kGated ? p.out_features / 2 : p.out_features;
+  }
+
+  // Of num_rows rows of x, and of `rows` rows of weight from n0 on.
+  __device__ __forceinline__ void request(const Epilogue& p, int num_rows, int n0, int rows,
+                                          int thread) {
+    rows = min(rows, width(p) - n0);
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const int t = min((i * kThreads + thread) / S::kRows, kTokens - 1);
-    const float* at = sums + t * S::kRowStride + (i * kThreads + thread) % S::kRows;
-    sum[i] = 0.f, up[i] = 0.f;
-#pragma unroll
-    for (int w = 0; w < S::kWarps; ++w) {
-      sum[i] += at[w * kTokens * S::kRowStride];
-      if (kGated) up[i] += at[w * kTokens * S::kRowStride + S::kRows];
+    for (int i = 0; i < kCount; ++i) {
+      const int t = token(i, thread), r = row(i, thread);
+      outputs[i].inside = t < num_rows && r < rows;
+      outputs[i].template request<kGated>(p, t, n0 + r, width(p));
     }
   }
-  done();
+
+  // Adds the warps' sums in their order. wait() returns when they are there, done() is called when
+  // they have been read.
+  template <class Wait, class Done>
+  __device__ __forceinline__ void run(const Epilogue& p, const float* sums, const float* row_scale,
+                                      int n0, int thread, const Wait& wait, const Done& done) {
+    wait();
+    float sum[kCount], up[kCount];
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const int t = (i * kThreads + thread) / S::kRows, row = (i * kThreads + thread) % S::kRows;
-    const float scale = row_scale[min(t, kTokens - 1)];
-    float square = outputs[i].template write<kGated>(p, sum[i] * scale, up[i] * scale,
-                                                     static_cast<int64_t>(t) * width + n0 + row);
-    if (!kGated && p.sumsq_out != nullptr) {
-      for (int o = kUnitRows / 2; o > 0; o /= 2) square += __shfl_xor_sync(~0u, square, o);
-      const int parts = (width + kUnitRows - 1) / kUnitRows;
-      if (row % kUnitRows == 0 && outputs[i].inside) {
-        p.sumsq_out[static_cast<int64_t>(t) * parts + (n0 + row) / kUnitRows] = square;
+    for (int i = 0; i < kCount; ++i) {
+      const float* at = sums + min(token(i, thread), kTokens - 1) * S::kRowStride + row(i, thread);
+      sum[i] = 0.f, up[i] = 0.f;
+#pragma unroll
+      for (int w = 0; w < S::kWarps; ++w) {
+        sum[i] += at[w * kTokens * S::kRowStride];
+        if (kGated) up[i] += at[w * kTokens * S::kRowStride + S::kRows];
+      }
+    }
+    done();
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int t = token(i, thread), n = n0 + row(i, thread);
+      const float scale = row_scale[min(t, kTokens - 1)];
+      float square = outputs[i].template write<kGated>(p, sum[i] * scale, up[i] * scale,
+                                                       static_cast<int64_t>(t) * width(p) + n);
+      if (!kGated && p.sumsq_out != nullptr) {
+        for (int o = kUnitRows / 2; o > 0; o /= 2) square += __shfl_xor_sync(~0u, square, o);
+        const int parts = (width(p) + kUnitRows - 1) / kUnitRows;
+        if (row(i, thread) % kUnitRows == 0 && outputs[i].inside) {
+          p.sumsq_out[static_cast<int64_t>(t) * parts + n / kUnitRows] = square;
+        }
       }
     }
   }
-}
+};
 
 // acc += the products of a unit of codes. weight: the unit of the first slab, the next `stride` bytes
 // on; x: this lane's token and 16 of its columns, of which `left` are inside, or zeros.
@@ -244,7 +262,7 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
     gemv_packed_kernel(const __grid_constant__ KernelParams p) {
 #ifdef REGATTA_SM90
   using S = Shape<F, kTokens, kSlabs, kGated>;
-  constexpr int kWarps = S::kWarps, kItems = S::kItems;
+  constexpr int kWarps = S::kWarps, kItems = S::kItems, kTrigger = trigger_of(kGated);
   extern __shared__ __align__(128) char shared[];
   uint64_t* full = reinterpret_cast<uint64_t*>(shared);
   uint64_t* empty = full + kMaxStages;
@@ -265,6 +283,9 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
   const int most = p.cluster > 1 ? (p.num_items + gridDim.x - 1) / gridDim.x : items;
   const int passes = (most + kItems - 1) / kItems;
   const int steps = (p.num_units + kWarps - 1) / kWarps;
+  const auto rows_of = [&](int pass) {
+    return min(S::kRows, (items - pass * kItems) * kUnitRows);
+  };
 
   if (threadIdx.x == kWarps * kWarp) {
     for (int s = 0; s < p.stages; ++s) {
@@ -370,11 +391,11 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
     for (int pass = 0; pass < passes; ++pass) {
       if (lane == 0) barrier_arrive(sums_full);
       if (pass + 1 == passes) break;
-      const int item = pass * kItems;
-      finish_pass<T, S, kTokens, kGated, kWarp>(
-          p.epilogue, sums, row_scale, p.num_rows, (item0 + item) * kUnitRows,
-          min(S::kRows, (items - item) * kUnitRows), lane,
-          [&] { barrier_wait(sums_full, pass % 2); },
+      const int n0 = (item0 + pass * kItems) * kUnitRows;
+      Finish<T, S, kTokens, kGated, kWarp> finish;
+      finish.request(p.epilogue, p.num_rows, n0, rows_of(pass), lane);
+      finish.run(
+          p.epilogue, sums, row_scale, n0, lane, [&] { barrier_wait(sums_full, pass % 2); },
           [&] {
             __syncwarp();
             if (lane == 0) barrier_arrive(sums_empty);
@@ -387,6 +408,10 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
     x = is_row ? x + lane % 8 * S::kPitch : zeros;
     // Not at the barriers: warps that try them take from the block of the launch ahead.
     pdl_wait();
+    // Asked for now: behind the products it would be waited for, from memory.
+    const int last_n0 = (item0 + (passes - 1) * kItems) * kUnitRows;
+    Finish<T, S, kTokens, kGated, kWarps * kWarp> finish;
+    finish.request(p.epilogue, p.num_rows, last_n0, rows_of(passes - 1), threadIdx.x);
     int s = 0;
     uint32_t phase = 0;
     for (int pass = 0; pass < passes; ++pass) {
@@ -435,10 +460,8 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
       __syncwarp();
       if (lane == 0) barrier_arrive(sums_full);
     }
-    const int item = (passes - 1) * kItems;
-    finish_pass<T, S, kTokens, kGated, kWarps * kWarp>(
-        p.epilogue, sums, row_scale, p.num_rows, (item0 + item) * kUnitRows,
-        min(S::kRows, (items - item) * kUnitRows), threadIdx.x,
+    finish.run(
+        p.epilogue, sums, row_scale, last_n0, threadIdx.x,
         [&] { barrier_wait(sums_full, (passes - 1) % 2); }, [] {});
   }
   // Others may still tell this block what they have read.
@@ -502,14 +525,14 @@ Status run_format(const GemmParams& p, const GemvTile& tile, cudaStream_t stream
   });
 }
 
-// Of several rows with codes of 8 bits, x
-// keeps memory from weights: blocks that share its copies, and as many stages as there is room for.
+// Of several rows x keeps memory from weights: blocks that share its copies and, with codes of 8 bits,
+// as many stages as there is room for.
 GemvTile choose_tile(const GemmParams& p) {
   GemvTile tile;
   const bool small = p.operands == GemmOperands::kWeightInt4;
   const bool wide = code_bits(p.operands) == 8 && p.num_rows > 2;
   tile.slabs = p.gated && small && p.num_rows == 1 ? 4 : 2;
-  tile.cluster = wide || (small && tile.slabs < 4) ? 2 : 1;
+  tile.cluster = wide || (small && p.num_rows > 1) ? 2 : 1;
   tile.kilobytes = wide ? 226 : packed_shared_budget(p) / 1024;
   return tile;
 }
