@@ -7,14 +7,15 @@
 // except that
 //   1. a stage is 128 columns: 16 packed rows of weight per copy, and x;
 //   2. a warpgroup reads its codes from shared memory, 16 bytes per thread without conflicts, turns
-//      them into the instruction's left operand in registers (bit operations, one subtraction, with
-//      4 bits one multiplication, all in pairs), half a unit at a time, while the tensor cores work
-//      on the one ahead;
+//      them into the instruction's left operand in registers (bit operations, one subtraction, in
+//      pairs), half a unit at a time, while the tensor cores work on the one ahead; scales of groups
+//      multiply the operands, or, of up to 32 tokens, sums of a group, which are fewer;
 //   3. a gated product pairs slabs of gates with their ups, so that the packing knows nothing of
 //      gates;
 //   4. k is split so that each multiprocessor has one block: clusters of four or eight blocks leave
 //      12 of 132 without. The blocks of a tile send each other their sums through L2, a share for
-//      each to add and to finish.
+//      each to add and to finish;
+//   5. blocks have eight slabs, or fewer where that leaves none of the multiprocessors idle (spread()).
 //   With int8 x, codes less zero points are int8 operands, and a group's integer sums are scaled into
 //   floats.
 // Source: own; biasing codes into a mantissa is what FasterTransformer and Marlin do. QServe and QQQ
@@ -26,14 +27,15 @@
 // 1.96 and 2.15, M 32 2.06 and 2.31, M 64 2.78 and 3.00. 64 x 64 of weight alone take about 90 cycles
 // to convert (shifts and masks fill the integer pipe) and 64 to multiply with 32 tokens; together 160
 // with two warpgroups of a multiprocessor and 139 with four, here 180 to 220. In a decode step of 32
-// rows of 4 bits 16 KB of weight and x take 0.5 us where one block is on a multiprocessor, 0.41 where
-// two are; gate and up's 224 blocks leave 40 multiprocessors with one. Did not help: four warpgroups
-// to a block (56 registers, with which the compiler makes each instruction wait for the one ahead),
-// rings apart for weights and for x, three or four stages of x deep (2.31 and 2.27 at M 32: x comes
-// late behind the weights asked for), shifts by multiplication, clusters that share k, blocks of 256
-// rows of weight, late triggers, a last wave's tiles cut in two (a block of 8 steps takes as long as
-// 20 within one); one block per multiprocessor with all of its shared memory but where choose_tile
-// takes it.
+// rows of 4 bits 16 KB of weight and x took 0.5 us where one block is on a multiprocessor, 0.41 where
+// two are (then 232 instructions of a warp, now 180; the step 2.69 ms, now 2.61). Did not help: four
+// warpgroups to a block (56 registers, with which the compiler makes each instruction wait for the
+// one ahead), rings apart for weights and for x, three or four stages of x deep (2.31 and 2.27 at M
+// 32: x comes late behind the weights asked for), shifts by multiplication, clusters that share k (a
+// step of 32 rows of 4 bits 3.61 ms in place of 2.61), blocks of 256 rows of weight, late triggers, a
+// last wave's tiles cut in two (a block of 8 steps takes as long as 20 within one) or shared by
+// columns among all multiprocessors (2.97 ms); one block per multiprocessor with all of its shared
+// memory but where choose_tile takes it.
 #include <algorithm>
 #include <type_traits>
 
@@ -59,6 +61,7 @@ struct KernelParams {
   int num_rows, num_units;   // units along k
   int num_slabs, up;         // of 16 rows; the first up's, gated
   int row_blocks, token_blocks;
+  int num_wide, narrow;      // row blocks from num_wide on have but so many slabs (gated: pairs)
   int num_blocks;            // that work
   int stages, split, trigger;
 };
@@ -289,7 +292,10 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
   const int within = index - first * p.row_blocks;
   const int token0 = (first + within % order) * kTokens;
   constexpr int kOutSlabs = kGated ? kSlabs / 2 : kSlabs;
-  const int slab0 = within / order * kOutSlabs;
+  const int row_block = within / order;
+  const int num_narrow = max(row_block - p.num_wide, 0);  // in front of this one
+  const int slab0 = (row_block - num_narrow) * kOutSlabs + num_narrow * p.narrow;
+  const int items = row_block < p.num_wide ? kOutSlabs : p.narrow;  // slabs, or pairs of them
   const int step0 = static_cast<int>(static_cast<int64_t>(p.num_units) * rank / p.split);
   const int num_steps =
       static_cast<int>(static_cast<int64_t>(p.num_units) * (rank + 1) / p.split) - step0;
@@ -324,10 +330,13 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
         const int64_t slab = min(first, p.num_slabs - 1);
         from = p.weight + (slab * p.num_units + step0) * F::kUnitBytes;
       }
+      const bool is_copied = lane < kSlabs && lane % kOutSlabs < items;
+      const uint32_t stage_load =
+          S::kBoxes * S::kTokenBytes + items * (kGated ? 2 : 1) * F::kUnitBytes;
       const auto load_weight = [&](int step, int s) {
-        if (lane == 0) barrier_arrive_expect(&full[s], S::kStageLoad);
+        if (lane == 0) barrier_arrive_expect(&full[s], stage_load);
         __syncwarp();
-        if (lane < kSlabs) {
+        if (is_copied) {
           bulk_load(stages + s * S::kStageBytes + S::kBoxes * S::kTokenBytes + lane * F::kUnitBytes,
                     from + static_cast<int64_t>(step) * F::kUnitBytes, F::kUnitBytes, &full[s], once);
         }
@@ -376,6 +385,8 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
 #pragma unroll
   for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.f;
   const int slab = warp % 4 * 2 + warp / 4;  // of the block's
+  int has_slab = slab % kOutSlabs < items;   // else its sums are nobody's
+  asm volatile("" : "+r"(has_slab));         // or the compiler finds it out at each step
   int s = 0;
   uint32_t phase = 0;
   const auto advance = [&] {
@@ -384,7 +395,8 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
   // Not at the barrier: warps that try it take from the block of the launch ahead.
   pdl_wait();
   barrier_wait(&full[0], 0);
-  const char* units =  // this warp's, of the first stage
+  const WgmmaTile tokens = wgmma_descriptor(stages);  // of the first stage
+  const char* units =                                 // likewise, this warp's
       stages + S::kBoxes * S::kTokenBytes + slab * F::kUnitBytes;
   // At least once: a way around the loop would set accumulators beside those in flight, for
   // which the compiler makes each instruction wait for the one ahead.
@@ -397,7 +409,7 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
     W4A8Codes<F> codes;
     codes.load(units, 0);
     do {
-      const uint64_t b = wgmma_descriptor(stages + s * S::kStageBytes);
+      const WgmmaTile b = tokens.at(s * S::kStageBytes);
       const int offset = s * S::kStageBytes;
       const int current = s;
       advance();
@@ -408,7 +420,7 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
-          Wgmma<int8_t, kTokens>::run(sum, a[half][k], b + (2 * half + k) * 2,
+          Wgmma<int8_t, kTokens>::run(sum, a[half][k], b.at((2 * half + k) * 32),
                                   k > 0 || (half > 0 && !kEach));
         }
         wgmma_commit();
@@ -430,33 +442,67 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
     } while (--left > 0);
   } else {
     int previous = -1;
-    uint32_t a[2][4][4];  // one is made while the tensor cores read the other
+    uint32_t a[2][4][4] = {};  // one is made while the tensor cores read the other
+    const auto release = [&](int stage) {
+      if (stage >= 0 && lane == 0) barrier_arrive(&empty[stage]);
+    };
+    // Of few tokens it is less to scale a group's sums than its operands, which are then not rounded.
+    constexpr bool kScalesSums = F::kGroups && F::kColumns >= 64 && kTokens <= 32;
+    float sum[kScalesSums ? kTokens / 2 : 1] = {};  // of a group
+    float2 scale = make_float2(0.f, 0.f);           // its rows'
+    const auto add_group = [&] {
+#pragma unroll
+      for (int i = 0; i < (kScalesSums ? kTokens / 2 : 0); ++i) {
+        acc[i] = fmaf(i % 4 < 2 ? scale.x : scale.y, sum[i], acc[i]);
+      }
+    };
     PackedCodes<T, F> codes;
     codes.load(units, 0);
     do {
-      const char* at = stages + s * S::kStageBytes;
+      const WgmmaTile b = tokens.at(s * S::kStageBytes);
       const int offset = s * S::kStageBytes;
       const int current = s;
       advance();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        codes.convert(a[half]);
-        const uint64_t b = wgmma_descriptor(at + half * S::kTokenBytes);
+        const bool begins = half == 0 || F::kColumns == 64;  // a group
+        if (has_slab) codes.template convert<!kScalesSums>(a[half]);
+        if constexpr (kScalesSums) {
+          wgmma_wait<0>();
+          wgmma_pin(sum);
+          if (begins) add_group();
+          if (begins) scale = codes.group_scales();
+        }
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; ++k) Wgmma<T, kTokens>::run(acc, a[half][k], b + k * 2, 1);
+        for (int k = 0; k < 4; ++k) {
+          const WgmmaTile at = b.at(half * S::kTokenBytes + k * 32);
+          if constexpr (kScalesSums) {
+            Wgmma<T, kTokens>::run(sum, a[half][k], at, k > 0 || !begins);
+          } else {
+            Wgmma<T, kTokens>::run(acc, a[half][k], at, 1);
+          }
+        }
         wgmma_commit();
+        if (kScalesSums && half == 0) release(previous);
         if (half == 0) {
           codes.load_second(units + offset);
         } else if (left > 1) {
           barrier_wait(&full[s], phase);
           codes.load(units + s * S::kStageBytes, 0);
         }
-        wgmma_wait<1>();
-        if (half == 0 && previous >= 0 && lane == 0) barrier_arrive(&empty[previous]);
+        if constexpr (!kScalesSums) {
+          wgmma_wait<1>();
+          if (half == 0) release(previous);
+        }
       }
       previous = current;
     } while (--left > 0);
+    if constexpr (kScalesSums) {
+      wgmma_wait<0>();
+      wgmma_pin(sum);
+      add_group();
+    }
   }
   wgmma_wait<0>();
   wgmma_pin(acc);
@@ -471,7 +517,8 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
   FourOutputs<T, kGated> outputs;
   const auto request = [&](int i) {
     if (kGated) i += lane / 16;
-    outputs.request(p.epilogue, token0 + token_of(i), n, out_width, i < count);
+    const bool there = i < count && quad < 4 * items;
+    outputs.request(p.epilogue, token0 + token_of(i), n, out_width, there);
   };
   // Every warp has read the stages; they now hold the sums, token by token.
   named_barrier_sync(1, kConsumers);
@@ -533,6 +580,27 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
 #endif
 }
 
+// A block of rows has block_items slabs, or pairs of them; but where that leaves multiprocessors without
+// a block or some with two and others with one, they are spread evenly.
+void spread(const GemmParams& p, int block_items, KernelParams* kp) {
+  kp->num_wide = kp->row_blocks;
+  kp->narrow = block_items;
+  // Sums of squares are of more columns than a slab.
+  if (kp->token_blocks > 1 || p.sumsq_out != nullptr) return;
+  const int count = num_multiprocessors();
+  const int items = p.gated ? kp->up : kp->num_slabs;
+  const int most = static_cast<int>(ceil_div(items, count / kp->split));
+  if (kp->split == 1 && kp->row_blocks > count && most < 2 * block_items) {  // two blocks for each
+    kp->num_wide = count;
+    kp->narrow = most - block_items;
+  } else if (most < block_items) {
+    kp->num_wide = 0;
+    kp->narrow = most;
+  }
+  const int left = items - kp->num_wide * block_items;
+  kp->row_blocks = kp->num_wide + static_cast<int>(ceil_div(std::max(left, 0), kp->narrow));
+}
+
 template <class T, class F, int kTokens, bool kGated>
 Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   using S = Shape<F, kTokens>;
@@ -556,11 +624,12 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
                           int64_t{tiles} * kp.split * S::kPartBytes > kPartsBytes)) {
     --kp.split;
   }
+  spread(p, kGated ? kSlabs / 2 : kSlabs, &kp);
   kp.trigger = tile.trigger;
   kp.stages = std::max(
       2, std::min({tile.stages, kMaxStages, (226 * 1024 - kHeadBytes - 1024) / S::kStageBytes}));
   LaunchConfig config;
-  kp.num_blocks = tiles * kp.split;
+  kp.num_blocks = kp.row_blocks * kp.token_blocks * kp.split;
   config.grid = dim3(static_cast<unsigned>(std::max(kp.num_blocks, num_multiprocessors())));
   config.block = dim3(S::kThreads);
   config.shared_bytes = packed_shared_bytes(p, S::shared_bytes(kp.stages));
@@ -589,7 +658,9 @@ Status run_format(const GemmParams& p, const GemmTile& tile, cudaStream_t stream
 // As many blocks as multiprocessors share k.
 GemmTile choose_tile(const GemmParams& p) {
   GemmTile tile;
-  tile.tokens = 16;
+  const bool codes = p.operands == GemmOperands::kW4A8;
+  const bool in_groups = !codes && p.operands != GemmOperands::kWeightInt8;
+  tile.tokens = is_batch_invariant && in_groups ? 64 : 16;  // below, other roundings
   while (tile.tokens < p.num_rows && tile.tokens < 128) tile.tokens *= 2;
   tile.features = kSlabs * kUnitRows;
   tile.trigger = -1;
@@ -598,7 +669,6 @@ GemmTile choose_tile(const GemmParams& p) {
       ceil_div(p.out_features, tile.features) * ceil_div(p.num_rows, tile.tokens);
   const int64_t parts = std::min<int64_t>(kMaxSplit, packed_units(p.in_features));
   tile.split = static_cast<int>(std::clamp<int64_t>(multiprocessors / blocks, 1, parts));
-  const bool codes = p.operands == GemmOperands::kW4A8;
   const int64_t unit = unit_bytes(p.operands, static_cast<int>(p.group_size));
   const int64_t stage = round_up(tile.tokens * (codes ? 1 : 2) * kRowBytes + kSlabs * unit, 1024);
   int64_t stages = (packed_shared_budget(p) - kHeadBytes - 1024) / stage;

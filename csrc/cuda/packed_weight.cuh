@@ -279,7 +279,8 @@ struct PackedCodes {
     return words[F::kCodeBits == 8 ? j % 2 * 2 + i : j];
   }
 
-  // The left operands of step j.
+  // The left operands of step j; without kScaled, scales() are left to be applied to their sums.
+  template <bool kScaled = true>
   __device__ __forceinline__ void convert(int j, uint32_t (&a)[4]) const {
     GroupScale group = {};
     if constexpr (F::kGroups) group = group_scale(scales[j * kScales / 4]);
@@ -288,13 +289,20 @@ struct PackedCodes {
     } else {
       operands_of_int4<T>(word(j, 0), group.zero, a);
     }
-    scale_operands(group, a);
+    scale_operands<kScaled>(group, a);
   }
 
   // Of all four steps.
+  template <bool kScaled = true>
   __device__ __forceinline__ void convert(uint32_t (&a)[4][4]) const {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) convert(j, a[j]);
+    for (int j = 0; j < 4; ++j) convert<kScaled>(j, a[j]);
+  }
+
+  // Of the one group of the half, rows r and r + 8 of this lane.
+  __device__ __forceinline__ float2 group_scales() const {
+    static_assert(kScales == 1);
+    return make_float2(low_value<T>(scales[0].x), low_value<T>(scales[0].y));
   }
 
  private:
@@ -314,13 +322,14 @@ struct PackedCodes {
     }
   }
 
+  template <bool kScaled>
   static __device__ __forceinline__ void scale_operands(const GroupScale& group,
                                                         uint32_t (&a)[4]) {
     if constexpr (F::kGroups) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if constexpr (F::kCodeBits == 8) a[i] = subtract_pair<T>(a[i], group.zero[i % 2]);
-        a[i] = multiply_pair<T>(a[i], group.scale[i % 2]);
+        if constexpr (kScaled) a[i] = multiply_pair<T>(a[i], group.scale[i % 2]);
       }
     }
   }

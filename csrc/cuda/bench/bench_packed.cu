@@ -105,7 +105,6 @@ bool check_packed(GemmOperands operands, Case c, Random& random) {
   std::vector<float> wf = dequantized(codes, in_groups ? rounded_scale : scale, zero);
   std::vector<float> w_rounded = wf;
   const std::vector<T> w_expected = rounded<T>(w_rounded);
-  // Few rows: the scale is applied to sums. Many: to codes, rounded.
   const GemmTile tile = random_tile(random);
   const GemvTile gemv = {2 + random.below(3), 1 << random.below(3), 60 + random.below(150)};
   const int kernel = c.m > 257 ? 4 : random.below(5);
@@ -115,7 +114,6 @@ bool check_packed(GemmOperands operands, Case c, Random& random) {
   problem.operands = operands, problem.num_rows = c.m;
   problem.out_features = c.n, problem.in_features = c.k;
   const PackedTile wide = random_packed_tile(problem, random);
-  if (in_groups && (c.m > 8 || kernel == 0 || tiles || shared)) wf = w_rounded;
   const Buffer<T> x(rounded<T>(xf));
   // A norm of x: its rows' factors from sums of squares in parts.
   constexpr int64_t kParts = 20;
@@ -133,6 +131,10 @@ bool check_packed(GemmOperands operands, Case c, Random& random) {
   const Buffer<float> scale_buffer(scale);
   const Packed packed(operands, Traits<T>::dtype, c, groups, codes, scale,
                       asymmetric ? &zero : nullptr);
+  // Scales of groups are applied to sums where rows are few, else to codes, rounded.
+  const bool many = (kernel == 0 ? tile.tokens : c.m) > 32 || packed.group_size == 32;
+  if (in_groups && (tiles || shared || (many && (kernel == 0 || c.m > 8)))) wf = w_rounded;
+  const GemmTile wide_tile = {64, 128, 3, 1, -1};
   GemmParams p;
   p.operands = operands;
   p.x = x.data;
@@ -159,12 +161,12 @@ bool check_packed(GemmOperands operands, Case c, Random& random) {
     }
     if (tiles) {  // the other one rounds codes times scales, too
       return gemm_packed_tiles_sm90_refuses(q) == nullptr ? gemm_packed_tiles_sm90(q, nullptr)
-                                                          : gemm_packed_sm90(q, nullptr);
+                                                          : gemm_packed_sm90(q, wide_tile, nullptr);
     }
     if (shared) {
       return gemm_packed_shared_sm90_refuses(q) == nullptr
                  ? gemm_packed_shared_sm90(q, wide, with_scratch(), nullptr)
-                 : gemm_packed_sm90(q, nullptr);
+                 : gemm_packed_sm90(q, wide_tile, nullptr);
     }
     return gemm(q, with_scratch(), nullptr, nullptr);
   };
