@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -24,6 +27,20 @@ def available_memory_bytes() -> int:
     except (OSError, ValueError):
         pass
     return max(available, 0)
+
+
+@contextmanager
+def frozen_objects() -> Iterator[None]:
+    """Garbage collection leaves out what is there now, until the end.
+
+    Between two steps, a full collection looked through Paddle's hundred thousand objects for 40 ms.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def peak_memory_bytes() -> int:

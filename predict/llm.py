@@ -81,9 +81,6 @@ CPU_COSTS = Costs(row=0.04)
 # Llama-3-8B on an H200: 3.8 ms for one row, 6.4 for 128. The host takes some 0.3 ms from a step's
 # tokens to the next step, and more for many requests; a draft of a sixth of the bytes takes 0.8 ms.
 GPU_COSTS = Costs(row=0.0055, draft=0.05, wait=0.08, wait_each=0.004)
-# Whether a draft model on a GPU goes on behind a verification before the host knows how that ends:
-# nothing is idle between steps then. Off as long as csrc/cuda/follow_drafts.cu has run on no GPU.
-FOLLOWS_VERIFICATION = False
 Network = Callable[[Sequence[LayerCache]], Forward]  # runs over the caches that it is given
 
 
@@ -413,14 +410,13 @@ class LLM:
             return None, None
         draft = None
         if draft_runner is not None:
-            follows = self.device is not None and FOLLOWS_VERIFICATION
             draft = DraftNetwork(
                 runner=draft_runner,
                 sampler=Sampler(self.backend, config.seed, sampler.eos_token_ids),
                 block_size=config.block_size,
                 num_blocks=num_blocks,
                 token_budget=config.token_budget,
-                follower=cast(Follower, draft_runner) if follows else None,
+                follower=None if self.device is None else cast(Follower, draft_runner),
             )
         proposer = proposer_of(
             SpeculativeConfig(

@@ -71,6 +71,7 @@ def run(config: PredictorConfig, make_llm: MakeLLM) -> int:
     """
     from predict.config import check_params
     from predict.data import built_in_items, check_output_path, read_data_file
+    from predict.host import frozen_objects
     from predict.nn.hf_config import ConfigReader
     from predict.prompts import prepare_params, prepare_prompts
     from predict.tokenizer import Tokenizer
@@ -103,11 +104,12 @@ def run(config: PredictorConfig, make_llm: MakeLLM) -> int:
     if config.benchmark_file is not None:
         check_output_path(config.benchmark_file, config.data_file)
     llm = make_llm(engine, tokenizer)
-    status = answer(llm, config, items, token_ids, params) if items else 0
-    if config.benchmark:
-        from predict.bench.padded import run_benchmark
+    with frozen_objects():
+        status = answer(llm, config, items, token_ids, params) if items else 0
+        if config.benchmark:
+            from predict.bench.padded import run_benchmark
 
-        run_benchmark(llm, config)
+            run_benchmark(llm, config)
     return status
 
 

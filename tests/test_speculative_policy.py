@@ -328,3 +328,21 @@ def test_few_long_steps_are_excused() -> None:
     policy.stepped(1, [1], 1, False, 0.5)
     policy.stepped(1, [1], 1, False, 0.5)
     assert policy.balance == -MOST_BALANCE
+
+
+def test_a_pause_is_excused_where_costs_are_known() -> None:
+    """As of a garbage collection, seven steps long, amid drafts that pay."""
+    clock = Clock(made(8, 64, DRAFT, looks_up=False), 1.0, 100_000)
+    for _ in range(200):
+        clock.step(0.7)
+    assert sum(clock.has_drafts[-50:]) > 40
+    policy = clock.policy
+    balance = policy.balance
+    policy.stepped(1, [4], 4, False, 8 * 0.004)
+    assert policy.balance >= balance
+    # Costs that are far from what they were taken to be are learned, as long as none is known.
+    fresh = made(8, 64, DRAFT, looks_up=False)
+    for _ in range(20):
+        fresh.stepped(1, [], 0, False, 0.004)
+    fresh.stepped(1, [4], 4, False, 6 * 0.004)
+    assert fresh.balance < 2

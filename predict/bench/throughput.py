@@ -26,7 +26,7 @@ from predict.config import EngineConfig, PredictorConfig
 from predict.engine.kv_cache import DTYPE_BYTES
 from predict.errors import UserError
 from predict.flags import FLAGS, Flag, parse_flags
-from predict.host import process_age_seconds
+from predict.host import frozen_objects, process_age_seconds
 from predict.kv_formats import kv_format_of
 from predict.nn.spec import DecoderSpec
 from predict.quantization import CODES_OF_ACTIVATIONS
@@ -278,22 +278,23 @@ def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
     if llm.decoder is not None:  # in static mode the weights are the program's
         cost = replace(cost, weight_bytes=linear_bytes(llm.decoder))
     rows = []
-    with replaced(llm, llm.engine.runner, None):
-        if plan.cases:
-            rows = measure_cases(llm, config, plan, cost)
-            results: dict[str, Any] = {"cases": rows}
-        else:
-            results = measure(llm, plan)
-            add_rates(results, plan, cost)
-            rows = [results]
-    if llm.engine.proposer is not None:
-        prompts = [
-            random_prompts(llm.spec, plan, plan.num_requests, 1_000_000 + run)
-            for run in range(plan.repetitions)
-        ]
-        results |= measure_drafts(
-            llm, prompts, plan.output_len, plan.copy_edits, plan.draft_agreement
-        )
+    with frozen_objects():
+        with replaced(llm, llm.engine.runner, None):
+            if plan.cases:
+                rows = measure_cases(llm, config, plan, cost)
+                results: dict[str, Any] = {"cases": rows}
+            else:
+                results = measure(llm, plan)
+                add_rates(results, plan, cost)
+                rows = [results]
+        if llm.engine.proposer is not None:
+            prompts = [
+                random_prompts(llm.spec, plan, plan.num_requests, 1_000_000 + run)
+                for run in range(plan.repetitions)
+            ]
+            results |= measure_drafts(
+                llm, prompts, plan.output_len, plan.copy_edits, plan.draft_agreement
+            )
     if llm.device is None:
         after = measure_ceilings(config.dtype)
         # The machine's own limits move on a shared host: the run is held against their mean.

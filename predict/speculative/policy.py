@@ -32,6 +32,7 @@ NUM_TIMES, FEWEST_TIMES = 15, 5  # measured ones that count: their median
 # Steps that took far longer than drafts can have made them, as those that load kernels do, and are
 # taken to have cost what was expected; one more every 1 / ALLOWANCE steps.
 MOST_EXCUSES = 32
+FAR, FAR_AT_FIRST = (3.0, 1.0), (8.0, 2.0)  # times what was expected, and steps beyond
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +234,8 @@ class DraftPolicy:
             catch_up = self._catch_up(self._num_missing, num_decoding) if lengths else 0.0
             if seconds is not None and len(self._step_times) >= FEWEST_TIMES:
                 extra = seconds / (statistics.median(self._step_times) * one_row) - 1
-                if extra > 8 * (cost + catch_up) + 2 and self._num_excuses >= 1:
+                times, beyond = FAR if len(self._ratios) >= FEWEST_TIMES else FAR_AT_FIRST
+                if extra > times * (cost + catch_up) + beyond and self._num_excuses >= 1:
                     self._num_excuses -= 1
                 elif catch_up > cost / 2:
                     catch_up = max(extra - cost, 0.0)
