@@ -15,6 +15,7 @@ from predict import device as devices
 from predict.engine.gpu_runner import sampling_shapes, write_choices
 from predict.engine.sampler import GREEDY, Choice, Row
 from predict.request import Request
+from predict.speculative.draft_model import DraftModelProposer
 from predict.speculative.policy import Costs, DraftPolicy
 from predict.speculative.window import WindowVerifier, loose_drafts
 from tests.gpu.op_cases import Operands
@@ -166,8 +167,11 @@ def test_texts_are_those_of_the_cpu(gpu: devices.Device) -> None:
     assert answers[2] == answers[0]
 
 
-def test_drafts_that_the_device_alone_knows_stand_as_on_the_cpu(gpu: devices.Device) -> None:
-    """As long as spans have as many drafts: until a block or the text is about to end."""
+@pytest.mark.parametrize("follows", [False, True], ids=["waits", "follows"])
+def test_drafts_that_the_device_alone_knows_stand_as_on_the_cpu(
+    gpu: devices.Device, follows: bool
+) -> None:
+    """Behind verifications too, as long as spans have as many: until a block or the text ends."""
     drafts: dict[str, Any] = {
         "speculate_method": "draft_model",
         "draft_model_name_or_path": str(GOLDEN / "llama_mha"),
@@ -175,18 +179,24 @@ def test_drafts_that_the_device_alone_knows_stand_as_on_the_cpu(gpu: devices.Dev
         "speculate_max_candidate_len": 10,
     }
     prompts = golden("llama_gqa")["prompts"][:3]
-    params = SamplingParams(temperature=1.0, max_new_tokens=46, seed=4, ignore_eos=True)
+    length, num_compared = (46, 34) if follows else (60, 60)
+    sizes = {"batch_size": 3, "max_length": 200, **({"block_size": 64} if follows else {})}
+    params = SamplingParams(temperature=1.0, max_new_tokens=length, seed=4, ignore_eos=True)
     answers, shares = [], []
     for settings in (
         {"device": "cpu"},
         SETTINGS,
         {**SETTINGS, "speculate_max_candidate_len": None},
     ):
-        sizes = {"batch_size": 3, "block_size": 64, "max_length": 200}
         llm = LLM(config("llama_gqa", **{**drafts, **settings, **sizes}))
         with_fixed_drafts(llm)
-        answers.append([output.token_ids[:34] for output in llm.generate(prompts, params)])
+        if not follows:
+            assert isinstance(llm.engine.proposer, DraftModelProposer)
+            llm.engine.proposer.propose_behind = None
+        outputs = llm.generate(prompts, params)
+        answers.append([output.token_ids[:num_compared] for output in outputs])
         stats = llm.stats()
         shares.append(stats.num_accepted_draft_tokens / stats.num_draft_tokens)
     assert answers[0] == answers[1]
+    assert follows or shares[0] == shares[1]
     assert min(shares[:2]) > shares[2]
