@@ -28,6 +28,8 @@ SETTINGS: dict[str, dict[str, float]] = {
     "top_p": {"top_p": 0.8},
     "min_p": {"min_p": 0.08},
     "typical_p": {"typical_p": 0.5},
+    "typical_p, top_k of all": {"typical_p": 0.5, "top_k": 100},
+    "typical_p, min_p of all": {"typical_p": 0.8, "min_p": 1e-6},
     "all": {"temperature": 1.4, "top_k": 40, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.8},
 }
 

@@ -606,7 +606,11 @@ __global__ void __launch_bounds__(kThreads)
       }
       low[2] = bin_of_mass(s, draw_low * (1 - kSlack), true);
       high[2] = bin_of_mass(s, draw_high * (1 + kSlack), true);
-      if (typical && !all_typical) low[2] = 0, high[2] = max(max(high[0], high[1]), high[3]);
+      if (typical && !all_typical) {  // all that the others may keep
+        const bool narrowed = low[0] <= high[0] || low[1] <= high[1] || low[3] <= high[3];
+        low[2] = 0;
+        high[2] = narrowed ? max(max(high[0], high[1]), high[3]) : kBins - 1;
+      }
       int total = 0;
       for (int i = 0; i < 4; ++i) {
         s.bin_low[i] = low[i], s.bin_high[i] = high[i];
@@ -770,7 +774,8 @@ __global__ void __launch_bounds__(kThreads)
       if (bins[k] >= 0) end_of[tid * run + k] = ends[k];
     }
     int size = total;  // of those that the others keep, with all equals of the last
-    if (!all_typical) size = min(first_reaching(3, 0, kept, false) + 1, total);
+    const bool is_cut = low0 <= high0 || low1 <= high1 || low3 <= high3;
+    if (!all_typical && is_cut) size = min(first_reaching(3, 0, kept, false) + 1, total);
     __syncthreads();
     // Where min_p ends with a bin, its mass is rounded.
     if (size > 1 && distance_of(size - 1) > farthest) --size;

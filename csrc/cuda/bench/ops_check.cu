@@ -351,8 +351,8 @@ bool is_drawn(const float* logits, int vocab, const Draw& d, float u, int token,
   return false;
 }
 
-enum Kind { kNormal, kPeaked, kFlat, kEqual, kCoarse };
-const char* kKindNames[] = {"normal", "peaked", "flat", "equal", "coarse"};
+enum Kind { kNormal, kPeaked, kFlat, kEqual, kCoarse, kFew };
+const char* kKindNames[] = {"normal", "peaked", "flat", "equal", "coarse", "few"};
 
 void fill_logits(std::vector<float>& x, int vocab, Kind kind) {
   std::normal_distribution<float> normal(0.f, 1.f);
@@ -364,6 +364,7 @@ void fill_logits(std::vector<float>& x, int vocab, Kind kind) {
            : kind == kEqual  ? 1.5f
                              : std::round(2 * g);
     if (vocab > 100 && kind == kNormal && i % 97 == 5) x[i] = -INFINITY;
+    if (kind == kFew) x[i] = i % 10 < 3 ? 2 * g : -INFINITY;
     if (vocab > 100 && kind == kPeaked && i % 101 == 7) x[i] = -3e38f;
   }
 }
@@ -563,12 +564,15 @@ void check_all(bool small) {
                         {1.3f, 1000, 0.5f, 0}, {1, 0, 0.95f, 0.05f}, {1, 0, 0, 0},
                         {0.01f, 0, 0.9f, 0},   {50, 20000, 0.8f, 0},  {1, 0, 1, 0.01f},
                         {2, 40, 0.9f, 0.2f},   {1, 0, 1, 0, 0.5f},    {0.8f, 0, 1, 0, 0.95f},
-                        {1, 50, 0.9f, 0, 0.3f}, {1.5f, 0, 0.9f, 0.02f, 0.8f}};
+                        {1, 50, 0.9f, 0, 0.3f}, {1.5f, 0, 0.9f, 0.02f, 0.8f},
+                        // What leaves out nothing, beside typical_p.
+                        {1, 900, 1, 0, 0.5f},  {1.5f, 0, 1, 1e-6f, 0.8f}, {1, 200000, 1, 0, 0.7f}};
   for (const Draw& d : draws) {
     for (int vocab : {1, 2, 5, 1000, 32000, 128256}) {
       if (small && vocab > 1000) continue;
-      for (Kind kind : {kNormal, kPeaked, kFlat, kEqual, kCoarse}) {
+      for (Kind kind : {kNormal, kPeaked, kFlat, kEqual, kCoarse, kFew}) {
         if (vocab > 100000 && kind == kCoarse) continue;
+        if (vocab < 1000 && kind == kFew) continue;  // a row would have no token
         check_sample(vocab > 1000 ? 6 : 20, vocab, kind, d);
       }
     }
