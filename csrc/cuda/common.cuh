@@ -316,11 +316,15 @@ __device__ __forceinline__ void cp_async_wait() {
 // --------------------------------------------------- mma.sync (fp16: sm_75, bf16: sm_80 and later)
 
 // Four 8x8 tiles of 16-bit elements; lane l passes the address of row l % 8 of tile l / 8.
-__device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], const void* shared_row) {
+__device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], uint32_t shared_row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(shared_row))
+               : "r"(shared_row)
                : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], const void* shared_row) {
+  ldmatrix4(r, shared_address(shared_row));
 }
 
 __device__ __forceinline__ void ldmatrix4_trans(uint32_t (&r)[4], const void* shared_row) {

@@ -32,7 +32,7 @@ bool norms_ahead(int64_t rows) { return is_batch_invariant || rows >= kRowsNorme
 
 // From so many rows on, a packed weight becomes a matrix first, where the product is not gated: then
 // the dense product saves more than that costs (gemm_packed_tiles_sm90.cu).
-constexpr int64_t kRowsUnpacked = 2048;
+constexpr int64_t kRowsUnpacked = 4096;
 
 bool unpacks(int64_t rows) { return !is_batch_invariant && rows >= kRowsUnpacked; }
 

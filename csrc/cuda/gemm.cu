@@ -20,7 +20,12 @@ struct Candidate {
 constexpr int64_t kAny = int64_t{1} << 62;
 
 // What the sums of packed products are split into is a function of the matrix for up to so many rows.
-constexpr int64_t kPieceRows = 64;
+// Of more than 32, scales of groups are applied elsewhere (gemm_packed_sm90.cu).
+constexpr int64_t piece_rows(const GemmParams& p) {
+  return p.operands == GemmOperands::kWeightInt4 || p.operands == GemmOperands::kWeightInt8Groups
+             ? 32
+             : 64;
+}
 
 GemmParams rows_of(const GemmParams& p, int64_t first, int64_t count) {
   GemmParams part = p;
@@ -38,15 +43,11 @@ GemmParams rows_of(const GemmParams& p, int64_t first, int64_t count) {
 }
 
 Status packed_in_pieces(const GemmParams& p, CUstream_st* stream) {
-  for (int64_t row = 0; row < p.num_rows; row += kPieceRows) {
-    const Status status = gemm_packed_sm90(rows_of(p, row, kPieceRows), stream);
+  for (int64_t row = 0; row < p.num_rows; row += piece_rows(p)) {
+    const Status status = gemm_packed_sm90(rows_of(p, row, piece_rows(p)), stream);
     if (!status.ok()) return status;
   }
   return {};
-}
-
-Status share_packed(const GemmParams& p, const GemmResources& r, CUstream_st* s) {
-  return gemm_packed_shared_sm90(p, r, s);
 }
 
 // Rows: measured on an H200, see gemm_sm90.cu, gemm_tiles_sm90.cu and gemm_stream.cu. `stream`
@@ -67,12 +68,11 @@ constexpr Candidate kCandidates[] = {
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemv_packed_sm90(p, s);
      }},
-    {"packed", 90, 90, 65, 1023, gemm_packed_shared_sm90_refuses, share_packed},
     {"packed", 90, 90, 65, kAny,
      [](const GemmParams& p) {
-       // Below, there are not tiles enough for the device.
-       return ceil_div(p.out_features, 256) * ceil_div(p.num_rows, 128) < 96
-                  ? "few tiles"
+       const bool shares = !p.gated && p.num_rows <= 256;
+       return shares && gemm_packed_cost(p) < choose_packed_tiles(p).cost
+                  ? "blocks that share k are faster"
                   : gemm_packed_tiles_sm90_refuses(p);
      },
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
@@ -182,8 +182,6 @@ Status gemm(const GemmParams& p, const GemmResources& resources, const char* for
       reason = "not for this architecture";
     } else if (force == nullptr && (p.num_rows < c.min_rows || p.num_rows > c.max_rows)) {
       reason = "not for this number of rows";
-    } else if (c.run == share_packed && !gemm_packed_shares(p, resources)) {
-      reason = "whole tiles are as fast";
     } else if (c.run == gemm_blas && resources.blas == nullptr) {
       reason = "no cuBLASLt handle";
     } else if (c.run == gemm_blas && p.dtype == DType::kBFloat16 && arch < 80) {

@@ -5,7 +5,7 @@
 // Architectures: sm_90a.
 // Algorithm: as gemm_sm90.cu (weights on the M side of wgmma, a ring filled ahead of pdl_wait()),
 // except that
-//   1. a stage is 128 columns: 16 packed rows of weight per copy, and x;
+//   1. a stage is 128 columns of all slabs, a box of the weight's tensor map, and x;
 //   2. a warpgroup reads its codes from shared memory, 16 bytes per thread without conflicts, turns
 //      them into the instruction's left operand in registers (bit operations, one subtraction, in
 //      pairs), half a unit at a time, while the tensor cores work on the one ahead; scales of groups
@@ -23,19 +23,21 @@
 //
 // Bound: memory: 1.50 ms with 8 bits and 0.80 ms with 4 for the 128 layer products of a Llama-3-8B
 // decode step at 4.66 TB/s.
-// Measured on an H200, the 128 products in a graph with norms and residuals, ms with 4 and 8 bits: M 16
-// 1.96 and 2.15, M 32 2.06 and 2.31, M 64 2.78 and 3.00. 64 x 64 of weight alone take about 90 cycles
-// to convert (shifts and masks fill the integer pipe) and 64 to multiply with 32 tokens; together 160
-// with two warpgroups of a multiprocessor and 139 with four, here 180 to 220. In a decode step of 32
-// rows of 4 bits 16 KB of weight and x took 0.5 us where one block is on a multiprocessor, 0.41 where
-// two are (then 232 instructions of a warp, now 180; the step 2.69 ms, now 2.61). Did not help: four
-// warpgroups to a block (56 registers, with which the compiler makes each instruction wait for the
-// one ahead), rings apart for weights and for x, three or four stages of x deep (2.31 and 2.27 at M
-// 32: x comes late behind the weights asked for), shifts by multiplication, clusters that share k (a
-// step of 32 rows of 4 bits 3.61 ms in place of 2.61), blocks of 256 rows of weight, late triggers, a
-// last wave's tiles cut in two (a block of 8 steps takes as long as 20 within one) or shared by
-// columns among all multiprocessors (2.97 ms); one block per multiprocessor with all of its shared
-// memory but where choose_tile takes it.
+// Measured on an H200 (bench_packed tune and large, us of qkv, out, gate and up, down):
+//   M  16  4 bits  8.0 +  7.2 + 22.0 + 13.8   8 bits  9.7 +  7.8 + 31.0 + 17.3
+//   M  32          9.5 +  7.4 + 25.0 + 14.6          10.9 +  8.2 + 32.7 + 18.1
+//   M  64         13.3 +  9.4 + 31.7 + 19.1          14.8 + 11.0 + 36.6 + 20.3
+//   M 128         21.2 + 15.0 + 51.7 + 27.2          21.5 + 15.4 + 52.4 + 27.4
+//   M 192         28.7 + 19.4 +      + 36.6          29.2 + 20.0 +      + 37.3
+// A step of 32 rows of 4 bits took 2.60 ms while the copying warp asked for each slab by itself, in a loop
+// over lanes of some 100 cycles each: 1,350 cycles a stage, as long as all the rest. With one
+// instruction for a stage's weights it takes 2.46. 64 x 64 of weight alone take about 90 cycles to
+// convert (shifts and masks fill the integer pipe) and 64 to multiply with 32 tokens. Did not help, then:
+// four warpgroups to a block (56 registers, with which the compiler makes each instruction wait for the
+// one ahead), rings apart for weights and for x, three or four stages of x deep, shifts by
+// multiplication, clusters that share k, blocks of 256 rows of weight, late triggers, a last wave's
+// tiles cut in two or shared by columns among all multiprocessors; one block per multiprocessor with all
+// of its shared memory but where choose_tile takes it.
 #include <algorithm>
 #include <type_traits>
 
@@ -57,9 +59,7 @@ constexpr int kOrder = 8;  // tiles of tokens that are worked on together
 
 struct KernelParams {
   Epilogue epilogue;
-  const uint8_t* weight;
   int num_rows, num_units;   // units along k
-  int num_slabs, up;         // of 16 rows; the first up's, gated
   int row_blocks, token_blocks;
   int num_wide, narrow;      // row blocks from num_wide on have but so many slabs (gated: pairs)
   int num_blocks;            // that work
@@ -97,7 +97,7 @@ constexpr int kFillNanoseconds = 1500;  // until the next launch has been placed
 // Partial sums on their way from the block that made them to the one that finishes them. Zero but
 // while they are: who takes a part puts zeros back, and a sum of zero travels as -0. Products are
 // queued one after the other, so that one piece serves all.
-constexpr int kPartsBytes = 9 << 20;
+constexpr int kPartsBytes = 13 << 20;
 __device__ float4 parts[kPartsBytes / 16];
 
 __device__ __forceinline__ void send_part(float4* to, const float4& v) {
@@ -269,7 +269,9 @@ struct FourOutputs {
 
 template <class T, class F, int kTokens, bool kGated>
 __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>::kBlocks)
-    gemm_packed_kernel(const __grid_constant__ CUtensorMap token_map, const KernelParams p) {
+    gemm_packed_kernel(const __grid_constant__ CUtensorMap token_map,
+                       const __grid_constant__ CUtensorMap wide_map,
+                       const __grid_constant__ CUtensorMap narrow_map, const KernelParams p) {
 #ifdef REGATTA_SM90A
   using S = Shape<F, kTokens>;
   extern __shared__ char shared[];
@@ -310,6 +312,7 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
   const int trigger_step = num_steps - 1 - p.trigger;
   if (threadIdx.x == kConsumers) {
     tensor_map_prefetch(&token_map);
+    tensor_map_prefetch(row_block < p.num_wide ? &wide_map : &narrow_map);
     for (int s = 0; s < p.stages; ++s) {
       barrier_init(&full[s], 1);
       barrier_init(&empty[s], kSlabs);
@@ -323,28 +326,21 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
     if (warp == kSlabs) {
       const uint64_t once = p.token_blocks > 1 ? policy_evict_last() : policy_evict_first();
       const uint64_t keep = policy_evict_last();
-      const uint8_t* from = nullptr;  // this lane's slab
-      if (lane < kSlabs) {
-        const int first = slab0 + lane + (lane >= kOutSlabs ? p.up - kOutSlabs : 0);
-        // Behind the last slab, its own rows again: they are not written.
-        const int64_t slab = min(first, p.num_slabs - 1);
-        from = p.weight + (slab * p.num_units + step0) * F::kUnitBytes;
-      }
-      const bool is_copied = lane < kSlabs && lane % kOutSlabs < items;
+      const CUtensorMap* weight_map = row_block < p.num_wide ? &wide_map : &narrow_map;
       const uint32_t stage_load =
           S::kBoxes * S::kTokenBytes + items * (kGated ? 2 : 1) * F::kUnitBytes;
       const auto load_weight = [&](int step, int s) {
-        if (lane == 0) barrier_arrive_expect(&full[s], stage_load);
-        __syncwarp();
-        if (is_copied) {
-          bulk_load(stages + s * S::kStageBytes + S::kBoxes * S::kTokenBytes + lane * F::kUnitBytes,
-                    from + static_cast<int64_t>(step) * F::kUnitBytes, F::kUnitBytes, &full[s], once);
-        }
+        if (lane > 0) return;
+        barrier_arrive_expect(&full[s], stage_load);
+        tensor_load_4d(stages + s * S::kStageBytes + S::kBoxes * S::kTokenBytes, weight_map, 0,
+                       (step0 + step) * 2, slab0, 0, &full[s], once);
       };
       const auto load_tokens = [&](int step, int s) {
-        if (lane < S::kBoxes) {
-          tensor_load_2d(stages + s * S::kStageBytes + lane * S::kTokenBytes, &token_map,
-                         (step0 + step) * kUnitColumns + lane * S::kBoxColumns, token0, &full[s],
+        if (lane > 0) return;
+#pragma unroll
+        for (int box = 0; box < S::kBoxes; ++box) {
+          tensor_load_2d(stages + s * S::kStageBytes + box * S::kTokenBytes, &token_map,
+                         (step0 + step) * kUnitColumns + box * S::kBoxColumns, token0, &full[s],
                          keep);
         }
       };
@@ -397,7 +393,8 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
   barrier_wait(&full[0], 0);
   const WgmmaTile tokens = wgmma_descriptor(stages);  // of the first stage
   const char* units =                                 // likewise, this warp's
-      stages + S::kBoxes * S::kTokenBytes + slab * F::kUnitBytes;
+      stages + S::kBoxes * S::kTokenBytes +
+      (slab % kOutSlabs + slab / kOutSlabs * items) * F::kUnitBytes;
   // At least once: a way around the loop would set accumulators beside those in flight, for
   // which the compiler makes each instruction wait for the one ahead.
   int left = num_steps;
@@ -456,22 +453,23 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
         acc[i] = fmaf(i % 4 < 2 ? scale.x : scale.y, sum[i], acc[i]);
       }
     };
-    PackedCodes<T, F> codes;
-    codes.load(units, 0);
+    PackedCodes<T, F> codes[2];  // of halves of a unit
+    codes[0].load(units, 0);
+    codes[1].load_second(units, codes[0]);
     do {
       const WgmmaTile b = tokens.at(s * S::kStageBytes);
-      const int offset = s * S::kStageBytes;
       const int current = s;
       advance();
+      const char* next = units + s * S::kStageBytes;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const bool begins = half == 0 || F::kColumns == 64;  // a group
-        if (has_slab) codes.template convert<!kScalesSums>(a[half]);
+        if (has_slab) codes[half].template convert<!kScalesSums>(a[half]);
         if constexpr (kScalesSums) {
           wgmma_wait<0>();
           wgmma_pin(sum);
           if (begins) add_group();
-          if (begins) scale = codes.group_scales();
+          if (begins) scale = codes[half].group_scales();
         }
         wgmma_fence();
 #pragma unroll
@@ -485,16 +483,17 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
         }
         wgmma_commit();
         if (kScalesSums && half == 0) release(previous);
-        if (half == 0) {
-          codes.load_second(units + offset);
-        } else if (left > 1) {
-          barrier_wait(&full[s], phase);
-          codes.load(units + s * S::kStageBytes, 0);
-        }
         if constexpr (!kScalesSums) {
           wgmma_wait<1>();
           if (half == 0) release(previous);
         }
+        // The next unit's codes are asked for ahead of their use: warps are few. What takes longest
+        // decides when, the products of a half or the copies.
+        if (left > 1 && half == (kScalesSums ? 0 : 1)) {
+          barrier_wait(&full[s], phase);  // behind release(): of two stages, the copies wait for it
+          codes[0].load(next, 0);
+        }
+        if (left > 1 && half == 1) codes[1].load_second(next, codes[0]);
       }
       previous = current;
     } while (--left > 0);
@@ -583,12 +582,12 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
 // A block of rows has block_items slabs, or pairs of them; but where that leaves multiprocessors without
 // a block or some with two and others with one, they are spread evenly.
 void spread(const GemmParams& p, int block_items, KernelParams* kp) {
+  const int items = static_cast<int>(packed_tiles(p.out_features)) / (p.gated ? 2 : 1);
   kp->num_wide = kp->row_blocks;
   kp->narrow = block_items;
   // Sums of squares are of more columns than a slab.
   if (kp->token_blocks > 1 || p.sumsq_out != nullptr) return;
   const int count = num_multiprocessors();
-  const int items = p.gated ? kp->up : kp->num_slabs;
   const int most = static_cast<int>(ceil_div(items, count / kp->split));
   if (kp->split == 1 && kp->row_blocks > count && most < 2 * block_items) {  // two blocks for each
     kp->num_wide = count;
@@ -606,16 +605,13 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   using S = Shape<F, kTokens>;
   CUtensorMap token_map;
   const DType type = F::kTokenSize == 1 ? DType::kUInt8 : p.dtype;
-  const Status status = encode_rows_map(&token_map, type, p.x, p.num_rows, p.in_features, kTokens);
+  Status status = encode_rows_map(&token_map, type, p.x, p.num_rows, p.in_features, kTokens);
   if (!status.ok()) return status;
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
-  kp.weight = static_cast<const uint8_t*>(p.weight);
   kp.num_rows = static_cast<int>(p.num_rows);
   kp.num_units = static_cast<int>(packed_units(p.in_features));
-  kp.num_slabs = static_cast<int>(packed_tiles(p.out_features));
-  kp.up = static_cast<int>(p.out_features / 2 / kUnitRows);
-  kp.row_blocks = static_cast<int>(ceil_div(kp.num_slabs, kSlabs));
+  kp.row_blocks = static_cast<int>(ceil_div(packed_tiles(p.out_features), kSlabs));
   kp.token_blocks = static_cast<int>(ceil_div(p.num_rows, kTokens));
   kp.split = std::min(tile.split, kMaxSplit);
   const int tiles = kp.row_blocks * kp.token_blocks;
@@ -624,7 +620,12 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
                           int64_t{tiles} * kp.split * S::kPartBytes > kPartsBytes)) {
     --kp.split;
   }
-  spread(p, kGated ? kSlabs / 2 : kSlabs, &kp);
+  constexpr int kItems = kGated ? kSlabs / 2 : kSlabs;
+  spread(p, kItems, &kp);
+  CUtensorMap wide_map, narrow_map;
+  status = encode_packed_map(&wide_map, p, F::kUnitBytes, kItems);
+  if (status.ok()) status = encode_packed_map(&narrow_map, p, F::kUnitBytes, kp.narrow);
+  if (!status.ok()) return status;
   kp.trigger = tile.trigger;
   kp.stages = std::max(
       2, std::min({tile.stages, kMaxStages, (226 * 1024 - kHeadBytes - 1024) / S::kStageBytes}));
@@ -635,11 +636,15 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   config.shared_bytes = packed_shared_bytes(p, S::shared_bytes(kp.stages));
   config.stream = stream;
   config.pdl = p.dependent_launch;
-  return launch(gemm_packed_kernel<T, F, kTokens, kGated>, config, "gemm_packed", token_map, kp);
+  return launch(gemm_packed_kernel<T, F, kTokens, kGated>, config, "gemm_packed", token_map,
+                wide_map, narrow_map, kp);
 }
 
 template <class T, class F, bool kGated>
 Status run_tokens(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
+  if constexpr (!kGated && F::kTokenSize == 2) {
+    if (tile.tokens == 192) return run<T, F, 192, kGated>(p, tile, stream);
+  }
   return tile.tokens <= 16   ? run<T, F, 16, kGated>(p, tile, stream)
          : tile.tokens == 32 ? run<T, F, 32, kGated>(p, tile, stream)
          : tile.tokens == 64 ? run<T, F, 64, kGated>(p, tile, stream)
@@ -659,9 +664,9 @@ Status run_format(const GemmParams& p, const GemmTile& tile, cudaStream_t stream
 GemmTile choose_tile(const GemmParams& p) {
   GemmTile tile;
   const bool codes = p.operands == GemmOperands::kW4A8;
-  const bool in_groups = !codes && p.operands != GemmOperands::kWeightInt8;
-  tile.tokens = is_batch_invariant && in_groups ? 64 : 16;  // below, other roundings
+  tile.tokens = 16;
   while (tile.tokens < p.num_rows && tile.tokens < 128) tile.tokens *= 2;
+  if (p.num_rows > 128 && p.num_rows <= 192 && !p.gated && !codes) tile.tokens = 192;
   tile.features = kSlabs * kUnitRows;
   tile.trigger = -1;
   const int64_t multiprocessors = num_multiprocessors();
@@ -681,6 +686,14 @@ GemmTile choose_tile(const GemmParams& p) {
 }
 
 }  // namespace
+
+double gemm_packed_cost(const GemmParams& p) {
+  const GemmTile tile = choose_tile(p);
+  const int64_t blocks =
+      ceil_div(p.out_features, tile.features) * ceil_div(p.num_rows, tile.tokens) * tile.split;
+  const int64_t steps = ceil_div(packed_units(p.in_features), tile.split);
+  return 11. + ceil_div(blocks, num_multiprocessors()) * steps * (tile.tokens > 128 ? .93 : .63);
+}
 
 const char* gemm_packed_sm90_refuses(const GemmParams& p) {
   if (p.gated && p.out_features % (2 * kUnitRows) != 0) {

@@ -5,9 +5,10 @@
 // Architectures: sm_90.
 // Algorithm
 //   1. One block per multiprocessor owns neighbouring slabs of 16 rows of weight (gated: slabs of
-//      gates and their ups) and takes a few at a time over all of k. One warp keeps a ring of
-//      contiguous copies full, about half of shared memory, so that the next launch's block fits
-//      beside it and has its first 100 KB of weights when this launch ends.
+//      gates and their ups) and takes two at a time over all of k. One lane keeps a ring of stages
+//      full, a box of the weight's tensor map and one of x's each, in about half of shared memory, so
+//      that the next launch's block fits beside it and has its first 100 KB of weights when this launch
+//      ends.
 //   2. A stage is 128 columns for each of the other warps. A warp reads a lane's codes 16 bytes at
 //      a time, turns them into the left operand of mma m16n8k16 and multiplies; x is the right
 //      operand, absent rows are zero. 8 bits: exactly, bit operations and one subtraction per pair.
@@ -20,23 +21,20 @@
 //
 // Bound: memory: 1.50 ms with 8 bits and 0.80 ms with 4 for the 128 layer products of a Llama-3-8B
 // decode step at 4.66 TB/s.
-// Measured on an H200, us of a layer's products in a Llama-3-8B decode step, each from the end of the
-// launch ahead (out: with attention), 1 row of 4 bits: qkv 6.0, out 10.0, gate and up 21.8, down 10.8;
-// 8 rows 8.1, 10.3, 22.4, 12.0. Of the step, ms with 1 and 8 rows of 4 bits:
-//   1.90  2.18  before what follows
-//   1.77  2.08  the copying warp asks with few instructions: it took 1.1 us per stage
-//   1.83  1.97  room for the next block beside attention's (Launch), stages given back early
-//               (8 rows alone: 1 row 0.06 slower), waiting warps not at barriers
-//   1.75  1.91  late trigger
-//   1.67  1.84  gate and up's trigger earlier, one row without clusters, what an output takes beside
-//               its sum asked for ahead of the products (residual products ended 1 us behind them)
-// Did not help: requesting weights into L2 ahead of pdl_wait() (time grows by the bytes), 3 slabs, two
-// chains of sums, 16 warps of half a unit each, clusters of four (they do not fill the device). A
-// kernel of 4 bits is bound by its instructions: shifts and masks take 45 % of them.
+// Measured on an H200 (bench_packed tune, us of qkv, out, gate and up, down):
+//   M 1  4 bits 6.2 + 5.2 + 17.6 + 10.8   8 bits 8.7 + 6.4 + 29.2 + 15.5   w4a8 5.3 + 4.6 + 17.4 + 9.3
+//   M 8         6.5 + 5.4 + 19.2 + 10.5          9.8 + 6.4 + 30.1 + 15.5        5.9 + 5.1 + 18.0 + 9.5
+// Steps with 1 and 8 rows of 4 bits: 1.62 and 1.85 ms. Copies that are asked for late or slowly bind this
+// kernel: 1.90 ms where the copying warp took 1.1 us per stage, 1.67 where each of its lanes asked for a
+// slab or a row of x. So do waiting warps at barriers, and an output's residual, norm and scales unless
+// they are asked for ahead of the products.
+// Did not help: requesting weights into L2 ahead of pdl_wait() (time grows by the bytes), 3 or 4 slabs,
+// two chains of sums, 16 warps of half a unit each, clusters of four (they do not fill the device).
 #include <algorithm>
 #include <type_traits>
 
 #include "gemm_epilogue.cuh"
+#include "gemm_tensor_map.cuh"
 #include "hopper.cuh"
 #include "packed_weight.cuh"
 #include "regatta/gemm.h"
@@ -46,32 +44,30 @@ namespace {
 
 constexpr int kMaxStages = 16;
 constexpr int kHeadBytes = 1024;
-// Stages left to ask for when the next launch may start: earlier its copies delay this one's.
-constexpr int trigger_of(bool gated) { return gated ? 6 : 4; }
+constexpr int kRowBytes = 128;  // 64 values or 128 codes of x: one swizzled row
 
 struct KernelParams {
   Epilogue epilogue;
-  const uint8_t* weight;
-  const void* x;
-  int num_rows, in_features;
+  int num_rows;
   int num_units, num_items;  // units along k; slabs, or pairs of them
-  int second;                // from a gate's slab to its up's
   int stages, cluster;
+  int trigger;  // stages left to ask for when the next launch may start
 };
 
-// kSlabs are multiplied at once.
-template <class F, int kTokens, int kSlabs, bool kGated>
+constexpr int kSlabs = 2;  // that are multiplied at once: gated, gates and their ups
+
+template <class F, int kTokens, bool kGated>
 struct Shape {
   static constexpr int kWarps = 8;  // that multiply, a unit each
   static constexpr int kItems = kGated ? kSlabs / 2 : kSlabs;
   static constexpr int kRows = kItems * kUnitRows;  // of the output
-  static constexpr int kPitch =  // of a row of x; no conflicts
-      kWarps * kUnitColumns * F::kTokenSize + 16;
+  static constexpr int kBoxes = kWarps * F::kTokenSize;  // of kRowBytes columns of x, of a stage
   static constexpr int kSlabBytes = kWarps * F::kUnitBytes;
   static constexpr int kWeightBytes = kSlabs * kSlabBytes;
-  static constexpr int kStageBytes = kWeightBytes + kTokens * kPitch;
+  static constexpr int kStageBytes = kWeightBytes + kBoxes * kTokens * kRowBytes;
   static constexpr int kRowStride = kSlabs * kUnitRows + 4;  // floats of a token's sums
-  static constexpr int kFixedBytes = kHeadBytes + kWarps * kTokens * kRowStride * 4;
+  static constexpr int kSumBytes = kWarps * kTokens * kRowStride * 4;
+  static constexpr int kFixedBytes = 1024 + kHeadBytes + kSumBytes;
   static constexpr int kThreads = (kWarps + 2) * kWarp;
   static int shared_bytes(int stages) { return kFixedBytes + stages * kStageBytes; }
 };
@@ -139,15 +135,21 @@ struct Finish {
   }
 };
 
+// Where a lane reads its token's columns of a unit, 16 bytes in steps of 64: swizzled rows of one box of
+// codes, or of two boxes of values.
+struct TokenRow {
+  uint32_t box[2];  // addresses in shared memory
+  __device__ __forceinline__ uint32_t at(int i) const { return box[i / 2] ^ i % 2 * 64; }
+};
+
 // acc += the products of a unit of codes. weight: the unit of the first slab, the next `stride` bytes
-// on; x: this lane's token and 16 of its columns, of which `left` are inside, or zeros.
-template <class F, int kSlabs>
+// on.
+template <class F>
 __device__ __forceinline__ void multiply_codes(float (&acc)[kSlabs][4], const char* weight,
-                                               int stride, const char* x, int left,
-                                               const char* zeros) {
+                                               int stride, const TokenRow& x) {
   uint32_t b[2][4];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) ldmatrix4(b[i], i * 64 < left ? x + i * 64 : zeros);
+  for (int i = 0; i < 2; ++i) ldmatrix4(b[i], x.at(i));
 #pragma unroll
   for (int j = 0; j < kSlabs; ++j) {
     int sum[4] = {};
@@ -169,59 +171,47 @@ __device__ __forceinline__ void multiply_codes(float (&acc)[kSlabs][4], const ch
   }
 }
 
-// The same of 16-bit x; x: this lane's token and 8 of its columns. All of a unit's loads come first:
-// there are but two warps to hide their latency. (To keep the sums of x for the next slabs was slower.)
-// kEarly: done() is called when they have been read, of many codes a half at a time; else behind the
-// products, which leaves the compiler to mix loads and products.
-template <class T, class F, int kSlabs, bool kEarly, class Done>
+// The same of 16-bit x. All of a unit's loads come first: there are but two warps to hide their
+// latency. (To keep the sums of x for the next slabs was slower.) kEarly: done() is called when they
+// have been read; else behind the products, which leaves the compiler to mix loads and products.
+template <class T, class F, bool kEarly, class Done>
 __device__ __forceinline__ void multiply_values(float (&acc)[kSlabs][4], const char* weight,
-                                                int stride, const char* x, int left,
-                                                const char* zeros, const Done& done) {
+                                                int stride, const TokenRow& x, const Done& done) {
   const int lane = threadIdx.x % kWarp;
   constexpr bool kLifted = F::kCodeBits == 4;
-  constexpr int kParts = kEarly && kSlabs > 3 ? 2 : 1;
-  constexpr int kQuads = F::kCodeBits / 2 / kParts;  // of a slab
-  constexpr int kSteps = 8 / kParts;                 // of 16 columns
+  constexpr int kQuads = F::kCodeBits / 2;  // of a slab
   constexpr int kGroups = kUnitColumns / F::kColumns;
   constexpr int kGroupSteps = 8 / kGroups;
-  uint32_t b[4 / kParts][4];
+  uint32_t b[4][4];
   uint4 quads[kSlabs][kQuads];
   uint2 words[kSlabs][kGroups];
   float sum[kSlabs][4] = {};  // of a group
   float x_sum[4] = {};
 #pragma unroll
-  for (int step = 0; step < 8; ++step) {
-    if (step % kSteps == 0) {
-      const int part = step / kSteps;
+  for (int i = 0; i < 4; ++i) ldmatrix4(b[i], x.at(i));
 #pragma unroll
-      for (int i = 0; i < 4 / kParts; ++i) {
-        const int at = part * (4 / kParts) + i;
-        ldmatrix4(b[i], at * 32 < left ? x + at * 64 : zeros);
-      }
+  for (int j = 0; j < kSlabs; ++j) {
+    const char* unit = weight + j * stride;
 #pragma unroll
-      for (int j = 0; j < kSlabs; ++j) {
-        const char* unit = weight + j * stride;
-#pragma unroll
-        for (int q = 0; q < kQuads; ++q) {
-          quads[j][q] = reinterpret_cast<const uint4*>(unit)[(part * kQuads + q) * kWarp + lane];
-        }
-#pragma unroll
-        for (int g = 0; F::kGroups && part == 0 && g < kGroups; ++g) {
-          words[j][g] =
-              reinterpret_cast<const uint2*>(unit + F::kCodeBits * 256)[g * 8 + lane / 4];
-        }
-      }
-      if (kEarly && part == kParts - 1) done();
+    for (int q = 0; q < kQuads; ++q) {
+      quads[j][q] = reinterpret_cast<const uint4*>(unit)[q * kWarp + lane];
     }
-    const uint32_t(&columns)[4] = b[step % kSteps / 2];
-    const uint32_t b0 = columns[step % 2 * 2], b1 = columns[step % 2 * 2 + 1];
+#pragma unroll
+    for (int g = 0; F::kGroups && g < kGroups; ++g) {
+      words[j][g] = reinterpret_cast<const uint2*>(unit + F::kCodeBits * 256)[g * 8 + lane / 4];
+    }
+  }
+  if (kEarly) done();
+#pragma unroll
+  for (int step = 0; step < 8; ++step) {  // of 16 columns
+    const uint32_t b0 = b[step / 2][step % 2 * 2], b1 = b[step / 2][step % 2 * 2 + 1];
     if constexpr (kLifted) {
       constexpr uint32_t kOnes[4] = {kOnePair<T>, kOnePair<T>, kOnePair<T>, kOnePair<T>};
       mma_m16n8k16<T>(x_sum, kOnes, b0, b1);
     }
 #pragma unroll
     for (int j = 0; j < kSlabs; ++j) {
-      const uint4 quad = quads[j][step % kSteps * kQuads / kSteps];
+      const uint4 quad = quads[j][step * kQuads / 8];
       const uint32_t w[4] = {quad.x, quad.y, quad.z, quad.w};
       uint32_t a[4];
       if constexpr (kLifted) {
@@ -256,22 +246,27 @@ __device__ __forceinline__ void multiply_values(float (&acc)[kSlabs][4], const c
   if (!kEarly) done();
 }
 
-template <class T, class F, int kTokens, int kSlabs, bool kGated>
-__global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
+template <class T, class F, int kTokens, bool kGated>
+__global__ void __launch_bounds__(Shape<F, kTokens, kGated>::kThreads,
                                   2)  // the next launch's block fits beside this one
-    gemv_packed_kernel(const __grid_constant__ KernelParams p) {
+    gemv_packed_kernel(const __grid_constant__ CUtensorMap token_map,
+                       const __grid_constant__ CUtensorMap wide_map,
+                       const __grid_constant__ CUtensorMap narrow_map,
+                       const __grid_constant__ KernelParams p) {
 #ifdef REGATTA_SM90
-  using S = Shape<F, kTokens, kSlabs, kGated>;
-  constexpr int kWarps = S::kWarps, kItems = S::kItems, kTrigger = trigger_of(kGated);
-  extern __shared__ __align__(128) char shared[];
-  uint64_t* full = reinterpret_cast<uint64_t*>(shared);
+  using S = Shape<F, kTokens, kGated>;
+  constexpr int kWarps = S::kWarps, kItems = S::kItems;
+  extern __shared__ char shared[];
+  // Not through an integer: the compiler must see that this is shared memory.
+  char* stages = shared + (-shared_address(shared) & 1023);
+  char* head = stages + p.stages * S::kStageBytes;
+  uint64_t* full = reinterpret_cast<uint64_t*>(head);
   uint64_t* empty = full + kMaxStages;
   uint64_t* sums_full = empty + kMaxStages;
   uint64_t* sums_empty = sums_full + 1;
-  char* zeros = reinterpret_cast<char*>(sums_empty + 1);           // 16 bytes
-  float* row_scale = reinterpret_cast<float*>(zeros + 16);         // [kTokens]
-  float* sums = reinterpret_cast<float*>(shared + kHeadBytes);     // [kWarps, kTokens, kRowStride]
-  char* stages = shared + S::kFixedBytes;
+  char* zeros = head + 3 * kRowBytes;                              // of absent tokens
+  float* row_scale = reinterpret_cast<float*>(zeros + kRowBytes);  // [kTokens]
+  float* sums = reinterpret_cast<float*>(head + kHeadBytes);       // [kWarps, kTokens, kRowStride]
 
   const int warp = __shfl_sync(~0u, threadIdx.x / kWarp, 0);
   const int lane = threadIdx.x % kWarp;
@@ -288,6 +283,9 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
   };
 
   if (threadIdx.x == kWarps * kWarp) {
+    tensor_map_prefetch(&token_map);
+    tensor_map_prefetch(&wide_map);
+    tensor_map_prefetch(&narrow_map);
     for (int s = 0; s < p.stages; ++s) {
       barrier_init(&full[s], 1);
       barrier_init(&empty[s], kWarps * p.cluster);
@@ -296,7 +294,9 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
     barrier_init(sums_empty, 1);
     barrier_init_fence();
   }
-  if (threadIdx.x == 0) *reinterpret_cast<uint4*>(zeros) = make_uint4(0, 0, 0, 0);
+  if (threadIdx.x < kRowBytes / 16) {
+    reinterpret_cast<uint4*>(zeros)[threadIdx.x] = make_uint4(0, 0, 0, 0);
+  }
   __syncthreads();
   if (p.cluster > 1) {
     cluster_arrive();
@@ -304,74 +304,44 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
   }
 
   if (warp == kWarps) {
-    // Lanes up to kSlabs copy a slab's codes each, those behind them a row of x each.
-    constexpr int kStepColumns = kWarps * kUnitColumns;
-    const int last = steps - 1, row = lane - kSlabs;
-    const bool is_weight = lane < kSlabs;
-    const bool is_row = !is_weight && row < p.num_rows && row % p.cluster == rank;
-    const uint64_t policy = is_weight ? policy_evict_first() : policy_evict_last();
-    const int64_t slab_bytes = static_cast<int64_t>(p.num_units) * F::kUnitBytes;
-    const char* from;  // of a pass
-    char* to = stages;
-    uint32_t step_bytes, last_bytes;
-    if (is_weight) {
-      const int64_t slab = item0 + lane % kItems + lane / kItems * p.second;
-      from = reinterpret_cast<const char*>(p.weight) + slab * slab_bytes;
-      to += lane * S::kSlabBytes;
-      step_bytes = S::kSlabBytes;
-      last_bytes = (p.num_units - last * kWarps) * F::kUnitBytes;
-    } else {
-      from = static_cast<const char*>(p.x) +
-             static_cast<int64_t>(row) * p.in_features * F::kTokenSize;
-      to += S::kWeightBytes + row * S::kPitch;
-      step_bytes = kStepColumns * F::kTokenSize;
-      last_bytes = (p.in_features - last * kStepColumns) * F::kTokenSize;
-    }
-    bool is_copied;                         // this lane's, in the pass
-    uint32_t expected_bytes, expected_last;  // of a step of the pass
-    const auto begin_pass = [&](int pass) {
-      const int count = max(0, min(kItems, items - pass * kItems));
-      is_copied = is_weight ? lane % kItems < count : is_row;
-      const auto sum_of = [&](uint32_t bytes) {
-        return count * (kGated ? 2 : 1) * __shfl_sync(~0u, bytes, 0) +
-               p.num_rows * __shfl_sync(~0u, bytes, kSlabs);
-      };
-      expected_bytes = sum_of(step_bytes);
-      expected_last = sum_of(last_bytes);
+    const uint64_t once = policy_evict_first(), keep = policy_evict_last();
+    // One lane asks, with few instructions: the others wait for what is asked for.
+    const auto load_weight = [&](int pass, int step, int s) {
+      if (lane > 0) return;
+      const int count = min(kItems, items - pass * kItems);  // 0 behind the last of this block
+      constexpr int kTokenBytes = S::kBoxes * kTokens * kRowBytes;
+      barrier_arrive_expect(&full[s],
+                            kTokenBytes + max(count, 0) * (kGated ? 2 : 1) * S::kSlabBytes);
+      if (count <= 0) return;
+      char* to = stages + s * S::kStageBytes;
+      const int half = step * kWarps * 2, item = item0 + pass * kItems;
+      tensor_load_4d(to, count == kItems ? &wide_map : &narrow_map, 0, half, item, 0, &full[s], once);
     };
-    // Codes, x or both. Few instructions: the others wait for what one warp asks for.
-    const auto load = [&](bool weights, bool rows, int step, int s) {
-      if (weights && lane == 0) {
-        barrier_arrive_expect(&full[s], step == last ? expected_last : expected_bytes);
-      }
-      if (weights) __syncwarp();
-      if (!is_copied || !(is_weight ? weights : rows)) return;
-      const uint32_t bytes = step == last ? last_bytes : step_bytes;
-      if (is_weight || p.cluster == 1) {
-        bulk_load(to + s * S::kStageBytes, from + step * step_bytes, bytes, &full[s], policy);
+    const auto load_tokens = [&](int step, int s) {
+      if (lane > 0) return;
+      const int boxes = S::kBoxes / p.cluster, box = rank * boxes;
+      char* to = stages + s * S::kStageBytes + S::kWeightBytes + box * kTokens * kRowBytes;
+      if (p.cluster == 1) {
+        tensor_load_3d(to, &token_map, 0, 0, step * S::kBoxes, &full[s], keep);
       } else {
-        bulk_multicast(to + s * S::kStageBytes, from + step * step_bytes, bytes, &full[s],
-                       static_cast<uint16_t>((1 << p.cluster) - 1), policy);
+        tensor_multicast_3d(to, &token_map, 0, 0, step * S::kBoxes + box, &full[s],
+                            static_cast<uint16_t>((1 << p.cluster) - 1), keep);
       }
     };
     const int total = passes * steps;
     const int ahead = min(p.stages, total);
     int pass = 0, step = 0;
     const auto advance = [&] {
-      if (++step < steps) return;
-      step = 0;
-      if (is_weight) from += kItems * slab_bytes;
-      begin_pass(++pass);
+      if (++step == steps) step = 0, ++pass;
     };
-    begin_pass(0);
 #pragma unroll 1
-    for (int i = 0; i < ahead; ++i, advance()) load(true, false, step, i);
-    if (total - kTrigger <= ahead) pdl_trigger();
+    for (int i = 0; i < ahead; ++i, advance()) load_weight(pass, step, i);
+    if (total - p.trigger <= ahead) pdl_trigger();
     pdl_wait();
     int step_of_x = 0;
 #pragma unroll 1
     for (int i = 0; i < ahead; ++i) {
-      load(false, true, step_of_x, i);
+      load_tokens(step_of_x, i);
       if (++step_of_x == steps) step_of_x = 0;
     }
     int s = 0;
@@ -379,8 +349,9 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
 #pragma unroll 1
     for (int i = ahead; i < total; ++i, advance()) {
       barrier_wait(&empty[s], phase);
-      load(true, true, step, s);
-      if (i == total - kTrigger) pdl_trigger();
+      load_weight(pass, step, s);
+      load_tokens(step, s);
+      if (i == total - p.trigger) pdl_trigger();
       if (++s == p.stages) s = 0, phase ^= 1;
     }
   } else if (warp > kWarps) {
@@ -402,10 +373,17 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
           });
     }
   } else {
-    const char* x = stages + S::kWeightBytes +
-                    (warp * kUnitColumns + lane / 8 * 16 / F::kTokenSize) * F::kTokenSize;
-    const bool is_row = lane % 8 < p.num_rows;
-    x = is_row ? x + lane % 8 * S::kPitch : zeros;
+    // This lane's token, and where its 16 bytes lie in the first half of a box's row.
+    const int token = lane % 8;
+    const bool is_token = token < kTokens;
+    const auto box_of = [&](int box) {
+      const int row = box * kTokens + token;
+      const int offset = S::kWeightBytes + row * kRowBytes + (lane / 8 ^ row % 8) * 16;
+      return shared_address(is_token ? stages + offset : zeros);
+    };
+    const uint32_t first_box = box_of(warp * F::kTokenSize);
+    const uint32_t second_box = box_of(warp * F::kTokenSize + F::kTokenSize - 1);
+    const int token_stride = is_token ? S::kStageBytes : 0;
     // Not at the barriers: warps that try them take from the block of the launch ahead.
     pdl_wait();
     // Asked for now: behind the products it would be waited for, from memory.
@@ -428,18 +406,13 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
         };
         const int unit = step * kWarps + warp;
         if (unit < p.num_units) {
-          const char* weight = stages + s * S::kStageBytes + warp * F::kUnitBytes;
-          // Columns that are left behind this lane's first.
-          const int left = is_row ? p.in_features - unit * kUnitColumns -
-                                        lane / 8 * 16 / F::kTokenSize
-                                  : 0;
+          const char* weight = stages + s * S::kStageBytes + warp * F::kUnitBytes;  // of its slab
+          const TokenRow x = {{first_box + s * token_stride, second_box + s * token_stride}};
           if constexpr (F::kTokenSize == 1) {
-            multiply_codes<F, kSlabs>(acc, weight, S::kSlabBytes, x + s * S::kStageBytes, left,
-                                      zeros);
+            multiply_codes<F>(acc, weight, S::kSlabBytes, x);
             release();
           } else {
-            multiply_values<T, F, kSlabs, (kTokens > 1)>(
-                acc, weight, S::kSlabBytes, x + s * S::kStageBytes, left, zeros, release);
+            multiply_values<T, F, (kTokens > 1)>(acc, weight, S::kSlabBytes, x, release);
           }
         } else {
           release();
@@ -475,23 +448,28 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kSlabs, kGated>::kThreads,
 #endif
 }
 
-template <class T, class F, int kTokens, int kSlabs, bool kGated>
+template <class T, class F, int kTokens, bool kGated>
 Status run(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
-  using S = Shape<F, kTokens, kSlabs, kGated>;
+  using S = Shape<F, kTokens, kGated>;
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
-  kp.weight = static_cast<const uint8_t*>(p.weight);
-  kp.x = p.x;
   kp.num_rows = static_cast<int>(p.num_rows);
-  kp.in_features = static_cast<int>(p.in_features);
   kp.num_units = static_cast<int>(packed_units(p.in_features));
   kp.num_items = static_cast<int>(packed_tiles(kGated ? p.out_features / 2 : p.out_features));
-  kp.second = kp.num_items;
   int blocks = std::min(num_multiprocessors(), kp.num_items);
   kp.cluster = std::min(tile.cluster, blocks);
+  kp.trigger = tile.trigger;
   blocks -= blocks % kp.cluster;
   kp.stages = std::max(
       2, std::min(kMaxStages, (tile.kilobytes * 1024 - S::kFixedBytes) / S::kStageBytes));
+  CUtensorMap token_map, wide_map, narrow_map;
+  Status status = encode_boxes_map(&token_map, F::kTokenSize == 1 ? DType::kUInt8 : p.dtype, p.x,
+                                   p.num_rows, p.in_features, kTokens, S::kBoxes / kp.cluster);
+  if (status.ok()) {
+    status = encode_packed_map(&wide_map, p, F::kUnitBytes, S::kItems, 2 * S::kWarps);
+  }
+  if (status.ok()) status = encode_packed_map(&narrow_map, p, F::kUnitBytes, 1, 2 * S::kWarps);
+  if (!status.ok()) return status;
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(blocks));
   config.block = dim3(S::kThreads);
@@ -499,23 +477,21 @@ Status run(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
   config.stream = stream;
   config.pdl = p.dependent_launch;
   config.cluster_x = static_cast<unsigned>(kp.cluster);
-  return launch(gemv_packed_kernel<T, F, kTokens, kSlabs, kGated>, config, "gemv_packed", kp);
+  return launch(gemv_packed_kernel<T, F, kTokens, kGated>, config, "gemv_packed",
+                token_map, wide_map, narrow_map, kp);
 }
 
 template <class T, class F, int kTokens>
-Status run_slabs(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
-  if (p.gated) {
-    return tile.slabs > 2 ? run<T, F, kTokens, 4, true>(p, tile, stream)
-                          : run<T, F, kTokens, 2, true>(p, tile, stream);
-  }
-  return run<T, F, kTokens, 2, false>(p, tile, stream);
+Status run_gated(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
+  return p.gated ? run<T, F, kTokens, true>(p, tile, stream)
+                 : run<T, F, kTokens, false>(p, tile, stream);
 }
 
 template <class T, class F>
 Status run_tokens(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
-  return p.num_rows == 1   ? run_slabs<T, F, 1>(p, tile, stream)
-         : p.num_rows <= 4 ? run_slabs<T, F, 4>(p, tile, stream)
-                           : run_slabs<T, F, 8>(p, tile, stream);
+  return p.num_rows == 1   ? run_gated<T, F, 1>(p, tile, stream)
+         : p.num_rows <= 4 ? run_gated<T, F, 4>(p, tile, stream)
+                           : run_gated<T, F, 8>(p, tile, stream);
 }
 
 template <class T>
@@ -525,15 +501,15 @@ Status run_format(const GemmParams& p, const GemvTile& tile, cudaStream_t stream
   });
 }
 
-// Of several rows x keeps memory from weights: blocks that share its copies and, with codes of 8 bits,
-// as many stages as there is room for.
+// Blocks of a cluster share copies of x where there are many, or where x and codes of 8 bits leave room
+// for two stages alone.
 GemvTile choose_tile(const GemmParams& p) {
+  const bool large = code_bits(p.operands) == 8 && p.num_rows > 4;
+  const bool passes = p.out_features > 2 * kUnitRows * num_multiprocessors();  // several
   GemvTile tile;
-  const bool small = p.operands == GemmOperands::kWeightInt4;
-  const bool wide = code_bits(p.operands) == 8 && p.num_rows > 2;
-  tile.slabs = p.gated && small && p.num_rows == 1 ? 4 : 2;
-  tile.cluster = wide || (small && p.num_rows > 1) ? 2 : 1;
-  tile.kilobytes = wide ? 226 : packed_shared_budget(p) / 1024;
+  tile.cluster = p.gated || (large && passes) ? 2 : 1;
+  tile.kilobytes = packed_shared_budget(p) / 1024;
+  tile.trigger = p.gated ? 4 : 3;  // earlier, the next launch's copies delay this one's
   return tile;
 }
 
@@ -541,6 +517,9 @@ GemvTile choose_tile(const GemmParams& p) {
 
 const char* gemv_packed_sm90_refuses(const GemmParams& p) {
   if (p.num_rows > 8) return "more than 8 rows";
+  if (p.in_features % (p.operands == GemmOperands::kW4A8 ? 128 : 64) != 0) {
+    return "in_features must be a multiple of 64 values or 128 codes";
+  }
   if (p.gated && p.out_features % (2 * kUnitRows) != 0) {
     return "out_features must be a multiple of 32 when gated";
   }

@@ -141,6 +141,17 @@ __device__ __forceinline__ void tensor_load_2d(void* shared, const CUtensorMap* 
 #endif
 }
 
+__device__ __forceinline__ void tensor_load_3d(void* shared, const CUtensorMap* map, int x, int y,
+                                               int z, uint64_t* barrier, uint64_t policy) {
+#ifdef REGATTA_SM90
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+#endif
+}
+
 __device__ __forceinline__ void tensor_load_4d(void* shared, const CUtensorMap* map, int x, int y,
                                                int z, int w, uint64_t* barrier, uint64_t policy) {
 #ifdef REGATTA_SM90
@@ -163,6 +174,19 @@ __device__ __forceinline__ void tensor_multicast_2d(void* shared, const CUtensor
       ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(
           shared_address(shared)),
       "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier)), "h"(blocks), "l"(policy)
+      : "memory");
+#endif
+}
+
+__device__ __forceinline__ void tensor_multicast_3d(void* shared, const CUtensorMap* map, int x,
+                                                    int y, int z, uint64_t* barrier,
+                                                    uint16_t blocks, uint64_t policy) {
+#ifdef REGATTA_SM90
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(
+          shared_address(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)), "h"(blocks), "l"(policy)
       : "memory");
 #endif
 }

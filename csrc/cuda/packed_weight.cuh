@@ -264,11 +264,13 @@ struct PackedCodes {
     load_scales(words);
   }
 
-  // The second half, behind the first: scales of a whole unit are there.
-  __device__ __forceinline__ void load_second(const char* unit) {
+  // The second half of the unit that `first` holds the first one of, which may have its scales.
+  __device__ __forceinline__ void load_second(const char* unit, const PackedCodes& first) {
     load_quads(unit + F::kHalfBytes);
     if constexpr (F::kColumns < kUnitColumns) {
       load_scales(unit + 2 * F::kHalfBytes + F::kHalfScaleBytes);
+    } else if constexpr (F::kGroups) {
+      scales[0] = first.scales[0];
     }
   }
 

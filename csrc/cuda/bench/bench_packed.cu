@@ -5,7 +5,8 @@
 //   nvcc -O3 -std=c++17 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a \
 //        -Icsrc/cuda -Icsrc/include csrc/cuda/bench/bench_packed.cu csrc/cuda/gem*.cu \
 //        csrc/cuda/pack_weight.cu csrc/cuda/quantize_rows.cu -o bench_packed
-//   ./bench_packed check [FORMAT [FROM_ROWS]] | chain [dense] | large | tune [ROWS [FORMAT]] | w4a8
+//   ./bench_packed check [FORMAT [FROM_ROWS]] | chain [dense] | large [ROWS] | tune [ROWS [FORMAT]]
+//                  | w4a8 | once [ROWS [FORMAT]]: each product of two layers, for profilers
 //   FORMAT: "8 bits", "4 bits", "8 bits in groups", w4a8
 #include <cstring>
 #include <typeinfo>
@@ -49,14 +50,9 @@ int64_t random_groups(GemmOperands operands, int64_t k, Random& random) {
 }
 
 GemmTile random_tile(Random& random) {
-  return {16 << random.below(4), 128, 2 + random.below(3), 1 + random.below(8),
+  constexpr int kTokens[] = {16, 32, 64, 128, 192};
+  return {kTokens[random.below(5)], 128, 2 + random.below(3), 1 + random.below(8),
           random.below(6) - 1};
-}
-
-int multiprocessors() {
-  int count = 0;
-  CHECK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
-  return count;
 }
 
 // Scratch for the sums of gemm_packed_shared_sm90.
@@ -68,19 +64,9 @@ GemmResources with_scratch() {
   return resources;
 }
 
-// What is chosen, or any number of blocks that share the tiles left over by whole waves.
-PackedTile random_packed_tile(const GemmParams& p, Random& random) {
-  const int blocks = multiprocessors();
-  if (random.below(3) == 0) return choose_packed_tile(p, blocks, with_scratch().scratch_bytes);
-  PackedTile tile;
-  constexpr int kTokens[] = {96, 128, 256};
-  tile.tokens = kTokens[random.below(p.operands == GemmOperands::kWeightInt8 ? 3 : 2)];
-  const int rest = static_cast<int>(packed_tile_count(p, tile.tokens) % blocks);
-  if (rest > 0 && random.below(4) > 0) {
-    tile.workers = static_cast<int>(std::min<int64_t>(
-        rest * packed_units(p.in_features), rest + random.below(blocks + 1 - rest)));
-  }
-  return tile;
+PackedTiles random_shape(bool gated, Random& random) {
+  constexpr PackedTiles kShapes[] = {{256, 128}, {192, 128}, {128, 128}, {128, 64}};
+  return kShapes[gated ? 0 : random.below(4)];
 }
 
 // x of T, weight packed.
@@ -106,14 +92,10 @@ bool check_packed(GemmOperands operands, Case c, Random& random) {
   std::vector<float> w_rounded = wf;
   const std::vector<T> w_expected = rounded<T>(w_rounded);
   const GemmTile tile = random_tile(random);
-  const GemvTile gemv = {2 + random.below(3), 1 << random.below(3), 60 + random.below(150)};
-  const int kernel = c.m > 257 ? 4 : random.below(5);
-  const bool tiles = kernel == 3 && !c.float_out && !c.sumsq_out && !c.norm;
-  const bool shared = kernel == 4 && !c.float_out && !c.gated && (!c.sumsq_out || c.m > 8);
-  GemmParams problem;
-  problem.operands = operands, problem.num_rows = c.m;
-  problem.out_features = c.n, problem.in_features = c.k;
-  const PackedTile wide = random_packed_tile(problem, random);
+  const GemvTile gemv = {1 << random.below(3), 60 + random.below(150), random.below(8)};
+  const int kernel = c.m > 257 ? 3 : random.below(5);
+  const bool tiles = kernel >= 3 && !c.float_out && !c.sumsq_out && !c.norm;
+  const PackedTiles shape = random_shape(c.gated, random);
   const Buffer<T> x(rounded<T>(xf));
   // A norm of x: its rows' factors from sums of squares in parts.
   constexpr int64_t kParts = 20;
@@ -133,7 +115,7 @@ bool check_packed(GemmOperands operands, Case c, Random& random) {
                       asymmetric ? &zero : nullptr);
   // Scales of groups are applied to sums where rows are few, else to codes, rounded.
   const bool many = (kernel == 0 ? tile.tokens : c.m) > 32 || packed.group_size == 32;
-  if (in_groups && (tiles || shared || (many && (kernel == 0 || c.m > 8)))) wf = w_rounded;
+  if (in_groups && (tiles || (many && (kernel == 0 || c.m > 8)))) wf = w_rounded;
   const GemmTile wide_tile = {64, 128, 3, 1, -1};
   GemmParams p;
   p.operands = operands;
@@ -160,12 +142,8 @@ bool check_packed(GemmOperands operands, Case c, Random& random) {
       return gemv_packed_sm90(q, gemv, nullptr);
     }
     if (tiles) {  // the other one rounds codes times scales, too
-      return gemm_packed_tiles_sm90_refuses(q) == nullptr ? gemm_packed_tiles_sm90(q, nullptr)
-                                                          : gemm_packed_sm90(q, wide_tile, nullptr);
-    }
-    if (shared) {
-      return gemm_packed_shared_sm90_refuses(q) == nullptr
-                 ? gemm_packed_shared_sm90(q, wide, with_scratch(), nullptr)
+      return gemm_packed_tiles_sm90_refuses(q) == nullptr
+                 ? gemm_packed_tiles_sm90(q, shape, nullptr)
                  : gemm_packed_sm90(q, wide_tile, nullptr);
     }
     return gemm(q, with_scratch(), nullptr, nullptr);
@@ -173,9 +151,9 @@ bool check_packed(GemmOperands operands, Case c, Random& random) {
   char label[240];
   snprintf(label, sizeof(label),
            "packed %d bits, %ld groups, zeros %d, %s kernel %d tile of %d, "
-           "stages %d split %d, gemv %d slabs, %d blocks, %d KB, shared tiles of %d, %d workers",
+           "stages %d split %d, gemv of %d blocks, %d KB, tiles of %d x %d",
            bits, groups, asymmetric, dtype_name(p.dtype), kernel, tile.tokens, tile.stages,
-           tile.split, gemv.slabs, gemv.cluster, gemv.kilobytes, wide.tokens, wide.workers);
+           tile.split, gemv.cluster, gemv.kilobytes, shape.rows, shape.tokens);
   const double relative = Traits<T>::dtype == DType::kFloat16 ? 1e-3 : 8e-3;
   return check_product<T>(c, p, xf, wf, runner, label, c.float_out ? 2e-4 : relative, 3e-4);
 }
@@ -216,7 +194,7 @@ bool check_w4a8(const Case& c, Random& random) {
   p.weight = packed.buffer.data;
   p.group_size = packed.group_size;
   const GemmTile tile = random_tile(random);
-  const GemvTile gemv = {2 + random.below(3), 1 << random.below(3), 60 + random.below(150)};
+  const GemvTile gemv = {1 << random.below(3), 60 + random.below(150), random.below(8)};
   const int kernel = random.below(3);
   const Runner runner = [&](const GemmParams& q) {
     if (kernel == 0) return gemm_packed_sm90(q, tile, nullptr);
@@ -227,10 +205,10 @@ bool check_w4a8(const Case& c, Random& random) {
   };
   char label[200];
   snprintf(label, sizeof(label),
-           "w4a8, %ld groups, zeros %d, %s kernel %d tile of %d, stages %d split %d, gemv %d slabs, "
+           "w4a8, %ld groups, zeros %d, %s kernel %d tile of %d, stages %d split %d, gemv of "
            "%d blocks, %d KB",
            groups, asymmetric, dtype_name(Traits<T>::dtype), kernel, tile.tokens, tile.stages,
-           tile.split, gemv.slabs, gemv.cluster, gemv.kilobytes);
+           tile.split, gemv.cluster, gemv.kilobytes);
   const double relative = c.float_out                                 ? 1e-5
                           : Traits<T>::dtype == DType::kFloat16 ? 4.9e-4
                                                                 : 3.92e-3;
@@ -468,18 +446,15 @@ int main_tune(int64_t only, const char* format) {
         std::vector<std::pair<double, std::string>> times;
         char label[64];
         if (rows <= 8) {
-          for (const int slabs : {2, 4}) {
-            if (slabs == 4 && kind != kGateUp) continue;
-            for (const int cluster : {1, 2}) {
-              for (const int kilobytes : {112, 226}) {
-                const GemvTile tile = {slabs, cluster, kilobytes};
-                snprintf(label, sizeof(label), "v%d/%d/%d", slabs, cluster, kilobytes);
-                times.emplace_back(kind_us(model, operands, kind, rows,
-                                           [&](const GemmParams& p, cudaStream_t s) {
-                                             return gemv_packed_sm90(p, tile, s);
-                                           }),
-                                   label);
-              }
+          for (const int cluster : {1, 2}) {
+            for (const int kilobytes : {112, 226}) {
+              const GemvTile tile = {cluster, kilobytes};
+              snprintf(label, sizeof(label), "v%d/%d", cluster, kilobytes);
+              times.emplace_back(kind_us(model, operands, kind, rows,
+                                         [&](const GemmParams& p, cudaStream_t s) {
+                                           return gemv_packed_sm90(p, tile, s);
+                                         }),
+                                 label);
             }
           }
         }
@@ -512,7 +487,19 @@ int main_tune(int64_t only, const char* format) {
   return 0;
 }
 
-int main_large() {
+int main_once(int64_t rows, const char* format) {
+  const Model model(rows, false);
+  for (const GemmOperands operands : kFormats) {
+    if (std::strcmp(format, name_of(operands)) != 0) continue;
+    for (int i = 0; i < 8; ++i) {
+      CHECK_STATUS(gemm(model.params(operands, i, rows), model.resources, nullptr, nullptr));
+      CHECK_CUDA(cudaDeviceSynchronize());
+    }
+  }
+  return 0;
+}
+
+int main_large(int64_t only) {
   const Model model(8192, true);
   uint8_t* matrix = Model::filled(4 * kHidden * kInner, 1, true);
   struct Way {
@@ -523,8 +510,10 @@ int main_large() {
   const auto chosen = [&](const GemmParams& p, cudaStream_t s) {
     return gemm(p, model.resources, nullptr, s);
   };
-  const auto tiles = [&](const GemmParams& p, cudaStream_t s) {
-    return gemm_packed_tiles_sm90(p, s);
+  const auto tiles = [&](int rows, int tokens) {
+    return [=](const GemmParams& p, cudaStream_t s) {
+      return gemm_packed_tiles_sm90(p, {p.gated ? 256 : rows, tokens}, s);
+    };
   };
   const auto split = [&](const GemmParams& p, cudaStream_t s) { return gemm_packed_sm90(p, s); };
   const auto unpacked = [&](GemmParams p, cudaStream_t s) {
@@ -535,18 +524,23 @@ int main_large() {
     p.operands = GemmOperands::kDense;
     return gemm(p, model.resources, nullptr, s);
   };
-  const Way ways[] = {{"dense", GemmOperands::kDense, chosen},
-                      {"8 bits, tiles", GemmOperands::kWeightInt8, tiles},
-                      {"8 bits, split", GemmOperands::kWeightInt8, split},
-                      {"8 bits, unpacked", GemmOperands::kWeightInt8, unpacked},
-                      {"4 bits, tiles", GemmOperands::kWeightInt4, tiles},
-                      {"4 bits, split", GemmOperands::kWeightInt4, split},
-                      {"4 bits, unpacked", GemmOperands::kWeightInt4, unpacked}};
-  for (const int64_t rows : {96, 128, 192, 256, 384, 512, 768, 1024, 2048, 8192}) {
+  std::vector<Way> ways = {{"dense", GemmOperands::kDense, chosen}};
+  for (const GemmOperands format : {GemmOperands::kWeightInt8, GemmOperands::kWeightInt4}) {
+    ways.push_back({"chosen", format, chosen});
+    ways.push_back({"256 x 128", format, tiles(256, 128)});
+    ways.push_back({"192 x 128", format, tiles(192, 128)});
+    ways.push_back({"128 x 128", format, tiles(128, 128)});
+    ways.push_back({"128 x 64", format, tiles(128, 64)});
+    ways.push_back({"split", format, split});
+    ways.push_back({"unpacked", format, unpacked});
+  }
+  for (const int64_t rows :
+       {96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048, 4096, 8192}) {
+    if (only != 0 && rows != only) continue;
     for (const Way& way : ways) {
       if (way.run.target_type() == typeid(split) && rows > 256) continue;
       double sum = 0.;
-      printf("%-16s M %4ld", way.name, rows);
+      printf("%-7s %-9s M %4ld", name_of(way.operands), way.name, rows);
       for (int kind = 0; kind < 4; ++kind) {
         const double us = 250. * graph_ms(
                                      [&](cudaStream_t stream) {
@@ -575,7 +569,10 @@ int main(int argc, char** argv) {
     return check_all(argc > 2 ? argv[2] : nullptr, argc > 3 ? std::atoi(argv[3]) : 0) != 0;
   }
   if (mode == "w4a8") return main_w4a8();
-  if (mode == "large") return main_large();
+  if (mode == "large") return main_large(argc > 2 ? std::atoi(argv[2]) : 0);
+  if (mode == "once") {
+    return main_once(argc > 2 ? std::atoi(argv[2]) : 32, argc > 3 ? argv[3] : "4 bits");
+  }
   if (mode == "tune") return main_tune(argc > 2 ? std::atoi(argv[2]) : 0, argc > 3 ? argv[3] : nullptr);
   return main_chain(argc > 2);
 }

@@ -204,36 +204,28 @@ const char* gemm_sm90_refuses(const GemmParams& params);
 Status gemm_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 const char* gemm_packed_sm90_refuses(const GemmParams& params);
+double gemm_packed_cost(const GemmParams& params);  // microseconds of more than 64 rows, about
 Status gemm_packed_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_packed_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 // Launches of gemv_packed_sm90.
 struct GemvTile {
-  int slabs = 2;        // of 16 rows of weight at once: 2, gated also 4
   int cluster = 1;      // blocks that share what they read of x: 1, 2, 4
   int kilobytes = 112;  // of shared memory
+  int trigger = 4;      // stages left to request when the next kernel may start
 };
 const char* gemv_packed_sm90_refuses(const GemmParams& params);  // more than 8 rows
 Status gemv_packed_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemv_packed_sm90(const GemmParams& params, const GemvTile& tile, CUstream_st* stream);
 const char* gemm_packed_tiles_sm90_refuses(const GemmParams& params);
-Status gemm_packed_tiles_sm90(const GemmParams& params, CUstream_st* stream);
-// Launches of gemm_packed_shared_sm90.
-struct PackedTile {
-  int tokens = 128;  // 96, 128; of 8 bits without groups, 256
-  int workers = 0;   // blocks that share out the columns of the tiles left over by whole waves
+// Tiles of gemm_packed_tiles_sm90.
+struct PackedTiles {
+  int rows = 0, tokens = 0;  // of weight and x: 256 x 128; not gated also 192 or 128 x 128, 128 x 64
+  double cost = 0.;          // microseconds, about
 };
-constexpr int packed_tile_rows(int tokens) { return tokens > 128 ? 128 : 256; }
-int64_t packed_tile_count(const GemmParams& params, int tokens);
-// No workers: other kernels are faster.
-PackedTile choose_packed_tile(const GemmParams& params, int num_multiprocessors,
-                              int64_t scratch_bytes);
-const char* gemm_packed_shared_sm90_refuses(const GemmParams& params);
-// Whether it is the fastest, and has scratch enough.
-bool gemm_packed_shares(const GemmParams& params, const GemmResources& resources);
-Status gemm_packed_shared_sm90(const GemmParams& params, const GemmResources& resources,
-                               CUstream_st* stream);
-Status gemm_packed_shared_sm90(const GemmParams& params, const PackedTile& tile,
-                               const GemmResources& resources, CUstream_st* stream);
+PackedTiles choose_packed_tiles(const GemmParams& params);
+Status gemm_packed_tiles_sm90(const GemmParams& params, CUstream_st* stream);
+Status gemm_packed_tiles_sm90(const GemmParams& params, const PackedTiles& shape,
+                              CUstream_st* stream);
 Status gemm_sm90_codes(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 Status gemm_sm90_blocks(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 struct StreamCodesTile {
