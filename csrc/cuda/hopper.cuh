@@ -102,26 +102,6 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, uint
 #endif
 }
 
-// The same into this address of every block of the cluster that `blocks` has a bit for; each counts
-// the bytes at its own barrier.
-__device__ __forceinline__ void bulk_multicast(void* shared, const void* global, uint32_t bytes,
-                                               uint64_t* barrier, uint16_t blocks,
-                                               uint64_t policy) {
-#ifdef REGATTA_SM90
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-      ".L2::cache_hint [%0], [%1], %2, [%3], %4, %5;" ::"r"(shared_address(shared)),
-      "l"(global), "r"(bytes), "r"(shared_address(barrier)), "h"(blocks), "l"(policy)
-      : "memory");
-#endif
-}
-
-__device__ __forceinline__ void bulk_prefetch_l2(const void* global, uint32_t bytes) {
-#ifdef REGATTA_SM90
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
-#endif
-}
-
 __device__ __forceinline__ void tensor_map_prefetch(const CUtensorMap* map) {
 #ifdef REGATTA_SM90
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -202,23 +182,6 @@ __device__ __forceinline__ void tensor_multicast_4d(void* shared, const CUtensor
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier)), "h"(blocks),
       "l"(policy)
       : "memory");
-#endif
-}
-
-__device__ __forceinline__ void tensor_prefetch_l2_2d(const CUtensorMap* map, int x, int y) {
-#ifdef REGATTA_SM90
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(x),
-               "r"(y)
-               : "memory");
-#endif
-}
-
-__device__ __forceinline__ void tensor_prefetch_l2_4d(const CUtensorMap* map, int x, int y, int z,
-                                                      int w) {
-#ifdef REGATTA_SM90
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(map),
-               "r"(x), "r"(y), "r"(z), "r"(w)
-               : "memory");
 #endif
 }
 

@@ -224,7 +224,6 @@ struct PackedFormat {
   // Scales that these need; half a unit of kGroupSize 128 needs all.
   static constexpr int kHalfScaleBytes =
       kGroups ? kUnitRows * 4 * (kGroupSize == 32 ? 2 : 1) : 0;
-  static constexpr int kTileBytes = 4 * kUnitBytes;  // of a warpgroup
 };
 
 // Calls run with the format of p's weight.
@@ -256,12 +255,6 @@ struct PackedCodes {
   __device__ __forceinline__ void load(const char* unit, int half) {
     load(unit + half * F::kHalfBytes,
          unit + 2 * F::kHalfBytes + (F::kColumns < kUnitColumns ? half * F::kHalfScaleBytes : 0));
-  }
-
-  // The halves' codes and scales may lie apart.
-  __device__ __forceinline__ void load(const char* codes, const char* words) {
-    load_quads(codes);
-    load_scales(words);
   }
 
   // The second half of the unit that `first` holds the first one of, which may have its scales.
@@ -308,6 +301,11 @@ struct PackedCodes {
   }
 
  private:
+  __device__ __forceinline__ void load(const char* codes, const char* words) {
+    load_quads(codes);
+    load_scales(words);
+  }
+
   __device__ __forceinline__ void load_quads(const char* codes) {
 #pragma unroll
     for (int q = 0; q < F::kCodeBits / 4; ++q) {
