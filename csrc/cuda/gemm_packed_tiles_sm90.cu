@@ -302,25 +302,25 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens>::kThreads, 1)
       const int row = n0 + warp % 4 * 16 + lane / 4;
       const RowFactors<T> gate(p.epilogue, row), up(p.epilogue, width + row);
       write_tile<T, kTokens>(p.epilogue, out, group, n0, width, tile.token0, p.num_rows,
-                    [&](int i, int j) {
-                      const auto pair = [&](int c) {
-                        return gated_value(
-                            fmaf(acc[0][4 * j + 2 * i + c], gate.scale[i], gate.bias[i]),
-                            fmaf(acc[1][4 * j + 2 * i + c], up.scale[i], up.bias[i]));
-                      };
-                      return make_float2(pair(0), pair(1));
-                    });
+                             [&](int i, int j) {
+                               const auto pair = [&](int c) {
+                                 return gated_value(
+                                     fmaf(acc[0][4 * j + 2 * i + c], gate.scale[i], gate.bias[i]),
+                                     fmaf(acc[1][4 * j + 2 * i + c], up.scale[i], up.bias[i]));
+                               };
+                               return make_float2(pair(0), pair(1));
+                             });
     } else {
 #pragma unroll
       for (int r = 0; r < S::kTiles; ++r) {
         const int n0 = tile.row0 + (group * S::kTiles + r) * kTileRows;
         const RowFactors<T> row(p.epilogue, n0 + warp % 4 * 16 + lane / 4);
         write_tile<T, kTokens>(p.epilogue, out, group, n0, width, tile.token0, p.num_rows,
-                      [&](int i, int j) {
-                        return make_float2(
-                            fmaf(acc[r][4 * j + 2 * i], row.scale[i], row.bias[i]),
-                            fmaf(acc[r][4 * j + 2 * i + 1], row.scale[i], row.bias[i]));
-                      });
+                               [&](int i, int j) {
+                                 return make_float2(
+                                     fmaf(acc[r][4 * j + 2 * i], row.scale[i], row.bias[i]),
+                                     fmaf(acc[r][4 * j + 2 * i + 1], row.scale[i], row.bias[i]));
+                               });
       }
     }
   }

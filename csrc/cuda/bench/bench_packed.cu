@@ -55,15 +55,6 @@ GemmTile random_tile(Random& random) {
           random.below(6) - 1};
 }
 
-// Scratch for the sums of gemm_packed_shared_sm90.
-GemmResources with_scratch() {
-  static const Buffer<uint8_t> scratch(int64_t{64} << 20);
-  GemmResources resources;
-  resources.scratch = scratch.data;
-  resources.scratch_bytes = scratch.size;
-  return resources;
-}
-
 PackedTiles random_shape(bool gated, Random& random) {
   constexpr PackedTiles kShapes[] = {{256, 128}, {192, 128}, {128, 128}, {128, 64}};
   return kShapes[gated ? 0 : random.below(4)];
@@ -146,7 +137,7 @@ bool check_packed(GemmOperands operands, Case c, Random& random) {
                  ? gemm_packed_tiles_sm90(q, shape, nullptr)
                  : gemm_packed_sm90(q, wide_tile, nullptr);
     }
-    return gemm(q, with_scratch(), nullptr, nullptr);
+    return gemm(q, {}, nullptr, nullptr);
   };
   char label[240];
   snprintf(label, sizeof(label),

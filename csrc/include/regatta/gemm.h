@@ -134,7 +134,7 @@ Status unpack_weight(const GemmParams& params, void* out, CUstream_st* stream);
 
 // Launches of the sm_90a kernel. A pure function of the problem chooses one.
 struct GemmTile {
-  int tokens = 8;     // rows of x per block: 8, 16, 32, 64, 128
+  int tokens = 8;     // rows of x per block: 8, 16, 32, 64, 128; packed: from 16, also 192
   int features = 64;  // rows of weight per block: 64, 128, 256; packed: 128
   int stages = 4;     // of 64 values of k in flight
   int split = 1;      // blocks of a cluster that share one tile's k: 1, 2, 4, 8; packed: to 8
