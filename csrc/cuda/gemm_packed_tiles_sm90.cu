@@ -43,46 +43,128 @@ constexpr int kHeadBytes = 256;
 constexpr int kOrder = 1024;  // tokens that are worked on together
 
 // A block's tile of kRows rows of weight and kTokens tokens.
-template <class F, int kRows, int kTokens>
+template <class F, int kRows, int kTokens, bool kGated>
 struct Shape {
-  static constexpr int kTokenBytes = kTokens * 128;  // of 64 columns
-  static constexpr int kOutBytes = kTokens * 128;    // 64 features of each token, of a warpgroup
+  static constexpr int kTokenBytes = kTokens * 128;     // of 64 columns
   static constexpr int kGroups = kRows == 192 ? 3 : 2;  // warpgroups that multiply
   static constexpr int kTiles = kRows / (kGroups * kTileRows);  // of each
   static constexpr int kSlabs = kRows / kUnitRows;
+  static constexpr int kGroupSlabs = kGated ? 4 : 4 * kTiles;  // gated: of gates
   static constexpr int kThreads = (kGroups + 1) * kGroup;
-  static constexpr int kRegisters = kGroups == 3 ? 152 : 232;  // of a thread that multiplies
+  static constexpr int kRegisters = kGroups == 3 ? 160 : 232;  // of a thread that multiplies
+  static constexpr int kCopyRegisters = kGroups == 3 ? 32 : 40;
   static constexpr int kStageBytes =
       (2 * kTokenBytes + kSlabs * F::kUnitBytes + 1023) / 1024 * 1024;
-  static constexpr int kStages =
-      std::min(kMaxStages, (226 * 1024 - kHeadBytes - kGroups * kOutBytes) / kStageBytes);
-  static constexpr int kSharedBytes =
-      1024 + kStages * kStageBytes + kGroups * kOutBytes + kHeadBytes;
+  // Outputs pass through shared memory in parts, beside the stages where that leaves three of them, else
+  // where a warpgroup's weights of the last one were.
+  static constexpr int kOutTokens = 64;
+  static constexpr int kOutBytes = kOutTokens * kTileRows * 2;  // of a warpgroup
+  static constexpr int kStageSpace = 226 * 1024 - kHeadBytes;
+  static constexpr bool kOutBeside = (kStageSpace - kGroups * kOutBytes) / kStageBytes >= 3;
+  static_assert(kOutBeside || kOutBytes <= kTileRows / kUnitRows * F::kUnitBytes);
+  static constexpr int kOutsBytes = kOutBeside ? kGroups * kOutBytes : 0;
+  static constexpr int kStages = std::min(kMaxStages, (kStageSpace - kOutsBytes) / kStageBytes);
+  static constexpr int kSharedBytes = 1024 + kStages * kStageBytes + kOutsBytes + kHeadBytes;
 };
 
 struct KernelParams {
   Epilogue epilogue;
   int num_rows, num_units;  // units along k
   int row_blocks, token_blocks;
-  int num_whole, num_items;  // tiles; behind the whole ones, halves
+  int num_whole, num_items;  // tiles; behind the whole ones, shares of tiles
+  int share_bits;            // of such a tile, a power of two of shares
+  int share_units;           // units of each but the last
 };
 
 struct Tile {
   int token0, row0;  // row0: of the output
-  bool half;         // of its rows: the first warpgroup's
 };
 
 template <int kOutRows, int kTokens>
 __device__ __forceinline__ Tile tile_of(const KernelParams& p, int item) {
   constexpr int kTogether = kOrder / kTokens;
-  const bool half = item >= p.num_whole;
-  const int index = half ? p.num_whole + (item - p.num_whole) / 2 : item;
+  const int behind = item - p.num_whole;
+  const int index = behind < 0 ? item : p.num_whole + (behind >> p.share_bits);
   const int first = index / (kTogether * p.row_blocks) * kTogether;
   const int order = min(kTogether, p.token_blocks - first);
   const int within = index - first * p.row_blocks;
-  const int token0 = (first + within % order) * kTokens, row_block = within / order;
-  const int second = half ? (item - p.num_whole) % 2 : 0;
-  return {token0, row_block * kOutRows + second * (kOutRows / 2), half};
+  return {(first + within % order) * kTokens, within / order * kOutRows};
+}
+
+// The part of k that an item is. Without divisions the compiler knows that a warp's threads agree, and
+// keeps in uniform registers what a loop over it needs.
+struct Part {
+  int unit0, end_unit;
+  int share;  // -1: the whole
+};
+
+__device__ __forceinline__ Part part_of(const KernelParams& p, int item) {
+  if (item < p.num_whole) return {0, p.num_units, -1};
+  const int share = (item - p.num_whole) & ((1 << p.share_bits) - 1);
+  const int unit0 = share * p.share_units;
+  return {unit0, min(p.num_units, unit0 + p.share_units), share};
+}
+
+// What the blocks that share a tile send each other: [tile][share][8 tokens of 64 rows][thread], and how
+// many have sent and taken. Products are queued one after the other, so that one piece serves all.
+constexpr int kMaxShared = 160;  // multiprocessors
+__device__ float4 parts[kMaxShared * 192 * 192 / 4];
+__device__ unsigned num_sent[kMaxShared], num_taken[kMaxShared];
+
+__device__ __forceinline__ unsigned load_acquire(const unsigned* p) {
+  unsigned v;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+
+// The sums of this share's tokens become those of all shares. Called by kThreads threads.
+template <int kShares, int kThreads, int kTiles, int kCount>
+__device__ __forceinline__ void add_shares(float (&acc)[kTiles][kCount], int tile, int share) {
+  constexpr int kFours = kCount / 4, kOwn = kFours / kShares;  // of eight tokens; of a share
+  const auto part = [&](int from, int r, int j) {
+    return parts + ((static_cast<int64_t>(tile * kShares + from) * kTiles + r) * kFours + j) * kThreads +
+           threadIdx.x;
+  };
+#pragma unroll
+  for (int j = 0; j < kFours; ++j) {
+    if (j / kOwn == share) continue;
+#pragma unroll
+    for (int r = 0; r < kTiles; ++r) {
+      __stcg(part(share, r, j), make_float4(acc[r][4 * j], acc[r][4 * j + 1], acc[r][4 * j + 2],
+                                            acc[r][4 * j + 3]));
+    }
+  }
+  constexpr int kBarrier = 4;
+  __threadfence();
+  named_barrier_sync(kBarrier, kThreads);
+  if (threadIdx.x == 0) atomicAdd(&num_sent[tile], 1);
+  // A vote: of a loop that lanes could leave by themselves the compiler would have to think that they
+  // are apart from then on, and keep nothing in uniform registers.
+  for (int tries = 0; __any_sync(~0u, load_acquire(&num_sent[tile]) < kShares); ++tries) {
+    if (tries == 1 << 22) asm volatile("trap;");  // seconds: an error, not a hang
+  }
+  for (int i = 1; i < kShares; ++i) {
+    const int from = i <= share ? i - 1 : i;
+#pragma unroll
+    for (int own = 0; own < kShares; ++own) {
+      if (own != share) continue;
+#pragma unroll
+      for (int j = own * kOwn; j < (own + 1) * kOwn; ++j) {
+#pragma unroll
+        for (int r = 0; r < kTiles; ++r) {
+          const float4 v = __ldcg(part(from, r, j));
+          acc[r][4 * j] += v.x, acc[r][4 * j + 1] += v.y;
+          acc[r][4 * j + 2] += v.z, acc[r][4 * j + 3] += v.w;
+        }
+      }
+    }
+  }
+  // The last block, none of whose warps looks any more, leaves the counts as they were found; the next
+  // product's blocks wait for this one's.
+  named_barrier_sync(kBarrier, kThreads);
+  if (threadIdx.x == 0 && atomicAdd(&num_taken[tile], 1) == kShares - 1) {
+    num_sent[tile] = num_taken[tile] = 0;
+  }
 }
 
 // 16 bytes `chunk` of token t in an output tile.
@@ -90,57 +172,72 @@ __device__ __forceinline__ char* out_chunk(char* out, int t, int chunk) {
   return out + t * 128 + ((chunk ^ (t & 7)) << 4);
 }
 
-// Writes 64 features by kTokens tokens from feature n0 on; value(i, j) is the pair of tokens that
-// register pair i (0: row g, 1: row g + 8) of tokens 8 j holds.
-template <class T, int kTokens, class Value>
+// Writes 64 features from feature n0 on of parts `begin` to `end` of kPart of a tile's tokens; value(i, j)
+// is the pair of tokens that register pair i (0: row g, 1: row g + 8) of tokens 8 j holds.
+template <class T, int kTokens, int kPart, class Value>
 __device__ __forceinline__ void write_tile(const Epilogue& p, char* out, int group, int n0,
-                                           int width, int token0, int num_rows,
+                                           int width, int token0, int num_rows, int begin, int end,
                                            const Value& value) {
-  const int thread = threadIdx.x % kGroup, warp = thread / kWarp, lane = thread % kWarp;
-  const int chunk = thread % 8, n = n0 + chunk * 8;
-  const bool inside = n < width;
-  if (p.residual != nullptr) {
-    const T* residual = static_cast<const T*>(p.residual);
+  constexpr int kCount = kPart / 16, kParts = kTokens / kPart;
+  // What follows from it is not to be made, and kept in registers, ahead of the products.
+  int thread = threadIdx.x % kGroup;
+  asm volatile("" : "+r"(thread));
+  const int warp = thread / kWarp, lane = thread % kWarp;
+  const int row = thread / 8, chunk = thread % 8, n = n0 + chunk * 8;
+  const int count = n < width ? num_rows - token0 - row : 0;  // tokens from this thread's first on
+  const int64_t first = static_cast<int64_t>(token0 + row) * width + n;
+  const auto place = [&](int t) { return first + static_cast<int64_t>(t) * width; };
+  const T* residual = static_cast<const T*>(p.residual);
+  uint4 ahead[kCount];  // of the next part
+  const auto load_residual = [&](int part) {
 #pragma unroll
-    for (int i = 0; i < kTokens / 16; ++i) {
-      const int t = i * 16 + thread / 8;
-      uint4 x = make_uint4(0, 0, 0, 0);
-      if (inside && token0 + t < num_rows) {
-        x = __ldcg(reinterpret_cast<const uint4*>(
-            residual + static_cast<int64_t>(token0 + t) * width + n));
+    for (int i = 0; i < kCount; ++i) {
+      const int t = part * kPart + i * 16;
+      ahead[i] = make_uint4(0, 0, 0, 0);
+      if (t < count) ahead[i] = __ldcg(reinterpret_cast<const uint4*>(residual + place(t)));
+    }
+  };
+  if (residual != nullptr) load_residual(begin);
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    if (part < begin || part >= end) continue;
+    named_barrier_sync(1 + group, kGroup);  // nothing reads what is there any more
+    if (residual != nullptr) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        *reinterpret_cast<uint4*>(out_chunk(out, i * 16 + row, chunk)) = ahead[i];
       }
-      *reinterpret_cast<uint4*>(out_chunk(out, t, chunk)) = x;
+      if (part + 1 < end) load_residual(part + 1);
+      named_barrier_sync(1 + group, kGroup);
+    }
+#pragma unroll
+    for (int j = 0; j < kPart / 8; j += 2) {
+      // Matrices: features 0..7 and 8..15 of tokens 8j.., then of tokens 8j + 8..
+      char* at = out_chunk(out, j * 8 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
+      uint32_t r[4] = {0, 0, 0, 0};
+      if (residual != nullptr) ldmatrix4_trans(r, at);
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        float2 y = value(m % 2, part * (kPart / 8) + j + m / 2);
+        if (residual != nullptr) {
+          const float2 x = Traits<T>::to_float2(bit_cast<typename Traits<T>::Pair>(r[m]));
+          y.x += x.x, y.y += x.y;
+        }
+        r[m] = bit_cast<uint32_t>(Traits<T>::from_float2(y));
+      }
+      store_matrix4_trans(at, r);
     }
     named_barrier_sync(1 + group, kGroup);
-  }
+    T* to = static_cast<T*>(p.out);
 #pragma unroll
-  for (int j = 0; j < kTokens / 8; j += 2) {
-    // Matrices: features 0..7 and 8..15 of tokens 8j.., then of tokens 8j + 8..
-    char* at = out_chunk(out, j * 8 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
-    uint32_t r[4] = {0, 0, 0, 0};
-    if (p.residual != nullptr) ldmatrix4_trans(r, at);
-#pragma unroll
-    for (int m = 0; m < 4; ++m) {
-      float2 y = value(m % 2, j + m / 2);
-      if (p.residual != nullptr) {
-        const float2 x = Traits<T>::to_float2(bit_cast<typename Traits<T>::Pair>(r[m]));
-        y.x += x.x, y.y += x.y;
+    for (int i = 0; i < kCount; ++i) {
+      const int t = part * kPart + i * 16;
+      if (t < count) {
+        *reinterpret_cast<uint4*>(to + place(t)) =
+            *reinterpret_cast<const uint4*>(out_chunk(out, i * 16 + row, chunk));
       }
-      r[m] = bit_cast<uint32_t>(Traits<T>::from_float2(y));
-    }
-    store_matrix4_trans(at, r);
-  }
-  named_barrier_sync(1 + group, kGroup);
-  T* to = static_cast<T*>(p.out);
-#pragma unroll
-  for (int i = 0; i < kTokens / 16; ++i) {
-    const int t = i * 16 + thread / 8;
-    if (inside && token0 + t < num_rows) {
-      *reinterpret_cast<uint4*>(to + static_cast<int64_t>(token0 + t) * width + n) =
-          *reinterpret_cast<const uint4*>(out_chunk(out, t, chunk));
     }
   }
-  named_barrier_sync(1 + group, kGroup);  // the tile is free again
 }
 
 // Scale and bias of a thread's rows g and g + 8 of a tile.
@@ -164,12 +261,12 @@ __device__ __forceinline__ float gated_value(float gate, float up) {
 }
 
 template <class T, class F, int kRows, int kTokens, bool kGated>
-__global__ void __launch_bounds__(Shape<F, kRows, kTokens>::kThreads, 1)
+__global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
     gemm_packed_tiles_kernel(const __grid_constant__ CUtensorMap token_map,
-                             const __grid_constant__ CUtensorMap whole_map,
-                             const __grid_constant__ CUtensorMap half_map, const KernelParams p) {
+                             const __grid_constant__ CUtensorMap weight_map,
+                             const KernelParams p) {
 #ifdef REGATTA_SM90A
-  using S = Shape<F, kRows, kTokens>;
+  using S = Shape<F, kRows, kTokens, kGated>;
   constexpr int kTokenBytes = S::kTokenBytes;
   constexpr int kOutRows = kGated ? kRows / 2 : kRows;
   constexpr int kMultiply = S::kGroups * kGroup;  // threads
@@ -177,7 +274,7 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens>::kThreads, 1)
   // Not through an integer: the compiler must see that this is shared memory.
   char* stages = shared + (-shared_address(shared) & 1023);
   char* outs = stages + S::kStages * S::kStageBytes;
-  uint64_t* full = reinterpret_cast<uint64_t*>(outs + S::kGroups * S::kOutBytes);
+  uint64_t* full = reinterpret_cast<uint64_t*>(outs + S::kOutsBytes);
   uint64_t* empty = full + kMaxStages;
 
   const int warp = threadIdx.x / kWarp;
@@ -186,8 +283,7 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens>::kThreads, 1)
   pdl_trigger();
   if (threadIdx.x == 0) {
     tensor_map_prefetch(&token_map);
-    tensor_map_prefetch(&whole_map);
-    tensor_map_prefetch(&half_map);
+    tensor_map_prefetch(&weight_map);
     for (int s = 0; s < S::kStages; ++s) {
       barrier_init(&full[s], 1);
       barrier_init(&empty[s], kMultiply / kWarp);
@@ -197,16 +293,14 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens>::kThreads, 1)
   __syncthreads();
 
   if (warp >= kMultiply / kWarp) {
-    registers_give<40>();
+    registers_give<S::kCopyRegisters>();
     if (warp > kMultiply / kWarp) return;
     const uint64_t keep = policy_evict_last();
     const auto load_weight = [&](const Tile& tile, int unit, int stage) {
       if (lane > 0) return;
-      const int slabs = tile.half ? S::kSlabs / 2 : S::kSlabs;
-      barrier_arrive_expect(&full[stage], 2 * kTokenBytes + slabs * F::kUnitBytes);
-      tensor_load_4d(stages + stage * S::kStageBytes + 2 * kTokenBytes,
-                     tile.half ? &half_map : &whole_map, 0, unit * 2, tile.row0 / kUnitRows, 0,
-                     &full[stage], keep);
+      barrier_arrive_expect(&full[stage], 2 * kTokenBytes + S::kSlabs * F::kUnitBytes);
+      tensor_load_4d(stages + stage * S::kStageBytes + 2 * kTokenBytes, &weight_map, 0, unit * 2,
+                     tile.row0 / kUnitRows, 0, &full[stage], keep);
     };
     const auto load_tokens = [&](const Tile& tile, int unit, int stage) {
       if (lane > 0) return;
@@ -217,14 +311,16 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens>::kThreads, 1)
       }
     };
     // Weights of the first stages are on their way before x is there.
-    const int ahead = min(S::kStages, p.num_units);
-    for (int i = 0; i < ahead; ++i) load_weight(tile_at(blockIdx.x), i, i);
+    const Part first = part_of(p, blockIdx.x);
+    const int ahead = min(S::kStages, first.end_unit - first.unit0);
+    for (int i = 0; i < ahead; ++i) load_weight(tile_at(blockIdx.x), first.unit0 + i, i);
     pdl_wait();
     int s = 0, loaded = ahead;
     uint32_t phase = 1;  // the first round waits for nothing
     for (int item = blockIdx.x; item < p.num_items; item += gridDim.x) {
       const Tile tile = tile_at(item);
-      for (int unit = 0; unit < p.num_units; ++unit) {
+      const Part part = part_of(p, item);
+      for (int unit = part.unit0; unit < part.end_unit; ++unit) {
         barrier_wait(&empty[s], phase);
         if (--loaded < 0) load_weight(tile, unit, s);
         load_tokens(tile, unit, s);
@@ -237,17 +333,17 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens>::kThreads, 1)
   registers_take<S::kRegisters>();
   pdl_wait();
   const int group = warp / 4;
-  // This warp's slab of a warpgroup's tiles: gated, of gates and, behind all gates, of their ups.
-  const int slab = group * (kGated ? 4 : 4 * S::kTiles) + warp % 4;
+  // A warpgroup's slabs: gated, of gates and, behind all gates, of their ups.
+  const int group_bytes = 2 * kTokenBytes + group * S::kGroupSlabs * F::kUnitBytes;
+  const int warp_bytes = group_bytes + warp % 4 * F::kUnitBytes;
   int s = 0;
   uint32_t phase = 0;
   const auto release = [&](int stage) {
     if (lane == 0) barrier_arrive(&empty[stage]);
   };
-  int item = blockIdx.x;
-  const int end_item = S::kTiles > 1 && group > 0 ? p.num_whole : p.num_items;
-  for (; item < end_item; item += gridDim.x) {
+  for (int item = blockIdx.x; item < p.num_items; item += gridDim.x) {
     const Tile tile = tile_at(item);
+    const Part own = part_of(p, item);
     float acc[S::kTiles][kTokens / 2];
 #pragma unroll
     for (int r = 0; r < S::kTiles; ++r) {
@@ -257,15 +353,12 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens>::kThreads, 1)
     uint32_t a[2][4][4];  // one is made while the tensor cores read the other
     PackedCodes<T, F> codes;
     const WgmmaTile tokens = wgmma_descriptor(stages);  // of the first stage
-    // From the first tile's slab to the second's.
-    const int next = kGated && !tile.half ? S::kSlabs / 2 : 4;
-    const auto unit_of = [&](int stage) {
-      return stages + stage * S::kStageBytes + 2 * kTokenBytes + slab * F::kUnitBytes;
-    };
+    constexpr int kNext = kGated ? S::kSlabs / 2 : 4;   // slabs from the first tile's to the second's
+    const auto unit_of = [&](int stage) { return stages + stage * S::kStageBytes + warp_bytes; };
     barrier_wait(&full[s], phase);
     codes.load(unit_of(s), 0);
     int previous = -1;
-    int left = p.num_units;
+    int left = own.end_unit - own.unit0;
     do {
       const int current = s;
       if (++s == S::kStages) s = 0, phase ^= 1;
@@ -279,7 +372,7 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens>::kThreads, 1)
         for (int k = 0; k < 4; ++k) Wgmma<T, kTokens>::run(acc[r], a[q % 2][k], b.at(k * 32), 1);
         wgmma_commit();
         if (q + 1 < 2 * S::kTiles) {
-          codes.load(unit_of(current) + (q + 1) % S::kTiles * next * F::kUnitBytes,
+          codes.load(unit_of(current) + (q + 1) % S::kTiles * kNext * F::kUnitBytes,
                      (q + 1) / S::kTiles);
         } else if (left > 1) {
           barrier_wait(&full[s], phase);
@@ -293,44 +386,57 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens>::kThreads, 1)
     wgmma_wait<0>();
 #pragma unroll
     for (int r = 0; r < S::kTiles; ++r) wgmma_pin(acc[r]);
-    release(previous);
 
     const int width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
-    char* out = outs + group * S::kOutBytes;
-    if constexpr (kGated) {
-      const int n0 = tile.row0 + group * kTileRows;
-      const int row = n0 + warp % 4 * 16 + lane / 4;
-      const RowFactors<T> gate(p.epilogue, row), up(p.epilogue, width + row);
-      write_tile<T, kTokens>(p.epilogue, out, group, n0, width, tile.token0, p.num_rows,
-                             [&](int i, int j) {
-                               const auto pair = [&](int c) {
-                                 return gated_value(
-                                     fmaf(acc[0][4 * j + 2 * i + c], gate.scale[i], gate.bias[i]),
-                                     fmaf(acc[1][4 * j + 2 * i + c], up.scale[i], up.bias[i]));
-                               };
-                               return make_float2(pair(0), pair(1));
-                             });
-    } else {
+    if (S::kOutBeside) release(previous);
+    char* out = S::kOutBeside ? outs + group * S::kOutBytes
+                              : stages + previous * S::kStageBytes + group_bytes;
+    const auto write = [&](auto part, int begin, int end) {
+      constexpr int kPart = decltype(part)::value;
+      if constexpr (kGated) {
+        const int n0 = tile.row0 + group * kTileRows;
+        const int row = n0 + warp % 4 * 16 + lane / 4;
+        const RowFactors<T> gate(p.epilogue, row), up(p.epilogue, width + row);
+        write_tile<T, kTokens, kPart>(
+            p.epilogue, out, group, n0, width, tile.token0, p.num_rows, begin, end,
+            [&](int i, int j) {
+              const auto pair = [&](int c) {
+                return gated_value(fmaf(acc[0][4 * j + 2 * i + c], gate.scale[i], gate.bias[i]),
+                                   fmaf(acc[1][4 * j + 2 * i + c], up.scale[i], up.bias[i]));
+              };
+              return make_float2(pair(0), pair(1));
+            });
+      } else {
 #pragma unroll
-      for (int r = 0; r < S::kTiles; ++r) {
-        const int n0 = tile.row0 + (group * S::kTiles + r) * kTileRows;
-        const RowFactors<T> row(p.epilogue, n0 + warp % 4 * 16 + lane / 4);
-        write_tile<T, kTokens>(p.epilogue, out, group, n0, width, tile.token0, p.num_rows,
-                               [&](int i, int j) {
-                                 return make_float2(
-                                     fmaf(acc[r][4 * j + 2 * i], row.scale[i], row.bias[i]),
-                                     fmaf(acc[r][4 * j + 2 * i + 1], row.scale[i], row.bias[i]));
-                               });
+        for (int r = 0; r < S::kTiles; ++r) {
+          const int n0 = tile.row0 + (group * S::kTiles + r) * kTileRows;
+          const RowFactors<T> row(p.epilogue, n0 + warp % 4 * 16 + lane / 4);
+          write_tile<T, kTokens, kPart>(
+              p.epilogue, out, group, n0, width, tile.token0, p.num_rows, begin, end,
+              [&](int i, int j) {
+                return make_float2(fmaf(acc[r][4 * j + 2 * i], row.scale[i], row.bias[i]),
+                                   fmaf(acc[r][4 * j + 2 * i + 1], row.scale[i], row.bias[i]));
+              });
+        }
       }
+    };
+    if (own.share < 0) {
+      write(std::integral_constant<int, S::kOutTokens>(), 0, kTokens / S::kOutTokens);
+    } else {  // a block's last item
+      constexpr int kPart = 16;
+      const int shared = (item - p.num_whole) >> p.share_bits;
+      if (p.share_bits == 1) add_shares<2, kMultiply>(acc, shared, own.share);
+      if (p.share_bits == 2) add_shares<4, kMultiply>(acc, shared, own.share);
+      if constexpr (kTokens % (8 * kPart) == 0) {
+        if (p.share_bits == 3) add_shares<8, kMultiply>(acc, shared, own.share);
+      }
+      const int count = kTokens / kPart >> p.share_bits;
+      write(std::integral_constant<int, kPart>(), count * own.share, count * (own.share + 1));
     }
-  }
-  // Halves are the first warpgroup's alone. Not in the loop above: with ways around its products the
-  // compiler makes each of them wait for the one ahead.
-  for (; item < p.num_items; item += gridDim.x) {
-    for (int unit = 0; unit < p.num_units; ++unit) {
-      barrier_wait(&full[s], phase);
-      release(s);
-      if (++s == S::kStages) s = 0, phase ^= 1;
+    if (!S::kOutBeside) {
+      async_proxy_fence();  // weights will be copied to where outputs were
+      __syncwarp();
+      release(previous);
     }
   }
 #else
@@ -338,42 +444,87 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens>::kThreads, 1)
 #endif
 }
 
+// Microseconds of a unit of a tile and beside, of a tile and of the exchange of shares' sums, as measured
+// on an H200.
+struct TileCost {
+  int rows, tokens;
+  double unit;
+};
+constexpr TileCost kShapes[] = {{256, 128, 1.30}, {192, 192, 1.44}, {192, 128, 1.00},
+                                {128, 192, .95},  {128, 128, .68},  {128, 64, .51}};
+
+double unit_cost(int rows, int tokens) {
+  for (const TileCost& shape : kShapes) {
+    if (shape.rows == rows && shape.tokens == tokens) return shape.unit;
+  }
+  return 0.;
+}
+
+constexpr double kExchange[] = {0., 5., 5., 10.};  // of 1, 2, 4, 8 shares
+
+// How the tiles of the last wave are shared out along k.
+struct Tail {
+  int64_t tiles;
+  int bits;  // of the number of shares of each
+};
+
+double share_cost(int64_t units, double unit, int bits) {
+  return ceil_div(units, 1 << bits) * unit + kExchange[bits];
+}
+
+Tail tail_of(int64_t tiles, int64_t units, int tokens, double unit) {
+  const int64_t blocks = std::min(num_multiprocessors(), kMaxShared);
+  Tail tail = {tiles % num_multiprocessors(), 0};
+  for (int bits = 1; bits <= 3; ++bits) {
+    const int64_t shares = 1 << bits;
+    if (tail.tiles * shares > blocks || tokens % (shares * 16) != 0) break;
+    if ((shares - 1) * ceil_div(units, shares) >= units) break;  // the last one would be empty
+    if (share_cost(units, unit, bits) < share_cost(units, unit, tail.bits)) tail.bits = bits;
+  }
+  return tail;
+}
+
 template <class T, class F, int kRows, int kTokens, bool kGated>
 Status run(const GemmParams& p, cudaStream_t stream) {
-  using S = Shape<F, kRows, kTokens>;
-  CUtensorMap token_map, whole_map, half_map;
-  constexpr int kSlabs = S::kSlabs / (kGated ? 2 : 1);
-  Status status = encode_rows_map(&token_map, p.dtype, p.x, p.num_rows, p.in_features, kTokens);
-  if (status.ok()) status = encode_packed_map(&whole_map, p, F::kUnitBytes, kSlabs);
-  if (status.ok()) status = encode_packed_map(&half_map, p, F::kUnitBytes, kSlabs / 2);
-  if (!status.ok()) return status;
+  using S = Shape<F, kRows, kTokens, kGated>;
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
   kp.num_rows = static_cast<int>(p.num_rows);
   kp.num_units = static_cast<int>(packed_units(p.in_features));
   kp.row_blocks = static_cast<int>(ceil_div(p.out_features, kRows));
   kp.token_blocks = static_cast<int>(ceil_div(p.num_rows, kTokens));
-  const int tiles = kp.row_blocks * kp.token_blocks, blocks = num_multiprocessors();
-  const int rest = tiles % blocks;
-  kp.num_whole = S::kTiles > 1 && rest * 2 <= blocks ? tiles - rest : tiles;
-  kp.num_items = 2 * tiles - kp.num_whole;
+  const int tiles = kp.row_blocks * kp.token_blocks;
+  const Tail tail = tail_of(tiles, kp.num_units, kTokens, unit_cost(kRows, kTokens));
+  kp.share_bits = tail.bits;
+  kp.share_units = static_cast<int>(ceil_div(kp.num_units, 1 << tail.bits));
+  kp.num_whole = tiles - (tail.bits > 0 ? static_cast<int>(tail.tiles) : 0);
+  kp.num_items = kp.num_whole + ((tiles - kp.num_whole) << tail.bits);
+  CUtensorMap token_map, weight_map;
+  Status status = encode_rows_map(&token_map, p.dtype, p.x, p.num_rows, p.in_features, kTokens);
+  if (status.ok()) {
+    status = encode_packed_map(&weight_map, p, F::kUnitBytes, S::kSlabs / (kGated ? 2 : 1));
+  }
+  if (!status.ok()) return status;
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(std::min(blocks, kp.num_items)));
+  config.grid = dim3(static_cast<unsigned>(std::min(num_multiprocessors(), kp.num_items)));
   config.block = dim3(S::kThreads);
   config.shared_bytes = S::kSharedBytes;
   config.stream = stream;
   config.pdl = p.dependent_launch;
   return launch(gemm_packed_tiles_kernel<T, F, kRows, kTokens, kGated>, config, "gemm_packed_tiles",
-                token_map, whole_map, half_map, kp);
+                token_map, weight_map, kp);
 }
 
 template <class T, class F>
 Status run_shape(const GemmParams& p, const PackedTiles& shape, cudaStream_t stream) {
   if (p.gated) return run<T, F, 256, 128, true>(p, stream);
-  return shape.tokens == 64 ? run<T, F, 128, 64, false>(p, stream)
-         : shape.rows == 128 ? run<T, F, 128, 128, false>(p, stream)
-         : shape.rows == 192 ? run<T, F, 192, 128, false>(p, stream)
-                             : run<T, F, 256, 128, false>(p, stream);
+  return shape.tokens == 64    ? run<T, F, 128, 64, false>(p, stream)
+         : shape.tokens == 192
+             ? shape.rows == 128 ? run<T, F, 128, 192, false>(p, stream)
+                                 : run<T, F, 192, 192, false>(p, stream)
+         : shape.rows == 128   ? run<T, F, 128, 128, false>(p, stream)
+         : shape.rows == 192   ? run<T, F, 192, 128, false>(p, stream)
+                               : run<T, F, 256, 128, false>(p, stream);
 }
 
 template <class T>
@@ -405,25 +556,16 @@ const char* gemm_packed_tiles_sm90_refuses(const GemmParams& p) {
 }
 
 PackedTiles choose_packed_tiles(const GemmParams& p) {
-  // Microseconds, as measured on an H200.
-  constexpr struct {
-    int rows, tokens;
-    double unit, whole;  // of a unit of a tile, and beside, of a tile
-  } kShapes[] = {{256, 128, 1.31, 2.}, {192, 128, 1., 1.5}, {128, 128, .65, 2.}, {128, 64, .51, 2.}};
-  constexpr double kHalf = .53;  // of a unit's time, half a tile
+  constexpr double kStart = 2., kTile = 2.;
   const int64_t units = packed_units(p.in_features), blocks = num_multiprocessors();
   PackedTiles best;
-  for (const auto& shape : kShapes) {
-    if (p.gated && shape.rows != 256) continue;
-    const int64_t tiles =
-        ceil_div(p.out_features, shape.rows) * ceil_div(p.num_rows, shape.tokens);
-    const int64_t rest = tiles % blocks;
-    const double columns = units * shape.unit;
-    double cost = 2. + tiles / blocks * (columns + shape.whole);
-    if (rest > 0) {
-      cost += columns * (shape.rows == 256 && rest * 2 <= blocks ? kHalf : 1.) + shape.whole;
-    }
-    if (best.rows == 0 || cost < best.cost) best = {shape.rows, shape.tokens, cost};
+  for (const auto& [rows, tokens, unit] : kShapes) {
+    if (p.gated && rows != 256) continue;
+    const int64_t tiles = ceil_div(p.out_features, rows) * ceil_div(p.num_rows, tokens);
+    const Tail tail = tail_of(tiles, units, tokens, unit);
+    double cost = kStart + tiles / blocks * (units * unit + kTile);
+    if (tail.tiles > 0) cost += share_cost(units, unit, tail.bits) + kTile;
+    if (best.rows == 0 || cost < best.cost) best = {rows, tokens, cost};
   }
   return best;
 }

@@ -5,7 +5,7 @@
 //   nvcc -O3 -std=c++17 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a \
 //        -Icsrc/cuda -Icsrc/include csrc/cuda/bench/bench_packed.cu csrc/cuda/gem*.cu \
 //        csrc/cuda/pack_weight.cu csrc/cuda/quantize_rows.cu -o bench_packed
-//   ./bench_packed check [FORMAT [FROM_ROWS]] | chain [dense] | large [ROWS] | tune [ROWS [FORMAT]]
+//   ./bench_packed check [FORMAT [FROM_ROWS]] | chain [dense] | large [ROWS] | sweep | tune [ROWS [FORMAT]]
 //                  | w4a8 | once [ROWS [FORMAT]]: each product of two layers, for profilers
 //   FORMAT: "8 bits", "4 bits", "8 bits in groups", w4a8
 #include <cstring>
@@ -56,8 +56,9 @@ GemmTile random_tile(Random& random) {
 }
 
 PackedTiles random_shape(bool gated, Random& random) {
-  constexpr PackedTiles kShapes[] = {{256, 128}, {192, 128}, {128, 128}, {128, 64}};
-  return kShapes[gated ? 0 : random.below(4)];
+  constexpr PackedTiles kShapes[] = {{256, 128}, {192, 192}, {192, 128},
+                                     {128, 192}, {128, 128}, {128, 64}};
+  return kShapes[gated ? 0 : random.below(6)];
 }
 
 // x of T, weight packed.
@@ -520,6 +521,8 @@ int main_large(int64_t only) {
     ways.push_back({"chosen", format, chosen});
     ways.push_back({"256 x 128", format, tiles(256, 128)});
     ways.push_back({"192 x 128", format, tiles(192, 128)});
+    ways.push_back({"192 x 192", format, tiles(192, 192)});
+    ways.push_back({"128 x 192", format, tiles(128, 192)});
     ways.push_back({"128 x 128", format, tiles(128, 128)});
     ways.push_back({"128 x 64", format, tiles(128, 64)});
     ways.push_back({"split", format, split});
@@ -551,6 +554,32 @@ int main_large(int64_t only) {
   return 0;
 }
 
+// What is chosen for packed weights, beside dense ones: each product of a layer, many numbers of rows.
+int main_sweep() {
+  const Model model(2048, true);
+  constexpr GemmOperands kSwept[] = {GemmOperands::kDense, GemmOperands::kWeightInt8,
+                                     GemmOperands::kWeightInt4};
+  printf("us of a product: dense, 8 bits, 4 bits; of all four, 8 and 4 bits as shares of dense\n");
+  for (int64_t rows = 96; rows <= 2048; rows += rows < 1024 ? 32 : 128) {
+    double sums[3] = {};
+    printf("M %4ld", rows);
+    for (int kind = 0; kind < 4; ++kind) {
+      printf(" | %s", kKindNames[kind]);
+      for (int i = 0; i < 3; ++i) {
+        const double us = kind_us(model, kSwept[i], kind, rows,
+                                  [&](const GemmParams& p, cudaStream_t s) {
+                                    return gemm(p, model.resources, nullptr, s);
+                                  });
+        sums[i] += us;
+        printf(" %.1f", us);
+      }
+    }
+    printf(" | %.1f %.1f %.1f | %.3f %.3f\n", sums[0], sums[1], sums[2], sums[1] / sums[0],
+           sums[2] / sums[0]);
+  }
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -560,6 +589,7 @@ int main(int argc, char** argv) {
     return check_all(argc > 2 ? argv[2] : nullptr, argc > 3 ? std::atoi(argv[3]) : 0) != 0;
   }
   if (mode == "w4a8") return main_w4a8();
+  if (mode == "sweep") return main_sweep();
   if (mode == "large") return main_large(argc > 2 ? std::atoi(argv[2]) : 0);
   if (mode == "once") {
     return main_once(argc > 2 ? std::atoi(argv[2]) : 32, argc > 3 ? argv[3] : "4 bits");
