@@ -4,25 +4,35 @@
 // Architectures: sm_90a.
 // Algorithm
 //   1. A block stays and takes tiles of 128, 192 or 256 rows of weight (gated: 128 gates and their ups)
-//      by 128 or 64 tokens, of the shape whose waves cost least (choose_packed_tiles), tokens first, so
-//      that blocks at work at a time share what they read in L2. What the last wave of large tiles
-//      leaves idle for the most part is cut in halves, of one warpgroup each.
-//   2. One warp fills a ring of stages of 128 columns, with weights before it waits for x. Two or three
+//      by 64, 128 or 192 tokens, of the shape whose waves cost least (choose_packed_tiles), tokens
+//      first, so that blocks at work at a time share what they read in L2.
+//   2. Tiles of a last wave that leaves most multiprocessors idle are each shared out along k among two,
+//      four or eight blocks, which send each other their sums through L2 and finish a part of the
+//      tokens each.
+//   3. One warp fills a ring of stages of 128 columns, with weights before it waits for x. Two or three
 //      warpgroups own 64 or 128 rows each: a half of a stage of one 64-row tile is turned into the
 //      left operand of wgmma in registers while the tensor cores multiply the one ahead.
-//   3. Outputs pass through shared memory, a swizzled tile of 64 features per warpgroup, transposed
+//   4. Outputs pass through shared memory, a swizzled tile of 64 features per warpgroup, transposed
 //      by stmatrix, so that rows are read and written 16 bytes at a time.
-// Source: own; CUTLASS's mixed-input products and Machete have the same main loop.
+// Source: own; CUTLASS's mixed-input products and Machete have the same main loop, Stream-K shares out
+// last waves.
 //
-// Bound: the tensor cores.
-// Measured on an H200 (bench_packed large, ms of all products of 32 layers with 8 bits, 4 bits, dense;
-// clocks differ by some 3 % within a run):
-//   M 192  5.5   5.4   5.7    M   512   9.8   9.7   9.9    M 1,024  18.8  18.5  18.5
-//   M 256  6.0   5.8   5.9    M   768  15.0  14.7  14.1    M 2,048  40.6  36.0  36.6
-//   M 384  8.7   8.5   9.5
+// Bound: the tensor cores, at the clock that the power limit leaves (1.33 to 1.80 GHz within a run).
+// Measured on an H200: cycles of a unit (128 columns) of a block's first tile, of those that the tensor
+// cores need, 8 and 4 bits: 256 x 128 tokens 95 and 94 %, 192 x 192 98 and 98, 192 x 128 97 and 92,
+// 128 x 192 98 and 97, 128 x 128 97 and 92. A warp's instructions follow each other every 6 cycles
+// (dispatch waits for the register file, which wgmma uses), so that their number decides where tokens
+// are few: the vote in add_shares(), with which descriptors are in uniform registers, was worth 4 to 6 %,
+// codes asked for two halves ahead another 5 of 128 x 128.
+// bench_packed sweep, us of a layer's products with 8 bits, 4 bits, dense:
+//   M 192  159  158  174    M   512  299  299  298    M 1,280  738  739  751
+//   M 256  175  177  178    M   768  441  441  445    M 1,536  867  865  904
+//   M 384  253  246  298    M 1,024  579  581  580    M 2,048 1166 1167 1198
 // Did not help: x by multicast to two blocks (it did while the copying warp asked for each slab by itself,
-// 18 copies a stage), k shared out among blocks (stream-K), gated tiles of 64 tokens (0.95 us a unit
-// where 128 tokens take 1.31).
+// 18 copies a stage), gated tiles of 64 tokens (0.95 us a unit where 128 tokens take 1.31), gated tiles of
+// 192 rows with gates and ups in halves of a slab, codes two halves ahead with three stages (a stage is
+// then waited for before the one in front of it is given back) or three warpgroups (registers), the
+// end of a shared tile outside of the loop over tiles (too many registers live: wgmma in turns).
 #include <algorithm>
 #include <type_traits>
 
@@ -53,6 +63,8 @@ struct Shape {
   static constexpr int kThreads = (kGroups + 1) * kGroup;
   static constexpr int kRegisters = kGroups == 3 ? 160 : 232;  // of a thread that multiplies
   static constexpr int kCopyRegisters = kGroups == 3 ? 32 : 40;
+  // Halves of units whose codes are asked for ahead of their use.
+  static constexpr int kAhead = kRows == 128 && kTokens <= 128 ? 2 : 1;
   static constexpr int kStageBytes =
       (2 * kTokenBytes + kSlabs * F::kUnitBytes + 1023) / 1024 * 1024;
   // Outputs pass through shared memory in parts, beside the stages where that leaves three of them, else
@@ -64,6 +76,8 @@ struct Shape {
   static_assert(kOutBeside || kOutBytes <= kTileRows / kUnitRows * F::kUnitBytes);
   static constexpr int kOutsBytes = kOutBeside ? kGroups * kOutBytes : 0;
   static constexpr int kStages = std::min(kMaxStages, (kStageSpace - kOutsBytes) / kStageBytes);
+  // Two ahead, a stage is waited for before the one in front of it is given back.
+  static_assert(kStages > kAhead);
   static constexpr int kSharedBytes = 1024 + kStages * kStageBytes + kOutsBytes + kHeadBytes;
 };
 
@@ -351,32 +365,37 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
       for (int i = 0; i < kTokens / 2; ++i) acc[r][i] = 0.f;
     }
     uint32_t a[2][4][4];  // one is made while the tensor cores read the other
-    PackedCodes<T, F> codes;
+    PackedCodes<T, F> codes[S::kAhead];
     const WgmmaTile tokens = wgmma_descriptor(stages);  // of the first stage
-    constexpr int kNext = kGated ? S::kSlabs / 2 : 4;   // slabs from the first tile's to the second's
-    const auto unit_of = [&](int stage) { return stages + stage * S::kStageBytes + warp_bytes; };
+    constexpr int kSteps = 2 * S::kTiles;               // of a unit
+    const auto load_codes = [&](int stage, int q) {
+      constexpr int kNext = kGated ? S::kSlabs / 2 : 4;  // slabs from the first tile's to the second's
+      codes[q % S::kAhead].load(stages + stage * S::kStageBytes + warp_bytes +
+                                    q % S::kTiles * kNext * F::kUnitBytes,
+                                q / S::kTiles);
+    };
     barrier_wait(&full[s], phase);
-    codes.load(unit_of(s), 0);
+#pragma unroll
+    for (int q = 0; q < S::kAhead; ++q) load_codes(s, q);
     int previous = -1;
     int left = own.end_unit - own.unit0;
     do {
       const int current = s;
       if (++s == S::kStages) s = 0, phase ^= 1;
 #pragma unroll
-      for (int q = 0; q < 2 * S::kTiles; ++q) {
-        const int half = q / S::kTiles, r = q % S::kTiles;
-        codes.convert(a[q % 2]);
+      for (int q = 0; q < kSteps; ++q) {
+        const int half = q / S::kTiles, r = q % S::kTiles, then = q + S::kAhead;
+        codes[q % S::kAhead].convert(a[q % 2]);
         const WgmmaTile b = tokens.at(current * S::kStageBytes + half * kTokenBytes);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; ++k) Wgmma<T, kTokens>::run(acc[r], a[q % 2][k], b.at(k * 32), 1);
         wgmma_commit();
-        if (q + 1 < 2 * S::kTiles) {
-          codes.load(unit_of(current) + (q + 1) % S::kTiles * kNext * F::kUnitBytes,
-                     (q + 1) / S::kTiles);
+        if (then < kSteps) {
+          load_codes(current, then);
         } else if (left > 1) {
-          barrier_wait(&full[s], phase);
-          codes.load(unit_of(s), 0);
+          if (then == kSteps) barrier_wait(&full[s], phase);
+          load_codes(s, then - kSteps);
         }
         wgmma_wait<1>();
         if (q == 0 && previous >= 0) release(previous);
@@ -451,7 +470,7 @@ struct TileCost {
   double unit;
 };
 constexpr TileCost kShapes[] = {{256, 128, 1.30}, {192, 192, 1.44}, {192, 128, 1.00},
-                                {128, 192, .95},  {128, 128, .68},  {128, 64, .51}};
+                                {128, 192, .95},  {128, 128, .66},  {128, 64, .51}};
 
 double unit_cost(int rows, int tokens) {
   for (const TileCost& shape : kShapes) {
@@ -460,7 +479,7 @@ double unit_cost(int rows, int tokens) {
   return 0.;
 }
 
-constexpr double kExchange[] = {0., 5., 5., 10.};  // of 1, 2, 4, 8 shares
+constexpr double kExchange[] = {0., 5., 7., 10.};  // of 1, 2, 4, 8 shares
 
 // How the tiles of the last wave are shared out along k.
 struct Tail {
@@ -556,14 +575,17 @@ const char* gemm_packed_tiles_sm90_refuses(const GemmParams& p) {
 }
 
 PackedTiles choose_packed_tiles(const GemmParams& p) {
-  constexpr double kStart = 2., kTile = 2.;
+  // Blocks take all of a multiprocessor's memory, so that launches around them wait. Those of
+  // gemm_packed_sm90 do so, too, where they have two tiles of tokens.
+  const double start = p.num_rows <= 192 ? 6. : 2.;
+  constexpr double kTile = 2.;
   const int64_t units = packed_units(p.in_features), blocks = num_multiprocessors();
   PackedTiles best;
   for (const auto& [rows, tokens, unit] : kShapes) {
     if (p.gated && rows != 256) continue;
     const int64_t tiles = ceil_div(p.out_features, rows) * ceil_div(p.num_rows, tokens);
     const Tail tail = tail_of(tiles, units, tokens, unit);
-    double cost = kStart + tiles / blocks * (units * unit + kTile);
+    double cost = start + tiles / blocks * (units * unit + kTile);
     if (tail.tiles > 0) cost += share_cost(units, unit, tail.bits) + kTile;
     if (best.rows == 0 || cost < best.cost) best = {rows, tokens, cost};
   }
