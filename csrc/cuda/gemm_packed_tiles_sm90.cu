@@ -463,8 +463,7 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
 #endif
 }
 
-// Microseconds of a unit of a tile and beside, of a tile and of the exchange of shares' sums, as measured
-// on an H200.
+// Microseconds of a unit of a tile, as measured on an H200.
 struct TileCost {
   int rows, tokens;
   double unit;
@@ -479,7 +478,8 @@ double unit_cost(int rows, int tokens) {
   return 0.;
 }
 
-constexpr double kExchange[] = {0., 5., 7., 10.};  // of 1, 2, 4, 8 shares
+// Likewise, of the exchange of sums among 1, 2, 4 and 8 shares.
+constexpr double kExchange[] = {0., 5., 7., 10.};
 
 // How the tiles of the last wave are shared out along k.
 struct Tail {
