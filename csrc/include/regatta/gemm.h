@@ -219,7 +219,8 @@ Status gemv_packed_sm90(const GemmParams& params, const GemvTile& tile, CUstream
 const char* gemm_packed_tiles_sm90_refuses(const GemmParams& params);
 // Tiles of gemm_packed_tiles_sm90.
 struct PackedTiles {
-  int rows = 0, tokens = 0;  // of weight and x: 256 x 128; not gated also 192 x 192 or 128, 128 x 128 or 64
+  // Of weight and x: 256 x 128; not gated also 192 x 192, 192 x 128, 128 x 192, 128 x 128, 128 x 64.
+  int rows = 0, tokens = 0;
   double cost = 0.;          // microseconds, about
 };
 PackedTiles choose_packed_tiles(const GemmParams& params);
