@@ -221,7 +221,7 @@ const char* gemm_packed_tiles_sm90_refuses(const GemmParams& params);
 struct PackedTiles {
   // Of weight and x: 256 x 128; not gated also 192 x 192, 192 x 128, 128 x 192, 128 x 128, 128 x 64.
   int rows = 0, tokens = 0;
-  double cost = 0.;          // microseconds, about
+  double cost = 0.;  // microseconds, about
 };
 PackedTiles choose_packed_tiles(const GemmParams& params);
 Status gemm_packed_tiles_sm90(const GemmParams& params, CUstream_st* stream);
