@@ -50,6 +50,10 @@ Status packed_in_pieces(const GemmParams& p, CUstream_st* stream) {
   return {};
 }
 
+// Microseconds that blocks of gemm_packed_tiles_sm90 cost the launches around them, which wait: they take
+// all of a multiprocessor's memory.
+constexpr double kTilesAround = 6.;
+
 // Rows: measured on an H200, see gemm_sm90.cu, gemm_tiles_sm90.cu and gemm_stream.cu. `stream`
 // serves Hopper's single rows and the small batches of other architectures; beyond, its blocks
 // re-read the weights.
@@ -70,8 +74,8 @@ constexpr Candidate kCandidates[] = {
      }},
     {"packed", 90, 90, 65, kAny,
      [](const GemmParams& p) {
-       const bool shares = !p.gated && p.num_rows <= 256;
-       return shares && gemm_packed_cost(p) < choose_packed_tiles(p).cost
+       return !p.gated && p.num_rows <= 128 &&
+                      gemm_packed_cost(p) < choose_packed_tiles(p).cost + kTilesAround
                   ? "blocks that share k are faster"
                   : gemm_packed_tiles_sm90_refuses(p);
      },

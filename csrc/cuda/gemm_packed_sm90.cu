@@ -28,7 +28,6 @@
 //   M  32          9.5 +  7.4 + 25.0 + 14.6          10.9 +  8.2 + 32.7 + 18.1
 //   M  64         13.3 +  9.4 + 31.7 + 19.1          14.8 + 11.0 + 36.6 + 20.3
 //   M 128         21.2 + 15.0 + 51.7 + 27.2          21.5 + 15.4 + 52.4 + 27.4
-//   M 192         28.7 + 19.4 +      + 36.6          29.2 + 20.0 +      + 37.3
 // A step of 32 rows of 4 bits took 2.60 ms while the copying warp asked for each slab by itself, in a loop
 // over lanes of some 100 cycles each: 1,350 cycles a stage, as long as all the rest. With one
 // instruction for a stage's weights it takes 2.46. 64 x 64 of weight alone take about 90 cycles to
@@ -642,9 +641,6 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
 
 template <class T, class F, bool kGated>
 Status run_tokens(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  if constexpr (!kGated && F::kTokenSize == 2) {
-    if (tile.tokens == 192) return run<T, F, 192, kGated>(p, tile, stream);
-  }
   return tile.tokens <= 16   ? run<T, F, 16, kGated>(p, tile, stream)
          : tile.tokens == 32 ? run<T, F, 32, kGated>(p, tile, stream)
          : tile.tokens == 64 ? run<T, F, 64, kGated>(p, tile, stream)
@@ -666,7 +662,6 @@ GemmTile choose_tile(const GemmParams& p) {
   const bool codes = p.operands == GemmOperands::kW4A8;
   tile.tokens = 16;
   while (tile.tokens < p.num_rows && tile.tokens < 128) tile.tokens *= 2;
-  if (p.num_rows > 128 && p.num_rows <= 192 && !p.gated && !codes) tile.tokens = 192;
   tile.features = kSlabs * kUnitRows;
   tile.trigger = -1;
   const int64_t multiprocessors = num_multiprocessors();
@@ -692,7 +687,7 @@ double gemm_packed_cost(const GemmParams& p) {
   const int64_t blocks =
       ceil_div(p.out_features, tile.features) * ceil_div(p.num_rows, tile.tokens) * tile.split;
   const int64_t steps = ceil_div(packed_units(p.in_features), tile.split);
-  return 11. + ceil_div(blocks, num_multiprocessors()) * steps * (tile.tokens > 128 ? .93 : .63);
+  return 11. + ceil_div(blocks, num_multiprocessors()) * steps * .63;
 }
 
 const char* gemm_packed_sm90_refuses(const GemmParams& p) {

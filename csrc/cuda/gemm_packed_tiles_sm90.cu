@@ -4,14 +4,14 @@
 // Architectures: sm_90a.
 // Algorithm
 //   1. A block stays and takes tiles of 128, 192 or 256 rows of weight (gated: 128 gates and their ups)
-//      by 64, 128 or 192 tokens, of the shape whose waves cost least (choose_packed_tiles), tokens
-//      first, so that blocks at work at a time share what they read in L2.
+//      by 64 to 256 tokens, of the shape whose waves cost least (choose_packed_tiles), tokens first, so
+//      that blocks at work at a time share what they read in L2. Weights leave it first.
 //   2. Tiles of a last wave that leaves most multiprocessors idle are each shared out along k among two,
 //      four or eight blocks, which send each other their sums through L2 and finish a part of the
 //      tokens each.
-//   3. One warp fills a ring of stages of 128 columns, with weights before it waits for x. Two or three
-//      warpgroups own 64 or 128 rows each: a half of a stage of one 64-row tile is turned into the
-//      left operand of wgmma in registers while the tensor cores multiply the one ahead.
+//   3. One warp fills a ring of stages of 128 columns, or 64 of many tokens, with weights before it waits
+//      for x. Two or three warpgroups own 64 or 128 rows each: 64 columns of one 64-row tile are turned
+//      into the left operand of wgmma in registers while the tensor cores multiply those ahead.
 //   4. Outputs pass through shared memory, a swizzled tile of 64 features per warpgroup, transposed
 //      by stmatrix, so that rows are read and written 16 bytes at a time.
 // Source: own; CUTLASS's mixed-input products and Machete have the same main loop, Stream-K shares out
@@ -24,16 +24,23 @@
 // (dispatch waits for the register file, which wgmma uses), so that their number decides where tokens
 // are few: the vote in add_shares(), with which descriptors are in uniform registers, was worth 4 to 6 %,
 // codes asked for two halves ahead another 5 of 128 x 128.
+// The more tokens a tile has, the less often a weight is converted, and the higher the clock: 128 x 224 and
+// 128 x 256 take 4 (8 bits) to 9 % less per token than 128 x 128.
 // bench_packed sweep, us of a layer's products with 8 bits, 4 bits, dense:
-//   M 192  159  158  174    M   512  299  299  298    M 1,280  738  739  751
-//   M 256  175  177  178    M   768  441  441  445    M 1,536  867  865  904
-//   M 384  253  246  298    M 1,024  579  581  580    M 2,048 1166 1167 1198
+//   M 192  166  167  172    M   512  292  303  306    M 1,280  710  710  756
+//   M 256  162  167  178    M   768  434  435  445    M 1,536  857  850  907
+//   M 384  242  239  296    M 1,024  563  575  592    M 2,048 1123 1128 1180
 // Did not help: x by multicast to two blocks (it did while the copying warp asked for each slab by itself,
-// 18 copies a stage), gated tiles of 64 tokens (0.95 us a unit where 128 tokens take 1.31), gated tiles of
-// 192 rows with gates and ups in halves of a slab, codes two halves ahead with three stages (a stage is
-// then waited for before the one in front of it is given back) or three warpgroups (registers), the
-// end of a shared tile outside of the loop over tiles (too many registers live: wgmma in turns).
+// 18 copies a stage; tiles of 160 to 256 tokens are 1 to 3 % slower with it), gated tiles of 64 tokens
+// (0.95 us a unit where 128 tokens take 1.31), gated tiles of 192 rows with gates and ups in halves of a
+// slab, gated tiles of 128 x 256 whose warpgroups send each other gates and ups (4 bits 2 % faster from
+// 1,024 tokens on, 8 bits the same), codes two halves ahead with three stages (a stage is then waited for
+// before the one in front of it is given back) or three warpgroups (registers), the end of a shared tile
+// outside of the loop over tiles (too many registers live: wgmma in turns), no policies for L2 (8 bits
+// 2 to 10 % slower), weights kept there as x is (8 bits 1 %).
 #include <algorithm>
+#include <iterator>
+#include <string>
 #include <type_traits>
 
 #include "gemm_epilogue.cuh"
@@ -46,8 +53,8 @@
 namespace regatta::cuda {
 namespace {
 
-constexpr int kTileRows = 64;   // rows of weight of an instruction
-constexpr int kGroup = 128;     // threads of a warpgroup
+constexpr int kTileRows = 64;  // rows of weight of an instruction
+constexpr int kGroup = 128;    // threads of a warpgroup
 constexpr int kMaxStages = 8;
 constexpr int kHeadBytes = 256;
 constexpr int kOrder = 1024;  // tokens that are worked on together
@@ -55,8 +62,9 @@ constexpr int kOrder = 1024;  // tokens that are worked on together
 // A block's tile of kRows rows of weight and kTokens tokens.
 template <class F, int kRows, int kTokens, bool kGated>
 struct Shape {
-  static constexpr int kTokenBytes = kTokens * 128;     // of 64 columns
-  static constexpr int kGroups = kRows == 192 ? 3 : 2;  // warpgroups that multiply
+  static constexpr int kHalves = kTokens > 192 ? 1 : 2;  // of a unit, in a stage
+  static constexpr int kTokenBytes = kTokens * 128;      // of a half
+  static constexpr int kGroups = kRows == 192 ? 3 : 2;   // warpgroups that multiply
   static constexpr int kTiles = kRows / (kGroups * kTileRows);  // of each
   static constexpr int kSlabs = kRows / kUnitRows;
   static constexpr int kGroupSlabs = kGated ? 4 : 4 * kTiles;  // gated: of gates
@@ -64,16 +72,20 @@ struct Shape {
   static constexpr int kRegisters = kGroups == 3 ? 160 : 232;  // of a thread that multiplies
   static constexpr int kCopyRegisters = kGroups == 3 ? 32 : 40;
   // Halves of units whose codes are asked for ahead of their use.
-  static constexpr int kAhead = kRows == 128 && kTokens <= 128 ? 2 : 1;
-  static constexpr int kStageBytes =
-      (2 * kTokenBytes + kSlabs * F::kUnitBytes + 1023) / 1024 * 1024;
+  static constexpr int kAhead =
+      kRows == 128 && (kTokens <= 128 || (kTokens == 160 && F::kCodeBits == 4)) ? 2 : 1;
+  // Of a slab; behind all slabs' codes, where a stage is a half, its scales.
+  static constexpr int kCodeBytes = kHalves == 2 ? F::kUnitBytes : F::kHalfBytes;
+  static constexpr int kScaleBytes = kHalves == 2 ? 0 : F::kHalfScaleBytes;
+  static constexpr int kLoadBytes = kHalves * kTokenBytes + kSlabs * (kCodeBytes + kScaleBytes);
+  static constexpr int kStageBytes = (kLoadBytes + 1023) / 1024 * 1024;
   // Outputs pass through shared memory in parts, beside the stages where that leaves three of them, else
   // where a warpgroup's weights of the last one were.
-  static constexpr int kOutTokens = 64;
+  static constexpr int kOutTokens = kTokens % 64 == 0 ? 64 : kTokens / 2;
   static constexpr int kOutBytes = kOutTokens * kTileRows * 2;  // of a warpgroup
   static constexpr int kStageSpace = 226 * 1024 - kHeadBytes;
   static constexpr bool kOutBeside = (kStageSpace - kGroups * kOutBytes) / kStageBytes >= 3;
-  static_assert(kOutBeside || kOutBytes <= kTileRows / kUnitRows * F::kUnitBytes);
+  static_assert(kOutBeside || kOutBytes <= kTileRows / kUnitRows * kCodeBytes);
   static constexpr int kOutsBytes = kOutBeside ? kGroups * kOutBytes : 0;
   static constexpr int kStages = std::min(kMaxStages, (kStageSpace - kOutsBytes) / kStageBytes);
   // Two ahead, a stage is waited for before the one in front of it is given back.
@@ -278,6 +290,7 @@ template <class T, class F, int kRows, int kTokens, bool kGated>
 __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
     gemm_packed_tiles_kernel(const __grid_constant__ CUtensorMap token_map,
                              const __grid_constant__ CUtensorMap weight_map,
+                             const __grid_constant__ CUtensorMap scale_map,
                              const KernelParams p) {
 #ifdef REGATTA_SM90A
   using S = Shape<F, kRows, kTokens, kGated>;
@@ -309,35 +322,47 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
   if (warp >= kMultiply / kWarp) {
     registers_give<S::kCopyRegisters>();
     if (warp > kMultiply / kWarp) return;
-    const uint64_t keep = policy_evict_last();
-    const auto load_weight = [&](const Tile& tile, int unit, int stage) {
+    const uint64_t keep = policy_evict_last(), pass = policy_evict_first();
+    constexpr int kPerUnit = 2 / S::kHalves;  // stages
+    const auto load_weight = [&](const Tile& tile, int step, int stage) {
       if (lane > 0) return;
-      barrier_arrive_expect(&full[stage], 2 * kTokenBytes + S::kSlabs * F::kUnitBytes);
-      tensor_load_4d(stages + stage * S::kStageBytes + 2 * kTokenBytes, &weight_map, 0, unit * 2,
-                     tile.row0 / kUnitRows, 0, &full[stage], keep);
+      barrier_arrive_expect(&full[stage], S::kLoadBytes);
+      char* to = stages + stage * S::kStageBytes + S::kHalves * kTokenBytes;
+      const int slab = tile.row0 / kUnitRows;
+      if constexpr (S::kHalves == 2) {
+        tensor_load_4d(to, &weight_map, 0, step * 2, slab, 0, &full[stage], pass);
+      } else {
+        const int unit = step / 2, half = step % 2;
+        tensor_load_4d(to, &weight_map, half * (F::kHalfBytes / 8), unit, slab, 0, &full[stage], pass);
+        if constexpr (F::kGroups) {
+          const int at = F::kColumns < kUnitColumns ? half * F::kHalfScaleBytes : 0;
+          tensor_load_4d(to + S::kSlabs * F::kHalfBytes, &scale_map, (2 * F::kHalfBytes + at) / 8, unit,
+                         slab, 0, &full[stage], pass);
+        }
+      }
     };
-    const auto load_tokens = [&](const Tile& tile, int unit, int stage) {
+    const auto load_tokens = [&](const Tile& tile, int step, int stage) {
       if (lane > 0) return;
 #pragma unroll
-      for (int box = 0; box < 2; ++box) {
+      for (int box = 0; box < S::kHalves; ++box) {
         tensor_load_2d(stages + stage * S::kStageBytes + box * kTokenBytes, &token_map,
-                       unit * kUnitColumns + box * 64, tile.token0, &full[stage], keep);
+                       (step * S::kHalves + box) * (kUnitColumns / 2), tile.token0, &full[stage], keep);
       }
     };
     // Weights of the first stages are on their way before x is there.
     const Part first = part_of(p, blockIdx.x);
-    const int ahead = min(S::kStages, first.end_unit - first.unit0);
-    for (int i = 0; i < ahead; ++i) load_weight(tile_at(blockIdx.x), first.unit0 + i, i);
+    const int ahead = min(S::kStages, (first.end_unit - first.unit0) * kPerUnit);
+    for (int i = 0; i < ahead; ++i) load_weight(tile_at(blockIdx.x), first.unit0 * kPerUnit + i, i);
     pdl_wait();
     int s = 0, loaded = ahead;
     uint32_t phase = 1;  // the first round waits for nothing
     for (int item = blockIdx.x; item < p.num_items; item += gridDim.x) {
       const Tile tile = tile_at(item);
       const Part part = part_of(p, item);
-      for (int unit = part.unit0; unit < part.end_unit; ++unit) {
+      for (int step = part.unit0 * kPerUnit; step < part.end_unit * kPerUnit; ++step) {
         barrier_wait(&empty[s], phase);
-        if (--loaded < 0) load_weight(tile, unit, s);
-        load_tokens(tile, unit, s);
+        if (--loaded < 0) load_weight(tile, step, s);
+        load_tokens(tile, step, s);
         if (++s == S::kStages) s = 0, phase ^= 1;
       }
     }
@@ -348,8 +373,11 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
   pdl_wait();
   const int group = warp / 4;
   // A warpgroup's slabs: gated, of gates and, behind all gates, of their ups.
-  const int group_bytes = 2 * kTokenBytes + group * S::kGroupSlabs * F::kUnitBytes;
-  const int warp_bytes = group_bytes + warp % 4 * F::kUnitBytes;
+  const int slab = group * S::kGroupSlabs;
+  const int group_bytes = S::kHalves * kTokenBytes + slab * S::kCodeBytes;
+  const int warp_bytes = group_bytes + warp % 4 * S::kCodeBytes;
+  const int scale_bytes = S::kHalves * kTokenBytes + S::kSlabs * S::kCodeBytes +
+                          (slab + warp % 4) * S::kScaleBytes;
   int s = 0;
   uint32_t phase = 0;
   const auto release = [&](int stage) {
@@ -368,48 +396,58 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
     PackedCodes<T, F> codes[S::kAhead];
     const WgmmaTile tokens = wgmma_descriptor(stages);  // of the first stage
     constexpr int kSteps = 2 * S::kTiles;               // of a unit
+    constexpr int kStageSteps = S::kHalves * S::kTiles;
     const auto load_codes = [&](int stage, int q) {
       constexpr int kNext = kGated ? S::kSlabs / 2 : 4;  // slabs from the first tile's to the second's
-      codes[q % S::kAhead].load(stages + stage * S::kStageBytes + warp_bytes +
-                                    q % S::kTiles * kNext * F::kUnitBytes,
-                                q / S::kTiles);
+      const char* at = stages + stage * S::kStageBytes;
+      const char* unit = at + warp_bytes + q % S::kTiles * kNext * S::kCodeBytes;
+      if constexpr (S::kHalves == 2) {
+        codes[q % S::kAhead].load(unit, q / S::kTiles);
+      } else {
+        static_assert(S::kTiles == 1);
+        codes[q % S::kAhead].load(unit, at + scale_bytes);
+      }
     };
     barrier_wait(&full[s], phase);
 #pragma unroll
     for (int q = 0; q < S::kAhead; ++q) load_codes(s, q);
-    int previous = -1;
+    int current = -1;
     int left = own.end_unit - own.unit0;
     do {
-      const int current = s;
-      if (++s == S::kStages) s = 0, phase ^= 1;
 #pragma unroll
       for (int q = 0; q < kSteps; ++q) {
-        const int half = q / S::kTiles, r = q % S::kTiles, then = q + S::kAhead;
+        const int then = q + S::kAhead, previous = current;
+        if (q % kStageSteps == 0) {
+          current = s;
+          if (++s == S::kStages) s = 0, phase ^= 1;
+        }
         codes[q % S::kAhead].convert(a[q % 2]);
-        const WgmmaTile b = tokens.at(current * S::kStageBytes + half * kTokenBytes);
+        const WgmmaTile b = tokens.at(current * S::kStageBytes +
+                                      q % kStageSteps / S::kTiles * kTokenBytes);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; ++k) Wgmma<T, kTokens>::run(acc[r], a[q % 2][k], b.at(k * 32), 1);
+        for (int k = 0; k < 4; ++k) {
+          Wgmma<T, kTokens>::run(acc[q % S::kTiles], a[q % 2][k], b.at(k * 32), 1);
+        }
         wgmma_commit();
-        if (then < kSteps) {
+        if (then / kStageSteps == q / kStageSteps) {
           load_codes(current, then);
-        } else if (left > 1) {
-          if (then == kSteps) barrier_wait(&full[s], phase);
-          load_codes(s, then - kSteps);
+        } else if (then < kSteps || left > 1) {
+          if (then % kStageSteps == 0) barrier_wait(&full[s], phase);
+          load_codes(s, then % kSteps);
         }
         wgmma_wait<1>();
-        if (q == 0 && previous >= 0) release(previous);
+        if (q % kStageSteps == 0 && previous >= 0) release(previous);
       }
-      previous = current;
     } while (--left > 0);
     wgmma_wait<0>();
 #pragma unroll
     for (int r = 0; r < S::kTiles; ++r) wgmma_pin(acc[r]);
 
     const int width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
-    if (S::kOutBeside) release(previous);
+    if (S::kOutBeside) release(current);
     char* out = S::kOutBeside ? outs + group * S::kOutBytes
-                              : stages + previous * S::kStageBytes + group_bytes;
+                              : stages + current * S::kStageBytes + group_bytes;
     const auto write = [&](auto part, int begin, int end) {
       constexpr int kPart = decltype(part)::value;
       if constexpr (kGated) {
@@ -445,7 +483,9 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
       constexpr int kPart = 16;
       const int shared = (item - p.num_whole) >> p.share_bits;
       if (p.share_bits == 1) add_shares<2, kMultiply>(acc, shared, own.share);
-      if (p.share_bits == 2) add_shares<4, kMultiply>(acc, shared, own.share);
+      if constexpr (kTokens % (4 * kPart) == 0) {
+        if (p.share_bits == 2) add_shares<4, kMultiply>(acc, shared, own.share);
+      }
       if constexpr (kTokens % (8 * kPart) == 0) {
         if (p.share_bits == 3) add_shares<8, kMultiply>(acc, shared, own.share);
       }
@@ -455,7 +495,7 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
     if (!S::kOutBeside) {
       async_proxy_fence();  // weights will be copied to where outputs were
       __syncwarp();
-      release(previous);
+      release(current);
     }
   }
 #else
@@ -463,48 +503,42 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
 #endif
 }
 
-// Microseconds of a unit of a tile, as measured on an H200.
+// What tiles cost: microseconds of a unit, as measured on an H200.
 struct TileCost {
   int rows, tokens;
   double unit;
+  bool gated;  // products may be
 };
-constexpr TileCost kShapes[] = {{256, 128, 1.30}, {192, 192, 1.44}, {192, 128, 1.00},
-                                {128, 192, .95},  {128, 128, .66},  {128, 64, .51}};
+constexpr TileCost kShapes[] = {
+    {256, 128, 1.30, true},  {192, 192, 1.44, false}, {192, 128, 1.00, false},
+    {128, 256, 1.25, false}, {128, 224, 1.09, false}, {128, 192, .95, false},
+    {128, 160, .79, false},  {128, 128, .66, false},  {128, 64, .51, false}};
 
-double unit_cost(int rows, int tokens) {
-  for (const TileCost& shape : kShapes) {
-    if (shape.rows == rows && shape.tokens == tokens) return shape.unit;
-  }
-  return 0.;
-}
-
-// Likewise, of the exchange of sums among 1, 2, 4 and 8 shares.
+// Likewise, of the exchange of sums among 1, 2, 4 and 8 shares, and what a tile costs beside its units.
 constexpr double kExchange[] = {0., 5., 7., 10.};
+constexpr double kTile = 2.;
 
-// How the tiles of the last wave are shared out along k.
-struct Tail {
-  int64_t tiles;
-  int bits;  // of the number of shares of each
-};
-
-double share_cost(int64_t units, double unit, int bits) {
-  return ceil_div(units, 1 << bits) * unit + kExchange[bits];
-}
-
-Tail tail_of(int64_t tiles, int64_t units, int tokens, double unit) {
-  const int64_t blocks = std::min(num_multiprocessors(), kMaxShared);
-  Tail tail = {tiles % num_multiprocessors(), 0};
+PackedTiles tiles_of(const GemmParams& p, const TileCost& shape) {
+  const int64_t units = packed_units(p.in_features), blocks = num_multiprocessors();
+  const int64_t tiles = ceil_div(p.out_features, shape.rows) * ceil_div(p.num_rows, shape.tokens);
+  const int64_t tail = tiles % blocks, room = std::min<int64_t>(blocks, kMaxShared);
+  const auto share_cost = [&](int bits) {
+    return ceil_div(units, 1 << bits) * shape.unit + kExchange[bits];
+  };
+  PackedTiles chosen = {shape.rows, shape.tokens};
   for (int bits = 1; bits <= 3; ++bits) {
     const int64_t shares = 1 << bits;
-    if (tail.tiles * shares > blocks || tokens % (shares * 16) != 0) break;
+    if (tail * shares > room || shape.tokens % (shares * 16) != 0) break;
     if ((shares - 1) * ceil_div(units, shares) >= units) break;  // the last one would be empty
-    if (share_cost(units, unit, bits) < share_cost(units, unit, tail.bits)) tail.bits = bits;
+    if (share_cost(bits) < share_cost(chosen.share_bits)) chosen.share_bits = bits;
   }
-  return tail;
+  chosen.cost = tiles / blocks * (units * shape.unit + kTile);
+  if (tail > 0) chosen.cost += share_cost(chosen.share_bits) + kTile;
+  return chosen;
 }
 
 template <class T, class F, int kRows, int kTokens, bool kGated>
-Status run(const GemmParams& p, cudaStream_t stream) {
+Status run(const GemmParams& p, int share_bits, cudaStream_t stream) {
   using S = Shape<F, kRows, kTokens, kGated>;
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
@@ -513,47 +547,59 @@ Status run(const GemmParams& p, cudaStream_t stream) {
   kp.row_blocks = static_cast<int>(ceil_div(p.out_features, kRows));
   kp.token_blocks = static_cast<int>(ceil_div(p.num_rows, kTokens));
   const int tiles = kp.row_blocks * kp.token_blocks;
-  const Tail tail = tail_of(tiles, kp.num_units, kTokens, unit_cost(kRows, kTokens));
-  kp.share_bits = tail.bits;
-  kp.share_units = static_cast<int>(ceil_div(kp.num_units, 1 << tail.bits));
-  kp.num_whole = tiles - (tail.bits > 0 ? static_cast<int>(tail.tiles) : 0);
-  kp.num_items = kp.num_whole + ((tiles - kp.num_whole) << tail.bits);
-  CUtensorMap token_map, weight_map;
+  const int blocks = num_multiprocessors();
+  kp.share_bits = share_bits;
+  kp.share_units = static_cast<int>(ceil_div(kp.num_units, 1 << share_bits));
+  kp.num_whole = share_bits > 0 ? tiles - tiles % blocks : tiles;
+  kp.num_items = kp.num_whole + ((tiles - kp.num_whole) << share_bits);
+  CUtensorMap token_map, weight_map, scale_map = {};
   Status status = encode_rows_map(&token_map, p.dtype, p.x, p.num_rows, p.in_features, kTokens);
-  if (status.ok()) {
-    status = encode_packed_map(&weight_map, p, F::kUnitBytes, S::kSlabs / (kGated ? 2 : 1));
+  constexpr int kSlabs = S::kSlabs / (kGated ? 2 : 1);
+  if (status.ok() && S::kHalves == 2) {
+    status = encode_packed_map(&weight_map, p, F::kUnitBytes, kSlabs);
+  }
+  if (status.ok() && S::kHalves == 1) {
+    status = encode_packed_part_map(&weight_map, p, F::kUnitBytes, F::kHalfBytes, kSlabs);
+    if (status.ok() && F::kGroups) {
+      status = encode_packed_part_map(&scale_map, p, F::kUnitBytes, F::kHalfScaleBytes, kSlabs);
+    }
   }
   if (!status.ok()) return status;
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(std::min(num_multiprocessors(), kp.num_items)));
+  config.grid = dim3(static_cast<unsigned>(std::min(blocks, kp.num_items)));
   config.block = dim3(S::kThreads);
   config.shared_bytes = S::kSharedBytes;
   config.stream = stream;
   config.pdl = p.dependent_launch;
   return launch(gemm_packed_tiles_kernel<T, F, kRows, kTokens, kGated>, config, "gemm_packed_tiles",
-                token_map, weight_map, kp);
+                token_map, weight_map, scale_map, kp);
 }
 
-template <class T, class F>
-Status run_shape(const GemmParams& p, const PackedTiles& shape, cudaStream_t stream) {
-  if (p.gated) return run<T, F, 256, 128, true>(p, stream);
-  return shape.tokens == 64    ? run<T, F, 128, 64, false>(p, stream)
-         : shape.tokens == 192
-             ? shape.rows == 128 ? run<T, F, 128, 192, false>(p, stream)
-                                 : run<T, F, 192, 192, false>(p, stream)
-         : shape.rows == 128   ? run<T, F, 128, 128, false>(p, stream)
-         : shape.rows == 192   ? run<T, F, 192, 128, false>(p, stream)
-                               : run<T, F, 256, 128, false>(p, stream);
+template <class T, class F, size_t kIndex = 0>
+Status run_shape(const GemmParams& p, const PackedTiles& tiles, cudaStream_t stream) {
+  if constexpr (kIndex == std::size(kShapes)) {
+    return Status::error("gemm_packed_tiles_sm90: no tiles of " + std::to_string(tiles.rows) + " x " +
+                         std::to_string(tiles.tokens) + (p.gated ? ", gated" : ""));
+  } else {
+    constexpr TileCost kShape = kShapes[kIndex];
+    if (tiles.rows == kShape.rows && tiles.tokens == kShape.tokens) {
+      if (!p.gated) return run<T, F, kShape.rows, kShape.tokens, false>(p, tiles.share_bits, stream);
+      if constexpr (kShape.gated) {
+        return run<T, F, kShape.rows, kShape.tokens, true>(p, tiles.share_bits, stream);
+      }
+    }
+    return run_shape<T, F, kIndex + 1>(p, tiles, stream);
+  }
 }
 
 template <class T>
-Status run_format(const GemmParams& p, const PackedTiles& shape, cudaStream_t stream) {
+Status run_format(const GemmParams& p, const PackedTiles& tiles, cudaStream_t stream) {
   return dispatch_packed(p, [&](auto format) {
     using F = decltype(format);
     if constexpr (F::kTokenSize == 1) {
       return Status::error("gemm_packed_tiles_sm90: codes");
     } else {
-      return run_shape<T, F>(p, shape, stream);
+      return run_shape<T, F>(p, tiles, stream);
     }
   });
 }
@@ -574,31 +620,30 @@ const char* gemm_packed_tiles_sm90_refuses(const GemmParams& p) {
   return nullptr;
 }
 
+PackedTiles packed_tiles_of(const GemmParams& p, int rows, int tokens) {
+  for (const TileCost& shape : kShapes) {
+    if (shape.rows == rows && shape.tokens == tokens) return tiles_of(p, shape);
+  }
+  return {rows, tokens};
+}
+
 PackedTiles choose_packed_tiles(const GemmParams& p) {
-  // Blocks take all of a multiprocessor's memory, so that launches around them wait. Those of
-  // gemm_packed_sm90 do so, too, where they have two tiles of tokens.
-  const double start = p.num_rows <= 192 ? 6. : 2.;
-  constexpr double kTile = 2.;
-  const int64_t units = packed_units(p.in_features), blocks = num_multiprocessors();
   PackedTiles best;
-  for (const auto& [rows, tokens, unit] : kShapes) {
-    if (p.gated && rows != 256) continue;
-    const int64_t tiles = ceil_div(p.out_features, rows) * ceil_div(p.num_rows, tokens);
-    const Tail tail = tail_of(tiles, units, tokens, unit);
-    double cost = start + tiles / blocks * (units * unit + kTile);
-    if (tail.tiles > 0) cost += share_cost(units, unit, tail.bits) + kTile;
-    if (best.rows == 0 || cost < best.cost) best = {rows, tokens, cost};
+  for (const TileCost& shape : kShapes) {
+    if (p.gated && !shape.gated) continue;
+    const PackedTiles tiles = tiles_of(p, shape);
+    if (best.rows == 0 || tiles.cost < best.cost) best = tiles;
   }
   return best;
 }
 
-Status gemm_packed_tiles_sm90(const GemmParams& p, const PackedTiles& shape, CUstream_st* stream) {
+Status gemm_packed_tiles_sm90(const GemmParams& p, const PackedTiles& tiles, CUstream_st* stream) {
   if (const char* reason = gemm_packed_tiles_sm90_refuses(p)) {
     return Status::error(std::string("gemm_packed_tiles_sm90: ") + reason);
   }
   if (p.num_rows == 0) return {};
-  return p.dtype == DType::kBFloat16 ? run_format<__nv_bfloat16>(p, shape, stream)
-                                     : run_format<__half>(p, shape, stream);
+  return p.dtype == DType::kBFloat16 ? run_format<__nv_bfloat16>(p, tiles, stream)
+                                     : run_format<__half>(p, tiles, stream);
 }
 
 Status gemm_packed_tiles_sm90(const GemmParams& p, CUstream_st* stream) {

@@ -119,6 +119,21 @@ inline Status encode_packed_map(CUtensorMap* map, const GemmParams& p, int unit_
                     CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 }
 
+// The same packed weight; a box is `part_bytes` of one unit of `box_slabs` slabs, gated of as many of both;
+// its place is bytes / 8 into the unit, unit, slab, and 0.
+inline Status encode_packed_part_map(CUtensorMap* map, const GemmParams& p, int unit_bytes,
+                                     int part_bytes, int box_slabs) {
+  const auto unit = static_cast<cuuint64_t>(unit_bytes);
+  const auto units = static_cast<cuuint64_t>(packed_units(p.in_features));
+  const auto slabs = static_cast<cuuint64_t>(packed_tiles(p.out_features) / (p.gated ? 2 : 1));
+  const cuuint64_t sizes[] = {unit / 8, units, slabs, p.gated ? 2u : 1u};
+  const cuuint64_t stride_bytes[] = {unit, unit * units, unit * units * slabs};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(part_bytes / 8), 1,
+                            static_cast<cuuint32_t>(box_slabs), p.gated ? 2u : 1u};
+  return encode_map(map, CU_TENSOR_MAP_DATA_TYPE_INT64, p.weight, 4, sizes, stride_bytes, box,
+                    CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+}
+
 // How a tensor map reads elements of T.
 template <class T>
 constexpr DType kMapType = sizeof(T) == 1                     ? DType::kUInt8

@@ -257,6 +257,12 @@ struct PackedCodes {
          unit + 2 * F::kHalfBytes + (F::kColumns < kUnitColumns ? half * F::kHalfScaleBytes : 0));
   }
 
+  // The same of a half's codes and the words of its scales.
+  __device__ __forceinline__ void load(const char* codes, const char* words) {
+    load_quads(codes);
+    load_scales(words);
+  }
+
   // The second half of the unit that `first` holds the first one of, which may have its scales.
   __device__ __forceinline__ void load_second(const char* unit, const PackedCodes& first) {
     load_quads(unit + F::kHalfBytes);
@@ -301,11 +307,6 @@ struct PackedCodes {
   }
 
  private:
-  __device__ __forceinline__ void load(const char* codes, const char* words) {
-    load_quads(codes);
-    load_scales(words);
-  }
-
   __device__ __forceinline__ void load_quads(const char* codes) {
 #pragma unroll
     for (int q = 0; q < F::kCodeBits / 4; ++q) {

@@ -94,13 +94,14 @@ struct WgmmaRows;
 #define REGATTA_WGMMA_TEXT_48 REGATTA_WGMMA_TEXT_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define REGATTA_WGMMA_TEXT_64 REGATTA_WGMMA_TEXT_48 \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define REGATTA_WGMMA_TEXT_96 REGATTA_WGMMA_TEXT_64 \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
+#define REGATTA_WGMMA_TEXT_80 REGATTA_WGMMA_TEXT_64 \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define REGATTA_WGMMA_TEXT_96 REGATTA_WGMMA_TEXT_80 \
   ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define REGATTA_WGMMA_TEXT_128 REGATTA_WGMMA_TEXT_96 \
-  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109" \
-  ", %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122" \
-  ", %123, %124, %125, %126, %127"
+#define REGATTA_WGMMA_TEXT_112 REGATTA_WGMMA_TEXT_96 \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define REGATTA_WGMMA_TEXT_128 REGATTA_WGMMA_TEXT_112 \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // The same registers as operands with constraint C, from d[i] on.
 #define REGATTA_WGMMA_4(C, i) C(d[i]), C(d[i + 1]), C(d[i + 2]), C(d[i + 3])
@@ -110,7 +111,9 @@ struct WgmmaRows;
 #define REGATTA_WGMMA_40(C, i) REGATTA_WGMMA_32(C, i), REGATTA_WGMMA_8(C, i + 32)
 #define REGATTA_WGMMA_48(C, i) REGATTA_WGMMA_32(C, i), REGATTA_WGMMA_16(C, i + 32)
 #define REGATTA_WGMMA_64(C, i) REGATTA_WGMMA_32(C, i), REGATTA_WGMMA_32(C, i + 32)
+#define REGATTA_WGMMA_80(C, i) REGATTA_WGMMA_64(C, i), REGATTA_WGMMA_16(C, i + 64)
 #define REGATTA_WGMMA_96(C, i) REGATTA_WGMMA_64(C, i), REGATTA_WGMMA_32(C, i + 64)
+#define REGATTA_WGMMA_112(C, i) REGATTA_WGMMA_64(C, i), REGATTA_WGMMA_48(C, i + 64)
 #define REGATTA_WGMMA_128(C, i) REGATTA_WGMMA_64(C, i), REGATTA_WGMMA_64(C, i + 64)
 
 #ifdef REGATTA_SM90A
@@ -170,7 +173,9 @@ REGATTA_WGMMA_WIDTH(64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
 REGATTA_WGMMA_WIDTH(80, 40, "%40", "%41", "%42", "%43", "%44", "%45")
 REGATTA_WGMMA_WIDTH(96, 48, "%48", "%49", "%50", "%51", "%52", "%53")
 REGATTA_WGMMA_WIDTH(128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
+REGATTA_WGMMA_WIDTH(160, 80, "%80", "%81", "%82", "%83", "%84", "%85")
 REGATTA_WGMMA_WIDTH(192, 96, "%96", "%97", "%98", "%99", "%100", "%101")
+REGATTA_WGMMA_WIDTH(224, 112, "%112", "%113", "%114", "%115", "%116", "%117")
 REGATTA_WGMMA_WIDTH(256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
 
 #undef REGATTA_WGMMA_WIDTH
@@ -185,7 +190,9 @@ REGATTA_WGMMA_WIDTH(256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
 #undef REGATTA_WGMMA_40
 #undef REGATTA_WGMMA_48
 #undef REGATTA_WGMMA_64
+#undef REGATTA_WGMMA_80
 #undef REGATTA_WGMMA_96
+#undef REGATTA_WGMMA_112
 #undef REGATTA_WGMMA_128
 #undef REGATTA_WGMMA_TEXT_4
 #undef REGATTA_WGMMA_TEXT_8
@@ -194,7 +201,9 @@ REGATTA_WGMMA_WIDTH(256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
 #undef REGATTA_WGMMA_TEXT_40
 #undef REGATTA_WGMMA_TEXT_48
 #undef REGATTA_WGMMA_TEXT_64
+#undef REGATTA_WGMMA_TEXT_80
 #undef REGATTA_WGMMA_TEXT_96
+#undef REGATTA_WGMMA_TEXT_112
 #undef REGATTA_WGMMA_TEXT_128
 
 }  // namespace regatta::cuda

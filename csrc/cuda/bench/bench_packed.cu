@@ -50,15 +50,16 @@ int64_t random_groups(GemmOperands operands, int64_t k, Random& random) {
 }
 
 GemmTile random_tile(Random& random) {
-  constexpr int kTokens[] = {16, 32, 64, 128, 192};
-  return {kTokens[random.below(5)], 128, 2 + random.below(3), 1 + random.below(8),
+  constexpr int kTokens[] = {16, 32, 64, 128};
+  return {kTokens[random.below(4)], 128, 2 + random.below(3), 1 + random.below(8),
           random.below(6) - 1};
 }
 
+// Rows and tokens of tiles.
 PackedTiles random_shape(bool gated, Random& random) {
-  constexpr PackedTiles kShapes[] = {{256, 128}, {192, 192}, {192, 128},
-                                     {128, 192}, {128, 128}, {128, 64}};
-  return kShapes[gated ? 0 : random.below(6)];
+  constexpr PackedTiles kShapes[] = {{256, 128}, {192, 192}, {192, 128}, {128, 256}, {128, 224},
+                                     {128, 192}, {128, 160}, {128, 128}, {128, 64}};
+  return kShapes[gated ? 0 : random.below(9)];
 }
 
 // x of T, weight packed.
@@ -135,7 +136,7 @@ bool check_packed(GemmOperands operands, Case c, Random& random) {
     }
     if (tiles) {  // the other one rounds codes times scales, too
       return gemm_packed_tiles_sm90_refuses(q) == nullptr
-                 ? gemm_packed_tiles_sm90(q, shape, nullptr)
+                 ? gemm_packed_tiles_sm90(q, packed_tiles_of(q, shape.rows, shape.tokens), nullptr)
                  : gemm_packed_sm90(q, wide_tile, nullptr);
     }
     return gemm(q, {}, nullptr, nullptr);
@@ -504,7 +505,8 @@ int main_large(int64_t only) {
   };
   const auto tiles = [&](int rows, int tokens) {
     return [=](const GemmParams& p, cudaStream_t s) {
-      return gemm_packed_tiles_sm90(p, {p.gated ? 256 : rows, tokens}, s);
+      return gemm_packed_tiles_sm90(
+          p, p.gated ? packed_tiles_of(p, 256, 128) : packed_tiles_of(p, rows, tokens), s);
     };
   };
   const auto split = [&](const GemmParams& p, cudaStream_t s) { return gemm_packed_sm90(p, s); };
@@ -520,9 +522,12 @@ int main_large(int64_t only) {
   for (const GemmOperands format : {GemmOperands::kWeightInt8, GemmOperands::kWeightInt4}) {
     ways.push_back({"chosen", format, chosen});
     ways.push_back({"256 x 128", format, tiles(256, 128)});
-    ways.push_back({"192 x 128", format, tiles(192, 128)});
     ways.push_back({"192 x 192", format, tiles(192, 192)});
+    ways.push_back({"192 x 128", format, tiles(192, 128)});
+    ways.push_back({"128 x 256", format, tiles(128, 256)});
+    ways.push_back({"128 x 224", format, tiles(128, 224)});
     ways.push_back({"128 x 192", format, tiles(128, 192)});
+    ways.push_back({"128 x 160", format, tiles(128, 160)});
     ways.push_back({"128 x 128", format, tiles(128, 128)});
     ways.push_back({"128 x 64", format, tiles(128, 64)});
     ways.push_back({"split", format, split});
@@ -564,14 +569,20 @@ int main_sweep() {
     double sums[3] = {};
     printf("M %4ld", rows);
     for (int kind = 0; kind < 4; ++kind) {
+      std::vector<Body> bodies;
+      for (const GemmOperands operands : kSwept) {
+        bodies.push_back([&, operands](cudaStream_t stream) {
+          for (int i = 0; i < kLayers; ++i) {
+            CHECK_STATUS(gemm(model.params(operands, i * 4 + kind, rows), model.resources, nullptr,
+                              stream));
+          }
+        });
+      }
+      const std::vector<double> ms = graphs_ms(bodies, 3, 6);
       printf(" | %s", kKindNames[kind]);
       for (int i = 0; i < 3; ++i) {
-        const double us = kind_us(model, kSwept[i], kind, rows,
-                                  [&](const GemmParams& p, cudaStream_t s) {
-                                    return gemm(p, model.resources, nullptr, s);
-                                  });
-        sums[i] += us;
-        printf(" %.1f", us);
+        sums[i] += ms[i] * 1e3 / kLayers;
+        printf(" %.1f", ms[i] * 1e3 / kLayers);
       }
     }
     printf(" | %.1f %.1f %.1f | %.3f %.3f\n", sums[0], sums[1], sums[2], sums[1] / sums[0],

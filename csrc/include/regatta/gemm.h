@@ -134,7 +134,7 @@ Status unpack_weight(const GemmParams& params, void* out, CUstream_st* stream);
 
 // Launches of the sm_90a kernel. A pure function of the problem chooses one.
 struct GemmTile {
-  int tokens = 8;     // rows of x per block: 8, 16, 32, 64, 128; packed: from 16, also 192
+  int tokens = 8;     // rows of x per block: 8, 16, 32, 64, 128; packed: from 16
   int features = 64;  // rows of weight per block: 64, 128, 256; packed: 128
   int stages = 4;     // of 64 values of k in flight
   int split = 1;      // blocks of a cluster that share one tile's k: 1, 2, 4, 8; packed: to 8
@@ -204,7 +204,7 @@ const char* gemm_sm90_refuses(const GemmParams& params);
 Status gemm_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 const char* gemm_packed_sm90_refuses(const GemmParams& params);
-double gemm_packed_cost(const GemmParams& params);  // microseconds of more than 64 rows, about
+double gemm_packed_cost(const GemmParams& params);  // microseconds of 65 to 128 rows, about
 Status gemm_packed_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_packed_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 // Launches of gemv_packed_sm90.
@@ -219,13 +219,15 @@ Status gemv_packed_sm90(const GemmParams& params, const GemvTile& tile, CUstream
 const char* gemm_packed_tiles_sm90_refuses(const GemmParams& params);
 // Tiles of gemm_packed_tiles_sm90.
 struct PackedTiles {
-  // Of weight and x: 256 x 128; not gated also 192 x 192, 192 x 128, 128 x 192, 128 x 128, 128 x 64.
+  // Of weight and x: 256 x 128; not gated also 192 x 192, 192 x 128 and 128 x 256, 224, 192, 160, 128, 64.
   int rows = 0, tokens = 0;
-  double cost = 0.;  // microseconds, about
+  int share_bits = 0;  // those of the last wave are shared out along k among 1, 2, 4 or 8 blocks
+  double cost = 0.;    // microseconds, about
 };
 PackedTiles choose_packed_tiles(const GemmParams& params);
+PackedTiles packed_tiles_of(const GemmParams& params, int rows, int tokens);
 Status gemm_packed_tiles_sm90(const GemmParams& params, CUstream_st* stream);
-Status gemm_packed_tiles_sm90(const GemmParams& params, const PackedTiles& shape,
+Status gemm_packed_tiles_sm90(const GemmParams& params, const PackedTiles& tiles,
                               CUstream_st* stream);
 Status gemm_sm90_codes(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 Status gemm_sm90_blocks(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
