@@ -5,7 +5,7 @@
 // Algorithm
 //   1. A block stays and takes tiles of 128, 192 or 256 rows of weight (gated: 128 gates and their ups)
 //      by 64 to 256 tokens, of the shape whose waves cost least (choose_packed_tiles), tokens first, so
-//      that blocks at work at a time share what they read in L2. Weights leave it first.
+//      that blocks at work at a time share what they read in L2, which it leaves ahead of outputs.
 //   2. Tiles of a last wave that leaves most multiprocessors idle are each shared out along k among two,
 //      four or eight blocks, which send each other their sums through L2 and finish a part of the
 //      tokens each.
@@ -36,8 +36,9 @@
 // slab, gated tiles of 128 x 256 whose warpgroups send each other gates and ups (4 bits 2 % faster from
 // 1,024 tokens on, 8 bits the same), codes two halves ahead with three stages (a stage is then waited for
 // before the one in front of it is given back) or three warpgroups (registers), the end of a shared tile
-// outside of the loop over tiles (too many registers live: wgmma in turns), no policies for L2 (8 bits
-// 2 to 10 % slower), weights kept there as x is (8 bits 1 %).
+// outside of the loop over tiles (too many registers live: wgmma in turns), x and weights without a policy
+// for L2 (8 bits 2 to 10 % slower than with evict_first for both), x alone without (1 to 6 %), with
+// evict_last for x or for both (1 %).
 #include <algorithm>
 #include <iterator>
 #include <string>
@@ -322,7 +323,7 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
   if (warp >= kMultiply / kWarp) {
     registers_give<S::kCopyRegisters>();
     if (warp > kMultiply / kWarp) return;
-    const uint64_t keep = policy_evict_last(), pass = policy_evict_first();
+    const uint64_t policy = policy_evict_first();
     constexpr int kPerUnit = 2 / S::kHalves;  // stages
     const auto load_weight = [&](const Tile& tile, int step, int stage) {
       if (lane > 0) return;
@@ -330,14 +331,14 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
       char* to = stages + stage * S::kStageBytes + S::kHalves * kTokenBytes;
       const int slab = tile.row0 / kUnitRows;
       if constexpr (S::kHalves == 2) {
-        tensor_load_4d(to, &weight_map, 0, step * 2, slab, 0, &full[stage], pass);
+        tensor_load_4d(to, &weight_map, 0, step * 2, slab, 0, &full[stage], policy);
       } else {
         const int unit = step / 2, half = step % 2;
-        tensor_load_4d(to, &weight_map, half * (F::kHalfBytes / 8), unit, slab, 0, &full[stage], pass);
+        tensor_load_4d(to, &weight_map, half * (F::kHalfBytes / 8), unit, slab, 0, &full[stage], policy);
         if constexpr (F::kGroups) {
           const int at = F::kColumns < kUnitColumns ? half * F::kHalfScaleBytes : 0;
           tensor_load_4d(to + S::kSlabs * F::kHalfBytes, &scale_map, (2 * F::kHalfBytes + at) / 8, unit,
-                         slab, 0, &full[stage], pass);
+                         slab, 0, &full[stage], policy);
         }
       }
     };
@@ -346,7 +347,7 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
 #pragma unroll
       for (int box = 0; box < S::kHalves; ++box) {
         tensor_load_2d(stages + stage * S::kStageBytes + box * kTokenBytes, &token_map,
-                       (step * S::kHalves + box) * (kUnitColumns / 2), tile.token0, &full[stage], keep);
+                       (step * S::kHalves + box) * (kUnitColumns / 2), tile.token0, &full[stage], policy);
       }
     };
     // Weights of the first stages are on their way before x is there.
