@@ -27,9 +27,9 @@
 // The more tokens a tile has, the less often a weight is converted, and the higher the clock: 128 x 224 and
 // 128 x 256 take 4 (8 bits) to 9 % less per token than 128 x 128.
 // bench_packed sweep, us of a layer's products with 8 bits, 4 bits, dense:
-//   M 192  166  167  172    M   512  292  303  306    M 1,280  710  710  756
-//   M 256  162  167  178    M   768  434  435  445    M 1,536  857  850  907
-//   M 384  242  239  296    M 1,024  563  575  592    M 2,048 1123 1128 1180
+//   M 192  158  156  174    M   512  295  303  306    M 1,280  715  720  765
+//   M 256  167  167  177    M   768  438  437  450    M 1,536  857  855  912
+//   M 384  238  240  300    M 1,024  568  578  595    M 2,048 1129 1129 1184
 // Did not help: x by multicast to two blocks (it did while the copying warp asked for each slab by itself,
 // 18 copies a stage; tiles of 160 to 256 tokens are 1 to 3 % slower with it), gated tiles of 64 tokens
 // (0.95 us a unit where 128 tokens take 1.31), gated tiles of 192 rows with gates and ups in halves of a
