@@ -27,6 +27,7 @@ const char* isa_name(Isa isa);                 // "scalar", "avx2", "avx512", "a
 bool isa_available(Isa isa);                   // CPU and operating system have it
 bool has_vnni();                               // AVX-512 with vpdpbusd
 bool has_amx_int8();                           // tiles of int8, granted by the system
+bool streams_into_l2();                        // what is read once is best prefetched into L2 only
 std::vector<std::string> cpu_feature_names();  // for reports: "avx2", "fma", "avx512_bf16", ...
 
 // fn(T()) with T = float, bf16 or fp16. Every op's params were checked to have one of them.

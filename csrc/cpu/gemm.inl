@@ -202,7 +202,7 @@ namespace internal {
 //
 // Few rows: a thread's run of panels is walked from its start and from its middle at once, two
 // streams that both go on into the next panel, so that what is prefetched beyond the end of one is
-// not lost.
+// not lost. Runs are of pairs: a panel by itself takes longer (3 % of a 0.5B model's weights).
 //
 //   a thread's run:   | p0 p1 p2 p3 | p4 p5 p6 p7 |     jobs (p0, p4) (p1, p5) (p2, p6) (p3, p7)
 //
@@ -244,14 +244,16 @@ inline void for_panels(Team& team, const GemmKernels& kernels, const PackedRows&
     });
     return;
   }
-  team.for_guided(num_panels, [&](int64_t begin, int64_t end) {
-    if (few_rows && !halves) {
-      const int64_t middle = begin + (end - begin + 1) / 2;
-      for (int64_t i = begin; i < middle; ++i) {
-        run(0, i, i + middle - begin < end ? i + middle - begin : -1);
+  if (few_rows && !halves) {
+    team.for_guided((num_panels + 1) / 2, [&](int64_t first, int64_t last) {
+      const int64_t end = std::min(2 * last, num_panels), distance = last - first;
+      for (int64_t i = 2 * first; i < 2 * first + distance; ++i) {
+        run(0, i, i + distance < end ? i + distance : -1);
       }
-      return;
-    }
+    });
+    return;
+  }
+  team.for_guided(num_panels, [&](int64_t begin, int64_t end) {
     for (int64_t first = 0; first < num_blocks; first += cached_blocks) {
       const int64_t last = std::min(first + cached_blocks, num_blocks);
       for (int64_t panel = begin; panel < end; ++panel) {

@@ -177,7 +177,7 @@ void run_amx(const PanelJob& job) {
   const TileConfig config = tile_config(rows.tile_rows);
   __asm__ volatile("ldtilecfg %0" ::"m"(config));
   Piece piece;
-  walk.start(rows, &piece);
+  walk.start(rows, 1, &piece);
   for (int i = 0; i < job.num_panels; ++i) {
     for (int64_t block = 0; block < walk.num_blocks; block += slab) {
       walk.set_panel(0, job.panels[i], block, &piece);

@@ -19,10 +19,10 @@ void run(const PanelJob& job) {
   const int64_t num_rows = job.num_rows();
   if (job.num_panels == 2 && num_tiles == 1 && num_rows <= kMaxRowsOfTwo) {
     const auto* lines = reinterpret_cast<const typename P::Row*>(rows.tile(job.tile_begin));
-    multiply_two<P>(num_rows)(lines, rows.tile_rows * 16 * P::kUnitValues, panel(0), panel(1),
-                              num_units, job.out, num_rows * kPanel, false,
-                              reinterpret_cast<const char*>(panel(0)) + kPrefetchBytes / 2,
-                              kStepBytes);
+    const Ahead ahead = ahead_of_streams(panel(0), 2, kStepBytes);
+    multiply_two<P>(num_rows, ahead.into_l2)(lines, rows.tile_rows * 16 * P::kUnitValues, panel(0),
+                                             panel(1), num_units, job.out, num_rows * kPanel, false,
+                                             ahead);
     return;
   }
   const int64_t step = slab_units(num_tiles, num_units);
@@ -32,14 +32,16 @@ void run(const PanelJob& job) {
       const int64_t depth = std::min(step, num_units - k);
       const typename P::Stored* slab = panel(i) + k * kUnitStored;
       const int64_t slab_bytes = depth / P::kUnits * kStepBytes;
-      const char* ahead =
-          reinterpret_cast<const char*>(slab) + (num_tiles == 1 ? kPrefetchBytes : slab_bytes);
       if (kExpands && num_tiles >= kTilesToExpand) {  // once, not for each tile
         alignas(64) float expanded[kMaxSlab * kPanel];
         expand(slab, depth, expanded);
-        multiply_tiles<Product<float>>(job, k, expanded, depth, sums, ahead, slab_bytes);
+        multiply_tiles<Product<float>>(job, k, expanded, depth, sums,
+                                       ahead_of_slab(slab, slab_bytes, num_tiles * depth));
       } else {
-        multiply_tiles<P>(job, k, slab, depth, sums, ahead, slab_bytes);
+        multiply_tiles<P>(job, k, slab, depth, sums,
+                          num_tiles == 1
+                              ? ahead_of_streams(slab, 1, kStepBytes)
+                              : ahead_of_slab(slab, slab_bytes, num_tiles * depth / P::kUnits));
       }
     }
   }

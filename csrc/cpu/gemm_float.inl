@@ -1,6 +1,38 @@
 // Rows of float (or pairs of bfloat16) times panels of the same: the microkernel of the "dense"
 // scheme, and of what is first expanded to float. See gemm_dense.cc.
 namespace regatta::cpu::REGATTA_ISA {
+
+// What a microkernel prefetches meanwhile: of panel 0 from `at` on, `step` bytes further with each
+// of its steps. The kernel is compiled for either target: a branch in it costs up to 15 %.
+struct Ahead {
+  const char* at;
+  int64_t step;
+  bool into_l2;  // else L1
+};
+template <bool kIntoL2>
+REGATTA_INLINE void prefetch_ahead(const char* p) {
+  if constexpr (kIntoL2) {
+    prefetch_l2(p);
+  } else {
+    prefetch(p);
+  }
+}
+
+// Of panels that one tile of rows passes over, each a stream from memory of which a step reads
+// `step` bytes. See gemm_dense.cc.
+inline int64_t stream_ahead_bytes(int num_streams) {
+  return streams_into_l2() ? (num_streams == 2 ? 2048 : 6144) : 8192 / num_streams;
+}
+inline Ahead ahead_of_streams(const void* panel, int num_streams, int64_t step) {
+  return {static_cast<const char*>(panel) + stream_ahead_bytes(num_streams), step,
+          streams_into_l2()};
+}
+
+// Of a slab that several tiles pass over: the slab behind it, in `num_steps` steps.
+inline Ahead ahead_of_slab(const void* slab, int64_t bytes, int64_t num_steps) {
+  return {static_cast<const char*>(slab) + bytes, bytes / num_steps, false};
+}
+
 namespace dense {
 
 constexpr int kLanes = Vec::kLanes;
@@ -9,11 +41,6 @@ constexpr int kVectors = static_cast<int>(kPanel) / kLanes;  // vectors across a
 constexpr int kMaxTileRows = kLanes == 16 ? 12 : kLanes == 8 ? 3 : 1;
 // Two panels at once double the streams from memory when few rows leave registers free.
 constexpr int kMaxRowsOfTwo = kLanes == 16 ? 4 : 1;
-
-// Bytes that lie prefetched ahead of a single tile, over all streams. Of 2, 4, 8, 16 KiB per
-// stream on one Zen 5 core: one stream (8 rows) read 72, 79, 92, 90 % of what a plain read loop
-// did, two streams (1 row) 93, 94, 92, 92 %.
-constexpr int kPrefetchBytes = 8192;
 
 // How rows meet stored weights. A unit of k is one value, or one pair of bf16; a line of packed
 // rows holds 16 units, and kUnits of them lie together in a column of a panel.
@@ -59,11 +86,10 @@ struct PairProduct {  // rows and weights of bf16
 // line: the tile at k = 0, `line_step` values from one line of 16 units to the next.
 // b0, b1: the panels at k = 0 (b1 is null if kPanels is 1). num_units is a multiple of P::kUnits.
 // sums: [kPanels][panel_stride], rows kPanel apart; read first if `accumulate`.
-// ahead: what to prefetch at the first step, for panel 0; moves by `ahead_step` bytes per step.
-template <class P, int kRows, int kPanels>
+template <class P, int kPanels, bool kIntoL2, int kRows>
 void multiply(const typename P::Row* line, int64_t line_step, const typename P::Stored* b0,
               const typename P::Stored* b1, int64_t num_units, float* sums, int64_t panel_stride,
-              bool accumulate, const char* ahead, int64_t ahead_step) {
+              bool accumulate, Ahead ahead) {
   constexpr int kUnitStored = static_cast<int>(kPanel) * P::kUnitValues;
   constexpr int kStepBytes = P::kUnits * kUnitStored * static_cast<int>(sizeof(*b0));
   const int64_t panel_distance = (b1 - b0) * int64_t{sizeof(*b0)};
@@ -85,7 +111,7 @@ void multiply(const typename P::Row* line, int64_t line_step, const typename P::
       const typename P::Stored* b = p ? b1 : b0;
 #pragma GCC unroll 4
       for (int byte = 0; byte < kStepBytes; byte += 64) {
-        prefetch(ahead + (p ? panel_distance : 0) + byte);
+        prefetch_ahead<kIntoL2>(ahead.at + (p ? panel_distance : 0) + byte);
       }
 #pragma GCC unroll 2
       for (int u = 0; u < P::kUnits; ++u) {
@@ -118,7 +144,7 @@ void multiply(const typename P::Row* line, int64_t line_step, const typename P::
         }
       }
     }
-    ahead += ahead_step;
+    ahead.at += ahead.step;
     b0 += P::kUnits * kUnitStored;
     if (kPanels == 2) b1 += P::kUnits * kUnitStored;
   };
@@ -141,21 +167,21 @@ void multiply(const typename P::Row* line, int64_t line_step, const typename P::
 
 template <class P>
 using MultiplyFn = void (*)(const typename P::Row*, int64_t, const typename P::Stored*,
-                            const typename P::Stored*, int64_t, float*, int64_t, bool, const char*,
-                            int64_t);
+                            const typename P::Stored*, int64_t, float*, int64_t, bool, Ahead);
 
 template <class P, int kPanels, int... kRows>
-MultiplyFn<P> multiply_in(int64_t rows, std::integer_sequence<int, kRows...>) {
-  static constexpr MultiplyFn<P> kTable[] = {multiply<P, kRows + 1, kPanels>...};
-  return kTable[rows - 1];
+MultiplyFn<P> multiply_in(int64_t rows, bool into_l2, std::integer_sequence<int, kRows...>) {
+  static constexpr MultiplyFn<P> kTables[2][sizeof...(kRows)] = {
+      {multiply<P, kPanels, false, kRows + 1>...}, {multiply<P, kPanels, true, kRows + 1>...}};
+  return kTables[into_l2][rows - 1];
 }
 template <class P>
-MultiplyFn<P> multiply_one(int64_t rows) {
-  return multiply_in<P, 1>(rows, std::make_integer_sequence<int, kMaxTileRows>());
+MultiplyFn<P> multiply_one(int64_t rows, bool into_l2) {
+  return multiply_in<P, 1>(rows, into_l2, std::make_integer_sequence<int, kMaxTileRows>());
 }
 template <class P>
-MultiplyFn<P> multiply_two(int64_t rows) {
-  return multiply_in<P, 2>(rows, std::make_integer_sequence<int, kMaxRowsOfTwo>());
+MultiplyFn<P> multiply_two(int64_t rows, bool into_l2) {
+  return multiply_in<P, 2>(rows, into_l2, std::make_integer_sequence<int, kMaxRowsOfTwo>());
 }
 
 // Units of k whose slab of a panel stays in L1 while all tiles of rows pass over it: 256 units are
@@ -179,22 +205,20 @@ void expand(const T* b, int64_t num_units, float* out) {
   }
 }
 
-// A slab of a panel, `num_units` from unit `k` on, times the job's tiles. Meanwhile the
-// `ahead_bytes` from `ahead` on are prefetched, each tile a part of them.
+// A slab of a panel, `num_units` from unit `k` on, times the job's tiles. Meanwhile `ahead` is
+// prefetched, for each tile from where the one before it ended.
 template <class P>
 void multiply_tiles(const PanelJob& job, int64_t k, const typename P::Stored* slab,
-                    int64_t num_units, float* sums, const char* ahead, int64_t ahead_bytes) {
+                    int64_t num_units, float* sums, Ahead ahead) {
   const PackedRows& rows = *job.rows;
   const int64_t line_step = rows.tile_rows * 16 * P::kUnitValues;
-  const int64_t num_tiles = job.tile_end - job.tile_begin;
-  const int64_t ahead_step = ahead_bytes / (num_tiles * (num_units / P::kUnits));
-  for (int64_t i = 0; i < num_tiles; ++i) {
-    const int64_t t = job.tile_begin + i;
+  for (int64_t t = job.tile_begin; t < job.tile_end; ++t) {
     const char* lines = rows.tile(t) + k / 16 * rows.tile_rows * kLineBytes;
-    multiply_one<P>(std::min(rows.tile_rows, rows.num_rows - t * rows.tile_rows))(
-        reinterpret_cast<const typename P::Row*>(lines), line_step, slab, nullptr, num_units,
-        sums + i * rows.tile_rows * kPanel, 0, k > 0, ahead + i * ahead_bytes / num_tiles,
-        ahead_step);
+    multiply_one<P>(std::min(rows.tile_rows, rows.num_rows - t * rows.tile_rows), ahead.into_l2)(
+        reinterpret_cast<const typename P::Row*>(lines), line_step, slab, nullptr, num_units, sums,
+        0, k > 0, ahead);
+    sums += rows.tile_rows * kPanel;
+    ahead.at += num_units / P::kUnits * ahead.step;
   }
 }
 

@@ -16,39 +16,36 @@ constexpr int kMaxRowRows = kLanes == 16 ? 12 : kLanes == 8 ? 2 : 1;
 constexpr int kMaxBlockRowsOfTwo = kLanes == 16 ? 3 : 1;
 constexpr int kMaxRowRowsOfTwo = kLanes == 16 ? 4 : 1;
 
-constexpr int kPrefetchBytes = 8192;  // ahead of a single tile, as in gemm_dense.inl
-
 // With one scale per output channel sums still go into `sums` each 512 values of k: the same order
 // of additions however K is cut into slabs, and integers that float holds exactly.
 constexpr int64_t kChannelBlocks = 16;
 
 // Blocks of k of one or two panels times the rows of a tile.
 struct Piece {
-  const int8_t* lines;          // of the tile, from its first line
-  const BlockScale* metas;      // of the tile, from its first block
-  int64_t tile_rows;            // stride of both
-  const uint8_t* codes[2];      // of the panels, from first_block on
-  const float* scales[2];       // of the panels, from the first block's group on
+  const int8_t* lines;      // of the tile, from its first line
+  const BlockScale* metas;  // of the tile, from its first block
+  int64_t tile_rows;        // stride of both
+  const uint8_t* codes[2];  // of the panels, from first_block on
+  const float* scales[2];   // of the panels, from the first block's group on
   int64_t first_block, num_blocks;
-  int64_t group_blocks;         // blocks between two additions to `sums`
-  int64_t scale_step;           // floats from a group's scales to the next's
-  int64_t scales_ahead;         // floats from a group's scales to those to prefetch meanwhile
-  float* sums;                  // [panels][panel_stride], rows kPanel apart
+  int64_t group_blocks;  // blocks between two additions to `sums`
+  int64_t scale_step;    // floats from a group's scales to the next's
+  int64_t scales_ahead;  // floats from a group's scales to those to prefetch meanwhile
+  float* sums;           // [panels][panel_stride], rows kPanel apart
   int64_t panel_stride;
-  bool accumulate;              // else `sums` is written
-  const char* ahead;            // to prefetch at the first step, for panel 0
-  int64_t ahead_step;           // bytes
+  bool accumulate;  // else `sums` is written
+  Ahead ahead;
 };
 
 // kBits: of a code. kZeros: groups have zero points. kBlockScales: each block of a row has its own
 // scale; else the caller multiplies by the row's at the end.
-template <int kBits, bool kZeros, bool kBlockScales, int kRows, int kPanels>
+template <int kBits, bool kZeros, bool kBlockScales, int kPanels, bool kIntoL2, int kRows>
 void multiply(const Piece& piece) {
   constexpr int kStepBytes = 32 * kBits;  // of a panel
   const int64_t line_step = piece.tile_rows * kLineBytes;
   const int64_t panel_distance = kPanels == 2 ? piece.codes[1] - piece.codes[0] : 0;
   const uint8_t* codes = piece.codes[0];
-  const char* ahead = piece.ahead;
+  Ahead ahead = piece.ahead;
   const int64_t end = piece.first_block + piece.num_blocks;
   bool first = !piece.accumulate;
   int64_t group = 0;
@@ -108,7 +105,7 @@ void multiply(const Piece& piece) {
           const uint8_t* from = codes + (p ? panel_distance : 0);
 #pragma GCC unroll 4
           for (int byte = 0; byte < kStepBytes; byte += 64) {
-            prefetch(ahead + (p ? panel_distance : 0) + byte);
+            prefetch_ahead<kIntoL2>(ahead.at + (p ? panel_distance : 0) + byte);
           }
           Codes four[2][kVectors];  // k = 0 .. 3 and 4 .. 7 of the step
 #pragma GCC unroll 32
@@ -133,7 +130,7 @@ void multiply(const Piece& piece) {
           }
         }
         codes += kStepBytes;
-        ahead += piece.ahead_step;
+        ahead.at += ahead.step;
       }
       if (kBlockScales) {
 #pragma GCC unroll 12
@@ -173,10 +170,11 @@ void multiply(const Piece& piece) {
 using MultiplyFn = void (*)(const Piece&);
 
 template <int kBits, bool kZeros, bool kBlockScales, int kPanels, int... kRows>
-MultiplyFn multiply_in(int64_t rows, std::integer_sequence<int, kRows...>) {
-  static constexpr MultiplyFn kTable[] = {
-      multiply<kBits, kZeros, kBlockScales, kRows + 1, kPanels>...};
-  return kTable[rows - 1];
+MultiplyFn multiply_in(int64_t rows, bool into_l2, std::integer_sequence<int, kRows...>) {
+  static constexpr MultiplyFn kTables[2][sizeof...(kRows)] = {
+      {multiply<kBits, kZeros, kBlockScales, kPanels, false, kRows + 1>...},
+      {multiply<kBits, kZeros, kBlockScales, kPanels, true, kRows + 1>...}};
+  return kTables[into_l2][rows - 1];
 }
 
 // Where the panels, scales and rows of a job lie.
@@ -195,12 +193,13 @@ struct PanelWalk {
     group_floats = channel ? 0 : (zeros ? 2 : 1) * kPanel;
   }
   // What is the same for all pieces of the job.
-  void start(const PackedRows& rows, Piece* piece) const {
+  void start(const PackedRows& rows, int num_streams, Piece* piece) const {
     piece->tile_rows = rows.tile_rows;
     piece->group_blocks = group_blocks;
     piece->scale_step = group_floats;
     piece->scales_ahead =
-        (1 + kPrefetchBytes / (group_blocks * layout.block_bytes())) * group_floats;
+        (1 + stream_ahead_bytes(num_streams) / (group_blocks * layout.block_bytes())) *
+        group_floats;
   }
   void set_panel(int slot, int64_t panel, int64_t block, Piece* piece) const {
     piece->codes[slot] = weight + panel * layout.panel_bytes() + block * layout.block_bytes();
@@ -215,10 +214,10 @@ struct PanelWalk {
   QuantizedLayout layout;
   const uint8_t* weight;
   const float* scales;
-  bool channel;           // one scale per output channel
-  int64_t num_blocks;     // of K
-  int64_t group_blocks;   // between two additions to the job's output
-  int64_t group_floats;   // of scales; 0 per channel
+  bool channel;          // one scale per output channel
+  int64_t num_blocks;    // of K
+  int64_t group_blocks;  // between two additions to the job's output
+  int64_t group_floats;  // of scales; 0 per channel
 };
 
 // Products of int8 rows with one scale each, finished.
@@ -246,9 +245,10 @@ void run(const PanelJob& job) {
   const int64_t num_tiles = job.tile_end - job.tile_begin;
   const int64_t num_rows = job.num_rows();
   Piece piece;
-  walk.start(rows, &piece);
+  const bool two = job.num_panels == 2 && num_tiles == 1 && num_rows <= kMaxOfTwo;
+  walk.start(rows, two ? 2 : 1, &piece);
   piece.panel_stride = num_rows * kPanel;
-  if (job.num_panels == 2 && num_tiles == 1 && num_rows <= kMaxOfTwo) {
+  if (two) {
     walk.set_panel(0, job.panels[0], 0, &piece);
     walk.set_panel(1, job.panels[1], 0, &piece);
     walk.set_tile(rows, job.tile_begin, &piece);
@@ -256,10 +256,9 @@ void run(const PanelJob& job) {
     piece.num_blocks = walk.num_blocks;
     piece.sums = job.out;
     piece.accumulate = false;
-    piece.ahead = reinterpret_cast<const char*>(piece.codes[0]) + kPrefetchBytes / 2;
-    piece.ahead_step = kStepBytes;
+    piece.ahead = ahead_of_streams(piece.codes[0], 2, kStepBytes);
     multiply_in<kBits, kZeros, kBlockScales, 2>(
-        num_rows, std::make_integer_sequence<int, kMaxOfTwo>())(piece);
+        num_rows, piece.ahead.into_l2, std::make_integer_sequence<int, kMaxOfTwo>())(piece);
   } else {
     // A slab of the panel stays in L1 while the tiles pass over it: 16 KiB, less for two or three
     // tiles (gemm_dense.inl says why); whole groups.
@@ -273,17 +272,17 @@ void run(const PanelJob& job) {
         piece.num_blocks = std::min(slab, walk.num_blocks - block);
         piece.accumulate = block > 0;
         const int64_t slab_bytes = piece.num_blocks * kBlockBytes;
-        const char* ahead = reinterpret_cast<const char*>(piece.codes[0]) +
-                            (num_tiles == 1 ? kPrefetchBytes : slab_bytes);
-        piece.ahead_step = kStepBytes / num_tiles;
+        const int64_t steps = piece.num_blocks * kBlockSteps;
+        piece.ahead = num_tiles == 1 ? ahead_of_streams(piece.codes[0], 1, kStepBytes)
+                                     : ahead_of_slab(piece.codes[0], slab_bytes, num_tiles * steps);
         for (int64_t t = 0; t < num_tiles; ++t) {
           const int64_t tile = job.tile_begin + t;
           walk.set_tile(rows, tile, &piece);
           piece.sums = job.out + i * piece.panel_stride + t * rows.tile_rows * kPanel;
-          piece.ahead = ahead + t * slab_bytes / num_tiles;
           multiply_in<kBits, kZeros, kBlockScales, 1>(
-              std::min(rows.tile_rows, rows.num_rows - tile * rows.tile_rows),
+              std::min(rows.tile_rows, rows.num_rows - tile * rows.tile_rows), piece.ahead.into_l2,
               std::make_integer_sequence<int, kMaxRows>())(piece);
+          piece.ahead.at += steps * piece.ahead.step;
         }
       }
     }
@@ -302,9 +301,9 @@ void expand(const uint8_t* codes, const float* scales, int64_t num_blocks, int64
         for (int k = 0; k < 8; ++k) {
           const uint8_t byte = codes[kBits == 8 ? k / 4 * 128 + c * 4 + k % 4 : c * 4 + k % 4];
           const int code = kBits == 8 ? byte : k < 4 ? byte & 15 : byte >> 4;
-          out[k * kPanel + c] =
-              kZeros ? static_cast<float>(code) * scale[c] - scale[kPanel + c]
-                     : static_cast<float>(code - (kBits == 8 ? 128 : 8)) * scale[c];
+          out[k * kPanel + c] = kZeros
+                                    ? static_cast<float>(code) * scale[c] - scale[kPanel + c]
+                                    : static_cast<float>(code - (kBits == 8 ? 128 : 8)) * scale[c];
         }
       }
     }
@@ -324,7 +323,7 @@ void run_float(const PanelJob& job) {
   const float* scales = walk.scales;
   const int64_t num_blocks = walk.num_blocks;
   const int64_t group_blocks = walk.channel ? num_blocks : walk.group_blocks;
-  const int64_t num_rows = job.num_rows();
+  const int64_t num_rows = job.num_rows(), num_tiles = job.tile_end - job.tile_begin;
   alignas(64) float expanded[kSlabBlocks * kBlock * kPanel];
   for (int i = 0; i < job.num_panels; ++i) {
     const uint8_t* codes = weight + job.panels[i] * layout.panel_bytes();
@@ -338,11 +337,10 @@ void run_float(const PanelJob& job) {
                             panel_scales + block / group_blocks * kScaleFloats, depth, group_blocks,
                             expanded);
       const int64_t k = block * kBlock;
-      const uint8_t* ahead = codes + (block + depth) * kBlockBytes;
+      const int64_t num_units = std::min(depth * kBlock, job.rows->width - k);
       dense::multiply_tiles<Product>(
-          job, k, expanded, std::min(depth * kBlock, job.rows->width - k),
-          job.out + i * num_rows * kPanel, reinterpret_cast<const char*>(ahead),
-          depth * kBlockBytes);
+          job, k, expanded, num_units, job.out + i * num_rows * kPanel,
+          ahead_of_slab(codes + block * kBlockBytes, depth * kBlockBytes, num_tiles * num_units));
       block += depth;
     }
   }

@@ -18,7 +18,8 @@
 //   8 rows    86-89 % at 50 GB/s
 //   512 rows  1,490 GOP/s, 73 % of the peak; bfloat16 beside it 925 GFLOP/s
 // Rows: 6 in a tile, so that integer and float sums both stay in registers. Tried: prefetching 4,
-// 16 or 32 KiB ahead (no better than 8), fewer prefetches for many rows (no better).
+// 16 or 32 KiB ahead (no better than 8 on Zen 5; gemm_dense.cc has Zen 4), fewer prefetches for many
+// rows (no better).
 #include <utility>
 
 #include "gemm_quantized.h"
