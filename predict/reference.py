@@ -278,6 +278,19 @@ def layers(
     return hidden, written
 
 
+class BoundLayers:
+    """`layers` of always the same tensors."""
+
+    def __init__(self, layers: Sequence[Layer], caches: Sequence[LayerCache]):
+        self._layers, self._caches = layers, caches
+
+    def __call__(
+        self, hidden: Tensor, rope: Tensor, inputs: ForwardInputs, tree_mask: Tensor | None = None
+    ) -> Tensor:
+        """Hidden [T, H] behind the layers; the caches are modified in place."""
+        return layers(hidden, self._layers, self._caches, rope, inputs, tree_mask)[0]
+
+
 def logits(
     hidden: Tensor, norm: Tensor, head: Linear, logit_indices: Tensor | None, epsilon: float
 ) -> Tensor:

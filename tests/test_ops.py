@@ -11,7 +11,7 @@ import pytest
 
 from predict import library, ops, reference
 from predict.nn.decoder import Attention, Layer, Linear, Mlp
-from predict.nn.inputs import ForwardInputs, to_tensors
+from predict.nn.inputs import ForwardInputs, HostTensors, empty_example, to_tensors
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
 from tests.tolerances import BLOCK_ROUNDINGS, assert_close
@@ -100,6 +100,10 @@ class Case:
 
 
 def mixed_step() -> ForwardInputs:
+    return to_tensors(mixed_arrays(), paddle.CPUPlace())
+
+
+def mixed_arrays() -> ForwardInputs:
     """A prompt chunk behind 20 cached tokens, a decode behind 33, and a fresh prompt."""
     spans = [(20, 5, [4, 9]), (33, 1, [0, 2, 7]), (0, 19, [5, 6])]
     lengths = np.array([n for _, n, _ in spans])
@@ -116,18 +120,15 @@ def mixed_step() -> ForwardInputs:
         tables[row, : len(blocks)] = blocks
     cu_seqlens = np.concatenate([[0], np.cumsum(lengths)])
     context_lens = np.array([start + n for start, n, _ in spans])
-    return to_tensors(
-        ForwardInputs(
-            token_ids=np.zeros(len(positions)),
-            positions=positions,
-            slot_mapping=slots,
-            cu_seqlens_q=cu_seqlens,
-            context_lens=context_lens,
-            block_tables=tables,
-            logit_indices=cu_seqlens[1:] - 1,
-            max_lens=np.array([lengths.max(), context_lens.max()]),
-        ),
-        paddle.CPUPlace(),
+    return ForwardInputs(
+        token_ids=np.zeros(len(positions)),
+        positions=positions,
+        slot_mapping=slots,
+        cu_seqlens_q=cu_seqlens,
+        context_lens=context_lens,
+        block_tables=tables,
+        logit_indices=cu_seqlens[1:] - 1,
+        max_lens=np.array([lengths.max(), context_lens.max()]),
     )
 
 
@@ -231,6 +232,18 @@ def test_one_call_for_all_layers_equals_the_block_ops(
     for got, want in zip([whole, *written], [wanted, *expected], strict=True):
         np.testing.assert_array_equal(got.astype("float32").numpy(), want.astype("float32").numpy())
 
+    kept = [caches(case), caches(case)]
+    bound = ops.BoundLayers(layers, kept)
+    for _ in range(2):  # what it wrote before is written again
+        got = bound(hidden, rope, inputs)
+        np.testing.assert_array_equal(
+            got.astype("float32").numpy(), whole.astype("float32").numpy()
+        )
+    for tensor, want in zip([*kept[0], *kept[1]], written, strict=True):
+        np.testing.assert_array_equal(
+            tensor.astype("float32").numpy(), want.astype("float32").numpy()
+        )
+
 
 def test_wrong_number_of_weights_is_refused(compiled: library.Library) -> None:
     case = Case("float32", False, False)
@@ -239,6 +252,22 @@ def test_wrong_number_of_weights_is_refused(compiled: library.Library) -> None:
     rope = paddle.to_tensor(rope_table(RopeSpec(), DIM, 64, 64))
     with pytest.raises(ValueError, match="weights holds 5 tensors, and down is missing"):
         ops.layers(case.tensor(25, HIDDEN), [short], [caches(case)], rope, mixed_step())
+    with pytest.raises(ValueError, match="weights holds 5 tensors, and down is missing"):
+        ops.BoundLayers([short], [caches(case)])(case.tensor(25, HIDDEN), rope, mixed_step())
+    with pytest.raises(ValueError, match="caches holds 4 tensors for 1 layer"):
+        ops.BoundLayers([layer], [(*caches(case), *caches(case))])(
+            case.tensor(25, HIDDEN), rope, mixed_step()
+        )
+
+
+def test_host_tensors_take_the_values_and_shapes_of_each_step() -> None:
+    tensors = HostTensors()
+    for step in (mixed_arrays(), empty_example(3), mixed_arrays()):
+        for got, want in zip(
+            tensors.filled(step), to_tensors(step, paddle.CPUPlace()), strict=True
+        ):
+            assert got.dtype == want.dtype
+            np.testing.assert_array_equal(got.numpy(), want.numpy())
 
 
 def test_sampling_twins_choose_the_same_tokens(compiled: library.Library) -> None:

@@ -54,7 +54,8 @@ std::vector<paddle::Tensor> attention_block(
   params.out = out_views.data();
   params.num_out = static_cast<int>(out_views.size());
   params.out_bias = optional_view(out_bias, "out_bias", dtype, {hidden_size}, place).data;
-  params.cache = cache_of(caches, 0, format, dtype, num_kv_heads, head_dim, place);
+  params.cache =
+      cache_of(views(caches, "caches", place).data(), format, dtype, num_kv_heads, head_dim);
   params.positions = static_cast<const int32_t*>(
       checked_view(positions, "positions", DType::kInt32, {num_tokens}, place).data);
   params.slot_mapping = static_cast<const int32_t*>(

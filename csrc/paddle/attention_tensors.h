@@ -37,18 +37,16 @@ inline void check_num_caches(size_t num_caches, size_t num_layers, KvFormat form
        (per_layer == 4 ? ", key scales, value scales)" : ")"));
 }
 
-// A layer's caches, from caches[first] on: key, value [num_blocks, Hkv, block_size, row], and the
-// format's scales. See regatta/kv_format.h.
-inline PagedCache cache_of(const std::vector<paddle::Tensor>& caches, size_t first, KvFormat format,
-                           DType dtype, int64_t num_kv_heads, int64_t head_dim,
-                           const phi::Place& place = phi::CPUPlace()) {
+// A layer's caches: key, value [num_blocks, Hkv, block_size, row], and the format's scales. See
+// regatta/kv_format.h.
+inline PagedCache cache_of(const TensorView* caches, KvFormat format, DType dtype,
+                           int64_t num_kv_heads, int64_t head_dim) {
   const KvFormatInfo& info = kv_format_info(format);
   const DType stored = info.code_bits == 0 ? dtype : DType::kUInt8;
   const int64_t row = kv_row_bytes(format, head_dim, dtype_size(dtype)) / dtype_size(stored);
-  const TensorView keys =
-      checked_view(caches[first], "key_cache", stored, {-1, num_kv_heads, -1, row}, place);
-  const TensorView values = checked_view(caches[first + 1], "value_cache", stored,
-                                         {keys.shape[0], num_kv_heads, keys.shape[2], row}, place);
+  const TensorView &keys = caches[0], &values = caches[1];
+  check(keys, "key_cache", stored, {-1, num_kv_heads, -1, row});
+  check(values, "value_cache", stored, {keys.shape[0], num_kv_heads, keys.shape[2], row});
   PagedCache cache;
   cache.key = const_cast<void*>(keys.data);
   cache.value = const_cast<void*>(values.data);
@@ -59,12 +57,12 @@ inline PagedCache cache_of(const std::vector<paddle::Tensor>& caches, size_t fir
   std::vector<int64_t> shape = {num_kv_heads};
   if (info.token_scales) shape = {cache.num_blocks, num_kv_heads, cache.block_size};
   if (info.scale_floats > 1) shape.push_back(info.scale_floats);
-  const auto scales = [&](size_t at, const char* name) {
-    const TensorView view = checked_view(caches[at], name, DType::kFloat32, shape, place);
+  const auto scales = [&](const TensorView& view, const char* name) {
+    check(view, name, DType::kFloat32, shape);
     return static_cast<float*>(const_cast<void*>(view.data));
   };
-  cache.key_scale = scales(first + 2, "key_scale");
-  cache.value_scale = scales(first + 3, "value_scale");
+  cache.key_scale = scales(caches[2], "key_scale");
+  cache.value_scale = scales(caches[3], "value_scale");
   return cache;
 }
 

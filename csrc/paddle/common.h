@@ -117,12 +117,17 @@ inline void check_activation(const TensorView& tensor, const char* name) {
   }
 }
 
+inline void check(const TensorView& tensor, const char* name, DType dtype,
+                  const std::vector<int64_t>& shape) {
+  check_dtype(tensor, name, dtype);
+  check_shape(tensor, name, shape);
+}
+
 inline TensorView checked_view(const paddle::Tensor& tensor, const char* name, DType dtype,
                                const std::vector<int64_t>& shape,
                                const phi::Place& place = phi::CPUPlace()) {
   const TensorView result = view(tensor, name, place);
-  check_dtype(result, name, dtype);
-  check_shape(result, name, shape);
+  check(result, name, dtype, shape);
   return result;
 }
 

@@ -8,7 +8,12 @@
 //
 // All layers in one call: attention block, then MLP block, of layer after layer. A call costs the
 // host about 0.5 us per tensor and 5 us besides, which over two calls per layer is several percent
-// of a small model's decode step.
+// of a small model's decode step; behind a step that has pushed Paddle's code and its tensors out
+// of the CPU's caches it is three times as much. So `weights` and `caches` may each be one tensor,
+//
+// regatta_views(tensors...) -> views uint8 [N, sizeof(TensorView)]
+//
+// which says where those tensors lie. It keeps none of them: they have to outlive it.
 //
 // weights: layer after layer
 //     norm [H], qkv x n, qkv bias?, q norm [D] and k norm [D]?, out x n, out bias?,
@@ -17,6 +22,7 @@
 // for all linears, or "qkv's,out's,gate_up's,down's": then n is what each of these takes. caches:
 // of layer after layer, as regatta/kv_format.h has them.
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "attention_tensors.h"
@@ -26,36 +32,63 @@
 namespace regatta::binding {
 namespace {
 
+// The tensors of a list as kernels see them.
+class Views {
+ public:
+  Views(const std::vector<paddle::Tensor>& tensors, const char* name, const phi::Place& place) {
+    if (tensors.size() == 1) {
+      const TensorView list = checked_view(tensors[0], name, DType::kUInt8,
+                                           {-1, static_cast<int64_t>(sizeof(TensorView))});
+      data_ = static_cast<const TensorView*>(list.data);
+      size_ = static_cast<size_t>(list.shape[0]);
+    } else {
+      own_ = views(tensors, name, place);
+      data_ = own_.data();
+      size_ = own_.size();
+    }
+  }
+  Views(const Views&) = delete;
+  Views& operator=(const Views&) = delete;
+  const TensorView* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  std::vector<TensorView> own_;
+  const TensorView* data_;
+  size_t size_;
+};
+
 // Takes tensors off the list of weights, one after another.
 class Weights {
  public:
-  Weights(const std::vector<paddle::Tensor>& tensors, DType dtype, const phi::Place& place)
-      : tensors_(tensors), dtype_(dtype), place_(place) {}
+  Weights(const Views& views, DType dtype) : views_(views), dtype_(dtype) {}
 
   // A vector of `size` elements of the activations' dtype; null when it is not there.
   const void* vector(const char* name, int64_t size, bool there = true) {
-    return there ? checked_view(take(name), name, dtype_, {size}, place_).data : nullptr;
+    if (!there) return nullptr;
+    const TensorView& view = *take(name, 1);
+    check(view, name, dtype_, {size});
+    return view.data;
   }
 
-  std::vector<TensorView> linear(const char* name, int64_t num_tensors) {
-    std::vector<TensorView> result;
-    for (int64_t i = 0; i < num_tensors; ++i) result.push_back(view(take(name), name, place_));
-    return result;
+  const TensorView* linear(const char* name, int64_t num_tensors) {
+    return take(name, static_cast<size_t>(num_tensors));
   }
 
-  size_t num_left() const { return tensors_.size() - next_; }
+  size_t num_left() const { return views_.size() - next_; }
 
  private:
-  const paddle::Tensor& take(const char* name) {
-    if (next_ == tensors_.size()) {
-      fail("weights holds " + std::to_string(next_) + " tensors, and " + name + " is missing");
+  const TensorView* take(const char* name, size_t count) {
+    if (num_left() < count) {
+      fail("weights holds " + std::to_string(views_.size()) + " tensors, and " + name +
+           " is missing");
     }
-    return tensors_[next_++];
+    next_ += count;
+    return views_.data() + next_ - count;
   }
 
-  const std::vector<paddle::Tensor>& tensors_;
+  const Views& views_;
   DType dtype_;
-  phi::Place place_;
   size_t next_ = 0;
 };
 
@@ -114,7 +147,8 @@ std::vector<paddle::Tensor> decoder_layers(
   check_activation(x, "hidden");
   check_shape(x, "hidden", {-1, -1});
   const KvFormat format = kv_format_of(kv_format);
-  check_num_caches(caches.size(), windows.size(), format);
+  const Views cache_views(caches, "caches", place);
+  check_num_caches(cache_views.size(), windows.size(), format);
   const DType dtype = x.dtype;
   const int64_t num_tokens = x.shape[0], hidden_size = x.shape[1];
   const TensorView table = rope_table(rope_cache, head_dim, place);
@@ -151,7 +185,8 @@ std::vector<paddle::Tensor> decoder_layers(
   // hidden -> middle -> hidden_out -> middle -> hidden_out ...
   paddle::Tensor middle = device.empty({num_tokens, hidden_size}, dtype);
   const void* input = x.data;
-  Weights list(weights, dtype, place);
+  const Views weight_views(weights, "weights", place);
+  Weights list(weight_views, dtype);
 #ifdef REGATTA_WITH_CUDA
   cuda::AttentionLimits limits;
   CudaResources cuda_resources;
@@ -160,32 +195,28 @@ std::vector<paddle::Tensor> decoder_layers(
   for (size_t layer = 0; layer < windows.size(); ++layer) {
     attention.hidden = input;
     attention.norm_weight = norm_weight;
-    const std::vector<TensorView> qkv = list.linear("qkv", schemes.num_tensors[0]);
-    attention.qkv = qkv.data();
-    attention.num_qkv = static_cast<int>(qkv.size());
+    attention.qkv = list.linear("qkv", schemes.num_tensors[0]);
+    attention.num_qkv = static_cast<int>(schemes.num_tensors[0]);
     attention.qkv_bias =
         list.vector("qkv bias", (num_heads + 2 * num_kv_heads) * head_dim, qkv_bias);
     attention.q_norm = list.vector("q norm", head_dim, qk_norm);
     attention.k_norm = list.vector("k norm", head_dim, qk_norm);
-    const std::vector<TensorView> out = list.linear("out", schemes.num_tensors[1]);
-    attention.out = out.data();
-    attention.num_out = static_cast<int>(out.size());
+    attention.out = list.linear("out", schemes.num_tensors[1]);
+    attention.num_out = static_cast<int>(schemes.num_tensors[1]);
     attention.out_bias = list.vector("out bias", hidden_size, out_bias);
-    attention.cache = cache_of(caches, layer * kv_tensors_per_layer(format), format, dtype,
-                               num_kv_heads, head_dim, place);
+    attention.cache = cache_of(cache_views.data() + layer * kv_tensors_per_layer(format), format,
+                               dtype, num_kv_heads, head_dim);
     attention.window = windows[layer];
     attention.hidden_out = middle.data();
     if (device.is_cpu()) throw_if_error(cpu::attention_block(attention));
 
     mlp.hidden = middle.data();
     mlp.norm_weight = list.vector("mlp norm", hidden_size);
-    const std::vector<TensorView> gate_up = list.linear("gate_up", schemes.num_tensors[2]);
-    mlp.gate_up = gate_up.data();
-    mlp.num_gate_up = static_cast<int>(gate_up.size());
+    mlp.gate_up = list.linear("gate_up", schemes.num_tensors[2]);
+    mlp.num_gate_up = static_cast<int>(schemes.num_tensors[2]);
     mlp.gate_up_bias = list.vector("gate_up bias", 2 * intermediate_size, mlp_bias);
-    const std::vector<TensorView> down = list.linear("down", schemes.num_tensors[3]);
-    mlp.down = down.data();
-    mlp.num_down = static_cast<int>(down.size());
+    mlp.down = list.linear("down", schemes.num_tensors[3]);
+    mlp.num_down = static_cast<int>(schemes.num_tensors[3]);
     mlp.down_bias = list.vector("down bias", hidden_size, mlp_bias);
     mlp.out = hidden_out.data();
     const bool is_last = layer + 1 == windows.size();
@@ -211,6 +242,23 @@ std::vector<paddle::Tensor> decoder_layers(
          std::to_string(windows.size()) + " layers need");
   }
   return {hidden_out};
+}
+
+std::vector<paddle::Tensor> views_tensor(const std::vector<paddle::Tensor>& tensors) {
+  if (tensors.empty()) fail("tensors is empty (allowed: one and more)");
+  const std::vector<TensorView> list = views(tensors, "tensors", tensors[0].place());
+  const int64_t row = sizeof(TensorView);
+  paddle::Tensor out = empty({static_cast<int64_t>(list.size()), row}, DType::kUInt8);
+  std::memcpy(out.data(), list.data(), list.size() * sizeof(TensorView));
+  return {out};
+}
+
+std::vector<std::vector<int64_t>> views_shape(const std::vector<std::vector<int64_t>>& tensors) {
+  return {{static_cast<int64_t>(tensors.size()), static_cast<int64_t>(sizeof(TensorView))}};
+}
+
+std::vector<paddle::DataType> views_dtype(const std::vector<paddle::DataType>&) {
+  return {paddle::DataType::UINT8};
 }
 
 // windows are ints: Paddle takes a list of int64_t here for the shape of one more input.
@@ -255,3 +303,10 @@ PD_BUILD_OP(regatta_decoder_layers)
     .SetKernelFn(PD_KERNEL(regatta::binding::decoder_layers))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
     .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));
+
+PD_BUILD_OP(regatta_views)
+    .Inputs({paddle::Vec("tensors")})
+    .Outputs({"views"})
+    .SetKernelFn(PD_KERNEL(regatta::binding::views_tensor))
+    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::views_shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::views_dtype));

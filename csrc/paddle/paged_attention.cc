@@ -37,7 +37,7 @@ std::vector<paddle::Tensor> paged_attention(
   check_heads({num_heads, params.num_kv_heads, params.head_dim});
   check_shape(x, "q", {-1, num_heads * params.head_dim});
   params.cache =
-      cache_of(caches, 0, format, x.dtype, params.num_kv_heads, params.head_dim, place);
+      cache_of(views(caches, "caches", place).data(), format, x.dtype, params.num_kv_heads, params.head_dim);
   params.batch =
       batch_of(cu_seqlens_q, context_lens, block_tables, max_lens, tree_mask, x.shape[0], place);
   paddle::Tensor out = device.empty({x.shape[0], x.shape[1]}, x.dtype);

@@ -12,7 +12,7 @@ from predict.engine.logprobs import LogprobTable, measure, num_wanted
 from predict.engine.sampler import Row, Sampler
 from predict.kv_formats import KvFormat
 from predict.nn.decoder import Decoder, forward
-from predict.nn.inputs import ForwardInputs, LayerCache, to_tensors
+from predict.nn.inputs import ForwardInputs, HostTensors, LayerCache
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -120,7 +120,8 @@ CopyBlocks = Callable[[BlockCopies], None]
 
 def dynamic_forward(backend: ModuleType, decoder: Decoder, caches: Sequence[LayerCache]) -> Forward:
     """Calls the decoder operator by operator."""
-    return lambda inputs: forward(backend, decoder, inputs, caches)[0]
+    bound = backend.BoundLayers(decoder.layers, caches)
+    return lambda inputs: forward(backend, decoder, inputs, caches, bound=bound)[0]
 
 
 def static_forward(program: Any, caches: Sequence[LayerCache]) -> Forward:
@@ -161,13 +162,14 @@ class HostRunner:
     def __init__(self, forward: Forward, copy_blocks: CopyBlocks):
         self.forward = forward
         self.copy_blocks = copy_blocks
+        self._inputs = HostTensors()
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """See Runner."""
         import paddle
 
         with paddle.no_grad():
-            return self.forward(to_tensors(inputs, paddle.CPUPlace()))
+            return self.forward(self._inputs.filled(inputs))
 
     def launch(
         self,

@@ -90,13 +90,15 @@ def forward(
     inputs: ForwardInputs,
     caches: Sequence[LayerCache],
     tree_mask: Tensor | None = None,
+    bound: Callable[..., Tensor] | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """Returns float32 logits [L, vocab_size] and the caches, which are updated in place.
 
     caches: the tensors of each layer, see predict.kv_formats. They are also outputs because an
     exported program drops an input that no output depends on. tree_mask: see ops.paged_attention.
     At least one logit row is wanted. As many as tokens are all of them, as many as spans are the
-    last ones of each.
+    last ones of each. bound: the backend's BoundLayers of decoder.layers and caches, who are then
+    not returned.
     """
     import paddle
 
@@ -105,7 +107,9 @@ def forward(
     written: list[Tensor] = []
     # A traced program serves both kinds of steps; it takes the way that is right for both.
     is_decode = paddle.in_dynamic_mode() and len(inputs.token_ids) == len(inputs.logit_indices)
-    if is_decode:
+    if is_decode and bound is not None:
+        hidden = bound(hidden, rope, inputs, tree_mask)
+    elif is_decode:
         hidden, written = backend.layers(hidden, layers, caches, rope, inputs, tree_mask)
     else:
         on_gpu = paddle.get_device() != "cpu"

@@ -72,6 +72,23 @@ def to_tensors(inputs: ForwardInputs, place: Any) -> ForwardInputs:
     )
 
 
+class HostTensors:
+    """CPU tensors of `FIELDS`, filled anew for each step: a tenth of the time of making them."""
+
+    def __init__(self) -> None:
+        import paddle
+
+        self._place = paddle.CPUPlace()
+        self._tensors = to_tensors(empty_example(), self._place)
+        self._stores = [tensor.get_tensor() for tensor in self._tensors]
+
+    def filled(self, inputs: ForwardInputs) -> ForwardInputs:
+        """The tensors with values and shapes of NumPy `inputs`, until the next call."""
+        for store, field, array in zip(self._stores, FIELDS, inputs, strict=True):
+            store.set(np.ascontiguousarray(array, dtype=field.dtype), self._place)
+        return self._tensors
+
+
 def input_specs() -> list[InputSpec]:
     """InputSpecs of `FIELDS` for paddle.jit; every named dimension is dynamic."""
     from paddle.static import InputSpec
