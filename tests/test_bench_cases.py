@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from export.export_model import export_model
+from predict import LLM, EngineConfig, library
 from predict.bench import throughput
 from predict.bench.cases import Case, Peer, add_peer, cases_table, parse_cases, peer_of
 from predict.errors import UserError
@@ -98,3 +101,22 @@ def test_cases_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     rate = ["--cases", "3x8x4", "--batch_size", "2", "--repetitions", "0"]
     assert throughput.main([*DEMO, "--device", "cpu", "--append_attn", *rate]) == 0
     assert "output tokens/s" in capsys.readouterr().out
+
+
+def test_an_exported_programs_bytes_are_its_matrices(
+    compiled: library.Library, tmp_path: Path
+) -> None:
+    config = EngineConfig(
+        model_name_or_path=str(EXAMPLES / "demo_model"),
+        dtype="bfloat16",
+        inference_model=True,
+        attention="append",
+        quant_type="weight_only_int4",
+        weightonly_group_size=64,
+    )
+    export_model(config, tmp_path)
+    decoder = LLM(config).decoder
+    assert decoder is not None
+    exported = replace(config, model_name_or_path=str(tmp_path), mode="static")
+    stored = throughput.program_bytes(exported, read_spec(tmp_path)[0])
+    assert 1 <= stored / throughput.linear_bytes(decoder) < 1.3  # a small model's rotary table

@@ -120,6 +120,17 @@ def linear_bytes(decoder: Decoder) -> int:
     )
 
 
+def program_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
+    """Bytes of an exported program's parameters but for an embedding that is not the head's too.
+
+    Those are the matrices that a decode step multiplies by, and at most a few percent more.
+    """
+    stored = (Path(config.model_name_or_path) / f"{config.model_prefix}.pdiparams").stat().st_size
+    if spec.tie_word_embeddings:
+        return stored
+    return stored - spec.vocab_size * spec.hidden_size * DTYPE_BYTES[config.dtype]
+
+
 def random_prompts(spec: DecoderSpec, plan: Plan, count: int, run: int) -> list[list[int]]:
     """`count` prompts of random token ids; another set for each run."""
     # The sizes too: of one seed, a longer prompt would begin with a shorter one, which is cached.
@@ -274,9 +285,9 @@ def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
     llm = LLM(config)
     startup = process_age_seconds()
     before = measure_ceilings(config.dtype) if llm.device is None else {}
-    cost = Cost.of(llm.spec, config.dtype, config.kv_format)
-    if llm.decoder is not None:  # in static mode the weights are the program's
-        cost = replace(cost, weight_bytes=linear_bytes(llm.decoder))
+    decoder = llm.decoder
+    stored = linear_bytes(decoder) if decoder else program_bytes(config, llm.spec)
+    cost = replace(Cost.of(llm.spec, config.dtype, config.kv_format), weight_bytes=stored)
     rows = []
     with frozen_objects():
         with replaced(llm, llm.engine.runner, None):
