@@ -183,14 +183,14 @@ bool isa_available(Isa isa) {
   return available[static_cast<int>(isa)];
 }
 
-// Only on request, REGATTA_AMX=1: the tile kernels have not run on a CPU that has tiles yet. Linux
-// hands out the tiles' state (8 KiB per thread) to processes that ask for it.
 bool streams_into_l2() {
-  // Zen 3 and 4; Zen 5 and Sapphire Rapids read faster with L1 as the target (gemm_dense.cc).
+  // Zen 4 (and 3, which no kernel asks for); measured in gemm_dense.cc.
   static const bool yes = (__builtin_cpu_init(), __builtin_cpu_is("amdfam19h"));
   return yes;
 }
 
+// Only on request, REGATTA_AMX=1: the tile kernels have not run on a CPU that has tiles yet. Linux
+// hands out the tiles' state (8 KiB per thread) to processes that ask for it.
 bool has_amx_int8() {
   static const bool granted = [] {
     const char* wanted = std::getenv("REGATTA_AMX");

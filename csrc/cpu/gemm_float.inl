@@ -3,7 +3,8 @@
 namespace regatta::cpu::REGATTA_ISA {
 
 // What a microkernel prefetches meanwhile: of panel 0 from `at` on, `step` bytes further with each
-// of its steps. The kernel is compiled for either target: a branch in it costs up to 15 %.
+// of its steps. Where CPUs may want L2, kernels are compiled for either: a branch costs up to 15 %.
+constexpr bool kMayStreamIntoL2 = REGATTA_HAS_BF16_DOT;
 struct Ahead {
   const char* at;
   int64_t step;
@@ -20,12 +21,12 @@ REGATTA_INLINE void prefetch_ahead(const char* p) {
 
 // Of panels that one tile of rows passes over, each a stream from memory of which a step reads
 // `step` bytes. See gemm_dense.cc.
+inline bool into_l2() { return kMayStreamIntoL2 && streams_into_l2(); }
 inline int64_t stream_ahead_bytes(int num_streams) {
-  return streams_into_l2() ? (num_streams == 2 ? 2048 : 6144) : 8192 / num_streams;
+  return into_l2() ? (num_streams == 2 ? 2048 : 6144) : 8192 / num_streams;
 }
 inline Ahead ahead_of_streams(const void* panel, int num_streams, int64_t step) {
-  return {static_cast<const char*>(panel) + stream_ahead_bytes(num_streams), step,
-          streams_into_l2()};
+  return {static_cast<const char*>(panel) + stream_ahead_bytes(num_streams), step, into_l2()};
 }
 
 // Of a slab that several tiles pass over: the slab behind it, in `num_steps` steps.
@@ -172,7 +173,8 @@ using MultiplyFn = void (*)(const typename P::Row*, int64_t, const typename P::S
 template <class P, int kPanels, int... kRows>
 MultiplyFn<P> multiply_in(int64_t rows, bool into_l2, std::integer_sequence<int, kRows...>) {
   static constexpr MultiplyFn<P> kTables[2][sizeof...(kRows)] = {
-      {multiply<P, kPanels, false, kRows + 1>...}, {multiply<P, kPanels, true, kRows + 1>...}};
+      {multiply<P, kPanels, false, kRows + 1>...},
+      {multiply<P, kPanels, kMayStreamIntoL2, kRows + 1>...}};
   return kTables[into_l2][rows - 1];
 }
 template <class P>

@@ -173,7 +173,7 @@ template <int kBits, bool kZeros, bool kBlockScales, int kPanels, int... kRows>
 MultiplyFn multiply_in(int64_t rows, bool into_l2, std::integer_sequence<int, kRows...>) {
   static constexpr MultiplyFn kTables[2][sizeof...(kRows)] = {
       {multiply<kBits, kZeros, kBlockScales, kPanels, false, kRows + 1>...},
-      {multiply<kBits, kZeros, kBlockScales, kPanels, true, kRows + 1>...}};
+      {multiply<kBits, kZeros, kBlockScales, kPanels, kMayStreamIntoL2, kRows + 1>...}};
   return kTables[into_l2][rows - 1];
 }
 
