@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError
+
+MAX_JSON_DEPTH = 64  # lists and objects inside one another
+MAX_JSON_DIGITS = 300
+MAX_JSON_BYTES = 1 << 29  # a tokenizer.json of a large vocabulary has 35 MB
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_text(path: Path) -> str:
@@ -16,31 +23,157 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path} is not UTF-8 text (byte {error.start} is 0x{error.object[error.start]:02x}); "
-            "save it as UTF-8"
-        ) from None
+        raise UserError(f"{path} is {_not_utf8(error)}") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def read_json_object(path: Path, missing_ok: bool = False) -> dict[str, Any]:
+def parse_json(
+    data: bytes | str, where: str, *, max_depth: int = MAX_JSON_DEPTH, constants: bool = False
+) -> Any:
+    """The value that a JSON text holds: the one reader for whatever a file or a user brings.
+
+    where: names the text in messages ("line 3 of prompts.jsonl"). constants: whether NaN and
+    Infinity, which Python writes and JSON has not, are numbers. Raises UserError for bytes that
+    are not UTF-8, for malformed JSON, for lists and objects nested deeper than `max_depth`, for
+    numbers beyond a float64 or of more than 300 digits, for a key that stands twice in an object,
+    and for half a surrogate pair, which no tokenizer or file can take.
+    """
+    if isinstance(data, bytes):
+        try:
+            data = data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{where} is {_not_utf8(error)}") from None
+    try:
+        value = _decoder(where, constants).decode(data)
+    except json.JSONDecodeError as error:
+        at = (
+            f"line {error.lineno} column {error.colno}" if "\n" in data else f"column {error.colno}"
+        )
+        shown = data[max(error.pos - 20, 0) : error.pos + 20]
+        raise UserError(
+            f"{where} is not valid JSON at {at}: {error.msg} (near {shown!r}); it may be cut short"
+        ) from None
+    except RecursionError:
+        raise _too_deep(where, max_depth) from None
+    if _depth_exceeds(value, max_depth):
+        raise _too_deep(where, max_depth)
+    # Escapes alone make half a pair: a text without them was UTF-8, or says where it is wrong.
+    if _SURROGATE.search(data):
+        _refuse_surrogates(value, where)
+    return value
+
+
+def read_json(path: Path, *, constants: bool = False) -> Any:
+    """The JSON value in `path`, of at most MAX_JSON_BYTES. Raises UserError as parse_json does."""
+    return parse_json(_read_bytes(path, MAX_JSON_BYTES), str(path), constants=constants)
+
+
+def read_json_object(
+    path: Path, missing_ok: bool = False, *, constants: bool = False
+) -> dict[str, Any]:
     """The JSON object in `path`; with `missing_ok`, {} when there is no such file.
 
-    Raises UserError for an unreadable file, malformed JSON, and anything that is not an object.
+    Raises UserError as parse_json does, for an unreadable file, and for anything but an object.
     """
     if missing_ok and not path.exists():
         return {}
-    try:
-        value = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"{path} is not valid JSON: {error.msg} at line {error.lineno} column {error.colno}; "
-            "the file may be cut short, copy it again"
-        ) from None
+    value = read_json(path, constants=constants)
     if not isinstance(value, dict):
-        raise UserError(f"{path} holds a JSON {type(value).__name__}, an object is needed")
+        raise UserError(f"{path} holds {json_type(value)}; a JSON object is needed")
     return value
+
+
+def json_type(value: Any) -> str:
+    """What JSON calls a value, with its article: "a list", "null"."""
+    names = {dict: "an object", list: "a list", str: "a text", bool: "a boolean"}
+    return "null" if value is None else names.get(type(value), "a number")
+
+
+def _read_bytes(path: Path, most: int) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > most:
+            raise UserError(f"{path} has {size} bytes; a JSON file may have {most} at most")
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _decoder(where: str, constants: bool) -> json.JSONDecoder:
+    def number(digits: str) -> int:
+        if len(digits) > MAX_JSON_DIGITS:
+            raise UserError(
+                f"{where} has a number of {len(digits)} digits ({digits[:12]}...; allowed: "
+                f"{MAX_JSON_DIGITS})"
+            )
+        return int(digits)
+
+    def real(digits: str) -> float:
+        value = float(digits)
+        if not math.isfinite(value):
+            raise UserError(f"{where} has the number {digits[:24]}, which is beyond a float64")
+        return value
+
+    def constant(name: str) -> float:
+        if not constants:
+            raise UserError(f"{where} has {name}, which is not JSON; write a number or null")
+        return float(name.replace("Infinity", "inf"))
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(items)
+        if len(made) < len(items):
+            keys = [key for key, _ in items]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise UserError(f"{where} has the key {twice!r} twice in one object; keep one of them")
+        return made
+
+    return json.JSONDecoder(
+        object_pairs_hook=pairs, parse_int=number, parse_float=real, parse_constant=constant
+    )
+
+
+def _depth_exceeds(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            child
+            for each in level
+            if isinstance(each, (dict, list))
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _too_deep(where: str, limit: int) -> UserError:
+    return UserError(f"{where} is nested too deeply: JSON of {limit} levels at most is read")
+
+
+def _refuse_surrogates(value: Any, where: str) -> None:
+    """Raises UserError when a text in `value` has half a surrogate pair."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            waiting += [*each.keys(), *each.values()]
+        elif isinstance(each, list):
+            waiting += each
+        elif isinstance(each, str):
+            try:
+                each.encode("utf-8")
+            except UnicodeEncodeError as error:
+                code = f"\\u{ord(each[error.start]):04x}"
+                raise UserError(
+                    f"{where} has a text with {code} alone, half of a surrogate pair, which is no "
+                    "character; write the whole pair, or leave it out"
+                ) from None
+
+
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    byte = error.object[error.start]
+    return f"not UTF-8 text (byte {error.start + 1} is 0x{byte:02x}); save it as UTF-8"
 
 
 def find_model_dir(name: str, flag: str = "model_name_or_path") -> Path:

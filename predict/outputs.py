@@ -1,0 +1,175 @@
+"""Where results may go: never over a model, an input or another run's file, whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from predict.errors import UserError
+
+# A folder with one of these holds a model, an adapter or an exported program.
+MODEL_FILES = ("config.json", "manifest.json", "adapter_config.json", "lora_config.json")
+
+
+def check_output(
+    flag: str,
+    path: str | Path,
+    *,
+    files: Mapping[str, str | Path | None] | None = None,
+    folders: Mapping[str, str | Path | None] | None = None,
+) -> None:
+    """Raises UserError when a file cannot be written to `path`, or would destroy something there.
+
+    flag: the output's own, without dashes. files: inputs and other outputs by flag. folders: of
+    models and adapters, by flag. Links are followed. Nothing is created or emptied.
+    """
+    path = Path(path)
+    real = Path(os.path.realpath(path))
+    for other, name in (files or {}).items():
+        if name is not None and _same(real, Path(name)):
+            raise UserError(
+                f"--{flag} {path} is the file of --{other}, too; choose another --{flag}"
+            )
+    for other, name in (folders or {}).items():
+        if name is not None and real.is_relative_to(os.path.realpath(name)):
+            raise UserError(
+                f"--{flag} {path} lies in the folder of --{other} {name}, whose files must stay as "
+                f"they are; choose another --{flag}"
+            )
+    if path.is_dir():
+        raise UserError(f"--{flag} {path} is a directory; give the name of a file")
+    if not path.parent.is_dir():
+        raise UserError(
+            f"--{flag} {path}: the directory {path.parent} does not exist; create it first"
+        )
+    marker = next((name for name in MODEL_FILES if (real.parent / name).is_file()), None)
+    if marker is not None:
+        raise UserError(
+            f"--{flag} {path} lies in {real.parent}, which holds a model ({marker}); choose "
+            f"another --{flag}"
+        )
+    if real.exists() and not os.access(real, os.W_OK):
+        raise UserError(f"--{flag} {path} cannot be written: permission denied")
+    if not is_special(real) and not os.access(real.parent, os.W_OK):
+        raise UserError(
+            f"--{flag} {path} cannot be written: no permission to create files in {real.parent}"
+        )
+
+
+def is_special(path: str | Path) -> bool:
+    """Whether `path` is a device or a pipe, which is written as it is."""
+    path = Path(path)
+    return path.exists() and not path.is_file()
+
+
+@contextlib.contextmanager
+def locked(flag: str, path: str | Path) -> Iterator[None]:
+    """Holds an output, a file or a folder, for this process until the end of the block.
+
+    By a lock on a file ".NAME.lock" beside it, which ends with the process however that ends.
+    Raises UserError naming the process that has it.
+    """
+    real = Path(os.path.realpath(path))
+    if is_special(real) and not real.is_dir():
+        yield
+        return
+    lock = real.with_name(f".{real.name}.lock")
+    descriptor = _lock(flag, Path(path), lock)
+    try:
+        yield
+    finally:
+        # Unlinked while it is held: whoever opened it before finds that it is no longer there.
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def write_whole(path: str | Path, data: bytes) -> None:
+    """Makes `data` the content of `path`, on disk, or leaves `path` as it was. Raises OSError.
+
+    A device or a pipe is written as it is.
+    """
+    real = Path(os.path.realpath(path))
+    if is_special(real):
+        with real.open("wb") as file:
+            file.write(data)
+        return
+    descriptor, part = tempfile.mkstemp(prefix=f".{real.name}.", suffix=".part", dir=real.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(part, _mode_of(real))
+        os.replace(part, real)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
+    sync_folder(real.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder last; nothing where the file system has no such thing."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _same(real: Path, other: Path) -> bool:
+    if real == Path(os.path.realpath(other)):
+        return True
+    try:
+        return real.samefile(other)  # another name of one file
+    except OSError:
+        return False
+
+
+def _lock(flag: str, path: Path, lock: Path) -> int:
+    while True:
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            raise UserError(
+                f"--{flag} {path} cannot be locked ({lock}: {error.strerror or error}); choose "
+                f"another --{flag}"
+            ) from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            raise UserError(
+                f"--{flag} {path} is being written by process {holder}; wait for it, or choose "
+                f"another --{flag}"
+            ) from None
+        except OSError:  # a file system without locks: nothing to hold
+            return descriptor
+        if _is_there(descriptor, lock):
+            os.truncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
+            return descriptor
+        os.close(descriptor)
+
+
+def _is_there(descriptor: int, lock: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(lock))
+    except FileNotFoundError:
+        return False
+
+
+def _mode_of(path: Path) -> int:
+    """The permissions of the file that is replaced, or those that a new one gets."""
+    try:
+        return path.stat().st_mode & 0o7777
+    except OSError:
+        mask = os.umask(0)
+        os.umask(mask)
+        return 0o666 & ~mask

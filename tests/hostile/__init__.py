@@ -1,0 +1,1 @@
+"""What strangers and accidents bring: each case must end in our own words, with nothing lost."""
