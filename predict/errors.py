@@ -22,6 +22,10 @@ class UserError(ValueError):
         self.exit_code = exit_code
 
 
+class TokenizerError(UserError):
+    """The tokenizer could not encode or decode: the end of one request, not of the run."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name most like `name`, or None when none is like it."""
     matches = get_close_matches(name, list(known), n=1, cutoff=0.5)
