@@ -24,6 +24,7 @@ from typing import Any
 
 from predict import library
 from predict.errors import UserError, one_of
+from predict.files import read_json_object
 
 CUDA_LIBRARY_NAME = "libregatta_cuda.so"
 PLUGIN_NAME = "libpaddle_custom_nvgpu.so"
@@ -258,9 +259,9 @@ def _built_architectures() -> tuple[str, ...]:
     """What the CUDA library holds machine code for; UserError when it is not built."""
     path = library.LIBRARY_DIR / CUDA_LIBRARY_NAME
     try:
-        values = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        values = read_json_object(path.with_suffix(".json"))
         return tuple(values["architectures"])
-    except (OSError, ValueError, KeyError) as error:
+    except (UserError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} is missing or does not say what it was built for "
             f"({type(error).__name__}); build it: {build_command()}"

@@ -21,6 +21,7 @@ from typing import Any
 from predict import device as devices
 from predict import host, library
 from predict.errors import UserError
+from predict.files import read_json_object
 from predict.quantization import gpu_kernels
 
 NEEDED = ("numpy", "safetensors", "tokenizers", "sentencepiece", "jinja2", "tqdm")
@@ -165,8 +166,8 @@ def _cuda_library(problems: list[str]) -> Report | None:
     """What the CUDA library was built for; None when there is none, which only a GPU misses."""
     path = library.LIBRARY_DIR / devices.CUDA_LIBRARY_NAME
     try:
-        values = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        values = read_json_object(path.with_suffix(".json"))
+    except UserError:
         return None
     current = (
         devices.cuda_source_digest(library.SOURCE_DIR),

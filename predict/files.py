@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,8 +124,7 @@ def _decoder(where: str, constants: bool) -> json.JSONDecoder:
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(items)
         if len(made) < len(items):
-            keys = [key for key, _ in items]
-            twice = next(key for key in keys if keys.count(key) > 1)
+            twice = Counter(key for key, _ in items).most_common(1)[0][0]
             raise UserError(f"{where} has the key {twice!r} twice in one object; keep one of them")
         return made
 

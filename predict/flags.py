@@ -7,13 +7,13 @@ answer at once.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NoReturn
 
 from predict.errors import UserError, nearest
+from predict.files import parse_json
 from predict.quantization import ALIASES, CACHE_TYPES, SCHEMES
 
 Kind = Literal["str", "int", "float", "bool", "ints", "strs", "json", "texts"]
@@ -77,6 +77,8 @@ class Flag:
             return self._choose(text)
         try:
             return _PARSERS[self.kind](text)
+        except UserError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not {_KIND_WORDS[self.kind]}") from None
 
@@ -110,15 +112,19 @@ def _parse_bool(text: str) -> bool:
     raise ValueError(text)
 
 
+def _parse_json(text: str) -> Any:
+    return parse_json(text, f"{text[:80]!r}")
+
+
 _PARSERS: Mapping[str, Any] = {
     "int": int,
     "float": float,
     "bool": _parse_bool,
     "ints": lambda text: [int(part) for part in text.strip("[] ").replace(",", " ").split()],
     "strs": lambda text: text.strip("[] ").replace(",", " ").split(),
-    "json": json.loads,
+    "json": _parse_json,
     # A text may begin with a bracket; a list of texts begins with two characters.
-    "texts": lambda text: json.loads(text) if text.startswith('["') else [text],
+    "texts": lambda text: _parse_json(text) if text.startswith('["') else [text],
 }
 
 

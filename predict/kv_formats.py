@@ -12,9 +12,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from predict.errors import UserError, one_of
+from predict.files import read_json_object
 from predict.quantization import TURING
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ def head_scales(
             "scales from; calibrate them with quant/run_quantization.py, or use "
             "--cachekv_int8_type dynamic"
         )
-    largest = _read_scales(path)
+    largest = read_json_object(path, constants=True)
 
     def scales(layer: int, which: str) -> list[float]:
         ending = f"layers.{layer}.self_attn.cache{which}_matmul.activation_quanter"
@@ -364,13 +365,3 @@ def save_head_scales(kv_format: KvFormat, directory: str | Path, layers: list[He
         for which, scales in zip("kv", pair, strict=True)
     }
     (Path(directory) / SCALES_FILE).write_text(json.dumps(values), encoding="utf-8")
-
-
-def _read_scales(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as JSON: {error}; calibrate again") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path} does not hold a JSON object; calibrate again")
-    return values

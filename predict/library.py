@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError
+from predict.files import read_json_object
 
 ABI = 3  # the number in csrc/include/regatta/abi.h that this Python code was written for
 LIBRARY_NAME = "libregatta_cpu.so"
@@ -151,7 +152,7 @@ def read_metadata(path: Path) -> Metadata:
     """Returns what library `path` was built for, from the .json beside it; or LibraryError."""
     described = path.with_suffix(".json")
     try:
-        values = json.loads(described.read_text(encoding="utf-8"))
+        values = read_json_object(described)
         return Metadata(**{name: values[name] for name in Metadata.__dataclass_fields__})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LibraryError(

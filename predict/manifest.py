@@ -10,6 +10,7 @@ from typing import Any
 
 from predict.config import EngineConfig
 from predict.errors import UserError
+from predict.files import read_json_object
 from predict.quantization import QuantSettings
 
 FILE_NAME = "manifest.json"
@@ -48,19 +49,20 @@ class Manifest:
 def load_manifest(directory: str | Path) -> Manifest:
     """Reads manifest.json; raises UserError where it is missing, broken or of another format."""
     path = Path(directory) / FILE_NAME
-    try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if values["format"] != FORMAT:
-            raise UserError(f"{path} has format {values['format']}, not {FORMAT}; {EXPORT}")
-        return Manifest(**values)
-    except FileNotFoundError:
+    if not path.exists():
         raise UserError(
             f"{directory} holds no {FILE_NAME}: --mode static runs what "
             "export/export_model.py wrote; export the model first, or use --mode dynamic"
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, UserError):
-            raise
+        )
+    try:
+        values = read_json_object(path)
+    except UserError as error:
+        raise UserError(f"{error}; {EXPORT}") from None
+    try:
+        if values["format"] != FORMAT:
+            raise UserError(f"{path} has format {values['format']}, not {FORMAT}; {EXPORT}")
+        return Manifest(**values)
+    except (KeyError, TypeError) as error:
         raise UserError(f"{path} is not a manifest ({error}); {EXPORT}") from None
 
 

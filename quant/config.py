@@ -5,7 +5,6 @@ Imports no Paddle.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from predict.device import kind_of
 from predict.errors import UserError
-from predict.files import find_model_dir, read_text
+from predict.files import find_model_dir, read_json_object
 from predict.flags import Flag, FlagValues, no_effect, not_yet, parse_flags
 from predict.quantization import GROUP_SIZES, GROUPED, parse_quant_type
 
@@ -473,14 +472,8 @@ def parse_command_line(argv: Sequence[str]) -> FlagValues:
 
 def _words_of(path: Path) -> list[str]:
     """The command line that a JSON object of flags stands for, as PaddleNLP's recipes have it."""
-    try:
-        values = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not valid JSON: {error.msg} at line {error.lineno}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path} holds a JSON {type(values).__name__}; an object is needed")
     words = []
-    for name, value in values.items():
+    for name, value in read_json_object(path).items():
         if value is None:
             continue
         words += [f"--{name}", _text(value)]

@@ -221,7 +221,7 @@ def never(config: EngineConfig, tokenizer: Tokenizer | None) -> Any:
         (["--model_name_or_path", "a/b"], "not downloaded"),
         (["--model_name_or_path", str(ROOT / "tests")], "has no tokenizer"),
         (["--dtype", "float64"], "allowed: float32"),
-        (["--logit_bias", "{7: 1}"], "'{7: 1}' is not JSON"),
+        (["--logit_bias", "{7: 1}"], "'{7: 1}' is not valid JSON at column 2"),
         (["--bad_words", '"word"'], "allowed: a sequence of words"),
         (["--typical_p", "0"], "typical_p 0.0 is not supported"),
         (

@@ -841,8 +841,8 @@ def test_floats_that_are_no_codes_are_named(tmp_path: Path) -> None:
     ("file", "text", "said"),
     [
         ("act_scales.json", None, r"act_scales.json is missing, and config.json announces"),
-        ("act_scales.json", "{", r"act_scales.json cannot be read as JSON"),
-        ("weight_scales.json", "[]", r"weight_scales.json does not hold a JSON object"),
+        ("act_scales.json", "{", r"act_scales.json is not valid JSON"),
+        ("weight_scales.json", "[]", r"weight_scales.json holds a list; a JSON object is needed"),
         ("weight_scales.json", "{}", r"act_scales.json has a scale for .*q_proj, and weight_sca"),
     ],
 )

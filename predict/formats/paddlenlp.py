@@ -13,7 +13,6 @@ predict.nn.paddle_checkpoint shows PaddleNLP's own.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from predict.errors import UserError
+from predict.files import read_json_object
 from predict.formats._stored import Array, Part, Shape, Stored
 from predict.formats.online import DENSE
 from predict.nn.checkpoint import to_float32
@@ -155,19 +155,13 @@ def stem_of(name: str) -> str:
 
 def read_scales(path: Path, ending: str) -> dict[str, Any]:
     """Scales by stem. Raises UserError where the file is missing, broken, or holds no numbers."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         raise UserError(
             f"{path} is missing, and config.json announces quantized activations; complete the "
             f"copy, or {AGAIN}"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as JSON: {error}; {AGAIN}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path} does not hold a JSON object; {AGAIN}")
+        )
     scales = {}
-    for name, value in values.items():
+    for name, value in read_json_object(path, constants=True).items():
         numbers = value if isinstance(value, list) else [value]
         if not numbers or not all(_is_scale(number) for number in numbers):
             raise UserError(f"{path}: {name} is {str(value)[:60]}; it must be above 0; {AGAIN}")

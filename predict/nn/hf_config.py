@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError
+from predict.files import read_json_object
 from predict.nn.rope import METHODS
 from predict.nn.spec import DecoderSpec, RopeSpec
 
@@ -27,18 +27,13 @@ class ConfigReader:
     def from_dir(cls, directory: str | Path) -> ConfigReader:
         """Reads a directory's config.json; raises UserError where it is missing or broken."""
         path = Path(directory) / "config.json"
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        if not path.exists():
             raise UserError(
                 f"{path} does not exist; --model_name_or_path must be a checkpoint directory with "
                 "config.json, safetensors and tokenizer files"
-            ) from None
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} cannot be read as JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise UserError(f"{path} holds a {type(values).__name__}; a JSON object is needed")
-        return cls(values, path)
+            )
+        # NaN and Infinity are read, so that the message can name the field that has them.
+        return cls(read_json_object(path, constants=True), path)
 
     def _get(self, key: str, kinds: tuple[type, ...], default: Any, required: bool) -> Any:
         value = self.values.get(key)
