@@ -89,10 +89,10 @@ def run(config: QuantConfig, progress: bool | None = None) -> Summary:
     """
     from predict.llm import choose_backend, is_compiled, read_spec
     from predict.models import family_of
-    from predict.nn.checkpoint import Checkpoint
+    from predict.nn.checkpoint import Checkpoint, checkpoint_digest
     from predict.nn.weights import CheckpointSource, plan_weights
     from predict.progress import Progress
-    from quant.state import RunState, checkpoint_digest
+    from quant.state import RunState
     from quant.writer import float_dtype, write_checkpoint
 
     source_dir = Path(config.model_name_or_path)

@@ -9,7 +9,6 @@ Every file is whole before state.json names it, so a run may stop at any moment.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -21,32 +20,10 @@ from typing import Any
 import numpy as np
 
 from predict.errors import UserError
-from predict.nn.checkpoint import Checkpoint
 from quant.grids import Array
 
 FOLDER = "calibration"
 FORMAT = 1
-SAMPLE_BYTES, NUM_SAMPLES = 4096, 64
-
-
-def checkpoint_digest(directory: str | Path) -> str:
-    """A hash of config.json and of the tensors' names, shapes, places and samples of their bytes.
-
-    Reading every byte of a large checkpoint would take minutes.
-    """
-    directory = Path(directory)
-    state = hashlib.sha256((directory / "config.json").read_bytes())
-    checkpoint = Checkpoint(directory)
-    for name in sorted(checkpoint.tensors):
-        info = checkpoint.tensors[name]
-        state.update(f"{name} {info.dtype} {info.shape} {info.offset}".encode())
-    for path in sorted({info.file for info in checkpoint.tensors.values()}):
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            for at in np.linspace(0, max(0, size - SAMPLE_BYTES), NUM_SAMPLES).astype(int):
-                file.seek(int(at))
-                state.update(file.read(SAMPLE_BYTES))
-    return state.hexdigest()
 
 
 @dataclass

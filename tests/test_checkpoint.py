@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from predict.errors import UserError
 from predict.formats.online import Online
 from predict.models import family_of, known_families
-from predict.nn.checkpoint import Checkpoint, to_float32
+from predict.nn.checkpoint import Checkpoint, checkpoint_digest
 from predict.nn.decoder import expected_tensors
 from predict.nn.hf_config import ConfigReader
 from predict.nn.weights import CheckpointSource, plan_weights
@@ -131,3 +131,19 @@ def test_both_rope_spellings_give_the_same_spec(tmp_path: Path) -> None:
 
 def test_families_are_found_by_file_name() -> None:
     assert {"llama", "mistral", "qwen2", "qwen3"} <= set(known_families())
+
+
+def test_digest_of_a_pickled_checkpoint_changes_with_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    dummy = checkpoint_digest(tmp_path)
+    params = tmp_path / "model_state.pdparams"
+    params.write_bytes(bytes(100_000))
+    first = checkpoint_digest(tmp_path)
+    assert first == checkpoint_digest(tmp_path) != dummy
+    params.write_bytes(bytes(99_999) + b"x")
+    assert checkpoint_digest(tmp_path) != first
+
+
+def test_digest_names_what_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*config.json"):
+        checkpoint_digest(tmp_path)

@@ -276,7 +276,8 @@ def test_a_killed_run_goes_on_after_its_last_finished_layer(
 def test_another_checkpoint_or_text_is_no_continuation(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
-    from quant.state import RunState, checkpoint_digest
+    from predict.nn.checkpoint import checkpoint_digest
+    from quant.state import RunState
 
     changed = write_model(tmp_path / "changed", {"rms_norm_eps": 1e-6})
     assert checkpoint_digest(changed) != checkpoint_digest(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import struct
@@ -34,6 +35,8 @@ NUMPY_DTYPES: dict[str, Any] = {
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_LISTED = 12
+PARAMS = "model_state.pdparams"  # PaddleNLP's pickle, read where there is no safetensors file
+SAMPLE_BYTES, NUM_SAMPLES = 4096, 64
 
 
 @dataclass(frozen=True)
@@ -201,3 +204,40 @@ def listed(names: list[str]) -> str:
     """The first names, and how many more there are."""
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     return ", ".join(names[:MAX_LISTED]) + more
+
+
+def checkpoint_digest(directory: str | Path) -> str:
+    """A hash of config.json and of the tensors' names, shapes, places and samples of their bytes.
+
+    Reading every byte of a large checkpoint would take minutes. Of PaddleNLP's pickle, which has no
+    list of its tensors, size and samples are taken. A directory without tensors (--load_format
+    dummy) has its config.json alone. Raises UserError for files that cannot be read.
+    """
+    directory = Path(directory)
+    if list(directory.glob("*.safetensors*")):
+        checkpoint = Checkpoint(directory)
+        files = sorted({info.file for info in checkpoint.tensors.values()})
+        tensors = [
+            f"{name} {info.dtype} {info.shape} {info.offset}"
+            for name, info in sorted(checkpoint.tensors.items())
+        ]
+    else:
+        files = [path for path in (directory / PARAMS,) if path.exists()]
+        tensors = [f"{path.name} {path.stat().st_size}" for path in files]
+    try:
+        state = hashlib.sha256((directory / "config.json").read_bytes())
+        for tensor in tensors:
+            state.update(tensor.encode())
+        for path in files:
+            _add_samples(state, path)
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename}: {error.strerror}") from None
+    return state.hexdigest()
+
+
+def _add_samples(state: hashlib._Hash, path: Path) -> None:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        for at in np.linspace(0, max(0, size - SAMPLE_BYTES), NUM_SAMPLES).astype(int):
+            file.seek(int(at))
+            state.update(file.read(SAMPLE_BYTES))

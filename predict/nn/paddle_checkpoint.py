@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.errors import UserError
-from predict.nn.checkpoint import NUMPY_DTYPES, Checkpoint, TensorInfo
+from predict.nn.checkpoint import NUMPY_DTYPES, PARAMS, Checkpoint, TensorInfo
 
-PARAMS = "model_state.pdparams"
 FAMILY = re.compile(r"^(?!model\.|lm_head)[a-z0-9_]+\.(?=layers\.|embed_tokens\.|norm\.)")
 NOT_TRANSPOSED = ("embed_tokens.weight",)
 STORED_AS = {np.dtype(kind): name for name, kind in NUMPY_DTYPES.items() if "F8" not in name}
