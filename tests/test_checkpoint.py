@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from predict.errors import UserError
 from predict.formats.online import Online
 from predict.models import family_of, known_families
-from predict.nn.checkpoint import Checkpoint, checkpoint_digest
+from predict.nn.checkpoint import Checkpoint, checkpoint_digest, to_float32
 from predict.nn.decoder import expected_tensors
 from predict.nn.hf_config import ConfigReader
 from predict.nn.weights import CheckpointSource, plan_weights
