@@ -10,10 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from predict.conversation import Message
 from predict.errors import UserError
 from predict.files import read_json_object, read_text
-
-Message = dict[str, Any]  # {"role": "system" | "user" | "assistant" | ..., "content": str, ...}
 
 PADDLE_FILE = "chat_template.json"
 JINJA_FILE = "chat_template.jinja"
@@ -170,42 +169,6 @@ def load_chat_template(
             f"with {PADDLE_FILE}, {JINJA_FILE} or tokenizer_config.json)"
         )
     return found
-
-
-def conversation_messages(src: Any, tgt: Any) -> list[Message]:
-    """Role messages of one data line's `src` and `tgt`.
-
-    `src` is a text, a list of role objects, or a list of questions (then `tgt` lists the answers to
-    all but the last), or PaddleNLP's pairs [[question, answer], ..., [question]]. Raises UserError
-    for any other form.
-    """
-    if isinstance(src, str):
-        return [{"role": "user", "content": src}]
-    if not isinstance(src, list) or not src:
-        raise UserError("src must be a text or a list that is not empty")
-    if all(isinstance(turn, dict) for turn in src):
-        for turn in src:
-            if not isinstance(turn.get("role"), str) or "content" not in turn:
-                raise UserError('each message of src needs "role" and "content"')
-        return [dict(turn) for turn in src]
-    if all(isinstance(turn, str) for turn in src):
-        answers = tgt if isinstance(tgt, list) else []
-        pairs = [[q, *answers[i : i + 1]] for i, q in enumerate(src)]
-        pairs[-1] = pairs[-1][:1]  # its answer is what is asked for
-    elif all(isinstance(turn, list) for turn in src):
-        pairs = src
-    else:
-        raise UserError("src mixes texts, pairs and messages; use one form")
-    if len(pairs[-1]) != 1 or any(len(pair) != 2 for pair in pairs[:-1]):
-        raise UserError(
-            f"src asks {len(pairs)} questions, so {len(pairs) - 1} answers must be given (in tgt, "
-            "or as [question, answer] pairs with a lone last question)"
-        )
-    texts = [text for pair in pairs for text in pair]
-    if not all(isinstance(text, str) for text in texts):
-        raise UserError("questions and answers must be texts")
-    roles = ("user", "assistant")
-    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
 
 
 def _from_folder(folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate | None:

@@ -16,11 +16,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from predict.chat_template import conversation_messages
-from predict.errors import UserError, nearest
+from predict.conversation import conversation_messages
+from predict.errors import UserError, nearest, quoted
+from predict.files import json_type, parse_json
+from predict.prompt_keys import KNOWN_KEYS, meant
 from predict.request import SAMPLING_KEYS
 
 BUILT_IN_PROMPT = "Hello, how are you?"
+MAX_DATA_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class DataItem:
     src: str | list[Any]  # a text or a conversation
     tgt: str | list[Any] = ""
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams
+    other_keys: tuple[str, ...] = ()  # that nothing here reads
 
 
 def built_in_items(count: int) -> list[DataItem]:
@@ -42,14 +46,11 @@ def read_data_file(path: str | Path) -> list[DataItem]:
     """The prompts of a data file: JSON lines, or one JSON list. Blank lines are skipped.
 
     `src` is needed; `tgt` is "" when left out; a field of SamplingParams holds for its prompt
-    alone; other keys are for the file's owner. Raises UserError for an unreadable or empty file,
-    and for the first wrong line with its number and the numbers of the others.
+    alone; other keys are for the file's owner (see predict.prompt_keys). Raises UserError for an
+    unreadable or empty file, and for the first wrong line with its number and those of the others.
     """
     path = Path(path)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read --data_file {path}: {error.strerror or error}") from None
+    content = _read(path)
     content = content.removeprefix(b"\xef\xbb\xbf")
     if not content.strip():
         raise UserError(
@@ -71,6 +72,24 @@ def read_data_file(path: str | Path) -> list[DataItem]:
     return items
 
 
+def _read(path: Path) -> bytes:
+    """The content of a data file, which may be a pipe; UserError for what cannot be read whole."""
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            raise UserError(f"--data_file {path} is a device; give a file or a pipe")
+        with path.open("rb") as file:
+            content = file.read(MAX_DATA_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise UserError(f"cannot read --data_file {path}: {reason or error}") from None
+    if len(content) > MAX_DATA_BYTES:
+        raise UserError(
+            f"--data_file {path} has more than {MAX_DATA_BYTES} bytes; split it into several files"
+        )
+    return content
+
+
 Entry = tuple[str, Any]  # where it is, and the JSON value or a function that parses it
 
 
@@ -78,17 +97,7 @@ def _list_entries(content: bytes, name: str) -> list[Entry] | None:
     """The elements of a file that is one JSON list; None for any other file."""
     if not content.lstrip().startswith(b"["):
         return None
-    try:
-        values = json.loads(content)
-    except UnicodeDecodeError as error:
-        raise UserError(f"--data_file {name}: {_not_utf8(error)}") from None
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"--data_file {name} begins as a JSON list and is malformed at line {error.lineno} "
-            f"column {error.colno}: {error.msg}. Nothing was run"
-        ) from None
-    except RecursionError:
-        raise UserError(f"--data_file {name}: the JSON is nested too deeply") from None
+    values = parse_json(content, f"--data_file {name} begins as a JSON list and")
     if not values:
         raise UserError(f"--data_file {name} is an empty JSON list; give it at least one prompt")
     return [(f"item {number} of {name}", value) for number, value in enumerate(values, 1)]
@@ -97,49 +106,37 @@ def _list_entries(content: bytes, name: str) -> list[Entry] | None:
 def _line_entries(content: bytes, name: str) -> list[Entry]:
     """The lines that are not blank, to be parsed one by one."""
     return [
-        (f"line {number} of {name}", lambda line=line: _parse_line(line))
+        (f"line {number} of {name}", lambda line=line: parse_json(line, "it"))
         for number, line in enumerate(content.split(b"\n"), 1)
         if line.strip()
     ]
 
 
-def _parse_line(line: bytes) -> Any:
-    try:
-        return json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise UserError(_not_utf8(error)) from None
-    except json.JSONDecodeError as error:
-        shown = line.strip()[:40].decode("utf-8", "replace")
-        raise UserError(
-            f"not valid JSON at column {error.colno}: {error.msg} (it begins {shown!r}); each "
-            "object stands on a line of its own"
-        ) from None
-    except RecursionError:
-        raise UserError("the JSON is nested too deeply") from None
-
-
-def _not_utf8(error: UnicodeDecodeError) -> str:
-    byte = error.object[error.start]
-    return f"not UTF-8 (byte {error.start + 1} is 0x{byte:02x}); save the file as UTF-8"
-
-
 def _item(where: str, value: Any) -> DataItem:
     """The prompt that one JSON value holds; UserError when it holds none."""
     if not isinstance(value, dict):
-        raise UserError(f"a JSON {type(value).__name__}; an object with src and tgt is needed")
+        raise UserError(f"it is {json_type(value)}; an object with src and tgt is needed")
     if "src" not in value:
-        guess = nearest("src", value)
-        keys = ", ".join(map(repr, value)) or "none"
-        hint = f"; did you mean src in place of {guess!r}?" if guess else ""
+        guess = next((key for key in value if meant(key) == "src"), None) or nearest("src", value)
+        keys = _short_list([quoted(key) for key in value]) or "none"
+        hint = f"; did you mean src in place of {quoted(guess)}?" if guess else ""
         raise UserError(f'it has no "src" (keys: {keys}){hint}')
-    src, tgt = value["src"], value.get("tgt") or ""
-    if not isinstance(src, (str, list)) or not isinstance(tgt, (str, list)):
-        raise UserError('"src" and "tgt" must be texts or lists')
+    src, tgt = value["src"], value.get("tgt")
+    if not isinstance(src, (str, list)):
+        raise UserError(f'"src" is {json_type(src)}; write a text or a conversation')
+    if not isinstance(tgt, (str, list, type(None))):
+        raise UserError(
+            f'"tgt" is {json_type(tgt)}; write a text, a list of texts, or leave it out'
+        )
+    if isinstance(tgt, list) and not all(isinstance(text, str) for text in tgt):
+        odd = next(text for text in tgt if not isinstance(text, str))
+        raise UserError(f'"tgt" is a list with {json_type(odd)} in it; write texts')
     conversation_messages(src, tgt)
     sampling = {key: value[key] for key in SAMPLING_KEYS if key in value}
     if "num_return_sequences" in value:  # as the flag is called
         sampling.setdefault("n", value["num_return_sequences"])
-    return DataItem(where, src, tgt, sampling)
+    others = tuple(key for key in value if key not in KNOWN_KEYS)
+    return DataItem(where, src, tgt or "", sampling, others)
 
 
 def _short_list(words: Sequence[str], shown: int = 5) -> str:

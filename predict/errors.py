@@ -26,6 +26,12 @@ class TokenizerError(UserError):
     """The tokenizer could not encode or decode: the end of one request, not of the run."""
 
 
+def quoted(value: object, most: int = 60) -> str:
+    """repr(value) for a message, cut where strangers made it long."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name most like `name`, or None when none is like it."""
     matches = get_close_matches(name, list(known), n=1, cutoff=0.5)

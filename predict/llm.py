@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from predict import library
-from predict.chat_template import Message, conversation_messages
 from predict.config import EngineConfig, check_params
+from predict.conversation import Message, conversation_messages
 from predict.draft import read_draft
 from predict.engine.detokenizer import Detokenizer
 from predict.engine.engine import Engine

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from predict.chat_template import conversation_messages
+from predict.conversation import conversation_messages
 from predict.data import DataItem
 from predict.errors import UserError
+from predict.prompt_keys import key_warnings
 from predict.request import SamplingParams
 from predict.tokenizer import Tokenizer
 
@@ -63,6 +64,7 @@ def prepare_prompts(
             "there is no chat template, so only the first text of each conversation is used: "
             f"{_first(shortened)}"
         )
+    warnings += key_warnings([(item.where, item.other_keys) for item in items])
     return Prompts(token_ids, tuple(warnings))
 
 
@@ -152,7 +154,7 @@ def _text(item: DataItem, tokenizer: Tokenizer) -> tuple[str, bool, bool]:
             "role messages need a chat template, and the tokenizer has none; give one with "
             "--chat_template"
         )
-    return str(messages[0]["content"]), False, len(messages) > 1
+    return messages[0]["content"], False, len(messages) > 1
 
 
 def _first(entries: Sequence[str], shown: int = 3) -> str:

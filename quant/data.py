@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from predict.chat_template import conversation_messages
+from predict.conversation import conversation_messages
 from predict.data import DataItem, read_data_file
 from predict.errors import UserError
 from predict.files import read_text

@@ -11,9 +11,9 @@ import pytest
 from predict.chat_template import (
     JinjaTemplate,
     PaddleTemplate,
-    conversation_messages,
     load_chat_template,
 )
+from predict.conversation import conversation_messages
 from predict.errors import UserError
 
 GOLDEN: list[dict[str, Any]] = json.loads(
@@ -167,6 +167,8 @@ QUESTIONS = [
         (["a", "c"], ["b", "ignored"], QUESTIONS),
         ([["a", "b"], ["c"]], "", QUESTIONS),
         (QUESTIONS, "", QUESTIONS),
+        ([{"role": "user", "content": [{"type": "text", "text": "a"}]}], "", QUESTIONS[:1]),
+        ([{"role": "user", "content": ["a", {"text": ""}]}], "", QUESTIONS[:1]),
     ],
 )
 def test_every_form_of_a_conversation_becomes_messages(
@@ -175,20 +177,50 @@ def test_every_form_of_a_conversation_becomes_messages(
     assert conversation_messages(src, tgt) == messages
 
 
+PICTURE = {"type": "image_url", "image_url": {"url": "x.png"}}
+TEXT = {"type": "text", "text": "a"}
+
+
 @pytest.mark.parametrize(
-    ("src", "tgt"),
+    ("src", "tgt", "said"),
     [
-        ([], ""),
-        (["a", "b"], ""),
-        (["a", ["b"]], ""),
-        ([["a", "b"]], ""),
-        ([["a"], ["b"]], ""),
-        ([["a", 3], ["b"]], ""),
-        ([{"content": "x"}], ""),
-        ([{"role": "user"}], ""),
-        (3, ""),
+        ([], "", "not empty"),
+        (["a", "b"], "", "1 answers must be given"),
+        (["a", ["b"]], "", "mixes"),
+        ([["a", "b"]], "", "0 answers"),
+        ([["a"], ["b"]], "", "1 answers"),
+        ([["a", 3], ["b"]], "", "a number among questions"),
+        ([["a", None], ["b"]], "", "null among questions"),
+        ([{"content": "x"}], "", "message 1 has no role"),
+        ([{"role": None, "content": "x"}], "", "message 1 has the role null"),
+        ([{"role": "user"}], "", r"message 1 \(user\) has no content"),
+        ([QUESTIONS[0], {"role": "user", "content": None}], "", r"message 2 .*the content null"),
+        ([{"role": "assistant", "content": None}], "", "the content null"),
+        ([{"role": "user", "content": None, "tool_calls": [1]}], "", "the content null"),
+        ([{"role": "user", "content": 5}], "", "a number as content"),
+        ([{"role": "user", "content": {"text": "a"}}], "", "an object as content"),
+        ([{"role": "user", "content": [TEXT, PICTURE]}], "", "part of type 'image_url'"),
+        ([{"role": "user", "content": [{"type": "input_audio"}]}], "", "'input_audio'"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "", "has no text"),
+        ([{"role": "user", "content": [{"type": "text", "text": 3}]}], "", "a number as text"),
+        ([{"role": "user", "content": [3]}], "", "a number as a part"),
+        (3, "", "a text or a list"),
     ],
 )
-def test_malformed_conversations_are_refused(src: Any, tgt: Any) -> None:
-    with pytest.raises(UserError):
+def test_malformed_conversations_are_refused(src: Any, tgt: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
         conversation_messages(src, tgt)
+
+
+def test_text_parts_are_joined_and_other_fields_stay() -> None:
+    parts = [{"type": "text", "text": "What is "}, "this", {"type": "input_text", "text": "?"}]
+    (message,) = conversation_messages([{"role": "user", "content": parts, "name": "Ann"}], "")
+    assert message == {"role": "user", "content": "What is this?", "name": "Ann"}
+
+
+def test_a_tool_call_without_content_never_says_none() -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    messages = conversation_messages([QUESTIONS[0], called], "")
+    text = JinjaTemplate("{% for m in messages %}{{ m.content }}|{% endfor %}", {}, "t")
+    assert text.render(messages) == "a||"
+    assert messages[1]["tool_calls"] == [{"id": "1"}]

@@ -68,20 +68,31 @@ def test_conversations_are_kept_as_they_are(file: Path) -> None:
         (b"\xef\xbb\xbf\n", "is empty"),
         ("[]", "empty JSON list"),
         (f'{GOOD}\n{{"src": "b"\n', r"line 2 .*not valid JSON at column"),
-        (f"{GOOD}\nplain text\n", r"line 2 .*it begins 'plain text'"),
-        (f"{GOOD}\n\n3\n", r"line 3 .*a JSON int"),
+        (f"{GOOD}\nplain text\n", r"line 2 .*not valid JSON at column 1.*near 'plain text'"),
+        (f"{GOOD}\n\n3\n", r"line 3 .*it is a number; an object"),
         (f'{GOOD}\n{{"scr": "b"}}\n', r'line 2 .*no "src".*in place of .scr.'),
         (f'{GOOD}\n{{"text": "b"}}\n', r"line 2 .*keys: 'text'"),
-        (f'{GOOD}\n{{"src": 3}}\n', r"line 2 .*texts or lists"),
+        (f'{GOOD}\n{{"prompt": "b"}}\n', r"line 2 .*in place of .prompt."),
+        (f'{GOOD}\n{{"src": 3}}\n', r'line 2 .*"src" is a number'),
+        (f'{GOOD}\n{{"src": "b", "tgt": 0}}\n', r'line 2 .*"tgt" is a number'),
+        (f'{GOOD}\n{{"src": ["b"], "tgt": [null]}}\n', r'"tgt" is a list with null in it'),
+        (f'{GOOD}\n{{"src": "b", "src": "c"}}\n', r"line 2 .*the key 'src' twice"),
+        (f'{GOOD}\n{{"src": "\\ud83d"}}\n', r"line 2 .*half of a surrogate pair"),
+        (f'{GOOD}\n{{"src": "b", "seed": {"9" * 400}}}\n', r"line 2 .*number of 400 digits"),
+        (f'{GOOD}\n{{"src": "b", "top_p": NaN}}\n', r"line 2 .*NaN, which is not JSON"),
+        (f'{GOOD}\n{{"src": {"[" * 70}{"]" * 70}}}\n', r"line 2 .*nested too deeply"),
         (f'{GOOD}\n{{"src": ["a", "b"]}}\n', r"line 2 .*1 answers must be given"),
-        (f'{GOOD}\n{{"src": "b", "tgt": {{}}, "x": 1}}\n{{"src": {{}}}}', r"line 3"),
-        (GOOD.encode() + b'\n{"src": "\xff"}', r"line 2 .*not UTF-8 \(byte 10 is 0xff\)"),
-        ('[{"src": "a"}, 3]', r"item 2 .*a JSON int"),
-        ('[{"src": "a"},\n {"src": }]', r"malformed at line 2"),
+        (
+            f'{GOOD}\n{{"src": "b", "tgt": {{}}, "x": 1}}\n{{"src": {{}}}}',
+            r"line 2 .*so are line 3",
+        ),
+        (GOOD.encode() + b'\n{"src": "\xff"}', r"line 2 .*not UTF-8 text \(byte 10 is 0xff\)"),
+        ('[{"src": "a"}, 3]', r"item 2 .*it is a number"),
+        ('[{"src": "a"},\n {"src": }]', r"not valid JSON at line 2 column 10"),
         (b'[{"src": "\xff"}]', r"not UTF-8"),
         ("x\ny\nz\n", r"line 1 .*\(and so are line 2 of prompts.jsonl, line 3"),
-        ("{\n}\n", r"line 1 .*a line of its own"),
-        ("[" * 100_000, r"malformed|nested"),
+        ("{\n}\n", r"line 1 .*not valid JSON"),
+        ("[" * 100_000, r"nested too deeply"),
     ],
 )
 def test_malformed_files_are_refused_by_line(file: Path, content: str | bytes, said: str) -> None:
@@ -92,6 +103,55 @@ def test_malformed_files_are_refused_by_line(file: Path, content: str | bytes, s
 def test_a_missing_data_file_is_named(file: Path) -> None:
     with pytest.raises(UserError, match=r"cannot read --data_file .*No such file"):
         read_data_file(file)
+
+
+def test_a_pipe_is_read_and_a_device_is_refused(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.write(write, GOOD.encode())
+    os.close(write)
+    assert [item.src for item in read_data_file(f"/dev/fd/{read}")] == ["a"]
+    os.close(read)
+    with pytest.raises(UserError, match=r"/dev/zero is a device"):
+        read_data_file("/dev/zero")
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["temprature"], ["1 prompt has the key 'temprature'", "did you mean 'temperature'?"]),
+        (["max_tokens", "max_tokens"], ["2 prompts have", "line 1 first", "'max_new_tokens'"]),
+        (["maxtokens"], ["'max_new_tokens'"]),
+        (["top-k"], ["'top_k'"]),
+        (["TopP"], ["'top_p'"]),
+        (["repetition_penality"], ["'repetition_penalty'"]),
+        (["stop_words"], ["'stop'"]),
+        (["messages"], ["'src'"]),
+        (["tools"], ["no such feature"]),
+        (["id"], None),
+        (["source"], None),
+        (["category"], None),
+        (["label"], None),
+        (["k"], None),
+        (["top_k", "num_return_sequences", "best_of"], None),
+    ],
+)
+def test_a_key_that_is_nearly_ours_is_warned_of_once(
+    file: Path, tokenizer: Tokenizer, keys: list[str], said: list[str] | None
+) -> None:
+    lines = "".join(json.dumps({"src": "a", key: 1}) + "\n" for key in keys)
+    items = read_data_file(written(file, lines))
+    warnings = prepare_prompts(items, tokenizer, 64, 128).warnings
+    assert len(warnings) == (said is not None)
+    for word in said or ():
+        assert word in warnings[0].replace(f" of {file.name}", "")
+
+
+def test_many_unknown_keys_end_in_few_lines(file: Path, tokenizer: Tokenizer) -> None:
+    value = {"src": "a"} | {f"temperatur{i}" + "x" * (i // 40) * 100: 1 for i in range(5000)}
+    items = read_data_file(written(file, json.dumps(value)))
+    warnings = prepare_prompts(items, tokenizer, 64, 128).warnings
+    assert 1 < len(warnings) <= 11
+    assert sum(map(len, warnings)) < 5000
 
 
 @pytest.fixture(scope="module")
