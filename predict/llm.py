@@ -60,6 +60,7 @@ from predict.nn.weights import (
     RandomSource,
     WeightPlan,
     WeightSource,
+    check_sizes,
     plan_weights,
 )
 from predict.prompts import with_token_ids
@@ -173,10 +174,11 @@ def open_weights(
     """
     compiled = is_compiled(backend)
     settings = config.quantization
-    plan = plan_weights(spec, family_of(reader).WEIGHTS)
+    names = family_of(reader).WEIGHTS
     source: WeightSource
     place = None if device is None else device.place()
     if config.load_format == "dummy":
+        plan = plan_weights(spec, names)
         source = (
             RandomSource(config.seed)
             if device is None
@@ -186,6 +188,8 @@ def open_weights(
         expected_tensors(plan, layout)  # whether the group size divides
     else:
         checkpoint = open_checkpoint(config.model_name_or_path)
+        check_sizes(spec, names, checkpoint)
+        plan = plan_weights(spec, names)
         source = CheckpointSource(checkpoint)
         if device is not None and checkpoint.in_file_order:
             from predict.nn.upload import DeviceCheckpointSource

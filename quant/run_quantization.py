@@ -90,7 +90,7 @@ def run(config: QuantConfig, progress: bool | None = None) -> Summary:
     from predict.llm import choose_backend, is_compiled, read_spec
     from predict.models import family_of
     from predict.nn.checkpoint import Checkpoint, checkpoint_digest
-    from predict.nn.weights import CheckpointSource, plan_weights
+    from predict.nn.weights import CheckpointSource, check_sizes, plan_weights
     from predict.progress import Progress
     from quant.state import RunState
     from quant.writer import float_dtype, write_checkpoint
@@ -102,8 +102,10 @@ def run(config: QuantConfig, progress: bool | None = None) -> Summary:
             f"{reader.path} has a quantization_config: this checkpoint is quantized already; pass "
             "the unquantized one"
         )
-    plan = plan_weights(spec, family_of(reader).WEIGHTS)
+    names = family_of(reader).WEIGHTS
     checkpoint = Checkpoint(source_dir)
+    check_sizes(spec, names, checkpoint)
+    plan = plan_weights(spec, names)
     source = CheckpointSource(checkpoint)
     check(config, plan, checkpoint, source)
     sequences = read_calibration(config) if config.needs_data else []

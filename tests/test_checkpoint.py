@@ -1,6 +1,7 @@
 """Reading checkpoints: names, shapes and broken files."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ from safetensors.numpy import load_file, save_file
 
 from predict.errors import UserError
 from predict.formats.online import Online
+from predict.llm import read_spec
 from predict.models import family_of, known_families
 from predict.nn.checkpoint import Checkpoint, checkpoint_digest, to_float32
 from predict.nn.decoder import expected_tensors
-from predict.nn.hf_config import ConfigReader
-from predict.nn.weights import CheckpointSource, plan_weights
+from predict.nn.hf_config import NUMBERS, ROPE_NUMBERS, ConfigReader
+from predict.nn.weights import CheckpointSource, check_sizes, plan_weights
 from predict.quantization import QuantSettings
 from tests import tiny
 
@@ -87,11 +89,33 @@ def test_bfloat16_bits_are_read_as_their_values() -> None:
     ("change", "message"),
     [
         ({"model_type": "gpt9"}, "model_type 'gpt9' is not supported .known: llama"),
-        ({"hidden_size": "64"}, "'hidden_size' is '64'; it must be int"),
+        ({"hidden_size": "64"}, "'hidden_size' is '64' .allowed: a whole number from 1 to 131072"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
-        ({"num_attention_heads": 3}, "num_heads 3 is not a multiple of num_kv_heads 2"),
+        ({"num_attention_heads": 3}, "num_attention_heads 3 is not a multiple of .* 2"),
         ({"rope_scaling": {"rope_type": "magic", "factor": 2.0}}, "rope type 'magic'"),
-        ({"num_hidden_layers": 0}, "'num_hidden_layers' is 0; it must be positive"),
+        ({"num_hidden_layers": 0}, "'num_hidden_layers' is 0 .allowed: a whole number from 1"),
+        ({"head_dim": None, "hidden_size": 1 << 17}, r"131072 over .* 4 is 32768, and head_dim"),
+        ({"head_dim": None, "hidden_size": 66}, "is 16.5, and head_dim is not given"),
+        ({"head_dim": 33}, "33 of the head_dim 33 dims are rotated"),
+        ({"partial_rotary_factor": 0.01}, "0 of the head_dim 32 dims are rotated"),
+        ({"rope_scaling": "yarn"}, "'rope_scaling' is 'yarn' .allowed: an object, null"),
+        ({"rope_scaling": {"type": ["yarn"]}}, r"'type' is \['yarn'\] .allowed: a text"),
+        (
+            {"rope_scaling": {"type": "llama3", "high_freq_factor": 1}},
+            "'high_freq_factor' is 1.0; it must be above 'low_freq_factor', 1.0",
+        ),
+        ({"eos_token_id": [2, "3"]}, "'eos_token_id' is .*or a list of at most 1024"),
+        ({"eos_token_id": True}, "'eos_token_id' is True"),
+        ({"eos_token_id": [1] * 1025}, "'eos_token_id' is .*or a list of at most 1024"),
+        ({"tie_word_embeddings": 1}, "'tie_word_embeddings' is 1 .allowed: true, false"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["full_attention"]},
+            "layer_types.* 2 of full_attention and sliding_attention",
+        ),
+        (
+            {"model_type": "qwen3", "use_sliding_window": True, "layer_types": ["linear"] * 2},
+            "layer_types.* 2 of full_attention and sliding_attention",
+        ),
         ({"vocab_size": None}, "lacks 'vocab_size'"),
     ],
 )
@@ -100,12 +124,70 @@ def test_wrong_config_says_what_is_allowed(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**tiny.CONFIG, **change}))
 
-    def read() -> None:
-        reader = ConfigReader.from_dir(tmp_path)
-        family_of(reader).spec(reader)
-
     with pytest.raises(UserError, match=message):
-        read()
+        read_spec(tmp_path)
+
+
+ROPE_ORIGINAL = "original_max_position_embeddings"
+TOP_LEVEL: dict[str, dict[str, Any]] = {
+    **{key: {} for key in NUMBERS if key not in (*ROPE_NUMBERS, ROPE_ORIGINAL)},
+    "sliding_window": {"model_type": "mistral"},
+    "max_window_layers": {"model_type": "qwen2", "use_sliding_window": True},
+}
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, -math.inf, True, "2", [2.5], {}, -2, 1e300, 10**9 * 10**4]
+)
+def test_every_number_of_a_config_has_a_range(tmp_path: Path, key: str, value: Any) -> None:
+    changes = {**TOP_LEVEL[key], key: value} if key in TOP_LEVEL else {}
+    config = {**tiny.CONFIG, **(changes or {"rope_scaling": {"type": "yarn", key: value}})}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=f"config.json: .*'{key}' is .* .allowed: a"):
+        read_spec(tmp_path)
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+def test_the_ends_of_a_range_are_within_it_unless_it_says_above(key: str) -> None:
+    allowed = NUMBERS[key]
+    kind = int if allowed.whole else float
+    assert kind(allowed.high) in allowed
+    assert (kind(allowed.low) in allowed) is not allowed.above
+    assert kind(allowed.high * 2) not in allowed
+
+
+def test_end_ids_that_the_model_cannot_make_are_left_out(tmp_path: Path) -> None:
+    tiny.write(tmp_path, {"eos_token_id": [2, -1, 199, 198]})
+    assert read_spec(tmp_path)[0].eos_token_ids == (2, 198)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"num_hidden_layers": 1000},
+            "num_hidden_layers is 1000, and the tensors are those of 2 layers;",
+        ),
+        (
+            {"num_hidden_layers": 1},
+            "num_hidden_layers is 1, and the tensors are those of 2 layers;",
+        ),
+        (
+            {"vocab_size": 1 << 22},
+            r"is \[4194304, 64\], and model.embed_tokens.weight .* \[199, 64\]",
+        ),
+        ({"hidden_size": 1 << 17}, r"is \[199, 131072\], and model.embed_tokens.weight"),
+    ],
+)
+def test_sizes_are_compared_with_the_tensors_before_anything_is_planned(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    tiny.write(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**tiny.CONFIG, **changes}))
+    spec, reader = read_spec(tmp_path)
+    with pytest.raises(UserError, match=message):
+        check_sizes(spec, family_of(reader).WEIGHTS, Checkpoint(tmp_path))
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]"])

@@ -5,6 +5,7 @@ from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
 
 WEIGHTS = WeightNames()
+LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def windows(config: ConfigReader) -> tuple[int, ...]:
@@ -13,11 +14,15 @@ def windows(config: ConfigReader) -> tuple[int, ...]:
         return ()
     window = config.get_int("sliding_window", 4096)
     num_layers = config.get_int("num_hidden_layers")
-    types = config.values.get("layer_types")
+    types = config.get_texts("layer_types")
     if types is None:
         full = config.optional_int("max_window_layers") or 0
-        types = ["full_attention" if i < full else "sliding_attention" for i in range(num_layers)]
-    return tuple(window if kind == "sliding_attention" else -1 for kind in types)
+        types = [LAYER_TYPES[i >= full] for i in range(num_layers)]
+    if len(types) != num_layers or not set(types) <= set(LAYER_TYPES):
+        raise config.wrong(
+            "layer_types", f"{num_layers} of {' and '.join(LAYER_TYPES)}, as num_hidden_layers says"
+        )
+    return tuple(window if kind == LAYER_TYPES[True] else -1 for kind in types)
 
 
 def spec(config: ConfigReader) -> DecoderSpec:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,77 @@ from predict.nn.spec import DecoderSpec, RopeSpec
 
 # What the field's tools wrote before "rope_type" had settled names.
 ROPE_METHOD_ALIASES = {"ntk": "dynamic", "dynamic_ntk": "dynamic"}
+MAX_SHOWN = 40  # characters of a wrong value in a message
+MAX_EOS_IDS = 1024
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a key may have: `low` to `high`, without `low` itself where `above`."""
+
+    low: float
+    high: float
+    whole: bool = True
+    above: bool = False
+
+    def __contains__(self, value: object) -> bool:
+        # bool is an int in Python, but never a size in a config.
+        if isinstance(value, bool) or not isinstance(value, int if self.whole else (int, float)):
+            return False
+        return (value > self.low if self.above else value >= self.low) and value <= self.high
+
+    def __str__(self) -> str:
+        kind = "a whole number" if self.whole else "a number"
+        return f"{kind} {'above' if self.above else 'from'} {self.low:.15g} to {self.high:.15g}"
+
+
+def _whole(high: int, low: int = 1) -> Range:
+    return Range(low, high)
+
+
+def _real(high: float, low: float = 0.0, above: bool = True) -> Range:
+    return Range(low, high, whole=False, above=above)
+
+
+# Every number that a family reads. The limits are beyond any real model: what exceeds them is a
+# damaged or hostile file, and would take minutes and gigabytes before an error.
+NUMBERS: dict[str, Range] = {
+    "vocab_size": _whole(1 << 22),
+    "hidden_size": _whole(1 << 17),
+    "intermediate_size": _whole(1 << 20),
+    "num_hidden_layers": _whole(1024),
+    "num_attention_heads": _whole(4096),
+    "num_key_value_heads": _whole(4096),
+    "head_dim": _whole(1024),
+    "max_position_embeddings": _whole(1 << 26),
+    "sliding_window": _whole(1 << 26),
+    "max_window_layers": _whole(1024, low=0),
+    "eos_token_id": _whole((1 << 31) - 1, low=-1),  # -1 is how some say none
+    "rms_norm_eps": _real(0.1),
+    "rope_theta": _real(1e12, low=1.0),
+    "partial_rotary_factor": _real(1.0),
+    "factor": _real(65536.0),
+    "original_max_position_embeddings": _whole(1 << 26),
+    "low_freq_factor": _real(65536.0),
+    "high_freq_factor": _real(65536.0),
+    "beta_fast": _real(65536.0),
+    "beta_slow": _real(65536.0),
+    "attention_factor": _real(1024.0),
+    "mscale": _real(1024.0, above=False),
+    "mscale_all_dim": _real(1024.0, above=False),
+}
+# Keys of the rope scaling that RopeSpec has under the same name.
+ROPE_NUMBERS = tuple(f.name for f in fields(RopeSpec) if f.name in NUMBERS)
 
 
 class ConfigReader:
     """A config.json with typed getters; every error names the file, the key and what is allowed."""
 
-    def __init__(self, values: Mapping[str, Any], path: Path):
+    def __init__(self, values: Mapping[str, Any], path: Path, inside: str = ""):
+        """inside: the key of the object that `values` are, where they are not the whole file."""
         self.values = values
         self.path = path
+        self.inside = inside
 
     @classmethod
     def from_dir(cls, directory: str | Path) -> ConfigReader:
@@ -35,114 +98,165 @@ class ConfigReader:
         # NaN and Infinity are read, so that the message can name the field that has them.
         return cls(read_json_object(path, constants=True), path)
 
-    def _get(self, key: str, kinds: tuple[type, ...], default: Any, required: bool) -> Any:
+    def wrong(self, key: str, allowed: object) -> UserError:
+        """The error for a key whose value is not allowed."""
+        shown = repr(self.values.get(key))
+        if len(shown) > MAX_SHOWN:
+            shown = shown[:MAX_SHOWN] + "..."
+        where = f"{self.inside}: " if self.inside else ""
+        return UserError(f"{self.path}: {where}{key!r} is {shown} (allowed: {allowed})")
+
+    def _get(self, key: str, default: Any, required: bool) -> Any:
+        """The value, `default` where it is absent or null; UserError where one is needed."""
         value = self.values.get(key)
-        if value is None:
-            if required:
-                raise UserError(f"{self.path} lacks {key!r}")
-            return default
-        # bool is an int in Python, but never a size in a config.
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            names = " or ".join(kind.__name__ for kind in kinds)
-            raise UserError(f"{self.path}: {key!r} is {value!r}; it must be {names}")
+        if value is None and required:
+            raise UserError(f"{self.path} lacks {key!r}")
+        return default if value is None else value
+
+    def _number(self, key: str, default: Any, required: bool) -> Any:
+        value = self._get(key, default, required)
+        if self.values.get(key) is not None and value not in NUMBERS[key]:
+            raise self.wrong(key, NUMBERS[key])
         return value
 
     def get_int(self, key: str, default: int | None = None) -> int:
-        """A positive integer; required when no default is given."""
-        value = self._get(key, (int,), default, default is None)
-        if value <= 0:
-            raise UserError(f"{self.path}: {key!r} is {value}; it must be positive")
-        return int(value)
+        """A whole number within the key's range; required when no default is given."""
+        return int(self._number(key, default, default is None))
 
     def get_float(self, key: str, default: float | None = None) -> float:
-        """A number; required when no default is given."""
-        return float(self._get(key, (int, float), default, default is None))
+        """A number within the key's range; required when no default is given."""
+        return float(self._number(key, default, default is None))
+
+    def optional_int(self, key: str) -> int | None:
+        """A whole number within the key's range, or None when absent or null."""
+        value = self._number(key, None, False)
+        return None if value is None else int(value)
+
+    def get_ints(self, key: str, most: int) -> tuple[int, ...]:
+        """A whole number or a list of at most `most`, as a tuple; empty when absent."""
+        value = self._get(key, [], False)
+        values = value if isinstance(value, list) else [value]
+        if len(values) > most or any(each not in NUMBERS[key] for each in values):
+            raise self.wrong(key, f"{NUMBERS[key]}, or a list of at most {most}")
+        return tuple(values)
 
     def get_bool(self, key: str, default: bool) -> bool:
         """True or false."""
-        return bool(self._get(key, (bool,), default, False))
+        value = self._get(key, default, False)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true, false")
+        return value
 
     def get_str(self, key: str, default: str | None = None) -> str:
         """A text; required when no default is given."""
-        return str(self._get(key, (str,), default, default is None))
+        value = self._get(key, default, default is None)
+        if not isinstance(value, str):
+            raise self.wrong(key, "a text")
+        return value
 
-    def optional_int(self, key: str) -> int | None:
-        """An integer, or None when absent or null."""
-        value = self._get(key, (int,), None, False)
-        return None if value is None else int(value)
-
-    def get_ints(self, key: str) -> tuple[int, ...]:
-        """An integer or a list of integers, as a tuple; empty when absent."""
-        value = self._get(key, (int, list), [], False)
-        return (value,) if isinstance(value, int) else tuple(int(v) for v in value)
+    def get_texts(self, key: str) -> list[str] | None:
+        """A list of texts, or None when absent."""
+        value = self._get(key, None, False)
+        if value is not None and not (
+            isinstance(value, list) and all(isinstance(each, str) for each in value)
+        ):
+            raise self.wrong(key, "a list of texts")
+        return value
 
     def dtype(self) -> str | None:
         """The checkpoint's own dtype ("dtype" in transformers 5, "torch_dtype" before)."""
         value = self.values.get("dtype") or self.values.get("torch_dtype")
         return None if value is None else str(value).removeprefix("torch.")
 
-    def rope(self) -> RopeSpec:
+    def rope(self, head_dim: int) -> RopeSpec:
         """The rotary embedding from rope_parameters, or from rope_theta and rope_scaling."""
-        block = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
+        key = "rope_parameters" if self.values.get("rope_parameters") else "rope_scaling"
+        block = self.values.get(key) or {}
         if not isinstance(block, dict):
-            raise UserError(f"{self.path}: the rope scaling is {block!r}; it must be an object")
-        nested = ConfigReader(block, self.path)
-        method = block.get("rope_type", block.get("type", "default"))
-        method = ROPE_METHOD_ALIASES.get(str(method), str(method))
+            raise self.wrong(key, "an object, null")
+        nested = ConfigReader(block, self.path, key)
+        name = "rope_type" if "rope_type" in block else "type"
+        method = nested.get_str(name, "default")
+        method = ROPE_METHOD_ALIASES.get(method, method)
         if method not in METHODS:
             raise UserError(
                 f"{self.path}: rope type {method!r} is not supported (known: {', '.join(METHODS)})"
             )
-        head_dim = self.optional_int("head_dim")
         partial = nested.get_float(
             "partial_rotary_factor", self.get_float("partial_rotary_factor", 1.0)
         )
-        if head_dim is None and partial != 1.0:
-            head_dim = self.get_int("hidden_size") // self.get_int("num_attention_heads")
-        numbers = {
-            f.name: float(block[f.name])
-            for f in fields(RopeSpec)
-            if f.name not in ("theta", "method", "rotary_dim", "original_max_position", "truncate")
-            and isinstance(block.get(f.name), (int, float))
-        }
-        return RopeSpec(
+        rotary_dim = int(head_dim * partial)
+        least = 4 if method == "dynamic" else 2  # its base grows by the power dim / (dim - 2)
+        if rotary_dim % 2 or rotary_dim < least:
+            raise UserError(
+                f"{self.path}: {rotary_dim} of the head_dim {head_dim} dims are rotated "
+                f"(partial_rotary_factor {partial}); they must be even, and at least {least}"
+            )
+        given = [key for key in ROPE_NUMBERS if block.get(key) is not None]
+        rope = RopeSpec(
             theta=nested.get_float("rope_theta", self.get_float("rope_theta", 10000.0)),
             method=method,
-            rotary_dim=None if partial == 1.0 else int((head_dim or 0) * partial),
+            rotary_dim=None if partial == 1.0 else rotary_dim,
             original_max_position=nested.optional_int("original_max_position_embeddings"),
             truncate=nested.get_bool("truncate", True),
-            **numbers,
+            **{key: nested.get_float(key) for key in given},
         )
+        if method == "llama3" and rope.high_freq_factor <= rope.low_freq_factor:
+            raise UserError(
+                f"{self.path}: {key}: 'high_freq_factor' is {rope.high_freq_factor}; it must be "
+                f"above 'low_freq_factor', {rope.low_freq_factor}"
+            )
+        return rope
 
 
 def llama_like(config: ConfigReader, **changes: Any) -> DecoderSpec:
-    """DecoderSpec of a Llama-shaped config.json; `changes` are the family's own fields."""
+    """DecoderSpec of a Llama-shaped config.json; `changes` are the family's own fields.
+
+    Raises UserError for a number outside its range, and for numbers that contradict each other.
+    """
     hidden_size = config.get_int("hidden_size")
     num_heads = config.get_int("num_attention_heads")
+    num_kv_heads = config.get_int("num_key_value_heads", num_heads)
+    vocab_size = config.get_int("vocab_size")
     activation = config.get_str("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise UserError(f"{config.path}: hidden_act {activation!r} is not supported (known: silu)")
-    if hidden_size % num_heads and config.optional_int("head_dim") is None:
+    if num_heads % num_kv_heads:
         raise UserError(
-            f"{config.path}: hidden_size {hidden_size} is not a multiple of "
-            f"num_attention_heads {num_heads}, and head_dim is not given"
+            f"{config.path}: num_attention_heads {num_heads} is not a multiple of "
+            f"num_key_value_heads {num_kv_heads}"
         )
+    head_dim = changes.pop("head_dim", None) or _head_dim(config, hidden_size, num_heads)
     values: dict[str, Any] = {
         "model_type": config.get_str("model_type"),
-        "vocab_size": config.get_int("vocab_size"),
+        "vocab_size": vocab_size,
         "hidden_size": hidden_size,
         "intermediate_size": config.get_int("intermediate_size"),
         "num_layers": config.get_int("num_hidden_layers"),
         "num_heads": num_heads,
-        "num_kv_heads": config.get_int("num_key_value_heads", num_heads),
-        "head_dim": config.get_int("head_dim", hidden_size // num_heads),
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
         "max_position": config.get_int("max_position_embeddings", 2048),
         "norm_eps": config.get_float("rms_norm_eps", 1e-6),
-        "rope": config.rope(),
+        "rope": config.rope(head_dim),
         "tie_word_embeddings": config.get_bool("tie_word_embeddings", False),
-        "eos_token_ids": config.get_ints("eos_token_id"),
+        # Ids that the model cannot make end nothing: some checkpoints have one beyond their table.
+        "eos_token_ids": tuple(
+            i for i in config.get_ints("eos_token_id", MAX_EOS_IDS) if 0 <= i < vocab_size
+        ),
     }
-    try:
-        return DecoderSpec(**{**values, **changes})
-    except ValueError as error:
-        raise UserError(f"{config.path}: {error}") from None
+    return DecoderSpec(**{**values, **changes})
+
+
+def _head_dim(config: ConfigReader, hidden_size: int, num_heads: int) -> int:
+    """Elements of one head: `head_dim`, else what hidden_size gives each."""
+    given = config.optional_int("head_dim")
+    if given is not None:
+        return given
+    if hidden_size % num_heads or hidden_size // num_heads not in NUMBERS["head_dim"]:
+        raise UserError(
+            f"{config.path}: hidden_size {hidden_size} over num_attention_heads {num_heads} is "
+            f"{hidden_size / num_heads:.15g}, and head_dim is not given (allowed: "
+            f"{NUMBERS['head_dim']})"
+        )
+    return hidden_size // num_heads

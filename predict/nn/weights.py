@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from predict.errors import UserError
 from predict.nn.spec import DecoderSpec
 
 if TYPE_CHECKING:
@@ -95,6 +97,34 @@ class WeightPlan:
             for name in (layer.q_norm, layer.k_norm):
                 if name:
                     yield name, self.spec.head_dim
+
+
+def check_sizes(spec: DecoderSpec, names: WeightNames, checkpoint: Checkpoint) -> None:
+    """Raises UserError where config.json's main sizes are not those of the checkpoint's tensors.
+
+    Before a plan is made of them: the plan's own check would list thousands of names, one by one.
+    """
+    before, after = map(re.escape, names.layer.split("{layer}"))
+    layer = re.compile(f"{before}([0-9]+){after}")
+    found = {match[1] for match in map(layer.match, checkpoint.tensors) if match}
+    embedding = checkpoint.tensors.get(names.embedding)
+    problems = []
+    if len(found) != spec.num_layers:
+        problems.append(
+            f"num_hidden_layers is {spec.num_layers}, and the tensors are those of {len(found)} "
+            "layers"
+        )
+    wanted = (spec.vocab_size, spec.hidden_size)
+    if embedding is not None and embedding.shape != wanted:
+        problems.append(
+            f"vocab_size x hidden_size is {list(wanted)}, and {names.embedding} has the shape "
+            f"{list(embedding.shape)}"
+        )
+    if problems:
+        raise UserError(
+            f"{checkpoint.directory}: the tensors do not fit config.json: {'; '.join(problems)}; "
+            "the two do not belong to one model, or the download is not complete"
+        )
 
 
 def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
