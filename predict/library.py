@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from predict import signals
 from predict.errors import UserError
 from predict.files import read_json_object
 
@@ -188,8 +189,11 @@ def is_outdated(metadata: Metadata) -> bool:
 
 
 def import_paddle() -> Any:
-    """Returns the `paddle` module, imported without its warning that ccache is not installed."""
-    with warnings.catch_warnings():
+    """Returns the `paddle` module, imported without its warning that ccache is not installed.
+
+    The first import keeps this process's signal handlers: Paddle would take SIGTERM.
+    """
+    with signals.kept(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="No ccache found")
         import paddle
     return paddle

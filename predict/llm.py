@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -560,13 +560,16 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams],
         on_output: Callable[[int, RequestOutput], None] | None = None,
         on_step: Callable[[int, int], None] | None = None,
+        skip: Container[int] = (),
     ) -> list[RequestOutput]:
         """Outputs in the prompts' order.
 
         prompts: text, or token ids. sampling_params: for all, or one for each. on_output(index,
         output) is called the moment all answers to a prompt are finished, in any order.
-        on_step(prompt_tokens, output_tokens) is called after each step with the tokens of prompts
-        that it took in and of outputs that came: of a beam search at its end.
+        on_step(prompt_tokens, output_tokens) is called after each step and its outputs, with the
+        tokens of prompts that it took in and of outputs that came: of a beam search at its end.
+        skip: indices of prompts that are not run, and have no output; the others sample as if they
+        were.
         Raises UserError or ValueError, with nothing queued, when a prompt can never run. An answer
         that fails alone has finish_reason "error". When a step fails or is interrupted, the
         unfinished requests are aborted.
@@ -576,17 +579,13 @@ class LLM:
         outputs: list[RequestOutput | None] = [None] * len(groups)
         self._make_current()
         try:
-            self.queue(groups)
+            self.queue([group for group in groups if group.prompt_index not in skip])
             stats = self.engine.scheduler.stats
             while True:
                 before = stats.num_prompt_tokens, stats.num_output_tokens
                 batch, finished = self.engine.step()
                 if batch is None:
                     break
-                if on_step:
-                    on_step(
-                        stats.num_prompt_tokens - before[0], stats.num_output_tokens - before[1]
-                    )
                 for request in finished:
                     group = by_request[request.request_id]
                     index = group.prompt_index
@@ -594,6 +593,10 @@ class LLM:
                         output = outputs[index] = group.output()
                         if on_output:
                             on_output(index, output)
+                if on_step:
+                    on_step(
+                        stats.num_prompt_tokens - before[0], stats.num_output_tokens - before[1]
+                    )
         finally:
             self.abort(groups)
         return [output for output in outputs if output is not None]

@@ -3,7 +3,7 @@
     python predict/predictor.py --model_name_or_path DIR --dtype float32 --data_file prompts.jsonl
 
 Leaves with 0, 1 (a result could not be written, or an error inside), 2 (wrong flags, files or
-model) or 130 (Ctrl-C).
+model), or 128 + the number of the signal that ended it (130 after Ctrl-C).
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ if (
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from predict.errors import EXIT_FAILURE, EXIT_INTERRUPTED, UserError
+from predict.command import run_command
+from predict.console import say
+from predict.errors import EXIT_FAILURE, EXIT_INTERRUPTED
 from predict.flags import parse_flags
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from predict.llm import LLM
     from predict.progress import Progress
     from predict.request import RequestOutput, SamplingParams, TokenLogprobs
+    from predict.signals import Signals
     from predict.tokenizer import Tokenizer
 
     MakeLLM = Callable[[EngineConfig, Tokenizer | None], LLM]
@@ -44,24 +47,14 @@ def main(argv: Sequence[str] | None = None, make_llm: MakeLLM | None = None) -> 
 
     `make_llm` builds the LLM; tests pass a stand-in, so that nothing heavy is imported.
     """
-    try:
+
+    def action(signals: Signals) -> int:
         flags = parse_flags(sys.argv[1:] if argv is None else argv, description=DESCRIPTION)
         from predict.config import PredictorConfig
 
         return run(PredictorConfig.from_flags(flags), make_llm or _make_llm)
-    except UserError as error:
-        _say(f"error: {error}")
-        return error.exit_code
-    except KeyboardInterrupt:
-        _say("interrupted")
-        return EXIT_INTERRUPTED
-    except Exception as error:  # the last place that can turn a traceback into a sentence
-        if os.environ.get("REGATTA_TRACEBACK"):
-            raise
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        detail = " ".join(str(error).split()) or "no further detail"
-        _say(f"error: {kind}{detail} (set REGATTA_TRACEBACK=1 to see where it comes from)")
-        return EXIT_FAILURE
+
+    return run_command(action)
 
 
 def run(config: PredictorConfig, make_llm: MakeLLM) -> int:
@@ -77,7 +70,7 @@ def run(config: PredictorConfig, make_llm: MakeLLM) -> int:
     from predict.tokenizer import Tokenizer
 
     for note in config.notes:
-        _say(f"note: {note}")
+        say(f"note: {note}")
     engine = config.engine
     items: list[DataItem] = []
     token_ids: list[list[int]] = []
@@ -100,7 +93,7 @@ def run(config: PredictorConfig, make_llm: MakeLLM) -> int:
             lambda params: check_params(params, engine),
         )
         for warning in prompts.warnings:
-            _say(f"warning: {warning}")
+            say(f"warning: {warning}")
     if config.benchmark_file is not None:
         check_output_path(config.benchmark_file, config.data_file)
     llm = make_llm(engine, tokenizer)
@@ -135,7 +128,7 @@ def answer(
             config.output_file,
             len(items),
             on_line=lambda index: console.show(items[index], texts.pop(index)),
-            warn=lambda message: _say(f"error: {message}"),
+            warn=lambda message: say(f"error: {message}"),
         )
 
         def on_output(index: int, output: RequestOutput) -> None:
@@ -146,7 +139,7 @@ def answer(
             result = result_line(item, output)
             if "error" in result:
                 num_failed += 1
-                _say(f"error: {item.where}: {result['error']}")
+                say(f"error: {item.where}: {result['error']}")
             writer.put(index, result)
 
         interrupted = False
@@ -156,13 +149,13 @@ def answer(
             interrupted = True
         except Exception:
             writer.close()
-            _say(f"stopped: {writer.summary}")
+            say(f"stopped: {writer.summary}")
             raise
         writer.close()
     if interrupted:
-        _say(f"interrupted: {writer.summary}")
+        say(f"interrupted: {writer.summary}")
         return EXIT_INTERRUPTED
-    _say(
+    say(
         f"{writer.summary}; {progress.num_output_tokens} tokens in {progress.seconds:.2f} s, "
         f"{progress.tokens_per_second:.1f} tokens/s"
     )
@@ -232,10 +225,6 @@ def _make_llm(config: EngineConfig, tokenizer: Tokenizer | None) -> LLM:
     from predict.llm import LLM
 
     return LLM(config, tokenizer)
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 from typing import Any
 
+from predict import console
+
 REFRESH_SECONDS = 0.2
 
 
@@ -24,7 +26,13 @@ class Progress:
         if sys.stderr.isatty() if enabled is None else enabled:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=num_requests, unit=unit, dynamic_ncols=True, leave=False)
+            self._bar = tqdm(
+                total=num_requests,
+                unit=unit,
+                dynamic_ncols=True,
+                leave=False,
+                file=console.Unfailing(sys.stderr),
+            )
 
     def __enter__(self) -> Progress:
         return self
@@ -51,14 +59,14 @@ class Progress:
         if self._bar is not None:
             self._bar.update()
 
-    def print(self, text: str) -> None:
-        """Prints a text on stdout, above the bar."""
+    def print(self, text: str) -> bool:
+        """Prints a text on stdout, above the bar; see console.show."""
         if self._bar is not None:
             self._bar.clear()
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        shown = console.show(text)
         if self._bar is not None:
             self._bar.refresh()
+        return shown
 
     @property
     def seconds(self) -> float:

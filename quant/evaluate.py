@@ -5,8 +5,8 @@ r"""Perplexity, KL divergence, top-1 agreement, size and speed of quantizations,
         --calibration_file calibration.txt --output_file table.json
 
 Each row is compared with the unquantized model, window by window, through the engine's own decoder,
-on the CPU or a GPU; rows are calibrated on the CPU. Leaves with 0, 1, 2 or 130 as predictor.py
-does.
+on the CPU or a GPU; rows are calibrated on the CPU. Leaves with 0, 1, 2 or 128 + a signal as
+predictor.py does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from predict.errors import EXIT_FAILURE, EXIT_INTERRUPTED, UserError
+from predict.command import run_command
+from predict.console import say, show
+from predict.errors import EXIT_FAILURE, UserError
 from predict.files import find_model_dir
 from predict.flags import Flag, FlagValues, parse_flags
 from predict.quantization import CACHE_TYPES
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from predict.config import EngineConfig
     from predict.llm import LLM
     from predict.progress import Progress
+    from predict.signals import Signals
     from quant.config import QuantConfig
     from quant.data import TokenIds
 
@@ -213,13 +216,14 @@ def device_of(flags: FlagValues) -> str:
         return "cpu"
     name, why_no_gpu = default_name()
     if why_no_gpu:
-        _say(why_no_gpu)
+        say(why_no_gpu)
     return name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    try:
+
+    def action(signals: Signals) -> int:
         words = sys.argv[1:] if argv is None else argv
         flags = parse_flags(words, FLAGS, PROG, DESCRIPTION, USAGE)
         config = EvaluateConfig.from_flags(flags)
@@ -230,23 +234,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_json(
                 {name: asdict(result) for name, result in results.items()}, config.output_file
             )
-    except UserError as error:
-        _say(f"error: {error}")
-        return error.exit_code
-    except KeyboardInterrupt:
-        _say("interrupted")
-        return EXIT_INTERRUPTED
-    except Exception as error:  # the last place that can turn a traceback into a sentence
-        if os.environ.get("REGATTA_TRACEBACK"):
-            raise
-        detail = " ".join(str(error).split()) or "no further detail"
-        _say(
-            f"error: {type(error).__name__}: {detail} (set REGATTA_TRACEBACK=1 to see where it "
-            "comes from)"
-        )
-        return EXIT_FAILURE
-    print(table(results))
-    return 0
+        shown = show(table(results))
+        return 0 if shown or config.output_file is not None else EXIT_FAILURE
+
+    return run_command(action)
 
 
 def run(config: EvaluateConfig, progress: bool | None = None) -> dict[str, Result]:
@@ -467,10 +458,6 @@ def table(results: dict[str, Result]) -> str:
 def _beside(model: Path, name: str) -> str | None:
     path = model / name
     return str(path) if path.is_file() else None
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

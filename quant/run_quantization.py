@@ -5,7 +5,7 @@ r"""Quantizes a checkpoint, layer by layer, with calibration data where the meth
 
 Only one layer's weights are in memory at a time; hidden states lie in files. An interrupted run
 goes on from its last finished layer when the same command is given again. Leaves with 0, 1, 2 or
-130 as predictor.py does.
+128 + a signal as predictor.py does.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from predict.errors import EXIT_FAILURE, EXIT_INTERRUPTED, UserError
+from predict.command import run_command
+from predict.console import say
+from predict.errors import UserError
 from quant.config import QuantConfig, parse_command_line
 
 if TYPE_CHECKING:
     from predict.nn.weights import CheckpointSource, WeightPlan
+    from predict.signals import Signals
     from quant.calibrate import Batches, LayerQuantizer
     from quant.data import TokenIds
     from quant.state import RunState
@@ -56,29 +59,18 @@ class Summary:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    try:
+
+    def action(signals: Signals) -> int:
         flags = parse_command_line(sys.argv[1:] if argv is None else argv)
         config = QuantConfig.from_flags(flags)
         for note in config.notes:
-            _say(f"note: {note}")
-        summary = run(config)
-    except UserError as error:
-        _say(f"error: {error}")
-        return error.exit_code
-    except KeyboardInterrupt:
-        _say("interrupted: the same command goes on after the last finished layer")
-        return EXIT_INTERRUPTED
-    except Exception as error:  # the last place that can turn a traceback into a sentence
-        if os.environ.get("REGATTA_TRACEBACK"):
-            raise
-        detail = " ".join(str(error).split()) or "no further detail"
-        _say(
-            f"error: {type(error).__name__}: {detail} (set REGATTA_TRACEBACK=1 to see where it "
-            "comes from)"
-        )
-        return EXIT_FAILURE
-    _say(describe(config, summary))
-    return 0
+            say(f"note: {note}")
+        say(describe(config, run(config)))
+        return 0
+
+    return run_command(
+        action, "interrupted: the same command goes on after the last finished layer"
+    )
 
 
 def run(config: QuantConfig, progress: bool | None = None) -> Summary:
@@ -128,7 +120,7 @@ def run(config: QuantConfig, progress: bool | None = None) -> Summary:
 
     quantizer = LayerQuantizer(config, backend, is_compiled(backend))
     if state.num_done:
-        _say(f"going on after layer {state.num_done} of {spec.num_layers}")
+        say(f"going on after layer {state.num_done} of {spec.num_layers}")
     if config.needs_data and state.num_done == 0:
         _embed(plan, source, sequences, state)
     state.save()
@@ -324,10 +316,6 @@ def _digest(sequences: Sequence[TokenIds]) -> str:
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

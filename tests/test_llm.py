@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +207,35 @@ def test_streams_take_token_ids_and_several_prompts(demo: LLM) -> None:
     for piece in demo.stream(prompts, greedy):
         texts[piece.prompt_index] += piece.text
     assert texts == expected
+
+
+def test_skipped_prompts_leave_the_others_samples_as_they_were(demo: LLM) -> None:
+    params = SamplingParams(max_new_tokens=6, top_k=0, temperature=1.5, n=2)
+    prompts = ["one", "two", "three", "four"]
+
+    def texts(skip: Container[int]) -> dict[int, list[str]]:
+        demo._ids = itertools.count(1000)
+        found: dict[int, list[str]] = {}
+
+        def keep(index: int, output: RequestOutput) -> None:
+            found[index] = [answer.text for answer in output.outputs]
+
+        demo.generate(prompts, params, keep, skip=skip)
+        return found
+
+    whole = texts(())
+    assert texts({0, 2}) == {index: whole[index] for index in (1, 3)}
+    assert texts(range(4)) == {}
+
+
+def test_a_callback_that_stops_a_run_after_a_step_has_seen_its_outputs(demo: LLM) -> None:
+    seen: list[int] = []
+
+    def stop(prompt_tokens: int, output_tokens: int) -> None:
+        if seen:
+            raise KeyboardInterrupt
+
+    params = SamplingParams(max_new_tokens=1, temperature=0.0)
+    with pytest.raises(KeyboardInterrupt):
+        demo.generate(["one", "two"], params, lambda index, output: seen.append(index), stop)
+    assert seen == [0, 1]
