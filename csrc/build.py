@@ -13,23 +13,24 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.util
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the library's names and its digest are defined once, over there
 
+from predict.built import Metadata, describe  # noqa: E402
 from predict.library import (  # noqa: E402
     LIBRARY_NAME,
     METADATA_NAME,
+    SANITIZED_PREFIX,
     read_abi,
     source_digest,
 )
@@ -84,6 +85,27 @@ CUDA_FLAGS = (
 # The runtime is linked in: it needs no installation beside the driver, and without a driver it
 # reports an error where the shared one would keep the library from loading.
 CUDA_LIBRARIES = ("-lcudart_static", "-ldl", "-lrt")
+
+
+# --sanitize: what the compiler is given beside SANITIZER_FLAGS, and the runtime that must be in the
+# process before Python is.
+SANITIZERS = {
+    "address": (("-fsanitize=address",), "libasan.so"),
+    # Not vptr: it wants the type information of Paddle's classes, which Paddle does not export.
+    "undefined": (
+        ("-fsanitize=undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=undefined"),
+        "libubsan.so",
+    ),
+    "thread": (("-fsanitize=thread",), "libtsan.so"),
+}
+# -O1 takes the place of -O3: frames stay whole, and the many variants compile in minutes.
+SANITIZER_FLAGS = ("-O1", "-g1", "-fno-omit-frame-pointer")
+
+
+# The tests that call the operators and little else.
+SANITIZED_TESTS = "pytest -q tests/test_ops.py tests/test_kv_formats.py tests/test_cpu_kernels_*.py"
+# Hears how many of how many steps of a build are done.
+Progress = Callable[[int, int], None]
 
 
 class BuildError(RuntimeError):
@@ -288,6 +310,69 @@ def _object_path(source: Path) -> str:
     return f"obj/{source.parent.name}/{source.stem}.o"
 
 
+def sanitizer_flags(sanitizers: Sequence[str]) -> tuple[str, ...]:
+    """Returns the compiler's flags for rows of SANITIZERS; () for none.
+
+    Raises BuildError for an unknown one, and for thread beside another.
+    """
+    for name in sanitizers:
+        if name not in SANITIZERS:
+            raise BuildError(f"--sanitize {name} is not known (allowed: {', '.join(SANITIZERS)})")
+    if "thread" in sanitizers and len(set(sanitizers)) > 1:
+        raise BuildError("--sanitize thread goes with no other sanitizer; give it alone")
+    own = [flag for name in sanitizers for flag in SANITIZERS[name][0]]
+    return (*SANITIZER_FLAGS, *own) if own else ()
+
+
+def sanitizer_environment(compiler: str, sanitizers: Sequence[str]) -> dict[str, str]:
+    """Returns what a process needs in its environment to load a library of that build.
+
+    The runtimes come first in the process: they stand in for malloc and memcpy. Leaks are Python's
+    and Paddle's: neither frees all at exit. Raises BuildError where the compiler lacks a runtime.
+    """
+    if not sanitizers:
+        return {}
+    runtimes = []
+    for name in sanitizers:
+        query = [compiler, f"-print-file-name={SANITIZERS[name][1]}"]
+        found = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+        if not Path(found).is_absolute() or not Path(found).is_file():
+            raise BuildError(
+                f"{compiler} has no {SANITIZERS[name][1]}, which --sanitize {name} needs; install "
+                "it (Debian and Ubuntu: it comes with g++)"
+            )
+        runtimes.append(found)
+    return {
+        "LD_PRELOAD": ":".join(runtimes),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+
+
+def sanitized_usage(library: Path, sanitizers: Sequence[str]) -> str:
+    """Returns how to run the operators' tests with a library of that build, for the terminal."""
+    environment = sanitizer_environment(find_compiler(), sanitizers)
+    values = {**environment, "REGATTA_LIBRARY": str(library.relative_to(ROOT))}
+    words = [f"{name}={value}" for name, value in values.items()]
+    return " \\\n    ".join(["run the tests of the operators with it:", *words, SANITIZED_TESTS])
+
+
+def _stable_paddle(paddle: PaddlePackage) -> PaddlePackage:
+    """Returns `paddle` under a path that is the same wherever it is installed: a link in BUILD_DIR.
+
+    pip may build with a Paddle in a folder of its own that is gone afterwards. The path is part of
+    the compiler's command, and ninja compiles anew what a new command would make.
+    """
+    kind = "-cuda" if paddle.has_cuda else ""
+    link = BUILD_DIR / f"paddle-{paddle.version}-{paddle.commit[:10]}{kind}"
+    BUILD_DIR.mkdir(parents=True, exist_ok=True)
+    staged = link.with_name(f"{link.name}.{os.getpid()}")
+    staged.unlink(missing_ok=True)
+    staged.symlink_to(paddle.root.resolve())
+    os.replace(staged, link)
+    return replace(paddle, root=link)
+
+
 def cpu_ninja_file(
     sources: Sequence[Path], paddle: PaddlePackage, compiler: str, extra_flags: str = ""
 ) -> str:
@@ -310,7 +395,8 @@ def cpu_ninja_file(
         "  deps = gcc",
         "  description = compile $name",
         "rule link",
-        f"  command = '{compiler}' {link_flags} -Wl,-soname,{LIBRARY_NAME} $in {names} -o $out",
+        f"  command = '{compiler}' {link_flags} {extra_flags} "
+        f"-Wl,-soname,{LIBRARY_NAME} $in {names} -o $out",
         "  description = link $out",
     ]
     for source in sources:
@@ -505,7 +591,10 @@ def _cuda_library_sources(paddle: PaddlePackage) -> list[Path]:
 
 
 def build_cuda_library(
-    requested: Sequence[str] = (), jobs: int | None = None, extra_paths: Sequence[str] = ()
+    requested: Sequence[str] = (),
+    jobs: int | None = None,
+    extra_paths: Sequence[str] = (),
+    progress: Progress | None = None,
 ) -> BuildResult:
     """Builds predict/lib/libregatta_cuda.so, its metadata, and the plugin in predict/lib/plugin/.
 
@@ -526,27 +615,32 @@ def build_cuda_library(
     architectures = chosen_architectures(toolkit.nvcc, requested)
     compiler, paddle = find_compiler(), find_paddle(extra_paths)
     flags = os.environ.get("CXXFLAGS", "")
-    text = cuda_ninja_file(toolkit, architectures, paddle, compiler, flags)
+    text = cuda_ninja_file(toolkit, architectures, _stable_paddle(paddle), compiler, flags)
     folder = BUILD_DIR / "cuda"
     with _locked(folder):
         digest, cuda_digest = source_digest(CSRC), cuda_source_digest(CSRC)
-        num_compiled = _run_ninja(folder, text, jobs or num_jobs())
+        num_compiled = _run_ninja(folder, text, jobs or num_jobs(), progress)
         _check_loads(folder / CUDA_LIBRARY_NAME, paddle)
-        metadata: dict[str, object] = {
-            "abi": read_abi(CSRC / "include" / "regatta" / "abi.h"),
-            "paddle_version": paddle.version,
-            "paddle_commit": paddle.commit,
-            "compiler": f"nvcc {toolkit.version}",
-            "sources_digest": digest,
-            "cuda_sources_digest": cuda_digest,
-            "cuda_version": toolkit.version,
-            "architectures": list(architectures),
-        }
-        PLUGIN_FOLDER.mkdir(parents=True, exist_ok=True)
+        parts = {f"{PLUGIN_FOLDER.name}/{PLUGIN_NAME}": folder / PLUGIN_NAME}
         if not paddle.has_cuda:
-            _replace(folder / KERNELS_NAME, LIBRARY_DIR / KERNELS_NAME)
-        _replace(folder / PLUGIN_NAME, PLUGIN_FOLDER / PLUGIN_NAME)
-        target = _publish(folder / CUDA_LIBRARY_NAME, metadata)
+            parts[KERNELS_NAME] = folder / KERNELS_NAME
+        metadata = Metadata(
+            abi=read_abi(CSRC / "include" / "regatta" / "abi.h"),
+            paddle_version=paddle.version,
+            paddle_commit=paddle.commit,
+            compiler=f"nvcc {toolkit.version}, {_compiler_version(compiler)}",
+            sources_digest=digest,
+            file=describe(folder / CUDA_LIBRARY_NAME),
+            flags=" ".join([*CXX_FLAGS, flags, *CUDA_FLAGS]),
+            cuda_sources_digest=cuda_digest,
+            cuda_version=toolkit.version,
+            architectures=tuple(architectures),
+            parts={name: describe(path) for name, path in parts.items()},
+        )
+        for name, path in parts.items():
+            (LIBRARY_DIR / name).parent.mkdir(parents=True, exist_ok=True)
+            _replace(path, LIBRARY_DIR / name)
+        target = _publish(folder / CUDA_LIBRARY_NAME, metadata, LIBRARY_DIR)
     return BuildResult(
         target,
         num_compiled,
@@ -557,7 +651,7 @@ def build_cuda_library(
     )
 
 
-def _run_ninja(folder: Path, text: str, jobs: int) -> int:
+def _run_ninja(folder: Path, text: str, jobs: int, progress: Progress | None = None) -> int:
     """Runs ninja over `text` in `folder`; returns the number of objects compiled by this run."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "build.ninja"
@@ -572,6 +666,9 @@ def _run_ninja(folder: Path, text: str, jobs: int) -> int:
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)
+            step = re.match(r"\[(\d+)/(\d+)\]", line)
+            if step and progress is not None:
+                progress(int(step[1]), int(step[2]))
             if not first_error and re.search(
                 r"error:|undefined reference|multiple definition", line
             ):
@@ -588,9 +685,12 @@ def _compiler_version(compiler: str) -> str:
     return re.sub(r"\s*\(.*\)", "", first).strip()
 
 
-def _check_loads(library: Path, paddle: PaddlePackage) -> None:
+def _check_loads(
+    library: Path, paddle: PaddlePackage, environment: Mapping[str, str] | None = None
+) -> None:
     """Raises BuildError unless a fresh process can load `library` and ask for its ABI number.
 
+    environment: variables for that process beside this one's.
     The process has Paddle's libraries but does not import Paddle: half a second, no dependencies.
     """
     program = (
@@ -600,11 +700,11 @@ def _check_loads(library: Path, paddle: PaddlePackage) -> None:
         "assert json.loads(library.regatta_cpu_info())['abi'] == int(sys.argv[2])\n"
     )
     folders = [str(paddle.root / "base"), str(paddle.root / "libs")]
-    environment = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(folders)}
+    own = {"LD_LIBRARY_PATH": os.pathsep.join(folders), **(environment or {})}
     abi = read_abi(CSRC / "include" / "regatta" / "abi.h")
     process = subprocess.run(
         [sys.executable, "-c", program, str(library), str(abi)],
-        env=environment,
+        env={**os.environ, **own},
         capture_output=True,
         text=True,
         check=False,
@@ -630,12 +730,12 @@ def _replace(built: Path, target: Path) -> None:
     os.replace(staged, target)
 
 
-def _publish(library: Path, metadata: dict[str, object]) -> Path:
-    """Puts `library` and its metadata into predict/lib/; returns the library's new path."""
-    LIBRARY_DIR.mkdir(parents=True, exist_ok=True)
-    target = LIBRARY_DIR / library.name
+def _publish(library: Path, metadata: Metadata, folder: Path) -> Path:
+    """Puts `library` and its metadata into `folder`; returns the library's new path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / library.name
     described = target.with_suffix(".json.new")
-    described.write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
+    described.write_text(metadata.to_json(), encoding="utf-8")
     _replace(library, target)
     os.replace(described, target.with_suffix(".json"))
     return target
@@ -661,15 +761,22 @@ def clean() -> None:
     """Removes the libraries and every object file."""
     remove_library()
     remove_cuda_library()
-    shutil.rmtree(BUILD_DIR, ignore_errors=True)
+    for folder in (BUILD_DIR, *LIBRARY_DIR.glob(f"{SANITIZED_PREFIX}*")):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def build_cpu_library(jobs: int | None = None, extra_paths: Sequence[str] = ()) -> BuildResult:
+def build_cpu_library(
+    jobs: int | None = None,
+    extra_paths: Sequence[str] = (),
+    sanitizers: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> BuildResult:
     """Builds predict/lib/libregatta_cpu.so and its metadata file.
 
     `jobs` compilers at once (default: num_jobs()); `extra_paths` are more folders to look for
-    Paddle in. The environment variables CXX and CXXFLAGS are honoured.
-    Raises BuildError and leaves predict/lib/ as it was.
+    Paddle in. `sanitizers`: rows of SANITIZERS; such a library goes into a folder of its own below
+    predict/lib/. `progress` hears of every step. The environment variables CXX and CXXFLAGS are
+    honoured. Raises BuildError and leaves predict/lib/ as it was.
     """
     if sys.platform != "linux":
         raise BuildError(f"the operator library is built on Linux only, and this is {sys.platform}")
@@ -679,22 +786,28 @@ def build_cpu_library(jobs: int | None = None, extra_paths: Sequence[str] = ()) 
     started = time.monotonic()
     compiler = find_compiler()
     paddle = find_paddle(extra_paths)
-    text = cpu_ninja_file(sources, paddle, compiler, os.environ.get("CXXFLAGS", ""))
-    folder = BUILD_DIR / "cpu"
+    flags = " ".join([os.environ.get("CXXFLAGS", ""), *sanitizer_flags(sanitizers)]).strip()
+    environment = sanitizer_environment(compiler, sanitizers)
+    text = cpu_ninja_file(sources, _stable_paddle(paddle), compiler, flags)
+    folder = BUILD_DIR / "-".join(["cpu", *sanitizers])
+    own = f"{SANITIZED_PREFIX}{'-'.join(sanitizers)}" if sanitizers else ""
     with _locked(folder):
         # Taken first: a source that is edited during the build makes the library look old, not new.
         digest = source_digest(CSRC)
-        num_compiled = _run_ninja(folder, text, jobs or num_jobs())
-        _check_loads(folder / LIBRARY_NAME, paddle)
+        num_compiled = _run_ninja(folder, text, jobs or num_jobs(), progress)
+        _check_loads(folder / LIBRARY_NAME, paddle, environment)
         version = _compiler_version(compiler)
-        metadata: dict[str, object] = {
-            "abi": read_abi(CSRC / "include" / "regatta" / "abi.h"),
-            "paddle_version": paddle.version,
-            "paddle_commit": paddle.commit,
-            "compiler": version,
-            "sources_digest": digest,
-        }
-        target = _publish(folder / LIBRARY_NAME, metadata)
+        metadata = Metadata(
+            abi=read_abi(CSRC / "include" / "regatta" / "abi.h"),
+            paddle_version=paddle.version,
+            paddle_commit=paddle.commit,
+            compiler=version,
+            sources_digest=digest,
+            file=describe(folder / LIBRARY_NAME),
+            flags=" ".join([*CXX_FLAGS, flags]).strip(),
+            sanitizer=",".join(sanitizers),
+        )
+        target = _publish(folder / LIBRARY_NAME, metadata, LIBRARY_DIR / own)
     return BuildResult(
         target,
         num_compiled,

@@ -17,12 +17,23 @@ def main() -> int:
     parser.add_argument(
         "--jobs", type=int, default=None, help="compilers at once (default: MAX_JOBS or all cores)"
     )
+    parser.add_argument(
+        "--sanitize",
+        default="",
+        metavar="NAME[,NAME]",
+        help="build for finding errors in the operators: address, undefined, address,undefined or "
+        "thread; into predict/lib/sanitize-NAME/, beside the library that is used",
+    )
     arguments = parser.parse_args()
     if arguments.command == "clean":
         build.clean()
         return 0
     try:
-        print(build.build_cpu_library(arguments.jobs).summary())
+        sanitizers = [name for name in arguments.sanitize.split(",") if name]
+        result = build.build_cpu_library(arguments.jobs, sanitizers=sanitizers)
+        print(result.summary())
+        if sanitizers:
+            print(build.sanitized_usage(result.library, sanitizers))
     except build.BuildError as error:
         print(f"setup_cpu.py: {error}", file=sys.stderr)
         return 1

@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from predict import library
+from predict import built, library
 from predict.errors import UserError, one_of
-from predict.files import read_json_object
 
 CUDA_LIBRARY_NAME = "libregatta_cuda.so"
 PLUGIN_NAME = "libpaddle_custom_nvgpu.so"
@@ -147,6 +146,7 @@ def device_library() -> ctypes.CDLL:
     path = PLUGIN_FOLDER / PLUGIN_NAME
     if not path.is_file():
         raise UserError(f"{absence_reason()}; build it: {build_command()}")
+    verify_parts(PLUGIN_FOLDER.parent / CUDA_LIBRARY_NAME)
     try:
         handle = ctypes.CDLL(str(path))
         pointer, size, number = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
@@ -178,6 +178,24 @@ def device_library() -> ctypes.CDLL:
     except (OSError, AttributeError) as error:
         raise UserError(f"{path} does not load: {error}; rebuild it: {build_command()}") from None
     return handle
+
+
+def verify_parts(path: Path) -> None:
+    """Raises LibraryError unless what lies beside CUDA library `path` is what was built with it.
+
+    That is the plugin and Paddle's missing kernels, which Paddle and the plugin load themselves.
+    The CUDA library is verified as the CPU's is, when it is loaded.
+    """
+    parts = library.read_metadata(path).parts
+    for name in (f"{PLUGIN_FOLDER.name}/{PLUGIN_NAME}", KERNELS_NAME):
+        part = path.parent / name
+        try:
+            if name in parts:
+                built.verify(part, parts[name])
+            elif part.exists():
+                raise UserError(f"{part} is not of the build that made {path.name}")
+        except UserError as error:
+            raise library.LibraryError(f"{error}; rebuild it: {build_command()}") from None
 
 
 def absence_reason() -> str:
@@ -257,15 +275,7 @@ def _version(number: int) -> str:
 
 def _built_architectures() -> tuple[str, ...]:
     """What the CUDA library holds machine code for; UserError when it is not built."""
-    path = library.LIBRARY_DIR / CUDA_LIBRARY_NAME
-    try:
-        values = read_json_object(path.with_suffix(".json"))
-        return tuple(values["architectures"])
-    except (UserError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} is missing or does not say what it was built for "
-            f"({type(error).__name__}); build it: {build_command()}"
-        ) from None
+    return library.read_metadata(library.LIBRARY_DIR / CUDA_LIBRARY_NAME).architectures
 
 
 def kind_of(name: str) -> str:

@@ -21,7 +21,6 @@ from typing import Any
 from predict import device as devices
 from predict import host, library
 from predict.errors import UserError
-from predict.files import read_json_object
 from predict.quantization import gpu_kernels
 
 NEEDED = ("numpy", "safetensors", "tokenizers", "sentencepiece", "jinja2", "tqdm")
@@ -105,9 +104,12 @@ def _library(problems: list[str], has_paddle: bool) -> tuple[Report, dict[str, A
                 f"{library.build_command()}"
             )
             return report, {}
+        report.update(state="refused", path=str(path))
         built = library.read_metadata(path)
-        report.update(state="refused", path=str(path), outdated=library.is_outdated(built))
+        report.update(outdated=library.is_outdated(built))
         report.update(paddle_version=built.paddle_version, compiler=built.compiler, abi=built.abi)
+        report.update(key=built.key, sanitizer=built.sanitizer)
+        library.verify(built, path)
         if not has_paddle:
             return report, {}
         loaded = library.require()
@@ -165,26 +167,30 @@ def _gpus() -> Report:
 def _cuda_library(problems: list[str]) -> Report | None:
     """What the CUDA library was built for; None when there is none, which only a GPU misses."""
     path = library.LIBRARY_DIR / devices.CUDA_LIBRARY_NAME
-    try:
-        values = read_json_object(path.with_suffix(".json"))
-    except UserError:
+    if not path.with_suffix(".json").exists():
         return None
+    report: Report = {"path": str(path), "architectures": [], "compiler": None, "key": None}
+    report["outdated"] = False
+    try:
+        built = library.read_metadata(path)
+        report.update(architectures=list(built.architectures), compiler=built.compiler)
+        report.update(key=built.key)
+        library.verify(built, path)
+        devices.verify_parts(path)
+    except library.LibraryError as error:
+        problems.append(str(error))
+        return report
     current = (
         devices.cuda_source_digest(library.SOURCE_DIR),
         library.source_digest(library.SOURCE_DIR),
     )
-    built = values.get("cuda_sources_digest"), values.get("sources_digest")
-    outdated = library.SOURCE_DIR.is_dir() and current != built
-    if outdated:
+    digests = built.cuda_sources_digest, built.sources_digest
+    report["outdated"] = library.SOURCE_DIR.is_dir() and current != digests
+    if report["outdated"]:
         problems.append(
             f"csrc/ has changed since {path.name} was built; rebuild: {devices.build_command()}"
         )
-    return {
-        "path": str(path),
-        "architectures": values.get("architectures", []),
-        "compiler": values.get("compiler"),
-        "outdated": outdated,
-    }
+    return report
 
 
 def _device_gpu() -> Report:
@@ -272,7 +278,8 @@ def _library_line(state: Report) -> str:
     built = "?"
     if "paddle_version" in state:
         built = f"interface {state['abi']}, for Paddle {state['paddle_version']}"
-        built += f", by {state['compiler']}"
+        built += f", by {state['compiler']}, build {state['key'][:12]}"
+        built += f", sanitizer {state['sanitizer']}" if state["sanitizer"] else ""
     count = f", {state['num_operators']} operators" if state["state"] == "loaded" else ""
     return f"{state['state']}: {state['path']} ({built}{count})"
 

@@ -1,8 +1,9 @@
 """Finds, checks and loads the compiled operator library: the one place that does.
 
 `csrc/build.py` writes predict/lib/libregatta_cpu.so and, beside it, libregatta_cpu.json, which says
-what the library was built for. A library that does not fit is refused here, by name and with the
-command that puts it right, before the dynamic linker sees it.
+what the library was built for and its digest. A library that does not fit, or is not the file that
+was built, is refused here, by name and with the command that puts it right, before the dynamic
+linker sees it.
 """
 
 from __future__ import annotations
@@ -21,32 +22,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from predict import signals
+from predict import built, signals
+from predict.built import Metadata
 from predict.errors import UserError
-from predict.files import read_json_object
 
 ABI = 3  # the number in csrc/include/regatta/abi.h that this Python code was written for
 LIBRARY_NAME = "libregatta_cpu.so"
 METADATA_NAME = "libregatta_cpu.json"
 BUILD_ERROR_NAME = "build_error.txt"  # why the last `pip install` built no library
+SANITIZED_PREFIX = "sanitize-"  # of the folders in LIBRARY_DIR with builds for testing alone
 LIBRARY_DIR = Path(__file__).resolve().parent / "lib"
 SOURCE_DIR = Path(__file__).resolve().parent.parent / "csrc"
+GLOG_LEVEL = "_ZN3fLI17FLAGS_minloglevelE"  # in libpaddle.so: the least level that is written
+GLOG_WARNING, GLOG_ERROR = 1, 2
 SOURCE_FOLDERS = ("include", "cpu", "paddle")  # of csrc/, what the CPU library is made from
 
 
 class LibraryError(UserError):
     """The compiled library does not fit or does not load; the message names the fix."""
-
-
-@dataclass(frozen=True)
-class Metadata:
-    """What a library was built for and from."""
-
-    abi: int
-    paddle_version: str
-    paddle_commit: str
-    compiler: str
-    sources_digest: str
 
 
 @dataclass(frozen=True)
@@ -125,11 +118,15 @@ def build_command(library: Path | None = None) -> str:
     """Returns the command that builds a library (None: the CPU's) for the installed Paddle."""
     is_cuda = library is not None and "cuda" in library.name
     script = SOURCE_DIR / ("setup_cuda.py" if is_cuda else "setup_cpu.py")
+    folder = library.parent.name if library is not None else ""
+    flags = ""
+    if folder.startswith(SANITIZED_PREFIX):
+        flags = " --sanitize " + folder.removeprefix(SANITIZED_PREFIX).replace("-", ",")
     if not script.is_file():  # installed from a wheel: the sources are not here
         return "pip install --force-reinstall --no-deps --no-cache-dir <the regatta checkout>"
     if Path.cwd() == SOURCE_DIR.parent:
         script = script.relative_to(Path.cwd())
-    return f"python {script} install"
+    return f"python {script} install{flags}"
 
 
 def find() -> Path | None:
@@ -146,20 +143,32 @@ def find() -> Path | None:
             )
         return path
     path = LIBRARY_DIR / LIBRARY_NAME
-    return path if path.is_file() else None
+    if path.is_file():
+        return path
+    if os.path.lexists(path):  # else slow operators would be taken for a reason that is not true
+        raise LibraryError(
+            f"{path} is not a file, or links to none; remove it and build the library: "
+            f"{build_command()}"
+        )
+    return None
 
 
 def read_metadata(path: Path) -> Metadata:
     """Returns what library `path` was built for, from the .json beside it; or LibraryError."""
-    described = path.with_suffix(".json")
     try:
-        values = read_json_object(described)
-        return Metadata(**{name: values[name] for name in Metadata.__dataclass_fields__})
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return built.read(path.with_suffix(".json"))
+    except UserError as error:
         raise LibraryError(
-            f"{described} does not say what {path.name} was built for "
-            f"({type(error).__name__}: {error}); rebuild both: {build_command(path)}"
+            f"{error}; it says what {path.name} was built for: rebuild both: {build_command(path)}"
         ) from None
+
+
+def verify(metadata: Metadata, path: Path) -> None:
+    """Raises LibraryError unless `path` is, byte for byte, the library that was built."""
+    try:
+        built.verify(path, metadata.file)
+    except UserError as error:
+        raise LibraryError(f"{error}; rebuild it: {build_command(path)}") from None
 
 
 def check(metadata: Metadata, path: Path, paddle_version: str, paddle_commit: str) -> None:
@@ -199,6 +208,30 @@ def import_paddle() -> Any:
     return paddle
 
 
+@contextmanager
+def quiet_registration() -> Iterator[None]:
+    """In here, a process's first paddle.inference predictor is made without 24 idle warnings.
+
+    It registers every custom operator once more, since Paddle 3.3 looks for them under names
+    without their prefix, and each is said to be registered already. Warnings are off in here, as
+    Config.disable_glog_info switches them off itself one statement after the registration, and
+    then for the rest of the process; behind this they are on again, and notes alone stay off.
+    """
+    from paddle.base import core
+
+    try:
+        level = ctypes.c_int32.in_dll(ctypes.CDLL(core.libpaddle.__file__), GLOG_LEVEL)
+    except (OSError, ValueError):  # a Paddle that keeps its log level elsewhere: it may warn
+        yield
+        return
+    before = level.value
+    level.value = max(before, GLOG_ERROR)
+    try:
+        yield
+    finally:
+        level.value = max(before, GLOG_WARNING)
+
+
 def absence_reason() -> str:
     """Returns why there is no library: what the last `pip install` said, or that none was built."""
     try:
@@ -213,7 +246,7 @@ def load() -> Library | None:
     """Returns the library, loaded and registered; None, said once on stderr, when none was built.
 
     Loads once per process: Paddle aborts when a second library registers the same operators.
-    Raises LibraryError when a library is there and does not fit.
+    Raises LibraryError when a library is there and does not fit or is damaged.
     """
     path = find()
     if path is None:
@@ -241,6 +274,7 @@ def require() -> Library:
 def load_checked(path: Path) -> Library:
     """Returns library `path`, loaded and registered; LibraryError when it does not fit or load."""
     metadata = read_metadata(path)
+    verify(metadata, path)
     paddle = import_paddle()
     check(metadata, path, paddle.version.full_version, paddle.version.commit)
     if is_outdated(metadata):

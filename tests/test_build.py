@@ -100,6 +100,20 @@ def test_library_builds_loads_and_rebuilds_only_what_changed(tree: Path) -> None
 
 
 @needs_compiler
+def test_paddle_in_another_folder_compiles_nothing_anew(tree: Path, tmp_path: Path) -> None:
+    # As pip has it: a Paddle of the build's own, in a folder that is gone afterwards.
+    overlay = tmp_path / "overlay"
+    overlay.mkdir()
+    (overlay / "paddle").symlink_to(build.find_paddle().root)
+    first = run(tree, "csrc/setup_cpu.py", "install", PYTHONPATH=str(overlay))
+    assert "2 of 2 sources compiled" in first.stdout
+    assert build.find_paddle().root != overlay / "paddle"
+    shutil.rmtree(overlay)
+    again = run(tree, "csrc/setup_cpu.py", "install")
+    assert "0 of 2 sources compiled" in again.stdout, again.stdout
+
+
+@needs_compiler
 def test_failed_compile_says_where_and_keeps_the_library_by_hand(tree: Path) -> None:
     built = tree / "predict/lib" / library.LIBRARY_NAME
     built.parent.mkdir()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from predict import built as built_files
 from predict import device as devices
 from predict import library
 from predict.device import DriverInfo, Gpu, InstalledPaddle
 from predict.errors import UserError
+from tests.built_libraries import write_library
 
 GIB = 1 << 30
 H200 = Gpu("NVIDIA H200", (9, 0), 141 * GIB, 132)
@@ -27,9 +28,10 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(library, "LIBRARY_DIR", tmp_path)
     monkeypatch.setattr(devices, "PLUGIN_FOLDER", tmp_path / "plugin")
     (tmp_path / "plugin").mkdir()
-    (tmp_path / "plugin" / devices.PLUGIN_NAME).touch()
-    metadata = {"architectures": list(ALL)}
-    (tmp_path / "libregatta_cuda.json").write_text(json.dumps(metadata))
+    (tmp_path / "plugin" / devices.PLUGIN_NAME).write_bytes(b"a plugin")
+    plugin = built_files.describe(tmp_path / "plugin" / devices.PLUGIN_NAME)
+    parts = {f"plugin/{devices.PLUGIN_NAME}": plugin}
+    write_library(tmp_path, devices.CUDA_LIBRARY_NAME, architectures=ALL, parts=parts)
     monkeypatch.setattr(devices, "installed_paddle", lambda: InstalledPaddle("3.3.1", False))
     monkeypatch.setattr(devices, "driver_info", lambda: DriverInfo(13000, 13000, "", (H200,) * 2))
     return tmp_path
@@ -65,7 +67,9 @@ def test_missing_plugin_names_the_build_command(built: Path) -> None:
 
 def test_missing_cuda_library_names_the_build_command(built: Path) -> None:
     (built / "libregatta_cuda.json").unlink()
-    with pytest.raises(UserError, match=r"libregatta_cuda\.so is missing.*setup_cuda\.py install"):
+    with pytest.raises(
+        UserError, match=r"cannot read .*libregatta_cuda\.json.*setup_cuda\.py install"
+    ):
         devices.choose("gpu")
 
 

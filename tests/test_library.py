@@ -6,39 +6,21 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from predict import built as built_files
 from predict import device as devices
 from predict import doctor, library
 from predict.device import DriverInfo, InstalledPaddle
+from tests.built_libraries import BUILT, this_paddle, write_library
+from tests.hostile.case import write_model
 
 ROOT = Path(__file__).resolve().parent.parent
-BUILT = library.Metadata(
-    abi=library.ABI,
-    paddle_version="3.3.1",
-    paddle_commit="76884955",
-    compiler="g++ 12.2.0",
-    sources_digest="00",
-)
 PATH = Path("predict/lib/libregatta_cpu.so")
 NAME = r"^PD_BUILD_OP\((\w+)\)"
-
-
-def write_library(folder: Path, metadata: library.Metadata) -> Path:
-    """A file that is no library, described by `metadata`; returns its path."""
-    path = folder / library.LIBRARY_NAME
-    path.write_bytes(b"not a shared object")
-    path.with_suffix(".json").write_text(json.dumps(asdict(metadata)))
-    return path
-
-
-def this_paddle() -> library.Metadata:
-    paddle = library.import_paddle()
-    version, commit = paddle.version.full_version, paddle.version.commit
-    return replace(BUILT, paddle_version=version, paddle_commit=commit)
 
 
 def test_python_and_cpp_hold_the_same_abi_number() -> None:
@@ -81,23 +63,45 @@ def test_other_abi_names_the_rebuild_command() -> None:
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"abi": 1}'])
 def test_unreadable_metadata_names_the_rebuild_command(tmp_path: Path, content: str | None) -> None:
-    path = write_library(tmp_path, BUILT)
+    path = write_library(tmp_path)
     if content is None:
         path.with_suffix(".json").unlink()
     else:
         path.with_suffix(".json").write_text(content)
-    with pytest.raises(library.LibraryError, match=r"does not say .*setup_cpu.py install"):
+    with pytest.raises(library.LibraryError, match=r"rebuild both: .*setup_cpu.py install"):
         library.read_metadata(path)
 
 
 def test_metadata_survives_a_round_trip(tmp_path: Path) -> None:
-    assert library.read_metadata(write_library(tmp_path, BUILT)) == BUILT
+    path = write_library(tmp_path, flags="-O3", sanitizer="address")
+    described = built_files.describe(path)
+    expected = replace(BUILT, flags="-O3", sanitizer="address", file=described)
+    assert library.read_metadata(path) == expected
+
+
+def test_key_changes_with_every_input_of_a_build_and_with_nothing_else() -> None:
+    inputs = (
+        {"abi": 7},
+        {"paddle_version": "3.4.0"},
+        {"paddle_commit": "1"},
+        {"compiler": "g++ 13"},
+        {"flags": "-O2"},
+        {"sanitizer": "address"},
+        {"sources_digest": "01"},
+        {"cuda_sources_digest": "01"},
+        {"cuda_version": "13.0"},
+        {"architectures": ("90a",)},
+    )
+    keys = {replace(BUILT, **change).key for change in inputs}
+    assert len(keys | {BUILT.key}) == len(inputs) + 1
+    other = built_files.BuiltFile(2, "1" * 64)
+    assert replace(BUILT, file=other, parts={"x": other}).key == BUILT.key
 
 
 def test_environment_variable_overrides_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write_library(tmp_path, BUILT)
+    path = write_library(tmp_path)
     monkeypatch.setenv("REGATTA_LIBRARY", str(path))
     assert library.find() == path
 
@@ -111,13 +115,13 @@ def test_override_that_is_no_file_is_an_error(
 
 
 def test_wrong_paddle_is_refused_before_the_linker_sees_the_library(tmp_path: Path) -> None:
-    path = write_library(tmp_path, replace(BUILT, paddle_version="2.6.2"))
+    path = write_library(tmp_path, paddle_version="2.6.2")
     with pytest.raises(library.LibraryError, match=r"built for Paddle 2\.6\.2"):
         library.load_checked(path)
 
 
 def test_broken_library_is_one_sentence_and_not_a_trace(tmp_path: Path) -> None:
-    path = write_library(tmp_path, this_paddle())
+    path = write_library(tmp_path, **this_paddle())
     with pytest.raises(library.LibraryError) as caught:
         library.load_checked(path)
     assert "does not load" in str(caught.value)
@@ -250,8 +254,47 @@ def test_doctor_says_what_device_gpu_would_take(
     h200 = devices.Gpu("NVIDIA H200", (9, 0), 141 << 30, 132)
     monkeypatch.setattr(devices, "driver_info", lambda: DriverInfo(13000, 13000, "", (h200,)))
     assert re.search(r"on a GPU +weight_only_int8 \(sm90\), .*", doctor.render(doctor.collect()))
-    described = {"architectures": ["80", "90a"], "compiler": "nvcc 13.0"}
-    (tmp_path / "libregatta_cuda.json").write_text(json.dumps(described))
+    write_library(
+        tmp_path, devices.CUDA_LIBRARY_NAME, architectures=("80", "90a"), compiler="nvcc 13.0"
+    )
     report = doctor.collect()
     assert "(for sm_80, sm_90a, by nvcc 13.0)" in doctor.render(report)
     assert any("rebuild: " in text and "setup_cuda" in text for text in report["problems"])
+
+
+STATIC_RUN = """
+import ctypes, sys
+from paddle.base import core
+from export import export_model
+from predict import library, predictor
+model, data, out = sys.argv[1:]
+flags = ["--dtype", "float32", "--device", "cpu", "--inference_model", "--append_attn"]
+exported = out + ".exported"
+assert export_model.main(
+    ["--model_name_or_path", model, "--output_path", exported, "--max_length", "64", *flags]) == 0
+level = ctypes.c_int32.in_dll(ctypes.CDLL(core.libpaddle.__file__), library.GLOG_LEVEL)
+assert level.value == 0, level
+assert predictor.main(
+    ["--model_name_or_path", exported, "--mode", "static", "--device", "cpu", "--data_file", data,
+     "--output_file", out, "--chat_template", "none", "--src_length", "32",
+     "--max_new_tokens", "4"]) == 0
+assert level.value == library.GLOG_WARNING, level  # later warnings are seen
+"""
+
+
+def test_static_run_has_no_idle_warnings_and_leaves_warnings_on(
+    compiled: library.Library, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "model")
+    data = tmp_path / "prompts.jsonl"
+    data.write_text('{"src": "hello", "tgt": ""}\n')
+    process = subprocess.run(
+        [sys.executable, "-c", STATIC_RUN, str(model), str(data), str(tmp_path / "out.json")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    assert "1 of 1 results" in process.stderr
+    assert "registered" not in process.stderr

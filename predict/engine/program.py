@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from predict import library
 from predict.device import PLUGIN_TYPE, Device
 from predict.errors import UserError
 from predict.kv_formats import kv_format_of
@@ -106,7 +107,8 @@ def load_program(directory: Path, prefix: str, device: Device | None = None) -> 
     settings.switch_ir_optim(True)
     settings.enable_new_executor()
     settings.enable_new_ir()
-    predictor = inference.create_predictor(settings)
+    with library.quiet_registration():
+        predictor = inference.create_predictor(settings)
     names = predictor.get_input_names()
     expected = [field.name for field in FIELDS]
     if names[: len(expected)] != expected:

@@ -6,7 +6,6 @@ products.cc and the short ones). The CPU's operators are taken from the CPU libr
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import build
 from predict import device as devices
 from predict import library
+from predict.built import Metadata, describe
 
 HERE = Path(__file__).resolve().parent
 TEST_OPS = HERE.parent / "gpu" / "ops"
@@ -55,17 +55,20 @@ def compile_libraries() -> Path:
     process = subprocess.run(command, check=False, capture_output=True, text=True)
     if process.returncode != 0:
         raise RuntimeError(f"the fake GPU does not compile: {process.stdout[-4000:]}")
-    metadata = {
-        "abi": library.read_abi(build.CSRC / "include" / "regatta" / "abi.h"),
-        "paddle_version": paddle.version,
-        "paddle_commit": paddle.commit,
-        "compiler": compiler,
-        "sources_digest": library.source_digest(build.CSRC),
-        "cuda_sources_digest": devices.cuda_source_digest(build.CSRC),
-        "architectures": ["90a"],
-    }
+    parts = (f"{plugin.name}/{devices.PLUGIN_NAME}", devices.KERNELS_NAME)
+    metadata = Metadata(
+        abi=library.read_abi(build.CSRC / "include" / "regatta" / "abi.h"),
+        paddle_version=paddle.version,
+        paddle_commit=paddle.commit,
+        compiler=compiler,
+        sources_digest=library.source_digest(build.CSRC),
+        file=describe(FOLDER / devices.CUDA_LIBRARY_NAME),
+        cuda_sources_digest=devices.cuda_source_digest(build.CSRC),
+        architectures=("90a",),
+        parts={name: describe(FOLDER / name) for name in parts},
+    )
     described = (FOLDER / devices.CUDA_LIBRARY_NAME).with_suffix(".json")
-    described.write_text(json.dumps(metadata), encoding="utf-8")
+    described.write_text(metadata.to_json(), encoding="utf-8")
     return FOLDER
 
 
