@@ -28,7 +28,10 @@ class TokenizerError(UserError):
 
 def quoted(value: object, most: int = 60) -> str:
     """repr(value) for a message, cut where strangers made it long."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, a list in itself
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

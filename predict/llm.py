@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Container, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from predict import library
+from predict.bounds import is_integer, prompt_token_ids
 from predict.config import EngineConfig, check_params
 from predict.conversation import Message, conversation_messages
 from predict.draft import read_draft
@@ -42,7 +43,7 @@ from predict.engine.runner import (
 )
 from predict.engine.sampler import Sampler
 from predict.engine.scheduler import Scheduler, SchedulerConfig
-from predict.errors import UserError
+from predict.errors import UserError, quoted
 from predict.formats import Layout, layout_of, with_stored_cache
 from predict.formats.online import Online
 from predict.host import peak_memory_bytes
@@ -102,8 +103,32 @@ class EngineStats:
     peak_memory_bytes: int
 
 
+def as_several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """Prompts as a list; a text, or whole numbers, are one prompt. Raises UserError."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, (bytes, bytearray, Mapping)) or not hasattr(prompts, "__len__"):
+        raise UserError(
+            f"prompts is {quoted(prompts)} (allowed: a text, token ids, or a list of these; for "
+            "conversations use chat)"
+        )
+    if len(prompts) and all(is_integer(each) for each in prompts):
+        return [cast("Sequence[int]", prompts)]
+    return cast("Sequence[Prompt]", prompts)
+
+
+def check_kind(params: SamplingParams) -> None:
+    """Raises UserError for what are no parameters."""
+    if not isinstance(params, SamplingParams):
+        raise UserError(
+            f"sampling_params has {quoted(params)} (allowed: a SamplingParams for all prompts, or "
+            "a list with one for each)"
+        )
+
+
 def check_streamed(params: SamplingParams) -> None:
     """Raises UserError for answers that are known at the end only."""
+    check_kind(params)
     if params.num_samples > params.n:
         raise UserError(
             "best_of chooses among finished answers, which cannot be streamed; use generate, or n "
@@ -510,15 +535,9 @@ class LLM:
                 "belong to one model"
             )
 
-    def _token_ids(self, prompt: Prompt) -> Sequence[int]:
+    def _token_ids(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
-            largest = max(prompt, default=0)
-            if largest >= self.spec.vocab_size:
-                raise UserError(
-                    f"token id {largest} in a prompt is outside the vocabulary "
-                    f"(allowed: 0 to {self.spec.vocab_size - 1})"
-                )
-            return prompt
+            return prompt_token_ids(prompt, self.spec.vocab_size - 1)
         if self.tokenizer is None:
             raise UserError("this model was loaded without a tokenizer; pass token ids")
         return self.tokenizer.encode(prompt)
@@ -527,6 +546,7 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams, prompt_index: int = 0, streamed: bool = False
     ) -> Samples:
         """The requests of a prompt, checked, not queued. Raises UserError."""
+        check_kind(params)
         check_params(params, self.config)
         params = with_token_ids(params, self.tokenizer, self.spec.vocab_size)
         if params.stop_strings and self.tokenizer is None:
@@ -535,7 +555,7 @@ class LLM:
                 "stop_token_ids"
             )
         return Samples(
-            list(self._token_ids(prompt)),
+            self._token_ids(prompt),
             params,
             lambda: next(self._ids),
             self.tokenizer,
@@ -556,18 +576,18 @@ class LLM:
 
     def generate(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams],
         on_output: Callable[[int, RequestOutput], None] | None = None,
         on_step: Callable[[int, int], None] | None = None,
         skip: Container[int] = (),
     ) -> list[RequestOutput]:
-        """Outputs in the prompts' order.
+        """Outputs in the prompts' order; of one prompt, given without a list, a list of one.
 
-        prompts: text, or token ids. sampling_params: for all, or one for each. on_output(index,
-        output) is called the moment all answers to a prompt are finished, in any order.
-        on_step(prompt_tokens, output_tokens) is called after each step and its outputs, with the
-        tokens of prompts that it took in and of outputs that came: of a beam search at its end.
+        A prompt is a text, or token ids. sampling_params: for all, or one for each.
+        on_output(index, output) is called the moment all answers to a prompt are finished, in any
+        order. on_step(prompt_tokens, output_tokens) is called after each step and its outputs, with
+        the tokens of prompts that it took in and of outputs that came: of a beam search at its end.
         skip: indices of prompts that are not run, and have no output; the others sample as if they
         were.
         Raises UserError or ValueError, with nothing queued, when a prompt can never run. An answer
@@ -627,9 +647,7 @@ class LLM:
         answers of a beam search come whole, at its end. Leaving the iterator early aborts the
         requests. Raises ValueError for an answer that fails.
         """
-        one = isinstance(prompts, str) or all(isinstance(prompt, int) for prompt in prompts)
-        several = cast("Sequence[Prompt]", [prompts] if one else prompts)
-        groups = self._groups(several, sampling_params, streamed=True)
+        groups = self._groups(prompts, sampling_params, streamed=True)
         try:
             self.queue(groups)
             while not all(group.is_finished for group in groups):
@@ -643,17 +661,23 @@ class LLM:
 
     def _groups(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams],
         streamed: bool = False,
     ) -> list[Samples]:
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        several = as_several(prompts)
+        each = params if isinstance(params, Sequence) else [params] * len(several)
+        if len(each) != len(several):
+            raise UserError(
+                f"{len(each)} sampling_params for {len(several)} prompts (allowed: a "
+                "SamplingParams for all prompts, or a list with one for each)"
+            )
         if streamed:
             for param in each:
                 check_streamed(param)
         return [
             self.samples(prompt, param, index, streamed)
-            for index, (prompt, param) in enumerate(zip(prompts, each, strict=True))
+            for index, (prompt, param) in enumerate(zip(several, each, strict=True))
         ]
 
     def queue(self, groups: Sequence[Samples]) -> None:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import copy
 import enum
-import math
-import numbers
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from predict import bounds
 from predict.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,67 +24,57 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "abort", "error"]
 EarlyStopping = Literal[False, True, "never"]
 
-# Seeds reach the sampling op as int64, token ids the network as int32.
-_MAX_SEED = 2**63 - 1
-_MAX_TOKEN_ID = 2**31 - 1
 MAX_SAMPLES = 1024  # of one prompt
+MAX_BEAMS = 1024
 MAX_LOGPROBS = 20  # of one token, besides its own
-_MAX_BIAS = 1e30  # a float32 that stays finite when a logit is added
 
 Word = str | Sequence[int]  # a text, or the token ids of one
 
-
-def _integer(name: str, value: Any, low: int, allowed: str) -> int:
-    """`value` as an int of at least `low`; UserError says what was got and what is allowed."""
-    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not is_integer or int(value) < low:
-        raise UserError(f"{name} {value!r} is not supported (allowed: {allowed})")
-    return int(value)
-
-
-def _real(name: str, value: Any, allowed: str) -> float:
-    """`value` as a finite float; UserError says what was got and what is allowed."""
-    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_real or not math.isfinite(float(value)):
-        raise UserError(f"{name} {value!r} is not supported (allowed: {allowed})")
-    return float(value)
-
-
-def _logit_bias(value: Any) -> dict[int, float]:
-    """Token id -> amount. JSON has texts for keys: "15" is 15. Raises UserError."""
-    allowed = f"a mapping from token ids >= 0 to numbers from -{_MAX_BIAS:g} to {_MAX_BIAS:g}"
-    if not isinstance(value, Mapping):
-        raise UserError(f"logit_bias {value!r} is not supported (allowed: {allowed})")
-    biases: dict[int, float] = {}
-    for key, amount in value.items():
-        token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
-        token = _integer("logit_bias of token", token, 0, allowed)
-        biases[token] = _real(f"logit_bias of token {token}:", amount, allowed)
-        if abs(biases[token]) > _MAX_BIAS:
-            raise UserError(
-                f"logit_bias of token {token}: {amount!r} is not supported (allowed: {allowed}); "
-                "a token that must never come goes into bad_words"
-            )
-    return biases
-
-
-def _bad_words(value: Any) -> tuple[Word, ...]:
-    """Words as texts or tuples of token ids. Raises UserError."""
-    allowed = "a sequence of words, each a text or a sequence of token ids >= 0, none empty"
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise UserError(f"bad_words {value!r} is not supported (allowed: {allowed})")
-    words: list[Word] = []
-    for word in value:
-        if isinstance(word, str) and word.strip():
-            words.append(word)
-        elif isinstance(word, (str, bytes)) or not isinstance(word, Iterable):
-            raise UserError(f"bad_words has {word!r} (allowed: {allowed})")
-        else:
-            token_ids = tuple(_integer("a token id of bad_words,", i, 0, allowed) for i in word)
-            if not token_ids:
-                raise UserError(f"bad_words has {word!r} (allowed: {allowed})")
-            words.append(token_ids)
-    return tuple(words)
+_LENGTH = f"an integer of at least 1 and at most {bounds.MAX_INT32}, or None"
+_COUNT = f"an integer >= 0 and at most {bounds.MAX_INT32}"
+_MASS = f"a number above 0 and up to 1, from {bounds.MIN_MASS:g} on; 1 turns it off"
+_AMOUNT = f"a finite number from -{bounds.MAX_AMOUNT:g} to {bounds.MAX_AMOUNT:g}; 0 turns it off"
+# Fields that are whole numbers: the least, the largest, what is allowed in words.
+_INTEGERS: dict[str, tuple[int, int, str]] = {
+    "max_new_tokens": (1, bounds.MAX_INT32, _LENGTH),
+    "max_length": (1, bounds.MAX_INT32, _LENGTH),
+    "min_length": (0, bounds.MAX_INT32, _COUNT),
+    "top_k": (0, bounds.MAX_INT32, f"{_COUNT}; 0 turns it off, 1 is greedy"),
+    "no_repeat_ngram_size": (0, bounds.MAX_INT32, f"{_COUNT}; 0 turns it off"),
+    "seed": (0, bounds.MAX_INT64, "an integer from 0 to 2**63 - 1, or None"),
+    "n": (1, MAX_SAMPLES, f"an integer from 1 to {MAX_SAMPLES}"),
+    "best_of": (1, MAX_SAMPLES, f"an integer from 1 to {MAX_SAMPLES}, or None"),
+    "logprobs": (0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}, or None"),
+    "prompt_logprobs": (0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}, or None"),
+    "num_beams": (1, MAX_BEAMS, f"an integer of at least 1 and at most {MAX_BEAMS}"),
+}
+_OPTIONAL = ("max_new_tokens", "max_length", "seed", "best_of", "logprobs", "prompt_logprobs")
+# Likewise those that are numbers; temperature may be 0 besides.
+_REALS: dict[str, tuple[float, float, str]] = {
+    "temperature": (
+        bounds.MIN_TEMPERATURE,
+        bounds.MAX_TEMPERATURE,
+        f"0, which is greedy, or a finite number from {bounds.MIN_TEMPERATURE:g} to "
+        f"{bounds.MAX_TEMPERATURE:g}",
+    ),
+    "top_p": (bounds.MIN_MASS, 1.0, _MASS),
+    "typical_p": (bounds.MIN_MASS, 1.0, _MASS),
+    "min_p": (0.0, bounds.BELOW_ONE, "a number from 0 to below 1, in float32; 0 turns it off"),
+    "repetition_penalty": (
+        bounds.MIN_REPETITION,
+        bounds.MAX_REPETITION,
+        f"a number above 0, from {bounds.MIN_REPETITION:g} to {bounds.MAX_REPETITION:g}; 1 turns "
+        "it off",
+    ),
+    "presence_penalty": (-bounds.MAX_AMOUNT, bounds.MAX_AMOUNT, _AMOUNT),
+    "frequency_penalty": (-bounds.MAX_AMOUNT, bounds.MAX_AMOUNT, _AMOUNT),
+    "length_penalty": (
+        -bounds.MAX_LENGTH_PENALTY,
+        bounds.MAX_LENGTH_PENALTY,
+        f"a finite number from -{bounds.MAX_LENGTH_PENALTY:g} to {bounds.MAX_LENGTH_PENALTY:g}; "
+        "above 0 favours long answers",
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,63 +119,31 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         checked: dict[str, object] = {}
-        for name in ("max_new_tokens", "max_length"):
+        for name, (low, high, allowed) in _INTEGERS.items():
             value = getattr(self, name)
-            if value is not None:
-                checked[name] = _integer(name, value, 1, "an integer of at least 1, or None")
-        checked["min_length"] = _integer("min_length", self.min_length, 0, "an integer >= 0")
-        checked["top_k"] = _integer(
-            "top_k", self.top_k, 0, "an integer >= 0; 0 turns it off, 1 is greedy"
+            if value is not None or name not in _OPTIONAL:
+                checked[name] = bounds.integer(name, value, low, allowed, high)
+        for name, (least, most, allowed) in _REALS.items():
+            value = getattr(self, name)
+            if name == "temperature" and bounds.is_zero(value):
+                checked[name] = 0.0
+            else:
+                checked[name] = bounds.real(name, value, least, most, allowed)
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise bounds.refusal(name, getattr(self, name), "True, False")
+        early = self.early_stopping
+        if not (isinstance(early, bool) or (isinstance(early, str) and early == "never")):
+            raise bounds.refusal("early_stopping", early, "False, True, 'never'")
+        checked["logit_bias"] = bounds.logit_bias(self.logit_bias)
+        checked["bad_words"] = bounds.bad_words(self.bad_words)
+        checked["stop"] = bounds.stop_strings(self.stop)
+        checked["stop_token_ids"] = bounds.token_ids(
+            "stop_token_ids",
+            self.stop_token_ids,
+            bounds.MAX_STOP_TOKENS,
+            f"a sequence of token ids >= 0 and at most {bounds.MAX_INT32}",
         )
-        checked["no_repeat_ngram_size"] = _integer(
-            "no_repeat_ngram_size", self.no_repeat_ngram_size, 0, "an integer >= 0; 0 turns it off"
-        )
-        checked["logit_bias"] = _logit_bias(self.logit_bias)
-        checked["bad_words"] = _bad_words(self.bad_words)
-        if self.seed is not None:
-            allowed = "an integer from 0 to 2**63 - 1, or None"
-            checked["seed"] = _integer("seed", self.seed, 0, allowed)
-            if self.seed > _MAX_SEED:
-                raise UserError(f"seed {self.seed!r} is not supported (allowed: {allowed})")
-
-        allowed = "a finite number >= 0; 0 is greedy"
-        temperature = checked["temperature"] = _real("temperature", self.temperature, allowed)
-        if temperature < 0:
-            raise UserError(f"temperature {temperature} is not supported (allowed: {allowed})")
-        allowed = "a number above 0 and up to 1; 1 turns it off"
-        for name in ("top_p", "typical_p"):
-            mass = checked[name] = _real(name, getattr(self, name), allowed)
-            if not 0 < mass <= 1:
-                raise UserError(f"{name} {mass} is not supported (allowed: {allowed})")
-        allowed = "a finite number above 0; 1 turns it off"
-        penalty = _real("repetition_penalty", self.repetition_penalty, allowed)
-        if penalty <= 0:
-            raise UserError(f"repetition_penalty {penalty} is not supported (allowed: {allowed})")
-        checked["repetition_penalty"] = penalty
-
-        allowed = "a number from 0 to below 1; 0 turns it off"
-        min_p = checked["min_p"] = _real("min_p", self.min_p, allowed)
-        if not 0 <= min_p < 1:
-            raise UserError(f"min_p {min_p} is not supported (allowed: {allowed})")
-        for name in ("presence_penalty", "frequency_penalty"):
-            checked[name] = _real(name, getattr(self, name), "a finite number; 0 turns it off")
-
-        if not isinstance(self.ignore_eos, bool):
-            raise UserError(
-                f"ignore_eos {self.ignore_eos!r} is not supported (allowed: True, False)"
-            )
-        allowed = "a sequence of token ids >= 0"
-        if isinstance(self.stop_token_ids, (str, bytes)) or not isinstance(
-            self.stop_token_ids, Iterable
-        ):
-            raise UserError(
-                f"stop_token_ids {self.stop_token_ids!r} is not supported (allowed: {allowed})"
-            )
-        checked["stop_token_ids"] = tuple(
-            _integer("stop_token_ids", token_id, 0, allowed) for token_id in self.stop_token_ids
-        )
-        checked |= self._checked_answers()
-        checked |= self._checked_beams()
 
         # Normalised to plain Python numbers: NumPy scalars from a data file would slow every
         # comparison of the scheduler and do not serialise to JSON.
@@ -213,50 +170,6 @@ class SamplingParams:
                 f"{name} {self.num_samples} with greedy decoding gives the same answer each time; "
                 "sample (temperature above 0 and top_k not 1), or leave it out"
             )
-
-    def _checked_answers(self) -> dict[str, object]:
-        """The fields about what comes back, normalised."""
-        stop = self.stop_strings
-        allowed = "a text or a sequence of texts, none of them empty"
-        if isinstance(stop, bytes) or not isinstance(stop, Iterable):
-            raise UserError(f"stop {self.stop!r} is not supported (allowed: {allowed})")
-        stop = tuple(dict.fromkeys(stop))
-        for text in stop:
-            if not isinstance(text, str) or not text:
-                raise UserError(f"stop {text!r} is not supported (allowed: {allowed})")
-        if not isinstance(self.include_stop_str_in_output, bool):
-            raise UserError(
-                f"include_stop_str_in_output {self.include_stop_str_in_output!r} is not supported "
-                "(allowed: True, False)"
-            )
-        checked: dict[str, object] = {"stop": stop}
-        for name, low, most, none in (
-            ("n", 1, MAX_SAMPLES, ""),
-            ("best_of", 1, MAX_SAMPLES, ", or None"),
-            ("logprobs", 0, MAX_LOGPROBS, ", or None"),
-            ("prompt_logprobs", 0, MAX_LOGPROBS, ", or None"),
-        ):
-            value, allowed = getattr(self, name), f"an integer from {low} to {most}{none}"
-            if value is None and none:
-                continue
-            checked[name] = number = _integer(name, value, low, allowed)
-            if number > most:
-                raise UserError(f"{name} {number} is not supported (allowed: {allowed})")
-        return checked
-
-    def _checked_beams(self) -> dict[str, object]:
-        """The fields of beam search, normalised."""
-        checked: dict[str, object] = {}
-        checked["num_beams"] = _integer("num_beams", self.num_beams, 1, "an integer of at least 1")
-        checked["length_penalty"] = _real(
-            "length_penalty", self.length_penalty, "a finite number; above 0 favours long answers"
-        )
-        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
-            raise UserError(
-                f"early_stopping {self.early_stopping!r} is not supported (allowed: False, True, "
-                "'never')"
-            )
-        return checked
 
     @property
     def greedy(self) -> bool:
@@ -378,7 +291,8 @@ class Request:
     `token_ids` is prompt then output and only ever grows; a preemption keeps it whole. Its last
     `num_placeholders` entries are negative: tokens that a running step is about to yield. The keys
     and values of its first `num_computed_tokens` tokens lie in the cache blocks `block_ids`, in
-    order. Raises UserError for an empty prompt or a token id outside 0..2**31 - 1.
+    order. Raises UserError for an empty prompt, and for a token id that is no whole number of
+    0..2**31 - 1.
     """
 
     __slots__ = (
@@ -420,15 +334,12 @@ class Request:
         cache_salt: bytes = b"",
     ) -> None:
         self.request_id = request_id
-        self.prompt_token_ids: list[int] = [int(token_id) for token_id in prompt_token_ids]
+        try:
+            self.prompt_token_ids = bounds.prompt_token_ids(prompt_token_ids)
+        except UserError as error:
+            raise UserError(f"request {request_id}: {error}") from None
         if not self.prompt_token_ids:
             raise UserError(f"request {request_id}: the prompt has no tokens (at least 1 needed)")
-        for token_id in (min(self.prompt_token_ids), max(self.prompt_token_ids)):
-            if not 0 <= token_id <= _MAX_TOKEN_ID:
-                raise UserError(
-                    f"request {request_id}: token id {token_id} in the prompt (allowed: 0 to "
-                    f"{_MAX_TOKEN_ID})"
-                )
         self.token_ids: list[int] = list(self.prompt_token_ids)
         self.num_computed_tokens = 0
         self.num_placeholders = 0

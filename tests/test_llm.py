@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from predict import LLM, EngineConfig, SamplingParams
@@ -116,8 +118,9 @@ def test_failing_callback_leaves_nothing_behind(demo: LLM) -> None:
 
 
 def test_one_prompt_that_cannot_run_stops_all_before_anything_runs(demo: LLM) -> None:
+    prompts: list[str | list[int]] = ["x = 1", [5] * 200]
     with pytest.raises(ValueError, match="200 tokens"):
-        demo.generate(["x = 1", [5] * 200], SamplingParams(max_new_tokens=4))
+        demo.generate(prompts, SamplingParams(max_new_tokens=4))
     assert not demo.engine.scheduler.has_unfinished()
 
 
@@ -189,7 +192,7 @@ def test_chats_are_completions_of_the_rendered_template(tmp_path: Path) -> None:
     expected = [output.text for output in llm.generate(prompts, greedy)]
     assert [output.text for output in llm.chat([first, second], greedy)] == expected
     assert [output.text for output in llm.chat(second, greedy)] == expected[1:]
-    with pytest.raises(UserError, match='needs "role" and "content"'):
+    with pytest.raises(UserError, match="has no content"):
         llm.chat([{"role": "user"}], greedy)
 
 
@@ -239,3 +242,65 @@ def test_a_callback_that_stops_a_run_after_a_step_has_seen_its_outputs(demo: LLM
     with pytest.raises(KeyboardInterrupt):
         demo.generate(["one", "two"], params, lambda index, output: seen.append(index), stop)
     assert seen == [0, 1]
+
+
+def test_one_prompt_may_be_given_without_a_list(demo: LLM) -> None:
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=6)
+    (expected,) = demo.generate([PROMPTS[0]], greedy)
+    (output,) = demo.generate(PROMPTS[0], greedy)
+    assert output.token_ids == expected.token_ids
+    ids = expected.prompt_token_ids
+    forms: list[Any] = [ids, list(ids), np.array(ids), [list(ids)], [np.array(ids)]]
+    for prompt in [*forms, np.array([ids])]:
+        (output,) = demo.generate(prompt, greedy)
+        assert output.token_ids == expected.token_ids
+    assert demo.generate([], greedy) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        (b"text", "prompts is b'text'"),
+        ({"prompt": "text"}, "prompts is {'prompt': 'text'}"),
+        (7, "prompts is 7"),
+        (None, "prompts is None"),
+        ([b"text"], "a prompt is b'text'"),
+        ([{"role": "user", "content": "x"}], "a prompt is {'role'"),
+        ([None], "a prompt is None"),
+        ([[1, 1.5]], "token 1 of a prompt is 1.5"),
+        ([[1, True]], "token 1 of a prompt is True"),
+        ([[1, "5"]], "token 1 of a prompt is '5'"),
+        ([[1, -5]], "token id -5 in a prompt"),
+        ([[10**5000]], "token id <int> in a prompt"),
+        ([[]], "the prompt has no tokens"),
+    ],
+)
+def test_prompts_of_another_kind_are_refused_before_any_work(
+    demo: LLM, prompts: Any, said: str
+) -> None:
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=2)
+    with pytest.raises(UserError, match=re.escape(said)):
+        demo.generate(prompts, greedy)
+    if isinstance(prompts, list):
+        with pytest.raises(UserError, match=re.escape(said)):
+            demo.generate([PROMPTS[0], *prompts], greedy)
+    with pytest.raises(UserError, match=re.escape(said)):
+        list(demo.stream(prompts, greedy))
+    assert not demo.engine.scheduler.has_unfinished()
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ([SamplingParams()], "1 sampling_params for 2 prompts"),
+        ([SamplingParams()] * 3, "3 sampling_params for 2 prompts"),
+        ([SamplingParams(), None], "sampling_params has None"),
+        ({"temperature": 1.0}, "sampling_params has {'temperature': 1.0}"),
+        (None, "sampling_params has None"),
+    ],
+)
+def test_parameters_of_another_kind_are_refused(demo: LLM, params: Any, said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        demo.generate(PROMPTS[:2], params)
+    with pytest.raises(UserError, match=re.escape(said)):
+        list(demo.stream(PROMPTS[:2], params))

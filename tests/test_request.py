@@ -1,5 +1,7 @@
 import json
 import math
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -27,14 +29,14 @@ def test_zero_temperature_and_top_k_one_are_greedy(values: dict[str, float]) -> 
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        ("max_new_tokens", 0, "an integer of at least 1, or None"),
-        ("max_new_tokens", 1.5, "an integer of at least 1, or None"),
-        ("max_length", -1, "an integer of at least 1, or None"),
-        ("max_length", True, "an integer of at least 1, or None"),
+        ("max_new_tokens", 0, "an integer of at least 1 and at most 2147483647, or None"),
+        ("max_new_tokens", 1.5, "an integer of at least 1 and at most 2147483647, or None"),
+        ("max_length", -1, "an integer of at least 1 and at most 2147483647, or None"),
+        ("max_length", True, "an integer of at least 1 and at most 2147483647, or None"),
         ("min_length", -1, "an integer >= 0"),
-        ("temperature", -0.1, "a finite number >= 0"),
-        ("temperature", math.nan, "a finite number >= 0"),
-        ("temperature", "hot", "a finite number >= 0"),
+        ("temperature", -0.1, "a finite number from 1e-30 to 1e+30"),
+        ("temperature", math.nan, "0, which is greedy"),
+        ("temperature", "hot", "0, which is greedy"),
         ("top_k", -1, "0 turns it off"),
         ("top_k", 2.0, "0 turns it off"),
         ("top_p", 0, "above 0 and up to 1"),
@@ -230,3 +232,73 @@ def test_no_stop_before_min_length_tokens() -> None:
 def test_ignored_eos_is_not_suppressed() -> None:
     params = SamplingParams(min_length=3, ignore_eos=True, stop_token_ids=(7,))
     assert suppressed_token_ids(0, params, EOS) == (7,)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("temperature", [0, 0.0, 1e-30, 1e30, np.float64(0.7), np.float16(2)]),
+        ("top_k", [0, 2**31 - 1, np.int64(7)]),
+        ("top_p", [1e-30, 1, np.float32(0.5)]),
+        ("min_p", [0, 0.9999999]),
+        ("repetition_penalty", [1e-6, 1e6]),
+        ("frequency_penalty", [-1e30, 1e30]),
+        ("length_penalty", [-10, 10.0]),
+        ("min_length", [2**31 - 1]),
+        ("no_repeat_ngram_size", [2**31 - 1]),
+        ("seed", [2**63 - 1]),
+    ],
+)
+def test_values_at_the_limits_are_taken(name: str, values: list[Any]) -> None:
+    for value in values:
+        assert getattr(SamplingParams(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("temperature", [1e300, 1e-45, 1e-31, 10**400, True, "1", Fraction(1, 2), Decimal("0.5")]),
+        ("top_k", [2**31, 2**63, 10**5000, 1.0, False, np.float64(2)]),
+        ("top_p", [1e-50, True]),
+        ("typical_p", [1e-50]),
+        ("min_p", [1 - 1e-12]),
+        ("repetition_penalty", [1e-7, 1e7, math.inf]),
+        ("presence_penalty", [1e31, math.nan]),
+        ("frequency_penalty", [-1e31]),
+        ("length_penalty", [300, math.inf]),
+        ("max_new_tokens", [2**31, -(10**5000)]),
+        ("max_length", [2**31]),
+        ("min_length", [2**31]),
+        ("no_repeat_ngram_size", [2**31]),
+        ("num_beams", [0, 2**31, 2.0]),
+        ("stop_token_ids", [[2**31], [True], [1.0], ["5"], {3: 1}, range(10**9), [10**5000]]),
+        ("stop", [[["a"]], {"a": 1}, ["x"] * 257, "x" * 16385, [None]]),
+        ("bad_words", [[[2**31]], [[True]], [{}], ["x"] * 10000, [[1] * 70000], {"a": 1}]),
+        ("logit_bias", [{2**31: 1}, {"9" * 5000: 1}, {5: True}, dict.fromkeys(range(20000), 1)]),
+        ("early_stopping", ["ever", 1, None, np.zeros(2)]),
+    ],
+)
+def test_what_no_operator_could_take_is_refused_in_a_short_message(
+    name: str, values: list[Any]
+) -> None:
+    for value in values:
+        with pytest.raises(UserError, match=name) as caught:
+            SamplingParams(**{name: value})
+        assert "allowed" in str(caught.value)
+        assert len(str(caught.value)) < 400
+
+
+def test_a_token_that_is_biased_twice_is_refused() -> None:
+    with pytest.raises(UserError, match="names token 5 twice"):
+        SamplingParams(logit_bias={5: 1.0, "5": 2.0})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("token", [1.5, 1.0, True, "5", None, [1]])
+def test_prompts_hold_whole_numbers_only(token: Any) -> None:
+    with pytest.raises(UserError, match="token 1 of a prompt is"):
+        Request(0, [3, token], SamplingParams())
+
+
+def test_prompts_may_be_arrays() -> None:
+    request = Request(0, np.array([3, 4], np.uint16), SamplingParams())  # type: ignore[arg-type]
+    assert [type(token) for token in request.token_ids] == [int, int]
