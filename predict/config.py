@@ -5,15 +5,18 @@ Imports no Paddle.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import numbers
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from predict.device import default_name, kind_of
-from predict.errors import UserError, nearest, one_of
+from predict.errors import UserError, nearest, one_of, quoted
 from predict.files import find_model_dir
-from predict.flags import FlagValues
+from predict.flags import FlagValues, check_name
+from predict.generation_config import DRAWING, FILE, Recommended, read_recommended
 from predict.quantization import (
     CACHE_TYPES,
     FP8_BLOCK,
@@ -22,8 +25,9 @@ from predict.quantization import (
     QuantSettings,
     parse_quant_type,
 )
+from predict.ranges import RANGES, check_range
 from predict.request import EarlyStopping, SamplingParams
-from predict.speculative import MAX_DRAFT_TOKENS, known_methods
+from predict.speculative import known_methods
 from predict.speculative.support import check_features
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -31,6 +35,44 @@ MODES = ("dynamic", "static")
 ATTENTIONS = ("reserved", "block", "append")
 BLOCK_SIZES = (16, 32, 64, 128)
 LOAD_FORMATS = ("auto", "dummy")
+
+
+class _Type(NamedTuple):
+    """Fields declared alike: what is allowed, and the value taken in, None where it is another."""
+
+    allowed: str
+    taken: Callable[[Any], Any]
+
+
+def _text(value: Any) -> str | None:
+    return os.fsdecode(value) if isinstance(value, (str, os.PathLike)) else None
+
+
+def _texts(value: Any) -> tuple[str, ...] | None:
+    fits = isinstance(value, (list, tuple)) and all(isinstance(text, str) for text in value)
+    return tuple(value) if fits else None
+
+
+def _number(kind: type, to: type) -> Callable[[Any], Any]:
+    """NumPy's numbers are taken as Python's; a boolean is none."""
+    return lambda value: (
+        to(value) if isinstance(value, kind) and not isinstance(value, bool) else None
+    )
+
+
+_TYPES: Mapping[str, _Type] = {
+    "str": _Type("a text", _text),
+    "bool": _Type("True or False", lambda value: value if isinstance(value, bool) else None),
+    "int": _Type("a whole number", _number(numbers.Integral, int)),
+    "float": _Type("a number", _number(numbers.Real, float)),
+    "tuple[str, ...]": _Type("a tuple of texts", _texts),
+    "tuple[int, ...]": _Type(
+        "a tuple of whole numbers",
+        lambda value: tuple(value) if isinstance(value, (list, tuple)) else None,
+    ),
+}
+# Fields that name files or folders.
+_PATHS = ("model_name_or_path", "model_prefix", "chat_template", "draft_model_name_or_path")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +118,7 @@ class EngineConfig:
     chat_template: str | None = None  # None: the tokenizer's own; none: off; else a file or folder
 
     def __post_init__(self) -> None:
+        self._check_types()
         choices: tuple[tuple[str, tuple[str, ...]], ...] = (
             ("dtype", DTYPES),
             ("mode", MODES),
@@ -92,21 +135,27 @@ class EngineConfig:
                 f"block_size {self.block_size} is not supported (allowed: {sizes}); "
                 "set --block_size to one of these"
             )
-        minimums = (("batch_size", 1), ("src_length", 1), ("max_length", 2), ("seed", 0))
-        for name, least in minimums:
-            if getattr(self, name) < least:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        for name in ("max_num_batched_tokens", "num_cache_blocks"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} is {value}; it must be at least 1")
         self._check_quantization()
         self._check_speculation()
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise UserError(
-                f"gpu_memory_utilization is {self.gpu_memory_utilization}; "
-                "it is a share of the device's memory, above 0 and at most 1"
-            )
+
+    def _check_types(self) -> None:
+        """Raises UserError for a field of another type than it is declared, or out of its range."""
+        for each in fields(self):
+            name, value = each.name, getattr(self, each.name)
+            kind, _, optional = str(each.type).partition(" | ")
+            if value is None and optional:
+                continue
+            taken = _TYPES[kind].taken(value)
+            if taken is None:
+                raise UserError(
+                    f"{name} {quoted(value)} is not supported (allowed: {_TYPES[kind].allowed}"
+                    f"{', or None' * bool(optional)})"
+                )
+            object.__setattr__(self, name, taken)
+            if name in RANGES:
+                check_range(name, taken, name)
+            if name in _PATHS:
+                check_name(name, taken)
 
     def _check_speculation(self) -> None:
         drafts = self.speculate_method == "draft_model"
@@ -128,35 +177,16 @@ class EngineConfig:
                     f"draft_model_quant_type {self.draft_model_quant_type} has a {brings} cache; "
                     "the draft model's cache is dense: use the type without c8"
                 )
-        for name, allowed in (
-            ("speculate_verify_window", range(1, MAX_DRAFT_TOKENS)),
-            ("speculate_max_candidate_len", range(2, 11)),
-        ):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if self.speculate_method is None:
+        for name in ("speculate_verify_window", "speculate_max_candidate_len"):
+            if self.speculate_method is None and getattr(self, name) is not None:
                 raise UserError(
                     f"--{name} says how drafts are verified, and there are none; add "
                     "--speculate_method, or leave it out"
-                )
-            if value not in allowed:
-                raise UserError(
-                    f"{name} is {value} (allowed: {allowed.start} to {allowed.stop - 1})"
                 )
         if self.speculate_method is None:
             return
         if self.speculate_method not in known_methods():
             raise one_of("speculate_method", self.speculate_method, known_methods())
-        if not 1 <= self.speculate_max_draft_token_num <= MAX_DRAFT_TOKENS:
-            raise UserError(
-                f"speculate_max_draft_token_num is {self.speculate_max_draft_token_num} (allowed: "
-                f"1 to {MAX_DRAFT_TOKENS}, which the attention operator takes with a token)"
-            )
-        if self.speculate_max_ngram_size < 1:
-            raise UserError(
-                f"speculate_max_ngram_size is {self.speculate_max_ngram_size} (allowed: 1 or more)"
-            )
         check_features(self)
 
     def _check_quantization(self) -> None:
@@ -292,12 +322,15 @@ class PredictorConfig:
         """
         _check_rules(flags)
         directory = find_model_dir(flags["model_name_or_path"])
-        notes = [*flags.notes, *(note.message for note in NOTES if note.broken(flags))]
+        notes = [*flags.notes]
         if directory != Path(flags["model_name_or_path"]):
             notes.append(f"{flags['model_name_or_path']} was found in {directory}")
         if flags["mode"] == "static":
             flags = _with_exported(flags, directory)
-            _check_rules(flags)
+        flags, left_out = _with_recommended(flags, directory)
+        notes += [note.message for note in NOTES if note.broken(flags)]
+        notes += left_out
+        _check_rules(flags)
         max_length = _max_length(flags)
         device, why_no_gpu = _device(flags)
         if why_no_gpu:
@@ -330,7 +363,9 @@ class PredictorConfig:
             benchmark=flags["benchmark"],
             benchmark_file=flags["benchmark_file"],
             num_requests=flags["total_request_num"] or flags["batch_size"],
-            max_new_tokens=flags["max_new_tokens"] or max_length - flags["src_length"],
+            max_new_tokens=min(
+                max_length - flags["src_length"], flags["max_new_tokens"] or max_length
+            ),
             notes=tuple(notes),
         )
 
@@ -429,15 +464,6 @@ RULES: tuple[Rule, ...] = (
         "bfloat16 takes half the memory",
     ),
     Rule(
-        lambda f: f.given("max_new_tokens") and f.given("max_length"),
-        "--max_new_tokens {max_new_tokens} limits the output and --max_length {max_length} limits "
-        "prompt and output together; give one of them",
-    ),
-    Rule(
-        lambda f: f.given("max_new_tokens") and f["max_new_tokens"] < 1,
-        "--max_new_tokens is {max_new_tokens}; it must be at least 1",
-    ),
-    Rule(
         lambda f: (
             f.given("max_length", "total_max_length")
             and f["total_max_length"] is not None
@@ -445,10 +471,6 @@ RULES: tuple[Rule, ...] = (
         ),
         "--max_length {max_length} is more than --total_max_length {total_max_length}, which is "
         "the limit on prompt and output together; leave --total_max_length out",
-    ),
-    Rule(
-        lambda f: f.given("total_request_num") and f["total_request_num"] < 1,
-        "--total_request_num is {total_request_num}; it must be at least 1",
     ),
     Rule(
         lambda f: (
@@ -538,9 +560,7 @@ RULES: tuple[Rule, ...] = (
         "--benchmark_file {benchmark_file} needs --benchmark",
     ),
     Rule(
-        lambda f: (
-            f["benchmark"] and f["max_new_tokens"] is None and _max_length(f) <= f["src_length"]
-        ),
+        lambda f: f["benchmark"] and _max_length(f) <= f["src_length"],
         "--benchmark fills every prompt to --src_length {src_length}, which leaves no room for "
         "output below --max_length {max_length}; raise --max_length or lower --src_length",
     ),
@@ -571,12 +591,16 @@ def _check_rules(flags: FlagValues) -> None:
 
 
 def _max_length(flags: FlagValues) -> int:
-    """Tokens of prompt and output together that one sequence may take."""
+    """Tokens of prompt and output together that one sequence may take: the tightest limit."""
+    limits = []
     if flags["max_new_tokens"] is not None:
-        return int(flags["src_length"] + flags["max_new_tokens"])
-    if flags["total_max_length"] is not None and not flags.given("max_length"):
-        return int(flags["total_max_length"])
-    return int(flags["max_length"])
+        limits.append(flags["src_length"] + flags["max_new_tokens"])
+    if flags["total_max_length"] is not None:
+        limits.append(flags["total_max_length"])
+    # An exported program has a limit of its own, which stands for the default.
+    if flags.given("max_length") or flags["mode"] == "static" or not limits:
+        limits.append(flags["max_length"])
+    return int(min(limits))
 
 
 def _device(flags: FlagValues) -> tuple[str, str]:
@@ -634,18 +658,63 @@ def _with_exported(flags: FlagValues, directory: Path) -> FlagValues:
     from predict.manifest import load_manifest  # it imports this module
 
     manifest = load_manifest(directory)
+    most = manifest.max_length
+    if flags.given("max_new_tokens") and flags["max_new_tokens"] >= most:
+        raise UserError(
+            f"--max_new_tokens {flags['max_new_tokens']} leaves no room for a prompt: this program "
+            f"was exported for {most} tokens of prompt and output together; lower it, or export "
+            "with a larger --max_length"
+        )
+    limited = flags.given("max_new_tokens") or flags.given("total_max_length")
     exported = {
         "dtype": manifest.dtype,
         "device": manifest.device,
         "inference_model": manifest.library_abi is not None,
         "block_size": manifest.block_size,
-        "max_length": min(flags["max_length"], manifest.max_length),
+        "max_length": most if limited else min(flags["max_length"], most),
     }
     if flags["avx_cachekv_type"] is None:
         types = {row: kind for kind, row in KV_FORMATS.items()}
         exported["cachekv_int8_type"] = types.get(manifest.kv_format)
     left_out = {name: exported[name] for name in exported if not flags.given(name)}
     return replace(flags, values={**flags.values, **left_out})
+
+
+def _with_recommended(flags: FlagValues, directory: Path) -> tuple[FlagValues, list[str]]:
+    """The flags, with the sampling that --generation_config asks for.
+
+    What a flag says stays; what is left out is told in one line, unless the flag said none.
+    """
+    wanted: str = flags["generation_config"]
+    if wanted != "none":
+        found = read_recommended(directory if wanted == "auto" else wanted)
+        if found is None:
+            return flags, [f"--generation_config {wanted}: there is no {FILE}"]
+        return replace(flags, values={**flags.values, **_not_given(flags, found)}), []
+    if flags.given("generation_config"):
+        return flags, []
+    try:
+        found = read_recommended(directory)
+    except UserError:  # nothing of it is taken, so that nothing in it is wrong
+        return flags, []
+    values = {} if found is None else _not_given(flags, found)
+    if found is None or all(value == flags[name] for name, value in values.items()):
+        return flags, []
+    said = [f"{name} {values[name]}" for name in found.values if name in values]
+    return flags, [
+        f"{found.path} recommends {', '.join(said) or 'sampling'}, which --generation_config auto "
+        "takes and none, the default, leaves out"
+    ]
+
+
+def _not_given(flags: FlagValues, found: Recommended) -> dict[str, Any]:
+    """What is recommended of the flags that the command line leaves open."""
+    values = dict(found.values)
+    if found.samples:
+        values.setdefault("top_k", 0)  # the flag's own default is greedy
+    if flags["decode_strategy"] != "sampling":
+        values = {name: value for name, value in values.items() if name not in DRAWING}
+    return {name: value for name, value in values.items() if not flags.given(name)}
 
 
 def _sampling_params(flags: FlagValues, max_length: int) -> SamplingParams:

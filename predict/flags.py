@@ -7,14 +7,18 @@ answer at once.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NoReturn
 
-from predict.errors import UserError, nearest
-from predict.files import parse_json
+from predict.errors import UserError, nearest, quoted
+from predict.files import MAX_JSON_DIGITS, parse_json
 from predict.quantization import ALIASES, CACHE_TYPES, SCHEMES
+from predict.ranges import RANGES, check_range
+
+MAX_NAME, MAX_PATH = 255, 4095  # bytes: NAME_MAX and PATH_MAX of Linux, less its final NUL
 
 Kind = Literal["str", "int", "float", "bool", "ints", "strs", "json", "texts"]
 
@@ -73,23 +77,60 @@ class Flag:
         """
         if self.default is None and text.lower() in self.null_words:
             return None
-        if self.kind == "str":
-            return self._choose(text)
         try:
-            return _PARSERS[self.kind](text)
+            if self.kind == "str":
+                return self._choose(text)
+            _check_text(text, self.kind)
+            value = _PARSERS[self.kind](text)
+            if self.name in RANGES:
+                for number in value if self.kind == "ints" else (value,):
+                    check_range("", number, self.name)
         except UserError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {_KIND_WORDS[self.kind]}") from None
+            raise argparse.ArgumentTypeError(
+                f"{quoted(text)} is not {_KIND_WORDS[self.kind]}"
+            ) from None
+        return value
 
     def _choose(self, text: str) -> str:
-        if not self.choices or text in self.choices:
-            return text
-        guess = nearest(text.lower(), self.choices)
-        hint = f"; did you mean {guess}?" if guess else ""
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not known (allowed: {', '.join(self.choices)}){hint}"
+        if self.choices and text not in self.choices:
+            guess = nearest(text.lower()[:MAX_NAME], self.choices)
+            hint = f"; did you mean {guess}?" if guess else ""
+            raise UserError(
+                f"{quoted(text)} is not known (allowed: {', '.join(self.choices)}){hint}"
+            )
+        check_name("", text)
+        return text
+
+
+def check_name(what: str, text: str) -> None:
+    """Raises UserError for a text that can be the name of no file: `what` it is, for the message.
+
+    Asking the system about such names fails in ways that say less.
+    """
+    if not text:
+        raise UserError(f"{what or 'it'} is empty; give a name, or leave it out")
+    if "\0" in text:
+        raise UserError(f"{what} {quoted(text)} has a NUL character; leave it out")
+    parts = os.fsencode(text).split(b"/")
+    if max(map(len, parts)) > MAX_NAME or sum(map(len, parts)) + len(parts) > MAX_PATH:
+        raise UserError(
+            f"{what} {quoted(text)} is too long for the name of a file (allowed: {MAX_NAME} bytes, "
+            f"{MAX_PATH} with all folders)"
         )
+
+
+def _check_text(text: str, kind: str) -> None:
+    """Raises UserError for bytes that are not UTF-8, which no tokenizer takes, and for NUL."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{quoted(text)} is not UTF-8 text (character {error.start + 1}); write it in UTF-8"
+        ) from None
+    if "\0" in text and kind != "texts":
+        raise UserError(f"{quoted(text)} has a NUL character; leave it out")
 
 
 _TRUE, _FALSE = ("true", "1", "yes", "y", "t", "on"), ("false", "0", "no", "n", "f", "off")
@@ -113,14 +154,27 @@ def _parse_bool(text: str) -> bool:
 
 
 def _parse_json(text: str) -> Any:
-    return parse_json(text, f"{text[:80]!r}")
+    return parse_json(text, quoted(text, 80))
+
+
+def _parse_int(text: str) -> int:
+    if len(text) > MAX_JSON_DIGITS:
+        raise UserError(f"{quoted(text)} has {len(text)} digits (allowed: {MAX_JSON_DIGITS})")
+    return int(text)
+
+
+def _parse_ints(text: str) -> list[int]:
+    values = [_parse_int(part) for part in text.strip("[] ").replace(",", " ").split()]
+    if not values:
+        raise ValueError(text)
+    return values
 
 
 _PARSERS: Mapping[str, Any] = {
-    "int": int,
+    "int": _parse_int,
     "float": float,
     "bool": _parse_bool,
-    "ints": lambda text: [int(part) for part in text.strip("[] ").replace(",", " ").split()],
+    "ints": _parse_ints,
     "strs": lambda text: text.strip("[] ").replace(",", " ").split(),
     "json": _parse_json,
     # A text may begin with a bracket; a list of texts begins with two characters.
@@ -238,7 +292,8 @@ FLAGS: tuple[Flag, ...] = (
          "Longest sequence in tokens, prompt and output together; at most the exported model's "
          "in static mode."),
     Flag(_LENGTHS, "max_new_tokens", "int", None,
-         "Longest output in tokens, in place of --max_length."),
+         "Longest output in tokens, in place of --max_length; with both, whichever is reached "
+         "first."),
     Flag(_LENGTHS, "min_length", "int", 0,
          "Output tokens before an end-of-text token may end it."),
     Flag(_LENGTHS, "total_max_length", "int", None,
@@ -282,6 +337,10 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_SAMPLING, "bad_words", "json", None,
          'Never completed: ["a word", [TOKEN_ID, ...], ...]; a word with and without a space in '
          "front."),
+    Flag(_SAMPLING, "generation_config", "str", "none",
+         "auto samples as the model's generation_config.json recommends, but for what a flag or a "
+         "key of the prompt says; the name of such a file, or of its folder, likewise; none leaves "
+         "it out."),
     Flag(_SAMPLING, "seed", "int", 0,
          "Same seed and flags, same output."),
     Flag(_ANSWERS, "stop", "texts", None,
@@ -548,10 +607,10 @@ def _underscored(word: str) -> str:
 def _unknown_error(word: str, flags: Sequence[Flag], prog: str) -> UserError:
     if not word.startswith("-"):
         return UserError(
-            f"{word!r} follows no flag that takes a value; write each value as --flag VALUE "
+            f"{quoted(word)} follows no flag that takes a value; write each value as --flag VALUE "
             "(quote a value with spaces)"
         )
-    name = word.lstrip("-").partition("=")[0]
+    name = quoted(word.lstrip("-").partition("=")[0])[1:-1]
     guess = nearest(name, [known for flag in flags for known in (flag.name, *flag.aliases)])
     hint = f"did you mean --{guess}?" if guess else f"{prog} --help lists the flags"
     return UserError(f"unknown flag --{name}; {hint}")

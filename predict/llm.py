@@ -46,6 +46,7 @@ from predict.engine.scheduler import Scheduler, SchedulerConfig
 from predict.errors import UserError, quoted
 from predict.formats import Layout, layout_of, with_stored_cache
 from predict.formats.online import Online
+from predict.generation_config import read_recommended
 from predict.host import peak_memory_bytes
 from predict.kv_formats import head_scales, kv_format_of
 from predict.manifest import check_manifest, load_manifest
@@ -563,6 +564,15 @@ class LLM:
             prompt_index,
             streamed,
         )
+
+    def default_params(self) -> SamplingParams:
+        """What the model's maker recommends for a request that says nothing itself.
+
+        Of its generation_config.json; SamplingParams() without one. Raises UserError naming file
+        and key.
+        """
+        found = read_recommended(self.config.model_name_or_path)
+        return SamplingParams() if found is None else found.params
 
     def chat_prompt(self, messages: Conversation) -> list[int]:
         """Token ids of a conversation behind which the model answers. Raises UserError."""

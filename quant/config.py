@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from predict.device import kind_of
-from predict.errors import UserError
-from predict.files import find_model_dir, read_json_object
+from predict.errors import UserError, quoted
+from predict.files import find_model_dir, json_type, read_json_object
 from predict.flags import Flag, FlagValues, no_effect, not_yet, parse_flags
 from predict.quantization import GROUP_SIZES, GROUPED, parse_quant_type
 
@@ -255,21 +255,14 @@ RULES: tuple[Rule, ...] = (
         lambda f: not f["weight_symmetric"] and _scheme(f) != "weight_only_int4",
         "--weight_symmetric false is for weight_only_int4, and --quant_type is {quant_type}",
     ),
-    Rule(
-        lambda f: not 0.0 < f["gptq_percdamp"] <= 1.0,
-        "--gptq_percdamp is {gptq_percdamp}; it is a share, above 0 and up to 1",
+    *(
+        Rule(
+            lambda f, name=name: f[f"{name}_min"] > f[f"{name}_max"],  # type: ignore[misc]
+            f"--{name}_min {{{name}_min}} is more than --{name}_max {{{name}_max}}; lower the "
+            "first or raise the second",
+        )
+        for name in ("search_alpha", "search_scale")
     ),
-)
-POSITIVE = (
-    "batch_size",
-    "src_length",
-    "ptq_step",
-    "shift_step",
-    "smooth_step",
-    "smooth_k_piece",
-    "awq_step",
-    "autoclip_step",
-    "gptq_step",
 )
 
 
@@ -401,9 +394,6 @@ class QuantConfig:
         for rule in RULES:
             if rule.broken(flags):
                 raise UserError(rule.message.format(**flags.values))
-        for name in POSITIVE:
-            if flags[name] < 1:
-                raise UserError(f"--{name} is {flags[name]}; it must be at least 1")
         group_size = flags["weightonly_group_size"]
         if flags["weight_quant_method"] == "groupwise" and group_size == -1:
             group_size = GROUP_SIZE
@@ -476,11 +466,16 @@ def _words_of(path: Path) -> list[str]:
     for name, value in read_json_object(path).items():
         if value is None:
             continue
-        words += [f"--{name}", _text(value)]
+        parts = value if isinstance(value, list) else [value]
+        for part in parts:
+            if isinstance(part, (dict, list)) or part is None:
+                raise UserError(
+                    f"{path}: {quoted(name)} has {json_type(part)}; a flag takes a text, a number, "
+                    "a boolean or a list of them"
+                )
+        words.append(f"--{name}={','.join(map(_text, parts))}")
     return words
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

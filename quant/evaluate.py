@@ -127,9 +127,11 @@ class EvaluateConfig:
             raise UserError("--model_name_or_path is needed: the directory of a checkpoint")
         if not flags["quant_type"]:
             raise UserError("--quant_type is needed: the rows of the table, separated by commas")
-        for name in ("src_length", "max_tokens", "ptq_step"):
-            if flags[name] is not None and flags[name] < 2 - (name == "ptq_step"):
-                raise UserError(f"--{name} is {flags[name]}; that is too little")
+        if flags["src_length"] < 2:
+            raise UserError(
+                f"--src_length is {flags['src_length']}, and a window needs 2 tokens at least: "
+                "each is told from those before it"
+            )
         model = find_model_dir(flags["model_name_or_path"])
         cache, group_size = flags["cachekv_int8_type"], flags["weightonly_group_size"]
         rows = tuple(parse_row(text, cache, group_size) for text in flags["quant_type"])

@@ -32,7 +32,7 @@ def test_models_and_tokens_are_those_usual_on_the_device() -> None:
     [
         (["--device", "tpu"], "tpu"),
         (["--ops", "gemm"], "gemm"),
-        (["--num_tokens", "0"], "at least 1"),
+        (["--num_tokens", "0"], "a whole number from 1 to"),
         (["--shapes", "llama-9b"], "llama-9b"),
         (["--kv_format", "dense,int3"], "int3"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +16,11 @@ from predict import device as devices
 from predict.config import RULES, EngineConfig, PredictorConfig
 from predict.errors import UserError
 from predict.flags import FLAGS, WORKS, Flag, markdown_table, not_yet, parse_flags
+from predict.generation_config import read_recommended
 from predict.manifest import FORMAT, Manifest
+from predict.ranges import RANGES
+from predict.request import SAMPLING_KEYS, SamplingParams
+from predict.speculative import MAX_DRAFT_TOKENS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -153,8 +158,7 @@ def test_the_readme_table_has_every_flag() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--max_new_tokens", "5", "--max_length", "9"], "give one of them"),
-        (["--max_new_tokens", "0"], "at least 1"),
+        (["--max_new_tokens", "0"], "--max_new_tokens: 0 is not supported .* from 1 to"),
         (["--max_length", "9", "--total_max_length", "8"], "more than --total_max_length"),
         (["--inference_model", "false", "--block_attn"], "--inference_model false turns off"),
         (["--inference_model", "false", "--avx_model"], "--inference_model false turns off"),
@@ -183,12 +187,12 @@ def test_the_readme_table_has_every_flag() -> None:
         (["--mode", "static", "--load_format", "dummy"], "brings its own"),
         (["--benchmark_file", "x"], "needs --benchmark"),
         (["--benchmark", "--max_length", "1024"], "no room for output"),
-        (["--total_request_num", "0"], "at least 1"),
+        (["--total_request_num", "0"], "a whole number from 1 to"),
         (["--block_size", "24"], "block_size 24 is not supported"),
-        (["--batch_size", "0"], "batch_size is 0"),
+        (["--batch_size", "0"], "--batch_size: 0 is not supported"),
         (["--temperature", "-1"], "temperature -1.0"),
         (["--top_k", "-1"], "top_k -1"),
-        (["--gpu_memory_utilization", "1.5"], "gpu_memory_utilization is 1.5"),
+        (["--gpu_memory_utilization", "1.5"], "--gpu_memory_utilization: 1.5 .* above 0 to 1"),
         (["--max_length", "10", "--min_length", "20"], "min_length 20"),
         (["--device", "cpuu"], "device 'cpuu'"),
     ],
@@ -266,6 +270,9 @@ def test_beam_flags_become_sampling_params(model: Path) -> None:
         (["--total_max_length", "4096"], 4096, None),
         (["--total_max_length", "4096", "--max_length", "1024"], 1024, None),
         (["--max_new_tokens", "16", "--src_length", "100"], 116, 16),
+        (["--max_new_tokens", "16", "--src_length", "100", "--max_length", "64"], 64, 16),
+        (["--max_new_tokens", "16", "--src_length", "100", "--max_length", "400"], 116, 16),
+        (["--max_new_tokens", "16", "--total_max_length", "64"], 64, 16),
     ],
 )
 def test_lengths(model: Path, words: list[str], max_length: int, max_new_tokens: int) -> None:
@@ -485,3 +492,196 @@ def test_batch_size_counts_prompts_where_each_has_beams(model: Path) -> None:
     search = ["--decode_strategy", "beam_search", "--num_beams", "3"]
     assert config_of(model, "--batch_size", "2", *search).engine.batch_size == 6
     assert config_of(model, "--batch_size", "2").engine.batch_size == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "max_length"),
+    [
+        (("--max_new_tokens", "8"), 64),
+        (("--max_new_tokens", "8", "--src_length", "20"), 28),
+        (("--total_max_length", "4096"), 64),
+        (("--max_length", "32", "--max_new_tokens", "8"), 32),
+        ((), 64),
+    ],
+)
+def test_static_mode_asks_for_no_more_than_was_exported(
+    tmp_path: Path, words: tuple[str, ...], max_length: int
+) -> None:
+    directory = exported(tmp_path / "export", max_length=64)
+    engine = config_of(directory, "--mode", "static", *words, dtype=None).engine
+    assert engine.max_length == max_length
+
+
+def test_an_output_that_no_exported_sequence_can_hold_is_refused(tmp_path: Path) -> None:
+    directory = exported(tmp_path / "export", max_length=64)
+    with pytest.raises(UserError, match=r"--max_new_tokens 64 leaves no room .* for 64 tokens"):
+        config_of(directory, "--mode", "static", "--max_new_tokens", "64", dtype=None)
+
+
+def all_flags() -> list[Flag]:
+    from predict.bench.kernels import FLAGS as KERNELS
+    from predict.bench.throughput import OWN_FLAGS
+    from quant.config import FLAGS as QUANTIZE
+    from quant.evaluate import FLAGS as EVALUATE
+
+    return [*FLAGS, *QUANTIZE, *EVALUATE, *KERNELS, *OWN_FLAGS]
+
+
+def test_every_number_of_a_command_line_has_a_range() -> None:
+    sampling = {*SAMPLING_KEYS, "num_return_sequences"}
+    listed = {"block_size", "weightonly_group_size", "weight_block_size"}  # have a few values each
+    for flag in all_flags():
+        if flag.kind in ("int", "float", "ints") and flag.availability.level == "works":
+            assert flag.name in RANGES or flag.name in sampling | listed, flag.name
+            if flag.name in RANGES and flag.default is not None:
+                assert flag.default in RANGES[flag.name], flag.name
+    assert RANGES["speculate_max_draft_token_num"].high == MAX_DRAFT_TOKENS
+
+
+@pytest.mark.parametrize("flag", [f for f in FLAGS if f.name in RANGES], ids=lambda f: f.name)
+@pytest.mark.parametrize("text", ["nan", "1e400", "-1", "1" + "0" * 30, "9" * 5000, "x", "\udcff"])
+def test_a_number_out_of_range_is_refused_by_its_flag(flag: Flag, text: str) -> None:
+    with pytest.raises(UserError, match=rf"--{flag.name}\b") as caught:
+        parse_flags([f"--{flag.name}", text])
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"batch_size": 0}, "batch_size 0 .*a whole number from 1 to 1048576"),
+        ({"batch_size": "8"}, "batch_size '8' .*a whole number"),
+        ({"batch_size": True}, "batch_size True"),
+        ({"batch_size": 2.0}, "batch_size 2.0"),
+        ({"max_length": 10**30}, "max_length 1000.*to 16777216"),
+        ({"max_length": None}, "max_length None"),
+        ({"seed": 2**63}, "seed 9223372036854775808"),
+        ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization nan"),
+        ({"gpu_memory_utilization": "0.5"}, "gpu_memory_utilization '0.5' .*a number"),
+        ({"inference_model": "false"}, "inference_model 'false' .*True or False"),
+        ({"prefix_caching": 1}, "prefix_caching 1 .*True or False"),
+        ({"skip_list_names": "lm_head"}, "skip_list_names 'lm_head' .*a tuple of texts"),
+        ({"skip_list_names": (1,), "quant_type": "a8w8"}, "skip_list_names .*a tuple of texts"),
+        ({"dtype": None}, "dtype None .*a text"),
+        ({"dtype": ["float32"]}, "dtype .*a text"),
+        ({"model_name_or_path": ""}, "model_name_or_path is empty"),
+        ({"model_name_or_path": 3}, "model_name_or_path 3"),
+        ({"model_name_or_path": "a\0b"}, "model_name_or_path .*NUL"),
+        ({"chat_template": "x" * 300}, "chat_template .*too long"),
+        ({"num_cache_blocks": 2**31}, "num_cache_blocks 2147483648"),
+        ({"speculate_max_draft_token_num": 16}, "speculate_max_draft_token_num 16"),
+    ],
+)
+def test_engine_config_refuses_wrong_types_and_ranges(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        EngineConfig(**{"model_name_or_path": "x", **values})
+
+
+def test_engine_config_takes_paths_lists_and_numpys_numbers() -> None:
+    import numpy as np
+
+    values: dict[str, Any] = {"batch_size": np.int64(4), "gpu_memory_utilization": np.float32(0.5)}
+    config = EngineConfig(
+        model_name_or_path=Path("x"),  # type: ignore[arg-type]
+        quant_type="a8w8",
+        skip_list_names=["head"],  # type: ignore[arg-type]
+        **values,
+    )
+    assert (config.model_name_or_path, config.skip_list_names) == ("x", ("head",))
+    assert (type(config.batch_size), type(config.gpu_memory_utilization)) == (int, float)
+
+
+@pytest.mark.parametrize("name", ["output_file", "data_file", "chat_template", "model_prefix"])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("a\0b", "a NUL character"), ("x" * 256, "too long"), ("a/" * 3000, "too long")],
+)
+def test_names_that_no_file_has_are_refused_by_their_flag(name: str, text: str, said: str) -> None:
+    with pytest.raises(UserError, match=rf"--{name}: .*{said}"):
+        parse_flags([f"--{name}", text])
+
+
+RECOMMENDED = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05}
+
+
+def with_recommended(model: Path, **values: Any) -> Path:
+    (model / "generation_config.json").write_text(json.dumps(values))
+    return model
+
+
+def test_what_the_model_recommends_is_left_out_with_one_line(model: Path) -> None:
+    with_recommended(model, **RECOMMENDED)
+    config = config_of(model, "--device", "cpu")
+    assert config.sampling_params == config_of(model, "--generation_config", "none").sampling_params
+    assert config.sampling_params.greedy
+    (note,) = config.notes
+    assert "recommends temperature 0.6, top_p 0.9, repetition_penalty 1.05, which" in note
+    assert "--generation_config auto" in note
+    words = ("--device", "cpu", "--generation_config", "none")
+    assert config_of(model, *words).notes == ()
+    given = ("--temperature", "1", "--top_p", "1", "--top_k", "0", "--repetition_penalty", "1.2")
+    assert config_of(model, "--device", "cpu", *given).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("values", "words", "expected"),
+    [
+        (RECOMMENDED, (), (0.6, 0, 0.9, 1.05)),
+        (RECOMMENDED, ("--temperature", "0.1", "--top_k", "9"), (0.1, 9, 0.9, 1.05)),
+        (RECOMMENDED, ("--decode_strategy", "greedy_search"), (0.0, 0, 1.0, 1.05)),
+        ({"top_k": 20}, (), (1.0, 20, 1.0, 1.0)),
+        ({"do_sample": True}, (), (1.0, 0, 1.0, 1.0)),
+        ({"do_sample": False, "temperature": 0.6}, (), (1.0, 1, 1.0, 1.0)),
+        ({"decode_strategy": "greedy_search", "top_p": 0.6}, (), (1.0, 1, 1.0, 1.0)),
+        ({"temperature": None, "eos_token_id": 2}, (), (1.0, 1, 1.0, 1.0)),
+    ],
+)
+def test_what_the_model_recommends_is_taken_when_asked(
+    model: Path, values: dict[str, Any], words: tuple[str, ...], expected: tuple[float, ...]
+) -> None:
+    with_recommended(model, **values)
+    for source in ("auto", str(model), str(model / "generation_config.json")):
+        config = config_of(model, "--device", "cpu", "--generation_config", source, *words)
+        params = config.sampling_params
+        got = (params.temperature, params.top_k, params.top_p, params.repetition_penalty)
+        assert got == expected
+        assert config.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"temperature": "hot"}, "generation_config.json: temperature 'hot'"),
+        ({"top_k": 0.5}, "generation_config.json: top_k 0.5"),
+        ({"top_p": 2}, "generation_config.json: top_p 2"),
+        ({"do_sample": "maybe"}, "do_sample 'maybe' .*allowed: true, false"),
+        ({"do_sample": [1]}, r"do_sample \[1\]"),
+    ],
+)
+def test_a_wrong_recommendation_is_refused_when_asked_for(
+    model: Path, values: dict[str, Any], said: str
+) -> None:
+    with_recommended(model, **values)
+    with pytest.raises(UserError, match=said):
+        config_of(model, "--generation_config", "auto")
+    assert config_of(model, "--device", "cpu").notes == ()
+
+
+def test_a_recommendation_that_is_not_there(model: Path, tmp_path: Path) -> None:
+    (note,) = config_of(model, "--device", "cpu", "--generation_config", "auto").notes
+    assert note == "--generation_config auto: there is no generation_config.json"
+    with pytest.raises(UserError, match=r"cannot read .*nothing.json"):
+        config_of(model, "--generation_config", str(tmp_path / "nothing.json"))
+
+
+def test_default_params_are_the_recommended_ones(model: Path) -> None:
+    with_recommended(model, **RECOMMENDED, max_new_tokens=99, top_k=20)
+    found = read_recommended(model)
+    assert found is not None
+    assert found.params == SamplingParams(
+        temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.05, max_new_tokens=99
+    )
+    with_recommended(model, do_sample=False, temperature=0.6)
+    found = read_recommended(model)
+    assert found is not None
+    assert found.params == SamplingParams(temperature=0.0)

@@ -304,3 +304,10 @@ def test_parameters_of_another_kind_are_refused(demo: LLM, params: Any, said: st
         demo.generate(PROMPTS[:2], params)
     with pytest.raises(UserError, match=re.escape(said)):
         list(demo.stream(PROMPTS[:2], params))
+
+
+def test_default_params_are_what_the_model_recommends(model: Path) -> None:
+    llm = LLM(EngineConfig(model_name_or_path=str(model)))
+    assert llm.default_params() == SamplingParams()
+    (model / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 3}')
+    assert llm.default_params() == SamplingParams(temperature=0.5, top_k=3)

@@ -333,7 +333,10 @@ def test_shards_are_joined_by_an_index(
         (["--quant_type", "a8w8", "--weight_quant_method", "abs_max"], "is for a8w8_fp8"),
         (["--quant_type", "a8w8", "--do_qat"], "--do_qat is not available"),
         (["--quant_type", "a8w8", "--fp8_type", "e5m2,e4m3"], "--fp8_type"),
-        (["--quant_type", "a8w8", "--ptq_step", "0"], "--ptq_step is 0"),
+        (
+            ["--quant_type", "a8w8", "--ptq_step", "0"],
+            "--ptq_step: 0 is not supported (allowed: a whole number from 1",
+        ),
         (["--quant_type", "a8w8", "--act_quant_method", "min"], "allowed: avg"),
         (["--quant_type", "wint8", "--skip_list_names", "proj"], "leaves no linear"),
         (["--quanttype", "a8w8"], "did you mean --quant_type?"),

@@ -683,10 +683,6 @@ def parse(argv: Sequence[str]) -> Settings:
         return chosen
 
     num_tokens = tuple(flags["num_tokens"] or DEFAULT_TOKENS[kind])
-    if not num_tokens or min(num_tokens) < 1:
-        raise UserError(f"--num_tokens is {num_tokens}; every number must be at least 1")
-    if flags["context_len"] < 1:
-        raise UserError(f"--context_len is {flags['context_len']}; it must be at least 1")
     return Settings(
         device=flags["device"],
         ops=names("ops", tuple(CASES)),

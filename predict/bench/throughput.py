@@ -349,14 +349,6 @@ def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, str | None]:
     output_file = Flag(GROUP, "output_file", "str", None, "Write the results as JSON.")
     kept = tuple(flag for flag in FLAGS if flag.name not in REPLACED)
     flags = parse_flags(argv, (*OWN_FLAGS, output_file, *kept), PROG, __doc__ or "")
-    for name, least in (("input_len", 1), ("output_len", 1), ("repetitions", 0)):
-        if flags[name] < least:
-            raise UserError(f"--{name} is {flags[name]}; it must be at least {least}")
-    for name in ("copy_edits", "draft_agreement"):
-        if not 0.0 <= flags[name] <= 1.0:
-            raise UserError(f"--{name} is {flags[name]}; it is a share, from 0 to 1")
-    if flags["num_requests"] is not None and flags["num_requests"] < 1:
-        raise UserError(f"--num_requests is {flags['num_requests']}; it must be at least 1")
     cases = parse_cases(flags["cases"] or ())
     given = [name for name in ("num_requests", "input_len", "output_len") if flags.given(name)]
     if cases and given:

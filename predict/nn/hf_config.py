@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +11,12 @@ from predict.errors import UserError
 from predict.files import read_json_object
 from predict.nn.rope import METHODS
 from predict.nn.spec import DecoderSpec, RopeSpec
+from predict.ranges import Range
 
 # What the field's tools wrote before "rope_type" had settled names.
 ROPE_METHOD_ALIASES = {"ntk": "dynamic", "dynamic_ntk": "dynamic"}
 MAX_SHOWN = 40  # characters of a wrong value in a message
 MAX_EOS_IDS = 1024
-
-
-@dataclass(frozen=True)
-class Range:
-    """The numbers that a key may have: `low` to `high`, without `low` itself where `above`."""
-
-    low: float
-    high: float
-    whole: bool = True
-    above: bool = False
-
-    def __contains__(self, value: object) -> bool:
-        # bool is an int in Python, but never a size in a config.
-        if isinstance(value, bool) or not isinstance(value, int if self.whole else (int, float)):
-            return False
-        return (value > self.low if self.above else value >= self.low) and value <= self.high
-
-    def __str__(self) -> str:
-        kind = "a whole number" if self.whole else "a number"
-        return f"{kind} {'above' if self.above else 'from'} {self.low:.15g} to {self.high:.15g}"
 
 
 def _whole(high: int, low: int = 1) -> Range:
