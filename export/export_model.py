@@ -3,51 +3,146 @@ r"""Exports a checkpoint to a static model that `predict/predictor.py --mode sta
     python export/export_model.py --model_name_or_path DIR --inference_model --output_path OUT \
         --dtype float32
 
-Takes the predictor's flags and --output_path. Traces the same decoder that dynamic mode calls, and
-writes <prefix>.json, <prefix>.pdiparams, config, tokenizer files and manifest.json.
+Takes the predictor's flags, --output_path and --overwrite. Traces the same decoder that dynamic
+mode calls, and writes <prefix>.json, <prefix>.pdiparams, config, tokenizer files and manifest.json:
+the same bytes for the same model and flags. Leaves with 0, 1 (a full disk, or an error inside), 2
+(wrong flags, files or model) or 128 + the number of the signal that ended it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 if __package__ in (None, ""):  # run as a script: import from the checkout, not from this folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from predict.command import run_command
 from predict.config import EngineConfig, PredictorConfig
-from predict.errors import UserError
-from predict.flags import FLAGS, Flag, parse_flags
+from predict.console import say, show
+from predict.errors import EXIT_FAILURE, EXIT_USAGE, UserError
+from predict.flags import FLAGS, Flag, FlagValues, parse_flags
+from predict.outputs import check_folder, locked, whole_folder
+from predict.signals import Signals
 
-OUTPUT_PATH = Flag(
-    "Input and output", "output_path", "str", None, "Directory to write the static model to."
+if TYPE_CHECKING:
+    from predict.kv_formats import HeadScales, KvFormat
+    from predict.manifest import Manifest
+    from predict.nn.decoder import Decoder
+    from predict.nn.spec import DecoderSpec
+
+OWN_FLAGS = (
+    Flag("Input and output", "output_path", "str", None, "Directory to write the static model to."),
+    Flag(
+        "Input and output",
+        "overwrite",
+        "bool",
+        False,
+        "Replace an earlier export in --output_path, once the new one is whole.",
+    ),
 )
 # Weights live in the program; everything else of a checkpoint goes along.
 COPIED = ("*.json", "*.model", "merges.txt", "vocab.txt", "*.jinja", "*.tiktoken")
 NOT_COPIED = ("*.index.json", "manifest.json")
+# Flags of a run, which PaddleNLP's scripts pass here too: none changes the program.
+OF_A_RUN = (
+    *("data_file", "output_file", "benchmark", "benchmark_file", "total_request_num"),
+    *("decode_strategy", "num_beams", "length_penalty", "early_stopping", "top_k", "top_p"),
+    *("min_p", "typical_p", "temperature", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "no_repeat_ngram_size", "logit_bias", "bad_words", "stop"),
+    *("stop_token_ids", "include_stop_str_in_output", "num_return_sequences", "best_of"),
+    *("logprobs", "prompt_logprobs", "min_length", "speculate_method"),
+)
 
 
-def export_model(config: EngineConfig, output_path: Path) -> None:
-    """Writes the static model of `config` to `output_path`, created where it does not exist.
+def export_model(
+    config: EngineConfig,
+    output_path: Path,
+    overwrite: bool = False,
+    signals: Signals | None = None,
+) -> None:
+    """Writes the static model of `config` to `output_path`, a new or an empty folder.
 
-    The manifest is written last, so that an interrupted export is not taken for a whole one.
-    Raises UserError where the checkpoint cannot be read or the directory not written.
+    It comes to be there whole, at the end; until then it is a folder beside. overwrite: replaces an
+    earlier export. signals: those that end the run, which wait while the folder is put in place.
+    Raises UserError where the checkpoint cannot be read or the folder not written.
     """
+
+    def check() -> None:
+        check_folder(
+            "output_path",
+            output_path,
+            folders={
+                name: getattr(config, name)
+                for name in ("model_name_or_path", "draft_model_name_or_path")
+            },
+            overwrite=_check_replaced if overwrite else None,
+        )
+
+    check()
+    with _parents(output_path), locked("output_path", output_path):
+        check()  # again: another process may have written it in between
+        _export(config, output_path, signals)
+
+
+@contextlib.contextmanager
+def _parents(path: Path) -> Iterator[None]:
+    """Makes the folders above `path`; removes them where nothing came to be in them."""
+    made = [folder for folder in path.absolute().parents if not folder.exists()]
+    try:
+        path.absolute().parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _not_written(path, error) from None
+    try:
+        yield
+    finally:
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _not_written(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"the static model cannot be written to {path}: {error.strerror or error}; choose another "
+        "--output_path, or make room there",
+        EXIT_FAILURE if error.errno == errno.ENOSPC else EXIT_USAGE,
+    )
+
+
+def _check_replaced(folder: Path) -> None:
+    """Raises UserError unless an export is all that is in the folder."""
+    from predict.manifest import FILE_NAME
+
+    if not (folder / FILE_NAME).is_file():
+        raise UserError(
+            f"--overwrite replaces earlier exports, and {folder} holds none (no {FILE_NAME}); "
+            "choose another --output_path, or empty it yourself"
+        )
+    known = (*COPIED, "*.pdiparams")
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() or not any(path.match(pattern) for pattern in known):
+            raise UserError(
+                f"--overwrite would remove {path}, which no export wrote; move it away, or choose "
+                "another --output_path"
+            )
+
+
+def _export(config: EngineConfig, output_path: Path, signals: Signals | None) -> None:
     from predict import library, llm
+    from predict.engine.exported import check_program
     from predict.engine.program import save_program
     from predict.formats import with_stored_cache
-    from predict.kv_formats import SCALES_FILE, head_scales, kv_format_of, save_head_scales
-    from predict.manifest import FILE_NAME, FORMAT, Manifest
-    from predict.nn.decoder import layer_schemes
+    from predict.kv_formats import head_scales, kv_format_of
+    from predict.progress import Progress
 
     source = Path(config.model_name_or_path)
-    if output_path.resolve() == source.resolve():
-        raise UserError(
-            f"--output_path {output_path} is the checkpoint's own directory; choose another one"
-        )
     device = llm.choose_gpu(config)
     spec, reader = llm.read_spec(source)
     config = with_stored_cache(config, reader)
@@ -58,70 +153,129 @@ def export_model(config: EngineConfig, output_path: Path) -> None:
 
     if device is None:
         paddle.set_device("cpu")
-    compiled = library.load() if llm.is_compiled(backend) else None
-    decoder = llm.load_decoder(config, spec, reader, backend, device)
-    try:
-        output_path.mkdir(parents=True, exist_ok=True)
-        (output_path / FILE_NAME).unlink(missing_ok=True)
-        save_program(
-            backend,
-            decoder,
-            spec,
-            config.block_size,
-            config.dtype,
-            output_path,
-            config.model_prefix,
-            config.kv_format,
+    abi = library.require().metadata.abi if llm.is_compiled(backend) else None
+    with Progress(spec.num_layers, unit="layer") as progress:
+        decoder = llm.load_decoder(
+            config, spec, reader, backend, device, lambda layer: progress.on_finished()
         )
-        for pattern in COPIED:
-            for path in sorted(source.glob(pattern)):
-                if not any(path.match(other) for other in NOT_COPIED):
-                    shutil.copy(path, output_path / path.name)
-        if scales is not None and not (source / SCALES_FILE).exists():
-            save_head_scales(kv_format, output_path, scales)
-        Manifest(
-            format=FORMAT,
-            paddle_version=paddle.__version__,
-            library_abi=None if compiled is None else compiled.metadata.abi,
-            device=config.device.partition(":")[0],
-            dtype=config.dtype,
-            scheme=layer_schemes(decoder),
-            head_scheme=decoder.head.scheme,
-            rounded=dataclasses.asdict(config.quantization),
-            block_size=config.block_size,
-            max_length=config.max_length,
-            num_layers=spec.num_layers,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            vocab_size=spec.vocab_size,
-            eos_token_ids=list(spec.eos_token_ids),
-            model_type=spec.model_type,
-            kv_format=config.kv_format,
-        ).save(output_path)
+    try:
+        with whole_folder(output_path, partial(_unbroken, signals)) as folder:
+            _stage("tracing the program")
+            save_program(
+                backend,
+                decoder,
+                spec,
+                config.block_size,
+                config.dtype,
+                folder,
+                config.model_prefix,
+                config.kv_format,
+            )
+            _stage("writing the other files")
+            _copy_files(source, folder, f"{config.model_prefix}.json", kv_format, scales)
+            manifest = _manifest(config, spec, decoder, folder, paddle.__version__, abi)
+            check_program(manifest, spec, folder, config.model_prefix)
+            manifest.save(folder)
     except OSError as error:
-        raise UserError(
-            f"the static model cannot be written to {output_path}: {error.strerror}; choose "
-            "another --output_path, or make room there"
-        ) from None
+        raise _not_written(output_path, error) from None
+
+
+@contextlib.contextmanager
+def _unbroken(signals: Signals | None) -> Iterator[None]:
+    """Ends the export if a signal came; one that comes now finds it done."""
+    if signals is None:
+        yield
+        return
+    signals.check()
+    with signals.held("the static model is just being put in its place"):
+        yield
+
+
+def _stage(what: str) -> None:
+    """Says what is being done, to somebody who waits for it."""
+    if sys.stderr.isatty():
+        say(what)
+
+
+def _copy_files(
+    source: Path, folder: Path, program: str, kv_format: KvFormat, scales: list[HeadScales] | None
+) -> None:
+    """Copies what else a run reads. program: the name of a file that is the export's own."""
+    from predict.kv_formats import SCALES_FILE, save_head_scales
+
+    for pattern in COPIED:
+        for path in sorted(source.glob(pattern)):
+            own = path.name == program or any(path.match(other) for other in NOT_COPIED)
+            if path.is_file() and not own:
+                shutil.copyfile(path, folder / path.name)
+    if scales is not None and not (source / SCALES_FILE).exists():
+        save_head_scales(kv_format, folder, scales)
+
+
+def _manifest(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    decoder: Decoder,
+    folder: Path,
+    paddle_version: str,
+    library_abi: int | None,
+) -> Manifest:
+    """What the export in `folder` is, its files' digests included."""
+    from predict.manifest import FORMAT, FileDigest, Manifest
+    from predict.nn.decoder import layer_schemes
+
+    rounded = dataclasses.asdict(config.quantization)
+    return Manifest(
+        format=FORMAT,
+        paddle_version=paddle_version,
+        library_abi=library_abi,
+        device=config.device.partition(":")[0],
+        dtype=config.dtype,
+        scheme=layer_schemes(decoder),
+        head_scheme=decoder.head.scheme,
+        rounded={**rounded, "skip": list(config.quantization.skip)},
+        block_size=config.block_size,
+        max_length=config.max_length,
+        num_layers=spec.num_layers,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=list(spec.eos_token_ids),
+        model_type=spec.model_type,
+        kv_format=config.kv_format,
+        files={path.name: FileDigest.of(path) for path in sorted(folder.iterdir())},
+    )
+
+
+def _notes(flags: FlagValues) -> Iterator[str]:
+    """What is to be said of flags before the work."""
+    given = [f"--{name}" for name in OF_A_RUN if flags.given(name)]
+    if given:
+        verb = "has" if len(given) == 1 else "have"
+        yield f"{', '.join(given)} {verb} no effect here: give it to the run of the static model"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    description = "Exports a checkpoint to a static model for --mode static."
-    try:
-        flags = parse_flags(argv, (*FLAGS, OUTPUT_PATH), "export_model.py", description)
+
+    def action(signals: Signals) -> int:
+        words = list(sys.argv[1:] if argv is None else argv)
+        description = "Exports a checkpoint to a static model for --mode static."
+        flags = parse_flags(words, (*FLAGS, *OWN_FLAGS), "export_model.py", description)
         if flags["output_path"] is None:
             raise UserError("--output_path is needed: the directory to write the static model to")
+        if not flags["output_path"]:
+            raise UserError("--output_path is empty; give the directory to write to")
         if flags["mode"] != "dynamic":
             raise UserError("--mode static runs an exported model; leave --mode out when exporting")
-        config = PredictorConfig.from_flags(flags).engine
-        export_model(config, Path(flags["output_path"]))
-    except UserError as error:
-        print(f"export_model.py: error: {error}", file=sys.stderr)
-        return error.exit_code
-    print(f"The static model is in {flags['output_path']}.")
-    return 0
+        config = PredictorConfig.from_flags(flags)
+        for note in (*config.notes, *_notes(flags)):
+            say(f"note: {note}")
+        export_model(config.engine, Path(flags["output_path"]), flags["overwrite"], signals)
+        show(f"The static model is in {flags['output_path']}.")
+        return 0
+
+    return run_command(action, "interrupted: nothing was exported; what was there is as it was")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from predict.conversation import Message, conversation_messages
 from predict.draft import read_draft
 from predict.engine.detokenizer import Detokenizer
 from predict.engine.engine import Engine
+from predict.engine.exported import check_export
 from predict.engine.kv_cache import (
     DTYPE_BYTES,
     allocate_caches,
@@ -49,7 +50,6 @@ from predict.formats.online import Online
 from predict.generation_config import read_recommended
 from predict.host import peak_memory_bytes
 from predict.kv_formats import head_scales, kv_format_of
-from predict.manifest import check_manifest, load_manifest
 from predict.models import family_of
 from predict.nn.decoder import Decoder, build_decoder, expected_tensors
 from predict.nn.hf_config import ConfigReader
@@ -170,8 +170,8 @@ class Weights:
         """Bytes of the weights as they will lie in memory."""
         return weight_bytes(self.plan, self.layout.scheme, self.config.dtype)
 
-    def read(self) -> Decoder:
-        """The decoder, its weights in place. Called once."""
+    def read(self, on_layer: Callable[[int], None] | None = None) -> Decoder:
+        """The decoder, its weights in place. Called once. on_layer: called with each that is."""
         try:
             return build_decoder(
                 self.plan,
@@ -180,6 +180,7 @@ class Weights:
                 self.config.dtype,
                 self.compiled,
                 self.config.max_length,
+                on_layer,
                 place=self.place,
                 kv_format=self.config.kv_format,
             )
@@ -247,11 +248,12 @@ def load_decoder(
     reader: ConfigReader,
     backend: ModuleType,
     device: Device | None = None,
+    on_layer: Callable[[int], None] | None = None,
 ) -> Decoder:
     """Reads the checkpoint of `config` into a decoder, once it is checked. See open_weights."""
     weights = open_weights(config, spec, reader, backend, device)
     check_memory([weights], device)
-    return weights.read()
+    return weights.read(on_layer)
 
 
 def check_memory(opened: Sequence[Weights], device: Device | None) -> None:
@@ -386,10 +388,9 @@ class LLM:
             check_memory(opened, self.device)
         networks: list[Network] = []
         if config.mode == "static":
-            manifest = load_manifest(config.model_name_or_path)
             loaded = library.require() if is_compiled(self.backend) else None
             abi = None if loaded is None else loaded.metadata.abi
-            check_manifest(manifest, config, paddle.__version__, abi)
+            check_export(config, self.spec, paddle.__version__, abi)
             directory = Path(config.model_name_or_path)
             program = load_program(directory, config.model_prefix, self.device)
             networks.append(partial(static_forward, program))

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import fcntl
+import glob
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from predict.errors import UserError
@@ -58,6 +63,139 @@ def check_output(
         raise UserError(
             f"--{flag} {path} cannot be written: no permission to create files in {real.parent}"
         )
+
+
+def check_folder(
+    flag: str,
+    path: str | Path,
+    *,
+    folders: Mapping[str, str | Path | None],
+    overwrite: Callable[[Path], None] | None = None,
+) -> None:
+    """Raises UserError when a new folder cannot come to be at `path`, or would take something away.
+
+    Nothing may be there but an empty folder. flag: the output's own, without dashes. folders: of
+    models and adapters, by flag. overwrite: where --overwrite was given, says whether what is there
+    may be replaced: raises UserError where not. Links are followed. Nothing is created or removed.
+    """
+    path = Path(path)
+    real = Path(os.path.realpath(path))
+    for other, name in folders.items():
+        if name is None:
+            continue
+        model = Path(os.path.realpath(name))
+        if real == model:
+            raise UserError(
+                f"--{flag} {path} is the folder of --{other}, which must stay as it is; choose "
+                f"another --{flag}"
+            )
+        if real.is_relative_to(model) or model.is_relative_to(real):
+            where = "lies in" if real.is_relative_to(model) else "holds"
+            raise UserError(
+                f"--{flag} {path} {where} the folder of --{other} {name}, whose files must stay as "
+                f"they are; choose another --{flag}"
+            )
+    marker = next((name for name in MODEL_FILES if (real.parent / name).is_file()), None)
+    if marker is not None:
+        raise UserError(
+            f"--{flag} {path} lies in {real.parent}, which holds a model ({marker}); choose "
+            f"another --{flag}"
+        )
+    if not real.exists() and os.path.lexists(real):
+        raise UserError(f"--{flag} {path} is a link that leads nowhere; remove it")
+    if real.exists() and not real.is_dir():
+        raise UserError(f"--{flag} {path} is a file; give the name of a folder")
+    if real.is_dir() and os.path.ismount(real):
+        raise UserError(
+            f"--{flag} {path} is where a file system is mounted, and the folder is put in its "
+            f"place whole; give the name of a folder below it"
+        )
+    ancestor = next(folder for folder in real.parents if os.path.lexists(folder))
+    if not ancestor.is_dir():
+        raise UserError(f"--{flag} {path}: {ancestor} is a file, not a folder")
+    if not os.access(ancestor, os.W_OK | os.X_OK):
+        raise UserError(
+            f"--{flag} {path} cannot be written: no permission to create files in {ancestor}"
+        )
+    if real.is_dir() and any(real.iterdir()):
+        if overwrite is None:
+            raise UserError(
+                f"--{flag} {path} is not empty; add --overwrite to replace an earlier export "
+                f"there, or choose another --{flag}"
+            )
+        overwrite(real)
+
+
+@contextlib.contextmanager
+def whole_folder(
+    path: str | Path, unbroken: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> Iterator[Path]:
+    """An empty folder beside `path`, which at the end of the block takes its place, or not at all.
+
+    Its files are on disk by then. What was at `path` stays until that moment, and is then removed.
+    unbroken: makes a context for that moment. For one who holds the lock of `path`: what killed
+    processes left beside it is removed first.
+    """
+    real = Path(os.path.realpath(path))
+    _restore(real)
+    part = Path(tempfile.mkdtemp(prefix=f".{real.name}.", suffix=".part", dir=real.parent))
+    try:
+        os.chmod(part, 0o777 & ~_umask())
+        yield part
+        for file in part.rglob("*"):
+            _sync(file)
+        sync_folder(part)
+        with unbroken():
+            _exchange(part, real)
+            sync_folder(real.parent)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)  # half-made, or what stood there before
+
+
+def _restore(real: Path) -> None:
+    """Ends what a killed `whole_folder` began: an old folder returns if no new one came."""
+    for old in real.parent.glob(f".{glob.escape(real.name)}.*.old"):
+        if real.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(real)
+    for part in real.parent.glob(f".{glob.escape(real.name)}.*.part"):
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir():
+        sync_folder(path)
+        return
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _exchange(part: Path, real: Path) -> None:
+    """Puts `part` at `real`, in one step where the system can swap two names."""
+    try:
+        part.rename(real)  # nothing there, or an empty folder
+        return
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    if _swapped(part, real):
+        return
+    old = part.with_suffix(".old")
+    real.rename(old)
+    part.rename(real)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _swapped(one: Path, other: Path) -> bool:
+    """Whether Linux swapped two names (renameat2 with RENAME_EXCHANGE)."""
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return False
+    return bool(call(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
 
 
 def is_special(path: str | Path) -> bool:
@@ -170,6 +308,10 @@ def _mode_of(path: Path) -> int:
     try:
         return path.stat().st_mode & 0o7777
     except OSError:
-        mask = os.umask(0)
-        os.umask(mask)
-        return 0o666 & ~mask
+        return 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

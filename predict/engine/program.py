@@ -13,7 +13,7 @@ from predict.errors import UserError
 from predict.kv_formats import kv_format_of
 from predict.nn import decoder as network
 from predict.nn.decoder import Decoder, map_tensors
-from predict.nn.inputs import FIELDS, ForwardInputs, cache_tensors, input_specs
+from predict.nn.inputs import ForwardInputs, cache_tensors, input_specs
 from predict.nn.spec import DecoderSpec
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ TRACED_MODULES = (
     "predict.reference",
     "predict.schemes",
 )
+PROGRAM_ENDINGS = ("json", "pdiparams")
 POOL_MEBIBYTES = 64  # Paddle's own pool for a program on a native GPU; it grows
 
 
@@ -55,7 +56,12 @@ def save_program(
 
         def __init__(self) -> None:
             super().__init__()
-            map_tensors(decoder, lambda path, tensor: self.register_buffer(path, tensor))
+            map_tensors(decoder, self._keep)
+
+        def _keep(self, path: str, tensor: Tensor) -> None:
+            # Paddle counts the names of tensors up: those of the tree are the same in each run.
+            tensor.name = path
+            self.register_buffer(path, tensor)
 
         def forward(
             self, inputs: list[Tensor], caches: list[Tensor]
@@ -83,18 +89,12 @@ def save_program(
 def load_program(directory: Path, prefix: str, device: Device | None = None) -> Any:
     """A paddle.inference predictor whose `run` takes FIELDS, then the caches, in that order.
 
-    device: the GPU that it was exported for; None for the CPU.
-    Raises UserError where the program's files are missing or its inputs are others.
+    Of files that `predict.engine.exported.check_export` has passed. device: the GPU that it was
+    exported for; None for the CPU. Raises UserError where Paddle does not take the program.
     """
     from paddle import inference
 
-    files = [directory / f"{prefix}.{ending}" for ending in ("json", "pdiparams")]
-    missing = [str(path) for path in files if not path.exists()]
-    if missing:
-        raise UserError(
-            f"the exported program lacks {' and '.join(missing)}; export it again with "
-            "export/export_model.py, or name its stem with --model_prefix"
-        )
+    files = [directory / f"{prefix}.{ending}" for ending in PROGRAM_ENDINGS]
     settings = inference.Config(*map(str, files))
     settings.disable_glog_info()
     if device is None:
@@ -107,13 +107,12 @@ def load_program(directory: Path, prefix: str, device: Device | None = None) -> 
     settings.switch_ir_optim(True)
     settings.enable_new_executor()
     settings.enable_new_ir()
-    with library.quiet_registration():
-        predictor = inference.create_predictor(settings)
-    names = predictor.get_input_names()
-    expected = [field.name for field in FIELDS]
-    if names[: len(expected)] != expected:
+    try:
+        with library.quiet_registration():
+            return inference.create_predictor(settings)
+    except (ValueError, RuntimeError) as error:  # Paddle's own, of a program that it cannot read
+        lines = [line for line in str(error).splitlines() if line.strip()] or ["no further detail"]
         raise UserError(
-            f"{files[0]} takes {', '.join(names[:8])}, not {', '.join(expected)}; it was exported "
-            "by another version: export it again with export/export_model.py"
-        )
-    return predictor
+            f"Paddle does not load {files[0]}: {lines[-1][:300]}; export the model again with "
+            "export/export_model.py"
+        ) from None
