@@ -307,6 +307,7 @@ class PredictorConfig:
     sampling_params: SamplingParams
     data_file: str | None  # None: the built-in prompt
     output_file: str
+    resume: bool = False  # go on from the journal beside output_file
     benchmark: bool
     benchmark_file: str | None
     num_requests: int  # of the benchmark, or copies of the built-in prompt
@@ -360,6 +361,7 @@ class PredictorConfig:
             sampling_params=sampling_params,
             data_file=flags["data_file"],
             output_file=flags["output_file"],
+            resume=flags["resume"],
             benchmark=flags["benchmark"],
             benchmark_file=flags["benchmark_file"],
             num_requests=flags["total_request_num"] or flags["batch_size"],

@@ -7,7 +7,6 @@ from difflib import get_close_matches
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell expects
 
 
 class UserError(ValueError):

@@ -238,7 +238,11 @@ FLAGS: tuple[Flag, ...] = (
          'Prompts: JSON lines {"src": ..., "tgt": ...} or one JSON list of them; src is a text '
          "or a conversation. Without it a built-in prompt runs."),
     Flag(_FILES, "output_file", "str", "output.json",
-         'Results: JSON lines {"src", "tgt", "output"} in input order, each written once done.'),
+         'Results: JSON lines {"src", "tgt", "output"} in input order. The file is replaced once '
+         "all are there; until then OUTPUT_FILE.journal has each answer that is finished."),
+    Flag(_FILES, "resume", "bool", False,
+         "Go on after an interrupted run of the same command: answers in its journal are kept, "
+         "and the other prompts run."),
     Flag(_RUN, "device", "str", "gpu",
          "cpu, gpu or gpu:N. When not given: gpu where one is usable and the compiled operators "
          "run, else cpu; an exported model runs where it was exported for.",

@@ -16,8 +16,16 @@ from pathlib import Path
 
 from predict.errors import UserError
 
-# A folder with one of these holds a model, an adapter or an exported program.
+# A folder with one of these, beside weights, holds a model, an adapter or an exported program.
 MODEL_FILES = ("config.json", "manifest.json", "adapter_config.json", "lora_config.json")
+WEIGHTS = (
+    "*.safetensors",
+    "*.pdparams",
+    "*.pdiparams",
+    "*.bin",
+    "*.gguf",
+    "*.safetensors.index.json",
+)
 
 
 def check_output(
@@ -40,18 +48,22 @@ def check_output(
                 f"--{flag} {path} is the file of --{other}, too; choose another --{flag}"
             )
     for other, name in (folders or {}).items():
-        if name is not None and real.is_relative_to(os.path.realpath(name)):
+        if name is not None and _is_in(real, Path(os.path.realpath(name))):
             raise UserError(
                 f"--{flag} {path} lies in the folder of --{other} {name}, whose files must stay as "
                 f"they are; choose another --{flag}"
             )
     if path.is_dir():
         raise UserError(f"--{flag} {path} is a directory; give the name of a file")
+    if is_special(path):
+        if not os.access(path, os.W_OK):
+            raise UserError(f"--{flag} {path} cannot be written: permission denied")
+        return
     if not path.parent.is_dir():
         raise UserError(
             f"--{flag} {path}: the directory {path.parent} does not exist; create it first"
         )
-    marker = next((name for name in MODEL_FILES if (real.parent / name).is_file()), None)
+    marker = _model_file(real.parent)
     if marker is not None:
         raise UserError(
             f"--{flag} {path} lies in {real.parent}, which holds a model ({marker}); choose "
@@ -59,7 +71,7 @@ def check_output(
         )
     if real.exists() and not os.access(real, os.W_OK):
         raise UserError(f"--{flag} {path} cannot be written: permission denied")
-    if not is_special(real) and not os.access(real.parent, os.W_OK):
+    if not os.access(real.parent, os.W_OK):
         raise UserError(
             f"--{flag} {path} cannot be written: no permission to create files in {real.parent}"
         )
@@ -199,9 +211,30 @@ def _swapped(one: Path, other: Path) -> bool:
 
 
 def is_special(path: str | Path) -> bool:
-    """Whether `path` is a device or a pipe, which is written as it is."""
+    """Whether `path` is a device, a pipe or a stream of this process, and written as it is."""
     path = Path(path)
-    return path.exists() and not path.is_file()
+    return stream_number(path) is not None or (path.exists() and not path.is_file())
+
+
+def stream_number(path: Path) -> int | None:
+    """The number of this process's stream that a path means; None for any other path.
+
+    /dev/stdout leads to the file behind it, which must not be replaced while it is printed to.
+    """
+    own = (f"/proc/{os.getpid()}/fd", f"/proc/{os.getpid()}/task/{os.getpid()}/fd")
+    for _ in range(8):  # links to links
+        if os.path.realpath(path.parent) in own and path.name.isdecimal():
+            return int(path.name)
+        if not path.is_symlink():
+            return None
+        path = path.parent / os.readlink(path)
+    return None
+
+
+def open_special(path: Path) -> int:
+    """A descriptor to write to a device, a pipe or a stream. Raises OSError."""
+    number = stream_number(path)
+    return os.open(path, os.O_WRONLY) if number is None else os.dup(number)
 
 
 @contextlib.contextmanager
@@ -212,12 +245,14 @@ def locked(flag: str, path: str | Path) -> Iterator[None]:
     Raises UserError naming the process that has it.
     """
     real = Path(os.path.realpath(path))
-    if is_special(real) and not real.is_dir():
+    if is_special(path) and not real.is_dir():
         yield
         return
     lock = real.with_name(f".{real.name}.lock")
     descriptor = _lock(flag, Path(path), lock)
     try:
+        for part in real.parent.glob(f".{glob.escape(real.name)}.*.part"):
+            part.unlink(missing_ok=True)  # of a run that was killed while it wrote
         yield
     finally:
         # Unlinked while it is held: whoever opened it before finds that it is no longer there.
@@ -225,23 +260,26 @@ def locked(flag: str, path: str | Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def write_whole(path: str | Path, data: bytes) -> None:
+def write_whole(path: str | Path, data: bytes | Iterator[bytes]) -> None:
     """Makes `data` the content of `path`, on disk, or leaves `path` as it was. Raises OSError.
 
-    A device or a pipe is written as it is.
+    data: also in pieces, which are never in memory together. A device or a pipe is written as it
+    is.
     """
-    real = Path(os.path.realpath(path))
-    if is_special(real):
-        with real.open("wb") as file:
-            file.write(data)
+    pieces = iter((data,)) if isinstance(data, bytes) else data
+    path = Path(path)
+    if is_special(path):
+        with os.fdopen(open_special(path), "wb") as file:
+            file.writelines(pieces)
         return
+    real = Path(os.path.realpath(path))
     descriptor, part = tempfile.mkstemp(prefix=f".{real.name}.", suffix=".part", dir=real.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(part, _mode_of(real))
+        os.chmod(part, mode_of(real))
         os.replace(part, real)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -258,6 +296,23 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _is_in(real: Path, folder: Path) -> bool:
+    """Whether a file lies below a folder, or is another name (a hard link) of one that does."""
+    if real.is_relative_to(folder):
+        return True
+    if not real.is_file() or real.stat().st_nlink == 1:
+        return False
+    return any(_same(real, path) for path in folder.rglob("*") if path.is_file())
+
+
+def _model_file(folder: Path) -> str | None:
+    """The file by which a folder is a model's; None where it is not."""
+    markers = [name for name in MODEL_FILES if (folder / name).is_file()]
+    if markers and any(True for pattern in WEIGHTS for _ in folder.glob(pattern)):
+        return markers[0]
+    return None
 
 
 def _same(real: Path, other: Path) -> bool:
@@ -303,7 +358,7 @@ def _is_there(descriptor: int, lock: Path) -> bool:
         return False
 
 
-def _mode_of(path: Path) -> int:
+def mode_of(path: Path) -> int:
     """The permissions of the file that is replaced, or those that a new one gets."""
     try:
         return path.stat().st_mode & 0o7777

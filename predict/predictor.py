@@ -19,13 +19,17 @@ if (
     sys.path[:] = [path for path in sys.path if os.path.realpath(path) != _HERE]
     sys.path.insert(0, os.path.dirname(_HERE))
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from predict.command import run_command
 from predict.console import say
-from predict.errors import EXIT_FAILURE, EXIT_INTERRUPTED
+from predict.errors import EXIT_FAILURE
 from predict.flags import parse_flags
+from predict.outputs import check_output, is_special, locked
+from predict.signals import Signals, exit_code
 
 if TYPE_CHECKING:
     from predict.config import EngineConfig, PredictorConfig
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
     from predict.llm import LLM
     from predict.progress import Progress
     from predict.request import RequestOutput, SamplingParams, TokenLogprobs
-    from predict.signals import Signals
+    from predict.results import Results
     from predict.tokenizer import Tokenizer
 
     MakeLLM = Callable[[EngineConfig, Tokenizer | None], LLM]
@@ -52,114 +56,169 @@ def main(argv: Sequence[str] | None = None, make_llm: MakeLLM | None = None) -> 
         flags = parse_flags(sys.argv[1:] if argv is None else argv, description=DESCRIPTION)
         from predict.config import PredictorConfig
 
-        return run(PredictorConfig.from_flags(flags), make_llm or _make_llm)
+        return run(PredictorConfig.from_flags(flags), make_llm or _make_llm, signals)
 
     return run_command(action)
 
 
-def run(config: PredictorConfig, make_llm: MakeLLM) -> int:
+@dataclass(frozen=True)
+class Work:
+    """The prompts of a run, read, tokenized and checked before the model is loaded."""
+
+    items: Sequence[DataItem]
+    token_ids: list[list[int]]
+    params: list[SamplingParams]
+    tokenizer: Tokenizer
+
+
+def run(config: PredictorConfig, make_llm: MakeLLM, signals: Signals) -> int:
     """Answers the data file and runs the benchmark, as configured; returns the exit status.
 
-    Every prompt is read, tokenized and checked before the model is loaded. Raises UserError.
+    Every output and every prompt is checked before the model is loaded. Raises UserError.
     """
-    from predict.config import check_params
-    from predict.data import built_in_items, check_output_path, read_data_file
     from predict.host import frozen_objects
+    from predict.identity import run_inputs
+    from predict.results import open_results
+
+    for note in config.notes:
+        say(f"note: {note}")
+    with ExitStack() as stack:
+        for flag, path in checked_outputs(config):
+            stack.enter_context(locked(flag, path))
+        llm: LLM | None = None
+        status = 0
+        if _answers(config):
+            work = prepare(config)
+            results = open_results(
+                config.output_file,
+                len(work.items),
+                lambda: run_inputs(config, work.items, work.token_ids),
+                config.resume,
+                say,
+            )
+            try:
+                if not results.is_complete:
+                    llm = make_llm(config.engine, work.tokenizer)
+                with frozen_objects():
+                    status = answer(llm, work, results, signals)
+            except KeyboardInterrupt as error:
+                results.close()
+                say(f"interrupted: {results.kept}")
+                return exit_code(error)
+            except Exception:
+                results.close()
+                if results.num_results:
+                    say(f"stopped: {results.kept}")
+                raise
+        if config.benchmark:
+            from predict.bench.padded import run_benchmark
+
+            signals.check()
+            llm = llm or make_llm(config.engine, None)
+            with frozen_objects():
+                run_benchmark(llm, config)
+    return status
+
+
+def _answers(config: PredictorConfig) -> bool:
+    """Whether a run answers prompts; else it measures speed alone."""
+    return config.data_file is not None or not config.benchmark
+
+
+def checked_outputs(config: PredictorConfig) -> list[tuple[str, str]]:
+    """(flag, path) of what a run writes; raises UserError where something would be destroyed."""
+    from predict.identity import PATHS
+    from predict.journal import journal_path
+
+    engine = config.engine
+    template = engine.chat_template
+    files = {
+        "data_file": config.data_file,
+        "chat_template": None if template is None or not os.path.isfile(template) else template,
+    }
+    folders = {name: getattr(engine, name, None) for name in PATHS}
+    outputs: list[tuple[str, str]] = []
+    if _answers(config):
+        check_output("output_file", config.output_file, files=files, folders=folders)
+        outputs.append(("output_file", config.output_file))
+        files["output_file"] = config.output_file
+        if not is_special(config.output_file):
+            journal = journal_path(config.output_file)
+            inputs = {**files, "benchmark_file": config.benchmark_file}
+            check_output("output_file", journal, files=inputs)
+    if config.benchmark_file is not None:
+        check_output("benchmark_file", config.benchmark_file, files=files, folders=folders)
+        outputs.append(("benchmark_file", config.benchmark_file))
+    return outputs
+
+
+def prepare(config: PredictorConfig) -> Work:
+    """What a run answers; raises UserError for the first prompt that cannot run."""
+    from predict.config import check_params
+    from predict.data import built_in_items, read_data_file
     from predict.nn.hf_config import ConfigReader
     from predict.prompts import prepare_params, prepare_prompts
     from predict.tokenizer import Tokenizer
 
-    for note in config.notes:
-        say(f"note: {note}")
     engine = config.engine
-    items: list[DataItem] = []
-    token_ids: list[list[int]] = []
-    params: list[SamplingParams] = []
-    tokenizer: Tokenizer | None = None  # None: the LLM reads its own
-    if config.data_file is not None or not config.benchmark:
-        check_output_path(config.output_file, config.data_file)
-        if config.data_file is None:
-            items = built_in_items(config.num_requests)
-        else:
-            items = read_data_file(config.data_file)
-        tokenizer = Tokenizer.from_dir(engine.model_name_or_path, engine.chat_template)
-        prompts = prepare_prompts(items, tokenizer, engine.src_length, engine.max_length)
-        token_ids = prompts.token_ids
-        params = prepare_params(
-            items,
-            config.sampling_params,
-            tokenizer,
-            lambda: ConfigReader.from_dir(engine.model_name_or_path).get_int("vocab_size"),
-            lambda params: check_params(params, engine),
-        )
-        for warning in prompts.warnings:
-            say(f"warning: {warning}")
-    if config.benchmark_file is not None:
-        check_output_path(config.benchmark_file, config.data_file)
-    llm = make_llm(engine, tokenizer)
-    with frozen_objects():
-        status = answer(llm, config, items, token_ids, params) if items else 0
-        if config.benchmark:
-            from predict.bench.padded import run_benchmark
-
-            run_benchmark(llm, config)
-    return status
+    if config.data_file is None:
+        items = built_in_items(config.num_requests)
+    else:
+        items = read_data_file(config.data_file)
+    tokenizer = Tokenizer.from_dir(engine.model_name_or_path, engine.chat_template)
+    prompts = prepare_prompts(items, tokenizer, engine.src_length, engine.max_length)
+    params = prepare_params(
+        items,
+        config.sampling_params,
+        tokenizer,
+        lambda: ConfigReader.from_dir(engine.model_name_or_path).get_int("vocab_size"),
+        lambda params: check_params(params, engine),
+    )
+    for warning in prompts.warnings:
+        say(f"warning: {warning}")
+    return Work(items, prompts.token_ids, params, tokenizer)
 
 
-def answer(
-    llm: LLM,
-    config: PredictorConfig,
-    items: Sequence[DataItem],
-    token_ids: list[list[int]],
-    params: list[SamplingParams],
-) -> int:
-    """Generates, prints and writes one output per item; returns the exit status.
+def answer(llm: LLM | None, work: Work, results: Results, signals: Signals) -> int:
+    """Generates, prints and keeps what has no result yet, then writes the output.
 
-    What is finished when the run ends, by whatever cause, is in the output file.
+    llm: None where nothing is left to generate. Returns the exit status. Raises Interrupted at the
+    end of a step, unless it was the last one.
     """
-    from predict.data import ResultWriter
     from predict.progress import Progress
 
-    texts: dict[int, Sequence[str]] = {}  # finished, not yet printed
     num_failed = 0
-    with Progress(len(items)) as progress:
-        console = _Console(progress)
-        writer = ResultWriter(
-            config.output_file,
-            len(items),
-            on_line=lambda index: console.show(items[index], texts.pop(index)),
-            warn=lambda message: say(f"error: {message}"),
-        )
+    with Progress(len(work.items)) as progress:
+        console = _Console(progress, work.items, results.done)
 
         def on_output(index: int, output: RequestOutput) -> None:
             nonlocal num_failed
-            texts[index] = [answer.text for answer in output.outputs]
-            progress.on_finished()
-            item = items[index]
+            item = work.items[index]
             result = result_line(item, output)
+            results.put(index, result)
+            progress.on_finished()
+            console.finished(index, [answer.text for answer in output.outputs])
             if "error" in result:
                 num_failed += 1
                 say(f"error: {item.where}: {result['error']}")
-            writer.put(index, result)
 
-        interrupted = False
-        try:
-            llm.generate(token_ids, params, on_output, progress.on_step)
-        except KeyboardInterrupt:
-            interrupted = True
-        except Exception:
-            writer.close()
-            say(f"stopped: {writer.summary}")
-            raise
-        writer.close()
-    if interrupted:
-        say(f"interrupted: {writer.summary}")
-        return EXIT_INTERRUPTED
-    say(
-        f"{writer.summary}; {progress.num_output_tokens} tokens in {progress.seconds:.2f} s, "
-        f"{progress.tokens_per_second:.1f} tokens/s"
-    )
-    return 0 if writer.failure is None and num_failed == 0 else EXIT_FAILURE
+        def on_step(prompt_tokens: int, output_tokens: int) -> None:
+            progress.on_step(prompt_tokens, output_tokens)
+            if not results.is_complete:
+                signals.check()
+
+        if llm is not None:
+            with signals.held("the running step ends first"):
+                llm.generate(work.token_ids, work.params, on_output, on_step, results.done)
+        speed = (
+            f"{progress.num_output_tokens} tokens in {progress.seconds:.2f} s, "
+            f"{progress.tokens_per_second:.1f} tokens/s"
+        )
+    with signals.held(f"{results.path} is written first"):
+        if not results.finish():
+            return EXIT_FAILURE
+    say(results.summary if llm is None else f"{results.summary}; {speed}")
+    return EXIT_FAILURE if num_failed else 0
 
 
 def result_line(item: DataItem, output: RequestOutput) -> dict[str, Any]:
@@ -201,24 +260,28 @@ def _plain(tokens: Sequence[TokenLogprobs | None]) -> list[Any]:
 
 
 class _Console:
-    """Prints each item under PaddleNLP's banners, until nobody reads."""
+    """Prints each new result under PaddleNLP's banners, in input order, until nobody reads."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, items: Sequence[DataItem], done: Container[int]) -> None:
         self._progress = progress
+        self._items = items
+        self._done = done
+        self._waiting: dict[int, Sequence[str]] = {}  # for one before them
+        self._next = 0
         self._open = True
 
-    def show(self, item: DataItem, outputs: Sequence[str]) -> None:
-        if not self._open:
-            return
+    def finished(self, index: int, outputs: Sequence[str]) -> None:
+        self._waiting[index] = outputs
+        while self._next in self._waiting or self._next in self._done:
+            if self._next in self._waiting:
+                self._show(self._items[self._next], self._waiting.pop(self._next))
+            self._next += 1
+
+    def _show(self, item: DataItem, outputs: Sequence[str]) -> None:
         parts = [("Source", item.src), ("Target", item.tgt)]
         parts += [("Output", output) for output in outputs]
         text = "\n".join(f"{BANNER.format(name)}\n{value}" for name, value in parts)
-        try:
-            self._progress.print(text.encode("utf-8", "replace").decode("utf-8"))
-        except BrokenPipeError:
-            self._open = False
-            # Python would complain again when it flushes stdout at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        self._open = self._open and self._progress.print(text)
 
 
 def _make_llm(config: EngineConfig, tokenizer: Tokenizer | None) -> LLM:

@@ -30,6 +30,7 @@ from predict.console import say, show
 from predict.errors import EXIT_FAILURE, UserError
 from predict.files import find_model_dir
 from predict.flags import Flag, FlagValues, parse_flags
+from predict.outputs import check_output, locked
 from predict.quantization import CACHE_TYPES
 from quant.config import INT4_SCHEMES, check_device
 from quant.rows import UNQUANTIZED, Row, parse_row
@@ -120,7 +121,6 @@ class EvaluateConfig:
     @classmethod
     def from_flags(cls, flags: FlagValues) -> EvaluateConfig:
         """The config of a command line; every file and name is checked. Raises UserError."""
-        from predict.data import check_output_path
         from quant.data import find_data_file
 
         if flags["model_name_or_path"] is None:
@@ -153,7 +153,16 @@ class EvaluateConfig:
             )
         find_data_file(data_file)
         if flags["output_file"] is not None:
-            check_output_path(flags["output_file"], data_file, calibration)
+            files = {"data_file": data_file, "calibration_file": calibration}
+            check_output(
+                "output_file",
+                flags["output_file"],
+                files=files,
+                folders={"model_name_or_path": model},
+            )
+            for row in rows:
+                folders = {"quant_type": row.checkpoint}
+                check_output("output_file", flags["output_file"], folders=folders)
         config = cls(
             model_name_or_path=str(model),
             rows=rows,
@@ -229,15 +238,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = sys.argv[1:] if argv is None else argv
         flags = parse_flags(words, FLAGS, PROG, DESCRIPTION, USAGE)
         config = EvaluateConfig.from_flags(flags)
-        results = run(config)
-        if config.output_file is not None:
+        if config.output_file is None:
+            return 0 if show(table(run(config))) else EXIT_FAILURE
+        with locked("output_file", config.output_file):
             from predict.bench.report import write_json
 
-            write_json(
-                {name: asdict(result) for name, result in results.items()}, config.output_file
-            )
-        shown = show(table(results))
-        return 0 if shown or config.output_file is not None else EXIT_FAILURE
+            results = run(config)
+            values = {name: asdict(result) for name, result in results.items()}
+            write_json(values, config.output_file)
+        show(table(results))
+        return 0
 
     return run_command(action)
 

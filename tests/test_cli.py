@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ import pytest
 from predict import data
 from predict.config import EngineConfig
 from predict.errors import UserError
+from predict.outputs import locked
 from predict.predictor import main, result_line
 from predict.request import (
     CompletionOutput,
@@ -61,11 +64,14 @@ class FakeLLM:
         params: SamplingParams | Sequence[SamplingParams],
         on_output: Callable[[int, RequestOutput], None] | None = None,
         on_step: Callable[[int, int], None] | None = None,
+        skip: Container[int] = (),
     ) -> list[RequestOutput]:
         every = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         self.calls.append((prompts, every))
         outputs: dict[int, RequestOutput] = {}
         for index in reversed(range(len(prompts))):
+            if index in skip:
+                continue
             self.before(index)
             prompt, own = prompts[index], every[index]
             count = own.max_new_tokens or len(prompt)
@@ -77,11 +83,11 @@ class FakeLLM:
             times = tuple(now + 0.01 * i for i in range(1, len(ids) + 1))
             metrics = RequestMetrics(now, now, times, times[-1])
             outputs[index] = RequestOutput(index, tuple(prompt), ids, text, "length", metrics)
-            if on_step:
-                on_step(len(prompt), len(ids))
             if on_output:
                 on_output(index, outputs[index])
-        return [outputs[index] for index in range(len(prompts))]
+            if on_step:
+                on_step(len(prompt), len(ids))
+        return [outputs[index] for index in sorted(outputs)]
 
     def stats(self) -> SimpleNamespace:
         return SimpleNamespace(peak_memory_bytes=3 * 2**30)
@@ -245,7 +251,7 @@ def test_wrong_input_is_one_paragraph_before_anything_is_loaded(
 def test_a_data_file_is_never_overwritten(run: Runs) -> None:
     path = run.folder / "prompts.jsonl"
     assert run("--output_file", str(path), make=never) == 2
-    assert "is the --data_file itself" in run.err
+    assert "is the file of --data_file, too" in run.err
     assert len(path.read_text().splitlines()) == 3
 
 
@@ -256,7 +262,7 @@ def test_a_data_file_is_never_overwritten(run: Runs) -> None:
         (ValueError("block 7 is gone"), 1, "error: block 7 is gone (set REGATTA_TRACEBACK=1"),
         (KeyError("x"), 1, "error: KeyError: 'x'"),
         (MemoryError(), 1, "error: MemoryError: no further detail"),
-        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (KeyboardInterrupt(), 130, "interrupted: no prompt was finished\n"),
     ],
 )
 def test_a_model_that_does_not_load_is_one_line(
@@ -281,17 +287,166 @@ def stopping_before(
     return lambda config, tokenizer: FakeLLM(config, tokenizer, before)
 
 
-def test_ctrl_c_leaves_the_finished_lines(run: Runs) -> None:
+def kept(run: Runs) -> list[str]:
+    """The prompts whose answers the journal holds, in the order in which they came."""
+    path = run.output.with_name("out.json.journal")
+    return [json.loads(line)["result"]["src"] for line in path.read_text().splitlines()[1:]]
+
+
+def signalled_before(
+    index: int, number: int
+) -> Callable[[EngineConfig, Tokenizer | None], FakeLLM]:
+    def before(current: int) -> None:
+        if current == index:
+            signal.raise_signal(number)
+
+    return lambda config, tokenizer: FakeLLM(config, tokenizer, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_run_behind_the_step_and_keeps_what_is_finished(
+    run: Runs, number: signal.Signals
+) -> None:
+    run.output.write_text("the last run's results\n")
+    assert run(make=signalled_before(1, number)) == 128 + number
+    assert kept(run) == ["you", "world"]  # the one that ran ended first
+    assert run.err == (
+        f"interrupted: 2 of 3 results are kept in {run.output}.journal; the same command with "
+        "--resume goes on\n"
+    )
+    assert run.output.read_text() == "the last run's results\n"
+    assert not list(run.folder.glob(".*.lock"))
+
+
+def test_a_signal_in_the_last_step_does_not_stop_a_run_that_is_done(run: Runs) -> None:
+    assert run(make=signalled_before(0, signal.SIGTERM)) == 0
+    assert len(run.results) == 3
+    assert not Path(f"{run.output}.journal").exists()
+
+
+def test_an_interrupted_run_goes_on_with_resume(run: Runs) -> None:
+    assert run() == 0
+    whole = run.output.read_bytes()
+    run.output.unlink()
     assert run(make=stopping_before(0, KeyboardInterrupt())) == 130
-    assert [result["src"] for result in run.results] == ["world", "you"]
-    assert run.err == f"interrupted: 2 of 3 results are in {run.output}\n"
+    assert not run.output.exists()
+    answered: list[int] = []
+    assert (
+        run(
+            "--resume",
+            make=lambda config, tokenizer: FakeLLM(config, tokenizer, answered.append),
+        )
+        == 0
+    )
+    assert answered == [0]
+    assert "note: 2 of 3 results are kept in" in run.err
+    assert "1 prompts run" in run.err
+    assert run.output.read_bytes() == whole
+    assert "world" not in run.out  # printed by the first run, if at all
+    assert not Path(f"{run.output}.journal").exists()
 
 
-def test_an_error_in_the_middle_leaves_the_finished_lines(run: Runs) -> None:
+def test_a_run_whose_answers_are_all_there_needs_no_model(run: Runs) -> None:
+    assert run() == 0
+    whole = run.output.read_bytes()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("predict.results.write_whole", raising(OSError(28, "No space left")))
+        assert run() == 1
+    assert "No space left" in run.err
+    assert "3 of 3 results are kept in" in run.err
+    assert run("--resume", make=never) == 0
+    assert run.output.read_bytes() == whole
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    def call(*arguments: object) -> None:
+        raise error
+
+    return call
+
+
+def test_without_resume_an_interrupted_run_s_answers_are_kept_beside(run: Runs) -> None:
+    for number in (1, 2):
+        assert run(make=stopping_before(0, KeyboardInterrupt())) == 130
+        assert Path(f"{run.output}.journal.{number - 1}").exists() == (number > 1)
+    assert f"they are kept in {run.output}.journal.1" in run.err
+    assert run() == 0
+    assert f"they are kept in {run.output}.journal.2" in run.err
+    assert len(run.results) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--temperature", "0.5"), "--temperature was 1.0 and is 0.5"),
+        (("--max_new_tokens", "3"), "--max_new_tokens was null and is 3"),
+        (("--seed", "7"), "--seed was 0 and is 7"),
+        (("--chat_template", str(MODEL)), "tokenizer or its chat template changed"),
+    ],
+)
+def test_only_the_same_run_is_resumed(run: Runs, words: tuple[str, ...], said: str) -> None:
+    assert run(make=stopping_before(0, KeyboardInterrupt())) == 130
+    assert run("--resume", *words, make=never) == 2
+    assert said in run.err
+    assert kept(run) == ["you", "world"]
+    assert run("--resume", "--batch_size", "3") == 0  # which no answer depends on
+
+
+def test_another_data_file_or_model_is_not_resumed(run: Runs, tmp_path: Path) -> None:
+    model = shutil.copytree(MODEL, tmp_path / "model")
+    assert run(make=stopping_before(0, KeyboardInterrupt()), model=model) == 130
+    assert run("--resume", src=("hello", "world", "me"), make=never, model=model) == 2
+    assert "the prompts of --data_file changed" in run.err
+    assert "model_name_or_path changed" not in run.err
+    (model / "model.safetensors").write_bytes(b"other weights")
+    assert run("--resume", make=never, model=model) == 2
+    assert "the content of --model_name_or_path changed" in run.err
+    (model / "model.safetensors").unlink()
+    assert run("--resume", model=model) == 0
+
+
+def test_resume_without_a_journal_runs_everything_and_says_so(run: Runs) -> None:
+    assert run("--resume") == 0
+    assert f"there is no {run.output}.journal; all 3 prompts run" in run.err
+    assert run("--resume") == 0
+    assert "a finished run leaves none" in run.err
+    assert len(run.results) == 3
+
+
+def test_a_failed_answer_runs_anew_when_a_run_is_resumed(run: Runs) -> None:
+    class Failing(FakeLLM):
+        def generate(self, prompts: Any, params: Any, on_output: Any = None, *more: Any) -> Any:
+            def change(index: int, output: RequestOutput) -> None:
+                if index == 2:
+                    output = answers(CompletionOutput(0, "", (), "error", error="it broke"))
+                on_output(index, output)
+
+            return super().generate(prompts, params, change, *more)
+
+    def make(config: EngineConfig, tokenizer: Tokenizer | None) -> FakeLLM:
+        return Failing(
+            config, tokenizer, stopping_before(0, KeyboardInterrupt())(config, None).before
+        )
+
+    assert run(make=make) == 130
+    assert run("--resume") == 0
+    assert "1 of 3 results are kept" in run.err
+    assert "2 prompts run (1 of them failed before)" in run.err
+    assert not any("error" in result for result in run.results)
+
+
+def test_an_error_in_the_middle_keeps_the_finished_answers(run: Runs) -> None:
     assert run(make=stopping_before(1, RuntimeError("a kernel failed"))) == 1
-    assert [result["src"] for result in run.results] == ["you"]
-    assert "stopped: 1 of 3 results are in" in run.err
+    assert kept(run) == ["you"]
+    assert "stopped: 1 of 3 results are kept in" in run.err
     assert "error: RuntimeError: a kernel failed" in run.err
+
+
+def test_two_runs_do_not_share_an_output(run: Runs) -> None:
+    with locked("output_file", run.output):
+        assert run(make=never) == 2
+    assert f"is being written by process {os.getpid()}" in run.err
 
 
 def test_a_full_disk_loses_nothing(
@@ -467,13 +622,13 @@ def test_several_answers_are_all_there_with_their_logprobs() -> None:
 
 def test_an_answer_that_failed_is_named_and_the_others_are_written(run: Runs) -> None:
     class Failing(FakeLLM):
-        def generate(self, prompts: Any, params: Any, on_output: Any = None, on_step: Any = None):  # type: ignore[no-untyped-def]
+        def generate(self, prompts: Any, params: Any, on_output: Any = None, *more: Any) -> Any:
             def change(index: int, output: RequestOutput) -> None:
                 if index == 1:
                     output = answers(CompletionOutput(0, "", (), "error", error="it broke"))
                 on_output(index, output)
 
-            return super().generate(prompts, params, change, on_step)
+            return super().generate(prompts, params, change, *more)
 
     assert run(make=Failing) == 1
     assert "line 2 of prompts.jsonl: it broke" in run.err

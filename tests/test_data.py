@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import signal
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from predict import data
-from predict.data import DataItem, ResultWriter, check_output_path, read_data_file
+from predict.data import DataItem, read_data_file
 from predict.errors import UserError
 from predict.prompts import prepare_prompts
 from predict.tokenizer import Tokenizer
@@ -209,150 +205,3 @@ def test_without_a_template_the_first_question_is_asked(tokenizer: Tokenizer) ->
     assert len(prompts.warnings) == 1
     assert "line 1" in prompts.warnings[0]
     assert "line 2" not in prompts.warnings[0]
-
-
-def lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def test_results_appear_in_input_order_as_soon_as_they_are_due(tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    due: list[int] = []
-    writer = ResultWriter(path, 4, on_line=due.append)
-    for index, expected in ((2, []), (0, [0]), (3, [0]), (1, [0, 1, 2, 3])):
-        writer.put(index, {"output": index})
-        assert due == expected
-        assert [line["output"] for line in lines(path)] == expected
-    writer.close()
-    assert writer.failure is None
-
-
-def test_an_interrupted_run_keeps_results_that_waited_for_an_earlier_one(tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    writer = ResultWriter(path, 4)
-    for index in (3, 0, 2):
-        writer.put(index, {"output": index})
-    writer.close()
-    assert [line["output"] for line in lines(path)] == [0, 2, 3]
-    assert writer.summary == f"3 of 4 results are in {path}"
-
-
-def test_ctrl_c_in_the_middle_of_a_write_leaves_whole_lines(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "out.json"
-    writer = ResultWriter(path, 2)
-    real_write = os.write
-
-    # A shell's background jobs start with the signal ignored.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-
-    def interrupted_write(descriptor: int, content: bytes) -> int:
-        count = real_write(descriptor, content[:3])
-        signal.raise_signal(signal.SIGINT)
-        return count
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", interrupted_write)
-        patch.setattr(data, "_interrupt_held", once(data._interrupt_held, patch, real_write))
-        with pytest.raises(KeyboardInterrupt):
-            writer.put(0, {"output": "a long enough line"})
-    writer.close()
-    assert lines(path) == [{"output": "a long enough line"}]
-
-
-def once(held: Any, patch: pytest.MonkeyPatch, real_write: Any) -> Any:
-    """Leaves `held` as it is, but lets only the first write raise the signal."""
-    first = os.write
-
-    def write(descriptor: int, content: bytes) -> int:
-        patch.setattr(os, "write", real_write)
-        return int(first(descriptor, content))
-
-    patch.setattr(os, "write", write)
-    return held
-
-
-def test_text_that_json_can_hold_and_utf8_cannot_is_written(tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    writer = ResultWriter(path, 1)
-    writer.put(0, {"src": "\ud800", "output": "你好\n\u2028"})
-    writer.close()
-    content = path.read_text(encoding="utf-8")
-    assert content.count("\n") == 1
-    assert json.loads(content) == {"src": "\ud800", "output": "你好\n\u2028"}
-    assert "你好" in content
-
-
-def test_a_full_disk_sends_the_results_to_a_rescue_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    said: list[str] = []
-    writer = ResultWriter("/dev/full", 3, warn=said.append)
-    for index in (1, 0, 2):
-        writer.put(index, {"output": index})
-    writer.close()
-    (rescue,) = tmp_path.glob("regatta-rescue-*.jsonl")
-    assert [line["output"] for line in lines(rescue)] == [0, 1, 2]
-    assert len(said) == 1
-    assert "No space left on device" in said[0]
-    assert str(rescue) in said[0]
-
-
-def test_a_half_written_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    path = tmp_path / "out.json"
-    writer = ResultWriter(path, 2)
-    writer.put(0, {"output": 0})
-    real_write = os.write
-    room = [5]
-
-    def short_write(descriptor: int, content: bytes) -> int:
-        if descriptor == writer._file._descriptor:
-            if not room[0]:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            content, room[0] = content[: room[0]], 0
-        return real_write(descriptor, content)
-
-    monkeypatch.setattr(os, "write", short_write)
-    writer.put(1, {"output": 1})
-    writer.close()
-    assert lines(path) == [{"output": 0}]
-    (rescue,) = tmp_path.glob("regatta-rescue-*.jsonl")
-    assert lines(rescue) == [{"output": 1}]
-
-
-def test_results_are_printed_when_no_disk_has_room(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(tempfile, "mkstemp", lambda **_: (os.open("/dev/full", os.O_WRONLY), "f"))
-    writer = ResultWriter("/dev/full", 1)
-    writer.put(0, {"output": "kept"})
-    writer.close()
-    assert json.loads(capsys.readouterr().out) == {"output": "kept"}
-
-
-def test_output_paths_that_cannot_work_are_refused_early(tmp_path: Path, file: Path) -> None:
-    written(file, GOOD)
-    link = tmp_path / "link.json"
-    link.symlink_to(file)
-    for path in (file, link):
-        with pytest.raises(UserError, match="is the --data_file itself"):
-            check_output_path(path, file, None)
-    with pytest.raises(UserError, match="is a directory"):
-        check_output_path(tmp_path)
-    with pytest.raises(UserError, match=r"missing does not exist; create it first"):
-        check_output_path(tmp_path / "missing" / "out.json")
-    fresh = tmp_path / "out.json"
-    check_output_path(fresh, file)
-    assert not fresh.exists()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_protected_output_file_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path / "out.json", "")
-    path.chmod(0o400)
-    with pytest.raises(UserError, match="permission denied"):
-        check_output_path(path)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from predict.bench.report import BenchmarkReport, paddlenlp_lines, table, write_json
 from predict.config import PredictorConfig
+from predict.console import show
 from predict.request import RequestOutput
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ WARM_UP_TOKENS = 8
 
 
 def run_benchmark(
-    llm: LLM, config: PredictorConfig, say: Callable[[str], None] = print
+    llm: LLM, config: PredictorConfig, say: Callable[[str], object] = show
 ) -> BenchmarkReport:
     """Measures and prints; writes JSON where --benchmark_file says. Raises UserError if it cannot.
 

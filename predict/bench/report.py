@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError
+from predict.outputs import write_whole
 from predict.request import RequestOutput
 
 
@@ -151,6 +152,6 @@ def table(report: BenchmarkReport) -> str:
 def write_json(values: dict[str, Any], path: str | Path) -> None:
     """Writes the numbers; raises UserError when the file cannot be written."""
     try:
-        Path(path).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        write_whole(path, (json.dumps(values, indent=2) + "\n").encode())
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}", 1) from None

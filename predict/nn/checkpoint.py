@@ -229,13 +229,14 @@ def checkpoint_digest(directory: str | Path) -> str:
         for tensor in tensors:
             state.update(tensor.encode())
         for path in files:
-            _add_samples(state, path)
+            add_samples(state, path)
     except OSError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror}") from None
     return state.hexdigest()
 
 
-def _add_samples(state: hashlib._Hash, path: Path) -> None:
+def add_samples(state: hashlib._Hash, path: Path) -> None:
+    """Adds bytes from all over a file, the whole of a small one, to a hash."""
     size = path.stat().st_size
     with path.open("rb") as file:
         for at in np.linspace(0, max(0, size - SAMPLE_BYTES), NUM_SAMPLES).astype(int):
