@@ -24,6 +24,7 @@ from setuptools.build_meta import (  # noqa: F401
 
 import build
 from predict.library import BUILD_ERROR_NAME
+from terminal import install_progress
 
 Settings = dict[str, Any] | None
 
@@ -63,7 +64,9 @@ def _compile() -> None:
     try:
         if os.environ.get("REGATTA_SKIP_BUILD") == "1":
             raise build.BuildError("it was installed with REGATTA_SKIP_BUILD=1")
-        print(build.build_cpu_library(extra_paths=_target_folders()).summary())
+        with install_progress() as progress:
+            paths = _target_folders()
+            print(build.build_cpu_library(extra_paths=paths, progress=progress).summary())
     except build.BuildError as error:
         # An older library would be packed into the wheel as if it were this version's.
         build.remove_library()
@@ -82,7 +85,9 @@ def _compile_cuda() -> None:
     note.unlink(missing_ok=True)
     try:
         if build.cuda_wanted():
-            print(build.build_cuda_library(extra_paths=_target_folders()).summary())
+            with install_progress() as progress:
+                paths = _target_folders()
+                print(build.build_cuda_library(extra_paths=paths, progress=progress).summary())
     except build.BuildError as error:
         build.remove_cuda_library()
         note.write_text(f"{error}\n", encoding="utf-8")

@@ -171,8 +171,8 @@ def find_paddle(extra_paths: Sequence[str] = ()) -> PaddlePackage:
             version, commit = _assigned(text, "full_version"), _assigned(text, "commit")
             return PaddlePackage(root, version, commit, has_cuda)
     raise BuildError(
-        "Paddle is not installed for this Python "
-        f"({sys.executable}); run: pip install paddlepaddle=={required_paddle_version()}"
+        f"Paddle is not installed for this Python ({sys.executable}); run the Python that has it, "
+        f"or: {sys.executable} -m pip install paddlepaddle=={required_paddle_version()}"
     )
 
 
@@ -213,7 +213,10 @@ def find_ninja() -> str:
             return path
     path = shutil.which("ninja")
     if path is None:
-        raise BuildError("ninja is not installed; run: pip install ninja")
+        raise BuildError(
+            f"ninja is not installed for this Python ({sys.executable}) and not on PATH; run the "
+            f"Python that has it, or: {sys.executable} -m pip install ninja"
+        )
     return path
 
 
@@ -324,11 +327,15 @@ def sanitizer_flags(sanitizers: Sequence[str]) -> tuple[str, ...]:
     return (*SANITIZER_FLAGS, *own) if own else ()
 
 
-def sanitizer_environment(compiler: str, sanitizers: Sequence[str]) -> dict[str, str]:
+def sanitizer_environment(
+    compiler: str, paddle: PaddlePackage, sanitizers: Sequence[str]
+) -> dict[str, str]:
     """Returns what a process needs in its environment to load a library of that build.
 
-    The runtimes come first in the process: they stand in for malloc and memcpy. Leaks are Python's
-    and Paddle's: neither frees all at exit. Raises BuildError where the compiler lacks a runtime.
+    The runtimes come first in the process: they stand in for malloc, memcpy and dlopen. Through
+    theirs Paddle's run path is lost, so its folder is named. Raises BuildError where the compiler
+    lacks a runtime. Two checks are off, for what is not ours: neither Python nor Paddle frees all
+    at exit, and Paddle's AttributeManager deletes there what it made with new[].
     """
     if not sanitizers:
         return {}
@@ -344,14 +351,25 @@ def sanitizer_environment(compiler: str, sanitizers: Sequence[str]) -> dict[str,
         runtimes.append(found)
     return {
         "LD_PRELOAD": ":".join(runtimes),
-        "ASAN_OPTIONS": "detect_leaks=0",
+        "LD_LIBRARY_PATH": str(paddle.root / "libs"),
+        "ASAN_OPTIONS": "detect_leaks=0:alloc_dealloc_mismatch=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
 
 
+def sanitized_python(sanitizers: Sequence[str]) -> list[str]:
+    """Returns the command that starts Python with a library of that build.
+
+    ThreadSanitizer needs memory where address randomisation may have put something else.
+    """
+    setarch = shutil.which("setarch")
+    prefix = [setarch, "-R"] if "thread" in sanitizers and setarch is not None else []
+    return [*prefix, sys.executable]
+
+
 def sanitized_usage(library: Path, sanitizers: Sequence[str]) -> str:
     """Returns how to run the operators' tests with a library of that build, for the terminal."""
-    environment = sanitizer_environment(find_compiler(), sanitizers)
+    environment = sanitizer_environment(find_compiler(), find_paddle(), sanitizers)
     values = {**environment, "REGATTA_LIBRARY": str(library.relative_to(ROOT))}
     words = [f"{name}={value}" for name, value in values.items()]
     return " \\\n    ".join(["run the tests of the operators with it:", *words, SANITIZED_TESTS])
@@ -700,7 +718,7 @@ def _check_loads(
         "assert json.loads(library.regatta_cpu_info())['abi'] == int(sys.argv[2])\n"
     )
     folders = [str(paddle.root / "base"), str(paddle.root / "libs")]
-    own = {"LD_LIBRARY_PATH": os.pathsep.join(folders), **(environment or {})}
+    own = {**(environment or {}), "LD_LIBRARY_PATH": os.pathsep.join(folders)}
     abi = read_abi(CSRC / "include" / "regatta" / "abi.h")
     process = subprocess.run(
         [sys.executable, "-c", program, str(library), str(abi)],
@@ -787,7 +805,7 @@ def build_cpu_library(
     compiler = find_compiler()
     paddle = find_paddle(extra_paths)
     flags = " ".join([os.environ.get("CXXFLAGS", ""), *sanitizer_flags(sanitizers)]).strip()
-    environment = sanitizer_environment(compiler, sanitizers)
+    environment = sanitizer_environment(compiler, paddle, sanitizers)
     text = cpu_ninja_file(sources, _stable_paddle(paddle), compiler, flags)
     folder = BUILD_DIR / "-".join(["cpu", *sanitizers])
     own = f"{SANITIZED_PREFIX}{'-'.join(sanitizers)}" if sanitizers else ""

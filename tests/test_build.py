@@ -5,35 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import build
 from predict import library
-
-ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("csrc/*.py", "csrc/include/regatta/abi.h", "predict/*.py", "pyproject.toml")
-
-KERNEL = """
-#include "regatta/abi.h"
-#include "regatta/answer.h"
-#define TEXT(x) #x
-#define TEXT_OF(x) TEXT(x)
-REGATTA_EXPORT const char* regatta_cpu_info() { return "{\\"abi\\": " TEXT_OF(REGATTA_ABI) "}"; }
-REGATTA_EXPORT void regatta_set_num_threads(int) {}
-int answer() { return ANSWER; }
-"""
-REGISTRATION = """
-#include "paddle/phi/api/ext/op_meta_info.h"
-int answer();
-std::vector<paddle::Tensor> Same(const paddle::Tensor& x) {
-  return {answer() == 42 ? x : paddle::Tensor()};
-}
-PD_BUILD_OP(build_test_same).Inputs({"x"}).Outputs({"y"}).SetKernelFn(PD_KERNEL(Same));
-"""
+from tests import checkout
+from tests.checkout import KERNEL, run
 
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None or os.environ.get("CXX") is not None, reason="no g++"
@@ -43,31 +22,7 @@ needs_compiler = pytest.mark.skipif(
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A checkout with one kernel and one registration."""
-    root = tmp_path / "a checkout"  # a space in the path, as some people have
-    for pattern in COPIED:
-        for source in ROOT.glob(pattern):
-            target = root / source.relative_to(ROOT)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
-    (root / "csrc/cpu").mkdir()
-    (root / "csrc/paddle").mkdir()
-    (root / "csrc/cpu/answer.cc").write_text(KERNEL)
-    (root / "csrc/include/regatta/answer.h").write_text("#define ANSWER 42\n")
-    (root / "csrc/paddle/same.cc").write_text(REGISTRATION)
-    return root
-
-
-def run(root: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs Python in `root`; standard error is part of the output."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=root,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    return checkout.make(tmp_path)
 
 
 @needs_compiler

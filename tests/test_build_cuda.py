@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import build
-from predict import library
+from predict import built, library
+from tests import checkout
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("csrc/*.py", "csrc/include/regatta/abi.h", "predict/*.py", "pyproject.toml")
 SOURCES = {
     "csrc/cpu/info.cc": """
 #include "regatta/abi.h"
@@ -105,29 +102,13 @@ def tree(tmp_path: Path) -> Path:
         build.find_cuda_toolkit(), build.find_compiler()
     except build.BuildError as error:
         pytest.skip(str(error))
-    root = tmp_path / "a checkout"
-    for pattern in COPIED:
-        for source in ROOT.glob(pattern):
-            target = root / source.relative_to(ROOT)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
     abi = library.read_abi(ROOT / "csrc" / "include" / "regatta" / "abi.h")
-    for name, text in SOURCES.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text.replace("ABI}", f"{abi}}}"))
-    return root
+    sources = {name: text.replace("ABI}", f"{abi}}}") for name, text in SOURCES.items()}
+    return checkout.make(tmp_path, sources)
 
 
 def install(root: Path) -> str:
-    process = subprocess.run(
-        [sys.executable, "csrc/setup_cuda.py", "install", "--arch", "90a"],
-        cwd=root,
-        env={**os.environ},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    process = checkout.run(root, "csrc/setup_cuda.py", "install", "--arch", "90a")
     assert process.returncode == 0, process.stdout
     return process.stdout
 
@@ -141,9 +122,14 @@ def test_cuda_build_makes_both_libraries_and_the_plugin_and_only_what_changed(tr
         "libregatta_kernels.so",
         "plugin/libpaddle_custom_nvgpu.so",
     ]
-    metadata = json.loads((lib / "libregatta_cuda.json").read_text())
-    assert metadata["architectures"] == ["90a"]
-    assert metadata["paddle_version"] == build.find_paddle().version
+    metadata = library.read_metadata(lib / "libregatta_cuda.so")
+    assert metadata.architectures == ("90a",)
+    assert metadata.paddle_version == build.find_paddle().version
+    assert metadata.file == built.describe(lib / "libregatta_cuda.so")
+    assert metadata.parts == {
+        name: built.describe(lib / name)
+        for name in ("plugin/libpaddle_custom_nvgpu.so", "libregatta_kernels.so")
+    }
     (tree / "csrc/device/plugin.cc").write_text(SOURCES["csrc/device/plugin.cc"] + "\n")
     assert "1 of 5 sources compiled" in install(tree)
     subprocess.run([sys.executable, "csrc/setup_cuda.py", "clean"], cwd=tree, check=True)
