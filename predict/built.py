@@ -174,4 +174,11 @@ def _without_digests(values: Mapping[str, Any], path: Path) -> Metadata:
     for name in ("paddle_version", "paddle_commit", "compiler", "sources_digest"):
         _value(values, name, str, str(path))
     abi = _value(values, "abi", int, str(path))
-    return Metadata(abi=abi, file=describe(path.with_suffix(".so")), **known)
+    beside = [*path.parent.glob("*.so"), *path.parent.glob("*/*.so")]
+    return Metadata(
+        abi=abi,
+        file=describe(path.with_suffix(".so")),
+        architectures=_architectures(values.get("architectures", []), str(path)),
+        parts={str(each.relative_to(path.parent)): describe(each) for each in beside},
+        **known,
+    )
