@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -86,6 +87,12 @@ def export_model(
             overwrite=_check_replaced if overwrite else None,
         )
 
+    prefix = config.model_prefix
+    if not prefix or prefix != Path(prefix).name or prefix.startswith("."):
+        raise UserError(
+            f"--model_prefix {prefix!r} is the stem of files in --output_path; give a name without "
+            "folders that does not begin with a dot"
+        )
     check()
     with _parents(output_path), locked("output_path", output_path):
         check()  # again: another process may have written it in between
@@ -95,9 +102,10 @@ def export_model(
 @contextlib.contextmanager
 def _parents(path: Path) -> Iterator[None]:
     """Makes the folders above `path`; removes them where nothing came to be in them."""
-    made = [folder for folder in path.absolute().parents if not folder.exists()]
+    parents = Path(os.path.realpath(path)).parents
+    made = [folder for folder in parents if not folder.exists()]
     try:
-        path.absolute().parent.mkdir(parents=True, exist_ok=True)
+        parents[0].mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _not_written(path, error) from None
     try:
@@ -262,10 +270,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = list(sys.argv[1:] if argv is None else argv)
         description = "Exports a checkpoint to a static model for --mode static."
         flags = parse_flags(words, (*FLAGS, *OWN_FLAGS), "export_model.py", description)
-        if flags["output_path"] is None:
-            raise UserError("--output_path is needed: the directory to write the static model to")
         if not flags["output_path"]:
-            raise UserError("--output_path is empty; give the directory to write to")
+            raise UserError("--output_path is needed: the directory to write the static model to")
         if flags["mode"] != "dynamic":
             raise UserError("--mode static runs an exported model; leave --mode out when exporting")
         config = PredictorConfig.from_flags(flags)

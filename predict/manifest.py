@@ -256,7 +256,8 @@ def check_files(manifest: Manifest, directory: str | Path) -> None:
         size = path.stat().st_size
         if size != wanted.num_bytes:
             raise UserError(
-                f"{path} has {size} bytes, and {wanted.num_bytes} were exported; {EXPORT}"
+                f"{path} is not as it was exported: it has {size} bytes, not {wanted.num_bytes}; "
+                f"{EXPORT}"
             )
     for name, wanted in manifest.files.items():
         path = directory / name

@@ -44,8 +44,9 @@ def check_program(manifest: Manifest, spec: DecoderSpec, directory: Path, prefix
 
     Reads operators and headers; nothing of the weights.
     """
-    program, parameters = (directory / f"{prefix}.{ending}" for ending in PROGRAM_ENDINGS)
-    unknown = [path.name for path in (program, parameters) if path.name not in manifest.files]
+    names = [f"{prefix}.{ending}" for ending in PROGRAM_ENDINGS]
+    program, parameters = (directory / name for name in names)
+    unknown = [name for name in names if name not in manifest.files]
     if unknown:
         programs = [name for name in manifest.files if name.endswith(".pdiparams")]
         raise UserError(

@@ -37,6 +37,14 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
             *("--output_path", "{out}", "--max_length", "64"),
         ),
     ),
+    "static": (  # of the export that `prepare` puts there
+        "predict.predictor",
+        (
+            *("--model_name_or_path", "{folder}/export", "--mode", "static"),
+            *("--chat_template", "none", "--data_file", "{data}", "--output_file", "{out}"),
+            *("--max_new_tokens", str(MAX_NEW_TOKENS), "--src_length", "32"),
+        ),
+    ),
     "quantize": (
         "quant.run_quantization",
         (
