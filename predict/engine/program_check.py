@@ -51,6 +51,8 @@ class Operator:
     inputs: int | None
     attributes: Mapping[str, str] = field(default_factory=dict)  # name -> tag
     outputs: int | None = 1
+    lists: frozenset[int] = frozenset()  # inputs that are lists of tensors
+    gives_lists: frozenset[int] = frozenset()  # outputs
 
 
 def _alike(operator: Operator, names: str) -> dict[str, Operator]:
@@ -60,8 +62,8 @@ def _alike(operator: Operator, names: str) -> dict[str, Operator]:
 # Of every export: parameters, inputs, outputs, and lists of values.
 PARAMETER, DATA, FETCH = "p", "1.data", "1.fetch"
 COMMON: dict[str, Operator] = {
-    "0.combine": Operator(None),
-    "0.split": Operator(1, outputs=None),
+    "0.combine": Operator(None, gives_lists=frozenset({0})),
+    "0.split": Operator(1, outputs=None, lists=frozenset({0})),
     DATA: Operator(0, {"name": TEXT, "shape": SHAPE, "dtype": DTYPE, "place": PLACE}),
     FETCH: Operator(1, {"name": TEXT, "col": INT}),
 }
@@ -75,6 +77,8 @@ COMPILED: dict[str, Operator] = {
         | dict.fromkeys(("epsilon", "softmax_scale"), FLOAT)
         | {"scheme": TEXT, "kv_format": TEXT, "windows": LIST, "tensors_per_linear": LONG},
         outputs=2,
+        lists=frozenset({1, 2}),  # weights, caches
+        gives_lists=frozenset({1}),
     ),
     "3.regatta_attention_block_": Operator(
         18,
@@ -82,23 +86,31 @@ COMPILED: dict[str, Operator] = {
         | dict.fromkeys(("epsilon", "softmax_scale"), FLOAT)
         | {"scheme": TEXT, "kv_format": TEXT},
         outputs=2,
+        lists=frozenset({2, 6, 8}),  # both linears, caches
+        gives_lists=frozenset({1}),
     ),
     "3.regatta_mlp_block": Operator(
-        6, {"scheme": TEXT, "intermediate_size": LONG, "epsilon": FLOAT}
+        6,
+        {"scheme": TEXT, "intermediate_size": LONG, "epsilon": FLOAT},
+        lists=frozenset({2, 4}),
     ),
-    "3.regatta_logits": Operator(4, {"scheme": TEXT, "vocab_size": LONG, "epsilon": FLOAT}),
+    "3.regatta_logits": Operator(
+        4, {"scheme": TEXT, "vocab_size": LONG, "epsilon": FLOAT}, lists=frozenset({2})
+    ),
 }
 # Paddle's own, of exports with --inference_model false: what predict.reference calls.
 PLAIN: dict[str, Operator] = {
     **_alike(Operator(1), "abs floor nonzero rsqrt shape64 silu"),
     **_alike(
         Operator(2),
-        "add concat divide elementwise_pow floor_divide greater_equal greater_than less_equal "
+        "add divide elementwise_pow floor_divide greater_equal greater_than less_equal "
         "less_than logical_and minimum multiply remainder reshape subtract unsqueeze",
     ),
     **_alike(Operator(3), "clip gather where"),
     **_alike(Operator(2, {"keepdim": BOOL}), "max mean min"),
-    **_alike(Operator(1, {"axis": INT}), "softmax stack"),
+    "1.softmax": Operator(1, {"axis": INT}),
+    "1.stack": Operator(1, {"axis": INT}, lists=frozenset({0})),
+    "1.concat": Operator(2, lists=frozenset({0})),
     "1.arange": Operator(3, {"dtype": DTYPE, "place": PLACE}),
     "1.assign_value_": Operator(1, {"shape": LIST, "values": LIST, "dtype": DTYPE, "place": PLACE}),
     "1.cast": Operator(1, {"dtype": DTYPE}),
@@ -113,14 +125,14 @@ PLAIN: dict[str, Operator] = {
     ),
     "1.full_int_array": Operator(0, {"value": LIST, "dtype": DTYPE, "place": PLACE}),
     "1.full_like": Operator(2, {"dtype": DTYPE, "place": PLACE}),
-    "1.index_put_": Operator(3, {"accumulate": BOOL}),
+    "1.index_put_": Operator(3, {"accumulate": BOOL}, lists=frozenset({1})),
     "1.matmul": Operator(2, {"transpose_x": BOOL, "transpose_y": BOOL}),
     "1.pad": Operator(2, {"paddings": LIST}),
     "1.repeat_interleave": Operator(1, {"repeats": INT, "axis": INT, "output_size": LONG}),
     "1.round": Operator(1, {"decimals": INT}),
     "1.scale": Operator(2, {"bias": FLOAT, "bias_after_scale": BOOL}),
     "1.slice": Operator(3, dict.fromkeys(("axes", "infer_flags", "decrease_axis"), LIST)),
-    "1.split_with_num": Operator(2, {"num": INT}),
+    "1.split_with_num": Operator(2, {"num": INT}, gives_lists=frozenset({0})),
     "1.strided_slice": Operator(4, {"axes": LIST}),
     "1.sum": Operator(2, {"dtype": DTYPE, "keepdim": BOOL}),
     "1.transpose": Operator(1, {"perm": LIST}),
@@ -136,6 +148,9 @@ class TensorType:
 
     def __str__(self) -> str:
         return f"{self.dtype} [{', '.join(map(str, self.shape))}]"
+
+
+Value = TensorType | tuple[TensorType, ...]  # a tensor, or a list of them
 
 
 @dataclass(frozen=True)
@@ -173,7 +188,7 @@ class _Reader:
     def __init__(self, path: Path, allowed: Mapping[str, Operator]) -> None:
         self._path = path
         self._allowed = allowed
-        self._values: dict[int, TensorType | None] = {}  # None: a list of tensors
+        self._values: dict[int, Value] = {}
         self._where = "the program"
 
     def read(self, value: Any) -> ProgramFile:
@@ -200,7 +215,7 @@ class _Reader:
                 self._add(inputs, attributes["name"], declared)
             elif name == FETCH:
                 returned = types[0]
-                if attributes["col"] != len(outputs) or returned is None:
+                if attributes["col"] != len(outputs) or isinstance(returned, tuple):
                     self._fail(f"returns output {attributes['col']}, not {len(outputs)}")
                 outputs.append(returned)
             elif name in COMPILED:
@@ -241,36 +256,57 @@ class _Reader:
         self._equal(flags[:3], [0, 1, 1], "A")
         made = self._output(operator["O"])
         name = flags[3]
-        if not isinstance(name, str) or made is None:
+        if not isinstance(name, str) or isinstance(made, tuple):
             self._fail("names no tensor")
         return name, made
 
     def _operator(
         self, operator: dict[str, Any], expected: Operator
-    ) -> tuple[dict[str, Any], list[TensorType | None]]:
+    ) -> tuple[dict[str, Any], list[Value]]:
+        """Its attributes and what it gives."""
         self._keys(operator, "#", "A", "I", "O", "OA")
         attributes = self._attributes(operator["A"])
-        tags = {name: tag for name, (tag, _) in attributes.items()}
-        for name in sorted({*tags, *expected.attributes}):
-            if tags.get(name) != expected.attributes.get(name):
+        for name in sorted({*attributes, *expected.attributes}):
+            tag = attributes[name][0] if name in attributes else None
+            if tag != expected.attributes.get(name):
                 self._fail(f"has another attribute {name[:40]!r} than exports write, or lacks it")
-        inputs = self._list(operator["I"], "I", expected.inputs)
-        for value in inputs:
-            self._keys(value, "%")
-            # 0 stands for an input that is left out, which our own operators have.
-            absent = operator["#"] in COMPILED and value["%"] == 0
-            if not absent and (type(value["%"]) is not int or value["%"] not in self._values):
-                self._fail(f"takes the value {value['%']!r}, which none before it gives")
+        taken = self._inputs(operator, expected)
         outputs = self._list(operator["O"], "O", expected.outputs)
-        own = self._attributes(operator["OA"])
-        for name, (tag, values) in own.items():
+        made = [self._output(value) for value in outputs]
+        for place, value in enumerate(made):
+            if isinstance(value, tuple) != (place in expected.gives_lists):
+                self._fail(
+                    f"gives a list where exports have a tensor, or the other way, at {place}"
+                )
+        if (operator["#"] == "0.combine" and made != [tuple(taken)]) or (
+            operator["#"] == "0.split" and [tuple(made)] != taken
+        ):
+            self._fail("does not give what it takes")
+        for name, (tag, values) in self._attributes(operator["OA"]).items():
             if name not in ("stop_gradient", "persistable") or tag != LIST:
                 self._fail(f"has the output attribute {name!r}")
             if len(values) != len(outputs) or not all(type(value) is bool for value in values):
                 self._fail(f"has {name} for other outputs than its own")
-        return {n: value for n, (_, value) in attributes.items()}, [
-            self._output(value) for value in outputs
-        ]
+        return {name: value for name, (_, value) in attributes.items()}, made
+
+    def _inputs(self, operator: dict[str, Any], expected: Operator) -> list[Value]:
+        """The kinds of the values that it takes, less those that are left out."""
+        taken: list[Value] = []
+        for place, value in enumerate(self._list(operator["I"], "I", expected.inputs)):
+            self._keys(value, "%")
+            number = value["%"]
+            # 0 stands for an input that is left out, which our own operators have.
+            if number == 0 and type(number) is int and operator["#"] in COMPILED:
+                continue
+            if type(number) is not int or number not in self._values:
+                self._fail(f"takes the value {number!r}, which none before it gives")
+            kind = self._values[number]
+            if isinstance(kind, tuple) != (place in expected.lists):
+                self._fail(
+                    f"takes a list where exports have a tensor, or the other way, at {place}"
+                )
+            taken.append(kind)
+        return taken
 
     def _attributes(self, value: Any) -> dict[str, tuple[str, Any]]:
         """Tag and value of each."""
@@ -297,18 +333,17 @@ class _Reader:
             self._fail(f"has the attribute {name} of kind {str(tag)[:40]!r}: {str(value)[:40]!r}")
         return value
 
-    def _output(self, value: Any) -> TensorType | None:
-        """Notes the value that an operator gives; None for a list of tensors."""
+    def _output(self, value: Any) -> Value:
+        """Notes the value that an operator gives."""
         self._keys(value, "%", "TT")
         number = value["%"]
         if type(number) is not int or not 0 < number < 1 << 31 or number in self._values:
             self._fail(f"gives the value {number!r}, which is taken or no number")
         kind = value["TT"]
         self._keys(kind, "#", "D")
-        made: TensorType | None = None
+        made: Value
         if kind["#"] == "0.t_vec":
-            for item in self._list(kind["D"], "D"):
-                self._tensor(item)
+            made = tuple(self._tensor(item) for item in self._list(kind["D"], "D"))
         else:
             made = self._tensor(kind)
         self._values[number] = made
