@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import BinaryIO
 
 from predict.errors import UserError
 
@@ -92,6 +93,27 @@ def check_folder(
     """
     path = Path(path)
     real = Path(os.path.realpath(path))
+    check_place(flag, path, folders)
+    if real.is_dir() and os.path.ismount(real):
+        raise UserError(
+            f"--{flag} {path} is where a file system is mounted, and the folder is put in its "
+            f"place whole; give the name of a folder below it"
+        )
+    if real.is_dir() and any(real.iterdir()):
+        if overwrite is None:
+            raise UserError(
+                f"--{flag} {path} is not empty; add --overwrite to replace an earlier export "
+                f"there, or choose another --{flag}"
+            )
+        overwrite(real)
+
+
+def check_place(flag: str, path: Path, folders: Mapping[str, str | Path | None]) -> None:
+    """Raises UserError when no folder can be at `path`, or it would be among a model's files.
+
+    folders: of models and adapters, by flag. Nothing is created.
+    """
+    real = Path(os.path.realpath(path))
     for other, name in folders.items():
         if name is None:
             continue
@@ -107,7 +129,7 @@ def check_folder(
                 f"--{flag} {path} {where} the folder of --{other} {name}, whose files must stay as "
                 f"they are; choose another --{flag}"
             )
-    marker = next((name for name in MODEL_FILES if (real.parent / name).is_file()), None)
+    marker = _model_file(real.parent)
     if marker is not None:
         raise UserError(
             f"--{flag} {path} lies in {real.parent}, which holds a model ({marker}); choose "
@@ -117,11 +139,6 @@ def check_folder(
         raise UserError(f"--{flag} {path} is a link that leads nowhere; remove it")
     if real.exists() and not real.is_dir():
         raise UserError(f"--{flag} {path} is a file; give the name of a folder")
-    if real.is_dir() and os.path.ismount(real):
-        raise UserError(
-            f"--{flag} {path} is where a file system is mounted, and the folder is put in its "
-            f"place whole; give the name of a folder below it"
-        )
     ancestor = next(folder for folder in real.parents if os.path.lexists(folder))
     if not ancestor.is_dir():
         raise UserError(f"--{flag} {path}: {ancestor} is a file, not a folder")
@@ -129,13 +146,6 @@ def check_folder(
         raise UserError(
             f"--{flag} {path} cannot be written: no permission to create files in {ancestor}"
         )
-    if real.is_dir() and any(real.iterdir()):
-        if overwrite is None:
-            raise UserError(
-                f"--{flag} {path} is not empty; add --overwrite to replace an earlier export "
-                f"there, or choose another --{flag}"
-            )
-        overwrite(real)
 
 
 @contextlib.contextmanager
@@ -252,12 +262,35 @@ def locked(flag: str, path: str | Path) -> Iterator[None]:
     descriptor = _lock(flag, Path(path), lock)
     try:
         for part in real.parent.glob(f".{glob.escape(real.name)}.*.part"):
-            part.unlink(missing_ok=True)  # of a run that was killed while it wrote
+            if part.is_file():  # of a run that was killed while it wrote
+                part.unlink(missing_ok=True)
         yield
     finally:
         # Unlinked while it is held: whoever opened it before finds that it is no longer there.
         lock.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which at the end of the block is at `path`, on disk, or is not there at all.
+
+    Raises OSError.
+    """
+    real = Path(os.path.realpath(path))
+    descriptor, part = tempfile.mkstemp(prefix=f".{real.name}.", suffix=".part", dir=real.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(part, mode_of(real))
+        os.replace(part, real)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
+    sync_folder(real.parent)
 
 
 def write_whole(path: str | Path, data: bytes | Iterator[bytes]) -> None:
@@ -272,20 +305,8 @@ def write_whole(path: str | Path, data: bytes | Iterator[bytes]) -> None:
         with os.fdopen(open_special(path), "wb") as file:
             file.writelines(pieces)
         return
-    real = Path(os.path.realpath(path))
-    descriptor, part = tempfile.mkstemp(prefix=f".{real.name}.", suffix=".part", dir=real.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.writelines(pieces)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(part, mode_of(real))
-        os.replace(part, real)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(part)
-        raise
-    sync_folder(real.parent)
+    with whole_file(path) as file:
+        file.writelines(pieces)
 
 
 def sync_folder(folder: Path) -> None:

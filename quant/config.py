@@ -399,8 +399,6 @@ class QuantConfig:
             group_size = GROUP_SIZE
         model = find_model_dir(flags["model_name_or_path"])
         output = Path(flags["output_path"])
-        if output.resolve() == model.resolve():
-            raise UserError(f"--output_path {output} is the checkpoint's own directory")
         return cls(
             model_name_or_path=str(model),
             output_path=output,

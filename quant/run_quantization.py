@@ -18,6 +18,7 @@ if not __package__:  # run as a script: import from the checkout, not from this 
     sys.path[:] = [path for path in sys.path if os.path.realpath(path) != _HERE]
     sys.path.insert(0, os.path.dirname(_HERE))
 
+import errno
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -27,11 +28,12 @@ from typing import TYPE_CHECKING, Any
 from predict.command import run_command
 from predict.console import say
 from predict.errors import UserError
+from predict.outputs import check_place, locked, write_whole
+from predict.signals import Signals
 from quant.config import QuantConfig, parse_command_line
 
 if TYPE_CHECKING:
     from predict.nn.weights import CheckpointSource, WeightPlan
-    from predict.signals import Signals
     from quant.calibrate import Batches, LayerQuantizer
     from quant.data import TokenIds
     from quant.state import RunState
@@ -65,27 +67,52 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = QuantConfig.from_flags(flags)
         for note in config.notes:
             say(f"note: {note}")
-        say(describe(config, run(config)))
+        say(describe(config, run(config, signals=signals)))
         return 0
 
-    return run_command(
-        action, "interrupted: the same command goes on after the last finished layer"
-    )
+    return run_command(action)
 
 
-def run(config: QuantConfig, progress: bool | None = None) -> Summary:
+def run(
+    config: QuantConfig, progress: bool | None = None, signals: Signals | None = None
+) -> Summary:
     """Writes the quantized checkpoint of `config` to its --output_path.
 
     Everything is read and checked before any layer is computed. progress: whether to show a bar;
-    None: when stderr is a terminal. Raises UserError.
+    None: when stderr is a terminal. signals: those that end the run. Raises UserError.
     """
+    output = config.output_path
+    check_place("output_path", output, {"model_name_or_path": config.model_name_or_path})
+    data = None if config.data_file is None else os.path.realpath(config.data_file)
+    if data is not None and Path(data).is_relative_to(os.path.realpath(output)):
+        raise UserError(
+            f"--output_path {output} holds the --data_file {config.data_file}; choose another "
+            "--output_path"
+        )
+    if output.is_dir() and not os.access(output, os.W_OK | os.X_OK):
+        raise UserError(f"--output_path {output} cannot be written: permission denied")
+    try:
+        output.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with locked("output_path", output):
+            return _run(config, progress, signals or Signals())
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        raise UserError(
+            f"--output_path {output} cannot be written: {error.strerror}; when it can, the same "
+            "command goes on after the last finished layer",
+            exit_code=1,
+        ) from None
+
+
+def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summary:
     from predict.llm import choose_backend, is_compiled, read_spec
     from predict.models import family_of
     from predict.nn.checkpoint import Checkpoint, checkpoint_digest
     from predict.nn.weights import CheckpointSource, check_sizes, plan_weights
     from predict.progress import Progress
     from quant.state import RunState
-    from quant.writer import float_dtype, write_checkpoint
+    from quant.writer import float_dtype, write_config, write_tensors
 
     source_dir = Path(config.model_name_or_path)
     spec, reader = read_spec(source_dir)
@@ -112,6 +139,7 @@ def run(config: QuantConfig, progress: bool | None = None) -> Summary:
                 if f.compare and f.name not in NOT_INPUTS
             },
         },
+        spec.num_layers,
         config.overwrite,
     )
     use_device(config.device)
@@ -121,29 +149,39 @@ def run(config: QuantConfig, progress: bool | None = None) -> Summary:
     quantizer = LayerQuantizer(config, backend, is_compiled(backend))
     if state.num_done:
         say(f"going on after layer {state.num_done} of {spec.num_layers}")
-    if config.needs_data and state.num_done == 0:
-        _embed(plan, source, sequences, state)
-    state.save()
     dtype = float_dtype(config, checkpoint, plan)
-    with Progress(spec.num_layers, progress, unit="layer") as bar:
-        for _ in range(state.num_done):
-            bar.on_finished()
-        for index in range(state.num_done, spec.num_layers):
-            _quantize_layer(index, plan, source, quantizer, sequences, state, dtype)
-            state.finish_layer(index)
-            bar.on_finished()
     layers = range(spec.num_layers)
     scale_files = [state.layer_path(index, ".json") for index in layers]
-    after = write_checkpoint(
-        config,
-        source_dir,
-        lambda: _others(plan, source, dtype),
-        [state.layer_path(index, ".safetensors") for index in layers],
-        scale_files,
-        plan,
-    )
+    try:
+        if config.needs_data and state.num_done == 0:
+            _embed(plan, source, sequences, state)
+        state.save()
+        with Progress(spec.num_layers, progress, unit="layer") as bar:
+            for _ in range(state.num_done):
+                bar.on_finished()
+            for index in range(state.num_done, spec.num_layers):
+                _quantize_layer(index, plan, source, quantizer, sequences, state, dtype)
+                state.finish_layer(index)
+                bar.on_finished()
+                signals.check()
+        after = write_tensors(
+            config,
+            source_dir,
+            lambda: _others(plan, source, dtype),
+            [state.layer_path(index, ".safetensors") for index in layers],
+            scale_files,
+        )
+    except KeyboardInterrupt:
+        without = " without --overwrite_output_dir" if config.overwrite else ""
+        say(
+            f"{state.num_done} of {spec.num_layers} layers are kept in {state.folder}; the same "
+            f"command{without} goes on after them"
+        )
+        raise
     loss = _mean_loss(scale_files)
-    state.remove()
+    with signals.held("the checkpoint is complete in a moment"):
+        write_config(config, source_dir, plan)
+        state.remove()
     before = sum(_num_bytes(info) for info in checkpoint.tensors.values())
     return Summary(before, after, sum(map(len, sequences)), loss)
 
@@ -151,11 +189,10 @@ def run(config: QuantConfig, progress: bool | None = None) -> Summary:
 def use_device(name: str) -> None:
     """Makes a device Paddle's default, before Paddle is first imported. Raises UserError."""
     from predict import device as devices
+    from predict import library
 
     if name == "cpu":
-        import paddle
-
-        paddle.set_device("cpu")
+        library.import_paddle().set_device("cpu")
     else:
         devices.activate(devices.choose(name))
 
@@ -240,7 +277,7 @@ def _quantize_layer(
         output.flush()  # type: ignore[attr-defined]  # a memory map
     tensors, scales = layer_tensors(result, config, dtype)
     safetensors_file.write(state.layer_path(index, ".safetensors"), tensors)
-    state.layer_path(index, ".json").write_text(json.dumps(scales))
+    write_whole(state.layer_path(index, ".json"), json.dumps(scales).encode())
 
 
 def _rope(plan: WeightPlan, num_positions: int) -> Any:

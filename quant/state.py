@@ -4,14 +4,14 @@
     calibration/hidden-<n>.npy    inputs of layer n, the first that is not done
     calibration/layer-<n>.*       tensors and scales of each layer that is done
 
-Every file is whole before state.json names it, so a run may stop at any moment.
+Every file is whole, and on the disk, before state.json names it, so a run may stop at any moment.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,15 @@ from typing import Any
 import numpy as np
 
 from predict.errors import UserError
+from predict.files import read_json_object
+from predict.nn.checkpoint import read_header
+from predict.outputs import sync_folder, write_whole
 from quant.grids import Array
 
 FOLDER = "calibration"
+REMOVED = ".calibration.removed"  # what FOLDER is renamed to before it is deleted
+STATE = "state.json"
+OWN_FILES = (STATE, "hidden-*.npy", "layer-*.safetensors", "layer-*.json", ".*.part")
 FORMAT = 1
 
 
@@ -35,50 +41,31 @@ class RunState:
     num_done: int = 0  # layers
 
     @classmethod
-    def open(cls, output: Path, inputs: Mapping[str, Any], overwrite: bool) -> RunState:
+    def open(
+        cls, output: Path, inputs: Mapping[str, Any], num_layers: int, overwrite: bool
+    ) -> RunState:
         """The state in `output` when it is of the same inputs, else a new one.
 
-        Raises UserError when there is one of other inputs, or a finished checkpoint.
+        Raises UserError when there is one of other inputs or a damaged one, or a finished
+        checkpoint.
         """
         folder = output / FOLDER
+        for path in (output / REMOVED, folder):
+            if path.is_symlink() or (path.exists() and not path.is_dir()):
+                raise UserError(f"{path} is no folder, and a run's state lies there; remove it")
+        _delete(output / REMOVED)
         if overwrite:
-            shutil.rmtree(folder, ignore_errors=True)
-        elif (output / "config.json").exists():
+            _delete(folder)
+        if (folder / STATE).exists():
+            num_done = _check_saved(folder, inputs, num_layers)
+            return cls(folder, inputs, num_done)
+        if not overwrite and (output / "config.json").exists():
             raise UserError(
                 f"--output_path {output} holds a finished checkpoint; choose another, or add "
                 "--overwrite_output_dir"
             )
-        path = folder / "state.json"
-        if not path.exists():
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise UserError(
-                    f"--output_path {output} cannot be written: {error.strerror or error}"
-                ) from None
-            return cls(folder, inputs)
-        try:
-            saved = json.loads(path.read_text())
-            saved_inputs, num_done = saved["inputs"], int(saved["num_done"])
-            known = saved["format"] == FORMAT
-        except (OSError, ValueError, KeyError, TypeError):
-            known, saved_inputs, num_done = False, {}, 0
-        if not known:
-            raise UserError(
-                f"{path} is not a state that this version wrote; add --overwrite_output_dir to "
-                "begin anew"
-            )
-        wanted = json.loads(json.dumps(inputs))
-        differing = [key for key in wanted if saved_inputs.get(key) != wanted[key]]
-        if differing:
-            listed = "; ".join(
-                f"{key} was {saved_inputs.get(key)!r} and is {wanted[key]!r}" for key in differing
-            )
-            raise UserError(
-                f"{folder} holds an interrupted run with other inputs: {listed}. Repeat its "
-                "command to go on, choose another --output_path, or add --overwrite_output_dir"
-            )
-        return cls(folder, inputs, num_done)
+        folder.mkdir(parents=True, exist_ok=True)
+        return cls(folder, inputs)
 
     def hidden_path(self, layer: int) -> Path:
         """Inputs of a layer, float32 [T, H]."""
@@ -89,9 +76,13 @@ class RunState:
         return self.folder / f"layer-{layer:05d}{suffix}"
 
     def new_hidden(self, layer: int, shape: tuple[int, int]) -> Array:
-        """A file-backed array to fill with a layer's inputs."""
+        """A file-backed array to fill with a layer's inputs. Raises OSError on a full disk."""
         path = self.hidden_path(layer)
-        return np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+        hidden = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+        with path.open("rb+") as file:
+            # A page of a map that finds no room on the disk is a SIGBUS.
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        return hidden
 
     def read_hidden(self, layer: int, shape: tuple[int, int]) -> Array:
         """A layer's inputs, mapped; raises UserError where they are gone."""
@@ -117,13 +108,66 @@ class RunState:
         self.hidden_path(layer).unlink(missing_ok=True)
 
     def save(self) -> None:
-        """Writes state.json, whole or not at all."""
-        path = self.folder / "state.json"
-        part = path.with_suffix(".part")
+        """Writes state.json, whole or not at all, when what it names is on the disk."""
+        hidden = self.hidden_path(self.num_done)
+        if hidden.exists():
+            with hidden.open("rb") as file:
+                os.fsync(file.fileno())
         values = {"format": FORMAT, "inputs": self.inputs, "num_done": self.num_done}
-        part.write_text(json.dumps(values, indent=1))
-        os.replace(part, path)
+        write_whole(self.folder / STATE, json.dumps(values, indent=1).encode())
 
     def remove(self) -> None:
-        """Deletes the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Deletes the folder; from the first moment of that on, no run goes on from it."""
+        removed = self.folder.with_name(REMOVED)
+        self.folder.rename(removed)
+        sync_folder(removed.parent)
+        _delete(removed)
+        if removed.exists():  # somebody else has files there
+            removed.rename(self.folder)
+
+
+def _check_saved(folder: Path, inputs: Mapping[str, Any], num_layers: int) -> int:
+    """How many layers a saved state has done; raises UserError where it cannot be gone on with."""
+    anew = "add --overwrite_output_dir to begin anew"
+    path = folder / STATE
+    try:
+        saved = read_json_object(path)
+    except UserError as error:
+        raise UserError(f"{error}; or {anew}") from None
+    saved_inputs, num_done = saved.get("inputs"), saved.get("num_done")
+    if (
+        saved.get("format") != FORMAT
+        or not isinstance(saved_inputs, dict)
+        or type(num_done) is not int
+        or not 0 <= num_done <= num_layers
+    ):
+        raise UserError(f"{path} is not a state that this version wrote; {anew}")
+    wanted = json.loads(json.dumps(inputs))
+    listed = "; ".join(
+        f"{key} was {saved_inputs.get(key)!r} and is {value!r}"
+        for key, value in wanted.items()
+        if saved_inputs.get(key) != value
+    )
+    if listed:
+        raise UserError(
+            f"{folder} holds an interrupted run with other inputs: {listed}. Repeat its "
+            "command to go on, choose another --output_path, or add --overwrite_output_dir"
+        )
+    for layer in range(num_done):
+        try:
+            read_header(folder / f"layer-{layer:05d}.safetensors")
+            read_json_object(folder / f"layer-{layer:05d}.json")
+        except UserError as error:
+            raise UserError(
+                f"layer {layer} of an interrupted run is damaged: {error}, or {anew}"
+            ) from None
+    return num_done
+
+
+def _delete(folder: Path) -> None:
+    """Deletes a state's files, and the folder where nobody else has put a file."""
+    for pattern in OWN_FILES:
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()

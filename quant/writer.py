@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from predict.formats import compressed_tensors, paddlenlp, safetensors_file
 from predict.nn.checkpoint import NUMPY_DTYPES, Checkpoint, read_header
 from predict.nn.hf_config import ConfigReader
 from predict.nn.weights import WeightPlan
+from predict.outputs import sync_folder, whole_file, write_whole
 from quant.calibrate import QuantizedLayer
 from quant.config import QuantConfig
 from quant.layer import KINDS, LayerWeights
@@ -27,6 +27,14 @@ MAX_SHARD_BYTES = 4 << 30
 STORED_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 # What a checkpoint has besides tensors and config.json.
 COPIED = ("*.json", "*.model", "merges.txt", "vocab.txt", "*.jinja", "*.tiktoken", "*.txt")
+# What an older checkpoint has, and the next one may lack; and what a killed run left half written.
+WRITTEN = (
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "model.safetensors.index.json",
+    *("act_scales.json", "weight_scales.json", "cachekv_scales.json"),
+    ".*.part",
+)
 NOT_COPIED = ("*.index.json", "config.json", "heldout.txt", "calibration.txt")
 
 
@@ -133,19 +141,20 @@ def quantization_config(config: QuantConfig, plan: WeightPlan) -> dict[str, Any]
     return made
 
 
-def write_checkpoint(
+def write_tensors(
     config: QuantConfig,
     source: Path,
     others: Callable[[], Tensors],
     layer_files: Sequence[Path],
     scale_files: Sequence[Path],
-    plan: WeightPlan,
 ) -> int:
-    """Joins the layers' files into a checkpoint in --output_path; returns its tensors' bytes.
+    """Joins the layers' files into a checkpoint in --output_path, but for its config.json.
 
-    others: makes the tensors that belong to no layer. config.json comes last, so that a folder
-    without it is not taken for a whole checkpoint.
+    others: makes the tensors that belong to no layer. Returns the bytes of all tensors. An older
+    checkpoint that is there is removed first: from its config.json on, so that a folder without it
+    is none.
     """
+    _remove_checkpoint(config.output_path)
     output = config.output_path
     shards = _shards([path.stat().st_size for path in layer_files])
     names: dict[str, str] = {}
@@ -167,13 +176,27 @@ def write_checkpoint(
     for pattern in COPIED:
         for path in sorted(source.glob(pattern)):
             if not any(path.match(other) for other in NOT_COPIED):
-                shutil.copy(path, output / path.name)
+                with path.open("rb") as original, whole_file(output / path.name) as copy:
+                    shutil.copyfileobj(original, copy)
+    return total
+
+
+def write_config(config: QuantConfig, source: Path, plan: WeightPlan) -> None:
+    """Writes config.json, which makes the folder a checkpoint."""
     values = dict(ConfigReader.from_dir(source).values)
     values["quantization_config"] = quantization_config(config, plan)
     if config.dtype is not None:
         values["dtype" if "dtype" in values else "torch_dtype"] = config.dtype
-    _write_json(output / "config.json", values)
-    return total
+    _write_json(config.output_path / "config.json", values)
+
+
+def _remove_checkpoint(folder: Path) -> None:
+    """Deletes what `write_tensors` and `write_config` wrote, config.json first."""
+    (folder / "config.json").unlink(missing_ok=True)
+    sync_folder(folder)
+    for pattern in WRITTEN:
+        for path in folder.glob(pattern):
+            path.unlink()
 
 
 def read_tensors(path: Path) -> Tensors:
@@ -213,6 +236,4 @@ def _write_scales(config: QuantConfig, scale_files: Sequence[Path]) -> None:
 
 
 def _write_json(path: Path, values: Any) -> None:
-    part = path.with_name(path.name + ".partial")
-    part.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    write_whole(path, (json.dumps(values, indent=2) + "\n").encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from predict import EngineConfig
 from predict.errors import UserError
 from predict.nn.checkpoint import Checkpoint
 from predict.nn.weights import CheckpointSource, plan_weights
+from predict.outputs import locked
 from quant.config import QuantConfig, parse_command_line
 from quant.data import read_sequences, text_windows
 from quant.evaluate import Model
@@ -282,15 +284,94 @@ def test_another_checkpoint_or_text_is_no_continuation(
     changed = write_model(tmp_path / "changed", {"rms_norm_eps": 1e-6})
     assert checkpoint_digest(changed) != checkpoint_digest(model)
     inputs = {"model": checkpoint_digest(model), "data": "x"}
-    RunState.open(tmp_path / "out", inputs, overwrite=False).save()
-    RunState.open(tmp_path / "out", inputs, overwrite=False)
+    out = tmp_path / "out"
+    RunState.open(out, inputs, 3, overwrite=False).save()
+    RunState.open(out, inputs, 3, overwrite=False)
     for key in inputs:
         with pytest.raises(UserError, match=f"other inputs: {key} was"):
-            RunState.open(tmp_path / "out", {**inputs, key: "y"}, overwrite=False)
-    RunState.open(tmp_path / "out", {**inputs, "data": "y"}, overwrite=True)
-    (tmp_path / "out" / "calibration" / "state.json").write_text("{")
-    with pytest.raises(UserError, match="begin anew"):
-        RunState.open(tmp_path / "out", inputs, overwrite=False)
+            RunState.open(out, {**inputs, key: "y"}, 3, overwrite=False)
+    RunState.open(out, {**inputs, "data": "y"}, 3, overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "begin anew"),
+        ("[]", "begin anew"),
+        ('{"format": 2, "inputs": {}, "num_done": 0}', "not a state that this version wrote"),
+        ('{"format": 1, "inputs": [], "num_done": 0}', "not a state that this version wrote"),
+        ('{"format": 1, "inputs": {}, "num_done": 4}', "not a state that this version wrote"),
+        ('{"format": 1, "inputs": {}, "num_done": -1}', "not a state that this version wrote"),
+        ('{"format": 1, "inputs": {}, "num_done": true}', "not a state that this version wrote"),
+        ('{"format": 1, "inputs": {}, "num_done": 1}', "layer 0 .* is damaged"),
+        ("[" * 9999, "begin anew"),
+        ("\x00" * 99, "begin anew"),
+    ],
+)
+def test_a_damaged_state_is_refused_and_named(tmp_path: Path, content: str, said: str) -> None:
+    from quant.state import RunState
+
+    RunState.open(tmp_path, {}, 3, overwrite=False)
+    (tmp_path / "calibration" / "state.json").write_text(content)
+    with pytest.raises(UserError, match=said):
+        RunState.open(tmp_path, {}, 3, overwrite=False)
+
+
+def test_files_of_others_stay_where_a_state_is_deleted(tmp_path: Path) -> None:
+    from quant.state import RunState
+
+    folder = tmp_path / "calibration"
+    folder.mkdir()
+    (folder / "my text.txt").write_text("mine")
+    state = RunState.open(tmp_path, {}, 3, overwrite=True)
+    state.save()
+    (folder / "layer-00000.json").write_text("{}")
+    state.remove()
+    assert [path.name for path in folder.iterdir()] == ["my text.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["calibration"]
+
+
+def test_a_state_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    from quant.state import RunState
+
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("calibration", ".calibration.removed"):
+        (tmp_path / name).symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(UserError, match="is no folder"):
+            RunState.open(tmp_path, {}, 3, overwrite=True)
+        (tmp_path / name).unlink()
+
+
+def test_a_new_checkpoint_leaves_nothing_of_an_older_one(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    output = quantize(
+        *(model, text, tmp_path / "out", "--quant_type", "a8w8c8", "--do_ptq", "--shift")
+    )
+    (output / "model.safetensors.index.json").write_text("{}")
+    (output / "model-00002-of-00002.safetensors").write_text("")
+    (output / "mine.txt").write_text("mine")
+    whole = quantize(model, None, tmp_path / "whole", "--quant_type", "wint8")
+    quantize(model, None, output, "--quant_type", "wint8", "--overwrite_output_dir")
+    (output / "mine.txt").unlink()
+    names = [sorted(path.name for path in folder.iterdir()) for folder in (output, whole)]
+    assert names[0] == names[1]
+
+
+def test_an_output_is_not_shared_and_not_among_its_inputs(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    flags = ("--quant_type", "wint8")
+    with (
+        locked("output_path", tmp_path / "out"),
+        pytest.raises(UserError, match=f"being written by process {os.getpid()}"),
+    ):
+        quantize(model, None, tmp_path / "out", *flags)
+    with pytest.raises(UserError, match="lies in the folder of --model_name_or_path"):
+        quantize(model, None, model / "out", *flags)
+    with pytest.raises(UserError, match="holds the --data_file"):
+        quantize(model, text, text.parent, *flags, "--do_gptq")
+    assert not (tmp_path / "out").exists()
 
 
 def test_nan_in_calibration_names_the_linear(text: Path, tmp_path: Path) -> None:
@@ -380,7 +461,7 @@ def test_wrong_files_are_refused(
         assert main(words_of(given_model, data, tmp_path / "out", *flags)) == 2
         assert said in capsys.readouterr().err
     assert main(words_of(model, text, model, *flags)) == 2
-    assert "own directory" in capsys.readouterr().err
+    assert "is the folder of --model_name_or_path" in capsys.readouterr().err
 
 
 def test_a_recipe_file_gives_flags_that_the_command_line_changes(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.nn.checkpoint import NUMPY_DTYPES
+from predict.outputs import whole_file
 
 ALIGNMENT = 8  # bytes; the header is padded to it with spaces, as the format's own writer does
 
@@ -24,7 +24,8 @@ def write(
     """Writes name -> (safetensors dtype, array); bfloat16 as uint16, e4m3 as uint8.
 
     metadata: default {"format": "pt"}, which transformers asks for. The file appears whole, under
-    its name, at the end. Raises ValueError where an array does not have the dtype's NumPy type.
+    its name, at the end, when its bytes are on the disk. Raises ValueError where an array does not
+    have the dtype's NumPy type.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "pt"})}
     end = 0
@@ -35,9 +36,8 @@ def write(
         header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
+    with whole_file(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
+        file.flush()  # tofile writes past Python's buffer
         for _, array in tensors.values():
             np.ascontiguousarray(array).tofile(file)
-    os.replace(partial, path)
