@@ -126,6 +126,7 @@ def lock_out(sandbox: Sandbox) -> None:
 
 def model_beside(sandbox: Sandbox) -> None:
     (sandbox.folder / "config.json").write_text("{}")
+    (sandbox.folder / "model.safetensors").write_text("")
 
 
 def good_export(sandbox: Sandbox) -> None:
