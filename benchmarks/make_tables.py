@@ -1,0 +1,453 @@
+"""Makes the tables and plots of the documentation from the numbers in benchmarks/.
+
+    python benchmarks/make_tables.py          # writes the tables into docs/ and README.md
+    python benchmarks/make_tables.py --check  # leaves with 1 where a table is not current
+    python benchmarks/make_tables.py --plots  # writes docs/images/*.png too; needs matplotlib
+
+A table stands between `<!-- table: NAME -->` and `<!-- /table -->`. benchmarks/README.md says what
+the files of numbers hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+IMAGES = ROOT / "docs" / "images"
+MARKED = re.compile(
+    r"^<!-- table: (?P<name>[\w-]+) -->\n.*?^<!-- /table -->$", re.MULTILINE | re.DOTALL
+)
+
+Row = dict[str, Any]
+Number = int | Decimal  # as the file writes it, with all its digits
+Show = Callable[[Number], str]
+
+
+@cache
+def _file(name: str) -> dict[str, Any]:
+    text = (HERE / name).read_text(encoding="utf-8")
+    content: dict[str, Any] = json.loads(text, parse_float=Decimal)
+    return content
+
+
+def rows(suite: str, *names: str) -> dict[str, Row]:
+    """The rows of a suite by name, from all files that have it."""
+    found: dict[str, Row] = {}
+    for name in names:
+        for row in _file(name)["suites"][suite]["rows"]:
+            if row["name"] in found:
+                raise ValueError(f"{name}: {suite} has {row['name']!r} twice")
+            found[row["name"]] = row
+    return found
+
+
+def plain(value: Number) -> str:
+    """As the file has it, with commas between thousands."""
+    return f"{value:,}"
+
+
+def percent(value: Number) -> str:
+    """A share."""
+    return f"{value:.0%}".replace("%", " %")
+
+
+def times(value: Number) -> str:
+    """A ratio."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.2f}"
+
+
+def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def pivot(found: dict[str, Row], columns: Sequence[str], show: Show, first: str = "") -> str:
+    """A table with a line per row and the values of `columns`."""
+    body = []
+    for name, row in found.items():
+        values = row["values"]
+        body.append([name, *(show(values[c]) if c in values else "" for c in columns)])
+    return markdown([first, *columns], body)
+
+
+H200 = ("h200/2026-11-22.json", "h200/2026-11-23.json")
+VLLM = "peers/vllm-0.26-h200.json"
+ZEN5, ZEN4, QUALITY = "zen5/2026-11-21.json", "zen4/2026-11-23.json", "quality/2026-11-21.json"
+LLAMA = {ZEN5: "peers/llama-cpp-0.3.36-zen5.json", ZEN4: "peers/llama-cpp-0.3.36-zen4.json"}
+QUANTIZED_ORDER = (
+    "none",
+    "weight_only_int8",
+    "weight_only_int4, groups of 128",
+    "a8w8",
+    "w4a8, groups of 128",
+    "a8w8_fp8",
+)
+BATCHES = ("1", "8", "32", "64", "128", "256")
+PROMPTS = ("512 tokens", "1,024 tokens", "8,000 tokens")
+
+
+def speed_up(ours: Number, peer: Number, unit: str) -> Number:
+    """How many times as fast ours is; times are better when small, rates when large."""
+    return Decimal(ours) / peer if unit.endswith("/s") else Decimal(peer) / ours
+
+
+def h200_bfloat16() -> str:
+    """Dynamic and static mode beside vLLM."""
+    peers = rows("bfloat16", VLLM)
+    body = []
+    for name, row in rows("bfloat16", H200[0]).items():
+        values, unit = row["values"], row["unit"]
+        peer = peers[name]["values"]["value"]
+        share = values.get("share_of_limit")
+        limit = "" if share is None else f"{percent(share)} of {row['limit']}"
+        static = plain(values["static"]) if "static" in values else ""
+        ratio = times(speed_up(values["dynamic"], peer, unit))
+        body.append(
+            [f"{name}, {unit}", plain(values["dynamic"]), static, plain(peer), ratio, limit]
+        )
+    head = ["", "dynamic", "static", "vLLM 0.26", "times as fast", "share of the GPU's limit"]
+    return markdown(head, body)
+
+
+def h200_quantized() -> str:
+    """Every type of weights, by batch and by prompt."""
+    merged: dict[str, Row] = {}
+    for file in H200:
+        for name, row in rows("quantized", file).items():
+            values = {**merged.get(name, {"values": {}})["values"], **row["values"]}
+            merged[name] = {"name": name, "values": values}
+    found = {name: merged[name] for name in QUANTIZED_ORDER} | rows("quantized", VLLM)
+    return pivot(found, (*BATCHES, *PROMPTS), plain, "`--quant_type`")
+
+
+def h200_prompts() -> str:
+    """Time to the first token by length."""
+    found = rows("prompts", H200[1])
+    lengths = next(iter(found.values()))["values"]
+    body = [[n, *(plain(row["values"][n]) for row in found.values())] for n in lengths]
+    return markdown(["tokens", *found], body)
+
+
+def h200_drafts() -> str:
+    """With and without drafts."""
+    columns: dict[str, tuple[str, Show]] = {
+        "copy_without": ("copy, tokens/s without", plain),
+        "copy_with": ("with", plain),
+        "copy_speed_up": ("times as fast", times),
+        "accepted_per_step": ("accepted drafts per step", plain),
+        "random_speed_up": ("random, times as fast", times),
+    }
+    body = []
+    for name, row in rows("drafts", H200[0]).items():
+        body.append([name, *(show(row["values"][c]) for c, (_, show) in columns.items())])
+    return markdown(["", *(label for label, _ in columns.values())], body)
+
+
+def h200_batch_invariant() -> str:
+    """What one order of sums costs."""
+    columns = ("1", "8", "32", "128", "1,024 tokens", "8,000 tokens")
+    return pivot(rows("batch_invariant", H200[0]), columns, plain, "ms")
+
+
+def h200_attention() -> str:
+    """Decode attention by cache format."""
+    columns = ("bfloat16", "fp8", "int8 per token", "int4")
+    return pivot(rows("decode_attention", H200[0]), columns, percent, "requests x tokens")
+
+
+def h200_long_contexts() -> str:
+    """Long contexts beside vLLM."""
+    peers = rows("long_contexts", VLLM)
+    body = []
+    for name, row in rows("long_contexts", H200[1]).items():
+        ours, peer = row["values"]["dynamic"], peers[name]["values"]["value"]
+        ratio = times(speed_up(ours, peer, row["unit"]))
+        body.append([f"{name}, {row['unit']}", plain(ours), plain(peer), ratio])
+    return markdown(["", "Regatta", "vLLM 0.26", "times as fast"], body)
+
+
+def h100() -> str:
+    """The same sizes on an H100."""
+    columns = ("1", "8", "32", "128", "1,024 tokens", "8,000 tokens")
+    found = rows("quantized", "h100/2026-11-23.json")
+    return pivot(found, columns, plain, "`--quant_type`")
+
+
+def cpu_bfloat16() -> str:
+    """bfloat16 beside llama.cpp."""
+
+    def shown(row: Row, key: str) -> str:
+        beside = row.get("bandwidth_gbs")
+        return plain(row["values"][key]) + (f" ({beside} GB/s)" if beside else "")
+
+    peers = rows("bfloat16", LLAMA[ZEN5])
+    body = []
+    for name, row in rows("bfloat16", ZEN5).items():
+        ratio = times(Decimal(row["values"]["regatta"]) / peers[name]["values"]["value"])
+        body.append([name, shown(row, "regatta"), shown(peers[name], "value"), ratio])
+    return markdown(["tokens/s", "Regatta", "llama.cpp", "times as fast"], body)
+
+
+def cpu_quantized() -> str:
+    """int8 and int4 beside llama.cpp; ratios are medians of turns, not of the medians."""
+    peers = rows("quantized", LLAMA[ZEN4])
+    kinds = {"int8": "Q8_0", "int4 g128": "Q4_0", "int4 g64": "Q4_0", "int4 g32": "Q4_0"}
+    body = []
+    for name, row in rows("quantized", ZEN4).items():
+        peer = peers[name]["values"]
+        cells = [
+            f"{plain(row['values'][kind])} / {plain(peer[of])} ({row['ratios'][kind]})"
+            for kind, of in kinds.items()
+        ]
+        body.append([name, *cells])
+    return markdown(["tokens/s, ours / llama.cpp (ratio)", *kinds], body)
+
+
+def cpu_quantized_zen5() -> str:
+    """Ratios on the other host."""
+    columns = ("Qwen2.5-0.5B shape", "Llama-1B shape")
+    return pivot(rows("ratios_quantized", ZEN5), columns, plain, "times as fast")
+
+
+def cpu_backends() -> str:
+    """Compiled and plain operators."""
+    body = []
+    for name, row in rows("backends", ZEN5).items():
+        values = row["values"]
+        slow = values.get("plain")
+        ratio = "" if slow is None else f"{float(values['compiled'] / slow):.2g}"
+        body.append([name, plain(values["compiled"]), "" if slow is None else plain(slow), ratio])
+    return markdown(["tokens/s", "compiled operators", "plain Paddle", "times as fast"], body)
+
+
+def cpu_operators() -> str:
+    """Single operators as shares of the limit."""
+    return pivot(rows("operators", ZEN5), ("1 token", "8 tokens", "512 tokens"), percent)
+
+
+def quality() -> str:
+    """What each scheme costs."""
+    columns: dict[str, tuple[str, Show]] = {
+        "perplexity": ("perplexity", plain),
+        "ratio": ("ratio", plain),
+        "kl": ("KL, nats", plain),
+        "top1": ("same top token", lambda share: f"{share:.2%}".replace("%", " %")),
+        "weights_mib": ("weights, MiB", plain),
+    }
+    body = []
+    for name, row in rows("demo_model", QUALITY).items():
+        body.append([f"`{name}`", *(show(row["values"][c]) for c, (_, show) in columns.items())])
+    return markdown(["weights and cache", *(label for label, _ in columns.values())], body)
+
+
+def headline_rows() -> Iterator[tuple[str, str, str, str, Number, str]]:
+    """Device, case, ours, the peer's, times as fast, and the share of the device's limit."""
+    peers = rows("bfloat16", VLLM)
+    ours = rows("bfloat16", H200[0])
+    for name in (
+        "decode, batch 1",
+        "decode, batch 128",
+        "prompt of 1,024 tokens",
+        "512 requests of 512 in, 256 out",
+    ):
+        row, unit = ours[name], ours[name]["unit"]
+        value, peer = row["values"]["dynamic"], peers[name]["values"]["value"]
+        share = row["values"].get("share_of_limit")
+        limit = "" if share is None else f"{percent(share)} of {row['limit']}"
+        label = f"Llama-3-8B, {name}, {unit}"
+        ratio = speed_up(value, peer, unit)
+        yield "H200", label, plain(value), f"{plain(peer)} (vLLM 0.26)", ratio, limit
+    ours, peers = rows("bfloat16", ZEN5), rows("bfloat16", LLAMA[ZEN5])
+    for name in (
+        "Qwen2.5-0.5B shape, decode, batch 1",
+        "Qwen2.5-0.5B shape, decode, batch 8",
+        "Qwen2.5-0.5B shape, prompt of 512",
+    ):
+        value, peer = ours[name]["values"]["regatta"], peers[name]["values"]["value"]
+        label = f"{name.replace(' shape', '')}, tokens/s"
+        yield "CPU", label, plain(value), f"{plain(peer)} (llama.cpp)", Decimal(value) / peer, ""
+
+
+def headline() -> str:
+    """The README's table."""
+    body = [
+        [device, label, ours, peer, times(ratio), limit]
+        for device, label, ours, peer, ratio, limit in headline_rows()
+    ]
+    head = ["", "bfloat16", "Regatta", "peer", "times as fast", "share of the device's limit"]
+    return markdown(head, body)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "headline": headline,
+    "h200-bfloat16": h200_bfloat16,
+    "h200-quantized": h200_quantized,
+    "h200-prompts": h200_prompts,
+    "h200-drafts": h200_drafts,
+    "h200-batch-invariant": h200_batch_invariant,
+    "h200-attention": h200_attention,
+    "h200-long-contexts": h200_long_contexts,
+    "h100": h100,
+    "cpu-bfloat16": cpu_bfloat16,
+    "cpu-quantized": cpu_quantized,
+    "cpu-quantized-zen5": cpu_quantized_zen5,
+    "cpu-backends": cpu_backends,
+    "cpu-operators": cpu_operators,
+    "quality": quality,
+}
+
+
+def with_tables(text: str) -> str:
+    """`text` with every marked table made anew. Raises KeyError for a name that is not known."""
+
+    def made(match: re.Match[str]) -> str:
+        name = match["name"]
+        return f"<!-- table: {name} -->\n\n{TABLES[name]()}\n\n<!-- /table -->"
+
+    return MARKED.sub(made, text)
+
+
+def pages() -> list[Path]:
+    """Every page that may hold a table."""
+    return [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("README*.md"))]
+
+
+def stale_pages() -> list[Path]:
+    """Pages whose tables are not what the numbers make."""
+    return [
+        page for page in pages() if with_tables(text := page.read_text(encoding="utf-8")) != text
+    ]
+
+
+def plot_all() -> None:
+    """Writes the plots; needs matplotlib."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    IMAGES.mkdir(exist_ok=True)
+    for name, draw in PLOTS.items():
+        figure = draw()
+        figure.tight_layout()
+        figure.savefig(IMAGES / f"{name}.png", dpi=110, metadata={"Software": None})
+
+
+def plot_headline() -> Any:
+    """How many times as fast as the peer, case by case."""
+    from matplotlib import pyplot as plt
+
+    found = list(headline_rows())[::-1]
+    figure, axes = plt.subplots(figsize=(8, 3.6))
+    colors = ["#00796b" if device == "H200" else "#5c6bc0" for device, *_ in found]
+    bars = axes.barh([f"{device}: {label.rpartition(', ')[0]}" for device, label, *_ in found],
+                     [float(ratio) for *_, ratio, _ in found], color=colors)  # fmt: skip
+    axes.bar_label(bars, fmt="%.2f", padding=3)
+    axes.axvline(1.0, color="#444444", linewidth=1)
+    axes.set_xlabel("times as fast as vLLM 0.26 (H200), llama.cpp (CPU)")
+    axes.set_xlim(0, 1.12 * float(max(ratio for *_, ratio, _ in found)))
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def plot_decode() -> Any:
+    """Time per token by batch, for each type of weights."""
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.2))
+    peers = {"vLLM 0.26, bfloat16": _vllm_decode()} | {
+        name: row["values"] for name, row in rows("quantized", VLLM).items()
+    }
+    ours: dict[str, dict[str, Number]] = {}
+    for file in H200:
+        for name, row in rows("quantized", file).items():
+            ours.setdefault(name, {}).update(row["values"])
+    ours["bfloat16"] = ours.pop("none")
+    for group, style in ((ours, "-o"), (peers, "--x")):
+        for name, values in group.items():
+            batches = [b for b in BATCHES if b in values]
+            axes.plot(
+                [int(b) for b in batches], [float(values[b]) for b in batches], style, label=name
+            )
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([int(b) for b in BATCHES], BATCHES)
+    axes.set_ylim(0)
+    axes.set_xlabel("batch")
+    axes.set_ylabel("ms per token")
+    axes.set_title("Decoding on one H200, Llama-3-8B shape", fontsize=11)
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+    return figure
+
+
+def _vllm_decode() -> dict[str, Number]:
+    found = rows("bfloat16", VLLM)
+    values = {b: found.get(f"decode, batch {b}") for b in BATCHES}
+    return {b: row["values"]["value"] for b, row in values.items() if row is not None}
+
+
+def plot_quality() -> Any:
+    """Perplexity against the size of the weights."""
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.2))
+    last: dict[float, float] = {}
+    for name, row in sorted(
+        rows("demo_model", QUALITY).items(), key=lambda item: -item[1]["values"]["perplexity"]
+    ):
+        if "@" in name:
+            continue
+        size, perplexity = (float(row["values"][key]) for key in ("weights_mib", "perplexity"))
+        axes.plot(size, perplexity, "o", color="#00796b")
+        crowded = last.get(size, 1e9) - perplexity < 0.005  # the label above is in the way
+        axes.annotate(
+            name,
+            (size, perplexity),
+            (6, -11 if crowded else -3),
+            textcoords="offset points",
+            fontsize=8,
+        )
+        last[size] = perplexity
+    axes.set_xlabel("weights, MiB")
+    axes.set_ylabel("perplexity of held-out text")
+    axes.set_xlim(7, 27)
+    axes.set_title("What quantization costs the demo model", fontsize=11)
+    axes.grid(alpha=0.3)
+    return figure
+
+
+PLOTS: dict[str, Callable[[], Any]] = {
+    "headline": plot_headline,
+    "h200-decode": plot_decode,
+    "quality": plot_quality,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing, compare")
+    parser.add_argument("--plots", action="store_true", help="make the plots too")
+    arguments = parser.parse_args(argv)
+    stale = stale_pages()
+    if arguments.check:
+        for page in stale:
+            print(f"{page.relative_to(ROOT)}: a table is not current", file=sys.stderr)
+        return 1 if stale else 0
+    for page in stale:
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+    if arguments.plots:
+        plot_all()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Writes docs/flags.md from the flag tables of the commands.
+
+python docs/make_flags.py          # writes the page
+python docs/make_flags.py --check  # leaves with 1 where the page is not what it would write
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from predict.flags import FLAGS, Flag, markdown_table  # noqa: E402
+
+PAGE = ROOT / "docs" / "flags.md"
+HEAD = """\
+# Every flag
+
+<!-- Made by docs/make_flags.py: do not edit. -->
+
+`--flag`, `--flag true` and `--flag=false` all work. `--help` of each command lists its flags too.
+A flag that is marked "Not in this release" is known and refused by name. A flag that is marked
+"No effect" is accepted, and a note on stderr says why nothing changes.
+
+A wrong spelling is an error that names the nearest flag.
+"""
+
+
+def sections() -> list[tuple[str, str, Sequence[Flag]]]:
+    """Command, what it is for, and its own flags."""
+    from export.export_model import OWN_FLAGS as EXPORT
+    from predict.bench.kernels import FLAGS as KERNELS
+    from predict.bench.throughput import OWN_FLAGS
+    from quant.config import FLAGS as QUANTIZE
+    from quant.evaluate import FLAGS as EVALUATE
+
+    return [
+        ("predict/predictor.py", "Answers the prompts of a data file.", FLAGS),
+        (
+            "export/export_model.py",
+            "Writes a static model. Takes the flags of the predictor, and these.",
+            EXPORT,
+        ),
+        (
+            "quant/run_quantization.py",
+            "Quantizes with calibration data. The first argument may be a JSON file of flags.",
+            QUANTIZE,
+        ),
+        ("quant/evaluate.py", "Measures what quantization costs.", EVALUATE),
+        (
+            "predict.bench.throughput",
+            "Measures an engine run. Takes the flags of the predictor, and these.",
+            OWN_FLAGS,
+        ),
+        ("predict.bench.kernels", "Measures single operators.", KERNELS),
+    ]
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for command, purpose, flags in sections():
+        # No links are meant; what stands between backticks is shown as it is.
+        table = re.sub(
+            r"`[^`]*`|\[", lambda m: m[0] if m[0] != "[" else r"\[", markdown_table(flags)
+        )
+        parts.append(f"\n## {command}\n\n{purpose}\n\n{table}\n")
+    return "".join(parts)
+
+
+def main(words: Sequence[str]) -> int:
+    """Writes the page, or checks it."""
+    text = page()
+    if "--check" in words:
+        if PAGE.read_text(encoding="utf-8") == text:
+            return 0
+        print(f"{PAGE} is not current; run: python docs/make_flags.py", file=sys.stderr)
+        return 1
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
