@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable
 
 from predict import console
-from predict.errors import EXIT_FAILURE, UserError
+from predict.errors import EXIT_FAILURE, EXIT_USAGE, UserError
+from predict.interpreter import explained_absence
 from predict.signals import Interrupted, Signals, exit_code
 
 
@@ -34,6 +35,9 @@ def _explained(error: Exception) -> int:
     if isinstance(error, UserError):
         console.say(f"error: {error}")
         return error.exit_code
+    if isinstance(error, ModuleNotFoundError) and (absence := explained_absence(error.name)):
+        console.say(f"error: {absence}")
+        return EXIT_USAGE
     if os.environ.get("REGATTA_TRACEBACK"):
         raise error
     kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from predict.device import default_name, kind_of
+from predict.device import default_name, kind_of, on_cpu
 from predict.errors import UserError, nearest, one_of, quoted
 from predict.files import find_model_dir
 from predict.flags import FlagValues, check_name
@@ -333,9 +333,9 @@ class PredictorConfig:
         notes += left_out
         _check_rules(flags)
         max_length = _max_length(flags)
-        device, why_no_gpu = _device(flags)
-        if why_no_gpu:
-            notes.append(why_no_gpu)
+        device, why_cpu = _device(flags)
+        if why_cpu:
+            notes.append(why_cpu)
         try:
             engine = EngineConfig(
                 model_name_or_path=str(directory),
@@ -606,15 +606,17 @@ def _max_length(flags: FlagValues) -> int:
 
 
 def _device(flags: FlagValues) -> tuple[str, str]:
-    """The device, and a line on why it is not this machine's GPU where the flags leave that open.
+    """The device, and a line on why it is the CPU where the flags leave that open.
 
     Left open: a GPU where one is usable, as PaddleNLP's default is, but for what only the CPU runs
-    (the plain operators, --avx_model). An exported program runs where it was made for.
+    (the plain operators; --avx_model asks for it). An exported program runs where it was made for.
     """
     if flags.given("device") or flags["mode"] == "static":
         return flags["device"], ""
-    if flags["avx_model"] or not _fused(flags):
+    if flags["avx_model"]:
         return "cpu", ""
+    if not _fused(flags):
+        return "cpu", on_cpu("the plain operators run there alone (--append_attn runs on a GPU)")
     return default_name()
 
 

@@ -324,15 +324,19 @@ def choose(name: str) -> Device:
 def default_name() -> tuple[str, str]:
     """The device where none was asked for: gpu where one can be used, else cpu.
 
-    Imports no Paddle. Returns its name, and, when there is a GPU that cannot be used, a line for
-    the user that says why not.
+    Imports no Paddle. Returns its name, and for cpu a line for the user that says why.
     """
     try:
         choose("gpu")
     except UserError as error:
-        note = f"--device was not given; running on cpu: {error}"
-        return "cpu", note if is_gpu_present() else ""
+        return "cpu", on_cpu(str(error) if is_gpu_present() else "there is no NVIDIA GPU here")
     return "gpu", ""
+
+
+def on_cpu(why: str) -> str:
+    """The line for who gave no --device, and gets the CPU."""
+    said = "" if "--device cpu" in why else "; --device cpu says so without this line"
+    return f"--device was not given; running on cpu: {why}{said}"
 
 
 def is_gpu_present() -> bool:

@@ -188,7 +188,7 @@ def answer(llm: LLM | None, work: Work, results: Results, signals: Signals) -> i
     from predict.progress import Progress
 
     num_failed = 0
-    with Progress(len(work.items)) as progress:
+    with Progress(len(work.items), num_tokens=_lone_length(work)) as progress:
         console = _Console(progress, work.items, results.done)
 
         def on_output(index: int, output: RequestOutput) -> None:
@@ -212,13 +212,34 @@ def answer(llm: LLM | None, work: Work, results: Results, signals: Signals) -> i
                 llm.generate(work.token_ids, work.params, on_output, on_step, results.done)
         speed = (
             f"{progress.num_output_tokens} tokens in {progress.seconds:.2f} s, "
-            f"{progress.tokens_per_second:.1f} tokens/s"
+            f"{progress.tokens_per_second:.1f} tokens/s{'' if llm is None else _drafts(llm)}"
         )
     with signals.held(f"{results.path} is written first"):
         if not results.finish():
             return EXIT_FAILURE
     say(results.summary if llm is None else f"{results.summary}; {speed}")
     return EXIT_FAILURE if num_failed else 0
+
+
+def _lone_length(work: Work) -> int | None:
+    """Tokens that a lone answer may take, for its progress; None where there are several."""
+    if len(work.params) != 1 or work.params[0].num_samples > 1 or work.params[0].num_beams > 1:
+        return None
+    limits = [work.params[0].max_new_tokens]
+    if work.params[0].max_length is not None:
+        limits.append(work.params[0].max_length - len(work.token_ids[0]))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _drafts(llm: LLM) -> str:
+    """How speculation went, for the last line; nothing without it."""
+    from predict.progress import draft_summary
+
+    if llm.config.speculate_method is None:
+        return ""
+    stats = llm.stats()
+    counts = stats.num_draft_tokens, stats.num_accepted_draft_tokens, stats.num_draft_spans
+    return "; " + draft_summary(*counts)
 
 
 def result_line(item: DataItem, output: RequestOutput) -> dict[str, Any]:

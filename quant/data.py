@@ -50,7 +50,10 @@ def read_sequences(
     sequences: list[TokenIds] = []
     for file in find_data_file(path):
         if file.suffix in TEXT_SUFFIXES:
-            sequences += text_windows(read_text(file), tokenizer, max_tokens)
+            text = read_text(file)
+            if not text.strip():
+                raise UserError(f"--data_file {file} is blank; give a file with text in it")
+            sequences += text_windows(text, tokenizer, max_tokens)
             spread = True
         else:
             sequences += [_line(item, tokenizer)[:max_tokens] for item in read_data_file(file)]

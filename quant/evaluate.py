@@ -117,6 +117,7 @@ class EvaluateConfig:
     device: str
     inference_model: bool
     block_size: int
+    notes: tuple[str, ...] = ()  # one line each, for stderr
 
     @classmethod
     def from_flags(cls, flags: FlagValues) -> EvaluateConfig:
@@ -163,6 +164,7 @@ class EvaluateConfig:
             for row in rows:
                 folders = {"quant_type": row.checkpoint}
                 check_output("output_file", flags["output_file"], folders=folders)
+        device, why_cpu = device_of(flags)
         config = cls(
             model_name_or_path=str(model),
             rows=rows,
@@ -174,9 +176,10 @@ class EvaluateConfig:
             max_tokens=flags["max_tokens"],
             ptq_step=flags["ptq_step"],
             dtype=flags["dtype"],
-            device=device_of(flags),
+            device=device,
             inference_model=flags["inference_model"],
             block_size=flags["block_size"],
+            notes=(*flags.notes, *([why_cpu] if why_cpu else [])),
         )
         for row in rows:
             config.check(row)
@@ -217,18 +220,15 @@ class EvaluateConfig:
         return QuantConfig.from_flags(parse_command_line([*words, *row.quantization_flags()]))
 
 
-def device_of(flags: FlagValues) -> str:
-    """The device that the flags ask for; where they do not, what predictor.py would take."""
-    from predict.device import default_name
+def device_of(flags: FlagValues) -> tuple[str, str]:
+    """The device that is asked for, or what predictor.py would take and a line that says so."""
+    from predict.device import default_name, on_cpu
 
     if flags["device"] is not None:
-        return str(flags["device"])
+        return str(flags["device"]), ""
     if not flags["inference_model"]:
-        return "cpu"
-    name, why_no_gpu = default_name()
-    if why_no_gpu:
-        say(why_no_gpu)
-    return name
+        return "cpu", on_cpu("plain Paddle runs there alone")
+    return default_name()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -238,6 +238,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = sys.argv[1:] if argv is None else argv
         flags = parse_flags(words, FLAGS, PROG, DESCRIPTION, USAGE)
         config = EvaluateConfig.from_flags(flags)
+        for note in config.notes:
+            say(f"note: {note}")
         if config.output_file is None:
             return 0 if show(table(run(config))) else EXIT_FAILURE
         with locked("output_file", config.output_file):
@@ -269,7 +271,16 @@ def run(config: EvaluateConfig, progress: bool | None = None) -> dict[str, Resul
     if config.max_tokens is not None:
         windows = windows[: -(-config.max_tokens // config.src_length)]
     if not windows:
-        raise UserError(f"--data_file {config.data_file} has no two tokens in a row")
+        raise UserError(
+            f"--data_file {config.data_file} has no two tokens in a row: nothing can be told from "
+            "what stands before it; give a longer text"
+        )
+    num_tokens = sum(map(len, windows))
+    if num_tokens < config.src_length and config.max_tokens is None:
+        say(
+            f"warning: --data_file {config.data_file} has {num_tokens} tokens, less than one "
+            f"window of --src_length {config.src_length}: numbers of so short a text say little"
+        )
     results: dict[str, Result] = {}
     references: dict[bool, Model] = {}  # by whether the operators are compiled
     rows = [Row(UNQUANTIZED, None), *(row for row in config.rows if row.name != UNQUANTIZED)]

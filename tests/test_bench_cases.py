@@ -31,10 +31,10 @@ def test_cases_have_their_own_sizes() -> None:
         throughput.parse([*DEMO, "--cases", "1x2x3", "--input_len", "5"])
     with pytest.raises(UserError, match="leave --speculate_method or --cases out"):
         throughput.parse([*DEMO, "--cases", "1x2x3", "--speculate_method", "lookahead"])
-    config, plan, _ = throughput.parse([*DEMO, "--cases", "4x20x3,2x8x40", "--device", "cpu"])
+    config, plan, _, _ = throughput.parse([*DEMO, "--cases", "4x20x3,2x8x40", "--device", "cpu"])
     assert plan.cases == (Case(4, 20, 3), Case(2, 8, 40))
     assert (config.batch_size, config.max_length) == (4, 48)
-    config, _, _ = throughput.parse([*DEMO, "--cases", "4x20x3", "--batch_size", "2"])
+    config, *_ = throughput.parse([*DEMO, "--cases", "4x20x3", "--batch_size", "2"])
     assert config.batch_size == 2
 
 

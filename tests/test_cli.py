@@ -526,12 +526,84 @@ def test_help_answers_at_once_without_paddle() -> None:
     assert "--model_name_or_path" in done.stdout
 
 
-@pytest.mark.parametrize("folder", [ROOT, ROOT / "predict", ROOT / "tests"])
-def test_the_script_runs_from_any_folder(folder: Path) -> None:
-    done = script("--model_name_or_path", "/no/such", "--dtype", "float32", cwd=folder)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: model directory '/no/such' was not found")
-    assert done.stdout == ""
+# Every way that PaddleNLP's pages start a command, and ours, each from its own folder.
+STARTS = [
+    (".", ("predictor.py",)),
+    ("predict", ("predictor.py",)),
+    (".", ("./predict/predictor.py",)),
+    ("tests", ("../predict/predictor.py",)),
+    (".", ("-m", "predict.predictor")),
+    (".", ("export_model.py",)),
+    ("export", ("export_model.py",)),
+    (".", ("run_quantization.py",)),
+    ("quant", ("run_quantization.py",)),
+    ("predict", ("../quant/evaluate.py",)),
+]
+
+
+@pytest.mark.parametrize(("folder", "words"), STARTS, ids=lambda part: str(part))
+def test_commands_start_from_any_folder_and_take_paths_relative_to_it(
+    tmp_path: Path, folder: str, words: tuple[str, ...]
+) -> None:
+    start = ROOT / folder
+    relative = os.path.relpath(tmp_path / "none", start)
+    argv = ["--model_name_or_path", relative, "--output_path", relative]
+    if "predict" in words[-1]:
+        argv = [*argv[:2], "--dtype", "float32", "--device", "cpu"]
+    elif "export" in words[-1]:
+        argv += ["--dtype", "float32", "--device", "cpu"]
+    elif "evaluate" in words[-1]:
+        argv = [*argv[:2], "--quant_type", "wint8"]
+    done = subprocess.run(
+        [sys.executable, *words, *argv], cwd=start, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"model directory {relative!r} was not found" in done.stderr
+    (tmp_path / "none").mkdir()
+    done = subprocess.run(
+        [sys.executable, *words, *argv], cwd=start, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "was not found" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict/predictor.py", "--dtype", "float32", "--device", "cpu"),
+        ("quant/run_quantization.py", "--quant_type", "wint8", "--output_path", "{out}"),
+        ("quant/evaluate.py", "--quant_type", "wint8", "--device", "cpu"),
+        ("-m", "predict.bench.kernels"),
+        ("-m", "predict.bench.throughput"),
+    ],
+    ids=lambda words: words[1] if words[0] == "-m" else words[0],
+)
+def test_another_python_is_named_with_what_it_lacks(tmp_path: Path, words: tuple[str, ...]) -> None:
+    argv = [word.replace("{out}", str(tmp_path / "out")) for word in words]
+    if words[0] != "-m":
+        argv += ["--model_name_or_path", str(DEMO)]
+    done = subprocess.run(  # -S: without its installed packages
+        [sys.executable, "-S", *argv], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    line = done.stderr.splitlines()[-1]
+    for said in (sys.executable, "paddlepaddle, numpy", f"-m pip install -e {ROOT}"):
+        assert said in line
+
+
+def test_the_summary_says_how_drafts_went(run: Runs) -> None:
+    class Drafting(FakeLLM):
+        def stats(self) -> SimpleNamespace:
+            return SimpleNamespace(
+                num_draft_tokens=40, num_accepted_draft_tokens=10, num_draft_spans=20
+            )
+
+    words = ("--append_attn", "--speculate_method", "inference_with_reference")
+    assert run(*words, "--speculate_max_draft_token_num", "2", make=Drafting) == 0
+    assert "10 of 40 drafts accepted (25%), 1.50 tokens per step with drafts" in run.err
+    assert run(make=FakeLLM) == 0
+    assert "drafts" not in run.err
 
 
 def test_the_script_does_not_shadow_other_packages() -> None:

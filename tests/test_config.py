@@ -298,12 +298,13 @@ def test_what_may_surprise_is_said(model: Path, words: list[str], note: str) -> 
     ("words", "usable", "present", "device", "note"),
     [
         (["--append_attn"], True, True, "gpu", ""),
-        (["--append_attn"], False, False, "cpu", ""),
+        (["--append_attn"], False, False, "cpu", "no NVIDIA GPU here; --device cpu says so"),
         (["--append_attn"], False, True, "cpu", "running on cpu: the driver is too old"),
         (["--append_attn", "--device", "cpu"], True, True, "cpu", ""),
         (["--append_attn", "--device", "gpu:1"], False, True, "gpu:1", ""),
         (["--avx_model"], True, True, "cpu", ""),
-        ([], True, True, "cpu", ""),  # the plain operators
+        (["--device", "cpu"], True, True, "cpu", ""),
+        ([], True, True, "cpu", "the plain operators run there alone"),
     ],
 )
 def test_device_is_a_usable_gpu_unless_told(

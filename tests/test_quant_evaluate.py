@@ -202,7 +202,6 @@ def test_device_is_a_usable_gpu_unless_told(
     device: str,
     model: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def choose(name: str) -> devices.Device:
         if not usable:
@@ -213,9 +212,10 @@ def test_device_is_a_usable_gpu_unless_told(
     monkeypatch.setattr(devices, "is_gpu_present", lambda: True)
     asked = ["--model_name_or_path", str(model), "--quant_type", "wint8", *words]
     flags = parse_flags(asked, evaluate.FLAGS, "evaluate.py", "", "")
-    assert EvaluateConfig.from_flags(flags).device == device
-    said = capsys.readouterr().err
-    assert ("the driver is too old" in said) == (words == [] and not usable)
+    config = EvaluateConfig.from_flags(flags)
+    assert config.device == device
+    assert ("the driver is too old" in "".join(config.notes)) == (words == [] and not usable)
+    assert len(config.notes) == (config.device == "cpu" and "--device" not in words)
 
 
 ENGINES_SEE_NO_PADDLE = """

@@ -9,7 +9,6 @@ the read bandwidth and the arithmetic peak, measured before and after every case
 
 from __future__ import annotations
 
-import json
 import platform
 import statistics
 import sys
@@ -19,14 +18,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from predict.interpreter import check_interpreter
+
+if __name__ == "__main__":
+    check_interpreter()
+
 import numpy as np
 
 from predict.bench.ceilings import READ_BYTES, measure_ceilings
-from predict.bench.report import percentile
-from predict.errors import UserError, one_of
+from predict.bench.report import percentile, write_json
+from predict.command import run_command
+from predict.errors import one_of
 from predict.flags import Flag, parse_flags
 from predict.kv_formats import KV_FORMATS, CacheTensor, KvFormat, kv_format_of
 from predict.library import Library, import_paddle, require
+from predict.outputs import check_output
+from predict.signals import Signals
 
 PROG = "python -m predict.bench.kernels"
 GROUP = "Operator benchmark"
@@ -682,6 +689,8 @@ def parse(argv: Sequence[str]) -> Settings:
                 raise one_of(f"--{flag}", name, allowed)
         return chosen
 
+    if flags["output_file"] is not None:
+        check_output("output_file", flags["output_file"])
     num_tokens = tuple(flags["num_tokens"] or DEFAULT_TOKENS[kind])
     return Settings(
         device=flags["device"],
@@ -753,7 +762,8 @@ def run(settings: Settings, say: Callable[[str], None] = print) -> dict[str, Any
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    try:
+
+    def action(signals: Signals) -> int:
         settings = parse(sys.argv[1:] if argv is None else argv)
         if settings.device == "cpu":
             import_paddle()
@@ -763,12 +773,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             report = run_on_gpu(settings)
         if settings.output_file is not None:
-            text = json.dumps(report, indent=2) + "\n"
-            Path(settings.output_file).write_text(text, encoding="utf-8")
-    except (UserError, OSError) as error:
-        print(f"kernels: error: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 1)
-    return 0
+            write_json(report, settings.output_file)
+        return 0
+
+    return run_command(action)
 
 
 if __name__ == "__main__":

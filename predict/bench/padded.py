@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from predict.bench.report import BenchmarkReport, paddlenlp_lines, table, write_json
 from predict.config import PredictorConfig
 from predict.console import show
-from predict.request import RequestOutput
+from predict.progress import Progress
+from predict.request import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from predict.llm import LLM
@@ -42,14 +43,15 @@ def run_benchmark(
     )
     say("***********Start Benchmark**********")
     say("***********Start Warmup**********")
-    llm.generate(prompts, replace(params, max_new_tokens=min(WARM_UP_TOKENS, num_output)))
+    warm_up = replace(params, max_new_tokens=min(WARM_UP_TOKENS, num_output))
+    _timed(llm, prompts, warm_up, "warm-up")
     say("***********Start Speed Test**********")
     outputs: list[RequestOutput] = []
     runs: list[float] = []  # seconds
     while len(runs) < NUM_RUNS and sum(runs) < ENOUGH_SECONDS:
-        started = time.perf_counter()
-        outputs += llm.generate(prompts, params)
-        runs.append(time.perf_counter() - started)
+        seconds, answers = _timed(llm, prompts, params, f"run {len(runs) + 1} of {NUM_RUNS}")
+        outputs += answers
+        runs.append(seconds)
     report = BenchmarkReport.from_outputs(
         outputs, sum(runs), llm.stats().peak_memory_bytes, llm.startup_seconds
     )
@@ -58,6 +60,17 @@ def run_benchmark(
     if config.benchmark_file is not None:
         write_json(_settings(config, runs) | report.as_dict(), config.benchmark_file)
     return report
+
+
+def _timed(
+    llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams, label: str
+) -> tuple[float, list[RequestOutput]]:
+    """Seconds that the prompts take, and their outputs; a bar on a terminal."""
+    total = len(prompts) * (params.max_new_tokens or 0)
+    with Progress(len(prompts), num_tokens=total, label=label) as progress:
+        started = time.perf_counter()
+        outputs = llm.generate(prompts, params, on_step=progress.on_step)
+        return time.perf_counter() - started, outputs
 
 
 def _prompt(llm: LLM, length: int) -> Sequence[int]:

@@ -150,7 +150,7 @@ def table(report: BenchmarkReport) -> str:
 
 
 def write_json(values: dict[str, Any], path: str | Path) -> None:
-    """Writes the numbers; raises UserError when the file cannot be written."""
+    """Makes the numbers the content of a file; raises UserError when it cannot be written."""
     try:
         write_whole(path, (json.dumps(values, indent=2) + "\n").encode())
     except OSError as error:

@@ -9,7 +9,6 @@ text (see predict.bench.speculation).
 
 from __future__ import annotations
 
-import json
 import platform
 import statistics
 import sys
@@ -19,18 +18,28 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from predict.interpreter import check_interpreter
+
+if __name__ == "__main__":
+    check_interpreter()
+
 import numpy as np
 
 from predict.bench.cases import Case, add_peer, cases_table, parse_cases, peer_of
+from predict.bench.report import write_json
+from predict.command import run_command
 from predict.config import EngineConfig, PredictorConfig
+from predict.console import say, show
 from predict.engine.kv_cache import DTYPE_BYTES
 from predict.errors import UserError
 from predict.flags import FLAGS, Flag, parse_flags
 from predict.host import frozen_objects, process_age_seconds
 from predict.kv_formats import kv_format_of
 from predict.nn.spec import DecoderSpec
+from predict.outputs import check_output
 from predict.quantization import CODES_OF_ACTIVATIONS
 from predict.request import RequestOutput, SamplingParams
+from predict.signals import Signals
 
 if TYPE_CHECKING:
     from predict.llm import LLM
@@ -344,8 +353,8 @@ def sizes_of(plan: Plan) -> dict[str, int]:
     return {name: getattr(plan, name) for name in names}
 
 
-def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, str | None]:
-    """The engine, the plan and the JSON file that a command line asks for."""
+def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, str | None, tuple[str, ...]]:
+    """The engine, the plan, the JSON file and the notes that a command line asks for."""
     output_file = Flag(GROUP, "output_file", "str", None, "Write the results as JSON.")
     kept = tuple(flag for flag in FLAGS if flag.name not in REPLACED)
     flags = parse_flags(argv, (*OWN_FLAGS, output_file, *kept), PROG, __doc__ or "")
@@ -385,23 +394,27 @@ def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, str | None]:
         draft_agreement=flags["draft_agreement"],
         cases=cases,
     )
-    return config.engine, plan, flags["output_file"]
+    if flags["output_file"] is not None:
+        check_output("output_file", flags["output_file"])
+    return config.engine, plan, flags["output_file"], config.notes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    try:
-        config, plan, output_file = parse(sys.argv[1:] if argv is None else argv)
+
+    def action(signals: Signals) -> int:
+        config, plan, output_file, notes = parse(sys.argv[1:] if argv is None else argv)
+        for note in notes:
+            say(f"note: {note}")
         results = run(config, plan)
         if plan.cases:
-            print(cases_table(results["cases"]))
-        print(table(results))
+            show(cases_table(results["cases"]))
+        show(table(results))
         if output_file is not None:
-            Path(output_file).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    except (UserError, OSError) as error:
-        print(f"throughput: error: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 1)
-    return 0
+            write_json(results, output_file)
+        return 0
+
+    return run_command(action)
 
 
 if __name__ == "__main__":
