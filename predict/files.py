@@ -6,27 +6,48 @@ import json
 import math
 import os
 import re
+import stat
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from predict.errors import UserError
 
 MAX_JSON_DEPTH = 64  # lists and objects inside one another
 MAX_JSON_DIGITS = 300
 MAX_JSON_BYTES = 1 << 29  # a tokenizer.json of a large vocabulary has 35 MB
+_KINDS_OF_FILES = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_text(path: Path) -> str:
     """The file's UTF-8 text, less a byte order mark; UserError when it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return _read_bytes(path, MAX_JSON_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is {_not_utf8(error)}") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """The file, opened to be read; UserError when there is none, or it is not a regular file.
+
+    A pipe would be waited for without end, and a device may never end.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            kind = next((words for check, words in _KINDS_OF_FILES if check(mode)), "a device")
+            raise UserError(f"cannot read {path}: it is {kind}, and a file is needed")
+        return path.open("rb")
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
 
 
 def parse_json(
@@ -92,13 +113,14 @@ def json_type(value: Any) -> str:
 
 
 def _read_bytes(path: Path, most: int) -> bytes:
-    try:
-        size = path.stat().st_size
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         if size > most:
-            raise UserError(f"{path} has {size} bytes; a JSON file may have {most} at most")
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+            raise UserError(f"{path} has {size} bytes; {most} are read at most")
+        try:
+            return file.read(most)
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def _decoder(where: str, constants: bool) -> json.JSONDecoder:
@@ -125,7 +147,9 @@ def _decoder(where: str, constants: bool) -> json.JSONDecoder:
         made = dict(items)
         if len(made) < len(items):
             twice = Counter(key for key, _ in items).most_common(1)[0][0]
-            raise UserError(f"{where} has the key {twice!r} twice in one object; keep one of them")
+            raise UserError(
+                f"{where} has the key {twice[:80]!r} twice in one object; keep one of them"
+            )
         return made
 
     return json.JSONDecoder(

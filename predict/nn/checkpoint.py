@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
+import os
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.errors import UserError
+from predict.files import json_type, open_regular, parse_json, read_json_object
 
 # bfloat16 has no NumPy dtype; Paddle reads uint16 arrays as bfloat16.
 NUMPY_DTYPES: dict[str, Any] = {
@@ -35,6 +36,10 @@ NUMPY_DTYPES: dict[str, Any] = {
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_LISTED = 12
+MAX_SHOWN = 100  # characters of a name or value from a file
+INDEX = "model.safetensors.index.json"
+MAX_DIMS = 32
+MAX_TENSOR_BYTES = 2**63 - 1
 PARAMS = "model_state.pdparams"  # PaddleNLP's pickle, read where there is no safetensors file
 SAMPLE_BYTES, NUM_SAMPLES = 4096, 64
 
@@ -54,53 +59,112 @@ class TensorInfo:
         return math.prod(self.shape) * np.dtype(NUMPY_DTYPES[self.dtype]).itemsize
 
 
+def checked_shape(shape: Any, dtype: str) -> tuple[tuple[int, ...], int]:
+    """A shape that a file claims, and the bytes of a tensor of that shape and safetensors dtype.
+
+    Raises ValueError that says what is wrong with it.
+    """
+    if not isinstance(shape, (list, tuple)):
+        raise ValueError(f"is {json_type(shape)}, not a list of sizes")
+    if len(shape) > MAX_DIMS:
+        raise ValueError(f"has {len(shape)} dimensions (at most {MAX_DIMS} are read)")
+    for size in shape:
+        if type(size) is not int or size < 0:
+            shown = size if isinstance(size, (bool, int, float)) else json_type(size)
+            raise ValueError(f"has the size {shown}; sizes are whole numbers, 0 or more")
+    item = np.dtype(NUMPY_DTYPES[dtype]).itemsize
+    # Empty dimensions apart: NumPy multiplies the others, too.
+    if math.prod(max(size, 1) for size in shape) * item > MAX_TENSOR_BYTES:
+        raise ValueError("has more elements than 64 bits count")
+    return tuple(shape), math.prod(shape) * item
+
+
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """The tensors of one safetensors file; raises UserError on a truncated or broken one."""
+    """The tensors of one safetensors file.
 
-    def broken(why: str) -> UserError:
-        return UserError(f"{path} is not a whole safetensors file: {why}; copy it again")
-
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            prefix = file.read(8)
-            if len(prefix) < 8:
-                raise broken(f"it has {size} bytes")
-            (header_size,) = struct.unpack("<Q", prefix)
-            if header_size > min(size - 8, MAX_HEADER_BYTES):
-                raise broken(f"its header claims {header_size} bytes of {size}")
-            header = json.loads(file.read(header_size))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise broken(f"its header is not JSON ({error})") from None
-    tensors = {}
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        try:
-            dtype, shape = entry["dtype"], tuple(int(d) for d in entry["shape"])
-            begin, end = (int(o) for o in entry["data_offsets"])
-        except (KeyError, TypeError, ValueError):
-            raise broken(f"its entry for {name!r} is {entry!r}") from None
-        if dtype not in NUMPY_DTYPES:
-            raise UserError(
-                f"{path}: {name!r} has dtype {dtype} (readable: {', '.join(NUMPY_DTYPES)})"
-            )
-        num_bytes = math.prod(shape) * np.dtype(NUMPY_DTYPES[dtype]).itemsize
-        if begin < 0 or end - begin != num_bytes or 8 + header_size + end > size:
-            raise broken(
-                f"{name!r} lies in bytes {8 + header_size + begin} to {8 + header_size + end} "
-                f"of {size}, and needs {num_bytes}"
-            )
-        tensors[name] = TensorInfo(path, dtype, shape, 8 + header_size + begin)
+    Raises UserError for a truncated or broken file, and as the format's own library does where
+    tensors overlap, or bytes belong to none: nothing can be hidden in such a file.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        prefix = file.read(8)
+        if len(prefix) < 8:
+            raise _broken(path, f"it has {size} bytes")
+        (header_size,) = struct.unpack("<Q", prefix)
+        if header_size > min(size - 8, MAX_HEADER_BYTES):
+            raise _broken(path, f"its header claims {header_size} bytes of {size}")
+        header = parse_json(file.read(header_size), f"the header of {path}")
+    if not isinstance(header, dict):
+        raise _broken(path, f"its header is {json_type(header)}, not an object")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise _broken(path, "its __metadata__ is not an object of texts")
+    start = 8 + header_size
+    tensors = {name: _tensor_info(path, name, entry, start) for name, entry in header.items()}
+    _check_ranges(path, tensors, start, size)
     return tensors
+
+
+def _broken(path: Path, why: str) -> UserError:
+    return UserError(f"{path} is not a whole safetensors file: {why}; copy it again")
+
+
+def _tensor_info(path: Path, name: str, entry: Any, start: int) -> TensorInfo:
+    """What the header says of one tensor; start: the first byte behind the header."""
+    shown = repr(name[:MAX_SHOWN])
+    values = entry if isinstance(entry, dict) else {}
+    missing = [key for key in ("dtype", "shape", "data_offsets") if key not in values]
+    if missing:
+        raise _broken(path, f"its entry for {shown} has no {' and no '.join(missing)}")
+    dtype, offsets = values["dtype"], values["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in NUMPY_DTYPES:
+        got = dtype[:MAX_SHOWN] if isinstance(dtype, str) else json_type(dtype)
+        raise UserError(f"{path}: {shown} has dtype {got} (readable: {', '.join(NUMPY_DTYPES)})")
+    if (
+        not isinstance(offsets, list)
+        or len(offsets) != 2
+        or not all(type(offset) is int and offset >= 0 for offset in offsets)
+    ):
+        raise _broken(path, f"the data_offsets of {shown} are not two whole numbers, 0 or more")
+    try:
+        shape, num_bytes = checked_shape(values["shape"], dtype)
+    except ValueError as error:
+        raise _broken(path, f"the shape of {shown} {error}") from None
+    begin, end = offsets
+    if end - begin != num_bytes:
+        raise _broken(
+            path,
+            f"{shown} lies in bytes {start + begin} to {start + end}, and {dtype} "
+            f"{str(list(shape))[:MAX_SHOWN]} needs {num_bytes}",
+        )
+    return TensorInfo(path, dtype, shape, start + begin)
+
+
+def _check_ranges(path: Path, tensors: Mapping[str, TensorInfo], start: int, size: int) -> None:
+    """Raises UserError unless the tensors fill the file, from `start` on, one behind the other."""
+    end, last = start, "the header"
+    placed = sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].num_bytes))
+    for name, info in placed:
+        shown = repr(name[:MAX_SHOWN])
+        if info.offset + info.num_bytes > size:
+            raise _broken(
+                path, f"{shown} ends at byte {info.offset + info.num_bytes}, the file at {size}"
+            )
+        if info.offset != end:
+            kind = "they overlap" if info.offset < end else "the bytes between belong to none"
+            raise _broken(
+                path, f"{shown} begins at byte {info.offset}, {last} ends at {end}: {kind}"
+            )
+        end, last = end + info.num_bytes, shown
+    if end != size:
+        raise _broken(path, f"{last} ends at byte {end}, and the file has {size}")
 
 
 class Checkpoint:
     """The tensors of a directory's safetensors files, read one at a time.
 
-    Raises UserError where no safetensors files are found, a shard is missing or a file is broken.
+    Raises UserError where no safetensors files are found, a shard is missing, a file is broken, or
+    files and index contradict each other.
     """
 
     in_file_order = True  # whether a tensor's bytes in its file are the values that `read` gives
@@ -108,22 +172,28 @@ class Checkpoint:
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
         self.tensors: dict[str, TensorInfo] = {}
-        for path in self._files():
-            self.tensors.update(read_header(path))
+        index = self.directory / INDEX
+        places = _read_index(index) if index.exists() else {}
+        for path in self._files(places):
+            found = read_header(path)
+            twice = [name for name in found if name in self.tensors]
+            if twice:
+                other = self.tensors[twice[0]].file.name
+                raise UserError(
+                    f"{self.directory}: {path.name} and {other} both hold {listed(twice)}; keep "
+                    "one of the two files"
+                )
+            self.tensors.update(found)
+        self._check_places(index, places)
 
-    def _files(self) -> list[Path]:
-        index = self.directory / "model.safetensors.index.json"
-        if index.exists():
-            try:
-                names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            except (OSError, ValueError, KeyError, AttributeError) as error:
-                raise UserError(f"{index} cannot be read: {error!r}") from None
-            files = [self.directory / name for name in names]
+    def _files(self, places: Mapping[str, str]) -> list[Path]:
+        if places:
+            files = [self.directory / name for name in sorted(set(places.values()))]
             missing = [path.name for path in files if not path.exists()]
             if missing:
                 raise UserError(
-                    f"{self.directory} lacks {listed(missing)}, named by {index.name}; "
-                    "complete the download"
+                    f"{self.directory} lacks {listed(missing)}, named by {INDEX}; complete the "
+                    "download"
                 )
             return files
         files = sorted(self.directory.glob("*.safetensors"))
@@ -134,6 +204,21 @@ class Checkpoint:
                 "--load_format dummy to run with random weights"
             )
         return files
+
+    def _check_places(self, index: Path, places: Mapping[str, str]) -> None:
+        """Raises UserError unless every tensor lies in the file that the index says."""
+        wrong = [
+            name
+            for name, file in places.items()
+            if name not in self.tensors or self.tensors[name].file.name != file
+        ]
+        if wrong:
+            where = self.tensors.get(wrong[0])
+            raise UserError(
+                f"{index} says that {wrong[0][:MAX_SHOWN]!r} is in {places[wrong[0]]}, and "
+                f"{'no file of it' if where is None else where.file.name} has it (wrong in all: "
+                f"{len(wrong)} of {len(places)} tensors); download index and files again"
+            )
 
     def check(self, expected: Mapping[str, tuple[int, ...]], ignored: Iterable[str]) -> None:
         """Raises one UserError listing every missing, unexpected and wrongly shaped tensor.
@@ -171,6 +256,8 @@ class Checkpoint:
         info = self.tensors[name]
         dtype = np.dtype(NUMPY_DTYPES[info.dtype])
         values = np.fromfile(info.file, dtype, math.prod(shape), offset=info.offset)
+        if values.size != math.prod(shape):
+            raise UserError(f"{info.file} is shorter than when it was opened; copy it again")
         return values.reshape(shape)
 
     def read_float(self, names: Iterable[str]) -> npt.NDArray[Any]:
@@ -193,6 +280,28 @@ class Checkpoint:
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
+def _read_index(path: Path) -> dict[str, str]:
+    """The file of each tensor by the index; UserError unless it names files of its own folder."""
+    places = read_json_object(path).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise UserError(f"{path}: weight_map is {json_type(places)}; it must name tensors' files")
+    for name, file in places.items():
+        if not isinstance(file, str):
+            raise UserError(
+                f"{path}: weight_map has {json_type(file)} for {name[:MAX_SHOWN]!r}; it must be "
+                "the name of a file"
+            )
+        # Before any of them is opened or even looked for.
+        if not file.endswith(".safetensors") or any(
+            c in "/\\" or not c.isprintable() for c in file
+        ):
+            raise UserError(
+                f"{path}: weight_map puts {name[:MAX_SHOWN]!r} into {file[:MAX_SHOWN]!r}; allowed "
+                "are names of *.safetensors files in the same folder"
+            )
+    return places
+
+
 def to_float32(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """float32 values of a float array; uint16 is read as bfloat16."""
     if array.dtype == np.uint16:
@@ -203,7 +312,7 @@ def to_float32(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 def listed(names: list[str]) -> str:
     """The first names, and how many more there are."""
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return ", ".join(names[:MAX_LISTED]) + more
+    return ", ".join(name[:MAX_SHOWN] for name in names[:MAX_LISTED]) + more
 
 
 def checkpoint_digest(directory: str | Path) -> str:

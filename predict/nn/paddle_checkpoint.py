@@ -2,7 +2,7 @@
 
 Names begin with the family ("llama.layers.0...") in place of "model.", matrices are [in, out], and
 linears with shift and smooth keep theirs below ".layer". Files: *.safetensors, or
-model_state.pdparams, a pickle that Paddle reads whole.
+model_state.pdparams, a pickle (see predict.nn.pdparams).
 """
 
 from __future__ import annotations
@@ -15,34 +15,22 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.errors import UserError
-from predict.nn.checkpoint import NUMPY_DTYPES, PARAMS, Checkpoint, TensorInfo
+from predict.nn.checkpoint import PARAMS, Checkpoint, TensorInfo, listed
+from predict.nn.pdparams import PickledArray, read_params
 
 FAMILY = re.compile(r"^(?!model\.|lm_head)[a-z0-9_]+\.(?=layers\.|embed_tokens\.|norm\.)")
 NOT_TRANSPOSED = ("embed_tokens.weight",)
-STORED_AS = {np.dtype(kind): name for name, kind in NUMPY_DTYPES.items() if "F8" not in name}
 
 
 def open_checkpoint(directory: str | Path) -> Checkpoint:
     """The directory's checkpoint, whoever wrote it; raises UserError as Checkpoint does."""
     directory = Path(directory)
     if not list(directory.glob("*.safetensors*")) and (directory / PARAMS).exists():
-        return PaddleCheckpoint(directory, _load_params(directory / PARAMS))
+        return PaddleCheckpoint(directory, read_params(directory / PARAMS))
     checkpoint = Checkpoint(directory)
     if any(FAMILY.match(name) for name in checkpoint.tensors):
         return PaddleCheckpoint(directory)
     return checkpoint
-
-
-def _load_params(path: Path) -> dict[str, npt.NDArray[Any]]:
-    import paddle
-
-    try:
-        values = paddle.load(str(path), return_numpy=True)
-    except (OSError, ValueError, RuntimeError, EOFError) as error:
-        raise UserError(f"{path} cannot be read ({error}); copy it again") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path} holds a {type(values).__name__}, not names and arrays")
-    return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
 
 class PaddleCheckpoint(Checkpoint):
@@ -50,15 +38,15 @@ class PaddleCheckpoint(Checkpoint):
 
     in_file_order = False
 
-    def __init__(self, directory: Path, params: dict[str, npt.NDArray[Any]] | None = None):
-        """params: the tensors, where they are no safetensors files."""
+    def __init__(self, directory: Path, params: dict[str, PickledArray] | None = None):
+        """params: the tensors, where there are no safetensors files."""
         self.params = params
         if params is None:
             super().__init__(directory)
         else:
             self.directory = directory
             self.tensors = {
-                name: TensorInfo(directory / PARAMS, STORED_AS[array.dtype], array.shape, 0)
+                name: TensorInfo(array.file, array.dtype, array.shape, 0)
                 for name, array in params.items()
             }
         self.stored: dict[str, str] = {}  # names in the files
@@ -67,6 +55,10 @@ class PaddleCheckpoint(Checkpoint):
             ours = FAMILY.sub("model.", name).replace("_proj.layer.", "_proj.")
             shape = info.shape[::-1] if self._is_turned(ours) else info.shape
             seen[ours] = TensorInfo(info.file, info.dtype, shape, info.offset)
+            if ours in self.stored:
+                raise UserError(
+                    f"{directory}: {listed([name, self.stored[ours]])} are two names of one tensor"
+                )
             self.stored[ours] = name
         self.tensors = seen
 
@@ -77,7 +69,7 @@ class PaddleCheckpoint(Checkpoint):
         """See Checkpoint."""
         turned = self._is_turned(name)
         if self.params is not None:
-            values = self.params[self.stored[name]]
+            values = self.params[self.stored[name]].read()
         else:
             values = self._read_file(name, self.tensors[name].shape[:: -1 if turned else 1])
         return np.ascontiguousarray(values.T) if turned else values
