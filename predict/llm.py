@@ -327,7 +327,9 @@ class LLM:
         if self.tokenizer is not None:
             self._check_vocabulary(self.tokenizer)
             self._detokenizer = Detokenizer(self.tokenizer)
-            eos_token_ids = self.tokenizer.eos_token_ids or eos_token_ids
+            # An id that the model cannot make ends nothing, and has no logit to suppress.
+            known = [i for i in self.tokenizer.eos_token_ids if i < self.spec.vocab_size]
+            eos_token_ids = tuple(known) or eos_token_ids
 
         self.draft = read_draft(config, self.spec, self.tokenizer)
         self._draft_cost = 0.0  # of a step of the draft model, in steps of the model
@@ -538,11 +540,11 @@ class LLM:
             )
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
-        if not isinstance(prompt, str):
-            return prompt_token_ids(prompt, self.spec.vocab_size - 1)
-        if self.tokenizer is None:
-            raise UserError("this model was loaded without a tokenizer; pass token ids")
-        return self.tokenizer.encode(prompt)
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise UserError("this model was loaded without a tokenizer; pass token ids")
+            prompt = self.tokenizer.encode(prompt)  # a damaged one may make ids of any size
+        return prompt_token_ids(prompt, self.spec.vocab_size - 1)
 
     def samples(
         self, prompt: Prompt, params: SamplingParams, prompt_index: int = 0, streamed: bool = False

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from predict.errors import UserError
-from predict.files import read_json_object
+from predict.errors import TokenizerError, UserError
+from predict.files import json_type, read_json_object
 
 if TYPE_CHECKING:
     from predict.chat_template import ChatTemplate
 
 FAST_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
 SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
 REPLACEMENT = "\ufffd"
 # Prompt tokens decoded before a continuation: enough for the longest UTF-8 sequence in byte tokens.
@@ -22,6 +26,16 @@ CONTEXT_TOKENS = 6
 # Appended to a serialised sentencepiece model, it sets normalizer_spec.add_dummy_prefix (field 3 of
 # field 3) to false: protobuf merges a repeated message, the later value wins.
 NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
+MAX_FILE_BYTES = 1 << 29  # a tokenizer.json of a large vocabulary has 35 MB
+MAX_TOKEN_ID = 1 << 22  # config.json's vocab_size ends there too
+MAX_ADDED_CHARACTERS = 512  # of one added token
+MAX_EOS_IDS = 1024
+SPECIAL_ROLES = tuple(f"{r}_token" for r in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"))
+# What a tokenizer is tried on when it is loaded: words, other scripts, digits, whitespace, nothing.
+TRIAL_TEXTS = ("a", "Hello, wörld! 你好 🙂", "0123456789", " " * 100 + "\n\t", "a" * 64, "")
+LIBRARY_PANIC = "PanicException"  # of pyo3; its module cannot be imported
+
+Result = TypeVar("Result")
 
 
 class Backend(Protocol):
@@ -50,6 +64,142 @@ class Backend(Protocol):
         ...
 
 
+class _Guarded:
+    """A backend whose libraries' failures, panics included, are TokenizerErrors."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.vocab_size = backend.vocab_size
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            return self._backend.encode(text, add_special_tokens)
+        except BaseException as error:
+            raise _as_ours(error, text) from None
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        try:
+            return self._backend.decode(token_ids, skip_special_tokens)
+        except BaseException as error:
+            raise _as_ours(error, token_ids) from None
+
+    def token_to_id(self, token: str) -> int | None:
+        try:
+            return self._backend.token_to_id(token)
+        except BaseException as error:
+            raise _as_ours(error, token) from None
+
+    def vocabulary(self) -> dict[str, int]:
+        try:
+            return self._backend.vocabulary()
+        except BaseException as error:
+            raise _as_ours(error, "its vocabulary") from None
+
+    def encode_inside(self, text: str) -> list[int]:
+        try:
+            return self._backend.encode_inside(text)
+        except BaseException as error:
+            raise _as_ours(error, text) from None
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a Rust library panicked: no Exception, so that nothing catches it by mistake."""
+    return type(error).__name__ == LIBRARY_PANIC
+
+
+def _as_ours(error: BaseException, met: str | Sequence[int]) -> BaseException:
+    """The error to raise for a library's, which `met` (a text, or token ids) brought about."""
+    passes = isinstance(error, (UserError, MemoryError))
+    if passes or not (isinstance(error, Exception) or is_panic(error)):
+        return error
+    half = re.search("[\ud800-\udfff]", met) if isinstance(met, str) else None
+    if half:
+        return TokenizerError(
+            f"a text has \\u{ord(half[0]):04x} alone at character {half.start() + 1}, half of a "
+            "surrogate pair, which is no character; write the whole pair, or leave it out"
+        )
+    what = f"a text of {len(met)} characters" if isinstance(met, str) else f"{len(met)} token ids"
+    return TokenizerError(
+        f"the tokenizer failed on {what}: {_said(error)}; change the text, or repair the model's "
+        "tokenizer files"
+    )
+
+
+def _said(error: BaseException) -> str:
+    """What a library's error says, a panic named as one."""
+    said = " ".join(str(error).split())[:300] or type(error).__name__
+    return f"its library panicked: {said}" if is_panic(error) else said
+
+
+def _loaded(path: Path, load: Callable[[], Result], hint: str) -> Result:
+    """What `load` makes of a tokenizer's file; any failure of it is a UserError with the hint."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise UserError(f"{path} has {size} bytes; a tokenizer may have {MAX_FILE_BYTES}")
+        with _quiet_panics():
+            return load()
+    except (UserError, MemoryError):
+        raise
+    except BaseException as error:
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
+        raise UserError(f"cannot read the tokenizer {path}: {_said(error)}; {hint}") from None
+
+
+@contextmanager
+def _quiet_panics() -> Iterator[None]:
+    """Keeps what a panicking library prints on stderr from the user; all else is passed on."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is no stderr
+        yield
+        return
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        panicked = False
+        try:
+            yield
+        except BaseException as error:
+            panicked = is_panic(error)
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            said.seek(0)
+            # A panic's message is in the error already.
+            if not panicked and (text := said.read()):
+                os.write(2, text)
+
+
+def _try(path: Path, backend: Backend) -> None:
+    """Raises UserError naming the file when the tokenizer panics on plain texts or on its ids.
+
+    Its library's ordinary errors pass: a small vocabulary may well lack a character.
+    """
+
+    def attempt() -> None:
+        ids: list[int] = [0, 1, backend.vocab_size - 1]
+        for text in TRIAL_TEXTS:
+            try:
+                found = backend.encode(text, True)
+                backend.decode(found, False)
+                ids += found
+            except Exception:
+                continue
+        try:
+            backend.decode([i for i in ids if i >= 0], True)
+        except Exception:  # as above
+            return
+
+    _loaded(
+        path,
+        attempt,
+        "it cannot encode or decode plain texts: a setting in the file is damaged; copy it again, "
+        "or use the tokenizer files of the original checkpoint",
+    )
+
+
 class Tokenizer:
     """A checkpoint's tokenizer, its special tokens and its chat template."""
 
@@ -61,7 +211,7 @@ class Tokenizer:
         chat_template: ChatTemplate | None = None,
     ) -> None:
         """`special_tokens` maps "bos_token", "eos_token", "pad_token" and so on to their text."""
-        self._backend = backend
+        self._backend: Backend = _Guarded(backend)
         self.special_tokens = dict(special_tokens)
         self.vocab_size = backend.vocab_size
         self.bos_token_id = self._special_id("bos_token")
@@ -86,14 +236,23 @@ class Tokenizer:
         from predict.chat_template import load_chat_template
 
         folder = Path(path)
-        config = read_json_object(folder / "tokenizer_config.json", missing_ok=True)
+        config = read_json_object(folder / CONFIG_FILE, missing_ok=True)
         special_tokens = _special_tokens(folder, config)
+        _check_switches(folder, config)
         backend: Backend
-        if (folder / FAST_FILE).is_file():
-            backend = _FastBackend(folder / FAST_FILE, config, special_tokens)
+        path = folder / FAST_FILE
+        if path.is_file():
+            backend = _FastBackend(path, config, special_tokens)
         else:
-            backend = _SentencePieceBackend(_sentencepiece_file(folder), config, special_tokens)
+            path = _sentencepiece_file(folder)
+            backend = _SentencePieceBackend(path, config, special_tokens)
             special_tokens = backend.special_tokens
+        if not 0 < backend.vocab_size <= MAX_TOKEN_ID:
+            raise UserError(
+                f"the tokenizer {path} has {backend.vocab_size} token ids (allowed: 1 to "
+                f"{MAX_TOKEN_ID}); the id of an added token may be damaged"
+            )
+        _try(path, backend)
         return cls(
             backend,
             special_tokens,
@@ -166,19 +325,21 @@ class _FastBackend:
     ) -> None:
         import tokenizers
 
-        try:
+        def load() -> None:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
-            raise UserError(
-                f"cannot read the tokenizer {path}: {error}; the file may be cut short or written "
-                "by a newer tokenizers library: copy it again, or pip install -U tokenizers"
-            ) from None
-        # A file saved during training may carry settings that would silently cut or pad prompts.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._ends = _explicit_ends(config, special_tokens, self.token_to_id)
-        added = self._tokenizer.get_added_tokens_decoder()
-        self.vocab_size = max([self._tokenizer.get_vocab_size(), *(i + 1 for i in added)])
+            # A file saved during training may carry settings that silently cut or pad prompts.
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            self._ends = _explicit_ends(config, special_tokens, self.token_to_id)
+            added = self._tokenizer.get_added_tokens_decoder()
+            self.vocab_size = max([self._tokenizer.get_vocab_size(), *(i + 1 for i in added)])
+
+        _loaded(
+            path,
+            load,
+            "the file may be cut short or written by a newer tokenizers library: copy it again, or "
+            "pip install -U tokenizers",
+        )
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if add_special_tokens and self._ends is not None:
@@ -208,13 +369,50 @@ class _AddedToken:
     content: str
     token_id: int
     special: bool
-    lstrip: bool  # swallows whitespace on its left in the text
-    rstrip: bool
+    lstrip: bool = False  # swallows whitespace on its left in the text
+    rstrip: bool = False
 
-    @property
-    def pattern(self) -> str:
-        left, right = (r"\s*" if strip else "" for strip in (self.lstrip, self.rstrip))
-        return f"{left}({re.escape(self.content)}){right}"
+
+class _Splitter:
+    """Finds added tokens in a text, the longest of those that begin first.
+
+    Dictionary look-ups where a token may begin: a pattern of thousands of alternatives, with the
+    whitespace that tokens swallow, took quadratic time on a long run of spaces.
+    """
+
+    def __init__(self, added: Mapping[str, _AddedToken]) -> None:
+        self._added = added
+        lengths: dict[str, set[int]] = {}
+        for content in added:
+            lengths.setdefault(content[0], set()).add(len(content))
+        self._lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
+        firsts = "".join(map(re.escape, sorted(lengths)))
+        self._first = re.compile(f"[{firsts}]") if firsts else None
+        self._space = re.compile(r"\s*")
+
+    def split(self, text: str) -> Iterator[tuple[str, _AddedToken | None]]:
+        """The text's pieces, each with the added token behind it; the last has none."""
+        begin = 0  # of the piece
+        at = 0
+        while self._first and (match := self._first.search(text, at)):
+            token = self._token_at(text, match.start())
+            if token is None:
+                at = match.end()
+                continue
+            piece = text[begin : match.start()]
+            yield piece.rstrip() if token.lstrip else piece, token
+            begin = match.start() + len(token.content)
+            if token.rstrip and (space := self._space.match(text, begin)):
+                begin = space.end()
+            at = begin
+        yield text[begin:], None
+
+    def _token_at(self, text: str, start: int) -> _AddedToken | None:
+        for length in self._lengths[text[start]]:
+            token = self._added.get(text[start : start + length])
+            if token is not None:
+                return token
+        return None
 
 
 class _SentencePieceBackend:
@@ -225,38 +423,38 @@ class _SentencePieceBackend:
     ) -> None:
         import sentencepiece
 
-        try:
+        def load() -> None:
             proto = path.read_bytes()
             # Two processors: text after a special token gets no dummy prefix unless `legacy`, and
             # decoding must keep the space that the prefixed processor would strip.
             self._prefixed = sentencepiece.SentencePieceProcessor(model_proto=proto)
             self._bare = sentencepiece.SentencePieceProcessor(model_proto=proto + NO_DUMMY_PREFIX)
-        except (OSError, RuntimeError) as error:
-            raise UserError(
-                f"cannot read the tokenizer {path}: {error}; the file may be cut short, or a git "
-                "pointer instead of the file itself: copy it again"
-            ) from None
-        self._adds_prefix = self._prefixed.encode("a") != self._bare.encode("a")
+            self._adds_prefix = self._prefixed.encode("a") != self._bare.encode("a")
+
+        _loaded(
+            path,
+            load,
+            "the file may be cut short, or a git pointer instead of the file itself: copy it again",
+        )
         self._legacy = config.get("legacy") is not False
         self.special_tokens = {**self._own_special_tokens(), **special_tokens}
         self._added = self._added_tokens(path.parent, config)
         self._by_id = {token.token_id: token for token in self._added.values()}
-        self._splitter = _splitter(self._added.values())
+        self._splitter = _Splitter(self._added)
         self._num_pieces: int = self._prefixed.vocab_size()
         self.vocab_size = max([self._num_pieces, *(i + 1 for i in self._by_id)])
-        ends = {"add_bos_token": True, **config}
+        ends = {**config, "add_bos_token": config.get("add_bos_token", True)}
         found = _explicit_ends(ends, self.special_tokens, self.token_to_id)
-        assert found is not None  # add_bos_token is always there
-        self._ends = found
+        self._ends = found or _Ends((), ())  # add_bos_token and add_eos_token may both be null
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = []
-        end = 0
-        for match in self._splitter.finditer(text) if self._splitter else ():
-            ids += self._encode_plain(text[end : match.start()], first=end == 0)
-            ids.append(self._added[match[match.lastindex or 0]].token_id)
-            end = match.end()
-        ids += self._encode_plain(text[end:], first=end == 0)
+        first = True
+        for piece, token in self._splitter.split(text):
+            ids += self._encode_plain(piece, first)
+            first = False
+            if token is not None:
+                ids.append(token.token_id)
         return [*self._ends.first, *ids, *self._ends.last] if add_special_tokens else ids
 
     def encode_inside(self, text: str) -> list[int]:
@@ -304,24 +502,26 @@ class _SentencePieceBackend:
     def _added_tokens(self, folder: Path, config: Mapping[str, Any]) -> dict[str, _AddedToken]:
         """Text -> token: what the config files add, and the roles found in the model itself."""
         added: dict[str, _AddedToken] = {}
-        for content, token_id in read_json_object(
-            folder / "added_tokens.json", missing_ok=True
-        ).items():
+        path = folder / "added_tokens.json"
+        for content, token_id in read_json_object(path, missing_ok=True).items():
             special = content in self.special_tokens.values()
-            added[content] = _AddedToken(content, int(token_id), special, False, False)
-        for token_id, entry in (config.get("added_tokens_decoder") or {}).items():
-            added[entry["content"]] = _AddedToken(
-                entry["content"],
-                int(token_id),
-                bool(entry.get("special")),
-                bool(entry.get("lstrip")),
-                bool(entry.get("rstrip")),
+            where = f"{path}: {content!r}"
+            added[_content(content, where)] = _AddedToken(
+                content, _token_id(token_id, where), special
             )
+        where = f"{folder / CONFIG_FILE}: added_tokens_decoder"
+        decoder = config.get("added_tokens_decoder") or {}
+        if not isinstance(decoder, dict):
+            raise UserError(f"{where} is {json_type(decoder)} (allowed: an object, null)")
+        for key, entry in decoder.items():
+            made = _added_token(key, entry, where)
+            added[made.content] = made
         for content in self.special_tokens.values():
             token_id = self._prefixed.piece_to_id(content)
             known = self._prefixed.id_to_piece(token_id) == content
             if content not in added and known:
-                added[content] = _AddedToken(content, token_id, True, False, False)
+                added[content] = _AddedToken(content, token_id, True)
+        added.pop("", None)
         return added
 
 
@@ -346,25 +546,67 @@ def _explicit_ends(
     return _Ends(*ids)
 
 
-def _splitter(added: Any) -> re.Pattern[str] | None:
-    """A pattern that finds added tokens in a text, the longest first."""
-    longest_first = sorted(added, key=lambda token: -len(token.content))
-    patterns = [token.pattern for token in longest_first if token.content]
-    return re.compile("|".join(patterns)) if patterns else None
+def _added_token(key: str, entry: Any, where: str) -> _AddedToken:
+    """One entry of added_tokens_decoder, its key the id. Raises UserError naming what is wrong."""
+    where = f"{where}: {key[:40]!r}"
+    if not isinstance(entry, dict):
+        raise UserError(f"{where} is {json_type(entry)} (allowed: an object with content)")
+    switches = {name: entry.get(name) or False for name in ("special", "lstrip", "rstrip")}
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise UserError(f"{where}: {name} is {json_type(value)} (allowed: true, false)")
+    return _AddedToken(_content(entry.get("content"), where), _token_id(key, where), **switches)
+
+
+def _content(value: Any, where: str) -> str:
+    if not isinstance(value, str) or len(value) > MAX_ADDED_CHARACTERS:
+        got = f"{len(value)} characters" if isinstance(value, str) else json_type(value)
+        raise UserError(
+            f"{where}: content is {got} (allowed: a text of at most {MAX_ADDED_CHARACTERS} "
+            "characters)"
+        )
+    return value
+
+
+def _token_id(value: Any, where: str) -> int:
+    """A token id, as a number or as JSON's keys write one."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MAX_TOKEN_ID:
+        raise UserError(
+            f"{where}: the token id is {str(value)[:40]!r} (allowed: a whole number from 0 to "
+            f"{MAX_TOKEN_ID - 1})"
+        )
+    return value
+
+
+def _check_switches(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raises UserError where tokenizer_config.json has another type in a key that is read."""
+    for name in ("add_bos_token", "add_eos_token", "legacy"):
+        value = config.get(name)
+        if not isinstance(value, (bool, type(None))):
+            raise UserError(
+                f"{folder / CONFIG_FILE}: {name} is {json_type(value)} (allowed: true, false, null)"
+            )
 
 
 def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Role -> text from tokenizer_config.json, else special_tokens_map.json."""
-    merged = {
-        **read_json_object(folder / "special_tokens_map.json", missing_ok=True),
-        **{key: value for key, value in config.items() if value is not None},
-    }
     found: dict[str, str] = {}
-    for role, value in merged.items():
-        if role.endswith("_token"):
+    path = folder / "special_tokens_map.json"
+    files = ((path, read_json_object(path, missing_ok=True)), (folder / CONFIG_FILE, config))
+    for path, values in files:
+        for role, value in values.items():
+            if not role.endswith("_token") or value is None:
+                continue
             text = value.get("content") if isinstance(value, dict) else value
             if isinstance(text, str):
                 found[role] = text
+            elif role in SPECIAL_ROLES:
+                raise UserError(
+                    f"{path}: {role} is {json_type(value)} (allowed: a text, an object whose "
+                    "content is a text, null)"
+                )
     return found
 
 
@@ -372,9 +614,17 @@ def _config_eos_token_ids(folder: Path) -> list[int]:
     """The ids that generation_config.json and config.json end a text with."""
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
-        value = read_json_object(folder / name, missing_ok=True).get("eos_token_id")
-        values = value if isinstance(value, list) else [value]
-        ids += [i for i in values if isinstance(i, int) and not isinstance(i, bool)]
+        path = folder / name
+        value = read_json_object(path, missing_ok=True, constants=True).get("eos_token_id")
+        values = [] if value is None else value if isinstance(value, list) else [value]
+        whole = all(isinstance(i, int) and not isinstance(i, bool) for i in values)
+        if not whole or len(values) > MAX_EOS_IDS:
+            raise UserError(
+                f"{path}: eos_token_id is {str(value)[:40]} (allowed: a token id, a list of at "
+                f"most {MAX_EOS_IDS}, null)"
+            )
+        # Some say -1 for none.
+        ids += [i for i in values if 0 <= i < MAX_TOKEN_ID]
     return ids
 
 

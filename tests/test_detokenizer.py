@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predict.engine.detokenizer import Detokenizer
-from predict.tokenizer import Tokenizer
+from predict.tokenizer import Tokenizer, _Guarded
 
 REPLACEMENT = "\ufffd"
 TEXTS = [
@@ -52,7 +52,9 @@ def tokenizer_of(vocab_size: int, decode: Callable[[list[int], bool], str]) -> T
 
 
 def backend_of(tokenizer: Tokenizer) -> Backend:
-    backend = tokenizer._backend
+    guarded = tokenizer._backend
+    assert isinstance(guarded, _Guarded)
+    backend = guarded._backend
     assert isinstance(backend, Backend)
     return backend
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
+import shutil
 from collections.abc import Container
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from predict.request import RequestOutput
 from tests import tiny
 
 DEMO = Path(__file__).parents[1] / "examples" / "demo_model"
+TOKENIZER = Path(__file__).parent / "data" / "tokenizers" / "byte_level"
 PROMPTS = ["def add(a, b):", "class Stack:\n", 'text = "naïve café — 日本語"\n']
 
 
@@ -311,3 +314,22 @@ def test_default_params_are_what_the_model_recommends(model: Path) -> None:
     assert llm.default_params() == SamplingParams()
     (model / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 3}')
     assert llm.default_params() == SamplingParams(temperature=0.5, top_k=3)
+
+
+def test_ids_beyond_the_vocabulary_neither_end_a_text_nor_enter_a_prompt(tmp_path: Path) -> None:
+    folder = tiny.write(tmp_path / "model", {"vocab_size": 512})
+    for path in TOKENIZER.glob("*.json"):
+        if path.name != "config.json":
+            shutil.copy(path, folder / path.name)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 512, 100000]}')
+    path = folder / "tokenizer.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary = values["model"]["vocab"]
+    vocabulary["!"] = 10**9
+    path.write_text(json.dumps(values), encoding="utf-8")
+    llm = LLM(EngineConfig(model_name_or_path=str(folder), max_length=32))
+    assert llm.engine.eos_token_ids == {1, 2}
+    params = SamplingParams(max_new_tokens=2, min_length=1)
+    assert len(llm.generate(["hello"], params)) == 1
+    with pytest.raises(UserError, match=r"token.* 1000000000"):
+        llm.generate(["hello!"], params)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from predict.errors import UserError
-from predict.tokenizer import Tokenizer
+from predict.errors import TokenizerError, UserError
+from predict.tokenizer import Tokenizer, _quiet_panics
 
 DATA = Path(__file__).parent / "data"
 FOLDERS = DATA / "tokenizers"
@@ -156,3 +158,129 @@ def test_a_sentencepiece_word_is_found_within_a_text_too() -> None:
     before = tokenizer.encode("you", add_special_tokens=False)
     texts = {tokenizer.decode([*before, *ids]) for ids in variants}
     assert texts == {"youhello", "you hello"}
+
+
+DAMAGED = DATA / "damaged_tokenizers"  # keys of a tokenizer.json, each a panic of its library
+AT_LOAD = sorted(path.stem for path in DAMAGED.glob("*.json") if path.stem != "panics_on_one_text")
+
+
+def damage(folder: Path, name: str) -> Path:
+    """Changes the keys of the folder's tokenizer.json that the file of this name has."""
+    path = folder / "tokenizer.json"
+    changes = json.loads((DAMAGED / f"{name}.json").read_text(encoding="utf-8"))
+    values = json.loads(path.read_text(encoding="utf-8")) | changes
+    path.write_text(json.dumps(values), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", AT_LOAD)
+def test_a_tokenizer_that_panics_is_refused_when_it_is_loaded(
+    folder: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError, match=r"tokenizer\.json: its library panicked: .*copy it again"):
+        Tokenizer.from_dir(damage(folder, name))
+    assert "panicked at" not in capfd.readouterr().err
+
+
+def test_a_panic_on_one_text_is_an_error_of_that_text(folder: Path) -> None:
+    tokenizer = Tokenizer.from_dir(damage(folder, "panics_on_one_text"))
+    for _ in range(2):
+        with pytest.raises(TokenizerError, match="a text of 40 characters: its library panicked"):
+            tokenizer.encode("x" * 40)
+    assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_half_a_surrogate_pair_is_named(name: str) -> None:
+    tokenizer = Tokenizer.from_dir(FOLDERS / name)
+    with pytest.raises(TokenizerError, match=r"\\ud800 alone at character 3"):
+        tokenizer.encode("ab\ud800c")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), MemoryError()])
+def test_what_is_no_failure_of_the_tokenizer_passes(error: BaseException) -> None:
+    class Interrupted:
+        vocab_size = 3
+
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            raise error
+
+    with pytest.raises(type(error)):
+        Tokenizer(Interrupted(), {}).encode("a")  # type: ignore[arg-type]
+
+
+def test_what_a_library_prints_while_it_loads_is_passed_on_unless_it_panicked(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with _quiet_panics():
+        os.write(2, b"a warning")
+    assert capfd.readouterr().err == "a warning"
+
+
+@pytest.fixture
+def sentencepiece_folder(tmp_path: Path) -> Path:
+    """A copy of the sentencepiece tokenizer that a test may damage."""
+    return shutil.copytree(FOLDERS / "sentencepiece", tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("decoder", "said"),
+    [
+        ([1], " is a list"),
+        ({"-1": {"content": "x"}}, r"-1': the token id is '-1' .allowed: a whole number"),
+        ({"1000000000": {"content": "x"}}, "the token id is '1000000000'"),
+        ({"1.5": {"content": "x"}}, r"the token id is '1\.5'"),
+        ({"٣": {"content": "x"}}, "the token id is"),
+        ({"600": {}}, "600': content is null"),
+        ({"600": "x"}, "600' is a text"),
+        ({"600": {"content": 5}}, "content is a number"),
+        ({"600": {"content": "x" * 513}}, "content is 513 characters"),
+        ({"600": {"content": "x", "lstrip": "yes"}}, "lstrip is a text"),
+    ],
+)
+def test_damaged_added_tokens_are_named(
+    sentencepiece_folder: Path, decoder: Any, said: str
+) -> None:
+    path = sentencepiece_folder / "tokenizer_config.json"
+    path.write_text(json.dumps({"added_tokens_decoder": decoder}))
+    with pytest.raises(UserError, match=f"tokenizer_config.json: added_tokens_decoder.*{said}"):
+        Tokenizer.from_dir(sentencepiece_folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        ("tokenizer_config.json", {"add_bos_token": "yes"}, "add_bos_token is a text"),
+        ("tokenizer_config.json", {"legacy": 1}, "legacy is a number"),
+        ("tokenizer_config.json", {"eos_token": 5}, "eos_token is a number"),
+        ("special_tokens_map.json", {"bos_token": {"content": []}}, "bos_token is an object"),
+        ("added_tokens.json", {"<x>": 1.5}, "the token id is '1.5'"),
+        ("added_tokens.json", {"<x>": True}, "the token id is 'True'"),
+        ("generation_config.json", {"eos_token_id": [1, "2"]}, "eos_token_id is"),
+        ("generation_config.json", {"eos_token_id": 1.5}, "eos_token_id is 1.5"),
+        ("generation_config.json", {"eos_token_id": [1] * 2000}, "a list of at most 1024"),
+    ],
+)
+def test_fields_of_another_type_are_named_with_their_file(
+    sentencepiece_folder: Path, name: str, values: dict[str, Any], said: str
+) -> None:
+    (sentencepiece_folder / name).write_text(json.dumps(values))
+    with pytest.raises(UserError, match=f"{name}: .*{said}"):
+        Tokenizer.from_dir(sentencepiece_folder)
+
+
+def test_thousands_of_added_tokens_and_long_runs_of_spaces_take_linear_time(
+    sentencepiece_folder: Path,
+) -> None:
+    decoder = {
+        str(i): {"content": f"<extra_{i}>", "lstrip": True, "rstrip": True}
+        for i in range(600, 5600)
+    }
+    path = sentencepiece_folder / "tokenizer_config.json"
+    path.write_text(json.dumps({"added_tokens_decoder": decoder}))
+    splitter = Tokenizer.from_dir(sentencepiece_folder)._backend._backend._splitter  # type: ignore[attr-defined]
+    text = " " * 100_000 + "<extra_700>" + " " * 100_000 + "<x" * 20_000
+    started = time.perf_counter()
+    pieces = [(piece, token and token.token_id) for piece, token in splitter.split(text)]
+    assert time.perf_counter() - started < 2  # a pattern with the spaces in it takes minutes
+    assert pieces == [("", 700), ("<x" * 20_000, None)]
