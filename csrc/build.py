@@ -15,6 +15,7 @@ import fcntl
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+if sys.version_info < (3, 10):  # noqa: UP036 - whatever Python this was started with
+    sys.exit(f"Python 3.10 or newer is needed; this is {sys.version.split()[0]} ({sys.executable})")
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the library's names and its digest are defined once, over there
@@ -103,7 +107,10 @@ SANITIZER_FLAGS = ("-O1", "-g1", "-fno-omit-frame-pointer")
 
 
 # The tests that call the operators and little else.
-SANITIZED_TESTS = "pytest -q tests/test_ops.py tests/test_kv_formats.py tests/test_cpu_kernels_*.py"
+SANITIZED_TESTS = (
+    "tests/test_ops.py tests/test_processors.py tests/test_kv_formats.py "
+    "tests/test_cpu_kernels_*.py"
+)
 # Hears how many of how many steps of a build are done.
 Progress = Callable[[int, int], None]
 
@@ -357,22 +364,25 @@ def sanitizer_environment(
     }
 
 
-def sanitized_python(sanitizers: Sequence[str]) -> list[str]:
-    """Returns the command that starts Python with a library of that build.
+def sanitized_pytest(sanitizers: Sequence[str]) -> list[str]:
+    """Returns the command, less the tests, that runs pytest with a library of that build.
 
-    ThreadSanitizer needs memory where address randomisation may have put something else.
+    ThreadSanitizer needs memory where address randomisation may have put something else, and its
+    runtime must stay out of the shell commands that Paddle runs when it is imported: they fail.
     """
-    setarch = shutil.which("setarch")
-    prefix = [setarch, "-R"] if "thread" in sanitizers and setarch is not None else []
-    return [*prefix, sys.executable]
+    if "thread" not in sanitizers:
+        return [sys.executable, "-m", "pytest"]
+    program = "import os, sys, pytest; del os.environ['LD_PRELOAD']; "
+    return ["setarch", "-R", sys.executable, "-c", f"{program}sys.exit(pytest.main(sys.argv[1:]))"]
 
 
 def sanitized_usage(library: Path, sanitizers: Sequence[str]) -> str:
     """Returns how to run the operators' tests with a library of that build, for the terminal."""
     environment = sanitizer_environment(find_compiler(), find_paddle(), sanitizers)
     values = {**environment, "REGATTA_LIBRARY": str(library.relative_to(ROOT))}
-    words = [f"{name}={value}" for name, value in values.items()]
-    return " \\\n    ".join(["run the tests of the operators with it:", *words, SANITIZED_TESTS])
+    words = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
+    command = f"{shlex.join(sanitized_pytest(sanitizers))} {SANITIZED_TESTS}"
+    return " \\\n    ".join(["to run the tests of the operators with it: env", *words, command])
 
 
 def _stable_paddle(paddle: PaddlePackage) -> PaddlePackage:

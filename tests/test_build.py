@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,37 @@ def test_missing_compiler_is_named(tree: Path) -> None:
     process = run(tree, "csrc/setup_cpu.py", "install", PATH="/nowhere", CXX="")
     assert process.returncode == 1
     assert "no C++ compiler found (looked for g++, c++, clang++)" in process.stdout
+
+
+def test_interpreter_without_paddle_or_ninja_is_named(tree: Path) -> None:
+    # -S: the same Python without its site-packages.
+    process = run(tree, "-S", "csrc/setup_cpu.py", "install")
+    assert process.returncode == 1
+    assert f"Paddle is not installed for this Python ({sys.executable})" in process.stdout
+    assert f"{sys.executable} -m pip install paddlepaddle==" in process.stdout
+    (tree / "bin").mkdir()
+    (tree / "bin" / "g++").symlink_to(build.find_compiler())
+    where = str(build.find_paddle().root.parent)
+    program = (
+        "import importlib.util, sys\n"
+        "sys.path[:0] = ['csrc', sys.argv[1]]\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name: None if name == 'ninja' else find(name)\n"
+        "sys.argv = ['setup_cpu.py', 'install']\n"
+        "import setup_cpu\n"
+        "sys.exit(setup_cpu.main())\n"
+    )
+    process = run(tree, "-S", "-c", program, where, PATH=str(tree / "bin"))
+    assert process.returncode == 1
+    assert f"ninja is not installed for this Python ({sys.executable})" in process.stdout
+    assert f"{sys.executable} -m pip install ninja" in process.stdout
+
+
+def test_python_too_old_is_said_before_anything_fails(tree: Path) -> None:
+    program = "import sys; sys.path.insert(0, 'csrc'); sys.version_info = (3, 9, 2); import build"
+    process = run(tree, "-c", program)
+    assert process.returncode == 1
+    assert process.stdout.startswith("Python 3.10 or newer is needed; this is ")
 
 
 def test_no_sources_is_an_incomplete_checkout(tree: Path) -> None:
