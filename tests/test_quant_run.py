@@ -275,6 +275,38 @@ def test_a_killed_run_goes_on_after_its_last_finished_layer(
     assert main([*words, "--overwrite_output_dir"]) == 0
 
 
+def test_a_signal_while_a_checkpoint_is_replaced_leaves_the_old_one_and_goes_on(
+    model: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from quant.state import RunState
+
+    output = quantize(model, None, tmp_path / "out", "--quant_type", "wint8")
+    before = {path.name: path.read_bytes() for path in output.iterdir()}
+    flags = ("--quant_type", "wint4", *GROUPS, "--do_gptq")
+    whole = quantize(model, text, tmp_path / "whole", *flags)
+    words = words_of(model, text, output, *flags)
+    finish = RunState.finish_layer
+
+    def signalled(state: RunState, layer: int) -> None:
+        finish(state, layer)
+        if layer == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(RunState, "finish_layer", signalled)
+    assert main([*words, "--overwrite_output_dir"]) == 128 + signal.SIGTERM
+    said = capsys.readouterr().err
+    assert "2 of 3 layers are kept in" in said
+    assert "the same command without --overwrite_output_dir goes on after them" in said
+    assert {name: (output / name).read_bytes() for name in before} == before
+    assert main(words) == 0
+    for path in whole.iterdir():
+        assert (output / path.name).read_bytes() == path.read_bytes()
+
+
 def test_another_checkpoint_or_text_is_no_continuation(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
