@@ -82,6 +82,9 @@ class Flag:
                 return self._choose(text)
             _check_text(text, self.kind)
             value = _PARSERS[self.kind](text)
+            if self.kind == "strs":  # some name folders
+                for part in value:
+                    check_name("", part)
             if self.name in RANGES:
                 for number in value if self.kind == "ints" else (value,):
                     check_range("", number, self.name)

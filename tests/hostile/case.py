@@ -59,6 +59,12 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
             *("--data_file", "{data}", "--output_file", "{out}", "--device", "cpu"),
         ),
     ),
+    "recipe": ("quant.run_quantization", ()),
+    "kernels": ("predict.bench.kernels", ()),
+    "throughput": (
+        "predict.bench.throughput",
+        ("--model_name_or_path", "{model}", "--dtype", "float32", "--device", "cpu"),
+    ),
 }
 
 
