@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import queue
 import threading
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import cast
 
@@ -131,7 +133,8 @@ class AsyncLLM:
             try:
                 if self._ended is None:
                     llm.queue([samples])
-            except ValueError as error:
+            except Exception as error:
+                llm.abort([samples])
                 self._send({answer: [error]})
             else:
                 self._answers[answer.request_id] = answer
@@ -185,8 +188,13 @@ class AsyncLLM:
         result: asyncio.Future[EngineStats] = loop.create_future()
 
         def read(llm: LLM) -> None:
-            stats = llm.stats()
-            loop.call_soon_threadsafe(lambda: None if result.done() else result.set_result(stats))
+            settle: Callable[[], None]
+            try:
+                settle = partial(result.set_result, llm.stats())
+            except Exception as error:
+                settle = partial(result.set_exception, error)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(lambda: None if result.done() else settle())
 
         if not self._post(read):
             self._model()  # raises
@@ -249,29 +257,38 @@ class AsyncLLM:
         llm.step()
         events: dict[AsyncAnswer, list[Event]] = {}
         for answer in list(self._answers.values()):
-            samples = answer._samples
-            error = samples.error
-            new: list[Event] = []
-            if error is not None:
-                llm.abort([samples])
-                new.append(ValueError(error))
-            else:
-                if answer._streamed:
-                    new += samples.pieces()
-                if samples.is_finished:
-                    new.append(samples.output())
-            if samples.is_finished:
+            try:
+                new = self._news(answer)
+            except Exception as error:
+                new = [error]
+            if new and not isinstance(new[-1], StreamOutput):
+                # Its last event: what still runs of it need not.
+                llm.abort([answer._samples])
                 del self._answers[answer.request_id]
             if new:
                 events[answer] = new
         for answer in self._send(events):
             self.abort(answer.request_id)
 
+    def _news(self, answer: AsyncAnswer) -> list[Event]:
+        """What an answer has to say after a step; an error or an output is its last word."""
+        samples = answer._samples
+        new: list[Event] = [*samples.pieces()] if answer._streamed else []
+        if samples.error is None and samples.is_finished:
+            output = samples.output()
+            if samples.error is None:
+                return [*new, output]
+        return new if samples.error is None else [ValueError(samples.error)]
+
     def _finish(self, answer: AsyncAnswer) -> None:
         """Sends what an aborted answer has left."""
         del self._answers[answer.request_id]
-        pieces = answer._samples.pieces() if answer._streamed else []
-        self._send({answer: [*pieces, answer._samples.output()]})
+        try:
+            pieces = answer._samples.pieces() if answer._streamed else []
+            left: list[Event] = [*pieces, answer._samples.output()]
+        except Exception as error:
+            left = [error]
+        self._send({answer: left})
 
     def _send(self, events: dict[AsyncAnswer, list[Event]]) -> list[AsyncAnswer]:
         """Hands events to their event loops, one call each; answers whose loop is closed."""

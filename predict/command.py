@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from predict import console
-from predict.errors import EXIT_FAILURE, EXIT_USAGE, UserError
+from predict.errors import EXIT_FAILURE, EXIT_USAGE, EngineError, UserError
 from predict.interpreter import explained_absence
 from predict.signals import Interrupted, Signals, exit_code
 
@@ -40,6 +40,9 @@ def _explained(error: Exception) -> int:
         return EXIT_USAGE
     if os.environ.get("REGATTA_TRACEBACK"):
         raise error
+    if isinstance(error, EngineError):
+        console.say(f"error: {error}")
+        return EXIT_FAILURE
     kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
     detail = " ".join(str(error).split()) or "no further detail"
     console.say(f"error: {kind}{detail} (set REGATTA_TRACEBACK=1 to see where it comes from)")

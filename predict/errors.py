@@ -25,6 +25,10 @@ class TokenizerError(UserError):
     """The tokenizer could not encode or decode: the end of one request, not of the run."""
 
 
+class EngineError(RuntimeError):
+    """The device or the engine's state is broken: no request can go on."""
+
+
 def quoted(value: object, most: int = 60) -> str:
     """repr(value) for a message, cut where strangers made it long."""
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 from predict.config import PredictorConfig
 from predict.data import DataItem
-from predict.errors import UserError
+from predict.errors import TokenizerError, UserError
 
 # How much runs together, and in how much memory: what a run may be resumed with other values of.
 OPERATIONAL = (
@@ -29,7 +29,9 @@ READ_NAMES = ("merges.txt", "vocab.txt")
 
 
 def run_inputs(
-    config: PredictorConfig, items: Sequence[DataItem], token_ids: Sequence[Sequence[int]]
+    config: PredictorConfig,
+    items: Sequence[DataItem],
+    token_ids: Sequence[Sequence[int] | TokenizerError],
 ) -> dict[str, Any]:
     """Flags by name and, under names with a space, digests; for JSON. Raises UserError.
 
@@ -45,7 +47,8 @@ def run_inputs(
         for item in items
     )
     inputs["tokenizer or its chat template"] = _digest(
-        array("q", ids).tobytes() for ids in token_ids
+        b"failed" if isinstance(ids, TokenizerError) else array("q", ids).tobytes()
+        for ids in token_ids
     )
     for name in PATHS:
         directory = getattr(config.engine, name, None)

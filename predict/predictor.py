@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from predict.command import run_command
 from predict.console import say
-from predict.errors import EXIT_FAILURE
+from predict.errors import EXIT_FAILURE, TokenizerError
 from predict.flags import parse_flags
 from predict.outputs import check_output, is_special, locked
 from predict.signals import Signals, exit_code
@@ -66,7 +66,7 @@ class Work:
     """The prompts of a run, read, tokenized and checked before the model is loaded."""
 
     items: Sequence[DataItem]
-    token_ids: list[list[int]]
+    token_ids: list[list[int] | TokenizerError]
     params: list[SamplingParams]
     tokenizer: Tokenizer
 
@@ -225,9 +225,12 @@ def _lone_length(work: Work) -> int | None:
     """Tokens that a lone answer may take, for its progress; None where there are several."""
     if len(work.params) != 1 or work.params[0].num_samples > 1 or work.params[0].num_beams > 1:
         return None
+    prompt = work.token_ids[0]
+    if isinstance(prompt, TokenizerError):
+        return None
     limits = [work.params[0].max_new_tokens]
     if work.params[0].max_length is not None:
-        limits.append(work.params[0].max_length - len(work.token_ids[0]))
+        limits.append(work.params[0].max_length - len(prompt))
     return min((limit for limit in limits if limit is not None), default=None)
 
 

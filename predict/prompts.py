@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from predict.conversation import conversation_messages
 from predict.data import DataItem
-from predict.errors import UserError
+from predict.errors import TokenizerError, UserError
 from predict.prompt_keys import key_warnings
 from predict.request import SamplingParams
 from predict.tokenizer import Tokenizer
@@ -17,7 +17,7 @@ from predict.tokenizer import Tokenizer
 class Prompts:
     """Token ids by item, and what the user should know about how they came about."""
 
-    token_ids: list[list[int]]
+    token_ids: list[list[int] | TokenizerError]  # what the tokenizer failed on runs as an error
     warnings: tuple[str, ...]  # one line each
 
 
@@ -30,10 +30,11 @@ def prepare_prompts(
     Raises UserError naming the line for a prompt that the chat template refuses, that has no
     tokens, or that leaves no room for output in `max_length` tokens.
     """
-    token_ids: list[list[int]] = []
+    token_ids: list[list[int] | TokenizerError] = []
     cut: list[str] = []
     shortened: list[str] = []
     too_long: list[str] = []
+    longest = 0
     for item in items:
         try:
             text, templated, dropped = _text(item, tokenizer)
@@ -41,7 +42,11 @@ def prepare_prompts(
             raise UserError(f"{item.where}: {error}") from None
         if dropped:
             shortened.append(item.where)
-        ids = tokenizer.encode(text, add_special_tokens=not templated)
+        try:
+            ids = tokenizer.encode(text, add_special_tokens=not templated)
+        except TokenizerError as error:
+            token_ids.append(error)
+            continue
         if not ids:
             raise UserError(f"{item.where}: the prompt has no tokens; give src some text")
         if len(ids) > src_length:
@@ -49,11 +54,12 @@ def prepare_prompts(
             ids = ids[:src_length]
         if len(ids) + 1 > max_length:
             too_long.append(f"{item.where} has {len(ids)} tokens")
+            longest = max(longest, len(ids))
         token_ids.append(ids)
     if too_long:
         raise UserError(
             f"{_first(too_long)}, and --max_length {max_length} counts prompt and output together; "
-            f"raise --max_length above {max(map(len, token_ids))} or lower --src_length. Nothing "
+            f"raise --max_length above {longest} or lower --src_length. Nothing "
             "was run"
         )
     warnings = []

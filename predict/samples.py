@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from predict.engine.answer_text import AnswerText
 from predict.engine.detokenizer import Detokenizer
+from predict.engine.failures import explained
 from predict.engine.logprobs import LogprobRecord
 from predict.request import (
     CompletionOutput,
     FinishReason,
     Request,
+    RequestMetrics,
     RequestOutput,
     SamplingParams,
 )
@@ -29,6 +32,7 @@ class StreamOutput:
     finish_reason: FinishReason | None
     index: int = 0  # of the sample, where there are several
     prompt_index: int = 0  # of the prompt, likewise
+    error: str | None = None  # what went wrong, where finish_reason is "error"
 
 
 def sample_params(params: SamplingParams, index: int) -> SamplingParams:
@@ -48,8 +52,16 @@ def sample_params(params: SamplingParams, index: int) -> SamplingParams:
     )
 
 
+def mark_failed(request: Request, message: str) -> None:
+    """Makes a request that nobody runs one that failed."""
+    request.finish_reason, request.error = "error", message
+
+
 class Samples:
-    """The requests of one prompt. The first one computes it, the others share its blocks."""
+    """The requests of one prompt. The first one computes it, the others share its blocks.
+
+    One whose text cannot be made fails, alone.
+    """
 
     def __init__(
         self,
@@ -60,9 +72,11 @@ class Samples:
         detokenizer: Detokenizer | None,
         prompt_index: int = 0,
         streamed: bool = False,
+        fail: Callable[[Request, str], None] = mark_failed,
     ):
-        """streamed: `pieces` will be asked for."""
+        """streamed: `pieces` will be asked for. fail: see Engine.fail."""
         self.params = params
+        self._fail = fail
         self.prompt_index = prompt_index
         self._tokenizer = tokenizer
         self.requests = [
@@ -105,23 +119,33 @@ class Samples:
             self._num_sent[0] = -1
             return [
                 StreamOutput(
-                    *(each.text, each.token_ids, each.finish_reason, each.index, self.prompt_index)
+                    *(each.text, each.token_ids, each.finish_reason, each.index),
+                    *(self.prompt_index, each.error),
                 )
                 for each in self.output().outputs
             ]
         pieces: list[StreamOutput] = []
         for index, request in enumerate(self.requests):
-            reason, sent = request.finish_reason, self._num_sent[index]
+            sent = self._num_sent[index]
             if sent < 0:
                 continue  # its last piece is out
             first = request.num_prompt_tokens + sent
             new = tuple(request.token_ids[first : request.num_known_tokens])
-            if not new and reason is None:
+            if not new and request.finish_reason is None:
                 continue
+            text = self._made(request, self._new_text)
+            reason = request.finish_reason
             self._num_sent[index] = sent + len(new) if reason is None else -1
-            text = self._new_text(request)
-            pieces.append(StreamOutput(text, new, reason, index, self.prompt_index))
+            pieces.append(StreamOutput(text, new, reason, index, self.prompt_index, request.error))
         return pieces
+
+    def _made(self, request: Request, text: Callable[[Request], str]) -> str:
+        """A request's text; "" where that cannot be made: then the request fails."""
+        try:
+            return text(request)
+        except Exception as error:
+            self._fail(request, explained(request, error))
+            return ""
 
     def _new_text(self, request: Request) -> str:
         if request.answer is None:
@@ -136,8 +160,8 @@ class Samples:
         Of a beam search its answers, once it has ended.
         """
         completions = [self._completion(index) for index in range(len(self.requests))]
-        if self.params.num_beams > 1 and completions[0].token_ids:
-            completions = self._found_by_beams()
+        if self.params.num_beams > 1 and self.requests[0].finish_reason in ("stop", "length"):
+            completions = self._found_by_beams() or completions
         if self.params.num_samples > self.params.n:
             completions.sort(key=lambda each: (each.error is not None, -_likelihood(each)))
             completions = [replace(each, index=i) for i, each in enumerate(completions)]
@@ -160,24 +184,28 @@ class Samples:
     def _found_by_beams(self) -> list[CompletionOutput]:
         group = self.requests[0].beam_group
         assert group is not None
-        return [
-            CompletionOutput(
-                index=index,
-                text=self._decoded(each.token_ids),
-                token_ids=tuple(each.token_ids),
-                finish_reason=each.finish_reason,
-                score=each.score,
+        found: list[CompletionOutput] = []
+        for index, each in enumerate(group.returned):
+            reason: FinishReason = each.finish_reason
+            text, error = "", None
+            try:
+                text = self._decoded(each.token_ids)
+            except Exception as failure:
+                reason, error = "error", explained(self.requests[0], failure)
+            token_ids = tuple(each.token_ids)
+            found.append(
+                CompletionOutput(index, text, token_ids, reason, error=error, score=each.score)
             )
-            for index, each in enumerate(group.returned)
-        ]
+        return found
 
     def _completion(self, index: int) -> CompletionOutput:
         request = self.requests[index]
         record = request.logprobs
         measured = record is not None and record.num_top is not None
+        text = "" if self.params.num_beams > 1 else self._made(request, self._text)
         return CompletionOutput(
             index=index,
-            text=self._text(request),
+            text=text,
             token_ids=tuple(request.output_token_ids),
             finish_reason=request.finish_reason,
             cumulative_logprob=record.cumulative if record and measured else None,
@@ -197,6 +225,42 @@ class Samples:
             return ""
         prompt_token_ids = self.requests[0].prompt_token_ids
         return self._tokenizer.decode_continuation(prompt_token_ids, token_ids)
+
+
+class FailedPrompt(Samples):
+    """In the place of a prompt that its tokenizer failed on: nothing runs, and it says so."""
+
+    def __init__(self, request_id: int, prompt_index: int, error: str):
+        self.requests = []
+        self.prompt_index = prompt_index
+        self._request_id = request_id
+        self._error = error
+        self._is_sent = False
+
+    @property
+    def error(self) -> str:
+        """See Samples."""
+        return self._error
+
+    def pieces(self) -> list[StreamOutput]:
+        """See Samples."""
+        if self._is_sent:
+            return []
+        self._is_sent = True
+        return [StreamOutput("", (), "error", 0, self.prompt_index, self._error)]
+
+    def output(self) -> RequestOutput:
+        """See Samples."""
+        now = time.perf_counter()
+        return RequestOutput(
+            request_id=self._request_id,
+            prompt_token_ids=(),
+            token_ids=(),
+            text="",
+            finish_reason="error",
+            metrics=RequestMetrics(now, None, (), now),
+            outputs=(CompletionOutput(0, "", (), "error", error=self._error),),
+        )
 
 
 def _likelihood(completion: CompletionOutput) -> float:

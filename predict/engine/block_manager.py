@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 _DIGEST_BYTES = 32
 
@@ -195,6 +195,22 @@ class BlockManager:
                     self._free.append(block_id)
                 else:
                     self._cached_free[block_id] = None
+
+    def check(self, num_holders: Mapping[int, int]) -> None:
+        """Raises RuntimeError unless each block is held by so many, and all others are free."""
+        for block_id, count in enumerate(self._ref_counts):
+            if count != num_holders.get(block_id, 0):
+                raise RuntimeError(
+                    f"block {block_id} has {count} references, and "
+                    f"{num_holders.get(block_id, 0)} sequences hold it"
+                )
+        free = [*self._free, *self._cached_free]
+        if len(free) != len(set(free)) or any(block in num_holders for block in free):
+            raise RuntimeError("a block is free twice, or free and used")
+        if len(free) + len(num_holders) != self.num_blocks:
+            raise RuntimeError(
+                f"{len(free)} free and {len(num_holders)} used blocks of {self.num_blocks}"
+            )
 
     def clear_cache(self) -> None:
         """Forgets every cached prefix; used blocks stay with their owners."""

@@ -8,13 +8,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
-from predict.engine.batch import build_inputs
+from predict.engine.batch import span_inputs
 from predict.engine.beams import Candidates
+from predict.engine.failures import RequestError, apart, explained
 from predict.engine.logprobs import num_wanted
 from predict.engine.runner import NO_TARGETS, Logprobs, PromptTargets, Runner, Tokens
 from predict.engine.sampler import Row, Sampler
-from predict.engine.scheduler import ScheduledBatch, Scheduler
-from predict.request import Request, RequestStatus
+from predict.engine.scheduler import ScheduledBatch, ScheduledSpan, Scheduler
+from predict.errors import EngineError
+from predict.nn.inputs import empty_example
+from predict.request import Request, RequestStatus, SamplingParams
 from predict.speculative import (
     FAILED,
     Drafts,
@@ -31,14 +34,25 @@ NO_LOGITS = (
 )
 
 
+NOBODY = -(2**62)  # the id of a request that is none; beams' are above
+
+
+class Part(NamedTuple):
+    """Spans that run in one go, and their tokens to wait for."""
+
+    spans: Sequence[ScheduledSpan]
+    tokens: Tokens
+
+
 class Step(NamedTuple):
-    """A step that runs: its batch, the rows that get a token, and the tokens to wait for."""
+    """A step that runs: its batch, and the parts in which it does, most often one."""
 
     batch: ScheduledBatch
-    rows: list[Row]
-    tokens: Tokens
+    parts: Sequence[Part]
     decides: bool  # see ScheduledBatch.decides: nothing runs ahead of it
     waited: bool  # for the tokens before it, which it could have run ahead of
+    # Of a step that ran apart, per sampling span; FAILED where it did not run.
+    token_ids: Sequence[int | Candidates] | None = None
 
 
 @dataclass
@@ -61,8 +75,11 @@ class Engine:
     ahead of one that has beams. The step behind such a one is queued as soon as that one's tokens
     are written back, before they are handed on.
 
-    A request whose logits nothing can be drawn from ends as "error", alone. Not thread-safe. A
-    failing step leaves the requests in the scheduler; abort them.
+    A request whose logits nothing can be drawn from ends as "error", alone. So does one that makes
+    a step fail, in whatever stage: where that cannot be seen at once, the requests of the step run
+    apart, behind what runs. When a step of one token that is nobody's fails too, or blocks are
+    lost, it is the device or the state: then EngineError ends all. Not thread-safe. A step that
+    raises leaves the requests in the scheduler; abort them.
     """
 
     def __init__(
@@ -83,6 +100,8 @@ class Engine:
         self.policy = policy
         self.draft_stats = DraftStats()
         self._steps: deque[Step] = deque()  # running, oldest first
+        self._stuck: ScheduledBatch | None = None  # could not be launched, and waits for these
+        self._failed: list[Request] = []  # since the last step
         self._behind: Drafts = {}  # of requests whose last drafts a step that runs verifies
         self._waits = False  # the next step, for tokens of those that run
         self._last_end = 0.0  # of a step, perf_counter seconds
@@ -101,23 +120,37 @@ class Engine:
     def abort(self, request_id: int) -> Request | None:
         """Ends a request as "abort" and frees its blocks; None if it is unknown or ended."""
         self._forget(request_id)
+        if self._failed:  # of a step that was broken off: nobody asks for it any more
+            self._failed = [each for each in self._failed if each.request_id != request_id]
         return self.scheduler.abort(request_id)
 
+    def fail(self, request: Request, message: str) -> None:
+        """Ends a request as "error"; one that has ended becomes one, unless it was aborted."""
+        owner = request.owner
+        self._forget(owner.request_id)
+        if self.scheduler.abort(owner.request_id, "error") is None:
+            if owner.finish_reason in ("abort", "error"):
+                return
+            owner.finish_reason = "error"
+        owner.error = message
+
     def step(self) -> tuple[ScheduledBatch | None, list[Request]]:
-        """Ends one step; its batch (None when nothing is left) and who finished in it."""
+        """Ends one step; its batch (None when nothing is left) and who finished in it.
+
+        Raises EngineError when nothing can run any more.
+        """
         while len(self._steps) <= self.runner.num_ahead and self._launch():
             pass
         if not self._steps:
-            return None, []
-        step = self._steps.popleft()
-        batch, tokens = step.batch, step.tokens
-        token_ids = tokens.take()
+            return None, self._ended([])
+        step = self._steps[0]
+        batch, token_ids = step.batch, self._taken(step)
+        self._steps.popleft()
         last_end, self._last_end = self._last_end, time.perf_counter()
         num_accepted = self.draft_stats.num_accepted
-        sampled = self._verify(batch, tokens, token_ids)
-        failed = self._abort_failed(batch, sampled)
-        num_known = [span.request.num_known_tokens for span in batch.spans]
-        finished = failed + self.scheduler.update(batch, sampled, self.eos_token_ids)
+        sampled = self._verify(step, token_ids)
+        self._abort_failed(batch, sampled)
+        finished = self.scheduler.update(batch, sampled, self.eos_token_ids)
         for request in finished:
             self._forget(request.request_id)
         if self.proposer is not None:
@@ -126,9 +159,53 @@ class Engine:
         if self.runner.num_ahead and not self._steps:
             self._launch()  # first, as the device has nothing to do
         if self.proposer is not None:
-            self.proposer.settle()
-        self._record_logprobs(batch, num_known, tokens.logprobs())
-        return batch, finished
+            self._settle(self.proposer)
+        for part in step.parts:
+            self._record_logprobs(part.spans, part.tokens.logprobs())
+        return batch, self._ended(finished)
+
+    def _taken(self, step: Step) -> Sequence[int | Candidates]:
+        if step.token_ids is not None:
+            return step.token_ids
+        try:
+            return step.parts[0].tokens.take()
+        except Exception as error:  # a device's, which comes when somebody waits for it
+            raise EngineError(
+                f"the device failed while a step ran: {type(error).__name__}: {error}"
+            ) from error
+
+    def _ended(self, finished: list[Request]) -> list[Request]:
+        """Who ended since the last step: `finished`, and those that failed."""
+        if not self._failed:
+            return finished
+        failed, self._failed = self._failed, []
+        return list(dict.fromkeys([*failed, *finished]))
+
+    def _end_alone(self, request: Request, error: BaseException) -> None:
+        """Ends a request that failed. Raises EngineError where the scheduler's state is broken."""
+        self.fail(request, explained(request, error))
+        self._failed.append(request.owner)
+        try:
+            self.scheduler.check()
+        except RuntimeError as broken:
+            raise EngineError(
+                f"the engine cannot go on: its blocks are in disorder ({broken}) after "
+                f"{explained(request, error)}"
+            ) from error
+
+    def _probe(self, request: Request, error: Exception) -> None:
+        """Runs a token that is nobody's; raises EngineError where that fails too.
+
+        Nothing else may run: it takes the place of a step's tokens.
+        """
+        nobody = Request(NOBODY, [0], SamplingParams(temperature=0.0))
+        try:
+            self.runner.launch(empty_example(), [Row(nobody)], self.sampler).take()
+        except Exception as broken:
+            raise EngineError(
+                f"the engine cannot go on: {explained(request, error)}; and so does a step of one "
+                "token without any request"
+            ) from broken
 
     def _learn(self, step: Step, num_accepted: int, seconds: float) -> None:
         """Tells the policy what a step took and its drafts brought; looks for the next ones."""
@@ -138,7 +215,8 @@ class Engine:
         num_recorded = self.num_recorded
         recorded = num_recorded > self._num_recorded_then
         self._num_recorded_then = num_recorded
-        timed = seconds if batch.num_tokens == len(step.rows) and not recorded else None
+        plain = batch.num_tokens == sum(span.num_logits for span in batch.spans)
+        timed = seconds if plain and step.token_ids is None and not recorded else None
         lengths: list[int] = []
         if step.decides:
             lengths = [len(span.draft_token_ids) for span in batch.spans if span.draft_token_ids]
@@ -152,15 +230,40 @@ class Engine:
         ]
         if not wanting:
             return
-        guesses = self.proposer.propose(wanting, [self.policy.max_length] * len(wanting))
-        for request, guess in zip(wanting, guesses, strict=True):
+        for request, guess in self._proposals(wanting, [self.policy.max_length] * len(wanting)):
             self.policy.guessed(request, guess)
+
+    def _proposals(
+        self, requests: Sequence[Request], limits: Sequence[int]
+    ) -> list[tuple[Request, Sequence[int]]]:
+        """What the proposer has for each, but for those for which it fails: they end."""
+        proposer = self.proposer
+        assert proposer is not None
+        found: list[tuple[Request, Sequence[int]]] = []
+
+        def propose(wanted: Sequence[tuple[Request, int]]) -> None:
+            requests, limits = zip(*wanted, strict=True)
+            found.extend(zip(requests, proposer.propose(requests, limits), strict=True))
+
+        def failed(wanted: tuple[Request, int], error: Exception) -> None:
+            if not proposer.looks_up:  # then nothing runs
+                self._probe(wanted[0], error)
+            self._end_alone(wanted[0], error)
+
+        apart(list(zip(requests, limits, strict=True)), propose, failed)
+        return found
+
+    def _settle(self, proposer: Proposer) -> None:
+        while True:
+            try:
+                return proposer.settle()
+            except RequestError as failure:
+                self._end_alone(failure.request, failure)
 
     def _abort_failed(
         self, batch: ScheduledBatch, sampled: Sequence[int | Sequence[int] | Candidates]
-    ) -> list[Request]:
-        """Ends requests that nothing could be drawn for; returns them."""
-        failed: list[Request] = []
+    ) -> None:
+        """Ends requests that nothing could be drawn for."""
         spans = (span for span in batch.spans if span.samples)
         for span, entry in zip(spans, sampled, strict=True):
             if isinstance(entry, int):
@@ -169,25 +272,26 @@ class Engine:
                 fails = not entry.token_ids
             else:
                 fails = FAILED in entry
-            if fails and self.scheduler.abort(span.request.owner.request_id, "error"):
+            if fails and span.request.owner.status is not RequestStatus.FINISHED:
                 owner = span.request.owner
-                owner.error = NO_LOGITS.format(owner.request_id)
-                failed.append(owner)
-        return failed
+                self.fail(owner, NO_LOGITS.format(owner.request_id))
+                self._failed.append(owner)
 
-    def _record_logprobs(
-        self, batch: ScheduledBatch, num_known: Sequence[int], logprobs: Logprobs
-    ) -> None:
-        """num_known: tokens of each span's request before the step."""
+    def _record_logprobs(self, spans: Sequence[ScheduledSpan], logprobs: Logprobs) -> None:
         row = prompt_row = 0
-        for span, before in zip(batch.spans, num_known, strict=True):
+        for span in spans:
             request, record = span.request, span.request.logprobs
-            if record is not None and logprobs.tokens is not None:
-                new = request.token_ids[before : request.num_known_tokens]
-                record.add(logprobs.tokens, row, new)
-            if record is not None and span.num_prompt_logits and logprobs.prompt is not None:
-                targets = span.prompt_targets
-                record.add_prompt(logprobs.prompt, prompt_row, span.start + 1, targets)
+            if record is not None:
+                try:
+                    if logprobs.tokens is not None:
+                        known = request.num_prompt_tokens + len(record.tokens)
+                        new = request.token_ids[known : request.num_known_tokens]
+                        record.add(logprobs.tokens, row, new)
+                    if span.num_prompt_logits and logprobs.prompt is not None:
+                        targets = span.prompt_targets
+                        record.add_prompt(logprobs.prompt, prompt_row, span.start + 1, targets)
+                except Exception as error:
+                    self._end_alone(request, error)
             row += span.num_logits
             prompt_row += span.num_prompt_logits
 
@@ -196,6 +300,12 @@ class Engine:
         if self._steps and self._steps[-1].decides:
             self._waits = True
             return False
+        if self._stuck is not None:
+            if self._steps:
+                return False
+            stuck, self._stuck = self._stuck, None
+            self._steps.append(self._run_apart(stuck))
+            return True
         drafts: Drafts = {}
         if self.proposer is not None and self.policy is not None:
             limits = self.policy.limits(self.scheduler.decoding, on_way=bool(self._steps))
@@ -204,31 +314,76 @@ class Engine:
                 return False
             drafts = self._propose(limits)
             self._behind = {}
-        batch = self.scheduler.schedule(drafts)
+        batch = self._schedule(drafts)
         if batch is None:
             return False
-        inputs = build_inputs(batch, self.scheduler.config.block_size)
-        rows = [
-            Row(span.request, span.draft_token_ids[:index])
-            for span in batch.spans
-            for index in range(span.num_logits)
-        ]
         if batch.block_copies:
             self.runner.copy_blocks(batch.block_copies)
-        targets = [token for span in batch.spans for token in span.prompt_targets]
-        prompt = NO_TARGETS
-        if targets:
-            num_top = num_wanted([span.request for span in batch.spans], of_prompts=True)
-            prompt = PromptTargets(targets, num_top or 0)
-        tokens = self.runner.launch(inputs, rows, self.sampler, prompt)
+        try:
+            part = self._run(batch.spans)
+        except Exception:  # whose fault it is comes out when nothing else runs
+            self._stuck = batch
+            return self._launch()
         decides = batch.decides
         if self.runner.num_ahead and not decides:
             self.scheduler.advance(batch)
-        self._steps.append(Step(batch, rows, tokens, decides, self._waits))
+        self._steps.append(Step(batch, (part,), decides, self._waits))
         self._waits = False
         if drafts and self.proposer is not None and self.proposer.propose_behind is not None:
             self._behind = self._propose_behind(batch, self.proposer.propose_behind)
         return True
+
+    def _schedule(self, drafts: Drafts) -> ScheduledBatch | None:
+        """The next batch; requests that cannot be scheduled end."""
+        while True:
+            try:
+                return self.scheduler.schedule(drafts)
+            except RequestError as failure:
+                self._end_alone(failure.request, failure)
+
+    def _run(self, spans: Sequence[ScheduledSpan]) -> Part:
+        """Starts what a step has to do for some of its spans."""
+        inputs = span_inputs(spans, self.scheduler.config.block_size)
+        rows = [
+            Row(span.request, span.draft_token_ids[:index])
+            for span in spans
+            for index in range(span.num_logits)
+        ]
+        targets = [token for span in spans for token in span.prompt_targets]
+        prompt = NO_TARGETS
+        if targets:
+            num_top = num_wanted([span.request for span in spans], of_prompts=True)
+            prompt = PromptTargets(targets, num_top or 0)
+        return Part(spans, self.runner.launch(inputs, rows, self.sampler, prompt))
+
+    def _run_apart(self, batch: ScheduledBatch) -> Step:
+        """Runs a step that failed, without drafts, in as few parts as leave out who fails alone.
+
+        Nothing else may run. What a part writes into the cache it may have written before.
+        """
+        batch = self.scheduler.undrafted(batch)
+        parts: list[Part] = []
+        found: dict[Request, int | Candidates] = {}
+        failures: list[tuple[Request, Exception]] = []
+
+        def run(spans: Sequence[ScheduledSpan]) -> None:
+            part = self._run(spans)
+            tokens = part.tokens.take()
+            sampling = [span.request for span in spans if span.samples]
+            found.update(zip(sampling, tokens, strict=True))
+            parts.append(part)
+
+        def failed(span: ScheduledSpan, error: Exception) -> None:
+            self._probe(span.request, error)
+            failures.append((span.request, error))
+
+        alive = [span for span in batch.spans if span.request.status is not RequestStatus.FINISHED]
+        if alive:
+            apart(alive, run, failed)
+        for request, error in failures:
+            self._end_alone(request, error)
+        token_ids = [found.get(span.request, FAILED) for span in batch.spans if span.samples]
+        return Step(batch, parts, True, self._waits, token_ids)
 
     def _propose_behind(self, batch: ScheduledBatch, propose: ProposeBehind) -> Drafts:
         """Drafts for the step after a batch that was just queued and has some."""
@@ -246,7 +401,20 @@ class Engine:
                 verified.append(Verified(request, row, drafts))
                 lengths.append(length)
             row += span.num_logits
-        return propose(verified, lengths) if verified else {}
+        found: Drafts = {}
+        if not verified:
+            return found
+
+        def follow(wanted: Sequence[tuple[Verified, int]]) -> None:
+            verified, lengths = zip(*wanted, strict=True)
+            found.update(propose(verified, lengths))
+
+        apart(
+            list(zip(verified, lengths, strict=True)),
+            follow,
+            lambda wanted, error: self._end_alone(wanted[0].request, error),
+        )
+        return found
 
     def _propose(self, limits: Mapping[Request, int]) -> Drafts:
         """Drafts by request id, at most as many as the limits."""
@@ -263,18 +431,18 @@ class Engine:
         }
         if behind:
             return behind
-        proposals = self.proposer.propose(list(limits), list(limits.values()))
-        return {r.request_id: each for r, each in zip(limits, proposals, strict=True)}
+        proposals = self._proposals(list(limits), list(limits.values()))
+        return {request.request_id: each for request, each in proposals}
 
     def _verify(
-        self, batch: ScheduledBatch, tokens: Tokens, token_ids: Sequence[int | Candidates]
+        self, step: Step, token_ids: Sequence[int | Candidates]
     ) -> list[int | Sequence[int] | Candidates]:
         """Per sampling span its token, or with drafts those that stand."""
         if self.proposer is None:
             return list(token_ids)
         sampled: list[int | Sequence[int] | Candidates] = []
         start = 0
-        for span in batch.spans:
+        for span in step.batch.spans:
             if not span.samples:
                 continue
             chosen = token_ids[start : start + span.num_logits]
@@ -284,20 +452,24 @@ class Engine:
             elif span.request.status is RequestStatus.FINISHED:
                 sampled.append(())  # aborted while the step ran
             else:
-                drafts = span.draft_token_ids
-                if not self.proposer.looks_up:
-                    drafts = tokens.known(drafts)
-                    if FAILED in drafts:
-                        del drafts[drafts.index(FAILED) :]
-                # A request with drafts has no beams.
-                sampled.append(self._accept(span.request, drafts, cast(Sequence[int], chosen)))
+                # A request with drafts has no beams, and a step with drafts one part.
+                try:
+                    sampled.append(
+                        self._stand(span, step.parts[0].tokens, cast(Sequence[int], chosen))
+                    )
+                except Exception as error:
+                    self._end_alone(span.request, error)
+                    sampled.append(())
         return sampled
 
-    def _accept(
-        self, request: Request, drafts: Sequence[int], chosen: Sequence[int]
-    ) -> Sequence[int]:
+    def _stand(self, span: ScheduledSpan, tokens: Tokens, chosen: Sequence[int]) -> Sequence[int]:
+        """The drafts of a span that stand, and one token more."""
         assert self.proposer is not None
         assert self.policy is not None
+        request, drafts = span.request, span.draft_token_ids
+        if not self.proposer.looks_up:
+            known = tokens.known(drafts)
+            drafts = known[: known.index(FAILED)] if FAILED in known else known
         accepted = accepted_tokens(drafts, chosen)
         self.proposer.observe(request, drafts, chosen)
         self.policy.record(request, len(drafts), len(accepted) - 1)

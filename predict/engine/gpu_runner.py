@@ -542,10 +542,14 @@ class GpuRunner:
     def _admit(self, adjustments: Sequence[Adjustment], rows: Sequence[Row]) -> None:
         if self._history is None:
             self._history = TokenHistory(self.device, self._max_rows, self.max_length)
-        if self._history.admit(adjustments, rows):
-            # Recorded with rules that lie elsewhere now.
-            for key in [key for key in self.graphs if key.adjusted]:
-                self.graphs.pop(key).graph.reset()
+        rules = self._history.rules
+        try:
+            self._history.admit(adjustments, rows)
+        finally:
+            if self._history.rules is not rules:
+                # Recorded with rules that lie elsewhere now.
+                for key in [key for key in self.graphs if key.adjusted]:
+                    self.graphs.pop(key).graph.reset()
 
     def _run_eagerly(self, inputs: ForwardInputs, wanted: Wanted) -> Tensor:
         import paddle
@@ -612,33 +616,34 @@ class GpuRunner:
         logits = self.forward(inputs)
         if num_rows == 0:
             return logits
-        all_logits, logit_indices = logits, inputs.logit_indices
+        rows, logit_indices = logits, inputs.logit_indices
         if len(logits) > num_rows:
-            logits, logit_indices = logits[:num_rows], logit_indices[:num_rows]
+            rows, logit_indices = logits[:num_rows], logit_indices[:num_rows]
         if raw:
-            all_logits = all_logits.clone()
+            logits = logits.clone()
+        self._choose(rows, inputs.token_ids, logit_indices, choices, penalties, adjusted, verifier)
+        return logits
+
+    def _choose(
+        self,
+        logits: Tensor,
+        token_ids: Tensor,
+        logit_indices: Tensor,
+        choices: Tensor,
+        penalties: Tensor,
+        adjusted: bool,
+        verifier: WindowVerifier | None,
+    ) -> None:
+        """Puts tokens into `_last_tokens`; changes logits [L, V] in place where `adjusted`."""
         if adjusted:
             assert self._history is not None
-            ops.adjust_logits(
-                logits,
-                penalties,
-                inputs.token_ids,
-                logit_indices,
-                self._history.tokens,
-                self._history.rules,
-            )
+            history, rules = self._history.tokens, self._history.rules
+            ops.adjust_logits(logits, penalties, token_ids, logit_indices, history, rules)
         ops.sample_step(logits, choices, self._last_tokens)
         if verifier is not None:
-            ops.verify_window(
-                logits,
-                choices,
-                inputs.token_ids,
-                logit_indices,
-                self._last_tokens,
-                verifier.window,
-                verifier.max_candidate_len,
-            )
-        return all_logits
+            window, most = verifier.window, verifier.max_candidate_len
+            tokens = self._last_tokens
+            ops.verify_window(logits, choices, token_ids, logit_indices, tokens, window, most)
 
     def _replay(self, inputs: ForwardInputs, wanted: Wanted, shape: GraphShape) -> Tensor | None:
         num_seqs, num_tokens = len(inputs.context_lens), len(inputs.token_ids)

@@ -22,13 +22,14 @@ then starts again from its prompt, which gives the same text.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from predict.engine.beams import BeamGroup, Candidates
 from predict.engine.block_manager import BlockManager, num_blocks_for
+from predict.engine.failures import RequestError, explained
 from predict.engine.stopping import finish_reason, max_total_tokens
 from predict.errors import UserError
 from predict.request import FinishReason, Request, RequestStatus
@@ -221,6 +222,8 @@ class Scheduler:
         self._running: list[Request] = []  # in arrival order
         self._scheduled: ScheduledBatch | None = None  # the last one, until it is advanced
         self._advanced: deque[ScheduledBatch] = deque()  # oldest first, their results still unknown
+        # Planned and not in a batch yet: their blocks are in the beams' tables already.
+        self._copies: list[tuple[int, int]] = []
         self._num_added = 0
         self._num_beams = 0  # made since: beams have ids below 0
         self._prompts_are_next = True  # with separate_steps
@@ -316,6 +319,7 @@ class Scheduler:
         (`draft_token_ids`: request id -> proposed next tokens) as budget, length limit and free
         blocks allow; the rest of the budget goes to prompts that have begun, then to waiting
         requests in arrival order. With separate_steps, prompts and decoding requests take turns.
+        Raises RequestError where one request's part fails: abort it, and schedule again.
         """
         if not self._requests:
             return None
@@ -324,7 +328,7 @@ class Scheduler:
         spans: list[ScheduledSpan] = []
         prefilling: list[Request] = []
         preempted: list[Request] = []
-        copies: list[tuple[int, int]] = []
+        copies = self._copies
         separate = self.config.separate_steps
         if separate and self._prompts_are_next:
             begun = [request for request in self._running if _num_left(request) > 1]
@@ -338,6 +342,7 @@ class Scheduler:
             self._prompts_are_next = bool(spans)
             if not (separate and spans):
                 self._schedule_prompts(prefilling, spans, preempted)
+        self._copies = []
         if not spans:
             return None  # every request waits for its last token
         num_tokens = sum(span.num_tokens for span in spans)
@@ -351,6 +356,31 @@ class Scheduler:
             block_copies=tuple(copies),
         )
         return self._scheduled
+
+    def undrafted(self, batch: ScheduledBatch) -> ScheduledBatch:
+        """The last scheduled batch without its drafts, in its place."""
+        if batch is not self._scheduled:
+            raise RuntimeError("undrafted() takes the batch of the last schedule()")
+        spans = tuple(
+            span._replace(num_tokens=1, draft_token_ids=()) if span.draft_token_ids else span
+            for span in batch.spans
+        )
+        num_tokens = sum(span.num_tokens for span in spans)
+        self._scheduled = replace(batch, spans=spans, num_tokens=num_tokens)
+        return self._scheduled
+
+    def check(self) -> None:
+        """Raises RuntimeError unless every block is free, or in the tables of those who hold it."""
+        held: Counter[int] = Counter()
+        for request in self._running:
+            held.update(request.block_ids)
+        for request in self._requests.values():
+            if request.beam_group is not None:
+                held.update(request.beam_group.spare_block_ids)
+        for request in self._waiting:
+            if request.block_ids:
+                raise RuntimeError(f"{request!r} waits and has blocks")
+        self.block_manager.check(held)
 
     def advance(self, batch: ScheduledBatch) -> None:
         """Takes it that `batch` runs: `schedule` may be called before its result is known.
@@ -387,7 +417,8 @@ class Scheduler:
         `sampled` has one entry per span with `samples`, in the batch's order: the new token
         (Python int), or for a span with drafts the accepted drafts followed by one more token
         (1 to 1 + drafts of them), or of a beam its Candidates. Entries of requests that ended since
-        are ignored. Raises ValueError on a wrong count, RuntimeError when `batch` is neither the
+        are ignored. A request whose part fails ends as "error". Raises ValueError on a wrong count
+        and for accepted tokens that are no drafts, RuntimeError when `batch` is neither the
         oldest advanced one nor, with none advanced, the last scheduled one.
         """
         advanced = bool(self._advanced)
@@ -423,7 +454,11 @@ class Scheduler:
                 if drafts or len(accepted) != 1:
                     # Rejected drafts roll back: later tokens write their slots again.
                     computed -= _num_rejected(accepted, drafts, request)
-                reason = self._append(request, accepted, now, eos_token_ids)
+                try:
+                    reason = self._append(request, accepted, now, eos_token_ids)
+                except Exception as error:  # of its text
+                    finished.append(self._fail(request, error, now))
+                    continue
             if request.status is RequestStatus.RUNNING:
                 if not advanced:
                     # Accepted drafts behind the last token are no part of the request.
@@ -438,12 +473,15 @@ class Scheduler:
             elif drafts:
                 self._trim(request)
         for group, candidates in found.items():
-            going_on = group.choose(candidates, eos_token_ids)
-            if going_on:
-                self._fork(group, going_on)
-            else:
+            try:
+                going_on = group.choose(candidates, eos_token_ids)
+                if going_on:
+                    self._fork(group, going_on)
+                    continue
                 self._end_search(group, now)
                 finished.append(group.request)
+            except Exception as error:
+                finished.append(self._fail(group.request, error, now))
         if finished:
             self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]
         return finished
@@ -498,26 +536,29 @@ class Scheduler:
         running = self._running
         block_size = self.config.block_size
         index = 0
-        while index < len(running):  # preemption shortens it from the end
-            request = running[index]
-            index += 1
-            start = request.num_computed_tokens
-            num_tokens = len(request.token_ids)
-            if _num_left(request) > 1:
-                prefilling.append(request)
-                continue
-            if num_tokens >= request.max_num_tokens:
-                continue  # its last token is on its way
-            group = request.beam_group
-            if group is not None:
-                # Of all beams with the first; the others follow it.
-                if request is group.beams[0] and not self._grow_beams(group, preempted, copies):
+        try:
+            while index < len(running):  # preemption shortens it from the end
+                request = running[index]
+                index += 1
+                start = request.num_computed_tokens
+                num_tokens = len(request.token_ids)
+                if _num_left(request) > 1:
+                    prefilling.append(request)
+                    continue
+                if num_tokens >= request.max_num_tokens:
+                    continue  # its last token is on its way
+                group = request.beam_group
+                if group is not None:
+                    # Of all beams with the first; the others follow it.
+                    if request is group.beams[0] and not self._grow_beams(group, preempted, copies):
+                        break
+                elif num_tokens > len(request.block_ids) * block_size and not self._grow(
+                    request, preempted
+                ):
                     break
-            elif num_tokens > len(request.block_ids) * block_size and not self._grow(
-                request, preempted
-            ):
-                break
-            spans.append(ScheduledSpan(request, 1, start, request.block_ids, True))
+                spans.append(ScheduledSpan(request, 1, start, request.block_ids, True))
+        except Exception as error:
+            raise RequestError(request) from error
 
     def _add_drafts(
         self, draft_token_ids: Mapping[int, Sequence[int]], spans: list[ScheduledSpan]
@@ -553,10 +594,17 @@ class Scheduler:
         """Gives the rest of the budget to the prompts that have begun, then to waiting requests."""
         num_decodes = len(spans)
         budget = self.config.max_num_batched_tokens - sum(span.num_tokens for span in spans)
-        for request in prefilling:
-            budget -= self._schedule_prefill(request, budget, len(spans) == num_decodes, spans)
+        try:
+            for request in prefilling:
+                budget -= self._schedule_prefill(request, budget, len(spans) == num_decodes, spans)
+        except Exception as error:
+            raise RequestError(request) from error
         if self._waiting and not preempted and not self._head_is_blocked:
-            self._admit(budget, num_decodes, spans)
+            try:
+                self._admit(budget, num_decodes, spans)
+            except Exception as error:
+                # It leaves the queue when nothing can fail any more.
+                raise RequestError(self._waiting[0]) from error
 
     def _schedule_prefill(
         self, request: Request, budget: int, first: bool, spans: list[ScheduledSpan]
@@ -760,6 +808,16 @@ class Scheduler:
         self.stats.num_preemptions += 1
         self._waiting.appendleft(request)
         preempted.append(request)
+        return request
+
+    def _fail(self, request: Request, error: Exception, now: float) -> Request:
+        """Ends a request whose part of an update failed; returns it."""
+        if request.status is RequestStatus.PREEMPTED:
+            self._waiting.remove(request)
+        del request.token_ids[request.num_known_tokens :]
+        request.num_placeholders = 0
+        request.error = explained(request, error)
+        self._finish(request, "error", now)
         return request
 
     def _finish(self, request: Request, reason: FinishReason, now: float) -> None:

@@ -53,24 +53,24 @@ class TokenHistory:
         self.tokens: Tensor = paddle.zeros([num_slots, max_length], "int32", device=place)
         self.rules: Tensor = paddle.zeros([num_slots, FIRST_RULES_WIDTH], "int32", device=place)
 
-    def admit(self, adjustments: Sequence[Adjustment], rows: Sequence[Row]) -> bool:
-        """Gives slots to running requests that have none; whether `rules` became another tensor."""
-        moved = False
+    def admit(self, adjustments: Sequence[Adjustment], rows: Sequence[Row]) -> None:
+        """Gives slots to running requests that have none; `rules` may become another tensor."""
         for adjustment, row in zip(adjustments, rows, strict=True):
             request = row.request
             if adjustment is UNCHANGED or request.request_id in self._slots:
                 continue
-            slot = self._take_slot()
-            self._slots[request.request_id] = (slot, request, adjustment)
             known = np.array(request.token_ids[: request.num_known_tokens], np.int32)
-            self._write(self.tokens, slot, known)
             words = encoded(adjustment)
             if len(words) > self.rules.shape[1]:
                 self._widen(len(words))
-                moved = True
-            else:
+            slot = self._take_slot()
+            try:
+                self._write(self.tokens, slot, known)
                 self._write(self.rules, slot, words)
-        return moved
+            except BaseException:
+                self._free.append(slot)
+                raise
+            self._slots[request.request_id] = (slot, request, adjustment)
 
     def write_columns(
         self,
@@ -111,9 +111,10 @@ class TokenHistory:
         import paddle
 
         shape = [self.rules.shape[0], 1 << (needed - 1).bit_length()]
-        self.rules = paddle.zeros(shape, "int32", device=self._device.place())
+        rules = paddle.zeros(shape, "int32", device=self._device.place())
         for slot, _, adjustment in self._slots.values():
-            self._write(self.rules, slot, encoded(adjustment))
+            self._write(rules, slot, encoded(adjustment))
+        self.rules = rules
 
     def _write(self, table: Tensor, slot: int, words: npt.NDArray[np.int32]) -> None:
         """Queues the copy of `words` to the front of a table's row."""

@@ -127,7 +127,10 @@ class Proposer(Protocol):
         ...
 
     def settle(self) -> None:
-        """A step was queued: what need not be done before it, while the device works on it."""
+        """A step was queued: what need not be done before it, while the device works on it.
+
+        Raises RequestError where one request's part fails; called again, it goes on with the rest.
+        """
         ...
 
     def forget(self, request_id: int) -> None:

@@ -97,6 +97,19 @@ class DraftModelProposer:
         self, requests: Sequence[Request], limits: Sequence[int]
     ) -> Sequence[Sequence[int]]:
         """See Proposer."""
+        try:
+            return self._proposed(requests, limits)
+        except Exception:
+            # What was marked as written may not be.
+            for request in requests:
+                self._states.pop(request.request_id, None)
+                for block in request.block_ids:
+                    self._holds[block] = None
+            raise
+
+    def _proposed(
+        self, requests: Sequence[Request], limits: Sequence[int]
+    ) -> Sequence[Sequence[int]]:
         starts = [self._num_cached(request) for request in requests]
         self._catch_up(requests, starts)
         tables = [
@@ -134,7 +147,9 @@ class DraftModelProposer:
 
     def observe(self, request: Request, drafts: Sequence[int], chosen: Sequence[int]) -> None:
         """See Proposer."""
-        state = self._states[request.request_id]
+        state = self._states.get(request.request_id)
+        if state is None:
+            return  # a proposal behind these drafts failed
         if not state.num_behind:
             state.drafts = list(drafts[: state.num_written])
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from predict.engine.failures import RequestError
 from predict.request import Request
 from predict.speculative import ProposeBehind, SpeculativeConfig
 
@@ -106,7 +107,7 @@ class ReferenceProposer:
     def __init__(self, max_ngram_size: int):
         self.max_ngram_size = max_ngram_size
         self._indices: dict[int, NgramIndex] = {}
-        self._late: list[tuple[NgramIndex, Sequence[int], int]] = []  # what they will take in
+        self._late: list[tuple[Request, NgramIndex, int]] = []  # tokens that they will take in
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[Sequence[int]]:
         """See Proposer. Long prompts are taken in piece by piece, and have no drafts until then.
@@ -122,7 +123,7 @@ class ReferenceProposer:
             before, num_tokens = index.num_indexed, request.num_known_tokens
             whole = before > 1 and num_tokens - before <= MOST_LATE
             if whole:
-                self._late.append((index, request.token_ids, num_tokens))
+                self._late.append((request, index, num_tokens))
             else:
                 index.extend(request.token_ids, min(num_tokens, before + room))
                 room -= index.num_indexed - before
@@ -135,9 +136,14 @@ class ReferenceProposer:
 
     def settle(self) -> None:
         """See Proposer."""
-        for index, token_ids, end in self._late:
-            index.extend(token_ids, end)
-        self._late.clear()
+        late, self._late = self._late, []
+        try:
+            while late:
+                request, index, end = late.pop()
+                index.extend(request.token_ids, end)
+        except Exception as error:
+            self._late = late
+            raise RequestError(request) from error
 
     def forget(self, request_id: int) -> None:
         """See Proposer."""

@@ -8,8 +8,10 @@ request's last tokens on, the longest context first.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
+from predict.engine.failures import RequestError
 from predict.request import Request
 from predict.speculative import ProposeBehind, SpeculativeConfig, accepted_tokens
 from predict.speculative.inference_with_reference import MOST_AT_ONCE, TOKEN_BITS, key_masks
@@ -96,7 +98,8 @@ class LookaheadProposer:
     def __init__(self, max_ngram_size: int):
         self._pool = NgramPool(max(max_ngram_size, CONTEXT))
         self._num_seen: dict[int, int] = {}  # tokens of a request that are in the pool, or late
-        self._late: list[tuple[Sequence[int], int, int]] = []  # what the pool will take in
+        # What the pool will take in: whose tokens, these, first, end.
+        self._late: deque[tuple[Request, Sequence[int], int, int]] = deque()
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[Sequence[int]]:
         """See Proposer. Tokens are taken in later, long prompts piece by piece."""
@@ -106,7 +109,7 @@ class LookaheadProposer:
             token_ids, num_tokens = request.token_ids, request.num_known_tokens
             first = self._num_seen.get(request.request_id, 0)
             end = min(num_tokens, first + room)
-            self._late.append((token_ids, first, end))
+            self._late.append((request, token_ids, first, end))
             self._num_seen[request.request_id] = end
             room -= end - first
             whole = end == num_tokens
@@ -117,13 +120,16 @@ class LookaheadProposer:
         """See Proposer. What is accepted comes with the request's tokens."""
         num_accepted = len(accepted_tokens(drafts, chosen))
         if num_accepted < len(chosen):
-            self._late.append((chosen, num_accepted, len(chosen)))
+            self._late.append((request, chosen, num_accepted, len(chosen)))
 
     def settle(self) -> None:
         """See Proposer."""
-        for late in self._late:
-            self._pool.add(*late)
-        self._late.clear()
+        try:
+            while self._late:
+                request, token_ids, first, end = self._late.popleft()
+                self._pool.add(token_ids, first, end)
+        except Exception as error:
+            raise RequestError(request) from error
 
     def forget(self, request_id: int) -> None:
         """See Proposer."""
