@@ -108,7 +108,8 @@ def run(
 def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summary:
     from predict.llm import choose_backend, is_compiled, read_spec
     from predict.models import family_of
-    from predict.nn.checkpoint import Checkpoint, checkpoint_digest
+    from predict.nn.checkpoint import checkpoint_digest
+    from predict.nn.paddle_checkpoint import open_checkpoint
     from predict.nn.weights import CheckpointSource, check_sizes, plan_weights
     from predict.progress import Progress
     from quant.state import RunState
@@ -122,7 +123,7 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
             "the unquantized one"
         )
     names = family_of(reader).WEIGHTS
-    checkpoint = Checkpoint(source_dir)
+    checkpoint = open_checkpoint(source_dir)
     check_sizes(spec, names, checkpoint)
     plan = plan_weights(spec, names)
     source = CheckpointSource(checkpoint)
@@ -328,9 +329,11 @@ def _others(plan: WeightPlan, source: CheckpointSource, dtype: str) -> Any:
 
 
 def _mean_loss(scale_files: Sequence[Path]) -> dict[str, float]:
+    from quant.state import read_layer_scales
+
     found: dict[str, list[float]] = {}
     for path in scale_files:
-        for kind, value in json.loads(path.read_text())["loss"].items():
+        for kind, value in read_layer_scales(path)["loss"].items():
             found.setdefault(kind, []).append(value)
     return {kind: sum(values) / len(values) for kind, values in found.items()}
 

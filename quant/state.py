@@ -10,7 +10,9 @@ Every file is whole, and on the disk, before state.json names it, so a run may s
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from predict.errors import UserError
-from predict.files import read_json_object
+from predict.files import json_type, open_regular, read_json_object
 from predict.nn.checkpoint import read_header
 from predict.outputs import sync_folder, write_whole
 from quant.grids import Array
@@ -30,6 +32,7 @@ REMOVED = ".calibration.removed"  # what FOLDER is renamed to before it is delet
 STATE = "state.json"
 OWN_FILES = (STATE, "hidden-*.npy", "layer-*.safetensors", "layer-*.json", ".*.part")
 FORMAT = 1
+LAYER_SCALES = ("act", "weight", "cache", "loss")  # what a layer's JSON file holds
 
 
 @dataclass
@@ -85,21 +88,23 @@ class RunState:
         return hidden
 
     def read_hidden(self, layer: int, shape: tuple[int, int]) -> Array:
-        """A layer's inputs, mapped; raises UserError where they are gone."""
+        """A layer's inputs, mapped; raises UserError where they are gone.
+
+        The file's header is compared with the one that `new_hidden` writes, not interpreted, and
+        its size is checked before it is mapped: a page behind the end would be a SIGBUS.
+        """
         path = self.hidden_path(layer)
-        try:
-            hidden = np.load(path, mmap_mode="r")
-        except (OSError, ValueError) as error:
+        header = _npy_header(shape)
+        wanted = len(header) + math.prod(shape) * np.dtype(np.float32).itemsize
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            same = file.read(len(header)) == header
+        if not same or size != wanted:
             raise UserError(
-                f"{path} cannot be read ({error}); add --overwrite_output_dir to begin anew"
-            ) from None
-        if hidden.shape != shape or hidden.dtype != np.float32:
-            raise UserError(
-                f"{path} holds {hidden.dtype} {list(hidden.shape)} instead of float32 "
-                f"{list(shape)}; add --overwrite_output_dir to begin anew"
+                f"{path} is not the array of float32 {list(shape)}, {wanted} bytes, that this run "
+                f"wrote ({size} bytes); add --overwrite_output_dir to begin anew"
             )
-        result: Array = hidden
-        return result
+        return np.memmap(path, np.float32, "r", offset=len(header), shape=shape)
 
     def finish_layer(self, layer: int) -> None:
         """Records that `layer`'s results and its successor's inputs are written."""
@@ -144,7 +149,7 @@ def _check_saved(folder: Path, inputs: Mapping[str, Any], num_layers: int) -> in
         raise UserError(f"{path} is not a state that this version wrote; {anew}")
     wanted = json.loads(json.dumps(inputs))
     listed = "; ".join(
-        f"{key} was {saved_inputs.get(key)!r} and is {value!r}"
+        f"{key} was {saved_inputs.get(key)!r:.80} and is {value!r:.80}"
         for key, value in wanted.items()
         if saved_inputs.get(key) != value
     )
@@ -156,12 +161,37 @@ def _check_saved(folder: Path, inputs: Mapping[str, Any], num_layers: int) -> in
     for layer in range(num_done):
         try:
             read_header(folder / f"layer-{layer:05d}.safetensors")
-            read_json_object(folder / f"layer-{layer:05d}.json")
+            read_layer_scales(folder / f"layer-{layer:05d}.json")
         except UserError as error:
             raise UserError(
                 f"layer {layer} of an interrupted run is damaged: {error}, or {anew}"
             ) from None
     return num_done
+
+
+def read_layer_scales(path: Path) -> dict[str, dict[str, Any]]:
+    """A finished layer's entries of the scale files, and its loss, by LAYER_SCALES.
+
+    Raises UserError where the file is missing, or is not what `layer_tensors` makes.
+    """
+    found = read_json_object(path, constants=True)  # a loss may be infinite
+    for kind in LAYER_SCALES:
+        values = found.get(kind)
+        if not isinstance(values, dict):
+            raise UserError(f"{path}: {kind!r} is {json_type(values)}; it must be an object")
+        for name, value in values.items():
+            numbers = value if isinstance(value, list) else [value]
+            if not all(type(number) in (int, float) for number in numbers):
+                raise UserError(f"{path}: {kind!r} has no numbers for {name[:80]!r}")
+    return found
+
+
+def _npy_header(shape: tuple[int, ...]) -> bytes:
+    """What an .npy file of float32 begins with."""
+    file = io.BytesIO()
+    values = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, values)
+    return file.getvalue()
 
 
 def _delete(folder: Path) -> None:

@@ -20,6 +20,7 @@ from predict.outputs import sync_folder, whole_file, write_whole
 from quant.calibrate import QuantizedLayer
 from quant.config import QuantConfig
 from quant.layer import KINDS, LayerWeights
+from quant.state import read_layer_scales
 
 Tensors = dict[str, tuple[str, npt.NDArray[Any]]]
 
@@ -227,7 +228,7 @@ def _write_scales(config: QuantConfig, scale_files: Sequence[Path]) -> None:
     """act_scales.json, weight_scales.json and cachekv_scales.json, where there are any."""
     joined: dict[str, dict[str, Any]] = {"act": {}, "weight": {}, "cache": {}}
     for path in scale_files:
-        found = json.loads(path.read_text())
+        found = read_layer_scales(path)
         for kind in joined:
             joined[kind].update(found[kind])
     for kind, name in (("act", "act"), ("weight", "weight"), ("cache", "cachekv")):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from safetensors.numpy import load_file, save_file
 
 from predict import EngineConfig
 from predict.errors import UserError
-from predict.nn.checkpoint import Checkpoint
+from predict.nn.checkpoint import PARAMS, Checkpoint
+from predict.nn.paddle_checkpoint import is_turned
 from predict.nn.weights import CheckpointSource, plan_weights
 from predict.outputs import locked
 from quant.config import QuantConfig, parse_command_line
@@ -562,3 +565,50 @@ def test_help_answers_without_paddle(script: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "--quant_type" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda data: data[:-1], "175 bytes"),
+        (lambda data: data + b"x", "177 bytes"),
+        (lambda data: data.replace(b"<f4", b"|O4"), "is not the array of float32"),
+        (lambda data: data.replace(b"(3, 4)", b"(4, 3)"), "is not the array of float32"),
+        (lambda data: b"PK\x03\x04" + data[4:], "is not the array of float32"),
+        (lambda data: pickle.dumps([1]), "is not the array of float32"),
+        (lambda data: b"", "0 bytes"),
+    ],
+)
+def test_inputs_of_a_layer_are_only_read_as_this_program_wrote_them(
+    tmp_path: Path, damage: Callable[[bytes], bytes], said: str
+) -> None:
+    from quant.state import RunState
+
+    state = RunState.open(tmp_path, {}, 3, overwrite=False)
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    state.new_hidden(0, (3, 4))[:] = values
+    np.testing.assert_array_equal(state.read_hidden(0, (3, 4)), values)
+    path = state.hidden_path(0)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=said):
+        state.read_hidden(0, (3, 4))
+
+
+def test_a_checkpoint_as_paddle_saves_it_is_quantized_like_any_other(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    import paddle
+
+    saved = Path(shutil.copytree(model, tmp_path / "saved"))
+    held = Checkpoint(model)
+    values = {
+        name: held.read(name).T if is_turned(name) else held.read(name) for name in held.tensors
+    }
+    paddle.save({k: paddle.to_tensor(v) for k, v in values.items()}, str(saved / PARAMS))
+    (saved / "model.safetensors").unlink()
+    words = ("--quant_type", "weight_only_int8")
+    first = quantize(model, text, tmp_path / "first", *words)
+    second = quantize(saved, text, tmp_path / "second", *words)
+    name = "model.safetensors"
+    assert (first / name).read_bytes() == (second / name).read_bytes()
+    assert not (second / PARAMS).exists()

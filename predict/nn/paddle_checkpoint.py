@@ -33,6 +33,11 @@ def open_checkpoint(directory: str | Path) -> Checkpoint:
     return checkpoint
 
 
+def is_turned(name: str) -> bool:
+    """Whether PaddleNLP stores a tensor as [in, out]; `name` is Hugging Face's."""
+    return name.endswith(".weight") and not name.endswith(NOT_TRANSPOSED)
+
+
 class PaddleCheckpoint(Checkpoint):
     """A Checkpoint whose names and shapes are Hugging Face's; `read` turns matrices round."""
 
@@ -53,7 +58,7 @@ class PaddleCheckpoint(Checkpoint):
         seen = {}
         for name, info in self.tensors.items():
             ours = FAMILY.sub("model.", name).replace("_proj.layer.", "_proj.")
-            shape = info.shape[::-1] if self._is_turned(ours) else info.shape
+            shape = info.shape[::-1] if is_turned(ours) else info.shape
             seen[ours] = TensorInfo(info.file, info.dtype, shape, info.offset)
             if ours in self.stored:
                 raise UserError(
@@ -62,12 +67,9 @@ class PaddleCheckpoint(Checkpoint):
             self.stored[ours] = name
         self.tensors = seen
 
-    def _is_turned(self, name: str) -> bool:
-        return name.endswith(".weight") and not name.endswith(NOT_TRANSPOSED)
-
     def read(self, name: str) -> npt.NDArray[Any]:
         """See Checkpoint."""
-        turned = self._is_turned(name)
+        turned = is_turned(name)
         if self.params is not None:
             values = self.params[self.stored[name]].read()
         else:
