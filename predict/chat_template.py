@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from predict.conversation import Message
 from predict.errors import UserError
-from predict.files import read_json_object, read_text
+from predict.files import json_type, read_json_object, read_text
+from predict.template_process import MAX_SOURCE, RenderError, TemplateProcess
 
 PADDLE_FILE = "chat_template.json"
 JINJA_FILE = "chat_template.jinja"
@@ -28,50 +26,46 @@ class ChatTemplate(Protocol):
 
 
 class JinjaTemplate:
-    """A Hugging Face template: jinja over `messages`, with `add_generation_prompt` set."""
+    """A Hugging Face template: jinja over `messages`, with `add_generation_prompt` set.
+
+    Rendered in a guarded process, with limits on time, memory and output; see TemplateProcess.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], origin: str) -> None:
         """`special_tokens`: "bos_token" and so on, seen by the template; `origin`: for errors."""
+        _check_size(source, origin)
         self._source = source
         self._special_tokens = dict(special_tokens)
         self._origin = origin
+        self._process = TemplateProcess()
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt text; UserError when the template raises or is not valid jinja."""
-        import jinja2
-
+        values = {
+            "messages": list(messages),
+            "add_generation_prompt": True,
+            "tools": None,
+            "documents": None,
+            **self._special_tokens,
+        }
         try:
-            text: str = self._template.render(
-                messages=json.loads(json.dumps(list(messages))),  # a copy: templates may pop
-                add_generation_prompt=True,
-                tools=None,
-                documents=None,
-                **self._special_tokens,
-            )
-        except jinja2.exceptions.TemplateError as error:
+            return self._process.render([(self._source, values)])
+        except RenderError as error:
+            if error.kind == "syntax":
+                raise UserError(
+                    f"the chat template of {self._origin} is not valid jinja: {error} at its "
+                    f"line {error.line}; turn it off with --chat_template none"
+                ) from None
+            if error.kind == "refused":
+                raise UserError(
+                    f"the chat template of {self._origin} refused the conversation: {error}; "
+                    "change the roles or their order, or turn the template off with "
+                    "--chat_template none"
+                ) from None
+            what = "was stopped" if error.kind == "limit" else "failed"
             raise UserError(
-                f"the chat template of {self._origin} refused the conversation: "
-                f"{error.message or type(error).__name__}; change the roles or their order, or "
-                "turn the template off with --chat_template none"
-            ) from None
-        except Exception as error:  # whatever a template's own expressions raise
-            raise UserError(
-                f"the chat template of {self._origin} failed: {type(error).__name__}: {error}; "
-                "turn it off with --chat_template none, or give another file"
-            ) from None
-        return text
-
-    @cached_property
-    def _template(self) -> Any:
-        """Compiled on first use; UserError for a syntax error."""
-        import jinja2
-
-        try:
-            return _environment().from_string(self._source)
-        except jinja2.exceptions.TemplateSyntaxError as error:
-            raise UserError(
-                f"the chat template of {self._origin} is not valid jinja: {error.message} at its "
-                f"line {error.lineno}; turn it off with --chat_template none"
+                f"the chat template of {self._origin} {what}: {error}; turn it off with "
+                "--chat_template none, or give another file"
             ) from None
 
 
@@ -91,16 +85,24 @@ class PaddleTemplate:
                 f"{sorted(parts)} (allowed: {', '.join(PADDLE_KEYS)}; query is needed)"
             )
         conversation = parts.get("conversation") or []
-        if len(conversation) not in (0, 2) or not all(isinstance(p, str) for p in conversation):
+        pair = isinstance(conversation, list) and len(conversation) in (0, 2)
+        if not pair or not all(isinstance(part, str) for part in conversation):
             raise UserError(
                 f"{origin}: conversation must be two texts, the user's part and the bot's part"
+            )
+        if not isinstance(parts["query"], str):
+            raise UserError(f"{origin}: query is {json_type(parts['query'])} (allowed: a text)")
+        if not isinstance(parts.get("system"), (str, type(None))):
+            raise UserError(
+                f"{origin}: system is {json_type(parts['system'])} (allowed: a text, null)"
             )
         self._system: str | None = parts.get("system")
         self._conversation: list[str] = list(conversation)
         self._query: str = parts["query"]
-        placeholders = re.compile(r"{[{%][^}]*\bsystem\b")
         written = [self._system or "", *self._conversation, self._query]
-        self._takes_system = any(placeholders.search(part) for part in written)
+        _check_size("".join(written), origin)
+        self._takes_system = any(map(_names_system, written))
+        self._process = TemplateProcess()
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt text; UserError unless user and assistant speak by turns, the user last."""
@@ -108,7 +110,7 @@ class PaddleTemplate:
         shared = {"length": len(rounds) + 1} | ({} if system is None else {"system": system})
         # A template without a place for the conversation's own system text gets it in front.
         head = self._system if system is None or self._takes_system else "{{system}}"
-        texts = [self._fill(head or "", shared)]
+        pieces: list[tuple[str, Mapping[str, Any]]] = [(head or "", shared)]
         for index, (user, bot) in enumerate(rounds):
             if not self._conversation:
                 raise UserError(
@@ -116,9 +118,14 @@ class PaddleTemplate:
                     "hold earlier rounds; pass the last question alone"
                 )
             values = {"user": user, "bot": bot, "index": index, "is_first": index == 0, **shared}
-            texts += [self._fill(part, values) for part in self._conversation]
-        texts.append(self._fill(self._query, {"query": query, "index": len(rounds), **shared}))
-        return "".join(texts)
+            pieces += [(part, values) for part in self._conversation]
+        pieces.append((self._query, {"query": query, "index": len(rounds), **shared}))
+        try:
+            return self._process.render(pieces, keep_trailing_newline=True)
+        except RenderError as error:
+            raise UserError(
+                f"the chat template of {self._origin} failed on {pieces[error.part][0]!r}: {error}"
+            ) from None
 
     def _split(self, messages: Sequence[Message]) -> tuple[str | None, list[tuple[str, str]], str]:
         """(system text, earlier rounds, query); UserError unless user and assistant alternate."""
@@ -134,16 +141,18 @@ class PaddleTemplate:
         texts = [str(turn["content"]) for turn in turns]
         return system, list(zip(texts[0:-1:2], texts[1:-1:2], strict=True)), texts[-1]
 
-    def _fill(self, part: str, values: Mapping[str, Any]) -> str:
-        import jinja2
 
-        try:
-            text: str = _environment(keep_trailing_newline=True).from_string(part).render(**values)
-        except jinja2.exceptions.TemplateError as error:
-            raise UserError(
-                f"the chat template of {self._origin} failed on {part!r}: {error.message}"
-            ) from None
-        return text
+def _check_size(source: str, origin: str) -> None:
+    if len(source) > MAX_SOURCE:
+        raise UserError(
+            f"the chat template of {origin} has {len(source)} characters (allowed: {MAX_SOURCE})"
+        )
+
+
+def _names_system(part: str) -> bool:
+    """Whether a placeholder or a tag of a part names the system text."""
+    tags = (text.partition("}")[0] for text in re.split(r"{[{%]", part)[1:])
+    return any(re.search(r"\bsystem\b", tag) for tag in tags)
 
 
 def load_chat_template(
@@ -194,8 +203,8 @@ def _from_file(path: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
 
 def _jinja(source: Any, special_tokens: Mapping[str, str], path: Path) -> JinjaTemplate:
     """A template text, or the one named "default" of a list of named ones."""
-    if isinstance(source, list):
-        source = {entry.get("name"): entry.get("template") for entry in source}
+    if isinstance(source, list) and all(isinstance(entry, dict) for entry in source):
+        source = {str(entry.get("name")): entry.get("template") for entry in source}
     if isinstance(source, dict):
         if "default" not in source:
             raise UserError(
@@ -206,51 +215,3 @@ def _jinja(source: Any, special_tokens: Mapping[str, str], path: Path) -> JinjaT
     if not isinstance(source, str):
         raise UserError(f"{path}: chat_template must be a text or a list of named texts")
     return JinjaTemplate(source, special_tokens, str(path))
-
-
-def _environment(keep_trailing_newline: bool = False) -> Any:
-    """A jinja environment that keeps templates, which come with downloads, from the process.
-
-    The settings and the few extra names are those that Hugging Face's templates are written for.
-    """
-    import jinja2.ext
-    import jinja2.sandbox
-
-    def raise_exception(message: str) -> str:
-        raise jinja2.exceptions.TemplateError(message)
-
-    def tojson(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        # jinja's own filter escapes HTML, which a prompt must not have
-        return json.dumps(
-            value,
-            ensure_ascii=ensure_ascii,
-            indent=indent,
-            separators=separators,
-            sort_keys=sort_keys,
-        )
-
-    class Generation(jinja2.ext.Extension):
-        """{% generation %} marks the assistant's text for training; here it only passes it on."""
-
-        tags = {"generation"}  # noqa: RUF012 (jinja declares it so)
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=keep_trailing_newline,
-        extensions=[jinja2.ext.loopcontrols, Generation],
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment
