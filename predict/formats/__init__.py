@@ -89,11 +89,11 @@ def layout_of(
             _check_same(settings, frozenset({asked}), where)
             return Online(source, replace(settings, scheme=asked), plan)
         module, name = PADDLENLP
-    elif method in STORED:
+    elif isinstance(method, str) and method in STORED:
         module, name = STORED[method]
     else:
         raise UserError(
-            f"{where} has quant_method {method!r}, which is not supported (known: "
+            f"{where} has quant_method {str(method)[:80]!r}, which is not supported (known: "
             f"{', '.join(STORED)}, and PaddleNLP's quant_type); use an unquantized checkpoint and "
             "--quant_type"
         )

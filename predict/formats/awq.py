@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from predict.errors import UserError
-from predict.formats._stored import Part, Shape, Stored, grouped, num_groups, unpacked
+from predict.formats._stored import Part, Shape, Stored, grouped, num_groups, setting, unpacked
 from predict.formats.online import DENSE
 from predict.schemes import Quantized
 
@@ -28,11 +28,19 @@ class Awq(Stored):
     def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
         """config: the quantization_config. where: for errors."""
         super().__init__(*stored)
-        bits, version = config.get("bits", config.get("w_bit", 4)), config.get("version", "gemm")
-        self._size = config.get("group_size", config.get("q_group_size", 128))
+        # Older files spell them w_bit and q_group_size.
+        bits = setting(config, "bits", setting(config, "w_bit", 4, where, int), where, int)
+        size = setting(config, "q_group_size", 128, where, int)
+        self._size = setting(config, "group_size", size, where, int)
+        version = setting(config, "version", "gemm", where, str)
+        if self._size < 1 and self._size != -1:
+            raise UserError(
+                f"{where}: group_size {self._size} is not supported (allowed: a number of input "
+                "features, -1 for all of them)"
+            )
         if bits != 4:
             raise UserError(f"{where}: AWQ with {bits} bits is not supported (allowed: 4)")
-        if str(version).lower() != "gemm":
+        if version.lower() != "gemm":
             raise UserError(
                 f"{where}: AWQ version {version!r} is not supported (allowed: gemm); quantize it "
                 "again with version gemm"

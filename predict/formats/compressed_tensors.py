@@ -26,6 +26,9 @@ from predict.formats._stored import (
     in_group_order,
     num_groups,
     packed,
+    pattern,
+    setting,
+    texts,
     unpacked,
 )
 from predict.formats.online import DENSE
@@ -60,11 +63,11 @@ class CompressedTensors(Stored):
         """config: the quantization_config. where: for errors."""
         super().__init__(*stored)
         self.where = where
-        self.format = config.get("format")
-        self.ignore = tuple(config.get("ignore") or ())
+        self.format = setting(config, "format", None, where, str)
+        self.ignore = _targets(config, "ignore", where)
         self.groups = [
             Group(values, str(self.format), f"{where}, {name}")
-            for name, values in (config.get("config_groups") or {}).items()
+            for name, values in setting(config, "config_groups", {}, where, dict).items()
         ]
         # Of two groups with the same target the later one has it.
         self.targets = {target: group for group in self.groups for target in group.targets}
@@ -194,21 +197,26 @@ class Group:
         """where: for errors."""
         if not isinstance(values, Mapping):
             raise UserError(f"{where}: presets by name are not supported; write the group out")
-        weights = values.get("weights") or {}
-        inputs = values.get("input_activations")
-        self.targets: Sequence[str] = values.get("targets") or (CLASS,)
-        self.format = values.get("format") or default_format
+        weights = setting(values, "weights", {}, where, dict)
+        inputs = setting(values, "input_activations", None, where, dict)
+        self.targets = _targets(values, "targets", where) or (CLASS,)
+        self.format = setting(values, "format", default_format, where, str)
         if self.format not in FORMATS:
             raise UserError(
                 f"{where}: format {self.format!r} is not supported (allowed: {', '.join(FORMATS)})"
             )
         self.packed = self.format == PACKED
-        self.bits = weights.get("num_bits", 8)
-        self.floats = weights.get("type", "int") == "float"
-        self.symmetric = weights.get("symmetric", True)
-        self.strategy = weights.get("strategy") or "tensor"
-        self.group_size = weights.get("group_size") or -1
-        self.block = weights.get("block_structure") if self.strategy == "block" else None
+        inside = f"{where}, weights"
+        self.bits = setting(weights, "num_bits", 8, inside, int)
+        self.floats = setting(weights, "type", "int", inside, str) == "float"
+        self.symmetric = setting(weights, "symmetric", True, inside, bool)
+        self.strategy = setting(weights, "strategy", "tensor", inside, str)
+        self.group_size = setting(weights, "group_size", -1, inside, int)
+        if self.group_size < -1:
+            raise UserError(f"{inside}: group_size is {self.group_size} (allowed: -1, 1 or more)")
+        self.block = None
+        if self.strategy == "block":
+            self.block = setting(weights, "block_structure", None, inside, list)
         self.static = inputs is not None and not inputs.get("dynamic", False)
         self.scheme = self._scheme(inputs, where)
 
@@ -239,6 +247,15 @@ class Group:
         if scheme is None or problem is not None:
             raise UserError(f"{where}: {self.format} does not support {problem}")
         return scheme
+
+
+def _targets(config: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    """Names of linears and patterns of names, checked."""
+    targets = texts(config, key, where)
+    for target in targets:
+        if target.startswith(PATTERN):
+            pattern(target.removeprefix(PATTERN), where)
+    return targets
 
 
 def _names(target: str, prefix: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from predict.errors import UserError
-from predict.formats._stored import Part, Shape, Stored
+from predict.formats._stored import Part, Shape, Stored, setting
 from predict.formats.online import DENSE
 from predict.quantization import FP8_BLOCK
 from predict.schemes import Quantized
@@ -33,13 +33,13 @@ class Fp8(Stored):
     def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
         """config: the quantization_config. where: for errors."""
         super().__init__(*stored)
-        block = config.get("weight_block_size")
+        block = setting(config, "weight_block_size", None, where, list)
         self.block = block is not None
         if block is not None and tuple(block) != FP8_BLOCK:
             raise UserError(
                 f"{where}: weight_block_size {block} is not supported (allowed: {list(FP8_BLOCK)})"
             )
-        self.static = config.get("activation_scheme", "dynamic") == "static"
+        self.static = setting(config, "activation_scheme", "dynamic", where, str) == "static"
         self.by_row = config.get("quant_method") == "fbgemm_fp8"
 
     def part_scheme(self, part: Part) -> str:

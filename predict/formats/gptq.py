@@ -25,6 +25,8 @@ from predict.formats._stored import (
     in_group_order,
     num_groups,
     parts_of,
+    pattern,
+    setting,
     unpacked,
 )
 from predict.formats.online import DENSE
@@ -51,11 +53,12 @@ class Codes(NamedTuple):
     def of(cls, config: Mapping[str, Any], default: Codes, where: str) -> Codes:
         """What `config` says, and `default` where it says nothing. Raises UserError."""
         bits, size = (
-            config.get(name, value) for name, value in zip(cls._fields, default, strict=True)
+            setting(config, name, value, where, int)
+            for name, value in zip(cls._fields, default, strict=True)
         )
         if bits not in SCHEMES:
             raise UserError(f"{where}: GPTQ with {bits} bits is not supported (allowed: 4, 8)")
-        if not isinstance(size, int) or (size < 1 and size != -1):
+        if size < 1 and size != -1:
             raise UserError(
                 f"{where}: group_size {size!r} is not supported (allowed: a number of input "
                 "features, -1 for all of them)"
@@ -70,8 +73,10 @@ class Gptq(Stored):
         """config: the quantization_config. where: for errors."""
         super().__init__(*stored)
         self.codes = Codes.of(config, Codes(4, -1), where)
-        self.dynamic = dynamic_rules(config.get("dynamic") or {}, self.codes, f"{where}, dynamic")
-        self.format = config.get("checkpoint_format") or "gptq"
+        self.dynamic = dynamic_rules(
+            setting(config, "dynamic", {}, where, dict), self.codes, f"{where}, dynamic"
+        )
+        self.format = setting(config, "checkpoint_format", "gptq", where, str)
         if self.format not in FORMATS:
             raise UserError(
                 f"{where}: checkpoint_format {self.format!r} is not supported (allowed: "
@@ -86,8 +91,8 @@ class Gptq(Stored):
 
     def codes_of(self, part: Part) -> Codes | None:
         """How a part is stored; None where config.json leaves it in float."""
-        for pattern, codes in self.dynamic:
-            if pattern.match(part.prefix):
+        for names, codes in self.dynamic:
+            if names.match(part.prefix):
                 return codes
         return self.codes
 
@@ -181,12 +186,9 @@ def dynamic_rules(dynamic: Any, default: Codes, where: str) -> list[Rule]:
         raise UserError(f"{where} is {dynamic!r}; it must be an object of patterns")
     rules: list[Rule] = []
     for name, settings in dynamic.items():
-        try:
-            pattern = re.compile(name.removeprefix("-:").removeprefix("+:"))
-        except re.error as error:
-            raise UserError(f"{where}: {name!r} is no regular expression: {error}") from None
+        names = pattern(name.removeprefix("-:").removeprefix("+:"), where)
         if name.startswith("-:"):
-            rules.append((pattern, None))
+            rules.append((names, None))
             continue
         if not isinstance(settings, Mapping):
             raise UserError(f"{where}, {name!r} is {settings!r}; it must be an object of settings")
@@ -196,7 +198,7 @@ def dynamic_rules(dynamic: Any, default: Codes, where: str) -> list[Rule]:
                 f"{where}, {name!r}: {', '.join(unknown)} of single linears is not supported "
                 f"(known: {', '.join((*Codes._fields, *HOW_FOUND))}); quantize it again without"
             )
-        rules.append((pattern, Codes.of(settings, default, f"{where}, {name!r}")))
+        rules.append((names, Codes.of(settings, default, f"{where}, {name!r}")))
     return rules
 
 
