@@ -43,6 +43,11 @@ def check_output(
     """
     path = Path(path)
     real = Path(os.path.realpath(path))
+    try:
+        os.lstat(real.with_name(f".{real.name}.12345678.part"))  # as whole_file will call it
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UserError(f"--{flag} {path} cannot be written: {error.strerror}") from None
     for other, name in (files or {}).items():
         if name is not None and _same(real, Path(name)):
             raise UserError(
