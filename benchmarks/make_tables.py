@@ -288,8 +288,24 @@ def headline() -> str:
     return markdown(head, body)
 
 
+def headline_zh() -> str:
+    """The same for README_CN.md."""
+    words = {"decode": "解码", "batch": "批大小", "prompt of": "提示词", "tokens/s": "token/s"}
+    words |= {"ms per token": "毫秒/token", "ms to the first token": "首 token 毫秒"}
+    words |= {" requests of 512 in, 256 out": " 条请求，输入 512，输出 256", "output ": "输出 "}
+    words |= {"of bandwidth": "带宽", "of bfloat16 products": "bfloat16 算力"}
+    body = []
+    for device, label, ours, peer, ratio, limit in headline_rows():
+        for english, chinese in words.items():
+            label, limit = label.replace(english, chinese), limit.replace(english, chinese)
+        body.append([device, label, ours, peer, times(ratio), limit])
+    head = ["", "bfloat16", "Regatta", "对比", "速度之比", "占设备上限"]
+    return markdown(head, body)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "headline": headline,
+    "headline-zh": headline_zh,
     "h200-bfloat16": h200_bfloat16,
     "h200-quantized": h200_quantized,
     "h200-prompts": h200_prompts,
