@@ -31,7 +31,7 @@ from predict.console import say, show
 from predict.errors import EXIT_FAILURE, EXIT_USAGE, UserError
 from predict.flags import FLAGS, Flag, FlagValues, parse_flags
 from predict.outputs import check_folder, locked, whole_folder
-from predict.signals import Signals
+from predict.signals import Signals, kept
 
 if TYPE_CHECKING:
     from predict.kv_formats import HeadScales, KvFormat
@@ -143,6 +143,8 @@ def _check_replaced(folder: Path) -> None:
 
 
 def _export(config: EngineConfig, output_path: Path, signals: Signals | None) -> None:
+    with kept():
+        import numpy  # noqa: F401  (its threads get no signals: Paddle's import would see them)
     from predict import library, llm
     from predict.engine.exported import check_program
     from predict.engine.program import save_program

@@ -167,6 +167,27 @@ def test_compiled_and_plain_operators_do_not_mix(exports: dict[bool, Path]) -> N
             read_program(folder / "model.json", not compiled)
 
 
+def test_what_operators_of_ours_believe_is_checked(
+    exports: dict[bool, Path], tmp_path: Path, compiled: library.Library
+) -> None:
+    """A list where they take a tensor, or nothing where they need one, crashed them."""
+    program = json.loads((exports[True] / "model.json").read_text())
+    by_name = {op["#"]: op for op in operators(program)}
+    weights = by_name["3.regatta_decoder_layers_"]["I"][1]["%"]
+    path = tmp_path / "model.json"
+    for name, place, value, words in (
+        ("3.regatta_decoder_layers_", 3, weights, "a list where exports have a tensor"),
+        ("3.regatta_embedding", 0, 0, "takes the value 0"),
+        ("3.regatta_logits", 2, by_name["1.data"]["O"][0]["%"], "or the other way, at 2"),
+    ):
+        spoilt = copy.deepcopy(program)
+        op = next(op for op in operators(spoilt) if op["#"] == name)
+        op["I"][place]["%"] = value
+        path.write_text(json.dumps(spoilt))
+        with pytest.raises(UserError, match=words):
+            read_program(path, compiled=True)
+
+
 def hide(program: dict[str, Any]) -> None:
     """Puts an operator into a block of another operator's."""
     inner = {"#": "region_0", "blocks": [{"#": "block_0", "args": [], "ops": [{"#": "1.save"}]}]}
@@ -188,6 +209,9 @@ SPOILT: dict[str, tuple[Any, str]] = {
         lambda p: operators(p)[0]["O"]["TT"]["D"].__setitem__(0, {"#": []}),
         "elements of kind",
     ),
+    "an axis below the first": (
+        lambda p: next(op for op in operators(p) if op["#"] == "1.slice")["A"][0]["AT"].update(
+            D=[{"#": "0.a_i64", "D": -2}]), "axes of no dims"),
     "no operators": (lambda p: operators(p) and p["program"]["regions"][0]["blocks"][0].update(
         ops=[]), "returns nothing"),
 }  # fmt: skip

@@ -53,6 +53,7 @@ class Operator:
     outputs: int | None = 1
     lists: frozenset[int] = frozenset()  # inputs that are lists of tensors
     gives_lists: frozenset[int] = frozenset()  # outputs
+    optional: frozenset[int] = frozenset()  # inputs that may be left out
 
 
 def _alike(operator: Operator, names: str) -> dict[str, Operator]:
@@ -79,6 +80,7 @@ COMPILED: dict[str, Operator] = {
         outputs=2,
         lists=frozenset({1, 2}),  # weights, caches
         gives_lists=frozenset({1}),
+        optional=frozenset({10}),  # the tree mask
     ),
     "3.regatta_attention_block_": Operator(
         18,
@@ -88,14 +90,19 @@ COMPILED: dict[str, Operator] = {
         outputs=2,
         lists=frozenset({2, 6, 8}),  # both linears, caches
         gives_lists=frozenset({1}),
+        optional=frozenset({3, 4, 5, 7, 16, 17}),  # biases, norms of heads, tree mask, rows
     ),
     "3.regatta_mlp_block": Operator(
         6,
         {"scheme": TEXT, "intermediate_size": LONG, "epsilon": FLOAT},
         lists=frozenset({2, 4}),
+        optional=frozenset({3, 5}),  # biases
     ),
     "3.regatta_logits": Operator(
-        4, {"scheme": TEXT, "vocab_size": LONG, "epsilon": FLOAT}, lists=frozenset({2})
+        4,
+        {"scheme": TEXT, "vocab_size": LONG, "epsilon": FLOAT},
+        lists=frozenset({2}),
+        optional=frozenset({3}),  # rows
     ),
 }
 # Paddle's own, of exports with --inference_model false: what predict.reference calls.
@@ -295,9 +302,8 @@ class _Reader:
         for place, value in enumerate(self._list(operator["I"], "I", expected.inputs)):
             self._keys(value, "%")
             number = value["%"]
-            # 0 stands for an input that is left out, which our own operators have.
-            if number == 0 and type(number) is int and operator["#"] in COMPILED:
-                continue
+            if number == 0 and type(number) is int and place in expected.optional:
+                continue  # left out
             if type(number) is not int or number not in self._values:
                 self._fail(f"takes the value {number!r}, which none before it gives")
             kind = self._values[number]
@@ -328,7 +334,10 @@ class _Reader:
                 self._keys(item, "#", "D")
                 if item["#"] == LIST:
                     self._fail(f"has lists inside the attribute {name}")
-            return [self._attribute(item, name) for item in items]
+            values = [self._attribute(item, name) for item in items]
+            if name in _OF_DIMS and not all(value in range(9) for value in values):
+                self._fail(f"has the attribute {name} of no dims: {str(values)[:40]}")
+            return values
         if not isinstance(tag, str) or tag not in _VALUES or not _VALUES[tag](value):
             self._fail(f"has the attribute {name} of kind {str(tag)[:40]!r}: {str(value)[:40]!r}")
         return value
@@ -410,6 +419,8 @@ def _is_shape(value: Any) -> bool:
     )
 
 
+# Lists of dims. Paddle looks at negative ones without a check.
+_OF_DIMS = ("axes", "decrease_axis", "perm")
 _VALUES = {
     BOOL: lambda value: type(value) is bool,
     INT: lambda value: _is_int(value, 32),

@@ -1,0 +1,88 @@
+"""Exports that a signal ends at any moment: what is there is whole, and running anew is enough."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.case import write_model
+from tests.hostile.kill import SIGNALS, Ended, contents, locks, moments, run_command
+
+
+class Exports:
+    """Exports of one model, each in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = write_model(folder / "model")
+        self.seconds = 0.0  # that one takes
+        self.whole = self._export(folder / "whole", 64)
+        self.earlier = folder / "earlier"
+        self._export(self.earlier, 32)
+        self.before = contents(self.earlier)
+
+    def _export(self, out: Path, max_length: int) -> dict[str, bytes]:
+        ended = self.run(out, max_length=max_length)
+        assert ended.code == 0, ended.said
+        self.seconds = ended.seconds
+        return contents(out)
+
+    def run(
+        self,
+        out: Path,
+        at: float | None = None,
+        number: int = signal.SIGTERM,
+        overwrite: bool = False,
+        max_length: int = 64,
+    ) -> Ended:
+        flags: list[str | Path] = ["--model_name_or_path", self.model, "--output_path", out]
+        flags += ["--device", "cpu"]
+        flags += ["--dtype", "float32", "--max_length", str(max_length)]
+        return run_command(
+            "export.export_model", [*flags, "--overwrite", str(overwrite).lower()], at, number
+        )
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
+    return Exports(tmp_path_factory.mktemp("kill"))
+
+
+def check(exports: Exports, number: int, folder: Path, count: int, overwrite: bool) -> None:
+    """Ends exports at `count` moments, each where the one before left off, then one runs on."""
+    out = folder / "out"
+    for moment in moments(exports.seconds, count, seed=int(number)):
+        if overwrite:
+            shutil.rmtree(out, ignore_errors=True)
+            shutil.copytree(exports.earlier, out)
+        ended = exports.run(out, moment, number, overwrite)
+        assert ended.code == 0 or ended.was_ended_by(number), ended.said
+        assert "Traceback" not in ended.said
+        found = contents(out) if out.exists() else None
+        assert found == exports.whole or found == (exports.before if overwrite else None)
+        assert found == exports.whole or ended.code != 0
+        if ended.code != -number:  # it had time to put things in order
+            assert [path for path in folder.iterdir() if path != out] == [], (ended, moment)
+        if not overwrite:
+            shutil.rmtree(out, ignore_errors=True)
+    ended = exports.run(out, overwrite=overwrite)
+    assert ended.code == 0, ended.said
+    assert contents(out) == exports.whole
+    assert not locks(folder)
+    assert [path for path in folder.iterdir() if path != out] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ended_export_leaves_what_was_there(exports: Exports, number: int, tmp_path: Path) -> None:
+    check(exports, number, tmp_path, count=3, overwrite=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overwrite", [False, True], ids=["new", "over an earlier one"])
+@pytest.mark.parametrize("number", SIGNALS)
+def test_export_ended_at_any_moment_runs_anew(
+    exports: Exports, number: int, overwrite: bool, tmp_path: Path
+) -> None:
+    check(exports, number, tmp_path, count=20, overwrite=overwrite)
