@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from predict.bench.ceilings import share_text
 from predict.errors import UserError
 from predict.nn.spec import DecoderSpec
 
@@ -141,7 +142,7 @@ def cases_table(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         metric = METRICS[row["metric"]]
         share = row.get(SHARES.get(metric.key, ""))
-        limit = "" if share is None else f"{share:.0%}"
+        limit = "" if share is None else share_text(share)
         peer = ratio = name = ""
         if "peer" in row:
             peer, name = metric.show(row["peer_value"]), row["peer"]

@@ -1,12 +1,15 @@
 """What this machine can do at best: bytes read per second and multiply-adds per second.
 
-On shared or virtual machines both move while a benchmark runs: measure right beside it.
+On shared or virtual machines both move while a benchmark runs: `Limits` takes them again and again
+beside what is held against them. What fits the caches is read from there, faster than memory
+allows: the limit is that of reading as many bytes over and over.
 """
 
 from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,19 +17,20 @@ import numpy as np
 from predict import library
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy.typing as npt
 
 READ_BYTES = 256 << 20  # beyond any cache
-REPEATS = 3
+LEAST_BYTES = 4 << 20  # of a pass: less would measure how threads start
+PIECE_BYTES = 16 << 20  # half a millisecond or so
+REPEATS, LEAST_PASSES = 3, 24
+MOST_SHARE = 1.03  # what two measurements of one thing differ by
 
 
 def measure_ceilings(dtype: str, buffer: npt.NDArray[np.float32] | None = None) -> dict[str, float]:
     """`read_bytes_per_s` of all threads together, and `flops_per_s` of `dtype`'s best instruction.
 
-    The best of a few passes, some 50 ms. `buffer`: memory to read, several times the caches' size;
-    made for the call when not given. bfloat16 counts vdpbf16ps where the CPU has it, every other
+    The best of many short passes, some 50 ms. `buffer`: memory to read, several times the caches'
+    size; made for the call when not given. bfloat16 counts vdpbf16ps where the CPU has it, every other
     case float32 multiply-adds. Without a compiled library: what Paddle itself reaches.
     """
     if buffer is None:
@@ -37,16 +41,81 @@ def measure_ceilings(dtype: str, buffer: npt.NDArray[np.float32] | None = None) 
     read, flops = handle.regatta_measure_read, handle.regatta_measure_flops
     read.argtypes, read.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_double
     flops.argtypes, flops.restype = [ctypes.c_int], ctypes.c_double
-    address, size = buffer.ctypes.data, buffer.nbytes
+    passes = _passes(buffer.ctypes.data, buffer.nbytes)
 
     def best_flops() -> float:
         pairs = flops(1) if dtype == "bfloat16" else 0.0
         return float(pairs or flops(0))
 
     return {
-        "read_bytes_per_s": max(read(address, size) for _ in range(REPEATS)),
+        "read_bytes_per_s": max(read(*each) for each in passes),
         "flops_per_s": max(best_flops() for _ in range(REPEATS)),
     }
+
+
+def _passes(address: int, size: int) -> list[tuple[int, int]]:
+    """(address, bytes) of what is read one after another, round and round.
+
+    In short pieces: a neighbour that takes the core in the middle of a pass would be measured too.
+    """
+    piece = min(size, PIECE_BYTES)
+    pieces = [(address + at, piece) for at in range(0, size - piece + 1, piece)]
+    return pieces * max(REPEATS, LEAST_PASSES // len(pieces))
+
+
+class Limits:
+    """Samples of this machine's limits, beside work that reads `working_bytes` over and over."""
+
+    def __init__(
+        self,
+        dtype: str,
+        working_bytes: float,
+        buffer: npt.NDArray[np.float32] | None = None,
+        measure: Callable[[str, npt.NDArray[np.float32]], dict[str, float]] = measure_ceilings,
+    ) -> None:
+        """`buffer`: READ_BYTES of memory, made when not given. measure: of a dtype and a buffer."""
+        if buffer is None:
+            buffer = np.ones(READ_BYTES // 4, np.float32)
+        size = int(min(max(working_bytes, LEAST_BYTES), buffer.nbytes))
+        self._buffer = buffer[: size // 4]
+        self._dtype = dtype
+        self._measure = measure
+        self.samples: list[dict[str, float]] = []
+
+    def sample(self) -> None:
+        """Measures once more, some 50 ms."""
+        self.samples.append(self._measure(self._dtype, self._buffer))
+
+    @property
+    def mean(self) -> dict[str, float]:
+        """Of all samples."""
+        return self._of(self.samples)
+
+    @property
+    def beside(self) -> dict[str, float]:
+        """Of the last two samples, between which the work was that is held against them."""
+        return self._of(self.samples[-2:])
+
+    def _of(self, samples: Sequence[dict[str, float]]) -> dict[str, float]:
+        read = [sample["read_bytes_per_s"] for sample in samples]
+        # Memory is shared and its speed moves; that of arithmetic only seems to, where a neighbour
+        # took the core in the middle of a measurement.
+        flops = max(sample["flops_per_s"] for sample in self.samples)
+        return {"read_bytes_per_s": sum(read) / len(read), "flops_per_s": flops}
+
+    @property
+    def spread(self) -> float:
+        """The highest bandwidth that was measured over the lowest: how far the limit moved."""
+        read = [sample["read_bytes_per_s"] for sample in self.samples]
+        return max(read) / min(read)
+
+
+def share_text(share: float, digits: int = 0) -> str:
+    """A share of a limit; more than the whole is no share, and is not shown as one.
+
+    It says that the limit moved, or that it was not what bounds the work.
+    """
+    return ">limit" if share > MOST_SHARE else f"{share:.{digits}%}"
 
 
 def _paddle_ceilings(buffer: npt.NDArray[np.float32]) -> dict[str, float]:

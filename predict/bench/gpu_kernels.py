@@ -25,6 +25,7 @@ import numpy as np
 
 from predict import cuda, device, library
 from predict.bench import kernels
+from predict.bench.ceilings import share_text
 from predict.bench.kernels import Case, Settings, Sizes
 from predict.bench.report import percentile
 from predict.kv_formats import CacheTensor
@@ -220,6 +221,7 @@ def result_of(timed: Timed, limits: dict[str, float], peer: tuple[float, str] | 
         bound="memory" if memory >= compute else "compute",
         share=max(memory, compute) / median,
         read_gbs=limits["read_bytes_per_s"] / 1e9,
+        read_spread=1.0,  # measured once
         peak_gflops=limits["flops_per_s"] / 1e9,
         baseline_us=None if peer is None else 1e6 * peer[0],
         baseline_name="" if peer is None else peer[1],
@@ -244,8 +246,8 @@ def row(result: kernels.Result) -> str:
     return (
         f"{result.op:<21}{result.num_tokens:>6}  {result.name:<34}{result.median_us:>10.1f}"
         f"{result.p10_us:>9.1f}{result.p90_us:>9.1f}{result.gbs / 1e3:>7.2f}"
-        f"{result.gflops / 1e3:>9.1f}{result.share:>7.0%} of {limit:<10}{peer:>11}{ratio:>7}"
-        f"  {result.baseline_name}".rstrip()
+        f"{result.gflops / 1e3:>9.1f}{share_text(result.share):>7} of {limit:<10}{peer:>11}"
+        f"{ratio:>7}  {result.baseline_name}".rstrip()
     )
 
 

@@ -3,8 +3,9 @@
 Each case calls one operator on operands of a real model's shape. Weights and caches rotate through
 many copies, so that they come from memory, as in a model of many layers, and not from the caches.
 The share is (time that the machine's measured limits allow) / (median time), where the limits are
-the read bandwidth and the arithmetic peak, measured before and after every case; with --device gpu
-(see predict.bench.gpu_kernels) they are measured once, and PyTorch's kernels beside ours.
+the bandwidth of reading as many bytes as the copies have, and the arithmetic peak, measured between
+the slices of every case; ">limit" where a case was faster. With --device gpu (see
+predict.bench.gpu_kernels) they are measured once, and PyTorch's kernels beside ours.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if __name__ == "__main__":
 
 import numpy as np
 
-from predict.bench.ceilings import READ_BYTES, measure_ceilings
+from predict.bench.ceilings import READ_BYTES, Limits, share_text
 from predict.bench.report import percentile, write_json
 from predict.command import run_command
 from predict.errors import one_of
@@ -81,6 +82,7 @@ DECODE_TOKENS = {"cpu": 64, "gpu": 256}
 COLD_BYTES = 192 << 20  # operands rotate through at least this much memory
 MAX_COPIES = 64
 MIN_CALLS = 5
+SLICES = 3  # of a case's time, each with the limits measured before and after it
 
 
 @dataclass(frozen=True)
@@ -546,6 +548,8 @@ def sample_cases(sizes: Sizes) -> Iterator[Case]:
             sizes.make.full([rows], "float32", top_p),
             seeds,
             seeds,
+            None,  # min_p and typical_p: optional, but for their places
+            None,
         )
         yield Case("sample", f"{rows} x {vocab} {name}", [arguments], 4.0 * rows * vocab, 0.0)
 
@@ -579,43 +583,65 @@ class Result:
     gbs: float
     gflops: float
     bound: str  # "memory" or "compute", whichever limit is the tighter
-    share: float  # limit / median
-    read_gbs: float  # measured beside
+    share: float  # limit / median, each slice against the limits beside it
+    read_gbs: float  # measured beside, of as many bytes
+    read_spread: float  # its highest measurement / its lowest
     peak_gflops: float
     baseline_us: float | None
     baseline_name: str
 
 
-def times(call: Callable[[int], Any], num_copies: int, seconds: float) -> list[float]:
-    """Ascending seconds per call over rotating copies, for about `seconds` after a warm-up."""
+def times(
+    call: Callable[[int], Any],
+    num_copies: int,
+    seconds: float,
+    first: int = 0,
+    min_calls: int = MIN_CALLS,
+) -> list[float]:
+    """Ascending seconds per call over rotating copies, for about `seconds` after a warm-up.
+
+    first: the call that it begins with, of all that rotate; others are the warm-up.
+    """
     for i in range(min(num_copies, 3)):
-        call(i)
+        call((first - 1 - i) % num_copies)
     taken: list[float] = []
     deadline = time.perf_counter() + seconds
-    while len(taken) < MIN_CALLS or time.perf_counter() < deadline:
-        index = len(taken) % num_copies
+    while len(taken) < min_calls or time.perf_counter() < deadline:
+        index = (first + len(taken)) % num_copies
         start = time.perf_counter()
         call(index)
         taken.append(time.perf_counter() - start)
     return sorted(taken)
 
 
+def least_seconds(case: Case, limits: dict[str, float]) -> tuple[float, float]:
+    """Seconds that the limits of memory and of arithmetic allow."""
+    return case.num_bytes / limits["read_bytes_per_s"], case.num_flops / limits["flops_per_s"]
+
+
 def run_case(
     library: Library, case: Case, sizes: Sizes, shape: str, settings: Settings, buffer: Any
 ) -> Result:
-    """Times one case between two measurements of the machine's limits."""
+    """Times one case in a few slices, each between two measurements of the machine's limits."""
     op = library.op(f"regatta_{case.op}")
-    before = measure_ceilings(sizes.dtype, buffer)
-    taken = times(lambda i: op(*case.copies[i]), len(case.copies), settings.seconds)
-    after = measure_ceilings(sizes.dtype, buffer)
-    limits = {key: (before[key] + after[key]) / 2 for key in before}
+    count = len(case.copies)
+    limits = Limits(sizes.dtype, case.num_bytes * count, buffer)
+    limits.sample()
+    taken: list[float] = []
+    shares: list[float] = []
+    for _ in range(SLICES):
+        seconds = settings.seconds / SLICES
+        part = times(lambda i: op(*case.copies[i]), count, seconds, len(taken), MIN_CALLS // 2)
+        limits.sample()
+        shares.append(max(least_seconds(case, limits.beside)) / statistics.median(part))
+        taken += part
+    taken.sort()
     baseline = None
     if settings.baseline and case.baseline is not None:
         others = times(case.baseline, len(case.copies), settings.seconds / 3)
         baseline = 1e6 * statistics.median(others)
     median = statistics.median(taken)
-    memory_seconds = case.num_bytes / limits["read_bytes_per_s"]
-    compute_seconds = case.num_flops / limits["flops_per_s"]
+    memory_seconds, compute_seconds = least_seconds(case, limits.mean)
     return Result(
         op=case.op,
         name=case.name,
@@ -628,9 +654,10 @@ def run_case(
         gbs=case.num_bytes / median / 1e9,
         gflops=case.num_flops / median / 1e9,
         bound="memory" if memory_seconds >= compute_seconds else "compute",
-        share=max(memory_seconds, compute_seconds) / median,
-        read_gbs=limits["read_bytes_per_s"] / 1e9,
-        peak_gflops=limits["flops_per_s"] / 1e9,
+        share=statistics.median(shares),
+        read_gbs=limits.mean["read_bytes_per_s"] / 1e9,
+        read_spread=limits.spread,
+        peak_gflops=limits.mean["flops_per_s"] / 1e9,
         baseline_us=baseline,
         baseline_name=case.baseline_name,
     )
@@ -650,7 +677,8 @@ def row(result: Result) -> str:
     return (
         f"{result.op:<21}{result.num_tokens:>6}  {result.name:<29}{result.median_us:>10.1f}"
         f"{result.p10_us:>9.1f}{result.p90_us:>9.1f}{result.gbs:>7.1f}{result.gflops:>9.1f}"
-        f"{result.share:>7.0%} of {limit:<9}{baseline:>12}  {result.baseline_name}".rstrip()
+        f"{share_text(result.share):>7} of {limit:<9}{baseline:>12}"
+        f"  {result.baseline_name}".rstrip()
     )
 
 

@@ -26,6 +26,7 @@ if __name__ == "__main__":
 import numpy as np
 
 from predict.bench.cases import Case, add_peer, cases_table, parse_cases, peer_of
+from predict.bench.ceilings import Limits, share_text
 from predict.bench.report import write_json
 from predict.command import run_command
 from predict.config import EngineConfig, PredictorConfig
@@ -158,8 +159,11 @@ def timed(llm: LLM, prompts: list[list[int]], output_len: int) -> tuple[float, l
 LATENCIES = ("ttft_ms", "prefill_tokens_per_s", "tpot_ms", "decode_tokens_per_s")
 
 
-def measure(llm: LLM, plan: Plan) -> dict[str, Any]:
-    """Latencies of one batch (medians over repetitions), then the rate of all requests."""
+def measure(llm: LLM, plan: Plan, beside: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Latencies of one batch (medians over repetitions), then the rate of all requests.
+
+    beside: called before, between and after what is timed; it measures the machine's limits.
+    """
     spec = llm.spec
     batch = min(plan.batch_size, plan.num_requests)
     runs = iter(range(1_000_000))
@@ -168,6 +172,7 @@ def measure(llm: LLM, plan: Plan) -> dict[str, Any]:
         return random_prompts(spec, plan, count, next(runs))
 
     timed(llm, prompts(batch), min(plan.output_len, 4))  # warm-up
+    beside()
     first, whole, ttft = [], [], []
     for _ in range(plan.repetitions):
         seconds, outputs = timed(llm, prompts(batch), 1)
@@ -175,6 +180,7 @@ def measure(llm: LLM, plan: Plan) -> dict[str, Any]:
         ttft += [o.metrics.time_to_first_token or 0.0 for o in outputs]
         if plan.output_len > 1:
             whole.append(timed(llm, prompts(batch), plan.output_len)[0])
+        beside()
     results: dict[str, Any] = dict.fromkeys(LATENCIES)
     if first:
         prefill_seconds = statistics.median(first)
@@ -186,6 +192,7 @@ def measure(llm: LLM, plan: Plan) -> dict[str, Any]:
         results["decode_tokens_per_s"] = batch / tpot
     if plan.num_requests > batch or not first:
         seconds, _ = timed(llm, prompts(plan.num_requests), plan.output_len)
+        beside()
     else:
         seconds = statistics.median(whole or first)
     num_output = plan.num_requests * plan.output_len
@@ -223,6 +230,10 @@ def add_shares(results: dict[str, Any], ceilings: dict[str, float], scheme: str 
         )
 
 
+def _share(value: float) -> str:
+    return share_text(value, digits=1)
+
+
 ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("startup_s", "process start to ready, s", "{:.2f}".format),
     ("ttft_ms", "time to first token (median), ms", "{:.2f}".format),
@@ -232,10 +243,11 @@ ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("output_tokens_per_s", "output tokens/s, all requests", "{:,.1f}".format),
     ("total_tokens_per_s", "prompt + output tokens/s", "{:,.1f}".format),
     ("decode_gbs", "decode reads, GB/s", "{:.1f}".format),
-    ("decode_bandwidth_share", "  share of measured bandwidth", "{:.1%}".format),
+    ("decode_bandwidth_share", "  share of measured bandwidth", _share),
     ("prefill_gflops", "prefill, GFLOP/s", "{:,.0f}".format),
-    ("prefill_flops_share", "  share of measured ceiling", "{:.1%}".format),
+    ("prefill_flops_share", "  share of measured ceiling", _share),
     ("measured_bandwidth_gbs", "measured read bandwidth, GB/s", "{:.1f}".format),
+    ("measured_bandwidth_spread", "  its highest over its lowest", "{:.2f}".format),
     ("measured_gflops_ceiling", "measured arithmetic ceiling, GFLOP/s", "{:,.0f}".format),
     ("copy_tokens_per_s_without_drafts", "copied text, tokens/s without drafts", "{:,.1f}".format),
     ("copy_tokens_per_s", "  with drafts", "{:,.1f}".format),
@@ -268,6 +280,24 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(f"{label:<{width}}  {value:>16}" for label, value in rows)
 
 
+def measured(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> dict[str, Any]:
+    """`measure` with rates, and on the CPU with the shares of the limits measured in between.
+
+    Those of a shared host move: what is timed is held against the mean of what was there beside it.
+    """
+    limits = None
+    if llm.device is None:
+        context = plan.input_len + plan.output_len / 2
+        batch = min(plan.batch_size, plan.num_requests)
+        limits = Limits(config.dtype, cost.decode_bytes(batch, context))
+    results = measure(llm, plan, limits.sample if limits else lambda: None)
+    add_rates(results, plan, cost)
+    if limits is not None:
+        add_shares(results, limits.mean, config.quantization.scheme)
+        results["measured_bandwidth_spread"] = limits.spread
+    return results
+
+
 def measure_cases(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> list[dict[str, Any]]:
     """The results of every case, each with its sizes and what others reach."""
     from predict.device import driver_info
@@ -277,8 +307,7 @@ def measure_cases(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> lis
     for case in plan.cases:
         sizes = asdict(case)
         own = replace(plan, batch_size=config.batch_size, **sizes)
-        results = measure(llm, own)
-        add_rates(results, own, cost)
+        results = measured(llm, config, own, cost)
         scheme = config.quantization.scheme or "dense"
         add_peer(results, peer_of(case, llm.spec, gpu, config.dtype, scheme, config.kv_format))
         rows.append({"case": str(case), **sizes, **results})
@@ -287,13 +316,11 @@ def measure_cases(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> lis
 
 def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
     """Builds the engine, measures, and returns everything that the table and the JSON show."""
-    from predict.bench.ceilings import measure_ceilings
     from predict.bench.speculation import measure_drafts, replaced
     from predict.llm import LLM, is_compiled
 
     llm = LLM(config)
     startup = process_age_seconds()
-    before = measure_ceilings(config.dtype) if llm.device is None else {}
     decoder = llm.decoder
     stored = linear_bytes(decoder) if decoder else program_bytes(config, llm.spec)
     cost = replace(Cost.of(llm.spec, config.dtype, config.kv_format), weight_bytes=stored)
@@ -304,8 +331,7 @@ def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
                 rows = measure_cases(llm, config, plan, cost)
                 results: dict[str, Any] = {"cases": rows}
             else:
-                results = measure(llm, plan)
-                add_rates(results, plan, cost)
+                results = measured(llm, config, plan, cost)
                 rows = [results]
         if llm.engine.proposer is not None:
             prompts = [
@@ -315,16 +341,12 @@ def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
             results |= measure_drafts(
                 llm, prompts, plan.output_len, plan.copy_edits, plan.draft_agreement
             )
-    if llm.device is None:
-        after = measure_ceilings(config.dtype)
-        # The machine's own limits move on a shared host: the run is held against their mean.
-        ceilings = {key: (before[key] + after[key]) / 2 for key in before}
-    else:
+    if llm.device is not None:
         from predict.bench.gpu_kernels import measure_limits
 
         ceilings = measure_limits(llm.device, config.dtype)
-    for row in rows if ceilings else ():
-        add_shares(row, ceilings, config.quantization.scheme)
+        for row in rows if ceilings else ():
+            add_shares(row, ceilings, config.quantization.scheme)
     import paddle
 
     stats = llm.stats()

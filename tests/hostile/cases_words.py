@@ -30,12 +30,16 @@ def message(**fields: Any) -> Prepare:
 
 def whole(content: str) -> Prepare:
     """The whole data file."""
-    return lambda sandbox: sandbox.data.write_text(content) and None
+    return at("prompts.jsonl", content)
 
 
 def at(name: str, content: str) -> Prepare:
     """A file of the sandbox."""
-    return lambda sandbox: (sandbox.folder / name).write_text(content) and None
+
+    def prepare(sandbox: Sandbox) -> None:
+        (sandbox.folder / name).write_text(content)
+
+    return prepare
 
 
 def recommends(**values: Any) -> Prepare:

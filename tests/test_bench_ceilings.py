@@ -1,0 +1,91 @@
+"""Shares of limits that move."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from predict.bench import kernels
+from predict.bench.cases import cases_table
+from predict.bench.ceilings import LEAST_BYTES, Limits, _passes, share_text
+from predict.library import Library
+
+
+class Machine:
+    """A host whose bandwidth is another one at each measurement."""
+
+    def __init__(self, *gbs: float) -> None:
+        self.gbs = list(gbs)
+        self.sizes: list[int] = []
+
+    def __call__(self, dtype: str, buffer: Any) -> dict[str, float]:
+        self.sizes.append(buffer.nbytes)
+        return {"read_bytes_per_s": self.gbs.pop(0) * 1e9, "flops_per_s": 1e12}
+
+
+def test_work_is_held_against_what_was_measured_beside_it() -> None:
+    limits = Limits("float32", 1e9, np.ones(1 << 20, np.float32), Machine(80.0, 40.0, 20.0))
+    for _ in range(3):
+        limits.sample()
+    assert limits.beside["read_bytes_per_s"] == 30e9
+    assert limits.mean["read_bytes_per_s"] == pytest.approx(140e9 / 3)
+    assert limits.spread == 4.0
+
+
+@pytest.mark.parametrize(
+    ("working", "read"), [(10, LEAST_BYTES), (6 << 20, 6 << 20), (1 << 40, 16 << 20)]
+)
+def test_the_limit_reads_as_many_bytes_as_the_work(working: float, read: int) -> None:
+    machine = Machine(50.0)
+    Limits("float32", working, np.ones(4 << 20, np.float32), machine).sample()
+    assert machine.sizes == [read]
+
+
+def test_short_passes_go_round_the_whole_buffer() -> None:
+    passes = _passes(1000, 256 << 20)
+    assert len(passes) == 3 * 16
+    assert sum(size for _, size in passes[:16]) == 256 << 20
+    assert len({address for address, _ in passes}) == 16
+    assert _passes(0, LEAST_BYTES) == [(0, LEAST_BYTES)] * 24
+
+
+@pytest.mark.parametrize("op", kernels.CASES)
+def test_every_case_runs(compiled: Library, op: str) -> None:
+    shape = kernels.ModelShape(64, 96, 4, 2, 32, 128)
+    for case in kernels.CASES[op](kernels.Sizes(shape, 2, 100, "float32", kernels.HostOperands())):
+        compiled.op(f"regatta_{op}")(*case.copies[0])
+
+
+def test_more_than_the_whole_is_not_shown_as_a_share() -> None:
+    assert share_text(0.876) == "88%"
+    assert share_text(0.876, digits=1) == "87.6%"
+    assert share_text(1.02) == "102%"
+    assert share_text(1.6) == ">limit"
+    row = {"case": "1x1x9", "metric": "tpot_ms", "tpot_ms": 1.0, "decode_bandwidth_share": 1.6}
+    assert ">limit" in cases_table([row])
+
+
+def test_a_case_is_measured_in_slices_between_limits(
+    compiled: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(*range(10, 20))
+    monkeypatch.setattr(
+        kernels, "Limits", lambda dtype, size, buffer: Limits(dtype, size, buffer, machine)
+    )
+    shape = kernels.ModelShape(64, 96, 4, 2, 32, 128)
+    sizes = kernels.Sizes(shape, 2, 100, "float32", kernels.HostOperands())
+    settings = kernels.parse(["--seconds", "0.01", "--baseline", "false"])
+    (case,) = kernels.CASES["rms_norm"](sizes)
+    buffer = np.ones(LEAST_BYTES // 4, np.float32)
+    result = kernels.run_case(compiled, case, sizes, "tiny", settings, buffer)
+    assert len(machine.sizes) == kernels.SLICES + 1
+    assert result.read_spread == pytest.approx(13 / 10)
+    assert result.p10_us <= result.median_us <= result.p90_us
+
+
+def test_calls_rotate_over_the_copies_from_slice_to_slice() -> None:
+    called: list[int] = []
+    taken = kernels.times(called.append, 5, 0.0, first=3, min_calls=4)
+    assert (called, len(taken)) == ([2, 1, 0, 3, 4, 0, 1], 4)
