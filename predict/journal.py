@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -95,26 +96,53 @@ class Place:
 
 @dataclass
 class Journal:
-    """An open journal; the process that has it holds the lock of the output, too."""
+    """An open journal; the process that has it holds the lock of the output, too.
+
+    Lines reach the disk about once a second, on a thread: waiting for it would cost steps.
+    """
 
     path: Path
     file: LineFile
     places: dict[int, Place] = field(default_factory=dict)  # by the prompt's index
     num_failed: int = 0  # answers that an earlier run had no success with
     _last_sync: float = 0.0  # time.monotonic seconds
+    _syncing: threading.Thread | None = None
+    _error: OSError | None = None  # of a sync; the kernel tells each one once
 
     def __post_init__(self) -> None:
         self._last_sync = time.monotonic()
 
     def append(self, index: int, result: bytes) -> None:
-        """Records the result of a prompt, as JSON without a line break. Raises OSError."""
+        """Records the result of a prompt, as JSON without a line break.
+
+        Raises OSError, also for earlier lines that did not reach the disk.
+        """
+        self._raise_error()
         line, start = entry(index, result)
         at = self.file.append(line)
         self.places[index] = Place(self.file, at + start, len(result))
         now = time.monotonic()
-        if now - self._last_sync >= SYNC_SECONDS:
+        waits = self._syncing is not None and self._syncing.is_alive()
+        if now - self._last_sync >= SYNC_SECONDS and not waits:
             self._last_sync = now
+            self._syncing = threading.Thread(target=self._sync, daemon=True)
+            self._syncing.start()
+
+    def _sync(self) -> None:
+        try:
             self.file.sync()
+            sync_folder(self.path.parent)
+        except OSError as error:
+            self._error = error
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _end_sync(self) -> None:
+        if self._syncing is not None:
+            self._syncing.join()
 
     def lines(self) -> Iterator[bytes]:
         """The results in the prompts' order, each with its line break. Raises OSError."""
@@ -126,9 +154,11 @@ class Journal:
         """Puts the lines on the disk and closes the file; one without answers is removed."""
         if not self.file.is_open:
             return
+        self._end_sync()
         try:
             if self.places or self.num_failed:
-                self.file.sync()
+                self._sync()
+                self._raise_error()
             else:
                 self.path.unlink(missing_ok=True)
         finally:
@@ -136,6 +166,7 @@ class Journal:
 
     def remove(self) -> None:
         """Closes and deletes the file: its answers are in the output."""
+        self._end_sync()
         self.file.close()
         self.path.unlink(missing_ok=True)
 
@@ -167,7 +198,6 @@ def create(output: Path, num_prompts: int, inputs: Mapping[str, Any]) -> tuple[J
         try:
             os.fchmod(descriptor, mode_of(Path(os.path.realpath(output))))
             file.append(line)
-            file.sync()
         except OSError:
             file.close()
             path.unlink(missing_ok=True)
@@ -178,7 +208,6 @@ def create(output: Path, num_prompts: int, inputs: Mapping[str, Any]) -> tuple[J
             f"{error.strerror or error}",
             exit_code=1,
         ) from None
-    sync_folder(path.parent)
     return Journal(path, file), note
 
 

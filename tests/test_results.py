@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -408,20 +409,47 @@ def test_the_output_is_written_in_pieces(out: Path) -> None:
     assert [path.name for path in out.parent.iterdir()] == ["out.json"]
 
 
-def test_the_disk_is_asked_once_a_second_at_most(
+def test_the_disk_is_asked_once_a_second_and_nobody_waits_for_it(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    synced: list[float] = []
+    synced: list[int] = []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     results = opened(out, 100)
-    monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(now[0]))
+
+    def sync(descriptor: int) -> None:
+        synced.append(threading.get_ident())
+
+    monkeypatch.setattr(os, "fdatasync", sync)
     for index in range(30):
         now[0] += 0.125
         results.put(index, {})
+        if results._journal._syncing is not None:
+            results._journal._syncing.join()
     assert len(synced) == 3
+    assert threading.get_ident() not in synced
     results.close()
-    assert len(synced) == 4
+    assert synced[3:] == [threading.get_ident()]
+
+
+def test_lines_that_do_not_reach_the_disk_are_an_error(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    say = Said()
+    results = opened(out, 2, say=say)
+    results.put(0, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", failing_sync)
+        results._journal._sync()
+    results.put(1, {})
+    assert "Input/output error" in say[0]
+    assert "regatta-rescue-" in say[0]
+    assert results.finish()  # all of it could still be read, and was written anew
+
+
+def failing_sync(descriptor: int) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_a_hard_link_to_a_model_s_file_is_no_output(tmp_path: Path, out: Path) -> None:
