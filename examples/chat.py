@@ -1,4 +1,7 @@
-"""Holds a conversation through a chat template. The demo model only knows how to write Python.
+"""Holds two conversations through a chat template, whose second answers depend on the first ones.
+
+The demo model only knows how to write Python: a question is the head of a function, and the answer
+its body. Both conversations end in the same question.
 
 python examples/chat.py [MODEL_DIR]
 """
@@ -11,7 +14,17 @@ from pathlib import Path
 from predict import LLM, EngineConfig, SamplingParams
 
 HERE = Path(__file__).parent
-QUESTIONS = ["Write a function that adds two numbers.", "Now one that multiplies them."]
+STACK = """class Stack:
+    def __init__(self):
+        self.items = []
+
+    def push(self, item):"""
+QUEUE = """class Queue:
+    def __init__(self):
+        self.jobs = []
+
+    def submit(self, job):"""
+LAST = "    def __len__(self):"
 
 
 def main() -> None:
@@ -27,13 +40,14 @@ def main() -> None:
             max_length=512,
         )
     )
-    params = SamplingParams(temperature=0.0, max_new_tokens=40, stop="\n\n")
-    messages: list[dict[str, str]] = []
-    for question in QUESTIONS:
-        messages.append({"role": "user", "content": question})
-        (output,) = llm.chat(messages, params)
-        messages.append({"role": "assistant", "content": output.text})
-        print(f"--- {question}\n{output.text}")
+    params = SamplingParams(temperature=0.0, max_new_tokens=40, stop=("\n\n", "\n    def"))
+    for first in (STACK, QUEUE):
+        messages: list[dict[str, str]] = []
+        for question in (first, LAST):
+            messages.append({"role": "user", "content": question})
+            (output,) = llm.chat(messages, params)
+            messages.append({"role": "assistant", "content": output.text})
+            print(f"--- user\n{question}\n--- assistant\n{output.text}")
 
 
 if __name__ == "__main__":

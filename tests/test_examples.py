@@ -12,7 +12,8 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 SHOWN = {
     "generate.py": ["--- length", "--- 0: log-probability", "def binary_search"],
     "stream.py": ["class Stack:", "--- "],
-    "chat.py": ["--- Now one that multiplies them.", "return"],
+    # The same last question, answered by what was said before it.
+    "chat.py": ["return len(self.items)", "return len(self.jobs)"],
     "async_stream.py": ["--- whole", "--- 0 cache blocks in use"],
     "logprobs.py": ["perplexity of the prompt:", "% "],
     "edited_copies.py": ["without drafts:", "inference_with_reference:", "lookahead:"],

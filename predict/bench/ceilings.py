@@ -30,8 +30,8 @@ def measure_ceilings(dtype: str, buffer: npt.NDArray[np.float32] | None = None) 
     """`read_bytes_per_s` of all threads together, and `flops_per_s` of `dtype`'s best instruction.
 
     The best of many short passes, some 50 ms. `buffer`: memory to read, several times the caches'
-    size; made for the call when not given. bfloat16 counts vdpbf16ps where the CPU has it, every other
-    case float32 multiply-adds. Without a compiled library: what Paddle itself reaches.
+    size; made for the call when not given. bfloat16 counts vdpbf16ps where the CPU has it, every
+    other case float32 multiply-adds. Without a compiled library: what Paddle itself reaches.
     """
     if buffer is None:
         buffer = np.ones(READ_BYTES // 4, np.float32)
