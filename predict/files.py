@@ -16,6 +16,7 @@ from predict.errors import UserError
 
 MAX_JSON_DEPTH = 64  # lists and objects inside one another
 MAX_JSON_DIGITS = 300
+FLOAT32_MAX = 3.4028234663852886e38  # of numbers that tensors take from JSON
 MAX_JSON_BYTES = 1 << 29  # a tokenizer.json of a large vocabulary has 35 MB
 _KINDS_OF_FILES = (
     (stat.S_ISDIR, "a folder"),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from predict.errors import UserError, one_of
-from predict.files import read_json_object
+from predict.files import FLOAT32_MAX, json_type, read_json_object
 from predict.quantization import TURING
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ def head_scales(
         values = largest[found[0]]
         group = spec.num_heads // spec.num_kv_heads
         if not isinstance(values, list) or len(values) not in (spec.num_heads, spec.num_kv_heads):
-            count = len(values) if isinstance(values, list) else type(values).__name__
+            count = len(values) if isinstance(values, list) else json_type(values)
             raise UserError(
                 f"{path}: {found[0]} holds {count} values (allowed: one for each of "
                 f"{spec.num_heads} query heads, or of {spec.num_kv_heads} key/value heads)"
@@ -291,9 +291,10 @@ def head_scales(
         if len(values) == spec.num_heads:
             values = values[::group]
         for value in values:
-            if not isinstance(value, (int, float)) or not 0.0 <= value < math.inf:
+            if type(value) not in (int, float) or not 0.0 <= value <= FLOAT32_MAX:
                 raise UserError(
-                    f"{path}: {found[0]} holds {value!r}; it must be a number, 0 or more"
+                    f"{path}: {found[0]} holds {repr(value)[:80]}; it must be a number from 0 to "
+                    f"{FLOAT32_MAX:g}"
                 )
         return [max(float(v), LEAST_RANGE) / range_max for v in values]
 

@@ -28,7 +28,9 @@ JSON_READERS = {"json.load", "json.loads"}
 OWN_JSON = {
     ("predict/library.py", "self.handle.regatta_cpu_info()"),
     ("predict/device.py", "device_library().regatta_device_info()"),
-    ("predict/chat_template.py", "json.dumps(list(messages))"),  # a copy
+    ("predict/template_process.py", "_read(out, size, deadline)"),  # template_worker.py's reply
+    ("predict/template_worker.py", "sys.argv[1]"),  # template_process.py's settings
+    ("predict/template_worker.py", "source.read(size)"),  # and its request
     ("predict/journal.py", "json.dumps(now)"),  # a copy
     ("predict/results.py", "line"),  # a line that it wrote
     ("quant/state.py", "json.dumps(inputs)"),  # a copy

@@ -13,7 +13,6 @@ predict.nn.paddle_checkpoint shows PaddleNLP's own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from predict.errors import UserError
-from predict.files import read_json_object
+from predict.files import FLOAT32_MAX, read_json_object
 from predict.formats._stored import Array, Part, Shape, Stored
 from predict.formats.online import DENSE
 from predict.nn.checkpoint import to_float32
@@ -164,14 +163,16 @@ def read_scales(path: Path, ending: str) -> dict[str, Any]:
     for name, value in read_json_object(path, constants=True).items():
         numbers = value if isinstance(value, list) else [value]
         if not numbers or not all(_is_scale(number) for number in numbers):
-            raise UserError(f"{path}: {name} is {str(value)[:60]}; it must be above 0; {AGAIN}")
+            raise UserError(
+                f"{path}: {name[:100]} is {str(value)[:60]}; it must be above 0 and at most "
+                f"{FLOAT32_MAX:g}; {AGAIN}"
+            )
         scales[stem_of(name.removesuffix(ending))] = value
     return scales
 
 
 def _is_scale(value: Any) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and math.isfinite(value) and value > 0
+    return type(value) in (int, float) and 0 < value <= FLOAT32_MAX
 
 
 def linear_tensors(prefix: str, weight: Quantized) -> dict[str, tuple[str, Array]]:
