@@ -233,6 +233,10 @@ def test_the_page_of_flags_is_current() -> None:
     assert script("docs/make_flags.py").main(["--check"]) == 0, "run: python docs/make_flags.py"
 
 
+def test_the_tables_of_fields_are_current() -> None:
+    assert script("docs/make_fields.py").main(["--check"]) == 0, "run: python docs/make_fields.py"
+
+
 def test_the_tables_of_numbers_are_current() -> None:
     stale = script("benchmarks/make_tables.py").stale_pages()
     assert not stale, "run: python benchmarks/make_tables.py"
