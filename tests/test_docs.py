@@ -229,6 +229,25 @@ def test_paths_in_pages_exist(page: Path) -> None:
         assert path.startswith("predict/lib") or (ROOT / path).exists(), path
 
 
+def test_the_page_for_paddlenlp_s_users_says_of_each_flag_what_it_does() -> None:
+    text = (ROOT / "docs" / "from-paddlenlp.md").read_text(encoding="utf-8")
+    predictor, quantization = text.split("## Quantized checkpoints")
+    begins = {"not yet": ("refused",), "no effect": ("no effect",)}
+    for part, command in (
+        (predictor.split("## Flag by flag")[1], "export/export_model.py"),
+        (quantization, "quant/run_quantization.py"),
+    ):
+        flags = {name: flag for flag in flag_table(command) for name in (flag.name, *flag.aliases)}
+        for names, state in re.findall(r"^\| (`[^|]*`\)?) \| ([^|]*) \|$", part, re.MULTILINE):
+            for name in re.findall(r"`(\w+)`", names):
+                found = flags[name].availability
+                level = "works" if found.values else found.level  # refused for some values only
+                said = next(
+                    (key for key, starts in begins.items() if state.startswith(starts)), "works"
+                )
+                assert said == level, f"{name}: {state}"
+
+
 def test_the_page_of_flags_is_current() -> None:
     assert script("docs/make_flags.py").main(["--check"]) == 0, "run: python docs/make_flags.py"
 
