@@ -1,14 +1,26 @@
 """An export that does not fit the run is refused with every reason."""
 
 import dataclasses
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from predict.config import EngineConfig
 from predict.errors import UserError
-from predict.manifest import FORMAT, Manifest, check_manifest, load_manifest
+from predict.manifest import (
+    FILE_NAME,
+    FORMAT,
+    FileDigest,
+    Manifest,
+    check_files,
+    check_manifest,
+    load_manifest,
+)
 
 MANIFEST = Manifest(
     format=FORMAT,
@@ -83,3 +95,47 @@ def test_missing_or_foreign_manifest_names_the_way_out(tmp_path: Path, text: str
         (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(UserError, match=r"export|manifest\.json is not valid JSON"):
         load_manifest(tmp_path)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    name=st.sampled_from([field.name for field in dataclasses.fields(Manifest)]),
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+        max_leaves=6,
+    ),
+)
+def test_only_our_errors_leave_the_reader_of_manifests(
+    tmp_path: Path, name: str, value: Any
+) -> None:
+    MANIFEST.save(tmp_path)
+    path = tmp_path / FILE_NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    try:
+        read = load_manifest(tmp_path)
+    except UserError:
+        return
+    # What passes its range is still noticed: the digest is of the fields as they were.
+    if getattr(read, name) != getattr(MANIFEST, name) and name != "digest":
+        with pytest.raises(UserError, match="was edited"):
+            check_files(read, tmp_path)
+
+
+def test_every_part_of_a_large_file_is_digested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("predict.manifest.PART_BYTES", 1000)
+    path = tmp_path / "weights"
+    data = bytes(range(256)) * 10
+    path.write_bytes(data)
+    made = FileDigest.of(path)
+    assert made.num_bytes == 2560
+    parts = [data[:1000], data[1000:2000], data[2000:]]
+    assert made.sha256 == tuple(hashlib.sha256(part).hexdigest() for part in parts)
+    manifest = dataclasses.replace(MANIFEST, files={"weights": made})
+    manifest = dataclasses.replace(manifest, digest=manifest.own_digest)
+    check_files(manifest, tmp_path)
+    path.write_bytes(data[:2100] + b"!" + data[2101:])
+    with pytest.raises(UserError, match="is not as it was exported: its SHA-256"):
+        check_files(manifest, tmp_path)
