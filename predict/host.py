@@ -6,7 +6,7 @@ import gc
 import os
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -19,14 +19,18 @@ def available_memory_bytes() -> int:
                 available = int(line.split()[1]) * 1024
     except OSError:
         pass
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        if limit != "max":
-            available = min(available, int(limit) - used)
-    except (OSError, ValueError):
-        pass
+    with suppress(OSError, ValueError):
+        available = min(available, _cgroup_bytes(Path("/sys/fs/cgroup")))
     return max(available, 0)
+
+
+def _cgroup_bytes(folder: Path) -> int:
+    """Bytes that a cgroup leaves. Raises OSError or ValueError where it has no limit."""
+    limit = int((folder / "memory.max").read_text())  # "max" is no number
+    used = int((folder / "memory.current").read_text())
+    # Files that were read count as used until someone needs the room: a model's, after a download.
+    stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    return limit - used + int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
 
 
 @contextmanager

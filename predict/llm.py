@@ -24,6 +24,7 @@ from predict.engine.exported import check_export
 from predict.engine.kv_cache import (
     DTYPE_BYTES,
     allocate_caches,
+    check_cpu_memory,
     check_gpu_memory,
     max_draft_rows,
     num_cache_blocks,
@@ -48,7 +49,7 @@ from predict.errors import TokenizerError, UserError, quoted
 from predict.formats import Layout, layout_of, with_stored_cache
 from predict.formats.online import Online
 from predict.generation_config import read_recommended
-from predict.host import peak_memory_bytes
+from predict.host import available_memory_bytes, peak_memory_bytes
 from predict.kv_formats import head_scales, kv_format_of
 from predict.models import family_of
 from predict.nn.decoder import Decoder, build_decoder, expected_tensors
@@ -254,22 +255,25 @@ def load_decoder(
 ) -> Decoder:
     """Reads the checkpoint of `config` into a decoder, once it is checked. See open_weights."""
     weights = open_weights(config, spec, reader, backend, device)
-    check_memory([weights], device)
+    check_memory([weights], device, with_cache=False)
     return weights.read(on_layer)
 
 
-def check_memory(opened: Sequence[Weights], device: Device | None) -> None:
-    """Raises UserError with the arithmetic where a GPU has no room for a model and its draft's.
+def check_memory(opened: Sequence[Weights], device: Device | None, with_cache: bool = True) -> None:
+    """Raises UserError with the arithmetic where there is no room for a model and its draft's.
 
-    opened: the model's weights, then those of the draft model where there is one.
+    opened: the model's weights, then those of the draft model where there is one. with_cache:
+    whether a CPU must hold the cache too, which an export does without.
     """
-    if device is None:
-        return
-    from predict.device import memory_info
-
     first, *others = opened
     needed = sum(weights.num_bytes for weights in opened)
     draft = others[0].plan.spec if others else None
+    if device is None:
+        free = available_memory_bytes()
+        check_cpu_memory(first.config, first.plan.spec, free, needed, draft, with_cache)
+        return
+    from predict.device import memory_info
+
     check_gpu_memory(first.config, first.plan.spec, memory_info(device), needed, draft)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 from predict import host
 
@@ -12,3 +13,11 @@ def test_frozen_objects_are_left_out_until_the_end() -> None:
     with host.frozen_objects():
         assert gc.get_freeze_count() >= len(kept)
     assert gc.get_freeze_count() == 0
+
+
+def test_files_that_were_read_leave_a_cgroup_its_memory(tmp_path: Path) -> None:
+    files = {"memory.max": "1000", "memory.current": "900"}
+    files["memory.stat"] = "anon 300\ninactive_file 400\nactive_file 200"
+    for name, text in files.items():
+        (tmp_path / name).write_text(text + "\n")
+    assert host._cgroup_bytes(tmp_path) == 700

@@ -10,8 +10,9 @@ import pytest
 
 from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams, library
-from predict.engine.kv_cache import bytes_per_token, num_cache_blocks
+from predict.engine.kv_cache import bytes_per_token, check_cpu_memory, num_cache_blocks
 from predict.errors import UserError
+from predict.llm import read_spec
 from predict.manifest import load_manifest
 from tests import tiny
 
@@ -131,3 +132,40 @@ def test_static_scales_have_to_be_there(tmp_path: Path) -> None:
     directory = tiny.write(tmp_path / "model")
     with pytest.raises(UserError, match=r"holds no cachekv_scales\.json"):
         LLM(config(directory, cachekv_int8_type="static", inference_model=False))
+
+
+@pytest.mark.parametrize(
+    ("changes", "weights", "message"),
+    [
+        ({}, 1 << 40, "weights do not fit: they take 1048576 MiB, and 64 MiB of memory are free"),
+        ({}, (64 << 20) - 1, "the rotary table of 64 positions does not fit"),
+        ({"max_length": 1 << 24}, 0, "the rotary table of 16777216 positions does not fit"),
+        ({"max_length": 60_000}, 1 << 20, "the KV cache does not fit: 3750 blocks of 16 tokens"),
+        ({"num_cache_blocks": 10**9}, 0, "the KV cache does not fit: 1000000000 blocks of 16"),
+        ({"batch_size": 2000}, 0, "the KV cache does not fit: 8000 blocks"),
+    ],
+)
+def test_what_cannot_fit_into_memory_is_refused_before_weights_are_read(
+    tmp_path: Path, changes: dict[str, Any], weights: int, message: str
+) -> None:
+    directory = tiny.write(tmp_path / "model")
+    spec = read_spec(directory)[0]
+    values = {"max_length": 64, "block_size": 16, **changes}
+    wanted = EngineConfig(model_name_or_path=str(directory), **values)
+    with pytest.raises(UserError, match=message):
+        check_cpu_memory(wanted, spec, 64 << 20, weights)
+
+
+def test_an_export_needs_no_memory_for_a_cache(tmp_path: Path) -> None:
+    directory = tiny.write(tmp_path / "model")
+    spec = read_spec(directory)[0]
+    wanted = EngineConfig(model_name_or_path=str(directory), max_length=60_000)
+    check_cpu_memory(wanted, spec, 64 << 20, 1 << 20, with_cache=False)
+
+
+def test_a_made_up_model_beyond_the_memory_is_refused_at_once(tmp_path: Path) -> None:
+    directory = tiny.write(tmp_path / "model")
+    sizes = {"hidden_size": 1 << 17, "intermediate_size": 1 << 20, "num_hidden_layers": 1024}
+    (directory / "config.json").write_text(json.dumps({**tiny.CONFIG, **sizes}))
+    with pytest.raises(UserError, match=r"the weights do not fit: they take \d+ MiB"):
+        LLM(EngineConfig(model_name_or_path=str(directory), max_length=64, load_format="dummy"))

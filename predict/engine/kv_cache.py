@@ -28,6 +28,8 @@ SCHEME_BITS = {
 CPU_DRAFT_ROWS, GPU_DRAFT_ROWS = 64, 256  # drafts of a step, at most
 # A shared pool larger than this many times the running sequences' need only feeds the prefix cache.
 PREFIX_CACHE_SHARE = 2
+# Of a rotary table's element while it is made: float64 angles, cosines, sines and their copies.
+ROPE_BYTES = 32
 
 
 def bytes_per_token(
@@ -140,6 +142,49 @@ def check_gpu_memory(
         num_tokens=(config.num_cache_blocks or least) * config.block_size,
         utilization=config.gpu_memory_utilization,
     )
+
+
+def check_cpu_memory(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    available: int,
+    weight_bytes: int,
+    draft: DecoderSpec | None = None,
+    with_cache: bool = True,
+) -> None:
+    """Raises UserError with the arithmetic when weights and cache cannot fit into `available`.
+
+    Before any weight is read. The cache counted is the least that the flags need, or what
+    --num_cache_blocks says. draft: a second model, whose weights are in weight_bytes.
+    """
+    if weight_bytes > available:
+        raise UserError(
+            f"the weights do not fit: they take {mib(weight_bytes)} MiB, and {mib(available)} MiB "
+            "of memory are free; use --quant_type or a smaller --dtype, or end other processes"
+        )
+    free = available - weight_bytes
+    table = config.max_length * (spec.rope.rotary_dim or spec.head_dim) * ROPE_BYTES
+    if table > free:
+        raise UserError(
+            f"the rotary table of {config.max_length} positions does not fit: making it takes "
+            f"{mib(table)} MiB, and {mib(free)} MiB of memory are free beside the weights; lower "
+            "--max_length"
+        )
+    if not with_cache:
+        return
+    # Raises by itself where the number of blocks is not given.
+    num_blocks = num_cache_blocks(config, spec, free, draft)
+    needed = num_blocks * config.block_size * bytes_per_token(config, spec, draft)
+    if draft is not None:  # its cache has a block more for each sequence
+        own = kv_format_of("dense").bytes_per_token(draft, DTYPE_BYTES[config.dtype])
+        needed += config.batch_size * config.block_size * own
+    if needed > free:
+        raise UserError(
+            f"the KV cache does not fit: {num_blocks} blocks of {config.block_size} tokens are "
+            f"{mib(needed)} MiB, and {mib(free)} MiB of memory are free beside the weights; lower "
+            f"--num_cache_blocks, --max_length ({config.max_length}) or --batch_size "
+            f"({config.batch_size})"
+        )
 
 
 def weight_bytes(plan: WeightPlan, scheme: Callable[[LinearPlan], str], dtype: str) -> int:
