@@ -1,0 +1,349 @@
+"""Every reader of files, given what is almost right: only our own errors leave it, and soon."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import shutil
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from predict.chat_template import JinjaTemplate
+from predict.data import read_data_file
+from predict.errors import UserError
+from predict.files import read_text
+from predict.kv_formats import head_scales, kv_format_of
+from predict.llm import read_spec
+from predict.manifest import load_manifest
+from predict.nn.checkpoint import INDEX, PARAMS
+from predict.nn.paddle_checkpoint import open_checkpoint
+from predict.tokenizer import Tokenizer
+from quant.state import RunState
+from tests.hostile.case import write_model
+from tests.test_manifest import MANIFEST
+
+CORPUS = Path(__file__).parent / "corpus"
+MAX_SECONDS = 10.0  # for one file, on a busy machine
+HIDDEN_SHAPE = (3, 4)
+STRANGE: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1.5, 1e300, -0.0, 2**31, 2**63, 10**299, float("nan")),
+    *(float("inf"), "", "x", "x" * 10_000, "../x", "/etc/passwd", "\ud800", "\x1b[2J", "{{", "1"),
+    *([], {}, [[]], [0] * 100, {"a": {"b": 1}}, "token\0", "model.safetensors", ["a", 1]),
+)
+# What pickles are made of: calls, memo, marks, claims of sizes, ends.
+OPERATIONS = (
+    *(b"(", b".", b"0", b"2", b"N", b"R", b"b", b"o", b"Q", b"t", b"u", b"s", b"e", b"a", b"]"),
+    *(b"}", b")", b"\x81", b"\x92", b"\x93", b"\x94", b"h\x00", b"h\x05", b"j\xff\xff\xff\xff"),
+    *(b"cos\nsystem\n", b"\x8e" + b"\xff" * 8, b"X\xff\xff\xff\x7f", b"\x95" + b"\x01" * 8),
+    *(b"\x85", b"\x86", b"\x87", b"K\x00", b"J\xff\xff\xff\xff", b"\x8a\x09" + b"\xff" * 9),
+    *(b"cnumpy\nndarray\n", b"cnumpy\ndtype\n", b"c_codecs\nencode\n", b"\x8c\x01a", b"C\x02ab"),
+)
+
+
+def changed_bytes(data: bytes, dice: random.Random) -> bytes:
+    """Some bits flipped, a part cut, doubled, moved or replaced."""
+    made = bytearray(data)
+    for _ in range(dice.randint(1, 4)):
+        at, length = dice.randrange(len(made) + 1), dice.choice((1, 2, 8, 40))
+        kind = dice.randrange(6)
+        if kind == 0 and at < len(made):
+            made[at] ^= 1 << dice.randrange(8)
+        elif kind == 1:
+            del made[at:]
+        elif kind == 2:
+            del made[at : at + length]
+        elif kind == 3:
+            made[at : at + length] = dice.randbytes(length)
+        elif kind == 4:
+            made[at:at] = made[dice.randrange(len(made) + 1) :][:length]
+        else:
+            number = dice.choice((0, 1, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1))
+            made[at : at + 8] = struct.pack("<Q", number)
+    return bytes(made)
+
+
+def changed_pickle(data: bytes, dice: random.Random) -> bytes:
+    """Bytes as above, or operations put in where they do not belong."""
+    if dice.random() < 0.4:
+        return changed_bytes(data, dice)
+    at = dice.choice((2, dice.randrange(2, len(data)), len(data) - 1))
+    words = b"".join(dice.choice(OPERATIONS) for _ in range(dice.randint(1, 6)))
+    return data[:at] + words + data[at + dice.choice((0, 0, 1, len(words))) :]
+
+
+def changed_value(value: Any, dice: random.Random) -> Any:
+    """A JSON value with another one somewhere inside, a key less, or a key of another's value."""
+    if not isinstance(value, (dict, list)) or not value or dice.random() < 0.2:
+        return dice.choice(STRANGE)
+    made: Any = value.copy()
+    keys = list(made) if isinstance(made, dict) else range(len(made))
+    key = dice.choice(keys)
+    kind = dice.randrange(8)
+    if kind == 0:
+        del made[key]
+    elif kind == 1:
+        made[key] = made[dice.choice(keys)]
+    elif kind == 2 and isinstance(made, dict):
+        made[dice.choice(("", "x" * 300, "\ud800", *made))] = made[key]
+    else:
+        made[key] = changed_value(made[key], dice)
+    return made
+
+
+def changed_json(data: bytes, dice: random.Random) -> bytes:
+    """Values of other types and sizes, else bytes as above."""
+    if dice.random() < 0.2:
+        return changed_bytes(data, dice)
+    value = json.loads(data)
+    for _ in range(dice.randint(1, 3)):
+        value = changed_value(value, dice)
+    return json.dumps(value, ensure_ascii=dice.random() < 0.9).encode("utf-8", "surrogatepass")
+
+
+def changed_header(data: bytes, dice: random.Random) -> bytes:
+    """A safetensors file whose header is another JSON value."""
+    if dice.random() < 0.3:
+        return changed_bytes(data[:4000], dice) + data[4000:]
+    (size,) = struct.unpack("<Q", data[:8])
+    text = changed_json(data[8 : 8 + size], dice)
+    return struct.pack("<Q", len(text)) + text + data[8 + size :]
+
+
+def read_state(folder: Path) -> None:
+    """A run's state, and the arrays and scales that it names."""
+    state = RunState.open(folder, {"model": "m"}, 2, overwrite=False)
+    state.read_hidden(1, HIDDEN_SHAPE)
+
+
+def write_state(folder: Path) -> None:
+    """A run of two layers, of which the first is done."""
+    (folder / "config.json").unlink()  # which only a finished checkpoint has
+    state = RunState.open(folder, {"model": "m"}, 2, overwrite=False)
+    state.new_hidden(1, HIDDEN_SHAPE)[:] = 1
+    shutil.copy(folder / "small.safetensors", state.layer_path(0, ".safetensors"))
+    scales = {"act": {"a": 1.0}, "weight": {"a": [1.0, 2.0]}, "cache": {}, "loss": {"qkv": 0.5}}
+    state.layer_path(0, ".json").write_text(json.dumps(scales))
+    state.num_done = 1
+    state.save()
+
+
+def read_template(folder: Path) -> None:
+    """A chat template of the folder, at work."""
+    source = read_text(folder / "chat_template.jinja")
+    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+    JinjaTemplate(source, tokens, "chat_template.jinja").render(
+        [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "you"}]
+    )
+
+
+def read_tokenizer(folder: Path) -> None:
+    """A tokenizer at work, and its special tokens."""
+    tokenizer = Tokenizer.from_dir(folder, chat_template="none")
+    tokenizer.decode(tokenizer.encode("hello, you <s> \u00e9\n"))
+
+
+def read_cache_scales(folder: Path) -> None:
+    """Scales of a static cache."""
+    head_scales(kv_format_of("int8_static"), folder, read_spec(folder)[0])
+
+
+def read_checkpoint(folder: Path) -> None:
+    """Every tensor, as it would be read for a model."""
+    checkpoint = open_checkpoint(folder)
+    for name in list(checkpoint.tensors)[:3]:
+        checkpoint.read(name)
+
+
+def cut_checkpoint(folder: Path, *kept: str) -> None:
+    """Leaves only the named ones of the files with tensors."""
+    for name in (INDEX, PARAMS, "model.safetensors", "small.safetensors"):
+        if name not in kept:
+            (folder / name).unlink(missing_ok=True)
+
+
+def prepare_params(folder: Path) -> None:
+    """A small state_dict as Paddle 2.1 and later write it."""
+    cut_checkpoint(folder)
+    values = {f"llama.layers.{i}.x": (f"t{i}", np.arange(4.0)) for i in range(3)}
+    (folder / PARAMS).write_bytes(pickle.dumps(values, protocol=2))
+
+
+def prepare_index(folder: Path) -> None:
+    """An index of one file."""
+    from safetensors import safe_open
+
+    with safe_open(folder / "small.safetensors", "np") as file:
+        places = dict.fromkeys(file.keys(), "small.safetensors")
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def prepare_scales(folder: Path) -> None:
+    """cachekv_scales.json of the model."""
+    names = [f"llama.layers.{i}.self_attn.cache{w}_matmul" for i in range(2) for w in "kv"]
+    scales = {f"{name}.activation_quanter": [1.0, 2.0] for name in names}
+    (folder / "cachekv_scales.json").write_text(json.dumps(scales))
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One kind of file: its name, how it is read, how it is damaged, what else it needs."""
+
+    file: str
+    read: Callable[[Path], None]
+    change: Callable[[bytes, random.Random], bytes]
+    prepare: Callable[[Path], None] = lambda folder: None
+    examples: int = 60  # of a default run
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m.content | trim }}{% if loop.last %}"
+    "{{ eos_token }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ bos_token }}{% endif %}"
+)
+READERS = {
+    "safetensors": Reader(
+        "small.safetensors",
+        read_checkpoint,
+        changed_header,
+        lambda folder: cut_checkpoint(folder, "small.safetensors"),
+        200,
+    ),
+    "index": Reader(INDEX, read_checkpoint, changed_json, prepare_index, 150),
+    "pdparams": Reader(PARAMS, read_checkpoint, changed_pickle, prepare_params, 400),
+    "npy": Reader("calibration/hidden-00001.npy", read_state, changed_bytes, write_state),
+    "state": Reader("calibration/state.json", read_state, changed_json, write_state, 100),
+    "layer": Reader("calibration/layer-00000.json", read_state, changed_json, write_state, 100),
+    "config": Reader(
+        "config.json", lambda folder: read_spec(folder) and None, changed_json, examples=250
+    ),
+    "scales": Reader("cachekv_scales.json", read_cache_scales, changed_json, prepare_scales, 100),
+    "tokenizer": Reader("tokenizer.json", read_tokenizer, changed_json, examples=60),
+    "tokenizer_config": Reader("tokenizer_config.json", read_tokenizer, changed_json, examples=40),
+    "template": Reader(
+        "chat_template.jinja",
+        read_template,
+        changed_bytes,
+        lambda folder: (folder / "chat_template.jinja").write_text(TEMPLATE) and None,
+        10,
+    ),
+    "data": Reader(
+        "data.jsonl",
+        lambda folder: read_data_file(folder / "data.jsonl") and None,
+        changed_bytes,
+        lambda folder: (
+            (folder / "data.jsonl").write_text(
+                '{"src": "hello", "tgt": ""}\n{"src": ["a", "b"], "tgt": ["c"], "seed": 5}\n'
+            )
+            and None
+        ),
+        150,
+    ),
+    "data list": Reader(
+        "data.json",
+        lambda folder: read_data_file(folder / "data.json") and None,
+        changed_json,
+        lambda folder: (
+            (folder / "data.json").write_text(
+                '[{"src": "hello", "tgt": ""}, {"src": "you", "tgt": "", "max_new_tokens": 4}]'
+            )
+            and None
+        ),
+        150,
+    ),
+    "manifest": Reader(
+        "manifest.json",
+        lambda folder: load_manifest(folder) and None,
+        changed_json,
+        lambda folder: MANIFEST.save(folder),
+        150,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """For each reader a folder with all that it reads; the template's first."""
+    from safetensors.numpy import save_file
+
+    top = tmp_path_factory.mktemp("fuzz")
+    model = write_model(top / "model")
+    values = {f"t{i}": np.arange(6, dtype=np.float32).reshape(2, 3) for i in range(3)}
+    save_file(values, model / "small.safetensors")
+    (model / "model.safetensors").unlink()
+    made = {}
+    for name, reader in READERS.items():
+        made[name] = top / name
+        shutil.copytree(model, made[name])
+        reader.prepare(made[name])
+    return made
+
+
+def attempt(reader: Reader, folder: Path, data: bytes) -> None:
+    """Reads a folder whose file has that content; anything but our own error leaves."""
+    path = folder / reader.file
+    good = path.read_bytes()
+    names = sorted(str(each) for each in folder.parent.rglob("*"))
+    path.write_bytes(data)
+    began, said = time.monotonic(), "nothing"
+    try:
+        reader.read(folder)
+    except UserError as error:
+        said = str(error)
+    finally:
+        path.write_bytes(good)
+    assert 0 < len(said) < 20_000
+    assert time.monotonic() - began < MAX_SECONDS
+    assert sorted(str(each) for each in folder.parent.rglob("*")) == names
+
+
+def fuzz(name: str, folder: Path, examples: int) -> None:
+    """`examples` files that are almost right."""
+    reader = READERS[name]
+    good = (folder / reader.file).read_bytes()
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(seed=st.integers(0, 2**32))
+    def run(seed: int) -> None:
+        attempt(reader, folder, reader.change(good, random.Random(seed)))
+
+    run()
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_good_files_are_read(name: str, folders: dict[str, Path]) -> None:
+    READERS[name].read(folders[name])
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_only_our_own_errors_leave_a_reader(name: str, folders: dict[str, Path]) -> None:
+    fuzz(name, folders[name], READERS[name].examples)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", READERS)
+def test_only_our_own_errors_leave_a_reader_in_many_tries(
+    name: str, folders: dict[str, Path]
+) -> None:
+    fuzz(name, folders[name], 30 * READERS[name].examples)
+
+
+SAVED = sorted(path for path in CORPUS.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("path", SAVED, ids=[f"{p.parent.name}/{p.name}" for p in SAVED])
+def test_saved_files_are_answered(path: Path, folders: dict[str, Path]) -> None:
+    attempt(READERS[path.parent.name], folders[path.parent.name], path.read_bytes())
