@@ -247,7 +247,7 @@ READERS = {
         ),
         150,
     ),
-    "data list": Reader(
+    "data_list": Reader(
         "data.json",
         lambda folder: read_data_file(folder / "data.json") and None,
         changed_json,
