@@ -30,7 +30,6 @@ DRAFTS: dict[str, dict[str, Any]] = {
     "draft model": {
         "speculate_method": "draft_model",
         "draft_model_name_or_path": str(DEMO),
-        "draft_model_quant_type": "weight_only_int8",
     },
 }
 PARAMS: list[dict[str, Any]] = [
@@ -44,7 +43,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "an operator's input": ({"top_k": 2**31}, "stage sample"),
     "another kind of value": ({"min_p": "much"}, "stage sample"),
     "a penalty": ({"presence_penalty": "much"}, "stage adjust"),
-    "rules": ({"logit_bias": {2**40: 1.0}}, "stage adjust"),
+    "rules": ({"logit_bias": {11: "much"}}, "stage adjust"),
     "logprobs": ({"logprobs": "many"}, "stage logprobs"),
     "a NaN": ({"logit_bias": {11: math.nan}}, "no finite largest logit"),
 }

@@ -15,6 +15,7 @@ import pytest
 
 import predict.engine.engine
 import predict.samples
+from export.export_model import export_model
 from predict import LLM, AsyncLLM, EngineConfig, SamplingParams, library, predictor
 from predict.engine.answer_text import AnswerText
 from predict.engine.beams import BeamGroup
@@ -247,26 +248,32 @@ DRAFT_FAULTS: dict[tuple[str, str], tuple[str, Inject]] = {
 
 
 @pytest.fixture(scope="module")
-def llms(model_template: Path) -> Callable[[str], LLM]:
-    """One LLM per kind of drafts: each serves all tests, which so shows that it goes on."""
+def llms(model_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LLM]:
+    """One LLM per kind of drafts: each serves all tests, which so shows that it goes on.
+
+    "static": of an exported program, without drafts.
+    """
     made: dict[str, LLM] = {}
 
     def make(drafts: str) -> LLM:
         if drafts not in made:
-            changes: dict[str, Any] = dict(DRAFTS[drafts])
+            changes: dict[str, Any] = dict(DRAFTS.get(drafts, {}))
             if drafts == "draft model":
                 changes["draft_model_name_or_path"] = str(model_template)
-            made[drafts] = llm = LLM(
-                EngineConfig(
-                    model_name_or_path=str(model_template),
-                    max_length=96,
-                    block_size=16,
-                    batch_size=12,
-                    attention="append",
-                    inference_model=library.find() is not None,
-                    **changes,
-                )
+            config = EngineConfig(
+                model_name_or_path=str(model_template),
+                max_length=96,
+                block_size=16,
+                batch_size=12,
+                attention="append",
+                inference_model=library.find() is not None,
+                **changes,
             )
+            if drafts == "static":
+                folder = tmp_path_factory.mktemp("exported") / "program"
+                export_model(config, folder)
+                config = replace(config, model_name_or_path=str(folder), mode="static")
+            made[drafts] = llm = LLM(config)
             if llm.engine.proposer is not None:
                 llm.engine.policy = Generous(
                     3, 64, Costs(row=0.01, draft=0.05), llm.engine.proposer.looks_up
@@ -408,6 +415,25 @@ def test_others_keep_their_drafts(
         inject(patch, llm)
         check_generate(llm, drafts, (prompt, unchecked(params, **wrong)), stage, answers)
     assert llm.stats().num_draft_tokens > drafted
+
+
+@pytest.mark.parametrize("name", ["sample: top_k", "schedule: inputs", "logprobs: record"])
+def test_an_exported_program_goes_on_too(
+    name: str,
+    llms: Callable[[str], LLM],
+    expected: Callable[[str], list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage, values, wrong, inject = FAULTS[name]
+    llm, dynamic = llms("static"), expected("none")
+    prompt, params = bad_request(**values)
+    requests = good_requests(True)
+    outputs = llm.generate([each for each, _ in requests], [each for _, each in requests])
+    answers = [plain(output) for output in outputs]
+    assert [each[1][0][1] for each in answers] == [each[1][0][1] for each in dynamic]
+    with monkeypatch.context() as patch:
+        inject(patch, llm)
+        check_generate(llm, "none", (prompt, unchecked(params, **wrong)), stage, answers)
 
 
 def test_logits_that_are_no_numbers_end_their_request_alone(
