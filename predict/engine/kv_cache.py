@@ -54,12 +54,19 @@ def num_cache_blocks(
     machine's available memory. draft: a second model with a cache for the same tokens. Raises
     UserError with the arithmetic when too little fits.
     """
-    if config.num_cache_blocks is not None:
-        return config.num_cache_blocks
     per_token = bytes_per_token(config, spec, draft)
     per_block = per_token * config.block_size
     if free_bytes is None:
         free_bytes = available_memory_bytes()
+    asked = config.num_cache_blocks
+    if asked is not None:
+        if asked * per_block > free_bytes:
+            raise UserError(
+                f"the KV cache does not fit: --num_cache_blocks {asked} of {config.block_size} "
+                f"tokens x {per_token} bytes are {mib(asked * per_block)} MiB, and "
+                f"{mib(free_bytes)} MiB of memory are free; lower it, or leave it out"
+            )
+        return asked
     budget = int(free_bytes * config.gpu_memory_utilization)
     fits = budget // per_block
     per_seq = config.max_blocks_per_seq

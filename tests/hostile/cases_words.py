@@ -243,6 +243,12 @@ FLAGS = [
         says=("--num_cache_blocks", "2147483647"),
     ),
     Case(
+        "flag: blocks beyond memory",
+        "predict",
+        ("--num_cache_blocks", "1000000000"),
+        says=("--num_cache_blocks 1000000000", "MiB of memory are free"),
+    ),
+    Case(
         "flag: temperature of infinity",
         "predict",
         ("--temperature", "inf", "--top_k", "0"),
