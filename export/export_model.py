@@ -54,7 +54,7 @@ COPIED = ("*.json", "*.model", "merges.txt", "vocab.txt", "*.jinja", "*.tiktoken
 NOT_COPIED = ("*.index.json", "manifest.json")
 # Flags of a run, which PaddleNLP's scripts pass here too: none changes the program.
 OF_A_RUN = (
-    *("data_file", "output_file", "benchmark", "benchmark_file", "total_request_num"),
+    *("data_file", "output_file", "resume", "benchmark", "benchmark_file", "total_request_num"),
     *("decode_strategy", "num_beams", "length_penalty", "early_stopping", "top_k", "top_p"),
     *("min_p", "typical_p", "temperature", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "no_repeat_ngram_size", "logit_bias", "bad_words", "stop"),

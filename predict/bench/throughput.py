@@ -65,7 +65,10 @@ OWN_FLAGS = (
 )
 # fmt: on
 # The predictor's own lengths follow from input_len and output_len here, and its output is text.
-REPLACED = ("src_length", "max_length", "output_file", "data_file", "benchmark", "benchmark_file")
+REPLACED = (
+    *("src_length", "max_length", "output_file", "resume", "data_file"),
+    *("benchmark", "benchmark_file"),
+)
 
 
 @dataclass(frozen=True)
@@ -400,6 +403,7 @@ def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, str | None, tuple[st
         "src_length": values["input_len"],
         "max_length": max_length,
         "output_file": "",
+        "resume": False,
         "data_file": None,
         "benchmark": False,
         "benchmark_file": None,
@@ -417,7 +421,12 @@ def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, str | None, tuple[st
         cases=cases,
     )
     if flags["output_file"] is not None:
-        check_output("output_file", flags["output_file"])
+        engine = config.engine
+        folders = {
+            name: getattr(engine, name)
+            for name in ("model_name_or_path", "draft_model_name_or_path")
+        }
+        check_output("output_file", flags["output_file"], folders=folders)
     return config.engine, plan, flags["output_file"], config.notes
 
 
