@@ -40,7 +40,12 @@ def settings(folder: Path, model: dict[str, Any], **changes: Any) -> EngineConfi
     ("model", "changes", "words"),
     [
         (
-            {"hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126},
+            {
+                "hidden_size": 16384,
+                "intermediate_size": 53248,
+                "num_hidden_layers": 126,
+                "num_attention_heads": 128,
+            },
             {},
             r"weights \d+\.\d+ GiB \+ workspace .*not even the weights fit: .*--quant_type",
         ),
