@@ -75,6 +75,9 @@ def export_model(
     earlier export. signals: those that end the run, which wait while the folder is put in place.
     Raises UserError where the checkpoint cannot be read or the folder not written.
     """
+    with kept():
+        # First of all that imports it: Paddle's import, later, takes signals from its threads.
+        import numpy  # noqa: F401
 
     def check() -> None:
         check_folder(
@@ -143,8 +146,6 @@ def _check_replaced(folder: Path) -> None:
 
 
 def _export(config: EngineConfig, output_path: Path, signals: Signals | None) -> None:
-    with kept():
-        import numpy  # noqa: F401  (its threads get no signals: Paddle's import would see them)
     from predict import library, llm
     from predict.engine.exported import check_program
     from predict.engine.program import save_program
@@ -184,7 +185,14 @@ def _export(config: EngineConfig, output_path: Path, signals: Signals | None) ->
             _stage("writing the other files")
             _copy_files(source, folder, f"{config.model_prefix}.json", kv_format, scales)
             manifest = _manifest(config, spec, decoder, folder, paddle.__version__, abi)
-            check_program(manifest, spec, folder, config.model_prefix)
+            try:
+                check_program(manifest, spec, folder, config.model_prefix)
+            except UserError as error:  # Paddle does not notice that a disk is full
+                raise UserError(
+                    f"the static model was not written whole to {output_path}: make room there, or "
+                    f"choose another --output_path ({error})",
+                    EXIT_FAILURE,
+                ) from None
             manifest.save(folder)
     except OSError as error:
         raise _not_written(output_path, error) from None

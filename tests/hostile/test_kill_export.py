@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.hostile.case import write_model
+from tests.hostile.case import ROOT, write_model
 from tests.hostile.kill import SIGNALS, Ended, contents, locks, moments, run_command
 
 
@@ -63,7 +66,7 @@ def check(exports: Exports, number: int, folder: Path, count: int, overwrite: bo
         found = contents(out) if out.exists() else None
         assert found == exports.whole or found == (exports.before if overwrite else None)
         assert found == exports.whole or ended.code != 0
-        if ended.code != -number:  # it had time to put things in order
+        if ended.code != -signal.SIGKILL:
             assert [path for path in folder.iterdir() if path != out] == [], (ended, moment)
         if not overwrite:
             shutil.rmtree(out, ignore_errors=True)
@@ -86,3 +89,32 @@ def test_export_ended_at_any_moment_runs_anew(
     exports: Exports, number: int, overwrite: bool, tmp_path: Path
 ) -> None:
     check(exports, number, tmp_path, count=20, overwrite=overwrite)
+
+
+def test_export_that_finds_no_room_says_so_and_leaves_what_was_there(
+    exports: Exports, tmp_path: Path
+) -> None:
+    """Paddle writes what fits, and says nothing: a limit on file sizes stands for a full disk."""
+    out = tmp_path / "out"
+    shutil.copytree(exports.earlier, out)
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "export.export_model",
+        "--model_name_or_path",
+    ]
+    command += [exports.model, "--dtype", "float32", "--device", "cpu"]
+    command += ["--output_path", out, "--overwrite"]
+    limit = (300 << 10, 300 << 10)
+    ended = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert "was not written whole" in ended.stderr
+    assert "make room" in ended.stderr
+    assert contents(out) == exports.before
+    assert [path for path in tmp_path.iterdir() if path != out] == []
