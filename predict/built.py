@@ -76,8 +76,6 @@ def read(path: Path) -> Metadata:
     if path.exists() and not path.is_file():  # a FIFO would keep its reader waiting
         raise UserError(f"{path} is not a file")
     values = read_json_object(path)
-    if "file" not in values and "key" not in values:
-        return _without_digests(values, path)
     where = str(path)
     metadata = Metadata(
         abi=_value(values, "abi", int, where),
@@ -101,7 +99,8 @@ def read(path: Path) -> Metadata:
 def verify(path: Path, built: BuiltFile) -> None:
     """Raises UserError unless file `path` is, byte for byte, what the build made.
 
-    3.5 ms for the CPU library's 5 MB (of which SHA-256 takes 2.8), 40 ms for 60 MB.
+    3.5 ms for the CPU library's 5 MB (of which SHA-256 takes 2.8) and 35 ms for a CUDA library of
+    54 MB, on a CPU with SHA instructions.
     """
     try:
         # Not waiting: the open of a FIFO without a writer would never return.
@@ -166,19 +165,3 @@ def _architectures(value: object, where: str) -> tuple[str, ...]:
         if len(names) == len(value):
             return names
     raise UserError(f'{where}: architectures are a list of texts such as "80" or "90a"')
-
-
-def _without_digests(values: Mapping[str, Any], path: Path) -> Metadata:
-    """Of a library built before metadata held digests: nothing to compare with."""
-    known = {name: _value(values, name, str, str(path)) for name in TEXTS if name in values}
-    for name in ("paddle_version", "paddle_commit", "compiler", "sources_digest"):
-        _value(values, name, str, str(path))
-    abi = _value(values, "abi", int, str(path))
-    beside = [*path.parent.glob("*.so"), *path.parent.glob("*/*.so")]
-    return Metadata(
-        abi=abi,
-        file=describe(path.with_suffix(".so")),
-        architectures=_architectures(values.get("architectures", []), str(path)),
-        parts={str(each.relative_to(path.parent)): describe(each) for each in beside},
-        **known,
-    )

@@ -217,6 +217,23 @@ def test_doctor_reports_every_section_and_a_library_problem(
     assert "PROBLEM: no compiled operators" in doctor.render(report)
 
 
+def test_doctor_names_the_build_and_what_is_damaged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = write_library(tmp_path, sanitizer="address")
+    path.write_bytes(b"cut")
+    monkeypatch.setenv("REGATTA_LIBRARY", str(path))
+    monkeypatch.setattr(library, "LIBRARY_DIR", tmp_path)
+    cuda = write_library(tmp_path, devices.CUDA_LIBRARY_NAME)
+    cuda.write_bytes(b"cut")
+    report = doctor.collect()
+    assert report["library"]["state"] == "refused"
+    key = replace(BUILT, sanitizer="address").key
+    assert f"build {key[:12]}, sanitizer address" in doctor.render(report)
+    for damaged in (path, cuda):
+        assert any(f"{damaged} is cut short" in problem for problem in report["problems"])
+
+
 def test_doctor_finds_nothing_wrong_here(
     compiled: library.Library, capsys: pytest.CaptureFixture[str]
 ) -> None:

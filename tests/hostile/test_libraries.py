@@ -11,12 +11,15 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from predict import built, library
 from predict import device as devices
@@ -91,6 +94,13 @@ def rebuilt(**values: Any) -> Callable[[Path], None]:
 
 
 FILE = {"size": len(CONTENT), "sha256": "0" * 64}
+OLD = {
+    "abi": BUILT.abi,
+    "paddle_version": BUILT.paddle_version,
+    "paddle_commit": BUILT.paddle_commit,
+    "compiler": BUILT.compiler,
+    "sources_digest": BUILT.sources_digest,
+}
 SIZE = f"the build made {len(CONTENT)}"
 CASES = (
     LibraryCase("empty", cut(0), ("cut short", "has 0 bytes", SIZE, REBUILD)),
@@ -133,6 +143,9 @@ CASES = (
     LibraryCase("metadata says a key twice", described(b'{"abi": 3, "abi": 4}'), ("twice",)),
     LibraryCase("metadata is a FIFO", instead(os.mkfifo, metadata=True), ("is not a file",)),
     LibraryCase("metadata is a folder", instead(Path.mkdir, metadata=True), ("is not a file",)),
+    LibraryCase("metadata of before there were digests", described(json.dumps(OLD).encode()),
+                ("lacks 'file'", "rebuild both", REBUILD)),
+    LibraryCase("the digest alone is missing", edited(file=...), ("lacks 'file'", REBUILD)),
     LibraryCase("abi is a text", edited(abi="3"), ("'abi' is a text", "a number is needed")),
     LibraryCase("abi is true", edited(abi=True), ("'abi' is a boolean", "a number is needed")),
     LibraryCase("abi is null", edited(abi=None), ("'abi' is null",)),
@@ -179,6 +192,32 @@ def test_library_is_refused_in_one_sentence(
         assert words in message, message
     assert len(message) < 1000 + 2 * len(str(path))
     assert str(path) not in Path("/proc/self/maps").read_text()
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from([*json.loads(BUILT.to_json()), "unknown"]), JSON_VALUES)
+def test_no_edited_value_of_the_metadata_passes_or_does_more_than_refuse(
+    name: str, value: object
+) -> None:
+    good = json.loads(BUILT.to_json())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "x.json")
+        path.write_text(json.dumps({**good, name: value}))
+        try:
+            read = built.read(path)
+        except UserError:
+            return
+    # Whatever else is read is what was written, or digests that no file will have.
+    assert replace(read, file=BUILT.file, parts={}) == BUILT
+    assert name in ("file", "parts", "unknown") or good[name] == value
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
