@@ -12,7 +12,7 @@ from predict.engine.batch import span_inputs
 from predict.engine.beams import Candidates
 from predict.engine.failures import RequestError, apart, explained
 from predict.engine.logprobs import num_wanted
-from predict.engine.runner import NO_TARGETS, Logprobs, PromptTargets, Runner, Tokens
+from predict.engine.runner import NO_TARGETS, KnownTokens, Logprobs, PromptTargets, Runner, Tokens
 from predict.engine.sampler import Row, Sampler
 from predict.engine.scheduler import ScheduledBatch, ScheduledSpan, Scheduler
 from predict.errors import EngineError
@@ -371,7 +371,7 @@ class Engine:
             tokens = part.tokens.take()
             sampling = [span.request for span in spans if span.samples]
             found.update(zip(sampling, tokens, strict=True))
-            parts.append(part)
+            parts.append(Part(spans, KnownTokens(tokens, part.tokens.logprobs().copied())))
 
         def failed(span: ScheduledSpan, error: Exception) -> None:
             self._probe(span.request, error)

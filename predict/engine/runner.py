@@ -24,6 +24,15 @@ class Logprobs(NamedTuple):
     tokens: LogprobTable | None = None  # a row per Row of the step
     prompt: LogprobTable | None = None  # a row per target
 
+    def copied(self) -> Logprobs:
+        """The same in memory of its own; a runner uses its own again some launches later."""
+        return Logprobs(
+            *(
+                None if table is None else LogprobTable(*(array.copy() for array in table))
+                for table in self
+            )
+        )
+
 
 class PromptTargets(NamedTuple):
     """Tokens of prompts whose logprobs are wanted: those behind the rows of logits."""

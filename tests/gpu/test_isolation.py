@@ -67,19 +67,7 @@ def results(outputs: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
-@pytest.mark.parametrize(
-    "drafts",
-    [
-        "none",
-        "n-grams",
-        pytest.param(
-            "draft model",
-            marks=pytest.mark.xfail(
-                strict=False, reason="the others' results are not yet the same bits"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("drafts", DRAFTS)
 def test_requests_that_fail_end_alone(gpu: devices.Device, drafts: str, graphs: bool) -> None:
     llm = LLM(config(DEMO, **SETTINGS, **DRAFTS[drafts]))
     runner: Any = llm.engine.runner
