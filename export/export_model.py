@@ -170,18 +170,23 @@ def _export(config: EngineConfig, output_path: Path, signals: Signals | None) ->
             config, spec, reader, backend, device, lambda layer: progress.on_finished()
         )
     try:
-        with whole_folder(output_path, partial(_unbroken, signals)) as folder:
+        final = partial(_unbroken, signals, "the static model is just being put in its place")
+        with whole_folder(output_path, final) as folder:
             _stage("tracing the program")
-            save_program(
-                backend,
-                decoder,
-                spec,
-                config.block_size,
-                config.dtype,
-                folder,
-                config.model_prefix,
-                config.kv_format,
-            )
+            # Paddle does not live through an exception in the middle of tracing.
+            with _unbroken(signals, "the export ends once the program is written"):
+                save_program(
+                    backend,
+                    decoder,
+                    spec,
+                    config.block_size,
+                    config.dtype,
+                    folder,
+                    config.model_prefix,
+                    config.kv_format,
+                )
+            if signals is not None:
+                signals.check()
             _stage("writing the other files")
             _copy_files(source, folder, f"{config.model_prefix}.json", kv_format, scales)
             manifest = _manifest(config, spec, decoder, folder, paddle.__version__, abi)
@@ -199,13 +204,13 @@ def _export(config: EngineConfig, output_path: Path, signals: Signals | None) ->
 
 
 @contextlib.contextmanager
-def _unbroken(signals: Signals | None) -> Iterator[None]:
-    """Ends the export if a signal came; one that comes now finds it done."""
+def _unbroken(signals: Signals | None, what: str) -> Iterator[None]:
+    """Ends the export if a signal came; one that comes now waits, and is told `what`."""
     if signals is None:
         yield
         return
     signals.check()
-    with signals.held("the static model is just being put in its place"):
+    with signals.held(what):
         yield
 
 
