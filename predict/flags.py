@@ -1,6 +1,6 @@
-"""The command line as one table: parsing, --help, refusals and the README's table come from it.
+"""The command line as one table: parsing, --help, refusals and docs/flags.md come from it.
 
-`python -m predict.flags` prints the README's table. Imports no Paddle and nothing slow: --help must
+`docs/make_flags.py` writes that page. Imports no Paddle and nothing slow: --help must
 answer at once.
 """
 
@@ -550,7 +550,7 @@ def parse_flags(
 
 
 def markdown_table(flags: Sequence[Flag] = FLAGS) -> str:
-    """The README's table of flags."""
+    """A table of flags for a page."""
     rows = ["| flag | default | meaning |", "|---|---|---|"]
     group = ""
     for flag in flags:
