@@ -188,6 +188,7 @@ def test_a_prompt_without_tokens_is_refused(tokenizer: Tokenizer) -> None:
 def test_a_chat_template_is_applied_once_without_extra_specials(chat_tokenizer: Tokenizer) -> None:
     item = DataItem("line 1", "hello")
     (ids,) = prepare_prompts([item], chat_tokenizer, 1024, 2048).token_ids
+    assert isinstance(ids, list)
     text = chat_tokenizer.decode(ids, skip_special_tokens=False)
     assert text == "<|user|>user\nhello<|end|>\n<|user|>assistant\n"
 

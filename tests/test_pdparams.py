@@ -204,7 +204,8 @@ def test_what_no_file_of_paddle_holds_is_refused_by_name(
     ],
 )
 def test_shapes_that_no_array_has_are_refused(tmp_path: Path, shape: Any, said: str) -> None:
-    function, arguments, (version, _, *state) = np.zeros((2, 3), np.float32).__reduce__()
+    reduced: Any = np.zeros((2, 3), np.float32).__reduce__()
+    function, arguments, (version, _, *state) = reduced
     array = Calls(function, *arguments)
     array.made = (*array.made, (version, shape, *state))  # type: ignore[assignment]
     assert said in refused(tmp_path, pickle.dumps({"a": array}, protocol=4))

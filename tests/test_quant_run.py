@@ -489,7 +489,7 @@ def test_wrong_files_are_refused(
         (quantized, text, "is quantized already"),
         (model, None, "--do_gptq needs calibration data; give --data_file"),
         (model, tmp_path / "none.txt", "does not exist"),
-        (model, empty, "holds no text"),
+        (model, empty, "is blank"),
         (model, tmp_path / "no dataset", "quant.json"),
         (TOKENIZER, text, "config.json does not exist"),
     ):

@@ -250,5 +250,5 @@ def test_bad_settings_are_refused_before_loading() -> None:
         config(DEMO, speculate_method="medusa")
     with pytest.raises(UserError, match="1 to 15"):
         config(DEMO, speculate_method="lookahead", speculate_max_draft_token_num=16)
-    with pytest.raises(UserError, match="1 or more"):
+    with pytest.raises(UserError, match="a whole number from 1"):
         config(DEMO, speculate_method="lookahead", speculate_max_ngram_size=0)

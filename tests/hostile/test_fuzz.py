@@ -199,9 +199,9 @@ class Reader:
     """One kind of file: its name, how it is read, how it is damaged, what else it needs."""
 
     file: str
-    read: Callable[[Path], None]
+    read: Callable[[Path], object]
     change: Callable[[bytes, random.Random], bytes]
-    prepare: Callable[[Path], None] = lambda folder: None
+    prepare: Callable[[Path], object] = lambda folder: None
     examples: int = 60  # of a default run
 
 
@@ -222,9 +222,7 @@ READERS = {
     "npy": Reader("calibration/hidden-00001.npy", read_state, changed_bytes, write_state),
     "state": Reader("calibration/state.json", read_state, changed_json, write_state, 100),
     "layer": Reader("calibration/layer-00000.json", read_state, changed_json, write_state, 100),
-    "config": Reader(
-        "config.json", lambda folder: read_spec(folder) and None, changed_json, examples=250
-    ),
+    "config": Reader("config.json", read_spec, changed_json, examples=250),
     "scales": Reader("cachekv_scales.json", read_cache_scales, changed_json, prepare_scales, 100),
     "tokenizer": Reader("tokenizer.json", read_tokenizer, changed_json, examples=60),
     "tokenizer_config": Reader("tokenizer_config.json", read_tokenizer, changed_json, examples=40),
@@ -232,38 +230,32 @@ READERS = {
         "chat_template.jinja",
         read_template,
         changed_bytes,
-        lambda folder: (folder / "chat_template.jinja").write_text(TEMPLATE) and None,
+        lambda folder: (folder / "chat_template.jinja").write_text(TEMPLATE),
         10,
     ),
     "data": Reader(
         "data.jsonl",
-        lambda folder: read_data_file(folder / "data.jsonl") and None,
+        lambda folder: read_data_file(folder / "data.jsonl"),
         changed_bytes,
-        lambda folder: (
-            (folder / "data.jsonl").write_text(
-                '{"src": "hello", "tgt": ""}\n{"src": ["a", "b"], "tgt": ["c"], "seed": 5}\n'
-            )
-            and None
+        lambda folder: (folder / "data.jsonl").write_text(
+            '{"src": "hello", "tgt": ""}\n{"src": ["a", "b"], "tgt": ["c"], "seed": 5}\n'
         ),
         150,
     ),
     "data_list": Reader(
         "data.json",
-        lambda folder: read_data_file(folder / "data.json") and None,
+        lambda folder: read_data_file(folder / "data.json"),
         changed_json,
-        lambda folder: (
-            (folder / "data.json").write_text(
-                '[{"src": "hello", "tgt": ""}, {"src": "you", "tgt": "", "max_new_tokens": 4}]'
-            )
-            and None
+        lambda folder: (folder / "data.json").write_text(
+            '[{"src": "hello", "tgt": ""}, {"src": "you", "tgt": "", "max_new_tokens": 4}]'
         ),
         150,
     ),
     "manifest": Reader(
         "manifest.json",
-        lambda folder: load_manifest(folder) and None,
+        load_manifest,
         changed_json,
-        lambda folder: MANIFEST.save(folder),
+        MANIFEST.save,
         150,
     ),
 }
