@@ -305,8 +305,10 @@ def signalled_before(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_run_behind_the_step_and_keeps_what_is_finished(
-    run: Runs, number: signal.Signals
+    run: Runs, number: signal.Signals, request: pytest.FixtureRequest
 ) -> None:
+    before = signal.signal(number, signal.SIG_DFL)  # whoever started pytest may ignore it
+    request.addfinalizer(lambda: signal.signal(number, before))
     run.output.write_text("the last run's results\n")
     assert run(make=signalled_before(1, number)) == 128 + number
     assert kept(run) == ["you", "world"]  # the one that ran ended first
