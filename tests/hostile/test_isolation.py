@@ -343,21 +343,39 @@ def test_a_request_that_fails_ends_alone(
     assert output.finish_reason == "length"
 
 
-@pytest.mark.parametrize("name", FAULTS)
+# (drafts, a row of FAULTS or DRAFT_FAULTS) for AsyncLLM: all of them plain, some with drafts.
+ASYNC_FAULTS = [
+    *(("none", name) for name in FAULTS),
+    *(
+        (drafts, name)
+        for drafts in DRAFTS
+        if drafts != "none"
+        for name in ("sample: top_k", "forward: operator", "detokenize: stop strings", "verify")
+    ),
+]
+
+
+@pytest.mark.parametrize(("drafts", "name"), ASYNC_FAULTS)
 def test_it_does_so_in_async_llm(
+    drafts: str,
     name: str,
     llms: Callable[[str], LLM],
     expected: Callable[[str], list[Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stage, values, wrong, inject = FAULTS[name]
-    llm, answers = llms("none"), expected("none")
+    values: dict[str, Any] = {"logit_bias": {9: 100.0}}  # its drafts are right, and so verified
+    wrong: dict[str, Any] = {}
+    if name in FAULTS:
+        stage, values, wrong, inject = FAULTS[name]
+    else:
+        stage, inject = DRAFT_FAULTS[drafts, name]
+    llm, answers = llms(drafts), expected(drafts)
     prompt, params = bad_request(**values)
     unchecked(params, **wrong)
 
     async def run() -> None:
         async with AsyncLLM(llm.config, lambda _: llm) as engine:
-            requests = good_requests(True)
+            requests = good_requests(drafts == "none")
             tasks = [asyncio.create_task(engine.generate(*each)) for each in requests]
             streamed = asyncio.create_task(consumed(engine, prompt, params))
             whole = asyncio.create_task(engine.generate(prompt, params))
@@ -542,7 +560,13 @@ def test_a_prompt_that_its_tokenizer_fails_on_is_an_error_answer(
     check_idle(llm)
 
 
-LINES = [{"src": f"line {index} of a file", "seed": index} for index in range(31)]
+LINES: list[dict[str, Any]] = [
+    {"src": f"line {index} of a file", "seed": index} for index in range(31)
+]
+BEAM_LINES = [
+    {"src": line["src"], "num_beams": 2} if index % 4 == 0 else line
+    for index, line in enumerate(LINES)
+]
 
 
 def answered(folder: Path, model: Path, llm: LLM, lines: list[dict[str, Any]]) -> tuple[int, Any]:
@@ -553,9 +577,14 @@ def answered(folder: Path, model: Path, llm: LLM, lines: list[dict[str, Any]]) -
     argv = ["--model_name_or_path", str(model), "--dtype", "float32", "--device", "cpu"]
     argv += ["--data_file", str(data), "--output_file", str(out), "--chat_template", "none"]
     argv += ["--max_length", "96", "--src_length", "64", "--max_new_tokens", "6"]
-    argv += ["--decode_strategy", "sampling"]
+    argv += ["--decode_strategy", "sampling", "--batch_size", "12"]
     code = predictor.main(argv, lambda *_: llm)
     return code, [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+
+
+def is_bad_line(request: Request) -> bool:
+    """Whether it is that of the line that fails: no other prompt gets as long."""
+    return request.num_prompt_tokens > NUM_MARKED
 
 
 CLI_FAULTS: dict[str, tuple[str, Inject]] = {
@@ -572,8 +601,20 @@ CLI_FAULTS: dict[str, tuple[str, Inject]] = {
         failing(
             Sampler,
             "choices",
-            lambda _, rows: any(row.request.num_prompt_tokens > NUM_MARKED for row in rows),
+            lambda _, rows: any(is_bad_line(row.request) for row in rows),
         ),
+    ),
+    "adjust": (
+        "adjust",
+        failing(Adjustment, "apply", lambda _, logits, tokens, length: length > NUM_MARKED),
+    ),
+    "logprobs": (
+        "logprobs",
+        failing(LogprobRecord, "add", lambda self, *_: self._num_prompt_tokens > NUM_MARKED),
+    ),
+    "verify": (
+        "verify",
+        failing(lambda llm: llm.engine.proposer, "observe", lambda each, *_: is_bad_line(each)),
     ),
     "detokenize": (
         "detokenize",
@@ -587,28 +628,38 @@ CLI_FAULTS: dict[str, tuple[str, Inject]] = {
 }
 
 
-@pytest.mark.parametrize("drafts", ["none", "n-grams"])
-@pytest.mark.parametrize("name", CLI_FAULTS)
+@pytest.mark.parametrize(
+    ("beside", "name"),
+    [
+        (beside, name)
+        for beside in ("nothing", "beams", "n-grams", "draft model")
+        for name in CLI_FAULTS
+        if name != "verify" or beside in DRAFTS
+    ],
+)
 def test_the_command_line_gives_all_other_answers(
     name: str,
-    drafts: str,
+    beside: str,
     llms: Callable[[str], LLM],
     model_template: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    llm = llms(drafts)
+    llm = llms(beside if beside in DRAFTS else "none")
+    good = BEAM_LINES if beside == "beams" else LINES
     assert llm.tokenizer is not None
-    bad = {"src": "~~~", "seed": 1}
+    # It repeats itself, so that its drafts are right and verified.
+    bad = {"src": "~~~", "temperature": 0, "logit_bias": {"9": 100}, "logprobs": 1}
+    bad |= {"max_new_tokens": 12, "ignore_eos": True}
     while len(llm.tokenizer.encode(str(bad["src"]))) <= NUM_MARKED:
         bad["src"] = f"{bad['src']} x"
-    code, before = answered(tmp_path, model_template, llm, LINES)
+    code, before = answered(tmp_path, model_template, llm, good)
     assert code == 0, capfd.readouterr().err
     stage, inject = CLI_FAULTS[name]
     with monkeypatch.context() as patch:
         inject(patch, llm)
-        lines = [*LINES[:PLACE], bad, *LINES[PLACE:]]
+        lines = [*good[:PLACE], bad, *good[PLACE:]]
         code, results = answered(tmp_path, model_template, llm, lines)
     said = capfd.readouterr().err
     assert code == 1, said
