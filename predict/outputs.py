@@ -69,12 +69,7 @@ def check_output(
         raise UserError(
             f"--{flag} {path}: the directory {path.parent} does not exist; create it first"
         )
-    marker = _model_file(real.parent)
-    if marker is not None:
-        raise UserError(
-            f"--{flag} {path} lies in {real.parent}, which holds a model ({marker}); choose "
-            f"another --{flag}"
-        )
+    _refuse_model_folder(flag, path, real.parent)
     if real.exists() and not os.access(real, os.W_OK):
         raise UserError(f"--{flag} {path} cannot be written: permission denied")
     if not os.access(real.parent, os.W_OK):
@@ -134,12 +129,7 @@ def check_place(flag: str, path: Path, folders: Mapping[str, str | Path | None])
                 f"--{flag} {path} {where} the folder of --{other} {name}, whose files must stay as "
                 f"they are; choose another --{flag}"
             )
-    marker = _model_file(real.parent)
-    if marker is not None:
-        raise UserError(
-            f"--{flag} {path} lies in {real.parent}, which holds a model ({marker}); choose "
-            f"another --{flag}"
-        )
+    _refuse_model_folder(flag, path, real.parent)
     if not real.exists() and os.path.lexists(real):
         raise UserError(f"--{flag} {path} is a link that leads nowhere; remove it")
     if real.exists() and not real.is_dir():
@@ -333,12 +323,14 @@ def _is_in(real: Path, folder: Path) -> bool:
     return any(_same(real, path) for path in folder.rglob("*") if path.is_file())
 
 
-def _model_file(folder: Path) -> str | None:
-    """The file by which a folder is a model's; None where it is not."""
+def _refuse_model_folder(flag: str, path: Path, folder: Path) -> None:
+    """Raises UserError where `folder`, which `path` lies in, is a model's."""
     markers = [name for name in MODEL_FILES if (folder / name).is_file()]
     if markers and any(True for pattern in WEIGHTS for _ in folder.glob(pattern)):
-        return markers[0]
-    return None
+        raise UserError(
+            f"--{flag} {path} lies in {folder}, which holds a model ({markers[0]}); choose "
+            f"another --{flag}"
+        )
 
 
 def _same(real: Path, other: Path) -> bool:
