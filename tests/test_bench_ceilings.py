@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predict.bench import kernels
+from predict.bench import kernels, operators
 from predict.bench.cases import cases_table
 from predict.bench.ceilings import LEAST_BYTES, Limits, _passes, share_text
 from predict.library import Library
@@ -51,10 +51,12 @@ def test_short_passes_go_round_the_whole_buffer() -> None:
     assert _passes(0, LEAST_BYTES) == [(0, LEAST_BYTES)] * 24
 
 
-@pytest.mark.parametrize("op", kernels.CASES)
+@pytest.mark.parametrize("op", operators.CASES)
 def test_every_case_runs(compiled: Library, op: str) -> None:
-    shape = kernels.ModelShape(64, 96, 4, 2, 32, 128)
-    for case in kernels.CASES[op](kernels.Sizes(shape, 2, 100, "float32", kernels.HostOperands())):
+    shape = operators.ModelShape(64, 96, 4, 2, 32, 128)
+    for case in operators.CASES[op](
+        operators.Sizes(shape, 2, 100, "float32", kernels.HostOperands())
+    ):
         compiled.op(f"regatta_{op}")(*case.copies[0])
 
 
@@ -74,10 +76,10 @@ def test_a_case_is_measured_in_slices_between_limits(
     monkeypatch.setattr(
         kernels, "Limits", lambda dtype, size, buffer: Limits(dtype, size, buffer, machine)
     )
-    shape = kernels.ModelShape(64, 96, 4, 2, 32, 128)
-    sizes = kernels.Sizes(shape, 2, 100, "float32", kernels.HostOperands())
+    shape = operators.ModelShape(64, 96, 4, 2, 32, 128)
+    sizes = operators.Sizes(shape, 2, 100, "float32", kernels.HostOperands())
     settings = kernels.parse(["--seconds", "0.01", "--baseline", "false"])
-    (case,) = kernels.CASES["rms_norm"](sizes)
+    (case,) = operators.CASES["rms_norm"](sizes)
     buffer = np.ones(LEAST_BYTES // 4, np.float32)
     result = kernels.run_case(compiled, case, sizes, "tiny", settings, buffer)
     assert len(machine.sizes) == kernels.SLICES + 1

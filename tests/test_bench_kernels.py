@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from predict.bench import gpu_kernels, kernels
-from predict.bench.kernels import Case, parse
+from predict.bench import gpu_kernels, kernels, operators
+from predict.bench.kernels import parse
+from predict.bench.operators import Case
 from predict.errors import UserError
 from predict.library import Library
 
@@ -59,10 +60,10 @@ def test_share_is_that_of_the_tighter_limit() -> None:
 
 def test_attention_has_a_case_for_each_format(compiled: Library) -> None:
     asked = parse(["--kv_format", "dense,int8_static,int4"]).kv_formats
-    shape = kernels.ModelShape(64, 96, 4, 2, 32, 128)
-    sizes = kernels.Sizes(shape, 2, 100, "bfloat16", kernels.HostOperands(), asked)
+    shape = operators.ModelShape(64, 96, 4, 2, 32, 128)
+    sizes = operators.Sizes(shape, 2, 100, "bfloat16", kernels.HostOperands(), asked)
     for name in ("paged_attention", "rope_and_cache_write", "attention_block"):
-        cases = list(kernels.CASES[name](sizes))
+        cases = list(operators.CASES[name](sizes))
         assert [case.name.rpartition(", ")[2] for case in cases[1:]] == ["int8_static", "int4"]
         sizes_read = [case.num_bytes for case in cases]
         assert sizes_read == sorted(sizes_read, reverse=True)
@@ -71,10 +72,28 @@ def test_attention_has_a_case_for_each_format(compiled: Library) -> None:
 
 
 def test_every_case_names_an_operator() -> None:
-    assert set(kernels.CASES) <= {path.stem for path in (ROOT / "csrc" / "paddle").glob("*.cc")}
+    assert set(operators.CASES) <= {path.stem for path in (ROOT / "csrc" / "paddle").glob("*.cc")}
 
 
 def test_pytorch_half_imports_no_paddle() -> None:
     program = "import sys, predict.bench.torch_kernels; assert 'paddle' not in sys.modules"
+    process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
+    assert process.returncode == 0
+
+
+def test_what_cases_are_knows_no_device() -> None:
+    program = (
+        "import sys, predict.bench.operators\n"
+        "known = {'predict.bench.kernels', 'predict.bench.gpu_kernels', 'paddle'}\n"
+        "assert not known & set(sys.modules), known & set(sys.modules)"
+    )
+    process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
+    assert process.returncode == 0
+
+
+def test_the_gpu_s_half_does_not_import_the_command_line() -> None:
+    program = (
+        "import sys, predict.bench.gpu_kernels\nassert 'predict.bench.kernels' not in sys.modules"
+    )
     process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
     assert process.returncode == 0

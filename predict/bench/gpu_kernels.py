@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 
 from predict import cuda, device, library
-from predict.bench import kernels
 from predict.bench.ceilings import share_text
-from predict.bench.kernels import Case, Settings, Sizes
+from predict.bench.operators import CASES, SHAPES, Case, Result, Settings, Sizes, least_seconds
 from predict.bench.report import percentile
 from predict.kv_formats import CacheTensor
 from predict.nn.weights import place_tensor
@@ -54,13 +53,13 @@ class DeviceOperands:
         self.patterns: dict[str, Any] = {}
 
     def full(self, shape: Sequence[int], dtype: str, value: float = 0.01) -> Any:
-        """See predict.bench.kernels.Operands."""
+        """See predict.bench.operators.Operands."""
         if int(np.prod(shape)) <= SMALL:
             return place_tensor(np.full(shape, value, np.float32), dtype, self.gpu.place())
         return self._filled(shape, dtype, dtype, self.values)
 
     def cache(self, tensor: CacheTensor) -> Any:
-        """See predict.bench.kernels.Operands."""
+        """See predict.bench.operators.Operands."""
         if tensor.dtype == "uint8":
             codes = np.random.default_rng(0).integers(0, 0x70, PERIOD, np.uint8)
             return self._filled(tensor.shape, tensor.dtype, "codes", codes)
@@ -80,15 +79,15 @@ class DeviceOperands:
         return result
 
     def weight(self, num_inputs: int, num_outputs: int, dtype: str) -> Any:
-        """See predict.bench.kernels.Operands."""
+        """See predict.bench.operators.Operands."""
         return self.full([num_outputs, num_inputs], dtype)
 
     def int32(self, values: Any) -> Any:
-        """See predict.bench.kernels.Operands."""
+        """See predict.bench.operators.Operands."""
         return self.limits(values)._copy_to(self.gpu.place(), True)
 
     def limits(self, values: Any) -> Any:
-        """See predict.bench.kernels.Operands."""
+        """See predict.bench.operators.Operands."""
         import paddle
 
         return paddle.to_tensor(np.asarray(values, np.int32), place=paddle.CPUPlace())
@@ -202,12 +201,11 @@ class Timed:
     taken: list[float]
 
 
-def result_of(timed: Timed, limits: dict[str, float], peer: tuple[float, str] | None) -> Any:
-    """The row of the table, as predict.bench.kernels has them."""
+def result_of(timed: Timed, limits: dict[str, float], peer: tuple[float, str] | None) -> Result:
+    """The row of the table, as predict.bench.operators has them."""
     case, median = timed.case, statistics.median(timed.taken)
-    memory = case.num_bytes / limits["read_bytes_per_s"]
-    compute = case.num_flops / limits["flops_per_s"]
-    return kernels.Result(
+    memory, compute = least_seconds(case, limits)
+    return Result(
         op=case.op,
         name=case.name,
         shape=timed.shape,
@@ -234,7 +232,7 @@ HEADER = (
 )
 
 
-def row(result: kernels.Result) -> str:
+def row(result: Result) -> str:
     """One line of the table; ratio is PyTorch's time over ours."""
     limit = f"{result.read_gbs / 1e3:.2f} TB/s"
     if result.bound == "compute":
@@ -331,14 +329,14 @@ def _time_shape(
         op = loaded.op(f"regatta_{op_name}")
         for num_tokens in settings.num_tokens:
             sizes = Sizes(
-                kernels.SHAPES[shape],
+                SHAPES[shape],
                 num_tokens,
                 settings.context_len,
                 dtype,
                 make,
                 settings.kv_formats,
             )
-            for case in kernels.CASES[op_name](sizes):
+            for case in CASES[op_name](sizes):
                 taken = seconds_per_call(
                     pool,
                     lambda i, op=op, case=case: op(*case.copies[i]),  # type: ignore[misc]

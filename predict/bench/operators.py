@@ -1,0 +1,520 @@
+"""The operators that predict.bench.kernels times: cases, sizes, and the records of a run.
+
+A case calls one operator on operands of a real model's shape. Weights and caches rotate through
+many copies, so that they come from memory, as in a model of many layers, and not from the caches.
+Who makes the operands and times the calls, on a CPU or a GPU, is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from predict.kv_formats import CacheTensor, KvFormat, kv_format_of
+
+DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per value
+BLOCK_SIZE = 64  # tokens
+# Up to so many tokens are one each of as many sequences; more are one prompt.
+DECODE_TOKENS = {"cpu": 64, "gpu": 256}
+COLD_BYTES = 192 << 20  # operands rotate through at least this much memory
+MAX_COPIES = 64
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes that an operator's operands depend on."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+
+    @property
+    def qkv_size(self) -> int:
+        """Outputs of the joint query, key and value projection."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def attention_size(self) -> int:
+        """Inputs of the output projection."""
+        return self.num_heads * self.head_dim
+
+
+# The small vocabularies are cut to 32,000 rows: a larger head has the same speed and takes longer.
+SHAPES = {
+    "qwen2.5-0.5b": ModelShape(896, 4864, 14, 2, 64, 32000),
+    "llama-1b": ModelShape(2048, 8192, 32, 8, 64, 32000),
+    "llama-8b": ModelShape(4096, 14336, 32, 8, 128, 128256),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operator on one set of sizes."""
+
+    op: str  # without the "regatta_" in front
+    name: str  # sizes, for the reader
+    copies: Sequence[tuple[Any, ...]]  # arguments; rotated
+    num_bytes: float  # that must be read and written
+    num_flops: float
+    baseline: Callable[[int], Any] | None = None  # of the copy's index
+    baseline_name: str = ""
+    peer: dict[str, Any] | None = None  # what predict.bench.torch_kernels times on a GPU
+
+
+class Operands(Protocol):
+    """Makes the tensors of a case; values do not matter, except that none is denormal."""
+
+    kind: str  # cpu | gpu
+
+    def full(self, shape: Sequence[int], dtype: str, value: float = 0.01) -> Any:
+        """A tensor whose memory is touched."""
+
+    def cache(self, tensor: CacheTensor) -> Any:
+        """A tensor of a layer's cache; no code is a NaN of float8, and scales are above 0."""
+
+    def weight(self, num_inputs: int, num_outputs: int, dtype: str) -> Any:
+        """A dense weight as the operators there take it."""
+
+    def int32(self, values: Any) -> Any:
+        """An index tensor."""
+
+    def limits(self, values: Sequence[int]) -> Any:
+        """An index tensor that is on the CPU everywhere."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a case is built for."""
+
+    shape: ModelShape
+    num_tokens: int
+    context_len: int
+    dtype: str
+    make: Operands
+    kv_formats: tuple[str, ...] = ("dense",)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the operands are in the CPU's memory."""
+        return self.make.kind == "cpu"
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether the tokens are one each of as many sequences."""
+        return self.num_tokens <= DECODE_TOKENS[self.make.kind]
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of one activation or weight."""
+        return DTYPES[self.dtype]
+
+    def num_copies(self, num_bytes: float) -> int:
+        """Copies of an operand of `num_bytes` that together do not fit any cache."""
+        return max(2, min(MAX_COPIES, int(COLD_BYTES // num_bytes) + 1))
+
+
+def packed_shape(num_inputs: int, num_outputs: int, dtype: str) -> list[int]:
+    """Shape of a packed dense weight."""
+    panels = -(-num_outputs // 32)
+    if dtype == "bfloat16":
+        return [panels, -(-num_inputs // 2), 32, 2]
+    return [panels, num_inputs, 32]
+
+
+def linear_cases(sizes: Sizes) -> Iterator[Case]:
+    """The four projections of a layer and the head."""
+    import paddle
+
+    shape = sizes.shape
+    for name, num_inputs, num_outputs in (
+        ("qkv", shape.hidden_size, shape.qkv_size),
+        ("out", shape.attention_size, shape.hidden_size),
+        ("gate_up", shape.hidden_size, 2 * shape.intermediate_size),
+        ("down", shape.intermediate_size, shape.hidden_size),
+        ("head", shape.hidden_size, shape.vocab_size),
+    ):
+        weight_bytes = num_inputs * num_outputs * sizes.value_bytes
+        copies = sizes.num_copies(weight_bytes)
+        x = sizes.make.full([sizes.num_tokens, num_inputs], sizes.dtype)
+        weights = [sizes.make.weight(num_inputs, num_outputs, sizes.dtype) for _ in range(copies)]
+        num_plain = min(copies, 8) if sizes.on_cpu else 0
+        plain = [sizes.make.full([num_inputs, num_outputs], "float32") for _ in range(num_plain)]
+        x32 = sizes.make.full([sizes.num_tokens, num_inputs], "float32")
+
+        def baseline(
+            i: int, x32: Any = x32, plain: Sequence[Any] = plain
+        ) -> Any:  # bound now: the loop goes on
+            return paddle.matmul(x32, plain[i % len(plain)])
+
+        yield Case(
+            "linear",
+            f"{name} {num_inputs} x {num_outputs}",
+            [(x, [w], None, "dense", num_outputs) for w in weights],
+            weight_bytes + sizes.num_tokens * (num_inputs + num_outputs) * sizes.value_bytes,
+            2.0 * sizes.num_tokens * num_inputs * num_outputs,
+            baseline if sizes.on_cpu else None,
+            "matmul float32",
+            {"kind": "linear", "num_inputs": num_inputs, "num_outputs": num_outputs},
+        )
+
+
+def mlp_block_cases(sizes: Sizes) -> Iterator[Case]:
+    """Norm, gate and up, activation, down, residual."""
+    hidden, inner = sizes.shape.hidden_size, sizes.shape.intermediate_size
+    weight_bytes = 3 * hidden * inner * sizes.value_bytes
+    copies = [
+        (
+            sizes.make.full([sizes.num_tokens, hidden], sizes.dtype),
+            sizes.make.full([hidden], sizes.dtype),
+            [sizes.make.weight(hidden, 2 * inner, sizes.dtype)],
+            None,
+            [sizes.make.weight(inner, hidden, sizes.dtype)],
+            None,
+            "dense",
+            inner,
+            1e-6,
+        )
+        for _ in range(sizes.num_copies(weight_bytes))
+    ]
+    yield Case(
+        "mlp_block",
+        f"{hidden} x {inner}",
+        copies,
+        weight_bytes + 2 * sizes.num_tokens * hidden * sizes.value_bytes,
+        6.0 * sizes.num_tokens * hidden * inner,
+    )
+
+
+def logits_cases(sizes: Sizes) -> Iterator[Case]:
+    """Final norm and head, for one row of each decoded sequence, or the last of a prompt."""
+    hidden, vocab = sizes.shape.hidden_size, sizes.shape.vocab_size
+    rows = sizes.num_tokens if sizes.is_decode else 1
+    weight_bytes = hidden * vocab * sizes.value_bytes
+    x = sizes.make.full([sizes.num_tokens, hidden], sizes.dtype)
+    norm = sizes.make.full([hidden], sizes.dtype)
+    indices = sizes.make.int32(np.arange(sizes.num_tokens - rows, sizes.num_tokens))
+    copies = [
+        (x, norm, [sizes.make.weight(hidden, vocab, sizes.dtype)], indices, "dense", vocab, 1e-6)
+        for _ in range(sizes.num_copies(weight_bytes))
+    ]
+    num_bytes = weight_bytes + rows * (hidden * sizes.value_bytes + 4 * vocab)
+    yield Case(
+        "logits", f"{rows} x {hidden} x {vocab}", copies, num_bytes, 2.0 * rows * hidden * vocab
+    )
+
+
+def rms_norm_cases(sizes: Sizes) -> Iterator[Case]:
+    """With a residual."""
+    hidden = sizes.shape.hidden_size
+    x = sizes.make.full([sizes.num_tokens, hidden], sizes.dtype)
+    copies = [(x, sizes.make.full([hidden], sizes.dtype), x, 1e-6)]
+    num_bytes = 4 * sizes.num_tokens * hidden * sizes.value_bytes
+    flops = 5.0 * sizes.num_tokens * hidden
+    peer = {"kind": "rms_norm", "width": hidden}
+    yield Case("rms_norm", f"{hidden}", copies, num_bytes, flops, peer=peer)
+
+
+def silu_mul_cases(sizes: Sizes) -> Iterator[Case]:
+    """The activation alone."""
+    import paddle
+
+    inner = sizes.shape.intermediate_size
+    x = sizes.make.full([sizes.num_tokens, 2 * inner], sizes.dtype)
+    wide = sizes.make.full([sizes.num_tokens, 2 * inner], "float32")
+
+    def baseline(_: int) -> Any:
+        gate, up = paddle.split(wide, 2, axis=-1)
+        return paddle.nn.functional.silu(gate) * up
+
+    yield Case(
+        "silu_mul",
+        f"{inner}",
+        [(x,)],
+        3 * sizes.num_tokens * inner * sizes.value_bytes,
+        10.0 * sizes.num_tokens * inner,
+        baseline if sizes.on_cpu else None,
+        "silu, multiply float32",
+        {"kind": "silu_mul", "width": inner},
+    )
+
+
+def embedding_cases(sizes: Sizes) -> Iterator[Case]:
+    """From a table, and from the packed head of a tied model."""
+    import paddle
+
+    hidden, vocab = sizes.shape.hidden_size, sizes.shape.vocab_size
+    rng = np.random.default_rng(0)
+    ids = [sizes.make.int32(rng.integers(0, vocab, sizes.num_tokens)) for _ in range(MAX_COPIES)]
+    num_bytes = 2 * sizes.num_tokens * hidden * sizes.value_bytes
+    table = sizes.make.full([vocab, hidden], sizes.dtype)
+    yield Case(
+        "embedding",
+        f"table {hidden}",
+        [(i, table, False, hidden) for i in ids],
+        num_bytes,
+        0.0,
+        (lambda i: paddle.gather(table, ids[i])) if sizes.on_cpu else None,
+        "gather",
+    )
+    if not sizes.on_cpu:
+        return  # a GPU's head is the table
+    packed = sizes.make.weight(hidden, vocab, sizes.dtype)
+    copies = [(i, packed, True, hidden) for i in ids]
+    yield Case("embedding", f"packed {hidden}", copies, num_bytes, 0.0)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Index tensors of a decode step (one token each) or of one prompt."""
+
+    num_seqs: int
+    context_len: int
+    blocks_per_seq: int
+    slot_mapping: Any
+    cu_seqlens_q: Any
+    context_lens: Any
+    block_tables: Any
+    max_lens: Any
+    positions: Any
+
+    @classmethod
+    def of(cls, sizes: Sizes) -> Batch:
+        """Sequences of context_len tokens whose blocks are scattered over the cache."""
+        decode = sizes.is_decode
+        num_seqs = sizes.num_tokens if decode else 1
+        context = sizes.context_len if decode else sizes.num_tokens
+        span = 1 if decode else sizes.num_tokens
+        blocks = -(-context // BLOCK_SIZE)
+        tables = np.random.default_rng(0).permutation(num_seqs * blocks).reshape(num_seqs, blocks)
+        positions = np.arange(context - span, context)
+        slots = tables[:, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        return cls(
+            num_seqs,
+            context,
+            blocks,
+            sizes.make.int32(slots.reshape(-1)),
+            sizes.make.int32(np.arange(num_seqs + 1) * span),
+            sizes.make.int32(np.full(num_seqs, context)),
+            sizes.make.int32(tables),
+            sizes.make.limits([span, context]),
+            sizes.make.int32(np.tile(positions, num_seqs)),
+        )
+
+    @property
+    def attention_inputs(self) -> tuple[Any, ...]:
+        """What attention reads besides queries and caches, in the operators' order."""
+        return self.cu_seqlens_q, self.context_lens, self.block_tables, self.max_lens
+
+    def visible_pairs(self, num_tokens: int) -> float:
+        """(query token, visible token) pairs of the whole batch."""
+        if self.num_seqs == num_tokens:
+            return float(num_tokens * self.context_len)
+        return num_tokens * (num_tokens + 1) / 2
+
+
+def _caches(sizes: Sizes, batch: Batch, kv_format: KvFormat) -> list[list[Any]]:
+    """The tensors of a layer's cache, in several copies."""
+    shape = sizes.shape
+    tensors = kv_format.layer_tensors(
+        batch.num_seqs * batch.blocks_per_seq,
+        shape.num_kv_heads,
+        BLOCK_SIZE,
+        shape.head_dim,
+        sizes.dtype,
+    )
+    num_bytes = _row_bytes(sizes, kv_format) * 2.0 * float(np.prod(tensors[0].shape[:3]))
+    count = min(sizes.num_copies(num_bytes), 24)  # as many as a model has layers
+    return [[sizes.make.cache(tensor) for tensor in tensors] for _ in range(count)]
+
+
+def _row_bytes(sizes: Sizes, kv_format: KvFormat) -> int:
+    """Of the key or value of one head and token, with its scales."""
+    row = kv_format.row_bytes(sizes.shape.head_dim, sizes.value_bytes)
+    return row + (4 * kv_format.scale_floats if kv_format.scales == "token" else 0)
+
+
+def _cache_bytes(sizes: Sizes, batch: Batch, kv_format: KvFormat) -> float:
+    per_token = 2 * sizes.shape.num_kv_heads * _row_bytes(sizes, kv_format)
+    return float(batch.num_seqs * batch.context_len * per_token)
+
+
+def _in_format(name: str, kv_format: KvFormat) -> str:
+    return name if kv_format.code_bits is None else f"{name}, {kv_format.name}"
+
+
+def paged_attention_cases(sizes: Sizes) -> Iterator[Case]:
+    """Decode of several sequences, or a whole prompt."""
+    shape, batch = sizes.shape, Batch.of(sizes)
+    q = sizes.make.full([sizes.num_tokens, shape.attention_size], sizes.dtype)
+    attributes = shape.num_heads, shape.head_dim**-0.5, -1
+    moved = 2 * sizes.num_tokens * shape.attention_size * sizes.value_bytes
+    name = f"{shape.num_heads}/{shape.num_kv_heads} x {shape.head_dim}, context {batch.context_len}"
+    peer = {
+        "kind": "attention",
+        "num_heads": shape.num_heads,
+        "num_kv_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "num_seqs": batch.num_seqs,
+        "context_len": batch.context_len,
+    }
+    for kv_format in map(kv_format_of, sizes.kv_formats):
+        copies = [
+            (q, cache, *batch.attention_inputs, None, *attributes, kv_format.name)
+            for cache in _caches(sizes, batch, kv_format)
+        ]
+        yield Case(
+            "paged_attention",
+            _in_format(name, kv_format),
+            copies,
+            _cache_bytes(sizes, batch, kv_format) + moved,
+            4.0 * batch.visible_pairs(sizes.num_tokens) * shape.attention_size,
+            peer=peer if kv_format.code_bits is None else None,
+        )
+
+
+def _rope(sizes: Sizes, batch: Batch) -> Any:
+    return sizes.make.full([batch.context_len, sizes.shape.head_dim], "float32")
+
+
+def rope_and_cache_write_cases(sizes: Sizes) -> Iterator[Case]:
+    """Rotation of queries and keys, keys and values to the cache."""
+    shape, batch = sizes.shape, Batch.of(sizes)
+    qkv = sizes.make.full([sizes.num_tokens, shape.qkv_size], sizes.dtype)
+    rope = _rope(sizes, batch)
+    inputs = qkv, batch.positions, batch.slot_mapping, rope, None, None
+    attributes = shape.num_heads, shape.num_kv_heads, shape.head_dim, 1e-6
+    for kv_format in map(kv_format_of, sizes.kv_formats):
+        caches = _caches(sizes, batch, kv_format)
+        kept = shape.attention_size * sizes.value_bytes
+        kept += 2 * shape.num_kv_heads * _row_bytes(sizes, kv_format)
+        yield Case(
+            "rope_and_cache_write",
+            _in_format(f"{shape.num_heads}/{shape.num_kv_heads} x {shape.head_dim}", kv_format),
+            [(*inputs, cache, *attributes, kv_format.name) for cache in caches],
+            sizes.num_tokens * (shape.qkv_size * sizes.value_bytes + kept),
+            3.0 * sizes.num_tokens * shape.qkv_size,
+        )
+
+
+def attention_block_cases(sizes: Sizes) -> Iterator[Case]:
+    """Norm, qkv, rotation, cache write, attention, output projection, residual."""
+    shape, batch = sizes.shape, Batch.of(sizes)
+    hidden = shape.hidden_size
+    weight_bytes = hidden * (shape.qkv_size + shape.attention_size) * sizes.value_bytes
+    x = sizes.make.full([sizes.num_tokens, hidden], sizes.dtype)
+    norm = sizes.make.full([hidden], sizes.dtype)
+    bias, rope = sizes.make.full([shape.qkv_size], sizes.dtype), _rope(sizes, batch)
+    inputs = rope, batch.positions, batch.slot_mapping, *batch.attention_inputs
+    heads = shape.num_heads, shape.num_kv_heads, shape.head_dim
+    attributes = "dense", *heads, 1e-6, shape.head_dim**-0.5, -1
+
+    def weights() -> tuple[Any, ...]:
+        qkv = sizes.make.weight(hidden, shape.qkv_size, sizes.dtype)
+        out = sizes.make.weight(shape.attention_size, hidden, sizes.dtype)
+        return x, norm, [qkv], bias, None, None, [out], None
+
+    flops = 2.0 * sizes.num_tokens * hidden * (shape.qkv_size + shape.attention_size)
+    for kv_format in map(kv_format_of, sizes.kv_formats):
+        copies = [
+            (*weights(), cache, *inputs, None, None, *attributes, kv_format.name)
+            for cache in _caches(sizes, batch, kv_format)
+        ]
+        yield Case(
+            "attention_block",
+            _in_format(f"{hidden}, context {batch.context_len}", kv_format),
+            copies,
+            weight_bytes + _cache_bytes(sizes, batch, kv_format),
+            flops + 4.0 * batch.visible_pairs(sizes.num_tokens) * shape.attention_size,
+        )
+
+
+def sample_cases(sizes: Sizes) -> Iterator[Case]:
+    """Greedy, and with temperature, top_k and top_p."""
+    import paddle
+
+    if not sizes.is_decode:
+        return
+    rows, vocab = sizes.num_tokens, sizes.shape.vocab_size
+    rng = np.random.default_rng(0)
+    logits = paddle.to_tensor(rng.standard_normal((rows, vocab), np.float32) * 3)
+    seeds = paddle.to_tensor(np.arange(rows, dtype=np.int64))
+    for name, temperature, top_k, top_p in (
+        ("greedy", 0.0, 0, 1.0),
+        ("top_p 0.9", 0.8, 0, 0.9),
+        ("top_k 50, top_p 0.9", 0.8, 50, 0.9),
+    ):
+        arguments = (
+            logits,
+            sizes.make.full([rows], "float32", temperature),
+            sizes.make.int32(np.full(rows, top_k)),
+            sizes.make.full([rows], "float32", top_p),
+            seeds,
+            seeds,
+            None,  # min_p and typical_p: optional, but for their places
+            None,
+        )
+        yield Case("sample", f"{rows} x {vocab} {name}", [arguments], 4.0 * rows * vocab, 0.0)
+
+
+CASES: dict[str, Callable[[Sizes], Iterator[Case]]] = {
+    "linear": linear_cases,
+    "mlp_block": mlp_block_cases,
+    "attention_block": attention_block_cases,
+    "logits": logits_cases,
+    "paged_attention": paged_attention_cases,
+    "rope_and_cache_write": rope_and_cache_write_cases,
+    "rms_norm": rms_norm_cases,
+    "silu_mul": silu_mul_cases,
+    "embedding": embedding_cases,
+    "sample": sample_cases,
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row of the table."""
+
+    op: str
+    name: str
+    shape: str
+    dtype: str
+    num_tokens: int
+    median_us: float
+    p10_us: float
+    p90_us: float
+    gbs: float
+    gflops: float
+    bound: str  # "memory" or "compute", whichever limit is the tighter
+    share: float  # limit / median, each slice against the limits beside it
+    read_gbs: float  # measured beside, of as many bytes
+    read_spread: float  # its highest measurement / its lowest
+    peak_gflops: float
+    baseline_us: float | None
+    baseline_name: str
+
+
+def least_seconds(case: Case, limits: dict[str, float]) -> tuple[float, float]:
+    """Seconds that the limits of memory and of arithmetic allow."""
+    return case.num_bytes / limits["read_bytes_per_s"], case.num_flops / limits["flops_per_s"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line asks for."""
+
+    device: str
+    ops: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[str, ...]
+    num_tokens: tuple[int, ...]
+    context_len: int
+    kv_formats: tuple[str, ...]
+    seconds: float
+    baseline: bool
+    output_file: str | None
