@@ -23,7 +23,7 @@ from setuptools.build_meta import (  # noqa: F401
 )
 
 import build
-from predict.library import BUILD_ERROR_NAME
+from predict.device.library import BUILD_ERROR_NAME
 from terminal import install_progress
 
 Settings = dict[str, Any] | None
@@ -79,7 +79,7 @@ def _compile() -> None:
 
 def _compile_cuda() -> None:
     """Builds the CUDA library where it is wanted; when that fails, leaves none, and the reason."""
-    from predict.device import CUDA_ERROR_NAME
+    from predict.device.devices import CUDA_ERROR_NAME
 
     note = build.LIBRARY_DIR / CUDA_ERROR_NAME
     note.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Compiles csrc/ into the operator libraries that predict/library.py loads.
+"""Compiles csrc/ into the operator libraries that predict/device/library.py loads.
 
 libregatta_cpu.so is csrc/cpu and csrc/paddle. Where CUDA is asked for, libregatta_cuda.so is the
 same and csrc/cuda, and csrc/device becomes Paddle's plugin for NVIDIA GPUs.
@@ -30,8 +30,8 @@ if sys.version_info < (3, 10):  # noqa: UP036 - whatever Python this was started
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the library's names and its digest are defined once, over there
 
-from predict.built import Metadata, describe  # noqa: E402
-from predict.library import (  # noqa: E402
+from predict.device.built import Metadata, describe  # noqa: E402
+from predict.device.library import (  # noqa: E402
     LIBRARY_NAME,
     METADATA_NAME,
     SANITIZED_PREFIX,
@@ -542,7 +542,7 @@ def cuda_ninja_file(
 
     The CPU kernels are taken from the CPU library's build.
     """
-    from predict.device import CUDA_LIBRARY_NAME, KERNELS_NAME, PLUGIN_NAME
+    from predict.device.devices import CUDA_LIBRARY_NAME, KERNELS_NAME, PLUGIN_NAME
 
     headers, libs = paddle.root / "include", paddle.root / "libs"
     own = f"-I'{CSRC / 'include'}' -I'{CSRC}'"
@@ -634,7 +634,7 @@ def build_cuda_library(
     chosen_architectures; the rest as in build_cpu_library.
     Raises BuildError and leaves predict/lib/ as it was.
     """
-    from predict.device import (
+    from predict.device.devices import (
         CUDA_LIBRARY_NAME,
         KERNELS_NAME,
         PLUGIN_FOLDER,
@@ -781,7 +781,7 @@ def remove_library() -> None:
 
 def remove_cuda_library() -> None:
     """Removes the CUDA library, its metadata and the plugin from predict/lib/, if there."""
-    from predict.device import CUDA_LIBRARY_NAME, KERNELS_NAME, PLUGIN_FOLDER
+    from predict.device.devices import CUDA_LIBRARY_NAME, KERNELS_NAME, PLUGIN_FOLDER
 
     library = LIBRARY_DIR / CUDA_LIBRARY_NAME
     for path in (library, library.with_suffix(".json"), LIBRARY_DIR / KERNELS_NAME):

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from predict.flags import FLAGS, Flag, markdown_table  # noqa: E402
+from predict.cli.flags import FLAGS, Flag, markdown_table  # noqa: E402
 
 PAGE = ROOT / "docs" / "flags.md"
 HEAD = """\

@@ -33,8 +33,8 @@ def call_stack(frame: FrameType | None) -> list[tuple[str, str]]:
 
 def trace() -> list[tuple[str, str]]:
     """The calls that are open when the first operator of a step begins."""
-    from predict import ops
     from predict.engine.engine import Engine
+    from predict.ops import compiled as ops
     from predict.predictor import main
 
     found: list[tuple[str, str]] = []

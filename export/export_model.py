@@ -25,17 +25,17 @@ from typing import TYPE_CHECKING
 if __package__ in (None, ""):  # run as a script: import from the checkout, not from this folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from predict.command import run_command
-from predict.config import EngineConfig, PredictorConfig
-from predict.console import say, show
+from predict.cli.command import run_command
+from predict.cli.flags import FLAGS, Flag, FlagValues, parse_flags
+from predict.config.engine import EngineConfig, PredictorConfig
 from predict.errors import EXIT_FAILURE, EXIT_USAGE, UserError
-from predict.flags import FLAGS, Flag, FlagValues, parse_flags
-from predict.outputs import check_folder, locked, whole_folder
-from predict.signals import Signals, kept
+from predict.system.console import say, show
+from predict.system.outputs import check_folder, locked, whole_folder
+from predict.system.signals import Signals, kept
 
 if TYPE_CHECKING:
-    from predict.kv_formats import HeadScales, KvFormat
-    from predict.manifest import Manifest
+    from predict.loading.manifest import Manifest
+    from predict.nn.cache_formats import HeadScales, KvFormat
     from predict.nn.decoder import Decoder
     from predict.nn.spec import DecoderSpec
 
@@ -129,7 +129,7 @@ def _not_written(path: Path, error: OSError) -> UserError:
 
 def _check_replaced(folder: Path) -> None:
     """Raises UserError unless an export is all that is in the folder."""
-    from predict.manifest import FILE_NAME
+    from predict.loading.manifest import FILE_NAME
 
     if not (folder / FILE_NAME).is_file():
         raise UserError(
@@ -146,12 +146,13 @@ def _check_replaced(folder: Path) -> None:
 
 
 def _export(config: EngineConfig, output_path: Path, signals: Signals | None) -> None:
-    from predict import library, llm
-    from predict.engine.exported import check_program
-    from predict.engine.program import save_program
-    from predict.formats import with_stored_cache
-    from predict.kv_formats import head_scales, kv_format_of
-    from predict.progress import Progress
+    from predict import llm
+    from predict.device import library
+    from predict.loading.exported import check_program
+    from predict.loading.layouts import with_stored_cache
+    from predict.loading.program import save_program
+    from predict.nn.cache_formats import head_scales, kv_format_of
+    from predict.system.progress import Progress
 
     source = Path(config.model_name_or_path)
     device = llm.choose_gpu(config)
@@ -224,7 +225,7 @@ def _copy_files(
     source: Path, folder: Path, program: str, kv_format: KvFormat, scales: list[HeadScales] | None
 ) -> None:
     """Copies what else a run reads. program: the name of a file that is the export's own."""
-    from predict.kv_formats import SCALES_FILE, save_head_scales
+    from predict.nn.cache_formats import SCALES_FILE, save_head_scales
 
     for pattern in COPIED:
         for path in sorted(source.glob(pattern)):
@@ -244,7 +245,7 @@ def _manifest(
     library_abi: int | None,
 ) -> Manifest:
     """What the export in `folder` is, its files' digests included."""
-    from predict.manifest import FORMAT, FileDigest, Manifest
+    from predict.loading.manifest import FORMAT, FileDigest, Manifest
     from predict.nn.decoder import layer_schemes
 
     rounded = dataclasses.asdict(config.quantization)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from predict.async_llm import AsyncLLM
-    from predict.config import EngineConfig
+    from predict.config.engine import EngineConfig
     from predict.errors import UserError
     from predict.llm import LLM
     from predict.request import RequestOutput, SamplingParams
@@ -17,7 +17,7 @@ __all__ = ["LLM", "AsyncLLM", "EngineConfig", "RequestOutput", "SamplingParams",
 _HOMES = {
     "LLM": "predict.llm",
     "AsyncLLM": "predict.async_llm",
-    "EngineConfig": "predict.config",
+    "EngineConfig": "predict.config.engine",
     "RequestOutput": "predict.request",
     "SamplingParams": "predict.request",
     "UserError": "predict.errors",

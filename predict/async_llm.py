@@ -18,10 +18,10 @@ from functools import partial
 from types import TracebackType
 from typing import cast
 
-from predict.config import EngineConfig
+from predict.config.engine import EngineConfig
+from predict.engine.samples import Samples, StreamOutput
 from predict.llm import LLM, Conversation, EngineStats, Prompt, check_streamed
 from predict.request import RequestOutput, SamplingParams
-from predict.samples import Samples, StreamOutput
 
 Event = StreamOutput | RequestOutput | BaseException  # the last two are an answer's last ones
 Command = Callable[[LLM], None]

@@ -18,10 +18,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from predict import device as devices
-from predict import host, library
+from predict.config.quantization import gpu_kernels
+from predict.device import devices, library
 from predict.errors import UserError
-from predict.quantization import gpu_kernels
+from predict.system import host
 
 NEEDED = ("numpy", "safetensors", "tokenizers", "sentencepiece", "jinja2", "tqdm")
 OPTIONAL = ("ninja", "paddlenlp", "torch", "transformers", "pytest", "hypothesis", "ruff", "mypy")

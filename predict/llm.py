@@ -13,14 +13,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from predict import library
-from predict.bounds import is_integer, prompt_token_ids
-from predict.config import EngineConfig, check_params
-from predict.conversation import Message, conversation_messages
-from predict.draft import read_draft
-from predict.engine.detokenizer import Detokenizer
+from predict.cli.prompts import with_token_ids
+from predict.config.engine import EngineConfig, check_params
+from predict.config.quantization import check_support
+from predict.device import library
+from predict.engine.draft_policy import Costs, DraftPolicy
 from predict.engine.engine import Engine
-from predict.engine.exported import check_export
 from predict.engine.kv_cache import (
     DTYPE_BYTES,
     allocate_caches,
@@ -32,7 +30,6 @@ from predict.engine.kv_cache import (
     weight_bytes,
     workspace_bytes,
 )
-from predict.engine.program import load_program
 from predict.engine.runner import (
     CopyBlocks,
     Forward,
@@ -44,18 +41,22 @@ from predict.engine.runner import (
     within,
 )
 from predict.engine.sampler import Sampler
+from predict.engine.samples import FailedPrompt, Samples, StreamOutput
 from predict.engine.scheduler import Scheduler, SchedulerConfig
+from predict.engine.window import WindowVerifier
 from predict.errors import TokenizerError, UserError, quoted
-from predict.formats import Layout, layout_of, with_stored_cache
-from predict.formats.online import Online
-from predict.generation_config import read_recommended
-from predict.host import available_memory_bytes, peak_memory_bytes
-from predict.kv_formats import head_scales, kv_format_of
+from predict.loading.draft_config import read_draft
+from predict.loading.exported import check_export
+from predict.loading.generation_config import read_recommended
+from predict.loading.layouts import Layout, layout_of, with_stored_cache
+from predict.loading.layouts.online import Online
+from predict.loading.paddle_checkpoint import open_checkpoint
+from predict.loading.program import load_program
 from predict.models import family_of
+from predict.nn.cache_formats import head_scales, kv_format_of
 from predict.nn.decoder import Decoder, build_decoder, expected_tensors
 from predict.nn.hf_config import ConfigReader
 from predict.nn.inputs import LayerCache
-from predict.nn.paddle_checkpoint import open_checkpoint
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import (
     CheckpointSource,
@@ -66,17 +67,16 @@ from predict.nn.weights import (
     check_sizes,
     plan_weights,
 )
-from predict.prompts import with_token_ids
-from predict.quantization import check_support
 from predict.request import RequestOutput, SamplingParams
-from predict.samples import FailedPrompt, Samples, StreamOutput
 from predict.speculative import DraftNetwork, Follower, Proposer, SpeculativeConfig, proposer_of
-from predict.speculative.policy import Costs, DraftPolicy
-from predict.speculative.window import WindowVerifier
-from predict.tokenizer import Tokenizer
+from predict.system.bounds import is_integer, prompt_token_ids
+from predict.system.host import available_memory_bytes, peak_memory_bytes
+from predict.text.conversation import Message, conversation_messages
+from predict.text.detokenizer import Detokenizer
+from predict.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from predict.device import Device
+    from predict.device.devices import Device
 
 Prompt = str | Sequence[int]
 # In the place of a prompt that its tokenizer failed on: its answer says so, the others are given.
@@ -141,20 +141,20 @@ def check_streamed(params: SamplingParams) -> None:
 
 
 def choose_backend(inference_model: bool) -> ModuleType:
-    """`predict.ops` with --inference_model where its library is built, else `predict.reference`."""
+    """`predict.ops.compiled` with inference_model and a built library, else `predict.ops.plain`."""
     if inference_model and library.load() is not None:
-        from predict import ops
+        from predict.ops import compiled as ops
 
         return ops
     library.import_paddle()
-    from predict import reference
+    from predict.ops import plain as reference
 
     return reference
 
 
 def is_compiled(backend: ModuleType) -> bool:
     """Whether a backend is the compiled operators."""
-    return backend.__name__ == "predict.ops"
+    return backend.__name__ == "predict.ops.compiled"
 
 
 @dataclass(frozen=True)
@@ -222,14 +222,14 @@ def open_weights(
         plan = plan_weights(spec, names)
         source = CheckpointSource(checkpoint)
         if device is not None and checkpoint.in_file_order:
-            from predict.nn.upload import DeviceCheckpointSource
+            from predict.loading.upload import DeviceCheckpointSource
 
             source = DeviceCheckpointSource(checkpoint, config.dtype, device)
         layout = layout_of(reader, checkpoint, source, settings, plan)
         checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
     capability = None
     if device is not None:
-        from predict.device import driver_info
+        from predict.device.devices import driver_info
 
         capability = driver_info().gpus[device.index].capability
     for linear in (*plan.linears(), plan.head):
@@ -272,7 +272,7 @@ def check_memory(opened: Sequence[Weights], device: Device | None, with_cache: b
         free = available_memory_bytes()
         check_cpu_memory(first.config, first.plan.spec, free, needed, draft, with_cache)
         return
-    from predict.device import memory_info
+    from predict.device.devices import memory_info
 
     check_gpu_memory(first.config, first.plan.spec, memory_info(device), needed, draft)
 
@@ -289,7 +289,7 @@ def choose_gpu(config: EngineConfig) -> Device | None:
             f"device {config.device} runs the compiled operators only; add --append_attn, "
             "--block_attn or --inference_model"
         )
-    from predict import device as devices
+    from predict.device import devices
 
     device = devices.choose(config.device)
     devices.activate(device)
@@ -317,7 +317,7 @@ class LLM:
         self.config = config = with_stored_cache(config, reader)
         kv_format = kv_format_of(config.kv_format)
         if self.device is not None:
-            from predict.device import driver_info
+            from predict.device.devices import driver_info
 
             kv_format.check_gpu(driver_info().gpus[self.device.index].capability)
         kv_scales = head_scales(kv_format, config.model_name_or_path, self.spec)
@@ -419,7 +419,7 @@ class LLM:
         """target: its runner, for a draft model."""
         if self.device is None:
             return HostRunner(forward, copy_blocks)
-        from predict.cuda import left_queued
+        from predict.device.cuda import left_queued
         from predict.engine.gpu_runner import GpuRunner
 
         config = self.config
@@ -496,7 +496,7 @@ class LLM:
     def _release_idle_memory(self) -> None:
         """What an earlier model of this process left in the pools counts as free again."""
         if self.device is not None and self.device.is_plugin:
-            from predict.device import release_cached
+            from predict.device.devices import release_cached
 
             release_cached(self.device)
 
@@ -504,7 +504,7 @@ class LLM:
         draft = None if self.draft is None else self.draft.spec
         if self.device is None:
             return num_cache_blocks(self.config, self.spec, draft=draft)
-        from predict.device import memory_info
+        from predict.device.devices import memory_info
 
         return num_gpu_cache_blocks(
             self.config,
@@ -517,7 +517,7 @@ class LLM:
     def _explained_out_of_memory(self) -> AbstractContextManager[None]:
         if self.device is None:
             return nullcontext()
-        from predict.device import explained_out_of_memory
+        from predict.device.devices import explained_out_of_memory
 
         return explained_out_of_memory(
             "use a smaller --dtype, lower --max_length or --batch_size, or end other processes on "
@@ -527,7 +527,7 @@ class LLM:
     def _peak_memory_bytes(self) -> int:
         if self.device is None:
             return peak_memory_bytes()
-        from predict.device import memory_info
+        from predict.device.devices import memory_info
 
         return memory_info(self.device).peak_in_use
 

@@ -24,21 +24,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from predict.command import run_command
-from predict.console import say
+from predict.cli.command import run_command
+from predict.cli.flags import parse_flags
 from predict.errors import EXIT_FAILURE, TokenizerError
-from predict.flags import parse_flags
-from predict.outputs import check_output, is_special, locked
-from predict.signals import Signals, exit_code
+from predict.system.console import say
+from predict.system.outputs import check_output, is_special, locked
+from predict.system.signals import Signals, exit_code
 
 if TYPE_CHECKING:
-    from predict.config import EngineConfig, PredictorConfig
-    from predict.data import DataItem
+    from predict.cli.data import DataItem
+    from predict.cli.results import Results
+    from predict.config.engine import EngineConfig, PredictorConfig
     from predict.llm import LLM
-    from predict.progress import Progress
     from predict.request import RequestOutput, SamplingParams, TokenLogprobs
-    from predict.results import Results
-    from predict.tokenizer import Tokenizer
+    from predict.system.progress import Progress
+    from predict.text.tokenizer import Tokenizer
 
     MakeLLM = Callable[[EngineConfig, Tokenizer | None], LLM]
 
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None, make_llm: MakeLLM | None = None) -> 
 
     def action(signals: Signals) -> int:
         flags = parse_flags(sys.argv[1:] if argv is None else argv, description=DESCRIPTION)
-        from predict.config import PredictorConfig
+        from predict.config.engine import PredictorConfig
 
         return run(PredictorConfig.from_flags(flags), make_llm or _make_llm, signals)
 
@@ -76,9 +76,9 @@ def run(config: PredictorConfig, make_llm: MakeLLM, signals: Signals) -> int:
 
     Every output and every prompt is checked before the model is loaded. Raises UserError.
     """
-    from predict.host import frozen_objects
-    from predict.identity import run_inputs
-    from predict.results import open_results
+    from predict.cli.identity import run_inputs
+    from predict.cli.results import open_results
+    from predict.system.host import frozen_objects
 
     for note in config.notes:
         say(f"note: {note}")
@@ -127,8 +127,8 @@ def _answers(config: PredictorConfig) -> bool:
 
 def checked_outputs(config: PredictorConfig) -> list[tuple[str, str]]:
     """(flag, path) of what a run writes; raises UserError where something would be destroyed."""
-    from predict.identity import PATHS
-    from predict.journal import journal_path
+    from predict.cli.identity import PATHS
+    from predict.cli.journal import journal_path
 
     engine = config.engine
     template = engine.chat_template
@@ -154,11 +154,11 @@ def checked_outputs(config: PredictorConfig) -> list[tuple[str, str]]:
 
 def prepare(config: PredictorConfig) -> Work:
     """What a run answers; raises UserError for the first prompt that cannot run."""
-    from predict.config import check_params
-    from predict.data import built_in_items, read_data_file
+    from predict.cli.data import built_in_items, read_data_file
+    from predict.cli.prompts import prepare_params, prepare_prompts
+    from predict.config.engine import check_params
     from predict.nn.hf_config import ConfigReader
-    from predict.prompts import prepare_params, prepare_prompts
-    from predict.tokenizer import Tokenizer
+    from predict.text.tokenizer import Tokenizer
 
     engine = config.engine
     if config.data_file is None:
@@ -185,7 +185,7 @@ def answer(llm: LLM | None, work: Work, results: Results, signals: Signals) -> i
     llm: None where nothing is left to generate. Returns the exit status. Raises Interrupted at the
     end of a step, unless it was the last one.
     """
-    from predict.progress import Progress
+    from predict.system.progress import Progress
 
     num_failed = 0
     with Progress(len(work.items), num_tokens=_lone_length(work)) as progress:
@@ -236,7 +236,7 @@ def _lone_length(work: Work) -> int | None:
 
 def _drafts(llm: LLM) -> str:
     """How speculation went, for the last line; nothing without it."""
-    from predict.progress import draft_summary
+    from predict.system.progress import draft_summary
 
     if llm.config.speculate_method is None:
         return ""

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from predict import bounds
 from predict.errors import UserError
+from predict.system import bounds
 
 if TYPE_CHECKING:
-    from predict.engine.answer_text import AnswerText
     from predict.engine.beams import BeamGroup
     from predict.engine.logprobs import LogprobRecord
+    from predict.text.answer_text import AnswerText
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 EarlyStopping = Literal[False, True, "never"]
@@ -197,7 +197,7 @@ class SamplingParams:
 
     @cached_property
     def adjusts_logits(self) -> bool:
-        """True when logits are changed before a token is chosen (see predict.engine.logits)."""
+        """True when logits are changed before a token is chosen."""
         penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
         return penalties != (1.0, 0.0, 0.0) or bool(
             self.min_length or self.no_repeat_ngram_size or self.logit_bias or self.bad_words

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from predict.device import kind_of
+from predict.cli.flags import Flag, FlagValues, no_effect, not_yet, parse_flags
+from predict.config.quantization import GROUP_SIZES, GROUPED, parse_quant_type
+from predict.device.devices import kind_of
 from predict.errors import UserError, quoted
-from predict.files import find_model_dir, json_type, read_json_object
-from predict.flags import Flag, FlagValues, no_effect, not_yet, parse_flags
-from predict.quantization import GROUP_SIZES, GROUPED, parse_quant_type
+from predict.system.files import find_model_dir, json_type, read_json_object
 
 PROG = "run_quantization.py"
 DESCRIPTION = "Quantizes a checkpoint with calibration data, layer by layer."

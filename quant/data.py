@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from predict.conversation import conversation_messages
-from predict.data import DataItem, read_data_file
+from predict.cli.data import DataItem, read_data_file
 from predict.errors import UserError
-from predict.files import read_text
-from predict.tokenizer import Tokenizer
+from predict.system.files import read_text
+from predict.text.conversation import conversation_messages
+from predict.text.tokenizer import Tokenizer
 
 TokenIds = npt.NDArray[np.int32]
 

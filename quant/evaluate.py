@@ -25,21 +25,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from predict.command import run_command
-from predict.console import say, show
+from predict.cli.command import run_command
+from predict.cli.flags import Flag, FlagValues, parse_flags
+from predict.config.quantization import CACHE_TYPES
 from predict.errors import EXIT_FAILURE, UserError
-from predict.files import find_model_dir
-from predict.flags import Flag, FlagValues, parse_flags
-from predict.outputs import check_output, locked
-from predict.quantization import CACHE_TYPES
+from predict.system.console import say, show
+from predict.system.files import find_model_dir
+from predict.system.outputs import check_output, locked
 from quant.config import INT4_SCHEMES, check_device
 from quant.rows import UNQUANTIZED, Row, parse_row
 
 if TYPE_CHECKING:
-    from predict.config import EngineConfig
+    from predict.config.engine import EngineConfig
     from predict.llm import LLM
-    from predict.progress import Progress
-    from predict.signals import Signals
+    from predict.system.progress import Progress
+    from predict.system.signals import Signals
     from quant.config import QuantConfig
     from quant.data import TokenIds
 
@@ -187,11 +187,11 @@ class EvaluateConfig:
 
     def check(self, row: Row) -> None:
         """Raises UserError where a row cannot be made, before any is measured."""
-        from predict.formats.online import check_group_size
+        from predict.config.quantization import check_support
         from predict.llm import read_spec
+        from predict.loading.layouts.online import check_group_size
         from predict.models import family_of
         from predict.nn.weights import plan_weights
-        from predict.quantization import check_support
         from quant.data import find_data_file
 
         engine_config(self, row, self.model_name_or_path)  # its own checks
@@ -222,7 +222,7 @@ class EvaluateConfig:
 
 def device_of(flags: FlagValues) -> tuple[str, str]:
     """The device that is asked for, or what predictor.py would take and a line that says so."""
-    from predict.device import default_name, on_cpu
+    from predict.device.devices import default_name, on_cpu
 
     if flags["device"] is not None:
         return str(flags["device"]), ""
@@ -259,8 +259,8 @@ def run(config: EvaluateConfig, progress: bool | None = None) -> dict[str, Resul
 
     progress: whether to show a bar; None: when stderr is a terminal. Raises UserError.
     """
-    from predict.progress import Progress
-    from predict.tokenizer import Tokenizer
+    from predict.system.progress import Progress
+    from predict.text.tokenizer import Tokenizer
     from quant.data import read_sequences
     from quant.run_quantization import run as quantize
 
@@ -314,7 +314,7 @@ def engine_config(
 
     inference_model: None chooses the compiled operators where they have the row's type.
     """
-    from predict.config import EngineConfig
+    from predict.config.engine import EngineConfig
 
     quant_type = None if row.calibrates else row.quant_type
     if inference_model is None:
@@ -340,7 +340,7 @@ def engine_config(
 
 def is_compiled_for(config: EvaluateConfig, row: Row) -> bool:
     """Whether the CPU's compiled operators have the row's type; on a GPU nothing else runs."""
-    from predict.quantization import check_support
+    from predict.config.quantization import check_support
 
     if row.quant_type is None or config.device != "cpu":
         return True
@@ -357,8 +357,8 @@ class Model:
     def __init__(self, config: EngineConfig):
         """Loads the engine; raises UserError."""
         from predict.engine.kv_cache import allocate_caches
-        from predict.kv_formats import head_scales, kv_format_of
         from predict.llm import LLM
+        from predict.nn.cache_formats import head_scales, kv_format_of
 
         self.llm = LLM(config)
         import paddle  # not before the engine has chosen its device

@@ -1,7 +1,7 @@
 """One decoder layer in float32: its weights as NumPy arrays, and its forward pass with captures.
 
 T tokens of a batch of whole sequences, H hidden size. The forward pass is the engine's own: the
-functions of `predict.ops` or `predict.reference` over `predict.nn.decoder`'s records.
+functions of `predict.ops.compiled` or `predict.ops.plain` over `predict.nn.decoder`'s records.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from predict.nn.checkpoint import to_float32
+from predict.loading.checkpoint import to_float32
 from predict.nn.decoder import Attention, Layer, Linear, Mlp
 from predict.nn.inputs import ForwardInputs, to_tensors
 from predict.nn.spec import DecoderSpec
@@ -123,7 +123,7 @@ class LayerWeights:
             weights = self.linears[kind]
             matrix = paddle.to_tensor(plain.get(kind, weights.weight))
             if compiled:
-                from predict import ops
+                from predict.ops import compiled as ops
 
                 matrix = ops.pack_dense(matrix, "float32")
             bias = None if weights.bias is None else paddle.to_tensor(weights.bias)

@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from predict.config.quantization import CACHE_TYPES, GROUPED, parse_quant_type
 from predict.errors import UserError, one_of
-from predict.quantization import CACHE_TYPES, GROUPED, parse_quant_type
 
 UNQUANTIZED = "none"
 # Flags of run_quantization.py that a method stands for.
@@ -39,7 +39,7 @@ class Row:
     checkpoint: str | None = None  # directory of a quantized checkpoint
     group_size: int = -1
     methods: tuple[str, ...] = ()
-    cache: str | None = None  # of predict.quantization.CACHE_TYPES
+    cache: str | None = None  # of predict.config.quantization.CACHE_TYPES
 
     @property
     def calibrates(self) -> bool:

@@ -25,11 +25,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from predict.command import run_command
-from predict.console import say
+from predict.cli.command import run_command
 from predict.errors import UserError
-from predict.outputs import check_place, locked, write_whole
-from predict.signals import Signals
+from predict.system.console import say
+from predict.system.outputs import check_place, locked, write_whole
+from predict.system.signals import Signals
 from quant.config import QuantConfig, parse_command_line
 
 if TYPE_CHECKING:
@@ -107,11 +107,11 @@ def run(
 
 def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summary:
     from predict.llm import choose_backend, is_compiled, read_spec
+    from predict.loading.checkpoint import checkpoint_digest
+    from predict.loading.paddle_checkpoint import open_checkpoint
     from predict.models import family_of
-    from predict.nn.checkpoint import checkpoint_digest
-    from predict.nn.paddle_checkpoint import open_checkpoint
     from predict.nn.weights import CheckpointSource, check_sizes, plan_weights
-    from predict.progress import Progress
+    from predict.system.progress import Progress
     from quant.state import RunState
     from quant.writer import float_dtype, write_config, write_tensors
 
@@ -189,8 +189,7 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
 
 def use_device(name: str) -> None:
     """Makes a device Paddle's default, before Paddle is first imported. Raises UserError."""
-    from predict import device as devices
-    from predict import library
+    from predict.device import devices, library
 
     if name == "cpu":
         library.import_paddle().set_device("cpu")
@@ -200,9 +199,9 @@ def use_device(name: str) -> None:
 
 def check(config: QuantConfig, plan: WeightPlan, checkpoint: Any, source: CheckpointSource) -> None:
     """Raises UserError where the checkpoint is not whole, or the config does not fit it."""
-    from predict.formats.online import Online, check_group_size
+    from predict.config.quantization import QuantSettings
+    from predict.loading.layouts.online import Online, check_group_size
     from predict.nn.decoder import expected_tensors
-    from predict.quantization import QuantSettings
 
     layout = Online(source, QuantSettings(), plan)
     checkpoint.check(expected_tensors(plan, layout), plan.ignored)
@@ -220,7 +219,7 @@ def check(config: QuantConfig, plan: WeightPlan, checkpoint: Any, source: Checkp
 
 def read_calibration(config: QuantConfig) -> list[TokenIds]:
     """The calibration sequences; raises UserError where there are none, or no tokenizer."""
-    from predict.tokenizer import Tokenizer
+    from predict.text.tokenizer import Tokenizer
     from quant.data import read_sequences
 
     assert config.data_file is not None  # QuantConfig's own check
@@ -256,7 +255,7 @@ def _quantize_layer(
     dtype: str,
 ) -> None:
     """Computes one layer and writes its files, and its successor's inputs."""
-    from predict.formats import safetensors_file
+    from predict.loading import safetensors_writer as safetensors_file
     from quant.layer import LayerWeights
     from quant.writer import layer_tensors
 
@@ -296,7 +295,7 @@ def _embed(
     """Writes the inputs of layer 0."""
     import numpy as np
 
-    from predict.nn.checkpoint import to_float32
+    from predict.loading.checkpoint import to_float32
 
     spec = plan.spec
     table = source.matrix((plan.embedding,), (spec.vocab_size, spec.hidden_size))
@@ -313,7 +312,7 @@ def _embed(
 
 def _others(plan: WeightPlan, source: CheckpointSource, dtype: str) -> Any:
     """Tensors that belong to no layer: embedding, last norm and LM head."""
-    from predict.nn.checkpoint import to_float32
+    from predict.loading.checkpoint import to_float32
     from quant.writer import as_stored
 
     spec = plan.spec
@@ -343,7 +342,7 @@ def _num_bytes(info: Any) -> int:
 
     import numpy as np
 
-    from predict.nn.checkpoint import NUMPY_DTYPES
+    from predict.loading.checkpoint import NUMPY_DTYPES
 
     return int(math.prod(info.shape) * np.dtype(NUMPY_DTYPES[info.dtype]).itemsize)
 

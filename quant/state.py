@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from predict.errors import UserError
-from predict.files import json_type, open_regular, read_json_object
-from predict.nn.checkpoint import read_header
-from predict.outputs import sync_folder, write_whole
+from predict.loading.checkpoint import read_header
+from predict.system.files import json_type, open_regular, read_json_object
+from predict.system.outputs import sync_folder, write_whole
 from quant.grids import Array
 
 FOLDER = "calibration"

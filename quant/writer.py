@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from predict.formats import compressed_tensors, paddlenlp, safetensors_file
-from predict.nn.checkpoint import NUMPY_DTYPES, Checkpoint, read_header
+from predict.loading import safetensors_writer as safetensors_file
+from predict.loading.checkpoint import NUMPY_DTYPES, Checkpoint, read_header
+from predict.loading.layouts import compressed_tensors, paddlenlp
 from predict.nn.hf_config import ConfigReader
 from predict.nn.weights import WeightPlan
-from predict.outputs import sync_folder, whole_file, write_whole
+from predict.system.outputs import sync_folder, whole_file, write_whole
 from quant.calibrate import QuantizedLayer
 from quant.config import QuantConfig
 from quant.layer import KINDS, LayerWeights

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from predict import library
-from predict.built import BuiltFile, Metadata, describe
+from predict.device import library
+from predict.device.built import BuiltFile, Metadata, describe
 
 BUILT = Metadata(
     abi=library.ABI,

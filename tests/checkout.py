@@ -9,7 +9,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("csrc/*.py", "csrc/include/regatta/abi.h", "predict/*.py", "pyproject.toml")
+COPIED = (
+    "csrc/*.py",
+    "csrc/include/regatta/abi.h",
+    "predict/*.py",
+    "predict/device/*.py",
+    "predict/system/*.py",
+    "pyproject.toml",
+)
 
 KERNEL = """
 #include "regatta/abi.h"

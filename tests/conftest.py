@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from predict import library
+from predict.device import library
 from tests.fake_gpu.libraries import ENVIRONMENT
 
 

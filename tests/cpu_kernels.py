@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from predict.library import Library
+from predict.device.library import Library
 
 Array = npt.NDArray[np.float32]
 Wide = npt.NDArray[np.float64]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from predict import LLM, EngineConfig, SamplingParams, library
+from predict import LLM, EngineConfig, SamplingParams
+from predict.device import library
 from tests.test_golden import DEMO
 from tests.test_speculative_support import draft_always, drafting, heldout
 

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from export.export_model import export_model
-from predict import LLM, AsyncLLM, SamplingParams, library
+from predict import LLM, AsyncLLM, SamplingParams
+from predict.device import library
 from predict.engine.beams import BeamGroup, Candidates, likeliest, log_softmax, num_candidates
 from predict.errors import UserError
-from predict.kv_formats import kv_format_of
+from predict.nn.cache_formats import kv_format_of
 from predict.predictor import main
 from predict.request import Request, RequestOutput, TokenLogprobs
 from tests.test_golden import DEMO, GOLDEN, OPERATORS, config, golden, greedy
@@ -212,7 +213,8 @@ def test_copied_blocks_are_equal_and_others_untouched(
     compiled: library.Library, row: str, backend: str
 ) -> None:
     import paddle
-    from predict import ops, reference
+    from predict.ops import compiled as ops
+    from predict.ops import plain as reference
 
     kv_format = kv_format_of(row)
     generator = np.random.default_rng(0)
@@ -234,7 +236,7 @@ def test_copied_blocks_are_equal_and_others_untouched(
 
 def test_blocks_that_are_not_there_are_refused(compiled: library.Library) -> None:
     import paddle
-    from predict import ops
+    from predict.ops import compiled as ops
 
     cache = paddle.zeros([4, 1, 16, 8])
     with pytest.raises(ValueError, match=r"copies names block 4 \(allowed: 0 to 3\)"):

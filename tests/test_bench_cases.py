@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from export.export_model import export_model
-from predict import LLM, EngineConfig, library
+from predict import LLM, EngineConfig
 from predict.bench import throughput
 from predict.bench.cases import Case, Peer, add_peer, cases_table, parse_cases, peer_of
+from predict.device import library
 from predict.errors import UserError
 from predict.llm import read_spec
 

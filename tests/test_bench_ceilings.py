@@ -10,7 +10,7 @@ import pytest
 from predict.bench import kernels, operators
 from predict.bench.cases import cases_table
 from predict.bench.ceilings import LEAST_BYTES, Limits, _passes, share_text
-from predict.library import Library
+from predict.device.library import Library
 
 
 class Machine:

@@ -11,8 +11,8 @@ import pytest
 from predict.bench import gpu_kernels, kernels, operators
 from predict.bench.kernels import parse
 from predict.bench.operators import Case
+from predict.device.library import Library
 from predict.errors import UserError
-from predict.library import Library
 
 ROOT = Path(__file__).resolve().parent.parent
 

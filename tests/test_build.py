@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import build
-from predict import library
+from predict.device import library
 from tests import checkout
 from tests.checkout import KERNEL, run
 
@@ -40,7 +40,7 @@ def test_library_builds_loads_and_rebuilds_only_what_changed(tree: Path) -> None
     loads = run(
         tree,
         "-c",
-        "from predict import library\n"
+        "from predict.device import library\n"
         "paddle = library.import_paddle()\n"
         "loaded = library.require()\n"
         "assert loaded.operators == ('build_test_same',), loaded\n"

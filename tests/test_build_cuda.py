@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import build
-from predict import built, library
+from predict.device import built, library
 from tests import checkout
 
 ROOT = Path(__file__).resolve().parent.parent

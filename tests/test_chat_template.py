@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from predict.chat_template import (
+from predict.errors import UserError
+from predict.text.chat_template import (
     JinjaTemplate,
     PaddleTemplate,
     load_chat_template,
 )
-from predict.conversation import conversation_messages
-from predict.errors import UserError
+from predict.text.conversation import conversation_messages
 
 GOLDEN: list[dict[str, Any]] = json.loads(
     (Path(__file__).parent / "data" / "tokenizers.json").read_text(encoding="utf-8")

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from predict.config.quantization import QuantSettings
 from predict.errors import UserError
-from predict.formats.online import Online
 from predict.llm import read_spec
+from predict.loading.checkpoint import Checkpoint, checkpoint_digest, to_float32
+from predict.loading.layouts.online import Online
 from predict.models import family_of, known_families
-from predict.nn.checkpoint import Checkpoint, checkpoint_digest, to_float32
 from predict.nn.decoder import expected_tensors
 from predict.nn.hf_config import NUMBERS, ROPE_NUMBERS, ConfigReader
 from predict.nn.weights import CheckpointSource, check_sizes, plan_weights
-from predict.quantization import QuantSettings
 from tests import tiny
 
 

@@ -18,10 +18,9 @@ from typing import Any
 
 import pytest
 
-from predict import data
-from predict.config import EngineConfig
+from predict.cli import data
+from predict.config.engine import EngineConfig
 from predict.errors import UserError
-from predict.outputs import locked
 from predict.predictor import main, result_line
 from predict.request import (
     CompletionOutput,
@@ -30,7 +29,8 @@ from predict.request import (
     RequestOutput,
     SamplingParams,
 )
-from predict.tokenizer import Tokenizer
+from predict.system.outputs import locked
+from predict.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "examples" / "demo_model"
@@ -353,7 +353,7 @@ def test_a_run_whose_answers_are_all_there_needs_no_model(run: Runs) -> None:
     whole = run.output.read_bytes()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("predict.results.write_whole", raising(OSError(28, "No space left")))
+        patch.setattr("predict.cli.results.write_whole", raising(OSError(28, "No space left")))
         assert run() == 1
     assert "No space left" in run.err
     assert "3 of 3 results are kept in" in run.err

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 import predict
-from predict import device as devices
-from predict.config import RULES, EngineConfig, PredictorConfig
+from predict.cli.flags import FLAGS, WORKS, Flag, markdown_table, not_yet, parse_flags
+from predict.config.engine import RULES, EngineConfig, PredictorConfig
+from predict.device import devices
 from predict.errors import UserError
-from predict.flags import FLAGS, WORKS, Flag, markdown_table, not_yet, parse_flags
-from predict.generation_config import read_recommended
-from predict.manifest import FORMAT, Manifest
-from predict.ranges import RANGES
+from predict.loading.generation_config import read_recommended
+from predict.loading.manifest import FORMAT, Manifest
 from predict.request import SAMPLING_KEYS, SamplingParams
 from predict.speculative import MAX_DRAFT_TOKENS
+from predict.system.ranges import RANGES
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -400,8 +400,9 @@ def test_derived_sizes(values: dict[str, Any], budget: int, blocks: int) -> None
 
 def test_nothing_here_imports_paddle() -> None:
     code = (
-        "import sys, predict, predict.config, predict.prompts, predict.data, predict.tokenizer\n"
-        "import predict.chat_template, predict.predictor, predict.bench.padded\n"
+        "import sys, predict, predict.config.engine, predict.cli.prompts, predict.cli.data\n"
+        "import predict.text.tokenizer\n"
+        "import predict.text.chat_template, predict.predictor, predict.bench.padded\n"
         "bad = {'paddle', 'numpy', 'jinja2', 'tokenizers', 'sentencepiece'} & set(sys.modules)\n"
         "sys.exit(str(bad) if bad else 0)"
     )

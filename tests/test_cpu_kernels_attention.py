@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from predict.library import Library
+from predict.device.library import Library
 from tests.cpu_kernels import (
     CANDIDATES,
     DTYPES,

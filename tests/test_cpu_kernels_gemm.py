@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from predict.library import Library
+from predict.device.library import Library
 from tests.tolerances import assert_close
 
 Array = npt.NDArray[np.float32]

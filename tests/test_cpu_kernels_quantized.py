@@ -13,7 +13,7 @@ import pytest
 
 from predict import LLM, EngineConfig, SamplingParams
 from predict.bench.throughput import linear_bytes
-from predict.library import Library
+from predict.device.library import Library
 from tests import tiny
 from tests.cpu_kernels import (
     CANDIDATES,

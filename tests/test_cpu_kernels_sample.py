@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from predict.library import Library
-from predict.reference import _sample_row
+from predict.device.library import Library
+from predict.ops.plain import _sample_row
 from tests.cpu_kernels import CANDIDATES, Array, force, normal, refusal, threads
 
 Ints = npt.NDArray[np.int64]

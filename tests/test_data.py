@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from predict.data import DataItem, read_data_file
+from predict.cli.data import DataItem, read_data_file
+from predict.cli.prompts import prepare_prompts
 from predict.errors import UserError
-from predict.prompts import prepare_prompts
-from predict.tokenizer import Tokenizer
+from predict.text.tokenizer import Tokenizer
 
 FOLDER = Path(__file__).parent / "data" / "tokenizers" / "byte_level"
 

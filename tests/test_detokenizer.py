@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predict.engine.detokenizer import Detokenizer
-from predict.tokenizer import Tokenizer, _Guarded
+from predict.text.detokenizer import Detokenizer
+from predict.text.tokenizer import Tokenizer, _Guarded
 
 REPLACEMENT = "\ufffd"
 TEXTS = [

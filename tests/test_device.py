@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from predict import built as built_files
-from predict import device as devices
-from predict import library
-from predict.device import DriverInfo, Gpu, InstalledPaddle
+from predict.device import built as built_files
+from predict.device import devices, library
+from predict.device.devices import DriverInfo, Gpu, InstalledPaddle
 from predict.errors import UserError
 from tests.built_libraries import write_library
 
@@ -159,7 +158,7 @@ def test_too_little_memory_shows_the_arithmetic_and_the_flag() -> None:
 
 def test_choosing_imports_no_paddle() -> None:
     program = (
-        "import sys\nfrom predict import device\n"
+        "import sys\nfrom predict.device import devices as device\n"
         "try:\n    device.choose('gpu')\nexcept ValueError:\n    pass\n"
         "device.choose('cpu')\nassert 'paddle' not in sys.modules\n"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import build
-from predict import device as devices
+from predict.device import devices
 from tests.fake_gpu import libraries
 
 TESTS = Path(__file__).resolve().parent
@@ -17,7 +17,7 @@ TESTS = Path(__file__).resolve().parent
 START = """
 import os, pathlib, sys
 import numpy as np
-from predict import device
+from predict.device import devices as device
 device.PLUGIN_FOLDER = pathlib.Path({folder!r})
 device._built_architectures = lambda: ("90a",)
 """
@@ -25,7 +25,7 @@ PADDLE = """
 gpu = device.choose("gpu:1")
 device.activate(gpu)
 import paddle
-from predict import cuda
+from predict.device import cuda
 """
 
 

@@ -27,7 +27,7 @@ from types import ModuleType
 
 import pytest
 
-from predict.flags import Flag, parse_flags
+from predict.cli.flags import Flag, parse_flags
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (

@@ -15,7 +15,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import build
-from predict import LLM, EngineConfig, SamplingParams, UserError, config, kv_formats, quantization
+from predict import LLM, EngineConfig, SamplingParams, UserError
+from predict.config import engine as config
+from predict.config import quantization
+from predict.nn import cache_formats as kv_formats
 from predict.nn.weights import WeightNames
 from tests import tiny
 from tests.docs_examples import cache_format

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import predict.reference
+import predict.ops.plain
 from predict import LLM, SamplingParams
 from predict.engine.kv_cache import bytes_per_token, num_cache_blocks
 from predict.engine.runner import NO_TARGETS, BlockCopies, KnownTokens, Logprobs
@@ -135,7 +135,7 @@ def make(num_blocks: int, ahead: bool = False, budget: int = 32) -> DraftModelPr
     return DraftModelProposer(
         DraftNetwork(
             runner=CacheReader(num_blocks + 8, ahead, target=target),
-            sampler=Sampler(predict.reference, 0, ()),
+            sampler=Sampler(predict.ops.plain, 0, ()),
             block_size=BLOCK,
             num_blocks=num_blocks,
             token_budget=budget,

@@ -17,16 +17,17 @@ from safetensors.numpy import load_file, save_file
 
 from export.export_model import export_model
 from predict import LLM, EngineConfig
+from predict.config.quantization import QuantSettings
 from predict.errors import UserError
-from predict.formats import awq, compressed_tensors, layout_of, paddlenlp, safetensors_file
-from predict.formats._stored import packed, unpacked
-from predict.kv_formats import head_scales, kv_format_of
+from predict.loading import safetensors_writer as safetensors_file
+from predict.loading.checkpoint import Checkpoint, to_float32
+from predict.loading.layouts import awq, compressed_tensors, layout_of, paddlenlp
+from predict.loading.layouts._stored import packed, unpacked
 from predict.models import family_of
-from predict.nn.checkpoint import Checkpoint, to_float32
+from predict.nn.cache_formats import head_scales, kv_format_of
 from predict.nn.decoder import expected_tensors
 from predict.nn.hf_config import ConfigReader
 from predict.nn.weights import CheckpointSource, LinearPlan, WeightPlan, plan_weights
-from predict.quantization import QuantSettings
 from predict.schemes import Quantized, scheme_of
 from predict.schemes._e4m3 import encode
 from tests import tiny
@@ -161,7 +162,7 @@ def test_compiled_operators_read_golden_checkpoints(case: str, compiled: object)
 def write_quantized(
     directory: Path, scheme: str, group_size: int = -1, changes: dict[str, Any] | None = None
 ) -> Path:
-    """A tiny model whose linears `predict.formats.compressed_tensors` wrote."""
+    """A tiny model whose linears `predict.loading.layouts.compressed_tensors` wrote."""
     tiny.write(directory, changes)
     file = directory / "model.safetensors"
     made: dict[str, Any] = {}
@@ -984,7 +985,7 @@ def test_cache_schemes_that_are_not_known_are_refused_by_name(tmp_path: Path) ->
     ],
 )
 def test_patterns_that_could_take_ages_are_refused(text: str, fine: bool) -> None:
-    from predict.formats._stored import pattern
+    from predict.loading.layouts._stored import pattern
 
     if fine:
         assert pattern(text, "here").pattern == text

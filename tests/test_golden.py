@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from export.export_model import export_model
-from predict import LLM, EngineConfig, SamplingParams, library
+from predict import LLM, EngineConfig, SamplingParams
+from predict.device import library
 from predict.engine.batch import build_inputs
 from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
 from predict.request import Request

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from predict import LLM, SamplingParams
-from predict.config import EngineConfig
-from predict.device import GIB, MemoryInfo
+from predict.config.engine import EngineConfig
+from predict.device.devices import GIB, MemoryInfo
 from predict.engine.gpu_runner import (
     FEW_TOKENS,
     OFTEN_MET,
@@ -25,11 +25,11 @@ from predict.engine.gpu_runner import (
     write_choices,
 )
 from predict.engine.kv_cache import check_gpu_memory, num_gpu_cache_blocks, weight_bytes
-from predict.engine.logits import FOR_EVER, Adjustment
+from predict.engine.logits_processors import FOR_EVER, Adjustment
 from predict.engine.sampler import GREEDY, Choice
 from predict.engine.token_history import encoded
 from predict.errors import UserError
-from predict.kv_formats import kv_format_of
+from predict.nn.cache_formats import kv_format_of
 from predict.nn.inputs import empty_example
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import LinearPlan, WeightNames, plan_weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
-from predict import host
+from predict.system import host
 
 
 def test_frozen_objects_are_left_out_until_the_end() -> None:

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from predict.device.library import Library
 from predict.errors import UserError
-from predict.kv_formats import (
+from predict.nn.cache_formats import (
     FORMATS,
     KV_FORMATS,
     KvFormat,
     head_scales,
     kv_format_of,
 )
-from predict.library import Library
 from predict.nn.spec import DecoderSpec
 from tests.cpu_kernels import (
     CANDIDATES,
@@ -449,9 +449,10 @@ def test_tree_of_drafts_sees_ancestors_only(
 
 
 def test_plain_operators_see_the_same_tree(compiled: Library) -> None:
-    from predict import ops, reference
     from predict.nn.decoder import Attention, Linear
     from predict.nn.inputs import ForwardInputs
+    from predict.ops import compiled as ops
+    from predict.ops import plain as reference
 
     none = Linear("dense", (), None, 0, 0)
     for window in (-1, 30):

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from predict import built as built_files
-from predict import device as devices
-from predict import doctor, library
-from predict.device import DriverInfo, InstalledPaddle
+from predict import doctor
+from predict.device import built as built_files
+from predict.device import devices, library
+from predict.device.devices import DriverInfo, InstalledPaddle
 from tests.built_libraries import BUILT, this_paddle, write_library
 from tests.hostile.case import write_model
 
@@ -132,7 +132,7 @@ def test_absence_is_said_once_per_process_with_the_reason_and_the_fix(tmp_path: 
     (tmp_path / library.BUILD_ERROR_NAME).write_text("no C++ compiler found\n")
     program = (
         "import sys, pathlib\n"
-        "from predict import library\n"
+        "from predict.device import library\n"
         "library.LIBRARY_DIR = pathlib.Path(sys.argv[1])\n"
         "assert library.load() is None and library.load() is None\n"
         "assert 'paddle' not in sys.modules\n"
@@ -283,7 +283,8 @@ STATIC_RUN = """
 import ctypes, sys
 from paddle.base import core
 from export import export_model
-from predict import library, predictor
+from predict import predictor
+from predict.device import library
 model, data, out = sys.argv[1:]
 flags = ["--dtype", "float32", "--device", "cpu", "--inference_model", "--append_attn"]
 exported = out + ".exported"

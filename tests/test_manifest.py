@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from predict.config import EngineConfig
+from predict.config.engine import EngineConfig
 from predict.errors import UserError
-from predict.manifest import (
+from predict.loading.manifest import (
     FILE_NAME,
     FORMAT,
     FileDigest,
@@ -125,7 +125,7 @@ def test_only_our_errors_leave_the_reader_of_manifests(
 def test_every_part_of_a_large_file_is_digested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("predict.manifest.PART_BYTES", 1000)
+    monkeypatch.setattr("predict.loading.manifest.PART_BYTES", 1000)
     path = tmp_path / "weights"
     data = bytes(range(256)) * 10
     path.write_bytes(data)

@@ -26,13 +26,16 @@ NUMPY_LOADERS = {"np.load", "numpy.load"}
 JSON_READERS = {"json.load", "json.loads"}
 # Who may call json.loads, and on what: texts that this program or its own library has just made.
 OWN_JSON = {
-    ("predict/library.py", "self.handle.regatta_cpu_info()"),
-    ("predict/device.py", "device_library().regatta_device_info()"),
-    ("predict/template_process.py", "_read(out, size, deadline)"),  # template_worker.py's reply
-    ("predict/template_worker.py", "sys.argv[1]"),  # template_process.py's settings
-    ("predict/template_worker.py", "source.read(size)"),  # and its request
-    ("predict/journal.py", "json.dumps(now)"),  # a copy
-    ("predict/results.py", "line"),  # a line that it wrote
+    ("predict/device/library.py", "self.handle.regatta_cpu_info()"),
+    ("predict/device/devices.py", "device_library().regatta_device_info()"),
+    (
+        "predict/text/template_process.py",
+        "_read(out, size, deadline)",
+    ),  # template_worker.py's reply
+    ("predict/text/template_worker.py", "sys.argv[1]"),  # template_process.py's settings
+    ("predict/text/template_worker.py", "source.read(size)"),  # and its request
+    ("predict/cli/journal.py", "json.dumps(now)"),  # a copy
+    ("predict/cli/results.py", "line"),  # a line that it wrote
     ("quant/state.py", "json.dumps(inputs)"),  # a copy
     ("predict/bench/gpu_kernels.py", "process.stdout"),  # torch_kernels.py's report
     ("predict/bench/torch_kernels.py", "sys.stdin"),  # gpu_kernels.py's specs
@@ -96,7 +99,7 @@ def wrong_calls(node: ast.Call, name: str) -> Iterator[str]:
     if called in ("os.system", "os.popen"):
         yield f"{where} runs a shell"
     if called in JSON_READERS and (name, ast.unparse(node.args[0])) not in OWN_JSON:
-        yield f"{where} calls {called} on {ast.unparse(node.args[0])}: take predict.files.read_json"
+        yield f"{where} calls {called} on {ast.unparse(node.args[0])}: take files.read_json"
 
 
 def test_no_source_unpickles_evaluates_or_reads_json_unchecked() -> None:

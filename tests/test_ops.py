@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predict import library, ops, reference
+from predict.device import library
 from predict.nn.decoder import Attention, Layer, Linear, Mlp
 from predict.nn.inputs import ForwardInputs, HostTensors, empty_example, to_tensors
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
+from predict.ops import compiled as ops
+from predict.ops import plain as reference
 from tests.tolerances import BLOCK_ROUNDINGS, assert_close
 
 paddle = library.import_paddle()

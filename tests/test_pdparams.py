@@ -14,9 +14,9 @@ import pytest
 
 import paddle
 from predict.errors import UserError
-from predict.nn import pickle_machine
-from predict.nn.paddle_checkpoint import open_checkpoint
-from predict.nn.pdparams import read_params
+from predict.loading import pickle_machine
+from predict.loading.paddle_checkpoint import open_checkpoint
+from predict.loading.pdparams import read_params
 from tests.hostile.pickles import PAYLOADS, Calls
 
 DTYPES = ("float32", "bfloat16", "float16", "int8", "uint8", "int32", "int64", "bool", "float64")

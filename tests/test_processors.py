@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predict import library, reference
+from predict.device import library
+from predict.device.library import import_paddle
 from predict.engine.sampler import Row, Sampler
-from predict.library import import_paddle
+from predict.ops import plain as reference
 from predict.request import Request, SamplingParams
 
 paddle = import_paddle()
@@ -30,7 +31,7 @@ def backend(request: pytest.FixtureRequest) -> ModuleType:
         return reference
     if library.find() is None:
         pytest.skip("no compiled operators; build them: python csrc/setup_cpu.py install")
-    from predict import ops
+    from predict.ops import compiled as ops
 
     return ops
 

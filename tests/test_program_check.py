@@ -15,10 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from export.export_model import export_model
-from predict import LLM, EngineConfig, library
-from predict.engine.parameter_file import check_parameters
-from predict.engine.program import load_program
-from predict.engine.program_check import (
+from predict import LLM, EngineConfig
+from predict.device import library
+from predict.errors import UserError
+from predict.loading.manifest import FileDigest, load_manifest
+from predict.loading.parameter_file import check_parameters
+from predict.loading.program import load_program
+from predict.loading.program_check import (
     COMMON,
     COMPILED,
     PARAMETER,
@@ -26,8 +29,6 @@ from predict.engine.program_check import (
     TensorType,
     read_program,
 )
-from predict.errors import UserError
-from predict.manifest import FileDigest, load_manifest
 from predict.nn.inputs import empty_example, to_tensors
 from tests import tiny
 from tests.test_kv_engine import CACHE_TYPES, SHAPES, model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from predict.progress import REFRESH_SECONDS, Progress, draft_summary
+from predict.system.progress import REFRESH_SECONDS, Progress, draft_summary
 
 
 def shown(bar: Progress, capsys: pytest.CaptureFixture[str]) -> str:

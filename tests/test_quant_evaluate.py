@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from predict import device as devices
+from predict.cli.flags import parse_flags
+from predict.device import devices
 from predict.errors import UserError
-from predict.flags import parse_flags
 from quant import evaluate
 from quant.evaluate import EvaluateConfig, main
 from quant.metrics import Comparison, log_softmax

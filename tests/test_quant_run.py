@@ -19,10 +19,10 @@ from safetensors.numpy import load_file, save_file
 
 from predict import EngineConfig
 from predict.errors import UserError
-from predict.nn.checkpoint import PARAMS, Checkpoint
-from predict.nn.paddle_checkpoint import is_turned
+from predict.loading.checkpoint import PARAMS, Checkpoint
+from predict.loading.paddle_checkpoint import is_turned
 from predict.nn.weights import CheckpointSource, plan_weights
-from predict.outputs import locked
+from predict.system.outputs import locked
 from quant.config import QuantConfig, parse_command_line
 from quant.data import read_sequences, text_windows
 from quant.evaluate import Model
@@ -192,10 +192,10 @@ def test_scaling_an_input_keeps_the_layers_function(
     kind: str, kv_heads: int, tmp_path: Path
 ) -> None:
     import paddle
-    from predict import reference
     from predict.llm import read_spec
     from predict.models import family_of
     from predict.nn.rope import rope_table
+    from predict.ops import plain as reference
     from quant.layer import LayerWeights, run_layer
 
     directory = write_model(tmp_path / "model", {"num_key_value_heads": kv_heads})
@@ -313,7 +313,7 @@ def test_a_signal_while_a_checkpoint_is_replaced_leaves_the_old_one_and_goes_on(
 def test_another_checkpoint_or_text_is_no_continuation(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
-    from predict.nn.checkpoint import checkpoint_digest
+    from predict.loading.checkpoint import checkpoint_digest
     from quant.state import RunState
 
     changed = write_model(tmp_path / "changed", {"rms_norm_eps": 1e-6})
@@ -529,7 +529,7 @@ def test_a_recipe_file_gives_flags_that_the_command_line_changes(tmp_path: Path)
 
 
 def test_lines_are_cut_and_texts_are_spread(tmp_path: Path) -> None:
-    from predict.tokenizer import Tokenizer
+    from predict.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_dir(TOKENIZER, "none")
     lines = tmp_path / "quant.json"

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from predict.engine.samples import Samples
 from predict.engine.stopping import finish_reason, max_total_tokens, suppressed_token_ids
 from predict.errors import UserError
 from predict.request import CompletionOutput, Request, RequestMetrics, SamplingParams
-from predict.samples import Samples
 
 EOS = (2,)
 

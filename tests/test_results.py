@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from predict.cli.results import JournaledResults, StreamedResults, open_results
 from predict.errors import UserError
-from predict.outputs import check_output, locked, stream_number, write_whole
-from predict.results import JournaledResults, StreamedResults, open_results
+from predict.system.outputs import check_output, locked, stream_number, write_whole
 
 INPUTS = {"seed": 0, "prompts of --data_file": "abc"}
 ROOT = Path(__file__).resolve().parent.parent
@@ -363,8 +363,8 @@ def test_stdout_gets_results_and_the_file_behind_it_stays(tmp_path: Path, name: 
     target = tmp_path / "log.txt"
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from predict.results import open_results\n"
-        "from predict.outputs import locked, check_output\n"
+        "from predict.cli.results import open_results\n"
+        "from predict.system.outputs import locked, check_output\n"
         f"check_output('output_file', {name!r})\n"
         f"with locked('output_file', {name!r}):\n"
         f"    results = open_results({name!r}, 1, dict, False, print)\n"

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from predict import reference
-from predict.engine.logits import Adjustment
+from predict.device.library import import_paddle
+from predict.engine.logits_processors import Adjustment
 from predict.engine.sampler import Row, Sampler, request_seed
-from predict.library import import_paddle
+from predict.ops import plain as reference
 from predict.request import Request, SamplingParams
 
 paddle = import_paddle()

@@ -17,6 +17,7 @@ from predict import LLM, EngineConfig, SamplingParams
 from predict.engine import scheduler as scheduler_module
 from predict.engine.batch import build_inputs
 from predict.engine.logprobs import LogprobRecord, measure
+from predict.engine.samples import Samples, sample_params
 from predict.engine.scheduler import (
     MAX_PROMPT_LOGITS,
     Scheduler,
@@ -25,7 +26,6 @@ from predict.engine.scheduler import (
 )
 from predict.errors import UserError
 from predict.request import MAX_LOGPROBS, Request, TokenLogprobs
-from predict.samples import Samples, sample_params
 from tests import test_scheduler
 from tests.test_llm import DEMO, PROMPTS
 

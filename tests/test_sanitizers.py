@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import build
-from predict import library
+from predict.device import library
 from tests import checkout
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -161,7 +161,7 @@ def test_read_beyond_a_tensor_is_reported_and_the_good_library_stays(tmp_path: P
     assert good.read_text() == "the good one"
     assert "LD_PRELOAD=" in built.stdout
     program = (
-        "from predict import library\n"
+        "from predict.device import library\n"
         "paddle = library.import_paddle()\n"
         "library.require().op('build_test_beyond')(paddle.ones([1000]))\n"
     )

@@ -11,15 +11,15 @@ import pytest
 
 from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams
-from predict.errors import UserError
-from predict.manifest import load_manifest
-from predict.quantization import (
+from predict.config.quantization import (
     SUPPORT,
     QuantType,
     check_support,
     gpu_kernels,
     parse_quant_type,
 )
+from predict.errors import UserError
+from predict.loading.manifest import load_manifest
 from predict.schemes import Quantized, known_schemes, scheme_of
 from predict.schemes._e4m3 import VALUES, encode
 from tests import tiny
@@ -263,7 +263,7 @@ def test_the_cpu_refuses_float8_before_it_reads_weights(
     tmp_path: Path, compiled: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny.write(tmp_path)
-    monkeypatch.setattr("predict.nn.checkpoint.Checkpoint.read", None)
+    monkeypatch.setattr("predict.loading.checkpoint.Checkpoint.read", None)
     with pytest.raises(UserError, match=r"a8w8_fp8 does not run on the compiled .*use .*a8w8 "):
         answer(tmp_path, quant_type="a8w8_fp8", inference_model=True)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from predict import console
-from predict.command import run_command
+from predict.cli.command import run_command
 from predict.errors import UserError
-from predict.signals import Interrupted, Signals
+from predict.system import console
+from predict.system.signals import Interrupted, Signals
 
 ROOT = Path(__file__).resolve().parent.parent
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -117,7 +117,7 @@ def child(code: str, **streams: object) -> subprocess.CompletedProcess[str]:
 def test_a_second_signal_ends_at_once() -> None:
     done = child(
         "import signal, time\n"
-        "from predict.command import run_command\n"
+        "from predict.cli.command import run_command\n"
         "def action(signals):\n"
         "    try:\n"
         "        signal.raise_signal(signal.SIGTERM)\n"
@@ -132,8 +132,8 @@ def test_a_second_signal_ends_at_once() -> None:
 def test_importing_paddle_leaves_our_handlers() -> None:
     done = child(
         "import signal\n"
-        "from predict.command import run_command\n"
-        "from predict.library import import_paddle\n"
+        "from predict.cli.command import run_command\n"
+        "from predict.device.library import import_paddle\n"
         "def action(signals):\n"
         "    import_paddle()\n"
         "    signal.raise_signal(signal.SIGTERM)\n"
@@ -145,8 +145,8 @@ def test_importing_paddle_leaves_our_handlers() -> None:
 
 def test_streams_that_are_closed_or_full_do_not_fail(tmp_path: Path) -> None:
     code = (
-        "from predict import console\n"
-        "from predict.command import run_command\n"
+        "from predict.system import console\n"
+        "from predict.cli.command import run_command\n"
         "from pathlib import Path\n"
         "def action(signals):\n"
         "    print('a library', file=sys.stderr, flush=sys.argv[1] == 'closed')\n"
@@ -169,9 +169,9 @@ def test_a_pipe_that_nobody_reads_silences_the_console() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     code = (
-        "from predict import console\n"
-        "from predict.command import run_command\n"
-        "from predict.progress import Progress\n"
+        "from predict.system import console\n"
+        "from predict.cli.command import run_command\n"
+        "from predict.system.progress import Progress\n"
         "def action(signals):\n"
         "    with Progress(3, enabled=True) as bar:\n"
         "        for _ in range(3):\n"

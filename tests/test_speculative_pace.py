@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import predict.reference
+import predict.ops.plain
 from predict import SamplingParams
 from predict.bench.speculation import AgreeingProposer, ScriptedRunner, copies
 from predict.engine import engine as engine_module
+from predict.engine.draft_policy import Costs, DraftPolicy
 from predict.engine.engine import Engine
 from predict.engine.runner import NO_TARGETS, KnownTokens, Logprobs
 from predict.engine.sampler import Sampler
@@ -33,7 +34,6 @@ from predict.speculative import (
     known_methods,
     proposer_of,
 )
-from predict.speculative.policy import Costs, DraftPolicy
 
 VOCABULARY = 128_256
 PROMPT = 256
@@ -119,7 +119,7 @@ class Bench:
                 prefix_caching=False,
             )
         )
-        sampler = Sampler(predict.reference, 0, ())
+        sampler = Sampler(predict.ops.plain, 0, ())
         draft = DraftNetwork(
             runner=PacedRunner(clock, True, is_cold),
             sampler=sampler,

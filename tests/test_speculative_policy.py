@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from predict.request import Request, SamplingParams
-from predict.speculative.policy import (
+from predict.engine.draft_policy import (
     ALLOWANCE,
     FEWEST_TIMES,
     FIRST_BALANCE,
@@ -18,6 +17,7 @@ from predict.speculative.policy import (
     Costs,
     DraftPolicy,
 )
+from predict.request import Request, SamplingParams
 
 CPU = Costs(row=0.04)
 GPU = Costs(row=0.0055, wait=0.08, wait_each=0.004)

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from export.export_model import export_model
-from predict import LLM, EngineConfig, SamplingParams, library
-from predict.config import check_params
+from predict import LLM, EngineConfig, SamplingParams
+from predict.config.engine import check_params
+from predict.config.quantization import CACHE_TYPES
+from predict.config.speculation import FEATURES, Feature
+from predict.device import library
+from predict.engine.draft_policy import Costs
 from predict.errors import UserError
-from predict.quantization import CACHE_TYPES
-from predict.speculative.policy import Costs
-from predict.speculative.support import FEATURES, Feature
 from tests.test_golden import DEMO
 from tests.test_speculative import METHODS, PROMPTS
 from tests.test_speculative_policy import Generous

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import predict.reference
+import predict.ops.plain
 from predict import SamplingParams
+from predict.engine.draft_policy import Costs
 from predict.engine.engine import Engine
 from predict.engine.sampler import Sampler
 from predict.engine.scheduler import Scheduler, SchedulerConfig
 from predict.request import Request
 from predict.speculative import DraftNetwork, SpeculativeConfig, known_methods, proposer_of
 from predict.speculative.draft_model import DraftModelProposer
-from predict.speculative.policy import Costs
 from tests.test_draft_model import BLOCK, VOCABULARY, CacheReader, expected
 from tests.test_speculative_policy import Generous
 
@@ -31,7 +31,7 @@ def make_engine(method: str, ahead: bool) -> Engine:
             num_blocks=NUM_BLOCKS,
         )
     )
-    sampler = Sampler(predict.reference, 0, ())
+    sampler = Sampler(predict.ops.plain, 0, ())
     runner = CacheReader(NUM_BLOCKS, ahead)
     own = CacheReader(
         *(NUM_BLOCKS + NUM_SEQS, ahead, 0.2),

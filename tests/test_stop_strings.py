@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predict import LLM, EngineConfig, SamplingParams
-from predict.engine.answer_text import AnswerText
-from predict.engine.detokenizer import LONGEST_CHARACTER, MANY_PENDING, Detokenizer
-from predict.engine.stop_strings import ROOT, Match, StopStrings
 from predict.errors import UserError
-from predict.tokenizer import Tokenizer
+from predict.text.answer_text import AnswerText
+from predict.text.detokenizer import LONGEST_CHARACTER, MANY_PENDING, Detokenizer
+from predict.text.stop_strings import ROOT, Match, StopStrings
+from predict.text.tokenizer import Tokenizer
 from tests import tiny
 from tests.test_detokenizer import REPLACEMENT, TEXTS, TOKENIZERS
 from tests.test_llm import DEMO, PROMPTS

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from predict import template_process
-from predict.chat_template import JinjaTemplate, PaddleTemplate
 from predict.errors import UserError
-from predict.template_process import RenderError, TemplateProcess
+from predict.text import template_process
+from predict.text.chat_template import JinjaTemplate, PaddleTemplate
+from predict.text.template_process import RenderError, TemplateProcess
 
 ASK = [{"role": "user", "content": "hello"}]
 COUNT = "{% for i in range(99999) %}"
@@ -159,7 +159,7 @@ def test_a_forked_child_renders_in_its_own_process(process: TemplateProcess) -> 
 def test_the_process_ends_with_its_parent_however_that_ends() -> None:
     script = (
         "import sys, time\n"
-        "from predict.template_process import TemplateProcess\n"
+        "from predict.text.template_process import TemplateProcess\n"
         "process = TemplateProcess()\n"
         "process.render([('a', {})])\n"
         "print(process._process.pid, flush=True)\n"

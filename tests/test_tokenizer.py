@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from predict.errors import TokenizerError, UserError
-from predict.tokenizer import Tokenizer, _quiet_panics
+from predict.text.tokenizer import Tokenizer, _quiet_panics
 
 DATA = Path(__file__).parent / "data"
 FOLDERS = DATA / "tokenizers"

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from predict import SamplingParams
-from predict.config import EngineConfig
+from predict.config.engine import EngineConfig
 from predict.engine.sampler import GREEDY, Choice, Row
+from predict.engine.window import WindowVerifier, verdict
 from predict.errors import UserError
 from predict.request import Request
 from predict.speculative import accepted_tokens
-from predict.speculative.window import WindowVerifier, verdict
 
 VOCABULARY = 12
 
@@ -26,7 +26,7 @@ def plain(
     window: int,
     max_candidate_len: int,
 ) -> list[int]:
-    """The tokens of a span; see predict.speculative.window for where it differs from PaddleNLP."""
+    """The tokens of a span; see predict.engine.window for where it differs from PaddleNLP."""
 
     def ranked(place: int) -> list[int]:
         return sorted(range(VOCABULARY), key=lambda token: (-probabilities[place][token], token))

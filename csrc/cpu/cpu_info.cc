@@ -1,4 +1,4 @@
-// What the library says of itself and of this CPU (predict/library.py, doctor, benchmarks).
+// What the library says of itself and of this CPU (predict/device/library.py, doctor, benchmarks).
 #include <string>
 
 #include "dispatch.h"

@@ -1,4 +1,4 @@
-// The C functions that predict/device.py calls through ctypes: what Paddle's Python has no words
+// The C functions that predict/device/devices.py calls through ctypes: what Paddle's Python has no words
 // for (which devices there are and why not, pinned memory, copies that overlap, graphs). They work
 // on any CUDA memory and stream, so also beside a Paddle that has CUDA itself.
 //

@@ -17,7 +17,7 @@
 //  * query functions: anything but success means "not yet".
 // CUDA graphs: memory that a captured graph uses must not be given to others afterwards. Paddle has
 // an allocator for each stream, so a stream on which only captures run has memory of its own; see
-// predict/device.py.
+// predict/device/devices.py.
 #include <dlfcn.h>
 
 #include <array>

@@ -4,7 +4,7 @@
 //     that stand (see regatta/verify_window.h). Row 9 of `choices` holds the drafts from each row of
 //     logits on, the rows before are those of regatta_sample_step. token_ids: resolved.
 //
-// GPUs only: on a CPU predict/speculative/window.py does the same.
+// GPUs only: on a CPU predict/engine/window.py does the same.
 #include "regatta/verify_window.h"
 
 #include "choices.h"

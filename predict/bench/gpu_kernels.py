@@ -23,11 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from predict import cuda, device, library
 from predict.bench.ceilings import share_text
 from predict.bench.operators import CASES, SHAPES, Case, Result, Settings, Sizes, least_seconds
 from predict.bench.report import percentile
-from predict.kv_formats import CacheTensor
+from predict.device import cuda, library
+from predict.device import devices as device
+from predict.nn.cache_formats import CacheTensor
 from predict.nn.weights import place_tensor
 
 READ_BYTES = 4 << 30

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from predict.interpreter import check_interpreter
+from predict.system.interpreter import check_interpreter
 
 if __name__ == "__main__":
     check_interpreter()
@@ -38,13 +38,13 @@ from predict.bench.operators import (
     packed_shape,
 )
 from predict.bench.report import percentile, write_json
-from predict.command import run_command
+from predict.cli.command import run_command
+from predict.cli.flags import Flag, parse_flags
+from predict.device.library import Library, import_paddle, require
 from predict.errors import one_of
-from predict.flags import Flag, parse_flags
-from predict.kv_formats import KV_FORMATS, CacheTensor
-from predict.library import Library, import_paddle, require
-from predict.outputs import check_output
-from predict.signals import Signals
+from predict.nn.cache_formats import KV_FORMATS, CacheTensor
+from predict.system.outputs import check_output
+from predict.system.signals import Signals
 
 PROG = "python -m predict.bench.kernels"
 GROUP = "Operator benchmark"

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from predict.kv_formats import CacheTensor, KvFormat, kv_format_of
+from predict.nn.cache_formats import CacheTensor, KvFormat, kv_format_of
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per value
 BLOCK_SIZE = 64  # tokens

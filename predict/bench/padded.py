@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from predict.bench.report import BenchmarkReport, paddlenlp_lines, table, write_json
-from predict.config import PredictorConfig
-from predict.console import show
-from predict.progress import Progress
+from predict.config.engine.engine import PredictorConfig
 from predict.request import RequestOutput, SamplingParams
+from predict.system.console import show
+from predict.system.progress import Progress
 
 if TYPE_CHECKING:
     from predict.llm import LLM

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError
-from predict.outputs import write_whole
 from predict.request import RequestOutput
+from predict.system.outputs import write_whole
 
 
 @dataclass(frozen=True)

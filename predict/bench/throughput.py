@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from predict.interpreter import check_interpreter
+from predict.system.interpreter import check_interpreter
 
 if __name__ == "__main__":
     check_interpreter()
@@ -28,19 +28,19 @@ import numpy as np
 from predict.bench.cases import Case, add_peer, cases_table, parse_cases, peer_of
 from predict.bench.ceilings import Limits, share_text
 from predict.bench.report import write_json
-from predict.command import run_command
-from predict.config import EngineConfig, PredictorConfig
-from predict.console import say, show
+from predict.cli.command import run_command
+from predict.cli.flags import FLAGS, Flag, parse_flags
+from predict.config.engine.engine import EngineConfig, PredictorConfig
+from predict.config.engine.quantization import CODES_OF_ACTIVATIONS
 from predict.engine.kv_cache import DTYPE_BYTES
 from predict.errors import UserError
-from predict.flags import FLAGS, Flag, parse_flags
-from predict.host import frozen_objects, process_age_seconds
-from predict.kv_formats import kv_format_of
+from predict.nn.cache_formats import kv_format_of
 from predict.nn.spec import DecoderSpec
-from predict.outputs import check_output
-from predict.quantization import CODES_OF_ACTIVATIONS
 from predict.request import RequestOutput, SamplingParams
-from predict.signals import Signals
+from predict.system.console import say, show
+from predict.system.host import frozen_objects, process_age_seconds
+from predict.system.outputs import check_output
+from predict.system.signals import Signals
 
 if TYPE_CHECKING:
     from predict.llm import LLM
@@ -303,7 +303,7 @@ def measured(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> dict[str
 
 def measure_cases(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> list[dict[str, Any]]:
     """The results of every case, each with its sizes and what others reach."""
-    from predict.device import driver_info
+    from predict.device.devices.devices import driver_info
 
     gpu = None if llm.device is None else driver_info().gpus[llm.device.index].name
     rows = []

@@ -10,6 +10,7 @@ from typing import NamedTuple, cast
 
 from predict.engine.batch import span_inputs
 from predict.engine.beams import Candidates
+from predict.engine.draft_policy import DraftPolicy
 from predict.engine.failures import RequestError, apart, explained
 from predict.engine.logprobs import num_wanted
 from predict.engine.runner import NO_TARGETS, KnownTokens, Logprobs, PromptTargets, Runner, Tokens
@@ -26,7 +27,6 @@ from predict.speculative import (
     Verified,
     accepted_tokens,
 )
-from predict.speculative.policy import DraftPolicy
 
 NO_LOGITS = (
     "request {} has no finite largest logit to draw from; the weights or the dtype do not suit the "

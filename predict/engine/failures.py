@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 # What a module, or a function of it, does for a request.
 STAGES: dict[str | tuple[str, str], str] = {
-    "predict.tokenizer": "detokenize",
-    "predict.engine.answer_text": "detokenize",
-    "predict.engine.detokenizer": "detokenize",
-    "predict.engine.stop_strings": "detokenize",
+    "predict.text.tokenizer": "detokenize",
+    "predict.text.answer_text": "detokenize",
+    "predict.text.detokenizer": "detokenize",
+    "predict.text.stop_strings": "detokenize",
     "predict.engine.batch": "schedule",
     "predict.engine.beams": "beams",
     "predict.engine.block_manager": "schedule",
@@ -29,7 +29,7 @@ STAGES: dict[str | tuple[str, str], str] = {
     ("predict.engine.gpu_runner", "_measure"): "logprobs",
     ("predict.engine.gpu_runner", "_write_wanted"): "sample",
     ("predict.engine.gpu_runner", "write_choices"): "sample",
-    "predict.engine.logits": "adjust",
+    "predict.engine.logits_processors": "adjust",
     "predict.engine.logprobs": "logprobs",
     "predict.engine.runner": "forward",
     "predict.engine.sampler": "sample",
@@ -40,13 +40,13 @@ STAGES: dict[str | tuple[str, str], str] = {
     ("predict.engine.engine", "_stand"): "verify",
     "predict.engine.stopping": "schedule",
     "predict.engine.token_history": "adjust",
-    "predict.samples": "detokenize",
+    "predict.engine.samples": "detokenize",
     "predict.speculative": "verify",
     "predict.speculative.draft_model": "draft",
     "predict.speculative.inference_with_reference": "draft",
     "predict.speculative.lookahead": "draft",
-    "predict.speculative.policy": "draft",
-    "predict.speculative.window": "verify",
+    "predict.engine.draft_policy": "draft",
+    "predict.engine.window": "verify",
 }
 
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from predict import cuda, ops
+from predict.device import cuda
 from predict.engine.beams import Candidates
 from predict.engine.runner import Logprobs, Tokens
+from predict.ops import compiled as ops
 
 if TYPE_CHECKING:
     from paddle import Tensor

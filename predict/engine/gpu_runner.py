@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from predict import cuda, ops
-from predict.device import Device
+from predict.device import cuda
+from predict.device.devices import Device
 from predict.engine.beams import Candidates
 from predict.engine.gpu_beams import BeamTokensOnTheirWay, Finder
-from predict.engine.logits import Adjustment
+from predict.engine.logits_processors import Adjustment
 from predict.engine.logprobs import LogprobTable, num_wanted
 from predict.engine.runner import (
     NO_TARGETS,
@@ -40,9 +40,10 @@ from predict.engine.runner import (
 )
 from predict.engine.sampler import GREEDY, Choice, Row, Sampler
 from predict.engine.token_history import NO_SLOT, TokenHistory
+from predict.engine.window import WindowVerifier, loose_drafts
 from predict.nn.inputs import FIELDS, ForwardInputs
+from predict.ops import compiled as ops
 from predict.speculative import MAX_DRAFT_TOKENS, Verified
-from predict.speculative.window import WindowVerifier, loose_drafts
 
 if TYPE_CHECKING:
     from paddle import Tensor

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from predict.config import EngineConfig
+from predict.config.engine import EngineConfig
 from predict.errors import UserError
-from predict.host import available_memory_bytes
-from predict.kv_formats import HeadScales, kv_format_of
+from predict.nn.cache_formats import HeadScales, kv_format_of
 from predict.nn.inputs import LayerCache
 from predict.nn.spec import DecoderSpec
+from predict.system.host import available_memory_bytes
 
 if TYPE_CHECKING:
-    from predict.device import MemoryInfo
+    from predict.device.devices import MemoryInfo
     from predict.nn.weights import LinearPlan, WeightPlan
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -102,7 +102,7 @@ def num_gpu_cache_blocks(
     memory: the GPU's now, in bytes. workspace_bytes: what one step needs besides.
     Raises UserError with the arithmetic when too little fits.
     """
-    from predict.device import cache_capacity
+    from predict.device.devices import cache_capacity
 
     if config.num_cache_blocks is not None:
         return config.num_cache_blocks
@@ -136,7 +136,7 @@ def check_gpu_memory(
     need: all sequences where each reserves its own, else one. draft: a second model, whose weights
     are in weight_bytes.
     """
-    from predict.device import cache_capacity
+    from predict.device.devices import cache_capacity
 
     per_seq = config.max_blocks_per_seq
     least = config.batch_size * per_seq if config.reserve_full else per_seq
@@ -250,7 +250,7 @@ def allocate_caches(
     kv_format: str = "dense",
     scales: Sequence[HeadScales] | None = None,
 ) -> list[LayerCache]:
-    """The cache tensors of each layer, as predict.kv_formats has them.
+    """The cache tensors of each layer, as predict.nn.cache_formats has them.
 
     scales: of each layer, for formats with a scale per head. Memory is not touched: pages of blocks
     that no request uses cost nothing on a CPU.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from predict.engine.beams import Candidates
 from predict.engine.logprobs import LogprobTable, measure, num_wanted
 from predict.engine.sampler import Row, Sampler
-from predict.kv_formats import KvFormat
+from predict.nn.cache_formats import KvFormat
 from predict.nn.decoder import Decoder, forward
 from predict.nn.inputs import ForwardInputs, HostTensors, LayerCache
 
@@ -134,7 +134,7 @@ def dynamic_forward(backend: ModuleType, decoder: Decoder, caches: Sequence[Laye
 
 
 def static_forward(program: Any, caches: Sequence[LayerCache]) -> Forward:
-    """Runs a program that `predict.engine.program.load_program` loaded."""
+    """Runs a program that `predict.loading.program.load_program` loaded."""
     tensors = [tensor for cache in caches for tensor in cache]
 
     def run(inputs: ForwardInputs) -> Tensor:

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.engine.beams import Candidates, likeliest, log_softmax, num_candidates
-from predict.engine.logits import UNCHANGED, Adjustment
+from predict.engine.logits_processors import UNCHANGED, Adjustment
 from predict.request import Request
 
 if TYPE_CHECKING:
     from paddle import Tensor
-    from predict.speculative.window import WindowVerifier
+    from predict.engine.window import WindowVerifier
 
 
 class Row(NamedTuple):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from predict import cuda
-from predict.device import Device
-from predict.engine.logits import UNCHANGED, Adjustment
+from predict.device import cuda
+from predict.device.devices import Device
+from predict.engine.logits_processors import UNCHANGED, Adjustment
 from predict.engine.sampler import Row
 from predict.request import Request
 

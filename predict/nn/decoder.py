@@ -1,7 +1,7 @@
 """The decoder: its weights as a tree of frozen records, and one forward pass over them.
 
-T tokens, H hidden size, L logit rows. `backend` is the module `predict.ops` (compiled operators) or
-`predict.reference` (plain Paddle): both offer the same functions.
+T tokens, H hidden size, L logit rows. `backend` is the module `predict.ops.compiled` or
+`predict.ops.plain`: both offer the same functions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from predict.schemes import scheme_of
 
 if TYPE_CHECKING:
     from paddle import Tensor
-    from predict.formats import Layout
+    from predict.loading.layouts import Layout
 
 Tree = TypeVar("Tree")
 
@@ -50,7 +50,7 @@ class Attention:
     norm_eps: float
     softmax_scale: float
     window: int  # visible tokens, -1 all
-    kv_format: str = "dense"  # of its cache, see predict.kv_formats
+    kv_format: str = "dense"  # of its cache, see predict.nn.cache_formats
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,9 @@ def forward(
 ) -> tuple[Tensor, list[Tensor]]:
     """Returns float32 logits [L, vocab_size] and the caches, which are updated in place.
 
-    caches: the tensors of each layer, see predict.kv_formats. They are also outputs because an
-    exported program drops an input that no output depends on. tree_mask: see ops.paged_attention.
+    caches: the tensors of each layer, see predict.nn.cache_formats. They are also outputs because
+    an exported program drops an input that no output depends on. tree_mask: see the operator
+    paged_attention.
     At least one logit row is wanted. As many as tokens are all of them, as many as spans are the
     last ones of each. bound: the backend's BoundLayers of decoder.layers and caches, who are then
     not returned.
@@ -224,7 +225,7 @@ def fold_norms(layer: Layer) -> Layer:
     Scheme "dense_folded" of the GPU's operators: a norm is then one factor per row, which the
     product itself applies.
     """
-    from predict import ops
+    from predict.ops import compiled as ops
 
     attention, mlp = layer.attention, layer.mlp
     ops.fold_norm(attention.qkv.tensors[0], attention.norm)

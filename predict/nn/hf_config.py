@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError
-from predict.files import read_json_object
 from predict.nn.rope import METHODS
 from predict.nn.spec import DecoderSpec, RopeSpec
-from predict.ranges import Range
+from predict.system.files import read_json_object
+from predict.system.ranges import Range
 
 # What the field's tools wrote before "rope_type" had settled names.
 ROPE_METHOD_ALIASES = {"ntk": "dynamic", "dynamic_ntk": "dynamic"}

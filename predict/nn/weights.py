@@ -16,8 +16,8 @@ from predict.nn.spec import DecoderSpec
 
 if TYPE_CHECKING:
     from paddle import Tensor
-    from predict.device import Device
-    from predict.nn.checkpoint import Checkpoint
+    from predict.device.devices import Device
+    from predict.loading.checkpoint import Checkpoint
     from predict.schemes import Quantized, Scheme
 
 
@@ -299,7 +299,7 @@ class DeviceRandomSource(RandomSource):
     def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Tensor:
         """See WeightSource."""
         import paddle
-        from predict import cuda
+        from predict.device import cuda
 
         result = paddle.empty(list(shape), self.pattern.dtype)
         cuda.fill_with(result, self.pattern, cuda.current_stream(self.device))
@@ -308,7 +308,7 @@ class DeviceRandomSource(RandomSource):
     def codes(self, rows: npt.NDArray[Any], shape: tuple[int, int]) -> Tensor:
         """The rows, repeated to `shape` on the GPU."""
         import paddle
-        from predict import cuda
+        from predict.device import cuda
 
         cpu = paddle.to_tensor(rows, place=paddle.CPUPlace())
         pattern = cpu._copy_to(self.device.place(), True)

@@ -2,7 +2,8 @@
 
 A scheme answers four questions: how a float matrix is rounded to it (`quantize`), which tensors its
 operators read (`tensors`), what their product with activations is in plain Paddle (`product`), and
-which matrix they stand for (`plain`). What a checkpoint made elsewhere holds is `predict.formats`.
+which matrix they stand for (`plain`). What a checkpoint made elsewhere holds is
+`predict.loading.layouts`.
 
 Tensors of a compiled linear, always as many (one zero stands for "none"); packed and scales are the
 device's own layout of codes, scales and zeros (regatta_pack_quantized):

@@ -52,7 +52,7 @@ def weight_tensors(
     codes, scale = tensor_at(weight.codes, place), tensor_at(weight.scale, place)
     if not compiled:
         return codes, scale, optional_at(weight.zero, np.float32, place)
-    from predict import ops
+    from predict.ops import compiled as ops
 
     zero = None if weight.zero is None else tensor_at(weight.zero, place)
     return ops.pack_quantized(codes, scale, zero, scheme, dtype)

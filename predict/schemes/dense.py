@@ -26,7 +26,7 @@ def tensors(weight: Quantized, dtype: str, compiled: bool, place: Any = None) ->
         return (place_tensor(weight.codes, dtype, place),)
     values = paddle.to_tensor(weight.codes)
     if compiled:
-        from predict import ops
+        from predict.ops import compiled as ops
 
         return (ops.pack_dense(values, dtype),)
     return (values.astype(dtype),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from predict.kv_formats import LEAST_RANGE, KvFormat
+from predict.nn.cache_formats import LEAST_RANGE, KvFormat
 
 if TYPE_CHECKING:
     from paddle import Tensor

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from predict import EngineConfig
-from predict import device as devices
+from predict.device import devices
 from tests.fake_gpu import libraries
 
 libraries.select(Path(os.environ[libraries.ENVIRONMENT]))

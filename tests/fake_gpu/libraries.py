@@ -11,9 +11,8 @@ import subprocess
 from pathlib import Path
 
 import build
-from predict import device as devices
-from predict import library
-from predict.built import Metadata, describe
+from predict.device import devices, library
+from predict.device.built import Metadata, describe
 
 HERE = Path(__file__).resolve().parent
 TEST_OPS = HERE.parent / "gpu" / "ops"

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 import build
-from predict import device as devices
-from predict import library
+from predict.device import devices, library
 from predict.errors import UserError
 from tests.fake_gpu import libraries
 

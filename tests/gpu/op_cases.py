@@ -1,5 +1,5 @@
 """Operands of the operators: each one rounded to its dtype, as float32 on the CPU for the plain
-twins in predict.reference and as it is on the GPU for the kernels.
+twins in predict.ops.plain and as it is on the GPU for the kernels.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from predict.device import Device
+from predict.device.devices import Device
 from predict.nn.decoder import Attention, Layer, Linear, Mlp, map_tensors
 from predict.nn.inputs import ForwardInputs, to_tensors
 from predict.nn.rope import rope_table

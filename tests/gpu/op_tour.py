@@ -17,7 +17,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "csrc")]
 
 import numpy as np  # noqa: E402
 
-from predict import device as devices  # noqa: E402
+from predict.device import devices  # noqa: E402
 
 ROWS = (1, 3, 9, 17, 33, 65, 130)
 # head_dim, query heads, key/value heads, block size, window
@@ -33,8 +33,8 @@ ATTENTIONS = (
 
 def tour(gpu: devices.Device, dtype: str) -> None:
     """Runs every operator."""
-    from predict import ops
     from predict.nn.decoder import fold_norms
+    from predict.ops import compiled as ops
     from tests.gpu.op_cases import Heads, Operands, Span, Step
 
     operands = Operands(gpu, dtype)
@@ -99,7 +99,7 @@ def tour(gpu: devices.Device, dtype: str) -> None:
 def read_beyond(gpu: devices.Device) -> None:
     """Reads 64 KiB behind a tensor of 1 KiB: what the sanitizer has to report."""
     import paddle
-    from predict import cuda, library
+    from predict.device import cuda, library
 
     tensor, sink = paddle.zeros([256]), paddle.zeros([1])
     launch = library.require().handle.regatta_launch_read

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from export.export_model import export_model
-from predict import LLM, EngineConfig, SamplingParams, library, ops
-from predict import device as devices
+from predict import LLM, EngineConfig, SamplingParams
+from predict.config.quantization import CACHE_TYPES
+from predict.device import devices, library
 from predict.nn.decoder import Linear
-from predict.quantization import CACHE_TYPES
+from predict.ops import compiled as ops
 from predict.schemes import scheme_of
 from tests.gpu.test_schemes import runs_here
 from tests.test_batch_invariant import WAYS, answers, check_ways
@@ -29,7 +30,7 @@ SHAPES = Path(__file__).resolve().parents[2] / "examples" / "shapes"
 
 def skip_unless_here(scheme: str | None) -> None:
     if not runs_here(scheme):
-        pytest.skip("predict.quantization.SUPPORT: not on this GPU")
+        pytest.skip("predict.config.quantization.SUPPORT: not on this GPU")
 
 
 @pytest.mark.parametrize("scheme", [None, *SCHEMES])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from predict import LLM, SamplingParams, ops
-from predict import device as devices
+from predict import LLM, SamplingParams
+from predict.device import devices
 from predict.engine.beams import likeliest, log_softmax
+from predict.ops import compiled as ops
 from tests.gpu.op_cases import Operands
 from tests.gpu.test_engine import FORMS, SETTINGS
 from tests.test_beams import check_all, check_neighbours

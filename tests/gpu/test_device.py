@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predict import cuda, library
-from predict import device as devices
+from predict.device import cuda, devices, library
 from predict.errors import UserError
 
 Op = Callable[..., Any]
@@ -310,7 +309,8 @@ def test_exported_program_equals_dynamic_and_replays(
 EXIT = """
 import sys
 sys.path[:0] = [{root!r}, {root!r} + "/csrc"]
-from predict import cuda, device
+from predict.device import cuda
+from predict.device import devices as device
 gpu = device.choose("gpu")
 device.activate(gpu)
 import paddle

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predict import LLM, SamplingParams, cuda, ops
-from predict import device as devices
+from predict import LLM, SamplingParams
+from predict.device import cuda, devices
+from predict.engine.draft_policy import Costs
 from predict.engine.gpu_runner import GpuRunner, Shelf
 from predict.nn.inputs import ForwardInputs
+from predict.ops import compiled as ops
 from predict.request import Request
 from predict.speculative.draft_model import DraftModelProposer
-from predict.speculative.policy import Costs
 from tests.gpu.test_engine import FORMS, SETTINGS
 from tests.test_golden import DEMO, GOLDEN, config, golden
 from tests.test_speculative_policy import Generous

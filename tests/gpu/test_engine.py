@@ -16,10 +16,10 @@ from safetensors.numpy import load_file, save_file
 
 from export.export_model import export_model
 from predict import LLM, AsyncLLM, EngineConfig, SamplingParams
-from predict import device as devices
+from predict.device import devices
+from predict.engine.draft_policy import Costs
 from predict.engine.gpu_runner import GpuRunner
 from predict.errors import UserError
-from predict.speculative.policy import Costs
 from tests import tiny
 from tests.test_golden import (
     CASES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from predict import device as devices
+from predict.device import devices
 from predict.schemes import scheme_of
 from tests.gpu.test_schemes import PRODUCT_DISTANCE, check_products
 from tests.test_schemes import normal

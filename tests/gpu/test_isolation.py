@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from predict import LLM, SamplingParams
-from predict import device as devices
+from predict.device import devices
+from predict.engine.draft_policy import Costs
 from predict.errors import EngineError
-from predict.speculative.policy import Costs
 from tests.test_golden import DEMO, config
 from tests.test_speculative_policy import Generous
 

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from export.export_model import export_model
-from predict import LLM, ops, reference
-from predict import device as devices
-from predict.kv_formats import FORMATS, KvFormat
+from predict import LLM
+from predict.device import devices
+from predict.nn.cache_formats import FORMATS, KvFormat
+from predict.ops import compiled as ops
+from predict.ops import plain as reference
 from tests.gpu.op_cases import Heads, Operands, Span, Step, numpy_of
 from tests.gpu.test_engine import FORMS, runner_of
 from tests.gpu.test_ops import (
@@ -37,14 +39,14 @@ SETTINGS = {"device": "gpu", "attention": "append"}
 def kv_format(request: pytest.FixtureRequest, gpu: devices.Device) -> KvFormat:
     row: KvFormat = request.param
     if devices.driver_info().gpus[gpu.index].capability < row.gpu:
-        pytest.skip("predict.kv_formats.FORMATS: not on this GPU")
+        pytest.skip("predict.nn.cache_formats.FORMATS: not on this GPU")
     return row
 
 
 @pytest.fixture(params=CACHE_TYPES)
 def cache_type(request: pytest.FixtureRequest, gpu: devices.Device) -> str:
     if request.param == "fp8" and devices.driver_info().gpus[gpu.index].capability < (8, 9):
-        pytest.skip("predict.kv_formats.FORMATS: not on this GPU")
+        pytest.skip("predict.nn.cache_formats.FORMATS: not on this GPU")
     return str(request.param)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from predict import LLM, EngineConfig, SamplingParams
-from predict import device as devices
+from predict.device import devices
 from predict.errors import UserError
 
 LLAMA: dict[str, Any] = {

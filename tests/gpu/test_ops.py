@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predict import cuda, ops, reference
-from predict import device as devices
+from predict.device import cuda, devices
 from predict.engine.gpu_runner import read_table
 from predict.engine.logprobs import measure
 from predict.nn.decoder import fold_norms
+from predict.ops import compiled as ops
+from predict.ops import plain as reference
 from tests.gpu.op_cases import Heads, Operands, Span, Step, compare, numpy_of, same
 from tests.test_sampling_statistics import (
     LOGITS,
@@ -43,7 +44,7 @@ def test_pack_dense_keeps_the_layout_and_rounds(gpu: devices.Device) -> None:
         for dtype in DTYPES:
             packed = ops.pack_dense(weight.device, dtype)
             same(packed, weight.plain.astype(dtype))
-    from predict import library
+    from predict.device import library
 
     turned = operands.placed(np.ascontiguousarray(values.T))
     (packed,) = library.require().op("regatta_pack_dense")(turned, False, "float32")

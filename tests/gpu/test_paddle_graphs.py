@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from predict import device as devices
+from predict.device import devices
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = """
 import sys
 sys.path[:0] = [{root!r}, {root!r} + "/csrc"]
-from predict import device
+from predict.device import devices as device
 gpu = device.choose("gpu")
 device.activate(gpu)
 import paddle

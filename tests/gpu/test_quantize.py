@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from predict import device as devices
+from predict.device import devices
 from quant.config import QuantConfig, parse_command_line
 from quant.run_quantization import run
 from tests.test_quant_run import write_model

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import build
-from predict import device as devices
+from predict.device import devices
 
 TOUR = Path(__file__).parent / "op_tour.py"
 

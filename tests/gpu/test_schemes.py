@@ -12,9 +12,9 @@ import pytest
 
 from export.export_model import export_model
 from predict import EngineConfig
-from predict import device as devices
+from predict.config.quantization import GPU_GROUP_SIZES, GROUP_SIZES, SUPPORT
+from predict.device import devices
 from predict.errors import UserError
-from predict.quantization import GPU_GROUP_SIZES, GROUP_SIZES, SUPPORT
 from predict.schemes import Quantized, scheme_of
 from tests import tiny
 from tests.test_formats import CASES, GOLDEN, SCHEMES, open_layout
@@ -52,9 +52,9 @@ def runs_here(*schemes: str | None) -> bool:
 
 def skip_unless_product(scheme: str, group_size: int) -> None:
     if not runs_here(scheme):
-        pytest.skip("predict.quantization.SUPPORT: not on this GPU")
+        pytest.skip("predict.config.quantization.SUPPORT: not on this GPU")
     if group_size not in GPU_GROUP_SIZES.get(scheme, GROUP_SIZES):
-        pytest.skip("predict.quantization.GPU_GROUP_SIZES: not on GPUs")
+        pytest.skip("predict.config.quantization.GPU_GROUP_SIZES: not on GPUs")
 
 
 def skip_unless_here(name: str) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def skip_unless_here(name: str) -> dict[str, Any]:
         settings["weightonly_group_size"] = 64
     asked = EngineConfig(model_name_or_path="x", **settings).quantization
     if not runs_here(asked.head_scheme):
-        pytest.skip("predict.quantization.SUPPORT: not on this GPU")
+        pytest.skip("predict.config.quantization.SUPPORT: not on this GPU")
     if asked.scheme is not None:
         size = asked.block_size if asked.scheme == "a8w8_fp8" else asked.group_size
         skip_unless_product(asked.scheme, size)
@@ -131,8 +131,8 @@ def check_products(
 ) -> None:
     """Asserts that its products with x of so many rows are plain Paddle's with the same x."""
     import paddle
-    from predict import ops
     from predict.nn.decoder import Linear
+    from predict.ops import compiled as ops
 
     module = scheme_of(scheme)
     num_rows, num_columns = weight.codes.shape
@@ -163,7 +163,7 @@ def test_exported_programs_give_the_same_tokens(
 @pytest.mark.parametrize("case", CASES)
 def test_checkpoints_of_other_libraries_run(gpu: devices.Device, case: str) -> None:
     if not runs_here(SCHEMES[case]):
-        pytest.skip("predict.quantization.SUPPORT: not on this GPU")
+        pytest.skip("predict.config.quantization.SUPPORT: not on this GPU")
     layout, plan = open_layout(GOLDEN / case)
     sizes = GPU_GROUP_SIZES.get(SCHEMES[case], GROUP_SIZES)
     if any(layout.group_size(linear) not in sizes for linear in plan.linears()):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from predict import LLM, SamplingParams
-from predict import device as devices
-from predict.quantization import CACHE_TYPES
+from predict.config.quantization import CACHE_TYPES
+from predict.device import devices
 from tests.gpu.test_schemes import runs_here
 from tests.test_speculative import METHODS
 from tests.test_speculative_support import config, demo, draft_always, drafting, heldout
@@ -102,6 +102,6 @@ def test_text_of_fifty_prompts_with_quantization_is_the_same(
     gpu: devices.Device, demo: Path, scheme: str | None, cache_type: str | None
 ) -> None:
     if not runs_here(scheme):
-        pytest.skip("predict.quantization.SUPPORT: not on this GPU")
+        pytest.skip("predict.config.quantization.SUPPORT: not on this GPU")
     settings = {"quant_type": scheme, "cachekv_int8_type": cache_type, "dtype": "bfloat16"}
     check(demo, {**settings, "batch_invariant": True}, list(METHODS), 50)

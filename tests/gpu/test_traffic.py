@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from predict import LLM, SamplingParams
-from predict import device as devices
+from predict.device import devices
 from predict.engine.batch import build_inputs
 from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
 from predict.request import Request
@@ -162,7 +162,7 @@ def test_engines_on_two_gpus_take_turns(gpu: devices.Device) -> None:
 def test_operators_follow_their_tensors_to_the_second_gpu(gpu: devices.Device) -> None:
     second_gpu()
     import paddle
-    from predict import ops
+    from predict.ops import compiled as ops
 
     x = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
     cpu = paddle.to_tensor(x, place=paddle.CPUPlace())

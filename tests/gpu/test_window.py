@@ -1,4 +1,4 @@
-"""TopP + window verification on the GPU: drafts stand as predict.speculative.window says."""
+"""TopP + window verification on the GPU: drafts stand as predict.engine.window says."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from predict import LLM, SamplingParams, ops
-from predict import device as devices
+from predict import LLM, SamplingParams
+from predict.device import devices
+from predict.engine.draft_policy import Costs, DraftPolicy
 from predict.engine.gpu_runner import sampling_shapes, write_choices
 from predict.engine.sampler import GREEDY, Choice, Row
+from predict.engine.window import WindowVerifier, loose_drafts
+from predict.ops import compiled as ops
 from predict.request import Request
 from predict.speculative.draft_model import DraftModelProposer
-from predict.speculative.policy import Costs, DraftPolicy
-from predict.speculative.window import WindowVerifier, loose_drafts
 from tests.gpu.op_cases import Operands
 from tests.gpu.test_engine import SETTINGS, answer_config, without_graphs
 from tests.test_golden import GOLDEN, config, golden

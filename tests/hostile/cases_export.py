@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from export.export_model import export_model
-from predict import library
-from predict.config import EngineConfig
+from predict.config.engine import EngineConfig
+from predict.device import library
 from tests.hostile.case import Case, Prepare, Sandbox, write_model
 
 ABSENT: Any = ...  # takes a key out

@@ -59,9 +59,9 @@ DRAFT = (
 
 def header(sandbox: Sandbox, *words: str) -> dict[str, Any]:
     """The header of the journal that the case's own command would write."""
-    from predict.config import PredictorConfig
-    from predict.flags import parse_flags
-    from predict.identity import run_inputs
+    from predict.cli.flags import parse_flags
+    from predict.cli.identity import run_inputs
+    from predict.config.engine import PredictorConfig
     from predict.predictor import prepare
 
     argv = [sandbox.fill(word) for word in (*COMMANDS["predict"][1], *words)]

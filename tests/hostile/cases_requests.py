@@ -85,7 +85,7 @@ def third_line(keys: dict[str, Any], src: str = "me too") -> Prepare:
 
 def poisoned_token(sandbox: Sandbox) -> None:
     """A model whose embedding of one token is no number, and a third prompt that has it."""
-    from predict.tokenizer import Tokenizer
+    from predict.text.tokenizer import Tokenizer
 
     third_line({}, src="~")(sandbox)
     path = sandbox.model / "model.safetensors"

@@ -18,16 +18,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from predict.chat_template import JinjaTemplate
-from predict.data import read_data_file
+from predict.cli.data import read_data_file
 from predict.errors import UserError
-from predict.files import read_text
-from predict.kv_formats import head_scales, kv_format_of
 from predict.llm import read_spec
-from predict.manifest import load_manifest
-from predict.nn.checkpoint import INDEX, PARAMS
-from predict.nn.paddle_checkpoint import open_checkpoint
-from predict.tokenizer import Tokenizer
+from predict.loading.checkpoint import INDEX, PARAMS
+from predict.loading.manifest import load_manifest
+from predict.loading.paddle_checkpoint import open_checkpoint
+from predict.nn.cache_formats import head_scales, kv_format_of
+from predict.system.files import read_text
+from predict.text.chat_template import JinjaTemplate
+from predict.text.tokenizer import Tokenizer
 from quant.state import RunState
 from tests.hostile.case import write_model
 from tests.test_manifest import MANIFEST

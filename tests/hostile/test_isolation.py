@@ -14,21 +14,22 @@ import numpy as np
 import pytest
 
 import predict.engine.engine
-import predict.samples
+import predict.engine.samples
 from export.export_model import export_model
-from predict import LLM, AsyncLLM, EngineConfig, SamplingParams, library, predictor
-from predict.engine.answer_text import AnswerText
+from predict import LLM, AsyncLLM, EngineConfig, SamplingParams, predictor
+from predict.device import library
 from predict.engine.beams import BeamGroup
 from predict.engine.block_manager import BlockManager
-from predict.engine.detokenizer import TextStream
-from predict.engine.logits import Adjustment
+from predict.engine.draft_policy import Costs
+from predict.engine.logits_processors import Adjustment
 from predict.engine.logprobs import LogprobRecord
 from predict.engine.sampler import Sampler
 from predict.errors import EngineError, TokenizerError
 from predict.request import Request, RequestOutput
 from predict.speculative.inference_with_reference import NgramIndex
-from predict.speculative.policy import Costs
-from predict.tokenizer import Tokenizer
+from predict.text.answer_text import AnswerText
+from predict.text.detokenizer import TextStream
+from predict.text.tokenizer import Tokenizer
 from tests.test_speculative_policy import Generous
 
 MARK = 7  # the first token of the prompt that fails

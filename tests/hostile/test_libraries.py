@@ -21,8 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predict import built, library
-from predict import device as devices
+from predict.device import built, devices, library
 from predict.errors import UserError
 from tests.built_libraries import BUILT, this_paddle, write_library
 
@@ -250,7 +249,7 @@ def test_link_to_the_built_library_is_as_good_as_it(tmp_path: Path) -> None:
 
 PROGRAM = """
 import sys
-from predict import library
+from predict.device import library
 try:
     library.require()
 except library.LibraryError as error:

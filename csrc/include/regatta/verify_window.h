@@ -1,4 +1,4 @@
-// Which drafts stand by PaddleNLP's TopP + window verification: predict/speculative/window.py is
+// Which drafts stand by PaddleNLP's TopP + window verification: predict/engine/window.py is
 // the definition.
 //
 // The work on a row is written for a team of threads, so that one source is the kernel of a GPU and,

@@ -1,0 +1,49 @@
+"""What every command line does around its work: streams, signals, errors as one line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from predict.errors import EXIT_FAILURE, EXIT_USAGE, EngineError, UserError
+from predict.system import console
+from predict.system.interpreter import explained_absence
+from predict.system.signals import Interrupted, Signals, exit_code
+
+
+def run_command(action: Callable[[Signals], int], interrupted: str = "interrupted") -> int:
+    """Runs `action`, which returns the exit status, and turns what it raises into a line on stderr.
+
+    interrupted: what is said when a signal ended it. With REGATTA_TRACEBACK set, errors that are no
+    UserError are raised.
+    """
+    with console.guarded_streams(), Signals() as signals:
+        try:
+            return action(signals)
+        except KeyboardInterrupt as error:
+            console.say(interrupted)
+            return exit_code(error)
+        except Exception as error:
+            if signals.number is not None:  # what a library made of the interruption
+                console.say(interrupted)
+                return exit_code(Interrupted(signals.number))
+            return _explained(error)
+
+
+def _explained(error: Exception) -> int:
+    """Says what went wrong; the exit status. Called while `error` is handled."""
+    if isinstance(error, UserError):
+        console.say(f"error: {error}")
+        return error.exit_code
+    if isinstance(error, ModuleNotFoundError) and (absence := explained_absence(error.name)):
+        console.say(f"error: {absence}")
+        return EXIT_USAGE
+    if os.environ.get("REGATTA_TRACEBACK"):
+        raise error
+    if isinstance(error, EngineError):
+        console.say(f"error: {error}")
+        return EXIT_FAILURE
+    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    detail = " ".join(str(error).split()) or "no further detail"
+    console.say(f"error: {kind}{detail} (set REGATTA_TRACEBACK=1 to see where it comes from)")
+    return EXIT_FAILURE

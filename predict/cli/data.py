@@ -1,0 +1,137 @@
+"""Data files: every line is checked before anything runs."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from predict.cli.prompt_keys import KNOWN_KEYS, meant
+from predict.errors import UserError, nearest, quoted
+from predict.request import SAMPLING_KEYS
+from predict.system.files import json_type, parse_json
+from predict.text.conversation import conversation_messages
+
+BUILT_IN_PROMPT = "Hello, how are you?"
+MAX_DATA_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class DataItem:
+    """One prompt of a data file."""
+
+    where: str  # "line 3 of prompts.jsonl", for messages
+    src: str | list[Any]  # a text or a conversation
+    tgt: str | list[Any] = ""
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams
+    other_keys: tuple[str, ...] = ()  # that nothing here reads
+
+
+def built_in_items(count: int) -> list[DataItem]:
+    """What runs without a data file: the same short prompt `count` times."""
+    return [DataItem("the built-in prompt", BUILT_IN_PROMPT)] * count
+
+
+def read_data_file(path: str | Path) -> list[DataItem]:
+    """The prompts of a data file: JSON lines, or one JSON list. Blank lines are skipped.
+
+    `src` is needed; `tgt` is "" when left out; a field of SamplingParams holds for its prompt
+    alone; other keys are for the file's owner (see predict.cli.prompt_keys). Raises UserError for
+    an unreadable or empty file, and for the first wrong line with its number and those of the
+    others.
+    """
+    path = Path(path)
+    content = _read(path)
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    if not content.strip():
+        raise UserError(
+            f"--data_file {path} is empty; it needs one JSON object per line, such as "
+            '{"src": "a prompt", "tgt": ""}'
+        )
+    entries = _list_entries(content, path.name) or _line_entries(content, path.name)
+    items: list[DataItem] = []
+    problems: list[tuple[str, str]] = []
+    for where, entry in entries:
+        try:
+            items.append(_item(where, entry() if callable(entry) else entry))
+        except UserError as error:
+            problems.append((where, str(error)))
+    if problems:
+        where, problem = problems[0]
+        others = f" (and so are {_short_list([w for w, _ in problems[1:]])})" * (len(problems) > 1)
+        raise UserError(f"--data_file {path}: {where} is wrong: {problem}{others}. Nothing was run")
+    return items
+
+
+def _read(path: Path) -> bytes:
+    """The content of a data file, which may be a pipe; UserError for what cannot be read whole."""
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            raise UserError(f"--data_file {path} is a device; give a file or a pipe")
+        with path.open("rb") as file:
+            content = file.read(MAX_DATA_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise UserError(f"cannot read --data_file {path}: {reason or error}") from None
+    if len(content) > MAX_DATA_BYTES:
+        raise UserError(
+            f"--data_file {path} has more than {MAX_DATA_BYTES} bytes; split it into several files"
+        )
+    return content
+
+
+Entry = tuple[str, Any]  # where it is, and the JSON value or a function that parses it
+
+
+def _list_entries(content: bytes, name: str) -> list[Entry] | None:
+    """The elements of a file that is one JSON list; None for any other file."""
+    if not content.lstrip().startswith(b"["):
+        return None
+    values = parse_json(content, f"--data_file {name} begins as a JSON list and")
+    if not values:
+        raise UserError(f"--data_file {name} is an empty JSON list; give it at least one prompt")
+    return [(f"item {number} of {name}", value) for number, value in enumerate(values, 1)]
+
+
+def _line_entries(content: bytes, name: str) -> list[Entry]:
+    """The lines that are not blank, to be parsed one by one."""
+    return [
+        (f"line {number} of {name}", lambda line=line: parse_json(line, "it"))
+        for number, line in enumerate(content.split(b"\n"), 1)
+        if line.strip()
+    ]
+
+
+def _item(where: str, value: Any) -> DataItem:
+    """The prompt that one JSON value holds; UserError when it holds none."""
+    if not isinstance(value, dict):
+        raise UserError(f"it is {json_type(value)}; an object with src and tgt is needed")
+    if "src" not in value:
+        guess = next((key for key in value if meant(key) == "src"), None) or nearest("src", value)
+        keys = _short_list([quoted(key) for key in value]) or "none"
+        hint = f"; did you mean src in place of {quoted(guess)}?" if guess else ""
+        raise UserError(f'it has no "src" (keys: {keys}){hint}')
+    src, tgt = value["src"], value.get("tgt")
+    if not isinstance(src, (str, list)):
+        raise UserError(f'"src" is {json_type(src)}; write a text or a conversation')
+    if not isinstance(tgt, (str, list, type(None))):
+        raise UserError(
+            f'"tgt" is {json_type(tgt)}; write a text, a list of texts, or leave it out'
+        )
+    if isinstance(tgt, list) and not all(isinstance(text, str) for text in tgt):
+        odd = next(text for text in tgt if not isinstance(text, str))
+        raise UserError(f'"tgt" is a list with {json_type(odd)} in it; write texts')
+    conversation_messages(src, tgt)
+    sampling = {key: value[key] for key in SAMPLING_KEYS if key in value}
+    if "num_return_sequences" in value:  # as the flag is called
+        sampling.setdefault("n", value["num_return_sequences"])
+    others = tuple(key for key in value if key not in KNOWN_KEYS)
+    return DataItem(where, src, tgt or "", sampling, others)
+
+
+def _short_list(words: Sequence[str], shown: int = 5) -> str:
+    rest = len(words) - shown
+    return ", ".join(words[:shown]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,95 @@
+"""What the answers of a run depend on, for going on with it later: names of flags, and digests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from predict.cli.data import DataItem
+from predict.config.engine import PredictorConfig
+from predict.errors import TokenizerError, UserError
+
+# How much runs together, and in how much memory: what a run may be resumed with other values of.
+OPERATIONAL = (
+    "batch_size",
+    "max_num_batched_tokens",
+    "num_cache_blocks",
+    "gpu_memory_utilization",
+)
+# Digests stand for what these lead to.
+PATHS = ("model_name_or_path", "draft_model_name_or_path", "lora_path", "prefix_path")
+WEIGHT_SUFFIXES = (".safetensors", ".pdparams", ".pdiparams", ".bin", ".gguf")
+READ_SUFFIXES = (".json", ".model", ".jinja", ".tiktoken")
+READ_NAMES = ("merges.txt", "vocab.txt")
+
+
+def run_inputs(
+    config: PredictorConfig,
+    items: Sequence[DataItem],
+    token_ids: Sequence[Sequence[int] | TokenizerError],
+) -> dict[str, Any]:
+    """Flags by name and, under names with a space, digests; for JSON. Raises UserError.
+
+    The prompts' digests are of what was read and tokenized: a data file may be a pipe.
+    """
+    inputs: dict[str, Any] = {}
+    for part in (config.sampling_params, config.engine):
+        for field in fields(part):
+            if field.name not in (*OPERATIONAL, *PATHS):
+                inputs[field.name] = _plain(getattr(part, field.name))
+    inputs["prompts of --data_file"] = _digest(
+        json.dumps([item.src, item.tgt, _plain(item.sampling)], sort_keys=True).encode()
+        for item in items
+    )
+    inputs["tokenizer or its chat template"] = _digest(
+        b"failed" if isinstance(ids, TokenizerError) else array("q", ids).tobytes()
+        for ids in token_ids
+    )
+    for name in PATHS:
+        directory = getattr(config.engine, name, None)
+        if directory is not None:
+            inputs[f"content of --{name}"] = folder_digest(Path(directory))
+    return inputs
+
+
+def folder_digest(directory: Path) -> str:
+    """A hash of the files of a model or adapter: of large ones, sizes and samples of their bytes.
+
+    Reading every byte of a large checkpoint would take minutes. Raises UserError.
+    """
+    from predict.loading.checkpoint import add_samples
+
+    state = hashlib.sha256()
+    try:
+        for path in sorted(directory.iterdir()):
+            is_weights = path.suffix in WEIGHT_SUFFIXES
+            is_read = path.suffix in READ_SUFFIXES or path.name in READ_NAMES
+            if not (is_weights or is_read) or not path.is_file():
+                continue
+            state.update(f"{path.name} {path.stat().st_size}\n".encode())
+            if is_weights:
+                add_samples(state, path)
+            else:
+                state.update(hashlib.sha256(path.read_bytes()).digest())
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename}: {error.strerror}") from None
+    return state.hexdigest()
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    state = hashlib.sha256()
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little") + part)
+    return state.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,168 @@
+"""Texts to token ids, before anything runs: chat template, tokenizer, length limits, bad words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from predict.cli.data import DataItem
+from predict.cli.prompt_keys import key_warnings
+from predict.errors import TokenizerError, UserError
+from predict.request import SamplingParams
+from predict.text.conversation import conversation_messages
+from predict.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Token ids by item, and what the user should know about how they came about."""
+
+    token_ids: list[list[int] | TokenizerError]  # what the tokenizer failed on runs as an error
+    warnings: tuple[str, ...]  # one line each
+
+
+def prepare_prompts(
+    items: Sequence[DataItem], tokenizer: Tokenizer, src_length: int, max_length: int
+) -> Prompts:
+    """The prompts that the items ask.
+
+    A prompt of more than `src_length` tokens keeps its first ones, as PaddleNLP's block path does.
+    Raises UserError naming the line for a prompt that the chat template refuses, that has no
+    tokens, or that leaves no room for output in `max_length` tokens.
+    """
+    token_ids: list[list[int] | TokenizerError] = []
+    cut: list[str] = []
+    shortened: list[str] = []
+    too_long: list[str] = []
+    longest = 0
+    for item in items:
+        try:
+            text, templated, dropped = _text(item, tokenizer)
+        except UserError as error:
+            raise UserError(f"{item.where}: {error}") from None
+        if dropped:
+            shortened.append(item.where)
+        try:
+            ids = tokenizer.encode(text, add_special_tokens=not templated)
+        except TokenizerError as error:
+            token_ids.append(error)
+            continue
+        if not ids:
+            raise UserError(f"{item.where}: the prompt has no tokens; give src some text")
+        if len(ids) > src_length:
+            cut.append(f"{item.where}: {len(ids) - src_length} of {len(ids)} tokens")
+            ids = ids[:src_length]
+        if len(ids) + 1 > max_length:
+            too_long.append(f"{item.where} has {len(ids)} tokens")
+            longest = max(longest, len(ids))
+        token_ids.append(ids)
+    if too_long:
+        raise UserError(
+            f"{_first(too_long)}, and --max_length {max_length} counts prompt and output together; "
+            f"raise --max_length above {longest} or lower --src_length. Nothing "
+            "was run"
+        )
+    warnings = []
+    if cut:
+        warnings.append(f"prompts were cut at --src_length {src_length}: {_first(cut)}")
+    if shortened:
+        warnings.append(
+            "there is no chat template, so only the first text of each conversation is used: "
+            f"{_first(shortened)}"
+        )
+    warnings += key_warnings([(item.where, item.other_keys) for item in items])
+    return Prompts(token_ids, tuple(warnings))
+
+
+def prepare_params(
+    items: Sequence[DataItem],
+    defaults: SamplingParams,
+    tokenizer: Tokenizer,
+    vocab_size: Callable[[], int],
+    check: Callable[[SamplingParams], None],
+) -> list[SamplingParams]:
+    """How each item's answer is sampled: its own keys, and `defaults` for the others.
+
+    vocab_size: the model's, asked for when an item names tokens. check: raises UserError for what
+    the engine cannot do. Raises UserError naming the line.
+    """
+    resolved: list[SamplingParams] = []
+    for item in items:
+        try:
+            params = replace(defaults, **item.sampling)
+            check(params)
+            if params.logit_bias or params.bad_words or params.stop_token_ids:
+                params = with_token_ids(params, tokenizer, vocab_size())
+        except UserError as error:
+            where = f"{item.where}: " if item.sampling else ""
+            raise UserError(f"{where}{error}") from None
+        resolved.append(params)
+    return resolved
+
+
+def with_token_ids(
+    params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int
+) -> SamplingParams:
+    """`params` with token ids in place of the texts in bad_words, and for special tokens in stop.
+
+    The text of an answer leaves special tokens out, so that no text in it could stop there.
+
+    Raises UserError for a text without a tokenizer, and for a token of logit_bias, bad_words or
+    stop_token_ids outside of the vocabulary.
+    """
+    words: list[tuple[int, ...]] = []
+    for word in params.bad_words:
+        if not isinstance(word, str):
+            words.append(tuple(word))
+        elif tokenizer is None:
+            raise UserError(
+                f"bad_words has the text {word!r}, and this model was loaded without a tokenizer; "
+                "give its token ids"
+            )
+        else:
+            words += tokenizer.encode_word(word)
+    named = [("logit_bias", token) for token in params.logit_bias]
+    named += [("bad_words", token) for word in words for token in word]
+    named += [("stop_token_ids", token) for token in params.stop_token_ids]
+    for name, token in named:
+        if token >= vocab_size:
+            raise UserError(
+                f"{name} has token id {token}, which is outside the vocabulary (allowed: 0 to "
+                f"{vocab_size - 1})"
+            )
+    stops = () if tokenizer is None else _special_tokens(params.stop_strings, tokenizer)
+    if tuple(words) == params.bad_words and set(stops) <= set(params.stop_token_ids):
+        return params
+    return replace(
+        params,
+        bad_words=tuple(dict.fromkeys(words)),
+        stop_token_ids=tuple(dict.fromkeys((*params.stop_token_ids, *stops))),
+    )
+
+
+def _special_tokens(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The ids of those texts that are tokens without a text of their own."""
+    ids = [tokenizer.token_to_id(text) for text in texts]
+    return tuple(i for i in ids if i is not None and not tokenizer.decode([i]))
+
+
+def _text(item: DataItem, tokenizer: Tokenizer) -> tuple[str, bool, bool]:
+    """(text, whether a template made it, whether turns were left out) of one item."""
+    if tokenizer.chat_template is not None:
+        messages = conversation_messages(item.src, item.tgt)
+        return tokenizer.chat_template.render(messages), True, False
+    if isinstance(item.src, str):
+        return item.src, False, False
+    messages = conversation_messages(item.src, item.tgt)
+    has_roles = isinstance(item.src[0], dict)
+    if has_roles and [message["role"] for message in messages] != ["user"]:
+        raise UserError(
+            "role messages need a chat template, and the tokenizer has none; give one with "
+            "--chat_template"
+        )
+    return messages[0]["content"], False, len(messages) > 1
+
+
+def _first(entries: Sequence[str], shown: int = 3) -> str:
+    rest = len(entries) - shown
+    return "; ".join(entries[:shown]) + (f"; and {rest} more" if rest > 0 else "")

@@ -1,0 +1,1 @@
+"""Frozen configs that everything is built from. Imports no Paddle."""

@@ -1,0 +1,81 @@
+"""The draft model of --draft_model_name_or_path: its settings, and whether it suits the target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from predict.config.engine import EngineConfig
+from predict.errors import UserError
+from predict.models import family_of
+from predict.nn.hf_config import ConfigReader
+from predict.nn.spec import DecoderSpec
+from predict.text.tokenizer import Tokenizer
+
+
+class DraftModel(NamedTuple):
+    """A draft model that suits the target; nothing of its weights is read yet."""
+
+    config: EngineConfig
+    spec: DecoderSpec
+    reader: ConfigReader
+
+
+def read_draft(
+    config: EngineConfig, target: DecoderSpec, tokenizer: Tokenizer | None
+) -> DraftModel | None:
+    """The draft model that `config`, the target's, names; None where it names none.
+
+    Device, type and lengths are the target's; its weights are rounded by draft_model_quant_type
+    alone, and its cache is dense. Raises UserError where the two models do not fit together.
+    """
+    path = config.draft_model_name_or_path
+    if path is None:
+        return None
+    reader = ConfigReader.from_dir(path)
+    spec = family_of(reader).spec(reader)
+    if spec.vocab_size != target.vocab_size:
+        raise UserError(
+            f"draft model {path} has vocab_size {spec.vocab_size}, the model has "
+            f"{target.vocab_size}; --draft_model_name_or_path takes a model with the same tokens"
+        )
+    if tokenizer is not None and Tokenizer.exists(path):
+        _check_tokens(path, tokenizer, Tokenizer.from_dir(path, "none"))
+    if config.max_length > spec.max_context:
+        raise UserError(
+            f"draft model {path} was made for {spec.max_context} positions, --max_length is "
+            f"{config.max_length}; lower --max_length, or use another draft model"
+        )
+    settings = replace(
+        config,
+        model_name_or_path=path,
+        mode="dynamic",
+        quant_type=config.draft_model_quant_type,
+        weightonly_group_size=-1,
+        weight_block_size=None,
+        lm_head_quant_type=None,
+        skip_list_names=(),
+        cachekv_int8_type=None,
+        speculate_method=None,
+        speculate_verify_window=None,
+        speculate_max_candidate_len=None,
+        draft_model_name_or_path=None,
+        draft_model_quant_type=None,
+    )
+    return DraftModel(settings, spec, reader)
+
+
+def _check_tokens(path: str, target: Tokenizer, draft: Tokenizer) -> None:
+    """Raises UserError naming a token that the two tokenizers number differently."""
+    ours, theirs = target.vocabulary(), draft.vocabulary()
+    if ours == theirs:
+        return
+    token = min(
+        (t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t)),
+        key=lambda t: ours.get(t, theirs.get(t, 0)),
+    )
+    raise UserError(
+        f"draft model {path} has another tokenizer: token {token!r} is {theirs.get(token)} there "
+        f"and {ours.get(token)} in the model's; --draft_model_name_or_path takes a model with the "
+        "same tokens"
+    )

@@ -1,0 +1,158 @@
+"""An export's files held against each other and the run, all before Paddle reads any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from predict.config.engine import EngineConfig
+from predict.errors import UserError
+from predict.loading.manifest import (
+    EXPORT,
+    Manifest,
+    check_files,
+    check_manifest,
+    check_spec,
+    load_manifest,
+)
+from predict.loading.parameter_file import check_parameters
+from predict.loading.program import PROGRAM_ENDINGS
+from predict.loading.program_check import ProgramFile, TensorType, read_program
+from predict.nn.cache_formats import kv_format_of
+from predict.nn.inputs import FIELDS
+from predict.nn.spec import DecoderSpec
+
+
+def check_export(
+    config: EngineConfig, spec: DecoderSpec, paddle_version: str, library_abi: int | None
+) -> None:
+    """Raises UserError where the export of `config` is not whole, not ours, or not for this run.
+
+    From what is cheapest and says most: fields, flags, config.json, operators, tensors, digests.
+    spec: of the export's config.json. library_abi: of the loaded library, None without one.
+    """
+    directory = Path(config.model_name_or_path)
+    manifest = load_manifest(directory)
+    check_manifest(manifest, config, paddle_version, library_abi)
+    check_spec(manifest, directory, spec)
+    check_program(manifest, spec, directory, config.model_prefix)
+    check_files(manifest, directory)
+
+
+def check_program(manifest: Manifest, spec: DecoderSpec, directory: Path, prefix: str) -> None:
+    """Raises UserError where a program is not on the list, not as the manifest says, or not whole.
+
+    Reads operators and headers; nothing of the weights.
+    """
+    names = [f"{prefix}.{ending}" for ending in PROGRAM_ENDINGS]
+    program, parameters = (directory / name for name in names)
+    unknown = [name for name in names if name not in manifest.files]
+    if unknown:
+        programs = [name for name in manifest.files if name.endswith(".pdiparams")]
+        raise UserError(
+            f"the export in {directory} has no {' and no '.join(unknown)} (its program: "
+            f"{', '.join(programs) or 'none'}); name its stem with --model_prefix"
+        )
+    missing = [str(path) for path in (program, parameters) if not path.exists()]
+    if missing:
+        raise UserError(f"the exported program lacks {' and '.join(missing)}; {EXPORT}")
+    read = read_program(program, compiled=manifest.library_abi is not None)
+    problems = [*_misfits(manifest, spec, read)]
+    if problems:
+        raise UserError(
+            f"{directory}: the program and manifest.json disagree: {'; '.join(problems)}; {EXPORT}"
+        )
+    check_parameters(parameters, read.parameters)
+
+
+def _misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -> Iterator[str]:
+    """What the program was made for, where the manifest says something else."""
+    inputs = [(name, str(kind)) for name, kind in program.inputs.items()]
+    wanted = [(name, str(kind)) for name, kind in _expected_inputs(manifest).items()]
+    if len(inputs) != len(wanted):
+        yield (
+            f"it takes {len(inputs)} inputs, and {manifest.num_layers} num_layers of kv_format "
+            f"{manifest.kv_format} make {len(wanted)}"
+        )
+    else:
+        different = [pair for pair in zip(inputs, wanted, strict=True) if pair[0] != pair[1]]
+        for got, want in different[:1]:
+            yield (
+                f"it takes {' '.join(got)}, and kv_format {manifest.kv_format}, dtype "
+                f"{manifest.dtype}, num_kv_heads {manifest.num_kv_heads}, block_size "
+                f"{manifest.block_size} and head_dim {manifest.head_dim} make it {' '.join(want)}"
+            )
+    logits, *caches = program.outputs
+    if logits != TensorType("float32", (-1, manifest.vocab_size)):
+        yield f"its logits are {logits}, and vocab_size is {manifest.vocab_size}"
+    if len(caches) != len(inputs) - len(FIELDS):
+        yield f"it returns {len(caches)} cache tensors and takes {len(inputs) - len(FIELDS)}"
+    yield from _parameter_misfits(manifest, spec, program)
+    yield from _call_misfits(manifest, spec, program)
+
+
+def _expected_inputs(manifest: Manifest) -> dict[str, TensorType]:
+    fields = {
+        field.name: TensorType(
+            field.dtype, tuple(size if isinstance(size, int) else -1 for size in field.shape)
+        )
+        for field in FIELDS
+    }
+    tensors = kv_format_of(manifest.kv_format).layer_tensors(
+        None, manifest.num_kv_heads, manifest.block_size, manifest.head_dim, manifest.dtype
+    )
+    return fields | {
+        f"{tensor.name}_{layer}": TensorType(tensor.dtype, tuple(tensor.shape))
+        for layer in range(manifest.num_layers)
+        for tensor in tensors
+    }
+
+
+def _parameter_misfits(
+    manifest: Manifest, spec: DecoderSpec, program: ProgramFile
+) -> Iterator[str]:
+    """Of the parameters whose shape does not depend on scheme and device."""
+    rope = program.parameters.get("rope")
+    if rope is None or rope.dtype != "float32" or len(rope.shape) != 2:
+        yield f"its rotary table is {rope}, not float32 of two dims"
+    elif rope.shape[0] != manifest.max_length:
+        yield f"its rotary table has {rope.shape[0]} rows, and max_length is {manifest.max_length}"
+    norm = program.parameters.get("final_norm")
+    if norm != TensorType(manifest.dtype, (spec.hidden_size,)):
+        yield (
+            f"final_norm is {norm}, and dtype is {manifest.dtype} and config.json's hidden_size "
+            f"{spec.hidden_size}"
+        )
+    open_shapes = [name for name, kind in program.parameters.items() if min(kind.shape) < 0]
+    if open_shapes:
+        yield f"the parameter {open_shapes[0]} has no shape"
+
+
+def _call_misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -> Iterator[str]:
+    """Of the attributes of our operators."""
+    facts = {
+        "num_heads": spec.num_heads,
+        "num_kv_heads": manifest.num_kv_heads,
+        "head_dim": manifest.head_dim,
+        "intermediate_size": spec.intermediate_size,
+        "hidden_size": spec.hidden_size,
+        "vocab_size": manifest.vocab_size,
+        "kv_format": manifest.kv_format,
+    }
+    schemes: set[str] = set()
+    head = None
+    for operator, attributes in program.calls:
+        for name, value in facts.items():
+            if name in attributes and attributes[name] != value:
+                yield f"{operator} has {name} {attributes[name]}, not {value}"
+        if operator == "regatta_logits":
+            head = attributes["scheme"]
+        elif "scheme" in attributes:
+            schemes |= {part.removesuffix("_folded") for part in attributes["scheme"].split(",")}
+    if manifest.library_abi is None:
+        return
+    layers = ",".join(sorted(schemes - {"dense"})) or "dense"
+    if layers != manifest.scheme:
+        yield f"its layers are {layers}, and scheme is {manifest.scheme}"
+    if head != manifest.head_scheme:
+        yield f"its LM head is {head}, and head_scheme is {manifest.head_scheme}"

@@ -1,0 +1,178 @@
+"""How linears lie in checkpoints, one module per layout, and which of them a directory has.
+
+A layout is recognised from config.json alone. `online` rounds a dense checkpoint while it is read.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from predict.config.engine import EngineConfig
+from predict.config.quantization import GROUPED, QuantSettings, parse_quant_type
+from predict.errors import UserError
+from predict.loading.checkpoint import Checkpoint
+from predict.nn.hf_config import ConfigReader
+from predict.nn.weights import LinearPlan, WeightPlan, WeightSource
+from predict.schemes import Quantized
+
+__all__ = ["Layout", "cache_scheme", "layout_of", "with_stored_cache"]
+
+
+class Layout(Protocol):
+    """Where the linears of one checkpoint come from."""
+
+    ignored: tuple[str, ...]  # parts of names of tensors that need no reading
+
+    def scheme(self, plan: LinearPlan) -> str:
+        """The name of the linear's scheme; raises UserError where its parts do not agree."""
+        ...
+
+    def group_size(self, plan: LinearPlan) -> int:
+        """Input features of the linear that share a scale; -1: all of them."""
+        ...
+
+    def expected(self, plan: LinearPlan) -> Mapping[str, tuple[int, ...]]:
+        """Names and shapes of the linear's tensors in the checkpoint, biases apart."""
+        ...
+
+    def read(self, plan: LinearPlan) -> Quantized:
+        """The linear's weight, all parts stacked; of a dense one the codes are the values."""
+        ...
+
+    def bias(self, plan: LinearPlan) -> Any:
+        """[out_features], or None."""
+        ...
+
+
+class StoredLayout(Layout, Protocol):
+    """A layout of a checkpoint that is quantized already."""
+
+    schemes: frozenset[str]  # of its quantized linears
+
+
+# By config.json's quant_method: module, class.
+STORED = {
+    "gptq": ("gptq", "Gptq"),
+    "awq": ("awq", "Awq"),
+    "compressed-tensors": ("compressed_tensors", "CompressedTensors"),
+    "fp8": ("fp8", "Fp8"),
+    "fbgemm_fp8": ("fp8", "Fp8"),
+}
+PADDLENLP = ("paddlenlp", "PaddleNlp")
+
+
+def layout_of(
+    reader: ConfigReader,
+    checkpoint: Checkpoint,
+    source: WeightSource,
+    settings: QuantSettings,
+    plan: WeightPlan,
+) -> Layout:
+    """The layout that config.json announces, else a dense one, rounded where `settings` ask for it.
+
+    Raises UserError where config.json names an unknown layout, or contradicts the settings.
+    """
+    from predict.loading.layouts.online import Online
+
+    config = quantization_config(reader)
+    if config is None:
+        return Online(source, settings, plan)
+    where = f"{reader.path}: quantization_config"
+    method = config.get("quant_method")
+    if method is None and "quant_type" in config:
+        asked = parse_quant_type(str(config["quant_type"])).scheme
+        if asked in GROUPED and not (checkpoint.directory / "act_scales.json").exists():
+            # PaddleNLP rounds weight-only types while it reads them, as we do.
+            _check_same(settings, frozenset({asked}), where)
+            return Online(source, replace(settings, scheme=asked), plan)
+        module, name = PADDLENLP
+    elif isinstance(method, str) and method in STORED:
+        module, name = STORED[method]
+    else:
+        raise UserError(
+            f"{where} has quant_method {str(method)[:80]!r}, which is not supported (known: "
+            f"{', '.join(STORED)}, and PaddleNLP's quant_type); use an unquantized checkpoint and "
+            "--quant_type"
+        )
+    kind = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    layout: StoredLayout = kind(config, where, checkpoint, source, settings, plan)
+    _check_same(settings, layout.schemes, where)
+    return layout
+
+
+def with_stored_cache(config: EngineConfig, reader: ConfigReader) -> EngineConfig:
+    """The config, with the cache type that the checkpoint brings along.
+
+    Raises UserError where --cachekv_int8_type asks for another one.
+    """
+    brings = cache_scheme(reader)
+    if brings is None or config.cachekv_int8_type == brings:
+        return config
+    if config.cachekv_int8_type is not None:
+        raise UserError(
+            f"{reader.path}: quantization_config brings a model whose cache is {brings}, and "
+            f"--cachekv_int8_type asks for {config.cachekv_int8_type}; leave it out"
+        )
+    return replace(config, cachekv_int8_type=brings)
+
+
+def cache_scheme(reader: ConfigReader) -> str | None:
+    """The --cachekv_int8_type that config.json brings, or None.
+
+    By PaddleNLP's quant_type (a8w8c8), or compressed-tensors' kv_cache_scheme. Raises UserError
+    where no cache here is like that one.
+    """
+    stored = quantization_config(reader) or {}
+    if stored.get("quant_method") is None:
+        kind = stored.get("quant_type")
+        return None if kind is None else parse_quant_type(str(kind)).cache_type
+    scheme = stored.get("kv_cache_scheme")
+    if scheme is None:
+        return None
+    wanted = {"num_bits": 8, "strategy": "tensor", "dynamic": False, "symmetric": True}
+    kinds = {"float": "fp8", "int": "static"}
+    if not isinstance(scheme, Mapping):
+        raise UserError(f"{reader.path}: kv_cache_scheme is {scheme!r}; it must be an object")
+    given = {name: scheme.get(name, value) for name, value in wanted.items()}
+    kind = scheme.get("type", "int")
+    if given != wanted or kind not in kinds:
+        raise UserError(
+            f"{reader.path}: kv_cache_scheme {dict(scheme)} is not supported (allowed: type float "
+            f"or int, {', '.join(f'{k} {v}' for k, v in wanted.items())}); remove it from "
+            "config.json and choose a cache by --cachekv_int8_type"
+        )
+    return kinds[str(kind)]
+
+
+def quantization_config(reader: ConfigReader) -> Mapping[str, Any] | None:
+    """config.json's quantization_config, or None where the checkpoint is not quantized."""
+    config = reader.values.get("quantization_config") or reader.values.get("compression_config")
+    if config is None:
+        return None
+    if not isinstance(config, Mapping):
+        raise UserError(f"{reader.path}: quantization_config is {config!r}; it must be an object")
+    return config
+
+
+def _check_same(settings: QuantSettings, schemes: frozenset[str], where: str) -> None:
+    """Raises UserError where flags ask for something else than the checkpoint holds."""
+    stored = " and ".join(sorted(schemes))
+    if settings.scheme is not None and settings.scheme not in schemes:
+        raise UserError(
+            f"{where} says that the weights are {stored}, and --quant_type asks for "
+            f"{settings.scheme}; leave --quant_type out, or use the unquantized checkpoint"
+        )
+    given = {
+        "weightonly_group_size": settings.group_size != -1,
+        "weight_block_size": settings.block_size != -1,
+        "skip_list_names": bool(settings.skip),
+    }
+    names = [f"--{name}" for name, there in given.items() if there]
+    if names:
+        raise UserError(
+            f"{where} says that the weights are stored as {stored}, which "
+            f"{' and '.join(names)} cannot change; leave {' and '.join(names)} out"
+        )

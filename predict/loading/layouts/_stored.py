@@ -1,0 +1,325 @@
+"""What all layouts of quantized checkpoints share: parts of a linear, one below the other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.config.quantization import FP8_BLOCK, GROUP_SIZES, GROUPED, QuantSettings
+from predict.errors import UserError
+from predict.loading.checkpoint import MAX_SHOWN, Checkpoint, to_float32
+from predict.loading.layouts.online import DENSE, Online
+from predict.nn.weights import LinearPlan, WeightPlan, WeightSource
+from predict.schemes import Quantized
+from predict.system.files import json_type
+
+Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+MAX_PATTERN, MAX_REPEATS = 500, 5
+KINDS = {
+    bool: "true, false",
+    int: "a whole number",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+}
+MIXED_BITS = {"weight_only_int4", "weight_only_int8"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One matrix of a checkpoint: tensors start with `prefix`; [out_features, in_features]."""
+
+    prefix: str
+    out_features: int
+    in_features: int
+
+    def __getitem__(self, ending: str) -> str:
+        return f"{self.prefix}.{ending}"
+
+
+class Stored:
+    """Base of the layouts; a subclass says of each part its scheme, its tensors and its values.
+
+    Linears that the checkpoint holds in float are read by `online`, which may round the LM head.
+    """
+
+    ignored: tuple[str, ...] = (".bias",)  # `bias` reads what there is
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        source: WeightSource,
+        settings: QuantSettings,
+        plan: WeightPlan,
+    ):
+        self.checkpoint = checkpoint
+        self.online = Online(source, QuantSettings(head_scheme=settings.head_scheme), plan)
+
+    def part_scheme(self, part: Part) -> str:
+        """The part's scheme, "dense" where it is stored in float."""
+        raise NotImplementedError
+
+    def part_expected(self, part: Part) -> Mapping[str, Shape]:
+        """Names and shapes of a quantized part's tensors."""
+        raise NotImplementedError
+
+    def read_part(self, part: Part) -> Quantized:
+        """A quantized part."""
+        raise NotImplementedError
+
+    def part_group_size(self, part: Part) -> int:
+        """Input features of a quantized part that share a scale; -1: all of them."""
+        raise NotImplementedError
+
+    def group_size(self, plan: LinearPlan) -> int:
+        """See Layout."""
+        if self._in_float(plan):
+            return self.online.group_size(plan)
+        sizes = [self.part_group_size(part) for part in parts_of(plan)]
+        size = min((size for size in sizes if size > 0), default=-1)  # as `merged`
+        if self.scheme(plan) in GROUPED and size == plan.in_features:
+            return -1
+        return min(size, max(GROUP_SIZES))  # `grouped` repeats the scales of larger ones
+
+    def scheme(self, plan: LinearPlan) -> str:
+        """See Layout."""
+        names = {part.prefix: self.part_scheme(part) for part in parts_of(plan)}
+        if set(names.values()) == MIXED_BITS:
+            return "weight_only_int8"  # codes of 4 bits are codes of 8 bits, with a zero point
+        if len(set(names.values())) > 1:
+            shown = ", ".join(f"{prefix} {name}" for prefix, name in names.items())
+            raise UserError(
+                f"{self.checkpoint.directory}: matrices that one product reads are stored in "
+                f"different ways ({shown}); quantize all of them, or none"
+            )
+        name = names[plan.prefixes[0]]
+        return self.online.scheme(plan) if name == DENSE else name
+
+    def _in_float(self, plan: LinearPlan) -> bool:
+        return all(self.part_scheme(part) == DENSE for part in parts_of(plan))
+
+    def expected(self, plan: LinearPlan) -> Mapping[str, Shape]:
+        """See Layout."""
+        if self._in_float(plan):
+            return self.online.expected(plan)
+        names: dict[str, Shape] = {}
+        for part in parts_of(plan):
+            names.update(self.part_expected(part))
+        return names
+
+    def read(self, plan: LinearPlan) -> Quantized:
+        """See Layout."""
+        if self._in_float(plan):
+            return self.online.read(plan)
+        return merged([self.read_part(part) for part in parts_of(plan)], plan.prefixes)
+
+    def bias(self, plan: LinearPlan) -> Any:
+        """See Layout. Some tools write biases of zeros to linears that have none."""
+        found = [prefix + ".bias" in self.checkpoint.tensors for prefix in plan.prefixes]
+        if plan.has_bias or not any(found):
+            return self.online.bias(plan)
+        parts = [
+            to_float32(self.checkpoint.read(prefix + ".bias")) if there else np.zeros(size)
+            for prefix, size, there in zip(plan.prefixes, plan.part_sizes, found, strict=True)
+        ]
+        values = np.concatenate(parts).astype(np.float32)
+        return values if values.any() else None
+
+    def scales(self, name: str) -> npt.NDArray[np.float32]:
+        """The float tensor; raises UserError where it holds a NaN or an infinity."""
+        values = self.checkpoint.read(name)
+        if self.checkpoint.tensors[name].dtype == "F8_E8M0":  # bare exponents
+            values = np.where(values == 255, np.nan, np.exp2(values.astype(np.float32) - 127))
+        values = to_float32(values)
+        if not np.isfinite(values).all():
+            raise UserError(
+                f"{self.checkpoint.directory}: {name} holds "
+                f"{np.count_nonzero(~np.isfinite(values))} values that are not finite; the "
+                "checkpoint is damaged: copy it, or quantize it, again"
+            )
+        return values
+
+
+def setting(config: Mapping[str, Any], key: str, default: Any, where: str, *kinds: type) -> Any:
+    """A value of a quantization_config, which must be of one of the kinds; null is the default.
+
+    Raises UserError.
+    """
+    value = config.get(key)
+    if value is None:
+        return default
+    if type(value) not in kinds:
+        allowed = ", ".join(KINDS[kind] for kind in kinds)
+        raise UserError(f"{where}: {key} is {repr(value)[:MAX_SHOWN]} (allowed: {allowed})")
+    return value
+
+
+def texts(config: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    """A list of texts of a quantization_config; empty where there is none. Raises UserError."""
+    values = setting(config, key, [], where, list)
+    for value in values:
+        if not isinstance(value, str):
+            raise UserError(f"{where}: {key} holds {json_type(value)}; it must hold texts alone")
+    return tuple(values)
+
+
+def pattern(text: str, where: str) -> re.Pattern[str]:
+    """A file's regular expression for names of linears. Raises UserError.
+
+    Python's have no time limit, and some that repeat what repeats take ages for a short name.
+    """
+    parts = re.findall(r"\\.|\[(?:\\.|[^\]])*\]|\)?(?:[*+]|\{\d*,?\d*\})|.", text, re.DOTALL)
+    repeats = [part for part in parts if part[-1] in "*+}" and part[0] in ")*+{"]
+    if len(text) > MAX_PATTERN or len(repeats) > MAX_REPEATS or any(p[0] == ")" for p in repeats):
+        raise UserError(
+            f"{where}: the pattern {text[:MAX_SHOWN]!r} may take too long (allowed: "
+            f"{MAX_PATTERN} characters, {MAX_REPEATS} repetitions, none of them of a group)"
+        )
+    try:
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UserError(
+            f"{where}: {text[:MAX_SHOWN]!r} is no regular expression: {error}"
+        ) from None
+
+
+def parts_of(plan: LinearPlan) -> list[Part]:
+    """The matrices that make up a linear, in order."""
+    return [
+        Part(prefix, size, plan.in_features)
+        for prefix, size in zip(plan.prefixes, plan.part_sizes, strict=True)
+    ]
+
+
+def merged(parts: Sequence[Quantized], names: Sequence[str]) -> Quantized:
+    """The parts, one below the other; scales take the finest form that a part has.
+
+    Raises UserError where activations of the parts would be quantized in different ways.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    statics = [part.act_scale for part in parts]
+    if any(s is None for s in statics) != all(s is None for s in statics):
+        raise UserError(f"{', '.join(names)}: some have a static activation scale, some have none")
+    for name in ("perm", "shift", "smooth"):
+        values = [getattr(part, name) for part in parts]
+        if not all(_alike(values[0], value) for value in values):
+            raise UserError(f"{', '.join(names)} read the same input, and their {name} differs")
+    scale, zero = _stacked_scales(parts)
+    return replace(
+        first,
+        codes=np.concatenate([part.codes for part in parts]),
+        scale=scale,
+        zero=zero,
+        # The widest range holds every part's; PaddleNLP and vLLM choose alike.
+        act_scale=None if first.act_scale is None else max(s for s in statics if s is not None),
+    )
+
+
+def _alike(first: Array | None, second: Array | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return np.array_equal(first, second)
+
+
+def _stacked_scales(parts: Sequence[Quantized]) -> tuple[Array, Array | None]:
+    scales = [part.scale for part in parts]
+    rows = [len(part.codes) for part in parts]
+    if all(scale.ndim == 1 for scale in scales):
+        each = [np.broadcast_to(s, (n,)) for s, n in zip(scales, rows, strict=True)]
+        return np.concatenate(each), None
+    by_block = [len(s) != n for s, n in zip(scales, rows, strict=True)]
+    if all(by_block) and all(n % FP8_BLOCK[0] == 0 for n in rows[:-1]):
+        return np.concatenate(scales), None
+    groups = max(scale.shape[1] if scale.ndim == 2 else 1 for scale in scales)
+
+    def spread(values: Array | None, num_rows: int) -> Array:
+        values = np.zeros((num_rows, 1), np.float32) if values is None else values
+        values = values.reshape(len(values), -1)
+        if len(values) != num_rows:
+            values = np.repeat(values, FP8_BLOCK[0], axis=0)[:num_rows]
+        return np.repeat(values, groups // values.shape[1], axis=1)
+
+    zero = None
+    if any(part.zero is not None for part in parts):
+        zeros = [spread(part.zero, n) for part, n in zip(parts, rows, strict=True)]
+        zero = np.concatenate(zeros).astype(np.float32)
+    return np.concatenate([spread(s, n) for s, n in zip(scales, rows, strict=True)]), zero
+
+
+def grouped(weight: Quantized, part: Part) -> Quantized:
+    """The weight with groups of a size that operators have; larger ones are repeated.
+
+    scale and zero: [N, G]. Raises UserError where the group size is none of them.
+    """
+    groups = weight.scale.shape[1]
+    size = part.in_features // groups
+    if groups == 1 or size in GROUP_SIZES:
+        return weight
+    largest = max(GROUP_SIZES)
+    if size % largest:
+        allowed = ", ".join(str(s) for s in GROUP_SIZES if s > 0)
+        raise UserError(
+            f"{part.prefix} has groups of {size} input features (allowed: {allowed}, multiples of "
+            f"{largest}, or one for each output feature); quantize it again with one of these"
+        )
+    count = size // largest
+    zero = None if weight.zero is None else np.repeat(weight.zero, count, axis=1)
+    return replace(weight, scale=np.repeat(weight.scale, count, axis=1), zero=zero)
+
+
+def in_group_order(weight: Quantized, group_of: Array, part: Part) -> Quantized:
+    """Columns sorted by group, and `perm`, where act-order scattered them.
+
+    group_of: int [K], the group of each column. Raises UserError where groups differ in size.
+    """
+    groups = weight.scale.shape[1]
+    size = part.in_features // groups
+    if np.array_equal(group_of, np.arange(part.in_features) // size):
+        return weight
+    perm = np.argsort(group_of, kind="stable")
+    if not np.array_equal(group_of[perm], np.arange(part.in_features) // size):
+        raise UserError(
+            f"{part.prefix}.g_idx does not put {size} input features into each of {groups} "
+            "groups; the checkpoint is damaged: copy it, or quantize it, again"
+        )
+    return replace(weight, codes=weight.codes[:, perm], perm=perm.astype(np.int32))
+
+
+def num_groups(part: Part, group_size: int) -> int:
+    """Groups of a part; raises UserError where the size does not divide it."""
+    if group_size in (-1, 0):
+        return 1
+    if part.in_features % group_size:
+        raise UserError(
+            f"{part.prefix}: group size {group_size} does not divide its {part.in_features} input "
+            "features; quantize it again with a group size that does, or per channel (-1)"
+        )
+    return part.in_features // group_size
+
+
+def unpacked(words: Array, bits: int, axis: int) -> npt.NDArray[np.uint8]:
+    """Codes of `bits` 4 or 8 from int32 words along `axis`, lowest bits first."""
+    # Bytes in memory order: safetensors files and x86 are little-endian.
+    data: Array = np.ascontiguousarray(np.moveaxis(words, axis, -1)).view(np.uint8)
+    if bits == 4:
+        data = np.stack([data & 15, data >> 4], axis=-1).reshape(*data.shape[:-1], -1)
+    return np.moveaxis(data, -1, axis)
+
+
+def packed(codes: Array, bits: int, axis: int) -> npt.NDArray[np.int32]:
+    """The inverse of `unpacked`; zeros fill the last word."""
+    data: Array = np.moveaxis(codes.astype(np.uint8), axis, -1)
+    missing = -data.shape[-1] % (32 // bits)
+    data = np.pad(data, [(0, 0)] * (data.ndim - 1) + [(0, missing)])
+    if bits == 4:
+        data = data[..., 0::2] | data[..., 1::2] << 4
+    words = np.ascontiguousarray(data).view(np.int32)
+    return np.ascontiguousarray(np.moveaxis(words, -1, axis))

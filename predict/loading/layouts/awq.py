@@ -1,0 +1,93 @@
+"""AWQ checkpoints of AutoAWQ's "gemm" version (Lin et al. 2023).
+
+qweight int32 [K, N / 8] and qzeros int32 [G, N / 8], 4 bits packed along N in the order of
+`ORDER`; scales [G, N].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from predict.errors import UserError
+from predict.loading.layouts._stored import (
+    Part,
+    Shape,
+    Stored,
+    grouped,
+    num_groups,
+    setting,
+    unpacked,
+)
+from predict.loading.layouts.online import DENSE
+from predict.schemes import Quantized
+
+SCHEME = "weight_only_int4"
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble i of a word belongs to column ORDER[i] of its eight
+
+
+class Awq(Stored):
+    """See predict.loading.layouts.Layout."""
+
+    schemes = frozenset({SCHEME})
+
+    def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
+        """config: the quantization_config. where: for errors."""
+        super().__init__(*stored)
+        # Older files spell them w_bit and q_group_size.
+        bits = setting(config, "bits", setting(config, "w_bit", 4, where, int), where, int)
+        size = setting(config, "q_group_size", 128, where, int)
+        self._size = setting(config, "group_size", size, where, int)
+        version = setting(config, "version", "gemm", where, str)
+        if self._size < 1 and self._size != -1:
+            raise UserError(
+                f"{where}: group_size {self._size} is not supported (allowed: a number of input "
+                "features, -1 for all of them)"
+            )
+        if bits != 4:
+            raise UserError(f"{where}: AWQ with {bits} bits is not supported (allowed: 4)")
+        if version.lower() != "gemm":
+            raise UserError(
+                f"{where}: AWQ version {version!r} is not supported (allowed: gemm); quantize it "
+                "again with version gemm"
+            )
+
+    def part_scheme(self, part: Part) -> str:
+        """See Stored."""
+        return SCHEME if part["qweight"] in self.checkpoint.tensors else DENSE
+
+    def part_group_size(self, part: Part) -> int:
+        """See Stored."""
+        return int(self._size)
+
+    def part_expected(self, part: Part) -> Mapping[str, Shape]:
+        """See Stored."""
+        rows, columns = part.out_features, part.in_features
+        groups = num_groups(part, self._size)
+        return {
+            part["qweight"]: (columns, rows // 8),
+            part["qzeros"]: (groups, rows // 8),
+            part["scales"]: (groups, rows),
+        }
+
+    def read_part(self, part: Part) -> Quantized:
+        """See Stored."""
+        read = self.checkpoint.read
+        return grouped(
+            Quantized(
+                columns_in_order(read(part["qweight"])).astype(np.int8),
+                np.ascontiguousarray(self.scales(part["scales"]).T),
+                columns_in_order(read(part["qzeros"])).astype(np.float32),
+            ),
+            part,
+        )
+
+
+def columns_in_order(words: Any) -> Any:
+    """Codes [N, rows] of int32 words [rows, N / 8]."""
+    nibbles = unpacked(words, 4, 1).reshape(len(words), -1, 8)
+    codes = np.empty_like(nibbles)
+    codes[..., ORDER] = nibbles
+    return np.ascontiguousarray(codes.reshape(len(words), -1).T)

@@ -1,0 +1,214 @@
+"""GPTQ checkpoints as AutoGPTQ, GPTQModel and transformers write them (Frantar et al. 2022).
+
+qweight int32 [K * bits / 32, N] packed along K, qzeros int32 [G, N * bits / 32] packed along N,
+scales [G, N], g_idx int32 [K] (optional). checkpoint_format "gptq" stores zero - 1.
+
+GPTQModel's `dynamic` says otherwise for some linears: {pattern: settings}, of which the first
+counts whose pattern, a regular expression, matches the front of a linear's name. A pattern behind
+"-:" leaves its linears in float; "+:" in front of the others says nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from predict.errors import UserError
+from predict.loading.layouts._stored import (
+    Part,
+    Shape,
+    Stored,
+    grouped,
+    in_group_order,
+    num_groups,
+    parts_of,
+    pattern,
+    setting,
+    unpacked,
+)
+from predict.loading.layouts.online import DENSE
+from predict.nn.weights import LinearPlan
+from predict.schemes import Quantized
+
+SCHEMES = {4: "weight_only_int4", 8: "weight_only_int8"}
+FORMATS = ("gptq", "gptq_v2")
+# Settings of `dynamic` that say how codes were found, not how they are stored.
+HOW_FOUND = (
+    *("sym", "desc_act", "act_group_aware", "static_groups", "true_sequential", "mse"),
+    *("scale_search", "damp_percent", "damp_auto_increment", "hessian", "gptaq", "foem"),
+    *("fallback", "failsafe", "fail_safe"),
+)
+
+
+class Codes(NamedTuple):
+    """How a quantized linear is stored."""
+
+    bits: int
+    group_size: int  # -1: all input features
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], default: Codes, where: str) -> Codes:
+        """What `config` says, and `default` where it says nothing. Raises UserError."""
+        bits, size = (
+            setting(config, name, value, where, int)
+            for name, value in zip(cls._fields, default, strict=True)
+        )
+        if bits not in SCHEMES:
+            raise UserError(f"{where}: GPTQ with {bits} bits is not supported (allowed: 4, 8)")
+        if size < 1 and size != -1:
+            raise UserError(
+                f"{where}: group_size {size!r} is not supported (allowed: a number of input "
+                "features, -1 for all of them)"
+            )
+        return cls(bits, size)
+
+
+class Gptq(Stored):
+    """See predict.loading.layouts.Layout."""
+
+    def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
+        """config: the quantization_config. where: for errors."""
+        super().__init__(*stored)
+        self.codes = Codes.of(config, Codes(4, -1), where)
+        self.dynamic = dynamic_rules(
+            setting(config, "dynamic", {}, where, dict), self.codes, f"{where}, dynamic"
+        )
+        self.format = setting(config, "checkpoint_format", "gptq", where, str)
+        if self.format not in FORMATS:
+            raise UserError(
+                f"{where}: checkpoint_format {self.format!r} is not supported (allowed: "
+                f"{', '.join(FORMATS)}); convert it with the tool that made it"
+            )
+
+    @property
+    def schemes(self) -> frozenset[str]:
+        """Schemes that quantized linears of this checkpoint have."""
+        kinds = (self.codes, *(codes for _, codes in self.dynamic if codes is not None))
+        return frozenset(SCHEMES[codes.bits] for codes in kinds)
+
+    def codes_of(self, part: Part) -> Codes | None:
+        """How a part is stored; None where config.json leaves it in float."""
+        for names, codes in self.dynamic:
+            if names.match(part.prefix):
+                return codes
+        return self.codes
+
+    def _codes(self, part: Part) -> Codes:
+        codes = self.codes_of(part)
+        assert codes is not None, part.prefix
+        return codes
+
+    def part_scheme(self, part: Part) -> str:
+        """See Stored."""
+        codes = self.codes_of(part)
+        if codes is None or part["qweight"] not in self.checkpoint.tensors:
+            return DENSE
+        return SCHEMES[codes.bits]
+
+    def scheme(self, plan: LinearPlan) -> str:
+        """See Layout. Parts whose columns were ordered differently share no gather: dense."""
+        name = super().scheme(plan)
+        if len(plan.prefixes) == 1 or self._in_float(plan):
+            return name
+        orders = [self._order(part) for part in parts_of(plan)]
+        return name if all(np.array_equal(orders[0], order) for order in orders) else DENSE
+
+    def part_group_size(self, part: Part) -> int:
+        """See Stored."""
+        return self._codes(part).group_size
+
+    def part_expected(self, part: Part) -> Mapping[str, Shape]:
+        """See Stored."""
+        rows, columns = part.out_features, part.in_features
+        codes = self.codes_of(part)
+        if codes is None:  # beside quantized parts, which `scheme` refuses
+            return {part["weight"]: (rows, columns)}
+        bits, size = codes
+        groups = num_groups(part, size)
+        names: dict[str, Shape] = {
+            part["qweight"]: (columns * bits // 32, rows),
+            part["qzeros"]: (groups, rows * bits // 32),
+            part["scales"]: (groups, rows),
+        }
+        if part["g_idx"] in self.checkpoint.tensors:
+            names[part["g_idx"]] = (columns,)
+        return names
+
+    def _group_of(self, part: Part) -> Any:
+        name = part["g_idx"]
+        return self.checkpoint.read(name) if name in self.checkpoint.tensors else None
+
+    def _order(self, part: Part) -> Any:
+        """The columns sorted by group; None where they are."""
+        group_of = self._group_of(part)
+        if group_of is None or (np.diff(group_of) >= 0).all():
+            return None
+        return np.argsort(group_of, kind="stable")
+
+    def read(self, plan: LinearPlan) -> Quantized:
+        """See Layout."""
+        if self.scheme(plan) != DENSE or self._in_float(plan):
+            return super().read(plan)
+        parts = [dequantized(self.read_part(part)) for part in parts_of(plan)]
+        return Quantized(np.concatenate(parts), None)
+
+    def read_part(self, part: Part) -> Quantized:
+        """See Stored."""
+        read, bits = self.checkpoint.read, self._codes(part).bits
+        zeros = read(part["qzeros"])
+        if self.format == "gptq":
+            # In whole words, as its writers subtracted: a borrow of theirs is this carry.
+            ones = np.uint32(0x11111111 if bits == 4 else 0x01010101)
+            zeros = (zeros.view(np.uint32) + ones).view(np.int32)
+        middle = 0 if bits == 4 else 128  # int8 holds codes of 8 bits less 128
+        codes = unpacked(read(part["qweight"]), bits, 0).T.astype(np.int16) - middle
+        zero = unpacked(zeros, bits, 1).T.astype(np.float32) - middle
+        weight = Quantized(
+            np.ascontiguousarray(codes, np.int8),
+            np.ascontiguousarray(self.scales(part["scales"]).T),
+            np.ascontiguousarray(zero) if bits == 4 or zero.any() else None,
+        )
+        group_of = self._group_of(part)
+        if group_of is not None:
+            weight = in_group_order(weight, group_of, part)
+        return grouped(weight, part)
+
+
+Rule = tuple[re.Pattern[str], Codes | None]
+
+
+def dynamic_rules(dynamic: Any, default: Codes, where: str) -> list[Rule]:
+    """GPTQModel's `dynamic` in its order, None for linears in float. Raises UserError."""
+    if not isinstance(dynamic, Mapping):
+        raise UserError(f"{where} is {dynamic!r}; it must be an object of patterns")
+    rules: list[Rule] = []
+    for name, settings in dynamic.items():
+        names = pattern(name.removeprefix("-:").removeprefix("+:"), where)
+        if name.startswith("-:"):
+            rules.append((names, None))
+            continue
+        if not isinstance(settings, Mapping):
+            raise UserError(f"{where}, {name!r} is {settings!r}; it must be an object of settings")
+        unknown = [key for key in settings if key not in (*Codes._fields, *HOW_FOUND)]
+        if unknown:
+            raise UserError(
+                f"{where}, {name!r}: {', '.join(unknown)} of single linears is not supported "
+                f"(known: {', '.join((*Codes._fields, *HOW_FOUND))}); quantize it again without"
+            )
+        rules.append((names, Codes.of(settings, default, f"{where}, {name!r}")))
+    return rules
+
+
+def dequantized(weight: Quantized) -> Any:
+    """float32 [N, K] of a weight-only part, columns in their original order."""
+    num_rows, num_columns = weight.codes.shape
+    groups = weight.scale.shape[1]
+    values = weight.codes.astype(np.float32).reshape(num_rows, groups, -1)
+    if weight.zero is not None:
+        values -= weight.zero[:, :, None]
+    values *= weight.scale[:, :, None]
+    values = values.reshape(num_rows, num_columns)
+    return values if weight.perm is None else values[:, np.argsort(weight.perm)]

@@ -1,0 +1,92 @@
+"""Dense checkpoints, rounded while they are read where the flags ask for it; no calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from predict.config.quantization import GROUPED, QuantSettings
+from predict.errors import UserError
+from predict.nn.weights import LinearPlan, RandomSource, WeightPlan, WeightSource
+from predict.schemes import Quantized, scheme_of
+
+DENSE = "dense"
+
+
+class Online:
+    """See Layout. The names are those of a dense checkpoint: prefix.weight, prefix.bias.
+
+    Raises UserError where a name to skip is no linear's.
+    """
+
+    ignored: tuple[str, ...] = ()
+
+    def __init__(self, source: WeightSource, settings: QuantSettings, plan: WeightPlan):
+        self.source = source
+        self.settings = settings
+        self.head = plan.head
+        linears = [*plan.linears(), plan.head]
+        names = [prefix for linear in linears for prefix in linear.prefixes]
+        for part in settings.skip:
+            if not any(part in name for name in names):
+                raise UserError(
+                    f"--skip_list_names {part} is in the name of no linear (the first ones are "
+                    f"{', '.join(names[:7])})"
+                )
+
+    def scheme(self, plan: LinearPlan) -> str:
+        """See Layout."""
+        settings = self.settings
+        if any(part in prefix for part in settings.skip for prefix in plan.prefixes):
+            return DENSE
+        return (settings.head_scheme if plan == self.head else settings.scheme) or DENSE
+
+    def expected(self, plan: LinearPlan) -> Mapping[str, tuple[int, ...]]:
+        """See Layout. Raises UserError where the group size does not divide the linear."""
+        name = self.scheme(plan)
+        check_group_size(plan, self.group_size(plan) if name in GROUPED else -1)
+        return dense_tensors(plan)
+
+    def read(self, plan: LinearPlan) -> Quantized:
+        """See Layout."""
+        name = self.scheme(plan)
+        scheme, group_size = scheme_of(name), self.group_size(plan)
+        shape = (plan.out_features, plan.in_features)
+        names = tuple(prefix + ".weight" for prefix in plan.prefixes)
+        if name == DENSE:
+            return scheme.quantize(self.source.matrix(names, shape), group_size)
+        if isinstance(self.source, RandomSource):
+            return self.source.quantized(scheme, group_size, shape)
+        return scheme.quantize(self.source.host_matrix(names, shape), group_size)
+
+    def group_size(self, plan: LinearPlan) -> int:
+        """See Layout."""
+        scheme = self.scheme(plan)
+        if scheme in GROUPED:
+            return self.settings.group_size
+        return self.settings.block_size if scheme == "a8w8_fp8" else -1
+
+    def bias(self, plan: LinearPlan) -> Any:
+        """See Layout."""
+        if not plan.has_bias:
+            return None
+        names = tuple(prefix + ".bias" for prefix in plan.prefixes)
+        return self.source.biases(names, plan.out_features)
+
+
+def check_group_size(plan: LinearPlan, group_size: int) -> None:
+    """Raises UserError, naming the linear, where groups do not divide its input features."""
+    if group_size != -1 and plan.in_features % group_size:
+        raise UserError(
+            f"group size {group_size} does not divide the {plan.in_features} input features of "
+            f"{plan.prefixes[0]}; use --weightonly_group_size -1 (one scale per output feature), "
+            "or leave the linear dense with --skip_list_names"
+        )
+
+
+def dense_tensors(plan: LinearPlan) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a linear's float tensors, biases apart."""
+    return {
+        prefix + ".weight": (size, plan.in_features)
+        for prefix, size in zip(plan.prefixes, plan.part_sizes, strict=True)
+    }

@@ -1,0 +1,199 @@
+"""PaddleNLP's post-training quantization: integer weights, and scales in JSON files beside them.
+
+act_scales.json: "<stem>.activation_quanter": largest |x| of a linear's input; weight_scales.json:
+"<stem>.weight_quanter": largest |w| of each output feature (a8w8), or of all (a8w8_fp8). A stem is
+"<model>.layers.N.self_attn.q_proj"; only what follows "layers." is compared, and o_proj.layer,
+down_proj.layer are PaddleNLP's names of the linears that have shift_bias and smooth_weight [K].
+A linear that neither file names is stored in float. Where shift is on, norms have biases: a norm's
+bias is the shift of the linears that read it.
+
+The tensors have Hugging Face's names and [out, in] matrices, as `quant` writes them, or as
+predict.loading.paddle_checkpoint shows PaddleNLP's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from predict.config.quantization import parse_quant_type
+from predict.errors import UserError
+from predict.loading.checkpoint import to_float32
+from predict.loading.layouts._stored import Array, Part, Shape, Stored
+from predict.loading.layouts.online import DENSE
+from predict.nn.weights import LinearPlan, WeightPlan
+from predict.schemes import Quantized
+from predict.system.files import FLOAT32_MAX, read_json_object
+
+ACT_FILE, WEIGHT_FILE = "act_scales.json", "weight_scales.json"
+ACT_ENDING, WEIGHT_ENDING = ".activation_quanter", ".weight_quanter"
+SHIFT, SMOOTH = "shift_bias", "smooth_weight"
+INT8_MAX, E4M3_MAX = 127.0, 448.0
+AGAIN = "calibrate again with quant/run_quantization.py"
+
+
+class PaddleNlp(Stored):
+    """See predict.loading.layouts.Layout."""
+
+    def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
+        """config: the quantization_config. where: for errors."""
+        super().__init__(*stored)
+        self.quantized = parse_quant_type(str(config["quant_type"])).scheme
+        if self.quantized not in ("a8w8", "a8w8_fp8"):
+            raise UserError(
+                f"{where}: quant_type {self.quantized} with {ACT_FILE} is not supported "
+                "(allowed: a8w8, a8w8_fp8)"
+            )
+        directory = self.checkpoint.directory
+        self.act = read_scales(directory / ACT_FILE, ACT_ENDING)
+        self.weight = read_scales(directory / WEIGHT_FILE, WEIGHT_ENDING)
+        self.schemes = frozenset({self.quantized})
+        plan: WeightPlan = stored[-1]
+        self.norm_biases = {
+            prefix: norm.removesuffix(".weight") + ".bias"
+            for layer in plan.layers
+            for linear, norm in (
+                (layer.qkv, layer.attention_norm),
+                (layer.gate_up, layer.mlp_norm),
+            )
+            for prefix in linear.prefixes
+        }
+
+    def part_scheme(self, part: Part) -> str:
+        """See Stored."""
+        stem = stem_of(part.prefix)
+        act, weight = stem in self.act, stem in self.weight
+        if act != weight:
+            there, lacking = (ACT_FILE, WEIGHT_FILE) if act else (WEIGHT_FILE, ACT_FILE)
+            raise UserError(
+                f"{self.checkpoint.directory}: {there} has a scale for {part.prefix}, and "
+                f"{lacking} has none; {AGAIN}"
+            )
+        return self.quantized if act else DENSE
+
+    def part_group_size(self, part: Part) -> int:
+        """See Stored."""
+        return -1
+
+    def part_expected(self, part: Part) -> Mapping[str, Shape]:
+        """See Stored."""
+        names: dict[str, Shape] = {part["weight"]: (part.out_features, part.in_features)}
+        for ending in (SHIFT, SMOOTH):
+            if part[ending] in self.checkpoint.tensors:
+                names[part[ending]] = (part.in_features,)
+        return names
+
+    def read_part(self, part: Part) -> Quantized:
+        """See Stored."""
+        stem, fp8 = stem_of(part.prefix), self.quantized == "a8w8_fp8"
+        largest = np.asarray(self.weight[stem], np.float32).reshape(-1)
+        allowed = {1, part.out_features}
+        if len(largest) not in allowed:
+            raise UserError(
+                f"{self.checkpoint.directory / WEIGHT_FILE}: {part.prefix} has {len(largest)} "
+                f"scales for {part.out_features} output features; {AGAIN}"
+            )
+        act = np.asarray(self.act[stem], np.float32).reshape(-1)
+        if len(act) != 1:
+            raise UserError(
+                f"{self.checkpoint.directory / ACT_FILE}: {part.prefix} has {len(act)} scales; it "
+                f"must have one; {AGAIN}"
+            )
+        limit = np.float32(E4M3_MAX if fp8 else INT8_MAX)
+        scale = largest / limit
+        return Quantized(
+            self._codes(part, fp8),
+            scale if fp8 else np.broadcast_to(scale, (part.out_features,)).copy(),
+            act_scale=float(act[0] / limit),
+            shift=self._shift(part),
+            smooth=self._vector(part[SMOOTH]),
+        )
+
+    def bias(self, plan: LinearPlan) -> Any:
+        """See Layout. What a norm's bias adds to a linear in float is added to the linear's."""
+        values, shift = super().bias(plan), self._vector(self.norm_biases.get(plan.prefixes[0]))
+        if shift is None or not self._in_float(plan):
+            return values
+        added = to_float32(self.online.read(plan).codes) @ shift
+        return added if values is None else to_float32(values) + added
+
+    def _shift(self, part: Part) -> Array | None:
+        own = self._vector(part[SHIFT])
+        return self._vector(self.norm_biases.get(part.prefix)) if own is None else own
+
+    def _codes(self, part: Part, fp8: bool) -> Array:
+        """Codes are stored as int8 or e4m3, or as floats of the same values (PaddleNLP's way)."""
+        from predict.schemes._e4m3 import VALUES, encode
+
+        values = self.checkpoint.read(part["weight"])
+        stored = self.checkpoint.tensors[part["weight"]].dtype
+        if stored == ("F8_E4M3" if fp8 else "I8"):
+            return values
+        floats = to_float32(values)
+        codes: Array = encode(floats) if fp8 else floats.clip(-INT8_MAX, INT8_MAX).astype(np.int8)
+        if not np.array_equal(VALUES[codes] if fp8 else codes, floats):
+            raise UserError(
+                f"{self.checkpoint.directory}: {part['weight']} holds {stored} numbers that are "
+                f"no {self.quantized} codes, though {WEIGHT_FILE} has its scales; {AGAIN}"
+            )
+        return codes
+
+    def _vector(self, name: str | None) -> Array | None:
+        there = name is not None and name in self.checkpoint.tensors
+        return self.scales(name) if name is not None and there else None
+
+
+def stem_of(name: str) -> str:
+    """What identifies a linear in the scale files: the name from its layer's number on."""
+    stem = name.split("layers.", 1)[-1]
+    return stem.removesuffix(".layer")
+
+
+def read_scales(path: Path, ending: str) -> dict[str, Any]:
+    """Scales by stem. Raises UserError where the file is missing, broken, or holds no numbers."""
+    if not path.exists():
+        raise UserError(
+            f"{path} is missing, and config.json announces quantized activations; complete the "
+            f"copy, or {AGAIN}"
+        )
+    scales = {}
+    for name, value in read_json_object(path, constants=True).items():
+        numbers = value if isinstance(value, list) else [value]
+        if not numbers or not all(_is_scale(number) for number in numbers):
+            raise UserError(
+                f"{path}: {name[:100]} is {str(value)[:60]}; it must be above 0 and at most "
+                f"{FLOAT32_MAX:g}; {AGAIN}"
+            )
+        scales[stem_of(name.removesuffix(ending))] = value
+    return scales
+
+
+def _is_scale(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value <= FLOAT32_MAX
+
+
+def linear_tensors(prefix: str, weight: Quantized) -> dict[str, tuple[str, Array]]:
+    """What a quantized matrix is stored as: name -> (safetensors dtype, array)."""
+    fp8 = weight.codes.dtype == np.uint8
+    made: dict[str, tuple[str, Array]] = {
+        f"{prefix}.weight": ("F8_E4M3" if fp8 else "I8", weight.codes)
+    }
+    for ending, values in ((SHIFT, weight.shift), (SMOOTH, weight.smooth)):
+        if values is not None:
+            made[f"{prefix}.{ending}"] = "F32", np.asarray(values, np.float32)
+    return made
+
+
+def scale_entries(stem: str, weight: Quantized) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """The linear's entries in act_scales.json and weight_scales.json; its activations are static.
+
+    stem: "<model_type>.layers.N.self_attn.q_proj".
+    """
+    limit = E4M3_MAX if weight.codes.dtype == np.uint8 else INT8_MAX
+    if weight.act_scale is None:
+        raise ValueError(f"{stem} has no static activation scale")
+    scales = (np.asarray(weight.scale, np.float64) * limit).reshape(-1).tolist()
+    return {stem + ACT_ENDING: weight.act_scale * limit}, {stem + WEIGHT_ENDING: scales}

@@ -1,0 +1,521 @@
+"""A stack machine for the pickles that paddle.save writes, which runs nothing that they say.
+
+A pickle is a program: it may name any function of any module and call it. The machine here is our
+own. It knows the operations that Paddle's own files need and, of the functions that a pickle may
+name, those in CALLS. None of them is ever called: what they stand for is rebuilt from their
+arguments. Everything else is refused by its name.
+
+Bytes and texts stay in the file, as `Piece`s: neither a claim of a size nor a value that a memo
+repeats a thousand times takes memory. Protocol 2 spells bytes as latin-1 text in UTF-8.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from predict.errors import UserError
+from predict.loading.checkpoint import checked_shape
+
+# The safetensors dtype of a NumPy dtype's code; Paddle stores bfloat16 as uint16.
+DTYPES = {
+    "f8": "F64",
+    "f4": "F32",
+    "f2": "F16",
+    "u2": "BF16",
+    "i8": "I64",
+    "i4": "I32",
+    "i2": "I16",
+    "i1": "I8",
+    "u1": "U8",
+    "b1": "BOOL",
+}
+PROTOCOLS = (2, 3, 4, 5)
+MAX_OPERATIONS = 2_000_000  # some 40 for a tensor, and each may take 100 bytes of memory
+MAX_TEXT_BYTES = 4096  # of a name
+MAX_CHUNK_BYTES = 1 << 24
+INSTEAD = (
+    "no code of a checkpoint is run here. If you know who wrote it, convert it to safetensors "
+    "where it was made"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes or a text in the file, not read yet."""
+
+    offset: int
+    num_bytes: int  # in the file
+    is_text: bool = False
+    is_latin1: bool = False  # bytes written as text: each a character, in UTF-8
+
+
+class RefusedError(Exception):
+    """What is wrong with a file, for read_params to say with its name."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """A function or class of CALLS, or one of TYPES."""
+
+    name: str
+
+
+@dataclass
+class Dtype:
+    """A NumPy dtype of DTYPES."""
+
+    code: str
+    is_built: bool = False
+
+
+@dataclass
+class Array:
+    """A NumPy array."""
+
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    is_fortran: bool = False
+    piece: Piece | None = None  # None: not built
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A NumPy number: no tensor, and nothing here wants its value."""
+
+
+class Machine:
+    """Runs one pickle. `stack` is the part above the last mark; `below` are the parts under it."""
+
+    def __init__(self, file: BinaryIO, size: int):
+        self.file, self.size = file, size
+        self.stack: list[Any] = []
+        self.below: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+        # By piece: a memo may ask for one a million times.
+        self.texts: dict[Piece, str] = {}
+        self.counts: dict[Piece, int] = {}
+
+    def run(self) -> Any:
+        """The value that the pickle leaves."""
+        self._start()
+        for _ in range(MAX_OPERATIONS):
+            code = self._bytes(1)
+            if code == b".":
+                return self._end()
+            operation = OPERATIONS.get(code)
+            if operation is None:
+                raise RefusedError(f"{self._unknown(code)}; {INSTEAD}")
+            operation(self)
+        raise RefusedError(f"it has more than {MAX_OPERATIONS} operations")
+
+    def _start(self) -> None:
+        head = self.file.read(2)
+        if head == b"PK":
+            raise RefusedError(
+                "it is a zip archive, as PyTorch writes; convert it to safetensors where it was "
+                "made"
+            )
+        if len(head) < 2 or head[:1] != b"\x80":
+            raise RefusedError("it does not begin as a pickle of protocol 2 or later")
+        if head[1] not in PROTOCOLS:
+            allowed = ", ".join(map(str, PROTOCOLS))
+            raise RefusedError(f"it is a pickle of protocol {head[1]} (allowed: {allowed})")
+
+    def _end(self) -> Any:
+        value = self.pop()
+        if self.stack or self.below:
+            raise RefusedError("it ends with more than one value")
+        extra = self.size - self.file.tell()
+        if extra:
+            raise RefusedError(f"{extra} bytes follow its end")
+        return value
+
+    def _unknown(self, code: bytes) -> str:
+        import pickletools
+
+        known = {each.code.encode("latin-1"): each.name for each in pickletools.opcodes}
+        name, at = known.get(code), self.file.tell() - 1
+        if name is None:
+            return f"byte {at} is 0x{code.hex()}, which is no operation of a pickle"
+        called = ""
+        if name == "INST":  # the only one of these that names what it calls
+            called = f" calls {self.line()}.{self.line()}: it"
+        return f"its operation {name} at byte {at}{called} is not one that Paddle's files have"
+
+    def _bytes(self, count: int) -> bytes:
+        data = self.file.read(count)
+        if len(data) < count:
+            raise RefusedError(f"it is cut short at byte {self.size}; copy it again")
+        return data
+
+    def number(self, form: str) -> int:
+        """The next number, as struct's `form` says."""
+        return int(struct.unpack(form, self._bytes(struct.calcsize(form)))[0])
+
+    def real(self) -> float:
+        """The next eight bytes, as a float64."""
+        return float(struct.unpack(">d", self._bytes(8))[0])
+
+    def line(self) -> str:
+        """The text up to the next line end."""
+        data = self.file.readline(MAX_TEXT_BYTES)
+        if not data.endswith(b"\n"):
+            raise RefusedError(f"it has no line end behind byte {self.file.tell() - len(data)}")
+        return data[:-1].decode("utf-8", "backslashreplace")
+
+    def piece(self, form: str, is_text: bool) -> Piece:
+        """The next bytes or text: its length as `form` says, then itself, which is skipped."""
+        num_bytes, offset = self.number(form), self.file.tell()
+        if num_bytes > self.size - offset:
+            raise RefusedError(
+                f"{'a text' if is_text else 'bytes'} at byte {offset} should be {num_bytes} bytes "
+                f"long, and the file ends after {self.size - offset}; copy it again"
+            )
+        self.file.seek(num_bytes, 1)
+        return Piece(offset, num_bytes, is_text)
+
+    def text(self, value: Any, what: str) -> str:
+        """A piece's text; `what` is for errors."""
+        if not isinstance(value, Piece) or not value.is_text:
+            raise RefusedError(f"{what} is {kind_of(value)}, not a text")
+        if value.num_bytes > MAX_TEXT_BYTES:
+            raise RefusedError(
+                f"{what} has {value.num_bytes} bytes (at most {MAX_TEXT_BYTES} are allowed)"
+            )
+        if value not in self.texts:
+            here = self.file.tell()
+            data = piece_bytes(self.file, value)
+            self.file.seek(here)
+            try:
+                self.texts[value] = data.decode("utf-8")
+            except UnicodeDecodeError:
+                raise RefusedError(f"{what} at byte {value.offset} is not UTF-8") from None
+        return self.texts[value]
+
+    def push(self, value: Any) -> None:
+        """Puts a value on the stack."""
+        self.stack.append(value)
+
+    def pop(self) -> Any:
+        """Takes the topmost value."""
+        if not self.stack:
+            raise RefusedError(f"its stack is empty at byte {self.file.tell() - 1}")
+        return self.stack.pop()
+
+    def top(self, kind: type) -> Any:
+        """The topmost value, which must be of a kind."""
+        value = self.pop()
+        if not isinstance(value, kind):
+            raise RefusedError(
+                f"an operation at byte {self.file.tell() - 1} needs {KINDS[kind]}, not "
+                f"{kind_of(value)}"
+            )
+        self.push(value)
+        return value
+
+    def above_mark(self) -> list[Any]:
+        """Takes all values above the last mark, and the mark."""
+        if not self.below:
+            raise RefusedError(f"there is no mark at byte {self.file.tell() - 1}")
+        values, self.stack = self.stack, self.below.pop()
+        return values
+
+    def last(self, count: int) -> tuple[Any, ...]:
+        """Takes the topmost `count` values, in the order in which they were put."""
+        return tuple(reversed([self.pop() for _ in range(count)]))
+
+    def mark(self) -> None:
+        """MARK."""
+        self.below.append(self.stack)
+        self.stack = []
+
+    def frame(self) -> None:
+        """FRAME: says how many bytes belong together, which matters to no one."""
+        num_bytes, left = self.number("<Q"), self.size - self.file.tell()
+        if num_bytes > left:
+            raise RefusedError(f"a frame should have {num_bytes} bytes, and {left} are left")
+
+    def long(self) -> None:
+        """LONG1: an integer of up to 8 bytes."""
+        num_bytes = self.number("<B")
+        if num_bytes > 8:
+            raise RefusedError(f"it has an integer of {num_bytes} bytes (at most 8 are allowed)")
+        self.push(int.from_bytes(self._bytes(num_bytes), "little", signed=True))
+
+    def remember(self, index: int) -> None:
+        """BINPUT, LONG_BINPUT, MEMOIZE."""
+        value = self.pop()
+        self.memo[index] = value
+        self.push(value)
+
+    def recall(self, index: int) -> None:
+        """BINGET, LONG_BINGET."""
+        if index not in self.memo:
+            raise RefusedError(f"it recalls value {index}, which it never stored")
+        self.push(self.memo[index])
+
+    def extend(self, values: list[Any]) -> None:
+        """APPEND and APPENDS."""
+        self.top(list).extend(values)
+
+    def set_items(self, values: list[Any]) -> None:
+        """SETITEM and SETITEMS: keys and values in turns."""
+        target = self.top(dict)
+        if len(values) % 2:
+            raise RefusedError("it has a key without a value")
+        for key, value in zip(values[::2], values[1::2], strict=True):
+            name = key if type(key) is int else self.text(key, "a key")
+            if name in target:
+                raise RefusedError(f"it has the name {visible_name(str(name))} twice")
+            target[name] = value
+
+    def find(self, module: str, name: str) -> None:
+        """GLOBAL and STACK_GLOBAL: names a function or class."""
+        full = f"{module}.{name}"
+        if full not in CALLS and full not in TYPES:
+            raise RefusedError(f"it asks for {visible_name(full)}; {INSTEAD}")
+        self.push(Named(full))
+
+    def find_on_stack(self) -> None:
+        """STACK_GLOBAL."""
+        module, name = self.last(2)
+        self.find(self.text(module, "a module's name"), self.text(name, "a function's name"))
+
+    def call(self) -> None:
+        """REDUCE: a function's result."""
+        arguments, named = self.pop(), self.pop()
+        if not isinstance(named, Named) or not isinstance(arguments, tuple):
+            raise RefusedError(f"it calls {kind_of(named)} with {kind_of(arguments)}")
+        made = CALLS.get(named.name)
+        if made is None:
+            raise RefusedError(f"it calls {named.name}, which Paddle's files only name")
+        self.push(made(self, arguments))
+
+    def build(self) -> None:
+        """BUILD: gives an array or a dtype its state."""
+        state, target = self.pop(), self.pop()
+        if isinstance(target, Array) and isinstance(state, tuple):
+            self.push(self._set_array(target, state))
+        elif isinstance(target, Dtype) and isinstance(state, tuple):
+            self.push(self._set_dtype(target, state))
+        else:
+            raise RefusedError(f"it sets the state of {kind_of(target)} to {kind_of(state)}")
+
+    def _set_dtype(self, target: Dtype, state: tuple[Any, ...]) -> Dtype:
+        if len(state) != 8 or state[0] not in (3, 4) or state[2:] != (None, None, None, -1, -1, 0):
+            raise RefusedError(f"the dtype {target.code} has a state that no array of numbers has")
+        order = self.text(state[1], "a byte order")
+        if order not in ("<", "|"):
+            raise RefusedError(
+                f"the dtype {target.code} has byte order {order!r} (allowed: '<', '|')"
+            )
+        target.is_built = True
+        return target
+
+    def _set_array(self, target: Array, state: tuple[Any, ...]) -> Array:
+        if len(state) != 5 or state[0] != 1 or type(state[3]) is not bool:
+            raise RefusedError("an array has a state that NumPy's pickles do not have")
+        _, shape, dtype, is_fortran, data = state
+        return self.fill(target, dtype, shape, is_fortran, data)
+
+    def fill(self, target: Array, dtype: Any, shape: Any, is_fortran: bool, data: Any) -> Array:
+        """Gives an array its values, when they are as many bytes as its shape needs."""
+        if target.piece is not None:
+            raise RefusedError("it gives one array values twice")
+        if not isinstance(dtype, Dtype) or not dtype.is_built:
+            raise RefusedError(f"an array has {kind_of(dtype)} for its dtype")
+        if not isinstance(data, Piece) or data.is_text:
+            raise RefusedError(f"an array's values are {kind_of(data)}, not bytes")
+        name = DTYPES[dtype.code]
+        try:
+            dims, needed = checked_shape(shape, name)
+        except ValueError as error:
+            raise RefusedError(f"an array's shape {error}") from None
+        found = self._num_values(data)
+        if needed != found:
+            raise RefusedError(
+                f"an array of shape {list(dims)} and dtype {dtype.code} needs {needed} bytes, and "
+                f"has {found}"
+            )
+        target.dtype, target.shape, target.is_fortran, target.piece = name, dims, is_fortran, data
+        return target
+
+    def _num_values(self, piece: Piece) -> int:
+        """Bytes that a piece stands for: of latin-1 text in UTF-8, one for each character."""
+        if not piece.is_latin1:
+            return piece.num_bytes
+        if piece not in self.counts:
+            here, count = self.file.tell(), 0
+            self.file.seek(piece.offset)
+            for start in range(0, piece.num_bytes, MAX_CHUNK_BYTES):
+                chunk = self._bytes(min(MAX_CHUNK_BYTES, piece.num_bytes - start))
+                count += int(np.count_nonzero(np.frombuffer(chunk, np.uint8) & 0xC0 != 0x80))
+            self.file.seek(here)
+            self.counts[piece] = count
+        return self.counts[piece]
+
+
+def visible_name(name: str) -> str:
+    """A name from a file, for a message: short, and without control characters."""
+    shown = name if len(name) <= 100 else name[:100] + "..."
+    return shown if shown.isprintable() else repr(shown)
+
+
+def _new_array(machine: Machine, arguments: tuple[Any, ...]) -> Array:
+    if len(arguments) != 3 or arguments[0] != Named("numpy.ndarray"):
+        raise RefusedError("it begins an array in a way that NumPy's pickles do not have")
+    return Array()
+
+
+def _array_of_buffer(machine: Machine, arguments: tuple[Any, ...]) -> Array:
+    """NumPy's way in protocol 5: bytes, dtype, shape, order."""
+    if len(arguments) != 4:
+        raise RefusedError(f"it calls numpy's _frombuffer with {len(arguments)} arguments, not 4")
+    data, dtype, shape, order = arguments
+    letter = machine.text(order, "an array's order")
+    if letter not in ("C", "F"):
+        raise RefusedError(f"an array's order is {letter!r} (allowed: C, F)")
+    return machine.fill(Array(), dtype, shape, letter == "F", data)
+
+
+def _dtype(machine: Machine, arguments: tuple[Any, ...]) -> Dtype:
+    """NumPy's numpy.dtype(code, align, copy)."""
+    if len(arguments) != 3 or not all(value in (0, 1) for value in arguments[1:]):
+        raise RefusedError("it makes a dtype in a way that NumPy's pickles do not have")
+    code = machine.text(arguments[0], "a dtype")
+    if code not in DTYPES:
+        objects = ", Python's objects" if code[:1] == "O" else ""
+        raise RefusedError(
+            f"an array has dtype {visible_name(code)}{objects} (readable: {', '.join(DTYPES)})"
+        )
+    return Dtype(code)
+
+
+def _scalar(machine: Machine, arguments: tuple[Any, ...]) -> Scalar:
+    if len(arguments) != 2 or not isinstance(arguments[0], Dtype):
+        raise RefusedError("it makes a number in a way that NumPy's pickles do not have")
+    return Scalar()
+
+
+def _latin1(machine: Machine, arguments: tuple[Any, ...]) -> Piece:
+    """Protocol 2's bytes: _codecs.encode(text, "latin1")."""
+    if len(arguments) != 2 or not isinstance(arguments[0], Piece) or not arguments[0].is_text:
+        raise RefusedError("it calls _codecs.encode with something else than a text")
+    encoding = machine.text(arguments[1], "an encoding")
+    if encoding not in ("latin1", "latin-1"):
+        raise RefusedError(f"it encodes bytes as {visible_name(encoding)} (allowed: latin1)")
+    return Piece(arguments[0].offset, arguments[0].num_bytes, is_latin1=True)
+
+
+def _tuple(machine: Machine, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Paddle's tensors: tuple((name, array))."""
+    if len(arguments) != 1 or not isinstance(arguments[0], tuple):
+        raise RefusedError("it makes a tuple of something else than a tuple")
+    return arguments[0]
+
+
+def _empty(kind: Callable[[], Any], name: str) -> Callable[[Machine, tuple[Any, ...]], Any]:
+    def made(machine: Machine, arguments: tuple[Any, ...]) -> Any:
+        if arguments:
+            raise RefusedError(f"it calls {name} with {len(arguments)} arguments, not 0")
+        return kind()
+
+    return made
+
+
+TYPES = ("numpy.ndarray",)
+_BUILTINS = ("builtins", "__builtin__")  # of Python 3 and, in protocol 2, of Python 2
+_NUMPY = ("numpy.core", "numpy._core")  # NumPy 1 and 2
+CALLS: Mapping[str, Callable[[Machine, tuple[Any, ...]], Any]] = {
+    "numpy.dtype": _dtype,
+    **{f"{core}.multiarray._reconstruct": _new_array for core in _NUMPY},
+    **{f"{core}.multiarray.scalar": _scalar for core in _NUMPY},
+    **{f"{core}.numeric._frombuffer": _array_of_buffer for core in _NUMPY},
+    "_codecs.encode": _latin1,
+    **{f"{module}.tuple": _tuple for module in _BUILTINS},
+    **{f"{module}.bytes": _empty(lambda: Piece(0, 0), "bytes") for module in _BUILTINS},
+    "collections.OrderedDict": _empty(dict, "OrderedDict"),
+}
+
+# By a pickle's code. Pickles of protocols 0 and 1 have others, as have those with objects.
+OPERATIONS: Mapping[bytes, Callable[[Machine], None]] = {
+    b"\x95": Machine.frame,
+    b"(": Machine.mark,
+    b"N": lambda m: m.push(None),
+    b"\x88": lambda m: m.push(True),
+    b"\x89": lambda m: m.push(False),
+    b"J": lambda m: m.push(m.number("<i")),
+    b"K": lambda m: m.push(m.number("<B")),
+    b"M": lambda m: m.push(m.number("<H")),
+    b"\x8a": Machine.long,
+    b"G": lambda m: m.push(m.real()),
+    b"\x8c": lambda m: m.push(m.piece("<B", is_text=True)),
+    b"X": lambda m: m.push(m.piece("<I", is_text=True)),
+    b"\x8d": lambda m: m.push(m.piece("<Q", is_text=True)),
+    b"C": lambda m: m.push(m.piece("<B", is_text=False)),
+    b"B": lambda m: m.push(m.piece("<I", is_text=False)),
+    b"\x8e": lambda m: m.push(m.piece("<Q", is_text=False)),
+    b"\x96": lambda m: m.push(m.piece("<Q", is_text=False)),  # a bytearray
+    b")": lambda m: m.push(()),
+    b"]": lambda m: m.push([]),
+    b"}": lambda m: m.push({}),
+    b"\x85": lambda m: m.push(m.last(1)),
+    b"\x86": lambda m: m.push(m.last(2)),
+    b"\x87": lambda m: m.push(m.last(3)),
+    b"t": lambda m: m.push(tuple(m.above_mark())),
+    b"a": lambda m: m.extend([m.pop()]),
+    b"e": lambda m: m.extend(m.above_mark()),
+    b"s": lambda m: m.set_items(list(m.last(2))),
+    b"u": lambda m: m.set_items(m.above_mark()),
+    b"q": lambda m: m.remember(m.number("<B")),
+    b"r": lambda m: m.remember(m.number("<I")),
+    b"\x94": lambda m: m.remember(len(m.memo)),
+    b"h": lambda m: m.recall(m.number("<B")),
+    b"j": lambda m: m.recall(m.number("<I")),
+    b"c": lambda m: m.find(m.line(), m.line()),
+    b"\x93": Machine.find_on_stack,
+    b"R": Machine.call,
+    b"b": Machine.build,
+}
+
+KINDS: Mapping[type, str] = {
+    dict: "an object of names",
+    list: "a list",
+    tuple: "a tuple",
+    Piece: "bytes",
+    Named: "a function",
+    Array: "an array",
+    Dtype: "a dtype",
+    Scalar: "a number",
+    bool: "a boolean",
+    type(None): "nothing",
+}
+
+
+def kind_of(value: Any) -> str:
+    """What a value of the machine is, for messages."""
+    if isinstance(value, Piece) and value.is_text:
+        return "a text"
+    return KINDS.get(type(value), "a number")
+
+
+def piece_bytes(file: BinaryIO, piece: Piece) -> bytes:
+    """What a piece stands for; UserError where it is not there any more, or no latin-1 text."""
+    file.seek(piece.offset)
+    data = file.read(piece.num_bytes)
+    if len(data) < piece.num_bytes:
+        raise UserError(f"{file.name} is shorter than when it was opened; copy it again")
+    if not piece.is_latin1:
+        return data
+    try:
+        return data.decode("utf-8").encode("latin-1")
+    except UnicodeError:
+        raise UserError(
+            f"{file.name}: bytes {piece.offset} to {piece.offset + piece.num_bytes} are not "
+            "latin-1 text in UTF-8; copy it again"
+        ) from None

@@ -1,0 +1,122 @@
+"""A decoder as a saved program: written by `save_program`, run by `load_program`'s predictor."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from predict.device import library
+from predict.device.devices import PLUGIN_TYPE, Device
+from predict.errors import UserError
+from predict.nn import decoder as network
+from predict.nn.cache_formats import kv_format_of
+from predict.nn.decoder import Decoder, map_tensors
+from predict.nn.inputs import ForwardInputs, cache_tensors, input_specs
+from predict.nn.spec import DecoderSpec
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+TRACED_MODULES = (
+    "dataclasses",
+    "predict.nn.decoder",
+    "predict.nn.inputs",
+    "predict.nn.cache_formats",
+    "predict.ops.compiled",
+    "predict.ops.plain",
+    "predict.schemes",
+)
+PROGRAM_ENDINGS = ("json", "pdiparams")
+POOL_MEBIBYTES = 64  # Paddle's own pool for a program on a native GPU; it grows
+
+
+def save_program(
+    backend: ModuleType,
+    decoder: Decoder,
+    spec: DecoderSpec,
+    block_size: int,
+    dtype: str,
+    directory: Path,
+    prefix: str,
+    kv_format: str = "dense",
+) -> None:
+    """Traces the decoder and writes `<prefix>.json` and `<prefix>.pdiparams` into `directory`.
+
+    The program's inputs are FIELDS, then the cache tensors of each layer i (key_cache_i,
+    value_cache_i, ...: predict.nn.cache_formats), updated in place; output 0 is the logits.
+    """
+    from paddle.static import InputSpec
+
+    import paddle
+
+    class Program(paddle.nn.Layer):
+        """Holds every tensor of the tree as a buffer, so that tracing sees it as a parameter."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            map_tensors(decoder, self._keep)
+
+        def _keep(self, path: str, tensor: Tensor) -> None:
+            # Paddle counts the names of tensors up: those of the tree are the same in each run.
+            tensor.name = path
+            self.register_buffer(path, tensor)
+
+        def forward(
+            self, inputs: list[Tensor], caches: list[Tensor]
+        ) -> tuple[Tensor, list[Tensor]]:
+            traced = map_tensors(decoder, lambda path, tensor: getattr(self, path))
+            by_layer = cache_tensors(caches, len(layer_tensors))
+            return network.forward(backend, traced, ForwardInputs(*inputs), by_layer)
+
+    layer_tensors = kv_format_of(kv_format).layer_tensors(
+        None, spec.num_kv_heads, block_size, spec.head_dim, dtype
+    )
+    cache_specs = [
+        InputSpec([None if n < 0 else n for n in t.shape], t.dtype, f"{t.name}_{layer}")
+        for layer in range(spec.num_layers)
+        for t in layer_tensors
+    ]
+    # Nothing below branches on a tensor's value: Paddle's rewriting of Python source is not needed.
+    paddle.jit.ignore_module([importlib.import_module(name) for name in TRACED_MODULES])
+    program = Program()
+    program.eval()
+    traced = paddle.jit.to_static(program, input_spec=[input_specs(), cache_specs], full_graph=True)
+    with warnings.catch_warnings():
+        # reshape looks whether a tensor is on an XPU, which a traced one does not know.
+        warnings.filterwarnings("ignore", message="Tensor do not have 'place' interface")
+        paddle.jit.save(traced, str(directory / prefix))
+
+
+def load_program(directory: Path, prefix: str, device: Device | None = None) -> Any:
+    """A paddle.inference predictor whose `run` takes FIELDS, then the caches, in that order.
+
+    Of files that `predict.loading.exported.check_export` has passed. device: the GPU that it was
+    exported for; None for the CPU. Raises UserError where Paddle does not take the program.
+    """
+    from paddle import inference
+
+    files = [directory / f"{prefix}.{ending}" for ending in PROGRAM_ENDINGS]
+    settings = inference.Config(*map(str, files))
+    settings.disable_glog_info()
+    if device is None:
+        settings.disable_gpu()
+        settings.disable_mkldnn()
+    elif device.is_plugin:
+        settings.enable_custom_device(PLUGIN_TYPE, device.index)
+    else:
+        settings.enable_use_gpu(POOL_MEBIBYTES, device.index)
+    settings.switch_ir_optim(True)
+    settings.enable_new_executor()
+    settings.enable_new_ir()
+    try:
+        with library.quiet_registration():
+            return inference.create_predictor(settings)
+    except (ValueError, RuntimeError) as error:  # Paddle's own, of a program that it cannot read
+        lines = [line for line in str(error).splitlines() if line.strip()] or ["no further detail"]
+        raise UserError(
+            f"Paddle does not load {files[0]}: {lines[-1][:300]}; export the model again with "
+            "export/export_model.py"
+        ) from None

@@ -1,0 +1,1 @@
+"""Every operator twice: compiled, and plain Paddle, which it is compared with."""

@@ -1,0 +1,405 @@
+"""Every operator of `predict.ops.compiled` in plain Paddle.
+
+The tests' oracle, and what runs where there is no compiled library or no --inference_model.
+Activations and sums are float32, whatever the dtype of weights and caches: Paddle's CPU kernels for
+16-bit floats are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.nn.cache_formats import kv_format_of
+from predict.schemes import scheme_of
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+    from predict.nn.decoder import Attention, Layer, Linear, Mlp
+    from predict.nn.inputs import ForwardInputs, LayerCache
+
+
+def embedding(token_ids: Tensor, weight: Tensor | None, head: Linear) -> Tensor:
+    """Rows of weight [V, H], or of the LM head where weight is None. Returns [T, H] float32."""
+    from paddle.nn import functional
+
+    import paddle
+
+    table = scheme_of(head.scheme).plain(head.tensors) if weight is None else weight
+    if table.shape[0] < 0:  # of a traced step, which Paddle's embedding refuses
+        return paddle.gather(table, token_ids).astype("float32")
+    return functional.embedding(token_ids, table).astype("float32")
+
+
+def _normalise(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """float32 RMS norm over the last axis."""
+    import paddle
+
+    x = x.astype("float32")
+    variance = paddle.mean(x * x, axis=-1, keepdim=True)
+    return x * paddle.rsqrt(variance + epsilon) * weight.astype("float32")
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor, residual: Tensor | None, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """Returns s / sqrt(mean(s^2) + epsilon) * weight and s = x + residual (or x), both [T, H]."""
+    total = x if residual is None else x + residual
+    return _normalise(total, weight, epsilon).astype(x.dtype), total
+
+
+def linear(x: Tensor, weights: Linear) -> Tensor:
+    """X [T, K] times the weight [N, K] as its scheme multiplies, plus bias. Returns [T, N]."""
+    return _linear(x, weights).astype(x.dtype)
+
+
+def _linear(x: Tensor, weights: Linear) -> Tensor:
+    out = scheme_of(weights.scheme).product(x.astype("float32"), weights.tensors)
+    return out if weights.bias is None else out + weights.bias.astype("float32")
+
+
+def _rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """Rotates the first R dims of x [T, heads, D] by half-split pairs; angles [T, R]."""
+    import paddle
+
+    half = angles.shape[-1] // 2
+    cos = angles[:, :half].unsqueeze(1)
+    sin = angles[:, half:].unsqueeze(1)
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return paddle.concat([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+
+
+def rope_and_cache_write(
+    qkv: Tensor,
+    attention: Attention,
+    cache: LayerCache,
+    rope: Tensor,
+    inputs: ForwardInputs,
+) -> tuple[Tensor, list[Tensor]]:
+    """Rotates queries and keys, writes keys and values to their slots (-1 writes nothing).
+
+    Shapes as in `predict.ops.compiled`. Returns q [T, num_heads * head_dim] and the cache, which is
+    modified in place.
+    """
+    import paddle
+
+    heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
+    parts = qkv.astype("float32").reshape([-1, heads + 2 * kv_heads, dim])
+    q, k, v = parts[:, :heads], parts[:, heads : heads + kv_heads], parts[:, heads + kv_heads :]
+    if attention.q_norm is not None and attention.k_norm is not None:
+        q = _normalise(q, attention.q_norm, attention.norm_eps)
+        k = _normalise(k, attention.k_norm, attention.norm_eps)
+    angles = paddle.gather(rope, inputs.positions)
+    q, k = _rotate(q, angles), _rotate(k, angles)
+
+    keep = paddle.nonzero(inputs.slot_mapping >= 0).reshape([-1])
+    slots = paddle.gather(inputs.slot_mapping, keep).astype("int64")
+    block_size = cache[0].shape[2]
+    indices = (
+        (slots // block_size).unsqueeze(1),
+        paddle.arange(kv_heads, dtype="int64").unsqueeze(0),
+        (slots % block_size).unsqueeze(1),
+    )
+    kv_format = kv_format_of(attention.kv_format)
+
+    def write(new: Tensor, which: int) -> list[Tensor]:
+        rows, scales = paddle.gather(new, keep), None
+        given = cache[2 + which] if kv_format.scales == "head" else None
+        codes, made = kv_format.quantize(rows, given)
+        rows = paddle.index_put_(cache[which], indices, codes.astype(cache[which].dtype))
+        if kv_format.scales == "none":
+            return [rows]
+        scales = cache[2 + which]
+        if kv_format.scales == "token":
+            scales = paddle.index_put_(scales, indices, made)
+        return [rows, scales]
+
+    q = q.reshape([-1, heads * dim]).astype(qkv.dtype)
+    # key, value, then the scales of both
+    return q, [tensor for pair in zip(write(k, 0), write(v, 1), strict=True) for tensor in pair]
+
+
+def copy_blocks(caches: Sequence[Tensor], copies: Sequence[tuple[int, int]]) -> None:
+    """Copies blocks of caches [N, ...], in place: (from, to), no block both."""
+    import paddle
+
+    source, target = paddle.to_tensor(np.array(copies, np.int64)).unbind(axis=1)
+    for cache in caches:
+        paddle.index_put_(cache, (target,), paddle.gather(cache, source))
+
+
+def _bits(words: Tensor) -> Tensor:
+    """int32 0 or 1 [T, 32 * words] of int32 [T, words], the lowest bit of word 0 first."""
+    import paddle
+
+    powers = np.left_shift(np.uint32(1), np.arange(32, dtype=np.uint32)).view(np.int32)
+    ones = paddle.bitwise_and(words.unsqueeze(-1), paddle.to_tensor(powers))
+    return (ones != 0).astype("int32").flatten(-2, -1)
+
+
+def paged_attention(
+    q: Tensor,
+    attention: Attention,
+    cache: LayerCache,
+    inputs: ForwardInputs,
+    tree_mask: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of ragged spans over a paged cache; arguments as in `predict.ops.compiled`.
+
+    Spans are padded to the longest, contexts to the longest: simple, and large.
+    """
+    from paddle.nn import functional
+
+    import paddle
+
+    heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
+    block_size = cache[0].shape[2]
+    # Tensor arithmetic, not Python's, so that the same lines also trace into a program.
+    longest_span, longest_context = inputs.max_lens[0], inputs.max_lens[1]
+    num_blocks = (longest_context + (block_size - 1)) // block_size
+    tables = paddle.clip(inputs.block_tables[:, :num_blocks], min=0)  # [B, blocks]
+    kv_format = kv_format_of(attention.kv_format)
+
+    def blocks(pool: Tensor) -> Tensor:
+        # Paddle's CPU gather does not take float16; the whole pool is cast, however large it is.
+        pool = pool.astype("float32") if pool.dtype == paddle.float16 else pool
+        return paddle.gather(pool, tables.reshape([-1]))
+
+    def context(which: int) -> Tensor:  # [B, kv_heads, 1, S, D]
+        scales = None
+        if kv_format.scales == "token":
+            scales = blocks(cache[2 + which])
+        elif kv_format.scales == "head":
+            scales = cache[2 + which].unsqueeze(-1)
+        rows = kv_format.unpack(blocks(cache[which]), scales, dim)
+        shape = paddle.shape(tables)
+        by_seq = rows.reshape([shape[0], shape[1], kv_heads, block_size, dim])
+        return by_seq.transpose([0, 2, 1, 3, 4]).reshape([0, kv_heads, 1, -1, dim])
+
+    starts, ends = inputs.cu_seqlens_q[:-1], inputs.cu_seqlens_q[1:]
+    lengths = ends - starts  # [B]
+    row = paddle.arange(longest_span, dtype="int32")
+    span_rows = paddle.minimum(starts.unsqueeze(1) + row, ends[-1:] - 1)
+    shape = paddle.shape(span_rows)  # B, span
+    padded = paddle.gather(q, span_rows.reshape([-1])).astype("float32")  # [B * span, heads * D]
+    padded = padded.reshape([shape[0], shape[1], kv_heads, heads // kv_heads, dim])
+    padded = padded.transpose([0, 2, 3, 1, 4])  # [B, kv_heads, group, span, D]
+
+    first = (inputs.context_lens - lengths).unsqueeze(1)  # [B, 1] position of a span's token 0
+    column = paddle.arange(num_blocks * block_size, dtype="int32")
+    if tree_mask is None:
+        position = first + row  # [B, span]
+        visible = column <= position.unsqueeze(2)  # [B, span, S]
+    else:
+        seen = paddle.gather(_bits(tree_mask), span_rows.reshape([-1]))  # [B * span, bits]
+        seen = seen.reshape([shape[0], shape[1], -1])
+        bits = seen.shape[-1]
+        tree = (lengths <= bits).unsqueeze(1)  # [B, 1] longer spans are no trees
+        depth = paddle.where(tree, seen.sum(axis=-1).astype("int32") - 1, row + first * 0)
+        position = first + depth
+        index = (column - first).unsqueeze(1) + 0 * row.unsqueeze(1)  # [B, span, S] in the span
+        own = paddle.take_along_axis(seen, paddle.clip(index, 0, bits - 1), axis=2) > 0
+        own = paddle.where(index < 0, paddle.ones_like(own), paddle.logical_and(own, index < bits))
+        visible = paddle.where(tree.unsqueeze(2), own, index <= row.unsqueeze(1))
+    if attention.window >= 0:
+        visible = paddle.logical_and(visible, column > position.unsqueeze(2) - attention.window)
+    # Slots that nobody wrote may hold NaN, which 0 * NaN would let through.
+    written = (column < inputs.context_lens.unsqueeze(1)).unsqueeze(1).unsqueeze(1).unsqueeze(4)
+    values = context(1)
+    values = paddle.where(written, values, paddle.zeros_like(values))
+
+    scores = paddle.matmul(padded, context(0), transpose_y=True)
+    scores = paddle.where(
+        visible.unsqueeze(1).unsqueeze(1),
+        scores * attention.softmax_scale,
+        paddle.full_like(scores, -1e30),
+    )
+    weights = functional.softmax(scores, axis=-1)
+    out = paddle.matmul(weights, values).transpose([0, 3, 1, 2, 4])
+    used = paddle.nonzero((row < lengths.unsqueeze(1)).reshape([-1])).reshape([-1])
+    return paddle.gather(out.reshape([-1, heads * dim]), used).astype(q.dtype)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of gate_up [T, 2I] (gate first). Returns [T, I]."""
+    import paddle
+
+    gate, up = paddle.split(gate_up.astype("float32"), 2, axis=-1)
+    return (paddle.nn.functional.silu(gate) * up).astype(gate_up.dtype)
+
+
+def attention_block(
+    hidden: Tensor,
+    attention: Attention,
+    cache: LayerCache,
+    rope: Tensor,
+    inputs: ForwardInputs,
+    tree_mask: Tensor | None = None,
+    rows: Tensor | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """Hidden [T, H] + attention(norm(hidden)); the cache is modified in place.
+
+    rows: [L] int32, those that are returned: [L, H].
+    """
+    import paddle
+
+    x, _ = rms_norm(hidden, attention.norm, None, attention.norm_eps)
+    q, written = rope_and_cache_write(linear(x, attention.qkv), attention, cache, rope, inputs)
+    mixed = paged_attention(q, attention, tuple(written), inputs, tree_mask)
+    result = hidden + linear(mixed, attention.out)
+    return result if rows is None else paddle.gather(result, rows), written
+
+
+def mlp_block(hidden: Tensor, mlp: Mlp) -> Tensor:
+    """Hidden [T, H] + down(silu(gate) * up), gate and up of norm(hidden)."""
+    x, _ = rms_norm(hidden, mlp.norm, None, mlp.norm_eps)
+    return hidden + linear(silu_mul(linear(x, mlp.gate_up)), mlp.down)
+
+
+def layers(
+    hidden: Tensor,
+    layers: Sequence[Layer],
+    caches: Sequence[LayerCache],
+    rope: Tensor,
+    inputs: ForwardInputs,
+    tree_mask: Tensor | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """`attention_block`, then `mlp_block`, of layer after layer.
+
+    Returns hidden [T, H] and the caches (the tensors of layer after layer), modified in place.
+    """
+    written: list[Tensor] = []
+    for layer, cache in zip(layers, caches, strict=True):
+        hidden, tensors = attention_block(hidden, layer.attention, cache, rope, inputs, tree_mask)
+        hidden = mlp_block(hidden, layer.mlp)
+        written += tensors
+    return hidden, written
+
+
+class BoundLayers:
+    """`layers` of always the same tensors."""
+
+    def __init__(self, layers: Sequence[Layer], caches: Sequence[LayerCache]):
+        self._layers, self._caches = layers, caches
+
+    def __call__(
+        self, hidden: Tensor, rope: Tensor, inputs: ForwardInputs, tree_mask: Tensor | None = None
+    ) -> Tensor:
+        """Hidden [T, H] behind the layers; the caches are modified in place."""
+        return layers(hidden, self._layers, self._caches, rope, inputs, tree_mask)[0]
+
+
+def logits(
+    hidden: Tensor, norm: Tensor, head: Linear, logit_indices: Tensor | None, epsilon: float
+) -> Tensor:
+    """float32 logits [L, V] of the normalised rows `logit_indices` (or all) of hidden [T, H]."""
+    import paddle
+
+    rows = hidden if logit_indices is None else paddle.gather(hidden, logit_indices)
+    x, _ = rms_norm(rows, norm, None, epsilon)
+    return _linear(x, head)
+
+
+PHILOX_ROUNDS = 10
+PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+PHILOX_WEYL = (0x9E3779B9, 0xBB67AE85)
+MASK32 = 0xFFFFFFFF
+
+
+def philox4x32(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, ...]:
+    """Four 32-bit words of Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers")."""
+    k0, k1 = key
+    c0, c1, c2, c3 = counter
+    for _ in range(PHILOX_ROUNDS):
+        p0, p1 = PHILOX_MULTIPLIERS[0] * c0, PHILOX_MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & MASK32, (p0 >> 32) ^ c3 ^ k1, p0 & MASK32
+        k0, k1 = (k0 + PHILOX_WEYL[0]) & MASK32, (k1 + PHILOX_WEYL[1]) & MASK32
+    return c0, c1, c2, c3
+
+
+def uniform(seed: int, offset: int) -> float:
+    """A number in [0, 1) of 24 random bits, a pure function of the seed and the offset."""
+    seed, offset = seed & (1 << 64) - 1, offset & (1 << 64) - 1
+    words = philox4x32((seed & MASK32, seed >> 32), (offset & MASK32, offset >> 32, 0, 0))
+    return (words[0] >> 8) * 2.0**-24
+
+
+def _sample_row(
+    logits: npt.NDArray[Any],
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    u: float,
+    min_p: float,
+    typical_p: float,
+) -> int:
+    greedy, largest = temperature == 0 or top_k == 1, logits.max()
+    if np.isnan(largest) or (not greedy and np.isinf(largest)):
+        return -1
+    if greedy:
+        return int(np.argmax(logits))
+    scaled = logits.astype(np.float64) / temperature
+    order = np.argsort(-scaled, kind="stable")
+    distance = scaled[order[0]] - scaled[order]
+    weights = np.exp(-distance)
+    kept = min(top_k, len(order)) if top_k > 0 else len(order)
+    if top_p < 1:  # the smallest prefix that reaches it
+        shares = np.cumsum(weights[:kept] / weights[:kept].sum())
+        kept = min(int(np.searchsorted(shares, top_p)) + 1, kept)
+    if min_p > 0:
+        kept = max(int(np.count_nonzero(weights[:kept] >= min_p)), 1)
+    if typical_p < 1:
+        kept = int(np.searchsorted(distance, distance[kept - 1], side="right"))  # and its equals
+        typical = np.flatnonzero(_typical(distance[:kept], weights[:kept], typical_p))
+        order, weights = order[typical], weights[typical]
+    else:
+        order, weights = order[:kept], weights[:kept]
+    cumulative = np.cumsum(weights)
+    index = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
+    return int(order[min(index, len(cumulative) - 1)])
+
+
+def _typical(
+    distance: npt.NDArray[Any], weights: npt.NDArray[Any], mass: float
+) -> npt.NDArray[np.bool_]:
+    """Which tokens are the most typical that together reach `mass` (Meister et al. 2022).
+
+    distance: from the largest logit, which is -log p up to a constant; so -log p - H, with the
+    entropy H, is the distance less its mean.
+    """
+    weights = weights / weights.sum()
+    finite = np.where(weights > 0, distance, 0.0)
+    surprise = np.abs(distance - np.sum(weights * finite))
+    order = np.argsort(surprise, kind="stable")
+    reached = int(np.searchsorted(np.cumsum(weights[order]), mass))
+    typical: npt.NDArray[np.bool_] = surprise <= surprise[order[min(reached, len(order) - 1)]]
+    return typical
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    seeds: Tensor,
+    offsets: Tensor,
+    min_p: Tensor | None = None,
+    typical_p: Tensor | None = None,
+) -> Tensor:
+    """One token per row of logits [L, V], as `predict.ops.compiled.sample` chooses it."""
+    import paddle
+
+    rows = logits.numpy()
+    columns = [t.numpy().tolist() for t in (temperature, top_k, top_p, seeds, offsets)]
+    columns += [
+        [off] * len(rows) if t is None else t.numpy().tolist()
+        for t, off in ((min_p, 0.0), (typical_p, 1.0))
+    ]
+    tokens = [
+        _sample_row(row, t, k, p, uniform(seed, offset), least, mass)
+        for row, t, k, p, seed, offset, least, mass in zip(rows, *columns, strict=True)
+    ]
+    return paddle.to_tensor(np.array(tokens, np.int32))

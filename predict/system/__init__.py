@@ -1,0 +1,1 @@
+"""The machine under everything: checked files and outputs, terminal, signals, memory, ranges."""

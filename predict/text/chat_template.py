@@ -1,0 +1,217 @@
+"""Conversations to prompt text, by Hugging Face's jinja templates or PaddleNLP's JSON ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from predict.errors import UserError
+from predict.system.files import json_type, read_json_object, read_text
+from predict.text.conversation import Message
+from predict.text.template_process import MAX_SOURCE, RenderError, TemplateProcess
+
+PADDLE_FILE = "chat_template.json"
+JINJA_FILE = "chat_template.jinja"
+PADDLE_KEYS = ("system", "conversation", "query")
+
+
+class ChatTemplate(Protocol):
+    """Turns role messages, the last of which asks, into the text that the model completes."""
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt text, special tokens included; UserError when the template refuses them."""
+        ...
+
+
+class JinjaTemplate:
+    """A Hugging Face template: jinja over `messages`, with `add_generation_prompt` set.
+
+    Rendered in a guarded process, with limits on time, memory and output; see TemplateProcess.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], origin: str) -> None:
+        """`special_tokens`: "bos_token" and so on, seen by the template; `origin`: for errors."""
+        _check_size(source, origin)
+        self._source = source
+        self._special_tokens = dict(special_tokens)
+        self._origin = origin
+        self._process = TemplateProcess()
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt text; UserError when the template raises or is not valid jinja."""
+        values = {
+            "messages": list(messages),
+            "add_generation_prompt": True,
+            "tools": None,
+            "documents": None,
+            **self._special_tokens,
+        }
+        try:
+            return self._process.render([(self._source, values)])
+        except RenderError as error:
+            if error.kind == "syntax":
+                raise UserError(
+                    f"the chat template of {self._origin} is not valid jinja: {error} at its "
+                    f"line {error.line}; turn it off with --chat_template none"
+                ) from None
+            if error.kind == "refused":
+                raise UserError(
+                    f"the chat template of {self._origin} refused the conversation: {error}; "
+                    "change the roles or their order, or turn the template off with "
+                    "--chat_template none"
+                ) from None
+            what = "was stopped" if error.kind == "limit" else "failed"
+            raise UserError(
+                f"the chat template of {self._origin} {what}: {error}; turn it off with "
+                "--chat_template none, or give another file"
+            ) from None
+
+
+class PaddleTemplate:
+    """PaddleNLP's chat_template.json: a system text, one user and bot round, and the query.
+
+    `conversation` is [user part, bot part]; the placeholders are {{system}}, {{user}}, {{bot}} and
+    {{query}}, each part a small jinja text of its own.
+    """
+
+    def __init__(self, parts: Mapping[str, Any], origin: str) -> None:
+        self._origin = origin
+        unknown = sorted(set(parts) - set(PADDLE_KEYS))
+        if unknown or "query" not in parts:
+            raise UserError(
+                f"{origin} is not a PaddleNLP chat template: it has the keys "
+                f"{sorted(parts)} (allowed: {', '.join(PADDLE_KEYS)}; query is needed)"
+            )
+        conversation = parts.get("conversation") or []
+        pair = isinstance(conversation, list) and len(conversation) in (0, 2)
+        if not pair or not all(isinstance(part, str) for part in conversation):
+            raise UserError(
+                f"{origin}: conversation must be two texts, the user's part and the bot's part"
+            )
+        if not isinstance(parts["query"], str):
+            raise UserError(f"{origin}: query is {json_type(parts['query'])} (allowed: a text)")
+        if not isinstance(parts.get("system"), (str, type(None))):
+            raise UserError(
+                f"{origin}: system is {json_type(parts['system'])} (allowed: a text, null)"
+            )
+        self._system: str | None = parts.get("system")
+        self._conversation: list[str] = list(conversation)
+        self._query: str = parts["query"]
+        written = [self._system or "", *self._conversation, self._query]
+        _check_size("".join(written), origin)
+        self._takes_system = any(map(_names_system, written))
+        self._process = TemplateProcess()
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt text; UserError unless user and assistant speak by turns, the user last."""
+        system, rounds, query = self._split(messages)
+        shared = {"length": len(rounds) + 1} | ({} if system is None else {"system": system})
+        # A template without a place for the conversation's own system text gets it in front.
+        head = self._system if system is None or self._takes_system else "{{system}}"
+        pieces: list[tuple[str, Mapping[str, Any]]] = [(head or "", shared)]
+        for index, (user, bot) in enumerate(rounds):
+            if not self._conversation:
+                raise UserError(
+                    f"the chat template of {self._origin} has no conversation part, so it cannot "
+                    "hold earlier rounds; pass the last question alone"
+                )
+            values = {"user": user, "bot": bot, "index": index, "is_first": index == 0, **shared}
+            pieces += [(part, values) for part in self._conversation]
+        pieces.append((self._query, {"query": query, "index": len(rounds), **shared}))
+        try:
+            return self._process.render(pieces, keep_trailing_newline=True)
+        except RenderError as error:
+            raise UserError(
+                f"the chat template of {self._origin} failed on {pieces[error.part][0]!r}: {error}"
+            ) from None
+
+    def _split(self, messages: Sequence[Message]) -> tuple[str | None, list[tuple[str, str]], str]:
+        """(system text, earlier rounds, query); UserError unless user and assistant alternate."""
+        turns = list(messages)
+        system = str(turns.pop(0)["content"]) if turns and turns[0]["role"] == "system" else None
+        wanted = ["user" if i % 2 == 0 else "assistant" for i in range(len(turns))]
+        if len(turns) % 2 == 0 or [turn["role"] for turn in turns] != wanted:
+            roles = ", ".join(str(message["role"]) for message in messages)
+            raise UserError(
+                f"the chat template of {self._origin} needs user and assistant by turns, the last "
+                f"one user (got: {roles})"
+            )
+        texts = [str(turn["content"]) for turn in turns]
+        return system, list(zip(texts[0:-1:2], texts[1:-1:2], strict=True)), texts[-1]
+
+
+def _check_size(source: str, origin: str) -> None:
+    if len(source) > MAX_SOURCE:
+        raise UserError(
+            f"the chat template of {origin} has {len(source)} characters (allowed: {MAX_SOURCE})"
+        )
+
+
+def _names_system(part: str) -> bool:
+    """Whether a placeholder or a tag of a part names the system text."""
+    tags = (text.partition("}")[0] for text in re.split(r"{[{%]", part)[1:])
+    return any(re.search(r"\bsystem\b", tag) for tag in tags)
+
+
+def load_chat_template(
+    folder: Path, flag: str | None, special_tokens: Mapping[str, str]
+) -> ChatTemplate | None:
+    """The template to apply, or None for none.
+
+    `flag` is --chat_template: None takes what the model folder has, "none" turns templates off,
+    otherwise a template file or a folder that holds one. Raises UserError when it has none.
+    """
+    if flag is None:
+        return _from_folder(folder, special_tokens)
+    if flag.lower() == "none":
+        return None
+    path = Path(flag)
+    if path.is_file():
+        return _from_file(path, special_tokens)
+    found = _from_folder(path, special_tokens) if path.is_dir() else None
+    if found is None:
+        what = "has no chat template in it" if path.is_dir() else "is neither a file nor a folder"
+        raise UserError(
+            f"--chat_template {flag} {what} (allowed: none, a .jinja or .json file, or a folder "
+            f"with {PADDLE_FILE}, {JINJA_FILE} or tokenizer_config.json)"
+        )
+    return found
+
+
+def _from_folder(folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
+    """The folder's template; PaddleNLP's own file first, as PaddleNLP does."""
+    if (folder / PADDLE_FILE).is_file():
+        return _from_file(folder / PADDLE_FILE, special_tokens)
+    if (folder / JINJA_FILE).is_file():
+        return _from_file(folder / JINJA_FILE, special_tokens)
+    path = folder / "tokenizer_config.json"
+    source = read_json_object(path, missing_ok=True).get("chat_template")
+    return None if not source else _jinja(source, special_tokens, path)
+
+
+def _from_file(path: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
+    """The template in one file: jinja, PaddleNLP's JSON, or JSON with a `chat_template` key."""
+    if path.suffix != ".json":
+        return JinjaTemplate(read_text(path), special_tokens, str(path))
+    parts = read_json_object(path)
+    if "chat_template" in parts:
+        return _jinja(parts["chat_template"], special_tokens, path)
+    return PaddleTemplate(parts, str(path))
+
+
+def _jinja(source: Any, special_tokens: Mapping[str, str], path: Path) -> JinjaTemplate:
+    """A template text, or the one named "default" of a list of named ones."""
+    if isinstance(source, list) and all(isinstance(entry, dict) for entry in source):
+        source = {str(entry.get("name")): entry.get("template") for entry in source}
+    if isinstance(source, dict):
+        if "default" not in source:
+            raise UserError(
+                f"{path} names the chat templates {sorted(map(str, source))} and none of them is "
+                "'default'; save the one to use as a .jinja file and pass it to --chat_template"
+            )
+        source = source["default"]
+    if not isinstance(source, str):
+        raise UserError(f"{path}: chat_template must be a text or a list of named texts")
+    return JinjaTemplate(source, special_tokens, str(path))

@@ -1,0 +1,94 @@
+"""What a prompt says, as role messages: every form that data files and callers write it in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from predict.errors import UserError, quoted
+from predict.system.files import json_type
+
+Message = dict[str, Any]  # {"role": "system" | "user" | "assistant" | ..., "content": str, ...}
+
+# What a part of a content that is a list calls itself when it is text.
+TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+def conversation_messages(src: Any, tgt: Any) -> list[Message]:
+    """Role messages of one data line's `src` and `tgt`; the content of each is a text.
+
+    `src` is a text, a list of role objects, or a list of questions (then `tgt` lists the answers to
+    all but the last), or PaddleNLP's pairs [[question, answer], ..., [question]]. Text parts of a
+    content are joined as they are. Raises UserError for any other form.
+    """
+    if isinstance(src, str):
+        return [{"role": "user", "content": src}]
+    if not isinstance(src, list) or not src:
+        raise UserError("src must be a text or a list that is not empty")
+    if all(isinstance(turn, dict) for turn in src):
+        return [_message(turn, f"message {number}") for number, turn in enumerate(src, 1)]
+    if all(isinstance(turn, str) for turn in src):
+        answers = tgt if isinstance(tgt, list) else []
+        pairs = [[q, *answers[i : i + 1]] for i, q in enumerate(src)]
+        pairs[-1] = pairs[-1][:1]  # its answer is what is asked for
+    elif all(isinstance(turn, list) for turn in src):
+        pairs = src
+    else:
+        raise UserError("src mixes texts, pairs and messages; use one form")
+    if len(pairs[-1]) != 1 or any(len(pair) != 2 for pair in pairs[:-1]):
+        raise UserError(
+            f"src asks {len(pairs)} questions, so {len(pairs) - 1} answers must be given (in tgt, "
+            "or as [question, answer] pairs with a lone last question)"
+        )
+    texts = [text for pair in pairs for text in pair]
+    for text in texts:
+        if not isinstance(text, str):
+            raise UserError(f"src has {json_type(text)} among questions and answers; write texts")
+    roles = ("user", "assistant")
+    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+def _message(turn: dict[Any, Any], where: str) -> Message:
+    """A role object with its content as one text; its other fields are for the template."""
+    role = turn.get("role")
+    if not isinstance(role, str) or not role:
+        got = f"the role {json_type(role)}" if "role" in turn else "no role"
+        raise UserError(f'{where} has {got}; write a text such as "user"')
+    where = f"{where} ({quoted(role)[1:-1]})"
+    content = turn.get("content")
+    if content is None:
+        if role != "assistant" or not turn.get("tool_calls"):
+            got = "the content null" if "content" in turn else "no content"
+            raise UserError(
+                f"{where} has {got}; write a text (only an assistant's message with "
+                "tool_calls may go without)"
+            )
+        # Templates print what is there: null would stand in the prompt as Python's "None".
+        content = ""
+    elif isinstance(content, list):
+        content = "".join(_part(part, where) for part in content)
+    elif not isinstance(content, str):
+        raise UserError(
+            f"{where} has {json_type(content)} as content; write a text or a list of text parts"
+        )
+    return {**turn, "content": content}
+
+
+def _part(part: Any, where: str) -> str:
+    """The text of one part of a content."""
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise UserError(f"{where} has {json_type(part)} as a part of its content; write texts")
+    kind = part.get("type", "text")
+    if kind not in TEXT_PARTS:
+        raise UserError(
+            f"{where} has a part of type {quoted(kind)}, and this model reads texts only (allowed: "
+            '{"type": "text", "text": "..."})'
+        )
+    text = part.get("text")
+    if not isinstance(text, str):
+        got = f"has {json_type(text)} as text" if "text" in part else "has no text"
+        raise UserError(
+            f'{where}: a part of its content {got}; write {{"type": "text", "text": "..."}}'
+        )
+    return text
