@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from predict.device.devices import library
+from predict.device import library
 
 if TYPE_CHECKING:
     import numpy.typing as npt

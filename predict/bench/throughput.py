@@ -30,8 +30,8 @@ from predict.bench.ceilings import Limits, share_text
 from predict.bench.report import write_json
 from predict.cli.command import run_command
 from predict.cli.flags import FLAGS, Flag, parse_flags
-from predict.config.engine.engine import EngineConfig, PredictorConfig
-from predict.config.engine.quantization import CODES_OF_ACTIVATIONS
+from predict.config.engine import EngineConfig, PredictorConfig
+from predict.config.quantization import CODES_OF_ACTIVATIONS
 from predict.engine.kv_cache import DTYPE_BYTES
 from predict.errors import UserError
 from predict.nn.cache_formats import kv_format_of
@@ -303,7 +303,7 @@ def measured(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> dict[str
 
 def measure_cases(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> list[dict[str, Any]]:
     """The results of every case, each with its sizes and what others reach."""
-    from predict.device.devices.devices import driver_info
+    from predict.device.devices import driver_info
 
     gpu = None if llm.device is None else driver_info().gpus[llm.device.index].name
     rows = []
