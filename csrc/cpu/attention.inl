@@ -119,15 +119,15 @@ struct Product {
       case 1:
         return with_vecs<1>(vecs);
       case 2:
-        return with_vecs < 2 < kMost ? 2 : kMost > (vecs);
+        return with_vecs<2 < kMost ? 2 : kMost>(vecs);
       case 3:
-        return with_vecs < 3 < kMost ? 3 : kMost > (vecs);
+        return with_vecs<3 < kMost ? 3 : kMost>(vecs);
       case 4:
-        return with_vecs < 4 < kMost ? 4 : kMost > (vecs);
+        return with_vecs<4 < kMost ? 4 : kMost>(vecs);
       case 5:
-        return with_vecs < 5 < kMost ? 5 : kMost > (vecs);
+        return with_vecs<5 < kMost ? 5 : kMost>(vecs);
       case 6:
-        return with_vecs < 6 < kMost ? 6 : kMost > (vecs);
+        return with_vecs<6 < kMost ? 6 : kMost>(vecs);
       default:
         return with_vecs<kMost>(vecs);
     }

@@ -102,9 +102,7 @@ struct PackedRows {
   bool is_int8() const {
     return format == RowFormat::kInt8Blocks || format == RowFormat::kInt8Rows;
   }
-  int64_t line_values() const {
-    return is_int8() ? 64 : format == RowFormat::kBFloat16 ? 32 : 16;
-  }
+  int64_t line_values() const { return is_int8() ? 64 : format == RowFormat::kBFloat16 ? 32 : 16; }
   int64_t num_lines() const { return (width + line_values() - 1) / line_values(); }
   int64_t num_blocks() const { return (width + kBlock - 1) / kBlock; }
   int64_t num_tiles() const { return (num_rows + tile_rows - 1) / tile_rows; }

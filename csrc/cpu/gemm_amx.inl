@@ -32,13 +32,13 @@ struct alignas(64) TileConfig {
 };
 
 // Own assembly, not intrinsics: those want a target that the rest of the namespace must not have.
-#define REGATTA_TILE_LOAD(TILE, FROM, STRIDE)                                 \
-  __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #TILE ::"r"(FROM),            \
-                   "r"(static_cast<int64_t>(STRIDE))                          \
+#define REGATTA_TILE_LOAD(TILE, FROM, STRIDE)                      \
+  __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #TILE ::"r"(FROM), \
+                   "r"(static_cast<int64_t>(STRIDE))               \
                    : "memory")
-#define REGATTA_TILE_STORE(TILE, TO, STRIDE)                                  \
-  __asm__ volatile("tilestored %%tmm" #TILE ", (%0,%1,1)" ::"r"(TO),          \
-                   "r"(static_cast<int64_t>(STRIDE))                          \
+#define REGATTA_TILE_STORE(TILE, TO, STRIDE)                         \
+  __asm__ volatile("tilestored %%tmm" #TILE ", (%0,%1,1)" ::"r"(TO), \
+                   "r"(static_cast<int64_t>(STRIDE))                 \
                    : "memory")
 #define REGATTA_TILE_ZERO(TILE) __asm__ volatile("tilezero %%tmm" #TILE ::)
 #define REGATTA_TILE_DOT(SUM, ROWS, CODES) \
@@ -130,11 +130,9 @@ void multiply_amx(const Piece& piece, int64_t num_rows) {
     for (int64_t r = 0; r < num_rows; ++r) {
       for (int v = 0; v < kVectors; ++v) {
         const int64_t at = r * kPanel + v * kLanes;
-        const Vec value = kBlockScales
-                              ? load(totals + at)
-                              : to_vec(add({load_raw(sums + at)}, set_ints(starts[r])));
-        Vec result =
-            fma(value, load(scales + v * kLanes), first ? zero() : load(piece.sums + at));
+        const Vec value = kBlockScales ? load(totals + at)
+                                       : to_vec(add({load_raw(sums + at)}, set_ints(starts[r])));
+        Vec result = fma(value, load(scales + v * kLanes), first ? zero() : load(piece.sums + at));
         if (kZeros) {
           result = fnma(set1(value_sums[r]), load(scales + kPanel + v * kLanes), result);
         }
@@ -170,8 +168,7 @@ void run_amx(const PanelJob& job) {
   }
   const PanelWalk walk(job, kBits, kZeros);
   constexpr int64_t kMinSlabBlocks = 16;
-  const int64_t slab =
-      std::max<int64_t>(1, kMinSlabBlocks / walk.group_blocks) * walk.group_blocks;
+  const int64_t slab = std::max<int64_t>(1, kMinSlabBlocks / walk.group_blocks) * walk.group_blocks;
   Scratch::Scope scope(*job.scratch);
   uint8_t* unpacked = kBits == 4 ? job.scratch->take<uint8_t>(slab * 1024) : nullptr;
   const TileConfig config = tile_config(rows.tile_rows);

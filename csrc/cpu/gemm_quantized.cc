@@ -57,8 +57,8 @@ Status check_quantized(const std::string& scheme, const Weight& weight, int num_
   return {};
 }
 
-Status check_per_input(const std::string& scheme, const Weight& weight, int index,
-                       const char* name, DType dtype) {
+Status check_per_input(const std::string& scheme, const Weight& weight, int index, const char* name,
+                       DType dtype) {
   const TensorView& tensor = weight.tensors[index];
   const bool fits = tensor.dtype == dtype && tensor.rank == 1 &&
                     (tensor.shape[0] == 1 || tensor.shape[0] == weight.in_features);

@@ -15,8 +15,8 @@ QuantizedLayout quantized_layout(const std::string& scheme, const Weight& weight
 Status check_quantized(const std::string& scheme, const Weight& weight, int num_tensors);
 
 // Tensor `index`: [K] (then returned), or [1] where the linear has none (then null).
-Status check_per_input(const std::string& scheme, const Weight& weight, int index,
-                       const char* name, DType dtype);
+Status check_per_input(const std::string& scheme, const Weight& weight, int index, const char* name,
+                       DType dtype);
 template <class T>
 const T* per_input(const Weight& weight, int index) {
   const TensorView& tensor = weight.tensors[index];
@@ -27,17 +27,16 @@ const T* per_input(const Weight& weight, int index) {
 }
 
 // int8::kernels<ARGUMENTS>(DTYPE, ZEROS) of the best namespace for `isa`. A CPU with vpdpbusd and
-// without vdpbf16ps has its own. Where candidates are forced, a name means what it says and no more:
-// "avx512" is without vpdpbusd, "avx512_bf16" without AMX.
-#define REGATTA_QUANTIZED_KERNELS(ISA, BITS, BY_TOKEN, DTYPE, ZEROS)                \
-  ((ISA) == Isa::kAvx512Bf16 && !any_kernel_forced() && has_amx_int8()              \
-       ? avx512_bf16::int8::amx_kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)               \
-   : (ISA) == Isa::kAvx512Bf16                                                      \
-       ? avx512_bf16::int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)                   \
-   : (ISA) == Isa::kAvx512 && !any_kernel_forced() && has_vnni()                    \
-       ? avx512_vnni::int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)                   \
-   : (ISA) == Isa::kAvx512 ? avx512::int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)    \
-   : (ISA) == Isa::kAvx2   ? avx2::int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)      \
+// without vdpbf16ps has its own. Where candidates are forced, a name means what it says and no
+// more: "avx512" is without vpdpbusd, "avx512_bf16" without AMX.
+#define REGATTA_QUANTIZED_KERNELS(ISA, BITS, BY_TOKEN, DTYPE, ZEROS)                      \
+  ((ISA) == Isa::kAvx512Bf16 && !any_kernel_forced() && has_amx_int8()                    \
+       ? avx512_bf16::int8::amx_kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)                     \
+   : (ISA) == Isa::kAvx512Bf16 ? avx512_bf16::int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS) \
+   : (ISA) == Isa::kAvx512 && !any_kernel_forced() && has_vnni()                          \
+       ? avx512_vnni::int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)                         \
+   : (ISA) == Isa::kAvx512 ? avx512::int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)          \
+   : (ISA) == Isa::kAvx2   ? avx2::int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)            \
                            : scalar::int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS))
 
 }  // namespace regatta::cpu

@@ -47,8 +47,7 @@ inline Status run_logits(const LogitsParams& p) {
                            std::to_string(p.num_tokens - 1) + ")");
     }
   }
-  return with_dtype(p.dtype,
-                    [&](auto like) { return logits_typed<decltype(like)>(p, head); });
+  return with_dtype(p.dtype, [&](auto like) { return logits_typed<decltype(like)>(p, head); });
 }
 
 }  // namespace regatta::cpu::REGATTA_ISA

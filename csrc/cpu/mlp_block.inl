@@ -82,13 +82,12 @@ inline Status run_mlp_block(const MlpBlockParams& p) {
                             {p.gate_up, p.num_gate_up, p.hidden_size, 2 * p.intermediate_size},
                             p.dtype, REGATTA_ISA_ENUM, &gate_up);
   if (!status.ok()) return Status::error("gate_up: " + status.message());
-  status = find_gemm(scheme_at(p.scheme, 1, 2),
-                     {p.down, p.num_down, p.intermediate_size, p.hidden_size}, p.dtype,
-                     REGATTA_ISA_ENUM, &down);
+  status =
+      find_gemm(scheme_at(p.scheme, 1, 2), {p.down, p.num_down, p.intermediate_size, p.hidden_size},
+                p.dtype, REGATTA_ISA_ENUM, &down);
   if (!status.ok()) return Status::error("down: " + status.message());
-  return with_dtype(p.dtype, [&](auto like) {
-    return mlp_block_typed<decltype(like)>(p, gate_up, down);
-  });
+  return with_dtype(p.dtype,
+                    [&](auto like) { return mlp_block_typed<decltype(like)>(p, gate_up, down); });
 }
 
 }  // namespace regatta::cpu::REGATTA_ISA

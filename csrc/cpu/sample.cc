@@ -4,8 +4,8 @@
 // a vocabulary: top_k keeps a buffer of about 2 k tokens and a rising bound; without top_k, passes
 // that only add weights find a short interval of logits in which the cumulative weight crosses the
 // target, and that interval is sorted. Rows go to threads. Bound: 3 to 5 reads of the row from L2
-// with an exp per token in most of them. typical_p finds the interval of logits that it leaves in the
-// same way, about 15 passes more.
+// with an exp per token in most of them. typical_p finds the interval of logits that it leaves in
+// the same way, about 15 passes more.
 #include "regatta/sample.h"
 
 #include <algorithm>

@@ -179,7 +179,8 @@ inline TokenMass mass_between(const SampleRow& row, float low, float high) {
   return mass;
 }
 
-// Mean of (largest - logit) / temperature, by weight, of the tokens with a logit >= `least`, finite.
+// Mean of (largest - logit) / temperature, by weight, of the tokens with a logit >= `least`,
+// finite.
 inline double mean_distance(const SampleRow& row, float least) {
   constexpr int64_t kBlock = 64 * Vec::kLanes;
   const Vec bottom = set1(least);
@@ -333,8 +334,7 @@ inline Status run_sample(const SampleParams& p) {
   const int64_t threads = std::min<int64_t>(p.num_rows, threads_for_bytes(bytes));
   parallel(static_cast<int>(threads), [&](Team& team) {
     SampleBuffers buffers;
-    team.for_each(p.num_rows,
-                  [&](int64_t r) { p.token_ids[r] = sample_row(p, r, &buffers); });
+    team.for_each(p.num_rows, [&](int64_t r) { p.token_ids[r] = sample_row(p, r, &buffers); });
   });
   return {};
 }

@@ -181,8 +181,8 @@ REGATTA_INLINE int32_t store_int8(const Vec* a, int8_t* p) {
         _mm256_min_ps(_mm256_max_ps(a[v].v, _mm256_set1_ps(-127.0f)), _mm256_set1_ps(127.0f));
     whole[v] = _mm256_cvtps_epi32(limited);
   }
-  const __m256i total = _mm256_add_epi32(_mm256_add_epi32(whole[0], whole[1]),
-                                         _mm256_add_epi32(whole[2], whole[3]));
+  const __m256i total =
+      _mm256_add_epi32(_mm256_add_epi32(whole[0], whole[1]), _mm256_add_epi32(whole[2], whole[3]));
   // Packing works within 128-bit halves; the permutation puts the groups of four back in order.
   const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]),
                                            _mm256_packs_epi32(whole[2], whole[3]));

@@ -1,10 +1,11 @@
 // Biases, penalties for tokens seen before, and bans, on rows of logits.
 //
-// Architectures: all. One block per row; a row without a slot ends at once. Drafts make several rows
-// of one request: each reads the tokens that are new in this step from the step's own input, and
-// writes its newest one into the history, where no other row of the step reads.
+// Architectures: all. One block per row; a row without a slot ends at once. Drafts make several
+// rows of one request: each reads the tokens that are new in this step from the step's own input,
+// and writes its newest one into the history, where no other row of the step reads.
 //  1. Rules, a thread each: compared with the end of the history.
-//  2. Penalties: the history's tokens are counted in a hash table in shared memory, in as many parts
+//  2. Penalties: the history's tokens are counted in a hash table in shared memory, in as many
+//  parts
 //     as it takes to keep the table half empty; then each distinct token is changed once.
 //  3. N-grams: each thread compares the end of the history with one place in it.
 // Bound: scattered reads, one per token of the history and part, and one per distinct token.
@@ -17,8 +18,8 @@ namespace regatta::cuda {
 namespace {
 
 constexpr int kThreads = 1024;
-constexpr int kTable = 4096;         // distinct tokens; 32 KiB, which every GPU has without asking
-constexpr int kPart = kTable / 2;    // tokens of the history per part, on average
+constexpr int kTable = 4096;       // distinct tokens; 32 KiB, which every GPU has without asking
+constexpr int kPart = kTable / 2;  // tokens of the history per part, on average
 constexpr uint32_t kInPrompt = 1u << 31;  // beside a count of the output's tokens
 constexpr int kRuleWords = 4;
 

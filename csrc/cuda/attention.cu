@@ -244,8 +244,8 @@ Status run(const PagedAttentionParams& params, const RopeAndCacheWriteParams* ro
   args.prefill_alone =
       prefill_sm90 && !trees &&
       (is_batch_invariant ||
-       (prefills && (args.num_seqs == 1 || (format == KvFormat::kDense &&
-                                            limits.max_context_len <= kShortContext))));
+       (prefills && (args.num_seqs == 1 ||
+                     (format == KvFormat::kDense && limits.max_context_len <= kShortContext))));
   if (!args.prefill_alone) {
     const Status status =
         kernel == Kernel::kSm90

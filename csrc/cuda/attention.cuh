@@ -47,16 +47,16 @@ struct AttentionArgs {
   int* tickets;
   int num_tokens, num_seqs, max_blocks;
   int num_heads, num_kv_heads, group;
-  uint32_t group_inverse;  // ceil(2^32 / group), 0 for a group of 1
-  int block_shift;         // log2(block_size)
-  int window;              // kNoWindow when off
+  uint32_t group_inverse;                // ceil(2^32 / group), 0 for a group of 1
+  int block_shift;                       // log2(block_size)
+  int window;                            // kNoWindow when off
   int least_team_log2, blocks_per_span;  // of the sm90 decode kernel, as ticket
   int* ticket;                           // null: no span takes more than blocks_per_span
-  int max_decode_rows;     // per KV head, of spans of several tokens that a decode kernel takes
-  int tile_rows;           // of the sm80 decode kernel
-  int partial_rows;        // min(tile_rows, rows of the largest decode span)
-  float scale_log2;        // softmax_scale * log2(e): exponents are base 2
-  bool bf16;               // q and out: else fp16 (or float32, in the generic kernel)
+  int max_decode_rows;  // per KV head, of spans of several tokens that a decode kernel takes
+  int tile_rows;        // of the sm80 decode kernel
+  int partial_rows;     // min(tile_rows, rows of the largest decode span)
+  float scale_log2;     // softmax_scale * log2(e): exponents are base 2
+  bool bf16;            // q and out: else fp16 (or float32, in the generic kernel)
   bool
       prefill_alone;  // the prefill kernel takes spans of any length: it has no decode kernel ahead
   FusedRope rope;     // of the sm90 decode kernel

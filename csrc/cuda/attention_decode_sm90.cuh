@@ -163,8 +163,8 @@ __device__ __forceinline__ void copy_piece(uint32_t shared, const void* global, 
                  "l"(global), "r"(valid ? 16 : 0)
                  : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8, %2;" ::"r"(shared),
-                 "l"(global), "r"(valid ? 8 : 0)
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8, %2;" ::"r"(shared), "l"(global),
+                 "r"(valid ? 8 : 0)
                  : "memory");
   }
 #else
@@ -292,10 +292,10 @@ struct Rest {
       const int candidate = base + tid;
       int mine = 0;
       if (candidate < args.num_seqs) {
-        mine = base == 0 ? rest_of(args, sizes[1][tid] - sizes[0][tid], sizes[2][tid])
-                         : rest_of(args,
-                                   args.cu_seqlens_q[candidate + 1] - args.cu_seqlens_q[candidate],
-                                   args.context_lens[candidate]);
+        mine = base == 0
+                   ? rest_of(args, sizes[1][tid] - sizes[0][tid], sizes[2][tid])
+                   : rest_of(args, args.cu_seqlens_q[candidate + 1] - args.cu_seqlens_q[candidate],
+                             args.context_lens[candidate]);
       }
       int end = *count + warp_inclusive_scan(mine), total = 0;
       if (tid % kWarp == kWarp - 1) warp_totals[warp] = end - *count;
@@ -331,8 +331,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
   __shared__ float query_scales[kWarps][S::kRows], query_sums[kWarps][S::kRows];
   __shared__ __align__(16) float all_new_scales[kWarps][2][2];
   __shared__ uint64_t exchange;  // counts what the cluster's blocks store for this one
-  float4* const parts =
-      reinterpret_cast<float4*>(shared + kWarps * S::kWarpBytes + S::kTeamBytes);
+  float4* const parts = reinterpret_cast<float4*>(shared + kWarps * S::kWarpBytes + S::kTeamBytes);
   float2* const part_stats = reinterpret_cast<float2*>(parts + S::kPlaces);
 
   int tid;  // read anew, or what derives from it is kept in registers over the loop of the kernel
@@ -372,7 +371,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
   uint8_t* const new_rows = queries + S::kQueryBytes;
   float* const query_scale = query_scales[my_team];
   float* const query_sum = query_sums[my_team];
-  float(*const new_scales)[2] = all_new_scales[my_team];
+  float (*const new_scales)[2] = all_new_scales[my_team];
   // Tiles of 16 tokens: those of the context, of this block, of this warp.
   const int first_tile = low / S::kTokens;
   const int num_tiles = (context_len + S::kTokens - 1) / S::kTokens - first_tile;
@@ -446,10 +445,9 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
         const int piece = u + lane;
         if (kPieces % kWarp == 0 || piece < kPieces) {
           // Written so that rows of 2^n pieces take a constant per u.
-          const int r = kWarp % S::kCopies == 0 ? u / S::kCopies + lane / S::kCopies
-                                                : piece / S::kCopies;
-          const int in_row =
-              kWarp % S::kCopies == 0 ? lane % S::kCopies : piece - r * S::kCopies;
+          const int r =
+              kWarp % S::kCopies == 0 ? u / S::kCopies + lane / S::kCopies : piece / S::kCopies;
+          const int in_row = kWarp % S::kCopies == 0 ? lane % S::kCopies : piece - r * S::kCopies;
           const int turned =  // u / kCopies + lane / kCopies has no carry
               kWarp % S::kCopies == 0
                   ? S::permutation(u / S::kCopies) ^ S::permutation(lane / S::kCopies)
@@ -509,8 +507,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
                                 (D + i % kUnits8 * 8) * 2) = make_uint4(0, 0, 0, 0);
     }
   }
-  for (int i = rows * S::kQueryStride / 16 + team_tid; i < S::kQueryBytes / 16;
-       i += team_threads) {
+  for (int i = rows * S::kQueryStride / 16 + team_tid; i < S::kQueryBytes / 16; i += team_threads) {
     reinterpret_cast<uint4*>(queries)[i] = make_uint4(0, 0, 0, 0);
   }
   if (!S::kDense && team_tid < S::kRows && team_tid >= rows) {
@@ -626,7 +623,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
               static_cast<uint8_t*>(const_cast<void*>(is_value ? args.value : args.key)) +
               cache_row * Rows::kRowBytes;
           const bool writes = slot >= 0 && row_tile == 0;
-          auto store = [&](int column, const float(&v)[8]) {
+          auto store = [&](int column, const float (&v)[8]) {
             store_columns<T>(kFormat, to, column, v, scale);
             if (writes) store_columns<T>(kFormat, cached, column, v, scale);
           };
@@ -842,8 +839,8 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
       for (int e = 0; e < 4; ++e) top[e % 2] = fmaxf(top[e % 2], s[h][e]);
     }
     constexpr float kSlack = 8.f;  // weights stay below 2^8: exact enough in bf16 and fp16
-    bool rescale = top[0] * unit_log2[0] > largest[0] + kSlack ||
-                   top[1] * unit_log2[1] > largest[1] + kSlack;
+    bool rescale =
+        top[0] * unit_log2[0] > largest[0] + kSlack || top[1] * unit_log2[1] > largest[1] + kSlack;
     float top_scale = 0.f;
     if constexpr (S::kTokenScales) {
 #pragma unroll
@@ -1096,8 +1093,8 @@ Status launch_decode(AttentionArgs args, LaunchConfig config, const AttentionLim
   using S = DecodeShape<T, D, kFormat, kBlocks>;
   config.block = dim3(S::kThreads);
   // launch() raises the limit for more than 48 KB, and does not know of the kernel's own variables.
-  config.shared_bytes = S::kSharedBytes > 44 * 1024 ? std::max(S::kSharedBytes, 49 * 1024)
-                                                    : S::kSharedBytes;
+  config.shared_bytes =
+      S::kSharedBytes > 44 * 1024 ? std::max(S::kSharedBytes, 49 * 1024) : S::kSharedBytes;
   // Few blocks, which wait for the kernel ahead with their rings full: one per multiprocessor, or
   // the scheduler puts neighbours onto one (batch 1 of 4096 tokens: 8.7 us instead of 10.3).
   const int64_t blocks = int64_t{config.grid.x} * config.grid.y * config.grid.z;
@@ -1132,8 +1129,7 @@ Status run_attention_decode_sm90(const AttentionArgs& args, const AttentionLimit
   const int64_t max_rows = std::max<int64_t>(
       args.group, std::min<int64_t>(limits.max_query_len * args.group, args.max_decode_rows));
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(cluster),
-                     static_cast<unsigned>(args.num_seqs),
+  config.grid = dim3(static_cast<unsigned>(cluster), static_cast<unsigned>(args.num_seqs),
                      static_cast<unsigned>(args.num_kv_heads * ceil_div(max_rows, Two::kRows)));
   config.stream = launch_on.stream;
   config.pdl = launch_on.pdl;

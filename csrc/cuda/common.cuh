@@ -13,10 +13,12 @@
 //  * pdl_trigger() says that the next kernel may start to be scheduled. It promises nothing about
 //    data: pdl_wait() waits for the whole previous grid to finish, and its writes are then visible.
 //    Call it first thing: a dependent block that waits costs only its shared memory and registers;
-//    where that one copies weights meanwhile, not before this one has asked for nearly all of its own.
-//    Let warps wait at pdl_wait(): those that try a barrier take instructions from the block ahead.
+//    where that one copies weights meanwhile, not before this one has asked for nearly all of its
+//    own. Let warps wait at pdl_wait(): those that try a barrier take instructions from the block
+//    ahead.
 //  * A kernel that is launched without the attribute needs neither, and is always safe.
-//  * All of them ask for the largest share of shared memory. A multiprocessor changes it only when it
+//  * All of them ask for the largest share of shared memory. A multiprocessor changes it only when
+//  it
 //    is empty: of two kernels with different shares the later one found the first half of the
 //    multiprocessors free, filled them with two blocks each and ran at half speed (single rows with
 //    weights of 4 bits: 2.15 ms a step in place of 1.57).
@@ -386,8 +388,8 @@ __device__ __forceinline__ void mma_m16n8k16<__half>(float (&d)[4], const uint32
 }
 
 // d[16, 8] += a[16, 32] b[8, 32]^T of int8. Lane l holds, with g = l / 4 and c = 4 * (l % 4), four
-// values of a at (g, c), (g + 8, c), (g, c + 16), (g + 8, c + 16), of b at (g, c), (g, c + 16); d as
-// mma_m16n8k16.
+// values of a at (g, c), (g + 8, c), (g, c + 16), (g + 8, c + 16), of b at (g, c), (g, c + 16); d
+// as mma_m16n8k16.
 __device__ __forceinline__ void mma_m16n8k32(int (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                              uint32_t b1) {
 #if __CUDA_ARCH__ >= 800

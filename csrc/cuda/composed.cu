@@ -30,8 +30,8 @@ constexpr int64_t kRowsNormedAhead = 129;
 
 bool norms_ahead(int64_t rows) { return is_batch_invariant || rows >= kRowsNormedAhead; }
 
-// From so many rows on, a packed weight becomes a matrix first, where the product is not gated: then
-// the dense product saves more than that costs (gemm_packed_tiles_sm90.cu).
+// From so many rows on, a packed weight becomes a matrix first, where the product is not gated:
+// then the dense product saves more than that costs (gemm_packed_tiles_sm90.cu).
 constexpr int64_t kRowsUnpacked = 4096;
 
 bool unpacks(int64_t rows) { return !is_batch_invariant && rows >= kRowsUnpacked; }
@@ -76,8 +76,8 @@ bool carries_norm(const std::string& schemes, int index, DType dtype, int64_t ro
          gemm_packed_scales_out(dtype, rows);
 }
 
-// Whether both products of a block's are launches of one block per multiprocessor, which takes about
-// half of its shared memory (packed_weight.cuh).
+// Whether both products of a block's are launches of one block per multiprocessor, which takes
+// about half of its shared memory (packed_weight.cuh).
 bool packed_by_halves(const std::string& schemes, int64_t rows) {
   const auto packed = [&](int index) {
     const SchemeOnGpu* scheme = find_scheme(scheme_at(schemes, index));
@@ -136,7 +136,7 @@ struct ProductScratch {
   float* scale = nullptr;      // [rows], or of blocks
   void* next_codes = nullptr;  // e4m3 of the next product, while those before are read
   float* next_scale = nullptr;
-  void* matrix = nullptr;  // a weight unpacked
+  void* matrix = nullptr;         // a weight unpacked
   void* ordered_codes = nullptr;  // as codes, 8 bits each: of x in act-order, which `codes` has
 
   // Of products of `rows` rows, in_features up to `width` and weights up to `weight` values.
@@ -389,9 +389,10 @@ struct LayerScratch {
       product.gemm.blas = resources.blas;
     }
     const int64_t qkv_values = (a.num_heads + 2 * a.num_kv_heads) * a.head_dim;
-    product.take(arena, a.scheme + "," + m.scheme, rows,
-                 std::max({a.hidden_size, a.num_heads * a.head_dim, m.intermediate_size}),
-                 a.hidden_size * std::max({m.intermediate_size, qkv_values, a.num_heads * a.head_dim}));
+    product.take(
+        arena, a.scheme + "," + m.scheme, rows,
+        std::max({a.hidden_size, a.num_heads * a.head_dim, m.intermediate_size}),
+        a.hidden_size * std::max({m.intermediate_size, qkv_values, a.num_heads * a.head_dim}));
     total = arena.used();
   }
 };

@@ -1,8 +1,8 @@
 // Inputs of a draft model's step behind a verification whose outcome only the device knows: made as
 // if all drafts had been right, they are moved back by those that were not.
 //
-// Architectures: all. One thread per request; 2 us, mostly launch. No early trigger: kernels to come
-// read positions and slots before they wait (see rope_and_paged_attention).
+// Architectures: all. One thread per request; 2 us, mostly launch. No early trigger: kernels to
+// come read positions and slots before they wait (see rope_and_paged_attention).
 #include "common.cuh"
 #include "regatta/cuda_ops.h"
 

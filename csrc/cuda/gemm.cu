@@ -19,8 +19,8 @@ struct Candidate {
 
 constexpr int64_t kAny = int64_t{1} << 62;
 
-// What the sums of packed products are split into is a function of the matrix for up to so many rows.
-// Of more than 32, scales of groups are applied elsewhere (gemm_packed_sm90.cu).
+// What the sums of packed products are split into is a function of the matrix for up to so many
+// rows. Of more than 32, scales of groups are applied elsewhere (gemm_packed_sm90.cu).
 constexpr int64_t piece_rows(const GemmParams& p) {
   return p.operands == GemmOperands::kWeightInt4 || p.operands == GemmOperands::kWeightInt8Groups
              ? 32
@@ -50,8 +50,8 @@ Status packed_in_pieces(const GemmParams& p, CUstream_st* stream) {
   return {};
 }
 
-// Microseconds that blocks of gemm_packed_tiles_sm90 cost the launches around them, which wait: they take
-// all of a multiprocessor's memory.
+// Microseconds that blocks of gemm_packed_tiles_sm90 cost the launches around them, which wait:
+// they take all of a multiprocessor's memory.
 constexpr double kTilesAround = 6.;
 
 // Rows: measured on an H200, see gemm_sm90.cu, gemm_tiles_sm90.cu and gemm_stream.cu. `stream`
@@ -116,7 +116,8 @@ constexpr Candidate kCandidates[] = {
        return gemm_tiles_sm90(p, s);
      }},
     {"sm90", 90, 90, 1, kAny, gemm_sm90_refuses,
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_sm90(p, s); }, true},
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_sm90(p, s); },
+     true},
     {"stream", 80, 999, 1, kAny, gemm_stream_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_stream(p, true, s);
@@ -136,17 +137,13 @@ constexpr Candidate kCandidates[] = {
      },
      true},
     {"mma", 89, 999, 1, kAny, gemm_codes_mma_refuses,
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
-       return gemm_codes_mma(p, s);
-     },
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_codes_mma(p, s); },
      true},
     {"mma", 75, 88, 1, kAny,
      [](const GemmParams& p) {
        return p.operands == GemmOperands::kFp8 ? "float8 needs sm_89" : gemm_codes_mma_refuses(p);
      },
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
-       return gemm_codes_mma(p, s);
-     },
+     [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_codes_mma(p, s); },
      true},
     {"generic", 75, 999, 1, kAny, gemm_generic_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_generic(p, s); },

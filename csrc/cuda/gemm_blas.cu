@@ -7,7 +7,8 @@
 // product goes to scratch, some rows at a time, and is folded by one pass. Sums of squares are one
 // pass over the output. The algorithm of a shape is the fastest of the heuristic's first few, timed
 // at first use (inside a graph capture, and for row counts that are no multiple of 64, the
-// heuristic's first), and cached. Source: cuBLASLt's documentation. Measured on an H200 (bf16, M 512
+// heuristic's first), and cached. Source: cuBLASLt's documentation. Measured on an H200 (bf16, M
+// 512
 // .. 8192, Llama-3-8B's four products): 670-780 TFLOP/s.
 #include <dlfcn.h>
 
@@ -75,8 +76,8 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     row_sumsq_kernel(const T* __restrict__ x, float* __restrict__ sums,
-                     const T* __restrict__ norm_weight, T* __restrict__ scaled,
-                     const int64_t width, const int lanes, const int64_t parts) {
+                     const T* __restrict__ norm_weight, T* __restrict__ scaled, const int64_t width,
+                     const int lanes, const int64_t parts) {
   constexpr int kSize = Vec16<T>::kSize;
   const int64_t row = blockIdx.x;
   const int lane = threadIdx.x % lanes;

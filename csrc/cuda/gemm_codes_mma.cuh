@@ -1,5 +1,5 @@
-// Products of codes of 8 bits on both sides by mma.sync: the kernels of gemm_codes_mma.cu, which says
-// what they are, and of gemm_codes_mma_sm89.cu.
+// Products of codes of 8 bits on both sides by mma.sync: the kernels of gemm_codes_mma.cu, which
+// says what they are, and of gemm_codes_mma_sm89.cu.
 #pragma once
 
 #include "gemm_mma.cuh"
@@ -17,10 +17,9 @@ __device__ __forceinline__ void mma_codes(int (&d)[4], const uint32_t (&a)[4], u
 #else
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    asm volatile(
-        "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
-        : "+r"(d[i % 2 * 2]), "+r"(d[i % 2 * 2 + 1])
-        : "r"(a[i]), "r"(i < 2 ? b0 : b1));
+    asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                 : "+r"(d[i % 2 * 2]), "+r"(d[i % 2 * 2 + 1])
+                 : "r"(a[i]), "r"(i < 2 ? b0 : b1));
   }
 #endif
 }
@@ -58,8 +57,8 @@ __device__ __forceinline__ RowPair scales_of_rows(const BlockScales& b, int row,
 // Of this lane's two tokens, token and token + 1: there is room for 128 at a time.
 __device__ __forceinline__ float2 scales_of_tokens(const BlockScales& b, int token, int unit) {
   if (b.num_blocks == 0) return make_float2(1.f, 1.f);
-  return __ldcg(reinterpret_cast<const float2*>(b.x + static_cast<int64_t>(unit) * b.x_stride +
-                                                token));
+  return __ldcg(
+      reinterpret_cast<const float2*>(b.x + static_cast<int64_t>(unit) * b.x_stride + token));
 }
 
 // acc += part, scaled; part = 0.
@@ -104,8 +103,8 @@ struct CodeWeights {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         // Behind the last row, that one again: its outputs are not written.
-        const int row = min(row_of_pair(p, pair, s) + r * 8 + lane_row(),
-                            p.epilogue.out_features - 1);
+        const int row =
+            min(row_of_pair(p, pair, s) + r * 8 + lane_row(), p.epilogue.out_features - 1);
         from[s][r] = p.weight + static_cast<int64_t>(row) * p.x_bytes + lane_column();
       }
       first_row[s] = row_of_pair(p, pair, s) + lane_row();
@@ -200,8 +199,8 @@ __global__ void __launch_bounds__(kMmaThreads, kFp8 ? 1 : 2)
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int r = row + i * 64;
-    const int n = min(row_of_pair(p, pair0 + r / 32, r / 16 % 2) + r % 16,
-                      p.epilogue.out_features - 1);
+    const int n =
+        min(row_of_pair(p, pair0 + r / 32, r / 16 % 2) + r % 16, p.epilogue.out_features - 1);
     weight[i] = p.weight + static_cast<int64_t>(n) * p.x_bytes + chunk * 16;
     x[i] = p.x + static_cast<int64_t>(min(token0 + r, p.num_rows - 1)) * p.x_bytes + chunk * 16;
   }
@@ -240,18 +239,19 @@ __global__ void __launch_bounds__(kMmaThreads, kFp8 ? 1 : 2)
     if (step + kTileStages - 1 < num_steps) copy(step + kTileStages - 1);
     cp_async_commit();
     const char* at = ring + step % kTileStages * 2 * kSideBytes;
-#pragma unroll (kFp8 && kAsHalves ? 1 : kTileColumns / 32)
+#pragma unroll(kFp8&& kAsHalves ? 1 : kTileColumns / 32)
     for (int k = 0; k < kTileColumns / 32; ++k) {
       uint32_t a[4][4], b[2][4];
 #pragma unroll
       for (int s = 0; s < 4; ++s) {
-        ldmatrix4(a[s], at + tile_place(warp_row + s * 16 + tile % 2 * 8 + tile_row,
-                                        k * 2 + tile / 2));
+        ldmatrix4(a[s],
+                  at + tile_place(warp_row + s * 16 + tile % 2 * 8 + tile_row, k * 2 + tile / 2));
       }
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        ldmatrix4(b[n], at + kSideBytes + tile_place(warp_token + n * 16 + tile / 2 * 8 + tile_row,
-                                                     k * 2 + tile % 2));
+        ldmatrix4(b[n],
+                  at + kSideBytes +
+                      tile_place(warp_token + n * 16 + tile / 2 * 8 + tile_row, k * 2 + tile % 2));
       }
 #pragma unroll
       for (int s = 0; s < 4; ++s) {

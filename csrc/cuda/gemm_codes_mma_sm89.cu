@@ -13,9 +13,9 @@ Status gemm_codes_mma_fp8(const GemmParams& p, const MmaTile& tile, CUstream_st*
     return attributes.binaryVersion;
   }();
   if (built_for < 89) {
-    return Status::error("gemm_codes_mma: float8 is not in kernels built for sm_" +
-                         std::to_string(built_for) +
-                         "; rebuild the CUDA library for this GPU: setup_cuda.py install --arch 89");
+    return Status::error(
+        "gemm_codes_mma: float8 is not in kernels built for sm_" + std::to_string(built_for) +
+        "; rebuild the CUDA library for this GPU: setup_cuda.py install --arch 89");
   }
   return run_codes<true>(p, tile, stream);
 }

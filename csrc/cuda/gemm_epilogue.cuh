@@ -243,7 +243,8 @@ struct Columns {
   }
 };
 
-// What one output takes beside its sum: asked for ahead of it, and not looked at until it is written.
+// What one output takes beside its sum: asked for ahead of it, and not looked at until it is
+// written.
 template <class T>
 struct Output {
   float scale = 1.f, up_scale = 1.f;

@@ -6,7 +6,8 @@
 //   1. Weights take the M side of the instruction. A warp owns a pair of 16 rows of weight (gated:
 //      16 gates and their 16 ups, so that the packing knows nothing of gates), kTokens tokens and a
 //      part of k, in units of 128 columns that it takes in turns with the block's other parts.
-//   2. Codes go from memory straight into the registers of the lane whose operand they are, the next
+//   2. Codes go from memory straight into the registers of the lane whose operand they are, the
+//   next
 //      unit's as soon as this one's are used; x goes through a ring in shared memory.
 //   3. Warps that work on the same part of k share that ring and a named barrier; parts of k never
 //      wait for each other before the end, where their sums are added in order.
@@ -25,9 +26,9 @@ namespace regatta::cuda {
 
 constexpr int kMmaWarps = 8;
 constexpr int kMmaThreads = kMmaWarps * kWarp;
-constexpr int kMmaUnit = 128;      // columns
+constexpr int kMmaUnit = 128;       // columns
 constexpr int kMmaStepBytes = 128;  // of a row of x: a step of the ring
-constexpr int kMmaSumTokens = 32;  // whose sums lie in shared memory at a time
+constexpr int kMmaSumTokens = 32;   // whose sums lie in shared memory at a time
 
 // GemmParams, as the kernels take it.
 struct MmaParams {
@@ -84,7 +85,8 @@ __device__ __forceinline__ void put_sums(float* sums, int stride, const Sum (&d)
   to[stride + 8] = static_cast<float>(d[3]);
 }
 
-// Finishes `count` tokens from token0 on: an item is eight outputs of one token. By the whole block.
+// Finishes `count` tokens from token0 on: an item is eight outputs of one token. By the whole
+// block.
 template <class T>
 __device__ __forceinline__ void finish_sums(const MmaParams& p, const float* sums, int pairs,
                                             int splits, int tokens, const float* row_scale,
@@ -140,11 +142,9 @@ __device__ __forceinline__ void finish_any(const MmaParams& p, Args... args) {
 
 // Weights: one warp's operands, see PackedWeights (gemm_packed_mma.cu) and CodeWeights
 // (gemm_codes_mma.cu).
-//   kTokens; kBlocks: per multiprocessor; kHalves: steps of x in a unit; kPitch: bytes of a row of x
-//   in the ring
-//   Sum: of the accumulators; Out: see finish_any()
-//   chunk_place(row, chunk): where 16 bytes of x lie in a step
-//   place(p, pair): before all else; load(p, half, unit): asks for codes
+//   kTokens; kBlocks: per multiprocessor; kHalves: steps of x in a unit; kPitch: bytes of a row of
+//   x in the ring Sum: of the accumulators; Out: see finish_any() chunk_place(row, chunk): where 16
+//   bytes of x lie in a step place(p, pair): before all else; load(p, half, unit): asks for codes
 //   multiply(p, half, unit, token0, x, acc): adds their products
 template <class Weights>
 struct MmaShape {
@@ -155,8 +155,8 @@ struct MmaShape {
   static constexpr int kSumTokens = kTokens < kMmaSumTokens ? kTokens : kMmaSumTokens;
   static int shared_bytes(int pairs) {
     const int splits = kMmaWarps / pairs;
-    return kHeadBytes + std::max(splits * kStages * kStageBytes,
-                                 mma_sum_bytes(pairs, splits, kSumTokens));
+    return kHeadBytes +
+           std::max(splits * kStages * kStageBytes, mma_sum_bytes(pairs, splits, kSumTokens));
   }
 };
 

@@ -3,9 +3,9 @@
 // Input: x [M, K] bf16 or fp16; weights as pack_weight() leaves them (packed_weight.cuh), the same
 // bytes that Hopper's own kernels read.
 // Architectures: sm_75 and later (bf16: sm_80).
-// Algorithm: gemm_mma.cuh. A lane's 16 bytes of a unit are its left operands of two (8 bits) or four
-// (4 bits) instructions: bit operations, one subtraction and, with 4 bits, one multiplication make
-// them, all in pairs. x comes by ldmatrix from rows of 144 bytes, which no banks share.
+// Algorithm: gemm_mma.cuh. A lane's 16 bytes of a unit are its left operands of two (8 bits) or
+// four (4 bits) instructions: bit operations, one subtraction and, with 4 bits, one multiplication
+// make them, all in pairs. x comes by ldmatrix from rows of 144 bytes, which no banks share.
 // Source: own; biasing codes into a mantissa is what FasterTransformer and Marlin do.
 //
 // Bound: memory for few rows (one byte or half a byte per value of weight), the tensor cores and

@@ -1,5 +1,5 @@
-// y = epilogue(x w^T) with weights of 8 or 4 bits, activations of 16, or of 4 bits, activations of 8:
-// made into operands on the way to the tensor cores.
+// y = epilogue(x w^T) with weights of 8 or 4 bits, activations of 16, or of 4 bits, activations of
+// 8: made into operands on the way to the tensor cores.
 //
 // Input: x [M, K] bf16 or fp16, or int8; weights as pack_weight() leaves them (packed_weight.cuh).
 // Architectures: sm_90a.
@@ -8,18 +8,19 @@
 //   1. a stage is 128 columns of all slabs, a box of the weight's tensor map, and x;
 //   2. a warpgroup reads its codes from shared memory, 16 bytes per thread without conflicts, turns
 //      them into the instruction's left operand in registers (bit operations, one subtraction, in
-//      pairs), half a unit at a time, while the tensor cores work on the one ahead; scales of groups
-//      multiply the operands, or, of up to 32 tokens, sums of a group, which are fewer;
+//      pairs), half a unit at a time, while the tensor cores work on the one ahead; scales of
+//      groups multiply the operands, or, of up to 32 tokens, sums of a group, which are fewer;
 //   3. a gated product pairs slabs of gates with their ups, so that the packing knows nothing of
 //      gates;
 //   4. k is split so that each multiprocessor has one block: clusters of four or eight blocks leave
 //      12 of 132 without. The blocks of a tile send each other their sums through L2, a share for
 //      each to add and to finish;
-//   5. blocks have eight slabs, or fewer where that leaves none of the multiprocessors idle (spread()).
-//   With int8 x, codes less zero points are int8 operands, and a group's integer sums are scaled into
-//   floats.
-// Source: own; biasing codes into a mantissa is what FasterTransformer and Marlin do. QServe and QQQ
-// multiply 4-bit codes as int8; theirs scale groups in integers or multiply codes by 16 instead.
+//   5. blocks have eight slabs, or fewer where that leaves none of the multiprocessors idle
+//   (spread()). With int8 x, codes less zero points are int8 operands, and a group's integer sums
+//   are scaled into floats.
+// Source: own; biasing codes into a mantissa is what FasterTransformer and Marlin do. QServe and
+// QQQ multiply 4-bit codes as int8; theirs scale groups in integers or multiply codes by 16
+// instead.
 //
 // Bound: memory: 1.50 ms with 8 bits and 0.80 ms with 4 for the 128 layer products of a Llama-3-8B
 // decode step at 4.66 TB/s.
@@ -28,15 +29,15 @@
 //   M  32          9.5 +  7.4 + 25.0 + 14.6          10.9 +  8.2 + 32.7 + 18.1
 //   M  64         13.3 +  9.4 + 31.7 + 19.1          14.8 + 11.0 + 36.6 + 20.3
 //   M 128         21.2 + 15.0 + 51.7 + 27.2          21.5 + 15.4 + 52.4 + 27.4
-// A step of 32 rows of 4 bits took 2.60 ms while the copying warp asked for each slab by itself, in a loop
-// over lanes of some 100 cycles each: 1,350 cycles a stage, as long as all the rest. With one
-// instruction for a stage's weights it takes 2.46. 64 x 64 of weight alone take about 90 cycles to
-// convert (shifts and masks fill the integer pipe) and 64 to multiply with 32 tokens. Did not help, then:
-// four warpgroups to a block (56 registers, with which the compiler makes each instruction wait for the
-// one ahead), rings apart for weights and for x, three or four stages of x deep, shifts by
-// multiplication, clusters that share k, blocks of 256 rows of weight, late triggers, a last wave's
-// tiles cut in two or shared by columns among all multiprocessors; one block per multiprocessor with all
-// of its shared memory but where choose_tile takes it.
+// A step of 32 rows of 4 bits took 2.60 ms while the copying warp asked for each slab by itself, in
+// a loop over lanes of some 100 cycles each: 1,350 cycles a stage, as long as all the rest. With
+// one instruction for a stage's weights it takes 2.46. 64 x 64 of weight alone take about 90 cycles
+// to convert (shifts and masks fill the integer pipe) and 64 to multiply with 32 tokens. Did not
+// help, then: four warpgroups to a block (56 registers, with which the compiler makes each
+// instruction wait for the one ahead), rings apart for weights and for x, three or four stages of x
+// deep, shifts by multiplication, clusters that share k, blocks of 256 rows of weight, late
+// triggers, a last wave's tiles cut in two or shared by columns among all multiprocessors; one
+// block per multiprocessor with all of its shared memory but where choose_tile takes it.
 #include <algorithm>
 #include <type_traits>
 
@@ -50,7 +51,7 @@
 namespace regatta::cuda {
 namespace {
 
-constexpr int kGroup = 128;         // threads of a warpgroup
+constexpr int kGroup = 128;  // threads of a warpgroup
 constexpr int kMaxStages = 16;
 constexpr int kRowBytes = 128;  // 64 values or 128 codes of x: one swizzled row
 constexpr int kHeadBytes = 1024;
@@ -58,10 +59,10 @@ constexpr int kOrder = 8;  // tiles of tokens that are worked on together
 
 struct KernelParams {
   Epilogue epilogue;
-  int num_rows, num_units;   // units along k
+  int num_rows, num_units;  // units along k
   int row_blocks, token_blocks;
-  int num_wide, narrow;      // row blocks from num_wide on have but so many slabs (gated: pairs)
-  int num_blocks;            // that work
+  int num_wide, narrow;  // row blocks from num_wide on have but so many slabs (gated: pairs)
+  int num_blocks;        // that work
   int stages, split, trigger;
 };
 
@@ -70,7 +71,7 @@ constexpr int kConsumers = kSlabs * kWarp;
 
 template <class F, int kTokens>
 struct Shape {
-  static constexpr int kBoxes = F::kTokenSize;              // of x, of a stage
+  static constexpr int kBoxes = F::kTokenSize;  // of x, of a stage
   static constexpr int kBoxColumns = kUnitColumns / kBoxes;
   static constexpr int kTokenBytes = kTokens * kRowBytes;  // of a box
   static constexpr int kStageLoad = kBoxes * kTokenBytes + kSlabs * F::kUnitBytes;
@@ -80,7 +81,7 @@ struct Shape {
   static constexpr int kPartBytes = kTokens * kSlabs * kUnitRows * 4;
   static constexpr int kSums = F::kTokenSize == 1 ? kTokens / 2 : 0;  // of a group of codes
   static constexpr int kAccumulators = kTokens / 2 + kSums;           // per thread
-  static constexpr int kBlocks =  // per multiprocessor
+  static constexpr int kBlocks =                                      // per multiprocessor
       kAccumulators > (F::kTokenSize == 1 ? 64 : 32) ? 1 : 2;
   // One more warp copies, another makes row scales; a warpgroup can give its registers away.
   static constexpr bool kGives = kAccumulators > 64;
@@ -149,7 +150,8 @@ __device__ __forceinline__ void take_parts(float4* own, float4* from, int64_t st
       all = true;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if (r0 + i < split && r0 + i != rank && !has_come(v[i])) v[i] = load_part(from + i * stride);
+        if (r0 + i < split && r0 + i != rank && !has_come(v[i]))
+          v[i] = load_part(from + i * stride);
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -417,7 +419,7 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
           Wgmma<int8_t, kTokens>::run(sum, a[half][k], b.at((2 * half + k) * 32),
-                                  k > 0 || (half > 0 && !kEach));
+                                      k > 0 || (half > 0 && !kEach));
         }
         wgmma_commit();
         if (half == 0) {
@@ -442,7 +444,8 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
     const auto release = [&](int stage) {
       if (stage >= 0 && lane == 0) barrier_arrive(&empty[stage]);
     };
-    // Of few tokens it is less to scale a group's sums than its operands, which are then not rounded.
+    // Of few tokens it is less to scale a group's sums than its operands, which are then not
+    // rounded.
     constexpr bool kScalesSums = F::kGroups && F::kColumns >= 64 && kTokens <= 32;
     float sum[kScalesSums ? kTokens / 2 : 1] = {};  // of a group
     float2 scale = make_float2(0.f, 0.f);           // its rows'
@@ -505,7 +508,8 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
   wgmma_wait<0>();
   wgmma_pin(acc);
 
-  // A block finishes every split-th token, a warp at a time, four outputs by a lane; gated, two tokens.
+  // A block finishes every split-th token, a warp at a time, four outputs by a lane; gated, two
+  // tokens.
   const int out_width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
   const int rows = min(kTokens, p.num_rows - token0);
   const int count = (rows - rank + p.split - 1) / p.split;  // that this block finishes
@@ -557,9 +561,8 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
 #pragma unroll
     for (int e = 0; e < 4; ++e) sum[e] *= scale, up[e] *= scale;
     if (i >= kSlabs * kAtOnce) request(i);
-    float squares =
-        outputs.write(p.epilogue, sum, up, n, out_width,
-                      static_cast<int64_t>(token0 + t) * out_width + n);
+    float squares = outputs.write(p.epilogue, sum, up, n, out_width,
+                                  static_cast<int64_t>(token0 + t) * out_width + n);
     if (kGated || p.epilogue.sumsq_out == nullptr) continue;
     const int columns = p.epilogue.sumsq_columns;  // 16 or 64
     squares += __shfl_xor_sync(~0u, squares, 1);
@@ -578,8 +581,8 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
 #endif
 }
 
-// A block of rows has block_items slabs, or pairs of them; but where that leaves multiprocessors without
-// a block or some with two and others with one, they are spread evenly.
+// A block of rows has block_items slabs, or pairs of them; but where that leaves multiprocessors
+// without a block or some with two and others with one, they are spread evenly.
 void spread(const GemmParams& p, int block_items, KernelParams* kp) {
   const int items = static_cast<int>(packed_tiles(p.out_features)) / (p.gated ? 2 : 1);
   kp->num_wide = kp->row_blocks;

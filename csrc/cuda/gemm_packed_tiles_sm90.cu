@@ -3,42 +3,48 @@
 // Input: x [M, K] bf16 or fp16; weights as pack_weight() leaves them (packed_weight.cuh).
 // Architectures: sm_90a.
 // Algorithm
-//   1. A block stays and takes tiles of 128, 192 or 256 rows of weight (gated: 128 gates and their ups)
-//      by 64 to 256 tokens, of the shape whose waves cost least (choose_packed_tiles), tokens first, so
-//      that blocks at work at a time share what they read in L2, which it leaves ahead of outputs.
-//   2. Tiles of a last wave that leaves most multiprocessors idle are each shared out along k among two,
+//   1. A block stays and takes tiles of 128, 192 or 256 rows of weight (gated: 128 gates and their
+//   ups)
+//      by 64 to 256 tokens, of the shape whose waves cost least (choose_packed_tiles), tokens
+//      first, so that blocks at work at a time share what they read in L2, which it leaves ahead of
+//      outputs.
+//   2. Tiles of a last wave that leaves most multiprocessors idle are each shared out along k among
+//   two,
 //      four or eight blocks, which send each other their sums through L2 and finish a part of the
 //      tokens each.
-//   3. One warp fills a ring of stages of 128 columns, or 64 of many tokens, with weights before it waits
-//      for x. Two or three warpgroups own 64 or 128 rows each: 64 columns of one 64-row tile are turned
-//      into the left operand of wgmma in registers while the tensor cores multiply those ahead.
+//   3. One warp fills a ring of stages of 128 columns, or 64 of many tokens, with weights before it
+//   waits
+//      for x. Two or three warpgroups own 64 or 128 rows each: 64 columns of one 64-row tile are
+//      turned into the left operand of wgmma in registers while the tensor cores multiply those
+//      ahead.
 //   4. Outputs pass through shared memory, a swizzled tile of 64 features per warpgroup, transposed
 //      by stmatrix, so that rows are read and written 16 bytes at a time.
-// Source: own; CUTLASS's mixed-input products and Machete have the same main loop, Stream-K shares out
-// last waves.
+// Source: own; CUTLASS's mixed-input products and Machete have the same main loop, Stream-K shares
+// out last waves.
 //
-// Bound: the tensor cores, at the clock that the power limit leaves (1.33 to 1.80 GHz within a run).
-// Measured on an H200: cycles of a unit (128 columns) of a block's first tile, of those that the tensor
-// cores need, 8 and 4 bits: 256 x 128 tokens 95 and 94 %, 192 x 192 98 and 98, 192 x 128 97 and 92,
-// 128 x 192 98 and 97, 128 x 128 97 and 92. A warp's instructions follow each other every 6 cycles
-// (dispatch waits for the register file, which wgmma uses), so that their number decides where tokens
-// are few: the vote in add_shares(), with which descriptors are in uniform registers, was worth 4 to 6 %,
-// codes asked for two halves ahead another 5 of 128 x 128.
-// The more tokens a tile has, the less often a weight is converted, and the higher the clock: 128 x 224 and
+// Bound: the tensor cores, at the clock that the power limit leaves (1.33 to 1.80 GHz within a
+// run). Measured on an H200: cycles of a unit (128 columns) of a block's first tile, of those that
+// the tensor cores need, 8 and 4 bits: 256 x 128 tokens 95 and 94 %, 192 x 192 98 and 98, 192 x 128
+// 97 and 92, 128 x 192 98 and 97, 128 x 128 97 and 92. A warp's instructions follow each other
+// every 6 cycles (dispatch waits for the register file, which wgmma uses), so that their number
+// decides where tokens are few: the vote in add_shares(), with which descriptors are in uniform
+// registers, was worth 4 to 6 %, codes asked for two halves ahead another 5 of 128 x 128. The more
+// tokens a tile has, the less often a weight is converted, and the higher the clock: 128 x 224 and
 // 128 x 256 take 4 (8 bits) to 9 % less per token than 128 x 128.
 // bench_packed sweep, us of a layer's products with 8 bits, 4 bits, dense:
 //   M 192  158  156  174    M   512  295  303  306    M 1,280  715  720  765
 //   M 256  167  167  177    M   768  438  437  450    M 1,536  857  855  912
 //   M 384  238  240  300    M 1,024  568  578  595    M 2,048 1129 1129 1184
-// Did not help: x by multicast to two blocks (it did while the copying warp asked for each slab by itself,
-// 18 copies a stage; tiles of 160 to 256 tokens are 1 to 3 % slower with it), gated tiles of 64 tokens
-// (0.95 us a unit where 128 tokens take 1.31), gated tiles of 192 rows with gates and ups in halves of a
-// slab, gated tiles of 128 x 256 whose warpgroups send each other gates and ups (4 bits 2 % faster from
-// 1,024 tokens on, 8 bits the same), codes two halves ahead with three stages (a stage is then waited for
-// before the one in front of it is given back) or three warpgroups (registers), the end of a shared tile
-// outside of the loop over tiles (too many registers live: wgmma in turns), x and weights without a policy
-// for L2 (8 bits 2 to 10 % slower than with evict_first for both), x alone without (1 to 6 %), with
-// evict_last for x or for both (1 %).
+// Did not help: x by multicast to two blocks (it did while the copying warp asked for each slab by
+// itself, 18 copies a stage; tiles of 160 to 256 tokens are 1 to 3 % slower with it), gated tiles
+// of 64 tokens (0.95 us a unit where 128 tokens take 1.31), gated tiles of 192 rows with gates and
+// ups in halves of a slab, gated tiles of 128 x 256 whose warpgroups send each other gates and ups
+// (4 bits 2 % faster from 1,024 tokens on, 8 bits the same), codes two halves ahead with three
+// stages (a stage is then waited for before the one in front of it is given back) or three
+// warpgroups (registers), the end of a shared tile outside of the loop over tiles (too many
+// registers live: wgmma in turns), x and weights without a policy for L2 (8 bits 2 to 10 % slower
+// than with evict_first for both), x alone without (1 to 6 %), with evict_last for x or for both (1
+// %).
 #include <algorithm>
 #include <iterator>
 #include <string>
@@ -63,9 +69,9 @@ constexpr int kOrder = 1024;  // tokens that are worked on together
 // A block's tile of kRows rows of weight and kTokens tokens.
 template <class F, int kRows, int kTokens, bool kGated>
 struct Shape {
-  static constexpr int kHalves = kTokens > 192 ? 1 : 2;  // of a unit, in a stage
-  static constexpr int kTokenBytes = kTokens * 128;      // of a half
-  static constexpr int kGroups = kRows == 192 ? 3 : 2;   // warpgroups that multiply
+  static constexpr int kHalves = kTokens > 192 ? 1 : 2;         // of a unit, in a stage
+  static constexpr int kTokenBytes = kTokens * 128;             // of a half
+  static constexpr int kGroups = kRows == 192 ? 3 : 2;          // warpgroups that multiply
   static constexpr int kTiles = kRows / (kGroups * kTileRows);  // of each
   static constexpr int kSlabs = kRows / kUnitRows;
   static constexpr int kGroupSlabs = kGated ? 4 : 4 * kTiles;  // gated: of gates
@@ -80,8 +86,8 @@ struct Shape {
   static constexpr int kScaleBytes = kHalves == 2 ? 0 : F::kHalfScaleBytes;
   static constexpr int kLoadBytes = kHalves * kTokenBytes + kSlabs * (kCodeBytes + kScaleBytes);
   static constexpr int kStageBytes = (kLoadBytes + 1023) / 1024 * 1024;
-  // Outputs pass through shared memory in parts, beside the stages where that leaves three of them, else
-  // where a warpgroup's weights of the last one were.
+  // Outputs pass through shared memory in parts, beside the stages where that leaves three of them,
+  // else where a warpgroup's weights of the last one were.
   static constexpr int kOutTokens = kTokens % 64 == 0 ? 64 : kTokens / 2;
   static constexpr int kOutBytes = kOutTokens * kTileRows * 2;  // of a warpgroup
   static constexpr int kStageSpace = 226 * 1024 - kHeadBytes;
@@ -118,8 +124,8 @@ __device__ __forceinline__ Tile tile_of(const KernelParams& p, int item) {
   return {(first + within % order) * kTokens, within / order * kOutRows};
 }
 
-// The part of k that an item is. Without divisions the compiler knows that a warp's threads agree, and
-// keeps in uniform registers what a loop over it needs.
+// The part of k that an item is. Without divisions the compiler knows that a warp's threads agree,
+// and keeps in uniform registers what a loop over it needs.
 struct Part {
   int unit0, end_unit;
   int share;  // -1: the whole
@@ -132,8 +138,9 @@ __device__ __forceinline__ Part part_of(const KernelParams& p, int item) {
   return {unit0, min(p.num_units, unit0 + p.share_units), share};
 }
 
-// What the blocks that share a tile send each other: [tile][share][8 tokens of 64 rows][thread], and how
-// many have sent and taken. Products are queued one after the other, so that one piece serves all.
+// What the blocks that share a tile send each other: [tile][share][8 tokens of 64 rows][thread],
+// and how many have sent and taken. Products are queued one after the other, so that one piece
+// serves all.
 constexpr int kMaxShared = 160;  // multiprocessors
 __device__ float4 parts[kMaxShared * 192 * 192 / 4];
 __device__ unsigned num_sent[kMaxShared], num_taken[kMaxShared];
@@ -149,7 +156,8 @@ template <int kShares, int kThreads, int kTiles, int kCount>
 __device__ __forceinline__ void add_shares(float (&acc)[kTiles][kCount], int tile, int share) {
   constexpr int kFours = kCount / 4, kOwn = kFours / kShares;  // of eight tokens; of a share
   const auto part = [&](int from, int r, int j) {
-    return parts + ((static_cast<int64_t>(tile * kShares + from) * kTiles + r) * kFours + j) * kThreads +
+    return parts +
+           ((static_cast<int64_t>(tile * kShares + from) * kTiles + r) * kFours + j) * kThreads +
            threadIdx.x;
   };
 #pragma unroll
@@ -157,16 +165,16 @@ __device__ __forceinline__ void add_shares(float (&acc)[kTiles][kCount], int til
     if (j / kOwn == share) continue;
 #pragma unroll
     for (int r = 0; r < kTiles; ++r) {
-      __stcg(part(share, r, j), make_float4(acc[r][4 * j], acc[r][4 * j + 1], acc[r][4 * j + 2],
-                                            acc[r][4 * j + 3]));
+      __stcg(part(share, r, j),
+             make_float4(acc[r][4 * j], acc[r][4 * j + 1], acc[r][4 * j + 2], acc[r][4 * j + 3]));
     }
   }
   constexpr int kBarrier = 4;
   __threadfence();
   named_barrier_sync(kBarrier, kThreads);
   if (threadIdx.x == 0) atomicAdd(&num_sent[tile], 1);
-  // A vote: of a loop that lanes could leave by themselves the compiler would have to think that they
-  // are apart from then on, and keep nothing in uniform registers.
+  // A vote: of a loop that lanes could leave by themselves the compiler would have to think that
+  // they are apart from then on, and keep nothing in uniform registers.
   for (int tries = 0; __any_sync(~0u, load_acquire(&num_sent[tile]) < kShares); ++tries) {
     if (tries == 1 << 22) asm volatile("trap;");  // seconds: an error, not a hang
   }
@@ -186,8 +194,8 @@ __device__ __forceinline__ void add_shares(float (&acc)[kTiles][kCount], int til
       }
     }
   }
-  // The last block, none of whose warps looks any more, leaves the counts as they were found; the next
-  // product's blocks wait for this one's.
+  // The last block, none of whose warps looks any more, leaves the counts as they were found; the
+  // next product's blocks wait for this one's.
   named_barrier_sync(kBarrier, kThreads);
   if (threadIdx.x == 0 && atomicAdd(&num_taken[tile], 1) == kShares - 1) {
     num_sent[tile] = num_taken[tile] = 0;
@@ -199,8 +207,9 @@ __device__ __forceinline__ char* out_chunk(char* out, int t, int chunk) {
   return out + t * 128 + ((chunk ^ (t & 7)) << 4);
 }
 
-// Writes 64 features from feature n0 on of parts `begin` to `end` of kPart of a tile's tokens; value(i, j)
-// is the pair of tokens that register pair i (0: row g, 1: row g + 8) of tokens 8 j holds.
+// Writes 64 features from feature n0 on of parts `begin` to `end` of kPart of a tile's tokens;
+// value(i, j) is the pair of tokens that register pair i (0: row g, 1: row g + 8) of tokens 8 j
+// holds.
 template <class T, int kTokens, int kPart, class Value>
 __device__ __forceinline__ void write_tile(const Epilogue& p, char* out, int group, int n0,
                                            int width, int token0, int num_rows, int begin, int end,
@@ -291,8 +300,7 @@ template <class T, class F, int kRows, int kTokens, bool kGated>
 __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
     gemm_packed_tiles_kernel(const __grid_constant__ CUtensorMap token_map,
                              const __grid_constant__ CUtensorMap weight_map,
-                             const __grid_constant__ CUtensorMap scale_map,
-                             const KernelParams p) {
+                             const __grid_constant__ CUtensorMap scale_map, const KernelParams p) {
 #ifdef REGATTA_SM90A
   using S = Shape<F, kRows, kTokens, kGated>;
   constexpr int kTokenBytes = S::kTokenBytes;
@@ -334,11 +342,12 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
         tensor_load_4d(to, &weight_map, 0, step * 2, slab, 0, &full[stage], policy);
       } else {
         const int unit = step / 2, half = step % 2;
-        tensor_load_4d(to, &weight_map, half * (F::kHalfBytes / 8), unit, slab, 0, &full[stage], policy);
+        tensor_load_4d(to, &weight_map, half * (F::kHalfBytes / 8), unit, slab, 0, &full[stage],
+                       policy);
         if constexpr (F::kGroups) {
           const int at = F::kColumns < kUnitColumns ? half * F::kHalfScaleBytes : 0;
-          tensor_load_4d(to + S::kSlabs * F::kHalfBytes, &scale_map, (2 * F::kHalfBytes + at) / 8, unit,
-                         slab, 0, &full[stage], policy);
+          tensor_load_4d(to + S::kSlabs * F::kHalfBytes, &scale_map, (2 * F::kHalfBytes + at) / 8,
+                         unit, slab, 0, &full[stage], policy);
         }
       }
     };
@@ -347,7 +356,8 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
 #pragma unroll
       for (int box = 0; box < S::kHalves; ++box) {
         tensor_load_2d(stages + stage * S::kStageBytes + box * kTokenBytes, &token_map,
-                       (step * S::kHalves + box) * (kUnitColumns / 2), tile.token0, &full[stage], policy);
+                       (step * S::kHalves + box) * (kUnitColumns / 2), tile.token0, &full[stage],
+                       policy);
       }
     };
     // Weights of the first stages are on their way before x is there.
@@ -377,8 +387,8 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
   const int slab = group * S::kGroupSlabs;
   const int group_bytes = S::kHalves * kTokenBytes + slab * S::kCodeBytes;
   const int warp_bytes = group_bytes + warp % 4 * S::kCodeBytes;
-  const int scale_bytes = S::kHalves * kTokenBytes + S::kSlabs * S::kCodeBytes +
-                          (slab + warp % 4) * S::kScaleBytes;
+  const int scale_bytes =
+      S::kHalves * kTokenBytes + S::kSlabs * S::kCodeBytes + (slab + warp % 4) * S::kScaleBytes;
   int s = 0;
   uint32_t phase = 0;
   const auto release = [&](int stage) {
@@ -399,7 +409,8 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
     constexpr int kSteps = 2 * S::kTiles;               // of a unit
     constexpr int kStageSteps = S::kHalves * S::kTiles;
     const auto load_codes = [&](int stage, int q) {
-      constexpr int kNext = kGated ? S::kSlabs / 2 : 4;  // slabs from the first tile's to the second's
+      constexpr int kNext =
+          kGated ? S::kSlabs / 2 : 4;  // slabs from the first tile's to the second's
       const char* at = stages + stage * S::kStageBytes;
       const char* unit = at + warp_bytes + q % S::kTiles * kNext * S::kCodeBytes;
       if constexpr (S::kHalves == 2) {
@@ -423,8 +434,8 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
           if (++s == S::kStages) s = 0, phase ^= 1;
         }
         codes[q % S::kAhead].convert(a[q % 2]);
-        const WgmmaTile b = tokens.at(current * S::kStageBytes +
-                                      q % kStageSteps / S::kTiles * kTokenBytes);
+        const WgmmaTile b =
+            tokens.at(current * S::kStageBytes + q % kStageSteps / S::kTiles * kTokenBytes);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
@@ -515,7 +526,8 @@ constexpr TileCost kShapes[] = {
     {128, 256, 1.25, false}, {128, 224, 1.09, false}, {128, 192, .95, false},
     {128, 160, .79, false},  {128, 128, .66, false},  {128, 64, .51, false}};
 
-// Likewise, of the exchange of sums among 1, 2, 4 and 8 shares, and what a tile costs beside its units.
+// Likewise, of the exchange of sums among 1, 2, 4 and 8 shares, and what a tile costs beside its
+// units.
 constexpr double kExchange[] = {0., 5., 7., 10.};
 constexpr double kTile = 2.;
 
@@ -579,12 +591,13 @@ Status run(const GemmParams& p, int share_bits, cudaStream_t stream) {
 template <class T, class F, size_t kIndex = 0>
 Status run_shape(const GemmParams& p, const PackedTiles& tiles, cudaStream_t stream) {
   if constexpr (kIndex == std::size(kShapes)) {
-    return Status::error("gemm_packed_tiles_sm90: no tiles of " + std::to_string(tiles.rows) + " x " +
-                         std::to_string(tiles.tokens) + (p.gated ? ", gated" : ""));
+    return Status::error("gemm_packed_tiles_sm90: no tiles of " + std::to_string(tiles.rows) +
+                         " x " + std::to_string(tiles.tokens) + (p.gated ? ", gated" : ""));
   } else {
     constexpr TileCost kShape = kShapes[kIndex];
     if (tiles.rows == kShape.rows && tiles.tokens == kShape.tokens) {
-      if (!p.gated) return run<T, F, kShape.rows, kShape.tokens, false>(p, tiles.share_bits, stream);
+      if (!p.gated)
+        return run<T, F, kShape.rows, kShape.tokens, false>(p, tiles.share_bits, stream);
       if constexpr (kShape.gated) {
         return run<T, F, kShape.rows, kShape.tokens, true>(p, tiles.share_bits, stream);
       }

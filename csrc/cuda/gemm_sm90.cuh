@@ -47,13 +47,13 @@ struct Shape {
   }
 };
 
-// T: of x and weight; Out: of bias, residual and out. kBlocks: scales of blocks of 128 columns, which
-// are a stage's; they travel behind the stages.
+// T: of x and weight; Out: of bias, residual and out. kBlocks: scales of blocks of 128 columns,
+// which are a stage's; they travel behind the stages.
 template <class T, class Out, int kFeatures, int kTokens, bool kGated, bool kBlocks>
-__global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads,
-                                  kFeatures == 256              ? 1
-                                  : kTokens <= 32 && !kBlocks ? 3
-                                                                : 2)
+__global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures == 256 ? 1
+                                                                       : kTokens <= 32 && !kBlocks
+                                                                           ? 3
+                                                                           : 2)
     gemm_sm90_kernel(const __grid_constant__ CUtensorMap weight_map,
                      const __grid_constant__ CUtensorMap token_map, const KernelParams p) {
 #ifdef REGATTA_SM90A
@@ -76,7 +76,8 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads,
   float* row_scale = reinterpret_cast<float*>(empty + kMaxStages);  // [kTokens]
   char* stages = base + S::kHeadBytes;
   float* partial = reinterpret_cast<float*>(stages);  // [kTokens, kPartialStride], after the loop
-  float* x_scale = reinterpret_cast<float*>(stages + p.stages * S::kStageBytes);  // [stage, kTokens]
+  float* x_scale =
+      reinterpret_cast<float*>(stages + p.stages * S::kStageBytes);  // [stage, kTokens]
 
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
@@ -191,7 +192,8 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads,
     }
     const WgmmaTile weights = wgmma_descriptor(stages + group * 64 * kRowBytes);  // of stage 0
     const WgmmaTile tokens = wgmma_descriptor(stages + S::kWeightBytes);
-    pdl_wait();  // not at the barriers: warps that try them take from the blocks of the launch ahead
+    pdl_wait();  // not at the barriers: warps that try them take from the blocks of the launch
+                 // ahead
     for (int i = 0; i < num_steps; ++i) {
       float low = 1.f, high = 1.f;
       if constexpr (kBlocks) low = __ldg(scale_low + i), high = __ldg(scale_high + i);
@@ -202,7 +204,7 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads,
 #pragma unroll
       for (int k = 0; k < kRowBytes / kWgmmaBytes; ++k) {
         Wgmma<T, kTokens>::run(acc, a.at(k * kWgmmaBytes), b.at(k * kWgmmaBytes),
-                                   !kPromote || k > 0 || i % kPromoteEvery > 0);
+                               !kPromote || k > 0 || i % kPromoteEvery > 0);
       }
       wgmma_commit();
       wgmma_pin(acc);
@@ -212,8 +214,8 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads,
         if constexpr (kBlocks) {
 #pragma unroll
           for (int j = 0; j < kTokens / 8; ++j) {
-            const float2 x = *reinterpret_cast<const float2*>(x_scale + s * kTokens + j * 8 +
-                                                              lane % 4 * 2);
+            const float2 x =
+                *reinterpret_cast<const float2*>(x_scale + s * kTokens + j * 8 + lane % 4 * 2);
             total[4 * j] += acc[4 * j] * (x.x * low);
             total[4 * j + 1] += acc[4 * j + 1] * (x.y * low);
             total[4 * j + 2] += acc[4 * j + 2] * (x.x * high);
@@ -323,8 +325,8 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   constexpr cuuint32_t kElements = kRowBytes / sizeof(T);
   CUtensorMap weight_map, token_map;
   constexpr auto kEncodeWeight = kGated ? encode_gated_map : encode_rows_map;
-  Status status = kEncodeWeight(&weight_map, kMapType<T>, p.weight, p.out_features, p.in_features,
-                                kFeatures);
+  Status status =
+      kEncodeWeight(&weight_map, kMapType<T>, p.weight, p.out_features, p.in_features, kFeatures);
   if (!status.ok()) return status;
   status = encode_rows_map(&token_map, kMapType<T>, p.x, p.num_rows, p.in_features, kTokens);
   if (!status.ok()) return status;

@@ -19,10 +19,11 @@
 // Source: own.
 //
 // Bound: memory, 1.61 ms for the 129 products of a Llama-3-8B decode step at 4.66 TB/s.
-// Measured on an H200 (bench_codes chain, one CUDA graph, e4m3, quantization included), of an earlier
-// form of this kernel: 2.28 ms with four stages and a late trigger, against 2.53 with quantize_rows
-// ahead of gemm_sm90 (int8 2.16 and 2.52); five stages and an early trigger took another 0.08 off.
-// With more tokens, which came beside the weights, it lost to gemm_sm90: M 8, bare, 2.61 and 2.19.
+// Measured on an H200 (bench_codes chain, one CUDA graph, e4m3, quantization included), of an
+// earlier form of this kernel: 2.28 ms with four stages and a late trigger, against 2.53 with
+// quantize_rows ahead of gemm_sm90 (int8 2.16 and 2.52); five stages and an early trigger took
+// another 0.08 off. With more tokens, which came beside the weights, it lost to gemm_sm90: M 8,
+// bare, 2.61 and 2.19.
 #include <algorithm>
 
 #include "gemm_epilogue.cuh"
@@ -35,10 +36,10 @@ namespace {
 
 constexpr int kThreads = kQuantizeThreads;  // that multiply; the same that make codes
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kRows = 16;                   // of weight per tile
-constexpr int kPiece = 1024;                // columns of a stage
-constexpr int kSlice = kPiece / kWarps;     // of a warp
-constexpr int kRowStride = kPiece + 64;     // bytes
+constexpr int kRows = 16;                // of weight per tile
+constexpr int kPiece = 1024;             // columns of a stage
+constexpr int kSlice = kPiece / kWarps;  // of a warp
+constexpr int kRowStride = kPiece + 64;  // bytes
 constexpr int kMaxStages = 12;
 constexpr int kMaxVectors = 8;  // of a row that is quantized here: 16384 columns
 
@@ -77,7 +78,8 @@ struct Products<true> {
   static __device__ __forceinline__ void add(float (&d)[4], const uint4& low, const uint4& high,
                                              const uint4& b, int part) {
     const uint32_t l = word(low, part), h = word(high, part), x = word(b, part);
-    const uint32_t a[4] = {halves(l & 0xffff), halves(h & 0xffff), halves(l >> 16), halves(h >> 16)};
+    const uint32_t a[4] = {halves(l & 0xffff), halves(h & 0xffff), halves(l >> 16),
+                           halves(h >> 16)};
     mma_m16n8k16<__half>(d, a, halves(x & 0xffff), halves(x >> 16));
   }
 };
@@ -190,7 +192,8 @@ __global__ void __launch_bounds__(kThreads + kWarp, 2)
     float residual = 0.f, scale = 0.f, scale_up = 0.f, bias = 0.f, bias_up = 0.f;
     if (writes) {
       const auto value = [&](const void* from, int64_t at) {
-        return from == nullptr ? 0.f : Traits<T>::to_float(__ldcg(static_cast<const T*>(from) + at));
+        return from == nullptr ? 0.f
+                               : Traits<T>::to_float(__ldcg(static_cast<const T*>(from) + at));
       };
       scale = __ldg(p.epilogue.weight_scale + n);
       residual = value(p.epilogue.residual, n);
@@ -314,8 +317,8 @@ StreamCodesTile choose_stream_codes_tile(const GemmParams& p) {
   constexpr int64_t kPerBlock = 110 * 1024;
   StreamCodesTile tile;
   tile.trigger_early = true;
-  tile.stages =
-      static_cast<int>(std::min<int64_t>(5, (kPerBlock - kPartialBytes - p.in_features) / kStageBytes));
+  tile.stages = static_cast<int>(
+      std::min<int64_t>(5, (kPerBlock - kPartialBytes - p.in_features) / kStageBytes));
   return tile;
 }
 
@@ -348,7 +351,8 @@ const char* gemm_stream_codes_refuses(const GemmParams& p) {
 }
 
 bool gemm_stream_codes_quantizes(const GemmParams& p, const QuantizeRowsParams& q) {
-  return row_kind(q) != RowKind::kAny && !q.blocks && q.width <= kQuantizeThreads * 8 * kMaxVectors && q.dtype == p.dtype &&
+  return row_kind(q) != RowKind::kAny && !q.blocks &&
+         q.width <= kQuantizeThreads * 8 * kMaxVectors && q.dtype == p.dtype &&
          reinterpret_cast<uintptr_t>(q.x) % 16 == 0 && gemm_stream_codes_refuses(p) == nullptr;
 }
 

@@ -77,8 +77,8 @@ inline Status encode_rows_map(CUtensorMap* map, DType dtype, const void* data, i
   return encode_tensor_map(map, dtype, data, 2, sizes, &width, box);
 }
 
-// The same; boxes of `box_rows` rows by `boxes` times 128 bytes, one behind the other. columns: a multiple
-// of 128 bytes.
+// The same; boxes of `box_rows` rows by `boxes` times 128 bytes, one behind the other. columns: a
+// multiple of 128 bytes.
 inline Status encode_boxes_map(CUtensorMap* map, DType dtype, const void* data, int64_t rows,
                                int64_t columns, int box_rows, int boxes) {
   const auto width = static_cast<cuuint64_t>(128 / dtype_size(dtype));
@@ -102,12 +102,12 @@ inline Status encode_gated_map(CUtensorMap* map, DType dtype, const void* data, 
   return encode_tensor_map(map, dtype, data, 4, sizes, strides, box);
 }
 
-// A packed weight (packed_weight.cuh); gated, gates' slabs first, then as many of their ups. A box is
-// `halves` halves of units of `box_slabs` slabs, gated of as many of both; its place is its half along
-// k, slab, and 0. One instruction asks for it: one for each slab took a copying warp longer than the
-// products of a stage.
-inline Status encode_packed_map(CUtensorMap* map, const GemmParams& p, int unit_bytes, int box_slabs,
-                                int halves = 2) {
+// A packed weight (packed_weight.cuh); gated, gates' slabs first, then as many of their ups. A box
+// is `halves` halves of units of `box_slabs` slabs, gated of as many of both; its place is its half
+// along k, slab, and 0. One instruction asks for it: one for each slab took a copying warp longer
+// than the products of a stage.
+inline Status encode_packed_map(CUtensorMap* map, const GemmParams& p, int unit_bytes,
+                                int box_slabs, int halves = 2) {
   const auto half = static_cast<cuuint64_t>(unit_bytes / 2);
   const auto halves_of_slab = static_cast<cuuint64_t>(packed_units(p.in_features) * 2);
   const auto slabs = static_cast<cuuint64_t>(packed_tiles(p.out_features) / (p.gated ? 2 : 1));
@@ -119,8 +119,8 @@ inline Status encode_packed_map(CUtensorMap* map, const GemmParams& p, int unit_
                     CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 }
 
-// The same packed weight; a box is `part_bytes` of one unit of `box_slabs` slabs, gated of as many of both;
-// its place is bytes / 8 into the unit, unit, slab, and 0.
+// The same packed weight; a box is `part_bytes` of one unit of `box_slabs` slabs, gated of as many
+// of both; its place is bytes / 8 into the unit, unit, slab, and 0.
 inline Status encode_packed_part_map(CUtensorMap* map, const GemmParams& p, int unit_bytes,
                                      int part_bytes, int box_slabs) {
   const auto unit = static_cast<cuuint64_t>(unit_bytes);

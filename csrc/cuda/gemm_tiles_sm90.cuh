@@ -24,8 +24,9 @@ constexpr int kHeadBytes = 2048;  // barriers, scales of rows
 constexpr int kSharedBytes = 227 * 1024;
 constexpr int kOrder = 8;  // pairs of token tiles that are worked on together
 
-// Whether a tile's scales of weights and its bias wait in shared memory when it is finished, instead
-// of a load each that the next outputs wait for: of codes, whose scales of blocks are in the sums.
+// Whether a tile's scales of weights and its bias wait in shared memory when it is finished,
+// instead of a load each that the next outputs wait for: of codes, whose scales of blocks are in
+// the sums.
 template <class T, bool kBlocks>
 constexpr bool kScalesAhead = sizeof(T) == 1 && !kBlocks;
 

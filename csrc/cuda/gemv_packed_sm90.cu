@@ -6,9 +6,9 @@
 // Algorithm
 //   1. One block per multiprocessor owns neighbouring slabs of 16 rows of weight (gated: slabs of
 //      gates and their ups) and takes two at a time over all of k. One lane keeps a ring of stages
-//      full, a box of the weight's tensor map and one of x's each, in about half of shared memory, so
-//      that the next launch's block fits beside it and has its first 100 KB of weights when this launch
-//      ends.
+//      full, a box of the weight's tensor map and one of x's each, in about half of shared memory,
+//      so that the next launch's block fits beside it and has its first 100 KB of weights when this
+//      launch ends.
 //   2. A stage is 128 columns for each of the other warps. A warp reads a lane's codes 16 bytes at
 //      a time, turns them into the left operand of mma m16n8k16 and multiplies; x is the right
 //      operand, absent rows are zero. 8 bits: exactly, bit operations and one subtraction per pair.
@@ -22,14 +22,15 @@
 // Bound: memory: 1.50 ms with 8 bits and 0.80 ms with 4 for the 128 layer products of a Llama-3-8B
 // decode step at 4.66 TB/s.
 // Measured on an H200 (bench_packed tune, us of qkv, out, gate and up, down):
-//   M 1  4 bits 6.2 + 5.2 + 17.6 + 10.8   8 bits 8.7 + 6.4 + 29.2 + 15.5   w4a8 5.3 + 4.6 + 17.4 + 9.3
-//   M 8         6.5 + 5.4 + 19.2 + 10.5          9.8 + 6.4 + 30.1 + 15.5        5.9 + 5.1 + 18.0 + 9.5
-// Steps with 1 and 8 rows of 4 bits: 1.62 and 1.85 ms. Copies that are asked for late or slowly bind this
-// kernel: 1.90 ms where the copying warp took 1.1 us per stage, 1.67 where each of its lanes asked for a
-// slab or a row of x. So do waiting warps at barriers, and an output's residual, norm and scales unless
-// they are asked for ahead of the products.
-// Did not help: requesting weights into L2 ahead of pdl_wait() (time grows by the bytes), 3 or 4 slabs,
-// two chains of sums, 16 warps of half a unit each, clusters of four (they do not fill the device).
+//   M 1  4 bits 6.2 + 5.2 + 17.6 + 10.8   8 bits 8.7 + 6.4 + 29.2 + 15.5   w4a8 5.3 + 4.6 + 17.4
+//   + 9.3 M 8         6.5 + 5.4 + 19.2 + 10.5          9.8 + 6.4 + 30.1 + 15.5        5.9 + 5.1
+//   + 18.0 + 9.5
+// Steps with 1 and 8 rows of 4 bits: 1.62 and 1.85 ms. Copies that are asked for late or slowly
+// bind this kernel: 1.90 ms where the copying warp took 1.1 us per stage, 1.67 where each of its
+// lanes asked for a slab or a row of x. So do waiting warps at barriers, and an output's residual,
+// norm and scales unless they are asked for ahead of the products. Did not help: requesting weights
+// into L2 ahead of pdl_wait() (time grows by the bytes), 3 or 4 slabs, two chains of sums, 16 warps
+// of half a unit each, clusters of four (they do not fill the device).
 #include <algorithm>
 #include <type_traits>
 
@@ -60,7 +61,7 @@ template <class F, int kTokens, bool kGated>
 struct Shape {
   static constexpr int kWarps = 8;  // that multiply, a unit each
   static constexpr int kItems = kGated ? kSlabs / 2 : kSlabs;
-  static constexpr int kRows = kItems * kUnitRows;  // of the output
+  static constexpr int kRows = kItems * kUnitRows;       // of the output
   static constexpr int kBoxes = kWarps * F::kTokenSize;  // of kRowBytes columns of x, of a stage
   static constexpr int kSlabBytes = kWarps * F::kUnitBytes;
   static constexpr int kWeightBytes = kSlabs * kSlabBytes;
@@ -135,15 +136,15 @@ struct Finish {
   }
 };
 
-// Where a lane reads its token's columns of a unit, 16 bytes in steps of 64: swizzled rows of one box of
-// codes, or of two boxes of values.
+// Where a lane reads its token's columns of a unit, 16 bytes in steps of 64: swizzled rows of one
+// box of codes, or of two boxes of values.
 struct TokenRow {
   uint32_t box[2];  // addresses in shared memory
   __device__ __forceinline__ uint32_t at(int i) const { return box[i / 2] ^ i % 2 * 64; }
 };
 
-// acc += the products of a unit of codes. weight: the unit of the first slab, the next `stride` bytes
-// on.
+// acc += the products of a unit of codes. weight: the unit of the first slab, the next `stride`
+// bytes on.
 template <class F>
 __device__ __forceinline__ void multiply_codes(float (&acc)[kSlabs][4], const char* weight,
                                                int stride, const TokenRow& x) {
@@ -172,8 +173,9 @@ __device__ __forceinline__ void multiply_codes(float (&acc)[kSlabs][4], const ch
 }
 
 // The same of 16-bit x. All of a unit's loads come first: there are but two warps to hide their
-// latency. (To keep the sums of x for the next slabs was slower.) kEarly: done() is called when they
-// have been read; else behind the products, which leaves the compiler to mix loads and products.
+// latency. (To keep the sums of x for the next slabs was slower.) kEarly: done() is called when
+// they have been read; else behind the products, which leaves the compiler to mix loads and
+// products.
 template <class T, class F, bool kEarly, class Done>
 __device__ __forceinline__ void multiply_values(float (&acc)[kSlabs][4], const char* weight,
                                                 int stride, const TokenRow& x, const Done& done) {
@@ -278,9 +280,7 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kGated>::kThreads,
   const int most = p.cluster > 1 ? (p.num_items + gridDim.x - 1) / gridDim.x : items;
   const int passes = (most + kItems - 1) / kItems;
   const int steps = (p.num_units + kWarps - 1) / kWarps;
-  const auto rows_of = [&](int pass) {
-    return min(S::kRows, (items - pass * kItems) * kUnitRows);
-  };
+  const auto rows_of = [&](int pass) { return min(S::kRows, (items - pass * kItems) * kUnitRows); };
 
   if (threadIdx.x == kWarps * kWarp) {
     tensor_map_prefetch(&token_map);
@@ -315,7 +315,8 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kGated>::kThreads,
       if (count <= 0) return;
       char* to = stages + s * S::kStageBytes;
       const int half = step * kWarps * 2, item = item0 + pass * kItems;
-      tensor_load_4d(to, count == kItems ? &wide_map : &narrow_map, 0, half, item, 0, &full[s], once);
+      tensor_load_4d(to, count == kItems ? &wide_map : &narrow_map, 0, half, item, 0, &full[s],
+                     once);
     };
     const auto load_tokens = [&](int step, int s) {
       if (lane > 0) return;
@@ -460,8 +461,8 @@ Status run(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
   kp.cluster = std::min(tile.cluster, blocks);
   kp.trigger = tile.trigger;
   blocks -= blocks % kp.cluster;
-  kp.stages = std::max(
-      2, std::min(kMaxStages, (tile.kilobytes * 1024 - S::kFixedBytes) / S::kStageBytes));
+  kp.stages =
+      std::max(2, std::min(kMaxStages, (tile.kilobytes * 1024 - S::kFixedBytes) / S::kStageBytes));
   CUtensorMap token_map, wide_map, narrow_map;
   Status status = encode_boxes_map(&token_map, F::kTokenSize == 1 ? DType::kUInt8 : p.dtype, p.x,
                                    p.num_rows, p.in_features, kTokens, S::kBoxes / kp.cluster);
@@ -477,8 +478,8 @@ Status run(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
   config.stream = stream;
   config.pdl = p.dependent_launch;
   config.cluster_x = static_cast<unsigned>(kp.cluster);
-  return launch(gemv_packed_kernel<T, F, kTokens, kGated>, config, "gemv_packed",
-                token_map, wide_map, narrow_map, kp);
+  return launch(gemv_packed_kernel<T, F, kTokens, kGated>, config, "gemv_packed", token_map,
+                wide_map, narrow_map, kp);
 }
 
 template <class T, class F, int kTokens>
@@ -496,13 +497,12 @@ Status run_tokens(const GemmParams& p, const GemvTile& tile, cudaStream_t stream
 
 template <class T>
 Status run_format(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
-  return dispatch_packed(p, [&](auto format) {
-    return run_tokens<T, decltype(format)>(p, tile, stream);
-  });
+  return dispatch_packed(
+      p, [&](auto format) { return run_tokens<T, decltype(format)>(p, tile, stream); });
 }
 
-// Blocks of a cluster share copies of x where there are many, or where x and codes of 8 bits leave room
-// for two stages alone.
+// Blocks of a cluster share copies of x where there are many, or where x and codes of 8 bits leave
+// room for two stages alone.
 GemvTile choose_tile(const GemmParams& p) {
   const bool large = code_bits(p.operands) == 8 && p.num_rows > 4;
   const bool passes = p.out_features > 2 * kUnitRows * num_multiprocessors();  // several

@@ -17,7 +17,8 @@ inline Status cuda_status(cudaError_t error, const char* what) {
 }
 
 // Whether what this thread launches gives a row the same result whatever rows are beside it, and
-// however many: every sum in an order of its own, at some cost. Set by regatta_set_batch_invariant().
+// however many: every sum in an order of its own, at some cost. Set by
+// regatta_set_batch_invariant().
 inline thread_local bool is_batch_invariant = false;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -45,8 +45,7 @@ __device__ __forceinline__ void dequantize(const uint32_t (&words)[kWords], floa
     }
 #pragma unroll
     for (int v = 0; v < kWords / 2; ++v) {
-      out[v] =
-          make_uint4(values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3]);
+      out[v] = make_uint4(values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3]);
     }
   }
 }

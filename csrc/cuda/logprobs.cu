@@ -1,12 +1,12 @@
 // Logprobs of one token per row of logits and of the likeliest ones, without a sort of the row.
 //
 // Architectures: all. One block per row, two passes over it. Values and indices make words that are
-// all different and sort in the order wanted. The first pass finds the sum of exponentials, rescaled
-// as the maximum grows, and each thread's largest word; of these the num_top-th largest is a word
-// that num_top tokens reach. The second collects all that reach it, few more than num_top, and
-// counts those above the token; what was collected is sorted. Where too many reach it (large logits
-// at a stride of the block) the largest are looked for one by one.
-// Bound: memory, the row read twice, the second time mostly from L2.
+// all different and sort in the order wanted. The first pass finds the sum of exponentials,
+// rescaled as the maximum grows, and each thread's largest word; of these the num_top-th largest is
+// a word that num_top tokens reach. The second collects all that reach it, few more than num_top,
+// and counts those above the token; what was collected is sorted. Where too many reach it (large
+// logits at a stride of the block) the largest are looked for one by one. Bound: memory, the row
+// read twice, the second time mostly from L2.
 #include "common.cuh"
 #include "regatta/cuda_ops.h"
 
@@ -162,7 +162,8 @@ __global__ void __launch_bounds__(kThreads) logprobs_kernel(const LogprobsParams
     out[2 + num_top + place] = __float_as_int(value);
   };
   if (count <= kThreads) {
-    const uint64_t word = sort(static_cast<int>(threadIdx.x) < count ? words[threadIdx.x] : 0, words);
+    const uint64_t word =
+        sort(static_cast<int>(threadIdx.x) < count ? words[threadIdx.x] : 0, words);
     if (static_cast<int>(threadIdx.x) < num_top) put(threadIdx.x, word);
     return;
   }

@@ -57,9 +57,8 @@ Status pack_dense(const PackDenseParams& p, const Launch& launch_on) {
     using From = std::remove_pointer_t<decltype(from)>;
     return dispatch_dtype(p.to, "pack_dense", [&](auto* to) {
       using To = std::remove_pointer_t<decltype(to)>;
-      return launch(pack_kernel<From, To>, config, "pack_dense",
-                    static_cast<const From*>(p.weight), static_cast<To*>(p.packed), p.in_features,
-                    p.out_features, p.transposed);
+      return launch(pack_kernel<From, To>, config, "pack_dense", static_cast<const From*>(p.weight),
+                    static_cast<To*>(p.packed), p.in_features, p.out_features, p.transposed);
     });
   });
 }

@@ -64,7 +64,7 @@ __global__ void pack_kernel(const PackWeightParams p, const int group_size) {
       for (int j = 0; j < 4; ++j) {
         const int step = 2 * q + j / 2, i = j % 2 * 2;
         words[(q * kWarp + t) * 4 + j] = at(step, i, 0) | at(step, i + 1, 0) << 8 |
-                                       at(step, i, 1) << 16 | at(step, i + 1, 1) << 24;
+                                         at(step, i, 1) << 16 | at(step, i + 1, 1) << 24;
       }
     }
     if (p.operands == GemmOperands::kWeightInt8) return;
@@ -76,13 +76,14 @@ __global__ void pack_kernel(const PackWeightParams p, const int group_size) {
           for (int b = 0; b < 4; ++b) {
             for (int h = 0; h < 2; ++h) {
               const Place place = w4a8_place_of(t, 2 * q + j / 2, j % 2 * 2 + h, b);
-              word |= (code_at(p, row0 + place.row, column0 + place.column) & 15) << (8 * b + 4 * h);
+              word |= (code_at(p, row0 + place.row, column0 + place.column) & 15)
+                      << (8 * b + 4 * h);
             }
           }
         } else {
           for (int i = 0; i < 4; ++i) {
-            word |= (at(4 * q + j, i, 0) & 15) << (4 * i) |
-                    (at(4 * q + j, i, 1) & 15) << (16 + 4 * i);
+            word |= (at(4 * q + j, i, 0) & 15) << (4 * i) | (at(4 * q + j, i, 1) & 15)
+                                                                << (16 + 4 * i);
           }
         }
         words[(q * kWarp + t) * 4 + j] = word;
@@ -124,7 +125,7 @@ __global__ void unpack_kernel(const uint8_t* packed, const float* weight_scale, 
   const int t = threadIdx.x % kWarp;
   const int shift = group_size == 32 ? 5 : group_size == 64 ? 6 : 7;
   const uint4* quads = reinterpret_cast<const uint4*>(unit);
-  const auto put = [&](int step, const uint32_t(&a)[4]) {
+  const auto put = [&](int step, const uint32_t (&a)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const Place at = place_of(t, step, i, 0);
@@ -271,8 +272,8 @@ Status pack_weight(const PackWeightParams& p, CUstream_st* stream) {
                          "multiple of 128, of weight_only_int4 32, or one group)");
   }
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(
-      packed_tiles(p.out_features) * packed_units(p.in_features), kWarps)));
+  config.grid = dim3(static_cast<unsigned>(
+      ceil_div(packed_tiles(p.out_features) * packed_units(p.in_features), kWarps)));
   config.block = dim3(kWarps * kWarp);
   config.stream = stream;
   const int group_size = static_cast<int>(group == 0 ? 128 : group);
@@ -290,8 +291,8 @@ Status unpack_weight(const GemmParams& p, void* out, CUstream_st* stream) {
     return Status::error("unpack_weight: not of weights for 8-bit activations");
   }
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(
-      packed_tiles(p.out_features) * packed_units(p.in_features), kWarps)));
+  config.grid = dim3(static_cast<unsigned>(
+      ceil_div(packed_tiles(p.out_features) * packed_units(p.in_features), kWarps)));
   config.block = dim3(kWarps * kWarp);
   config.stream = stream;
   const auto run = [&](auto* type) {

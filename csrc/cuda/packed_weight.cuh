@@ -12,9 +12,9 @@
 // Where groups of columns have scales, [groups][8][2] words of rows r and r + 8 follow: scale, and
 // above it the zero point (4 bits: magic + zero).
 //
-// For 8-bit activations (kW4A8) a step is 32 columns (mma m16n8k32), of which lane t owns 16 values:
-// a[0..3] of four, at rows r, r + 8, r, r + 8 and columns c.., c.., c + 16.., c + 16..
-// (c = 4 * (t % 4)).
+// For 8-bit activations (kW4A8) a step is 32 columns (mma m16n8k32), of which lane t owns 16
+// values: a[0..3] of four, at rows r, r + 8, r, r + 8 and columns c.., c.., c + 16.., c + 16.. (c =
+// 4 * (t % 4)).
 //   4 bits  [2][32 lanes][16 bytes]: 16 bytes are two steps; word 2s + h of them holds a[2h] in the
 //           low halves of its bytes and a[2h + 1] in the high ones
 // Then words as above: a float whose last byte is 128 - zero instead.
@@ -70,10 +70,10 @@ inline const char* packed_refuses(const GemmParams& p) {
   return nullptr;
 }
 
-// Shared memory of launches that follow each other: a block fits beside one of the next launch, which
-// so has its first weights early, but two of one launch should not lie on a multiprocessor while
-// another has none. Products with a residual, every other one of a layer, take more than half; beside
-// one of their blocks, there is room for one of the others alone.
+// Shared memory of launches that follow each other: a block fits beside one of the next launch,
+// which so has its first weights early, but two of one launch should not lie on a multiprocessor
+// while another has none. Products with a residual, every other one of a layer, take more than
+// half; beside one of their blocks, there is room for one of the others alone.
 constexpr int kResidualShared = 114 * 1024, kOtherShared = 112 * 1024;
 
 inline int packed_shared_budget(const GemmParams& p) {
@@ -134,8 +134,7 @@ __device__ __forceinline__ uint32_t pair_of_int8(uint32_t word) {
                             masked_or(word, 0x00800080, kMagic));
   } else {
     // 1024 + 128 + code, less 1152.
-    return subtract_pair<T>(masked_xor(word, 0x00ff00ff, kMagic | 0x00800080),
-                            kMagic | 0x00800080);
+    return subtract_pair<T>(masked_xor(word, 0x00ff00ff, kMagic | 0x00800080), kMagic | 0x00800080);
   }
 }
 
@@ -218,12 +217,12 @@ struct PackedFormat {
   static constexpr int kCodeBits = code_bits(kOperands);
   static constexpr bool kGroups = kOperands != GemmOperands::kWeightInt8;  // have scales
   static constexpr int kColumns = kGroupSize;
-  static constexpr int kTokenSize = kOperands == GemmOperands::kW4A8 ? 1 : 2;  // bytes of a value of x
+  static constexpr int kTokenSize =
+      kOperands == GemmOperands::kW4A8 ? 1 : 2;  // bytes of a value of x
   static constexpr int kUnitBytes = unit_bytes(kOperands, kGroupSize);
   static constexpr int kHalfBytes = kCodeBits * 128;  // codes of half a unit
   // Scales that these need; half a unit of kGroupSize 128 needs all.
-  static constexpr int kHalfScaleBytes =
-      kGroups ? kUnitRows * 4 * (kGroupSize == 32 ? 2 : 1) : 0;
+  static constexpr int kHalfScaleBytes = kGroups ? kUnitRows * 4 * (kGroupSize == 32 ? 2 : 1) : 0;
 };
 
 // Calls run with the format of p's weight.
@@ -324,8 +323,7 @@ struct PackedCodes {
   }
 
   template <bool kScaled>
-  static __device__ __forceinline__ void scale_operands(const GroupScale& group,
-                                                        uint32_t (&a)[4]) {
+  static __device__ __forceinline__ void scale_operands(const GroupScale& group, uint32_t (&a)[4]) {
     if constexpr (F::kGroups) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

@@ -133,9 +133,8 @@ Status run(const RmsNormParams& params, const int32_t* row_ids, int64_t num_sour
     const int64_t units = params.hidden_size / kUnit;
     const bool vector = params.hidden_size % kUnit == 0 && units <= 1024 * kMaxUnits;
     // Few rows: as many threads as units, for latency. Many rows: two units per thread.
-    const int64_t per_thread =
-        std::max<int64_t>(params.num_tokens <= 264 || is_batch_invariant ? 1 : 2,
-                          ceil_div(units, 1024));
+    const int64_t per_thread = std::max<int64_t>(
+        params.num_tokens <= 264 || is_batch_invariant ? 1 : 2, ceil_div(units, 1024));
     const int kernel_units = per_thread <= 1 ? 1 : per_thread <= 2 ? 2 : 4;
     LaunchConfig config;
     config.grid = dim3(static_cast<unsigned>(params.num_tokens));
@@ -151,11 +150,11 @@ Status run(const RmsNormParams& params, const int32_t* row_ids, int64_t num_sour
                          : kernel_units == 1 ? of(std::integral_constant<int, 1>())
                          : kernel_units == 2 ? of(std::integral_constant<int, 2>())
                                              : of(std::integral_constant<int, 4>());
-    return launch(kernel, config, "rms_norm",
-                  static_cast<const T*>(params.x), static_cast<const T*>(params.weight),
-                  static_cast<const T*>(params.residual), static_cast<T*>(params.out),
-                  static_cast<T*>(params.residual_out), row_ids, static_cast<int>(num_source_rows),
-                  static_cast<int>(params.hidden_size), params.epsilon);
+    return launch(kernel, config, "rms_norm", static_cast<const T*>(params.x),
+                  static_cast<const T*>(params.weight), static_cast<const T*>(params.residual),
+                  static_cast<T*>(params.out), static_cast<T*>(params.residual_out), row_ids,
+                  static_cast<int>(num_source_rows), static_cast<int>(params.hidden_size),
+                  params.epsilon);
   });
 }
 

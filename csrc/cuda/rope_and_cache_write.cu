@@ -271,9 +271,9 @@ Status rope_and_cache_write(const RopeAndCacheWriteParams& p, const Launch& laun
     const bool many = p.num_tokens > 512 && threads > kThreads;
     a.heads_per_block = static_cast<int>(many ? num_all : config.block.x / a.units.lanes);
     config.grid = dim3(tokens, static_cast<unsigned>(ceil_div(num_all, a.heads_per_block)));
-    auto* const kernel = many ? (dense ? rope_kernel<T, true, kManyHeads>
-                                       : rope_kernel<T, false, kManyHeads>)
-                              : (dense ? rope_kernel<T, true, 1> : rope_kernel<T, false, 1>);
+    auto* const kernel =
+        many ? (dense ? rope_kernel<T, true, kManyHeads> : rope_kernel<T, false, kManyHeads>)
+             : (dense ? rope_kernel<T, true, 1> : rope_kernel<T, false, 1>);
     return launch(kernel, config, "rope_and_cache_write", a);
   });
 }

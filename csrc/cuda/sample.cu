@@ -9,18 +9,18 @@
 //     the order of atomics. Prefix sums in double tell in which bins the top-k border, the nucleus'
 //     border and the drawn token can lie.
 //  3. Only these bins' tokens (a few hundred of 128k) are gathered, sorted, and resolved exactly.
-//  typical_p keeps the tokens whose distance from the largest logit is nearest to the mean distance.
-//  Where nothing else narrows, the mean comes with the histogram, and the prefix sums tell two ranges
-//  of bins in which the kept tokens begin and end; else all that the others keep is gathered.
-//  When too many tokens share those bins (equal logits, say), an exact radix selection over the
-//  bits of the logits replaces 3; it is slower and rare.
+//  typical_p keeps the tokens whose distance from the largest logit is nearest to the mean
+//  distance. Where nothing else narrows, the mean comes with the histogram, and the prefix sums
+//  tell two ranges of bins in which the kept tokens begin and end; else all that the others keep is
+//  gathered. When too many tokens share those bins (equal logits, say), an exact radix selection
+//  over the bits of the logits replaces 3; it is slower and rare.
 // Source: sort-free sampling by threshold search is FlashInfer's idea (2025); ours is exact, as the
 // CPU twin: the same token for the same seed, up to the rounding of exp().
 // Bound: three reads of the row.
 // H200, vocabulary 128256, us for 1 / 32 / 64 / 128 / 256 rows: greedy 7 / 10 / 10 / 21 / 41,
 // temperature 32 / 47 / 49 / 84 / 161, with top-p 35 / 48 / 51 / 86 / 166, with top-k 50 and top-p
-// 34 / 46 / 46 / 82 / 162, with typical_p 49 / 73 / 69 / 114 / 219 (by radix selections 156 to 762).
-// Clusters that do not all fit at once are slower (64 rows in clusters of 8: 157 us).
+// 34 / 46 / 46 / 82 / 162, with typical_p 49 / 73 / 69 / 114 / 219 (by radix selections 156 to
+// 762). Clusters that do not all fit at once are slower (64 rows in clusters of 8: 157 us).
 #include <algorithm>
 #include <cfloat>
 #include <cstddef>
@@ -36,8 +36,8 @@ constexpr int kThreads = 1024, kWarps = kThreads / kWarp;
 constexpr int kBins = 2 * kThreads;
 constexpr int kMaxCandidates = 4096;
 constexpr int kFewCandidates = 1024;  // where a block has 64 KiB of shared memory (sm_75)
-constexpr float kRange = 40.f;      // weights below e^-40 are counted but weigh nothing
-constexpr float kOne = 16777216.f;  // 2^24: weights of a bin are in (e^-0.02, 1]
+constexpr float kRange = 40.f;        // weights below e^-40 are counted but weigh nothing
+constexpr float kOne = 16777216.f;    // 2^24: weights of a bin are in (e^-0.02, 1]
 constexpr int kMaxCluster = 8;
 
 struct Shared {
@@ -56,9 +56,9 @@ struct Shared {
   int mode;
   int found[4];
   double result[4];
-  double mass;         // that typical_p narrows,
-  float center;        // its mean distance (leader only),
-  uint32_t radius;     // and how far from that the typical ones end, by its bits
+  double mass;      // that typical_p narrows,
+  float center;     // its mean distance (leader only),
+  uint32_t radius;  // and how far from that the typical ones end, by its bits
   unsigned long long sums[2];
   uint32_t prefix;
   uint64_t candidates[kMaxCandidates];  // leader only; last, since a launch may have room for fewer
@@ -210,8 +210,8 @@ struct Selected {
 
 enum class Order { kLogit, kTypical };  // the largest logit first; the least |d - center| first
 
-// Exact radix selection over the words of an order, descending: the first class at which the running
-// count reaches `count_target` (by_count), or the running mass reaches (strict: exceeds)
+// Exact radix selection over the words of an order, descending: the first class at which the
+// running count reaches `count_target` (by_count), or the running mass reaches (strict: exceeds)
 // `mass_target`.
 template <Order kOrder>
 __device__ __noinline__ Selected radix_select(Shared& s, const Row& row, bool by_count,
@@ -309,8 +309,8 @@ __device__ __noinline__ int find_equal(Shared& s, const Row& row, int vocab_size
   return s.found[0];
 }
 
-// Sums of tokens' weights and of weights times distances. In whole units, so that neither depends on
-// the order of addition.
+// Sums of tokens' weights and of weights times distances. In whole units, so that neither depends
+// on the order of addition.
 struct WeightSums {
   unsigned long long sums[2] = {0, 0};
 
@@ -495,8 +495,7 @@ __global__ void __launch_bounds__(kThreads)
   const float farthest = min_p > 0.f ? -logf(min_p) : INFINITY;
   const float typical_p = params.typical_p != nullptr ? params.typical_p[index] : 1.f;
   auto draw_exactly = [&] {
-    const int token =
-        exact_draw(s, row, vocab_size, top_k, top_p, farthest, typical_p, uniform);
+    const int token = exact_draw(s, row, vocab_size, top_k, top_p, farthest, typical_p, uniform);
     if (rank == 0 && tid == 0) params.token_ids[index] = token;
     row_sync(cluster);
   };
@@ -545,7 +544,7 @@ __global__ void __launch_bounds__(kThreads)
     if (tid == 0) {
       auto mass_before = [&](int bin) { return bin > 0 ? s.mass_end[bin - 1] : 0.0; };
       auto count_before = [&](int bin) { return bin > 0 ? s.count_end[bin - 1] : 0; };
-      constexpr double kSlack = 1e-7;               // bins' masses are rounded; look a little wider
+      constexpr double kSlack = 1e-7;  // bins' masses are rounded; look a little wider
       int low[4] = {1, 1, 1, 1}, high[4] = {0, 0, 0, 0};  // empty
       double kept_low = s.mass_end[kBins - 1], kept_high = kept_low;
       if (top_k > 0 && top_k < s.count_end[kBins - 1]) {

@@ -1,7 +1,8 @@
 // Puts drafts that stand by TopP + window verification in the places of the tokens drawn there.
 //
 // Architectures: all. Definition and the work on a row: regatta/verify_window.h.
-//  1. One block per row with a draft: the draft's rank and the largest logit, one pass over the row.
+//  1. One block per row with a draft: the draft's rank and the largest logit, one pass over the
+//  row.
 //     A draft that is the likeliest token, or no candidate, is done. Else the weight in front of it
 //     against that of all tokens, one more pass; with top_k, whose border a radix selection finds,
 //     six.

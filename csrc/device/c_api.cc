@@ -84,8 +84,8 @@ REGATTA_EXPORT uint64_t regatta_device_release_cached(int index) {
   return gpu ? gpu->pool().release_cached() : 0;
 }
 
-// See MemoryPool::keep, add_owner and drop_owner; what: 0 keep off, 1 keep on, 2 add an owner, 3 drop
-// one.
+// See MemoryPool::keep, add_owner and drop_owner; what: 0 keep off, 1 keep on, 2 add an owner, 3
+// drop one.
 REGATTA_EXPORT void regatta_device_keep(int index, int what) {
   device::Gpu* const gpu = device::gpu(index);
   if (!gpu) return;

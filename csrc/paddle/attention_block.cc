@@ -21,10 +21,9 @@ std::vector<paddle::Tensor> attention_block(
     const paddle::Tensor& positions, const paddle::Tensor& slot_mapping,
     const paddle::Tensor& cu_seqlens_q, const paddle::Tensor& context_lens,
     const paddle::Tensor& block_tables, const paddle::Tensor& max_lens,
-    const paddle::optional<paddle::Tensor>& tree_mask,
-    const paddle::optional<paddle::Tensor>& rows, const std::string& scheme, int64_t num_heads,
-    int64_t num_kv_heads, int64_t head_dim, float epsilon, float softmax_scale, int64_t window,
-    const std::string& kv_format) {
+    const paddle::optional<paddle::Tensor>& tree_mask, const paddle::optional<paddle::Tensor>& rows,
+    const std::string& scheme, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+    float epsilon, float softmax_scale, int64_t window, const std::string& kv_format) {
   const KvFormat format = kv_format_of(kv_format);
   check_num_caches(caches.size(), 1, format);
   check_heads({num_heads, num_kv_heads, head_dim});
@@ -46,9 +45,9 @@ std::vector<paddle::Tensor> attention_block(
   params.scheme = scheme;
   params.qkv = qkv_views.data();
   params.num_qkv = static_cast<int>(qkv_views.size());
-  params.qkv_bias = optional_view(qkv_bias, "qkv_bias", dtype,
-                                  {(num_heads + 2 * num_kv_heads) * head_dim}, place)
-                        .data;
+  params.qkv_bias =
+      optional_view(qkv_bias, "qkv_bias", dtype, {(num_heads + 2 * num_kv_heads) * head_dim}, place)
+          .data;
   params.q_norm = optional_view(q_norm, "q_norm", dtype, {head_dim}, place).data;
   params.k_norm = optional_view(k_norm, "k_norm", dtype, {head_dim}, place).data;
   params.out = out_views.data();
@@ -85,8 +84,8 @@ std::vector<paddle::Tensor> attention_block(
 #ifdef REGATTA_WITH_CUDA
   if (!device.is_cpu()) {
     const cuda::AttentionLimits limits = limits_of(max_lens);
-    const CudaResources resources = resources_of(
-        device, num_tokens, cuda::attention_block_scratch_bytes(params, limits));
+    const CudaResources resources =
+        resources_of(device, num_tokens, cuda::attention_block_scratch_bytes(params, limits));
     throw_if_error(cuda::attention_block(params, limits, resources.composed, launch_on(device)));
   }
 #endif

@@ -78,9 +78,8 @@ inline TensorView view(const paddle::Tensor& tensor, const char* name,
   const bool on_cpu = place.GetType() == phi::AllocationType::CPU;
   if (on_cpu ? found.GetType() != phi::AllocationType::CPU : found != place) {
     fail(std::string(name) + " is on " + found.DebugString() +
-         (on_cpu
-              ? ", and this operator computes on the CPU here; move it there with .cpu()"
-              : ", the other tensors are on " + place.DebugString() + "; move it there first"));
+         (on_cpu ? ", and this operator computes on the CPU here; move it there with .cpu()"
+                 : ", the other tensors are on " + place.DebugString() + "; move it there first"));
   }
   if (!dense.meta().is_contiguous()) {
     fail(std::string(name) + " is not contiguous; call .contiguous() first");

@@ -19,8 +19,8 @@ inline cuda::Launch launch_on(const Device& device) { return {device.stream, /*p
 
 // The longest span and the longest context, which the caller keeps on the CPU.
 inline cuda::AttentionLimits limits_of(const paddle::Tensor& max_lens) {
-  const auto* lens = static_cast<const int32_t*>(
-      checked_view(max_lens, "max_lens", DType::kInt32, {2}).data);
+  const auto* lens =
+      static_cast<const int32_t*>(checked_view(max_lens, "max_lens", DType::kInt32, {2}).data);
   return {lens[0], lens[1]};
 }
 

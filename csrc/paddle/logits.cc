@@ -1,5 +1,6 @@
 // regatta_logits(hidden [T, H], norm_weight [H], head..., logit_indices? [L])
-//                {scheme, vocab_size, epsilon} -> logits [L, V] float32; of all rows without indices
+//                {scheme, vocab_size, epsilon} -> logits [L, V] float32; of all rows without
+//                indices
 #include "regatta/logits.h"
 
 #include "cuda_resources.h"
@@ -66,8 +67,7 @@ std::vector<paddle::DataType> infer_dtype(const paddle::DataType&, const paddle:
 }  // namespace regatta::binding
 
 PD_BUILD_OP(regatta_logits)
-    .Inputs({"hidden", "norm_weight", paddle::Vec("head"),
-             paddle::Optional("logit_indices")})
+    .Inputs({"hidden", "norm_weight", paddle::Vec("head"), paddle::Optional("logit_indices")})
     .Outputs({"logits"})
     .Attrs({"scheme: std::string", "vocab_size: int64_t", "epsilon: float"})
     .SetKernelFn(PD_KERNEL(regatta::binding::logits))

@@ -27,8 +27,7 @@ std::vector<paddle::Tensor> mlp_block(const paddle::Tensor& hidden,
   paddle::Tensor out = device.empty({hidden_view.shape[0], hidden_size}, dtype);
   MlpBlockParams params;
   params.hidden = hidden_view.data;
-  params.norm_weight =
-      checked_view(norm_weight, "norm_weight", dtype, {hidden_size}, place).data;
+  params.norm_weight = checked_view(norm_weight, "norm_weight", dtype, {hidden_size}, place).data;
   params.gate_up = gate_up_views.data();
   params.num_gate_up = static_cast<int>(gate_up_views.size());
   params.gate_up_bias =

@@ -74,25 +74,23 @@ std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tens
                       groups == (columns + 127) / 128 &&
                       (scale_view.shape[0] == rows || scale_view.shape[0] == (rows + 127) / 128);
   if (!in_groups && !per_row && !blocks) {
-    fail("scheme '" + scheme +
-         "' on a GPU takes one scale per output feature or one for all" +
+    fail("scheme '" + scheme + "' on a GPU takes one scale per output feature or one for all" +
          (scheme == "a8w8_fp8" ? ", or one per 128 x 128" : "") + ", got " +
          shape_string(scale_view) + " for " + std::to_string(rows) + " output features");
   }
   if (in_groups &&
       (scale_view.shape[0] != rows || cuda::packed_group_size(operands, columns, groups) == 0)) {
-    fail("scheme '" + scheme +
-         "' on a GPU takes groups of " + (scheme == "weight_only_int4" ? "32 columns, " : "") +
-         "64 columns, of a multiple of 128, or one group; got scales " +
-         shape_string(scale_view) + " for codes " + shape_string(codes_view));
+    fail("scheme '" + scheme + "' on a GPU takes groups of " +
+         (scheme == "weight_only_int4" ? "32 columns, " : "") +
+         "64 columns, of a multiple of 128, or one group; got scales " + shape_string(scale_view) +
+         " for codes " + shape_string(codes_view));
   }
   if ((is_codes || scheme == "w4a8") && columns % 16 != 0) {
     fail("scheme '" + scheme + "' on a GPU needs a multiple of 16 input features, got " +
          std::to_string(columns));
   }
-  const std::vector<int64_t> shape =
-      blocks ? std::vector<int64_t>{scale_view.shape[0], groups}
-             : std::vector<int64_t>{in_groups ? 1 : rows};
+  const std::vector<int64_t> shape = blocks ? std::vector<int64_t>{scale_view.shape[0], groups}
+                                            : std::vector<int64_t>{in_groups ? 1 : rows};
   paddle::Tensor scales = device.empty(shape, DType::kFloat32);
   const int64_t count = blocks ? shape[0] * groups : shape[0];
   throw_if_error(cuda::repeat_scale(static_cast<const float*>(scale_view.data),

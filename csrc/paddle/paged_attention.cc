@@ -36,8 +36,8 @@ std::vector<paddle::Tensor> paged_attention(
   params.head_dim = halves ? x.shape[1] / std::max<int64_t>(num_heads, 1) : keys.shape[3];
   check_heads({num_heads, params.num_kv_heads, params.head_dim});
   check_shape(x, "q", {-1, num_heads * params.head_dim});
-  params.cache =
-      cache_of(views(caches, "caches", place).data(), format, x.dtype, params.num_kv_heads, params.head_dim);
+  params.cache = cache_of(views(caches, "caches", place).data(), format, x.dtype,
+                          params.num_kv_heads, params.head_dim);
   params.batch =
       batch_of(cu_seqlens_q, context_lens, block_tables, max_lens, tree_mask, x.shape[0], place);
   paddle::Tensor out = device.empty({x.shape[0], x.shape[1]}, x.dtype);

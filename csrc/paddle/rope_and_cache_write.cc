@@ -36,7 +36,8 @@ std::vector<paddle::Tensor> rope_and_cache_write(
   params.rope_cache = static_cast<const float*>(table.data);
   params.q_norm = optional_view(q_norm, "q_norm", x.dtype, {head_dim}, place).data;
   params.k_norm = optional_view(k_norm, "k_norm", x.dtype, {head_dim}, place).data;
-  params.cache = cache_of(views(caches, "caches", place).data(), format, x.dtype, num_kv_heads, head_dim);
+  params.cache =
+      cache_of(views(caches, "caches", place).data(), format, x.dtype, num_kv_heads, head_dim);
   params.q_out = q.data();
   params.num_tokens = num_tokens;
   params.num_heads = num_heads;

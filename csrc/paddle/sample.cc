@@ -23,14 +23,14 @@ std::vector<paddle::Tensor> sample(const paddle::Tensor& logits, const paddle::T
   params.logits = static_cast<const float*>(x.data);
   params.temperature = static_cast<const float*>(
       checked_view(temperature, "temperature", DType::kFloat32, {num_rows}, place).data);
-  params.top_k =
-      static_cast<const int32_t*>(checked_view(top_k, "top_k", DType::kInt32, {num_rows}, place).data);
-  params.top_p =
-      static_cast<const float*>(checked_view(top_p, "top_p", DType::kFloat32, {num_rows}, place).data);
-  params.seeds =
-      static_cast<const int64_t*>(checked_view(seeds, "seeds", DType::kInt64, {num_rows}, place).data);
-  params.offsets =
-      static_cast<const int64_t*>(checked_view(offsets, "offsets", DType::kInt64, {num_rows}, place).data);
+  params.top_k = static_cast<const int32_t*>(
+      checked_view(top_k, "top_k", DType::kInt32, {num_rows}, place).data);
+  params.top_p = static_cast<const float*>(
+      checked_view(top_p, "top_p", DType::kFloat32, {num_rows}, place).data);
+  params.seeds = static_cast<const int64_t*>(
+      checked_view(seeds, "seeds", DType::kInt64, {num_rows}, place).data);
+  params.offsets = static_cast<const int64_t*>(
+      checked_view(offsets, "offsets", DType::kInt64, {num_rows}, place).data);
   params.min_p = static_cast<const float*>(
       optional_view(min_p, "min_p", DType::kFloat32, {num_rows}, place).data);
   params.typical_p = static_cast<const float*>(

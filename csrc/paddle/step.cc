@@ -1,8 +1,10 @@
 // Operators around the network that keep the tokens of consecutive steps on a GPU:
 //
-// regatta_resolve_tokens(token_ids [T], last_tokens [R]) -> token_ids, in place: a negative id -1 - r
+// regatta_resolve_tokens(token_ids [T], last_tokens [R]) -> token_ids, in place: a negative id -1 -
+// r
 //     becomes last_tokens[r]
-// regatta_follow_drafts(token_ids [T], positions [T], slot_mapping [T], context_lens [B], choices [10, P],
+// regatta_follow_drafts(token_ids [T], positions [T], slot_mapping [T], context_lens [B], choices
+// [10, P],
 //     cu_seqlens_q [B + 1], block_tables [B, M], plan [B, W], tokens [R]) {block_size}
 //     -> the first five, in place (see regatta/follow_drafts.h). choices: as below
 // regatta_sample_step(logits [L, V] float32, choices [10, P] int32, last_tokens [R])
@@ -40,8 +42,8 @@ std::vector<paddle::Tensor> resolve_tokens(paddle::Tensor& token_ids,
   [[maybe_unused]] const int32_t* last = int32_data(last_tokens, "last_tokens", -1, device);
 #ifdef REGATTA_WITH_CUDA
   make_current(device);
-  throw_if_error(cuda::resolve_tokens(ids, last, token_ids.numel(), last_tokens.numel(),
-                                      launch_on(device)));
+  throw_if_error(
+      cuda::resolve_tokens(ids, last, token_ids.numel(), last_tokens.numel(), launch_on(device)));
 #endif
   return {};
 }
@@ -124,8 +126,7 @@ std::vector<paddle::Tensor> adjust_logits(paddle::Tensor& logits, const paddle::
   const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, place);
   const TensorView columns = checked_view(penalties, "penalties", DType::kInt32, {8, -1}, place);
   const TensorView past = checked_view(history, "history", DType::kInt32, {-1, -1}, place);
-  const TensorView table =
-      checked_view(rules, "rules", DType::kInt32, {past.shape[0], -1}, place);
+  const TensorView table = checked_view(rules, "rules", DType::kInt32, {past.shape[0], -1}, place);
   const int64_t num_rows = x.shape[0], stride = columns.shape[1];
   if (stride < num_rows) {
     fail("penalties has " + std::to_string(stride) + " columns for " + std::to_string(num_rows) +

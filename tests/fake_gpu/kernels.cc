@@ -51,9 +51,8 @@ Status count_up(int32_t* out, int64_t count, const Launch& on) {
 
 Status embedding(const EmbeddingParams& p, const Launch& on) {
   if (p.packed) return Status::error("embedding: packed weights are a CPU layout");
-  return gather_rows({p.token_ids, p.weight, p.out, p.num_tokens, p.vocab_size, p.hidden_size,
-                      p.dtype},
-                     on);
+  return gather_rows(
+      {p.token_ids, p.weight, p.out, p.num_tokens, p.vocab_size, p.hidden_size, p.dtype}, on);
 }
 
 namespace {
@@ -124,8 +123,7 @@ Status follow_drafts(const FollowDraftsParams& params, const Launch& on) {
       if (plan[0] < 0) continue;
       const int32_t* chosen = p.tokens + plan[1];
       int32_t right = 0;
-      while (right < plan[0] && chosen[right] >= 0 &&
-             chosen[right] == p.tokens[plan[3 + right]]) {
+      while (right < plan[0] && chosen[right] >= 0 && chosen[right] == p.tokens[plan[3 + right]]) {
         ++right;
       }
       const int64_t begin = p.cu_seqlens_q[i];
@@ -149,9 +147,8 @@ Status follow_drafts(const FollowDraftsParams& params, const Launch& on) {
 // attention
 
 Status rope_and_cache_write(const RopeAndCacheWriteParams& params, const Launch& on) {
-  return queue(on.stream, "rope_and_cache_write", [p = params] {
-    return cpu::rope_and_cache_write(p);
-  });
+  return queue(on.stream, "rope_and_cache_write",
+               [p = params] { return cpu::rope_and_cache_write(p); });
 }
 
 int64_t paged_attention_workspace_bytes(const PagedAttentionParams&, const AttentionLimits&) {
@@ -313,9 +310,8 @@ std::vector<int32_t> largest(const float* x, int64_t size, int64_t count) {
     if (x[i] > -kInfinity) found.push_back(static_cast<int32_t>(i));
   }
   const auto middle = found.begin() + std::min<int64_t>(count, found.size());
-  std::partial_sort(found.begin(), middle, found.end(), [x](int32_t a, int32_t b) {
-    return x[a] != x[b] ? x[a] > x[b] : a < b;
-  });
+  std::partial_sort(found.begin(), middle, found.end(),
+                    [x](int32_t a, int32_t b) { return x[a] != x[b] ? x[a] > x[b] : a < b; });
   found.erase(middle, found.end());
   return found;
 }

@@ -30,8 +30,9 @@ constexpr float kFp8Max = 448.f, kInt8Max = 127.f;
 
 float from_e4m3(uint8_t code) {
   const int exponent = code >> 3 & 15, mantissa = code & 7;
-  const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
-                                        : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  const float magnitude = exponent == 0
+                              ? std::ldexp(static_cast<float>(mantissa), -9)
+                              : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
   if ((code & 127) == 127) return NAN;
   return code & 128 ? -magnitude : magnitude;
 }
@@ -67,12 +68,11 @@ struct UnitPlace {
 
   UnitPlace(GemmOperands operands, int64_t group_size, int64_t in_features, int64_t row,
             int64_t column) {
-    const int64_t unit =
-        row / kUnitRows * packed_units(in_features) + column / kUnitColumns;
+    const int64_t unit = row / kUnitRows * packed_units(in_features) + column / kUnitColumns;
     const int64_t begin = unit * unit_bytes(operands, group_size);
     code = begin + row % kUnitRows * kUnitColumns + column % kUnitColumns;
-    scale = begin + kUnitCodes +
-            (column % kUnitColumns / group_size * kUnitRows + row % kUnitRows) * 8;
+    scale =
+        begin + kUnitCodes + (column % kUnitColumns / group_size * kUnitRows + row % kUnitRows) * 8;
   }
 };
 
@@ -148,14 +148,16 @@ void finish(const GemmParams& p, const std::vector<float>& products) {
     for (int64_t n = 0; n < width; ++n) {
       const float* product = products.data() + m * p.out_features + n;
       float y = scale * product[0] + value(p.bias, n);
-      if (p.gated) y = y / (1.f + std::exp(-y)) * (scale * product[width] + value(p.bias, width + n));
+      if (p.gated)
+        y = y / (1.f + std::exp(-y)) * (scale * product[width] + value(p.bias, width + n));
       y += value(p.residual, m * width + n);
       Out* out = static_cast<Out*>(p.out) + m * width + n;
       from_float(y, out);
       const float kept = to_float(*out);
       if (p.sumsq_out != nullptr) p.sumsq_out[m * num_sums + n / columns] += kept * kept;
       if (p.scaled_out != nullptr) {
-        from_float(kept * value(p.next_norm_weight, n), static_cast<T*>(p.scaled_out) + m * width + n);
+        from_float(kept * value(p.next_norm_weight, n),
+                   static_cast<T*>(p.scaled_out) + m * width + n);
       }
     }
   }
@@ -318,7 +320,8 @@ Status repeat_scale(const float* scale, int64_t count, float* out, int64_t num_v
 Status quantize_rows(const QuantizeRowsParams& params, CUstream_st* stream) {
   return queue(stream, "quantize_rows", [p = params] {
     return dispatch(p.dtype, "quantize_rows", [&](auto* type) {
-      for (int64_t row = 0; row < p.num_rows; ++row) quantize_row<ElementOf<decltype(type)>>(p, row);
+      for (int64_t row = 0; row < p.num_rows; ++row)
+        quantize_row<ElementOf<decltype(type)>>(p, row);
       return Status();
     });
   });
@@ -346,7 +349,8 @@ Status gather_columns(const void* x, const int32_t* perm, void* out, int64_t num
   return queue(stream, "gather_columns", [=] {
     const auto* from = static_cast<const uint16_t*>(x);
     auto* to = static_cast<uint16_t*>(out);
-    for (int64_t i = 0; i < num_rows * width; ++i) to[i] = from[i / width * width + perm[i % width]];
+    for (int64_t i = 0; i < num_rows * width; ++i)
+      to[i] = from[i / width * width + perm[i % width]];
     return Status();
   });
 }

@@ -6,6 +6,8 @@
 // Data that threads share is plain memory on purpose: only the pool's own atomics order it, so that
 // a barrier, a start or an end that orders too little is a race that the sanitizer sees. Linked
 // with csrc/cpu/thread_pool.cc and a few kernels through their framework-free functions.
+#include "cpu/thread_pool.h"
+
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,7 +19,6 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/thread_pool.h"
 #include "regatta/rms_norm.h"
 #include "regatta/silu_mul.h"
 
@@ -28,12 +29,12 @@ using regatta::cpu::Scratch;
 using regatta::cpu::set_num_threads;
 using regatta::cpu::Team;
 
-#define CHECK(condition)                                                          \
-  do {                                                                            \
-    if (!(condition)) {                                                           \
+#define CHECK(condition)                                                           \
+  do {                                                                             \
+    if (!(condition)) {                                                            \
       std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-      std::exit(1);                                                               \
-    }                                                                             \
+      std::exit(1);                                                                \
+    }                                                                              \
   } while (0)
 
 // Three loops with a barrier after each: every element is written once per loop, and read by

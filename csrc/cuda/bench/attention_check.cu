@@ -506,13 +506,12 @@ void check_composition(const Case& c) {
   bool same = true;
   for (size_t b = 0; b < c.spans.size(); b += 2) {
     const int64_t row = int64_t{c.heads} * c.dim;
-    same &= std::equal(&outs[0][s.cu[b] * row], &outs[0][s.cu[b + 1] * row],
-                       &outs[1][s.cu[b] * row]);
+    same &=
+        std::equal(&outs[0][s.cu[b] * row], &outs[0][s.cu[b + 1] * row], &outs[1][s.cu[b] * row]);
   }
   failures += !same, ++checks;
   if (!same) {
-    std::printf("FAILED composition %s batch %zu\n", kv_format_info(c.format).name,
-                c.spans.size());
+    std::printf("FAILED composition %s batch %zu\n", kv_format_info(c.format).name, c.spans.size());
   }
 }
 

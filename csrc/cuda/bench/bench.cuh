@@ -229,7 +229,8 @@ bool check_product(const Case& c, GemmParams p, const std::vector<float>& xf,
   }
   if (bad != 0) {
     printf(
-        "FAIL %s m %ld n %ld k %ld gated %d bias %d residual %d sumsq %d scaled %d fp32 %d: %ld bad, "
+        "FAIL %s m %ld n %ld k %ld gated %d bias %d residual %d sumsq %d scaled %d fp32 %d: %ld "
+        "bad, "
         "worst %.2f of the tolerance\n",
         label.c_str(), c.m, c.n, c.k, c.gated, c.bias, c.residual, c.sumsq_out, c.scaled_out,
         c.float_out, bad, worst);
@@ -296,8 +297,8 @@ inline double graph_ms(const Body& body, int replays, int warm_ups = 2) {
   return median_of(times);
 }
 
-// The same of several, which take turns of `replays`, forwards and backwards, beginning with another
-// one: clocks move with what ran before. A turn's first half is not counted.
+// The same of several, which take turns of `replays`, forwards and backwards, beginning with
+// another one: clocks move with what ran before. A turn's first half is not counted.
 inline std::vector<double> graphs_ms(const std::vector<Body>& bodies, int rounds, int replays) {
   std::vector<std::unique_ptr<TimedGraph>> graphs;
   for (const Body& body : bodies) graphs.push_back(std::make_unique<TimedGraph>(body));

@@ -497,8 +497,8 @@ int check_unfolded(const GemmResources& resources, Random& random) {
 int check_blas() {
   Random random(13);
   const GemmResources resources = blas_resources(8192, 4096);
-  int failures = check_unfolded<__nv_bfloat16>(resources, random) +
-                 check_unfolded<__half>(resources, random);
+  int failures =
+      check_unfolded<__nv_bfloat16>(resources, random) + check_unfolded<__half>(resources, random);
   int cases = 0, bad = 0, refused = 0;
   // By turns alone and as gemm() chooses; where cuBLASLt will not, ours.
   const Runner theirs = [&](const GemmParams& p) {

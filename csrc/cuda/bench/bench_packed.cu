@@ -5,7 +5,8 @@
 //   nvcc -O3 -std=c++17 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a \
 //        -Icsrc/cuda -Icsrc/include csrc/cuda/bench/bench_packed.cu csrc/cuda/gem*.cu \
 //        csrc/cuda/pack_weight.cu csrc/cuda/quantize_rows.cu -o bench_packed
-//   ./bench_packed check [FORMAT [FROM_ROWS]] | chain [dense] | large [ROWS] | sweep | tune [ROWS [FORMAT]]
+//   ./bench_packed check [FORMAT [FROM_ROWS]] | chain [dense] | large [ROWS] | sweep | tune [ROWS
+//   [FORMAT]]
 //                  | w4a8 | once [ROWS [FORMAT]]: each product of two layers, for profilers
 //   FORMAT: "8 bits", "4 bits", "8 bits in groups", w4a8
 #include <cstring>
@@ -74,8 +75,9 @@ bool check_packed(GemmOperands operands, Case c, Random& random) {
     v = (1.5f + random.uniform()) * (bits == 8 ? 0.01f : 0.15f) / std::sqrt(c.k);
   }
   for (float& v : zero) {
-    v = static_cast<float>(bits == 8 ? asymmetric ? random.below(257) - 128 : 0
-                                     : asymmetric ? random.below(17) : 8);
+    v = static_cast<float>(bits == 8    ? asymmetric ? random.below(257) - 128 : 0
+                           : asymmetric ? random.below(17)
+                                        : 8);
   }
   const std::vector<int8_t> codes =
       random_codes(c.n * c.k, bits == 8 ? -128 : 0, bits == 8 ? 256 : 16, random);
@@ -160,9 +162,9 @@ float w4a8_rounded(float scale) {
   return scale;
 }
 
-// x int8, weight packed with 4 bits; out of T. Sums of a group are exact, so that an error is a float
-// sum's over groups (65 roundings by 2^-24 of sums up to five times the outputs' size: 2e-5 of it) and
-// half a step of the output's last bit (2^-8 or 2^-11).
+// x int8, weight packed with 4 bits; out of T. Sums of a group are exact, so that an error is a
+// float sum's over groups (65 roundings by 2^-24 of sums up to five times the outputs' size: 2e-5
+// of it) and half a step of the output's last bit (2^-8 or 2^-11).
 template <class T>
 bool check_w4a8(const Case& c, Random& random) {
   const int64_t groups = random_groups(GemmOperands::kW4A8, c.k, random);
@@ -202,7 +204,7 @@ bool check_w4a8(const Case& c, Random& random) {
            "%d blocks, %d KB",
            groups, asymmetric, dtype_name(Traits<T>::dtype), kernel, tile.tokens, tile.stages,
            tile.split, gemv.cluster, gemv.kilobytes);
-  const double relative = c.float_out                                 ? 1e-5
+  const double relative = c.float_out                           ? 1e-5
                           : Traits<T>::dtype == DType::kFloat16 ? 4.9e-4
                                                                 : 3.92e-3;
   return check_product<T>(c, p, xf, wf, runner, label, relative, 2e-5);
@@ -219,9 +221,8 @@ const char* name_of(GemmOperands operands) {
 }
 
 constexpr int64_t kRows[] = {1, 2, 3, 5, 8, 9, 16, 17, 33, 64, 96, 100, 127, 128, 129, 257, 1800};
-constexpr int64_t kShapes[][2] = {{64, 64},     {208, 144}, {80, 16},    {1008, 528},
-                                  {264, 1040},  {8, 4112},  {1536, 2048}, {96, 2248},
-                                  {2432, 640}};
+constexpr int64_t kShapes[][2] = {{64, 64},  {208, 144},   {80, 16},   {1008, 528}, {264, 1040},
+                                  {8, 4112}, {1536, 2048}, {96, 2248}, {2432, 640}};
 
 int check_all(const char* only, int64_t from_rows) {
   Random random(11);
@@ -365,8 +366,7 @@ int main_chain(bool with_dense) {
   if (with_dense) formats.push_back(GemmOperands::kDense);
   for (const GemmOperands operands : formats) {
     printf("%s", name_of(operands));
-    for (const int64_t rows :
-         {1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024}) {
+    for (const int64_t rows : {1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024}) {
       const double ms = graph_ms(
           [&](cudaStream_t stream) {
             for (int i = 0; i < kLayers * 4; ++i) {
@@ -393,9 +393,8 @@ int main_w4a8() {
           [&](cudaStream_t stream) {
             for (int i = 0; i < kLayers * 4; ++i) {
               const GemmParams p = model.params(GemmOperands::kW4A8, i, rows);
-              CHECK_STATUS(quantize
-                               ? gemm_quantized(p, model.quantization(i, rows), {}, stream)
-                               : gemm(p, {}, nullptr, stream));
+              CHECK_STATUS(quantize ? gemm_quantized(p, model.quantization(i, rows), {}, stream)
+                                    : gemm(p, {}, nullptr, stream));
             }
           },
           9);
@@ -408,14 +407,14 @@ int main_w4a8() {
 // Microseconds per product of a kind, weights of all layers one after another.
 double kind_us(const Model& model, GemmOperands operands, int kind, int64_t rows,
                const std::function<Status(const GemmParams&, cudaStream_t)>& product) {
-  return 1e3 / kLayers * graph_ms(
-                             [&](cudaStream_t stream) {
-                               for (int i = 0; i < kLayers; ++i) {
-                                 CHECK_STATUS(product(model.params(operands, i * 4 + kind, rows),
-                                                      stream));
-                               }
-                             },
-                             5);
+  return 1e3 / kLayers *
+         graph_ms(
+             [&](cudaStream_t stream) {
+               for (int i = 0; i < kLayers; ++i) {
+                 CHECK_STATUS(product(model.params(operands, i * 4 + kind, rows), stream));
+               }
+             },
+             5);
 }
 
 int main_tune(int64_t only, const char* format) {
@@ -431,8 +430,8 @@ int main_tune(int64_t only, const char* format) {
       for (int kind = 0; kind < 4; ++kind) {
         const double floor =
             static_cast<double>(kN[kind] * kK[kind]) * bytes_per_weight(operands) / 4.66e6;
-        printf("%s M %ld %s floor %.2f us, chosen %.2f |", name_of(operands), rows, kKindNames[kind],
-               floor,
+        printf("%s M %ld %s floor %.2f us, chosen %.2f |", name_of(operands), rows,
+               kKindNames[kind], floor,
                kind_us(model, operands, kind, rows, [&](const GemmParams& p, cudaStream_t s) {
                  return gemm(p, model.resources, nullptr, s);
                }));
@@ -541,15 +540,15 @@ int main_large(int64_t only) {
       double sum = 0.;
       printf("%-7s %-9s M %4ld", name_of(way.operands), way.name, rows);
       for (int kind = 0; kind < 4; ++kind) {
-        const double us = 250. * graph_ms(
-                                     [&](cudaStream_t stream) {
-                                       for (int r = 0; r < 4; ++r) {
-                                         CHECK_STATUS(way.run(
-                                             model.params(way.operands, r * 4 + kind, rows),
-                                             stream));
-                                       }
-                                     },
-                                     5);
+        const double us =
+            250. *
+            graph_ms(
+                [&](cudaStream_t stream) {
+                  for (int r = 0; r < 4; ++r) {
+                    CHECK_STATUS(way.run(model.params(way.operands, r * 4 + kind, rows), stream));
+                  }
+                },
+                5);
         printf(" | %.1f us %.0f TFLOP/s", us, 2. * rows * kN[kind] * kK[kind] / us / 1e6);
         sum += us;
       }
@@ -559,7 +558,8 @@ int main_large(int64_t only) {
   return 0;
 }
 
-// What is chosen for packed weights, beside dense ones: each product of a layer, many numbers of rows.
+// What is chosen for packed weights, beside dense ones: each product of a layer, many numbers of
+// rows.
 int main_sweep() {
   const Model model(2048, true);
   constexpr GemmOperands kSwept[] = {GemmOperands::kDense, GemmOperands::kWeightInt8,
@@ -573,8 +573,8 @@ int main_sweep() {
       for (const GemmOperands operands : kSwept) {
         bodies.push_back([&, operands](cudaStream_t stream) {
           for (int i = 0; i < kLayers; ++i) {
-            CHECK_STATUS(gemm(model.params(operands, i * 4 + kind, rows), model.resources, nullptr,
-                              stream));
+            CHECK_STATUS(
+                gemm(model.params(operands, i * 4 + kind, rows), model.resources, nullptr, stream));
           }
         });
       }
@@ -605,6 +605,7 @@ int main(int argc, char** argv) {
   if (mode == "once") {
     return main_once(argc > 2 ? std::atoi(argv[2]) : 32, argc > 3 ? argv[3] : "4 bits");
   }
-  if (mode == "tune") return main_tune(argc > 2 ? std::atoi(argv[2]) : 0, argc > 3 ? argv[3] : nullptr);
+  if (mode == "tune")
+    return main_tune(argc > 2 ? std::atoi(argv[2]) : 0, argc > 3 ? argv[3] : nullptr);
   return main_chain(argc > 2);
 }

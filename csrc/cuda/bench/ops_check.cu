@@ -408,10 +408,11 @@ void check_sample(int rows, int vocab, Kind kind, const Draw& d) {
   }
   for (int r = 0; r < rows; ++r) differ += once[r] != tokens.host[r];
   char name[160];
-  std::snprintf(name, sizeof name,
-                "sample %3d x %6d %-6s T %.3g k %d p %.2f min_p %.2f typical %.2f%s (%d by rounding)",
-                rows, vocab, kKindNames[kind], d.temperature, d.top_k, d.top_p, d.min_p, d.typical_p,
-                differ ? " NOT REPEATABLE" : "", rounded);
+  std::snprintf(
+      name, sizeof name,
+      "sample %3d x %6d %-6s T %.3g k %d p %.2f min_p %.2f typical %.2f%s (%d by rounding)", rows,
+      vocab, kKindNames[kind], d.temperature, d.top_k, d.top_p, d.min_p, d.typical_p,
+      differ ? " NOT REPEATABLE" : "", rounded);
   report(name, wrong + differ, 0.5);
 }
 
@@ -471,7 +472,8 @@ void check_adjust(int requests, int num_drafts, int vocab, int length, int alpha
       float* x = &wanted[size_t(row) * vocab];
       for (const Rule& rule : all) {
         const int prefix = int(rule.tokens.size()) - 1;
-        if (size - num_prompt >= rule.until || prefix > size || rule.tokens.back() >= vocab) continue;
+        if (size - num_prompt >= rule.until || prefix > size || rule.tokens.back() >= vocab)
+          continue;
         if (std::equal(rule.tokens.begin(), rule.tokens.end() - 1, text.begin() + size - prefix))
           x[rule.tokens.back()] += rule.amount;
       }
@@ -559,14 +561,27 @@ void check_all(bool small) {
   each(static_cast<float*>(nullptr));
   each(static_cast<__nv_bfloat16*>(nullptr));
   each(static_cast<__half*>(nullptr));
-  const Draw draws[] = {{0, 0, 1, 0},          {1, 1, 1, 0},         {1, 0, 1, 0},
-                        {0.7f, 50, 0.9f, 0},   {1, 0, 0.9f, 0},      {1, 3, 1, 0},
-                        {1.3f, 1000, 0.5f, 0}, {1, 0, 0.95f, 0.05f}, {1, 0, 0, 0},
-                        {0.01f, 0, 0.9f, 0},   {50, 20000, 0.8f, 0},  {1, 0, 1, 0.01f},
-                        {2, 40, 0.9f, 0.2f},   {1, 0, 1, 0, 0.5f},    {0.8f, 0, 1, 0, 0.95f},
-                        {1, 50, 0.9f, 0, 0.3f}, {1.5f, 0, 0.9f, 0.02f, 0.8f},
+  const Draw draws[] = {{0, 0, 1, 0},
+                        {1, 1, 1, 0},
+                        {1, 0, 1, 0},
+                        {0.7f, 50, 0.9f, 0},
+                        {1, 0, 0.9f, 0},
+                        {1, 3, 1, 0},
+                        {1.3f, 1000, 0.5f, 0},
+                        {1, 0, 0.95f, 0.05f},
+                        {1, 0, 0, 0},
+                        {0.01f, 0, 0.9f, 0},
+                        {50, 20000, 0.8f, 0},
+                        {1, 0, 1, 0.01f},
+                        {2, 40, 0.9f, 0.2f},
+                        {1, 0, 1, 0, 0.5f},
+                        {0.8f, 0, 1, 0, 0.95f},
+                        {1, 50, 0.9f, 0, 0.3f},
+                        {1.5f, 0, 0.9f, 0.02f, 0.8f},
                         // What leaves out nothing, beside typical_p.
-                        {1, 900, 1, 0, 0.5f},  {1.5f, 0, 1, 1e-6f, 0.8f}, {1, 200000, 1, 0, 0.7f}};
+                        {1, 900, 1, 0, 0.5f},
+                        {1.5f, 0, 1, 1e-6f, 0.8f},
+                        {1, 200000, 1, 0, 0.7f}};
   for (const Draw& d : draws) {
     for (int vocab : {1, 2, 5, 1000, 32000, 128256}) {
       if (small && vocab > 1000) continue;
@@ -584,11 +599,12 @@ void check_all(bool small) {
 
 // Microseconds per call: 8 calls in a graph, median of replays.
 double time_calls(const std::function<void(int, cudaStream_t)>& call, int calls = 8) {
-  return 1e3 / calls * bench::graph_ms(
-                           [&](cudaStream_t stream) {
-                             for (int i = 0; i < calls; ++i) call(i, stream);
-                           },
-                           10, 4);
+  return 1e3 / calls *
+         bench::graph_ms(
+             [&](cudaStream_t stream) {
+               for (int i = 0; i < calls; ++i) call(i, stream);
+             },
+             10, 4);
 }
 
 // Drafts of one rank in each row, in spans of 8 rows.
@@ -616,8 +632,10 @@ void bench_verify(int rows, int vocab, int rank, int top_k) {
   p.token_ids = ids.device, p.logit_indices = indices.device, p.verdicts = verdicts.device;
   p.drawn = drawn.device, p.num_rows = rows, p.num_tokens = rows + 1, p.vocab_size = vocab;
   p.window = 2, p.max_candidate_len = 5;
-  const double us = time_calls([&](int, cudaStream_t s) { must(cuda::verify_window(p, {s, true})); });
-  std::printf("verify_window %4d x %d, rank %d, top_k %2d: %7.2f us\n", rows, vocab, rank, top_k, us);
+  const double us =
+      time_calls([&](int, cudaStream_t s) { must(cuda::verify_window(p, {s, true})); });
+  std::printf("verify_window %4d x %d, rank %d, top_k %2d: %7.2f us\n", rows, vocab, rank, top_k,
+              us);
 }
 
 void bench_all(const std::vector<int>& lengths) {
@@ -719,9 +737,8 @@ void bench_all(const std::vector<int>& lengths) {
         std::copy_n(&one[r % 4 * vocab], vocab, &logits.host[size_t(r) * vocab]);
       logits.upload();
       std::printf("sample %-6s %3d x 128256:", kKindNames[kind], rows);
-      for (const Draw& d :
-           {Draw{0, 0, 1, 0}, Draw{1, 0, 1, 0}, Draw{1, 0, 0.9f, 0}, Draw{0.7f, 50, 0.9f, 0},
-            Draw{1, 0, 1, 0, 0.9f}}) {
+      for (const Draw& d : {Draw{0, 0, 1, 0}, Draw{1, 0, 1, 0}, Draw{1, 0, 0.9f, 0},
+                            Draw{0.7f, 50, 0.9f, 0}, Draw{1, 0, 1, 0, 0.9f}}) {
         for (int r = 0; r < rows; ++r) {
           typical_p.host[r] = d.typical_p;
           temperature.host[r] = d.temperature, top_k.host[r] = d.top_k, top_p.host[r] = d.top_p;
@@ -736,8 +753,8 @@ void bench_all(const std::vector<int>& lengths) {
         p.token_ids = tokens.device, p.num_rows = rows, p.vocab_size = vocab;
         const double us =
             time_calls([&](int, cudaStream_t s) { must(cuda::sample(p, {s, true})); });
-        std::printf("  T %.1f k %2d p %.1f typical %.1f %7.2f us", d.temperature, d.top_k,
-                    d.top_p, d.typical_p, us);
+        std::printf("  T %.1f k %2d p %.1f typical %.1f %7.2f us", d.temperature, d.top_k, d.top_p,
+                    d.typical_p, us);
       }
       std::printf("\n");
     }

@@ -1,5 +1,6 @@
-// Checks the products with quantized weights that every GPU has (the candidates "mma") against double
-// references over odd shapes, and times those of a Llama-3-8B step, this GPU's own choice beside them.
+// Checks the products with quantized weights that every GPU has (the candidates "mma") against
+// double references over odd shapes, and times those of a Llama-3-8B step, this GPU's own choice
+// beside them.
 //
 //   nvcc -O3 -std=c++17 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a \
 //        -Icsrc/cuda -Icsrc/include csrc/cuda/bench/portable_check.cu csrc/cuda/gem*.cu \
@@ -84,10 +85,10 @@ bool check_packed(Kind kind, const Case& c, const Runner& runner, const std::str
   p.weight_scale = bits == 8 ? scale_buffer.data : nullptr;
   p.group_size = packed.group_size;
   const double relative = c.float_out ? 2e-4 : Traits<T>::dtype == DType::kFloat16 ? 1e-3 : 8e-3;
-  return check_product<T>(c, p, xf, wf, runner,
-                          label + " groups " + std::to_string(groups) + " zeros " +
-                              std::to_string(asymmetric),
-                          relative, 3e-4);
+  return check_product<T>(
+      c, p, xf, wf, runner,
+      label + " groups " + std::to_string(groups) + " zeros " + std::to_string(asymmetric),
+      relative, 3e-4);
 }
 
 template <class T>
@@ -123,8 +124,7 @@ bool check_codes(Kind kind, const Case& c, const Runner& runner, const std::stri
   }
   for (int64_t n = 0; n < c.n; ++n) {
     for (int64_t k = 0; k < c.k; ++k) {
-      wf[n * c.k + k] *=
-          weight_scale[blocks ? n / scale_rows * num_blocks + k / kScaleBlock : n];
+      wf[n * c.k + k] *= weight_scale[blocks ? n / scale_rows * num_blocks + k / kScaleBlock : n];
     }
   }
   const Buffer<float> x_scales(x_scale), weight_scales(weight_scale);
@@ -146,15 +146,15 @@ bool check_case(Kind kind, const Case& c, Random& random) {
   const MmaTile tile = random_tile(kind, c.m, random);
   const bool chosen = random.below(2);
   char label[100];
-  snprintf(label, sizeof(label), "%s %s tile %d x %d%s", kNames[kind],
-           dtype_name(Traits<T>::dtype), tile.tokens, tile.pairs * 32, chosen ? " (chosen)" : "");
+  snprintf(label, sizeof(label), "%s %s tile %d x %d%s", kNames[kind], dtype_name(Traits<T>::dtype),
+           tile.tokens, tile.pairs * 32, chosen ? " (chosen)" : "");
   const Runner runner = runner_of(kind, tile, chosen);
   return kind < kCodesInt8 ? check_packed<T>(kind, c, runner, label, random)
                            : check_codes<T>(kind, c, runner, label, random);
 }
 
 constexpr int64_t kRows[] = {1, 3, 8, 9, 17, 32, 33, 64, 65, 127, 129, 257};
-constexpr int64_t kShapes[][2] = {{64, 64},   {208, 144},  {33, 72},   {992, 520}, {264, 1040},
+constexpr int64_t kShapes[][2] = {{64, 64},  {208, 144},   {33, 72},   {992, 520}, {264, 1040},
                                   {8, 4112}, {1280, 1024}, {96, 2248}, {2432, 640}};
 
 int check_all(int64_t most_rows, int64_t most_weights) {

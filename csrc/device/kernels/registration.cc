@@ -1,7 +1,7 @@
-// Kernels of Paddle itself. Two have no fallback to the CPU: a view (slice, transpose) of a tensor on
-// the plugin's device could neither be read by an operator nor be written to without them. The third
-// is what clone() runs, whose fallback waits for the device and cannot be recorded into a graph. The
-// plugin loads this library when Paddle loads the plugin.
+// Kernels of Paddle itself. Two have no fallback to the CPU: a view (slice, transpose) of a tensor
+// on the plugin's device could neither be read by an operator nor be written to without them. The
+// third is what clone() runs, whose fallback waits for the device and cannot be recorded into a
+// graph. The plugin loads this library when Paddle loads the plugin.
 #include <vector>
 
 #include "paddle/phi/backends/custom/custom_context.h"
@@ -67,8 +67,8 @@ void regatta_assign(const Context& context, const phi::DenseTensor& input, phi::
   phi::Copy(context, input, context.GetPlace(), /*blocking=*/false, out);
 }
 
-PD_REGISTER_PLUGIN_KERNEL(assign, nvgpu, ALL_LAYOUT, regatta_assign, bool, uint8_t, int8_t,
-                          int16_t, int32_t, int64_t, float, double, phi::dtype::float16,
+PD_REGISTER_PLUGIN_KERNEL(assign, nvgpu, ALL_LAYOUT, regatta_assign, bool, uint8_t, int8_t, int16_t,
+                          int32_t, int64_t, float, double, phi::dtype::float16,
                           phi::dtype::bfloat16, phi::dtype::float8_e4m3fn,
                           phi::dtype::float8_e5m2) {}
 PD_REGISTER_PLUGIN_KERNEL(contiguous, nvgpu, ALL_LAYOUT, regatta_contiguous, bool, uint8_t, int8_t,

@@ -91,8 +91,8 @@ struct AttentionBlockParams {
   const int32_t* slot_mapping = nullptr;  // [T]
   const float* rope_cache = nullptr;      // [P, R]
   AttentionBatch batch;
-  // [num_rows] those of hidden_out, or null: all. As many as tokens are all of them, as many as spans
-  // the last ones of each, unless there are trees. On a GPU.
+  // [num_rows] those of hidden_out, or null: all. As many as tokens are all of them, as many as
+  // spans the last ones of each, unless there are trees. On a GPU.
   const int32_t* rows = nullptr;
   int64_t num_rows = 0;
   void* hidden_out = nullptr;  // [T, H]; with rows [num_rows, H]

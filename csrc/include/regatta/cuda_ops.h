@@ -132,8 +132,8 @@ Status begin_layers(const AttentionBlockParams& attention, const MlpBlockParams&
                     const AttentionLimits& limits, const ComposedResources& resources,
                     const Launch& launch);
 // attention.hidden -> attention.hidden_out = mlp.hidden -> mlp.out. Layers come in order, with the
-// same scratch: one leaves in it what the norm of the next, of next_norm_weight, needs. Of the last,
-// next_norm_weight is null.
+// same scratch: one leaves in it what the norm of the next, of next_norm_weight, needs. Of the
+// last, next_norm_weight is null.
 Status layer(const AttentionBlockParams& attention, const MlpBlockParams& mlp,
              const AttentionLimits& limits, bool is_first, const void* next_norm_weight,
              const ComposedResources& resources, const Launch& launch);

@@ -10,11 +10,11 @@ namespace regatta {
 // drafts before the first wrong one, all of positions, context_lens and offsets lose k - a, slots
 // follow; two tokens become the (a - 1)th choice, where a > 0, and the a-th. k < 0: nothing to do.
 struct FollowDraftsParams {
-  int32_t* token_ids = nullptr;          // [T], in place
-  int32_t* positions = nullptr;          // [T], in place
-  int32_t* slot_mapping = nullptr;       // [T], in place
-  int32_t* context_lens = nullptr;       // [num_seqs], in place
-  int64_t* offsets = nullptr;            // [num_seqs], in place: of the random numbers
+  int32_t* token_ids = nullptr;           // [T], in place
+  int32_t* positions = nullptr;           // [T], in place
+  int32_t* slot_mapping = nullptr;        // [T], in place
+  int32_t* context_lens = nullptr;        // [num_seqs], in place
+  int64_t* offsets = nullptr;             // [num_seqs], in place: of the random numbers
   const int32_t* cu_seqlens_q = nullptr;  // [num_seqs + 1]
   const int32_t* block_tables = nullptr;  // [num_seqs, blocks_per_seq]
   const int32_t* plan = nullptr;          // [num_seqs, plan_width]

@@ -28,8 +28,8 @@ enum class GemmOperands : uint8_t {
   kFp8,    // both e4m3 codes; value = code * x_scale[m], code * weight_scale[n]
   kInt8,   // the same with int8 codes
   // x of GemmParams::dtype, weight packed by pack_weight():
-  kWeightInt8,  // value = code * weight_scale[n]
-  kWeightInt4,  // value = (code - zero) * scale, both of a row's group of columns
+  kWeightInt8,        // value = code * weight_scale[n]
+  kWeightInt4,        // value = (code - zero) * scale, both of a row's group of columns
   kWeightInt8Groups,  // the same
   // x int8 codes, value = code * x_scale[m]; weight packed by pack_weight():
   kW4A8,  // 4 bits, value = (code - zero) * scale as above
@@ -54,9 +54,9 @@ struct GemmParams {
   // reads as its x, with sumsq.
   void* scaled_out = nullptr;              // [M, N] of dtype
   const void* next_norm_weight = nullptr;  // [N]
-  int64_t num_rows = 0;                 // M
-  int64_t in_features = 0;              // K
-  int64_t out_features = 0;             // N
+  int64_t num_rows = 0;                    // M
+  int64_t in_features = 0;                 // K
+  int64_t out_features = 0;                // N
   int64_t num_sumsq = 0;
   int64_t group_size = 128;  // where groups of columns have scales: packed_group_size()
   // Not 0: of kFp8, scales of blocks of 128 columns (B of them) by so many rows of weight, 128 or
@@ -93,14 +93,14 @@ struct QuantizeRowsParams {
 };
 
 // Codes of a weight into the order in which the GPU's kernels read them: rows in tiles of 16,
-// columns in units of 128, the operand registers of one thread side by side. But with kWeightInt8, a
-// unit ends with the scales and zero points of its groups.
+// columns in units of 128, the operand registers of one thread side by side. But with kWeightInt8,
+// a unit ends with the scales and zero points of its groups.
 struct PackWeightParams {
   const int8_t* codes = nullptr;  // [N, K]: -128..127, or 0..15
   const float* scale = nullptr;   // [N, num_groups], but of kWeightInt8
   // [N, num_groups] whole numbers: -128..128, or of 4 bits 0..16; null: 0, or of 4 bits 8.
   const float* zero = nullptr;
-  uint8_t* packed = nullptr;      // packed_weight_bytes()
+  uint8_t* packed = nullptr;  // packed_weight_bytes()
   int64_t out_features = 0, in_features = 0, num_groups = 1;
   GemmOperands operands = GemmOperands::kWeightInt8;  // or another whose weight is packed
   DType dtype = DType::kBFloat16;  // of the activations; the same for all of kW4A8
@@ -109,7 +109,8 @@ struct PackWeightParams {
 namespace cuda {
 
 // Columns of a group as packed: 128, 64 (kWeightInt8Groups: always), the scales of wider ones being
-// repeated, 32 (kWeightInt4), or 0 when groups of in_features / num_groups columns cannot be packed.
+// repeated, 32 (kWeightInt4), or 0 when groups of in_features / num_groups columns cannot be
+// packed.
 int64_t packed_group_size(GemmOperands operands, int64_t in_features, int64_t num_groups);
 // The same from the last dimension of a packed weight [tiles, units, bytes].
 int64_t packed_unit_group_size(int64_t unit_bytes);
@@ -161,8 +162,8 @@ Status gemm(const GemmParams& params, const GemmResources& resources, const char
 // room for it.
 bool gemm_packed_scales_out(DType dtype, int64_t num_rows);
 
-// sums[m, i] = sum of squares of x[m, i * columns .. (i + 1) * columns - 1], and scaled, if there is
-// one, x * norm_weight: what the product ahead does in its epilogue, for a first layer.
+// sums[m, i] = sum of squares of x[m, i * columns .. (i + 1) * columns - 1], and scaled, if there
+// is one, x * norm_weight: what the product ahead does in its epilogue, for a first layer.
 struct RowSumsqParams {
   const void* x = nullptr;            // [M, N]
   float* sums = nullptr;              // [M, ceil(N / columns)]
@@ -189,8 +190,8 @@ Status quantize_rows(const QuantizeRowsParams& params, QuantizeWay way, CUstream
 Status gemm_quantized(const GemmParams& params, const QuantizeRowsParams& q,
                       const GemmResources& resources, CUstream_st* stream);
 
-// gemm_quantized() of a gated product whose output is read as codes alone: those that `next` makes of
-// it, where *coded becomes true; else `out` is what gemm() leaves. next.x is out; next.codes and
+// gemm_quantized() of a gated product whose output is read as codes alone: those that `next` makes
+// of it, where *coded becomes true; else `out` is what gemm() leaves. next.x is out; next.codes and
 // next.scale are not q's.
 Status gemm_to_codes(const GemmParams& params, const QuantizeRowsParams& q,
                      const QuantizeRowsParams& next, const GemmResources& resources, bool* coded,
@@ -219,7 +220,8 @@ Status gemv_packed_sm90(const GemmParams& params, const GemvTile& tile, CUstream
 const char* gemm_packed_tiles_sm90_refuses(const GemmParams& params);
 // Tiles of gemm_packed_tiles_sm90.
 struct PackedTiles {
-  // Of weight and x: 256 x 128; not gated also 192 x 192, 192 x 128 and 128 x 256, 224, 192, 160, 128, 64.
+  // Of weight and x: 256 x 128; not gated also 192 x 192, 192 x 128 and 128 x 256, 224, 192, 160,
+  // 128, 64.
   int rows = 0, tokens = 0;
   int share_bits = 0;  // those of the last wave are shared out along k among 1, 2, 4 or 8 blocks
   double cost = 0.;    // microseconds, about

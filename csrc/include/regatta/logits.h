@@ -8,13 +8,13 @@
 namespace regatta {
 
 struct LogitsParams {
-  const void* hidden;            // [num_tokens, hidden_size]
-  const void* norm_weight;       // [hidden_size]
-  const TensorView* head;        // [hidden_size, vocab_size] as the scheme stores it
-  int num_head;                  // tensors in head
+  const void* hidden;       // [num_tokens, hidden_size]
+  const void* norm_weight;  // [hidden_size]
+  const TensorView* head;   // [hidden_size, vocab_size] as the scheme stores it
+  int num_head;             // tensors in head
   // [num_logits], each in [0, num_tokens); null: row i for logits i.
   const int32_t* logit_indices;
-  float* logits;                 // [num_logits, vocab_size]
+  float* logits;  // [num_logits, vocab_size]
   int64_t num_tokens;
   int64_t num_logits;
   int64_t hidden_size;

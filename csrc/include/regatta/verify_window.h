@@ -1,8 +1,8 @@
 // Which drafts stand by PaddleNLP's TopP + window verification: predict/engine/window.py is
 // the definition.
 //
-// The work on a row is written for a team of threads, so that one source is the kernel of a GPU and,
-// with a team of one, ordinary C++.
+// The work on a row is written for a team of threads, so that one source is the kernel of a GPU
+// and, with a team of one, ordinary C++.
 #pragma once
 
 #include <cmath>
@@ -21,14 +21,14 @@ namespace regatta {
 
 // L rows, V vocabulary, T tokens.
 struct VerifyWindowParams {
-  const float* logits = nullptr;           // [L, V], as tokens were drawn from
-  const float* temperature = nullptr;      // [L], and so on: see SampleParams
-  const int32_t* top_k = nullptr;          // [L]
-  const float* top_p = nullptr;            // [L]
-  const float* min_p = nullptr;            // [L]
-  const int32_t* num_drafts = nullptr;     // [L] drafts from the row on: n, n - 1, ..., 0 in a span;
-                                           // all 0 where what was drawn stays
-  const int32_t* token_ids = nullptr;      // [T]; row r's draft is token_ids[logit_indices[r] + 1]
+  const float* logits = nullptr;        // [L, V], as tokens were drawn from
+  const float* temperature = nullptr;   // [L], and so on: see SampleParams
+  const int32_t* top_k = nullptr;       // [L]
+  const float* top_p = nullptr;         // [L]
+  const float* min_p = nullptr;         // [L]
+  const int32_t* num_drafts = nullptr;  // [L] drafts from the row on: n, n - 1, ..., 0 in a span;
+                                        // all 0 where what was drawn stays
+  const int32_t* token_ids = nullptr;   // [T]; row r's draft is token_ids[logit_indices[r] + 1]
   const int32_t* logit_indices = nullptr;  // [L]
   int32_t* verdicts = nullptr;             // [L] scratch: of rows with drafts, see Verdict
   int32_t* drawn = nullptr;                // [L] tokens; in place, those drafts that stand
@@ -94,9 +94,9 @@ REGATTA_TEAM uint32_t nth_word(const Team& team, WindowScratch& s, const float* 
 }
 
 // The Verdict of row r's draft, in every thread. A team has: thread(), size(); sync(), a barrier;
-// max(float) and sum(int or double) of all threads' values, in every thread; add(int*, int), atomic,
-// which returns the old value; count(int* bins, int bin), which adds 1 to a bin (-1: to none) and is
-// called by all threads together.
+// max(float) and sum(int or double) of all threads' values, in every thread; add(int*, int),
+// atomic, which returns the old value; count(int* bins, int bin), which adds 1 to a bin (-1: to
+// none) and is called by all threads together.
 template <class Team>
 REGATTA_TEAM int32_t verify_row(const Team& team, WindowScratch& s, const VerifyWindowParams& p,
                                 int64_t r) {
