@@ -2,8 +2,7 @@
 //
 // What:    out = softmax(q . k * scale, causal, window) . v for each (token, query head) row.
 // Layout:  K and V of one block and KV head are block_size rows, values or codes (kv_rows.inl); q
-// and
-//          out rows are D values.
+//          and out rows are D values.
 // How:     a tile of rows (tokens * query heads of one KV head) walks its context in chunks of 64
 //          positions: arrange K transposed and V (for vdpbf16ps both in pairs), multiply, online
 //          softmax (Milakov and Gimelshein 2018), multiply, as in FlashAttention. A partial result
@@ -119,15 +118,15 @@ struct Product {
       case 1:
         return with_vecs<1>(vecs);
       case 2:
-        return with_vecs<2 < kMost ? 2 : kMost>(vecs);
+        return with_vecs<(2 < kMost ? 2 : kMost)>(vecs);
       case 3:
-        return with_vecs<3 < kMost ? 3 : kMost>(vecs);
+        return with_vecs<(3 < kMost ? 3 : kMost)>(vecs);
       case 4:
-        return with_vecs<4 < kMost ? 4 : kMost>(vecs);
+        return with_vecs<(4 < kMost ? 4 : kMost)>(vecs);
       case 5:
-        return with_vecs<5 < kMost ? 5 : kMost>(vecs);
+        return with_vecs<(5 < kMost ? 5 : kMost)>(vecs);
       case 6:
-        return with_vecs<6 < kMost ? 6 : kMost>(vecs);
+        return with_vecs<(6 < kMost ? 6 : kMost)>(vecs);
       default:
         return with_vecs<kMost>(vecs);
     }

@@ -11,27 +11,13 @@
 //  * Few rows (decode): one tile; every weight byte is read once, prefetched 8 KiB ahead over all
 //    streams, from two panels at a time where registers allow. Bound: memory.
 //  * Many rows (prefill): a slab of the panel stays in L1 while up to 96 rows pass over it, and
-//  each
-//    tile prefetches its part of the next slab. Bound: multipliers.
+//    each tile prefetches its part of the next slab. Bound: multipliers.
 //  * bfloat16 multiplies pairs (vdpbf16ps) where the CPU can. Else it and float16 become float: in
 //    registers for a tile or two, once into an L1 buffer for more.
 //
-// Measured on two cores of a Zen 5 server (a VM whose read bandwidth was 48-55 GB/s; peaks measured
-// beside: 525 GFLOP/s float32, 1,070 bfloat16), weights from memory, K and N of 0.5B and 1B models:
-//   1 row     bfloat16 95-100 % of the bandwidth from 8 MB on, 88-92 % at 2 MB; float32 the same
-//   8 rows    bfloat16 91-98 % from 8 MB on, 86 % at 2 MB; float16 93 %
-//   512 rows  bfloat16 90-92 % of the peak, float32 91-93 %, float16 90 %
-// Of 2, 4, 8, 16 KiB ahead per stream on one core there, one stream (8 rows) read 72, 79, 92, 90 %
-// of what a plain read loop did, two streams (1 row) 93, 94, 92, 92 %.
-//
 // Where a stream goes, and how far ahead (streams_into_l2()). On Zen 4 software prefetches into L1
 // keep its own prefetcher from running ahead: into L2 instead, 2 KiB ahead in each of two streams
-// or 6 KiB in one, a 0.5B model's matrices take 0.88 of the time (bfloat16 and int8, 1 row), 0.91
-// (int4) and 0.89 (bfloat16, 8 rows); from 1 to 8 KiB ahead 0.88 to 0.97, without prefetches 0.82
-// to 1.02 (1 row) and 1.2 (8 rows of int4). On Sapphire Rapids L2 is no better: 0.94 to 1.06.
-// Tried: huge pages for the weights (0-4 %; not ours to ask for), two panels per tile and K in
-// parts that keep rows in L2 (2-5 % slower for 512 rows), prefetchnta on Zen 4 (6-10 % slower than
-// L2).
+// or 6 KiB in one.
 #include <algorithm>
 #include <string>
 #include <type_traits>

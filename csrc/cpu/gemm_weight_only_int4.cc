@@ -3,9 +3,6 @@
 // gemm_weight_only_int8.cc, with two values of k per byte: one load, two ANDs and a shift make the
 // operands of two vpdpbusd. Zero points take one more multiply-add per group, with the sum of the
 // activations.
-//
-// Measured as there: 1 row 86-93 % of the bandwidth at 50 GB/s (70-75 % at 78), 4 rows 89 %, 8 rows
-// 70-77 %; 512 rows 1,440-1,520 GOP/s, 71-75 % of the peak; groups of 32 10-15 % slower than that.
 #include <utility>
 
 #include "gemm_quantized.h"

@@ -11,15 +11,8 @@
 // the result to bfloat16 costs 0.17 %). On a small language model's held-out text, together with
 // the rounding of the weights: a perplexity 1.0005 times that of bfloat16.
 //
-// Measured on two cores of a Zen 5 server (a VM; peak of vpdpbusd 2,030 GOP/s), weights from
-// memory, K and N of 0.5B and 1B models, as shares of the read bandwidth measured beside it (the
-// host changes between 50 and 78 GB/s):
-//   1 row     94-99 % at 50 GB/s, 77-85 % at 78
-//   8 rows    86-89 % at 50 GB/s
-//   512 rows  1,490 GOP/s, 73 % of the peak; bfloat16 beside it 925 GFLOP/s
-// Rows: 6 in a tile, so that integer and float sums both stay in registers. Tried: prefetching 4,
-// 16 or 32 KiB ahead (no better than 8 on Zen 5; gemm_dense.cc has Zen 4), fewer prefetches for
-// many rows (no better).
+// Rows: 6 in a tile, so that integer and float sums both stay in registers. Bound: memory for few
+// rows, vpdpbusd for many.
 #include <utility>
 
 #include "gemm_quantized.h"

@@ -44,12 +44,11 @@ constexpr bool uses_dot() {
 //   kDot, kScaled (scales apply), kOffset (and offsets), kCodePairs (codes become pairs, by Reader)
 //   row_bytes(D)
 //   units(row, u, n)   without kCodePairs: n <= kLanes units from unit u on; a unit is a float, or
-//   with
-//                      kDot the bits of a pair of bf16
+//                      with kDot the bits of a pair of bf16
 //   interleave_rows(out, a, b, D)   of DenseRows with kDot, and of a Reader: a0 b0 a1 b1 ... of two
 //                      rows, up to the padded D
-//   Reader::make().store_pairs(units, out, step)   kPairsPerUnit pairs of each 32-bit lane, `step`
-//   apart
+//   Reader::make().store_pairs(units, out, step)   kPairsPerUnit pairs of each 32-bit lane,
+//                      `step` apart
 
 template <class T>
 struct DenseRows {

@@ -34,9 +34,9 @@
 //   void interleave(bf16* out, const bf16* a, const bf16* b, int64_t count)
 //                                         a0 b0 a1 b1 ...; zero pairs up to a multiple of 16
 //
-// Codes of quantized cache rows (regatta/kv_format.h), in codes_*.inl; kv_rows.inl has them. `row` is a row's first byte,
-// i a multiple of kLanes, n in [0, kLanes]; nothing past the n codes is read, lanes past them are
-// any number.
+// Codes of quantized cache rows (regatta/kv_format.h), in codes_*.inl; kv_rows.inl has them. `row`
+// is a row's first byte, i a multiple of kLanes, n in [0, kLanes]; nothing past the n codes is
+// read, lanes past them are any number.
 //   Vec load_codes8(row, i, n)      code - 128
 //   Vec load_codes4(row, i, n)      code - 8; two codes to a byte, the low bits first
 //   Vec load_e4m3(row, i, n)        value / 256 (an exponent that float16 has)

@@ -7,14 +7,11 @@
 //     block takes it, or the 4 warps of each block of a cluster: few requests are spread, and of
 //     many each short context is a warp's alone, so that all begin at once. How many is a function
 //     of the number of requests and of the context's own length. Blocks that long contexts need
-//     besides are taken, by tickets, by whatever block is done: one that finds nothing to do costs
-//     the launch 6 ns, 768 of them 4.4 us of 128 x 192 tokens.
+//     besides are taken, by tickets, by whatever block is done.
 //  2. Teams share out the tiles of a context, of 16 tokens or 32 (int4). Each warp streams its own
 //     tiles through its own ring of asynchronous copies: no barrier until the end. Tokens that
 //     nobody sees are not read but filled with zeros (unused slots may hold NaN). A multiprocessor
-//     returns what its warps load in order, so constants come before the ring's copies. (Queries
-//     past them, by the copy engine, took as long: batch 128 does not wait for them, batch 32 lost
-//     1 us.)
+//     returns what its warps load in order, so constants come before the ring's copies.
 //  3. Logits^T [16, 8] = keys [16, D] queries^T and out^T [D, 8] += values^T [D, 16] weights^T are
 //     mma.sync m16n8k16 with up to 8 rows of a KV group as the operand of 8 columns: none of a
 //     product is spent on rows that do not exist. movmatrix turns the weights from the one's result
@@ -30,14 +27,6 @@
 // the cache, and uses them from shared memory. Nothing of what it copies depends on the kernels
 // ahead then, so the rings fill before pdl_wait().
 // Bound: bytes of keys and values over the read bandwidth, 4.67 TB/s measured.
-// H200, 32/8 heads of 128, block_size 64, layers of one fused launch each in a graph, us (TB/s):
-//   128 x 128: bf16 18.4 (3.64), fp8 11.7 (2.87)   64 x 192: 13.4 (3.77), 9.6 (2.62)
-//   128 x 192: bf16 25.8 (3.90), fp8 16.6 (3.03), int8 16.5, int8 per token 18.3, int4 14.3 (1.98)
-//   256 x 192: bf16 52.1 (3.86), fp8 30.7 (3.28)   128 x 1024: 123 (4.38), 65.7 (4.08), int4 44.1
-//   128 x 4096: bf16 473 (4.54), fp8 249 (4.31), int8 247, int8 per token 259, int4 162 (3.72)
-//   128 of 100-280: bf16 26.3, fp8 16.4; of 128-1024: 74.3, 44.9; 96 of 1024-4096: 230, 135
-// Beside a product of 50 MB it adds: batch 1 of 128 tokens 5.1 us (fp8 6.6), of 1024 5.4, of
-// 4096 8.7; rotary embedding and attention as two launches 9.1, 10.2, 13.8.
 #pragma once
 
 #include <algorithm>

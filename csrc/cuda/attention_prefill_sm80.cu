@@ -8,9 +8,6 @@
 // Source: FlashAttention-2 (Dao, 2023). Rows are packed over the query heads of a KV head, which
 // shortens the masked part of the diagonal and serves short spans.
 // Bound: 4 * D flops per visible (row, key) over the mma.sync rate.
-// H200, bf16, causal, 32/8 heads of 128, TFLOP/s; PyTorch's FlashAttention-2 on 32/32 heads in
-// brackets: 4096 tokens 291 [273], 8192: 322 [319], 16 x 512: 175 [187]; head_dim 64: 295 [275],
-// 96: 322, 256: 255 [290].
 #include "attention.cuh"
 
 namespace regatta::cuda {

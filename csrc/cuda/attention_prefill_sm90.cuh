@@ -12,19 +12,13 @@
 //     activations' type into the ring. Head dims between panels of 64 columns leave columns unused.
 //  3. Consumers issue the logits of the next tile and the value product of this one together, and
 //     compute the next softmax while the products run. Two named barriers let the warpgroups take
-//     turns on the matrix units, so that one's softmax hides behind the other's products. Going
-//     on to the next item's logits while the last values are multiplied cost registers: 5 % slower.
+//     turns on the matrix units, so that one's softmax hides behind the other's products.
 //  4. Tiles run from the last (causal mask) to the first. Values past the context are cleared in
 //     shared memory (unused slots may hold NaN), unused keys are masked by selection.
 // Source: FlashAttention-3 (Shah et al., 2024); ours packs the rows of a KV group and pages through
 // the tensor copy engine.
 // Bound: 4 * D flops per visible (row, key) over the wgmma rate.
-// H200, bf16, causal, 32/8 heads of 128, block_size 64, TFLOP/s (4 * D * half of the pairs); cuDNN
-// on 32/32 contiguous heads in brackets: 1024 tokens 309 [269], 4096: 608 [533], 8192: 604 .. 654
-// [620], 16 x 512: 247 [329]; 32/32 heads, 8192: 559 .. 636; head_dim 64: 373 .. 399 [434], 256
-// (16/8 heads): 598 .. 628 [641], 80: 480, 96: 492; block_size 16: 500. 8192 over caches in int8
-// 220, int8 per token 199, fp8 236, int4 242: making values of codes takes the producers longer
-// than the products take. Codes kept in registers a part of a tile ahead were spilled (130, 210).
+// Of quantized caches the producers bind it: making values of codes takes longer than the products.
 #pragma once
 
 #include <algorithm>

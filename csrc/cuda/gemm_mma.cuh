@@ -7,8 +7,7 @@
 //      16 gates and their 16 ups, so that the packing knows nothing of gates), kTokens tokens and a
 //      part of k, in units of 128 columns that it takes in turns with the block's other parts.
 //   2. Codes go from memory straight into the registers of the lane whose operand they are, the
-//   next
-//      unit's as soon as this one's are used; x goes through a ring in shared memory.
+//      next unit's as soon as this one's are used; x goes through a ring in shared memory.
 //   3. Warps that work on the same part of k share that ring and a named barrier; parts of k never
 //      wait for each other before the end, where their sums are added in order.
 //   4. A block has eight warps: side by side where there are rows enough for every multiprocessor,
@@ -143,8 +142,10 @@ __device__ __forceinline__ void finish_any(const MmaParams& p, Args... args) {
 // Weights: one warp's operands, see PackedWeights (gemm_packed_mma.cu) and CodeWeights
 // (gemm_codes_mma.cu).
 //   kTokens; kBlocks: per multiprocessor; kHalves: steps of x in a unit; kPitch: bytes of a row of
-//   x in the ring Sum: of the accumulators; Out: see finish_any() chunk_place(row, chunk): where 16
-//   bytes of x lie in a step place(p, pair): before all else; load(p, half, unit): asks for codes
+//   x in the ring
+//   Sum: of the accumulators; Out: see finish_any()
+//   chunk_place(row, chunk): where 16 bytes of x lie in a step
+//   place(p, pair): before all else; load(p, half, unit): asks for codes
 //   multiply(p, half, unit, token0, x, acc): adds their products
 template <class Weights>
 struct MmaShape {

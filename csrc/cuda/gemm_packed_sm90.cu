@@ -16,28 +16,18 @@
 //      12 of 132 without. The blocks of a tile send each other their sums through L2, a share for
 //      each to add and to finish;
 //   5. blocks have eight slabs, or fewer where that leaves none of the multiprocessors idle
-//   (spread()). With int8 x, codes less zero points are int8 operands, and a group's integer sums
-//   are scaled into floats.
+//      (spread()).
+//   With int8 x, codes less zero points are int8 operands, and a group's integer sums are scaled
+//   into floats.
 // Source: own; biasing codes into a mantissa is what FasterTransformer and Marlin do. QServe and
 // QQQ multiply 4-bit codes as int8; theirs scale groups in integers or multiply codes by 16
 // instead.
 //
 // Bound: memory: 1.50 ms with 8 bits and 0.80 ms with 4 for the 128 layer products of a Llama-3-8B
 // decode step at 4.66 TB/s.
-// Measured on an H200 (bench_packed tune and large, us of qkv, out, gate and up, down):
-//   M  16  4 bits  8.0 +  7.2 + 22.0 + 13.8   8 bits  9.7 +  7.8 + 31.0 + 17.3
-//   M  32          9.5 +  7.4 + 25.0 + 14.6          10.9 +  8.2 + 32.7 + 18.1
-//   M  64         13.3 +  9.4 + 31.7 + 19.1          14.8 + 11.0 + 36.6 + 20.3
-//   M 128         21.2 + 15.0 + 51.7 + 27.2          21.5 + 15.4 + 52.4 + 27.4
-// A step of 32 rows of 4 bits took 2.60 ms while the copying warp asked for each slab by itself, in
-// a loop over lanes of some 100 cycles each: 1,350 cycles a stage, as long as all the rest. With
-// one instruction for a stage's weights it takes 2.46. 64 x 64 of weight alone take about 90 cycles
-// to convert (shifts and masks fill the integer pipe) and 64 to multiply with 32 tokens. Did not
-// help, then: four warpgroups to a block (56 registers, with which the compiler makes each
-// instruction wait for the one ahead), rings apart for weights and for x, three or four stages of x
-// deep, shifts by multiplication, clusters that share k, blocks of 256 rows of weight, late
-// triggers, a last wave's tiles cut in two or shared by columns among all multiprocessors; one
-// block per multiprocessor with all of its shared memory but where choose_tile takes it.
+// What binds it beside that: converting 64 x 64 codes takes about 90 cycles (shifts and masks fill
+// the integer pipe), multiplying them with 32 tokens 64; and copies that are asked for slab by
+// slab.
 #include <algorithm>
 #include <type_traits>
 

@@ -4,47 +4,25 @@
 // Architectures: sm_90a.
 // Algorithm
 //   1. A block stays and takes tiles of 128, 192 or 256 rows of weight (gated: 128 gates and their
-//   ups)
-//      by 64 to 256 tokens, of the shape whose waves cost least (choose_packed_tiles), tokens
+//      ups) by 64 to 256 tokens, of the shape whose waves cost least (choose_packed_tiles), tokens
 //      first, so that blocks at work at a time share what they read in L2, which it leaves ahead of
 //      outputs.
 //   2. Tiles of a last wave that leaves most multiprocessors idle are each shared out along k among
-//   two,
-//      four or eight blocks, which send each other their sums through L2 and finish a part of the
-//      tokens each.
+//      two, four or eight blocks, which send each other their sums through L2 and finish a part of
+//      the tokens each.
 //   3. One warp fills a ring of stages of 128 columns, or 64 of many tokens, with weights before it
-//   waits
-//      for x. Two or three warpgroups own 64 or 128 rows each: 64 columns of one 64-row tile are
-//      turned into the left operand of wgmma in registers while the tensor cores multiply those
+//      waits for x. Two or three warpgroups own 64 or 128 rows each: 64 columns of one 64-row tile
+//      are turned into the left operand of wgmma in registers while the tensor cores multiply those
 //      ahead.
 //   4. Outputs pass through shared memory, a swizzled tile of 64 features per warpgroup, transposed
 //      by stmatrix, so that rows are read and written 16 bytes at a time.
 // Source: own; CUTLASS's mixed-input products and Machete have the same main loop, Stream-K shares
 // out last waves.
 //
-// Bound: the tensor cores, at the clock that the power limit leaves (1.33 to 1.80 GHz within a
-// run). Measured on an H200: cycles of a unit (128 columns) of a block's first tile, of those that
-// the tensor cores need, 8 and 4 bits: 256 x 128 tokens 95 and 94 %, 192 x 192 98 and 98, 192 x 128
-// 97 and 92, 128 x 192 98 and 97, 128 x 128 97 and 92. A warp's instructions follow each other
-// every 6 cycles (dispatch waits for the register file, which wgmma uses), so that their number
-// decides where tokens are few: the vote in add_shares(), with which descriptors are in uniform
-// registers, was worth 4 to 6 %, codes asked for two halves ahead another 5 of 128 x 128. The more
-// tokens a tile has, the less often a weight is converted, and the higher the clock: 128 x 224 and
-// 128 x 256 take 4 (8 bits) to 9 % less per token than 128 x 128.
-// bench_packed sweep, us of a layer's products with 8 bits, 4 bits, dense:
-//   M 192  158  156  174    M   512  295  303  306    M 1,280  715  720  765
-//   M 256  167  167  177    M   768  438  437  450    M 1,536  857  855  912
-//   M 384  238  240  300    M 1,024  568  578  595    M 2,048 1129 1129 1184
-// Did not help: x by multicast to two blocks (it did while the copying warp asked for each slab by
-// itself, 18 copies a stage; tiles of 160 to 256 tokens are 1 to 3 % slower with it), gated tiles
-// of 64 tokens (0.95 us a unit where 128 tokens take 1.31), gated tiles of 192 rows with gates and
-// ups in halves of a slab, gated tiles of 128 x 256 whose warpgroups send each other gates and ups
-// (4 bits 2 % faster from 1,024 tokens on, 8 bits the same), codes two halves ahead with three
-// stages (a stage is then waited for before the one in front of it is given back) or three
-// warpgroups (registers), the end of a shared tile outside of the loop over tiles (too many
-// registers live: wgmma in turns), x and weights without a policy for L2 (8 bits 2 to 10 % slower
-// than with evict_first for both), x alone without (1 to 6 %), with evict_last for x or for both (1
-// %).
+// Bound: the tensor cores, at the clock that the power limit leaves. A warp's instructions follow
+// each other every 6 cycles (dispatch waits for the register file, which wgmma uses), so their
+// number decides where tokens are few: hence the vote in add_shares(), with which descriptors are
+// in uniform registers. The more tokens a tile has, the less often a weight is converted.
 #include <algorithm>
 #include <iterator>
 #include <string>
@@ -409,8 +387,8 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
     constexpr int kSteps = 2 * S::kTiles;               // of a unit
     constexpr int kStageSteps = S::kHalves * S::kTiles;
     const auto load_codes = [&](int stage, int q) {
-      constexpr int kNext =
-          kGated ? S::kSlabs / 2 : 4;  // slabs from the first tile's to the second's
+      // Slabs from the first tile's to the second's.
+      constexpr int kNext = kGated ? S::kSlabs / 2 : 4;
       const char* at = stages + stage * S::kStageBytes;
       const char* unit = at + warp_bytes + q % S::kTiles * kNext * S::kCodeBytes;
       if constexpr (S::kHalves == 2) {

@@ -20,42 +20,17 @@
 // small-batch kernels (Marlin, FlashInfer, DeepGEMM): no repacking, and PDL instead of persistence.
 //
 // Bound: memory, 15.01 GB at 4.66 TB/s read = 3.22 ms for a Llama-3-8B decode step's 129 products.
-// Measured on an H200, one CUDA graph, with norm scale, residual, SiLU and float logits inside,
-// beside cuBLASLt's bare products in the same run (bench_gemm chain; its algorithms are the best of
-// eight, timed warm on one layer's weights):
-//   M              2     4     8    16    32    64   128
-//   ms          3.79  3.82  3.83  3.91  4.02  4.29  4.95    (3.96 .. 3.03 TB/s, 88 .. 67 % of read)
-//   no PDL, ms  4.09  4.12  4.13  4.18  4.24  4.74  5.19
-//   cuBLASLt    4.13  4.09  4.08  4.16  4.22  4.29  4.57    (an earlier run)
-// Of e4m3 and int8 codes (7.50 GB; bench_codes chain), bare and with quantize_rows ahead of each,
-// ms, before choose_codes_tile():
-//   M                    8    16    32    64   128
-//   e4m3              2.19  2.24  2.36  2.76  3.04
-//   with quantization       2.48  2.59  3.17  3.60
-//   int8              2.16  2.22  2.33  2.61  3.03
-//   with quantization       2.47  2.60  3.05  3.61
-// The layers' 128 products with quantization (bench_codes tune): 2.47 -> 2.36 at M 32 and 3.37 ->
-// 3.26 at M 128 by choose_codes_tile().
-// Sums of e4m3 products, distance from exact ones (bench_codes accuracy, root mean square): 0.0003
-// where they go to a float every 512 columns, else 0.0013 with 4,096 columns and 0.0029 with
-// 14,336; the codes of normal numbers themselves are 0.038 off. A single large product (the head)
-// streams at 4.49 TB/s. By subtraction some 3 to 4 us per product are lost, probably between its
-// last weight and the next one's first x. From 64 rows on the likely limit is L2 reads of x (not
-// profiled). What mattered at M 1, in TB/s: evict-first copies of weights (head 3.76 -> 4.27), no
-// 256-byte L2 promotion (-> 4.46), late trigger (qkv alone, before that, 3.07 -> 3.66). What did
-// not help: prefetching into L2, rotating k between blocks, and one persistent block per
-// multiprocessor with grid barriers over four products (5.2 ms with stream-K, 4.26 at its best;
-// cause not found), nor one block per multiprocessor with even shares of N and less than half of
-// shared memory, so that two products' blocks are resident (4.06 ms at M 8: fewer bytes in flight
-// cost more than the gap).
+// From 64 rows on reads of x from L2 are the likely limit.
+// Sums of e4m3 products are 0.0003 of their size from exact ones (root mean square) where they go
+// to a float every 512 columns, else 0.0013 with 4,096 columns and 0.0029 with 14,336.
 #include "gemm_sm90.cuh"
 
 namespace regatta::cuda {
 
 namespace {
 
-// The same of codes and 32 rows or more (bench_codes tune: in a chain of whole layers, with the
-// quantization between products).
+// The same of codes and 32 rows or more as measured in a chain of whole layers, with the
+// quantization between products.
 GemmTile choose_codes_tile(const GemmParams& p, GemmTile tile) {
   const int64_t tiles = ceil_div(p.out_features, 64);
   const bool deep = p.in_features >= 8192;
@@ -88,7 +63,7 @@ GemmTile choose_codes_tile(const GemmParams& p, GemmTile tile) {
   return tile;
 }
 
-// From measurements on an H200 of all five products of a Llama-3-8B decode step (bench_gemm tune).
+// From measurements on an H200 of all five products of a Llama-3-8B decode step.
 // Wide products have tiles for every multiprocessor; narrow ones split k. Few rows: small blocks,
 // so that the next kernel's fit beside them and fetch weights early. Many rows: large tiles,
 // because then activations come out of L2 less often, and L2 is what limits.

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
   constexpr int kElements = kRowBytes / sizeof(T);  // of k per stage
   // Whether a thread reads the scales and biases of its columns, which are the same for all of its
   // tokens, while it waits for the others' sums, and residuals a token ahead. Fewer tokens have no
-  // registers for it, with more it was slower (2.50 and 2.43 TB/s of e4m3 weights).
+  // registers for it, with more it is slower.
   constexpr bool kReadsAhead = kTokens == 64;
   constexpr bool kPromote = std::is_same_v<T, __nv_fp8_e4m3> && kTokens <= 64;
   static_assert(!kBlocks || (kPromote && kElements == kScaleBlock));
@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
   float* row_scale = reinterpret_cast<float*>(empty + kMaxStages);  // [kTokens]
   char* stages = base + S::kHeadBytes;
   float* partial = reinterpret_cast<float*>(stages);  // [kTokens, kPartialStride], after the loop
-  float* x_scale =
-      reinterpret_cast<float*>(stages + p.stages * S::kStageBytes);  // [stage, kTokens]
+  // [stage, kTokens]
+  float* x_scale = reinterpret_cast<float*>(stages + p.stages * S::kStageBytes);
 
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
@@ -192,8 +192,8 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
     }
     const WgmmaTile weights = wgmma_descriptor(stages + group * 64 * kRowBytes);  // of stage 0
     const WgmmaTile tokens = wgmma_descriptor(stages + S::kWeightBytes);
-    pdl_wait();  // not at the barriers: warps that try them take from the blocks of the launch
-                 // ahead
+    // Not at the barriers: warps that try them take from the blocks of the launch ahead.
+    pdl_wait();
     for (int i = 0; i < num_steps; ++i) {
       float low = 1.f, high = 1.f;
       if constexpr (kBlocks) low = __ldg(scale_low + i), high = __ldg(scale_high + i);

@@ -2,7 +2,7 @@
 //
 // Input: as GemmParams says, weights [N, K] row-major bf16 or fp16 as checkpoints have them; K is a
 // multiple of 8.
-// Architectures: sm_80 and later (measured on sm_90 only).
+// Architectures: sm_80 and later.
 // Algorithm
 //   1. Weights go from memory to registers in 16-byte loads, a round of k ahead, past L1 and first
 //      to leave L2; the first round is requested before pdl_wait().
@@ -15,10 +15,6 @@
 // Source: own; the load pattern of gemv is the classic one.
 //
 // Bound: memory, 3.22 ms for the 129 products of a Llama-3-8B decode step on an H200 (4.66 TB/s).
-// Measured there (bench_gemm chain): gemv, M 1: 3.63 ms (4.13 TB/s, 91 % of read in the same run;
-// without PDL 3.77), cuBLASLt's bare products 4.03 .. 4.12 ms. Did not help: requesting the next
-// product's weights into L2 at this one's end (time grows by the bytes), a later trigger.
-// mma: M 1 .. 4 4.3 ms, M 8 4.6 ms (on sm_90 the dispatcher takes gemm_sm90 from M 2 on).
 #include "gemm_epilogue.cuh"
 #include "regatta/gemm.h"
 

@@ -19,11 +19,6 @@
 // Source: own.
 //
 // Bound: memory, 1.61 ms for the 129 products of a Llama-3-8B decode step at 4.66 TB/s.
-// Measured on an H200 (bench_codes chain, one CUDA graph, e4m3, quantization included), of an
-// earlier form of this kernel: 2.28 ms with four stages and a late trigger, against 2.53 with
-// quantize_rows ahead of gemm_sm90 (int8 2.16 and 2.52); five stages and an early trigger took
-// another 0.08 off. With more tokens, which came beside the weights, it lost to gemm_sm90: M 8,
-// bare, 2.61 and 2.19.
 #include <algorithm>
 
 #include "gemm_epilogue.cuh"
@@ -312,7 +307,7 @@ Status run_type(const GemmParams& p, const QuantizeRowsParams* quantize,
 
 }  // namespace
 
-// Measured on an H200 (bench_codes tune): two blocks per multiprocessor, five stages.
+// Two blocks per multiprocessor, of five stages each.
 StreamCodesTile choose_stream_codes_tile(const GemmParams& p) {
   constexpr int64_t kPerBlock = 110 * 1024;
   StreamCodesTile tile;

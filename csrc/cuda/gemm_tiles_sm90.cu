@@ -18,14 +18,6 @@
 // Source: own; the shape of the main loop is that of CUTLASS's cooperative kernels.
 //
 // Bound: tensor cores, and from some 1,000 rows on the device's power limit.
-// Measured on an H200 (bench_gemm large, TFLOP/s with the epilogues of a Llama-3-8B layer: row
-// scale, SiLU * up, residual, sums of squares), beside cuBLASLt with a pass before and behind:
-//   M               256        512       1024       2048       8000
-//   gate_up     644 (580)  705 (694)  711 (743)  694 (708)  679 (658)
-//   down        395 (549)  682 (674)  693 (689)  692 (700)  646 (695)
-//   layer, us   226 (207)  328 (333)  660 (636) 1305 (1297) 5335 (5255)
-// Of codes, gate_up in the same units: fp8 939, 1061, 1148 and 1205 at M 256, 512, 1024 and 8000;
-// all 32 layers' products 13.4 ms at 1024 and 99 ms at 8000 (int8 13.1 and 94).
 #include "gemm_tiles_sm90.cuh"
 
 namespace regatta::cuda {

@@ -21,16 +21,8 @@
 //
 // Bound: memory: 1.50 ms with 8 bits and 0.80 ms with 4 for the 128 layer products of a Llama-3-8B
 // decode step at 4.66 TB/s.
-// Measured on an H200 (bench_packed tune, us of qkv, out, gate and up, down):
-//   M 1  4 bits 6.2 + 5.2 + 17.6 + 10.8   8 bits 8.7 + 6.4 + 29.2 + 15.5   w4a8 5.3 + 4.6 + 17.4
-//   + 9.3 M 8         6.5 + 5.4 + 19.2 + 10.5          9.8 + 6.4 + 30.1 + 15.5        5.9 + 5.1
-//   + 18.0 + 9.5
-// Steps with 1 and 8 rows of 4 bits: 1.62 and 1.85 ms. Copies that are asked for late or slowly
-// bind this kernel: 1.90 ms where the copying warp took 1.1 us per stage, 1.67 where each of its
-// lanes asked for a slab or a row of x. So do waiting warps at barriers, and an output's residual,
-// norm and scales unless they are asked for ahead of the products. Did not help: requesting weights
-// into L2 ahead of pdl_wait() (time grows by the bytes), 3 or 4 slabs, two chains of sums, 16 warps
-// of half a unit each, clusters of four (they do not fill the device).
+// Copies that are asked for late or slowly bind this kernel. So do waiting warps at barriers, and
+// an output's residual, norm and scales unless they are asked for ahead of the products.
 #include <algorithm>
 #include <type_traits>
 
@@ -173,9 +165,8 @@ __device__ __forceinline__ void multiply_codes(float (&acc)[kSlabs][4], const ch
 }
 
 // The same of 16-bit x. All of a unit's loads come first: there are but two warps to hide their
-// latency. (To keep the sums of x for the next slabs was slower.) kEarly: done() is called when
-// they have been read; else behind the products, which leaves the compiler to mix loads and
-// products.
+// latency. kEarly: done() is called when they have been read; else behind the products, which
+// leaves the compiler to mix loads and products.
 template <class T, class F, bool kEarly, class Done>
 __device__ __forceinline__ void multiply_values(float (&acc)[kSlabs][4], const char* weight,
                                                 int stride, const TokenRow& x, const Done& done) {

@@ -5,8 +5,8 @@
 // rescaled as the maximum grows, and each thread's largest word; of these the num_top-th largest is
 // a word that num_top tokens reach. The second collects all that reach it, few more than num_top,
 // and counts those above the token; what was collected is sorted. Where too many reach it (large
-// logits at a stride of the block) the largest are looked for one by one. Bound: memory, the row
-// read twice, the second time mostly from L2.
+// logits at a stride of the block) the largest are looked for one by one.
+// Bound: memory, the row read twice, the second time mostly from L2.
 #include "common.cuh"
 #include "regatta/cuda_ops.h"
 

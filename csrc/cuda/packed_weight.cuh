@@ -13,8 +13,8 @@
 // above it the zero point (4 bits: magic + zero).
 //
 // For 8-bit activations (kW4A8) a step is 32 columns (mma m16n8k32), of which lane t owns 16
-// values: a[0..3] of four, at rows r, r + 8, r, r + 8 and columns c.., c.., c + 16.., c + 16.. (c =
-// 4 * (t % 4)).
+// values: a[0..3] of four, at rows r, r + 8, r, r + 8 and columns c.., c.., c + 16.., c + 16..
+// (c = 4 * (t % 4)).
 //   4 bits  [2][32 lanes][16 bytes]: 16 bytes are two steps; word 2s + h of them holds a[2h] in the
 //           low halves of its bytes and a[2h + 1] in the high ones
 // Then words as above: a float whose last byte is 128 - zero instead.
@@ -217,8 +217,8 @@ struct PackedFormat {
   static constexpr int kCodeBits = code_bits(kOperands);
   static constexpr bool kGroups = kOperands != GemmOperands::kWeightInt8;  // have scales
   static constexpr int kColumns = kGroupSize;
-  static constexpr int kTokenSize =
-      kOperands == GemmOperands::kW4A8 ? 1 : 2;  // bytes of a value of x
+  // Bytes of a value of x.
+  static constexpr int kTokenSize = kOperands == GemmOperands::kW4A8 ? 1 : 2;
   static constexpr int kUnitBytes = unit_bytes(kOperands, kGroupSize);
   static constexpr int kHalfBytes = kCodeBits * 128;  // codes of half a unit
   // Scales that these need; half a unit of kGroupSize 128 needs all.

@@ -5,11 +5,6 @@
 // barrier, codes behind it (quantize_row.cuh), while its next row travels. Of many rows a warp may
 // hold each, of few wide ones a cluster; codes and scales are the same. Source: own. Bound:
 // memory (2 + 1 bytes per value); for few rows latency.
-// Measured on an H200 (bench_codes quantize), us, before blocks took several rows each:
-//   rows                 1    32   128  1024  8000
-//   4096              1.79  1.87  3.00  7.19  43.9
-//   4096, with norm   2.19  2.33  2.84  10.9  76.0
-//   14336             3.52  3.49  5.29  21.0   160   (2.15 TB/s)
 #include <algorithm>
 
 #include "quantize_row.cuh"
@@ -17,8 +12,8 @@
 namespace regatta::cuda {
 namespace {
 
-// From so many rows on a warp takes a row, up to so many a cluster takes a wide one: whichever was
-// faster on an H200 (bench_codes quantize).
+// From so many rows on a warp takes a row, up to so many a cluster takes a wide one: whichever is
+// faster on an H200.
 constexpr int64_t kRowsOfWarps = 128, kRowsOfClusters = 64;
 constexpr int kWarpWidth = 4096;     // values of a row that a warp takes
 constexpr int kWarpThreads = 128;    // of a block then: their registers fill a multiprocessor

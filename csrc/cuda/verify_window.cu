@@ -2,10 +2,9 @@
 //
 // Architectures: all. Definition and the work on a row: regatta/verify_window.h.
 //  1. One block per row with a draft: the draft's rank and the largest logit, one pass over the
-//  row.
-//     A draft that is the likeliest token, or no candidate, is done. Else the weight in front of it
-//     against that of all tokens, one more pass; with top_k, whose border a radix selection finds,
-//     six.
+//     row. A draft that is the likeliest token, or no candidate, is done. Else the weight in front
+//     of it against that of all tokens, one more pass; with top_k, whose border a radix selection
+//     finds, six.
 //  2. One thread per span goes through its drafts.
 // Bound: latency of the passes, each of which one multiprocessor reads from L2.
 #include "common.cuh"

@@ -12,8 +12,7 @@
 //  * synchronize_stream is called at the end of paddle.inference's run: under capture it must
 //  succeed, and else the host would not run ahead (regatta_device_leave_queued).
 //  * init_blas_handle and init_blaslt_handle must give something that is not null: each context
-//  wants
-//    them, though nothing here uses them.
+//    wants them, though nothing here uses them.
 //  * query functions: anything but success means "not yet".
 // CUDA graphs: memory that a captured graph uses must not be given to others afterwards. Paddle has
 // an allocator for each stream, so a stream on which only captures run has memory of its own; see

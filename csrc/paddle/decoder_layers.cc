@@ -2,8 +2,7 @@
 //     slot_mapping [T], cu_seqlens_q [B + 1], context_lens [B], block_tables [B, M], max_lens [2],
 //     tree_mask? [T, words])
 //     {scheme, num_heads, num_kv_heads, head_dim, intermediate_size, epsilon, softmax_scale,
-//     windows,
-//      tensors_per_linear, qkv_bias, qk_norm, out_bias, mlp_bias, kv_format}
+//      windows, tensors_per_linear, qkv_bias, qk_norm, out_bias, mlp_bias, kv_format}
 //     -> hidden_out [T, H], caches in place
 //
 // All layers in one call: attention block, then MLP block, of layer after layer. A call costs the

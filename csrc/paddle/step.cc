@@ -1,12 +1,10 @@
 // Operators around the network that keep the tokens of consecutive steps on a GPU:
 //
-// regatta_resolve_tokens(token_ids [T], last_tokens [R]) -> token_ids, in place: a negative id -1 -
-// r
-//     becomes last_tokens[r]
-// regatta_follow_drafts(token_ids [T], positions [T], slot_mapping [T], context_lens [B], choices
-// [10, P],
-//     cu_seqlens_q [B + 1], block_tables [B, M], plan [B, W], tokens [R]) {block_size}
-//     -> the first five, in place (see regatta/follow_drafts.h). choices: as below
+// regatta_resolve_tokens(token_ids [T], last_tokens [R]) -> token_ids, in place: a negative id
+//     -1 - r becomes last_tokens[r]
+// regatta_follow_drafts(token_ids [T], positions [T], slot_mapping [T], context_lens [B],
+//     choices [10, P], cu_seqlens_q [B + 1], block_tables [B, M], plan [B, W], tokens [R])
+//     {block_size} -> the first five, in place (see regatta/follow_drafts.h). choices: as below
 // regatta_sample_step(logits [L, V] float32, choices [10, P] int32, last_tokens [R])
 //     -> last_tokens, in place: its first L entries are the new tokens, -1 for a row that cannot be
 //     drawn from. Rows of `choices`, one column per logit row, the rest unused: temperature,

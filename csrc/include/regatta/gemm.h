@@ -220,8 +220,8 @@ Status gemv_packed_sm90(const GemmParams& params, const GemvTile& tile, CUstream
 const char* gemm_packed_tiles_sm90_refuses(const GemmParams& params);
 // Tiles of gemm_packed_tiles_sm90.
 struct PackedTiles {
-  // Of weight and x: 256 x 128; not gated also 192 x 192, 192 x 128 and 128 x 256, 224, 192, 160,
-  // 128, 64.
+  // Of weight and x: 256 x 128; not gated also 192 x 192, 192 x 128, and 128 x 256, 224, 192,
+  // 160, 128 and 64.
   int rows = 0, tokens = 0;
   int share_bits = 0;  // those of the last wave are shared out along k among 1, 2, 4 or 8 blocks
   double cost = 0.;    // microseconds, about

@@ -21,14 +21,14 @@ namespace regatta {
 
 // L rows, V vocabulary, T tokens.
 struct VerifyWindowParams {
-  const float* logits = nullptr;        // [L, V], as tokens were drawn from
-  const float* temperature = nullptr;   // [L], and so on: see SampleParams
-  const int32_t* top_k = nullptr;       // [L]
-  const float* top_p = nullptr;         // [L]
-  const float* min_p = nullptr;         // [L]
-  const int32_t* num_drafts = nullptr;  // [L] drafts from the row on: n, n - 1, ..., 0 in a span;
-                                        // all 0 where what was drawn stays
-  const int32_t* token_ids = nullptr;   // [T]; row r's draft is token_ids[logit_indices[r] + 1]
+  const float* logits = nullptr;           // [L, V], as tokens were drawn from
+  const float* temperature = nullptr;      // [L], and so on: see SampleParams
+  const int32_t* top_k = nullptr;          // [L]
+  const float* top_p = nullptr;            // [L]
+  const float* min_p = nullptr;            // [L]
+  const int32_t* num_drafts = nullptr;     // [L] drafts from the row on: n, n - 1, ..., 0 in a
+                                           // span; all 0 where what was drawn stays
+  const int32_t* token_ids = nullptr;      // [T]; row r's draft is token_ids[logit_indices[r] + 1]
   const int32_t* logit_indices = nullptr;  // [L]
   int32_t* verdicts = nullptr;             // [L] scratch: of rows with drafts, see Verdict
   int32_t* drawn = nullptr;                // [L] tokens; in place, those drafts that stand
