@@ -40,7 +40,8 @@ Status fold_gate(const void* both, void* out, DType dtype, int64_t num_rows, int
 namespace regatta::cuda {
 
 // cuBLASLt's functions, from the library when there is one: half a gigabyte that decoding never
-// needs. In the folder REGATTA_CUBLASLT (predict/device/devices.py), or where the dynamic linker looks.
+// needs. In the folder REGATTA_CUBLASLT (predict/device/devices.py), or where the dynamic linker
+// looks.
 struct Lt {
   decltype(&cublasLtCreate) create = nullptr;
   decltype(&cublasLtDestroy) destroy = nullptr;

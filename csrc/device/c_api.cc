@@ -1,6 +1,6 @@
-// The C functions that predict/device/devices.py calls through ctypes: what Paddle's Python has no words
-// for (which devices there are and why not, pinned memory, copies that overlap, graphs). They work
-// on any CUDA memory and stream, so also beside a Paddle that has CUDA itself.
+// The C functions that predict/device/devices.py calls through ctypes: what Paddle's Python has no
+// words for (which devices there are and why not, pinned memory, copies that overlap, graphs). They
+// work on any CUDA memory and stream, so also beside a Paddle that has CUDA itself.
 //
 // Functions that can fail return 0 when done, else 1; regatta_device_error() is then the reason.
 #include <cstdint>

@@ -1,4 +1,5 @@
-// How keys and values lie in the paged cache: the twin of predict/nn/cache_formats.py. No framework.
+// How keys and values lie in the paged cache: the twin of predict/nn/cache_formats.py. No
+// framework.
 //
 //   format        a row of D values           scale tensors                          x =
 //   dense         D of the activations' dtype none                                   value
