@@ -7,17 +7,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from predict.async_llm import AsyncLLM
     from predict.config.engine import EngineConfig
+    from predict.config.guide import Guide
     from predict.errors import UserError
     from predict.llm import LLM
     from predict.request import RequestOutput, SamplingParams
 
-__all__ = ["LLM", "AsyncLLM", "EngineConfig", "RequestOutput", "SamplingParams", "UserError"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "EngineConfig",
+    "Guide",
+    "RequestOutput",
+    "SamplingParams",
+    "UserError",
+]
 
 # Name -> module. Lazy, so that `--help` and the scheduler's tests never import Paddle.
 _HOMES = {
     "LLM": "predict.llm",
     "AsyncLLM": "predict.async_llm",
     "EngineConfig": "predict.config.engine",
+    "Guide": "predict.config.guide",
     "RequestOutput": "predict.request",
     "SamplingParams": "predict.request",
     "UserError": "predict.errors",

@@ -558,6 +558,8 @@ class LLM:
         """The requests of a prompt, checked, not queued. Raises UserError."""
         check_kind(params)
         check_params(params, self.config)
+        if params.guide is not None:
+            raise UserError("guide is not supported by this engine yet; leave it out")
         params = with_token_ids(params, self.tokenizer, self.spec.vocab_size)
         if params.stop_strings and self.tokenizer is None:
             raise UserError(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from predict.config.guide import Guide
 from predict.errors import UserError
 from predict.system import bounds
 
@@ -109,6 +110,8 @@ class SamplingParams:
     best_of: int | None = None  # samples of which the n likeliest are returned; None: n
     logprobs: int | None = None  # of each token, and of so many likeliest ones; None: none
     prompt_logprobs: int | None = None  # likewise, of the prompt's tokens but the first
+    # What the answer's text must be: JSON of a schema, a regular expression, ... (predict.Guide).
+    guide: Guide | None = None
     # Beam search as HF transformers 5 has it (predict.engine.beams); processors before see
     # log-probabilities then, not logits.
     num_beams: int = 1  # above 1: the likeliest sequences are searched for with so many beams
@@ -135,6 +138,7 @@ class SamplingParams:
         early = self.early_stopping
         if not (isinstance(early, bool) or (isinstance(early, str) and early == "never")):
             raise bounds.refusal("early_stopping", early, "False, True, 'never'")
+        checked["guide"] = None if self.guide is None else Guide.of(self.guide)
         checked["logit_bias"] = bounds.logit_bias(self.logit_bias)
         checked["bad_words"] = bounds.bad_words(self.bad_words)
         checked["stop"] = bounds.stop_strings(self.stop)
@@ -219,6 +223,7 @@ _BEAM_NEUTRAL: dict[str, tuple[object, ...]] = {
     "best_of": (None,),
     "logprobs": (None,),
     "stop": ((),),
+    "guide": (None,),
 }
 
 

@@ -1,0 +1,206 @@
+"""What an answer's text must be: the record `Guide` of a request, checked for shape and size.
+
+Whether a schema or a grammar holds is found where it is compiled (predict.text.guides).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from predict.errors import UserError, nearest, quoted
+from predict.system import bounds
+from predict.system.files import json_type, parse_json
+
+MAX_SCHEMA_BYTES = 1 << 18  # of a schema, or of all schemas of a structural tag, as JSON
+MAX_DEPTH = 64  # lists and objects of a schema within each other
+MAX_GRAMMAR_BYTES = 1 << 16
+MAX_REGEX_BYTES = 1 << 14
+MAX_CHOICES = 4096
+MAX_CHOICES_BYTES = 1 << 16  # of all of them
+MAX_TAGS = 256  # structures of a structural tag, and its triggers
+MAX_TAG_BYTES = 1024  # of a trigger, a beginning or an end
+
+_STRUCTURE_KEYS = ("begin", "schema", "end")
+_TAG_KEYS = ("structures", "triggers", "at_least_one", "stop_after_first")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guide:
+    """What an answer must be: exactly one of these. Raises UserError that names the field.
+
+    Schemas and structural tags may be given as dicts or as JSON texts, and are kept as JSON texts.
+    """
+
+    json_schema: str | bool | Mapping[str, Any] | None = None  # JSON that fits this JSON schema
+    json_object: bool = False  # any JSON object
+    regex: str | None = None  # a text that this regular expression matches whole
+    choice: Sequence[str] | None = None  # one of these texts
+    grammar: str | None = None  # a text of this grammar, in llguidance's variant of Lark
+    # Text in which tags hold JSON: {"structures": [{"begin", "schema", "end"}], "triggers": [...]}.
+    structural_tag: str | Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        names = [field.name for field in fields(self)]
+        if not isinstance(self.json_object, bool):
+            raise bounds.refusal("guide.json_object", self.json_object, "true, false")
+        given = [name for name in names if _is_given(self, name)]
+        if len(given) != 1:
+            raise UserError(
+                f"guide has {', '.join(given) or 'nothing'} (allowed: exactly one of "
+                f"{', '.join(names)})"
+            )
+        name = given[0]
+        if name in _CHECKED:
+            object.__setattr__(self, name, _CHECKED[name](getattr(self, name)))
+
+    @classmethod
+    def of(cls, value: object) -> Guide:
+        """A Guide, or the one that a mapping describes. Raises UserError for anything else."""
+        if isinstance(value, Guide):
+            return value
+        names = [field.name for field in fields(cls)]
+        if not isinstance(value, Mapping):
+            raise bounds.refusal("guide", value, f"a Guide, an object with one of {names}, None")
+        for key in value:
+            if key not in names:
+                raise _unknown("guide", key, names)
+        return cls(**value)
+
+    @property
+    def kind(self) -> str:
+        """The field that is given."""
+        return next(field.name for field in fields(self) if _is_given(self, field.name))
+
+    @property
+    def text(self) -> str:
+        """The value of that field, as a text that says all of it."""
+        value = getattr(self, self.kind)
+        return value if isinstance(value, str) else json.dumps(value)
+
+
+def _is_given(guide: Guide, name: str) -> bool:
+    value = getattr(guide, name)
+    return value is True if name == "json_object" else value is not None
+
+
+def _unknown(where: str, key: object, known: Sequence[str]) -> UserError:
+    guess = nearest(str(key), known)
+    hint = f"; did you mean {guess}?" if guess else ""
+    return UserError(f"{where} has the key {quoted(key)} (allowed: {', '.join(known)}){hint}")
+
+
+def _text(name: str, value: object, most: int, *, empty: bool = False) -> str:
+    """A text of at most so many bytes. Raises UserError."""
+    if not isinstance(value, str) or not (value or empty):
+        raise bounds.refusal(name, value, "a text" if empty else "a text that is not empty")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{name} has half a surrogate pair at character {error.start}; leave it out"
+        ) from None
+    if size > most:
+        raise UserError(f"{name} has {size} bytes (allowed: at most {most}); make it shorter")
+    return value
+
+
+def _json_text(name: str, value: object) -> str:
+    """A JSON value as compact text, its keys in the order they came in. Raises UserError."""
+    if isinstance(value, str):
+        if len(value) > 4 * MAX_SCHEMA_BYTES:  # its spaces do not count, and yet take time
+            raise UserError(
+                f"{name} has {len(value)} characters (allowed: {MAX_SCHEMA_BYTES} bytes without "
+                "spaces); split it up"
+            )
+        value = parse_json(value, name, max_depth=MAX_DEPTH)
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise UserError(f"{name} has half a surrogate pair in a text; leave it out") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"{name} is no JSON value: {error}; give a JSON text or a dict") from None
+    if size > MAX_SCHEMA_BYTES:
+        raise UserError(
+            f"{name} has {size} bytes as JSON (allowed: at most {MAX_SCHEMA_BYTES}); split it up"
+        )
+    # Depth, and keys that were no texts and come twice for that.
+    parse_json(text, name, max_depth=MAX_DEPTH)
+    return text
+
+
+def _json_schema(value: object) -> str:
+    text = _json_text("guide.json_schema", value)
+    if not text.startswith("{") and text not in ("true", "false"):
+        kind = json_type(json.loads(text))
+        raise UserError(f"guide.json_schema is {kind} (allowed: an object, true, false)")
+    return text
+
+
+def _choice(value: object) -> tuple[str, ...]:
+    allowed = "a sequence of texts, none of them empty, at least one"
+    found = bounds.items("guide.choice", value, MAX_CHOICES, allowed)
+    if not found:
+        raise bounds.refusal("guide.choice", value, allowed)
+    texts = [_text(f"guide.choice[{i}]", each, MAX_CHOICES_BYTES) for i, each in enumerate(found)]
+    size = sum(len(text.encode()) for text in texts)
+    if size > MAX_CHOICES_BYTES:
+        raise UserError(
+            f"guide.choice has {size} bytes (allowed: at most {MAX_CHOICES_BYTES}, all texts "
+            "together)"
+        )
+    return tuple(dict.fromkeys(texts))
+
+
+def _structural_tag(value: object) -> str:
+    """As JSON, with all keys. See structures_of."""
+    name = "guide.structural_tag"
+    found = json.loads(_json_text(name, value))
+    if not isinstance(found, dict):
+        raise UserError(f"{name} is {json_type(found)} (allowed: an object)")
+    found.pop("type", None)  # as in OpenAI's and other servers' response_format
+    for key in found:
+        if key not in _TAG_KEYS:
+            raise _unknown(name, key, _TAG_KEYS)
+    for key in ("structures", "triggers"):
+        if not isinstance(found.get(key), list) or not 0 < len(found[key]) <= MAX_TAGS:
+            raise UserError(f"{name}.{key} is needed (allowed: a list of 1 to {MAX_TAGS} entries)")
+    for key in ("at_least_one", "stop_after_first"):
+        if not isinstance(found.setdefault(key, False), bool):
+            raise bounds.refusal(f"{name}.{key}", found[key], "true, false")
+    triggers = [
+        _text(f"{name}.triggers[{index}]", trigger, MAX_TAG_BYTES)
+        for index, trigger in enumerate(found["triggers"])
+    ]
+    for index, structure in enumerate(found["structures"]):
+        _check_structure(f"{name}.structures[{index}]", structure, triggers)
+    return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+
+
+def _check_structure(where: str, structure: object, triggers: Sequence[str]) -> None:
+    if not isinstance(structure, dict):
+        raise UserError(f"{where} is {json_type(structure)} (allowed: an object)")
+    for key in structure:
+        if key not in _STRUCTURE_KEYS:
+            raise _unknown(where, key, _STRUCTURE_KEYS)
+    begin = _text(f"{where}.begin", structure.get("begin"), MAX_TAG_BYTES)
+    _text(f"{where}.end", structure.get("end", ""), MAX_TAG_BYTES, empty=True)
+    if not isinstance(structure.get("schema"), (dict, bool)):
+        raise UserError(f"{where}.schema is needed (allowed: a JSON schema, as an object)")
+    if not any(begin.startswith(trigger) for trigger in triggers):
+        raise UserError(
+            f"{where}.begin is {quoted(begin)}, which begins with none of the triggers "
+            f"{quoted(list(triggers))}; add its trigger"
+        )
+
+
+_CHECKED = {
+    "json_schema": _json_schema,
+    "regex": lambda value: _text("guide.regex", value, MAX_REGEX_BYTES),
+    "choice": _choice,
+    "grammar": lambda value: _text("guide.grammar", value, MAX_GRAMMAR_BYTES),
+    "structural_tag": _structural_tag,
+}
