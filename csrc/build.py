@@ -107,10 +107,7 @@ SANITIZER_FLAGS = ("-O1", "-g1", "-fno-omit-frame-pointer")
 
 
 # The tests that call the operators and little else.
-SANITIZED_TESTS = (
-    "tests/test_ops.py tests/test_processors.py tests/test_kv_formats.py "
-    "tests/test_cpu_kernels_*.py"
-)
+SANITIZED_TESTS = "tests/ops tests/engine/test_logits_processors.py tests/nn/test_cache_formats.py"
 # Hears how many of how many steps of a build are done.
 Progress = Callable[[int, int], None]
 

@@ -10,8 +10,8 @@ import pytest
 
 from predict import LLM, EngineConfig, SamplingParams
 from predict.device import library
+from tests.speculative.test_support import draft_always, drafting, heldout
 from tests.test_golden import DEMO
-from tests.test_speculative_support import draft_always, drafting, heldout
 
 # How the same requests may be run. The prompts have 40 tokens and more.
 WAYS: dict[str, dict[str, Any]] = {

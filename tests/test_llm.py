@@ -17,7 +17,7 @@ from predict import LLM, EngineConfig, SamplingParams
 from predict.errors import UserError
 from predict.llm import choose_backend, load_decoder, read_spec
 from predict.request import RequestOutput
-from tests import tiny
+from tests.support import tiny
 
 DEMO = Path(__file__).parents[1] / "examples" / "demo_model"
 TOKENIZER = Path(__file__).parent / "data" / "tokenizers" / "byte_level"

@@ -1,1 +1,1 @@
-"""The worked examples of docs/extending.md; tests/test_docs_examples.py runs them."""
+"""The worked examples of docs/extending.md; tests/docs/test_docs_examples.py runs them."""

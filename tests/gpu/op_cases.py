@@ -18,7 +18,7 @@ from predict.nn.decoder import Attention, Layer, Linear, Mlp, map_tensors
 from predict.nn.inputs import ForwardInputs, to_tensors
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
-from tests.tolerances import assert_close
+from tests.support.tolerances import assert_close
 
 Tree = TypeVar("Tree", Layer, Attention, Mlp, Linear)
 MAX_POSITION = 40_000

@@ -17,9 +17,9 @@ from predict.nn.decoder import Linear
 from predict.ops import compiled as ops
 from predict.schemes import scheme_of
 from tests.gpu.test_schemes import runs_here
+from tests.schemes.test_schemes import normal
+from tests.speculative.test_support import demo
 from tests.test_batch_invariant import WAYS, answers, check_ways
-from tests.test_schemes import normal
-from tests.test_speculative_support import demo
 
 __all__ = ["demo"]
 

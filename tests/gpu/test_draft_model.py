@@ -16,9 +16,9 @@ from predict.nn.inputs import ForwardInputs
 from predict.ops import compiled as ops
 from predict.request import Request
 from predict.speculative.draft_model import DraftModelProposer
+from tests.engine.test_draft_policy import Generous
 from tests.gpu.test_engine import FORMS, SETTINGS
 from tests.test_golden import DEMO, GOLDEN, config, golden
-from tests.test_speculative_policy import Generous
 
 DRAFTS: dict[str, Any] = {
     "speculate_method": "draft_model",

@@ -20,7 +20,8 @@ from predict.device import devices
 from predict.engine.draft_policy import Costs
 from predict.engine.gpu_runner import GpuRunner
 from predict.errors import UserError
-from tests import tiny
+from tests.engine.test_draft_policy import Generous
+from tests.support import tiny
 from tests.test_golden import (
     CASES,
     COMPOSITIONS,
@@ -31,7 +32,6 @@ from tests.test_golden import (
     golden,
     greedy,
 )
-from tests.test_speculative_policy import Generous
 
 SETTINGS = {"device": "gpu", "inference_model": True, "attention": "append"}
 

@@ -12,8 +12,8 @@ from predict import LLM, SamplingParams
 from predict.device import devices
 from predict.engine.draft_policy import Costs
 from predict.errors import EngineError
+from tests.engine.test_draft_policy import Generous
 from tests.test_golden import DEMO, config
-from tests.test_speculative_policy import Generous
 
 PLACE = 5
 SETTINGS: dict[str, Any] = {

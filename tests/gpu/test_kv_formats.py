@@ -15,6 +15,7 @@ from predict.device import devices
 from predict.nn.cache_formats import FORMATS, KvFormat
 from predict.ops import compiled as ops
 from predict.ops import plain as reference
+from tests.engine.test_quantized_caches import CACHE_TYPES, PROMPTS, config, greedy, model
 from tests.gpu.op_cases import Heads, Operands, Span, Step, numpy_of
 from tests.gpu.test_engine import FORMS, runner_of
 from tests.gpu.test_ops import (
@@ -28,8 +29,7 @@ from tests.gpu.test_ops import (
     prefill_spans,
 )
 from tests.gpu.test_schemes import DISTANCE
-from tests.test_kv_engine import CACHE_TYPES, PROMPTS, config, greedy, model
-from tests.test_schemes import logits_of, relative_error
+from tests.schemes.test_schemes import logits_of, relative_error
 
 QUANTIZED = [row for row in FORMATS if row.scales != "none"]
 SETTINGS = {"device": "gpu", "attention": "append"}

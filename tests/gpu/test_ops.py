@@ -17,15 +17,15 @@ from predict.engine.logprobs import measure
 from predict.nn.decoder import fold_norms
 from predict.ops import compiled as ops
 from predict.ops import plain as reference
-from tests.gpu.op_cases import Heads, Operands, Span, Step, compare, numpy_of, same
-from tests.test_sampling_statistics import (
+from tests.engine.test_sampling_statistics import (
     LOGITS,
     NUM_DRAWS,
     SETTINGS,
     assert_follows,
     distribution,
 )
-from tests.tolerances import BLOCK_ROUNDINGS, assert_close
+from tests.gpu.op_cases import Heads, Operands, Span, Step, compare, numpy_of, same
+from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
 
 DTYPES = ("float32", "bfloat16", "float16")
 ROWS = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 128, 129, 200, 256, 257)

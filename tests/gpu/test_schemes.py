@@ -16,9 +16,9 @@ from predict.config.quantization import GPU_GROUP_SIZES, GROUP_SIZES, SUPPORT
 from predict.device import devices
 from predict.errors import UserError
 from predict.schemes import Quantized, scheme_of
-from tests import tiny
-from tests.test_formats import CASES, GOLDEN, SCHEMES, open_layout
-from tests.test_schemes import SETTINGS, answer, logits_of, normal, relative_error
+from tests.loading.test_layouts import CASES, GOLDEN, SCHEMES, open_layout
+from tests.schemes.test_schemes import SETTINGS, answer, logits_of, normal, relative_error
+from tests.support import tiny
 
 # Features in multiples of 128, which every scheme's blocks and groups divide.
 SHAPE = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}

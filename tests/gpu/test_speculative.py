@@ -11,8 +11,8 @@ from predict import LLM, SamplingParams
 from predict.config.quantization import CACHE_TYPES
 from predict.device import devices
 from tests.gpu.test_schemes import runs_here
-from tests.test_speculative import METHODS
-from tests.test_speculative_support import config, demo, draft_always, drafting, heldout
+from tests.speculative.test_speculative import METHODS
+from tests.speculative.test_support import config, demo, draft_always, drafting, heldout
 
 __all__ = ["demo"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests import tiny
+from tests.support import tiny
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TOKENIZER = ROOT / "tests" / "data" / "tokenizers" / "byte_level"

@@ -30,7 +30,7 @@ from predict.text.chat_template import JinjaTemplate
 from predict.text.tokenizer import Tokenizer
 from quant.state import RunState
 from tests.hostile.case import write_model
-from tests.test_manifest import MANIFEST
+from tests.loading.test_manifest import MANIFEST
 
 CORPUS = Path(__file__).parent / "corpus"
 MAX_SECONDS = 10.0  # for one file, on a busy machine

@@ -14,7 +14,7 @@ import pytest
 
 from tests.hostile.case import ROOT
 from tests.hostile.kill import SIGNALS, Ended, contents, locks, moments, run_command
-from tests.test_quant_run import write_model
+from tests.quant.test_run import write_model
 
 NUM_MOMENTS = 20
 OLD = b"the last run's results\n"

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from predict.device import built, devices, library
 from predict.errors import UserError
-from tests.built_libraries import BUILT, this_paddle, write_library
+from tests.support.built_libraries import BUILT, this_paddle, write_library
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CONTENT = bytes(range(256)) * 64  # four pages

@@ -1,0 +1,200 @@
+"""The plugin in Paddle, over a CUDA runtime made of ordinary memory (fake_gpu)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import build
+from predict.device import devices
+from tests.fake_gpu import libraries
+
+TESTS = Path(__file__).resolve().parents[1]
+
+START = """
+import os, pathlib, sys
+import numpy as np
+from predict.device import devices as device
+device.PLUGIN_FOLDER = pathlib.Path({folder!r})
+device._built_architectures = lambda: ("90a",)
+"""
+PADDLE = """
+gpu = device.choose("gpu:1")
+device.activate(gpu)
+import paddle
+from predict.device import cuda
+"""
+
+
+@pytest.fixture(scope="module")
+def plugin_folder() -> Path:
+    """A folder that holds the plugin, linked to runtime.cc in the CUDA runtime's place."""
+    try:
+        folder = libraries.compile_libraries()
+    except build.BuildError as error:
+        pytest.skip(str(error))
+    return folder / devices.PLUGIN_FOLDER.name
+
+
+def run(folder: Path, program: str, **environment: str) -> None:
+    """Runs the program in a fresh process; it must end with status 0 and say nothing on stderr."""
+    process = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", START.format(folder=str(folder)) + program],
+        cwd=TESTS.parent,
+        env={"PATH": "/usr/bin:/bin", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (process.returncode, process.stderr) == (0, "")
+
+
+def test_no_driver_means_no_devices_and_a_working_cpu(plugin_folder: Path) -> None:
+    run(
+        plugin_folder,
+        """
+try:
+    device.choose("gpu")
+    raise SystemExit("chosen")
+except ValueError as error:
+    assert "no NVIDIA driver was found" in str(error), error
+os.environ["CUSTOM_DEVICE_ROOT"] = str(device.PLUGIN_FOLDER)
+os.environ["GLOG_minloglevel"] = "1"
+import paddle
+assert paddle.device.get_available_custom_device() == []
+assert (paddle.ones([2]) + 1).tolist() == [2, 2]
+""",
+        FAKE_CUDA_DEVICES="0",
+    )
+
+
+def test_tensors_copies_and_fallback_kernels(plugin_folder: Path) -> None:
+    run(
+        plugin_folder,
+        PADDLE
+        + """
+x = np.arange(12, dtype="float32").reshape(3, 4)
+tensor = paddle.to_tensor(x)
+assert str(tensor.place) == "Place(nvgpu:1)", tensor.place
+assert ((tensor + 1).numpy() == x + 1).all()
+there = tensor._copy_to(paddle.CustomPlace("nvgpu", 0), True)
+assert str(there.place) == "Place(nvgpu:0)" and (there.numpy() == x).all()
+""",
+    )
+
+
+def test_out_of_memory_is_explained_and_cached_memory_found_again(plugin_folder: Path) -> None:
+    run(
+        plugin_folder,
+        PADDLE
+        + """
+kept = paddle.empty([100 << 20], "uint8")
+try:
+    with device.explained_out_of_memory("lower --batch_size"):
+        paddle.empty([200 << 20], "uint8")
+    raise SystemExit("allocated")
+except ValueError as error:
+    assert str(error) == (
+        "GPU 1 (fake GPU) is out of memory: 200.00 MiB were asked for (209715200 bytes), "
+        "156.00 MiB of 256.00 MiB are free, and this process holds 100.00 MiB, of which "
+        "100.00 MiB are in use; lower --batch_size"), error
+pieces = [paddle.empty([12 << 20], "uint8") for _ in range(12)]
+del pieces
+paddle.empty([150 << 20], "uint8")
+assert device.memory_info(gpu).in_use == 250 << 20
+del kept
+device.release_cached(gpu)
+info = device.memory_info(gpu)
+assert (info.held, info.in_use, info.free) == (0, 0, 256 << 20), info
+""",
+    )
+
+
+def test_graphs_record_in_memory_of_their_own(plugin_folder: Path) -> None:
+    run(
+        plugin_folder,
+        PADDLE
+        + """
+source, target = cuda.pinned([1000], "float32"), paddle.zeros([1000])
+pool = cuda.GraphPool(gpu)
+def function():
+    scratch = paddle.empty([1000])
+    cuda.copy_to_device(scratch, source, cuda.current_stream(gpu))
+    cuda.copy_to_host(source, scratch, cuda.current_stream(gpu))
+    cuda.copy_to_device(target, source, cuda.current_stream(gpu))
+    return target, scratch.data_ptr()
+graph = pool.capture(function)
+assert graph.num_nodes == 3
+others = [paddle.full([1000], 7.0) for _ in range(20)]
+assert graph.outputs[1] not in [tensor.data_ptr() for tensor in others]
+source[:] = 5
+graph.replay()
+assert (graph.outputs[0].numpy() == 5).all()
+assert all((tensor.numpy() == 7).all() for tensor in others)
+""",
+    )
+
+
+def test_clones_never_leave_the_device(plugin_folder: Path) -> None:
+    run(
+        plugin_folder,
+        PADDLE
+        + """
+x = paddle.to_tensor(np.arange(12, dtype="float32").reshape(3, 4))
+graph = cuda.GraphPool(gpu).capture(lambda: (x.clone(), x[:, 1:3].clone(), x[3:].clone()))
+assert graph.num_nodes == 3, graph.num_nodes  # a copy, a view made contiguous, its copy
+cuda.copy_to_device(x, np.full([3, 4], 5, "float32"), cuda.current_stream(gpu))
+graph.replay()
+whole, view, empty = graph.outputs
+assert (whole.numpy() == 5).all() and (view.numpy() == 5).all() and empty.shape == [0, 4]
+""",
+    )
+
+
+def test_fallback_to_the_cpu_cannot_be_captured(plugin_folder: Path) -> None:
+    program = """
+pool = cuda.GraphPool(gpu)
+x = paddle.ones([8])
+saved = os.dup(2)
+os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the plugin names the operation there
+try:
+    pool.capture(lambda: x + 1)
+    raise SystemExit("captured")
+except Exception:
+    pass
+os.dup2(saved, 2)
+assert "a copy during a capture" in device.device_library().regatta_device_error().decode()
+assert pool.capture(lambda: None).num_nodes == 0
+"""
+    run(plugin_folder, PADDLE + program)
+
+
+def test_paddle_imported_too_early_is_said(plugin_folder: Path) -> None:
+    run(
+        plugin_folder,
+        """
+import paddle
+try:
+    device.activate(device.choose("gpu"))
+    raise SystemExit("activated")
+except ValueError as error:
+    assert "imported without the GPU plugin" in str(error), error
+""",
+    )
+
+
+def test_another_plugin_folder_is_refused(plugin_folder: Path) -> None:
+    run(
+        plugin_folder,
+        """
+try:
+    device.activate(device.choose("gpu"))
+    raise SystemExit("activated")
+except ValueError as error:
+    assert "CUSTOM_DEVICE_ROOT=/elsewhere is set" in str(error), error
+""",
+        CUSTOM_DEVICE_ROOT="/elsewhere",
+    )

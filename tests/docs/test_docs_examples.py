@@ -1,0 +1,174 @@
+"""The worked examples of docs/extending.md do what the page says."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import build
+from predict import LLM, EngineConfig, SamplingParams, UserError
+from predict.config import engine as config
+from predict.config import quantization
+from predict.nn import cache_formats as kv_formats
+from predict.nn.weights import WeightNames
+from tests.docs_examples import cache_format
+from tests.docs_examples.models.acme import WEIGHTS as ACME_NAMES
+from tests.support import tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = Path(__file__).parents[1] / "docs_examples"
+PROMPTS = [[3, 17, 5, 9, 11], [40, 41, 42, 43, 40, 41, 42, 43]]
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
+Enter = Callable[[str, str], None]
+
+
+@pytest.fixture
+def in_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[Enter]:
+    """Call it with a package and a module: the example is found as if it stood there."""
+    entered: list[tuple[str, str]] = []
+
+    def enter(package: str, module: str) -> None:
+        home = importlib.import_module(f"predict.{package}")
+        monkeypatch.setattr(home, "__path__", [*home.__path__, str(EXAMPLES / package)])
+        entered.append((f"predict.{package}", module))
+
+    yield enter
+    for package, module in entered:
+        sys.modules.pop(f"{package}.{module}", None)
+        vars(sys.modules[package]).pop(module, None)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> EngineConfig:
+    directory = tiny.write(tmp_path / "model")
+    return EngineConfig(model_name_or_path=str(directory), max_length=64, batch_size=2)
+
+
+def tokens(model: EngineConfig) -> list[tuple[int, ...]]:
+    return [output.token_ids for output in LLM(model).generate(PROMPTS, GREEDY)]
+
+
+def acme_name(name: str) -> str:
+    """What the example's family calls a tensor of Llama's."""
+    llama, acme = WeightNames(), ACME_NAMES
+    pairs = [(llama.embedding, acme.embedding), (llama.final_norm, acme.final_norm)]
+    pairs += [(llama.head, acme.head), ("model.layers", "acme.blocks")]
+    pairs += [(llama.attention_norm, acme.attention_norm), (llama.mlp_norm, acme.mlp_norm)]
+    for field in ("qkv", "out", "gate_up", "down"):
+        pairs += zip(getattr(llama, field), getattr(acme, field), strict=True)
+    for old, new in pairs:
+        name = name.replace(old, new)
+    return name
+
+
+def test_a_family_is_one_file(tmp_path: Path, model: EngineConfig, in_package: Enter) -> None:
+    in_package("models", "acme")
+    llama, acme = Path(model.model_name_or_path), tmp_path / "acme"
+    acme.mkdir()
+    values = json.loads((llama / "config.json").read_text())
+    values |= {"model_type": "acme", "use_qkv_bias": False}
+    (acme / "config.json").write_text(json.dumps(values))
+    renamed = {acme_name(n): v for n, v in load_file(llama / "model.safetensors").items()}
+    assert not any(name.startswith("model.") for name in renamed)
+    save_file(renamed, acme / "model.safetensors")
+    assert tokens(dataclasses.replace(model, model_name_or_path=str(acme))) == tokens(model)
+
+
+def test_a_scheme_is_one_file_and_two_rows(
+    model: EngineConfig, in_package: Enter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "weight_only_int6"
+    in_package("schemes", name)
+    monkeypatch.setattr(quantization, "SCHEMES", (*quantization.SCHEMES, name))
+    monkeypatch.setitem(quantization.SUPPORT, name, quantization.Support(cpu=False, gpu=(99, 0)))
+    llm = LLM(dataclasses.replace(model, quant_type=name))
+    assert llm.decoder is not None
+    assert llm.decoder.layers[0].mlp.down.scheme == name
+    assert all(len(o.token_ids) == 24 for o in llm.generate(PROMPTS, GREEDY))
+    with pytest.raises(UserError, match="does not run on the compiled operators"):
+        LLM(dataclasses.replace(model, quant_type=name, inference_model=True))
+
+
+def test_a_scheme_s_product_is_near_the_weight_s(in_package: Enter) -> None:
+    import numpy as np
+
+    import paddle
+    from predict.schemes import scheme_of
+
+    in_package("schemes", "weight_only_int6")
+    scheme = scheme_of("weight_only_int6")
+    generator = np.random.default_rng(0)
+    weight = generator.standard_normal((24, 48), dtype=np.float32)
+    made = scheme.tensors(scheme.quantize(weight, -1), "float32", compiled=False)
+    step = np.abs(weight).max(axis=1, keepdims=True) / 31
+    assert (np.abs(scheme.plain(made).numpy() - weight) <= 0.5001 * step).all()
+    x = paddle.to_tensor(generator.standard_normal((3, 48), dtype=np.float32))
+    assert np.allclose(scheme.product(x, made), x.numpy() @ scheme.plain(made).numpy().T, atol=1e-4)
+
+
+def test_a_cache_format_is_a_row(model: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_formats, "FORMATS", (*kv_formats.FORMATS, cache_format.ROW))
+    monkeypatch.setitem(quantization.KV_FORMATS, "affine", "int8_affine")
+    monkeypatch.setattr(config, "CACHE_TYPES", (*quantization.CACHE_TYPES, "affine"))
+    affine = dataclasses.replace(model, cachekv_int8_type="affine")
+    assert affine.kv_format == "int8_affine"
+    same = [a == b for a, b in zip(tokens(affine), tokens(model), strict=True)]
+    assert any(same)  # 8 bits with a minimum are near enough for a tiny model
+
+
+def test_a_drafter_is_one_file_and_changes_no_text(model: EngineConfig, in_package: Enter) -> None:
+    in_package("speculative", "bigram")
+    drafts = dataclasses.replace(
+        model, speculate_method="bigram", speculate_max_draft_token_num=4, max_length=256
+    )
+    long = dataclasses.replace(GREEDY, max_new_tokens=160)
+    llm = LLM(drafts)
+    found = [output.token_ids for output in llm.generate(PROMPTS, long)]
+    plain = LLM(dataclasses.replace(model, max_length=256)).generate(PROMPTS, long)
+    assert found == [output.token_ids for output in plain]
+    assert llm.stats().num_accepted_draft_tokens > 0
+
+
+OPERATOR_CHECK = """
+import sys
+import paddle
+from paddle import _C_ops
+from paddle.base import core
+
+assert core.load_op_meta_info_and_register_op(sys.argv[1]) == ["regatta_relu_squared"]
+for dtype, tolerance in (("float32", 1e-6), ("bfloat16", 0.0), ("float16", 0.0)):
+    x = paddle.randn([5, 37]).astype(dtype)
+    (found,) = _C_ops._run_custom_op("regatta_relu_squared", x)
+    plain = paddle.nn.functional.relu(x.astype("float32")).square().astype(dtype)
+    difference = found.astype("float32") - plain.astype("float32")
+    assert difference.abs().max() <= tolerance, dtype
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_an_operator_is_a_header_a_kernel_and_a_registration(tmp_path: Path) -> None:
+    paddle = build.find_paddle()
+    headers, libraries = paddle.root / "include", paddle.root / "libs"
+    own, csrc = EXAMPLES / "csrc", ROOT / "csrc"
+    folders = [own / "include", own / "cpu", csrc / "include", csrc / "cpu", csrc / "paddle"]
+    flags = [*build.CXX_FLAGS, "-O1", *(f"-I{folder}" for folder in folders)]
+    flags += [f"-isystem{headers}", f"-isystem{headers / 'third_party'}"]
+    shared = [csrc / "cpu" / f"{name}.cc" for name in ("dispatch", "thread_pool", "cpu_info")]
+    sources = [own / "cpu" / "relu_squared.cc", own / "paddle" / "relu_squared.cc", *shared]
+    objects = [str(tmp_path / f"{number}.o") for number in range(len(sources))]
+    for source, made in zip(sources, objects, strict=True):
+        subprocess.run(["g++", *flags, "-c", str(source), "-o", made], check=True)
+    library = tmp_path / "librelu_squared.so"
+    link = [f"-L{paddle.root / 'base'}", f"-L{libraries}", f"-Wl,-rpath-link,{libraries}"]
+    link += [f"-l:{name}" for name in build.PADDLE_LIBRARIES]
+    subprocess.run(["g++", *build.LINK_FLAGS, *objects, *link, "-o", str(library)], check=True)
+    subprocess.run([sys.executable, "-c", OPERATOR_CHECK, str(library)], check=True)

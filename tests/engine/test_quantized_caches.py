@@ -1,0 +1,176 @@
+"""Whole runs over quantized caches: one text, however its steps, blocks and mode are chosen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from export.export_model import export_model
+from predict import LLM, EngineConfig, SamplingParams
+from predict.device import library
+from predict.engine.kv_cache import bytes_per_token, check_cpu_memory, num_cache_blocks
+from predict.errors import UserError
+from predict.llm import read_spec
+from predict.loading.manifest import load_manifest
+from tests.support import tiny
+
+CACHE_TYPES = ("dynamic", "static", "fp8", "int4")
+# A window and GQA; the second one's rows have odd halves in int4.
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "window, head_dim 20": {"model_type": "mistral", "sliding_window": 24, "head_dim": 20},
+}
+PROMPTS = [[5 + i, *range(7, 7 + 9 * i), 3] for i in range(1, 6)]
+COMPOSITIONS: tuple[dict[str, Any], ...] = (
+    {"batch_size": 1},
+    {"batch_size": 4, "attention": "block", "block_size": 64},
+    {"batch_size": 5, "attention": "append", "max_num_batched_tokens": 7},
+    # Too few blocks for five sequences at once: some are preempted and computed again.
+    {"batch_size": 5, "attention": "append", "num_cache_blocks": 8},
+)
+
+
+def model(directory: Path, changes: dict[str, Any]) -> Path:
+    """A tiny checkpoint with scales of its caches."""
+    tiny.write(directory, changes)
+    scales = {
+        f"llama.layers.{layer}.self_attn.cache{which}_matmul.activation_quanter": [4.0, 4, 3.5, 3]
+        for layer in range(2)
+        for which in "kv"
+    }
+    (directory / "cachekv_scales.json").write_text(json.dumps(scales))
+    return directory
+
+
+def config(directory: Path, **changes: Any) -> EngineConfig:
+    values = {"max_length": 96, "block_size": 16, "inference_model": True, **changes}
+    return EngineConfig(model_name_or_path=str(directory), **values)
+
+
+def greedy(llm: LLM, prompts: list[list[int]] = PROMPTS) -> list[tuple[int, ...]]:
+    params = SamplingParams(max_new_tokens=24, temperature=0.0, ignore_eos=True)
+    return [output.token_ids for output in llm.generate(prompts, params)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("cache_type", CACHE_TYPES)
+def test_text_does_not_depend_on_how_steps_are_cut(
+    compiled: library.Library, tmp_path: Path, cache_type: str, shape: str, dtype: str
+) -> None:
+    directory = model(tmp_path / "model", SHAPES[shape])
+    changes = {"cachekv_int8_type": cache_type, "dtype": dtype}
+    texts, preemptions = [], 0
+    for composition in COMPOSITIONS:
+        llm = LLM(config(directory, **changes, **composition))
+        texts.append(greedy(llm))
+        preemptions += llm.stats().num_preemptions
+    assert preemptions > 0
+    assert all(text == texts[0] for text in texts)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("cache_type", CACHE_TYPES)
+def test_exported_program_gives_the_same_text(
+    compiled: library.Library, tmp_path: Path, cache_type: str, fused: bool
+) -> None:
+    directory = model(tmp_path / "model", {})
+    changes = {"cachekv_int8_type": cache_type, "inference_model": fused, "batch_size": 3}
+    dynamic = greedy(LLM(config(directory, **changes)))
+    export_model(config(directory, **changes), tmp_path / "static")
+    assert load_manifest(tmp_path / "static").kv_format == config(directory, **changes).kv_format
+    static = LLM(config(tmp_path / "static", mode="static", **changes))
+    assert greedy(static) == dynamic
+    with pytest.raises(UserError, match=r"its KV cache is .*--cachekv_int8_type asks for dense"):
+        LLM(config(tmp_path / "static", mode="static", inference_model=fused))
+
+
+@pytest.mark.parametrize("cache_type", CACHE_TYPES)
+def test_cached_prefix_gives_the_same_text_as_a_computed_one(
+    compiled: library.Library, tmp_path: Path, cache_type: str
+) -> None:
+    directory = model(tmp_path / "model", {})
+    llm = LLM(config(directory, cachekv_int8_type=cache_type, attention="append"))
+    computed = greedy(llm, PROMPTS[-1:])
+    assert llm.stats().num_prefix_hit_tokens == 0
+    assert greedy(llm, PROMPTS[-1:]) == computed
+    assert llm.stats().num_prefix_hit_tokens == 32
+
+
+@pytest.mark.parametrize("cache_type", CACHE_TYPES)
+def test_plain_and_compiled_operators_agree(
+    compiled: library.Library, tmp_path: Path, cache_type: str
+) -> None:
+    directory = model(tmp_path / "model", {})
+    texts = [
+        greedy(LLM(config(directory, cachekv_int8_type=cache_type, inference_model=fused)))
+        for fused in (False, True)
+    ]
+    # float32 sums in another order: a code beside the middle of two may fall to the other.
+    tokens = [[token for text in side for token in text] for side in texts]
+    agree = sum(a == b for a, b in zip(*tokens, strict=True))
+    assert agree >= 0.9 * len(tokens[0])
+
+
+def test_smaller_formats_get_more_blocks(tmp_path: Path) -> None:
+    directory = model(tmp_path / "model", {})
+    spec = LLM(config(directory, inference_model=False)).spec
+    sizes, blocks = [], []
+    for cache_type in (None, "static", "int4"):
+        wanted = config(
+            directory, cachekv_int8_type=cache_type, attention="append", batch_size=10_000
+        )
+        sizes.append(bytes_per_token(wanted, spec))
+        blocks.append(num_cache_blocks(wanted, spec, free_bytes=1 << 24))
+    assert sizes == [4 * 2 * 2 * 2 * 32, 2 * 2 * 2 * 32, 2 * 2 * 2 * (16 + 8)]
+    assert blocks == [int(0.9 * (1 << 24)) // (16 * size) for size in sizes]
+
+
+def test_static_scales_have_to_be_there(tmp_path: Path) -> None:
+    directory = tiny.write(tmp_path / "model")
+    with pytest.raises(UserError, match=r"holds no cachekv_scales\.json"):
+        LLM(config(directory, cachekv_int8_type="static", inference_model=False))
+
+
+@pytest.mark.parametrize(
+    ("changes", "weights", "message"),
+    [
+        ({}, 1 << 40, "weights do not fit: they take 1048576 MiB, and 64 MiB of memory are free"),
+        ({}, (64 << 20) - 1, "the rotary table of 64 positions does not fit"),
+        ({"max_length": 1 << 24}, 0, "the rotary table of 16777216 positions does not fit"),
+        ({"max_length": 60_000}, 1 << 20, "the KV cache does not fit: 3750 blocks of 16 tokens"),
+        (
+            {"num_cache_blocks": 10**9},
+            0,
+            "the KV cache does not fit: --num_cache_blocks 1000000000",
+        ),
+        ({"batch_size": 2000}, 0, "the KV cache does not fit: 8000 blocks"),
+    ],
+)
+def test_what_cannot_fit_into_memory_is_refused_before_weights_are_read(
+    tmp_path: Path, changes: dict[str, Any], weights: int, message: str
+) -> None:
+    directory = tiny.write(tmp_path / "model")
+    spec = read_spec(directory)[0]
+    values = {"max_length": 64, "block_size": 16, **changes}
+    wanted = EngineConfig(model_name_or_path=str(directory), **values)
+    with pytest.raises(UserError, match=message):
+        check_cpu_memory(wanted, spec, 64 << 20, weights)
+
+
+def test_an_export_needs_no_memory_for_a_cache(tmp_path: Path) -> None:
+    directory = tiny.write(tmp_path / "model")
+    spec = read_spec(directory)[0]
+    wanted = EngineConfig(model_name_or_path=str(directory), max_length=60_000)
+    check_cpu_memory(wanted, spec, 64 << 20, 1 << 20, with_cache=False)
+
+
+def test_a_made_up_model_beyond_the_memory_is_refused_at_once(tmp_path: Path) -> None:
+    directory = tiny.write(tmp_path / "model")
+    sizes = {"hidden_size": 1 << 17, "intermediate_size": 1 << 20, "num_hidden_layers": 1024}
+    (directory / "config.json").write_text(json.dumps({**tiny.CONFIG, **sizes}))
+    with pytest.raises(UserError, match=r"the weights do not fit: they take \d+ MiB"):
+        LLM(EngineConfig(model_name_or_path=str(directory), max_length=64, load_format="dummy"))

@@ -1,0 +1,172 @@
+"""What the sampling operator draws, counted: distributions, masked tokens, seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from export.export_model import export_model
+from predict import LLM, SamplingParams
+from predict.device.library import Library
+from predict.speculative import accepted_tokens
+from tests.ops.test_cpu_kernels_sample import Ints, sample
+from tests.test_golden import config, golden
+
+Floats = npt.NDArray[np.float64]
+
+NUM_DRAWS = 100_000
+LOGITS = np.random.default_rng(3).standard_normal(64) * 1.2
+SETTINGS: dict[str, dict[str, float]] = {
+    "plain": {},
+    "temperature": {"temperature": 0.6},
+    "top_k": {"top_k": 9},
+    "top_p": {"top_p": 0.8},
+    "min_p": {"min_p": 0.08},
+    "typical_p": {"typical_p": 0.5},
+    "typical_p, top_k of all": {"typical_p": 0.5, "top_k": 100},
+    "typical_p, min_p of all": {"typical_p": 0.8, "min_p": 1e-6},
+    "all": {"temperature": 1.4, "top_k": 40, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.8},
+}
+
+
+def distribution(
+    logits: Floats,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    typical_p: float = 1.0,
+) -> Floats:
+    """Probabilities of the tokens, one definition after the other, for logits without ties."""
+    p = np.exp((logits - logits.max()) / temperature)
+    if top_k:
+        p[p < np.sort(p)[-min(top_k, len(p))]] = 0
+    if top_p < 1:
+        order = np.argsort(-p)
+        before = np.cumsum(p[order]) - p[order]
+        p[order[before >= top_p * p.sum()]] = 0
+    p[p < min_p * p.max()] = 0
+    p /= p.sum()
+    if typical_p < 1:
+        kept = np.flatnonzero(p)
+        surprise = -np.log(p[kept])
+        order = kept[np.argsort(np.abs(surprise - np.sum(p[kept] * surprise)))]
+        before = np.cumsum(p[order]) - p[order]
+        p[order[before >= typical_p]] = 0
+    result: Floats = p / p.sum()
+    return result
+
+
+def assert_follows(tokens: Ints, probabilities: Floats) -> None:
+    """Pearson's chi-square; a right sampler fails with a probability of one in a million."""
+    counts = np.bincount(tokens, minlength=len(probabilities))
+    assert counts[probabilities == 0].sum() == 0
+    expected = probabilities * len(tokens)
+    common = expected >= 5
+    rest = expected[~common].sum()
+    got, want = counts[common], expected[common]
+    if rest > 0:
+        got, want = np.append(got, counts[~common].sum()), np.append(want, rest)
+    degrees = len(want) - 1
+    statistic = float(np.sum((got - want) ** 2 / want))
+    # Wilson and Hilferty 1931: the cube root is nearly normal.
+    spread = 2 / (9 * degrees)
+    assert ((statistic / degrees) ** (1 / 3) - (1 - spread)) / spread**0.5 < 4.75
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_draws_follow_the_distribution(compiled: Library, setting: str) -> None:
+    rows = np.tile(LOGITS.astype(np.float32), (NUM_DRAWS, 1))
+    tokens = sample(compiled, rows, seeds=77, offsets=np.arange(NUM_DRAWS), **SETTINGS[setting])
+    assert_follows(tokens, distribution(LOGITS, **SETTINGS[setting]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("setting", ["plain", "top_p", "all"])
+def test_pairs_of_tokens_follow_the_distribution_with_drafts(
+    compiled: Library, setting: str
+) -> None:
+    """Two tokens in a row, the second one's distribution by the first; half the drafts are likely.
+
+    A wrong draft's position is drawn again in the next step, with the same random number.
+    """
+    rng = np.random.default_rng(4)
+    first, second = rng.standard_normal(8) * 1.5, rng.standard_normal((8, 8)) * 1.5
+    likely = np.argsort(-first)[:2]
+    drafts = np.where(rng.random(NUM_DRAWS) < 0.5, likely[0], rng.integers(0, 8, NUM_DRAWS))
+
+    def drawn(logits: Floats, offset: int) -> Ints:
+        return sample(
+            compiled,
+            np.broadcast_to(logits, (NUM_DRAWS, 8)).astype(np.float32),
+            seeds=np.arange(NUM_DRAWS),
+            offsets=offset,
+            **SETTINGS[setting],
+        )
+
+    ahead = drawn(first, 0), drawn(second[drafts], 1)
+    again = drawn(second[ahead[0]], 1)
+    pairs = []
+    for draft, one, two, later in zip(drafts, *ahead, again, strict=True):
+        tokens = accepted_tokens([draft], [one, two])
+        pairs.append(8 * tokens[0] + (tokens[1] if len(tokens) == 2 else later))
+    settings: Any = SETTINGS[setting]
+    joint = distribution(first, **settings)[:, None] * np.stack(
+        [distribution(row, **settings) for row in second]
+    )
+    assert_follows(np.array(pairs), joint.reshape(-1))
+
+
+def test_masked_tokens_are_never_drawn_in_five_million(compiled: Library) -> None:
+    """Masked by -inf, or too unlikely for float32 to have a weight."""
+    rng = np.random.default_rng(5)
+    num_rows, size = 100_000, 33
+    possible = rng.random(size) < 0.3
+    row = np.where(possible, rng.standard_normal(size), -np.inf).astype(np.float32)
+    row[np.flatnonzero(~possible)[::3]] = -1000
+    rows = np.tile(row, (num_rows, 1))
+    kinds = list(SETTINGS.values())
+    columns = {
+        name: np.array([kinds[i % len(kinds)].get(name, off) for i in range(num_rows)])
+        for name, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0), ("typical_p", 1.0))
+    }
+    for seed in range(50):
+        tokens = sample(compiled, rows, seeds=seed, offsets=np.arange(num_rows), **columns)
+        assert possible[tokens].all()
+
+
+def test_seeds_reproduce_alone_in_a_batch_and_in_a_static_program(tmp_path: Path) -> None:
+    prompts = golden("llama_gqa")["prompts"]
+    prompts = [prompts[index % len(prompts)] for index in range(32)]
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"top_p": 0.9, "temperature": 0.8},
+        {"typical_p": 0.7},
+        {"min_p": 0.05, "repetition_penalty": 1.2},
+        {
+            "top_k": 20,
+            "no_repeat_ngram_size": 2,
+            "logit_bias": {5: 2.0},
+            "bad_words": [[7], [8, 9]],
+        },
+    ]
+    params = [
+        SamplingParams(max_new_tokens=12, ignore_eos=True, seed=100 + index, **kinds[index % 5])
+        for index in range(32)
+    ]
+
+    def texts(llm: LLM, chosen: slice) -> list[tuple[int, ...]]:
+        return [out.token_ids for out in llm.generate(prompts[chosen], params[chosen])]
+
+    batch = LLM(config("llama_gqa", batch_size=32, attention="append", inference_model=True))
+    together = texts(batch, slice(0, 32))
+    alone = LLM(config("llama_gqa", batch_size=1, inference_model=True))
+    for index in (0, 6, 12, 23, 29):  # one of each kind
+        assert texts(alone, slice(index, index + 1)) == together[index : index + 1]
+    export_model(batch.config, tmp_path)
+    static = dataclasses.replace(batch.config, model_name_or_path=str(tmp_path), mode="static")
+    assert texts(LLM(static), slice(0, 32)) == together

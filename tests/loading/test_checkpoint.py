@@ -1,0 +1,231 @@
+"""Reading checkpoints: names, shapes and broken files."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from predict.config.quantization import QuantSettings
+from predict.errors import UserError
+from predict.llm import read_spec
+from predict.loading.checkpoint import Checkpoint, checkpoint_digest, to_float32
+from predict.loading.layouts.online import Online
+from predict.models import family_of, known_families
+from predict.nn.decoder import expected_tensors
+from predict.nn.hf_config import NUMBERS, ROPE_NUMBERS, ConfigReader
+from predict.nn.weights import CheckpointSource, check_sizes, plan_weights
+from tests.support import tiny
+
+
+def check(directory: Path) -> None:
+    reader = ConfigReader.from_dir(directory)
+    family = family_of(reader)
+    plan = plan_weights(family.spec(reader), family.WEIGHTS)
+    checkpoint = Checkpoint(directory)
+    layout = Online(CheckpointSource(checkpoint), QuantSettings(), plan)
+    checkpoint.check(expected_tensors(plan, layout), plan.ignored)
+
+
+def test_whole_checkpoint_passes(tmp_path: Path) -> None:
+    check(tiny.write(tmp_path))
+
+
+def test_tied_checkpoint_may_still_hold_its_head(tmp_path: Path) -> None:
+    tiny.write(tmp_path, {"tie_word_embeddings": True})
+    file = tmp_path / "model.safetensors"
+    held = load_file(file)
+    save_file({**held, "lm_head.weight": held["model.embed_tokens.weight"].copy()}, file)
+    check(tmp_path)
+
+
+def test_missing_unexpected_and_misshaped_tensors_are_listed_together(tmp_path: Path) -> None:
+    tiny.write(tmp_path)
+    file = tmp_path / "model.safetensors"
+    held = load_file(file)
+    del held["model.layers.1.mlp.down_proj.weight"]
+    held["model.norm.weight"] = held["model.norm.weight"][:-1].copy()
+    held["model.extra.weight"] = np.zeros(3, np.float32)
+    save_file(held, file)
+    with pytest.raises(UserError) as error:
+        check(tmp_path)
+    message = str(error.value)
+    assert "1 missing: model.layers.1.mlp.down_proj.weight" in message
+    assert "1 unexpected: model.extra.weight" in message
+    assert "model.norm.weight [63] instead of [64]" in message
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1])
+def test_truncated_file_is_named(tmp_path: Path, keep: int) -> None:
+    tiny.write(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(UserError, match=r"model\.safetensors is not a whole safetensors file"):
+        Checkpoint(tmp_path)
+
+
+def test_missing_shard_is_named(tmp_path: Path) -> None:
+    tiny.write(tmp_path)
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"lacks model-00002-of-00002\.safetensors"):
+        Checkpoint(tmp_path)
+
+
+def test_directory_without_weights_names_the_ways_out(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="load_format dummy"):
+        Checkpoint(tmp_path)
+
+
+def test_bfloat16_bits_are_read_as_their_values() -> None:
+    bits = np.array([0x3F80, 0xC000, 0x0001], np.uint16)
+    assert to_float32(bits).tolist() == [1.0, -2.0, pytest.approx(9.18e-41, rel=1e-2)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt9"}, "model_type 'gpt9' is not supported .known: llama"),
+        ({"hidden_size": "64"}, "'hidden_size' is '64' .allowed: a whole number from 1 to 131072"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"num_attention_heads": 3}, "num_attention_heads 3 is not a multiple of .* 2"),
+        ({"rope_scaling": {"rope_type": "magic", "factor": 2.0}}, "rope type 'magic'"),
+        ({"num_hidden_layers": 0}, "'num_hidden_layers' is 0 .allowed: a whole number from 1"),
+        ({"head_dim": None, "hidden_size": 1 << 17}, r"131072 over .* 4 is 32768, and head_dim"),
+        ({"head_dim": None, "hidden_size": 66}, "is 16.5, and head_dim is not given"),
+        ({"head_dim": 33}, "33 of the head_dim 33 dims are rotated"),
+        ({"partial_rotary_factor": 0.01}, "0 of the head_dim 32 dims are rotated"),
+        ({"rope_scaling": "yarn"}, "'rope_scaling' is 'yarn' .allowed: an object, null"),
+        ({"rope_scaling": {"type": ["yarn"]}}, r"'type' is \['yarn'\] .allowed: a text"),
+        (
+            {"rope_scaling": {"type": "llama3", "high_freq_factor": 1}},
+            "'high_freq_factor' is 1.0; it must be above 'low_freq_factor', 1.0",
+        ),
+        ({"eos_token_id": [2, "3"]}, "'eos_token_id' is .*or a list of at most 1024"),
+        ({"eos_token_id": True}, "'eos_token_id' is True"),
+        ({"eos_token_id": [1] * 1025}, "'eos_token_id' is .*or a list of at most 1024"),
+        ({"tie_word_embeddings": 1}, "'tie_word_embeddings' is 1 .allowed: true, false"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["full_attention"]},
+            "layer_types.* 2 of full_attention and sliding_attention",
+        ),
+        (
+            {"model_type": "qwen3", "use_sliding_window": True, "layer_types": ["linear"] * 2},
+            "layer_types.* 2 of full_attention and sliding_attention",
+        ),
+        ({"vocab_size": None}, "lacks 'vocab_size'"),
+    ],
+)
+def test_wrong_config_says_what_is_allowed(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**tiny.CONFIG, **change}))
+
+    with pytest.raises(UserError, match=message):
+        read_spec(tmp_path)
+
+
+ROPE_ORIGINAL = "original_max_position_embeddings"
+TOP_LEVEL: dict[str, dict[str, Any]] = {
+    **{key: {} for key in NUMBERS if key not in (*ROPE_NUMBERS, ROPE_ORIGINAL)},
+    "sliding_window": {"model_type": "mistral"},
+    "max_window_layers": {"model_type": "qwen2", "use_sliding_window": True},
+}
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, -math.inf, True, "2", [2.5], {}, -2, 1e300, 10**9 * 10**4]
+)
+def test_every_number_of_a_config_has_a_range(tmp_path: Path, key: str, value: Any) -> None:
+    changes = {**TOP_LEVEL[key], key: value} if key in TOP_LEVEL else {}
+    config = {**tiny.CONFIG, **(changes or {"rope_scaling": {"type": "yarn", key: value}})}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=f"config.json: .*'{key}' is .* .allowed: a"):
+        read_spec(tmp_path)
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+def test_the_ends_of_a_range_are_within_it_unless_it_says_above(key: str) -> None:
+    allowed = NUMBERS[key]
+    kind = int if allowed.whole else float
+    assert kind(allowed.high) in allowed
+    assert (kind(allowed.low) in allowed) is not allowed.above
+    assert kind(allowed.high * 2) not in allowed
+
+
+def test_end_ids_that_the_model_cannot_make_are_left_out(tmp_path: Path) -> None:
+    tiny.write(tmp_path, {"eos_token_id": [2, -1, 199, 198]})
+    assert read_spec(tmp_path)[0].eos_token_ids == (2, 198)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"num_hidden_layers": 1000},
+            "num_hidden_layers is 1000, and the tensors are those of 2 layers;",
+        ),
+        (
+            {"num_hidden_layers": 1},
+            "num_hidden_layers is 1, and the tensors are those of 2 layers;",
+        ),
+        (
+            {"vocab_size": 1 << 22},
+            r"is \[4194304, 64\], and model.embed_tokens.weight .* \[199, 64\]",
+        ),
+        ({"hidden_size": 1 << 17}, r"is \[199, 131072\], and model.embed_tokens.weight"),
+    ],
+)
+def test_sizes_are_compared_with_the_tensors_before_anything_is_planned(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    tiny.write(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**tiny.CONFIG, **changes}))
+    spec, reader = read_spec(tmp_path)
+    with pytest.raises(UserError, match=message):
+        check_sizes(spec, family_of(reader).WEIGHTS, Checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]"])
+def test_unreadable_config_is_named(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match=r"config\.json"):
+        ConfigReader.from_dir(tmp_path)
+
+
+def test_both_rope_spellings_give_the_same_spec(tmp_path: Path) -> None:
+    scaling = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 128}
+    old = {"rope_theta": 5e5, "rope_scaling": scaling}
+    new = {"rope_parameters": {**scaling, "rope_theta": 5e5}}
+    specs = []
+    for spelling in (old, new):
+        (tmp_path / "config.json").write_text(json.dumps({**tiny.CONFIG, **spelling}))
+        reader = ConfigReader.from_dir(tmp_path)
+        specs.append(family_of(reader).spec(reader))
+    assert specs[0] == specs[1]
+    assert specs[0].rope.theta == 5e5
+
+
+def test_families_are_found_by_file_name() -> None:
+    assert {"llama", "mistral", "qwen2", "qwen3"} <= set(known_families())
+
+
+def test_digest_of_a_pickled_checkpoint_changes_with_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    dummy = checkpoint_digest(tmp_path)
+    params = tmp_path / "model_state.pdparams"
+    params.write_bytes(bytes(100_000))
+    first = checkpoint_digest(tmp_path)
+    assert first == checkpoint_digest(tmp_path) != dummy
+    params.write_bytes(bytes(99_999) + b"x")
+    assert checkpoint_digest(tmp_path) != first
+
+
+def test_digest_names_what_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*config.json"):
+        checkpoint_digest(tmp_path)

@@ -1,0 +1,994 @@
+"""Quantized checkpoints: those of other libraries, what is refused, and what we write ourselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from export.export_model import export_model
+from predict import LLM, EngineConfig
+from predict.config.quantization import QuantSettings
+from predict.errors import UserError
+from predict.loading import safetensors_writer as safetensors_file
+from predict.loading.checkpoint import Checkpoint, to_float32
+from predict.loading.layouts import awq, compressed_tensors, layout_of, paddlenlp
+from predict.loading.layouts._stored import packed, unpacked
+from predict.models import family_of
+from predict.nn.cache_formats import head_scales, kv_format_of
+from predict.nn.decoder import expected_tensors
+from predict.nn.hf_config import ConfigReader
+from predict.nn.weights import CheckpointSource, LinearPlan, WeightPlan, plan_weights
+from predict.schemes import Quantized, scheme_of
+from predict.schemes._e4m3 import encode
+from tests.schemes.test_schemes import answer, logits_of, relative_error
+from tests.support import tiny
+
+GOLDEN = Path(__file__).parents[1] / "golden_quantized"
+MIXED = "gptq_dynamic"  # its linears have different schemes
+CASES = sorted({path.parent.name for path in GOLDEN.glob("*/golden.json")} - {MIXED})
+SCHEMES = {
+    "awq": "weight_only_int4",
+    "ct_fp8_block": "a8w8_fp8",
+    "ct_fp8_dynamic": "a8w8_fp8",
+    "ct_fp8_static": "a8w8_fp8",
+    "ct_w4a16": "weight_only_int4",
+    "ct_w4a16_asym": "weight_only_int4",
+    "ct_w4a8": "w4a8",
+    "ct_w8a16": "weight_only_int8",
+    "ct_w8a8": "a8w8",
+    "fp8_block": "a8w8_fp8",
+    "gptq_8bit_channel": "weight_only_int8",
+    "gptq_act_order": "weight_only_int4",
+    "gptq_asym_v2": "weight_only_int4",
+    "gptq_sym": "weight_only_int4",
+}
+
+
+def open_layout(directory: Path, **settings: Any) -> tuple[Any, WeightPlan]:
+    """The directory's layout and plan, its tensors' names and shapes checked."""
+    reader = ConfigReader.from_dir(directory)
+    family = family_of(reader)
+    plan = plan_weights(family.spec(reader), family.WEIGHTS)
+    checkpoint = Checkpoint(directory)
+    source = CheckpointSource(checkpoint)
+    layout = layout_of(reader, checkpoint, source, QuantSettings(**settings), plan)
+    checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
+    return layout, plan
+
+
+def dequantized(layout: Any, plan: LinearPlan) -> dict[str, npt.NDArray[np.float32]]:
+    """float32 matrices by part, through the scheme's own tensors."""
+    scheme = scheme_of(layout.scheme(plan))
+    tensors = scheme.tensors(layout.read(plan), "float32", compiled=False)
+    values = scheme.plain(tensors).astype("float32").numpy()
+    borders = np.cumsum(plan.part_sizes)[:-1]
+    return dict(zip(plan.prefixes, np.split(values, borders), strict=True))
+
+
+def rounded_bytes(values: npt.NDArray[np.float32], dtype: str) -> bytes:
+    """The bytes of the values in a dtype, rounded to the nearest even."""
+    import paddle
+
+    if dtype == "float32":
+        return values.tobytes()
+    if dtype == "float16":
+        return values.astype(np.float16).tobytes()
+    return bytes(paddle.to_tensor(values).astype(dtype).view("uint16").numpy().tobytes())
+
+
+def test_golden_cases_are_all_there() -> None:
+    assert set(CASES) == set(SCHEMES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_equal_those_that_the_library_dequantizes(case: str) -> None:
+    layout, plan = open_layout(GOLDEN / case)
+    assert all(layout.scheme(linear) == SCHEMES[case] for linear in plan.linears())
+    assert num_equal_to_golden(case) == 7 * plan.spec.num_layers
+
+
+def num_equal_to_golden(case: str) -> int:
+    """Matrices that the library quantized, each of them compared."""
+    golden = json.loads((GOLDEN / case / "golden.json").read_text())["weights"]
+    layout, plan = open_layout(GOLDEN / case)
+    num_equal = 0
+    for linear in plan.linears():
+        for prefix, values in dequantized(layout, linear).items():
+            if prefix not in golden:
+                continue
+            wanted = golden[prefix]
+            np.testing.assert_allclose(values[:2, :3], wanted["corner"], rtol=1e-2, err_msg=prefix)
+            got = hashlib.sha256(rounded_bytes(values, wanted["dtype"])).hexdigest()
+            assert got == wanted["sha256"], prefix
+            num_equal += 1
+    return num_equal
+
+
+def test_linears_that_gptqmodel_stores_in_different_ways_equal_its_own() -> None:
+    layout, plan = open_layout(GOLDEN / MIXED)
+    first, second = plan.layers
+    kinds = {
+        first.qkv: ("weight_only_int8", -1),
+        first.gate_up: ("weight_only_int4", 32),
+        second.qkv: ("weight_only_int8", 32),  # v_proj alone has 8 bits
+        second.out: ("weight_only_int4", 32),
+        second.gate_up: ("weight_only_int4", 32),
+        second.down: ("dense", -1),
+    }
+    for linear, kind in kinds.items():
+        assert (layout.scheme(linear), layout.group_size(linear)) == kind, linear.prefixes
+    assert num_equal_to_golden(MIXED) == 6 * plan.spec.num_layers
+    assert answer(GOLDEN / MIXED)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_layouts_know_their_groups(case: str) -> None:
+    layout, plan = open_layout(GOLDEN / case)
+    for linear in plan.linears():
+        scale = layout.read(linear).scale
+        by_group = scale.ndim == 2 and scale.shape[1] > 1
+        size = layout.group_size(linear)
+        if "block" in case:
+            assert size == 128
+        else:
+            assert size == (linear.in_features // scale.shape[1] if by_group else -1)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_golden_checkpoints_answer(case: str) -> None:
+    tokens = answer(GOLDEN / case)
+    assert [len(row) for row in tokens] == [8, 8]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if SCHEMES[case] != "a8w8_fp8"])
+def test_compiled_operators_read_golden_checkpoints(case: str, compiled: object) -> None:
+    got = logits_of(GOLDEN / case, inference_model=True)
+    assert relative_error(got, logits_of(GOLDEN / case)) < 1e-5
+
+
+# Checkpoints of our own.
+
+
+def write_quantized(
+    directory: Path, scheme: str, group_size: int = -1, changes: dict[str, Any] | None = None
+) -> Path:
+    """A tiny model whose linears `predict.loading.layouts.compressed_tensors` wrote."""
+    tiny.write(directory, changes)
+    file = directory / "model.safetensors"
+    made: dict[str, Any] = {}
+    for name, values in load_file(file).items():
+        prefix = name.removesuffix(".weight")
+        if "proj" in name:
+            rounded = scheme_of(scheme).quantize(values, group_size)
+            made |= compressed_tensors.linear_tensors(scheme, prefix, rounded)
+        else:
+            made[name] = "F32", values
+    safetensors_file.write(file, made)
+    in_blocks = scheme == "a8w8_fp8" and group_size != -1
+    announce(
+        directory,
+        compressed_tensors.config(
+            scheme, group_size=-1 if in_blocks else group_size, block=in_blocks
+        ),
+    )
+    return directory
+
+
+def announce(directory: Path, quantization: dict[str, Any]) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = quantization
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def change(directory: Path, name: str, values: npt.NDArray[Any] | None) -> None:
+    """Replaces a tensor, or takes it away."""
+    file = directory / "model.safetensors"
+    held = load_file(file)
+    if values is None:
+        del held[name]
+    else:
+        held[name] = np.ascontiguousarray(values)
+    save_file(held, file)
+
+
+def load(directory: Path, **changes: Any) -> LLM:
+    return LLM(EngineConfig(model_name_or_path=str(directory), max_length=64, **changes))
+
+
+WRITTEN = [
+    ("weight_only_int8", -1),
+    ("weight_only_int8", 32),
+    ("weight_only_int4", -1),
+    ("weight_only_int4", 32),
+    ("w4a8", 32),
+    ("a8w8", -1),
+    ("a8w8_fp8", -1),
+]
+
+
+@pytest.mark.parametrize(("scheme", "group_size"), WRITTEN)
+def test_what_is_written_answers_as_what_is_rounded_while_read(
+    tmp_path: Path, scheme: str, group_size: int
+) -> None:
+    stored = write_quantized(tmp_path / "stored", scheme, group_size)
+    dense = tiny.write(tmp_path / "dense")
+    rounded = {"quant_type": scheme, "weightonly_group_size": group_size}
+    np.testing.assert_array_equal(logits_of(stored), logits_of(dense, **rounded))
+    assert answer(stored, quant_type=scheme) == answer(stored)  # the flag may say it too
+
+
+def test_fp8_blocks_across_parts_that_are_no_multiple_of_128(tmp_path: Path) -> None:
+    stored = write_quantized(tmp_path / "stored", "a8w8_fp8", 128)
+    dense = tiny.write(tmp_path / "dense")
+    assert relative_error(logits_of(stored), logits_of(dense)) < 0.2
+
+
+def test_asymmetric_and_act_order_weights_survive_being_written(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    weight = Quantized(
+        codes=generator.integers(0, 16, (64, 64)).astype(np.int8),
+        scale=generator.random((64, 2), dtype=np.float32),
+        zero=generator.integers(0, 16, (64, 2)).astype(np.float32),
+        perm=generator.permutation(64).astype(np.int32),
+    )
+    directory = write_quantized(tmp_path, "weight_only_int4", 32, {"num_key_value_heads": 4})
+    name = "model.layers.0.self_attn.o_proj"
+    held = load_file(directory / "model.safetensors")
+    held = {k: v for k, v in held.items() if not k.startswith(name)}
+    made = compressed_tensors.linear_tensors("weight_only_int4", name, _wide(weight))
+    save_file({**held, **{k: v for k, (_, v) in made.items()}}, directory / "model.safetensors")
+    config = compressed_tensors.config("weight_only_int4", group_size=32)
+    group = dict(config["config_groups"]["group_0"], targets=[name])
+    group["weights"] = dict(group["weights"], symmetric=False)
+    config["config_groups"]["group_1"] = group
+    announce(directory, config)
+    layout, plan = open_layout(directory)
+    read = layout.read(plan.layers[0].out)
+    want = _wide(weight)
+    scheme = scheme_of("weight_only_int4")
+    got, wanted = (scheme.plain(scheme.tensors(w, "float32", False)).numpy() for w in (read, want))
+    np.testing.assert_array_equal(got, wanted)
+    assert read.perm is not None
+
+
+def _wide(weight: Quantized) -> Quantized:
+    """The 64 x 64 weight beside itself: o_proj of the tiny model takes 128 features."""
+    assert weight.perm is not None
+    return Quantized(
+        np.concatenate([weight.codes, weight.codes], axis=1),
+        np.concatenate([weight.scale, weight.scale], axis=1),
+        np.concatenate([weight.zero, weight.zero], axis=1),
+        perm=np.concatenate([weight.perm, weight.perm + 64]).astype(np.int32),
+    )
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_packing_is_undone_by_unpacking(bits: int, axis: int) -> None:
+    codes = np.random.default_rng(0).integers(0, 1 << bits, (24, 40)).astype(np.uint8)
+    words = packed(codes, bits, axis)
+    assert words.shape[axis] == codes.shape[axis] * bits // 32
+    np.testing.assert_array_equal(unpacked(words, bits, axis), codes)
+
+
+def test_lm_head_of_a_quantized_checkpoint_may_be_rounded_too(tmp_path: Path) -> None:
+    stored = write_quantized(tmp_path, "weight_only_int4", 32)
+    layout, plan = open_layout(stored, head_scheme="weight_only_int8")
+    assert layout.scheme(plan.head) == "weight_only_int8"
+    assert layout.scheme(plan.layers[0].qkv) == "weight_only_int4"
+    assert answer(stored, lm_head_quant_type="weight_only_int8")
+
+
+def test_ignored_linears_stay_dense(tmp_path: Path) -> None:
+    stored = write_quantized(tmp_path, "weight_only_int8")
+    dense = {k: v for k, v in tiny.tensors(tiny.CONFIG).items() if "layers.0.mlp.down" in k}
+    held = {
+        k: v
+        for k, v in load_file(stored / "model.safetensors").items()
+        if "layers.0.mlp.down" not in k
+    }
+    save_file({**held, **dense}, stored / "model.safetensors")
+    ignore = ["lm_head", "re:.*layers\\.0\\.mlp\\.down.*"]
+    announce(stored, compressed_tensors.config("weight_only_int8", ignore=ignore))
+    layout, plan = open_layout(stored)
+    assert layout.scheme(plan.layers[0].down) == "dense"
+    assert layout.scheme(plan.layers[1].down) == "weight_only_int8"
+    assert answer(stored)
+
+
+def write_fp8(directory: Path, quantization: dict[str, Any], **scale_as: Any) -> Path:
+    """A tiny model in one of Hugging Face's float8 layouts; the e4m3 codes are exact per row."""
+    ending, dtype, shape = scale_as["ending"], scale_as["dtype"], scale_as["shape"]
+    tiny.write(directory)
+    file = directory / "model.safetensors"
+    made: dict[str, Any] = {}
+    for name, values in load_file(file).items():
+        if "proj" not in name:
+            made[name] = "F32", values
+            continue
+        if shape == "rows":
+            rounded = scheme_of("a8w8_fp8").quantize(values, -1)
+            scale: npt.NDArray[Any] = rounded.scale[:, None]
+            codes = rounded.codes
+        else:
+            scale = np.float32(2.0**-9).reshape(shape)
+            codes = encode(values * 512)
+        if dtype == "F8_E8M0":
+            scale = np.full(shape, 127 - 9, np.uint8)
+        made[name] = "F8_E4M3", codes
+        made[name.removesuffix("weight") + ending] = dtype, np.asarray(scale)
+        if quantization.get("activation_scheme") == "static":
+            made[name.removesuffix("weight") + "input_scale"] = "F32", np.float32(0.02).reshape(())
+    safetensors_file.write(file, made)
+    announce(directory, quantization)
+    return directory
+
+
+FP8_LAYOUTS = [
+    ({"quant_method": "fbgemm_fp8"}, {"ending": "weight_scale", "dtype": "F32", "shape": "rows"}),
+    ({"quant_method": "fp8"}, {"ending": "weight_scale", "dtype": "F32", "shape": ()}),
+    ({"quant_method": "fp8"}, {"ending": "weight_scale_inv", "dtype": "F32", "shape": (1,)}),
+    (
+        {"quant_method": "fp8", "activation_scheme": "static"},
+        {"ending": "weight_scale", "dtype": "F32", "shape": (1,)},
+    ),
+    (
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"ending": "weight_scale_inv", "dtype": "F8_E8M0", "shape": (1, 1)},
+    ),
+]
+
+
+@pytest.mark.parametrize(("quantization", "scale_as"), FP8_LAYOUTS)
+def test_float8_layouts_of_hugging_face_are_read(
+    tmp_path: Path, quantization: dict[str, Any], scale_as: dict[str, Any]
+) -> None:
+    """The tiny model's matrices have at most 128 rows and columns: one block each."""
+    stored = write_fp8(tmp_path / "stored", quantization, **scale_as)
+    dense = tiny.write(tmp_path / "dense")
+    layout, plan = open_layout(stored)
+    read = layout.read(plan.layers[0].qkv)
+    assert layout.scheme(plan.layers[0].qkv) == "a8w8_fp8"
+    assert (read.act_scale is not None) == (quantization.get("activation_scheme") == "static")
+    assert relative_error(logits_of(stored), logits_of(dense)) < 0.2
+
+
+# What is refused, before anything runs.
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"quant_type": "a8w8"}, r"weights are weight_only_int4, and --quant_type asks for a8w8"),
+        ({"quant_type": "wint8"}, r"--quant_type asks for weight_only_int8; leave --quant_type"),
+        (
+            {"quant_type": "wint4", "weightonly_group_size": 64},
+            r"weightonly_group_size cannot change; leave",
+        ),
+        (
+            {"quant_type": "wint4", "skip_list_names": ("down",)},
+            r"skip_list_names cannot change",
+        ),
+    ],
+)
+def test_flags_that_contradict_the_checkpoint_are_refused(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    write_quantized(tmp_path, "weight_only_int4", 32)
+    with pytest.raises(UserError, match=said):
+        load(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "said"),
+    [
+        ({"quant_method": "bitsandbytes"}, r"'bitsandbytes', which is not supported .known: gptq"),
+        ({"quant_method": "gptq", "bits": 3}, r"GPTQ with 3 bits is not supported .allowed: 4, 8"),
+        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, r"checkpoint_format 'marlin'"),
+        ({"quant_method": "awq", "version": "gemv"}, r"AWQ version 'gemv' is not supported"),
+        ({"quant_method": "awq", "bits": 8}, r"AWQ with 8 bits"),
+        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"weight_block_size \[64, 64\]"),
+        ({"quant_method": "compressed-tensors"}, r"has no config_groups"),
+        ({"quant_type": "int9"}, r"quant_type 'int9' is not known"),
+        ("yes", r"quantization_config is 'yes'; it must be an object"),
+    ],
+)
+def test_unknown_layouts_name_what_is_known(tmp_path: Path, quantization: Any, said: str) -> None:
+    tiny.write(tmp_path)
+    announce(tmp_path, quantization)
+    with pytest.raises(UserError, match=said):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("weights", "inputs", "said"),
+    [
+        ({"num_bits": 2}, None, r"int2 weights with float activations .known: int4 with float"),
+        ({"type": "float"}, None, r"float4 weights"),
+        ({}, {"num_bits": 4, "type": "int"}, r"int4 weights with int4 activations"),
+        ({"strategy": "tensor_group"}, None, r"strategy 'tensor_group'"),
+        ({"strategy": "tensor"}, None, r"one scale per tensor"),
+    ],
+)
+def test_unknown_compressed_tensors_are_named(
+    tmp_path: Path, weights: dict[str, Any], inputs: dict[str, Any] | None, said: str
+) -> None:
+    tiny.write(tmp_path)
+    config = compressed_tensors.config("weight_only_int4", group_size=32)
+    config["config_groups"]["group_0"]["weights"] |= weights
+    config["config_groups"]["group_0"]["input_activations"] = inputs
+    announce(tmp_path, config)
+    with pytest.raises(UserError, match=said):
+        load(tmp_path)
+
+
+def test_scales_of_another_shape_are_listed(tmp_path: Path) -> None:
+    write_quantized(tmp_path, "weight_only_int4", 32)
+    name = "model.layers.1.mlp.up_proj.weight_scale"
+    change(tmp_path, name, np.ones((96, 1), np.float32))
+    with pytest.raises(UserError, match=r"wrong shape: .*up_proj.weight_scale \[96, 1\] instead"):
+        load(tmp_path)
+
+
+def test_missing_scales_are_listed(tmp_path: Path) -> None:
+    write_quantized(tmp_path, "weight_only_int4", 32)
+    change(tmp_path, "model.layers.1.mlp.up_proj.weight_scale", None)
+    with pytest.raises(UserError, match=r"1 missing: .*up_proj.weight_scale"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_scales_that_are_not_finite_are_named(tmp_path: Path, value: float) -> None:
+    write_quantized(tmp_path, "weight_only_int4", 32)
+    scale = np.ones((64, 3), np.float32)
+    scale[5, 1] = value
+    change(tmp_path, "model.layers.1.mlp.down_proj.weight_scale", scale)
+    with pytest.raises(UserError, match=r"down_proj.weight_scale holds 1 values that are not fin"):
+        load(tmp_path)
+
+
+def test_unsupported_group_size_is_named(tmp_path: Path) -> None:
+    write_quantized(tmp_path, "weight_only_int4", 16)
+    with pytest.raises(UserError, match=r"groups of 16 input features \(allowed: 32, 64, 128"):
+        load(tmp_path)
+
+
+def test_group_size_that_does_not_divide_is_named(tmp_path: Path) -> None:
+    write_quantized(tmp_path, "weight_only_int4", 32)
+    announce(tmp_path, compressed_tensors.config("weight_only_int4", group_size=48))
+    with pytest.raises(UserError, match=r"group size 48 does not divide its 64 input features"):
+        load(tmp_path)
+
+
+def test_damaged_act_order_is_named(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "gptq_act_order", tmp_path, dirs_exist_ok=True)
+    change(tmp_path, "model.layers.0.mlp.down_proj.g_idx", np.zeros(96, np.int32))
+    with pytest.raises(UserError, match=r"down_proj.g_idx does not put 32 input features"):
+        load(tmp_path)
+
+
+def test_parts_ordered_differently_are_read_dense(tmp_path: Path) -> None:
+    """Exactly the same matrix, though one gather cannot serve both parts."""
+    shutil.copytree(GOLDEN / "gptq_act_order", tmp_path, dirs_exist_ok=True)
+    name = "model.layers.0.mlp.up_proj"
+    held = load_file(tmp_path / "model.safetensors")
+    held[name + ".g_idx"] = np.ascontiguousarray(held[name + ".g_idx"][::-1])
+    # Its columns were packed in rows of eight: turn them round as well.
+    codes = unpacked(held[name + ".qweight"], 4, 0)[::-1]
+    held[name + ".qweight"] = packed(codes, 4, 0)
+    save_file(held, tmp_path / "model.safetensors")
+    layout, plan = open_layout(tmp_path)
+    whole, wanted_plan = open_layout(GOLDEN / "gptq_act_order")
+    linear = plan.layers[0].gate_up
+    assert layout.scheme(linear) == "dense"
+    got = dequantized(layout, linear)
+    want = dequantized(whole, wanted_plan.layers[0].gate_up)
+    np.testing.assert_array_equal(got["model.layers.0.mlp.gate_proj"], want[linear.prefixes[0]])
+    np.testing.assert_array_equal(got[name], want[name][:, ::-1])
+    assert answer(tmp_path)
+
+
+# Linears that are stored in different ways.
+
+DYNAMIC = {
+    "-:.*down_proj": {},
+    r"+:model\.layers\.0\.self_attn\.": {"bits": 8, "group_size": -1, "sym": True},
+    r".*\.self_attn\.v_proj": {"bits": 8, "mse": 2.4},
+    r".*\.0\.mlp\.up_proj": {"group_size": 64},
+    ".*": {},
+    ".*mlp": {"bits": 8},  # never comes to it
+}
+
+
+def rounded(scheme: str, values: npt.NDArray[np.float32], group_size: int) -> Quantized:
+    """Weight-only codes with a column of scales at least."""
+    made = scheme_of(scheme).quantize(values, group_size)
+    zero = None if made.zero is None else made.zero.reshape(len(values), -1)
+    return dataclasses.replace(made, scale=made.scale.reshape(len(values), -1), zero=zero)
+
+
+def values_of(weight: Quantized) -> npt.NDArray[np.float32]:
+    """What weight-only codes stand for."""
+    num_rows, num_groups = weight.scale.shape
+    codes = weight.codes.astype(np.float32).reshape(num_rows, num_groups, -1)
+    zero = 0 if weight.zero is None else weight.zero[:, :, None]
+    values: npt.NDArray[np.float32] = (codes - zero) * weight.scale[:, :, None]
+    return values.reshape(num_rows, -1)
+
+
+def gptq_tensors(prefix: str, weight: Quantized, bits: int) -> dict[str, npt.NDArray[Any]]:
+    middle = 0 if bits == 4 else 128
+    zero = np.zeros_like(weight.scale) if weight.zero is None else weight.zero
+    return {
+        prefix + ".qweight": packed(weight.codes.astype(np.int16).T + middle, bits, 0),
+        prefix + ".qzeros": packed(zero.T.astype(np.int16) + middle - 1, bits, 1),
+        prefix + ".scales": np.ascontiguousarray(weight.scale.T),
+    }
+
+
+def awq_tensors(prefix: str, weight: Quantized) -> dict[str, npt.NDArray[Any]]:
+    assert weight.zero is not None
+
+    def words(codes: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+        eights = codes.T.reshape(codes.shape[1], -1, 8)[..., awq.ORDER]
+        return packed(eights.reshape(codes.shape[1], -1), 4, 1)
+
+    return {
+        prefix + ".qweight": words(weight.codes),
+        prefix + ".qzeros": words(weight.zero),
+        prefix + ".scales": np.ascontiguousarray(weight.scale.T),
+    }
+
+
+def write_mixed(
+    directory: Path,
+    stored: Callable[[str, npt.NDArray[Any]], tuple[dict[str, npt.NDArray[Any]], Any]],
+    quantization: dict[str, Any],
+) -> dict[str, npt.NDArray[np.float32]]:
+    """A tiny model whose linears `stored` wrote, with what they then stand for, by name."""
+    tiny.write(directory)
+    file = directory / "model.safetensors"
+    made: dict[str, Any] = {}
+    wanted: dict[str, Any] = {}
+    for name, values in load_file(file).items():
+        prefix = name.removesuffix(".weight")
+        if "proj" in name:
+            tensors, wanted[prefix] = stored(prefix, values)
+            made |= tensors
+        else:
+            made[name] = values
+    save_file({name: np.ascontiguousarray(values) for name, values in made.items()}, file)
+    announce(directory, quantization)
+    return wanted
+
+
+def write_dynamic(directory: Path) -> dict[str, npt.NDArray[np.float32]]:
+    """A GPTQ checkpoint as DYNAMIC says."""
+
+    def stored(prefix: str, values: npt.NDArray[Any]) -> Any:
+        bits, size = 4, 32
+        if prefix.endswith("down_proj"):
+            return {prefix + ".weight": values}, values
+        if ".0.self_attn." in prefix:
+            bits, size = 8, -1
+        elif prefix.endswith("v_proj"):
+            bits = 8
+        elif prefix.endswith("0.mlp.up_proj"):
+            size = 64
+        weight = rounded(f"weight_only_int{bits}", values, size)
+        return gptq_tensors(prefix, weight, bits), values_of(weight)
+
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": DYNAMIC}
+    return write_mixed(directory, stored, settings)
+
+
+def test_linears_of_a_gptq_checkpoint_are_stored_as_dynamic_says(tmp_path: Path) -> None:
+    wanted = write_dynamic(tmp_path)
+    layout, plan = open_layout(tmp_path)
+    assert layout.schemes == {"weight_only_int4", "weight_only_int8"}
+    first, second = plan.layers
+    kinds = {
+        first.qkv: ("weight_only_int8", -1),
+        first.out: ("weight_only_int8", -1),
+        first.gate_up: ("weight_only_int4", 32),  # the finer one of its parts
+        first.down: ("dense", -1),
+        second.qkv: ("weight_only_int8", 32),  # 4 bits and 8, in 8
+        second.out: ("weight_only_int4", 32),
+        second.down: ("dense", -1),
+    }
+    for linear, kind in kinds.items():
+        assert (layout.scheme(linear), layout.group_size(linear)) == kind, linear.prefixes
+    for linear in plan.linears():
+        for prefix, values in dequantized(layout, linear).items():
+            if prefix in wanted:
+                np.testing.assert_allclose(values, wanted[prefix], rtol=1e-6, err_msg=prefix)
+
+
+def test_compiled_operators_read_linears_of_different_kinds(
+    tmp_path: Path, compiled: object
+) -> None:
+    write_dynamic(tmp_path)
+    got = logits_of(tmp_path, inference_model=True)
+    assert relative_error(got, logits_of(tmp_path)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "said"),
+    [
+        ([".*"], r"dynamic is .* \(allowed: an object\)"),
+        ({"a(": {}}, r"dynamic: 'a\(' is no regular expression"),
+        ({".*": 4}, r"'\.\*' is 4; it must be an object of settings"),
+        ({".*": {"bits": 3}}, r"'\.\*': GPTQ with 3 bits is not supported \(allowed: 4, 8\)"),
+        ({".*": {"group_size": 0}}, r"group_size 0 is not supported"),
+        ({".*": {"adapter": {"rank": 8}}}, r"adapter of single linears is not supported"),
+        ({".*": {"group_size": 16}}, r"groups of 16 input features \(allowed|wrong shape"),
+        ({"-:.*v_proj": {}}, r"do not fit config.json; 2 missing: .*v_proj.weight"),
+        ({"-:.*k_proj": {}}, r"different ways .*q_proj weight_only_int4, .*k_proj dense"),
+    ],
+)
+def test_what_dynamic_asks_for_in_vain_is_named(tmp_path: Path, dynamic: Any, said: str) -> None:
+    def stored(prefix: str, values: npt.NDArray[Any]) -> Any:
+        if prefix.endswith("k_proj") and "-:.*k_proj" in dynamic:
+            return {prefix + ".weight": values}, None
+        weight = rounded("weight_only_int4", values, 32)
+        return gptq_tensors(prefix, weight, 4), None
+
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": dynamic}
+    write_mixed(tmp_path, stored, settings)
+    with pytest.raises(UserError, match=said):
+        load(tmp_path)
+
+
+def test_linears_that_awq_does_not_convert_stay_dense(tmp_path: Path) -> None:
+    kept = ("o_proj", "down_proj")
+
+    def stored(prefix: str, values: npt.NDArray[Any]) -> Any:
+        if prefix.endswith(kept):
+            return {prefix + ".weight": values}, values
+        weight = rounded("weight_only_int4", values, 32)
+        return awq_tensors(prefix, weight), values_of(weight)
+
+    settings = {"quant_method": "awq", "group_size": 32, "modules_to_not_convert": list(kept)}
+    wanted = write_mixed(tmp_path, stored, settings)
+    layout, plan = open_layout(tmp_path)
+    for linear in plan.linears():
+        dense = linear.prefixes[0].endswith((*kept, "lm_head"))
+        assert layout.scheme(linear) == ("dense" if dense else "weight_only_int4")
+        for prefix, values in dequantized(layout, linear).items():
+            if prefix in wanted:
+                np.testing.assert_allclose(values, wanted[prefix], rtol=1e-6, err_msg=prefix)
+    assert answer(tmp_path)
+
+
+def test_config_groups_of_compressed_tensors_go_by_name_then_pattern_then_class(
+    tmp_path: Path,
+) -> None:
+    def kind(prefix: str) -> tuple[str, int]:
+        if prefix == "model.layers.0.mlp.down_proj":
+            return "weight_only_int8", -1
+        if prefix.endswith("down_proj"):
+            return "a8w8", -1
+        return "weight_only_int4", 32
+
+    def stored(prefix: str, values: npt.NDArray[Any]) -> Any:
+        if ".1.self_attn." in prefix:
+            return {prefix + ".weight": values}, None
+        scheme, size = kind(prefix)
+        weight = rounded(scheme, values, size)
+        made = compressed_tensors.linear_tensors(scheme, prefix, weight)
+        return {name: array for name, (_, array) in made.items()}, None
+
+    groups = {}
+    for scheme, size, targets in (
+        ("weight_only_int4", 32, ["Linear"]),
+        ("a8w8", -1, ["re:.*down_proj"]),
+        ("weight_only_int8", -1, ["model.layers.0.mlp.down_proj"]),
+    ):
+        config = compressed_tensors.config(scheme, group_size=size)
+        groups[scheme] = config["config_groups"]["group_0"] | {"targets": targets}
+    config |= {"config_groups": groups, "ignore": ["lm_head", r"re:.*\.1\.self_attn\..*"]}
+    write_mixed(tmp_path, stored, config)
+    layout, plan = open_layout(tmp_path)
+    first, second = plan.layers
+    assert [layout.scheme(linear) for linear in (first.qkv, first.down, second.qkv)] == [
+        *("weight_only_int4", "weight_only_int8", "dense")
+    ]
+    assert layout.scheme(second.down) == "a8w8"
+    assert answer(tmp_path)
+
+
+# PaddleNLP's directories.
+
+
+def paddlenlp_model(
+    directory: Path, changes: dict[str, Any] | None = None, smooth: bool = False
+) -> Path:
+    """A tiny a8w8 model as PaddleNLP's calibration leaves it, down_proj of layer 0 skipped."""
+    generator = np.random.default_rng(3)
+    tiny.write(directory, changes)
+    file = directory / "model.safetensors"
+    made: dict[str, Any] = {}
+    act: dict[str, Any] = {}
+    largest: dict[str, Any] = {}
+    for name, values in load_file(file).items():
+        prefix = name.removesuffix(".weight")
+        if "proj" not in name or "layers.0.mlp.down" in name:
+            made[name] = "F32", values
+            continue
+        rounded = scheme_of("a8w8").quantize(values, -1)
+        extra: dict[str, Any] = {"act_scale": 8.0 / 127}
+        if smooth and ("o_proj" in name or "down_proj" in name):
+            extra["smooth"] = 1 + generator.random(values.shape[1], dtype=np.float32)
+            extra["shift"] = generator.random(values.shape[1], dtype=np.float32)
+        weight = Quantized(rounded.codes, rounded.scale, **extra)
+        made |= paddlenlp.linear_tensors(prefix, weight)
+        stem = prefix.replace("model.", "llama.", 1) + (".layer" if "smooth" in extra else "")
+        act_entry, weight_entry = paddlenlp.scale_entries(stem, weight)
+        act |= act_entry
+        largest |= weight_entry
+    safetensors_file.write(file, made)
+    (directory / "act_scales.json").write_text(json.dumps(act))
+    (directory / "weight_scales.json").write_text(json.dumps(largest))
+    announce(directory, {"quant_type": "a8w8", "smooth": smooth, "shift": smooth})
+    return directory
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_paddlenlp_directories_are_read(tmp_path: Path, smooth: bool) -> None:
+    paddlenlp_model(tmp_path, smooth=smooth)
+    layout, plan = open_layout(tmp_path)
+    assert layout.scheme(plan.layers[0].down) == "dense"
+    assert layout.scheme(plan.layers[1].down) == "a8w8"
+    read = layout.read(plan.layers[1].out)
+    assert read.act_scale == pytest.approx(8.0 / 127)
+    assert (read.smooth is not None) == smooth
+    assert answer(tmp_path)
+    if not smooth:
+        dense = tiny.write(tmp_path / "dense")
+        assert relative_error(logits_of(tmp_path), logits_of(dense)) < 0.1
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "model_state.pdparams"])
+def test_checkpoints_as_paddlenlp_writes_them_are_read(tmp_path: Path, file: str) -> None:
+    """Its names, its [in, out] matrices of integers in floats, and its way of saving them."""
+    import paddle
+
+    paddlenlp_model(tmp_path, smooth=True)
+    want = logits_of(tmp_path)
+    held = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    made = {}
+    for name, values in held.items():
+        name = name.replace("model.", "llama.", 1)
+        for wrapped in ("layers.1.self_attn.o_proj", "layers.1.mlp.down_proj"):
+            name = name.replace(f"{wrapped}.weight", f"{wrapped}.layer.weight")
+        turned = values.ndim == 2 and "embed_tokens" not in name
+        made[name] = np.ascontiguousarray(values.T if turned else values, np.float32)
+    if file.endswith("pdparams"):
+        paddle.save({k: paddle.to_tensor(v) for k, v in made.items()}, str(tmp_path / file))
+    else:
+        save_file(made, tmp_path / file, metadata={"format": "np"})
+    np.testing.assert_array_equal(logits_of(tmp_path), want)
+
+
+def test_biases_of_norms_are_shifts(tmp_path: Path) -> None:
+    """(norm(x) + b) W, in integers where W is, in floats where it is not."""
+    paddlenlp_model(tmp_path)
+    bias = np.linspace(-1, 1, 64, dtype=np.float32)
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        change(tmp_path, f"model.layers.1.{name}.bias", bias)
+    layout, plan = open_layout(tmp_path)
+    np.testing.assert_array_equal(layout.read(plan.layers[1].qkv).shift, bias)
+    assert layout.read(plan.layers[1].out).shift is None
+    assert layout.bias(plan.layers[1].qkv) is None
+    for name in ("act_scales.json", "weight_scales.json"):
+        scales = json.loads((tmp_path / name).read_text())
+        kept = {k: v for k, v in scales.items() if "layers.1.mlp" not in k}
+        (tmp_path / name).write_text(json.dumps(kept))
+    dense = tiny.tensors(tiny.CONFIG)
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        name = f"model.layers.1.mlp.{part}.weight"
+        change(tmp_path, name, dense[name])
+    layout, plan = open_layout(tmp_path)
+    gate = dense["model.layers.1.mlp.gate_proj.weight"]
+    np.testing.assert_allclose(layout.bias(plan.layers[1].gate_up)[:96], gate @ bias, rtol=1e-5)
+    assert answer(tmp_path)
+
+
+def test_c8_in_the_stored_type_brings_its_cache(tmp_path: Path) -> None:
+    paddlenlp_model(tmp_path)
+    announce(tmp_path, {"quant_type": "a8w8c8"})
+    with pytest.raises(UserError, match=r"cachekv_scales.json"):
+        load(tmp_path)
+    scales = {
+        f"llama.layers.{layer}.self_attn.cache{kind}_matmul.activation_quanter": [9.0] * 4
+        for layer in (0, 1)
+        for kind in "kv"
+    }
+    (tmp_path / "cachekv_scales.json").write_text(json.dumps(scales))
+    assert load(tmp_path).config.kv_format == "int8_static"
+    with pytest.raises(UserError, match=r"whose cache is static, and --cachekv_int8_type asks for"):
+        load(tmp_path, cachekv_int8_type="dynamic")
+
+
+def test_integers_in_float_storage_are_codes(tmp_path: Path) -> None:
+    """PaddleNLP's own way of storing them."""
+    paddlenlp_model(tmp_path)
+    want = logits_of(tmp_path)
+    file = tmp_path / "model.safetensors"
+    held = load_file(file)
+    save_file({k: v.astype(np.float32) for k, v in held.items()}, file)
+    np.testing.assert_array_equal(logits_of(tmp_path), want)
+
+
+def test_floats_that_are_no_codes_are_named(tmp_path: Path) -> None:
+    paddlenlp_model(tmp_path)
+    change(tmp_path, "model.layers.1.mlp.up_proj.weight", np.full((96, 64), 0.5, np.float32))
+    with pytest.raises(UserError, match=r"up_proj.weight holds F32 numbers that are no a8w8 codes"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("act_scales.json", None, r"act_scales.json is missing, and config.json announces"),
+        ("act_scales.json", "{", r"act_scales.json is not valid JSON"),
+        ("weight_scales.json", "[]", r"weight_scales.json holds a list; a JSON object is needed"),
+        ("weight_scales.json", "{}", r"act_scales.json has a scale for .*q_proj, and weight_sca"),
+    ],
+)
+def test_broken_scale_files_are_named(
+    tmp_path: Path, file: str, text: str | None, said: str
+) -> None:
+    paddlenlp_model(tmp_path)
+    (tmp_path / file).unlink()
+    if text is not None:
+        (tmp_path / file).write_text(text)
+    with pytest.raises(UserError, match=said):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([1.0, 2.0], r"o_proj has 2 scales for 64 output features"),
+        ([float("nan")] * 64, r"o_proj.*it must be above 0"),
+        ([0.0] * 64, r"o_proj.*it must be above 0"),
+        ("much", r"o_proj.* is much; it must be above 0"),
+    ],
+)
+def test_wrong_scales_are_named(tmp_path: Path, value: Any, said: str) -> None:
+    paddlenlp_model(tmp_path)
+    path = tmp_path / "weight_scales.json"
+    scales = json.loads(path.read_text())
+    scales["llama.layers.1.self_attn.o_proj.weight_quanter"] = value
+    path.write_text(json.dumps(scales))
+    with pytest.raises(UserError, match=said):
+        load(tmp_path)
+
+
+def test_weight_only_paddlenlp_configs_are_rounded_while_read(tmp_path: Path) -> None:
+    tiny.write(tmp_path)
+    want = logits_of(tmp_path, quant_type="weight_only_int8")
+    announce(tmp_path, {"quant_type": "weight_only_int8"})
+    np.testing.assert_array_equal(logits_of(tmp_path), want)
+    with pytest.raises(UserError, match="asks for a8w8"):
+        load(tmp_path, quant_type="a8w8")
+
+
+# Values of the wrong kind.
+
+
+def test_integer_codes_of_another_dtype_are_named(tmp_path: Path) -> None:
+    write_quantized(tmp_path, "a8w8")
+    change(tmp_path, "model.layers.1.mlp.up_proj.weight", np.zeros((96, 64), np.float32))
+    with pytest.raises(UserError, match=r"up_proj.weight has dtype F32; a8w8 needs I8"):
+        load(tmp_path)
+
+
+def test_written_dtypes_must_fit_their_arrays(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"x: BF16 needs .*uint16.*, got float32"):
+        safetensors_file.write(tmp_path / "x.safetensors", {"x": ("BF16", np.ones(2, np.float32))})
+
+
+def test_bfloat16_is_written_as_its_bits(tmp_path: Path) -> None:
+    bits = np.array([0x3F80, 0xC000], np.uint16)
+    safetensors_file.write(tmp_path / "model.safetensors", {"x": ("BF16", bits)})
+    checkpoint = Checkpoint(tmp_path)
+    assert to_float32(checkpoint.read("x")).tolist() == [1.0, -2.0]
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+KV_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+KV_SCALES = {"k_scale": 0.02, "v_scale": 0.03}
+
+
+def with_cache(directory: Path, scheme: dict[str, Any], scales: dict[str, float]) -> Path:
+    """A copy of a checkpoint with a kv_cache_scheme, and scales that grow with the layer."""
+    shutil.copytree(GOLDEN / "ct_w8a16", directory)
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"]["kv_cache_scheme"] = scheme
+    (directory / "config.json").write_text(json.dumps(config))
+    tensors = {
+        f"model.layers.{layer}.self_attn.{name}": np.full((1,), scale * (1 + layer), np.float32)
+        for layer in range(2)
+        for name, scale in scales.items()
+    }
+    save_file(tensors, directory / "cache.safetensors")
+    return directory
+
+
+@pytest.mark.parametrize("kind", ["float", "int"])
+@pytest.mark.parametrize("names", [("k_scale", "v_scale"), ("k_proj.output_scale",) * 2])
+def test_cache_scales_of_a_checkpoint_are_used(
+    tmp_path: Path, kind: str, names: tuple[str, str]
+) -> None:
+    scales = dict(zip((names[0], names[1].replace("k_", "v_")), KV_SCALES.values(), strict=True))
+    source = with_cache(tmp_path / "source", {**KV_SCHEME, "type": kind}, scales)
+    llm = LLM(EngineConfig(model_name_or_path=str(source), inference_model=False))
+    assert llm.config.kv_format == {"float": "fp8", "int": "int8_static"}[kind]
+    kv_format = kv_format_of(llm.config.kv_format)
+    layers = head_scales(kv_format, source, llm.spec)
+    assert layers is not None
+    for layer, (key, value) in enumerate(layers):
+        np.testing.assert_allclose([key, value], [[0.02 * (1 + layer)], [0.03 * (1 + layer)]])
+    # A static model has no tensors to read them from.
+    export_model(EngineConfig(model_name_or_path=str(source), max_length=64), tmp_path / "out")
+    again = head_scales(kv_format, tmp_path / "out", llm.spec)
+    np.testing.assert_allclose(np.array(again), np.array(layers), rtol=1e-6)
+    assert answer(tmp_path / "out", mode="static") == answer(source)
+    # They change what the cache holds.
+    coarse = with_cache(
+        tmp_path / "coarse", {**KV_SCHEME, "type": kind}, dict.fromkeys(scales, 9.0)
+    )
+    assert relative_error(logits_of(coarse), logits_of(source)) > 1e-3
+
+
+def test_cache_schemes_that_are_not_known_are_refused_by_name(tmp_path: Path) -> None:
+    for name, value in {"num_bits": 4, "strategy": "attn_head", "dynamic": True}.items():
+        source = with_cache(tmp_path / name, {**KV_SCHEME, name: value}, KV_SCALES)
+        with pytest.raises(UserError, match=f"kv_cache_scheme .*'{name}': .*is not supported"):
+            LLM(EngineConfig(model_name_or_path=str(source), inference_model=False))
+    source = with_cache(tmp_path / "flag", KV_SCHEME, KV_SCALES)
+    with pytest.raises(UserError, match=r"whose cache is fp8, .*asks for int4"):
+        LLM(EngineConfig(model_name_or_path=str(source), cachekv_int8_type="int4"))
+    source = with_cache(tmp_path / "half", KV_SCHEME, {"k_scale": 0.02})
+    with pytest.raises(UserError, match="layer 0 has no v_scale"):
+        LLM(EngineConfig(model_name_or_path=str(source), inference_model=False))
+
+
+@pytest.mark.parametrize(
+    ("text", "fine"),
+    [
+        (r".*lm_head", True),
+        (r"model\.layers\.\d+\.mlp\.(gate|up)_proj", True),
+        (r".*\.(?:1[0-5]|2\d)\..*", True),
+        (r"[*+{2}]+x", True),
+        (r"model.layers.\d{1,2}.(self_attn|mlp)?", True),
+        (r"(a+)+$", False),
+        (r"(\w+\.?)*!", False),
+        (r"(?:.*){9}x", False),
+        (r".*.*.*.*.*.*x", False),
+        ("a" * 600, False),
+        (r"[", False),
+        (r"(?P<x", False),
+    ],
+)
+def test_patterns_that_could_take_ages_are_refused(text: str, fine: bool) -> None:
+    from predict.loading.layouts._stored import pattern
+
+    if fine:
+        assert pattern(text, "here").pattern == text
+        return
+    with pytest.raises(UserError, match="here: "):
+        pattern(text, "here")

@@ -1,0 +1,798 @@
+"""Rotary embedding, cache write, paged attention and the attention block, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from predict.device.library import Library
+from tests.support.cpu_kernels import (
+    CANDIDATES,
+    DTYPES,
+    Array,
+    Wide,
+    force,
+    int32,
+    normal,
+    normed,
+    numpy32,
+    packed,
+    refusal,
+    rounded,
+    tensor,
+    threads,
+)
+from tests.support.tolerances import assert_close
+
+Ints = npt.NDArray[np.int32]
+
+
+@pytest.fixture(params=CANDIDATES)
+def candidate(request: pytest.FixtureRequest, compiled: Library) -> Iterator[str]:
+    """Each candidate in turn, forced for all operators."""
+    reason = refusal(compiled, "paged_attention", request.param)
+    if reason:
+        pytest.skip(reason)
+    assert force(compiled, request.param) is None
+    yield request.param
+    force(compiled, "")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A batch: spans are (new tokens, context length with them)."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    spans: tuple[tuple[int, int], ...]
+    window: int = -1
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(n for n, _ in self.spans)
+
+
+# Groups of 1, 2, 3, 7, 8 query heads; head_dim that fills vectors, that does not, that is odd;
+# contexts of 1, block - 1, block, block + 1, around the chunk of 64 and the split of 512.
+SHAPES = (
+    Shape(14, 2, 64, 64, ((1, 1), (1, 63), (1, 64), (1, 65), (1, 300))),
+    Shape(8, 1, 128, 16, ((5, 15), (0, 40), (17, 17), (1, 16), (3, 130))),
+    Shape(3, 3, 32, 32, ((33, 33), (1, 513), (4, 512), (2, 1030))),
+    Shape(6, 3, 80, 128, ((129, 129), (1, 127), (0, 0))),
+    Shape(6, 2, 96, 24, ((30, 600), (1, 25)), window=100),
+    Shape(4, 2, 40, 8, ((9, 9), (1, 8), (70, 70)), window=5),
+    Shape(2, 1, 256, 64, ((3, 200), (1, 1))),
+    Shape(4, 2, 7, 16, ((3, 20), (1, 70))),
+    Shape(2, 2, 64, 16, ((1, 700), (40, 640)), window=1),
+)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Index tensors of a Shape over a cache with shuffled blocks, some of them of nobody."""
+
+    shape: Shape
+    num_blocks: int
+    block_tables: Ints
+    positions: Ints = field(repr=False)
+    slots: Ints = field(repr=False)
+
+    @classmethod
+    def of(cls, shape: Shape, seed: int = 0) -> Batch:
+        rng = np.random.default_rng(seed)
+        size = shape.block_size
+        counts = [-(-context // size) for _, context in shape.spans]
+        num_blocks = sum(counts) + 3
+        free = rng.permutation(num_blocks)
+        tables = np.full((len(counts), max(counts) + 1), -1, np.int32)
+        for row, count in enumerate(counts):
+            tables[row, :count], free = free[:count], free[count:]
+        positions = [np.arange(c - n, c) for n, c in shape.spans]
+        slots = [tables[b, p // size] * size + p % size for b, p in enumerate(positions)]
+        return cls(
+            shape,
+            num_blocks,
+            tables,
+            np.concatenate(positions).astype(np.int32),
+            np.concatenate(slots).astype(np.int32),
+        )
+
+    @property
+    def borders(self) -> Ints:
+        return np.cumsum([0] + [n for n, _ in self.shape.spans]).astype(np.int32)
+
+    @property
+    def context_lens(self) -> Ints:
+        return np.array([c for _, c in self.shape.spans], np.int32)
+
+    def index_tensors(self) -> tuple[Any, ...]:
+        """cu_seqlens_q, context_lens, block_tables, max_lens."""
+        longest = [max(column) for column in zip(*self.shape.spans, strict=True)]
+        return tuple(
+            int32(a) for a in (self.borders, self.context_lens, self.block_tables, longest)
+        )
+
+    def empty_cache(self) -> Array:
+        s = self.shape
+        return np.full((self.num_blocks, s.num_kv_heads, s.block_size, s.head_dim), np.nan, "f4")
+
+    def filled_cache(self, contexts: Sequence[Array]) -> Array:
+        """contexts: [context, kv heads, D] per request; every other slot is NaN."""
+        cache, size = self.empty_cache(), self.shape.block_size
+        for table, rows in zip(self.block_tables, contexts, strict=True):
+            for i, row in enumerate(rows):
+                cache[table[i // size], :, i % size] = row
+        return cache
+
+    def context_rows(self, cache: Array) -> list[Array]:
+        """The inverse of filled_cache."""
+        size = self.shape.block_size
+        return [
+            np.array([cache[table[i // size], :, i % size] for i in range(context)])
+            for table, context in zip(self.block_tables, self.context_lens, strict=True)
+        ]
+
+
+def attention(
+    shape: Shape, q: Array, keys: Sequence[Array], values: Sequence[Array], scale: float
+) -> Wide:
+    """q [T, heads, D]; keys, values [context, kv heads, D] per request. float64 [T, heads * D]."""
+    out = np.zeros((len(q), shape.num_heads, shape.head_dim))
+    group, token = shape.num_heads // shape.num_kv_heads, 0
+    for (count, context), key, value in zip(shape.spans, keys, values, strict=True):
+        for position in range(context - count, context):
+            first = 0 if shape.window < 0 else max(0, position - shape.window + 1)
+            for head in range(shape.num_heads):
+                k = key[first : position + 1, head // group].astype(np.float64)
+                v = value[first : position + 1, head // group].astype(np.float64)
+                scores = k @ q[token, head].astype(np.float64) * scale
+                weights = np.exp(scores - scores.max())
+                out[token, head] = weights @ v / weights.sum()
+            token += 1
+    return out.reshape(len(q), -1)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Operands of paged_attention."""
+
+    batch: Batch
+    dtype: str
+    q: Array
+    keys: list[Array]
+    values: list[Array]
+
+    @classmethod
+    def of(cls, shape: Shape, dtype: str, seed: int = 1) -> Problem:
+        rng = np.random.default_rng(seed)
+        kv = [(context, shape.num_kv_heads, shape.head_dim) for _, context in shape.spans]
+        return cls(
+            Batch.of(shape),
+            dtype,
+            rounded(2 * normal(rng, shape.num_tokens, shape.num_heads, shape.head_dim), dtype),
+            [rounded(normal(rng, *s), dtype) for s in kv],
+            [rounded(normal(rng, *s), dtype) for s in kv],
+        )
+
+    @property
+    def scale(self) -> float:
+        return float(self.batch.shape.head_dim) ** -0.5
+
+    def run(self, library: Library) -> Array:
+        shape = self.batch.shape
+        return numpy32(
+            library.op("regatta_paged_attention")(
+                tensor(self.q.reshape(shape.num_tokens, -1), self.dtype),
+                [
+                    tensor(self.batch.filled_cache(self.keys), self.dtype),
+                    tensor(self.batch.filled_cache(self.values), self.dtype),
+                ],
+                *self.batch.index_tensors(),
+                None,
+                shape.num_heads,
+                self.scale,
+                shape.window,
+                "dense",
+            )[0]
+        )
+
+    def part(self, request: int, begin: int, end: int) -> Problem:
+        """Tokens [begin, end) of one request alone, over the context that they see."""
+        count, context = self.batch.shape.spans[request]
+        seen = context - count + end
+        first = int(self.batch.borders[request])
+        shape = replace(self.batch.shape, spans=((end - begin, seen),))
+        return Problem(
+            Batch.of(shape, seed=7),
+            self.dtype,
+            self.q[first + begin : first + end],
+            [self.keys[request][:seen]],
+            [self.values[request][:seen]],
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_paged_attention_sees_each_token_s_own_past(
+    compiled: Library, candidate: str, shape: Shape, dtype: str
+) -> None:
+    if candidate == "avx512_bf16" and dtype == "bfloat16" and shape.head_dim % 2:
+        pytest.skip("refused")
+    problem = Problem.of(shape, dtype)
+    expected = attention(shape, problem.q, problem.keys, problem.values, problem.scale)
+    assert_close(problem.run(compiled), expected, dtype)
+
+
+def test_odd_head_dim_falls_to_a_candidate_without_pairs(compiled: Library) -> None:
+    if refusal(compiled, "paged_attention", "avx512_bf16"):
+        pytest.skip("no candidate with pairs")
+    problem = Problem.of(Shape(2, 1, 7, 16, ((2, 5),)), "bfloat16")
+    problem.run(compiled)
+    force(compiled, "avx512_bf16")
+    try:
+        with pytest.raises(ValueError, match=r"avx512_bf16 \(head_dim is odd\)"):
+            problem.run(compiled)
+    finally:
+        force(compiled, "")
+
+
+# Tiles of 18 tokens, chunks of 64, splits of 512 are all cut somewhere.
+CUTS = ((0, 1, 2, 64, 65, 300, 700), (0, 511, 513, 700), (0, 64, 128, 512, 700))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [-1, 90])
+def test_chunked_prefill_equals_whole_prefill_bit_for_bit(
+    compiled: Library, candidate: str, dtype: str, window: int
+) -> None:
+    if candidate == "scalar":
+        pytest.skip("the same code as the others, and slow")
+    problem = Problem.of(Shape(7, 1, 64, 64, ((700, 700),), window), dtype)
+    whole = problem.run(compiled)
+    for cuts in CUTS:
+        parts = [problem.part(0, a, b).run(compiled) for a, b in pairwise(cuts)]
+        np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_request_s_result_does_not_depend_on_its_batch(
+    compiled: Library, candidate: str, dtype: str
+) -> None:
+    shape = Shape(8, 2, 64, 32, ((1, 40), (3, 3), (1, 1100), (25, 90), (1, 513)))
+    problem = Problem.of(shape, dtype)
+    together = problem.run(compiled)
+    alone = [problem.part(i, 0, n).run(compiled) for i, (n, _) in enumerate(shape.spans)]
+    np.testing.assert_array_equal(np.concatenate(alone), together)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(7, 1, 64, 64, ((1, 3000),)),
+        Shape(8, 2, 32, 16, ((1, 1500), (40, 700), (1, 5), (1, 600))),
+        Shape(4, 4, 80, 32, ((90, 1100),), window=600),
+    ],
+    ids=str,
+)
+def test_number_of_threads_does_not_change_a_bit(
+    compiled: Library, shape: Shape, dtype: str
+) -> None:
+    problem = Problem.of(shape, dtype)
+    with threads(compiled, 1):
+        one = problem.run(compiled)
+    for count in (2, 3, 8):
+        with threads(compiled, count):
+            np.testing.assert_array_equal(problem.run(compiled), one)
+
+
+def test_window_as_long_as_the_context_equals_none(compiled: Library) -> None:
+    problem = Problem.of(Shape(4, 2, 64, 16, ((5, 600), (1, 20))), "float32")
+    wide = replace(problem, batch=Batch.of(replace(problem.batch.shape, window=600)))
+    np.testing.assert_array_equal(wide.run(compiled), problem.run(compiled))
+
+
+def test_blocks_that_left_the_window_are_not_looked_up(compiled: Library) -> None:
+    problem = Problem.of(Shape(4, 2, 64, 16, ((2, 200),), window=20), "float32")
+    kept = problem.run(compiled)
+    caches = problem.batch.filled_cache(problem.keys), problem.batch.filled_cache(problem.values)
+    problem.batch.block_tables[0, : (198 - 19) // 16] = -1
+    out = compiled.op("regatta_paged_attention")(
+        tensor(problem.q.reshape(2, -1), "float32"),
+        [tensor(cache, "float32") for cache in caches],
+        *problem.batch.index_tensors(),
+        None,
+        4,
+        problem.scale,
+        20,
+        "dense",
+    )[0]
+    np.testing.assert_array_equal(out.numpy(), kept)
+
+
+def test_padding_rows_are_zero(compiled: Library) -> None:
+    problem = Problem.of(Shape(4, 2, 64, 16, ((2, 20), (1, 3))), "float32")
+    caches = problem.batch.filled_cache(problem.keys), problem.batch.filled_cache(problem.values)
+    padded = np.concatenate([problem.q.reshape(3, -1), np.full((2, 256), np.nan, "f4")])
+    out = compiled.op("regatta_paged_attention")(
+        tensor(padded, "float32"),
+        [tensor(cache, "float32") for cache in caches],
+        *problem.batch.index_tensors(),
+        None,
+        4,
+        problem.scale,
+        -1,
+        "dense",
+    )[0].numpy()
+    np.testing.assert_array_equal(out[:3], problem.run(compiled))
+    np.testing.assert_array_equal(out[3:], 0)
+
+
+def rope_table(num_positions: int, dim: int) -> Array:
+    angles = np.outer(np.arange(num_positions), 100.0 ** -(np.arange(0, dim, 2) / dim))
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
+def rotated(x: Wide, table: Array) -> Wide:
+    """x [T, heads, D], table [T, R]."""
+    half = table.shape[1] // 2
+    cos, sin = (part[:, None].astype(np.float64) for part in np.split(table, 2, axis=1))
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+
+# heads, kv heads, head_dim, rotary dims
+ROPES = ((14, 2, 64, 64), (3, 1, 80, 32), (2, 2, 40, 40), (4, 2, 96, 26), (1, 1, 128, 0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize("sizes", ROPES)
+def test_rope_rotates_heads_and_writes_their_slots_only(
+    compiled: Library,
+    candidate: str,
+    sizes: tuple[int, int, int, int],
+    with_norm: bool,
+    dtype: str,
+) -> None:
+    heads, kv_heads, dim, rotary = sizes
+    rng = np.random.default_rng(3)
+    positions = np.array([0, 5, 6, 49, 7], np.int32)
+    slots = np.array([3, 16, -1, 39, 0], np.int32)
+    qkv = rounded(normal(rng, 5, heads + 2 * kv_heads, dim), dtype)
+    norms = [rounded(1 + normal(rng, dim) / 4, dtype) for _ in range(2)]
+    table = rope_table(50, rotary)
+    keys, values = (tensor(np.full((5, kv_heads, 8, dim), np.nan, "f4"), dtype) for _ in range(2))
+    outputs = compiled.op("regatta_rope_and_cache_write")(
+        tensor(qkv.reshape(5, -1), dtype),
+        int32(positions),
+        int32(slots),
+        tensor(table, "float32"),
+        *(tensor(norm, dtype) if with_norm else None for norm in norms),
+        [keys, values],
+        heads,
+        kv_heads,
+        dim,
+        1e-6,
+        "dense",
+    )
+    wide = qkv.astype(np.float64)
+    q, k, v = np.split(wide, [heads, heads + kv_heads], axis=1)
+    if with_norm:
+        q, k = normed(q, norms[0], 1e-6), normed(k, norms[1], 1e-6)
+    angles = table[positions]
+    assert_close(numpy32(outputs[0]), rotated(q, angles).reshape(5, -1), dtype)
+    for cache, returned, new in (
+        (keys, outputs[1], rotated(k, angles)),
+        (values, outputs[2], v),
+    ):
+        np.testing.assert_array_equal(numpy32(returned), numpy32(cache))  # in place
+        rows = numpy32(cache).transpose(0, 2, 1, 3).reshape(40, kv_heads, dim)
+        written = slots >= 0
+        assert_close(rows[slots[written]], new[written], dtype)
+        untouched = np.setdiff1d(np.arange(40), slots[written])
+        assert np.isnan(rows[untouched]).all()
+
+
+@dataclass(frozen=True)
+class Block:
+    """Weights of an attention block, as float arrays that the dtype holds."""
+
+    hidden_size: int
+    heads: tuple[int, int, int]  # query heads, kv heads, head_dim
+    dtype: str
+    norm: Array
+    qkv: Array
+    qkv_bias: Array | None
+    qk_norms: tuple[Array, Array] | None
+    out: Array
+    out_bias: Array | None
+    table: Array
+
+    @classmethod
+    def of(
+        cls, shape: Shape, dtype: str, hidden_size: int, bias: bool = False, qk_norm: bool = False
+    ) -> Block:
+        rng = np.random.default_rng(4)
+        heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+        qkv_size = (heads + 2 * kv_heads) * dim
+
+        def weight(*size: int) -> Array:
+            return rounded(normal(rng, *size) / size[-1] ** 0.5, dtype)
+
+        def gain(size: int) -> Array:
+            return rounded(1 + normal(rng, size) / 4, dtype)
+
+        return cls(
+            hidden_size,
+            (heads, kv_heads, dim),
+            dtype,
+            gain(hidden_size),
+            weight(qkv_size, hidden_size),
+            rounded(normal(rng, qkv_size), dtype) if bias else None,
+            (gain(dim), gain(dim)) if qk_norm else None,
+            weight(hidden_size, heads * dim),
+            rounded(normal(rng, hidden_size), dtype) if bias else None,
+            rope_table(2048, dim // 2 * 2),
+        )
+
+    def weight_tensors(self, library: Library) -> tuple[Any, ...]:
+        """norm, qkv, qkv_bias, q_norm, k_norm, out, out_bias."""
+
+        def optional(values: Array | None) -> Any:
+            return None if values is None else tensor(values, self.dtype)
+
+        q_norm, k_norm = self.qk_norms or (None, None)
+        return (
+            tensor(self.norm, self.dtype),
+            [packed(library, self.qkv, self.dtype)],
+            optional(self.qkv_bias),
+            optional(q_norm),
+            optional(k_norm),
+            [packed(library, self.out, self.dtype)],
+            optional(self.out_bias),
+        )
+
+    def attributes(self, shape: Shape, tree_mask: Any = None) -> tuple[Any, ...]:
+        """The tree mask, no rows, then the attributes."""
+        heads, scale = self.heads, self.heads[2] ** -0.5
+        return (tree_mask, None, "dense", *heads, 1e-6, scale, shape.window, "dense")
+
+    def run(
+        self,
+        library: Library,
+        batch: Batch,
+        hidden: Array,
+        caches: tuple[Any, Any],
+        tree_mask: Any = None,
+    ) -> Array:
+        """`caches` are modified."""
+        return numpy32(
+            library.op("regatta_attention_block")(
+                tensor(hidden, self.dtype),
+                *self.weight_tensors(library),
+                list(caches),
+                tensor(self.table, "float32"),
+                int32(batch.positions),
+                int32(batch.slots),
+                *batch.index_tensors(),
+                *self.attributes(batch.shape, tree_mask),
+            )[0]
+        )
+
+    def expected(
+        self, batch: Batch, hidden: Array, keys: list[Array], values: list[Array]
+    ) -> tuple[Wide, list[Array], list[Array]]:
+        """Hidden states, and the contexts with this step's keys and values, rounded."""
+        heads, kv_heads, dim = self.heads
+        qkv = normed(hidden, self.norm, 1e-6) @ self.qkv.T.astype(np.float64)
+        qkv += 0 if self.qkv_bias is None else self.qkv_bias
+        q, k, v = np.split(qkv.reshape(len(hidden), -1, dim), [heads, heads + kv_heads], axis=1)
+        if self.qk_norms is not None:
+            q, k = normed(q, self.qk_norms[0], 1e-6), normed(k, self.qk_norms[1], 1e-6)
+        angles = self.table[batch.positions]
+        q, k = rotated(q, angles), rotated(k, angles)
+        keys, values = [list(rows) for rows in (keys, values)]
+        for i, (count, context) in enumerate(batch.shape.spans):
+            new = slice(int(batch.borders[i]), int(batch.borders[i + 1]))
+            for contexts, rows in ((keys, k), (values, v)):
+                old = contexts[i][: context - count]
+                contexts[i] = np.concatenate([old, rounded(rows[new], self.dtype)])
+        mixed = attention(batch.shape, q.astype("f4"), keys, values, dim**-0.5)
+        out = hidden + mixed @ self.out.T.astype(np.float64)
+        return out + (0 if self.out_bias is None else self.out_bias), keys, values
+
+
+BLOCKS = (
+    (Shape(14, 2, 64, 64, ((1, 1), (1, 70), (3, 66))), 96, True, False),
+    (Shape(4, 2, 40, 16, ((20, 20), (1, 33)), window=12), 65, True, True),
+    (Shape(2, 1, 128, 32, ((40, 100),)), 64, False, True),
+    (Shape(2, 2, 96, 16, ((1, 600), (0, 0), (2, 2))), 33, False, False),
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "hidden_size", "bias", "qk_norm"), BLOCKS, ids=str)
+def test_attention_block_adds_attention_and_extends_the_cache(
+    compiled: Library,
+    candidate: str,
+    shape: Shape,
+    hidden_size: int,
+    bias: bool,
+    qk_norm: bool,
+    dtype: str,
+) -> None:
+    problem = Problem.of(shape, dtype)
+    batch = problem.batch
+    block = Block.of(shape, dtype, hidden_size, bias, qk_norm)
+    hidden = rounded(normal(np.random.default_rng(5), shape.num_tokens, hidden_size), dtype)
+    # Slots of this step hold NaN before it.
+    old = [
+        [rows[: context - n] for rows, (n, context) in zip(contexts, shape.spans, strict=True)]
+        for contexts in (problem.keys, problem.values)
+    ]
+    caches = tensor(batch.filled_cache(old[0]), dtype), tensor(batch.filled_cache(old[1]), dtype)
+    expected, keys, values = block.expected(batch, hidden, old[0], old[1])
+    assert_close(block.run(compiled, batch, hidden, caches), expected, dtype)
+    for cache, contexts in zip(caches, (keys, values), strict=True):
+        got = numpy32(cache)
+        for row, want in zip(batch.context_rows(got), contexts, strict=True):
+            if len(want):
+                assert_close(row, want, dtype)
+        written = sum(context for _, context in shape.spans) * shape.num_kv_heads * shape.head_dim
+        assert np.isfinite(got).sum() == written
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_block_of_a_long_prompt_equals_that_of_its_chunks(
+    compiled: Library, dtype: str
+) -> None:
+    shape = Shape(4, 2, 32, 32, ((5, 30), (1700, 1700), (1, 100)))
+    block = Block.of(shape, dtype, 64)
+    problem = Problem.of(shape, dtype)
+    hidden = normal(np.random.default_rng(6), shape.num_tokens, 64)
+
+    def caches() -> tuple[Any, Any]:
+        cache = problem.batch.filled_cache
+        return tensor(cache(problem.keys), dtype), tensor(cache(problem.values), dtype)
+
+    whole_caches, chunk_caches = caches(), caches()
+    whole = block.run(compiled, problem.batch, hidden, whole_caches)
+    chunks = []
+    for begin in range(0, 1700, 250):
+        end = min(begin + 250, 1700)
+        part = replace(
+            problem.batch,
+            shape=replace(shape, spans=((end - begin, end),)),
+            block_tables=problem.batch.block_tables[1:2],
+            positions=problem.batch.positions[5 + begin : 5 + end],
+            slots=problem.batch.slots[5 + begin : 5 + end],
+        )
+        chunks.append(block.run(compiled, part, hidden[5 + begin : 5 + end], chunk_caches))
+    np.testing.assert_array_equal(np.concatenate(chunks), whole[5:1705])
+    prompt = [problem.batch.context_rows(numpy32(c[0]))[1] for c in (whole_caches, chunk_caches)]
+    np.testing.assert_array_equal(prompt[0], prompt[1])
+
+
+def test_attention_block_cuts_trees_of_drafts_like_prompts(compiled: Library) -> None:
+    # A block takes 768 tokens at a time: the tree's first three and its last four.
+    shape = Shape(4, 2, 32, 32, ((765, 765), (7, 67)), window=50)
+    block, problem = Block.of(shape, "float32", 64), Problem.of(shape, "float32")
+    hidden = normal(np.random.default_rng(6), shape.num_tokens, 64)
+    # Bits of ancestors: 0 - (1 - (3, 4), 2 - (5 - 6))
+    tree = [1, 3, 5, 11, 19, 37, 101]
+
+    def caches() -> tuple[Any, Any]:
+        cache = problem.batch.filled_cache
+        return tensor(cache(problem.keys), "float32"), tensor(cache(problem.values), "float32")
+
+    mask = int32([[0]] * 765 + [[bits] for bits in tree])
+    together = block.run(compiled, problem.batch, hidden, caches(), mask)
+    alone = replace(
+        problem.batch,
+        shape=replace(shape, spans=shape.spans[1:]),
+        block_tables=problem.batch.block_tables[1:],
+        positions=problem.batch.positions[765:],
+        slots=problem.batch.slots[765:],
+    )
+    tree_alone = block.run(compiled, alone, hidden[765:], caches(), mask[765:])
+    np.testing.assert_array_equal(together[765:], tree_alone)
+    plain = block.run(compiled, alone, hidden[765:], caches())
+    assert not np.array_equal(plain, tree_alone)
+
+
+def test_attention_block_survives_export_and_inference(compiled: Library, tmp_path: Path) -> None:
+    from paddle.static import InputSpec
+
+    import paddle
+    from paddle import inference
+
+    shape = Shape(4, 2, 32, 16, ((3, 3), (1, 20)))
+    problem, block = Problem.of(shape, "float32"), Block.of(shape, "float32", 64, bias=True)
+    batch = problem.batch
+    hidden = normal(np.random.default_rng(7), shape.num_tokens, 64)
+    weights = block.weight_tensors(compiled)
+
+    class Net(paddle.nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            for i in (0, 2, 6):
+                self.register_buffer(f"w{i}", weights[i])
+            self.register_buffer("w1", weights[1][0])
+            self.register_buffer("w5", weights[5][0])
+            self.register_buffer("table", tensor(block.table, "float32"))
+
+        def forward(
+            self,
+            hidden: Any,
+            keys: Any,
+            values: Any,
+            positions: Any,
+            slots: Any,
+            borders: Any,
+            lengths: Any,
+            tables: Any,
+            longest: Any,
+        ) -> Any:
+            for _ in range(2):  # the second layer sees the first one's keys: same cache
+                hidden, keys, values = compiled.op("regatta_attention_block")(
+                    hidden,
+                    self.w0,
+                    [self.w1],
+                    self.w2,
+                    None,
+                    None,
+                    [self.w5],
+                    self.w6,
+                    [keys, values],
+                    self.table,
+                    positions,
+                    slots,
+                    borders,
+                    lengths,
+                    tables,
+                    longest,
+                    *block.attributes(shape),
+                )
+            return hidden, keys, values
+
+    def feeds() -> list[Any]:
+        caches = batch.filled_cache(problem.keys), batch.filled_cache(problem.values)
+        return [
+            tensor(hidden, "float32"),
+            *(tensor(cache, "float32") for cache in caches),
+            int32(batch.positions),
+            int32(batch.slots),
+            *batch.index_tensors(),
+        ]
+
+    net = Net()
+    net.eval()
+    eager = feeds()
+    expected = net(*eager)[0].numpy()
+    specs = [
+        InputSpec([None, *feed.shape[1:]], feed.dtype, f"input_{i}") for i, feed in enumerate(eager)
+    ]
+    paddle.jit.save(paddle.jit.to_static(net, specs, full_graph=True), str(tmp_path / "net"))
+    config = inference.Config(str(tmp_path / "net.json"), str(tmp_path / "net.pdiparams"))
+    config.disable_glog_info()
+    predictor = inference.create_predictor(config)
+    fed = feeds()
+    outputs = predictor.run(fed)
+    np.testing.assert_array_equal(outputs[0].numpy(), expected)
+    for i in (1, 2):  # the caller's own tensors were written
+        np.testing.assert_array_equal(fed[i].numpy(), eager[i].numpy())
+
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def _set(name: str, value: Any) -> Change:
+    return lambda arguments: arguments.__setitem__(name, value)
+
+
+BAD_ATTENTION: dict[str, tuple[Change, str]] = {
+    "q dtype": (
+        lambda a: a.__setitem__("q", a["q"].astype("bfloat16")),
+        "key_cache is float32, expected bfloat16",
+    ),
+    "q shape": (
+        _set("num_heads", 6),
+        r"q has shape \[3, 256\], expected \[-1, 384\]",
+    ),
+    "group": (
+        _set("num_heads", 3),
+        r"num_heads 3, num_kv_heads 2, head_dim 64 do not go together",
+    ),
+    "scale": (_set("scale", 0.0), "softmax_scale is 0.0.*more than 0"),
+    "window": (_set("window", 0), r"window is 0 \(allowed: -1 for none, or 1 and more\)"),
+    "borders": (
+        _set("borders", [0, 2, 4]),
+        r"cu_seqlens_q\[2\] is 4 \(allowed: 2 .. the number of tokens, 3\)",
+    ),
+    "borders dtype": (
+        lambda a: a.__setitem__("borders", np.array([0, 2, 3], np.int64)),
+        "cu_seqlens_q is int64, expected int32",
+    ),
+    "context too short": (
+        _set("lengths", [1, 3]),
+        r"context_lens\[0\] is 1 \(allowed: the span's 2 tokens .. the block table's 48\)",
+    ),
+    "context too long": (_set("lengths", [20, 49]), r"context_lens\[1\] is 49"),
+    "block id": (
+        _set("tables", [[0, 1, -1], [99, 0, 0]]),
+        r"block_tables\[1\]\[0\] is 99 \(allowed: 0 .. 5\)",
+    ),
+    "no block": (_set("tables", [[0, -1, -1], [1, 0, 0]]), r"block_tables\[0\]\[1\] is -1"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ATTENTION)
+def test_paged_attention_says_what_does_not_fit(compiled: Library, case: str) -> None:
+    import paddle
+
+    problem = Problem.of(Shape(4, 2, 64, 16, ((2, 20), (1, 3))), "float32")
+    arguments: dict[str, Any] = {
+        "q": tensor(problem.q.reshape(3, -1), "float32"),
+        "caches": [
+            tensor(problem.batch.filled_cache(contexts), "float32")
+            for contexts in (problem.keys, problem.values)
+        ],
+        "borders": [0, 2, 3],
+        "lengths": [20, 3],
+        "tables": problem.batch.block_tables,
+        "longest": [2, 20],
+        "tree_mask": None,
+        "num_heads": 4,
+        "scale": 0.125,
+        "window": -1,
+        "kv_format": "dense",
+    }
+    change, message = BAD_ATTENTION[case]
+    change(arguments)
+    for name in ("borders", "lengths", "tables", "longest"):
+        if not isinstance(arguments[name], np.ndarray):
+            arguments[name] = np.array(arguments[name], np.int32)
+        arguments[name] = paddle.to_tensor(arguments[name])
+    with pytest.raises(ValueError, match=message):
+        compiled.op("regatta_paged_attention")(*arguments.values())
+
+
+@pytest.mark.parametrize(
+    ("positions", "slots", "columns", "message"),
+    [
+        ([0, 50], [0, 1], 32, r"positions\[1\] is 50 \(allowed: 0 .. 49\)"),
+        ([0, 1], [0, 40], 32, r"slot_mapping\[1\] is 40 \(allowed: -1 .. 39\)"),
+        ([0, 1], [-2, 0], 32, r"slot_mapping\[0\] is -2"),
+        ([0, 1], [0, 1], 34, r"rope_cache has shape \[50, 34\].*at most head_dim, 32"),
+        ([0], [0, 1], 32, r"positions has shape \[1\], expected \[2\]"),
+    ],
+)
+def test_rope_says_what_does_not_fit(
+    compiled: Library, positions: list[int], slots: list[int], columns: int, message: str
+) -> None:
+    cache = np.zeros((5, 1, 8, 32), "f4")
+    with pytest.raises(ValueError, match=message):
+        compiled.op("regatta_rope_and_cache_write")(
+            tensor(np.zeros((2, 96)), "float32"),
+            int32(positions),
+            int32(slots),
+            tensor(rope_table(50, columns), "float32"),
+            None,
+            None,
+            [tensor(cache, "float32"), tensor(cache, "float32")],
+            1,
+            1,
+            32,
+            1e-6,
+            "dense",
+        )

@@ -1,0 +1,481 @@
+"""Packing, linear, norm, activation, MLP and logits operators, every candidate against float64."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from predict.device.library import Library
+from tests.support.tolerances import assert_close
+
+Array = npt.NDArray[np.float32]
+
+CANDIDATES = ("scalar", "avx2", "avx512", "avx512_bf16")
+DTYPES = ("float32", "bfloat16", "float16")
+# rows, inputs, outputs: one to several tiles of rows and blocks of k; ends that fill no vector.
+SHAPES = (
+    (1, 64, 32),
+    (1, 33, 65),
+    (2, 1, 1),
+    (3, 256, 40),
+    (7, 127, 100),
+    (13, 96, 31),
+    (25, 523, 70),
+    (257, 65, 34),
+)
+
+
+@pytest.fixture(params=CANDIDATES)
+def candidate(request: pytest.FixtureRequest, compiled: Library) -> Iterator[str]:
+    """Each candidate in turn, forced for all operators."""
+    kernels = {row["name"]: row for row in compiled.info()["kernels"]["linear"]}
+    if not kernels[request.param]["accepts"]:
+        pytest.skip(kernels[request.param]["reason"])
+    assert force(compiled, request.param) is None
+    yield request.param
+    force(compiled, "")
+
+
+def force(library: Library, spec: str) -> str | None:
+    """Forces candidates; returns the library's complaint, if any."""
+    function = library.handle.regatta_force_kernel
+    function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_char_p
+    message = function(spec.encode())
+    return None if message is None else message.decode()
+
+
+def tensor(values: npt.ArrayLike, dtype: str) -> Any:
+    import paddle
+
+    return paddle.to_tensor(np.asarray(values, dtype=np.float32)).astype(dtype)
+
+
+def numpy32(value: Any) -> Array:
+    result: Array = value.astype("float32").numpy()
+    return result
+
+
+def normal(rng: np.random.Generator, *shape: int) -> Array:
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+def rounded(values: npt.ArrayLike, dtype: str) -> Array:
+    """The values as `dtype` holds them."""
+    return numpy32(tensor(values, dtype))
+
+
+def sigmoid(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def normed(x: Array, weight: Array, epsilon: float) -> npt.NDArray[np.float64]:
+    wide = x.astype(np.float64)
+    scale: npt.NDArray[np.float64] = wide / np.sqrt(
+        np.mean(wide**2, axis=-1, keepdims=True) + epsilon
+    )
+    return scale * weight
+
+
+def packed(library: Library, weight: Array, dtype: str) -> Any:
+    """Weight [N, K] as the linear operator takes it."""
+    return library.op("regatta_pack_dense")(tensor(weight, dtype), True, dtype)[0]
+
+
+def linear(library: Library, x: Any, weight: Any, bias: Any, num_outputs: int) -> Any:
+    return library.op("regatta_linear")(x, [weight], bias, "dense", num_outputs)[0]
+
+
+def panels(weight: Array, dtype: str) -> Array:
+    """The documented layout of weight [N, K], in NumPy."""
+    num_outputs, num_inputs = weight.shape
+    step = 2 if dtype == "bfloat16" else 1
+    rows = -(-num_outputs // 32) * 32
+    columns = -(-num_inputs // step) * step
+    full = np.zeros((rows, columns), np.float32)
+    full[:num_outputs, :num_inputs] = weight
+    result = full.reshape(-1, 32, columns // step, step).transpose(0, 2, 1, 3)
+    return result if step == 2 else result[..., 0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("source", DTYPES)
+@pytest.mark.parametrize("shape", [(32, 64), (65, 33), (1, 1), (40, 127)])
+def test_pack_dense_makes_zero_padded_panels(
+    compiled: Library, candidate: str, shape: tuple[int, int], source: str, dtype: str
+) -> None:
+    weight = rounded(normal(np.random.default_rng(0), *shape), source)
+    pack = compiled.op("regatta_pack_dense")
+    expected = panels(rounded(weight, dtype), dtype)
+    got = numpy32(pack(tensor(weight, source), True, dtype)[0])
+    np.testing.assert_array_equal(got, expected)
+    got = numpy32(pack(tensor(np.ascontiguousarray(weight.T), source), False, dtype)[0])
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_linear_is_a_matrix_product(
+    compiled: Library, candidate: str, shape: tuple[int, int, int], dtype: str
+) -> None:
+    rows, inputs, outputs = shape
+    rng = np.random.default_rng(rows)
+    x = rounded(normal(rng, rows, inputs), dtype)
+    weight = rounded(normal(rng, outputs, inputs), dtype)
+    bias = rounded(normal(rng, outputs), dtype)
+    operands = tensor(x, dtype), packed(compiled, weight, dtype)
+    expected = x.astype(np.float64) @ weight.T
+    got = linear(compiled, *operands, None, outputs)
+    assert_close(numpy32(got), expected, dtype)
+    got = linear(compiled, *operands, tensor(bias, dtype), outputs)
+    assert_close(numpy32(got), expected + bias, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_of_a_row_does_not_depend_on_the_batch(
+    compiled: Library, candidate: str, dtype: str
+) -> None:
+    rng = np.random.default_rng(1)
+    x = normal(rng, 45, 601)
+    weight = packed(compiled, normal(rng, 130, 601), dtype)
+    together = numpy32(linear(compiled, tensor(x, dtype), weight, None, 130))
+    for rows in (1, 2, 6, 7, 12, 20):
+        part = numpy32(linear(compiled, tensor(x[-rows:], dtype), weight, None, 130))
+        np.testing.assert_array_equal(part, together[-rows:])
+
+
+def test_linear_does_not_depend_on_the_number_of_threads(compiled: Library) -> None:
+    rng = np.random.default_rng(2)
+    x = tensor(normal(rng, 30, 300), "float32")
+    weight = packed(compiled, normal(rng, 1000, 300), "float32")
+    results = []
+    for num_threads in (1, 2, 3):
+        compiled.set_num_threads(num_threads)
+        results.append(numpy32(linear(compiled, x, weight, None, 1000)))
+    compiled.handle.regatta_set_num_threads(0)
+    np.testing.assert_array_equal(results[1], results[0])
+    np.testing.assert_array_equal(results[2], results[0])
+
+
+def test_operators_may_be_called_from_several_threads_at_once(compiled: Library) -> None:
+    rng = np.random.default_rng(11)
+    weight = packed(compiled, normal(rng, 700, 300), "float32")
+    inputs = [tensor(normal(rng, rows, 300), "float32") for rows in (1, 5, 40, 200)]
+    expected = [numpy32(linear(compiled, x, weight, None, 700)) for x in inputs]
+
+    def work(index: int) -> bool:
+        results = [linear(compiled, inputs[index], weight, None, 700) for _ in range(20)]
+        return all(np.array_equal(numpy32(result), expected[index]) for result in results)
+
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        assert all(pool.map(work, range(len(inputs))))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_padding_of_odd_rows_is_not_read_from_old_scratch(
+    compiled: Library, candidate: str, dtype: str
+) -> None:
+    rng = np.random.default_rng(3)
+    weight = packed(compiled, normal(rng, 64, 64), dtype)
+    linear(compiled, tensor(np.full((40, 64), np.nan), dtype), weight, None, 64)
+    x, odd = rounded(normal(rng, 40, 63), dtype), rounded(normal(rng, 64, 63), dtype)
+    got = linear(compiled, tensor(x, dtype), packed(compiled, odd, dtype), None, 64)
+    assert_close(numpy32(got), x.astype(np.float64) @ odd.T, dtype)
+
+
+def test_strided_views_are_read_as_their_values(compiled: Library) -> None:
+    rng = np.random.default_rng(12)
+    x, weight = normal(rng, 9, 40), normal(rng, 33, 40)
+    operand = packed(compiled, weight, "float32")
+    view = tensor(x.T, "float32").t()[2:7]
+    got = linear(compiled, view, operand, None, 33)
+    assert_close(numpy32(got), x[2:7].astype(np.float64) @ weight.T, "float32")
+
+
+def test_linear_of_no_rows_is_empty(compiled: Library) -> None:
+    weight = packed(compiled, np.ones((40, 8), np.float32), "float32")
+    x = tensor(np.zeros((0, 8)), "float32")
+    assert linear(compiled, x, weight, None, 40).shape == [0, 40]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden_size", [64, 33])
+def test_embedding_returns_rows_of_the_table_or_of_the_packed_head(
+    compiled: Library, candidate: str, hidden_size: int, dtype: str
+) -> None:
+    import paddle
+
+    table = rounded(normal(np.random.default_rng(4), 70, hidden_size), dtype)
+    ids = np.array([0, 69, 31, 32, 5, 5], np.int32)
+    embedding = compiled.op("regatta_embedding")
+    tables = (tensor(table, dtype), False), (packed(compiled, table, dtype), True)
+    for weight, is_packed in tables:
+        got = embedding(paddle.to_tensor(ids), weight, is_packed, hidden_size)[0]
+        np.testing.assert_array_equal(numpy32(got), table[ids])
+
+
+def test_embedding_names_a_token_outside_the_table(compiled: Library) -> None:
+    import paddle
+
+    ids = paddle.to_tensor(np.array([1, 7], np.int32))
+    with pytest.raises(ValueError, match=r"token_ids\[1\] is 7 \(allowed: 0 \.\. 6\)"):
+        compiled.op("regatta_embedding")(ids, tensor(np.zeros((7, 4)), "float32"), False, 4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 896), (5, 33), (40, 7)])
+def test_rms_norm_normalises_the_sum_with_the_residual(
+    compiled: Library, candidate: str, shape: tuple[int, int], dtype: str
+) -> None:
+    rng = np.random.default_rng(5)
+    x, residual = (rounded(3 * normal(rng, *shape), dtype) for _ in range(2))
+    weight = rounded(1 + normal(rng, shape[1]) / 4, dtype)
+    norm = compiled.op("regatta_rms_norm")
+    out, total = norm(tensor(x, dtype), tensor(weight, dtype), tensor(residual, dtype), 1e-5)
+    added = rounded(x + residual, dtype)
+    np.testing.assert_array_equal(numpy32(total), added)
+    assert_close(numpy32(out), normed(added, weight, 1e-5), dtype)
+    out, total = norm(tensor(x, dtype), tensor(weight, dtype), None, 1e-5)
+    np.testing.assert_array_equal(numpy32(total), x)
+    assert_close(numpy32(out), normed(x, weight, 1e-5), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 64), (3, 33), (50, 7)])
+def test_silu_mul_gates_the_second_half(
+    compiled: Library, candidate: str, shape: tuple[int, int], dtype: str
+) -> None:
+    rng = np.random.default_rng(6)
+    gate = rounded(4 * normal(rng, *shape), dtype)
+    up = rounded(normal(rng, *shape), dtype)
+    gate[0, :4] = (-200.0, 200.0, 0.0, -89.0)  # exp overflows, underflows
+    got = compiled.op("regatta_silu_mul")(tensor(np.concatenate([gate, up], 1), dtype))[0]
+    wide = gate.astype(np.float64)
+    assert_close(numpy32(got), wide * sigmoid(wide) * up, dtype)
+
+
+def mlp_weights(
+    hidden_size: int, intermediate_size: int, dtype: str
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Norm weight, gate_up [2I, H] and its bias, down [H, I] and its bias."""
+    rng = np.random.default_rng(hidden_size)
+    return (
+        rounded(1 + normal(rng, hidden_size) / 4, dtype),
+        rounded(normal(rng, 2 * intermediate_size, hidden_size) / hidden_size**0.5, dtype),
+        rounded(normal(rng, 2 * intermediate_size), dtype),
+        rounded(normal(rng, hidden_size, intermediate_size) / intermediate_size**0.5, dtype),
+        rounded(normal(rng, hidden_size), dtype),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "hidden_size", "intermediate_size", "with_bias"),
+    [(1, 64, 96, False), (5, 65, 64, True), (12, 96, 40, True), (40, 33, 50, False)],
+)
+def test_mlp_block_adds_the_gated_mlp_of_the_norm(
+    compiled: Library,
+    candidate: str,
+    rows: int,
+    hidden_size: int,
+    intermediate_size: int,
+    with_bias: bool,
+    dtype: str,
+) -> None:
+    norm, gate_up, gate_up_bias, down, down_bias = mlp_weights(
+        hidden_size, intermediate_size, dtype
+    )
+    hidden = rounded(normal(np.random.default_rng(7), rows, hidden_size), dtype)
+    products = normed(hidden, norm, 1e-6) @ gate_up.T + with_bias * gate_up_bias
+    gate, up = np.split(products, 2, axis=1)
+    expected = hidden + (gate * sigmoid(gate) * up) @ down.T + with_bias * down_bias
+    got = compiled.op("regatta_mlp_block")(
+        tensor(hidden, dtype),
+        tensor(norm, dtype),
+        [packed(compiled, gate_up, dtype)],
+        tensor(gate_up_bias, dtype) if with_bias else None,
+        [packed(compiled, down, dtype)],
+        tensor(down_bias, dtype) if with_bias else None,
+        "dense",
+        intermediate_size,
+        1e-6,
+    )[0]
+    assert_close(numpy32(got), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_mlp_block_of_a_long_prompt_equals_that_of_its_parts(compiled: Library, dtype: str) -> None:
+    norm, gate_up, _, down, _ = mlp_weights(64, 64, dtype)
+    hidden = normal(np.random.default_rng(8), 1700, 64)
+    weights = [packed(compiled, gate_up, dtype)], [packed(compiled, down, dtype)]
+
+    def block(rows: Array) -> Array:
+        operands = tensor(rows, dtype), tensor(norm, dtype), weights[0], None, weights[1], None
+        return numpy32(compiled.op("regatta_mlp_block")(*operands, "dense", 64, 1e-6)[0])
+
+    whole = block(hidden)
+    parts = [block(hidden[begin : begin + 100]) for begin in range(0, 1700, 100)]
+    np.testing.assert_array_equal(whole, np.concatenate(parts))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("indices", [[0], [3, 3, 0], list(range(30))])
+def test_logits_are_float32_products_of_the_chosen_rows(
+    compiled: Library, candidate: str, indices: list[int], dtype: str
+) -> None:
+    import paddle
+
+    rng = np.random.default_rng(9)
+    hidden = rounded(normal(rng, 30, 65), dtype)
+    norm = rounded(1 + normal(rng, 65) / 4, dtype)
+    head = rounded(normal(rng, 101, 65), dtype)
+    got = compiled.op("regatta_logits")(
+        tensor(hidden, dtype),
+        tensor(norm, dtype),
+        [packed(compiled, head, dtype)],
+        paddle.to_tensor(np.array(indices, np.int32)),
+        "dense",
+        101,
+        1e-6,
+    )[0]
+    assert got.dtype == paddle.float32
+    assert_close(got.numpy(), normed(hidden[indices], norm, 1e-6) @ head.T, dtype)
+
+
+def test_logits_name_an_index_outside_the_batch(compiled: Library) -> None:
+    import paddle
+
+    ones = np.ones((4, 4), np.float32)
+    with pytest.raises(ValueError, match=r"logit_indices\[0\] is 4 \(allowed: 0 \.\. 3\)"):
+        compiled.op("regatta_logits")(
+            tensor(ones, "float32"),
+            tensor(ones[0], "float32"),
+            [packed(compiled, ones, "float32")],
+            paddle.to_tensor(np.array([4], np.int32)),
+            "dense",
+            4,
+            1e-6,
+        )
+
+
+BAD_LINEARS: dict[str, tuple[Callable[[Library], tuple[Any, ...]], str]] = {
+    "scheme": (
+        lambda lib: (tensor(np.ones((1, 8)), "float32"), [], None, "int3", 8),
+        r"scheme 'int3' is not known \(known: .*dense",
+    ),
+    "no weight": (
+        lambda lib: (tensor(np.ones((1, 8)), "float32"), [], None, "dense", 8),
+        "takes 1 weight tensor, got 0",
+    ),
+    "weight shape": (
+        lambda lib: (
+            tensor(np.ones((1, 9)), "float32"),
+            [packed(lib, np.ones((8, 8), np.float32), "float32")],
+            None,
+            "dense",
+            8,
+        ),
+        r"shape \[1, 8, 32\], expected \[1, 9, 32\]",
+    ),
+    "weight dtype": (
+        lambda lib: (
+            tensor(np.ones((1, 8)), "float32"),
+            [packed(lib, np.ones((8, 8), np.float32), "bfloat16")],
+            None,
+            "dense",
+            8,
+        ),
+        "weight is bfloat16 but the activations are float32",
+    ),
+    "activation dtype": (
+        lambda lib: (tensor(np.ones((1, 8)), "int32"), [], None, "dense", 8),
+        r"x is int32 \(allowed: float32, bfloat16, float16\)",
+    ),
+    "bias shape": (
+        lambda lib: (
+            tensor(np.ones((1, 8)), "float32"),
+            [packed(lib, np.ones((8, 8), np.float32), "float32")],
+            tensor(np.ones(7), "float32"),
+            "dense",
+            8,
+        ),
+        r"bias has shape \[7\], expected \[8\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LINEARS)
+def test_linear_says_what_does_not_fit(compiled: Library, case: str) -> None:
+    arguments, message = BAD_LINEARS[case]
+    with pytest.raises(ValueError, match=message):
+        compiled.op("regatta_linear")(*arguments(compiled))
+
+
+def test_forcing_an_unknown_candidate_lists_the_known_ones(compiled: Library) -> None:
+    assert force(compiled, "silu_mul=neon") is None
+    try:
+        with pytest.raises(ValueError, match=r"silu_mul fits the forced name 'neon'.*scalar \("):
+            compiled.op("regatta_silu_mul")(tensor(np.ones((1, 8)), "float32"))
+        x = tensor(np.ones((1, 8)), "float32")
+        compiled.op("regatta_rms_norm")(x, x.reshape([8]), None, 1e-6)  # others are not forced
+    finally:
+        force(compiled, "")
+
+
+def test_forcing_an_unknown_operator_lists_the_known_ones(compiled: Library) -> None:
+    assert "known: " in (force(compiled, "lineal=avx2") or "")
+
+
+def test_operators_survive_export_and_inference(compiled: Library, tmp_path: Path) -> None:
+    from paddle.static import InputSpec
+
+    import paddle
+    from paddle import inference
+
+    rng = np.random.default_rng(10)
+    table = packed(compiled, normal(rng, 40, 64), "float32")
+    norm, gate_up, gate_up_bias, down, _ = mlp_weights(64, 96, "float32")
+    gate_up_packed, down_packed = (packed(compiled, w, "float32") for w in (gate_up, down))
+    norm_weight, bias = tensor(norm, "float32"), tensor(gate_up_bias, "float32")
+
+    class Net(paddle.nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, value in (
+                ("table", table), ("norm", norm_weight), ("gate_up", gate_up_packed),
+                ("bias", bias), ("down", down_packed),
+            ):  # fmt: skip
+                self.register_buffer(name, value)
+
+        def forward(self, token_ids: Any, logit_indices: Any) -> Any:
+            x = compiled.op("regatta_embedding")(token_ids, self.table, True, 64)[0]
+            x = compiled.op("regatta_mlp_block")(
+                x, self.norm, [self.gate_up], self.bias, [self.down], None, "dense", 96, 1e-6
+            )[0]
+            x = compiled.op("regatta_rms_norm")(x, self.norm, None, 1e-6)[1]
+            return compiled.op("regatta_logits")(
+                x, self.norm, [self.table], logit_indices, "dense", 40, 1e-6
+            )[0]
+
+    specs = [InputSpec([None], "int32", "token_ids"), InputSpec([None], "int32", "logit_indices")]
+    net = Net()
+    net.eval()
+    feeds = np.array([3, 39, 0, 7, 7], np.int32), np.array([4, 1], np.int32)
+    expected = net(*(paddle.to_tensor(feed) for feed in feeds)).numpy()
+    traced = paddle.jit.to_static(net, input_spec=specs, full_graph=True)
+    paddle.jit.save(traced, str(tmp_path / "net"))
+
+    config = inference.Config(str(tmp_path / "net.json"), str(tmp_path / "net.pdiparams"))
+    config.disable_glog_info()
+    predictor = inference.create_predictor(config)
+    for name, feed in zip(predictor.get_input_names(), feeds, strict=True):
+        predictor.get_input_handle(name).copy_from_cpu(feed)
+    predictor.run()
+    got = predictor.get_output_handle(predictor.get_output_names()[0]).copy_to_cpu()
+    np.testing.assert_array_equal(got, expected)

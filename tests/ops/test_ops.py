@@ -1,0 +1,312 @@
+"""The compiled operators and their plain-Paddle twins: same functions, same results."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+
+from predict.device import library
+from predict.nn.decoder import Attention, Layer, Linear, Mlp
+from predict.nn.inputs import ForwardInputs, HostTensors, empty_example, to_tensors
+from predict.nn.rope import rope_table
+from predict.nn.spec import RopeSpec
+from predict.ops import compiled as ops
+from predict.ops import plain as reference
+from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
+
+paddle = library.import_paddle()
+
+DTYPES = ["float32", "bfloat16", "float16"]
+HIDDEN, INNER, HEADS, KV_HEADS, DIM, BLOCK = 72, 88, 6, 2, 32, 16
+
+EMPTY = Linear("dense", (), None, 88, 72)
+
+
+def functions(module: Any) -> dict[str, inspect.Signature]:
+    return {
+        name: inspect.signature(value)
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and name[0] != "_"
+    }
+
+
+def test_both_backends_offer_the_same_functions() -> None:
+    compiled, plain = functions(ops), functions(reference)
+    packing = {"pack_dense", "pack_quantized", "fold_norm"}  # only the compiled operators need them
+    gpu = {
+        "follow_drafts",
+        "resolve_tokens",
+        "adjust_logits",
+        "sample_step",
+        "verify_window",
+        "logprobs",
+        "log_softmax",
+        "likeliest",
+    }  # around the network there
+    own = {"philox4x32", "uniform"}  # the sampler's arithmetic, compiled in the other one
+    assert compiled.keys() - packing - gpu == plain.keys() - own
+    for name in plain.keys() - own:
+        assert list(compiled[name].parameters) == list(plain[name].parameters), name
+
+
+class Case:
+    """Random weights of one attention and one MLP block, for both backends."""
+
+    def __init__(self, dtype: str, bias: bool, qk_norm: bool) -> None:
+        self.dtype = dtype
+        self.generator = np.random.default_rng(5)
+        qkv_size = (HEADS + 2 * KV_HEADS) * DIM
+        self.attention = Attention(
+            norm=self.tensor(HIDDEN, around=1.0),
+            qkv=self.linear(HIDDEN, qkv_size, bias),
+            q_norm=self.tensor(DIM, around=1.0) if qk_norm else None,
+            k_norm=self.tensor(DIM, around=1.0) if qk_norm else None,
+            out=self.linear(HEADS * DIM, HIDDEN, bias),
+            num_heads=HEADS,
+            num_kv_heads=KV_HEADS,
+            head_dim=DIM,
+            norm_eps=1e-5,
+            softmax_scale=DIM**-0.5,
+            window=-1,
+        )
+        self.mlp = Mlp(
+            norm=self.tensor(HIDDEN, around=1.0),
+            gate_up=self.linear(HIDDEN, 2 * INNER, bias),
+            down=self.linear(INNER, HIDDEN, bias),
+            intermediate_size=INNER,
+            norm_eps=1e-5,
+        )
+
+    def tensor(self, *shape: int, around: float = 0.0) -> Any:
+        values = around + 0.1 * self.generator.standard_normal(shape)
+        return paddle.to_tensor(values.astype(np.float32)).astype(self.dtype)
+
+    def linear(self, num_in: int, num_out: int, bias: bool) -> Linear:
+        weight = self.tensor(num_out, num_in)
+        return Linear("dense", (weight,), self.tensor(num_out) if bias else None, num_in, num_out)
+
+    def packed(self, linear: Linear) -> Linear:
+        return dataclasses.replace(linear, tensors=(ops.pack_dense(linear.tensors[0], self.dtype),))
+
+    def packed_attention(self) -> Attention:
+        a = self.attention
+        return dataclasses.replace(a, qkv=self.packed(a.qkv), out=self.packed(a.out))
+
+    def packed_mlp(self) -> Mlp:
+        m = self.mlp
+        return dataclasses.replace(m, gate_up=self.packed(m.gate_up), down=self.packed(m.down))
+
+
+def mixed_step() -> ForwardInputs:
+    return to_tensors(mixed_arrays(), paddle.CPUPlace())
+
+
+def mixed_arrays() -> ForwardInputs:
+    """A prompt chunk behind 20 cached tokens, a decode behind 33, and a fresh prompt."""
+    spans = [(20, 5, [4, 9]), (33, 1, [0, 2, 7]), (0, 19, [5, 6])]
+    lengths = np.array([n for _, n, _ in spans])
+    positions = np.concatenate([np.arange(start, start + n) for start, n, _ in spans])
+    slots = np.concatenate(
+        [
+            np.array(blocks)[np.arange(start, start + n) // BLOCK] * BLOCK
+            + np.arange(start, start + n) % BLOCK
+            for start, n, blocks in spans
+        ]
+    )
+    tables = np.full((3, 3), -1)
+    for row, (_, _, blocks) in enumerate(spans):
+        tables[row, : len(blocks)] = blocks
+    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)])
+    context_lens = np.array([start + n for start, n, _ in spans])
+    return ForwardInputs(
+        token_ids=np.zeros(len(positions)),
+        positions=positions,
+        slot_mapping=slots,
+        cu_seqlens_q=cu_seqlens,
+        context_lens=context_lens,
+        block_tables=tables,
+        logit_indices=cu_seqlens[1:] - 1,
+        max_lens=np.array([lengths.max(), context_lens.max()]),
+    )
+
+
+def close(got: Any, wanted: Any, dtype: str) -> None:
+    left, right = got.astype("float32").numpy(), wanted.astype("float32").numpy()
+    np.testing.assert_array_equal(np.isnan(left), np.isnan(right))
+    assert_close(np.nan_to_num(left), np.nan_to_num(right), dtype, BLOCK_ROUNDINGS)
+
+
+def caches(case: Case) -> tuple[Any, Any]:
+    """Cached keys and values in the slots that the step sees, NaN everywhere else."""
+    generator = np.random.default_rng(9)
+    shape = (10, KV_HEADS, BLOCK, DIM)
+    pools = []
+    for _ in range(2):
+        pool = np.full(shape, np.nan, np.float32)
+        for blocks, length in (([4, 9], 20), ([0, 2, 7], 33)):
+            for position in range(length):
+                at = (blocks[position // BLOCK], slice(None), position % BLOCK)
+                pool[at] = generator.standard_normal((KV_HEADS, DIM))
+        pools.append(paddle.to_tensor(pool).astype(case.dtype))
+    return pools[0], pools[1]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("bias", "qk_norm"), [(False, False), (True, True)])
+def test_attention_block_equals_its_plain_twin(
+    compiled: library.Library, dtype: str, bias: bool, qk_norm: bool
+) -> None:
+    case = Case(dtype, bias, qk_norm)
+    inputs = mixed_step()
+    hidden = case.tensor(int(inputs.positions.shape[0]), HIDDEN)
+    rope = paddle.to_tensor(rope_table(RopeSpec(), DIM, 64, 64))
+    results = []
+    for backend, attention in ((ops, case.packed_attention()), (reference, case.attention)):
+        cache = caches(case)
+        given = hidden if backend is ops else hidden.astype("float32")
+        out, written = backend.attention_block(given, attention, cache, rope, inputs)
+        results.append((out, *written))
+        for tensor, returned in zip(cache, written, strict=True):
+            np.testing.assert_array_equal(
+                tensor.astype("float32").numpy(), returned.astype("float32").numpy()
+            )
+    for got, wanted in zip(*results, strict=True):
+        close(got, wanted, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [False, True])
+def test_mlp_block_equals_its_plain_twin(compiled: library.Library, dtype: str, bias: bool) -> None:
+    case = Case(dtype, bias, False)
+    hidden = case.tensor(21, HIDDEN)
+    got = ops.mlp_block(hidden, case.packed_mlp())
+    close(got, reference.mlp_block(hidden.astype("float32"), case.mlp), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_block_ops_equal_the_small_ops_they_compose(compiled: library.Library, dtype: str) -> None:
+    case = Case(dtype, True, True)
+    inputs = mixed_step()
+    hidden = case.tensor(int(inputs.positions.shape[0]), HIDDEN)
+    rope = paddle.to_tensor(rope_table(RopeSpec(), DIM, 64, 64))
+    attention, mlp = case.packed_attention(), case.packed_mlp()
+
+    whole, *_ = ops.attention_block(hidden, attention, caches(case), rope, inputs)
+    x, _ = ops.rms_norm(hidden, attention.norm, None, attention.norm_eps)
+    q, written = ops.rope_and_cache_write(
+        ops.linear(x, attention.qkv), attention, caches(case), rope, inputs
+    )
+    mixed = ops.paged_attention(q, attention, tuple(written), inputs)
+    added = ops.linear(mixed, attention.out).astype("float32") + hidden.astype("float32")
+    close(whole, added, dtype)
+
+    whole = ops.mlp_block(hidden, mlp)
+    x, _ = ops.rms_norm(hidden, mlp.norm, None, mlp.norm_eps)
+    inner = ops.linear(ops.silu_mul(ops.linear(x, mlp.gate_up)), mlp.down)
+    close(whole, inner.astype("float32") + hidden.astype("float32"), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("bias", "qk_norm"), [(False, False), (True, True)])
+def test_one_call_for_all_layers_equals_the_block_ops(
+    compiled: library.Library, dtype: str, bias: bool, qk_norm: bool
+) -> None:
+    case = Case(dtype, bias, qk_norm)
+    inputs = mixed_step()
+    hidden = case.tensor(int(inputs.positions.shape[0]), HIDDEN)
+    rope = paddle.to_tensor(rope_table(RopeSpec(), DIM, 64, 64))
+    windowed = dataclasses.replace(case.packed_attention(), window=7)
+    layers = [
+        Layer(case.packed_attention(), case.packed_mlp()),
+        Layer(windowed, case.packed_mlp()),
+    ]
+    whole, written = ops.layers(hidden, layers, [caches(case), caches(case)], rope, inputs)
+
+    wanted, expected = hidden, []
+    for layer in layers:
+        wanted, pair = ops.attention_block(wanted, layer.attention, caches(case), rope, inputs)
+        wanted = ops.mlp_block(wanted, layer.mlp)
+        expected += pair
+    for got, want in zip([whole, *written], [wanted, *expected], strict=True):
+        np.testing.assert_array_equal(got.astype("float32").numpy(), want.astype("float32").numpy())
+
+    kept = [caches(case), caches(case)]
+    bound = ops.BoundLayers(layers, kept)
+    for _ in range(2):  # what it wrote before is written again
+        got = bound(hidden, rope, inputs)
+        np.testing.assert_array_equal(
+            got.astype("float32").numpy(), whole.astype("float32").numpy()
+        )
+    for tensor, want in zip([*kept[0], *kept[1]], written, strict=True):
+        np.testing.assert_array_equal(
+            tensor.astype("float32").numpy(), want.astype("float32").numpy()
+        )
+
+
+def test_wrong_number_of_weights_is_refused(compiled: library.Library) -> None:
+    case = Case("float32", False, False)
+    layer = Layer(case.packed_attention(), case.packed_mlp())
+    short = dataclasses.replace(layer, mlp=dataclasses.replace(layer.mlp, down=EMPTY))
+    rope = paddle.to_tensor(rope_table(RopeSpec(), DIM, 64, 64))
+    with pytest.raises(ValueError, match="weights holds 5 tensors, and down is missing"):
+        ops.layers(case.tensor(25, HIDDEN), [short], [caches(case)], rope, mixed_step())
+    with pytest.raises(ValueError, match="weights holds 5 tensors, and down is missing"):
+        ops.BoundLayers([short], [caches(case)])(case.tensor(25, HIDDEN), rope, mixed_step())
+    with pytest.raises(ValueError, match="caches holds 4 tensors for 1 layer"):
+        ops.BoundLayers([layer], [(*caches(case), *caches(case))])(
+            case.tensor(25, HIDDEN), rope, mixed_step()
+        )
+
+
+def test_host_tensors_take_the_values_and_shapes_of_each_step() -> None:
+    tensors = HostTensors()
+    for step in (mixed_arrays(), empty_example(3), mixed_arrays()):
+        for got, want in zip(
+            tensors.filled(step), to_tensors(step, paddle.CPUPlace()), strict=True
+        ):
+            assert got.dtype == want.dtype
+            np.testing.assert_array_equal(got.numpy(), want.numpy())
+
+
+def test_sampling_twins_choose_the_same_tokens(compiled: library.Library) -> None:
+    generator = np.random.default_rng(3)
+    rows = 400
+    logits = paddle.to_tensor(generator.standard_normal((rows, 97)).astype(np.float32) * 3)
+    columns = [
+        paddle.to_tensor(values)
+        for values in (
+            generator.choice([0.0, 0.5, 1.0, 2.0], rows).astype(np.float32),
+            generator.choice([0, 1, 5, 50, 200], rows).astype(np.int32),
+            generator.choice([0.1, 0.7, 0.95, 1.0], rows).astype(np.float32),
+            generator.integers(0, 1 << 62, rows),
+            generator.integers(0, 1 << 20, rows),
+        )
+    ]
+    got = ops.sample(logits, *columns).numpy()
+    wanted = reference.sample(logits, *columns).numpy()
+    # A draw on the border of two tokens may fall either way with another order of summation.
+    assert (got != wanted).sum() <= 1
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_embedding_rows_are_the_weights_rows(compiled: library.Library, packed: bool) -> None:
+    case = Case("float32", False, False)
+    head = case.linear(HIDDEN, 50, False)
+    ids = paddle.to_tensor(np.array([0, 49, 7, 7], np.int32))
+    weight = None if packed else head.tensors[0]
+    got = ops.embedding(ids, weight, case.packed(head))
+    np.testing.assert_array_equal(got.numpy(), reference.embedding(ids, weight, head).numpy())
+
+
+def test_logits_equal_their_plain_twin(compiled: library.Library) -> None:
+    case = Case("bfloat16", False, False)
+    head = case.linear(HIDDEN, 131, False)
+    hidden, norm = case.tensor(9, HIDDEN), case.tensor(HIDDEN, around=1.0)
+    rows = paddle.to_tensor(np.array([8, 0, 3], np.int32))
+    got = ops.logits(hidden, norm, case.packed(head), rows, 1e-5)
+    assert got.dtype == paddle.float32
+    close(got, reference.logits(hidden.astype("float32"), norm, head, rows, 1e-5), "bfloat16")
