@@ -107,8 +107,11 @@ def _text(name: str, value: object, most: int, *, empty: bool = False) -> str:
     return value
 
 
-def _json_text(name: str, value: object) -> str:
-    """A JSON value as compact text, its keys in the order they came in. Raises UserError."""
+def _json_value(name: str, value: object) -> tuple[str, Any]:
+    """A JSON value as compact text, its keys in the order they came in, and as Python has it.
+
+    Raises UserError.
+    """
     if isinstance(value, str):
         if len(value) > 4 * MAX_SCHEMA_BYTES:  # its spaces do not count, and yet take time
             raise UserError(
@@ -128,14 +131,13 @@ def _json_text(name: str, value: object) -> str:
             f"{name} has {size} bytes as JSON (allowed: at most {MAX_SCHEMA_BYTES}); split it up"
         )
     # Depth, and keys that were no texts and come twice for that.
-    parse_json(text, name, max_depth=MAX_DEPTH)
-    return text
+    return text, parse_json(text, name, max_depth=MAX_DEPTH)
 
 
 def _json_schema(value: object) -> str:
-    text = _json_text("guide.json_schema", value)
-    if not text.startswith("{") and text not in ("true", "false"):
-        kind = json_type(json.loads(text))
+    text, schema = _json_value("guide.json_schema", value)
+    if not isinstance(schema, (dict, bool)):
+        kind = json_type(schema)
         raise UserError(f"guide.json_schema is {kind} (allowed: an object, true, false)")
     return text
 
@@ -158,7 +160,7 @@ def _choice(value: object) -> tuple[str, ...]:
 def _structural_tag(value: object) -> str:
     """As JSON, with all keys. See structures_of."""
     name = "guide.structural_tag"
-    found = json.loads(_json_text(name, value))
+    _, found = _json_value(name, value)
     if not isinstance(found, dict):
         raise UserError(f"{name} is {json_type(found)} (allowed: an object)")
     found.pop("type", None)  # as in OpenAI's and other servers' response_format
