@@ -27,7 +27,8 @@ if __package__ in (None, ""):  # run as a script: import from the checkout, not 
 
 from predict.cli.command import run_command
 from predict.cli.flags import FLAGS, Flag, FlagValues, parse_flags
-from predict.config.engine import EngineConfig, PredictorConfig
+from predict.cli.run_config import PredictorConfig
+from predict.config.engine import EngineConfig
 from predict.errors import EXIT_FAILURE, EXIT_USAGE, UserError
 from predict.system.console import say, show
 from predict.system.outputs import check_folder, locked, whole_folder
@@ -146,28 +147,35 @@ def _check_replaced(folder: Path) -> None:
 
 
 def _export(config: EngineConfig, output_path: Path, signals: Signals | None) -> None:
-    from predict import llm
     from predict.device import library
+    from predict.loading.cache_scales import head_scales
     from predict.loading.exported import check_program
     from predict.loading.layouts import with_stored_cache
+    from predict.loading.model import (
+        choose_backend,
+        choose_gpu,
+        is_compiled,
+        load_decoder,
+        read_spec,
+    )
     from predict.loading.program import save_program
-    from predict.nn.cache_formats import head_scales, kv_format_of
+    from predict.nn.cache_formats import kv_format_of
     from predict.system.progress import Progress
 
     source = Path(config.model_name_or_path)
-    device = llm.choose_gpu(config)
-    spec, reader = llm.read_spec(source)
+    device = choose_gpu(config)
+    spec, reader = read_spec(source)
     config = with_stored_cache(config, reader)
     kv_format = kv_format_of(config.kv_format)
     scales = head_scales(kv_format, source, spec)
-    backend = llm.choose_backend(config.inference_model)
+    backend = choose_backend(config.inference_model)
     import paddle
 
     if device is None:
         paddle.set_device("cpu")
-    abi = library.require().metadata.abi if llm.is_compiled(backend) else None
+    abi = library.require().metadata.abi if is_compiled(backend) else None
     with Progress(spec.num_layers, unit="layer") as progress:
-        decoder = llm.load_decoder(
+        decoder = load_decoder(
             config, spec, reader, backend, device, lambda layer: progress.on_finished()
         )
     try:
@@ -225,7 +233,7 @@ def _copy_files(
     source: Path, folder: Path, program: str, kv_format: KvFormat, scales: list[HeadScales] | None
 ) -> None:
     """Copies what else a run reads. program: the name of a file that is the export's own."""
-    from predict.nn.cache_formats import SCALES_FILE, save_head_scales
+    from predict.loading.cache_scales import SCALES_FILE, save_head_scales
 
     for pattern in COPIED:
         for path in sorted(source.glob(pattern)):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from predict.async_llm import AsyncLLM
     from predict.config.engine import EngineConfig
-    from predict.config.guide import Guide
     from predict.errors import UserError
+    from predict.guide import Guide
     from predict.llm import LLM
     from predict.request import RequestOutput, SamplingParams
 
@@ -27,7 +27,7 @@ _HOMES = {
     "LLM": "predict.llm",
     "AsyncLLM": "predict.async_llm",
     "EngineConfig": "predict.config.engine",
-    "Guide": "predict.config.guide",
+    "Guide": "predict.guide",
     "RequestOutput": "predict.request",
     "SamplingParams": "predict.request",
     "UserError": "predict.errors",

@@ -34,7 +34,8 @@ from predict.system.signals import Signals, exit_code
 if TYPE_CHECKING:
     from predict.cli.data import DataItem
     from predict.cli.results import Results
-    from predict.config.engine import EngineConfig, PredictorConfig
+    from predict.cli.run_config import PredictorConfig
+    from predict.config.engine import EngineConfig
     from predict.llm import LLM
     from predict.request import RequestOutput, SamplingParams, TokenLogprobs
     from predict.system.progress import Progress
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None, make_llm: MakeLLM | None = None) -> 
 
     def action(signals: Signals) -> int:
         flags = parse_flags(sys.argv[1:] if argv is None else argv, description=DESCRIPTION)
-        from predict.config.engine import PredictorConfig
+        from predict.cli.run_config import PredictorConfig
 
         return run(PredictorConfig.from_flags(flags), make_llm or _make_llm, signals)
 

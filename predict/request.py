@@ -5,22 +5,17 @@ Plain Python: the command line, the scheduler and the tests use this file withou
 
 from __future__ import annotations
 
-import copy
-import enum
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from predict.config.guide import Guide
 from predict.errors import UserError
+from predict.guide import Guide
 from predict.system import bounds
 
 if TYPE_CHECKING:
-    from predict.engine.beams import BeamGroup
-    from predict.engine.logprobs import LogprobRecord
-    from predict.text.answer_text import AnswerText
+    pass
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 EarlyStopping = Literal[False, True, "never"]
@@ -246,15 +241,6 @@ def check_beams(params: SamplingParams) -> None:
             )
 
 
-class RequestStatus(enum.Enum):
-    """Where a request is: in the waiting queue (WAITING, PREEMPTED), in the batch, or done."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    PREEMPTED = "preempted"
-    FINISHED = "finished"
-
-
 @dataclass(frozen=True)
 class RequestMetrics:
     """Times of one request, in seconds of `time.perf_counter`; None where it never got there."""
@@ -288,161 +274,6 @@ class RequestMetrics:
         """Seconds between consecutive tokens: one less than there are tokens."""
         pairs = zip(self.token_times, self.token_times[1:], strict=False)
         return tuple(after - before for before, after in pairs)
-
-
-class Request:
-    """The mutable state of one sequence. The scheduler is its only writer once it was added.
-
-    `token_ids` is prompt then output and only ever grows; a preemption keeps it whole. Its last
-    `num_placeholders` entries are negative: tokens that a running step is about to yield. The keys
-    and values of its first `num_computed_tokens` tokens lie in the cache blocks `block_ids`, in
-    order. Raises UserError for an empty prompt, and for a token id that is no whole number of
-    0..2**31 - 1.
-    """
-
-    __slots__ = (
-        "answer",
-        "arrival_index",
-        "arrival_time",
-        "beam_group",
-        "block_digests",
-        "block_ids",
-        "cache_salt",
-        "error",
-        "finish_reason",
-        "finish_time",
-        "first_scheduled_time",
-        "leader",
-        "logprobs",
-        "max_num_blocks",
-        "max_num_tokens",
-        "num_cached_tokens",
-        "num_computed_tokens",
-        "num_placeholders",
-        "num_preemptions",
-        "num_published_blocks",
-        "prompt_token_ids",
-        "request_id",
-        "sampling_params",
-        "status",
-        "token_ids",
-        "token_times",
-    )
-
-    def __init__(
-        self,
-        request_id: int,
-        prompt_token_ids: Sequence[int],
-        sampling_params: SamplingParams,
-        *,
-        arrival_time: float | None = None,
-        cache_salt: bytes = b"",
-    ) -> None:
-        self.request_id = request_id
-        try:
-            self.prompt_token_ids = bounds.prompt_token_ids(prompt_token_ids)
-        except UserError as error:
-            raise UserError(f"request {request_id}: {error}") from None
-        if not self.prompt_token_ids:
-            raise UserError(f"request {request_id}: the prompt has no tokens (at least 1 needed)")
-        self.token_ids: list[int] = list(self.prompt_token_ids)
-        self.num_computed_tokens = 0
-        self.num_placeholders = 0
-        self.sampling_params = sampling_params
-        self.status = RequestStatus.WAITING
-        self.finish_reason: FinishReason | None = None
-        self.error: str | None = None  # what went wrong, where finish_reason is "error"
-        # Its text as far as it is known, where that decides when the request ends.
-        self.answer: AnswerText | None = None
-        self.logprobs: LogprobRecord | None = None  # where they are wanted; the engine adds them
-        # A request with the same prompt, whose blocks this one waits for.
-        self.leader: Request | None = None
-        # Requests share cached blocks only under the same salt: an adapter that changes keys and
-        # values, or a tenant who must not probe another's prompts, sets its own.
-        self.cache_salt = cache_salt
-        self.arrival_index = -1  # order of Scheduler.add
-        self.arrival_time = time.perf_counter() if arrival_time is None else arrival_time
-        self.first_scheduled_time: float | None = None
-        self.token_times: list[float] = []
-        self.finish_time: float | None = None
-        self.num_cached_tokens = 0  # of the prompt, at first admission
-        self.num_preemptions = 0
-        self.block_ids: list[int] = []
-        self.block_digests: list[bytes] = []  # one per full block of token_ids hashed so far
-        self.num_published_blocks = 0  # leading blocks of block_ids that others may match
-        self.max_num_tokens = 0  # prompt + output, set by Scheduler.add
-        self.max_num_blocks = 0  # blocks for max_num_tokens, set by Scheduler.add
-        # Whose beam this is, or whose search; set by Scheduler.add where there are beams.
-        self.beam_group: BeamGroup | None = None
-
-    def fork(self, request_id: int) -> Request:
-        """A beam with the same tokens and blocks; the caller takes references of the blocks."""
-        beam = copy.copy(self)
-        beam.request_id = request_id
-        beam.token_ids = list(self.token_ids)
-        beam.block_ids = list(self.block_ids)
-        beam.block_digests = list(self.block_digests)
-        beam.logprobs = None
-        return beam
-
-    @property
-    def owner(self) -> Request:
-        """The request that was added: this one, or whose beam it is."""
-        return self if self.beam_group is None else self.beam_group.request
-
-    @property
-    def num_slots(self) -> int:
-        """Sequences of the batch that it takes: a search before its first fork, all its beams'."""
-        return self.sampling_params.num_beams if self.owner is self else 1
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and output tokens, placeholders included."""
-        return len(self.token_ids)
-
-    @property
-    def num_known_tokens(self) -> int:
-        """Prompt and output tokens without placeholders."""
-        return len(self.token_ids) - self.num_placeholders
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Prompt tokens."""
-        return len(self.prompt_token_ids)
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Generated tokens, an ending eos and placeholders included."""
-        return len(self.token_ids) - len(self.prompt_token_ids)
-
-    @property
-    def output_token_ids(self) -> list[int]:
-        """The generated tokens that are known (a new list), an ending eos included."""
-        return self.token_ids[len(self.prompt_token_ids) : self.num_known_tokens]
-
-    @property
-    def first_token_time(self) -> float | None:
-        """perf_counter seconds at which the first generated token was known."""
-        return self.token_times[0] if self.token_times else None
-
-    @property
-    def metrics(self) -> RequestMetrics:
-        """A snapshot of the times so far."""
-        return RequestMetrics(
-            arrival_time=self.arrival_time,
-            first_scheduled_time=self.first_scheduled_time,
-            token_times=tuple(self.token_times),
-            finish_time=self.finish_time,
-            num_cached_tokens=self.num_cached_tokens,
-            num_preemptions=self.num_preemptions,
-        )
-
-    def __repr__(self) -> str:
-        return (
-            f"Request({self.request_id}, {self.status.value}, "
-            f"prompt={self.num_prompt_tokens}, output={self.num_output_tokens}, "
-            f"computed={self.num_computed_tokens}, blocks={len(self.block_ids)})"
-        )
 
 
 class Logprob(NamedTuple):

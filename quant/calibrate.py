@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from predict.errors import UserError
+from predict.loading.model import is_compiled
 from predict.schemes import Quantized, scheme_of
 from predict.schemes._e4m3 import encode
 from quant.awq import output_error, search_clip, search_scale
@@ -71,10 +72,10 @@ class QuantizedLayer:
 class LayerQuantizer:
     """Quantizes layer after layer of one model with one config."""
 
-    def __init__(self, config: QuantConfig, backend: ModuleType, compiled: bool) -> None:
+    def __init__(self, config: QuantConfig, backend: ModuleType) -> None:
         self.config = config
         self.backend = backend
-        self.compiled = compiled
+        self.compiled = backend if is_compiled(backend) else None
         bits = 4 if config.scheme in INT4_SCHEMES else 8
         self.grid = WeightGrid(bits, config.group_size, config.symmetric, config.weight_search)
 

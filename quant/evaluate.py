@@ -188,8 +188,8 @@ class EvaluateConfig:
     def check(self, row: Row) -> None:
         """Raises UserError where a row cannot be made, before any is measured."""
         from predict.config.quantization import check_support
-        from predict.llm import read_spec
         from predict.loading.layouts.online import check_group_size
+        from predict.loading.model import read_spec
         from predict.models import family_of
         from predict.nn.weights import plan_weights
         from quant.data import find_data_file
@@ -358,7 +358,8 @@ class Model:
         """Loads the engine; raises UserError."""
         from predict.engine.kv_cache import allocate_caches
         from predict.llm import LLM
-        from predict.nn.cache_formats import head_scales, kv_format_of
+        from predict.loading.cache_scales import head_scales
+        from predict.nn.cache_formats import kv_format_of
 
         self.llm = LLM(config)
         import paddle  # not before the engine has chosen its device
@@ -426,7 +427,7 @@ def measure(model: Model, reference: Model, windows: Sequence[TokenIds], bar: Pr
 
 def weight_bytes(llm: LLM) -> int:
     """Bytes of the weights, scales and embedding included, as the compiled operators hold them."""
-    from predict.llm import is_compiled
+    from predict.loading.model import is_compiled
     from predict.nn.decoder import map_tensors
 
     decoder = llm.decoder

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from predict.loading.checkpoint import to_float32
+from predict.device.place import to_float32
+from predict.loading.sources import WeightSource
 from predict.nn.decoder import Attention, Layer, Linear, Mlp
 from predict.nn.inputs import ForwardInputs, to_tensors
 from predict.nn.spec import DecoderSpec
-from predict.nn.weights import LayerPlan, LinearPlan, WeightSource
+from predict.nn.weights import LayerPlan, LinearPlan
 from quant.grids import Array
 
 if TYPE_CHECKING:
@@ -112,8 +113,11 @@ class LayerWeights:
         if before.bias is not None:
             before.bias[rows] /= scale
 
-    def records(self, compiled: bool, plain: dict[str, Array] | None = None) -> Layer:
-        """The layer as the operators take it, float32; `plain` stands in for weights by kind."""
+    def records(self, compiled: ModuleType | None, plain: dict[str, Array] | None = None) -> Layer:
+        """The layer as the operators take it, float32; `plain` stands in for weights by kind.
+
+        compiled: predict.ops.compiled; None for plain operators.
+        """
         import paddle
 
         plan, spec = self.plan, self.spec
@@ -122,10 +126,8 @@ class LayerWeights:
         def linear(kind: str) -> Linear:
             weights = self.linears[kind]
             matrix = paddle.to_tensor(plain.get(kind, weights.weight))
-            if compiled:
-                from predict.ops import compiled as ops
-
-                matrix = ops.pack_dense(matrix, "float32")
+            if compiled is not None:
+                matrix = compiled.pack_dense(matrix, "float32")
             bias = None if weights.bias is None else paddle.to_tensor(weights.bias)
             rows, columns = weights.weight.shape
             return Linear("dense", (matrix,), bias, columns, rows)

@@ -33,7 +33,8 @@ from predict.system.signals import Signals
 from quant.config import QuantConfig, parse_command_line
 
 if TYPE_CHECKING:
-    from predict.nn.weights import CheckpointSource, WeightPlan
+    from predict.loading.sources import CheckpointSource
+    from predict.nn.weights import WeightPlan
     from quant.calibrate import Batches, LayerQuantizer
     from quant.data import TokenIds
     from quant.state import RunState
@@ -106,11 +107,12 @@ def run(
 
 
 def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summary:
-    from predict.llm import choose_backend, is_compiled, read_spec
     from predict.loading.checkpoint import checkpoint_digest
+    from predict.loading.model import choose_backend, read_spec
     from predict.loading.paddle_checkpoint import open_checkpoint
+    from predict.loading.sources import CheckpointSource, check_sizes
     from predict.models import family_of
-    from predict.nn.weights import CheckpointSource, check_sizes, plan_weights
+    from predict.nn.weights import plan_weights
     from predict.system.progress import Progress
     from quant.state import RunState
     from quant.writer import float_dtype, write_config, write_tensors
@@ -147,7 +149,7 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
     backend = choose_backend(config.inference_model)
     from quant.calibrate import LayerQuantizer
 
-    quantizer = LayerQuantizer(config, backend, is_compiled(backend))
+    quantizer = LayerQuantizer(config, backend)
     if state.num_done:
         say(f"going on after layer {state.num_done} of {spec.num_layers}")
     dtype = float_dtype(config, checkpoint, plan)
@@ -200,8 +202,8 @@ def use_device(name: str) -> None:
 def check(config: QuantConfig, plan: WeightPlan, checkpoint: Any, source: CheckpointSource) -> None:
     """Raises UserError where the checkpoint is not whole, or the config does not fit it."""
     from predict.config.quantization import QuantSettings
+    from predict.loading.build import expected_tensors
     from predict.loading.layouts.online import Online, check_group_size
-    from predict.nn.decoder import expected_tensors
 
     layout = Online(source, QuantSettings(), plan)
     checkpoint.check(expected_tensors(plan, layout), plan.ignored)
@@ -295,7 +297,7 @@ def _embed(
     """Writes the inputs of layer 0."""
     import numpy as np
 
-    from predict.loading.checkpoint import to_float32
+    from predict.device.place import to_float32
 
     spec = plan.spec
     table = source.matrix((plan.embedding,), (spec.vocab_size, spec.hidden_size))
@@ -312,7 +314,7 @@ def _embed(
 
 def _others(plan: WeightPlan, source: CheckpointSource, dtype: str) -> Any:
     """Tensors that belong to no layer: embedding, last norm and LM head."""
-    from predict.loading.checkpoint import to_float32
+    from predict.device.place import to_float32
     from quant.writer import as_stored
 
     spec = plan.spec

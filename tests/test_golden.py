@@ -17,8 +17,8 @@ from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams
 from predict.device import library
 from predict.engine.batch import build_inputs
+from predict.engine.request_state import Request
 from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
-from predict.request import Request
 
 GOLDEN = Path(__file__).parent / "golden"
 DEMO = GOLDEN.parents[1] / "examples" / "demo_model"

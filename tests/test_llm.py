@@ -15,7 +15,7 @@ import pytest
 
 from predict import LLM, EngineConfig, SamplingParams
 from predict.errors import UserError
-from predict.llm import choose_backend, load_decoder, read_spec
+from predict.loading.model import choose_backend, load_decoder, read_spec
 from predict.request import RequestOutput
 from tests.support import tiny
 

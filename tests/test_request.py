@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from predict.engine.request_state import Request
 from predict.engine.samples import Samples
 from predict.engine.stopping import finish_reason, max_total_tokens, suppressed_token_ids
 from predict.errors import UserError
-from predict.request import CompletionOutput, Request, RequestMetrics, SamplingParams
+from predict.request import CompletionOutput, RequestMetrics, SamplingParams
 
 EOS = (2,)
 

@@ -28,8 +28,8 @@ from predict.bench.operators import CASES, SHAPES, Case, Result, Settings, Sizes
 from predict.bench.report import percentile
 from predict.device import cuda, library
 from predict.device import devices as device
+from predict.device.place import place_tensor
 from predict.nn.cache_formats import CacheTensor
-from predict.nn.weights import place_tensor
 
 READ_BYTES = 4 << 30
 BESIDE_ENGINE = 1 << 30  # of memory to read when an engine has taken its own

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from predict.bench.report import BenchmarkReport, paddlenlp_lines, table, write_json
-from predict.config.engine import PredictorConfig
+from predict.cli.run_config import PredictorConfig
 from predict.request import RequestOutput, SamplingParams
 from predict.system.console import show
 from predict.system.progress import Progress

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from predict.engine.drafts import FAILED, MAX_DRAFT_TOKENS, Verified, accepted_tokens
+from predict.engine.request_state import Request
 from predict.engine.runner import NO_TARGETS, Logprobs, PromptTargets
-from predict.request import Request, SamplingParams
-from predict.speculative import FAILED, MAX_DRAFT_TOKENS, Verified, accepted_tokens
+from predict.request import SamplingParams
 from predict.speculative.draft_model import DraftModelProposer
 
 if TYPE_CHECKING:
@@ -30,11 +31,12 @@ if TYPE_CHECKING:
 
     from paddle import Tensor
     from predict.engine.beams import Candidates
+    from predict.engine.choices import Row
+    from predict.engine.drafts import Drafts, ProposeBehind, Proposer
     from predict.engine.runner import Runner, Tokens
-    from predict.engine.sampler import Row, Sampler
+    from predict.engine.sampler import Sampler
     from predict.llm import LLM
     from predict.nn.inputs import ForwardInputs
-    from predict.speculative import Drafts, ProposeBehind, Proposer
 
 MOST_WARM_UPS = 4  # runs with and without drafts
 Scripts = Mapping[tuple[int, ...], list[int]]  # by prompt, the output

@@ -30,9 +30,9 @@ from predict.bench.ceilings import Limits, share_text
 from predict.bench.report import write_json
 from predict.cli.command import run_command
 from predict.cli.flags import FLAGS, Flag, parse_flags
-from predict.config.engine import EngineConfig, PredictorConfig
+from predict.cli.run_config import PredictorConfig
+from predict.config.engine import DTYPE_BYTES, EngineConfig
 from predict.config.quantization import CODES_OF_ACTIVATIONS
-from predict.engine.kv_cache import DTYPE_BYTES
 from predict.errors import UserError
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.spec import DecoderSpec
@@ -320,7 +320,8 @@ def measure_cases(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> lis
 def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
     """Builds the engine, measures, and returns everything that the table and the JSON show."""
     from predict.bench.speculation import measure_drafts, replaced
-    from predict.llm import LLM, is_compiled
+    from predict.llm import LLM
+    from predict.loading.model import is_compiled
 
     llm = LLM(config)
     startup = process_age_seconds()

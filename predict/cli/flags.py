@@ -7,7 +7,6 @@ answer at once.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -15,10 +14,8 @@ from typing import Any, Literal, NoReturn
 
 from predict.config.quantization import ALIASES, CACHE_TYPES, SCHEMES
 from predict.errors import UserError, nearest, quoted
-from predict.system.files import MAX_JSON_DIGITS, parse_json
+from predict.system.files import MAX_JSON_DIGITS, MAX_NAME, check_name, parse_json
 from predict.system.ranges import RANGES, check_range
-
-MAX_NAME, MAX_PATH = 255, 4095  # bytes: NAME_MAX and PATH_MAX of Linux, less its final NUL
 
 Kind = Literal["str", "int", "float", "bool", "ints", "strs", "json", "texts"]
 
@@ -105,23 +102,6 @@ class Flag:
             )
         check_name("", text)
         return text
-
-
-def check_name(what: str, text: str) -> None:
-    """Raises UserError for a text that can be the name of no file: `what` it is, for the message.
-
-    Asking the system about such names fails in ways that say less.
-    """
-    if not text:
-        raise UserError(f"{what or 'it'} is empty; give a name, or leave it out")
-    if "\0" in text:
-        raise UserError(f"{what} {quoted(text)} has a NUL character; leave it out")
-    parts = os.fsencode(text).split(b"/")
-    if max(map(len, parts)) > MAX_NAME or sum(map(len, parts)) + len(parts) > MAX_PATH:
-        raise UserError(
-            f"{what} {quoted(text)} is too long for the name of a file (allowed: {MAX_NAME} bytes, "
-            f"{MAX_PATH} with all folders)"
-        )
 
 
 def _check_text(text: str, kind: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from predict.cli.data import DataItem
-from predict.config.engine import PredictorConfig
+from predict.cli.run_config import PredictorConfig
 from predict.errors import TokenizerError, UserError
 
 # How much runs together, and in how much memory: what a run may be resumed with other values of.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from predict.errors import UserError
-
-if TYPE_CHECKING:
-    from predict.config.engine import EngineConfig
-    from predict.request import SamplingParams
+from predict.errors import UserError, one_of
+from predict.request import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,22 +75,36 @@ FEATURES: tuple[Feature, ...] = (
 )
 
 
-def check_features(config: EngineConfig, params: SamplingParams | None = None) -> None:
-    """Raises UserError naming what is combined with the drafts of `config` and does not go so.
+def known_methods() -> list[str]:
+    """The speculate_methods: each has a module in predict.speculative. Imports none of them."""
+    package = importlib.util.find_spec("predict.speculative")
+    assert package is not None
+    return sorted(
+        module.name for module in pkgutil.iter_modules(package.submodule_search_locations)
+    )
 
-    params: of a request; None before there is one.
+
+def check_method(name: str) -> None:
+    """Raises UserError naming the known methods where `name` is none of them."""
+    if name not in known_methods():
+        raise one_of("speculate_method", name, known_methods())
+
+
+def check_features(
+    method: str, settings: Mapping[str, Any], params: SamplingParams | None = None
+) -> None:
+    """Raises UserError naming what is combined with the drafts of `method` and does not go so.
+
+    settings: the fields of the EngineConfig. params: of a request; None before there is one.
     """
-    if config.speculate_method is None:
-        return
     for feature in FEATURES:
         if feature.params and (params is None or not _wants(params, feature)):
             continue
         if feature.instead and all(
-            getattr(config, name) == value for name, value in feature.settings.items()
+            settings[name] == value for name, value in feature.settings.items()
         ):
             raise UserError(
-                f"--speculate_method {config.speculate_method} does not go with {feature.name}; "
-                f"{feature.instead}"
+                f"--speculate_method {method} does not go with {feature.name}; {feature.instead}"
             )
 
 

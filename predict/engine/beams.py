@@ -10,14 +10,13 @@ the lower token comes first. Imports no Paddle.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from predict.engine.stopping import finish_reason
-from predict.request import FinishReason, Request, SamplingParams
+from predict.request import FinishReason, SamplingParams
 
 _COLUMN = 64  # tokens, of a row of logits seen as a table
 
@@ -66,89 +65,3 @@ def likeliest(log_probs: npt.NDArray[np.float32], count: int) -> Candidates:
     values = log_probs[token_ids]
     order = np.argsort(-values, kind="stable")[:count]
     return Candidates(token_ids[order].tolist(), values[order].tolist())
-
-
-class BeamGroup:
-    """The search of one request: its beams, what they have scored, and what is finished.
-
-    `beams` are requests of the batch, best first; before the first fork the added request itself.
-    The scheduler is their writer; a group decides from what the sampler found.
-    """
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.spare_block_ids: list[int] = []  # reserved for the group, in no beam's table
-        self.restart()
-
-    def restart(self) -> None:
-        """Forgets all but the prompt."""
-        self.beams: list[Request] = [self.request]
-        self.scores: list[np.float32] = [np.float32(0)]  # sums of log-probabilities, per beam
-        self.finished: list[Hypothesis] = []  # best first, at most num_beams
-
-    @property
-    def returned(self) -> list[Hypothesis]:
-        """The answers, best first, once the search has ended."""
-        return self.finished[: self.request.sampling_params.n]
-
-    def choose(
-        self, candidates: Sequence[Candidates], eos_token_ids: Collection[int]
-    ) -> list[tuple[int, int]]:
-        """(index of beam, token) of the beams that go on, best first; empty: the search has ended.
-
-        candidates: of each beam. Changes `scores` and `finished`; `beams` are the caller's to fork.
-        """
-        request, params = self.request, self.request.sampling_params
-        num_generated = len(self.beams[0].token_ids) - request.num_prompt_tokens + 1
-        num_tokens = request.num_prompt_tokens + num_generated
-        beams, tokens, totals = self._continuations(candidates)
-        order = np.lexsort((tokens, beams, -totals))[: num_candidates(params, eos_token_ids)]
-        going_on: list[tuple[int, int]] = []
-        scores: list[np.float32] = []
-        ranked = zip(beams[order].tolist(), tokens[order].tolist(), totals[order], strict=True)
-        for rank, (beam, token, total) in enumerate(ranked):
-            reason = finish_reason(
-                token, num_generated, num_tokens, request.max_num_tokens, params, eos_token_ids
-            )
-            if reason is None:
-                going_on.append((beam, token))
-                scores.append(total)
-            elif rank < params.num_beams:
-                generated = [*self.beams[beam].token_ids[request.num_prompt_tokens :], token]
-                score = _penalized(total, num_generated, params.length_penalty)
-                self.finished.append(Hypothesis(generated, score, reason))
-        # Stable, so that of equal scores the older hypothesis stays.
-        self.finished.sort(key=lambda hypothesis: -hypothesis.score)
-        del self.finished[params.num_beams :]
-        del going_on[params.num_beams :], scores[params.num_beams :]
-        self.scores = scores
-        return going_on if going_on and self._may_improve(num_generated) else []
-
-    def _continuations(
-        self, candidates: Sequence[Candidates]
-    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.float32]]:
-        """Beams, tokens, and sums of log-probabilities of all of them."""
-        counts = [len(each.token_ids) for each in candidates]
-        log_probs = [log_prob for each in candidates for log_prob in each.log_probs]
-        return (
-            np.repeat(np.arange(len(counts)), counts),
-            np.array([token for each in candidates for token in each.token_ids], np.intp),
-            np.repeat(np.array(self.scores, np.float32), counts) + np.array(log_probs, np.float32),
-        )
-
-    def _may_improve(self, num_generated: int) -> bool:
-        """Whether the search goes on after `num_generated` tokens."""
-        request, params = self.request, self.request.sampling_params
-        if len(self.finished) < params.num_beams:
-            return True
-        if params.early_stopping is True:
-            return False
-        length = num_generated
-        if params.early_stopping == "never" and params.length_penalty > 0:
-            length = request.max_num_tokens - request.num_prompt_tokens
-        best = _penalized(self.scores[0], length, params.length_penalty)
-        return best > self.finished[-1].score
-
-
-def _penalized(score: np.float32, length: int, length_penalty: float) -> float:
-    return float(score / np.float32(length**length_penalty))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from predict.request import Request
+from predict.engine.request_state import Request
 
 DECAY = 0.85  # of a guess's weight in a request's acceptance, per guess
 DECAY_OF_ALL = 0.9  # likewise in the acceptance of all requests

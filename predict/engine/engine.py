@@ -10,23 +10,17 @@ from typing import NamedTuple, cast
 
 from predict.engine.batch import span_inputs
 from predict.engine.beams import Candidates
+from predict.engine.choices import Row
 from predict.engine.draft_policy import DraftPolicy
+from predict.engine.drafts import FAILED, Drafts, ProposeBehind, Proposer, Verified, accepted_tokens
 from predict.engine.failures import RequestError, apart, explained
-from predict.engine.logprobs import num_wanted
+from predict.engine.request_state import Request, RequestStatus, num_wanted
 from predict.engine.runner import NO_TARGETS, KnownTokens, Logprobs, PromptTargets, Runner, Tokens
-from predict.engine.sampler import Row, Sampler
+from predict.engine.sampler import Sampler
 from predict.engine.scheduler import ScheduledBatch, ScheduledSpan, Scheduler
 from predict.errors import EngineError
 from predict.nn.inputs import empty_example
-from predict.request import Request, RequestStatus, SamplingParams
-from predict.speculative import (
-    FAILED,
-    Drafts,
-    ProposeBehind,
-    Proposer,
-    Verified,
-    accepted_tokens,
-)
+from predict.request import SamplingParams
 
 NO_LOGITS = (
     "request {} has no finite largest logit to draw from; the weights or the dtype do not suit the "

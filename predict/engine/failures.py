@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from predict.engine.request_state import Request
 from predict.errors import UserError
-from predict.request import Request
 
 T = TypeVar("T")
 

@@ -27,9 +27,12 @@ import numpy.typing as npt
 from predict.device import cuda
 from predict.device.devices import Device
 from predict.engine.beams import Candidates
+from predict.engine.choices import GREEDY, Choice, Row
+from predict.engine.drafts import MAX_DRAFT_TOKENS, Verified
 from predict.engine.gpu_beams import BeamTokensOnTheirWay, Finder
 from predict.engine.logits_processors import Adjustment
-from predict.engine.logprobs import LogprobTable, num_wanted
+from predict.engine.logprobs import LogprobTable
+from predict.engine.request_state import num_wanted
 from predict.engine.runner import (
     NO_TARGETS,
     CopyBlocks,
@@ -38,12 +41,11 @@ from predict.engine.runner import (
     PromptTargets,
     Tokens,
 )
-from predict.engine.sampler import GREEDY, Choice, Row, Sampler
+from predict.engine.sampler import Sampler
 from predict.engine.token_history import NO_SLOT, TokenHistory
 from predict.engine.window import WindowVerifier, loose_drafts
 from predict.nn.inputs import FIELDS, ForwardInputs
 from predict.ops import compiled as ops
-from predict.speculative import MAX_DRAFT_TOKENS, Verified
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -455,7 +457,7 @@ class GpuRunner:
         verified: Sequence[Verified],
         num_chosen: int,
     ) -> ShelvedTokens:
-        """See predict.speculative.Follower."""
+        """See predict.engine.drafts.Follower."""
         plan = np.zeros((len(verified), PLAN_WIDTH), np.int32)
         for columns, (_, row, drafts) in zip(plan, verified, strict=True):
             columns[:3] = len(drafts), row, num_chosen

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from predict.request import MAX_LOGPROBS, Logprob, Request, TokenLogprobs
+from predict.request import MAX_LOGPROBS, Logprob, TokenLogprobs
 
 
 class LogprobTable(NamedTuple):
@@ -54,16 +54,6 @@ def measure(
         top,
         (top_logits - log_total[:, None]).astype(np.float32),
     )
-
-
-def num_wanted(requests: Sequence[Request], of_prompts: bool = False) -> int | None:
-    """The most likeliest tokens that one of the requests wants; None where nobody wants logprobs.
-
-    of_prompts: of the prompts' tokens, else of the new ones.
-    """
-    records = [request.logprobs for request in requests if request.logprobs is not None]
-    numbers = [record.num_prompt_top if of_prompts else record.num_top for record in records]
-    return max((number for number in numbers if number is not None), default=None)
 
 
 class LogprobRecord:

@@ -8,8 +8,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from predict.engine.beams import Candidates
-from predict.engine.logprobs import LogprobTable, measure, num_wanted
-from predict.engine.sampler import Row, Sampler
+from predict.engine.choices import Row
+from predict.engine.logprobs import LogprobTable, measure
+from predict.engine.request_state import num_wanted
+from predict.engine.sampler import Sampler
 from predict.nn.cache_formats import KvFormat
 from predict.nn.decoder import Decoder, forward
 from predict.nn.inputs import ForwardInputs, HostTensors, LayerCache

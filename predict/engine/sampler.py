@@ -4,56 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from predict.engine.beams import Candidates, likeliest, log_softmax, num_candidates
+from predict.engine.choices import COLUMN_DTYPES, GREEDY, Choice, Row, request_seed
 from predict.engine.logits_processors import UNCHANGED, Adjustment
-from predict.request import Request
 
 if TYPE_CHECKING:
     from paddle import Tensor
     from predict.engine.window import WindowVerifier
-
-
-class Row(NamedTuple):
-    """A row of logits: behind a request's tokens and the first of its drafts."""
-
-    request: Request
-    drafts: Sequence[int] = ()  # those before the row
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Generated tokens before the row's, drafts included."""
-        return self.request.num_output_tokens + len(self.drafts)
-
-
-class Choice(NamedTuple):
-    """How one row of logits becomes a token, in the order of the sampling operator's inputs."""
-
-    temperature: float  # 0: the largest logit
-    top_k: int  # 0: all
-    top_p: float
-    seed: int
-    offset: int
-    min_p: float = 0.0
-    typical_p: float = 1.0
-
-
-COLUMN_DTYPES: tuple[Any, ...] = (
-    *(np.float32, np.int32, np.float32, np.int64, np.int64),
-    *(np.float32, np.float32),  # min_p and typical_p, left out where nobody has them
-)
-GREEDY = Choice(0.0, 1, 1.0, 0, 0)
-
-
-def request_seed(engine_seed: int, request: Request) -> int:
-    """The request's own seed, or one made from the engine's seed and the request's number."""
-    if request.sampling_params.seed is not None:
-        return request.sampling_params.seed
-    return (engine_seed * 0x9E3779B97F4A7C15 + request.request_id + 1) & (1 << 63) - 1
 
 
 class Sampler:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from predict.engine.failures import explained
 from predict.engine.logprobs import LogprobRecord
+from predict.engine.request_state import Request
 from predict.request import (
     CompletionOutput,
     FinishReason,
-    Request,
     RequestMetrics,
     RequestOutput,
     SamplingParams,

@@ -27,12 +27,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from predict.engine.beams import BeamGroup, Candidates
+from predict.engine.beams import Candidates
 from predict.engine.block_manager import BlockManager, num_blocks_for
 from predict.engine.failures import RequestError, explained
+from predict.engine.request_state import BeamGroup, Request, RequestStatus
 from predict.engine.stopping import finish_reason, max_total_tokens
 from predict.errors import UserError
-from predict.request import FinishReason, Request, RequestStatus
+from predict.request import FinishReason
 
 # Rows of logits for prompts' logprobs in a step: 128 MiB with a vocabulary of 128k.
 MAX_PROMPT_LOGITS = 256

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from predict.device import cuda
 from predict.device.devices import Device
+from predict.engine.choices import Row
 from predict.engine.logits_processors import UNCHANGED, Adjustment
-from predict.engine.sampler import Row
-from predict.request import Request
+from predict.engine.request_state import Request
 
 if TYPE_CHECKING:
     from paddle import Tensor

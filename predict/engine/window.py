@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.engine.beams import likeliest
-from predict.engine.sampler import GREEDY, Choice, Row
+from predict.engine.choices import GREEDY, Choice, Row
 
 
 class Verdict(NamedTuple):

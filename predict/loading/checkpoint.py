@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.system.files import json_type, open_regular, parse_json, read_json_object
 
@@ -300,13 +301,6 @@ def _read_index(path: Path) -> dict[str, str]:
                 "are names of *.safetensors files in the same folder"
             )
     return places
-
-
-def to_float32(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """float32 values of a float array; uint16 is read as bfloat16."""
-    if array.dtype == np.uint16:
-        return (array.astype(np.uint32) << 16).view(np.float32)
-    return np.asarray(array, np.float32)
 
 
 def listed(names: list[str]) -> str:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from predict.device import cuda
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
-from predict.nn.weights import CheckpointSource
+from predict.loading.sources import CheckpointSource
 
 if TYPE_CHECKING:
     from paddle import Tensor

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
-from predict.errors import UserError
 from predict.nn.spec import DecoderSpec
 
 if TYPE_CHECKING:
-    from paddle import Tensor
-    from predict.device.devices import Device
-    from predict.loading.checkpoint import Checkpoint
-    from predict.schemes import Quantized, Scheme
+    pass
 
 
 @dataclass(frozen=True)
@@ -99,34 +90,6 @@ class WeightPlan:
                     yield name, self.spec.head_dim
 
 
-def check_sizes(spec: DecoderSpec, names: WeightNames, checkpoint: Checkpoint) -> None:
-    """Raises UserError where config.json's main sizes are not those of the checkpoint's tensors.
-
-    Before a plan is made of them: the plan's own check would list thousands of names, one by one.
-    """
-    before, after = map(re.escape, names.layer.split("{layer}"))
-    layer = re.compile(f"{before}([0-9]+){after}")
-    found = {match[1] for match in map(layer.match, checkpoint.tensors) if match}
-    embedding = checkpoint.tensors.get(names.embedding)
-    problems = []
-    if len(found) != spec.num_layers:
-        problems.append(
-            f"num_hidden_layers is {spec.num_layers}, and the tensors are those of {len(found)} "
-            "layers"
-        )
-    wanted = (spec.vocab_size, spec.hidden_size)
-    if embedding is not None and embedding.shape != wanted:
-        problems.append(
-            f"vocab_size x hidden_size is {list(wanted)}, and {names.embedding} has the shape "
-            f"{list(embedding.shape)}"
-        )
-    if problems:
-        raise UserError(
-            f"{checkpoint.directory}: the tensors do not fit config.json: {'; '.join(problems)}; "
-            "the two do not belong to one model, or the download is not complete"
-        )
-
-
 def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
     """Resolves a family's names for every layer of a spec."""
     query, key_value = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
@@ -162,163 +125,3 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
         # A tied checkpoint may still carry its head; it is the embedding.
         ignored=names.ignored + ((names.head,) if spec.tie_word_embeddings else ()),
     )
-
-
-class WeightSource(Protocol):
-    """Gives tensors by name: from a checkpoint, or made up."""
-
-    def vector(self, name: str, size: int) -> npt.NDArray[Any]:
-        """[size]."""
-
-    def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Any:
-        """`shape`, the named matrices one below the other; an array, or a tensor in its place."""
-
-    def host_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
-        """As `matrix`, always an array: what is rounded is rounded by the host."""
-
-    def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
-        """[size], the named vectors one after another."""
-
-    def close(self) -> None:
-        """Ends reading; what was given stays."""
-
-
-def place_tensor(values: Any, dtype: str, place: Any) -> Tensor:
-    """`values` (an array, bfloat16 as uint16; or a tensor already there) at a GPU's `place`.
-
-    Converted to `dtype` on the host.
-    """
-    import paddle
-
-    if not isinstance(values, np.ndarray):
-        return values
-    tensor = paddle.to_tensor(values, place=paddle.CPUPlace())
-    return tensor.astype(dtype)._copy_to(place, True)
-
-
-class CheckpointSource:
-    """Weights of a checkpoint, as stored ([out, in], bfloat16 as uint16)."""
-
-    def __init__(self, checkpoint: Checkpoint):
-        self.checkpoint = checkpoint
-
-    def vector(self, name: str, size: int) -> npt.NDArray[Any]:
-        """See WeightSource."""
-        return self.checkpoint.read_float((name,))
-
-    def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
-        """See WeightSource."""
-        return self.checkpoint.read_float(names)
-
-    def host_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
-        """See WeightSource."""
-        return self.checkpoint.read_float(names)
-
-    def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
-        """See WeightSource."""
-        return self.checkpoint.read_float(names)
-
-    def close(self) -> None:
-        """See WeightSource."""
-
-
-class RandomSource:
-    """Seeded random weights of the right shapes, for timing without a checkpoint.
-
-    Values repeat with a long period: drawing billions of normals would take longer than the run.
-    """
-
-    PERIOD = (1 << 20) + 7  # odd, so that rows of a power-of-two matrix differ
-
-    def __init__(self, seed: int):
-        generator = np.random.default_rng(seed)
-        self.values = generator.standard_normal(self.PERIOD, dtype=np.float32)
-        self.values *= np.float32(0.02)
-        self.used = 0
-
-    def vector(self, name: str, size: int) -> npt.NDArray[Any]:
-        """See WeightSource."""
-        return np.ones(size, np.float32)
-
-    def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
-        """See WeightSource."""
-        count = shape[0] * shape[1]
-        start = self.used % self.PERIOD
-        self.used += count
-        return np.resize(np.roll(self.values, -start), shape)
-
-    def host_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
-        """See WeightSource."""
-        return RandomSource.matrix(self, names, shape)
-
-    def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
-        """See WeightSource."""
-        return self.matrix(names, (1, size))[0]
-
-    def close(self) -> None:
-        """See WeightSource."""
-
-    def quantized(self, scheme: Scheme, group_size: int, shape: tuple[int, int]) -> Quantized:
-        """A linear [N, K] of random codes: some rows are rounded, and repeated to all N."""
-        num_rows = min(shape[0], max(1, self.PERIOD // shape[1]))
-        sample = scheme.quantize(self.host_matrix((), (num_rows, shape[1])), group_size)
-
-        def repeated(values: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
-            if values is None:
-                return None
-            rows_per_scale = -(-num_rows // len(values))
-            return np.resize(values, (-(-shape[0] // rows_per_scale), *values.shape[1:]))
-
-        return replace(
-            sample,
-            codes=self.codes(sample.codes, shape),
-            scale=repeated(sample.scale),
-            zero=repeated(sample.zero),
-        )
-
-    def codes(self, rows: npt.NDArray[Any], shape: tuple[int, int]) -> Any:
-        """The rows, repeated to `shape`."""
-        return np.resize(rows, shape)
-
-
-class DeviceRandomSource(RandomSource):
-    """Random weights for a GPU, made there: one pattern goes up, and copies of it fill matrices."""
-
-    PERIOD = (1 << 23) + 9  # odd, so that rows of a power-of-two matrix differ
-
-    def __init__(self, seed: int, dtype: str, device: Device):
-        super().__init__(seed)
-        self.device = device
-        self.dtype = dtype
-
-    @functools.cached_property
-    def pattern(self) -> Tensor:
-        """The values on the GPU; made when first needed, after the memory was found to suffice."""
-        return place_tensor(self.values, self.dtype, self.device.place())
-
-    def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Tensor:
-        """See WeightSource."""
-        import paddle
-        from predict.device import cuda
-
-        result = paddle.empty(list(shape), self.pattern.dtype)
-        cuda.fill_with(result, self.pattern, cuda.current_stream(self.device))
-        return result
-
-    def codes(self, rows: npt.NDArray[Any], shape: tuple[int, int]) -> Tensor:
-        """The rows, repeated to `shape` on the GPU."""
-        import paddle
-        from predict.device import cuda
-
-        cpu = paddle.to_tensor(rows, place=paddle.CPUPlace())
-        pattern = cpu._copy_to(self.device.place(), True)
-        result = paddle.empty(list(shape), pattern.dtype)
-        cuda.fill_with(result, pattern, cuda.current_stream(self.device))
-        paddle.device.synchronize(self.device.place())  # the pattern goes away
-        return result
-
-    def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
-        """See WeightSource."""
-        start = self.used % (self.PERIOD - size)
-        self.used += size
-        return self.values[start : start + size]

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from predict.errors import UserError
@@ -44,20 +45,21 @@ class Scheme(Protocol):
         ...
 
     def tensors(
-        self, weight: Quantized, dtype: str, compiled: bool, place: Any = None
+        self, weight: Quantized, dtype: str, compiled: ModuleType | None, place: Any = None
     ) -> tuple[Tensor, ...]:
         """What a Linear holds: packed for the compiled operators, else plain.
 
-        dtype: the activations'. place: a GPU's; None for the CPU. Their number is the scheme's.
+        dtype: the activations'. compiled: predict.ops.compiled, which packs them; None: plain.
+        place: a GPU's; None for the CPU. Their number is the scheme's.
         """
         ...
 
     def product(self, x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
-        """float32 x [T, K] W^T, of tensors made with compiled=False. Returns float32 [T, N]."""
+        """float32 x [T, K] W^T, of tensors made with compiled None. Returns float32 [T, N]."""
         ...
 
     def plain(self, tensors: tuple[Tensor, ...]) -> Tensor:
-        """The [out_features, in_features] matrix of tensors made with compiled=False."""
+        """The [out_features, in_features] matrix of tensors made with compiled None."""
         ...
 
 

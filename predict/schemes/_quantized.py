@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from predict.device.place import tensor_at
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -30,32 +33,20 @@ class Quantized:
     perm: Any = None  # int32 [K]: column k of codes meets x[perm[k]] (act-order); None: k
 
 
-def tensor_at(values: Any, place: Any) -> Tensor:
-    """An array (or a tensor already there) as a tensor at `place`; None: on the CPU."""
-    import paddle
-
-    if not isinstance(values, np.ndarray):
-        return values
-    tensor = paddle.to_tensor(np.ascontiguousarray(values), place=paddle.CPUPlace())
-    return tensor if place is None else tensor._copy_to(place, True)
-
-
 def optional_at(values: Any, dtype: type[np.generic], place: Any) -> Tensor:
     """`values` at `place`, or where they are None one zero, which operators read as "none"."""
     return tensor_at(np.zeros(1, dtype) if values is None else values, place)
 
 
 def weight_tensors(
-    weight: Quantized, scheme: str, dtype: str, compiled: bool, place: Any
+    weight: Quantized, scheme: str, dtype: str, compiled: ModuleType | None, place: Any
 ) -> tuple[Tensor, ...]:
     """Compiled: packed, scales. Plain: codes, scale, zero (one 0 where there is none)."""
     codes, scale = tensor_at(weight.codes, place), tensor_at(weight.scale, place)
-    if not compiled:
+    if compiled is None:
         return codes, scale, optional_at(weight.zero, np.float32, place)
-    from predict.ops import compiled as ops
-
     zero = None if weight.zero is None else tensor_at(weight.zero, place)
-    return ops.pack_quantized(codes, scale, zero, scheme, dtype)
+    return compiled.pack_quantized(codes, scale, zero, scheme, dtype)
 
 
 def act_tensor(weight: Quantized, place: Any) -> Tensor:

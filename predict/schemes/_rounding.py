@@ -123,7 +123,7 @@ def round_e4m3(weight: Array, block_size: int) -> tuple[Array, Array]:
 
 def as_groups(weight: Array, groups: int) -> Array:
     """A float32 copy of weight [n, K] as [n, groups, K / groups]."""
-    from predict.loading.checkpoint import to_float32
+    from predict.device.place import to_float32
 
     copy = np.array(to_float32(weight), np.float32)
     return copy.reshape(len(weight), groups, -1)

@@ -5,6 +5,7 @@ Compiled tensors: packed, scales, act (unused), perm. Plain: codes, scale, zero,
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def weight_only_tensors(
-    weight: Quantized, scheme: str, dtype: str, compiled: bool, place: Any
+    weight: Quantized, scheme: str, dtype: str, compiled: ModuleType | None, place: Any
 ) -> tuple[Tensor, ...]:
     """See predict.schemes.Scheme."""
     made = weight_tensors(weight, scheme, dtype, compiled, place)
-    if compiled:
+    if compiled is not None:
         made += (act_tensor(weight, place),)
     return (*made, optional_at(weight.perm, np.int32, place))
 

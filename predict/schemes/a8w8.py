@@ -7,6 +7,7 @@ Compiled tensors: packed, scales, act, smooth, shift. Plain: codes, scale, act, 
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +34,9 @@ def quantize(weight: Any, group_size: int) -> Quantized:
     return Quantized(codes, scale[:, 0])
 
 
-def tensors(weight: Quantized, dtype: str, compiled: bool, place: Any = None) -> tuple[Tensor, ...]:
+def tensors(
+    weight: Quantized, dtype: str, compiled: ModuleType | None, place: Any = None
+) -> tuple[Tensor, ...]:
     """See predict.schemes.Scheme."""
     made = weight_tensors(weight, NAME, dtype, compiled, place)[:2]
     return (

@@ -7,6 +7,7 @@ Compiled tensors: packed, scales, act. Plain: codes (float8_e4m3fn), scale, act.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from predict.schemes._e4m3 import E4M3_MAX, as_e4m3, rounded
@@ -25,10 +26,12 @@ def quantize(weight: Any, group_size: int) -> Quantized:
     return Quantized(*round_e4m3(weight, group_size))
 
 
-def tensors(weight: Quantized, dtype: str, compiled: bool, place: Any = None) -> tuple[Tensor, ...]:
+def tensors(
+    weight: Quantized, dtype: str, compiled: ModuleType | None, place: Any = None
+) -> tuple[Tensor, ...]:
     """See predict.schemes.Scheme."""
     codes, scale = weight_tensors(weight, NAME, dtype, compiled, place)[:2]
-    return codes if compiled else as_e4m3(codes), scale, act_tensor(weight, place)
+    return codes if compiled is not None else as_e4m3(codes), scale, act_tensor(weight, place)
 
 
 def product(x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:

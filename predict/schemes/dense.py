@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from predict.nn.weights import place_tensor
+from predict.device.place import place_tensor
 from predict.schemes._quantized import Quantized
 
 if TYPE_CHECKING:
@@ -18,17 +19,17 @@ def quantize(weight: Any, group_size: int) -> Quantized:
     return Quantized(codes=weight, scale=None)
 
 
-def tensors(weight: Quantized, dtype: str, compiled: bool, place: Any = None) -> tuple[Tensor, ...]:
+def tensors(
+    weight: Quantized, dtype: str, compiled: ModuleType | None, place: Any = None
+) -> tuple[Tensor, ...]:
     """See predict.schemes.Scheme."""
     import paddle
 
     if place is not None:
         return (place_tensor(weight.codes, dtype, place),)
     values = paddle.to_tensor(weight.codes)
-    if compiled:
-        from predict.ops import compiled as ops
-
-        return (ops.pack_dense(values, dtype),)
+    if compiled is not None:
+        return (compiled.pack_dense(values, dtype),)
     return (values.astype(dtype),)
 
 

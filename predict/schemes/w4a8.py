@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,9 @@ def quantize(weight: Any, group_size: int) -> Quantized:
     return Quantized(codes, scale, np.full_like(scale, INT4_ZERO))
 
 
-def tensors(weight: Quantized, dtype: str, compiled: bool, place: Any = None) -> tuple[Tensor, ...]:
+def tensors(
+    weight: Quantized, dtype: str, compiled: ModuleType | None, place: Any = None
+) -> tuple[Tensor, ...]:
     """See predict.schemes.Scheme."""
     return weight_only_tensors(weight, NAME, dtype, compiled, place)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from predict.schemes._quantized import Quantized
@@ -21,6 +22,8 @@ def quantize(weight: Any, group_size: int) -> Quantized:
     return Quantized(codes, scale[:, 0] if group_size == -1 else scale)
 
 
-def tensors(weight: Quantized, dtype: str, compiled: bool, place: Any = None) -> tuple[Tensor, ...]:
+def tensors(
+    weight: Quantized, dtype: str, compiled: ModuleType | None, place: Any = None
+) -> tuple[Tensor, ...]:
     """See predict.schemes.Scheme."""
     return weight_only_tensors(weight, NAME, dtype, compiled, place)

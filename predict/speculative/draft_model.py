@@ -22,9 +22,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from predict.engine.batch import span_inputs
-from predict.engine.sampler import Row, Sampler
-from predict.request import Request
-from predict.speculative import (
+from predict.engine.choices import Row
+from predict.engine.drafts import (
     FAILED,
     DraftNetwork,
     Drafts,
@@ -33,6 +32,8 @@ from predict.speculative import (
     Verified,
     accepted_tokens,
 )
+from predict.engine.request_state import Request
+from predict.engine.sampler import Sampler
 
 
 class UnadjustedSampler(Sampler):

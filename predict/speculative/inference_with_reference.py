@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from predict.engine.drafts import ProposeBehind, SpeculativeConfig
 from predict.engine.failures import RequestError
-from predict.request import Request
-from predict.speculative import ProposeBehind, SpeculativeConfig
+from predict.engine.request_state import Request
 
 MOST_PLACES = 16  # of an n-gram that are compared, the last ones
 LONGEST_MATCH = 64  # tokens

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from predict.engine.drafts import ProposeBehind, SpeculativeConfig, accepted_tokens
 from predict.engine.failures import RequestError
-from predict.request import Request
-from predict.speculative import ProposeBehind, SpeculativeConfig, accepted_tokens
+from predict.engine.request_state import Request
 from predict.speculative.inference_with_reference import MOST_AT_ONCE, TOKEN_BITS, key_masks
 
 POOL_SIZE = 1 << 18  # contexts kept, the half that was added last for certain: some 50 MB

@@ -1,4 +1,4 @@
-"""Finding a model's directory, and reading small files with errors that say what is wrong."""
+"""Names of files, a model's directory, and small files read with errors that say what is wrong."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from predict.errors import UserError
+from predict.errors import UserError, quoted
 
 MAX_JSON_DEPTH = 64  # lists and objects inside one another
 MAX_JSON_DIGITS = 300
 FLOAT32_MAX = 3.4028234663852886e38  # of numbers that tensors take from JSON
 MAX_JSON_BYTES = 1 << 29  # a tokenizer.json of a large vocabulary has 35 MB
+MAX_NAME, MAX_PATH = 255, 4095  # bytes: NAME_MAX and PATH_MAX of Linux, less its final NUL
 _KINDS_OF_FILES = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a pipe"),
@@ -254,3 +255,20 @@ def _newest_snapshot(repository: Path) -> Path | None:
     if reference.is_file() and (named := snapshots / reference.read_text().strip()).is_dir():
         return named
     return max(snapshots.iterdir(), key=lambda path: path.stat().st_mtime, default=None)
+
+
+def check_name(what: str, text: str) -> None:
+    """Raises UserError for a text that can be the name of no file: `what` it is, for the message.
+
+    Asking the system about such names fails in ways that say less.
+    """
+    if not text:
+        raise UserError(f"{what or 'it'} is empty; give a name, or leave it out")
+    if "\0" in text:
+        raise UserError(f"{what} {quoted(text)} has a NUL character; leave it out")
+    parts = os.fsencode(text).split(b"/")
+    if max(map(len, parts)) > MAX_NAME or sum(map(len, parts)) + len(parts) > MAX_PATH:
+        raise UserError(
+            f"{what} {quoted(text)} is too long for the name of a file (allowed: {MAX_NAME} bytes, "
+            f"{MAX_PATH} with all folders)"
+        )

@@ -67,7 +67,7 @@ RANGES: Mapping[str, Range] = {
     "total_request_num": Range(1, MAX_COUNT),
     "num_requests": Range(1, MAX_COUNT),
     "repetitions": Range(0, MAX_COUNT),
-    "speculate_max_draft_token_num": Range(1, 15),  # of predict.speculative.MAX_DRAFT_TOKENS
+    "speculate_max_draft_token_num": Range(1, 15),  # of predict.engine.drafts.MAX_DRAFT_TOKENS
     "speculate_max_ngram_size": Range(1, MAX_LENGTH),
     "speculate_verify_window": Range(1, 14),
     "speculate_max_candidate_len": Range(2, 10),

@@ -15,7 +15,7 @@ from predict.bench import throughput
 from predict.bench.cases import Case, Peer, add_peer, cases_table, parse_cases, peer_of
 from predict.device import library
 from predict.errors import UserError
-from predict.llm import read_spec
+from predict.loading.model import read_spec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DEMO = ["--model_name_or_path", str(EXAMPLES / "demo_model"), "--dtype", "float32"]

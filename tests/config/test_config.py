@@ -13,13 +13,14 @@ import pytest
 
 import predict
 from predict.cli.flags import FLAGS, WORKS, Flag, markdown_table, not_yet, parse_flags
-from predict.config.engine import RULES, EngineConfig, PredictorConfig
+from predict.cli.run_config import RULES, PredictorConfig
+from predict.config.engine import EngineConfig
 from predict.device import devices
+from predict.engine.drafts import MAX_DRAFT_TOKENS
 from predict.errors import UserError
 from predict.loading.generation_config import read_recommended
 from predict.loading.manifest import FORMAT, Manifest
 from predict.request import SAMPLING_KEYS, SamplingParams
-from predict.speculative import MAX_DRAFT_TOKENS
 from predict.system.ranges import RANGES
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from predict.engine.batch import build_inputs, span_inputs
+from predict.engine.request_state import Request
 from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
 from predict.nn.inputs import FIELDS, ForwardInputs
-from predict.request import Request, SamplingParams
+from predict.request import SamplingParams
 
 
 def request(number: int, num_tokens: int) -> Request:

@@ -16,11 +16,12 @@ import pytest
 from export.export_model import export_model
 from predict import LLM, AsyncLLM, SamplingParams
 from predict.device import library
-from predict.engine.beams import BeamGroup, Candidates, likeliest, log_softmax, num_candidates
+from predict.engine.beams import Candidates, likeliest, log_softmax, num_candidates
+from predict.engine.request_state import BeamGroup, Request
 from predict.errors import UserError
 from predict.nn.cache_formats import kv_format_of
 from predict.predictor import main
-from predict.request import Request, RequestOutput, TokenLogprobs
+from predict.request import RequestOutput, TokenLogprobs
 from tests.engine.test_quantized_caches import CACHE_TYPES, PROMPTS, model
 from tests.engine.test_quantized_caches import config as kv_config
 from tests.test_golden import DEMO, GOLDEN, OPERATORS, config, golden, greedy

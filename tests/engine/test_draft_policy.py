@@ -17,7 +17,8 @@ from predict.engine.draft_policy import (
     Costs,
     DraftPolicy,
 )
-from predict.request import Request, SamplingParams
+from predict.engine.request_state import Request
+from predict.request import SamplingParams
 
 CPU = Costs(row=0.04)
 GPU = Costs(row=0.0055, wait=0.08, wait_each=0.004)

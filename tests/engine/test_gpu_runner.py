@@ -12,6 +12,7 @@ import pytest
 from predict import LLM, SamplingParams
 from predict.config.engine import EngineConfig
 from predict.device.devices import GIB, MemoryInfo
+from predict.engine.choices import GREEDY, Choice
 from predict.engine.gpu_runner import (
     FEW_TOKENS,
     OFTEN_MET,
@@ -24,11 +25,10 @@ from predict.engine.gpu_runner import (
     num_elements,
     write_choices,
 )
-from predict.engine.kv_cache import check_gpu_memory, num_gpu_cache_blocks, weight_bytes
 from predict.engine.logits_processors import FOR_EVER, Adjustment
-from predict.engine.sampler import GREEDY, Choice
 from predict.engine.token_history import encoded
 from predict.errors import UserError
+from predict.loading.memory import check_gpu_memory, num_gpu_cache_blocks, weight_bytes
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.inputs import empty_example
 from predict.nn.spec import DecoderSpec

@@ -12,9 +12,11 @@ import pytest
 
 from predict.device import library
 from predict.device.library import import_paddle
-from predict.engine.sampler import Row, Sampler
+from predict.engine.choices import Row
+from predict.engine.request_state import Request
+from predict.engine.sampler import Sampler
 from predict.ops import plain as reference
-from predict.request import Request, SamplingParams
+from predict.request import SamplingParams
 
 paddle = import_paddle()
 

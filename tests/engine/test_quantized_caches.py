@@ -11,10 +11,10 @@ import pytest
 from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams
 from predict.device import library
-from predict.engine.kv_cache import bytes_per_token, check_cpu_memory, num_cache_blocks
 from predict.errors import UserError
-from predict.llm import read_spec
 from predict.loading.manifest import load_manifest
+from predict.loading.memory import bytes_per_token, check_cpu_memory, num_cache_blocks
+from predict.loading.model import read_spec
 from tests.support import tiny
 
 CACHE_TYPES = ("dynamic", "static", "fp8", "int4")

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from predict.device.library import import_paddle
+from predict.engine.choices import Row, request_seed
 from predict.engine.logits_processors import Adjustment
-from predict.engine.sampler import Row, Sampler, request_seed
+from predict.engine.request_state import Request
+from predict.engine.sampler import Sampler
 from predict.ops import plain as reference
-from predict.request import Request, SamplingParams
+from predict.request import SamplingParams
 
 paddle = import_paddle()
 

@@ -17,6 +17,7 @@ from predict import LLM, EngineConfig, SamplingParams
 from predict.engine import scheduler as scheduler_module
 from predict.engine.batch import build_inputs
 from predict.engine.logprobs import LogprobRecord, measure
+from predict.engine.request_state import Request
 from predict.engine.samples import Samples, sample_params
 from predict.engine.scheduler import (
     MAX_PROMPT_LOGITS,
@@ -25,7 +26,7 @@ from predict.engine.scheduler import (
     _waits_for_leader,
 )
 from predict.errors import UserError
-from predict.request import MAX_LOGPROBS, Request, TokenLogprobs
+from predict.request import MAX_LOGPROBS, TokenLogprobs
 from tests.engine import test_scheduler
 from tests.test_llm import DEMO, PROMPTS
 

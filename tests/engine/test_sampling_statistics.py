@@ -13,7 +13,7 @@ import pytest
 from export.export_model import export_model
 from predict import LLM, SamplingParams
 from predict.device.library import Library
-from predict.speculative import accepted_tokens
+from predict.engine.drafts import accepted_tokens
 from tests.ops.test_cpu_kernels_sample import Ints, sample
 from tests.test_golden import config, golden
 

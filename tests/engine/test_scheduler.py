@@ -17,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predict.engine.beams import Candidates, likeliest, num_candidates
+from predict.engine.request_state import Request, RequestStatus
 from predict.engine.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
 from predict.errors import UserError
-from predict.request import FinishReason, Request, RequestStatus, SamplingParams
+from predict.request import FinishReason, SamplingParams
 
 EOS = (0,)
 VOCAB = 7

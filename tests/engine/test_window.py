@@ -9,11 +9,11 @@ import pytest
 
 from predict import SamplingParams
 from predict.config.engine import EngineConfig
-from predict.engine.sampler import GREEDY, Choice, Row
+from predict.engine.choices import GREEDY, Choice, Row
+from predict.engine.drafts import accepted_tokens
+from predict.engine.request_state import Request
 from predict.engine.window import WindowVerifier, verdict
 from predict.errors import UserError
-from predict.request import Request
-from predict.speculative import accepted_tokens
 
 VOCABULARY = 12
 

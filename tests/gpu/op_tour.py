@@ -33,7 +33,7 @@ ATTENTIONS = (
 
 def tour(gpu: devices.Device, dtype: str) -> None:
     """Runs every operator."""
-    from predict.nn.decoder import fold_norms
+    from predict.loading.build import fold_norms
     from predict.ops import compiled as ops
     from tests.gpu.op_cases import Heads, Operands, Span, Step
 
@@ -72,7 +72,7 @@ def tour(gpu: devices.Device, dtype: str) -> None:
     for head_dim, num_heads, num_kv_heads, block, window in ATTENTIONS:
         heads = Heads(num_heads, num_kv_heads, head_dim, window)
         layer = operands.on_gpu(operands.layer(72, 88, heads, bias=True, qk_norm=True))
-        folded = fold_norms(operands.on_gpu(operands.layer(72, 88, heads, True, False)))
+        folded = fold_norms(operands.on_gpu(operands.layer(72, 88, heads, True, False)), ops)
         rope = operands.rope(heads, 2048).device
         decode = [Span(n - 1, 1) for n in (1, block - 1, block, block + 1, 700)]
         mixed = [Span(0, block + 1), Span(300, 70), Span(0, 0), Span(33, 1), Span(40, 5)]

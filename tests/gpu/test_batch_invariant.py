@@ -123,9 +123,7 @@ def test_products(
         skip_unless_here(scheme)
         module = scheme_of(scheme)
         quantized = module.quantize(weight, 128 if "4" in scheme else -1)
-        tensors = module.tensors(
-            quantized, "bfloat16", compiled=True, place=batch_invariant.place()
-        )
+        tensors = module.tensors(quantized, "bfloat16", compiled=ops, place=batch_invariant.place())
     linear = Linear(scheme, tensors, None, columns, rows)
     x = paddle.to_tensor(normal((700, columns), seed=5)).astype("bfloat16")
     wanted = ops.linear(x, linear).astype("float32").numpy()

@@ -12,9 +12,9 @@ from predict import LLM, SamplingParams
 from predict.device import cuda, devices
 from predict.engine.draft_policy import Costs
 from predict.engine.gpu_runner import GpuRunner, Shelf
+from predict.engine.request_state import Request
 from predict.nn.inputs import ForwardInputs
 from predict.ops import compiled as ops
-from predict.request import Request
 from predict.speculative.draft_model import DraftModelProposer
 from tests.engine.test_draft_policy import Generous
 from tests.gpu.test_engine import FORMS, SETTINGS

@@ -14,7 +14,7 @@ import pytest
 from predict.device import cuda, devices
 from predict.engine.gpu_runner import read_table
 from predict.engine.logprobs import measure
-from predict.nn.decoder import fold_norms
+from predict.loading.build import fold_norms
 from predict.ops import compiled as ops
 from predict.ops import plain as reference
 from tests.engine.test_sampling_statistics import (
@@ -283,7 +283,10 @@ def test_attention_block_of_some_rows(
     operands, heads = Operands(gpu, dtype), Heads(8, 2, 64, window)
     plain = operands.layer(256, 320, heads, True, True)
     layer = operands.on_gpu(plain)
-    weights, rope = fold_norms(layer).attention if folded else layer.attention, operands.rope(heads)
+    weights, rope = (
+        fold_norms(layer, ops).attention if folded else layer.attention,
+        operands.rope(heads),
+    )
     few = [Span(0, 17), Span(3, 1), Span(40, 5)]
     for spans in (few, [span for span in prefill_spans(32) if span.new]):
         step = Step(operands, spans, heads, 32)
@@ -337,7 +340,7 @@ def test_all_layers_in_one_call_equal_the_block_ops(
         for w in (-1, 40)
     ]
     if folded:
-        layers = [fold_norms(layer) for layer in layers]
+        layers = [fold_norms(layer, ops) for layer in layers]
     step, rope = Step(operands, make(32), heads, 32), operands.rope(heads)
     hidden = operands.tensor(step.num_tokens, 256).device
     whole, written = ops.layers(
@@ -361,7 +364,7 @@ def test_all_layers_in_one_call_equal_the_block_ops(
 def test_folded_norms_change_little(gpu: devices.Device, dtype: str) -> None:
     operands, heads = Operands(gpu, dtype), Heads(4, 2, 64)
     plain = operands.layer(256, 320, heads, True, False)
-    folded = fold_norms(operands.on_gpu(plain))
+    folded = fold_norms(operands.on_gpu(plain), ops)
     assert folded.attention.qkv.scheme == "dense_folded"
     rope = operands.rope(heads)
     for spans in (decode_spans(32), prefill_spans(32)):

@@ -137,12 +137,12 @@ def check_products(
     module = scheme_of(scheme)
     num_rows, num_columns = weight.codes.shape
     paddle.set_device("cpu")
-    plain = module.tensors(weight, "float32", compiled=False)
+    plain = module.tensors(weight, "float32", compiled=None)
     rows = [normal((n, num_columns), seed=n) for n in row_counts]
     inputs = [paddle.to_tensor(x).astype(dtype).astype("float32").numpy() for x in rows]
     wanted = [module.product(paddle.to_tensor(x), plain).numpy() for x in inputs]
     devices.activate(gpu)
-    made = module.tensors(weight, dtype, compiled=True, place=gpu.place())
+    made = module.tensors(weight, dtype, compiled=ops, place=gpu.place())
     linear = Linear(scheme, made, None, num_columns, num_rows)
     for x, want in zip(inputs, wanted, strict=True):
         got = ops.linear(paddle.to_tensor(x).astype(dtype), linear).astype("float32").numpy()

@@ -13,8 +13,8 @@ import pytest
 from predict import LLM, SamplingParams
 from predict.device import devices
 from predict.engine.batch import build_inputs
+from predict.engine.request_state import Request
 from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
-from predict.request import Request
 from tests.test_golden import DEMO, GOLDEN, check_greedy, config, greedy
 
 SETTINGS: dict[str, Any] = {"device": "gpu", "inference_model": True, "attention": "append"}

@@ -12,12 +12,12 @@ import pytest
 
 from predict import LLM, SamplingParams
 from predict.device import devices
+from predict.engine.choices import GREEDY, Choice, Row
 from predict.engine.draft_policy import Costs, DraftPolicy
 from predict.engine.gpu_runner import sampling_shapes, write_choices
-from predict.engine.sampler import GREEDY, Choice, Row
+from predict.engine.request_state import Request
 from predict.engine.window import WindowVerifier, loose_drafts
 from predict.ops import compiled as ops
-from predict.request import Request
 from predict.speculative.draft_model import DraftModelProposer
 from tests.gpu.op_cases import Operands
 from tests.gpu.test_engine import SETTINGS, answer_config, without_graphs

@@ -61,7 +61,7 @@ def header(sandbox: Sandbox, *words: str) -> dict[str, Any]:
     """The header of the journal that the case's own command would write."""
     from predict.cli.flags import parse_flags
     from predict.cli.identity import run_inputs
-    from predict.config.engine import PredictorConfig
+    from predict.cli.run_config import PredictorConfig
     from predict.predictor import prepare
 
     argv = [sandbox.fill(word) for word in (*COMMANDS["predict"][1], *words)]

@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 
 from predict.cli.data import read_data_file
 from predict.errors import UserError
-from predict.llm import read_spec
+from predict.loading.cache_scales import head_scales
 from predict.loading.checkpoint import INDEX, PARAMS
 from predict.loading.manifest import load_manifest
+from predict.loading.model import read_spec
 from predict.loading.paddle_checkpoint import open_checkpoint
-from predict.nn.cache_formats import head_scales, kv_format_of
+from predict.nn.cache_formats import kv_format_of
 from predict.system.files import read_text
 from predict.text.chat_template import JinjaTemplate
 from predict.text.tokenizer import Tokenizer

@@ -18,14 +18,14 @@ import predict.engine.samples
 from export.export_model import export_model
 from predict import LLM, AsyncLLM, EngineConfig, SamplingParams, predictor
 from predict.device import library
-from predict.engine.beams import BeamGroup
 from predict.engine.block_manager import BlockManager
 from predict.engine.draft_policy import Costs
 from predict.engine.logits_processors import Adjustment
 from predict.engine.logprobs import LogprobRecord
+from predict.engine.request_state import BeamGroup, Request
 from predict.engine.sampler import Sampler
 from predict.errors import EngineError, TokenizerError
-from predict.request import Request, RequestOutput
+from predict.request import RequestOutput
 from predict.speculative.inference_with_reference import NgramIndex
 from predict.text.answer_text import AnswerText
 from predict.text.detokenizer import TextStream

@@ -10,14 +10,16 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from predict.config.quantization import QuantSettings
+from predict.device.place import to_float32
 from predict.errors import UserError
-from predict.llm import read_spec
-from predict.loading.checkpoint import Checkpoint, checkpoint_digest, to_float32
+from predict.loading.build import expected_tensors
+from predict.loading.checkpoint import Checkpoint, checkpoint_digest
 from predict.loading.layouts.online import Online
+from predict.loading.model import read_spec
+from predict.loading.sources import CheckpointSource, check_sizes
 from predict.models import family_of, known_families
-from predict.nn.decoder import expected_tensors
 from predict.nn.hf_config import NUMBERS, ROPE_NUMBERS, ConfigReader
-from predict.nn.weights import CheckpointSource, check_sizes, plan_weights
+from predict.nn.weights import plan_weights
 from tests.support import tiny
 
 

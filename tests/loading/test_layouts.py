@@ -18,16 +18,19 @@ from safetensors.numpy import load_file, save_file
 from export.export_model import export_model
 from predict import LLM, EngineConfig
 from predict.config.quantization import QuantSettings
+from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading import safetensors_writer as safetensors_file
-from predict.loading.checkpoint import Checkpoint, to_float32
+from predict.loading.build import expected_tensors
+from predict.loading.cache_scales import head_scales
+from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts import awq, compressed_tensors, layout_of, paddlenlp
 from predict.loading.layouts._stored import packed, unpacked
+from predict.loading.sources import CheckpointSource
 from predict.models import family_of
-from predict.nn.cache_formats import head_scales, kv_format_of
-from predict.nn.decoder import expected_tensors
+from predict.nn.cache_formats import kv_format_of
 from predict.nn.hf_config import ConfigReader
-from predict.nn.weights import CheckpointSource, LinearPlan, WeightPlan, plan_weights
+from predict.nn.weights import LinearPlan, WeightPlan, plan_weights
 from predict.schemes import Quantized, scheme_of
 from predict.schemes._e4m3 import encode
 from tests.schemes.test_schemes import answer, logits_of, relative_error
@@ -69,7 +72,7 @@ def open_layout(directory: Path, **settings: Any) -> tuple[Any, WeightPlan]:
 def dequantized(layout: Any, plan: LinearPlan) -> dict[str, npt.NDArray[np.float32]]:
     """float32 matrices by part, through the scheme's own tensors."""
     scheme = scheme_of(layout.scheme(plan))
-    tensors = scheme.tensors(layout.read(plan), "float32", compiled=False)
+    tensors = scheme.tensors(layout.read(plan), "float32", compiled=None)
     values = scheme.plain(tensors).astype("float32").numpy()
     borders = np.cumsum(plan.part_sizes)[:-1]
     return dict(zip(plan.prefixes, np.split(values, borders), strict=True))
@@ -256,7 +259,7 @@ def test_asymmetric_and_act_order_weights_survive_being_written(tmp_path: Path) 
     read = layout.read(plan.layers[0].out)
     want = _wide(weight)
     scheme = scheme_of("weight_only_int4")
-    got, wanted = (scheme.plain(scheme.tensors(w, "float32", False)).numpy() for w in (read, want))
+    got, wanted = (scheme.plain(scheme.tensors(w, "float32", None)).numpy() for w in (read, want))
     np.testing.assert_array_equal(got, wanted)
     assert read.perm is not None
 

@@ -13,13 +13,8 @@ import pytest
 
 from predict.device.library import Library
 from predict.errors import UserError
-from predict.nn.cache_formats import (
-    FORMATS,
-    KV_FORMATS,
-    KvFormat,
-    head_scales,
-    kv_format_of,
-)
+from predict.loading.cache_scales import head_scales
+from predict.nn.cache_formats import FORMATS, KV_FORMATS, KvFormat, kv_format_of
 from predict.nn.spec import DecoderSpec
 from tests.ops.test_cpu_kernels_attention import (
     Problem,

@@ -21,7 +21,8 @@ from predict import EngineConfig
 from predict.errors import UserError
 from predict.loading.checkpoint import PARAMS, Checkpoint
 from predict.loading.paddle_checkpoint import is_turned
-from predict.nn.weights import CheckpointSource, plan_weights
+from predict.loading.sources import CheckpointSource
+from predict.nn.weights import plan_weights
 from predict.system.outputs import locked
 from quant.config import QuantConfig, parse_command_line
 from quant.data import read_sequences, text_windows
@@ -192,7 +193,7 @@ def test_scaling_an_input_keeps_the_layers_function(
     kind: str, kv_heads: int, tmp_path: Path
 ) -> None:
     import paddle
-    from predict.llm import read_spec
+    from predict.loading.model import read_spec
     from predict.models import family_of
     from predict.nn.rope import rope_table
     from predict.ops import plain as reference
@@ -205,14 +206,14 @@ def test_scaling_an_input_keeps_the_layers_function(
     layer = LayerWeights.read(1, plan.layers[1], spec, source)
     hidden = np.random.default_rng(0).normal(0, 1, (30, spec.hidden_size)).astype(np.float32)
     rope = paddle.to_tensor(rope_table(spec.rope, spec.head_dim, 64, spec.max_position))
-    before = run_layer(reference, layer.records(False), hidden, (12, 18), rope)
+    before = run_layer(reference, layer.records(None), hidden, (12, 18), rope)
     columns = layer.linears[kind].weight.shape[1]
     scale = np.random.default_rng(1).uniform(0.3, 3.0, (columns,)).astype(np.float32)
     sharing = layer.sharing(kind)
     if sharing is not None:
         scale = scale[sharing]
     layer.scale_input(kind, scale)
-    after = run_layer(reference, layer.records(False), hidden, (12, 18), rope)
+    after = run_layer(reference, layer.records(None), hidden, (12, 18), rope)
     assert np.allclose(after.output, before.output, atol=2e-4)
     assert np.allclose(after.inputs[kind], before.inputs[kind] / scale, rtol=1e-4, atol=1e-4)
 

@@ -52,7 +52,7 @@ def product(name: str, weight: Quantized, x: npt.NDArray[np.float32]) -> npt.NDA
 
     scheme = scheme_of(name)
     result: npt.NDArray[np.float32] = scheme.product(
-        paddle.to_tensor(x), scheme.tensors(weight, "float32", compiled=False)
+        paddle.to_tensor(x), scheme.tensors(weight, "float32", compiled=None)
     ).numpy()
     return result
 
@@ -60,7 +60,7 @@ def product(name: str, weight: Quantized, x: npt.NDArray[np.float32]) -> npt.NDA
 def plain(name: str, weight: Quantized) -> npt.NDArray[np.float32]:
     scheme = scheme_of(name)
     values: npt.NDArray[np.float32] = scheme.plain(
-        scheme.tensors(weight, "float32", compiled=False)
+        scheme.tensors(weight, "float32", compiled=None)
     ).numpy()
     return values
 
@@ -195,8 +195,8 @@ def answer(directory: Path, **changes: Any) -> list[list[int]]:
 
 def logits_of(directory: Path, **changes: Any) -> npt.NDArray[np.float32]:
     from predict.engine.batch import build_inputs
+    from predict.engine.request_state import Request
     from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
-    from predict.request import Request
 
     llm = LLM(EngineConfig(model_name_or_path=str(directory), max_length=64, **changes))
     request = Request(0, [5, 6, 7, 8, 20, 30], SamplingParams())

@@ -14,13 +14,13 @@ import pytest
 
 import predict.ops.plain
 from predict import LLM, SamplingParams
-from predict.engine.kv_cache import bytes_per_token, num_cache_blocks
+from predict.engine.drafts import FAILED, DraftNetwork, Verified, accepted_tokens
+from predict.engine.request_state import Request
 from predict.engine.runner import NO_TARGETS, BlockCopies, KnownTokens, Logprobs
 from predict.engine.sampler import Sampler
 from predict.errors import UserError
+from predict.loading.memory import bytes_per_token, num_cache_blocks
 from predict.nn.inputs import ForwardInputs
-from predict.request import Request
-from predict.speculative import FAILED, DraftNetwork, Verified, accepted_tokens
 from predict.speculative.draft_model import DraftModelProposer
 from tests.test_golden import DEMO, GOLDEN, config, golden
 

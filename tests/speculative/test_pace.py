@@ -17,23 +17,18 @@ import pytest
 import predict.ops.plain
 from predict import SamplingParams
 from predict.bench.speculation import AgreeingProposer, ScriptedRunner, copies
+from predict.config.speculation import known_methods
 from predict.engine import engine as engine_module
 from predict.engine.draft_policy import Costs, DraftPolicy
+from predict.engine.drafts import FAILED, DraftNetwork, Proposer, SpeculativeConfig
 from predict.engine.engine import Engine
+from predict.engine.request_state import Request
 from predict.engine.runner import NO_TARGETS, KnownTokens, Logprobs
 from predict.engine.sampler import Sampler
 from predict.engine.scheduler import Scheduler, SchedulerConfig
 from predict.llm import GPU_COSTS
 from predict.nn.inputs import ForwardInputs
-from predict.request import Request
-from predict.speculative import (
-    FAILED,
-    DraftNetwork,
-    Proposer,
-    SpeculativeConfig,
-    known_methods,
-    proposer_of,
-)
+from predict.speculative import proposer_of
 
 VOCABULARY = 128_256
 PROMPT = 256

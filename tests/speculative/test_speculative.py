@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from predict import LLM, SamplingParams
+from predict.config.speculation import known_methods
 from predict.engine import kv_cache
+from predict.engine.drafts import SpeculativeConfig, accepted_tokens
+from predict.engine.request_state import Request
 from predict.errors import UserError
-from predict.request import Request
-from predict.speculative import SpeculativeConfig, accepted_tokens, known_methods, proposer_of
+from predict.speculative import proposer_of
 from predict.speculative.inference_with_reference import (
     MOST_AT_ONCE,
     MOST_PLACES,

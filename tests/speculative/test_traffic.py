@@ -7,12 +7,14 @@ import pytest
 
 import predict.ops.plain
 from predict import SamplingParams
+from predict.config.speculation import known_methods
 from predict.engine.draft_policy import Costs
+from predict.engine.drafts import DraftNetwork, SpeculativeConfig
 from predict.engine.engine import Engine
+from predict.engine.request_state import Request
 from predict.engine.sampler import Sampler
 from predict.engine.scheduler import Scheduler, SchedulerConfig
-from predict.request import Request
-from predict.speculative import DraftNetwork, SpeculativeConfig, known_methods, proposer_of
+from predict.speculative import proposer_of
 from predict.speculative.draft_model import DraftModelProposer
 from tests.engine.test_draft_policy import Generous
 from tests.speculative.test_draft_model import BLOCK, VOCABULARY, CacheReader, expected

@@ -14,8 +14,9 @@ from predict.config.engine import EngineConfig
 from predict.config.quantization import GROUPED, QuantSettings, parse_quant_type
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
+from predict.loading.sources import WeightSource
 from predict.nn.hf_config import ConfigReader
-from predict.nn.weights import LinearPlan, WeightPlan, WeightSource
+from predict.nn.weights import LinearPlan, WeightPlan
 from predict.schemes import Quantized
 
 __all__ = ["Layout", "cache_scheme", "layout_of", "with_stored_cache"]

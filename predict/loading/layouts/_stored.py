@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.config.quantization import FP8_BLOCK, GROUP_SIZES, GROUPED, QuantSettings
+from predict.device.place import to_float32
 from predict.errors import UserError
-from predict.loading.checkpoint import MAX_SHOWN, Checkpoint, to_float32
+from predict.loading.checkpoint import MAX_SHOWN, Checkpoint
 from predict.loading.layouts.online import DENSE, Online
-from predict.nn.weights import LinearPlan, WeightPlan, WeightSource
+from predict.loading.sources import WeightSource
+from predict.nn.weights import LinearPlan, WeightPlan
 from predict.schemes import Quantized
 from predict.system.files import json_type
 

@@ -53,7 +53,7 @@ INT8_MIN, INT4_MIN = 128, 8  # what is added to signed codes before packing
 class CompressedTensors(Stored):
     """See predict.loading.layouts.Layout."""
 
-    # Scales of the cache are predict.nn.cache_formats.head_scales'.
+    # Scales of the cache are predict.loading.cache_scales.head_scales'.
     ignored = (
         *(".bias", ".k_scale", ".v_scale", ".weight_shape"),
         *(".k_proj.output_scale", ".v_proj.output_scale"),

@@ -27,7 +27,7 @@ class Fp8(Stored):
     """See predict.loading.layouts.Layout."""
 
     schemes = frozenset({SCHEME})
-    # Scales of the cache are predict.nn.cache_formats.head_scales'.
+    # Scales of the cache are predict.loading.cache_scales.head_scales'.
     ignored = (".bias", ".k_scale", ".v_scale", ".input_scale_ub")
 
     def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):

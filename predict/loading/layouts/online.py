@@ -7,7 +7,8 @@ from typing import Any
 
 from predict.config.quantization import GROUPED, QuantSettings
 from predict.errors import UserError
-from predict.nn.weights import LinearPlan, RandomSource, WeightPlan, WeightSource
+from predict.loading.sources import RandomSource, WeightSource
+from predict.nn.weights import LinearPlan, WeightPlan
 from predict.schemes import Quantized, scheme_of
 
 DENSE = "dense"

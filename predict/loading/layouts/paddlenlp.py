@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from predict.config.quantization import parse_quant_type
+from predict.device.place import to_float32
 from predict.errors import UserError
-from predict.loading.checkpoint import to_float32
 from predict.loading.layouts._stored import Array, Part, Shape, Stored
 from predict.loading.layouts.online import DENSE
 from predict.nn.weights import LinearPlan, WeightPlan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,8 +28,10 @@ def quantize(weight: Any, group_size: int) -> Quantized:
     return Quantized(codes, scale.astype(np.float32))
 
 
-def tensors(weight: Quantized, dtype: str, compiled: bool, place: Any = None) -> tuple[Tensor, ...]:
+def tensors(
+    weight: Quantized, dtype: str, compiled: ModuleType | None, place: Any = None
+) -> tuple[Tensor, ...]:
     """See predict.schemes.Scheme. The compiled operators have no kernel for it."""
-    if compiled:
+    if compiled is not None:
         raise UserError(f"quant_type {NAME} runs on plain Paddle only; use --inference_model false")
     return weight_only_tensors(weight, NAME, dtype, compiled, place)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from predict.request import Request
-from predict.speculative import ProposeBehind, SpeculativeConfig
+from predict.engine.drafts import ProposeBehind, SpeculativeConfig
+from predict.engine.request_state import Request
 
 
 class BigramProposer:
-    """See predict.speculative.Proposer."""
+    """See predict.engine.drafts.Proposer."""
 
     looks_up = True  # a proposal takes no step of the device
     num_recorded = 0

@@ -4,9 +4,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predict.config import guide as guide_config
-from predict.config.guide import Guide
+from predict import guide as guide_config
 from predict.errors import UserError
+from predict.guide import Guide
 from predict.request import SamplingParams
 
 TAG = {"structures": [{"begin": "<f=a>", "schema": {}, "end": "</f>"}], "triggers": ["<f="]}

@@ -1,0 +1,41 @@
+"""Arrays and tensors to where they are used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+
+def place_tensor(values: Any, dtype: str, place: Any) -> Tensor:
+    """`values` (an array, bfloat16 as uint16; or a tensor already there) at a GPU's `place`.
+
+    Converted to `dtype` on the host.
+    """
+    import paddle
+
+    if not isinstance(values, np.ndarray):
+        return values
+    tensor = paddle.to_tensor(values, place=paddle.CPUPlace())
+    return tensor.astype(dtype)._copy_to(place, True)
+
+
+def tensor_at(values: Any, place: Any) -> Tensor:
+    """An array (or a tensor already there) as a tensor at `place`; None: on the CPU."""
+    import paddle
+
+    if not isinstance(values, np.ndarray):
+        return values
+    tensor = paddle.to_tensor(np.ascontiguousarray(values), place=paddle.CPUPlace())
+    return tensor if place is None else tensor._copy_to(place, True)
+
+
+def to_float32(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """float32 values of a float array; uint16 is read as bfloat16."""
+    if array.dtype == np.uint16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return np.asarray(array, np.float32)

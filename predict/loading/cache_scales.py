@@ -1,0 +1,142 @@
+"""Scales of cache formats that have one per head: from a file, or from the checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from predict.errors import UserError
+from predict.nn.cache_formats import LEAST_RANGE, HeadScales, KvFormat
+from predict.system.files import FLOAT32_MAX, json_type, read_json_object
+
+if TYPE_CHECKING:
+    from predict.nn.spec import DecoderSpec
+
+
+SCALES_FILE = "cachekv_scales.json"
+
+
+def head_scales(
+    kv_format: KvFormat, directory: str | Path, spec: DecoderSpec
+) -> list[HeadScales] | None:
+    """Scales of each layer from the directory's cachekv_scales.json; None where it takes none.
+
+    The file is PaddleNLP's: "<model>.layers.N.self_attn.cachek_matmul.activation_quanter" (and
+    cachev) holds the largest |x| of each query head, or of each key/value head; heads of a group
+    share theirs. Without it the scales are the checkpoint's k_scale and v_scale, where it has them.
+    fp8 does without both: e4m3 reaches 448, so that its scales are then 1.
+    Raises UserError where int8_static finds none, or a layer's values are missing or wrong.
+    """
+    if kv_format.scales != "head":
+        return None
+    range_max = kv_format.range_max
+    assert range_max is not None
+    path = Path(directory) / SCALES_FILE
+    if not path.exists():
+        stored = _tensor_scales(kv_format, path.parent, spec)
+        if stored is not None:
+            return stored
+        if kv_format.name == "fp8":
+            ones = [1.0] * spec.num_kv_heads
+            return [HeadScales(ones, ones)] * spec.num_layers
+        raise UserError(
+            f"{directory} holds no {SCALES_FILE}, which kv_format {kv_format.name} takes its "
+            "scales from; calibrate them with quant/run_quantization.py, or use "
+            "--cachekv_int8_type dynamic"
+        )
+    largest = read_json_object(path, constants=True)
+
+    def scales(layer: int, which: str) -> list[float]:
+        ending = f"layers.{layer}.self_attn.cache{which}_matmul.activation_quanter"
+        found = [name for name in largest if name == ending or name.endswith("." + ending)]
+        if len(found) != 1:
+            raise UserError(f"{path} has {len(found)} entries that end in {ending}, not one")
+        values = largest[found[0]]
+        group = spec.num_heads // spec.num_kv_heads
+        if not isinstance(values, list) or len(values) not in (spec.num_heads, spec.num_kv_heads):
+            count = len(values) if isinstance(values, list) else json_type(values)
+            raise UserError(
+                f"{path}: {found[0]} holds {count} values (allowed: one for each of "
+                f"{spec.num_heads} query heads, or of {spec.num_kv_heads} key/value heads)"
+            )
+        if len(values) == spec.num_heads:
+            values = values[::group]
+        for value in values:
+            if type(value) not in (int, float) or not 0.0 <= value <= FLOAT32_MAX:
+                raise UserError(
+                    f"{path}: {found[0]} holds {repr(value)[:80]}; it must be a number from 0 to "
+                    f"{FLOAT32_MAX:g}"
+                )
+        return [max(float(v), LEAST_RANGE) / range_max for v in values]
+
+    return [HeadScales(scales(i, "k"), scales(i, "v")) for i in range(spec.num_layers)]
+
+
+# A layer's scale in checkpoints of compressed-tensors, of its older versions, and of "fp8".
+TENSOR_SCALES = {
+    which: (f"{which}_scale", f"{which}_proj.output_scale", f"{which}_proj.{which}_scale")
+    for which in "kv"
+}
+
+
+def _tensor_scales(
+    kv_format: KvFormat, directory: Path, spec: DecoderSpec
+) -> list[HeadScales] | None:
+    """The scales that a checkpoint brings as tensors, one number or one per key/value head.
+
+    None where it has none, or they are of another format: those of "fp8" checkpoints are e4m3's.
+    """
+    from predict.device.place import to_float32
+    from predict.loading.checkpoint import Checkpoint
+    from predict.loading.layouts import cache_scheme
+    from predict.nn.hf_config import ConfigReader
+
+    if not any(directory.glob("*.safetensors")):
+        return None
+    scheme = cache_scheme(ConfigReader.from_dir(directory))
+    if kv_format.name != ("int8_static" if scheme == "static" else "fp8"):
+        return None
+    checkpoint = Checkpoint(directory)
+
+    def scales(layer: int, which: str) -> list[float] | None:
+        endings = [f"layers.{layer}.self_attn.{name}" for name in TENSOR_SCALES[which]]
+        found = [name for name in checkpoint.tensors if name.endswith(tuple(endings))]
+        if not found:
+            return None
+        info = checkpoint.tensors[found[0]]
+        count = math.prod(info.shape)
+        if len(found) > 1 or count not in (1, spec.num_kv_heads):
+            raise UserError(
+                f"{directory}: {' and '.join(found)} hold {count} values (allowed: one tensor of "
+                f"one value, or of one for each of {spec.num_kv_heads} key/value heads)"
+            )
+        values = to_float32(checkpoint.read(found[0])).reshape(-1)
+        if not all(0.0 < value < math.inf for value in values.tolist()):
+            raise UserError(f"{directory}: {found[0]} holds {values.tolist()}; it must be above 0")
+        return [float(v) for v in values.tolist()] * (spec.num_kv_heads // count)
+
+    pairs = [(scales(i, "k"), scales(i, "v")) for i in range(spec.num_layers)]
+    if all(pair == (None, None) for pair in pairs):
+        return None
+    for layer, (key, value) in enumerate(pairs):
+        if key is None or value is None:
+            raise UserError(
+                f"{directory}: layer {layer} has no {'k' if key is None else 'v'}_scale, and other "
+                "layers have; the checkpoint is broken"
+            )
+    return [HeadScales(key, value) for key, value in pairs if key and value]
+
+
+def save_head_scales(kv_format: KvFormat, directory: str | Path, layers: list[HeadScales]) -> None:
+    """Writes the cachekv_scales.json that `head_scales` reads these scales from."""
+    assert kv_format.range_max is not None
+    values = {
+        f"layers.{i}.self_attn.cache{which}_matmul.activation_quanter": [
+            scale * kv_format.range_max for scale in scales
+        ]
+        for i, pair in enumerate(layers)
+        for which, scales in zip("kv", pair, strict=True)
+    }
+    (Path(directory) / SCALES_FILE).write_text(json.dumps(values), encoding="utf-8")

@@ -1,0 +1,246 @@
+"""What weights, workspace and cache take of a memory, and whether they fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from predict.config.engine import DTYPE_BYTES, EngineConfig
+from predict.errors import UserError
+from predict.nn.cache_formats import kv_format_of
+from predict.nn.spec import DecoderSpec
+from predict.system.host import available_memory_bytes
+
+if TYPE_CHECKING:
+    from predict.device.devices import MemoryInfo
+    from predict.nn.weights import LinearPlan, WeightPlan
+
+
+# Of a weight; other schemes keep the model's dtype.
+SCHEME_BITS = {
+    "weight_only_int8": 8,
+    "a8w8": 8,
+    "a8w8_fp8": 8,
+    "weight_only_int4": 4,
+    "w4a8": 4,
+}
+CPU_DRAFT_ROWS, GPU_DRAFT_ROWS = 64, 256  # drafts of a step, at most
+# A shared pool larger than this many times the running sequences' need only feeds the prefix cache.
+PREFIX_CACHE_SHARE = 2
+# Of a rotary table's element while it is made: float64 angles, cosines, sines and their copies.
+ROPE_BYTES = 32
+
+
+def bytes_per_token(
+    config: EngineConfig, spec: DecoderSpec, draft: DecoderSpec | None = None
+) -> int:
+    """Bytes of cache that one token takes over all layers, those of a draft model included."""
+    element = DTYPE_BYTES[config.dtype]
+    own = kv_format_of(config.kv_format).bytes_per_token(spec, element)
+    return own if draft is None else own + kv_format_of("dense").bytes_per_token(draft, element)
+
+
+def num_cache_blocks(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    free_bytes: int | None = None,
+    draft: DecoderSpec | None = None,
+) -> int:
+    """Blocks to allocate after the weights are in place.
+
+    Enough for `batch_size` sequences of `max_length` tokens; with blocks that grow on demand, as
+    much of that as the free memory allows. free_bytes: memory for cache and workspace; default the
+    machine's available memory. draft: a second model with a cache for the same tokens. Raises
+    UserError with the arithmetic when too little fits.
+    """
+    per_token = bytes_per_token(config, spec, draft)
+    per_block = per_token * config.block_size
+    if free_bytes is None:
+        free_bytes = available_memory_bytes()
+    asked = config.num_cache_blocks
+    if asked is not None:
+        if asked * per_block > free_bytes:
+            raise UserError(
+                f"the KV cache does not fit: --num_cache_blocks {asked} of {config.block_size} "
+                f"tokens x {per_token} bytes are {mib(asked * per_block)} MiB, and "
+                f"{mib(free_bytes)} MiB of memory are free; lower it, or leave it out"
+            )
+        return asked
+    budget = int(free_bytes * config.gpu_memory_utilization)
+    fits = budget // per_block
+    per_seq = config.max_blocks_per_seq
+    wanted = config.batch_size * per_seq
+    least = wanted if config.reserve_full else per_seq
+    if fits < least:
+        share = f"{config.gpu_memory_utilization:.0%}"
+        way_out = f"lower --max_length ({config.max_length})"
+        if config.reserve_full:
+            way_out += (
+                f" or --batch_size ({config.batch_size}), or use --append_attn, which takes blocks "
+                "as sequences grow"
+            )
+        raise UserError(
+            f"the KV cache does not fit: {least} blocks of {config.block_size} tokens x "
+            f"{per_token} bytes are {mib(least * per_block)} MiB, and {share} of the "
+            f"{mib(free_bytes)} MiB of free memory are {mib(budget)} MiB; {way_out}"
+        )
+    if config.effective_prefix_caching:
+        wanted *= PREFIX_CACHE_SHARE
+    return min(wanted, fits)
+
+
+def num_gpu_cache_blocks(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    memory: MemoryInfo,
+    workspace_bytes: int,
+    draft: DecoderSpec | None = None,
+) -> int:
+    """`num_cache_blocks` for a GPU whose weights are in place.
+
+    memory: the GPU's now, in bytes. workspace_bytes: what one step needs besides.
+    Raises UserError with the arithmetic when too little fits.
+    """
+    from predict.device.devices import cache_capacity
+
+    if config.num_cache_blocks is not None:
+        return config.num_cache_blocks
+    per_seq = config.max_blocks_per_seq
+    wanted = config.batch_size * per_seq
+    least = wanted if config.reserve_full else per_seq
+    capacity = cache_capacity(
+        memory.total,
+        memory.free + memory.held,
+        weight_bytes=memory.in_use,
+        workspace_bytes=workspace_bytes,
+        bytes_per_token=bytes_per_token(config, spec, draft),
+        num_tokens=least * config.block_size,
+        utilization=config.gpu_memory_utilization,
+    )
+    if config.effective_prefix_caching:
+        wanted *= PREFIX_CACHE_SHARE
+    return min(wanted, capacity // config.block_size)
+
+
+def check_gpu_memory(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    memory: MemoryInfo,
+    weight_bytes: int,
+    draft: DecoderSpec | None = None,
+) -> None:
+    """Raises UserError with the arithmetic when weights, workspace and cache cannot fit together.
+
+    Before any weight is read. memory: the GPU's now. The cache counted is the least that the flags
+    need: all sequences where each reserves its own, else one. draft: a second model, whose weights
+    are in weight_bytes.
+    """
+    from predict.device.devices import cache_capacity
+
+    per_seq = config.max_blocks_per_seq
+    least = config.batch_size * per_seq if config.reserve_full else per_seq
+    cache_capacity(
+        memory.total,
+        memory.free + memory.held - memory.in_use,
+        weight_bytes=weight_bytes,
+        workspace_bytes=workspace_bytes(config, spec, draft),
+        bytes_per_token=bytes_per_token(config, spec, draft),
+        num_tokens=(config.num_cache_blocks or least) * config.block_size,
+        utilization=config.gpu_memory_utilization,
+    )
+
+
+def check_cpu_memory(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    available: int,
+    weight_bytes: int,
+    draft: DecoderSpec | None = None,
+    with_cache: bool = True,
+) -> None:
+    """Raises UserError with the arithmetic when weights and cache cannot fit into `available`.
+
+    Before any weight is read. The cache counted is the least that the flags need, or what
+    --num_cache_blocks says. draft: a second model, whose weights are in weight_bytes.
+    """
+    if weight_bytes > available:
+        raise UserError(
+            f"the weights do not fit: they take {mib(weight_bytes)} MiB, and {mib(available)} MiB "
+            "of memory are free; use --quant_type or a smaller --dtype, or end other processes"
+        )
+    free = available - weight_bytes
+    table = config.max_length * (spec.rope.rotary_dim or spec.head_dim) * ROPE_BYTES
+    if table > free:
+        raise UserError(
+            f"the rotary table of {config.max_length} positions does not fit: making it takes "
+            f"{mib(table)} MiB, and {mib(free)} MiB of memory are free beside the weights; lower "
+            "--max_length"
+        )
+    if not with_cache:
+        return
+    # Raises by itself where the number of blocks is not given.
+    num_blocks = num_cache_blocks(config, spec, free, draft)
+    needed = num_blocks * config.block_size * bytes_per_token(config, spec, draft)
+    if draft is not None:  # its cache has a block more for each sequence
+        own = kv_format_of("dense").bytes_per_token(draft, DTYPE_BYTES[config.dtype])
+        needed += config.batch_size * config.block_size * own
+    if needed > free:
+        raise UserError(
+            f"the KV cache does not fit: {num_blocks} blocks of {config.block_size} tokens are "
+            f"{mib(needed)} MiB, and {mib(free)} MiB of memory are free beside the weights; lower "
+            f"--num_cache_blocks, --max_length ({config.max_length}) or --batch_size "
+            f"({config.batch_size})"
+        )
+
+
+def weight_bytes(plan: WeightPlan, scheme: Callable[[LinearPlan], str], dtype: str) -> int:
+    """Bytes of all weights, scales and biases apart; scheme: of each linear."""
+    element = DTYPE_BYTES[dtype]
+
+    def linear_bytes(linear: LinearPlan) -> int:
+        bits = SCHEME_BITS.get(scheme(linear), 8 * element)
+        return linear.out_features * linear.in_features * bits // 8
+
+    vectors = sum(size for _, size in plan.vectors()) * element
+    spec = plan.spec
+    tied = spec.tie_word_embeddings
+    embedding = 0 if tied else spec.vocab_size * spec.hidden_size * element
+    return vectors + embedding + sum(map(linear_bytes, (*plan.linears(), plan.head)))
+
+
+def workspace_bytes(
+    config: EngineConfig, spec: DecoderSpec, draft: DecoderSpec | None = None
+) -> int:
+    """Bytes that one step's activations and logits take at most, roughly, on a GPU.
+
+    With a draft model they are its own too, and its cache blocks that the target's lacks.
+    """
+    # Logits: graphs of a few sizes keep theirs; those of steps with drafts share.
+    num_rows = 3 * config.batch_size + max_draft_rows(config)
+    total = _step_bytes(config, spec, num_rows)
+    if draft is not None:
+        block = config.block_size * kv_format_of("dense").bytes_per_token(
+            draft, DTYPE_BYTES[config.dtype]
+        )
+        total += _step_bytes(config, draft, 3 * config.batch_size) + config.batch_size * block
+    return total
+
+
+def _step_bytes(config: EngineConfig, spec: DecoderSpec, num_rows: int) -> int:
+    per_token = 4 * spec.hidden_size + 2 * spec.qkv_size + 4 * spec.intermediate_size
+    num_tokens = max(config.token_budget, config.max_length)
+    logits = num_rows * spec.vocab_size * 4
+    return num_tokens * per_token * DTYPE_BYTES[config.dtype] + logits + (512 << 20)
+
+
+def max_draft_rows(config: EngineConfig) -> int:
+    """Drafts of a step, at most."""
+    if config.speculate_method is None:
+        return 0
+    limit = CPU_DRAFT_ROWS if config.device == "cpu" else GPU_DRAFT_ROWS
+    return min(config.batch_size * config.speculate_max_draft_token_num, limit)
+
+
+def mib(num_bytes: int) -> int:
+    """Whole mebibytes."""
+    return num_bytes >> 20
