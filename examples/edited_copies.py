@@ -8,7 +8,6 @@ and without drafts take turns; the text of each is the same.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import statistics
@@ -49,7 +48,7 @@ def main() -> None:
     )
     without = LLM(plain)
     prompts = edited_copies(without)
-    llms = {method: LLM(dataclasses.replace(plain, speculate_method=method)) for method in METHODS}
+    llms = {method: LLM(plain.changed(speculate_method=method)) for method in METHODS}
     ratios: dict[str, list[float]] = {method: [] for method in METHODS}
     rates = []
     for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 5):

@@ -85,13 +85,13 @@ def export_model(
             "output_path",
             output_path,
             folders={
-                name: getattr(config, name)
+                name: config.settings[name]
                 for name in ("model_name_or_path", "draft_model_name_or_path")
             },
             overwrite=_check_replaced if overwrite else None,
         )
 
-    prefix = config.model_prefix
+    prefix = config.model.model_prefix
     if not prefix or prefix != Path(prefix).name or prefix.startswith("."):
         raise UserError(
             f"--model_prefix {prefix!r} is the stem of files in --output_path; give a name without "
@@ -162,13 +162,13 @@ def _export(config: EngineConfig, output_path: Path, signals: Signals | None) ->
     from predict.nn.cache_formats import kv_format_of
     from predict.system.progress import Progress
 
-    source = Path(config.model_name_or_path)
+    source = Path(config.model.model_name_or_path)
     device = choose_gpu(config)
     spec, reader = read_spec(source)
     config = with_stored_cache(config, reader)
     kv_format = kv_format_of(config.kv_format)
     scales = head_scales(kv_format, source, spec)
-    backend = choose_backend(config.inference_model)
+    backend = choose_backend(config.model.inference_model)
     import paddle
 
     if device is None:
@@ -188,19 +188,19 @@ def _export(config: EngineConfig, output_path: Path, signals: Signals | None) ->
                     backend,
                     decoder,
                     spec,
-                    config.block_size,
-                    config.dtype,
+                    config.cache.block_size,
+                    config.model.dtype,
                     folder,
-                    config.model_prefix,
+                    config.model.model_prefix,
                     config.kv_format,
                 )
             if signals is not None:
                 signals.check()
             _stage("writing the other files")
-            _copy_files(source, folder, f"{config.model_prefix}.json", kv_format, scales)
+            _copy_files(source, folder, f"{config.model.model_prefix}.json", kv_format, scales)
             manifest = _manifest(config, spec, decoder, folder, paddle.__version__, abi)
             try:
-                check_program(manifest, spec, folder, config.model_prefix)
+                check_program(manifest, spec, folder, config.model.model_prefix)
             except UserError as error:  # Paddle does not notice that a disk is full
                 raise UserError(
                     f"the static model was not written whole to {output_path}: make room there, or "
@@ -256,18 +256,18 @@ def _manifest(
     from predict.loading.manifest import FORMAT, FileDigest, Manifest
     from predict.nn.decoder import layer_schemes
 
-    rounded = dataclasses.asdict(config.quantization)
+    rounded = dataclasses.asdict(config.quantization.settings)
     return Manifest(
         format=FORMAT,
         paddle_version=paddle_version,
         library_abi=library_abi,
-        device=config.device.partition(":")[0],
-        dtype=config.dtype,
+        device=config.model.device.partition(":")[0],
+        dtype=config.model.dtype,
         scheme=layer_schemes(decoder),
         head_scheme=decoder.head.scheme,
-        rounded={**rounded, "skip": list(config.quantization.skip)},
-        block_size=config.block_size,
-        max_length=config.max_length,
+        rounded={**rounded, "skip": list(config.quantization.settings.skip)},
+        block_size=config.cache.block_size,
+        max_length=config.scheduling.max_length,
         num_layers=spec.num_layers,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import os
 import queue
 import threading
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import cast
+from typing import Any, cast
 
 from predict.config.engine import EngineConfig
 from predict.engine.samples import Samples, StreamOutput
@@ -77,11 +78,18 @@ class AsyncLLM:
     loops.
     """
 
-    def __init__(self, config: EngineConfig, make_llm: Callable[[EngineConfig], LLM] = LLM):
+    def __init__(
+        self,
+        model: EngineConfig | str | os.PathLike[str],
+        make_llm: Callable[[EngineConfig], LLM] = LLM,
+        **settings: Any,
+    ):
         """Loads the model, and returns when it is ready; in a running event loop use `load`.
 
-        Raises what LLM raises. make_llm: makes the LLM, on the engine's thread.
+        model, settings: see LLM, and raises what it raises. make_llm: makes the LLM, on the
+        engine's thread.
         """
+        config = EngineConfig.of(model, **settings)
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._answers: dict[int, AsyncAnswer] = {}  # unfinished, by request id; the thread's
         self._closing = False  # written by the thread
@@ -101,9 +109,9 @@ class AsyncLLM:
         atexit.register(self.close)
 
     @classmethod
-    async def load(cls, config: EngineConfig) -> AsyncLLM:
-        """An AsyncLLM, without blocking the event loop while it loads."""
-        return await asyncio.to_thread(cls, config)
+    async def load(cls, model: EngineConfig | str | os.PathLike[str], **settings: Any) -> AsyncLLM:
+        """An AsyncLLM, without blocking the event loop while it loads. See LLM."""
+        return await asyncio.to_thread(partial(cls, model, **settings))
 
     async def __aenter__(self) -> AsyncLLM:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import time
 from collections.abc import Callable, Container, Generator, Mapping, Sequence
@@ -10,9 +11,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from predict.config.engine import DTYPE_BYTES, EngineConfig, check_params
+from predict.config.engine import EngineConfig, check_params
+from predict.config.model import DTYPE_BYTES
 from predict.device import library
 from predict.engine.draft_policy import Costs, DraftPolicy
 from predict.engine.drafts import DraftNetwork, Follower, Proposer, SpeculativeConfig
@@ -139,21 +141,31 @@ class LLM:
     machine do not fit together. Not thread-safe.
     """
 
-    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None = None):
-        """tokenizer: the model's, when the caller has it already; else read from its directory."""
+    def __init__(
+        self,
+        model: EngineConfig | str | os.PathLike[str],
+        tokenizer: Tokenizer | None = None,
+        **settings: Any,
+    ):
+        """model: its directory, or a config. settings: of EngineConfig, by name.
+
+        tokenizer: the model's, when the caller has it already; else read from its directory.
+        """
         started = time.perf_counter()
+        config = EngineConfig.of(model, **settings)
         self.device = choose_gpu(config)
-        self.spec, reader = read_spec(config.model_name_or_path)
+        self.spec, reader = read_spec(config.model.model_name_or_path)
         self.config = config = with_stored_cache(config, reader)
         kv_format = kv_format_of(config.kv_format)
         if self.device is not None:
             from predict.device.devices import driver_info
 
             kv_format.check_gpu(driver_info().gpus[self.device.index].capability)
-        kv_scales = head_scales(kv_format, config.model_name_or_path, self.spec)
-        if config.max_length > self.spec.max_context:
+        kv_scales = head_scales(kv_format, config.model.model_name_or_path, self.spec)
+        max_length = config.scheduling.max_length
+        if max_length > self.spec.max_context:
             print(
-                f"regatta: --max_length is {config.max_length}, and the model was made for "
+                f"regatta: --max_length is {max_length}, and the model was made for "
                 f"{self.spec.max_context} positions; text beyond them is likely to be poor",
                 file=sys.stderr,
             )
@@ -169,7 +181,7 @@ class LLM:
 
         self.draft = read_draft(config, self.spec, self.tokenizer)
         self._draft_cost = 0.0  # of a step of the draft model, in steps of the model
-        self.backend = choose_backend(config.inference_model)
+        self.backend = choose_backend(config.model.inference_model)
         self.decoder: Decoder | None = None  # in dynamic mode
         self._make_current()
         self._release_idle_memory()
@@ -178,15 +190,20 @@ class LLM:
         num_blocks = self._num_cache_blocks()
         with self._explained_out_of_memory():
             caches = allocate_caches(
-                self.spec, num_blocks, config.block_size, config.dtype, config.kv_format, kv_scales
+                self.spec,
+                num_blocks,
+                config.cache.block_size,
+                config.model.dtype,
+                config.kv_format,
+                kv_scales,
             )
             copy_blocks = block_copier(self.backend, caches, kv_format_of(config.kv_format))
             runner = self._runner(network(caches), copy_blocks)
             draft_runner = None
             if self.draft is not None and draft_network is not None:
-                num_draft_blocks = num_blocks + config.batch_size  # see DraftNetwork
+                num_draft_blocks = num_blocks + config.scheduling.batch_size  # see DraftNetwork
                 draft_caches = allocate_caches(
-                    self.draft.spec, num_draft_blocks, config.block_size, config.dtype
+                    self.draft.spec, num_draft_blocks, config.cache.block_size, config.model.dtype
                 )
                 draft_copies = block_copier(self.backend, draft_caches, kv_format_of("dense"))
                 draft_runner = self._runner(draft_network(draft_caches), draft_copies, runner)
@@ -195,18 +212,18 @@ class LLM:
             library.require().keep_freed_memory()
         scheduler = Scheduler(
             SchedulerConfig(
-                max_num_seqs=config.batch_size,
+                max_num_seqs=config.scheduling.batch_size,
                 max_num_batched_tokens=config.token_budget,
-                max_length=config.max_length,
-                block_size=config.block_size,
+                max_length=config.scheduling.max_length,
+                block_size=config.cache.block_size,
                 num_blocks=num_blocks,
-                reserve_full=config.reserve_full,
-                prefix_caching=config.effective_prefix_caching,
-                chunked_prefill=config.chunked_prefill,
-                separate_steps=config.attention == "block",
+                reserve_full=config.cache.reserve_full,
+                prefix_caching=config.cache.shares_prefixes,
+                chunked_prefill=config.scheduling.chunked_prefill,
+                separate_steps=config.cache.attention == "block",
             )
         )
-        sampler = Sampler(self.backend, config.seed, eos_token_ids, self._verifier())
+        sampler = Sampler(self.backend, config.model.seed, eos_token_ids, self._verifier())
         proposer, policy = self._speculation(draft_runner, sampler, num_blocks)
         self.engine = Engine(scheduler, runner, sampler, eos_token_ids, proposer, policy)
         self._ids = itertools.count()
@@ -218,28 +235,28 @@ class LLM:
 
         config = self.config
         opened: list[Weights] = []
-        if config.mode == "dynamic":
+        if config.model.mode == "dynamic":
             opened.append(open_weights(config, self.spec, reader, self.backend, self.device))
         if self.draft is not None:
             opened.append(open_weights(*self.draft, self.backend, self.device))
         if opened:
             check_memory(opened, self.device)
         networks: list[Network] = []
-        if config.mode == "static":
+        if config.model.mode == "static":
             loaded = library.require() if is_compiled(self.backend) else None
             abi = None if loaded is None else loaded.metadata.abi
             check_export(config, self.spec, paddle.__version__, abi)
-            directory = Path(config.model_name_or_path)
-            program = load_program(directory, config.model_prefix, self.device)
+            directory = Path(config.model.model_name_or_path)
+            program = load_program(directory, config.model.model_prefix, self.device)
             networks.append(partial(static_forward, program))
         if self.draft is not None:
-            own = DTYPE_BYTES[config.dtype] * self.spec.num_matmul_weights
-            if config.mode == "dynamic":
+            own = DTYPE_BYTES[config.model.dtype] * self.spec.num_matmul_weights
+            if config.model.mode == "dynamic":
                 own = opened[0].num_bytes
             self._draft_cost = opened[-1].num_bytes / own
         decoders = [weights.read() for weights in opened]
         networks += [partial(dynamic_forward, self.backend, decoder) for decoder in decoders]
-        if config.mode == "dynamic":
+        if config.model.mode == "dynamic":
             self.decoder = decoders[0]
         return networks[0], networks[1] if self.draft is not None else None
 
@@ -253,20 +270,20 @@ class LLM:
         from predict.engine.gpu_runner import GpuRunner
 
         config = self.config
-        if config.mode == "static" and target is None and self.device.is_plugin:
+        if config.model.mode == "static" and target is None and self.device.is_plugin:
             forward = within(left_queued, forward)
-        if config.batch_invariant:
+        if config.model.batch_invariant:
             forward = within(library.require().batch_invariant, forward)
         num_drafts = 0 if target is not None else max_draft_rows(config)
         return GpuRunner(
             forward,
             copy_blocks,
             self.device,
-            config.max_length,
-            config.batch_size,
-            config.block_size,
+            config.scheduling.max_length,
+            config.scheduling.batch_size,
+            config.cache.block_size,
             self.spec.vocab_size,
-            max_rows=config.batch_size + num_drafts,
+            max_rows=config.scheduling.batch_size + num_drafts,
             max_drafts=0 if self.draft is None else num_drafts,
             shelf=target.shelf if isinstance(target, GpuRunner) else None,
         )
@@ -275,22 +292,22 @@ class LLM:
         self, draft_runner: Runner | None, sampler: Sampler, num_blocks: int
     ) -> tuple[Proposer | None, DraftPolicy | None]:
         config = self.config
-        if config.speculate_method is None:
+        if config.speculation.speculate_method is None:
             return None, None
         draft = None
         if draft_runner is not None:
             draft = DraftNetwork(
                 runner=draft_runner,
-                sampler=Sampler(self.backend, config.seed, sampler.eos_token_ids),
-                block_size=config.block_size,
+                sampler=Sampler(self.backend, config.model.seed, sampler.eos_token_ids),
+                block_size=config.cache.block_size,
                 num_blocks=num_blocks,
                 token_budget=config.token_budget,
                 follower=None if self.device is None else cast(Follower, draft_runner),
             )
         proposer = proposer_of(
             SpeculativeConfig(
-                method=config.speculate_method,
-                max_ngram_size=config.speculate_max_ngram_size,
+                method=config.speculation.speculate_method,
+                max_ngram_size=config.speculation.speculate_max_ngram_size,
                 draft=draft,
             )
         )
@@ -298,15 +315,15 @@ class LLM:
         step = 0.0 if self.draft is None else costs.draft + self._draft_cost
         costs = replace(costs, draft=step)
         rows = max_draft_rows(config)
-        most = config.speculate_max_draft_token_num
+        most = config.speculation.speculate_max_draft_token_num
         return proposer, DraftPolicy(most, rows, costs, proposer.looks_up)
 
     def _verifier(self) -> WindowVerifier | None:
         config = self.config
-        if not config.verifies_by_window:
+        if not config.speculation.verifies_by_window:
             return None
-        window = config.speculate_verify_window or 2
-        max_candidate_len = config.speculate_max_candidate_len or 5
+        window = config.speculation.speculate_verify_window or 2
+        max_candidate_len = config.speculation.speculate_max_candidate_len or 5
         print(
             f"regatta: drafts of sampled requests stand by PaddleNLP's TopP + window verification "
             f"(window {window}, {max_candidate_len} candidates): their text is not distributed as "
@@ -363,14 +380,14 @@ class LLM:
 
     def _load_tokenizer(self) -> Tokenizer | None:
         config = self.config
-        if not Tokenizer.exists(config.model_name_or_path):
+        if not Tokenizer.exists(config.model.model_name_or_path):
             return None
-        return Tokenizer.from_dir(config.model_name_or_path, config.chat_template)
+        return Tokenizer.from_dir(config.model.model_name_or_path, config.model.chat_template)
 
     def _check_vocabulary(self, tokenizer: Tokenizer) -> None:
         if tokenizer.vocab_size > self.spec.vocab_size:
             raise UserError(
-                f"{self.config.model_name_or_path}: the tokenizer has {tokenizer.vocab_size} "
+                f"{self.config.model.model_name_or_path}: the tokenizer has {tokenizer.vocab_size} "
                 f"tokens and config.json says vocab_size {self.spec.vocab_size}; they do not "
                 "belong to one model"
             )
@@ -413,7 +430,7 @@ class LLM:
         Of its generation_config.json; SamplingParams() without one. Raises UserError naming file
         and key.
         """
-        found = read_recommended(self.config.model_name_or_path)
+        found = read_recommended(self.config.model.model_name_or_path)
         return SamplingParams() if found is None else found.params
 
     def chat_prompt(self, messages: Conversation) -> list[int]:
@@ -592,4 +609,6 @@ class LLM:
 
     def __repr__(self) -> str:
         config = self.config
-        return f"LLM({config.model_name_or_path!r}, {config.dtype}, {config.mode})"
+        return (
+            f"LLM({config.model.model_name_or_path!r}, {config.model.dtype}, {config.model.mode})"
+        )

@@ -132,12 +132,12 @@ def checked_outputs(config: PredictorConfig) -> list[tuple[str, str]]:
     from predict.cli.journal import journal_path
 
     engine = config.engine
-    template = engine.chat_template
+    template = engine.model.chat_template
     files = {
         "data_file": config.data_file,
         "chat_template": None if template is None or not os.path.isfile(template) else template,
     }
-    folders = {name: getattr(engine, name, None) for name in PATHS}
+    folders = {name: engine.settings.get(name) for name in PATHS}
     outputs: list[tuple[str, str]] = []
     if _answers(config):
         check_output("output_file", config.output_file, files=files, folders=folders)
@@ -166,13 +166,15 @@ def prepare(config: PredictorConfig) -> Work:
         items = built_in_items(config.num_requests)
     else:
         items = read_data_file(config.data_file)
-    tokenizer = Tokenizer.from_dir(engine.model_name_or_path, engine.chat_template)
-    prompts = prepare_prompts(items, tokenizer, engine.src_length, engine.max_length)
+    tokenizer = Tokenizer.from_dir(engine.model.model_name_or_path, engine.model.chat_template)
+    prompts = prepare_prompts(
+        items, tokenizer, engine.scheduling.src_length, engine.scheduling.max_length
+    )
     params = prepare_params(
         items,
         config.sampling_params,
         tokenizer,
-        lambda: ConfigReader.from_dir(engine.model_name_or_path).get_int("vocab_size"),
+        lambda: ConfigReader.from_dir(engine.model.model_name_or_path).get_int("vocab_size"),
         lambda params: check_params(params, engine),
     )
     for warning in prompts.warnings:
@@ -239,7 +241,7 @@ def _drafts(llm: LLM) -> str:
     """How speculation went, for the last line; nothing without it."""
     from predict.system.progress import draft_summary
 
-    if llm.config.speculate_method is None:
+    if llm.config.speculation.speculate_method is None:
         return ""
     stats = llm.stats()
     counts = stats.num_draft_tokens, stats.num_accepted_draft_tokens, stats.num_draft_spans

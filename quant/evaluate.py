@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from predict.cli.command import run_command
 from predict.cli.flags import Flag, FlagValues, parse_flags
-from predict.config.quantization import CACHE_TYPES
+from predict.config.cache import CACHE_TYPES
 from predict.errors import EXIT_FAILURE, UserError
 from predict.system.console import say, show
 from predict.system.files import find_model_dir
@@ -294,12 +294,12 @@ def run(config: EvaluateConfig, progress: bool | None = None) -> dict[str, Resul
                 directory = str(Path(folder) / str(number))
                 quantize(config.quantization(row, Path(directory)))
             engine = engine_config(config, row, directory)
-            if engine.inference_model not in references:
+            if engine.model.inference_model not in references:
                 plain = engine_config(
-                    config, rows[0], config.model_name_or_path, engine.inference_model
+                    config, rows[0], config.model_name_or_path, engine.model.inference_model
                 )
-                references[engine.inference_model] = Model(plain)
-            reference = references[engine.inference_model]
+                references[engine.model.inference_model] = Model(plain)
+            reference = references[engine.model.inference_model]
             # No name for the row's model: it is gone before the next one takes its memory.
             results[row.name] = measure(
                 reference if number == 0 else Model(engine), reference, windows, bar
@@ -367,12 +367,12 @@ class Model:
         self.config = config = self.llm.config  # a checkpoint may bring its cache type
         spec, device = self.llm.spec, self.llm.device
         self.place = paddle.CPUPlace() if device is None else device.place()
-        scales = head_scales(kv_format_of(config.kv_format), config.model_name_or_path, spec)
+        scales = head_scales(kv_format_of(config.kv_format), config.model.model_name_or_path, spec)
         self.caches = allocate_caches(
             spec,
-            -(-config.src_length // config.block_size),
-            config.block_size,
-            config.dtype,
+            -(-config.scheduling.src_length // config.cache.block_size),
+            config.cache.block_size,
+            config.model.dtype,
             config.kv_format,
             scales,
         )
@@ -387,7 +387,7 @@ class Model:
 
         length = len(window)
         positions = np.arange(length, dtype=np.int32)
-        num_blocks = -(-length // self.config.block_size)
+        num_blocks = -(-length // self.config.cache.block_size)
         inputs = ForwardInputs(
             token_ids=window,
             positions=positions,

@@ -9,7 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from predict.config.quantization import CACHE_TYPES, GROUPED, parse_quant_type
+from predict.config.cache import CACHE_TYPES
+from predict.config.quantization import GROUPED, parse_quant_type
 from predict.errors import UserError, one_of
 
 UNQUANTIZED = "none"

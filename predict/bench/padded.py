@@ -32,7 +32,7 @@ def run_benchmark(
     Warm-up decodes a few tokens of every prompt, so that first-touch memory and lazily built
     kernels are not counted.
     """
-    num_input, num_output = config.engine.src_length, config.max_new_tokens
+    num_input, num_output = config.engine.scheduling.src_length, config.max_new_tokens
     prompts = [_prompt(llm, num_input)] * config.num_requests
     params = replace(
         config.sampling_params,
@@ -55,7 +55,11 @@ def run_benchmark(
     report = BenchmarkReport.from_outputs(
         outputs, sum(runs), llm.stats().peak_memory_bytes, llm.startup_seconds
     )
-    say(paddlenlp_lines(report, num_input, num_output, config.engine.batch_size, len(runs)))
+    say(
+        paddlenlp_lines(
+            report, num_input, num_output, config.engine.scheduling.batch_size, len(runs)
+        )
+    )
     say(table(report))
     if config.benchmark_file is not None:
         write_json(_settings(config, runs) | report.as_dict(), config.benchmark_file)
@@ -84,11 +88,11 @@ def _prompt(llm: LLM, length: int) -> Sequence[int]:
 def _settings(config: PredictorConfig, runs: Sequence[float]) -> dict[str, Any]:
     engine = config.engine
     names = ("model_name_or_path", "dtype", "device", "mode", "inference_model", "attention")
-    return {name: getattr(engine, name) for name in names} | {
-        "batch_size": engine.batch_size,
-        "block_size": engine.block_size,
-        "prefix_caching": engine.effective_prefix_caching,
-        "input_length": engine.src_length,
+    return {name: engine.settings[name] for name in names} | {
+        "batch_size": engine.scheduling.batch_size,
+        "block_size": engine.cache.block_size,
+        "prefix_caching": engine.cache.shares_prefixes,
+        "input_length": engine.scheduling.src_length,
         "output_length": config.max_new_tokens,
         "run_seconds": list(runs),
     }

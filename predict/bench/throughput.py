@@ -31,7 +31,8 @@ from predict.bench.report import write_json
 from predict.cli.command import run_command
 from predict.cli.flags import FLAGS, Flag, parse_flags
 from predict.cli.run_config import PredictorConfig
-from predict.config.engine import DTYPE_BYTES, EngineConfig
+from predict.config.engine import EngineConfig
+from predict.config.model import DTYPE_BYTES
 from predict.config.quantization import CODES_OF_ACTIVATIONS
 from predict.errors import UserError
 from predict.nn.cache_formats import kv_format_of
@@ -138,10 +139,14 @@ def program_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
 
     Those are the matrices that a decode step multiplies by, and at most a few percent more.
     """
-    stored = (Path(config.model_name_or_path) / f"{config.model_prefix}.pdiparams").stat().st_size
+    stored = (
+        (Path(config.model.model_name_or_path) / f"{config.model.model_prefix}.pdiparams")
+        .stat()
+        .st_size
+    )
     if spec.tie_word_embeddings:
         return stored
-    return stored - spec.vocab_size * spec.hidden_size * DTYPE_BYTES[config.dtype]
+    return stored - spec.vocab_size * spec.hidden_size * DTYPE_BYTES[config.model.dtype]
 
 
 def random_prompts(spec: DecoderSpec, plan: Plan, count: int, run: int) -> list[list[int]]:
@@ -292,11 +297,11 @@ def measured(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> dict[str
     if llm.device is None:
         context = plan.input_len + plan.output_len / 2
         batch = min(plan.batch_size, plan.num_requests)
-        limits = Limits(config.dtype, cost.decode_bytes(batch, context))
+        limits = Limits(config.model.dtype, cost.decode_bytes(batch, context))
     results = measure(llm, plan, limits.sample if limits else lambda: None)
     add_rates(results, plan, cost)
     if limits is not None:
-        add_shares(results, limits.mean, config.quantization.scheme)
+        add_shares(results, limits.mean, config.quantization.settings.scheme)
         results["measured_bandwidth_spread"] = limits.spread
     return results
 
@@ -309,10 +314,12 @@ def measure_cases(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> lis
     rows = []
     for case in plan.cases:
         sizes = asdict(case)
-        own = replace(plan, batch_size=config.batch_size, **sizes)
+        own = replace(plan, batch_size=config.scheduling.batch_size, **sizes)
         results = measured(llm, config, own, cost)
-        scheme = config.quantization.scheme or "dense"
-        add_peer(results, peer_of(case, llm.spec, gpu, config.dtype, scheme, config.kv_format))
+        scheme = config.quantization.settings.scheme or "dense"
+        add_peer(
+            results, peer_of(case, llm.spec, gpu, config.model.dtype, scheme, config.kv_format)
+        )
         rows.append({"case": str(case), **sizes, **results})
     return rows
 
@@ -327,7 +334,7 @@ def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
     startup = process_age_seconds()
     decoder = llm.decoder
     stored = linear_bytes(decoder) if decoder else program_bytes(config, llm.spec)
-    cost = replace(Cost.of(llm.spec, config.dtype, config.kv_format), weight_bytes=stored)
+    cost = replace(Cost.of(llm.spec, config.model.dtype, config.kv_format), weight_bytes=stored)
     rows = []
     with frozen_objects():
         with replaced(llm, llm.engine.runner, None):
@@ -348,9 +355,9 @@ def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
     if llm.device is not None:
         from predict.bench.gpu_kernels import measure_limits
 
-        ceilings = measure_limits(llm.device, config.dtype)
+        ceilings = measure_limits(llm.device, config.model.dtype)
         for row in rows if ceilings else ():
-            add_shares(row, ceilings, config.quantization.scheme)
+            add_shares(row, ceilings, config.quantization.settings.scheme)
     import paddle
 
     stats = llm.stats()
@@ -360,13 +367,13 @@ def run(config: EngineConfig, plan: Plan) -> dict[str, Any]:
         "peak_memory_bytes": stats.peak_memory_bytes,
         "num_preemptions": stats.num_preemptions,
         **({} if plan.cases else sizes_of(plan)),
-        "dtype": config.dtype,
-        "mode": config.mode,
-        "device": config.device,
-        "speculate_method": config.speculate_method,
-        "speculate_max_draft_token_num": config.speculate_max_draft_token_num,
+        "dtype": config.model.dtype,
+        "mode": config.model.mode,
+        "device": config.model.device,
+        "speculate_method": config.speculation.speculate_method,
+        "speculate_max_draft_token_num": config.speculation.speculate_max_draft_token_num,
         "operators": "compiled" if is_compiled(llm.backend) else "plain Paddle",
-        "model": config.model_name_or_path,
+        "model": config.model.model_name_or_path,
         "machine": platform.machine(),
         "paddle_version": paddle.__version__,
         "python_version": platform.python_version(),
@@ -424,7 +431,7 @@ def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, str | None, tuple[st
     if flags["output_file"] is not None:
         engine = config.engine
         folders = {
-            name: getattr(engine, name)
+            name: engine.settings[name]
             for name in ("model_name_or_path", "draft_model_name_or_path")
         }
         check_output("output_file", flags["output_file"], folders=folders)

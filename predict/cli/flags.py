@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NoReturn
 
-from predict.config.quantization import ALIASES, CACHE_TYPES, SCHEMES
+from predict.config.cache import CACHE_TYPES
+from predict.config.quantization import ALIASES, SCHEMES
 from predict.errors import UserError, nearest, quoted
 from predict.system.files import MAX_JSON_DIGITS, MAX_NAME, check_name, parse_json
 from predict.system.ranges import RANGES, check_range

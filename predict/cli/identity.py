@@ -38,10 +38,11 @@ def run_inputs(
     The prompts' digests are of what was read and tokenized: a data file may be a pipe.
     """
     inputs: dict[str, Any] = {}
-    for part in (config.sampling_params, config.engine):
-        for field in fields(part):
-            if field.name not in (*OPERATIONAL, *PATHS):
-                inputs[field.name] = _plain(getattr(part, field.name))
+    params = config.sampling_params
+    values = {field.name: getattr(params, field.name) for field in fields(params)}
+    for name, value in {**values, **config.engine.settings}.items():
+        if name not in (*OPERATIONAL, *PATHS):
+            inputs[name] = _plain(value)
     inputs["prompts of --data_file"] = _digest(
         json.dumps([item.src, item.tgt, _plain(item.sampling)], sort_keys=True).encode()
         for item in items
@@ -51,7 +52,7 @@ def run_inputs(
         for ids in token_ids
     )
     for name in PATHS:
-        directory = getattr(config.engine, name, None)
+        directory = config.engine.settings.get(name)
         if directory is not None:
             inputs[f"content of --{name}"] = folder_digest(Path(directory))
     return inputs

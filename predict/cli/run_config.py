@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from predict.cli.flags import FlagValues
+from predict.config.cache import KV_FORMATS
 from predict.config.engine import EngineConfig, check_params
-from predict.config.quantization import KV_FORMATS
 from predict.device.devices import default_name, on_cpu
 from predict.errors import UserError
 from predict.loading.generation_config import DRAWING, FILE, Recommended, read_recommended

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from predict.config.checks import check_fields
 from predict.errors import UserError, one_of
 
 SCHEMES = ("weight_only_int8", "weight_only_int4", "a8w8", "a8w8_fp8", "w4a8")
@@ -21,14 +22,6 @@ ALIASES = {
     "w8a8_fp8": "a8w8_fp8",
     "fp8": "a8w8_fp8",
     "a8w4": "w4a8",
-}
-CACHE_TYPES = ("dynamic", "static", "fp8", "int4")  # of --cachekv_int8_type
-KV_FORMATS = {
-    None: "dense",
-    "static": "int8_static",
-    "dynamic": "int8_dynamic",
-    "fp8": "fp8",
-    "int4": "int4",
 }
 GROUP_SIZES = (-1, 32, 64, 128)  # input features per scale; -1 is all of them
 GROUPED = ("weight_only_int8", "weight_only_int4", "w4a8")
@@ -72,6 +65,63 @@ class QuantSettings:
     block_size: int = -1  # rows and columns per scale of a8w8_fp8; -1: a row
     head_scheme: str | None = None  # of the LM head; None: it stays dense
     skip: tuple[str, ...] = ()  # linears whose names contain one of these stay dense
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizationConfig:
+    """How linears are rounded while they are read. Raises UserError for other values."""
+
+    quant_type: str | None = None  # None: as the checkpoint has it; else rounded while it is read
+    weightonly_group_size: int = -1  # input features per scale of weight-only types; -1: all
+    weight_block_size: tuple[int, ...] | None = None  # of a8w8_fp8: (128, 128); None: rows
+    lm_head_quant_type: str | None = None  # None: the LM head stays dense
+    skip_list_names: tuple[str, ...] = ()  # linears with one of these in their name stay dense
+
+    def __post_init__(self) -> None:
+        check_fields(self, choices={})
+        if self.weightonly_group_size not in GROUP_SIZES:
+            sizes = ", ".join(map(str, GROUP_SIZES))
+            raise UserError(
+                f"weightonly_group_size {self.weightonly_group_size} is not supported "
+                f"(allowed: {sizes}; -1 is one scale per output feature)"
+            )
+        if self.weight_block_size not in (None, FP8_BLOCK):
+            raise UserError(
+                f"weight_block_size {self.weight_block_size} is not supported (allowed: 128,128); "
+                "leave it out for one scale per output feature"
+            )
+        if self.quant_type is None and self.lm_head_quant_type is None:
+            for name, none in (
+                ("weightonly_group_size", -1),
+                ("weight_block_size", None),
+                ("skip_list_names", ()),
+            ):
+                if getattr(self, name) != none:
+                    raise UserError(
+                        f"--{name} says how weights are rounded, and nothing asks for that; add "
+                        f"--quant_type, or leave --{name} out"
+                    )
+        self.settings  # noqa: B018  (its own checks)
+
+    @property
+    def settings(self) -> QuantSettings:
+        """What the loader reads of it. Raises UserError on an unknown type."""
+
+        def scheme(name: str | None) -> str | None:
+            return None if name is None else parse_quant_type(name).scheme
+
+        return QuantSettings(
+            scheme=scheme(self.quant_type),
+            group_size=self.weightonly_group_size,
+            block_size=-1 if self.weight_block_size is None else self.weight_block_size[0],
+            head_scheme=scheme(self.lm_head_quant_type),
+            skip=self.skip_list_names,
+        )
+
+    @property
+    def cache_type(self) -> str | None:
+        """The cachekv_int8_type that quant_type brings along (PaddleNLP's c8), or None."""
+        return None if self.quant_type is None else parse_quant_type(self.quant_type).cache_type
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""What drafts go together with: one table, which is also what the tests run, pair by pair."""
+"""Speculative decoding: where drafts come from, and what they go together with.
+
+The table of what they go together with is also what the tests run, pair by pair.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,59 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from predict.config.checks import check_fields
+from predict.config.quantization import parse_quant_type
 from predict.errors import UserError, one_of
 from predict.request import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationConfig:
+    """Where drafts come from and how they are verified. Raises UserError for other values."""
+
+    speculate_method: str | None = None  # a module of predict.speculative
+    speculate_max_draft_token_num: int = 1  # drafts per sequence and step
+    speculate_max_ngram_size: int = 1  # tokens
+    # Either one: TopP + window verification, see predict.engine.window; neither: exact.
+    speculate_verify_window: int | None = None  # drafts
+    speculate_max_candidate_len: int | None = None  # tokens
+    draft_model_name_or_path: str | None = None  # directory; of speculate_method draft_model
+    draft_model_quant_type: str | None = None  # as quant_type
+
+    def __post_init__(self) -> None:
+        check_fields(self, choices={}, files=("draft_model_name_or_path",))
+        drafts = self.speculate_method == "draft_model"
+        if drafts and self.draft_model_name_or_path is None:
+            raise UserError(
+                "speculate_method draft_model needs --draft_model_name_or_path: the directory of a "
+                "smaller model with the same tokens"
+            )
+        for name in ("draft_model_name_or_path", "draft_model_quant_type"):
+            if not drafts and getattr(self, name) is not None:
+                raise UserError(
+                    f"--{name} {getattr(self, name)} is for --speculate_method draft_model, and "
+                    f"speculate_method is {self.speculate_method}; leave one of the two out"
+                )
+        if self.draft_model_quant_type is not None:
+            brings = parse_quant_type(self.draft_model_quant_type).cache_type
+            if brings:
+                raise UserError(
+                    f"draft_model_quant_type {self.draft_model_quant_type} has a {brings} cache; "
+                    "the draft model's cache is dense: use the type without c8"
+                )
+        for name in ("speculate_verify_window", "speculate_max_candidate_len"):
+            if self.speculate_method is None and getattr(self, name) is not None:
+                raise UserError(
+                    f"--{name} says how drafts are verified, and there are none; add "
+                    "--speculate_method, or leave it out"
+                )
+        if self.speculate_method is not None:
+            check_method(self.speculate_method)
+
+    @property
+    def verifies_by_window(self) -> bool:
+        """Whether drafts of sampled requests stand by TopP + window verification."""
+        return (self.speculate_verify_window, self.speculate_max_candidate_len) != (None, None)
 
 
 @dataclass(frozen=True, kw_only=True)

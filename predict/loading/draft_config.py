@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from predict.config.engine import EngineConfig
@@ -29,7 +28,7 @@ def read_draft(
     Device, type and lengths are the target's; its weights are rounded by draft_model_quant_type
     alone, and its cache is dense. Raises UserError where the two models do not fit together.
     """
-    path = config.draft_model_name_or_path
+    path = config.speculation.draft_model_name_or_path
     if path is None:
         return None
     reader = ConfigReader.from_dir(path)
@@ -41,16 +40,15 @@ def read_draft(
         )
     if tokenizer is not None and Tokenizer.exists(path):
         _check_tokens(path, tokenizer, Tokenizer.from_dir(path, "none"))
-    if config.max_length > spec.max_context:
+    if config.scheduling.max_length > spec.max_context:
         raise UserError(
             f"draft model {path} was made for {spec.max_context} positions, --max_length is "
-            f"{config.max_length}; lower --max_length, or use another draft model"
+            f"{config.scheduling.max_length}; lower --max_length, or use another draft model"
         )
-    settings = replace(
-        config,
+    settings = config.changed(
         model_name_or_path=path,
         mode="dynamic",
-        quant_type=config.draft_model_quant_type,
+        quant_type=config.speculation.draft_model_quant_type,
         weightonly_group_size=-1,
         weight_block_size=None,
         lm_head_quant_type=None,

@@ -31,11 +31,11 @@ def check_export(
     From what is cheapest and says most: fields, flags, config.json, operators, tensors, digests.
     spec: of the export's config.json. library_abi: of the loaded library, None without one.
     """
-    directory = Path(config.model_name_or_path)
+    directory = Path(config.model.model_name_or_path)
     manifest = load_manifest(directory)
     check_manifest(manifest, config, paddle_version, library_abi)
     check_spec(manifest, directory, spec)
-    check_program(manifest, spec, directory, config.model_prefix)
+    check_program(manifest, spec, directory, config.model.model_prefix)
     check_files(manifest, directory)
 
 

@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from predict.config.engine import BLOCK_SIZES, DTYPES, EngineConfig
-from predict.config.quantization import GROUP_SIZES, KV_FORMATS, QuantSettings
+from predict.config.cache import BLOCK_SIZES, KV_FORMATS
+from predict.config.engine import EngineConfig
+from predict.config.model import DTYPES
+from predict.config.quantization import GROUP_SIZES, QuantSettings
 from predict.errors import UserError, nearest
 from predict.nn.spec import DecoderSpec
 from predict.schemes import known_schemes
@@ -280,11 +282,11 @@ def check_manifest(
     library_abi: of the compiled library that is loaded, None without one.
     """
     problems = []
-    device = config.device.partition(":")[0]
+    device = config.model.device.partition(":")[0]
     facts = (
-        ("dtype", manifest.dtype, config.dtype),
+        ("dtype", manifest.dtype, config.model.dtype),
         ("device", manifest.device, device),
-        ("block_size", manifest.block_size, config.block_size),
+        ("block_size", manifest.block_size, config.cache.block_size),
     )
     for name, exported, wanted in facts:
         if exported != wanted:
@@ -293,10 +295,11 @@ def check_manifest(
         problems.append(
             f"its KV cache is {manifest.kv_format}, --cachekv_int8_type asks for {config.kv_format}"
         )
-    problems += _quantization_problems(manifest, config.quantization)
-    if manifest.max_length < config.max_length:
+    problems += _quantization_problems(manifest, config.quantization.settings)
+    if manifest.max_length < config.scheduling.max_length:
         problems.append(
-            f"max_length is {manifest.max_length} tokens, --max_length asks for {config.max_length}"
+            f"max_length is {manifest.max_length} tokens, --max_length asks for "
+            f"{config.scheduling.max_length}"
         )
     if manifest.paddle_version != paddle_version:
         problems.append(
@@ -312,13 +315,13 @@ def check_manifest(
         problems.append(
             f"it calls operators of ABI {manifest.library_abi}, and the library has {library_abi}"
         )
-    if (manifest.library_abi is not None) != config.inference_model:
+    if (manifest.library_abi is not None) != config.model.inference_model:
         kind = "compiled" if manifest.library_abi is not None else "plain-Paddle"
         flag = "true" if manifest.library_abi is not None else "false"
         problems.append(f"it calls the {kind} operators; pass --inference_model {flag}")
     if problems:
         raise UserError(
-            f"the exported model in {config.model_name_or_path} does not fit this run: "
+            f"the exported model in {config.model.model_name_or_path} does not fit this run: "
             f"{'; '.join(problems)}. Change the flags to match, or {EXPORT}"
         )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from predict.config.engine import DTYPE_BYTES, EngineConfig
+from predict.config.engine import EngineConfig
+from predict.config.model import DTYPE_BYTES
 from predict.errors import UserError
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.spec import DecoderSpec
@@ -35,7 +36,7 @@ def bytes_per_token(
     config: EngineConfig, spec: DecoderSpec, draft: DecoderSpec | None = None
 ) -> int:
     """Bytes of cache that one token takes over all layers, those of a draft model included."""
-    element = DTYPE_BYTES[config.dtype]
+    element = DTYPE_BYTES[config.model.dtype]
     own = kv_format_of(config.kv_format).bytes_per_token(spec, element)
     return own if draft is None else own + kv_format_of("dense").bytes_per_token(draft, element)
 
@@ -54,37 +55,38 @@ def num_cache_blocks(
     UserError with the arithmetic when too little fits.
     """
     per_token = bytes_per_token(config, spec, draft)
-    per_block = per_token * config.block_size
+    per_block = per_token * config.cache.block_size
     if free_bytes is None:
         free_bytes = available_memory_bytes()
-    asked = config.num_cache_blocks
+    asked = config.cache.num_cache_blocks
     if asked is not None:
         if asked * per_block > free_bytes:
             raise UserError(
-                f"the KV cache does not fit: --num_cache_blocks {asked} of {config.block_size} "
-                f"tokens x {per_token} bytes are {mib(asked * per_block)} MiB, and "
-                f"{mib(free_bytes)} MiB of memory are free; lower it, or leave it out"
+                f"the KV cache does not fit: --num_cache_blocks {asked} of "
+                f"{config.cache.block_size} tokens x {per_token} bytes are "
+                f"{mib(asked * per_block)} MiB, and {mib(free_bytes)} MiB of memory are free; "
+                "lower it, or leave it out"
             )
         return asked
-    budget = int(free_bytes * config.gpu_memory_utilization)
+    budget = int(free_bytes * config.cache.gpu_memory_utilization)
     fits = budget // per_block
     per_seq = config.max_blocks_per_seq
-    wanted = config.batch_size * per_seq
-    least = wanted if config.reserve_full else per_seq
+    wanted = config.scheduling.batch_size * per_seq
+    least = wanted if config.cache.reserve_full else per_seq
     if fits < least:
-        share = f"{config.gpu_memory_utilization:.0%}"
-        way_out = f"lower --max_length ({config.max_length})"
-        if config.reserve_full:
+        share = f"{config.cache.gpu_memory_utilization:.0%}"
+        way_out = f"lower --max_length ({config.scheduling.max_length})"
+        if config.cache.reserve_full:
             way_out += (
-                f" or --batch_size ({config.batch_size}), or use --append_attn, which takes blocks "
-                "as sequences grow"
+                f" or --batch_size ({config.scheduling.batch_size}), or use --append_attn, which "
+                "takes blocks as sequences grow"
             )
         raise UserError(
-            f"the KV cache does not fit: {least} blocks of {config.block_size} tokens x "
+            f"the KV cache does not fit: {least} blocks of {config.cache.block_size} tokens x "
             f"{per_token} bytes are {mib(least * per_block)} MiB, and {share} of the "
             f"{mib(free_bytes)} MiB of free memory are {mib(budget)} MiB; {way_out}"
         )
-    if config.effective_prefix_caching:
+    if config.cache.shares_prefixes:
         wanted *= PREFIX_CACHE_SHARE
     return min(wanted, fits)
 
@@ -103,23 +105,23 @@ def num_gpu_cache_blocks(
     """
     from predict.device.devices import cache_capacity
 
-    if config.num_cache_blocks is not None:
-        return config.num_cache_blocks
+    if config.cache.num_cache_blocks is not None:
+        return config.cache.num_cache_blocks
     per_seq = config.max_blocks_per_seq
-    wanted = config.batch_size * per_seq
-    least = wanted if config.reserve_full else per_seq
+    wanted = config.scheduling.batch_size * per_seq
+    least = wanted if config.cache.reserve_full else per_seq
     capacity = cache_capacity(
         memory.total,
         memory.free + memory.held,
         weight_bytes=memory.in_use,
         workspace_bytes=workspace_bytes,
         bytes_per_token=bytes_per_token(config, spec, draft),
-        num_tokens=least * config.block_size,
-        utilization=config.gpu_memory_utilization,
+        num_tokens=least * config.cache.block_size,
+        utilization=config.cache.gpu_memory_utilization,
     )
-    if config.effective_prefix_caching:
+    if config.cache.shares_prefixes:
         wanted *= PREFIX_CACHE_SHARE
-    return min(wanted, capacity // config.block_size)
+    return min(wanted, capacity // config.cache.block_size)
 
 
 def check_gpu_memory(
@@ -138,15 +140,15 @@ def check_gpu_memory(
     from predict.device.devices import cache_capacity
 
     per_seq = config.max_blocks_per_seq
-    least = config.batch_size * per_seq if config.reserve_full else per_seq
+    least = config.scheduling.batch_size * per_seq if config.cache.reserve_full else per_seq
     cache_capacity(
         memory.total,
         memory.free + memory.held - memory.in_use,
         weight_bytes=weight_bytes,
         workspace_bytes=workspace_bytes(config, spec, draft),
         bytes_per_token=bytes_per_token(config, spec, draft),
-        num_tokens=(config.num_cache_blocks or least) * config.block_size,
-        utilization=config.gpu_memory_utilization,
+        num_tokens=(config.cache.num_cache_blocks or least) * config.cache.block_size,
+        utilization=config.cache.gpu_memory_utilization,
     )
 
 
@@ -169,27 +171,27 @@ def check_cpu_memory(
             "of memory are free; use --quant_type or a smaller --dtype, or end other processes"
         )
     free = available - weight_bytes
-    table = config.max_length * (spec.rope.rotary_dim or spec.head_dim) * ROPE_BYTES
+    table = config.scheduling.max_length * (spec.rope.rotary_dim or spec.head_dim) * ROPE_BYTES
     if table > free:
         raise UserError(
-            f"the rotary table of {config.max_length} positions does not fit: making it takes "
-            f"{mib(table)} MiB, and {mib(free)} MiB of memory are free beside the weights; lower "
-            "--max_length"
+            f"the rotary table of {config.scheduling.max_length} positions does not fit: making it "
+            f"takes {mib(table)} MiB, and {mib(free)} MiB of memory are free beside the weights; "
+            "lower --max_length"
         )
     if not with_cache:
         return
     # Raises by itself where the number of blocks is not given.
     num_blocks = num_cache_blocks(config, spec, free, draft)
-    needed = num_blocks * config.block_size * bytes_per_token(config, spec, draft)
+    needed = num_blocks * config.cache.block_size * bytes_per_token(config, spec, draft)
     if draft is not None:  # its cache has a block more for each sequence
-        own = kv_format_of("dense").bytes_per_token(draft, DTYPE_BYTES[config.dtype])
-        needed += config.batch_size * config.block_size * own
+        own = kv_format_of("dense").bytes_per_token(draft, DTYPE_BYTES[config.model.dtype])
+        needed += config.scheduling.batch_size * config.cache.block_size * own
     if needed > free:
         raise UserError(
-            f"the KV cache does not fit: {num_blocks} blocks of {config.block_size} tokens are "
-            f"{mib(needed)} MiB, and {mib(free)} MiB of memory are free beside the weights; lower "
-            f"--num_cache_blocks, --max_length ({config.max_length}) or --batch_size "
-            f"({config.batch_size})"
+            f"the KV cache does not fit: {num_blocks} blocks of {config.cache.block_size} tokens "
+            f"are {mib(needed)} MiB, and {mib(free)} MiB of memory are free beside the weights; "
+            f"lower --num_cache_blocks, --max_length ({config.scheduling.max_length}) or "
+            f"--batch_size ({config.scheduling.batch_size})"
         )
 
 
@@ -216,29 +218,34 @@ def workspace_bytes(
     With a draft model they are its own too, and its cache blocks that the target's lacks.
     """
     # Logits: graphs of a few sizes keep theirs; those of steps with drafts share.
-    num_rows = 3 * config.batch_size + max_draft_rows(config)
+    num_rows = 3 * config.scheduling.batch_size + max_draft_rows(config)
     total = _step_bytes(config, spec, num_rows)
     if draft is not None:
-        block = config.block_size * kv_format_of("dense").bytes_per_token(
-            draft, DTYPE_BYTES[config.dtype]
+        block = config.cache.block_size * kv_format_of("dense").bytes_per_token(
+            draft, DTYPE_BYTES[config.model.dtype]
         )
-        total += _step_bytes(config, draft, 3 * config.batch_size) + config.batch_size * block
+        total += (
+            _step_bytes(config, draft, 3 * config.scheduling.batch_size)
+            + config.scheduling.batch_size * block
+        )
     return total
 
 
 def _step_bytes(config: EngineConfig, spec: DecoderSpec, num_rows: int) -> int:
     per_token = 4 * spec.hidden_size + 2 * spec.qkv_size + 4 * spec.intermediate_size
-    num_tokens = max(config.token_budget, config.max_length)
+    num_tokens = max(config.token_budget, config.scheduling.max_length)
     logits = num_rows * spec.vocab_size * 4
-    return num_tokens * per_token * DTYPE_BYTES[config.dtype] + logits + (512 << 20)
+    return num_tokens * per_token * DTYPE_BYTES[config.model.dtype] + logits + (512 << 20)
 
 
 def max_draft_rows(config: EngineConfig) -> int:
     """Drafts of a step, at most."""
-    if config.speculate_method is None:
+    if config.speculation.speculate_method is None:
         return 0
-    limit = CPU_DRAFT_ROWS if config.device == "cpu" else GPU_DRAFT_ROWS
-    return min(config.batch_size * config.speculate_max_draft_token_num, limit)
+    limit = CPU_DRAFT_ROWS if config.model.device == "cpu" else GPU_DRAFT_ROWS
+    return min(
+        config.scheduling.batch_size * config.speculation.speculate_max_draft_token_num, limit
+    )
 
 
 def mib(num_bytes: int) -> int:

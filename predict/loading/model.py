@@ -69,7 +69,7 @@ class Weights:
     @property
     def num_bytes(self) -> int:
         """Bytes of the weights as they will lie in memory."""
-        return weight_bytes(self.plan, self.layout.scheme, self.config.dtype)
+        return weight_bytes(self.plan, self.layout.scheme, self.config.model.dtype)
 
     def read(self, on_layer: Callable[[int], None] | None = None) -> Decoder:
         """The decoder, its weights in place. Called once. on_layer: called with each that is."""
@@ -78,9 +78,9 @@ class Weights:
                 self.plan,
                 self.source,
                 self.layout,
-                self.config.dtype,
+                self.config.model.dtype,
                 self.compiled,
-                self.config.max_length,
+                self.config.scheduling.max_length,
                 on_layer,
                 place=self.place,
                 kv_format=self.config.kv_format,
@@ -101,28 +101,28 @@ def open_weights(
     device: the GPU for its weights; None for the CPU.
     """
     compiled = backend if is_compiled(backend) else None
-    settings = config.quantization
+    settings = config.quantization.settings
     names = family_of(reader).WEIGHTS
     source: WeightSource
     place = None if device is None else device.place()
-    if config.load_format == "dummy":
+    if config.model.load_format == "dummy":
         plan = plan_weights(spec, names)
         source = (
-            RandomSource(config.seed)
+            RandomSource(config.model.seed)
             if device is None
-            else DeviceRandomSource(config.seed, config.dtype, device)
+            else DeviceRandomSource(config.model.seed, config.model.dtype, device)
         )
         layout: Layout = Online(source, settings, plan)
         expected_tensors(plan, layout)  # whether the group size divides
     else:
-        checkpoint = open_checkpoint(config.model_name_or_path)
+        checkpoint = open_checkpoint(config.model.model_name_or_path)
         check_sizes(spec, names, checkpoint)
         plan = plan_weights(spec, names)
         source = CheckpointSource(checkpoint)
         if device is not None and checkpoint.in_file_order:
             from predict.loading.upload import DeviceCheckpointSource
 
-            source = DeviceCheckpointSource(checkpoint, config.dtype, device)
+            source = DeviceCheckpointSource(checkpoint, config.model.dtype, device)
         layout = layout_of(reader, checkpoint, source, settings, plan)
         checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
     capability = None
@@ -133,9 +133,9 @@ def open_weights(
     for linear in (*plan.linears(), plan.head):
         check_support(
             layout.scheme(linear),
-            config.device,
+            config.model.device,
             compiled is not None,
-            config.dtype,
+            config.model.dtype,
             capability,
             layout.group_size(linear),
             linear.in_features,
@@ -180,16 +180,16 @@ def choose_gpu(config: EngineConfig) -> Device | None:
 
     Raises UserError when it cannot be used, before Paddle is imported.
     """
-    if config.device == "cpu":
+    if config.model.device == "cpu":
         return None
-    if not config.inference_model:
+    if not config.model.inference_model:
         raise UserError(
-            f"device {config.device} runs the compiled operators only; add --append_attn, "
+            f"device {config.model.device} runs the compiled operators only; add --append_attn, "
             "--block_attn or --inference_model"
         )
     from predict.device import devices
 
-    device = devices.choose(config.device)
+    device = devices.choose(config.model.device)
     devices.activate(device)
     return device
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +33,9 @@ def test_cases_have_their_own_sizes() -> None:
         throughput.parse([*DEMO, "--cases", "1x2x3", "--speculate_method", "lookahead"])
     config, plan, _, _ = throughput.parse([*DEMO, "--cases", "4x20x3,2x8x40", "--device", "cpu"])
     assert plan.cases == (Case(4, 20, 3), Case(2, 8, 40))
-    assert (config.batch_size, config.max_length) == (4, 48)
+    assert (config.scheduling.batch_size, config.scheduling.max_length) == (4, 48)
     config, *_ = throughput.parse([*DEMO, "--cases", "4x20x3", "--batch_size", "2"])
-    assert config.batch_size == 2
+    assert config.scheduling.batch_size == 2
 
 
 def test_peers_are_of_the_same_work_on_the_same_gpu() -> None:
@@ -118,6 +117,6 @@ def test_an_exported_programs_bytes_are_its_matrices(
     export_model(config, tmp_path)
     decoder = LLM(config).decoder
     assert decoder is not None
-    exported = replace(config, model_name_or_path=str(tmp_path), mode="static")
+    exported = config.changed(model_name_or_path=str(tmp_path), mode="static")
     stored = throughput.program_bytes(exported, read_spec(tmp_path)[0])
     assert 1 <= stored / throughput.linear_bytes(decoder) < 1.3  # a small model's rotary table

@@ -50,8 +50,8 @@ class FakeLLM:
         self.config = config
         self.spec = SimpleNamespace(vocab_size=340)
         self.tokenizer = tokenizer or (
-            Tokenizer.from_dir(config.model_name_or_path, config.chat_template)
-            if Tokenizer.exists(config.model_name_or_path)
+            Tokenizer.from_dir(config.model.model_name_or_path, config.model.chat_template)
+            if Tokenizer.exists(config.model.model_name_or_path)
             else None
         )
         self.startup_seconds = 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 import predict
 from predict.cli.flags import FLAGS, WORKS, Flag, markdown_table, not_yet, parse_flags
 from predict.cli.run_config import RULES, PredictorConfig
-from predict.config.engine import EngineConfig
+from predict.config.engine import TOPIC_OF, TOPICS, EngineConfig
 from predict.device import devices
 from predict.engine.drafts import MAX_DRAFT_TOKENS
 from predict.errors import UserError
@@ -43,9 +43,17 @@ def config_of(model: Path, *argv: str, dtype: str | None = "float32") -> Predict
 def test_defaults_are_those_of_the_pages(model: Path) -> None:
     config = config_of(model)
     engine = config.engine
-    assert (engine.batch_size, engine.src_length, engine.max_length) == (1, 1024, 2048)
-    assert (engine.mode, engine.block_size, engine.attention) == ("dynamic", 64, "reserved")
-    assert engine.inference_model is False
+    assert (
+        engine.scheduling.batch_size,
+        engine.scheduling.src_length,
+        engine.scheduling.max_length,
+    ) == (1, 1024, 2048)
+    assert (engine.model.mode, engine.cache.block_size, engine.cache.attention) == (
+        "dynamic",
+        64,
+        "reserved",
+    )
+    assert engine.model.inference_model is False
     assert (config.output_file, config.data_file, config.benchmark) == ("output.json", None, False)
     assert parse_flags([])["device"] == "gpu"
     sampling = config.sampling_params
@@ -230,9 +238,9 @@ def test_attention_flags_imply_the_fused_model(
     model: Path, words: list[str], inference_model: bool, attention: str
 ) -> None:
     engine = config_of(model, *words, dtype="float16").engine
-    assert (engine.inference_model, engine.attention) == (inference_model, attention)
-    assert engine.reserve_full == (attention == "reserved")
-    assert engine.effective_prefix_caching == (attention != "reserved")
+    assert (engine.model.inference_model, engine.cache.attention) == (inference_model, attention)
+    assert engine.cache.reserve_full == (attention == "reserved")
+    assert engine.cache.shares_prefixes == (attention != "reserved")
 
 
 @pytest.mark.parametrize(
@@ -278,7 +286,7 @@ def test_beam_flags_become_sampling_params(model: Path) -> None:
 )
 def test_lengths(model: Path, words: list[str], max_length: int, max_new_tokens: int) -> None:
     config = config_of(model, *words)
-    assert config.engine.max_length == max_length
+    assert config.engine.scheduling.max_length == max_length
     assert config.sampling_params.max_length == max_length
     assert config.sampling_params.max_new_tokens == max_new_tokens
 
@@ -324,7 +332,7 @@ def test_device_is_a_usable_gpu_unless_told(
     monkeypatch.setattr(devices, "choose", choose)
     monkeypatch.setattr(devices, "is_gpu_present", lambda: present)
     config = config_of(model, *words)
-    assert config.engine.device == device
+    assert config.engine.model.device == device
     notes = [said for said in config.notes if "--device" in said]
     assert len(notes) == bool(note)
     assert note in "".join(notes)
@@ -332,8 +340,8 @@ def test_device_is_a_usable_gpu_unless_told(
 
 def test_a_benchmark_does_not_measure_the_prefix_cache_unless_asked(model: Path) -> None:
     words = ("--append_attn", "--benchmark")
-    assert not config_of(model, *words).engine.effective_prefix_caching
-    assert config_of(model, *words, "--prefix_caching").engine.effective_prefix_caching
+    assert not config_of(model, *words).engine.cache.shares_prefixes
+    assert config_of(model, *words, "--prefix_caching").engine.cache.shares_prefixes
     assert config_of(model, *words, "--batch_size", "3").num_requests == 3
     assert config_of(model, *words, "--total_request_num", "5").num_requests == 5
     assert config_of(model, *words).max_new_tokens == 1024
@@ -349,7 +357,7 @@ def test_hub_names_are_found_in_local_caches(
     name = "meta-llama/Llama-2-7b-chat"
 
     def found() -> str:
-        return config_of(Path(name)).engine.model_name_or_path
+        return config_of(Path(name)).engine.model.model_name_or_path
 
     with pytest.raises(UserError, match="not downloaded: download the checkpoint yourself"):
         found()
@@ -381,8 +389,26 @@ def test_a_file_is_not_a_model(tmp_path: Path) -> None:
 def test_engine_config_names_the_nearest_field() -> None:
     values: dict[str, Any] = {"model_name_or_path": "x", "blocksize": 16}
     with pytest.raises(UserError, match="did you mean block_size"):
-        EngineConfig.from_dict(values)
-    assert EngineConfig.from_dict({"model_name_or_path": "x", "block_size": 16}).block_size == 16
+        EngineConfig(**values)
+    with pytest.raises(UserError, match="needs model_name_or_path"):
+        EngineConfig(block_size=16)
+
+
+def test_settings_of_a_config_make_it_again_and_change_one_by_one() -> None:
+    config = EngineConfig(model_name_or_path="x", block_size=16, speculate_method="lookahead")
+    assert EngineConfig(**config.settings) == config
+    assert hash(EngineConfig(**config.settings)) == hash(config)
+    changed = config.changed(block_size=32)
+    assert (config.cache.block_size, changed.cache.block_size) == (16, 32)
+    assert {**changed.settings, "block_size": 16} == config.settings
+    with pytest.raises(UserError, match="block_size 17"):
+        config.changed(block_size=17)
+    assert "block_size=16" in repr(config)
+
+
+def test_no_two_topics_of_a_config_have_a_setting_of_the_same_name() -> None:
+    names = [field.name for topic in TOPICS.values() for field in fields(topic)]
+    assert len(names) == len(set(names)) == len(TOPIC_OF)
 
 
 @pytest.mark.parametrize(
@@ -434,8 +460,8 @@ def test_commands_pasted_from_the_pages(
     words = ["--model_name_or_path", name, *command.split()]
     if refused is None:
         config = PredictorConfig.from_flags(parse_flags(words))
-        assert config.engine.inference_model
-        assert config.engine.dtype == "float16"
+        assert config.engine.model.inference_model
+        assert config.engine.model.dtype == "float16"
     else:
         with pytest.raises(UserError, match=f"^{refused}.*is not available in this release"):
             parse_flags(words)
@@ -467,15 +493,19 @@ def exported(directory: Path, **changes: Any) -> Path:
 def test_static_mode_takes_what_was_not_given_from_the_manifest(tmp_path: Path) -> None:
     directory = exported(tmp_path / "export")
     engine = config_of(directory, "--mode", "static", dtype=None).engine
-    assert (engine.dtype, engine.inference_model) == ("bfloat16", True)
-    assert (engine.block_size, engine.max_length) == (16, 1024)
+    assert (engine.model.dtype, engine.model.inference_model) == ("bfloat16", True)
+    assert (engine.cache.block_size, engine.scheduling.max_length) == (16, 1024)
     words = ("--mode", "static", "--block_size", "64", "--max_length", "2048")
     engine = config_of(directory, *words, dtype="float32").engine
-    assert (engine.dtype, engine.block_size, engine.max_length) == ("float32", 64, 2048)
+    assert (engine.model.dtype, engine.cache.block_size, engine.scheduling.max_length) == (
+        "float32",
+        64,
+        2048,
+    )
     with pytest.raises(UserError, match="no room for output below --max_length 1024"):
         config_of(directory, "--mode", "static", "--benchmark", dtype=None)
     plain = exported(tmp_path / "plain", library_abi=None)
-    assert not config_of(plain, "--mode", "static", dtype=None).engine.inference_model
+    assert not config_of(plain, "--mode", "static", dtype=None).engine.model.inference_model
 
 
 def test_static_mode_needs_an_export(model: Path) -> None:
@@ -493,8 +523,8 @@ def test_the_package_gives_its_names_on_demand() -> None:
 
 def test_batch_size_counts_prompts_where_each_has_beams(model: Path) -> None:
     search = ["--decode_strategy", "beam_search", "--num_beams", "3"]
-    assert config_of(model, "--batch_size", "2", *search).engine.batch_size == 6
-    assert config_of(model, "--batch_size", "2").engine.batch_size == 2
+    assert config_of(model, "--batch_size", "2", *search).engine.scheduling.batch_size == 6
+    assert config_of(model, "--batch_size", "2").engine.scheduling.batch_size == 2
 
 
 @pytest.mark.parametrize(
@@ -512,7 +542,7 @@ def test_static_mode_asks_for_no_more_than_was_exported(
 ) -> None:
     directory = exported(tmp_path / "export", max_length=64)
     engine = config_of(directory, "--mode", "static", *words, dtype=None).engine
-    assert engine.max_length == max_length
+    assert engine.scheduling.max_length == max_length
 
 
 def test_an_output_that_no_exported_sequence_can_hold_is_refused(tmp_path: Path) -> None:
@@ -585,13 +615,19 @@ def test_engine_config_takes_paths_lists_and_numpys_numbers() -> None:
 
     values: dict[str, Any] = {"batch_size": np.int64(4), "gpu_memory_utilization": np.float32(0.5)}
     config = EngineConfig(
-        model_name_or_path=Path("x"),  # type: ignore[arg-type]
+        model_name_or_path=Path("x"),
         quant_type="a8w8",
-        skip_list_names=["head"],  # type: ignore[arg-type]
+        skip_list_names=["head"],
         **values,
     )
-    assert (config.model_name_or_path, config.skip_list_names) == ("x", ("head",))
-    assert (type(config.batch_size), type(config.gpu_memory_utilization)) == (int, float)
+    assert (config.model.model_name_or_path, config.quantization.skip_list_names) == (
+        "x",
+        ("head",),
+    )
+    assert (type(config.scheduling.batch_size), type(config.cache.gpu_memory_utilization)) == (
+        int,
+        float,
+    )
 
 
 @pytest.mark.parametrize("name", ["output_file", "data_file", "chat_template", "model_prefix"])

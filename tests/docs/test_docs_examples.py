@@ -16,8 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 import build
 from predict import LLM, EngineConfig, SamplingParams, UserError
-from predict.config import engine as config
-from predict.config import quantization
+from predict.config import cache, quantization
 from predict.nn import cache_formats as kv_formats
 from predict.nn.weights import WeightNames
 from tests.docs_examples import cache_format
@@ -73,7 +72,7 @@ def acme_name(name: str) -> str:
 
 def test_a_family_is_one_file(tmp_path: Path, model: EngineConfig, in_package: Enter) -> None:
     in_package("models", "acme")
-    llama, acme = Path(model.model_name_or_path), tmp_path / "acme"
+    llama, acme = Path(model.model.model_name_or_path), tmp_path / "acme"
     acme.mkdir()
     values = json.loads((llama / "config.json").read_text())
     values |= {"model_type": "acme", "use_qkv_bias": False}
@@ -81,7 +80,7 @@ def test_a_family_is_one_file(tmp_path: Path, model: EngineConfig, in_package: E
     renamed = {acme_name(n): v for n, v in load_file(llama / "model.safetensors").items()}
     assert not any(name.startswith("model.") for name in renamed)
     save_file(renamed, acme / "model.safetensors")
-    assert tokens(dataclasses.replace(model, model_name_or_path=str(acme))) == tokens(model)
+    assert tokens(model.changed(model_name_or_path=str(acme))) == tokens(model)
 
 
 def test_a_scheme_is_one_file_and_two_rows(
@@ -91,12 +90,12 @@ def test_a_scheme_is_one_file_and_two_rows(
     in_package("schemes", name)
     monkeypatch.setattr(quantization, "SCHEMES", (*quantization.SCHEMES, name))
     monkeypatch.setitem(quantization.SUPPORT, name, quantization.Support(cpu=False, gpu=(99, 0)))
-    llm = LLM(dataclasses.replace(model, quant_type=name))
+    llm = LLM(model.changed(quant_type=name))
     assert llm.decoder is not None
     assert llm.decoder.layers[0].mlp.down.scheme == name
     assert all(len(o.token_ids) == 24 for o in llm.generate(PROMPTS, GREEDY))
     with pytest.raises(UserError, match="does not run on the compiled operators"):
-        LLM(dataclasses.replace(model, quant_type=name, inference_model=True))
+        LLM(model.changed(quant_type=name, inference_model=True))
 
 
 def test_a_scheme_s_product_is_near_the_weight_s(in_package: Enter) -> None:
@@ -118,9 +117,8 @@ def test_a_scheme_s_product_is_near_the_weight_s(in_package: Enter) -> None:
 
 def test_a_cache_format_is_a_row(model: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_formats, "FORMATS", (*kv_formats.FORMATS, cache_format.ROW))
-    monkeypatch.setitem(quantization.KV_FORMATS, "affine", "int8_affine")
-    monkeypatch.setattr(config, "CACHE_TYPES", (*quantization.CACHE_TYPES, "affine"))
-    affine = dataclasses.replace(model, cachekv_int8_type="affine")
+    monkeypatch.setitem(cache.KV_FORMATS, "affine", "int8_affine")
+    affine = model.changed(cachekv_int8_type="affine")
     assert affine.kv_format == "int8_affine"
     same = [a == b for a, b in zip(tokens(affine), tokens(model), strict=True)]
     assert any(same)  # 8 bits with a minimum are near enough for a tiny model
@@ -128,13 +126,13 @@ def test_a_cache_format_is_a_row(model: EngineConfig, monkeypatch: pytest.Monkey
 
 def test_a_drafter_is_one_file_and_changes_no_text(model: EngineConfig, in_package: Enter) -> None:
     in_package("speculative", "bigram")
-    drafts = dataclasses.replace(
-        model, speculate_method="bigram", speculate_max_draft_token_num=4, max_length=256
+    drafts = model.changed(
+        speculate_method="bigram", speculate_max_draft_token_num=4, max_length=256
     )
     long = dataclasses.replace(GREEDY, max_new_tokens=160)
     llm = LLM(drafts)
     found = [output.token_ids for output in llm.generate(PROMPTS, long)]
-    plain = LLM(dataclasses.replace(model, max_length=256)).generate(PROMPTS, long)
+    plain = LLM(model.changed(max_length=256)).generate(PROMPTS, long)
     assert found == [output.token_ids for output in plain]
     assert llm.stats().num_accepted_draft_tokens > 0
 

@@ -139,7 +139,7 @@ def config(**changes: object) -> EngineConfig:
         "max_length": 1024,
         **changes,
     }
-    return EngineConfig(**values)  # type: ignore[arg-type]
+    return EngineConfig(**values)
 
 
 def test_cache_takes_what_the_batch_needs_when_memory_is_plenty() -> None:

@@ -234,7 +234,7 @@ def test_logprobs_are_those_of_a_plain_run_over_the_whole_text(
 
 def test_an_exported_program_measures_the_same(oracle: LLM, tmp_path: Path) -> None:
     export_model(oracle.config, tmp_path)
-    static = LLM(replace(oracle.config, model_name_or_path=str(tmp_path), mode="static"))
+    static = LLM(oracle.config.changed(model_name_or_path=str(tmp_path), mode="static"))
     params = SamplingParams(temperature=0.0, max_new_tokens=4, logprobs=2, prompt_logprobs=1)
     (got,), (wanted,) = (each.generate([list(range(40, 60))], params) for each in (static, oracle))
     assert got.token_ids == wanted.token_ids

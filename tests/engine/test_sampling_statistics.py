@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -168,5 +167,5 @@ def test_seeds_reproduce_alone_in_a_batch_and_in_a_static_program(tmp_path: Path
     for index in (0, 6, 12, 23, 29):  # one of each kind
         assert texts(alone, slice(index, index + 1)) == together[index : index + 1]
     export_model(batch.config, tmp_path)
-    static = dataclasses.replace(batch.config, model_name_or_path=str(tmp_path), mode="static")
+    static = batch.config.changed(model_name_or_path=str(tmp_path), mode="static")
     assert texts(LLM(static), slice(0, 32)) == together

@@ -138,8 +138,10 @@ def test_flags_are_checked() -> None:
     def config(**changes: Any) -> EngineConfig:
         return EngineConfig(model_name_or_path="x", **changes)
 
-    assert not config(speculate_method="lookahead").verifies_by_window
-    assert config(speculate_method="lookahead", speculate_verify_window=2).verifies_by_window
+    assert not config(speculate_method="lookahead").speculation.verifies_by_window
+    assert config(
+        speculate_method="lookahead", speculate_verify_window=2
+    ).speculation.verifies_by_window
     with pytest.raises(UserError, match="add --speculate_method"):
         config(speculate_verify_window=2)
     with pytest.raises(UserError, match=r"speculate_max_candidate_len 11 .* from 2 to 10"):

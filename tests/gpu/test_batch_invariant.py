@@ -11,7 +11,7 @@ import pytest
 
 from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams
-from predict.config.quantization import CACHE_TYPES
+from predict.config.cache import CACHE_TYPES
 from predict.device import devices, library
 from predict.nn.decoder import Linear
 from predict.ops import compiled as ops
@@ -77,7 +77,7 @@ def dummy(scheme: str | None, cache_type: str | None, **changes: Any) -> list[li
     lengths = [700, *draws.integers(5, 200, 39)]
     prompts = [draws.integers(0, 128_000, length).tolist() for length in lengths]
     params = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True, logprobs=2)
-    output = llm.generate(prompts[: config.batch_size], params)[0].outputs[0]
+    output = llm.generate(prompts[: config.scheduling.batch_size], params)[0].outputs[0]
     assert output.logprobs is not None
     return [[float(token), *(one.logprob for one in place.values())]
             for token, place in zip(output.token_ids, output.logprobs, strict=True)]  # fmt: skip

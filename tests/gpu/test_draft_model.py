@@ -48,9 +48,9 @@ COMPOSITIONS: dict[str, dict[str, Any]] = {
 def drafting(llm: LLM) -> LLM:
     """With drafts whatever they cost: the draft model is as large as the target."""
     config = llm.config
-    rows = config.batch_size * config.speculate_max_draft_token_num
+    rows = config.scheduling.batch_size * config.speculation.speculate_max_draft_token_num
     llm.engine.policy = Generous(
-        config.speculate_max_draft_token_num, rows, Costs(row=0.001), looks_up=False
+        config.speculation.speculate_max_draft_token_num, rows, Costs(row=0.001), looks_up=False
     )
     return llm
 

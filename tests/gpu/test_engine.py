@@ -52,7 +52,7 @@ def exported(llm: LLM) -> LLM:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         export_model(llm.config, directory)
-        settings = dataclasses.replace(llm.config, model_name_or_path=str(directory), mode="static")
+        settings = llm.config.changed(model_name_or_path=str(directory), mode="static")
         return LLM(settings)
 
 

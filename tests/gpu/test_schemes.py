@@ -62,7 +62,7 @@ def skip_unless_here(name: str) -> dict[str, Any]:
     settings = dict(SETTINGS[name])
     if "weightonly_group_size" in settings:
         settings["weightonly_group_size"] = 64
-    asked = EngineConfig(model_name_or_path="x", **settings).quantization
+    asked = EngineConfig(model_name_or_path="x", **settings).quantization.settings
     if not runs_here(asked.head_scheme):
         pytest.skip("predict.config.quantization.SUPPORT: not on this GPU")
     if asked.scheme is not None:
@@ -80,7 +80,7 @@ def test_logits_are_near_those_of_plain_paddle(
     source = tiny.write(tmp_path, SHAPE)
     got = logits_of(source, dtype=dtype, **GPU_SETTINGS, **settings)
     want = logits_of(source, **settings)
-    scheme = EngineConfig(model_name_or_path="x", **settings).quantization.scheme
+    scheme = EngineConfig(model_name_or_path="x", **settings).quantization.settings.scheme
     bound = DISTANCE[dtype]
     if scheme in CODES:
         bound = max(bound, CODES_SHARE * relative_error(want, logits_of(source)))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from predict import LLM, SamplingParams
-from predict.config.quantization import CACHE_TYPES
+from predict.config.cache import CACHE_TYPES
 from predict.device import devices
 from tests.gpu.test_schemes import runs_here
 from tests.speculative.test_speculative import METHODS

@@ -126,7 +126,7 @@ class FixedDrafts(DraftPolicy):
 
 
 def with_fixed_drafts(llm: LLM) -> LLM:
-    most = llm.config.speculate_max_draft_token_num
+    most = llm.config.speculation.speculate_max_draft_token_num
     llm.engine.policy = FixedDrafts(most, 64, Costs(row=0.0), looks_up=False)
     return llm
 

@@ -273,7 +273,7 @@ def llms(model_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
             if drafts == "static":
                 folder = tmp_path_factory.mktemp("exported") / "program"
                 export_model(config, folder)
-                config = replace(config, model_name_or_path=str(folder), mode="static")
+                config = config.changed(model_name_or_path=str(folder), mode="static")
             made[drafts] = llm = LLM(config)
             if llm.engine.proposer is not None:
                 llm.engine.policy = Generous(

@@ -67,24 +67,24 @@ def test_misfit_is_named(
     config: dict[str, Any], paddle_version: str, abi: int | None, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        check_manifest(MANIFEST, dataclasses.replace(CONFIG, **config), paddle_version, abi)
+        check_manifest(MANIFEST, CONFIG.changed(**config), paddle_version, abi)
 
 
 def test_rounding_of_an_export_is_checked_where_it_is_given() -> None:
     rounded = {"scheme": "weight_only_int4", "group_size": 64, "skip": ["down_proj"]}
     manifest = dataclasses.replace(MANIFEST, scheme="weight_only_int4", rounded=rounded)
     check_manifest(manifest, CONFIG, "3.3.1", 1)
-    same = dataclasses.replace(
-        CONFIG, quant_type="wint4", weightonly_group_size=64, skip_list_names=("down_proj",)
+    same = CONFIG.changed(
+        quant_type="wint4", weightonly_group_size=64, skip_list_names=("down_proj",)
     )
     check_manifest(manifest, same, "3.3.1", 1)
-    other = dataclasses.replace(same, weightonly_group_size=128, skip_list_names=("up_proj",))
+    other = same.changed(weightonly_group_size=128, skip_list_names=("up_proj",))
     with pytest.raises(UserError, match=r"--weightonly_group_size 64, not 128; .*skip_list_names"):
         check_manifest(manifest, other, "3.3.1", 1)
 
 
 def test_all_misfits_come_in_one_message() -> None:
-    config = dataclasses.replace(CONFIG, dtype="float16", block_size=16)
+    config = CONFIG.changed(dtype="float16", block_size=16)
     with pytest.raises(UserError, match=r"dtype is .*; block_size is .*; it was traced with"):
         check_manifest(MANIFEST, config, "3.0.0", 1)
 

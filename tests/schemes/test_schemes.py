@@ -239,7 +239,7 @@ def test_exported_programs_give_the_same_tokens(
     export_model(config, out)
     assert answer(out, mode="static", **settings) == answer(source, **settings)
     manifest = load_manifest(out)
-    wanted = config.quantization
+    wanted = config.quantization.settings
     assert manifest.scheme == (wanted.scheme or "dense")
     assert manifest.head_scheme == (wanted.head_scheme or "dense")
 

@@ -14,8 +14,8 @@ import pytest
 
 from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams
+from predict.config.cache import CACHE_TYPES
 from predict.config.engine import check_params
-from predict.config.quantization import CACHE_TYPES
 from predict.config.speculation import FEATURES, Feature
 from predict.device import library
 from predict.engine.draft_policy import Costs

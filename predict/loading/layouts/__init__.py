@@ -110,14 +110,15 @@ def with_stored_cache(config: EngineConfig, reader: ConfigReader) -> EngineConfi
     Raises UserError where --cachekv_int8_type asks for another one.
     """
     brings = cache_scheme(reader)
-    if brings is None or config.cachekv_int8_type == brings:
+    asked = config.cache.cachekv_int8_type
+    if brings is None or asked == brings:
         return config
-    if config.cachekv_int8_type is not None:
+    if asked is not None:
         raise UserError(
             f"{reader.path}: quantization_config brings a model whose cache is {brings}, and "
-            f"--cachekv_int8_type asks for {config.cachekv_int8_type}; leave it out"
+            f"--cachekv_int8_type asks for {asked}; leave it out"
         )
-    return replace(config, cachekv_int8_type=brings)
+    return config.changed(cachekv_int8_type=brings)
 
 
 def cache_scheme(reader: ConfigReader) -> str | None:

@@ -1,0 +1,37 @@
+"""Which model runs, where, and by which operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from predict.config.checks import check_fields
+from predict.device.devices import kind_of
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPES = tuple(DTYPE_BYTES)
+MODES = ("dynamic", "static")
+LOAD_FORMATS = ("auto", "dummy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model runs, where, and by which operators. Raises UserError for other values."""
+
+    model_name_or_path: str  # directory of a model, or of an exported one
+    dtype: str = "float32"  # float32 | bfloat16 | float16
+    device: str = "cpu"  # cpu | gpu | gpu:N
+    mode: str = "dynamic"  # dynamic | static
+    model_prefix: str = "model"  # stem of the exported program
+    inference_model: bool = False  # compiled operators; False: plain-Paddle ones
+    batch_invariant: bool = False  # on a GPU: every row's sums in an order of their own
+    load_format: str = "auto"  # auto | dummy (seeded random weights)
+    chat_template: str | None = None  # None: the tokenizer's own; none: off; else a file or folder
+    seed: int = 0  # of sampling, and of random weights
+
+    def __post_init__(self) -> None:
+        check_fields(
+            self,
+            choices={"dtype": DTYPES, "mode": MODES, "load_format": LOAD_FORMATS},
+            files=("model_name_or_path", "model_prefix", "chat_template"),
+        )
+        kind_of(self.device)
