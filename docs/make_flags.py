@@ -34,6 +34,7 @@ def sections() -> list[tuple[str, str, Sequence[Flag]]]:
     """Command, what it is for, and its own flags."""
     from export.export_model import OWN_FLAGS as EXPORT
     from predict.bench.kernels import FLAGS as KERNELS
+    from predict.bench.serving.__main__ import FLAGS as SERVING
     from predict.bench.throughput import OWN_FLAGS
     from quant.config import FLAGS as QUANTIZE
     from quant.evaluate import FLAGS as EVALUATE
@@ -57,6 +58,7 @@ def sections() -> list[tuple[str, str, Sequence[Flag]]]:
             OWN_FLAGS,
         ),
         ("predict.bench.kernels", "Measures single operators.", KERNELS),
+        ("predict.bench.serving", "Puts load on a server that speaks OpenAI's API.", SERVING),
     ]
 
 

@@ -16,6 +16,8 @@ PACKAGES = {
     "tokenizers": "tokenizers",
     "tqdm": "tqdm",
 }
+# Modules that only some commands need, and the extra of ours that brings them.
+EXTRAS = {"aiohttp": "bench", "matplotlib": "bench", "ray": "ray"}
 
 
 def missing_packages() -> list[str]:
@@ -27,12 +29,18 @@ def missing_packages() -> list[str]:
 
 def explained_absence(module: str | None) -> str | None:
     """A line on the import of `module` that failed; None when it is none of ours."""
-    if module is None or module.partition(".")[0] not in PACKAGES:
-        return None
+    name = "" if module is None else module.partition(".")[0]
     checkout = Path(__file__).resolve().parents[2]
     wanted = f"-e {checkout}" if (checkout / "pyproject.toml").is_file() else "regatta"
     version = ".".join(map(str, sys.version_info[:3]))
-    missing = ", ".join(missing_packages()) or PACKAGES[module.partition(".")[0]]
+    if name in EXTRAS:
+        return (
+            f"{sys.executable} (Python {version}) has no {name}, which this command needs; "
+            f"install it there: {sys.executable} -m pip install '{wanted}[{EXTRAS[name]}]'"
+        )
+    if name not in PACKAGES:
+        return None
+    missing = ", ".join(missing_packages()) or PACKAGES[name]
     return (
         f"{sys.executable} (Python {version}) has no {missing}; run this with the Python that "
         f"Regatta is installed in, or install it there: {sys.executable} -m pip install {wanted}"

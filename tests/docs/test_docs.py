@@ -49,6 +49,7 @@ COMMANDS = {
     "predict.doctor": "predict.doctor",
     "predict.bench.throughput": "predict.bench.throughput",
     "predict.bench.kernels": "predict.bench.kernels",
+    "predict.bench.serving": "predict.bench.serving.__main__",
 }
 
 

@@ -1,0 +1,379 @@
+"""Load on any OpenAI-compatible server: latencies, goodput, and the highest load that holds.
+
+Answers are streamed. Latencies count from the time a request was due, so a client or a server that
+falls behind shows in them. Prompts are made up (random words, or token ids with --vocab_size), or
+come from a data file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from predict.bench.report import write_json
+from predict.bench.serving.arrivals import OPEN, Send, send_at, send_in_flight
+from predict.bench.serving.report import Limits, LoadReport, positive, table
+from predict.bench.serving.sweep import Found, highest_load
+from predict.bench.serving.workload import (
+    Ask,
+    Lengths,
+    Texts,
+    TokenIds,
+    asks_of_file,
+    made_up,
+    repeated,
+    words,
+)
+from predict.cli.command import run_command
+from predict.cli.flags import Flag, FlagValues, parse_flags
+from predict.errors import UserError
+from predict.system.console import say, show
+from predict.system.outputs import check_output
+from predict.system.signals import Signals
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from predict.bench.serving.client import Server
+
+PROG = "python -m predict.bench.serving"
+_SERVER = "Server"
+_LOAD = "Load"
+_WORK = "Workload"
+_RESULT = "Results"
+# fmt: off
+FLAGS = (
+    Flag(_SERVER, "base_url", "str", "http://127.0.0.1:8000/v1",
+         "Where the routes of OpenAI's API are, with /v1."),
+    Flag(_SERVER, "endpoint", "str", "completions",
+         "Which of them is asked.",
+         choices=("completions", "chat")),
+    Flag(_SERVER, "model", "str", None,
+         "Name of the model; when not given, the first one that the server names."),
+    Flag(_SERVER, "api_key", "str", None,
+         "Key of the server; when not given, $REGATTA_API_KEY."),
+    Flag(_SERVER, "extra_body", "json", None,
+         "A JSON object whose keys every request has besides."),
+    Flag(_SERVER, "request_timeout", "float", 600.0,
+         "Seconds after which a request has failed."),
+    Flag(_LOAD, "arrival", "str", "poisson",
+         "poisson: at random times; fixed: at equal distances; both whatever became of those "
+         "before. concurrency: each when another one ends.",
+         choices=("poisson", "fixed", "concurrency")),
+    Flag(_LOAD, "load", "strs", ["1"],
+         "Loads that are measured one after another: requests/s, with concurrency requests in "
+         "flight."),
+    Flag(_LOAD, "num_requests", "int", 100,
+         "Requests of each load."),
+    Flag(_LOAD, "seconds", "float", None,
+         "In place of --num_requests: as many as the load sends in this time."),
+    Flag(_LOAD, "warm_up", "int", 1,
+         "Requests before all, one after another, which do not count."),
+    Flag(_LOAD, "seed", "int", 0,
+         "Of arrivals and prompts."),
+    Flag(_LOAD, "limits", "strs", None,
+         "What a good request may take, in ms: ttft:500,tpot:50,e2e:10000, or some of these."),
+    Flag(_LOAD, "sweep", "bool", False,
+         "Look for the highest load that holds the limits, from --load on: twice as much while it "
+         "holds, then between."),
+    Flag(_LOAD, "good_share", "float", 0.99,
+         "A load holds when this share of its requests is good."),
+    Flag(_LOAD, "max_load", "float", 1024.0,
+         "Where a sweep ends."),
+    Flag(_LOAD, "resolution", "float", 0.05,
+         "How far a sweep narrows the load down, as a share of it."),
+    Flag(_WORK, "workload", "str", "random",
+         "random: made-up prompts of given lengths; shared_prefix: those of a group begin alike; "
+         "file: --data_file's.",
+         choices=("random", "shared_prefix", "file")),
+    Flag(_WORK, "input_len", "int", 128,
+         "Tokens of each prompt."),
+    Flag(_WORK, "output_len", "int", 64,
+         "Tokens of each answer; of a data file's prompts that say no max_new_tokens."),
+    Flag(_WORK, "len_spread", "float", 0.0,
+         "Lengths are drawn from LEN * (1 - this) to LEN * (1 + this)."),
+    Flag(_WORK, "prefix_len", "int", 64,
+         "With shared_prefix: of --input_len, what a group has in common."),
+    Flag(_WORK, "num_prefixes", "int", 4,
+         "With shared_prefix: groups, in turn."),
+    Flag(_WORK, "vocab_size", "int", None,
+         "Send random token ids below this, not words: exact lengths, for completions."),
+    Flag(_WORK, "ignore_eos", "bool", True,
+         "Ask for answers of just --output_len tokens, with a field that OpenAI's API lacks; false "
+         "where a server refuses it."),
+    Flag(_WORK, "data_file", "str", None,
+         'Prompts as of the predictor, {"src": ...} a line, in turn. Sampling keys are sent.'),
+    Flag(_RESULT, "output_file", "str", None,
+         "Write everything as JSON."),
+    Flag(_RESULT, "plot_file", "str", None,
+         "Draw latency against load into this PNG."),
+)
+# fmt: on
+UNITS = {"poisson": "requests/s", "fixed": "requests/s", "concurrency": "requests in flight"}
+# Words of the two texts by which a server's count of words is taken: short enough for any model.
+CALIBRATION_WORDS = (8, 40)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured."""
+
+    arrival: str
+    loads: tuple[float, ...]
+    num_requests: int
+    seconds: float | None
+    warm_up: int
+    seed: int
+    limits: Limits
+    sweep: bool
+    good_share: float
+    max_load: float
+    resolution: float
+
+    def __post_init__(self) -> None:
+        if self.arrival not in OPEN and any(load != round(load) for load in self.loads):
+            raise UserError(
+                "--load of --arrival concurrency counts requests in flight: whole numbers from 1"
+            )
+        if self.seconds is not None and self.arrival not in OPEN:
+            raise UserError("--seconds needs a rate; give --num_requests with concurrency")
+        if self.sweep and not self.limits:
+            raise UserError("--sweep needs --limits, as in --limits ttft:500,tpot:50")
+        if self.sweep and len(self.loads) > 1:
+            raise UserError("--sweep begins at one load; give --load one number")
+        if self.warm_up < 0:
+            raise UserError(f"--warm_up {self.warm_up} is not supported (allowed: 0 up)")
+        if not 0.0 < self.good_share <= 1.0:
+            raise UserError(
+                f"--good_share {self.good_share} is not supported (allowed: above 0 to 1)"
+            )
+        if not 0.001 <= self.resolution <= 1.0:
+            raise UserError(
+                f"--resolution {self.resolution} is not supported (allowed: 0.001 to 1)"
+            )
+        if not self.max_load >= max(self.loads):
+            raise UserError(
+                f"--max_load {self.max_load:g} is below --load {max(self.loads):g}; raise it"
+            )
+
+    @property
+    def unit(self) -> str:
+        """Of a load."""
+        return UNITS[self.arrival]
+
+    def count(self, load: float) -> int:
+        """Requests that a load sends."""
+        if self.seconds is None:
+            return self.num_requests
+        return max(1, round(load * self.seconds))
+
+
+@dataclass
+class Measured:
+    """What came out so far; what is there stays when a run is broken off."""
+
+    reports: list[LoadReport] = field(default_factory=list)
+    found: Found | None = None
+
+
+async def measure(
+    plan: Plan, send: Send, ask: Callable[[int, int], list[Ask]], into: Measured
+) -> None:
+    """Measures every load, or sweeps; reports go to `into`, and to the terminal as they come.
+
+    ask: (requests, number of the load) to prompts, new ones for each load.
+    """
+
+    async def one(load: float) -> LoadReport:
+        number = len(into.reports) + 1
+        asks = ask(plan.count(load), number)
+        if plan.arrival in OPEN:
+            times = OPEN[plan.arrival](load, len(asks), (plan.seed, number))
+            records = await send_at(send, asks, times)
+        else:
+            records = await send_in_flight(send, asks, round(load))
+        report = LoadReport.of(load, records, plan.limits)
+        into.reports.append(report)
+        say(
+            f"{load:g} {plan.unit}: {report.num_requests} requests, {report.good_share:.1%} good, "
+            f"{report.num_failed} failed"
+        )
+        return report
+
+    async def holds(load: float) -> bool:
+        return (await one(load)).good_share >= plan.good_share
+
+    if plan.warm_up:
+        records = await send_in_flight(send, ask(plan.warm_up, 0), 1)
+        errors = {record.error for record in records} - {None}
+        if len(errors) and all(record.error is not None for record in records):
+            raise UserError(
+                f"every warm-up request failed ({', '.join(map(str, errors))}); is the server up, "
+                "and does it know these fields? --ignore_eos false sends none of its own",
+                1,
+            )
+    if plan.sweep:
+        into.found = await highest_load(
+            holds, plan.loads[0], plan.max_load, plan.resolution, plan.arrival not in OPEN
+        )
+    else:
+        for load in plan.loads:
+            await one(load)
+
+
+def parse(argv: Sequence[str]) -> tuple[FlagValues, Plan]:
+    """The flags and the plan of a command line; raises UserError for what does not go together."""
+    flags = parse_flags(argv, FLAGS, PROG, __doc__ or "", "[--flag [VALUE] ...]")
+    plan = Plan(
+        arrival=flags["arrival"],
+        loads=tuple(positive("load", text) for text in flags["load"]),
+        num_requests=flags["num_requests"],
+        seconds=flags["seconds"],
+        warm_up=flags["warm_up"],
+        seed=flags["seed"],
+        limits=Limits.parse(flags["limits"] or ()),
+        sweep=flags["sweep"],
+        good_share=flags["good_share"],
+        max_load=flags["max_load"],
+        resolution=flags["resolution"],
+    )
+    if not plan.loads:
+        raise UserError("--load is empty; give it at least one number")
+    if flags.given("num_requests", "seconds"):
+        raise UserError("--seconds and --num_requests both say how many; leave one out")
+    if (flags["workload"] == "file") != (flags["data_file"] is not None):
+        raise UserError("--workload file and --data_file go together; give both or none")
+    if flags["vocab_size"] is not None and (
+        flags["endpoint"] == "chat" or flags["workload"] == "file"
+    ):
+        raise UserError(
+            "--vocab_size sends token ids, which --endpoint completions takes, of made-up prompts; "
+            "leave it out"
+        )
+    if flags["vocab_size"] is not None and flags["vocab_size"] < 1:
+        raise UserError(f"--vocab_size {flags['vocab_size']} is not supported (allowed: 1 up)")
+    for name in ("prefix_len", "num_prefixes"):
+        if flags.given(name) and flags["workload"] != "shared_prefix":
+            raise UserError(f"--{name} is of --workload shared_prefix; leave it out")
+    if not isinstance(flags["extra_body"] or {}, dict):
+        raise UserError('--extra_body is no JSON object; write it as {"top_p": 0.9}')
+    inputs = {"data_file": flags["data_file"]}
+    for name in ("output_file", "plot_file"):
+        if flags[name] is not None:
+            check_output(name, flags[name], files=inputs)
+            inputs[name] = flags[name]
+    return flags, plan
+
+
+async def prompts(
+    session: aiohttp.ClientSession, server: Server, flags: FlagValues
+) -> Callable[[int, int], list[Ask]]:
+    """Makes a load's prompts of (requests, its number); asks the server how it counts words."""
+    import numpy as np
+
+    from predict.bench.serving.client import measure_words
+
+    if flags["workload"] == "file":
+        asks = asks_of_file(flags["data_file"], server.chat, flags["output_len"])
+        return lambda count, number: repeated(asks, count, number * count)
+    shared = flags["workload"] == "shared_prefix"
+    lengths = Lengths(
+        flags["input_len"],
+        flags["output_len"],
+        flags["len_spread"],
+        flags["prefix_len"] if shared else 0,
+        flags["num_prefixes"] if shared else 1,
+    )
+    maker: TokenIds | Texts
+    if flags["vocab_size"] is not None:
+        maker = TokenIds(flags["vocab_size"])
+    else:
+        generator = np.random.default_rng(flags["seed"])
+        few, many = (words(generator, count) for count in CALIBRATION_WORDS)
+        maker = Texts(await measure_words(session, server, few, many))
+    return lambda count, number: made_up(maker, lengths, count, (flags["seed"], number))
+
+
+async def run(flags: FlagValues, plan: Plan, into: Measured) -> str:
+    """Measures a server; returns the model's name."""
+    from predict.bench.serving.client import Server, first_model, new_session, send
+
+    api_key = flags["api_key"] or os.environ.get("REGATTA_API_KEY") or None
+    body = {"ignore_eos": True} if flags["ignore_eos"] and flags["workload"] != "file" else {}
+    server = Server(
+        base_url=flags["base_url"].rstrip("/"),
+        chat=flags["endpoint"] == "chat",
+        model=flags["model"] or "",
+        body={**body, **(flags["extra_body"] or {})},
+        api_key=api_key,
+        timeout_s=flags["request_timeout"],
+    )
+    async with new_session(server) as session:
+        if not server.model:
+            server = replace(server, model=await first_model(session, server.base_url))
+        ask = await prompts(session, server, flags)
+        await measure(plan, partial(send, session, server), ask, into)
+    return server.model
+
+
+def results(flags: FlagValues, plan: Plan, measured: Measured, model: str) -> dict[str, Any]:
+    """Everything for the JSON file; the key of the server is not in it."""
+    settings = {
+        name: value
+        for name, value in flags.values.items()
+        if name not in ("api_key", "output_file", "plot_file")
+    }
+    sweep = None
+    if measured.found is not None:
+        sweep = {**asdict(measured.found), "unit": plan.unit, "good_share": plan.good_share}
+    return {
+        "model": model,
+        "unit": plan.unit,
+        "limits_ms": asdict(plan.limits),
+        "loads": [report.as_dict() for report in measured.reports],
+        "sweep": sweep,
+        "settings": settings,
+    }
+
+
+def sweep_line(found: Found, plan: Plan) -> str:
+    """What a sweep found, in words."""
+    if found.highest is None:
+        return f"no load held the limits, down to {found.lowest_failed:g} {plan.unit}"
+    line = f"highest load that held the limits: {found.highest:g} {plan.unit}"
+    if found.lowest_failed is None:
+        return f"{line}, which is --max_load"
+    return f"{line}; {found.lowest_failed:g} did not"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code: 1 where a request failed."""
+
+    def action(signals: Signals) -> int:
+        flags, plan = parse(sys.argv[1:] if argv is None else argv)
+        if flags["plot_file"] is not None:
+            import matplotlib.figure  # noqa: F401  # what is missing is said before the run
+        measured = Measured()
+        model = asyncio.run(run(flags, plan, measured))
+        show(table(measured.reports, plan.unit))
+        if measured.found is not None:
+            show(sweep_line(measured.found, plan))
+        if flags["output_file"] is not None:
+            write_json(results(flags, plan, measured, model), flags["output_file"])
+        if flags["plot_file"] is not None:
+            from predict.bench.serving.plot import write_plot
+
+            write_plot(flags["plot_file"], measured.reports, plan.unit, plan.limits, model)
+        failed = any(report.num_failed for report in measured.reports)
+        return 1 if failed and not plan.sweep else 0
+
+    return run_command(action)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

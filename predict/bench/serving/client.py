@@ -1,0 +1,245 @@
+"""One streamed request to an OpenAI-compatible server, and the times at which its pieces came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from predict.bench.serving.report import RequestRecord
+from predict.bench.serving.workload import Ask, TextLengths
+from predict.errors import UserError, quoted
+from predict.system.files import parse_json
+
+MAX_EVENT_BYTES = 1 << 24
+DONE = b"[DONE]"
+
+
+class EventReader:
+    """The data of server-sent events, from bytes that are cut anywhere."""
+
+    def __init__(self) -> None:
+        self._line = bytearray()  # of which the end has not come
+        self._data: list[bytes] = []  # of the event that is being read
+        self._after_cr = False
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The data of each event that is whole now. Raises ValueError for one without an end."""
+        events = []
+        for line in chunk.splitlines(keepends=True):
+            if self._after_cr and line == b"\n":  # the other half of a \r\n
+                self._after_cr = False
+                continue
+            self._after_cr = line.endswith(b"\r")
+            self._line += line
+            if len(self._line) > MAX_EVENT_BYTES:
+                raise ValueError("an event without an end")
+            if line.endswith((b"\n", b"\r")):
+                whole = bytes(self._line).rstrip(b"\r\n")
+                self._line.clear()
+                if not whole and self._data:
+                    events.append(b"\n".join(self._data))
+                    self._data.clear()
+                elif whole.startswith(b"data:"):
+                    self._data.append(whole[5:].removeprefix(b" "))
+        return events
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where requests go, and what every one of them has."""
+
+    base_url: str  # with /v1
+    chat: bool  # /chat/completions; else /completions
+    model: str
+    body: Mapping[str, Any]  # more keys of every request
+    api_key: str | None = None
+    timeout_s: float = 600.0
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of every request."""
+        return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+
+    @property
+    def url(self) -> str:
+        """Of the endpoint."""
+        return f"{self.base_url}/{'chat/completions' if self.chat else 'completions'}"
+
+    def request(self, ask: Ask) -> dict[str, Any]:
+        """The body of a streamed request."""
+        prompt: dict[str, Any] = {"prompt": ask.prompt}
+        if self.chat:
+            text = ask.prompt
+            messages = [{"role": "user", "content": text}] if isinstance(text, str) else text
+            prompt = {"messages": messages}
+        return {
+            "model": self.model,
+            **prompt,
+            "max_tokens": ask.max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self.body,
+            **ask.sampling,
+        }
+
+
+def new_session(server: Server) -> aiohttp.ClientSession:
+    """As many connections as there are requests; no proxy, no cookies."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=server.timeout_s),
+        headers=server.headers,
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
+
+
+class RequestError(Exception):
+    """A request without a whole answer; its text is the kind of failure."""
+
+
+@dataclass
+class _Stream:
+    """What came of one answer so far."""
+
+    chunk_s: list[float]
+    num_chunks: int = 0
+    usage: Mapping[str, Any] | None = None
+    is_finished: bool = False  # a reason was given, or [DONE]
+
+    def take(self, data: bytes, now: float) -> None:
+        """Notes one event. Raises RequestError for an error in it."""
+        if data == DONE:
+            self.is_finished = True
+            return
+        try:
+            event = parse_json(data, "an event")
+        except UserError:
+            raise RequestError("an event that is no JSON") from None
+        if not isinstance(event, dict) or event.get("error") is not None:
+            raise RequestError("an error in the stream")
+        usage = event.get("usage")
+        if isinstance(usage, dict):
+            self.usage = usage
+        choices = event.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if not isinstance(choice, dict):
+                raise RequestError("an event of another form")
+            if has_content(choice):
+                self.num_chunks += 1
+                self.chunk_s.append(now)
+            self.is_finished = self.is_finished or choice.get("finish_reason") is not None
+
+
+def has_content(choice: Mapping[str, Any]) -> bool:
+    """Whether a piece of an answer brings anything: text, reasoning or a call of a tool."""
+    delta = choice.get("delta")
+    if not isinstance(delta, dict):
+        return bool(choice.get("text"))
+    names = ("content", "reasoning_content", "reasoning", "tool_calls")
+    return any(delta.get(name) for name in names)
+
+
+async def send(
+    session: aiohttp.ClientSession, server: Server, ask: Ask, due_s: float
+) -> RequestRecord:
+    """Sends a request and reads its answer to the end; a failure is in the record."""
+    loop = asyncio.get_running_loop()
+    sent_s = loop.time()
+    stream = _Stream([])
+    error = None
+    try:
+        async for data in _events(session, server, server.request(ask)):
+            stream.take(data, loop.time())
+        if not stream.is_finished:
+            error = "a stream that broke off"
+    except RequestError as failure:
+        error = str(failure)
+    except asyncio.TimeoutError:
+        error = "no answer in time"
+    except (aiohttp.ClientError, OSError) as failure:
+        error = "a stream that broke off" if stream.chunk_s else type(failure).__name__
+    except ValueError:
+        error = "an event without an end"
+    usage = stream.usage or {}
+    return RequestRecord(
+        due_s=due_s,
+        sent_s=sent_s,
+        chunk_s=tuple(stream.chunk_s),
+        end_s=loop.time(),
+        num_input_tokens=_count(usage, "prompt_tokens", 0),
+        num_output_tokens=_count(usage, "completion_tokens", stream.num_chunks),
+        error=error,
+    )
+
+
+async def _events(
+    session: aiohttp.ClientSession, server: Server, body: Mapping[str, Any]
+) -> AsyncIterator[bytes]:
+    reader = EventReader()
+    async with session.post(server.url, json=body, allow_redirects=False) as response:
+        if response.status != 200:
+            raise RequestError(f"status {response.status}")
+        async for chunk in response.content.iter_any():
+            for event in reader.feed(chunk):
+                yield event
+
+
+def _count(usage: Mapping[str, Any], name: str, default: int) -> int:
+    value = usage.get(name)
+    return value if type(value) is int and value >= 0 else default
+
+
+async def first_model(session: aiohttp.ClientSession, base_url: str) -> str:
+    """The name of the first model that the server has. Raises UserError."""
+    answer = await _json_of(session, "GET", f"{base_url}/models", None)
+    try:
+        return str(answer["data"][0]["id"])
+    except (KeyError, IndexError, TypeError):
+        raise UserError(f"{base_url}/models names no model; give --model") from None
+
+
+async def count_tokens(session: aiohttp.ClientSession, server: Server, text: str) -> int:
+    """Tokens of a prompt with this text, as the server counts them. Raises UserError."""
+    body = {**server.request(Ask(text, 1)), "stream": False}
+    del body["stream_options"]
+    answer = await _json_of(session, "POST", server.url, body)
+    usage = answer.get("usage")
+    count = _count(usage if isinstance(usage, dict) else {}, "prompt_tokens", 0)
+    if not count:
+        raise UserError(
+            f"{server.url} does not say how many tokens a prompt has (usage.prompt_tokens); give "
+            "--vocab_size, to send token ids"
+        )
+    return count
+
+
+async def measure_words(
+    session: aiohttp.ClientSession, server: Server, few: str, many: str
+) -> TextLengths:
+    """How the server counts words, from two texts."""
+    counts = [
+        (len(text.split()), await count_tokens(session, server, text)) for text in (few, many)
+    ]
+    return TextLengths.of(counts[0], counts[1])
+
+
+async def _json_of(
+    session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    try:
+        async with session.request(method, url, json=body, allow_redirects=False) as response:
+            content = await response.read()
+            status = response.status
+    except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
+        raise UserError(f"{url} cannot be asked: {error or type(error).__name__}", 1) from None
+    if status != 200:
+        said = quoted(content.decode("utf-8", "replace"), 300)
+        raise UserError(f"{url} answers with status {status}: {said}", 1)
+    value = parse_json(content, f"the answer of {url}")
+    if not isinstance(value, dict):
+        raise UserError(f"the answer of {url} is no JSON object")
+    return value

@@ -1,0 +1,69 @@
+"""Latency against load, as a picture."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from predict.bench.report import Distribution
+from predict.bench.serving.report import LATENCIES, Limits, LoadReport
+from predict.errors import UserError
+from predict.system.outputs import write_whole
+
+TITLES = {
+    "ttft_ms": "time to first token",
+    "tpot_ms": "time per output token",
+    "itl_ms": "between two pieces",
+    "e2e_ms": "whole answer",
+}
+LIMITS = {"ttft_ms": "ttft", "tpot_ms": "tpot", "e2e_ms": "e2e"}
+PERCENTILES = ("p50", "p90", "p99")
+
+
+def write_plot(
+    path: str | Path, reports: Sequence[LoadReport], unit: str, limits: Limits, title: str
+) -> None:
+    """Draws the latencies of all loads into a PNG, a panel each, and the limits as lines.
+
+    unit: of the loads. Raises UserError when the file cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    reports = sorted(reports, key=lambda report: report.load)
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    for number, name in enumerate(LATENCIES, 1):
+        axes = figure.add_subplot(2, 2, number)
+        axes.set_title(TITLES[name])
+        axes.set_xlabel(unit)
+        axes.set_ylabel("ms")
+        for percentile in PERCENTILES:
+            loads, times = points(reports, name, percentile)
+            axes.plot(loads, times, marker="o", label=percentile.upper())
+        limit = getattr(limits, LIMITS[name]) if name in LIMITS else None
+        if limit is not None:
+            axes.axhline(limit, color="gray", linestyle="--", label="limit")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=100)
+    try:
+        write_whole(path, picture.getvalue())
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}", 1) from None
+
+
+def points(
+    reports: Sequence[LoadReport], name: str, percentile: str
+) -> tuple[list[float], list[float]]:
+    """(loads, times in ms) of one line; a load without such a latency has no point."""
+    pairs: list[tuple[float, float]] = []
+    for report in reports:
+        times: Distribution | None = getattr(report, name)
+        if times is not None:
+            pairs.append((report.load, getattr(times, percentile)))
+    return [load for load, _ in pairs], [time for _, time in pairs]
