@@ -1,19 +1,17 @@
-"""Several sizes in one run of `predict.bench.throughput`, beside what others reach there.
+"""Sizes that `predict.bench` measures, and their table: the same columns for every case.
 
 A case is REQUESTSxINPUTxOUTPUT: so many requests at once, of INPUT random tokens, each of which
-decodes OUTPUT more. One output token measures the prompt; a batch and more, the time per token; the
-rate counts prompts and outputs of all requests.
+decodes OUTPUT more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from predict.bench.ceilings import share_text
 from predict.errors import UserError
-from predict.nn.spec import DecoderSpec
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,12 @@ class Case:
 
 
 def parse_cases(names: Sequence[str]) -> tuple[Case, ...]:
-    """The cases of --cases. Raises UserError for what is none."""
-    return tuple(_parse(name) for name in names)
+    """The cases of --cases. Raises UserError for what is none, and for one that stands twice."""
+    cases = tuple(_parse(name) for name in names)
+    for number, case in enumerate(cases):
+        if case in cases[:number]:
+            raise UserError(f"--cases has {case} twice; leave one of them out")
+    return cases
 
 
 def _parse(name: str) -> Case:
@@ -43,112 +45,57 @@ def _parse(name: str) -> Case:
     return Case(*(int(size) for size in sizes))
 
 
-@dataclass(frozen=True)
-class Peer:
-    """What another engine reaches in a case; metric: a key of the results."""
-
-    engine: str
-    metric: str
-    value: float
-
-
-# vLLM 0.26.0 on one H200 (driver 580, CUDA 13.0): Llama-3-8B shape, random weights, greedy, token
-# ids in, no prefix cache, one process. By quant_type and KV format, then by case.
-_VLLM: dict[tuple[str, str], dict[str, tuple[str, float]]] = {
-    ("dense", "dense"): {
-        "1x128x257": ("tpot_ms", 4.795),
-        "8x128x257": ("tpot_ms", 4.947),
-        "32x128x257": ("tpot_ms", 5.387),
-        "128x128x257": ("tpot_ms", 7.204),
-        "1x1024x1": ("ttft_ms", 24.75),
-        "1x8000x1": ("ttft_ms", 207.2),
-        "512x512x256": ("output_tokens_per_s", 10031.0),
-    },
-    ("a8w8_fp8", "dense"): {
-        "1x128x257": ("tpot_ms", 3.432),
-        "8x128x257": ("tpot_ms", 3.524),
-        "32x128x257": ("tpot_ms", 4.450),
-        "128x128x257": ("tpot_ms", 5.826),
-        "1x1024x1": ("ttft_ms", 16.50),
-        "1x8000x1": ("ttft_ms", 139.6),
-        "512x512x256": ("output_tokens_per_s", 13538.0),
-    },
-    ("a8w8_fp8", "fp8"): {"1536x1000x1000": ("output_tokens_per_s", 14424.0)},
+# Metric -> its unit. A rate is better when it is more, a time when it is less.
+UNITS = {
+    "ttft_ms": "ms",
+    "tpot_ms": "ms",
+    "input_tokens_per_s": "tokens/s",
+    "output_tokens_per_s": "tokens/s",
 }
-
-
-def is_llama_8b(spec: DecoderSpec) -> bool:
-    """Whether the network has the shape of Llama-3-8B."""
-    sizes = (spec.hidden_size, spec.intermediate_size, spec.num_layers, spec.vocab_size)
-    heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
-    return sizes == (4096, 14336, 32, 128256) and heads == (32, 8, 128)
-
-
-def peer_of(
-    case: Case, spec: DecoderSpec, gpu: str | None, dtype: str, scheme: str, kv_format: str
-) -> Peer | None:
-    """What another engine is known to reach on the same GPU with the same work; mostly nothing."""
-    if gpu is None or "H200" not in gpu or dtype != "bfloat16" or not is_llama_8b(spec):
-        return None
-    found = _VLLM.get((scheme, kv_format), {}).get(str(case))
-    return None if found is None else Peer("vLLM 0.26", *found)
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A number of a case, and how it is written."""
-
-    key: str
-    label: str
-    show: Callable[[float], str]
-    is_rate: bool = False  # more is better
-
-
-METRICS = {
-    metric.key: metric
-    for metric in (
-        Metric("tpot_ms", "ms per token", "{:.3f}".format),
-        Metric("ttft_ms", "ms to first token", "{:.2f}".format),
-        Metric("output_tokens_per_s", "output tokens/s", "{:,.0f}".format, is_rate=True),
-    )
+SHORT = {
+    "ttft_ms": "TTFT",
+    "tpot_ms": "TPOT",
+    "input_tokens_per_s": "in",
+    "output_tokens_per_s": "out",
 }
-SHARES = {"tpot_ms": "decode_bandwidth_share", "ttft_ms": "prefill_flops_share"}
+HEADER = (
+    f"{'case':<16}{'TTFT, ms':>11}{'TPOT, ms':>11}{'in, tokens/s':>14}{'out, tokens/s':>15}"
+    f"{'share of limit':>20}"
+)
+PEER_HEADER = f"  {'peer':<26}{'times as good':>13}"
 
 
-def metric_of(results: dict[str, Any], peer: Peer | None) -> Metric:
-    """The number that a case is about: its peer's, else the first one that was measured."""
-    if peer is not None and results[peer.metric] is not None:
-        return METRICS[peer.metric]
-    return next(metric for key, metric in METRICS.items() if results[key] is not None)
+def number_text(metric: str, value: float | None) -> str:
+    """A number of a case as the table has it; "-" for one that the case does not have."""
+    if value is None:
+        return "-"
+    digits = {"ttft_ms": 2, "tpot_ms": 3}.get(metric, 1 if value < 1000 else 0)
+    return f"{value:,.{digits}f}"
 
 
-def add_peer(results: dict[str, Any], peer: Peer | None) -> None:
-    """Adds the number the case is about, the peer's, and how many times as good ours is."""
-    metric = metric_of(results, peer)
-    results["metric"] = metric.key
-    if peer is None or metric.key != peer.metric:
-        return
-    ratio = results[metric.key] / peer.value
-    results["peer"] = peer.engine
-    results["peer_value"] = peer.value
-    results["times_as_good"] = ratio if metric.is_rate else 1 / ratio
+def cases_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """One line per row of predict.bench.record, after a line of heads.
 
-
-def cases_table(rows: Sequence[dict[str, Any]]) -> str:
-    """One line per case: ours, the peer's, how many times as good, and the share of the limit."""
-    lines = [
-        f"{'case':<16}{'':<20}{'ours':>12}{'peer':>12}{'times as good':>15}{'share of limit':>16}"
-    ]
-    for row in rows:
-        metric = METRICS[row["metric"]]
-        share = row.get(SHARES.get(metric.key, ""))
-        limit = "" if share is None else share_text(share)
-        peer = ratio = name = ""
-        if "peer" in row:
-            peer, name = metric.show(row["peer_value"]), row["peer"]
-            ratio = f"{row['times_as_good']:.2f}"
-        lines.append(
-            f"{row['case']:<16}{metric.label:<20}{metric.show(row[metric.key]):>12}{peer:>12}"
-            f"{ratio:>15}{limit:>16}  {name}".rstrip()
-        )
+    All rows have all columns; those of a peer are left out where no row has one.
+    """
+    with_peers = any("peer" in row for row in rows)
+    lines = [HEADER + (PEER_HEADER if with_peers else "")]
+    lines += [_own(row) + (_peer(row) if with_peers else "") for row in rows]
     return "\n".join(lines)
+
+
+def _own(row: Mapping[str, Any]) -> str:
+    values = row["values"]
+    ttft, tpot, read, written = (number_text(name, values.get(name)) for name in UNITS)
+    share = values.get("share_of_limit")
+    limit = "-" if share is None else f"{share_text(share)} of {row['limit']}"
+    return f"{row['name']:<16}{ttft:>11}{tpot:>11}{read:>14}{written:>15}{limit:>20}"
+
+
+def _peer(row: Mapping[str, Any]) -> str:
+    peer = ratio = "-"
+    if "peer" in row:
+        of = row["peer"]
+        peer = f"{SHORT[of['metric']]} {number_text(of['metric'], of['value'])}, {of['engine']}"
+        ratio = f"{of['times_as_good']:.2f}"
+    return f"  {peer:<26}{ratio:>13}"

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from predict.system.interpreter import check_interpreter
@@ -37,6 +36,7 @@ from predict.bench.operators import (
     least_seconds,
     packed_shape,
 )
+from predict.bench.record import cpu_name
 from predict.bench.report import percentile, write_json
 from predict.cli.command import run_command
 from predict.cli.flags import Flag, parse_flags
@@ -246,13 +246,8 @@ def machine(library: Library) -> dict[str, Any]:
     import paddle
 
     info = library.info()
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-        model = next((s.partition(":")[2].strip() for s in lines if s.startswith("model name")), "")
     return {
-        "cpu": model,
+        "cpu": cpu_name(),
         "num_threads": info.get("threads"),
         "features": info.get("features"),
         "paddle_version": paddle.__version__,

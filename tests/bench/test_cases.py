@@ -1,8 +1,10 @@
-"""predict.bench.throughput --cases: sizes, peers and the table."""
+"""Sizes, the table of cases, and what a run of predict.bench.throughput writes."""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +13,40 @@ import pytest
 from export.export_model import export_model
 from predict import LLM, EngineConfig
 from predict.bench import throughput
-from predict.bench.cases import Case, Peer, add_peer, cases_table, parse_cases, peer_of
+from predict.bench.cases import UNITS, Case, cases_table, parse_cases
+from predict.bench.cost import Cost, linear_bytes, program_bytes
+from predict.bench.peers import Peer
+from predict.bench.record import Row
 from predict.device import library
 from predict.errors import UserError
 from predict.loading.model import read_spec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DEMO = ["--model_name_or_path", str(EXAMPLES / "demo_model"), "--dtype", "float32"]
+ON_CPU = [*DEMO, "--device", "cpu", "--append_attn"]
+COST = Cost(
+    weight_bytes=1000,
+    layer_flops_per_token=100,
+    head_flops_per_row=10,
+    attention_flops_per_pair=1,
+    cache_bytes_per_token=2,
+)
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["suites"]["throughput"]["rows"]
+    return rows
 
 
 @pytest.mark.parametrize("text", ["1x2", "1x2x0", "ax2x3", "1x2x3x4", "1 x2x-3"])
 def test_what_is_no_case_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="REQUESTSxINPUTxOUTPUT"):
         parse_cases([text])
+
+
+def test_a_case_that_stands_twice_is_refused() -> None:
+    with pytest.raises(UserError, match="1x2x3 twice"):
+        parse_cases(["1x2x3", "1x2x4", "01x2x3"])
 
 
 def test_cases_have_their_own_sizes() -> None:
@@ -34,73 +57,194 @@ def test_cases_have_their_own_sizes() -> None:
     config, plan, _, _ = throughput.parse([*DEMO, "--cases", "4x20x3,2x8x40", "--device", "cpu"])
     assert plan.cases == (Case(4, 20, 3), Case(2, 8, 40))
     assert (config.scheduling.batch_size, config.scheduling.max_length) == (4, 48)
-    config, *_ = throughput.parse([*DEMO, "--cases", "4x20x3", "--batch_size", "2"])
-    assert config.scheduling.batch_size == 2
+    config, plan, *_ = throughput.parse([*DEMO, "--cases", "4x20x3", "--batch_size", "2"])
+    assert (config.scheduling.batch_size, plan.batch_size) == (2, 2)
 
 
-def test_peers_are_of_the_same_work_on_the_same_gpu() -> None:
-    spec, _ = read_spec(EXAMPLES / "shapes" / "llama-3-8b")
-    case = Case(1, 128, 257)
-    found = peer_of(case, spec, "NVIDIA H200", "bfloat16", "dense", "dense")
-    assert found is not None
-    assert found.metric == "tpot_ms"
-    fp8 = peer_of(case, spec, "NVIDIA H200", "bfloat16", "a8w8_fp8", "dense")
-    assert fp8 is not None
-    assert fp8.value < found.value
-    small, _ = read_spec(EXAMPLES / "shapes" / "llama-3.2-1b")
-    assert peer_of(case, small, "NVIDIA H200", "bfloat16", "dense", "dense") is None
-    assert peer_of(case, spec, "NVIDIA A100", "bfloat16", "dense", "dense") is None
-    assert peer_of(case, spec, None, "bfloat16", "dense", "dense") is None
-    assert peer_of(case, spec, "NVIDIA H200", "bfloat16", "weight_only_int8", "dense") is None
-    assert peer_of(Case(2, 128, 257), spec, "NVIDIA H200", "bfloat16", "dense", "dense") is None
+def test_one_size_is_a_case_too() -> None:
+    sizes = ["--num_requests", "7", "--batch_size", "2", "--input_len", "5", "--output_len", "3"]
+    config, plan, *_ = throughput.parse([*DEMO, "--device", "cpu", *sizes])
+    assert (plan.cases, plan.batch_size) == ((Case(7, 5, 3),), 2)
+    assert config.scheduling.max_length == 8
+
+
+def test_a_run_must_read_the_weights_once_a_step_and_the_cache_once_a_token() -> None:
+    case = Case(num_requests=4, input_len=10, output_len=3)
+    assert COST.run_bytes(case, 2) == 6 * 1000 + 4 * 2 * (10 + 1.5) * 2
+    assert COST.run_bytes(Case(4, 10, 1), 4) == 1000
+    assert COST.run_flops(case) == COST.prefill_flops(4, 10) + 4 * 2 * (100 + 10 + 11.5)
+
+
+def row_with(requests_per_s: float, **values: float) -> Row:
+    return {"name": "case", "values": {"requests_per_s": requests_per_s, **values}}
+
+
+def test_the_share_is_of_the_limit_that_bounds_the_run() -> None:
+    ceilings = {"read_bytes_per_s": 100e3, "flops_per_s": 1e6}
+    decode, prompt = row_with(5.0), row_with(50.0)
+    throughput.add_rates(decode, Case(1, 10, 10), 1, COST)
+    throughput.add_rates(prompt, Case(1, 100, 1), 1, COST)
+    throughput.add_shares(decode, ceilings, None)
+    throughput.add_shares(prompt, ceilings, None)
+    assert decode["limit"] == "bandwidth"
+    read = COST.run_bytes(Case(1, 10, 10), 1) * 5.0
+    assert decode["values"]["share_of_limit"] == pytest.approx(read / 100e3)
+    assert prompt["limit"] == "products"
+    products = COST.prefill_flops(1, 100) * 50.0
+    assert prompt["values"]["share_of_limit"] == pytest.approx(products / 1e6)
+
+
+def test_products_of_8_bits_have_no_share_of_the_dtypes_limit() -> None:
+    row = row_with(50.0)
+    throughput.add_rates(row, Case(1, 100, 1), 1, COST)
+    throughput.add_shares(row, {"read_bytes_per_s": 100e3, "flops_per_s": 1e6}, "a8w8")
+    assert "share_of_limit" not in row["values"]
+    assert cases_table([row]).splitlines()[1].split()[-1] == "-"
 
 
 def test_the_table_says_how_many_times_as_good() -> None:
-    latency: dict[str, Any] = {"tpot_ms": 4.0, "ttft_ms": 9.0, "output_tokens_per_s": 250.0}
-    rate: dict[str, Any] = {"tpot_ms": None, "ttft_ms": None, "output_tokens_per_s": 12000.0}
-    add_peer(latency, Peer("other", "tpot_ms", 5.0))
-    add_peer(rate, Peer("other", "output_tokens_per_s", 10000.0))
-    assert latency["times_as_good"] == pytest.approx(1.25)
-    assert rate["times_as_good"] == pytest.approx(1.2)
-    alone: dict[str, Any] = {"tpot_ms": None, "ttft_ms": 9.0, "output_tokens_per_s": 1.0}
-    add_peer(alone, Peer("other", "tpot_ms", 5.0))  # was not measured
-    assert "peer" not in alone
-    assert alone["metric"] == "ttft_ms"
-    lines = cases_table(
-        [
-            {"case": "1x1x9", **latency, "decode_bandwidth_share": 0.861},
-            {"case": "9x1x9", **rate},
-            {"case": "1x9x1", **alone},
-        ]
-    ).splitlines()
-    assert lines[1].split() == [
-        "1x1x9",
-        "ms",
-        "per",
-        "token",
-        "4.000",
-        "5.000",
-        "1.25",
-        "86%",
-        "other",
-    ]
-    assert " ".join(lines[2].split()) == "9x1x9 output tokens/s 12,000 10,000 1.20 other"
-    assert " ".join(lines[3].split()) == "1x9x1 ms to first token 9.00"
+    decode: Row = {
+        "name": "1x1x9",
+        "values": dict(zip(UNITS, (9.0, 4.0, 25.0, 250.0), strict=True)) | {"share_of_limit": 0.9},
+        "limit": "bandwidth",
+    }
+    prompt: Row = {"name": "1x9x1", "values": {**decode["values"], "tpot_ms": None}}
+    prompt["values"].pop("share_of_limit")
+    peers = {"1x1x9": Peer("other", "tpot_ms", 5.0), "1x9x1": Peer("other", "tpot_ms", 5.0)}
+    throughput.add_peers([decode, prompt], peers)
+    assert decode["peer"]["times_as_good"] == pytest.approx(1.25)
+    assert "peer" not in prompt  # it has no such number
+    head, first, second = cases_table([decode, prompt]).splitlines()
+    assert len(head) == len(first) == len(second)
+    assert " ".join(first.split()) == (
+        "1x1x9 9.00 4.000 25.0 250.0 90% of bandwidth TPOT 5.000, other 1.25"
+    )
+    assert second.split() == ["1x9x1", "9.00", "-", "25.0", "250.0", "-", "-", "-"]
 
 
-def test_cases_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_peers_there_are_no_columns_of_theirs() -> None:
+    row: Row = {"name": "1x1x9", "values": dict.fromkeys(UNITS, 1.0)}
+    head, line = cases_table([row]).splitlines()
+    assert len(head) == len(line)
+    assert "peer" not in head
+
+
+@pytest.mark.parametrize(
+    ("words", "has_tpot"),
+    [
+        (["--cases", "1x8x4"], True),
+        (["--cases", "3x8x1"], False),
+        (["--cases", "3x8x4", "--batch_size", "2"], True),
+        (["--cases", "3x8x4", "--batch_size", "2", "--repetitions", "0"], True),
+        (["--input_len", "8", "--output_len", "4"], True),
+    ],
+    ids=["decode", "prompt", "waiting", "rate", "one size"],
+)
+def test_every_kind_of_case_has_all_columns(
+    words: Sequence[str], has_tpot: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "cases.json"
-    sizes = ["--cases", "1x8x4,3x8x1", "--repetitions", "1", "--output_file", str(output)]
-    assert throughput.main([*DEMO, "--device", "cpu", "--append_attn", *sizes]) == 0
-    first, second = json.loads(output.read_text())["cases"]
-    assert (first["case"], first["metric"], second["metric"]) == ("1x8x4", "tpot_ms", "ttft_ms")
-    assert first["decode_bandwidth_share"] > 0
-    assert second["prefill_flops_share"] > 0
-    assert second["output_tokens_per_s"] > 0
-    assert "3x8x1" in capsys.readouterr().out
-    rate = ["--cases", "3x8x4", "--batch_size", "2", "--repetitions", "0"]
-    assert throughput.main([*DEMO, "--device", "cpu", "--append_attn", *rate]) == 0
-    assert "output tokens/s" in capsys.readouterr().out
+    words = ["--repetitions", "1", *words, "--output_file", str(output)]
+    assert throughput.main([*ON_CPU, *words]) == 0
+    (row,) = rows_of(output)
+    for metric in UNITS:
+        if metric == "tpot_ms" and not has_tpot:
+            assert row["values"][metric] is None
+        else:
+            assert row["values"][metric] > 0
+    assert row["values"]["share_of_limit"] > 0
+    head, line = capsys.readouterr().out.splitlines()[:2]
+    assert head.split()[:5] == ["case", "TTFT,", "ms", "TPOT,", "ms"]
+    cells = line.split()
+    assert cells[0] == row["name"]
+    assert len(cells) == 8
+    assert (cells[2] == "-") is not has_tpot
+
+
+def test_the_file_has_what_the_numbers_belong_to(tmp_path: Path) -> None:
+    output = tmp_path / "cases.json"
+    words = [*ON_CPU, "--cases", "2x8x4,1x8x1", "--repetitions", "2", "--output_file", str(output)]
+    assert throughput.main(words) == 0
+    made = json.loads(output.read_text())
+    assert set(made) == {"device", "date", "versions", "settings", "suites"}
+    assert made["device"]["name"]
+    assert {"regatta", "paddle", "python"} <= set(made["versions"])
+    assert made["settings"]["dtype"] == "float32"
+    suite = made["suites"]["throughput"]
+    assert suite["command"].startswith("python -m predict.bench.throughput --model_name_or_path")
+    assert suite["units"] == UNITS
+    assert [row["name"] for row in suite["rows"]] == ["2x8x4", "1x8x1"]
+    first, second = (row["samples"] for row in suite["rows"])
+    assert {name: len(each) for name, each in first.items()} == dict.fromkeys(UNITS, 2)
+    assert "tpot_ms" not in second
+    assert {row["name"] for row in made["suites"]["process"]["rows"]} >= {"peak memory"}
+
+
+class Counted:
+    """A progress bar that counts."""
+
+    def __init__(self, total: int, **words: Any) -> None:
+        self.total, self.done = total, 0
+
+    def __enter__(self) -> Counted:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def on_finished(self) -> None:
+        self.done += 1
+
+
+@pytest.mark.parametrize("repetitions", ["0", "2"])
+def test_the_bar_ends_when_the_last_run_does(
+    repetitions: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars: list[Counted] = []
+
+    def bar(total: int, **words: Any) -> Counted:
+        bars.append(Counted(total))
+        return bars[0]
+
+    monkeypatch.setattr(throughput, "Progress", bar)
+    sizes = ["--cases", "3x8x2,1x8x1", "--batch_size", "2", "--repetitions", repetitions]
+    assert throughput.main([*ON_CPU, *sizes]) == 0
+    assert bars[0].done == bars[0].total > 0
+
+
+def test_there_is_no_bar_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert throughput.main([*ON_CPU, "--cases", "1x8x1", "--repetitions", "1"]) == 0
+    assert "measuring" not in capsys.readouterr().err
+
+
+def test_a_picture_without_matplotlib_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)
+    monkeypatch.setattr(throughput, "run", lambda *words: pytest.fail("was measured"))
+    path = tmp_path / "cases.png"
+    assert throughput.main([*ON_CPU, "--cases", "1x8x1", "--plot", str(path)]) == 2
+    message = capsys.readouterr().err
+    assert "has no matplotlib" in message
+    assert "[bench]" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("cases.jpg", "end the name in .png"), ("cases.json", "--output_file")]
+)
+def test_a_picture_that_would_be_none_is_refused(name: str, says: str, tmp_path: Path) -> None:
+    words = ["--plot", str(tmp_path / name), "--output_file", str(tmp_path / "cases.json")]
+    with pytest.raises(UserError, match=says):
+        throughput.parse([*ON_CPU, *words])
+
+
+def test_a_picture_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install -e '.[bench]'")
+    path = tmp_path / "cases.png"
+    sizes = ["--cases", "1x8x3,1x8x1", "--repetitions", "1"]
+    assert throughput.main([*ON_CPU, *sizes, "--plot", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_exported_programs_bytes_are_its_matrices(
@@ -118,5 +262,5 @@ def test_an_exported_programs_bytes_are_its_matrices(
     decoder = LLM(config).decoder
     assert decoder is not None
     exported = config.changed(model_name_or_path=str(tmp_path), mode="static")
-    stored = throughput.program_bytes(exported, read_spec(tmp_path)[0])
-    assert 1 <= stored / throughput.linear_bytes(decoder) < 1.3  # a small model's rotary table
+    stored = program_bytes(exported, read_spec(tmp_path)[0])
+    assert 1 <= stored / linear_bytes(decoder) < 1.3  # a small model's rotary table

@@ -65,7 +65,7 @@ def test_more_than_the_whole_is_not_shown_as_a_share() -> None:
     assert share_text(0.876, digits=1) == "87.6%"
     assert share_text(1.02) == "102%"
     assert share_text(1.6) == ">limit"
-    row = {"case": "1x1x9", "metric": "tpot_ms", "tpot_ms": 1.0, "decode_bandwidth_share": 1.6}
+    row = {"name": "1x1x9", "values": {"share_of_limit": 1.6}, "limit": "bandwidth"}
     assert ">limit" in cases_table([row])
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from predict import LLM, EngineConfig, SamplingParams
-from predict.bench.throughput import linear_bytes
+from predict.bench.cost import linear_bytes
 from predict.device.library import Library
 from tests.support import tiny
 from tests.support.cpu_kernels import (

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
+from predict.bench.outputs import save_figure
 from predict.bench.report import Distribution
 from predict.bench.serving.report import LATENCIES, Limits, LoadReport
-from predict.errors import UserError
-from predict.system.outputs import write_whole
 
 TITLES = {
     "ttft_ms": "time to first token",
@@ -49,12 +47,7 @@ def write_plot(
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend()
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=100)
-    try:
-        write_whole(path, picture.getvalue())
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}", 1) from None
+    save_figure(figure, path)
 
 
 def points(

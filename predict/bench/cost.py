@@ -1,0 +1,99 @@
+"""What a run must read and compute at least, from the network's shape and the sizes of a case."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from predict.bench.cases import Case
+from predict.config.engine import EngineConfig
+from predict.config.model import DTYPE_BYTES
+from predict.nn.cache_formats import kv_format_of
+from predict.nn.spec import DecoderSpec
+
+if TYPE_CHECKING:
+    from predict.nn.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work of one forward pass, from the network's shape."""
+
+    weight_bytes: int  # of all matrices that a decode step multiplies by
+    layer_flops_per_token: int
+    head_flops_per_row: int
+    attention_flops_per_pair: int  # per (query token, visible token), over all layers
+    cache_bytes_per_token: int
+
+    @classmethod
+    def of(cls, spec: DecoderSpec, dtype: str, kv_format: str = "dense") -> Cost:
+        """The work of a network whose weights have `dtype`, and its cache `kv_format`."""
+        head = spec.vocab_size * spec.hidden_size
+        return cls(
+            weight_bytes=spec.num_matmul_weights * DTYPE_BYTES[dtype],
+            layer_flops_per_token=2 * (spec.num_matmul_weights - head),
+            head_flops_per_row=2 * head,
+            attention_flops_per_pair=4 * spec.num_layers * spec.num_heads * spec.head_dim,
+            cache_bytes_per_token=kv_format_of(kv_format).bytes_per_token(spec, DTYPE_BYTES[dtype]),
+        )
+
+    def decode_bytes(self, batch_size: int, context_len: float) -> float:
+        """Bytes that one decode step must read."""
+        return self.weight_bytes + batch_size * context_len * self.cache_bytes_per_token
+
+    def prefill_flops(self, batch_size: int, input_len: int) -> float:
+        """Operations of `batch_size` prompts, one logit row each."""
+        pairs = input_len * (input_len + 1) / 2
+        per_prompt = (
+            input_len * self.layer_flops_per_token
+            + self.head_flops_per_row
+            + pairs * self.attention_flops_per_pair
+        )
+        return batch_size * per_prompt
+
+    def run_bytes(self, case: Case, batch_size: int) -> float:
+        """Bytes that all requests of a case must read, at most `batch_size` in one step.
+
+        Every step reads the weights once, every token after the first the cache before it.
+        """
+        num_steps = -(-case.num_requests * case.output_len // batch_size)
+        num_later = case.num_requests * (case.output_len - 1)
+        context = case.input_len + case.output_len / 2
+        return num_steps * self.weight_bytes + num_later * context * self.cache_bytes_per_token
+
+    def run_flops(self, case: Case) -> float:
+        """Operations of all requests of a case."""
+        num_later = case.num_requests * (case.output_len - 1)
+        context = case.input_len + case.output_len / 2
+        per_token = (
+            self.layer_flops_per_token
+            + self.head_flops_per_row
+            + context * self.attention_flops_per_pair
+        )
+        return self.prefill_flops(case.num_requests, case.input_len) + num_later * per_token
+
+
+def linear_bytes(decoder: Decoder) -> int:
+    """Bytes of the matrices that a decode step multiplies by, as their schemes store them."""
+    linears = [decoder.head]
+    for layer in decoder.layers:
+        linears += [layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down]
+    return sum(
+        tensor.size * tensor.element_size() for linear in linears for tensor in linear.tensors
+    )
+
+
+def program_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
+    """Bytes of an exported program's parameters but for an embedding that is not the head's too.
+
+    Those are the matrices that a decode step multiplies by, and at most a few percent more.
+    """
+    stored = (
+        (Path(config.model.model_name_or_path) / f"{config.model.model_prefix}.pdiparams")
+        .stat()
+        .st_size
+    )
+    if spec.tie_word_embeddings:
+        return stored
+    return stored - spec.vocab_size * spec.hidden_size * DTYPE_BYTES[config.model.dtype]

@@ -1,0 +1,64 @@
+"""Where a benchmark's numbers go beside the terminal: --output_file and --plot."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from predict.bench.report import write_json
+from predict.cli.flags import Flag
+from predict.errors import UserError
+from predict.system.outputs import check_output, write_whole
+
+
+def output_flags(group: str) -> tuple[Flag, ...]:
+    """The two flags, in a command's group."""
+    return (
+        Flag(group, "output_file", "str", None, "Write device, versions and all numbers as JSON."),
+        Flag(group, "plot", "str", None, "Draw the numbers as a PNG; needs matplotlib ([bench])."),
+    )
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The files that a run writes; None: none."""
+
+    output_file: str | None
+    plot: str | None
+
+    def check(self, folders: Mapping[str, str | None]) -> None:
+        """Says before anything is timed what would fail after it.
+
+        folders: of models, by flag. Raises UserError for files that cannot be written, and
+        ModuleNotFoundError without matplotlib.
+        """
+        if self.output_file is not None:
+            check_output("output_file", self.output_file, folders=folders)
+        if self.plot is None:
+            return
+        check_output("plot", self.plot, files={"output_file": self.output_file}, folders=folders)
+        if Path(self.plot).suffix.lower() != ".png":
+            raise UserError(f"--plot {self.plot}: pictures are PNG; end the name in .png")
+        import matplotlib.figure  # noqa: F401  # only whether it is there
+
+    def write(self, made: Mapping[str, Any]) -> None:
+        """Writes a file of predict.bench.record, and its picture. Raises UserError if it cannot."""
+        if self.output_file is not None:
+            write_json(dict(made), self.output_file)
+        if self.plot is not None:
+            from predict.bench.plot import draw
+
+            save_figure(draw(made), self.plot)
+
+
+def save_figure(figure: Any, path: str | Path) -> None:
+    """Writes a picture of matplotlib's as PNG. Raises UserError when the file cannot be written."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=100)
+    try:
+        write_whole(path, picture.getvalue())
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}", 1) from None

@@ -1,0 +1,102 @@
+"""The file that a benchmark writes: device, versions, command and rows, as in benchmarks/.
+
+benchmarks/README.md has its fields. A row has medians in `values` and every
+repetition in `samples`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import platform
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+Suite = dict[str, Any]
+SPREAD = "values are medians of samples, which has every repetition"
+
+
+def record(
+    device: Mapping[str, Any],
+    versions: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    suites: Mapping[str, Suite],
+) -> dict[str, Any]:
+    """The whole file, with today's date."""
+    return {
+        "device": dict(device),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "versions": {**own_versions(), **versions},
+        "settings": dict(settings),
+        "suites": dict(suites),
+    }
+
+
+def suite(rows: Sequence[Row], units: Mapping[str, str], command: str, method: str) -> Suite:
+    """Rows that one command made; units: of the columns that a row has no own for."""
+    return {
+        "command": command,
+        "method": method,
+        "spread": SPREAD,
+        "units": dict(units),
+        "rows": list(rows),
+    }
+
+
+def command_line(prog: str, words: Sequence[str]) -> str:
+    """A command as a shell takes it."""
+    return f"{prog} {shlex.join(words)}"
+
+
+def own_versions() -> dict[str, Any]:
+    """Of this project and what it stands on."""
+    import paddle
+    from predict.device import library
+
+    try:
+        own = importlib.metadata.version("regatta")
+    except importlib.metadata.PackageNotFoundError:  # a checkout that is on the path
+        own = "unknown"
+    found = library.find()
+    versions = {"regatta": own, "paddle": paddle.__version__, "python": platform.python_version()}
+    if found is not None:
+        versions["compiler"] = library.require().metadata.compiler
+    return versions
+
+
+def cpu_device() -> dict[str, Any]:
+    """This machine's processor, and what the compiled operators make of it."""
+    from predict.device import library
+
+    described: dict[str, Any] = {"name": cpu_name()}
+    if library.find() is not None:
+        info = library.require().info()
+        described |= {"num_threads": info.get("threads"), "features": info.get("features")}
+    return described
+
+
+def gpu_device(index: int) -> dict[str, Any]:
+    """A GPU as the driver describes it."""
+    from predict.device.devices import driver_info
+
+    info = driver_info()
+    gpu = info.gpus[index]
+    return {
+        "name": gpu.name,
+        "architecture": gpu.architecture,
+        "memory": f"{gpu.total_bytes >> 20:,} MiB",
+        "driver_cuda": info.driver,
+    }
+
+
+def cpu_name() -> str:
+    """The processor's name as the system has it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
