@@ -53,14 +53,21 @@ _TYPES: Mapping[str, _Type] = {
 
 
 def check_fields(
-    config: Any, *, choices: Mapping[str, tuple[str, ...]], files: tuple[str, ...] = ()
+    config: Any,
+    *,
+    choices: Mapping[str, tuple[str, ...]],
+    files: tuple[str, ...] = (),
+    others: tuple[str, ...] = (),
 ) -> None:
     """Takes in the fields of a frozen dataclass as the types they are declared with.
 
     A number comes to lie in its range, see predict.system.ranges. choices: what texts may be.
-    files: fields that name files or folders. Raises UserError for any other value.
+    files: fields that name files or folders. others: fields that are left to the caller. Raises
+    UserError for any other value.
     """
     for each in fields(config):
+        if each.name in others:
+            continue
         name, value = each.name, getattr(config, each.name)
         kind, _, optional = str(each.type).partition(" | ")
         if value is None and optional:

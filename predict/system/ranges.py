@@ -47,6 +47,10 @@ def _share(above: bool = False) -> Range:
     return Range(0.0, 1.0, whole=False, above=above)
 
 
+def _seconds() -> Range:
+    return Range(0.0, 86400.0, whole=False, above=True)
+
+
 # By the name of the flag (--NAME), which is the field's of EngineConfig where there is one. The
 # fields of SamplingParams have their ranges there.
 RANGES: Mapping[str, Range] = {
@@ -77,6 +81,22 @@ RANGES: Mapping[str, Range] = {
     "copy_edits": _share(),
     "draft_agreement": _share(),
     "seconds": Range(0.0, 3600.0, whole=False, above=True),
+    # a server; a grammar's or a schema's bytes: predict.guide has the largest
+    "port": Range(0, 65535),
+    "max_body_bytes": Range(1024, 1 << 30),
+    "max_prompt_tokens": Range(1, MAX_LENGTH),
+    "max_prompts": Range(1, 1 << 16),
+    "max_answers": Range(1, 1024),  # of predict.request.MAX_SAMPLES
+    "max_stop": Range(0, 256),  # of predict.system.bounds.MAX_STOPS
+    "max_schema_bytes": Range(0, 1 << 18),
+    "max_queue": Range(0, MAX_COUNT),
+    "max_connections": Range(1, MAX_COUNT),
+    "body_timeout": _seconds(),
+    "request_timeout": _seconds(),
+    "retry_after": _seconds(),
+    "drain_timeout": _seconds(),
+    "keep_alive_timeout": _seconds(),
+    "tokenizer_threads": Range(1, 256),
     # calibration
     "ptq_step": Range(1, MAX_COUNT),
     "shift_step": Range(1, MAX_COUNT),
