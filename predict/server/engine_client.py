@@ -12,7 +12,7 @@ from predict.server.wire import AnswerMetrics, ModelInfo, Stats
 __all__ = ["Answer", "AnswerMetrics", "Engine", "EngineDied", "ModelInfo", "Stats"]
 
 
-class EngineDied(RuntimeError):
+class EngineDied(RuntimeError):  # noqa: N818  # a state, as the wait for it is named
     """The engine's process has ended: no request can be answered any more."""
 
 

@@ -38,6 +38,7 @@ class AnswerMetrics(msgspec.Struct, frozen=True, gc=False):
     time_to_first_token: float | None  # from `add`
     time_per_output_token: float | None  # after the first, of the first answer
     seconds: float  # from `add` to the end
+    finish_reasons: tuple[str, ...]  # of each sample
 
 
 class Stats(msgspec.Struct, frozen=True):

@@ -1,0 +1,212 @@
+"""What /metrics says: counts and times of requests, and the engine's counts of the last question.
+
+Names are those that other servers of language models have, behind `regatta_`, so that a dashboard
+needs another prefix and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from predict.server.wire import AnswerMetrics, ModelInfo, Stats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# Seconds. A first token takes 10 ms of a small prompt, and half a minute behind a long queue.
+_FIRST = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96)
+_EACH = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
+_WHOLE = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0)
+_TOKENS = tuple(float(1 << power) for power in range(0, 18))
+# Of Stats: the field, what it is called, and what it is. Names of counters end in _total.
+_COUNTERS = (
+    ("num_steps", "engine_steps", "Steps that the engine has run."),
+    ("num_prompt_tokens", "prompt_tokens", "Tokens of prompts that were taken in."),
+    ("num_output_tokens", "generation_tokens", "Tokens that were generated."),
+    ("num_preemptions", "num_preemptions", "Sequences that lost their blocks to older ones."),
+    ("num_prompt_tokens", "prefix_cache_queries", "Tokens looked up in the prefix cache."),
+    ("num_prefix_hit_tokens", "prefix_cache_hits", "Tokens of these that it had."),
+    ("num_draft_spans", "spec_decode_num_drafts", "Steps of a sequence with draft tokens."),
+    ("num_draft_tokens", "spec_decode_num_draft_tokens", "Draft tokens that were verified."),
+    ("num_accepted_draft_tokens", "spec_decode_num_accepted_tokens", "Draft tokens that stood."),
+)
+_GAUGES = (
+    ("num_running", "num_requests_running", "Sequences in the batch."),
+    ("num_waiting", "num_requests_waiting", "Sequences in the engine's queue."),
+    ("num_cache_blocks", "kv_cache_blocks", "Blocks of the KV cache."),
+    ("num_used_blocks", "kv_cache_used_blocks", "Blocks that unfinished requests hold."),
+    ("peak_memory_bytes", "engine_peak_memory_bytes", "Largest memory of the engine so far."),
+)
+
+
+class Metrics:
+    """The counters of one server, in a registry of their own.
+
+    Routes count requests with `request_ended`, the engine's client answers with `answer_ended`.
+    One event loop's.
+    """
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)  # of the front
+        PlatformCollector(registry=registry)
+
+        def histogram(
+            name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()
+        ) -> Histogram:
+            return Histogram(f"regatta_{name}", text, labels, buckets=buckets, registry=registry)
+
+        self._first_token = histogram(
+            "time_to_first_token_seconds", "From a prompt's arrival to its first token.", _FIRST
+        )
+        self._each_token = histogram(
+            "time_per_output_token_seconds",
+            "Mean time between two tokens of an answer, an answer counting once.",
+            _EACH,
+        )
+        self._whole = histogram(
+            "e2e_request_latency_seconds", "From a prompt's arrival to its last token.", _WHOLE
+        )
+        self._queue = histogram(
+            "request_queue_time_seconds", "From a prompt's arrival to its first step.", _FIRST
+        )
+        self._prompt_tokens = histogram("request_prompt_tokens", "Tokens of each prompt.", _TOKENS)
+        self._answer_tokens = histogram(
+            "request_generation_tokens", "Tokens of all answers to each prompt.", _TOKENS
+        )
+        self._ended = Counter(
+            "regatta_request_success",
+            "Answers by the reason of their end.",
+            ("finished_reason",),
+            registry=registry,
+        )
+        self._http_seconds = histogram(
+            "http_request_duration_seconds",
+            "From a request's first line to its last byte.",
+            _WHOLE,
+            ("route",),
+        )
+        self._http_requests = Counter(
+            "regatta_http_requests",
+            "Requests by route and status.",
+            ("route", "status"),
+            registry=registry,
+        )
+        self._http_errors = Counter(
+            "regatta_http_request_errors",
+            "Requests that failed, by route and kind of error.",
+            ("route", "kind"),
+            registry=registry,
+        )
+        self._http_running = Gauge(
+            "regatta_http_requests_in_flight",
+            "Requests that are being answered.",
+            ("route",),
+            registry=registry,
+        )
+        self._engine = _EngineCollector()
+        registry.register(self._engine)
+
+    def answer_ended(self, metrics: AnswerMetrics) -> None:
+        """Counts the answers to one prompt."""
+        if metrics.time_to_first_token is not None:
+            self._first_token.observe(metrics.time_to_first_token)
+        if metrics.time_per_output_token is not None:
+            self._each_token.observe(metrics.time_per_output_token)
+        if metrics.queue_seconds is not None:
+            self._queue.observe(metrics.queue_seconds)
+        self._whole.observe(metrics.seconds)
+        self._prompt_tokens.observe(metrics.num_prompt_tokens)
+        self._answer_tokens.observe(metrics.num_output_tokens)
+        for reason in metrics.finish_reasons:
+            self._ended.labels(reason).inc()
+
+    def request_began(self, route: str) -> None:
+        """Counts a request in. route: its pattern, as /v1/models/{name}, never a client's path."""
+        self._http_running.labels(route).inc()
+
+    def request_ended(
+        self, route: str, status: int, seconds: float, error: str | None = None
+    ) -> None:
+        """Counts a request that began. error: its kind, one of few, where it failed."""
+        self._http_running.labels(route).dec()
+        self._http_requests.labels(route, str(status)).inc()
+        self._http_seconds.labels(route).observe(seconds)
+        if error is not None:
+            self._http_errors.labels(route, error).inc()
+
+    def engine_said(
+        self, stats: Stats | None, info: ModelInfo | None, names: Iterable[str] = ()
+    ) -> None:
+        """What the engine's lines are made of from now on; None where it has ended, or not begun.
+
+        names: the model's, as clients write them.
+        """
+        self._engine.stats, self._engine.info, self._engine.names = stats, info, tuple(names)
+
+    def render(self) -> bytes:
+        """The text of /metrics, of CONTENT_TYPE."""
+        return generate_latest(self.registry)
+
+
+class _EngineCollector(Collector):
+    """Lines of the engine's counts: they are its own, and are not counted twice."""
+
+    def __init__(self) -> None:
+        self.stats: Stats | None = None
+        self.info: ModelInfo | None = None
+        self.names: tuple[str, ...] = ()
+
+    def collect(self) -> Iterable[Metric]:
+        up = GaugeMetricFamily("regatta_engine_up", "Whether the engine answers.")
+        up.add_metric((), float(self.stats is not None))
+        yield up
+        if self.info is not None:
+            info = GaugeMetricFamily(
+                "regatta_model_info",
+                "What runs; always 1.",
+                labels=("model_name", "model_type", "dtype", "device", "quantization"),
+            )
+            for name in self.names:
+                kind = self.info.quant_type or "none"
+                values = (name, self.info.model_type, self.info.dtype, self.info.device, kind)
+                info.add_metric(values, 1.0)
+            yield info
+        stats = self.stats
+        if stats is None:
+            return
+        for field, name, text in _COUNTERS:
+            yield CounterMetricFamily(f"regatta_{name}", text, value=getattr(stats, field))
+        for field, name, text in _GAUGES:
+            yield GaugeMetricFamily(f"regatta_{name}", text, value=getattr(stats, field))
+        for name, text, part, whole in (
+            (
+                "kv_cache_usage_perc",
+                "Share of the KV cache's blocks that unfinished requests hold, 0 to 1.",
+                stats.num_used_blocks,
+                stats.num_cache_blocks,
+            ),
+            (
+                "prefix_cache_hit_rate",
+                "Share of the prompts' tokens that the prefix cache had, since the start.",
+                stats.num_prefix_hit_tokens,
+                stats.num_prompt_tokens,
+            ),
+            (
+                "spec_decode_draft_acceptance_rate",
+                "Share of draft tokens that stood, since the start.",
+                stats.num_accepted_draft_tokens,
+                stats.num_draft_tokens,
+            ),
+        ):
+            yield GaugeMetricFamily(f"regatta_{name}", text, value=part / whole if whole else 0.0)
