@@ -1,0 +1,247 @@
+"""Text with markup in it that comes in pieces, cut anywhere: what format parsers are written with.
+
+A parser is a generator over a `Reader` that yields where it needs more text, and tells an `Output`
+what it found. So it reads like one for a text that is all there. Each character is looked at a
+bounded number of times, however the text is cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
+
+from predict.text.deltas import (
+    CallArguments,
+    CallBegin,
+    ContentDelta,
+    Delta,
+    ReasoningDelta,
+)
+from predict.text.stop_strings import ROOT, stop_strings
+
+Result = TypeVar("Result")
+Steps = Generator[None, None, Result]  # yields where more text is needed
+Emit = Callable[[str], None]
+
+SPACES = re.compile(r"\s*")
+
+
+class Reader:
+    """Text that comes in pieces, and how far it is read.
+
+    What is not read yet is short: methods that look ahead look no farther than a mark is long.
+    """
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0
+        self._has_ended = False
+        self._recorded: list[str] | None = None
+
+    def add(self, text: str) -> None:
+        """Puts a piece behind what has come."""
+        self._text = self._text[self._at :] + text
+        self._at = 0
+
+    def end(self) -> None:
+        """No piece follows."""
+        self._has_ended = True
+
+    def record(self) -> None:
+        """What is read from here on is remembered, in case that it was no markup after all."""
+        self._recorded = []
+
+    def recorded(self) -> str:
+        """What was read since `record`, which ends with this."""
+        pieces, self._recorded = self._recorded or [], None
+        return "".join(pieces)
+
+    def take(self, count: int) -> str:
+        """The next characters, which are there; they are read with this."""
+        text = self._text[self._at : self._at + count]
+        self._at += count
+        if self._recorded is not None:
+            self._recorded.append(text)
+        return text
+
+    def more(self) -> Steps[bool]:
+        """Waits for more text; False when none comes."""
+        size = len(self._text) - self._at
+        while len(self._text) - self._at == size:
+            if self._has_ended:
+                return False
+            yield
+        return True
+
+    def peek(self) -> Steps[str]:
+        """The next character, "" at the end of the text."""
+        if self._at == len(self._text) and not (yield from self.more()):
+            return ""
+        return self._text[self._at]
+
+    def matched(self, pattern: re.Pattern[str]) -> str:
+        """What a pattern matches in the text that is there; it is read with this."""
+        match = pattern.match(self._text, self._at)
+        return self.take(match.end() - self._at) if match else ""
+
+    def run(self, pattern: re.Pattern[str], emit: Emit | None = None) -> Steps[str]:
+        """All characters that a pattern of the form [...]* takes; "" where each is emitted."""
+        pieces = []
+        while (yield from self.peek()):
+            piece = self.matched(pattern)
+            if not piece:
+                break
+            if emit is None:
+                pieces.append(piece)
+            else:
+                emit(piece)
+        return "".join(pieces)
+
+    def spaces(self) -> Steps[str]:
+        """The white space that comes next."""
+        return (yield from self.run(SPACES))
+
+    def literal(self, *marks: str) -> Steps[str | None]:
+        """Which of the marks comes next, the longest of those; None, and none of it is read."""
+        while True:
+            ahead = self._text[self._at : self._at + max(map(len, marks))]
+            found = [mark for mark in marks if ahead.startswith(mark)]
+            longer = any(len(mark) > len(ahead) and mark.startswith(ahead) for mark in marks)
+            if longer and (yield from self.more()):
+                continue
+            if not found:
+                return None
+            return self.take(len(max(found, key=len)))
+
+    def until(self, marks: Sequence[str], emit: Emit) -> Steps[str | None]:
+        """Emits the text before the first mark and reads the mark; None: the text ended.
+
+        Text that may yet become a mark is held back.
+        """
+        finder = stop_strings(tuple(marks))
+        node = ROOT
+        held = ""
+        while True:
+            text = self._text[self._at :]
+            node, match = finder.scan(node, text)
+            if match is not None:
+                self.take(match.end)
+                mark = (held + text)[len(held) + match.begin : len(held) + match.end]
+                before = (held + text)[: len(held) + match.begin]
+                if before:
+                    emit(before)
+                return mark
+            self.take(len(text))
+            text = held + text
+            certain = len(text) - finder.depth(node)
+            if certain:
+                emit(text[:certain])
+            held = text[certain:]
+            if not (yield from self.more()):
+                if held:
+                    emit(held)
+                return None
+
+
+class Output:
+    """Collects what a parser finds; neighbours of a kind become one delta.
+
+    White space between content and a call, between calls, and behind them is markup: it counts
+    only where more content follows.
+    """
+
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self._new_id = new_id
+        self._deltas: list[Delta] = []
+        self._pieces: list[str] = []  # of the last delta, which is not made yet
+        self._make: Callable[[str], Delta] = ContentDelta
+        self._spaces: list[str] = []  # behind content, or a call
+        self._trims = False  # whether spaces are dropped when nothing follows
+        self.num_calls = 0
+
+    def content(self, text: str) -> None:
+        """Text that is no markup."""
+        kept = text.rstrip()
+        if kept:
+            self._put(ContentDelta, "".join([*self._spaces, kept]))
+            self._spaces = []
+            self._trims = False
+        if len(kept) < len(text):
+            self._spaces.append(text[len(kept) :])
+
+    def reasoning(self, text: str) -> None:
+        """Text of the model's thoughts."""
+        if text:
+            self._put(ReasoningDelta, text)
+
+    def trim(self) -> None:
+        """White space that stands here is markup, unless it stands within content."""
+        self._spaces = []
+        self._trims = True
+
+    def begin_call(self, name: str, given_id: str | None = None) -> None:
+        """A call begins; arguments that follow are its."""
+        self.trim()
+        self._close()
+        self._deltas.append(CallBegin(self.num_calls, given_id or self._new_id(), name))
+        self.num_calls += 1
+
+    def arguments(self, text: str) -> None:
+        """More of the last call's arguments."""
+        if text:
+            self._put(self._arguments, text)
+
+    def take(self) -> list[Delta]:
+        """The deltas since the last time."""
+        self._close()
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def end(self) -> None:
+        """Nothing follows."""
+        if self._spaces and not self._trims:
+            self._put(ContentDelta, "".join(self._spaces))
+        self._spaces = []
+
+    def _arguments(self, text: str) -> Delta:
+        return CallArguments(self.num_calls - 1, text)
+
+    def _put(self, make: Callable[[str], Delta], text: str) -> None:
+        if make != self._make:
+            self._close()
+            self._make = make
+        self._pieces.append(text)
+
+    def _close(self) -> None:
+        if self._pieces:
+            self._deltas.append(self._make("".join(self._pieces)))
+            self._pieces = []
+
+
+class StepParser:
+    """A `Parser` made of a generator: `steps(reader, output)` reads until the text ends."""
+
+    def __init__(
+        self, steps: Callable[[Reader, Output], Steps[None]], new_id: Callable[[], str]
+    ) -> None:
+        self._reader = Reader()
+        self._output = Output(new_id)
+        self._steps = steps(self._reader, self._output)
+        next(self._steps)
+
+    def feed(self, text: str) -> list[Delta]:
+        """What became certain with this text."""
+        if not text:
+            return []
+        self._reader.add(text)
+        next(self._steps)
+        return self._output.take()
+
+    def finish(self) -> list[Delta]:
+        """What was held back."""
+        self._reader.end()
+        for _ in self._steps:
+            raise AssertionError("a parser waits for text behind its end")
+        self._output.end()
+        return self._output.take()

@@ -1,0 +1,49 @@
+"""How models write tool calls: one module per format, each with a row named `FORMAT`.
+
+A model's own format is found by what its chat template and its special tokens hold; a name
+(--tool_call_parser) overrides that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Collection
+
+from predict.errors import one_of
+from predict.text.deltas import Parser
+from predict.text.markup import StepParser
+from predict.text.tool_calls._records import Format, Tool, ToolUse
+
+__all__ = ["Format", "Tool", "ToolUse", "detected", "format_of", "known_formats", "parser_of"]
+
+
+def known_formats() -> list[str]:
+    """The formats that have a module here."""
+    names = (module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(name for name in names if not name.startswith("_"))
+
+
+def format_of(name: str) -> Format:
+    """The format of that name; raises UserError naming the known ones."""
+    if name not in known_formats():
+        raise one_of("tool_call_parser", name, known_formats())
+    found: Format = importlib.import_module(f"{__name__}.{name}").FORMAT
+    return found
+
+
+def detected(template: str, special_tokens: Collection[str]) -> Format | None:
+    """The format of a model, by the source of its chat template and its special tokens.
+
+    The one with the most marks where several have all of theirs; None where none has.
+    """
+    rows = [format_of(name) for name in known_formats()]
+    fitting = [
+        row for row in rows if all(mark in template or mark in special_tokens for mark in row.marks)
+    ]
+    return max(fitting, key=lambda row: len(row.marks), default=None)
+
+
+def parser_of(row: Format, use: ToolUse) -> Parser:
+    """A parser for one answer of a model that writes this format."""
+    return StepParser(lambda reader, output: row.reads(reader, output, use), row.new_id)

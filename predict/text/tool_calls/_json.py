@@ -1,0 +1,175 @@
+"""JSON in a text that comes in pieces: where a value ends, and objects that call a tool."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum
+
+from predict.errors import UserError
+from predict.system.files import parse_json
+from predict.text.markup import Emit, Output, Reader, Steps
+
+_IN_STRING = re.compile(r'[^"\\]*')
+_IN_VALUE = re.compile(r"[\s\w+\-.,:]*")  # of an object or a list, outside of texts
+_IN_SCALAR = re.compile(r"[\w+\-.]*")
+_CLOSERS = {"{": "}", "[": "]"}
+NO_ARGUMENTS = "{}"
+
+
+class Outcome(Enum):
+    """How the reading of a call ended."""
+
+    NONE = "no call"  # nothing went out
+    WHOLE = "whole"
+    CUT = "cut"  # the call is out, and what follows what was read of it is not as it should be
+
+
+@dataclass(frozen=True)
+class CallKeys:
+    """The keys of an object that calls a tool."""
+
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    # Other keys that it may have; None: any.
+    others: Collection[str] | None = None
+    # Names that it may call; None: any.
+    names: Collection[str] | None = None
+
+
+def value(reader: Reader, emit: Emit) -> Steps[bool]:
+    """Reads a JSON value and emits its text; False where it breaks off, and no more is read.
+
+    It is told from what is behind it, not checked: a comma too many passes.
+    """
+    closers: list[str] = []
+    while True:
+        character = yield from reader.peek()
+        if character == '"':
+            if not (yield from _string(reader, emit)):
+                return False
+        elif character in _CLOSERS:
+            closers.append(_CLOSERS[character])
+            emit(reader.take(1))
+        elif closers and character == closers[-1]:
+            closers.pop()
+            emit(reader.take(1))
+        elif closers:
+            piece = reader.matched(_IN_VALUE)
+            if not piece:
+                return False
+            emit(piece)
+        else:
+            return (yield from _scalar(reader, emit))
+        if not closers:
+            return True
+
+
+def _string(reader: Reader, emit: Emit) -> Steps[bool]:
+    emit(reader.take(1))
+    while character := (yield from reader.peek()):
+        if character == '"':
+            emit(reader.take(1))
+            return True
+        if character == "\\":
+            emit(reader.take(1))
+            if (yield from reader.peek()):
+                emit(reader.take(1))
+        else:
+            emit(reader.matched(_IN_STRING))
+    return False
+
+
+def _scalar(reader: Reader, emit: Emit) -> Steps[bool]:
+    sizes: list[int] = []
+
+    def counted(piece: str) -> None:
+        sizes.append(len(piece))
+        emit(piece)
+
+    yield from reader.run(_IN_SCALAR, counted)
+    return bool(sizes)
+
+
+def _text(reader: Reader) -> Steps[str | None]:
+    """A JSON text's value; None where there is none."""
+    pieces: list[str] = []
+    if (yield from reader.peek()) != '"' or not (yield from _string(reader, pieces.append)):
+        return None
+    return _decoded("".join(pieces))
+
+
+def _decoded(literal: str) -> str | None:
+    try:
+        found = parse_json(literal, "a text")
+    except UserError:
+        return None
+    return found if isinstance(found, str) else None
+
+
+def call_object(reader: Reader, output: Output, keys: CallKeys) -> Steps[Outcome]:
+    """Reads {"name": ..., "arguments": ...}, and puts the call out as soon as it is one.
+
+    Arguments that stand before the name, or are a text of JSON, go out when they are whole.
+    """
+    name: str | None = None
+    early: list[str] | None = None  # arguments ahead of the name
+    begun = False
+    if not (yield from reader.literal("{")):
+        return Outcome.NONE
+    yield from reader.spaces()
+    while not (yield from reader.literal("}")):
+        key = yield from _text(reader)
+        yield from reader.spaces()
+        if key is None or not (yield from reader.literal(":")):
+            return Outcome.CUT if begun else Outcome.NONE
+        yield from reader.spaces()
+        if key == "name" and name is None:
+            name = yield from _text(reader)
+            if not name or (keys.names is not None and name not in keys.names):
+                return Outcome.NONE
+        elif key in keys.arguments and name is not None and not begun:
+            begun = True
+            output.begin_call(name)
+            if not (yield from arguments(reader, output.arguments)):
+                return Outcome.CUT
+        elif key in keys.arguments and early is None and not begun:
+            early = []
+            if not (yield from arguments(reader, early.append)):
+                return Outcome.NONE
+        elif keys.others is not None and key not in keys.others:
+            return Outcome.CUT if begun else Outcome.NONE
+        elif not (yield from value(reader, _drop)):
+            return Outcome.CUT if begun else Outcome.NONE
+        yield from reader.spaces()
+        if (yield from reader.literal(",")):
+            yield from reader.spaces()
+        elif (yield from reader.peek()) != "}":
+            return Outcome.CUT if begun else Outcome.NONE
+    if not begun:
+        if name is None:
+            return Outcome.NONE
+        output.begin_call(name)
+        output.arguments("".join(early) if early else NO_ARGUMENTS)
+    return Outcome.WHOLE
+
+
+def arguments(reader: Reader, emit: Emit) -> Steps[bool]:
+    """Reads a call's arguments: JSON as it comes, none for null, and what a text of JSON says."""
+    character = yield from reader.peek()
+    if character in _CLOSERS:
+        return (yield from value(reader, emit))
+    pieces: list[str] = []
+    is_whole = yield from value(reader, pieces.append)
+    text = "".join(pieces)
+    if text == "null":
+        text = NO_ARGUMENTS
+    elif is_whole and text.startswith('"'):
+        decoded = _decoded(text)
+        text = text if decoded is None else decoded or NO_ARGUMENTS
+    emit(text)
+    return is_whole
+
+
+def _drop(_: str) -> None:
+    pass

@@ -1,0 +1,105 @@
+"""What a format of tool calls is, and what a request asks of tools."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from predict.errors import UserError, one_of, quoted
+from predict.guide import Guide
+from predict.system.files import json_type
+from predict.text.deltas import call_id
+from predict.text.markup import Output, Reader, Steps
+
+CHOICES = ("auto", "none", "required")
+MAX_TOOLS = 512
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    """A function that the model may call. Raises UserError that names the field."""
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # JSON schema of its arguments
+    # Whether the arguments must fit the schema to the letter: a schema with something that cannot
+    # be enforced is refused then, and otherwise enforced but for that.
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise UserError(
+                f"the tool name {quoted(self.name)} is not supported (allowed: 1 to 128 letters, "
+                "digits, _, - and .)"
+            )
+        if not isinstance(self.parameters, Mapping):
+            raise UserError(
+                f"parameters of the tool {self.name} are {json_type(self.parameters)} (allowed: a "
+                "JSON schema, as an object)"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolUse:
+    """The tools of a request and what is asked of them. Raises UserError that names the field."""
+
+    tools: Sequence[Tool] = ()
+    choice: Literal["auto", "none", "required"] = "auto"
+    named: str | None = None  # the one tool that must be called; `choice` is "required" then
+    parallel: bool = True  # whether one answer may call several times
+
+    def __post_init__(self) -> None:
+        if self.choice not in CHOICES:
+            raise one_of("tool_choice", self.choice, CHOICES)
+        names = [tool.name for tool in self.tools]
+        if len(names) > MAX_TOOLS:
+            raise UserError(f"{len(names)} tools are too many (allowed: at most {MAX_TOOLS})")
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UserError(f"two tools have the name {quoted(twice)}; give each its own")
+        if self.named is not None:
+            if self.named not in names:
+                raise one_of("the tool of tool_choice", self.named, names)
+            object.__setattr__(self, "choice", "required")
+        if self.choice == "required" and not names:
+            raise UserError("tool_choice asks for a call, and there are no tools; give tools")
+
+    @property
+    def allowed(self) -> tuple[Tool, ...]:
+        """The tools that may be called."""
+        if self.choice == "none":
+            return ()
+        return tuple(tool for tool in self.tools if self.named in (None, tool.name))
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether there must be a call."""
+        return self.choice == "required"
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there may be no second call."""
+        return not self.parallel or self.named is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """How models of one kind write tool calls: a row of the table.
+
+    reads: the generator that a parser of it is made of (see predict.text.markup). guide: makes
+    calls valid; None where nothing is asked of the text.
+    """
+
+    name: str
+    models: str  # that write so, for the documentation
+    # Texts of which a model's chat template, or its special tokens, have all.
+    marks: tuple[str, ...]
+    # Special tokens that must stay in an answer's text, as the parser looks for them.
+    kept_tokens: tuple[str, ...] = ()
+    reads: Callable[[Reader, Output, ToolUse], Steps[None]]
+    guide: Callable[[ToolUse, Mapping[str, int]], Guide | None]
+    new_id: Callable[[], str] = call_id
+    # Whether the parser is needed even where a request has no tools: all answers have markup.
+    is_whole: bool = False
