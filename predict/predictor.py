@@ -8,7 +8,6 @@ model), or 128 + the number of the signal that ended it (130 after Ctrl-C).
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 
@@ -21,23 +20,23 @@ if (
 
 from collections.abc import Callable, Container, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from predict.cli.command import run_command
 from predict.cli.flags import parse_flags
 from predict.errors import EXIT_FAILURE, TokenizerError
 from predict.system.console import say
-from predict.system.outputs import check_output, is_special, locked
-from predict.system.signals import Signals, exit_code
+from predict.system.outputs import locked
+from predict.system.signals import Signals
 
 if TYPE_CHECKING:
     from predict.cli.data import DataItem
     from predict.cli.results import Results
     from predict.cli.run_config import PredictorConfig
+    from predict.cli.work import Work
     from predict.config.engine import EngineConfig
     from predict.llm import LLM
-    from predict.request import RequestOutput, SamplingParams, TokenLogprobs
+    from predict.request import RequestOutput
     from predict.system.progress import Progress
     from predict.text.tokenizer import Tokenizer
 
@@ -62,23 +61,12 @@ def main(argv: Sequence[str] | None = None, make_llm: MakeLLM | None = None) -> 
     return run_command(action)
 
 
-@dataclass(frozen=True)
-class Work:
-    """The prompts of a run, read, tokenized and checked before the model is loaded."""
-
-    items: Sequence[DataItem]
-    token_ids: list[list[int] | TokenizerError]
-    params: list[SamplingParams]
-    tokenizer: Tokenizer
-
-
 def run(config: PredictorConfig, make_llm: MakeLLM, signals: Signals) -> int:
     """Answers the data file and runs the benchmark, as configured; returns the exit status.
 
     Every output and every prompt is checked before the model is loaded. Raises UserError.
     """
-    from predict.cli.identity import run_inputs
-    from predict.cli.results import open_results
+    from predict.cli.work import answers_prompts, checked_outputs, keeping, prepare
     from predict.system.host import frozen_objects
 
     for note in config.notes:
@@ -88,29 +76,19 @@ def run(config: PredictorConfig, make_llm: MakeLLM, signals: Signals) -> int:
             stack.enter_context(locked(flag, path))
         llm: LLM | None = None
         status = 0
-        if _answers(config):
+        if answers_prompts(config):
             work = prepare(config)
-            results = open_results(
-                config.output_file,
-                len(work.items),
-                lambda: run_inputs(config, work.items, work.token_ids),
-                config.resume,
-                say,
-            )
-            try:
+
+            def answer_all(results: Results) -> int:
+                nonlocal llm
                 if not results.is_complete:
                     llm = make_llm(config.engine, work.tokenizer)
                 with frozen_objects():
-                    status = answer(llm, work, results, signals)
-            except KeyboardInterrupt as error:
-                results.close()
-                say(f"interrupted: {results.kept}")
-                return exit_code(error)
-            except Exception:
-                results.close()
-                if results.num_results:
-                    say(f"stopped: {results.kept}")
-                raise
+                    return answer(llm, work, results, signals)
+
+            status = keeping(config, work, answer_all)
+            if status > EXIT_FAILURE:  # interrupted
+                return status
         if config.benchmark:
             from predict.bench.padded import run_benchmark
 
@@ -121,73 +99,13 @@ def run(config: PredictorConfig, make_llm: MakeLLM, signals: Signals) -> int:
     return status
 
 
-def _answers(config: PredictorConfig) -> bool:
-    """Whether a run answers prompts; else it measures speed alone."""
-    return config.data_file is not None or not config.benchmark
-
-
-def checked_outputs(config: PredictorConfig) -> list[tuple[str, str]]:
-    """(flag, path) of what a run writes; raises UserError where something would be destroyed."""
-    from predict.cli.identity import PATHS
-    from predict.cli.journal import journal_path
-
-    engine = config.engine
-    template = engine.model.chat_template
-    files = {
-        "data_file": config.data_file,
-        "chat_template": None if template is None or not os.path.isfile(template) else template,
-    }
-    folders = {name: engine.settings.get(name) for name in PATHS}
-    outputs: list[tuple[str, str]] = []
-    if _answers(config):
-        check_output("output_file", config.output_file, files=files, folders=folders)
-        outputs.append(("output_file", config.output_file))
-        files["output_file"] = config.output_file
-        if not is_special(config.output_file):
-            journal = journal_path(config.output_file)
-            inputs = {**files, "benchmark_file": config.benchmark_file}
-            check_output("output_file", journal, files=inputs)
-    if config.benchmark_file is not None:
-        check_output("benchmark_file", config.benchmark_file, files=files, folders=folders)
-        outputs.append(("benchmark_file", config.benchmark_file))
-    return outputs
-
-
-def prepare(config: PredictorConfig) -> Work:
-    """What a run answers; raises UserError for the first prompt that cannot run."""
-    from predict.cli.data import built_in_items, read_data_file
-    from predict.cli.prompts import prepare_params, prepare_prompts
-    from predict.config.engine import check_params
-    from predict.nn.hf_config import ConfigReader
-    from predict.text.tokenizer import Tokenizer
-
-    engine = config.engine
-    if config.data_file is None:
-        items = built_in_items(config.num_requests)
-    else:
-        items = read_data_file(config.data_file)
-    tokenizer = Tokenizer.from_dir(engine.model.model_name_or_path, engine.model.chat_template)
-    prompts = prepare_prompts(
-        items, tokenizer, engine.scheduling.src_length, engine.scheduling.max_length
-    )
-    params = prepare_params(
-        items,
-        config.sampling_params,
-        tokenizer,
-        lambda: ConfigReader.from_dir(engine.model.model_name_or_path).get_int("vocab_size"),
-        lambda params: check_params(params, engine),
-    )
-    for warning in prompts.warnings:
-        say(f"warning: {warning}")
-    return Work(items, prompts.token_ids, params, tokenizer)
-
-
 def answer(llm: LLM | None, work: Work, results: Results, signals: Signals) -> int:
     """Generates, prints and keeps what has no result yet, then writes the output.
 
     llm: None where nothing is left to generate. Returns the exit status. Raises Interrupted at the
     end of a step, unless it was the last one.
     """
+    from predict.cli.work import result_line
     from predict.system.progress import Progress
 
     num_failed = 0
@@ -246,44 +164,6 @@ def _drafts(llm: LLM) -> str:
     stats = llm.stats()
     counts = stats.num_draft_tokens, stats.num_accepted_draft_tokens, stats.num_draft_spans
     return "; " + draft_summary(*counts)
-
-
-def result_line(item: DataItem, output: RequestOutput) -> dict[str, Any]:
-    """What the output file says of a prompt: PaddleNLP's keys, and what was asked for besides.
-
-    "outputs" has all answers where there are several. "logprobs" (then of each answer) and
-    "prompt_logprobs" have a list per token, its own first; "error" says what ended an answer early.
-    """
-    result: dict[str, Any] = {"src": item.src, "tgt": item.tgt, "output": output.text}
-    several = len(output.outputs) > 1
-    if several:
-        result["outputs"] = [answer.text for answer in output.outputs]
-    if output.outputs[0].logprobs is not None:
-        logprobs = [_plain(answer.logprobs or ()) for answer in output.outputs]
-        result["logprobs"] = logprobs if several else logprobs[0]
-    if output.prompt_logprobs is not None:
-        result["prompt_logprobs"] = _plain(output.prompt_logprobs)
-    errors = [answer.error for answer in output.outputs if answer.error is not None]
-    if errors:
-        result["error"] = errors[0]
-    return result
-
-
-def _plain(tokens: Sequence[TokenLogprobs | None]) -> list[Any]:
-    """Logprobs for JSON, which has no infinity: null stands for -inf."""
-    return [
-        None
-        if token is None
-        else [
-            {
-                "token_id": token_id,
-                "logprob": round(entry.logprob, 6) if math.isfinite(entry.logprob) else None,
-                "rank": entry.rank,
-            }
-            for token_id, entry in token.items()
-        ]
-        for token in tokens
-    ]
 
 
 class _Console:

@@ -119,7 +119,10 @@ class JournaledResults:
 
     def put(self, index: int, result: Mapping[str, Any]) -> None:
         """Keeps the result of a prompt."""
-        data = result_bytes(result)
+        self.put_line(index, result_bytes(result))
+
+    def put_line(self, index: int, data: bytes) -> None:
+        """Keeps the result of a prompt, as its line of JSON without the line break."""
         if self._rescue is None:
             try:
                 self._journal.append(index, data)
@@ -227,7 +230,11 @@ class StreamedResults:
 
     def put(self, index: int, result: Mapping[str, Any]) -> None:
         """Takes the result of a prompt; writes it and its successors where they are due."""
-        self._lines[index] = result_bytes(result) + b"\n"
+        self.put_line(index, result_bytes(result))
+
+    def put_line(self, index: int, data: bytes) -> None:
+        """Takes the result of a prompt, as its line of JSON without the line break."""
+        self._lines[index] = data + b"\n"
         while self._next in self._lines:
             self._write(self._lines.pop(self._next))
             self._next += 1

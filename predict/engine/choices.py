@@ -47,4 +47,9 @@ def request_seed(engine_seed: int, request: Request) -> int:
     """The request's own seed, or one made from the engine's seed and the request's number."""
     if request.sampling_params.seed is not None:
         return request.sampling_params.seed
-    return (engine_seed * 0x9E3779B97F4A7C15 + request.request_id + 1) & (1 << 63) - 1
+    return numbered_seed(engine_seed, request.request_id)
+
+
+def numbered_seed(engine_seed: int, request_id: int) -> int:
+    """The seed of a request that has none of its own; of the next one, the next number."""
+    return (engine_seed * 0x9E3779B97F4A7C15 + request_id + 1) & (1 << 63) - 1

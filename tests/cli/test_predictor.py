@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 
 from predict.cli import data
+from predict.cli.work import result_line
 from predict.config.engine import EngineConfig
 from predict.errors import UserError
-from predict.predictor import main, result_line
+from predict.predictor import main
 from predict.request import (
     CompletionOutput,
     Logprob,

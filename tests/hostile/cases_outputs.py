@@ -62,7 +62,7 @@ def header(sandbox: Sandbox, *words: str) -> dict[str, Any]:
     from predict.cli.flags import parse_flags
     from predict.cli.identity import run_inputs
     from predict.cli.run_config import PredictorConfig
-    from predict.predictor import prepare
+    from predict.cli.work import prepare
 
     argv = [sandbox.fill(word) for word in (*COMMANDS["predict"][1], *words)]
     config = PredictorConfig.from_flags(parse_flags(argv))

@@ -1,0 +1,158 @@
+"""What a run over a data file answers, checked before a weight is read, and what it keeps of it.
+
+Shared by the commands that answer data files. Imports no Paddle.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from predict.cli.data import DataItem, built_in_items, read_data_file
+from predict.cli.identity import PATHS, run_inputs
+from predict.cli.journal import journal_path
+from predict.cli.prompts import prepare_params, prepare_prompts
+from predict.cli.results import Results, open_results
+from predict.cli.run_config import PredictorConfig
+from predict.config.engine import check_params
+from predict.errors import TokenizerError
+from predict.nn.hf_config import ConfigReader
+from predict.request import RequestOutput, SamplingParams, TokenLogprobs
+from predict.system.console import say
+from predict.system.outputs import check_output, is_special
+from predict.system.signals import exit_code
+from predict.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Work:
+    """The prompts of a run, read, tokenized and checked before the model is loaded."""
+
+    items: Sequence[DataItem]
+    token_ids: list[list[int] | TokenizerError]
+    params: list[SamplingParams]
+    tokenizer: Tokenizer
+
+
+def answers_prompts(config: PredictorConfig) -> bool:
+    """Whether a run answers prompts; else it measures speed alone."""
+    return config.data_file is not None or not config.benchmark
+
+
+def checked_outputs(config: PredictorConfig) -> list[tuple[str, str]]:
+    """(flag, path) of what a run writes; raises UserError where something would be destroyed."""
+    engine = config.engine
+    template = engine.model.chat_template
+    files = {
+        "data_file": config.data_file,
+        "chat_template": None if template is None or not os.path.isfile(template) else template,
+    }
+    folders = {name: engine.settings.get(name) for name in PATHS}
+    outputs: list[tuple[str, str]] = []
+    if answers_prompts(config):
+        check_output("output_file", config.output_file, files=files, folders=folders)
+        outputs.append(("output_file", config.output_file))
+        files["output_file"] = config.output_file
+        if not is_special(config.output_file):
+            journal = journal_path(config.output_file)
+            inputs = {**files, "benchmark_file": config.benchmark_file}
+            check_output("output_file", journal, files=inputs)
+    if config.benchmark_file is not None:
+        check_output("benchmark_file", config.benchmark_file, files=files, folders=folders)
+        outputs.append(("benchmark_file", config.benchmark_file))
+    return outputs
+
+
+def prepare(config: PredictorConfig) -> Work:
+    """What a run answers; raises UserError for the first prompt that cannot run."""
+    engine = config.engine
+    if config.data_file is None:
+        items = built_in_items(config.num_requests)
+    else:
+        items = read_data_file(config.data_file)
+    tokenizer = Tokenizer.from_dir(engine.model.model_name_or_path, engine.model.chat_template)
+    prompts = prepare_prompts(
+        items, tokenizer, engine.scheduling.src_length, engine.scheduling.max_length
+    )
+    params = prepare_params(
+        items,
+        config.sampling_params,
+        tokenizer,
+        lambda: ConfigReader.from_dir(engine.model.model_name_or_path).get_int("vocab_size"),
+        lambda params: check_params(params, engine),
+    )
+    for warning in prompts.warnings:
+        say(f"warning: {warning}")
+    return Work(items, prompts.token_ids, params, tokenizer)
+
+
+def keeping(config: PredictorConfig, work: Work, run: Callable[[Results], int]) -> int:
+    """Runs `run` with the results of `work` opened, and returns its exit status.
+
+    Interrupted, or failed, what is finished is kept, and a line says where. Raises UserError where
+    results cannot be kept, and what `run` raises.
+    """
+    results = open_results(
+        config.output_file,
+        len(work.items),
+        lambda: run_inputs(config, work.items, work.token_ids),
+        config.resume,
+        say,
+    )
+    try:
+        return run(results)
+    except KeyboardInterrupt as error:
+        results.close()
+        say(f"interrupted: {results.kept}")
+        return exit_code(error)
+    except Exception:
+        results.close()
+        if results.num_results:
+            say(f"stopped: {results.kept}")
+        raise
+
+
+def result_line(item: DataItem, output: RequestOutput) -> dict[str, Any]:
+    """What the output file says of a prompt: PaddleNLP's keys, and what was asked for besides.
+
+    "outputs" has all answers where there are several. "logprobs" (then of each answer) and
+    "prompt_logprobs" have a list per token, its own first; "error" says what ended an answer early.
+    """
+    return {"src": item.src, "tgt": item.tgt, **answer_of(output)}
+
+
+def answer_of(output: RequestOutput) -> dict[str, Any]:
+    """A result line without what the data file says itself."""
+    result: dict[str, Any] = {"output": output.text}
+    several = len(output.outputs) > 1
+    if several:
+        result["outputs"] = [answer.text for answer in output.outputs]
+    if output.outputs[0].logprobs is not None:
+        logprobs = [_plain(answer.logprobs or ()) for answer in output.outputs]
+        result["logprobs"] = logprobs if several else logprobs[0]
+    if output.prompt_logprobs is not None:
+        result["prompt_logprobs"] = _plain(output.prompt_logprobs)
+    errors = [answer.error for answer in output.outputs if answer.error is not None]
+    if errors:
+        result["error"] = errors[0]
+    return result
+
+
+def _plain(tokens: Sequence[TokenLogprobs | None]) -> list[Any]:
+    """Logprobs for JSON, which has no infinity: null stands for -inf."""
+    return [
+        None
+        if token is None
+        else [
+            {
+                "token_id": token_id,
+                "logprob": round(entry.logprob, 6) if math.isfinite(entry.logprob) else None,
+                "rank": entry.rank,
+            }
+            for token_id, entry in token.items()
+        ]
+        for token in tokens
+    ]
