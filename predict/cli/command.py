@@ -27,23 +27,27 @@ def run_command(action: Callable[[Signals], int], interrupted: str = "interrupte
             if signals.number is not None:  # what a library made of the interruption
                 console.say(interrupted)
                 return exit_code(Interrupted(signals.number))
-            return _explained(error)
+            message, status = explanation(error)
+            console.say(f"error: {message}")
+            return status
 
 
-def _explained(error: Exception) -> int:
-    """Says what went wrong; the exit status. Called while `error` is handled."""
+def explanation(error: Exception) -> tuple[str, int]:
+    """What went wrong, in one line, and the exit status. Called while `error` is handled.
+
+    With REGATTA_TRACEBACK set, errors that are no UserError are raised.
+    """
     if isinstance(error, UserError):
-        console.say(f"error: {error}")
-        return error.exit_code
+        return str(error), error.exit_code
     if isinstance(error, ModuleNotFoundError) and (absence := explained_absence(error.name)):
-        console.say(f"error: {absence}")
-        return EXIT_USAGE
+        return absence, EXIT_USAGE
     if os.environ.get("REGATTA_TRACEBACK"):
         raise error
     if isinstance(error, EngineError):
-        console.say(f"error: {error}")
-        return EXIT_FAILURE
+        return str(error), EXIT_FAILURE
     kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
     detail = " ".join(str(error).split()) or "no further detail"
-    console.say(f"error: {kind}{detail} (set REGATTA_TRACEBACK=1 to see where it comes from)")
-    return EXIT_FAILURE
+    return (
+        f"{kind}{detail} (set REGATTA_TRACEBACK=1 to see where it comes from)",
+        EXIT_FAILURE,
+    )

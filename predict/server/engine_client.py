@@ -2,14 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Protocol, cast
 
+import msgspec
+
+from predict.config.engine import EngineConfig
 from predict.engine.samples import StreamOutput
+from predict.errors import EXIT_FAILURE, EXIT_USAGE, UserError
 from predict.request import RequestOutput, SamplingParams
-from predict.server.wire import AnswerMetrics, ModelInfo, Stats
+from predict.server.config import API_KEY_VARIABLE
+from predict.server.wire import (
+    Abort,
+    Add,
+    AnswerMetrics,
+    AskStats,
+    Ended,
+    Failed,
+    FromEngine,
+    FromFront,
+    Messages,
+    ModelInfo,
+    Ready,
+    Start,
+    Stats,
+    Step,
+    Stop,
+    Told,
+    frame,
+)
 
-__all__ = ["Answer", "AnswerMetrics", "Engine", "EngineDied", "ModelInfo", "Stats"]
+__all__ = [
+    "Answer",
+    "AnswerMetrics",
+    "Engine",
+    "EngineClient",
+    "EngineDied",
+    "EngineProcess",
+    "ModelInfo",
+    "Stats",
+]
+
+END_SECONDS = 10.0  # that a process may take to end after its last word
 
 
 class EngineDied(RuntimeError):  # noqa: N818  # a state, as the wait for it is named
@@ -26,7 +69,7 @@ class Answer(Protocol):
     """
 
     request_id: int
-    # Known when the iteration has ended; None after an abort of a request that never came to run.
+    # Known when the iteration has ended; None where it was refused.
     metrics: AnswerMetrics | None
     # Everything, of an answer that is not streamed, when the iteration has ended.
     output: RequestOutput | None
@@ -77,3 +120,339 @@ class Engine(Protocol):
 
     async def stats(self) -> Stats:
         """Counts, between two steps. Raises EngineDied."""
+
+
+class EngineProcess:
+    """The engine's process, and the front's end of the socket to it."""
+
+    def __init__(self, arguments: Sequence[str] = ("-m", "predict.server.engine_process")):
+        """Starts it. arguments: of Python; tests and benchmarks start another one."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, *arguments, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                env=_environment(),
+                # Ctrl-C in a terminal is the front's alone, which finishes what runs.
+                start_new_session=True,
+            )
+        self.socket = ours
+
+    @property
+    def process_id(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    def send_config(self, config: EngineConfig) -> None:
+        """Has it load a model. What it has to say of it comes as a message."""
+        with contextlib.suppress(OSError):  # it has ended: reading from the socket says so
+            self.socket.sendall(frame(Start(config.settings)))
+
+    def ended(self) -> str:
+        """How it ended, waited for up to END_SECONDS."""
+        try:
+            status = self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "is ending"
+        if status < 0:
+            return f"was ended by signal {-status} ({_signal_name(-status)})"
+        return f"ended with exit code {status}"
+
+    def kill(self) -> None:
+        """Ends it at once, and waits until it has ended."""
+        self._process.kill()
+        self._process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without the key to the server; with the checkout on Python's path."""
+    found = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    root = Path(__file__).resolve().parents[2]
+    if (root / "pyproject.toml").is_file():
+        paths = [str(root), found.get("PYTHONPATH", "")]
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return found
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return "real-time"
+
+
+class ClientAnswer:
+    """An Answer of EngineClient. One task iterates over it."""
+
+    __slots__ = (
+        "_client",
+        "_error",
+        "_has_ended",
+        "_pieces",
+        "_waiter",
+        "metrics",
+        "num_answers",
+        "output",
+        "request_id",
+    )
+
+    def __init__(self, client: EngineClient, request_id: int, num_answers: int):
+        self._client = client
+        self.request_id = request_id
+        self.num_answers = num_answers
+        self.metrics: AnswerMetrics | None = None
+        self.output: RequestOutput | None = None
+        self._pieces: list[StreamOutput] = []
+        self._has_ended = False
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __aiter__(self) -> AsyncIterator[list[StreamOutput]]:
+        return self
+
+    async def __anext__(self) -> list[StreamOutput]:
+        """The pieces that have come since the last time."""
+        while not self._pieces:
+            if self._has_ended:
+                if self._error is not None:
+                    raise self._error
+                raise StopAsyncIteration
+            self._waiter = self._client.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def abort(self) -> None:
+        """See Answer."""
+        if not self._has_ended:
+            self._client.abort(self.request_id)
+
+    # What follows is EngineClient's to call.
+
+    def take(self, pieces: list[StreamOutput]) -> None:
+        """Gives it pieces."""
+        if self._pieces:
+            self._pieces += pieces
+        else:
+            self._pieces = pieces
+        self._wake()
+
+    def end(self, ended: Ended) -> None:
+        """Ends it as the engine says."""
+        self.metrics, self.output = ended.metrics, ended.output
+        if ended.refused is not None:
+            self._error = UserError(ended.refused)
+        if ended.output is not None:
+            self._pieces += [
+                StreamOutput(
+                    each.text, each.token_ids, each.finish_reason, each.index, 0, each.error
+                )
+                for each in ended.output.outputs
+            ]
+        self._has_ended = True
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Ends it: behind the pieces that have come, `error` is raised."""
+        self._has_ended, self._error = True, error
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+class EngineClient(asyncio.Protocol):
+    """The Engine in a process of its own. One event loop's, the one that `connect` runs in."""
+
+    def __init__(
+        self, process: EngineProcess, on_ended: Callable[[AnswerMetrics], None] = lambda _: None
+    ):
+        """on_ended: takes what each answer took, when it has ended."""
+        self._process = process
+        self._on_ended = on_ended
+        self._messages: Messages[FromEngine] = Messages(FromEngine)
+        self._transport: asyncio.Transport | None = None
+        self._answers: dict[int, ClientAnswer] = {}  # unfinished
+        self._questions: dict[int, asyncio.Future[Stats]] = {}
+        self._num_asked = 0  # answers and questions, for their ids
+        self._num_in_flight = 0
+        self._info: ModelInfo | None = None
+        self._stopping = False
+        self._failed: Failed | None = None  # its last words
+        self._failure: str | None = None
+
+    async def connect(self) -> None:
+        """Begins to listen to the engine."""
+        self.loop = asyncio.get_running_loop()
+        self._loaded: asyncio.Future[None] = self.loop.create_future()
+        self._lost: asyncio.Future[None] = self.loop.create_future()
+        await self.loop.create_connection(lambda: self, sock=self._process.socket)
+
+    @property
+    def info(self) -> ModelInfo:
+        """See Engine."""
+        if self._info is None:
+            raise RuntimeError("the model is not loaded yet")
+        return self._info
+
+    @property
+    def is_ready(self) -> bool:
+        """See Engine."""
+        return self._info is not None and self._failure is None
+
+    @property
+    def is_alive(self) -> bool:
+        """See Engine."""
+        return self._failure is None
+
+    @property
+    def failure(self) -> str | None:
+        """See Engine."""
+        return self._failure
+
+    @property
+    def exit_code(self) -> int:
+        """What this process should leave with because the engine has ended."""
+        return EXIT_FAILURE if self._failed is None else self._failed.exit_code
+
+    @property
+    def num_in_flight(self) -> int:
+        """See Engine."""
+        return self._num_in_flight
+
+    async def ready(self) -> None:
+        """See Engine."""
+        await asyncio.shield(self._loaded)
+
+    async def died(self) -> None:
+        """Returns when the engine has ended, or cannot be reached."""
+        await asyncio.shield(self._lost)
+
+    def add(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, streamed: bool
+    ) -> ClientAnswer:
+        """See Engine."""
+        self._num_asked += 1
+        answer = ClientAnswer(self, self._num_asked, params.num_samples)
+        self._send(
+            Add(answer.request_id, list(prompt_token_ids), params, streamed, time.perf_counter())
+        )
+        self._answers[answer.request_id] = answer
+        self._num_in_flight += answer.num_answers
+        return answer
+
+    def abort(self, request_id: int) -> None:
+        """Has the engine end an answer; nothing when it has."""
+        if request_id in self._answers and self._failure is None:
+            self._send(Abort(request_id))
+
+    async def stats(self) -> Stats:
+        """See Engine."""
+        self._num_asked += 1
+        question = self._num_asked
+        future: asyncio.Future[Stats] = self.loop.create_future()
+        self._send(AskStats(question))
+        self._questions[question] = future
+        try:
+            return await future
+        finally:
+            self._questions.pop(question, None)
+
+    async def stop(self) -> None:
+        """Has the engine's process leave, and waits until it has; what runs is broken off."""
+        self._stopping = True
+        if self._failure is None and self._transport is not None:
+            self._send(Stop())
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.died(), END_SECONDS)
+        self._process.kill()  # nothing, where it has left
+
+    def _send(self, message: FromFront) -> None:
+        if self._failure is not None:
+            raise EngineDied(self._failure)
+        assert self._transport is not None
+        self._transport.write(frame(message))
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Takes the socket's transport."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Hands out what the engine says."""
+        try:
+            for message in self._messages.take(data):
+                self._take(message)
+        except msgspec.DecodeError as error:
+            self._die(f"the engine's process says what is no message: {error}")
+            self._process.kill()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The engine's process has ended, or is about to."""
+        if self._failed is not None:
+            self._die(self._failed.message)
+        else:
+            self._die("the engine's process has ended")
+
+    def _take(self, message: FromEngine) -> None:
+        if isinstance(message, Step):
+            answers = self._answers
+            for request_id, pieces in message.pieces:
+                answer = answers.get(request_id)
+                if answer is not None:
+                    answer.take(pieces)
+            for ended in message.ended:
+                self._end(ended)
+        elif isinstance(message, Told):
+            question = self._questions.pop(message.question, None)
+            if question is not None and not question.done():
+                question.set_result(message.stats)
+        elif isinstance(message, Ready):
+            self._info = message.info
+            self._loaded.set_result(None)
+        else:
+            self._failed = message
+
+    def _end(self, ended: Ended) -> None:
+        answer = self._answers.pop(ended.request_id, None)
+        if answer is None:
+            return
+        self._num_in_flight -= answer.num_answers
+        answer.end(ended)
+        if ended.metrics is not None:
+            self._on_ended(ended.metrics)
+
+    def _die(self, failure: str) -> None:
+        """Tells all who wait."""
+        if self._failure is not None:
+            return
+        self._failure = failure
+        for answer in self._answers.values():
+            answer.fail(EngineDied(failure))
+        self._answers.clear()
+        self._num_in_flight = 0
+        for question in self._questions.values():
+            if not question.done():
+                question.set_exception(EngineDied(failure))
+        if not self._loaded.done():
+            error: Exception = EngineDied(failure)
+            if self._failed is not None and self._failed.exit_code == EXIT_USAGE:
+                error = UserError(failure)
+            self._loaded.set_exception(error)
+            self._loaded.exception()  # whether or not anybody waits for it
+        if not self._lost.done():
+            self._lost.set_result(None)
+
+    async def last_words(self) -> str:
+        """Why the engine has ended, for the terminal: once the process has ended."""
+        how = await self.loop.run_in_executor(None, self._process.ended)
+        if self._failed is not None:
+            return self._failed.message
+        return f"the engine's process {how}"

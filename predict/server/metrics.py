@@ -27,7 +27,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _FIRST = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96)
 _EACH = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 _WHOLE = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0)
-_TOKENS = tuple(float(1 << power) for power in range(0, 18))
+_TOKENS = tuple(float(1 << power) for power in range(18))
 # Of Stats: the field, what it is called, and what it is. Names of counters end in _total.
 _COUNTERS = (
     ("num_steps", "engine_steps", "Steps that the engine has run."),

@@ -5,7 +5,16 @@ Both ends are ours, and of one version: the engine's process is started by the f
 
 from __future__ import annotations
 
+import struct
+from typing import Any, Generic, TypeVar
+
 import msgspec
+
+from predict.engine.samples import StreamOutput
+from predict.request import RequestOutput, SamplingParams
+
+T = TypeVar("T")
+_LENGTH = struct.Struct("<I")  # bytes of the message behind it
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -57,3 +66,123 @@ class Stats(msgspec.Struct, frozen=True):
     num_cache_blocks: int
     num_used_blocks: int
     peak_memory_bytes: int
+
+
+# From the front to the engine.
+
+
+class Start(msgspec.Struct, tag=True, array_like=True):
+    """The first message: what the engine is made from."""
+
+    settings: dict[str, Any]  # of EngineConfig
+
+
+class Add(msgspec.Struct, tag=True, array_like=True):
+    """A prompt to answer."""
+
+    request_id: int  # the front's
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    streamed: bool
+    sent_at: float  # time.perf_counter(), which all processes of a machine share
+
+
+class Abort(msgspec.Struct, tag=True, array_like=True):
+    """Nobody waits for an answer any more."""
+
+    request_id: int
+
+
+class AskStats(msgspec.Struct, tag=True, array_like=True):
+    """A question that Told answers."""
+
+    question: int
+
+
+class Stop(msgspec.Struct, tag=True, array_like=True):
+    """The last message: the engine's process leaves with 0."""
+
+
+FromFront = Start | Add | Abort | AskStats | Stop
+
+# From the engine to the front.
+
+
+class Ready(msgspec.Struct, tag=True, array_like=True):
+    """The first message: the model is loaded."""
+
+    info: ModelInfo
+
+
+class Failed(msgspec.Struct, tag=True, array_like=True):
+    """The last message, where the model cannot be loaded or the engine has failed."""
+
+    message: str
+    exit_code: int  # EXIT_USAGE: a wrong flag, file or model
+
+
+class Ended(msgspec.Struct, array_like=True):
+    """An answer's end."""
+
+    request_id: int
+    metrics: AnswerMetrics | None
+    output: RequestOutput | None = None  # of one that is not streamed
+    refused: str | None = None  # why it never ran: a UserError's text
+
+
+class Step(msgspec.Struct, tag=True, array_like=True):
+    """What is new of all answers: one message for each step of the engine."""
+
+    pieces: list[tuple[int, list[StreamOutput]]]  # of streamed ones, by the front's ids
+    ended: list[Ended]  # behind their pieces
+
+
+class Told(msgspec.Struct, tag=True, array_like=True):
+    """The counts that were asked for."""
+
+    question: int
+    stats: Stats
+
+
+FromEngine = Ready | Failed | Step | Told
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def frame(message: FromFront | FromEngine) -> bytes:
+    """A message as it goes over the socket, its length in front."""
+    buffer = bytearray(_LENGTH.size)
+    _ENCODER.encode_into(message, buffer, _LENGTH.size)
+    _LENGTH.pack_into(buffer, 0, len(buffer) - _LENGTH.size)
+    return bytes(buffer)
+
+
+class Messages(Generic[T]):
+    """Takes what a socket brings and gives the messages that are whole."""
+
+    def __init__(self, kind: Any):
+        """kind: FromFront or FromEngine, which is T."""
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
+        self._data = bytearray()
+        self._needed = _LENGTH.size  # bytes before there is anything to do
+
+    def take(self, data: bytes) -> list[T]:
+        """The messages that these bytes complete, in order.
+
+        Raises msgspec.DecodeError for what is none.
+        """
+        held = self._data
+        held += data
+        found: list[T] = []
+        start = 0
+        with memoryview(held) as view:
+            while len(held) - start >= self._needed:
+                (size,) = _LENGTH.unpack_from(view, start)
+                end = start + _LENGTH.size + size
+                if len(held) < end:
+                    self._needed = end - start
+                    break
+                found.append(self._decoder.decode(view[start + _LENGTH.size : end]))
+                start, self._needed = end, _LENGTH.size
+        del held[:start]
+        return found
