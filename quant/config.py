@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from predict.cli.flags import Flag, FlagValues, no_effect, not_yet, parse_flags
+from predict.cli.flags import Flag, FlagValues, no_effect, not_yet, parse_flags, with_file
 from predict.config.quantization import GROUP_SIZES, GROUPED, parse_quant_type
 from predict.device.devices import kind_of
-from predict.errors import UserError, quoted
-from predict.system.files import find_model_dir, json_type, read_json_object
+from predict.errors import UserError
+from predict.system.files import find_model_dir
 
 PROG = "run_quantization.py"
 DESCRIPTION = "Quantizes a checkpoint with calibration data, layer by layer."
@@ -452,28 +451,4 @@ def parse_command_line(argv: Sequence[str]) -> FlagValues:
 
     Raises UserError, and SystemExit(0) after --help.
     """
-    words = list(argv)
-    if words and words[0].endswith(".json"):
-        words = [*_words_of(Path(words[0])), *words[1:]]
-    return parse_flags(words, FLAGS, PROG, DESCRIPTION, USAGE)
-
-
-def _words_of(path: Path) -> list[str]:
-    """The command line that a JSON object of flags stands for, as PaddleNLP's recipes have it."""
-    words = []
-    for name, value in read_json_object(path).items():
-        if value is None:
-            continue
-        parts = value if isinstance(value, list) else [value]
-        for part in parts:
-            if isinstance(part, (dict, list)) or part is None:
-                raise UserError(
-                    f"{path}: {quoted(name)} has {json_type(part)}; a flag takes a text, a number, "
-                    "a boolean or a list of them"
-                )
-        words.append(f"--{name}={','.join(map(_text, parts))}")
-    return words
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return parse_flags(with_file(argv, FLAGS), FLAGS, PROG, DESCRIPTION, USAGE)

@@ -7,15 +7,24 @@ answer at once.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from predict.config.cache import CACHE_TYPES
 from predict.config.quantization import ALIASES, SCHEMES
 from predict.errors import UserError, nearest, quoted
-from predict.system.files import MAX_JSON_DIGITS, MAX_NAME, check_name, parse_json
+from predict.system.files import (
+    MAX_JSON_DIGITS,
+    MAX_NAME,
+    check_name,
+    json_type,
+    parse_json,
+    read_json_object,
+)
 from predict.system.ranges import RANGES, check_range
 
 Kind = Literal["str", "int", "float", "bool", "ints", "strs", "json", "texts"]
@@ -25,10 +34,11 @@ Kind = Literal["str", "int", "float", "bool", "ints", "strs", "json", "texts"]
 class Availability:
     """Whether a flag does something in this release, and what to do where it does not.
 
-    `values`: patterns of the values concerned; empty: any value that differs from the default.
+    `values`: patterns of the values concerned; empty: any value that differs from the default. One
+    that is "not here" is another command's: any value is refused.
     """
 
-    level: Literal["works", "not yet", "no effect"]
+    level: Literal["works", "not yet", "no effect", "not here"]
     sentence: str = ""
     values: tuple[str, ...] = ()
 
@@ -38,7 +48,7 @@ class Availability:
             return False
         if self.values:
             return any(fnmatchcase(str(value), pattern) for pattern in self.values)
-        return bool(value != default)
+        return bool(value != default) or self.level == "not here"
 
 
 WORKS = Availability("works")
@@ -52,6 +62,11 @@ def not_yet(today: str, *values: str) -> Availability:
 def no_effect(why: str) -> Availability:
     """Accepted from PaddleNLP scripts, with a note that says why nothing changes."""
     return Availability("no effect", why)
+
+
+def not_here(instead: str, *values: str) -> Availability:
+    """Refused by name, as another command's; `instead` says what there is for it here."""
+    return Availability("not here", instead, values)
 
 
 @dataclass(frozen=True)
@@ -489,7 +504,7 @@ def build_parser(
             *(f"--{name}" for name in (flag.name, *flag.aliases)),
             dest=flag.name,
             type=flag.parse,
-            help=_help_text(flag).replace("%", "%%"),
+            help=_help_text(flag).replace("%", "%%") if _is_listed(flag) else argparse.SUPPRESS,
             metavar=_metavar(flag),
             **({"nargs": "?", "const": True} if flag.kind == "bool" else {}),
         )
@@ -524,10 +539,43 @@ def parse_flags(
             raise UserError(
                 f"--{flag.name}{shown} is not available in this release. {availability.sentence}"
             )
+        if availability.level == "not here":
+            shown = f" {given[flag.name]}" if availability.values else ""
+            raise UserError(f"--{flag.name}{shown} has no place here: {availability.sentence}")
         notes.append(f"--{flag.name} has no effect here: {availability.sentence}")
     values = {flag.name: given.get(flag.name, flag.default) for flag in flags}
     explicit = frozenset(name for name, value in given.items() if value is not None)
     return FlagValues(values, explicit, tuple(notes))
+
+
+def with_file(argv: Sequence[str], flags: Sequence[Flag]) -> list[str]:
+    """A command line whose first word may be a .json file of flags, which the others may change.
+
+    Raises UserError.
+    """
+    words = list(argv)
+    if not words or not words[0].endswith(".json") or words[0].startswith("-"):
+        return words
+    kinds = {name: flag.kind for flag in flags for name in (flag.name, *flag.aliases)}
+    path, found = Path(words[0]), []
+    for name, value in read_json_object(path).items():
+        if value is not None:
+            found.append(f"--{name}={_word_of(value, kinds.get(name, 'str'), path, name)}")
+    return [*found, *words[1:]]
+
+
+def _word_of(value: Any, kind: Kind, path: Path, name: str) -> str:
+    """How a command line writes a value of a JSON file."""
+    if kind in ("json", "texts") and not isinstance(value, str):
+        return json.dumps(value)
+    parts = value if isinstance(value, list) else [value]
+    for part in parts:
+        if isinstance(part, (dict, list)) or part is None:
+            raise UserError(
+                f"{path}: {quoted(name)} has {json_type(part)}; a flag takes a text, a number, a "
+                "boolean or a list of them"
+            )
+    return ",".join(str(part).lower() if isinstance(part, bool) else str(part) for part in parts)
 
 
 def markdown_table(flags: Sequence[Flag] = FLAGS) -> str:
@@ -543,6 +591,10 @@ def markdown_table(flags: Sequence[Flag] = FLAGS) -> str:
     return "\n".join(rows)
 
 
+def _is_listed(flag: Flag) -> bool:
+    return flag.availability.level != "not here" or bool(flag.availability.values)
+
+
 def _help_text(flag: Flag, with_default: bool = True) -> str:
     availability = flag.availability
     text = flag.help
@@ -555,6 +607,8 @@ def _help_text(flag: Flag, with_default: bool = True) -> str:
         text += f" Not in this release: {values}."
     elif availability.level == "not yet":
         text += " Not in this release."
+    elif availability.level == "not here" and availability.values:
+        text += f" Not here: {', '.join(availability.values)}."
     elif availability.level == "no effect":
         text += f" No effect: {availability.sentence}"
     return text

@@ -17,7 +17,18 @@ PACKAGES = {
     "tqdm": "tqdm",
 }
 # Modules that only some commands need, and the extra of ours that brings them.
-EXTRAS = {"aiohttp": "bench", "matplotlib": "bench", "ray": "ray"}
+EXTRAS = {
+    "aiohttp": "bench",
+    "fastapi": "server",
+    "httptools": "server",
+    "matplotlib": "bench",
+    "msgspec": "server",
+    "prometheus_client": "server",
+    "pydantic": "server",
+    "ray": "ray",
+    "uvicorn": "server",
+    "uvloop": "server",
+}
 
 
 def missing_packages() -> list[str]:

@@ -1,0 +1,134 @@
+"""From the server's flags to its config: the engine's, what requests take over, and limits.
+
+Imports no Paddle.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from predict.cli.flags import FLAGS as PREDICTOR
+from predict.cli.flags import FlagValues
+from predict.cli.run_config import PredictorConfig
+from predict.errors import UserError
+from predict.loading.generation_config import DRAWING, read_recommended
+from predict.server.config import API_KEY_VARIABLE, ServerConfig
+from predict.server.flags import CPU_BATCH_SIZE, GPU_BATCH_SIZE
+from predict.text import reasoning, tool_calls
+
+# Flags of the predictor that say how a request is sampled; the name is SamplingParams' too.
+SAMPLING = (
+    *("max_new_tokens", "min_length", "temperature", "top_k", "top_p", "min_p", "typical_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size"),
+    *("logit_bias", "bad_words", "stop", "include_stop_str_in_output", "stop_token_ids"),
+)
+# Flags that become fields of ServerConfig of the same name.
+_SAME_NAME = (
+    *("host", "port", "chat_page", "tool_call_parser", "reasoning_parser"),
+    *("max_body_bytes", "max_prompts", "max_answers", "max_stop", "max_schema_bytes"),
+    *("max_queue", "max_connections", "request_timeout", "body_timeout", "keep_alive_timeout"),
+    *("retry_after", "drain_timeout", "tokenizer_threads", "access_log", "log_requests"),
+)
+# Any of these says which operators and which cache an engine has.
+_OPERATORS = ("inference_model", "block_attn", "append_attn", "avx_model")
+
+
+def server_config(
+    flags: FlagValues, environment: Mapping[str, str] = os.environ
+) -> tuple[ServerConfig, list[str]]:
+    """The server that the flags ask for, and what to tell whoever started it, a line each.
+
+    environment: where a key may stand. Raises UserError.
+    """
+    run = PredictorConfig.from_flags(_engine_flags(flags))
+    engine, notes = run.engine, [*run.notes]
+    if flags["batch_size"] is None:
+        size = CPU_BATCH_SIZE if engine.model.device == "cpu" else GPU_BATCH_SIZE
+        engine = engine.changed(batch_size=size)
+        notes.append(f"--batch_size is {size} when not given: sequences that run together")
+    if not any(flags.given(name) for name in _OPERATORS):
+        notes.append(
+            "--append_attn is on: a server's sequences take cache blocks as they grow, and share "
+            "prefixes; --inference_model alone reserves the whole cache of each"
+        )
+    sampling, said = _sampling_defaults(flags, engine.model.model_name_or_path)
+    notes += said
+    for name, check in (
+        ("tool_call_parser", tool_calls.format_of),
+        ("reasoning_parser", reasoning.reasoning_of),
+    ):
+        if flags[name] not in ("auto", "none"):
+            check(flags[name])
+    keys = flags["api_key"]
+    if keys is None and environment.get(API_KEY_VARIABLE):
+        keys = [environment[API_KEY_VARIABLE]]
+    config = ServerConfig(
+        engine=engine,
+        sampling_defaults=sampling,
+        api_keys=tuple(keys or ()),
+        allowed_origins=tuple(flags["allowed_origins"] or ()),
+        root_path=flags["root_path"] or "",
+        served_model_names=tuple(flags["served_model_name"] or ()),
+        max_prompt_tokens=flags["max_prompt_tokens"] or flags["src_length"],
+        **{name: flags[name] for name in _SAME_NAME},
+    )
+    if not config.api_keys and config.host not in ("127.0.0.1", "localhost", "::1"):
+        notes.append(
+            f"--host {config.host} lets other machines in, and no --api_key is set: whoever "
+            "reaches the port may ask"
+        )
+    return config, notes
+
+
+def _engine_flags(flags: FlagValues) -> FlagValues:
+    """What the predictor would have been given for the same engine, without any sampling."""
+    known = {flag.name: flag.default for flag in PREDICTOR}
+    left_out = {*SAMPLING, "decode_strategy", "generation_config"}
+    explicit = {name for name in flags.explicit if name in known and name not in left_out}
+    values = {**known, **{name: flags[name] for name in explicit}}
+    values["generation_config"] = "none"  # said: nothing is told of what it would have
+    explicit.add("generation_config")
+    if not any(flags.given(name) for name in _OPERATORS):
+        values["append_attn"] = True
+        explicit.add("append_attn")
+    return FlagValues(values, frozenset(explicit), flags.notes)
+
+
+def _sampling_defaults(flags: FlagValues, directory: str) -> tuple[dict[str, Any], list[str]]:
+    """Fields of SamplingParams for requests that do not say them, and a note on where from."""
+    given = {name: flags[name] for name in SAMPLING if flags.given(name)}
+    greedy = flags["decode_strategy"] == "greedy_search" or given.get("top_p") == 0.0
+    if greedy:
+        drawing = [name for name in DRAWING if name in given and name != "top_p"]
+        if drawing:
+            raise UserError(
+                f"greedy decoding takes the most likely token, so --{drawing[0]} cannot change it; "
+                "leave one of the two out"
+            )
+        given.pop("top_p", None)
+        given["temperature"] = 0.0
+    wanted = flags["generation_config"]
+    if wanted == "none":
+        return given, []
+    try:
+        found = read_recommended(directory if wanted == "auto" else wanted)
+    except UserError as error:
+        if flags.given("generation_config"):
+            raise
+        return given, [f"{error}; nothing of it is taken (--generation_config none says so)"]
+    if found is None:
+        return given, []
+    values = {**found.values}
+    if found.greedy:
+        values["temperature"] = 0.0
+    if found.max_new_tokens is not None:
+        values["max_new_tokens"] = found.max_new_tokens
+    if greedy:
+        values = {name: value for name, value in values.items() if name not in DRAWING}
+    values = {name: value for name, value in values.items() if name not in given}
+    if not values:
+        return given, []
+    said = ", ".join(f"{name} {value}" for name, value in values.items())
+    return {**values, **given}, [f"{found.path}: requests that do not say it have {said}"]

@@ -1,0 +1,230 @@
+"""The life of a server: both processes start, answer, and end together.
+
+The port is taken before anything slow begins, and /health answers while the model loads; /ready
+answers 200 from then on until the end is asked for. SIGTERM, Ctrl-C and SIGHUP drain: what comes is
+refused, what runs is finished. A second one ends at once. When the engine ends, those who wait are
+told, and the front leaves too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import resource
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+
+import uvicorn
+import uvloop
+
+from predict.errors import EXIT_FAILURE, UserError
+from predict.server.app import create_app
+from predict.server.config import ServerConfig
+from predict.server.engine_client import EngineClient, EngineDied, EngineProcess
+from predict.server.front_model import FrontModel
+from predict.server.http_protocol import uvicorn_settings
+from predict.server.lifecycle import Lifecycle
+from predict.server.metrics import Metrics
+from predict.system.console import say
+from predict.system.signals import NUMBERS
+
+BACKLOG = 2048  # connections that wait to be accepted
+SPARE_FILES = 256  # besides those of connections
+CLOSE_SECONDS = 5.0  # for clients to read the last of their answers
+
+
+def run(config: ServerConfig, notes: Sequence[str] = ()) -> int:
+    """Runs a server to its end; the exit status. Raises UserError before a weight is read.
+
+    notes: what to tell whoever started it, a line each.
+    """
+    listening = listen(config.host, config.port)
+    for note in notes:
+        say(f"note: {note}")
+    allow_files(config.max_connections + SPARE_FILES)
+    with contextlib.closing(listening):
+        process = EngineProcess()
+        try:
+            process.send_config(config.engine)
+            front = FrontModel.load(config)  # beside the engine, which takes longer
+            return uvloop.run(Front(config, process, front, listening).serve())
+        finally:
+            process.kill()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises UserError."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        sock = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise UserError(
+            f"--host {host} is no address of this machine: {getattr(error, 'strerror', error)}; "
+            "127.0.0.1 is for this machine alone, 0.0.0.0 for others too"
+        ) from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise UserError(
+            f"cannot listen on --host {host} --port {port}: {error.strerror}; end what listens "
+            "there, or give another --port (0 takes one that is free)"
+        ) from None
+    return sock
+
+
+def allow_files(count: int) -> None:
+    """Raises this process's limit of open files to `count`, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft not in (resource.RLIM_INFINITY,) and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its signal handlers: they would not let running requests be counted."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Front:
+    """The front's process: HTTP, and the eye on the engine and on signals."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        process: EngineProcess,
+        front: FrontModel,
+        listening: socket.socket,
+    ):
+        """process: started, and told what to load."""
+        self._config = config
+        self._process = process
+        self._listening = listening
+        self._lifecycle = Lifecycle()
+        metrics = Metrics()
+        self._engine = EngineClient(process, metrics.answer_ended)
+        app = create_app(self._engine, front, config, lifecycle=self._lifecycle, metrics=metrics)
+        self._http = _Uvicorn(
+            uvicorn.Config(
+                app,
+                timeout_graceful_shutdown=round(CLOSE_SECONDS),
+                backlog=BACKLOG,
+                **uvicorn_settings(config),
+            )
+        )
+        self._signal: int | None = None
+
+    async def serve(self) -> int:
+        """Answers until a signal or the engine's end; the exit status. Raises UserError."""
+        await self._engine.connect()
+        asked = asyncio.Event()
+        with self._signals(asked):
+            http = asyncio.create_task(self._http.serve(sockets=[self._listening]))
+            say(f"listening on {self._url}; the model is loading")
+            waits = [asyncio.create_task(each) for each in (asked.wait(), self._engine.died())]
+            try:
+                loading = asyncio.create_task(self._load())
+                await asyncio.wait([*waits, loading, http], return_when=asyncio.FIRST_COMPLETED)
+                if not loading.done():
+                    loading.cancel()
+                await asyncio.wait([*waits, http], return_when=asyncio.FIRST_COMPLETED)
+                if http.done():
+                    await http  # raises what ended it
+                return await (self._drain(http) if self._engine.is_alive else self._mourn(http))
+            finally:
+                for task in waits:
+                    task.cancel()
+
+    @property
+    def _url(self) -> str:
+        host, port = self._listening.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def _load(self) -> None:
+        with contextlib.suppress(EngineDied, UserError):  # its end is waited for, too
+            await self._engine.ready()
+            info = self._engine.info
+            # What is there now stays: no collection needs to look at it again.
+            gc.collect()
+            gc.freeze()
+            say(
+                f"ready: {self._config.model_names[0]} on {info.device} in {info.dtype}, loaded in "
+                f"{info.startup_seconds:.1f} s; {info.batch_size} sequences of up to "
+                f"{info.max_length} tokens, {info.num_cache_blocks} cache blocks of "
+                f"{info.block_size}; {self._url}/v1"
+            )
+
+    @contextlib.contextmanager
+    def _signals(self, asked: asyncio.Event) -> Iterator[None]:
+        """Takes signals until the end of the block; the first sets `asked`."""
+        loop = asyncio.get_running_loop()
+
+        def on_signal(number: int) -> None:
+            if self._signal is not None:
+                self._process.kill()
+                os._exit(128 + number)
+            self._signal = number
+            asked.set()
+
+        # One that the caller had ignored, as nohup does, stays ignored.
+        taken = [each for each in NUMBERS if signal.getsignal(each) is not signal.SIG_IGN]
+        for number in taken:
+            loop.add_signal_handler(number, on_signal, number)
+        try:
+            yield
+        finally:
+            for number in taken:
+                loop.remove_signal_handler(number)
+
+    async def _drain(self, http: asyncio.Task[None]) -> int:
+        """Finishes what runs, and ends both processes."""
+        assert self._signal is not None
+        self._lifecycle.drain()
+        count = self._lifecycle.num_requests
+        if count:
+            name = signal.Signals(self._signal).name
+            say(
+                f"{name}: {count} running requests are finished first, new ones refused; once "
+                "more ends at once"
+            )
+        idle = asyncio.create_task(self._lifecycle.wait_idle())
+        died = asyncio.create_task(self._engine.died())
+        await asyncio.wait(
+            [idle, died], timeout=self._config.drain_timeout, return_when=asyncio.FIRST_COMPLETED
+        )
+        is_idle = idle.done()
+        for task in (idle, died):
+            task.cancel()
+        if not self._engine.is_alive:
+            return await self._mourn(http)
+        if not is_idle:
+            say(
+                f"{self._lifecycle.num_requests} requests are broken off after --drain_timeout "
+                f"{self._config.drain_timeout:g} s"
+            )
+        await self._close(http, at_once=not is_idle)
+        await self._engine.stop()
+        return 0 if is_idle else EXIT_FAILURE
+
+    async def _mourn(self, http: asyncio.Task[None]) -> int:
+        """Tells why the engine has ended, lets those who wait hear of it, and ends."""
+        self._lifecycle.drain()
+        say(f"error: {await self._engine.last_words()}")
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._lifecycle.wait_idle(), CLOSE_SECONDS)
+        await self._close(http)
+        return self._engine.exit_code or EXIT_FAILURE
+
+    async def _close(self, http: asyncio.Task[None], at_once: bool = False) -> None:
+        """Ends HTTP. at_once: without waiting for responses."""
+        self._http.should_exit, self._http.force_exit = True, at_once
+        await http
