@@ -20,8 +20,21 @@ PADDLE_KEYS = ("system", "conversation", "query")
 class ChatTemplate(Protocol):
     """Turns role messages, the last of which asks, into the text that the model completes."""
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt text, special tokens included; UserError when the template refuses them."""
+    @property
+    def source(self) -> str:
+        """What it is written as, all parts together: for those who look for marks in it."""
+        ...
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        values: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text, special tokens included; UserError when the template refuses them.
+
+        tools: as OpenAI has them. values: what else the template may ask for, by name.
+        """
         ...
 
 
@@ -39,17 +52,28 @@ class JinjaTemplate:
         self._origin = origin
         self._process = TemplateProcess()
 
-    def render(self, messages: Sequence[Message]) -> str:
+    @property
+    def source(self) -> str:
+        """See ChatTemplate."""
+        return self._source
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        values: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt text; UserError when the template raises or is not valid jinja."""
-        values = {
+        known = {
+            **(values or {}),
             "messages": list(messages),
             "add_generation_prompt": True,
-            "tools": None,
+            "tools": list(tools) if tools else None,
             "documents": None,
             **self._special_tokens,
         }
         try:
-            return self._process.render([(self._source, values)])
+            return self._process.render([(self._source, known)])
         except RenderError as error:
             if error.kind == "syntax":
                 raise UserError(
@@ -100,12 +124,30 @@ class PaddleTemplate:
         self._conversation: list[str] = list(conversation)
         self._query: str = parts["query"]
         written = [self._system or "", *self._conversation, self._query]
-        _check_size("".join(written), origin)
+        _check_size(self.source, origin)
         self._takes_system = any(map(_names_system, written))
         self._process = TemplateProcess()
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt text; UserError unless user and assistant speak by turns, the user last."""
+    @property
+    def source(self) -> str:
+        """See ChatTemplate."""
+        return "".join([self._system or "", *self._conversation, self._query])
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        values: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text; UserError unless user and assistant speak by turns, the user last.
+
+        It has a place neither for tools, which raise UserError, nor for other values.
+        """
+        if tools:
+            raise UserError(
+                f"the chat template of {self._origin} has no place for tools; give a jinja "
+                "template that has one with --chat_template"
+            )
         system, rounds, query = self._split(messages)
         shared = {"length": len(rounds) + 1} | ({} if system is None else {"system": system})
         # A template without a place for the conversation's own system text gets it in front.

@@ -1,0 +1,79 @@
+"""A line of JSON for each request, written by a thread of its own: a full pipe stops nobody."""
+
+from __future__ import annotations
+
+import queue
+import re
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from predict.errors import quoted
+
+MAX_WAITING = 8192  # lines; those beyond are dropped, and counted
+MAX_TEXT = 1000  # characters of a prompt or an answer, with --log_requests
+MAX_PATH = 200  # characters of a path
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+class AccessLog:
+    """Writes records as lines of JSON; `close` waits for the last of them."""
+
+    def __init__(self, write: Callable[[str], Any] | None = None) -> None:
+        """write: takes a line; None: stderr."""
+        self._write = write or _to_stderr
+        self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
+        self._num_dropped = 0
+        self._thread = threading.Thread(target=self._run, name="regatta-access-log", daemon=True)
+        self._thread.start()
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Leaves a record for the thread; returns at once. The time is put in front."""
+        line = msgspec.json.encode({"time": round(time.time(), 3), **record})
+        try:
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self._num_dropped += 1
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Waits until all is written, or for so many seconds."""
+        try:
+            self._lines.put(None, timeout=timeout)
+        except queue.Full:
+            return
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            dropped, self._num_dropped = self._num_dropped, 0
+            if dropped:
+                self._write(f'{{"dropped_lines":{dropped}}}\n')
+            self._write(line.decode() + "\n")
+
+
+def _to_stderr(line: str) -> None:
+    try:
+        sys.stderr.write(line)
+        sys.stderr.flush()
+    except (OSError, ValueError):  # nobody reads it any more
+        pass
+
+
+def request_id(sent: bytes | None) -> str:
+    """The id of a request: the one that the client sent in X-Request-Id, or a fresh one.
+
+    One that might break a header or a line of the log is replaced.
+    """
+    if sent is not None and _REQUEST_ID.fullmatch(sent):
+        return sent.decode("ascii")
+    return f"req-{secrets.token_hex(12)}"
+
+
+def shortened(value: object) -> str:
+    """What a log holds of a prompt or an answer."""
+    return value[:MAX_TEXT] if isinstance(value, str) else quoted(value, MAX_TEXT)

@@ -1,0 +1,44 @@
+"""Keys that clients show: compared in constant time."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+from predict.server.errors import ApiError
+
+# Everybody may ask whether the server lives; the page's files hold nothing of anybody.
+OPEN_PATHS = ("/health", "/ready", "/v2/health/live", "/v2/health/ready", "/")
+OPEN_PREFIXES = ("/static/",)
+
+
+class Keys:
+    """The keys of a server; without any, everybody is let in."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        # Digests have one length: how long a comparison takes says nothing of a key.
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def check(self, path: str, header: bytes | None) -> None:
+        """Raises ApiError 401 unless the header Authorization has one of the keys.
+
+        Paths that are open to everybody pass.
+        """
+        if not self._digests or path in OPEN_PATHS or path.startswith(OPEN_PREFIXES):
+            return
+        scheme, _, key = (header or b"").partition(b" ")
+        shown = _digest(key.strip())
+        fits = [hmac.compare_digest(shown, digest) for digest in self._digests]
+        if scheme.lower() == b"bearer" and any(fits):
+            return
+        got = "no API key was sent" if header is None else "the API key is wrong"
+        raise ApiError(
+            401,
+            f"{got}; send the header Authorization: Bearer KEY with a key of this server",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,101 @@
+"""Errors that clients see: OpenAI's error body, with the field that is at fault."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from predict.errors import UserError
+
+MAX_MESSAGE = 2000  # characters
+
+
+class _Kind(NamedTuple):
+    type: str
+    code: str | None
+
+
+# Status -> what OpenAI calls it.
+_KINDS: Mapping[int, _Kind] = {
+    400: _Kind("invalid_request_error", None),
+    401: _Kind("authentication_error", "invalid_api_key"),
+    403: _Kind("permission_error", None),
+    404: _Kind("invalid_request_error", "not_found"),
+    405: _Kind("invalid_request_error", "method_not_allowed"),
+    408: _Kind("invalid_request_error", "request_timeout"),
+    413: _Kind("invalid_request_error", "request_too_large"),
+    415: _Kind("invalid_request_error", "unsupported_media_type"),
+    429: _Kind("rate_limit_error", "rate_limit_exceeded"),
+    431: _Kind("invalid_request_error", "headers_too_large"),
+    500: _Kind("server_error", "internal_error"),
+    503: _Kind("server_error", "service_unavailable"),
+    504: _Kind("server_error", "timeout"),
+}
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+class ApiError(Exception):
+    """Ends a request with a status and a body: what was got, what is allowed, what to change."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """param: the field at fault, as "messages[2].role". code: for programs."""
+        super().__init__(message)
+        self.status = status
+        self.message = " ".join(message.split())[:MAX_MESSAGE]
+        self.param = param
+        self.code = code or _kind(status).code
+        self.headers = dict(headers or {})
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The body: {"error": {"message", "type", "param", "code"}}."""
+        kind = _kind(self.status).type
+        return {
+            "error": {
+                "message": self.message,
+                "type": kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    @property
+    def body(self) -> bytes:
+        """The body as JSON."""
+        return msgspec.json.encode(self.content)
+
+
+def invalid(param: str | None, message: str, code: str | None = None) -> ApiError:
+    """The error for a field that has a wrong value."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def refused(error: UserError, names: Mapping[str, str], default: str | None = None) -> ApiError:
+    """A UserError of the package as a client's error.
+
+    names: what the package calls a field -> what the request calls it; the message begins with the
+    name of the field at fault. default: the field where no such name is found.
+    """
+    message = str(error)
+    word = _WORD.match(message)
+    name = None if word is None else word[0]
+    param = default
+    if name is not None and name in names:
+        param = names[name]
+        message = f"{param}{message[len(name) :]}"
+    return invalid(param, message)
+
+
+def _kind(status: int) -> _Kind:
+    return _KINDS.get(status, _Kind("server_error" if status >= 500 else _KINDS[400].type, None))

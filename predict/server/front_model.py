@@ -1,0 +1,127 @@
+"""The front's part of a model: its tokenizer and its chat template. Prompts in, token ids out.
+
+Both run on threads of their own, so that a long prompt stops nobody's stream, and under limits that
+are known before they begin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from predict.errors import UserError
+from predict.server.config import ServerConfig
+from predict.server.errors import ApiError, invalid
+from predict.system.bounds import prompt_token_ids
+from predict.text.chat_template import ChatTemplate
+from predict.text.conversation import Message
+from predict.text.token_texts import TokenTexts
+from predict.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+class FrontModel:
+    """A tokenizer and a chat template for the tasks of one event loop."""
+
+    def __init__(self, tokenizer: Tokenizer | None, config: ServerConfig) -> None:
+        """tokenizer: None where the model has none: prompts are token ids then, answers too."""
+        self.tokenizer = tokenizer
+        self._max_prompt_length = config.max_prompt_length
+        self._threads = ThreadPoolExecutor(
+            config.tokenizer_threads, thread_name_prefix="regatta-tokenizer"
+        )
+        self.token_texts = None if tokenizer is None else TokenTexts(tokenizer)
+        # No token is longer: a text with more characters than that has too many tokens for sure.
+        longest = max(map(len, tokenizer.vocabulary()), default=1) if tokenizer else 1
+        self._max_characters = (self._max_prompt_length + 1) * max(longest, 1)
+
+    @classmethod
+    def load(cls, config: ServerConfig) -> FrontModel:
+        """The tokenizer of the model's folder. Raises UserError where it is damaged."""
+        model = config.engine.model
+        tokenizer = None
+        if Tokenizer.exists(model.model_name_or_path):
+            tokenizer = Tokenizer.from_dir(model.model_name_or_path, model.chat_template)
+        return cls(tokenizer, config)
+
+    def close(self) -> None:
+        """Ends its threads; what waits is dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        """The chat template, where there is one."""
+        return None if self.tokenizer is None else self.tokenizer.chat_template
+
+    async def encode(self, text: str, param: str, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text. Raises ApiError 400 where they are too many for a prompt."""
+        tokenizer = self._need_tokenizer(param)
+        if len(text) > self._max_characters:
+            raise self._too_long(param, f"{len(text)} characters, which are more tokens than that")
+        ids = await self._run(partial(tokenizer.encode, text, add_special_tokens), param)
+        return self._checked(ids, param)
+
+    def token_ids(self, value: Any, param: str, vocab_size: int) -> list[int]:
+        """A prompt that is token ids already. Raises ApiError 400."""
+        if len(value) > self._max_prompt_length:
+            raise self._too_long(param, f"{len(value)} tokens")
+        try:
+            return self._checked(prompt_token_ids(value, vocab_size - 1), param)
+        except UserError as error:
+            raise invalid(param, f"{param}: {error}") from None
+
+    async def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        values: Mapping[str, Any],
+    ) -> str:
+        """The text of a conversation, as the chat template writes it. Raises ApiError 400."""
+        self._need_tokenizer("messages")
+        template = self.template
+        if template is None:
+            raise invalid(
+                "messages",
+                "this model has no chat template; start the server with --chat_template, or use "
+                "/v1/completions",
+                "no_chat_template",
+            )
+        size = sum(len(message["content"]) for message in messages)
+        if size > self._max_characters:
+            raise self._too_long("messages", f"{size} characters, more tokens than that")
+        return await self._run(partial(template.render, messages, tools, values), "messages")
+
+    async def decode(self, token_ids: Sequence[int], param: str) -> str:
+        """The text of token ids, special tokens written out. Raises ApiError 400."""
+        tokenizer = self._need_tokenizer(param)
+        return await self._run(partial(tokenizer.decode, token_ids, False), param)
+
+    async def _run(self, work: Callable[[], T], param: str) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except UserError as error:
+            raise invalid(param, str(error)) from None
+
+    def _need_tokenizer(self, param: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise invalid(param, "this model has no tokenizer; give prompts as token ids")
+        return self.tokenizer
+
+    def _checked(self, ids: list[int], param: str) -> list[int]:
+        if not ids:
+            raise invalid(param, f"{param} has no tokens; write something")
+        if len(ids) > self._max_prompt_length:
+            raise self._too_long(param, f"{len(ids)} tokens")
+        return ids
+
+    def _too_long(self, param: str, got: str) -> ApiError:
+        return invalid(
+            param,
+            f"{param} has {got} (allowed: {self._max_prompt_length} tokens of a prompt); shorten "
+            "it",
+            "context_length_exceeded",
+        )

@@ -1,0 +1,188 @@
+"""What a server lets in: bodies, waiting answers, time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+from starlette.requests import ClientDisconnect, Request
+
+from predict.errors import UserError
+from predict.server.config import ServerConfig
+from predict.server.errors import ApiError, invalid
+from predict.system.files import parse_json
+
+INLINE_BYTES = 16 << 10  # of a body that is parsed at once; a larger one goes to a thread
+MAX_DEPTH = 48  # lists and objects of a body within each other; a schema may have some forty
+BASE_VALUES = 1 << 16  # JSON values of a body, besides the tokens of its prompts
+VALUES_PER_TOKEN = 8  # of the model's max_length
+MAX_BUFFERED_BODIES = 16  # of the largest size, of all clients together
+_STRUCTURE = (b",", b"[", b"{")
+
+
+class Admission:
+    """Counts answers that run or wait, and bytes of bodies that are held. One event loop's."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._max_body_bytes = MAX_BUFFERED_BODIES * config.max_body_bytes
+        self.num_answers = 0
+        self.num_body_bytes = 0
+
+    @contextlib.contextmanager
+    def body(self) -> Iterator[Held]:
+        """What a request's body takes, until the end of the block."""
+        held = Held(self)
+        try:
+            yield held
+        finally:
+            held.take(-held.size)
+
+    def check_room(self) -> None:
+        """Raises ApiError 429 where not a single answer may come in."""
+        if self.num_answers >= self._config.max_in_flight:
+            raise self._full()
+
+    def enter(self, num_answers: int) -> None:
+        """Counts in the answers of a request; raises ApiError 429 where they are too many now."""
+        most = self._config.max_in_flight
+        if num_answers > most:
+            raise invalid(
+                "n",
+                f"the request asks for {num_answers} answers (allowed: {most}, all prompts "
+                "together); send several requests",
+            )
+        if self.num_answers + num_answers > most:
+            raise self._full()
+        self.num_answers += num_answers
+
+    def leave(self, num_answers: int) -> None:
+        """Counts them out."""
+        self.num_answers -= num_answers
+
+    def take_bytes(self, count: int) -> None:
+        """Counts bytes of a body; raises ApiError 429 where all bodies have too many."""
+        if count > 0 and self.num_body_bytes + count > self._max_body_bytes:
+            raise self._busy("the server holds as many bytes of requests as it may")
+        self.num_body_bytes += count
+
+    def _full(self) -> ApiError:
+        most = self._config.max_in_flight
+        return self._busy(f"{self.num_answers} of {most} answers run or wait already")
+
+    def _busy(self, what: str) -> ApiError:
+        seconds = max(1, round(self._config.retry_after))
+        return ApiError(
+            429, f"{what}; try again in {seconds} s", headers={"Retry-After": str(seconds)}
+        )
+
+
+class Held:
+    """The bytes of one body that are counted."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self.size = 0
+
+    def take(self, count: int) -> None:
+        """Counts some more, or fewer."""
+        self._admission.take_bytes(count)
+        self.size += count
+
+
+async def read_body(request: Request, config: ServerConfig, held: Held) -> bytes:
+    """The body of a request, of JSON's type, within its size and its time.
+
+    Raises ApiError, and ClientDisconnect where the client goes.
+    """
+    _check_type(request)
+    most = config.max_body_bytes
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and (len(announced) > 18 or int(announced) > most):
+        raise _too_large(f"{announced[:20]} bytes", most)
+    chunks: list[bytes] = []
+    try:
+        with anyio.fail_after(config.body_timeout):
+            async for chunk in request.stream():
+                held.take(len(chunk))
+                if held.size > most:
+                    raise _too_large("more", most)
+                chunks.append(chunk)
+    except TimeoutError:
+        raise ApiError(
+            408,
+            f"the body did not come within {config.body_timeout:g} s; send it faster",
+            headers={"Connection": "close"},
+        ) from None
+    return b"".join(chunks)
+
+
+async def read_json(request: Request, config: ServerConfig, held: Held) -> dict[str, Any]:
+    """The JSON object that a request's body is. Raises as read_body does."""
+    data = await read_body(request, config, held)
+    length = config.engine.scheduling.max_length
+    if len(data) <= INLINE_BYTES:
+        value = _parsed(data, length)
+    else:
+        value = await asyncio.get_running_loop().run_in_executor(None, _parsed, data, length)
+    if not isinstance(value, dict):
+        raise invalid(None, "the body is no JSON object; write {...} with the request's fields")
+    return value
+
+
+def _parsed(data: bytes, max_length: int) -> Any:
+    _check_values(data, BASE_VALUES + VALUES_PER_TOKEN * max_length)
+    try:
+        return parse_json(data, "the body", max_depth=MAX_DEPTH)
+    except UserError as error:
+        raise invalid(None, str(error), "invalid_json") from None
+
+
+def _check_values(data: bytes, most: int) -> None:
+    """Raises ApiError where a body has more values than any request needs.
+
+    Counting takes a hundredth of the time that it takes to build them.
+    """
+    count = sum(map(data.count, _STRUCTURE))
+    if count <= most:
+        return
+    # A long text may have many commas: what stands in texts is not counted then.
+    bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    num_texts = bare.count(b'"') // 2
+    if num_texts <= most:
+        outside = b"".join(bare.split(b'"')[::2])
+        count = sum(map(outside.count, _STRUCTURE))
+    if count > most:
+        raise ApiError(
+            413,
+            f"the body has some {count} JSON values (allowed: {most}); send fewer or shorter "
+            "prompts in a request, or prompts as text",
+        )
+
+
+def _check_type(request: Request) -> None:
+    # A web page of somebody else may send text/plain to a server on this machine unasked; JSON it
+    # may not.
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise ApiError(
+            415,
+            f"the Content-Type is {kind[:80]!r} (allowed: application/json); send the header "
+            "Content-Type: application/json",
+            headers={"Connection": "close"},
+        )
+
+
+def _too_large(got: str, most: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the body has {got} (allowed: {most} bytes); send less in a request, or raise "
+        "--max_body_bytes",
+        headers={"Connection": "close"},
+    )
+
+
+__all__ = ["Admission", "ClientDisconnect", "Held", "read_body", "read_json"]

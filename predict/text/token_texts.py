@@ -1,0 +1,73 @@
+"""What single tokens say: the text and the bytes of each, as logprobs show them."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from predict.errors import TokenizerError
+from predict.text.tokenizer import REPLACEMENT, Tokenizer
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_ANCHOR_TEXTS = ("a", "0", ".")
+
+
+class TokenText(NamedTuple):
+    """A token by itself. bytes: None where the tokenizer does not say; part of a character too."""
+
+    text: str
+    bytes: tuple[int, ...] | None
+
+
+class TokenTexts:
+    """The texts of a tokenizer's tokens, each looked up once. Not thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, TokenText] = {}
+        self._pieces: dict[int, str] | None = None  # as the vocabulary writes them
+        # A token in front, as the first token of a text may lose its space.
+        self._anchor = next(
+            (ids[-1:] for text in _ANCHOR_TEXTS if (ids := tokenizer.encode(text, False))), []
+        )
+
+    def __getitem__(self, token_id: int) -> TokenText:
+        """The token's text, special tokens written out; "" for an id without a text."""
+        found = self._known.get(token_id)
+        if found is None:
+            found = self._known[token_id] = self._look_up(token_id)
+        return found
+
+    def _look_up(self, token_id: int) -> TokenText:
+        try:
+            text = self._tokenizer.decode_continuation(self._anchor, [token_id], False)
+        except TokenizerError:
+            return TokenText("", None)
+        if REPLACEMENT not in text:
+            return TokenText(text, tuple(text.encode("utf-8", "replace")))
+        return TokenText(text, self._bytes_of_piece(token_id))
+
+    def _bytes_of_piece(self, token_id: int) -> tuple[int, ...] | None:
+        """The bytes of a token that is no whole character; None where its piece does not say."""
+        if self._pieces is None:
+            self._pieces = {i: piece for piece, i in self._tokenizer.vocabulary().items()}
+        piece = self._pieces.get(token_id, "")
+        single = _BYTE_TOKEN.fullmatch(piece)
+        if single:
+            return (int(single[1], 16),)
+        alphabet = _byte_alphabet()
+        if not piece or any(character not in alphabet for character in piece):
+            return None
+        return tuple(alphabet[character] for character in piece)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The byte of each character that byte-level vocabularies write bytes with (GPT-2, 2019).
+
+    Bytes that print stand for themselves, the others for characters from U+0100 on, in order.
+    """
+    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printing]
+    return {chr(byte): byte for byte in printing} | {
+        chr(0x100 + i): byte for i, byte in enumerate(others)
+    }
