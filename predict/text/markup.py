@@ -65,6 +65,15 @@ class Reader:
             self._recorded.append(text)
         return text
 
+    def unread(self, text: str) -> None:
+        """What was read last is to be read again."""
+        self._text = text + self._text[self._at :]
+        self._at = 0
+
+    def rest(self) -> str:
+        """All that has come and is not read; it is read with this."""
+        return self.take(len(self._text) - self._at)
+
     def more(self) -> Steps[bool]:
         """Waits for more text; False when none comes."""
         size = len(self._text) - self._at
@@ -120,10 +129,17 @@ class Reader:
         Text that may yet become a mark is held back.
         """
         finder = stop_strings(tuple(marks))
+        firsts = {mark[0] for mark in marks}
         node = ROOT
         held = ""
         while True:
             text = self._text[self._at :]
+            if node == ROOT and not any(first in text for first in firsts):
+                if text:
+                    emit(self.take(len(text)))
+                if not (yield from self.more()):
+                    return None
+                continue
             node, match = finder.scan(node, text)
             if match is not None:
                 self.take(match.end)
@@ -158,6 +174,9 @@ class Output:
         self._make: Callable[[str], Delta] = ContentDelta
         self._spaces: list[str] = []  # behind content, or a call
         self._trims = False  # whether spaces are dropped when nothing follows
+        self._thought_spaces: list[str] = []  # behind reasoning
+        self._has_thoughts = False
+        self._has_content = False
         self.num_calls = 0
 
     def content(self, text: str) -> None:
@@ -167,13 +186,26 @@ class Output:
             self._put(ContentDelta, "".join([*self._spaces, kept]))
             self._spaces = []
             self._trims = False
+            self._has_content = True
         if len(kept) < len(text):
             self._spaces.append(text[len(kept) :])
 
     def reasoning(self, text: str) -> None:
-        """Text of the model's thoughts."""
-        if text:
-            self._put(ReasoningDelta, text)
+        """Text of the model's thoughts, less the white space around it."""
+        kept = text.rstrip()
+        if kept:
+            kept = "".join([*self._thought_spaces, kept])
+            self._thought_spaces = []
+            self._put(ReasoningDelta, kept if self._has_thoughts else kept.lstrip())
+            self._has_thoughts = True
+        if len(kept) < len(text):
+            self._thought_spaces.append(text[len(kept) :])
+
+    def separate(self) -> None:
+        """Content and reasoning that follow stand on lines of their own."""
+        self._spaces = ["\n"] if self._has_content else []
+        self._thought_spaces = ["\n"] if self._has_thoughts else []
+        self._trims = True
 
     def trim(self) -> None:
         """White space that stands here is markup, unless it stands within content."""

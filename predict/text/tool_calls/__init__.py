@@ -1,21 +1,32 @@
 """How models write tool calls: one module per format, each with a row named `FORMAT`.
 
-A model's own format is found by what its chat template and its special tokens hold; a name
-(--tool_call_parser) overrides that.
+A model's own format is found by what its chat template holds; a name (--tool_call_parser) overrides
+that.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Collection
 
 from predict.errors import one_of
-from predict.text.deltas import Parser
+from predict.text.deltas import ContentDelta, Delta, Parser
+from predict.text.lark import GuideContext
 from predict.text.markup import StepParser
+from predict.text.reasoning import ReasoningFormat, ReasoningParser
 from predict.text.tool_calls._records import Format, Tool, ToolUse
 
-__all__ = ["Format", "Tool", "ToolUse", "detected", "format_of", "known_formats", "parser_of"]
+__all__ = [
+    "Format",
+    "GuideContext",
+    "Tool",
+    "ToolUse",
+    "answer_parser",
+    "detected",
+    "format_of",
+    "known_formats",
+    "parser_of",
+]
 
 
 def known_formats() -> list[str]:
@@ -32,18 +43,43 @@ def format_of(name: str) -> Format:
     return found
 
 
-def detected(template: str, special_tokens: Collection[str]) -> Format | None:
-    """The format of a model, by the source of its chat template and its special tokens.
+def detected(template: str) -> Format | None:
+    """The format of a model, by the source of its chat template; None where it shows none.
 
-    The one with the most marks where several have all of theirs; None where none has.
+    The one with the most marks where several have all of theirs.
     """
     rows = [format_of(name) for name in known_formats()]
-    fitting = [
-        row for row in rows if all(mark in template or mark in special_tokens for mark in row.marks)
-    ]
+    fitting = [row for row in rows if all(mark in template for mark in row.marks)]
     return max(fitting, key=lambda row: len(row.marks), default=None)
 
 
 def parser_of(row: Format, use: ToolUse) -> Parser:
     """A parser for one answer of a model that writes this format."""
     return StepParser(lambda reader, output: row.reads(reader, output, use), row.new_id)
+
+
+def answer_parser(
+    row: Format | None,
+    thoughts: ReasoningFormat | None,
+    use: ToolUse,
+    *,
+    is_thinking: bool = False,
+) -> Parser:
+    """A parser for one answer: thoughts first, then content and calls.
+
+    is_thinking: whether the prompt has opened a thought (ReasoningFormat.is_opened_by).
+    """
+    if row is not None and row.is_whole:
+        return parser_of(row, use)
+    inner: Parser = parser_of(row, use) if row is not None and use.allowed else _Plain()
+    return inner if thoughts is None else ReasoningParser(thoughts, is_thinking, inner)
+
+
+class _Plain:
+    """All text is content."""
+
+    def feed(self, text: str) -> list[Delta]:
+        return [ContentDelta(text)] if text else []
+
+    def finish(self) -> list[Delta]:
+        return []

@@ -36,6 +36,10 @@ class CallKeys:
     # Names that it may call; None: any.
     names: Collection[str] | None = None
 
+    def takes(self, key: str) -> bool:
+        """Whether there may be a key besides the name and the arguments."""
+        return self.others is None or key in self.others
+
 
 def value(reader: Reader, emit: Emit) -> Steps[bool]:
     """Reads a JSON value and emits its text; False where it breaks off, and no more is read.
@@ -137,9 +141,7 @@ def call_object(reader: Reader, output: Output, keys: CallKeys) -> Steps[Outcome
             early = []
             if not (yield from arguments(reader, early.append)):
                 return Outcome.NONE
-        elif keys.others is not None and key not in keys.others:
-            return Outcome.CUT if begun else Outcome.NONE
-        elif not (yield from value(reader, _drop)):
+        elif not keys.takes(key) or not (yield from value(reader, _drop)):
             return Outcome.CUT if begun else Outcome.NONE
         yield from reader.spaces()
         if (yield from reader.literal(",")):

@@ -11,11 +11,13 @@ from predict.errors import UserError, one_of, quoted
 from predict.guide import Guide
 from predict.system.files import json_type
 from predict.text.deltas import call_id
+from predict.text.lark import GuideContext
 from predict.text.markup import Output, Reader, Steps
 
 CHOICES = ("auto", "none", "required")
 MAX_TOOLS = 512
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+NAME_CHARACTERS = re.compile(r"[A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +96,11 @@ class Format:
 
     name: str
     models: str  # that write so, for the documentation
-    # Texts of which a model's chat template, or its special tokens, have all.
-    marks: tuple[str, ...]
+    marks: tuple[str, ...]  # texts that a chat template of such models has, all of them
     # Special tokens that must stay in an answer's text, as the parser looks for them.
-    kept_tokens: tuple[str, ...] = ()
+    kept_tokens: tuple[str, ...]
     reads: Callable[[Reader, Output, ToolUse], Steps[None]]
-    guide: Callable[[ToolUse, Mapping[str, int]], Guide | None]
+    guide: Callable[[ToolUse, GuideContext], Guide | None]
     new_id: Callable[[], str] = call_id
-    # Whether the parser is needed even where a request has no tools: all answers have markup.
+    # Whether all answers have markup, thoughts included, with tools and without.
     is_whole: bool = False

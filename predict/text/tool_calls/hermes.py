@@ -2,48 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from predict.guide import Guide
+from predict.text.lark import GuideContext
 from predict.text.markup import Output, Reader, Steps
+from predict.text.tool_calls._guides import ToolRules, guide_of
 from predict.text.tool_calls._json import CallKeys, Outcome, call_object
 from predict.text.tool_calls._records import Format, ToolUse
 
 BEGIN, END = "<tool_call>", "</tool_call>"
-KEYS = CallKeys()
 
 
 def _reads(reader: Reader, output: Output, use: ToolUse) -> Steps[None]:
     marks: tuple[str, ...] = (BEGIN,)
-    while True:
-        mark = yield from reader.until(marks, output.content)
-        if mark is None:
-            return
+    while mark := (yield from reader.until(marks, output.content)):
         marks = (BEGIN,)
         if mark == END:
             continue
         reader.record()
         yield from reader.spaces()
-        outcome = yield from call_object(reader, output, KEYS)
+        outcome = yield from call_object(reader, output, CallKeys())
         text = reader.recorded()
         if outcome is Outcome.NONE:
             output.content(BEGIN + text)
-            continue
-        if outcome is Outcome.CUT:
+        elif outcome is Outcome.CUT:
             yield from reader.until((END,), output.arguments)
-            continue
-        # Whatever stands between a whole call and its end, such as a brace too many, is text.
-        marks = (BEGIN, END)
+        else:
+            # What stands between a whole call and its end, such as a brace too many, is text.
+            marks = (BEGIN, END)
 
 
-def _guide(use: ToolUse, special_tokens: Mapping[str, int]) -> Guide | None:
-    return None
+def _guide(use: ToolUse, context: GuideContext) -> Guide | None:
+    return guide_of(use, context, _start)
+
+
+def _start(rules: ToolRules) -> str:
+    rest = rules.rule(f"/\\n?/ {rules.call_object()} /\\n?/ {rules.mark(END)}")
+    if rules.use.is_forced:
+        call = rules.rule(f"{rules.mark(BEGIN)} {rest}")
+        calls = rules.calls(call, "/[ \\n]{0,2}/")
+        return f"{rules.thought()} {calls}"
+    return rules.amid_text(BEGIN, rest)
 
 
 FORMAT = Format(
     name="hermes",
-    models="Hermes 2 Pro and 3, Qwen2.5, Qwen3, QwQ",
-    marks=(BEGIN, END, '"arguments"'),
+    models="Qwen2.5, Qwen3, QwQ, Hermes 2 Pro and 3",
+    marks=(BEGIN, END, "arguments"),
     kept_tokens=(BEGIN, END),
     reads=_reads,
     guide=_guide,

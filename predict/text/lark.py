@@ -1,0 +1,96 @@
+"""Grammars for guides, in llguidance's variant of Lark, written rule by rule.
+
+A mark that is one token of the vocabulary may be a special token, which no text of a grammar
+matches, or an ordinary one, which is matched by its text alone. So a grammar takes either.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from predict.text.reasoning import ReasoningFormat
+
+TEXT = "TEXT"
+_TERMINALS = "TEXT: /(.|\\n)*/\n"
+
+
+@dataclass(frozen=True)
+class GuideContext:
+    """What a grammar must know of the model and the prompt.
+
+    token_id: the id of a text that is one token of the vocabulary, else None.
+    """
+
+    token_id: Callable[[str], int | None]
+    thoughts: ReasoningFormat | None = None  # of the model
+    is_thinking: bool = False  # whether the prompt has opened a thought
+
+
+class Rules:
+    """The rules of a grammar that is being written; methods return what stands for them in others.
+
+    The same rule is written once.
+    """
+
+    def __init__(self, context: GuideContext) -> None:
+        self._context = context
+        self._names: dict[str, str] = {}
+
+    def rule(self, body: str, options: str = "") -> str:
+        """The name of a rule with this body."""
+        return self._names.setdefault(f"{options}: {body}", f"rule_{len(self._names)}")
+
+    def mark(self, text: str) -> str:
+        """A mark as a token, or as text."""
+        token = self._token(text)
+        return self.rule(f"{token} | {literal(text)}") if token else literal(text)
+
+    def text_until(self, mark: str) -> str:
+        """Any text, thoughts included, up to the mark, which is the last of it."""
+        tokens = self._thought_tokens(besides=mark)
+        end = self._plain_text_until(mark)
+        return self.rule(f"({TEXT} ({tokens}))* {end}") if tokens else end
+
+    def free_text(self) -> str:
+        """Any text, thoughts included, to the end."""
+        tokens = self._thought_tokens()
+        return self.rule(f"{TEXT} (({tokens}) {TEXT})*") if tokens else TEXT
+
+    def thought(self) -> str:
+        """What the model may think ahead of what is asked for; "" where it does not."""
+        row = self._context.thoughts
+        if row is None:
+            return ""
+        rest = f"{self._plain_text_until(row.end)} /\\s{{0,4}}/"
+        return rest if self._context.is_thinking else f"({self.mark(row.begin)} {rest})?"
+
+    def has_token(self, text: str) -> bool:
+        """Whether a text is one token of the vocabulary."""
+        return self._context.token_id(text) is not None
+
+    def grammar(self, start: str) -> str:
+        """The whole of it."""
+        rules = [f"{name}{body}\n" for body, name in self._names.items()]
+        return "".join([f"start: {start}\n", _TERMINALS, *rules])
+
+    def _plain_text_until(self, mark: str) -> str:
+        by_text = self.rule(f"{TEXT} {literal(mark)}", "[lazy]")
+        token = self._token(mark)
+        return self.rule(f"{by_text} | {TEXT} {token}") if token else by_text
+
+    def _thought_tokens(self, besides: str = "") -> str:
+        row = self._context.thoughts
+        marks = () if row is None else (row.begin, row.end)
+        tokens = [self._token(mark) for mark in marks if mark != besides]
+        return " | ".join(filter(None, tokens))
+
+    def _token(self, text: str) -> str:
+        token_id = self._context.token_id(text)
+        return "" if token_id is None else f"<[{token_id}]>"
+
+
+def literal(text: str) -> str:
+    """A text as Lark has it."""
+    return json.dumps(text)

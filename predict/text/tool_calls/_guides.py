@@ -1,0 +1,141 @@
+"""Guides for tool calls: what is the same in all formats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from predict.errors import UserError
+from predict.guide import MAX_DEPTH, MAX_GRAMMAR_BYTES, Guide
+from predict.system.files import parse_json
+from predict.text.lark import GuideContext, Rules, literal
+from predict.text.tool_calls._records import Tool, ToolUse
+
+# Says nothing that can be enforced, and may be most of a schema.
+_ANNOTATIONS = frozenset(
+    ("$comment", "default", "deprecated", "description", "examples", "title", "x-guidance")
+)
+_MAPS = ("$defs", "definitions", "patternProperties", "properties")  # of names to schemas
+_VALUES = ("const", "enum", "required", "type")  # hold no schemas
+_ANY_OBJECT = '{"type":"object"}'
+# One space or none: a model that has lost its way may write spaces without end.
+_STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+
+Body = Callable[[Rules, Tool], str]  # of the rule for a call of one tool
+
+
+class ToolRules(Rules):
+    """Rules about the tools of a request.
+
+    is_loose: whether arguments of tools that are not strict are any objects.
+    """
+
+    def __init__(self, context: GuideContext, use: ToolUse, is_loose: bool) -> None:
+        super().__init__(context)
+        self.use = use
+        self._is_loose = is_loose
+
+    def arguments(self, tool: Tool) -> str:
+        """JSON of a tool's arguments."""
+        return f"%json {_schema(tool, self._is_loose)}"
+
+    def any_tool(self, body: Callable[[Tool], str]) -> str:
+        """One of the tools that may be called; `body`: what stands for one."""
+        return self.rule(" | ".join(self.rule(body(tool)) for tool in self.use.allowed))
+
+    def call_object(self, arguments: str = "arguments") -> str:
+        """{"name": ..., "arguments": ...} that calls one of the tools, the second key as given."""
+
+        def named(tool: Tool) -> str:
+            between = literal(f'{tool.name}", "{arguments}": ')
+            return f"{between} {self.arguments(tool)}"
+
+        head = literal('{"name": "')
+        return self.rule(f'{head} {self.any_tool(named)} "}}"')
+
+    def calls(self, call: str, separator: str = "") -> str:
+        """One call, or as many as the request takes."""
+        return call if self.use.is_single else f"{call} ({separator} {call})*"
+
+    def amid_text(self, mark: str, rest: str) -> str:
+        """Any text with calls in it, each a mark and `rest`; no text follows a lone call."""
+        call = self.rule(f"{self.text_until(mark)} {rest}")
+        free = self.free_text()
+        return f"{free} | {call}" if self.use.is_single else f"({call})* {free}"
+
+
+def guide_of(
+    use: ToolUse, context: GuideContext, start: Callable[[ToolRules], str]
+) -> Guide | None:
+    """The guide whose start rule `start` writes; None where no tool may be called.
+
+    Where the schemas are too large together, those of tools that are not strict are not enforced.
+    """
+    if not use.allowed:
+        return None
+    for is_loose in (False, True):
+        rules = ToolRules(context, use, is_loose)
+        grammar = rules.grammar(start(rules))
+        if len(grammar.encode()) <= MAX_GRAMMAR_BYTES:
+            return Guide(grammar=grammar)
+    raise UserError(
+        f"the tools have {len(grammar.encode())} bytes as a grammar (allowed: at most "
+        f"{MAX_GRAMMAR_BYTES}); give fewer tools, or fewer that are strict"
+    )
+
+
+def _schema(tool: Tool, is_loose: bool) -> str:
+    """The schema of a tool's arguments, with options for llguidance."""
+    where = f"parameters of the tool {tool.name}"
+    options: dict[str, Any] = dict(_STYLE)
+    if not tool.strict:
+        if is_loose:
+            return _with_options(_ANY_OBJECT, options)
+        options["lenient"] = True
+    try:
+        given = json.dumps(tool.parameters, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"{where} are no JSON value: {error}; give a JSON schema") from None
+    # Read back: a copy of plain types, which is not deeper than can be walked.
+    schema = parse_json(given, where, max_depth=MAX_DEPTH)
+    plain = {"type": "object", **_without_annotations(schema)}
+    text = _with_options(json.dumps(plain, separators=(",", ":")), options)
+    if not tool.strict and not _is_enforceable(text):
+        return _with_options(_ANY_OBJECT, options)
+    return text
+
+
+def _with_options(schema: str, options: Mapping[str, Any]) -> str:
+    written = json.dumps({"x-guidance": options}, separators=(",", ":"))
+    return f"{written[:-1]},{schema[1:]}"
+
+
+def _without_annotations(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema less what a reader alone has use for."""
+    plain: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _ANNOTATIONS:
+            continue
+        if key in _MAPS and isinstance(value, dict):
+            plain[key] = {name: _plain(inner) for name, inner in value.items()}
+        else:
+            plain[key] = value if key in _VALUES else _plain(value)
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _without_annotations(value)
+    return [_plain(each) for each in value] if isinstance(value, list) else value
+
+
+@lru_cache(maxsize=1024)
+def _is_enforceable(schema: str) -> bool:
+    """Whether llguidance takes a schema: it has no look-around in patterns, for one."""
+    import llguidance
+
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
+    is_error, _ = llguidance.LLMatcher.validate_grammar_with_warnings(grammar)
+    return not is_error

@@ -1,0 +1,105 @@
+"""Mistral: [TOOL_CALLS][{"name": ..., "arguments": {...}}], and later [TOOL_CALLS]name[ARGS]{...}.
+
+The list is of tokenizers up to v7; the later form, one mark per call, of v11 and on. v11 has an id
+besides: [TOOL_CALLS]name[CALL_ID]id[ARGS]{...}.
+"""
+
+from __future__ import annotations
+
+import re
+
+from predict.guide import Guide
+from predict.text.deltas import short_call_id
+from predict.text.lark import GuideContext, literal
+from predict.text.markup import Output, Reader, Steps
+from predict.text.tool_calls._guides import ToolRules, guide_of
+from predict.text.tool_calls._json import CallKeys, Outcome, arguments, call_object
+from predict.text.tool_calls._records import NAME_CHARACTERS, Format, Tool, ToolUse
+
+BEGIN, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_ID = re.compile(r"[A-Za-z0-9]*")
+
+
+def _reads(reader: Reader, output: Output, use: ToolUse) -> Steps[None]:
+    mark = yield from reader.until((BEGIN,), output.content)
+    while mark:
+        reader.record()
+        yield from reader.spaces()
+        is_list = yield from reader.literal("[")
+        outcome = yield from (_listed if is_list else _named)(reader, output)
+        if outcome is Outcome.NONE:
+            output.content(BEGIN)
+        # Of calls that went out nothing is recorded any more.
+        output.content(reader.recorded())
+        emit = output.arguments if outcome is Outcome.CUT else output.content
+        mark = yield from reader.until((BEGIN,), emit)
+
+
+def _listed(reader: Reader, output: Output) -> Steps[Outcome]:
+    """The calls of a list."""
+    is_first = True
+    while True:
+        yield from reader.spaces()
+        outcome = yield from call_object(reader, output, CallKeys())
+        if outcome is Outcome.NONE:
+            return outcome if is_first else Outcome.WHOLE
+        reader.record()
+        if outcome is Outcome.CUT:
+            return outcome
+        is_first = False
+        yield from reader.spaces()
+        if not (yield from reader.literal(",")):
+            break
+    if (yield from reader.literal("]")):
+        reader.record()
+    return Outcome.WHOLE
+
+
+def _named(reader: Reader, output: Output) -> Steps[Outcome]:
+    """One call, its name ahead of its arguments."""
+    name = yield from reader.run(NAME_CHARACTERS)
+    given_id = ""
+    if (yield from reader.literal(CALL_ID)):
+        given_id = yield from reader.run(_ID)
+    yield from reader.literal(ARGS)
+    yield from reader.spaces()
+    if not name or (yield from reader.peek()) != "{":
+        return Outcome.NONE
+    reader.record()
+    output.begin_call(name, given_id or None)
+    is_whole = yield from arguments(reader, output.arguments)
+    reader.record()
+    return Outcome.WHOLE if is_whole else Outcome.CUT
+
+
+def _guide(use: ToolUse, context: GuideContext) -> Guide | None:
+    return guide_of(use, context, _start)
+
+
+def _start(rules: ToolRules) -> str:
+    begin = rules.mark(BEGIN)
+    if rules.has_token(ARGS):
+        call_id = f"({rules.mark(CALL_ID)} /[A-Za-z0-9]{{9}}/)?"
+
+        def named(tool: Tool) -> str:
+            return f"{literal(tool.name)} {call_id} {rules.mark(ARGS)} {rules.arguments(tool)}"
+
+        calls = rules.calls(rules.any_tool(named), begin)
+    else:
+        calls = rules.calls(rules.call_object(), "/, ?/")
+        calls = f'"[" {calls} "]"'
+    if rules.use.is_forced:
+        return f"{rules.thought()} {begin} {calls}"
+    # Nothing follows calls.
+    return f"{rules.free_text()} | {rules.text_until(BEGIN)} {calls}"
+
+
+FORMAT = Format(
+    name="mistral",
+    models="Mistral 7B Instruct from v0.3 on, Nemo, Large, Small, Ministral, Magistral, Devstral",
+    marks=(BEGIN,),
+    kept_tokens=(BEGIN, CALL_ID, ARGS),
+    reads=_reads,
+    guide=_guide,
+    new_id=short_call_id,
+)
