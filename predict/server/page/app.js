@@ -1,0 +1,557 @@
+// The page: wires the conversation, the message box, the dialogs and the server together.
+
+import { ServerError, chatEvents, listModels } from "./api.js";
+import {
+  answerTurn, applyEvent, exportText, importText, messagesOf, userTurn,
+} from "./conversation.js";
+import { button, byId, element } from "./dom.js";
+import { FIELDS, Settings, saveTheme, tab, valueOf } from "./settings.js";
+import { Watch, statsWords } from "./stats.js";
+import { TurnView, isEnter } from "./turns.js";
+
+const NEAR = 24; // pixels from the end that count as the end
+const MAX_SPOKEN = 1500; // characters of an answer that a screen reader is given at its end
+const SUGGESTIONS = [
+  "Explain continuous batching in three sentences.",
+  "Write a Python function that merges two sorted lists.",
+  "Make a table of the planets and how long their years are.",
+];
+
+class Page {
+  constructor() {
+    this.settings = new Settings();
+    this.key = tab.key;
+    this.system = "";
+    this.turns = [];
+    this.views = [];
+    this.running = null; // { controller, ended } while an answer comes
+    this.isFollowing = true; // the end of the conversation stays in sight
+    this.lastTop = 0;
+    this.afterKey = null; // what is tried again with a key
+    this.main = byId("conversation");
+    this.text = byId("text");
+  }
+
+  start() {
+    this.wireComposer();
+    this.wireHeader();
+    this.wireSettings();
+    this.wireKey();
+    this.wireScrolling();
+    this.restore();
+    this.loadModels();
+    this.text.focus();
+  }
+
+  // The message box
+
+  wireComposer() {
+    byId("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.send();
+    });
+    this.text.addEventListener("input", () => this.fit());
+    this.text.addEventListener("keydown", (event) => {
+      if (isEnter(event)) {
+        event.preventDefault();
+        this.send();
+      } else if (event.key === "ArrowUp" && this.text.value === "") {
+        const last = this.views.findLast((view) => view.turn.role === "user");
+        if (last && !this.running) {
+          event.preventDefault();
+          last.edit();
+        }
+      }
+    });
+    byId("stop").addEventListener("click", () => this.stop());
+    document.addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && document.querySelector("dialog[open]") === null) this.stop();
+    });
+    const examples = SUGGESTIONS.map((words) => {
+      return element("li", {}, button(words, () => this.propose(words)));
+    });
+    byId("suggestions").append(...examples);
+  }
+
+  propose(words) {
+    this.text.value = words;
+    this.fit();
+    this.text.focus();
+  }
+
+  /** Makes the message box as high as its text. */
+  fit() {
+    this.text.style.height = "auto";
+    this.text.style.height = `${this.text.scrollHeight}px`;
+  }
+
+  async send() {
+    const content = this.text.value;
+    if (content.trim() === "" || this.running || !this.isReady()) return;
+    this.text.value = "";
+    this.fit();
+    this.notify("");
+    this.add(userTurn(content));
+    await this.answer();
+  }
+
+  /** Whether the settings can be sent; else shows the first that is wrong. */
+  isReady() {
+    const wrong = FIELDS.find((field) => this.check(field) !== "");
+    if (!wrong) return true;
+    this.openSettings();
+    byId(`set-${wrong.key}`).focus();
+    return false;
+  }
+
+  // Turns
+
+  add(turn) {
+    const view = new TurnView(turn, {
+      edit: (text) => this.edit(view, text),
+      regenerate: () => this.regenerate(view),
+      remove: () => this.remove(view),
+      retry: () => this.regenerate(view),
+      enterKey: () => this.askKey(() => this.regenerate(view)),
+    });
+    this.turns.push(turn);
+    this.views.push(view);
+    byId("turns").append(view.element);
+    this.changed();
+    return view;
+  }
+
+  /** Takes away the turns from `at` on, or `count` of them. */
+  cut(at, count = this.turns.length - at) {
+    this.turns.splice(at, count);
+    for (const view of this.views.splice(at, count)) view.element.remove();
+    this.changed();
+  }
+
+  /** Shows other turns. */
+  replace(system, turns) {
+    this.cut(0);
+    this.setSystem(system);
+    for (const turn of turns) this.add(turn);
+    this.scrollToEnd();
+  }
+
+  changed() {
+    byId("welcome").hidden = this.turns.length > 0;
+    if (!this.running) tab.conversation = this.turns.length > 0 || this.system ? this.file() : "";
+  }
+
+  file() {
+    return exportText(this.system, this.turns);
+  }
+
+  restore() {
+    try {
+      const { system, turns } = importText(tab.conversation || '{"messages": []}');
+      this.replace(system, turns);
+    } catch {
+      tab.conversation = ""; // of another version of this page
+    }
+  }
+
+  async edit(view, text) {
+    await this.stop();
+    const at = this.views.indexOf(view);
+    view.turn.content = text;
+    view.redraw();
+    if (view.turn.role === "user" && this.isReady()) {
+      this.cut(at + 1);
+      await this.answer();
+    } else {
+      this.changed();
+      this.text.focus();
+    }
+  }
+
+  async regenerate(view) {
+    await this.stop();
+    if (!this.isReady()) return;
+    const at = this.views.indexOf(view);
+    if (at < 0) return;
+    this.cut(at);
+    await this.answer();
+  }
+
+  async remove(view) {
+    await this.stop();
+    const at = this.views.indexOf(view);
+    const { system, turns } = this;
+    const before = [...turns];
+    const hasAnswer = view.turn.role === "user" && turns[at + 1]?.role === "assistant";
+    this.cut(at, hasAnswer ? 2 : 1);
+    this.notify("Deleted.", () => this.replace(system, before));
+    this.text.focus();
+  }
+
+  async clear() {
+    await this.stop();
+    const { system, turns } = this;
+    const before = [...turns];
+    this.cut(0);
+    if (before.length > 0) this.notify("A new chat.", () => this.replace(system, before));
+    this.text.focus();
+  }
+
+  // Answers
+
+  /** Asks for the next turn, and shows it as it comes. */
+  async answer() {
+    const request = {
+      ...this.settings.request(),
+      messages: messagesOf(this.system, this.turns),
+      stream: true,
+      stream_options: { include_usage: true },
+    };
+    const controller = new AbortController();
+    let ended;
+    const end = new Promise((resolve) => (ended = resolve));
+    this.running = { controller, end };
+    const view = this.add(answerTurn(this.settings.model));
+    this.showRunning(true);
+    this.scrollToEnd();
+    view.follow(() => this.followEnd());
+    this.say("The model is answering.");
+    try {
+      await this.receive(view, request, controller.signal);
+    } finally {
+      this.running = null;
+      this.showRunning(false);
+      ended();
+    }
+    view.finish();
+    this.changed();
+    this.followEnd();
+    this.tell(view.turn);
+    if (view.turn.error?.status === 401) this.askKey(() => this.regenerate(view));
+  }
+
+  async receive(view, request, signal) {
+    const { turn } = view;
+    const watch = new Watch();
+    try {
+      if (!request.model) {
+        this.showModels(await listModels(this.key));
+        request.model = this.settings.model;
+      }
+      for await (const event of chatEvents(request, this.key, signal)) {
+        const size = turn.reasoning.length;
+        const numCalls = turn.toolCalls.length;
+        const text = applyEvent(turn, event);
+        watch.note(event, text !== "" || turn.reasoning.length > size || turn.toolCalls.length > numCalls);
+        view.grow(text);
+      }
+    } catch (error) {
+      if (error?.name === "AbortError") turn.finish = "stopped";
+      else if (turn.finish === null || turn.finish === "error") turn.error = known(error);
+    }
+    if (!turn.error || turn.content) turn.stats = watch.stats();
+  }
+
+  /** Ends the answer that comes, and returns when it has ended. */
+  async stop() {
+    if (!this.running) return;
+    const { controller, end } = this.running;
+    controller.abort();
+    await end;
+  }
+
+  showRunning(isRunning) {
+    const hadFocus = document.activeElement === byId("stop") || document.activeElement === byId("send");
+    byId("send").hidden = isRunning;
+    byId("stop").hidden = !isRunning;
+    if (hadFocus || document.activeElement === document.body) this.text.focus();
+  }
+
+  /** Gives an answer that has ended to screen readers, once. */
+  tell(turn) {
+    if (turn.error) return; // its box is an alert
+    const text = turn.content.slice(0, MAX_SPOKEN);
+    const rest = turn.content.length > MAX_SPOKEN ? " … The rest stands in the conversation." : "";
+    this.say(`The model answered: ${text}${rest} ${statsWords(turn.stats)[0]}`);
+  }
+
+  say(words) {
+    byId("live").textContent = words;
+  }
+
+  /** A line above the message box, with a way back where there is one. */
+  notify(words, undo = null) {
+    const line = byId("notice");
+    line.replaceChildren();
+    if (!words) return;
+    const hide = () => {
+      line.replaceChildren();
+      this.text.focus();
+    };
+    line.append(element("span", {}, words));
+    if (undo) {
+      line.append(button("Undo", async () => {
+        await this.stop();
+        undo();
+        hide();
+      }));
+    }
+    line.append(button("Dismiss", hide));
+  }
+
+  // Scrolling
+
+  wireScrolling() {
+    this.main.addEventListener("scroll", () => {
+      const { scrollTop, scrollHeight, clientHeight } = this.main;
+      const left = scrollHeight - clientHeight - scrollTop;
+      if (left < NEAR) this.isFollowing = true;
+      else if (scrollTop < this.lastTop) this.isFollowing = false;
+      this.lastTop = scrollTop;
+      byId("latest").hidden = left < 2 * NEAR || this.isFollowing;
+    });
+    byId("latest").addEventListener("click", () => {
+      this.scrollToEnd();
+      this.text.focus();
+    });
+  }
+
+  followEnd() {
+    if (this.isFollowing) this.scrollToEnd();
+    else byId("latest").hidden = false;
+  }
+
+  scrollToEnd() {
+    this.isFollowing = true;
+    this.main.scrollTop = this.main.scrollHeight;
+    byId("latest").hidden = true;
+  }
+
+  // Head
+
+  wireHeader() {
+    byId("new").addEventListener("click", () => this.clear());
+    byId("open-settings").addEventListener("click", () => this.openSettings());
+    byId("model-name").addEventListener("click", () => {
+      this.openSettings();
+      byId("model").focus();
+    });
+    const system = matchMedia("(prefers-color-scheme: dark)");
+    const isDark = () => {
+      const { theme } = document.documentElement.dataset;
+      return theme ? theme === "dark" : system.matches;
+    };
+    const show = () => byId("theme").setAttribute("aria-pressed", String(isDark()));
+    byId("theme").addEventListener("click", () => {
+      const theme = isDark() ? "light" : "dark";
+      document.documentElement.dataset.theme = theme;
+      saveTheme(theme);
+      show();
+    });
+    system.addEventListener("change", show);
+    show();
+  }
+
+  /** Asks the server for its models; returns whether it told them. */
+  async loadModels() {
+    try {
+      this.showModels(await listModels(this.key));
+      this.notify("");
+      return true;
+    } catch (error) {
+      if (error.status === 401) this.askKey();
+      else {
+        this.notify([error.message, error.detail].filter(Boolean).join(" "));
+        byId("notice").append(button("Try again", () => this.loadModels()));
+      }
+      return false;
+    }
+  }
+
+  showModels(models) {
+    if (!models.includes(this.settings.model)) this.settings.model = models[0] ?? "";
+    byId("model").replaceChildren(...models.map((id) => element("option", { value: id }, id)));
+    byId("model").value = this.settings.model;
+    this.showModel();
+  }
+
+  showModel() {
+    const { model } = this.settings;
+    byId("model-name").textContent = model;
+    byId("model-name").hidden = model === "";
+  }
+
+  // Settings
+
+  wireSettings() {
+    const dialog = byId("settings");
+    dialog.querySelector("form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      dialog.close();
+    });
+    closeFromOutside(dialog);
+    byId("model").addEventListener("change", (event) => {
+      this.settings.model = event.target.value;
+      this.settings.save();
+      this.showModel();
+    });
+    byId("system").addEventListener("input", (event) => {
+      this.system = event.target.value;
+      this.changed();
+    });
+    byId("fields").append(...FIELDS.map((field) => this.fieldRow(field)));
+    byId("reset").addEventListener("click", () => {
+      for (const field of FIELDS) {
+        byId(`set-${field.key}`).value = "";
+        delete this.settings.texts[field.key];
+        this.check(field);
+      }
+      this.settings.save();
+    });
+    byId("export").addEventListener("click", () => this.export());
+    byId("import").addEventListener("click", () => byId("file").click());
+    byId("file").addEventListener("change", (event) => this.import(event.target));
+    byId("enter-key").addEventListener("click", () => this.askKey());
+    byId("forget-key").addEventListener("click", () => {
+      this.setKey("");
+      byId("enter-key").focus();
+    });
+    this.setKey(this.key);
+  }
+
+  openSettings() {
+    byId("import-error").textContent = "";
+    if (!byId("settings").open) byId("settings").showModal();
+  }
+
+  setSystem(system) {
+    this.system = system;
+    byId("system").value = system;
+  }
+
+  fieldRow(field) {
+    const id = `set-${field.key}`;
+    const isText = field.kind === "lines";
+    const input = element(isText ? "textarea" : "input", {
+      id,
+      ...(isText ? { rows: 2, spellcheck: "false" } : { inputmode: "decimal", placeholder: "default" }),
+      autocomplete: "off",
+      "aria-describedby": `${id}-hint ${id}-error`,
+    });
+    input.value = this.settings.texts[field.key] ?? "";
+    input.addEventListener("input", () => {
+      this.settings.texts[field.key] = input.value;
+      if (this.check(field) === "") this.settings.save();
+    });
+    return element(
+      "div",
+      { class: isText ? "field wide" : "field" },
+      element("label", { for: id }, field.label),
+      input,
+      element("p", { class: "hint", id: `${id}-hint` }, field.hint),
+      element("p", { class: "wrong", id: `${id}-error`, role: "alert" }),
+    );
+  }
+
+  /** What is wrong with a field, which the form shows; "" when it is right. */
+  check(field) {
+    let wrong = "";
+    try {
+      valueOf(field, this.settings.texts[field.key] ?? "");
+    } catch (error) {
+      wrong = error.message;
+    }
+    const id = `set-${field.key}`;
+    byId(id).setAttribute("aria-invalid", String(wrong !== ""));
+    if (byId(`${id}-error`).textContent !== wrong) byId(`${id}-error`).textContent = wrong;
+    return wrong;
+  }
+
+  export() {
+    const url = URL.createObjectURL(new Blob([this.file()], { type: "application/json" }));
+    const time = new Date().toISOString().slice(0, 16).replaceAll(":", "");
+    element("a", { href: url, download: `conversation-${time}.json` }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 10_000);
+  }
+
+  async import(input) {
+    const [file] = input.files;
+    input.value = ""; // the same file may be chosen again
+    if (!file) return;
+    await this.stop();
+    try {
+      const { system, turns } = importText(await file.text());
+      const before = { system: this.system, turns: [...this.turns] };
+      this.replace(system, turns);
+      byId("settings").close();
+      this.notify(`${turns.length} messages from ${file.name}.`, () => this.replace(before.system, before.turns));
+      this.text.focus();
+    } catch (error) {
+      byId("import-error").textContent = error.message;
+    }
+  }
+
+  // The API key
+
+  wireKey() {
+    const dialog = byId("key-dialog");
+    dialog.querySelector("form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      const key = byId("key").value.trim();
+      // What a header can hold.
+      const isKey = /^[\x21-\x7e]{1,4096}$/.test(key);
+      byId("key-error").textContent = isKey ? "" : "A key is made of letters, digits and signs, without spaces.";
+      if (!isKey) return;
+      this.useKey(key, this.afterKey);
+    });
+    byId("close-key").addEventListener("click", () => dialog.close());
+    dialog.addEventListener("close", () => {
+      byId("key").value = "";
+      this.afterKey = null;
+    });
+    closeFromOutside(dialog);
+  }
+
+  async useKey(key, then) {
+    this.setKey(key);
+    byId("key-dialog").close();
+    if (await this.loadModels()) then();
+  }
+
+  /** Asks for the key, and then does what needs it. */
+  askKey(then = () => {}) {
+    this.afterKey = then;
+    const isWrong = this.key !== "";
+    byId("key-words").textContent = isWrong
+      ? "The server did not take the key that this tab has. Another one stays in this tab until you close it."
+      : "This server asks for a key. It stays in this tab until you close it.";
+    byId("key-error").textContent = "";
+    if (!byId("key-dialog").open) byId("key-dialog").showModal();
+    byId("key").focus();
+  }
+
+  setKey(key) {
+    this.key = key;
+    tab.key = key;
+    byId("key-state").textContent = key ? "This tab has a key. It is gone when you close the tab." : "This tab has none.";
+    byId("forget-key").disabled = key === "";
+  }
+}
+
+/** The error of a turn: a ServerError as it is, else what is wrong with the page itself. */
+function known(error) {
+  if (error instanceof ServerError) return error;
+  return new ServerError("The page could not read the answer.", { detail: String(error?.message ?? error) });
+}
+
+/** Closes a dialog by a click beside it. */
+function closeFromOutside(dialog) {
+  dialog.addEventListener("pointerdown", (event) => {
+    const box = dialog.getBoundingClientRect();
+    const isInside = event.clientX >= box.left && event.clientX <= box.right
+      && event.clientY >= box.top && event.clientY <= box.bottom;
+    if (event.target === dialog && !isInside) dialog.close();
+  });
+}
+
+new Page().start();

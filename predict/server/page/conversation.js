@@ -1,0 +1,136 @@
+// A conversation: its turns, what of it a server is asked, and its form in a file.
+
+const FORMAT = "regatta-conversation";
+const MAX_FILE = 16 << 20; // characters
+const MAX_TURNS = 10_000;
+
+/** A turn of the user. */
+export function userTurn(content) {
+  return { role: "user", content };
+}
+
+/** A turn of the model that has nothing yet. */
+export function answerTurn(model) {
+  return {
+    role: "assistant", model, content: "", reasoning: "", toolCalls: [],
+    finish: null, // the server's reason, or "stopped" by the reader
+    stats: null, // numbers of the answer, see stats.js
+    error: null,
+  };
+}
+
+/** Adds an event of a chat's stream to a turn; returns the text that is new in its content. */
+export function applyEvent(turn, event) {
+  const choice = Array.isArray(event?.choices) ? event.choices[0] : undefined;
+  if (typeof choice?.finish_reason === "string") turn.finish = choice.finish_reason;
+  const delta = choice?.delta ?? {};
+  // Both names are in use among servers.
+  for (const reasoning of [delta.reasoning_content, delta.reasoning]) {
+    if (typeof reasoning === "string") {
+      turn.reasoning += reasoning;
+      break;
+    }
+  }
+  if (Array.isArray(delta.tool_calls)) for (const call of delta.tool_calls) addCall(turn, call);
+  if (typeof delta.content !== "string") return "";
+  turn.content += delta.content;
+  return delta.content;
+}
+
+function addCall(turn, call) {
+  const index = Number.isInteger(call?.index) ? call.index : turn.toolCalls.length;
+  if (index < 0 || index > 255) return;
+  while (turn.toolCalls.length <= index) turn.toolCalls.push({ id: "", name: "", arguments: "" });
+  const known = turn.toolCalls[index];
+  if (typeof call?.id === "string") known.id = call.id;
+  if (typeof call?.function?.name === "string") known.name += call.function.name;
+  if (typeof call?.function?.arguments === "string") known.arguments += call.function.arguments;
+}
+
+/**
+ * What the server is asked with these turns: OpenAI's messages. Turns of one role that follow each
+ * other are one message, because many chat templates want the roles to take turns.
+ */
+export function messagesOf(system, turns) {
+  const messages = system.trim() ? [{ role: "system", content: system }] : [];
+  for (const { role, content } of turns) {
+    const last = messages[messages.length - 1];
+    if (role === "assistant" && content === "") continue; // it failed, or called tools alone
+    if (last?.role === role) last.content += `\n\n${content}`;
+    else messages.push({ role, content });
+  }
+  return messages;
+}
+
+/** The text of a file that holds the conversation. */
+export function exportText(system, turns) {
+  const messages = turns.map((turn) => {
+    const message = { role: turn.role, content: turn.content };
+    if (turn.model) message.model = turn.model;
+    if (turn.reasoning) message.reasoning_content = turn.reasoning;
+    if (turn.toolCalls?.length) {
+      message.tool_calls = turn.toolCalls.map(({ id, name, arguments: given }) => ({
+        id, type: "function", function: { name, arguments: given },
+      }));
+    }
+    if (turn.finish) message.finish_reason = turn.finish;
+    return message;
+  });
+  return `${JSON.stringify({ format: FORMAT, version: 1, system, messages }, null, 2)}\n`;
+}
+
+/**
+ * The system prompt and the turns that a file's text holds. Also takes `{"messages": [...]}` as it
+ * is sent to a server. An Error says what is wrong; nothing of a wrong file is taken.
+ */
+export function importText(text) {
+  if (text.length > MAX_FILE) throw new Error("The file has more than 16 MiB.");
+  let body;
+  try {
+    body = JSON.parse(text);
+  } catch (error) {
+    throw new Error(`The file is not JSON: ${error.message}`);
+  }
+  if (body?.format !== undefined && (body.format !== FORMAT || body.version !== 1)) {
+    throw new Error(`The file's format is not ${FORMAT}, version 1.`);
+  }
+  const messages = body?.messages;
+  if (!Array.isArray(messages)) throw new Error('The file has no list "messages".');
+  if (messages.length > MAX_TURNS) throw new Error(`The file has more than ${MAX_TURNS} messages.`);
+  const system = optional(body, "system", "The file");
+  const systems = system ? [system] : [];
+  const turns = [];
+  for (const [index, message] of messages.entries()) {
+    const turn = turnOf(message, `Message ${index + 1}`);
+    if (turn.role === "system") systems.push(turn.content);
+    else turns.push(turn);
+  }
+  return { system: systems.join("\n\n"), turns };
+}
+
+function turnOf(message, where) {
+  const role = message?.role;
+  if (!["system", "user", "assistant"].includes(role)) {
+    throw new Error(`${where} has the role ${JSON.stringify(role)}; there are system, user and assistant.`);
+  }
+  const isEmpty = role === "assistant" && (message.content ?? null) === null;
+  if (!isEmpty && typeof message.content !== "string") {
+    throw new Error(`The content of ${where.toLowerCase()} is not text.`);
+  }
+  if (role !== "assistant") return { role, content: message.content };
+  const turn = answerTurn(optional(message, "model", where));
+  turn.content = message.content ?? "";
+  turn.reasoning = optional(message, "reasoning_content", where);
+  turn.finish = optional(message, "finish_reason", where) || null;
+  const calls = message.tool_calls ?? [];
+  if (!Array.isArray(calls)) throw new Error(`${where}: tool_calls is not a list.`);
+  for (const call of calls) addCall(turn, { ...call, index: undefined });
+  return turn;
+}
+
+/** The text at a key, or "" where there is none. */
+function optional(holder, key, where) {
+  const value = holder[key] ?? "";
+  if (typeof value !== "string") throw new Error(`${where}: ${key} is not text.`);
+  return value;
+}

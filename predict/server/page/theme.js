@@ -1,0 +1,9 @@
+// Runs before the first paint, so that a reader in the dark sees no white flash. No module: those wait.
+(() => {
+  try {
+    const theme = localStorage.getItem("regatta.theme");
+    if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
+  } catch {
+    // Storage is off: the theme is the system's.
+  }
+})();

@@ -1,0 +1,245 @@
+// Turns of the conversation as the page shows them.
+
+import { CodeBlock } from "./code.js";
+import { button, copyButton, element } from "./dom.js";
+import { MarkdownView } from "./markdown.js";
+import { duration, statsWords } from "./stats.js";
+
+const REST = 4; // a picture is drawn when this many times its own cost has gone by
+
+/** One turn. Its actions: edit(text), regenerate(), remove(), retry(), enterKey(). */
+export class TurnView {
+  constructor(turn, actions) {
+    this.turn = turn;
+    this.actions = actions;
+    const isUser = turn.role === "user";
+    this.body = element("div", { class: "body" });
+    this.below = element("div", { class: "below" });
+    this.element = element(
+      "article",
+      { class: `turn ${turn.role}` },
+      element("h2", isUser ? { class: "unseen" } : {}, isUser ? "You" : turn.model || "Model"),
+      this.body,
+      this.below,
+    );
+    this.answer = isUser ? null : new AnswerView(this.body, turn);
+    this.redraw();
+  }
+
+  /** Shows the turn as it is now, from the start. */
+  redraw() {
+    if (this.answer) this.answer.redraw();
+    else this.body.textContent = this.turn.content;
+    this.drawBelow();
+  }
+
+  /** Begins to follow an answer that comes; drawn: called when there is more to see. */
+  follow(drawn) {
+    this.element.setAttribute("aria-busy", "true");
+    this.below.replaceChildren();
+    this.answer.begin(drawn);
+  }
+
+  /** Takes an event's new text. */
+  grow(text) {
+    this.answer.grow(text);
+  }
+
+  /** Shows the whole answer, which has ended. */
+  finish() {
+    this.element.removeAttribute("aria-busy");
+    this.answer.finish();
+    this.drawBelow();
+  }
+
+  drawBelow() {
+    const { turn, actions } = this;
+    const isUser = turn.role === "user";
+    this.below.replaceChildren();
+    if (turn.stats) this.below.append(this.statsLine());
+    if (turn.error) this.body.append(this.errorBox(turn.error));
+    const name = isUser ? "message" : "answer";
+    this.editButton = button("Edit", () => this.edit(), { "aria-label": `Edit this ${name}` });
+    const isEmpty = turn.content === "";
+    const list = [
+      isEmpty ? null : copyButton(() => turn.content, `Copy this ${name}`),
+      isEmpty ? null : this.editButton,
+      isUser || turn.error ? null : button("Regenerate", actions.regenerate, { "aria-label": "Regenerate this answer" }),
+      button("Delete", actions.remove, {
+        "aria-label": `Delete this ${name}`,
+        title: isUser ? "Deletes the message and its answer" : "Deletes the answer",
+      }),
+    ];
+    this.below.append(element("div", { class: "actions" }, ...list.filter((each) => each !== null)));
+  }
+
+  statsLine() {
+    const { turn } = this;
+    const words = statsWords(turn.stats);
+    if (turn.finish === "stopped") words.push("stopped");
+    if (turn.finish === "length") words.push("cut at the limit of tokens");
+    const parts = words.map((each, at) => element("span", {}, at ? each : element("strong", {}, each)));
+    return element("p", { class: "stats" }, ...parts);
+  }
+
+  errorBox(error) {
+    const parts = [element("p", {}, error.message)];
+    if (error.detail) parts.push(element("p", { class: "detail" }, error.detail));
+    if (error.retryAt) {
+      parts.push(element("p", {}, `It asks to try again at ${error.retryAt.toLocaleTimeString()}.`));
+    }
+    const again = button("Try again", this.actions.retry);
+    const key = error.status === 401 ? [button("Enter the key", this.actions.enterKey)] : [];
+    return element(
+      "div", { class: "error", role: "alert" }, ...parts, element("div", { class: "row" }, ...key, again),
+    );
+  }
+
+  /** Puts a text box in the turn's place. */
+  edit() {
+    const isUser = this.turn.role === "user";
+    const area = element("textarea", {
+      "aria-label": isUser ? "Your message" : "The answer",
+      rows: Math.min(Math.max(this.turn.content.split("\n").length + 1, 3), 16),
+    });
+    area.value = this.turn.content;
+    const close = () => {
+      this.element.classList.remove("editing");
+      form.replaceWith(this.body);
+      this.below.hidden = false;
+    };
+    const cancel = () => {
+      close();
+      this.editButton.focus();
+    };
+    const save = () => {
+      if (isUser && area.value.trim() === "") return;
+      close();
+      this.actions.edit(area.value);
+    };
+    const hint = isUser ? "What follows this message goes." : "Later messages see this text.";
+    const form = element(
+      "div",
+      { class: "edit" },
+      area,
+      element(
+        "div",
+        { class: "row" },
+        button(isUser ? "Send" : "Save", save, { class: "primary" }),
+        button("Cancel", cancel),
+        element("span", { class: "hint" }, hint),
+      ),
+    );
+    area.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") {
+        event.stopPropagation(); // it would stop an answer
+        cancel();
+      } else if (isEnter(event) && (isUser || event.ctrlKey || event.metaKey)) {
+        event.preventDefault();
+        save();
+      }
+    });
+    this.element.classList.add("editing");
+    this.body.replaceWith(form);
+    this.below.hidden = true;
+    area.focus();
+  }
+}
+
+/** Whether a key is an Enter that sends: not with Shift, and not one that chooses a character. */
+export function isEnter(event) {
+  return event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229;
+}
+
+/** The inside of an answer: reasoning, text, calls of tools. */
+class AnswerView {
+  constructor(body, turn) {
+    this.body = body;
+    this.turn = turn;
+    this.isDue = false;
+    this.isLive = false;
+  }
+
+  redraw() {
+    this.begin(() => {});
+    this.grow(this.turn.content);
+    this.finish();
+  }
+
+  begin(drawn) {
+    this.drawn = drawn;
+    this.isLive = true;
+    this.started = performance.now();
+    this.thought = null; // seconds of reasoning
+    this.numReasoned = 0; // characters that are shown
+    this.rested = 0; // the time ahead of which nothing is drawn
+    this.text = element("div", { class: "text" });
+    this.markdown = new MarkdownView(this.text);
+    this.reasoningText = element("div");
+    this.reasoningName = element("summary", {}, "Reasoning");
+    this.reasoning = element("details", { class: "reasoning", hidden: true }, this.reasoningName, this.reasoningText);
+    this.calls = element("div", { class: "text" });
+    this.body.replaceChildren(this.reasoning, this.text);
+  }
+
+  grow(text) {
+    this.markdown.append(text);
+    if (text && this.turn.reasoning && this.thought === null) {
+      this.thought = (performance.now() - this.started) / 1000;
+    }
+    if (this.isDue || !this.isLive) return;
+    this.isDue = true;
+    // Drawing takes a fifth of the time at the most, however long the last block is.
+    const wait = this.rested - performance.now();
+    const frame = () => requestAnimationFrame(() => this.draw());
+    if (wait > 4) setTimeout(frame, wait);
+    else frame();
+  }
+
+  draw() {
+    this.isDue = false;
+    if (!this.isLive) return;
+    const start = performance.now();
+    this.drawReasoning();
+    this.markdown.show();
+    this.rested = performance.now() + REST * (performance.now() - start);
+    this.drawn();
+  }
+
+  drawReasoning() {
+    const { reasoning } = this.turn;
+    if (!reasoning) return;
+    this.reasoning.hidden = false;
+    if (reasoning.length > this.numReasoned) this.reasoningText.append(reasoning.slice(this.numReasoned));
+    this.numReasoned = reasoning.length;
+    const live = this.isLive && this.turn.content === "" ? "Reasoning…" : "Reasoning";
+    const name = this.thought === null ? live : `Reasoned for ${duration(this.thought)}`;
+    if (this.reasoningName.textContent !== name) this.reasoningName.textContent = name;
+  }
+
+  finish() {
+    const { drawn } = this;
+    this.isLive = false;
+    this.drawReasoning();
+    this.markdown.finish();
+    if (this.turn.toolCalls.length > 0) {
+      this.calls.replaceChildren(...this.turn.toolCalls.map(callBox));
+      this.body.append(this.calls);
+    }
+    drawn();
+  }
+}
+
+/** A call of a tool, as JSON. */
+function callBox({ name, arguments: given }) {
+  let value = given;
+  try {
+    value = JSON.parse(given);
+  } catch {
+    // Arguments that are not JSON are shown as the text that they are.
+  }
+  const code = new CodeBlock("json");
+  code.append(`${JSON.stringify({ name, arguments: value }, null, 2)}\n`);
+  code.show();
+  return element("details", { class: "call", open: true }, element("summary", {}, `Calls ${name || "a tool"}`), code.element);
+}
