@@ -1,0 +1,87 @@
+"""Engine processes for tests, each with the event loop that its client lives on."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from predict import EngineConfig, SamplingParams
+from predict.engine.samples import StreamOutput
+from predict.server.engine_client import EngineClient, EngineProcess
+from predict.server.wire import AnswerMetrics, Stats
+from tests.support import tiny
+from tests.support.paths import ROOT
+
+TOKENIZER = ROOT / "tests" / "data" / "tokenizers" / "byte_level"
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=16, ignore_eos=True)
+LONG = SamplingParams(temperature=0.0, max_new_tokens=200, ignore_eos=True)
+SECONDS = 120.0  # for anything, on a busy machine
+
+
+def write_model(directory: Path) -> Path:
+    """A tiny model with a tokenizer and a chat template; returns its directory."""
+    tiny.write(directory, {"vocab_size": 342, "eos_token_id": 1})
+    shutil.copytree(TOKENIZER, directory, dirs_exist_ok=True)
+    return directory
+
+
+def config(model: Path, **changes: Any) -> EngineConfig:
+    values = {"max_length": 256, "attention": "append", "block_size": 16, "batch_size": 8}
+    return EngineConfig(model_name_or_path=str(model), **{**values, **changes})
+
+
+class Running:
+    """An engine in its process, and the loop of its client."""
+
+    def __init__(self, config: EngineConfig):
+        self.ended: list[AnswerMetrics] = []
+        self.process = EngineProcess()
+        self.process.send_config(config)
+        self.client = EngineClient(self.process, self.ended.append)
+        self._loop = asyncio.new_event_loop()
+        self.run(self.client.connect())
+
+    def run(self, task: Coroutine[Any, Any, Any]) -> Any:
+        return self._loop.run_until_complete(asyncio.wait_for(task, SECONDS))
+
+    def close(self) -> None:
+        self.run(self.client.stop())
+        self._loop.close()
+
+
+@contextmanager
+def running(config: EngineConfig) -> Iterator[Running]:
+    """An engine that is loaded, or about to be, until the end of the block."""
+    engine = Running(config)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+async def all_pieces(
+    client: EngineClient, prompt: Sequence[int], params: SamplingParams, streamed: bool = True
+) -> list[StreamOutput]:
+    """The pieces of an answer, to its end."""
+    answer = client.add(prompt, params, streamed=streamed)
+    return [piece async for pieces in answer for piece in pieces]
+
+
+def texts(pieces: Sequence[StreamOutput], count: int = 1) -> list[str]:
+    """What pieces join to, per answer."""
+    return ["".join(p.text for p in pieces if p.index == index) for index in range(count)]
+
+
+async def nothing_runs(client: EngineClient, seconds: float = 1.0) -> Stats:
+    """The counts once no request runs and no block is used; fails after so many seconds."""
+    end = asyncio.get_running_loop().time() + seconds
+    while True:
+        stats = await client.stats()
+        if not (stats.num_running or stats.num_waiting or stats.num_used_blocks):
+            return stats
+        assert asyncio.get_running_loop().time() < end, f"still running: {stats}"
+        await asyncio.sleep(0.005)

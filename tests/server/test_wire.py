@@ -1,0 +1,72 @@
+"""Messages between the two processes: whole again however a socket cut them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from predict import Guide, SamplingParams
+from predict.engine.samples import StreamOutput
+from predict.request import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from predict.server.wire import (
+    Abort,
+    Add,
+    Ended,
+    FromEngine,
+    FromFront,
+    Messages,
+    Step,
+    Stop,
+    frame,
+)
+
+ADDED = [
+    Add(1, [3, 4], params, True, 0.5)
+    for params in (
+        SamplingParams(),
+        SamplingParams(stop=("a", "b"), logit_bias={5: -1.5}, bad_words=("x", (1, 2)), n=2),
+        SamplingParams(num_beams=2, early_stopping="never"),
+        SamplingParams(num_beams=2, early_stopping=True),
+        SamplingParams(guide=Guide(json_schema={"type": "object"})),
+        SamplingParams(guide=Guide(choice=("yes", "no"))),
+    )
+]
+LOGPROBS = ({3: Logprob(-0.5, 1), 9: Logprob(float("-inf"), 2)},)
+OUTPUT = RequestOutput(
+    request_id=7,
+    prompt_token_ids=(1, 2),
+    token_ids=(3,),
+    text="é",
+    finish_reason="stop",
+    metrics=RequestMetrics(0.1, None, (0.5,), 0.75),
+    outputs=(CompletionOutput(0, "é", (3,), "stop", -0.5, LOGPROBS, score=0.25),),
+    prompt_logprobs=(None, *LOGPROBS),
+)
+SAID = Step([(1, [StreamOutput("a", (5,), None), StreamOutput("", (), "stop", 1)])], [])
+
+
+@given(st.lists(st.integers(0, 300), max_size=8))
+def test_messages_are_whole_however_they_are_cut(cuts: list[int]) -> None:
+    sent: list[FromFront] = [*ADDED, Abort(9), Stop()]
+    data = b"".join(map(frame, sent))
+    messages: Messages[FromFront] = Messages(FromFront)
+    got: list[FromFront] = []
+    for cut in cuts:
+        got += messages.take(data[:cut])
+        data = data[cut:]
+    got += messages.take(data)
+    assert got == sent
+
+
+def test_an_answers_end_has_everything() -> None:
+    messages: Messages[FromEngine] = Messages(FromEngine)
+    said = [SAID, Step([], [Ended(1, None, OUTPUT), Ended(2, None, refused="why")])]
+    assert messages.take(b"".join(map(frame, said))) == said
+
+
+def test_what_is_no_message_is_refused() -> None:
+    messages: Messages[FromEngine] = Messages(FromEngine)
+    with pytest.raises(msgspec.DecodeError):
+        messages.take(frame(Abort(1)))  # of the other side
