@@ -36,11 +36,19 @@ def sections() -> list[tuple[str, str, Sequence[Flag]]]:
     from predict.bench.kernels import FLAGS as KERNELS
     from predict.bench.serving.__main__ import FLAGS as SERVING
     from predict.bench.throughput import OWN_FLAGS
+    from predict.server.flags import OWN_FLAGS as SERVER
     from quant.config import FLAGS as QUANTIZE
     from quant.evaluate import FLAGS as EVALUATE
 
     return [
         ("predict/predictor.py", "Answers the prompts of a data file.", FLAGS),
+        (
+            "predict.server",
+            "Answers requests over HTTP. Takes the flags of the predictor that make an engine or "
+            "say how to sample, and these. The first argument may be a JSON file of flags. Flags "
+            "about files, benchmarks and beams are refused by name.",
+            SERVER,
+        ),
         (
             "export/export_model.py",
             "Writes a static model. Takes the flags of the predictor, and these.",
