@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 from predict.text.deltas import (
@@ -24,7 +25,14 @@ Result = TypeVar("Result")
 Steps = Generator[None, None, Result]  # yields where more text is needed
 Emit = Callable[[str], None]
 
+WINDOW = 1024  # characters
 SPACES = re.compile(r"\s*")
+
+
+@lru_cache(maxsize=64)
+def _firsts(marks: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches the first character of any mark."""
+    return re.compile("|".join(sorted({re.escape(mark[0]) for mark in marks})) or r"(?!)")
 
 
 class Reader:
@@ -77,11 +85,11 @@ class Reader:
     def more(self) -> Steps[bool]:
         """Waits for more text; False when none comes."""
         size = len(self._text) - self._at
-        while len(self._text) - self._at == size:
-            if self._has_ended:
-                return False
+        while not self._has_ended:
             yield
-        return True
+            if len(self._text) - self._at > size:
+                return True
+        return False
 
     def peek(self) -> Steps[str]:
         """The next character, "" at the end of the text."""
@@ -129,35 +137,31 @@ class Reader:
         Text that may yet become a mark is held back.
         """
         finder = stop_strings(tuple(marks))
-        firsts = {mark[0] for mark in marks}
+        has_first = _firsts(tuple(marks)).search
         node = ROOT
         held = ""
-        while True:
-            text = self._text[self._at :]
-            if node == ROOT and not any(first in text for first in firsts):
-                if text:
-                    emit(self.take(len(text)))
-                if not (yield from self.more()):
-                    return None
+        while self._at < len(self._text) or (yield from self.more()):
+            # Not all that is there: a long text has many marks, and it is copied for each.
+            text = self._text[self._at : self._at + WINDOW]
+            if node == ROOT and not has_first(text):
+                emit(self.take(len(text)))
                 continue
             node, match = finder.scan(node, text)
             if match is not None:
                 self.take(match.end)
-                mark = (held + text)[len(held) + match.begin : len(held) + match.end]
-                before = (held + text)[: len(held) + match.begin]
-                if before:
-                    emit(before)
-                return mark
-            self.take(len(text))
-            text = held + text
+                text = held + text
+                begin, end = len(held) + match.begin, len(held) + match.end
+                if begin:
+                    emit(text[:begin])
+                return text[begin:end]
+            text = held + self.take(len(text))
             certain = len(text) - finder.depth(node)
             if certain:
                 emit(text[:certain])
             held = text[certain:]
-            if not (yield from self.more()):
-                if held:
-                    emit(held)
-                return None
+        if held:
+            emit(held)
+        return None
 
 
 class Output:
@@ -183,8 +187,11 @@ class Output:
         """Text that is no markup."""
         kept = text.rstrip()
         if kept:
-            self._put(ContentDelta, "".join([*self._spaces, kept]))
-            self._spaces = []
+            if self._spaces:
+                self._put(ContentDelta, "".join([*self._spaces, kept]))
+                self._spaces = []
+            else:
+                self._put(ContentDelta, kept)
             self._trims = False
             self._has_content = True
         if len(kept) < len(text):
@@ -240,9 +247,9 @@ class Output:
         return CallArguments(self.num_calls - 1, text)
 
     def _put(self, make: Callable[[str], Delta], text: str) -> None:
-        if make != self._make:
+        if self._pieces and make != self._make:
             self._close()
-            self._make = make
+        self._make = make
         self._pieces.append(text)
 
     def _close(self) -> None:

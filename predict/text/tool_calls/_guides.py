@@ -19,7 +19,6 @@ _ANNOTATIONS = frozenset(
 )
 _MAPS = ("$defs", "definitions", "patternProperties", "properties")  # of names to schemas
 _VALUES = ("const", "enum", "required", "type")  # hold no schemas
-_ANY_OBJECT = '{"type":"object"}'
 # One space or none: a model that has lost its way may write spaces without end.
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
@@ -39,7 +38,22 @@ class ToolRules(Rules):
 
     def arguments(self, tool: Tool) -> str:
         """JSON of a tool's arguments."""
-        return f"%json {_schema(tool, self._is_loose)}"
+        is_any = self._is_loose and not tool.strict
+        schema = {"type": "object"} if is_any else _plain_schema(tool)
+        return self.json(schema, tool.strict, "object")
+
+    def properties(self, tool: Tool) -> dict[str, dict[str, Any]]:
+        """The schema of each argument that a tool's own names, in its order; {}: it names none."""
+        schema = {} if self._is_loose and not tool.strict else _plain_schema(tool)
+        found = schema.get("properties")
+        if not isinstance(found, dict) or not all(isinstance(v, dict) for v in found.values()):
+            return {}
+        definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        return {name: {**definitions, **inner} for name, inner in found.items()}
+
+    def json(self, schema: Mapping[str, Any], is_strict: bool, kind: str = "") -> str:
+        """JSON of a schema without annotations; of `kind` alone where it cannot be enforced."""
+        return f"%json {_enforced(schema, is_strict, {'type': kind} if kind else {})}"
 
     def any_tool(self, body: Callable[[Tool], str]) -> str:
         """One of the tools that may be called; `body`: what stands for one."""
@@ -86,30 +100,25 @@ def guide_of(
     )
 
 
-def _schema(tool: Tool, is_loose: bool) -> str:
-    """The schema of a tool's arguments, with options for llguidance."""
+def _plain_schema(tool: Tool) -> dict[str, Any]:
+    """The schema of a tool's arguments, without annotations."""
     where = f"parameters of the tool {tool.name}"
-    options: dict[str, Any] = dict(_STYLE)
-    if not tool.strict:
-        if is_loose:
-            return _with_options(_ANY_OBJECT, options)
-        options["lenient"] = True
     try:
         given = json.dumps(tool.parameters, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{where} are no JSON value: {error}; give a JSON schema") from None
     # Read back: a copy of plain types, which is not deeper than can be walked.
     schema = parse_json(given, where, max_depth=MAX_DEPTH)
-    plain = {"type": "object", **_without_annotations(schema)}
-    text = _with_options(json.dumps(plain, separators=(",", ":")), options)
-    if not tool.strict and not _is_enforceable(text):
-        return _with_options(_ANY_OBJECT, options)
-    return text
+    return {"type": "object", **_without_annotations(schema)}
 
 
-def _with_options(schema: str, options: Mapping[str, Any]) -> str:
-    written = json.dumps({"x-guidance": options}, separators=(",", ":"))
-    return f"{written[:-1]},{schema[1:]}"
+def _enforced(schema: Mapping[str, Any], is_strict: bool, otherwise: Mapping[str, Any]) -> str:
+    """A schema with options for llguidance; `otherwise` where it cannot be enforced."""
+    options = _STYLE if is_strict else {**_STYLE, "lenient": True}
+    text = json.dumps({"x-guidance": options, **schema}, separators=(",", ":"))
+    if is_strict or len(text) > MAX_GRAMMAR_BYTES or _is_enforceable(text):
+        return text
+    return json.dumps({"x-guidance": options, **otherwise}, separators=(",", ":"))
 
 
 def _without_annotations(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,7 +140,7 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _is_enforceable(schema: str) -> bool:
     """Whether llguidance takes a schema: it has no look-around in patterns, for one."""
     import llguidance

@@ -48,11 +48,12 @@ def _guide(use: ToolUse, context: GuideContext) -> Guide | None:
 def _start(rules: ToolRules) -> str:
     calls = rules.rule(rules.calls(rules.call_object("parameters"), "/; ?/"))
     tag = rules.mark(TAG)
+    thought = rules.thought()
     if rules.use.is_forced:
-        return f"{rules.thought()} ({tag})? {calls}"
+        return f"{thought} ({tag})? {calls}"
     # Text that begins with a brace is a call.
     text = rules.rule("/\\s*[^{\\s](.|\\n)*/")
-    return f"{text}? | ({text} {tag} | {tag})? {calls}"
+    return f"{thought} ({text}? | ({text} {tag} | {tag})? {calls})"
 
 
 FORMAT = Format(

@@ -1,0 +1,305 @@
+"""Guides of tool calls, compiled by llguidance: they take published answers and refuse others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import llguidance
+import pytest
+
+from predict.errors import UserError
+from predict.guide import MAX_GRAMMAR_BYTES, Guide
+from predict.text.guides import LIMITS, pieces
+from predict.text.reasoning import FORMATS as REASONING
+from predict.text.tool_calls import GuideContext, Tool, ToolUse, format_of, known_formats
+from tests.text.tool_calls.published import (
+    ALL,
+    DEEPSEEK_V3,
+    DEEPSEEK_V31,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_NAMED,
+    NOW,
+    USE,
+    WEATHER,
+    Published,
+)
+
+EOS = 256
+FORCED = ToolUse(tools=(WEATHER, NOW), choice="required")
+REASONING_MARKS = [mark for row in REASONING.values() for mark in row.kept_tokens]
+
+
+class Bytes:
+    """A tokenizer of a token per byte, and of those texts that are tokens of their own."""
+
+    eos_token_id = EOS
+    bos_token_id = None
+
+    def __init__(self, tokens: tuple[str, ...], special: bool) -> None:
+        self.ids = {text: EOS + 1 + index for index, text in enumerate(tokens)}
+        texts = [bytes([byte]) for byte in range(256)]
+        self.tokens = [*texts, b"</s>", *(text.encode() for text in tokens)]
+        self.special_token_ids = [EOS, *(self.ids.values() if special else ())]
+
+    def __call__(self, text: str) -> list[int]:
+        parts = pieces(text, self.ids)
+        own = ([self.ids[part]] if part in self.ids else list(part.encode()) for part in parts)
+        return list(chain(*own))
+
+
+@lru_cache
+def tokenizer_of(tokens: tuple[str, ...], special: bool) -> tuple[Bytes, Any]:
+    made = Bytes(tokens, special)
+    return made, llguidance.LLTokenizer(llguidance.TokenizerWrapper(made))
+
+
+def takes(guide: Guide | None, text: str, tokens: Sequence[str] = (), special: bool = True) -> bool:
+    """Whether a guide takes a text to its end, and the end there."""
+    assert guide is not None
+    tokenizer, made = tokenizer_of(tuple(tokens), special)
+    limits = llguidance.LLParserLimits(**LIMITS)
+    grammar = llguidance.LLMatcher.grammar_from_lark(guide.text)
+    matcher = llguidance.LLMatcher(made, grammar, log_level=0, limits=limits)
+    assert not matcher.is_error(), matcher.get_error()
+    ids = tokenizer(text)
+    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+
+def guide_for(
+    name: str,
+    use: ToolUse,
+    tokens: Sequence[str] = (),
+    thoughts: str | None = None,
+    is_thinking: bool = False,
+) -> Guide | None:
+    ids = tokenizer_of(tuple(tokens), True)[0].ids
+    row = None if thoughts is None else REASONING[thoughts]
+    return format_of(name).guide(use, GuideContext(ids.get, row, is_thinking))
+
+
+def tokens_of(case: Published) -> tuple[str, ...]:
+    """The marks of a case's format that are tokens where the case was written."""
+    marks = format_of(case.format).kept_tokens
+    if case in MISTRAL:
+        return ("[TOOL_CALLS]",)
+    if "</tool_call>[" in case.text:  # within an argument, where no special token may be
+        return ("<tool_call>",)
+    return marks
+
+
+def written(case: Published) -> str:
+    """A case's text without the token that ends it."""
+    return case.text.removesuffix("<|call|>").removesuffix("<|return|>")
+
+
+VALID = [case for case in ALL if case.valid]
+
+
+@pytest.mark.parametrize(
+    ("case", "tokens"),
+    [
+        (case, tokens)
+        for case in VALID
+        for tokens in ("special", "ordinary", "text")
+        if case not in MISTRAL_NAMED or tokens != "text"  # which is known by its token [ARGS]
+    ],
+)
+def test_published_answers_are_taken(case: Published, tokens: str) -> None:
+    """Marks may be special tokens of the vocabulary, tokens like all others, or none."""
+    marks = () if tokens == "text" else tokens_of(case)
+    guide = guide_for(case.format, USE, marks)
+    assert takes(guide, written(case), marks, tokens == "special")
+
+
+@pytest.mark.parametrize("case", VALID)
+def test_forced_calls_are_taken_and_nothing_else(case: Published) -> None:
+    marks = tokens_of(case)
+    guide = guide_for(case.format, FORCED, marks)
+    bare = case.content is None or case.format == "harmony"
+    assert takes(guide, written(case), marks) == bool(case.calls and bare)
+    assert not takes(guide, "No.", marks)
+    assert not takes(guide, "", marks)
+
+
+@pytest.mark.parametrize("case", [case for case in VALID if case.calls])
+def test_broken_calls_are_refused(case: Published) -> None:
+    marks = tokens_of(case)
+    guide = guide_for(case.format, USE, marks)
+    for good, bad in [
+        (case.calls[0][0], "unknown"),
+        (case.calls[0][1], '{"city": 1}'),
+        (case.calls[0][1], '{"city": "Berlin", "unit": "kelvin"}'),
+        (case.calls[0][1], '{"city": "Berlin", "other": 1}'),
+        (case.calls[0][1], '{"city": "Berlin"'),
+        (case.calls[0][1], "Berlin"),
+    ]:
+        if good not in case.text or (case.calls[0][0] == "now" and bad.startswith("{")):
+            continue  # now takes any object
+        text = written(case).replace(good, bad, 1)
+        assert not takes(guide, text, marks), text
+
+
+@pytest.mark.parametrize("case", [*HERMES[:3], *LLAMA[:3], *MISTRAL[:1], *MISTRAL_NAMED])
+def test_without_parallel_calls_a_second_is_refused(case: Published) -> None:
+    marks = tokens_of(case)
+    for choice in ("auto", "required"):
+        use = ToolUse(tools=USE.tools, choice=choice, parallel=False)  # type: ignore[arg-type]
+        if choice == "required" and case.content:
+            continue
+        guide = guide_for(case.format, use, marks)
+        assert takes(guide, case.text, marks) == (len(case.calls) == 1)
+
+
+@pytest.mark.parametrize("name", known_formats())
+def test_a_named_tool_is_the_only_one_and_called_once(name: str) -> None:
+    use = ToolUse(tools=USE.tools, named="now")
+    marks = format_of(name).kept_tokens
+    guide = guide_for(name, use, marks)
+    for case in VALID:
+        if case.format == name and not case.content and case not in MISTRAL:
+            alone = bool(case.calls) and {called[0] for called in case.calls} == {"now"}
+            assert takes(guide, written(case), marks) == (alone and len(case.calls) == 1)
+
+
+@pytest.mark.parametrize("name", known_formats())
+def test_no_tools_and_the_choice_of_none_ask_for_nothing(name: str) -> None:
+    context = GuideContext(lambda _: None)
+    assert format_of(name).guide(ToolUse(), context) is None
+    assert format_of(name).guide(ToolUse(tools=(NOW,), choice="none"), context) is None
+
+
+@pytest.mark.parametrize("name", known_formats())
+def test_text_without_calls_is_free(name: str) -> None:
+    marks = format_of(name).kept_tokens
+    text = "Das ist <b>frei</b>.\n\n``` {} [1]"
+    if name == "harmony":
+        text = f"<|channel|>final<|message|>{text}"
+    assert takes(guide_for(name, USE, marks), text, marks)
+
+
+@pytest.mark.parametrize("case", [HERMES[0], LLAMA[0], MISTRAL[0], DEEPSEEK_V3[0], DEEPSEEK_V31[0]])
+@pytest.mark.parametrize("thoughts", REASONING)
+@pytest.mark.parametrize("special", [True, False])
+def test_thoughts_come_ahead_of_calls(case: Published, thoughts: str, special: bool) -> None:
+    row = REASONING[thoughts]
+    marks = (*tokens_of(case), *row.kept_tokens)
+    call = case.text.removeprefix(case.content or "")
+    thought = f"Hmm {{}}.{row.end}\n\n"
+    for use in (USE, FORCED):
+        opened = guide_for(case.format, use, marks, thoughts, is_thinking=True)
+        assert takes(opened, thought + call, marks, special)
+        closed = guide_for(case.format, use, marks, thoughts, is_thinking=False)
+        assert takes(closed, row.begin + thought + call, marks, special)
+        assert takes(closed, call, marks, special)
+    assert not takes(guide_for(case.format, FORCED, marks, thoughts, True), call, marks, special)
+
+
+REFERRING = {
+    "properties": {"at": {"$ref": "#/$defs/place"}},
+    "required": ["at"],
+    "$defs": {"place": {"type": "object", "properties": {"description": {"type": "integer"}}}},
+}
+
+
+def hermes(arguments: str, name: str = "f") -> str:
+    head = f'<tool_call>\n{{"name": "{name}", "arguments": '
+    return f"{head}{arguments}}}\n</tool_call>"
+
+
+def test_a_schema_may_refer_to_itself_and_have_properties_named_as_annotations() -> None:
+    guide = guide_for("hermes", ToolUse(tools=(Tool(name="f", parameters=REFERRING),)))
+    assert takes(guide, hermes('{"at": {"description": 1}}'))
+    assert not takes(guide, hermes('{"at": {"description": "a"}}'))
+
+
+def test_annotations_take_no_room() -> None:
+    parameters = {
+        "title": "t" * 1000,
+        "properties": {"a": {"description": "d" * 1000, "const": {"title": "kept"}}},
+    }
+    guide = guide_for("hermes", ToolUse(tools=(Tool(name="f", parameters=parameters),)))
+    assert guide is not None
+    assert len(guide.text) < 1000
+    assert takes(guide, hermes('{"a": {"title": "kept"}}'))
+    assert not takes(guide, hermes('{"a": {}}'))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"a": {"type": "string", "pattern": "(?=x)y"}}},
+        {"type": "nonsense"},
+        {"properties": {"a": {"$ref": "http://127.0.0.1/schema"}}},
+    ],
+)
+def test_a_schema_that_cannot_be_enforced_leaves_any_object(parameters: dict[str, Any]) -> None:
+    guide = guide_for("hermes", ToolUse(tools=(Tool(name="f", parameters=parameters),)))
+    assert takes(guide, hermes('{"a": [1, {"b": null}]}'))
+    assert not takes(guide, hermes("[]"))
+
+
+def test_what_is_not_known_in_a_schema_is_let_be_unless_it_is_strict() -> None:
+    parameters = {"properties": {"a": {"type": "string", "format": "fancy"}}}
+    guide = guide_for("hermes", ToolUse(tools=(Tool(name="f", parameters=parameters),)))
+    assert takes(guide, hermes('{"a": "b"}'))
+    assert not takes(guide, hermes('{"a": 1}'))
+    strict = Tool(name="f", parameters=parameters, strict=True)
+    refused = guide_for("hermes", ToolUse(tools=(strict,)))
+    assert refused is not None
+    grammar = llguidance.LLMatcher.grammar_from_lark(refused.text)
+    assert llguidance.LLMatcher.validate_grammar(grammar)
+
+
+def test_many_tools_keep_their_names_where_their_schemas_are_too_large() -> None:
+    parameters = {"properties": {f"p{i}": {"const": "x" * 100} for i in range(20)}}
+    tools = [Tool(name=f"tool{i}", parameters=parameters) for i in range(100)]
+    guide = guide_for("hermes", ToolUse(tools=tools))
+    assert takes(guide, hermes('{"p0": 1}', "tool99"))
+    assert not takes(guide, hermes("{}", "tool100"))
+    strict = [Tool(name=f"tool{i}", parameters=parameters, strict=True) for i in range(100)]
+    with pytest.raises(UserError, match=f"at most {MAX_GRAMMAR_BYTES}"):
+        guide_for("hermes", ToolUse(tools=strict))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"name": "a b"}, "tool name 'a b' is not supported"),
+        ({"name": ""}, "tool name '' is not supported"),
+        ({"name": 3}, "tool name 3 is not supported"),
+        ({"name": "a", "parameters": []}, "parameters of the tool a are a list"),
+    ],
+)
+def test_a_tool_that_is_none_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Tool(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"choice": "any"}, "tool_choice 'any' is not known"),
+        ({"choice": "required", "tools": ()}, "there are no tools"),
+        ({"named": "new"}, "did you mean now"),
+        ({"tools": (NOW, NOW)}, "two tools have the name 'now'"),
+        ({"tools": [Tool(name=f"t{i}") for i in range(513)]}, "513 tools are too many"),
+    ],
+)
+def test_a_use_of_tools_that_is_none_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ToolUse(**{"tools": (NOW,), **values})
+
+
+def test_a_schema_that_nests_too_deep_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(100):
+        schema = {"items": schema}
+    with pytest.raises(UserError, match="nested too deeply"):
+        guide_for("hermes", ToolUse(tools=(Tool(name="f", parameters=schema),)))
+    assert json.dumps(schema)
