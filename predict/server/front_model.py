@@ -18,6 +18,7 @@ from predict.server.errors import ApiError, invalid
 from predict.system.bounds import prompt_token_ids
 from predict.text.chat_template import ChatTemplate
 from predict.text.conversation import Message
+from predict.text.detokenizer import Detokenizer
 from predict.text.token_texts import TokenTexts
 from predict.text.tokenizer import Tokenizer
 
@@ -35,6 +36,8 @@ class FrontModel:
             config.tokenizer_threads, thread_name_prefix="regatta-tokenizer"
         )
         self.token_texts = None if tokenizer is None else TokenTexts(tokenizer)
+        # Makes text with special tokens written out.
+        self.literal = None if tokenizer is None else Detokenizer(tokenizer, False)
         # No token is longer: a text with more characters than that has too many tokens for sure.
         longest = max(map(len, tokenizer.vocabulary()), default=1) if tokenizer else 1
         self._max_characters = (self._max_prompt_length + 1) * max(longest, 1)

@@ -1,0 +1,342 @@
+"""OpenAI's objects, of answers that are whole and of pieces that come.
+
+The stream is the hot path: everything around a piece's text is made once for each request.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from predict.engine.samples import StreamOutput
+from predict.request import CompletionOutput, RequestOutput
+from predict.server.logprobs import LogprobTexts
+from predict.server.runs import Encoder, Usage
+from predict.text.deltas import (
+    CallBegin,
+    ContentDelta,
+    Delta,
+    Parser,
+    ReasoningDelta,
+    joined,
+)
+
+DONE = b"data: [DONE]\n\n"
+to_json = msgspec.json.Encoder().encode
+MakeParser = Callable[[], Parser | None]
+
+
+class Identity:
+    """What all objects of one answer begin with."""
+
+    def __init__(self, prefix: str, kind: str, model: str) -> None:
+        """prefix: of the id. kind: "chat.completion", ..."""
+        self.fields: dict[str, Any] = {
+            "id": f"{prefix}-{secrets.token_hex(16)}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    @property
+    def opening(self) -> bytes:
+        """The object as JSON, open for more fields."""
+        return to_json(self.fields)[:-1]
+
+
+def usage_fields(usage: Usage) -> dict[str, Any]:
+    """OpenAI's counts of tokens."""
+    prompt, output = usage.num_prompt_tokens, usage.num_output_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+    }
+
+
+def gathered(pieces: list[StreamOutput]) -> list[StreamOutput]:
+    """Pieces that piled up, those of one answer as one: each costs its reader as much as any."""
+    if len(pieces) == 1:
+        return pieces
+    found: dict[int, list[StreamOutput]] = {}
+    for piece in pieces:
+        found.setdefault(piece.index, []).append(piece)
+    if len(found) == len(pieces):
+        return pieces
+    return [same[0] if len(same) == 1 else _joined(same) for same in found.values()]
+
+
+def _joined(pieces: list[StreamOutput]) -> StreamOutput:
+    last = pieces[-1]
+    measured = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+    return StreamOutput(
+        "".join(piece.text for piece in pieces),
+        tuple(token for piece in pieces for token in piece.token_ids),
+        last.finish_reason,
+        last.index,
+        last.prompt_index,
+        last.error,
+        tuple(token for each in measured for token in each) if measured else None,
+    )
+
+
+class _Events(Encoder):
+    """Server-sent events of chunks, each made of an opening, a choice, and an end."""
+
+    def __init__(self, identity: Identity, with_usage: bool) -> None:
+        self._opening = b"data: " + identity.opening
+        self._with_usage = with_usage
+        self._end = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
+
+    def finish(self, usage: Usage) -> bytes:
+        """See Encoder."""
+        if not self._with_usage:
+            return DONE
+        counts = to_json(usage_fields(usage))
+        return b'%s,"choices":[],"usage":%s}\n\n%s' % (self._opening, counts, DONE)
+
+
+class CompletionEvents(_Events):
+    """A streamed text completion."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        num_answers: int,
+        with_usage: bool,
+        logprobs: LogprobTexts | None = None,
+        echoed: Sequence[str] | None = None,
+    ) -> None:
+        """num_answers: to each prompt. echoed: the prompts, which the texts begin with."""
+        super().__init__(identity, with_usage)
+        self._num_answers = num_answers
+        self._logprobs = logprobs
+        self._echoed = echoed
+        self._begun: set[int] = set()
+        self._offsets: dict[int, int] = {}  # characters of each choice so far
+        self._heads: dict[int, bytes] = {}
+        self._plain_tail = b',"logprobs":null,"finish_reason":null}' + self._end
+
+    def encode(self, prompt_index: int, pieces: list[StreamOutput]) -> bytes:
+        """See Encoder."""
+        out: list[bytes] = []
+        for piece in gathered(pieces):
+            index = prompt_index * self._num_answers + piece.index
+            head = self._heads.get(index)
+            text = piece.text
+            if head is None:
+                head = b'%s,"choices":[{"index":%d,"text":' % (self._opening, index)
+                self._heads[index] = head
+                if self._echoed is not None:
+                    text = self._echoed[prompt_index] + text
+            if piece.finish_reason is None and self._logprobs is None:
+                if text:
+                    out += (head, to_json(text), self._plain_tail)
+                continue
+            out += (head, to_json(text), self._tail(index, piece, text))
+        return b"".join(out)
+
+    def _tail(self, index: int, piece: StreamOutput, text: str) -> bytes:
+        measured: Any = None
+        if self._logprobs is not None and piece.logprobs is not None:
+            offset = self._offsets.get(index, 0)
+            measured = self._logprobs.completion(piece.logprobs, offset)
+            self._offsets[index] = offset + len(text)
+        values = to_json({"logprobs": measured, "finish_reason": piece.finish_reason})
+        return b"," + values[1:] + self._end
+
+
+class _Choice:
+    """An answer of a streamed chat, and what is prepared for it."""
+
+    def __init__(self, opening: bytes, index: int, parser: Parser | None) -> None:
+        self.head = b'%s,"choices":[{"index":%d,"delta":{' % (opening, index)
+        self.content = self.head + b'"content":'
+        self.reasoning = self.head + b'"reasoning_content":'
+        self.parser = parser
+        self.has_begun = False
+        self.has_calls = False
+
+
+class ChatEvents(_Events):
+    """A streamed turn of a conversation."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        with_usage: bool,
+        make_parser: MakeParser = lambda: None,
+        logprobs: LogprobTexts | None = None,
+        text_of: Callable[[StreamOutput], str] | None = None,
+    ) -> None:
+        """make_parser: makes one for each answer; None where all text is content.
+
+        text_of: the text of a piece, where it is not its own (predict.server.kept_text).
+        """
+        super().__init__(identity, with_usage)
+        self._make_parser = make_parser
+        self._text_of = text_of
+        self._logprobs = logprobs
+        self._choices: dict[int, _Choice] = {}
+        self._tail = b'},"logprobs":null,"finish_reason":null}' + self._end
+
+    def encode(self, prompt_index: int, pieces: list[StreamOutput]) -> bytes:
+        """See Encoder."""
+        out: list[bytes] = []
+        for piece in gathered(pieces):
+            choice = self._choices.get(piece.index)
+            if choice is None:
+                choice = _Choice(self._opening, piece.index, self._make_parser())
+                self._choices[piece.index] = choice
+                out += (choice.head, b'"role":"assistant","content":""', self._tail)
+            tail = self._tail
+            if self._logprobs is not None:
+                measured = to_json({"content": self._logprobs.chat(piece.logprobs or ())})
+                tail = b'},"logprobs":%s,"finish_reason":null}%s' % (measured, self._end)
+            if choice.parser is None:
+                if piece.text or tail is not self._tail:
+                    out += (choice.content, to_json(piece.text), tail)
+            else:
+                self._parsed(choice, piece, tail, out)
+            if piece.finish_reason is not None:
+                reason = finish_reason(piece.finish_reason, choice.has_calls)
+                out.append(
+                    b'%s},"logprobs":null,"finish_reason":%s}%s'
+                    % (choice.head, to_json(reason), self._end)
+                )
+        return b"".join(out)
+
+    def _parsed(self, choice: _Choice, piece: StreamOutput, tail: bytes, out: list[bytes]) -> None:
+        """Puts out what a piece turns out to be; logprobs go with the first part of it."""
+        assert choice.parser is not None
+        text = piece.text if self._text_of is None else self._text_of(piece)
+        deltas = choice.parser.feed(text)
+        if piece.finish_reason is not None:
+            deltas = [*deltas, *choice.parser.finish()]
+        if not deltas and tail is not self._tail:
+            out += (choice.head, tail)
+        for delta in deltas:
+            out += (*self._part(choice, delta), tail)
+            tail = self._tail
+
+    def _part(self, choice: _Choice, delta: Delta) -> tuple[bytes, bytes]:
+        if isinstance(delta, ContentDelta):
+            return choice.content, to_json(delta.text)
+        if isinstance(delta, ReasoningDelta):
+            return choice.reasoning, to_json(delta.text)
+        call: dict[str, Any]
+        if isinstance(delta, CallBegin):
+            choice.has_calls = True
+            function = {"name": delta.name, "arguments": ""}
+            call = {"index": delta.index, "id": delta.id, "type": "function", "function": function}
+        else:
+            call = {"index": delta.index, "function": {"arguments": delta.text}}
+        return choice.head, b'"tool_calls":[%s]' % to_json(call)
+
+
+def finish_reason(reason: str | None, has_calls: bool) -> str | None:
+    """OpenAI's word for an answer's end."""
+    return "tool_calls" if reason == "stop" and has_calls else reason
+
+
+def completion(
+    identity: Identity,
+    outputs: Sequence[RequestOutput],
+    usage: Usage,
+    logprobs: LogprobTexts | None,
+    echoed: Sequence[str] | None = None,
+    without_answer: bool = False,
+) -> dict[str, Any]:
+    """A whole text completion.
+
+    echoed: the prompts, which the texts begin with. without_answer: and end with.
+    """
+    choices: list[dict[str, Any]] = []
+    for place, output in enumerate(outputs):
+        before = "" if echoed is None else echoed[place]
+        for each in output.outputs:
+            text = before if without_answer else before + each.text
+            choice: dict[str, Any] = {"index": len(choices), "text": text, "logprobs": None}
+            choice["finish_reason"] = "length" if without_answer else each.finish_reason
+            if logprobs is not None:
+                tokens = [*(() if without_answer else each.logprobs or ())]
+                if echoed is not None:
+                    shown = [*(output.prompt_logprobs or ()), *tokens]
+                    choice["logprobs"] = logprobs.completion(shown, 0)
+                else:
+                    choice["logprobs"] = logprobs.completion(tokens, 0)
+            choices.append(_with_extras(choice, each, output, logprobs, echoed is None))
+    return {**identity.fields, "choices": choices, "usage": usage_fields(usage)}
+
+
+def chat_completion(
+    identity: Identity,
+    output: RequestOutput,
+    usage: Usage,
+    make_parser: MakeParser,
+    logprobs: LogprobTexts | None,
+    text_of: Callable[[CompletionOutput], str] | None = None,
+) -> dict[str, Any]:
+    """A whole turn of a conversation. make_parser, text_of: see ChatEvents."""
+    choices: list[dict[str, Any]] = []
+    for each in output.outputs:
+        parser = make_parser()
+        text = each.text if text_of is None else text_of(each)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        has_calls = False
+        if parser is not None:
+            found = joined([*parser.feed(text), *parser.finish()])
+            has_calls = bool(found.calls)
+            message["content"] = found.content if has_calls else found.content or ""
+            if found.reasoning is not None:
+                message["reasoning_content"] = found.reasoning
+            if has_calls:
+                message["tool_calls"] = [
+                    {
+                        "id": call.id,
+                        "type": "function",
+                        "function": {"name": call.name, "arguments": call.arguments},
+                    }
+                    for call in found.calls
+                ]
+        choice: dict[str, Any] = {"index": each.index, "message": message, "logprobs": None}
+        if logprobs is not None:
+            choice["logprobs"] = {"content": logprobs.chat(each.logprobs or ())}
+        choice["finish_reason"] = finish_reason(each.finish_reason, has_calls)
+        choices.append(_with_extras(choice, each, output, logprobs, True))
+    return {**identity.fields, "choices": choices, "usage": usage_fields(usage)}
+
+
+def _with_extras(
+    choice: dict[str, Any],
+    each: CompletionOutput,
+    output: RequestOutput,
+    logprobs: LogprobTexts | None,
+    with_prompt: bool,
+) -> dict[str, Any]:
+    """The choice with what OpenAI's objects have no place for."""
+    if each.error is not None:
+        choice["error"] = each.error
+    if each.score is not None:
+        choice["score"] = each.score
+    if output.prompt_logprobs is not None and with_prompt and each.index == 0:
+        texts = logprobs or LogprobTexts(None, 0)
+        choice["prompt_logprobs"] = texts.by_id(output.prompt_logprobs)
+    return choice
+
+
+__all__ = [
+    "ChatEvents",
+    "CompletionEvents",
+    "Identity",
+    "chat_completion",
+    "completion",
+    "finish_reason",
+    "to_json",
+    "usage_fields",
+]

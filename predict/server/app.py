@@ -1,0 +1,281 @@
+"""The ASGI application: every route behind one gate, which knows keys, ids, the log and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from predict.server.access_log import MAX_PATH, AccessLog, request_id
+from predict.server.auth import OPEN_PATHS, OPEN_PREFIXES, Keys
+from predict.server.config import ServerConfig
+from predict.server.context import RECORD, Context, Record
+from predict.server.engine_client import Engine
+from predict.server.errors import ApiError
+from predict.server.front_model import FrontModel
+from predict.server.lifecycle import Lifecycle
+from predict.server.limits import Admission
+from predict.server.metrics import Metrics
+from predict.server.model_text import ModelText
+from predict.server.openapi import document
+from predict.server.protocol import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from predict.server.routes import routers
+
+BODIES: tuple[type[Body], ...] = (ChatBody, CompletionBody, DetokenizeBody, TokenizeBody)
+CLIENT_GONE = 499  # for the log: the client did not wait for a status
+SWITCH_SECONDS = 0.0005  # after which a thread that tokenizes lets the event loop go on
+
+
+def package_version() -> str:
+    """The version of this package; "unknown" where it is not installed."""
+    try:
+        return version("regatta")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def create_app(
+    engine: Engine,
+    front: FrontModel,
+    config: ServerConfig,
+    *,
+    lifecycle: Lifecycle | None = None,
+    metrics: Metrics | None = None,
+    log: AccessLog | None = None,
+) -> FastAPI:
+    """The application in front of an engine.
+
+    lifecycle, metrics, log: those of whoever starts it; else its own.
+    """
+    if config.access_log and log is None:
+        log = AccessLog()
+    context = Context(
+        engine,
+        front,
+        config,
+        lifecycle or Lifecycle(),
+        metrics or Metrics(),
+        Admission(config),
+        ModelText(front, config),
+        log if config.access_log else None,
+        package_version(),
+    )
+    app = FastAPI(
+        title="Regatta",
+        version=context.version,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    for router in routers(context):
+        app.include_router(router)
+    app.add_route("/openapi.json", _document(app), include_in_schema=False)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_middleware(_Gate, context=context)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    return app
+
+
+def _document(app: FastAPI) -> Any:
+    async def answer(request: Request) -> Response:
+        from predict.server.answers import to_json
+
+        if app.openapi_schema is None:
+            app.openapi_schema = document(app, BODIES)
+        return Response(to_json(app.openapi_schema), media_type="application/json")
+
+    return answer
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the framework refuses by itself: an unknown path, a wrong method."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:MAX_PATH]
+    said = {
+        404: f"there is no {path!r} here; /openapi.json lists what there is",
+        405: f"{request.method} does not go with {path!r}",
+    }.get(error.status_code, str(error.detail))
+    return _error_response(ApiError(error.status_code, said, headers=dict(error.headers or {})))
+
+
+def _error_response(error: ApiError) -> Response:
+    return Response(
+        error.body,
+        status_code=error.status,
+        media_type="application/json",
+        headers=error.headers,
+    )
+
+
+class _Gate:
+    """ASGI middleware: one look at each request before and behind all routes."""
+
+    def __init__(self, app: ASGIApp, context: Context) -> None:
+        self._app = app
+        self._context = context
+        self._keys = Keys(context.config.api_keys)
+        self._origins = frozenset(context.config.allowed_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return  # there are no web sockets here
+        context, config = self._context, self._context.config
+        headers = Headers(scope=scope)
+        sent_id = headers.get("x-request-id")
+        now = asyncio.get_running_loop().time()
+        record = Record(
+            request_id(None if sent_id is None else sent_id.encode("latin-1")),
+            now + config.request_timeout,
+        )
+        scope[RECORD] = record
+        route = _route(scope["path"])
+        answer = _Answer(send, record, self._cors(headers))
+        context.metrics.request_began(route)
+        context.lifecycle.enter()
+        try:
+            await self._answer(scope, receive, answer, headers)
+        finally:
+            context.lifecycle.leave()
+            seconds = time.perf_counter() - record.started
+            context.metrics.request_ended(route, answer.status, seconds, record.error)
+            if context.log is not None:
+                context.log.add(_line(scope, record, answer, seconds))
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, answer: _Answer, headers: Headers
+    ) -> None:
+        """Answers a request, with an error where that is all there is."""
+        try:
+            if self._is_preflight(scope, headers):
+                await Response(status_code=204)(scope, receive, answer)
+                return
+            key = headers.get("authorization")
+            self._keys.check(scope["path"], None if key is None else key.encode("latin-1"))
+            if self._context.lifecycle.draining and not _is_open(scope["path"]):
+                raise ApiError(
+                    503,
+                    "the server is ending; ask another one",
+                    headers={"Retry-After": self._context.retry_after, "Connection": "close"},
+                )
+            await self._app(scope, receive, answer)
+        except ApiError as error:
+            answer.record.error = error.code
+            if not answer.has_begun:
+                await _error_response(error)(scope, receive, answer)
+        except ClientDisconnect:
+            answer.record.log["aborted"] = True
+        except Exception as error:
+            # What it was is for whoever runs the server, not for its clients.
+            print(f"regatta: request {answer.record.request_id} failed:", file=sys.stderr)
+            traceback.print_exception(error)
+            answer.record.error = "internal_error"
+            if not answer.has_begun:
+                said = f"the server failed; its log has more on {answer.record.request_id}"
+                await _error_response(ApiError(500, said))(scope, receive, answer)
+            else:
+                raise
+
+    def _cors(self, headers: Headers) -> Mapping[str, str]:
+        """The headers that let a page of another origin read the answer."""
+        origin = headers.get("origin")
+        if origin is None or not self._origins:
+            return {}
+        if "*" in self._origins:
+            return {"Access-Control-Allow-Origin": "*"}
+        found = {"Vary": "Origin"}
+        if origin in self._origins:
+            found["Access-Control-Allow-Origin"] = origin
+            found["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After"
+        return found
+
+    def _is_preflight(self, scope: Scope, headers: Headers) -> bool:
+        return (
+            bool(self._origins)
+            and scope["method"] == "OPTIONS"
+            and "access-control-request-method" in headers
+        )
+
+
+class _Answer:
+    """The `send` of a request, with headers of every answer, and what came of it."""
+
+    def __init__(self, send: Send, record: Record, headers: Mapping[str, str]) -> None:
+        self._send = send
+        self.record = record
+        self.status = CLIENT_GONE
+        self.has_begun = False
+        self.num_bytes = 0
+        self.first_byte: float | None = None
+        self._headers = [(b"x-request-id", record.request_id.encode("ascii"))]
+        self._headers += [(k.lower().encode(), v.encode("latin-1")) for k, v in headers.items()]
+        if "Access-Control-Allow-Origin" in headers:
+            self._headers.append((b"access-control-allow-methods", b"GET, POST"))
+            self._headers.append(
+                (b"access-control-allow-headers", b"authorization, content-type, x-request-id")
+            )
+
+    async def __call__(self, message: Message) -> None:
+        if self.has_begun:
+            self.num_bytes += len(message.get("body", b""))
+        else:
+            self.has_begun = True
+            self.status = message["status"]
+            self.first_byte = time.perf_counter()
+            message = {**message, "headers": [*message["headers"], *self._headers]}
+        await self._send(message)
+
+
+def _is_open(path: str) -> bool:
+    """Whether a path is answered to the end, and to everybody."""
+    return path in OPEN_PATHS or path.startswith(OPEN_PREFIXES) or path == "/metrics"
+
+
+_ROUTES = frozenset(
+    (
+        *("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize"),
+        *("/health", "/ready", "/version", "/metrics", "/v2/health/live", "/v2/health/ready"),
+        *("/", "/openapi.json", "/api/chat"),
+        *("/v1/chat/completions/completions", "/v1/chat/completions/chat/completions"),
+    )
+)
+
+
+def _route(path: str) -> str:
+    """The pattern of a path, for counters: never what a client made up."""
+    if path in _ROUTES:
+        return path
+    for prefix, pattern in (("/v1/models/", "/v1/models/{name}"), ("/static/", "/static/{name}")):
+        if path.startswith(prefix):
+            return pattern
+    return "other"
+
+
+def _line(scope: Scope, record: Record, answer: _Answer, seconds: float) -> dict[str, Any]:
+    """What the access log says of a request."""
+    client = scope.get("client")
+    line: dict[str, Any] = {
+        "request_id": record.request_id,
+        "client": None if client is None else client[0],
+        "method": scope["method"],
+        "path": scope["path"][:MAX_PATH],
+        "status": answer.status,
+        "seconds": round(seconds, 4),
+        "bytes": answer.num_bytes,
+    }
+    if answer.first_byte is not None:
+        line["first_byte_seconds"] = round(answer.first_byte - record.started, 4)
+    if record.error is not None:
+        line["error"] = record.error
+    return {**line, **record.log}

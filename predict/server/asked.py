@@ -1,0 +1,295 @@
+"""What a request asks of the engine: its fields as SamplingParams, a Guide, a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from predict.config.engine import check_params
+from predict.errors import UserError, one_of, quoted
+from predict.guide import Guide
+from predict.request import SAMPLING_KEYS, SamplingParams
+from predict.server.config import ServerConfig
+from predict.server.errors import ApiError, invalid, refused
+from predict.server.protocol import (
+    ChatMessage,
+    GenerationBody,
+    ResponseFormat,
+    StructuredOutputs,
+    ToolCall,
+)
+from predict.system.files import json_type, parse_json
+from predict.text.conversation import TEXT_PARTS, Message
+
+# What requests call fields of SamplingParams, where it is not the same.
+_SPELLINGS: Mapping[str, tuple[str, ...]] = {
+    "max_new_tokens": ("max_tokens", "max_completion_tokens", "max_new_tokens"),
+    "min_length": ("min_length", "min_tokens"),
+}
+_ELSEWHERE = ("guide", "logprobs")  # fields whose meaning a route finds
+MAX_PARTS = 1024  # of a message's content
+MAX_TEMPLATE_VALUES = 64
+# Names that a template has from the server alone.
+_TEMPLATE_NAMES = ("messages", "tools", "documents", "add_generation_prompt")
+
+
+class Asked(NamedTuple):
+    """The parameters of a request, and what it calls each of them."""
+
+    params: SamplingParams
+    names: Mapping[str, str]  # a field of SamplingParams -> the request's
+
+    def refused(self, error: UserError) -> ApiError:
+        """The engine's refusal, naming the request's field."""
+        return refused(error, self.names)
+
+
+def given_params(body: GenerationBody) -> tuple[dict[str, Any], dict[str, str]]:
+    """The fields of SamplingParams that a body says, and what it calls them.
+
+    Raises ApiError 400 where it says one twice.
+    """
+    given: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for field in SAMPLING_KEYS:
+        if field in _ELSEWHERE:
+            continue
+        for name in _SPELLINGS.get(field, (field,)):
+            value = getattr(body, name, None)
+            if value is None:
+                continue
+            if field in given and given[field] != value:
+                raise invalid(
+                    name,
+                    f"{name} {quoted(value)} and {names[field]} {quoted(given[field])} mean the "
+                    "same; leave one of them out",
+                )
+            given[field], names[field] = value, name
+    return given, names
+
+
+def asked_of(
+    body: GenerationBody, config: ServerConfig, extra: Mapping[str, Any], guide: Guide | None
+) -> Asked:
+    """What a body asks for, checked. extra: fields that the route has found. Raises ApiError."""
+    given, names = given_params(body)
+    if isinstance(given.get("stop"), list) and len(given["stop"]) > config.max_stop:
+        raise invalid(
+            "stop", f"stop has {len(given['stop'])} texts (allowed: at most {config.max_stop})"
+        )
+    known = {**{field: field for field in SAMPLING_KEYS}, **names}
+    try:
+        params = config.params({**given, **extra, "guide": guide})
+        check_params(params, config.engine)
+    except UserError as error:
+        raise refused(error, known) from None
+    for name in ("n", "best_of", "num_beams"):
+        count = getattr(params, name) or 1
+        if count > config.max_answers:
+            raise invalid(name, f"{name} is {count} (allowed: at most {config.max_answers})")
+    if body.stream and params.num_samples > params.n:
+        raise invalid(
+            "best_of",
+            "best_of chooses among finished answers, which cannot be streamed; leave out best_of "
+            "or stream",
+        )
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options", "stream_options needs stream; set stream to true")
+    return Asked(params, known)
+
+
+def guide_of(body: GenerationBody, config: ServerConfig) -> Guide | None:
+    """What the answer must be. Raises ApiError 400 that names the field."""
+    found = list(_guides(body))
+    if not found:
+        return None
+    if len(found) > 1:
+        first, second = found[0][0], found[1][0]
+        raise invalid(second, f"{first} and {second} both say what the answer is; leave one out")
+    param, value = found[0]
+    try:
+        guide = Guide.of(value)
+    except UserError as error:
+        kind = next(iter(value), "") if isinstance(value, dict) else ""
+        raise invalid(param, str(error).replace(f"guide.{kind}", param, 1)) from None
+    size = len(guide.text.encode())
+    if size > config.max_schema_bytes:
+        raise invalid(
+            param, f"{param} has {size} bytes (allowed: at most {config.max_schema_bytes})"
+        )
+    return guide
+
+
+def _guides(body: GenerationBody) -> Iterator[tuple[str, Any]]:
+    """(field of the request, value that Guide.of takes), of each that is given."""
+    if body.guide is not None:
+        yield "guide", body.guide
+    if body.response_format is not None:
+        yield from _of_response_format(body.response_format)
+    if body.structured_outputs is not None:
+        yield from _of_structured(body.structured_outputs)
+    for name, kind in (
+        ("guided_json", "json_schema"),
+        ("guided_regex", "regex"),
+        ("guided_choice", "choice"),
+        ("guided_grammar", "grammar"),
+    ):
+        value = getattr(body, name)
+        if value is not None:
+            yield name, {kind: value}
+
+
+def _of_response_format(form: ResponseFormat) -> Iterator[tuple[str, Any]]:
+    if form.type == "json_object":
+        yield "response_format", {"json_object": True}
+    elif form.type == "json_schema":
+        if form.json_schema is None or form.json_schema.schema_ is None:
+            raise invalid(
+                "response_format.json_schema.schema",
+                "response_format.json_schema.schema is missing; write the schema, or "
+                'response_format {"type": "json_object"}',
+                "missing_field",
+            )
+        yield "response_format.json_schema.schema", {"json_schema": form.json_schema.schema_}
+    elif form.type == "structural_tag":
+        names = ("structures", "triggers", "at_least_one", "stop_after_first")
+        tag = {name: getattr(form, name) for name in names}
+        given = {name: value for name, value in tag.items() if value is not None}
+        yield "response_format", {"structural_tag": given}
+
+
+def _of_structured(form: StructuredOutputs) -> Iterator[tuple[str, Any]]:
+    if form.json_object is not None and not isinstance(form.json_object, bool):
+        raise invalid(
+            "structured_outputs.json_object",
+            f"structured_outputs.json_object is {json_type(form.json_object)} (allowed: true, "
+            "false)",
+        )
+    for name, kind in (
+        ("json_", "json_schema"),
+        ("json_object", "json_object"),
+        ("regex", "regex"),
+        ("choice", "choice"),
+        ("grammar", "grammar"),
+        ("structural_tag", "structural_tag"),
+    ):
+        value = getattr(form, name)
+        if value is not None and value is not False:
+            yield f"structured_outputs.{name.rstrip('_')}", {kind: value}
+
+
+def conversation(messages: Sequence[ChatMessage], where: str = "messages") -> list[Message]:
+    """Messages as chat templates read them: contents are texts, arguments of calls are objects.
+
+    Raises ApiError 400 that names the field.
+    """
+    return [_message(message, f"{where}[{index}]") for index, message in enumerate(messages)]
+
+
+def _message(message: ChatMessage, where: str) -> Message:
+    role = "system" if message.role == "developer" else message.role
+    made: Message = {"role": role, "content": _content(message, where)}
+    if message.name is not None:
+        made["name"] = message.name
+    if message.tool_call_id is not None:
+        made["tool_call_id"] = message.tool_call_id
+    if message.reasoning_content is not None:
+        made["reasoning_content"] = message.reasoning_content
+    if message.tool_calls:
+        if role != "assistant":
+            raise invalid(
+                f"{where}.tool_calls", f"{where}.tool_calls stand in an assistant's message alone"
+            )
+        made["tool_calls"] = [
+            _call(call, f"{where}.tool_calls[{index}]")
+            for index, call in enumerate(message.tool_calls)
+        ]
+    return made
+
+
+def _content(message: ChatMessage, where: str) -> str:
+    content, param = message.content, f"{where}.content"
+    if isinstance(content, str):
+        return content
+    if content is None:
+        if message.role == "assistant" and (message.tool_calls or message.reasoning_content):
+            return ""
+        raise invalid(
+            param,
+            f"{param} is missing; write a text (only an assistant's message with tool_calls may "
+            "go without)",
+            "missing_field",
+        )
+    if not isinstance(content, list) or len(content) > MAX_PARTS:
+        raise invalid(
+            param,
+            f"{param} is {json_type(content)} (allowed: a text, or a list of at most {MAX_PARTS} "
+            "text parts)",
+        )
+    return "".join(_part(part, f"{param}[{index}]") for index, part in enumerate(content))
+
+
+def _part(part: object, where: str) -> str:
+    if not isinstance(part, dict):
+        raise invalid(where, f"{where} is {json_type(part)} (allowed: an object with type, text)")
+    kind, text = part.get("type", "text"), part.get("text")
+    if kind not in TEXT_PARTS:
+        raise invalid(
+            f"{where}.type",
+            f"{where}.type is {quoted(kind)}, and this model reads text only (allowed: text)",
+            "unsupported_content",
+        )
+    if not isinstance(text, str):
+        raise invalid(f"{where}.text", f"{where}.text is {json_type(text)} (allowed: a text)")
+    return text
+
+
+def _call(call: ToolCall, where: str) -> dict[str, Any]:
+    param = f"{where}.function.arguments"
+    try:
+        arguments = parse_json(call.function.arguments or "{}", param)
+    except UserError as error:
+        raise invalid(param, str(error)) from None
+    if not isinstance(arguments, dict):
+        raise invalid(param, f"{param} is {json_type(arguments)} (allowed: a JSON object, as text)")
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def template_values(values: object, effort: str | None) -> dict[str, Any]:
+    """What a request gives the chat template besides messages and tools. Raises ApiError 400."""
+    name = "chat_template_kwargs"
+    if values is None:
+        values = {}
+    if not isinstance(values, dict) or len(values) > MAX_TEMPLATE_VALUES:
+        raise invalid(
+            name,
+            f"{name} is {json_type(values)} (allowed: an object of at most {MAX_TEMPLATE_VALUES} "
+            "values)",
+        )
+    for key, value in values.items():
+        if not key.isidentifier() or key in _TEMPLATE_NAMES or key.endswith("_token"):
+            raise invalid(
+                f"{name}.{key[:80]}", f"{name} has {quoted(key)}, which a request cannot set"
+            )
+        if isinstance(value, (dict, list)):
+            raise invalid(
+                f"{name}.{key}",
+                f"{name}.{key} is {json_type(value)} (allowed: a text, a number, true, false, "
+                "null)",
+            )
+    return dict(values) if effort is None else {"reasoning_effort": effort, **values}
+
+
+def check_model(name: str | None, config: ServerConfig) -> str:
+    """The model's name as answers have it. Raises ApiError 404 for a model that is not here."""
+    if name is None:
+        return config.model_names[0]
+    if name not in config.model_names:
+        raise ApiError(
+            404,
+            str(one_of("model", name[:200], config.model_names)),
+            param="model",
+            code="model_not_found",
+        )
+    return name

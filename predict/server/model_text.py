@@ -1,0 +1,187 @@
+"""What the text of this model means: its thoughts and its calls of tools, read and asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from predict.errors import UserError
+from predict.guide import Guide
+from predict.server.config import ServerConfig
+from predict.server.errors import invalid
+from predict.server.front_model import FrontModel
+from predict.server.protocol import ToolBody
+from predict.system.files import json_type
+from predict.text import reasoning, tool_calls
+from predict.text.deltas import Parser
+from predict.text.lark import Rules
+from predict.text.tool_calls import GuideContext, Tool, ToolUse
+
+_NO_TOOLS = ToolUse()
+_CHOICES = ("none", "auto", "required")
+
+
+class ModelText:
+    """The formats of a model, found by its chat template or named by flags."""
+
+    def __init__(self, front: FrontModel, config: ServerConfig) -> None:
+        source = "" if front.template is None else front.template.source
+        self._tokenizer = front.tokenizer
+        self._knows_tools = "tools" in source
+        name = config.tool_call_parser
+        self.calls = None
+        if name == "auto":
+            self.calls = tool_calls.detected(source)
+        elif name != "none":
+            self.calls = tool_calls.format_of(name)
+        name = config.reasoning_parser
+        self.thoughts = None
+        if name == "auto":
+            self.thoughts = reasoning.detected(source)
+        elif name != "none":
+            self.thoughts = reasoning.reasoning_of(name)
+        self._special = self._special_marks()
+
+    def use_of(
+        self, tools: Sequence[ToolBody] | None, choice: object, parallel: bool | None
+    ) -> ToolUse:
+        """What a request asks of tools. Raises ApiError 400 that names the field."""
+        if not tools and choice in (None, "none", "auto"):
+            return _NO_TOOLS
+        if self.calls is None or not self._knows_tools:
+            raise invalid(
+                "tools",
+                "this model cannot call tools: its chat template has no place for them, or shows "
+                "no known form of calls (see --chat_template and --tool_call_parser); leave "
+                "tools out",
+                "tools_not_supported",
+            )
+        made = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools or ())]
+        named: str | None = None
+        if isinstance(choice, dict):
+            function = choice.get("function")
+            named = function.get("name") if isinstance(function, dict) else None
+            if choice.get("type", "function") != "function" or not isinstance(named, str):
+                raise invalid(
+                    "tool_choice",
+                    "tool_choice is an object of another kind (allowed: none, auto, required, "
+                    '{"type": "function", "function": {"name": "..."}})',
+                )
+            choice = "required"
+        elif choice is not None and choice not in _CHOICES:
+            raise invalid(
+                "tool_choice",
+                f"tool_choice is {json_type(choice)} of no known meaning (allowed: none, auto, "
+                'required, {"type": "function", "function": {"name": "..."}})',
+            )
+        try:
+            return ToolUse(
+                tools=made,
+                choice=choice or "auto",  # type: ignore[arg-type]
+                named=named,
+                parallel=parallel is not False,
+            )
+        except UserError as error:
+            param = "tool_choice" if "tool_choice" in str(error) else "tools"
+            raise invalid(param, str(error)) from None
+
+    def is_thinking(self, prompt: str) -> bool:
+        """Whether an answer to this prompt begins within a thought."""
+        return self.thoughts is not None and self.thoughts.is_opened_by(prompt)
+
+    def guide(self, given: Guide | None, use: ToolUse, prompt: str) -> Guide | None:
+        """What an answer must be so that calls are valid and thoughts have their place.
+
+        Raises ApiError 400 where a guide and tools say different things, or cannot be had together.
+        """
+        context = GuideContext(self._token_id, self.thoughts, self.is_thinking(prompt))
+        if use.allowed and given is not None:
+            raise invalid(
+                "tools",
+                "tools and a form of the answer (response_format, guide) do not go together: a "
+                "call is no such form; leave one of them out, or set tool_choice to none",
+            )
+        try:
+            if use.allowed and self.calls is not None:
+                return self.calls.guide(use, context)
+            return given if given is None else _behind_thoughts(given, context)
+        except UserError as error:
+            raise invalid("tools" if use.allowed else "response_format", str(error)) from None
+
+    def parser(self, use: ToolUse, prompt: str) -> Parser | None:
+        """A parser for one answer; None where all of its text is content."""
+        is_whole = self.calls is not None and self.calls.is_whole
+        if self.thoughts is None and not use.allowed and not is_whole:
+            return None
+        return tool_calls.answer_parser(
+            self.calls, self.thoughts, use, is_thinking=self.is_thinking(prompt)
+        )
+
+    def kept_tokens(self, use: ToolUse) -> Mapping[int, str]:
+        """Special tokens that a parser of such a request looks for, and the text of each."""
+        is_whole = self.calls is not None and self.calls.is_whole
+        wanted: list[str] = []
+        if self.calls is not None and (use.allowed or is_whole):
+            wanted += self.calls.kept_tokens
+        if self.thoughts is not None:
+            wanted += self.thoughts.kept_tokens
+        return {self._special[text]: text for text in wanted if text in self._special}
+
+    def _token_id(self, text: str) -> int | None:
+        return None if self._tokenizer is None else self._tokenizer.token_to_id(text)
+
+    def _special_marks(self) -> dict[str, int]:
+        """Marks of this model's formats that are tokens which an answer's text leaves out."""
+        marks = [*(self.calls.kept_tokens if self.calls is not None else ())]
+        marks += self.thoughts.kept_tokens if self.thoughts is not None else ()
+        found: dict[str, int] = {}
+        for text in marks:
+            token_id = self._token_id(text)
+            if token_id is not None and self._tokenizer and not self._tokenizer.decode([token_id]):
+                found[text] = token_id
+        return found
+
+
+def _tool(tool: ToolBody, where: str) -> Tool:
+    parameters = tool.function.parameters
+    if parameters is None:
+        parameters = {}
+    if not isinstance(parameters, dict):
+        raise invalid(
+            f"{where}.function.parameters",
+            f"{where}.function.parameters is {json_type(parameters)} (allowed: a JSON schema, as "
+            "an object)",
+        )
+    try:
+        return Tool(
+            name=tool.function.name, parameters=parameters, strict=bool(tool.function.strict)
+        )
+    except UserError as error:
+        raise invalid(f"{where}.function", str(error)) from None
+
+
+def tools_for_template(tools: Sequence[ToolBody]) -> list[dict[str, Any]]:
+    """Tools as chat templates read them."""
+    made: list[dict[str, Any]] = []
+    for tool in tools:
+        function: dict[str, Any] = {"name": tool.function.name}
+        if tool.function.description is not None:
+            function["description"] = tool.function.description
+        function["parameters"] = tool.function.parameters or {"type": "object", "properties": {}}
+        made.append({"type": "function", "function": function})
+    return made
+
+
+def size_of(tools: Sequence[ToolBody]) -> int:
+    """Bytes of all tools as JSON."""
+    return len(json.dumps(tools_for_template(tools)).encode())
+
+
+def _behind_thoughts(guide: Guide, context: GuideContext) -> Guide:
+    """A guide for JSON that lets the model think first, where it does; other guides as they are."""
+    if context.thoughts is None or guide.kind not in ("json_schema", "json_object"):
+        return guide
+    schema = guide.text if guide.kind == "json_schema" else '{"type":"object"}'
+    rules = Rules(context)
+    return Guide(grammar=rules.grammar(f"{rules.thought()} %json {schema}"))

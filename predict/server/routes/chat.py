@@ -1,0 +1,121 @@
+"""POST /v1/chat/completions: the next turn of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from predict.server.answers import ChatEvents, Identity, chat_completion
+from predict.server.asked import (
+    Asked,
+    asked_of,
+    check_model,
+    conversation,
+    guide_of,
+    template_values,
+)
+from predict.server.context import Context
+from predict.server.errors import invalid
+from predict.server.kept_text import KeptText
+from predict.server.model_text import size_of, tools_for_template
+from predict.server.openapi import errors, takes
+from predict.server.protocol import ChatBody, ChatMessage, ToolBody, parsed
+from predict.server.routes._common import body_of, json_response, log_answer, logprob_texts
+from predict.server.runs import Job, Run, Stream
+from predict.text.deltas import Parser
+from predict.text.tool_calls import ToolUse
+
+
+def router(context: Context) -> APIRouter:
+    """The route."""
+    made = APIRouter()
+
+    @made.post("/v1/chat/completions", openapi_extra=takes(ChatBody), responses=errors())
+    async def chat(request: Request) -> Response:
+        """Answers a conversation."""
+        async with body_of(context, request) as value:
+            return await answered(context, request, parsed(ChatBody, value))
+
+    return made
+
+
+class Turn(NamedTuple):
+    """A conversation as the model reads it, and what it may answer."""
+
+    prompt: str
+    token_ids: list[int]
+    use: ToolUse
+
+
+async def turn_of(
+    context: Context,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[ToolBody] | None,
+    use: ToolUse,
+    values: dict[str, Any],
+) -> Turn:
+    """The prompt of a conversation. Raises ApiError 400."""
+    most = context.config.max_schema_bytes
+    if tools and size_of(tools) > most:
+        raise invalid("tools", f"tools have {size_of(tools)} bytes as JSON (allowed: {most})")
+    shown = tools_for_template(tools) if tools and use.allowed else None
+    prompt = await context.front.render(conversation(messages), shown, values)
+    return Turn(prompt, await context.front.encode(prompt, "messages", False), use)
+
+
+async def answered(context: Context, request: Request, body: ChatBody) -> Response:
+    """The answer to a body. Raises ApiError."""
+    model = check_model(body.model, context.config)
+    texts = context.model_text
+    use = texts.use_of(body.tools, body.tool_choice, body.parallel_tool_calls)
+    values = template_values(body.chat_template_kwargs, body.reasoning_effort)
+    given = guide_of(body, context.config)
+    _asked(context, body, None)  # what is wrong is told before anything is rendered
+    turn = await turn_of(context, body.messages, body.tools, use, values)
+    asked = _asked(context, body, texts.guide(given, use, turn.prompt))
+    job = Job([turn.token_ids], asked.params, asked.refused)
+    identity = Identity(
+        "chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion", model
+    )
+    logprobs = logprob_texts(context, asked.params.logprobs)
+    kept = _kept_text(context, turn, job)
+
+    def make_parser() -> Parser | None:
+        return texts.parser(use, turn.prompt)
+
+    if body.stream:
+        if asked.params.prompt_logprobs is not None:
+            raise invalid(
+                "prompt_logprobs", "prompt_logprobs cannot be streamed; leave out one of the two"
+            )
+        with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        text_of = None if kept is None else kept.of_piece
+        events = ChatEvents(identity, with_usage, make_parser, logprobs, text_of)
+        return Stream(Run(context, request, job, streamed=True), job, events)
+    async with Run(context, request, job, streamed=False) as run:
+        (output,) = await run.outputs()
+    log_answer(context, request, output.text)
+    whole = None if kept is None else kept.of_answer
+    return json_response(chat_completion(identity, output, job.usage, make_parser, logprobs, whole))
+
+
+def _asked(context: Context, body: ChatBody, guide: Any) -> Asked:
+    extra: dict[str, Any] = {}
+    if body.logprobs:
+        extra["logprobs"] = 0 if body.top_logprobs is None else body.top_logprobs
+    elif body.top_logprobs is not None and body.top_logprobs != 0:
+        raise invalid("top_logprobs", "top_logprobs needs logprobs; set logprobs to true")
+    return asked_of(body, context.config, extra, guide)
+
+
+def _kept_text(context: Context, turn: Turn, job: Job) -> KeptText | None:
+    """Makes answers' texts where a parser looks for special tokens; else the engine does."""
+    kept = context.model_text.kept_tokens(turn.use)
+    front = context.front
+    if not kept or front.tokenizer is None or front.literal is None:
+        return None
+    return KeptText(front.tokenizer, front.literal, kept, turn.token_ids, job.params)

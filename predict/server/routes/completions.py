@@ -1,0 +1,116 @@
+"""POST /v1/completions: texts go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from predict.server.answers import CompletionEvents, Identity, completion
+from predict.server.asked import Asked, asked_of, check_model, given_params, guide_of
+from predict.server.context import Context
+from predict.server.errors import invalid
+from predict.server.openapi import errors, takes
+from predict.server.protocol import CompletionBody, parsed
+from predict.server.routes._common import body_of, json_response, log_answer, logprob_texts
+from predict.server.runs import Job, Run, Stream, check_prompts
+from predict.system.bounds import is_integer
+from predict.system.files import json_type
+
+DEFAULT_TOKENS = 16  # of an answer, as in OpenAI's API
+
+
+def router(context: Context) -> APIRouter:
+    """The route."""
+    made = APIRouter()
+
+    @made.post("/v1/completions", openapi_extra=takes(CompletionBody), responses=errors())
+    async def complete(request: Request) -> Response:
+        """Continues one text, or several."""
+        async with body_of(context, request) as value:
+            body = parsed(CompletionBody, value)
+            return await completed(context, request, body)
+
+    return made
+
+
+async def completed(context: Context, request: Request, body: CompletionBody) -> Response:
+    """The answer to a body. Raises ApiError."""
+    model = check_model(body.model, context.config)
+    is_measured_alone = bool(body.echo) and body.max_tokens == 0
+    if is_measured_alone and body.stream:
+        raise invalid("stream", "max_tokens 0 with echo measures the prompt, which is no stream")
+    asked = _asked(context, body)
+    params = asked.params
+    prompts = await _prompts(context, body)
+    job = Job(prompts, params, asked.refused)
+    identity = Identity("cmpl", "text_completion", model)
+    logprobs = logprob_texts(context, params.logprobs)
+    echoed = None
+    if body.echo:
+        echoed = [
+            prompt if isinstance(prompt, str) else await context.front.decode(prompt, "prompt")
+            for prompt in _listed(body.prompt)
+        ]
+    if body.stream:
+        if params.prompt_logprobs is not None:
+            raise invalid(
+                "logprobs" if body.prompt_logprobs is None else "prompt_logprobs",
+                "logprobs of the prompt are known at once, and cannot be streamed; leave out "
+                "stream, or echo and prompt_logprobs",
+            )
+        with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        events = CompletionEvents(identity, params.n, with_usage, logprobs, echoed)
+        return Stream(Run(context, request, job, streamed=True), job, events)
+    async with Run(context, request, job, streamed=False) as run:
+        outputs = await run.outputs()
+    log_answer(context, request, outputs[0].text)
+    return json_response(
+        completion(identity, outputs, job.usage, logprobs, echoed, is_measured_alone)
+    )
+
+
+def _asked(context: Context, body: CompletionBody) -> Asked:
+    extra: dict[str, Any] = {}
+    if body.logprobs is not None:
+        extra["logprobs"] = body.logprobs
+        if body.echo:
+            extra["prompt_logprobs"] = body.logprobs
+    given, _ = given_params(body)
+    if body.echo and body.max_tokens == 0:
+        body = body.model_copy(update={"max_tokens": 1})
+    elif not {"max_new_tokens", "max_length"} & {*given, *context.config.sampling_defaults}:
+        extra["max_new_tokens"] = DEFAULT_TOKENS
+    return asked_of(body, context.config, extra, guide_of(body, context.config))
+
+
+def _listed(prompt: Any) -> list[Any]:
+    """The prompts of a body, as a list of texts and of lists of token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list):
+        raise invalid(
+            "prompt",
+            f"prompt is {json_type(prompt)} (allowed: a text, token ids, or a list of these)",
+        )
+    return [prompt] if prompt and is_integer(prompt[0]) else prompt
+
+
+async def _prompts(context: Context, body: CompletionBody) -> list[list[int]]:
+    """The token ids of each prompt. Raises ApiError 400."""
+    listed = _listed(body.prompt)
+    check_prompts(len(listed), context, "prompt")
+    vocab_size = context.info().vocab_size
+    found: list[list[int]] = []
+    for index, prompt in enumerate(listed):
+        where = "prompt" if len(listed) == 1 else f"prompt[{index}]"
+        if isinstance(prompt, str):
+            special = body.add_special_tokens is not False
+            found.append(await context.front.encode(prompt, where, special))
+        elif isinstance(prompt, list):
+            found.append(context.front.token_ids(prompt, where, vocab_size))
+        else:
+            raise invalid(where, f"{where} is {json_type(prompt)} (allowed: a text, token ids)")
+    return found

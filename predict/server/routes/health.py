@@ -1,0 +1,62 @@
+"""Whether the server lives, whether it is ready, what it is, and what it counts."""
+
+from __future__ import annotations
+
+import anyio
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from predict.server.context import Context, EngineDied
+from predict.server.errors import ApiError
+from predict.server.metrics import CONTENT_TYPE
+from predict.server.openapi import errors
+from predict.server.routes._common import json_response
+from predict.server.wire import Stats
+
+STATS_SECONDS = 5.0  # that the engine may take to tell its counts: a step may be long
+
+
+def router(context: Context) -> APIRouter:
+    """The routes."""
+    made = APIRouter()
+
+    @made.get("/health", responses=errors())
+    @made.get("/v2/health/live", responses=errors())
+    async def health(request: Request) -> Response:
+        """200 while the server lives, 503 when its engine has ended: start it anew then."""
+        if not context.engine.is_alive:
+            raise context.unavailable()
+        return json_response({"status": "ok"})
+
+    @made.get("/ready", responses=errors())
+    @made.get("/v2/health/ready", responses=errors())
+    async def ready(request: Request) -> Response:
+        """200 when requests are answered, 503 while the model loads and once the end is near."""
+        if context.lifecycle.draining:
+            raise ApiError(
+                503, "the server is ending", headers={"Retry-After": context.retry_after}
+            )
+        context.info()
+        return json_response({"status": "ready"})
+
+    @made.get("/version")
+    async def version(request: Request) -> Response:
+        """The version, and the model."""
+        return json_response({"version": context.version, "model": context.config.model_names[0]})
+
+    @made.get("/metrics", responses=errors())
+    async def metrics(request: Request) -> Response:
+        """Counts and times, for Prometheus."""
+        stats: Stats | None = None
+        if context.engine.is_ready:
+            try:
+                with anyio.move_on_after(STATS_SECONDS):
+                    stats = await context.engine.stats()
+            except EngineDied:
+                stats = None
+        info = context.engine.info if context.engine.is_ready else None
+        context.metrics.engine_said(stats, info, context.config.model_names)
+        return Response(context.metrics.render(), media_type=CONTENT_TYPE)
+
+    return made

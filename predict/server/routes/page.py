@@ -1,0 +1,64 @@
+"""GET /: the page to chat on. Its files are read once; nothing else can be asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from predict.server.context import Context
+from predict.server.errors import ApiError
+from predict.server.openapi import errors
+
+FOLDER = Path(__file__).resolve().parents[1] / "page"
+# What the page may load and run: nothing but what this server has.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+}
+
+
+def router(context: Context) -> APIRouter:
+    """The routes; none with --chat_page false."""
+    made = APIRouter()
+    if not context.config.chat_page:
+        return made
+    files = {
+        path.relative_to(FOLDER).as_posix(): (path.read_bytes(), TYPES[path.suffix])
+        for path in sorted(FOLDER.rglob("*"))
+        if path.is_file() and path.suffix in TYPES
+    }
+
+    def file(name: str) -> Response:
+        if name not in files:
+            raise ApiError(404, f"the page has no file {name[:80]!r}")
+        data, kind = files[name]
+        return Response(data, headers={**HEADERS, "Content-Type": kind})
+
+    @made.get("/", include_in_schema=False)
+    async def index(request: Request) -> Response:
+        """The page."""
+        return file("index.html")
+
+    @made.get("/static/{name:path}", responses=errors(), include_in_schema=False)
+    async def static(name: str) -> Response:
+        """A file of the page."""
+        return file(name)
+
+    return made

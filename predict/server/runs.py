@@ -1,0 +1,309 @@
+"""A request's prompts at the engine: their pieces as they come, and an end in every case."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from predict.engine.samples import StreamOutput
+from predict.errors import UserError
+from predict.request import RequestOutput, SamplingParams
+from predict.server.context import RECORD, Context, record_of
+from predict.server.engine_client import Answer, AnswerMetrics, EngineDied
+from predict.server.errors import ApiError, invalid
+
+Refused = Callable[[UserError], ApiError]
+Pieces = tuple[int, list[StreamOutput]]  # the prompt's place in the request, what is new of it
+
+
+@dataclass
+class Usage:
+    """Tokens of a request, all prompts and answers together."""
+
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+
+    def add(self, metrics: AnswerMetrics | None) -> None:
+        """Counts what the engine says of the answers to one prompt."""
+        if metrics is not None:
+            self.num_cached_tokens += metrics.num_cached_tokens
+
+
+@dataclass
+class Job:
+    """What a request asks the engine: its prompts, and the parameters of all of them."""
+
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+    refused: Refused  # makes the engine's refusal the request's
+    usage: Usage = field(default_factory=Usage)
+
+
+class Run:
+    """A job at the engine, for the length of an `async with` block.
+
+    Leaving the block aborts what has not ended; so does the client when it goes. Raises ApiError
+    when the queue is full (429), when time is over (504), and when the engine has ended (503).
+    """
+
+    def __init__(self, context: Context, request: Request, job: Job, *, streamed: bool) -> None:
+        self._context = context
+        self._request = request
+        self._job = job
+        self._streamed = streamed
+        self._record = record_of(request)
+        self._num_answers = 0  # that the admission has counted in
+        self._answers: list[Answer] = []
+        self._watcher: asyncio.Task[None] | None = None
+        self.client_is_gone = False
+
+    async def __aenter__(self) -> Run:
+        job = self._job
+        count = len(job.prompts) * job.params.num_samples
+        self._context.admission.enter(count)
+        self._num_answers = count
+        try:
+            for prompt in job.prompts:
+                self._answers.append(
+                    self._context.engine.add(prompt, job.params, streamed=self._streamed)
+                )
+        except EngineDied:
+            self._leave()
+            raise self._context.unavailable() from None
+        job.usage.num_prompt_tokens = sum(map(len, job.prompts))
+        self._record.log["prompt_tokens"] = job.usage.num_prompt_tokens
+        self._watcher = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+        self._leave()
+        self._record.log["output_tokens"] = self._job.usage.num_output_tokens
+        if self.client_is_gone:
+            self._record.log["aborted"] = True
+
+    async def outputs(self) -> list[RequestOutput]:
+        """All of each answer, once all have ended."""
+        found: list[RequestOutput] = []
+        with self.time():
+            for answer in self._answers:
+                async for _ in self._of(answer):
+                    pass
+                self._job.usage.add(answer.metrics)
+                if answer.output is None:
+                    raise self._cut()
+                found.append(answer.output)
+        for output in found:
+            first = output.outputs[0]
+            if all(each.finish_reason == "error" for each in output.outputs):
+                raise self.failed(first.error or "", bool(first.token_ids))
+            self._job.usage.num_output_tokens += sum(len(each.token_ids) for each in output.outputs)
+        return found
+
+    async def pieces(self) -> AsyncGenerator[Pieces, None]:
+        """What is new of all prompts, as it comes."""
+        if len(self._answers) == 1:
+            answer = self._answers[0]
+            async for batch in self._of(answer):
+                yield 0, batch
+            self._job.usage.add(answer.metrics)
+            return
+        async with _merged([self._of(answer) for answer in self._answers]) as merged:
+            async for each in merged:
+                yield each
+        for answer in self._answers:
+            self._job.usage.add(answer.metrics)
+
+    @contextlib.contextmanager
+    def time(self) -> Iterator[None]:
+        """Ends the block when the request's time is over, with ApiError 504."""
+        with anyio.CancelScope(deadline=self._record.deadline) as scope:
+            yield
+        if scope.cancelled_caught:
+            raise self.timed_out()
+
+    def timed_out(self) -> ApiError:
+        """The error for a request that took too long."""
+        return ApiError(
+            504,
+            f"the answer was not ready within {self._context.config.request_timeout:g} s; ask for "
+            "fewer tokens, or raise --request_timeout",
+        )
+
+    def failed(self, error: str, has_begun: bool) -> ApiError:
+        """The error for an answer that failed. has_begun: whether it had tokens."""
+        if self._job.params.guide is not None and not has_begun and "guide" in error:
+            return self._job.refused(UserError(error))  # it cannot be compiled
+        return ApiError(500, f"the answer failed: {error or 'nobody knows why'}")
+
+    async def _of(self, answer: Answer) -> AsyncIterator[list[StreamOutput]]:
+        try:
+            async for batch in answer:
+                yield batch
+        except UserError as error:
+            raise self._job.refused(error) from None
+        except EngineDied:
+            raise self._context.unavailable() from None
+
+    def _cut(self) -> ApiError:
+        """The error for an answer that nobody waits for, or that ended with the server."""
+        return ApiError(
+            503,
+            "the answer was broken off; try again",
+            headers={"Retry-After": self._context.retry_after},
+        )
+
+    async def _watch(self) -> None:
+        """Aborts the answers when the client goes."""
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        self.client_is_gone = True
+        for answer in self._answers:
+            answer.abort()
+
+    def _leave(self) -> None:
+        for answer in self._answers:
+            answer.abort()
+        self._context.admission.leave(self._num_answers)
+        self._num_answers = 0
+
+
+@contextlib.asynccontextmanager
+async def _merged(
+    streams: Sequence[AsyncIterator[list[StreamOutput]]],
+) -> AsyncIterator[AsyncIterator[Pieces]]:
+    """What several streams bring, with the number of each; an error ends all."""
+    events: asyncio.Queue[Pieces | Exception | None] = asyncio.Queue()
+
+    async def pump(index: int, stream: AsyncIterator[list[StreamOutput]]) -> None:
+        try:
+            async for batch in stream:
+                events.put_nowait((index, batch))
+            events.put_nowait(None)
+        except Exception as error:
+            events.put_nowait(error)
+
+    async def merged() -> AsyncIterator[Pieces]:
+        left = len(streams)
+        while left:
+            event = await events.get()
+            if isinstance(event, Exception):
+                raise event
+            if event is None:
+                left -= 1
+            else:
+                yield event
+
+    tasks = [asyncio.create_task(pump(i, stream)) for i, stream in enumerate(streams)]
+    try:
+        yield merged()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+class Encoder:
+    """Makes what a stream sends of an answer's pieces."""
+
+    media_type = "text/event-stream"
+
+    def encode(self, prompt_index: int, pieces: list[StreamOutput]) -> bytes:
+        """What these pieces are on the wire; b"" where they say nothing yet."""
+        raise NotImplementedError
+
+    def finish(self, usage: Usage) -> bytes:
+        """What follows the last piece."""
+        raise NotImplementedError
+
+    def fail(self, error: ApiError) -> bytes:
+        """What a stream that has begun ends with instead."""
+        return b"data: " + error.body + b"\n\ndata: [DONE]\n\n"
+
+
+class Stream(Response):
+    """A streamed answer: the status waits for the first pieces, as they may be a refusal.
+
+    After that there is one send for each time that pieces have come, with all of them.
+    """
+
+    def __init__(self, run: Run, job: Job, encoder: Encoder) -> None:
+        super().__init__(
+            media_type=encoder.media_type,
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        )
+        del self.headers["content-length"]
+        self._run, self._job, self._encoder = run, job, encoder
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers over ASGI. Raises ApiError where nothing was sent yet."""
+        run, encoder = self._run, self._encoder
+        has_begun = False
+        async with run:
+            try:
+                with run.time():
+                    async with contextlib.aclosing(run.pieces()) as batches:
+                        async for index, pieces in batches:
+                            self._check(pieces, has_begun)
+                            body = encoder.encode(index, pieces)
+                            if not has_begun:
+                                has_begun = True
+                                await self._begin(send)
+                            if body:
+                                await _send_part(send, body)
+                last = encoder.finish(self._job.usage)
+            except ApiError as error:
+                if not has_begun:
+                    raise
+                scope[RECORD].error = error.code
+                last = encoder.fail(error)
+            if run.client_is_gone:
+                return
+            if not has_begun:
+                await self._begin(send)
+            with anyio.move_on_after(1.0):  # a client that does not read gets no last word
+                await send({"type": "http.response.body", "body": last})
+
+    def _check(self, pieces: list[StreamOutput], has_begun: bool) -> None:
+        """Counts tokens; raises ApiError where the only answer has failed."""
+        usage = self._job.usage
+        for piece in pieces:
+            usage.num_output_tokens += len(piece.token_ids)
+            if piece.finish_reason == "error":
+                is_alone = len(self._job.prompts) * self._job.params.n == 1
+                if is_alone or not has_begun:
+                    raise self._run.failed(piece.error or "", usage.num_output_tokens > 0)
+
+    async def _begin(self, send: Send) -> None:
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status_code,
+                "headers": self.raw_headers,
+            }
+        )
+
+
+async def _send_part(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def check_prompts(count: int, context: Context, param: str) -> None:
+    """Raises ApiError 400 for more prompts than a request may have, and for none."""
+    most = context.config.max_prompts
+    if not 0 < count <= most:
+        raise invalid(param, f"{param} has {count} prompts (allowed: 1 to {most})")
