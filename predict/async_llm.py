@@ -92,6 +92,7 @@ class AsyncLLM:
         config = EngineConfig.of(model, **settings)
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._answers: dict[int, AsyncAnswer] = {}  # unfinished, by request id; the thread's
+        self._compiling: dict[int, AsyncAnswer] = {}  # their guides; likewise
         self._closing = False  # written by the thread
         self._ended: BaseException | None = None  # why the thread has ended
         self._lock = threading.Lock()  # of `_ended` against commands that come too late
@@ -137,7 +138,14 @@ class AsyncLLM:
         samples = self._model().samples(prompt, sampling_params, streamed=streamed)
         answer = AsyncAnswer(self, samples, streamed)
 
+        def announce(llm: LLM) -> None:
+            self._compiling[answer.request_id] = answer
+            if samples.guide is None:
+                start(llm)
+
         def start(llm: LLM) -> None:
+            if self._compiling.pop(answer.request_id, None) is None:
+                return  # aborted
             try:
                 if self._ended is None:
                     llm.queue([samples])
@@ -147,17 +155,23 @@ class AsyncLLM:
             else:
                 self._answers[answer.request_id] = answer
 
-        if not self._post(start):
+        if not self._post(announce):
             self._model()  # raises
+        if samples.guide is not None:  # compiled on a thread of its own: no step waits for it
+            samples.guide.add_done_callback(lambda _: self._post(start))
         return answer
 
     def abort(self, request_id: int) -> None:
         """Ends an answer's request; nothing when it is unknown or ended. Returns at once."""
 
         def end(llm: LLM) -> None:
-            answer = self._answers.get(request_id)
+            answer = self._answers.pop(request_id, None)
             if answer is not None:
                 llm.abort([answer._samples])
+                self._finish(answer)
+            answer = self._compiling.pop(request_id, None)
+            if answer is not None:
+                answer._samples.abandon()
                 self._finish(answer)
 
         self._post(end)
@@ -290,7 +304,6 @@ class AsyncLLM:
 
     def _finish(self, answer: AsyncAnswer) -> None:
         """Sends what an aborted answer has left."""
-        del self._answers[answer.request_id]
         try:
             pieces = answer._samples.pieces() if answer._streamed else []
             left: list[Event] = [*pieces, answer._samples.output()]
@@ -324,7 +337,7 @@ class AsyncLLM:
             return  # nobody could ask for anything
         while not self._commands.empty():  # nothing comes in any more: see `_post`
             self._commands.get()(self._llm)
-        answers = list(self._answers.values())
+        answers = [*self._answers.values(), *self._compiling.values()]
         self._send({answer: [_ended_error(self._ended)] for answer in answers})
         self._llm.abort([answer._samples for answer in answers])
 

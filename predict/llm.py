@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -66,6 +67,7 @@ from predict.system.bounds import is_integer, prompt_token_ids
 from predict.system.host import peak_memory_bytes
 from predict.text.conversation import Message, conversation_messages
 from predict.text.detokenizer import Detokenizer
+from predict.text.guides import Guides
 from predict.text.params import with_token_ids
 from predict.text.tokenizer import Tokenizer
 
@@ -99,6 +101,11 @@ class EngineStats:
     num_cache_blocks: int
     num_used_blocks: int
     peak_memory_bytes: int
+    num_running: int = 0  # requests in the batch
+    num_waiting: int = 0
+    num_mask_steps: int = 0  # steps with masks of guides
+    mask_seconds: float = 0.0  # that they took on the host
+    num_forced_tokens: int = 0  # that guides forced, and that took no step of their own
 
 
 def as_several(prompts: Prompt | Sequence[PromptOrError]) -> Sequence[PromptOrError]:
@@ -227,6 +234,8 @@ class LLM:
         proposer, policy = self._speculation(draft_runner, sampler, num_blocks)
         self.engine = Engine(scheduler, runner, sampler, eos_token_ids, proposer, policy)
         self._ids = itertools.count()
+        self._compiler: Guides | None = None
+        self._guides_lock = threading.Lock()
         self.startup_seconds = time.perf_counter() - started
 
     def _load_networks(self, reader: ConfigReader) -> tuple[Network, Network | None]:
@@ -405,8 +414,6 @@ class LLM:
         """The requests of a prompt, checked, not queued. Raises UserError."""
         check_kind(params)
         check_params(params, self.config)
-        if params.guide is not None:
-            raise UserError("guide is not supported by this engine yet; leave it out")
         params = with_token_ids(params, self.tokenizer, self.spec.vocab_size)
         if params.stop_strings and self.tokenizer is None:
             raise UserError(
@@ -422,7 +429,22 @@ class LLM:
             prompt_index,
             streamed,
             self.engine.fail,
+            None if params.guide is None else self._guides().compiled(params.guide),
         )
+
+    def _guides(self) -> Guides:
+        """What compiles guides; made when the first one comes."""
+        with self._guides_lock:
+            if self._compiler is None:
+                if self.tokenizer is None:
+                    raise UserError(
+                        "a guide needs a tokenizer, and this model was loaded without one; leave "
+                        "the guide out"
+                    )
+                self._compiler = Guides(
+                    self.tokenizer, self.spec.vocab_size, sorted(self.engine.eos_token_ids)
+                )
+            return self._compiler
 
     def default_params(self) -> SamplingParams:
         """What the model's maker recommends for a request that says nothing itself.
@@ -570,11 +592,15 @@ class LLM:
         return groups
 
     def queue(self, groups: Sequence[Samples]) -> None:
-        """Adds them to the engine; raises UserError, with none of them queued."""
+        """Adds them to the engine; raises UserError, with none of them queued.
+
+        Waits until their guides are compiled; requests whose guide is wrong have failed then.
+        """
         try:
             for group in groups:
-                for request in group.requests:
-                    self.engine.add(request)
+                if group.settle_guide():
+                    for request in group.requests:
+                        self.engine.add(request)
         except ValueError:
             self.abort(groups)
             raise
@@ -605,6 +631,11 @@ class LLM:
             num_cache_blocks=scheduler.config.num_blocks,
             num_used_blocks=scheduler.block_manager.num_used_blocks,
             peak_memory_bytes=self._peak_memory_bytes(),
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_mask_steps=self.engine.sampler.masks.stats.num_steps,
+            mask_seconds=self.engine.sampler.masks.stats.seconds,
+            num_forced_tokens=self.engine.draft_stats.num_forced,
         )
 
     def __repr__(self) -> str:

@@ -51,6 +51,9 @@ class ScriptedTokens:
         self._script = script
         self._stand_ins = dict(stand_ins)
 
+    def choose(self) -> None:
+        """See Tokens: nothing waits."""
+
     def take(self) -> list[int | Candidates]:
         """The script's tokens, once the step's own are there."""
         self._tokens.take()

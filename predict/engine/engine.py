@@ -12,7 +12,15 @@ from predict.engine.batch import span_inputs
 from predict.engine.beams import Candidates
 from predict.engine.choices import Row
 from predict.engine.draft_policy import DraftPolicy
-from predict.engine.drafts import FAILED, Drafts, ProposeBehind, Proposer, Verified, accepted_tokens
+from predict.engine.drafts import (
+    FAILED,
+    MAX_DRAFT_TOKENS,
+    Drafts,
+    ProposeBehind,
+    Proposer,
+    Verified,
+    accepted_tokens,
+)
 from predict.engine.failures import RequestError, apart, explained
 from predict.engine.request_state import Request, RequestStatus, num_wanted
 from predict.engine.runner import NO_TARGETS, KnownTokens, Logprobs, PromptTargets, Runner, Tokens
@@ -28,6 +36,10 @@ NO_LOGITS = (
 )
 
 
+NO_TOKEN = (
+    "request {} has no token that its guide allows and its other parameters leave (logit_bias, "
+    "bad_words, min_length, no_repeat_ngram_size); loosen one of them"
+)
 NOBODY = -(2**62)  # the id of a request that is none; beams' are above
 
 
@@ -56,6 +68,9 @@ class DraftStats:
     num_spans: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
+    num_forced: int = (
+        0  # tokens that guides forced, in steps of their own drafts; not in the others
+    )
 
 
 class Engine:
@@ -68,6 +83,9 @@ class Engine:
     pay (see DraftPolicy), nothing runs ahead. Beams fork by the result of a step: nothing runs
     ahead of one that has beams. The step behind such a one is queued as soon as that one's tokens
     are written back, before they are handed on.
+
+    With guides a step's network runs ahead, and its tokens are chosen once those before are written
+    back. Where nothing runs ahead, what a guide forces is drafted: such drafts are always right.
 
     A request whose logits nothing can be drawn from ends as "error", alone. So does one that makes
     a step fail, in whatever stage: where that cannot be seen at once, the requests of the step run
@@ -97,6 +115,7 @@ class Engine:
         self._stuck: ScheduledBatch | None = None  # could not be launched, and waits for these
         self._failed: list[Request] = []  # since the last step
         self._behind: Drafts = {}  # of requests whose last drafts a step that runs verifies
+        self._forced: Drafts = {}  # of the last step: what guides force, by nobody's proposal
         self._waits = False  # the next step, for tokens of those that run
         self._last_end = 0.0  # of a step, perf_counter seconds
         self._num_recorded_then = 0  # at that end
@@ -147,6 +166,7 @@ class Engine:
         finished = self.scheduler.update(batch, sampled, self.eos_token_ids)
         for request in finished:
             self._forget(request.request_id)
+        self._choose()
         if self.proposer is not None:
             num_accepted = self.draft_stats.num_accepted - num_accepted
             self._learn(step, num_accepted, self._last_end - last_end)
@@ -167,6 +187,18 @@ class Engine:
             raise EngineError(
                 f"the device failed while a step ran: {type(error).__name__}: {error}"
             ) from error
+
+    def _choose(self) -> None:
+        """Lets the step behind choose its tokens, now that those before it are written back."""
+        if not self._steps:
+            return
+        for part in self._steps[0].parts:
+            try:
+                part.tokens.choose()
+            except Exception as error:
+                raise EngineError(
+                    f"the device failed between two steps: {type(error).__name__}: {error}"
+                ) from error
 
     def _ended(self, finished: list[Request]) -> list[Request]:
         """Who ended since the last step: `finished`, and those that failed."""
@@ -237,7 +269,9 @@ class Engine:
 
         def propose(wanted: Sequence[tuple[Request, int]]) -> None:
             requests, limits = zip(*wanted, strict=True)
-            found.extend(zip(requests, proposer.propose(requests, limits), strict=True))
+            for request, drafts in zip(requests, proposer.propose(requests, limits), strict=True):
+                allowed = drafts if request.guide is None else request.guide.valid(drafts)
+                found.append((request, allowed))
 
         def failed(wanted: tuple[Request, int], error: Exception) -> None:
             if not proposer.looks_up:  # then nothing runs
@@ -268,7 +302,7 @@ class Engine:
                 fails = FAILED in entry
             if fails and span.request.owner.status is not RequestStatus.FINISHED:
                 owner = span.request.owner
-                self.fail(owner, NO_LOGITS.format(owner.request_id))
+                self.fail(owner, _nothing_drawn(owner))
                 self._failed.append(owner)
 
     def _record_logprobs(self, spans: Sequence[ScheduledSpan], logprobs: Logprobs) -> None:
@@ -308,6 +342,9 @@ class Engine:
                 return False
             drafts = self._propose(limits)
             self._behind = {}
+        if self.runner.num_ahead == 0:
+            self._forced = self._forced_drafts(drafts)
+            drafts = {**drafts, **self._forced}
         batch = self._schedule(drafts)
         if batch is None:
             return False
@@ -391,7 +428,8 @@ class Engine:
             # As for other drafts, if those of the batch are all right.
             room = request.max_num_tokens - request.num_tokens - len(drafts) - 2
             length = min(limits.get(request, 0), room)
-            if drafts and length > 0:
+            # What a guide allows behind drafts is not known in time.
+            if drafts and length > 0 and request.guide is None:
                 verified.append(Verified(request, row, drafts))
                 lengths.append(length)
             row += span.num_logits
@@ -425,14 +463,26 @@ class Engine:
         }
         if behind:
             return behind
+        if self.runner.num_ahead:  # a draft model's tokens stay on the device
+            limits = {r: limit for r, limit in limits.items() if r.guide is None}
         proposals = self._proposals(list(limits), list(limits.values()))
         return {request.request_id: each for request, each in proposals}
+
+    def _forced_drafts(self, proposed: Drafts) -> Drafts:
+        """What guides force in the next step, of requests for which nothing was proposed."""
+        found: Drafts = {}
+        for request in self.scheduler.decoding:
+            if request.guide is not None and not proposed.get(request.request_id):
+                forced = request.guide.forced()[:MAX_DRAFT_TOKENS]
+                if forced:
+                    found[request.request_id] = forced
+        return found
 
     def _verify(
         self, step: Step, token_ids: Sequence[int | Candidates]
     ) -> list[int | Sequence[int] | Candidates]:
         """Per sampling span its token, or with drafts those that stand."""
-        if self.proposer is None:
+        if not any(span.draft_token_ids for span in step.batch.spans):
             return list(token_ids)
         sampled: list[int | Sequence[int] | Candidates] = []
         start = 0
@@ -458,9 +508,13 @@ class Engine:
 
     def _stand(self, span: ScheduledSpan, tokens: Tokens, chosen: Sequence[int]) -> Sequence[int]:
         """The drafts of a span that stand, and one token more."""
+        request, drafts = span.request, span.draft_token_ids
+        if request.request_id in self._forced:
+            accepted = accepted_tokens(drafts, chosen)
+            self.draft_stats.num_forced += len(accepted) - 1
+            return accepted
         assert self.proposer is not None
         assert self.policy is not None
-        request, drafts = span.request, span.draft_token_ids
         if not self.proposer.looks_up:
             known = tokens.known(drafts)
             drafts = known[: known.index(FAILED)] if FAILED in known else known
@@ -478,3 +532,12 @@ class Engine:
         if self.proposer is not None and self.policy is not None:
             self.proposer.forget(request_id)
             self.policy.forget(request_id)
+
+
+def _nothing_drawn(request: Request) -> str:
+    """Why no token could be drawn for a request."""
+    if request.guide is None:
+        return NO_LOGITS.format(request.request_id)
+    if request.guide.error is not None:
+        return f"request {request.request_id} failed in stage guide: {request.guide.error}"
+    return NO_TOKEN.format(request.request_id)

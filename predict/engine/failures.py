@@ -18,6 +18,7 @@ T = TypeVar("T")
 STAGES: dict[str | tuple[str, str], str] = {
     "predict.text.tokenizer": "detokenize",
     "predict.text.answer_text": "detokenize",
+    "predict.text.guides": "guide",
     "predict.text.detokenizer": "detokenize",
     "predict.text.stop_strings": "detokenize",
     "predict.engine.batch": "schedule",

@@ -32,6 +32,9 @@ class BeamTokensOnTheirWay:
         self._found = found
         self._beams = beams
 
+    def choose(self) -> None:
+        """See Tokens: nothing waits."""
+
     def take(self) -> list[int | Candidates]:
         """See Tokens."""
         tokens = self._tokens.take()

@@ -10,6 +10,10 @@ The new tokens stay on the device, where the next step finds them (see Scheduler
 copy goes to pinned memory for the host to read when it gets there. So do logprobs, which are
 measured behind the step, on the logits as the network left them. Those of a draft model stay on the
 device alone (see Shelf), and reach the host with the tokens of the step that verifies them.
+
+Guides need the tokens of the step before on the host. A step with guides has two graphs: that of
+the network is queued ahead like all others; that of masks and choice behind it, when the host knows
+these tokens and has computed the masks, while the network runs.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,6 +36,7 @@ from predict.engine.drafts import MAX_DRAFT_TOKENS, Verified
 from predict.engine.gpu_beams import BeamTokensOnTheirWay, Finder
 from predict.engine.logits_processors import Adjustment
 from predict.engine.logprobs import LogprobTable
+from predict.engine.masks import is_guided, num_words
 from predict.engine.request_state import num_wanted
 from predict.engine.runner import (
     NO_TARGETS,
@@ -80,6 +85,7 @@ class GraphShape(NamedTuple):
     adjusted: bool = False  # logits changed by penalties or bans
     raw: bool = False  # those before that are kept
     verified: bool = False  # drafts stand by TopP + window verification
+    guided: bool = False  # masks come behind the network, and the choice in a graph of its own
     follows: bool = False  # begins where a verification got
 
 
@@ -243,6 +249,9 @@ class TokensOnTheirWay:
         self._tables = tables
         self._tokens: list[int] = []
 
+    def choose(self) -> None:
+        """See Tokens: nothing waits."""
+
     def take(self) -> list[int | Candidates]:
         """See Tokens."""
         self._event.synchronize()
@@ -298,6 +307,9 @@ class ShelvedTokens:
     def __init__(self, placeholders: Sequence[int]):
         self._placeholders = placeholders
 
+    def choose(self) -> None:
+        """See Tokens: nothing waits."""
+
     def take(self) -> list[int | Candidates]:
         """Their placeholders."""
         return list(self._placeholders)
@@ -320,6 +332,38 @@ def read_table(measured: npt.NDArray[np.int32]) -> LogprobTable:
     )
 
 
+class WaitingTokens:
+    """See predict.engine.runner.Tokens; those of a step whose choice waits for `choose`."""
+
+    def __init__(self, choose: Callable[[], TokensOnTheirWay]):
+        """choose: queues the choice."""
+        self._choose: Callable[[], TokensOnTheirWay] | None = choose
+        self._tokens: TokensOnTheirWay | None = None
+
+    def choose(self) -> None:
+        """See Tokens."""
+        if self._choose is not None:
+            self._tokens, self._choose = self._choose(), None
+
+    @property
+    def _chosen(self) -> TokensOnTheirWay:
+        if self._tokens is None:
+            raise RuntimeError("tokens are taken before they are chosen")
+        return self._tokens
+
+    def take(self) -> list[int | Candidates]:
+        """See Tokens."""
+        return self._chosen.take()
+
+    def known(self, drafts: Sequence[int]) -> list[int]:
+        """See Tokens."""
+        return self._chosen.known(drafts)
+
+    def logprobs(self) -> Logprobs:
+        """See Tokens."""
+        return self._chosen.logprobs()
+
+
 class Wanted(NamedTuple):
     """What a step's requests want of its logits."""
 
@@ -329,17 +373,53 @@ class Wanted(NamedTuple):
     raw: bool = False  # the logits that come back are to be those before adjustments
     verifier: WindowVerifier | None = None  # of the step's drafts
     plan: npt.NDArray[np.int32] | None = None  # of ops.follow_drafts
+    guided: bool = False  # the choice waits for masks
 
 
 @dataclass(frozen=True)
 class DecodeGraph:
-    """One recorded decode step; its outputs are the logits, or None with drafts."""
+    """One recorded decode step; its outputs are the logits, or None with drafts.
+
+    choice: of a step with guides, whose logits are always there, what comes behind them.
+    """
 
     buffer: InputBuffer
     host: npt.NDArray[Any]
     device: Tensor
     address: int  # of `device`
     graph: cuda.Graph[Any]
+    choice: cuda.Graph[None] | None = None
+
+    def reset(self) -> None:
+        """Frees it."""
+        self.graph.reset()
+        if self.choice is not None:
+            self.choice.reset()
+
+
+class MaskBuffer:
+    """Masks of one step on their way to the device: pinned memory, and a tensor that stays.
+
+    host, device: [num_rows, W] (see ops.mask_logits).
+    """
+
+    def __init__(self, num_rows: int, vocab_size: int, device: Device, stream: int):
+        import paddle
+
+        shape = [num_rows, num_words(vocab_size)]
+        self.host: npt.NDArray[np.int32] = cuda.pinned(shape, np.int32)
+        self.device: Tensor = paddle.full(shape, -1, "int32", device=device.place())
+        self._stream = stream
+        self._copied = cuda.Event()  # the last masks have left the pinned memory
+        self._copied.record(stream)
+
+    def send(self, rows: Sequence[Row], sampler: Sampler) -> None:
+        """Computes the masks of rows, and queues their copy."""
+        self._copied.synchronize()
+        sampler.masks.fill(rows, self.host)
+        num_bytes = len(rows) * self.host.strides[0]
+        cuda.copy_bytes(self.device.data_ptr(), self.host.ctypes.data, num_bytes, self._stream)
+        self._copied.record(self._stream)
 
 
 class GpuRunner:
@@ -399,6 +479,7 @@ class GpuRunner:
         # One step runs and one is ahead.
         self._outlet = TokenRing(size, self._stream, 3) if shelf is None else shelf
         self._history: TokenHistory | None = None  # from the first adjustment on
+        self._masks: MaskBuffer | None = None  # from the first guide on
         self._finder = Finder(self._stream)
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
@@ -425,29 +506,70 @@ class GpuRunner:
         beams = [index for index, row in enumerate(rows) if row.request.beam_group is not None]
         num_top = num_wanted([row.request for row in rows])
         adjustments = sampler.adjustments(rows)
+        guided = is_guided(rows)
+        changed = adjustments is not None or guided or bool(beams)
         wanted = Wanted(
             rows,
             sampler.choices(rows),
             adjustments,
-            raw=num_top is not None and (adjustments is not None or bool(beams)),
+            raw=num_top is not None and changed,
             verifier=sampler.verifier if any(row.drafts for row in rows) else None,
+            guided=guided,
         )
         measures = num_top is not None or bool(prompt.token_ids)
+        num_named = -int(inputs.token_ids.min())
+        outlet = self._outlet
+
+        def send(logits: Tensor | None) -> TokensOnTheirWay:
+            measured: Sequence[Tensor | None] = ()
+            if measures:
+                assert logits is not None
+                measured = self._measure(logits, len(rows), num_top, prompt)
+            return outlet.send(self._last_tokens, len(rows), measured, num_named)
+
         if beams:
             count = min(
                 max(sampler.num_candidates(rows[index]) for index in beams), self.vocab_size
             )
-            logits, found = self._run_beams(inputs, wanted, beams, count)
-        else:
-            logits = self._run(inputs, wanted, keeps_logits=measures)
-        measured: Sequence[Tensor | None] = ()
-        if measures:
-            assert logits is not None
-            measured = self._measure(logits, len(rows), num_top, prompt)
-        num_named = -int(inputs.token_ids.min())
-        tokens = self._outlet.send(self._last_tokens, len(rows), measured, num_named)
+            logits, found = self._run_beams(inputs, wanted, sampler, beams, count)
+            tokens = BeamTokensOnTheirWay(send(logits), found, beams)
+            self.shelf.turn()
+            return tokens
+        if guided:
+            waiting = self._launch_guided(inputs, wanted, sampler, send)
+            self.shelf.turn()
+            return waiting
+        sent = send(self._run(inputs, wanted, keeps_logits=measures))
         self.shelf.turn()
-        return BeamTokensOnTheirWay(tokens, found, beams) if beams else tokens
+        return sent
+
+    def _launch_guided(
+        self,
+        inputs: ForwardInputs,
+        wanted: Wanted,
+        sampler: Sampler,
+        send: Callable[[Tensor | None], TokensOnTheirWay],
+    ) -> WaitingTokens:
+        """Queues the network of a step, and the choice too where all tokens before it are known."""
+        rows = wanted.rows
+        masks = self._mask_buffer()
+        logits, choose = self._run_network(inputs, wanted)
+
+        def finish() -> TokensOnTheirWay:
+            masks.send(rows, sampler)
+            choose()
+            return send(logits)
+
+        waiting = WaitingTokens(finish)
+        # Placeholders of the step itself come later: see Scheduler.advance.
+        if not any(row.request.guide and row.request.num_placeholders for row in rows):
+            waiting.choose()
+        return waiting
+
+    def _mask_buffer(self) -> MaskBuffer:
+        if self._masks is None:
+            self._masks = MaskBuffer(self._max_rows, self.vocab_size, self.device, self._stream)
+        return self._masks
 
     def launch_behind(
         self,
@@ -484,9 +606,17 @@ class GpuRunner:
         return measured
 
     def _run_beams(
-        self, inputs: ForwardInputs, wanted: Wanted, beams: Sequence[int], count: int
+        self,
+        inputs: ForwardInputs,
+        wanted: Wanted,
+        sampler: Sampler,
+        beams: Sequence[int],
+        count: int,
     ) -> tuple[Tensor, npt.NDArray[np.int32]]:
-        """As `_run`, and `count` tokens for each of the rows `beams` (see Finder.find)."""
+        """As `_run`, and `count` tokens for each of the rows `beams` (see Finder.find).
+
+        Nothing runs ahead of beams: guides know all tokens.
+        """
         import paddle
 
         num_rows, adjusted = len(wanted.rows), wanted.adjustments is not None
@@ -516,6 +646,10 @@ class GpuRunner:
             assert self._history is not None
             history, rules = self._history.tokens, self._history.rules
             ops.adjust_logits(changed, penalties, newest, row_indices, history, rules)
+        if wanted.guided:
+            masks = self._mask_buffer()
+            masks.send(wanted.rows, sampler)
+            ops.mask_logits(changed, masks.device)
         ops.sample_step(changed, choices, self._last_tokens)
         return logits, self._finder.find(changed, rows, count)
 
@@ -526,21 +660,47 @@ class GpuRunner:
 
         Rows behind the choices are left as the network gives them.
         """
+        recorded = self._graph_of(inputs, wanted, keeps_logits)
+        if recorded is None:
+            logits, choose = self._run_eagerly(inputs, wanted)
+            choose()
+            return logits
+        return self._replay(inputs, wanted, recorded)[0]
+
+    def _run_network(
+        self, inputs: ForwardInputs, wanted: Wanted
+    ) -> tuple[Tensor, Callable[[], None]]:
+        """As `_run` with guides, but the choice, which is returned: to be called with masks there.
+
+        Returns logits [L, V] as well, before anything changes them.
+        """
+        recorded = self._graph_of(inputs, wanted, keeps_logits=False)
+        if recorded is None:
+            return self._run_eagerly(inputs, wanted)
+        logits, graph = self._replay(inputs, wanted, recorded)
+        assert logits is not None
+        assert graph.choice is not None
+        return logits, graph.choice.replay
+
+    def _graph_of(
+        self, inputs: ForwardInputs, wanted: Wanted, keeps_logits: bool
+    ) -> GraphShape | None:
+        """The graph that runs a step, recorded or to be; None: operator by operator."""
         if wanted.adjustments is not None:
             self._admit(wanted.adjustments, wanted.rows)
         shape = None if self.pool is None else graph_shape(inputs)
         if shape is None or (keeps_logits and shape.max_span > 1):
-            return self._run_eagerly(inputs, wanted)
+            return None
         if len(wanted.choices) != len(inputs.logit_indices):
-            return self._run_eagerly(inputs, wanted)
-        adjusted, raw = wanted.adjustments is not None, wanted.raw
-        verified, follows = wanted.verifier is not None, wanted.plan is not None
-        if adjusted or raw or verified or follows:
-            shape = shape._replace(adjusted=adjusted, raw=raw, verified=verified, follows=follows)
-        recorded = graph_for(shape, self.graphs, self._num_met)
-        if recorded is None:
-            return self._run_eagerly(inputs, wanted)
-        return self._replay(inputs, wanted, recorded)
+            return None
+        shape = shape._replace(
+            adjusted=wanted.adjustments is not None,
+            raw=wanted.raw,
+            verified=wanted.verifier is not None,
+            guided=wanted.guided,
+            follows=wanted.plan is not None,
+        )
+        return graph_for(shape, self.graphs, self._num_met)
 
     def _admit(self, adjustments: Sequence[Adjustment], rows: Sequence[Row]) -> None:
         if self._history is None:
@@ -552,9 +712,12 @@ class GpuRunner:
             if self._history.rules is not rules:
                 # Recorded with rules that lie elsewhere now.
                 for key in [key for key in self.graphs if key.adjusted]:
-                    self.graphs.pop(key).graph.reset()
+                    self.graphs.pop(key).reset()
 
-    def _run_eagerly(self, inputs: ForwardInputs, wanted: Wanted) -> Tensor:
+    def _run_eagerly(
+        self, inputs: ForwardInputs, wanted: Wanted
+    ) -> tuple[Tensor, Callable[[], None]]:
+        """The logits of a step, and its choice, to be called."""
         import paddle
 
         shapes = [np.shape(array) for array in inputs[:-1]]
@@ -576,11 +739,15 @@ class GpuRunner:
         cuda.copy_to_device(device, host, self._stream)
         self._copied.record(self._stream)
         limits = int(inputs.max_lens[0]), int(inputs.max_lens[1])
-        adjusted = wanted.adjustments is not None
+        num_rows, adjusted = len(wanted.choices), wanted.adjustments is not None
         with paddle.no_grad():
-            return self._step(
-                buffer, *limits, len(wanted.choices), adjusted, wanted.raw, wanted.verifier
-            )
+            rows, logits = self._network(buffer, *limits, num_rows, wanted.raw)
+
+        def choose() -> None:
+            with paddle.no_grad():
+                self._choose(buffer, rows, adjusted, wanted.guided, wanted.verifier)
+
+        return logits, choose
 
     def _write_wanted(self, buffer: InputBuffer, wanted: Wanted) -> None:
         arrays = buffer.arrays
@@ -597,19 +764,20 @@ class GpuRunner:
             assert self._history is not None
             self._history.write_columns(penalties, wanted.adjustments, wanted.rows)
 
-    def _step(
+    def _network(
         self,
         buffer: InputBuffer,
         max_query_len: int,
         max_context_len: int,
         num_rows: int,
-        adjusted: bool,
         raw: bool,
-        verifier: WindowVerifier | None,
-    ) -> Tensor:
-        """Everything of a step that runs on the device; num_rows: to draw tokens from."""
+    ) -> tuple[Tensor | None, Tensor]:
+        """Logits of the first `num_rows` rows, to draw tokens from, and those to keep of all.
+
+        None in the place of no rows.
+        """
         fields = buffer.tensors[:NUM_FIELDS]
-        choices, penalties, *plan = buffer.tensors[NUM_FIELDS:]
+        choices, _, *plan = buffer.tensors[NUM_FIELDS:]
         self._max_lens_array[:] = max_query_len, max_context_len
         inputs = ForwardInputs._make([*fields, self._max_lens])
         if plan:
@@ -618,37 +786,42 @@ class GpuRunner:
         ops.resolve_tokens(inputs.token_ids, self._last_tokens)
         logits = self.forward(inputs)
         if num_rows == 0:
-            return logits
-        rows, logit_indices = logits, inputs.logit_indices
-        if len(logits) > num_rows:
-            rows, logit_indices = logits[:num_rows], logit_indices[:num_rows]
-        if raw:
-            logits = logits.clone()
-        self._choose(rows, inputs.token_ids, logit_indices, choices, penalties, adjusted, verifier)
-        return logits
+            return None, logits
+        rows = logits[:num_rows] if len(logits) > num_rows else logits
+        return rows, logits.clone() if raw else logits
 
     def _choose(
         self,
-        logits: Tensor,
-        token_ids: Tensor,
-        logit_indices: Tensor,
-        choices: Tensor,
-        penalties: Tensor,
+        buffer: InputBuffer,
+        logits: Tensor | None,
         adjusted: bool,
+        guided: bool,
         verifier: WindowVerifier | None,
     ) -> None:
-        """Puts tokens into `_last_tokens`; changes logits [L, V] in place where `adjusted`."""
+        """Puts tokens into `_last_tokens`; changes logits [L, V] in place on the way."""
+        if logits is None:
+            return
+        inputs = ForwardInputs._make([*buffer.tensors[:NUM_FIELDS], self._max_lens])
+        choices, penalties = buffer.tensors[NUM_FIELDS : NUM_FIELDS + 2]
+        token_ids, logit_indices = inputs.token_ids, inputs.logit_indices
+        if len(logit_indices) > len(logits):
+            logit_indices = logit_indices[: len(logits)]
         if adjusted:
             assert self._history is not None
             history, rules = self._history.tokens, self._history.rules
             ops.adjust_logits(logits, penalties, token_ids, logit_indices, history, rules)
+        if guided:
+            ops.mask_logits(logits, self._mask_buffer().device)
         ops.sample_step(logits, choices, self._last_tokens)
         if verifier is not None:
             window, most = verifier.window, verifier.max_candidate_len
             tokens = self._last_tokens
             ops.verify_window(logits, choices, token_ids, logit_indices, tokens, window, most)
 
-    def _replay(self, inputs: ForwardInputs, wanted: Wanted, shape: GraphShape) -> Tensor | None:
+    def _replay(
+        self, inputs: ForwardInputs, wanted: Wanted, shape: GraphShape
+    ) -> tuple[Tensor | None, DecodeGraph]:
+        """The logits, where they are kept, and the graph, whose choice is still to be replayed."""
         num_seqs, num_tokens = len(inputs.context_lens), len(inputs.token_ids)
         graph = self.graphs.get(shape)
         if graph is None:
@@ -680,7 +853,9 @@ class GpuRunner:
         self._copied.record(self._stream)
         graph.graph.replay()
         logits: Tensor | None = graph.graph.outputs
-        return logits if logits is None or num_seqs == shape.num_seqs else logits[:num_seqs]
+        if logits is not None and shape.max_span == 1 and num_seqs < shape.num_seqs:
+            logits = logits[:num_seqs]
+        return logits, graph
 
     def _capture(self, shape: GraphShape, verifier: WindowVerifier | None) -> DecodeGraph:
         """Records a step of padding."""
@@ -720,16 +895,29 @@ class GpuRunner:
         # The run before the recording draws tokens over those of the step in front of this one.
         last_tokens = self._last_tokens.clone()
 
+        limits = shape.max_span, self.max_length
+        rows: list[Tensor | None] = []  # of a step with guides
+
+        def choose(logits: Tensor | None) -> None:
+            self._choose(buffer, logits, shape.adjusted, shape.guided, verifier)
+
         def step() -> Tensor | None:
-            limits = shape.max_span, self.max_length
-            logits = self._step(buffer, *limits, num_rows, shape.adjusted, shape.raw, verifier)
+            drawn, logits = self._network(buffer, *limits, num_rows, shape.raw)
+            if shape.guided:
+                rows[:] = [drawn]
+                return logits
+            choose(drawn)
             # Rows of drafts are many: their memory serves the next graph too.
             return logits if shape.max_span == 1 else None
 
+        choice: cuda.Graph[None] | None = None
         with paddle.no_grad():
             graph = self.pool.capture(step)
+            if shape.guided:
+                # On the logits of the recording, which stay with the graph.
+                choice = self.pool.capture(lambda: choose(rows[0]))
         cuda.copy(self._last_tokens, last_tokens, self._stream)
-        return DecodeGraph(buffer, host, device, device.data_ptr(), graph)
+        return DecodeGraph(buffer, host, device, device.data_ptr(), graph, choice)
 
 
 def sampling_shapes(num_rows: int) -> list[tuple[int, ...]]:

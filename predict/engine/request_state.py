@@ -27,6 +27,7 @@ from predict.system import bounds
 if TYPE_CHECKING:
     from predict.engine.logprobs import LogprobRecord
     from predict.text.answer_text import AnswerText
+    from predict.text.guides import GuideState
 
 
 class RequestStatus(enum.Enum):
@@ -60,6 +61,7 @@ class Request:
         "finish_reason",
         "finish_time",
         "first_scheduled_time",
+        "guide",
         "leader",
         "logprobs",
         "max_num_blocks",
@@ -103,6 +105,8 @@ class Request:
         # Its text as far as it is known, where that decides when the request ends.
         self.answer: AnswerText | None = None
         self.logprobs: LogprobRecord | None = None  # where they are wanted; the engine adds them
+        # What its output must be, behind the known tokens; it has one once it was added.
+        self.guide: GuideState | None = None
         # A request with the same prompt, whose blocks this one waits for.
         self.leader: Request | None = None
         # Requests share cached blocks only under the same salt: an adapter that changes keys and

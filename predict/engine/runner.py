@@ -49,6 +49,13 @@ NO_TARGETS = PromptTargets()
 class Tokens(Protocol):
     """The tokens of a step that may still run."""
 
+    def choose(self) -> None:
+        """Queues what waited for the tokens of the step before: the choice by guides' masks.
+
+        Called when these are written back; nothing where nothing waited.
+        """
+        ...
+
     def take(self) -> list[int | Candidates]:
         """Waits for them; -1 for a row that nothing could be drawn from. Called once.
 
@@ -110,6 +117,9 @@ class KnownTokens:
     def __init__(self, token_ids: Sequence[int | Candidates], logprobs: Logprobs):
         self.token_ids = list(token_ids)
         self._logprobs = logprobs
+
+    def choose(self) -> None:
+        """See Tokens."""
 
     def take(self) -> list[int | Candidates]:
         """See Tokens."""

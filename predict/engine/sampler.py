@@ -12,6 +12,7 @@ import numpy.typing as npt
 from predict.engine.beams import Candidates, likeliest, log_softmax, num_candidates
 from predict.engine.choices import COLUMN_DTYPES, GREEDY, Choice, Row, request_seed
 from predict.engine.logits_processors import UNCHANGED, Adjustment
+from predict.engine.masks import GuideMasks
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -33,6 +34,7 @@ class Sampler:
         self.verifier = verifier
         self.seed = seed
         self.eos_token_ids = tuple(eos_token_ids)
+        self.masks = GuideMasks()
         self._adjustments: dict[int, Adjustment] = {}  # by request id
         # By number of rows: five uploads are a tenth of a small model's step on the host.
         self._greedy_columns: dict[int, list[Tensor]] = {}
@@ -69,7 +71,7 @@ class Sampler:
 
     def _drawn(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
         choices = self.choices(rows)
-        logits = self._adjusted(logits, rows)
+        logits = self._masked(self._adjusted(logits, rows), rows)
         tokens: list[int] = self.backend.sample(logits, *self._columns(choices)).tolist()
         if self.verifier is not None and any(row.drafts for row in rows):
             return self.verifier.verified(tokens, logits.numpy(), rows, choices)
@@ -131,6 +133,15 @@ class Sampler:
         if all_greedy:
             self._greedy_columns[len(choices)] = columns
         return columns
+
+    def _masked(self, logits: Tensor, rows: Sequence[Row]) -> Tensor:
+        """Logits without the tokens that guides forbid, changed in place."""
+        import paddle
+
+        masks = self.masks.of(rows, logits.shape[1])
+        if masks is None:
+            return logits
+        return self.backend.mask_logits(logits, paddle.to_tensor(masks, place=logits.place))
 
     def _adjusted(self, logits: Tensor, rows: Sequence[Row]) -> Tensor:
         """Changed logits; the logits themselves if nobody asks."""

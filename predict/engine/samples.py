@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from predict.engine.failures import explained
@@ -15,9 +16,11 @@ from predict.request import (
     RequestMetrics,
     RequestOutput,
     SamplingParams,
+    TokenLogprobs,
 )
 from predict.text.answer_text import AnswerText
 from predict.text.detokenizer import Detokenizer
+from predict.text.guides import CompiledGuide
 from predict.text.tokenizer import Tokenizer
 
 NUM_SEEDS = 1 << 63
@@ -33,6 +36,7 @@ class StreamOutput:
     index: int = 0  # of the sample, where there are several
     prompt_index: int = 0  # of the prompt, likewise
     error: str | None = None  # what went wrong, where finish_reason is "error"
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # of the new tokens, where they are wanted
 
 
 def sample_params(params: SamplingParams, index: int) -> SamplingParams:
@@ -73,9 +77,14 @@ class Samples:
         prompt_index: int = 0,
         streamed: bool = False,
         fail: Callable[[Request, str], None] = mark_failed,
+        guide: Future[CompiledGuide] | None = None,
     ):
-        """streamed: `pieces` will be asked for. fail: see Engine.fail."""
+        """streamed: `pieces` will be asked for. fail: see Engine.fail.
+
+        guide: of `params.guide`, as it is compiled (see `settle_guide`).
+        """
         self.params = params
+        self.guide = guide
         self._fail = fail
         self.prompt_index = prompt_index
         self._tokenizer = tokenizer
@@ -108,6 +117,24 @@ class Samples:
         """What went wrong with the first one that failed."""
         return next((r.error for r in self.requests if r.finish_reason == "error"), None)
 
+    def settle_guide(self) -> bool:
+        """Gives each request its guide, waiting until that is compiled; False: all have failed."""
+        if self.guide is None:
+            return True
+        try:
+            compiled = self.guide.result()
+            for request in self.requests:
+                request.guide = compiled.start()
+        except Exception as error:
+            for request in self.requests:
+                self._fail(request, explained(request, error))
+        return self.error is None
+
+    def abandon(self) -> None:
+        """Ends requests that were never added."""
+        for request in self.requests:
+            request.finish_reason = "abort"
+
     def pieces(self) -> list[StreamOutput]:
         """What is new since the last call, of each sample that has something new.
 
@@ -136,8 +163,20 @@ class Samples:
             text = self._made(request, self._new_text)
             reason = request.finish_reason
             self._num_sent[index] = sent + len(new) if reason is None else -1
-            pieces.append(StreamOutput(text, new, reason, index, self.prompt_index, request.error))
+            pieces.append(
+                StreamOutput(
+                    *(text, new, reason, index, self.prompt_index, request.error),
+                    self._measured(request, sent, sent + len(new)),
+                )
+            )
         return pieces
+
+    def _measured(self, request: Request, first: int, end: int) -> tuple[TokenLogprobs, ...] | None:
+        """Logprobs of a request's output tokens from `first` to before `end`."""
+        record = request.logprobs
+        if record is None or self.params.logprobs is None:
+            return None
+        return tuple(record.tokens[first:end])
 
     def _made(self, request: Request, text: Callable[[Request], str]) -> str:
         """A request's text; "" where that cannot be made: then the request fails."""

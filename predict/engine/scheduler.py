@@ -516,6 +516,8 @@ class Scheduler:
                 request.sampling_params,
                 eos_token_ids,
             )
+            if request.guide is not None and reason != "stop" and request.guide.accept(token_id):
+                reason = "stop"  # nothing but an end may follow
             if request.answer is not None:
                 may_stop = num_output_tokens > request.sampling_params.min_length
                 if request.answer.append(token_id, may_stop, reason is not None):

@@ -403,6 +403,16 @@ def sample(
     return _run()("regatta_sample", logits, *columns)[0]
 
 
+def mask_logits(logits: Tensor, masks: Tensor) -> Tensor:
+    """Bans tokens on rows of logits [L, V] float32, in place, and returns the logits.
+
+    masks [R, W] int32, R at least L, 32 W at least V: bit v % 32 of word v / 32 is 1 where token v
+    may be chosen; the others get -inf.
+    """
+    _run()("regatta_mask_logits", logits, masks)
+    return logits
+
+
 def log_softmax(logits: Tensor, rows: Tensor) -> None:
     """Turns `rows` [B] of logits [L, V] into log-probabilities, in place; GPUs only."""
     _run()("regatta_log_softmax", logits, rows)

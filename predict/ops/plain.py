@@ -403,3 +403,14 @@ def sample(
         for row, t, k, p, seed, offset, least, mass in zip(rows, *columns, strict=True)
     ]
     return paddle.to_tensor(np.array(tokens, np.int32))
+
+
+def mask_logits(logits: Tensor, masks: Tensor) -> Tensor:
+    """Bans tokens on rows of logits [L, V], as `predict.ops.compiled.mask_logits` does."""
+    import paddle
+
+    num_rows, vocab_size = logits.shape
+    words = masks.numpy()[:num_rows].view(np.uint8)
+    allowed = np.unpackbits(words, axis=1, bitorder="little")[:, :vocab_size].astype(bool)
+    banned = paddle.to_tensor(~allowed, place=logits.place)
+    return paddle.assign(paddle.where(banned, paddle.full([], -np.inf), logits), logits)

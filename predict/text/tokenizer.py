@@ -21,6 +21,7 @@ FAST_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
 REPLACEMENT = "\ufffd"
+SENTENCEPIECE_SPACE = "\u2581"
 # Prompt tokens decoded before a continuation: enough for the longest UTF-8 sequence in byte tokens.
 CONTEXT_TOKENS = 6
 # Appended to a serialised sentencepiece model, it sets normalizer_spec.add_dummy_prefix (field 3 of
@@ -63,6 +64,10 @@ class Backend(Protocol):
         """Token ids of a piece of a text: no special tokens, no space put in front."""
         ...
 
+    def for_guides(self, eos_token_id: int) -> Any:
+        """What llguidance.LLTokenizer takes."""
+        ...
+
 
 class _Guarded:
     """A backend whose libraries' failures, panics included, are TokenizerErrors."""
@@ -100,6 +105,12 @@ class _Guarded:
             return self._backend.encode_inside(text)
         except BaseException as error:
             raise _as_ours(error, text) from None
+
+    def for_guides(self, eos_token_id: int) -> Any:
+        try:
+            return self._backend.for_guides(eos_token_id)
+        except BaseException as error:
+            raise _as_ours(error, "its vocabulary") from None
 
 
 def is_panic(error: BaseException) -> bool:
@@ -312,6 +323,10 @@ class Tokenizer:
         """The id of one token's text, or None when the vocabulary lacks it."""
         return self._backend.token_to_id(token)
 
+    def for_guides(self, eos_token_id: int) -> Any:
+        """What llguidance.LLTokenizer takes: the bytes of each token, and how text is cut."""
+        return self._backend.for_guides(eos_token_id)
+
     def _special_id(self, role: str) -> int | None:
         token = self.special_tokens.get(role)
         return None if token is None else self._backend.token_to_id(token)
@@ -362,6 +377,9 @@ class _FastBackend:
     def vocabulary(self) -> dict[str, int]:
         tokens: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return tokens
+
+    def for_guides(self, eos_token_id: int) -> Any:
+        return self._tokenizer.to_str()
 
 
 @dataclass(frozen=True)
@@ -485,6 +503,31 @@ class _SentencePieceBackend:
         pieces = {self._prefixed.id_to_piece(i): i for i in range(self._num_pieces)}
         return {**pieces, **{text: token.token_id for text, token in self._added.items()}}
 
+    def for_guides(self, eos_token_id: int) -> Any:
+        from llguidance import TokenizerWrapper
+
+        tokens = [self._bytes_of(token_id) for token_id in range(self.vocab_size)]
+        special = [i for i, token in self._by_id.items() if token.special]
+        special += [
+            i
+            for i in range(self._num_pieces)
+            if self._prefixed.is_control(i) or self._prefixed.is_unknown(i)
+        ]
+        return TokenizerWrapper(
+            _Pieces(tokens, sorted(set(special)), eos_token_id, self.encode_inside)
+        )
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        added = self._by_id.get(token_id)
+        if added is not None:
+            return added.content.encode()
+        if token_id >= self._num_pieces:
+            return b""
+        piece: str = self._prefixed.id_to_piece(token_id)
+        if self._prefixed.is_byte(token_id):
+            return bytes([int(piece[1:-1], 16)])  # <0x0A>
+        return piece.replace(SENTENCEPIECE_SPACE, " ").encode()
+
     def _encode_plain(self, text: str, first: bool) -> list[int]:
         if not text:
             return []
@@ -523,6 +566,22 @@ class _SentencePieceBackend:
                 added[content] = _AddedToken(content, token_id, True)
         added.pop("", None)
         return added
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """A sentencepiece model's tokens, as llguidance asks for them."""
+
+    tokens: Sequence[bytes]
+    special_token_ids: Sequence[int]
+    eos_token_id: int
+    encode: Callable[[str], list[int]]
+    bos_token_id: int | None = None
+
+    def __call__(self, text: str) -> list[int]:
+        if not isinstance(text, str):
+            raise TypeError("a text is needed")  # llguidance then gives texts
+        return self.encode(text)
 
 
 @dataclass(frozen=True)

@@ -246,6 +246,10 @@ Status adjust_logits(const AdjustLogitsParams& params, const Launch& on) {
   });
 }
 
+Status mask_logits(const MaskLogitsParams& params, const Launch& on) {
+  return queue(on.stream, "mask_logits", [params] { return cpu::mask_logits(params); });
+}
+
 Status sample(const SampleParams& params, const Launch& on) {
   return queue(on.stream, "sample", [params] {
     for (int64_t row = 0; row < params.num_rows; ++row) {

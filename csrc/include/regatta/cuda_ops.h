@@ -18,6 +18,7 @@
 #include "regatta/linear.h"
 #include "regatta/logits.h"
 #include "regatta/logprobs.h"
+#include "regatta/mask_logits.h"
 #include "regatta/mlp_block.h"
 #include "regatta/pack_dense.h"
 #include "regatta/rms_norm.h"
@@ -99,6 +100,8 @@ Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t nu
 Status follow_drafts(const FollowDraftsParams& params, const Launch& launch);
 
 Status adjust_logits(const AdjustLogitsParams& params, const Launch& launch);
+
+Status mask_logits(const MaskLogitsParams& params, const Launch& launch);
 
 Status sample(const SampleParams& params, const Launch& launch);
 

@@ -1,0 +1,75 @@
+"""Which tokens the guides of a step's requests allow, as masks over its rows of logits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.engine.choices import Row
+from predict.engine.request_state import RequestStatus
+from predict.text.guides import ALL_TOKENS, MaskFiller, MaskRows
+
+BITS = 32  # of a word
+
+
+@dataclass
+class MaskStats:
+    """What masks took so far."""
+
+    num_steps: int = 0  # that had masks
+    num_rows: int = 0  # of requests with guides
+    seconds: float = 0.0  # on the host
+
+
+def num_words(vocab_size: int) -> int:
+    """Words of a row of masks."""
+    return -(-vocab_size // BITS)
+
+
+def is_guided(rows: Sequence[Row]) -> bool:
+    """Whether one of the requests has a guide."""
+    return any(row.request.guide is not None for row in rows)
+
+
+class GuideMasks:
+    """Computes the masks of steps."""
+
+    def __init__(self) -> None:
+        self.stats = MaskStats()
+        self._filler: MaskFiller | None = None
+
+    def of(self, rows: Sequence[Row], vocab_size: int) -> npt.NDArray[np.int32] | None:
+        """Masks [len(rows), W] (see ops.mask_logits); None where no request has a guide."""
+        if not is_guided(rows):
+            return None
+        masks = np.empty((len(rows), num_words(vocab_size)), np.int32)
+        self.fill(rows, masks)
+        return masks
+
+    def fill(self, rows: Sequence[Row], masks: npt.NDArray[np.int32]) -> None:
+        """Fills masks [R, W] for `rows`, R at least as many; all tokens of rows without a guide.
+
+        The tokens in front of the rows must be known, but for those of drafts in a row, which are
+        allowed ones (see GuideState.valid).
+        """
+        started = time.perf_counter()
+        masks[: len(rows)] = ALL_TOKENS
+        spans: list[MaskRows] = []
+        for index, row in enumerate(rows):
+            request = row.request
+            if request.guide is None or request.status is RequestStatus.FINISHED:
+                continue
+            if row.drafts:  # rows of one request follow one another
+                spans[-1] = spans[-1]._replace(drafts=row.drafts)
+            else:
+                spans.append(MaskRows(request.guide, index, ()))
+        if self._filler is None:
+            self._filler = MaskFiller()
+        self._filler.fill(spans, masks)
+        self.stats.num_steps += 1
+        self.stats.num_rows += len(spans)
+        self.stats.seconds += time.perf_counter() - started

@@ -1,0 +1,338 @@
+"""Guides, compiled for a model's vocabulary, and how far an answer has got in its own.
+
+llguidance does the work: it makes a grammar of whatever predict.guide.Guide holds, and says for any
+state of it which tokens may come next. Imports no Paddle.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.errors import UserError
+from predict.guide import Guide
+from predict.system.files import parse_json
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+    from predict.text.tokenizer import Tokenizer
+
+MAX_CACHED = 256  # compiled guides
+MAX_MESSAGE = 400  # characters of what llguidance says
+NUM_THREADS = 2  # that compile
+ALL_TOKENS = -1  # a word of a mask
+
+# How JSON is written: as Python's json.dumps, which most models have seen most of. With spaces at
+# will a model may write them to the end of its tokens, and nothing is forced between values.
+# A schema may ask for something else under the key "x-guidance".
+JSON_STYLE: dict[str, Any] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+# In llguidance's units: some 10 ms for the first lexer, 5 for the mask of one step, and 60 MB.
+LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 50_000,
+    "max_items_in_row": 2_000,
+    "max_lexer_states": 40_000,
+    "max_grammar_size": 300_000,
+    "verbose_errors": False,
+}
+
+
+class GuideState:
+    """Where one answer is in its guide. Not thread-safe.
+
+    error: what went wrong, where no token may come any more for that.
+    """
+
+    def __init__(self, matcher: LLMatcher):
+        self.matcher = matcher
+        self.error: str | None = None
+
+    def accept(self, token_id: int) -> bool:
+        """Goes on behind a token; whether nothing may follow, so that the answer is complete.
+
+        Raises UserError for a token that the guide forbids, and when a limit is met.
+        """
+        if not self.matcher.consume_token(token_id):
+            raise UserError(self._said(f"token {token_id}"))
+        return bool(self.matcher.is_stopped())
+
+    def valid(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """The first of these tokens that may come next, one behind the other."""
+        if not token_ids or self.matcher.is_stopped():
+            return ()
+        return token_ids[: self.matcher.validate_tokens(list(token_ids))]
+
+    def forced(self) -> list[int]:
+        """The tokens that must come next; most often none."""
+        if self.matcher.is_stopped():
+            return []
+        tokens: list[int] = self.matcher.compute_ff_tokens()
+        return tokens
+
+    def check(self) -> None:
+        """Notes the error of a mask that could not be computed."""
+        if self.error is None and self.matcher.is_error():
+            self.error = self._said("the next token")
+
+    def _said(self, what: str) -> str:
+        said = self.matcher.get_error() or "it is not allowed here"
+        return f"the guide failed at {what}: {_short(said)}; make the guide simpler"
+
+
+class CompiledGuide:
+    """A guide at its beginning."""
+
+    def __init__(self, matcher: LLMatcher):
+        self._matcher = matcher
+
+    def start(self) -> GuideState:
+        """A state of its own, at the beginning."""
+        return GuideState(self._matcher.deep_copy())
+
+
+class MaskRows(NamedTuple):
+    """A state, and the rows of masks that it fills: before and behind each of its drafts."""
+
+    state: GuideState
+    first: int
+    drafts: Sequence[int]
+
+
+class MaskFiller:
+    """Computes the masks of a step, on threads of its own."""
+
+    def __init__(self) -> None:
+        import llguidance
+
+        self._executor = llguidance.LLExecutor()
+
+    def fill(self, rows: Sequence[MaskRows], masks: npt.NDArray[np.int32]) -> None:
+        """Fills `masks` [R, W], where bit v % 32 of word v / 32 is 1 if token v may come.
+
+        Rows that nobody fills are left alone. Where a mask cannot be computed no token may come,
+        and the state has the error.
+        """
+        plain = [(each.state.matcher, each.first) for each in rows if not each.drafts]
+        drafted = [
+            (each.state.matcher, each.first, list(each.drafts)) for each in rows if each.drafts
+        ]
+        where = masks.ctypes.data, masks.strides[0], masks.shape[0]
+        if plain:
+            self._executor.unsafe_compute_mask_ptr(plain, *where)
+        if drafted:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *where)
+        for each in rows:
+            if each.state.matcher.is_error():
+                each.state.check()
+                masks[each.first : each.first + len(each.drafts) + 1] = 0
+
+
+class Guides:
+    """Compiles guides for one tokenizer, on threads of its own, and keeps the last ones.
+
+    Raises UserError where the tokenizer does not suit.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]):
+        """vocab_size: columns of the model's logits."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = list(eos_token_ids)
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[str, str], Future[CompiledGuide]] = OrderedDict()
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="regatta-guides")
+        self._vocabulary: Future[_Vocabulary] | None = None
+
+    def compiled(self, guide: Guide) -> Future[CompiledGuide]:
+        """The compiled guide, as soon as it is there; its UserError says what is wrong, and where.
+
+        Returns at once.
+        """
+        key = guide.kind, guide.text
+        with self._lock:
+            found = self._known.get(key)
+            if found is None:
+                if self._vocabulary is None:
+                    self._vocabulary = self._threads.submit(self._read_vocabulary)
+                found = self._known[key] = self._threads.submit(_compile, guide, self._vocabulary)
+                if len(self._known) > MAX_CACHED:
+                    self._known.popitem(last=False)
+            self._known.move_to_end(key)
+            return found
+
+    def _read_vocabulary(self) -> _Vocabulary:
+        return _Vocabulary(self._tokenizer, self._vocab_size, self._eos_token_ids)
+
+
+class _Vocabulary:
+    """The tokens as llguidance has them."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]):
+        import llguidance
+
+        if not eos_token_ids:
+            raise UserError(
+                "a guide needs a model with an end-of-text token, and neither its tokenizer nor "
+                "its config.json names one; add eos_token_id to config.json"
+            )
+        try:
+            self.tokens: LLTokenizer = llguidance.LLTokenizer(
+                tokenizer.for_guides(eos_token_ids[0]),
+                n_vocab=vocab_size,
+                eos_token=list(eos_token_ids),
+            )
+        except Exception as error:
+            raise UserError(
+                f"guides do not work with this model's tokenizer: {_short(str(error))}; leave the "
+                "guide out"
+            ) from None
+        self.special = {
+            text: token_id
+            for text, token_id in tokenizer.vocabulary().items()
+            if token_id < vocab_size and self.tokens.is_special_token(token_id)
+        }
+
+
+def _compile(guide: Guide, vocabulary: Future[_Vocabulary]) -> CompiledGuide:
+    import llguidance
+
+    known = vocabulary.result()
+    name = f"guide.{guide.kind}"
+    try:
+        grammar = _grammar(guide, known.special)
+    except ValueError as error:  # llguidance's of a schema
+        raise UserError(f"{name}: {_short(str(error))}") from None
+    limits = llguidance.LLParserLimits(**LIMITS)
+    matcher = llguidance.LLMatcher(known.tokens, grammar, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise UserError(f"{name} cannot be compiled: {_short(matcher.get_error())}")
+    if matcher.is_stopped():
+        raise UserError(f"{name} allows no text but the empty one; make it allow some")
+    return CompiledGuide(matcher)
+
+
+def _short(message: str) -> str:
+    words = " ".join(message.split())
+    return words if len(words) <= MAX_MESSAGE else f"{words[:MAX_MESSAGE]}..."
+
+
+def _grammar(guide: Guide, special: dict[str, int]) -> str:
+    """What llguidance compiles. special: ids of tokens that have no bytes of their own."""
+    from llguidance import LLMatcher
+
+    grammar: str
+    if guide.kind == "json_object":
+        grammar = LLMatcher.grammar_from_json_schema('{"type":"object"}', JSON_STYLE)
+    elif guide.kind == "json_schema":
+        schema = guide.text if guide.text.startswith("{") else _of_bool(guide.text == "true")
+        grammar = LLMatcher.grammar_from_json_schema(schema, JSON_STYLE)
+    elif guide.kind == "regex":
+        grammar = LLMatcher.grammar_from_regex(guide.text)
+    elif guide.kind == "grammar":
+        grammar = LLMatcher.grammar_from_lark(guide.text)
+    elif guide.kind == "choice":
+        assert guide.choice is not None
+        words = " | ".join(_literal(each) for each in guide.choice)
+        grammar = LLMatcher.grammar_from_lark(f"start: {words}\n")
+    else:
+        tag = parse_json(guide.text, "guide.structural_tag")
+        grammar = LLMatcher.grammar_from_lark(structural_grammar(tag, special))
+    return grammar
+
+
+def _of_bool(value: bool) -> str:
+    """The schema true, or false, as an object."""
+    return "{}" if value else '{"not":{}}'
+
+
+def _literal(text: str) -> str:
+    """A text as Lark has it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def structural_grammar(tag: dict[str, Any], special: dict[str, int]) -> str:
+    """The Lark grammar of a structural tag, as predict.guide checks it.
+
+    Text runs freely up to a trigger, behind which one of its structures must come. special: tokens
+    that a text holds only as tokens, by id; they may be in triggers, beginnings and ends.
+    """
+    rules: list[str] = []
+    tags: list[str] = []
+    for number, trigger in enumerate(tag["triggers"]):
+        bodies = [
+            _body(structure, trigger, special)
+            for structure in tag["structures"]
+            if _trigger_of(structure, tag["triggers"]) == trigger
+        ]
+        if not bodies:
+            continue
+        first, *rest = pieces(trigger, special)
+        if first in special:
+            head = f"TEXT <[{special[first]}]>"
+        else:
+            rules.append(f"until_{number}[lazy]: TEXT {_literal(first)}")
+            head = f"until_{number}"
+        tail = " ".join(_symbols(rest, special))
+        rules.append(f"tag_{number}: {head} {tail} ({' | '.join(bodies)})")
+        tags.append(f"tag_{number}")
+    one = f"({' | '.join(tags)})"
+    if tag["stop_after_first"]:
+        start = one if tag["at_least_one"] else f"{one} | TEXT"
+    else:
+        start = f"{one}{'+' if tag['at_least_one'] else '*'} TEXT"
+    return "\n".join([f"start: {start}", *rules, r"TEXT: /(.|\n)*/", ""])
+
+
+def _trigger_of(structure: dict[str, Any], triggers: Sequence[str]) -> str:
+    """The longest trigger that a structure begins with."""
+    return max((each for each in triggers if structure["begin"].startswith(each)), key=len)
+
+
+def _body(structure: dict[str, Any], trigger: str, special: dict[str, int]) -> str:
+    """What may come behind the trigger of a structure."""
+    schema = structure["schema"]
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    schema = {"x-guidance": JSON_STYLE, **schema}
+    parts = [
+        *_symbols(pieces(structure["begin"][len(trigger) :], special), special),
+        f"%json {json.dumps(schema, ensure_ascii=False)}",
+        *_symbols(pieces(structure.get("end", ""), special), special),
+    ]
+    return " ".join(parts)
+
+
+def pieces(text: str, special: dict[str, int]) -> list[str]:
+    """A text cut into special tokens, the longest first, and what stands between them."""
+    return list(_pieces(text, sorted((s for s in special if s and s in text), key=len)))
+
+
+def _pieces(text: str, tokens: Sequence[str]) -> Iterator[str]:
+    if not text:
+        return
+    for token in reversed(tokens):
+        before, found, behind = text.partition(token)
+        if found:
+            yield from _pieces(before, tokens)
+            yield token
+            yield from _pieces(behind, tokens)
+            return
+    yield text
+
+
+def _symbols(parts: Sequence[str], special: dict[str, int]) -> Iterator[str]:
+    for part in parts:
+        yield f"<[{special[part]}]>" if part in special else _literal(part)
