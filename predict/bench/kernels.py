@@ -36,7 +36,7 @@ from predict.bench.operators import (
     least_seconds,
     packed_shape,
 )
-from predict.bench.record import cpu_name
+from predict.bench.record import cpu_identity
 from predict.bench.report import percentile, write_json
 from predict.cli.command import run_command
 from predict.cli.flags import Flag, parse_flags
@@ -247,7 +247,7 @@ def machine(library: Library) -> dict[str, Any]:
 
     info = library.info()
     return {
-        "cpu": cpu_name(),
+        "cpu": cpu_identity()["name"],
         "num_threads": info.get("threads"),
         "features": info.get("features"),
         "paddle_version": paddle.__version__,

@@ -29,17 +29,23 @@ class Outputs:
     output_file: str | None
     plot: str | None
 
-    def check(self, folders: Mapping[str, str | None]) -> None:
+    def check(
+        self,
+        *,
+        files: Mapping[str, str | None] | None = None,
+        folders: Mapping[str, str | None] | None = None,
+    ) -> None:
         """Says before anything is timed what would fail after it.
 
-        folders: of models, by flag. Raises UserError for files that cannot be written, and
-        ModuleNotFoundError without matplotlib.
+        files: inputs, by flag. folders: of models, by flag. Raises UserError for files that cannot
+        be written, and ModuleNotFoundError without matplotlib.
         """
         if self.output_file is not None:
-            check_output("output_file", self.output_file, folders=folders)
+            check_output("output_file", self.output_file, files=files, folders=folders)
         if self.plot is None:
             return
-        check_output("plot", self.plot, files={"output_file": self.output_file}, folders=folders)
+        others = {**(files or {}), "output_file": self.output_file}
+        check_output("plot", self.plot, files=others, folders=folders)
         if Path(self.plot).suffix.lower() != ".png":
             raise UserError(f"--plot {self.plot}: pictures are PNG; end the name in .png")
         import matplotlib.figure  # noqa: F401  # only whether it is there

@@ -10,7 +10,7 @@ import datetime
 import importlib.metadata
 import platform
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def record(
     return {
         "device": dict(device),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "versions": {**own_versions(), **versions},
+        "versions": dict(versions),
         "settings": dict(settings),
         "suites": dict(suites),
     }
@@ -51,17 +51,22 @@ def command_line(prog: str, words: Sequence[str]) -> str:
     return f"{prog} {shlex.join(words)}"
 
 
+def client_versions() -> dict[str, Any]:
+    """Of this project and of Python: what a command stands on that runs no model."""
+    try:
+        own = importlib.metadata.version("regatta")
+    except importlib.metadata.PackageNotFoundError:  # a checkout that is on the path
+        own = "unknown"
+    return {"regatta": own, "python": platform.python_version()}
+
+
 def own_versions() -> dict[str, Any]:
     """Of this project and what it stands on."""
     import paddle
     from predict.device import library
 
-    try:
-        own = importlib.metadata.version("regatta")
-    except importlib.metadata.PackageNotFoundError:  # a checkout that is on the path
-        own = "unknown"
     found = library.find()
-    versions = {"regatta": own, "paddle": paddle.__version__, "python": platform.python_version()}
+    versions = {**client_versions(), "paddle": paddle.__version__}
     if found is not None:
         versions["compiler"] = library.require().metadata.compiler
     return versions
@@ -71,7 +76,7 @@ def cpu_device() -> dict[str, Any]:
     """This machine's processor, and what the compiled operators make of it."""
     from predict.device import library
 
-    described: dict[str, Any] = {"name": cpu_name()}
+    described = cpu_identity()
     if library.find() is not None:
         info = library.require().info()
         described |= {"num_threads": info.get("threads"), "features": info.get("features")}
@@ -92,11 +97,24 @@ def gpu_device(index: int) -> dict[str, Any]:
     }
 
 
-def cpu_name() -> str:
-    """The processor's name as the system has it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+def cpu_identity() -> dict[str, Any]:
+    """The processor's name as the system has it, and its numbers.
+
+    A virtual machine may call processors of several generations the same: family and model do not.
+    """
+    found = {key: value for key, value in _cpuinfo() if key in _CPUINFO}
+    name = found.pop("model name", "") or platform.processor() or platform.machine()
+    numbers = {_CPUINFO[key]: int(value) for key, value in found.items() if value.isdecimal()}
+    return {"name": name, **numbers}
+
+
+_CPUINFO = {"model name": "name", "cpu family": "family", "model": "model"}
+
+
+def _cpuinfo() -> Iterator[tuple[str, str]]:
+    """Keys and values of the first processor that Linux lists."""
+    path = Path("/proc/cpuinfo")
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    for line in text.partition("\n\n")[0].splitlines():
+        key, _, value = line.partition(":")
+        yield key.strip(), value.strip()

@@ -33,6 +33,7 @@ from predict.bench.record import (
     command_line,
     cpu_device,
     gpu_device,
+    own_versions,
     record,
     suite,
 )
@@ -62,15 +63,15 @@ OWN_FLAGS = (
     Flag(GROUP, "num_requests", "int", None, "Requests in all; when not given, batch_size."),
     Flag(GROUP, "input_len", "int", 128, "Tokens of each prompt."),
     Flag(GROUP, "output_len", "int", 64, "Tokens that each request decodes."),
-    Flag(GROUP, "repetitions", "int", 3,
+    Flag(GROUP, "repetitions", "int", 5,
          "Timed repetitions of the latency part; 0: only one run of all requests."),
     Flag(GROUP, "copy_edits", "float", 0.05,
          "Share of a copied text's tokens that are not the prompt's."),
     Flag(GROUP, "draft_agreement", "float", 0.7,
          "Share of the draft model's tokens that are the copied text's."),
     Flag(GROUP, "peers", "str", None,
-         "What other engines reach: a JSON file, or a folder of them; when not given, "
-         "benchmarks/peers of the checkout."),
+         "What other engines reach: a JSON file, or a folder of them; when not given, benchmarks/ "
+         "of the checkout."),
     *output_flags(GROUP),
 )
 # fmt: on
@@ -343,11 +344,12 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
     peers = read_peers(
         plan.peers,
         Work(
-            device["name"],
+            device,
             llm.spec,
             config.model.dtype,
             config.quantization.settings.scheme or "none",
             config.kv_format,
+            config.quantization.settings.head_scheme or "none",
         ),
     )
     decoder = llm.decoder
@@ -391,6 +393,7 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
         "dtype": config.model.dtype,
         "quant_type": config.quantization.settings.scheme or "none",
         "kv_format": config.kv_format,
+        "lm_head_quant_type": config.quantization.settings.head_scheme or "none",
         "mode": config.model.mode,
         "device": config.model.device,
         "batch_size": plan.batch_size,
@@ -404,7 +407,7 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
         "process": suite(process, {}, command, "As the system counts them."),
         **suites,
     }
-    return record(device, {}, settings, made)
+    return record(device, own_versions(), settings, made)
 
 
 def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, Outputs, tuple[str, ...]]:
@@ -438,7 +441,7 @@ def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, Outputs, tuple[str, 
     folders = {
         name: engine.settings[name] for name in ("model_name_or_path", "draft_model_name_or_path")
     }
-    outputs.check(folders)
+    outputs.check(folders=folders)
     return engine, plan, outputs, config.notes
 
 

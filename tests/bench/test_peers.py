@@ -18,7 +18,7 @@ SHAPES = Path(__file__).parents[2] / "examples" / "shapes"
 @pytest.fixture
 def work() -> Work:
     spec, _ = read_spec(SHAPES / "llama-3-8b")
-    return Work("NVIDIA H200", spec, "bfloat16", "none", "dense")
+    return Work({"name": "NVIDIA H200"}, spec, "bfloat16", "none", "dense")
 
 
 def test_peers_are_of_the_same_work_on_the_same_device(work: Work) -> None:
@@ -36,9 +36,10 @@ def test_peers_are_of_the_same_work_on_the_same_device(work: Work) -> None:
     small, _ = read_spec(SHAPES / "llama-3.2-1b")
     for other in (
         replace(work, spec=small),
-        replace(work, device="NVIDIA A100"),
+        replace(work, device={"name": "NVIDIA A100"}),
         replace(work, dtype="float16"),
         replace(work, quant_type="weight_only_int8"),
+        replace(work, lm_head_quant_type="weight_only_int8"),
     ):
         assert read_peers(None, other) == {}
 
@@ -71,3 +72,22 @@ def test_a_file_of_ones_own_is_read(work: Work, tmp_path: Path) -> None:
         read_peers(path, work)
     with pytest.raises(UserError, match="does not exist"):
         read_peers(tmp_path / "missing", work)
+
+
+def test_processors_of_one_name_are_told_apart_where_the_file_does(
+    work: Work, tmp_path: Path
+) -> None:
+    types = {"dtype": "bfloat16", "quant_type": "none", "kv_format": "dense"}
+    row = {"name": "x", "work": types, "cases": {"ttft_ms": "1x2x1"}, "values": {"ttft_ms": 2.5}}
+    row["shape"] = {"num_layers": 32}
+    content = {
+        "device": {"name": "AMD EPYC", "family": 25, "num_threads": 2, "features": []},
+        "suites": {"regatta": {"rows": [row]}, "peer": {"engine": "mine", "rows": [row]}},
+    }
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "turns.json").write_text(json.dumps(content))
+    here = {"name": "AMD EPYC", "family": 25, "model": 17, "num_threads": 2}
+    mine = replace(work, device=here)
+    assert read_peers(tmp_path, mine) == {"1x2x1": Peer("mine", "ttft_ms", 2.5)}
+    assert read_peers(tmp_path, replace(work, device={**here, "family": 26})) == {}
+    assert read_peers(tmp_path, replace(work, device={**here, "num_threads": 4})) == {}
