@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from predict.bench.compare import read_recorded
 from predict.bench.serving.arrivals import fixed, poisson, send_at, send_in_flight
-from predict.bench.serving.report import Limits, LoadReport, RequestRecord, table
+from predict.bench.serving.plot import points
+from predict.bench.serving.report import METRICS, Limits, LoadReport, RequestRecord, table
 from predict.bench.serving.sweep import Found, highest_load
 from predict.bench.serving.workload import (
     Ask,
@@ -295,7 +297,7 @@ def test_a_load_is_measured_over_http(arrival: str, endpoint: str, tmp_path: Pat
         code = run(server, *words, "--endpoint", endpoint, "--output_file", str(path))
     assert code == 0
     found = numbers(path)
-    assert found["model"] == "fake"
+    assert found["settings"]["model"] == "fake"
     assert [row["num_requests"] for row in found["loads"]] == [6, 6]
     for row in found["loads"]:
         assert row["num_input_tokens"] == 6 * 25  # ten words of two tokens, and the template
@@ -305,6 +307,58 @@ def test_a_load_is_measured_over_http(arrival: str, endpoint: str, tmp_path: Pat
     sent = [body for body in server.bodies if body.get("stream")]
     assert len(sent) == 13  # a warm-up, too
     assert all(body["ignore_eos"] and body["max_tokens"] == 3 for body in sent)
+
+
+def test_the_file_is_one_that_compare_reads(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.json"
+    words = ["--load", "40,20", "--num_requests", "3", "--repetitions", "2", "--warm_up", "0"]
+    words += ["--vocab_size", "50", "--input_len", "4", "--output_len", "3"]
+    words += ["--device_name", "a GPU", "--api_key=secret", "--api-key", "secret"]
+    with FakeServer(scripted) as server:
+        assert run(server, *words, "--output_file", str(path)) == 0
+    assert "secret" not in path.read_text()
+    found = read_recorded(path)
+    assert found.device["name"] == "a GPU"
+    assert list(found.cases) == ["serving: 20 requests/s", "serving: 40 requests/s"]
+    for samples in found.cases.values():
+        assert {name: len(each) for name, each in samples.items()} == dict.fromkeys(METRICS, 2)
+    assert [row["load"] for row in numbers(path)["loads"]] == [40, 20, 40, 20]  # in turns
+    prompts = [str(body["prompt"]) for body in server.bodies]
+    assert len(prompts) == len(set(prompts)) == 12
+
+
+def test_loads_that_were_measured_are_written_though_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "numbers.json"
+
+    async def interrupted(flags: Any, plan: Any, into: Any) -> None:
+        into.model = "fake"
+        into.reports.append(LoadReport.of(1.0, [record(0.1, 0.2)], Limits()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(serving, "run", interrupted)
+    assert serving.main(["--output_file", str(path)]) > 128
+    assert [row["load"] for row in numbers(path)["loads"]] == [1.0]
+    assert "E2E" in capsys.readouterr().out
+
+
+def test_a_client_that_falls_behind_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    _, plan = serving.parse(["--arrival", "fixed", "--num_requests", "3", "--warm_up", "0"])
+
+    async def late(ask: Ask, due: float) -> RequestRecord:
+        return RequestRecord(due_s=due, sent_s=due + 0.5, chunk_s=(due + 1,), end_s=due + 1)
+
+    asks = lambda count, number: [Ask("a", 1)] * count  # noqa: E731
+    run_virtually(serving.measure(plan, late, asks, serving.Measured()))
+    assert "up to 500 ms late" in capsys.readouterr().err
+
+
+def test_runs_of_one_load_are_one_point_of_the_picture() -> None:
+    runs = [LoadReport.of(1.0, [record(value)], Limits()) for value in (0.1, 0.3, 0.2)]
+    loads, times = points([*runs, LoadReport.of(2.0, [record(0.5)], Limits())], "ttft_ms", "p50")
+    assert loads == [1.0, 2.0]
+    assert times == pytest.approx([200.0, 500.0])
 
 
 def test_token_ids_and_more_keys_are_sent(tmp_path: Path) -> None:
@@ -389,10 +443,8 @@ def test_no_server_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_sweep_over_virtual_servers_finds_their_capacity() -> None:
     """One request at a time, 0.1 s each: above 10 requests/s the queue grows."""
-    plan = serving.Plan(
-        arrival="fixed", loads=(1.0,), num_requests=200, seconds=None, warm_up=0, seed=0,
-        limits=Limits(ttft=500.0), sweep=True, good_share=0.99, max_load=1024.0, resolution=0.02,
-    )  # fmt: skip
+    words = ["--arrival", "fixed", "--num_requests", "200", "--warm_up", "0", "--sweep"]
+    _, plan = serving.parse([*words, "--limits", "ttft:500", "--resolution", "0.02"])
     measured = serving.Measured()
 
     async def measure() -> None:
@@ -425,6 +477,8 @@ def test_a_sweep_over_virtual_servers_finds_their_capacity() -> None:
         (["--arrival", "concurrency", "--load", "1.5"], "whole numbers"),
         (["--arrival", "concurrency", "--seconds", "5"], "--seconds needs a rate"),
         (["--seconds", "5", "--num_requests", "5"], "leave one out"),
+        (["--load", "1,2,1"], "give --repetitions"),
+        (["--sweep", "--limits", "ttft:1", "--repetitions", "2"], "leave --repetitions or"),
         (["--workload", "file"], "go together"),
         (["--vocab_size", "9", "--endpoint", "chat"], "--endpoint completions"),
         (["--prefix_len", "9"], "of --workload shared_prefix"),
@@ -438,7 +492,7 @@ def test_flags_that_do_not_go_together_are_refused(words: list[str], message: st
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install -e '.[bench]'")
-    from predict.bench.serving.plot import points, write_plot
+    from predict.bench.serving.plot import write_plot
 
     reports = [
         LoadReport.of(load, [record(0.1 * load, 0.3 * load)], Limits()) for load in (4.0, 1.0, 2.0)

@@ -15,9 +15,19 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from predict.bench.outputs import Outputs, output_flags
+from predict.bench.record import client_versions, command_line, cpu_identity, record, suite
 from predict.bench.report import write_json
 from predict.bench.serving.arrivals import OPEN, Send, send_at, send_in_flight
-from predict.bench.serving.report import Limits, LoadReport, positive, table
+from predict.bench.serving.report import (
+    METRICS,
+    Limits,
+    LoadReport,
+    RequestRecord,
+    load_rows,
+    positive,
+    table,
+)
 from predict.bench.serving.sweep import Found, highest_load
 from predict.bench.serving.workload import (
     Ask,
@@ -31,9 +41,9 @@ from predict.bench.serving.workload import (
 )
 from predict.cli.command import run_command
 from predict.cli.flags import Flag, FlagValues, parse_flags
-from predict.errors import UserError
+from predict.errors import EXIT_FAILURE, UserError
 from predict.system.console import say, show
-from predict.system.outputs import check_output
+from predict.system.progress import Progress
 from predict.system.signals import Signals
 
 if TYPE_CHECKING:
@@ -72,6 +82,8 @@ FLAGS = (
          "Requests of each load."),
     Flag(_LOAD, "seconds", "float", None,
          "In place of --num_requests: as many as the load sends in this time."),
+    Flag(_LOAD, "repetitions", "int", 1,
+         "Runs of each load, with other prompts and times; predict.bench.compare needs several."),
     Flag(_LOAD, "warm_up", "int", 1,
          "Requests before all, one after another, which do not count."),
     Flag(_LOAD, "seed", "int", 0,
@@ -108,15 +120,23 @@ FLAGS = (
          "where a server refuses it."),
     Flag(_WORK, "data_file", "str", None,
          'Prompts as of the predictor, {"src": ...} a line, in turn. Sampling keys are sent.'),
-    Flag(_RESULT, "output_file", "str", None,
-         "Write everything as JSON."),
-    Flag(_RESULT, "plot_file", "str", None,
-         "Draw latency against load into this PNG."),
+    Flag(_RESULT, "device_name", "str", None,
+         "What the server runs on, for the file: predict.bench.compare refuses files of different "
+         "devices."),
+    *output_flags(_RESULT),
 )
 # fmt: on
 UNITS = {"poisson": "requests/s", "fixed": "requests/s", "concurrency": "requests in flight"}
 # Words of the two texts by which a server's count of words is taken: short enough for any model.
 CALIBRATION_WORDS = (8, 40)
+LATE_MS = 20.0  # a client's delay that is worth a word
+
+
+METHOD = (
+    "Each load is a run of its requests, and each repetition another one with other prompts and "
+    "times. Values are medians over the repetitions, of each run's own mean or percentile over its "
+    "requests. Latencies count from the time a request was due."
+)
 
 
 @dataclass(frozen=True)
@@ -127,6 +147,7 @@ class Plan:
     loads: tuple[float, ...]
     num_requests: int
     seconds: float | None
+    repetitions: int
     warm_up: int
     seed: int
     limits: Limits
@@ -146,6 +167,12 @@ class Plan:
             raise UserError("--sweep needs --limits, as in --limits ttft:500,tpot:50")
         if self.sweep and len(self.loads) > 1:
             raise UserError("--sweep begins at one load; give --load one number")
+        if self.repetitions < 1:
+            raise UserError(f"--repetitions {self.repetitions} is not supported (allowed: 1 up)")
+        if self.sweep and self.repetitions > 1:
+            raise UserError("--sweep measures each load once; leave --repetitions or --sweep out")
+        if len(set(self.loads)) < len(self.loads):
+            raise UserError("--load has one twice; give --repetitions to measure it more than once")
         if self.warm_up < 0:
             raise UserError(f"--warm_up {self.warm_up} is not supported (allowed: 0 up)")
         if not 0.0 < self.good_share <= 1.0:
@@ -177,6 +204,7 @@ class Plan:
 class Measured:
     """What came out so far; what is there stays when a run is broken off."""
 
+    model: str = ""
     reports: list[LoadReport] = field(default_factory=list)
     found: Found | None = None
 
@@ -192,17 +220,30 @@ async def measure(
     async def one(load: float) -> LoadReport:
         number = len(into.reports) + 1
         asks = ask(plan.count(load), number)
-        if plan.arrival in OPEN:
-            times = OPEN[plan.arrival](load, len(asks), (plan.seed, number))
-            records = await send_at(send, asks, times)
-        else:
-            records = await send_in_flight(send, asks, round(load))
+        label = f"{load:g} {plan.unit}"
+        with Progress(len(asks), unit="request", label=label) as progress:
+
+            async def counted(ask: Ask, due: float) -> RequestRecord:
+                record = await send(ask, due)
+                progress.on_finished()
+                return record
+
+            if plan.arrival in OPEN:
+                times = OPEN[plan.arrival](load, len(asks), (plan.seed, number))
+                records = await send_at(counted, asks, times)
+            else:
+                records = await send_in_flight(counted, asks, round(load))
         report = LoadReport.of(load, records, plan.limits)
         into.reports.append(report)
         say(
-            f"{load:g} {plan.unit}: {report.num_requests} requests, {report.good_share:.1%} good, "
+            f"{label}: {report.num_requests} requests, {report.good_share:.1%} good, "
             f"{report.num_failed} failed"
         )
+        if report.max_late_ms > LATE_MS:
+            say(
+                f"note: the client sent requests up to {report.max_late_ms:.0f} ms late, which is "
+                "in their latencies; run it where more of a core is free"
+            )
         return report
 
     async def holds(load: float) -> bool:
@@ -222,8 +263,9 @@ async def measure(
             holds, plan.loads[0], plan.max_load, plan.resolution, plan.arrival not in OPEN
         )
     else:
-        for load in plan.loads:
-            await one(load)
+        for _ in range(plan.repetitions):  # in turns: what drifts meets all loads
+            for load in plan.loads:
+                await one(load)
 
 
 def parse(argv: Sequence[str]) -> tuple[FlagValues, Plan]:
@@ -234,6 +276,7 @@ def parse(argv: Sequence[str]) -> tuple[FlagValues, Plan]:
         loads=tuple(positive("load", text) for text in flags["load"]),
         num_requests=flags["num_requests"],
         seconds=flags["seconds"],
+        repetitions=flags["repetitions"],
         warm_up=flags["warm_up"],
         seed=flags["seed"],
         limits=Limits.parse(flags["limits"] or ()),
@@ -262,11 +305,6 @@ def parse(argv: Sequence[str]) -> tuple[FlagValues, Plan]:
             raise UserError(f"--{name} is of --workload shared_prefix; leave it out")
     if not isinstance(flags["extra_body"] or {}, dict):
         raise UserError('--extra_body is no JSON object; write it as {"top_p": 0.9}')
-    inputs = {"data_file": flags["data_file"]}
-    for name in ("output_file", "plot_file"):
-        if flags[name] is not None:
-            check_output(name, flags[name], files=inputs)
-            inputs[name] = flags[name]
     return flags, plan
 
 
@@ -299,8 +337,8 @@ async def prompts(
     return lambda count, number: made_up(maker, lengths, count, (flags["seed"], number))
 
 
-async def run(flags: FlagValues, plan: Plan, into: Measured) -> str:
-    """Measures a server; returns the model's name."""
+async def run(flags: FlagValues, plan: Plan, into: Measured) -> None:
+    """Measures a server; what comes out, and the model's name, go to `into`."""
     from predict.bench.serving.client import Server, first_model, new_session, send
 
     api_key = flags["api_key"] or os.environ.get("REGATTA_API_KEY") or None
@@ -316,28 +354,35 @@ async def run(flags: FlagValues, plan: Plan, into: Measured) -> str:
     async with new_session(server) as session:
         if not server.model:
             server = replace(server, model=await first_model(session, server.base_url))
+        into.model = server.model
         ask = await prompts(session, server, flags)
         await measure(plan, partial(send, session, server), ask, into)
-    return server.model
 
 
-def results(flags: FlagValues, plan: Plan, measured: Measured, model: str) -> dict[str, Any]:
+def results(
+    flags: FlagValues, plan: Plan, measured: Measured, model: str, command: str
+) -> dict[str, Any]:
     """Everything for the JSON file; the key of the server is not in it."""
     settings = {
-        name: value
-        for name, value in flags.values.items()
-        if name not in ("api_key", "output_file", "plot_file")
+        "model": model,
+        **{
+            name: value
+            for name, value in flags.values.items()
+            if name not in ("api_key", "device_name", "output_file", "plot", "model")
+        },
     }
+    device = {"name": flags["device_name"] or "not given", "client": cpu_identity()["name"]}
+    rows = load_rows(measured.reports, plan.unit)
+    suites = {"serving": suite(rows, METRICS, command, METHOD)}
     sweep = None
     if measured.found is not None:
         sweep = {**asdict(measured.found), "unit": plan.unit, "good_share": plan.good_share}
     return {
-        "model": model,
+        **record(device, client_versions(), settings, suites),
         "unit": plan.unit,
         "limits_ms": asdict(plan.limits),
         "loads": [report.as_dict() for report in measured.reports],
         "sweep": sweep,
-        "settings": settings,
     }
 
 
@@ -355,24 +400,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code: 1 where a request failed."""
 
     def action(signals: Signals) -> int:
-        flags, plan = parse(sys.argv[1:] if argv is None else argv)
-        if flags["plot_file"] is not None:
-            import matplotlib.figure  # noqa: F401  # what is missing is said before the run
+        words = sys.argv[1:] if argv is None else argv
+        flags, plan = parse(words)
+        outputs = Outputs(flags["output_file"], flags["plot"])
+        outputs.check(files={"data_file": flags["data_file"]})
         measured = Measured()
-        model = asyncio.run(run(flags, plan, measured))
-        show(table(measured.reports, plan.unit))
-        if measured.found is not None:
-            show(sweep_line(measured.found, plan))
-        if flags["output_file"] is not None:
-            write_json(results(flags, plan, measured, model), flags["output_file"])
-        if flags["plot_file"] is not None:
-            from predict.bench.serving.plot import write_plot
-
-            write_plot(flags["plot_file"], measured.reports, plan.unit, plan.limits, model)
+        try:
+            asyncio.run(run(flags, plan, measured))
+        finally:  # loads that were measured before an interruption are shown and written too
+            if measured.reports:
+                conclude(flags, plan, measured, command_line(PROG, public_words(words)))
         failed = any(report.num_failed for report in measured.reports)
-        return 1 if failed and not plan.sweep else 0
+        return EXIT_FAILURE if failed and not plan.sweep else 0
 
     return run_command(action)
+
+
+def public_words(words: Sequence[str]) -> list[str]:
+    """A command line without the server's key."""
+    kept: list[str] = []
+    left = iter(words)
+    for word in left:
+        name, equals, _ = word.replace("-", "_").partition("=")
+        if name == "__api_key":
+            if not equals:
+                next(left, None)
+            continue
+        kept.append(word)
+    return kept
+
+
+def conclude(flags: FlagValues, plan: Plan, measured: Measured, command: str) -> None:
+    """Shows what was measured, and writes the files."""
+    reports = measured.reports
+    if plan.repetitions > 1:  # those of one load together
+        reports = sorted(reports, key=lambda report: report.load)
+    show(table(reports, plan.unit))
+    if measured.found is not None:
+        show(sweep_line(measured.found, plan))
+    if flags["output_file"] is not None:
+        write_json(results(flags, plan, measured, measured.model, command), flags["output_file"])
+    if flags["plot"] is not None:
+        from predict.bench.serving.plot import write_plot
+
+        write_plot(flags["plot"], measured.reports, plan.unit, plan.limits, measured.model)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,10 +54,13 @@ def write_plot(
 def points(
     reports: Sequence[LoadReport], name: str, percentile: str
 ) -> tuple[list[float], list[float]]:
-    """(loads, times in ms) of one line; a load without such a latency has no point."""
-    pairs: list[tuple[float, float]] = []
+    """(loads, times in ms) of one line: of each load the median of its runs.
+
+    A load without such a latency has no point.
+    """
+    found: dict[float, list[float]] = {}
     for report in reports:
         times: Distribution | None = getattr(report, name)
         if times is not None:
-            pairs.append((report.load, getattr(times, percentile)))
-    return [load for load, _ in pairs], [time for _, time in pairs]
+            found.setdefault(report.load, []).append(getattr(times, percentile))
+    return list(found), [statistics.median(each) for each in found.values()]

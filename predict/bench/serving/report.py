@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -160,11 +161,55 @@ class LoadReport:
     def _rate(self, count: int) -> float:
         return count / self.elapsed_s if self.elapsed_s > 0 else 0.0
 
+    def metrics(self) -> dict[str, float]:
+        """The numbers that METRICS names; latencies that no request has are left out."""
+        found = {}
+        for metric in METRICS:
+            latency, _, part = metric.removesuffix("_ms").rpartition("_")
+            if f"{latency}_ms" in LATENCIES:
+                times: Distribution | None = getattr(self, f"{latency}_ms")
+                if times is not None:
+                    found[metric] = float(getattr(times, part))
+            else:
+                found[metric] = float(getattr(self, metric))
+        return found
+
     def as_dict(self) -> dict[str, Any]:
         """Fields and rates by name, ready for JSON."""
         rates = ("num_failed", "good_share", "requests_per_s", "goodput_requests_per_s")
         names = (*rates, "output_tokens_per_s")
         return dataclasses.asdict(self) | {name: getattr(self, name) for name in names}
+
+
+# What predict.bench.compare holds against another file's, of each load: its unit by name.
+METRICS = {
+    **{
+        f"{latency.removesuffix('_ms')}_{part}_ms": "ms"
+        for latency in LATENCIES
+        for part in ("mean", "p50", "p90", "p99")
+    },
+    "requests_per_s": "requests/s",
+    "goodput_requests_per_s": "requests/s",
+    "output_tokens_per_s": "tokens/s",
+    "good_share": "share of requests",
+}
+
+
+def load_rows(reports: Sequence[LoadReport], unit: str) -> list[dict[str, Any]]:
+    """Rows of predict.bench.record, one per load: a sample of each metric per run of it."""
+    found: dict[float, dict[str, list[float]]] = {}
+    for report in reports:
+        samples = found.setdefault(report.load, {})
+        for metric, value in report.metrics().items():
+            samples.setdefault(metric, []).append(value)
+    return [
+        {
+            "name": f"{load:g} {unit}",
+            "values": {metric: statistics.median(each) for metric, each in samples.items()},
+            "samples": samples,
+        }
+        for load, samples in sorted(found.items())
+    ]
 
 
 def table(reports: Sequence[LoadReport], unit: str) -> str:
