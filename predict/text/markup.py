@@ -201,9 +201,9 @@ class Output:
         """Text of the model's thoughts, less the white space around it."""
         kept = text.rstrip()
         if kept:
-            kept = "".join([*self._thought_spaces, kept])
+            whole = "".join([*self._thought_spaces, kept])
             self._thought_spaces = []
-            self._put(ReasoningDelta, kept if self._has_thoughts else kept.lstrip())
+            self._put(ReasoningDelta, whole if self._has_thoughts else whole.lstrip())
             self._has_thoughts = True
         if len(kept) < len(text):
             self._thought_spaces.append(text[len(kept) :])

@@ -14,6 +14,7 @@ from predict.text.deltas import ContentDelta, Delta, Parser
 from predict.text.lark import GuideContext
 from predict.text.markup import StepParser
 from predict.text.reasoning import ReasoningFormat, ReasoningParser
+from predict.text.tool_calls._messages import template_messages
 from predict.text.tool_calls._records import Format, Tool, ToolUse
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "format_of",
     "known_formats",
     "parser_of",
+    "template_messages",
 ]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from predict.errors import UserError
 from predict.guide import MAX_DEPTH, MAX_GRAMMAR_BYTES, Guide
 from predict.system.files import parse_json
+from predict.text.guides import LIMITS
 from predict.text.lark import GuideContext, Rules, literal
 from predict.text.tool_calls._records import Tool, ToolUse
 
@@ -48,7 +49,9 @@ class ToolRules(Rules):
         found = schema.get("properties")
         if not isinstance(found, dict) or not all(isinstance(v, dict) for v in found.values()):
             return {}
-        definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        definitions: dict[str, Any] = {
+            key: schema[key] for key in ("$defs", "definitions") if key in schema
+        }
         return {name: {**definitions, **inner} for name, inner in found.items()}
 
     def json(self, schema: Mapping[str, Any], is_strict: bool, kind: str = "") -> str:
@@ -143,8 +146,9 @@ def _plain(value: Any) -> Any:
 @lru_cache(maxsize=256)
 def _is_enforceable(schema: str) -> bool:
     """Whether llguidance takes a schema: it has no look-around in patterns, for one."""
-    import llguidance
+    from llguidance import LLMatcher, LLParserLimits
 
-    grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
-    is_error, _ = llguidance.LLMatcher.validate_grammar_with_warnings(grammar)
+    grammar = LLMatcher.grammar_from_json_schema(schema)
+    limits = LLParserLimits(**LIMITS)
+    is_error, _ = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
     return not is_error

@@ -149,7 +149,7 @@ def test_broken_calls_are_refused(case: Published) -> None:
 def test_without_parallel_calls_a_second_is_refused(case: Published) -> None:
     marks = tokens_of(case)
     for choice in ("auto", "required"):
-        use = ToolUse(tools=USE.tools, choice=choice, parallel=False)  # type: ignore[arg-type]
+        use = ToolUse(tools=USE.tools, choice=choice, parallel=False)
         if choice == "required" and case.content:
             continue
         guide = guide_for(case.format, use, marks)

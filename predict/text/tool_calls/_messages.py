@@ -1,0 +1,79 @@
+"""Conversations with calls in them, as the chat templates of different models read them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from predict.errors import UserError
+from predict.system.files import parse_json
+from predict.text.conversation import Message
+
+# A template that joins arguments to its own text takes texts alone: + tool['arguments'] +
+_JOINS_ARGUMENTS = re.compile(r"\+\s*[\w.'\"\[\]]*\barguments\b['\"\]]*\s*(?:\+|-?\}\}|-?%\})")
+# Mistral's say so of ids, and refuse others.
+_NINE_CHARACTERS = re.compile(r"\|\s*length\s*!=\s*9\b")
+_NINE = re.compile(r"[A-Za-z0-9]{9}")
+
+
+def template_messages(messages: Sequence[Message], source: str) -> list[Message]:
+    """OpenAI's messages as the template with this source reads them; none is changed in place.
+
+    Arguments become objects, or texts where the template takes no objects; what is not a JSON
+    object stays as it is. Results get their tool's name, and ids the form that the template wants.
+    Thoughts stand under each name that templates use.
+    """
+    names: dict[str, str] = {}  # of the tool that a call's id stands for
+    made = []
+    for message in messages:
+        message = dict(message)
+        calls = message.get("tool_calls")
+        if isinstance(calls, list) and calls:
+            message["tool_calls"] = [_call(call, source, names) for call in calls]
+        given_id = message.get("tool_call_id")
+        if isinstance(given_id, str):
+            if message.get("role") == "tool" and given_id in names:
+                message.setdefault("name", names[given_id])
+            message["tool_call_id"] = _id(given_id, source)
+        thoughts = message.get("reasoning_content") or message.pop("reasoning", None)
+        if message.get("role") == "assistant" and isinstance(thoughts, str) and thoughts:
+            message["reasoning_content"] = thoughts
+            # gpt-oss' template refuses content and thoughts side by side.
+            if not message.get("content"):
+                message["thinking"] = thoughts
+        made.append(message)
+    return made
+
+
+def _call(call: Any, source: str, names: dict[str, str]) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    made = {**call, "function": {**function, "arguments": _arguments(function, source)}}
+    if isinstance(call.get("id"), str):
+        names[call["id"]] = str(function.get("name"))
+        made["id"] = _id(call["id"], source)
+    return made
+
+
+def _arguments(function: Mapping[str, Any], source: str) -> Any:
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            found = parse_json(arguments or "{}", "arguments")
+        except UserError:  # as the model wrote them
+            return arguments
+        arguments = found if isinstance(found, dict) else arguments
+    if isinstance(arguments, Mapping) and _JOINS_ARGUMENTS.search(source):
+        return json.dumps(arguments, ensure_ascii=False)
+    return {} if arguments is None else arguments
+
+
+def _id(given: str, source: str) -> str:
+    """The id, or nine characters that stand for it, the same ones each time."""
+    if not _NINE_CHARACTERS.search(source) or _NINE.fullmatch(given):
+        return given
+    return hashlib.sha256(given.encode()).hexdigest()[:9]

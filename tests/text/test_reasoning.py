@@ -1,0 +1,88 @@
+"""Thoughts, told from the answer however the text is cut, and calls behind them."""
+
+from __future__ import annotations
+
+import pytest
+
+from predict.errors import UserError
+from predict.text.deltas import Answer, Call, ContentDelta, ReasoningDelta
+from predict.text.reasoning import FORMATS, detected, reasoning_of
+from predict.text.tool_calls import ToolUse, answer_parser, format_of
+from tests.text.tool_calls.published import HARMONY, USE, read
+
+THINK = reasoning_of("think")
+CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+NOW = [Call("", "now", "{}")]
+# name, whether the prompt has opened the thought, text, what it is
+CASES = [
+    ("think", False, "<think>\nHm — ü.\n\n</think>\n\nYes.", Answer("Yes.", "Hm — ü.")),
+    ("think", True, "\nHm.\n</think>\n\nYes.\n", Answer("Yes.\n", "Hm.")),
+    ("think", True, "<think>Hm.</think>Yes.", Answer("Yes.", "Hm.")),
+    ("think", False, "<think>\n\n</think>\n\nYes.", Answer("Yes.")),
+    ("think", False, "  Yes, <think>no</think>.", Answer("  Yes, <think>no</think>.")),
+    ("think", False, "<thin", Answer("<thin")),
+    ("think", True, "a </thin b", Answer(None, "a </thin b")),
+    ("think", True, "a </think", Answer(None, "a </think")),
+    ("think", False, "<think>Hm. ", Answer(None, "Hm.")),
+    ("think", False, f"<think>Hm.</think>\n{CALL}", Answer(None, "Hm.", NOW)),
+    ("think", True, f"{CALL}</think>So.\n{CALL}", Answer("So.", CALL, NOW)),
+    ("mistral", False, "[THINK]Hm.[/THINK]Oui.", Answer("Oui.", "Hm.")),
+]
+
+
+@pytest.mark.parametrize(("name", "is_thinking", "text", "answer"), CASES)
+def test_a_thought_is_told_wherever_the_text_is_cut(
+    name: str, is_thinking: bool, text: str, answer: Answer
+) -> None:
+    def told(pieces: list[str]) -> Answer:
+        row = reasoning_of(name)
+        parser = answer_parser(format_of("hermes"), row, USE, is_thinking=is_thinking)
+        return read(parser, pieces)
+
+    assert told([text]) == answer
+    for at in range(1, len(text)):
+        assert told([text[:at], text[at:]]) == answer, at
+    assert told(list(text)) == answer
+
+
+def test_thoughts_come_as_they_are_written() -> None:
+    parser = answer_parser(None, THINK, ToolUse(), is_thinking=True)
+    assert parser.feed("Hm, ") == [ReasoningDelta("Hm,")]
+    assert parser.feed("so </th") == [ReasoningDelta(" so")]
+    assert parser.feed("ink>\n") == []
+    assert parser.feed("Yes ") == [ContentDelta("Yes ")]
+    assert parser.finish() == []
+
+
+def test_without_tools_calls_are_content() -> None:
+    for use in (ToolUse(), ToolUse(tools=USE.tools, choice="none")):
+        for row in (None, format_of("hermes")):
+            assert read(answer_parser(row, None, use), list(CALL)) == Answer(CALL)
+
+
+def test_harmony_tells_thoughts_itself_with_tools_and_without() -> None:
+    case = HARMONY[1]
+    for thoughts in (None, THINK):
+        parser = answer_parser(format_of("harmony"), thoughts, ToolUse())
+        assert read(parser, list(case.text)) == case.answer
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opened"),
+    [
+        ("<|im_start|>assistant\n<think>\n", True),
+        ("<｜Assistant｜><think>", True),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("What is <think>?<|im_end|>\n", False),
+    ],
+)
+def test_a_prompt_may_open_the_thought(prompt: str, opened: bool) -> None:
+    assert THINK.is_opened_by(prompt) == opened
+
+
+def test_a_row_is_found_by_the_template_or_by_name() -> None:
+    assert detected("... {% if x %}<think>{% endif %} ... </think>") is THINK
+    assert detected("[THINK]{{ x }}[/THINK]") is FORMATS["mistral"]
+    assert detected("{{ messages }}") is None
+    with pytest.raises(UserError, match="did you mean think"):
+        reasoning_of("thinking")
