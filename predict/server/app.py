@@ -29,10 +29,18 @@ from predict.server.limits import Admission
 from predict.server.metrics import Metrics
 from predict.server.model_text import ModelText
 from predict.server.openapi import document
+from predict.server.paddle_bodies import FlaskBody, NativeBody
 from predict.server.protocol import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from predict.server.routes import routers
 
-BODIES: tuple[type[Body], ...] = (ChatBody, CompletionBody, DetokenizeBody, TokenizeBody)
+BODIES: tuple[type[Body], ...] = (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    FlaskBody,
+    NativeBody,
+    TokenizeBody,
+)
 CLIENT_GONE = 499  # for the log: the client did not wait for a status
 SWITCH_SECONDS = 0.0005  # after which a thread that tokenizes lets the event loop go on
 

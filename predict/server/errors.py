@@ -56,18 +56,20 @@ class ApiError(Exception):
         self.param = param
         self.code = code or _kind(status).code
         self.headers = dict(headers or {})
+        self.extra: dict[str, Any] = {}  # that the body has besides, for clients of other forms
 
     @property
     def content(self) -> dict[str, Any]:
-        """The body: {"error": {"message", "type", "param", "code"}}."""
+        """The body: {"error": {"message", "type", "param", "code"}}, and `extra`."""
         kind = _kind(self.status).type
         return {
+            **self.extra,
             "error": {
                 "message": self.message,
                 "type": kind,
                 "param": self.param,
                 "code": self.code,
-            }
+            },
         }
 
     @property

@@ -79,7 +79,7 @@ FullName = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 ModelName = Annotated[str, Field(max_length=1024)]
 
 
-class _FirstOnly(FailFast):
+class FirstOnly(FailFast):
     """Ends at the first wrong entry of a list: a stranger's list may have many."""
 
     def __hash__(self) -> int:
@@ -271,7 +271,7 @@ class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
     name: Name | None = None
-    tool_calls: Annotated[list[ToolCall], _FirstOnly(), Field(max_length=256)] | None = None
+    tool_calls: Annotated[list[ToolCall], FirstOnly(), Field(max_length=256)] | None = None
     tool_call_id: Name | None = None
     reasoning_content: str | None = None
 
@@ -302,12 +302,12 @@ class ChatBody(GenerationBody):
     """A request for the next turn of a conversation."""
 
     messages: Annotated[
-        list[ChatMessage], _FirstOnly(), Field(min_length=1, max_length=MAX_MESSAGES)
+        list[ChatMessage], FirstOnly(), Field(min_length=1, max_length=MAX_MESSAGES)
     ]
     max_completion_tokens: Integer = None  # the same as max_tokens
     logprobs: bool | None = None
     top_logprobs: Integer = None
-    tools: Annotated[list[ToolBody], _FirstOnly()] | None = None
+    tools: Annotated[list[ToolBody], FirstOnly()] | None = None
     tool_choice: ToolChoice = None  # none, auto, required, or a tool by name
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
@@ -336,10 +336,10 @@ class TokenizeBody(Body):
     model: ModelName | None = None
     prompt: str | None = None
     messages: (
-        Annotated[list[ChatMessage], _FirstOnly(), Field(min_length=1, max_length=MAX_MESSAGES)]
+        Annotated[list[ChatMessage], FirstOnly(), Field(min_length=1, max_length=MAX_MESSAGES)]
         | None
     ) = None
-    tools: Annotated[list[ToolBody], _FirstOnly()] | None = None
+    tools: Annotated[list[ToolBody], FirstOnly()] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     chat_template_kwargs: Object = None

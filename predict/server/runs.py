@@ -230,6 +230,9 @@ class Encoder:
         """What follows the last piece."""
         raise NotImplementedError
 
+    def dress(self, error: ApiError) -> None:
+        """Gives an error, before anything was sent, what clients of this form look for."""
+
     def fail(self, error: ApiError) -> bytes:
         """What a stream that has begun ends with instead."""
         return b"data: " + error.body + b"\n\ndata: [DONE]\n\n"
@@ -268,6 +271,7 @@ class Stream(Response):
                 last = encoder.finish(self._job.usage)
             except ApiError as error:
                 if not has_begun:
+                    encoder.dress(error)
                     raise
                 scope[RECORD].error = error.code
                 last = encoder.fail(error)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -14,57 +13,47 @@ from predict.server.asked import (
     Asked,
     asked_of,
     check_model,
-    conversation,
     guide_of,
     template_values,
 )
 from predict.server.context import Context
 from predict.server.errors import invalid
 from predict.server.kept_text import KeptText
-from predict.server.model_text import size_of, tools_for_template
 from predict.server.openapi import errors, takes
-from predict.server.protocol import ChatBody, ChatMessage, ToolBody, parsed
+from predict.server.paddle_bodies import (
+    FlaskBody,
+    NativeBody,
+    flask_answered,
+    is_flask,
+    is_native,
+    native_answered,
+)
+from predict.server.protocol import ChatBody, parsed
 from predict.server.routes._common import body_of, json_response, log_answer, logprob_texts
 from predict.server.runs import Job, Run, Stream
+from predict.server.turns import Turn, turn_of
 from predict.text.deltas import Parser
-from predict.text.tool_calls import ToolUse
 
 
 def router(context: Context) -> APIRouter:
     """The route."""
     made = APIRouter()
 
-    @made.post("/v1/chat/completions", openapi_extra=takes(ChatBody), responses=errors())
+    @made.post(
+        "/v1/chat/completions",
+        openapi_extra=takes(ChatBody, FlaskBody, NativeBody),
+        responses=errors(),
+    )
     async def chat(request: Request) -> Response:
-        """Answers a conversation."""
+        """Answers a conversation; bodies of PaddleNLP's forms in its own ones."""
         async with body_of(context, request) as value:
+            if is_native(value):
+                return await native_answered(context, request, value)
+            if is_flask(value):
+                return await flask_answered(context, request, value)
             return await answered(context, request, parsed(ChatBody, value))
 
     return made
-
-
-class Turn(NamedTuple):
-    """A conversation as the model reads it, and what it may answer."""
-
-    prompt: str
-    token_ids: list[int]
-    use: ToolUse
-
-
-async def turn_of(
-    context: Context,
-    messages: Sequence[ChatMessage],
-    tools: Sequence[ToolBody] | None,
-    use: ToolUse,
-    values: dict[str, Any],
-) -> Turn:
-    """The prompt of a conversation. Raises ApiError 400."""
-    most = context.config.max_schema_bytes
-    if tools and size_of(tools) > most:
-        raise invalid("tools", f"tools have {size_of(tools)} bytes as JSON (allowed: {most})")
-    shown = tools_for_template(tools) if tools and use.allowed else None
-    prompt = await context.front.render(conversation(messages), shown, values)
-    return Turn(prompt, await context.front.encode(prompt, "messages", False), use)
 
 
 async def answered(context: Context, request: Request, body: ChatBody) -> Response:
@@ -75,7 +64,7 @@ async def answered(context: Context, request: Request, body: ChatBody) -> Respon
     values = template_values(body.chat_template_kwargs, body.reasoning_effort)
     given = guide_of(body, context.config)
     _asked(context, body, None)  # what is wrong is told before anything is rendered
-    turn = await turn_of(context, body.messages, body.tools, use, values)
+    turn = await turn_of(context, body.messages, values, body.tools, use)
     asked = _asked(context, body, texts.guide(given, use, turn.prompt))
     job = Job([turn.token_ids], asked.params, asked.refused)
     identity = Identity(

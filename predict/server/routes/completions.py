@@ -13,6 +13,7 @@ from predict.server.asked import Asked, asked_of, check_model, given_params, gui
 from predict.server.context import Context
 from predict.server.errors import invalid
 from predict.server.openapi import errors, takes
+from predict.server.paddle_bodies import NativeBody, is_native, native_answered
 from predict.server.protocol import CompletionBody, parsed
 from predict.server.routes._common import body_of, json_response, log_answer, logprob_texts
 from predict.server.runs import Job, Run, Stream, check_prompts
@@ -26,10 +27,14 @@ def router(context: Context) -> APIRouter:
     """The route."""
     made = APIRouter()
 
-    @made.post("/v1/completions", openapi_extra=takes(CompletionBody), responses=errors())
+    @made.post(
+        "/v1/completions", openapi_extra=takes(CompletionBody, NativeBody), responses=errors()
+    )
     async def complete(request: Request) -> Response:
         """Continues one text, or several."""
         async with body_of(context, request) as value:
+            if is_native(value):
+                return await native_answered(context, request, value)
             body = parsed(CompletionBody, value)
             return await completed(context, request, body)
 

@@ -15,7 +15,7 @@ from predict.server.errors import invalid
 from predict.server.openapi import errors, takes
 from predict.server.protocol import DetokenizeBody, TokenizeBody, parsed
 from predict.server.routes._common import body_of, json_response
-from predict.server.routes.chat import turn_of
+from predict.server.turns import turn_of
 from predict.system.bounds import items
 
 
@@ -67,5 +67,5 @@ async def _token_ids(context: Context, body: TokenizeBody) -> list[int]:
     assert body.messages is not None
     use = context.model_text.use_of(body.tools, None, None)
     values = template_values(body.chat_template_kwargs, None)
-    turn = await turn_of(context, body.messages, body.tools, use, values)
+    turn = await turn_of(context, body.messages, values, body.tools, use)
     return turn.token_ids
