@@ -67,6 +67,7 @@ class FakeServer:
         self.bodies: list[dict[str, Any]] = []  # of requests, in their order
         self.headers: list[Mapping[str, str]] = []
         self.num_cut = 0  # answers whose client went away
+        self.cut = threading.Event()  # set with the first of them
         self.paths: list[str] = []  # of every request
         self._api_key = api_key
         self._static = static
@@ -144,6 +145,7 @@ class FakeServer:
                 await asyncio.sleep(answer.pause_s)
         except (ConnectionError, asyncio.CancelledError):
             self.num_cut += 1
+            self.cut.set()
             raise
         if answer.breaks:
             request.transport.close()

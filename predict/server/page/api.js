@@ -111,8 +111,9 @@ function serverWords(text) {
 
 /** When Retry-After allows the next try, in seconds or as a date; null when it says nothing. */
 export function retryTime(header, now = Date.now()) {
-  if (!header) return null;
-  const time = /^\d{1,6}$/.test(header) ? now + 1000 * Number(header) : Date.parse(header);
+  if (/^\d{1,6}$/.test(header ?? "")) return new Date(now + 1000 * Number(header));
+  const isDate = /^[A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} \d{4} /.test(header ?? "");
+  const time = isDate ? Date.parse(header) : Number.NaN; // it would take "-3" for a date
   return Number.isNaN(time) ? null : new Date(time);
 }
 
