@@ -97,6 +97,9 @@ RANGES: Mapping[str, Range] = {
     "drain_timeout": _seconds(),
     "keep_alive_timeout": _seconds(),
     "tokenizer_threads": Range(1, 256),
+    # replicas on Ray
+    "num_replicas": Range(1, 1 << 16),
+    "cpus_per_replica": Range(1, 1 << 12),
     # calibration
     "ptq_step": Range(1, MAX_COUNT),
     "shift_step": Range(1, MAX_COUNT),

@@ -1,0 +1,129 @@
+"""Answers a data file with many replicas of a model, as predictor.py does with one.
+
+    python -m predict.batch_ray --model_name_or_path DIR --dtype bfloat16 --num_replicas 8 \
+        --data_file prompts.jsonl
+
+Ray Data deals the prompts out (pip install "regatta[ray]"). The output is predictor.py's, as are
+the journal beside it, --resume, and the exit codes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if (
+    not __package__
+):  # run as a script: Python put predict/ first on the path, where `predict` is not
+    _HERE = os.path.dirname(os.path.realpath(__file__))
+    sys.path[:] = [path for path in sys.path if os.path.realpath(path) != _HERE]
+    sys.path.insert(0, os.path.dirname(_HERE))
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from predict.cli.command import run_command
+from predict.cli.flags import FLAGS, USAGE, Flag, FlagValues, parse_flags
+from predict.errors import EXIT_FAILURE, UserError
+from predict.scale_out.flags import RAY_FLAGS
+from predict.system.console import say
+from predict.system.outputs import locked
+from predict.system.signals import Signals
+
+if TYPE_CHECKING:
+    from predict.cli.results import Results
+    from predict.cli.run_config import PredictorConfig
+    from predict.cli.work import Work
+    from predict.scale_out.answerer import MakeLLM
+    from predict.scale_out.cluster import Share
+
+DESCRIPTION = "Answers the prompts of a data file with many replicas of a model, on Ray."
+NOT_HERE = ("benchmark", "benchmark_file", "total_request_num")  # flags of the predictor alone
+BATCH_FLAGS = (
+    *(flag for flag in FLAGS if flag.name not in NOT_HERE),
+    Flag("Replicas", "num_replicas", "int", 2,
+         "Processes that answer, each with the whole model and a batch of --batch_size."),
+    *RAY_FLAGS,
+)  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None, make_llm: MakeLLM | None = None) -> int:
+    """Runs the command line and returns its exit status.
+
+    make_llm: makes the LLM of a replica, in its process; tests pass a stand-in.
+    """
+
+    def action(signals: Signals) -> int:
+        words = sys.argv[1:] if argv is None else argv
+        flags = parse_flags(words, BATCH_FLAGS, "batch_ray.py", DESCRIPTION, USAGE)
+        return run(flags, make_llm, signals)
+
+    return run_command(action)
+
+
+def run(flags: FlagValues, make_llm: MakeLLM | None, signals: Signals) -> int:
+    """Answers the data file; returns the exit status.
+
+    Every output and every prompt is checked before Ray is started. Raises UserError.
+    """
+    from predict.cli.run_config import PredictorConfig
+    from predict.cli.work import checked_outputs, keeping, prepare
+    from predict.scale_out.cluster import check_ray, share_of
+
+    check_ray()
+    if flags["data_file"] is None:
+        raise UserError("--data_file is needed: the prompts that the replicas answer")
+    defaults = {flag.name: flag.default for flag in FLAGS if flag.name in NOT_HERE}
+    config = PredictorConfig.from_flags(replace(flags, values={**defaults, **flags.values}))
+    for note in config.notes:
+        say(f"note: {note}")
+    num_replicas: int = flags["num_replicas"]
+    share = share_of(config.engine.model.device, num_replicas, flags["cpus_per_replica"])
+    with ExitStack() as stack:
+        for flag, path in checked_outputs(config):
+            stack.enter_context(locked(flag, path))
+        work = prepare(config)
+
+        def answer_all(results: Results) -> int:
+            num_failed, speed = 0, ""
+            if not results.is_complete:
+                num_failed, speed = answer(flags, config, work, results, share, make_llm, signals)
+            with signals.held(f"{results.path} is written first"):
+                if not results.finish():
+                    return EXIT_FAILURE
+            say(results.summary + speed)
+            return EXIT_FAILURE if num_failed else 0
+
+        return keeping(config, work, answer_all)
+
+
+def answer(
+    flags: FlagValues,
+    config: PredictorConfig,
+    work: Work,
+    results: Results,
+    share: Share,
+    make_llm: MakeLLM | None,
+    signals: Signals,
+) -> tuple[int, str]:
+    """Starts Ray and answers what has no result yet: (answers that failed, how fast it went)."""
+    from predict.scale_out.cluster import connected
+    from predict.system.progress import Progress
+
+    num_replicas: int = flags["num_replicas"]
+    with connected(flags["ray_address"], share, num_replicas):
+        from predict.scale_out.batch import Batch, Replicas
+
+        batch = Batch(work, results, Replicas(config.engine, num_replicas, share, make_llm))
+        with Progress(len(work.items)) as progress:
+            batch.run(signals, progress)
+    return batch.num_failed, (
+        f"; {progress.num_output_tokens} tokens in {progress.seconds:.2f} s, "
+        f"{progress.tokens_per_second:.1f} tokens/s"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""The Ray that a command runs on: one of its own on this machine, or one that is there.
+
+A Ray of its own listens on the loopback interface alone, behind a token that dies with it, with no
+dashboard; and no Ray that is started here reports its usage to anybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import secrets
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from predict.errors import EXIT_FAILURE, UserError
+from predict.system.console import Unfailing
+from predict.system.signals import NUMBERS
+
+ROOT = Path(__file__).resolve().parents[2]  # the folder of the package
+MIN_STORE_BYTES = 128 << 20  # Ray refuses less than 75 MiB
+NO_REPORTS = "RAY_USAGE_STATS_ENABLED"  # Ray's own switch; what a user sets stands
+# The switch for systems without clusters is the one that keeps every process of a Ray, its agents
+# and workers too, off the other interfaces.
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
+
+
+@dataclass(frozen=True)
+class Share:
+    """What of a machine each replica reserves, and computes with."""
+
+    num_cpus: int
+    num_gpus: int = 0
+
+
+def share_of(device: str, num_replicas: int, cpus_per_replica: int | None) -> Share:
+    """The share of one of `num_replicas` replicas; raises UserError for what replicas cannot have.
+
+    device: as EngineConfig has it. cpus_per_replica: None shares this machine's CPUs evenly.
+    """
+    cpus = cpus_per_replica or max(len(os.sched_getaffinity(0)) // num_replicas, 1)
+    name, _, index = device.partition(":")
+    if index not in ("", "0"):
+        raise UserError(
+            f"--device {device} names one GPU, and each replica is given one of its own; use "
+            "--device gpu"
+        )
+    return Share(cpus, 0 if name == "cpu" else 1)
+
+
+def check_ray() -> None:
+    """Raises ModuleNotFoundError where Ray is not installed; imports nothing."""
+    if importlib.util.find_spec("ray") is None:
+        raise ModuleNotFoundError("No module named 'ray'", name="ray")
+
+
+@contextlib.contextmanager
+def connected(
+    address: str | None, share: Share, num_replicas: int, store_bytes: int = MIN_STORE_BYTES
+) -> Iterator[None]:
+    """Ray is there until the end of the block.
+
+    address: of a running Ray ("auto": the one of this machine), which is left as it was; None
+    starts one for the block, with room for `num_replicas` and a store of `store_bytes` for objects.
+    What Ray says goes to its own folder of logs alone, unless REGATTA_TRACEBACK is set. Raises
+    UserError where it cannot be reached or started.
+    """
+    os.environ.setdefault(NO_REPORTS, "0")
+    if not address:
+        os.environ.update(LOOPBACK, RAY_AUTH_TOKEN=secrets.token_hex(32))
+    talks = bool(os.environ.get("REGATTA_TRACEBACK"))
+    with contextlib.ExitStack() as stack:
+        if not talks:
+            os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+            # Lines on the deaths of workers, tracebacks in them, are printed there.
+            stack.enter_context(contextlib.redirect_stdout(Unfailing(None)))
+        with _own_handlers():
+            import ray
+
+            try:
+                with _in_folder(ROOT), contextlib.nullcontext() if talks else _silent():
+                    ray.init(
+                        address=address,
+                        **({} if address else _size(share, num_replicas, store_bytes)),
+                        logging_level=logging.ERROR,
+                        log_to_driver=talks,
+                    )
+            except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+                where = (
+                    f"--ray_address {address} is not reached" if address else "Ray does not start"
+                )
+                raise UserError(f"{where}: {error}", exit_code=EXIT_FAILURE) from None
+        try:
+            yield
+        finally:
+            with _own_handlers():
+                ray.shutdown()
+
+
+def _size(share: Share, num_replicas: int, store_bytes: int) -> dict[str, Any]:
+    """What a Ray of our own is made of."""
+    return {
+        "num_cpus": share.num_cpus * num_replicas,
+        "num_gpus": share.num_gpus * num_replicas,
+        "object_store_memory": store_bytes,
+        "include_dashboard": False,
+    }
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """What C++ writes to stderr goes nowhere: a line on the level of what is written there."""
+    before = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+
+
+@contextlib.contextmanager
+def _own_handlers() -> Iterator[None]:
+    """Handlers of signals are afterwards what they were: Ray installs its own for SIGTERM.
+
+    Not `signals.kept`: processes that are started while signals are blocked never get them.
+    """
+    before = {number: signal.getsignal(number) for number in NUMBERS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _in_folder(folder: Path) -> Iterator[None]:
+    """Works in a folder: Ray's workers import from the one that their driver was in."""
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
