@@ -283,7 +283,6 @@ class EngineClient(asyncio.Protocol):
         self._num_asked = 0  # answers and questions, for their ids
         self._num_in_flight = 0
         self._info: ModelInfo | None = None
-        self._stopping = False
         self._failed: Failed | None = None  # its last words
         self._failure: str | None = None
 
@@ -366,8 +365,7 @@ class EngineClient(asyncio.Protocol):
 
     async def stop(self) -> None:
         """Has the engine's process leave, and waits until it has; what runs is broken off."""
-        self._stopping = True
-        if self._failure is None and self._transport is not None:
+        if self.is_ready:  # else it loads, and listens to nobody
             self._send(Stop())
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.died(), END_SECONDS)

@@ -328,8 +328,8 @@ def serve(link: Link) -> int:
     return 0
 
 
-def end_with_front(sock: socket.socket) -> None:
-    """Ends this process as soon as the front has ended, even while a model loads."""
+def end_with_front(sock: socket.socket) -> threading.Thread:
+    """A thread that ends this process as soon as the front has ended, even while a model loads."""
 
     def watch() -> None:
         poll = select.poll()
@@ -338,7 +338,9 @@ def end_with_front(sock: socket.socket) -> None:
         say(FRONT_ENDED)
         os._exit(EXIT_FAILURE)
 
-    threading.Thread(target=watch, name="regatta-front-watch", daemon=True).start()
+    thread = threading.Thread(target=watch, name="regatta-front-watch", daemon=True)
+    thread.start()
+    return thread
 
 
 def ignore_signals() -> None:
@@ -351,12 +353,12 @@ def main(argv: list[str]) -> int:
     """Serves the front at the other end of a socket, whose number is the one argument."""
     ignore_signals()
     sock = socket.socket(fileno=int(argv[0]))
-    end_with_front(sock)
+    watch = end_with_front(sock)
     try:
         return serve(Link(sock))
     except FrontEnded:
-        say(FRONT_ENDED)
-        return EXIT_FAILURE
+        watch.join()  # which ends the process
+        raise
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -57,6 +58,7 @@ class Metrics:
     """
 
     def __init__(self) -> None:
+        disable_created_metrics()  # a second line for each, with the time of its first count
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)  # of the front
         PlatformCollector(registry=registry)

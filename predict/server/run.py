@@ -21,6 +21,7 @@ import uvicorn
 import uvloop
 
 from predict.errors import EXIT_FAILURE, UserError
+from predict.server.access_log import AccessLog
 from predict.server.app import create_app
 from predict.server.config import ServerConfig
 from predict.server.engine_client import EngineClient, EngineDied, EngineProcess
@@ -115,7 +116,15 @@ class Front:
         self._lifecycle = Lifecycle()
         metrics = Metrics()
         self._engine = EngineClient(process, metrics.answer_ended)
-        app = create_app(self._engine, front, config, lifecycle=self._lifecycle, metrics=metrics)
+        self._log = AccessLog() if config.access_log else None
+        app = create_app(
+            self._engine,
+            front,
+            config,
+            lifecycle=self._lifecycle,
+            metrics=metrics,
+            log=self._log,
+        )
         self._http = _Uvicorn(
             uvicorn.Config(
                 app,
@@ -232,3 +241,5 @@ class Front:
         """Ends HTTP. at_once: without waiting for responses."""
         self._http.should_exit, self._http.force_exit = True, at_once
         await http
+        if self._log is not None:
+            self._log.close()

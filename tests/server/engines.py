@@ -37,9 +37,9 @@ def config(model: Path, **changes: Any) -> EngineConfig:
 class Running:
     """An engine in its process, and the loop of its client."""
 
-    def __init__(self, config: EngineConfig):
+    def __init__(self, config: EngineConfig, process: EngineProcess):
         self.ended: list[AnswerMetrics] = []
-        self.process = EngineProcess()
+        self.process = process
         self.process.send_config(config)
         self.client = EngineClient(self.process, self.ended.append)
         self._loop = asyncio.new_event_loop()
@@ -56,7 +56,20 @@ class Running:
 @contextmanager
 def running(config: EngineConfig) -> Iterator[Running]:
     """An engine that is loaded, or about to be, until the end of the block."""
-    engine = Running(config)
+    with _running(config, EngineProcess()) as engine:
+        yield engine
+
+
+@contextmanager
+def running_script(script: str, config: EngineConfig) -> Iterator[Running]:
+    """Likewise, a process that runs a script of Python in the engine's place."""
+    with _running(config, EngineProcess(("-c", script))) as engine:
+        yield engine
+
+
+@contextmanager
+def _running(config: EngineConfig, process: EngineProcess) -> Iterator[Running]:
+    engine = Running(config, process)
     try:
         yield engine
     finally:

@@ -15,7 +15,7 @@ import pytest
 
 from predict import LLM, SamplingParams
 from predict.engine.samples import StreamOutput
-from predict.errors import EXIT_USAGE, UserError
+from predict.errors import UserError
 from predict.server.engine_client import Answer, EngineClient, EngineDied
 from tests.server.engines import (
     GREEDY,
@@ -28,7 +28,6 @@ from tests.server.engines import (
     texts,
     write_model,
 )
-from tests.support import tiny
 from tests.support.paths import ROOT
 from tests.support.texts import PROMPTS
 
@@ -247,8 +246,9 @@ def test_an_engine_ends_with_its_front(model: Path) -> None:
     front = (
         "import sys\n"
         "from pathlib import Path\n"
+        "from predict.server.engine_client import EngineProcess\n"
         "from tests.server.engines import Running, config\n"
-        "engine = Running(config(Path(sys.argv[1])))\n"
+        "engine = Running(config(Path(sys.argv[1])), EngineProcess())\n"
         "engine.run(engine.client.ready())\n"
         "print(engine.process.process_id, flush=True)\n"
         "sys.stdin.read()\n"
@@ -268,17 +268,3 @@ def test_an_engine_ends_with_its_front(model: Path) -> None:
     # Ends once both have ended: both have it.
     assert "the server's front process has ended" in process.stderr.read()
     process.wait()
-
-
-def test_a_model_that_cannot_be_loaded_is_the_users_error(tmp_path: Path) -> None:
-    model = tiny.write(tmp_path / "model")
-    (model / "model.safetensors").unlink()
-
-    async def main(client: EngineClient) -> None:
-        with pytest.raises(UserError, match=str(tmp_path)):
-            await client.ready()
-        assert client.exit_code == EXIT_USAGE
-        assert str(tmp_path) in await client.last_words()
-
-    with running(config(model)) as engine:
-        engine.run(main(engine.client))
