@@ -10,8 +10,9 @@ import importlib
 import pkgutil
 
 from predict.errors import one_of
+from predict.guide import Guide
 from predict.text.deltas import ContentDelta, Delta, Parser
-from predict.text.lark import GuideContext
+from predict.text.lark import GuideContext, Rules, literal
 from predict.text.markup import StepParser
 from predict.text.reasoning import ReasoningFormat, ReasoningParser
 from predict.text.tool_calls._messages import template_messages
@@ -23,6 +24,7 @@ __all__ = [
     "Tool",
     "ToolUse",
     "answer_parser",
+    "content_guide",
     "detected",
     "format_of",
     "known_formats",
@@ -75,6 +77,30 @@ def answer_parser(
         return parser_of(row, use)
     inner: Parser = parser_of(row, use) if row is not None and use.allowed else _Plain()
     return inner if thoughts is None else ReasoningParser(thoughts, is_thinking, inner)
+
+
+def content_guide(row: Format | None, guide: Guide, context: GuideContext) -> Guide:
+    """A guide for a whole answer whose content is as `guide` has it; thoughts come ahead of it.
+
+    Grammars and structural tags stay as they are: they may say themselves what comes ahead.
+    """
+    around = None if row is None else row.around_content
+    if around is None and context.thoughts is None:
+        return guide
+    rules = Rules(context)
+    if guide.kind == "json_schema" and guide.text not in ("true", "false"):
+        content = f"%json {guide.text}"
+    elif guide.kind == "json_object":
+        content = '%json {"type":"object"}'
+    elif guide.choice is not None:
+        content = rules.rule(" | ".join(map(literal, guide.choice)))
+    else:
+        return guide
+    return Guide(grammar=rules.grammar((around or _behind_thoughts)(rules, content)))
+
+
+def _behind_thoughts(rules: Rules, content: str) -> str:
+    return f"{rules.thought()} {content}"
 
 
 class _Plain:

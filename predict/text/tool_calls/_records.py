@@ -11,7 +11,7 @@ from predict.errors import UserError, one_of, quoted
 from predict.guide import Guide
 from predict.system.files import json_type
 from predict.text.deltas import call_id
-from predict.text.lark import GuideContext
+from predict.text.lark import GuideContext, Rules
 from predict.text.markup import Output, Reader, Steps
 
 CHOICES = ("auto", "none", "required")
@@ -104,3 +104,5 @@ class Format:
     new_id: Callable[[], str] = call_id
     # Whether all answers have markup, thoughts included, with tools and without.
     is_whole: bool = False
+    # What stands around a rule for the content, thoughts ahead of it; None: thoughts alone.
+    around_content: Callable[[Rules, str], str] | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from predict.guide import Guide
-from predict.text.lark import GuideContext, literal
+from predict.text.lark import GuideContext, Rules, literal
 from predict.text.markup import Emit, Output, Reader, Steps
 from predict.text.tool_calls._guides import ToolRules, guide_of
 from predict.text.tool_calls._json import NO_ARGUMENTS
@@ -68,9 +68,6 @@ def _guide(use: ToolUse, context: GuideContext) -> Guide | None:
 
 def _start(rules: ToolRules) -> str:
     channel, message = rules.mark(CHANNEL), rules.mark(MESSAGE)
-    body = f"{message} {rules.text_until(END)}"
-    following = f'{rules.mark(START)} "assistant"'
-    others = f'({channel} ("analysis" | "commentary") {body} {following})*'
     json = f'" "? ({rules.mark(CONSTRAIN)}? "json")?'
 
     def called(tool: Tool) -> str:
@@ -81,9 +78,23 @@ def _start(rules: ToolRules) -> str:
 
     call = rules.any_tool(called)
     if rules.use.is_forced:
-        return f"{others} {call}"
-    final = rules.rule(f'{channel} "final" {message} {rules.free_text()}')
-    return f"{others} ({call} | {final})"
+        return f"{_other_messages(rules)} {call}"
+    return f"{_other_messages(rules)} ({call} | {_final(rules, rules.free_text())})"
+
+
+def _other_messages(rules: Rules) -> str:
+    """Thoughts, and what is said ahead of a call."""
+    body = f"{rules.mark(MESSAGE)} {rules.text_until(END)}"
+    following = f'{rules.mark(START)} "assistant"'
+    return f'({rules.mark(CHANNEL)} ("analysis" | "commentary") {body} {following})*'
+
+
+def _final(rules: Rules, content: str) -> str:
+    return rules.rule(f'{rules.mark(CHANNEL)} "final" {rules.mark(MESSAGE)} {content}')
+
+
+def _around_content(rules: Rules, content: str) -> str:
+    return f"{_other_messages(rules)} {_final(rules, content)}"
 
 
 FORMAT = Format(
@@ -94,4 +105,5 @@ FORMAT = Format(
     reads=_reads,
     guide=_guide,
     is_whole=True,
+    around_content=_around_content,
 )

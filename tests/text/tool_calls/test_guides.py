@@ -15,7 +15,14 @@ from predict.errors import UserError
 from predict.guide import MAX_GRAMMAR_BYTES, Guide
 from predict.text.guides import LIMITS, pieces
 from predict.text.reasoning import FORMATS as REASONING
-from predict.text.tool_calls import GuideContext, Tool, ToolUse, format_of, known_formats
+from predict.text.tool_calls import (
+    GuideContext,
+    Tool,
+    ToolUse,
+    content_guide,
+    format_of,
+    known_formats,
+)
 from tests.text.tool_calls.published import (
     ALL,
     DEEPSEEK_V3,
@@ -198,6 +205,37 @@ def test_thoughts_come_ahead_of_calls(case: Published, thoughts: str, special: b
         assert takes(closed, row.begin + thought + call, marks, special)
         assert takes(closed, call, marks, special)
     assert not takes(guide_for(case.format, FORCED, marks, thoughts, True), call, marks, special)
+
+
+CONTENTS = [
+    (Guide(json_schema={"type": "integer"}), "17", '"17"'),
+    (Guide(json_object=True), '{"a": 1}', "[1]"),
+    (Guide(choice=("yes", 'n"o')), 'n"o', "no"),
+]
+
+
+@pytest.mark.parametrize(("guide", "good", "bad"), CONTENTS)
+def test_thoughts_come_ahead_of_guided_content(guide: Guide, good: str, bad: str) -> None:
+    row = REASONING["think"]
+    ids = tokenizer_of(row.kept_tokens, True)[0].ids
+    context = GuideContext(ids.get, row, is_thinking=True)
+    made = content_guide(None, guide, context)
+    assert takes(made, f"Hm.</think>\n\n{good}", row.kept_tokens)
+    assert not takes(made, f"Hm.</think>\n\n{bad}", row.kept_tokens)
+    assert content_guide(None, guide, GuideContext(ids.get)) is guide
+
+
+@pytest.mark.parametrize(("guide", "good", "bad"), CONTENTS)
+def test_guided_content_stands_in_harmonys_final_message(guide: Guide, good: str, bad: str) -> None:
+    row = format_of("harmony")
+    ids = tokenizer_of(row.kept_tokens, True)[0].ids
+    made = content_guide(row, guide, GuideContext(ids.get))
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    final = "<|channel|>final<|message|>"
+    assert takes(made, thought + final + good, row.kept_tokens)
+    assert takes(made, final + good, row.kept_tokens)
+    assert not takes(made, final + bad, row.kept_tokens)
+    assert not takes(made, good, row.kept_tokens)
 
 
 REFERRING = {
