@@ -249,7 +249,8 @@ class ClientAnswer:
         if ended.output is not None:
             self._pieces += [
                 StreamOutput(
-                    each.text, each.token_ids, each.finish_reason, each.index, 0, each.error
+                    *(each.text, each.token_ids, each.finish_reason, each.index, 0, each.error),
+                    each.logprobs,
                 )
                 for each in ended.output.outputs
             ]

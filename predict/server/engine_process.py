@@ -13,8 +13,10 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from predict.engine.failures import explained
@@ -64,12 +66,18 @@ class Link:
         self._sock = sock
         self._messages: Messages[FromFront] = Messages(FromFront)
         self._unsent: deque[memoryview] = deque()
+        self._wakes = os.eventfd(0, os.EFD_NONBLOCK)
         self._poll = select.poll()
+        self._poll.register(self._wakes, select.POLLIN)
+
+    def wake(self) -> None:
+        """Has `received` return, if it waits. May be called by any thread."""
+        os.eventfd_write(self._wakes, 1)
 
     def received(self, wait: bool) -> list[FromFront]:
         """What the front has sent since the last time.
 
-        wait: for at least one message. Raises FrontEnded.
+        wait: for at least one message, or `wake`. Raises FrontEnded.
         """
         while True:
             self._flush()
@@ -90,7 +98,9 @@ class Link:
             else:
                 unsent = select.POLLOUT if self._unsent else 0
                 self._poll.register(self._sock, select.POLLIN | unsent)
-                self._poll.poll()
+                if any(found == self._wakes for found, _ in self._poll.poll()):
+                    os.eventfd_read(self._wakes)
+                    return []
 
     def send(self, message: FromEngine) -> None:
         """Sends a message, or keeps it for later. Raises FrontEnded."""
@@ -142,6 +152,8 @@ class EngineLoop:
         self._link = link
         self._live: dict[int, _Live] = {}  # by the front's ids
         self._by_request: dict[int, _Live] = {}  # by the engine's ids
+        # Not begun: their guides are compiled, on threads that no step waits for.
+        self._compiling: dict[int, _Live] = {}
         self._pieces: list[tuple[int, list[StreamOutput]]] = []  # that are not sent yet
         self._ended: list[Ended] = []
 
@@ -152,6 +164,8 @@ class EngineLoop:
                 if isinstance(message, Stop):
                     return
                 self._obey(message)
+            if self._compiling:
+                self._begin_compiled()
             if self._live:
                 self._step()
             self._send()
@@ -160,8 +174,10 @@ class EngineLoop:
         if isinstance(message, Add):
             self._add(message)
         elif isinstance(message, Abort):
-            live = self._live.get(message.request_id)
-            if live is not None:
+            if live := self._compiling.pop(message.request_id, None):
+                live.samples.abandon()
+                self._collect([live])
+            elif live := self._live.get(message.request_id):
                 self._llm.abort([live.samples])
                 self._collect([live])
         elif isinstance(message, AskStats):
@@ -173,19 +189,41 @@ class EngineLoop:
             samples = self._llm.samples(
                 message.prompt_token_ids, message.params, streamed=message.streamed
             )
-            self._llm.queue([samples])
-        except UserError as error:
-            self._ended.append(Ended(message.request_id, None, refused=str(error)))
-            return
+            live = _Live(message, samples)
+            if samples.guide is None:
+                self._begin(live)
+            else:
+                self._compiling[live.request_id] = live
+                samples.guide.add_done_callback(lambda _: self._link.wake())
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
-            self._pieces.append((message.request_id, [StreamOutput("", (), "error", error=text)]))
-            self._ended.append(Ended(message.request_id, None))
-            return
-        live = _Live(message, samples)
-        self._live[message.request_id] = live
-        for request in samples.requests:
+            self._refuse(message.request_id, error)
+
+    def _begin_compiled(self) -> None:
+        for live in list(self._compiling.values()):
+            guide = live.samples.guide
+            if guide is not None and guide.done():
+                del self._compiling[live.request_id]
+                try:
+                    guide.result()
+                    self._begin(live)
+                except Exception as error:
+                    self._refuse(live.request_id, error)
+
+    def _begin(self, live: _Live) -> None:
+        """Has the engine run an answer's requests. Raises UserError, with nothing queued."""
+        self._llm.queue([live.samples])
+        self._live[live.request_id] = live
+        for request in live.samples.requests:
             self._by_request[request.request_id] = live
+
+    def _refuse(self, request_id: int, error: Exception) -> None:
+        """Ends an answer that never ran."""
+        if isinstance(error, UserError):
+            self._ended.append(Ended(request_id, None, refused=str(error)))
+            return
+        text = f"{type(error).__name__}: {error}"
+        self._pieces.append((request_id, [StreamOutput("", (), "error", error=text)]))
+        self._ended.append(Ended(request_id, None))
 
     def _step(self) -> None:
         batch, finished = self._llm.engine.step()
@@ -222,9 +260,9 @@ class EngineLoop:
             self._ended.append(Ended(live.request_id, metrics_of(live), output))
 
     def _forget(self, live: _Live) -> None:
-        del self._live[live.request_id]
+        self._live.pop(live.request_id, None)  # else it never began
         for request in live.samples.requests:
-            del self._by_request[request.request_id]
+            self._by_request.pop(request.request_id, None)
 
     def _send(self) -> None:
         if self._pieces or self._ended:
@@ -243,6 +281,10 @@ def metrics_of(live: _Live) -> AnswerMetrics:
     else:
         num_output_tokens = sum(r.num_known_tokens - r.num_prompt_tokens for r in requests)
 
+    per_token = None
+    if len(times) > 1 and first.beam_group is None:  # whose tokens all come at the end
+        per_token = (times[-1] - times[0]) / (len(times) - 1)
+
     def since(when: float | None) -> float | None:
         return None if when is None else max(when - live.sent_at, 0.0)
 
@@ -253,30 +295,15 @@ def metrics_of(live: _Live) -> AnswerMetrics:
         num_preemptions=sum(request.num_preemptions for request in requests),
         queue_seconds=since(first.first_scheduled_time),
         time_to_first_token=since(first.first_token_time),
-        time_per_output_token=(times[-1] - times[0]) / (len(times) - 1) if times[1:] else None,
-        seconds=since(max(ends, default=live.sent_at)) or 0.0,
+        time_per_output_token=per_token,
+        seconds=since(max(ends, default=time.perf_counter())) or 0.0,
         finish_reasons=tuple(request.finish_reason or "" for request in requests),
     )
 
 
 def stats_of(llm: LLM) -> Stats:
     """The engine's counts so far."""
-    stats, scheduler = llm.stats(), llm.engine.scheduler
-    return Stats(
-        num_running=scheduler.num_running,
-        num_waiting=scheduler.num_waiting,
-        num_steps=stats.num_steps,
-        num_prompt_tokens=stats.num_prompt_tokens,
-        num_output_tokens=stats.num_output_tokens,
-        num_prefix_hit_tokens=stats.num_prefix_hit_tokens,
-        num_preemptions=stats.num_preemptions,
-        num_draft_tokens=stats.num_draft_tokens,
-        num_accepted_draft_tokens=stats.num_accepted_draft_tokens,
-        num_draft_spans=stats.num_draft_spans,
-        num_cache_blocks=stats.num_cache_blocks,
-        num_used_blocks=stats.num_used_blocks,
-        peak_memory_bytes=stats.peak_memory_bytes,
-    )
+    return Stats(**asdict(llm.stats()))
 
 
 def info_of(llm: LLM) -> ModelInfo:

@@ -40,6 +40,9 @@ _COUNTERS = (
     ("num_draft_spans", "spec_decode_num_drafts", "Steps of a sequence with draft tokens."),
     ("num_draft_tokens", "spec_decode_num_draft_tokens", "Draft tokens that were verified."),
     ("num_accepted_draft_tokens", "spec_decode_num_accepted_tokens", "Draft tokens that stood."),
+    ("num_mask_steps", "guided_steps", "Steps with masks of guides."),
+    ("mask_seconds", "guided_mask_seconds", "Seconds that these masks took on the host."),
+    ("num_forced_tokens", "guided_forced_tokens", "Tokens that guides forced, without a step."),
 )
 _GAUGES = (
     ("num_running", "num_requests_running", "Sequences in the batch."),
@@ -58,7 +61,8 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        disable_created_metrics()  # a second line for each, with the time of its first count
+        # No second line for each with the time of its first count.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)  # of the front
         PlatformCollector(registry=registry)

@@ -51,7 +51,7 @@ class AnswerMetrics(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """Counts of the engine since it was started; sizes in bytes, prefix hits in tokens."""
+    """predict.llm.EngineStats: counts since the start; sizes in bytes, prefix hits in tokens."""
 
     num_running: int  # sequences in the batch
     num_waiting: int
@@ -66,6 +66,9 @@ class Stats(msgspec.Struct, frozen=True):
     num_cache_blocks: int
     num_used_blocks: int
     peak_memory_bytes: int
+    num_mask_steps: int = 0  # steps with masks of guides
+    mask_seconds: float = 0.0  # that they took on the host
+    num_forced_tokens: int = 0  # that guides forced, and that took no step of their own
 
 
 # From the front to the engine.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from predict import LLM, SamplingParams
+from predict import LLM, Guide, SamplingParams
 from predict.engine.samples import StreamOutput
 from predict.errors import UserError
 from predict.server.engine_client import Answer, EngineClient, EngineDied
@@ -135,6 +135,28 @@ def test_a_refused_request_fails_alone(engine: Running, prompts: list[list[int]]
         for task in good:
             assert sum(len(piece.token_ids) for piece in await task) == 16
         assert engine.client.num_in_flight == 0
+        await nothing_runs(engine.client)
+
+    engine.run(main())
+
+
+def test_guides_are_compiled_beside_the_steps(engine: Running, prompts: list[list[int]]) -> None:
+    def guided(**guide: object) -> SamplingParams:
+        return SamplingParams(temperature=0.0, max_new_tokens=40, guide=Guide.of(guide))
+
+    async def main() -> None:
+        plain = asyncio.create_task(all_pieces(engine.client, prompts[0], GREEDY))
+        for streamed in (True, False):
+            pieces = await all_pieces(
+                engine.client, prompts[1], guided(choice=("yes", "no")), streamed
+            )
+            assert texts(pieces)[0] in ("yes", "no")
+            with pytest.raises(UserError, match="regex"):
+                await all_pieces(engine.client, prompts[1], guided(regex="(unclosed"), streamed)
+        gone = engine.client.add(prompts[1], guided(regex="[ab]{30}"), streamed=True)
+        gone.abort()
+        assert [p.finish_reason async for pieces in gone for p in pieces][-1] == "abort"
+        assert len(await plain) == 16
         await nothing_runs(engine.client)
 
     engine.run(main())
