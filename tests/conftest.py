@@ -1,14 +1,20 @@
-"""Options and markers of the whole test suite."""
+"""Options, markers and shared fixtures of the whole test suite."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from predict.device import library
 from tests.fake_gpu.libraries import ENVIRONMENT
+from tests.support.cpu_kernels import CANDIDATES, force, refusal
+from tests.support.golden import OPERATORS
+from tests.support.paths import DEMO
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,3 +39,42 @@ def compiled() -> library.Library:
     if library.find() is None:
         pytest.skip(f"no compiled operators; build them: {library.build_command()}")
     return library.require()
+
+
+@pytest.fixture(params=CANDIDATES)
+def candidate(request: pytest.FixtureRequest, compiled: library.Library) -> Iterator[str]:
+    """Each candidate of the module's OPERATOR in turn, forced for all operators."""
+    reason = refusal(compiled, request.module.OPERATOR, request.param)
+    if reason:
+        pytest.skip(reason)
+    assert force(compiled, request.param) is None
+    yield request.param
+    force(compiled, "")
+
+
+@pytest.fixture(params=list(OPERATORS))
+def operators(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Settings of plain Paddle's operators, then of the compiled ones."""
+    if request.param == "fused":
+        request.getfixturevalue("compiled")
+    return OPERATORS[request.param]
+
+
+@pytest.fixture(scope="session")
+def demo_with_scales(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model with scales of its cache."""
+    directory = tmp_path_factory.mktemp("demo") / "model"
+    directory.mkdir()
+    for path in DEMO.iterdir():
+        os.symlink(path, directory / path.name)
+    heads = json.loads((DEMO / "config.json").read_text())
+    scales = {
+        f"llama.layers.{layer}.self_attn.cache{which}_matmul.activation_quanter": [
+            12.0 if which == "k" else 6.0
+        ]
+        * heads["num_key_value_heads"]
+        for layer in range(heads["num_hidden_layers"])
+        for which in "kv"
+    }
+    (directory / "cachekv_scales.json").write_text(json.dumps(scales))
+    return directory

@@ -15,7 +15,8 @@ import pytest
 from predict import LLM, AsyncLLM, EngineConfig, SamplingParams
 from predict.errors import UserError
 from predict.nn.inputs import ForwardInputs
-from tests.test_llm import DEMO, PROMPTS
+from tests.support.paths import DEMO
+from tests.support.texts import PROMPTS
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=16, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_new_tokens=200, ignore_eos=True)

@@ -18,10 +18,10 @@ from predict.errors import UserError
 from predict.loading.model import choose_backend, load_decoder, read_spec
 from predict.request import RequestOutput
 from tests.support import tiny
+from tests.support.paths import DEMO
+from tests.support.texts import PROMPTS
 
-DEMO = Path(__file__).parents[1] / "examples" / "demo_model"
 TOKENIZER = Path(__file__).parent / "data" / "tokenizers" / "byte_level"
-PROMPTS = ["def add(a, b):", "class Stack:\n", 'text = "naïve café — 日本語"\n']
 
 
 @pytest.fixture(scope="module")

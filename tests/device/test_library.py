@@ -15,7 +15,7 @@ from predict import doctor
 from predict.device import built as built_files
 from predict.device import devices, library
 from predict.device.devices import DriverInfo, InstalledPaddle
-from tests.hostile.case import write_model
+from tests.support import tiny
 from tests.support.built_libraries import BUILT, this_paddle, write_library
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -303,7 +303,7 @@ assert level.value == library.GLOG_WARNING, level  # later warnings are seen
 def test_static_run_has_no_idle_warnings_and_leaves_warnings_on(
     compiled: library.Library, tmp_path: Path
 ) -> None:
-    model = write_model(tmp_path / "model")
+    model = tiny.write_with_tokenizer(tmp_path / "model")
     data = tmp_path / "prompts.jsonl"
     data.write_text('{"src": "hello", "tgt": ""}\n')
     process = subprocess.run(

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +18,19 @@ from predict.engine.request_state import BeamGroup, Request
 from predict.errors import UserError
 from predict.nn.cache_formats import kv_format_of
 from predict.predictor import main
-from predict.request import RequestOutput, TokenLogprobs
-from tests.engine.test_quantized_caches import CACHE_TYPES, PROMPTS, model
-from tests.engine.test_quantized_caches import config as kv_config
-from tests.test_golden import DEMO, GOLDEN, OPERATORS, config, golden, greedy
+from predict.request import RequestOutput
+from tests.support.beams import (
+    check,
+    check_all,
+    check_neighbours,
+    params_of,
+    searches,
+)
+from tests.support.golden import config, golden, greedy
+from tests.support.paths import DEMO
+from tests.support.quantized_caches import CACHE_TYPES, PROMPTS, model
+from tests.support.quantized_caches import config as kv_config
 
-SCORE_TOLERANCE = 2e-3  # float32 sums in another order, of some twenty tokens
 # How the searches may be cut into steps and blocks, and what stands beside them in the batch.
 COMPOSITIONS: dict[str, dict[str, Any]] = {
     "one by one, reserved": {"batch_size": 8},
@@ -41,52 +45,6 @@ COMPOSITIONS: dict[str, dict[str, Any]] = {
         "num_cache_blocks": 26,
     },
 }
-
-
-@functools.cache
-def searches(name: str) -> list[dict[str, Any]]:
-    found = json.loads((GOLDEN / "beams.json").read_text())["searches"]
-    return [search for search in found if search["model"].endswith(name)]
-
-
-def params_of(search: dict[str, Any]) -> SamplingParams:
-    names = ("num_beams", "length_penalty", "early_stopping")
-    return SamplingParams(
-        max_new_tokens=search["max_new_tokens"],
-        min_length=search["min_new_tokens"],
-        repetition_penalty=search["repetition_penalty"],
-        stop_token_ids=search["eos"],
-        ignore_eos=True,
-        n=search["num_return_sequences"],
-        **{name: search[name] for name in names},
-    )
-
-
-def check(output: RequestOutput, search: dict[str, Any]) -> None:
-    assert [list(answer.token_ids) for answer in output.outputs] == search["sequences"]
-    scores: list[Any] = [answer.score for answer in output.outputs]
-    np.testing.assert_allclose(scores, search["scores"], atol=SCORE_TOLERANCE, rtol=0)
-    assert output.token_ids == output.outputs[0].token_ids
-    for answer in output.outputs:
-        ended = answer.token_ids[-1] in search["eos"]
-        assert answer.finish_reason == ("stop" if ended else "length")
-
-
-def check_all(llm: LLM, name: str) -> None:
-    """Every golden search in one call, so that they share the batch."""
-    wanted = searches(name)
-    params = [params_of(search) for search in wanted]
-    outputs = llm.generate([search["prompt"] for search in wanted], params)
-    for output, search in zip(outputs, wanted, strict=True):
-        check(output, search)
-    assert llm.stats().num_used_blocks == 0
-
-
-@pytest.fixture(params=list(OPERATORS))
-def operators(request: pytest.FixtureRequest) -> dict[str, Any]:
-    if request.param == "fused" and library.find() is None:
-        pytest.skip("no compiled operators; build them: python csrc/setup_cpu.py install")
-    return OPERATORS[request.param]
 
 
 @pytest.mark.parametrize("case", ["llama_gqa", "qwen2", "mistral_window"])
@@ -117,43 +75,6 @@ def test_exported_program_finds_the_same(operators: dict[str, Any], tmp_path: Pa
     settings = {"attention": "append", "batch_size": 16, **operators}
     export_model(config("qwen2", **settings), tmp_path)
     check_all(LLM(config(tmp_path, mode="static", **settings)), "qwen2")
-
-
-def check_neighbours(llm: LLM) -> None:
-    """Greedy, measured and seeded requests beside searches answer as alone, and so do these."""
-    expected, wanted = golden("llama_gqa"), searches("llama_gqa")[::7]
-    prompt = expected["prompts"][3]
-    drawn = SamplingParams(max_new_tokens=12, seed=5, top_k=20, repetition_penalty=1.2)
-    measured = replace(drawn, logprobs=2, prompt_logprobs=1, no_repeat_ngram_size=3)
-    alone = llm.generate([prompt], drawn)[0].token_ids
-    measured_alone = llm.generate([prompt], measured)[0]
-    num_new = len(expected["greedy"][0])
-    plain = SamplingParams(max_new_tokens=num_new, temperature=0.0, ignore_eos=True)
-    prompts: list[Sequence[int]] = []
-    params: list[SamplingParams] = []
-    for index, search in enumerate(wanted):
-        prompts += [search["prompt"], expected["prompts"][index % 5], prompt, prompt]
-        params += [params_of(search), plain, drawn, measured]
-    outputs = llm.generate(prompts, params)
-    for index, search in enumerate(wanted):
-        check(outputs[4 * index], search)
-        assert list(outputs[4 * index + 1].token_ids) == expected["greedy"][index % 5]
-        assert outputs[4 * index + 2].token_ids == alone
-        found = outputs[4 * index + 3].outputs[0]
-        assert found.token_ids == measured_alone.token_ids
-        assert values_of(found.logprobs) == pytest.approx(
-            values_of(measured_alone.outputs[0].logprobs), abs=1e-3
-        )
-        assert values_of(outputs[4 * index + 3].prompt_logprobs) == pytest.approx(
-            values_of(measured_alone.prompt_logprobs), abs=1e-3
-        )
-    assert llm.stats().num_used_blocks == 0
-
-
-def values_of(tokens: Sequence[TokenLogprobs | None] | None) -> list[float]:
-    """The logprobs of tokens, and of the likeliest ones beside each."""
-    assert tokens
-    return [entry.logprob for token in tokens if token for entry in token.values()]
 
 
 def test_neighbours_in_the_batch_change_nothing(operators: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -28,25 +28,6 @@ def request(number: int = 0, prompt: int = 1) -> Request:
     made = Request(number, list(range(prompt)), SamplingParams())
     made.max_num_tokens = 1 << 20
     return made
-
-
-class Generous(DraftPolicy):
-    """Has as many drafts as acceptance makes worthwhile, whatever they take."""
-
-    def __init__(self, max_length: int, max_rows: int, costs: Costs, looks_up: bool):
-        super().__init__(max_length, max_rows, costs, looks_up)
-        for _ in range(FEWEST_TIMES):
-            super().stepped(1, [], 0, False, 1.0)
-
-    def stepped(
-        self,
-        num_decoding: int,
-        lengths: Sequence[int],
-        num_accepted: int,
-        waited: bool,
-        seconds: float | None,
-    ) -> None:
-        """Everything is free."""
 
 
 def made(max_length: int, max_rows: int, costs: Costs, looks_up: bool) -> DraftPolicy:

@@ -33,7 +33,7 @@ from predict.nn.cache_formats import kv_format_of
 from predict.nn.inputs import empty_example
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import LinearPlan, WeightNames, plan_weights
-from tests.test_golden import GOLDEN
+from tests.support.golden import GOLDEN
 
 SPEC = DecoderSpec(
     model_type="llama",

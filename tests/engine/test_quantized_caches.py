@@ -9,21 +9,15 @@ from typing import Any
 import pytest
 
 from export.export_model import export_model
-from predict import LLM, EngineConfig, SamplingParams
+from predict import LLM, EngineConfig
 from predict.device import library
 from predict.errors import UserError
 from predict.loading.manifest import load_manifest
 from predict.loading.memory import bytes_per_token, check_cpu_memory, num_cache_blocks
 from predict.loading.model import read_spec
 from tests.support import tiny
+from tests.support.quantized_caches import CACHE_TYPES, PROMPTS, SHAPES, config, greedy, model
 
-CACHE_TYPES = ("dynamic", "static", "fp8", "int4")
-# A window and GQA; the second one's rows have odd halves in int4.
-SHAPES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "window, head_dim 20": {"model_type": "mistral", "sliding_window": 24, "head_dim": 20},
-}
-PROMPTS = [[5 + i, *range(7, 7 + 9 * i), 3] for i in range(1, 6)]
 COMPOSITIONS: tuple[dict[str, Any], ...] = (
     {"batch_size": 1},
     {"batch_size": 4, "attention": "block", "block_size": 64},
@@ -31,28 +25,6 @@ COMPOSITIONS: tuple[dict[str, Any], ...] = (
     # Too few blocks for five sequences at once: some are preempted and computed again.
     {"batch_size": 5, "attention": "append", "num_cache_blocks": 8},
 )
-
-
-def model(directory: Path, changes: dict[str, Any]) -> Path:
-    """A tiny checkpoint with scales of its caches."""
-    tiny.write(directory, changes)
-    scales = {
-        f"llama.layers.{layer}.self_attn.cache{which}_matmul.activation_quanter": [4.0, 4, 3.5, 3]
-        for layer in range(2)
-        for which in "kv"
-    }
-    (directory / "cachekv_scales.json").write_text(json.dumps(scales))
-    return directory
-
-
-def config(directory: Path, **changes: Any) -> EngineConfig:
-    values = {"max_length": 96, "block_size": 16, "inference_model": True, **changes}
-    return EngineConfig(model_name_or_path=str(directory), **values)
-
-
-def greedy(llm: LLM, prompts: list[list[int]] = PROMPTS) -> list[tuple[int, ...]]:
-    params = SamplingParams(max_new_tokens=24, temperature=0.0, ignore_eos=True)
-    return [output.token_ids for output in llm.generate(prompts, params)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -27,8 +27,9 @@ from predict.engine.scheduler import (
 )
 from predict.errors import UserError
 from predict.request import MAX_LOGPROBS, TokenLogprobs
-from tests.engine import test_scheduler
-from tests.test_llm import DEMO, PROMPTS
+from tests.support import scheduler_traffic
+from tests.support.paths import DEMO
+from tests.support.texts import PROMPTS
 
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=7, max_new_tokens=12)
 DRAFTS = {
@@ -315,7 +316,7 @@ def test_samples_wait_for_the_first_ones_blocks_only(llm: LLM) -> None:
         assert [span.request.request_id for span in batch.spans] == [1, 2]
 
 
-class GroupSimulation(test_scheduler.Simulation):
+class GroupSimulation(scheduler_traffic.Simulation):
     """Prompts come several times in a row, as samples do, and some want their logprobs."""
 
     def add(self, prompt: list[int], params: SamplingParams) -> None:
@@ -330,7 +331,9 @@ class GroupSimulation(test_scheduler.Simulation):
                 request.logprobs = LogprobRecord(None, 0, len(prompt))
 
     def _check_turn(self, waits: bool, what: str) -> None:
-        going = (r for r in self.unfinished.values() if not test_scheduler.awaits_its_last_token(r))
+        going = (
+            r for r in self.unfinished.values() if not scheduler_traffic.awaits_its_last_token(r)
+        )
         oldest = min(going, key=lambda request: request.arrival_index, default=None)
         # A sample may wait for the step that computes its prompt, while others go on.
         if oldest is None or not _waits_for_leader(oldest, self.limits.block_size):
@@ -342,12 +345,11 @@ class GroupSimulation(test_scheduler.Simulation):
 def test_samples_and_prompt_logprobs_keep_the_schedulers_promises(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(test_scheduler, "Simulation", GroupSimulation)
     monkeypatch.setattr(scheduler_module, "MAX_PROMPT_LOGITS", 7)
     num_hits = 0
     for seed in range(60):
         rng = random.Random(seed)
-        limits = test_scheduler.config(
+        limits = scheduler_traffic.config(
             max_num_seqs=rng.randint(1, 6),
             max_num_batched_tokens=rng.randint(6, 30),
             max_length=32,
@@ -358,6 +360,8 @@ def test_samples_and_prompt_logprobs_keep_the_schedulers_promises(
             chunked_prefill=rng.random() < 0.7,
             separate_steps=rng.random() < 0.3,
         )
-        simulation = test_scheduler.run_random(limits, seed, 60, mode == "drafts", mode == "ahead")
+        simulation = scheduler_traffic.run_random(
+            limits, seed, 60, mode == "drafts", mode == "ahead", kind=GroupSimulation
+        )
         num_hits += simulation.scheduler.stats.num_prefix_hit_tokens
     assert num_hits > 4000

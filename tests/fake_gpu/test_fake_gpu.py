@@ -30,6 +30,7 @@ WHOLLY_LEFT_OUT = ("test_ops.py", "test_paddle_graphs.py", "test_sanitizer.py")
 # forward pass, or are about what GPUs refuse.
 MOVED = {
     "test_async_llm.py": "cannot_be_drawn",
+    "engine/test_guides.py": "takes_no_step or plain_operators",
     "engine/test_samples.py": "",
     "speculative/test_speculative.py": "draft_model or False",
     "text/test_stop_strings.py": "",

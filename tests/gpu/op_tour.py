@@ -35,7 +35,7 @@ def tour(gpu: devices.Device, dtype: str) -> None:
     """Runs every operator."""
     from predict.loading.build import fold_norms
     from predict.ops import compiled as ops
-    from tests.gpu.op_cases import Heads, Operands, Span, Step
+    from tests.support.gpu_operands import Heads, Operands, Span, Step
 
     operands = Operands(gpu, dtype)
     weights = operands.on_gpu(operands.linear(72, 136, bias=True))

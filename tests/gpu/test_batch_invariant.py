@@ -16,12 +16,9 @@ from predict.device import devices, library
 from predict.nn.decoder import Linear
 from predict.ops import compiled as ops
 from predict.schemes import scheme_of
-from tests.gpu.test_schemes import runs_here
-from tests.schemes.test_schemes import normal
-from tests.speculative.test_support import demo
-from tests.test_batch_invariant import WAYS, answers, check_ways
-
-__all__ = ["demo"]
+from tests.support.batch_invariance import WAYS, answers, check_ways
+from tests.support.gpu_products import runs_here
+from tests.support.schemes import normal
 
 SETTINGS: dict[str, Any] = {"device": "gpu", "batch_invariant": True, "dtype": "bfloat16"}
 SCHEMES = ("weight_only_int8", "weight_only_int4", "a8w8", "a8w8_fp8", "w4a8")
@@ -34,25 +31,31 @@ def skip_unless_here(scheme: str | None) -> None:
 
 
 @pytest.mark.parametrize("scheme", [None, *SCHEMES])
-def test_ways_with_schemes(gpu: devices.Device, demo: Path, scheme: str | None) -> None:
+def test_ways_with_schemes(gpu: devices.Device, demo_with_scales: Path, scheme: str | None) -> None:
     skip_unless_here(scheme)
-    check_ways(demo, {**SETTINGS, "quant_type": scheme}, 12)
+    check_ways(demo_with_scales, {**SETTINGS, "quant_type": scheme}, 12)
 
 
 @pytest.mark.parametrize("cache_type", CACHE_TYPES)
-def test_ways_with_caches(gpu: devices.Device, demo: Path, cache_type: str) -> None:
-    check_ways(demo, {**SETTINGS, "cachekv_int8_type": cache_type}, 12)
+def test_ways_with_caches(gpu: devices.Device, demo_with_scales: Path, cache_type: str) -> None:
+    check_ways(demo_with_scales, {**SETTINGS, "cachekv_int8_type": cache_type}, 12)
 
 
-def test_float16_and_static_mode(gpu: devices.Device, demo: Path, tmp_path: Path) -> None:
+def test_float16_and_static_mode(
+    gpu: devices.Device, demo_with_scales: Path, tmp_path: Path
+) -> None:
     settings = {**SETTINGS, "dtype": "float16"}
-    check_ways(demo, settings, 12)
+    check_ways(demo_with_scales, settings, 12)
     config = EngineConfig(
-        model_name_or_path=str(demo), inference_model=True, attention="append", max_length=256,
-        batch_size=12, **settings,
-    )  # fmt: skip
+        model_name_or_path=str(demo_with_scales),
+        inference_model=True,
+        attention="append",
+        max_length=256,
+        batch_size=12,
+        **settings,
+    )
     export_model(config, tmp_path)
-    wanted = answers(demo, {**settings, **WAYS["alone"]}, 12)
+    wanted = answers(demo_with_scales, {**settings, **WAYS["alone"]}, 12)
     assert answers(tmp_path, {**settings, **WAYS["together"], "mode": "static"}, 12) == wanted
 
 

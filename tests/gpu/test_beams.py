@@ -9,10 +9,10 @@ from predict import LLM, SamplingParams
 from predict.device import devices
 from predict.engine.beams import likeliest, log_softmax
 from predict.ops import compiled as ops
-from tests.engine.test_beams import check_all, check_neighbours
-from tests.gpu.op_cases import Operands
-from tests.gpu.test_engine import FORMS, SETTINGS
-from tests.test_golden import config, golden
+from tests.support.beams import check_all, check_neighbours
+from tests.support.golden import config, golden
+from tests.support.gpu_engines import FORMS, SETTINGS
+from tests.support.gpu_operands import Operands
 
 
 @pytest.mark.parametrize("form", FORMS)

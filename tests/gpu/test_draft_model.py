@@ -16,9 +16,10 @@ from predict.engine.request_state import Request
 from predict.nn.inputs import ForwardInputs
 from predict.ops import compiled as ops
 from predict.speculative.draft_model import DraftModelProposer
-from tests.engine.test_draft_policy import Generous
-from tests.gpu.test_engine import FORMS, SETTINGS
-from tests.test_golden import DEMO, GOLDEN, config, golden
+from tests.support.drafts import Generous
+from tests.support.golden import GOLDEN, config, golden
+from tests.support.gpu_engines import FORMS, SETTINGS
+from tests.support.paths import DEMO
 
 DRAFTS: dict[str, Any] = {
     "speculate_method": "draft_model",

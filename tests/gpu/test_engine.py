@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,53 +12,20 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from export.export_model import export_model
 from predict import LLM, AsyncLLM, EngineConfig, SamplingParams
 from predict.device import devices
 from predict.engine.draft_policy import Costs
-from predict.engine.gpu_runner import GpuRunner
 from predict.errors import UserError
-from tests.engine.test_draft_policy import Generous
 from tests.support import tiny
-from tests.test_golden import (
-    CASES,
-    COMPOSITIONS,
-    DEMO,
-    GOLDEN,
-    check_greedy,
-    config,
-    golden,
-    greedy,
+from tests.support.drafts import Generous
+from tests.support.golden import CASES, COMPOSITIONS, GOLDEN, check_greedy, config, golden, greedy
+from tests.support.gpu_engines import (
+    FORMS,
+    SETTINGS,
+    answer_config,
+    runner_of,
 )
-
-SETTINGS = {"device": "gpu", "inference_model": True, "attention": "append"}
-
-
-def runner_of(llm: LLM) -> GpuRunner:
-    runner = llm.engine.runner
-    assert isinstance(runner, GpuRunner)
-    return runner
-
-
-def without_graphs(llm: LLM) -> LLM:
-    runner_of(llm).pool = None
-    return llm
-
-
-def exported(llm: LLM) -> LLM:
-    """The static model of the same settings."""
-    with tempfile.TemporaryDirectory() as folder:
-        directory = Path(folder)
-        export_model(llm.config, directory)
-        settings = llm.config.changed(model_name_or_path=str(directory), mode="static")
-        return LLM(settings)
-
-
-FORMS: dict[str, Callable[[LLM], LLM]] = {
-    "graph": lambda llm: llm,
-    "eager": without_graphs,
-    "static": exported,
-}
+from tests.support.paths import DEMO
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -207,18 +172,6 @@ def test_sampling_repeats_with_its_seed(gpu: devices.Device) -> None:
 def test_plain_operators_are_refused(gpu: devices.Device) -> None:
     with pytest.raises(UserError, match="--append_attn"):
         LLM(config("llama_gqa", device="gpu"))
-
-
-def answer_config(**changes: Any) -> EngineConfig:
-    values: dict[str, Any] = {
-        "model_name_or_path": str(DEMO),
-        "max_length": 256,
-        "block_size": 16,
-        "batch_size": 4,
-        **SETTINGS,
-        **changes,
-    }
-    return EngineConfig(**values)
 
 
 DRAFTS: dict[str, Any] = {"speculate_method": "lookahead", "speculate_max_draft_token_num": 4}

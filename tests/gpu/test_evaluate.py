@@ -10,7 +10,7 @@ import pytest
 
 from predict.device import devices
 from quant.evaluate import main
-from tests.gpu.test_schemes import runs_here
+from tests.support.gpu_products import runs_here
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo_model"
 ROWS = {

@@ -6,8 +6,8 @@ import pytest
 
 from predict.device import devices
 from predict.schemes import scheme_of
-from tests.gpu.test_schemes import PRODUCT_DISTANCE, check_products
-from tests.schemes.test_schemes import normal
+from tests.support.gpu_products import PRODUCT_DISTANCE, check_products
+from tests.support.schemes import normal
 
 IN, OUT = 400, 272  # no multiples of a unit, a tile or a pair of 16 rows
 ROWS = (1, 2, 8, 17, 33, 64, 128, 200)  # from 257 on a packed weight becomes a matrix

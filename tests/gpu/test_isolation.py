@@ -12,8 +12,9 @@ from predict import LLM, SamplingParams
 from predict.device import devices
 from predict.engine.draft_policy import Costs
 from predict.errors import EngineError
-from tests.engine.test_draft_policy import Generous
-from tests.test_golden import DEMO, config
+from tests.support.drafts import Generous
+from tests.support.golden import config
+from tests.support.paths import DEMO
 
 PLACE = 5
 SETTINGS: dict[str, Any] = {

@@ -15,21 +15,25 @@ from predict.device import devices
 from predict.nn.cache_formats import FORMATS, KvFormat
 from predict.ops import compiled as ops
 from predict.ops import plain as reference
-from tests.engine.test_quantized_caches import CACHE_TYPES, PROMPTS, config, greedy, model
-from tests.gpu.op_cases import Heads, Operands, Span, Step, numpy_of
-from tests.gpu.test_engine import FORMS, runner_of
-from tests.gpu.test_ops import (
+from tests.support.gpu_engines import FORMS, runner_of
+from tests.support.gpu_operands import (
     BLOCK_SIZES,
     DTYPES,
     HEAD_DIMS,
     HEADS,
+    Heads,
+    Operands,
+    Span,
+    Step,
     attention_of,
     compare_rows,
     decode_spans,
+    numpy_of,
     prefill_spans,
 )
-from tests.gpu.test_schemes import DISTANCE
-from tests.schemes.test_schemes import logits_of, relative_error
+from tests.support.gpu_products import DISTANCE
+from tests.support.quantized_caches import CACHE_TYPES, PROMPTS, config, greedy, model
+from tests.support.schemes import logits_of, relative_error
 
 QUANTIZED = [row for row in FORMATS if row.scales != "none"]
 SETTINGS = {"device": "gpu", "attention": "append"}

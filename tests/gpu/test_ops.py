@@ -17,22 +17,27 @@ from predict.engine.logprobs import measure
 from predict.loading.build import fold_norms
 from predict.ops import compiled as ops
 from predict.ops import plain as reference
-from tests.engine.test_sampling_statistics import (
-    LOGITS,
-    NUM_DRAWS,
-    SETTINGS,
-    assert_follows,
-    distribution,
+from tests.support.distributions import LOGITS, NUM_DRAWS, SETTINGS, assert_follows, distribution
+from tests.support.gpu_operands import (
+    BLOCK_SIZES,
+    DTYPES,
+    HEAD_DIMS,
+    HEADS,
+    Heads,
+    Operands,
+    Span,
+    Step,
+    attention_of,
+    compare,
+    compare_rows,
+    decode_spans,
+    numpy_of,
+    prefill_spans,
+    same,
 )
-from tests.gpu.op_cases import Heads, Operands, Span, Step, compare, numpy_of, same
 from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
 
-DTYPES = ("float32", "bfloat16", "float16")
 ROWS = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 128, 129, 200, 256, 257)
-HEAD_DIMS = (64, 80, 96, 128, 256)
-BLOCK_SIZES = (16, 32, 64, 128)
-# (query heads, key/value heads): one to one, one to all, and groups of any size between.
-HEADS = ((1, 1), (8, 8), (8, 2), (14, 2), (32, 4), (16, 1), (9, 3))
 SHAPES = ((64, 64), (200, 136), (131, 67), (1024, 1536))  # K, N
 
 
@@ -132,10 +137,6 @@ def flat(outputs: tuple[Any, list[Any]]) -> list[Any]:
     return [outputs[0], *outputs[1]]
 
 
-def attention_of(operands: Operands, heads: Heads, qk_norm: bool = False) -> Any:
-    return operands.layer(8, 8, heads, False, qk_norm).attention
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
@@ -184,27 +185,6 @@ def check_attention(
     used = step.num_tokens - num_padding
     compare_rows(got[:used], wanted, dtype)
     assert (numpy_of(got[used:]) == 0).all()
-
-
-def compare_rows(got: Any, wanted: Any, dtype: str, roundings: int = 2) -> None:
-    """Each token against its own size: one that sees few positions has the larger values.
-
-    roundings: the weights of the values are rounded as well as the result.
-    """
-    left, right = numpy_of(got), numpy_of(wanted)
-    size = np.sqrt(np.mean(right**2, axis=1, keepdims=True))
-    assert_close(left / size, right / size, dtype, roundings)
-
-
-def decode_spans(block: int) -> list[Span]:
-    lengths = (1, 2, block - 1, block, block + 1, 3 * block - 1, 900, 4096)
-    spans = [Span(length - 1, 1) for length in lengths]
-    return [*spans[:4], Span(0, 0), *spans[4:], Span(50, 0)]
-
-
-def prefill_spans(block: int) -> list[Span]:
-    fresh = [Span(0, n) for n in (1, block - 1, block, block + 1, 257)]
-    return [*fresh, Span(0, 0), Span(block - 1, 2), Span(700, 130), Span(33, 1), Span(321, 5)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from predict.device import devices
 from quant.config import QuantConfig, parse_command_line
 from quant.run_quantization import run
-from tests.quant.test_run import write_model
+from tests.support.quantization import write_model
 
 RUNS = {
     "ptq": ("--quant_type", "a8w8", "--do_ptq", "--smooth", "--smooth_all_linears"),

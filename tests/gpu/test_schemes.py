@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,23 @@ import pytest
 
 from export.export_model import export_model
 from predict import EngineConfig
-from predict.config.quantization import GPU_GROUP_SIZES, GROUP_SIZES, SUPPORT
+from predict.config.quantization import GPU_GROUP_SIZES, GROUP_SIZES
 from predict.device import devices
 from predict.errors import UserError
-from predict.schemes import Quantized, scheme_of
-from tests.loading.test_layouts import CASES, GOLDEN, SCHEMES, open_layout
-from tests.schemes.test_schemes import SETTINGS, answer, logits_of, normal, relative_error
+from predict.schemes import scheme_of
 from tests.support import tiny
+from tests.support.gpu_products import (
+    DISTANCE,
+    PRODUCT_DISTANCE,
+    check_products,
+    runs_here,
+)
+from tests.support.layouts import CASES, GOLDEN, SCHEMES, open_layout
+from tests.support.schemes import SETTINGS, answer, logits_of, normal, relative_error
 
 # Features in multiples of 128, which every scheme's blocks and groups divide.
 SHAPE = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}
 GPU_SETTINGS = {"device": "gpu", "inference_model": True, "attention": "append"}
-# Activations in 16 bits over two layers.
-DISTANCE = {"bfloat16": 0.06, "float16": 0.05}
 # With 8-bit activations, the 16 bits tip codes over, and behind a layer or two other codes have
 # tipped over than in float32: plain Paddle's own logits in float16 are 0.17 (fp8) and 0.04 (int8)
 # from those in float32. So far can two roundings of the same activations be apart: as far as the
@@ -32,22 +35,6 @@ DISTANCE = {"bfloat16": 0.06, "float16": 0.05}
 # compared with the same x below.
 CODES = ("a8w8", "a8w8_fp8", "w4a8")
 CODES_SHARE = 1.4
-# Of a product: root mean square, of the output's. Outputs in 16 bits, a code that tips over on a
-# boundary, and of e4m3 the hardware's 14 bits of a sum (0.0013 and 0.0029 of it with 4,096 and
-# 14,336 columns). Scales of groups are rounded to 16 bits, and codes times
-# scales: in bfloat16 some 0.0016 each, beside the output's own.
-PRODUCT_DISTANCE = {"bfloat16": 5e-3, "float16": 4e-3}
-PRODUCT_ROWS = (1, 2, 13, 17, 64, 128, 300)
-
-
-def runs_here(*schemes: str | None) -> bool:
-    """Whether this GPU has all of the schemes."""
-    try:
-        capability = devices.driver_info().gpus[0].capability
-    except (IndexError, ValueError):
-        return False
-    since = [SUPPORT[scheme].gpu for scheme in schemes if scheme is not None]
-    return all(first is not None and first <= capability for first in since)
 
 
 def skip_unless_product(scheme: str, group_size: int) -> None:
@@ -120,33 +107,6 @@ def test_products_of_groups_are_those_of_plain_paddle(
     if ordered:
         weight = replace(weight, perm=draws.permutation(384).astype(np.int32))
     check_products(gpu, scheme, weight, dtype)
-
-
-def check_products(
-    gpu: devices.Device,
-    scheme: str,
-    weight: Quantized,
-    dtype: str,
-    row_counts: Sequence[int] = PRODUCT_ROWS,
-) -> None:
-    """Asserts that its products with x of so many rows are plain Paddle's with the same x."""
-    import paddle
-    from predict.nn.decoder import Linear
-    from predict.ops import compiled as ops
-
-    module = scheme_of(scheme)
-    num_rows, num_columns = weight.codes.shape
-    paddle.set_device("cpu")
-    plain = module.tensors(weight, "float32", compiled=None)
-    rows = [normal((n, num_columns), seed=n) for n in row_counts]
-    inputs = [paddle.to_tensor(x).astype(dtype).astype("float32").numpy() for x in rows]
-    wanted = [module.product(paddle.to_tensor(x), plain).numpy() for x in inputs]
-    devices.activate(gpu)
-    made = module.tensors(weight, dtype, compiled=ops, place=gpu.place())
-    linear = Linear(scheme, made, None, num_columns, num_rows)
-    for x, want in zip(inputs, wanted, strict=True):
-        got = ops.linear(paddle.to_tensor(x).astype(dtype), linear).astype("float32").numpy()
-        assert relative_error(got, want) < PRODUCT_DISTANCE[dtype], len(x)
 
 
 @pytest.mark.parametrize("name", list(SETTINGS))

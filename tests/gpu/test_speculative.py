@@ -10,11 +10,8 @@ import pytest
 from predict import LLM, SamplingParams
 from predict.config.cache import CACHE_TYPES
 from predict.device import devices
-from tests.gpu.test_schemes import runs_here
-from tests.speculative.test_speculative import METHODS
-from tests.speculative.test_support import config, demo, draft_always, drafting, heldout
-
-__all__ = ["demo"]
+from tests.support.drafts import METHODS, config, draft_always, drafting, heldout
+from tests.support.gpu_products import runs_here
 
 SCHEMES = ("weight_only_int8", "weight_only_int4", "a8w8", "a8w8_fp8", "w4a8")
 PAIRS = [
@@ -38,20 +35,24 @@ MOST_APART = 0.24
 
 
 def check(
-    demo: Path, settings: dict[str, Any], methods: list[str], count: int, exact: bool = True
+    demo_with_scales: Path,
+    settings: dict[str, Any],
+    methods: list[str],
+    count: int,
+    exact: bool = True,
 ) -> None:
     """Texts of `count` prompts with each method against those without drafts."""
     settings = {"device": "gpu", "inference_model": True, "batch_size": 8, **settings}
     settings["max_length"] = 256
     prompts = heldout(count)
     params = SamplingParams(max_new_tokens=32, temperature=0.0, ignore_eos=True, logprobs=5)
-    plain = LLM(config(demo, settings)).generate(prompts, params)
+    plain = LLM(config(demo_with_scales, settings)).generate(prompts, params)
     unmeasured = SamplingParams(max_new_tokens=32, temperature=0.0, ignore_eos=True)
     for method in methods:
         drafts = drafting(method, 8)
         if settings.get("dtype", "float32") == "float32":
             drafts.pop("draft_model_quant_type", None)  # on a GPU, for 16 bits
-        llm = LLM(config(demo, {**settings, **drafts}))
+        llm = LLM(config(demo_with_scales, {**settings, **drafts}))
         assert llm.engine.policy is not None
         draft_always(llm)
         apart = 0
@@ -72,36 +73,38 @@ def check(
         assert stats.num_accepted_draft_tokens > 0
 
 
-def test_text_of_a_few_prompts_is_the_same(gpu: devices.Device, demo: Path) -> None:
-    check(demo, {}, ["inference_with_reference"], 5)
+def test_text_of_a_few_prompts_is_the_same(gpu: devices.Device, demo_with_scales: Path) -> None:
+    check(demo_with_scales, {}, ["inference_with_reference"], 5)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_text_of_fifty_prompts_is_the_same(gpu: devices.Device, demo: Path, method: str) -> None:
-    check(demo, {}, [method], 50)
+def test_text_of_fifty_prompts_is_the_same(
+    gpu: devices.Device, demo_with_scales: Path, method: str
+) -> None:
+    check(demo_with_scales, {}, [method], 50)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_text_of_fifty_prompts_differs_at_near_ties_alone(
-    gpu: devices.Device, demo: Path, dtype: str
+    gpu: devices.Device, demo_with_scales: Path, dtype: str
 ) -> None:
-    check(demo, {"dtype": dtype}, list(METHODS), 50, exact=False)
+    check(demo_with_scales, {"dtype": dtype}, list(METHODS), 50, exact=False)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_batch_invariant_text_of_fifty_prompts_is_the_same(
-    gpu: devices.Device, demo: Path, dtype: str
+    gpu: devices.Device, demo_with_scales: Path, dtype: str
 ) -> None:
-    check(demo, {"dtype": dtype, "batch_invariant": True}, list(METHODS), 50)
+    check(demo_with_scales, {"dtype": dtype, "batch_invariant": True}, list(METHODS), 50)
 
 
 @pytest.mark.parametrize(
     ("scheme", "cache_type"), [*PAIRS, *(pytest.param(*o, marks=pytest.mark.slow) for o in OTHERS)]
 )
 def test_text_of_fifty_prompts_with_quantization_is_the_same(
-    gpu: devices.Device, demo: Path, scheme: str | None, cache_type: str | None
+    gpu: devices.Device, demo_with_scales: Path, scheme: str | None, cache_type: str | None
 ) -> None:
     if not runs_here(scheme):
         pytest.skip("predict.config.quantization.SUPPORT: not on this GPU")
     settings = {"quant_type": scheme, "cachekv_int8_type": cache_type, "dtype": "bfloat16"}
-    check(demo, {**settings, "batch_invariant": True}, list(METHODS), 50)
+    check(demo_with_scales, {**settings, "batch_invariant": True}, list(METHODS), 50)

@@ -15,7 +15,8 @@ from predict.device import devices
 from predict.engine.batch import build_inputs
 from predict.engine.request_state import Request
 from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
-from tests.test_golden import DEMO, GOLDEN, check_greedy, config, greedy
+from tests.support.golden import GOLDEN, check_greedy, config, greedy
+from tests.support.paths import DEMO
 
 SETTINGS: dict[str, Any] = {"device": "gpu", "inference_model": True, "attention": "append"}
 CASE = "llama_gqa"

@@ -19,9 +19,9 @@ from predict.engine.request_state import Request
 from predict.engine.window import WindowVerifier, loose_drafts
 from predict.ops import compiled as ops
 from predict.speculative.draft_model import DraftModelProposer
-from tests.gpu.op_cases import Operands
-from tests.gpu.test_engine import SETTINGS, answer_config, without_graphs
-from tests.test_golden import GOLDEN, config, golden
+from tests.support.golden import GOLDEN, config, golden
+from tests.support.gpu_engines import SETTINGS, answer_config, without_graphs
+from tests.support.gpu_operands import Operands
 
 
 class Spans(NamedTuple):

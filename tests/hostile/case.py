@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib
 import json
@@ -13,10 +14,6 @@ from typing import Any
 
 import pytest
 
-from tests.support import tiny
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-TOKENIZER = ROOT / "tests" / "data" / "tokenizers" / "byte_level"
 GOOD_LINES = ('{"src": "hello", "tgt": ""}', '{"src": "you", "tgt": ""}')
 MAX_NEW_TOKENS = 4
 
@@ -184,10 +181,15 @@ def make_sandbox(folder: Path, template: Path) -> Sandbox:
     return sandbox
 
 
-def write_model(folder: Path) -> Path:
-    """The model that sandboxes copy."""
-    tiny.write(folder, {"vocab_size": 512})
-    for path in TOKENIZER.glob("*.json"):
-        if path.name != "config.json":
-            shutil.copy(path, folder / path.name)
-    return folder
+def link(name: str, target: str) -> Prepare:
+    """Makes a link `name` to `target`, both in the sandbox."""
+    return lambda sandbox: (sandbox.folder / name).symlink_to(sandbox.folder / target)
+
+
+def lock_out(sandbox: Sandbox) -> None:
+    """As another process does that exports there; ends with the sandbox."""
+    file = (sandbox.folder / ".out.json.lock").open("w")
+    file.write("4711\n")
+    file.flush()
+    fcntl.flock(file, fcntl.LOCK_EX)
+    vars(sandbox)["lock"] = file

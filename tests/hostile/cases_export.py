@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import fcntl
 import json
 import shutil
 import tempfile
@@ -16,7 +15,8 @@ from typing import Any
 from export.export_model import export_model
 from predict.config.engine import EngineConfig
 from predict.device import library
-from tests.hostile.case import Case, Prepare, Sandbox, write_model
+from tests.hostile.case import Case, Prepare, Sandbox, link, lock_out
+from tests.support import tiny
 
 ABSENT: Any = ...  # takes a key out
 
@@ -26,7 +26,7 @@ def template(compiled: bool) -> Path:
     """An export of the model of every sandbox; not to be changed."""
     folder = Path(tempfile.mkdtemp(prefix="hostile-export-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    model = write_model(folder / "model")
+    model = tiny.write_with_tokenizer(folder / "model")
     config = EngineConfig(
         model_name_or_path=str(model), max_length=64, block_size=16, inference_model=compiled
     )
@@ -109,19 +109,6 @@ def out_holds(*names: str) -> Prepare:
 def cut_weights(sandbox: Sandbox) -> None:
     path = sandbox.model / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
-
-
-def link(name: str, target: str) -> Prepare:
-    return lambda sandbox: (sandbox.folder / name).symlink_to(sandbox.folder / target)
-
-
-def lock_out(sandbox: Sandbox) -> None:
-    """As another process does that exports there; ends with the sandbox."""
-    file = (sandbox.folder / ".out.json.lock").open("w")
-    file.write("4711\n")
-    file.flush()
-    fcntl.flock(file, fcntl.LOCK_EX)
-    vars(sandbox)["lock"] = file
 
 
 def model_beside(sandbox: Sandbox) -> None:

@@ -7,7 +7,8 @@ import math
 import shutil
 from typing import Any
 
-from tests.hostile.case import ROOT, Case, Prepare, Sandbox
+from tests.hostile.case import Case, Prepare, Sandbox
+from tests.support.paths import ROOT
 
 DAMAGED = ROOT / "tests" / "data" / "damaged_tokenizers"
 COUNT, END = "{% for i in range(99999) %}", "{% endfor %}"

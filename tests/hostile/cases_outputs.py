@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from tests.hostile.case import COMMANDS, Case, Prepare, Sandbox
-from tests.hostile.cases_export import link, lock_out
+from tests.hostile.case import COMMANDS, Case, Prepare, Sandbox, link, lock_out
 
 JOURNAL = "out.json.journal"
 STATE = "out.json/calibration/state.json"

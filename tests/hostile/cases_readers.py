@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from predict.loading.checkpoint import INDEX, PARAMS
 from tests.hostile.case import Case, Prepare, Sandbox
-from tests.hostile.pickles import PAYLOADS
+from tests.support.pickles import PAYLOADS
 
 WEIGHTS = "model.safetensors"
 NORM = "model.norm.weight"

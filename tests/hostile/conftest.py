@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.case import Sandbox, make_sandbox, write_model
+from tests.hostile.case import Sandbox, make_sandbox
+from tests.support import tiny
 
 
 @pytest.fixture(scope="session")
 def model_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with a tokenizer; not to be changed."""
-    return write_model(tmp_path_factory.mktemp("hostile") / "model")
+    return tiny.write_with_tokenizer(tmp_path_factory.mktemp("hostile") / "model")
 
 
 @pytest.fixture

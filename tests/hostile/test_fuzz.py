@@ -30,8 +30,8 @@ from predict.system.files import read_text
 from predict.text.chat_template import JinjaTemplate
 from predict.text.tokenizer import Tokenizer
 from quant.state import RunState
-from tests.hostile.case import write_model
-from tests.loading.test_manifest import MANIFEST
+from tests.support import tiny
+from tests.support.manifests import MANIFEST
 
 CORPUS = Path(__file__).parent / "corpus"
 MAX_SECONDS = 10.0  # for one file, on a busy machine
@@ -268,7 +268,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     from safetensors.numpy import save_file
 
     top = tmp_path_factory.mktemp("fuzz")
-    model = write_model(top / "model")
+    model = tiny.write_with_tokenizer(top / "model")
     values = {f"t{i}": np.arange(6, dtype=np.float32).reshape(2, 3) for i in range(3)}
     save_file(values, model / "small.safetensors")
     (model / "model.safetensors").unlink()

@@ -30,7 +30,7 @@ from predict.speculative.inference_with_reference import NgramIndex
 from predict.text.answer_text import AnswerText
 from predict.text.detokenizer import TextStream
 from predict.text.tokenizer import Tokenizer
-from tests.engine.test_draft_policy import Generous
+from tests.support.drafts import Generous
 
 MARK = 7  # the first token of the prompt that fails
 NUM_MARKED = 43  # its tokens: no other prompt has so many

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.case import ROOT
 from tests.hostile.kill import SIGNALS, Ended, contents, locks, moments, run_command
-from tests.quant.test_run import write_model
+from tests.support.paths import ROOT
+from tests.support.quantization import write_model
 
 NUM_MOMENTS = 20
 OLD = b"the last run's results\n"

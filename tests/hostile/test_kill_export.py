@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.case import ROOT, write_model
 from tests.hostile.kill import SIGNALS, Ended, contents, locks, moments, run_command
+from tests.support import tiny
+from tests.support.paths import ROOT
 
 
 class Exports:
     """Exports of one model, each in a process of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self.model = write_model(folder / "model")
+        self.model = tiny.write_with_tokenizer(folder / "model")
         self.seconds = 0.0  # that one takes
         self.whole = self._export(folder / "whole", 64)
         self.earlier = folder / "earlier"

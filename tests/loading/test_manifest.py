@@ -14,30 +14,14 @@ from predict.config.engine import EngineConfig
 from predict.errors import UserError
 from predict.loading.manifest import (
     FILE_NAME,
-    FORMAT,
     FileDigest,
     Manifest,
     check_files,
     check_manifest,
     load_manifest,
 )
+from tests.support.manifests import MANIFEST
 
-MANIFEST = Manifest(
-    format=FORMAT,
-    paddle_version="3.3.1",
-    library_abi=1,
-    device="cpu",
-    dtype="float32",
-    scheme="dense",
-    block_size=64,
-    max_length=256,
-    num_layers=2,
-    num_kv_heads=2,
-    head_dim=32,
-    vocab_size=199,
-    eos_token_ids=[2],
-    model_type="llama",
-)
 CONFIG = EngineConfig(
     model_name_or_path="exported", mode="static", inference_model=True, max_length=256
 )

@@ -17,7 +17,7 @@ from predict.errors import UserError
 from predict.loading import pickle_machine
 from predict.loading.paddle_checkpoint import open_checkpoint
 from predict.loading.pdparams import read_params
-from tests.hostile.pickles import PAYLOADS, Calls
+from tests.support.pickles import PAYLOADS, Calls
 
 DTYPES = ("float32", "bfloat16", "float16", "int8", "uint8", "int32", "int64", "bool", "float64")
 PROTOCOLS = (2, 3, 4, 5)

@@ -30,9 +30,9 @@ from predict.loading.program_check import (
     read_program,
 )
 from predict.nn.inputs import empty_example, to_tensors
-from tests.engine.test_quantized_caches import CACHE_TYPES, SHAPES, model
-from tests.schemes.test_schemes import SETTINGS, on_this_cpu
 from tests.support import tiny
+from tests.support.quantized_caches import CACHE_TYPES, SHAPES, model
+from tests.support.schemes import SETTINGS, on_this_cpu
 
 
 def config(directory: Path, **changes: Any) -> EngineConfig:

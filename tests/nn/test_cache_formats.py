@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,7 @@ from predict.errors import UserError
 from predict.loading.cache_scales import head_scales
 from predict.nn.cache_formats import FORMATS, KV_FORMATS, KvFormat, kv_format_of
 from predict.nn.spec import DecoderSpec
-from tests.ops.test_cpu_kernels_attention import (
-    Problem,
-    Shape,
-    attention,
-    rope_table,
-    rotated,
-)
+from tests.support.attention import Problem, Shape, attention, rope_table, rotated
 from tests.support.cpu_kernels import (
     CANDIDATES,
     DTYPES,
@@ -38,6 +31,8 @@ from tests.support.cpu_kernels import (
 )
 from tests.support.tolerances import assert_close
 
+OPERATOR = "paged_attention"  # whose candidates the fixture `candidate` goes through
+
 QUANTIZED = [row for row in FORMATS if row.scale_floats]
 SPEC = DecoderSpec(
     model_type="llama",
@@ -51,17 +46,6 @@ SPEC = DecoderSpec(
     max_position=64,
     norm_eps=1e-5,
 )
-
-
-@pytest.fixture(params=CANDIDATES)
-def candidate(request: pytest.FixtureRequest, compiled: Library) -> Iterator[str]:
-    """Each candidate in turn, forced for all operators."""
-    reason = refusal(compiled, "paged_attention", request.param)
-    if reason:
-        pytest.skip(reason)
-    assert force(compiled, request.param) is None
-    yield request.param
-    force(compiled, "")
 
 
 def given_scales(kv_format: KvFormat, num_kv_heads: int) -> Any:

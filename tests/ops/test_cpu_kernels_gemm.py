@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,20 @@ import numpy.typing as npt
 import pytest
 
 from predict.device.library import Library
+from tests.support.cpu_kernels import (
+    DTYPES,
+    Array,
+    force,
+    normal,
+    numpy32,
+    rounded,
+    tensor,
+)
 from tests.support.tolerances import assert_close
 
-Array = npt.NDArray[np.float32]
+OPERATOR = "linear"  # whose candidates the fixture `candidate` goes through
 
-CANDIDATES = ("scalar", "avx2", "avx512", "avx512_bf16")
-DTYPES = ("float32", "bfloat16", "float16")
+
 # rows, inputs, outputs: one to several tiles of rows and blocks of k; ends that fill no vector.
 SHAPES = (
     (1, 64, 32),
@@ -30,45 +37,6 @@ SHAPES = (
     (25, 523, 70),
     (257, 65, 34),
 )
-
-
-@pytest.fixture(params=CANDIDATES)
-def candidate(request: pytest.FixtureRequest, compiled: Library) -> Iterator[str]:
-    """Each candidate in turn, forced for all operators."""
-    kernels = {row["name"]: row for row in compiled.info()["kernels"]["linear"]}
-    if not kernels[request.param]["accepts"]:
-        pytest.skip(kernels[request.param]["reason"])
-    assert force(compiled, request.param) is None
-    yield request.param
-    force(compiled, "")
-
-
-def force(library: Library, spec: str) -> str | None:
-    """Forces candidates; returns the library's complaint, if any."""
-    function = library.handle.regatta_force_kernel
-    function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_char_p
-    message = function(spec.encode())
-    return None if message is None else message.decode()
-
-
-def tensor(values: npt.ArrayLike, dtype: str) -> Any:
-    import paddle
-
-    return paddle.to_tensor(np.asarray(values, dtype=np.float32)).astype(dtype)
-
-
-def numpy32(value: Any) -> Array:
-    result: Array = value.astype("float32").numpy()
-    return result
-
-
-def normal(rng: np.random.Generator, *shape: int) -> Array:
-    return rng.standard_normal(shape, dtype=np.float32)
-
-
-def rounded(values: npt.ArrayLike, dtype: str) -> Array:
-    """The values as `dtype` holds them."""
-    return numpy32(tensor(values, dtype))
 
 
 def sigmoid(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

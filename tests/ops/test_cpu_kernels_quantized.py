@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,22 +15,21 @@ from predict.bench.cost import linear_bytes
 from predict.device.library import Library
 from tests.support import tiny
 from tests.support.cpu_kernels import (
-    CANDIDATES,
     DTYPES,
     Array,
     Wide,
-    force,
     int32,
     normal,
     normed,
     numpy32,
     packed,
-    refusal,
     rounded,
     tensor,
     threads,
 )
 from tests.support.tolerances import assert_close
+
+OPERATOR = "linear"  # whose candidates the fixture `candidate` goes through
 
 Codes = npt.NDArray[np.int8]
 WEIGHT_ONLY = ("weight_only_int8", "weight_only_int4")
@@ -49,17 +47,6 @@ SHAPES = (
     (100, 320, 64),
     (257, 65, 34),
 )
-
-
-@pytest.fixture(params=CANDIDATES)
-def candidate(request: pytest.FixtureRequest, compiled: Library) -> Iterator[str]:
-    """Each candidate in turn, forced for all operators."""
-    reason = refusal(compiled, "linear", request.param)
-    if reason:
-        pytest.skip(reason)
-    assert force(compiled, request.param) is None
-    yield request.param
-    force(compiled, "")
 
 
 @dataclass(frozen=True)

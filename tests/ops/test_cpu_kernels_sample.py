@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,54 +10,15 @@ import pytest
 
 from predict.device.library import Library
 from predict.ops.plain import _sample_row
-from tests.support.cpu_kernels import CANDIDATES, Array, force, normal, refusal, threads
+from tests.support.cpu_kernels import (
+    Array,
+    Ints,
+    normal,
+    sample,
+    threads,
+)
 
-Ints = npt.NDArray[np.int64]
-
-
-@pytest.fixture(params=CANDIDATES)
-def candidate(request: pytest.FixtureRequest, compiled: Library) -> Iterator[str]:
-    """Each candidate in turn, forced for all operators."""
-    reason = refusal(compiled, "sample", request.param)
-    if reason:
-        pytest.skip(reason)
-    assert force(compiled, request.param) is None
-    yield request.param
-    force(compiled, "")
-
-
-def sample(
-    library: Library,
-    logits: npt.ArrayLike,
-    temperature: npt.ArrayLike = 1.0,
-    top_k: npt.ArrayLike = 0,
-    top_p: npt.ArrayLike = 1.0,
-    seeds: npt.ArrayLike = 0,
-    offsets: npt.ArrayLike = 0,
-    min_p: npt.ArrayLike | None = None,
-    typical_p: npt.ArrayLike | None = None,
-) -> Ints:
-    """Scalars hold for every row."""
-    import paddle
-
-    rows = np.asarray(logits, np.float32)
-
-    def column(values: npt.ArrayLike, dtype: Any) -> Any:
-        return paddle.to_tensor(np.ascontiguousarray(np.broadcast_to(values, len(rows)), dtype))
-
-    out = library.op("regatta_sample")(
-        paddle.to_tensor(rows),
-        column(temperature, np.float32),
-        column(top_k, np.int32),
-        column(top_p, np.float32),
-        column(seeds, np.int64),
-        column(offsets, np.int64),
-        None if min_p is None else column(min_p, np.float32),
-        None if typical_p is None else column(typical_p, np.float32),
-    )[0]
-    assert out.dtype == paddle.int32
-    result: Ints = out.numpy().astype(np.int64)
-    return result
+OPERATOR = "sample"  # whose candidates the fixture `candidate` goes through
 
 
 def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from quant import evaluate
 from quant.evaluate import EvaluateConfig, main
 from quant.metrics import Comparison, log_softmax
 from quant.rows import Row, parse_row
-from tests.quant.test_run import GROUPS, quantize, write_model
+from tests.support.quantization import GROUPS, quantize, write_model
 
 
 def test_measures_equal_the_definitions() -> None:

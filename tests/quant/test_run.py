@@ -27,34 +27,18 @@ from predict.system.outputs import locked
 from quant.config import QuantConfig, parse_command_line
 from quant.data import read_sequences, text_windows
 from quant.evaluate import Model
-from quant.run_quantization import main, run
+from quant.run_quantization import main
 from tests.support import tiny
-
-ROOT = Path(__file__).resolve().parents[2]
-TOKENIZER = ROOT / "tests" / "data" / "tokenizers" / "byte_level"
-CHANGES: dict[str, Any] = {"vocab_size": 342, "num_hidden_layers": 3, "attention_bias": True}
-NUM_BATCHES = 3
-
-
-def write_model(folder: Path, changes: dict[str, Any] | None = None) -> Path:
-    """A tiny grouped-query Llama with biases and a tokenizer."""
-    config = {**tiny.CONFIG, **CHANGES, **(changes or {})}
-    tiny.write(folder, config)
-    tensors = load_file(folder / "model.safetensors")
-    generator = np.random.default_rng(9)
-    for name in list(tensors):
-        if "self_attn" in name and config["attention_bias"]:
-            bias = generator.normal(0, 0.2, len(tensors[name]))
-            tensors[name.replace(".weight", ".bias")] = bias.astype(np.float32)
-    for name in tensors:
-        if name.endswith("proj.weight"):
-            tensors[name] /= 3.0  # tiny.write's are so large that small errors grow by the layer
-        if name.endswith("layernorm.weight"):
-            tensors[name][::17] *= 8.0  # channels as SmoothQuant and AWQ expect them
-    save_file(tensors, folder / "model.safetensors")
-    for path in TOKENIZER.glob("tokenizer*.json"):
-        shutil.copy(path, folder / path.name)
-    return folder
+from tests.support.paths import ROOT
+from tests.support.quantization import (
+    CHANGES,
+    GROUPS,
+    NUM_BATCHES,
+    quantize,
+    words_of,
+    write_model,
+)
+from tests.support.tiny import TOKENIZER
 
 
 @pytest.fixture(scope="module")
@@ -70,22 +54,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def words_of(model: Path, text: Path | None, output: Path, *more: str) -> list[str]:
-    words = ["--model_name_or_path", str(model), "--output_path", str(output)]
-    if text is not None:
-        words += ["--data_file", str(text)]
-    steps = ("ptq", "smooth", "shift", "awq", "autoclip", "gptq")
-    for name in steps:
-        words += [f"--{name}_step", str(NUM_BATCHES)]
-    return [*words, "--batch_size", "2", "--src_length", "48", "--inference_model=false", *more]
-
-
-def quantize(model: Path, text: Path | None, output: Path, *more: str) -> Path:
-    config = QuantConfig.from_flags(parse_command_line(words_of(model, text, output, *more)))
-    run(config, progress=False)
-    return output
-
-
 def logits(model: Path, **changes: Any) -> np.ndarray:
     config = EngineConfig(model_name_or_path=str(model), max_length=64, src_length=64, **changes)
     found: np.ndarray = Model(config).logits(np.arange(3, 43, dtype=np.int32))
@@ -98,7 +66,6 @@ def error_against(model: Path, quantized: Path, **changes: Any) -> float:
     return float(np.mean((found - expected) ** 2) / np.var(expected))
 
 
-GROUPS = ("--weightonly_group_size", "32")
 # Flags, and the largest relative logit error: 8 bits lose next to nothing, 4 bits of random
 # weights a good deal.
 CASES = {

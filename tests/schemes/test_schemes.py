@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from export.export_model import export_model
-from predict import LLM, EngineConfig, SamplingParams
+from predict import LLM, EngineConfig
 from predict.config.quantization import (
     SUPPORT,
     QuantType,
@@ -23,6 +23,7 @@ from predict.loading.manifest import load_manifest
 from predict.schemes import Quantized, known_schemes, scheme_of
 from predict.schemes._e4m3 import VALUES, encode
 from tests.support import tiny
+from tests.support.schemes import SETTINGS, answer, logits_of, normal, on_this_cpu, relative_error
 
 # Scheme, group size, largest relative error (root mean square) of a product of normal numbers.
 CASES = [
@@ -37,14 +38,6 @@ CASES = [
     ("w4a8", 64, 0.11),
 ]
 SHAPES = [(1, 128), (33, 384), (256, 256)]
-
-
-def normal(shape: tuple[int, ...], seed: int = 0) -> npt.NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
-
-
-def relative_error(got: npt.NDArray[Any], want: npt.NDArray[Any]) -> float:
-    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
 def product(name: str, weight: Quantized, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -170,41 +163,6 @@ def test_fp8_blocks_have_a_scale_per_token_and_128_columns() -> None:
     assert relative_error(got, want) < 0.02  # float32 sums beside 1e6
 
 
-# Whole models.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "weight_only_int8": {"quant_type": "weight_only_int8"},
-    "weight_only_int8 group": {"quant_type": "wint8", "weightonly_group_size": 32},
-    "weight_only_int4": {"quant_type": "weight_only_int4"},
-    "weight_only_int4 group": {"quant_type": "weight_only_int4", "weightonly_group_size": 32},
-    "a8w8": {"quant_type": "a8w8"},
-    "a8w8_fp8": {"quant_type": "a8w8_fp8"},
-    "a8w8_fp8 blocks": {"quant_type": "a8w8_fp8", "weight_block_size": (128, 128)},
-    "w4a8": {"quant_type": "w4a8", "weightonly_group_size": 32},
-    "head": {"quant_type": "weight_only_int8", "lm_head_quant_type": "weight_only_int4"},
-    "head alone": {"lm_head_quant_type": "weight_only_int8"},
-    "skip": {"quant_type": "weight_only_int4", "skip_list_names": ("layers.0.", "down_proj")},
-}
-
-
-def answer(directory: Path, **changes: Any) -> list[list[int]]:
-    config = EngineConfig(model_name_or_path=str(directory), max_length=64, batch_size=2, **changes)
-    llm = LLM(config)
-    params = SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True)
-    return [list(o.token_ids) for o in llm.generate([[5, 6, 7, 8], [9, 10, 11]], params)]
-
-
-def logits_of(directory: Path, **changes: Any) -> npt.NDArray[np.float32]:
-    from predict.engine.batch import build_inputs
-    from predict.engine.request_state import Request
-    from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
-
-    llm = LLM(EngineConfig(model_name_or_path=str(directory), max_length=64, **changes))
-    request = Request(0, [5, 6, 7, 8, 20, 30], SamplingParams())
-    batch = ScheduledBatch((ScheduledSpan(request, 6, 0, [0], True),), 6, 1)
-    logits: npt.NDArray[np.float32] = llm.engine.runner.execute(build_inputs(batch, 64)).numpy()
-    return logits
-
-
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_models_answer_nearly_as_without_quantization(
@@ -216,10 +174,6 @@ def test_models_answer_nearly_as_without_quantization(
     four_bits = "4" in name or name in ("head", "skip")
     bound = 0.5 if four_bits else 0.15 if "fp8" in name else 0.05
     assert 0 < relative_error(got, want) < bound  # two layers of 64 features average little out
-
-
-def on_this_cpu(name: str) -> bool:
-    return "fp8" not in name
 
 
 @pytest.mark.parametrize("operators", ["reference", "compiled"])

@@ -21,23 +21,9 @@ from predict.speculative.inference_with_reference import (
     match_length,
 )
 from predict.speculative.lookahead import POOL_SIZE, NgramPool
-from tests.test_golden import DEMO, config, golden
-
-# Settings of each method; the draft model is the demo model itself, rounded.
-METHODS: dict[str, dict[str, Any]] = {
-    "inference_with_reference": {"speculate_max_ngram_size": 3},
-    "lookahead": {"speculate_max_ngram_size": 3},
-    "draft_model": {
-        "draft_model_name_or_path": str(DEMO),
-        "draft_model_quant_type": "weight_only_int4",
-    },
-}
-PROMPTS = [
-    "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a",
-    "import os\nimport sys\n\nimport os\nimport",
-    "for i in range(10):\n    print(i)\n\nfor j in range(10):\n    print(",
-    "class Stack:\n    def push(self, item):\n        self.items.append(item)\n\n    def pop",
-]
+from tests.support.drafts import METHODS, PROMPTS
+from tests.support.golden import config, golden
+from tests.support.paths import DEMO
 
 
 def test_right_drafts_stand_and_the_first_wrong_one_is_replaced() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,60 +11,17 @@ from typing import Any
 import pytest
 
 from export.export_model import export_model
-from predict import LLM, EngineConfig, SamplingParams
+from predict import LLM, SamplingParams
 from predict.config.cache import CACHE_TYPES
 from predict.config.engine import check_params
 from predict.config.speculation import FEATURES, Feature
 from predict.device import library
-from predict.engine.draft_policy import Costs
 from predict.errors import UserError
-from tests.engine.test_draft_policy import Generous
-from tests.speculative.test_speculative import METHODS, PROMPTS
-from tests.test_golden import DEMO
+from tests.support.drafts import METHODS, PROMPTS, config, draft_always, drafting, heldout
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 18, "ignore_eos": True}
 SCHEMES = (None, "weight_only_int8", "weight_only_int4", "a8w8", "w4a8")
 Answers = list[tuple[tuple[int, ...], ...]]
-
-
-@pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model with scales of its cache."""
-    directory = tmp_path_factory.mktemp("demo") / "model"
-    directory.mkdir()
-    for path in DEMO.iterdir():
-        os.symlink(path, directory / path.name)
-    heads = json.loads((DEMO / "config.json").read_text())
-    scales = {
-        f"llama.layers.{layer}.self_attn.cache{which}_matmul.activation_quanter": [
-            12.0 if which == "k" else 6.0
-        ]
-        * heads["num_key_value_heads"]
-        for layer in range(heads["num_hidden_layers"])
-        for which in "kv"
-    }
-    (directory / "cachekv_scales.json").write_text(json.dumps(scales))
-    return directory
-
-
-def config(directory: Path, settings: Mapping[str, Any]) -> EngineConfig:
-    values: dict[str, Any] = {
-        "max_length": 128,
-        "block_size": 32,
-        "batch_size": 3,
-        "attention": "append",
-    }
-    values |= {"inference_model": library.find() is not None, **settings}
-    return EngineConfig(**{"model_name_or_path": str(directory), **values})
-
-
-def draft_always(llm: LLM) -> None:
-    """Drafts whether they pay or not: a draft model as large as the target's does not."""
-    before = llm.engine.policy
-    if before is not None:
-        llm.engine.policy = Generous(
-            before.max_length, before.max_rows, Costs(row=0.02), before.looks_up
-        )
 
 
 def answers(llm: LLM, prompts: Sequence[Any], params: SamplingParams) -> Answers:
@@ -76,14 +31,6 @@ def answers(llm: LLM, prompts: Sequence[Any], params: SamplingParams) -> Answers
     assert stats.num_used_blocks == 0
     assert (stats.num_draft_tokens > 0) == (llm.engine.policy is not None)
     return [tuple(one.token_ids for one in output.outputs) for output in outputs]
-
-
-def drafting(method: str, num_drafts: int = 5) -> dict[str, Any]:
-    return {
-        "speculate_method": method,
-        "speculate_max_draft_token_num": num_drafts,
-        **METHODS[method],
-    }
 
 
 @functools.cache
@@ -108,18 +55,20 @@ def run(directory: Path, feature: Feature, drafts: Mapping[str, Any]) -> Answers
 @pytest.mark.parametrize("feature", [f for f in FEATURES if not f.instead], ids=lambda f: f.name)
 @pytest.mark.parametrize("method", METHODS)
 def test_text_is_the_same_with_whatever_drafts_go_with(
-    demo: Path, method: str, feature: Feature
+    demo_with_scales: Path, method: str, feature: Feature
 ) -> None:
-    assert run(demo, feature, drafting(method)) == without_drafts(demo, feature.name)
+    assert run(demo_with_scales, feature, drafting(method)) == without_drafts(
+        demo_with_scales, feature.name
+    )
 
 
 @pytest.mark.parametrize("feature", [f for f in FEATURES if f.instead], ids=lambda f: f.name)
 @pytest.mark.parametrize("method", METHODS)
 def test_what_drafts_do_not_go_with_is_refused_by_name(
-    demo: Path, method: str, feature: Feature
+    demo_with_scales: Path, method: str, feature: Feature
 ) -> None:
     def combine() -> None:
-        settings = config(demo, {**feature.settings, **drafting(method)})
+        settings = config(demo_with_scales, {**feature.settings, **drafting(method)})
         check_params(SamplingParams(**feature.params), settings)
 
     with pytest.raises(UserError, match="does not go with") as caught:
@@ -133,24 +82,17 @@ def test_the_table_has_every_cache_type() -> None:
     assert named >= set(CACHE_TYPES)
 
 
-def heldout(count: int) -> list[str]:
-    """Pieces of text that the demo model was not trained on, of 20 to 220 characters."""
-    text = (DEMO / "heldout.txt").read_text()
-    step = len(text) // count
-    return [text[index * step : index * step + 20 + index * 7 % 200] for index in range(count)]
-
-
 def check_many(
-    demo: Path, scheme: str | None, cache_type: str | None, prompts: list[str]
+    demo_with_scales: Path, scheme: str | None, cache_type: str | None, prompts: list[str]
 ) -> dict[str, float]:
     """Texts of all methods; the share of accepted drafts of each."""
     settings = {"quant_type": scheme, "cachekv_int8_type": cache_type, "batch_size": 8}
     settings["max_length"] = 256
     params = SamplingParams(max_new_tokens=32, temperature=0.0, ignore_eos=True)
-    wanted = answers(LLM(config(demo, settings)), prompts, params)
+    wanted = answers(LLM(config(demo_with_scales, settings)), prompts, params)
     shares = {}
     for method in METHODS:
-        llm = LLM(config(demo, {**settings, **drafting(method, 8)}))
+        llm = LLM(config(demo_with_scales, {**settings, **drafting(method, 8)}))
         got = answers(llm, prompts, params)
         assert got == wanted, method
         stats = llm.stats()
@@ -162,35 +104,39 @@ def check_many(
     ("scheme", "cache_type"), [(None, "int4"), ("weight_only_int4", None), ("a8w8", "dynamic")]
 )
 def test_greedy_text_of_a_few_prompts_is_the_same(
-    demo: Path, compiled: library.Library, scheme: str | None, cache_type: str | None
+    demo_with_scales: Path, compiled: library.Library, scheme: str | None, cache_type: str | None
 ) -> None:
-    assert min(check_many(demo, scheme, cache_type, heldout(8)).values()) > 0
+    assert min(check_many(demo_with_scales, scheme, cache_type, heldout(8)).values()) > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache_type", [None, *CACHE_TYPES])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_greedy_text_of_200_prompts_is_the_same(
-    demo: Path, compiled: library.Library, scheme: str | None, cache_type: str | None
+    demo_with_scales: Path, compiled: library.Library, scheme: str | None, cache_type: str | None
 ) -> None:
-    assert min(check_many(demo, scheme, cache_type, heldout(200)).values()) > 0
+    assert min(check_many(demo_with_scales, scheme, cache_type, heldout(200)).values()) > 0
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_greedy_text_stays_exact_under_window_verification(demo: Path, method: str) -> None:
+def test_greedy_text_stays_exact_under_window_verification(
+    demo_with_scales: Path, method: str
+) -> None:
     greedy = Feature(name="short steps")
     drafts = {**drafting(method), "speculate_verify_window": 2}
-    assert run(demo, greedy, drafts) == without_drafts(demo, "--append_attn")
+    assert run(demo_with_scales, greedy, drafts) == without_drafts(
+        demo_with_scales, "--append_attn"
+    )
 
 
 def test_window_verification_says_so_once_and_lets_more_drafts_stand(
-    demo: Path, capsys: pytest.CaptureFixture[str]
+    demo_with_scales: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     params = SamplingParams(max_new_tokens=40, temperature=1.0, top_p=0.95, seed=1, ignore_eos=True)
     shares = []
     for extra in ({}, {"speculate_max_candidate_len": 10}):
         settings = {**drafting("inference_with_reference"), **extra}
-        llm = LLM(config(demo, settings))
+        llm = LLM(config(demo_with_scales, settings))
         llm.generate(PROMPTS * 4, [dataclasses.replace(params, seed=i) for i in range(16)])
         stats = llm.stats()
         shares.append(stats.num_accepted_draft_tokens / stats.num_draft_tokens)

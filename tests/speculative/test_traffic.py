@@ -16,8 +16,8 @@ from predict.engine.sampler import Sampler
 from predict.engine.scheduler import Scheduler, SchedulerConfig
 from predict.speculative import proposer_of
 from predict.speculative.draft_model import DraftModelProposer
-from tests.engine.test_draft_policy import Generous
-from tests.speculative.test_draft_model import BLOCK, VOCABULARY, CacheReader, expected
+from tests.support.draft_models import BLOCK, VOCABULARY, CacheReader, expected
+from tests.support.drafts import Generous
 
 NUM_BLOCKS = 11
 NUM_SEQS = 5

@@ -80,3 +80,40 @@ def normed(x: npt.ArrayLike, weight: npt.ArrayLike, epsilon: float) -> Wide:
 def packed(library: Library, weight: Array, dtype: str) -> Any:
     """Weight [N, K] as the dense scheme stores it."""
     return library.op("regatta_pack_dense")(tensor(weight, dtype), True, dtype)[0]
+
+
+Ints = npt.NDArray[np.int64]
+
+
+def sample(
+    library: Library,
+    logits: npt.ArrayLike,
+    temperature: npt.ArrayLike = 1.0,
+    top_k: npt.ArrayLike = 0,
+    top_p: npt.ArrayLike = 1.0,
+    seeds: npt.ArrayLike = 0,
+    offsets: npt.ArrayLike = 0,
+    min_p: npt.ArrayLike | None = None,
+    typical_p: npt.ArrayLike | None = None,
+) -> Ints:
+    """Scalars hold for every row."""
+    import paddle
+
+    rows = np.asarray(logits, np.float32)
+
+    def column(values: npt.ArrayLike, dtype: Any) -> Any:
+        return paddle.to_tensor(np.ascontiguousarray(np.broadcast_to(values, len(rows)), dtype))
+
+    out = library.op("regatta_sample")(
+        paddle.to_tensor(rows),
+        column(temperature, np.float32),
+        column(top_k, np.int32),
+        column(top_p, np.float32),
+        column(seeds, np.int64),
+        column(offsets, np.int64),
+        None if min_p is None else column(min_p, np.float32),
+        None if typical_p is None else column(typical_p, np.float32),
+    )[0]
+    assert out.dtype == paddle.int32
+    result: Ints = out.numpy().astype(np.int64)
+    return result

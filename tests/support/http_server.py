@@ -28,11 +28,13 @@ from tests.support.scripted_engine import Script, ScriptedEngine
 SECONDS = 60.0  # for anything, on a busy machine
 
 
-def config_of(model: Path, template: Path | None = None, **changes: Any) -> ServerConfig:
+def config_of(
+    model: Path, template: Path | None = None, max_length: int = 256, **changes: Any
+) -> ServerConfig:
     """The config of a server for a scripted engine."""
     engine = EngineConfig(
         model_name_or_path=str(model),
-        max_length=256,
+        max_length=max_length,
         batch_size=8,
         chat_template=None if template is None else str(template),
     )

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
+from tests.support.paths import ROOT
+
+TOKENIZER = ROOT / "tests" / "data" / "tokenizers" / "byte_level"
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -63,4 +67,13 @@ def write(directory: Path, changes: dict[str, Any] | None = None, seed: int = 0)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     save_file(tensors(config, seed), directory / "model.safetensors")
+    return directory
+
+
+def write_with_tokenizer(directory: Path) -> Path:
+    """Writes a model of 512 tokens and a byte-level tokenizer; returns the directory."""
+    write(directory, {"vocab_size": 512})
+    for path in TOKENIZER.glob("*.json"):
+        if path.name != "config.json":
+            shutil.copy(path, directory / path.name)
     return directory

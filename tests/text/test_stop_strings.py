@@ -18,8 +18,8 @@ from predict.text.detokenizer import LONGEST_CHARACTER, MANY_PENDING, Detokenize
 from predict.text.stop_strings import ROOT, Match, StopStrings
 from predict.text.tokenizer import Tokenizer
 from tests.support import tiny
-from tests.test_llm import DEMO, PROMPTS
-from tests.text.test_detokenizer import REPLACEMENT, TEXTS, TOKENIZERS
+from tests.support.paths import DEMO
+from tests.support.texts import PROMPTS, REPLACEMENT, TEXTS, TOKENIZERS
 
 strings = st.lists(st.text("ab", min_size=1, max_size=5), max_size=6)
 

@@ -234,3 +234,37 @@ class Step:
         """New key and value caches: plain ones, and the GPU's."""
         key, value = (self.operands.both(pool) for pool in self.pools)
         return (key.plain, value.plain), (key.device, value.device)
+
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+HEAD_DIMS = (64, 80, 96, 128, 256)
+BLOCK_SIZES = (16, 32, 64, 128)
+# (query heads, key/value heads): one to one, one to all, and groups of any size between.
+HEADS = ((1, 1), (8, 8), (8, 2), (14, 2), (32, 4), (16, 1), (9, 3))
+
+
+def attention_of(operands: Operands, heads: Heads, qk_norm: bool = False) -> Any:
+    return operands.layer(8, 8, heads, False, qk_norm).attention
+
+
+def compare_rows(got: Any, wanted: Any, dtype: str, roundings: int = 2) -> None:
+    """Each token against its own size: one that sees few positions has the larger values.
+
+    roundings: the weights of the values are rounded as well as the result.
+    """
+    left, right = numpy_of(got), numpy_of(wanted)
+    size = np.sqrt(np.mean(right**2, axis=1, keepdims=True))
+    assert_close(left / size, right / size, dtype, roundings)
+
+
+def decode_spans(block: int) -> list[Span]:
+    lengths = (1, 2, block - 1, block, block + 1, 3 * block - 1, 900, 4096)
+    spans = [Span(length - 1, 1) for length in lengths]
+    return [*spans[:4], Span(0, 0), *spans[4:], Span(50, 0)]
+
+
+def prefill_spans(block: int) -> list[Span]:
+    fresh = [Span(0, n) for n in (1, block - 1, block, block + 1, 257)]
+    return [*fresh, Span(0, 0), Span(block - 1, 2), Span(700, 130), Span(33, 1), Span(321, 5)]
