@@ -211,11 +211,19 @@ def test_edit_regenerate_delete_and_undo(page: Page, server: FakeServer) -> None
     ]
 
     server.answer = echo
-    page.get_by_role("button", name="Edit this message").first.click()
-    page.get_by_label("Your message").fill("uno")
-    page.keyboard.press("Enter")
-    expect(page.locator(".turn")).to_have_count(2)
-    assert answers(page) == ["You said: uno"]
+
+    def edit_first(text: str) -> None:
+        page.get_by_role("button", name="Edit this message").first.click()
+        page.get_by_label("Your message").fill(text)
+        page.keyboard.press("Enter")
+        expect(page.locator(".turn")).to_have_count(2)
+        assert answers(page) == [f"You said: {text}"]
+
+    edit_first("eins")
+    page.get_by_role("button", name="Undo").click()
+    assert answers(page) == ["You said: one", "Better."]
+    assert page.locator(".turn.user .body").all_inner_texts() == ["one", "two"]
+    edit_first("uno")
 
     page.get_by_role("button", name="Edit this answer").click()
     page.get_by_label("The answer", exact=True).fill("No, *dos*.")
@@ -672,7 +680,7 @@ def test_end_stays_in_sight_until_the_reader_scrolls_up(page: Page, server: Fake
     expect(page.locator(".text p")).to_have_count(80)
     left = "(() => { const at = document.querySelector('main');"
     left += " return at.scrollHeight - at.clientHeight - at.scrollTop; })()"
-    page.wait_for_function(f"{left} < 2")
+    assert page.evaluate(left) < 2
     page.locator("main").hover()
     page.mouse.wheel(0, -400)
     expect(page.get_by_role("button", name="Latest")).to_be_visible()

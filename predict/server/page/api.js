@@ -24,7 +24,8 @@ export const BROKEN = "The connection ended before the answer did.";
 export class ServerError extends Error {
   /**
    * @param {string} words
-   * @param {{status?: number, detail?: string, retryAt?: Date|null}} more detail: the server's words
+   * @param {{status?: number, detail?: string, retryAt?: Date|null}} more
+   *   detail: the server's own words
    */
   constructor(words, { status = 0, detail = "", retryAt = null } = {}) {
     super(words);

@@ -2,14 +2,20 @@
 
 import { ServerError, chatEvents, listModels } from "./api.js";
 import {
-  answerTurn, applyEvent, exportText, importText, messagesOf, userTurn,
+  answerTurn,
+  applyEvent,
+  exportText,
+  importText,
+  messagesOf,
+  userTurn,
 } from "./conversation.js";
 import { button, byId, element } from "./dom.js";
-import { FIELDS, Settings, saveTheme, tab, valueOf } from "./settings.js";
+import { FieldForm } from "./fields.js";
+import { Follower } from "./follow.js";
+import { Settings, saveTheme, tab } from "./settings.js";
 import { Watch, statsWords } from "./stats.js";
 import { TurnView, isEnter } from "./turns.js";
 
-const NEAR = 24; // pixels from the end that count as the end
 const MAX_SPOKEN = 1500; // characters of an answer that a screen reader is given at its end
 const SUGGESTIONS = [
   "Explain continuous batching in three sentences.",
@@ -25,11 +31,10 @@ class Page {
     this.turns = [];
     this.views = [];
     this.running = null; // { controller, ended } while an answer comes
-    this.isFollowing = true; // the end of the conversation stays in sight
-    this.lastTop = 0;
     this.afterKey = null; // what is tried again with a key
-    this.main = byId("conversation");
     this.text = byId("text");
+    this.follower = new Follower(byId("conversation"), byId("latest"));
+    this.fields = new FieldForm(byId("fields"), this.settings);
   }
 
   start() {
@@ -37,7 +42,6 @@ class Page {
     this.wireHeader();
     this.wireSettings();
     this.wireKey();
-    this.wireScrolling();
     this.restore();
     this.loadModels();
     this.text.focus();
@@ -64,11 +68,19 @@ class Page {
       }
     });
     byId("stop").addEventListener("click", () => this.stop());
+    byId("latest").addEventListener("click", () => {
+      this.follower.toEnd();
+      this.text.focus();
+    });
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && document.querySelector("dialog[open]") === null) this.stop();
     });
     const examples = SUGGESTIONS.map((words) => {
-      return element("li", {}, button(words, () => this.propose(words)));
+      return element(
+        "li",
+        {},
+        button(words, () => this.propose(words)),
+      );
     });
     byId("suggestions").append(...examples);
   }
@@ -97,10 +109,10 @@ class Page {
 
   /** Whether the settings can be sent; else shows the first that is wrong. */
   isReady() {
-    const wrong = FIELDS.find((field) => this.check(field) !== "");
-    if (!wrong) return true;
+    const { wrong } = this.fields;
+    if (wrong === null) return true;
     this.openSettings();
-    byId(`set-${wrong.key}`).focus();
+    wrong.focus();
     return false;
   }
 
@@ -133,7 +145,7 @@ class Page {
     this.cut(0);
     this.setSystem(system);
     for (const turn of turns) this.add(turn);
-    this.scrollToEnd();
+    this.follower.toEnd();
   }
 
   changed() {
@@ -157,11 +169,11 @@ class Page {
   async edit(view, text) {
     await this.stop();
     const at = this.views.indexOf(view);
+    const undo = this.undo();
     view.turn.content = text;
     view.redraw();
     if (view.turn.role === "user" && this.isReady()) {
-      this.cut(at + 1);
-      await this.answer();
+      await this.answerAt(at + 1, undo);
     } else {
       this.changed();
       this.text.focus();
@@ -172,28 +184,39 @@ class Page {
     await this.stop();
     if (!this.isReady()) return;
     const at = this.views.indexOf(view);
-    if (at < 0) return;
+    if (at >= 0) await this.answerAt(at, this.undo());
+  }
+
+  /** Puts a new answer in the place of all turns from `at` on. */
+  async answerAt(at, undo) {
+    const numLost = this.turns.length - at - 1; // besides the answer that the new one replaces
     this.cut(at);
+    this.notify(numLost > 0 ? "What followed is gone." : "", undo);
     await this.answer();
+  }
+
+  /** A way back to the conversation as it is now. */
+  undo() {
+    const { system } = this;
+    const turns = this.turns.map((turn) => ({ ...turn }));
+    return () => this.replace(system, turns);
   }
 
   async remove(view) {
     await this.stop();
     const at = this.views.indexOf(view);
-    const { system, turns } = this;
-    const before = [...turns];
-    const hasAnswer = view.turn.role === "user" && turns[at + 1]?.role === "assistant";
+    const undo = this.undo();
+    const hasAnswer = view.turn.role === "user" && this.turns[at + 1]?.role === "assistant";
     this.cut(at, hasAnswer ? 2 : 1);
-    this.notify("Deleted.", () => this.replace(system, before));
+    this.notify("Deleted.", undo);
     this.text.focus();
   }
 
   async clear() {
     await this.stop();
-    const { system, turns } = this;
-    const before = [...turns];
+    const undo = this.turns.length > 0 ? this.undo() : null;
     this.cut(0);
-    if (before.length > 0) this.notify("A new chat.", () => this.replace(system, before));
+    this.notify(undo ? "A new chat." : "", undo);
     this.text.focus();
   }
 
@@ -213,8 +236,8 @@ class Page {
     this.running = { controller, end };
     const view = this.add(answerTurn(this.settings.model));
     this.showRunning(true);
-    this.scrollToEnd();
-    view.follow(() => this.followEnd());
+    this.follower.toEnd();
+    view.follow(() => this.follower.grown());
     this.say("The model is answering.");
     try {
       await this.receive(view, request, controller.signal);
@@ -225,7 +248,7 @@ class Page {
     }
     view.finish();
     this.changed();
-    this.followEnd();
+    this.follower.grown();
     this.tell(view.turn);
     if (view.turn.error?.status === 401) this.askKey(() => this.regenerate(view));
   }
@@ -242,7 +265,10 @@ class Page {
         const size = turn.reasoning.length;
         const numCalls = turn.toolCalls.length;
         const text = applyEvent(turn, event);
-        watch.note(event, text !== "" || turn.reasoning.length > size || turn.toolCalls.length > numCalls);
+        watch.note(
+          event,
+          text !== "" || turn.reasoning.length > size || turn.toolCalls.length > numCalls,
+        );
         view.grow(text);
       }
     } catch (error) {
@@ -261,7 +287,8 @@ class Page {
   }
 
   showRunning(isRunning) {
-    const hadFocus = document.activeElement === byId("stop") || document.activeElement === byId("send");
+    const hadFocus =
+      document.activeElement === byId("stop") || document.activeElement === byId("send");
     byId("send").hidden = isRunning;
     byId("stop").hidden = !isRunning;
     if (hadFocus || document.activeElement === document.body) this.text.focus();
@@ -290,41 +317,15 @@ class Page {
     };
     line.append(element("span", {}, words));
     if (undo) {
-      line.append(button("Undo", async () => {
-        await this.stop();
-        undo();
-        hide();
-      }));
+      line.append(
+        button("Undo", async () => {
+          await this.stop();
+          undo();
+          hide();
+        }),
+      );
     }
     line.append(button("Dismiss", hide));
-  }
-
-  // Scrolling
-
-  wireScrolling() {
-    this.main.addEventListener("scroll", () => {
-      const { scrollTop, scrollHeight, clientHeight } = this.main;
-      const left = scrollHeight - clientHeight - scrollTop;
-      if (left < NEAR) this.isFollowing = true;
-      else if (scrollTop < this.lastTop) this.isFollowing = false;
-      this.lastTop = scrollTop;
-      byId("latest").hidden = left < 2 * NEAR || this.isFollowing;
-    });
-    byId("latest").addEventListener("click", () => {
-      this.scrollToEnd();
-      this.text.focus();
-    });
-  }
-
-  followEnd() {
-    if (this.isFollowing) this.scrollToEnd();
-    else byId("latest").hidden = false;
-  }
-
-  scrollToEnd() {
-    this.isFollowing = true;
-    this.main.scrollTop = this.main.scrollHeight;
-    byId("latest").hidden = true;
   }
 
   // Head
@@ -399,15 +400,7 @@ class Page {
       this.system = event.target.value;
       this.changed();
     });
-    byId("fields").append(...FIELDS.map((field) => this.fieldRow(field)));
-    byId("reset").addEventListener("click", () => {
-      for (const field of FIELDS) {
-        byId(`set-${field.key}`).value = "";
-        delete this.settings.texts[field.key];
-        this.check(field);
-      }
-      this.settings.save();
-    });
+    byId("reset").addEventListener("click", () => this.fields.reset());
     byId("export").addEventListener("click", () => this.export());
     byId("import").addEventListener("click", () => byId("file").click());
     byId("file").addEventListener("change", (event) => this.import(event.target));
@@ -429,44 +422,6 @@ class Page {
     byId("system").value = system;
   }
 
-  fieldRow(field) {
-    const id = `set-${field.key}`;
-    const isText = field.kind === "lines";
-    const input = element(isText ? "textarea" : "input", {
-      id,
-      ...(isText ? { rows: 2, spellcheck: "false" } : { inputmode: "decimal", placeholder: "default" }),
-      autocomplete: "off",
-      "aria-describedby": `${id}-hint ${id}-error`,
-    });
-    input.value = this.settings.texts[field.key] ?? "";
-    input.addEventListener("input", () => {
-      this.settings.texts[field.key] = input.value;
-      if (this.check(field) === "") this.settings.save();
-    });
-    return element(
-      "div",
-      { class: isText ? "field wide" : "field" },
-      element("label", { for: id }, field.label),
-      input,
-      element("p", { class: "hint", id: `${id}-hint` }, field.hint),
-      element("p", { class: "wrong", id: `${id}-error`, role: "alert" }),
-    );
-  }
-
-  /** What is wrong with a field, which the form shows; "" when it is right. */
-  check(field) {
-    let wrong = "";
-    try {
-      valueOf(field, this.settings.texts[field.key] ?? "");
-    } catch (error) {
-      wrong = error.message;
-    }
-    const id = `set-${field.key}`;
-    byId(id).setAttribute("aria-invalid", String(wrong !== ""));
-    if (byId(`${id}-error`).textContent !== wrong) byId(`${id}-error`).textContent = wrong;
-    return wrong;
-  }
-
   export() {
     const url = URL.createObjectURL(new Blob([this.file()], { type: "application/json" }));
     const time = new Date().toISOString().slice(0, 16).replaceAll(":", "");
@@ -481,10 +436,10 @@ class Page {
     await this.stop();
     try {
       const { system, turns } = importText(await file.text());
-      const before = { system: this.system, turns: [...this.turns] };
+      const undo = this.undo();
       this.replace(system, turns);
       byId("settings").close();
-      this.notify(`${turns.length} messages from ${file.name}.`, () => this.replace(before.system, before.turns));
+      this.notify(`${turns.length} messages from ${file.name}.`, undo);
       this.text.focus();
     } catch (error) {
       byId("import-error").textContent = error.message;
@@ -500,7 +455,9 @@ class Page {
       const key = byId("key").value.trim();
       // What a header can hold.
       const isKey = /^[\x21-\x7e]{1,4096}$/.test(key);
-      byId("key-error").textContent = isKey ? "" : "A key is made of letters, digits and signs, without spaces.";
+      byId("key-error").textContent = isKey
+        ? ""
+        : "A key is made of letters, digits and signs, without spaces.";
       if (!isKey) return;
       this.useKey(key, this.afterKey);
     });
@@ -523,7 +480,7 @@ class Page {
     this.afterKey = then;
     const isWrong = this.key !== "";
     byId("key-words").textContent = isWrong
-      ? "The server did not take the key that this tab has. Another one stays in this tab until you close it."
+      ? "The server did not take the key that this tab has. Another stays until you close the tab."
       : "This server asks for a key. It stays in this tab until you close it.";
     byId("key-error").textContent = "";
     if (!byId("key-dialog").open) byId("key-dialog").showModal();
@@ -533,7 +490,9 @@ class Page {
   setKey(key) {
     this.key = key;
     tab.key = key;
-    byId("key-state").textContent = key ? "This tab has a key. It is gone when you close the tab." : "This tab has none.";
+    byId("key-state").textContent = key
+      ? "This tab has a key. It is gone when you close the tab."
+      : "This tab has none.";
     byId("forget-key").disabled = key === "";
   }
 }
@@ -541,15 +500,20 @@ class Page {
 /** The error of a turn: a ServerError as it is, else what is wrong with the page itself. */
 function known(error) {
   if (error instanceof ServerError) return error;
-  return new ServerError("The page could not read the answer.", { detail: String(error?.message ?? error) });
+  return new ServerError("The page could not read the answer.", {
+    detail: String(error?.message ?? error),
+  });
 }
 
 /** Closes a dialog by a click beside it. */
 function closeFromOutside(dialog) {
   dialog.addEventListener("pointerdown", (event) => {
     const box = dialog.getBoundingClientRect();
-    const isInside = event.clientX >= box.left && event.clientX <= box.right
-      && event.clientY >= box.top && event.clientY <= box.bottom;
+    const isInside =
+      event.clientX >= box.left &&
+      event.clientX <= box.right &&
+      event.clientY >= box.top &&
+      event.clientY <= box.bottom;
     if (event.target === dialog && !isInside) dialog.close();
   });
 }

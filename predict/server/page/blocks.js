@@ -65,7 +65,9 @@ function itemOf(line) {
   const indent = indentOf(line);
   const isEmpty = isBlank(line.slice(found[1].length + marker.length));
   return {
-    isOrdered, indent, isEmpty,
+    isOrdered,
+    indent,
+    isEmpty,
     number: isOrdered ? Number.parseInt(marker, 10) : 0,
     style: marker[marker.length - 1],
     // Five spaces and more are one, and the rest is the text's own.
@@ -80,7 +82,8 @@ function cells(line) {
   const joined = [];
   for (const part of parts) {
     const last = joined.length - 1;
-    if (last >= 0 && joined[last].endsWith("\\")) joined[last] = `${joined[last].slice(0, -1)}|${part}`;
+    if (last >= 0 && joined[last].endsWith("\\"))
+      joined[last] = `${joined[last].slice(0, -1)}|${part}`;
     else joined.push(part);
   }
   if (joined.length > 1 && joined[0].trim() === "") joined.shift();
@@ -105,7 +108,8 @@ function tableHead(lines, at) {
 /** Whether a line begins a block, and so ends the paragraph ahead of it. */
 function interrupts(lines, at) {
   const line = lines[at];
-  if (isBlank(line) || HEADING.test(line) || QUOTE.test(line) || isRule(line) || fenceOf(line)) return true;
+  if (isBlank(line) || HEADING.test(line) || QUOTE.test(line) || isRule(line) || fenceOf(line))
+    return true;
   const item = itemOf(line);
   // A year that happens to begin a line ("1986. It was") is no list.
   const isList = item !== null && item.indent < 4 && !item.isEmpty && item.number < 1000;
@@ -199,7 +203,7 @@ export class Writer {
   /** Appends all blocks of lines; returns the nodes that are new. */
   writeAll(lines) {
     const made = [];
-    for (let at = 0; at < lines.length; ) {
+    for (let at = 0; at < lines.length;) {
       if (isBlank(lines[at])) {
         this.openTable = null;
         at += 1;
@@ -248,14 +252,22 @@ export class Writer {
 
   indented(lines) {
     const code = new CodeBlock("");
-    code.append(`${lines.map((line) => dedent(line, 4)).join("\n").trimEnd()}\n`);
+    code.append(
+      `${lines
+        .map((line) => dedent(line, 4))
+        .join("\n")
+        .trimEnd()}\n`,
+    );
     code.show();
     return this.add(code.element);
   }
 
   quote(lines) {
     const made = element("blockquote");
-    this.nested(made, lines.map((line) => line.replace(QUOTE, "")));
+    this.nested(
+      made,
+      lines.map((line) => line.replace(QUOTE, "")),
+    );
     return this.add(made);
   }
 
@@ -273,7 +285,10 @@ export class Writer {
     const first = indents.find((indent) => indent > item.indent) ?? item.offset;
     const columns = Math.min(first, item.offset);
     this.nested(made, [text, ...inner.map((line) => dedent(line, columns))]);
-    const joins = this.openList && this.openList.isOrdered === item.isOrdered && this.openList.style === item.style;
+    const joins =
+      this.openList &&
+      this.openList.isOrdered === item.isOrdered &&
+      this.openList.style === item.style;
     if (joins) return this.openList.element.appendChild(made);
     const start = item.isOrdered && item.number !== 1 ? { start: item.number } : {};
     const list = element(item.isOrdered ? "ol" : "ul", start, made);
@@ -285,7 +300,9 @@ export class Writer {
     const made = element("table", {}, element("thead"), element("tbody"));
     this.openTable = { element: made, columns };
     made.tHead.append(this.cells(lines[0], "th"));
-    return this.add(element("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Table" }, made));
+    return this.add(
+      element("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Table" }, made),
+    );
   }
 
   row([line]) {

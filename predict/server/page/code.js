@@ -15,31 +15,51 @@ const HASH = "#[^\\n]*";
 
 // Per grammar: comments, strings, keywords; everything has numbers.
 const GRAMMARS = {
-  python: [HASH, `[rRbBuUfF]{0,2}(?:${TRIPLE}|${DOUBLE}|${SINGLE})`, words(`
+  python: [
+    HASH,
+    `[rRbBuUfF]{0,2}(?:${TRIPLE}|${DOUBLE}|${SINGLE})`,
+    words(`
     and as assert async await break case class continue def del elif else except finally for from
     global if import in is lambda match nonlocal not or pass raise return try while with yield
-    None True False self`)],
-  javascript: [SLASHES, `${BACKTICKS}|${DOUBLE}|${SINGLE}`, words(`
+    None True False self`),
+  ],
+  javascript: [
+    SLASHES,
+    `${BACKTICKS}|${DOUBLE}|${SINGLE}`,
+    words(`
     abstract any as async await boolean break case catch class const continue debugger default
     delete do else enum export extends false finally for from function get if implements import in
     instanceof interface let new null number of private protected public readonly return set static
-    string super switch this throw true try type typeof undefined var void while with yield`)],
-  c: [SLASHES, `${DOUBLE}|${CHARACTER}`, words(`
+    string super switch this throw true try type typeof undefined var void while with yield`),
+  ],
+  c: [
+    SLASHES,
+    `${DOUBLE}|${CHARACTER}`,
+    words(`
     abstract auto bool boolean break byte case catch chan char class const constexpr continue
     default defer delete do double else enum explicit extends extern false final finally float for
     func fn go goto if impl implements import in inline int interface let long loop map match mod
     move mut namespace new nil null nullptr operator override package private protected pub public
     range return self short signed sizeof static string struct super switch template this throw
     trait true try type typedef typename union unsafe unsigned use using var virtual void volatile
-    where while`)],
-  shell: [`(?<![\\w$])${HASH}`, `"(?:[^"\\\\]|\\\\[^])*(?:"|$)|'[^']*(?:'|$)`, words(`
+    where while`),
+  ],
+  shell: [
+    `(?<![\\w$])${HASH}`,
+    `"(?:[^"\\\\]|\\\\[^])*(?:"|$)|'[^']*(?:'|$)`,
+    words(`
     if then else elif fi for while until do done case esac in function return local export set unset
-    cd echo exit source sudo`)],
-  sql: [String.raw`--[^\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/|$)`, `${SINGLE}|${DOUBLE}`, words(`
+    cd echo exit source sudo`),
+  ],
+  sql: [
+    String.raw`--[^\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/|$)`,
+    `${SINGLE}|${DOUBLE}`,
+    words(`
     add all alter and as asc between by case create cross default delete desc distinct drop else end
     exists foreign from full group having in index inner insert into is join key left like limit not
     null offset on or order outer primary references right select set table then union unique update
-    using values view when where with`)],
+    using values view when where with`),
+  ],
   json: ["(?!)", DOUBLE, words("true false null")],
 };
 const ALIASES = {
@@ -95,12 +115,15 @@ export class CodeBlock {
     this.drafts = [];
     const text = this.text + tail;
     const isPlain = this.pattern === null || text.length > MAX_COLOURED;
-    const pieces = isPlain ? [{ start: this.settled, end: text.length, kind: null }] : this.cut(text);
+    const pieces = isPlain
+      ? [{ start: this.settled, end: text.length, kind: null }]
+      : this.cut(text);
     // Whatever ends ahead of the last complete line will not change any more. A string or comment
     // that is still open reaches to the end, and so does not.
     const line = this.text.lastIndexOf("\n", this.text.length - 2) + 1;
     for (const { start, end, kind } of pieces) {
-      const split = kind === null ? Math.min(Math.max(line, start), end) : end <= line ? end : start;
+      const split =
+        kind === null ? Math.min(Math.max(line, start), end) : end <= line ? end : start;
       if (split > start) {
         this.code.append(piece(text.slice(start, split), kind));
         this.settled = split;
@@ -118,14 +141,18 @@ export class CodeBlock {
     const pieces = [];
     let at = this.settled;
     this.pattern.lastIndex = at;
-    for (let found; (found = this.pattern.exec(text)) !== null; ) {
+    for (let found; (found = this.pattern.exec(text)) !== null;) {
       if (found[0] === "") {
         this.pattern.lastIndex += 1;
         continue;
       }
       if (found.index > at) pieces.push({ start: at, end: found.index, kind: null });
       at = found.index + found[0].length;
-      pieces.push({ start: found.index, end: at, kind: KINDS[found.slice(1).findIndex((part) => part)] });
+      pieces.push({
+        start: found.index,
+        end: at,
+        kind: KINDS[found.slice(1).findIndex((part) => part)],
+      });
     }
     if (at < text.length) pieces.push({ start: at, end: text.length, kind: null });
     return pieces;

@@ -12,7 +12,11 @@ export function userTurn(content) {
 /** A turn of the model that has nothing yet. */
 export function answerTurn(model) {
   return {
-    role: "assistant", model, content: "", reasoning: "", toolCalls: [],
+    role: "assistant",
+    model,
+    content: "",
+    reasoning: "",
+    toolCalls: [],
     finish: null, // the server's reason, or "stopped" by the reader
     stats: null, // numbers of the answer, see stats.js
     error: null,
@@ -70,7 +74,9 @@ export function exportText(system, turns) {
     if (turn.reasoning) message.reasoning_content = turn.reasoning;
     if (turn.toolCalls?.length) {
       message.tool_calls = turn.toolCalls.map(({ id, name, arguments: given }) => ({
-        id, type: "function", function: { name, arguments: given },
+        id,
+        type: "function",
+        function: { name, arguments: given },
       }));
     }
     if (turn.finish) message.finish_reason = turn.finish;
@@ -111,7 +117,9 @@ export function importText(text) {
 function turnOf(message, where) {
   const role = message?.role;
   if (!["system", "user", "assistant"].includes(role)) {
-    throw new Error(`${where} has the role ${JSON.stringify(role)}; there are system, user and assistant.`);
+    throw new Error(
+      `${where} has the role ${JSON.stringify(role)}; there are system, user and assistant.`,
+    );
   }
   const isEmpty = role === "assistant" && (message.content ?? null) === null;
   if (!isEmpty && typeof message.content !== "string") {

@@ -1,8 +1,8 @@
 /**
  * A new element. The only way in which this page makes elements: never from HTML text.
  * @param {string} name
- * @param {{on?: Record<string, (event: Event) => void>} & Record<string, unknown>} attributes of the
- *   page's own; `on` holds listeners, true is an empty attribute, false and null are left out
+ * @param {{on?: Record<string, (event: Event) => void>} & Record<string, unknown>} attributes
+ *   the page's own; `on` holds listeners, true is an empty attribute, false and null are left out
  * @param {...(Node|string)} children strings become text
  * @returns {HTMLElement}
  */

@@ -7,12 +7,32 @@ const MAX_DEPTH = 16; // elements inside one another: browsers lay them out by r
 const MAX_URL = 2000;
 const PROTOCOLS = new Set(["http:", "https:", "mailto:"]);
 const ENTITIES = {
-  amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", hellip: "…",
-  mdash: "—", ndash: "–", rarr: "→", larr: "←", times: "×", deg: "°", middot: "·", bull: "•",
+  amp: "&",
+  lt: "<",
+  gt: ">",
+  quot: '"',
+  apos: "'",
+  nbsp: "\u00a0",
+  copy: "©",
+  hellip: "…",
+  mdash: "—",
+  ndash: "–",
+  rarr: "→",
+  larr: "←",
+  times: "×",
+  deg: "°",
+  middot: "·",
+  bull: "•",
 };
 const PLAIN = /[^\\`*_~[\]!<&$\nhH]+/y;
-const BARE_URL = new RegExp(`https?://[^\\s<>"\`[\\]{}|\\\\\u3000-\u303f\uff00-\uffef]{1,${MAX_URL}}`, "iy");
-const ANGLE = new RegExp(`<((?:https?://|mailto:)[^\\s<>]{1,${MAX_URL}}|[\\w.+-]{1,64}@[\\w.-]{1,255})>`, "iy");
+const BARE_URL = new RegExp(
+  `https?://[^\\s<>"\`[\\]{}|\\\\\u3000-\u303f\uff00-\uffef]{1,${MAX_URL}}`,
+  "iy",
+);
+const ANGLE = new RegExp(
+  `<((?:https?://|mailto:)[^\\s<>]{1,${MAX_URL}}|[\\w.+-]{1,64}@[\\w.-]{1,255})>`,
+  "iy",
+);
 const BREAK = /<br[ \t]{0,9}\/?>/iy;
 const ENTITY = /&(?:#(\d{1,7})|#x([0-9a-f]{1,6})|([a-z]{2,8}));/iy;
 const DELIMITERS = /\*+|_+|~+/y;
@@ -23,7 +43,11 @@ const PUNCTUATION = /[\p{P}\p{S}]/u;
 const UNSPACED = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}]/u;
 const WORD = /[\p{L}\p{N}]/u;
 // What a model writes as a formula, shown as it stands: its _ and * are no emphasis.
-const FORMULAS = [["\\(", "\\)"], ["\\[", "\\]"], ["$$", "$$"]];
+const FORMULAS = [
+  ["\\(", "\\)"],
+  ["\\[", "\\]"],
+  ["$$", "$$"],
+];
 
 /**
  * The address that a link may have, or null: absolute, of the web or of mail, and without a user's
@@ -168,8 +192,12 @@ class Scanner {
     const [left, right] = [flanks(after, before), flanks(before, after)];
     const within = run[0] === "_" && left && right; // snake_case
     const token = {
-      kind: "delimiter", character: run[0], size: run.length, left: run.length,
-      opens: [], closes: [],
+      kind: "delimiter",
+      character: run[0],
+      size: run.length,
+      left: run.length,
+      opens: [],
+      closes: [],
       canOpen: left && (!within || PUNCTUATION.test(before)),
       canClose: right && (!within || PUNCTUATION.test(after)),
     };
@@ -179,7 +207,13 @@ class Scanner {
 
   open(isImage) {
     const text = isImage ? "![" : "[";
-    const token = { kind: "bracket", text, isImage, href: null, delimiters: this.delimiters.length };
+    const token = {
+      kind: "bracket",
+      text,
+      isImage,
+      href: null,
+      delimiters: this.delimiters.length,
+    };
     this.brackets.push(token);
     return this.add(token, text.length);
   }
@@ -203,9 +237,13 @@ class Scanner {
     const part = this.text.slice(at, at + MAX_URL + 500);
     const found =
       /^[ \n]?<([^<>\n]*)>/.exec(part) ??
-      /^[ \n]?((?:[^\s()\\]|\\.|\((?:[^\s()\\]|\\.|\([^\s()]{0,200}\)){0,500}\)){1,2000})/.exec(part);
+      /^[ \n]?((?:[^\s()\\]|\\.|\((?:[^\s()\\]|\\.|\([^\s()]{0,200}\)){0,500}\)){1,2000})/.exec(
+        part,
+      );
     if (!found) return null;
-    const rest = /^(?:\s{1,9}(?:"[^"]{0,300}"|'[^']{0,300}'))?\s{0,9}\)/.exec(part.slice(found[0].length));
+    const rest = /^(?:\s{1,9}(?:"[^"]{0,300}"|'[^']{0,300}'))?\s{0,9}\)/.exec(
+      part.slice(found[0].length),
+    );
     if (!rest) return null;
     const address = found[1].replace(/\\([!-/:-@[-`{-~])/g, "$1");
     return { address, end: at + found[0].length + rest[0].length };
@@ -256,7 +294,9 @@ function characterBefore(text, at) {
 /** Whether a delimiter stands at the side of what it would emphasize. */
 function flanks(inner, outer) {
   if (SPACE.test(inner)) return false;
-  return !PUNCTUATION.test(inner) || [SPACE, PUNCTUATION, UNSPACED].some((kind) => kind.test(outer));
+  return (
+    !PUNCTUATION.test(inner) || [SPACE, PUNCTUATION, UNSPACED].some((kind) => kind.test(outer))
+  );
 }
 
 /** Where runs of backticks start, by their lengths. */

@@ -5,13 +5,61 @@ const KEY = "regatta.key"; // sessionStorage: gone with the tab
 
 /** What can be set. Left empty, the server's own default holds and nothing is sent. */
 export const FIELDS = [
-  { key: "temperature", label: "Temperature", kind: "number", min: 0, max: 100, hint: "0 always takes the likeliest token" },
-  { key: "top_p", label: "Top p", kind: "number", min: 0, max: 1, hint: "likeliest tokens up to this sum of probabilities" },
-  { key: "top_k", label: "Top k", kind: "integer", min: 0, max: 2 ** 31 - 1, hint: "likeliest tokens to choose from" },
-  { key: "repetition_penalty", label: "Repetition penalty", kind: "number", min: 0.01, max: 100, hint: "above 1 repeats less" },
-  { key: "max_tokens", label: "Max tokens", kind: "integer", min: 1, max: 2 ** 31 - 1, hint: "longest answer" },
-  { key: "seed", label: "Seed", kind: "integer", min: 0, max: 2 ** 31 - 1, hint: "the same seed, the same answer" },
-  { key: "stop", label: "Stop strings", kind: "lines", max: 16, hint: "one a line; \\n stands for a new line" },
+  {
+    key: "temperature",
+    label: "Temperature",
+    kind: "number",
+    min: 0,
+    max: 100,
+    hint: "0 always takes the likeliest token",
+  },
+  {
+    key: "top_p",
+    label: "Top p",
+    kind: "number",
+    min: 0,
+    max: 1,
+    hint: "likeliest tokens up to this sum of probabilities",
+  },
+  {
+    key: "top_k",
+    label: "Top k",
+    kind: "integer",
+    min: 0,
+    max: 2 ** 31 - 1,
+    hint: "likeliest tokens to choose from",
+  },
+  {
+    key: "repetition_penalty",
+    label: "Repetition penalty",
+    kind: "number",
+    min: 0.01,
+    max: 100,
+    hint: "above 1 repeats less",
+  },
+  {
+    key: "max_tokens",
+    label: "Max tokens",
+    kind: "integer",
+    min: 1,
+    max: 2 ** 31 - 1,
+    hint: "longest answer",
+  },
+  {
+    key: "seed",
+    label: "Seed",
+    kind: "integer",
+    min: 0,
+    max: 2 ** 31 - 1,
+    hint: "the same seed, the same answer",
+  },
+  {
+    key: "stop",
+    label: "Stop strings",
+    kind: "lines",
+    max: 16,
+    hint: "one a line; \\n stands for a new line",
+  },
 ];
 
 /**

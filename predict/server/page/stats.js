@@ -39,7 +39,9 @@ export class Watch {
 
 /** Seconds in words: ms below one second. */
 export function duration(seconds) {
-  return seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
+  return seconds < 1
+    ? `${Math.round(seconds * 1000)} ms`
+    : `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
 }
 
 /** The parts of the line below an answer. */

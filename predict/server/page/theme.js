@@ -1,4 +1,4 @@
-// Runs before the first paint, so that a reader in the dark sees no white flash. No module: those wait.
+// Runs before the first paint: a reader in the dark sees no white flash. Modules come later.
 (() => {
   try {
     const theme = localStorage.getItem("regatta.theme");

@@ -64,13 +64,17 @@ export class TurnView {
     const list = [
       isEmpty ? null : copyButton(() => turn.content, `Copy this ${name}`),
       isEmpty ? null : this.editButton,
-      isUser || turn.error ? null : button("Regenerate", actions.regenerate, { "aria-label": "Regenerate this answer" }),
+      isUser || turn.error
+        ? null
+        : button("Regenerate", actions.regenerate, { "aria-label": "Regenerate this answer" }),
       button("Delete", actions.remove, {
         "aria-label": `Delete this ${name}`,
         title: isUser ? "Deletes the message and its answer" : "Deletes the answer",
       }),
     ];
-    this.below.append(element("div", { class: "actions" }, ...list.filter((each) => each !== null)));
+    this.below.append(
+      element("div", { class: "actions" }, ...list.filter((each) => each !== null)),
+    );
   }
 
   statsLine() {
@@ -78,7 +82,8 @@ export class TurnView {
     const words = statsWords(turn.stats);
     if (turn.finish === "stopped") words.push("stopped");
     if (turn.finish === "length") words.push("cut at the limit of tokens");
-    const parts = words.map((each, at) => element("span", {}, at ? each : element("strong", {}, each)));
+    const parts = words.map((each) => element("span", {}, each));
+    if (turn.stats.perSecond !== null) parts[0].className = "speed";
     return element("p", { class: "stats" }, ...parts);
   }
 
@@ -86,12 +91,17 @@ export class TurnView {
     const parts = [element("p", {}, error.message)];
     if (error.detail) parts.push(element("p", { class: "detail" }, error.detail));
     if (error.retryAt) {
-      parts.push(element("p", {}, `It asks to try again at ${error.retryAt.toLocaleTimeString()}.`));
+      parts.push(
+        element("p", {}, `It asks to try again at ${error.retryAt.toLocaleTimeString()}.`),
+      );
     }
     const again = button("Try again", this.actions.retry);
     const key = error.status === 401 ? [button("Enter the key", this.actions.enterKey)] : [];
     return element(
-      "div", { class: "error", role: "alert" }, ...parts, element("div", { class: "row" }, ...key, again),
+      "div",
+      { class: "error", role: "alert" },
+      ...parts,
+      element("div", { class: "row" }, ...key, again),
     );
   }
 
@@ -177,7 +187,12 @@ class AnswerView {
     this.markdown = new MarkdownView(this.text);
     this.reasoningText = element("div");
     this.reasoningName = element("summary", {}, "Reasoning");
-    this.reasoning = element("details", { class: "reasoning", hidden: true }, this.reasoningName, this.reasoningText);
+    this.reasoning = element(
+      "details",
+      { class: "reasoning", hidden: true },
+      this.reasoningName,
+      this.reasoningText,
+    );
     this.calls = element("div", { class: "text" });
     this.body.replaceChildren(this.reasoning, this.text);
   }
@@ -210,7 +225,8 @@ class AnswerView {
     const { reasoning } = this.turn;
     if (!reasoning) return;
     this.reasoning.hidden = false;
-    if (reasoning.length > this.numReasoned) this.reasoningText.append(reasoning.slice(this.numReasoned));
+    if (reasoning.length > this.numReasoned)
+      this.reasoningText.append(reasoning.slice(this.numReasoned));
     this.numReasoned = reasoning.length;
     const live = this.isLive && this.turn.content === "" ? "Reasoning…" : "Reasoning";
     const name = this.thought === null ? live : `Reasoned for ${duration(this.thought)}`;
@@ -241,5 +257,10 @@ function callBox({ name, arguments: given }) {
   const code = new CodeBlock("json");
   code.append(`${JSON.stringify({ name, arguments: value }, null, 2)}\n`);
   code.show();
-  return element("details", { class: "call", open: true }, element("summary", {}, `Calls ${name || "a tool"}`), code.element);
+  return element(
+    "details",
+    { class: "call", open: true },
+    element("summary", {}, `Calls ${name || "a tool"}`),
+    code.element,
+  );
 }
