@@ -40,16 +40,18 @@ GC_THRESHOLDS = 50_000, 20, 100
 CLOSE_SECONDS = 5.0  # for clients to read the last of their answers
 
 
-def run(config: ServerConfig, notes: Sequence[str] = ()) -> int:
+def run(config: ServerConfig, notes: Sequence[str] = (), more_ports: Sequence[int] = ()) -> int:
     """Runs a server to its end; the exit status. Raises UserError before a weight is read.
 
-    notes: what to tell whoever started it, a line each.
+    notes: what to tell whoever started it, a line each. more_ports: that it listens on besides.
     """
-    listening = listen(config.host, config.port)
-    for note in notes:
-        say(f"note: {note}")
-    allow_files(config.max_connections + SPARE_FILES)
-    with contextlib.closing(listening):
+    with contextlib.ExitStack() as stack:
+        listening = [
+            stack.enter_context(listen(config.host, port)) for port in (config.port, *more_ports)
+        ]
+        for note in notes:
+            say(f"note: {note}")
+        allow_files(config.max_connections + SPARE_FILES)
         process = EngineProcess()
         try:
             process.send_config(config.engine)
@@ -107,9 +109,9 @@ class Front:
         config: ServerConfig,
         process: EngineProcess,
         front: FrontModel,
-        listening: socket.socket,
+        listening: Sequence[socket.socket],
     ):
-        """process: started, and told what to load."""
+        """process: started, and told what to load. listening: the first is told of."""
         self._config = config
         self._process = process
         self._listening = listening
@@ -140,7 +142,7 @@ class Front:
         await self._engine.connect()
         asked = asyncio.Event()
         with self._signals(asked):
-            http = asyncio.create_task(self._http.serve(sockets=[self._listening]))
+            http = asyncio.create_task(self._http.serve(sockets=list(self._listening)))
             say(f"listening on {self._url}; the model is loading")
             waits = [asyncio.create_task(each) for each in (asked.wait(), self._engine.died())]
             try:
@@ -158,7 +160,7 @@ class Front:
 
     @property
     def _url(self) -> str:
-        host, port = self._listening.getsockname()[:2]
+        host, port = self._listening[0].getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def _load(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,10 +62,9 @@ def check(server: ScriptedServer, num_examples: int) -> None:
                 if response.status_code >= 400 and case.method != "HEAD":
                     assert response.json()["error"]["message"]
 
-            try:
+            # A route that takes nothing cannot be given anything wrong.
+            with contextlib.suppress(hypothesis.errors.Unsatisfiable):
                 send()
-            except hypothesis.errors.Unsatisfiable:
-                pass  # a route that takes nothing cannot be given anything wrong
     assert num_sent > 10
 
 

@@ -1,0 +1,86 @@
+"""PaddleNLP's command for a server: the same doors, and the flags of its `flask_server.py`.
+
+    python predict/flask_server.py --model_name_or_path DIR --dtype bfloat16 --flask_port 8011
+
+It is `python -m predict.server` under another name: that answers PaddleNLP's requests too. Here
+--flask_port is the port of the API and --port that of the page, and each serves both. Requests that
+do not say how to sample have PaddleNLP's top_p 0.7 and temperature 0.95.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if (
+    not __package__
+):  # run as a script: Python put predict/ first on the path, where `predict` is not
+    _HERE = os.path.dirname(os.path.realpath(__file__))
+    sys.path[:] = [path for path in sys.path if os.path.realpath(path) != _HERE]
+    sys.path.insert(0, os.path.dirname(_HERE))
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from predict.cli.command import run_command
+from predict.cli.flags import Flag, FlagValues, no_effect, parse_flags, with_file
+from predict.server.flags import FLAGS as SERVER
+from predict.server.flags import USAGE
+from predict.system.signals import Signals
+
+PROG = "flask_server.py"
+DESCRIPTION = "Answers requests over HTTP, with the flags of PaddleNLP's flask_server.py."
+PORT = 8011
+SAMPLING = {"top_p": 0.7, "temperature": 0.95}  # where neither flag nor request says it
+_PAGE = "PaddleNLP's page"
+
+OWN_FLAGS: tuple[Flag, ...] = (
+    Flag(_PAGE, "port", "int", PORT, "Port of the page; the API is there too."),
+    Flag(_PAGE, "flask_port", "int", None,
+         "Port of the API; the page is there too. When not given, --port alone.",
+         aliases=("base_port",)),
+    Flag(_PAGE, "title", "str", "LLM",
+         "Title of the page.",
+         availability=no_effect("the page shows the model's name.")),
+    Flag(_PAGE, "sub_title", "str", "LLM-subtitle",
+         "Line below it.",
+         availability=no_effect("the page shows the model's name.")),
+)  # fmt: skip
+FLAGS = (
+    *(flag for flag in SERVER if flag.name not in {own.name for own in OWN_FLAGS}),
+    *OWN_FLAGS,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a server to its end; the exit status, as of `python -m predict.server`."""
+
+    def action(signals: Signals) -> int:
+        flags = parse(sys.argv[1:] if argv is None else argv)
+        from predict.server.from_flags import server_config
+
+        config, notes = server_config(flags)
+        from predict.server.run import run
+
+        page, api = config.port, flags["flask_port"]
+        if api is None or api == page:
+            return run(config, notes)
+        return run(replace(config, port=api), notes, [page])
+
+    return run_command(action)
+
+
+def parse(argv: Sequence[str]) -> FlagValues:
+    """The flags of a command line, with PaddleNLP's sampling where nothing else is said.
+
+    Raises UserError; SystemExit(0) after --help.
+    """
+    flags = parse_flags(with_file(argv, FLAGS), FLAGS, PROG, DESCRIPTION, USAGE)
+    if flags["decode_strategy"] == "greedy_search" or flags.given("generation_config"):
+        return flags
+    added = {name: value for name, value in SAMPLING.items() if not flags.given(name)}
+    return FlagValues({**flags.values, **added}, flags.explicit.union(added), flags.notes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
