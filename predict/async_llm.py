@@ -128,7 +128,8 @@ class AsyncLLM:
     def add(self, prompt: Prompt, sampling_params: SamplingParams) -> AsyncAnswer:
         """Queues a prompt; raises UserError for parameters or a prompt that the model cannot take.
 
-        What only the engine knows, as a prompt too long, is raised by the answer.
+        What only the engine knows, as a prompt too long, is raised by the answer; so is the
+        UserError of a guide that cannot be compiled, which says where.
         """
         return self._start(prompt, sampling_params, streamed=True)
 
@@ -148,6 +149,7 @@ class AsyncLLM:
                 return  # aborted
             try:
                 if self._ended is None:
+                    samples.check_guide()
                     llm.queue([samples])
             except Exception as error:
                 llm.abort([samples])

@@ -15,6 +15,7 @@ from predict.system import bounds
 from predict.system.files import json_type, parse_json
 
 MAX_SCHEMA_BYTES = 1 << 18  # of a schema, or of all schemas of a structural tag, as JSON
+MAX_PROPERTIES = 1024  # of one object: compiling takes the square of their number
 MAX_DEPTH = 64  # lists and objects of a schema within each other
 MAX_GRAMMAR_BYTES = 1 << 16
 MAX_REGEX_BYTES = 1 << 14
@@ -24,6 +25,7 @@ MAX_TAGS = 256  # structures of a structural tag, and its triggers
 MAX_TAG_BYTES = 1024  # of a trigger, a beginning or an end
 
 _STRUCTURE_KEYS = ("begin", "schema", "end")
+_PROPERTY_KEYS = ("properties", "patternProperties")
 _TAG_KEYS = ("structures", "triggers", "at_least_one", "stop_after_first")
 
 
@@ -139,7 +141,23 @@ def _json_schema(value: object) -> str:
     if not isinstance(schema, (dict, bool)):
         kind = json_type(schema)
         raise UserError(f"guide.json_schema is {kind} (allowed: an object, true, false)")
+    _check_properties("guide.json_schema", schema)
     return text
+
+
+def _check_properties(name: str, value: object) -> None:
+    """Raises UserError for an object that lists too many; depth was checked."""
+    if isinstance(value, list):
+        for each in value:
+            _check_properties(name, each)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            if key in _PROPERTY_KEYS and isinstance(each, dict) and len(each) > MAX_PROPERTIES:
+                raise UserError(
+                    f"{name} has {len(each)} {key} in one object (allowed: at most "
+                    f"{MAX_PROPERTIES}); split it up"
+                )
+            _check_properties(name, each)
 
 
 def _choice(value: object) -> tuple[str, ...]:
@@ -192,6 +210,7 @@ def _check_structure(where: str, structure: object, triggers: Sequence[str]) -> 
     _text(f"{where}.end", structure.get("end", ""), MAX_TAG_BYTES, empty=True)
     if not isinstance(structure.get("schema"), (dict, bool)):
         raise UserError(f"{where}.schema is needed (allowed: a JSON schema, as an object)")
+    _check_properties(f"{where}.schema", structure["schema"])
     if not any(begin.startswith(trigger) for trigger in triggers):
         raise UserError(
             f"{where}.begin is {quoted(begin)}, which begins with none of the triggers "

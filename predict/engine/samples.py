@@ -117,6 +117,11 @@ class Samples:
         """What went wrong with the first one that failed."""
         return next((r.error for r in self.requests if r.finish_reason == "error"), None)
 
+    def check_guide(self) -> None:
+        """Raises UserError for a guide that cannot be compiled; waits until that is known."""
+        if self.guide is not None:
+            self.guide.result()
+
     def settle_guide(self) -> bool:
         """Gives each request its guide, waiting until that is compiled; False: all have failed."""
         if self.guide is None:

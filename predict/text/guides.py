@@ -22,27 +22,30 @@ from predict.system.files import parse_json
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
 
     from predict.text.tokenizer import Tokenizer
 
 MAX_CACHED = 256  # compiled guides
 MAX_MESSAGE = 400  # characters of what llguidance says
 NUM_THREADS = 2  # that compile
+NO_TEXT = ("NoExtension", "NoExtensionBias")  # llguidance's words for it
+MAX_FORCED = 64  # runs of tokens
 ALL_TOKENS = -1  # a word of a mask
 
 # How JSON is written: as Python's json.dumps, which most models have seen most of. With spaces at
 # will a model may write them to the end of its tokens, and nothing is forced between values.
 # A schema may ask for something else under the key "x-guidance".
-JSON_STYLE: dict[str, Any] = {
+JSON_STYLE: JsonCompileOptions = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
 }
-# In llguidance's units: some 10 ms for the first lexer, 5 for the mask of one step, and 60 MB.
+# In llguidance's units: some 20 ms for the first lexer, 3 for the mask of one step, and 60 MB.
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
-    "step_lexer_fuel": 100_000,
-    "step_max_items": 50_000,
+    "step_lexer_fuel": 30_000,
+    "step_max_items": 20_000,
     "max_items_in_row": 2_000,
     "max_lexer_states": 40_000,
     "max_grammar_size": 300_000,
@@ -217,15 +220,35 @@ def _compile(guide: Guide, vocabulary: Future[_Vocabulary]) -> CompiledGuide:
         raise UserError(f"{name}: {_short(str(error))}") from None
     limits = llguidance.LLParserLimits(**LIMITS)
     matcher = llguidance.LLMatcher(known.tokens, grammar, log_level=0, limits=limits)
-    if matcher.is_error():
-        raise UserError(f"{name} cannot be compiled: {_short(matcher.get_error())}")
+    ahead = matcher.deep_copy()
+    _go_ahead(ahead)
+    if ahead.is_error():
+        raise UserError(f"{name} cannot be compiled: {_short(ahead.get_error())}")
     if matcher.is_stopped():
         raise UserError(f"{name} allows no text but the empty one; make it allow some")
     return CompiledGuide(matcher)
 
 
+def _go_ahead(matcher: LLMatcher) -> None:
+    """Takes all that is forced at the beginning.
+
+    That finds what has no text, or none that ends, and spares the first step: states of the lexer
+    are shared among copies.
+    """
+    for _ in range(MAX_FORCED):
+        if matcher.is_error() or matcher.is_stopped():
+            return
+        matcher.compute_bitmask()
+        forced = matcher.compute_ff_tokens()
+        if not forced:
+            return
+        matcher.consume_tokens(forced)
+
+
 def _short(message: str) -> str:
-    words = " ".join(message.split())
+    words = " ".join(message.replace("<non-verbose/>", "").split())
+    if words in NO_TEXT:
+        return "no text fits it"
     return words if len(words) <= MAX_MESSAGE else f"{words[:MAX_MESSAGE]}..."
 
 

@@ -24,6 +24,9 @@ class Backend:
     def encode_inside(self, text: str) -> list[int]:
         raise NotImplementedError
 
+    def for_guides(self, eos_token_id: int) -> object:
+        raise NotImplementedError
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         self.num_decoded += len(token_ids)
         return self._decode(list(token_ids), skip_special_tokens)
