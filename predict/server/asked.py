@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,9 +17,8 @@ from predict.server.protocol import (
     GenerationBody,
     ResponseFormat,
     StructuredOutputs,
-    ToolCall,
 )
-from predict.system.files import json_type, parse_json
+from predict.system.files import json_type
 from predict.text.conversation import TEXT_PARTS, Message
 
 # What requests call fields of SamplingParams, where it is not the same.
@@ -26,6 +26,7 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "max_new_tokens": ("max_tokens", "max_completion_tokens", "max_new_tokens"),
     "min_length": ("min_length", "min_tokens"),
 }
+_GUIDE = re.compile(r"guide\b(\.\w+)?")  # at the beginning of what is said of one
 _ELSEWHERE = ("guide", "logprobs")  # fields whose meaning a route finds
 MAX_PARTS = 1024  # of a message's content
 MAX_TEMPLATE_VALUES = 64
@@ -41,6 +42,10 @@ class Asked(NamedTuple):
 
     def refused(self, error: UserError) -> ApiError:
         """The engine's refusal, naming the request's field."""
+        message = str(error)
+        if _GUIDE.match(message):
+            param = self.names["guide"]
+            return invalid(param, _GUIDE.sub(lambda _: param, message, count=1))
         return refused(error, self.names)
 
 
@@ -68,8 +73,15 @@ def given_params(body: GenerationBody) -> tuple[dict[str, Any], dict[str, str]]:
     return given, names
 
 
+class Form(NamedTuple):
+    """What an answer must be, and the field of the request that says so."""
+
+    guide: Guide
+    param: str
+
+
 def asked_of(
-    body: GenerationBody, config: ServerConfig, extra: Mapping[str, Any], guide: Guide | None
+    body: GenerationBody, config: ServerConfig, extra: Mapping[str, Any], form: Form | None
 ) -> Asked:
     """What a body asks for, checked. extra: fields that the route has found. Raises ApiError."""
     given, names = given_params(body)
@@ -78,6 +90,8 @@ def asked_of(
             "stop", f"stop has {len(given['stop'])} texts (allowed: at most {config.max_stop})"
         )
     known = {**{field: field for field in SAMPLING_KEYS}, **names}
+    guide = None if form is None else form.guide
+    known["guide"] = "guide" if form is None else form.param
     try:
         params = config.params({**given, **extra, "guide": guide})
         check_params(params, config.engine)
@@ -98,7 +112,7 @@ def asked_of(
     return Asked(params, known)
 
 
-def guide_of(body: GenerationBody, config: ServerConfig) -> Guide | None:
+def form_of(body: GenerationBody, config: ServerConfig) -> Form | None:
     """What the answer must be. Raises ApiError 400 that names the field."""
     found = list(_guides(body))
     if not found:
@@ -117,7 +131,7 @@ def guide_of(body: GenerationBody, config: ServerConfig) -> Guide | None:
         raise invalid(
             param, f"{param} has {size} bytes (allowed: at most {config.max_schema_bytes})"
         )
-    return guide
+    return Form(guide, param)
 
 
 def _guides(body: GenerationBody) -> Iterator[tuple[str, Any]]:
@@ -179,10 +193,7 @@ def _of_structured(form: StructuredOutputs) -> Iterator[tuple[str, Any]]:
 
 
 def conversation(messages: Sequence[ChatMessage], where: str = "messages") -> list[Message]:
-    """Messages as chat templates read them: contents are texts, arguments of calls are objects.
-
-    Raises ApiError 400 that names the field.
-    """
+    """Role messages whose contents are texts. Raises ApiError 400 that names the field."""
     return [_message(message, f"{where}[{index}]") for index, message in enumerate(messages)]
 
 
@@ -200,10 +211,7 @@ def _message(message: ChatMessage, where: str) -> Message:
             raise invalid(
                 f"{where}.tool_calls", f"{where}.tool_calls stand in an assistant's message alone"
             )
-        made["tool_calls"] = [
-            _call(call, f"{where}.tool_calls[{index}]")
-            for index, call in enumerate(message.tool_calls)
-        ]
+        made["tool_calls"] = [call.model_dump(exclude={"index"}) for call in message.tool_calls]
     return made
 
 
@@ -242,18 +250,6 @@ def _part(part: object, where: str) -> str:
     if not isinstance(text, str):
         raise invalid(f"{where}.text", f"{where}.text is {json_type(text)} (allowed: a text)")
     return text
-
-
-def _call(call: ToolCall, where: str) -> dict[str, Any]:
-    param = f"{where}.function.arguments"
-    try:
-        arguments = parse_json(call.function.arguments or "{}", param)
-    except UserError as error:
-        raise invalid(param, str(error)) from None
-    if not isinstance(arguments, dict):
-        raise invalid(param, f"{param} is {json_type(arguments)} (allowed: a JSON object, as text)")
-    function = {"name": call.function.name, "arguments": arguments}
-    return {"id": call.id, "type": "function", "function": function}
 
 
 def template_values(values: object, effort: str | None) -> dict[str, Any]:

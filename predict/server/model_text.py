@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from predict.errors import UserError
-from predict.guide import Guide
+from predict.server.asked import Form
 from predict.server.config import ServerConfig
 from predict.server.errors import invalid
 from predict.server.front_model import FrontModel
@@ -15,7 +15,6 @@ from predict.server.protocol import ToolBody
 from predict.system.files import json_type
 from predict.text import reasoning, tool_calls
 from predict.text.deltas import Parser
-from predict.text.lark import Rules
 from predict.text.tool_calls import GuideContext, Tool, ToolUse
 
 _NO_TOOLS = ToolUse()
@@ -90,10 +89,10 @@ class ModelText:
         """Whether an answer to this prompt begins within a thought."""
         return self.thoughts is not None and self.thoughts.is_opened_by(prompt)
 
-    def guide(self, given: Guide | None, use: ToolUse, prompt: str) -> Guide | None:
+    def form(self, given: Form | None, use: ToolUse, prompt: str) -> Form | None:
         """What an answer must be so that calls are valid and thoughts have their place.
 
-        Raises ApiError 400 where a guide and tools say different things, or cannot be had together.
+        Raises ApiError 400 where a form and tools say different things, or cannot be had together.
         """
         context = GuideContext(self._token_id, self.thoughts, self.is_thinking(prompt))
         if use.allowed and given is not None:
@@ -102,12 +101,16 @@ class ModelText:
                 "tools and a form of the answer (response_format, guide) do not go together: a "
                 "call is no such form; leave one of them out, or set tool_choice to none",
             )
+        param = "tools" if given is None else given.param
+        guide = None
         try:
             if use.allowed and self.calls is not None:
-                return self.calls.guide(use, context)
-            return given if given is None else _behind_thoughts(given, context)
+                guide = self.calls.guide(use, context)
+            elif given is not None:
+                guide = tool_calls.content_guide(self.calls, given.guide, context)
         except UserError as error:
-            raise invalid("tools" if use.allowed else "response_format", str(error)) from None
+            raise invalid(param, str(error)) from None
+        return None if guide is None else Form(guide, param)
 
     def parser(self, use: ToolUse, prompt: str) -> Parser | None:
         """A parser for one answer; None where all of its text is content."""
@@ -176,12 +179,3 @@ def tools_for_template(tools: Sequence[ToolBody]) -> list[dict[str, Any]]:
 def size_of(tools: Sequence[ToolBody]) -> int:
     """Bytes of all tools as JSON."""
     return len(json.dumps(tools_for_template(tools)).encode())
-
-
-def _behind_thoughts(guide: Guide, context: GuideContext) -> Guide:
-    """A guide for JSON that lets the model think first, where it does; other guides as they are."""
-    if context.thoughts is None or guide.kind not in ("json_schema", "json_object"):
-        return guide
-    schema = guide.text if guide.kind == "json_schema" else '{"type":"object"}'
-    rules = Rules(context)
-    return Guide(grammar=rules.grammar(f"{rules.thought()} %json {schema}"))

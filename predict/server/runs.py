@@ -148,7 +148,7 @@ class Run:
     def failed(self, error: str, has_begun: bool) -> ApiError:
         """The error for an answer that failed. has_begun: whether it had tokens."""
         if self._job.params.guide is not None and not has_begun and "guide" in error:
-            return self._job.refused(UserError(error))  # it cannot be compiled
+            return self._job.refused(UserError(f"guide: {error}"))  # a limit that it met
         return ApiError(500, f"the answer failed: {error or 'nobody knows why'}")
 
     async def _of(self, answer: Answer) -> AsyncIterator[list[StreamOutput]]:

@@ -10,7 +10,7 @@ from predict.server.context import Context
 from predict.server.errors import invalid
 from predict.server.model_text import size_of, tools_for_template
 from predict.server.protocol import ChatMessage, ToolBody
-from predict.text.tool_calls import ToolUse
+from predict.text.tool_calls import ToolUse, template_messages
 
 NO_TOOLS = ToolUse()
 
@@ -36,5 +36,9 @@ async def turn_of(
         raise invalid("tools", f"tools have {size_of(tools)} bytes as JSON (allowed: {most})")
     # A model that is to call nothing does not hear of tools.
     shown = tools_for_template(tools) if tools and use.allowed else None
-    prompt = await context.front.render(conversation(messages), shown, values)
+    template = context.front.template
+    said = conversation(messages)
+    if template is not None:
+        said = template_messages(said, template.source)
+    prompt = await context.front.render(said, shown, values)
     return Turn(prompt, await context.front.encode(prompt, "messages", False), use)

@@ -160,14 +160,6 @@ CHAT: dict[str, tuple[dict[str, Any], str]] = {
         {"messages": [{**call("{}"), "role": "user", "content": "x"}]},
         "messages[0].tool_calls",
     ),
-    "arguments that are no JSON": (
-        {"messages": [USER, call("{")]},
-        "messages[1].tool_calls[0].function.arguments",
-    ),
-    "arguments that are deep": (
-        {"messages": [USER, call("[" * 5000)]},
-        "messages[1].tool_calls[0].function.arguments",
-    ),
     "arguments that are an object": (
         {"messages": [USER, call({})]},
         "messages[1].tool_calls[0].function.arguments",

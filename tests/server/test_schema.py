@@ -1,4 +1,4 @@
-"""What follows the OpenAPI document, and what does not, is answered: nothing fails, nothing hangs."""
+"""What follows the OpenAPI document, and what does not, is answered: nothing fails or hangs."""
 
 from __future__ import annotations
 

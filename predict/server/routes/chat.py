@@ -11,9 +11,10 @@ from starlette.responses import Response
 from predict.server.answers import ChatEvents, Identity, chat_completion
 from predict.server.asked import (
     Asked,
+    Form,
     asked_of,
     check_model,
-    guide_of,
+    form_of,
     template_values,
 )
 from predict.server.context import Context
@@ -62,10 +63,10 @@ async def answered(context: Context, request: Request, body: ChatBody) -> Respon
     texts = context.model_text
     use = texts.use_of(body.tools, body.tool_choice, body.parallel_tool_calls)
     values = template_values(body.chat_template_kwargs, body.reasoning_effort)
-    given = guide_of(body, context.config)
+    given = form_of(body, context.config)
     _asked(context, body, None)  # what is wrong is told before anything is rendered
     turn = await turn_of(context, body.messages, values, body.tools, use)
-    asked = _asked(context, body, texts.guide(given, use, turn.prompt))
+    asked = _asked(context, body, texts.form(given, use, turn.prompt))
     job = Job([turn.token_ids], asked.params, asked.refused)
     identity = Identity(
         "chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion", model
@@ -92,13 +93,13 @@ async def answered(context: Context, request: Request, body: ChatBody) -> Respon
     return json_response(chat_completion(identity, output, job.usage, make_parser, logprobs, whole))
 
 
-def _asked(context: Context, body: ChatBody, guide: Any) -> Asked:
+def _asked(context: Context, body: ChatBody, form: Form | None) -> Asked:
     extra: dict[str, Any] = {}
     if body.logprobs:
         extra["logprobs"] = 0 if body.top_logprobs is None else body.top_logprobs
     elif body.top_logprobs is not None and body.top_logprobs != 0:
         raise invalid("top_logprobs", "top_logprobs needs logprobs; set logprobs to true")
-    return asked_of(body, context.config, extra, guide)
+    return asked_of(body, context.config, extra, form)
 
 
 def _kept_text(context: Context, turn: Turn, job: Job) -> KeptText | None:

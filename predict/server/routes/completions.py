@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from predict.server.answers import CompletionEvents, Identity, completion
-from predict.server.asked import Asked, asked_of, check_model, given_params, guide_of
+from predict.server.asked import Asked, asked_of, check_model, form_of, given_params
 from predict.server.context import Context
 from predict.server.errors import invalid
 from predict.server.openapi import errors, takes
@@ -88,7 +88,7 @@ def _asked(context: Context, body: CompletionBody) -> Asked:
         body = body.model_copy(update={"max_tokens": 1})
     elif not {"max_new_tokens", "max_length"} & {*given, *context.config.sampling_defaults}:
         extra["max_new_tokens"] = DEFAULT_TOKENS
-    return asked_of(body, context.config, extra, guide_of(body, context.config))
+    return asked_of(body, context.config, extra, form_of(body, context.config))
 
 
 def _listed(prompt: Any) -> list[Any]:
