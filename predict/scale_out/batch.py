@@ -6,7 +6,6 @@ To be imported when Ray is there (predict.scale_out.cluster).
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -21,10 +20,10 @@ from predict.cli.results import Results, result_bytes
 from predict.cli.work import Work
 from predict.config.engine import EngineConfig
 from predict.engine.choices import numbered_seed
-from predict.errors import EngineError, TokenizerError, UserError
+from predict.errors import TokenizerError
 from predict.request import SamplingParams
 from predict.scale_out.answerer import Answerer, Attempts, MakeLLM
-from predict.scale_out.cluster import Share
+from predict.scale_out.cluster import Share, failure_of, on_workers
 from predict.system.console import say
 from predict.system.progress import Progress
 from predict.system.signals import Signals
@@ -158,7 +157,7 @@ class Batch:
             ):
                 yield from cast(pa.Table, table).to_pylist()
         except RayError as error:
-            raise _failure(error) from error
+            raise failure_of(str(error), "the replicas cannot go on") from error
 
     def _put(self, index: int, answer: bytes, error: str | None) -> None:
         item = self._work.items[index]
@@ -200,19 +199,6 @@ def whole_line(item: DataItem, answer: bytes) -> bytes:
     return result_bytes({"src": item.src, "tgt": item.tgt})[:-1] + b", " + answer[1:]
 
 
-def on_workers(config: EngineConfig) -> EngineConfig:
-    """The config with names of files that hold in another process's folder, too."""
-    names = ("model_name_or_path", "draft_model_name_or_path", "chat_template")
-    paths = {name: config.settings[name] for name in names}
-    return config.changed(
-        **{name: os.path.abspath(path) for name, path in paths.items() if path and _is_there(path)}
-    )
-
-
-def _is_there(path: str | os.PathLike[str]) -> bool:
-    return os.path.exists(path)
-
-
 def _set_up_ray_data() -> None:
     """Makes Ray Data quiet, and patient: an answer may take long."""
     context = ray.data.DataContext.get_current()
@@ -220,13 +206,3 @@ def _set_up_ray_data() -> None:
     context.print_on_execution_start = False
     context.execution_no_progress_timeout_s = -1
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-
-
-def _failure(error: RayError) -> Exception:
-    """What ended the replicas, as this process would have raised it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    last = lines[-1] if lines else type(error).__name__  # the end of a traceback
-    name = f"{UserError.__module__}.{UserError.__name__}: "
-    if last.startswith(name):
-        return UserError(last[len(name) :])
-    return EngineError(f"the replicas cannot go on: {last}")

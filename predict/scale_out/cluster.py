@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from predict.errors import EXIT_FAILURE, UserError
+from predict.config.engine import EngineConfig
+from predict.errors import EXIT_FAILURE, EngineError, UserError
 from predict.system.console import Unfailing
 from predict.system.signals import NUMBERS
 
@@ -123,6 +124,28 @@ def _silent() -> Iterator[None]:
     finally:
         os.dup2(before, 2)
         os.close(before)
+
+
+def on_workers(config: EngineConfig) -> EngineConfig:
+    """The config with names of files that hold in another process's folder, too."""
+    names = ("model_name_or_path", "draft_model_name_or_path", "chat_template")
+    paths = {name: config.settings[name] for name in names}
+    return config.changed(
+        **{n: os.path.abspath(path) for n, path in paths.items() if path and os.path.exists(path)}
+    )
+
+
+def failure_of(said: str, what: str) -> Exception:
+    """What ended replicas, as this process would have raised it.
+
+    said: by Ray; a traceback ends with it. what: has failed, for an error that is no UserError.
+    """
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    name = f"{UserError.__module__}.{UserError.__name__}: "
+    for line in reversed(lines):
+        if name in line:
+            return UserError(line.partition(name)[2])
+    return EngineError(f"{what}: {lines[-1] if lines else 'Ray does not say why'}")
 
 
 @contextlib.contextmanager

@@ -100,6 +100,10 @@ RANGES: Mapping[str, Range] = {
     # replicas on Ray
     "num_replicas": Range(1, 1 << 16),
     "cpus_per_replica": Range(1, 1 << 12),
+    "min_replicas": Range(1, 1 << 16),
+    "max_replicas": Range(1, 1 << 16),
+    "num_fronts": Range(1, 1 << 10),
+    "target_ongoing_requests": Range(0.0, MAX_COUNT, whole=False, above=True),
     # calibration
     "ptq_step": Range(1, MAX_COUNT),
     "shift_step": Range(1, MAX_COUNT),

@@ -1,0 +1,47 @@
+"""A front: the server's own application, in a replica of Ray Serve's ingress deployment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from predict.scale_out.serving.engines import Engines, ServeReplicas
+from predict.server.app import create_app
+from predict.server.config import ServerConfig
+from predict.server.front_model import FrontModel
+from predict.server.lifecycle import Lifecycle
+from predict.server.metrics import Metrics
+
+
+class Front:
+    """What Ray Serve makes one of for each front, behind its HTTP proxy."""
+
+    def __init__(self, config: ServerConfig, engines: Any) -> None:
+        """engines: the handle of the replicas' deployment."""
+        metrics = Metrics()
+        self._lifecycle = Lifecycle()
+        self._engines = Engines(ServeReplicas(engines), config.retry_after, metrics.answer_ended)
+        self._app = create_app(
+            self._engines,
+            FrontModel.load(config),
+            config,
+            lifecycle=self._lifecycle,
+            metrics=metrics,
+        )
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """The application; Ray Serve asks for it."""
+        return self._app
+
+    async def reconfigure(self, config: dict[str, Any]) -> None:
+        """Returns when requests can be answered: Ray Serve calls this before it sends any."""
+        await self._engines.ready()
+
+    async def drain(self) -> None:
+        """From now on new requests are refused, as a server that is ending does."""
+        self._lifecycle.drain()
+
+    async def num_requests(self) -> int:
+        """Requests that are being answered."""
+        return self._lifecycle.num_requests

@@ -1,0 +1,139 @@
+"""Starts a server whose model runs in many replicas, on Ray Serve.
+
+    python -m predict.serve_ray --model_name_or_path DIR --dtype bfloat16 --max_replicas 8
+
+It takes the flags of `python -m predict.server`, and answers as that does (pip install
+"regatta[ray]"). Leaves with 0 after SIGTERM or Ctrl-C once what ran is finished; with 1 when
+--drain_timeout broke something off; with 2 for wrong flags, files or a model that cannot be loaded;
+at a second signal at once, with 128 + its number.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if (
+    not __package__
+):  # run as a script: Python put predict/ first on the path, where `predict` is not
+    _HERE = os.path.dirname(os.path.realpath(__file__))
+    sys.path[:] = [path for path in sys.path if os.path.realpath(path) != _HERE]
+    sys.path.insert(0, os.path.dirname(_HERE))
+
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from predict.cli.command import run_command
+from predict.cli.flags import Flag, FlagValues, no_effect, parse_flags, with_file
+from predict.errors import UserError
+from predict.scale_out.flags import RAY_FLAGS
+from predict.server.flags import FLAGS as SERVER
+from predict.server.flags import USAGE
+from predict.system.console import say
+from predict.system.signals import Interrupted, Signals
+
+if TYPE_CHECKING:
+    from predict.server.config import ServerConfig
+
+PROG = "python -m predict.serve_ray"
+DESCRIPTION = "Answers requests of OpenAI's API over HTTP with many replicas of a model, on Ray."
+OWN_FLAGS = (
+    Flag("Replicas", "min_replicas", "int", 1,
+         "Processes with the whole model that there are always."),
+    Flag("Replicas", "max_replicas", "int", None,
+         "Most of them, when there is much to do; when not given, --min_replicas."),
+    Flag("Replicas", "target_ongoing_requests", "float", None,
+         "Requests of a replica above which there will be more replicas; when not given, "
+         "--batch_size."),
+    Flag("Replicas", "num_fronts", "int", 1,
+         "Processes that speak HTTP and tokenize."),
+    *RAY_FLAGS,
+)  # fmt: skip
+_PROXY = no_effect("connections are taken by Ray Serve's proxy.")
+SERVE_FLAGS = (
+    *(
+        replace(flag, availability=_PROXY) if flag.name == "max_connections" else flag
+        for flag in SERVER
+    ),
+    *OWN_FLAGS,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a server to its end; the exit status."""
+
+    def action(signals: Signals) -> int:
+        words = with_file(sys.argv[1:] if argv is None else argv, SERVE_FLAGS)
+        flags = parse_flags(words, SERVE_FLAGS, PROG, DESCRIPTION, USAGE)
+        return run(flags, signals)
+
+    return run_command(action)
+
+
+def run(flags: FlagValues, signals: Signals) -> int:
+    """Runs a server to its end; the exit status. Raises UserError before Ray is started."""
+    from predict.scale_out.cluster import check_ray, connected, on_workers, share_of
+    from predict.server.from_flags import server_config
+
+    check_ray()
+    min_replicas: int = flags["min_replicas"]
+    max_replicas: int = flags["max_replicas"] or min_replicas
+    if max_replicas < min_replicas:
+        raise UserError(
+            f"--max_replicas {max_replicas} is less than --min_replicas {min_replicas}; raise the "
+            "one or lower the other"
+        )
+    config, notes = server_config(flags)
+    share = share_of(config.engine.model.device, max_replicas, flags["cpus_per_replica"])
+    config = replace(config, engine=on_workers(config.engine), port=free_port(config))
+    for note in notes:
+        say(f"note: {note}")
+    with connected(flags["ray_address"], share, max_replicas):
+        from predict.scale_out.serving.deploy import Scale, finish, start
+
+        scale = Scale(
+            min_replicas,
+            max_replicas,
+            flags["target_ongoing_requests"] or config.engine.scheduling.batch_size,
+            flags["num_fronts"],
+            share,
+            is_cluster=flags["ray_address"] is not None,
+        )
+        start(config, scale)
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        say(
+            f"ready: {config.model_names[0]} in {min_replicas} to {max_replicas} replicas; "
+            f"http://{host}:{config.port}/v1"
+        )
+        number = wait_for_signal()
+        with signals.held("running requests are finished first"):
+            name = signal.Signals(number).name
+            say(
+                f"{name}: running requests are finished first, new ones refused; once more ends "
+                "at once"
+            )
+            return finish(config.drain_timeout)
+
+
+def free_port(config: ServerConfig) -> int:
+    """The port of the config, or one that is free for 0. Raises UserError where it is taken."""
+    from predict.server.run import listen
+
+    with listen(config.host, config.port) as sock:
+        port: int = sock.getsockname()[1]
+    return port
+
+
+def wait_for_signal() -> int:
+    """The number of the first signal that comes."""
+    try:
+        while True:
+            signal.pause()
+    except Interrupted as error:
+        return error.number
+
+
+if __name__ == "__main__":
+    sys.exit(main())
