@@ -281,3 +281,13 @@ def test_prompts_are_logged_when_asked_for_and_never_whole() -> None:
         assert lines[0]["prompt"].startswith("secret secret")
         assert lines[0]["answer"] == "one two three"
         assert all(len(line["prompt"]) <= 1000 for line in lines)
+
+
+def test_a_client_that_does_not_read_is_given_up() -> None:
+    with serving(request_timeout=0.5) as (server, client):
+        server.engine.script = lambda prompt, params: ["x" * 100_000] * 400
+        with _begun(server, {**ASK, "stream": True}):
+            server.wait_until(lambda: server.engine.answers[-1].is_aborted)
+            server.wait_until(lambda: server.lifecycle.num_requests == 0)
+        server.engine.script = script
+        assert complete(client).status_code == 200

@@ -23,7 +23,7 @@ TOKENIZER = ROOT / "tests" / "data" / "tokenizers" / "byte_level"
 TOOLS_TEMPLATE = Path(__file__).parent / "templates" / "tools.jinja"
 KEY = "a-key"
 PROMPT = "def gcd(a, b):"
-GREEDY: dict[str, Any] = {"model": "demo_model", "temperature": 0, "max_tokens": 40}
+GREEDY: dict[str, Any] = {"model": "demo_model", "temperature": 0, "max_tokens": 24}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def client(server: ModelServer) -> Iterator[openai.OpenAI]:
 def expected(engine_config: EngineConfig) -> str:
     """What the model says without a server."""
     llm = LLM(engine_config)
-    return llm.generate([PROMPT], SamplingParams(temperature=0, max_new_tokens=40))[0].text
+    return llm.generate([PROMPT], SamplingParams(temperature=0, max_new_tokens=24))[0].text
 
 
 def test_completions_are_those_of_the_python_api(client: openai.OpenAI, expected: str) -> None:
@@ -169,6 +169,53 @@ def test_a_schema_that_cannot_be_had_is_a_400_that_names_it(client: openai.OpenA
                 stream=stream,
             )
         assert bad.value.param == "response_format.json_schema.schema"
+
+
+HOSTILE: dict[str, tuple[str, Any]] = {
+    "a schema that holds itself": (
+        "guided_json",
+        {"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"b": {"$ref": "#/$defs/a"}}}}},
+    ),
+    "a schema that is itself": ("guided_json", {"$ref": "#"}),
+    "a circle of references": (
+        "guided_json",
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+    ),
+    "a reference to elsewhere": ("guided_json", {"$ref": "http://169.254.169.254/schema"}),
+    "a file": ("guided_json", {"$ref": "file:///etc/passwd"}),
+    "nothing fits": ("guided_json", False),
+    "many alternatives": (
+        "guided_json",
+        {"anyOf": [{"properties": {f"a{i}": {"type": "string"}}} for i in range(800)]},
+    ),
+    "a pattern of a schema": (
+        "guided_json",
+        {"type": "object", "patternProperties": {"(a+)+$": {"pattern": "^(([a-z])+.)+$"}}},
+    ),
+    "catastrophic": ("guided_regex", "(a+)+$"),
+    "catastrophic alternatives": ("guided_regex", "(a|a)*b"),
+    "counted without end": ("guided_regex", "((a{1,1000}){1,1000}){1,1000}"),
+    "look-behind": ("guided_regex", "(?<=a)b"),
+    "a back reference": ("guided_regex", r"(a)\1"),
+    "an open bracket": ("guided_regex", "[a"),
+    "a grammar that is itself": ("guided_grammar", "start: start\n"),
+    "a grammar without a start": ("guided_grammar", 'a: "b"\n'),
+    "an import": ("guided_grammar", "%import common.WORD\nstart: WORD\n"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_form_is_had_or_refused_by_name(client: openai.OpenAI, name: str) -> None:
+    param, value = HOSTILE[name]
+    refusal: openai.BadRequestError | None = None
+    try:
+        client.completions.create(
+            model="demo_model", prompt="a", max_tokens=2, extra_body={param: value}
+        )
+    except openai.BadRequestError as error:
+        refusal = error
+    assert refusal is None or refusal.param == param
+    assert client.completions.create(model="demo_model", prompt="a", max_tokens=1).choices
 
 
 # Tools: a scripted model that calls, hears, and answers.
