@@ -60,12 +60,13 @@ def start(config: ServerConfig, scale: Scale) -> None:
         ),
         logging_config=logs,
     )
-    engines = _engines(config.engine, scale).bind(config.engine, scale.share.num_cpus)
+    on_loopback = not scale.is_cluster
+    engines = _engines(config.engine, scale).bind(config.engine, scale.share.num_cpus, on_loopback)
     room = config.engine.scheduling.batch_size * (scale.max_replicas - 1)
     own = replace(config, max_queue=config.max_queue + room)
     try:
         serve.run(
-            _fronts(config, scale).bind(own, engines),
+            _fronts(config, scale).bind(own, engines, on_loopback),
             name=APP,
             route_prefix="/",
             logging_config=logs,

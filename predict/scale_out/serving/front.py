@@ -7,6 +7,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from predict.scale_out.serving.engines import Engines, ServeReplicas
+from predict.scale_out.serving.loopback import listen_on_loopback
 from predict.server.app import create_app
 from predict.server.config import ServerConfig
 from predict.server.front_model import FrontModel
@@ -17,8 +18,10 @@ from predict.server.metrics import Metrics
 class Front:
     """What Ray Serve makes one of for each front, behind its HTTP proxy."""
 
-    def __init__(self, config: ServerConfig, engines: Any) -> None:
-        """engines: the handle of the replicas' deployment."""
+    def __init__(self, config: ServerConfig, engines: Any, on_loopback: bool) -> None:
+        """engines: the handle of the replicas' deployment. on_loopback: see there."""
+        if on_loopback:
+            listen_on_loopback()
         metrics = Metrics()
         self._lifecycle = Lifecycle()
         self._engines = Engines(ServeReplicas(engines), config.retry_after, metrics.answer_ended)

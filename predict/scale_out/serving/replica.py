@@ -11,6 +11,7 @@ from ray import serve
 
 from predict.config.engine import EngineConfig
 from predict.errors import EXIT_FAILURE, UserError
+from predict.scale_out.serving.loopback import listen_on_loopback
 from predict.scale_out.serving.messages import Counts, Done, Pieces, decode_ask, encode
 from predict.server.engine_client import EngineClient, EngineProcess
 from predict.system.console import say
@@ -24,8 +25,10 @@ class Replica:
     When its engine ends it ends, too: Ray puts another one in its place.
     """
 
-    def __init__(self, config: EngineConfig, num_threads: int) -> None:
-        """Starts the engine. num_threads: of its operators, on a CPU."""
+    def __init__(self, config: EngineConfig, num_threads: int, on_loopback: bool) -> None:
+        """Starts the engine. num_threads: of its operators, on a CPU. on_loopback: see there."""
+        if on_loopback:
+            listen_on_loopback()
         arguments: tuple[str, ...] = ("-m", PROCESS, str(num_threads))
         if config.model.device != "cpu":
             arguments = ("-m", "predict.server.engine_process")
