@@ -68,9 +68,7 @@ class DraftStats:
     num_spans: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
-    num_forced: int = (
-        0  # tokens that guides forced, in steps of their own drafts; not in the others
-    )
+    num_forced: int = 0  # tokens that guides forced and nobody proposed; in none of the others
 
 
 class Engine:
@@ -335,6 +333,7 @@ class Engine:
             self._steps.append(self._run_apart(stuck))
             return True
         drafts: Drafts = {}
+        limits: Mapping[Request, int] = {}
         if self.proposer is not None and self.policy is not None:
             limits = self.policy.limits(self.scheduler.decoding, on_way=bool(self._steps))
             if limits and self._steps:
@@ -342,8 +341,8 @@ class Engine:
                 return False
             drafts = self._propose(limits)
             self._behind = {}
-        if self.runner.num_ahead == 0:
-            self._forced = self._forced_drafts(drafts)
+        self._forced = self._forced_drafts(drafts, limits)
+        if self._forced:
             drafts = {**drafts, **self._forced}
         batch = self._schedule(drafts)
         if batch is None:
@@ -465,15 +464,23 @@ class Engine:
             return behind
         if self.runner.num_ahead:  # a draft model's tokens stay on the device
             limits = {r: limit for r, limit in limits.items() if r.guide is None}
+        if not limits:
+            return {}
         proposals = self._proposals(list(limits), list(limits.values()))
         return {request.request_id: each for request, each in proposals}
 
-    def _forced_drafts(self, proposed: Drafts) -> Drafts:
-        """What guides force in the next step, of requests for which nothing was proposed."""
+    def _forced_drafts(self, proposed: Drafts, limits: Mapping[Request, int]) -> Drafts:
+        """What guides force in the next step, of requests for which nothing was proposed.
+
+        Where steps run ahead, only of those that may have drafts: then nothing does.
+        """
+        wanted = dict(limits)
+        if self.runner.num_ahead == 0:
+            wanted = dict.fromkeys(self.scheduler.decoding, MAX_DRAFT_TOKENS)
         found: Drafts = {}
-        for request in self.scheduler.decoding:
+        for request, limit in wanted.items():
             if request.guide is not None and not proposed.get(request.request_id):
-                forced = request.guide.forced()[:MAX_DRAFT_TOKENS]
+                forced = request.guide.forced()[:limit]
                 if forced:
                     found[request.request_id] = forced
         return found
@@ -482,7 +489,7 @@ class Engine:
         self, step: Step, token_ids: Sequence[int | Candidates]
     ) -> list[int | Sequence[int] | Candidates]:
         """Per sampling span its token, or with drafts those that stand."""
-        if not any(span.draft_token_ids for span in step.batch.spans):
+        if self.proposer is None and not any(span.draft_token_ids for span in step.batch.spans):
             return list(token_ids)
         sampled: list[int | Sequence[int] | Candidates] = []
         start = 0

@@ -29,7 +29,7 @@ def llm(compiled: library.Library) -> LLM:
 def expected(llm: LLM) -> list[list[tuple[int, ...]]]:
     """The tokens of each request alone, one a step."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Engine, "_forced_drafts", lambda engine, proposed: {})
+        patch.setattr(Engine, "_forced_drafts", lambda engine, proposed, limits: {})
         outputs = [llm.generate([prompt], params)[0] for prompt, params, _ in requests()]
     return tokens(outputs)
 
