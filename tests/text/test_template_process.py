@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from predict.errors import UserError
 from predict.text import template_process
 from predict.text.chat_template import JinjaTemplate, PaddleTemplate
 from predict.text.template_process import RenderError, TemplateProcess
+from tests.support.limits import cpu_seconds
 
 ASK = [{"role": "user", "content": "hello"}]
 COUNT = "{% for i in range(99999) %}"
@@ -116,9 +117,8 @@ def test_a_huge_template_is_refused_unread() -> None:
 
 
 def test_placeholders_are_found_in_linear_time() -> None:
-    started = time.perf_counter()
-    PaddleTemplate({"query": "{{" * (1 << 18)}, "the test")
-    assert time.perf_counter() - started < 5
+    with cpu_seconds(20):
+        PaddleTemplate({"query": "{{" * (1 << 18)}, "the test")
 
 
 def test_a_process_that_was_killed_is_replaced(process: TemplateProcess) -> None:
@@ -167,17 +167,13 @@ def test_the_process_ends_with_its_parent_however_that_ends() -> None:
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    worker = int(parent.stdout.readline())
+    worker = os.pidfd_open(int(parent.stdout.readline()))
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    for _ in range(100):
-        # A zombie has ended; whoever inherits it will wait for it.
-        stat = Path(f"/proc/{worker}/stat")
-        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
-            return
-        time.sleep(0.05)
-    raise AssertionError("the worker outlives its parent")
+    ended, _, _ = select.select([worker], [], [], 60)
+    os.close(worker)
+    assert ended, "the worker outlives its parent"
 
 
 def test_the_process_has_neither_files_nor_environment(
