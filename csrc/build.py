@@ -76,7 +76,9 @@ PADDLE_LIBRARIES = (
 
 # What kernels are compiled for, oldest first, where the compiler still knows it. The suffix "a"
 # opens the instructions of that one generation (Hopper's wgmma and setmaxnreg need it).
-CUDA_ARCHITECTURES = ("70", "75", "80", "86", "89", "90a", "100a", "120a")
+CUDA_ARCHITECTURES = ("75", "80", "86", "89", "90a", "100a", "120a")
+# What stands in for sources that are left out: see source_architectures.
+ABSENT_NAME = "absent.cu"
 # 2810: nvcc takes an assignment to a [[nodiscard]] Status for a value that is ignored.
 CUDA_FLAGS = (
     "-diag-suppress=2810",
@@ -146,6 +148,7 @@ class BuildResult:
     seconds: float
     compiler: str
     paddle_version: str
+    architectures: tuple[str, ...] = ()  # of GPUs
 
     def summary(self) -> str:
         """One line for the terminal."""
@@ -288,8 +291,8 @@ def cpu_sources() -> list[Path]:
 
 
 def cuda_sources() -> list[Path]:
-    """Returns every CUDA source, sorted; empty in a release without CUDA operators."""
-    return sorted((CSRC / "cuda").glob("*.cu"))
+    """Returns every CUDA source but ABSENT_NAME, sorted; empty in a release without them."""
+    return sorted(path for path in (CSRC / "cuda").glob("*.cu") if path.name != ABSENT_NAME)
 
 
 def registration_sources() -> list[Path]:
@@ -446,7 +449,7 @@ def cuda_architectures(listed: Sequence[str], requested: Sequence[str] = ()) -> 
 
     `listed`: what `nvcc --list-gpu-arch` prints ("compute_90", ...). `requested`: the user's choice
     ("90a", "80"); empty for every row of CUDA_ARCHITECTURES that is listed. Raises BuildError for
-    one that this compiler does not know.
+    one that this compiler does not know or that the kernels do not run on.
     """
     known = {name.removeprefix("compute_") for name in listed}
     if not requested:
@@ -457,25 +460,60 @@ def cuda_architectures(listed: Sequence[str], requested: Sequence[str] = ()) -> 
                 f"--arch {arch} is not known to this nvcc (it knows: "
                 f"{', '.join(sorted(known, key=int))})"
             )
-    return tuple(requested)
+        if int(arch.rstrip("a")) < int(CUDA_ARCHITECTURES[0]):
+            raise BuildError(
+                f"--arch {arch}: the kernels run on {CUDA_ARCHITECTURES[0]} and newer; leave it out"
+            )
+        if f"{arch}a" in CUDA_ARCHITECTURES:
+            raise BuildError(
+                f"--arch {arch} leaves out the instructions of that one generation, which kernels "
+                f"for it use; set --arch {arch}a"
+            )
+    return tuple(dict.fromkeys(requested))
+
+
+def oldest_architecture(source: Path) -> str:
+    """Returns NN of op_smNN.cu; "" of op.cu."""
+    match = re.search(r"_sm(\d+)$", source.stem)
+    return match.group(1) if match else ""
 
 
 def source_architectures(source: Path, architectures: Sequence[str]) -> tuple[str, ...]:
     """Returns those of `architectures` that `source` is for, by its name.
 
     op.cu: all. op_sm80.cu: 80 and newer. op_sm90.cu: 90a alone, since the instructions of an "a"
-    architecture are no other's. A source that is for none of them is compiled for the first: the
-    tables of candidates name its functions, and never call them on such a GPU.
+    architecture are no other's. A source that is for none of them is left out: the tables of
+    candidates name its functions, and ABSENT_NAME defines them as refusals.
     """
-    match = re.search(r"_sm(\d+)$", source.stem)
-    if match is None:
+    oldest = oldest_architecture(source)
+    if not oldest:
         return tuple(architectures)
-    oldest = match.group(1)
     if f"{oldest}a" in CUDA_ARCHITECTURES:
-        own = tuple(arch for arch in architectures if arch.rstrip("a") == oldest)
-    else:
-        own = tuple(arch for arch in architectures if int(arch.rstrip("a")) >= int(oldest))
-    return own or tuple(architectures[:1])
+        return tuple(arch for arch in architectures if arch.rstrip("a") == oldest)
+    return tuple(arch for arch in architectures if int(arch.rstrip("a")) >= int(oldest))
+
+
+def cuda_targets(architectures: Sequence[str]) -> dict[Path, str]:
+    """Returns the CUDA sources that a build for `architectures` compiles, each with nvcc's flags.
+
+    Where some are left out, ABSENT_NAME is one of them.
+    """
+    targets, absent = {}, set()
+    for source in cuda_sources():
+        own = source_architectures(source, architectures)
+        if own:
+            targets[source] = _target_flags(own)
+        else:
+            absent.add(oldest_architecture(source))
+    if absent:
+        macros = [f"-DREGATTA_WITHOUT_SM{oldest}" for oldest in sorted(absent, key=int)]
+        flags = [_target_flags(architectures[:1]), *macros]
+        targets[CSRC / "cuda" / ABSENT_NAME] = " ".join(flags)
+    return targets
+
+
+def _target_flags(architectures: Sequence[str]) -> str:
+    return " ".join(f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in architectures)
 
 
 def present_architectures() -> tuple[str, ...]:
@@ -578,14 +616,8 @@ def cuda_ninja_file(
         "  description = link $out",
     ]
     objects: dict[str, list[str]] = {"cuda": [], "paddle": [], "device": [], "kernels": []}
-    for source in _cuda_library_sources(paddle):
+    for source, targets in _cuda_library_sources(paddle, architectures).items():
         folder = source.parent.name
-        targets = ""
-        if source.suffix == ".cu":
-            own_architectures = source_architectures(source, architectures)
-            targets = " ".join(
-                f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in own_architectures
-            )
         rule = "cuda" if source.suffix == ".cu" else "compile"
         lines += [
             f"build {_object_path(source)}: {rule} {_escaped(source)}",
@@ -613,10 +645,16 @@ def cuda_ninja_file(
     return "\n".join([*lines, ""])
 
 
-def _cuda_library_sources(paddle: PaddlePackage) -> list[Path]:
-    """Returns what build_cuda_library compiles for this Paddle: a GPU build has its own kernels."""
+def _cuda_library_sources(paddle: PaddlePackage, architectures: Sequence[str]) -> dict[Path, str]:
+    """Returns what build_cuda_library compiles for this Paddle, with nvcc's flags for targets.
+
+    A GPU build of Paddle has its own kernels.
+    """
     kernels = [] if paddle.has_cuda else device_kernel_sources()
-    return [*cuda_sources(), *registration_sources(), *device_sources(), *kernels]
+    others = [*registration_sources(), *device_sources(), *kernels]
+    every = _target_flags(architectures)
+    flags = {source: every if source.suffix == ".cu" else "" for source in others}
+    return {**cuda_targets(architectures), **flags}
 
 
 def build_cuda_library(
@@ -673,10 +711,11 @@ def build_cuda_library(
     return BuildResult(
         target,
         num_compiled,
-        len(_cuda_library_sources(paddle)),
+        len(_cuda_library_sources(paddle, architectures)),
         time.monotonic() - started,
         f"nvcc {toolkit.version} (sm_{', sm_'.join(architectures)})",
         paddle.version,
+        architectures,
     )
 
 

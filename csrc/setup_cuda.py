@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 
 import build
 
@@ -32,9 +33,17 @@ def main() -> int:
         build.clean()
         return 0
     try:
-        build.find_cuda_toolkit()  # first: whoever calls this wants CUDA, not a long CPU build
+        started = time.monotonic()
+        toolkit = build.find_cuda_toolkit()
+        # First: whoever calls this wants CUDA, not a long CPU build ahead of a refusal.
+        build.chosen_architectures(toolkit.nvcc, arguments.arch)
         print(build.build_cpu_library(arguments.jobs).summary())
-        print(build.build_cuda_library(arguments.arch, arguments.jobs).summary())
+        result = build.build_cuda_library(arguments.arch, arguments.jobs)
+        print(result.summary())
+        print(
+            f"built for {' '.join(result.architectures)} in {time.monotonic() - started:.0f} s, "
+            f"{arguments.jobs or build.num_jobs()} compilers at once"
+        )
     except build.BuildError as error:
         print(f"setup_cuda.py: {error}", file=sys.stderr)
         return 1

@@ -54,17 +54,17 @@ Status packed_in_pieces(const GemmParams& p, CUstream_st* stream) {
 // they take all of a multiprocessor's memory.
 constexpr double kTilesAround = 6.;
 
-// Rows: measured on an H200, see gemm_sm90.cu, gemm_tiles_sm90.cu and gemm_stream.cu. `stream`
+// Rows: measured on an H200, see gemm_sm90.cu, gemm_tiles_sm90.cu and gemm_stream_sm80.cu. `stream`
 // serves Hopper's single rows and the small batches of other architectures; beyond, its blocks
 // re-read the weights.
 constexpr Candidate kCandidates[] = {
-    {"gemv", 80, 999, 1, 1, gemm_stream_refuses,
+    {"gemv", 80, 999, 1, 1, gemm_stream_sm80_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
-       return gemm_stream(p, false, s);
+       return gemm_stream_sm80(p, false, s);
      }},
-    {"stream_codes", 90, 90, 1, 1, gemm_stream_codes_refuses,
+    {"stream_codes", 90, 90, 1, 1, gemm_stream_codes_sm90_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
-       return gemm_stream_codes(p, nullptr, s);
+       return gemm_stream_codes_sm90(p, nullptr, s);
      }},
     {"sm90", 90, 90, 1, 128, gemm_sm90_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_sm90(p, s); }},
@@ -89,13 +89,13 @@ constexpr Candidate kCandidates[] = {
      true},
     {"blas_codes", 90, 90, kRowsBlasCodes, kAny,
      [](const GemmParams& p) {
-       const char* reason = gemm_blas_codes_refuses(p);
+       const char* reason = gemm_blas_codes_sm90_refuses(p);
        return reason != nullptr ? reason : gemm_tiles_sm90_refuses(p);
      },
      [](const GemmParams& p, const GemmResources& r, CUstream_st* s) {
        // An algorithm chosen for about as many rows may refuse these.
-       if (gemm_blas_codes_faster(p, r, s) && gemm_blas_codes(p, r, s).ok()) return Status();
-       return gemm_tiles_sm90(p, s);
+       const bool theirs = gemm_blas_codes_sm90_faster(p, r, s);
+       return theirs && gemm_blas_codes_sm90(p, r, s).ok() ? Status() : gemm_tiles_sm90(p, s);
      }},
     {"tiles", 90, 90, 129, kAny,
      [](const GemmParams& p) {
@@ -106,9 +106,9 @@ constexpr Candidate kCandidates[] = {
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
        return gemm_tiles_sm90(p, s);
      }},
-    {"stream", 80, 999, 1, 32, gemm_stream_refuses,
+    {"stream", 80, 999, 1, 32, gemm_stream_sm80_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
-       return gemm_stream(p, true, s);
+       return gemm_stream_sm80(p, true, s);
      }},
     {"blas", 75, 999, 1, kAny, gemm_blas_refuses, gemm_blas},
     {"tiles", 90, 90, 129, kAny, gemm_tiles_sm90_refuses,
@@ -118,9 +118,9 @@ constexpr Candidate kCandidates[] = {
     {"sm90", 90, 90, 1, kAny, gemm_sm90_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_sm90(p, s); },
      true},
-    {"stream", 80, 999, 1, kAny, gemm_stream_refuses,
+    {"stream", 80, 999, 1, kAny, gemm_stream_sm80_refuses,
      [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
-       return gemm_stream(p, true, s);
+       return gemm_stream_sm80(p, true, s);
      },
      true},
     {"mma", 80, 999, 1, kAny, gemm_packed_mma_refuses,
@@ -213,8 +213,8 @@ Status gemm_to_codes(const GemmParams& params, const QuantizeRowsParams& q,
   const Status status = quantize_rows(q, stream);
   if (!status.ok()) return status;
   *coded = p.num_rows >= kRowsBlasCodes && compute_capability() == 90 && !is_batch_invariant &&
-           gemm_blas_unfolded_faster(p, next, resources, stream) &&
-           gemm_blas_unfolded(p, next, resources, stream).ok();
+           gemm_blas_unfolded_sm90_faster(p, next, resources, stream) &&
+           gemm_blas_unfolded_sm90(p, next, resources, stream).ok();
   return *coded ? Status() : gemm(p, resources, nullptr, stream);
 }
 
@@ -224,8 +224,8 @@ Status gemm_quantized(const GemmParams& params, const QuantizeRowsParams& q,
   p.x = q.codes;
   p.x_scale = q.scale;
   if (compute_capability() == 90 && !is_batch_invariant && forced_quantized().empty() &&
-      gemm_stream_codes_quantizes(p, q)) {
-    return gemm_stream_codes(p, &q, stream);
+      gemm_stream_codes_sm90_quantizes(p, q)) {
+    return gemm_stream_codes_sm90(p, &q, stream);
   }
   const Status status = quantize_rows(q, stream);
   return status.ok() ? gemm(p, resources, nullptr, stream) : status;

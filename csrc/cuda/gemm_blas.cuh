@@ -1,5 +1,5 @@
-// cuBLASLt as gemm_blas.cu and gemm_blas_codes.cu use it: its functions, a product's descriptors,
-// and the choice of an algorithm.
+// cuBLASLt as gemm_blas.cu and gemm_blas_codes_sm90.cu use it: its functions, a product's
+// descriptors, and the choice of an algorithm.
 #pragma once
 
 #include "common.cuh"
@@ -74,7 +74,7 @@ struct Blas {
   cublasLtHandle_t handle = nullptr;
   std::mutex mutex;  // of all below
   std::map<BlasKey, cublasLtMatmulAlgo_t> algorithms;
-  std::map<BlasKey, bool> faster, faster_unfolded;  // than kernels of ours: gemm_blas_codes.cu
+  std::map<BlasKey, bool> faster, faster_unfolded;  // than kernels of ours: gemm_blas_codes_sm90.cu
 };
 
 // What cuBLASLt is told about a product: out = x weight^T, + bias, + residual; not its gate.

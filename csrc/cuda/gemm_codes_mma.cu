@@ -64,7 +64,7 @@ Status gemm_codes_mma(const GemmParams& p, const MmaTile& tile, CUstream_st* str
   if (reason == nullptr && !known) reason = "no kernel of this tile";
   if (reason != nullptr) return Status::error(std::string("gemm_codes_mma: ") + reason);
   if (p.num_rows == 0) return {};
-  return p.operands == GemmOperands::kFp8 ? gemm_codes_mma_fp8(p, tile, stream)
+  return p.operands == GemmOperands::kFp8 ? gemm_codes_mma_sm89(p, tile, stream)
                                           : run_codes<false>(p, tile, stream);
 }
 

@@ -5,17 +5,18 @@
 
 namespace regatta::cuda {
 
-Status gemm_codes_mma_fp8(const GemmParams& p, const MmaTile& tile, CUstream_st* stream) {
-  // Code for sm_80 runs on sm_89 too, and has no such instruction.
-  static const int built_for = [] {
+Status gemm_codes_mma_sm89(const GemmParams& p, const MmaTile& tile, CUstream_st* stream) {
+  // A library built for sm_80 runs on sm_89 too, where it has no code of this file.
+  static const bool built = [] {
     cudaFuncAttributes attributes = {};
-    cudaFuncGetAttributes(&attributes, mma_tile_kernel<true>);
-    return attributes.binaryVersion;
+    return cudaFuncGetAttributes(&attributes, mma_tile_kernel<true>) == cudaSuccess &&
+           attributes.binaryVersion >= 89;
   }();
-  if (built_for < 89) {
+  if (!built) {
+    cudaGetLastError();
     return Status::error(
-        "gemm_codes_mma: float8 is not in kernels built for sm_" + std::to_string(built_for) +
-        "; rebuild the CUDA library for this GPU: setup_cuda.py install --arch 89");
+        "gemm_codes_mma: float8 is not in the CUDA library for this GPU; build it again: "
+        "python csrc/setup_cuda.py install --arch 89");
   }
   return run_codes<true>(p, tile, stream);
 }

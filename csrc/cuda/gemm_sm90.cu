@@ -148,8 +148,8 @@ Status gemm_sm90(const GemmParams& p, const GemmTile& tile, CUstream_st* stream)
     return Status::error(std::string("gemm_sm90: ") + reason);
   }
   if (p.num_rows == 0) return {};
-  if (p.scale_rows != 0) return gemm_sm90_blocks(p, tile, stream);
-  if (p.operands != GemmOperands::kDense) return gemm_sm90_codes(p, tile, stream);
+  if (p.scale_rows != 0) return gemm_blocks_sm90(p, tile, stream);
+  if (p.operands != GemmOperands::kDense) return gemm_codes_sm90(p, tile, stream);
   return p.dtype == DType::kBFloat16 ? run_gemm_sm90<__nv_bfloat16, __nv_bfloat16>(p, tile, stream)
                                      : run_gemm_sm90<__half, __half>(p, tile, stream);
 }

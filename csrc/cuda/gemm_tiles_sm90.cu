@@ -62,8 +62,8 @@ Status gemm_tiles_sm90(const GemmParams& p, int columns, CUstream_st* stream) {
     return Status::error(std::string("gemm_tiles_sm90: ") + reason);
   }
   if (p.num_rows == 0) return {};
-  if (p.scale_rows != 0) return gemm_tiles_sm90_blocks(p, stream);
-  if (p.operands != GemmOperands::kDense) return gemm_tiles_sm90_codes(p, columns, stream);
+  if (p.scale_rows != 0) return gemm_tiles_blocks_sm90(p, stream);
+  if (p.operands != GemmOperands::kDense) return gemm_tiles_codes_sm90(p, columns, stream);
   return p.dtype == DType::kBFloat16
              ? run_gemm_tiles<__nv_bfloat16, __nv_bfloat16>(p, columns, stream)
              : run_gemm_tiles<__half, __half>(p, columns, stream);

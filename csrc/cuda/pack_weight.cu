@@ -1,6 +1,7 @@
 // Codes into the layout of packed_weight.cuh, and back to a matrix.
 //
-// Input: codes [N, K] int8. Architectures: sm_80 and later. A warp per unit; done once per weight.
+// Input: codes [N, K] int8. Architectures: all (bf16: sm_80 and later). A warp per unit; done
+// once per weight.
 // unpack_weight() is the way of products with many rows: 2 + 0.5 .. 1 bytes per value of memory
 // traffic ahead of a dense product.
 #include <cmath>

@@ -1,5 +1,6 @@
 // A row of activations to codes by 256 threads: what quantize_rows() does for each row, and
-// gemm_stream_codes() for its only one. One routine, so that a row has the same codes everywhere.
+// gemm_stream_codes_sm90() for its only one. One routine, so that a row has the same codes
+// everywhere.
 #pragma once
 
 #include <cuda_fp8.h>

@@ -1,6 +1,6 @@
 // Activations as e4m3 or int8 codes with a scale per row, and the norm ahead of it in one pass.
 //
-// Input: [num_rows, width] row-major; codes likewise. Architectures: sm_89 and later for e4m3.
+// Input: [num_rows, width] row-major; codes likewise. Architectures: all (e4m3: sm_89 and later).
 // Algorithm: a block holds a row in registers: sum of squares and largest magnitude ahead of one
 // barrier, codes behind it (quantize_row.cuh), while its next row travels. Of many rows a warp may
 // hold each, of few wide ones a cluster; codes and scales are the same. Source: own. Bound:

@@ -211,10 +211,25 @@ def test_jobs_variable_must_be_a_positive_number(monkeypatch: pytest.MonkeyPatch
 def test_cuda_architectures_are_those_the_compiler_knows() -> None:
     cuda_13 = ["compute_75", "compute_80", "compute_90", "compute_120"]
     assert build.cuda_architectures(cuda_13) == ("75", "80", "90a", "120a")
-    assert build.cuda_architectures(["compute_70", "compute_90"]) == ("70", "90a")
-    assert build.cuda_architectures(cuda_13, ["90a"]) == ("90a",)
+    assert build.cuda_architectures(["compute_70", "compute_90"]) == ("90a",)
+    assert build.cuda_architectures(cuda_13, ["90a", "80", "90a"]) == ("90a", "80")
     with pytest.raises(build.BuildError, match=r"--arch 70 .*75, 80, 90, 120"):
         build.cuda_architectures(cuda_13, ["70"])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        ("70", "the kernels run on 75 and newer; leave it out"),
+        ("90", "leaves out the instructions .*; set --arch 90a"),
+    ],
+)
+def test_architecture_that_kernels_refuse_is_not_compiled_for(
+    architecture: str, message: str
+) -> None:
+    known = ["compute_70", "compute_80", "compute_90"]
+    with pytest.raises(build.BuildError, match=f"--arch {architecture}:? {message}"):
+        build.cuda_architectures(known, ["80", architecture])
 
 
 @pytest.mark.parametrize(
@@ -223,8 +238,8 @@ def test_cuda_architectures_are_those_the_compiler_knows() -> None:
         ("rms_norm.cu", ("75", "80", "90a", "120a")),
         ("gemm_sm80.cu", ("80", "90a", "120a")),
         ("gemm_bf16_sm90.cu", ("90a",)),
-        # For none of them: once all the same, since the tables of candidates name its functions.
-        ("gemm_sm100.cu", ("75",)),
+        ("gemm_sm89.cu", ("90a", "120a")),
+        ("gemm_sm100.cu", ()),
     ],
 )
 def test_cuda_source_is_compiled_for_what_its_name_says(

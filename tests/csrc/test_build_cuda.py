@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,13 +35,19 @@ PD_BUILD_OP(build_test_twice).Inputs({"x"}).Outputs({"y"}).SetKernelFn(PD_KERNEL
 """,
     "csrc/cuda/twice.cu": """
 __global__ void kernel(float* x) { *x *= 2; }
-void twice(float* x) { kernel<<<1, 1>>>(x); }
+void twice_newer();
+void twice(float* x) {
+  kernel<<<1, 1>>>(x);
+  twice_newer();
+}
 """,
     "csrc/cuda/twice_sm100.cu": """
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 #error compiled for an architecture that was not asked for
-#endif
+""",
+    "csrc/cuda/absent.cu": """
+#ifdef REGATTA_WITHOUT_SM100
 void twice_newer() {}
+#endif
 """,
     "csrc/device/plugin.cc": """
 #include <cuda_runtime_api.h>
@@ -114,7 +121,10 @@ def install(root: Path) -> str:
 
 
 def test_cuda_build_makes_both_libraries_and_the_plugin_and_only_what_changed(tree: Path) -> None:
-    assert "5 of 5 sources compiled" in install(tree)
+    output = install(tree)
+    assert "5 of 5 sources compiled" in output
+    last = output.splitlines()[-1]
+    assert re.fullmatch(r"built for 90a in \d+ s, \d+ compilers at once", last)
     lib = tree / "predict" / "lib"
     assert sorted(str(path.relative_to(lib)) for path in lib.rglob("*.so")) == [
         "libregatta_cpu.so",

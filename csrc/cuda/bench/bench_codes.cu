@@ -67,9 +67,9 @@ bool check_codes(GemmOperands operands, const Case& c, Random& random,
     if (theirs) return theirs(q);
     if (kernel == 0) return gemm_sm90(q, tile, nullptr);
     if (kernel == 1) return gemm_sm90(q, nullptr);
-    if (kernel == 4 && gemm_stream_codes_refuses(q) == nullptr) {
-      return gemm_stream_codes(q, nullptr, {tile.stages, 1 + tile.tokens / 32, tile.trigger < 0},
-                               nullptr);
+    if (kernel == 4 && gemm_stream_codes_sm90_refuses(q) == nullptr) {
+      return gemm_stream_codes_sm90(q, nullptr,
+                                    {tile.stages, 1 + tile.tokens / 32, tile.trigger < 0}, nullptr);
     }
     if (kernel == 2 && gemm_tiles_sm90_refuses(q) == nullptr) {
       return gemm_tiles_sm90(q, columns, nullptr);
@@ -211,7 +211,7 @@ int check_quantized(Random& random) {
           p.x_scale = x_scale.data;
           p.out = to.data;
           if (one_launch) {
-            CHECK_STATUS(gemm_stream_codes(p, &some, nullptr));
+            CHECK_STATUS(gemm_stream_codes_sm90(p, &some, nullptr));
           } else {
             CHECK_STATUS(quantize_rows(some, nullptr));
             CHECK_STATUS(gemm(p, {}, nullptr, nullptr));
@@ -466,7 +466,7 @@ int check_unfolded(const GemmResources& resources, Random& random) {
       p.dtype = p.out_dtype = Traits<T>::dtype;
       p.out = out.data;
       p.gated = true;
-      if (!gemm_blas_codes(p, resources, nullptr).ok()) {
+      if (!gemm_blas_codes_sm90(p, resources, nullptr).ok()) {
         ++refused;
         continue;
       }
@@ -480,11 +480,11 @@ int check_unfolded(const GemmResources& resources, Random& random) {
       CHECK_STATUS(quantize_rows(q, nullptr));
       q.codes = more_codes.data;
       q.scale = more_scale.data;
-      CHECK_STATUS(gemm_blas_unfolded(p, q, resources, nullptr));
+      CHECK_STATUS(gemm_blas_unfolded_sm90(p, q, resources, nullptr));
       CHECK_CUDA(cudaDeviceSynchronize());
       const bool same = codes.host() == more_codes.host() && scale.host() == more_scale.host();
       if (!same) printf("FAIL unfolded m %ld n %ld\n", m, n);
-      gemm_blas_unfolded_faster(p, q, resources, nullptr);  // runs both
+      gemm_blas_unfolded_sm90_faster(p, q, resources, nullptr);  // runs both
       CHECK_CUDA(cudaDeviceSynchronize());
       failures += !same;
       ++cases;
@@ -502,11 +502,11 @@ int check_blas() {
   int cases = 0, bad = 0, refused = 0;
   // By turns alone and as gemm() chooses; where cuBLASLt will not, ours.
   const Runner theirs = [&](const GemmParams& p) {
-    if (cases % 3 == 0 && gemm_blas_codes_refuses(p) == nullptr &&
+    if (cases % 3 == 0 && gemm_blas_codes_sm90_refuses(p) == nullptr &&
         gemm_tiles_sm90_refuses(p) == nullptr) {
       return gemm(p, resources, "blas_codes", nullptr);
     }
-    const Status status = gemm_blas_codes(p, resources, nullptr);
+    const Status status = gemm_blas_codes_sm90(p, resources, nullptr);
     if (status.ok()) return status;
     if (++refused <= 4) {
       printf("refused: m %ld n %ld k %ld gated %d bias %d fp32 %d: %s\n", p.num_rows,
@@ -685,7 +685,7 @@ int main_accuracy() {
              std::sqrt(error / size), shrink / (rows * kN), std::sqrt(cost / size));
     };
     report("stream_codes", 1,
-           [](const GemmParams& q) { return gemm_stream_codes(q, nullptr, nullptr); });
+           [](const GemmParams& q) { return gemm_stream_codes_sm90(q, nullptr, nullptr); });
     for (const int tokens : {32, 128}) {
       report("sm90", tokens, [&](const GemmParams& q) {
         return gemm_sm90(q, GemmTile{tokens, 128, 4, 1, 4}, nullptr);
@@ -864,7 +864,7 @@ int main_tune(const char* what, const std::vector<int64_t>& all_rows) {
                         [&](const GemmParams& p, const QuantizeRowsParams* q) {
                           if (!c.stream || !quantizes) CHECK_STATUS(quantize_rows(*q, stream));
                           if (!c.stream) return gemm_sm90(p, c.tile, stream);
-                          return gemm_stream_codes(p, quantizes ? q : nullptr, c.rows, stream);
+                          return gemm_stream_codes_sm90(p, quantizes ? q : nullptr, c.rows, stream);
                         });
             }
           },
@@ -982,14 +982,14 @@ int main_compare() {
   };
   const Product ours = [](const GemmParams& p, cudaStream_t s) { return gemm(p, {}, nullptr, s); };
   const Product theirs = [&](const GemmParams& p, cudaStream_t s) {
-    return gemm_blas_codes(p, resources, s);
+    return gemm_blas_codes_sm90(p, resources, s);
   };
   const Product ours_coded = [&](const GemmParams& p, cudaStream_t s) {
     const Status status = gemm(p, {}, nullptr, s);
     return status.ok() ? quantize_rows(next_of(p), s) : status;
   };
   const Product theirs_coded = [&](const GemmParams& p, cudaStream_t s) {
-    return gemm_blas_unfolded(p, next_of(p), resources, s);
+    return gemm_blas_unfolded_sm90(p, next_of(p), resources, s);
   };
   for (const int64_t scale_rows : {int64_t{0}, kScaleBlock}) {
     for (const int64_t rows : {128, 256, 512, 1024, 2048, 8000}) {

@@ -223,7 +223,7 @@ int check_dtype(const char* name, const GemmResources& resources) {
         const Runner runner = [&](const GemmParams& p) {
           return kernel == 0   ? gemm_sm90(p, nullptr)
                  : kernel == 1 ? gemm_sm90(p, tile, nullptr)
-                 : kernel == 2 ? gemm_stream(p, stream_variant % 2 == 0, nullptr)
+                 : kernel == 2 ? gemm_stream_sm80(p, stream_variant % 2 == 0, nullptr)
                  : kernel == 3 ? gemm_generic(p, nullptr)
                  : kernel == 4 && gemm_blas_refuses(p) == nullptr ? gemm_blas(p, resources, nullptr)
                  : kernel == 6 && gemm_tiles_sm90_refuses(p) == nullptr
@@ -437,7 +437,7 @@ int main_kinds() {
       if ((name[0] == 'g') != (rows == 1)) continue;
       if (name[0] == 'b' && !blas) continue;
       const Runner runner = [&](const GemmParams& p) {
-        return name[0] == 'g'   ? gemm_stream(p, false, g_stream)
+        return name[0] == 'g'   ? gemm_stream_sm80(p, false, g_stream)
                : name[0] == 's' ? gemm_sm90(p, g_stream)
                                 : gemm_blas(p, resources, g_stream);
       };

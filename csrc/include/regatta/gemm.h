@@ -198,9 +198,9 @@ Status gemm_to_codes(const GemmParams& params, const QuantizeRowsParams& q,
                      CUstream_st* stream);
 
 // Each kernel: why it cannot do `params`, or null (does not look at the device); and the launch.
-const char* gemm_stream_refuses(const GemmParams& params);
-Status gemm_stream(const GemmParams& params, bool use_mma,
-                   CUstream_st* stream);  // else: gemv at M 1
+const char* gemm_stream_sm80_refuses(const GemmParams& params);
+Status gemm_stream_sm80(const GemmParams& params, bool use_mma,
+                        CUstream_st* stream);  // else: gemv at M 1
 const char* gemm_sm90_refuses(const GemmParams& params);
 Status gemm_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
@@ -231,28 +231,28 @@ PackedTiles packed_tiles_of(const GemmParams& params, int rows, int tokens);
 Status gemm_packed_tiles_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_packed_tiles_sm90(const GemmParams& params, const PackedTiles& tiles,
                               CUstream_st* stream);
-Status gemm_sm90_codes(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
-Status gemm_sm90_blocks(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
+Status gemm_codes_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
+Status gemm_blocks_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 struct StreamCodesTile {
   int stages = 4;              // of 1024 columns
   int blocks = 2;              // per multiprocessor
   bool trigger_early = false;  // the next kernel may start at once
 };
 StreamCodesTile choose_stream_codes_tile(const GemmParams& params);
-const char* gemm_stream_codes_refuses(const GemmParams& params);
+const char* gemm_stream_codes_sm90_refuses(const GemmParams& params);
 // Whether it takes `quantize` for its x.
-bool gemm_stream_codes_quantizes(const GemmParams& params, const QuantizeRowsParams& quantize);
-Status gemm_stream_codes(const GemmParams& params, const QuantizeRowsParams* quantize,
-                         CUstream_st* stream);
-Status gemm_stream_codes(const GemmParams& params, const QuantizeRowsParams* quantize,
-                         const StreamCodesTile& tile, CUstream_st* stream);
+bool gemm_stream_codes_sm90_quantizes(const GemmParams& params, const QuantizeRowsParams& quantize);
+Status gemm_stream_codes_sm90(const GemmParams& params, const QuantizeRowsParams* quantize,
+                              CUstream_st* stream);
+Status gemm_stream_codes_sm90(const GemmParams& params, const QuantizeRowsParams* quantize,
+                              const StreamCodesTile& tile, CUstream_st* stream);
 // `columns`: rows of weight per tile: 128, 192 or 256.
 int choose_gemm_columns(const GemmParams& params, int num_multiprocessors);
 const char* gemm_tiles_sm90_refuses(const GemmParams& params);
 Status gemm_tiles_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_tiles_sm90(const GemmParams& params, int columns, CUstream_st* stream);
-Status gemm_tiles_sm90_codes(const GemmParams& params, int columns, CUstream_st* stream);
-Status gemm_tiles_sm90_blocks(const GemmParams& params, CUstream_st* stream);
+Status gemm_tiles_codes_sm90(const GemmParams& params, int columns, CUstream_st* stream);
+Status gemm_tiles_blocks_sm90(const GemmParams& params, CUstream_st* stream);
 // Launches of the kernels for every architecture (gemm_mma.cuh).
 struct MmaTile {
   int tokens = 8;  // rows of x per block: 8, 32, 64; of codes also 128
@@ -264,23 +264,23 @@ Status gemm_packed_mma(const GemmParams& params, const MmaTile& tile, CUstream_s
 const char* gemm_codes_mma_refuses(const GemmParams& params);
 Status gemm_codes_mma(const GemmParams& params, CUstream_st* stream);
 Status gemm_codes_mma(const GemmParams& params, const MmaTile& tile, CUstream_st* stream);
-Status gemm_codes_mma_fp8(const GemmParams& params, const MmaTile& tile, CUstream_st* stream);
+Status gemm_codes_mma_sm89(const GemmParams& params, const MmaTile& tile, CUstream_st* stream);
 const char* gemm_generic_refuses(const GemmParams& params);
 Status gemm_generic(const GemmParams& params, CUstream_st* stream);
 const char* gemm_blas_refuses(const GemmParams& params);
 Status gemm_blas(const GemmParams& params, const GemmResources& resources, CUstream_st* stream);
-const char* gemm_blas_codes_refuses(const GemmParams& params);
-Status gemm_blas_codes(const GemmParams& params, const GemmResources& resources,
-                       CUstream_st* stream);
-// Whether that is faster than gemm_tiles_sm90(): as measured when rows like these came first.
-bool gemm_blas_codes_faster(const GemmParams& params, const GemmResources& resources,
+const char* gemm_blas_codes_sm90_refuses(const GemmParams& params);
+Status gemm_blas_codes_sm90(const GemmParams& params, const GemmResources& resources,
                             CUstream_st* stream);
+// Whether that is faster than gemm_tiles_sm90(): as measured when rows like these came first.
+bool gemm_blas_codes_sm90_faster(const GemmParams& params, const GemmResources& resources,
+                                 CUstream_st* stream);
 // The gated product through cuBLASLt, folded while `next` makes codes of it, and whether that is
 // faster than gemm_tiles_sm90() and quantize_rows().
-Status gemm_blas_unfolded(const GemmParams& params, const QuantizeRowsParams& next,
-                          const GemmResources& resources, CUstream_st* stream);
-bool gemm_blas_unfolded_faster(const GemmParams& params, const QuantizeRowsParams& next,
+Status gemm_blas_unfolded_sm90(const GemmParams& params, const QuantizeRowsParams& next,
                                const GemmResources& resources, CUstream_st* stream);
+bool gemm_blas_unfolded_sm90_faster(const GemmParams& params, const QuantizeRowsParams& next,
+                                    const GemmResources& resources, CUstream_st* stream);
 
 }  // namespace cuda
 }  // namespace regatta

@@ -107,8 +107,8 @@ struct Fragments {
 
 template <class T, int kTokens, int kUnroll, int kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocks)
-    gemm_stream_kernel(const T* __restrict__ weight, const T* __restrict__ x, const Epilogue p,
-                       const int num_rows, const int in_features) {
+    gemm_stream_sm80_kernel(const T* __restrict__ weight, const T* __restrict__ x, const Epilogue p,
+                            const int num_rows, const int in_features) {
   constexpr int kGroups = kTokens / 8;
   constexpr int kChunk = kUnroll * 32;  // k per warp and round
   __shared__ float partial[kWarps][kTokens][kTile + 4];
@@ -314,7 +314,7 @@ Status run(const GemmParams& p, cudaStream_t stream) {
   config.block = dim3(kThreads);
   config.stream = stream;
   config.pdl = p.dependent_launch;
-  return launch(gemm_stream_kernel<T, kTokens, kUnroll, kBlocks>, config, "gemm_stream",
+  return launch(gemm_stream_sm80_kernel<T, kTokens, kUnroll, kBlocks>, config, "gemm_stream_sm80",
                 static_cast<const T*>(p.weight), static_cast<const T*>(p.x), make_epilogue(p),
                 static_cast<int>(p.num_rows), static_cast<int>(p.in_features));
 }
@@ -339,7 +339,7 @@ Status run_rows(const GemmParams& p, bool use_mma, cudaStream_t stream) {
 
 }  // namespace
 
-const char* gemm_stream_refuses(const GemmParams& p) {
+const char* gemm_stream_sm80_refuses(const GemmParams& p) {
   if (p.operands != GemmOperands::kDense) return "x and weight must be dense";
   if (p.dtype != DType::kBFloat16 && p.dtype != DType::kFloat16) {
     return "dtype must be bfloat16 or float16";
@@ -364,9 +364,9 @@ const char* gemm_stream_refuses(const GemmParams& p) {
   return nullptr;
 }
 
-Status gemm_stream(const GemmParams& p, bool use_mma, CUstream_st* stream) {
-  if (const char* reason = gemm_stream_refuses(p)) {
-    return Status::error(std::string("gemm_stream: ") + reason);
+Status gemm_stream_sm80(const GemmParams& p, bool use_mma, CUstream_st* stream) {
+  if (const char* reason = gemm_stream_sm80_refuses(p)) {
+    return Status::error(std::string("gemm_stream_sm80: ") + reason);
   }
   if (p.num_rows == 0) return {};
   return p.dtype == DType::kBFloat16 ? run_rows<__nv_bfloat16>(p, use_mma, stream)

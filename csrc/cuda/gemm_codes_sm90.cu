@@ -3,7 +3,7 @@
 
 namespace regatta::cuda {
 
-Status gemm_sm90_codes(const GemmParams& p, const GemmTile& tile, CUstream_st* stream) {
+Status gemm_codes_sm90(const GemmParams& p, const GemmTile& tile, CUstream_st* stream) {
   const bool is_bfloat16 = p.dtype == DType::kBFloat16;
   if (p.operands == GemmOperands::kFp8) {
     return is_bfloat16 ? run_gemm_sm90<__nv_fp8_e4m3, __nv_bfloat16>(p, tile, stream)

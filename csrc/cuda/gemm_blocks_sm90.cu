@@ -3,7 +3,7 @@
 
 namespace regatta::cuda {
 
-Status gemm_sm90_blocks(const GemmParams& p, const GemmTile& tile, CUstream_st* stream) {
+Status gemm_blocks_sm90(const GemmParams& p, const GemmTile& tile, CUstream_st* stream) {
   return p.dtype == DType::kBFloat16
              ? run_gemm_sm90<__nv_fp8_e4m3, __nv_bfloat16, true>(p, tile, stream)
              : run_gemm_sm90<__nv_fp8_e4m3, __half, true>(p, tile, stream);

@@ -15,7 +15,7 @@
 
 namespace regatta::cuda {
 
-const char* gemm_blas_codes_refuses(const GemmParams& p) {
+const char* gemm_blas_codes_sm90_refuses(const GemmParams& p) {
   if (p.operands != GemmOperands::kFp8) return "x and weight must be e4m3 codes";
 #ifndef REGATTA_CUBLASLT
   return "built without cuBLASLt";
@@ -65,11 +65,11 @@ char* behind_workspace(const GemmResources& resources) {
 }
 
 Status check(const GemmParams& p, const GemmResources& resources) {
-  if (const char* reason = gemm_blas_codes_refuses(p)) {
-    return Status::error(std::string("gemm_blas_codes: ") + reason);
+  if (const char* reason = gemm_blas_codes_sm90_refuses(p)) {
+    return Status::error(std::string("gemm_blas_codes_sm90: ") + reason);
   }
   if (resources.blas == nullptr || resources.scratch_bytes < gemm_scratch_bytes(p)) {
-    return Status::error("gemm_blas_codes: needs create_blas() and " +
+    return Status::error("gemm_blas_codes_sm90: needs create_blas() and " +
                          std::to_string(gemm_scratch_bytes(p)) + " bytes of scratch, got " +
                          std::to_string(resources.scratch_bytes));
   }
@@ -102,7 +102,8 @@ bool choose(Blas* blas, std::map<BlasKey, bool>& choices, const GemmParams& p, b
 
 }  // namespace
 
-Status gemm_blas_codes(const GemmParams& p, const GemmResources& resources, CUstream_st* stream) {
+Status gemm_blas_codes_sm90(const GemmParams& p, const GemmResources& resources,
+                            CUstream_st* stream) {
   Status status = check(p, resources);
   if (!status.ok() || p.num_rows == 0) return status;
   void* both = behind_workspace(resources);
@@ -111,19 +112,19 @@ Status gemm_blas_codes(const GemmParams& p, const GemmResources& resources, CUst
   return fold_gate(both, p.out, p.dtype, p.num_rows, p.out_features / 2, stream);
 }
 
-bool gemm_blas_codes_faster(const GemmParams& p, const GemmResources& resources,
-                            CUstream_st* stream) {
+bool gemm_blas_codes_sm90_faster(const GemmParams& p, const GemmResources& resources,
+                                 CUstream_st* stream) {
   if (!check(p, resources).ok() || gemm_tiles_sm90_refuses(p) != nullptr) return false;
   auto* blas = static_cast<Blas*>(resources.blas);
   return choose(blas, blas->faster, p, can_time(stream), [&] {
     const float theirs =
-        timed_ms(stream, [&] { return gemm_blas_codes(p, resources, stream).ok(); });
+        timed_ms(stream, [&] { return gemm_blas_codes_sm90(p, resources, stream).ok(); });
     return theirs < timed_ms(stream, [&] { return gemm_tiles_sm90(p, stream).ok(); });
   });
 }
 
-Status gemm_blas_unfolded(const GemmParams& p, const QuantizeRowsParams& next,
-                          const GemmResources& resources, CUstream_st* stream) {
+Status gemm_blas_unfolded_sm90(const GemmParams& p, const QuantizeRowsParams& next,
+                               const GemmResources& resources, CUstream_st* stream) {
   Status status = check(p, resources);
   if (!status.ok() || p.num_rows == 0) return status;
   void* both = behind_workspace(resources);
@@ -135,13 +136,13 @@ Status gemm_blas_unfolded(const GemmParams& p, const QuantizeRowsParams& next,
   return quantize_rows(q, stream);
 }
 
-bool gemm_blas_unfolded_faster(const GemmParams& p, const QuantizeRowsParams& next,
-                               const GemmResources& resources, CUstream_st* stream) {
+bool gemm_blas_unfolded_sm90_faster(const GemmParams& p, const QuantizeRowsParams& next,
+                                    const GemmResources& resources, CUstream_st* stream) {
   if (!check(p, resources).ok() || gemm_tiles_sm90_refuses(p) != nullptr) return false;
   auto* blas = static_cast<Blas*>(resources.blas);
   return choose(blas, blas->faster_unfolded, p, can_time(stream), [&] {
     const float theirs =
-        timed_ms(stream, [&] { return gemm_blas_unfolded(p, next, resources, stream).ok(); });
+        timed_ms(stream, [&] { return gemm_blas_unfolded_sm90(p, next, resources, stream).ok(); });
     return theirs <
            timed_ms(
                stream,
@@ -149,16 +150,18 @@ bool gemm_blas_unfolded_faster(const GemmParams& p, const QuantizeRowsParams& ne
   });
 }
 #else
-Status gemm_blas_codes(const GemmParams&, const GemmResources&, CUstream_st*) {
-  return Status::error("gemm_blas_codes: built without cuBLASLt");
+Status gemm_blas_codes_sm90(const GemmParams&, const GemmResources&, CUstream_st*) {
+  return Status::error("gemm_blas_codes_sm90: built without cuBLASLt");
 }
-bool gemm_blas_codes_faster(const GemmParams&, const GemmResources&, CUstream_st*) { return false; }
-Status gemm_blas_unfolded(const GemmParams&, const QuantizeRowsParams&, const GemmResources&,
-                          CUstream_st*) {
-  return Status::error("gemm_blas_unfolded: built without cuBLASLt");
+bool gemm_blas_codes_sm90_faster(const GemmParams&, const GemmResources&, CUstream_st*) {
+  return false;
 }
-bool gemm_blas_unfolded_faster(const GemmParams&, const QuantizeRowsParams&, const GemmResources&,
+Status gemm_blas_unfolded_sm90(const GemmParams&, const QuantizeRowsParams&, const GemmResources&,
                                CUstream_st*) {
+  return Status::error("gemm_blas_unfolded_sm90: built without cuBLASLt");
+}
+bool gemm_blas_unfolded_sm90_faster(const GemmParams&, const QuantizeRowsParams&,
+                                    const GemmResources&, CUstream_st*) {
   return false;
 }
 #endif

@@ -98,7 +98,7 @@ struct Products<false> {
 // kVectors: of x that is quantized here, of kind kKind; 0: x comes as codes.
 template <bool kFp8, class T, bool kGated, RowKind kKind, int kVectors>
 __global__ void __launch_bounds__(kThreads + kWarp, 2)
-    gemm_stream_codes_kernel(const KernelParams p) {
+    gemm_stream_codes_sm90_kernel(const KernelParams p) {
   using P = Products<kFp8>;
   extern __shared__ __align__(128) char shared[];
   __shared__ uint64_t full[kMaxStages], empty[kMaxStages];
@@ -276,8 +276,8 @@ Status run(const GemmParams& p, const QuantizeRowsParams* quantize, const Stream
   config.shared_bytes = tile.stages * kStageBytes + kPartialBytes + p.in_features;
   config.stream = stream;
   config.pdl = p.dependent_launch;
-  return launch(gemm_stream_codes_kernel<kFp8, T, kGated, kKind, kVectors>, config,
-                "gemm_stream_codes", kp);
+  return launch(gemm_stream_codes_sm90_kernel<kFp8, T, kGated, kKind, kVectors>, config,
+                "gemm_stream_codes_sm90", kp);
 }
 
 template <bool kFp8, class T, bool kGated>
@@ -317,7 +317,7 @@ StreamCodesTile choose_stream_codes_tile(const GemmParams& p) {
   return tile;
 }
 
-const char* gemm_stream_codes_refuses(const GemmParams& p) {
+const char* gemm_stream_codes_sm90_refuses(const GemmParams& p) {
   if (p.operands != GemmOperands::kFp8 && p.operands != GemmOperands::kInt8) {
     return "x and weight must be codes";
   }
@@ -345,28 +345,28 @@ const char* gemm_stream_codes_refuses(const GemmParams& p) {
   return nullptr;
 }
 
-bool gemm_stream_codes_quantizes(const GemmParams& p, const QuantizeRowsParams& q) {
+bool gemm_stream_codes_sm90_quantizes(const GemmParams& p, const QuantizeRowsParams& q) {
   return row_kind(q) != RowKind::kAny && !q.blocks &&
          q.width <= kQuantizeThreads * 8 * kMaxVectors && q.dtype == p.dtype &&
-         reinterpret_cast<uintptr_t>(q.x) % 16 == 0 && gemm_stream_codes_refuses(p) == nullptr;
+         reinterpret_cast<uintptr_t>(q.x) % 16 == 0 && gemm_stream_codes_sm90_refuses(p) == nullptr;
 }
 
-Status gemm_stream_codes(const GemmParams& p, const QuantizeRowsParams* quantize,
-                         const StreamCodesTile& tile, CUstream_st* stream) {
-  if (const char* reason = gemm_stream_codes_refuses(p)) {
-    return Status::error(std::string("gemm_stream_codes: ") + reason);
+Status gemm_stream_codes_sm90(const GemmParams& p, const QuantizeRowsParams* quantize,
+                              const StreamCodesTile& tile, CUstream_st* stream) {
+  if (const char* reason = gemm_stream_codes_sm90_refuses(p)) {
+    return Status::error(std::string("gemm_stream_codes_sm90: ") + reason);
   }
-  if (quantize != nullptr && !gemm_stream_codes_quantizes(p, *quantize)) {
-    return Status::error("gemm_stream_codes: x must be codes");
+  if (quantize != nullptr && !gemm_stream_codes_sm90_quantizes(p, *quantize)) {
+    return Status::error("gemm_stream_codes_sm90: x must be codes");
   }
   if (p.num_rows == 0) return {};
   return p.operands == GemmOperands::kFp8 ? run_type<true>(p, quantize, tile, stream)
                                           : run_type<false>(p, quantize, tile, stream);
 }
 
-Status gemm_stream_codes(const GemmParams& p, const QuantizeRowsParams* quantize,
-                         CUstream_st* stream) {
-  return gemm_stream_codes(p, quantize, choose_stream_codes_tile(p), stream);
+Status gemm_stream_codes_sm90(const GemmParams& p, const QuantizeRowsParams* quantize,
+                              CUstream_st* stream) {
+  return gemm_stream_codes_sm90(p, quantize, choose_stream_codes_tile(p), stream);
 }
 
 }  // namespace regatta::cuda

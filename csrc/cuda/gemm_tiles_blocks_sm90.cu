@@ -14,7 +14,7 @@ Status run_blocks(const GemmParams& p, cudaStream_t stream) {
 
 }  // namespace
 
-Status gemm_tiles_sm90_blocks(const GemmParams& p, CUstream_st* stream) {
+Status gemm_tiles_blocks_sm90(const GemmParams& p, CUstream_st* stream) {
   return p.dtype == DType::kBFloat16 ? run_blocks<__nv_bfloat16>(p, stream)
                                      : run_blocks<__half>(p, stream);
 }
