@@ -311,12 +311,13 @@ def device_kernel_sources() -> list[Path]:
     return sorted([*folder.glob("*.cc"), *folder.glob("*.cu")])
 
 
-def _escaped(value: str | Path) -> str:
+def escaped(value: str | Path) -> str:
     """Returns a path or flag as ninja wants it spelled."""
     return str(value).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 
-def _object_path(source: Path) -> str:
+def object_path(source: Path) -> str:
+    """Returns where a build's folder has the object of a source."""
     return f"obj/{source.parent.name}/{source.stem}.o"
 
 
@@ -435,11 +436,11 @@ def cpu_ninja_file(
         is_registration = source.parent.name == "paddle"
         flags = f"{kernel_flags} {paddle_flags}" if is_registration else kernel_flags
         lines += [
-            f"build {_object_path(source)}: compile {_escaped(source)}",
+            f"build {object_path(source)}: compile {escaped(source)}",
             f"  flags = {flags}",
             f"  name = {source.parent.name}/{source.name}",
         ]
-    objects = " ".join(_object_path(source) for source in sources)
+    objects = " ".join(object_path(source) for source in sources)
     lines += [f"build {LIBRARY_NAME}: link {objects}", f"default {LIBRARY_NAME}", ""]
     return "\n".join(lines)
 
@@ -502,17 +503,18 @@ def cuda_targets(architectures: Sequence[str]) -> dict[Path, str]:
     for source in cuda_sources():
         own = source_architectures(source, architectures)
         if own:
-            targets[source] = _target_flags(own)
+            targets[source] = target_flags(own)
         else:
             absent.add(oldest_architecture(source))
     if absent:
         macros = [f"-DREGATTA_WITHOUT_SM{oldest}" for oldest in sorted(absent, key=int)]
-        flags = [_target_flags(architectures[:1]), *macros]
+        flags = [target_flags(architectures[:1]), *macros]
         targets[CSRC / "cuda" / ABSENT_NAME] = " ".join(flags)
     return targets
 
 
-def _target_flags(architectures: Sequence[str]) -> str:
+def target_flags(architectures: Sequence[str]) -> str:
+    """Returns nvcc's flags for machine code of `architectures`."""
     return " ".join(f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in architectures)
 
 
@@ -566,6 +568,33 @@ def chosen_architectures(nvcc: str, requested: Sequence[str] = ()) -> tuple[str,
     return cuda_architectures(listed, requested or present_architectures())
 
 
+def cuda_rule(toolkit: CudaToolkit) -> list[str]:
+    """Returns the first lines of a build.ninja: how a CUDA source is compiled."""
+    own = f"-I'{CSRC / 'include'}' -I'{CSRC}'"
+    blas = find_blas_headers()
+    if blas is not None:
+        own += f" -isystem '{blas}'"
+    return [
+        "ninja_required_version = 1.5",
+        "rule cuda",
+        f"  command = '{toolkit.nvcc}' {' '.join(CUDA_FLAGS)} {own} $targets -MMD -MF $out.d "
+        "-c $in -o $out",
+        "  depfile = $out.d",
+        "  deps = gcc",
+        "  description = compile $name",
+    ]
+
+
+def object_lines(source: Path, targets: str) -> list[str]:
+    """Returns the lines of a build.ninja for a source's object; targets: more flags for nvcc."""
+    rule = "cuda" if source.suffix == ".cu" else "compile"
+    return [
+        f"build {object_path(source)}: {rule} {escaped(source)}",
+        f"  targets = {targets}",
+        f"  name = {source.parent.name}/{source.name}",
+    ]
+
+
 def cuda_ninja_file(
     toolkit: CudaToolkit,
     architectures: Sequence[str],
@@ -585,8 +614,6 @@ def cuda_ninja_file(
     system += f"-isystem '{toolkit.include}'"
     if (toolkit.include / "cccl").is_dir():  # CUDA 13 keeps thrust here, which Paddle includes
         system += f" -isystem '{toolkit.include / 'cccl'}'"
-    blas = find_blas_headers()
-    own_cuda = f"{own} -isystem '{blas}'" if blas is not None else own
     place = "-DPADDLE_WITH_CUDA" if paddle.has_cuda else "-DPADDLE_WITH_CUSTOM_DEVICE"
     cxx_flags = " ".join([*CXX_FLAGS, extra_flags, own, system, place, "-DREGATTA_WITH_CUDA"])
     # Hidden: Paddle's own CUDA runtime, where it has one, must not be mistaken for this one.
@@ -595,13 +622,7 @@ def cuda_ninja_file(
     link = f"'{compiler}' {' '.join(LINK_FLAGS)}"
     paddle_link = f"-L'{paddle.root / 'base'}' -L'{libs}' -Wl,-rpath-link,'{libs}' {names}"
     lines = [
-        "ninja_required_version = 1.5",
-        "rule cuda",
-        f"  command = '{toolkit.nvcc}' {' '.join(CUDA_FLAGS)} {own_cuda} $targets -MMD -MF $out.d "
-        "-c $in -o $out",
-        "  depfile = $out.d",
-        "  deps = gcc",
-        "  description = compile $name",
+        *cuda_rule(toolkit),
         "rule compile",
         f"  command = '{compiler}' {cxx_flags} -MMD -MF $out.d -c $in -o $out",
         "  depfile = $out.d",
@@ -617,17 +638,11 @@ def cuda_ninja_file(
     ]
     objects: dict[str, list[str]] = {"cuda": [], "paddle": [], "device": [], "kernels": []}
     for source, targets in _cuda_library_sources(paddle, architectures).items():
-        folder = source.parent.name
-        rule = "cuda" if source.suffix == ".cu" else "compile"
-        lines += [
-            f"build {_object_path(source)}: {rule} {_escaped(source)}",
-            f"  targets = {targets}",
-            f"  name = {folder}/{source.name}",
-        ]
-        objects[folder].append(_object_path(source))
+        lines += object_lines(source, targets)
+        objects[source.parent.name].append(object_path(source))
     cpu_folder = BUILD_DIR / "cpu"
     kernels = [
-        _escaped(cpu_folder / _object_path(source))
+        escaped(cpu_folder / object_path(source))
         for source in cpu_sources()
         if source.parent.name == "cpu"
     ]
@@ -652,7 +667,7 @@ def _cuda_library_sources(paddle: PaddlePackage, architectures: Sequence[str]) -
     """
     kernels = [] if paddle.has_cuda else device_kernel_sources()
     others = [*registration_sources(), *device_sources(), *kernels]
-    every = _target_flags(architectures)
+    every = target_flags(architectures)
     flags = {source: every if source.suffix == ".cu" else "" for source in others}
     return {**cuda_targets(architectures), **flags}
 
@@ -684,9 +699,9 @@ def build_cuda_library(
     flags = os.environ.get("CXXFLAGS", "")
     text = cuda_ninja_file(toolkit, architectures, _stable_paddle(paddle), compiler, flags)
     folder = BUILD_DIR / "cuda"
-    with _locked(folder):
+    with locked(folder):
         digest, cuda_digest = source_digest(CSRC), cuda_source_digest(CSRC)
-        num_compiled = _run_ninja(folder, text, jobs or num_jobs(), progress)
+        num_compiled = run_ninja(folder, text, jobs or num_jobs(), progress)
         _check_loads(folder / CUDA_LIBRARY_NAME, paddle)
         parts = {f"{PLUGIN_FOLDER.name}/{PLUGIN_NAME}": folder / PLUGIN_NAME}
         if not paddle.has_cuda:
@@ -719,14 +734,24 @@ def build_cuda_library(
     )
 
 
-def _run_ninja(folder: Path, text: str, jobs: int, progress: Progress | None = None) -> int:
-    """Runs ninja over `text` in `folder`; returns the number of objects compiled by this run."""
+def run_ninja(
+    folder: Path,
+    text: str,
+    jobs: int,
+    progress: Progress | None = None,
+    name: str = "build.ninja",
+) -> int:
+    """Runs ninja over `text` in `folder`; returns the number of objects compiled by this run.
+
+    name: of the file that holds `text`. Where several of a folder have the same command for an
+    object, it is compiled once.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "build.ninja"
+    path = folder / name
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")
     started = time.time_ns()
-    command = [find_ninja(), "-C", str(folder), "-j", str(jobs)]
+    command = [find_ninja(), "-C", str(folder), "-f", name, "-j", str(jobs)]
     first_error = ""
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -783,7 +808,7 @@ def _check_loads(
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Holds `folder` for one build at a time; a second process waits."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as handle:
@@ -859,10 +884,10 @@ def build_cpu_library(
     text = cpu_ninja_file(sources, _stable_paddle(paddle), compiler, flags)
     folder = BUILD_DIR / "-".join(["cpu", *sanitizers])
     own = f"{SANITIZED_PREFIX}{'-'.join(sanitizers)}" if sanitizers else ""
-    with _locked(folder):
+    with locked(folder):
         # Taken first: a source that is edited during the build makes the library look old, not new.
         digest = source_digest(CSRC)
-        num_compiled = _run_ninja(folder, text, jobs or num_jobs(), progress)
+        num_compiled = run_ninja(folder, text, jobs or num_jobs(), progress)
         _check_loads(folder / LIBRARY_NAME, paddle, environment)
         version = _compiler_version(compiler)
         metadata = Metadata(

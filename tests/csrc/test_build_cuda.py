@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -102,8 +103,15 @@ def test_architectures_are_the_gpus_unless_told(monkeypatch: pytest.MonkeyPatch)
     assert build.chosen_architectures("nvcc") == ("75", "80", "86", "90a")
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
+class Built(NamedTuple):
+    """A checkout that was built for 90a, and what the build said."""
+
+    root: Path
+    output: str
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """A checkout with one source of each kind."""
     try:
         build.find_cuda_toolkit(), build.find_compiler()
@@ -111,7 +119,8 @@ def tree(tmp_path: Path) -> Path:
         pytest.skip(str(error))
     abi = library.read_abi(ROOT / "csrc" / "include" / "regatta" / "abi.h")
     sources = {name: text.replace("ABI}", f"{abi}}}") for name, text in SOURCES.items()}
-    return checkout.make(tmp_path, sources)
+    root = checkout.make(tmp_path_factory.mktemp("cuda"), sources)
+    return Built(root, install(root))
 
 
 def install(root: Path) -> str:
@@ -120,12 +129,11 @@ def install(root: Path) -> str:
     return process.stdout
 
 
-def test_cuda_build_makes_both_libraries_and_the_plugin_and_only_what_changed(tree: Path) -> None:
-    output = install(tree)
-    assert "5 of 5 sources compiled" in output
-    last = output.splitlines()[-1]
+def test_cuda_build_makes_both_libraries_and_the_plugin(tree: Built) -> None:
+    assert "5 of 5 sources compiled" in tree.output
+    last = tree.output.splitlines()[-1]
     assert re.fullmatch(r"built for 90a in \d+ s, \d+ compilers at once", last)
-    lib = tree / "predict" / "lib"
+    lib = tree.root / "predict" / "lib"
     assert sorted(str(path.relative_to(lib)) for path in lib.rglob("*.so")) == [
         "libregatta_cpu.so",
         "libregatta_cuda.so",
@@ -140,7 +148,26 @@ def test_cuda_build_makes_both_libraries_and_the_plugin_and_only_what_changed(tr
         name: built.describe(lib / name)
         for name in ("plugin/libpaddle_custom_nvgpu.so", "libregatta_kernels.so")
     }
-    (tree / "csrc/device/plugin.cc").write_text(SOURCES["csrc/device/plugin.cc"] + "\n")
-    assert "1 of 5 sources compiled" in install(tree)
-    subprocess.run([sys.executable, "csrc/setup_cuda.py", "clean"], cwd=tree, check=True)
-    assert not list(lib.rglob("*.so"))
+
+
+def test_program_is_compiled_beside_the_kernels_of_the_build(tree: Built) -> None:
+    source = tree.root / "one.cu"
+    source.write_text(
+        "#include <cstdio>\nvoid twice(float* x);\n"
+        'int main(int count, char**) { if (count > 1) twice(nullptr); puts("one ran"); }\n'
+    )
+    process = checkout.run(tree.root, "csrc/programs.py", "one.cu")
+    assert process.returncode == 0, process.stdout
+    # The kernels' objects are there: the program's own, an archive and a link are left.
+    assert "[3/3] link programs/one" in process.stdout
+    program = tree.root / process.stdout.splitlines()[-1]
+    output = subprocess.run([program], capture_output=True, text=True, check=True).stdout
+    assert output == "one ran\n"
+
+
+def test_cuda_build_compiles_only_what_changed_and_clean_removes_all(tree: Built) -> None:
+    root = tree.root
+    (root / "csrc/device/plugin.cc").write_text(SOURCES["csrc/device/plugin.cc"] + "\n")
+    assert "1 of 5 sources compiled" in install(root)
+    subprocess.run([sys.executable, "csrc/setup_cuda.py", "clean"], cwd=root, check=True)
+    assert not list((root / "predict" / "lib").rglob("*.so"))

@@ -25,7 +25,12 @@ LEFT_OUT = {
     "test_memory.py": "share_that_is_asked_for",
     "test_speculative.py": "fifty",
 }
-WHOLLY_LEFT_OUT = ("test_ops.py", "test_paddle_graphs.py", "test_sanitizer.py")
+WHOLLY_LEFT_OUT = (
+    "test_kernels.py",
+    "test_ops.py",
+    "test_paddle_graphs.py",
+    "test_sanitizer.py",
+)
 # Tests of the engine whose engines are moved to the GPU, but for these: they stand in for its
 # forward pass, or are about what GPUs refuse.
 MOVED = {

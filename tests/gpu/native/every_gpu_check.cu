@@ -1,16 +1,12 @@
-// Checks the products with quantized weights that every GPU has (the candidates "mma") against
-// double references over odd shapes, and times those of a Llama-3-8B step, this GPU's own choice
-// beside them.
+// Checks the products with quantized weights that every GPU has (the candidates "mma"), tiles at
+// random, against double references over odd shapes. The kinds of float8 need sm_89.
 //
-//   nvcc -O3 -std=c++17 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a \
-//        -Icsrc/cuda -Icsrc/include csrc/cuda/bench/portable_check.cu csrc/cuda/gem*.cu \
-//        csrc/cuda/{pack_weight,quantize_rows}.cu -o portable_check
-//   ./portable_check check | time
-#include "bench.cuh"
+//   every_gpu_check
+#include "product.cuh"
 
 using namespace regatta;
 using namespace regatta::cuda;
-using namespace regatta::bench;
+using namespace regatta::native;
 
 namespace {
 
@@ -157,10 +153,10 @@ constexpr int64_t kRows[] = {1, 3, 8, 9, 17, 32, 33, 64, 65, 127, 129, 257};
 constexpr int64_t kShapes[][2] = {{64, 64},  {208, 144},   {33, 72},   {992, 520}, {264, 1040},
                                   {8, 4112}, {1280, 1024}, {96, 2248}, {2432, 640}};
 
-int check_all(int64_t most_rows, int64_t most_weights) {
+int check_all(int architecture) {
   Random random(11);
   int failures = 0;
-  for (int kind = 0; kind < kNumKinds; ++kind) {
+  for (int kind = 0; kind < (architecture < 89 ? kCodesFp8 : kNumKinds); ++kind) {
     int cases = 0, bad = 0;
     for (const int64_t m : kRows) {
       for (const auto& shape : kShapes) {
@@ -171,7 +167,6 @@ int check_all(int64_t most_rows, int64_t most_weights) {
         c.residual = !c.gated && random.below(2);
         c.sumsq_out = !c.gated && random.below(2);
         c.float_out = random.below(4) == 0;
-        if (m > most_rows || c.n * c.k > most_weights) continue;
         bad += !(random.below(2) ? check_case<__half>(static_cast<Kind>(kind), c, random)
                                  : check_case<__nv_bfloat16>(static_cast<Kind>(kind), c, random));
         ++cases;
@@ -183,104 +178,11 @@ int check_all(int64_t most_rows, int64_t most_weights) {
   return failures;
 }
 
-// ---------------------------------------------------------------------------------------- timing
-
-__global__ void fill_kernel(uint8_t* p, int64_t n, uint32_t seed) {
-  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < n;
-       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    // As halves, of moderate size.
-    p[i] = i % 2 == 1 ? (random_byte(i, seed) & 0x83) | 0x38 : random_byte(i, seed);
-  }
-}
-
-constexpr int kTimedLayers = 8;  // more than L2 holds
-
-struct Model {
-  uint8_t *weights[kTimedLayers][4], *x, *out;
-  float *x_scale, *weight_scale;
-
-  explicit Model(int64_t rows) {
-    const auto filled = [](int64_t bytes, uint32_t seed) {
-      uint8_t* p;
-      CHECK_CUDA(cudaMalloc(&p, bytes));
-      fill_kernel<<<2048, 256>>>(p, bytes, seed);
-      return p;
-    };
-    const auto ones = [](int64_t count) {
-      float* p;
-      CHECK_CUDA(cudaMalloc(&p, count * 4));
-      set_kernel<<<256, 256>>>(p, count, 1e-3f);
-      return p;
-    };
-    for (int i = 0; i < kTimedLayers * 4; ++i) {
-      weights[i / 4][i % 4] = filled(kN[i % 4] * kK[i % 4], i);
-    }
-    x = filled(rows * kInner * 2, 97);
-    out = filled(rows * 2 * kInner * 2, 98);
-    x_scale = ones(gemm_block_stride(rows) * ceil_div(kInner, kScaleBlock));
-    weight_scale = ones(2 * kInner * ceil_div(kInner, kScaleBlock));
-  }
-
-  GemmParams params(Kind kind, int product, int layer, int64_t rows) const {
-    GemmParams p;
-    p.operands = kind == kPacked8     ? GemmOperands::kWeightInt8
-                 : kind == kPacked4   ? GemmOperands::kWeightInt4
-                 : kind == kCodesInt8 ? GemmOperands::kInt8
-                                      : GemmOperands::kFp8;
-    p.x = x;
-    p.weight = weights[layer][product];
-    p.x_scale = kind >= kCodesInt8 ? x_scale : nullptr;
-    p.weight_scale = kind == kPacked4 ? nullptr : weight_scale;
-    p.scale_rows = kind == kCodesBlocks ? kScaleBlock : 0;
-    p.out = out;
-    p.residual = product == kOutProjection || product == kDown ? x : nullptr;
-    p.gated = product == kGateUp;
-    p.num_rows = rows;
-    p.in_features = kK[product];
-    p.out_features = kN[product];
-    return p;
-  }
-};
-
-int time_all() {
-  const Model model(1024);
-  printf("us per product: mma (this GPU's choice)\n");
-  for (int kind = 0; kind < kNumKinds; ++kind) {
-    for (const int64_t rows : {1, 8, 32, 128, 1024}) {
-      printf("%-18s M %4ld", kNames[kind], rows);
-      double flops = 0., bytes = 0., total = 0.;
-      for (int product = 0; product < 4; ++product) {
-        const auto us = [&](const char* force) {
-          return 1e3 / kTimedLayers *
-                 graph_ms(
-                     [&](cudaStream_t stream) {
-                       for (int layer = 0; layer < kTimedLayers; ++layer) {
-                         CHECK_STATUS(
-                             gemm(model.params(static_cast<Kind>(kind), product, layer, rows), {},
-                                  force, stream));
-                       }
-                     },
-                     5);
-        };
-        const double own = us("mma"), chosen = us(nullptr);
-        printf(" | %s %.1f (%.1f)", kKindNames[product], own, chosen);
-        flops += 2. * rows * kN[product] * kK[product];
-        bytes += kN[product] * kK[product] * (kind == kPacked4 ? .53125 : 1.);
-        total += own;
-      }
-      printf(" | %.2f TB/s, %.0f TFLOP/s\n", bytes / total / 1e6, flops / total / 1e6);
-    }
-  }
-  return 0;
-}
-
 }  // namespace
 
-int main(int argc, char** argv) {
-  const std::string mode = argc > 1 ? argv[1] : "check";
+int main() {
   setvbuf(stdout, nullptr, _IOLBF, 4096);
-  if (mode == "time") return time_all();
-  // Two numbers leave out cases: most rows, and most values of weight.
-  return check_all(argc > 2 ? std::atoll(argv[2]) : INT64_MAX,
-                   argc > 3 ? std::atoll(argv[3]) : INT64_MAX) != 0;
+  cudaDeviceProp device;
+  CHECK_CUDA(cudaGetDeviceProperties(&device, 0));
+  return check_all(device.major * 10 + device.minor) != 0;
 }

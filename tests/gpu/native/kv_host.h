@@ -1,18 +1,14 @@
-// What the checks share: elements of a cache in any KV format, read on the host.
+// Elements of a cache in any KV format, read on the host.
 #pragma once
 
 #include <cuda_fp8.h>
 
 #include <cstdint>
 
-#include "common.cuh"
+#include "buffers.cuh"
 #include "regatta/kv_format.h"
 
-namespace regatta {
-
-inline float host_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-inline float host_float(__half x) { return __half2float(x); }
-inline float host_float(float x) { return x; }
+namespace regatta::native {
 
 // Column d of a row (token of a head) of a cache; T is the activations' type. *step: the distance
 // of neighbouring codes there, 0 for dense caches.
@@ -43,4 +39,4 @@ float cache_element(KvFormat format, const uint8_t* cache, const float* scales, 
   return code * scale + offset;
 }
 
-}  // namespace regatta
+}  // namespace regatta::native

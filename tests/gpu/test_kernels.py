@@ -1,0 +1,88 @@
+"""Each kernel past the operators: the programs of native/, with tiles and kernels forced.
+
+They are compiled with nvcc when they are first asked for (csrc/programs.py), minutes where the CUDA
+library was not built on this machine.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import build
+import programs
+from predict.device import devices
+from tests.gpu.test_sanitizer import sanitizer
+
+NATIVE = Path(__file__).parent / "native"
+HOPPER = (9, 0)
+# Program and arguments; those of Hopper's own kernels link and run there alone.
+OF_HOPPER = {
+    "dense_check": ("bfloat16", "float16", "float32"),
+    "codes_check": ("products", "rows", "blas"),
+    "packed_check": ("8 bits", "4 bits", "8 bits in groups", "w4a8"),
+}
+OF_EVERY_GPU = {
+    "attention_check": ("spans", "trees", "dense", "int8_static", "int8_dynamic", "fp8", "int4"),
+    "every_gpu_check": ("",),
+    "small_check": ("rows", "adjust", "sample"),
+}
+ALL = OF_HOPPER | OF_EVERY_GPU
+CASES = [(program, part) for program, parts in ALL.items() for part in parts]
+SMALL = ("spans", "dense", "int8_static", "int8_dynamic", "fp8", "int4")
+
+
+def compiled(gpu: devices.Device, program: str) -> Path:
+    """The program; skips where it cannot be compiled or is not for this GPU."""
+    capability = devices.driver_info().gpus[gpu.index].capability
+    if program in OF_HOPPER and capability != HOPPER:
+        pytest.skip(f"{program} is for sm_90, and this GPU is sm_{capability[0]}{capability[1]}")
+    try:
+        build.find_cuda_toolkit(), build.find_compiler()
+    except build.BuildError as error:
+        pytest.skip(str(error))
+    return programs.compile_programs([NATIVE / f"{program}.cu"])[0]
+
+
+def run(*command: str | Path) -> tuple[int, str]:
+    process = subprocess.run(
+        [str(word) for word in command if word != ""],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return process.returncode, process.stdout[-6000:]
+
+
+@pytest.mark.parametrize(("program", "part"), CASES)
+def test_kernels_compute_what_their_references_do(
+    gpu: devices.Device, program: str, part: str
+) -> None:
+    status, output = run(compiled(gpu, program), part)
+    assert status == 0, output
+    counts = [(int(cases), int(bad)) for cases, bad in counted(output)]
+    if not counts and "without cuBLASLt" in output:
+        pytest.skip(output)
+    assert counts, output
+    assert all(cases > 0 and bad == 0 for cases, bad in counts), output
+
+
+def counted(output: str) -> list[tuple[str, str]]:
+    return re.findall(r"(\d+) cases, (\d+) failures", output)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", SMALL)
+def test_attention_touches_only_its_own_memory(gpu: devices.Device, part: str) -> None:
+    checker = sanitizer()
+    if checker is None:
+        pytest.skip("compute-sanitizer is neither on PATH nor beside nvcc")
+    program = compiled(gpu, "attention_check")
+    status, output = run(checker, "--error-exitcode", "9", program, part, "small")
+    assert status == 0, output
+    assert "ERROR SUMMARY: 0 errors" in output
+    assert counted(output), output
