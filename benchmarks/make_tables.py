@@ -3,6 +3,7 @@
     python benchmarks/make_tables.py          # writes the tables into docs/ and README.md
     python benchmarks/make_tables.py --check  # leaves with 1 where a table is not current
     python benchmarks/make_tables.py --plots  # writes docs/images/*.png too; needs matplotlib
+    python benchmarks/make_tables.py --turns FILE  # prints what a file of cpu_peer would make
 
 A table stands between `<!-- table: NAME -->` and `<!-- /table -->`. benchmarks/README.md says what
 the files of numbers hold.
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -33,13 +34,13 @@ Show = Callable[[Number], str]
 
 
 @cache
-def _file(name: str) -> dict[str, Any]:
+def _file(name: str | Path) -> dict[str, Any]:
     text = (HERE / name).read_text(encoding="utf-8")
     content: dict[str, Any] = json.loads(text, parse_float=Decimal)
     return content
 
 
-def rows(suite: str, *names: str) -> dict[str, Row]:
+def rows(suite: str, *names: str | Path) -> dict[str, Row]:
     """The rows of a suite by name, from all files that have it."""
     found: dict[str, Row] = {}
     for name in names:
@@ -183,40 +184,171 @@ def h100() -> str:
     return pivot(found, columns, plain, "`--quant_type`")
 
 
-def cpu_bfloat16() -> str:
-    """bfloat16 beside llama.cpp."""
+class Beside(NamedTuple):
+    """One case of ours beside llama.cpp's, in tokens/s."""
+
+    shape: str
+    work: str  # "decode, batch 8", "prompt of 512"
+    kind: str  # of weights: "none", "int8", "int4 g32"
+    ours: str
+    peer: str
+    ratio: Decimal
+    shown_ratio: str
+    interval: str = ""  # of the ratio; "" where the record has none
+
+    @property
+    def name(self) -> str:
+        """Of the case, whatever its weights."""
+        return f"{self.shape}, {self.work}"
+
+    @property
+    def ratio_text(self) -> str:
+        """The ratio, and between what it lies."""
+        return self.shown_ratio + (f" ({self.interval})" if self.interval else "")
+
+
+# Shapes and kinds of predict.bench.cpu_peer as the tables call them.
+SHAPE_NAMES = {"qwen2.5-0.5b": "Qwen2.5-0.5B shape", "llama-1b": "Llama-1B shape"}
+KIND_NAMES = {"weight_only_int8": "int8", "weight_only_int4": "int4"}
+
+
+def latest_turns(device: str) -> str | Path | None:
+    """The latest file of a device that predict.bench.cpu_peer wrote; None before the first."""
+    files = sorted((HERE / device).glob("*.json"), reverse=True)
+    return next((f for f in files if {"regatta", "ratios"} <= set(_file(f)["suites"])), None)
+
+
+def read_turns(file: str | Path) -> list[Beside]:
+    """What predict.bench.cpu_peer wrote: medians, and the ratio's interval."""
+    ours, peers, ratios = (rows(suite, file) for suite in ("regatta", "llama.cpp", "ratios"))
+    found = []
+    for name, row in ours.items():
+        shape, kind, case = name.rsplit(", ", 2)
+        requests, length, _ = (int(size) for size in case.split("x"))
+        ((metric, _),) = row["cases"].items()
+        decodes = metric == "tpot_ms"
+        tokens = requests if decodes else requests * length
+        base, _, group = kind.partition("_g")
+
+        def shown(side: Row, metric: str = metric, tokens: int = tokens) -> str:
+            rate = 1000 * tokens / Decimal(side["values"][metric])
+            bandwidth = side["values"]["measured_bandwidth_gbs"]
+            beside = f" ({bandwidth:.0f} GB/s)" if metric == "tpot_ms" else ""
+            return f"{rate:,.0f}{beside}" if rate >= 1000 else f"{rate:.1f}{beside}"
+
+        column = f"{metric}_times_as_good"
+        if column not in ratios[name]["values"]:  # too short for a TPOT on that machine
+            continue
+        low_high = ratios[name].get("intervals", {}).get(column)
+        batch = f", {requests} requests" if requests > 1 else ""
+        found.append(
+            Beside(
+                shape=SHAPE_NAMES.get(shape, shape),
+                work=f"decode, batch {requests}" if decodes else f"prompt of {length}{batch}",
+                kind=KIND_NAMES.get(base, base) + (f" g{group}" if group else ""),
+                ours=shown(row),
+                peer=shown(peers[name]),
+                ratio=Decimal(ratios[name]["values"][column]),
+                shown_ratio=times(ratios[name]["values"][column]),
+                interval=" to ".join(times(each) for each in low_high) if low_high else "",
+            )
+        )
+    return found
+
+
+def zen5_bfloat16() -> list[Beside]:
+    """bfloat16 on the Zen 5 host: the latest turns, or the older record."""
+    turns = latest_turns("zen5")
+    if turns is not None:
+        return [each for each in read_turns(turns) if each.kind == "none"]
 
     def shown(row: Row, key: str) -> str:
         beside = row.get("bandwidth_gbs")
         return plain(row["values"][key]) + (f" ({beside} GB/s)" if beside else "")
 
     peers = rows("bfloat16", LLAMA[ZEN5])
-    body = []
+    found = []
     for name, row in rows("bfloat16", ZEN5).items():
-        ratio = times(Decimal(row["values"]["regatta"]) / peers[name]["values"]["value"])
-        body.append([name, shown(row, "regatta"), shown(peers[name], "value"), ratio])
+        shape, _, work = name.partition(", ")
+        ratio = Decimal(row["values"]["regatta"]) / peers[name]["values"]["value"]
+        ours, peer = shown(row, "regatta"), shown(peers[name], "value")
+        found.append(Beside(shape, work, "none", ours, peer, ratio, times(ratio)))
+    return found
+
+
+def zen4_quantized() -> list[Beside]:
+    """Quantized weights on the Zen 4 host: the latest turns, or the older record."""
+    turns = latest_turns("zen4")
+    if turns is not None:
+        return [each for each in read_turns(turns) if each.kind != "none"]
+    peers = rows("quantized", LLAMA[ZEN4])
+    kinds = {"int8": "Q8_0", "int4 g128": "Q4_0", "int4 g64": "Q4_0", "int4 g32": "Q4_0"}
+    found = []
+    for name, row in rows("quantized", ZEN4).items():
+        shape, _, work = name.partition(", ")
+        for kind, of in kinds.items():
+            ours, peer = plain(row["values"][kind]), plain(peers[name]["values"][of])
+            ratio = Decimal(row["ratios"][kind])
+            found.append(Beside(shape, work, kind, ours, peer, ratio, plain(ratio)))
+    return found
+
+
+def beside_table(found: Sequence[Beside]) -> str:
+    """A line per case of one kind of weights."""
+    body = [[each.name, each.ours, each.peer, each.ratio_text] for each in found]
     return markdown(["tokens/s", "Regatta", "llama.cpp", "times as fast"], body)
+
+
+def kinds_table(found: Sequence[Beside]) -> str:
+    """A line per case, a column per kind of weights."""
+    kinds = list(dict.fromkeys(each.kind for each in found))
+    cells = {(each.name, each.kind): each for each in found}
+    body = []
+    for name in dict.fromkeys(each.name for each in found):
+        line = [name]
+        for kind in kinds:
+            cell = cells.get((name, kind))
+            if cell is None:
+                line.append("")
+                continue
+            ours, peer = (side.partition(" (")[0] for side in (cell.ours, cell.peer))
+            line.append(f"{ours} / {peer} ({cell.shown_ratio})")
+        body.append(line)
+    return markdown(["tokens/s, ours / llama.cpp (ratio)", *kinds], body)
+
+
+def cpu_bfloat16() -> str:
+    """bfloat16 beside llama.cpp."""
+    return beside_table(zen5_bfloat16())
 
 
 def cpu_quantized() -> str:
     """int8 and int4 beside llama.cpp; ratios are medians of turns, not of the medians."""
-    peers = rows("quantized", LLAMA[ZEN4])
-    kinds = {"int8": "Q8_0", "int4 g128": "Q4_0", "int4 g64": "Q4_0", "int4 g32": "Q4_0"}
-    body = []
-    for name, row in rows("quantized", ZEN4).items():
-        peer = peers[name]["values"]
-        cells = [
-            f"{plain(row['values'][kind])} / {plain(peer[of])} ({row['ratios'][kind]})"
-            for kind, of in kinds.items()
-        ]
-        body.append([name, *cells])
-    return markdown(["tokens/s, ours / llama.cpp (ratio)", *kinds], body)
+    return kinds_table(zen4_quantized())
 
 
 def cpu_quantized_zen5() -> str:
     """Ratios on the other host."""
     columns = ("Qwen2.5-0.5B shape", "Llama-1B shape")
-    return pivot(rows("ratios_quantized", ZEN5), columns, plain, "times as fast")
+    turns = latest_turns("zen5")
+    quantized = [] if turns is None else [b for b in read_turns(turns) if b.kind != "none"]
+    if not quantized:
+        return pivot(rows("ratios_quantized", ZEN5), columns, plain, "times as fast")
+    ratios = {(b.kind, b.work, b.shape): b.ratio_text for b in quantized}
+    lines = dict.fromkeys((b.kind, b.work) for b in quantized)
+    body = [[", ".join(line), *(ratios.get((*line, c), "") for c in columns)] for line in lines]
+    return markdown(["times as fast", *columns], body)
+
+
+def tables_of_turns(file: Path) -> Iterator[str]:
+    """What a file of predict.bench.cpu_peer would make of the tables of CPUs."""
+    found = read_turns(file)
+    for part, table in (
+        ([each for each in found if each.kind == "none"], beside_table),
+        ([each for each in found if each.kind != "none"], kinds_table),
+    ):
+        if part:
+            yield table(part)
 
 
 def cpu_backends() -> str:
@@ -267,15 +399,11 @@ def headline_rows() -> Iterator[tuple[str, str, str, str, Number, str]]:
         label = f"Llama-3-8B, {name}, {unit}"
         ratio = speed_up(value, peer, unit)
         yield "H200", label, plain(value), f"{plain(peer)} (vLLM 0.26)", ratio, limit
-    ours, peers = rows("bfloat16", ZEN5), rows("bfloat16", LLAMA[ZEN5])
-    for name in (
-        "Qwen2.5-0.5B shape, decode, batch 1",
-        "Qwen2.5-0.5B shape, decode, batch 8",
-        "Qwen2.5-0.5B shape, prompt of 512",
-    ):
-        value, peer = ours[name]["values"]["regatta"], peers[name]["values"]["value"]
-        label = f"{name.replace(' shape', '')}, tokens/s"
-        yield "CPU", label, plain(value), f"{plain(peer)} (llama.cpp)", Decimal(value) / peer, ""
+    for each in zen5_bfloat16():
+        if each.shape == "Qwen2.5-0.5B shape":
+            label = f"{each.name.replace(' shape', '')}, tokens/s"
+            value, peer = (side.partition(" (")[0] for side in (each.ours, each.peer))
+            yield "CPU", label, value, f"{peer} (llama.cpp)", each.ratio, ""
 
 
 def headline() -> str:
@@ -452,7 +580,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing, compare")
     parser.add_argument("--plots", action="store_true", help="make the plots too")
+    parser.add_argument("--turns", type=Path, help="print the tables of one file of cpu_peer")
     arguments = parser.parse_args(argv)
+    if arguments.turns is not None:
+        print("\n\n".join(tables_of_turns(arguments.turns.resolve())))
+        return 0
     stale = stale_pages()
     if arguments.check:
         for page in stale:

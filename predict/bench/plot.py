@@ -39,7 +39,8 @@ def draw(made: Mapping[str, Any]) -> Any:
     FigureCanvasAgg(figure)
     settings, device = made.get("settings", {}), made["device"]["name"]
     words = [settings.get(name) for name in ("model", "dtype", "quant_type")]
-    figure.suptitle(", ".join([device, *(str(word) for word in words if word)]), fontsize=10)
+    said = [word for word in words if word not in (None, "none")]
+    figure.suptitle(", ".join([device, *said]), fontsize=10)
     by_name = {row["name"]: row for row in rows}
     for number, metric in enumerate(UNITS, 1):
         axes = figure.add_subplot(2, 2, number)
@@ -56,7 +57,8 @@ def draw(made: Mapping[str, Any]) -> Any:
             peer = by_name[name].get("peer", {})
             if peer.get("metric") == metric:
                 axes.plot([peer["value"]] * 2, [place - 0.45, place + 0.45], color="#d84315")
-                axes.annotate(peer["engine"], (peer["value"], place + 0.45), fontsize=7)
+                label = axes.annotate(peer["engine"], (peer["value"], place + 0.4), fontsize=7)
+                label.set_bbox({"facecolor": "white", "edgecolor": "#d84315", "pad": 1.5})
         axes.invert_yaxis()
         axes.margins(x=0.5)  # room for the labels
     return figure

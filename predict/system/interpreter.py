@@ -20,7 +20,9 @@ PACKAGES = {
 EXTRAS = {
     "aiohttp": "bench",
     "fastapi": "server",
+    "gguf": "bench",
     "httptools": "server",
+    "llama_cpp": "bench",
     "matplotlib": "bench",
     "msgspec": "server",
     "prometheus_client": "server",
