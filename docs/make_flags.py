@@ -33,6 +33,8 @@ A wrong spelling is an error that names the nearest flag.
 def sections() -> list[tuple[str, str, Sequence[Flag]]]:
     """Command, what it is for, and its own flags."""
     from export.export_model import OWN_FLAGS as EXPORT
+    from predict.bench.compare import FLAGS as COMPARE
+    from predict.bench.cpu_peer.__main__ import FLAGS as CPU_PEER
     from predict.bench.kernels import FLAGS as KERNELS
     from predict.bench.serving.__main__ import FLAGS as SERVING
     from predict.bench.throughput import OWN_FLAGS
@@ -65,6 +67,12 @@ def sections() -> list[tuple[str, str, Sequence[Flag]]]:
             "Measures an engine run. Takes the flags of the predictor, and these.",
             OWN_FLAGS,
         ),
+        (
+            "predict.bench.compare",
+            "Says what became faster or slower between two files of numbers, which come first.",
+            COMPARE,
+        ),
+        ("predict.bench.cpu_peer", "Measures llama.cpp beside Regatta on a CPU.", CPU_PEER),
         ("predict.bench.kernels", "Measures single operators.", KERNELS),
         ("predict.bench.serving", "Puts load on a server that speaks OpenAI's API.", SERVING),
     ]
