@@ -111,7 +111,7 @@ class Run:
         for output in found:
             first = output.outputs[0]
             if all(each.finish_reason == "error" for each in output.outputs):
-                raise self.failed(first.error or "", bool(first.token_ids))
+                raise self.failed(first.error or "")
             self._job.usage.num_output_tokens += sum(len(each.token_ids) for each in output.outputs)
         return found
 
@@ -145,10 +145,10 @@ class Run:
             "fewer tokens, or raise --request_timeout",
         )
 
-    def failed(self, error: str, has_begun: bool) -> ApiError:
-        """The error for an answer that failed. has_begun: whether it had tokens."""
-        if self._job.params.guide is not None and not has_begun and "guide" in error:
-            return self._job.refused(UserError(f"guide: {error}"))  # a limit that it met
+    def failed(self, error: str) -> ApiError:
+        """The error for an answer that failed."""
+        if "stage guide" in error:  # a limit that the request's guide has met
+            return self._job.refused(UserError(f"guide: {error}"))
         return ApiError(500, f"the answer failed: {error or 'nobody knows why'}")
 
     async def _of(self, answer: Answer) -> AsyncIterator[list[StreamOutput]]:
@@ -290,7 +290,7 @@ class Stream(Response):
             if piece.finish_reason == "error":
                 is_alone = len(self._job.prompts) * self._job.params.n == 1
                 if is_alone or not has_begun:
-                    raise self._run.failed(piece.error or "", usage.num_output_tokens > 0)
+                    raise self._run.failed(piece.error or "")
 
     async def _begin(self, send: Send) -> None:
         await send(
