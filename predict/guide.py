@@ -16,6 +16,7 @@ from predict.system.files import json_type, parse_json
 
 MAX_SCHEMA_BYTES = 1 << 18  # of a schema, or of all schemas of a structural tag, as JSON
 MAX_PROPERTIES = 1024  # of one object: compiling takes the square of their number
+MAX_WHOLE = 2**53
 MAX_DEPTH = 64  # lists and objects of a schema within each other
 MAX_GRAMMAR_BYTES = 1 << 16
 MAX_REGEX_BYTES = 1 << 14
@@ -26,6 +27,7 @@ MAX_TAG_BYTES = 1024  # of a trigger, a beginning or an end
 
 _STRUCTURE_KEYS = ("begin", "schema", "end")
 _PROPERTY_KEYS = ("properties", "patternProperties")
+_ANNOTATIONS = ("default", "examples")  # which say nothing about what is valid
 _TAG_KEYS = ("structures", "triggers", "at_least_one", "stop_after_first")
 
 
@@ -141,23 +143,30 @@ def _json_schema(value: object) -> str:
     if not isinstance(schema, (dict, bool)):
         kind = json_type(schema)
         raise UserError(f"guide.json_schema is {kind} (allowed: an object, true, false)")
-    _check_properties("guide.json_schema", schema)
+    _check_schema("guide.json_schema", schema)
     return text
 
 
-def _check_properties(name: str, value: object) -> None:
-    """Raises UserError for an object that lists too many; depth was checked."""
+def _check_schema(name: str, value: object) -> None:
+    """Raises UserError for what llguidance takes long for, or would round; depth was checked."""
+    if isinstance(value, int) and abs(value) > MAX_WHOLE:
+        raise UserError(
+            f"{name} has the number {value} (allowed: whole numbers up to {MAX_WHOLE}, which a "
+            "double holds exactly); write it as a text with a pattern"
+        )
     if isinstance(value, list):
         for each in value:
-            _check_properties(name, each)
+            _check_schema(name, each)
     elif isinstance(value, dict):
         for key, each in value.items():
+            if key in _ANNOTATIONS:
+                continue
             if key in _PROPERTY_KEYS and isinstance(each, dict) and len(each) > MAX_PROPERTIES:
                 raise UserError(
                     f"{name} has {len(each)} {key} in one object (allowed: at most "
                     f"{MAX_PROPERTIES}); split it up"
                 )
-            _check_properties(name, each)
+            _check_schema(name, each)
 
 
 def _choice(value: object) -> tuple[str, ...]:
@@ -210,7 +219,7 @@ def _check_structure(where: str, structure: object, triggers: Sequence[str]) -> 
     _text(f"{where}.end", structure.get("end", ""), MAX_TAG_BYTES, empty=True)
     if not isinstance(structure.get("schema"), (dict, bool)):
         raise UserError(f"{where}.schema is needed (allowed: a JSON schema, as an object)")
-    _check_properties(f"{where}.schema", structure["schema"])
+    _check_schema(f"{where}.schema", structure["schema"])
     if not any(begin.startswith(trigger) for trigger in triggers):
         raise UserError(
             f"{where}.begin is {quoted(begin)}, which begins with none of the triggers "

@@ -1,0 +1,74 @@
+"""Guided answers on the GPU: the CPU's tokens, in every form, while networks run ahead."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from predict import LLM
+from predict.device import devices
+from predict.ops import compiled as ops
+from tests.support.drafts import METHODS, Generous
+from tests.support.gpu_engines import FORMS, runner_of
+from tests.support.guides import answers, settings, tokens
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[tuple[int, ...]]]:
+    return tokens(answers(LLM(**settings(device="cpu"))))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_guided_tokens_equal_those_of_the_cpu(
+    gpu: devices.Device, expected: list[list[tuple[int, ...]]], form: str
+) -> None:
+    llm = FORMS[form](LLM(**settings(device="gpu")))
+    assert tokens(answers(llm)) == expected
+    guided = [shape for shape in runner_of(llm).graphs if shape.guided]
+    assert bool(guided) == (form != "eager")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_drafts_change_no_guided_token(
+    gpu: devices.Device,
+    monkeypatch: pytest.MonkeyPatch,
+    expected: list[list[tuple[int, ...]]],
+    method: str,
+) -> None:
+    monkeypatch.setattr("predict.llm.DraftPolicy", Generous)
+    chosen = {k: v for k, v in METHODS[method].items() if k != "draft_model_quant_type"}
+    llm = LLM(**settings(device="gpu", speculate_method=method, **chosen))
+    assert tokens(answers(llm)) == expected
+    assert llm.stats().num_accepted_draft_tokens > 0
+
+
+def test_the_network_runs_ahead_of_masks(
+    gpu: devices.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(**settings(device="gpu"))
+    depths: list[int] = []
+    fill = llm.engine.sampler.masks.fill
+
+    def count(*arguments: object) -> None:
+        depths.append(len(llm.engine._steps))
+        fill(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(llm.engine.sampler.masks, "fill", count)
+    answers(llm)
+    # The step that masks are for is queued, but for first steps and those behind all ends.
+    assert np.mean(np.array(depths) > 0) > 0.8
+
+
+@pytest.mark.parametrize(("num_rows", "vocab_size"), [(1, 33), (5, 5120), (3, 128256), (300, 1031)])
+def test_masks_ban_tokens(gpu: devices.Device, num_rows: int, vocab_size: int) -> None:
+    import paddle
+
+    generator = np.random.default_rng(num_rows)
+    logits = generator.standard_normal((num_rows, vocab_size), dtype=np.float32)
+    num_words = -(-vocab_size // 32)
+    bits = generator.integers(0, 2, (num_rows, 32 * num_words), dtype=np.uint8)
+    masks = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+    place = gpu.place()
+    tensor = paddle.to_tensor(logits, place=place)
+    masked = ops.mask_logits(tensor, paddle.to_tensor(masks, place=place))
+    np.testing.assert_array_equal(masked.numpy(), np.where(bits[:, :vocab_size], logits, -np.inf))
