@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import sys
 import time
 import traceback
@@ -68,6 +69,7 @@ def create_app(
     """
     if config.access_log and log is None:
         log = AccessLog()
+        atexit.register(log.close)
     context = Context(
         engine,
         front,
@@ -89,19 +91,19 @@ def create_app(
     )
     for router in routers(context):
         app.include_router(router)
-    app.add_route("/openapi.json", _document(app), include_in_schema=False)
+    app.add_route("/openapi.json", _document(app, config.root_path), include_in_schema=False)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_middleware(_Gate, context=context)
     sys.setswitchinterval(SWITCH_SECONDS)
     return app
 
 
-def _document(app: FastAPI) -> Any:
+def _document(app: FastAPI, root_path: str) -> Any:
     async def answer(request: Request) -> Response:
         from predict.server.answers import to_json
 
         if app.openapi_schema is None:
-            app.openapi_schema = document(app, BODIES)
+            app.openapi_schema = document(app, BODIES, root_path)
         return Response(to_json(app.openapi_schema), media_type="application/json")
 
     return answer

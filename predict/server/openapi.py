@@ -46,8 +46,8 @@ def errors() -> dict[int | str, dict[str, Any]]:
     }
 
 
-def document(app: FastAPI, models: Sequence[type[Body]]) -> dict[str, Any]:
-    """The document of an app whose routes take these models."""
+def document(app: FastAPI, models: Sequence[type[Body]], root_path: str) -> dict[str, Any]:
+    """The document of an app whose routes take these models, behind a proxy's path."""
     made = get_openapi(title=app.title, version=app.version, routes=app.routes)
     _, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template=_REF + "{model}"
@@ -58,5 +58,6 @@ def document(app: FastAPI, models: Sequence[type[Body]]) -> dict[str, Any]:
     for unused in ("HTTPValidationError", "ValidationError"):
         components.pop(unused, None)
     made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    made["servers"] = [{"url": root_path or "/"}]
     made["security"] = [{"key": []}, {}]
     return made

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from predict.engine.samples import StreamOutput
 from predict.errors import UserError
 from predict.request import RequestOutput, SamplingParams
+from predict.server.access_log import MAX_TEXT, shortened
 from predict.server.context import RECORD, Context, record_of
 from predict.server.engine_client import Answer, AnswerMetrics, EngineDied
 from predict.server.errors import ApiError, invalid
@@ -65,6 +66,7 @@ class Run:
         self._answers: list[Answer] = []
         self._watcher: asyncio.Task[None] | None = None
         self.client_is_gone = False
+        self.is_logged = context.config.log_requests
 
     async def __aenter__(self) -> Run:
         job = self._job
@@ -251,6 +253,8 @@ class Stream(Response):
         )
         del self.headers["content-length"]
         self._run, self._job, self._encoder = run, job, encoder
+        self._said: list[str] = []  # of the first answer, for the log
+        self._num_said = 0  # characters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers over ASGI. Raises ApiError where nothing was sent yet."""
@@ -262,6 +266,8 @@ class Stream(Response):
                     async with contextlib.aclosing(run.pieces()) as batches:
                         async for index, pieces in batches:
                             self._check(pieces, has_begun)
+                            if run.is_logged:
+                                self._note(index, pieces, scope)
                             body = encoder.encode(index, pieces)
                             if not has_begun:
                                 has_begun = True
@@ -281,6 +287,14 @@ class Stream(Response):
                 await self._begin(send)
             with anyio.move_on_after(1.0):  # a client that does not read gets no last word
                 await send({"type": "http.response.body", "body": last})
+
+    def _note(self, prompt_index: int, pieces: list[StreamOutput], scope: Scope) -> None:
+        """Notes the beginning of the first answer for the log."""
+        if prompt_index == 0 and self._num_said < MAX_TEXT:
+            new = "".join(piece.text for piece in pieces if piece.index == 0)
+            self._said.append(new)
+            self._num_said += len(new)
+            scope[RECORD].log["answer"] = shortened("".join(self._said))
 
     def _check(self, pieces: list[StreamOutput], has_begun: bool) -> None:
         """Counts tokens; raises ApiError where the only answer has failed."""

@@ -167,7 +167,7 @@ def test_parameters_reach_the_engine(client: httpx.Client, server: ScriptedServe
     )
 
 
-GUIDED = {
+GUIDED: dict[str, dict[str, Any]] = {
     "json_schema": {
         "response_format": {
             "type": "json_schema",

@@ -75,7 +75,8 @@ def test_chat_whole_and_streamed_say_the_same(client: openai.OpenAI) -> None:
         top_logprobs=2,
         **GREEDY,
     )
-    text, entries, usage, reason = "", [], None, None
+    text, usage, reason = "", None, None
+    entries: list[Any] = []
     for chunk in stream:
         usage = chunk.usage or usage
         for choice in chunk.choices:
@@ -301,7 +302,8 @@ def test_a_tool_that_must_be_called_is_guided(
 ) -> None:
     ask: Any = {"model": "test", "messages": [{"role": "user", "content": "x"}], "tools": [WEATHER]}
     named = {"type": "function", "function": {"name": "weather"}}
-    for choice in ("required", named, "auto"):
+    choices: list[Any] = ["required", named, "auto"]
+    for choice in choices:
         tools_client.chat.completions.create(**ask, tool_choice=choice)
         guide = caller.engine.added[-1][1].guide
         assert guide is not None
