@@ -117,7 +117,6 @@ class CompletionEvents(_Events):
         self._num_answers = num_answers
         self._logprobs = logprobs
         self._echoed = echoed
-        self._begun: set[int] = set()
         self._offsets: dict[int, int] = {}  # characters of each choice so far
         self._heads: dict[int, bytes] = {}
         self._plain_tail = b',"logprobs":null,"finish_reason":null}' + self._end

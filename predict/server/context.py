@@ -14,7 +14,7 @@ from predict.server.engine_client import Engine, EngineDied
 from predict.server.errors import ApiError
 from predict.server.front_model import FrontModel
 from predict.server.lifecycle import Lifecycle
-from predict.server.limits import Admission
+from predict.server.limits import Admission, Held
 from predict.server.metrics import Metrics
 from predict.server.model_text import ModelText
 from predict.server.wire import ModelInfo
@@ -31,6 +31,7 @@ class Record:
     started: float = field(default_factory=time.perf_counter)
     log: dict[str, Any] = field(default_factory=dict)
     error: str | None = None  # kind of an error, for the metrics
+    body: Held | None = None  # bytes that count until its prompts are token ids
 
 
 @dataclass

@@ -93,6 +93,8 @@ class FrontModel:
                 "/v1/completions",
                 "no_chat_template",
             )
+        if len(messages) > self._max_prompt_length:  # some templates take quadratic time
+            raise self._too_long("messages", f"{len(messages)} messages, of a token at least")
         size = sum(len(message["content"]) for message in messages)
         if size > self._max_characters:
             raise self._too_long("messages", f"{size} characters, more tokens than that")

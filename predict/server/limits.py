@@ -39,7 +39,7 @@ class Admission:
         try:
             yield held
         finally:
-            held.take(-held.size)
+            held.release()
 
     def check_room(self) -> None:
         """Raises ApiError 429 where not a single answer may come in."""
@@ -88,9 +88,14 @@ class Held:
         self.size = 0
 
     def take(self, count: int) -> None:
-        """Counts some more, or fewer."""
+        """Counts some more; raises ApiError 429 where all bodies have too many."""
         self._admission.take_bytes(count)
         self.size += count
+
+    def release(self) -> None:
+        """Counts none any more."""
+        self._admission.take_bytes(-self.size)
+        self.size = 0
 
 
 async def read_body(request: Request, config: ServerConfig, held: Held) -> bytes:

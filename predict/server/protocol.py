@@ -24,7 +24,7 @@ from predict.errors import nearest, quoted
 from predict.server.errors import ApiError, invalid
 from predict.system.files import json_type
 
-MAX_MESSAGES = 4096
+MAX_MESSAGES = 2048
 MAX_NAME = 256  # characters of names and ids in messages
 
 ModelT = TypeVar("ModelT", bound="Body")

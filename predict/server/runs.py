@@ -73,6 +73,8 @@ class Run:
         count = len(job.prompts) * job.params.num_samples
         self._context.admission.enter(count)
         self._num_answers = count
+        if self._record.body is not None:
+            self._record.body.release()
         try:
             for prompt in job.prompts:
                 self._answers.append(

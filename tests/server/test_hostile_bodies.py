@@ -135,6 +135,7 @@ CHAT: dict[str, tuple[dict[str, Any], str]] = {
     "messages as a text": ({"messages": "hello"}, "messages"),
     "a message as a text": ({"messages": ["hello"]}, "messages[0]"),
     "many messages": ({"messages": [USER] * 5000}, "messages"),
+    "more messages than tokens": ({"messages": [USER] * 300}, "messages"),
     "an unknown role": ({"messages": [{"role": "root", "content": "x"}]}, "messages[0].role"),
     "no role": ({"messages": [USER, {"content": "x"}]}, "messages[1].role"),
     "no content": ({"messages": [{"role": "user"}]}, "messages[0].content"),

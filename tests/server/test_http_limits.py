@@ -219,6 +219,15 @@ def test_a_large_body_is_refused_before_it_is_read() -> None:
             assert sock.recv(1 << 16).startswith(b"HTTP/1.1 413")
 
 
+def test_bodies_count_until_they_are_token_ids() -> None:
+    with serving(max_body_bytes=1024) as (server, _), contextlib.ExitStack() as stack:
+        server.engine.is_held = True
+        # More bytes than all bodies may have at once.
+        for _ in range(20):
+            stack.enter_context(_begun(server, {**ASK, "user": "x" * 900}))
+        server.call(server.engine.release)
+
+
 def test_bodies_and_headers_that_do_not_come_are_given_up() -> None:
     with serving(body_timeout=0.2) as (server, client):
         for sent in (

@@ -18,13 +18,14 @@ from predict.server.logprobs import LogprobTexts
 
 @contextlib.asynccontextmanager
 async def body_of(context: Context, request: Request) -> AsyncIterator[dict[str, Any]]:
-    """The body of a request for an answer; its bytes count until the end of the block.
+    """The body of a request for an answer; its bytes count until the end of the block, or a Run.
 
     Raises ApiError where no answer can come, before the body is read.
     """
     context.info()
     context.admission.check_room()
     with context.admission.body() as held:
+        record_of(request).body = held
         value = await read_json(request, context.config, held)
         if context.config.log_requests:
             given = value.get("messages", value.get("prompt"))
