@@ -33,11 +33,14 @@ A wrong spelling is an error that names the nearest flag.
 def sections() -> list[tuple[str, str, Sequence[Flag]]]:
     """Command, what it is for, and its own flags."""
     from export.export_model import OWN_FLAGS as EXPORT
+    from predict.batch_ray import OWN_FLAGS as BATCH_RAY
     from predict.bench.compare import FLAGS as COMPARE
     from predict.bench.cpu_peer.__main__ import FLAGS as CPU_PEER
+    from predict.bench.guided import OWN_FLAGS as GUIDED
     from predict.bench.kernels import FLAGS as KERNELS
     from predict.bench.serving.__main__ import FLAGS as SERVING
     from predict.bench.throughput import OWN_FLAGS
+    from predict.serve_ray import OWN_FLAGS as SERVE_RAY
     from predict.server.flags import OWN_FLAGS as SERVER
     from quant.config import FLAGS as QUANTIZE
     from quant.evaluate import FLAGS as EVALUATE
@@ -50,6 +53,18 @@ def sections() -> list[tuple[str, str, Sequence[Flag]]]:
             "say how to sample, and these. The first argument may be a JSON file of flags. Flags "
             "about files, benchmarks and beams are refused by name.",
             SERVER,
+        ),
+        (
+            "predict.batch_ray",
+            "Answers a data file with many replicas, on Ray. Takes the flags of the predictor but "
+            "for the benchmark's, and these.",
+            BATCH_RAY,
+        ),
+        (
+            "predict.serve_ray",
+            "Answers requests over HTTP with many replicas, on Ray. Takes the flags of the server, "
+            "and these.",
+            SERVE_RAY,
         ),
         (
             "export/export_model.py",

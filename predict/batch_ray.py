@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 DESCRIPTION = "Answers the prompts of a data file with many replicas of a model, on Ray."
 NOT_HERE = ("benchmark", "benchmark_file", "total_request_num")  # flags of the predictor alone
-BATCH_FLAGS = (
-    *(flag for flag in FLAGS if flag.name not in NOT_HERE),
+OWN_FLAGS = (
     Flag("Replicas", "num_replicas", "int", 2,
          "Processes that answer, each with the whole model and a batch of --batch_size."),
     *RAY_FLAGS,
 )  # fmt: skip
+BATCH_FLAGS = (*(flag for flag in FLAGS if flag.name not in NOT_HERE), *OWN_FLAGS)
 
 
 def main(argv: Sequence[str] | None = None, make_llm: MakeLLM | None = None) -> int:

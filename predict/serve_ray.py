@@ -114,7 +114,7 @@ def run(flags: FlagValues, signals: Signals) -> int:
                 f"{name}: running requests are finished first, new ones refused; once more ends "
                 "at once"
             )
-            return finish(config.drain_timeout)
+            return finish(config.drain_timeout, scale.is_cluster)
 
 
 def free_port(config: ServerConfig) -> int:

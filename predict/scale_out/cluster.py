@@ -85,7 +85,7 @@ def connected(
             try:
                 with _in_folder(ROOT), contextlib.nullcontext() if talks else _silent():
                     ray.init(
-                        address=address,
+                        address=address or "local",  # whatever RAY_ADDRESS says
                         **({} if address else _size(share, num_replicas, store_bytes)),
                         logging_level=logging.ERROR,
                         log_to_driver=talks,

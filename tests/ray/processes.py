@@ -88,6 +88,24 @@ def until(ask: Callable[[], T], process: subprocess.Popen[str]) -> T:
     raise AssertionError("nothing has happened for too long")
 
 
+def until_gone(processes: Sequence[int]) -> list[int]:
+    """Those that have not ended after all, zombies aside."""
+    deadline = time.monotonic() + TOO_LONG
+    left = [*processes]
+    while left and time.monotonic() < deadline:
+        left = [each for each in left if _runs(each)]
+        time.sleep(0.02)
+    return left
+
+
+def _runs(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
 @contextmanager
 def started(arguments: Sequence[str | Path], log: Path) -> Iterator[subprocess.Popen[str]]:
     """Python with these arguments, its stderr in `log`; killed at the end, with its children."""

@@ -24,7 +24,7 @@ from predict.engine.samples import Samples
 from predict.errors import EXIT_USAGE, TokenizerError
 from predict.request import RequestMetrics, RequestOutput, SamplingParams
 from tests.ray.poisoned import POISON
-from tests.ray.processes import is_loopback, listening, named, started, until
+from tests.ray.processes import children, is_loopback, listening, named, started, until, until_gone
 from tests.support.paths import DEMO, ROOT
 
 pytestmark = pytest.mark.skipif(
@@ -120,9 +120,11 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     write_prompts(prompts, NUM_PROMPTS)
     with started(batch(prompts, output), log) as process:
         until(lambda: num_kept(output), process)
+        family = children(process.pid)
         process.kill()
         process.wait()
     kept = num_kept(output)
+    assert until_gone(family) == []
     assert 0 < kept < NUM_PROMPTS
     with started(batch(prompts, output, "--resume"), log) as process:
         assert process.wait() == 0, log.read_text()

@@ -21,7 +21,7 @@ import pytest
 
 from predict.errors import EXIT_USAGE
 from predict.serve_ray import main
-from tests.ray.processes import children, is_loopback, listening, named, started, until
+from tests.ray.processes import children, is_loopback, listening, named, started, until, until_gone
 from tests.support.paths import DEMO
 
 if importlib.util.find_spec("ray") is None:
@@ -260,7 +260,7 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(server: Server) -> No
     streamed = server.run(end())
     assert (streamed.error, streamed.reason) == (None, "length")
     assert server.process.wait(SECONDS) == 0, server.log.read_text()
-    assert [each for each in family if Path(f"/proc/{each}/exe").exists()] == []
+    assert until_gone(family) == []
 
 
 REFUSED = {

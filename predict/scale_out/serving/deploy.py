@@ -124,8 +124,11 @@ def _fronts(config: ServerConfig, scale: Scale) -> Any:
     )
 
 
-def finish(drain_timeout: float | None) -> int:
-    """Refuses new requests, finishes those that run, and ends all; the exit status."""
+def finish(drain_timeout: float | None, is_cluster: bool) -> int:
+    """Refuses new requests, finishes those that run, and ends all; the exit status.
+
+    is_cluster: other applications of its Ray Serve go on.
+    """
     fronts = serve.get_deployment_handle(FRONTS, APP)
     deadline = None if drain_timeout is None else time.monotonic() + drain_timeout
     left = 0
@@ -138,6 +141,9 @@ def finish(drain_timeout: float | None) -> int:
             time.sleep(LOOK_SECONDS)
     except (RayError, RayServeException) as error:
         say(f"warning: not all fronts can be asked whether they are done: {type(error).__name__}")
-    shutdown: Callable[[], None] = serve.shutdown
-    shutdown()
+    if is_cluster:
+        serve.delete(APP)
+    else:
+        shutdown: Callable[[], None] = serve.shutdown
+        shutdown()
     return EXIT_FAILURE if left else 0
