@@ -372,4 +372,6 @@ def test_both_sides_take_turns(
     made = json.loads(path.read_text())
     for suite in (OURS, PEER, "ratios"):
         assert len(made["suites"][suite]["rows"]) == 6
-    assert len(tables_script().read_turns(path)) == 6
+    # Of so small a network a TPOT, a difference of two times, may be nothing.
+    prompts = [each for each in tables_script().read_turns(path) if each.work == "prompt of 40"]
+    assert [each.kind for each in prompts] == ["none", "int8", "int4 g32"]
