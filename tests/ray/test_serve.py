@@ -126,7 +126,7 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def ray_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("serve") / "log"
 
     def url() -> str | None:
@@ -136,9 +136,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with started(["-m", "predict.serve_ray", *FLAGS], log) as process:
         found = until(url, process)
         assert found is not None
-        server = Server(process, log, found)
-        server.num_blocks = round(server.metric("kv_cache_blocks"))
-        yield server
+        ray_server = Server(process, log, found)
+        ray_server.num_blocks = round(ray_server.metric("kv_cache_blocks"))
+        yield ray_server
 
 
 def prompt(index: int) -> str:
@@ -146,74 +146,74 @@ def prompt(index: int) -> str:
 
 
 @pytest.mark.slow
-def test_load_brings_a_second_replica(server: Server) -> None:
-    assert server.num_ready() == 1
+def test_load_brings_a_second_replica(ray_server: Server) -> None:
+    assert ray_server.num_ready() == 1
 
     async def load() -> None:
         async def one(index: int) -> None:
-            while await asyncio.to_thread(server.num_ready) < 2:
-                await server.ask(prompt(index), 100)
+            while await asyncio.to_thread(ray_server.num_ready) < 2:
+                await ray_server.ask(prompt(index), 100)
 
         await asyncio.gather(*map(one, range(6)))
 
-    server.run(load())
-    assert len(server.replicas()) == 2
+    ray_server.run(load())
+    assert len(ray_server.replicas()) == 2
 
 
 @pytest.mark.slow
-def test_it_listens_on_the_loopback_interface_alone(server: Server) -> None:
-    addresses = listening(server.process.pid)
+def test_it_listens_on_the_loopback_interface_alone(ray_server: Server) -> None:
+    addresses = listening(ray_server.process.pid)
     assert addresses
     assert [each for each in addresses if not is_loopback(each)] == []
 
 
 @pytest.mark.slow
-def test_prompts_with_the_same_first_block_share_it(server: Server) -> None:
-    before = server.metric("prefix_cache_hits_total")
+def test_prompts_with_the_same_first_block_share_it(ray_server: Server) -> None:
+    before = ray_server.metric("prefix_cache_hits_total")
 
     async def ask() -> None:
         for first in range(4):
             for rest in range(3):
-                await server.ask([100 + first] * BLOCK + [200 + rest] * 8, 2)
+                await ray_server.ask([100 + first] * BLOCK + [200 + rest] * 8, 2)
 
-    server.run(ask())
-    assert server.metric("prefix_cache_hits_total") - before == 4 * 2 * BLOCK
+    ray_server.run(ask())
+    assert ray_server.metric("prefix_cache_hits_total") - before == 4 * 2 * BLOCK
 
 
 @pytest.mark.slow
-def test_a_client_that_goes_frees_its_replica(server: Server) -> None:
+def test_a_client_that_goes_frees_its_replica(ray_server: Server) -> None:
     async def leave() -> None:
         streamed = Streamed()
-        task = asyncio.create_task(server.stream(prompt(0), 1000, streamed))
+        task = asyncio.create_task(ray_server.stream(prompt(0), 1000, streamed))
         await streamed.has_begun.wait()
-        assert await asyncio.to_thread(server.metric, "num_requests_running") == 1
+        assert await asyncio.to_thread(ray_server.metric, "num_requests_running") == 1
         task.cancel()
 
-    server.run(leave())
-    until(lambda: server.metric("num_requests_running") == 0, server.process)
+    ray_server.run(leave())
+    until(lambda: ray_server.metric("num_requests_running") == 0, ray_server.process)
 
 
 @pytest.mark.slow
-def test_a_killed_replica_breaks_its_stream_and_nothing_else(server: Server) -> None:
-    server.wait_for_replicas(2)
+def test_a_killed_replica_breaks_its_stream_and_nothing_else(ray_server: Server) -> None:
+    ray_server.wait_for_replicas(2)
 
     async def kill() -> tuple[list[Streamed], list[Streamed], list[str]]:
         streams = [Streamed() for _ in range(6)]
         tasks = [
-            asyncio.create_task(server.stream(prompt(index), 150, each))
+            asyncio.create_task(ray_server.stream(prompt(index), 150, each))
             for index, each in enumerate(streams)
         ]
         # A batch holds one sequence: two that have begun and not ended are on two replicas.
         while len(running := [each for each in streams if each.num_chunks and not each.reason]) < 2:
             assert any(not task.done() for task in tasks)
             await asyncio.sleep(0.01)
-        whole = [asyncio.create_task(server.ask(prompt(index), 150)) for index in range(6)]
-        os.kill(server.replicas()[0], signal.SIGKILL)
+        whole = [asyncio.create_task(ray_server.ask(prompt(index), 150)) for index in range(6)]
+        os.kill(ray_server.replicas()[0], signal.SIGKILL)
         await asyncio.gather(*tasks)
         texts = [(await task).choices[0].text for task in whole]
         return streams, running, texts
 
-    streams, running, texts = server.run(kill())
+    streams, running, texts = ray_server.run(kill())
     broken = [each for each in streams if each.error is not None]
     assert len(broken) == 1
     assert broken[0] in running
@@ -228,38 +228,38 @@ def test_a_killed_replica_breaks_its_stream_and_nothing_else(server: Server) -> 
 
 
 @pytest.mark.slow
-def test_another_replica_takes_the_place_of_one_whose_engine_is_killed(server: Server) -> None:
-    server.wait_for_replicas(2)
-    before = server.replicas()
+def test_another_replica_takes_the_place_of_one_whose_engine_is_killed(ray_server: Server) -> None:
+    ray_server.wait_for_replicas(2)
+    before = ray_server.replicas()
     (engine,) = children(before[0])
     os.kill(engine, signal.SIGKILL)
-    until(lambda: before[0] not in server.replicas(), server.process)
-    server.wait_for_replicas(2)
-    texts = [server.run(server.ask(prompt(index), 5)).choices[0].text for index in range(4)]
+    until(lambda: before[0] not in ray_server.replicas(), ray_server.process)
+    ray_server.wait_for_replicas(2)
+    texts = [ray_server.run(ray_server.ask(prompt(index), 5)).choices[0].text for index in range(4)]
     assert all(texts)
 
 
 @pytest.mark.slow
-def test_sigterm_finishes_what_runs_and_refuses_what_comes(server: Server) -> None:
+def test_sigterm_finishes_what_runs_and_refuses_what_comes(ray_server: Server) -> None:
     async def ask_without_end() -> None:  # until the signal has come through
         while True:
-            await server.ask(prompt(1), 1)
+            await ray_server.ask(prompt(1), 1)
 
     async def end() -> Streamed:
         streamed = Streamed()
-        task = asyncio.create_task(server.stream(prompt(0), 300, streamed))
+        task = asyncio.create_task(ray_server.stream(prompt(0), 300, streamed))
         await streamed.has_begun.wait()
-        server.process.terminate()
+        ray_server.process.terminate()
         with pytest.raises(openai.APIStatusError, match="the server is ending") as caught:
             await ask_without_end()
         assert caught.value.status_code == 503
         await task
         return streamed
 
-    family = children(server.process.pid)
-    streamed = server.run(end())
+    family = children(ray_server.process.pid)
+    streamed = ray_server.run(end())
     assert (streamed.error, streamed.reason) == (None, "length")
-    assert server.process.wait(SECONDS) == 0, server.log.read_text()
+    assert ray_server.process.wait(SECONDS) == 0, ray_server.log.read_text()
     assert until_gone(family) == []
 
 
