@@ -69,7 +69,7 @@ def run(flags: FlagValues, make_llm: MakeLLM | None, signals: Signals) -> int:
     Every output and every prompt is checked before Ray is started. Raises UserError.
     """
     from predict.cli.run_config import PredictorConfig
-    from predict.cli.work import checked_outputs, keeping, prepare
+    from predict.cli.work import checked_outputs, kept_results, prepare
     from predict.scale_out.cluster import check_ray, share_of
 
     check_ray()
@@ -85,8 +85,7 @@ def run(flags: FlagValues, make_llm: MakeLLM | None, signals: Signals) -> int:
         for flag, path in checked_outputs(config):
             stack.enter_context(locked(flag, path))
         work = prepare(config)
-
-        def answer_all(results: Results) -> int:
+        with kept_results(config, work) as results:
             num_failed, speed = 0, ""
             if not results.is_complete:
                 num_failed, speed = answer(flags, config, work, results, share, make_llm, signals)
@@ -94,9 +93,7 @@ def run(flags: FlagValues, make_llm: MakeLLM | None, signals: Signals) -> int:
                 if not results.finish():
                     return EXIT_FAILURE
             say(results.summary + speed)
-            return EXIT_FAILURE if num_failed else 0
-
-        return keeping(config, work, answer_all)
+    return EXIT_FAILURE if num_failed else 0
 
 
 def answer(

@@ -66,7 +66,7 @@ def run(config: PredictorConfig, make_llm: MakeLLM, signals: Signals) -> int:
 
     Every output and every prompt is checked before the model is loaded. Raises UserError.
     """
-    from predict.cli.work import answers_prompts, checked_outputs, keeping, prepare
+    from predict.cli.work import answers_prompts, checked_outputs, kept_results, prepare
     from predict.system.host import frozen_objects
 
     for note in config.notes:
@@ -78,17 +78,11 @@ def run(config: PredictorConfig, make_llm: MakeLLM, signals: Signals) -> int:
         status = 0
         if answers_prompts(config):
             work = prepare(config)
-
-            def answer_all(results: Results) -> int:
-                nonlocal llm
+            with kept_results(config, work) as results:
                 if not results.is_complete:
                     llm = make_llm(config.engine, work.tokenizer)
                 with frozen_objects():
-                    return answer(llm, work, results, signals)
-
-            status = keeping(config, work, answer_all)
-            if status > EXIT_FAILURE:  # interrupted
-                return status
+                    status = answer(llm, work, results, signals)
         if config.benchmark:
             from predict.bench.padded import run_benchmark
 

@@ -21,7 +21,8 @@ def run_command(action: Callable[[Signals], int], interrupted: str = "interrupte
         try:
             return action(signals)
         except KeyboardInterrupt as error:
-            console.say(interrupted)
+            said = error.said if isinstance(error, Interrupted) else None
+            console.say(said or interrupted)
             return exit_code(error)
         except Exception as error:
             if signals.number is not None:  # what a library made of the interruption

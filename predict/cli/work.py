@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from predict.nn.hf_config import ConfigReader
 from predict.request import RequestOutput, SamplingParams, TokenLogprobs
 from predict.system.console import say
 from predict.system.outputs import check_output, is_special
-from predict.system.signals import exit_code
+from predict.system.signals import Interrupted, number_of
 from predict.text.tokenizer import Tokenizer
 
 
@@ -89,11 +90,12 @@ def prepare(config: PredictorConfig) -> Work:
     return Work(items, prompts.token_ids, params, tokenizer)
 
 
-def keeping(config: PredictorConfig, work: Work, run: Callable[[Results], int]) -> int:
-    """Runs `run` with the results of `work` opened, and returns its exit status.
+@contextmanager
+def kept_results(config: PredictorConfig, work: Work) -> Iterator[Results]:
+    """The results of `work`, opened for the length of a `with` block.
 
     Interrupted, or failed, what is finished is kept, and a line says where. Raises UserError where
-    results cannot be kept, and what `run` raises.
+    results cannot be kept.
     """
     results = open_results(
         config.output_file,
@@ -103,11 +105,10 @@ def keeping(config: PredictorConfig, work: Work, run: Callable[[Results], int]) 
         say,
     )
     try:
-        return run(results)
+        yield results
     except KeyboardInterrupt as error:
         results.close()
-        say(f"interrupted: {results.kept}")
-        return exit_code(error)
+        raise Interrupted(number_of(error), f"interrupted: {results.kept}") from error
     except Exception:
         results.close()
         if results.num_results:

@@ -1,9 +1,9 @@
 """What changes a row of logits before its token is chosen: biases, penalties, banned tokens.
 
 The order is that of Hugging Face transformers' logits processors: logit_bias, repetition penalty,
-presence and frequency penalty, no_repeat_ngram_size, bad words, minimum length. Masks of guides come
-behind them (predict.engine.masks). Temperature, top_k, top_p, min_p and typical_p belong to the
-choice itself (see regatta/sample.h).
+presence and frequency penalty, no_repeat_ngram_size, bad words, minimum length. Then come masks of
+guides (predict.engine.masks). Temperature, top_k, top_p, min_p and typical_p belong to the choice
+itself (see regatta/sample.h).
 """
 
 from __future__ import annotations

@@ -20,16 +20,25 @@ Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | No
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked this process to end."""
+    """A signal asked this process to end.
 
-    def __init__(self, number: int) -> None:
+    said: what the command says of it; None: what it always says.
+    """
+
+    def __init__(self, number: int, said: str | None = None) -> None:
         super().__init__(f"interrupted by {signal.Signals(number).name}")
         self.number = number
+        self.said = said
+
+
+def number_of(error: KeyboardInterrupt) -> int:
+    """The signal's number."""
+    return error.number if isinstance(error, Interrupted) else signal.SIGINT
 
 
 def exit_code(error: KeyboardInterrupt) -> int:
     """128 + the signal's number, as shells have it."""
-    return 128 + (error.number if isinstance(error, Interrupted) else signal.SIGINT)
+    return 128 + number_of(error)
 
 
 class Signals:
