@@ -39,7 +39,9 @@ def sections() -> list[tuple[str, str, Sequence[Flag]]]:
     from predict.bench.guided import OWN_FLAGS as GUIDED
     from predict.bench.kernels import FLAGS as KERNELS
     from predict.bench.serving.__main__ import FLAGS as SERVING
+    from predict.bench.serving.hostile import FLAGS as HOSTILE
     from predict.bench.throughput import OWN_FLAGS
+    from predict.flask_server import OWN_FLAGS as FLASK_SERVER
     from predict.serve_ray import OWN_FLAGS as SERVE_RAY
     from predict.server.flags import OWN_FLAGS as SERVER
     from quant.config import FLAGS as QUANTIZE
@@ -53,6 +55,11 @@ def sections() -> list[tuple[str, str, Sequence[Flag]]]:
             "say how to sample, and these. The first argument may be a JSON file of flags. Flags "
             "about files, benchmarks and beams are refused by name.",
             SERVER,
+        ),
+        (
+            "predict/flask_server.py",
+            "PaddleNLP's command for a server. Takes the flags of the server, and these.",
+            FLASK_SERVER,
         ),
         (
             "predict.batch_ray",
@@ -90,6 +97,11 @@ def sections() -> list[tuple[str, str, Sequence[Flag]]]:
         ("predict.bench.cpu_peer", "Measures llama.cpp beside Regatta on a CPU.", CPU_PEER),
         ("predict.bench.kernels", "Measures single operators.", KERNELS),
         ("predict.bench.serving", "Puts load on a server that speaks OpenAI's API.", SERVING),
+        (
+            "predict.bench.serving.hostile",
+            "Measures what hostile requests do to another client's stream.",
+            HOSTILE,
+        ),
     ]
 
 
