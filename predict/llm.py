@@ -429,7 +429,9 @@ class LLM:
             prompt_index,
             streamed,
             self.engine.fail,
-            None if params.guide is None else self._guides().compiled(params.guide),
+            None
+            if params.guide is None
+            else self._guides().states(params.guide, params.num_samples),
         )
 
     def _guides(self) -> Guides:

@@ -20,7 +20,7 @@ from predict.request import (
 )
 from predict.text.answer_text import AnswerText
 from predict.text.detokenizer import Detokenizer
-from predict.text.guides import CompiledGuide
+from predict.text.guides import GuideState
 from predict.text.tokenizer import Tokenizer
 
 NUM_SEEDS = 1 << 63
@@ -77,11 +77,11 @@ class Samples:
         prompt_index: int = 0,
         streamed: bool = False,
         fail: Callable[[Request, str], None] = mark_failed,
-        guide: Future[CompiledGuide] | None = None,
+        guide: Future[list[GuideState]] | None = None,
     ):
         """streamed: `pieces` will be asked for. fail: see Engine.fail.
 
-        guide: of `params.guide`, as it is compiled (see `settle_guide`).
+        guide: where `params.guide` begins, of each request (see `settle_guide`).
         """
         self.params = params
         self.guide = guide
@@ -127,9 +127,8 @@ class Samples:
         if self.guide is None:
             return True
         try:
-            compiled = self.guide.result()
-            for request in self.requests:
-                request.guide = compiled.start()
+            for request, state in zip(self.requests, self.guide.result(), strict=True):
+                request.guide = state
         except Exception as error:
             for request in self.requests:
                 self._fail(request, explained(request, error))

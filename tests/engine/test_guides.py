@@ -15,7 +15,7 @@ from predict import LLM, AsyncLLM, SamplingParams, UserError
 from predict.device import library
 from predict.engine.engine import Engine
 from predict.guide import Guide
-from predict.text.guides import CompiledGuide, Guides
+from predict.text.guides import Guides, GuideState
 from tests.support.drafts import METHODS, Generous
 from tests.support.guides import GUIDES, PERSON, accepts, answers, requests, settings, tokens
 
@@ -186,17 +186,17 @@ class Slow(Guides):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.waiting: list[tuple[Guide, Future[CompiledGuide]]] = []
+        self.waiting: list[tuple[Guide, Future[list[GuideState]]]] = []
 
-    def compiled(self, guide: Guide) -> Future[CompiledGuide]:
+    def states(self, guide: Guide, count: int) -> Future[list[GuideState]]:
         if guide.kind != "regex":
-            return super().compiled(guide)
+            return super().states(guide, count)
         self.waiting.append((guide, Future()))
         return self.waiting[-1][1]
 
     def finish(self) -> None:
         for guide, future in self.waiting:
-            future.set_result(super().compiled(guide).result())
+            future.set_result(super().states(guide, 1).result())
         self.waiting = []
 
 
