@@ -258,13 +258,15 @@ int check_float() {
 int main(int argc, char** argv) {
   const std::string dtype = argc > 1 ? argv[1] : "";
   if (dtype == "float32") return check_float() != 0;
+  if (dtype != "bfloat16" && dtype != "float16") {
+    printf("dense_check bfloat16|float16|float32, got '%s'\n", dtype.c_str());
+    return 2;
+  }
   GemmResources resources;
   resources.scratch_bytes = int64_t{256} << 20;
   CHECK_CUDA(cudaMalloc(&resources.scratch, resources.scratch_bytes));
   const Status status = create_blas(&resources.blas);
   if (!status.ok()) printf("without cuBLASLt: %s\n", status.message().c_str());
-  if (dtype == "bfloat16") return check_dtype<__nv_bfloat16>("bfloat16", resources) != 0;
-  if (dtype == "float16") return check_dtype<__half>("float16", resources) != 0;
-  printf("dense_check bfloat16|float16|float32, got '%s'\n", dtype.c_str());
-  return 2;
+  return (dtype == "bfloat16" ? check_dtype<__nv_bfloat16>("bfloat16", resources)
+                              : check_dtype<__half>("float16", resources)) != 0;
 }

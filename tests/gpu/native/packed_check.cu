@@ -216,45 +216,47 @@ constexpr int64_t kRows[] = {1, 2, 3, 5, 8, 9, 16, 17, 33, 64, 96, 100, 127, 128
 constexpr int64_t kShapes[][2] = {{64, 64},  {208, 144},   {80, 16},   {1008, 528}, {264, 1040},
                                   {8, 4112}, {1536, 2048}, {96, 2248}, {2432, 640}};
 
-int check_all(const std::string& only) {
+int check_all(GemmOperands operands) {
   Random random(11);
-  int failures = 0;
-  for (const GemmOperands operands : kFormats) {
-    const bool w4a8 = operands == GemmOperands::kW4A8;
-    if (only != name_of(operands)) continue;
-    int cases = 0, bad = 0;
-    for (const int64_t m : kRows) {
-      for (const auto& shape : kShapes) {
-        if (w4a8 && shape[1] % 16 != 0) continue;
-        for (int variant = 0; variant < (m <= 32 ? 4 : 2); ++variant) {
-          Case c = {m, shape[0], shape[1]};
-          c.gated = variant % 2 == 1 && c.n % 32 == 0;
-          c.bias = random.below(2);
-          c.residual = !c.gated && random.below(2);
-          c.sumsq_out = !c.gated && random.below(2);
-          c.float_out = !c.gated && random.below(4) == 0;
-          c.norm = !w4a8 && random.below(2);
-          c.scaled_out = c.sumsq_out && !c.float_out && random.below(2);
-          const bool half = random.below(2);
-          if (w4a8) {
-            bad += !(half ? check_w4a8<__half>(c, random) : check_w4a8<__nv_bfloat16>(c, random));
-          } else {
-            bad += !(half ? check_packed<__half>(operands, c, random)
-                          : check_packed<__nv_bfloat16>(operands, c, random));
-          }
-          ++cases;
+  const bool w4a8 = operands == GemmOperands::kW4A8;
+  int cases = 0, bad = 0;
+  for (const int64_t m : kRows) {
+    for (const auto& shape : kShapes) {
+      if (w4a8 && shape[1] % 16 != 0) continue;
+      for (int variant = 0; variant < (m <= 32 ? 4 : 2); ++variant) {
+        Case c = {m, shape[0], shape[1]};
+        c.gated = variant % 2 == 1 && c.n % 32 == 0;
+        c.bias = random.below(2);
+        c.residual = !c.gated && random.below(2);
+        c.sumsq_out = !c.gated && random.below(2);
+        c.float_out = !c.gated && random.below(4) == 0;
+        c.norm = !w4a8 && random.below(2);
+        c.scaled_out = c.sumsq_out && !c.float_out && random.below(2);
+        const bool half = random.below(2);
+        if (w4a8) {
+          bad += !(half ? check_w4a8<__half>(c, random) : check_w4a8<__nv_bfloat16>(c, random));
+        } else {
+          bad += !(half ? check_packed<__half>(operands, c, random)
+                        : check_packed<__nv_bfloat16>(operands, c, random));
         }
+        ++cases;
       }
     }
-    printf("%s: %d cases, %d failures\n", name_of(operands), cases, bad);
-    failures += bad;
   }
-  return failures;
+  printf("%s: %d cases, %d failures\n", name_of(operands), cases, bad);
+  return bad;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   setvbuf(stdout, nullptr, _IOLBF, 4096);
-  return check_all(argc > 1 ? argv[1] : "") != 0;
+  const std::string format = argc > 1 ? argv[1] : "";
+  for (const GemmOperands operands : kFormats) {
+    if (format == name_of(operands)) return check_all(operands) != 0;
+  }
+  printf("packed_check FORMAT, got '%s' (allowed:", format.c_str());
+  for (const GemmOperands operands : kFormats) printf(" '%s'", name_of(operands));
+  printf(")\n");
+  return 2;
 }
