@@ -7,6 +7,7 @@ state of it which tokens may come next. Imports no Paddle.
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 MAX_CACHED = 256  # compiled guides
 MAX_MESSAGE = 400  # characters of what llguidance says
-NUM_THREADS = 2  # that compile
+MOST_THREADS = 8  # that compile
 NO_TEXT = ("NoExtension", "NoExtensionBias")  # llguidance's words for it
 MAX_FORCED = 64  # runs of tokens
 ALL_TOKENS = -1  # a word of a mask
@@ -164,7 +165,9 @@ class Guides:
         self._eos_token_ids = list(eos_token_ids)
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[str, str], Future[CompiledGuide]] = OrderedDict()
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="regatta-guides")
+        # A batch of answers begins when all their states are made.
+        num_threads = min(max(len(os.sched_getaffinity(0)) // 2, 2), MOST_THREADS)
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="regatta-guides")
         self._vocabulary: Future[_Vocabulary] | None = None
 
     def compiled(self, guide: Guide) -> Future[CompiledGuide]:
