@@ -40,6 +40,9 @@ NO_TOKEN = (
     "request {} has no token that its guide allows and its other parameters leave (logit_bias, "
     "bad_words, min_length, no_repeat_ngram_size); loosen one of them"
 )
+# Rows that take little longer on a CPU than one: up to there the weights' bytes decide. At 32 rows of
+# a 0.5B model, drafts that are always right made an answer 6 % slower.
+FEW_ROWS = 16
 NOBODY = -(2**62)  # the id of a request that is none; beams' are above
 
 
@@ -472,17 +475,23 @@ class Engine:
     def _forced_drafts(self, proposed: Drafts, limits: Mapping[Request, int]) -> Drafts:
         """What guides force in the next step, of requests for which nothing was proposed.
 
-        Where steps run ahead, only of those that may have drafts: then nothing does.
+        Where steps run ahead, only of those that may have drafts: then nothing does. Else as many
+        as make no more than FEW_ROWS of the step.
         """
-        wanted = dict(limits)
+        wanted, num_spare = dict(limits), sum(limits.values())
         if self.runner.num_ahead == 0:
-            wanted = dict.fromkeys(self.scheduler.decoding, MAX_DRAFT_TOKENS)
+            decoding = self.scheduler.decoding
+            num_spare = FEW_ROWS - len(decoding) - sum(map(len, proposed.values()))
+            wanted = dict.fromkeys(decoding, MAX_DRAFT_TOKENS)
         found: Drafts = {}
         for request, limit in wanted.items():
+            if num_spare <= 0:
+                break
             if request.guide is not None and not proposed.get(request.request_id):
-                forced = request.guide.forced()[:limit]
+                forced = request.guide.forced()[: min(limit, num_spare)]
                 if forced:
                     found[request.request_id] = forced
+                    num_spare -= len(forced)
         return found
 
     def _verify(
