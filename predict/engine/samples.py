@@ -275,6 +275,7 @@ class FailedPrompt(Samples):
 
     def __init__(self, request_id: int, prompt_index: int, error: str):
         self.requests = []
+        self.guide = None
         self.prompt_index = prompt_index
         self._request_id = request_id
         self._error = error
