@@ -16,7 +16,7 @@ import pytest
 import build
 import programs
 from predict.device import devices
-from tests.gpu.test_sanitizer import sanitizer
+from tests.support.gpu_sanitizer import sanitizer
 
 NATIVE = Path(__file__).parent / "native"
 HOPPER, FLOAT8, BFLOAT16 = (9, 0), (8, 9), (8, 0)

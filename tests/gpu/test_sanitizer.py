@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import build
 from predict.device import devices
+from tests.support.gpu_sanitizer import sanitizer
 
 TOUR = Path(__file__).parent / "op_tour.py"
-
-
-def sanitizer() -> str | None:
-    """compute-sanitizer on PATH, or beside nvcc."""
-    found = shutil.which("compute-sanitizer")
-    if found is not None:
-        return found
-    try:
-        return shutil.which("compute-sanitizer", path=str(Path(build.find_nvcc()).parent))
-    except build.BuildError:
-        return None
 
 
 def run(gpu: devices.Device, tool: str, argument: str) -> tuple[int, str]:

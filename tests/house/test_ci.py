@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
+
 STYLE = ROOT / ".ci" / "style"
 
 
@@ -46,6 +48,41 @@ def test_c_and_cuda_sources_are_checked_before_anything_slow() -> None:
     first = commands_of_style(text)[0]
     assert "clang-format" in first
     assert text.index(f".ci/style {' '.join(first)}") < text.index('bash -c "set -o pipefail')
+
+
+def test_ci_run_runs_the_tests_that_take_minutes_within_a_limit() -> None:
+    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^(.*) pytest --slow -m slow\b", text, re.MULTILINE)
+    assert re.match(r"timeout .*\b\d+$", line)
+
+
+def test_coverage_is_told_by_room(tmp_path: Path) -> None:
+    counts = {
+        "predict/llm.py": (3, 4),
+        "predict/engine/engine.py": (1, 2),
+        "predict/text/tool_calls/json.py": (0, 1),
+        "quant/data.py": (5, 5),
+    }
+    files = {
+        name: {"summary": {"covered_lines": covered, "num_statements": count}}
+        for name, (covered, count) in counts.items()
+    }
+    report = tmp_path / "coverage.json"
+    report.write_text(json.dumps({"files": files}))
+    process = subprocess.run(
+        [sys.executable, ROOT / ".ci" / "coverage", report],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [line.split() for line in process.stdout.splitlines()] == [
+        ["room", "statements", "run"],
+        ["predict", "4", "75.0%"],
+        ["predict/engine", "2", "50.0%"],
+        ["predict/text", "1", "0.0%"],
+        ["quant", "5", "100.0%"],
+        ["all", "12", "75.0%"],
+    ]
 
 
 def test_unknown_check_is_refused_with_the_known_names() -> None:

@@ -26,15 +26,9 @@ from tests.server.engines import (
     nothing_runs,
     running,
     texts,
-    write_model,
 )
 from tests.support.paths import ROOT
 from tests.support.texts import PROMPTS
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture(scope="module")

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from predict.request import SamplingParams
-from tests.support.http_server import SECONDS, ScriptedServer, config_of
-from tests.support.paths import ROOT
+from tests.support.http_server import ScriptedServer
 
-MODEL = ROOT / "tests" / "data" / "tokenizers" / "byte_level"
-TEMPLATE = Path(__file__).parent / "templates" / "tools.jinja"
 USER = {"role": "user", "content": "x"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
@@ -233,21 +228,6 @@ CHAT: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown guide": ({"guide": {"xml": "x"}}, "guide"),
     "a guide that is a text": ({"guide": "json"}, "guide"),
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ScriptedServer]:
-    def script(prompt: str, params: SamplingParams) -> list[str]:
-        return ["a"]
-
-    with ScriptedServer(config_of(MODEL, TEMPLATE), script) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(server: ScriptedServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=SECONDS) as client:
-        yield client
 
 
 @pytest.fixture(autouse=True)

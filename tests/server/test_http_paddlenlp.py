@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from predict.request import SamplingParams
-from tests.support.http_server import SECONDS, ScriptedServer, config_of
+from tests.support.http_server import ScriptedServer, config_of
 from tests.support.paths import ROOT
 
 MODEL = ROOT / "tests" / "data" / "tokenizers" / "byte_level"
@@ -43,12 +43,6 @@ def server() -> Iterator[ScriptedServer]:
 
     with ScriptedServer(config_of(MODEL, TEMPLATE), script) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def client(server: ScriptedServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=SECONDS) as client:
-        yield client
 
 
 def asked(server: ScriptedServer) -> tuple[str, SamplingParams]:

@@ -19,16 +19,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.server.engines import SECONDS, write_model
+from tests.server.engines import SECONDS
 from tests.support import tiny
 from tests.support.paths import ROOT
 
 ASKED = {"model": "tiny", "prompt": [5, 6, 7], "temperature": 0, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 class Server:

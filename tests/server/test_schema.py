@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from predict.request import SamplingParams
-from tests.support.http_server import SECONDS, ScriptedServer, config_of
-from tests.support.paths import ROOT
+from tests.support.http_server import SECONDS, ScriptedServer
 
 schemathesis = pytest.importorskip(
     "schemathesis", reason="needs schemathesis: pip install -e '.[test]'"
 )
 
-MODEL = ROOT / "tests" / "data" / "tokenizers" / "byte_level"
-TEMPLATE = Path(__file__).parent / "templates" / "tools.jinja"
 NUM_EXAMPLES = 5  # of each route; --slow: many more
 NUM_SLOW_EXAMPLES = 400
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ScriptedServer]:
-    def script(prompt: str, params: SamplingParams) -> list[str]:
-        return ["a"]
-
-    with ScriptedServer(config_of(MODEL, TEMPLATE), script) as server:
-        yield server
 
 
 def check(server: ScriptedServer, num_examples: int) -> None:

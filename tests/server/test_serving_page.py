@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.docs.test_docs import blocks
+from tests.support.pages import blocks
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "serving.md"

@@ -107,7 +107,7 @@ def test_drafts_behind_a_verification_are_as_right_as_others(
     def choice(history: list[int]) -> int:
         return sum((index + 1) * token for index, token in enumerate(history)) % VOCABULARY
 
-    monkeypatch.setattr("tests.speculative.test_draft_model.next_token", choice)
+    monkeypatch.setattr("tests.support.draft_models.next_token", choice)
     shares = []
     for follows in (False, True):
         engine, random = make_engine("draft_model", ahead=True), np.random.default_rng(0)

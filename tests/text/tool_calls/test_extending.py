@@ -11,8 +11,8 @@ import pytest
 from predict.text import tool_calls
 from predict.text.deltas import Answer, Call
 from predict.text.tool_calls import GuideContext, detected, format_of, known_formats
+from tests.support.tool_guides import takes
 from tests.text.tool_calls.published import USE, read_format
-from tests.text.tool_calls.test_guides import takes
 
 EXAMPLES = Path(__file__).parents[2] / "docs_examples" / "tool_calls"
 TEXT = 'So. <call=get_weather>{"city": "Köln"}</call> <call=now>{}</call>'

@@ -1,0 +1,122 @@
+"""Rules of the tests themselves: what they share has one place, and no clock decides."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+
+from tests.support.paths import ROOT
+
+SOURCES = {
+    str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
+    for path in sorted((ROOT / "tests").rglob("*.py"))
+}
+CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns"}
+
+
+def imported_tests(tree: ast.Module) -> list[str]:
+    """The test modules that a module imports, wherever in it."""
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return [
+        name
+        for name in names
+        if name.startswith("tests.")
+        # The last part may be a name in a module.
+        and any(part.startswith("test_") for part in name.split(".")[1:])
+    ]
+
+
+def fixtures(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Names and bodies of a module's fixtures."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and any(
+            "pytest.fixture" in ast.unparse(decorator) for decorator in node.decorator_list
+        ):
+            yield node.name, "\n".join(map(ast.unparse, node.body))
+
+
+def reads_clock(node: ast.AST) -> bool:
+    """Whether an expression asks what time it is."""
+    return any(
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and isinstance(call.func.value, ast.Name)
+        and (call.func.value.id, call.func.attr) in {("time", name) for name in CLOCKS}
+        for call in ast.walk(node)
+    )
+
+
+def timed_assertions(tree: ast.Module) -> list[int]:
+    """Lines of assertions about times that a clock measured in the same function."""
+    lines = []
+    for function in ast.walk(tree):
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        nodes = list(ast.walk(function))
+        timed: set[str] = set()
+        for node in nodes:
+            if isinstance(node, ast.Assign) and (
+                reads_clock(node.value) or timed & names_in(node.value)
+            ):
+                timed |= {name for target in node.targets for name in names_in(target)}
+        lines += [
+            node.lineno
+            for node in nodes
+            if isinstance(node, ast.Assert)
+            and (reads_clock(node.test) or timed & names_in(node.test))
+        ]
+    return lines
+
+
+def names_in(node: ast.AST) -> set[str]:
+    return {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+
+
+def test_no_module_imports_a_test_module() -> None:
+    found = {path: names for path, tree in SOURCES.items() if (names := imported_tests(tree))}
+    assert not found, "move what is shared to tests/support or a conftest"
+
+
+def test_no_fixture_stands_in_two_files() -> None:
+    places: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for path, tree in SOURCES.items():
+        for fixture in fixtures(tree):
+            places[fixture].append(path)
+    repeated = {name: paths for (name, _), paths in places.items() if len(paths) > 1}
+    assert not repeated, "move them to a conftest"
+
+
+def test_no_assertion_depends_on_the_time_that_something_took() -> None:
+    found = {path: lines for path, tree in SOURCES.items() if (lines := timed_assertions(tree))}
+    assert not found, "what must be fast is a benchmark"
+
+
+def test_the_rules_find_what_they_forbid() -> None:
+    tree = ast.parse(
+        "from tests.engine import test_scheduler\n"
+        "from tests.test_llm import DEMO\n"
+        "import tests.ops.test_ops\n"
+        "from tests.support.tiny import write\n"
+        "def test_it():\n"
+        "    started = time.perf_counter()\n"
+        "    run()\n"
+        "    took = time.perf_counter() - started\n"
+        "    assert took < 5\n"
+        "    assert time.monotonic() < 3\n"
+        "    assert run()\n"
+        "@pytest.fixture(scope='module')\n"
+        "def model(): return write()\n"
+    )
+    assert imported_tests(tree) == [
+        "tests.engine.test_scheduler",
+        "tests.test_llm.DEMO",
+        "tests.ops.test_ops",
+    ]
+    assert timed_assertions(tree) == [9, 10]
+    assert [name for name, _ in fixtures(tree)] == ["model"]
