@@ -1,6 +1,6 @@
 """How much drafts speed up text that repeats: the demo model writes edited copies of its answers.
 
-python examples/edited_copies.py [REPETITIONS]
+python examples/edited_copies.py [REPETITIONS [PROMPTS]]
 
 Each prompt is an earlier answer, and the beginning of a copy in which one name differs. Runs with
 and without drafts take turns; the text of each is the same.
@@ -22,9 +22,9 @@ METHODS = ("inference_with_reference", "lookahead")
 PARAMS = SamplingParams(temperature=0.0, max_new_tokens=200, ignore_eos=True)
 
 
-def edited_copies(llm: LLM) -> list[str]:
-    """The prompts."""
-    sources = (HERE / "prompts.jsonl").read_text().splitlines()
+def edited_copies(llm: LLM, count: int | None) -> list[str]:
+    """The prompts, all of them or `count`."""
+    sources = (HERE / "prompts.jsonl").read_text().splitlines()[:count]
     starts = [json.loads(line)["src"] for line in sources]
     prompts = []
     for start, answer in zip(starts, llm.generate(starts, PARAMS), strict=True):
@@ -47,11 +47,12 @@ def main() -> None:
         speculate_max_ngram_size=3,
     )
     without = LLM(plain)
-    prompts = edited_copies(without)
+    numbers = [int(word) for word in sys.argv[1:]]
+    prompts = edited_copies(without, numbers[1] if len(numbers) > 1 else None)
     llms = {method: LLM(plain.changed(speculate_method=method)) for method in METHODS}
     ratios: dict[str, list[float]] = {method: [] for method in METHODS}
     rates = []
-    for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 5):
+    for _ in range(numbers[0] if numbers else 5):
         begin = time.perf_counter()
         expected = without.generate(prompts, PARAMS)
         seconds = time.perf_counter() - begin

@@ -10,15 +10,37 @@ from typing import Any
 
 import pytest
 
+import build
 from predict.device import library
+from tests.fake_gpu import libraries
 from tests.fake_gpu.libraries import ENVIRONMENT
 from tests.support.cpu_kernels import CANDIDATES, force, refusal
 from tests.support.golden import OPERATORS
 from tests.support.paths import DEMO
 
+# Each has threads of its own: more of them share the cores no better.
+NUM_PROCESSES = 2
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
+
+
+@pytest.hookimpl(tryfirst=True)  # ahead of pytest-xdist's, which reads what is set here
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Shares a run of all tests between two processes; -n, -s, --pdb and named tests are heeded."""
+    option = config.option
+    if (
+        config.pluginmanager.has_plugin("xdist")
+        and not hasattr(config, "workerinput")
+        and config.args_source != pytest.Config.ArgsSource.ARGS
+        and option.numprocesses is None
+        and option.dist == "no"
+        and option.capture != "no"
+        and not (option.usepdb or option.trace or option.collectonly)
+        and len(os.sched_getaffinity(0)) >= NUM_PROCESSES
+    ):
+        option.numprocesses, option.dist = NUM_PROCESSES, "loadgroup"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -31,6 +53,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for name, mark in skipped.items():
             if item.get_closest_marker(name) is not None:
                 item.add_marker(mark)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Keeps in one process the tests that share a fixture, so that it is made once."""
+    assert isinstance(item, pytest.Function)
+    made = item._fixtureinfo.name2fixturedefs.values()
+    scopes = {definition.scope for definitions in made for definition in definitions}
+    if "fake_gpu" in item.fixturenames:
+        item.add_marker(pytest.mark.xdist_group("fake_gpu"))
+    elif scopes & {"module", "class", "package"}:
+        item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 @pytest.fixture(scope="session")
@@ -78,3 +111,12 @@ def demo_with_scales(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     (directory / "cachekv_scales.json").write_text(json.dumps(scales))
     return directory
+
+
+@pytest.fixture(scope="session")
+def fake_gpu() -> Path:
+    """The folder of the libraries for a GPU of ordinary memory, compiled."""
+    try:
+        return libraries.compile_libraries()
+    except build.BuildError as error:
+        pytest.skip(str(error))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from predict import LLM, AsyncLLM, EngineConfig, SamplingParams
+from predict.device import library
 from predict.errors import UserError
 from predict.nn.inputs import ForwardInputs
 from tests.support.paths import DEMO
@@ -23,7 +24,13 @@ LONG = SamplingParams(temperature=0.0, max_new_tokens=200, ignore_eos=True)
 
 
 def config(**changes: Any) -> EngineConfig:
-    values = {"max_length": 256, "attention": "append", "block_size": 16, "batch_size": 4}
+    values: dict[str, Any] = {
+        "max_length": 256,
+        "attention": "append",
+        "block_size": 16,
+        "batch_size": 4,
+    }
+    values["inference_model"] = library.find() is not None  # plain operators are ten times slower
     return EngineConfig(model_name_or_path=str(DEMO), **{**values, **changes})
 
 

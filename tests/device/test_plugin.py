@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import build
 from predict.device import devices
-from tests.fake_gpu import libraries
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -29,14 +27,10 @@ from predict.device import cuda
 """
 
 
-@pytest.fixture(scope="module")
-def plugin_folder() -> Path:
+@pytest.fixture
+def plugin_folder(fake_gpu: Path) -> Path:
     """A folder that holds the plugin, linked to runtime.cc in the CUDA runtime's place."""
-    try:
-        folder = libraries.compile_libraries()
-    except build.BuildError as error:
-        pytest.skip(str(error))
-    return folder / devices.PLUGIN_FOLDER.name
+    return fake_gpu / devices.PLUGIN_FOLDER.name
 
 
 def run(folder: Path, program: str, **environment: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams
+from predict.device import library
 from predict.engine import scheduler as scheduler_module
 from predict.engine.batch import build_inputs
 from predict.engine.logprobs import LogprobRecord, measure
@@ -40,7 +42,13 @@ DRAFTS = {
 
 
 def config(**changes: Any) -> EngineConfig:
-    values = {"max_length": 256, "attention": "append", "block_size": 16, "batch_size": 4}
+    values: dict[str, Any] = {
+        "max_length": 256,
+        "attention": "append",
+        "block_size": 16,
+        "batch_size": 4,
+    }
+    values["inference_model"] = library.find() is not None  # plain operators are ten times slower
     return EngineConfig(model_name_or_path=str(DEMO), **{**values, **changes})
 
 
@@ -150,7 +158,8 @@ def oracle() -> LLM:
     return LLM(config())
 
 
-def reference(llm: LLM, token_ids: list[int]) -> np.ndarray[Any, Any]:
+@functools.cache
+def reference(llm: LLM, token_ids: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """float64 logprobs [T, V] behind each token, all in one step."""
     scheduler = Scheduler(
         SchedulerConfig(
@@ -161,7 +170,7 @@ def reference(llm: LLM, token_ids: list[int]) -> np.ndarray[Any, Any]:
             num_blocks=16,
         )
     )
-    request = Request(0, token_ids, SamplingParams())
+    request = Request(0, list(token_ids), SamplingParams())
     request.logprobs = LogprobRecord(None, 0, len(token_ids))
     scheduler.add(request)
     batch = scheduler.schedule()
@@ -216,7 +225,7 @@ def test_logprobs_are_those_of_a_plain_run_over_the_whole_text(
     for _ in range(2):  # the second time over a warm prefix cache
         outputs = llm.generate(prompts, params)
         for prompt, param, output in zip(prompts, params, outputs, strict=True):
-            expected = reference(oracle, [*prompt, *output.token_ids])
+            expected = reference(oracle, (*prompt, *output.token_ids))
             first = output.outputs[0]
             assert (first.logprobs is None) == (param.logprobs is None)
             if param.logprobs is not None:
@@ -341,6 +350,7 @@ class GroupSimulation(scheduler_traffic.Simulation):
             super()._check_turn(waits, f"{what} {oldest and oldest.request_id}")
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("mode", ["plain", "drafts", "ahead"])
 def test_samples_and_prompt_logprobs_keep_the_schedulers_promises(
     mode: str, monkeypatch: pytest.MonkeyPatch

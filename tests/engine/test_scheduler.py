@@ -517,6 +517,7 @@ def random_config(draw: st.DrawFn) -> SchedulerConfig:
     )
 
 
+@pytest.mark.no_cover
 @settings(max_examples=300, deadline=None)
 @given(
     limits=st.composite(random_config)(),
@@ -527,6 +528,7 @@ def test_any_traffic_keeps_every_promise(limits: SchedulerConfig, seed: int, mod
     run_random(limits, seed, num_events=60, drafts=mode == "drafts", ahead=mode == "ahead")
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("mode", ["drafts", "ahead"])
 def test_a_thousand_arrivals_and_aborts(mode: str) -> None:
     limits = config(max_num_seqs=8, max_num_batched_tokens=24, max_length=32, num_blocks=16)
@@ -540,9 +542,11 @@ def test_a_thousand_arrivals_and_aborts(mode: str) -> None:
     assert stats.num_prefix_hit_tokens >= 1000
 
 
+@pytest.mark.no_cover
+@pytest.mark.parametrize("num_events", [1200, pytest.param(12_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("reserve_full", [False, True])
 @pytest.mark.parametrize("mode", ["plain", "ahead"])
-def test_thousands_of_forks_copies_and_aborts_of_beams(mode: str, reserve_full: bool) -> None:
+def test_forks_copies_and_aborts_of_beams(mode: str, reserve_full: bool, num_events: int) -> None:
     limits = config(
         max_num_seqs=8,
         max_num_batched_tokens=24,
@@ -550,10 +554,10 @@ def test_thousands_of_forks_copies_and_aborts_of_beams(mode: str, reserve_full: 
         num_blocks=20,
         reserve_full=reserve_full,
     )
-    simulation = run_random(limits, 7, 4000, drafts=False, ahead=mode == "ahead")
+    simulation = run_random(limits, 7, num_events, drafts=False, ahead=mode == "ahead")
     searches = [each for each in simulation.requests.values() if each.beam_group is not None]
     reasons = [each.finish_reason for each in searches]
-    assert min(reasons.count(reason) for reason in ("stop", "length", "abort")) >= 30
-    assert simulation.num_copies >= 500
+    assert min(reasons.count(reason) for reason in ("stop", "length", "abort")) >= num_events // 150
+    assert simulation.num_copies >= num_events // 10
     if not reserve_full:
-        assert sum(each.num_preemptions for each in searches) >= 20
+        assert sum(each.num_preemptions for each in searches) >= num_events // 200

@@ -18,7 +18,7 @@ SHOWN = {
     "logprobs.py": ["perplexity of the prompt:", "% "],
     "edited_copies.py": ["without drafts:", "inference_with_reference:", "lookahead:"],
 }
-ARGUMENTS = {"edited_copies.py": ["1"]}
+ARGUMENTS = {"edited_copies.py": ["1", "3"]}
 
 
 def test_all_examples_are_listed() -> None:

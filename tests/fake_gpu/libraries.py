@@ -6,6 +6,7 @@ products.cc and the short ones). The CPU's operators are taken from the CPU libr
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 from pathlib import Path
@@ -42,6 +43,15 @@ def compile_libraries() -> Path:
         raise build.BuildError("the installed Paddle is a GPU build, which takes no plugin")
     plugin = FOLDER / devices.PLUGIN_FOLDER.name
     plugin.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other tests of this checkout may do the same
+        _compile(paddle, compiler)
+    return FOLDER
+
+
+def _compile(paddle: build.PaddlePackage, compiler: str) -> None:
+    """Compiles into FOLDER and describes what is there."""
+    plugin = FOLDER / devices.PLUGIN_FOLDER.name
     units = [FOLDER / f"registrations_{index}.cc" for index in range(NUM_UNITS)]
     sources = build.registration_sources()
     for index, unit in enumerate(units):
@@ -68,7 +78,6 @@ def compile_libraries() -> Path:
     )
     described = (FOLDER / devices.CUDA_LIBRARY_NAME).with_suffix(".json")
     described.write_text(metadata.to_json(), encoding="utf-8")
-    return FOLDER
 
 
 def unit_text(sources: list[Path]) -> str:

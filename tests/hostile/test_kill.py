@@ -1,6 +1,6 @@
 """Commands that are interrupted or killed at any moment: nothing half-done counts, all goes on.
 
-20 moments of each signal are slow; a few stand in the default run.
+One moment stands in the default run; the others are slow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.hostile.kill import SIGNALS, Ended, contents, locks, moments, run_com
 from tests.support.paths import ROOT
 from tests.support.quantization import write_model
 
-NUM_MOMENTS = 20
+NUM_MOMENTS = 8
 OLD = b"the last run's results\n"
 
 
@@ -84,9 +84,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return Whole(argv, ended.seconds, {"out.json": out.read_bytes()})
 
 
-@pytest.mark.parametrize(
-    ("number", "at"), cases((signal.SIGKILL, 0.6), (signal.SIGTERM, 0.7), (signal.SIGINT, 0.3))
-)
+@pytest.mark.parametrize(("number", "at"), cases((signal.SIGKILL, 0.6)))
 def test_answers_are_kept_and_a_resumed_run_ends_with_the_same_bytes(
     answered: Whole, tmp_path: Path, number: int, at: float
 ) -> None:
@@ -133,7 +131,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return Whole(argv, ended.seconds, contents(out))
 
 
-@pytest.mark.parametrize(("number", "at"), cases((signal.SIGKILL, 0.6), (signal.SIGHUP, 0.75)))
+@pytest.mark.parametrize(("number", "at"), cases())
 def test_quantization_goes_on_and_ends_with_the_same_bytes(
     quantized: Whole, tmp_path: Path, number: int, at: float
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -165,7 +166,8 @@ def unused_blocks_are_nan(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("method", [None, *METHODS])
 def test_steps_count_the_tokens_that_came(method: str | None) -> None:
     changes = {"speculate_max_draft_token_num": 4, **METHODS[method]} if method else {}
-    llm = LLM(config(DEMO, max_length=160, attention="append", speculate_method=method, **changes))
+    changes |= {"max_length": 160, "attention": "append", "inference_model": True}
+    llm = LLM(config(DEMO, speculate_method=method, **changes))
     steps: list[tuple[int, int]] = []
     params = SamplingParams(max_new_tokens=60, temperature=0.0, ignore_eos=True)
     llm.generate(PROMPTS, params, on_step=lambda *tokens: steps.append(tokens))
@@ -174,36 +176,42 @@ def test_steps_count_the_tokens_that_came(method: str | None) -> None:
     assert num_output_tokens == 60 * len(PROMPTS)
 
 
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_p": 0.9, "seed": 11},
+    {"temperature": 0.0, "repetition_penalty": 1.2, "min_length": 20},
+    {"temperature": 0.6, "top_k": 5, "frequency_penalty": 0.2},
+    {"temperature": 0.0, "no_repeat_ngram_size": 4, "bad_words": ["self", "import os"]},
+    {"temperature": 0.0, "logit_bias": {10: 3.0, 32: -2.0}, "bad_words": [[11], [12, 13]]},
+    {"temperature": 0.7, "typical_p": 0.6, "seed": 5, "presence_penalty": 0.3},
+    {"temperature": 0.5, "min_p": 0.1, "seed": 6, "no_repeat_ngram_size": 6, "min_length": 9},
+]
+PARAMS = [
+    SamplingParams(max_new_tokens=40 if index < len(PROMPTS) else 18, **kind)
+    for index, kind in enumerate(KINDS)
+]
+
+
+@functools.cache
+def without_drafts(batch_size: int, inference_model: bool) -> list[tuple[int, ...]]:
+    found, _ = texts(PROMPTS * 2, PARAMS, batch_size=batch_size, inference_model=inference_model)
+    return found
+
+
 @pytest.mark.usefixtures("unused_blocks_are_nan")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("batch_size", "inference_model"), [(1, True), (3, True), (3, False)])
 def test_text_is_the_same_with_drafts(batch_size: int, method: str, inference_model: bool) -> None:
-    kinds: list[dict[str, Any]] = [
-        {"temperature": 0.0},
-        {"temperature": 0.8, "top_p": 0.9, "seed": 11},
-        {"temperature": 0.0, "repetition_penalty": 1.2, "min_length": 20},
-        {"temperature": 0.6, "top_k": 5, "frequency_penalty": 0.2},
-        {"temperature": 0.0, "no_repeat_ngram_size": 4, "bad_words": ["self", "import os"]},
-        {"temperature": 0.0, "logit_bias": {10: 3.0, 32: -2.0}, "bad_words": [[11], [12, 13]]},
-        {"temperature": 0.7, "typical_p": 0.6, "seed": 5, "presence_penalty": 0.3},
-        {"temperature": 0.5, "min_p": 0.1, "seed": 6, "no_repeat_ngram_size": 6, "min_length": 9},
-    ]
-    lengths = [40] * len(PROMPTS) + [18] * len(PROMPTS)
-    params = [
-        SamplingParams(max_new_tokens=length, **kind)
-        for length, kind in zip(lengths, kinds, strict=True)
-    ]
-    settings = {"batch_size": batch_size, "inference_model": inference_model}
-    expected, _ = texts(PROMPTS * 2, params, **settings)
     got, llm = texts(
         PROMPTS * 2,
-        params,
+        PARAMS,
         speculate_method=method,
         speculate_max_draft_token_num=5,
+        batch_size=batch_size,
+        inference_model=inference_model,
         **METHODS[method],
-        **settings,
     )
-    assert got == expected
+    assert got == without_drafts(batch_size, inference_model)
     stats = llm.stats()
     assert 0 < stats.num_accepted_draft_tokens <= stats.num_draft_tokens
     assert llm.engine.scheduler.block_manager.num_used_blocks == 0
