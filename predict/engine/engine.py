@@ -40,8 +40,8 @@ NO_TOKEN = (
     "request {} has no token that its guide allows and its other parameters leave (logit_bias, "
     "bad_words, min_length, no_repeat_ngram_size); loosen one of them"
 )
-# Rows that take little longer on a CPU than one: up to there the weights' bytes decide. At 32 rows of
-# a 0.5B model, drafts that are always right made an answer 6 % slower.
+# Rows that take little longer on a CPU than one: up to there the weights' bytes decide. At 32 rows
+# of a 0.5B model, drafts that are always right made answers 6 % slower.
 FEW_ROWS = 16
 NOBODY = -(2**62)  # the id of a request that is none; beams' are above
 
