@@ -95,6 +95,11 @@ def sections() -> list[tuple[str, str, Sequence[Flag]]]:
             COMPARE,
         ),
         ("predict.bench.cpu_peer", "Measures llama.cpp beside Regatta on a CPU.", CPU_PEER),
+        (
+            "predict.bench.guided",
+            "Measures what guides cost. Takes the predictor's flags besides.",
+            GUIDED,
+        ),
         ("predict.bench.kernels", "Measures single operators.", KERNELS),
         ("predict.bench.serving", "Puts load on a server that speaks OpenAI's API.", SERVING),
         (

@@ -20,6 +20,7 @@ from tests.support.paths import DEMO
 
 # Each has threads of its own: more of them share the cores no better.
 NUM_PROCESSES = 2
+SHARED_IN_TWO = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,7 +41,9 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         and not (option.usepdb or option.trace or option.collectonly)
         and len(os.sched_getaffinity(0)) >= NUM_PROCESSES
     ):
-        option.numprocesses, option.dist = NUM_PROCESSES, "loadgroup"
+        option.numprocesses, option.dist = NUM_PROCESSES, "loadscope"
+        option.loadscopereorder = False
+        config.stash[SHARED_IN_TWO] = True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -55,15 +58,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(mark)
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Keeps in one process the tests that share a fixture, so that it is made once."""
-    assert isinstance(item, pytest.Function)
-    made = item._fixtureinfo.name2fixturedefs.values()
-    scopes = {definition.scope for definitions in made for definition in definitions}
-    if "fake_gpu" in item.fixturenames:
-        item.add_marker(pytest.mark.xdist_group("fake_gpu"))
-    elif scopes & {"module", "class", "package"}:
-        item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """See tests.support.sharing."""
+    if not config.stash.get(SHARED_IN_TWO, False):
+        return None
+    from tests.support.sharing import Scheduling
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")
