@@ -82,6 +82,7 @@ def pivot(found: dict[str, Row], columns: Sequence[str], show: Show, first: str 
 
 
 H200 = ("h200/2026-11-22.json", "h200/2026-11-23.json")
+H200_SERVED = "h200/2026-11-24.json"
 VLLM = "peers/vllm-0.26-h200.json"
 ZEN5, ZEN4, QUALITY = "zen5/2026-11-21.json", "zen4/2026-11-23.json", "quality/2026-11-21.json"
 LLAMA = {ZEN5: "peers/llama-cpp-0.3.36-zen5.json", ZEN4: "peers/llama-cpp-0.3.36-zen4.json"}
@@ -175,6 +176,41 @@ def h200_long_contexts() -> str:
         ratio = times(speed_up(ours, peer, row["unit"]))
         body.append([f"{name}, {row['unit']}", plain(ours), plain(peer), ratio])
     return markdown(["", "Regatta", "vLLM 0.26", "times as fast"], body)
+
+
+def h200_guided() -> str:
+    """What guides cost."""
+    head = ["Llama-3-8B, batch 32", "tokens/s", "with over without", "masks of a step, ms"]
+    body = []
+    for name, row in rows("guided", H200_SERVED).items():
+        values = row["values"]
+        guided = "times_as_fast" in values
+        body.append(
+            [
+                name,
+                plain(values["tokens_per_s"]),
+                times(values["times_as_fast"]) if guided else "",
+                plain(values["mask_ms_per_step"]) if guided else "",
+            ]
+        )
+    return markdown(head, body)
+
+
+def h200_served() -> str:
+    """Requests over HTTP beside the same offline."""
+    columns = {
+        "output_tokens_per_s": "output tokens/s",
+        "share_of_offline": "share of offline",
+        "ttft_p50_ms": "TTFT P50, ms",
+        "ttft_p99_ms": "TTFT P99, ms",
+        "itl_p50_ms": "ITL P50, ms",
+        "itl_p99_ms": "ITL P99, ms",
+    }
+    body = [
+        [name, *(plain(row["values"][c]) if c in row["values"] else "" for c in columns)]
+        for name, row in rows("served", H200_SERVED).items()
+    ]
+    return markdown(["Llama-3-8B, 512 in, 256 out", *columns.values()], body)
 
 
 def h100() -> str:
@@ -441,6 +477,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "h200-batch-invariant": h200_batch_invariant,
     "h200-attention": h200_attention,
     "h200-long-contexts": h200_long_contexts,
+    "h200-guided": h200_guided,
+    "h200-served": h200_served,
     "h100": h100,
     "cpu-bfloat16": cpu_bfloat16,
     "cpu-quantized": cpu_quantized,
