@@ -20,7 +20,6 @@ from tests.support.paths import DEMO
 
 # Each has threads of its own: more of them share the cores no better.
 NUM_PROCESSES = 2
-SHARED_IN_TWO = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,7 +42,6 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     ):
         option.numprocesses, option.dist = NUM_PROCESSES, "loadscope"
         option.loadscopereorder = False
-        config.stash[SHARED_IN_TWO] = True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -61,7 +59,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """See tests.support.sharing."""
-    if not config.stash.get(SHARED_IN_TWO, False):
+    if config.option.dist != "loadscope":
         return None
     from tests.support.sharing import Scheduling
 
