@@ -22,6 +22,7 @@ from predict.nn.weights import WeightNames
 from tests.docs_examples import cache_format
 from tests.docs_examples.models.acme import WEIGHTS as ACME_NAMES
 from tests.support import tiny
+from tests.support.drafts import draft_always
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = Path(__file__).parents[1] / "docs_examples"
@@ -131,6 +132,7 @@ def test_a_drafter_is_one_file_and_changes_no_text(model: EngineConfig, in_packa
     )
     long = dataclasses.replace(GREEDY, max_new_tokens=160)
     llm = LLM(drafts)
+    draft_always(llm)
     found = [output.token_ids for output in llm.generate(PROMPTS, long)]
     plain = LLM(model.changed(max_length=256)).generate(PROMPTS, long)
     assert found == [output.token_ids for output in plain]

@@ -26,6 +26,7 @@ from tests.support.draft_models import (
     ReadTokens,
     expected,
 )
+from tests.support.drafts import draft_always
 from tests.support.golden import GOLDEN, config, golden
 from tests.support.paths import DEMO
 
@@ -213,6 +214,7 @@ def test_a_draft_of_another_family_drafts_for_a_preempted_batch(draft: str) -> N
             draft_model_name_or_path=str(GOLDEN / draft),
         )
     )
+    draft_always(llm)
     params = SamplingParams(max_new_tokens=len(expected_text["greedy"][0]), temperature=0.0)
     outputs = llm.generate(expected_text["prompts"], params)
     assert [list(output.token_ids) for output in outputs] == expected_text["greedy"]

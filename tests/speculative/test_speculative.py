@@ -22,7 +22,7 @@ from predict.speculative.inference_with_reference import (
     match_length,
 )
 from predict.speculative.lookahead import POOL_SIZE, NgramPool
-from tests.support.drafts import METHODS, PROMPTS
+from tests.support.drafts import METHODS, PROMPTS, draft_always
 from tests.support.golden import config, golden
 from tests.support.paths import DEMO
 
@@ -146,6 +146,7 @@ def test_pool_forgets_what_came_long_ago() -> None:
 
 def texts(prompts: list[Any], params: Any, **changes: Any) -> tuple[list[tuple[int, ...]], LLM]:
     llm = LLM(config(DEMO, **{"max_length": 160, "attention": "append", **changes}))
+    draft_always(llm)
     return [output.token_ids for output in llm.generate(prompts, params)], llm
 
 

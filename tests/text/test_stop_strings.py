@@ -19,6 +19,7 @@ from predict.text.detokenizer import LONGEST_CHARACTER, MANY_PENDING, Detokenize
 from predict.text.stop_strings import ROOT, Match, StopStrings
 from predict.text.tokenizer import Tokenizer
 from tests.support import tiny
+from tests.support.drafts import draft_always
 from tests.support.paths import DEMO
 from tests.support.texts import PROMPTS, REPLACEMENT, TEXTS, TOKENIZERS
 
@@ -152,6 +153,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_stopped_text_is_the_beginning_of_the_whole_text(plain: LLM, name: str) -> None:
     other = LLM(config(batch_size=3, **SETTINGS[name]))
+    draft_always(other)
     greedy = SamplingParams(temperature=0.0, max_new_tokens=60, ignore_eos=True)
     wholes = plain.generate(PROMPTS, greedy)
     rng = random.Random(name)
