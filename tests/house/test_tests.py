@@ -6,6 +6,8 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
+import pytest
+
 from tests.support.paths import ROOT
 
 SOURCES = {
@@ -120,3 +122,12 @@ def test_the_rules_find_what_they_forbid() -> None:
     ]
     assert timed_assertions(tree) == [9, 10]
     assert [name for name, _ in fixtures(tree)] == ["model"]
+
+
+def test_one_process_runs_what_shares_work() -> None:
+    sharing = pytest.importorskip("tests.support.sharing", exc_type=ImportError)
+    gpu = sharing.shared_by("tests/fake_gpu/test_fake_gpu.py")
+    assert gpu == sharing.shared_by("tests/device/test_plugin.py")
+    alone = "tests/csrc/test_memory_pool.py"  # a library for all of its tests
+    assert sharing.shared_by(alone) == alone
+    assert sharing.shared_by("tests/ops/test_cpu_kernels_gemm.py") is None
