@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,11 @@ Answers = list[tuple[tuple[int, ...], ...]]
 
 def answers(llm: LLM, prompts: Sequence[Any], params: SamplingParams) -> Answers:
     draft_always(llm)
+    drafted = llm.stats().num_draft_tokens
     outputs = llm.generate(prompts, params)
     stats = llm.stats()
     assert stats.num_used_blocks == 0
-    assert (stats.num_draft_tokens > 0) == (llm.engine.policy is not None)
+    assert (stats.num_draft_tokens > drafted) == (llm.engine.policy is not None)
     return [tuple(one.token_ids for one in output.outputs) for output in outputs]
 
 
@@ -37,6 +39,12 @@ def answers(llm: LLM, prompts: Sequence[Any], params: SamplingParams) -> Answers
 def without_drafts(directory: Path, name: str) -> Answers:
     feature = next(feature for feature in FEATURES if feature.name == name)
     return run(directory, feature, {})
+
+
+@functools.cache
+def plain_engine(directory: Path, drafts: str) -> LLM:
+    """One for all features that are of a request alone; drafts: settings, as JSON."""
+    return LLM(config(directory, json.loads(drafts)))
 
 
 def run(directory: Path, feature: Feature, drafts: Mapping[str, Any]) -> Answers:
@@ -49,7 +57,11 @@ def run(directory: Path, feature: Feature, drafts: Mapping[str, Any]) -> Answers
         settings |= {"mode": "static"}
         directory = static
     prompts = PROMPTS if settings.get("inference_model", True) else PROMPTS[:2]  # ten times slower
-    return answers(LLM(config(directory, {**settings, **drafts})), prompts, params)
+    if settings:
+        llm = LLM(config(directory, {**settings, **drafts}))
+    else:
+        llm = plain_engine(directory, json.dumps(drafts))
+    return answers(llm, prompts, params)
 
 
 @pytest.mark.parametrize("feature", [f for f in FEATURES if not f.instead], ids=lambda f: f.name)
