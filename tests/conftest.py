@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import build
 from predict.device import library
+from predict.system import host
 from tests.fake_gpu import libraries
 from tests.fake_gpu.libraries import ENVIRONMENT
 from tests.support.cpu_kernels import CANDIDATES, force, refusal
@@ -64,6 +67,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from tests.support.sharing import Scheduling
 
     return Scheduling(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_collection_before_a_run() -> Iterator[None]:
+    """Commands collect garbage before they freeze what is there: half a second among all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        without = SimpleNamespace(collect=lambda: 0, freeze=gc.freeze, unfreeze=gc.unfreeze)
+        patch.setattr(host, "gc", without)
+        yield
 
 
 @pytest.fixture(scope="session")
