@@ -86,10 +86,11 @@ class GuideState:
         tokens: list[int] = self.matcher.compute_ff_tokens()
         return tokens
 
-    def check(self) -> None:
-        """Notes the error of a mask that could not be computed."""
+    def has_failed(self) -> bool:
+        """Whether a mask could not be computed; then `error` says why."""
         if self.error is None and self.matcher.is_error():
             self.error = self._said("the next token")
+        return self.error is not None
 
     def _said(self, what: str) -> str:
         said = self.matcher.get_error() or "it is not allowed here"
@@ -147,8 +148,7 @@ class MaskFiller:
         if drafted:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *where)
         for each in rows:
-            if each.state.matcher.is_error():
-                each.state.check()
+            if each.state.has_failed():
                 masks[each.first : each.first + len(each.drafts) + 1] = 0
 
 
@@ -276,7 +276,9 @@ def _grammar(guide: Guide, special: dict[str, int]) -> str:
     if guide.kind == "json_object":
         grammar = LLMatcher.grammar_from_json_schema('{"type":"object"}', JSON_STYLE)
     elif guide.kind == "json_schema":
-        schema = guide.text if guide.text.startswith("{") else _of_bool(guide.text == "true")
+        schema = guide.text
+        if not schema.startswith("{"):
+            schema = json.dumps(_as_object(schema == "true"))
         grammar = LLMatcher.grammar_from_json_schema(schema, JSON_STYLE)
     elif guide.kind == "regex":
         grammar = LLMatcher.grammar_from_regex(guide.text)
@@ -292,9 +294,11 @@ def _grammar(guide: Guide, special: dict[str, int]) -> str:
     return grammar
 
 
-def _of_bool(value: bool) -> str:
-    """The schema true, or false, as an object."""
-    return "{}" if value else '{"not":{}}'
+def _as_object(schema: dict[str, Any] | bool) -> dict[str, Any]:
+    """A schema, true and false too, as an object."""
+    if isinstance(schema, bool):
+        return {} if schema else {"not": {}}
+    return schema
 
 
 def _literal(text: str) -> str:
@@ -342,10 +346,7 @@ def _trigger_of(structure: dict[str, Any], triggers: Sequence[str]) -> str:
 
 def _body(structure: dict[str, Any], trigger: str, special: dict[str, int]) -> str:
     """What may come behind the trigger of a structure."""
-    schema = structure["schema"]
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
-    schema = {"x-guidance": JSON_STYLE, **schema}
+    schema = {"x-guidance": JSON_STYLE, **_as_object(structure["schema"])}
     parts = [
         *_symbols(pieces(structure["begin"][len(trigger) :], special), special),
         f"%json {json.dumps(schema, ensure_ascii=False)}",
