@@ -6,6 +6,7 @@ state of it which tokens may come next. Imports no Paddle.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 MAX_CACHED = 256  # compiled guides
 MAX_MESSAGE = 400  # characters of what llguidance says
 MOST_THREADS = 8  # that compile
+BEHIND = 10  # their nice value
 NO_TEXT = ("NoExtension", "NoExtensionBias")  # llguidance's words for it
 MAX_FORCED = 64  # runs of tokens
 ALL_TOKENS = -1  # a word of a mask
@@ -167,7 +169,7 @@ class Guides:
         self._known: OrderedDict[tuple[str, str], Future[CompiledGuide]] = OrderedDict()
         # A batch of answers begins when all their states are made.
         num_threads = min(max(len(os.sched_getaffinity(0)) // 2, 2), MOST_THREADS)
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="regatta-guides")
+        self._threads = ThreadPoolExecutor(num_threads, "regatta-guides", _stand_back)
         self._vocabulary: Future[_Vocabulary] | None = None
 
     def compiled(self, guide: Guide) -> Future[CompiledGuide]:
@@ -224,6 +226,12 @@ class _Vocabulary:
             for text, token_id in tokenizer.vocabulary().items()
             if token_id < vocab_size and self.tokens.is_special_token(token_id)
         }
+
+
+def _stand_back() -> None:
+    """Leaves the cores to the engine's threads where all want them."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BEHIND)
 
 
 def _compile(guide: Guide, vocabulary: Future[_Vocabulary]) -> CompiledGuide:

@@ -50,28 +50,28 @@ def _fields(text: str) -> bytes:
 
 # Each is among the most that its limit lets in, or a little more.
 BODIES: dict[str, bytes] = {
-    "10 MB of text": b'{"prompt": "' + b"a" * (10 << 20) + b'"}',
-    "7 MB of text": b'{"prompt": "' + b"word " * (7 << 18) + b'"}',
-    "a long word": b'{"prompt": "' + b"a" * 100_000 + b'"}',
+    "10-MB-of-text": b'{"prompt": "' + b"a" * (10 << 20) + b'"}',
+    "7-MB-of-text": b'{"prompt": "' + b"word " * (7 << 18) + b'"}',
+    "a-long-word": b'{"prompt": "' + b"a" * 100_000 + b'"}',
     "spaces": b'{"prompt": "' + b" " * 100_000 + b'"}',
     "emoji": b'{"prompt": "' + "\U0001f600".encode() * 25_000 + b'"}',
     "escapes": b'{"prompt": "' + b"\\u00e9" * 1_000_000 + b'"}',
     "lists": b'{"prompt": [' + b"[]," * 2_000_000 + b"[]]}",
-    "token ids": b'{"prompt": [' + b"5," * 60_000 + b"5]}",
+    "token-ids": b'{"prompt": [' + b"5," * 60_000 + b"5]}",
     "keys": b"{" + b",".join(b'"k%d":0' % i for i in range(60_000)) + b"}",
     "deep": b'{"prompt": ' + b"[" * 1_000_000 + b"]" * 1_000_000 + b"}",
-    "commas in a text": b'{"prompt": "' + b"," * 4_000_000 + b'"}',
-    "a long number": b'{"prompt": "a", "seed": ' + b"9" * 1_000_000 + b"}",
-    "many answers": _fields('"n": 100000'),
-    "many biases": _fields('"logit_bias": {' + ",".join(f'"{i}": 1' for i in range(16_000)) + "}"),
-    "a regex": _fields('"guided_regex": "((a{1,1000}){1,1000}){1,1000}"'),
+    "commas-in-a-text": b'{"prompt": "' + b"," * 4_000_000 + b'"}',
+    "a-long-number": b'{"prompt": "a", "seed": ' + b"9" * 1_000_000 + b"}",
+    "many-answers": _fields('"n": 100000'),
+    "many-biases": _fields('"logit_bias": {' + ",".join(f'"{i}": 1' for i in range(16_000)) + "}"),
+    "a-regex": _fields('"guided_regex": "((a{1,1000}){1,1000}){1,1000}"'),
     "alternatives": _fields(
         '"guided_json": {"anyOf": ['
-        + ",".join(f'{{"properties": {{"a{i}": {{"type": "string"}}}}}}' for i in range(900))
+        + ",".join(f'{{"properties": {{"a{i}": {{"type": "string"}}}}}}' for i in range(500))
         + "]}"
     ),
-    "a schema in itself": _fields('"guided_json": {"$ref": "#"}'),
-    "no field": b'{"prompt": "a", "' + b"x" * 1_000_000 + b'": 1}',
+    "a-schema-in-itself": _fields('"guided_json": {"$ref": "#"}'),
+    "no-field": b'{"prompt": "a", "' + b"x" * 1_000_000 + b'": 1}',
 }
 
 
