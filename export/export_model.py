@@ -264,7 +264,7 @@ def _manifest(
         device=config.model.device.partition(":")[0],
         dtype=config.model.dtype,
         scheme=layer_schemes(decoder),
-        head_scheme=decoder.head.scheme,
+        head_scheme=decoder.head.linear.scheme,
         rounded={**rounded, "skip": list(config.quantization.settings.skip)},
         block_size=config.cache.block_size,
         max_length=config.scheduling.max_length,

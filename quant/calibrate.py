@@ -84,7 +84,7 @@ class LayerQuantizer:
         self,
         layer: LayerWeights,
         batches: Batches,
-        rope: Tensor,
+        ropes: Sequence[Tensor],
         num_batches: int,
         on_batch: Sequence[OnBatch],
         plain: dict[str, Array] | None = None,
@@ -93,13 +93,17 @@ class LayerQuantizer:
         for batch in range(min(num_batches, len(batches))):
             rows, lengths = batches.bounds(batch)
             captured = run_layer(
-                self.backend, records, np.asarray(batches.hidden[rows]), lengths, rope
+                self.backend, records, np.asarray(batches.hidden[rows]), lengths, ropes
             )
             for take in on_batch:
                 take(captured, batch)
 
     def quantize(
-        self, layer: LayerWeights, batches: Batches | None, rope: Tensor, output: Array | None
+        self,
+        layer: LayerWeights,
+        batches: Batches | None,
+        ropes: Sequence[Tensor],
+        output: Array | None,
     ) -> QuantizedLayer:
         """Quantizes `layer` (changed in place); writes its output [T, H] to `output`.
 
@@ -123,12 +127,12 @@ class LayerQuantizer:
                 for kind in kinds
             }
             first = self._passes(layer, stats, observers, caches, keep)
-            self._run(layer, batches, rope, self._num_batches(stats, keep), first)
+            self._run(layer, batches, ropes, self._num_batches(stats, keep), first)
             shifts = self._transform(layer, kinds, stats)
             if transforms and config.static_activations:
                 observers = self._observers(kinds, shifts)
                 again = self._passes(layer, {}, observers, {}, None)
-                self._run(layer, batches, rope, config.ptq_step, again)
+                self._run(layer, batches, ropes, config.ptq_step, again)
             for kind, observer in observers.items():
                 result.act_range[kind] = observer.range()
             if caches:
@@ -142,7 +146,7 @@ class LayerQuantizer:
                 plain[kind] = matrix
         if batches is not None and output is not None and follow:
             keep = self._keep(batches, output)
-            self._run(layer, batches, rope, len(batches), [keep], plain)
+            self._run(layer, batches, ropes, len(batches), [keep], plain)
         return result
 
     def _wanted(self, kind: str) -> Wanted:

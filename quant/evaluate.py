@@ -428,7 +428,7 @@ def measure(model: Model, reference: Model, windows: Sequence[TokenIds], bar: Pr
 def weight_bytes(llm: LLM) -> int:
     """Bytes of the weights, scales and embedding included, as the compiled operators hold them."""
     from predict.loading.model import is_compiled
-    from predict.nn.decoder import map_tensors
+    from predict.nn.decoder import linears, map_tensors
 
     decoder = llm.decoder
     assert decoder is not None  # the mode is dynamic
@@ -436,16 +436,16 @@ def weight_bytes(llm: LLM) -> int:
 
     def count(path: str, tensor: Any) -> Any:
         nonlocal total
-        if path != "rope":
+        if not path.startswith("ropes_"):
             total += tensor.size * tensor.element_size()
         return tensor
 
     map_tensors(decoder, count)
     if not is_compiled(llm.backend):
         # Plain Paddle has a byte for each 4-bit code.
-        for layer in decoder.layers:
-            blocks = (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
-            total -= sum(b.tensors[0].size // 2 for b in blocks if b.scheme in INT4_SCHEMES)
+        for block in decoder.blocks():
+            codes = (each.tensors[0] for each in linears(block) if each.scheme in INT4_SCHEMES)
+            total -= sum(tensor.size // 2 for tensor in codes)
     return int(total)
 
 

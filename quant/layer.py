@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from predict.device.place import to_float32
+from predict.errors import UserError
 from predict.loading.sources import WeightSource
-from predict.nn.decoder import Attention, Layer, Linear, Mlp
+from predict.nn.blocks import Activation, AttentionBlock, Block, MlpBlock, Norm, Residual
+from predict.nn.decoder import Attention, BlockWeights, Layer, Linear, Mlp, NormWeights
+from predict.nn.hf_config import ConfigReader
 from predict.nn.inputs import ForwardInputs, to_tensors
-from predict.nn.spec import DecoderSpec
-from predict.nn.weights import LayerPlan, LinearPlan
+from predict.nn.spec import DecoderSpec, EmbeddingSpec
+from predict.nn.weights import BlockPlan, LayerPlan, LinearPlan
+from predict.ops import composed
 from quant.grids import Array
 
 if TYPE_CHECKING:
@@ -28,6 +32,28 @@ if TYPE_CHECKING:
 # The linears of a layer, in the order of computation.
 KINDS = ("qkv", "out", "gate_up", "down")
 BLOCK_SIZE = 64  # of the cache that one forward pass uses
+
+
+def check_layers(spec: DecoderSpec, reader: ConfigReader) -> None:
+    """Raises UserError where calibration does not know the network's layers.
+
+    It moves scales between a norm and the product behind it, and between products of Llama's form.
+    """
+    plain = spec.embedding == EmbeddingSpec() and spec.head.width is None
+    if not plain or not all(map(_is_known, spec.blocks())):
+        raise UserError(
+            f"{reader.path}: layers of {spec.model_type} cannot be calibrated (allowed: those of "
+            "llama, mistral, qwen2, qwen3); round them while loading, with --quant_type"
+        )
+
+
+def _is_known(block: Block) -> bool:
+    norm = block.norm
+    if norm is None or norm != Norm(epsilon=norm.epsilon) or block.post_norm is not None:
+        return False
+    if isinstance(block, MlpBlock) and (block.activation != Activation() or block.parallel):
+        return False
+    return block.residual == Residual()
 
 
 @dataclass
@@ -55,16 +81,13 @@ class LayerWeights:
     ) -> LayerWeights:
         """Reads one layer of a checkpoint."""
         layer = cls(index, plan, spec)
-        for name, size in (
-            (plan.attention_norm, spec.hidden_size),
-            (plan.q_norm, spec.head_dim),
-            (plan.k_norm, spec.head_dim),
-            (plan.mlp_norm, spec.hidden_size),
-        ):
-            if name is not None:
-                layer.vectors[name] = to_float32(source.vector(name, size))
+        slots = {name: slot for block in plan for name, slot in block.slots.items()}
+        for block in plan:
+            for _, norm in block.norms():
+                layer.vectors[norm.weight] = to_float32(source.vector(norm.weight, norm.size))
         for kind in KINDS:
-            linear: LinearPlan = getattr(plan, kind)
+            linear = slots[kind]
+            assert isinstance(linear, LinearPlan)
             names = tuple(prefix + ".weight" for prefix in linear.prefixes)
             weight = to_float32(source.matrix(names, (linear.out_features, linear.in_features)))
             bias = None
@@ -76,7 +99,9 @@ class LayerWeights:
 
     def norm_of(self, kind: str) -> str | None:
         """The norm whose output a linear reads; None where it reads another linear's."""
-        return {"qkv": self.plan.attention_norm, "gate_up": self.plan.mlp_norm}.get(kind)
+        attention, mlp = (dict(block.norms()) for block in self.plan)
+        norm = {"qkv": attention, "gate_up": mlp}.get(kind, {}).get("norm")
+        return None if norm is None else norm.weight
 
     def sharing(self, kind: str) -> npt.NDArray[np.int64] | None:
         """Which input channels of a linear must have one scale: [K] -> number of their set.
@@ -120,7 +145,6 @@ class LayerWeights:
         """
         import paddle
 
-        plan, spec = self.plan, self.spec
         plain = plain or {}
 
         def linear(kind: str) -> Linear:
@@ -132,31 +156,18 @@ class LayerWeights:
             rows, columns = weights.weight.shape
             return Linear("dense", (matrix,), bias, columns, rows)
 
-        def vector(name: str | None) -> Tensor | None:
-            return None if name is None else paddle.to_tensor(self.vectors[name])
+        def block(plan: BlockPlan) -> BlockWeights:
+            slots: dict[str, Any] = {
+                name: linear(name)
+                if isinstance(part, LinearPlan)
+                else NormWeights(paddle.to_tensor(self.vectors[part.weight]))
+                for name, part in plan.slots.items()
+            }
+            if isinstance(plan.block, AttentionBlock):
+                return Attention(plan.block, **slots)
+            return Mlp(plan.block, **slots)
 
-        return Layer(
-            Attention(
-                norm=vector(plan.attention_norm),
-                qkv=linear("qkv"),
-                q_norm=vector(plan.q_norm),
-                k_norm=vector(plan.k_norm),
-                out=linear("out"),
-                num_heads=spec.num_heads,
-                num_kv_heads=spec.num_kv_heads,
-                head_dim=spec.head_dim,
-                norm_eps=spec.norm_eps,
-                softmax_scale=spec.softmax_scale,
-                window=spec.window(self.index),
-            ),
-            Mlp(
-                norm=vector(plan.mlp_norm),
-                gate_up=linear("gate_up"),
-                down=linear("down"),
-                intermediate_size=spec.intermediate_size,
-                norm_eps=spec.norm_eps,
-            ),
-        )
+        return tuple(map(block, self.plan))
 
 
 @dataclass(frozen=True)
@@ -170,18 +181,24 @@ class Captured:
 
 
 def run_layer(
-    backend: ModuleType, layer: Layer, hidden: Array, lengths: Sequence[int], rope: Tensor
+    backend: ModuleType,
+    layer: Layer,
+    hidden: Array,
+    lengths: Sequence[int],
+    ropes: Sequence[Tensor],
 ) -> Captured:
     """One forward pass of whole sequences, one after another in hidden [T, H].
 
-    lengths: tokens of each sequence. rope: the engine's rotary table.
+    lengths: tokens of each sequence. ropes: the engine's rotary tables.
     """
     import paddle
 
     with paddle.no_grad():
         x = paddle.to_tensor(hidden)
-        attention, mlp = layer.attention, layer.mlp
-        normed, _ = backend.rms_norm(x, attention.norm, None, attention.norm_eps)
+        attention, mlp = layer
+        assert isinstance(attention, Attention)
+        assert isinstance(mlp, Mlp)
+        normed = composed.normed(backend, x, attention.norm, attention.block.norm)
         qkv = backend.linear(normed, attention.qkv)
         mixed: list[Tensor] = []
         keys: list[Array] = []
@@ -191,15 +208,15 @@ def run_layer(
             # One sequence at a time: plain Paddle's scores are as large as its longest context
             # squared, and padding would multiply that by the batch.
             span = qkv[start : start + length]
-            out, key, value = _attend(backend, attention, span, rope)
+            out, key, value = _attend(backend, attention, span, ropes)
             mixed.append(out)
             keys.append(key)
             values.append(value)
             start += length
         attended = paddle.concat(mixed) if len(mixed) > 1 else mixed[0]
-        output = backend.linear(attended, attention.out)
-        mlp_normed, x = backend.rms_norm(output, mlp.norm, x, mlp.norm_eps)
-        inner = backend.silu_mul(backend.linear(mlp_normed, mlp.gate_up))
+        x = x + backend.linear(attended, attention.out)
+        mlp_normed = composed.normed(backend, x, mlp.norm, mlp.block.norm)
+        inner = backend.activate(backend.linear(mlp_normed, mlp.gate_up), mlp.block.activation)
         x = x + backend.linear(inner, mlp.down)
     made = {"qkv": normed, "out": attended, "gate_up": mlp_normed, "down": inner}
     return Captured(
@@ -211,14 +228,15 @@ def run_layer(
 
 
 def _attend(
-    backend: ModuleType, attention: Attention, qkv: Tensor, rope: Tensor
+    backend: ModuleType, attention: Attention, qkv: Tensor, ropes: Sequence[Tensor]
 ) -> tuple[Tensor, Array, Array]:
     """Mixed values [T, heads * D] of one sequence, and its keys and values [T, kv_heads, D]."""
     import paddle
 
     length = qkv.shape[0]
     num_blocks = -(-length // BLOCK_SIZE)
-    shape = [num_blocks, attention.num_kv_heads, BLOCK_SIZE, attention.head_dim]
+    block = attention.block
+    shape = [num_blocks, block.num_kv_heads, BLOCK_SIZE, block.head_dim]
     empty = (paddle.zeros(shape, "float32"), paddle.zeros(shape, "float32"))
     positions = np.arange(length, dtype=np.int32)
     inputs = to_tensors(
@@ -234,11 +252,11 @@ def _attend(
         ),
         qkv.place,
     )
-    q, cache = backend.rope_and_cache_write(qkv, attention, empty, rope, inputs)
+    q, cache = backend.rope_and_cache_write(qkv, attention, empty, ropes, inputs)
     mixed = backend.paged_attention(q, attention, cache, inputs)
 
     def by_token(cache: Tensor) -> Array:
-        heads, dim = attention.num_kv_heads, attention.head_dim
+        heads, dim = block.num_kv_heads, block.head_dim
         by_slot = cache.numpy().transpose(0, 2, 1, 3).reshape(-1, heads, dim)
         kept: Array = by_slot[:length]
         return kept

@@ -114,6 +114,7 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
     from predict.models import family_of
     from predict.nn.weights import plan_weights
     from predict.system.progress import Progress
+    from quant.layer import check_layers
     from quant.state import RunState
     from quant.writer import float_dtype, write_config, write_tensors
 
@@ -125,6 +126,7 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
             "the unquantized one"
         )
     names = family_of(reader).WEIGHTS
+    check_layers(spec, reader)
     checkpoint = open_checkpoint(source_dir)
     check_sizes(spec, names, checkpoint)
     plan = plan_weights(spec, names)
@@ -273,8 +275,8 @@ def _quantize_layer(
         batches = Batches(state.read_hidden(index, shape), lengths, config.batch_size)
         if index + 1 < spec.num_layers:
             output = state.new_hidden(index + 1, shape)
-    rope = _rope(plan, max(map(len, sequences), default=1))
-    result = quantizer.quantize(layer, batches, rope, output)
+    ropes = _ropes(plan, max(map(len, sequences), default=1))
+    result = quantizer.quantize(layer, batches, ropes, output)
     if output is not None:
         output.flush()  # type: ignore[attr-defined]  # a memory map
     tensors, scales = layer_tensors(result, config, dtype)
@@ -282,13 +284,15 @@ def _quantize_layer(
     write_whole(state.layer_path(index, ".json"), json.dumps(scales).encode())
 
 
-def _rope(plan: WeightPlan, num_positions: int) -> Any:
+def _ropes(plan: WeightPlan, num_positions: int) -> tuple[Any, ...]:
     import paddle
     from predict.nn.rope import rope_table
 
     spec = plan.spec
-    table = rope_table(spec.rope, spec.head_dim, num_positions, spec.max_position)
-    return paddle.to_tensor(table)
+    return tuple(
+        paddle.to_tensor(rope_table(rope, spec.head_dim, num_positions, spec.max_position))
+        for rope in spec.ropes
+    )
 
 
 def _embed(
@@ -325,8 +329,9 @@ def _others(plan: WeightPlan, source: CheckpointSource, dtype: str) -> Any:
         name: (dtype, as_stored(to_float32(source.matrix((name,), shape)), dtype))
         for name, shape in names.items()
     }
-    norm = to_float32(source.vector(plan.final_norm, spec.hidden_size))
-    return made | {plan.final_norm: (dtype, as_stored(norm, dtype))}
+    assert plan.final_norm is not None  # check_layers
+    name, size = plan.final_norm.weight, plan.final_norm.size
+    return made | {name: (dtype, as_stored(to_float32(source.vector(name, size)), dtype))}
 
 
 def _mean_loss(scale_files: Sequence[Path]) -> dict[str, float]:

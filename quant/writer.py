@@ -56,7 +56,8 @@ def float_dtype(config: QuantConfig, checkpoint: Checkpoint, plan: WeightPlan) -
     """The safetensors dtype of tensors that stay in floating point."""
     if config.dtype is not None:
         return STORED_DTYPES[config.dtype]
-    dtype = checkpoint.tensors[plan.final_norm].dtype
+    assert plan.final_norm is not None
+    dtype = checkpoint.tensors[plan.final_norm.weight].dtype
     return dtype if dtype in STORED_DTYPES.values() else "F32"
 
 
@@ -97,7 +98,7 @@ def layer_tensors(
             ):
                 tensors[prefix + ".bias"] = (kept, as_stored(bias, kept))
     if layer.key_range is not None and layer.value_range is not None:
-        attention = stem(weights, weights.plan.qkv.prefixes[0].rpartition(".")[0])
+        attention = stem(weights, weights.linears["qkv"].plan.prefixes[0].rpartition(".")[0])
         group = weights.spec.num_heads // weights.spec.num_kv_heads
         for letter, ranges in (("k", layer.key_range), ("v", layer.value_range)):
             # PaddleNLP lists every query head: the cache's head that it reads.

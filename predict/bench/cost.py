@@ -34,7 +34,7 @@ class Cost:
             weight_bytes=spec.num_matmul_weights * DTYPE_BYTES[dtype],
             layer_flops_per_token=2 * (spec.num_matmul_weights - head),
             head_flops_per_row=2 * head,
-            attention_flops_per_pair=4 * spec.num_layers * spec.num_heads * spec.head_dim,
+            attention_flops_per_pair=4 * sum(block.q_size for block in spec.attention),
             cache_bytes_per_token=kv_format_of(kv_format).bytes_per_token(spec, DTYPE_BYTES[dtype]),
         )
 
@@ -76,12 +76,12 @@ class Cost:
 
 def linear_bytes(decoder: Decoder) -> int:
     """Bytes of the matrices that a decode step multiplies by, as their schemes store them."""
-    linears = [decoder.head]
-    for layer in decoder.layers:
-        linears += [layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down]
-    return sum(
-        tensor.size * tensor.element_size() for linear in linears for tensor in linear.tensors
-    )
+    from predict.nn.decoder import linears
+
+    found = [decoder.head.linear]
+    for block in decoder.blocks():
+        found += linears(block)
+    return sum(tensor.size * tensor.element_size() for linear in found for tensor in linear.tensors)
 
 
 def program_bytes(config: EngineConfig, spec: DecoderSpec) -> int:

@@ -24,16 +24,15 @@ def allocate_caches(
     """
     import paddle
 
-    tensors = kv_format_of(kv_format).layer_tensors(
-        num_blocks, spec.num_kv_heads, block_size, spec.head_dim, dtype
-    )
+    row = kv_format_of(kv_format)
 
     def layer(index: int) -> LayerCache:
+        tensors = row.block_tensors(spec.attention[index], num_blocks, block_size, dtype)
         made = [paddle.empty(list(t.shape), t.dtype) for t in tensors]
-        if kv_format_of(kv_format).scales == "head":
+        if row.scales == "head":
             if scales is None:
                 raise ValueError(f"kv_format {kv_format} needs a scale for each head")
             made[2:] = [paddle.to_tensor(values, "float32") for values in scales[index]]
         return tuple(made)
 
-    return [layer(index) for index in range(spec.num_layers)]
+    return [layer(index) for index in range(len(spec.attention))]

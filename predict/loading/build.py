@@ -9,9 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from predict.device.place import place_tensor
 from predict.loading.sources import WeightSource
-from predict.nn.decoder import Attention, Decoder, Layer, Linear, Mlp
+from predict.nn.blocks import AttentionBlock
+from predict.nn.decoder import (
+    Attention,
+    BlockWeights,
+    Decoder,
+    Embedding,
+    Head,
+    Layer,
+    Linear,
+    Mlp,
+    NormWeights,
+)
 from predict.nn.rope import rope_table
-from predict.nn.weights import LinearPlan, WeightPlan
+from predict.nn.weights import BlockPlan, LinearPlan, NormPlan, WeightPlan
 from predict.schemes import scheme_of
 
 if TYPE_CHECKING:
@@ -46,8 +57,11 @@ def build_decoder(
             return place_tensor(values, dtype, place)
         return paddle.to_tensor(values).astype(dtype)
 
-    def vector(name: str, size: int) -> Tensor:
-        return tensor(source.vector(name, size))
+    def norm(plan: NormPlan | None) -> NormWeights | None:
+        if plan is None:
+            return None
+        bias = plan.bias and tensor(source.vector(plan.bias, plan.size))
+        return NormWeights(tensor(source.vector(plan.weight, plan.size)), bias)
 
     def linear(plan: LinearPlan) -> Linear:
         name = layout.scheme(plan)
@@ -56,52 +70,50 @@ def build_decoder(
         bias = None if values is None else tensor(values)
         return Linear(name, tensors, bias, plan.in_features, plan.out_features)
 
-    all_dense = all(layout.scheme(linear) == "dense" for linear in plan.linears())
+    def block(plan: BlockPlan) -> BlockWeights:
+        slots: dict[str, Any] = {
+            name: linear(part) if isinstance(part, LinearPlan) else norm(part)
+            for name, part in plan.slots.items()
+        }
+        if isinstance(plan.block, AttentionBlock):
+            return Attention(plan.block, kv_format=kv_format, **slots)
+        return Mlp(plan.block, **slots)
+
+    # float32 is for comparing: there the norms stay apart, as references have them.
+    folds = compiled is not None and place is not None and dtype != "float32"
+    folds = folds and all(layout.scheme(linear) == "dense" for linear in plan.linears())
     layers = []
-    for index, layer in enumerate(plan.layers):
-        attention = Attention(
-            norm=vector(layer.attention_norm, spec.hidden_size),
-            qkv=linear(layer.qkv),
-            q_norm=vector(layer.q_norm, spec.head_dim) if layer.q_norm else None,
-            k_norm=vector(layer.k_norm, spec.head_dim) if layer.k_norm else None,
-            out=linear(layer.out),
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            norm_eps=spec.norm_eps,
-            softmax_scale=spec.softmax_scale,
-            window=spec.window(index),
-            kv_format=kv_format,
-        )
-        mlp = Mlp(
-            norm=vector(layer.mlp_norm, spec.hidden_size),
-            gate_up=linear(layer.gate_up),
-            down=linear(layer.down),
-            intermediate_size=spec.intermediate_size,
-            norm_eps=spec.norm_eps,
-        )
-        layer_weights = Layer(attention, mlp)
-        # float32 is for comparing: there the norms stay apart, as references have them.
-        if compiled is not None and place is not None and dtype != "float32" and all_dense:
-            layer_weights = fold_norms(layer_weights, compiled)
-        layers.append(layer_weights)
+    for index, layer_plan in enumerate(plan.layers):
+        layer = tuple(map(block, layer_plan))
+        layers.append(fold_norms(layer, compiled) if folds and compiled else layer)
         if on_layer:
             on_layer(index)
-    head = linear(plan.head)
-    embedding = None
-    # Rows of a quantized head are no embedding: the table stays beside it.
-    if not spec.tie_word_embeddings or head.scheme != "dense":
-        shape = (spec.vocab_size, spec.hidden_size)
-        embedding = tensor(source.matrix((plan.embedding,), shape))
-    table = rope_table(spec.rope, spec.head_dim, num_positions, spec.max_position)
-    return Decoder(
-        embedding=embedding,
-        layers=tuple(layers),
-        final_norm=vector(plan.final_norm, spec.hidden_size),
-        head=head,
-        norm_eps=spec.norm_eps,
-        rope=paddle.to_tensor(table, place=place),
+    head = Head(
+        spec.head,
+        norm(plan.final_norm),
+        linear(plan.head),
+        None if plan.head_projection is None else linear(plan.head_projection),
     )
+    tables = dict(plan.matrices())
+    embedding = Embedding(
+        spec.embedding,
+        # Rows of a quantized head are no embedding: the table stays beside it.
+        None
+        if spec.tie_word_embeddings and head.linear.scheme == "dense"
+        else tensor(source.matrix((plan.embedding,), tables[plan.embedding])),
+        None if plan.embedding_projection is None else linear(plan.embedding_projection),
+        tensor(source.matrix((plan.positions,), tables[plan.positions]))
+        if plan.positions in tables
+        else None,
+        norm(plan.embedding_norm),
+    )
+    ropes = tuple(
+        paddle.to_tensor(
+            rope_table(rope, spec.head_dim, num_positions, spec.max_position), place=place
+        )
+        for rope in spec.ropes
+    )
+    return Decoder(embedding, tuple(layers), head, ropes)
 
 
 def fold_norms(layer: Layer, compiled: ModuleType) -> Layer:
@@ -110,27 +122,27 @@ def fold_norms(layer: Layer, compiled: ModuleType) -> Layer:
     Scheme "dense_folded" of the GPU's operators: a norm is then one factor per row, which the
     product itself applies.
     """
-    attention, mlp = layer.attention, layer.mlp
-    compiled.fold_norm(attention.qkv.tensors[0], attention.norm)
-    compiled.fold_norm(mlp.gate_up.tensors[0], mlp.norm)
 
     def folded(linear: Linear) -> Linear:
         return replace(linear, scheme="dense_folded")
 
-    return Layer(
-        replace(attention, qkv=folded(attention.qkv), out=folded(attention.out)),
-        replace(mlp, gate_up=folded(mlp.gate_up), down=folded(mlp.down)),
-    )
+    def block(weights: BlockWeights) -> BlockWeights:
+        assert weights.norm is not None
+        if isinstance(weights, Attention):
+            compiled.fold_norm(weights.qkv.tensors[0], weights.norm.weight)
+            return replace(weights, qkv=folded(weights.qkv), out=folded(weights.out))
+        compiled.fold_norm(weights.gate_up.tensors[0], weights.norm.weight)
+        return replace(weights, gate_up=folded(weights.gate_up), down=folded(weights.down))
+
+    return tuple(map(block, layer))
 
 
 def expected_tensors(plan: WeightPlan, layout: Layout) -> dict[str, tuple[int, ...]]:
     """Checkpoint names and shapes of every tensor of the plan, stored as the layout has it."""
-    spec = plan.spec
-    expected: dict[str, tuple[int, ...]] = {plan.embedding: (spec.vocab_size, spec.hidden_size)}
+    expected: dict[str, tuple[int, ...]] = dict(plan.matrices())
     for name, size in plan.vectors():
         expected[name] = (size,)
-    linears = list(plan.linears())
-    for linear in linears if spec.tie_word_embeddings else [*linears, plan.head]:
+    for linear in plan.stored_linears():
         expected.update(layout.expected(linear))
         if linear.has_bias:
             for prefix, size in zip(linear.prefixes, linear.part_sizes, strict=True):

@@ -68,7 +68,7 @@ def check_program(manifest: Manifest, spec: DecoderSpec, directory: Path, prefix
 def _misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -> Iterator[str]:
     """What the program was made for, where the manifest says something else."""
     inputs = [(name, str(kind)) for name, kind in program.inputs.items()]
-    wanted = [(name, str(kind)) for name, kind in _expected_inputs(manifest).items()]
+    wanted = [(name, str(kind)) for name, kind in _expected_inputs(manifest, spec).items()]
     if len(inputs) != len(wanted):
         yield (
             f"it takes {len(inputs)} inputs, and {manifest.num_layers} num_layers of kv_format "
@@ -91,20 +91,18 @@ def _misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -> Ite
     yield from _call_misfits(manifest, spec, program)
 
 
-def _expected_inputs(manifest: Manifest) -> dict[str, TensorType]:
+def _expected_inputs(manifest: Manifest, spec: DecoderSpec) -> dict[str, TensorType]:
     fields = {
         field.name: TensorType(
             field.dtype, tuple(size if isinstance(size, int) else -1 for size in field.shape)
         )
         for field in FIELDS
     }
-    tensors = kv_format_of(manifest.kv_format).layer_tensors(
-        None, manifest.num_kv_heads, manifest.block_size, manifest.head_dim, manifest.dtype
-    )
+    row = kv_format_of(manifest.kv_format)
     return fields | {
         f"{tensor.name}_{layer}": TensorType(tensor.dtype, tuple(tensor.shape))
-        for layer in range(manifest.num_layers)
-        for tensor in tensors
+        for layer, block in enumerate(spec.attention)
+        for tensor in row.block_tensors(block, None, manifest.block_size, manifest.dtype)
     }
 
 
@@ -112,16 +110,17 @@ def _parameter_misfits(
     manifest: Manifest, spec: DecoderSpec, program: ProgramFile
 ) -> Iterator[str]:
     """Of the parameters whose shape does not depend on scheme and device."""
-    rope = program.parameters.get("rope")
-    if rope is None or rope.dtype != "float32" or len(rope.shape) != 2:
-        yield f"its rotary table is {rope}, not float32 of two dims"
-    elif rope.shape[0] != manifest.max_length:
-        yield f"its rotary table has {rope.shape[0]} rows, and max_length is {manifest.max_length}"
-    norm = program.parameters.get("final_norm")
-    if norm != TensorType(manifest.dtype, (spec.hidden_size,)):
+    for index in range(len(spec.ropes)):
+        rope, length = program.parameters.get(f"ropes_{index}"), manifest.max_length
+        if rope is None or rope.dtype != "float32" or len(rope.shape) != 2:
+            yield f"its rotary table is {rope}, not float32 of two dims"
+        elif rope.shape[0] != length:
+            yield f"its rotary table has {rope.shape[0]} rows, and max_length is {length}"
+    norm = program.parameters.get("head_norm_weight")
+    if spec.head.norm and norm != TensorType(manifest.dtype, (spec.hidden_size,)):
         yield (
-            f"final_norm is {norm}, and dtype is {manifest.dtype} and config.json's hidden_size "
-            f"{spec.hidden_size}"
+            f"head_norm_weight is {norm}, and dtype is {manifest.dtype} and config.json's "
+            f"hidden_size {spec.hidden_size}"
         )
     open_shapes = [name for name, kind in program.parameters.items() if min(kind.shape) < 0]
     if open_shapes:

@@ -171,7 +171,8 @@ def check_cpu_memory(
             "of memory are free; use --quant_type or a smaller --dtype, or end other processes"
         )
     free = available - weight_bytes
-    table = config.scheduling.max_length * (spec.rope.rotary_dim or spec.head_dim) * ROPE_BYTES
+    width = sum(rope.rotary_dim or spec.head_dim for rope in spec.ropes)
+    table = config.scheduling.max_length * width * ROPE_BYTES
     if table > free:
         raise UserError(
             f"the rotary table of {config.scheduling.max_length} positions does not fit: making it "
@@ -203,11 +204,12 @@ def weight_bytes(plan: WeightPlan, scheme: Callable[[LinearPlan], str], dtype: s
         bits = SCHEME_BITS.get(scheme(linear), 8 * element)
         return linear.out_features * linear.in_features * bits // 8
 
-    vectors = sum(size for _, size in plan.vectors()) * element
-    spec = plan.spec
-    tied = spec.tie_word_embeddings
-    embedding = 0 if tied else spec.vocab_size * spec.hidden_size * element
-    return vectors + embedding + sum(map(linear_bytes, (*plan.linears(), plan.head)))
+    values = sum(size for _, size in plan.vectors())
+    for name, (rows, columns) in plan.matrices():
+        if name != plan.embedding or not plan.spec.tie_word_embeddings:
+            values += rows * columns
+    linears = (*plan.linears(), *plan.projections(), plan.head)
+    return values * element + sum(map(linear_bytes, linears))
 
 
 def workspace_bytes(
@@ -232,7 +234,8 @@ def workspace_bytes(
 
 
 def _step_bytes(config: EngineConfig, spec: DecoderSpec, num_rows: int) -> int:
-    per_token = 4 * spec.hidden_size + 2 * spec.qkv_size + 4 * spec.intermediate_size
+    qkv_size = max(block.qkv_size for block in spec.attention)
+    per_token = 4 * spec.hidden_size + 2 * qkv_size + 4 * spec.intermediate_size
     num_tokens = max(config.token_budget, config.scheduling.max_length)
     logits = num_rows * spec.vocab_size * 4
     return num_tokens * per_token * DTYPE_BYTES[config.model.dtype] + logits + (512 << 20)

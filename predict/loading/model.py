@@ -30,7 +30,7 @@ from predict.loading.sources import (
 from predict.models import family_of
 from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
-from predict.nn.spec import DecoderSpec
+from predict.nn.spec import DecoderSpec, EmbeddingSpec, HeadSpec
 from predict.nn.weights import WeightPlan, plan_weights
 from predict.system.host import available_memory_bytes
 
@@ -129,6 +129,8 @@ def open_weights(
     if device is not None:
         from predict.device.devices import driver_info
 
+        check_gpu_blocks(plan.spec)
+
         capability = driver_info().gpus[device.index].capability
     for linear in (*plan.linears(), plan.head):
         check_support(
@@ -141,6 +143,17 @@ def open_weights(
             linear.in_features,
         )
     return Weights(config, plan, source, layout, compiled, place)
+
+
+def check_gpu_blocks(spec: DecoderSpec) -> None:
+    """Raises UserError where the GPU's operators lack what a block of the network asks for."""
+    from predict.ops.compiled import is_fused
+
+    plain = spec.embedding == EmbeddingSpec() and spec.head == HeadSpec(norm=spec.head.norm)
+    if not plain or not all(map(is_fused, spec.blocks())):
+        raise UserError(
+            f"networks of model_type {spec.model_type} run on the CPU alone; use --device cpu"
+        )
 
 
 def load_decoder(

@@ -26,6 +26,7 @@ TRACED_MODULES = (
     "predict.nn.inputs",
     "predict.nn.cache_formats",
     "predict.ops.compiled",
+    "predict.ops.composed",
     "predict.ops.plain",
     "predict.schemes",
 )
@@ -52,6 +53,8 @@ def save_program(
 
     import paddle
 
+    row = kv_format_of(kv_format)
+
     class Program(paddle.nn.Layer):
         """Holds every tensor of the tree as a buffer, so that tracing sees it as a parameter."""
 
@@ -68,16 +71,13 @@ def save_program(
             self, inputs: list[Tensor], caches: list[Tensor]
         ) -> tuple[Tensor, list[Tensor]]:
             traced = map_tensors(decoder, lambda path, tensor: getattr(self, path))
-            by_layer = cache_tensors(caches, len(layer_tensors))
+            by_layer = cache_tensors(caches, row.tensors_per_layer)
             return network.forward(backend, traced, ForwardInputs(*inputs), by_layer)
 
-    layer_tensors = kv_format_of(kv_format).layer_tensors(
-        None, spec.num_kv_heads, block_size, spec.head_dim, dtype
-    )
     cache_specs = [
         InputSpec([None if n < 0 else n for n in t.shape], t.dtype, f"{t.name}_{layer}")
-        for layer in range(spec.num_layers)
-        for t in layer_tensors
+        for layer, block in enumerate(spec.attention)
+        for t in row.block_tensors(block, None, block_size, dtype)
     ]
     # Nothing below branches on a tensor's value: Paddle's rewriting of Python source is not needed.
     paddle.jit.ignore_module([importlib.import_module(name) for name in TRACED_MODULES])

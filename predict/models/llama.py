@@ -10,9 +10,9 @@ WEIGHTS = WeightNames()
 def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
     attention_bias = config.get_bool("attention_bias", False)
+    mlp_bias = config.get_bool("mlp_bias", False)
     return llama_like(
         config,
-        qkv_bias=attention_bias,
-        out_bias=attention_bias,
-        mlp_bias=config.get_bool("mlp_bias", False),
+        attention={"qkv_bias": attention_bias, "out_bias": attention_bias},
+        mlp={"up_bias": mlp_bias, "down_bias": mlp_bias},
     )

@@ -27,4 +27,4 @@ def windows(config: ConfigReader) -> tuple[int, ...]:
 
 def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
-    return llama_like(config, qkv_bias=True, windows=windows(config))
+    return llama_like(config, {"qkv_bias": True}, windows=windows(config))

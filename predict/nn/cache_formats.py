@@ -16,6 +16,7 @@ from predict.errors import UserError, one_of
 
 if TYPE_CHECKING:
     from paddle import Tensor
+    from predict.nn.blocks import AttentionBlock
     from predict.nn.spec import DecoderSpec
 
 # The least max|x| or max - min that a scale is made from: a row of zeros keeps a scale above 0.
@@ -89,10 +90,17 @@ class KvFormat:
 
     def bytes_per_token(self, spec: DecoderSpec, element_bytes: int) -> int:
         """Bytes of cache that one token takes over all layers, scales per token included."""
-        row = self.row_bytes(spec.head_dim, element_bytes)
-        if self.scales == "token":
-            row += 4 * self.scale_floats
-        return 2 * spec.num_layers * spec.num_kv_heads * row
+        scales = 4 * self.scale_floats if self.scales == "token" else 0
+        return sum(
+            2 * block.num_kv_heads * (self.row_bytes(block.head_dim, element_bytes) + scales)
+            for block in spec.attention
+        )
+
+    def block_tensors(
+        self, block: AttentionBlock, num_blocks: int | None, block_size: int, dtype: str
+    ) -> tuple[CacheTensor, ...]:
+        """The tensors of one block's cache, in the operators' order. num_blocks None: -1."""
+        return self.layer_tensors(num_blocks, block.num_kv_heads, block_size, block.head_dim, dtype)
 
     def layer_tensors(
         self,
@@ -102,7 +110,7 @@ class KvFormat:
         head_dim: int,
         dtype: str,
     ) -> tuple[CacheTensor, ...]:
-        """The tensors of one layer's cache, in the operators' order. num_blocks None: -1."""
+        """The same of so many heads of so many values."""
         blocks = -1 if num_blocks is None else num_blocks
         lead = (blocks, num_kv_heads, block_size)
         if self.code_bits is None:

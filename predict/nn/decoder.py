@@ -6,13 +6,15 @@ T tokens, H hidden size, L logit rows. `backend` is the module `predict.ops.comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from predict.nn.blocks import AttentionBlock, MlpBlock
 from predict.nn.inputs import ForwardInputs, LayerCache
+from predict.nn.spec import EmbeddingSpec, HeadSpec
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -32,52 +34,84 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
-    """Weights and shape of one attention block."""
+class NormWeights:
+    """Of a norm: out = normalised * weight + bias."""
 
-    norm: Tensor  # [H]
-    qkv: Linear  # queries, keys, values: (num_heads + 2 num_kv_heads) * head_dim outputs
-    q_norm: Tensor | None  # [head_dim]
-    k_norm: Tensor | None  # [head_dim]
+    weight: Tensor  # [size]
+    bias: Tensor | None = None  # [size]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Weights of an attention block; a slot that the block has not is None."""
+
+    block: AttentionBlock
+    qkv: Linear  # queries, keys, values
     out: Linear
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    norm_eps: float
-    softmax_scale: float
-    window: int  # visible tokens, -1 all
+    norm: NormWeights | None = None
+    q_norm: NormWeights | None = None
+    k_norm: NormWeights | None = None
+    post_norm: NormWeights | None = None
     kv_format: str = "dense"  # of its cache, see predict.nn.cache_formats
 
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """Weights of one gated MLP block: down(silu(gate(x)) * up(x))."""
+    """Weights of an MLP block; a slot that the block has not is None."""
 
-    norm: Tensor  # [H]
-    gate_up: Linear  # gate's outputs, then up's
+    block: MlpBlock
+    gate_up: Linear  # gate's outputs, then up's; without a gate, up's
     down: Linear
-    intermediate_size: int
-    norm_eps: float
+    norm: NormWeights | None = None
+    post_norm: NormWeights | None = None
+
+
+BlockWeights: TypeAlias = Attention | Mlp
+Layer: TypeAlias = tuple[BlockWeights, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """One decoder layer."""
+class Embedding:
+    """From token ids to the first layer's input."""
 
-    attention: Attention
-    mlp: Mlp
+    spec: EmbeddingSpec
+    table: Tensor | None  # [V, width]; None where the LM head's matrix serves for both
+    projection: Linear | None = None
+    positions: Tensor | None = None  # [positions, H]
+    norm: NormWeights | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """From the last layer's output to logits."""
+
+    spec: HeadSpec
+    norm: NormWeights | None
+    linear: Linear
+    projection: Linear | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """All weights of a network. `embedding` is None where the LM head's matrix serves for both."""
+    """All weights of a network."""
 
-    embedding: Tensor | None  # [vocab_size, H]
+    embedding: Embedding
     layers: tuple[Layer, ...]
-    final_norm: Tensor  # [H]
-    head: Linear
-    norm_eps: float
-    rope: Tensor  # [positions, rotary_dim] float32: cosines, then sines
+    head: Head
+    ropes: tuple[Tensor, ...]  # [positions, rotary_dim] float32 each: cosines, then sines
+
+    def blocks(self) -> Iterator[BlockWeights]:
+        """Those of layer after layer."""
+        for layer in self.layers:
+            yield from layer
+
+
+def linears(block: BlockWeights) -> Iterator[Linear]:
+    """A block's linears, in order."""
+    for field in fields(block):
+        value = getattr(block, field.name)
+        if isinstance(value, Linear):
+            yield value
 
 
 def forward(
@@ -99,45 +133,38 @@ def forward(
     """
     import paddle
 
-    hidden = backend.embedding(inputs.token_ids, decoder.embedding, decoder.head)
-    layers, rope = decoder.layers, decoder.rope
+    hidden = backend.embed(inputs, decoder.embedding, decoder.head.linear)
+    layers, ropes = decoder.layers, decoder.ropes
     written: list[Tensor] = []
     # A traced program serves both kinds of steps; it takes the way that is right for both.
     is_decode = paddle.in_dynamic_mode() and len(inputs.token_ids) == len(inputs.logit_indices)
     if is_decode and bound is not None:
-        hidden = bound(hidden, rope, inputs, tree_mask)
+        hidden = bound(hidden, ropes, inputs, tree_mask)
     elif is_decode:
-        hidden, written = backend.layers(hidden, layers, caches, rope, inputs, tree_mask)
+        hidden, written = backend.layers(hidden, layers, caches, ropes, inputs, tree_mask)
     else:
-        on_gpu = paddle.get_device() != "cpu"
         last = len(layers) - 1
         # A GPU is at work on the first layers while the host gathers the tensors of the others.
+        on_gpu = paddle.get_device() != "cpu"
         borders = [0, 1, 4, last] if last > 4 and on_gpu else [0, last]
         for first, end in pairwise(borders if last else ()):
             hidden, its_written = backend.layers(
-                hidden, layers[first:end], caches[first:end], rope, inputs, tree_mask
+                hidden, layers[first:end], caches[first:end], ropes, inputs, tree_mask
             )
             written += its_written
         # Behind the last cache write only the rows that logits are wanted of are of use.
-        rows, attended = inputs.logit_indices, (layers[-1].attention, caches[-1], rope, inputs)
-        if on_gpu:
-            hidden, last_written = backend.attention_block(hidden, *attended, tree_mask, rows)
-        else:
-            hidden, last_written = backend.attention_block(hidden, *attended, tree_mask)
-            hidden = backend.embedding(rows, hidden, decoder.head)
+        hidden, last_written = backend.last_layer(
+            hidden, layers[-1], caches[-1], ropes, inputs, tree_mask
+        )
         written += last_written
-        hidden = backend.mlp_block(hidden, layers[-1].mlp)
-    logits = backend.logits(hidden, decoder.final_norm, decoder.head, None, decoder.norm_eps)
-    return logits, written
+    return backend.logits(hidden, decoder.head), written
 
 
 def layer_schemes(decoder: Decoder) -> str:
     """The schemes of the layers' linears, joined by commas; "dense" beside others is left out."""
-    names = set()
-    for layer in decoder.layers:
-        linears = (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
-        # A folded norm is the GPU's way of storing a dense one.
-        names |= {linear.scheme.removesuffix("_folded") for linear in linears}
+    names = {linear.scheme for block in decoder.blocks() for linear in linears(block)}
+    # A folded norm is the GPU's way of storing a dense one.
+    names = {name.removesuffix("_folded") for name in names}
     return ",".join(sorted(names - {"dense"})) or "dense"
 
 
@@ -149,14 +176,15 @@ def map_tensors(tree: Tree, change: Callable[[str, Tensor], Any], path: str = ""
     from paddle import Tensor
 
     def visit(value: Any, at: str) -> Any:
+        start = f"{at}_" if at else ""
         if isinstance(value, Tensor):
             return change(at, value)
         if isinstance(value, tuple):
-            return tuple(visit(item, f"{at}_{i}") for i, item in enumerate(value))
-        if is_dataclass(value):
-            return map_tensors(value, change, at)
+            return tuple(visit(item, f"{start}{i}") for i, item in enumerate(value))
+        if is_dataclass(value) and not isinstance(value, type):
+            parts = ((f.name, getattr(value, f.name)) for f in fields(value))
+            return replace(value, **{name: visit(part, start + name) for name, part in parts})
         return value
 
-    names = [f.name for f in fields(tree)]  # type: ignore[arg-type]
-    changed = {n: visit(getattr(tree, n), f"{path}_{n}" if path else n) for n in names}
-    return replace(tree, **changed)  # type: ignore[type-var]
+    changed: Tree = visit(tree, path)
+    return changed

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError
+from predict.nn.blocks import AttentionBlock, MlpBlock, Norm
 from predict.nn.rope import METHODS
-from predict.nn.spec import DecoderSpec, RopeSpec
+from predict.nn.spec import DecoderSpec, HeadSpec, RopeSpec
 from predict.system.files import read_json_object
 from predict.system.ranges import Range
 
@@ -190,15 +191,23 @@ class ConfigReader:
         return rope
 
 
-def llama_like(config: ConfigReader, **changes: Any) -> DecoderSpec:
-    """DecoderSpec of a Llama-shaped config.json; `changes` are the family's own fields.
+def llama_like(
+    config: ConfigReader,
+    attention: Mapping[str, Any] | None = None,
+    mlp: Mapping[str, Any] | None = None,
+    windows: Sequence[int] = (),
+    head_dim: int | None = None,
+    **changes: Any,
+) -> DecoderSpec:
+    """DecoderSpec of a Llama-shaped config.json.
 
+    attention, mlp: fields of the blocks that are not Llama's. windows: of each layer's attention,
+    none for all tokens. head_dim: in place of config.json's. changes: fields of the spec.
     Raises UserError for a number outside its range, and for numbers that contradict each other.
     """
     hidden_size = config.get_int("hidden_size")
     num_heads = config.get_int("num_attention_heads")
     num_kv_heads = config.get_int("num_key_value_heads", num_heads)
-    vocab_size = config.get_int("vocab_size")
     activation = config.get_str("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise UserError(f"{config.path}: hidden_act {activation!r} is not supported (known: silu)")
@@ -207,25 +216,56 @@ def llama_like(config: ConfigReader, **changes: Any) -> DecoderSpec:
             f"{config.path}: num_attention_heads {num_heads} is not a multiple of "
             f"num_key_value_heads {num_kv_heads}"
         )
-    head_dim = changes.pop("head_dim", None) or _head_dim(config, hidden_size, num_heads)
+    head_dim = head_dim or _head_dim(config, hidden_size, num_heads)
+    norm = Norm(epsilon=config.get_float("rms_norm_eps", 1e-6))
+    attention_block = AttentionBlock(
+        **{
+            "num_heads": num_heads,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": head_dim,
+            "softmax_scale": head_dim**-0.5,
+            "norm": norm,
+            **(attention or {}),
+        }
+    )
+    mlp_block = MlpBlock(
+        **{
+            "intermediate_size": config.get_int("intermediate_size"),
+            "norm": norm,
+            **(mlp or {}),
+        }
+    )
+    num_layers = config.get_int("num_hidden_layers")
+    layers = tuple(
+        (replace(attention_block, window=window), mlp_block)
+        for window in (windows or (-1,) * num_layers)
+    )
+    return decoder_spec(
+        config,
+        **{
+            "hidden_size": hidden_size,
+            "layers": layers,
+            "ropes": (config.rope(head_dim),),
+            "head": HeadSpec(norm=norm),
+            **changes,
+        },
+    )
+
+
+def decoder_spec(config: ConfigReader, **changes: Any) -> DecoderSpec:
+    """DecoderSpec with what every family's config.json spells alike; changes: the other fields."""
+    vocab_size = config.get_int("vocab_size")
     values: dict[str, Any] = {
         "model_type": config.get_str("model_type"),
         "vocab_size": vocab_size,
-        "hidden_size": hidden_size,
-        "intermediate_size": config.get_int("intermediate_size"),
-        "num_layers": config.get_int("num_hidden_layers"),
-        "num_heads": num_heads,
-        "num_kv_heads": num_kv_heads,
-        "head_dim": head_dim,
-        "max_position": config.get_int("max_position_embeddings", 2048),
-        "norm_eps": config.get_float("rms_norm_eps", 1e-6),
-        "rope": config.rope(head_dim),
         "tie_word_embeddings": config.get_bool("tie_word_embeddings", False),
         # Ids that the model cannot make end nothing: some checkpoints have one beyond their table.
         "eos_token_ids": tuple(
             i for i in config.get_ints("eos_token_id", MAX_EOS_IDS) if 0 <= i < vocab_size
         ),
     }
+    if "max_position" not in changes:
+        values["max_position"] = config.get_int("max_position_embeddings", 2048)
     return DecoderSpec(**{**values, **changes})
 
 

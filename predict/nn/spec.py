@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from predict.nn.blocks import AttentionBlock, Block, LinearSlot, MlpBlock, Norm
+
+RMS_NORM = Norm()
 
 
 @dataclass(frozen=True)
@@ -29,61 +35,101 @@ class RopeSpec:
 
 
 @dataclass(frozen=True)
+class EmbeddingSpec:
+    """What becomes of a token's row of the table before the first layer, in this order.
+
+    scale * row, projected from `width` to the hidden size, plus the learned position's row,
+    normalised.
+    """
+
+    scale: float = 1.0
+    width: int | None = None  # None: the hidden size
+    num_positions: int = 0  # rows of a learned table; 0: there is none
+    position_offset: int = 0  # of position 0 in that table
+    norm: Norm | None = None
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """From the last layer to logits: norm, projection to `width`, the head, scale, soft cap."""
+
+    norm: Norm | None = RMS_NORM
+    width: int | None = None  # None: the hidden size
+    bias: bool = False
+    normalized: bool = False  # the matrix's rows have length 1 (Baichuan 2)
+    scale: float = 1.0
+    softcap: float = 0.0  # logits become softcap * tanh(logits / softcap); 0: they stay
+
+
+@dataclass(frozen=True)
 class DecoderSpec:
     """Shapes and switches of one network; sizes in elements, positions in tokens."""
 
     model_type: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[tuple[Block, ...], ...]
     max_position: int  # tokens the checkpoint was made for
-    norm_eps: float
-    rope: RopeSpec = field(default_factory=RopeSpec)
-    qkv_bias: bool = False
-    out_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False  # RMS norm of each query and key head before the rotation
+    ropes: tuple[RopeSpec, ...] = ()  # rotary tables that blocks name by number
+    embedding: EmbeddingSpec = EmbeddingSpec()
+    head: HeadSpec = HeadSpec()
     tie_word_embeddings: bool = False
-    windows: tuple[int, ...] = ()  # per layer: visible tokens, -1 all; empty: all layers -1
     eos_token_ids: tuple[int, ...] = ()
 
-    def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
-            )
-        if self.windows and len(self.windows) != self.num_layers:
-            raise ValueError(f"{len(self.windows)} windows for {self.num_layers} layers")
+    def blocks(self) -> Iterator[Block]:
+        """Those of layer after layer."""
+        for layer in self.layers:
+            yield from layer
+
+    @cached_property
+    def attention(self) -> tuple[AttentionBlock, ...]:
+        """The blocks that keep keys and values, in order."""
+        return tuple(block for block in self.blocks() if isinstance(block, AttentionBlock))
 
     @property
-    def qkv_size(self) -> int:
-        """Output features of the fused query, key and value projection."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+    def num_layers(self) -> int:
+        """Layers."""
+        return len(self.layers)
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads of the first attention."""
+        return self.attention[0].num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key and value heads of the first attention."""
+        return self.attention[0].num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Values of a head of the first attention."""
+        return self.attention[0].head_dim
+
+    @property
+    def intermediate_size(self) -> int:
+        """Inner features of the widest MLP."""
+        sizes = (b.intermediate_size for b in self.blocks() if isinstance(b, MlpBlock))
+        return max(sizes, default=0)
 
     @property
     def max_context(self) -> int:
         """Tokens that the checkpoint was made for, its context extension included."""
-        extended = (self.rope.original_max_position or 0) * self.rope.factor
-        if self.rope.method in ("linear", "dynamic"):
-            extended = self.max_position * self.rope.factor
-        return max(self.max_position, int(extended))
-
-    @property
-    def softmax_scale(self) -> float:
-        """Factor on query-key products."""
-        return self.head_dim**-0.5
-
-    def window(self, layer: int) -> int:
-        """Tokens that a layer's attention sees, -1 for all."""
-        return self.windows[layer] if self.windows else -1
+        longest = self.max_position
+        for rope in self.ropes:
+            extended = (rope.original_max_position or 0) * rope.factor
+            if rope.method in ("linear", "dynamic"):
+                extended = self.max_position * rope.factor
+            longest = max(longest, int(extended))
+        return longest
 
     @property
     def num_matmul_weights(self) -> int:
         """Elements of all matrices that a decode step multiplies by (layers and LM head)."""
-        attention = self.hidden_size * (self.qkv_size + self.num_heads * self.head_dim)
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        return self.num_layers * (attention + mlp) + self.vocab_size * self.hidden_size
+        linears = (
+            sum(slot.part_sizes) * slot.in_features
+            for block in self.blocks()
+            for slot in block.slots(self.hidden_size)
+            if isinstance(slot, LinearSlot)
+        )
+        return sum(linears) + self.vocab_size * (self.head.width or self.hidden_size)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
+from predict.nn.blocks import AttentionBlock, Block, LinearSlot, Norm, NormSlot
 from predict.nn.spec import DecoderSpec
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -17,21 +18,50 @@ class WeightNames:
     """Names in a family's checkpoints. Linears by prefix (".weight" and ".bias" follow).
 
     Where a linear has several prefixes, they are stacked along the output features.
+    qkv_rows: how rows lie where queries, keys and values have one prefix: "stacked", all queries,
+    then all keys, then all values; "grouped", the queries of a key head, its key, its value, then
+    the next one's. transposed: matrices are stored [in, out].
     """
 
     embedding: str = "model.embed_tokens.weight"
+    embedding_norm: str = ""
+    embedding_projection: str = ""
+    positions: str = ""
     final_norm: str = "model.norm.weight"
+    head_projection: str = ""
     head: str = "lm_head"
     layer: str = "model.layers.{layer}."
     attention_norm: str = "input_layernorm.weight"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    qkv_rows: Literal["stacked", "grouped"] = "stacked"
     out: tuple[str, ...] = ("self_attn.o_proj",)
     q_norm: str = "self_attn.q_norm.weight"
     k_norm: str = "self_attn.k_norm.weight"
+    attention_post_norm: str = "post_self_attn_layernorm.weight"
     mlp_norm: str = "post_attention_layernorm.weight"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: tuple[str, ...] = ("mlp.down_proj",)
+    mlp_post_norm: str = "post_mlp_layernorm.weight"
+    transposed: bool = False
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
+
+    def of(self, block: Block) -> Mapping[str, str | tuple[str, ...]]:
+        """The names of a block's slots, without the layer's prefix."""
+        if isinstance(block, AttentionBlock):
+            return {
+                "norm": self.attention_norm,
+                "qkv": self.qkv,
+                "q_norm": self.q_norm,
+                "k_norm": self.k_norm,
+                "out": self.out,
+                "post_norm": self.attention_post_norm,
+            }
+        return {
+            "norm": self.mlp_norm,
+            "gate_up": self.gate_up,
+            "down": self.down,
+            "post_norm": self.mlp_post_norm,
+        }
 
 
 @dataclass(frozen=True)
@@ -42,25 +72,61 @@ class LinearPlan:
     part_sizes: tuple[int, ...]  # output features of each part
     in_features: int
     has_bias: bool
+    # Rows of the one part are `groups` times [queries, key, value] of so many values each.
+    groups: int = 0
+    group_sizes: tuple[int, ...] = ()
+    transposed: bool = False  # stored [in, out]
 
     @property
     def out_features(self) -> int:
         """Output features of all parts."""
         return sum(self.part_sizes)
 
+    @property
+    def is_stored_otherwise(self) -> bool:
+        """Whether the checkpoint's matrix is not the network's as it is."""
+        return self.transposed or self.groups > 0
+
+    def row_order(self) -> npt.NDArray[np.int64] | None:
+        """Which rows of the checkpoint are the network's, in order; None: as they are."""
+        if not self.groups:
+            return None
+        rows = np.arange(self.out_features).reshape(self.groups, -1)
+        parts = np.split(rows, np.cumsum(self.group_sizes)[:-1], axis=1)
+        return np.concatenate([part.reshape(-1) for part in parts])
+
 
 @dataclass(frozen=True)
-class LayerPlan:
-    """Names and linears of one layer."""
+class NormPlan:
+    """A norm of the network: names of its factor and its bias, and its size."""
 
-    attention_norm: str
-    qkv: LinearPlan
-    q_norm: str | None
-    k_norm: str | None
-    out: LinearPlan
-    mlp_norm: str
-    gate_up: LinearPlan
-    down: LinearPlan
+    norm: Norm
+    weight: str
+    bias: str | None
+    size: int
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """A block of the network, and where each of its slots comes from."""
+
+    block: Block
+    slots: Mapping[str, LinearPlan | NormPlan]
+
+    def linears(self) -> Iterator[tuple[str, LinearPlan]]:
+        """The linears by slot."""
+        for name, plan in self.slots.items():
+            if isinstance(plan, LinearPlan):
+                yield name, plan
+
+    def norms(self) -> Iterator[tuple[str, NormPlan]]:
+        """The norms by slot."""
+        for name, plan in self.slots.items():
+            if isinstance(plan, NormPlan):
+                yield name, plan
+
+
+LayerPlan: TypeAlias = tuple[BlockPlan, ...]
 
 
 @dataclass(frozen=True)
@@ -69,59 +135,124 @@ class WeightPlan:
 
     spec: DecoderSpec
     embedding: str
-    final_norm: str
+    positions: str
+    embedding_norm: NormPlan | None
+    embedding_projection: LinearPlan | None
+    final_norm: NormPlan | None
+    head_projection: LinearPlan | None
     head: LinearPlan  # with tied embeddings its weight is the embedding's
     layers: tuple[LayerPlan, ...]
     ignored: tuple[str, ...]
 
+    def blocks(self) -> Iterator[BlockPlan]:
+        """The blocks of layer after layer."""
+        for layer in self.layers:
+            yield from layer
+
     def linears(self) -> Iterator[LinearPlan]:
         """The layers' linears, the head apart."""
-        for layer in self.layers:
-            yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
+        for block in self.blocks():
+            for _, linear in block.linears():
+                yield linear
+
+    def matrices(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Names and shapes of the tables that rows are taken from."""
+        spec = self.spec
+        yield self.embedding, (spec.vocab_size, spec.embedding.width or spec.hidden_size)
+        if spec.embedding.num_positions:
+            yield self.positions, (spec.embedding.num_positions, spec.hidden_size)
+
+    def projections(self) -> Iterator[LinearPlan]:
+        """Linears between the embedding, the layers and the head."""
+        for linear in (self.embedding_projection, self.head_projection):
+            if linear is not None:
+                yield linear
+
+    def stored_linears(self) -> Iterator[LinearPlan]:
+        """All linears with a matrix of their own in the checkpoint."""
+        yield from self.linears()
+        yield from self.projections()
+        if not self.spec.tie_word_embeddings:
+            yield self.head
+
+    def norms(self) -> Iterator[NormPlan]:
+        """All norms."""
+        for norm in (self.embedding_norm, self.final_norm):
+            if norm is not None:
+                yield norm
+        for block in self.blocks():
+            for _, norm in block.norms():
+                yield norm
 
     def vectors(self) -> Iterator[tuple[str, int]]:
-        """Names and lengths of the norm weights."""
-        yield self.final_norm, self.spec.hidden_size
-        for layer in self.layers:
-            yield layer.attention_norm, self.spec.hidden_size
-            yield layer.mlp_norm, self.spec.hidden_size
-            for name in (layer.q_norm, layer.k_norm):
-                if name:
-                    yield name, self.spec.head_dim
+        """Names and lengths of the norms' weights and biases."""
+        for norm in self.norms():
+            yield norm.weight, norm.size
+            if norm.bias is not None:
+                yield norm.bias, norm.size
 
 
 def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
     """Resolves a family's names for every layer of a spec."""
-    query, key_value = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    hidden, inner = spec.hidden_size, spec.intermediate_size
+    hidden = spec.hidden_size
 
-    def linear(
-        prefix: str, parts: tuple[str, ...], sizes: tuple[int, ...], in_features: int, bias: bool
-    ) -> LinearPlan:
-        return LinearPlan(tuple(prefix + part for part in parts), sizes, in_features, bias)
+    def norm(kind: Norm, name: str, size: int) -> NormPlan:
+        bias = name.removesuffix(".weight") + ".bias" if kind.bias else None
+        return NormPlan(kind, name, bias, size)
 
-    def layer(index: int) -> LayerPlan:
-        at = names.layer.format(layer=index)
-        qkv_sizes = (query, key_value, key_value) if len(names.qkv) == 3 else (spec.qkv_size,)
-        gate_up_sizes = (inner, inner) if len(names.gate_up) == 2 else (2 * inner,)
-        return LayerPlan(
-            attention_norm=at + names.attention_norm,
-            qkv=linear(at, names.qkv, qkv_sizes, hidden, spec.qkv_bias),
-            q_norm=at + names.q_norm if spec.qk_norm else None,
-            k_norm=at + names.k_norm if spec.qk_norm else None,
-            out=linear(at, names.out, (hidden,), query, spec.out_bias),
-            mlp_norm=at + names.mlp_norm,
-            gate_up=linear(at, names.gate_up, gate_up_sizes, hidden, spec.mlp_bias),
-            down=linear(at, names.down, (hidden,), inner, spec.mlp_bias),
+    def between(kind: Norm | None, name: str) -> NormPlan | None:
+        return None if kind is None else norm(kind, name, hidden)
+
+    def linear(block: Block, slot: LinearSlot, prefixes: tuple[str, ...]) -> LinearPlan:
+        sizes, groups = slot.part_sizes, 0
+        group_sizes: tuple[int, ...] = ()
+        if len(prefixes) == 1 and len(sizes) > 1:
+            sizes = (sum(sizes),)
+            if isinstance(block, AttentionBlock) and names.qkv_rows == "grouped":
+                groups = block.num_kv_heads
+                group_sizes = tuple(size // groups for size in slot.part_sizes)
+        return LinearPlan(
+            prefixes,
+            sizes,
+            slot.in_features,
+            slot.has_bias,
+            groups,
+            group_sizes,
+            names.transposed,
         )
 
-    head = names.embedding.removesuffix(".weight") if spec.tie_word_embeddings else names.head
+    def block_plan(index: int, block: Block) -> BlockPlan:
+        at, known = names.layer.format(layer=index), names.of(block)
+        slots: dict[str, LinearPlan | NormPlan] = {}
+        for slot in block.slots(hidden):
+            name = known[slot.name]
+            if isinstance(slot, NormSlot):
+                slots[slot.name] = norm(slot.norm, f"{at}{name}", slot.size)
+            else:
+                slots[slot.name] = linear(block, slot, tuple(at + part for part in name))
+        return BlockPlan(block, slots)
+
+    def projection(name: str, size: int | None, in_features: int | None) -> LinearPlan | None:
+        if size is None or in_features is None:
+            return None
+        return LinearPlan((name,), (size,), in_features, False, transposed=names.transposed)
+
+    tied = spec.tie_word_embeddings
+    head = names.embedding.removesuffix(".weight") if tied else names.head
+    head_width = spec.head.width
     return WeightPlan(
         spec=spec,
         embedding=names.embedding,
-        final_norm=names.final_norm,
-        head=LinearPlan((head,), (spec.vocab_size,), hidden, False),
-        layers=tuple(layer(i) for i in range(spec.num_layers)),
+        positions=names.positions,
+        embedding_norm=between(spec.embedding.norm, names.embedding_norm),
+        embedding_projection=projection(names.embedding_projection, hidden, spec.embedding.width),
+        final_norm=between(spec.head.norm, names.final_norm),
+        head_projection=projection(names.head_projection, head_width, hidden),
+        head=LinearPlan((head,), (spec.vocab_size,), head_width or hidden, spec.head.bias),
+        layers=tuple(
+            tuple(block_plan(index, block) for block in layer)
+            for index, layer in enumerate(spec.layers)
+        ),
         # A tied checkpoint may still carry its head; it is the embedding.
-        ignored=names.ignored + ((names.head,) if spec.tie_word_embeddings else ()),
+        ignored=names.ignored + ((names.head,) if tied else ()),
     )

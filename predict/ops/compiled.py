@@ -7,6 +7,7 @@ Every function raises the operator's own ValueError when shapes or dtypes do not
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,11 +17,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from predict.device import library
+from predict.nn.blocks import Activation, AttentionBlock, Block, MlpBlock, Norm, Residual
+from predict.nn.decoder import Attention, Mlp, linears
+from predict.ops import composed, plain
 
 if TYPE_CHECKING:
     from paddle import Tensor
-    from predict.nn.decoder import Attention, Layer, Linear, Mlp
+    from predict.nn.decoder import Embedding, Head, Layer, Linear, NormWeights
     from predict.nn.inputs import ForwardInputs, LayerCache
+
+_OPS = sys.modules[__name__]
 
 
 @cache
@@ -74,7 +80,29 @@ def embedding(token_ids: Tensor, weight: Tensor | None, head: Linear) -> Tensor:
     """Rows of weight [V, H], or of the LM head where weight is None. Returns [T, H]."""
     table = head.tensors[0] if weight is None else weight
     packed = len(table.shape) > 2  # the CPU's layout of a matrix; a GPU takes [V, H]
-    return _run()("regatta_embedding", token_ids, table, packed, head.in_features)[0]
+    width = head.in_features if packed else table.shape[1]
+    return _run()("regatta_embedding", token_ids, table, packed, width)[0]
+
+
+def take(x: Tensor, rows: Tensor) -> Tensor:
+    """Rows [L] of x [T, N]."""
+    return _run()("regatta_embedding", rows, x, False, x.shape[1])[0]
+
+
+def embed(inputs: ForwardInputs, embedding: Embedding, head: Linear) -> Tensor:
+    """The first layer's input [T, H]. head: the LM head's matrix, which may be the table."""
+    return composed.embed(_OPS, inputs, embedding, head)
+
+
+def norm(x: Tensor, weights: NormWeights, norm: Norm) -> Tensor:
+    """The norm of x [T, N], rounded to its dtype."""
+    if _is_plain_rms(norm):
+        return rms_norm(x, weights.weight, None, norm.epsilon)[0]
+    return plain.norm(x, weights, norm)
+
+
+def _is_plain_rms(norm: Norm | None) -> bool:
+    return norm is not None and norm.kind == "rms" and not (norm.bias or norm.plus_one)
 
 
 def rms_norm(
@@ -96,31 +124,53 @@ def rope_and_cache_write(
     qkv: Tensor,
     attention: Attention,
     cache: LayerCache,
-    rope: Tensor,
+    ropes: Sequence[Tensor],
     inputs: ForwardInputs,
 ) -> tuple[Tensor, list[Tensor]]:
     """Rotates queries and keys, writes keys and values to their slots (-1 writes nothing).
 
-    qkv: [T, (num_heads + 2 num_kv_heads) * head_dim]. rope: [positions, R] float32. With q_norm and
-    k_norm each head is RMS-normalised first. Returns q [T, num_heads * head_dim] and the layer's
-    cache tensors (attention.kv_format says which), modified in place.
+    qkv: [T, (num_heads + 2 num_kv_heads) * head_dim]. ropes: [positions, R] float32 each. With
+    q_norm and k_norm each head is RMS-normalised first. Returns q [T, num_heads * head_dim] and the
+    layer's cache tensors (attention.kv_format says which), modified in place.
     """
+    block = attention.block
+    if not _rotates(block):
+        return plain.rope_and_cache_write(qkv, attention, cache, ropes, inputs)
     q, *written = _run()(
         "regatta_rope_and_cache_write",
         qkv,
         inputs.positions,
         inputs.slot_mapping,
-        rope,
-        attention.q_norm,
-        attention.k_norm,
+        ropes[block.positions.table],
+        _weight(attention.q_norm),
+        _weight(attention.k_norm),
         list(cache),
-        attention.num_heads,
-        attention.num_kv_heads,
-        attention.head_dim,
-        attention.norm_eps,
+        block.num_heads,
+        block.num_kv_heads,
+        block.head_dim,
+        _epsilon(block.qk_norm),
         attention.kv_format,
     )
     return q, written
+
+
+def _rotates(block: AttentionBlock) -> bool:
+    """Whether regatta_rope_and_cache_write does all that the block asks for."""
+    norm, places = block.qk_norm, block.positions
+    return (
+        (norm is None or (_is_plain_rms(norm) and not block.qk_norm_whole))
+        and places.kind == "rotary"
+        and not places.interleaved
+        and places.query_table < 0
+    )
+
+
+def _weight(weights: NormWeights | None) -> Tensor | None:
+    return None if weights is None else weights.weight
+
+
+def _epsilon(norm: Norm | None) -> float:
+    return 0.0 if norm is None else norm.epsilon
 
 
 def paged_attention(
@@ -138,6 +188,9 @@ def paged_attention(
     sees token j of its own span, instead of all up to itself; its last bit is its own. Spans of
     more than 32 * words tokens are no trees. A tree's windows count from a token's depth.
     """
+    block = attention.block
+    if not _attends(block):
+        return plain.paged_attention(q, attention, cache, inputs, tree_mask)
     return _run()(
         "regatta_paged_attention",
         q,
@@ -147,11 +200,16 @@ def paged_attention(
         inputs.block_tables,
         inputs.max_lens,
         tree_mask,
-        attention.num_heads,
-        attention.softmax_scale,
-        attention.window,
+        block.num_heads,
+        block.softmax_scale,
+        block.window,
         attention.kv_format,
     )[0]
+
+
+def _attends(block: AttentionBlock) -> bool:
+    """Whether regatta_paged_attention does all that the block asks for."""
+    return block.softcap == 0.0 and block.positions.kind != "alibi"
 
 
 def copy_blocks(caches: Sequence[Tensor], copies: Sequence[tuple[int, int]]) -> None:
@@ -170,62 +228,91 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return _run()("regatta_silu_mul", gate_up)[0]
 
 
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    """What the activation makes of x [T, I], or of x [T, 2 I] with a gate. Returns [T, I]."""
+    return silu_mul(x) if activation == Activation() else plain.activate(x, activation)
+
+
 def attention_block(
     hidden: Tensor,
     attention: Attention,
     cache: LayerCache,
-    rope: Tensor,
+    ropes: Sequence[Tensor],
     inputs: ForwardInputs,
     tree_mask: Tensor | None = None,
     rows: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Hidden [T, H] + attention(norm(hidden)), in one call; the cache is modified in place.
+    """The block's output [T, H] for hidden [T, H]; the cache is modified in place.
 
-    Composes rms_norm, linear, rope_and_cache_write, paged_attention and linear. rows: [L] int32,
-    at least one, GPUs only: these alone are returned, [L, H]; as many as tokens must be all of
-    them in order, as many as spans the last ones of each.
+    One call where the record is of those that regatta_attention_block computes. rows: [L] int32, at
+    least one: these alone are returned, [L, H]; as many as tokens must be all of them in order, as
+    many as spans the last ones of each.
     """
+    if not is_fused(attention.block):
+        return composed.attention_block(
+            _OPS, hidden, attention, cache, ropes, inputs, tree_mask, rows
+        )
+    import paddle
+
+    # Some rows alone are the GPU's; a traced tensor does not know its place.
+    block, taken = attention.block, rows is not None and paddle.get_device() == "cpu"
     hidden, *written = _run()(
         "regatta_attention_block",
         hidden,
-        attention.norm,
+        _weight(attention.norm),
         attention.qkv.tensors,
         attention.qkv.bias,
-        attention.q_norm,
-        attention.k_norm,
+        _weight(attention.q_norm),
+        _weight(attention.k_norm),
         attention.out.tensors,
         attention.out.bias,
         list(cache),
-        rope,
+        ropes[block.positions.table],
         *_step(inputs),
         tree_mask,
-        rows,
+        None if taken else rows,
         _schemes(attention.qkv, attention.out),
-        attention.num_heads,
-        attention.num_kv_heads,
-        attention.head_dim,
-        attention.norm_eps,
-        attention.softmax_scale,
-        attention.window,
+        block.num_heads,
+        block.num_kv_heads,
+        block.head_dim,
+        _epsilon(block.norm),
+        block.softmax_scale,
+        block.window,
         attention.kv_format,
     )
-    return hidden, written
+    return (take(hidden, rows) if taken else hidden), written
 
 
-def mlp_block(hidden: Tensor, mlp: Mlp) -> Tensor:
-    """Hidden [T, H] + down(silu(gate) * up), gate and up of norm(hidden), in one call."""
+def mlp_block(hidden: Tensor, mlp: Mlp, before: Tensor | None = None) -> Tensor:
+    """The block's output [T, H] for hidden [T, H].
+
+    One call where the record is of those that regatta_mlp_block computes. before: what the block
+    ahead read, for one that stands parallel to it.
+    """
+    if not is_fused(mlp.block):
+        return composed.mlp_block(_OPS, hidden, mlp, before)
     return _run()(
         "regatta_mlp_block",
         hidden,
-        mlp.norm,
+        _weight(mlp.norm),
         mlp.gate_up.tensors,
         mlp.gate_up.bias,
         mlp.down.tensors,
         mlp.down.bias,
         _schemes(mlp.gate_up, mlp.down),
-        mlp.intermediate_size,
-        mlp.norm_eps,
+        mlp.block.intermediate_size,
+        _epsilon(mlp.block.norm),
     )[0]
+
+
+def is_fused(block: Block) -> bool:
+    """Whether one compiled operator computes the whole block."""
+    if not _is_plain_rms(block.norm) or block.post_norm or block.residual != Residual():
+        return False
+    if isinstance(block, AttentionBlock):
+        same = block.qk_norm is None or block.qk_norm.epsilon == _epsilon(block.norm)
+        return same and _rotates(block) and _attends(block)
+    return block.activation == Activation() and not block.parallel
 
 
 def _schemes(*linears: Linear) -> str:
@@ -234,31 +321,45 @@ def _schemes(*linears: Linear) -> str:
     return names[0] if len(set(names)) == 1 else ",".join(names)
 
 
-def _layer_kind(layer: Layer) -> list[tuple[str, bool]]:
-    """What layers of one regatta_decoder_layers call must share, besides shapes."""
-    attention, mlp = layer.attention, layer.mlp
-    linears = (attention.qkv, attention.out, mlp.gate_up, mlp.down)
-    return [(linear.scheme, linear.bias is not None) for linear in linears]
+def _layer_kind(layer: Layer) -> list[object]:
+    """What layers of one call must share, besides shapes."""
+    kind: list[object] = []
+    for weights in layer:
+        block = weights.block
+        if isinstance(block, AttentionBlock):
+            block = replace(block, window=-1)
+        kind += [block, *((linear.scheme, linear.bias is not None) for linear in linears(weights))]
+    return kind
 
 
 def _layer_tensors(layer: Layer) -> list[Tensor]:
     """A layer's tensors in the order that regatta_decoder_layers takes them."""
-    attention, mlp = layer.attention, layer.mlp
+    attention, mlp = layer
+    assert isinstance(attention, Attention)
+    assert isinstance(mlp, Mlp)
     tensors = (
-        attention.norm,
+        _weight(attention.norm),
         *attention.qkv.tensors,
         attention.qkv.bias,
-        attention.q_norm,
-        attention.k_norm,
+        _weight(attention.q_norm),
+        _weight(attention.k_norm),
         *attention.out.tensors,
         attention.out.bias,
-        mlp.norm,
+        _weight(mlp.norm),
         *mlp.gate_up.tensors,
         mlp.gate_up.bias,
         *mlp.down.tensors,
         mlp.down.bias,
     )
     return [tensor for tensor in tensors if tensor is not None]
+
+
+def _is_fused_layer(layer: Layer) -> bool:
+    """Whether regatta_decoder_layers computes it."""
+    blocks = [weights.block for weights in layer]
+    if [type(block) for block in blocks] != [AttentionBlock, MlpBlock]:
+        return False
+    return all(map(is_fused, blocks)) and len({_epsilon(block.norm) for block in blocks}) == 1
 
 
 @dataclass(frozen=True)
@@ -270,26 +371,51 @@ class _Run:
     weights: list[Tensor]
     caches: list[Tensor]
 
+    @classmethod
+    def of(cls, layers: Sequence[Layer], caches: Sequence[LayerCache]) -> _Run:
+        return cls(
+            layers[0],
+            [layer[0].block.window for layer in layers if isinstance(layer[0], Attention)],
+            [tensor for layer in layers for tensor in _layer_tensors(layer)],
+            [tensor for cache in caches for tensor in cache],
+        )
+
+    def bound(self) -> _Run:
+        """The same of lists that say where the tensors lie: for as long as these do."""
+        call = _run()
+        return replace(
+            self,
+            weights=call("regatta_views", self.weights),
+            caches=call("regatta_views", self.caches),
+        )
+
     def __call__(
-        self, hidden: Tensor, rope: Tensor, inputs: ForwardInputs, tree_mask: Tensor | None
-    ) -> list[Tensor]:
+        self,
+        hidden: Tensor,
+        ropes: Sequence[Tensor],
+        inputs: ForwardInputs,
+        tree_mask: Tensor | None,
+    ) -> tuple[Tensor, list[Tensor]]:
         """Hidden [T, H] behind these layers, and their caches."""
-        attention, mlp = self.first.attention, self.first.mlp
-        return _run()(
+        attention, mlp = self.first
+        assert isinstance(attention, Attention)
+        assert isinstance(mlp, Mlp)
+        block = attention.block
+        hidden, *written = _run()(
             "regatta_decoder_layers",
             hidden,
             self.weights,
             self.caches,
-            rope,
+            ropes[block.positions.table],
             *_step(inputs),
             tree_mask,
             _schemes(attention.qkv, attention.out, mlp.gate_up, mlp.down),
-            attention.num_heads,
-            attention.num_kv_heads,
-            attention.head_dim,
-            mlp.intermediate_size,
-            attention.norm_eps,
-            attention.softmax_scale,
+            block.num_heads,
+            block.num_kv_heads,
+            block.head_dim,
+            mlp.block.intermediate_size,
+            _epsilon(block.norm),
+            block.softmax_scale,
             self.windows,
             len(attention.qkv.tensors),
             attention.qkv.bias is not None,
@@ -298,39 +424,72 @@ class _Run:
             mlp.gate_up.bias is not None,
             attention.kv_format,
         )
+        return hidden, written
 
 
-def _runs(layers: Sequence[Layer], caches: Sequence[LayerCache]) -> Iterator[_Run]:
-    start = 0
-    for _, alike in groupby(layers, _layer_kind):
-        run = list(alike)
-        yield _Run(
-            run[0],
-            [layer.attention.window for layer in run],
-            [tensor for layer in run for tensor in _layer_tensors(layer)],
-            [tensor for cache in caches[start : start + len(run)] for tensor in cache],
-        )
-        start += len(run)
+@dataclass(frozen=True)
+class _ComposedRun:
+    """A layer that is a sequence of smaller operators."""
+
+    layer: Layer
+    cache: LayerCache
+
+    def bound(self) -> _ComposedRun:
+        """Itself: see _Run."""
+        return self
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        ropes: Sequence[Tensor],
+        inputs: ForwardInputs,
+        tree_mask: Tensor | None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Hidden [T, H] behind the layer, and its cache."""
+        return composed.layer(_OPS, hidden, self.layer, self.cache, ropes, inputs, tree_mask)
+
+
+def _runs(layers: Sequence[Layer], caches: Sequence[LayerCache]) -> Iterator[_Run | _ComposedRun]:
+    pairs = zip(layers, caches, strict=True)
+    for _, alike in groupby(pairs, lambda pair: _layer_kind(pair[0])):
+        some = list(alike)
+        if _is_fused_layer(some[0][0]):
+            yield _Run.of([layer for layer, _ in some], [cache for _, cache in some])
+        else:
+            yield from (_ComposedRun(layer, cache) for layer, cache in some)
 
 
 def layers(
     hidden: Tensor,
     layers: Sequence[Layer],
     caches: Sequence[LayerCache],
-    rope: Tensor,
+    ropes: Sequence[Tensor],
     inputs: ForwardInputs,
     tree_mask: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """`attention_block`, then `mlp_block`, of layer after layer.
+    """The blocks of layer after layer.
 
     Layers that differ in weights and windows only share a call. Returns hidden [T, H] and the
     caches (the tensors of layer after layer), modified in place.
     """
     written: list[Tensor] = []
     for run in _runs(layers, caches):
-        hidden, *caches_out = run(hidden, rope, inputs, tree_mask)
+        hidden, caches_out = run(hidden, ropes, inputs, tree_mask)
         written += caches_out
     return hidden, written
+
+
+def last_layer(
+    hidden: Tensor,
+    layer: Layer,
+    cache: LayerCache,
+    ropes: Sequence[Tensor],
+    inputs: ForwardInputs,
+    tree_mask: Tensor | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """The last layer's output in the rows of inputs.logit_indices alone: [L, H]; and its cache."""
+    rows = inputs.logit_indices
+    return composed.layer(_OPS, hidden, layer, cache, ropes, inputs, tree_mask, rows)
 
 
 class BoundLayers:
@@ -343,42 +502,41 @@ class BoundLayers:
     def __init__(self, layers: Sequence[Layer], caches: Sequence[LayerCache]):
         import paddle
 
-        self._runs = list(_runs(layers, caches))
-        self._kept = [(run.weights, run.caches) for run in self._runs]  # the lists do not
-        if paddle.get_device() == "cpu":
-            call = _run()
-            self._runs = [
-                replace(
-                    run,
-                    weights=call("regatta_views", run.weights),
-                    caches=call("regatta_views", run.caches),
-                )
-                for run in self._runs
-            ]
+        self._kept = list(_runs(layers, caches))  # the lists of where tensors lie keep none
+        on_cpu = paddle.get_device() == "cpu"
+        self._runs = [run.bound() for run in self._kept] if on_cpu else self._kept
 
     def __call__(
-        self, hidden: Tensor, rope: Tensor, inputs: ForwardInputs, tree_mask: Tensor | None = None
+        self,
+        hidden: Tensor,
+        ropes: Sequence[Tensor],
+        inputs: ForwardInputs,
+        tree_mask: Tensor | None = None,
     ) -> Tensor:
         """Hidden [T, H] behind the layers; the caches are modified in place."""
         for run in self._runs:
-            hidden = run(hidden, rope, inputs, tree_mask)[0]
+            hidden, _ = run(hidden, ropes, inputs, tree_mask)
         return hidden
 
 
-def logits(
-    hidden: Tensor, norm: Tensor, head: Linear, logit_indices: Tensor | None, epsilon: float
-) -> Tensor:
-    """float32 logits [L, V] of the normalised rows `logit_indices` (or all) of hidden [T, H]."""
-    return _run()(
-        "regatta_logits",
-        hidden,
-        norm,
-        head.tensors,
-        logit_indices,
-        head.scheme,
-        head.out_features,
-        epsilon,
-    )[0]
+def logits(hidden: Tensor, head: Head, logit_indices: Tensor | None = None) -> Tensor:
+    """float32 logits [L, V] of the rows `logit_indices` (or all) of hidden [T, H]."""
+    matrix, norm = head.linear, head.spec.norm
+    if _is_plain_rms(norm) and head.projection is None and matrix.bias is None:
+        out = _run()(
+            "regatta_logits",
+            hidden,
+            _weight(head.norm),
+            matrix.tensors,
+            logit_indices,
+            matrix.scheme,
+            matrix.out_features,
+            _epsilon(norm),
+        )[0]
+    else:
+        rows = hidden if logit_indices is None else take(hidden, logit_indices)
+        out = linear(composed.before_head(_OPS, rows, head), matrix).astype("float32")
+    return composed.behind_head(out, head)
 
 
 def sample(

@@ -7,19 +7,26 @@ Activations and sums are float32, whatever the dtype of weights and caches: Padd
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from predict.nn.blocks import Activation, Function, Norm, alibi_slopes
 from predict.nn.cache_formats import kv_format_of
+from predict.nn.decoder import NormWeights
+from predict.ops import composed
 from predict.schemes import scheme_of
 
 if TYPE_CHECKING:
     from paddle import Tensor
-    from predict.nn.decoder import Attention, Layer, Linear, Mlp
+    from predict.nn.decoder import Attention, Embedding, Head, Layer, Linear, Mlp
     from predict.nn.inputs import ForwardInputs, LayerCache
+
+_OPS = sys.modules[__name__]
 
 
 def embedding(token_ids: Tensor, weight: Tensor | None, head: Linear) -> Tensor:
@@ -34,13 +41,31 @@ def embedding(token_ids: Tensor, weight: Tensor | None, head: Linear) -> Tensor:
     return functional.embedding(token_ids, table).astype("float32")
 
 
-def _normalise(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """float32 RMS norm over the last axis."""
+def take(x: Tensor, rows: Tensor) -> Tensor:
+    """Rows [L] of x [T, N]."""
+    import paddle
+
+    return paddle.gather(x, rows)
+
+
+def _normalise(x: Tensor, weights: NormWeights, norm: Norm) -> Tensor:
+    """The norm over the last axis, float32."""
     import paddle
 
     x = x.astype("float32")
+    if norm.kind == "layer":
+        x = x - paddle.mean(x, axis=-1, keepdim=True)
     variance = paddle.mean(x * x, axis=-1, keepdim=True)
-    return x * paddle.rsqrt(variance + epsilon) * weight.astype("float32")
+    factor = weights.weight.astype("float32")
+    if norm.plus_one:
+        factor = factor + 1.0
+    out = x * paddle.rsqrt(variance + norm.epsilon) * factor
+    return out if weights.bias is None else out + weights.bias.astype("float32")
+
+
+def norm(x: Tensor, weights: NormWeights, norm: Norm) -> Tensor:
+    """The norm of x [T, N], rounded to its dtype."""
+    return _normalise(x, weights, norm).astype(x.dtype)
 
 
 def rms_norm(
@@ -48,7 +73,7 @@ def rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Returns s / sqrt(mean(s^2) + epsilon) * weight and s = x + residual (or x), both [T, H]."""
     total = x if residual is None else x + residual
-    return _normalise(total, weight, epsilon).astype(x.dtype), total
+    return norm(total, NormWeights(weight), Norm(epsilon=epsilon)), total
 
 
 def linear(x: Tensor, weights: Linear) -> Tensor:
@@ -61,13 +86,17 @@ def _linear(x: Tensor, weights: Linear) -> Tensor:
     return out if weights.bias is None else out + weights.bias.astype("float32")
 
 
-def _rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotates the first R dims of x [T, heads, D] by half-split pairs; angles [T, R]."""
+def _rotate(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
+    """Rotates the first R dims of x [T, heads, D]; angles [T, R]. See predict.nn.blocks."""
     import paddle
 
     half = angles.shape[-1] // 2
     cos = angles[:, :half].unsqueeze(1)
     sin = angles[:, half:].unsqueeze(1)
+    if interleaved:
+        first, second, rest = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2], x[..., 2 * half :]
+        pairs = first * cos - second * sin, second * cos + first * sin
+        return paddle.concat([paddle.stack(pairs, axis=-1).flatten(-2, -1), rest], axis=-1)
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return paddle.concat([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 
@@ -76,7 +105,7 @@ def rope_and_cache_write(
     qkv: Tensor,
     attention: Attention,
     cache: LayerCache,
-    rope: Tensor,
+    ropes: Sequence[Tensor],
     inputs: ForwardInputs,
 ) -> tuple[Tensor, list[Tensor]]:
     """Rotates queries and keys, writes keys and values to their slots (-1 writes nothing).
@@ -86,14 +115,22 @@ def rope_and_cache_write(
     """
     import paddle
 
-    heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
+    block = attention.block
+    heads, kv_heads, dim = block.num_heads, block.num_kv_heads, block.head_dim
     parts = qkv.astype("float32").reshape([-1, heads + 2 * kv_heads, dim])
     q, k, v = parts[:, :heads], parts[:, heads : heads + kv_heads], parts[:, heads + kv_heads :]
     if attention.q_norm is not None and attention.k_norm is not None:
-        q = _normalise(q, attention.q_norm, attention.norm_eps)
-        k = _normalise(k, attention.k_norm, attention.norm_eps)
-    angles = paddle.gather(rope, inputs.positions)
-    q, k = _rotate(q, angles), _rotate(k, angles)
+        assert block.qk_norm is not None
+        if block.qk_norm_whole:
+            q, k = q.flatten(1), k.flatten(1)
+        q = _normalise(q, attention.q_norm, block.qk_norm).reshape([-1, heads, dim])
+        k = _normalise(k, attention.k_norm, block.qk_norm).reshape([-1, kv_heads, dim])
+    places = block.positions
+    if places.kind == "rotary":
+        q_table = places.table if places.query_table < 0 else places.query_table
+        q = _rotate(q, paddle.gather(ropes[q_table], inputs.positions), places.interleaved)
+        angles = paddle.gather(ropes[places.table], inputs.positions)
+        k = _rotate(k, angles, places.interleaved)
 
     keep = paddle.nonzero(inputs.slot_mapping >= 0).reshape([-1])
     slots = paddle.gather(inputs.slot_mapping, keep).astype("int64")
@@ -155,7 +192,8 @@ def paged_attention(
 
     import paddle
 
-    heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
+    shape_of = attention.block
+    heads, kv_heads, dim = shape_of.num_heads, shape_of.num_kv_heads, shape_of.head_dim
     block_size = cache[0].shape[2]
     # Tensor arithmetic, not Python's, so that the same lines also trace into a program.
     longest_span, longest_context = inputs.max_lens[0], inputs.max_lens[1]
@@ -204,18 +242,23 @@ def paged_attention(
         own = paddle.take_along_axis(seen, paddle.clip(index, 0, bits - 1), axis=2) > 0
         own = paddle.where(index < 0, paddle.ones_like(own), paddle.logical_and(own, index < bits))
         visible = paddle.where(tree.unsqueeze(2), own, index <= row.unsqueeze(1))
-    if attention.window >= 0:
-        visible = paddle.logical_and(visible, column > position.unsqueeze(2) - attention.window)
+    if shape_of.window >= 0:
+        visible = paddle.logical_and(visible, column > position.unsqueeze(2) - shape_of.window)
     # Slots that nobody wrote may hold NaN, which 0 * NaN would let through.
     written = (column < inputs.context_lens.unsqueeze(1)).unsqueeze(1).unsqueeze(1).unsqueeze(4)
     values = context(1)
     values = paddle.where(written, values, paddle.zeros_like(values))
 
-    scores = paddle.matmul(padded, context(0), transpose_y=True)
+    scores = paddle.matmul(padded, context(0), transpose_y=True) * shape_of.softmax_scale
+    if shape_of.softcap:
+        scores = paddle.tanh(scores / shape_of.softcap) * shape_of.softcap
+    if shape_of.positions.kind == "alibi":
+        slopes = paddle.to_tensor(alibi_slopes(heads), "float32") * shape_of.positions.scale
+        distance = (column - position.unsqueeze(2)).astype("float32")  # [B, span, S]
+        bias = slopes.reshape([1, kv_heads, heads // kv_heads, 1, 1])
+        scores = scores + bias * distance.unsqueeze(1).unsqueeze(1)
     scores = paddle.where(
-        visible.unsqueeze(1).unsqueeze(1),
-        scores * attention.softmax_scale,
-        paddle.full_like(scores, -1e30),
+        visible.unsqueeze(1).unsqueeze(1), scores, paddle.full_like(scores, -1e30)
     )
     weights = functional.softmax(scores, axis=-1)
     out = paddle.matmul(weights, values).transpose([0, 3, 1, 2, 4])
@@ -231,52 +274,85 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return (paddle.nn.functional.silu(gate) * up).astype(gate_up.dtype)
 
 
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    """What the activation makes of x [T, I], or of x [T, 2 I] with a gate. Returns [T, I]."""
+    import paddle
+
+    gate = up = x.astype("float32")
+    if activation.gated:
+        gate, up = paddle.split(up, 2, axis=-1)
+    out = _function(gate, activation.function)
+    return (out * up if activation.gated else out).astype(x.dtype)
+
+
+def _function(x: Tensor, name: Function) -> Tensor:
+    import paddle
+
+    if name == "silu":
+        return paddle.nn.functional.silu(x)
+    if name == "gelu":
+        return 0.5 * x * (1.0 + paddle.erf(x * math.sqrt(0.5)))
+    if name == "gelu_tanh":
+        inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)
+        return 0.5 * x * (1.0 + paddle.tanh(inner))
+    positive = paddle.clip(x, min=0.0)
+    return positive * positive if name == "relu_squared" else positive
+
+
 def attention_block(
     hidden: Tensor,
     attention: Attention,
     cache: LayerCache,
-    rope: Tensor,
+    ropes: Sequence[Tensor],
     inputs: ForwardInputs,
     tree_mask: Tensor | None = None,
     rows: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Hidden [T, H] + attention(norm(hidden)); the cache is modified in place.
+    """The block's output [T, H] for hidden [T, H]; the cache is modified in place.
 
     rows: [L] int32, those that are returned: [L, H].
     """
-    import paddle
-
-    x, _ = rms_norm(hidden, attention.norm, None, attention.norm_eps)
-    q, written = rope_and_cache_write(linear(x, attention.qkv), attention, cache, rope, inputs)
-    mixed = paged_attention(q, attention, tuple(written), inputs, tree_mask)
-    result = hidden + linear(mixed, attention.out)
-    return result if rows is None else paddle.gather(result, rows), written
+    return composed.attention_block(_OPS, hidden, attention, cache, ropes, inputs, tree_mask, rows)
 
 
-def mlp_block(hidden: Tensor, mlp: Mlp) -> Tensor:
-    """Hidden [T, H] + down(silu(gate) * up), gate and up of norm(hidden)."""
-    x, _ = rms_norm(hidden, mlp.norm, None, mlp.norm_eps)
-    return hidden + linear(silu_mul(linear(x, mlp.gate_up)), mlp.down)
+def mlp_block(hidden: Tensor, mlp: Mlp, before: Tensor | None = None) -> Tensor:
+    """The block's output [T, H] for hidden [T, H].
+
+    before: what the block ahead read, for one that stands parallel to it.
+    """
+    return composed.mlp_block(_OPS, hidden, mlp, before)
 
 
 def layers(
     hidden: Tensor,
     layers: Sequence[Layer],
     caches: Sequence[LayerCache],
-    rope: Tensor,
+    ropes: Sequence[Tensor],
     inputs: ForwardInputs,
     tree_mask: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """`attention_block`, then `mlp_block`, of layer after layer.
+    """The blocks of layer after layer.
 
     Returns hidden [T, H] and the caches (the tensors of layer after layer), modified in place.
     """
     written: list[Tensor] = []
     for layer, cache in zip(layers, caches, strict=True):
-        hidden, tensors = attention_block(hidden, layer.attention, cache, rope, inputs, tree_mask)
-        hidden = mlp_block(hidden, layer.mlp)
+        hidden, tensors = composed.layer(_OPS, hidden, layer, cache, ropes, inputs, tree_mask)
         written += tensors
     return hidden, written
+
+
+def last_layer(
+    hidden: Tensor,
+    layer: Layer,
+    cache: LayerCache,
+    ropes: Sequence[Tensor],
+    inputs: ForwardInputs,
+    tree_mask: Tensor | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """The last layer's output in the rows of inputs.logit_indices alone: [L, H]; and its cache."""
+    rows = inputs.logit_indices
+    return composed.layer(_OPS, hidden, layer, cache, ropes, inputs, tree_mask, rows)
 
 
 class BoundLayers:
@@ -286,21 +362,26 @@ class BoundLayers:
         self._layers, self._caches = layers, caches
 
     def __call__(
-        self, hidden: Tensor, rope: Tensor, inputs: ForwardInputs, tree_mask: Tensor | None = None
+        self,
+        hidden: Tensor,
+        ropes: Sequence[Tensor],
+        inputs: ForwardInputs,
+        tree_mask: Tensor | None = None,
     ) -> Tensor:
         """Hidden [T, H] behind the layers; the caches are modified in place."""
-        return layers(hidden, self._layers, self._caches, rope, inputs, tree_mask)[0]
+        return layers(hidden, self._layers, self._caches, ropes, inputs, tree_mask)[0]
 
 
-def logits(
-    hidden: Tensor, norm: Tensor, head: Linear, logit_indices: Tensor | None, epsilon: float
-) -> Tensor:
-    """float32 logits [L, V] of the normalised rows `logit_indices` (or all) of hidden [T, H]."""
-    import paddle
+def embed(inputs: ForwardInputs, embedding: Embedding, head: Linear) -> Tensor:
+    """The first layer's input [T, H]. head: the LM head's matrix, which may be the table."""
+    return composed.embed(_OPS, inputs, embedding, head)
 
-    rows = hidden if logit_indices is None else paddle.gather(hidden, logit_indices)
-    x, _ = rms_norm(rows, norm, None, epsilon)
-    return _linear(x, head)
+
+def logits(hidden: Tensor, head: Head, logit_indices: Tensor | None = None) -> Tensor:
+    """float32 logits [L, V] of the rows `logit_indices` (or all) of hidden [T, H]."""
+    rows = hidden if logit_indices is None else take(hidden, logit_indices)
+    x = composed.before_head(_OPS, rows, head)
+    return composed.behind_head(_linear(x, head.linear), head)
 
 
 PHILOX_ROUNDS = 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import sys
@@ -33,7 +34,9 @@ from predict.bench.peers import Peer, Work, read_peers
 from predict.device import library
 from predict.errors import UserError
 from predict.loading.model import read_spec
+from predict.nn.blocks import Norm
 from predict.nn.spec import DecoderSpec, RopeSpec
+from tests.support.records import llama_spec
 
 ROOT = Path(__file__).parents[2]
 TINY = {
@@ -46,8 +49,7 @@ TINY = {
     "num_key_value_heads": 2,
     "head_dim": 32,
 }
-SPEC = DecoderSpec(
-    model_type="llama",
+SPEC = llama_spec(
     vocab_size=512,
     hidden_size=128,
     intermediate_size=256,
@@ -58,6 +60,15 @@ SPEC = DecoderSpec(
     max_position=4096,
     norm_eps=1e-5,
 )
+
+
+def with_changes(changed: dict[str, Any]) -> DecoderSpec:
+    """SPEC with other fields, of the spec or of its attention."""
+    attention, mlp = SPEC.layers[0]
+    names = {field.name for field in dataclasses.fields(attention)}
+    layer = dataclasses.replace(attention, **{k: v for k, v in changed.items() if k in names}), mlp
+    rest = {key: value for key, value in changed.items() if key not in names}
+    return dataclasses.replace(SPEC, layers=(layer,) * SPEC.num_layers, **rest)
 
 
 @pytest.fixture
@@ -113,8 +124,8 @@ def test_shapes_of_the_table_are_networks(shape: str, tmp_path: Path) -> None:
     [
         ({}, "llama"),
         ({"qkv_bias": True, "tie_word_embeddings": True}, "qwen2"),
-        ({"qk_norm": True}, "qwen3"),
-        ({"rope": RopeSpec(method="llama3", factor=8.0, original_max_position=1024)}, "llama"),
+        ({"qk_norm": Norm()}, "qwen3"),
+        ({"ropes": (RopeSpec(method="llama3", factor=8.0, original_max_position=1024),)}, "llama"),
     ],
     ids=str,
 )
@@ -122,13 +133,13 @@ def test_the_peers_file_has_the_networks_weights(
     changed: dict[str, Any], name: str, tmp_path: Path
 ) -> None:
     gguf = pytest.importorskip("gguf", reason="needs gguf: pip install -e '.[bench]'")
-    spec = DecoderSpec(**{**vars(SPEC), **changed})
+    spec = with_changes(changed)
     assert architecture(spec) == name
     path = tmp_path / "x.gguf"
     write_gguf(path, spec, "Q4_0", "Q8_0", "BF16")
     found = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     frequencies = found.pop("rope_freqs.weight", None)
-    assert (frequencies is not None) == (spec.rope.method == "llama3")
+    assert (frequencies is not None) == (spec.ropes[0].method == "llama3")
     assert sum(int(tensor.n_elements) for tensor in found.values()) == num_parameters(spec)
     assert found["blk.1.ffn_down.weight"].shape.tolist() == [256, 128]
     assert found["blk.1.ffn_down.weight"].tensor_type.name == "Q4_0"
@@ -141,11 +152,11 @@ def test_the_peers_file_has_the_networks_weights(
 
 
 @pytest.mark.parametrize(
-    "changed", [{"mlp_bias": True}, {"windows": (8, -1)}, {"hidden_size": 144}], ids=str
+    "changed", [{"out_bias": True}, {"window": 8}, {"hidden_size": 144}], ids=str
 )
 def test_networks_without_a_layout_are_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="is not measured beside"):
-        check_peer_has(DecoderSpec(**{**vars(SPEC), **changed}), "x")
+        check_peer_has(with_changes(changed), "x")
 
 
 class Sides:

@@ -18,6 +18,7 @@ import build
 from predict import LLM, EngineConfig, SamplingParams, UserError
 from predict.config import cache, quantization
 from predict.nn import cache_formats as kv_formats
+from predict.nn.decoder import linears
 from predict.nn.weights import WeightNames
 from tests.docs_examples import cache_format
 from tests.docs_examples.models.acme import WEIGHTS as ACME_NAMES
@@ -93,7 +94,7 @@ def test_a_scheme_is_one_file_and_two_rows(
     monkeypatch.setitem(quantization.SUPPORT, name, quantization.Support(cpu=False, gpu=(99, 0)))
     llm = LLM(model.changed(quant_type=name))
     assert llm.decoder is not None
-    assert llm.decoder.layers[0].mlp.down.scheme == name
+    assert [linear.scheme for linear in linears(llm.decoder.layers[0][1])] == [name] * 2
     assert all(len(o.token_ids) == 24 for o in llm.generate(PROMPTS, GREEDY))
     with pytest.raises(UserError, match="does not run on the compiled operators"):
         LLM(model.changed(quant_type=name, inference_model=True))

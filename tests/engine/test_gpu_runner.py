@@ -31,12 +31,11 @@ from predict.errors import UserError
 from predict.loading.memory import check_gpu_memory, num_gpu_cache_blocks, weight_bytes
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.inputs import empty_example
-from predict.nn.spec import DecoderSpec
 from predict.nn.weights import LinearPlan, WeightNames, plan_weights
 from tests.support.golden import GOLDEN
+from tests.support.records import llama_spec
 
-SPEC = DecoderSpec(
-    model_type="llama",
+SPEC = llama_spec(
     vocab_size=1000,
     hidden_size=256,
     intermediate_size=512,
@@ -160,8 +159,7 @@ def test_too_little_memory_is_an_error_with_the_arithmetic() -> None:
         num_gpu_cache_blocks(config(), SPEC, memory(10 * per_block), 0)
 
 
-LLAMA_8B = DecoderSpec(
-    model_type="llama",
+LLAMA_8B = llama_spec(
     vocab_size=128256,
     hidden_size=4096,
     intermediate_size=14336,

@@ -36,6 +36,7 @@ def tour(gpu: devices.Device, dtype: str) -> None:
     from predict.loading.build import fold_norms
     from predict.ops import compiled as ops
     from tests.support.gpu_operands import Heads, Operands, Span, Step
+    from tests.support.records import head_of
 
     operands = Operands(gpu, dtype)
     weights = operands.on_gpu(operands.linear(72, 136, bias=True))
@@ -52,7 +53,7 @@ def tour(gpu: devices.Device, dtype: str) -> None:
         ids = operands.placed(operands.generator.integers(0, 1003, rows).astype(np.int32))
         ops.embedding(ids, None, head)
         indices = operands.placed(np.arange(rows, dtype=np.int32))
-        logits = ops.logits(x, norm, head, indices, 1e-5)
+        logits = ops.logits(x, head_of(head, norm), indices)
         columns = (
             np.where(np.arange(rows) % 3, 0.8, 0.0).astype(np.float32),
             (np.arange(rows) % 7).astype(np.int32),
@@ -73,26 +74,24 @@ def tour(gpu: devices.Device, dtype: str) -> None:
         heads = Heads(num_heads, num_kv_heads, head_dim, window)
         layer = operands.on_gpu(operands.layer(72, 88, heads, bias=True, qk_norm=True))
         folded = fold_norms(operands.on_gpu(operands.layer(72, 88, heads, True, False)), ops)
-        rope = operands.rope(heads, 2048).device
+        rope = operands.ropes(heads, 2048).device
         decode = [Span(n - 1, 1) for n in (1, block - 1, block, block + 1, 700)]
         mixed = [Span(0, block + 1), Span(300, 70), Span(0, 0), Span(33, 1), Span(40, 5)]
         for spans in (decode, mixed):
             step = Step(operands, spans, heads, block, num_padding=2)
             hidden = operands.tensor(step.num_tokens, 72).device
-            out, _ = ops.attention_block(
-                hidden, layer.attention, step.caches()[1], rope, step.device
-            )
-            ops.mlp_block(out, layer.mlp)
+            out, _ = ops.attention_block(hidden, layer[0], step.caches()[1], rope, step.device)
+            ops.mlp_block(out, layer[1])
             for each in (layer, folded):
                 ops.layers(hidden, [each], [step.caches()[1]], rope, step.device)
             q, caches = ops.rope_and_cache_write(
                 operands.tensor(step.num_tokens, heads.qkv_size).device,
-                layer.attention,
+                layer[0],
                 step.caches()[1],
                 rope,
                 step.device,
             )
-            ops.paged_attention(q, layer.attention, tuple(caches), step.device).cpu()
+            ops.paged_attention(q, layer[0], tuple(caches), step.device).cpu()
             ops.copy_blocks(caches, [(0, 2), (1, 3)])
 
 

@@ -25,7 +25,7 @@ from tests.support.gpu_operands import (
     Operands,
     Span,
     Step,
-    attention_of,
+    attention_weights,
     compare_rows,
     decode_spans,
     numpy_of,
@@ -87,7 +87,7 @@ def check_attention(
     operands: Operands, kv_format: KvFormat, heads: Heads, block_size: int, spans: list[Span]
 ) -> None:
     step = Step(operands, spans, heads, block_size, 3, filled=True)
-    attention = dataclasses.replace(attention_of(operands, heads), kv_format=kv_format.name)
+    attention = dataclasses.replace(attention_weights(operands, heads), kv_format=kv_format.name)
     q = operands.tensor(step.num_tokens, heads.size)
     caches, device_caches = quantized(operands, kv_format, step.pools)
     got = ops.paged_attention(q.device, attention, device_caches, step.device).cpu()
@@ -143,10 +143,11 @@ def test_rows_are_quantized_when_they_are_written(
         ((1, 1), (8, 2), (14, 2)), (None, head_dim // 2, 6), strict=True
     ):
         heads = Heads(num_heads, num_kv_heads, head_dim, rotary_dim=rotary_dim)
-        plain = dataclasses.replace(attention_of(operands, heads, True), kv_format=kv_format.name)
+        plain = attention_weights(operands, heads, True)
+        plain = dataclasses.replace(plain, kv_format=kv_format.name)
         spans = [Span(0, block_size), Span(block_size - 1, 2), Span(2000, 1), Span(3, 0)]
         step = Step(operands, spans, heads, block_size, num_padding=2)
-        qkv, rope = operands.tensor(step.num_tokens, heads.qkv_size), operands.rope(heads)
+        qkv, rope = operands.tensor(step.num_tokens, heads.qkv_size), operands.ropes(heads)
         caches, device_caches = quantized(operands, kv_format, step.pools)
         weights = dataclasses.replace(operands.on_gpu(plain), kv_format=kv_format.name)
         _, got = ops.rope_and_cache_write(

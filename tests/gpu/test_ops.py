@@ -15,6 +15,7 @@ from predict.device import cuda, devices
 from predict.engine.gpu_runner import read_table
 from predict.engine.logprobs import measure
 from predict.loading.build import fold_norms
+from predict.nn.decoder import Attention, Layer, Mlp
 from predict.ops import compiled as ops
 from predict.ops import plain as reference
 from tests.support.distributions import LOGITS, NUM_DRAWS, SETTINGS, assert_follows, distribution
@@ -27,7 +28,7 @@ from tests.support.gpu_operands import (
     Operands,
     Span,
     Step,
-    attention_of,
+    attention_weights,
     compare,
     compare_rows,
     decode_spans,
@@ -35,10 +36,17 @@ from tests.support.gpu_operands import (
     prefill_spans,
     same,
 )
+from tests.support.records import head_of
 from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
 
 ROWS = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 128, 129, 200, 256, 257)
 SHAPES = ((64, 64), (200, 136), (131, 67), (1024, 1536))  # K, N
+
+
+def attention_part(layer: Layer) -> Attention:
+    attention = layer[0]
+    assert isinstance(attention, Attention)
+    return attention
 
 
 def test_pack_dense_keeps_the_layout_and_rounds(gpu: devices.Device) -> None:
@@ -122,12 +130,12 @@ def test_logits(gpu: devices.Device, dtype: str, vocab: int) -> None:
     for rows in (1, 2, 9, 33, 130):
         hidden = operands.tensor(2 * rows, 136)
         indices = operands.generator.permutation(2 * rows)[:rows].astype(np.int32)
-        got = ops.logits(hidden.device, norm.device, weights, operands.placed(indices), 1e-5)
+        got = ops.logits(hidden.device, head_of(weights, norm.device), operands.placed(indices))
         with operands.on_cpu():
             import paddle
 
             wanted = reference.logits(
-                hidden.plain, norm.plain, head, paddle.to_tensor(indices), 1e-5
+                hidden.plain, head_of(head, norm.plain), paddle.to_tensor(indices)
             )
         assert str(got.dtype) == "paddle.float32"
         compare(got, wanted, dtype, roundings=2)
@@ -149,10 +157,10 @@ def test_rope_and_cache_write(
         ((1, 1), (8, 2), (14, 2)), (None, head_dim // 2, 6), strict=True
     ):
         heads = Heads(num_heads, num_kv_heads, head_dim, rotary_dim=rotary_dim)
-        plain = attention_of(operands, heads, qk_norm)
+        plain = attention_weights(operands, heads, qk_norm)
         spans = [Span(0, block_size), Span(block_size - 1, 2), Span(2000, 1), Span(3, 0)]
         step = Step(operands, spans, heads, block_size, num_padding=2)
-        qkv, rope = operands.tensor(step.num_tokens, heads.qkv_size), operands.rope(heads)
+        qkv, rope = operands.tensor(step.num_tokens, heads.qkv_size), operands.ropes(heads)
         caches, device_caches = step.caches()
         weights = operands.on_gpu(plain)
         got = ops.rope_and_cache_write(qkv.device, weights, device_caches, rope.device, step.device)
@@ -176,7 +184,7 @@ def check_attention(
 ) -> None:
     operands = Operands(gpu, dtype, seed=heads.head_dim)
     step = Step(operands, spans, heads, block_size, num_padding, filled=True)
-    attention = attention_of(operands, heads)
+    attention = attention_weights(operands, heads)
     q = operands.tensor(step.num_tokens, heads.size)
     caches, device_caches = step.caches()
     got = ops.paged_attention(q.device, attention, device_caches, step.device).cpu()
@@ -207,7 +215,7 @@ def test_mixed_attention(gpu: devices.Device, dtype: str, block_size: int, head_
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), HEADS)
 @pytest.mark.parametrize("spans", ["decode", "mixed"])
-def test_attention_of_any_group(
+def test_attention_weights_any_group(
     gpu: devices.Device, dtype: str, head_dim: int, num_heads: int, num_kv_heads: int, spans: str
 ) -> None:
     heads = Heads(num_heads, num_kv_heads, head_dim)
@@ -241,8 +249,8 @@ def test_attention_block(
     gpu: devices.Device, dtype: str, bias: bool, qk_norm: bool, head_dim: int
 ) -> None:
     operands, heads = Operands(gpu, dtype), Heads(8, 2, head_dim)
-    plain = operands.layer(200, 8, heads, bias, qk_norm).attention
-    weights, rope = operands.on_gpu(plain), operands.rope(heads)
+    plain = operands.layer(200, 8, heads, bias, qk_norm)[0]
+    weights, rope = operands.on_gpu(plain), operands.ropes(heads)
     for spans in (decode_spans(32), prefill_spans(32)):
         step = Step(operands, spans, heads, 32)
         hidden = operands.tensor(step.num_tokens, 200)
@@ -264,8 +272,8 @@ def test_attention_block_of_some_rows(
     plain = operands.layer(256, 320, heads, True, True)
     layer = operands.on_gpu(plain)
     weights, rope = (
-        fold_norms(layer, ops).attention if folded else layer.attention,
-        operands.rope(heads),
+        attention_part(fold_norms(layer, ops) if folded else layer),
+        operands.ropes(heads),
     )
     few = [Span(0, 17), Span(3, 1), Span(40, 5)]
     for spans in (few, [span for span in prefill_spans(32) if span.new]):
@@ -286,7 +294,7 @@ def test_attention_block_of_some_rows(
             )
             with operands.on_cpu():
                 everywhere = reference.attention_block(
-                    hidden.plain, plain.attention, caches, rope.plain, step.plain
+                    hidden.plain, plain[0], caches, rope.plain, step.plain
                 )
             assert got[0].shape == [len(rows), 256]
             wanted = numpy_of(everywhere[0])[rows]
@@ -299,7 +307,7 @@ def test_attention_block_of_some_rows(
 @pytest.mark.parametrize("bias", [False, True])
 def test_mlp_block(gpu: devices.Device, dtype: str, bias: bool) -> None:
     operands = Operands(gpu, dtype)
-    plain = operands.layer(200, 328, Heads(), bias, False).mlp
+    plain = operands.layer(200, 328, Heads(), bias, False)[1]
     weights = operands.on_gpu(plain)
     for rows in ROWS:
         hidden = operands.tensor(rows, 200)
@@ -315,13 +323,13 @@ def test_all_layers_in_one_call_equal_the_block_ops(
     gpu: devices.Device, dtype: str, folded: bool, make: Any
 ) -> None:
     operands, heads = Operands(gpu, dtype), Heads(8, 2, 64)
-    layers = [
+    layers: list[Layer] = [
         operands.on_gpu(operands.layer(256, 320, dataclasses.replace(heads, window=w), True, True))
         for w in (-1, 40)
     ]
     if folded:
         layers = [fold_norms(layer, ops) for layer in layers]
-    step, rope = Step(operands, make(32), heads, 32), operands.rope(heads)
+    step, rope = Step(operands, make(32), heads, 32), operands.ropes(heads)
     hidden = operands.tensor(step.num_tokens, 256).device
     whole, written = ops.layers(
         hidden, layers, [step.caches()[1] for _ in layers], rope.device, step.device
@@ -329,9 +337,11 @@ def test_all_layers_in_one_call_equal_the_block_ops(
     wanted, expected = hidden, []
     for layer in layers:
         wanted, pair = ops.attention_block(
-            wanted, layer.attention, step.caches()[1], rope.device, step.device
+            wanted, attention_part(layer), step.caches()[1], rope.device, step.device
         )
-        wanted = ops.mlp_block(wanted, layer.mlp)
+        mlp = layer[1]
+        assert isinstance(mlp, Mlp)
+        wanted = ops.mlp_block(wanted, mlp)
         expected += pair
     for got, want in zip([whole, *written], [wanted, *expected], strict=True):
         if folded:  # a product leaves sums of squares in other pieces than a kernel that takes them
@@ -345,8 +355,8 @@ def test_folded_norms_change_little(gpu: devices.Device, dtype: str) -> None:
     operands, heads = Operands(gpu, dtype), Heads(4, 2, 64)
     plain = operands.layer(256, 320, heads, True, False)
     folded = fold_norms(operands.on_gpu(plain), ops)
-    assert folded.attention.qkv.scheme == "dense_folded"
-    rope = operands.rope(heads)
+    assert attention_part(folded).qkv.scheme == "dense_folded"
+    rope = operands.ropes(heads)
     for spans in (decode_spans(32), prefill_spans(32)):
         step = Step(operands, spans, heads, 32)
         hidden = operands.tensor(step.num_tokens, 256)
@@ -364,7 +374,7 @@ def test_graph_replay_equals_eager_bit_for_bit(gpu: devices.Device, dtype: str) 
     operands, heads = Operands(gpu, dtype), Heads(8, 2, 128)
     layers = [operands.on_gpu(operands.layer(256, 320, heads, True, False)) for _ in range(2)]
     head, norm = operands.on_gpu(operands.linear(256, 1000)), operands.tensor(256).device
-    rope, hidden = operands.rope(heads), operands.tensor(7, 256).device
+    rope, hidden = operands.ropes(heads), operands.tensor(7, 256).device
     contexts = [(1, 2, 15, 16, 17, 700, 5000), (40, 64, 65, 3, 900, 1, 4097), (5000,) * 7]
     steps = [Step(operands, [Span(n - 1, 1) for n in c], heads, 32) for c in contexts]
     limits = paddle.to_tensor(np.array([1, 5000], np.int32), place=paddle.CPUPlace())
@@ -378,7 +388,7 @@ def test_graph_replay_equals_eager_bit_for_bit(gpu: devices.Device, dtype: str) 
 
     def run() -> tuple[Any, Any]:
         out, _ = ops.layers(hidden, layers, caches, rope.device, inputs)
-        return out, ops.logits(out, norm, head, inputs.logit_indices, 1e-5)
+        return out, ops.logits(out, head_of(head, norm), inputs.logit_indices)
 
     def load(step: Step) -> None:
         tables = np.full(shape, -1, np.int32)
@@ -558,9 +568,9 @@ def test_steps_without_tokens_return_nothing(gpu: devices.Device) -> None:
     operands, heads = Operands(gpu, "bfloat16"), Heads()
     layer = operands.on_gpu(operands.layer(64, 64, heads, True, False))
     empty = paddle.empty([0, 64], "bfloat16")
-    assert ops.mlp_block(empty, layer.mlp).shape == [0, 64]
-    assert ops.linear(empty, layer.mlp.gate_up).shape == [0, 128]
-    assert ops.rms_norm(empty, layer.mlp.norm, None, 1e-5)[0].shape == [0, 64]
+    assert ops.mlp_block(empty, layer[1]).shape == [0, 64]
+    assert ops.linear(empty, layer[1].gate_up).shape == [0, 128]
+    assert ops.rms_norm(empty, layer[1].norm, None, 1e-5)[0].shape == [0, 64]
 
 
 def test_tensors_of_two_devices_are_refused_by_name(gpu: devices.Device) -> None:
@@ -568,13 +578,13 @@ def test_tensors_of_two_devices_are_refused_by_name(gpu: devices.Device) -> None
     layer = operands.on_gpu(operands.layer(64, 64, heads, True, False))
     x = operands.tensor(3, 64)
     with pytest.raises(ValueError, match=r"x is on Place\(cpu\)"):
-        ops.linear(x.plain, layer.mlp.gate_up)
+        ops.linear(x.plain, layer[1].gate_up)
     with pytest.raises(ValueError, match=r"hidden is on Place\(cpu\)"):
-        ops.mlp_block(x.plain, layer.mlp)
+        ops.mlp_block(x.plain, layer[1])
     step = Step(operands, [Span(3, 1)], heads, 32)
     q = operands.tensor(1, heads.size)
     with pytest.raises(ValueError, match=r"q is on Place\(cpu\)"):
-        ops.paged_attention(q.plain, layer.attention, step.caches()[1], step.device)
+        ops.paged_attention(q.plain, layer[0], step.caches()[1], step.device)
 
 
 def test_sizes_that_no_kernel_has_are_refused_by_name(gpu: devices.Device) -> None:
@@ -586,7 +596,9 @@ def test_sizes_that_no_kernel_has_are_refused_by_name(gpu: devices.Device) -> No
         step = Step(operands, [Span(3, 1)], heads, block_size)
         q = operands.tensor(1, heads.size).device
         with pytest.raises(ValueError, match=f"(?s){words}"):
-            ops.paged_attention(q, attention_of(operands, heads), step.caches()[1], step.device)
+            ops.paged_attention(
+                q, attention_weights(operands, heads), step.caches()[1], step.device
+            )
 
 
 def test_packed_weights_are_refused(gpu: devices.Device) -> None:

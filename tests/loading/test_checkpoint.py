@@ -210,7 +210,7 @@ def test_both_rope_spellings_give_the_same_spec(tmp_path: Path) -> None:
         reader = ConfigReader.from_dir(tmp_path)
         specs.append(family_of(reader).spec(reader))
     assert specs[0] == specs[1]
-    assert specs[0].rope.theta == 5e5
+    assert specs[0].ropes[0].theta == 5e5
 
 
 def test_families_are_found_by_file_name() -> None:

@@ -30,6 +30,7 @@ from predict.schemes import Quantized, scheme_of
 from predict.schemes._e4m3 import encode
 from tests.support import tiny
 from tests.support.layouts import CASES, GOLDEN, MIXED, SCHEMES, open_layout
+from tests.support.records import named_linears
 from tests.support.schemes import answer, logits_of, relative_error
 
 
@@ -83,7 +84,7 @@ def num_equal_to_golden(case: str) -> int:
 
 def test_linears_that_gptqmodel_stores_in_different_ways_equal_its_own() -> None:
     layout, plan = open_layout(GOLDEN / MIXED)
-    first, second = plan.layers
+    first, second = map(named_linears, plan.layers)
     kinds = {
         first.qkv: ("weight_only_int8", -1),
         first.gate_up: ("weight_only_int4", 32),
@@ -220,7 +221,7 @@ def test_asymmetric_and_act_order_weights_survive_being_written(tmp_path: Path) 
     config["config_groups"]["group_1"] = group
     announce(directory, config)
     layout, plan = open_layout(directory)
-    read = layout.read(plan.layers[0].out)
+    read = layout.read(named_linears(plan.layers[0]).out)
     want = _wide(weight)
     scheme = scheme_of("weight_only_int4")
     got, wanted = (scheme.plain(scheme.tensors(w, "float32", None)).numpy() for w in (read, want))
@@ -252,7 +253,7 @@ def test_lm_head_of_a_quantized_checkpoint_may_be_rounded_too(tmp_path: Path) ->
     stored = write_quantized(tmp_path, "weight_only_int4", 32)
     layout, plan = open_layout(stored, head_scheme="weight_only_int8")
     assert layout.scheme(plan.head) == "weight_only_int8"
-    assert layout.scheme(plan.layers[0].qkv) == "weight_only_int4"
+    assert layout.scheme(named_linears(plan.layers[0]).qkv) == "weight_only_int4"
     assert answer(stored, lm_head_quant_type="weight_only_int8")
 
 
@@ -268,8 +269,8 @@ def test_ignored_linears_stay_dense(tmp_path: Path) -> None:
     ignore = ["lm_head", "re:.*layers\\.0\\.mlp\\.down.*"]
     announce(stored, compressed_tensors.config("weight_only_int8", ignore=ignore))
     layout, plan = open_layout(stored)
-    assert layout.scheme(plan.layers[0].down) == "dense"
-    assert layout.scheme(plan.layers[1].down) == "weight_only_int8"
+    assert layout.scheme(named_linears(plan.layers[0]).down) == "dense"
+    assert layout.scheme(named_linears(plan.layers[1]).down) == "weight_only_int8"
     assert answer(stored)
 
 
@@ -324,8 +325,8 @@ def test_float8_layouts_of_hugging_face_are_read(
     stored = write_fp8(tmp_path / "stored", quantization, **scale_as)
     dense = tiny.write(tmp_path / "dense")
     layout, plan = open_layout(stored)
-    read = layout.read(plan.layers[0].qkv)
-    assert layout.scheme(plan.layers[0].qkv) == "a8w8_fp8"
+    read = layout.read(named_linears(plan.layers[0]).qkv)
+    assert layout.scheme(named_linears(plan.layers[0]).qkv) == "a8w8_fp8"
     assert (read.act_scale is not None) == (quantization.get("activation_scheme") == "static")
     assert relative_error(logits_of(stored), logits_of(dense)) < 0.2
 
@@ -456,10 +457,10 @@ def test_parts_ordered_differently_are_read_dense(tmp_path: Path) -> None:
     save_file(held, tmp_path / "model.safetensors")
     layout, plan = open_layout(tmp_path)
     whole, wanted_plan = open_layout(GOLDEN / "gptq_act_order")
-    linear = plan.layers[0].gate_up
+    linear = named_linears(plan.layers[0]).gate_up
     assert layout.scheme(linear) == "dense"
     got = dequantized(layout, linear)
-    want = dequantized(whole, wanted_plan.layers[0].gate_up)
+    want = dequantized(whole, named_linears(wanted_plan.layers[0]).gate_up)
     np.testing.assert_array_equal(got["model.layers.0.mlp.gate_proj"], want[linear.prefixes[0]])
     np.testing.assert_array_equal(got[name], want[name][:, ::-1])
     assert answer(tmp_path)
@@ -563,7 +564,7 @@ def test_linears_of_a_gptq_checkpoint_are_stored_as_dynamic_says(tmp_path: Path)
     wanted = write_dynamic(tmp_path)
     layout, plan = open_layout(tmp_path)
     assert layout.schemes == {"weight_only_int4", "weight_only_int8"}
-    first, second = plan.layers
+    first, second = map(named_linears, plan.layers)
     kinds = {
         first.qkv: ("weight_only_int8", -1),
         first.out: ("weight_only_int8", -1),
@@ -666,7 +667,7 @@ def test_config_groups_of_compressed_tensors_go_by_name_then_pattern_then_class(
     config |= {"config_groups": groups, "ignore": ["lm_head", r"re:.*\.1\.self_attn\..*"]}
     write_mixed(tmp_path, stored, config)
     layout, plan = open_layout(tmp_path)
-    first, second = plan.layers
+    first, second = map(named_linears, plan.layers)
     assert [layout.scheme(linear) for linear in (first.qkv, first.down, second.qkv)] == [
         *("weight_only_int4", "weight_only_int8", "dense")
     ]
@@ -714,9 +715,9 @@ def paddlenlp_model(
 def test_paddlenlp_directories_are_read(tmp_path: Path, smooth: bool) -> None:
     paddlenlp_model(tmp_path, smooth=smooth)
     layout, plan = open_layout(tmp_path)
-    assert layout.scheme(plan.layers[0].down) == "dense"
-    assert layout.scheme(plan.layers[1].down) == "a8w8"
-    read = layout.read(plan.layers[1].out)
+    assert layout.scheme(named_linears(plan.layers[0]).down) == "dense"
+    assert layout.scheme(named_linears(plan.layers[1]).down) == "a8w8"
+    read = layout.read(named_linears(plan.layers[1]).out)
     assert read.act_scale == pytest.approx(8.0 / 127)
     assert (read.smooth is not None) == smooth
     assert answer(tmp_path)
@@ -755,9 +756,9 @@ def test_biases_of_norms_are_shifts(tmp_path: Path) -> None:
     for name in ("input_layernorm", "post_attention_layernorm"):
         change(tmp_path, f"model.layers.1.{name}.bias", bias)
     layout, plan = open_layout(tmp_path)
-    np.testing.assert_array_equal(layout.read(plan.layers[1].qkv).shift, bias)
-    assert layout.read(plan.layers[1].out).shift is None
-    assert layout.bias(plan.layers[1].qkv) is None
+    np.testing.assert_array_equal(layout.read(named_linears(plan.layers[1]).qkv).shift, bias)
+    assert layout.read(named_linears(plan.layers[1]).out).shift is None
+    assert layout.bias(named_linears(plan.layers[1]).qkv) is None
     for name in ("act_scales.json", "weight_scales.json"):
         scales = json.loads((tmp_path / name).read_text())
         kept = {k: v for k, v in scales.items() if "layers.1.mlp" not in k}
@@ -768,7 +769,8 @@ def test_biases_of_norms_are_shifts(tmp_path: Path) -> None:
         change(tmp_path, name, dense[name])
     layout, plan = open_layout(tmp_path)
     gate = dense["model.layers.1.mlp.gate_proj.weight"]
-    np.testing.assert_allclose(layout.bias(plan.layers[1].gate_up)[:96], gate @ bias, rtol=1e-5)
+    gate_up = layout.bias(named_linears(plan.layers[1]).gate_up)
+    np.testing.assert_allclose(gate_up[:96], gate @ bias, rtol=1e-5)
     assert answer(tmp_path)
 
 

@@ -284,8 +284,8 @@ def test_parameter_file_is_checked_to_its_last_byte(
         (b"\1" + whole[1:], "no header of a tensor at byte 0"),
         (whole[:4] + b"\xff" * 8 + whole[12:], "no header of a tensor at byte 0"),  # LoD levels
         (whole[:16] + b"\xff\xff\xff\x7f" + whole[20:], "no header of a tensor at byte 0"),
-        (whole[:21] + b"\x06" + whole[22:], r"float64 .*embedding as float32"),
-        (whole[:23] + b"\xff\xff\xff\x7f" + whole[27:], "no header|takes embedding as"),
+        (whole[:21] + b"\x06" + whole[22:], r"float64 .*embedding_table as float32"),
+        (whole[:23] + b"\xff\xff\xff\x7f" + whole[27:], "no header|takes embedding_table as"),
     ):
         path.write_bytes(data)
         with pytest.raises(UserError, match=words):

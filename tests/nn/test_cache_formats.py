@@ -14,7 +14,6 @@ from predict.device.library import Library
 from predict.errors import UserError
 from predict.loading.cache_scales import head_scales
 from predict.nn.cache_formats import FORMATS, KV_FORMATS, KvFormat, kv_format_of
-from predict.nn.spec import DecoderSpec
 from tests.support.attention import Problem, Shape, attention, rope_table, rotated
 from tests.support.cpu_kernels import (
     CANDIDATES,
@@ -29,13 +28,13 @@ from tests.support.cpu_kernels import (
     tensor,
     threads,
 )
+from tests.support.records import attention_of, llama_spec
 from tests.support.tolerances import assert_close
 
 OPERATOR = "paged_attention"  # whose candidates the fixture `candidate` goes through
 
 QUANTIZED = [row for row in FORMATS if row.scale_floats]
-SPEC = DecoderSpec(
-    model_type="llama",
+SPEC = llama_spec(
     vocab_size=100,
     hidden_size=64,
     intermediate_size=96,
@@ -428,7 +427,7 @@ def test_tree_of_drafts_sees_ancestors_only(
 
 
 def test_plain_operators_see_the_same_tree(compiled: Library) -> None:
-    from predict.nn.decoder import Attention, Linear
+    from predict.nn.decoder import Linear
     from predict.nn.inputs import ForwardInputs
     from predict.ops import compiled as ops
     from predict.ops import plain as reference
@@ -442,8 +441,8 @@ def test_plain_operators_see_the_same_tree(compiled: Library) -> None:
         mask[:7] = tree_words(PARENTS, 1)
         mask[47:] = tree_words((-1, 0), 1)
         norm = tensor([1.0], "float32")
-        weights = Attention(
-            norm, none, None, None, none, 6, 2, 32, 1e-6, p.scale, window, kv_format="int4"
+        weights = attention_of(
+            none, none, norm, (6, 2, 32), None, window, p.scale, kv_format="int4"
         )
         borders, lengths, tables, longest = batch.index_tensors()
         inputs = ForwardInputs(

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from predict.device import library
-from predict.nn.decoder import Attention, Layer, Linear, Mlp
+from predict.nn.decoder import Attention, Linear, Mlp
 from predict.nn.inputs import ForwardInputs, HostTensors, empty_example, to_tensors
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
 from predict.ops import compiled as ops
 from predict.ops import plain as reference
+from tests.support.records import attention_of, head_of, mlp_of
 from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
 
 paddle = library.import_paddle()
@@ -36,7 +37,8 @@ def functions(module: Any) -> dict[str, inspect.Signature]:
 
 def test_both_backends_offer_the_same_functions() -> None:
     compiled, plain = functions(ops), functions(reference)
-    packing = {"pack_dense", "pack_quantized", "fold_norm"}  # only the compiled operators need them
+    # Only the compiled operators need them.
+    packing = {"pack_dense", "pack_quantized", "fold_norm", "is_fused"}
     gpu = {
         "follow_drafts",
         "resolve_tokens",
@@ -60,26 +62,16 @@ class Case:
         self.dtype = dtype
         self.generator = np.random.default_rng(5)
         qkv_size = (HEADS + 2 * KV_HEADS) * DIM
-        self.attention = Attention(
-            norm=self.tensor(HIDDEN, around=1.0),
-            qkv=self.linear(HIDDEN, qkv_size, bias),
-            q_norm=self.tensor(DIM, around=1.0) if qk_norm else None,
-            k_norm=self.tensor(DIM, around=1.0) if qk_norm else None,
-            out=self.linear(HEADS * DIM, HIDDEN, bias),
-            num_heads=HEADS,
-            num_kv_heads=KV_HEADS,
-            head_dim=DIM,
-            norm_eps=1e-5,
-            softmax_scale=DIM**-0.5,
-            window=-1,
+        qk_norms = self.tensor(DIM, around=1.0), self.tensor(DIM, around=1.0)
+        self.attention = attention_of(
+            self.linear(HIDDEN, qkv_size, bias),
+            self.linear(HEADS * DIM, HIDDEN, bias),
+            self.tensor(HIDDEN, around=1.0),
+            (HEADS, KV_HEADS, DIM),
+            qk_norms if qk_norm else None,
         )
-        self.mlp = Mlp(
-            norm=self.tensor(HIDDEN, around=1.0),
-            gate_up=self.linear(HIDDEN, 2 * INNER, bias),
-            down=self.linear(INNER, HIDDEN, bias),
-            intermediate_size=INNER,
-            norm_eps=1e-5,
-        )
+        gate_up, down = self.linear(HIDDEN, 2 * INNER, bias), self.linear(INNER, HIDDEN, bias)
+        self.mlp = mlp_of(gate_up, down, self.tensor(HIDDEN, around=1.0))
 
     def tensor(self, *shape: int, around: float = 0.0) -> Any:
         values = around + 0.1 * self.generator.standard_normal(shape)
@@ -163,12 +155,12 @@ def test_attention_block_equals_its_plain_twin(
     case = Case(dtype, bias, qk_norm)
     inputs = mixed_step()
     hidden = case.tensor(int(inputs.positions.shape[0]), HIDDEN)
-    rope = paddle.to_tensor(rope_table(RopeSpec(), DIM, 64, 64))
+    ropes = [paddle.to_tensor(rope_table(RopeSpec(), DIM, 64, 64))]
     results = []
     for backend, attention in ((ops, case.packed_attention()), (reference, case.attention)):
         cache = caches(case)
         given = hidden if backend is ops else hidden.astype("float32")
-        out, written = backend.attention_block(given, attention, cache, rope, inputs)
+        out, written = backend.attention_block(given, attention, cache, ropes, inputs)
         results.append((out, *written))
         for tensor, returned in zip(cache, written, strict=True):
             np.testing.assert_array_equal(
@@ -192,20 +184,22 @@ def test_block_ops_equal_the_small_ops_they_compose(compiled: library.Library, d
     case = Case(dtype, True, True)
     inputs = mixed_step()
     hidden = case.tensor(int(inputs.positions.shape[0]), HIDDEN)
-    rope = paddle.to_tensor(rope_table(RopeSpec(), DIM, 64, 64))
+    ropes = [paddle.to_tensor(rope_table(RopeSpec(), DIM, 64, 64))]
     attention, mlp = case.packed_attention(), case.packed_mlp()
+    assert attention.norm is not None
+    assert mlp.norm is not None
 
-    whole, *_ = ops.attention_block(hidden, attention, caches(case), rope, inputs)
-    x, _ = ops.rms_norm(hidden, attention.norm, None, attention.norm_eps)
+    whole, *_ = ops.attention_block(hidden, attention, caches(case), ropes, inputs)
+    x, _ = ops.rms_norm(hidden, attention.norm.weight, None, 1e-5)
     q, written = ops.rope_and_cache_write(
-        ops.linear(x, attention.qkv), attention, caches(case), rope, inputs
+        ops.linear(x, attention.qkv), attention, caches(case), ropes, inputs
     )
     mixed = ops.paged_attention(q, attention, tuple(written), inputs)
     added = ops.linear(mixed, attention.out).astype("float32") + hidden.astype("float32")
     close(whole, added, dtype)
 
     whole = ops.mlp_block(hidden, mlp)
-    x, _ = ops.rms_norm(hidden, mlp.norm, None, mlp.norm_eps)
+    x, _ = ops.rms_norm(hidden, mlp.norm.weight, None, 1e-5)
     inner = ops.linear(ops.silu_mul(ops.linear(x, mlp.gate_up)), mlp.down)
     close(whole, inner.astype("float32") + hidden.astype("float32"), dtype)
 
@@ -218,28 +212,26 @@ def test_one_call_for_all_layers_equals_the_block_ops(
     case = Case(dtype, bias, qk_norm)
     inputs = mixed_step()
     hidden = case.tensor(int(inputs.positions.shape[0]), HIDDEN)
-    rope = paddle.to_tensor(rope_table(RopeSpec(), DIM, 64, 64))
-    windowed = dataclasses.replace(case.packed_attention(), window=7)
-    layers = [
-        Layer(case.packed_attention(), case.packed_mlp()),
-        Layer(windowed, case.packed_mlp()),
-    ]
-    whole, written = ops.layers(hidden, layers, [caches(case), caches(case)], rope, inputs)
+    ropes = [paddle.to_tensor(rope_table(RopeSpec(), DIM, 64, 64))]
+    whole = case.packed_attention()
+    windowed = dataclasses.replace(whole, block=dataclasses.replace(whole.block, window=7))
+    layers = [(whole, case.packed_mlp()), (windowed, case.packed_mlp())]
+    hidden_out, written = ops.layers(hidden, layers, [caches(case), caches(case)], ropes, inputs)
 
     wanted, expected = hidden, []
-    for layer in layers:
-        wanted, pair = ops.attention_block(wanted, layer.attention, caches(case), rope, inputs)
-        wanted = ops.mlp_block(wanted, layer.mlp)
+    for attention, mlp in layers:
+        wanted, pair = ops.attention_block(wanted, attention, caches(case), ropes, inputs)
+        wanted = ops.mlp_block(wanted, mlp)
         expected += pair
-    for got, want in zip([whole, *written], [wanted, *expected], strict=True):
+    for got, want in zip([hidden_out, *written], [wanted, *expected], strict=True):
         np.testing.assert_array_equal(got.astype("float32").numpy(), want.astype("float32").numpy())
 
     kept = [caches(case), caches(case)]
     bound = ops.BoundLayers(layers, kept)
     for _ in range(2):  # what it wrote before is written again
-        got = bound(hidden, rope, inputs)
+        got = bound(hidden, ropes, inputs)
         np.testing.assert_array_equal(
-            got.astype("float32").numpy(), whole.astype("float32").numpy()
+            got.astype("float32").numpy(), hidden_out.astype("float32").numpy()
         )
     for tensor, want in zip([*kept[0], *kept[1]], written, strict=True):
         np.testing.assert_array_equal(
@@ -249,16 +241,16 @@ def test_one_call_for_all_layers_equals_the_block_ops(
 
 def test_wrong_number_of_weights_is_refused(compiled: library.Library) -> None:
     case = Case("float32", False, False)
-    layer = Layer(case.packed_attention(), case.packed_mlp())
-    short = dataclasses.replace(layer, mlp=dataclasses.replace(layer.mlp, down=EMPTY))
-    rope = paddle.to_tensor(rope_table(RopeSpec(), DIM, 64, 64))
+    attention, mlp = case.packed_attention(), case.packed_mlp()
+    layer, short = (attention, mlp), (attention, dataclasses.replace(mlp, down=EMPTY))
+    ropes = [paddle.to_tensor(rope_table(RopeSpec(), DIM, 64, 64))]
     with pytest.raises(ValueError, match="weights holds 5 tensors, and down is missing"):
-        ops.layers(case.tensor(25, HIDDEN), [short], [caches(case)], rope, mixed_step())
+        ops.layers(case.tensor(25, HIDDEN), [short], [caches(case)], ropes, mixed_step())
     with pytest.raises(ValueError, match="weights holds 5 tensors, and down is missing"):
-        ops.BoundLayers([short], [caches(case)])(case.tensor(25, HIDDEN), rope, mixed_step())
+        ops.BoundLayers([short], [caches(case)])(case.tensor(25, HIDDEN), ropes, mixed_step())
     with pytest.raises(ValueError, match="caches holds 4 tensors for 1 layer"):
         ops.BoundLayers([layer], [(*caches(case), *caches(case))])(
-            case.tensor(25, HIDDEN), rope, mixed_step()
+            case.tensor(25, HIDDEN), ropes, mixed_step()
         )
 
 
@@ -307,6 +299,6 @@ def test_logits_equal_their_plain_twin(compiled: library.Library) -> None:
     head = case.linear(HIDDEN, 131, False)
     hidden, norm = case.tensor(9, HIDDEN), case.tensor(HIDDEN, around=1.0)
     rows = paddle.to_tensor(np.array([8, 0, 3], np.int32))
-    got = ops.logits(hidden, norm, case.packed(head), rows, 1e-5)
+    got = ops.logits(hidden, head_of(case.packed(head), norm), rows)
     assert got.dtype == paddle.float32
-    close(got, reference.logits(hidden.astype("float32"), norm, head, rows, 1e-5), "bfloat16")
+    close(got, reference.logits(hidden.astype("float32"), head_of(head, norm), rows), "bfloat16")

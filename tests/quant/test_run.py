@@ -172,15 +172,15 @@ def test_scaling_an_input_keeps_the_layers_function(
     source = CheckpointSource(Checkpoint(directory))
     layer = LayerWeights.read(1, plan.layers[1], spec, source)
     hidden = np.random.default_rng(0).normal(0, 1, (30, spec.hidden_size)).astype(np.float32)
-    rope = paddle.to_tensor(rope_table(spec.rope, spec.head_dim, 64, spec.max_position))
-    before = run_layer(reference, layer.records(None), hidden, (12, 18), rope)
+    ropes = [paddle.to_tensor(rope_table(spec.ropes[0], spec.head_dim, 64, spec.max_position))]
+    before = run_layer(reference, layer.records(None), hidden, (12, 18), ropes)
     columns = layer.linears[kind].weight.shape[1]
     scale = np.random.default_rng(1).uniform(0.3, 3.0, (columns,)).astype(np.float32)
     sharing = layer.sharing(kind)
     if sharing is not None:
         scale = scale[sharing]
     layer.scale_input(kind, scale)
-    after = run_layer(reference, layer.records(None), hidden, (12, 18), rope)
+    after = run_layer(reference, layer.records(None), hidden, (12, 18), ropes)
     assert np.allclose(after.output, before.output, atol=2e-4)
     assert np.allclose(after.inputs[kind], before.inputs[kind] / scale, rtol=1e-4, atol=1e-4)
 

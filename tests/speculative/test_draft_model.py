@@ -191,7 +191,7 @@ def test_flags_of_draft_models_go_together() -> None:
 def test_the_drafts_cache_counts_in_the_blocks_that_fit() -> None:
     settings = config(DEMO, batch_size=64, attention="append")
     spec = LLM(config(DEMO)).spec
-    small = dataclasses.replace(spec, num_layers=spec.num_layers // 2 + 1)
+    small = dataclasses.replace(spec, layers=spec.layers[: spec.num_layers // 2 + 1])
     assert bytes_per_token(settings, spec, small) * 7 == bytes_per_token(settings, spec) * 11
     alone = num_cache_blocks(settings, spec, 1 << 25)
     assert num_cache_blocks(settings, spec, 1 << 25, small) == alone * 7 // 11

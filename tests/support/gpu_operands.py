@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.device.devices import Device
-from predict.nn.decoder import Attention, Layer, Linear, Mlp, map_tensors
+from predict.nn.decoder import Attention, Linear, Mlp, map_tensors
 from predict.nn.inputs import ForwardInputs, to_tensors
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
+from tests.support.records import attention_of, mlp_of
 from tests.support.tolerances import assert_close
 
-Tree = TypeVar("Tree", Layer, Attention, Mlp, Linear)
+Tree = TypeVar("Tree")
 MAX_POSITION = 40_000
 
 
@@ -134,40 +135,31 @@ class Operands:
             "dense", (weight,), self.tensor(num_out).plain if bias else None, num_in, num_out
         )
 
-    def layer(self, hidden: int, inner: int, heads: Heads, bias: bool, qk_norm: bool) -> Layer:
+    def layer(
+        self, hidden: int, inner: int, heads: Heads, bias: bool, qk_norm: bool
+    ) -> tuple[Attention, Mlp]:
         """A plain layer."""
 
         def norm(size: int) -> Any:
             return self.tensor(size, around=1.0, scale=0.1).plain
 
-        attention = Attention(
-            norm=norm(hidden),
+        attention = attention_of(
             qkv=self.linear(hidden, heads.qkv_size, bias),
-            q_norm=norm(heads.head_dim) if qk_norm else None,
-            k_norm=norm(heads.head_dim) if qk_norm else None,
             out=self.linear(heads.size, hidden, bias),
-            num_heads=heads.num_heads,
-            num_kv_heads=heads.num_kv_heads,
-            head_dim=heads.head_dim,
-            norm_eps=1e-5,
-            softmax_scale=heads.head_dim**-0.5,
+            norm=norm(hidden),
+            heads=(heads.num_heads, heads.num_kv_heads, heads.head_dim),
+            qk_norms=(norm(heads.head_dim), norm(heads.head_dim)) if qk_norm else None,
             window=heads.window,
         )
-        mlp = Mlp(
-            norm=norm(hidden),
-            gate_up=self.linear(hidden, 2 * inner, bias),
-            down=self.linear(inner, hidden, bias),
-            intermediate_size=inner,
-            norm_eps=1e-5,
-        )
-        return Layer(attention, mlp)
+        gate_up, down = self.linear(hidden, 2 * inner, bias), self.linear(inner, hidden, bias)
+        return attention, mlp_of(gate_up, down, norm(hidden))
 
-    def rope(self, heads: Heads, num_positions: int = MAX_POSITION) -> Both:
-        """The rotary table, float32 in both forms."""
+    def ropes(self, heads: Heads, num_positions: int = MAX_POSITION) -> Both:
+        """The one rotary table, float32 in both forms."""
         import paddle
 
         table = _rope_table(heads.head_dim, heads.rotary_dim, num_positions)
-        return Both(paddle.to_tensor(table, place=paddle.CPUPlace()), self.placed(table))
+        return Both((paddle.to_tensor(table, place=paddle.CPUPlace()),), (self.placed(table),))
 
 
 class Step:
@@ -245,8 +237,8 @@ BLOCK_SIZES = (16, 32, 64, 128)
 HEADS = ((1, 1), (8, 8), (8, 2), (14, 2), (32, 4), (16, 1), (9, 3))
 
 
-def attention_of(operands: Operands, heads: Heads, qk_norm: bool = False) -> Any:
-    return operands.layer(8, 8, heads, False, qk_norm).attention
+def attention_weights(operands: Operands, heads: Heads, qk_norm: bool = False) -> Any:
+    return operands.layer(8, 8, heads, False, qk_norm)[0]
 
 
 def compare_rows(got: Any, wanted: Any, dtype: str, roundings: int = 2) -> None:

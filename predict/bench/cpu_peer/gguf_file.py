@@ -26,9 +26,9 @@ FILE_TYPES = {
 
 def architecture(spec: DecoderSpec) -> str:
     """llama.cpp's name for a network like this."""
-    if spec.qk_norm:
+    if spec.attention[0].qk_norm:
         return "qwen3"
-    return "qwen2" if spec.qkv_bias else "llama"
+    return "qwen2" if spec.attention[0].qkv_bias else "llama"
 
 
 def tensors(
@@ -47,17 +47,17 @@ def tensors(
         yield "token_embd.weight", table, dense_type
         yield "output.weight", table, head_type
     yield "output_norm.weight", (hidden,), "F32"
-    if spec.rope.method == "llama3":
-        yield "rope_freqs.weight", ((spec.rope.rotary_dim or spec.head_dim) // 2,), "F32"
+    if spec.ropes[0].method == "llama3":
+        yield "rope_freqs.weight", ((spec.ropes[0].rotary_dim or spec.head_dim) // 2,), "F32"
     for layer in range(spec.num_layers):
         start = f"blk.{layer}"
         yield f"{start}.attn_norm.weight", (hidden,), "F32"
         yield f"{start}.ffn_norm.weight", (hidden,), "F32"
         for name, size in (("attn_q", queries), ("attn_k", keys), ("attn_v", keys)):
             yield f"{start}.{name}.weight", (size, hidden), layer_type
-            if spec.qkv_bias:
+            if spec.attention[0].qkv_bias:
                 yield f"{start}.{name}.bias", (size,), "F32"
-        if spec.qk_norm:
+        if spec.attention[0].qk_norm:
             yield f"{start}.attn_q_norm.weight", (spec.head_dim,), "F32"
             yield f"{start}.attn_k_norm.weight", (spec.head_dim,), "F32"
         yield f"{start}.attn_output.weight", (hidden, queries), layer_type
@@ -81,9 +81,11 @@ def write_gguf(
     writer.add_head_count_kv(spec.num_kv_heads)
     writer.add_key_length(spec.head_dim)
     writer.add_value_length(spec.head_dim)
-    writer.add_rope_dimension_count(spec.rope.rotary_dim or spec.head_dim)
-    writer.add_rope_freq_base(spec.rope.theta)
-    writer.add_layer_norm_rms_eps(spec.norm_eps)
+    writer.add_rope_dimension_count(spec.ropes[0].rotary_dim or spec.head_dim)
+    writer.add_rope_freq_base(spec.ropes[0].theta)
+    norm = spec.head.norm
+    assert norm is not None
+    writer.add_layer_norm_rms_eps(norm.epsilon)
     writer.add_vocab_size(spec.vocab_size)
     writer.add_file_type(FILE_TYPES[layer_type])
     writer.add_tokenizer_model("no_vocab")

@@ -8,6 +8,7 @@ from typing import Any
 
 from predict.bench.operators import SHAPES
 from predict.errors import UserError, one_of
+from predict.nn.blocks import LinearSlot
 from predict.nn.spec import DecoderSpec
 
 # Layers of the shapes; all have a separate LM head, no biases, and no scaled positions.
@@ -15,8 +16,8 @@ NUM_LAYERS = {"qwen2.5-0.5b": 24, "llama-1b": 16, "llama-8b": 32}
 MAX_POSITION = 131072
 # Fields of a spec by which a file says whose numbers it has.
 SIZES = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads"),
-    *("num_kv_heads", "head_dim", "qkv_bias", "qk_norm", "tie_word_embeddings"),
+    *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_layers"),
+    *("num_heads", "num_kv_heads", "head_dim", "tie_word_embeddings"),
 )
 
 
@@ -70,18 +71,26 @@ def num_parameters(spec: DecoderSpec) -> int:
     """All elements of a network's weights, by which both sides must agree on its sizes."""
     head = spec.vocab_size * spec.hidden_size
     embedding = 0 if spec.tie_word_embeddings else head
-    biases = spec.qkv_size if spec.qkv_bias else 0
-    norms = 2 * spec.hidden_size + (2 * spec.head_dim if spec.qk_norm else 0)
+    attention = spec.attention[0]
+    biases = attention.qkv_size if attention.qkv_bias else 0
+    norms = 2 * spec.hidden_size + (2 * spec.head_dim if attention.qk_norm else 0)
     per_layer = biases + norms
     return spec.num_matmul_weights + embedding + spec.num_layers * per_layer + spec.hidden_size
 
 
 def check_peer_has(spec: DecoderSpec, shape: str) -> None:
     """Raises UserError for a network that gguf_file has no layout for."""
+    (rope,), known = spec.ropes, ("llama", "mistral", "qwen2", "qwen3")
     lacking = {
-        "biases of the output projection or the MLP": spec.out_bias or spec.mlp_bias,
-        "sliding windows": any(window > 0 for window in spec.windows),
-        f"{spec.rope.method} positions": spec.rope.method not in ("default", "llama3"),
+        f"layers of {spec.model_type}": spec.model_type not in known,
+        "biases of the output projection or the MLP": any(
+            slot.has_bias and slot.name != "qkv"
+            for block in spec.blocks()
+            for slot in block.slots(spec.hidden_size)
+            if isinstance(slot, LinearSlot)
+        ),
+        "sliding windows": any(block.window > 0 for block in spec.attention),
+        f"{rope.method} positions": rope.method not in ("default", "llama3"),
         "rows that are not of whole blocks of 32": spec.hidden_size % 32
         or spec.intermediate_size % 32,
     }

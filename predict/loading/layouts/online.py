@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from predict.config.quantization import GROUPED, QuantSettings
 from predict.errors import UserError
 from predict.loading.sources import RandomSource, WeightSource
@@ -54,11 +57,24 @@ class Online:
         scheme, group_size = scheme_of(name), self.group_size(plan)
         shape = (plan.out_features, plan.in_features)
         names = tuple(prefix + ".weight" for prefix in plan.prefixes)
+        if isinstance(self.source, RandomSource):
+            if name == DENSE:
+                return scheme.quantize(self.source.matrix(names, shape), group_size)
+            return self.source.quantized(scheme, group_size, shape)
+        if plan.is_stored_otherwise:
+            return scheme.quantize(self._as_used(plan, names), group_size)
         if name == DENSE:
             return scheme.quantize(self.source.matrix(names, shape), group_size)
-        if isinstance(self.source, RandomSource):
-            return self.source.quantized(scheme, group_size, shape)
         return scheme.quantize(self.source.host_matrix(names, shape), group_size)
+
+    def _as_used(self, plan: LinearPlan, names: tuple[str, ...]) -> npt.NDArray[Any]:
+        """[out, in] of a matrix that the checkpoint stores in another way."""
+        if plan.transposed:
+            parts = [self.source.host_matrix((name,), size) for name, size in stored_sizes(plan)]
+            return np.concatenate([part.T for part in parts])
+        matrix = self.source.host_matrix(names, (plan.out_features, plan.in_features))
+        order = plan.row_order()
+        return np.ascontiguousarray(matrix if order is None else matrix[order])
 
     def group_size(self, plan: LinearPlan) -> int:
         """See Layout."""
@@ -72,7 +88,8 @@ class Online:
         if not plan.has_bias:
             return None
         names = tuple(prefix + ".bias" for prefix in plan.prefixes)
-        return self.source.biases(names, plan.out_features)
+        values, order = self.source.biases(names, plan.out_features), plan.row_order()
+        return values if order is None else values[order]
 
 
 def check_group_size(plan: LinearPlan, group_size: int) -> None:
@@ -87,7 +104,13 @@ def check_group_size(plan: LinearPlan, group_size: int) -> None:
 
 def dense_tensors(plan: LinearPlan) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a linear's float tensors, biases apart."""
-    return {
-        prefix + ".weight": (size, plan.in_features)
-        for prefix, size in zip(plan.prefixes, plan.part_sizes, strict=True)
-    }
+    return dict(stored_sizes(plan))
+
+
+def stored_sizes(plan: LinearPlan) -> list[tuple[str, tuple[int, int]]]:
+    """Names and shapes of a linear's float matrices, as the checkpoint has them."""
+    shapes = [(size, plan.in_features) for size in plan.part_sizes]
+    return [
+        (prefix + ".weight", (columns, rows) if plan.transposed else (rows, columns))
+        for prefix, (rows, columns) in zip(plan.prefixes, shapes, strict=True)
+    ]

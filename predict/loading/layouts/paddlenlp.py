@@ -53,12 +53,11 @@ class PaddleNlp(Stored):
         self.schemes = frozenset({self.quantized})
         plan: WeightPlan = stored[-1]
         self.norm_biases = {
-            prefix: norm.removesuffix(".weight") + ".bias"
-            for layer in plan.layers
-            for linear, norm in (
-                (layer.qkv, layer.attention_norm),
-                (layer.gate_up, layer.mlp_norm),
-            )
+            prefix: norm.weight.removesuffix(".weight") + ".bias"
+            for block in plan.blocks()
+            for _, norm in block.norms()
+            for slot, linear in block.linears()
+            if norm is block.slots.get("norm") and slot in ("qkv", "gate_up")
             for prefix in linear.prefixes
         }
 

@@ -20,4 +20,4 @@ WEIGHTS = WeightNames(
 
 def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
-    return llama_like(config, qkv_bias=config.get_bool("use_qkv_bias", True))
+    return llama_like(config, {"qkv_bias": config.get_bool("use_qkv_bias", True)})

@@ -1,0 +1,190 @@
+"""What layers are made of, as data: a layer is a short tuple of blocks, a block a frozen record.
+
+A record says which weights a block has, what it computes and what it keeps in the cache. Loading,
+operators, memory sums, quantization and benchmarks read it; nothing asks for a model's name.
+H is the hidden size. Imports no Paddle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+NormKind = Literal["rms", "layer"]
+Function = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
+PositionKind = Literal["rotary", "alibi", "none"]
+Placement = Literal["output", "sum"]
+Source = Literal["input", "normed"]
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A normalisation over the last dim, in float32.
+
+    rms: x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019). layer: the same of
+    x - mean(x) (Ba et al. 2016). Then plus a bias where there is one.
+    """
+
+    kind: NormKind = "rms"
+    epsilon: float = 1e-6
+    bias: bool = False
+    plus_one: bool = False  # the factor is 1 + the stored weight
+
+
+@dataclass(frozen=True)
+class Activation:
+    """What stands between an MLP's products: function(gate) * up, or function(up) without gate."""
+
+    function: Function = "silu"
+    gated: bool = True
+
+
+@dataclass(frozen=True)
+class Residual:
+    """A block's sum: input_scale * source + output_scale * what the block made.
+
+    source: the block's input, or what its norm made of it.
+    """
+
+    source: Source = "input"
+    input_scale: float = 1.0
+    output_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Positions:
+    """How attention knows where a token stands.
+
+    rotary: queries and keys are rotated by table `table` of DecoderSpec.ropes, queries by
+    `query_table` where one is given; pairs are (i, i + R/2), or (2i, 2i + 1) when interleaved.
+    alibi: -slope * scale * distance is added to the scores (Press et al. 2022).
+    """
+
+    kind: PositionKind = "rotary"
+    table: int = 0
+    query_table: int = -1
+    interleaved: bool = False
+    scale: float = 1.0  # alibi
+
+
+class LinearSlot(NamedTuple):
+    """A matrix of a block: outputs of each of its parts, inputs, whether it has biases."""
+
+    name: str
+    part_sizes: tuple[int, ...]
+    in_features: int
+    has_bias: bool
+
+
+class NormSlot(NamedTuple):
+    """A norm of a block, over `size` values."""
+
+    name: str
+    norm: Norm
+    size: int
+
+
+Slot: TypeAlias = LinearSlot | NormSlot
+
+
+def _norm_slot(name: str, norm: Norm | None, size: int) -> tuple[NormSlot, ...]:
+    return () if norm is None else (NormSlot(name, norm, size),)
+
+
+@dataclass(frozen=True)
+class AttentionBlock:
+    """residual + out(attention(rotated(qkv(norm(x))))); keys and values stay in the cache."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    softmax_scale: float
+    norm: Norm | None = Norm()  # ahead of the product
+    qk_norm: Norm | None = None  # of queries and keys before the rotation
+    qk_norm_whole: bool = False  # over all heads' values, not over each head's
+    positions: Positions = Positions()
+    qkv_bias: bool = False
+    out_bias: bool = False
+    softcap: float = 0.0  # scores become softcap * tanh(scores / softcap); 0: they stay
+    window: int = -1  # visible tokens, -1 all
+    post_norm: Norm | None = None
+    post_norm_of: Placement = "output"  # of what the block made, or of the sum
+    residual: Residual = Residual()
+
+    kind = "attention"
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
+            )
+
+    @property
+    def q_size(self) -> int:
+        """Values of a token's queries."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Values of a token's keys; of its values, too."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        """Output features of the query, key and value projection."""
+        return self.q_size + 2 * self.kv_size
+
+    def slots(self, hidden_size: int) -> tuple[Slot, ...]:
+        """The block's weights, in the operators' order."""
+        q_norm_size = self.q_size if self.qk_norm_whole else self.head_dim
+        k_norm_size = self.kv_size if self.qk_norm_whole else self.head_dim
+        parts = (self.q_size, self.kv_size, self.kv_size)
+        return (
+            *_norm_slot("norm", self.norm, hidden_size),
+            LinearSlot("qkv", parts, hidden_size, self.qkv_bias),
+            *_norm_slot("q_norm", self.qk_norm, q_norm_size),
+            *_norm_slot("k_norm", self.qk_norm, k_norm_size),
+            LinearSlot("out", (hidden_size,), self.q_size, self.out_bias),
+            *_norm_slot("post_norm", self.post_norm, hidden_size),
+        )
+
+
+@dataclass(frozen=True)
+class MlpBlock:
+    """residual + down(activation(up(norm(x))))."""
+
+    intermediate_size: int
+    activation: Activation = Activation()
+    norm: Norm | None = Norm()
+    up_bias: bool = False  # of the gate, too
+    down_bias: bool = False
+    parallel: bool = False  # its norm reads what the block before it read
+    post_norm: Norm | None = None
+    post_norm_of: Placement = "output"
+    residual: Residual = Residual()
+
+    kind = "mlp"
+
+    def slots(self, hidden_size: int) -> tuple[Slot, ...]:
+        """The block's weights, in the operators' order. gate_up: the gate's outputs, then up's."""
+        parts = (self.intermediate_size,) * (2 if self.activation.gated else 1)
+        return (
+            *_norm_slot("norm", self.norm, hidden_size),
+            LinearSlot("gate_up", parts, hidden_size, self.up_bias),
+            LinearSlot("down", (hidden_size,), self.intermediate_size, self.down_bias),
+            *_norm_slot("post_norm", self.post_norm, hidden_size),
+        )
+
+
+Block: TypeAlias = AttentionBlock | MlpBlock
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """The slope of each head: powers of 2^(-8 / heads), and between them where heads are no power.
+
+    Source: Press et al. 2022, "Train short, test long", and its published code.
+    """
+    whole = 1 << (num_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 * (i + 1) / whole) for i in range(whole)]
+    between = [2.0 ** (-4.0 * (i + 1) / whole) for i in range(0, 2 * whole, 2)]
+    return slopes + between[: num_heads - whole]

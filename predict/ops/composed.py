@@ -1,0 +1,132 @@
+"""Blocks as sequences of smaller operators, for any record.
+
+`ops` is a backend, predict.ops.compiled or predict.ops.plain: its norm, linear, activate,
+rope_and_cache_write, paged_attention, embedding and take are called. T tokens, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from predict.nn.blocks import Norm
+from predict.nn.decoder import Attention, Mlp
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+    from predict.nn.decoder import Embedding, Head, Layer, Linear, NormWeights
+    from predict.nn.inputs import ForwardInputs, LayerCache
+
+
+def attention_block(
+    ops: ModuleType,
+    hidden: Tensor,
+    attention: Attention,
+    cache: LayerCache,
+    ropes: Sequence[Tensor],
+    inputs: ForwardInputs,
+    tree_mask: Tensor | None = None,
+    rows: Tensor | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """The block's output [T, H] for hidden [T, H]; the cache is modified in place.
+
+    rows: [L] int32, those that are returned: [L, H].
+    """
+    block = attention.block
+    x = normed(ops, hidden, attention.norm, block.norm)
+    qkv = ops.linear(x, attention.qkv)
+    q, written = ops.rope_and_cache_write(qkv, attention, cache, ropes, inputs)
+    mixed = ops.paged_attention(q, attention, tuple(written), inputs, tree_mask)
+    if rows is not None:
+        mixed, hidden, x = (ops.take(each, rows) for each in (mixed, hidden, x))
+    made = ops.linear(mixed, attention.out)
+    return _sum(ops, hidden, x, made, attention), written
+
+
+def mlp_block(ops: ModuleType, hidden: Tensor, mlp: Mlp, before: Tensor | None = None) -> Tensor:
+    """The block's output [T, H] for hidden [T, H].
+
+    before: what the block ahead read, for one that stands parallel to it.
+    """
+    block = mlp.block
+    x = normed(ops, before if block.parallel else hidden, mlp.norm, block.norm)
+    inner = ops.activate(ops.linear(x, mlp.gate_up), block.activation)
+    made = ops.linear(inner, mlp.down)
+    return _sum(ops, hidden, x, made, mlp)
+
+
+def layer(
+    ops: ModuleType,
+    hidden: Tensor,
+    blocks: Layer,
+    cache: LayerCache,
+    ropes: Sequence[Tensor],
+    inputs: ForwardInputs,
+    tree_mask: Tensor | None = None,
+    rows: Tensor | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """The output of one layer, block after block; see `attention_block`."""
+    written: list[Tensor] = []
+    before = hidden
+    for block in blocks:
+        if isinstance(block, Attention):
+            before = hidden if rows is None else ops.take(hidden, rows)
+            hidden, written = ops.attention_block(
+                hidden, block, cache, ropes, inputs, tree_mask, rows
+            )
+        else:
+            hidden = ops.mlp_block(hidden, block, before)
+    return hidden, written
+
+
+def embed(ops: ModuleType, inputs: ForwardInputs, embedding: Embedding, head: Linear) -> Tensor:
+    """The first layer's input [T, H]."""
+    spec = embedding.spec
+    hidden = ops.embedding(inputs.token_ids, embedding.table, head)
+    if spec.scale != 1.0:
+        hidden = hidden * spec.scale
+    if embedding.projection is not None:
+        hidden = ops.linear(hidden, embedding.projection)
+    if embedding.positions is not None:
+        at = inputs.positions + spec.position_offset
+        hidden = hidden + ops.embedding(at, embedding.positions, head)
+    return normed(ops, hidden, embedding.norm, spec.norm)
+
+
+def before_head(ops: ModuleType, hidden: Tensor, head: Head) -> Tensor:
+    """What the head's matrix multiplies, of hidden [L, H]."""
+    hidden = normed(ops, hidden, head.norm, head.spec.norm)
+    return hidden if head.projection is None else ops.linear(hidden, head.projection)
+
+
+def behind_head(logits: Tensor, head: Head) -> Tensor:
+    """The logits, scaled and capped as the head's record says."""
+    import paddle
+
+    spec = head.spec
+    if spec.scale != 1.0:
+        logits = logits * spec.scale
+    return paddle.tanh(logits / spec.softcap) * spec.softcap if spec.softcap else logits
+
+
+def normed(ops: ModuleType, x: Tensor, weights: NormWeights | None, norm: Norm | None) -> Tensor:
+    """The norm of x; x where there is none."""
+    return x if weights is None or norm is None else ops.norm(x, weights, norm)
+
+
+def _sum(
+    ops: ModuleType, hidden: Tensor, x: Tensor, made: Tensor, weights: Attention | Mlp
+) -> Tensor:
+    """What a block returns. x: what its norm made of its input."""
+    block = weights.block
+    residual, of = block.residual, block.post_norm_of
+    if of == "output":
+        made = normed(ops, made, weights.post_norm, block.post_norm)
+    source = x if residual.source == "normed" else hidden
+    if residual.input_scale != 1.0:
+        source = source * residual.input_scale
+    if residual.output_scale != 1.0:
+        made = made * residual.output_scale
+    total = source + made
+    return normed(ops, total, weights.post_norm, block.post_norm) if of == "sum" else total
