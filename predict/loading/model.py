@@ -27,7 +27,7 @@ from predict.loading.sources import (
     WeightSource,
     check_sizes,
 )
-from predict.models import family_of
+from predict.models import family_of, weight_names
 from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec, EmbeddingSpec, HeadSpec
@@ -102,7 +102,7 @@ def open_weights(
     """
     compiled = backend if is_compiled(backend) else None
     settings = config.quantization.settings
-    names = family_of(reader).WEIGHTS
+    names = weight_names(reader)
     source: WeightSource
     place = None if device is None else device.place()
     if config.model.load_format == "dummy":
@@ -116,6 +116,7 @@ def open_weights(
         expected_tensors(plan, layout)  # whether the group size divides
     else:
         checkpoint = open_checkpoint(config.model.model_name_or_path)
+        names = names.found_in(checkpoint.tensors)
         check_sizes(spec, names, checkpoint)
         plan = plan_weights(spec, names)
         source = CheckpointSource(checkpoint)

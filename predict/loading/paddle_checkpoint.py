@@ -18,7 +18,9 @@ from predict.errors import UserError
 from predict.loading.checkpoint import PARAMS, Checkpoint, TensorInfo, listed
 from predict.loading.pdparams import PickledArray, read_params
 
-FAMILY = re.compile(r"^(?!model\.|lm_head)[a-z0-9_]+\.(?=layers\.|embed_tokens\.|norm\.)")
+FAMILY = re.compile(
+    r"^(?!model\.|lm_head|gpt_neox\.)[a-z0-9_]+\.(?=layers\.|embed_tokens\.|norm\.)"
+)
 NOT_TRANSPOSED = ("embed_tokens.weight",)
 
 

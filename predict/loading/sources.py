@@ -37,7 +37,7 @@ def check_sizes(spec: DecoderSpec, names: WeightNames, checkpoint: Checkpoint) -
             f"num_hidden_layers is {spec.num_layers}, and the tensors are those of {len(found)} "
             "layers"
         )
-    wanted = (spec.vocab_size, spec.hidden_size)
+    wanted = (spec.vocab_size, spec.embedding.width or spec.hidden_size)
     if embedding is not None and embedding.shape != wanted:
         problems.append(
             f"vocab_size x hidden_size is {list(wanted)}, and {names.embedding} has the shape "

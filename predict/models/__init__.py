@@ -1,6 +1,7 @@
 """Model families: one module per config.json `model_type`, each with `spec(config)` and `WEIGHTS`.
 
-To add a family, write `predict/models/<model_type>.py`; nothing else changes.
+To add a family, write `predict/models/<model_type>.py`; nothing else changes. A family whose names
+depend on config.json has a function `weights(config)` in place of `WEIGHTS`.
 """
 
 from __future__ import annotations
@@ -39,3 +40,11 @@ def family_of(config: ConfigReader) -> Family:
             f"(known: {', '.join(known_families())})"
         )
     return cast(Family, importlib.import_module(f"{__name__}.{model_type}"))
+
+
+def weight_names(config: ConfigReader) -> WeightNames:
+    """What the checkpoint's family calls its tensors."""
+    family = family_of(config)
+    choose = getattr(family, "weights", None)
+    names: WeightNames = choose(config) if choose else family.WEIGHTS
+    return names

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError
-from predict.nn.blocks import AttentionBlock, MlpBlock, Norm
+from predict.nn.blocks import Activation, AttentionBlock, Function, MlpBlock, Norm
 from predict.nn.rope import METHODS
 from predict.nn.spec import DecoderSpec, HeadSpec, RopeSpec
 from predict.system.files import read_json_object
@@ -43,6 +43,10 @@ NUMBERS: dict[str, Range] = {
     "max_window_layers": _whole(1024, low=0),
     "eos_token_id": _whole((1 << 31) - 1, low=-1),  # -1 is how some say none
     "rms_norm_eps": _real(0.1),
+    "layer_norm_eps": _real(0.1),
+    "softcap": _real(65536.0),
+    "multiplier": _real(65536.0),
+    "sliding_window_pattern": _whole(1024),
     "rope_theta": _real(1e12, low=1.0),
     "partial_rotary_factor": _real(1.0),
     "factor": _real(65536.0),
@@ -54,6 +58,19 @@ NUMBERS: dict[str, Range] = {
     "attention_factor": _real(1024.0),
     "mscale": _real(1024.0, above=False),
     "mscale_all_dim": _real(1024.0, above=False),
+}
+LAYER_TYPES = ("full_attention", "sliding_attention")
+# What config.json calls an MLP's function.
+FUNCTIONS: dict[str, Function] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu_squared",
 }
 # Keys of the rope scaling that RopeSpec has under the same name.
 ROPE_NUMBERS = tuple(f.name for f in fields(RopeSpec) if f.name in NUMBERS)
@@ -95,19 +112,41 @@ class ConfigReader:
             raise UserError(f"{self.path} lacks {key!r}")
         return default if value is None else value
 
-    def _number(self, key: str, default: Any, required: bool) -> Any:
-        value = self._get(key, default, required)
-        if self.values.get(key) is not None and value not in NUMBERS[key]:
-            raise self.wrong(key, NUMBERS[key])
+    def _number(self, key: str, default: Any, required: bool, aliases: Sequence[str] = ()) -> Any:
+        """The number under the key, or under one of the names that it has elsewhere."""
+        found = next((name for name in (key, *aliases) if self.values.get(name) is not None), key)
+        value = self._get(found, default, required)
+        if self.values.get(found) is not None and value not in NUMBERS[key]:
+            raise self.wrong(found, NUMBERS[key])
         return value
 
-    def get_int(self, key: str, default: int | None = None) -> int:
+    def get_int(self, key: str, default: int | None = None, aliases: Sequence[str] = ()) -> int:
         """A whole number within the key's range; required when no default is given."""
-        return int(self._number(key, default, default is None))
+        return int(self._number(key, default, default is None, aliases))
 
-    def get_float(self, key: str, default: float | None = None) -> float:
+    def get_float(
+        self, key: str, default: float | None = None, aliases: Sequence[str] = ()
+    ) -> float:
         """A number within the key's range; required when no default is given."""
-        return float(self._number(key, default, default is None))
+        return float(self._number(key, default, default is None, aliases))
+
+    def optional_float(self, key: str) -> float | None:
+        """A number within the key's range, or None when absent or null."""
+        value = self._number(key, None, False)
+        return None if value is None else float(value)
+
+    def must_be(self, key: str, allowed: Any, default: Any = None) -> None:
+        """Raises UserError where the key asks for something else than what the family does."""
+        value = self.values.get(key, default)
+        if value is not None and value != allowed:
+            raise self.wrong(key, allowed)
+
+    def activation(self, key: str = "hidden_act", default: str | None = "silu") -> Function:
+        """The function of an MLP."""
+        name = self.get_str(key, default)
+        if name not in FUNCTIONS:
+            raise self.wrong(key, ", ".join(FUNCTIONS))
+        return FUNCTIONS[name]
 
     def optional_int(self, key: str) -> int | None:
         """A whole number within the key's range, or None when absent or null."""
@@ -145,15 +184,39 @@ class ConfigReader:
             raise self.wrong(key, "a list of texts")
         return value
 
+    def layer_types(self, default: Callable[[int], str]) -> list[str]:
+        """Which layers have a window: "sliding_attention", the others "full_attention".
+
+        default: of a layer's number, where config.json has no layer_types.
+        """
+        num_layers = self.get_int("num_hidden_layers")
+        types = self.get_texts("layer_types")
+        if types is None:
+            return [default(i) for i in range(num_layers)]
+        if len(types) != num_layers or not set(types) <= set(LAYER_TYPES):
+            raise self.wrong(
+                "layer_types",
+                f"{num_layers} of {' and '.join(LAYER_TYPES)}, as num_hidden_layers says",
+            )
+        return types
+
     def dtype(self) -> str | None:
         """The checkpoint's own dtype ("dtype" in transformers 5, "torch_dtype" before)."""
         value = self.values.get("dtype") or self.values.get("torch_dtype")
         return None if value is None else str(value).removeprefix("torch.")
 
-    def rope(self, head_dim: int) -> RopeSpec:
-        """The rotary embedding from rope_parameters, or from rope_theta and rope_scaling."""
+    def rope(
+        self, head_dim: int, theta: float = 10000.0, partial: float = 1.0, kind: str | None = None
+    ) -> RopeSpec:
+        """The rotary embedding from rope_parameters, or from rope_theta and rope_scaling.
+
+        theta, partial: where config.json says neither. kind: of the layers that it is for, where
+        rope_parameters has one for each.
+        """
         key = "rope_parameters" if self.values.get("rope_parameters") else "rope_scaling"
         block = self.values.get(key) or {}
+        if kind is not None and isinstance(block, dict) and kind in block:
+            block = block[kind]
         if not isinstance(block, dict):
             raise self.wrong(key, "an object, null")
         nested = ConfigReader(block, self.path, key)
@@ -165,7 +228,7 @@ class ConfigReader:
                 f"{self.path}: rope type {method!r} is not supported (known: {', '.join(METHODS)})"
             )
         partial = nested.get_float(
-            "partial_rotary_factor", self.get_float("partial_rotary_factor", 1.0)
+            "partial_rotary_factor", self.get_float("partial_rotary_factor", partial)
         )
         rotary_dim = int(head_dim * partial)
         least = 4 if method == "dynamic" else 2  # its base grows by the power dim / (dim - 2)
@@ -176,7 +239,7 @@ class ConfigReader:
             )
         given = [key for key in ROPE_NUMBERS if block.get(key) is not None]
         rope = RopeSpec(
-            theta=nested.get_float("rope_theta", self.get_float("rope_theta", 10000.0)),
+            theta=nested.get_float("rope_theta", self.get_float("rope_theta", theta)),
             method=method,
             rotary_dim=None if partial == 1.0 else rotary_dim,
             original_max_position=nested.optional_int("original_max_position_embeddings"),
@@ -197,27 +260,28 @@ def llama_like(
     mlp: Mapping[str, Any] | None = None,
     windows: Sequence[int] = (),
     head_dim: int | None = None,
+    norm: Norm | None = None,
+    activation: Function | None = None,
     **changes: Any,
 ) -> DecoderSpec:
     """DecoderSpec of a Llama-shaped config.json.
 
     attention, mlp: fields of the blocks that are not Llama's. windows: of each layer's attention,
-    none for all tokens. head_dim: in place of config.json's. changes: fields of the spec.
+    none for all tokens. head_dim, norm, activation: in place of config.json's. changes: fields of
+    the spec.
     Raises UserError for a number outside its range, and for numbers that contradict each other.
     """
     hidden_size = config.get_int("hidden_size")
     num_heads = config.get_int("num_attention_heads")
     num_kv_heads = config.get_int("num_key_value_heads", num_heads)
-    activation = config.get_str("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise UserError(f"{config.path}: hidden_act {activation!r} is not supported (known: silu)")
+    function = activation or config.activation()
     if num_heads % num_kv_heads:
         raise UserError(
             f"{config.path}: num_attention_heads {num_heads} is not a multiple of "
             f"num_key_value_heads {num_kv_heads}"
         )
     head_dim = head_dim or _head_dim(config, hidden_size, num_heads)
-    norm = Norm(epsilon=config.get_float("rms_norm_eps", 1e-6))
+    norm = norm or Norm(epsilon=config.get_float("rms_norm_eps", 1e-6))
     attention_block = AttentionBlock(
         **{
             "num_heads": num_heads,
@@ -231,6 +295,7 @@ def llama_like(
     mlp_block = MlpBlock(
         **{
             "intermediate_size": config.get_int("intermediate_size"),
+            "activation": Activation(function),
             "norm": norm,
             **(mlp or {}),
         }
@@ -245,20 +310,23 @@ def llama_like(
         **{
             "hidden_size": hidden_size,
             "layers": layers,
-            "ropes": (config.rope(head_dim),),
             "head": HeadSpec(norm=norm),
+            **({} if "ropes" in changes else {"ropes": (config.rope(head_dim),)}),
             **changes,
         },
     )
 
 
-def decoder_spec(config: ConfigReader, **changes: Any) -> DecoderSpec:
-    """DecoderSpec with what every family's config.json spells alike; changes: the other fields."""
+def decoder_spec(config: ConfigReader, tied: bool = False, **changes: Any) -> DecoderSpec:
+    """DecoderSpec with what every family's config.json spells alike; changes: the other fields.
+
+    tied: whether embedding and head are one where config.json does not say.
+    """
     vocab_size = config.get_int("vocab_size")
     values: dict[str, Any] = {
         "model_type": config.get_str("model_type"),
         "vocab_size": vocab_size,
-        "tie_word_embeddings": config.get_bool("tie_word_embeddings", False),
+        "tie_word_embeddings": config.get_bool("tie_word_embeddings", tied),
         # Ids that the model cannot make end nothing: some checkpoints have one beyond their table.
         "eos_token_ids": tuple(
             i for i in config.get_ints("eos_token_id", MAX_EOS_IDS) if 0 <= i < vocab_size

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,18 @@ class WeightNames:
     mlp_post_norm: str = "post_mlp_layernorm.weight"
     transposed: bool = False
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
+    base: str = ""  # what names begin with, unless a checkpoint leaves it out
+
+    def found_in(self, tensors: Container[str]) -> WeightNames:
+        """The names as a checkpoint of these tensors has them."""
+        if self.embedding in tensors or self.embedding.removeprefix(self.base) not in tensors:
+            return self
+        changed: dict[str, Any] = {
+            field.name: value.removeprefix(self.base)
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), str)
+        }
+        return replace(self, **changed)
 
     def of(self, block: Block) -> Mapping[str, str | tuple[str, ...]]:
         """The names of a block's slots, without the layer's prefix."""

@@ -1,0 +1,24 @@
+"""Command R: parallel blocks behind one LayerNorm without bias, rotated in neighbouring pairs."""
+
+from predict.nn.blocks import Norm, Positions
+from predict.nn.hf_config import ConfigReader, llama_like
+from predict.nn.spec import DecoderSpec, HeadSpec
+from predict.nn.weights import WeightNames
+
+WEIGHTS = WeightNames(mlp_norm="input_layernorm.weight")
+
+
+def spec(config: ConfigReader) -> DecoderSpec:
+    """See predict.models.Family."""
+    config.must_be("use_qk_norm", False)
+    bias = config.get_bool("attention_bias", False)
+    norm = Norm("layer", config.get_float("layer_norm_eps", 1e-5))
+    scale = config.get_float("multiplier", 0.0625, aliases=("logit_scale",))
+    return llama_like(
+        config,
+        attention={"qkv_bias": bias, "out_bias": bias, "positions": Positions(interleaved=True)},
+        mlp={"parallel": True},
+        norm=norm,
+        tied=True,
+        head=HeadSpec(norm, scale=scale),
+    )

@@ -1,0 +1,36 @@
+"""Gemma: Llama's shape with tanh-GELU, scaled embeddings, and norms whose factor is 1 + weight."""
+
+from typing import Any
+
+from predict.nn.blocks import Norm
+from predict.nn.hf_config import ConfigReader, llama_like
+from predict.nn.spec import DecoderSpec, EmbeddingSpec
+from predict.nn.weights import WeightNames
+
+WEIGHTS = WeightNames()
+
+
+def gemma_norm(config: ConfigReader) -> Norm:
+    """The norm of all Gemmas."""
+    return Norm(epsilon=config.get_float("rms_norm_eps", 1e-6), plus_one=True)
+
+
+def gemma_like(config: ConfigReader, **changes: Any) -> DecoderSpec:
+    """`llama_like` with what all Gemmas share."""
+    given = config.values.get("hidden_activation") is not None
+    return llama_like(
+        config,
+        norm=gemma_norm(config),
+        # The first ones' config.json says "gelu" of what they were trained with tanh-GELU.
+        activation=config.activation("hidden_activation") if given else "gelu_tanh",
+        head_dim=config.get_int("head_dim", 256),
+        embedding=EmbeddingSpec(scale=config.get_int("hidden_size") ** 0.5),
+        tied=True,
+        **changes,
+    )
+
+
+def spec(config: ConfigReader) -> DecoderSpec:
+    """See predict.models.Family."""
+    bias = config.get_bool("attention_bias", False)
+    return gemma_like(config, attention={"qkv_bias": bias, "out_bias": bias})

@@ -1,0 +1,45 @@
+"""Gemma 2: Gemma with norms on both sides, soft caps, and a window in every other layer."""
+
+from typing import Any
+
+from predict.models.gemma import gemma_like, gemma_norm
+from predict.nn.hf_config import ConfigReader
+from predict.nn.spec import DecoderSpec, HeadSpec
+from predict.nn.weights import WeightNames
+
+WEIGHTS = WeightNames(
+    attention_post_norm="post_attention_layernorm.weight",
+    mlp_norm="pre_feedforward_layernorm.weight",
+    mlp_post_norm="post_feedforward_layernorm.weight",
+)
+
+
+def attention_fields(config: ConfigReader) -> dict[str, Any]:
+    """Fields of Gemma 2's and 3's attention blocks."""
+    bias = config.get_bool("attention_bias", False)
+    return {
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "softmax_scale": config.get_float("multiplier", 256, ("query_pre_attn_scalar",)) ** -0.5,
+        "softcap": config.get_float("softcap", 0.0, aliases=("attn_logit_softcapping",)),
+        "post_norm": gemma_norm(config),
+    }
+
+
+def head_of(config: ConfigReader) -> HeadSpec:
+    """Gemma 2's and 3's way to logits."""
+    softcap = config.get_float("softcap", 0.0, aliases=("final_logit_softcapping",))
+    return HeadSpec(gemma_norm(config), softcap=softcap)
+
+
+def spec(config: ConfigReader) -> DecoderSpec:
+    """See predict.models.Family."""
+    kinds = config.layer_types(lambda i: "full_attention" if i % 2 else "sliding_attention")
+    window = config.get_int("sliding_window", 4096)
+    return gemma_like(
+        config,
+        attention=attention_fields(config),
+        mlp={"post_norm": gemma_norm(config)},
+        windows=[window if kind == "sliding_attention" else -1 for kind in kinds],
+        head=head_of(config),
+    )

@@ -1,0 +1,48 @@
+"""Gemma 3's text model: Gemma 2 with norms of queries and keys, and a rotary table for windows."""
+
+from dataclasses import replace
+
+from predict.models.gemma import gemma_like, gemma_norm
+from predict.models.gemma2 import WEIGHTS as WEIGHTS
+from predict.models.gemma2 import attention_fields, head_of
+from predict.nn.blocks import AttentionBlock, Positions
+from predict.nn.hf_config import ConfigReader
+from predict.nn.spec import DecoderSpec, RopeSpec
+
+LOCAL = 1  # of the rotary tables
+
+
+def spec(config: ConfigReader) -> DecoderSpec:
+    """See predict.models.Family."""
+    config.must_be("use_bidirectional_attention", False)
+    pattern = config.get_int("sliding_window_pattern", 6, aliases=("_sliding_window_pattern",))
+    kinds = config.layer_types(
+        lambda i: "sliding_attention" if (i + 1) % pattern else "full_attention"
+    )
+    window, head_dim = config.get_int("sliding_window", 4096), config.get_int("head_dim", 256)
+    if config.values.get("rope_parameters"):
+        local = config.rope(head_dim, kind="sliding_attention")
+    else:
+        theta = config.get_float("rope_theta", 10000.0, aliases=("rope_local_base_freq",))
+        local_theta = config.values.get("rope_local_base_freq")
+        local = RopeSpec(theta=theta if local_theta is None else float(local_theta))
+    result = gemma_like(
+        config,
+        attention={**attention_fields(config), "qk_norm": gemma_norm(config)},
+        mlp={"post_norm": gemma_norm(config)},
+        windows=[window if kind == "sliding_attention" else -1 for kind in kinds],
+        head=head_of(config),
+        ropes=(config.rope(head_dim, theta=1e6, kind="full_attention"), local),
+    )
+    return replace(
+        result,
+        layers=tuple(
+            tuple(
+                replace(block, positions=Positions(table=LOCAL))
+                if isinstance(block, AttentionBlock) and block.window > 0
+                else block
+                for block in layer
+            )
+            for layer in result.layers
+        ),
+    )

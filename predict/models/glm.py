@@ -1,0 +1,31 @@
+"""GLM-4 9B (2024) and GLM-Edge: Llama's shape, half of each head rotated in neighbouring pairs."""
+
+from typing import Any
+
+from predict.nn.blocks import Positions
+from predict.nn.hf_config import ConfigReader, llama_like
+from predict.nn.spec import DecoderSpec
+from predict.nn.weights import WeightNames
+
+WEIGHTS = WeightNames(gate_up=("mlp.gate_up_proj",))
+
+
+def glm_like(config: ConfigReader, **mlp: Any) -> DecoderSpec:
+    """What both generations share; mlp: fields of the blocks that the later one adds."""
+    head_dim = config.get_int("head_dim", 128)
+    attention = {
+        "qkv_bias": config.get_bool("attention_bias", False),
+        "positions": Positions(interleaved=True),
+    }
+    return llama_like(
+        config,
+        attention={**attention, **mlp},
+        mlp=mlp,
+        head_dim=head_dim,
+        ropes=(config.rope(head_dim, partial=0.5),),
+    )
+
+
+def spec(config: ConfigReader) -> DecoderSpec:
+    """See predict.models.Family."""
+    return glm_like(config)

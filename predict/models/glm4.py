@@ -1,0 +1,14 @@
+"""GLM-4 0414: GLM with a norm behind each block, too."""
+
+from predict.models.glm import glm_like
+from predict.nn.blocks import Norm
+from predict.nn.hf_config import ConfigReader
+from predict.nn.spec import DecoderSpec
+from predict.nn.weights import WeightNames
+
+WEIGHTS = WeightNames(gate_up=("mlp.gate_up_proj",))
+
+
+def spec(config: ConfigReader) -> DecoderSpec:
+    """See predict.models.Family."""
+    return glm_like(config, post_norm=Norm(epsilon=config.get_float("rms_norm_eps", 1e-5)))

@@ -1,0 +1,64 @@
+"""GPT-2: LayerNorm, biases, tanh-GELU, learned positions, matrices stored [in, out]."""
+
+from dataclasses import replace
+
+from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm, Positions
+from predict.nn.hf_config import ConfigReader, decoder_spec
+from predict.nn.spec import DecoderSpec, EmbeddingSpec, HeadSpec
+from predict.nn.weights import WeightNames
+
+WEIGHTS = WeightNames(
+    base="transformer.",
+    embedding="transformer.wte.weight",
+    positions="transformer.wpe.weight",
+    layer="transformer.h.{layer}.",
+    attention_norm="ln_1.weight",
+    qkv=("attn.c_attn",),
+    out=("attn.c_proj",),
+    mlp_norm="ln_2.weight",
+    gate_up=("mlp.c_fc",),
+    down=("mlp.c_proj",),
+    final_norm="transformer.ln_f.weight",
+    transposed=True,
+    ignored=("attn.bias", "attn.masked_bias"),
+)
+
+
+def spec(config: ConfigReader) -> DecoderSpec:
+    """See predict.models.Family."""
+    config.must_be("scale_attn_weights", True)
+    config.must_be("add_cross_attention", False)
+    hidden_size = config.get_int("hidden_size", aliases=("n_embd",))
+    num_heads = config.get_int("num_attention_heads", aliases=("n_head",))
+    num_layers = config.get_int("num_hidden_layers", aliases=("n_layer",))
+    head_dim = hidden_size // num_heads
+    norm = Norm("layer", config.get_float("layer_norm_eps", 1e-5, ("layer_norm_epsilon",)), True)
+    attention = AttentionBlock(
+        num_heads,
+        num_heads,
+        head_dim,
+        head_dim**-0.5,
+        norm,
+        positions=Positions("none"),
+        qkv_bias=True,
+        out_bias=True,
+    )
+    mlp = MlpBlock(
+        config.get_int("intermediate_size", 4 * hidden_size, aliases=("n_inner",)),
+        Activation(config.activation("activation_function", "gelu_new"), gated=False),
+        norm,
+        up_bias=True,
+        down_bias=True,
+    )
+    by_layer = config.get_bool("scale_attn_by_inverse_layer_idx", False)
+    scales = [attention.softmax_scale / (i + 1 if by_layer else 1) for i in range(num_layers)]
+    num_positions = config.get_int("max_position_embeddings", 1024, aliases=("n_positions",))
+    return decoder_spec(
+        config,
+        tied=True,
+        hidden_size=hidden_size,
+        layers=tuple((replace(attention, softmax_scale=scale), mlp) for scale in scales),
+        max_position=num_positions,
+        embedding=EmbeddingSpec(num_positions=num_positions),
+        head=HeadSpec(norm),
+    )

@@ -1,0 +1,70 @@
+"""OPT: LayerNorm, biases, ReLU, learned positions; the 350M one norms its sums instead."""
+
+from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm, Positions
+from predict.nn.hf_config import ConfigReader, decoder_spec
+from predict.nn.spec import DecoderSpec, EmbeddingSpec, HeadSpec
+from predict.nn.weights import WeightNames
+
+WEIGHTS = WeightNames(
+    base="model.",
+    embedding="model.decoder.embed_tokens.weight",
+    embedding_projection="model.decoder.project_in",
+    positions="model.decoder.embed_positions.weight",
+    layer="model.decoder.layers.{layer}.",
+    attention_norm="self_attn_layer_norm.weight",
+    attention_post_norm="self_attn_layer_norm.weight",
+    out=("self_attn.out_proj",),
+    mlp_norm="final_layer_norm.weight",
+    mlp_post_norm="final_layer_norm.weight",
+    gate_up=("fc1",),
+    down=("fc2",),
+    final_norm="model.decoder.final_layer_norm.weight",
+    head_projection="model.decoder.project_out",
+)
+POSITION_OFFSET = 2  # rows of the table that stand ahead of position 0
+
+
+def spec(config: ConfigReader) -> DecoderSpec:
+    """See predict.models.Family."""
+    config.must_be("layer_norm_elementwise_affine", True)
+    hidden_size = config.get_int("hidden_size")
+    width = config.get_int("hidden_size", hidden_size, aliases=("word_embed_proj_dim",))
+    width = int(config.values.get("word_embed_proj_dim") or width)
+    num_heads, bias = config.get_int("num_attention_heads"), config.get_bool("enable_bias", True)
+    norm = Norm("layer", 1e-5, bias=True)
+    before = config.get_bool("do_layer_norm_before", True)
+    norms = {"norm": norm} if before else {"norm": None, "post_norm": norm, "post_norm_of": "sum"}
+    layer = (
+        AttentionBlock(
+            num_heads,
+            num_heads,
+            hidden_size // num_heads,
+            (hidden_size // num_heads) ** -0.5,
+            positions=Positions("none"),
+            qkv_bias=bias,
+            out_bias=bias,
+            **norms,
+        ),
+        MlpBlock(
+            config.get_int("intermediate_size", aliases=("ffn_dim",)),
+            Activation(config.activation("activation_function", "relu"), gated=False),
+            up_bias=bias,
+            down_bias=bias,
+            **norms,
+        ),
+    )
+    ends_normed = before and not config.get_bool("_remove_final_layer_norm", False)
+    num_positions = config.get_int("max_position_embeddings", 2048)
+    narrow = None if width == hidden_size else width
+    return decoder_spec(
+        config,
+        tied=True,
+        hidden_size=hidden_size,
+        layers=(layer,) * config.get_int("num_hidden_layers"),
+        embedding=EmbeddingSpec(
+            width=narrow,
+            num_positions=num_positions + POSITION_OFFSET,
+            position_offset=POSITION_OFFSET,
+        ),
+        head=HeadSpec(norm if ends_normed else None, narrow),
+    )

@@ -1,0 +1,14 @@
+"""Phi-3, Phi-3.5 and Phi-4: Llama's shape with fused matrices and a window."""
+
+from predict.nn.hf_config import ConfigReader, llama_like
+from predict.nn.spec import DecoderSpec
+from predict.nn.weights import WeightNames
+
+WEIGHTS = WeightNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
+
+
+def spec(config: ConfigReader) -> DecoderSpec:
+    """See predict.models.Family."""
+    window = config.optional_int("sliding_window")
+    num_layers = config.get_int("num_hidden_layers")
+    return llama_like(config, windows=(window,) * num_layers if window else ())
