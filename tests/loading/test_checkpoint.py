@@ -90,7 +90,7 @@ def test_bfloat16_bits_are_read_as_their_values() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gpt9"}, "model_type 'gpt9' is not supported .known: llama"),
+        ({"model_type": "gpt9"}, "model_type 'gpt9' is not supported .known: aquila"),
         ({"hidden_size": "64"}, "'hidden_size' is '64' .allowed: a whole number from 1 to 131072"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"num_attention_heads": 3}, "num_attention_heads 3 is not a multiple of .* 2"),
