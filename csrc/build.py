@@ -266,7 +266,7 @@ def find_cuda_toolkit() -> CudaToolkit:
 def find_blas_headers() -> Path | None:
     """Returns the folder of the PyPI package nvidia-cublas's headers; None: the toolkit's serve.
 
-    The operators load the library itself when they need it (csrc/cuda/gemm_blas.cu).
+    The operators load the library itself when they need it (csrc/cuda/gemm/large/gemm_blas.cu).
     """
     spec = importlib.util.find_spec("nvidia")
     for root in (spec.submodule_search_locations or ()) if spec else ():
@@ -292,7 +292,7 @@ def cpu_sources() -> list[Path]:
 
 def cuda_sources() -> list[Path]:
     """Returns every CUDA source but ABSENT_NAME, sorted; empty in a release without them."""
-    return sorted(path for path in (CSRC / "cuda").glob("*.cu") if path.name != ABSENT_NAME)
+    return sorted(path for path in (CSRC / "cuda").rglob("*.cu") if path.name != ABSENT_NAME)
 
 
 def registration_sources() -> list[Path]:
@@ -318,7 +318,13 @@ def escaped(value: str | Path) -> str:
 
 def object_path(source: Path) -> str:
     """Returns where a build's folder has the object of a source."""
-    return f"obj/{source.parent.name}/{source.stem}.o"
+    return f"obj/{source.relative_to(CSRC).with_suffix('.o')}"
+
+
+def library_part(source: Path) -> str:
+    """Returns the folder of csrc/ that says what a source is part of, however deep it lies."""
+    folder = source.relative_to(CSRC).parent
+    return str(folder) if folder.parts[0] == "device" else folder.parts[0]
 
 
 def sanitizer_flags(sanitizers: Sequence[str]) -> tuple[str, ...]:
@@ -433,12 +439,12 @@ def cpu_ninja_file(
         "  description = link $out",
     ]
     for source in sources:
-        is_registration = source.parent.name == "paddle"
+        is_registration = source.parent == CSRC / "paddle"
         flags = f"{kernel_flags} {paddle_flags}" if is_registration else kernel_flags
         lines += [
             f"build {object_path(source)}: compile {escaped(source)}",
             f"  flags = {flags}",
-            f"  name = {source.parent.name}/{source.name}",
+            f"  name = {source.relative_to(CSRC)}",
         ]
     objects = " ".join(object_path(source) for source in sources)
     lines += [f"build {LIBRARY_NAME}: link {objects}", f"default {LIBRARY_NAME}", ""]
@@ -591,7 +597,7 @@ def object_lines(source: Path, targets: str) -> list[str]:
     return [
         f"build {object_path(source)}: {rule} {escaped(source)}",
         f"  targets = {targets}",
-        f"  name = {source.parent.name}/{source.name}",
+        f"  name = {source.relative_to(CSRC)}",
     ]
 
 
@@ -636,15 +642,15 @@ def cuda_ninja_file(
         f"  command = {link} -Wl,-z,nodelete -Wl,-soname,{PLUGIN_NAME} $in {runtime} -o $out",
         "  description = link $out",
     ]
-    objects: dict[str, list[str]] = {"cuda": [], "paddle": [], "device": [], "kernels": []}
+    objects: dict[str, list[str]] = {"cuda": [], "paddle": [], "device": [], "device/kernels": []}
     for source, targets in _cuda_library_sources(paddle, architectures).items():
         lines += object_lines(source, targets)
-        objects[source.parent.name].append(object_path(source))
+        objects[library_part(source)].append(object_path(source))
     cpu_folder = BUILD_DIR / "cpu"
     kernels = [
         escaped(cpu_folder / object_path(source))
         for source in cpu_sources()
-        if source.parent.name == "cpu"
+        if library_part(source) == "cpu"
     ]
     operators = " ".join([*objects["paddle"], *kernels, *objects["cuda"]])
     lines += [
@@ -652,9 +658,10 @@ def cuda_ninja_file(
         f"build {PLUGIN_NAME}: link_plugin {' '.join(objects['device'])}",
         f"default {CUDA_LIBRARY_NAME} {PLUGIN_NAME}",
     ]
-    if objects["kernels"]:
+    own_kernels = objects["device/kernels"]
+    if own_kernels:
         lines += [
-            f"build {KERNELS_NAME}: link_operators {' '.join(objects['kernels'])}",
+            f"build {KERNELS_NAME}: link_operators {' '.join(own_kernels)}",
             f"default {KERNELS_NAME}",
         ]
     return "\n".join([*lines, ""])
@@ -768,7 +775,7 @@ def run_ninja(
                 first_error = line.strip()
     if process.returncode != 0:
         raise BuildError(f"the compiler failed: {first_error or 'its messages are above'}")
-    return sum(path.stat().st_mtime_ns >= started for path in folder.glob("obj/*/*.o"))
+    return sum(path.stat().st_mtime_ns >= started for path in folder.glob("obj/**/*.o"))
 
 
 def _compiler_version(compiler: str) -> str:

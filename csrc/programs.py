@@ -21,8 +21,8 @@ from predict.errors import UserError
 FOLDER = build.BUILD_DIR / "cuda"  # the CUDA library's: commands that are the same run once
 NINJA_NAME = "programs.ninja"
 ARCHIVE_NAME = "programs/libkernels.a"
-# The programs include kernels' headers, and each other's; references on the CPU use all cores.
-INCLUDES = (build.CSRC / "cuda", build.ROOT / "tests" / "gpu")
+# The programs include each other's headers, beside the kernels'; references use all cores.
+INCLUDES = (build.ROOT / "tests" / "gpu",)
 
 
 def architectures(toolkit: build.CudaToolkit) -> tuple[str, ...]:

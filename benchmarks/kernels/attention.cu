@@ -1,7 +1,7 @@
 // Times paged_attention() in CUDA graphs, alone and in a chain of products as a decode step has it.
 //
 //   attention [latency|short [brief]|decode|prefill] | once prefill|FORMAT [BATCH [LENGTH]]
-#include "hopper.cuh"
+#include "cuda/hopper.cuh"
 #include "native/attention_setup.cuh"
 #include "timing.cuh"
 

@@ -7,7 +7,7 @@
 
 #include <cstring>
 
-#include "gemm_blas.cuh"
+#include "cuda/gemm/large/gemm_blas.cuh"
 #include "native/product.cuh"
 #include "timing.cuh"
 

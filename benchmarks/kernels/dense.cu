@@ -2,7 +2,7 @@
 // beside cuBLASLt, and those of prompts.
 //
 //   dense chain | kinds | large | tune [M ...]
-#include "gemm_blas.cuh"
+#include "cuda/gemm/large/gemm_blas.cuh"
 #include "timing.cuh"
 
 using namespace regatta;

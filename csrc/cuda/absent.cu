@@ -3,7 +3,7 @@
 // csrc/build.py compiles op_smNN.cu for the architectures that it can run on. Where none of them is
 // asked for, it is left out, and this file is compiled with REGATTA_WITHOUT_SMNN: all that others
 // call of such files, as refusals. The linker finds what is missing here. No kernels.
-#include "attention.cuh"
+#include "cuda/attention/attention.cuh"
 #include "regatta/gemm.h"
 
 namespace regatta::cuda {

@@ -36,7 +36,7 @@ std::vector<int64_t> scales_dims(const QuantizedLayout& layout) {
 }
 
 #ifdef REGATTA_WITH_CUDA
-// As csrc/cuda/gemm*.cu read them: of 8-bit activations the codes themselves and scales [N], or, of
+// As csrc/cuda/gemm/ reads them: of 8-bit activations the codes themselves and scales [N], or, of
 // blocks of 128 columns, as they are; of 16-bit ones, and with 4 bits, packed [ceil(N/16),
 // ceil(K/128), bytes of a unit], and where groups have no scales in there scales [N].
 std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tensor& codes,

@@ -142,8 +142,8 @@ ADA = (8, 9)  # the first with float8 units
 HOPPER = (9, 0)
 
 DENSE = "an unquantized model"
-# Quantized weights have kernels of Hopper's own (csrc/cuda/gemm*_sm90.cu) and kernels for every GPU
-# from sm_75 on (csrc/cuda/gemm_mma.cuh), which have run on an H200 alone.
+# Quantized weights have kernels of Hopper's own (csrc/cuda/gemm/) and kernels for every GPU from
+# sm_75 on (csrc/cuda/gemm/portable/), which have run on an H200 alone.
 # Not in the table because it makes no difference: --mode (an exported program calls the same
 # operators) and, on the CPU, --dtype. --cachekv_int8_type goes with every scheme; which GPUs
 # unpack a cache format is a column of predict.nn.cache_formats.FORMATS.

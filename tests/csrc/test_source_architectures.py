@@ -15,6 +15,7 @@ import build
 
 CUDA = build.CSRC / "cuda"
 SOURCES = {path.name: path for path in build.cuda_sources()}
+FILES = {path.name: path for path in CUDA.rglob("*.*")}  # headers too
 # Of GPUs that nvcc 13 knows, each as code of its own is named.
 EVERY = ("75", "80", "86", "87", "89", "90a", "100a", "103", "110", "120a", "121")
 BUILDS = [("75",), ("80",), ("89",), ("90a",), ("80", "90a"), ("75", "80", "86", "89"), EVERY]
@@ -25,7 +26,7 @@ def number(architecture: str) -> int:
 
 
 def text_of(name: str) -> str:
-    return (CUDA / name).read_text(encoding="utf-8")
+    return FILES[name].read_text(encoding="utf-8")
 
 
 def code_of(name: str) -> str:
@@ -36,8 +37,8 @@ def code_of(name: str) -> str:
 def included(name: str) -> frozenset[str]:
     """The file and all of csrc/cuda that it includes, on the way too."""
     found = {name}
-    for header in re.findall(r'#include "([\w.]+)"', text_of(name)):
-        if (CUDA / header).is_file():
+    for header in re.findall(r'#include "(?:cuda/)?(?:\w+/)*([\w.]+)"', text_of(name)):
+        if header in FILES:
             found |= included(header)
     return frozenset(found)
 
@@ -88,6 +89,7 @@ def test_names_say_what_the_headers_say() -> None:
     }
     assert not wrong, f"file and the suffix that its first lines call for: {wrong}"
     assert sum(stated(name) is not None for name in SOURCES) > 25
+    assert len(SOURCES) == len(build.cuda_sources()), "two folders have a source of the same name"
 
 
 def test_products_are_compiled_where_their_candidates_run_and_nowhere_else() -> None:
@@ -164,7 +166,7 @@ def test_all_that_others_call_of_a_source_is_defined_where_it_is_left_out() -> N
     for name, path in SOURCES.items():
         by_level.setdefault(build.oldest_architecture(path), []).append(name)
     assert set(defined) == set(by_level) - {""}
-    headers = (build.CSRC / "include" / "regatta" / "gemm.h", CUDA / "attention.cuh")
+    headers = (build.CSRC / "include" / "regatta" / "gemm.h", FILES["attention.cuh"])
     declared = {
         function
         for header in headers

@@ -4,7 +4,7 @@
 #include <string>
 #include <type_traits>
 
-#include "host.h"
+#include "cuda/host.h"
 #include "regatta/types.h"
 #include "runtime.h"
 

@@ -100,7 +100,7 @@ def ninja_text(paddle: build.PaddlePackage, compiler: str, units: list[Path]) ->
     """Returns the build.ninja of all libraries."""
     kernels_folder = build.CSRC / "device" / "kernels"
     folders = [HERE, HERE / "include", TEST_OPS, kernels_folder]
-    folders += [build.CSRC / name for name in ("include", "cuda", "paddle")]
+    folders += [build.CSRC, *(build.CSRC / name for name in ("include", "paddle"))]
     system = [paddle.root / "include", paddle.root / "include" / "third_party"]
     flags = [*build.CXX_FLAGS, "-DREGATTA_WITH_CUDA", "-DPADDLE_WITH_CUSTOM_DEVICE"]
     flags += [f"-I{path}" for path in folders]

@@ -1,4 +1,4 @@
-"""The kernels that every GPU has (csrc/cuda/gemm_mma.cuh), forced: products near plain Paddle's."""
+"""Kernels that every GPU has (csrc/cuda/gemm/portable), forced: products near plain Paddle's."""
 
 from __future__ import annotations
 

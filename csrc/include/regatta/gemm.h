@@ -154,7 +154,8 @@ void destroy_blas(void* blas);
 int64_t gemm_scratch_bytes(const GemmParams& params);
 
 // Runs the first candidate that accepts: gemv, stream_codes, sm90, packed, blas_codes, tiles,
-// stream, blas, mma, generic (gemm.cu). `force`: name of the only candidate to consider, or null.
+// stream, blas, mma, generic (gemm/gemm.cu). `force`: name of the only candidate to consider, or
+// null.
 Status gemm(const GemmParams& params, const GemmResources& resources, const char* force,
             CUstream_st* stream);
 

@@ -13,7 +13,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "common.cuh"
+#include "cuda/common.cuh"
 
 #define CHECK_CUDA(x)                                                               \
   do {                                                                              \

@@ -1,0 +1,236 @@
+// What the attention kernels share: arguments, how spans become work, tile loads, masks.
+//
+// Rows. The query heads of one KV head (the "group") are packed with the tokens of a span: row r of
+// a span is token r / group, head kv_head * group + r % group. A span of n tokens has n * group
+// rows per KV head. Row r sees positions up to context_len - n + r / group.
+//
+// Two kernels share a call. Spans of few rows (decode, drafts) are bound by reading the cache:
+// their context is split over blocks (attention_decode_*). Longer spans are bound by the matrix
+// units: one block per tile of rows (attention_prefill_*). Beside longer ones, the sm90 kernels
+// treat drafts as prefill: one block per possible tile of drafts would cost more than it gains.
+#pragma once
+
+#include "cuda/common.cuh"
+#include "regatta/cuda_ops.h"
+
+namespace regatta::cuda {
+
+// The rotary embedding and cache write that a decode kernel does on the way: see
+// RopeAndCacheWriteParams. qkv null: done already.
+struct FusedRope {
+  const void* qkv;              // [T, (Hq + 2 Hkv) * D]
+  const int32_t* positions;     // [T]
+  const int32_t* slot_mapping;  // [T]
+  const float* table;           // [num_positions, rotary_dim]
+  const void* q_norm;           // [D] or null
+  const void* k_norm;           // [D] or null
+  int rotary_dim, num_positions, num_slots;
+  float epsilon;
+};
+
+struct AttentionArgs {
+  const void* q;           // [T, Hq, D]
+  const void* key;         // [num_blocks, Hkv, block_size, row]: kv_format.h
+  const void* value;       // as key
+  const float* key_scale;  // where the format has them
+  const float* value_scale;
+  void* out;                    // [T, Hq, D]
+  const int32_t* cu_seqlens_q;  // [B + 1]
+  const int32_t* context_lens;  // [B]
+  const int32_t* block_tables;  // [B, max_blocks]
+  const uint32_t* tree_mask;    // [T, tree_words] or null: see AttentionBatch
+  int tree_words;
+  float* partial_out;     // [units, Hkv, partial_rows, D] of the sm80 decode kernel, not normalised
+  float2* partial_stats;  // [units, Hkv, partial_rows] largest logit (log2), sum
+  int* counters;          // [units, Hkv], zero between calls
+  // [2 + kDecodeTickets]: unused, of prefill, of sm90 decode launches in turn; zero between calls
+  int* tickets;
+  int num_tokens, num_seqs, max_blocks;
+  int num_heads, num_kv_heads, group;
+  uint32_t group_inverse;                // ceil(2^32 / group), 0 for a group of 1
+  int block_shift;                       // log2(block_size)
+  int window;                            // kNoWindow when off
+  int least_team_log2, blocks_per_span;  // of the sm90 decode kernel, as ticket
+  int* ticket;                           // null: no span takes more than blocks_per_span
+  int max_decode_rows;  // per KV head, of spans of several tokens that a decode kernel takes
+  int tile_rows;        // of the sm80 decode kernel
+  int partial_rows;     // min(tile_rows, rows of the largest decode span)
+  float scale_log2;     // softmax_scale * log2(e): exponents are base 2
+  bool bf16;            // q and out: else fp16 (or float32, in the generic kernel)
+  bool
+      prefill_alone;  // the prefill kernel takes spans of any length: it has no decode kernel ahead
+  FusedRope rope;     // of the sm90 decode kernel
+};
+
+constexpr int kNoWindow = 1 << 30;
+constexpr int kDecodeTickets = 32;  // more than launches that dependent launch lets overlap
+constexpr int kMaxDecodeRows = 64;  // with more rows the matrix units are the bound
+constexpr int kMaxSplits = 32;      // of a context
+constexpr int kMinSplit = 256;      // tokens: below, merging costs more than it spreads
+
+__host__ __device__ inline bool is_decode_span(int num_tokens, int group,
+                                               int max_rows = kMaxDecodeRows) {
+  return num_tokens == 1 || num_tokens * group <= max_rows;
+}
+
+// Tokens per split of a context of `length` tokens: a power of two, a function of the length alone.
+// Few splits, because an item's fixed costs (queries, merging) are those of about 250 tokens: at
+// batch 32 and 1024 tokens on an H200, 2 splits took 41 us, 4 took 66 and 8 took 65; at batch
+// 1, 11.6, 10.3 and 10.9. Contexts past 8k get 32, so that one long request alone fills the chip.
+__host__ __device__ inline int split_tokens(int length) {
+  const int splits = length <= 1024 ? 2 : length <= 2048 ? 4 : length <= 8192 ? 8 : 32;
+  int split = kMinSplit;
+  while (split * splits < length) split *= 2;
+  return split;
+}
+
+// row / group: a division takes as long as a product of the matrix units.
+__device__ __forceinline__ int token_of_row(const AttentionArgs& args, int row) {
+  return args.group_inverse == 0 ? row : static_cast<int>(__umulhi(row, args.group_inverse));
+}
+
+// Whether a span may be a tree of drafts: only the decode kernel of sm90 and the generic one know
+// trees, and the launcher sees to it that they take all of them.
+__device__ __forceinline__ bool is_tree(const AttentionArgs& args, int num_tokens) {
+  return args.tree_mask != nullptr && num_tokens <= 32 * args.tree_words;
+}
+
+// Positions before its span that a token of a tree adds to the span's first position.
+__device__ __forceinline__ int tree_depth(const AttentionArgs& args, int token) {
+  int seen = 0;
+  for (int i = 0; i < args.tree_words; ++i) {
+    seen += __popc(args.tree_mask[static_cast<int64_t>(token) * args.tree_words + i]);
+  }
+  return seen - 1;
+}
+
+__device__ __forceinline__ bool tree_sees(const AttentionArgs& args, int token, int other) {
+  return args.tree_mask[static_cast<int64_t>(token) * args.tree_words + other / 32] >>
+             (other % 32) &
+         1;
+}
+
+// First visible position of a span's first row.
+__device__ __forceinline__ int first_visible(int context_len, int num_tokens, int window) {
+  const int first = context_len - num_tokens - window + 1;
+  return first > 0 ? first : 0;
+}
+
+__device__ __forceinline__ int warp_inclusive_scan(int x) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int o = 1; o < kWarp; o *= 2) {
+    const int y = __shfl_up_sync(~0u, x, o);
+    if (lane >= o) x += y;
+  }
+  return x;
+}
+
+// The prefill tile with number `rank` over all spans, heaviest of each span first. Whole warps call
+// it together. Past the last tile it returns false and sets num_tiles.
+struct PrefillTile {
+  int seq, tile;           // tile counts kRows rows from the start of the span
+  int token0, num_tokens;  // span in T
+  int context_len;
+};
+
+template <int kRows>
+__device__ __forceinline__ bool find_prefill_tile(const AttentionArgs& args, int rank,
+                                                  PrefillTile* found, int* num_tiles = nullptr) {
+  const int lane = threadIdx.x % kWarp, wanted = rank;
+  for (int base = 0; base < args.num_seqs; base += kWarp) {
+    const int seq = base + lane;
+    int tiles = 0;
+    if (seq < args.num_seqs) {
+      const int num_tokens = args.cu_seqlens_q[seq + 1] - args.cu_seqlens_q[seq];
+      if (args.prefill_alone || !is_decode_span(num_tokens, args.group, args.max_decode_rows)) {
+        tiles = (num_tokens * args.group + kRows - 1) / kRows;
+      }
+    }
+    const int end = warp_inclusive_scan(tiles);
+    const int total = __shfl_sync(~0u, end, kWarp - 1);
+    if (rank < total) {
+      const int owner = __ffs(__ballot_sync(~0u, rank < end)) - 1;
+      found->seq = base + owner;
+      found->tile = __shfl_sync(~0u, end, owner) - 1 - rank;
+      found->token0 = args.cu_seqlens_q[found->seq];
+      found->num_tokens = args.cu_seqlens_q[found->seq + 1] - found->token0;
+      found->context_len = args.context_lens[found->seq];
+      return true;
+    }
+    rank -= total;
+  }
+  if (num_tiles != nullptr) *num_tiles = wanted - rank;
+  return false;
+}
+
+// Copies units [first_unit, first_unit + kUnits * 32) of 16 bytes of the 16 tokens at `source`
+// (contiguous, [16, D]) into rows of D + 8 elements: the odd number of 16-byte units per row keeps
+// ldmatrix free of bank conflicts for every D here. Tokens outside of [low, high) become zeros and
+// are not read: their slots may hold anything, and 0 * NaN is NaN.
+template <class T, int D, int kUnits>
+__device__ __forceinline__ void load_16_tokens(T* shared, const T* source, int first_unit,
+                                               int position, int low, int high) {
+  constexpr int kUnitsPerRow = D / 8;
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+    const int unit = first_unit + u * kWarp + lane;
+    const int row = unit / kUnitsPerRow, column = unit % kUnitsPerRow;
+    const bool seen = position + row >= low && position + row < high;
+    cp_async16(shared + row * (D + 8) + column * 8, source + unit * 8, seen ? 16 : 0);
+  }
+}
+
+// First element of the 16 tokens from `position` on; position is a multiple of 16.
+template <class T, int D>
+__device__ __forceinline__ const T* cache_tokens(const void* cache, const AttentionArgs& args,
+                                                 int block, int kv_head, int position) {
+  const int in_block = position & ((1 << args.block_shift) - 1);
+  const int64_t row =
+      ((static_cast<int64_t>(block) * args.num_kv_heads + kv_head) << args.block_shift) + in_block;
+  return static_cast<const T*>(cache) + row * D;
+}
+
+template <class T>
+__device__ __forceinline__ uint32_t pack2(float low, float high) {
+  return bit_cast<uint32_t>(Traits<T>::from_float2(make_float2(low, high)));
+}
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// Launchers, one per kernel. num_cache_rows: num_blocks * Hkv * block_size.
+Status launch_attention_decode_sm80(const AttentionArgs& args, DType dtype, int head_dim,
+                                    int num_sms, const Launch& launch);
+Status launch_attention_decode_sm90(const AttentionArgs& args, DType dtype, KvFormat format,
+                                    int head_dim, const AttentionLimits& limits, int num_sms,
+                                    const Launch& launch);
+Status launch_attention_decode_quantized_sm90(const AttentionArgs& args, KvFormat format,
+                                              int head_dim, const AttentionLimits& limits,
+                                              int num_sms, const Launch& launch);
+Status launch_attention_prefill_sm80(const AttentionArgs& args, DType dtype, int head_dim,
+                                     const Launch& launch);
+Status launch_attention_prefill_sm90(const AttentionArgs& args, DType dtype, KvFormat format,
+                                     int head_dim, int64_t num_cache_rows, int num_sms,
+                                     const Launch& launch);
+Status launch_attention_prefill_quantized_sm90(const AttentionArgs& args, DType dtype,
+                                               KvFormat format, int head_dim, int num_sms,
+                                               const Launch& launch);
+Status launch_attention_generic(const AttentionArgs& args, DType dtype, KvFormat format,
+                                int head_dim, const Launch& launch);
+
+}  // namespace regatta::cuda

@@ -1,0 +1,91 @@
+// Rows of a matrix by index: token embedding, and the rows that logits are computed for; and the
+// borders of spans of one row.
+//
+// Architectures: all; any dtype. One thread per 16 bytes (or per element, when rows are not a
+// multiple of 16 bytes). Bound: bytes read and written.
+#include "cuda/common.cuh"
+#include "regatta/cuda_ops.h"
+
+namespace regatta::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// Unit is 16 bytes or one element.
+template <class Unit>
+__global__ void __launch_bounds__(kThreads)
+    gather_rows_kernel(const int32_t* row_ids, const Unit* source, Unit* out, int64_t num_units,
+                       int64_t num_source_rows, int units_per_row) {
+  pdl_trigger();
+  pdl_wait();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= num_units) return;
+  const int64_t row = i / units_per_row, column = i % units_per_row;
+  const int id = row_ids[row];
+  out[i] = id >= 0 && id < num_source_rows
+               ? source[id * static_cast<int64_t>(units_per_row) + column]
+               : Unit{};
+}
+
+__global__ void __launch_bounds__(kThreads) count_up_kernel(int32_t* out, int64_t count) {
+  pdl_trigger();
+  pdl_wait();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < count) out[i] = static_cast<int32_t>(i);
+}
+
+template <class Unit>
+Status run(const GatherRowsParams& p, int64_t units_per_row, const Launch& launch_on) {
+  LaunchConfig config;
+  const int64_t num_units = p.num_rows * units_per_row;
+  config.grid = dim3(static_cast<unsigned>(ceil_div(num_units, kThreads)));
+  config.block = dim3(kThreads);
+  config.stream = launch_on.stream;
+  config.pdl = launch_on.pdl;
+  return launch(gather_rows_kernel<Unit>, config, "gather_rows", p.row_ids,
+                static_cast<const Unit*>(p.source), static_cast<Unit*>(p.out), num_units,
+                p.num_source_rows, static_cast<int>(units_per_row));
+}
+
+}  // namespace
+
+Status gather_rows(const GatherRowsParams& params, const Launch& launch_on) {
+  if (params.num_rows == 0 || params.row_size == 0) return {};
+  const int64_t bytes = params.row_size * dtype_size(params.dtype);
+  if (bytes % 16 == 0) return run<uint4>(params, bytes / 16, launch_on);
+  switch (dtype_size(params.dtype)) {
+    case 4:
+      return run<uint32_t>(params, params.row_size, launch_on);
+    case 2:
+      return run<uint16_t>(params, params.row_size, launch_on);
+  }
+  return Status::error(std::string("gather_rows: dtype ") + dtype_name(params.dtype) +
+                       " is not supported (allowed: float32, bfloat16, float16)");
+}
+
+Status count_up(int32_t* out, int64_t count, const Launch& launch_on) {
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(ceil_div(count, kThreads)));
+  config.block = dim3(kThreads);
+  config.stream = launch_on.stream;
+  config.pdl = launch_on.pdl;
+  return launch(count_up_kernel, config, "count_up", out, count);
+}
+
+Status embedding(const EmbeddingParams& params, const Launch& launch_on) {
+  if (params.packed) {
+    return Status::error(
+        "embedding: packed weights are a CPU layout; pass [vocab_size, hidden_size]");
+  }
+  GatherRowsParams rows;
+  rows.row_ids = params.token_ids;
+  rows.source = params.weight;
+  rows.out = params.out;
+  rows.num_rows = params.num_tokens;
+  rows.num_source_rows = params.vocab_size;
+  rows.row_size = params.hidden_size;
+  rows.dtype = params.dtype;
+  return gather_rows(rows, launch_on);
+}
+
+}  // namespace regatta::cuda

@@ -1,0 +1,200 @@
+// Logprobs of one token per row of logits and of the likeliest ones, without a sort of the row.
+//
+// Architectures: all. One block per row, two passes over it. Values and indices make words that are
+// all different and sort in the order wanted. The first pass finds the sum of exponentials,
+// rescaled as the maximum grows, and each thread's largest word; of these the num_top-th largest is
+// a word that num_top tokens reach. The second collects all that reach it, few more than num_top,
+// and counts those above the token; what was collected is sorted. Where too many reach it (large
+// logits at a stride of the block) the largest are looked for one by one.
+// Bound: memory, the row read twice, the second time mostly from L2.
+#include "cuda/common.cuh"
+#include "regatta/cuda_ops.h"
+
+namespace regatta::cuda {
+namespace {
+
+constexpr int kThreads = 1024;
+constexpr int kWarps = kThreads / kWarp;
+
+// Larger words for larger values; 0 for -inf. Both zeros are one value.
+__device__ uint64_t word_of(float value, int index) {
+  if (value == -INFINITY) return 0;
+  const uint32_t bits = __float_as_uint(value + 0.f);
+  const uint32_t ordered = bits >> 31 ? ~bits : bits | 0x80000000u;
+  return static_cast<uint64_t>(ordered) << 32 | ~static_cast<uint32_t>(index);
+}
+
+__device__ float value_of(uint64_t word) {
+  const uint32_t ordered = static_cast<uint32_t>(word >> 32);
+  return __uint_as_float(ordered >> 31 ? ordered & 0x7fffffffu : ~ordered);
+}
+
+// Calls f(index, value) for this thread's share of a row.
+template <class F>
+__device__ void for_each(const float* row, int size, F&& f) {
+  const bool aligned = reinterpret_cast<uintptr_t>(row) % 16 == 0;
+  const int num_quads = aligned ? size / 4 : 0;
+  for (int i = threadIdx.x; i < num_quads; i += kThreads) {
+    const float4 x = reinterpret_cast<const float4*>(row)[i];
+    f(4 * i, x.x), f(4 * i + 1, x.y), f(4 * i + 2, x.z), f(4 * i + 3, x.w);
+  }
+  for (int i = 4 * num_quads + threadIdx.x; i < size; i += kThreads) f(i, row[i]);
+}
+
+// Sorts a word per thread, largest first; thread i returns the i-th. words: [kThreads].
+__device__ uint64_t sort(uint64_t mine, uint64_t* words) {
+  for (int size = 2; size <= kThreads; size *= 2) {
+    for (int stride = size / 2; stride > 0; stride /= 2) {
+      uint64_t other;
+      if (stride >= kWarp) {
+        __syncthreads();
+        words[threadIdx.x] = mine;
+        __syncthreads();
+        other = words[threadIdx.x ^ stride];
+      } else {
+        other = __shfl_xor_sync(~0u, mine, stride);
+      }
+      const bool descending = (threadIdx.x & size) == 0, first = (threadIdx.x & stride) == 0;
+      mine = first == descending ? max(mine, other) : min(mine, other);
+    }
+  }
+  __syncthreads();
+  return mine;
+}
+
+__device__ uint64_t block_max(uint64_t word, uint64_t* words) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+#pragma unroll
+  for (int o = kWarp / 2; o > 0; o /= 2) word = max(word, __shfl_xor_sync(~0u, word, o));
+  __syncthreads();
+  if (lane == 0) words[warp] = word;
+  __syncthreads();
+  word = words[lane % kWarps];
+#pragma unroll
+  for (int o = kWarp / 2; o > 0; o /= 2) word = max(word, __shfl_xor_sync(~0u, word, o));
+  return word;
+}
+
+struct LogSum {
+  float largest = -INFINITY;
+  float sum = 0.f;  // of exp(x - largest)
+
+  __device__ void add(float other_largest, float other_sum) {
+    const float top = fmaxf(largest, other_largest);
+    if (top == -INFINITY) return;  // -inf - -inf is NaN
+    sum = sum * expf(largest - top) + other_sum * expf(other_largest - top);
+    largest = top;
+  }
+  __device__ void add_lanes() {
+#pragma unroll
+    for (int o = kWarp / 2; o > 0; o /= 2) {
+      const float other_largest = __shfl_xor_sync(~0u, largest, o);
+      add(other_largest, __shfl_xor_sync(~0u, sum, o));
+    }
+  }
+};
+
+__global__ void __launch_bounds__(kThreads) logprobs_kernel(const LogprobsParams p) {
+  __shared__ uint64_t words[kThreads];
+  __shared__ uint64_t threshold;
+  __shared__ LogSum sums[kWarps];
+  __shared__ int num_collected, num_above;
+  pdl_trigger();
+  pdl_wait();
+  const float* row = p.logits + blockIdx.x * p.vocab_size;
+  const int size = static_cast<int>(p.vocab_size), num_top = static_cast<int>(p.num_top);
+  int32_t* out = p.out + blockIdx.x * (2 + 2 * p.num_top);
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+
+  LogSum total;
+  uint64_t best = 0;
+  for_each(row, size, [&](int i, float x) {
+    if (x > total.largest) {
+      total.sum = total.sum * expf(total.largest - x) + 1.f;
+      total.largest = x;
+    } else if (x != -INFINITY) {
+      total.sum += expf(x - total.largest);
+    }
+    best = max(best, word_of(x, i));
+  });
+  total.add_lanes();
+  if (lane == 0) sums[warp] = total;
+  if (threadIdx.x == 0) num_collected = num_above = 0;
+  __syncthreads();
+  total = sums[lane % kWarps];
+  total.add_lanes();
+  const float log_sum = total.largest + logf(total.sum);
+
+  // A word that num_top tokens reach; 1: all but those of -inf do.
+  if (num_top > 0) {
+    const uint64_t sorted = sort(best, words);
+    if (threadIdx.x == num_top - 1) threshold = max(sorted, uint64_t{1});
+  } else if (threadIdx.x == 0) {
+    threshold = ~uint64_t{0};
+  }
+  __syncthreads();
+
+  int token = p.token_ids[blockIdx.x];
+  if (token < 0 || token >= size) token = 0;
+  const float chosen = row[token];
+  const uint64_t least = threshold;
+  int above = 0;
+  for_each(row, size, [&](int i, float x) {
+    above += x > chosen;
+    const uint64_t word = word_of(x, i);
+    if (word >= least) {
+      const int place = atomicAdd(&num_collected, 1);
+      if (place < kThreads) words[place] = word;
+    }
+  });
+#pragma unroll
+  for (int o = kWarp / 2; o > 0; o /= 2) above += __shfl_xor_sync(~0u, above, o);
+  if (lane == 0 && above > 0) atomicAdd(&num_above, above);
+  __syncthreads();
+  const int count = num_collected;
+  if (threadIdx.x == 0) {
+    out[0] = __float_as_int(chosen - log_sum);
+    out[1] = 1 + num_above;
+  }
+  auto put = [&](int place, uint64_t word) {
+    out[2 + place] = word == 0 ? -1 : static_cast<int32_t>(~static_cast<uint32_t>(word));
+    const float value = word == 0 ? -INFINITY : value_of(word) - log_sum;
+    out[2 + num_top + place] = __float_as_int(value);
+  };
+  if (count <= kThreads) {
+    const uint64_t word =
+        sort(static_cast<int>(threadIdx.x) < count ? words[threadIdx.x] : 0, words);
+    if (static_cast<int>(threadIdx.x) < num_top) put(threadIdx.x, word);
+    return;
+  }
+  uint64_t taken = ~uint64_t{0};
+  for (int place = 0; place < num_top; ++place) {
+    uint64_t next = 0;
+    for_each(row, size, [&](int i, float x) {
+      const uint64_t word = word_of(x, i);
+      if (word < taken) next = max(next, word);
+    });
+    taken = block_max(next, words);
+    if (threadIdx.x == 0) put(place, taken);
+  }
+}
+
+}  // namespace
+
+Status logprobs(const LogprobsParams& params, const Launch& launch_on) {
+  if (params.num_rows == 0) return {};
+  if (params.num_top < 0 || params.num_top > kMaxTopLogprobs || params.vocab_size < 1 ||
+      params.vocab_size >= int64_t{1} << 30) {
+    return Status::error("logprobs: num_top " + std::to_string(params.num_top) + " of vocab_size " +
+                         std::to_string(params.vocab_size) + " (allowed: 0 to " +
+                         std::to_string(kMaxTopLogprobs) + " of 1 to 2^30 - 1)");
+  }
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(params.num_rows));
+  config.block = dim3(kThreads);
+  config.stream = launch_on.stream;
+  config.pdl = launch_on.pdl;
+  return launch(logprobs_kernel, config, "logprobs", params);
+}
+
+}  // namespace regatta::cuda
