@@ -313,6 +313,8 @@ struct AttentionJob {
   int64_t num_heads, num_kv_heads, head_dim;
   float softmax_scale;
   int64_t window;
+  float softcap = 0.0f;           // see PagedAttentionParams
+  const float* slopes = nullptr;  // [Hq] or null
   RowState* partial_states;  // [Hkv][plan.num_partial_rows]
   float* partials;           // [Hkv][plan.num_partial_rows][padded_dim]
 
@@ -693,6 +695,7 @@ class UnitWorker {
       }
       keys_arranged = true;
       if constexpr (Rows::kScaled) scale_rows(h * rows_ + begin, end - begin, columns);
+      if (job_.softcap != 0.0f || job_.slopes) bend_rows(chunk, h, begin, end, columns);
       mask_rows(chunk, begin, end, columns);
       float scales[kSoftmaxRows];
       weigh_rows(h * rows_ + begin, static_cast<int>(end - begin), columns, scales);
@@ -785,6 +788,27 @@ class UnitWorker {
           score = fma(offset, set1(buffers_.query_sums[row + r]), score);
         }
         store(scores + v * kLanes, score);
+      }
+    }
+  }
+
+  // Scores of rows [begin, end) of the h-th KV head, still without softmax_scale, := capped and
+  // with what their distance adds.
+  void bend_rows(int64_t chunk, int64_t h, int64_t begin, int64_t end, int64_t columns) {
+    float numbers[kLanes];
+    for (int i = 0; i < kLanes; ++i) numbers[i] = static_cast<float>(i);
+    const int num_vecs = static_cast<int>((columns + kLanes - 1) / kLanes);
+    const Vec scale = set1(job_.softmax_scale), back = set1(1.0f / job_.softmax_scale);
+    for (int64_t r = begin; r < end; ++r) {
+      float* scores = buffers_.scores + (r - begin) * kChunk;
+      const int64_t head = (first_head_ + h) * group_ + r % group_;
+      const float slope = job_.slopes ? job_.slopes[head] : 0.0f;
+      const float distance = static_cast<float>(chunk - buffers_.depths[r]);
+      for (int v = 0; v < num_vecs; ++v) {
+        Vec score = load(scores + v * kLanes) * scale;
+        if (job_.softcap != 0.0f) score = capped(score, job_.softcap);
+        const Vec from = load(numbers) + set1(distance + static_cast<float>(v * kLanes));
+        store(scores + v * kLanes, fma(from, set1(slope), score) * back);
       }
     }
   }

@@ -34,7 +34,39 @@ void copy_embeddings(const EmbeddingParams& p) {
   });
 }
 
+// out[i] := scale * out[i] + the row of its position.
+template <class T>
+Status finish_embeddings(const EmbeddingParams& p) {
+  const T* table = static_cast<const T*>(p.position_table);
+  T* out = static_cast<T*>(p.out);
+  const int64_t width = p.hidden_size;
+  const Vec scale = set1(p.scale);
+  parallel(threads_for_bytes(p.num_tokens * width * 3 * int64_t{sizeof(T)}), [&](Team& team) {
+    team.for_chunks(p.num_tokens, rows_per_claim(team, p.num_tokens),
+                    [&](int64_t begin, int64_t end) {
+                      for (int64_t token = begin; token < end; ++token) {
+                        T* to = out + token * width;
+                        const T* add =
+                            table ? table + p.positions[token] * width : to;
+                        for (int64_t i = 0; i < width; i += Vec::kLanes) {
+                          const int n = lanes_left(width - i);
+                          const Vec scaled = load_n(to + i, n) * scale;
+                          store_n(to + i, table ? scaled + load_n(add + i, n) : scaled, n);
+                        }
+                      }
+                    });
+  });
+  return {};
+}
+
 inline Status run_embedding(const EmbeddingParams& p) {
+  for (int64_t i = 0; p.position_table != nullptr && i < p.num_tokens; ++i) {
+    if (p.positions[i] < 0 || p.positions[i] >= p.num_positions) {
+      return Status::error("positions[" + std::to_string(i) + "] is " +
+                           std::to_string(p.positions[i]) + " (allowed: 0 .. " +
+                           std::to_string(p.num_positions - 1) + ")");
+    }
+  }
   for (int64_t i = 0; i < p.num_tokens; ++i) {
     if (p.token_ids[i] < 0 || p.token_ids[i] >= p.vocab_size) {
       return Status::error("token_ids[" + std::to_string(i) + "] is " +
@@ -47,7 +79,8 @@ inline Status run_embedding(const EmbeddingParams& p) {
   } else {
     copy_embeddings<uint16_t>(p);
   }
-  return {};
+  if (p.scale == 1.0f && p.position_table == nullptr) return {};
+  return with_dtype(p.dtype, [&](auto like) { return finish_embeddings<decltype(like)>(p); });
 }
 
 }  // namespace regatta::cpu::REGATTA_ISA

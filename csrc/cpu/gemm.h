@@ -8,7 +8,7 @@
 //   if (!status.ok()) return status;
 //   PackedRows rows = make_rows(qkv, Scratch::mine(), num_rows, Fill::kByRow);
 //   parallel([&](Team& team) {
-//     rms_norm_rows(team, rows, x, norm_weight, epsilon);              // fills `rows`, shared
+//     norm_rows(team, rows, x, norm_weight, epsilon);              // fills `rows`, shared
 //     complete_rows(team, rows);
 //     gemm(team, qkv, rows,                                            // any split over threads
 //          [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {

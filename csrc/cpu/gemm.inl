@@ -183,7 +183,7 @@ inline void pack_rows(Team& team, const PackedRows& rows, const T* x, int64_t st
 
 // Normalised rows of x [num_rows, width] into `rows`. No barrier at the end.
 template <class T>
-inline void rms_norm_rows(Team& team, const PackedRows& rows, const T* x, int64_t stride,
+inline void norm_rows(Team& team, const PackedRows& rows, const T* x, int64_t stride,
                           const T* weight, float epsilon) {
   Scratch::Scope scope(team.scratch());
   float* row = team.scratch().take<float>(rows.width);

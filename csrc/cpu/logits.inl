@@ -3,8 +3,19 @@
 
 namespace regatta::cpu::REGATTA_ISA {
 
+// logits := scaled and capped.
+inline void bend_logits(float* logits, int64_t width, const LogitsParams& p) {
+  for (int64_t i = 0; i < width; i += Vec::kLanes) {
+    const int n = lanes_left(width - i);
+    const Vec scaled = load_n(logits + i, n) * set1(p.scale);
+    store_n(logits + i, p.softcap != 0.0f ? capped(scaled, p.softcap) : scaled, n);
+  }
+}
+
 template <class T>
 Status logits_typed(const LogitsParams& p, const Gemm& head) {
+  const T* bias = static_cast<const T*>(p.bias);
+  const bool bent = p.scale != 1.0f || p.softcap != 0.0f;
   const T* hidden = static_cast<const T*>(p.hidden);
   const T* norm_weight = static_cast<const T*>(p.norm_weight);
   for (int64_t begin = 0; begin < p.num_logits; begin += kMaxBlockRows) {
@@ -19,16 +30,22 @@ Status logits_typed(const LogitsParams& p, const Gemm& head) {
           const int64_t index =
               p.logit_indices == nullptr ? begin + row : p.logit_indices[begin + row];
           const T* from = hidden + index * p.hidden_size;
-          rms_norm_row(from, norm_weight, normed, p.hidden_size, p.epsilon);
+          if (norm_weight) {
+            rms_norm_row(from, norm_weight, normed, p.hidden_size, p.epsilon);
+          } else {
+            copy_row(from, normed, p.hidden_size);
+          }
           pack_row(rows, row, normed);
         });
       }
       complete_rows(team, rows);
       gemm(team, head, rows,
            [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
-             store_tile(tile, begin + row, num, column, num_columns,
-                        static_cast<const float*>(nullptr), static_cast<const float*>(nullptr),
-                        p.logits, p.vocab_size);
+             store_tile(tile, begin + row, num, column, num_columns, bias,
+                        static_cast<const float*>(nullptr), p.logits, p.vocab_size);
+             for (int64_t i = begin + row; bent && i < begin + row + num; ++i) {
+               bend_logits(p.logits + i * p.vocab_size + column, num_columns, p);
+             }
            });
     });
   }

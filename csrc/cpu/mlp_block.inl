@@ -42,7 +42,7 @@ Status mlp_block_typed(const MlpBlockParams& p, const Gemm& gate_up, const Gemm&
     const PackedRows active = make_rows(down, shared, num_rows, Fill::kByColumns);
     float* products = fused ? nullptr : shared.take<float>(num_rows * 2 * intermediate);
     parallel([&](Team& team) {
-      rms_norm_rows(team, normed, hidden, hidden_size, norm_weight, p.epsilon);
+      norm_rows(team, normed, hidden, hidden_size, norm_weight, p.epsilon);
       complete_rows(team, normed);
       if (fused) {
         gemm_halves(team, gate_up, normed,

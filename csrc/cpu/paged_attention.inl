@@ -10,9 +10,11 @@ namespace regatta::cpu::REGATTA_ISA {
 template <class T>
 Status paged_attention_typed(const PagedAttentionParams& p) {
   Scratch::Scope scope(Scratch::mine());
-  const AttentionJob job =
+  AttentionJob job =
       make_attention_job(p.batch, p.batch, p.cache, p.num_heads, p.num_kv_heads, p.head_dim,
                          p.softmax_scale, p.window, Scratch::mine());
+  job.softcap = p.softcap;
+  job.slopes = p.slopes;
   T* out = static_cast<T*>(p.out);
   const int64_t row_size = p.num_heads * p.head_dim;
   const int64_t used = p.batch.cu_seqlens_q[p.batch.num_seqs];

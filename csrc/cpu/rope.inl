@@ -2,10 +2,22 @@
 // parallel region by rope_and_cache_write and attention_block.
 //
 // With q_norm and k_norm, each head is first RMS-normalised over its D values (Qwen3). The first R
-// values rotate in half-split pairs (i, i + R / 2), the others pass. All of it in float; one
+// values rotate in pairs (i, i + R / 2) or (2i, 2i + 1), the others pass. All of it in float; one
 // rounding at the end, to the dtype or to codes. Bound: memory, a few microseconds per thousand
 // tokens and head.
 namespace regatta::cpu::REGATTA_ISA {
+
+// The same of pairs (2i, 2i + 1).
+template <class In, class Out>
+inline void rotate_pairs(const In* x, const float* cosines, const float* sines, int64_t half,
+                         int64_t dim, Out* out) {
+  for (int64_t i = 0; i < half; ++i) {
+    const float first = to_float(x[2 * i]), second = to_float(x[2 * i + 1]);
+    from_float(first * cosines[i] - second * sines[i], out + 2 * i);
+    from_float(second * cosines[i] + first * sines[i], out + 2 * i + 1);
+  }
+  for (int64_t i = 2 * half; i < dim; ++i) from_float(to_float(x[i]), out + i);
+}
 
 // out[0 .. dim) = x rotated by the angles' cosines [half] and sines [half].
 template <class In, class Out>
@@ -27,33 +39,36 @@ inline void rotate_head(const In* x, const float* cosines, const float* sines, i
 
 // out[i] = x[i] / sqrt(mean(x^2) + epsilon) * weight[i] over one head.
 template <class In, class T>
-inline void norm_head(const In* x, const T* weight, int64_t dim, float epsilon, float* out) {
+inline void norm_head(const In* x, const T* weight, int64_t dim, float epsilon, bool plus_one,
+                      float* out) {
   constexpr int kLanes = Vec::kLanes;
   Vec squares = zero();
   for (int64_t i = 0; i < dim; i += kLanes) {
-    const int n = static_cast<int>(dim - i < kLanes ? dim - i : kLanes);
-    const Vec value = load_n(x + i, n);
+    const Vec value = load_n(x + i, lanes_left(dim - i));
     squares = fma(value, value, squares);
   }
   const float mean = reduce_add(squares) / static_cast<float>(dim);
   const Vec scale = set1(1.0f / __builtin_sqrtf(mean + epsilon));
+  const Vec one = set1(plus_one ? 1.0f : 0.0f);
   for (int64_t i = 0; i < dim; i += kLanes) {
-    const int n = static_cast<int>(dim - i < kLanes ? dim - i : kLanes);
-    store_n(out + i, load_n(x + i, n) * scale * load_n(weight + i, n), n);
+    const int n = lanes_left(dim - i);
+    store_n(out + i, load_n(x + i, n) * scale * (load_n(weight + i, n) + one), n);
   }
 }
 
 // In: dtype of qkv; T: of cache and norms; Query: of q_out. Index ranges have been checked.
 template <class T>
 struct RopeJob {
-  const int32_t* positions;     // [T]
-  const int32_t* slot_mapping;  // [T]
-  const float* rope_cache;      // [P, R]
-  const T* q_norm;              // [D] or null
-  const T* k_norm;              // [D] or null
+  const int32_t* positions;                 // [T]
+  const int32_t* slot_mapping;              // [T]
+  const float* rope_cache;                  // [P, R], or null: nothing rotates
+  const float* query_rope_cache = nullptr;  // [P, R] or null: rope_cache
+  const T* q_norm;                          // [D] or null
+  const T* k_norm;                          // [D] or null
   PagedCache cache;
   int64_t num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim;
   float epsilon;
+  bool plus_one = false, interleaved = false;
 
   int64_t heads() const { return num_heads + 2 * num_kv_heads; }
 };
@@ -65,16 +80,20 @@ struct RopeBuffers {
   uint8_t* codes;  // [D + 1]
 };
 
-// to := what the cache is to hold of a key (normalised, rotated) or a value.
+// to := a query or a key, normalised and rotated, or a value as it is.
 template <class T, class In, class Out>
-inline void cache_head(const RopeJob<T>& job, bool is_key, const In* x, const float* cosines,
-                       float* normed, Out* to) {
-  const int64_t dim = job.head_dim, half = job.rotary_dim / 2;
-  if (is_key && job.k_norm) {
-    norm_head(x, job.k_norm, dim, job.epsilon, normed);
-    return rotate_head(normed, cosines, cosines + half, half, dim, to);
-  }
-  rotate_head(x, cosines, cosines + half, is_key ? half : 0, dim, to);
+inline void turn_head(const RopeJob<T>& job, const T* norm, const float* angles, const In* x,
+                      float* normed, Out* to) {
+  const int64_t dim = job.head_dim, half = angles ? job.rotary_dim / 2 : 0;
+  const auto rotate = [&](const auto* from) {
+    if (job.interleaved && half > 0) {
+      return rotate_pairs(from, angles, angles + half, half, dim, to);
+    }
+    rotate_head(from, angles, angles + half, half, dim, to);
+  };
+  if (!norm) return rotate(x);
+  norm_head(x, norm, dim, job.epsilon, job.plus_one, normed);
+  rotate(static_cast<const float*>(normed));
 }
 
 // Head h of a token: [0, Hq) is a query, then Hkv keys, then Hkv values.
@@ -82,19 +101,13 @@ template <class T, class In, class Query>
 inline void rope_one(const RopeJob<T>& job, int64_t token, int64_t h, const In* qkv, Query* q_out,
                      const RopeBuffers& buffers) {
   float* normed = buffers.normed;
-  const int64_t dim = job.head_dim, half = job.rotary_dim / 2;
+  const int64_t dim = job.head_dim;
   const In* x = qkv + (token * job.heads() + h) * dim;
-  const float* cosines = job.rope_cache + job.positions[token] * job.rotary_dim;
-  const float* sines = cosines + half;
+  const int64_t angle = job.positions[token] * job.rotary_dim;
   if (h < job.num_heads) {
+    const float* table = job.query_rope_cache ? job.query_rope_cache : job.rope_cache;
     Query* to = q_out + (token * job.num_heads + h) * dim;
-    if (job.q_norm) {
-      norm_head(x, job.q_norm, dim, job.epsilon, normed);
-      rotate_head(normed, cosines, sines, half, dim, to);
-    } else {
-      rotate_head(x, cosines, sines, half, dim, to);
-    }
-    return;
+    return turn_head(job, job.q_norm, table ? table + angle : nullptr, x, normed, to);
   }
   const int64_t slot = job.slot_mapping[token];
   if (slot < 0) return;
@@ -103,11 +116,13 @@ inline void rope_one(const RopeJob<T>& job, int64_t token, int64_t h, const In* 
   const int64_t row =
       (slot / job.cache.block_size * job.num_kv_heads + kv_head) * job.cache.block_size +
       slot % job.cache.block_size;
+  const float* angles = is_key && job.rope_cache ? job.rope_cache + angle : nullptr;
+  const T* norm = is_key ? job.k_norm : nullptr;
   if (job.cache.format == KvFormat::kDense) {
     T* to = static_cast<T*>(is_key ? job.cache.key : job.cache.value) + row * dim;
-    return cache_head(job, is_key, x, cosines, normed, to);
+    return turn_head(job, norm, angles, x, normed, to);
   }
-  cache_head(job, is_key, x, cosines, normed, buffers.rotated);
+  turn_head(job, norm, angles, x, normed, buffers.rotated);
   store_cache_row(job.cache, is_key, row, kv_head, buffers.rotated, dim, buffers.codes);
 }
 

@@ -1,8 +1,8 @@
 // See rope.inl.
-// clang-format off: rope.inl uses what kv_rows.inl defines
+// clang-format off: rope.inl uses what the others define
+#include "rows.inl"
 #include "kv_rows.inl"
 #include "rope.inl"
-#include "rows.inl"
 // clang-format on
 
 namespace regatta::cpu::REGATTA_ISA {
@@ -13,6 +13,7 @@ Status rope_and_cache_write_typed(const RopeAndCacheWriteParams& p) {
   job.positions = p.positions;
   job.slot_mapping = p.slot_mapping;
   job.rope_cache = p.rope_cache;
+  job.query_rope_cache = p.query_rope_cache;
   job.q_norm = static_cast<const T*>(p.q_norm);
   job.k_norm = static_cast<const T*>(p.k_norm);
   job.cache = p.cache;
@@ -22,9 +23,36 @@ Status rope_and_cache_write_typed(const RopeAndCacheWriteParams& p) {
   job.head_dim = p.head_dim;
   job.rotary_dim = p.rotary_dim;
   job.epsilon = p.epsilon;
-  const int64_t bytes = p.num_tokens * job.heads() * p.head_dim * static_cast<int64_t>(sizeof(T));
+  job.plus_one = p.plus_one;
+  job.interleaved = p.interleaved;
+  const T* qkv = static_cast<const T*>(p.qkv);
+  T* q_out = static_cast<T*>(p.q_out);
+  const int64_t width = job.heads() * p.head_dim;
+  const int64_t bytes = p.num_tokens * width * static_cast<int64_t>(sizeof(T));
+  if (!p.whole || !p.q_norm) {
+    parallel(threads_for_bytes(bytes),
+             [&](Team& team) { rope_rows(team, job, qkv, q_out); });
+    return {};
+  }
+  Scratch::Scope scope(Scratch::mine());
+  float* normed = Scratch::mine().take<float>(p.num_tokens * width);
+  const int64_t q_size = p.num_heads * p.head_dim, k_size = p.num_kv_heads * p.head_dim;
+  const RowNorm<T> q_norm = {job.q_norm, nullptr, p.epsilon, false, p.plus_one};
+  const RowNorm<T> k_norm = {job.k_norm, nullptr, p.epsilon, false, p.plus_one};
+  job.q_norm = job.k_norm = nullptr;
   parallel(threads_for_bytes(bytes), [&](Team& team) {
-    rope_rows(team, job, static_cast<const T*>(p.qkv), static_cast<T*>(p.q_out));
+    team.for_chunks(p.num_tokens, rows_per_claim(team, p.num_tokens),
+                    [&](int64_t begin, int64_t end) {
+                      for (int64_t row = begin; row < end; ++row) {
+                        const T* from = qkv + row * width;
+                        float* to = normed + row * width;
+                        norm_row(from, q_norm, to, q_size);
+                        norm_row(from + q_size, k_norm, to + q_size, k_size);
+                        copy_row(from + q_size + k_size, to + q_size + k_size, k_size);
+                      }
+                    });
+    team.barrier();
+    rope_rows(team, job, static_cast<const float*>(normed), q_out);
   });
   return {};
 }

@@ -9,6 +9,17 @@ REGATTA_INLINE void for_lanes(int64_t width, Whole&& whole, Rest&& rest) {
   if (i < width) rest(i, static_cast<int>(width - i));
 }
 
+REGATTA_INLINE Vec tanh(Vec a) { return fma(set1(2.0f), sigmoid(a + a), set1(-1.0f)); }
+
+// softcap * tanh(x / softcap)
+REGATTA_INLINE Vec capped(Vec x, float softcap) {
+  return tanh(x * set1(1.0f / softcap)) * set1(softcap);
+}
+
+inline int lanes_left(int64_t left) {
+  return static_cast<int>(left < Vec::kLanes ? left : Vec::kLanes);
+}
+
 // out = a, converted.
 template <class From, class To>
 inline void copy_row(const From* a, To* out, int64_t width) {
@@ -38,8 +49,8 @@ inline void silu_mul_row(const From* gate, const From* up, To* out, int64_t widt
 }
 
 // out[i] = x[i] / sqrt(mean(x^2) + epsilon) * weight[i], in float.
-template <class T>
-inline void rms_norm_row(const T* x, const T* weight, float* out, int64_t width, float epsilon) {
+template <class In, class T>
+inline void rms_norm_row(const In* x, const T* weight, float* out, int64_t width, float epsilon) {
   constexpr int kLanes = Vec::kLanes;
   Vec sums[4] = {zero(), zero(), zero(), zero()};
   int64_t i = 0;
@@ -63,6 +74,55 @@ inline void rms_norm_row(const T* x, const T* weight, float* out, int64_t width,
       [&](int64_t j, int n) REGATTA_LAMBDA_INLINE {
         store_n(out + j, load_n(x + j, n) * scale * load_n(weight + j, n), n);
       });
+}
+
+// A norm of any kind (regatta/norm.h).
+template <class T>
+struct RowNorm {
+  const T* weight;
+  const T* bias;  // or null
+  float epsilon;
+  bool centered;  // the mean is taken off first
+  bool plus_one;  // the factor is 1 + weight
+};
+
+// As rms_norm_row, of any kind.
+template <class In, class T>
+inline void norm_row(const In* x, const RowNorm<T>& norm, float* out, int64_t width) {
+  if (!norm.centered && !norm.plus_one && !norm.bias) {
+    return rms_norm_row(x, norm.weight, out, width, norm.epsilon);
+  }
+  float mean = 0.0f;
+  if (norm.centered) {
+    Vec sum = zero();
+    for (int64_t i = 0; i < width; i += Vec::kLanes) {
+      sum = sum + load_n(x + i, lanes_left(width - i));
+    }
+    mean = reduce_add(sum) / static_cast<float>(width);
+  }
+  const Vec center = set1(mean);
+  Vec squares = zero();
+  for_lanes(
+      width,
+      [&](int64_t i) REGATTA_LAMBDA_INLINE {
+        const Vec value = load(x + i) - center;
+        squares = fma(value, value, squares);
+      },
+      [&](int64_t i, int n) REGATTA_LAMBDA_INLINE {
+        float rest[Vec::kLanes] = {};  // lanes past the end are not center below 0
+        store_n(rest, load_n(x + i, n) - center, n);
+        squares = fma(load(rest), load(rest), squares);
+      });
+  const float variance = reduce_add(squares) / static_cast<float>(width);
+  const Vec scale = set1(1.0f / __builtin_sqrtf(variance + norm.epsilon));
+  const Vec one = set1(norm.plus_one ? 1.0f : 0.0f);
+  for (int64_t i = 0; i < width; i += Vec::kLanes) {
+    const int n = lanes_left(width - i);
+    const Vec factor = load_n(norm.weight + i, n) + one;
+    Vec value = (load_n(x + i, n) - center) * scale * factor;
+    if (norm.bias) value = value + load_n(norm.bias + i, n);
+    store_n(out + i, value, n);
+  }
 }
 
 // Rows a thread takes at a time from a loop over rows: few claims, still balanced.

@@ -201,7 +201,7 @@ void ProductScratch::take(Arena& arena, const std::string& schemes, int64_t rows
 
 Status norm(const void* x, const void* weight, void* out, int64_t rows, int64_t width,
             float epsilon, DType dtype, const Launch& launch_on) {
-  RmsNormParams p = {};
+  NormParams p = {};
   p.x = x;
   p.weight = weight;
   p.out = out;
@@ -209,7 +209,7 @@ Status norm(const void* x, const void* weight, void* out, int64_t rows, int64_t 
   p.hidden_size = width;
   p.epsilon = epsilon;
   p.dtype = dtype;
-  return rms_norm(p, launch_on);
+  return norm(p, launch_on);
 }
 
 Status check_dense(const Product& p, DType dtype) {
@@ -759,7 +759,7 @@ Status logits(const LogitsParams& p, const ComposedResources& resources, const L
   const LogitsScratch s(p, resources);
   status = check_scratch(s.total, resources, "logits");
   if (!status.ok()) return status;
-  RmsNormParams normed = {};
+  NormParams normed = {};
   normed.x = p.hidden;
   normed.weight = p.norm_weight;
   normed.out = s.normed;
@@ -769,7 +769,7 @@ Status logits(const LogitsParams& p, const ComposedResources& resources, const L
   normed.dtype = p.dtype;
   status = p.logit_indices == nullptr
                ? rms_norm(normed, launch_on)
-               : rms_norm_rows(normed, p.logit_indices, p.num_tokens, launch_on);
+               : norm_rows(normed, p.logit_indices, p.num_tokens, launch_on);
   if (!status.ok()) return status;
   Product head = {"lm_head", p.head,       p.num_head,    nullptr,     s.normed,
                   p.logits,  p.num_logits, p.hidden_size, p.vocab_size};

@@ -1,4 +1,5 @@
-// regatta_embedding(token_ids [T], weight) {packed, hidden_size} -> [T, H]
+// regatta_embedding(token_ids [T], weight, position_table? [P, H], positions? [T])
+//     {packed, hidden_size, scale} -> [T, H]
 // weight: [V, H], or with packed=true the dense LM head of a tied model.
 #include "regatta/embedding.h"
 
@@ -8,7 +9,9 @@ namespace regatta::binding {
 namespace {
 
 std::vector<paddle::Tensor> embedding(const paddle::Tensor& token_ids, const paddle::Tensor& weight,
-                                      bool packed, int64_t hidden_size) {
+                                      const paddle::optional<paddle::Tensor>& position_table,
+                                      const paddle::optional<paddle::Tensor>& positions,
+                                      bool packed, int64_t hidden_size, float scale) {
   const Device device = device_of(weight, "weight");
   const TensorView ids = checked_view(token_ids, "token_ids", DType::kInt32, {-1}, device.place);
   const TensorView table = view(weight, "weight", device.place);
@@ -30,6 +33,16 @@ std::vector<paddle::Tensor> embedding(const paddle::Tensor& token_ids, const pad
   params.token_ids = static_cast<const int32_t*>(ids.data);
   params.weight = table.data;
   params.out = out.data();
+  params.scale = scale;
+  if (position_table && positions) {
+    const TensorView rows = checked_view(*position_table, "position_table", table.dtype,
+                                         {-1, hidden_size}, device.place);
+    params.position_table = rows.data;
+    params.num_positions = rows.shape[0];
+    params.positions = static_cast<const int32_t*>(
+        checked_view(*positions, "positions", DType::kInt32, {params.num_tokens}, device.place)
+            .data);
+  }
   if (device.is_cpu()) throw_if_error(cpu::embedding(params));
 #ifdef REGATTA_WITH_CUDA
   if (!device.is_cpu()) {
@@ -40,13 +53,17 @@ std::vector<paddle::Tensor> embedding(const paddle::Tensor& token_ids, const pad
   return {out};
 }
 
-std::vector<std::vector<int64_t>> infer_shape(const std::vector<int64_t>& token_ids,
-                                              const std::vector<int64_t>&, bool,
-                                              int64_t hidden_size) {
+using Shape = std::vector<int64_t>;
+
+std::vector<Shape> infer_shape(const Shape& token_ids, const Shape&, const paddle::optional<Shape>&,
+                               const paddle::optional<Shape>&, bool, int64_t hidden_size, float) {
   return {{token_ids[0], hidden_size}};
 }
 
-std::vector<paddle::DataType> infer_dtype(const paddle::DataType&, const paddle::DataType& weight) {
+using Type = paddle::DataType;
+
+std::vector<Type> infer_dtype(const Type&, const Type& weight, const paddle::optional<Type>&,
+                              const paddle::optional<Type>&) {
   return {weight};
 }
 
@@ -54,9 +71,10 @@ std::vector<paddle::DataType> infer_dtype(const paddle::DataType&, const paddle:
 }  // namespace regatta::binding
 
 PD_BUILD_OP(regatta_embedding)
-    .Inputs({"token_ids", "weight"})
+    .Inputs({"token_ids", "weight", paddle::Optional("position_table"),
+             paddle::Optional("positions")})
     .Outputs({"out"})
-    .Attrs({"packed: bool", "hidden_size: int64_t"})
+    .Attrs({"packed: bool", "hidden_size: int64_t", "scale: float"})
     .SetKernelFn(PD_KERNEL(regatta::binding::embedding))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
     .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));

@@ -1,6 +1,6 @@
-// regatta_logits(hidden [T, H], norm_weight [H], head..., logit_indices? [L])
-//                {scheme, vocab_size, epsilon} -> logits [L, V] float32; of all rows without
-//                indices
+// regatta_logits(hidden [T, H], norm_weight? [H], head..., bias? [V], logit_indices? [L])
+//                {scheme, vocab_size, epsilon, scale, softcap} -> logits [L, V] float32; of all rows
+//                without indices
 #include "regatta/logits.h"
 
 #include "cuda_resources.h"
@@ -8,11 +8,14 @@
 namespace regatta::binding {
 namespace {
 
-std::vector<paddle::Tensor> logits(const paddle::Tensor& hidden, const paddle::Tensor& norm_weight,
+std::vector<paddle::Tensor> logits(const paddle::Tensor& hidden,
+                                   const paddle::optional<paddle::Tensor>& norm_weight,
                                    const std::vector<paddle::Tensor>& head,
+                                   const paddle::optional<paddle::Tensor>& bias,
                                    const paddle::optional<paddle::Tensor>& logit_indices,
-                                   const std::string& scheme, int64_t vocab_size, float epsilon) {
-  const Device device = device_of(norm_weight, "norm_weight");
+                                   const std::string& scheme, int64_t vocab_size, float epsilon,
+                                   float scale, float softcap) {
+  const Device device = head.empty() ? device_of(hidden, "hidden") : device_of(head[0], "head");
   const phi::Place& place = device.place;
   const TensorView hidden_view = view(hidden, "hidden", place);
   check_activation(hidden_view, "hidden");
@@ -26,7 +29,7 @@ std::vector<paddle::Tensor> logits(const paddle::Tensor& hidden, const paddle::T
   LogitsParams params;
   params.hidden = hidden_view.data;
   params.norm_weight =
-      checked_view(norm_weight, "norm_weight", hidden_view.dtype, {hidden_size}, place).data;
+      optional_view(norm_weight, "norm_weight", hidden_view.dtype, {hidden_size}, place).data;
   params.head = head_views.data();
   params.num_head = static_cast<int>(head_views.size());
   params.logit_indices = static_cast<const int32_t*>(indices.data);
@@ -38,6 +41,9 @@ std::vector<paddle::Tensor> logits(const paddle::Tensor& hidden, const paddle::T
   params.epsilon = epsilon;
   params.dtype = hidden_view.dtype;
   params.scheme = scheme;
+  params.bias = optional_view(bias, "bias", hidden_view.dtype, {vocab_size}, place).data;
+  params.scale = scale;
+  params.softcap = softcap;
   if (device.is_cpu()) throw_if_error(cpu::logits(params));
 #ifdef REGATTA_WITH_CUDA
   if (!device.is_cpu()) {
@@ -51,15 +57,17 @@ std::vector<paddle::Tensor> logits(const paddle::Tensor& hidden, const paddle::T
 
 using Shape = std::vector<int64_t>;
 
-std::vector<Shape> infer_shape(const Shape& hidden, const Shape&, const std::vector<Shape>&,
+std::vector<Shape> infer_shape(const Shape& hidden, const paddle::optional<Shape>&,
+                               const std::vector<Shape>&, const paddle::optional<Shape>&,
                                const paddle::optional<Shape>& logit_indices, const std::string&,
-                               int64_t vocab_size, float) {
+                               int64_t vocab_size, float, float, float) {
   return {{logit_indices ? (*logit_indices)[0] : hidden[0], vocab_size}};
 }
 
-std::vector<paddle::DataType> infer_dtype(const paddle::DataType&, const paddle::DataType&,
-                                          const std::vector<paddle::DataType>&,
-                                          const paddle::optional<paddle::DataType>&) {
+using Type = paddle::DataType;
+
+std::vector<Type> infer_dtype(const Type&, const paddle::optional<Type>&, const std::vector<Type>&,
+                              const paddle::optional<Type>&, const paddle::optional<Type>&) {
   return {paddle::DataType::FLOAT32};
 }
 
@@ -67,9 +75,11 @@ std::vector<paddle::DataType> infer_dtype(const paddle::DataType&, const paddle:
 }  // namespace regatta::binding
 
 PD_BUILD_OP(regatta_logits)
-    .Inputs({"hidden", "norm_weight", paddle::Vec("head"), paddle::Optional("logit_indices")})
+    .Inputs({"hidden", paddle::Optional("norm_weight"), paddle::Vec("head"),
+             paddle::Optional("bias"), paddle::Optional("logit_indices")})
     .Outputs({"logits"})
-    .Attrs({"scheme: std::string", "vocab_size: int64_t", "epsilon: float"})
+    .Attrs({"scheme: std::string", "vocab_size: int64_t", "epsilon: float", "scale: float",
+            "softcap: float"})
     .SetKernelFn(PD_KERNEL(regatta::binding::logits))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
     .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));

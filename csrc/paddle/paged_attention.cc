@@ -1,6 +1,6 @@
 // regatta_paged_attention(q [T, Hq D], caches..., cu_seqlens_q [B + 1], context_lens [B],
-//     block_tables [B, M], max_lens [2], tree_mask? [T, words])
-//     {num_heads, softmax_scale, window, kv_format} -> out [T, Hq D]
+//     block_tables [B, M], max_lens [2], tree_mask? [T, words], slopes? [Hq] float32)
+//     {num_heads, softmax_scale, window, softcap, kv_format} -> out [T, Hq D]
 // caches: of one layer, see regatta/kv_format.h.
 #include <algorithm>
 
@@ -14,8 +14,9 @@ std::vector<paddle::Tensor> paged_attention(
     const paddle::Tensor& q, const std::vector<paddle::Tensor>& caches,
     const paddle::Tensor& cu_seqlens_q, const paddle::Tensor& context_lens,
     const paddle::Tensor& block_tables, const paddle::Tensor& max_lens,
-    const paddle::optional<paddle::Tensor>& tree_mask, int64_t num_heads, float softmax_scale,
-    int64_t window, const std::string& kv_format) {
+    const paddle::optional<paddle::Tensor>& tree_mask,
+    const paddle::optional<paddle::Tensor>& slopes, int64_t num_heads, float softmax_scale,
+    int64_t window, float softcap, const std::string& kv_format) {
   const KvFormat format = kv_format_of(kv_format);
   check_num_caches(caches.size(), 1, format);
   const Device device = device_of(caches[0], "key_cache");
@@ -44,6 +45,9 @@ std::vector<paddle::Tensor> paged_attention(
   params.out = out.data();
   params.softmax_scale = softmax_scale;
   params.window = window;
+  params.softcap = softcap;
+  params.slopes = static_cast<const float*>(
+      optional_view(slopes, "slopes", DType::kFloat32, {num_heads}, place).data);
   if (device.is_cpu()) throw_if_error(cpu::paged_attention(params));
 #ifdef REGATTA_WITH_CUDA
   if (!device.is_cpu()) {
@@ -60,15 +64,16 @@ using Shape = std::vector<int64_t>;
 
 std::vector<Shape> infer_shape(const Shape& q, const std::vector<Shape>&, const Shape&,
                                const Shape&, const Shape&, const Shape&,
-                               const paddle::optional<Shape>&, int64_t, float, int64_t,
-                               const std::string&) {
+                               const paddle::optional<Shape>&, const paddle::optional<Shape>&,
+                               int64_t, float, int64_t, float, const std::string&) {
   return {q};
 }
 
 using Type = paddle::DataType;
 
 std::vector<Type> infer_dtype(const Type& q, const std::vector<Type>&, const Type&, const Type&,
-                              const Type&, const Type&, const paddle::optional<Type>&) {
+                              const Type&, const Type&, const paddle::optional<Type>&,
+                              const paddle::optional<Type>&) {
   return {q};
 }
 
@@ -77,10 +82,10 @@ std::vector<Type> infer_dtype(const Type& q, const std::vector<Type>&, const Typ
 
 PD_BUILD_OP(regatta_paged_attention)
     .Inputs({"q", paddle::Vec("caches"), "cu_seqlens_q", "context_lens", "block_tables", "max_lens",
-             paddle::Optional("tree_mask")})
+             paddle::Optional("tree_mask"), paddle::Optional("slopes")})
     .Outputs({"out"})
     .Attrs({"num_heads: int64_t", "softmax_scale: float", "window: int64_t",
-            "kv_format: std::string"})
+            "softcap: float", "kv_format: std::string"})
     .SetKernelFn(PD_KERNEL(regatta::binding::paged_attention))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
     .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));

@@ -1,7 +1,8 @@
 // regatta_rope_and_cache_write(qkv [T, (Hq + 2 Hkv) D], positions [T], slot_mapping [T],
-//     rope_cache [P, R], q_norm? [D], k_norm? [D], caches...)
-//     {num_heads, num_kv_heads, head_dim, epsilon, kv_format} -> q [T, Hq D], caches in place
-// caches: of one layer, see regatta/kv_format.h.
+//     rope_cache? [P, R], query_rope_cache? [P, R], q_norm? [D], k_norm? [D], caches...)
+//     {num_heads, num_kv_heads, head_dim, epsilon, plus_one, whole, interleaved, kv_format}
+//     -> q [T, Hq D], caches in place
+// caches: of one layer, see regatta/kv_format.h. With `whole` q_norm is [Hq D], k_norm [Hkv D].
 #include "attention_tensors.h"
 #include "cuda_resources.h"
 
@@ -11,10 +12,11 @@ namespace {
 // Paddle itself returns the in-place outputs.
 std::vector<paddle::Tensor> rope_and_cache_write(
     const paddle::Tensor& qkv, const paddle::Tensor& positions, const paddle::Tensor& slot_mapping,
-    const paddle::Tensor& rope_cache, const paddle::optional<paddle::Tensor>& q_norm,
-    const paddle::optional<paddle::Tensor>& k_norm, std::vector<paddle::Tensor>& caches,
-    int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float epsilon,
-    const std::string& kv_format) {
+    const paddle::optional<paddle::Tensor>& rope_cache,
+    const paddle::optional<paddle::Tensor>& query_rope_cache,
+    const paddle::optional<paddle::Tensor>& q_norm, const paddle::optional<paddle::Tensor>& k_norm,
+    std::vector<paddle::Tensor>& caches, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+    float epsilon, bool plus_one, bool whole, bool interleaved, const std::string& kv_format) {
   const KvFormat format = kv_format_of(kv_format);
   check_num_caches(caches.size(), 1, format);
   check_heads({num_heads, num_kv_heads, head_dim});
@@ -24,7 +26,6 @@ std::vector<paddle::Tensor> rope_and_cache_write(
   check_activation(x, "qkv");
   check_shape(x, "qkv", {-1, (num_heads + 2 * num_kv_heads) * head_dim});
   const int64_t num_tokens = x.shape[0];
-  const TensorView table = rope_table(rope_cache, head_dim, place);
   paddle::Tensor q = device.empty({num_tokens, num_heads * head_dim}, x.dtype);
   RopeAndCacheWriteParams params;
   params.dtype = x.dtype;
@@ -33,9 +34,20 @@ std::vector<paddle::Tensor> rope_and_cache_write(
       checked_view(positions, "positions", DType::kInt32, {num_tokens}, place).data);
   params.slot_mapping = static_cast<const int32_t*>(
       checked_view(slot_mapping, "slot_mapping", DType::kInt32, {num_tokens}, place).data);
-  params.rope_cache = static_cast<const float*>(table.data);
-  params.q_norm = optional_view(q_norm, "q_norm", x.dtype, {head_dim}, place).data;
-  params.k_norm = optional_view(k_norm, "k_norm", x.dtype, {head_dim}, place).data;
+  if (rope_cache) {
+    const TensorView table = rope_table(*rope_cache, head_dim, place);
+    params.rope_cache = static_cast<const float*>(table.data);
+    params.rotary_dim = table.shape[1];
+    params.num_positions = table.shape[0];
+    params.query_rope_cache = static_cast<const float*>(
+        optional_view(query_rope_cache, "query_rope_cache", DType::kFloat32,
+                      {table.shape[0], table.shape[1]}, place)
+            .data);
+  }
+  const int64_t q_values = whole ? num_heads * head_dim : head_dim;
+  const int64_t k_values = whole ? num_kv_heads * head_dim : head_dim;
+  params.q_norm = optional_view(q_norm, "q_norm", x.dtype, {q_values}, place).data;
+  params.k_norm = optional_view(k_norm, "k_norm", x.dtype, {k_values}, place).data;
   params.cache =
       cache_of(views(caches, "caches", place).data(), format, x.dtype, num_kv_heads, head_dim);
   params.q_out = q.data();
@@ -43,9 +55,10 @@ std::vector<paddle::Tensor> rope_and_cache_write(
   params.num_heads = num_heads;
   params.num_kv_heads = num_kv_heads;
   params.head_dim = head_dim;
-  params.rotary_dim = table.shape[1];
-  params.num_positions = table.shape[0];
   params.epsilon = epsilon;
+  params.plus_one = plus_one;
+  params.whole = whole;
+  params.interleaved = interleaved;
   if (device.is_cpu()) throw_if_error(cpu::rope_and_cache_write(params));
 #ifdef REGATTA_WITH_CUDA
   if (!device.is_cpu()) {
@@ -58,10 +71,11 @@ std::vector<paddle::Tensor> rope_and_cache_write(
 
 using Shape = std::vector<int64_t>;
 
-std::vector<Shape> infer_shape(const Shape& qkv, const Shape&, const Shape&, const Shape&,
+std::vector<Shape> infer_shape(const Shape& qkv, const Shape&, const Shape&,
+                               const paddle::optional<Shape>&, const paddle::optional<Shape>&,
                                const paddle::optional<Shape>&, const paddle::optional<Shape>&,
                                const std::vector<Shape>& caches, int64_t num_heads, int64_t,
-                               int64_t head_dim, float, const std::string&) {
+                               int64_t head_dim, float, bool, bool, bool, const std::string&) {
   std::vector<Shape> result = {{qkv[0], num_heads * head_dim}};
   result.insert(result.end(), caches.begin(), caches.end());
   return result;
@@ -69,7 +83,8 @@ std::vector<Shape> infer_shape(const Shape& qkv, const Shape&, const Shape&, con
 
 using Type = paddle::DataType;
 
-std::vector<Type> infer_dtype(const Type& qkv, const Type&, const Type&, const Type&,
+std::vector<Type> infer_dtype(const Type& qkv, const Type&, const Type&,
+                              const paddle::optional<Type>&, const paddle::optional<Type>&,
                               const paddle::optional<Type>&, const paddle::optional<Type>&,
                               const std::vector<Type>& caches) {
   std::vector<Type> result = {qkv};
@@ -81,12 +96,13 @@ std::vector<Type> infer_dtype(const Type& qkv, const Type&, const Type&, const T
 }  // namespace regatta::binding
 
 PD_BUILD_OP(regatta_rope_and_cache_write)
-    .Inputs({"qkv", "positions", "slot_mapping", "rope_cache", paddle::Optional("q_norm"),
+    .Inputs({"qkv", "positions", "slot_mapping", paddle::Optional("rope_cache"),
+             paddle::Optional("query_rope_cache"), paddle::Optional("q_norm"),
              paddle::Optional("k_norm"), paddle::Vec("caches")})
     .Outputs({"q", paddle::Vec("caches_out")})
     .SetInplaceMap({{paddle::Vec("caches"), paddle::Vec("caches_out")}})
     .Attrs({"num_heads: int64_t", "num_kv_heads: int64_t", "head_dim: int64_t", "epsilon: float",
-            "kv_format: std::string"})
+            "plus_one: bool", "whole: bool", "interleaved: bool", "kv_format: std::string"})
     .SetKernelFn(PD_KERNEL(regatta::binding::rope_and_cache_write))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
     .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));

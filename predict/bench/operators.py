@@ -199,8 +199,9 @@ def logits_cases(sizes: Sizes) -> Iterator[Case]:
     x = sizes.make.full([sizes.num_tokens, hidden], sizes.dtype)
     norm = sizes.make.full([hidden], sizes.dtype)
     indices = sizes.make.int32(np.arange(sizes.num_tokens - rows, sizes.num_tokens))
+    attributes = "dense", vocab, 1e-6, 1.0, 0.0
     copies = [
-        (x, norm, [sizes.make.weight(hidden, vocab, sizes.dtype)], indices, "dense", vocab, 1e-6)
+        (x, norm, [sizes.make.weight(hidden, vocab, sizes.dtype)], None, indices, *attributes)
         for _ in range(sizes.num_copies(weight_bytes))
     ]
     num_bytes = weight_bytes + rows * (hidden * sizes.value_bytes + 4 * vocab)
@@ -209,18 +210,18 @@ def logits_cases(sizes: Sizes) -> Iterator[Case]:
     )
 
 
-def rms_norm_cases(sizes: Sizes) -> Iterator[Case]:
+def norm_cases(sizes: Sizes) -> Iterator[Case]:
     """With a residual."""
     hidden = sizes.shape.hidden_size
     x = sizes.make.full([sizes.num_tokens, hidden], sizes.dtype)
-    copies = [(x, sizes.make.full([hidden], sizes.dtype), x, 1e-6)]
+    copies = [(x, sizes.make.full([hidden], sizes.dtype), None, x, 0, 1e-6, False)]
     num_bytes = 4 * sizes.num_tokens * hidden * sizes.value_bytes
     flops = 5.0 * sizes.num_tokens * hidden
     peer = {"kind": "rms_norm", "width": hidden}
-    yield Case("rms_norm", f"{hidden}", copies, num_bytes, flops, peer=peer)
+    yield Case("norm", f"{hidden}", copies, num_bytes, flops, peer=peer)
 
 
-def silu_mul_cases(sizes: Sizes) -> Iterator[Case]:
+def activate_cases(sizes: Sizes) -> Iterator[Case]:
     """The activation alone."""
     import paddle
 
@@ -233,9 +234,9 @@ def silu_mul_cases(sizes: Sizes) -> Iterator[Case]:
         return paddle.nn.functional.silu(gate) * up
 
     yield Case(
-        "silu_mul",
+        "activate",
         f"{inner}",
-        [(x,)],
+        [(x, 0, True)],
         3 * sizes.num_tokens * inner * sizes.value_bytes,
         10.0 * sizes.num_tokens * inner,
         baseline if sizes.on_cpu else None,
@@ -256,7 +257,7 @@ def embedding_cases(sizes: Sizes) -> Iterator[Case]:
     yield Case(
         "embedding",
         f"table {hidden}",
-        [(i, table, False, hidden) for i in ids],
+        [(i, table, None, None, False, hidden, 1.0) for i in ids],
         num_bytes,
         0.0,
         (lambda i: paddle.gather(table, ids[i])) if sizes.on_cpu else None,
@@ -265,7 +266,7 @@ def embedding_cases(sizes: Sizes) -> Iterator[Case]:
     if not sizes.on_cpu:
         return  # a GPU's head is the table
     packed = sizes.make.weight(hidden, vocab, sizes.dtype)
-    copies = [(i, packed, True, hidden) for i in ids]
+    copies = [(i, packed, None, None, True, hidden, 1.0) for i in ids]
     yield Case("embedding", f"packed {hidden}", copies, num_bytes, 0.0)
 
 
@@ -352,7 +353,7 @@ def paged_attention_cases(sizes: Sizes) -> Iterator[Case]:
     """Decode of several sequences, or a whole prompt."""
     shape, batch = sizes.shape, Batch.of(sizes)
     q = sizes.make.full([sizes.num_tokens, shape.attention_size], sizes.dtype)
-    attributes = shape.num_heads, shape.head_dim**-0.5, -1
+    attributes = shape.num_heads, shape.head_dim**-0.5, -1, 0.0
     moved = 2 * sizes.num_tokens * shape.attention_size * sizes.value_bytes
     name = f"{shape.num_heads}/{shape.num_kv_heads} x {shape.head_dim}, context {batch.context_len}"
     peer = {
@@ -365,7 +366,7 @@ def paged_attention_cases(sizes: Sizes) -> Iterator[Case]:
     }
     for kv_format in map(kv_format_of, sizes.kv_formats):
         copies = [
-            (q, cache, *batch.attention_inputs, None, *attributes, kv_format.name)
+            (q, cache, *batch.attention_inputs, None, None, *attributes, kv_format.name)
             for cache in _caches(sizes, batch, kv_format)
         ]
         yield Case(
@@ -387,8 +388,9 @@ def rope_and_cache_write_cases(sizes: Sizes) -> Iterator[Case]:
     shape, batch = sizes.shape, Batch.of(sizes)
     qkv = sizes.make.full([sizes.num_tokens, shape.qkv_size], sizes.dtype)
     rope = _rope(sizes, batch)
-    inputs = qkv, batch.positions, batch.slot_mapping, rope, None, None
-    attributes = shape.num_heads, shape.num_kv_heads, shape.head_dim, 1e-6
+    inputs = qkv, batch.positions, batch.slot_mapping, rope, None, None, None
+    heads = shape.num_heads, shape.num_kv_heads, shape.head_dim
+    attributes = *heads, 1e-6, False, False, False
     for kv_format in map(kv_format_of, sizes.kv_formats):
         caches = _caches(sizes, batch, kv_format)
         kept = shape.attention_size * sizes.value_bytes
@@ -469,8 +471,8 @@ CASES: dict[str, Callable[[Sizes], Iterator[Case]]] = {
     "logits": logits_cases,
     "paged_attention": paged_attention_cases,
     "rope_and_cache_write": rope_and_cache_write_cases,
-    "rms_norm": rms_norm_cases,
-    "silu_mul": silu_mul_cases,
+    "norm": norm_cases,
+    "activate": activate_cases,
     "embedding": embedding_cases,
     "sample": sample_cases,
 }

@@ -7,9 +7,11 @@ from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from predict.device.place import place_tensor
 from predict.loading.sources import WeightSource
-from predict.nn.blocks import AttentionBlock
+from predict.nn.blocks import AttentionBlock, alibi_slopes
 from predict.nn.decoder import (
     Attention,
     BlockWeights,
@@ -76,8 +78,14 @@ def build_decoder(
             for name, part in plan.slots.items()
         }
         if isinstance(plan.block, AttentionBlock):
-            return Attention(plan.block, kv_format=kv_format, **slots)
+            return Attention(plan.block, slopes=slopes(plan.block), kv_format=kv_format, **slots)
         return Mlp(plan.block, **slots)
+
+    def slopes(block: AttentionBlock) -> Tensor | None:
+        if block.positions.kind != "alibi":
+            return None
+        values = np.array(alibi_slopes(block.num_heads), np.float32) * block.positions.scale
+        return paddle.to_tensor(values.astype(np.float32), place=place)
 
     # float32 is for comparing: there the norms stay apart, as references have them.
     folds = compiled is not None and place is not None and dtype != "float32"
@@ -94,7 +102,7 @@ def build_decoder(
         linear(plan.head),
         None if plan.head_projection is None else linear(plan.head_projection),
     )
-    tables = dict(plan.matrices())
+    tables, offset = dict(plan.matrices()), spec.embedding.position_offset
     embedding = Embedding(
         spec.embedding,
         # Rows of a quantized head are no embedding: the table stays beside it.
@@ -102,7 +110,7 @@ def build_decoder(
         if spec.tie_word_embeddings and head.linear.scheme == "dense"
         else tensor(source.matrix((plan.embedding,), tables[plan.embedding])),
         None if plan.embedding_projection is None else linear(plan.embedding_projection),
-        tensor(source.matrix((plan.positions,), tables[plan.positions]))
+        tensor(source.matrix((plan.positions,), tables[plan.positions])[offset:])
         if plan.positions in tables
         else None,
         norm(plan.embedding_norm),

@@ -70,7 +70,11 @@ COMMON: dict[str, Operator] = {
 }
 # The operators of the library that a decoder calls.
 COMPILED: dict[str, Operator] = {
-    "3.regatta_embedding": Operator(2, {"hidden_size": LONG, "packed": BOOL}),
+    "3.regatta_embedding": Operator(
+        4,
+        {"hidden_size": LONG, "packed": BOOL, "scale": FLOAT},
+        optional=frozenset({2, 3}),  # a table of positions, and positions
+    ),
     "3.regatta_decoder_layers_": Operator(
         11,
         dict.fromkeys(("num_heads", "num_kv_heads", "head_dim", "intermediate_size"), LONG)
@@ -99,10 +103,43 @@ COMPILED: dict[str, Operator] = {
         optional=frozenset({3, 5}),  # biases
     ),
     "3.regatta_logits": Operator(
-        4,
-        {"scheme": TEXT, "vocab_size": LONG, "epsilon": FLOAT},
+        5,
+        {"scheme": TEXT, "vocab_size": LONG}
+        | dict.fromkeys(("epsilon", "scale", "softcap"), FLOAT),
         lists=frozenset({2}),
-        optional=frozenset({3}),  # rows
+        optional=frozenset({1, 3, 4}),  # norm, bias, rows
+    ),
+    "3.regatta_norm": Operator(
+        4,
+        {"kind": LONG, "epsilon": FLOAT, "plus_one": BOOL},
+        outputs=2,
+        optional=frozenset({2, 3}),  # bias, residual
+    ),
+    "3.regatta_linear": Operator(
+        3,
+        {"scheme": TEXT, "out_features": LONG},
+        lists=frozenset({1}),
+        optional=frozenset({2}),  # bias
+    ),
+    "3.regatta_activate": Operator(1, {"function": LONG, "gated": BOOL}),
+    "3.regatta_add": Operator(2, {"a_scale": FLOAT, "b_scale": FLOAT}, optional=frozenset({1})),
+    "3.regatta_rope_and_cache_write_": Operator(
+        8,
+        dict.fromkeys(("num_heads", "num_kv_heads", "head_dim"), LONG)
+        | dict.fromkeys(("plus_one", "whole", "interleaved"), BOOL)
+        | {"epsilon": FLOAT, "kv_format": TEXT},
+        outputs=2,
+        lists=frozenset({7}),
+        gives_lists=frozenset({1}),
+        optional=frozenset({3, 4, 5, 6}),  # tables, norms of heads
+    ),
+    "3.regatta_paged_attention": Operator(
+        8,
+        dict.fromkeys(("num_heads", "window"), LONG)
+        | dict.fromkeys(("softmax_scale", "softcap"), FLOAT)
+        | {"kv_format": TEXT},
+        lists=frozenset({1}),
+        optional=frozenset({6, 7}),  # tree mask, slopes
     ),
 }
 # Paddle's own, of exports with --inference_model false: what predict.ops.plain calls.

@@ -8,10 +8,12 @@ H is the hidden size. Imports no Paddle.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 NormKind = Literal["rms", "layer"]
 Function = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
+NORM_KINDS: tuple[NormKind, ...] = get_args(NormKind)  # numbered as in csrc/include
+FUNCTIONS: tuple[Function, ...] = get_args(Function)
 PositionKind = Literal["rotary", "alibi", "none"]
 Placement = Literal["output", "sum"]
 Source = Literal["input", "normed"]

@@ -52,6 +52,7 @@ class Attention:
     q_norm: NormWeights | None = None
     k_norm: NormWeights | None = None
     post_norm: NormWeights | None = None
+    slopes: Tensor | None = None  # [num_heads] float32, of ALiBi
     kv_format: str = "dense"  # of its cache, see predict.nn.cache_formats
 
 

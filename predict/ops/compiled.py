@@ -17,9 +17,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from predict.device import library
-from predict.nn.blocks import Activation, AttentionBlock, Block, MlpBlock, Norm, Residual
+from predict.nn.blocks import (
+    FUNCTIONS,
+    NORM_KINDS,
+    Activation,
+    AttentionBlock,
+    Block,
+    MlpBlock,
+    Norm,
+    Residual,
+)
 from predict.nn.decoder import Attention, Mlp, linears
-from predict.ops import composed, plain
+from predict.ops import composed
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -78,27 +87,50 @@ def fold_norm(weight: Tensor, norm: Tensor) -> None:
 
 def embedding(token_ids: Tensor, weight: Tensor | None, head: Linear) -> Tensor:
     """Rows of weight [V, H], or of the LM head where weight is None. Returns [T, H]."""
+    return _rows(token_ids, weight, head)
+
+
+def _rows(
+    token_ids: Tensor,
+    weight: Tensor | None,
+    head: Linear,
+    position_table: Tensor | None = None,
+    positions: Tensor | None = None,
+    scale: float = 1.0,
+) -> Tensor:
     table = head.tensors[0] if weight is None else weight
     packed = len(table.shape) > 2  # the CPU's layout of a matrix; a GPU takes [V, H]
     width = head.in_features if packed else table.shape[1]
-    return _run()("regatta_embedding", token_ids, table, packed, width)[0]
+    return _run()(
+        "regatta_embedding", token_ids, table, position_table, positions, packed, width, scale
+    )[0]
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
     """Rows [L] of x [T, N]."""
-    return _run()("regatta_embedding", rows, x, False, x.shape[1])[0]
+    return _run()("regatta_embedding", rows, x, None, None, False, x.shape[1], 1.0)[0]
+
+
+def add(a: Tensor, b: Tensor | None, a_scale: float = 1.0, b_scale: float = 1.0) -> Tensor:
+    """a_scale * a + b_scale * b of a and b [T, N], rounded once; without b nothing is added."""
+    return _run()("regatta_add", a, b, a_scale, b_scale)[0]
 
 
 def embed(inputs: ForwardInputs, embedding: Embedding, head: Linear) -> Tensor:
     """The first layer's input [T, H]. head: the LM head's matrix, which may be the table."""
-    return composed.embed(_OPS, inputs, embedding, head)
+    if embedding.projection is not None or embedding.norm is not None:
+        return composed.embed(_OPS, inputs, embedding, head)
+    rows, scale = embedding.positions, embedding.spec.scale
+    positions = None if rows is None else inputs.positions
+    return _rows(inputs.token_ids, embedding.table, head, rows, positions, scale)
 
 
 def norm(x: Tensor, weights: NormWeights, norm: Norm) -> Tensor:
     """The norm of x [T, N], rounded to its dtype."""
-    if _is_plain_rms(norm):
-        return rms_norm(x, weights.weight, None, norm.epsilon)[0]
-    return plain.norm(x, weights, norm)
+    kind = NORM_KINDS.index(norm.kind)
+    return _run()(
+        "regatta_norm", x, weights.weight, weights.bias, None, kind, norm.epsilon, norm.plus_one
+    )[0]
 
 
 def _is_plain_rms(norm: Norm | None) -> bool:
@@ -109,7 +141,7 @@ def rms_norm(
     x: Tensor, weight: Tensor, residual: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor]:
     """Returns s / sqrt(mean(s^2) + epsilon) * weight and s = x + residual (or x), both [T, H]."""
-    out, total = _run()("regatta_rms_norm", x, weight, residual, epsilon)
+    out, total = _run()("regatta_norm", x, weight, None, residual, 0, epsilon, False)
     return out, total
 
 
@@ -133,29 +165,32 @@ def rope_and_cache_write(
     q_norm and k_norm each head is RMS-normalised first. Returns q [T, num_heads * head_dim] and the
     layer's cache tensors (attention.kv_format says which), modified in place.
     """
-    block = attention.block
-    if not _rotates(block):
-        return plain.rope_and_cache_write(qkv, attention, cache, ropes, inputs)
+    block, norm = attention.block, attention.block.qk_norm
+    rotary, places = block.positions.kind == "rotary", block.positions
     q, *written = _run()(
         "regatta_rope_and_cache_write",
         qkv,
         inputs.positions,
         inputs.slot_mapping,
-        ropes[block.positions.table],
+        ropes[places.table] if rotary else None,
+        ropes[places.query_table] if rotary and places.query_table >= 0 else None,
         _weight(attention.q_norm),
         _weight(attention.k_norm),
         list(cache),
         block.num_heads,
         block.num_kv_heads,
         block.head_dim,
-        _epsilon(block.qk_norm),
+        _epsilon(norm),
+        norm is not None and norm.plus_one,
+        block.qk_norm_whole,
+        places.interleaved,
         attention.kv_format,
     )
     return q, written
 
 
 def _rotates(block: AttentionBlock) -> bool:
-    """Whether regatta_rope_and_cache_write does all that the block asks for."""
+    """Whether the block's keys and queries are normed and turned as Llama's and Qwen 3's are."""
     norm, places = block.qk_norm, block.positions
     return (
         (norm is None or (_is_plain_rms(norm) and not block.qk_norm_whole))
@@ -189,8 +224,6 @@ def paged_attention(
     more than 32 * words tokens are no trees. A tree's windows count from a token's depth.
     """
     block = attention.block
-    if not _attends(block):
-        return plain.paged_attention(q, attention, cache, inputs, tree_mask)
     return _run()(
         "regatta_paged_attention",
         q,
@@ -200,16 +233,13 @@ def paged_attention(
         inputs.block_tables,
         inputs.max_lens,
         tree_mask,
+        attention.slopes,
         block.num_heads,
         block.softmax_scale,
         block.window,
+        block.softcap,
         attention.kv_format,
     )[0]
-
-
-def _attends(block: AttentionBlock) -> bool:
-    """Whether regatta_paged_attention does all that the block asks for."""
-    return block.softcap == 0.0 and block.positions.kind != "alibi"
 
 
 def copy_blocks(caches: Sequence[Tensor], copies: Sequence[tuple[int, int]]) -> None:
@@ -225,12 +255,13 @@ def copy_blocks(caches: Sequence[Tensor], copies: Sequence[tuple[int, int]]) -> 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up of gate_up [T, 2I] (gate first). Returns [T, I]."""
-    return _run()("regatta_silu_mul", gate_up)[0]
+    return activate(gate_up, Activation())
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
     """What the activation makes of x [T, I], or of x [T, 2 I] with a gate. Returns [T, I]."""
-    return silu_mul(x) if activation == Activation() else plain.activate(x, activation)
+    function = FUNCTIONS.index(activation.function)
+    return _run()("regatta_activate", x, function, activation.gated)[0]
 
 
 def attention_block(
@@ -311,7 +342,7 @@ def is_fused(block: Block) -> bool:
         return False
     if isinstance(block, AttentionBlock):
         same = block.qk_norm is None or block.qk_norm.epsilon == _epsilon(block.norm)
-        return same and _rotates(block) and _attends(block)
+        return same and _rotates(block) and block.softcap == 0.0
     return block.activation == Activation() and not block.parallel
 
 
@@ -521,22 +552,25 @@ class BoundLayers:
 
 def logits(hidden: Tensor, head: Head, logit_indices: Tensor | None = None) -> Tensor:
     """float32 logits [L, V] of the rows `logit_indices` (or all) of hidden [T, H]."""
-    matrix, norm = head.linear, head.spec.norm
-    if _is_plain_rms(norm) and head.projection is None and matrix.bias is None:
-        out = _run()(
-            "regatta_logits",
-            hidden,
-            _weight(head.norm),
-            matrix.tensors,
-            logit_indices,
-            matrix.scheme,
-            matrix.out_features,
-            _epsilon(norm),
-        )[0]
-    else:
+    spec, matrix = head.spec, head.linear
+    weight, epsilon = _weight(head.norm), _epsilon(spec.norm)
+    if head.projection is not None or not _is_plain_rms(spec.norm):
         rows = hidden if logit_indices is None else take(hidden, logit_indices)
-        out = linear(composed.before_head(_OPS, rows, head), matrix).astype("float32")
-    return composed.behind_head(out, head)
+        hidden = composed.before_head(_OPS, rows, head)
+        weight, epsilon, logit_indices = None, 0.0, None
+    return _run()(
+        "regatta_logits",
+        hidden,
+        weight,
+        matrix.tensors,
+        matrix.bias,
+        logit_indices,
+        matrix.scheme,
+        matrix.out_features,
+        epsilon,
+        spec.scale,
+        spec.softcap,
+    )[0]
 
 
 def sample(

@@ -1,6 +1,6 @@
 """Blocks as sequences of smaller operators, for any record.
 
-`ops` is a backend, predict.ops.compiled or predict.ops.plain: its norm, linear, activate,
+`ops` is a backend, predict.ops.compiled or predict.ops.plain: its norm, linear, activate, add,
 rope_and_cache_write, paged_attention, embedding and take are called. T tokens, H hidden size.
 """
 
@@ -85,12 +85,11 @@ def embed(ops: ModuleType, inputs: ForwardInputs, embedding: Embedding, head: Li
     spec = embedding.spec
     hidden = ops.embedding(inputs.token_ids, embedding.table, head)
     if spec.scale != 1.0:
-        hidden = hidden * spec.scale
+        hidden = ops.add(hidden, None, spec.scale)
     if embedding.projection is not None:
         hidden = ops.linear(hidden, embedding.projection)
     if embedding.positions is not None:
-        at = inputs.positions + spec.position_offset
-        hidden = hidden + ops.embedding(at, embedding.positions, head)
+        hidden = ops.add(hidden, ops.embedding(inputs.positions, embedding.positions, head))
     return normed(ops, hidden, embedding.norm, spec.norm)
 
 
@@ -98,16 +97,6 @@ def before_head(ops: ModuleType, hidden: Tensor, head: Head) -> Tensor:
     """What the head's matrix multiplies, of hidden [L, H]."""
     hidden = normed(ops, hidden, head.norm, head.spec.norm)
     return hidden if head.projection is None else ops.linear(hidden, head.projection)
-
-
-def behind_head(logits: Tensor, head: Head) -> Tensor:
-    """The logits, scaled and capped as the head's record says."""
-    import paddle
-
-    spec = head.spec
-    if spec.scale != 1.0:
-        logits = logits * spec.scale
-    return paddle.tanh(logits / spec.softcap) * spec.softcap if spec.softcap else logits
 
 
 def normed(ops: ModuleType, x: Tensor, weights: NormWeights | None, norm: Norm | None) -> Tensor:
@@ -124,9 +113,5 @@ def _sum(
     if of == "output":
         made = normed(ops, made, weights.post_norm, block.post_norm)
     source = x if residual.source == "normed" else hidden
-    if residual.input_scale != 1.0:
-        source = source * residual.input_scale
-    if residual.output_scale != 1.0:
-        made = made * residual.output_scale
-    total = source + made
+    total = ops.add(source, made, residual.input_scale, residual.output_scale)
     return normed(ops, total, weights.post_norm, block.post_norm) if of == "sum" else total

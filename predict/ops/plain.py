@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from predict.nn.blocks import Activation, Function, Norm, alibi_slopes
+from predict.nn.blocks import Activation, Function, Norm
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.decoder import NormWeights
 from predict.ops import composed
@@ -46,6 +46,14 @@ def take(x: Tensor, rows: Tensor) -> Tensor:
     import paddle
 
     return paddle.gather(x, rows)
+
+
+def add(a: Tensor, b: Tensor | None, a_scale: float = 1.0, b_scale: float = 1.0) -> Tensor:
+    """a_scale * a + b_scale * b of a and b [T, N]; without b nothing is added."""
+    scaled = a if a_scale == 1.0 else a * a_scale
+    if b is None:
+        return scaled
+    return scaled + (b if b_scale == 1.0 else b * b_scale)
 
 
 def _normalise(x: Tensor, weights: NormWeights, norm: Norm) -> Tensor:
@@ -168,6 +176,12 @@ def copy_blocks(caches: Sequence[Tensor], copies: Sequence[tuple[int, int]]) -> 
         paddle.index_put_(cache, (target,), paddle.gather(cache, source))
 
 
+def _capped(x: Tensor, softcap: float) -> Tensor:
+    import paddle
+
+    return paddle.tanh(x / softcap) * softcap if softcap else x
+
+
 def _bits(words: Tensor) -> Tensor:
     """int32 0 or 1 [T, 32 * words] of int32 [T, words], the lowest bit of word 0 first."""
     import paddle
@@ -250,12 +264,10 @@ def paged_attention(
     values = paddle.where(written, values, paddle.zeros_like(values))
 
     scores = paddle.matmul(padded, context(0), transpose_y=True) * shape_of.softmax_scale
-    if shape_of.softcap:
-        scores = paddle.tanh(scores / shape_of.softcap) * shape_of.softcap
-    if shape_of.positions.kind == "alibi":
-        slopes = paddle.to_tensor(alibi_slopes(heads), "float32") * shape_of.positions.scale
+    scores = _capped(scores, shape_of.softcap)
+    if attention.slopes is not None:
         distance = (column - position.unsqueeze(2)).astype("float32")  # [B, span, S]
-        bias = slopes.reshape([1, kv_heads, heads // kv_heads, 1, 1])
+        bias = attention.slopes.reshape([1, kv_heads, heads // kv_heads, 1, 1])
         scores = scores + bias * distance.unsqueeze(1).unsqueeze(1)
     scores = paddle.where(
         visible.unsqueeze(1).unsqueeze(1), scores, paddle.full_like(scores, -1e30)
@@ -381,7 +393,10 @@ def logits(hidden: Tensor, head: Head, logit_indices: Tensor | None = None) -> T
     """float32 logits [L, V] of the rows `logit_indices` (or all) of hidden [T, H]."""
     rows = hidden if logit_indices is None else take(hidden, logit_indices)
     x = composed.before_head(_OPS, rows, head)
-    return composed.behind_head(_linear(x, head.linear), head)
+    out = _linear(x, head.linear)
+    if head.spec.scale != 1.0:
+        out = out * head.spec.scale
+    return _capped(out, head.spec.softcap)
 
 
 PHILOX_ROUNDS = 10

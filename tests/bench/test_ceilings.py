@@ -79,7 +79,7 @@ def test_a_case_is_measured_in_slices_between_limits(
     shape = operators.ModelShape(64, 96, 4, 2, 32, 128)
     sizes = operators.Sizes(shape, 2, 100, "float32", kernels.HostOperands())
     settings = kernels.parse(["--seconds", "0.01", "--baseline", "false"])
-    (case,) = operators.CASES["rms_norm"](sizes)
+    (case,) = operators.CASES["norm"](sizes)
     buffer = np.ones(LEAST_BYTES // 4, np.float32)
     result = kernels.run_case(compiled, case, sizes, "tiny", settings, buffer)
     assert len(machine.sizes) == kernels.SLICES + 1

@@ -235,7 +235,7 @@ def test_architecture_that_kernels_refuse_is_not_compiled_for(
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("rms_norm.cu", ("75", "80", "90a", "120a")),
+        ("norm.cu", ("75", "80", "90a", "120a")),
         ("gemm_sm80.cu", ("80", "90a", "120a")),
         ("gemm_bf16_sm90.cu", ("90a",)),
         ("gemm_sm89.cu", ("90a", "120a")),

@@ -22,7 +22,7 @@ from tests.support import checkout
 
 ROOT = Path(__file__).resolve().parents[2]
 POOL_TEST = ROOT / "tests" / "native" / "thread_pool_test.cc"
-POOL_SOURCES = ("thread_pool", "dispatch", "cpu_info", "silu_mul", "rms_norm")
+POOL_SOURCES = ("thread_pool", "dispatch", "cpu_info", "activate", "norm")
 REPORTS = ("ERROR: AddressSanitizer", "runtime error:", "DEADLYSIGNAL")
 
 

@@ -57,7 +57,7 @@ Status embedding(const EmbeddingParams& p, const Launch& on) {
 
 namespace {
 
-Status norm(RmsNormParams p) {
+Status norm(NormParams p) {
   std::vector<char> sum;  // the CPU's writes it always
   if (p.residual_out == nullptr) {
     sum.resize(p.num_tokens * p.hidden_size * dtype_size(p.dtype));
@@ -74,21 +74,21 @@ Status norm(RmsNormParams p) {
     }
     p.weight = ones.data();
   }
-  return cpu::rms_norm(p);
+  return cpu::norm(p);
 }
 
 }  // namespace
 
-Status rms_norm(const RmsNormParams& params, const Launch& on) {
+Status norm(const NormParams& params, const Launch& on) {
   return queue(on.stream, "rms_norm", [p = params] { return norm(p); });
 }
 
-Status rms_norm_rows(const RmsNormParams& params, const int32_t* row_ids, int64_t num_source_rows,
+Status norm_rows(const NormParams& params, const int32_t* row_ids, int64_t num_source_rows,
                      const Launch& on) {
-  return queue(on.stream, "rms_norm_rows", [=] {
+  return queue(on.stream, "norm_rows", [=] {
     const int64_t bytes = params.hidden_size * dtype_size(params.dtype);
     for (int64_t i = 0; i < params.num_tokens; ++i) {
-      RmsNormParams row = params;
+      NormParams row = params;
       row.num_tokens = 1;
       row.out = static_cast<char*>(params.out) + i * bytes;
       const bool there = row_ids[i] >= 0 && row_ids[i] < num_source_rows;
@@ -101,8 +101,8 @@ Status rms_norm_rows(const RmsNormParams& params, const int32_t* row_ids, int64_
   });
 }
 
-Status silu_mul(const SiluMulParams& params, const Launch& on) {
-  return queue(on.stream, "silu_mul", [p = params] { return cpu::silu_mul(p); });
+Status activate(const ActivateParams& params, const Launch& on) {
+  return queue(on.stream, "silu_mul", [p = params] { return cpu::activate(p); });
 }
 
 Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t num_tokens,

@@ -92,7 +92,7 @@ def test_bfloat16_bits_are_read_as_their_values() -> None:
     [
         ({"model_type": "gpt9"}, "model_type 'gpt9' is not supported .known: aquila"),
         ({"hidden_size": "64"}, "'hidden_size' is '64' .allowed: a whole number from 1 to 131072"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"hidden_act": "gelu9"}, "'hidden_act' is 'gelu9' .allowed: silu, swish, gelu"),
         ({"num_attention_heads": 3}, "num_attention_heads 3 is not a multiple of .* 2"),
         ({"rope_scaling": {"rope_type": "magic", "factor": 2.0}}, "rope type 'magic'"),
         ({"num_hidden_layers": 0}, "'num_hidden_layers' is 0 .allowed: a whole number from 1"),
@@ -135,6 +135,10 @@ TOP_LEVEL: dict[str, dict[str, Any]] = {
     **{key: {} for key in NUMBERS if key not in (*ROPE_NUMBERS, ROPE_ORIGINAL)},
     "sliding_window": {"model_type": "mistral"},
     "max_window_layers": {"model_type": "qwen2", "use_sliding_window": True},
+    "layer_norm_eps": {"model_type": "cohere"},
+    "sliding_window_pattern": {"model_type": "gemma3_text"},
+    "softcap": {"model_type": "gemma2"},
+    "multiplier": {"model_type": "granite"},
 }
 
 

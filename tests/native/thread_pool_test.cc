@@ -19,8 +19,8 @@
 #include <thread>
 #include <vector>
 
-#include "regatta/rms_norm.h"
-#include "regatta/silu_mul.h"
+#include "regatta/norm.h"
+#include "regatta/activate.h"
 
 namespace {
 
@@ -172,14 +172,14 @@ void kernels_of_several_callers() {
     callers.emplace_back([&] {
       std::vector<float> out(kRows * kWidth), normed(kRows * kWidth), kept(kRows * kWidth);
       for (int64_t rows = 1; rows <= kRows; ++rows) {
-        regatta::SiluMulParams silu{};
+        regatta::ActivateParams silu{};
         silu.gate_up = gate_up.data();
         silu.out = out.data();
         silu.num_tokens = rows;
         silu.intermediate_size = kWidth;
         silu.dtype = regatta::DType::kFloat32;
-        CHECK(regatta::cpu::silu_mul(silu).ok());
-        regatta::RmsNormParams norm{};
+        CHECK(regatta::cpu::activate(silu).ok());
+        regatta::NormParams norm{};
         norm.x = out.data();
         norm.weight = weight.data();
         norm.out = normed.data();
@@ -188,7 +188,7 @@ void kernels_of_several_callers() {
         norm.hidden_size = kWidth;
         norm.epsilon = 1e-5f;
         norm.dtype = regatta::DType::kFloat32;
-        CHECK(regatta::cpu::rms_norm(norm).ok());
+        CHECK(regatta::cpu::norm(norm).ok());
         double squares = 0;
         for (int64_t i = 0; i < kWidth; ++i) squares += normed[i] * normed[i];
         CHECK(std::fabs(squares / kWidth - 1) < 1e-2);

@@ -94,9 +94,11 @@ class QuantizedProblem:
                 [self.keys.codes, self.values.codes, self.keys.scale, self.values.scale],
                 *p.batch.index_tensors(),
                 tree_mask,
+                None,
                 shape.num_heads,
                 p.scale,
                 shape.window,
+                0.0,
                 self.kv_format.name,
             )[0]
         )
@@ -188,13 +190,9 @@ def test_rows_are_quantized_when_they_are_written(
         int32(positions),
         int32(slots),
         tensor(table, "float32"),
-        None,
-        None,
+        *(None, None, None),
         caches,
-        heads,
-        kv_heads,
-        dim,
-        1e-6,
+        *(heads, kv_heads, dim, 1e-6, False, False, False),
         kv_format.name,
     )
     q, k, v = np.split(qkv.astype(np.float64), [heads, heads + kv_heads], axis=1)
@@ -251,7 +249,7 @@ def test_every_instruction_set_writes_the_same_codes(
                 int32(np.arange(300) % 50),
                 int32(np.arange(300)),
                 tensor(rope_table(50, 0), "float32"),
-                *(None, None, caches, 1, 1, 67, 1e-6, kv_format.name),
+                *(None, None, None, caches, 1, 1, 67, 1e-6, False, False, False, kv_format.name),
             )
         finally:
             force(compiled, "")

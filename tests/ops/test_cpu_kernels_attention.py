@@ -139,9 +139,11 @@ def test_blocks_that_left_the_window_are_not_looked_up(compiled: Library) -> Non
         [tensor(cache, "float32") for cache in caches],
         *problem.batch.index_tensors(),
         None,
+        None,
         4,
         problem.scale,
         20,
+        0.0,
         "dense",
     )[0]
     np.testing.assert_array_equal(out.numpy(), kept)
@@ -156,9 +158,11 @@ def test_padding_rows_are_zero(compiled: Library) -> None:
         [tensor(cache, "float32") for cache in caches],
         *problem.batch.index_tensors(),
         None,
+        None,
         4,
         problem.scale,
         -1,
+        0.0,
         "dense",
     )[0].numpy()
     np.testing.assert_array_equal(out[:3], problem.run(compiled))
@@ -192,12 +196,10 @@ def test_rope_rotates_heads_and_writes_their_slots_only(
         int32(positions),
         int32(slots),
         tensor(table, "float32"),
+        None,
         *(tensor(norm, dtype) if with_norm else None for norm in norms),
         [keys, values],
-        heads,
-        kv_heads,
-        dim,
-        1e-6,
+        *(heads, kv_heads, dim, 1e-6, False, False, False),
         "dense",
     )
     wide = qkv.astype(np.float64)
@@ -567,9 +569,11 @@ def test_paged_attention_says_what_does_not_fit(compiled: Library, case: str) ->
         "tables": problem.batch.block_tables,
         "longest": [2, 20],
         "tree_mask": None,
+        "slopes": None,
         "num_heads": 4,
         "scale": 0.125,
         "window": -1,
+        "softcap": 0.0,
         "kv_format": "dense",
     }
     change, message = BAD_ATTENTION[case]
@@ -602,12 +606,8 @@ def test_rope_says_what_does_not_fit(
             int32(positions),
             int32(slots),
             tensor(rope_table(50, columns), "float32"),
-            None,
-            None,
+            *(None, None, None),
             [tensor(cache, "float32"), tensor(cache, "float32")],
-            1,
-            1,
-            32,
-            1e-6,
+            *(1, 1, 32, 1e-6, False, False, False),
             "dense",
         )

@@ -184,7 +184,7 @@ def test_embedding_returns_rows_of_the_table_or_of_the_packed_head(
     embedding = compiled.op("regatta_embedding")
     tables = (tensor(table, dtype), False), (packed(compiled, table, dtype), True)
     for weight, is_packed in tables:
-        got = embedding(paddle.to_tensor(ids), weight, is_packed, hidden_size)[0]
+        got = embedding(paddle.to_tensor(ids), weight, None, None, is_packed, hidden_size, 1.0)[0]
         np.testing.assert_array_equal(numpy32(got), table[ids])
 
 
@@ -192,8 +192,9 @@ def test_embedding_names_a_token_outside_the_table(compiled: Library) -> None:
     import paddle
 
     ids = paddle.to_tensor(np.array([1, 7], np.int32))
+    table = tensor(np.zeros((7, 4)), "float32")
     with pytest.raises(ValueError, match=r"token_ids\[1\] is 7 \(allowed: 0 \.\. 6\)"):
-        compiled.op("regatta_embedding")(ids, tensor(np.zeros((7, 4)), "float32"), False, 4)
+        compiled.op("regatta_embedding")(ids, table, None, None, False, 4, 1.0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -204,12 +205,14 @@ def test_rms_norm_normalises_the_sum_with_the_residual(
     rng = np.random.default_rng(5)
     x, residual = (rounded(3 * normal(rng, *shape), dtype) for _ in range(2))
     weight = rounded(1 + normal(rng, shape[1]) / 4, dtype)
-    norm = compiled.op("regatta_rms_norm")
-    out, total = norm(tensor(x, dtype), tensor(weight, dtype), tensor(residual, dtype), 1e-5)
+    norm = compiled.op("regatta_norm")
+    out, total = norm(
+        *(tensor(x, dtype), tensor(weight, dtype), None, tensor(residual, dtype)), 0, 1e-5, False
+    )
     added = rounded(x + residual, dtype)
     np.testing.assert_array_equal(numpy32(total), added)
     assert_close(numpy32(out), normed(added, weight, 1e-5), dtype)
-    out, total = norm(tensor(x, dtype), tensor(weight, dtype), None, 1e-5)
+    out, total = norm(tensor(x, dtype), tensor(weight, dtype), None, None, 0, 1e-5, False)
     np.testing.assert_array_equal(numpy32(total), x)
     assert_close(numpy32(out), normed(x, weight, 1e-5), dtype)
 
@@ -223,7 +226,7 @@ def test_silu_mul_gates_the_second_half(
     gate = rounded(4 * normal(rng, *shape), dtype)
     up = rounded(normal(rng, *shape), dtype)
     gate[0, :4] = (-200.0, 200.0, 0.0, -89.0)  # exp overflows, underflows
-    got = compiled.op("regatta_silu_mul")(tensor(np.concatenate([gate, up], 1), dtype))[0]
+    got = compiled.op("regatta_activate")(tensor(np.concatenate([gate, up], 1), dtype), 0, True)[0]
     wide = gate.astype(np.float64)
     assert_close(numpy32(got), wide * sigmoid(wide) * up, dtype)
 
@@ -307,10 +310,9 @@ def test_logits_are_float32_products_of_the_chosen_rows(
         tensor(hidden, dtype),
         tensor(norm, dtype),
         [packed(compiled, head, dtype)],
+        None,
         paddle.to_tensor(np.array(indices, np.int32)),
-        "dense",
-        101,
-        1e-6,
+        *("dense", 101, 1e-6, 1.0, 0.0),
     )[0]
     assert got.dtype == paddle.float32
     assert_close(got.numpy(), normed(hidden[indices], norm, 1e-6) @ head.T, dtype)
@@ -325,10 +327,9 @@ def test_logits_name_an_index_outside_the_batch(compiled: Library) -> None:
             tensor(ones, "float32"),
             tensor(ones[0], "float32"),
             [packed(compiled, ones, "float32")],
+            None,
             paddle.to_tensor(np.array([4], np.int32)),
-            "dense",
-            4,
-            1e-6,
+            *("dense", 4, 1e-6, 1.0, 0.0),
         )
 
 
@@ -386,12 +387,13 @@ def test_linear_says_what_does_not_fit(compiled: Library, case: str) -> None:
 
 
 def test_forcing_an_unknown_candidate_lists_the_known_ones(compiled: Library) -> None:
-    assert force(compiled, "silu_mul=neon") is None
+    assert force(compiled, "activate=neon") is None
     try:
-        with pytest.raises(ValueError, match=r"silu_mul fits the forced name 'neon'.*scalar \("):
-            compiled.op("regatta_silu_mul")(tensor(np.ones((1, 8)), "float32"))
+        with pytest.raises(ValueError, match=r"activate fits the forced name 'neon'.*scalar \("):
+            compiled.op("regatta_activate")(tensor(np.ones((1, 8)), "float32"), 0, True)
         x = tensor(np.ones((1, 8)), "float32")
-        compiled.op("regatta_rms_norm")(x, x.reshape([8]), None, 1e-6)  # others are not forced
+        norm = compiled.op("regatta_norm")  # others are not forced
+        norm(x, x.reshape([8]), None, None, 0, 1e-6, False)
     finally:
         force(compiled, "")
 
@@ -422,13 +424,15 @@ def test_operators_survive_export_and_inference(compiled: Library, tmp_path: Pat
                 self.register_buffer(name, value)
 
         def forward(self, token_ids: Any, logit_indices: Any) -> Any:
-            x = compiled.op("regatta_embedding")(token_ids, self.table, True, 64)[0]
+            x = compiled.op("regatta_embedding")(
+                *(token_ids, self.table, None, None), True, 64, 1.0
+            )[0]
             x = compiled.op("regatta_mlp_block")(
                 x, self.norm, [self.gate_up], self.bias, [self.down], None, "dense", 96, 1e-6
             )[0]
-            x = compiled.op("regatta_rms_norm")(x, self.norm, None, 1e-6)[1]
+            x = compiled.op("regatta_norm")(x, self.norm, None, None, 0, 1e-6, False)[1]
             return compiled.op("regatta_logits")(
-                x, self.norm, [self.table], logit_indices, "dense", 40, 1e-6
+                x, self.norm, [self.table], None, logit_indices, "dense", 40, 1e-6, 1.0, 0.0
             )[0]
 
     specs = [InputSpec([None], "int32", "token_ids"), InputSpec([None], "int32", "logit_indices")]

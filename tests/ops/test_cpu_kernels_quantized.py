@@ -406,10 +406,9 @@ def test_logits_take_a_quantized_head(compiled: Library, candidate: str, scheme:
         tensor(hidden, "float32"),
         tensor(norm, "float32"),
         weight.operand(compiled, "float32"),
+        None,
         int32([4, 0]),
-        scheme,
-        70,
-        1e-5,
+        *(scheme, 70, 1e-5, 1.0, 0.0),
     )[0]
     x = normed(hidden, norm, 1e-5)[[4, 0]].astype(np.float32)
     expected = rounded_for(scheme, x, "float32") @ weight.wide().T

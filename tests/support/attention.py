@@ -161,9 +161,11 @@ class Problem:
                 ],
                 *self.batch.index_tensors(),
                 None,
+                None,
                 shape.num_heads,
                 self.scale,
                 shape.window,
+                0.0,
                 "dense",
             )[0]
         )

@@ -50,7 +50,8 @@ struct RopeAndCacheWriteParams {
   const void* qkv = nullptr;              // [T, (Hq + 2 Hkv) * D]: queries, keys, values
   const int32_t* positions = nullptr;     // [T] rows of rope_cache
   const int32_t* slot_mapping = nullptr;  // [T] slot of each token, -1 writes nothing
-  const float* rope_cache = nullptr;      // [P, R] R / 2 cosines, then R / 2 sines
+  const float* rope_cache = nullptr;  // [P, R] R / 2 cosines, then R / 2 sines; null: no rotation
+  const float* query_rope_cache = nullptr;  // [P, R] of queries alone; null: rope_cache
   const void* q_norm = nullptr;  // [D] or null: RMS norm of each query head before rotation
   const void* k_norm = nullptr;  // [D] or null
   PagedCache cache;              // written in place
@@ -58,7 +59,10 @@ struct RopeAndCacheWriteParams {
   int64_t num_tokens = 0;
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
   int64_t rotary_dim = 0, num_positions = 0;
-  float epsilon = 0.0f;  // of the norms
+  float epsilon = 0.0f;      // of the norms
+  bool plus_one = false;     // the norms' factors are 1 + weight
+  bool whole = false;        // q_norm [Hq * D] and k_norm [Hkv * D] norm all heads' values together
+  bool interleaved = false;  // pairs are (2i, 2i + 1), not (i, i + R / 2)
 };
 
 struct PagedAttentionParams {
@@ -70,6 +74,11 @@ struct PagedAttentionParams {
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
   float softmax_scale = 1.0f;
   int64_t window = -1;  // positions a token sees, itself included; -1 is all before it
+  // Scores, q . k * softmax_scale, become softcap * tanh(score / softcap) where it is not 0; then
+  // slopes[head] * (key position - query position) is added where there are slopes. In a tree the
+  // query's position is its depth.
+  float softcap = 0.0f;
+  const float* slopes = nullptr;  // [Hq] or null
 };
 
 // hidden_out = hidden + out(attention(rope(qkv(norm(hidden))))), keys and values cached on the way.

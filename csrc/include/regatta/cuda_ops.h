@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "regatta/activate.h"
+#include "regatta/add.h"
 #include "regatta/adjust_logits.h"
 #include "regatta/attention.h"
 #include "regatta/copy_blocks.h"
@@ -20,10 +22,9 @@
 #include "regatta/logprobs.h"
 #include "regatta/mask_logits.h"
 #include "regatta/mlp_block.h"
+#include "regatta/norm.h"
 #include "regatta/pack_dense.h"
-#include "regatta/rms_norm.h"
 #include "regatta/sample.h"
-#include "regatta/silu_mul.h"
 #include "regatta/types.h"
 #include "regatta/verify_window.h"
 
@@ -62,12 +63,13 @@ Status embedding(const EmbeddingParams& params, const Launch& launch);
 Status gather_rows(const GatherRowsParams& params, const Launch& launch);
 // out [count] = 0, 1, 2, ...; count is at least 1.
 Status count_up(int32_t* out, int64_t count, const Launch& launch);
-Status rms_norm(const RmsNormParams& params, const Launch& launch);
+Status norm(const NormParams& params, const Launch& launch);
 // Of rows row_ids[params.num_tokens] of params.x [num_source_rows, hidden_size]; a row id outside
 // of it gives a row of zeros. params.residual is null.
-Status rms_norm_rows(const RmsNormParams& params, const int32_t* row_ids, int64_t num_source_rows,
+Status norm_rows(const NormParams& params, const int32_t* row_ids, int64_t num_source_rows,
                      const Launch& launch);
-Status silu_mul(const SiluMulParams& params, const Launch& launch);
+Status activate(const ActivateParams& params, const Launch& launch);
+Status add(const AddParams& params, const Launch& launch);
 Status rope_and_cache_write(const RopeAndCacheWriteParams& params, const Launch& launch);
 // `packed` is [out_features, in_features]: a GPU multiplies matrices as checkpoints store them.
 Status pack_dense(const PackDenseParams& params, const Launch& launch);

@@ -1,4 +1,4 @@
-// Rows of a table, by token id.
+// Rows of a table, by token id, and those of a learned table of positions added to them.
 #pragma once
 
 #include "regatta/types.h"
@@ -14,6 +14,11 @@ struct EmbeddingParams {
   int64_t hidden_size;
   bool packed;
   DType dtype;
+  float scale = 1.0f;  // of the token's row
+  // Added, where there are any: row positions[i].
+  const void* position_table = nullptr;  // [num_positions, hidden_size]
+  const int32_t* positions = nullptr;    // [num_tokens]
+  int64_t num_positions = 0;
 };
 
 namespace cpu {

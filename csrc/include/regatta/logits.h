@@ -1,4 +1,5 @@
-// The LM head over the rows that are sampled from: norm, then the product, in float32.
+// The LM head over the rows that are sampled from: norm, then the product, in float32, then bias,
+// scale and soft cap.
 #pragma once
 
 #include <string>
@@ -9,7 +10,7 @@ namespace regatta {
 
 struct LogitsParams {
   const void* hidden;       // [num_tokens, hidden_size]
-  const void* norm_weight;  // [hidden_size]
+  const void* norm_weight;  // [hidden_size], of an RMS norm; null: hidden is normed already
   const TensorView* head;   // [hidden_size, vocab_size] as the scheme stores it
   int num_head;             // tensors in head
   // [num_logits], each in [0, num_tokens); null: row i for logits i.
@@ -22,6 +23,9 @@ struct LogitsParams {
   float epsilon;
   DType dtype;  // of hidden and norm_weight
   std::string scheme;
+  const void* bias = nullptr;  // [vocab_size] of dtype, or null
+  float scale = 1.0f;          // logits = scale * (product + bias)
+  float softcap = 0.0f;        // then softcap * tanh(logits / softcap); 0: they stay
 };
 
 namespace cpu {

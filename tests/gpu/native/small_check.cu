@@ -38,14 +38,14 @@ void check_rms_norm(int tokens, int hidden, bool with_residual, bool by_index = 
   Twin<T> x(tokens * hidden), w(hidden), r(tokens * hidden), out(tokens * hidden),
       sum(tokens * hidden);
   x.random(), w.random(), r.random(2.f);
-  RmsNormParams p = {x.device,   w.device,   with_residual ? r.device : nullptr,
+  NormParams p = {x.device,   w.device,   with_residual ? r.device : nullptr,
                      out.device, sum.device, tokens,
                      hidden,     1e-5f,      cuda::Traits<T>::dtype};
   Twin<int32_t> ids(tokens);  // backwards; the last is out of range
   for (int t = 0; t < tokens; ++t) ids.host[t] = t + 1 < tokens ? tokens - 1 - t : tokens;
   ids.upload();
-  must(by_index ? cuda::rms_norm_rows(p, ids.device, tokens, {nullptr, true})
-                : cuda::rms_norm(p, {nullptr, true}));
+  must(by_index ? cuda::norm_rows(p, ids.device, tokens, {nullptr, true})
+                : cuda::norm(p, {nullptr, true}));
   CHECK_CUDA(cudaDeviceSynchronize());
   out.download(), sum.download();
   Error error;

@@ -1,16 +1,17 @@
-// See rms_norm.cc.
+// See norm.cc.
 #include "rows.inl"
 
 namespace regatta::cpu::REGATTA_ISA {
 
 template <class T>
-Status rms_norm_typed(const RmsNormParams& p) {
+Status norm_typed(const NormParams& p) {
   const T* x = static_cast<const T*>(p.x);
-  const T* weight = static_cast<const T*>(p.weight);
   const T* residual = static_cast<const T*>(p.residual);
   T* out = static_cast<T*>(p.out);
   T* total = static_cast<T*>(p.residual_out);
   const int64_t width = p.hidden_size;
+  const RowNorm<T> norm = {static_cast<const T*>(p.weight), static_cast<const T*>(p.bias),
+                           p.epsilon, p.kind == NormKind::kLayer, p.plus_one};
   const auto one_row = [&](int64_t row, float* normed) {
     const T* from = x + row * width;
     if (residual) {
@@ -18,7 +19,7 @@ Status rms_norm_typed(const RmsNormParams& p) {
     } else {
       copy_row(from, total + row * width, width);
     }
-    rms_norm_row(total + row * width, weight, normed, width, p.epsilon);
+    norm_row(total + row * width, norm, normed, width);
     copy_row(normed, out + row * width, width);
   };
   parallel(threads_for_bytes(p.num_tokens * width * 4 * int64_t{sizeof(T)}), [&](Team& team) {
@@ -32,8 +33,8 @@ Status rms_norm_typed(const RmsNormParams& p) {
   return {};
 }
 
-inline Status run_rms_norm(const RmsNormParams& p) {
-  return with_dtype(p.dtype, [&](auto like) { return rms_norm_typed<decltype(like)>(p); });
+inline Status run_norm(const NormParams& p) {
+  return with_dtype(p.dtype, [&](auto like) { return norm_typed<decltype(like)>(p); });
 }
 
 }  // namespace regatta::cpu::REGATTA_ISA

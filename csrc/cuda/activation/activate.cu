@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-Status silu_mul(const SiluMulParams& params, const Launch& launch_on) {
+Status activate(const ActivateParams& params, const Launch& launch_on) {
   if (params.num_tokens == 0) return {};
   return dispatch_dtype(params.dtype, "silu_mul", [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;

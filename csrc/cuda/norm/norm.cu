@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(1024)
   }
 }
 
-Status run(const RmsNormParams& params, const int32_t* row_ids, int64_t num_source_rows,
+Status run(const NormParams& params, const int32_t* row_ids, int64_t num_source_rows,
            const Launch& launch_on) {
   if (params.num_tokens == 0) return {};
   return dispatch_dtype(params.dtype, "rms_norm", [&](auto* t) {
@@ -158,11 +158,11 @@ Status run(const RmsNormParams& params, const int32_t* row_ids, int64_t num_sour
 
 }  // namespace
 
-Status rms_norm(const RmsNormParams& params, const Launch& launch_on) {
+Status norm(const NormParams& params, const Launch& launch_on) {
   return run(params, nullptr, 0, launch_on);
 }
 
-Status rms_norm_rows(const RmsNormParams& params, const int32_t* row_ids, int64_t num_source_rows,
+Status norm_rows(const NormParams& params, const int32_t* row_ids, int64_t num_source_rows,
                      const Launch& launch_on) {
   return run(params, row_ids, num_source_rows, launch_on);
 }

@@ -1,0 +1,34 @@
+// Normalisation over the last dimension, with a residual addition in front of it.
+#pragma once
+
+#include "regatta/types.h"
+
+namespace regatta {
+
+// As predict.nn.blocks has them.
+enum class NormKind : uint8_t {
+  kRms,    // x / sqrt(mean(x^2) + epsilon)
+  kLayer,  // the same of x - mean(x)
+};
+
+struct NormParams {
+  const void* x = nullptr;         // [num_tokens, hidden_size]
+  const void* weight = nullptr;    // [hidden_size]; on a GPU null for ones
+  const void* bias = nullptr;      // [hidden_size] or null
+  const void* residual = nullptr;  // [num_tokens, hidden_size] or null
+  void* out = nullptr;             // [num_tokens, hidden_size]: norm(x + residual) * weight + bias
+  // [num_tokens, hidden_size]: x + residual, rounded to dtype before the norm.
+  void* residual_out = nullptr;
+  int64_t num_tokens = 0;
+  int64_t hidden_size = 0;
+  float epsilon = 0.0f;
+  DType dtype = DType::kFloat32;
+  NormKind kind = NormKind::kRms;
+  bool plus_one = false;  // the factor is 1 + weight
+};
+
+namespace cpu {
+Status norm(const NormParams& params);
+}
+
+}  // namespace regatta

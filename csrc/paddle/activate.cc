@@ -1,0 +1,56 @@
+// regatta_activate(x [T, I], or with a gate [T, 2I]) {function, gated} -> [T, I]
+// function: of regatta/activate.h.
+#include "regatta/activate.h"
+
+#include "cuda_resources.h"
+
+namespace regatta::binding {
+namespace {
+
+std::vector<paddle::Tensor> activate(const paddle::Tensor& x, int64_t function, bool gated) {
+  if (function < 0 || function >= kNumFunctions) {
+    fail("function is " + std::to_string(function) + " (allowed: 0 to " +
+         std::to_string(kNumFunctions - 1) + ")");
+  }
+  const Device device = device_of(x, "x");
+  const TensorView x_view = view(x, "x", device.place);
+  check_activation(x_view, "x");
+  check_shape(x_view, "x", {-1, -1});
+  if (gated && x_view.shape[1] % 2) {
+    fail("x has " + std::to_string(x_view.shape[1]) + " columns, expected an even number");
+  }
+  ActivateParams params;
+  params.x = x_view.data;
+  params.num_tokens = x_view.shape[0];
+  params.intermediate_size = x_view.shape[1] / (gated ? 2 : 1);
+  params.dtype = x_view.dtype;
+  params.function = static_cast<Function>(function);
+  params.gated = gated;
+  paddle::Tensor out = device.empty({params.num_tokens, params.intermediate_size}, params.dtype);
+  params.out = out.data();
+  if (device.is_cpu()) throw_if_error(cpu::activate(params));
+#ifdef REGATTA_WITH_CUDA
+  if (!device.is_cpu()) {
+    make_current(device);
+    throw_if_error(cuda::activate(params, launch_on(device)));
+  }
+#endif
+  return {out};
+}
+
+std::vector<std::vector<int64_t>> infer_shape(const std::vector<int64_t>& x, int64_t, bool gated) {
+  return {{x[0], x[1] < 0 ? -1 : x[1] / (gated ? 2 : 1)}};
+}
+
+std::vector<paddle::DataType> infer_dtype(const paddle::DataType& x) { return {x}; }
+
+}  // namespace
+}  // namespace regatta::binding
+
+PD_BUILD_OP(regatta_activate)
+    .Inputs({"x"})
+    .Outputs({"out"})
+    .Attrs({"function: int64_t", "gated: bool"})
+    .SetKernelFn(PD_KERNEL(regatta::binding::activate))
+    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));

@@ -1,0 +1,72 @@
+// regatta_norm(x [T, H], weight [H], bias? [H], residual? [T, H]) {kind, epsilon, plus_one}
+//     -> out [T, H], residual_out [T, H]
+// kind: of regatta/norm.h.
+#include "regatta/norm.h"
+
+#include "cuda_resources.h"
+
+namespace regatta::binding {
+namespace {
+
+std::vector<paddle::Tensor> norm(const paddle::Tensor& x, const paddle::Tensor& weight,
+                                 const paddle::optional<paddle::Tensor>& bias,
+                                 const paddle::optional<paddle::Tensor>& residual, int64_t kind,
+                                 float epsilon, bool plus_one) {
+  if (kind < 0 || kind > static_cast<int64_t>(NormKind::kLayer)) {
+    fail("kind is " + std::to_string(kind) + " (allowed: 0, RMS; 1, layer)");
+  }
+  const Device device = device_of(weight, "weight");
+  const phi::Place& place = device.place;
+  const TensorView x_view = view(x, "x", place);
+  check_activation(x_view, "x");
+  check_shape(x_view, "x", {-1, -1});
+  const std::vector<int64_t> shape = {x_view.shape[0], x_view.shape[1]};
+  paddle::Tensor out = device.empty(shape, x_view.dtype);
+  paddle::Tensor residual_out = device.empty(shape, x_view.dtype);
+  NormParams params;
+  params.x = x_view.data;
+  params.weight = checked_view(weight, "weight", x_view.dtype, {shape[1]}, place).data;
+  params.bias = optional_view(bias, "bias", x_view.dtype, {shape[1]}, place).data;
+  params.residual = optional_view(residual, "residual", x_view.dtype, shape, place).data;
+  params.out = out.data();
+  params.residual_out = residual_out.data();
+  params.num_tokens = shape[0];
+  params.hidden_size = shape[1];
+  params.epsilon = epsilon;
+  params.dtype = x_view.dtype;
+  params.kind = static_cast<NormKind>(kind);
+  params.plus_one = plus_one;
+  if (device.is_cpu()) throw_if_error(cpu::norm(params));
+#ifdef REGATTA_WITH_CUDA
+  if (!device.is_cpu()) {
+    make_current(device);
+    throw_if_error(cuda::norm(params, launch_on(device)));
+  }
+#endif
+  return {out, residual_out};
+}
+
+using Shape = std::vector<int64_t>;
+
+std::vector<Shape> infer_shape(const Shape& x, const Shape&, const paddle::optional<Shape>&,
+                               const paddle::optional<Shape>&, int64_t, float, bool) {
+  return {x, x};
+}
+
+using Type = paddle::DataType;
+
+std::vector<Type> infer_dtype(const Type& x, const Type&, const paddle::optional<Type>&,
+                              const paddle::optional<Type>&) {
+  return {x, x};
+}
+
+}  // namespace
+}  // namespace regatta::binding
+
+PD_BUILD_OP(regatta_norm)
+    .Inputs({"x", "weight", paddle::Optional("bias"), paddle::Optional("residual")})
+    .Outputs({"out", "residual_out"})
+    .Attrs({"kind: int64_t", "epsilon: float", "plus_one: bool"})
+    .SetKernelFn(PD_KERNEL(regatta::binding::norm))
+    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));
