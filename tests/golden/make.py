@@ -2,10 +2,10 @@
 
 Needs torch, transformers 5 and safetensors; the tests that read the files need none of them:
 
-    python tests/golden/make.py                  # everything
-    python tests/golden/make.py demo_model       # some cases by name, "demo_model" and "tokenizer"
+    python -m tests.golden.make                  # everything
+    python -m tests.golden.make demo_model       # some cases by name, "demo_model" and "tokenizer"
 
-One folder per case: a tiny random checkpoint, as transformers writes it, and
+One folder per case: a tiny random checkpoint, and
 
 - golden.json: "prompts" and "greedy", lists of token id lists (greedy: `NUM_NEW_TOKENS` new ones,
   no end of text), "tail_prompt", the index of the prompt that golden.npz holds more of,
@@ -13,9 +13,10 @@ One folder per case: a tiny random checkpoint, as transformers writes it, and
 - golden.npz: "last_logits" [num_prompts, vocab_size], of each prompt's last position, and
   "tail_logits" [4, vocab_size], of the tail prompt's last four positions; float32.
 
-Everything is computed on the CPU in float32 with eager attention from the files as written. Seeds
-are searched until no greedy step is close, so that another order of summation picks the same
-tokens; every case with a special feature also checks that its logits change without the feature.
+transformers writes and computes what it has a class for (families.py). Everything is computed on
+the CPU in float32 with eager attention from the files as written. Seeds are searched until no
+greedy step is close, so that another order of summation picks the same tokens; every case with
+special features also checks that its logits change without each of them.
 
 demo_model.json holds the same for examples/demo_model and the prompts of examples/prompts.jsonl,
 tokenizer.json the ids of its tokenizer and chat templates as transformers renders them.
@@ -24,27 +25,23 @@ tokenizer.json the ids of its tokenizer and chat templates as transformers rende
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import transformers
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    MistralConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.golden.families import CASES
+from tests.golden.golden import Array, Source
+from tests.golden.hf_models import HFModel, HFSource
+from tests.golden.numpy_families import NUMPY_CASES
+from tests.golden.numpy_source import NumpySource
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parents[1] / "examples"
@@ -52,302 +49,52 @@ EXAMPLES = HERE.parents[1] / "examples"
 NUM_NEW_TOKENS = 32
 NUM_TAIL_LOGITS = 4
 MIN_MARGIN = 1e-2  # float32 sums in another order differ by about 1e-5 here
-MIN_DISTINCT = 0.3  # share of different tokens in the greedy continuations
-MIN_EFFECT = 0.05  # largest change of a logit without the case's feature
+MIN_EFFECT = 0.05  # largest change of a logit without one of the case's features
 MAX_SEEDS = 500
 DEMO_NEW_TOKENS = 64
 
-CONFIG_CLASSES = {
-    "llama": LlamaConfig,
-    "mistral": MistralConfig,
-    "qwen2": Qwen2Config,
-    "qwen3": Qwen3Config,
-}
-# The smallest shape: used where the case is not about shapes.
-SMALL: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "vocab_size": 211,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": True,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-
-
-def rope(kind: str, **values: Any) -> dict[str, Any]:
-    """A rope_parameters object."""
-    return {"rope_type": kind, "rope_theta": 10000.0, **values}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One golden checkpoint; `without` are config values that switch its special feature off."""
-
-    family: str
-    config: Mapping[str, Any] = field(default_factory=dict)
-    without: Mapping[str, Any] | None = None
-    dtype: str = "bfloat16"  # of the stored weights
-    spelling: int = 5  # major version of transformers whose config.json it imitates
-    shard_size: str = "1GB"
-    prompt_lens: tuple[int, ...] = (1, 5, 17, 67, 103)
-
-
-CASES: dict[str, Case] = {
-    "llama_mha": Case(
-        family="llama",
-        config={
-            "hidden_size": 64,
-            "intermediate_size": 40,
-            "num_key_value_heads": 2,
-            "head_dim": None,
-            "tie_word_embeddings": False,
-        },
-        spelling=4,
-    ),
-    "llama_gqa": Case(
-        family="llama",
-        config={
-            "hidden_size": 64,
-            "intermediate_size": 48,
-            "head_dim": None,
-            "tie_word_embeddings": False,
-            "rope_parameters": rope("default", rope_theta=500000.0),
-        },
-        without={"rope_parameters": PLAIN_ROPE},
-    ),
-    "llama_head_dim": Case(
-        family="llama",
-        config={
-            "hidden_size": 48,
-            "intermediate_size": 40,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "vocab_size": 256,
-        },
-    ),
-    "llama_deep_float32": Case(
-        family="llama",
-        config={"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 3},
-        dtype="float32",
-        spelling=4,
-    ),
-    "llama_rope_llama3": Case(
-        family="llama",
-        config={
-            "rope_parameters": rope(
-                "llama3",
-                factor=8.0,
-                low_freq_factor=1.0,
-                high_freq_factor=4.0,
-                original_max_position_embeddings=32,
-            )
-        },
-        without={"rope_parameters": PLAIN_ROPE},
-        spelling=4,
-    ),
-    "llama_rope_linear": Case(
-        family="llama",
-        config={"rope_parameters": rope("linear", factor=4.0)},
-        without={"rope_parameters": PLAIN_ROPE},
-        spelling=4,
-    ),
-    "llama_rope_dynamic": Case(  # every prompt is within the original context, two grow past it
-        family="llama",
-        config={
-            "rope_parameters": rope("dynamic", factor=4.0),
-            "max_position_embeddings": 96,
-        },
-        without={"rope_parameters": PLAIN_ROPE},
-        prompt_lens=(1, 5, 17, 67, 90),
-    ),
-    "llama_rope_yarn": Case(
-        family="llama",
-        config={"rope_parameters": rope("yarn", factor=4.0, original_max_position_embeddings=64)},
-        without={"rope_parameters": PLAIN_ROPE},
-        dtype="float16",
-    ),
-    "llama_biases": Case(
-        family="llama",
-        config={"attention_bias": True, "mlp_bias": True},
-        without={"attention_bias": False, "mlp_bias": False},
-    ),
-    "llama_sharded": Case(family="llama", config={"tie_word_embeddings": False}, shard_size="40KB"),
-    "mistral_window": Case(
-        family="mistral", config={"sliding_window": 12}, without={"sliding_window": None}
-    ),
-    "mistral_full": Case(
-        family="mistral",
-        config={"sliding_window": None, "num_attention_heads": 3},
-        spelling=4,
-    ),
-    "qwen2": Case(
-        family="qwen2",
-        config={
-            "hidden_size": 64,
-            "intermediate_size": 48,
-            "head_dim": None,
-            "tie_word_embeddings": False,
-        },
-        spelling=4,
-    ),
-    "qwen2_tied": Case(family="qwen2", config={"hidden_size": 64, "head_dim": None}),
-    "qwen3": Case(
-        family="qwen3",
-        config={"head_dim": 64, "tie_word_embeddings": False, "rms_norm_eps": 1e-6},
-        spelling=4,
-    ),
-    "qwen3_tied": Case(family="qwen3", config={"num_attention_heads": 4, "num_key_value_heads": 2}),
+SOURCES: dict[str, Source] = {
+    **{name: HFSource(case) for name, case in CASES.items()},
+    **{name: NumpySource(case) for name, case in NUMPY_CASES.items()},
 }
 
 
-# ---- checkpoints
+def last_logits(source: Source, folder: Path, tokens: list[int]) -> Iterator[Array]:
+    """Logits after `tokens` of the model without each of its features."""
+    for model in source.without(folder):
+        yield model.logits(tokens)[-1]
 
 
-def hf_config(case: Case, changes: Mapping[str, Any]) -> Any:
-    """The transformers config of a case."""
-    values = SMALL | dict(case.config) | dict(changes)
-    if values["head_dim"] is None:
-        del values["head_dim"]
-    values.setdefault("rope_parameters", PLAIN_ROPE)
-    return CONFIG_CLASSES[case.family](**values, attn_implementation="eager")
-
-
-def randomize(model: torch.nn.Module, seed: int) -> None:
-    """Weights that give distinct logits: every part of a layer moves the residual stream."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, tensor in sorted(model.state_dict().items()):
-        values = torch.randn(tensor.shape, generator=generator)
-        if name.endswith("bias"):
-            values *= 0.5
-        elif tensor.dim() == 1:
-            values = 1 + 0.2 * values
-        elif "embed_tokens" in name or "lm_head" in name:
-            values *= 3 / tensor.shape[1] ** 0.5
-        else:
-            values *= 1.5 / tensor.shape[1] ** 0.5
-        tensor.copy_(values)
-
-
-def write_checkpoint(case: Case, folder: Path, seed: int) -> None:
-    """Write config.json and safetensors of a random model."""
-    shutil.rmtree(folder, ignore_errors=True)
-    model = AutoModelForCausalLM.from_config(hf_config(case, {}))
-    with torch.no_grad():
-        randomize(model, seed)
-    model.to(getattr(torch, case.dtype)).save_pretrained(folder, max_shard_size=case.shard_size)
-    if case.spelling == 4:
-        path = folder / "config.json"
-        path.write_text(json.dumps(spell_4(json.loads(path.read_text())), indent=2) + "\n")
-
-
-def spell_4(config: dict[str, Any]) -> dict[str, Any]:
-    """The config.json that transformers 4 wrote: rope_theta, rope_scaling and torch_dtype."""
-    config = dict(config)
-    scaling = config.pop("rope_parameters")
-    config["rope_theta"] = scaling.pop("rope_theta")
-    config["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling
-    config["torch_dtype"] = config.pop("dtype")
-    del config["transformers_version"]
-    return dict(sorted(config.items()))
-
-
-def load(folder: Path, **changes: Any) -> Any:
-    """The checkpoint in float32 with eager attention, ready for inference."""
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", **changes
-    )
-    return model.eval()
-
-
-# ---- what transformers computes
-
-
-@dataclass(frozen=True)
-class Greedy:
-    """One greedy continuation; logits [num_new_tokens, vocab_size] before each choice."""
-
-    token_ids: list[int]
-    logits: npt.NDArray[np.float32]
-
-    @property
-    def min_margin(self) -> float:
-        """The smallest lead of the chosen logit over the next."""
-        top = np.sort(self.logits, axis=1)[:, -2:]
-        return float((top[:, 1] - top[:, 0]).min())
-
-
-def generate(model: Any, prompt: Sequence[int], num_new_tokens: int) -> Greedy:
-    """Greedy continuation by transformers' generate, up to an end-of-text token if there is one."""
-    # a copy: dynamic rotary scaling keeps what earlier sequences made of it
-    result = copy.deepcopy(model).generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        max_new_tokens=num_new_tokens,
-        do_sample=False,
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
-    token_ids = result.sequences[0, len(prompt) :].tolist()
-    return Greedy(token_ids, torch.stack(result.logits)[:, 0].float().numpy())
-
-
-def prompt_logits(model: Any, prompt: Sequence[int]) -> npt.NDArray[np.float32]:
-    """Logits [len(prompt), vocab_size] of one pass over the prompt."""
-    logits = copy.deepcopy(model)(torch.tensor([prompt])).logits[0]
-    return np.asarray(logits.float().numpy(), dtype=np.float32)
-
-
-def random_prompts(case: Case, vocab_size: int, seed: int) -> list[list[int]]:
-    """One prompt of random token ids per length."""
-    rng = np.random.default_rng(seed)
-    return [rng.integers(0, vocab_size, length).tolist() for length in case.prompt_lens]
-
-
-def feature_effect(case: Case, folder: Path, prompts: list[list[int]]) -> float:
-    """Largest change of a logit, at the end of the longest continuation, without the feature."""
-    assert case.without is not None
-    model = load(folder)
-    plain_config = hf_config(case, case.without)
-    plain = AutoModelForCausalLM.from_config(plain_config).float().eval()
-    state = model.state_dict()
-    plain.load_state_dict({name: state[name] for name in plain.state_dict()})
-    prompt = prompts[-1] + generate(model, prompts[-1], NUM_NEW_TOKENS).token_ids
-    return float(np.abs(prompt_logits(model, prompt) - prompt_logits(plain, prompt))[-1].max())
-
-
-def attempt(case: Case, folder: Path, seed: int) -> dict[str, Any] | None:
+def attempt(source: Source, folder: Path, seed: int) -> dict[str, Any] | None:
     """Write the checkpoint and goldens of one seed; None if a greedy choice is too close."""
-    write_checkpoint(case, folder, seed)
-    model = load(folder)
-    prompts = random_prompts(case, model.config.vocab_size, seed)
+    source.write(folder, seed)
+    model = source.load(folder)
+    prompts = source.prompts(model.vocab_size, seed)
     greedy = []
     for prompt in prompts:
-        greedy.append(generate(model, prompt, NUM_NEW_TOKENS))
+        greedy.append(model.generate(prompt, NUM_NEW_TOKENS))
         if greedy[-1].min_margin < MIN_MARGIN:
             return None
     distinct = np.mean([len(set(g.token_ids)) / NUM_NEW_TOKENS for g in greedy])
-    if distinct < MIN_DISTINCT:
+    if distinct < source.min_distinct:
         return None
-    logits = [prompt_logits(model, prompt) for prompt in prompts]
+    logits = [model.logits(prompt) for prompt in prompts]
     for of_prompt, continuation in zip(logits, greedy, strict=True):
         np.testing.assert_allclose(of_prompt[-1], continuation.logits[0], rtol=1e-4, atol=1e-4)
     golden: dict[str, Any] = {
         "seed": seed,
         "min_margin": min(g.min_margin for g in greedy),
         "distinct_share": float(distinct),
-        "transformers": transformers.__version__,
+        **source.made_with,
         "prompts": prompts,
         "greedy": [g.token_ids for g in greedy],
         "tail_prompt": len(prompts) - 1,
     }
-    if case.without is not None:
-        golden["feature_effect"] = feature_effect(case, folder, prompts)
+    whole = prompts[-1] + greedy[-1].token_ids
+    with_all = model.logits(whole)[-1]
+    effects = [float(np.abs(with_all - w).max()) for w in last_logits(source, folder, whole)]
+    if effects:
+        golden["feature_effect"] = min(effects)
         if golden["feature_effect"] < MIN_EFFECT:
             return None
     np.savez_compressed(
@@ -358,23 +105,22 @@ def attempt(case: Case, folder: Path, seed: int) -> dict[str, Any] | None:
     return golden
 
 
-def make_case(name: str, case: Case) -> None:
+def make_case(name: str, source: Source) -> None:
     """Search a seed and leave its checkpoint and goldens in the case's folder."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / name
         for seed in range(MAX_SEEDS):
-            golden = attempt(case, folder, seed)
+            golden = attempt(source, folder, seed)
             if golden is not None:
                 break
         else:
             raise SystemExit(f"{name}: no seed below {MAX_SEEDS} has a margin of {MIN_MARGIN}")
         (folder / "golden.json").write_text(to_json(golden), encoding="utf-8")
-        (folder / "generation_config.json").unlink(missing_ok=True)
         shutil.rmtree(HERE / name, ignore_errors=True)
         shutil.copytree(folder, HERE / name, copy_function=shutil.copyfile)
     size = sum(path.stat().st_size for path in (HERE / name).iterdir())
     print(
-        f"{name:20} {size / 1000:6.1f} kB  seed {golden['seed']:3d}  margin "
+        f"{name:24} {size / 1000:6.1f} kB  seed {golden['seed']:3d}  margin "
         f"{golden['min_margin']:.4f}  distinct {golden['distinct_share']:.2f}  "
         f"effect {golden.get('feature_effect', float('nan')):.2f}",
         flush=True,
@@ -502,12 +248,16 @@ def make_demo_model() -> None:
     """Write demo_model.json: greedy ids and texts of examples/demo_model for its prompts."""
     folder = EXAMPLES / "demo_model"
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = load(folder)
+    model = HFModel(
+        AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+    )
     cases = []
     for line in (EXAMPLES / "prompts.jsonl").read_text(encoding="utf-8").splitlines():
         prompt = json.loads(line)["src"]
         ids = tokenizer(prompt)["input_ids"]
-        greedy = generate(model, ids, DEMO_NEW_TOKENS)
+        greedy = model.generate(ids, DEMO_NEW_TOKENS)
         ended = greedy.token_ids[-1] == tokenizer.eos_token_id
         cases.append(
             {
@@ -552,7 +302,7 @@ def main() -> None:
     """Make the named goldens, all by default."""
     others = {"tokenizer": make_tokenizer, "demo_model": make_demo_model}
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    names = [*CASES, *others]
+    names = [*SOURCES, *others]
     parser.add_argument("names", nargs="*", help=f"default: all of {', '.join(names)}")
     chosen = parser.parse_args().names or names
     unknown = sorted(set(chosen) - set(names))
@@ -562,8 +312,8 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)  # sums in the same order everywhere
     for name in chosen:
-        if name in CASES:
-            make_case(name, CASES[name])
+        if name in SOURCES:
+            make_case(name, SOURCES[name])
         else:
             others[name]()
     size = sum(path.stat().st_size for path in HERE.rglob("*") if path.is_file())

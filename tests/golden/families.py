@@ -1,0 +1,551 @@
+"""The golden checkpoints that Hugging Face transformers writes and computes, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PROMPT_LENS = (1, 5, 17, 67, 103)
+TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+# The smallest shape: used where the case is not about shapes.
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "vocab_size": 211,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+    "rope_parameters": PLAIN_ROPE,
+    **TOKENS,
+}
+# Where a head takes hidden_size / num_attention_heads elements.
+EVEN = {key: value for key, value in SMALL.items() if key != "head_dim"} | {
+    "intermediate_size": 40,
+    "num_key_value_heads": 2,
+}
+# The smallest shape of each family whose config has other words, or no heads of its own size.
+SHAPES: dict[str, dict[str, Any]] = {
+    "opt": {
+        "hidden_size": 48,
+        "ffn_dim": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "vocab_size": 211,
+        "max_position_embeddings": 256,
+        **TOKENS,
+    },
+    "gpt2": {
+        "n_embd": 48,
+        "n_layer": 2,
+        "n_head": 3,
+        "n_positions": 256,
+        "vocab_size": 211,
+        **TOKENS,
+    },
+    "bloom": {"hidden_size": 48, "n_layer": 2, "n_head": 3, "vocab_size": 211, **TOKENS},
+    "falcon": {
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "vocab_size": 211,
+        "max_position_embeddings": 256,
+        "rope_parameters": PLAIN_ROPE,
+        **TOKENS,
+    },
+    "gpt_neox": {key: value for key, value in EVEN.items() if key != "num_key_value_heads"}
+    | {"tie_word_embeddings": False},
+    "phi3": EVEN | {"tie_word_embeddings": False},
+    "olmo2": EVEN | {"tie_word_embeddings": False},
+    "starcoder2": EVEN | {"num_key_value_heads": 1},
+    "granite": EVEN,
+    "cohere": EVEN,
+    "stablelm": EVEN | {"tie_word_embeddings": False},
+    "phi": EVEN | {"tie_word_embeddings": False},
+}
+
+
+def rope(kind: str, **values: Any) -> dict[str, Any]:
+    """A rope_parameters object."""
+    return {"rope_type": kind, "rope_theta": 10000.0, **values}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One golden checkpoint; each of `without` are config values that switch one feature off."""
+
+    family: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    without: tuple[Mapping[str, Any], ...] = ()
+    dtype: str = "bfloat16"  # of the stored weights
+    # Major version of transformers whose config.json it imitates: at 4 config.json and the names
+    # of the tensors are those of the family's published checkpoints (published.py).
+    spelling: int = 5
+    shard_size: str = "1GB"
+    prompt_lens: tuple[int, ...] = PROMPT_LENS
+    min_distinct: float = 0.3  # share of different tokens in the greedy continuations
+
+    def values(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of the family's config class, with `changes`."""
+        values = SHAPES.get(self.family, SMALL) | dict(self.config) | dict(changes)
+        return {key: value for key, value in values.items() if (key, value) != ("head_dim", None)}
+
+
+LLAMA: dict[str, Case] = {
+    "llama_mha": Case(
+        family="llama",
+        config={
+            "hidden_size": 64,
+            "intermediate_size": 40,
+            "num_key_value_heads": 2,
+            "head_dim": None,
+            "tie_word_embeddings": False,
+        },
+        spelling=4,
+    ),
+    "llama_gqa": Case(
+        family="llama",
+        config={
+            "hidden_size": 64,
+            "intermediate_size": 48,
+            "head_dim": None,
+            "tie_word_embeddings": False,
+            "rope_parameters": rope("default", rope_theta=500000.0),
+        },
+        without=({"rope_parameters": PLAIN_ROPE},),
+    ),
+    "llama_head_dim": Case(
+        family="llama",
+        config={
+            "hidden_size": 48,
+            "intermediate_size": 40,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 256,
+        },
+    ),
+    "llama_deep_float32": Case(
+        family="llama",
+        config={"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 3},
+        dtype="float32",
+        spelling=4,
+    ),
+    "llama_rope_llama3": Case(
+        family="llama",
+        config={
+            "rope_parameters": rope(
+                "llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=32,
+            )
+        },
+        without=({"rope_parameters": PLAIN_ROPE},),
+        spelling=4,
+    ),
+    "llama_rope_linear": Case(
+        family="llama",
+        config={"rope_parameters": rope("linear", factor=4.0)},
+        without=({"rope_parameters": PLAIN_ROPE},),
+        spelling=4,
+    ),
+    "llama_rope_dynamic": Case(  # every prompt is within the original context, two grow past it
+        family="llama",
+        config={
+            "rope_parameters": rope("dynamic", factor=4.0),
+            "max_position_embeddings": 96,
+        },
+        without=({"rope_parameters": PLAIN_ROPE},),
+        prompt_lens=(1, 5, 17, 67, 90),
+    ),
+    "llama_rope_yarn": Case(
+        family="llama",
+        config={"rope_parameters": rope("yarn", factor=4.0, original_max_position_embeddings=64)},
+        without=({"rope_parameters": PLAIN_ROPE},),
+        dtype="float16",
+    ),
+    "llama_biases": Case(
+        family="llama",
+        config={"attention_bias": True, "mlp_bias": True},
+        without=({"attention_bias": False, "mlp_bias": False},),
+    ),
+    "llama_sharded": Case(family="llama", config={"tie_word_embeddings": False}, shard_size="40KB"),
+    "mistral_window": Case(
+        family="mistral", config={"sliding_window": 12}, without=({"sliding_window": None},)
+    ),
+    "mistral_full": Case(
+        family="mistral",
+        config={"sliding_window": None, "num_attention_heads": 3},
+        spelling=4,
+    ),
+    "qwen2": Case(
+        family="qwen2",
+        config={
+            "hidden_size": 64,
+            "intermediate_size": 48,
+            "head_dim": None,
+            "tie_word_embeddings": False,
+        },
+        spelling=4,
+    ),
+    "qwen2_tied": Case(family="qwen2", config={"hidden_size": 64, "head_dim": None}),
+    "qwen3": Case(
+        family="qwen3",
+        config={"head_dim": 64, "tie_word_embeddings": False, "rms_norm_eps": 1e-6},
+        spelling=4,
+    ),
+    "qwen3_tied": Case(family="qwen3", config={"num_attention_heads": 4, "num_key_value_heads": 2}),
+}
+
+# LayerNorm, biases, plain MLPs; positions that are learned, or slopes over the keys.
+CLASSIC: dict[str, Case] = {
+    "opt_125m": Case(family="opt", spelling=4),
+    "opt_350m": Case(  # norms after the residual, no final norm, embeddings of another width
+        family="opt",
+        config={"do_layer_norm_before": False, "word_embed_proj_dim": 24},
+        spelling=4,
+    ),
+    "gpt2_small": Case(family="gpt2", spelling=4, config={"n_positions": 144}),
+    "gpt2_inner": Case(
+        family="gpt2",
+        config={
+            "n_embd": 24,
+            "n_inner": 64,
+            "activation_function": "gelu",
+            "tie_word_embeddings": False,
+        },
+    ),
+    "bloom_7b": Case(family="bloom", config={"n_head": 4, "hidden_size": 32}, spelling=4),
+    "bloom_odd_heads": Case(family="bloom", config={"n_head": 6}),  # slopes of 4 heads, then of 8
+    "bloom_post_norm_residual": Case(
+        family="bloom",
+        config={
+            "n_head": 4,
+            "hidden_size": 32,
+            "apply_residual_connection_post_layernorm": True,
+            "tie_word_embeddings": False,
+        },
+        without=({"apply_residual_connection_post_layernorm": False},),
+        min_distinct=0.15,  # nothing tells a run of one token from a longer one
+        dtype="float16",
+    ),
+    "gpt_neox_pythia": Case(
+        family="gpt_neox",
+        config={"rope_parameters": rope("default", partial_rotary_factor=0.25)},
+        without=(
+            {"use_parallel_residual": False},
+            {"rope_parameters": rope("default", partial_rotary_factor=1.0)},
+        ),
+        spelling=4,
+    ),
+    "gpt_neox_serial": Case(
+        family="gpt_neox",
+        config={
+            "use_parallel_residual": False,
+            "rope_parameters": rope("default", partial_rotary_factor=0.5),
+        },
+        without=({"use_parallel_residual": True},),
+        dtype="float16",
+    ),
+    "falcon_7b": Case(
+        family="falcon", config={"hidden_size": 24}, spelling=4
+    ),  # one key/value head, one norm for both
+    "falcon_40b": Case(
+        family="falcon",
+        config={
+            "num_attention_heads": 4,
+            "hidden_size": 32,
+            "num_kv_heads": 2,
+            "new_decoder_architecture": True,
+        },
+        spelling=4,
+    ),
+    "falcon_11b": Case(  # groups of heads, but one norm for both
+        family="falcon",
+        config={
+            "num_attention_heads": 4,
+            "hidden_size": 32,
+            "num_kv_heads": 2,
+            "new_decoder_architecture": True,
+            "num_ln_in_parallel_attn": 1,
+            "tie_word_embeddings": False,
+            "rope_parameters": rope("default", rope_theta=500042.0),
+        },
+        without=({"rope_parameters": PLAIN_ROPE},),
+    ),
+    "falcon_rw": Case(  # transformers rounds slope x position to bfloat16: exact at 4 heads
+        family="falcon",
+        config={
+            "num_attention_heads": 4,
+            "hidden_size": 32,
+            "alibi": True,
+            "bias": True,
+            "multi_query": False,
+            "parallel_attn": False,
+        },
+        without=({"alibi": False},),
+        spelling=4,
+    ),
+    "starcoder2_window": Case(
+        family="starcoder2",
+        config={"sliding_window": 12, "rope_parameters": rope("default", rope_theta=100000.0)},
+        without=({"sliding_window": None}, {"rope_parameters": PLAIN_ROPE}),
+        spelling=4,
+    ),
+    "phi_2": Case(
+        family="phi",
+        config={"rope_parameters": rope("default", partial_rotary_factor=0.5)},
+        without=({"rope_parameters": rope("default", partial_rotary_factor=1.0)},),
+        spelling=4,
+    ),
+    "stablelm_3b": Case(
+        family="stablelm",
+        config={
+            "use_qkv_bias": True,
+            "rope_parameters": rope("default", partial_rotary_factor=0.25),
+        },
+        without=({"rope_parameters": rope("default", partial_rotary_factor=1.0)},),
+        spelling=4,
+    ),
+    "stablelm_12b": Case(  # one norm for both, a norm of its own for every query and key head
+        family="stablelm",
+        config={
+            "num_key_value_heads": 1,
+            "use_parallel_residual": True,
+            "qk_layernorm": True,
+            "rope_parameters": rope("default", partial_rotary_factor=0.25),
+        },
+        without=({"qk_layernorm": False},),
+    ),
+}
+
+# RMS norms and gated MLPs, with something of their own.
+MODERN: dict[str, Case] = {
+    "gemma_2b": Case(family="gemma", config={"num_attention_heads": 3}, spelling=4),
+    "gemma2_9b": Case(
+        family="gemma2",
+        config={
+            "sliding_window": 12,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 20.0,
+        },
+        without=(
+            {"sliding_window": 256},
+            {"layer_types": ["sliding_attention"] * 2},
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            {"query_pre_attn_scalar": 32},
+            {"attn_logit_softcapping": None},
+            {"final_logit_softcapping": None},
+        ),
+        spelling=4,
+    ),
+    "gemma2_uncapped": Case(
+        family="gemma2",
+        config={
+            "head_dim": 64,
+            "sliding_window": 16,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 64,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+        },
+        without=({"layer_types": ["full_attention"] * 2},),
+    ),
+    "gemma3_text_1b": Case(
+        family="gemma3_text",
+        config={
+            "num_hidden_layers": 3,
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "query_pre_attn_scalar": 24,
+            "rope_parameters": {
+                "sliding_attention": rope("default"),
+                "full_attention": rope("default", rope_theta=1000000.0),
+            },
+        },
+        without=(
+            {"sliding_window": 256},
+            {"layer_types": ["sliding_attention"] * 3},
+            {"query_pre_attn_scalar": 32},
+            {
+                "rope_parameters": {
+                    "sliding_attention": rope("default"),
+                    "full_attention": rope("default"),
+                }
+            },
+        ),
+        spelling=4,
+    ),
+    "gemma3_text_4b": Case(  # positions of the layers without a window are divided by the factor
+        family="gemma3_text",
+        config={
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 32,
+            "rope_parameters": {
+                "sliding_attention": rope("default"),
+                "full_attention": rope("linear", rope_theta=1000000.0, factor=8.0),
+            },
+        },
+        without=(
+            {
+                "rope_parameters": {
+                    "sliding_attention": rope("default"),
+                    "full_attention": rope("default", rope_theta=1000000.0),
+                }
+            },
+        ),
+    ),
+    "glm_9b": Case(
+        family="glm",
+        config={
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "rope_parameters": rope("default", partial_rotary_factor=0.5),
+        },
+        without=({"rope_parameters": rope("default", partial_rotary_factor=1.0)},),
+        spelling=4,
+    ),
+    "glm4_9b": Case(  # a norm before and one after each of attention and MLP
+        family="glm4",
+        config={
+            "attention_bias": False,
+            "tie_word_embeddings": False,
+            "rope_parameters": rope("default", partial_rotary_factor=0.5),
+        },
+        without=({"rope_parameters": rope("default", partial_rotary_factor=1.0)},),
+        spelling=4,
+    ),
+    "glm4_biases": Case(
+        family="glm4",
+        config={
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "attention_bias": True,
+            "rope_parameters": rope("default", partial_rotary_factor=0.5),
+        },
+        without=({"attention_bias": False},),
+    ),
+    "phi3_mini": Case(family="phi3", spelling=4),
+    "phi3_window": Case(
+        family="phi3",
+        config={"sliding_window": 12, "num_key_value_heads": 1},
+        without=({"sliding_window": None},),
+    ),
+    "phi3_longrope": Case(  # two prompts past the original context; none grows past it
+        family="phi3",
+        config={
+            "original_max_position_embeddings": 64,
+            "max_position_embeddings": 256,
+            "rope_parameters": rope(
+                "longrope",
+                short_factor=[1.0, 1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0],
+                long_factor=[1.0, 1.2, 1.6, 2.4, 3.2, 4.0, 5.0, 6.0],
+            ),
+        },
+        without=({"rope_parameters": PLAIN_ROPE},),
+        spelling=4,
+    ),
+    "phi3_4_mini": Case(
+        family="phi3",
+        config={
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+            "original_max_position_embeddings": 64,
+            "rope_parameters": rope(
+                "longrope",
+                partial_rotary_factor=0.75,
+                short_factor=[1.0, 1.0, 1.0, 1.2, 1.5, 2.0],
+                long_factor=[1.0, 1.3, 1.9, 3.0, 4.5, 6.0],
+            ),
+        },
+        without=(
+            {"rope_parameters": rope("default", partial_rotary_factor=0.75)},
+            {"rope_parameters": PLAIN_ROPE},
+        ),
+        spelling=4,
+    ),
+    "olmo2_7b": Case(  # no norm before a product, but after; the norm of all query heads at once
+        family="olmo2",
+        config={"rope_parameters": rope("default", rope_theta=500000.0)},
+        without=({"rope_parameters": PLAIN_ROPE},),
+        spelling=4,
+    ),
+    "olmo2_gqa": Case(
+        family="olmo2",
+        config={"num_attention_heads": 4, "num_key_value_heads": 2},
+    ),
+    "granite_8b": Case(
+        family="granite",
+        config={
+            "num_key_value_heads": 1,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.1,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 0.25,
+        },
+        without=(
+            {"embedding_multiplier": 1.0},
+            {"attention_multiplier": 0.25},
+            {"residual_multiplier": 1.0},
+            {"logits_scaling": 1.0},
+        ),
+        spelling=4,
+    ),
+    "granite_biases": Case(
+        family="granite",
+        config={
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+            "embedding_multiplier": 2.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 0.4,
+        },
+        without=({"attention_bias": False, "mlp_bias": False},),
+    ),
+    "ernie4_5_0_3b": Case(
+        family="ernie4_5",
+        config={"rope_parameters": rope("default", rope_theta=500000.0)},
+        without=({"rope_parameters": PLAIN_ROPE},),
+        spelling=4,
+    ),
+    "ernie4_5_biases": Case(
+        family="ernie4_5",
+        config={"use_bias": True, "tie_word_embeddings": False},
+        without=({"use_bias": False},),
+    ),
+    "cohere_35b": Case(
+        family="cohere",
+        config={
+            "logit_scale": 0.7,
+            "rope_parameters": rope("default", rope_theta=8000000.0),
+        },
+        without=({"logit_scale": 1.0}, {"rope_parameters": PLAIN_ROPE}),
+        spelling=4,
+    ),
+    "cohere_qk_norm": Case(
+        family="cohere",
+        config={
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "use_qk_norm": True,
+            "logit_scale": 0.8,
+        },
+        without=({"use_qk_norm": False},),
+    ),
+}
+
+CASES = LLAMA | CLASSIC | MODERN

@@ -1,0 +1,138 @@
+"""config.json and tensor names as the published checkpoints of a family have them.
+
+transformers 5 writes one spelling of its own; what people have is older: other words, fewer keys,
+no prefix, buffers that no inference reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What the published checkpoints of a family have that transformers 5 writes otherwise."""
+
+    renamed: Mapping[str, str] = field(default_factory=dict)  # keys of config.json
+    dropped: tuple[str, ...] = ()  # keys that it lacks
+    added: Mapping[str, Any] = field(default_factory=dict)  # keys that it has besides
+    no_rope: bool = False  # none of the keys of rotary positions
+    rope_kind: str = "rope_type"  # the key of rope_scaling that says which
+    prefix: str = ""  # of tensors, that the published ones lack
+    causal_mask: str = ""  # path of a layer's attention that has one among the tensors
+    head: str = ""  # the tied matrix that is stored a second time, by the name of the head
+
+
+FAMILIES: dict[str, Published] = {
+    "opt": Published(
+        added={"prefix": "</s>"},
+        dropped=("tie_word_embeddings",),
+    ),
+    "gpt2": Published(
+        added={"n_ctx": 144, "task_specific_params": None},
+        dropped=("n_inner", "tie_word_embeddings", "add_cross_attention"),
+        prefix="transformer.",
+        causal_mask="h.{}.attn",
+    ),
+    "bloom": Published(
+        renamed={"hidden_size": "n_embed", "n_head": "num_attention_heads"},
+        added={
+            "attention_softmax_in_fp32": True,
+            "bias_dropout_fusion": True,
+            "masked_softmax_fusion": True,
+            "n_inner": None,
+            "offset_alibi": 100,
+            "seq_length": 256,
+            "skip_bias_add": True,
+            "skip_bias_add_qkv": False,
+        },
+        dropped=("tie_word_embeddings",),
+        prefix="transformer.",
+    ),
+    "gpt_neox": Published(
+        renamed={"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
+        dropped=("rope_scaling", "attention_bias", "is_decoder"),
+        causal_mask="gpt_neox.layers.{}.attention",
+    ),
+    "falcon": Published(
+        added={"apply_residual_connection_post_layernorm": False},
+        dropped=(
+            "activation",
+            "ffn_hidden_size",
+            "max_position_embeddings",
+            "num_ln_in_parallel_attn",
+            "tie_word_embeddings",
+        ),
+        no_rope=True,
+        head="transformer.word_embeddings.weight",
+    ),
+    "gemma": Published(  # "gelu" stands for the tanh approximation there
+        added={"hidden_act": "gelu", "hidden_activation": None},
+        dropped=("use_bidirectional_attention",),
+    ),
+    "gemma2": Published(
+        added={"hidden_act": "gelu_pytorch_tanh", "cache_implementation": "hybrid"},
+        dropped=("layer_types", "use_bidirectional_attention"),
+    ),
+    "gemma3_text": Published(
+        added={"cache_implementation": "hybrid", "sliding_window_pattern": 3},
+        dropped=("_sliding_window_pattern", "layer_types", "use_bidirectional_attention"),
+    ),
+    "phi3": Published(rope_kind="type"),
+}
+
+
+def publish_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json as the family's published ones are: keys sorted, rope_theta and torch_dtype."""
+    family = FAMILIES.get(config["model_type"], Published())
+    values = dict(config)
+    rope = values.pop("rope_parameters", None)
+    if rope is not None and not family.no_rope:
+        values |= _old_rope(rope, family.rope_kind)
+    values["torch_dtype"] = values.pop("dtype")
+    del values["transformers_version"]
+    values = {family.renamed.get(key, key): value for key, value in values.items()}
+    values = {key: value for key, value in values.items() if key not in family.dropped}
+    if values.get("num_kv_heads") == values.get("num_attention_heads"):
+        values.pop("num_kv_heads", None)
+    return dict(sorted((values | dict(family.added)).items()))
+
+
+def _old_rope(rope: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """The keys that transformers 4 wrote for rope_parameters."""
+    if "full_attention" in rope:
+        local = rope["sliding_attention"]["rope_theta"]
+        return _old_rope(rope["full_attention"], kind) | {"rope_local_base_freq": local}
+    scaling = dict(rope)
+    values = {"rope_theta": scaling.pop("rope_theta")}
+    for key in ("partial_rotary_factor", "original_max_position_embeddings"):
+        if key in scaling and (
+            key == "partial_rotary_factor" or scaling["rope_type"] == "longrope"
+        ):
+            values[key] = scaling.pop(key)
+    scaling = {kind: scaling.pop("rope_type"), **scaling}
+    values["rope_scaling"] = None if scaling[kind] == "default" else scaling
+    return values
+
+
+def publish_tensors(config: Mapping[str, Any], tensors: Tensors) -> Tensors:
+    """The tensors by their published names, with those that only old code read."""
+    family = FAMILIES.get(config["model_type"], Published())
+    tensors = {name.removeprefix(family.prefix): tensor for name, tensor in tensors.items()}
+    if family.head:
+        tensors.setdefault("lm_head.weight", tensors[family.head].clone())
+    if family.causal_mask:
+        positions = config.get("n_positions", 144)
+        mask = torch.ones(1, 1, positions, positions, dtype=torch.bool).tril()
+        layers = config.get("n_layer", config.get("num_hidden_layers", 0))
+        for layer in range(layers):
+            attention = family.causal_mask.format(layer)
+            tensors[f"{attention}.bias"] = mask.clone()
+            tensors[f"{attention}.masked_bias"] = torch.tensor(-1e4)
+    return tensors
