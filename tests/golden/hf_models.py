@@ -130,12 +130,13 @@ class Scales:
 
 # Layers without gates move less: a tied head would say its own input, or what the biases say.
 UNGATED = Scales(matrix=3.0, attention_output=9.0, bias=0.2)
-SCALES = dict.fromkeys(("opt", "gpt2", "gpt_neox", "falcon", "starcoder2", "phi"), UNGATED)
-
-SCALES["bloom"] = Scales(matrix=2.0, attention_output=12.0, bias=0.1)
-SCALES["stablelm"] = Scales(matrix=2.0, attention_output=4.0, bias=0.2)
-SCALES["granite"] = Scales(embedding=0.7)  # it has a multiplier of its own
-SCALES["gemma"] = Scales(matrix=4.0, attention_output=16.0)
+SCALES = {
+    **dict.fromkeys(("falcon", "gpt2", "gpt_neox", "opt", "phi", "starcoder2"), UNGATED),
+    "bloom": Scales(matrix=2.0, attention_output=12.0, bias=0.1),
+    "gemma": Scales(matrix=4.0, attention_output=16.0),
+    "granite": Scales(embedding=0.7),  # it has a multiplier of its own
+    "stablelm": Scales(matrix=2.0, attention_output=4.0, bias=0.2),
+}
 
 
 def randomize(model: torch.nn.Module, family: str, seed: int) -> None:

@@ -1,6 +1,7 @@
 """Makes the golden checkpoints and what Hugging Face transformers computes with them.
 
-Needs torch, transformers 5 and safetensors; the tests that read the files need none of them:
+Needs torch, transformers 5, safetensors and pytest; the tests that read the files need only the
+last:
 
     python -m tests.golden.make                  # everything
     python -m tests.golden.make demo_model       # some cases by name, "demo_model" and "tokenizer"
@@ -13,10 +14,11 @@ One folder per case: a tiny random checkpoint, and
 - golden.npz: "last_logits" [num_prompts, vocab_size], of each prompt's last position, and
   "tail_logits" [4, vocab_size], of the tail prompt's last four positions; float32.
 
-transformers writes and computes what it has a class for (families.py). Everything is computed on
-the CPU in float32 with eager attention from the files as written. Seeds are searched until no
-greedy step is close, so that another order of summation picks the same tokens; every case with
-special features also checks that its logits change without each of them.
+transformers writes and computes what it has a class for (families.py): on the CPU, in float32, with
+eager attention, from the files as written. Other families are computed in NumPy, in float64
+(numpy_families.py), and compared with transformers in what it has (twins.py). Seeds are searched
+until no greedy step is close, so that another order of summation picks the same tokens; every case
+with special features also checks that its logits change without each of them.
 
 demo_model.json holds the same for examples/demo_model and the prompts of examples/prompts.jsonl,
 tokenizer.json the ids of its tokenizer and chat templates as transformers renders them.

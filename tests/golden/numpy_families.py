@@ -97,6 +97,10 @@ def baichuan_shapes(config: Config) -> Shapes:
     """The tensors of Baichuan."""
     names = {"qkv": "self_attn.W_pack", "o": "self_attn.o_proj", **MLP, **NORMS}
     ends = end_shapes(config, "model.embed_tokens", "model.norm", "lm_head")
+    if "max_position_embeddings" in config:
+        half = config["hidden_size"] // config["num_attention_heads"] // 2
+        for layer in range(config["num_hidden_layers"]):  # stored, but nobody reads it
+            ends[f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = (half,)
     return model_shapes(config, "model.layers", names, ends)
 
 
@@ -163,6 +167,9 @@ def chatglm_shapes(config: Config) -> Shapes:
     for name, shape in parts.items():
         shapes[f"transformer.{name}.weight"] = shape
         shapes[f"transformer.{name}.bias"] = shape[:1]
+    quarter = hidden // config["num_attention_heads"] // 4
+    for layer in range(config["num_layers"]):  # stored, but nobody reads it
+        shapes[f"transformer.layers.{layer}.attention.rotary_emb.inv_freq"] = (quarter,)
     return shapes
 
 
@@ -171,11 +178,11 @@ def chatglm2_shapes(config: Config) -> Shapes:
     hidden, inner = config["hidden_size"], config["ffn_hidden_size"]
     width = config["num_attention_heads"] * config["kv_channels"]
     packed = width + 2 * config["multi_query_group_num"] * config["kv_channels"]
-    shapes: Shapes = {
+    shapes: Shapes = {  # the published ones have inv_freq, but nobody reads it
         "transformer.embedding.word_embeddings.weight": (VOCAB_SIZE, hidden),
         "transformer.encoder.final_layernorm.weight": (hidden,),
         "transformer.output_layer.weight": (VOCAB_SIZE, hidden),
-        "transformer.rotary_pos_emb.inv_freq": (config["kv_channels"] // 4,),  # nobody reads it
+        "transformer.rotary_pos_emb.inv_freq": (config["kv_channels"] // 4,),
     }
     for layer in range(config["num_layers"]):
         name = f"transformer.encoder.layers.{layer}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ class NumpyModel:
     forward: Forward
     config: Config
     weights: Weights
-    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    functions: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def vocab_size(self) -> int:
@@ -41,9 +42,8 @@ class NumpyModel:
 
     def run(self, tokens: Sequence[int], prompt_len: int) -> Array:
         """Logits [len(tokens), vocab_size] of one pass."""
-        if not self.functions:
-            return self.forward(self.config, self.weights, tokens, prompt_len).astype(np.float32)
-        with mock.patch.multiple(numpy_models, **self.functions):
+        patched = mock.patch.multiple(numpy_models, **self.functions) if self.functions else None
+        with patched or contextlib.nullcontext():
             return self.forward(self.config, self.weights, tokens, prompt_len).astype(np.float32)
 
     def logits(self, tokens: Sequence[int]) -> Array:
@@ -107,13 +107,10 @@ class NumpySource:
         for changes in self.case.without:
             functions = {key: value for key, value in changes.items() if callable(value)}
             values = {key: value for key, value in changes.items() if key not in functions}
+            removed = {key for key, value in values.items() if value is None}
             config = {**model.config, **values}
-            config = {key: value for key, value in config.items() if key not in _removed(values)}
+            config = {key: value for key, value in config.items() if key not in removed}
             yield replace(model, config=config, functions=functions)
-
-
-def _removed(values: Mapping[str, Any]) -> set[str]:
-    return {key for key, value in values.items() if value is None}
 
 
 def end_prompt(config: Config, prompt: list[int], number: int) -> None:

@@ -116,7 +116,7 @@ def _old_rope(rope: Mapping[str, Any], kind: str) -> dict[str, Any]:
             key == "partial_rotary_factor" or scaling["rope_type"] == "longrope"
         ):
             values[key] = scaling.pop(key)
-    scaling = {kind: scaling.pop("rope_type"), **scaling}
+    scaling = dict(sorted({kind: scaling.pop("rope_type"), **scaling}.items()))
     values["rope_scaling"] = None if scaling[kind] == "default" else scaling
     return values
 

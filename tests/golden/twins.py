@@ -47,7 +47,8 @@ def build(model_type: str, weights: Renamed, **values: Any) -> Any:
         model_type, bos_token_id=None, eos_token_id=None, pad_token_id=None, **values
     )
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    state = {name: torch.tensor(tensor).float() for name, tensor in weights.items()}
+    read = {name: tensor for name, tensor in weights.items() if "inv_freq" not in name}
+    state = {name: torch.tensor(tensor).float() for name, tensor in read.items()}
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state[_input_name(state)]
     model.load_state_dict(state)
@@ -226,7 +227,6 @@ def check_chatglm2(config: Config, weights: Weights, tokens: Sequence[int]) -> B
         "mlp.dense_4h_to_h": "mlp.down_proj",
     }
     names = renamed(weights, pairs)
-    del names["transformer.rotary_pos_emb.inv_freq"]
     head_dim = config["kv_channels"]
     counts = [config["num_attention_heads"]] + [config["multi_query_group_num"]] * 2
     names = split(names, "self_attn.qkv", Q_K_V, [count * head_dim for count in counts])
