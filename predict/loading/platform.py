@@ -92,12 +92,12 @@ def platform_of(device: str, inference_model: bool) -> Platform:
 
     Raises UserError where it cannot be used, for a GPU before Paddle is imported.
     """
-    chosen = devices.choose(device)
-    if chosen.is_gpu and not inference_model:
+    if devices.kind_of(device) == "gpu" and not inference_model:
         raise UserError(
             f"device {device} runs the compiled operators only; add --append_attn, --block_attn or "
             "--inference_model"
         )
+    chosen = devices.choose(device)
     if not chosen.is_cpu:  # the CPU is every process's from the start
         devices.activate(chosen)
     return Platform(chosen, inference_model)
