@@ -54,7 +54,7 @@ class Case(NamedTuple):
 def random_logits(generator: np.random.Generator, vocab: int) -> npt.NDArray[np.float32]:
     """Rows [9, V] of several kinds: ties, bans, nothing but bans, a NaN."""
     logits = generator.standard_normal((9, vocab)).astype(np.float32) * 3
-    logits[1] = np.round(logits[1])
+    logits[1] = np.round(logits[1]) + 0.0  # no -0.0, which a GPU puts behind 0.0
     logits[3, ::2] = -np.inf
     logits[4] = -np.inf
     logits[5, vocab // 2] = np.nan
