@@ -29,6 +29,7 @@ from predict.cli.command import run_command
 from predict.cli.flags import FLAGS, Flag, FlagValues, parse_flags
 from predict.cli.run_config import PredictorConfig
 from predict.config.engine import EngineConfig
+from predict.device.devices import check_static
 from predict.errors import EXIT_FAILURE, EXIT_USAGE, UserError
 from predict.system.console import say, show
 from predict.system.outputs import check_folder, locked, whole_folder
@@ -91,6 +92,7 @@ def export_model(
             overwrite=_check_replaced if overwrite else None,
         )
 
+    check_static(config.model.device)
     prefix = config.model.model_prefix
     if not prefix or prefix != Path(prefix).name or prefix.startswith("."):
         raise UserError(
@@ -151,33 +153,25 @@ def _export(config: EngineConfig, output_path: Path, signals: Signals | None) ->
     from predict.loading.cache_scales import head_scales
     from predict.loading.exported import check_program
     from predict.loading.layouts import with_stored_cache
-    from predict.loading.model import (
-        choose_backend,
-        choose_gpu,
-        is_compiled,
-        load_decoder,
-        read_spec,
-    )
+    from predict.loading.model import load_decoder, read_spec
+    from predict.loading.platform import platform_of
     from predict.loading.program import save_program
     from predict.nn.cache_formats import kv_format_of
     from predict.system.progress import Progress
 
     source = Path(config.model.model_name_or_path)
-    device = choose_gpu(config)
+    platform = platform_of(config.model.device, config.model.inference_model)
     spec, reader = read_spec(source)
     config = with_stored_cache(config, reader)
     kv_format = kv_format_of(config.kv_format)
     scales = head_scales(kv_format, source, spec)
-    backend = choose_backend(config.model.inference_model)
+    backend = platform.backend
     import paddle
 
-    if device is None:
-        paddle.set_device("cpu")
-    abi = library.require().metadata.abi if is_compiled(backend) else None
+    platform.make_current()
+    abi = None if platform.compiled is None else library.require().metadata.abi
     with Progress(spec.num_layers, unit="layer") as progress:
-        decoder = load_decoder(
-            config, spec, reader, backend, device, lambda layer: progress.on_finished()
-        )
+        decoder = load_decoder(config, spec, reader, platform, lambda layer: progress.on_finished())
     try:
         final = partial(_unbroken, signals, "the static model is just being put in its place")
         with whole_folder(output_path, final) as folder:

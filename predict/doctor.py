@@ -90,6 +90,11 @@ def _paddle(problems: list[str]) -> Report | None:
         "commit": paddle.version.commit,
         "cuda": paddle.is_compiled_with_cuda(),
         "plugin_devices": sorted(paddle.device.get_all_custom_device_type()),
+        "devices": [
+            f"{name}:{index}"
+            for name, count in sorted(devices.registered().items())
+            for index in range(count)
+        ],
     }
 
 
@@ -248,6 +253,7 @@ def render(report: Report) -> str:
         ("CUDA library", _cuda_library_line(report["cuda_library"])),
         ("--device gpu", _device_gpu_line(report["device_gpu"])),
         ("on a GPU", _quant_types_line(report["device_gpu"])),
+        ("devices", _devices_line(paddle)),
     ]  # fmt: skip
     width = max(len(name) for name, _ in lines) + 2
     text = [f"{name:<{width}}{value}" for name, value in lines]
@@ -298,6 +304,14 @@ def _device_gpu_line(state: Report) -> str:
 def _quant_types_line(state: Report) -> str:
     types = state["quant_types"]
     return ", ".join(f"{name} ({kernels})" for name, kernels in types.items()) or "no quant_type"
+
+
+def _devices_line(paddle: Report | None) -> str:
+    """What --device takes besides cpu and gpu."""
+    names = paddle["devices"] if paddle else []
+    if not names:
+        return "no others that Paddle has registered"
+    return f"{', '.join(names)}: plain operators, with --device {names[0]}"
 
 
 def _no_gpu_line(gpus: Report) -> str:

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Container, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from predict.config.engine import EngineConfig, check_params
 from predict.config.model import DTYPE_BYTES
-from predict.device import library
+from predict.device import devices, library
+from predict.device.devices import Device
 from predict.engine.draft_policy import Costs, DraftPolicy
 from predict.engine.drafts import DraftNetwork, Follower, Proposer, SpeculativeConfig
 from predict.engine.engine import Engine
@@ -50,12 +50,10 @@ from predict.loading.memory import (
 from predict.loading.model import (
     Weights,
     check_memory,
-    choose_backend,
-    choose_gpu,
-    is_compiled,
     open_weights,
     read_spec,
 )
+from predict.loading.platform import platform_of
 from predict.loading.program import load_program
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.decoder import Decoder
@@ -64,7 +62,6 @@ from predict.nn.inputs import LayerCache
 from predict.request import RequestOutput, SamplingParams
 from predict.speculative import proposer_of
 from predict.system.bounds import is_integer, prompt_token_ids
-from predict.system.host import peak_memory_bytes
 from predict.text.conversation import Message, conversation_messages
 from predict.text.detokenizer import Detokenizer
 from predict.text.guides import Guides
@@ -83,6 +80,10 @@ CPU_COSTS = Costs(row=0.04)
 # Llama-3-8B on an H200: 3.8 ms for one row, 6.4 for 128. The host takes some 0.3 ms from a step's
 # tokens to the next step, and more for many requests; a draft of a sixth of the bytes takes 0.8 ms.
 GPU_COSTS = Costs(row=0.0055, draft=0.05, wait=0.08, wait_each=0.004)
+LESS_MEMORY = (
+    "use a smaller --dtype, lower --max_length or --batch_size, or end other processes on this "
+    "device"
+)
 Network = Callable[[Sequence[LayerCache]], Forward]  # runs over the caches that it is given
 
 
@@ -160,14 +161,12 @@ class LLM:
         """
         started = time.perf_counter()
         config = EngineConfig.of(model, **settings)
-        self.device = choose_gpu(config)
+        self.platform = platform_of(config.model.device, config.model.inference_model)
         self.spec, reader = read_spec(config.model.model_name_or_path)
         self.config = config = with_stored_cache(config, reader)
         kv_format = kv_format_of(config.kv_format)
         if self.device is not None:
-            from predict.device.devices import driver_info
-
-            kv_format.check_gpu(driver_info().gpus[self.device.index].capability)
+            kv_format.check_gpu(devices.driver_info().gpus[self.device.index].capability)
         kv_scales = head_scales(kv_format, config.model.model_name_or_path, self.spec)
         max_length = config.scheduling.max_length
         if max_length > self.spec.max_context:
@@ -188,14 +187,14 @@ class LLM:
 
         self.draft = read_draft(config, self.spec, self.tokenizer)
         self._draft_cost = 0.0  # of a step of the draft model, in steps of the model
-        self.backend = choose_backend(config.model.inference_model)
+        self.backend = self.platform.backend
         self.decoder: Decoder | None = None  # in dynamic mode
-        self._make_current()
+        self.platform.make_current()
         self._release_idle_memory()
-        with self._explained_out_of_memory():
+        with self.platform.explained_out_of_memory(LESS_MEMORY):
             network, draft_network = self._load_networks(reader)
         num_blocks = self._num_cache_blocks()
-        with self._explained_out_of_memory():
+        with self.platform.explained_out_of_memory(LESS_MEMORY):
             caches = allocate_caches(
                 self.spec,
                 num_blocks,
@@ -214,7 +213,7 @@ class LLM:
                 )
                 draft_copies = block_copier(self.backend, draft_caches, kv_format_of("dense"))
                 draft_runner = self._runner(draft_network(draft_caches), draft_copies, runner)
-        if is_compiled(self.backend):
+        if self.platform.compiled is not None:
             # From here on the step's own tensors come and go; the weights are in place.
             library.require().keep_freed_memory()
         scheduler = Scheduler(
@@ -238,6 +237,11 @@ class LLM:
         self._guides_lock = threading.Lock()
         self.startup_seconds = time.perf_counter() - started
 
+    @property
+    def device(self) -> Device | None:
+        """The GPU that the model runs on; None for the CPU, and what is run as the CPU is."""
+        return self.platform.gpu
+
     def _load_networks(self, reader: ConfigReader) -> tuple[Network, Network | None]:
         """The network with its weights in place, and the draft model's where there is one."""
         import paddle
@@ -245,18 +249,18 @@ class LLM:
         config = self.config
         opened: list[Weights] = []
         if config.model.mode == "dynamic":
-            opened.append(open_weights(config, self.spec, reader, self.backend, self.device))
+            opened.append(open_weights(config, self.spec, reader, self.platform))
         if self.draft is not None:
-            opened.append(open_weights(*self.draft, self.backend, self.device))
+            opened.append(open_weights(*self.draft, self.platform))
         if opened:
-            check_memory(opened, self.device)
+            check_memory(opened)
         networks: list[Network] = []
         if config.model.mode == "static":
-            loaded = library.require() if is_compiled(self.backend) else None
+            loaded = None if self.platform.compiled is None else library.require()
             abi = None if loaded is None else loaded.metadata.abi
             check_export(config, self.spec, paddle.__version__, abi)
             directory = Path(config.model.model_name_or_path)
-            program = load_program(directory, config.model.model_prefix, self.device)
+            program = load_program(directory, config.model.model_prefix, self.platform.device)
             networks.append(partial(static_forward, program))
         if self.draft is not None:
             own = DTYPE_BYTES[config.model.dtype] * self.spec.num_matmul_weights
@@ -274,7 +278,7 @@ class LLM:
     ) -> Runner:
         """target: its runner, for a draft model."""
         if self.device is None:
-            return HostRunner(forward, copy_blocks)
+            return HostRunner(forward, copy_blocks, self.platform.place)
         from predict.device.cuda import left_queued
         from predict.engine.gpu_runner import GpuRunner
 
@@ -341,51 +345,22 @@ class LLM:
         )
         return WindowVerifier(window, max_candidate_len)
 
-    def _make_current(self) -> None:
-        """Makes this model's device Paddle's default; another LLM may have set its own since."""
-        import paddle
-
-        name = "cpu" if self.device is None else self.device.name
-        if paddle.get_device() != name:
-            paddle.set_device(name)
-
     def _release_idle_memory(self) -> None:
         """What an earlier model of this process left in the pools counts as free again."""
         if self.device is not None and self.device.is_plugin:
-            from predict.device.devices import release_cached
-
-            release_cached(self.device)
+            devices.release_cached(self.device)
 
     def _num_cache_blocks(self) -> int:
         draft = None if self.draft is None else self.draft.spec
         if self.device is None:
-            return num_cache_blocks(self.config, self.spec, draft=draft)
-        from predict.device.devices import memory_info
-
+            return num_cache_blocks(self.config, self.spec, self.platform.free_bytes(), draft)
         return num_gpu_cache_blocks(
             self.config,
             self.spec,
-            memory_info(self.device),
+            devices.memory_info(self.device),
             workspace_bytes(self.config, self.spec, draft),
             draft,
         )
-
-    def _explained_out_of_memory(self) -> AbstractContextManager[None]:
-        if self.device is None:
-            return nullcontext()
-        from predict.device.devices import explained_out_of_memory
-
-        return explained_out_of_memory(
-            "use a smaller --dtype, lower --max_length or --batch_size, or end other processes on "
-            "this GPU"
-        )
-
-    def _peak_memory_bytes(self) -> int:
-        if self.device is None:
-            return peak_memory_bytes()
-        from predict.device.devices import memory_info
-
-        return memory_info(self.device).peak_in_use
 
     def _load_tokenizer(self) -> Tokenizer | None:
         config = self.config
@@ -492,7 +467,7 @@ class LLM:
         groups = self._groups(prompts, sampling_params)
         by_request = {each.request_id: group for group in groups for each in group.requests}
         outputs: list[RequestOutput | None] = [None] * len(groups)
-        self._make_current()
+        self.platform.make_current()
         try:
             running = [group for group in groups if group.prompt_index not in skip]
             self.queue(running)
@@ -615,7 +590,7 @@ class LLM:
 
     def step(self) -> None:
         """Runs a step of what is queued; see Engine.step."""
-        self._make_current()
+        self.platform.make_current()
         self.engine.step()
 
     def stats(self) -> EngineStats:
@@ -632,7 +607,7 @@ class LLM:
             num_draft_spans=self.engine.draft_stats.num_spans,
             num_cache_blocks=scheduler.config.num_blocks,
             num_used_blocks=scheduler.block_manager.num_used_blocks,
-            peak_memory_bytes=self._peak_memory_bytes(),
+            peak_memory_bytes=devices.peak_bytes(self.platform.device),
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_mask_steps=self.engine.sampler.masks.stats.num_steps,

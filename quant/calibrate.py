@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from predict.errors import UserError
-from predict.loading.model import is_compiled
+from predict.loading.platform import is_compiled
 from predict.schemes import Quantized, scheme_of
 from predict.schemes._e4m3 import encode
 from quant.awq import output_error, search_clip, search_scale

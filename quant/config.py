@@ -325,6 +325,11 @@ class QuantConfig:
 
     def __post_init__(self) -> None:
         check_device(self.device, self.inference_model)
+        if kind_of(self.device) not in ("cpu", "gpu"):
+            raise UserError(
+                f"--device {self.device} does not calibrate (allowed: cpu, gpu, gpu:N); use "
+                "--device cpu: what it writes runs on every device"
+            )
         if self.needs_data and self.data_file is None:
             raise UserError(
                 f"{', '.join(self.calibrated)} needs calibration data; give --data_file"

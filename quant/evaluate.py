@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from predict.cli.command import run_command
 from predict.cli.flags import Flag, FlagValues, parse_flags
 from predict.config.cache import CACHE_TYPES
+from predict.device.devices import kind_of
 from predict.errors import EXIT_FAILURE, UserError
 from predict.system.console import say, show
 from predict.system.files import find_model_dir
@@ -78,8 +79,8 @@ FLAGS: tuple[Flag, ...] = (
          "Type of activations and of what is not quantized.",
          choices=("float32", "bfloat16", "float16")),
     Flag(_RUN, "device", "str", None,
-         "cpu, gpu or gpu:N. When not given: gpu where one is usable and the compiled operators "
-         "run, else cpu."),
+         "cpu, gpu, gpu:N, or another type that the installed Paddle has (npu, npu:1, ...). When "
+         "not given: gpu where one is usable and the compiled operators run, else cpu."),
     Flag(_RUN, "inference_model", "bool", True,
          "Use the compiled operators; false: plain Paddle. A type that the compiled operators of "
          "the CPU lack runs on plain Paddle, beside an unquantized model on plain Paddle."),
@@ -196,7 +197,7 @@ class EvaluateConfig:
 
         engine_config(self, row, self.model_name_or_path)  # its own checks
         check_device(self.device, self.inference_model)
-        if self.device != "cpu" and row.quant_type is not None:
+        if kind_of(self.device) == "gpu" and row.quant_type is not None:
             check_support(row.quant_type, self.device, True, self.dtype, None, row.group_size)
         if row.calibrates:
             find_data_file(str(self.calibration_file), "--calibration_file")
@@ -362,11 +363,10 @@ class Model:
         from predict.nn.cache_formats import kv_format_of
 
         self.llm = LLM(config)
-        import paddle  # not before the engine has chosen its device
 
         self.config = config = self.llm.config  # a checkpoint may bring its cache type
-        spec, device = self.llm.spec, self.llm.device
-        self.place = paddle.CPUPlace() if device is None else device.place()
+        spec = self.llm.spec
+        self.place = self.llm.platform.device.place()
         scales = head_scales(kv_format_of(config.kv_format), config.model.model_name_or_path, spec)
         self.caches = allocate_caches(
             spec,
@@ -427,7 +427,6 @@ def measure(model: Model, reference: Model, windows: Sequence[TokenIds], bar: Pr
 
 def weight_bytes(llm: LLM) -> int:
     """Bytes of the weights, scales and embedding included, as the compiled operators hold them."""
-    from predict.loading.model import is_compiled
     from predict.nn.decoder import linears, map_tensors
 
     decoder = llm.decoder
@@ -441,7 +440,7 @@ def weight_bytes(llm: LLM) -> int:
         return tensor
 
     map_tensors(decoder, count)
-    if not is_compiled(llm.backend):
+    if llm.platform.compiled is None:
         # Plain Paddle has a byte for each 4-bit code.
         for block in decoder.blocks():
             codes = (each.tensors[0] for each in linears(block) if each.scheme in INT4_SCHEMES)

@@ -108,8 +108,9 @@ def run(
 
 def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summary:
     from predict.loading.checkpoint import checkpoint_digest
-    from predict.loading.model import choose_backend, read_spec
+    from predict.loading.model import read_spec
     from predict.loading.paddle_checkpoint import open_checkpoint
+    from predict.loading.platform import platform_of
     from predict.loading.sources import CheckpointSource, check_sizes
     from predict.models import family_of
     from predict.nn.weights import plan_weights
@@ -147,11 +148,11 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
         spec.num_layers,
         config.overwrite,
     )
-    use_device(config.device)
-    backend = choose_backend(config.inference_model)
+    platform = platform_of(config.device, config.inference_model)
+    platform.make_current()
     from quant.calibrate import LayerQuantizer
 
-    quantizer = LayerQuantizer(config, backend)
+    quantizer = LayerQuantizer(config, platform.backend)
     if state.num_done:
         say(f"going on after layer {state.num_done} of {spec.num_layers}")
     dtype = float_dtype(config, checkpoint, plan)
@@ -189,16 +190,6 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
         state.remove()
     before = sum(_num_bytes(info) for info in checkpoint.tensors.values())
     return Summary(before, after, sum(map(len, sequences)), loss)
-
-
-def use_device(name: str) -> None:
-    """Makes a device Paddle's default, before Paddle is first imported. Raises UserError."""
-    from predict.device import devices, library
-
-    if name == "cpu":
-        library.import_paddle().set_device("cpu")
-    else:
-        devices.activate(devices.choose(name))
 
 
 def check(config: QuantConfig, plan: WeightPlan, checkpoint: Any, source: CheckpointSource) -> None:

@@ -16,7 +16,8 @@ import pytest
 from predict import LLM, EngineConfig, SamplingParams
 from predict.device import library
 from predict.errors import UserError
-from predict.loading.model import choose_backend, load_decoder, read_spec
+from predict.loading.model import load_decoder, read_spec
+from predict.loading.platform import platform_of
 from predict.request import RequestOutput
 from tests.support import tiny
 from tests.support.paths import DEMO
@@ -177,7 +178,7 @@ def test_a_sequence_longer_than_the_model_knows_is_announced(
 def test_decoder_shares_the_embedding_with_a_tied_head(tmp_path: Path) -> None:
     settings = config(tiny.write(tmp_path / "m", {"tie_word_embeddings": True}))
     spec, reader = read_spec(settings.model.model_name_or_path)
-    decoder = load_decoder(settings, spec, reader, choose_backend(inference_model=False))
+    decoder = load_decoder(settings, spec, reader, platform_of("cpu", inference_model=False))
     assert decoder.embedding.table is None
 
 

@@ -19,7 +19,15 @@ import numpy as np
 
 from predict.bench.cases import Case
 from predict.bench.outputs import Outputs, output_flags
-from predict.bench.record import command_line, cpu_device, gpu_device, own_versions, record, suite
+from predict.bench.record import (
+    check_measured,
+    command_line,
+    cpu_device,
+    gpu_device,
+    own_versions,
+    record,
+    suite,
+)
 from predict.bench.throughput import REPLACED, engine_config
 from predict.cli.command import run_command
 from predict.cli.flags import FLAGS, Flag, parse_flags
@@ -176,6 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             say(f"note: {note}")
         from predict.llm import LLM
 
+        check_measured(config.engine.model.device)
         llm = LLM(config.engine)
         rows = measure(llm, plan)
         show(table(rows))

@@ -14,6 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from predict.device.devices import kind_of
+from predict.errors import UserError
+
 Row = dict[str, Any]
 Suite = dict[str, Any]
 SPREAD = "values are medians of samples, which has every repetition"
@@ -70,6 +73,15 @@ def own_versions() -> dict[str, Any]:
     if found is not None:
         versions["compiler"] = library.require().metadata.compiler
     return versions
+
+
+def check_measured(device: str) -> None:
+    """Raises UserError for a device that has no limits here to be held against."""
+    if kind_of(device) not in ("cpu", "gpu"):
+        raise UserError(
+            f"--device {device} is not measured: rates are held against the limits of a CPU or a "
+            "GPU (allowed: cpu, gpu, gpu:N); predict/predictor.py --benchmark takes its times"
+        )
 
 
 def cpu_device() -> dict[str, Any]:

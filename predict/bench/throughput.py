@@ -30,6 +30,7 @@ from predict.bench.peers import Peer, Work, read_peers
 from predict.bench.record import (
     Row,
     Suite,
+    check_measured,
     command_line,
     cpu_device,
     gpu_device,
@@ -336,8 +337,8 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
     """
     from predict.bench.speculation import measure_drafts, replaced
     from predict.llm import LLM
-    from predict.loading.model import is_compiled
 
+    check_measured(config.model.device)
     llm = LLM(config)
     startup = process_age_seconds()
     device = cpu_device() if llm.device is None else gpu_device(llm.device.index)
@@ -400,7 +401,7 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
         "repetitions": plan.repetitions,
         "speculate_method": config.speculation.speculate_method,
         "speculate_max_draft_token_num": config.speculation.speculate_max_draft_token_num,
-        "operators": "compiled" if is_compiled(llm.backend) else "plain Paddle",
+        "operators": "compiled" if llm.platform.compiled else "plain Paddle",
     }
     made = {
         "throughput": suite(rows, UNITS, command, METHOD if plan.repetitions else RATE_METHOD),

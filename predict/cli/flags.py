@@ -202,8 +202,6 @@ QUANT_TYPES = (
     "a8w8_fp8_wint4",
     *ALIASES,
 )
-# What PaddleNLP users pass besides cpu; anything else is a spelling mistake.
-_ACCELERATORS = ("xpu*", "npu*", "gcu*", "dcu*", "mlu*", "hpu*", "intel_hpu*", "sdaa*")
 _NO_WINT4 = not_yet("The types without experts work, such as a8w8_fp8.", "*_wint4")
 _NO_QUANT = not_yet("Models with experts do not run yet.")
 _NO_EAGLE = not_yet("inference_with_reference, lookahead and draft_model work.")
@@ -243,10 +241,9 @@ FLAGS: tuple[Flag, ...] = (
          "Go on after an interrupted run of the same command: answers in its journal are kept, "
          "and the other prompts run."),
     Flag(_RUN, "device", "str", "gpu",
-         "cpu, gpu or gpu:N. When not given: gpu where one is usable and the compiled operators "
-         "run, else cpu; an exported model runs where it was exported for.",
-         availability=not_yet("The CPU works: --device cpu; and NVIDIA GPUs: --device gpu.",
-                              *_ACCELERATORS)),
+         "cpu, gpu, gpu:N, or another type that the installed Paddle has (xpu, npu, npu:1, ...), "
+         "which runs the plain operators. When not given: gpu where one is usable and the compiled "
+         "operators run, else cpu; an exported model runs where it was exported for."),
     Flag(_RUN, "mode", "str", "dynamic",
          "dynamic runs the checkpoint; static runs what export/export_model.py wrote.",
          choices=("dynamic", "static")),

@@ -346,7 +346,7 @@ def _device(flags: FlagValues) -> tuple[str, str]:
     if flags["avx_model"]:
         return "cpu", ""
     if not _fused(flags):
-        return "cpu", on_cpu("the plain operators run there alone (--append_attn runs on a GPU)")
+        return "cpu", on_cpu("the plain operators run there, and not on a GPU (--append_attn does)")
     return default_name()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from predict.config.checks import check_fields
-from predict.device.devices import kind_of
+from predict.device.devices import check_static, kind_of
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 DTYPES = tuple(DTYPE_BYTES)
@@ -19,7 +19,7 @@ class ModelConfig:
 
     model_name_or_path: str  # directory of a model, or of an exported one
     dtype: str = "float32"  # float32 | bfloat16 | float16
-    device: str = "cpu"  # cpu | gpu | gpu:N
+    device: str = "cpu"  # cpu | gpu | gpu:N | another type that Paddle has registered
     mode: str = "dynamic"  # dynamic | static
     model_prefix: str = "model"  # stem of the exported program
     inference_model: bool = False  # compiled operators; False: plain-Paddle ones
@@ -35,3 +35,5 @@ class ModelConfig:
             files=("model_name_or_path", "model_prefix", "chat_template"),
         )
         kind_of(self.device)
+        if self.mode == "static":
+            check_static(self.device)

@@ -196,12 +196,14 @@ def check_support(
 ) -> None:
     """Raises UserError where `scheme` does not run there.
 
-    device: cpu, gpu or gpu:N. capability: of the GPU, where it is known. group_size: input features
+    device: as ModelConfig has it. capability: of the GPU, where known. group_size: input features
     per scale, 128 for blocks of 128 x 128, -1 for all. in_features: of the linear, where known.
     """
+    if not compiled:
+        return
     row = SUPPORT[scheme]
     if device == "cpu":
-        if compiled and not row.cpu:
+        if not row.cpu:
             raise UserError(
                 f"quant_type {scheme} does not run on the compiled operators of this CPU; use "
                 f"{row.instead}, or --inference_model false to measure quality"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from predict.config.checks import check_fields
+from predict.device.devices import kind_of
 
 CPU_TOKEN_BUDGET, GPU_TOKEN_BUDGET = 512, 8192
 
@@ -30,5 +31,5 @@ class SchedulingConfig:
         """
         if self.max_num_batched_tokens is not None:
             return max(self.max_num_batched_tokens, self.batch_size)
-        default = CPU_TOKEN_BUDGET if device == "cpu" else GPU_TOKEN_BUDGET
+        default = GPU_TOKEN_BUDGET if kind_of(device) == "gpu" else CPU_TOKEN_BUDGET
         return max(default, self.batch_size) if self.chunked_prefill else self.max_length

@@ -1,9 +1,10 @@
-"""Chooses where the model runs, and says why: the CPU, Paddle's own GPU build, or our GPU plugin.
+"""Chooses where the model runs, and says why: the CPU, a GPU, or what else Paddle has registered.
 
 PyPI has Paddle for GPUs only in versions too old for today's chips, so `--device gpu` has two ways:
 the native one where `paddlepaddle-gpu` is installed, and else the CPU wheel with csrc/device, which
-makes NVIDIA GPUs a custom device ("nvgpu") of it. `choose` decides from files and the driver,
-without importing Paddle; `activate` then makes the choice the process's.
+makes NVIDIA GPUs a custom device ("nvgpu") of it. Any other name is that of a device type which
+Paddle must know when it is imported: its own (xpu), or a plugin's (npu). `choose` decides from
+files and the driver, without importing Paddle; `activate` then makes the choice the process's.
 """
 
 from __future__ import annotations
@@ -19,17 +20,23 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from predict.device import built, library
-from predict.errors import UserError, one_of
+from predict.errors import UserError, quoted
+from predict.system import host
 
 CUDA_LIBRARY_NAME = "libregatta_cuda.so"
 PLUGIN_NAME = "libpaddle_custom_nvgpu.so"
 KERNELS_NAME = "libregatta_kernels.so"  # what Paddle itself lacks there; the plugin loads it
 PLUGIN_FOLDER = library.LIBRARY_DIR / "plugin"  # Paddle loads every library in this folder
 PLUGIN_TYPE = "nvgpu"  # as csrc/device/plugin.cc registers it
+NAME = re.compile(r"([A-Za-z]\w{0,31})(?::([0-9]{1,4}))?", re.ASCII)
+VIEWS_FLAG = "FLAGS_use_stride_kernel"
+# Device types that Paddle may be built for, besides those of plugins: the function that says so.
+BUILT_IN = {"xpu": "is_compiled_with_xpu", "dcu": "is_compiled_with_rocm"}
 CUDA_ERROR_NAME = "cuda_build_error.txt"  # why the last `pip install` built no CUDA library
 OLDEST_CAPABILITY = (7, 5)
 # The folders of csrc/ that only the CUDA library and the plugin are made from.
@@ -41,29 +48,46 @@ GIB = 1 << 30
 class Device:
     """Where tensors live and operators run, and why there."""
 
-    name: str  # as Paddle spells it: cpu, gpu:0, nvgpu:0
+    name: str  # as Paddle spells it: cpu, gpu:0, nvgpu:0, npu:0
     index: int
     reason: str  # one sentence for the doctor
 
     @property
+    def type(self) -> str:
+        """The name without the index."""
+        return self.name.partition(":")[0]
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether this is the CPU."""
+        return self.type == "cpu"
+
+    @property
     def is_gpu(self) -> bool:
-        """Whether this is a GPU."""
-        return self.name != "cpu"
+        """Whether this is a GPU, which has compiled operators."""
+        return self.type == "gpu" or self.is_plugin
 
     @property
     def is_plugin(self) -> bool:
         """Whether this is a GPU through our plugin."""
-        return self.name.startswith(PLUGIN_TYPE)
+        return self.type == PLUGIN_TYPE
+
+    @property
+    def flag(self) -> str:
+        """What --device says for it: cpu, gpu:0, npu:0."""
+        return f"gpu:{self.index}" if self.is_gpu else self.name
 
     def place(self) -> Any:
         """Paddle's object for this device; Paddle must have been imported by `activate`."""
         import paddle
 
-        if not self.is_gpu:
+        if self.is_cpu:
             return paddle.CPUPlace()
-        if self.is_plugin:
-            return paddle.CustomPlace(PLUGIN_TYPE, self.index)
-        return paddle.CUDAPlace(self.index)
+        if self.type == "gpu":
+            return paddle.CUDAPlace(self.index)
+        if self.type in BUILT_IN:
+            return paddle.device.device_to_place(self.name)
+        return paddle.CustomPlace(self.type, self.index)
 
 
 @dataclass(frozen=True)
@@ -279,22 +303,54 @@ def _built_architectures() -> tuple[str, ...]:
 
 
 def kind_of(name: str) -> str:
-    """Cpu or gpu, of a name that `choose` takes. Raises UserError for any other."""
-    kind, _, index = name.partition(":")
-    if kind not in ("cpu", "gpu") or (":" in name and not index.isdigit()):
-        raise one_of("device", name, ("cpu", "gpu", "gpu:N"))
-    return kind
+    """The device type in a name that `choose` takes: cpu, gpu, or another.
+
+    Raises UserError for what is no such name, or cpu or gpu misspelt. Whether Paddle has another
+    type is seen by `activate`.
+    """
+    match = NAME.fullmatch(name)
+    meant = _misspelt(match[1], ("cpu", "gpu")) if match else ""
+    if match is None or meant or (match[1] in ("cpu", PLUGIN_TYPE) and name != "cpu"):
+        raise UserError(
+            f"device {quoted(name)} is not known (allowed: cpu, gpu, gpu:N, and other types that "
+            f"Paddle has registered, such as npu or npu:N){meant}"
+        )
+    return match[1]
+
+
+def _misspelt(name: str, known: Sequence[str]) -> str:
+    """The end of a sentence that asks for the name that was meant; empty where it is none.
+
+    Types are short and alike: npu is no gpu misspelt.
+    """
+    guesses = get_close_matches(name, known, n=1, cutoff=0.75)
+    return f"; did you mean {guesses[0]}?" if guesses and guesses[0] != name else ""
+
+
+def check_static(name: str) -> None:
+    """Raises UserError for a device on which exported programs do not run.
+
+    There a program's kernels that the device lacks are the CPU's, and Paddle 3.3.1 gives them the
+    device's memory as it is: the process dies.
+    """
+    if kind_of(name) not in ("cpu", "gpu"):
+        raise UserError(
+            f"device {name} runs checkpoints, and no exported programs (those: cpu, gpu); use "
+            "--mode dynamic with the checkpoint itself"
+        )
 
 
 def choose(name: str) -> Device:
-    """The device that `name` (cpu, gpu, gpu:N) stands for on this machine.
+    """The device that `name` (cpu, gpu, gpu:N, another type) stands for on this machine.
 
     Imports no Paddle. Raises UserError that says what is missing and what to do.
     """
-    kind, _, number = name.partition(":")
+    kind = kind_of(name)
     if kind == "cpu":
         return Device("cpu", 0, "--device cpu")
-    index = int(number or 0)
+    index = int(name.partition(":")[2] or 0)
+    if kind != "gpu":
+        return Device(f"{kind}:{index}", index, f"--device {name}: Paddle's own, or a plugin's")
     paddle = installed_paddle()
     if paddle is None:
         raise UserError("Paddle is not installed; run: pip install -e .")
@@ -350,7 +406,10 @@ def set_environment(device: Device) -> None:
     CUSTOM_DEVICE_ROOT is the folder in which Paddle looks for plugins when it is imported, and
     REGATTA_LIBRARY the library with the CUDA operators. Raises UserError when the former is taken.
     """
+    if device.is_cpu:
+        return
     if not device.is_gpu:
+        os.environ.setdefault("GLOG_minloglevel", "2")  # as below
         return
     os.environ.setdefault("REGATTA_LIBRARY", str(library.LIBRARY_DIR / CUDA_LIBRARY_NAME))
     folder = blas_folder()
@@ -387,7 +446,7 @@ def activate(device: Device) -> None:
     """Imports Paddle with `device` and makes it the default for new tensors.
 
     For the plugin, Paddle must not have been imported before. Raises UserError when it was, or
-    when it did not take the plugin.
+    when it did not take the plugin, or has no such device.
     """
     set_environment(device)
     paddle = library.import_paddle()
@@ -396,7 +455,44 @@ def activate(device: Device) -> None:
             "Paddle was imported without the GPU plugin; choose the device before importing "
             f"paddle, or start with CUSTOM_DEVICE_ROOT={PLUGIN_FOLDER}"
         )
+    if not (device.is_cpu or device.is_gpu):
+        _check_registered(device)
+        # Views need kernels of their own, which many of these devices lack or have slow ones of.
+        if VIEWS_FLAG not in os.environ:
+            paddle.set_flags({VIEWS_FLAG: False})
     paddle.set_device(device.name)
+
+
+def registered() -> dict[str, int]:
+    """How many devices the imported Paddle has of each type, besides CPUs and GPUs."""
+    import paddle
+
+    types = paddle.device.get_all_custom_device_type() or ()
+    counts = {name: paddle.base.core.get_custom_device_count(name) for name in types}
+    counts.pop(PLUGIN_TYPE, None)
+    for name, is_built_for in BUILT_IN.items():
+        if getattr(paddle, is_built_for)():
+            counts[name] = paddle.device.device_count()
+    return counts
+
+
+def _check_registered(device: Device) -> None:
+    """Raises UserError unless Paddle has this device, which is neither CPU nor GPU."""
+    counts = registered()
+    names = [name for name, count in counts.items() if count]
+    if device.type not in counts:
+        raise UserError(
+            f"device {device.type}: the installed Paddle has no devices of that type (it has: "
+            f"{', '.join(['cpu', *names])}){_misspelt(device.type, names)}; install the plugin "
+            "that registers it (see CUSTOM_DEVICE_ROOT), or run with --device cpu"
+        )
+    count = counts[device.type]
+    if device.index >= count:
+        there = f"{device.type}:0 to {device.type}:{count - 1}" if count else "none"
+        raise UserError(
+            f"device {device.name} does not exist (there: {there}); use one that does, or "
+            "--device cpu"
+        )
 
 
 def memory_info(device: Device) -> MemoryInfo:
@@ -464,14 +560,30 @@ def _gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.2f} GiB"
 
 
+def peak_bytes(device: Device) -> int:
+    """The most bytes that this process had in tensors there at once; of the CPU, in memory."""
+    if device.is_cpu:
+        return host.peak_memory_bytes()
+    if device.is_gpu:
+        return memory_info(device).peak_in_use
+    import paddle
+
+    most: int = paddle.device.max_memory_allocated(device.place())
+    return most
+
+
 @contextmanager
-def explained_out_of_memory(advice: str) -> Iterator[None]:
-    """Turns Paddle's out-of-memory error of the block into a UserError with the pool's numbers.
+def explained_out_of_memory(device: Device, advice: str) -> Iterator[None]:
+    """Turns Paddle's out-of-memory error of the block into a UserError with the device's numbers.
 
     advice: what the user may do, as the end of a sentence.
     """
     try:
         yield
     except MemoryError as error:
-        numbers = device_library().regatta_device_out_of_memory().decode()
-        raise UserError(f"{numbers or error}; {advice}", exit_code=1) from None
+        said = str(error)
+        if device.is_gpu:
+            said = device_library().regatta_device_out_of_memory().decode() or said
+        elif match := re.search(r"Cannot allocate .*", said):  # behind a trace of Paddle's
+            said = match[0].rstrip(". ")
+        raise UserError(f"{said}; {advice}", exit_code=1) from None

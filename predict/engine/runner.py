@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -14,7 +15,7 @@ from predict.engine.request_state import num_wanted
 from predict.engine.sampler import Sampler
 from predict.nn.cache_formats import KvFormat
 from predict.nn.decoder import Decoder, forward
-from predict.nn.inputs import ForwardInputs, HostTensors, LayerCache
+from predict.nn.inputs import ForwardInputs, HostTensors, LayerCache, to_tensors
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -175,22 +176,23 @@ def block_copier(
 
 
 class HostRunner:
-    """Runs steps on the CPU: each is over when `launch` returns. See Runner."""
+    """Runs steps one by one: each is over when `launch` returns. See Runner."""
 
     num_ahead = 0
     num_recorded = 0
 
-    def __init__(self, forward: Forward, copy_blocks: CopyBlocks):
+    def __init__(self, forward: Forward, copy_blocks: CopyBlocks, place: Any = None):
+        """place: where the network is; None: on the CPU."""
         self.forward = forward
         self.copy_blocks = copy_blocks
-        self._inputs = HostTensors()
+        self._placed = HostTensors().filled if place is None else partial(to_tensors, place=place)
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """See Runner."""
         import paddle
 
         with paddle.no_grad():
-            return self.forward(self._inputs.filled(inputs))
+            return self.forward(self._placed(inputs))
 
     def launch(
         self,

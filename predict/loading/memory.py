@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from predict.config.engine import EngineConfig
 from predict.config.model import DTYPE_BYTES
+from predict.device.devices import kind_of
 from predict.errors import UserError
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.spec import DecoderSpec
@@ -245,7 +246,7 @@ def max_draft_rows(config: EngineConfig) -> int:
     """Drafts of a step, at most."""
     if config.speculation.speculate_method is None:
         return 0
-    limit = CPU_DRAFT_ROWS if config.model.device == "cpu" else GPU_DRAFT_ROWS
+    limit = GPU_DRAFT_ROWS if kind_of(config.model.device) == "gpu" else CPU_DRAFT_ROWS
     return min(
         config.scheduling.batch_size * config.speculation.speculate_max_draft_token_num, limit
     )

@@ -1,4 +1,4 @@
-"""Loading a model: the backend, the device, the checkpoint checked, the decoder built.
+"""Loading a model: the checkpoint checked, its memory counted, the decoder built.
 
 Every program that needs a network takes it from here: LLM, the export, quantization.
 """
@@ -8,18 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
 from predict.config.engine import EngineConfig
 from predict.config.quantization import check_support
-from predict.device import library
 from predict.errors import UserError
 from predict.loading.build import build_decoder, expected_tensors
 from predict.loading.layouts import Layout, layout_of
 from predict.loading.layouts.online import Online
 from predict.loading.memory import check_cpu_memory, check_gpu_memory, weight_bytes
 from predict.loading.paddle_checkpoint import open_checkpoint
+from predict.loading.platform import Platform
 from predict.loading.sources import (
     CheckpointSource,
     DeviceRandomSource,
@@ -32,27 +30,6 @@ from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec, EmbeddingSpec, HeadSpec
 from predict.nn.weights import WeightPlan, plan_weights
-from predict.system.host import available_memory_bytes
-
-if TYPE_CHECKING:
-    from predict.device.devices import Device
-
-
-def choose_backend(inference_model: bool) -> ModuleType:
-    """`predict.ops.compiled` with inference_model and a built library, else `predict.ops.plain`."""
-    if inference_model and library.load() is not None:
-        from predict.ops import compiled as ops
-
-        return ops
-    library.import_paddle()
-    from predict.ops import plain as reference
-
-    return reference
-
-
-def is_compiled(backend: ModuleType) -> bool:
-    """Whether a backend is the compiled operators."""
-    return backend.__name__ == "predict.ops.compiled"
 
 
 @dataclass(frozen=True)
@@ -63,8 +40,7 @@ class Weights:
     plan: WeightPlan
     source: WeightSource
     layout: Layout
-    compiled: ModuleType | None  # predict.ops.compiled, where it runs them
-    place: Any
+    platform: Platform
 
     @property
     def num_bytes(self) -> int:
@@ -79,10 +55,10 @@ class Weights:
                 self.source,
                 self.layout,
                 self.config.model.dtype,
-                self.compiled,
+                self.platform.compiled,
                 self.config.scheduling.max_length,
                 on_layer,
-                place=self.place,
+                place=self.platform.place,
                 kv_format=self.config.kv_format,
             )
         finally:
@@ -90,27 +66,19 @@ class Weights:
 
 
 def open_weights(
-    config: EngineConfig,
-    spec: DecoderSpec,
-    reader: ConfigReader,
-    backend: ModuleType,
-    device: Device | None = None,
+    config: EngineConfig, spec: DecoderSpec, reader: ConfigReader, platform: Platform
 ) -> Weights:
-    """The checkpoint of `config`; raises UserError where it does not fit the device or the flags.
-
-    device: the GPU for its weights; None for the CPU.
-    """
-    compiled = backend if is_compiled(backend) else None
+    """The checkpoint of `config`. Raises UserError where it does not fit the device or flags."""
+    gpu = platform.gpu
     settings = config.quantization.settings
     names = weight_names(reader)
     source: WeightSource
-    place = None if device is None else device.place()
     if config.model.load_format == "dummy":
         plan = plan_weights(spec, names)
         source = (
             RandomSource(config.model.seed)
-            if device is None
-            else DeviceRandomSource(config.model.seed, config.model.dtype, device)
+            if gpu is None
+            else DeviceRandomSource(config.model.seed, config.model.dtype, gpu)
         )
         layout: Layout = Online(source, settings, plan)
         expected_tensors(plan, layout)  # whether the group size divides
@@ -120,30 +88,29 @@ def open_weights(
         check_sizes(spec, names, checkpoint)
         plan = plan_weights(spec, names)
         source = CheckpointSource(checkpoint)
-        if device is not None and checkpoint.in_file_order:
+        if gpu is not None and checkpoint.in_file_order:
             from predict.loading.upload import DeviceCheckpointSource
 
-            source = DeviceCheckpointSource(checkpoint, config.model.dtype, device)
+            source = DeviceCheckpointSource(checkpoint, config.model.dtype, gpu)
         layout = layout_of(reader, checkpoint, source, settings, plan)
         checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
     capability = None
-    if device is not None:
+    if gpu is not None:
         from predict.device.devices import driver_info
 
         check_gpu_blocks(plan.spec)
-
-        capability = driver_info().gpus[device.index].capability
+        capability = driver_info().gpus[gpu.index].capability
     for linear in (*plan.linears(), plan.head):
         check_support(
             layout.scheme(linear),
             config.model.device,
-            compiled is not None,
+            platform.compiled is not None,
             config.model.dtype,
             capability,
             layout.group_size(linear),
             linear.in_features,
         )
-    return Weights(config, plan, source, layout, compiled, place)
+    return Weights(config, plan, source, layout, platform)
 
 
 def check_gpu_blocks(spec: DecoderSpec) -> None:
@@ -161,17 +128,16 @@ def load_decoder(
     config: EngineConfig,
     spec: DecoderSpec,
     reader: ConfigReader,
-    backend: ModuleType,
-    device: Device | None = None,
+    platform: Platform,
     on_layer: Callable[[int], None] | None = None,
 ) -> Decoder:
     """Reads the checkpoint of `config` into a decoder, once it is checked. See open_weights."""
-    weights = open_weights(config, spec, reader, backend, device)
-    check_memory([weights], device, with_cache=False)
+    weights = open_weights(config, spec, reader, platform)
+    check_memory([weights], with_cache=False)
     return weights.read(on_layer)
 
 
-def check_memory(opened: Sequence[Weights], device: Device | None, with_cache: bool = True) -> None:
+def check_memory(opened: Sequence[Weights], with_cache: bool = True) -> None:
     """Raises UserError with the arithmetic where there is no room for a model and its draft's.
 
     opened: the model's weights, then those of the draft model where there is one. with_cache:
@@ -180,32 +146,14 @@ def check_memory(opened: Sequence[Weights], device: Device | None, with_cache: b
     first, *others = opened
     needed = sum(weights.num_bytes for weights in opened)
     draft = others[0].plan.spec if others else None
-    if device is None:
-        free = available_memory_bytes()
+    gpu = first.platform.gpu
+    if gpu is None:
+        free = first.platform.free_bytes()
         check_cpu_memory(first.config, first.plan.spec, free, needed, draft, with_cache)
         return
     from predict.device.devices import memory_info
 
-    check_gpu_memory(first.config, first.plan.spec, memory_info(device), needed, draft)
-
-
-def choose_gpu(config: EngineConfig) -> Device | None:
-    """The GPU that `config` names, activated; None for the CPU.
-
-    Raises UserError when it cannot be used, before Paddle is imported.
-    """
-    if config.model.device == "cpu":
-        return None
-    if not config.model.inference_model:
-        raise UserError(
-            f"device {config.model.device} runs the compiled operators only; add --append_attn, "
-            "--block_attn or --inference_model"
-        )
-    from predict.device import devices
-
-    device = devices.choose(config.model.device)
-    devices.activate(device)
-    return device
+    check_gpu_memory(first.config, first.plan.spec, memory_info(gpu), needed, draft)
 
 
 def read_spec(directory: str | Path) -> tuple[DecoderSpec, ConfigReader]:

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from predict.device import library
-from predict.device.devices import PLUGIN_TYPE, Device
+from predict.device.devices import Device
 from predict.errors import UserError
 from predict.nn import decoder as network
 from predict.nn.cache_formats import kv_format_of
@@ -90,24 +90,24 @@ def save_program(
         paddle.jit.save(traced, str(directory / prefix))
 
 
-def load_program(directory: Path, prefix: str, device: Device | None = None) -> Any:
+def load_program(directory: Path, prefix: str, device: Device) -> Any:
     """A paddle.inference predictor whose `run` takes FIELDS, then the caches, in that order.
 
-    Of files that `predict.loading.exported.check_export` has passed. device: the GPU that it was
-    exported for; None for the CPU. Raises UserError where Paddle does not take the program.
+    Of files that `predict.loading.exported.check_export` has passed. device: what it was
+    exported for. Raises UserError where Paddle does not take the program.
     """
     from paddle import inference
 
     files = [directory / f"{prefix}.{ending}" for ending in PROGRAM_ENDINGS]
     settings = inference.Config(*map(str, files))
     settings.disable_glog_info()
-    if device is None:
+    if device.is_cpu:
         settings.disable_gpu()
         settings.disable_mkldnn()
-    elif device.is_plugin:
-        settings.enable_custom_device(PLUGIN_TYPE, device.index)
-    else:
+    elif device.type == "gpu":
         settings.enable_use_gpu(POOL_MEBIBYTES, device.index)
+    else:
+        settings.enable_custom_device(device.type, device.index)
     settings.switch_ir_optim(True)
     settings.enable_new_executor()
     settings.enable_new_ir()

@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from predict.nn.blocks import Activation, Function, Norm
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.decoder import NormWeights
 from predict.ops import composed
+from predict.ops.plain_sampling import *  # noqa: F403
+from predict.ops.plain_weights import *  # noqa: F403
 from predict.schemes import scheme_of
 
 if TYPE_CHECKING:
@@ -397,116 +398,3 @@ def logits(hidden: Tensor, head: Head, logit_indices: Tensor | None = None) -> T
     if head.spec.scale != 1.0:
         out = out * head.spec.scale
     return _capped(out, head.spec.softcap)
-
-
-PHILOX_ROUNDS = 10
-PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-PHILOX_WEYL = (0x9E3779B9, 0xBB67AE85)
-MASK32 = 0xFFFFFFFF
-
-
-def philox4x32(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, ...]:
-    """Four 32-bit words of Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers")."""
-    k0, k1 = key
-    c0, c1, c2, c3 = counter
-    for _ in range(PHILOX_ROUNDS):
-        p0, p1 = PHILOX_MULTIPLIERS[0] * c0, PHILOX_MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & MASK32, (p0 >> 32) ^ c3 ^ k1, p0 & MASK32
-        k0, k1 = (k0 + PHILOX_WEYL[0]) & MASK32, (k1 + PHILOX_WEYL[1]) & MASK32
-    return c0, c1, c2, c3
-
-
-def uniform(seed: int, offset: int) -> float:
-    """A number in [0, 1) of 24 random bits, a pure function of the seed and the offset."""
-    seed, offset = seed & (1 << 64) - 1, offset & (1 << 64) - 1
-    words = philox4x32((seed & MASK32, seed >> 32), (offset & MASK32, offset >> 32, 0, 0))
-    return (words[0] >> 8) * 2.0**-24
-
-
-def _sample_row(
-    logits: npt.NDArray[Any],
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    u: float,
-    min_p: float,
-    typical_p: float,
-) -> int:
-    greedy, largest = temperature == 0 or top_k == 1, logits.max()
-    if np.isnan(largest) or (not greedy and np.isinf(largest)):
-        return -1
-    if greedy:
-        return int(np.argmax(logits))
-    scaled = logits.astype(np.float64) / temperature
-    order = np.argsort(-scaled, kind="stable")
-    distance = scaled[order[0]] - scaled[order]
-    weights = np.exp(-distance)
-    kept = min(top_k, len(order)) if top_k > 0 else len(order)
-    if top_p < 1:  # the smallest prefix that reaches it
-        shares = np.cumsum(weights[:kept] / weights[:kept].sum())
-        kept = min(int(np.searchsorted(shares, top_p)) + 1, kept)
-    if min_p > 0:
-        kept = max(int(np.count_nonzero(weights[:kept] >= min_p)), 1)
-    if typical_p < 1:
-        kept = int(np.searchsorted(distance, distance[kept - 1], side="right"))  # and its equals
-        typical = np.flatnonzero(_typical(distance[:kept], weights[:kept], typical_p))
-        order, weights = order[typical], weights[typical]
-    else:
-        order, weights = order[:kept], weights[:kept]
-    cumulative = np.cumsum(weights)
-    index = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
-    return int(order[min(index, len(cumulative) - 1)])
-
-
-def _typical(
-    distance: npt.NDArray[Any], weights: npt.NDArray[Any], mass: float
-) -> npt.NDArray[np.bool_]:
-    """Which tokens are the most typical that together reach `mass` (Meister et al. 2022).
-
-    distance: from the largest logit, which is -log p up to a constant; so -log p - H, with the
-    entropy H, is the distance less its mean.
-    """
-    weights = weights / weights.sum()
-    finite = np.where(weights > 0, distance, 0.0)
-    surprise = np.abs(distance - np.sum(weights * finite))
-    order = np.argsort(surprise, kind="stable")
-    reached = int(np.searchsorted(np.cumsum(weights[order]), mass))
-    typical: npt.NDArray[np.bool_] = surprise <= surprise[order[min(reached, len(order) - 1)]]
-    return typical
-
-
-def sample(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    seeds: Tensor,
-    offsets: Tensor,
-    min_p: Tensor | None = None,
-    typical_p: Tensor | None = None,
-) -> Tensor:
-    """One token per row of logits [L, V], as `predict.ops.compiled.sample` chooses it."""
-    import paddle
-
-    rows = logits.numpy()
-    columns = [t.numpy().tolist() for t in (temperature, top_k, top_p, seeds, offsets)]
-    columns += [
-        [off] * len(rows) if t is None else t.numpy().tolist()
-        for t, off in ((min_p, 0.0), (typical_p, 1.0))
-    ]
-    tokens = [
-        _sample_row(row, t, k, p, uniform(seed, offset), least, mass)
-        for row, t, k, p, seed, offset, least, mass in zip(rows, *columns, strict=True)
-    ]
-    return paddle.to_tensor(np.array(tokens, np.int32))
-
-
-def mask_logits(logits: Tensor, masks: Tensor) -> Tensor:
-    """Bans tokens on rows of logits [L, V], as `predict.ops.compiled.mask_logits` does."""
-    import paddle
-
-    num_rows, vocab_size = logits.shape
-    words = masks.numpy()[:num_rows].view(np.uint8)
-    allowed = np.unpackbits(words, axis=1, bitorder="little")[:, :vocab_size].astype(bool)
-    banned = paddle.to_tensor(~allowed, place=logits.place)
-    return paddle.assign(paddle.where(banned, paddle.full([], -np.inf), logits), logits)

@@ -45,6 +45,11 @@ def share_of(device: str, num_replicas: int, cpus_per_replica: int | None) -> Sh
     """
     cpus = cpus_per_replica or max(len(os.sched_getaffinity(0)) // num_replicas, 1)
     name, _, index = device.partition(":")
+    if name not in ("cpu", "gpu"):
+        raise UserError(
+            f"--device {device}: replicas share CPUs and NVIDIA GPUs (allowed: cpu, gpu); run one "
+            "predict/predictor.py or server for each such device"
+        )
     if index not in ("", "0"):
         raise UserError(
             f"--device {device} names one GPU, and each replica is given one of its own; use "

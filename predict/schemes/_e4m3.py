@@ -19,7 +19,8 @@ def encode(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
     import paddle
 
     tensor = paddle.to_tensor(values, place=paddle.CPUPlace())
-    return rounded_bits(tensor).view("uint8").numpy()
+    bits: npt.NDArray[np.uint8] = rounded_bits(tensor).numpy().view(np.uint8)
+    return bits
 
 
 def rounded_bits(x: Tensor) -> Tensor:
@@ -51,5 +52,11 @@ VALUES = np.array([_value(bits) for bits in range(256)], np.float32)
 
 
 def as_e4m3(bits: Tensor) -> Tensor:
-    """The same bytes (uint8) as float8_e4m3fn; a program being traced cannot do this."""
-    return bits.view(DTYPE)
+    """The numbers of bits (uint8) as float8_e4m3fn; a program being traced cannot do this.
+
+    By their values: where Paddle makes no views, it does not view one dtype as another either.
+    """
+    import paddle
+
+    values = paddle.to_tensor(VALUES[bits.numpy()], place=paddle.CPUPlace()).astype(DTYPE)
+    return values if bits.place.is_cpu_place() else values._copy_to(bits.place, True)

@@ -312,7 +312,7 @@ def info_of(llm: LLM) -> ModelInfo:
     return ModelInfo(
         model_type=llm.spec.model_type,
         dtype=config.model.dtype,
-        device="cpu" if llm.device is None else f"gpu:{llm.device.index}",
+        device=llm.platform.device.flag,
         mode=config.model.mode,
         vocab_size=llm.spec.vocab_size,
         max_length=config.scheduling.max_length,

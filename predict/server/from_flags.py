@@ -12,6 +12,7 @@ from typing import Any
 from predict.cli.flags import FLAGS as PREDICTOR
 from predict.cli.flags import FlagValues
 from predict.cli.run_config import PredictorConfig
+from predict.device.devices import kind_of
 from predict.errors import UserError
 from predict.loading.generation_config import DRAWING, read_recommended
 from predict.server.config import API_KEY_VARIABLE, ServerConfig
@@ -45,7 +46,7 @@ def server_config(
     run = PredictorConfig.from_flags(_engine_flags(flags))
     engine, notes = run.engine, [*run.notes]
     if flags["batch_size"] is None:
-        size = CPU_BATCH_SIZE if engine.model.device == "cpu" else GPU_BATCH_SIZE
+        size = GPU_BATCH_SIZE if kind_of(engine.model.device) == "gpu" else CPU_BATCH_SIZE
         engine = engine.changed(batch_size=size)
         notes.append(f"--batch_size is {size} when not given: sequences that run together")
     if not any(flags.given(name) for name in _OPERATORS):

@@ -87,7 +87,7 @@ def test_out_of_memory_is_explained_and_cached_memory_found_again(plugin_folder:
         + """
 kept = paddle.empty([100 << 20], "uint8")
 try:
-    with device.explained_out_of_memory("lower --batch_size"):
+    with device.explained_out_of_memory(gpu, "lower --batch_size"):
         paddle.empty([200 << 20], "uint8")
     raise SystemExit("allocated")
 except ValueError as error:

@@ -7,7 +7,6 @@ import pytest
 
 from predict import LLM, SamplingParams
 from predict.device import devices
-from predict.engine.beams import likeliest, log_softmax
 from predict.ops import compiled as ops
 from tests.support.beams import check_all, check_neighbours
 from tests.support.golden import config, golden
@@ -49,42 +48,6 @@ def test_processors_change_log_probabilities_as_on_the_cpu(gpu: devices.Device) 
         assert [each.token_ids for each in on_gpu.outputs] == [
             each.token_ids for each in on_cpu.outputs
         ]
-
-
-@pytest.mark.parametrize("vocab", [5, 199, 1024, 32_000, 128_256, 151_936])
-def test_likeliest_tokens_are_those_of_a_stable_sort(gpu: devices.Device, vocab: int) -> None:
-    operands = Operands(gpu, "float32", seed=vocab)
-    logits = operands.generator.standard_normal((9, vocab)).astype(np.float32) * 3
-    logits[1] = np.round(logits[1])  # many ties
-    logits[3, ::2] = -np.inf
-    logits[4] = -np.inf
-    logits[5, vocab // 2] = np.nan
-    rows = np.array([8, 1, 3, 4, 5], np.int32)
-    for count in (1, 4, 48):
-        placed = operands.placed(logits)
-        found = ops.likeliest(placed, operands.placed(rows), count).numpy()
-        for row, ids, values in zip(rows, found[0], found[1].view(np.float32), strict=True):
-            expected = likeliest(logits[row], count)
-            if row == 5:
-                expected = expected._replace(token_ids=[], log_probs=[])
-            num_found = len(expected.token_ids)
-            assert ids.tolist() == expected.token_ids + [-1] * (count - num_found)
-            assert values[:num_found].tolist() == expected.log_probs
-
-
-@pytest.mark.parametrize("vocab", [5, 199, 1024, 128_256])
-def test_log_softmax_changes_its_rows_only(gpu: devices.Device, vocab: int) -> None:
-    operands = Operands(gpu, "float32", seed=vocab)
-    logits = operands.generator.standard_normal((7, vocab)).astype(np.float32) * 20
-    logits[2, 1:] = -np.inf
-    rows = [0, 2, 6]
-    expected = logits.copy()
-    changed = expected[rows]
-    log_softmax(changed)
-    expected[rows] = changed
-    placed = operands.placed(logits)
-    ops.log_softmax(placed, operands.placed(np.array(rows, np.int32)))
-    np.testing.assert_allclose(placed.numpy(), expected, rtol=2e-6, atol=2e-5)
 
 
 @pytest.mark.parametrize("num_copies", [1, 7, 400])

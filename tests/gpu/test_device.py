@@ -136,7 +136,7 @@ def test_out_of_memory_says_what_was_asked_and_leaves_a_usable_device(gpu: devic
     held = [paddle.empty([64 * MIB], "uint8")]
     total = devices.memory_info(gpu).total
     message = rf"GPU 0 .* is out of memory: .* \({total} bytes\), .* free, .* holds .* in use; no"
-    with pytest.raises(UserError, match=message), devices.explained_out_of_memory("no advice"):
+    with pytest.raises(UserError, match=message), devices.explained_out_of_memory(gpu, "no advice"):
         paddle.empty([total], "uint8")
     # Memory that Paddle and the pool only cache is found again.
     idle = [paddle.empty([1 << 30], "uint8") for _ in range(4)]

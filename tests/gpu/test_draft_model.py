@@ -13,8 +13,6 @@ from predict.device import cuda, devices
 from predict.engine.draft_policy import Costs
 from predict.engine.gpu_runner import GpuRunner, Shelf
 from predict.engine.request_state import Request
-from predict.nn.inputs import ForwardInputs
-from predict.ops import compiled as ops
 from predict.speculative.draft_model import DraftModelProposer
 from tests.support.drafts import Generous
 from tests.support.golden import GOLDEN, config, golden
@@ -78,65 +76,6 @@ def settings(**changes: Any) -> dict[str, Any]:
 
 def texts(llm: LLM, prompts: list[list[int]], params: Any) -> list[tuple[int, ...]]:
     return [output.token_ids for output in llm.generate(prompts, params)]
-
-
-@pytest.mark.parametrize("num_seqs", [1, 2, 7, 130])
-def test_steps_move_to_where_a_verification_got(gpu: devices.Device, num_seqs: int) -> None:
-    import paddle
-
-    random = np.random.default_rng(num_seqs)
-    size, width, place = 16, 12, gpu.place()
-    tokens = random.integers(0, 3, 4096).astype(np.int32)
-    tokens[random.random(4096) < 0.1] = -1  # could not be drawn
-    lengths = random.integers(1, 3, num_seqs)
-    borders = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    tables = random.permutation(num_seqs * width).reshape(num_seqs, width).astype(np.int32)
-    ends = random.integers(20, size * width, num_seqs)
-    positions = np.concatenate(
-        [np.arange(end - n, end) for end, n in zip(ends, lengths, strict=True)]
-    ).astype(np.int32)
-    choices = random.integers(0, 100, (10, num_seqs + num_seqs % 2)).astype(np.int32)
-    offsets = choices.reshape(-1)[6 * choices.shape[1] :].view(np.int64)
-    offsets[:num_seqs] = random.integers(1 << 33, 1 << 34, num_seqs)
-    plan = np.zeros((num_seqs, 18), np.int32)
-    plan[:, 0] = random.integers(-1, 16, num_seqs)
-    plan[:, 1] = random.integers(0, 2000, num_seqs)
-    plan[:, 2] = np.where(lengths == 2, random.choice([0, 2], num_seqs), 0)
-    plan[:, 3:] = random.integers(2048, 4096, (num_seqs, 15))
-    for row in plan[::2]:  # with many drafts that are right
-        count = int(random.integers(0, 16))
-        tokens[row[3 : 3 + count]] = tokens[row[1] : row[1] + count]
-    ids = np.full(borders[-1], 9, np.int32)
-    slots = np.full(borders[-1], -5, np.int32)
-    arrays = [ids, positions, slots, borders, ends.astype(np.int32), tables, ids, ids]
-    on_device = ForwardInputs(*(paddle.to_tensor(array, place=place) for array in arrays))
-    columns, row_plan, chosen_tokens = (
-        paddle.to_tensor(array, place=place) for array in (choices, plan, tokens)
-    )
-    ops.follow_drafts(on_device, columns, row_plan, chosen_tokens, size)
-
-    wanted = [array.copy() for array in (ids, positions, slots, arrays[4])]
-    for index, (count, row, num_chosen, *drafts) in enumerate(plan.tolist()):
-        if count < 0:
-            continue
-        right = 0
-        while right < count and tokens[row + right] == tokens[drafts[right]] >= 0:
-            right += 1
-        span = slice(borders[index], borders[index + 1])
-        if num_chosen:
-            wanted[0][span] = [9, *tokens[row : row + right + 1]][-2:]
-        wanted[1][span] -= count - right
-        places = wanted[1][span]
-        wanted[2][span] = tables[index][places // size] * size + places % size
-        wanted[3][index] -= count - right
-        offsets[index] -= count - right
-    for got, expected in zip(
-        (on_device.token_ids, on_device.positions, on_device.slot_mapping, on_device.context_lens),
-        wanted,
-        strict=True,
-    ):
-        np.testing.assert_array_equal(got.cpu().numpy(), expected)
-    np.testing.assert_array_equal(columns.cpu().numpy(), choices)
 
 
 @pytest.mark.parametrize("composition", COMPOSITIONS)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from export.export_model import export_model
 from predict import LLM, EngineConfig
-from predict.device import library
+from predict.device import devices, library
 from predict.errors import UserError
 from predict.loading.manifest import FileDigest, load_manifest
 from predict.loading.parameter_file import check_parameters
@@ -130,7 +130,7 @@ def test_program_that_would_write_a_file_is_refused_before_it_is_loaded(
     path, marker = plain / "model.json", tmp_path / "written by the program"
     path.write_text(json.dumps(plant(json.loads(path.read_text()), marker)))
     # Paddle alone would load and run it.
-    loaded = load_program(plain, "model")
+    loaded = load_program(plain, "model", devices.choose("cpu"))
     caches = [paddle.zeros([4, 2, 16, 32]) for _ in range(4)]
     loaded.run([*to_tensors(empty_example(), paddle.CPUPlace()), *caches])
     assert marker.stat().st_size > 0

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from predict.device.library import Library
-from predict.ops.plain import _sample_row
+from predict.ops.plain_sampling import _sample_row
 from tests.support.cpu_kernels import (
     Array,
     Ints,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from typing import Any
 
 import numpy as np
@@ -25,34 +24,6 @@ DTYPES = ["float32", "bfloat16", "float16"]
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, BLOCK = 72, 88, 6, 2, 32, 16
 
 EMPTY = Linear("dense", (), None, 88, 72)
-
-
-def functions(module: Any) -> dict[str, inspect.Signature]:
-    return {
-        name: inspect.signature(value)
-        for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and name[0] != "_"
-    }
-
-
-def test_both_backends_offer_the_same_functions() -> None:
-    compiled, plain = functions(ops), functions(reference)
-    # Only the compiled operators need them.
-    packing = {"pack_dense", "pack_quantized", "fold_norm", "is_fused"}
-    gpu = {
-        "follow_drafts",
-        "resolve_tokens",
-        "adjust_logits",
-        "sample_step",
-        "verify_window",
-        "logprobs",
-        "log_softmax",
-        "likeliest",
-    }  # around the network there
-    own = {"philox4x32", "uniform"}  # the sampler's arithmetic, compiled in the other one
-    assert compiled.keys() - packing - gpu == plain.keys() - own
-    for name in plain.keys() - own:
-        assert list(compiled[name].parameters) == list(plain[name].parameters), name
 
 
 class Case:

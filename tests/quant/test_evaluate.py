@@ -154,7 +154,7 @@ def test_the_table_and_its_json_agree(
         (["--src_length", "1"], "--src_length is 1"),
         (["--cachekv_int8_type", "int5"], "allowed: dynamic"),
         (["--output_file", "no/folder/x.json"], "does not exist"),
-        (["--device", "tpu"], "device 'tpu' is not known (allowed: cpu, gpu, gpu:N)"),
+        (["--device", "cpuu"], "device 'cpuu' is not known (allowed: cpu, gpu, gpu:N"),
         (["--device", "gpu"], "--inference_model=false runs on the CPU, and --device is gpu"),
         (
             ["--device", "gpu", "--inference_model=true", "--quant_type", "a8w8"],

@@ -424,7 +424,10 @@ def test_shards_are_joined_by_an_index(
         (["--quant_type", "a8w8", "--act_quant_method", "min"], "allowed: avg"),
         (["--quant_type", "wint8", "--skip_list_names", "proj"], "leaves no linear"),
         (["--quanttype", "a8w8"], "did you mean --quant_type?"),
-        (["--quant_type", "a8w8", "--device", "xpu"], "device 'xpu' is not known"),
+        (
+            ["--quant_type", "a8w8", "--device", "xpu"],
+            "--device xpu does not calibrate (allowed: cpu, gpu, gpu:N)",
+        ),
         (["--quant_type", "a8w8", "--device", "gpu"], "--inference_model=false runs on the CPU"),
     ],
 )

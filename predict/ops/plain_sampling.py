@@ -1,0 +1,444 @@
+"""From logits to tokens, and from step to step, in NumPy: the second half of `predict.ops.plain`.
+
+What an operator changes in place is read to the host, changed there, and written back to where it
+lies, views of other tensors included. Arguments and results are those of `predict.ops.compiled`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+    from predict.nn.inputs import ForwardInputs
+
+__all__ = [
+    "adjust_logits",
+    "follow_drafts",
+    "likeliest",
+    "log_softmax",
+    "logprobs",
+    "mask_logits",
+    "philox4x32",
+    "resolve_tokens",
+    "sample",
+    "sample_step",
+    "uniform",
+    "verify_window",
+]
+
+PHILOX_ROUNDS = 10
+PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+PHILOX_WEYL = (0x9E3779B9, 0xBB67AE85)
+MASK32 = 0xFFFFFFFF
+
+
+def philox4x32(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, ...]:
+    """Four 32-bit words of Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers")."""
+    k0, k1 = key
+    c0, c1, c2, c3 = counter
+    for _ in range(PHILOX_ROUNDS):
+        p0, p1 = PHILOX_MULTIPLIERS[0] * c0, PHILOX_MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & MASK32, (p0 >> 32) ^ c3 ^ k1, p0 & MASK32
+        k0, k1 = (k0 + PHILOX_WEYL[0]) & MASK32, (k1 + PHILOX_WEYL[1]) & MASK32
+    return c0, c1, c2, c3
+
+
+def uniform(seed: int, offset: int) -> float:
+    """A number in [0, 1) of 24 random bits, a pure function of the seed and the offset."""
+    seed, offset = seed & (1 << 64) - 1, offset & (1 << 64) - 1
+    words = philox4x32((seed & MASK32, seed >> 32), (offset & MASK32, offset >> 32, 0, 0))
+    return (words[0] >> 8) * 2.0**-24
+
+
+def _sample_row(
+    logits: npt.NDArray[Any],
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    u: float,
+    min_p: float,
+    typical_p: float,
+) -> int:
+    greedy, largest = temperature == 0 or top_k == 1, logits.max()
+    if np.isnan(largest) or (not greedy and np.isinf(largest)):
+        return -1
+    if greedy:
+        return int(np.argmax(logits))
+    scaled = logits.astype(np.float64) / temperature
+    order = np.argsort(-scaled, kind="stable")
+    distance = scaled[order[0]] - scaled[order]
+    weights = np.exp(-distance)
+    kept = min(top_k, len(order)) if top_k > 0 else len(order)
+    if top_p < 1:  # the smallest prefix that reaches it
+        shares = np.cumsum(weights[:kept] / weights[:kept].sum())
+        kept = min(int(np.searchsorted(shares, top_p)) + 1, kept)
+    if min_p > 0:
+        kept = max(int(np.count_nonzero(weights[:kept] >= min_p)), 1)
+    if typical_p < 1:
+        kept = int(np.searchsorted(distance, distance[kept - 1], side="right"))  # and its equals
+        typical = np.flatnonzero(_typical(distance[:kept], weights[:kept], typical_p))
+        order, weights = order[typical], weights[typical]
+    else:
+        order, weights = order[:kept], weights[:kept]
+    cumulative = np.cumsum(weights)
+    index = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
+    return int(order[min(index, len(cumulative) - 1)])
+
+
+def _typical(
+    distance: npt.NDArray[Any], weights: npt.NDArray[Any], mass: float
+) -> npt.NDArray[np.bool_]:
+    """Which tokens are the most typical that together reach `mass` (Meister et al. 2022).
+
+    distance: from the largest logit, which is -log p up to a constant; so -log p - H, with the
+    entropy H, is the distance less its mean.
+    """
+    weights = weights / weights.sum()
+    finite = np.where(weights > 0, distance, 0.0)
+    surprise = np.abs(distance - np.sum(weights * finite))
+    order = np.argsort(surprise, kind="stable")
+    reached = int(np.searchsorted(np.cumsum(weights[order]), mass))
+    typical: npt.NDArray[np.bool_] = surprise <= surprise[order[min(reached, len(order) - 1)]]
+    return typical
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    seeds: Tensor,
+    offsets: Tensor,
+    min_p: Tensor | None = None,
+    typical_p: Tensor | None = None,
+) -> Tensor:
+    """One token per row of logits [L, V], as `predict.ops.compiled.sample` chooses it."""
+    import paddle
+
+    rows = logits.numpy()
+    columns = [t.numpy().tolist() for t in (temperature, top_k, top_p, seeds, offsets)]
+    columns += [
+        [off] * len(rows) if t is None else t.numpy().tolist()
+        for t, off in ((min_p, 0.0), (typical_p, 1.0))
+    ]
+    tokens = [
+        _sample_row(row, t, k, p, uniform(seed, offset), least, mass)
+        for row, t, k, p, seed, offset, least, mass in zip(rows, *columns, strict=True)
+    ]
+    return paddle.to_tensor(np.array(tokens, np.int32))
+
+
+def mask_logits(logits: Tensor, masks: Tensor) -> Tensor:
+    """Bans tokens on rows of logits [L, V], as `predict.ops.compiled.mask_logits` does."""
+    import paddle
+
+    num_rows, vocab_size = logits.shape
+    words = masks.numpy()[:num_rows].view(np.uint8)
+    allowed = np.unpackbits(words, axis=1, bitorder="little")[:, :vocab_size].astype(bool)
+    banned = paddle.to_tensor(~allowed, place=logits.place)
+    return paddle.assign(paddle.where(banned, paddle.full([], -np.inf), logits), logits)
+
+
+def log_softmax(logits: Tensor, rows: Tensor) -> None:
+    """Turns `rows` [B] of logits [L, V] into log-probabilities, in place."""
+    values = _copy_of(logits)
+    for row in rows.numpy().tolist():
+        if 0 <= row < len(values):
+            values[row] = values[row] - _log_total(values[row])
+    _write(logits, values)
+
+
+def likeliest(logits: Tensor, rows: Tensor, count: int) -> Tensor:
+    """The `count` largest of each of `rows` [B] of logits [L, V] that are above -inf.
+
+    Returns [2, B, count] int32, see `predict.ops.compiled.likeliest`.
+    """
+    values, wanted = logits.numpy(), rows.numpy().tolist()
+    found = np.empty((2, len(wanted), count), np.int32)
+    token_ids, floats = found[0], found[1].view(np.float32)
+    token_ids[:], floats[:] = -1, -np.inf
+    for index, row in enumerate(wanted):
+        if 0 <= row < len(values) and not np.isnan(values[row]).any():
+            best = _best(values[row], count)
+            token_ids[index, : len(best)], floats[index, : len(best)] = best, values[row][best]
+    return _like(found, logits)
+
+
+def resolve_tokens(token_ids: Tensor, last_tokens: Tensor) -> None:
+    """Puts last_tokens[r] where token_ids [T] is -1 - r, in place."""
+    ids, last = _copy_of(token_ids), last_tokens.numpy()
+    rows = -1 - ids.astype(np.int64)
+    stand_ins = (rows >= 0) & (rows < len(last))
+    ids[stand_ins] = last[rows[stand_ins]]
+    _write(token_ids, ids)
+
+
+def follow_drafts(
+    inputs: ForwardInputs, choices: Tensor, plan: Tensor, tokens: Tensor, block_size: int
+) -> None:
+    """Moves a draft model's step to where the target's verification got, in place.
+
+    See `predict.ops.compiled.follow_drafts`.
+    """
+    changed = inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.context_lens, choices
+    token_ids, positions, slots, context_lens, columns = map(_copy_of, changed)
+    offsets = _int64s(columns, 6)
+    borders, tables = inputs.cu_seqlens_q.numpy().tolist(), inputs.block_tables.numpy()
+    known = tokens.numpy()
+    for index, (num_drafts, row, num_chosen, *places) in enumerate(plan.numpy().tolist()):
+        if num_drafts < 0:
+            continue
+        chosen = known[row : row + num_drafts + 1]
+        drafts = known[places[:num_drafts]]
+        wrong = np.flatnonzero((drafts < 0) | (drafts != chosen[:num_drafts]))
+        num_right = int(wrong[0]) if len(wrong) else num_drafts
+        begin, end = borders[index : index + 2]
+        if num_chosen == 2:
+            if num_right > 0:
+                token_ids[begin] = chosen[num_right - 1]
+            token_ids[begin + 1] = chosen[num_right]
+        back = num_drafts - num_right
+        positions[begin:end] -= back
+        at = positions[begin:end]
+        slots[begin:end] = tables[index][at // block_size] * block_size + at % block_size
+        context_lens[index] -= back
+        offsets[index] -= back
+    for tensor, values in zip(
+        changed, (token_ids, positions, slots, context_lens, columns), strict=True
+    ):
+        _write(tensor, values)
+
+
+def adjust_logits(
+    logits: Tensor,
+    penalties: Tensor,
+    token_ids: Tensor,
+    logit_indices: Tensor,
+    history: Tensor,
+    rules: Tensor,
+) -> None:
+    """Biases, penalties and bans on logits [L, V], in place.
+
+    See `predict.ops.compiled.adjust_logits`; rules as in csrc/include/regatta/adjust_logits.h.
+    """
+    values, past, columns = _copy_of(logits), _copy_of(history), penalties.numpy()
+    ids, table = token_ids.numpy(), rules.numpy()
+    amounts = columns[:3].view(np.float32)
+    for row, (own, end) in enumerate(zip(values, logit_indices.numpy().tolist(), strict=True)):
+        slot, length, num_prompt, num_new, ngram_size = columns[3:, row].tolist()
+        if slot < 0:
+            continue
+        tokens = np.concatenate([past[slot, : length - num_new], ids[end + 1 - num_new : end + 1]])
+        past[slot, length - 1] = tokens[-1]
+        for rule in _rules(table[slot]):
+            if rule.applies(tokens, num_prompt) and rule.token < len(own):
+                own[rule.token] += rule.amount
+        _penalize(own, tokens, num_prompt, *amounts[:, row])
+        if ngram_size > 0:
+            banned = _repeats(tokens, ngram_size)
+            own[banned[(banned >= 0) & (banned < len(own))]] = -np.inf
+    _write(logits, values)
+    _write(history, past)
+
+
+class _Rule:
+    """One of a row of `rules`: `amount` for `token` where `prefix` ends the tokens."""
+
+    def __init__(self, words: npt.NDArray[np.int32], head: npt.NDArray[np.int32]):
+        """words: the row. head: the rule's four words."""
+        start, size, _, self.until = head.tolist()
+        self.amount = head[2:3].view(np.float32)[0]
+        self.prefix, self.token = words[start : start + size - 1], int(words[start + size - 1])
+
+    def applies(self, tokens: npt.NDArray[np.int32], num_prompt: int) -> bool:
+        """Whether it holds behind `tokens`, the first `num_prompt` of which are the prompt's."""
+        size = len(self.prefix)
+        if size > len(tokens) or len(tokens) - num_prompt >= self.until:
+            return False
+        return size == 0 or bool((tokens[-size:] == self.prefix).all())
+
+
+def _rules(words: npt.NDArray[np.int32]) -> Iterator[_Rule]:
+    for head in words[1 : 1 + 4 * int(words[0])].reshape(-1, 4):
+        yield _Rule(words, head)
+
+
+def _penalize(
+    logits: npt.NDArray[np.float32],
+    tokens: npt.NDArray[np.int32],
+    num_prompt: int,
+    repetition: np.float32,
+    presence: np.float32,
+    frequency: np.float32,
+) -> None:
+    """Changes logits [V] of the tokens that were there, in place."""
+    known = (tokens >= 0) & (tokens < len(logits))
+    seen = np.unique(tokens[known])
+    logits[seen] = np.where(logits[seen] > 0, logits[seen] / repetition, logits[seen] * repetition)
+    seen, counts = np.unique(tokens[num_prompt:][known[num_prompt:]], return_counts=True)
+    logits[seen] -= presence + frequency * counts.astype(np.float32)
+
+
+def _repeats(tokens: npt.NDArray[np.int32], size: int) -> npt.NDArray[np.int32]:
+    """Tokens that would complete an n-gram of `size` that is among `tokens`."""
+    if len(tokens) < size:
+        return tokens[:0]
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, size)
+    newest = tokens[len(tokens) - (size - 1) :]
+    return windows[(windows[:, : size - 1] == newest).all(axis=1), size - 1]
+
+
+def logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
+    """How likely each row of logits [L, V] makes its token, and the likeliest ones.
+
+    Returns [L, 2 + 2 num_top] int32, see `predict.ops.compiled.logprobs`.
+    """
+    values = logits.numpy()
+    found = np.empty((len(values), 2 + 2 * num_top), np.int32)
+    floats = found.view(np.float32)
+    found[:, 2 : 2 + num_top], floats[:, 2 + num_top :] = -1, -np.inf
+    for row, (own, token) in enumerate(zip(values, token_ids.numpy().tolist(), strict=False)):
+        chosen = own[token if 0 <= token < len(own) else 0]
+        total, best = _log_total(own), _best(own, num_top)
+        floats[row, 0], found[row, 1] = chosen - total, 1 + np.count_nonzero(own > chosen)
+        found[row, 2 : 2 + len(best)] = best
+        floats[row, 2 + num_top : 2 + num_top + len(best)] = own[best] - total
+    return _like(found, logits)
+
+
+def sample_step(logits: Tensor, choices: Tensor, last_tokens: Tensor) -> None:
+    """`sample` into the first L entries of last_tokens [R] int32, in place.
+
+    choices [10, P] int32, see `predict.ops.compiled.sample_step`.
+    """
+    import paddle
+
+    columns, tokens = choices.numpy(), _copy_of(last_tokens)
+    floats, num_rows = columns.view(np.float32), len(logits)
+    rows = (floats[0], columns[1], floats[2], _int64s(columns, 4), _int64s(columns, 6))
+    narrowing = floats[3], floats[8]
+    inputs = [paddle.to_tensor(row[:num_rows].copy()) for row in (*rows, *narrowing)]
+    tokens[:num_rows] = sample(logits, *inputs).numpy()
+    _write(last_tokens, tokens)
+
+
+def verify_window(
+    logits: Tensor,
+    choices: Tensor,
+    token_ids: Tensor,
+    logit_indices: Tensor,
+    last_tokens: Tensor,
+    window: int,
+    max_candidate_len: int,
+) -> None:
+    """Puts drafts that stand in the place of what `sample_step` drew there, in place.
+
+    See `predict.ops.compiled.verify_window`.
+    """
+    values, columns, tokens = logits.numpy(), choices.numpy(), _copy_of(last_tokens)
+    ids, places = token_ids.numpy(), logit_indices.numpy()
+    floats, num_drafts = columns.view(np.float32), columns[9].tolist()
+    row = 0
+    while row < len(values):
+        length = num_drafts[row]
+        drafts = ids[places[row] + 1 : places[row] + 1 + length].tolist()
+        ranks = [
+            _rank(values[at], draft, floats[[0, 2, 3], at], int(columns[1, at]), max_candidate_len)
+            for at, draft in enumerate(drafts, row)
+        ]
+        span = tokens[row : row + length + 1]
+        if (span >= 0).all():
+            _keep_standing(span, drafts, ranks, window)
+        row += length + 1
+    _write(last_tokens, tokens)
+
+
+def _rank(
+    logits: npt.NDArray[np.float32],
+    draft: int,
+    drawing: npt.NDArray[np.float32],
+    top_k: int,
+    max_candidate_len: int,
+) -> tuple[int, bool]:
+    """How many tokens of a row [V] come before a draft, and whether it may be drawn itself.
+
+    (-1, False) for one that is banned. drawing: temperature, top_p and min_p of the row.
+    """
+    temperature, top_p, min_p = drawing.tolist()
+    if not 0 <= draft < len(logits) or not logits[draft] > -np.inf:
+        return -1, False
+    before = logits > logits[draft]
+    before[:draft] |= logits[:draft] == logits[draft]
+    rank, top_k = int(np.count_nonzero(before)), top_k if 0 < top_k < len(logits) else len(logits)
+    if rank == 0:
+        return 0, True
+    if rank >= min(max_candidate_len, top_k):
+        return rank, False
+    weights = np.exp((logits - logits.max()) / max(temperature, 1e-30), dtype=np.float64)
+    if weights[draft] < min_p:
+        return rank, False
+    kept = np.partition(weights, len(weights) - top_k)[len(weights) - top_k :]
+    return rank, bool(top_p >= 1 or weights[before].sum() < top_p * kept.sum())
+
+
+def _keep_standing(
+    drawn: npt.NDArray[np.int32], drafts: list[int], ranks: list[tuple[int, bool]], window: int
+) -> None:
+    """Replaces what was drawn in a span, [n + 1], by those of its n drafts that stand, in place."""
+    index = 0
+    while index < len(drafts):
+        rank, may_be_drawn = ranks[index]
+        behind = [rank for rank, _ in ranks[index + 1 : index + 1 + window]]
+        num_standing = 1 if may_be_drawn else 0
+        if not may_be_drawn and rank == 1 and behind == [0] * window:
+            num_standing = 1 + window
+        drawn[index : index + num_standing] = drafts[index : index + num_standing]
+        index += num_standing
+        if may_be_drawn:
+            continue
+        # What was drawn here ends the span, unless it is the draft itself.
+        if index < len(drafts) and drawn[index] != drafts[index]:
+            return
+        index += 1
+
+
+def _best(logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp]:
+    """The `count` largest above -inf, the lower index first on ties."""
+    order = np.argsort(-logits, kind="stable")[:count]
+    return order[logits[order] > -np.inf]
+
+
+def _log_total(logits: npt.NDArray[np.float32]) -> np.float64:
+    """Log of the sum of exp(logits); NaN for a row of -inf alone."""
+    with np.errstate(invalid="ignore"):
+        exact = logits.astype(np.float64)
+        largest = exact.max()
+        total: np.float64 = largest + np.log(np.exp(exact - largest).sum())
+    return total
+
+
+def _int64s(columns: npt.NDArray[np.int32], row: int) -> npt.NDArray[np.int64]:
+    """The int64s in the space of two rows of `choices` [10, P], a view."""
+    return columns.reshape(-1)[row * columns.shape[1] :][: 2 * columns.shape[1]].view(np.int64)
+
+
+def _copy_of(tensor: Tensor) -> npt.NDArray[Any]:
+    """Its values, to be changed."""
+    return np.array(tensor.numpy())
+
+
+def _like(values: npt.NDArray[Any], tensor: Tensor) -> Tensor:
+    """An array as a tensor where another one lies."""
+    import paddle
+
+    return paddle.to_tensor(values, place=tensor.place)
+
+
+def _write(tensor: Tensor, values: npt.NDArray[Any]) -> None:
+    """Puts values into a tensor's own memory, which may be a part of another tensor's."""
+    tensor.copy_(_like(values, tensor), True)
