@@ -1,7 +1,9 @@
-// out = silu(gate) * up, gate and up side by side in one row.
+// out = function(gate) * up, gate and up side by side in one row; or function(x) without a gate.
 //
 // Architectures: all; float32, bf16, fp16. One thread per 16 bytes of output (per element when the
-// size is not a multiple). Bound: bytes, 3 * intermediate_size per token.
+// size is not a multiple). Bound: bytes, 3 * intermediate_size per token, 2 without a gate.
+#include <type_traits>
+
 #include "cuda/common.cuh"
 #include "regatta/cuda_ops.h"
 
@@ -10,47 +12,90 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__device__ __forceinline__ float silu(float x) { return x / (1.f + __expf(-x)); }
+template <Function kFunction>
+__device__ __forceinline__ float apply(float x) {
+  if constexpr (kFunction == Function::kSilu) return x / (1.f + __expf(-x));
+  if constexpr (kFunction == Function::kGelu) return 0.5f * x * (1.f + erff(x * 0.70710678f));
+  if constexpr (kFunction == Function::kGeluTanh) {
+    // (1 + tanh(u)) / 2 is 1 / (1 + exp(-2u)), which loses nothing where tanh(u) is near -1.
+    return x / (1.f + __expf(-1.59576912f * x * fmaf(0.044715f * x, x, 1.f)));
+  }
+  if constexpr (kFunction == Function::kRelu) return fmaxf(x, 0.f);
+  if constexpr (kFunction == Function::kReluSquared) return fmaxf(x, 0.f) * fmaxf(x, 0.f);
+}
 
-template <class T, bool kVector>
+// units_per_row: of the output.
+template <class T, Function kFunction, bool kGated, bool kVector>
 __global__ void __launch_bounds__(kThreads)
-    silu_mul_kernel(const T* gate_up, T* out, int64_t num_units, int units_per_row) {
+    activate_kernel(const T* x, T* out, int64_t num_units, int units_per_row) {
   constexpr int kUnit = kVector ? Vec16<T>::kSize : 1;
   pdl_trigger();
   pdl_wait();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= num_units) return;
-  const int64_t row = i / units_per_row, column = i % units_per_row;
-  const T* gate = gate_up + (2 * row * units_per_row + column) * kUnit;
+  const T* gate = x + i * kUnit;
+  if constexpr (kGated) {
+    const int64_t row = i / units_per_row, column = i % units_per_row;
+    gate = x + (2 * row * units_per_row + column) * kUnit;
+  }
   const T* up = gate + static_cast<int64_t>(units_per_row) * kUnit;
   if constexpr (kVector) {
-    const Vec16<T> g = load16(gate), u = load16(up);
-    Vec16<T> x;
+    const Vec16<T> g = load16(gate);
+    Vec16<T> u, y;
+    if constexpr (kGated) u = load16(up);
 #pragma unroll
-    for (int e = 0; e < kUnit; ++e) x.set(e, silu(g.get(e)) * u.get(e));
-    store16(out + i * kUnit, x);
+    for (int e = 0; e < kUnit; ++e) {
+      y.set(e, kGated ? apply<kFunction>(g.get(e)) * u.get(e) : apply<kFunction>(g.get(e)));
+    }
+    store16(out + i * kUnit, y);
   } else {
-    out[i] = Traits<T>::from_float(silu(Traits<T>::to_float(*gate)) * Traits<T>::to_float(*up));
+    const float y = apply<kFunction>(Traits<T>::to_float(*gate));
+    if constexpr (kGated) {
+      out[i] = Traits<T>::from_float(y * Traits<T>::to_float(*up));
+    } else {
+      out[i] = Traits<T>::from_float(y);
+    }
   }
+}
+
+template <class T, Function kFunction>
+Status run(const ActivateParams& params, const Launch& launch_on) {
+  const bool vector = params.intermediate_size % Vec16<T>::kSize == 0;
+  const int64_t units =
+      vector ? params.intermediate_size / Vec16<T>::kSize : params.intermediate_size;
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(ceil_div(params.num_tokens * units, kThreads)));
+  config.block = dim3(kThreads);
+  config.stream = launch_on.stream;
+  config.pdl = launch_on.pdl;
+  auto* const kernel = params.gated ? (vector ? activate_kernel<T, kFunction, true, true>
+                                              : activate_kernel<T, kFunction, true, false>)
+                                    : (vector ? activate_kernel<T, kFunction, false, true>
+                                              : activate_kernel<T, kFunction, false, false>);
+  return launch(kernel, config, "activate", static_cast<const T*>(params.x),
+                static_cast<T*>(params.out), params.num_tokens * units, static_cast<int>(units));
 }
 
 }  // namespace
 
 Status activate(const ActivateParams& params, const Launch& launch_on) {
-  if (params.num_tokens == 0) return {};
-  return dispatch_dtype(params.dtype, "silu_mul", [&](auto* t) {
+  if (params.num_tokens == 0 || params.intermediate_size == 0) return {};
+  return dispatch_dtype(params.dtype, "activate", [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    const bool vector = params.intermediate_size % Vec16<T>::kSize == 0;
-    const int64_t units =
-        vector ? params.intermediate_size / Vec16<T>::kSize : params.intermediate_size;
-    LaunchConfig config;
-    config.grid = dim3(static_cast<unsigned>(ceil_div(params.num_tokens * units, kThreads)));
-    config.block = dim3(kThreads);
-    config.stream = launch_on.stream;
-    config.pdl = launch_on.pdl;
-    return launch(vector ? silu_mul_kernel<T, true> : silu_mul_kernel<T, false>, config, "silu_mul",
-                  static_cast<const T*>(params.gate_up), static_cast<T*>(params.out),
-                  params.num_tokens * units, static_cast<int>(units));
+    switch (params.function) {
+      case Function::kSilu:
+        return run<T, Function::kSilu>(params, launch_on);
+      case Function::kGelu:
+        return run<T, Function::kGelu>(params, launch_on);
+      case Function::kGeluTanh:
+        return run<T, Function::kGeluTanh>(params, launch_on);
+      case Function::kRelu:
+        return run<T, Function::kRelu>(params, launch_on);
+      case Function::kReluSquared:
+        return run<T, Function::kReluSquared>(params, launch_on);
+    }
+    return Status::error("activate: function " + std::to_string(static_cast<int>(params.function)) +
+                         " is not known (allowed: 0 to " + std::to_string(kNumFunctions - 1) + ")");
   });
 }
 

@@ -1,6 +1,7 @@
-// residual_out = x + residual;  out = residual_out / rms(residual_out) * weight; of all rows, or of
-// rows by index (the ones that logits are computed for). Without weight: 1.
+// residual_out = x + residual;  out = norm(residual_out) * weight + bias, an RMS or a layer norm;
+// of all rows, or of rows by index (the ones that logits are computed for). Without weight: 1.
 //
+// A layer norm takes the mean first, then the squares of what is left: no cancellation.
 // Architectures: all; float32, bf16, fp16. One block per row. The row stays in registers between
 // the two passes when it fits (16 bytes x kMaxUnits per thread); longer or odd rows are read again.
 // Bound: bytes, 2 to 4 rows per token.
@@ -30,14 +31,22 @@ __device__ __forceinline__ void keep_packed(Vec16<T>& v) {
   v = bit_cast<Vec16<T>>(x);
 }
 
+// What a norm may do beside an RMS norm's x * scale * weight.
+template <class T>
+struct More {
+  const T* bias;  // or null
+  bool layer, plus_one;
+};
+
 // A row is up to kUnits * blockDim.x units of 16 bytes. All of a thread's loads are issued before
 // its first store, which the compiler cannot tell from the next load's source. kAdds: there are a
 // residual and residual_out, either of which may be null; without them there are registers for more
-// blocks.
-template <class T, int kUnits, bool kAdds>
+// blocks. kMore: `more` is read.
+template <class T, int kUnits, bool kAdds, bool kMore>
 __global__ void __launch_bounds__(1024)
-    rms_norm_kernel(const T* x, const T* weight, const T* residual, T* out, T* residual_out,
-                    const int32_t* row_ids, int num_source_rows, int hidden_size, float epsilon) {
+    norm_kernel(const T* x, const T* weight, const T* residual, T* out, T* residual_out,
+                const int32_t* row_ids, int num_source_rows, int hidden_size, float epsilon,
+                const More<T> more) {
   constexpr int kUnit = Vec16<T>::kSize;
   __shared__ float scratch[32];
   const int num_units = hidden_size / kUnit;
@@ -77,31 +86,64 @@ __global__ void __launch_bounds__(1024)
       }
     }
 #pragma unroll
-    for (int e = 0; e < kUnit; ++e) sum = fmaf(v[k].get(e), v[k].get(e), sum);
+    for (int e = 0; e < kUnit; ++e) {
+      if (kMore && more.layer) {
+        sum += v[k].get(e);
+      } else {
+        sum = fmaf(v[k].get(e), v[k].get(e), sum);
+      }
+    }
     if constexpr (kUnits > 1) keep_packed(v[k]);
   }
   if constexpr (kUnits > 1) load_weight();
+  float mean = 0.f;
+  if constexpr (kMore) {
+    if (more.layer) {
+      __shared__ float mean_scratch[32];
+      mean = block_sum(sum, mean_scratch) / hidden_size;
+      sum = 0.f;
+#pragma unroll
+      for (int k = 0; k < kUnits; ++k) {
+        if (unit_of(k) >= num_units) continue;
+#pragma unroll
+        for (int e = 0; e < kUnit; ++e) {
+          const float left = v[k].get(e) - mean;
+          sum = fmaf(left, left, sum);
+        }
+      }
+    }
+  }
   const float scale = rsqrtf(block_sum(sum, scratch) / hidden_size + epsilon);
 #pragma unroll
   for (int k = 0; k < kUnits; ++k) {
     if (unit_of(k) < num_units) {
       Vec16<T> y;
+      if constexpr (kMore) {
+        Vec16<T> b = {};
+        if (more.bias != nullptr) b = load16(more.bias + unit_of(k) * kUnit);
 #pragma unroll
-      for (int e = 0; e < kUnit; ++e) {
-        y.set(e, v[k].get(e) * scale * (weight == nullptr ? 1.f : w[k].get(e)));
+        for (int e = 0; e < kUnit; ++e) {
+          const float factor = weight == nullptr ? 1.f : w[k].get(e) + (more.plus_one ? 1.f : 0.f);
+          y.set(e, fmaf((v[k].get(e) - mean) * scale, factor, b.get(e)));
+        }
+      } else {
+#pragma unroll
+        for (int e = 0; e < kUnit; ++e) {
+          y.set(e, v[k].get(e) * scale * (weight == nullptr ? 1.f : w[k].get(e)));
+        }
       }
       store16(out + row + unit_of(k) * kUnit, y);
     }
   }
 }
 
-// Any size; reads x and residual twice.
+// Any size; reads x and residual twice, of a layer norm three times.
 template <class T>
 __global__ void __launch_bounds__(1024)
-    rms_norm_any_kernel(const T* x, const T* weight, const T* residual, T* out, T* residual_out,
-                        const int32_t* row_ids, int num_source_rows, int hidden_size,
-                        float epsilon) {
-  __shared__ float scratch[32];
+    norm_any_kernel(const T* x, const T* weight, const T* residual, T* out, T* residual_out,
+                    const int32_t* row_ids, int num_source_rows, int hidden_size, float epsilon,
+                    const More<T> more) {
+  __shared__ float scratch[32], mean_scratch[32];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * hidden_size;
   pdl_trigger();
   pdl_wait();
@@ -111,21 +153,32 @@ __global__ void __launch_bounds__(1024)
     if (residual == nullptr) return a;
     return Traits<T>::to_float(Traits<T>::from_float(a + Traits<T>::to_float(residual[row + i])));
   };
-  float sum = 0.f;
-  for (int i = threadIdx.x; i < hidden_size; i += blockDim.x) sum = fmaf(value(i), value(i), sum);
+  float mean = 0.f, sum = 0.f;
+  if (more.layer) {
+    for (int i = threadIdx.x; i < hidden_size; i += blockDim.x) sum += value(i);
+    mean = block_sum(sum, mean_scratch) / hidden_size;
+    sum = 0.f;
+  }
+  for (int i = threadIdx.x; i < hidden_size; i += blockDim.x) {
+    const float v = value(i) - mean;
+    sum = fmaf(v, v, sum);
+  }
   const float scale = rsqrtf(block_sum(sum, scratch) / hidden_size + epsilon);
   for (int i = threadIdx.x; i < hidden_size; i += blockDim.x) {
     const float v = value(i);  // before residual_out, which may be the residual itself
     if (residual_out != nullptr) residual_out[row + i] = Traits<T>::from_float(v);
-    const float w = weight == nullptr ? 1.f : Traits<T>::to_float(weight[i]);
-    out[row + i] = Traits<T>::from_float(v * scale * w);
+    const float w =
+        weight == nullptr ? 1.f : Traits<T>::to_float(weight[i]) + (more.plus_one ? 1.f : 0.f);
+    const float y = (v - mean) * scale * w;
+    out[row + i] =
+        Traits<T>::from_float(more.bias == nullptr ? y : y + Traits<T>::to_float(more.bias[i]));
   }
 }
 
 Status run(const NormParams& params, const int32_t* row_ids, int64_t num_source_rows,
            const Launch& launch_on) {
   if (params.num_tokens == 0) return {};
-  return dispatch_dtype(params.dtype, "rms_norm", [&](auto* t) {
+  return dispatch_dtype(params.dtype, "norm", [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     constexpr int kUnit = Vec16<T>::kSize;
     const int64_t units = params.hidden_size / kUnit;
@@ -141,18 +194,24 @@ Status run(const NormParams& params, const int32_t* row_ids, int64_t num_source_
     config.stream = launch_on.stream;
     config.pdl = launch_on.pdl;
     const bool adds = params.residual != nullptr || params.residual_out != nullptr;
+    const More<T> more = {static_cast<const T*>(params.bias), params.kind == NormKind::kLayer,
+                          params.plus_one};
+    const bool does_more = more.bias != nullptr || more.layer || more.plus_one;
     const auto of = [&](auto k) {
-      return adds ? rms_norm_kernel<T, k.value, true> : rms_norm_kernel<T, k.value, false>;
+      if (does_more) {
+        return adds ? norm_kernel<T, k.value, true, true> : norm_kernel<T, k.value, false, true>;
+      }
+      return adds ? norm_kernel<T, k.value, true, false> : norm_kernel<T, k.value, false, false>;
     };
-    auto* const kernel = !vector             ? rms_norm_any_kernel<T>
+    auto* const kernel = !vector             ? norm_any_kernel<T>
                          : kernel_units == 1 ? of(std::integral_constant<int, 1>())
                          : kernel_units == 2 ? of(std::integral_constant<int, 2>())
                                              : of(std::integral_constant<int, 4>());
-    return launch(kernel, config, "rms_norm", static_cast<const T*>(params.x),
+    return launch(kernel, config, "norm", static_cast<const T*>(params.x),
                   static_cast<const T*>(params.weight), static_cast<const T*>(params.residual),
                   static_cast<T*>(params.out), static_cast<T*>(params.residual_out), row_ids,
                   static_cast<int>(num_source_rows), static_cast<int>(params.hidden_size),
-                  params.epsilon);
+                  params.epsilon, more);
   });
 }
 
@@ -163,7 +222,7 @@ Status norm(const NormParams& params, const Launch& launch_on) {
 }
 
 Status norm_rows(const NormParams& params, const int32_t* row_ids, int64_t num_source_rows,
-                     const Launch& launch_on) {
+                 const Launch& launch_on) {
   return run(params, row_ids, num_source_rows, launch_on);
 }
 
