@@ -261,6 +261,13 @@ Status run(const PagedAttentionParams& params, const RopeAndCacheWriteParams* ro
                       : launch_attention_prefill_sm80(args, params.dtype, head_dim, launch_on);
 }
 
+// Whether the decode kernel knows all that is to be done.
+bool is_common(const RopeAndCacheWriteParams& rope) {
+  const bool norms = rope.q_norm != nullptr || rope.k_norm != nullptr;
+  return rope.rope_cache != nullptr && rope.query_rope_cache == nullptr && !rope.interleaved &&
+         !(norms && (rope.whole || rope.plus_one));
+}
+
 Status prepare(const PagedAttentionParams& params, const AttentionLimits& limits, Device* device,
                Kernel* kernel) {
   Status status = check(params, limits);
@@ -290,9 +297,10 @@ Status rope_and_paged_attention(const RopeAndCacheWriteParams& rope,
   Kernel kernel;
   Status status = prepare(params, limits, &device, &kernel);
   if (!status.ok()) return status;
-  // In one launch: vectors of eight columns, and one new token per span.
-  const bool fused = kernel == Kernel::kSm90 && limits.max_query_len == 1 && !is_batch_invariant &&
-                     rope.rotary_dim % 16 == 0 && rope.rotary_dim <= params.head_dim;
+  // In one launch: vectors of eight columns, one new token per span, and what most models do.
+  const bool fused = kernel == Kernel::kSm90 && is_common(rope) && limits.max_query_len == 1 &&
+                     !is_batch_invariant && rope.rotary_dim % 16 == 0 &&
+                     rope.rotary_dim <= params.head_dim;
   if (!fused) {
     status = rope_and_cache_write(rope, launch_on);
     if (!status.ok()) return status;

@@ -5,9 +5,11 @@
 // Algorithm: a few lanes per head, a thread block per token (or part of one: few tokens are spread
 // over more blocks, for latency), several heads per thread where there are many tokens; see
 // rotate_head.cuh. Heads that do not divide into vectors of 8 take a slower kernel, one warp per
-// head with its row in shared memory.
+// head with its row in shared memory. A norm over all heads' values takes their squares first, in
+// every block of a token anew: they are in L2, and another launch would cost more.
 // Bound: bytes, 2 * (Hq + 2 Hkv) * D per token.
 #include <algorithm>
+#include <type_traits>
 
 #include "cuda/common.cuh"
 #include "regatta/cuda_ops.h"
@@ -26,7 +28,7 @@ struct Args {
   const void* qkv;
   const int32_t* positions;
   const int32_t* slot_mapping;
-  const float* rope_cache;
+  const float* rope_cache;  // null: nothing rotates
   const void* q_norm;
   const void* k_norm;
   void* q_out;
@@ -36,6 +38,12 @@ struct Args {
   float epsilon;
   int num_slots, num_positions;
   HeadUnits units;
+};
+
+// What few models do.
+struct More {
+  const float* query_rope_cache;  // of queries
+  bool plus_one, whole, interleaved;
 };
 
 // Where a head of a token comes from and goes to.
@@ -81,19 +89,68 @@ __device__ __forceinline__ const float* angles_of(const Args& a, int token) {
   return a.rope_cache + static_cast<int64_t>(position) * a.rotary_dim;
 }
 
+// Null where nothing rotates.
+__device__ __forceinline__ const float* angles_of(const Args& a, const More& more, int token,
+                                                  bool is_query) {
+  if (a.rope_cache == nullptr) return nullptr;
+  const int position = min(max(a.positions[token], 0), a.num_positions - 1);
+  return (is_query ? more.query_rope_cache : a.rope_cache) +
+         static_cast<int64_t>(position) * a.rotary_dim;
+}
+
+// A head's weights of a norm, or null.
+template <class T>
+__device__ __forceinline__ const T* norm_of(const Args& a, bool whole, const Head& head,
+                                            int index) {
+  const T* const norm = static_cast<const T*>(head.is_value   ? nullptr
+                                              : head.is_query ? a.q_norm
+                                                              : a.k_norm);
+  if (norm == nullptr || !whole) return norm;
+  return norm + static_cast<int64_t>(head.is_query ? index : head.kv_head) * a.head_dim;
+}
+
+// A norm's scale over all queries of a token, and over all keys; the whole block calls it.
+template <class T>
+__device__ __forceinline__ float2 whole_scales(const Args& a, const T* token, float* scratch) {
+  const int dims[2] = {a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim};
+  float scales[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const T* const values = token + i * dims[0];
+    float sum = 0.f, x[8];
+    for (int d = threadIdx.x * 8; d < dims[i]; d += blockDim.x * 8) {
+      load8(values + d, x);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sum = fmaf(x[e], x[e], sum);
+    }
+    scales[i] = rsqrtf(block_sum(sum, scratch + i * kWarp) / dims[i] + a.epsilon);
+  }
+  return make_float2(scales[0], scales[1]);
+}
+
 // A thread takes kHeads heads at a time, all of whose loads are issued before the first is used.
-template <class T, bool kDense, int kHeads>
-__global__ void __launch_bounds__(kThreads) rope_kernel(const Args a) {
+// kMore: what `more` says is done, and nothing rotates without angles.
+template <class T, bool kDense, int kHeads, bool kMore>
+__global__ void __launch_bounds__(kThreads) rope_kernel(const Args a, const More more) {
   pdl_trigger();
   pdl_wait();
   const int token = blockIdx.x;
   const int unit = threadIdx.x % a.units.lanes;
   const int num_all = a.num_heads + 2 * a.num_kv_heads;
   const int slot = a.slot_mapping[token];
-  const float* const angles_row = angles_of(a, token);
+  const float* angles_row = nullptr;
+  if constexpr (!kMore) angles_row = angles_of(a, token);
   const int first_head = blockIdx.y * a.heads_per_block;
   const int last_head = min(first_head + a.heads_per_block, num_all);
   const int step = blockDim.x / a.units.lanes;
+  [[maybe_unused]] float2 scales;
+  if constexpr (kMore) {
+    __shared__ float scratch[2 * kWarp];
+    if (more.whole) {
+      const int64_t first = static_cast<int64_t>(token) * num_all * a.head_dim;
+      scales = whole_scales(a, static_cast<const T*>(a.qkv) + first, scratch);
+    }
+  }
   // The same trip count for every lane of a warp: shuffles need all of them.
   for (int base = first_head; base < last_head; base += step * kHeads) {
     HeadPart x[kHeads];
@@ -106,17 +163,39 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const Args a) {
                 a.units, unit, active);
     }
     Angles angles;
-    angles.load(angles_row, a.units, unit);
+    if constexpr (!kMore) angles.load(angles_row, a.units, unit);
 #pragma unroll
     for (int j = 0; j < kHeads; ++j) {
       const int index = base + j * step + threadIdx.x / a.units.lanes;
       const bool active = index < last_head;
       const Head head(a, active ? index : 0, slot);
-      if (a.q_norm != nullptr || a.k_norm != nullptr) {
-        const void* weight = head.is_value ? nullptr : head.is_query ? a.q_norm : a.k_norm;
-        x[j].normalise(static_cast<const T*>(weight), a.units, unit, a.head_dim, a.epsilon);
+      if constexpr (kMore) {
+        if (a.q_norm != nullptr || a.k_norm != nullptr) {
+          const T* const weight = norm_of<T>(a, more.whole, head, index);
+          const float sum = lanes_sum(x[j].squares(), a.units.lanes);
+          const float scale = more.whole ? (head.is_query ? scales.x : scales.y)
+                                         : rsqrtf(sum / a.head_dim + a.epsilon);
+          if (weight != nullptr) {
+            x[j].multiply(weight, a.units, unit, scale, more.plus_one);
+          }
+        }
+        if (!head.is_value && a.rope_cache != nullptr) {
+          const float* const row = angles_of(a, more, token, head.is_query);
+          if (more.interleaved) {
+            angles.load_interleaved(row, a.units, unit);
+            x[j].rotate_interleaved(angles);
+          } else {
+            angles.load(row, a.units, unit);
+            x[j].rotate(angles);
+          }
+        }
+      } else {
+        if (a.q_norm != nullptr || a.k_norm != nullptr) {
+          const void* weight = head.is_value ? nullptr : head.is_query ? a.q_norm : a.k_norm;
+          x[j].normalise(static_cast<const T*>(weight), a.units, unit, a.head_dim, a.epsilon);
+        }
+        if (!head.is_value) x[j].rotate(angles);
       }
-      if (!head.is_value) x[j].rotate(angles);
       RowScale scale;
       if constexpr (!kDense) {
         scale = row_scale(a.cache.format, x[j], a.units.lanes, head.given(a));
@@ -142,7 +221,7 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const Args a) {
 
 // Any sizes: one warp per head, its row as floats in shared memory.
 template <class T>
-__global__ void __launch_bounds__(kAnyWarps* kWarp) rope_any_kernel(const Args a) {
+__global__ void __launch_bounds__(kAnyWarps* kWarp) rope_any_kernel(const Args a, const More more) {
   extern __shared__ float rows[];
   pdl_trigger();
   pdl_wait();
@@ -155,25 +234,38 @@ __global__ void __launch_bounds__(kAnyWarps* kWarp) rope_any_kernel(const Args a
   float* const row = rows + threadIdx.x / kWarp * dim;
   const T* const source =
       static_cast<const T*>(a.qkv) + (static_cast<int64_t>(token) * num_all + index) * dim;
-  const T* const norm = static_cast<const T*>(head.is_value   ? nullptr
-                                              : head.is_query ? a.q_norm
-                                                              : a.k_norm);
+  const T* const norm = norm_of<T>(a, more.whole, head, index);
   float sum = 0.f;
   for (int d = lane; d < dim; d += kWarp) {
     row[d] = Traits<T>::to_float(source[d]);
     sum = fmaf(row[d], row[d], sum);
   }
   if (norm != nullptr) {
-    const float scale = rsqrtf(warp_sum(sum) / dim + a.epsilon);
-    for (int d = lane; d < dim; d += kWarp) row[d] *= scale * Traits<T>::to_float(norm[d]);
+    int normed = dim;
+    if (more.whole) {
+      normed *= head.is_query ? a.num_heads : a.num_kv_heads;
+      const T* const all =
+          source - static_cast<int64_t>(head.is_query ? index : head.kv_head) * dim;
+      sum = 0.f;
+      for (int d = lane; d < normed; d += kWarp) {
+        const float x = Traits<T>::to_float(all[d]);
+        sum = fmaf(x, x, sum);
+      }
+    }
+    const float scale = rsqrtf(warp_sum(sum) / normed + a.epsilon);
+    for (int d = lane; d < dim; d += kWarp) {
+      const float weight = Traits<T>::to_float(norm[d]);
+      row[d] *= scale * (more.plus_one ? 1.f + weight : weight);
+    }
   }
   __syncwarp();
-  if (!head.is_value) {
-    const float* const angles = angles_of(a, token);
+  if (!head.is_value && a.rope_cache != nullptr) {
+    const float* const angles = angles_of(a, more, token, head.is_query);
     for (int d = lane; d < half; d += kWarp) {
-      const float x = row[d], y = row[d + half];
-      row[d] = x * angles[d] - y * angles[d + half];
-      row[d + half] = y * angles[d] + x * angles[d + half];
+      const int i = more.interleaved ? 2 * d : d, j = more.interleaved ? 2 * d + 1 : d + half;
+      const float x = row[i], y = row[j];
+      row[i] = x * angles[d] - y * angles[d + half];
+      row[j] = y * angles[d] + x * angles[d + half];
     }
     __syncwarp();
   }
@@ -227,7 +319,8 @@ Status rope_and_cache_write(const RopeAndCacheWriteParams& p, const Launch& laun
                            " (allowed here: dense, int8_static, int8_dynamic, int4)");
     }
   }
-  if (p.rotary_dim % 2 != 0 || p.rotary_dim > p.head_dim) {
+  const int64_t rotary_dim = p.rope_cache == nullptr ? 0 : p.rotary_dim;
+  if (rotary_dim % 2 != 0 || rotary_dim > p.head_dim) {
     return Status::error("rope_and_cache_write: rotary_dim " + std::to_string(p.rotary_dim) +
                          " must be even and at most head_dim " + std::to_string(p.head_dim));
   }
@@ -236,6 +329,8 @@ Status rope_and_cache_write(const RopeAndCacheWriteParams& p, const Launch& laun
   a.positions = p.positions;
   a.slot_mapping = p.slot_mapping;
   a.rope_cache = p.rope_cache;
+  More more = {};
+  more.query_rope_cache = p.query_rope_cache != nullptr ? p.query_rope_cache : p.rope_cache;
   a.q_norm = p.q_norm;
   a.k_norm = p.k_norm;
   a.q_out = p.q_out;
@@ -243,14 +338,19 @@ Status rope_and_cache_write(const RopeAndCacheWriteParams& p, const Launch& laun
   a.num_heads = static_cast<int>(p.num_heads);
   a.num_kv_heads = static_cast<int>(p.num_kv_heads);
   a.head_dim = static_cast<int>(p.head_dim);
-  a.rotary_dim = static_cast<int>(p.rotary_dim);
+  a.rotary_dim = static_cast<int>(rotary_dim);
   a.row_bytes = static_cast<int>(kv_row_bytes(p.cache.format, p.head_dim, dtype_size(p.dtype)));
   a.epsilon = p.epsilon;
   a.num_slots = static_cast<int>(p.cache.num_blocks * p.cache.block_size);
   a.num_positions = static_cast<int>(p.num_positions);
   a.units = HeadUnits::of(a.head_dim, a.rotary_dim);
+  more.plus_one = p.plus_one;
+  more.whole = p.whole && (p.q_norm != nullptr || p.k_norm != nullptr);
+  more.interleaved = p.interleaved;
+  const bool does_more = a.rope_cache == nullptr || p.query_rope_cache != nullptr ||
+                         more.plus_one || more.whole || more.interleaved;
   const bool dense = p.cache.format == KvFormat::kDense;
-  const bool vector = p.rotary_dim % 16 == 0 && p.head_dim % 8 == 0 && a.units.lanes <= kWarp;
+  const bool vector = rotary_dim % 16 == 0 && p.head_dim % 8 == 0 && a.units.lanes <= kWarp;
   const int64_t num_all = p.num_heads + 2 * p.num_kv_heads;
   return dispatch_dtype(p.dtype, "rope_and_cache_write", [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
@@ -262,7 +362,7 @@ Status rope_and_cache_write(const RopeAndCacheWriteParams& p, const Launch& laun
       config.grid = dim3(tokens, static_cast<unsigned>(ceil_div(num_all, kAnyWarps)));
       config.block = dim3(kAnyWarps * kWarp);
       config.shared_bytes = kAnyWarps * p.head_dim * 4;
-      return launch(rope_any_kernel<T>, config, "rope_and_cache_write", a);
+      return launch(rope_any_kernel<T>, config, "rope_and_cache_write", a, more);
     }
     // Few tokens: a head per thread, for latency. Many: a block per token, several heads a thread.
     const int64_t threads = round_up(num_all * a.units.lanes, kWarp);
@@ -270,10 +370,16 @@ Status rope_and_cache_write(const RopeAndCacheWriteParams& p, const Launch& laun
     const bool many = p.num_tokens > 512 && threads > kThreads;
     a.heads_per_block = static_cast<int>(many ? num_all : config.block.x / a.units.lanes);
     config.grid = dim3(tokens, static_cast<unsigned>(ceil_div(num_all, a.heads_per_block)));
+    const auto of = [&](auto heads) {
+      constexpr int kHeads = decltype(heads)::value;
+      if (does_more) {
+        return dense ? rope_kernel<T, true, kHeads, true> : rope_kernel<T, false, kHeads, true>;
+      }
+      return dense ? rope_kernel<T, true, kHeads, false> : rope_kernel<T, false, kHeads, false>;
+    };
     auto* const kernel =
-        many ? (dense ? rope_kernel<T, true, kManyHeads> : rope_kernel<T, false, kManyHeads>)
-             : (dense ? rope_kernel<T, true, 1> : rope_kernel<T, false, 1>);
-    return launch(kernel, config, "rope_and_cache_write", a);
+        many ? of(std::integral_constant<int, kManyHeads>()) : of(std::integral_constant<int, 1>());
+    return launch(kernel, config, "rope_and_cache_write", a, more);
   });
 }
 

@@ -46,6 +46,23 @@ struct Angles {
         s[i] = *reinterpret_cast<const float4*>(row + h.half + unit * 8 + i * 4);
       }
     }
+    set(c, s);
+  }
+
+  // Of pairs of neighbours: four in the lane's low columns, four in the high ones.
+  __device__ __forceinline__ void load_interleaved(const float* row, const HeadUnits& h, int unit) {
+    float4 c[2] = {}, s[2] = {};
+    if (h.has_pair(unit)) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        c[i] = *reinterpret_cast<const float4*>(row + unit * 4 + i * (h.half / 2));
+        s[i] = *reinterpret_cast<const float4*>(row + h.half + unit * 4 + i * (h.half / 2));
+      }
+    }
+    set(c, s);
+  }
+
+  __device__ __forceinline__ void set(const float4 (&c)[2], const float4 (&s)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       cosine[4 * i] = c[i].x, cosine[4 * i + 1] = c[i].y;
@@ -130,23 +147,33 @@ struct HeadPart {
   template <class T>
   __device__ __forceinline__ void normalise(const T* weight, const HeadUnits& h, int unit,
                                             int head_dim, float epsilon) {
-    float sum = 0.f;
-#pragma unroll
-    for (int e = 0; e < 8; ++e) sum = fmaf(low[e], low[e], fmaf(high[e], high[e], sum));
-    sum = lanes_sum(sum, h.lanes);
-    if (weight == nullptr) return;
-    const float scale = rsqrtf(sum / head_dim + epsilon);
+    const float sum = lanes_sum(squares(), h.lanes);
+    if (weight != nullptr) multiply(weight, h, unit, rsqrtf(sum / head_dim + epsilon));
+  }
+
+  // By scale and weight, or 1 + weight.
+  template <class T>
+  __device__ __forceinline__ void multiply(const T* weight, const HeadUnits& h, int unit,
+                                           float scale, bool plus_one = false) {
     float w[8];
     if (used) {
       load8(weight + h.column(unit), w);
 #pragma unroll
-      for (int e = 0; e < 8; ++e) low[e] *= scale * w[e];
+      for (int e = 0; e < 8; ++e) low[e] *= scale * (plus_one ? 1.f + w[e] : w[e]);
     }
     if (pair) {
       load8(weight + h.column(unit) + h.half, w);
 #pragma unroll
-      for (int e = 0; e < 8; ++e) high[e] *= scale * w[e];
+      for (int e = 0; e < 8; ++e) high[e] *= scale * (plus_one ? 1.f + w[e] : w[e]);
     }
+  }
+
+  // Over the lane's columns.
+  __device__ __forceinline__ float squares() const {
+    float sum = 0.f;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) sum = fmaf(low[e], low[e], fmaf(high[e], high[e], sum));
+    return sum;
   }
 
   __device__ __forceinline__ void rotate(const Angles& a) {
@@ -156,6 +183,21 @@ struct HeadPart {
       const float x = low[e], y = high[e];
       low[e] = x * a.cosine[e] - y * a.sine[e];
       high[e] = y * a.cosine[e] + x * a.sine[e];
+    }
+  }
+
+  // Pairs of neighbours, by angles loaded for them.
+  __device__ __forceinline__ void rotate_interleaved(const Angles& a) {
+    if (!pair) return;
+    auto turn = [](float (&x)[8], int i, float cosine, float sine) {
+      const float first = x[2 * i], second = x[2 * i + 1];
+      x[2 * i] = first * cosine - second * sine;
+      x[2 * i + 1] = second * cosine + first * sine;
+    };
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      turn(low, i, a.cosine[i], a.sine[i]);
+      turn(high, i, a.cosine[4 + i], a.sine[4 + i]);
     }
   }
 
