@@ -42,9 +42,15 @@ bool one_of(int64_t x, std::initializer_list<int64_t> allowed) {
   return std::find(allowed.begin(), allowed.end(), x) != allowed.end();
 }
 
+// Until they do: soft caps and slopes.
+bool shapes_scores(const PagedAttentionParams& p) {
+  return p.softcap != 0.f || p.slopes != nullptr;
+}
+
 std::string refuse_sm80(const PagedAttentionParams& p, const AttentionLimits&,
                         const Device& device) {
   if (device.architecture < 80) return "needs sm_80 or later";
+  if (shapes_scores(p)) return "has no soft cap and no slopes";
   if (p.dtype == DType::kFloat32) return "takes bfloat16 and float16";
   if (p.batch.tree_mask != nullptr) return "has no draft trees";
   if (p.cache.format != KvFormat::kDense) {
@@ -66,6 +72,7 @@ int max_decode_rows(const PagedAttentionParams& p) {
 std::string refuse_sm90(const PagedAttentionParams& p, const AttentionLimits&,
                         const Device& device) {
   if (device.architecture != 90) return "needs sm_90";
+  if (shapes_scores(p)) return "has no soft cap and no slopes";
   if (p.dtype == DType::kFloat32) return "takes bfloat16 and float16";
   if (!one_of(p.head_dim, {64, 80, 96, 128, 256})) {
     return "head_dim " + std::to_string(p.head_dim) + " (allowed: 64, 80, 96, 128, 256)";
@@ -121,6 +128,10 @@ Status check(const PagedAttentionParams& p, const AttentionLimits& limits) {
   if (p.window == 0 || p.window < -1) {
     return Status::error("paged_attention: window " + std::to_string(p.window) +
                          " (allowed: -1 for none, or 1 and more)");
+  }
+  if (!(p.softcap >= 0.f) || std::isinf(p.softcap)) {
+    return Status::error("paged_attention: softcap " + std::to_string(p.softcap) +
+                         " (allowed: 0 for none, or a positive number)");
   }
   if (limits.max_query_len < 1 || limits.max_context_len < 0) {
     return Status::error("paged_attention: limits must be at least 1 token, got max_query_len " +
@@ -200,7 +211,10 @@ Status run(const PagedAttentionParams& params, const RopeAndCacheWriteParams* ro
   args.block_shift = static_cast<int>(std::lround(std::log2(params.cache.block_size)));
   args.window =
       params.window < 0 || params.window > kNoWindow ? kNoWindow : static_cast<int>(params.window);
-  args.scale_log2 = params.softmax_scale * 1.44269504088896340736f;
+  args.scale_log2 = params.softmax_scale * kLog2E;
+  args.cap_log2 = params.softcap * kLog2E;
+  args.cap_exponent = params.softcap == 0.f ? 0.f : 2.f / params.softcap;
+  args.slopes = params.slopes;
   args.bf16 = params.dtype == DType::kBFloat16;
   const int head_dim = static_cast<int>(params.head_dim);
   const KvFormat format = params.cache.format;

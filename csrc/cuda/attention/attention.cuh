@@ -60,8 +60,18 @@ struct AttentionArgs {
   bool
       prefill_alone;  // the prefill kernel takes spans of any length: it has no decode kernel ahead
   FusedRope rope;     // of the sm90 decode kernel
+  // What becomes of scores, see PagedAttentionParams: softcap * log2(e), or 0 for none; and what
+  // times a logit (base 2) is the exponent (base 2) of tanh.
+  float cap_log2, cap_exponent;
+  const float* slopes;  // [Hq] or null
 };
 
+// Whether scores are more than products.
+__host__ __device__ inline bool shapes_scores(const AttentionArgs& args) {
+  return args.cap_log2 != 0.f || args.slopes != nullptr;
+}
+
+constexpr float kLog2E = 1.44269504088896340736f;
 constexpr int kNoWindow = 1 << 30;
 constexpr int kDecodeTickets = 32;  // more than launches that dependent launch lets overlap
 constexpr int kMaxDecodeRows = 64;  // with more rows the matrix units are the bound
@@ -201,6 +211,24 @@ __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+// The logit, base 2, of a product q . k, `unit` of which are softmax_scale * log2(e): with a soft
+// cap and a head's slope (times log2(e)) over the distance of key and query, key - query. tanh(x) =
+// 1 - 2 / (1 + exp(2x)): off by 1e-7 of the cap, which the instruction for it is by 5e-4.
+__device__ __forceinline__ float shaped_logit(const AttentionArgs& args, float product, float unit,
+                                              float slope_log2, int distance) {
+  float logit = product * unit;
+  if (args.cap_log2 != 0.f) {
+    const float e = exp2_approx(logit * args.cap_exponent);
+    logit = fmaf(-2.f * args.cap_log2, __fdividef(1.f, 1.f + e), args.cap_log2);
+  }
+  return fmaf(slope_log2, static_cast<float>(distance), logit);
+}
+
+// Of a query head, times log2(e); 0 without slopes.
+__device__ __forceinline__ float slope_of(const AttentionArgs& args, int head) {
+  return args.slopes == nullptr ? 0.f : args.slopes[head] * kLog2E;
 }
 
 __device__ __forceinline__ float quad_max(float x) {
