@@ -42,15 +42,9 @@ bool one_of(int64_t x, std::initializer_list<int64_t> allowed) {
   return std::find(allowed.begin(), allowed.end(), x) != allowed.end();
 }
 
-// Until they do: soft caps and slopes.
-bool shapes_scores(const PagedAttentionParams& p) {
-  return p.softcap != 0.f || p.slopes != nullptr;
-}
-
 std::string refuse_sm80(const PagedAttentionParams& p, const AttentionLimits&,
                         const Device& device) {
   if (device.architecture < 80) return "needs sm_80 or later";
-  if (shapes_scores(p)) return "has no soft cap and no slopes";
   if (p.dtype == DType::kFloat32) return "takes bfloat16 and float16";
   if (p.batch.tree_mask != nullptr) return "has no draft trees";
   if (p.cache.format != KvFormat::kDense) {
@@ -72,7 +66,6 @@ int max_decode_rows(const PagedAttentionParams& p) {
 std::string refuse_sm90(const PagedAttentionParams& p, const AttentionLimits&,
                         const Device& device) {
   if (device.architecture != 90) return "needs sm_90";
-  if (shapes_scores(p)) return "has no soft cap and no slopes";
   if (p.dtype == DType::kFloat32) return "takes bfloat16 and float16";
   if (!one_of(p.head_dim, {64, 80, 96, 128, 256})) {
     return "head_dim " + std::to_string(p.head_dim) + " (allowed: 64, 80, 96, 128, 256)";

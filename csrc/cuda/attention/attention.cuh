@@ -213,17 +213,46 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-// The logit, base 2, of a product q . k, `unit` of which are softmax_scale * log2(e): with a soft
-// cap and a head's slope (times log2(e)) over the distance of key and query, key - query. tanh(x) =
-// 1 - 2 / (1 + exp(2x)): off by 1e-7 of the cap, which the instruction for it is by 5e-4.
-__device__ __forceinline__ float shaped_logit(const AttentionArgs& args, float product, float unit,
-                                              float slope_log2, int distance) {
-  float logit = product * unit;
+// softcap * tanh(score / softcap), both base 2. tanh(x) = 1 - 2 / (1 + exp(2x)): off by 1e-7 of the
+// cap, which the instruction for it is by 5e-4.
+__device__ __forceinline__ float capped_logit(const AttentionArgs& args, float logit) {
+  const float e = exp2_approx(logit * args.cap_exponent);
+  return fmaf(-2.f * args.cap_log2, __fdividef(1.f, 1.f + e), args.cap_log2);
+}
+
+// Products of a thread, at(i) of row(i) (0 or 1), become logits, base 2: `units` of a row's times
+// its product, with what args.cap_log2 and args.slopes say. Element i lies offset(i) keys behind
+// the one that is distances[row] from the row's query (key - query). Without slopes `slopes` is not
+// read.
+template <int kCount, class At, class Row, class Offset>
+__device__ __forceinline__ void shape_logits(const AttentionArgs& args, const float (&units)[2],
+                                             const float (&slopes)[2], const int (&distances)[2],
+                                             At at, Row row, Offset offset) {
   if (args.cap_log2 != 0.f) {
-    const float e = exp2_approx(logit * args.cap_exponent);
-    logit = fmaf(-2.f * args.cap_log2, __fdividef(1.f, 1.f + e), args.cap_log2);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) at(i) = capped_logit(args, at(i) * units[row(i)]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) at(i) *= units[row(i)];
   }
-  return fmaf(slope_log2, static_cast<float>(distance), logit);
+  if (args.slopes != nullptr) {
+    const float first[2] = {slopes[0] * static_cast<float>(distances[0]),
+                            slopes[1] * static_cast<float>(distances[1])};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      at(i) += fmaf(slopes[row(i)], static_cast<float>(offset(i)), first[row(i)]);
+    }
+  }
+}
+
+// The same of the results of products with 8 keys each, as mma.sync and wgmma leave them.
+template <int kCount, class At>
+__device__ __forceinline__ void shape_logits(const AttentionArgs& args, const float (&slopes)[2],
+                                             const int (&distances)[2], At at) {
+  const float units[2] = {args.scale_log2, args.scale_log2};
+  shape_logits<kCount>(
+      args, units, slopes, distances, at, [](int i) { return i / 2 & 1; },
+      [](int i) { return i / 4 * 8 + (i & 1); });
 }
 
 // Of a query head, times log2(e); 0 without slopes.

@@ -124,7 +124,8 @@ struct DecodeState {
   }
 };
 
-template <class T, int D>
+// kShaped: with a soft cap or slopes.
+template <class T, int D, bool kShaped>
 __global__ void __launch_bounds__(DecodeShape<D>::kThreads, DecodeShape<D>::kBlocksPerSm)
     attention_decode_sm80_kernel(const AttentionArgs args) {
   using Shape = DecodeShape<D>;
@@ -181,6 +182,15 @@ __global__ void __launch_bounds__(DecodeShape<D>::kThreads, DecodeShape<D>::kBlo
     const int last0 = context_len - num_tokens + r0 / args.group;
     const int last1 = context_len - num_tokens + (r0 + 8) / args.group;
     const int first0 = last0 - args.window + 1, first1 = last1 - args.window + 1;
+    [[maybe_unused]] float slopes[2];
+    if constexpr (kShaped) {
+      const int num_rows = num_tokens * args.group;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int r = min(r0 + 8 * h, num_rows - 1);
+        slopes[h] = slope_of(args, kv_head * args.group + r % args.group);
+      }
+    }
     uint32_t q[D / 16][4];
     load_queries<T, D>(args, x, r0, q);
     DecodeState<D> state;
@@ -203,13 +213,18 @@ __global__ void __launch_bounds__(DecodeShape<D>::kThreads, DecodeShape<D>::kBlo
         mma_m16n8k16<T>(s[0], q[k], b[0], b[1]);
         mma_m16n8k16<T>(s[1], q[k], b[2], b[3]);
       }
+      if constexpr (kShaped) {
+        const int first = position + 2 * (lane % 4);
+        const int distances[2] = {first - last0, first - last1};
+        shape_logits<8>(args, slopes, distances, [&](int i) -> float& { return s[i / 4][i % 4]; });
+      }
       const bool edge =
           position + 15 > context_len - num_tokens || position < context_len - args.window;
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          s[n][e] *= args.scale_log2;
+          if constexpr (!kShaped) s[n][e] *= args.scale_log2;
           if (edge) {
             const int p = position + n * 8 + 2 * (lane % 4) + (e & 1);
             const bool seen = e < 2 ? p <= last0 && p >= first0 : p <= last1 && p >= first1;
@@ -258,7 +273,9 @@ Status run(const AttentionArgs& args, int num_sms, const Launch& launch_on) {
   config.shared_bytes = Shape::kRingBytes + round_up(args.num_seqs * 4, 16);
   config.stream = launch_on.stream;
   config.pdl = launch_on.pdl;
-  return launch(attention_decode_sm80_kernel<T, D>, config, "paged_attention decode_sm80", args);
+  auto* const kernel = shapes_scores(args) ? attention_decode_sm80_kernel<T, D, true>
+                                           : attention_decode_sm80_kernel<T, D, false>;
+  return launch(kernel, config, "paged_attention decode_sm80", args);
 }
 
 template <class T>

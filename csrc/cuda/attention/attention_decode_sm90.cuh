@@ -308,8 +308,8 @@ struct Rest {
   }
 };
 
-// Block z of span seq. Its teams return when they are done.
-template <class T, int D, KvFormat kFormat, int kBlocks>
+// Block z of span seq. Its teams return when they are done. kShaped: with a soft cap or slopes.
+template <class T, int D, KvFormat kFormat, int kBlocks, bool kShaped>
 __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z) {
   using S = DecodeShape<T, D, kFormat, kBlocks>;
   static_assert(S::kFits);
@@ -674,10 +674,22 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
       columns_sum[r] = query_sum[2 * c + r] * -Rows::Codes::kKeyBias;
     }
   }
+  // What becomes of products, base 2, is times this then.
+  auto logit_unit = [&](int r) { return kShaped ? 1.f : unit_log2[r]; };
+  [[maybe_unused]] float slopes[2];
+  [[maybe_unused]] int depths[2];
   // Row r sees positions in (depth - window, limit]; in a tree, of the span those that its mask
   // has.
   const int before = context_len - num_tokens;
   const bool trees = is_tree(args, num_tokens);
+  if constexpr (kShaped) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = min(first_row + 2 * c + r, num_rows - 1), token = token_of_row(args, row);
+      slopes[r] = slope_of(args, kv_head * args.group + row - token * args.group);
+      depths[r] = before + (trees ? tree_depth(args, token0 + token) : token);
+    }
+  }
 
   float out[kSteps][4];  // out^T: columns Rows::column(m, lane, e); rows 2c + e % 2
 #pragma unroll
@@ -793,6 +805,12 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
         }
       }
     }
+    if constexpr (kShaped) {
+      const int distances[2] = {position + g - depths[0], position + g - depths[1]};
+      shape_logits<4 * kParts>(
+          args, unit_log2, slopes, distances, [&](int i) -> float& { return s[i / 4][i % 4]; },
+          [](int i) { return i % 2; }, [](int i) { return i / 4 * 16 + i / 2 % 2 * 8; });
+    }
     if (position + S::kTokens > before || position <= context_len - 1 - args.window) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -828,8 +846,8 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
       for (int e = 0; e < 4; ++e) top[e % 2] = fmaxf(top[e % 2], s[h][e]);
     }
     constexpr float kSlack = 8.f;  // weights stay below 2^8: exact enough in bf16 and fp16
-    bool rescale =
-        top[0] * unit_log2[0] > largest[0] + kSlack || top[1] * unit_log2[1] > largest[1] + kSlack;
+    bool rescale = top[0] * logit_unit(0) > largest[0] + kSlack ||
+                   top[1] * logit_unit(1) > largest[1] + kSlack;
     float top_scale = 0.f;
     if constexpr (S::kTokenScales) {
 #pragma unroll
@@ -842,7 +860,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
       float scale[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float grown = fmaxf(largest[r], stride_max(top[r] * unit_log2[r]));
+        const float grown = fmaxf(largest[r], stride_max(top[r] * logit_unit(r)));
         scale[r] = part_weight(largest[r], grown);
         largest[r] = grown;
         base[r] = grown == -INFINITY ? 0.f : grown;
@@ -871,7 +889,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
         const float relative = S::kTokenScales ? value_scales[h][t] * base_inverse : 1.f;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          x[r] = exp2_approx(fmaf(s[h][2 * t + r], unit_log2[r], -base[r]));
+          x[r] = exp2_approx(fmaf(s[h][2 * t + r], logit_unit(r), -base[r]));
           sum[r] += x[r];
           if (kFormat == KvFormat::kInt4) {
             offset_sum[r] = fmaf(x[r], value_offsets[h][t], offset_sum[r]);
@@ -1029,7 +1047,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
   }
 }
 
-template <class T, int D, KvFormat kFormat, int kBlocks>
+template <class T, int D, KvFormat kFormat, int kBlocks, bool kShaped>
 __global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads, kBlocks)
     attention_decode_sm90_kernel(const AttentionArgs args) {
   constexpr int kThreads = DecodeShape<T, D, kFormat, kBlocks>::kThreads;
@@ -1045,7 +1063,7 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads,
   if (args.ticket != nullptr) rest.prefetch(args);
   bool found = z < args.blocks_per_span;
   for (int count = -1;;) {
-    if (found) attend<T, D, kFormat, kBlocks>(args, seq, z);
+    if (found) attend<T, D, kFormat, kBlocks, kShaped>(args, seq, z);
     if (args.ticket == nullptr) return;
     cp_async_wait<0>();
     __syncthreads();
@@ -1105,8 +1123,10 @@ Status launch_decode(AttentionArgs args, LaunchConfig config, const AttentionLim
     const int64_t idle = places / config.grid.y - config.grid.z;
     config.grid.z += static_cast<unsigned>(std::clamp<int64_t>(idle, 0, all - config.grid.z));
   }
-  return launch(attention_decode_sm90_kernel<T, D, kFormat, kBlocks>, config,
-                "paged_attention decode_sm90", args);
+  auto* const kernel = shapes_scores(args)
+                           ? attention_decode_sm90_kernel<T, D, kFormat, kBlocks, true>
+                           : attention_decode_sm90_kernel<T, D, kFormat, kBlocks, false>;
+  return launch(kernel, config, "paged_attention decode_sm90", args);
 }
 
 template <class T, int D, KvFormat kFormat>

@@ -86,7 +86,6 @@ __global__ void __launch_bounds__(kWarps* kWarp)
       const int column = lane + c * kWarp;
       if (column < head_dim) q[c] = Traits<T>::to_float(query[column]) * args.scale_log2;
     }
-    const bool shapes = shapes_scores(args);
     const float slope = slope_of(args, head);
     const CacheRows<T, kFormat> keys = {args.key, args.key_scale, head_dim};
     const CacheRows<T, kFormat> values = {args.value, args.value_scale, head_dim};
@@ -114,7 +113,8 @@ __global__ void __launch_bounds__(kWarps* kWarp)
       for (int i = 0; i < kAtOnce; ++i) {
         s[i] = warp_sum(s[i]);
         const int p = first + i;
-        if (shapes) s[i] = shaped_logit(args, s[i], 1.f, slope, p - position);
+        if (args.cap_log2 != 0.f) s[i] = capped_logit(args, s[i]);
+        s[i] = fmaf(slope, static_cast<float>(p - position), s[i]);
         if (p > last || (tree && p >= before && !tree_sees(args, token, p - before))) {
           s[i] = -INFINITY;
         }

@@ -23,7 +23,8 @@ struct PrefillShape {
   static constexpr int kSharedBytes = (kRows + 2 * kKeys) * kRow * 2;
 };
 
-template <class T, int D>
+// kShaped: with a soft cap or slopes.
+template <class T, int D, bool kShaped>
 __global__ void __launch_bounds__(PrefillShape<D>::kThreads, 2)
     attention_prefill_sm80_kernel(const AttentionArgs args) {
   using Shape = PrefillShape<D>;
@@ -85,12 +86,17 @@ __global__ void __launch_bounds__(PrefillShape<D>::kThreads, 2)
     float out[kRowTiles][D / 8][4];
     float largest[kRowTiles][2], sum[kRowTiles][2];
     int last_seen[kRowTiles][2];
+    [[maybe_unused]] float slopes[kRowTiles][2];
+    auto logit_unit = [&] { return kShaped ? 1.f : args.scale_log2; };  // of what s is then
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int r = row_begin + (warp * kRowTiles + m) * 16 + lane / 4 + h * 8;
         last_seen[m][h] = before + token_of_row(args, r);
+        if constexpr (kShaped) {
+          slopes[m][h] = slope_of(args, kv_head * args.group + r % args.group);
+        }
         largest[m][h] = -INFINITY;
         sum[m][h] = 0.f;
       }
@@ -135,6 +141,12 @@ __global__ void __launch_bounds__(PrefillShape<D>::kThreads, 2)
       const bool edge = (j + 1) * kKeys > position0 + 1 || j * kKeys <= position1 - args.window;
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
+        if constexpr (kShaped) {
+          const int first = j * kKeys + 2 * (lane % 4);
+          const int distances[2] = {first - last_seen[m][0], first - last_seen[m][1]};
+          shape_logits<kKeys / 2>(args, slopes[m], distances,
+                                  [&](int i) -> float& { return s[m][i / 4][i % 4]; });
+        }
         if (edge) {
 #pragma unroll
           for (int n = 0; n < kKeys / 8; ++n) {
@@ -153,14 +165,14 @@ __global__ void __launch_bounds__(PrefillShape<D>::kThreads, 2)
           for (int n = 0; n < kKeys / 8; ++n)
             top = fmaxf(top, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
           top = quad_max(top);
-          const float base = top == -INFINITY ? 0.f : top * args.scale_log2;
-          const float scale = exp2_approx(largest[m][h] * args.scale_log2 - base);
+          const float base = top == -INFINITY ? 0.f : top * logit_unit();
+          const float scale = exp2_approx(largest[m][h] * logit_unit() - base);
           largest[m][h] = top;
           float part = 0.f;
 #pragma unroll
           for (int n = 0; n < kKeys / 8; ++n) {
-            s[m][n][2 * h] = exp2_approx(fmaf(s[m][n][2 * h], args.scale_log2, -base));
-            s[m][n][2 * h + 1] = exp2_approx(fmaf(s[m][n][2 * h + 1], args.scale_log2, -base));
+            s[m][n][2 * h] = exp2_approx(fmaf(s[m][n][2 * h], logit_unit(), -base));
+            s[m][n][2 * h + 1] = exp2_approx(fmaf(s[m][n][2 * h + 1], logit_unit(), -base));
             part += s[m][n][2 * h] + s[m][n][2 * h + 1];
           }
           sum[m][h] = sum[m][h] * scale + part;
@@ -237,7 +249,9 @@ Status run(const AttentionArgs& args, const Launch& launch_on) {
   config.shared_bytes = Shape::kSharedBytes;
   config.stream = launch_on.stream;
   config.pdl = launch_on.pdl;
-  return launch(attention_prefill_sm80_kernel<T, D>, config, "paged_attention prefill_sm80", args);
+  auto* const kernel = shapes_scores(args) ? attention_prefill_sm80_kernel<T, D, true>
+                                           : attention_prefill_sm80_kernel<T, D, false>;
+  return launch(kernel, config, "paged_attention prefill_sm80", args);
 }
 
 template <class T>

@@ -212,7 +212,8 @@ __device__ __forceinline__ int fill_tiles(const AttentionArgs& args, const Prefi
   return filled + r.num_tiles;
 }
 
-template <class T, int D, KvFormat kFormat>
+// kShaped: with a soft cap or slopes.
+template <class T, int D, KvFormat kFormat, bool kShaped>
 __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
     attention_prefill_sm90_kernel(const __grid_constant__ CUtensorMap key_map,
                                   const __grid_constant__ CUtensorMap value_map,
@@ -390,6 +391,8 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
     int slot = 0;
     PrefillRange range;
     int last_seen[2];
+    [[maybe_unused]] float slopes[2];
+    auto logit_unit = [&] { return kShaped ? 1.f : args.scale_log2; };  // of what s is then
     float largest[2], sum[2], rescale[2];
     float s[kKeys / 2], out[D / 2];
     uint32_t p[kKeys / 16][4];
@@ -404,6 +407,9 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
       for (int h = 0; h < 2; ++h) {
         const int r = range.row_begin + consumer * 64 + warp * 16 + lane / 4 + h * 8;
         last_seen[h] = range.before + token_of_row(args, r);
+        if constexpr (kShaped) {
+          slopes[h] = slope_of(args, items[slot].kv_head * args.group + r % args.group);
+        }
         largest[h] = -INFINITY;
         sum[h] = 0.f;
       }
@@ -451,6 +457,11 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
       }
     };
     auto softmax = [&](int j) {  // s becomes weights of key tile j
+      if constexpr (kShaped) {
+        const int first = j * kKeys + 2 * (lane % 4);
+        const int distances[2] = {first - last_seen[0], first - last_seen[1]};
+        shape_logits<kKeys / 2>(args, slopes, distances, [&](int i) -> float& { return s[i]; });
+      }
       if ((j + 1) * kKeys > range.position0 + 1 || j * kKeys <= range.position1 - args.window) {
 #pragma unroll
         for (int i = 0; i < kKeys / 2; ++i) {
@@ -466,10 +477,9 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
         for (int i = 0; i < kKeys / 8; ++i)
           top = fmaxf(top, fmaxf(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]));
         top = quad_max(top);
-        const float base = top == -INFINITY ? 0.f : top * args.scale_log2;
+        const float base = top == -INFINITY ? 0.f : top * logit_unit();
         // 1 where it stays: a tile of which the row sees nothing changes nothing.
-        rescale[h] =
-            top == largest[h] ? 1.f : exp2_approx(fmaf(largest[h], args.scale_log2, -base));
+        rescale[h] = top == largest[h] ? 1.f : exp2_approx(fmaf(largest[h], logit_unit(), -base));
         largest[h] = top;
         float part = 0.f;
 #pragma unroll
@@ -477,7 +487,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float& x = s[4 * i + 2 * h + e];
-            x = exp2_approx(fmaf(x, args.scale_log2, -base));
+            x = exp2_approx(fmaf(x, logit_unit(), -base));
             part += x;
           }
         }
@@ -604,8 +614,10 @@ Status run_attention_prefill_sm90(const AttentionArgs& args, int64_t num_cache_r
   config.shared_bytes = S::kSharedBytes;
   config.stream = launch_on.stream;
   config.pdl = launch_on.pdl;
-  return launch(attention_prefill_sm90_kernel<T, D, kFormat>, config,
-                "paged_attention prefill_sm90", key_map, value_map, args, box_tokens);
+  auto* const kernel = shapes_scores(args) ? attention_prefill_sm90_kernel<T, D, kFormat, true>
+                                           : attention_prefill_sm90_kernel<T, D, kFormat, false>;
+  return launch(kernel, config, "paged_attention prefill_sm90", key_map, value_map, args,
+                box_tokens);
 }
 
 }  // namespace regatta::cuda
