@@ -17,6 +17,7 @@
 #include "regatta/abi.h"
 #include "regatta/cuda_ops.h"
 #include "regatta/gemm.h"
+#include "sampling/finish_logits.h"
 
 namespace regatta::cuda {
 namespace {
@@ -759,22 +760,35 @@ Status logits(const LogitsParams& p, const ComposedResources& resources, const L
   const LogitsScratch s(p, resources);
   status = check_scratch(s.total, resources, "logits");
   if (!status.ok()) return status;
-  NormParams normed = {};
-  normed.x = p.hidden;
-  normed.weight = p.norm_weight;
-  normed.out = s.normed;
-  normed.num_tokens = p.num_logits;
-  normed.hidden_size = p.hidden_size;
-  normed.epsilon = p.epsilon;
-  normed.dtype = p.dtype;
-  status = p.logit_indices == nullptr
-               ? rms_norm(normed, launch_on)
-               : norm_rows(normed, p.logit_indices, p.num_tokens, launch_on);
+  const void* x = s.normed;
+  if (p.norm_weight != nullptr) {
+    NormParams normed;
+    normed.x = p.hidden;
+    normed.weight = p.norm_weight;
+    normed.out = s.normed;
+    normed.num_tokens = p.num_logits;
+    normed.hidden_size = p.hidden_size;
+    normed.epsilon = p.epsilon;
+    normed.dtype = p.dtype;
+    status = p.logit_indices == nullptr
+                 ? norm(normed, launch_on)
+                 : norm_rows(normed, p.logit_indices, p.num_tokens, launch_on);
+  } else if (p.logit_indices != nullptr) {
+    status = gather_rows(
+        {p.logit_indices, p.hidden, s.normed, p.num_logits, p.num_tokens, p.hidden_size, p.dtype},
+        launch_on);
+  } else {
+    x = p.hidden;
+  }
   if (!status.ok()) return status;
-  Product head = {"lm_head", p.head,       p.num_head,    nullptr,     s.normed,
+  Product head = {"lm_head", p.head,       p.num_head,    nullptr,     x,
                   p.logits,  p.num_logits, p.hidden_size, p.vocab_size};
   head.scheme = p.scheme;
-  return run(head, p.dtype, DType::kFloat32, s.product, launch_on);
+  status = run(head, p.dtype, DType::kFloat32, s.product, launch_on);
+  const bool finishes = p.bias != nullptr || p.scale != 1.f || p.softcap != 0.f;
+  if (!status.ok() || !finishes) return status;
+  return finish_logits({p.logits, p.bias, p.num_logits, p.vocab_size, p.scale, p.softcap, p.dtype},
+                       launch_on);
 }
 
 }  // namespace regatta::cuda

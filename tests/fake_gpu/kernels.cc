@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/sampling/finish_logits.h"
 #include "kernel.h"
 #include "regatta/cuda_ops.h"
 
@@ -49,10 +50,33 @@ Status count_up(int32_t* out, int64_t count, const Launch& on) {
   });
 }
 
-Status embedding(const EmbeddingParams& p, const Launch& on) {
-  if (p.packed) return Status::error("embedding: packed weights are a CPU layout");
-  return gather_rows(
-      {p.token_ids, p.weight, p.out, p.num_tokens, p.vocab_size, p.hidden_size, p.dtype}, on);
+Status embedding(const EmbeddingParams& params, const Launch& on) {
+  if (params.packed) return Status::error("embedding: packed weights are a CPU layout");
+  return queue(on.stream, "embedding", [p = params] {
+    const int64_t bytes = p.hidden_size * dtype_size(p.dtype);
+    const int32_t first = 0;
+    for (int64_t i = 0; i < p.num_tokens; ++i) {  // the CPU refuses what is out of range
+      const int64_t id = p.token_ids[i];
+      const bool has_position = p.position_table != nullptr;
+      const int64_t position = has_position ? p.positions[i] + p.position_offset : -1;
+      const std::vector<char> zeros(bytes);
+      const bool has_row = position >= 0 && position < p.num_positions;
+      EmbeddingParams row = p;
+      row.token_ids = &first;
+      row.weight = id >= 0 && id < p.vocab_size ? static_cast<const char*>(p.weight) + id * bytes
+                                                : zeros.data();
+      row.out = static_cast<char*>(p.out) + i * bytes;
+      row.num_tokens = row.vocab_size = 1;
+      row.position_table =
+          has_row ? static_cast<const char*>(p.position_table) + position * bytes : nullptr;
+      row.positions = &first;
+      row.num_positions = has_row ? 1 : 0;
+      row.position_offset = 0;
+      const Status status = cpu::embedding(row);
+      if (!status.ok()) return status;
+    }
+    return Status();
+  });
 }
 
 namespace {
@@ -73,6 +97,7 @@ Status norm(NormParams p) {
       std::memcpy(&ones[i * size], size == 4 ? static_cast<const void*>(&one) : &half, size);
     }
     p.weight = ones.data();
+    p.plus_one = false;
   }
   return cpu::norm(p);
 }
@@ -80,11 +105,11 @@ Status norm(NormParams p) {
 }  // namespace
 
 Status norm(const NormParams& params, const Launch& on) {
-  return queue(on.stream, "rms_norm", [p = params] { return norm(p); });
+  return queue(on.stream, "norm", [p = params] { return norm(p); });
 }
 
 Status norm_rows(const NormParams& params, const int32_t* row_ids, int64_t num_source_rows,
-                     const Launch& on) {
+                 const Launch& on) {
   return queue(on.stream, "norm_rows", [=] {
     const int64_t bytes = params.hidden_size * dtype_size(params.dtype);
     for (int64_t i = 0; i < params.num_tokens; ++i) {
@@ -102,7 +127,27 @@ Status norm_rows(const NormParams& params, const int32_t* row_ids, int64_t num_s
 }
 
 Status activate(const ActivateParams& params, const Launch& on) {
-  return queue(on.stream, "silu_mul", [p = params] { return cpu::activate(p); });
+  return queue(on.stream, "activate", [p = params] { return cpu::activate(p); });
+}
+
+Status add(const AddParams& params, const Launch& on) {
+  return queue(on.stream, "add", [p = params] { return cpu::add(p); });
+}
+
+Status finish_logits(const FinishLogitsParams& params, const Launch& on) {
+  return queue(on.stream, "finish_logits", [p = params] {
+    return dispatch(p.dtype, "finish_logits", [&](auto* like) {
+      using T = ElementOf<decltype(like)>;
+      const T* const bias = static_cast<const T*>(p.bias);
+      for (int64_t i = 0; i < p.num_rows * p.vocab_size; ++i) {
+        float& x = p.logits[i];
+        if (bias != nullptr) x += to_float(bias[i % p.vocab_size]);
+        x *= p.scale;
+        if (p.softcap != 0.f) x = p.softcap * std::tanh(x / p.softcap);
+      }
+      return Status();
+    });
+  });
 }
 
 Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t num_tokens,

@@ -1,8 +1,11 @@
-// Rows of a matrix by index: token embedding, and the rows that logits are computed for; and the
-// borders of spans of one row.
+// Rows of a matrix by index: token embedding (scaled, and with rows of learned positions added,
+// where a model has that), and the rows that logits are computed for; and the borders of spans of
+// one row.
 //
 // Architectures: all; any dtype. One thread per 16 bytes (or per element, when rows are not a
 // multiple of 16 bytes). Bound: bytes read and written.
+#include <type_traits>
+
 #include "cuda/common.cuh"
 #include "regatta/cuda_ops.h"
 
@@ -25,6 +28,43 @@ __global__ void __launch_bounds__(kThreads)
   out[i] = id >= 0 && id < num_source_rows
                ? source[id * static_cast<int64_t>(units_per_row) + column]
                : Unit{};
+}
+
+// One thread per 16 bytes (kVector) or element: scale * token's row + position's row, rounded once.
+template <class T, bool kVector>
+__global__ void __launch_bounds__(kThreads)
+    embedding_kernel(const EmbeddingParams p, int64_t num_units, int units_per_row) {
+  constexpr int kUnit = kVector ? Vec16<T>::kSize : 1;
+  pdl_trigger();
+  pdl_wait();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= num_units) return;
+  const int64_t row = i / units_per_row, column = i % units_per_row * kUnit;
+  float sum[kUnit] = {};
+  const auto add = [&](const void* table, int64_t num_rows, int64_t id, float scale) {
+    if (id < 0 || id >= num_rows) return;
+    const T* const from = static_cast<const T*>(table) + id * p.hidden_size + column;
+    if constexpr (kVector) {
+      const Vec16<T> x = load16(from);
+#pragma unroll
+      for (int e = 0; e < kUnit; ++e) sum[e] = fmaf(scale, x.get(e), sum[e]);
+    } else {
+      sum[0] = fmaf(scale, Traits<T>::to_float(*from), sum[0]);
+    }
+  };
+  add(p.weight, p.vocab_size, p.token_ids[row], p.scale);
+  if (p.position_table != nullptr) {
+    add(p.position_table, p.num_positions, p.positions[row] + p.position_offset, 1.f);
+  }
+  T* const out = static_cast<T*>(p.out) + i * kUnit;
+  if constexpr (kVector) {
+    Vec16<T> x;
+#pragma unroll
+    for (int e = 0; e < kUnit; ++e) x.set(e, sum[e]);
+    store16(out, x);
+  } else {
+    *out = Traits<T>::from_float(sum[0]);
+  }
 }
 
 __global__ void __launch_bounds__(kThreads) count_up_kernel(int32_t* out, int64_t count) {
@@ -76,6 +116,23 @@ Status embedding(const EmbeddingParams& params, const Launch& launch_on) {
   if (params.packed) {
     return Status::error(
         "embedding: packed weights are a CPU layout; pass [vocab_size, hidden_size]");
+  }
+  if (params.scale != 1.f || params.position_table != nullptr) {
+    if (params.num_tokens == 0 || params.hidden_size == 0) return {};
+    return dispatch_dtype(params.dtype, "embedding", [&](auto* t) {
+      using T = std::remove_pointer_t<decltype(t)>;
+      constexpr int kUnit = Vec16<T>::kSize;
+      const bool vector = params.hidden_size % kUnit == 0;
+      const int64_t units = vector ? params.hidden_size / kUnit : params.hidden_size;
+      const int64_t num_units = params.num_tokens * units;
+      LaunchConfig config;
+      config.grid = dim3(static_cast<unsigned>(ceil_div(num_units, kThreads)));
+      config.block = dim3(kThreads);
+      config.stream = launch_on.stream;
+      config.pdl = launch_on.pdl;
+      return launch(vector ? embedding_kernel<T, true> : embedding_kernel<T, false>, config,
+                    "embedding", params, num_units, static_cast<int>(units));
+    });
   }
   GatherRowsParams rows;
   rows.row_ids = params.token_ids;
