@@ -23,19 +23,6 @@ float e4m3_value(uint8_t bits) {
   return static_cast<float>(x);
 }
 
-// Scratch for products of up to `rows` rows and `columns` rows of weight, and cuBLASLt's handle.
-GemmResources blas_resources(int64_t rows, int64_t columns) {
-  GemmResources resources;
-  GemmParams widest;
-  widest.num_rows = rows;
-  widest.out_features = columns;
-  widest.gated = true;
-  resources.scratch_bytes = gemm_scratch_bytes(widest);
-  CHECK_CUDA(cudaMalloc(&resources.scratch, resources.scratch_bytes));
-  CHECK_STATUS(create_blas(&resources.blas));
-  return resources;
-}
-
 // Distance of e4m3 products of normal numbers from the products of the same codes in doubles, of
 // the root mean square, and its mean toward zero: what the hardware's sums cost. And the distance
 // from the products of the numbers themselves: what the codes cost.
@@ -63,13 +50,17 @@ int main_accuracy() {
     };
     encode(xf, x_true, x, xs);
     encode(wf, w_true, w, ws);
-    const Buffer<float> expected(kM * kN), real(kM * kN), out(kM * kN);
+    const Buffer<float> expected(kM * kN), real(kM * kN), out(kM * kN), slack(kM * kN);
+    const Buffer<double> squares(std::vector<double>(1, 0.));
     const Buffer<float> xb(xf), wb(wf), xt(x_true), wt(w_true), x_scale(xs), w_scale(ws);
     const Buffer<uint8_t> x_codes(x), w_codes(w);
-    reference_kernel<<<kM * kN / 128, 128>>>(xb.data, wb.data, nullptr, nullptr, expected.data, kM,
-                                             kN, k, false);
-    reference_kernel<<<kM * kN / 128, 128>>>(xt.data, wt.data, nullptr, nullptr, real.data, kM, kN,
-                                             k, false);
+    const auto reference = [&](const Buffer<float>& a, const Buffer<float>& b,
+                               const Buffer<float>& to) {
+      reference_kernel<<<kM * kN / 128, 128>>>(a.data, b.data, nullptr, nullptr, to.data,
+                                               slack.data, squares.data, kM, kN, k, false);
+    };
+    reference(xb, wb, expected);
+    reference(xt, wt, real);
     const auto want = expected.host(), exact = real.host();
     GemmParams p;
     p.operands = GemmOperands::kFp8;
@@ -344,14 +335,29 @@ int main_chain(const char* only) {
   return 0;
 }
 
+// The least number of rows from which on theirs is the faster by 1 % at least, or 0.
+class Threshold {
+ public:
+  void see(int64_t rows, double ours, double theirs) {
+    const bool faster = theirs > 0. && theirs < .99 * ours;
+    if (!faster) from_ = 0;
+    if (faster && from_ == 0) from_ = rows;
+  }
+  int64_t from() const { return from_; }
+
+ private:
+  int64_t from_ = 0;
+};
+
 // Ours beside cuBLASLt, four layers' weights in turn, in us and as a share of the tensor cores'
 // 1,979 TFLOP/s. gate_up with the codes that the next product takes: ours quantizes its output,
-// cuBLASLt's is folded meanwhile. Then the same with scales of blocks, without those codes.
+// cuBLASLt's is folded meanwhile. Then the same with scales of blocks, without those codes. Last,
+// what rows of select.cu take: from how many rows on cuBLASLt is faster.
 int main_compare() {
   constexpr double kPeak = 1979.;
   constexpr int64_t kMost = 8000;
   const Model model(kMost);
-  const GemmResources resources = blas_resources(kMost, 2 * kInner);
+  const GemmResources resources = blas_resources(GemmOperands::kFp8, kMost, 2 * kInner);
   const Buffer<uint8_t> next_codes(kMost * kInner);
   const Buffer<float> next_scale(kMost);
   using Product = std::function<Status(const GemmParams&, cudaStream_t)>;
@@ -402,7 +408,8 @@ int main_compare() {
     return gemm_blas_unfolded_sm90(p, next_of(p), resources, s);
   };
   for (const int64_t scale_rows : {int64_t{0}, kScaleBlock}) {
-    for (const int64_t rows : {128, 256, 512, 1024, 2048, 8000}) {
+    Threshold thresholds[4], coded;
+    for (const int64_t rows : {160, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8000}) {
       if (scale_rows != 0 && rows % 128 != 0) continue;
       double our_sum = 0., best_sum = 0.;
       printf("%sM %4ld", scale_rows != 0 ? "blocks " : "", rows);
@@ -414,16 +421,24 @@ int main_compare() {
                flops / a, 100. * flops / a / kPeak, b, b > 0. ? flops / b : 0.,
                b > 0. ? 100. * flops / b / kPeak : 0.);
         double our_us = a, their_us = b;
+        thresholds[kind].see(rows, a, b);
         if (kind == kGateUp && scale_rows == 0) {
           our_us = time(kind, rows, scale_rows, ours_coded);
           their_us = time(kind, rows, scale_rows, theirs_coded);
           printf(", with codes %.1f, cuBLASLt %.1f", our_us, their_us);
+          coded.see(rows, our_us, their_us);
         }
         our_sum += our_us;
         best_sum += their_us > 0. ? std::min(our_us, their_us) : our_us;
       }
       printf(" | 32 layers %.2f ms, with the faster %.2f\n", our_sum * .032, best_sum * .032);
     }
+    printf("%scuBLASLt is faster from", scale_rows != 0 ? "blocks: " : "");
+    for (int kind = 0; kind < 4; ++kind) {
+      printf(" | %s %ld", kKindNames[kind], thresholds[kind].from());
+    }
+    if (scale_rows == 0) printf(" | gate_up with codes %ld", coded.from());
+    printf(" rows (0: nowhere)\n");
   }
   return 0;
 }

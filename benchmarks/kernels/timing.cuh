@@ -2,6 +2,7 @@
 #pragma once
 
 #include "native/buffers.cuh"
+#include "regatta/gemm.h"
 
 namespace regatta::bench {
 
@@ -98,6 +99,22 @@ static __global__ void set_kernel(float* p, int64_t n, float value) {
        i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
     p[i] = value;
   }
+}
+
+// Scratch for products of up to `rows` rows and `columns` rows of weight, gated ones too, and
+// cuBLASLt's handle, or null where there is none.
+inline cuda::GemmResources blas_resources(GemmOperands operands, int64_t rows, int64_t columns) {
+  cuda::GemmResources resources;
+  GemmParams widest;
+  widest.operands = operands;
+  widest.num_rows = rows;
+  widest.out_features = columns;
+  widest.gated = true;
+  resources.scratch_bytes = cuda::gemm_scratch_bytes(widest);
+  CHECK_CUDA(cudaMalloc(&resources.scratch, resources.scratch_bytes));
+  const Status status = cuda::create_blas(&resources.blas);
+  if (!status.ok()) printf("without cuBLASLt: %s\n", status.message().c_str());
+  return resources;
 }
 
 // The products of a Llama-3-8B step: four of each layer, and the head.

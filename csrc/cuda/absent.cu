@@ -18,7 +18,6 @@ namespace {
 }  // namespace
 
 #ifdef REGATTA_WITHOUT_SM80
-const char* gemm_stream_sm80_refuses(const GemmParams&) { return "built without sm_80"; }
 Status gemm_stream_sm80(const GemmParams&, bool, CUstream_st*) { return absent("80"); }
 Status launch_attention_decode_sm80(const AttentionArgs&, DType, int, int, const Launch&) {
   return absent("80");
@@ -33,38 +32,19 @@ Status gemm_codes_mma_sm89(const GemmParams&, const MmaTile&, CUstream_st*) { re
 #endif
 
 #ifdef REGATTA_WITHOUT_SM90
-namespace {
-constexpr const char* kWithoutSm90 = "built without sm_90a";
-}
-const char* gemm_sm90_refuses(const GemmParams&) { return kWithoutSm90; }
 Status gemm_sm90(const GemmParams&, CUstream_st*) { return absent("90a"); }
-const char* gemm_tiles_sm90_refuses(const GemmParams&) { return kWithoutSm90; }
 Status gemm_tiles_sm90(const GemmParams&, CUstream_st*) { return absent("90a"); }
-const char* gemm_stream_codes_sm90_refuses(const GemmParams&) { return kWithoutSm90; }
 bool gemm_stream_codes_sm90_quantizes(const GemmParams&, const QuantizeRowsParams&) {
   return false;
 }
 Status gemm_stream_codes_sm90(const GemmParams&, const QuantizeRowsParams*, CUstream_st*) {
   return absent("90a");
 }
-const char* gemv_packed_sm90_refuses(const GemmParams&) { return kWithoutSm90; }
 Status gemv_packed_sm90(const GemmParams&, CUstream_st*) { return absent("90a"); }
-const char* gemm_packed_sm90_refuses(const GemmParams&) { return kWithoutSm90; }
-double gemm_packed_cost(const GemmParams&) { return 0.; }
 Status gemm_packed_sm90(const GemmParams&, CUstream_st*) { return absent("90a"); }
-const char* gemm_packed_tiles_sm90_refuses(const GemmParams&) { return kWithoutSm90; }
-PackedTiles choose_packed_tiles(const GemmParams&) { return {}; }
 Status gemm_packed_tiles_sm90(const GemmParams&, CUstream_st*) { return absent("90a"); }
-const char* gemm_blas_codes_sm90_refuses(const GemmParams&) { return kWithoutSm90; }
-bool gemm_blas_codes_sm90_faster(const GemmParams&, const GemmResources&, CUstream_st*) {
-  return false;
-}
 Status gemm_blas_codes_sm90(const GemmParams&, const GemmResources&, CUstream_st*) {
   return absent("90a");
-}
-bool gemm_blas_unfolded_sm90_faster(const GemmParams&, const QuantizeRowsParams&,
-                                    const GemmResources&, CUstream_st*) {
-  return false;
 }
 Status gemm_blas_unfolded_sm90(const GemmParams&, const QuantizeRowsParams&, const GemmResources&,
                                CUstream_st*) {

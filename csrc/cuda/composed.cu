@@ -22,7 +22,7 @@
 namespace regatta::cuda {
 namespace {
 
-// Up to this many rows no product of ours needs scratch: see the candidates in gemm.cu.
+// Up to this many rows no product of ours needs scratch: see gemm/select.cu.
 constexpr int64_t kRowsWithoutScratch = 64;
 
 // From so many rows on, rows are normed ahead of a product whose weight has the norm's folded in:
@@ -30,12 +30,6 @@ constexpr int64_t kRowsWithoutScratch = 64;
 constexpr int64_t kRowsNormedAhead = 129;
 
 bool norms_ahead(int64_t rows) { return is_batch_invariant || rows >= kRowsNormedAhead; }
-
-// From so many rows on, a packed weight becomes a matrix first, where the product is not gated:
-// then the dense product saves more than that costs (gemm_packed_tiles_sm90.cu).
-constexpr int64_t kRowsUnpacked = 4096;
-
-bool unpacks(int64_t rows) { return !is_batch_invariant && rows >= kRowsUnpacked; }
 
 // How the GPU stores a linear, by its scheme. Tensors: dense, one; else packed, scales, act, and
 // what the scheme adds (predict/schemes).
@@ -137,12 +131,12 @@ struct ProductScratch {
   float* scale = nullptr;      // [rows], or of blocks
   void* next_codes = nullptr;  // e4m3 of the next product, while those before are read
   float* next_scale = nullptr;
-  void* matrix = nullptr;         // a weight unpacked
   void* ordered_codes = nullptr;  // as codes, 8 bits each: of x in act-order, which `codes` has
 
-  // Of products of `rows` rows, in_features up to `width` and weights up to `weight` values.
-  void take(class Arena& arena, const std::string& schemes, int64_t rows, int64_t width,
-            int64_t weight);
+  // Of products of `rows` rows and in_features up to `width`.
+  void take(class Arena& arena, const std::string& schemes, int64_t rows, int64_t width);
+  // Beside that, of a product with a weight that becomes a matrix of so many bytes.
+  void take_matrix(class Arena& arena, int64_t bytes);
 };
 
 GemmParams gemm_params(const Product& p, DType dtype, DType out_dtype) {
@@ -182,8 +176,12 @@ class Arena {
   int64_t used_ = 0;
 };
 
-void ProductScratch::take(Arena& arena, const std::string& schemes, int64_t rows, int64_t width,
-                          int64_t weight) {
+void ProductScratch::take_matrix(Arena& arena, int64_t bytes) {
+  gemm.matrix_bytes = bytes;
+  if (bytes > 0) gemm.matrix = arena.take(bytes);
+}
+
+void ProductScratch::take(Arena& arena, const std::string& schemes, int64_t rows, int64_t width) {
   if (!is_quantized(schemes)) return;
   codes = arena.take(rows * width * 2);
   if (schemes.find("w4a8") != std::string::npos) ordered_codes = arena.take(rows * width);
@@ -195,9 +193,21 @@ void ProductScratch::take(Arena& arena, const std::string& schemes, int64_t rows
     if (codes != nullptr) next_codes = static_cast<uint8_t*>(codes) + rows * width;
     next_scale = static_cast<float*>(arena.take(scale_bytes));
   }
-  if (unpacks(rows) && schemes.find("weight_only") != std::string::npos) {
-    matrix = arena.take(weight * 2);
-  }
+}
+
+// Bytes of the matrix that a linear's weight becomes, as gemm_matrix_bytes().
+int64_t matrix_bytes(const std::string& scheme_name, DType dtype, int64_t rows, int64_t in_features,
+                     int64_t out_features, bool gated) {
+  const SchemeOnGpu* scheme = find_scheme(scheme_name);
+  if (scheme == nullptr) return 0;
+  GemmParams g;
+  g.operands = scheme->operands;
+  g.dtype = g.out_dtype = dtype;
+  g.num_rows = rows;
+  g.in_features = in_features;
+  g.out_features = out_features;
+  g.gated = gated;
+  return gemm_matrix_bytes(g);
 }
 
 Status norm(const void* x, const void* weight, void* out, int64_t rows, int64_t width,
@@ -321,13 +331,6 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
     }
     return gemm_quantized(g, q, scratch.gemm, launch_on.stream);
   }
-  if (unpacks(p.num_rows) && !p.gated && scratch.matrix != nullptr) {
-    status = unpack_weight(g, scratch.matrix, launch_on.stream);
-    if (!status.ok()) return status;
-    g.operands = GemmOperands::kDense;
-    g.weight = scratch.matrix;
-    g.weight_scale = nullptr;
-  }
   return gemm(g, scratch.gemm, nullptr, launch_on.stream);
 }
 
@@ -389,11 +392,19 @@ struct LayerScratch {
       product.gemm.scratch = arena.take(product.gemm.scratch_bytes);
       product.gemm.blas = resources.blas;
     }
-    const int64_t qkv_values = (a.num_heads + 2 * a.num_kv_heads) * a.head_dim;
-    product.take(
-        arena, a.scheme + "," + m.scheme, rows,
-        std::max({a.hidden_size, a.num_heads * a.head_dim, m.intermediate_size}),
-        a.hidden_size * std::max({m.intermediate_size, qkv_values, a.num_heads * a.head_dim}));
+    const int64_t mixed_size = a.num_heads * a.head_dim;
+    product.take(arena, a.scheme + "," + m.scheme, rows,
+                 std::max({a.hidden_size, mixed_size, m.intermediate_size}));
+    const int64_t qkv_size = (a.num_heads + 2 * a.num_kv_heads) * a.head_dim;
+    const auto bytes_of = [&](const std::string& scheme, int64_t in, int64_t out, bool gated) {
+      return matrix_bytes(scheme, a.dtype, rows, in, out, gated);
+    };
+    product.take_matrix(
+        arena,
+        std::max({bytes_of(scheme_at(a.scheme, 0), a.hidden_size, qkv_size, false),
+                  bytes_of(scheme_at(a.scheme, 1), mixed_size, a.hidden_size, false),
+                  bytes_of(scheme_at(m.scheme, 0), a.hidden_size, 2 * m.intermediate_size, true),
+                  bytes_of(scheme_at(m.scheme, 1), m.intermediate_size, a.hidden_size, false)}));
     total = arena.used();
   }
 };
@@ -703,7 +714,9 @@ struct LinearScratch {
       product.gemm.scratch = arena.take(product.gemm.scratch_bytes);
       product.gemm.blas = resources.blas;
     }
-    product.take(arena, p.scheme, p.num_tokens, p.in_features, p.in_features * p.out_features);
+    product.take(arena, p.scheme, p.num_tokens, p.in_features);
+    product.take_matrix(
+        arena, matrix_bytes(p.scheme, p.dtype, p.num_tokens, p.in_features, p.out_features, false));
     total = arena.used();
   }
 };
@@ -743,8 +756,7 @@ struct LogitsScratch {
       product.gemm.scratch = arena.take(product.gemm.scratch_bytes);
       product.gemm.blas = resources.blas;
     }
-    product.take(arena, p.scheme, p.num_logits, p.hidden_size, 0);
-    product.matrix = nullptr;  // a head is too large for that
+    product.take(arena, p.scheme, p.num_logits, p.hidden_size);  // its matrix would be too large
     total = arena.used();
   }
 };

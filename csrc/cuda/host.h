@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "cuda/integers.h"
 #include "regatta/types.h"
 
 namespace regatta::cuda {
@@ -20,8 +21,5 @@ inline Status cuda_status(cudaError_t error, const char* what) {
 // however many: every sum in an order of its own, at some cost. Set by
 // regatta_set_batch_invariant().
 inline thread_local bool is_batch_invariant = false;
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 }  // namespace regatta::cuda

@@ -1,17 +1,17 @@
 """What a CUDA source is compiled for, by its name, against what its code and its callers say.
 
-Read from the sources alone: no nvcc and no GPU.
+Read from the sources, and from the table of select.cu as compiled for a CPU: no nvcc and no GPU.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import cache
 
 import pytest
 
 import build
+from tests.support.gemm_choices import GemmChoices
 
 CUDA = build.CSRC / "cuda"
 SOURCES = {path.name: path for path in build.cuda_sources()}
@@ -60,18 +60,6 @@ def stated(name: str) -> str | None:
     return named[1]
 
 
-def candidates() -> Iterator[tuple[range, set[str]]]:
-    """Each row of gemm.cu: the GPUs that it is for, and the functions that it names."""
-    table = re.search(r"kCandidates\[\] = \{(.*?)\n\};", code_of("gemm.cu"), re.DOTALL)
-    assert table is not None
-    for row in re.split(r"\n    (?=\{\")", table[1]):
-        if not row.strip():
-            continue
-        bounds = re.match(r'\s*\{"\w+", (\d+), (\d+),', row)
-        assert bounds, row
-        yield range(int(bounds[1]), int(bounds[2]) + 1), set(re.findall(r"\bgem[mv]_\w+", row))
-
-
 @cache
 def home_of(function: str) -> str | None:
     """The source that defines it."""
@@ -92,13 +80,17 @@ def test_names_say_what_the_headers_say() -> None:
     assert len(SOURCES) == len(build.cuda_sources()), "two folders have a source of the same name"
 
 
-def test_products_are_compiled_where_their_candidates_run_and_nowhere_else() -> None:
+def test_products_are_compiled_where_their_candidates_run_and_nowhere_else(
+    gemm_choices: GemmChoices,
+) -> None:
     admitted: dict[str, set[str]] = {}
-    for gpus, functions in candidates():
-        for home in filter(None, map(home_of, functions - {"gemm_blas"})):
-            own = {architecture for architecture in EVERY if number(architecture) in gpus}
-            admitted[home] = admitted.get(home, set()) | own
-    assert len(admitted) >= 8
+    for row in gemm_choices.table():
+        home = home_of(row.kernel)
+        if home is None or row.kernel == "gemm_blas":
+            continue
+        own = {each for each in EVERY if row.min_arch <= number(each) <= row.max_arch}
+        admitted[home] = admitted.get(home, set()) | own
+    assert len(admitted) >= 12
     for home, architectures in admitted.items():
         compiled = set(build.source_architectures(SOURCES[home], EVERY))
         assert compiled == architectures, home
@@ -176,6 +168,7 @@ def test_all_that_others_call_of_a_source_is_defined_where_it_is_left_out() -> N
         if not oldest:
             continue
         others = "".join(code_of(name) for name in SOURCES if name not in names)
+        others = re.sub(r'"[^"\n]*"', '""', others)
         called = {
             function
             for function in declared

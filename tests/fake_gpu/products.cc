@@ -243,6 +243,8 @@ Status gemm(const GemmParams& params, const GemmResources&, const char*, CUstrea
   });
 }
 
+int64_t gemm_matrix_bytes(const GemmParams&) { return 0; }
+
 bool gemm_packed_scales_out(DType dtype, int64_t num_rows) {
   return dtype == DType::kBFloat16 && num_rows <= 64;
 }
@@ -395,18 +397,6 @@ Status pack_weight(const PackWeightParams& params, CUstream_st* stream) {
       }
     }
     return Status();
-  });
-}
-
-Status unpack_weight(const GemmParams& params, void* out, CUstream_st* stream) {
-  return queue(stream, "unpack_weight", [p = params, out] {
-    return dispatch(p.dtype, "unpack_weight", [&](auto* type) {
-      auto* to = static_cast<ElementOf<decltype(type)>*>(out);
-      for (int64_t i = 0; i < p.out_features * p.in_features; ++i) {
-        from_float(packed_value(p, i / p.in_features, i % p.in_features), to + i);
-      }
-      return Status();
-    });
   });
 }
 

@@ -1,23 +1,15 @@
-// The candidates for a product of activations and weights, best first, and the choice among them.
+// A product of activations and weights by the kernel that select_gemm() names for this GPU.
+//
+// Host code: what the device is, and the launches.
 #include <algorithm>
-#include <cstring>
+#include <mutex>
 
 #include "cuda/common.cuh"
+#include "cuda/gemm/select.h"
 #include "regatta/gemm.h"
 
 namespace regatta::cuda {
 namespace {
-
-struct Candidate {
-  const char* name;
-  int min_arch, max_arch;      // compute capability * 10
-  int64_t min_rows, max_rows;  // where it is the best choice; ignored when forced
-  const char* (*refuses)(const GemmParams&);
-  Status (*run)(const GemmParams&, const GemmResources&, CUstream_st*);
-  bool is_alike = false;  // for any rows: these alone serve the batch-invariant mode
-};
-
-constexpr int64_t kAny = int64_t{1} << 62;
 
 // What the sums of packed products are split into is a function of the matrix for up to so many
 // rows. Of more than 32, scales of groups are applied elsewhere (gemm_packed_sm90.cu).
@@ -50,119 +42,110 @@ Status packed_in_pieces(const GemmParams& p, CUstream_st* stream) {
   return {};
 }
 
-// Microseconds that blocks of gemm_packed_tiles_sm90 cost the launches around them, which wait:
-// they take all of a multiprocessor's memory.
-constexpr double kTilesAround = 6.;
-
-// Rows: measured on an H200, see gemm_sm90.cu, gemm_tiles_sm90.cu and gemm_stream_sm80.cu. `stream`
-// serves Hopper's single rows and the small batches of other architectures; beyond, its blocks
-// re-read the weights.
-constexpr Candidate kCandidates[] = {
-    {"gemv", 80, 999, 1, 1, gemm_stream_sm80_refuses,
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
-       return gemm_stream_sm80(p, false, s);
-     }},
-    {"stream_codes", 90, 90, 1, 1, gemm_stream_codes_sm90_refuses,
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
-       return gemm_stream_codes_sm90(p, nullptr, s);
-     }},
-    {"sm90", 90, 90, 1, 128, gemm_sm90_refuses,
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_sm90(p, s); }},
-    {"packed", 90, 90, 1, 8, gemv_packed_sm90_refuses,
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
-       return gemv_packed_sm90(p, s);
-     }},
-    {"packed", 90, 90, 65, kAny,
-     [](const GemmParams& p) {
-       return !p.gated && p.num_rows <= 128 &&
-                      gemm_packed_cost(p) < choose_packed_tiles(p).cost + kTilesAround
-                  ? "blocks that share k are faster"
-                  : gemm_packed_tiles_sm90_refuses(p);
-     },
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
-       return gemm_packed_tiles_sm90(p, s);
-     }},
-    {"packed", 90, 90, 1, kAny, gemm_packed_sm90_refuses,
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
-       return is_batch_invariant ? packed_in_pieces(p, s) : gemm_packed_sm90(p, s);
-     },
-     true},
-    {"blas_codes", 90, 90, kRowsBlasCodes, kAny,
-     [](const GemmParams& p) {
-       const char* reason = gemm_blas_codes_sm90_refuses(p);
-       return reason != nullptr ? reason : gemm_tiles_sm90_refuses(p);
-     },
-     [](const GemmParams& p, const GemmResources& r, CUstream_st* s) {
-       // An algorithm chosen for about as many rows may refuse these.
-       const bool theirs = gemm_blas_codes_sm90_faster(p, r, s);
-       return theirs && gemm_blas_codes_sm90(p, r, s).ok() ? Status() : gemm_tiles_sm90(p, s);
-     }},
-    {"tiles", 90, 90, 129, kAny,
-     [](const GemmParams& p) {
-       // cuBLASLt with a pass before and behind is as fast, but where it must fold gate and up.
-       return p.gated || p.operands != GemmOperands::kDense ? gemm_tiles_sm90_refuses(p)
-                                                            : "cuBLASLt is as fast";
-     },
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
-       return gemm_tiles_sm90(p, s);
-     }},
-    {"stream", 80, 999, 1, 32, gemm_stream_sm80_refuses,
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
-       return gemm_stream_sm80(p, true, s);
-     }},
-    {"blas", 75, 999, 1, kAny, gemm_blas_refuses, gemm_blas},
-    {"tiles", 90, 90, 129, kAny, gemm_tiles_sm90_refuses,
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
-       return gemm_tiles_sm90(p, s);
-     }},
-    {"sm90", 90, 90, 1, kAny, gemm_sm90_refuses,
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_sm90(p, s); },
-     true},
-    {"stream", 80, 999, 1, kAny, gemm_stream_sm80_refuses,
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
-       return gemm_stream_sm80(p, true, s);
-     },
-     true},
-    {"mma", 80, 999, 1, kAny, gemm_packed_mma_refuses,
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
-       return gemm_packed_mma(p, s);
-     },
-     true},
-    {"mma", 75, 79, 1, kAny,
-     [](const GemmParams& p) {
-       return p.dtype == DType::kBFloat16 ? "bfloat16 needs sm_80" : gemm_packed_mma_refuses(p);
-     },
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) {
-       return gemm_packed_mma(p, s);
-     },
-     true},
-    {"mma", 89, 999, 1, kAny, gemm_codes_mma_refuses,
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_codes_mma(p, s); },
-     true},
-    {"mma", 75, 88, 1, kAny,
-     [](const GemmParams& p) {
-       return p.operands == GemmOperands::kFp8 ? "float8 needs sm_89" : gemm_codes_mma_refuses(p);
-     },
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_codes_mma(p, s); },
-     true},
-    {"generic", 75, 999, 1, kAny, gemm_generic_refuses,
-     [](const GemmParams& p, const GemmResources&, CUstream_st* s) { return gemm_generic(p, s); },
-     true},
-};
-
-int compute_capability() {  // * 10
-  int device = 0, major = 0, minor = 0;
-  cudaGetDevice(&device);
+GemmArchitecture architecture_of(int device) {
+  GemmArchitecture a;
+  int major = 0, minor = 0, shared = 0;
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  return major * 10 + minor;
+  cudaDeviceGetAttribute(&a.num_multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  a.compute_capability = major * 10 + minor;
+  a.shared_bytes = shared;
+  return a;
+}
+
+// Of the current device, asked once: every product wants it.
+GemmArchitecture current_architecture() {
+  constexpr int kMaxDevices = 64;
+  static GemmArchitecture known[kMaxDevices];
+  static std::once_flag asked[kMaxDevices];
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return {};
+  if (device >= kMaxDevices) return architecture_of(device);
+  std::call_once(asked[device], [&] { known[device] = architecture_of(device); });
+  return known[device];
+}
+
+int64_t bytes_as_matrix(const GemmParams& p) {
+  return p.in_features * p.out_features * dtype_size(p.dtype);
+}
+
+GemmProblem problem_of(const GemmParams& p, const GemmResources& resources) {
+  GemmProblem problem(p);
+  problem.is_batch_invariant = is_batch_invariant;
+  problem.has_blas = resources.blas != nullptr;
+  problem.has_matrix = resources.matrix_bytes >= bytes_as_matrix(p);
+  return problem;
 }
 
 // What REGATTA_KERNEL forces ("linear=mma"), of quantized weights alone: dense ones are beside them
 // in a model, and no kernel takes both.
 std::string forced_quantized() { return forced_candidate("linear"); }
 
+// The matrix that a packed weight stands for, and the product with it.
+Status through_matrix(const GemmParams& p, const GemmResources& resources, CUstream_st* stream) {
+  const Status status = unpack_weight(p, resources.matrix, stream);
+  if (!status.ok()) return status;
+  GemmParams dense = p;
+  dense.operands = GemmOperands::kDense;
+  dense.weight = resources.matrix;
+  dense.weight_scale = nullptr;
+  return gemm(dense, resources, nullptr, stream);
+}
+
+Status run(GemmKernel kernel, const GemmParams& p, const GemmResources& resources,
+           CUstream_st* stream) {
+  switch (kernel) {
+    case GemmKernel::kVectorDense:
+      return gemm_stream_sm80(p, false, stream);
+    case GemmKernel::kVectorCodes:
+      return gemm_stream_codes_sm90(p, nullptr, stream);
+    case GemmKernel::kVectorPacked:
+      return gemv_packed_sm90(p, stream);
+    case GemmKernel::kSmallDense:
+    case GemmKernel::kSmallCodes:
+      return gemm_sm90(p, stream);
+    case GemmKernel::kSmallPacked:
+      return is_batch_invariant ? packed_in_pieces(p, stream) : gemm_packed_sm90(p, stream);
+    case GemmKernel::kLargeDense:
+    case GemmKernel::kLargeCodes:
+      return gemm_tiles_sm90(p, stream);
+    case GemmKernel::kLargePacked:
+      return gemm_packed_tiles_sm90(p, stream);
+    case GemmKernel::kBlas:
+      return gemm_blas(p, resources, stream);
+    case GemmKernel::kBlasCodes:
+      // An algorithm chosen for about as many rows may refuse these.
+      return gemm_blas_codes_sm90(p, resources, stream).ok() ? Status()
+                                                             : gemm_tiles_sm90(p, stream);
+    case GemmKernel::kBlasToCodes:
+      return Status::error("gemm: what becomes codes is gemm_to_codes()'s");
+    case GemmKernel::kMatrix:
+      return through_matrix(p, resources, stream);
+    case GemmKernel::kStream:
+      return gemm_stream_sm80(p, true, stream);
+    case GemmKernel::kPackedMma:
+      return gemm_packed_mma(p, stream);
+    case GemmKernel::kCodesMma:
+      return gemm_codes_mma(p, stream);
+    case GemmKernel::kGeneric:
+      return gemm_generic(p, stream);
+  }
+  return Status::error("gemm: no such kernel");
+}
+
 }  // namespace
+
+int64_t gemm_matrix_bytes(const GemmParams& p) {
+  if (column_of(p.operands) != GemmColumn::kPacked || !forced_quantized().empty()) return 0;
+  GemmProblem problem(p);
+  problem.is_batch_invariant = is_batch_invariant;
+  problem.has_weight_scale = p.operands == GemmOperands::kWeightInt8;
+  problem.has_x_scale = p.operands == GemmOperands::kW4A8;
+  problem.has_blas = problem.has_matrix = true;
+  const GemmCandidate* chosen = select_gemm(problem, current_architecture());
+  return chosen != nullptr && chosen->kernel == GemmKernel::kMatrix ? bytes_as_matrix(p) : 0;
+}
 
 Status gemm(const GemmParams& p, const GemmResources& resources, const char* force,
             CUstream_st* stream) {
@@ -171,37 +154,24 @@ Status gemm(const GemmParams& p, const GemmResources& resources, const char* for
   if (force == nullptr && !forced.empty() && p.operands != GemmOperands::kDense) {
     force = forced.c_str();
   }
-  const int arch = compute_capability();
+  const GemmProblem problem = problem_of(p, resources);
+  const GemmArchitecture architecture = current_architecture();
+  const GemmCandidate* chosen = select_gemm(problem, architecture, force);
+  if (chosen != nullptr) return run(chosen->kernel, p, resources, stream);
   std::string reasons;
-  for (const Candidate& c : kCandidates) {
-    const char* reason = nullptr;
-    if (force != nullptr && std::strcmp(force, c.name) != 0) {
-      reason = "not the forced one";
-    } else if (is_batch_invariant && !c.is_alike) {
-      reason = "not batch-invariant";
-    } else if (arch < c.min_arch || arch > c.max_arch) {
-      reason = "not for this architecture";
-    } else if (force == nullptr && (p.num_rows < c.min_rows || p.num_rows > c.max_rows)) {
-      reason = "not for this number of rows";
-    } else if (c.run == gemm_blas && resources.blas == nullptr) {
-      reason = "no cuBLASLt handle";
-    } else if (c.run == gemm_blas && p.dtype == DType::kBFloat16 && arch < 80) {
-      reason = "bfloat16 needs sm_80";
-    } else {
-      reason = c.refuses(p);
-    }
-    if (reason == nullptr) return c.run(p, resources, stream);
-    reasons += std::string(reasons.empty() ? "" : "; ") + c.name + ": " + reason;
-  }
+  select_gemm(problem, architecture, force, &reasons);
   return Status::error("gemm: no kernel for M " + std::to_string(p.num_rows) + ", N " +
                        std::to_string(p.out_features) + ", K " + std::to_string(p.in_features) +
-                       ", " + dtype_name(p.dtype) + " on sm_" + std::to_string(arch) + " (" +
-                       reasons + ")");
+                       ", " + dtype_name(p.dtype) + " on sm_" +
+                       std::to_string(architecture.compute_capability) + " (" + reasons + ")");
 }
 
 bool gemm_packed_scales_out(DType dtype, int64_t num_rows) {
-  return dtype == DType::kBFloat16 && num_rows <= 64 && compute_capability() == 90 &&
-         !is_batch_invariant && forced_quantized().empty();
+  GemmProblem problem;
+  problem.dtype = dtype;
+  problem.num_rows = num_rows;
+  problem.is_batch_invariant = is_batch_invariant;
+  return gives_scaled_out(problem, current_architecture()) && forced_quantized().empty();
 }
 
 Status gemm_to_codes(const GemmParams& params, const QuantizeRowsParams& q,
@@ -212,8 +182,11 @@ Status gemm_to_codes(const GemmParams& params, const QuantizeRowsParams& q,
   p.x_scale = q.scale;
   const Status status = quantize_rows(q, stream);
   if (!status.ok()) return status;
-  *coded = p.num_rows >= kRowsBlasCodes && compute_capability() == 90 && !is_batch_invariant &&
-           gemm_blas_unfolded_sm90_faster(p, next, resources, stream) &&
+  GemmProblem problem = problem_of(p, resources);
+  problem.is_read_as_codes = true;
+  const GemmCandidate* chosen =
+      forced_quantized().empty() ? select_gemm(problem, current_architecture()) : nullptr;
+  *coded = chosen != nullptr && chosen->kernel == GemmKernel::kBlasToCodes &&
            gemm_blas_unfolded_sm90(p, next, resources, stream).ok();
   return *coded ? Status() : gemm(p, resources, nullptr, stream);
 }
@@ -223,9 +196,11 @@ Status gemm_quantized(const GemmParams& params, const QuantizeRowsParams& q,
   GemmParams p = params;
   p.x = q.codes;
   p.x_scale = q.scale;
-  if (compute_capability() == 90 && !is_batch_invariant && forced_quantized().empty() &&
-      gemm_stream_codes_sm90_quantizes(p, q)) {
-    return gemm_stream_codes_sm90(p, &q, stream);
+  if (forced_quantized().empty() && gemm_stream_codes_sm90_quantizes(p, q)) {
+    const GemmCandidate* chosen = select_gemm(problem_of(p, resources), current_architecture());
+    if (chosen != nullptr && chosen->kernel == GemmKernel::kVectorCodes) {
+      return gemm_stream_codes_sm90(p, &q, stream);
+    }
   }
   const Status status = quantize_rows(q, stream);
   return status.ok() ? gemm(p, resources, nullptr, stream) : status;

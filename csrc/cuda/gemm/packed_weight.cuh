@@ -24,12 +24,10 @@
 #include <type_traits>
 
 #include "cuda/common.cuh"
+#include "cuda/gemm/tiles.h"
 #include "regatta/gemm.h"
 
 namespace regatta::cuda {
-
-constexpr int kUnitRows = 16;
-constexpr int kUnitColumns = 128;
 
 __host__ __device__ constexpr int code_bits(GemmOperands packed) {
   return packed == GemmOperands::kWeightInt4 || packed == GemmOperands::kW4A8 ? 4 : 8;
@@ -38,36 +36,6 @@ __host__ __device__ constexpr int code_bits(GemmOperands packed) {
 __host__ __device__ constexpr int unit_bytes(GemmOperands packed, int group_size) {
   return code_bits(packed) * 256 +
          (packed == GemmOperands::kWeightInt8 ? 0 : kUnitColumns / group_size * kUnitRows * 4);
-}
-
-// What every product with packed weights asks for; null when it is there.
-inline const char* packed_refuses(const GemmParams& p) {
-  if (p.operands < GemmOperands::kWeightInt8) return "the weight must be packed";
-  if (p.dtype != DType::kBFloat16 && p.dtype != DType::kFloat16) {
-    return "dtype must be bfloat16 or float16";
-  }
-  if (p.out_dtype != p.dtype && p.out_dtype != DType::kFloat32) {
-    return "out_dtype must be dtype or float32";
-  }
-  if (p.operands == GemmOperands::kWeightInt8 && p.weight_scale == nullptr) {
-    return "codes of 8 bits need weight_scale";
-  }
-  if (p.operands == GemmOperands::kW4A8) {
-    if (p.x_scale == nullptr || p.sumsq != nullptr) return "codes need x_scale, and no sumsq";
-    if (p.in_features % 16 != 0) return "in_features must be a multiple of 16";
-  }
-  if (p.in_features % 8 != 0) return "in_features must be a multiple of 8";
-  if (reinterpret_cast<uintptr_t>(p.x) % 16 != 0 ||
-      reinterpret_cast<uintptr_t>(p.weight) % 16 != 0) {
-    return "x and weight must be aligned to 16 bytes";
-  }
-  if (p.gated && (p.residual != nullptr || p.sumsq_out != nullptr)) {
-    return "a gated product takes no residual and gives no sumsq";
-  }
-  if (p.scaled_out != nullptr && (p.sumsq_out == nullptr || p.out_dtype != p.dtype)) {
-    return "scaled_out needs sumsq_out, and out of dtype";
-  }
-  return nullptr;
 }
 
 // Shared memory of launches that follow each other: a block fits beside one of the next launch,

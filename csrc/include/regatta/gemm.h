@@ -148,14 +148,20 @@ struct GemmResources {
   void* blas = nullptr;     // from create_blas(), or null: then cuBLASLt is not used
   void* scratch = nullptr;  // gemm_scratch_bytes() of the largest problem
   int64_t scratch_bytes = 0;
+  void* matrix =
+      nullptr;  // room for a packed weight as a matrix: gemm_matrix_bytes() of the largest
+  int64_t matrix_bytes = 0;
 };
 Status create_blas(void** blas);  // for the current device; an error when built without cuBLASLt
 void destroy_blas(void* blas);
 int64_t gemm_scratch_bytes(const GemmParams& params);
+// What gemm() makes of this weight on this GPU, in bytes, where it multiplies by the matrix that a
+// packed weight stands for, as it does with many rows; 0 where it does not. Reads sizes, types and
+// `gated` alone.
+int64_t gemm_matrix_bytes(const GemmParams& params);
 
-// Runs the first candidate that accepts: gemv, stream_codes, sm90, packed, blas_codes, tiles,
-// stream, blas, mma, generic (gemm/gemm.cu). `force`: name of the only candidate to consider, or
-// null.
+// Runs the first candidate that accepts (csrc/cuda/gemm/select.cu). `force`: name of the only ones
+// to consider, or null.
 Status gemm(const GemmParams& params, const GemmResources& resources, const char* force,
             CUstream_st* stream);
 
@@ -198,15 +204,11 @@ Status gemm_to_codes(const GemmParams& params, const QuantizeRowsParams& q,
                      const QuantizeRowsParams& next, const GemmResources& resources, bool* coded,
                      CUstream_st* stream);
 
-// Each kernel: why it cannot do `params`, or null (does not look at the device); and the launch.
-const char* gemm_stream_sm80_refuses(const GemmParams& params);
+// The kernels. Where one cannot do `params`, it says why.
 Status gemm_stream_sm80(const GemmParams& params, bool use_mma,
                         CUstream_st* stream);  // else: gemv at M 1
-const char* gemm_sm90_refuses(const GemmParams& params);
 Status gemm_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
-const char* gemm_packed_sm90_refuses(const GemmParams& params);
-double gemm_packed_cost(const GemmParams& params);  // microseconds of 65 to 128 rows, about
 Status gemm_packed_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_packed_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 // Launches of gemv_packed_sm90.
@@ -215,10 +217,8 @@ struct GemvTile {
   int kilobytes = 112;  // of shared memory
   int trigger = 4;      // stages left to request when the next kernel may start
 };
-const char* gemv_packed_sm90_refuses(const GemmParams& params);  // more than 8 rows
 Status gemv_packed_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemv_packed_sm90(const GemmParams& params, const GemvTile& tile, CUstream_st* stream);
-const char* gemm_packed_tiles_sm90_refuses(const GemmParams& params);
 // Tiles of gemm_packed_tiles_sm90.
 struct PackedTiles {
   // Of weight and x: 256 x 128; not gated also 192 x 192, 192 x 128, and 128 x 256, 224, 192,
@@ -227,7 +227,6 @@ struct PackedTiles {
   int share_bits = 0;  // those of the last wave are shared out along k among 1, 2, 4 or 8 blocks
   double cost = 0.;    // microseconds, about
 };
-PackedTiles choose_packed_tiles(const GemmParams& params);
 PackedTiles packed_tiles_of(const GemmParams& params, int rows, int tokens);
 Status gemm_packed_tiles_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_packed_tiles_sm90(const GemmParams& params, const PackedTiles& tiles,
@@ -240,7 +239,6 @@ struct StreamCodesTile {
   bool trigger_early = false;  // the next kernel may start at once
 };
 StreamCodesTile choose_stream_codes_tile(const GemmParams& params);
-const char* gemm_stream_codes_sm90_refuses(const GemmParams& params);
 // Whether it takes `quantize` for its x.
 bool gemm_stream_codes_sm90_quantizes(const GemmParams& params, const QuantizeRowsParams& quantize);
 Status gemm_stream_codes_sm90(const GemmParams& params, const QuantizeRowsParams* quantize,
@@ -248,8 +246,6 @@ Status gemm_stream_codes_sm90(const GemmParams& params, const QuantizeRowsParams
 Status gemm_stream_codes_sm90(const GemmParams& params, const QuantizeRowsParams* quantize,
                               const StreamCodesTile& tile, CUstream_st* stream);
 // `columns`: rows of weight per tile: 128, 192 or 256.
-int choose_gemm_columns(const GemmParams& params, int num_multiprocessors);
-const char* gemm_tiles_sm90_refuses(const GemmParams& params);
 Status gemm_tiles_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_tiles_sm90(const GemmParams& params, int columns, CUstream_st* stream);
 Status gemm_tiles_codes_sm90(const GemmParams& params, int columns, CUstream_st* stream);
@@ -259,29 +255,18 @@ struct MmaTile {
   int tokens = 8;  // rows of x per block: 8, 32, 64; of codes also 128
   int pairs = 1;   // of 16 rows of weight side by side: 1, 2, 4; eight warps share them and k
 };
-const char* gemm_packed_mma_refuses(const GemmParams& params);
 Status gemm_packed_mma(const GemmParams& params, CUstream_st* stream);
 Status gemm_packed_mma(const GemmParams& params, const MmaTile& tile, CUstream_st* stream);
-const char* gemm_codes_mma_refuses(const GemmParams& params);
 Status gemm_codes_mma(const GemmParams& params, CUstream_st* stream);
 Status gemm_codes_mma(const GemmParams& params, const MmaTile& tile, CUstream_st* stream);
 Status gemm_codes_mma_sm89(const GemmParams& params, const MmaTile& tile, CUstream_st* stream);
-const char* gemm_generic_refuses(const GemmParams& params);
 Status gemm_generic(const GemmParams& params, CUstream_st* stream);
-const char* gemm_blas_refuses(const GemmParams& params);
 Status gemm_blas(const GemmParams& params, const GemmResources& resources, CUstream_st* stream);
-const char* gemm_blas_codes_sm90_refuses(const GemmParams& params);
 Status gemm_blas_codes_sm90(const GemmParams& params, const GemmResources& resources,
                             CUstream_st* stream);
-// Whether that is faster than gemm_tiles_sm90(): as measured when rows like these came first.
-bool gemm_blas_codes_sm90_faster(const GemmParams& params, const GemmResources& resources,
-                                 CUstream_st* stream);
-// The gated product through cuBLASLt, folded while `next` makes codes of it, and whether that is
-// faster than gemm_tiles_sm90() and quantize_rows().
+// The gated product through cuBLASLt, folded while `next` makes codes of it.
 Status gemm_blas_unfolded_sm90(const GemmParams& params, const QuantizeRowsParams& next,
                                const GemmResources& resources, CUstream_st* stream);
-bool gemm_blas_unfolded_sm90_faster(const GemmParams& params, const QuantizeRowsParams& next,
-                                    const GemmResources& resources, CUstream_st* stream);
 
 }  // namespace cuda
 }  // namespace regatta

@@ -5,6 +5,7 @@
 // cuBLASLt is found in the folder REGATTA_CUBLASLT, or where the dynamic linker looks.
 #include <cstring>
 
+#include "cuda/gemm/select.h"
 #include "product.cuh"
 
 using namespace regatta;

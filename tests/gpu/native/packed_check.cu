@@ -4,6 +4,7 @@
 //   packed_check "8 bits"|"4 bits"|"8 bits in groups"|w4a8
 #include <cstring>
 
+#include "cuda/gemm/select.h"
 #include "product.cuh"
 
 using namespace regatta;
@@ -102,7 +103,8 @@ bool check_packed(GemmOperands operands, Case c, Random& random) {
                       asymmetric ? &zero : nullptr);
   // Scales of groups are applied to sums where rows are few, else to codes, rounded.
   const bool many = (kernel == 0 ? tile.tokens : c.m) > 32 || packed.group_size == 32;
-  if (in_groups && (tiles || (many && (kernel == 0 || c.m > 8)))) wf = w_rounded;
+  const bool by_matrix = kernel == 2 && !c.gated && !c.scaled_out;
+  if (by_matrix || (in_groups && (tiles || (many && (kernel == 0 || c.m > 8))))) wf = w_rounded;
   const GemmTile wide_tile = {64, 128, 3, 1, -1};
   GemmParams p;
   p.operands = operands;
@@ -132,6 +134,12 @@ bool check_packed(GemmOperands operands, Case c, Random& random) {
       return gemm_packed_tiles_sm90_refuses(q) == nullptr
                  ? gemm_packed_tiles_sm90(q, packed_tiles_of(q, shape.rows, shape.tokens), nullptr)
                  : gemm_packed_sm90(q, wide_tile, nullptr);
+    }
+    if (by_matrix) {
+      GemmResources room;
+      room.matrix = matrix.data;
+      room.matrix_bytes = c.n * c.k * static_cast<int64_t>(sizeof(T));
+      return gemm(q, room, "matrix", nullptr);
     }
     return gemm(q, {}, nullptr, nullptr);
   };

@@ -16,6 +16,7 @@
 #include <type_traits>
 
 #include "cuda/gemm/gemm_epilogue.cuh"
+#include "cuda/gemm/select.h"
 #include "gemm_blas.cuh"
 #include "regatta/gemm.h"
 
@@ -211,28 +212,6 @@ Status fold_norm_weight(void* weight, const void* norm_weight, DType dtype, int6
 
 int64_t gemm_scratch_bytes(const GemmParams& p) {
   return kBlasWorkspaceBytes + scaled_bytes(p) + both_bytes(p);
-}
-
-const char* gemm_blas_refuses(const GemmParams& p) {
-  if (p.operands != GemmOperands::kDense) return "x and weight must be dense";
-#ifndef REGATTA_CUBLASLT
-  return "built without cuBLASLt";
-#else
-  if (const char* reason = blas_dtypes_refused(p)) return reason;
-  const int64_t width = p.gated ? p.out_features / 2 : p.out_features;
-  if (p.in_features % 8 != 0 || p.out_features % 8 != 0 || width % 8 != 0) {
-    return "in_features and out_features must be multiples of 8";
-  }
-  for (const void* pointer : {p.x, p.weight, p.residual, static_cast<const void*>(p.out)}) {
-    if (reinterpret_cast<uintptr_t>(pointer) % 16 != 0) {
-      return "x, weight, residual and out must be aligned to 16 bytes";
-    }
-  }
-  if (p.gated && (p.residual != nullptr || p.sumsq_out != nullptr)) {
-    return "a gated product takes no residual and gives no sumsq";
-  }
-  return nullptr;
-#endif
 }
 
 #ifdef REGATTA_CUBLASLT

@@ -9,18 +9,6 @@ namespace regatta::cuda {
 
 constexpr int64_t kBlasWorkspaceBytes = int64_t{32} << 20;  // at the front of scratch
 
-// Why cuBLASLt does not write p's output, whatever the operands are; null when it does.
-inline const char* blas_dtypes_refused(const GemmParams& p) {
-  if (p.dtype != DType::kBFloat16 && p.dtype != DType::kFloat16) {
-    return "dtype must be bfloat16 or float16";
-  }
-  if (p.out_dtype != p.dtype &&
-      (p.out_dtype != DType::kFloat32 || p.gated || p.residual != nullptr || p.bias != nullptr)) {
-    return "a float32 output takes no bias, residual or gate";
-  }
-  return nullptr;
-}
-
 // out[m, i] = silu(both[m, i]) * both[m, width + i], rounded once.
 Status fold_gate(const void* both, void* out, DType dtype, int64_t num_rows, int64_t width,
                  CUstream_st* stream);
@@ -74,7 +62,6 @@ struct Blas {
   cublasLtHandle_t handle = nullptr;
   std::mutex mutex;  // of all below
   std::map<BlasKey, cublasLtMatmulAlgo_t> algorithms;
-  std::map<BlasKey, bool> faster, faster_unfolded;  // than kernels of ours: gemm_blas_codes_sm90.cu
 };
 
 // What cuBLASLt is told about a product: out = x weight^T, + bias, + residual; not its gate.

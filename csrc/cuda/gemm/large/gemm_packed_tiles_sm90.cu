@@ -31,6 +31,7 @@
 #include "cuda/gemm/gemm_epilogue.cuh"
 #include "cuda/gemm/gemm_tensor_map.cuh"
 #include "cuda/gemm/packed_weight.cuh"
+#include "cuda/gemm/select.h"
 #include "cuda/hopper.cuh"
 #include "cuda/wgmma.cuh"
 #include "regatta/gemm.h"
@@ -119,7 +120,6 @@ __device__ __forceinline__ Part part_of(const KernelParams& p, int item) {
 // What the blocks that share a tile send each other: [tile][share][8 tokens of 64 rows][thread],
 // and how many have sent and taken. Products are queued one after the other, so that one piece
 // serves all.
-constexpr int kMaxShared = 160;  // multiprocessors
 __device__ float4 parts[kMaxShared * 192 * 192 / 4];
 __device__ unsigned num_sent[kMaxShared], num_taken[kMaxShared];
 
@@ -493,41 +493,6 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
 #endif
 }
 
-// What tiles cost: microseconds of a unit, as measured on an H200.
-struct TileCost {
-  int rows, tokens;
-  double unit;
-  bool gated;  // products may be
-};
-constexpr TileCost kShapes[] = {
-    {256, 128, 1.30, true},  {192, 192, 1.44, false}, {192, 128, 1.00, false},
-    {128, 256, 1.25, false}, {128, 224, 1.09, false}, {128, 192, .95, false},
-    {128, 160, .79, false},  {128, 128, .66, false},  {128, 64, .51, false}};
-
-// Likewise, of the exchange of sums among 1, 2, 4 and 8 shares, and what a tile costs beside its
-// units.
-constexpr double kExchange[] = {0., 5., 7., 10.};
-constexpr double kTile = 2.;
-
-PackedTiles tiles_of(const GemmParams& p, const TileCost& shape) {
-  const int64_t units = packed_units(p.in_features), blocks = num_multiprocessors();
-  const int64_t tiles = ceil_div(p.out_features, shape.rows) * ceil_div(p.num_rows, shape.tokens);
-  const int64_t tail = tiles % blocks, room = std::min<int64_t>(blocks, kMaxShared);
-  const auto share_cost = [&](int bits) {
-    return ceil_div(units, 1 << bits) * shape.unit + kExchange[bits];
-  };
-  PackedTiles chosen = {shape.rows, shape.tokens};
-  for (int bits = 1; bits <= 3; ++bits) {
-    const int64_t shares = 1 << bits;
-    if (tail * shares > room || shape.tokens % (shares * 16) != 0) break;
-    if ((shares - 1) * ceil_div(units, shares) >= units) break;  // the last one would be empty
-    if (share_cost(bits) < share_cost(chosen.share_bits)) chosen.share_bits = bits;
-  }
-  chosen.cost = tiles / blocks * (units * shape.unit + kTile);
-  if (tail > 0) chosen.cost += share_cost(chosen.share_bits) + kTile;
-  return chosen;
-}
-
 template <class T, class F, int kRows, int kTokens, bool kGated>
 Status run(const GemmParams& p, int share_bits, cudaStream_t stream) {
   using S = Shape<F, kRows, kTokens, kGated>;
@@ -568,11 +533,11 @@ Status run(const GemmParams& p, int share_bits, cudaStream_t stream) {
 
 template <class T, class F, size_t kIndex = 0>
 Status run_shape(const GemmParams& p, const PackedTiles& tiles, cudaStream_t stream) {
-  if constexpr (kIndex == std::size(kShapes)) {
+  if constexpr (kIndex == std::size(kPackedTiles)) {
     return Status::error("gemm_packed_tiles_sm90: no tiles of " + std::to_string(tiles.rows) +
                          " x " + std::to_string(tiles.tokens) + (p.gated ? ", gated" : ""));
   } else {
-    constexpr TileCost kShape = kShapes[kIndex];
+    constexpr PackedTileCost kShape = kPackedTiles[kIndex];
     if (tiles.rows == kShape.rows && tiles.tokens == kShape.tokens) {
       if (!p.gated)
         return run<T, F, kShape.rows, kShape.tokens, false>(p, tiles.share_bits, stream);
@@ -598,35 +563,13 @@ Status run_format(const GemmParams& p, const PackedTiles& tiles, cudaStream_t st
 
 }  // namespace
 
-const char* gemm_packed_tiles_sm90_refuses(const GemmParams& p) {
-  if (const char* reason = packed_refuses(p)) return reason;
-  if (p.operands == GemmOperands::kW4A8) return "activations must have 16 bits";
-  if (p.out_dtype != p.dtype) return "out_dtype must be dtype";
-  if (p.sumsq != nullptr || p.sumsq_out != nullptr) return "sums of squares";
-  if (p.gated && p.out_features % (2 * kUnitRows) != 0) {
-    return "out_features must be a multiple of 32 when gated";
-  }
-  if (!make_epilogue(p).vector_out) {
-    return "rows of out and residual must be aligned to 16 bytes";
-  }
-  return nullptr;
-}
-
 PackedTiles packed_tiles_of(const GemmParams& p, int rows, int tokens) {
-  for (const TileCost& shape : kShapes) {
-    if (shape.rows == rows && shape.tokens == tokens) return tiles_of(p, shape);
+  for (const PackedTileCost& shape : kPackedTiles) {
+    if (shape.rows == rows && shape.tokens == tokens) {
+      return packed_tiles_of(p, shape, num_multiprocessors());
+    }
   }
   return {rows, tokens};
-}
-
-PackedTiles choose_packed_tiles(const GemmParams& p) {
-  PackedTiles best;
-  for (const TileCost& shape : kShapes) {
-    if (p.gated && !shape.gated) continue;
-    const PackedTiles tiles = tiles_of(p, shape);
-    if (best.rows == 0 || tiles.cost < best.cost) best = tiles;
-  }
-  return best;
 }
 
 Status gemm_packed_tiles_sm90(const GemmParams& p, const PackedTiles& tiles, CUstream_st* stream) {
@@ -639,7 +582,7 @@ Status gemm_packed_tiles_sm90(const GemmParams& p, const PackedTiles& tiles, CUs
 }
 
 Status gemm_packed_tiles_sm90(const GemmParams& p, CUstream_st* stream) {
-  return gemm_packed_tiles_sm90(p, choose_packed_tiles(p), stream);
+  return gemm_packed_tiles_sm90(p, choose_packed_tiles(p, num_multiprocessors()), stream);
 }
 
 }  // namespace regatta::cuda

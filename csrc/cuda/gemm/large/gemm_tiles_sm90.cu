@@ -18,44 +18,11 @@
 // Source: own; the shape of the main loop is that of CUTLASS's cooperative kernels.
 //
 // Bound: tensor cores, and from some 1,000 rows on the device's power limit.
+#include "cuda/gemm/select.h"
+#include "cuda/gemm/tiles.h"
 #include "gemm_tiles_sm90.cuh"
 
 namespace regatta::cuda {
-
-// The width whose last wave wastes least; a narrower tile needs more of L2 per product, hence the
-// weights (measured on an H200).
-int choose_gemm_columns(const GemmParams& p, int num_multiprocessors) {
-  constexpr int kWidths[] = {256, 192, 128};
-  constexpr double kCost[] = {256., 192. * 1.04, 128. * 1.12};  // of a tile
-  int best = 0;
-  double best_cost = 1e30;
-  for (int i = 0; i < 3; ++i) {
-    const int64_t tiles =
-        ceil_div(p.num_rows, kCluster * kTokens) * ceil_div(p.out_features, kWidths[i]);
-    const double cost = ceil_div(tiles, num_multiprocessors / kCluster) * kCost[i];
-    if (cost < best_cost) best_cost = cost, best = kWidths[i];
-  }
-  return best;
-}
-
-const char* gemm_tiles_sm90_refuses(const GemmParams& p) {
-  if (const char* reason = gemm_sm90_refuses(p)) return reason;
-  const int64_t width = p.gated ? p.out_features / 2 : p.out_features;
-  if (width % 8 != 0) return "the output's width must be a multiple of 8";
-  if (p.scale_rows != 0 && (p.scale_rows != kScaleBlock || (p.gated && width % kScaleBlock != 0))) {
-    return "scales must be of whole blocks of 128 rows";
-  }
-  if (p.gated && p.out_dtype != p.dtype) return "a gated product has no float32 output";
-  for (const void* pointer : {p.residual, p.bias, static_cast<const void*>(p.out)}) {
-    if (reinterpret_cast<uintptr_t>(pointer) % 16 != 0) {
-      return "bias, residual and out must be aligned to 16 bytes";
-    }
-  }
-  if (p.sumsq_out != nullptr && gemm_sumsq_columns(p.num_rows) != 64) {
-    return "sumsq_out of few rows";
-  }
-  return nullptr;
-}
 
 Status gemm_tiles_sm90(const GemmParams& p, int columns, CUstream_st* stream) {
   if (const char* reason = gemm_tiles_sm90_refuses(p)) {

@@ -6,6 +6,7 @@
 
 #include "cuda/gemm/gemm_epilogue.cuh"
 #include "cuda/gemm/gemm_tensor_map.cuh"
+#include "cuda/gemm/tiles.h"
 #include "cuda/hopper.cuh"
 #include "cuda/wgmma.cuh"
 #include "regatta/gemm.h"
@@ -13,10 +14,10 @@
 namespace regatta::cuda {
 namespace {
 
-constexpr int kTokens = 128;  // per block
+constexpr int kTokens = kLargeTokens;  // per block
 constexpr int kGroup = 128;
 constexpr int kThreads = 3 * kGroup;  // a warpgroup that fetches, two that multiply
-constexpr int kCluster = 2;
+constexpr int kCluster = kLargeCluster;
 constexpr int kRowBytes = 128;  // of k per stage: one swizzled row
 constexpr int kWgmmaBytes = 32;
 constexpr int kMaxStages = 8;

@@ -14,6 +14,7 @@
 // Source: own; the tile and its swizzle are CUTLASS's usual ones.
 //
 // Bound: memory for few rows (a byte per value of weight), the tensor cores for many.
+#include "cuda/gemm/select.h"
 #include "gemm_codes_mma.cuh"
 
 namespace regatta::cuda {
@@ -30,32 +31,6 @@ MmaTile choose_tile(const GemmParams& p, int num_multiprocessors) {
 }
 
 }  // namespace
-
-const char* gemm_codes_mma_refuses(const GemmParams& p) {
-  if (p.operands != GemmOperands::kInt8 && p.operands != GemmOperands::kFp8) {
-    return "x and weight must be codes of 8 bits";
-  }
-  if (p.dtype != DType::kBFloat16 && p.dtype != DType::kFloat16) {
-    return "dtype must be bfloat16 or float16";
-  }
-  if (p.out_dtype != p.dtype && p.out_dtype != DType::kFloat32) {
-    return "out_dtype must be dtype or float32";
-  }
-  if (p.x_scale == nullptr || p.weight_scale == nullptr || p.sumsq != nullptr) {
-    return "codes need x_scale and weight_scale, and no sumsq";
-  }
-  if (p.scale_rows != 0 && p.operands != GemmOperands::kFp8) return "scales of blocks are of e4m3";
-  if (p.in_features % 16 != 0) return "in_features must be a multiple of 16";
-  if (reinterpret_cast<uintptr_t>(p.x) % 16 != 0 ||
-      reinterpret_cast<uintptr_t>(p.weight) % 16 != 0) {
-    return "x and weight must be aligned to 16 bytes";
-  }
-  if (p.gated && p.out_features % 2 != 0) return "out_features must be even when gated";
-  if (p.gated && (p.residual != nullptr || p.sumsq_out != nullptr)) {
-    return "a gated product takes no residual and gives no sumsq";
-  }
-  return nullptr;
-}
 
 Status gemm_codes_mma(const GemmParams& p, const MmaTile& tile, CUstream_st* stream) {
   const char* reason = gemm_codes_mma_refuses(p);

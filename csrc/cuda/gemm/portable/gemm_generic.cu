@@ -7,6 +7,7 @@
 // definition. Expected bound: shared-memory reads, about 1 TFLOP/s (not measured); it is the
 // candidate for fp32 and for shapes that the others refuse, and their twin in tests.
 #include "cuda/gemm/gemm_epilogue.cuh"
+#include "cuda/gemm/select.h"
 #include "regatta/gemm.h"
 
 namespace regatta::cuda {
@@ -86,19 +87,6 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace
-
-const char* gemm_generic_refuses(const GemmParams& p) {
-  if (p.operands != GemmOperands::kDense) return "x and weight must be dense";
-  if (!is_activation_dtype(p.dtype)) return "dtype must be float32, bfloat16 or float16";
-  if (p.out_dtype != p.dtype && p.out_dtype != DType::kFloat32) {
-    return "out_dtype must be dtype or float32";
-  }
-  if (p.gated && p.out_features % 2 != 0) return "out_features must be even when gated";
-  if (p.gated && (p.residual != nullptr || p.sumsq_out != nullptr)) {
-    return "a gated product takes no residual and gives no sumsq";
-  }
-  return nullptr;
-}
 
 Status gemm_generic(const GemmParams& p, CUstream_st* stream) {
   if (const char* reason = gemm_generic_refuses(p)) {

@@ -9,8 +9,9 @@
 // Source: own; biasing codes into a mantissa is what FasterTransformer and Marlin do.
 //
 // Bound: memory for few rows (one byte or half a byte per value of weight), the tensor cores and
-// ldmatrix from some 64 rows on; composed.cu makes a matrix of the weight from 257 rows on.
+// ldmatrix from some 64 rows on; of many rows the weight becomes a matrix first (select.cu).
 #include "cuda/gemm/packed_weight.cuh"
+#include "cuda/gemm/select.h"
 #include "gemm_mma.cuh"
 
 namespace regatta::cuda {
@@ -135,20 +136,6 @@ Status run(const GemmParams& p, const MmaTile& tile, cudaStream_t stream) {
 }
 
 }  // namespace
-
-const char* gemm_packed_mma_refuses(const GemmParams& p) {
-  if (p.operands != GemmOperands::kWeightInt8 && p.operands != GemmOperands::kWeightInt4) {
-    return "the weight must be packed, of weight_only_int8 or weight_only_int4";
-  }
-  if (p.operands == GemmOperands::kWeightInt4 && p.group_size != 64 && p.group_size != 128) {
-    return "groups must be of 64 columns or of multiples of 128";
-  }
-  if (p.scaled_out != nullptr) return "it gives no scaled_out";
-  if (p.gated && p.out_features % (2 * kUnitRows) != 0) {
-    return "out_features must be a multiple of 32 when gated";
-  }
-  return packed_refuses(p);
-}
 
 Status gemm_packed_mma(const GemmParams& p, const MmaTile& tile, CUstream_st* stream) {
   const char* reason = gemm_packed_mma_refuses(p);

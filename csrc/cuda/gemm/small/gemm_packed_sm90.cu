@@ -34,6 +34,7 @@
 #include "cuda/gemm/gemm_epilogue.cuh"
 #include "cuda/gemm/gemm_tensor_map.cuh"
 #include "cuda/gemm/packed_weight.cuh"
+#include "cuda/gemm/select.h"
 #include "cuda/hopper.cuh"
 #include "cuda/wgmma.cuh"
 #include "regatta/gemm.h"
@@ -56,7 +57,7 @@ struct KernelParams {
   int stages, split, trigger;
 };
 
-constexpr int kSlabs = 8;  // of a block, a warp each; gated, gates and their ups
+constexpr int kSlabs = kSmallPackedRows / kUnitRows;  // a warp each; gated, gates and their ups
 constexpr int kConsumers = kSlabs * kWarp;
 
 template <class F, int kTokens>
@@ -81,7 +82,6 @@ struct Shape {
   }
 };
 
-constexpr int kMaxSplit = 8;
 constexpr int kFillNanoseconds = 1500;  // until the next launch has been placed
 
 // Partial sums on their way from the block that made them to the one that finishes them. Zero but
@@ -649,46 +649,27 @@ Status run_format(const GemmParams& p, const GemmTile& tile, cudaStream_t stream
   });
 }
 
-// As many blocks as multiprocessors share k.
 GemmTile choose_tile(const GemmParams& p) {
   GemmTile tile;
   const bool codes = p.operands == GemmOperands::kW4A8;
-  tile.tokens = 16;
-  while (tile.tokens < p.num_rows && tile.tokens < 128) tile.tokens *= 2;
-  tile.features = kSlabs * kUnitRows;
+  const int multiprocessors = num_multiprocessors();
+  const PackedSplit chosen = choose_packed_split(p, multiprocessors);
+  tile.tokens = chosen.tokens;
+  tile.split = chosen.split;
+  tile.features = kSmallPackedRows;
   tile.trigger = -1;
-  const int64_t multiprocessors = num_multiprocessors();
-  const int64_t blocks =
-      ceil_div(p.out_features, tile.features) * ceil_div(p.num_rows, tile.tokens);
-  const int64_t parts = std::min<int64_t>(kMaxSplit, packed_units(p.in_features));
-  tile.split = static_cast<int>(std::clamp<int64_t>(multiprocessors / blocks, 1, parts));
   const int64_t unit = unit_bytes(p.operands, static_cast<int>(p.group_size));
   const int64_t stage = round_up(tile.tokens * (codes ? 1 : 2) * kRowBytes + kSlabs * unit, 1024);
   int64_t stages = (packed_shared_budget(p) - kHeadBytes - 1024) / stage;
   // Of large stages a block of its own multiprocessor has more, though the next launch's block then
   // waits; two of many blocks share a multiprocessor.
-  const bool alone = tile.tokens > 64 || blocks * tile.split <= multiprocessors;
+  const bool alone = tile.tokens > 64 || chosen.blocks * tile.split <= multiprocessors;
   if (stages < 4 && alone) stages = 220 * 1024 / stage;
   tile.stages = static_cast<int>(std::min<int64_t>(kMaxStages, stages));
   return tile;
 }
 
 }  // namespace
-
-double gemm_packed_cost(const GemmParams& p) {
-  const GemmTile tile = choose_tile(p);
-  const int64_t blocks =
-      ceil_div(p.out_features, tile.features) * ceil_div(p.num_rows, tile.tokens) * tile.split;
-  const int64_t steps = ceil_div(packed_units(p.in_features), tile.split);
-  return 11. + ceil_div(blocks, num_multiprocessors()) * steps * .63;
-}
-
-const char* gemm_packed_sm90_refuses(const GemmParams& p) {
-  if (p.gated && p.out_features % (2 * kUnitRows) != 0) {
-    return "out_features must be a multiple of 32 when gated";
-  }
-  return packed_refuses(p);
-}
 
 Status gemm_packed_sm90(const GemmParams& p, const GemmTile& tile, CUstream_st* stream) {
   if (const char* reason = gemm_packed_sm90_refuses(p)) {

@@ -23,6 +23,7 @@
 // From 64 rows on reads of x from L2 are the likely limit.
 // Sums of e4m3 products are 0.0003 of their size from exact ones (root mean square) where they go
 // to a float every 512 columns, else 0.0013 with 4,096 columns and 0.0029 with 14,336.
+#include "cuda/gemm/select.h"
 #include "gemm_sm90.cuh"
 
 namespace regatta::cuda {
@@ -113,34 +114,6 @@ GemmTile choose_invariant_tile(const GemmParams& p) {
 
 GemmTile choose_gemm_tile(const GemmParams& p) {
   return is_batch_invariant ? choose_invariant_tile(p) : choose_fast_tile(p);
-}
-
-const char* gemm_sm90_refuses(const GemmParams& p) {
-  if (p.dtype != DType::kBFloat16 && p.dtype != DType::kFloat16) {
-    return "dtype must be bfloat16 or float16";
-  }
-  if (p.out_dtype != p.dtype && p.out_dtype != DType::kFloat32) {
-    return "out_dtype must be dtype or float32";
-  }
-  if (p.operands > GemmOperands::kInt8) return "the weight must not be packed";
-  const bool codes = p.operands != GemmOperands::kDense;
-  if (codes && (p.x_scale == nullptr || p.weight_scale == nullptr || p.sumsq != nullptr)) {
-    return "codes need x_scale and weight_scale, and no sumsq";
-  }
-  if (p.scale_rows != 0 && p.operands != GemmOperands::kFp8) return "scales of blocks are of e4m3";
-  if (codes && p.in_features % 16 != 0) return "in_features must be a multiple of 16";
-  if (p.in_features % 8 != 0) return "in_features must be a multiple of 8";
-  if (reinterpret_cast<uintptr_t>(p.x) % 16 != 0 ||
-      reinterpret_cast<uintptr_t>(p.weight) % 16 != 0) {
-    return "x and weight must be aligned to 16 bytes";
-  }
-  if (p.gated && p.out_features % 16 != 0) {
-    return "out_features must be a multiple of 16 when gated";
-  }
-  if (p.gated && (p.residual != nullptr || p.sumsq_out != nullptr)) {
-    return "a gated product takes no residual and gives no sumsq";
-  }
-  return nullptr;
 }
 
 Status gemm_sm90(const GemmParams& p, const GemmTile& tile, CUstream_st* stream) {

@@ -23,6 +23,7 @@
 
 #include "cuda/gemm/gemm_epilogue.cuh"
 #include "cuda/gemm/quantize_row.cuh"
+#include "cuda/gemm/select.h"
 #include "cuda/hopper.cuh"
 #include "regatta/gemm.h"
 
@@ -315,34 +316,6 @@ StreamCodesTile choose_stream_codes_tile(const GemmParams& p) {
   tile.stages = static_cast<int>(
       std::min<int64_t>(5, (kPerBlock - kPartialBytes - p.in_features) / kStageBytes));
   return tile;
-}
-
-const char* gemm_stream_codes_sm90_refuses(const GemmParams& p) {
-  if (p.operands != GemmOperands::kFp8 && p.operands != GemmOperands::kInt8) {
-    return "x and weight must be codes";
-  }
-  if (p.dtype != DType::kBFloat16 && p.dtype != DType::kFloat16) {
-    return "dtype must be bfloat16 or float16";
-  }
-  if (p.out_dtype != p.dtype && p.out_dtype != DType::kFloat32) {
-    return "out_dtype must be dtype or float32";
-  }
-  if (p.num_rows > 1) return "more than one row";
-  if (p.in_features > 65536) return "more than 65536 in_features";
-  if (p.scale_rows != 0) return "scales of blocks";
-  if (p.x_scale == nullptr || p.weight_scale == nullptr || p.sumsq != nullptr ||
-      p.sumsq_out != nullptr) {
-    return "codes need x_scale and weight_scale, and no sumsq";
-  }
-  if (p.in_features % 16 != 0) return "in_features must be a multiple of 16";
-  if (p.gated && (p.residual != nullptr || p.out_dtype != p.dtype)) {
-    return "a gated product takes no residual and has no float32 output";
-  }
-  if (reinterpret_cast<uintptr_t>(p.x) % 16 != 0 ||
-      reinterpret_cast<uintptr_t>(p.weight) % 16 != 0) {
-    return "x and weight must be aligned to 16 bytes";
-  }
-  return nullptr;
 }
 
 bool gemm_stream_codes_sm90_quantizes(const GemmParams& p, const QuantizeRowsParams& q) {

@@ -16,6 +16,7 @@
 //
 // Bound: memory, 3.22 ms for the 129 products of a Llama-3-8B decode step on an H200 (4.66 TB/s).
 #include "cuda/gemm/gemm_epilogue.cuh"
+#include "cuda/gemm/select.h"
 #include "regatta/gemm.h"
 
 namespace regatta::cuda {
@@ -338,31 +339,6 @@ Status run_rows(const GemmParams& p, bool use_mma, cudaStream_t stream) {
 }
 
 }  // namespace
-
-const char* gemm_stream_sm80_refuses(const GemmParams& p) {
-  if (p.operands != GemmOperands::kDense) return "x and weight must be dense";
-  if (p.dtype != DType::kBFloat16 && p.dtype != DType::kFloat16) {
-    return "dtype must be bfloat16 or float16";
-  }
-  if (p.out_dtype != p.dtype && p.out_dtype != DType::kFloat32) {
-    return "out_dtype must be dtype or float32";
-  }
-  if (p.in_features % 8 != 0) return "in_features must be a multiple of 8";
-  if (reinterpret_cast<uintptr_t>(p.x) % 16 != 0 ||
-      reinterpret_cast<uintptr_t>(p.weight) % 16 != 0) {
-    return "x and weight must be aligned to 16 bytes";
-  }
-  if (p.gated && p.out_features % 16 != 0) {
-    return "out_features must be a multiple of 16 when gated";
-  }
-  if (p.gated && (p.residual != nullptr || p.sumsq_out != nullptr)) {
-    return "a gated product takes no residual and gives no sumsq";
-  }
-  if (p.sumsq_out != nullptr && gemm_sumsq_columns(p.num_rows) != kTile) {
-    return "sumsq_out of more than 8 rows";
-  }
-  return nullptr;
-}
 
 Status gemm_stream_sm80(const GemmParams& p, bool use_mma, CUstream_st* stream) {
   if (const char* reason = gemm_stream_sm80_refuses(p)) {

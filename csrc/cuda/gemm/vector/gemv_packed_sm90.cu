@@ -29,6 +29,7 @@
 #include "cuda/gemm/gemm_epilogue.cuh"
 #include "cuda/gemm/gemm_tensor_map.cuh"
 #include "cuda/gemm/packed_weight.cuh"
+#include "cuda/gemm/select.h"
 #include "cuda/hopper.cuh"
 #include "regatta/gemm.h"
 
@@ -505,17 +506,6 @@ GemvTile choose_tile(const GemmParams& p) {
 }
 
 }  // namespace
-
-const char* gemv_packed_sm90_refuses(const GemmParams& p) {
-  if (p.num_rows > 8) return "more than 8 rows";
-  if (p.in_features % (p.operands == GemmOperands::kW4A8 ? 128 : 64) != 0) {
-    return "in_features must be a multiple of 64 values or 128 codes";
-  }
-  if (p.gated && p.out_features % (2 * kUnitRows) != 0) {
-    return "out_features must be a multiple of 32 when gated";
-  }
-  return packed_refuses(p);
-}
 
 Status gemv_packed_sm90(const GemmParams& p, const GemvTile& tile, CUstream_st* stream) {
   if (const char* reason = gemv_packed_sm90_refuses(p)) {

@@ -1,0 +1,135 @@
+// How products are cut into tiles where that decides which kernel runs, and what it costs: host
+// code, of the problem and the number of multiprocessors alone.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/gemm/select.h"
+#include "cuda/integers.h"
+#include "regatta/gemm.h"
+
+namespace regatta::cuda {
+
+// ------------------------------------------------------------------------------ gemm_tiles_sm90
+
+constexpr int kLargeTokens = 128;  // of a block
+constexpr int kLargeCluster = 2;   // blocks that share rows of weight
+
+// Widths of tiles, and what one costs: a narrower one needs more of L2 per product (measured on an
+// H200).
+struct LargeTile {
+  int columns;
+  double cost;
+};
+constexpr LargeTile kLargeTiles[] = {{256, 256.}, {192, 192. * 1.04}, {128, 128. * 1.12}};
+
+inline int64_t num_large_tiles(const GemmProblem& p, int columns) {
+  return ceil_div(p.num_rows, kLargeCluster * kLargeTokens) * ceil_div(p.out_features, columns);
+}
+
+// The width whose last wave wastes least.
+inline int choose_gemm_columns(const GemmProblem& p, int num_multiprocessors) {
+  int best = 0;
+  double best_cost = 0.;
+  for (const LargeTile& tile : kLargeTiles) {
+    const int64_t waves =
+        ceil_div(num_large_tiles(p, tile.columns), num_multiprocessors / kLargeCluster);
+    const double cost = static_cast<double>(waves) * tile.cost;
+    if (best == 0 || cost < best_cost) best_cost = cost, best = tile.columns;
+  }
+  return best;
+}
+
+// Multiprocessors that have a tile, of 1, over all waves.
+inline double large_tiles_fill(const GemmProblem& p, int num_multiprocessors) {
+  const int64_t clusters = num_multiprocessors / kLargeCluster;
+  const int64_t tiles = num_large_tiles(p, choose_gemm_columns(p, num_multiprocessors));
+  return static_cast<double>(tiles) / static_cast<double>(ceil_div(tiles, clusters) * clusters);
+}
+
+// ------------------------------------------------------------------------------- packed weights
+
+constexpr int kUnitRows = 16, kUnitColumns = 128;  // packed_weight.cuh
+
+// ----------------------------------------------------------------------------- gemm_packed_sm90
+
+constexpr int kMaxSplit = 8;           // blocks that share k
+constexpr int kSmallPackedRows = 128;  // of weight, of a block
+
+struct PackedSplit {
+  int tokens = 16;     // of a block: 16, 32, 64, 128
+  int64_t blocks = 1;  // that do not share k
+  int split = 1;
+};
+
+// As many blocks as multiprocessors share k.
+inline PackedSplit choose_packed_split(const GemmProblem& p, int num_multiprocessors) {
+  PackedSplit chosen;
+  while (chosen.tokens < p.num_rows && chosen.tokens < 128) chosen.tokens *= 2;
+  chosen.blocks = ceil_div(p.out_features, kSmallPackedRows) * ceil_div(p.num_rows, chosen.tokens);
+  const int64_t parts = std::min<int64_t>(kMaxSplit, packed_units(p.in_features));
+  chosen.split =
+      static_cast<int>(std::clamp<int64_t>(num_multiprocessors / chosen.blocks, 1, parts));
+  return chosen;
+}
+
+// Microseconds of 65 to 128 rows, about, as measured on an H200.
+inline double packed_split_cost(const GemmProblem& p, int num_multiprocessors) {
+  const PackedSplit chosen = choose_packed_split(p, num_multiprocessors);
+  const int64_t steps = ceil_div(packed_units(p.in_features), chosen.split);
+  const int64_t waves = ceil_div(chosen.blocks * chosen.split, num_multiprocessors);
+  return 11. + static_cast<double>(waves * steps) * .63;
+}
+
+// ----------------------------------------------------------------------- gemm_packed_tiles_sm90
+
+constexpr int kMaxShared = 160;  // multiprocessors that share tiles out
+
+// What tiles cost: microseconds of a unit, as measured on an H200.
+struct PackedTileCost {
+  int rows, tokens;
+  double unit;
+  bool gated;  // products may be
+};
+constexpr PackedTileCost kPackedTiles[] = {
+    {256, 128, 1.30, true},  {192, 192, 1.44, false}, {192, 128, 1.00, false},
+    {128, 256, 1.25, false}, {128, 224, 1.09, false}, {128, 192, .95, false},
+    {128, 160, .79, false},  {128, 128, .66, false},  {128, 64, .51, false}};
+
+// Likewise, of the exchange of sums among 1, 2, 4 and 8 shares, and what a tile costs beside its
+// units.
+constexpr double kPackedExchange[] = {0., 5., 7., 10.};
+constexpr double kPackedTile = 2.;
+
+inline PackedTiles packed_tiles_of(const GemmProblem& p, const PackedTileCost& shape,
+                                   int num_multiprocessors) {
+  const int64_t units = packed_units(p.in_features), blocks = num_multiprocessors;
+  const int64_t tiles = ceil_div(p.out_features, shape.rows) * ceil_div(p.num_rows, shape.tokens);
+  const int64_t tail = tiles % blocks, room = std::min<int64_t>(blocks, kMaxShared);
+  const auto share_cost = [&](int bits) {
+    return ceil_div(units, 1 << bits) * shape.unit + kPackedExchange[bits];
+  };
+  PackedTiles chosen = {shape.rows, shape.tokens};
+  for (int bits = 1; bits <= 3; ++bits) {
+    const int64_t shares = 1 << bits;
+    if (tail * shares > room || shape.tokens % (shares * 16) != 0) break;
+    if ((shares - 1) * ceil_div(units, shares) >= units) break;  // the last one would be empty
+    if (share_cost(bits) < share_cost(chosen.share_bits)) chosen.share_bits = bits;
+  }
+  chosen.cost = tiles / blocks * (units * shape.unit + kPackedTile);
+  if (tail > 0) chosen.cost += share_cost(chosen.share_bits) + kPackedTile;
+  return chosen;
+}
+
+inline PackedTiles choose_packed_tiles(const GemmProblem& p, int num_multiprocessors) {
+  PackedTiles best;
+  for (const PackedTileCost& shape : kPackedTiles) {
+    if (p.gated && !shape.gated) continue;
+    const PackedTiles tiles = packed_tiles_of(p, shape, num_multiprocessors);
+    if (best.rows == 0 || tiles.cost < best.cost) best = tiles;
+  }
+  return best;
+}
+
+}  // namespace regatta::cuda

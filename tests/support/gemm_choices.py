@@ -1,0 +1,100 @@
+"""Asks csrc/cuda/gemm/select.cu which kernel multiplies, without CUDA."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import build
+
+PROGRAM = build.ROOT / "tests" / "csrc" / "select_gemm.cc"
+GEMM = build.CSRC / "cuda" / "gemm"
+HEADERS = (
+    GEMM / "select.h",
+    GEMM / "tiles.h",
+    build.CSRC / "cuda" / "integers.h",
+    build.CSRC / "include" / "regatta" / "gemm.h",
+    build.CSRC / "include" / "regatta" / "types.h",
+)
+FLAGS = ("-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-x", "c++")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A row of the table and its kernel, or "" and why there is none."""
+
+    row: int
+    kernel: str
+    reasons: str = ""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A row of the table: its name, kernel, and compute capabilities * 10."""
+
+    name: str
+    kernel: str
+    min_arch: int
+    max_arch: int
+    is_alike: bool
+
+
+class GemmChoices:
+    """The choice, as a program of tests/csrc that reads a product and a GPU per line."""
+
+    def __init__(self, program: Path) -> None:
+        self.program = program
+
+    def ask(self, lines: Sequence[str]) -> list[Choice]:
+        """Returns the choice for each line; select_gemm.cc says what may stand in one."""
+        output = self._run(input="\n".join(lines)).splitlines()
+        assert len(output) == len(lines)
+        return [_choice(line) for line in output]
+
+    @functools.cache  # noqa: B019 - one object per session
+    def table(self) -> tuple[Candidate, ...]:
+        """Returns all candidates in their order."""
+        rows = [line.split() for line in self._run("table").splitlines()]
+        return tuple(
+            Candidate(name, kernel, int(first), int(last), alike == "1")
+            for name, kernel, first, last, alike in rows
+        )
+
+    def _run(self, *arguments: str, input: str = "") -> str:  # noqa: A002 - subprocess's word
+        command = [str(self.program), *arguments]
+        return subprocess.run(
+            command, input=input, capture_output=True, text=True, check=True
+        ).stdout
+
+
+def _choice(line: str) -> Choice:
+    row, _, rest = line.partition(" ")
+    return Choice(-1, "", rest) if row == "none" else Choice(int(row), rest)
+
+
+def compiled() -> GemmChoices:
+    """Returns the choice, compiled from these sources by this call or by an earlier one.
+
+    Raises build.BuildError where there is no C++ compiler.
+    """
+    sources = (PROGRAM, GEMM / "select.cu")
+    compiler = build.find_compiler()
+    digest = hashlib.blake2b(" ".join([compiler, *FLAGS]).encode(), digest_size=8)
+    for path in (*sources, *HEADERS):
+        digest.update(path.read_bytes())
+    folder = build.BUILD_DIR / "select_gemm"
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / digest.hexdigest()
+    if not target.is_file():
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            made = Path(own) / "program"
+            command = [compiler, *FLAGS, f"-I{build.CSRC / 'include'}", f"-I{build.CSRC}"]
+            subprocess.run([*command, *map(str, sources), "-o", str(made)], check=True)
+            os.replace(made, target)  # another process may do the same
+    return GemmChoices(target)
