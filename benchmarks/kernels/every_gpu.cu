@@ -1,5 +1,9 @@
 // Times the products with quantized weights that every GPU has (the candidates "mma") of a
-// Llama-3-8B step, this GPU's own choice beside them.
+// Llama-3-8B step, this GPU's own choice beside them; matrix: packed weights, multiplied as they
+// are and made a matrix for cuBLASLt first, which the rows "matrix" of select.cu choose between.
+//
+//   every_gpu [matrix]
+// cuBLASLt is found in the folder REGATTA_CUBLASLT, or where the dynamic linker looks.
 #include "regatta/gemm.h"
 #include "timing.cuh"
 
@@ -102,9 +106,65 @@ int time_all() {
   return 0;
 }
 
+// us of each product as it is and as a matrix first, and the rates; last, from how many rows on the
+// matrix is faster for all that follow.
+int time_matrix() {
+  constexpr int64_t kMost = 4096;
+  const Model model(kMost);
+  const GemmResources resources = blas_resources(GemmOperands::kDense, kMost, 2 * kInner);
+  uint8_t* matrix;
+  CHECK_CUDA(cudaMalloc(&matrix, 2 * kHidden * kInner * 2));
+  const auto as_matrix = [&](GemmParams p, cudaStream_t stream) {
+    CHECK_STATUS(unpack_weight(p, matrix, stream));
+    p.weight = matrix;
+    p.weight_scale = nullptr;
+    p.operands = GemmOperands::kDense;
+    CHECK_STATUS(gemm(p, resources, "blas", stream));
+  };
+  for (const Kind kind : {kPacked8, kPacked4}) {
+    int64_t from[4] = {};
+    for (const int64_t rows : {128, 256, 384, 512, 768, 1024, 1536, 2048, 4096}) {
+      printf("%-18s M %4ld", kNames[kind], rows);
+      for (int product = 0; product < 4; ++product) {
+        as_matrix(model.params(kind, product, 0, rows), nullptr);  // chooses an algorithm
+        const auto us = [&](const auto& run) {
+          return 1e3 / kTimedLayers *
+                 graph_ms(
+                     [&](cudaStream_t stream) {
+                       for (int layer = 0; layer < kTimedLayers; ++layer) {
+                         run(model.params(kind, product, layer, rows), stream);
+                       }
+                     },
+                     5);
+        };
+        const double own = us([&](const GemmParams& p, cudaStream_t stream) {
+          CHECK_STATUS(gemm(p, {}, "mma", stream));
+        });
+        const double first = us(as_matrix);
+        const double flops = 2e-6 * rows * kN[product] * kK[product];
+        printf(" | %s %.1f (%.0f TFLOP/s), matrix %.1f (%.0f)", kKindNames[product], own,
+               flops / own, first, flops / first);
+        if (first >= own) from[product] = 0;
+        if (first < own && from[product] == 0) from[product] = rows;
+      }
+      printf("\n");
+    }
+    printf("%-18s a matrix is faster from", kNames[kind]);
+    for (int product = 0; product < 4; ++product) {
+      printf(" | %s %ld", kKindNames[product], from[product]);
+    }
+    printf(" rows (0: nowhere)\n");
+  }
+  return 0;
+}
+
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
   setvbuf(stdout, nullptr, _IOLBF, 4096);
-  return time_all();
+  const std::string mode = argc > 1 ? argv[1] : "";
+  if (mode.empty()) return time_all();
+  if (mode == "matrix") return time_matrix();
+  fprintf(stderr, "every_gpu: %s is not known (there is: matrix)\n", mode.c_str());
+  return 2;
 }

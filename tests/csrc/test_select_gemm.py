@@ -147,11 +147,18 @@ CASES = [
     Case((90,), f"{W4A8} {DOWN}", {8: PACKED_VECTOR, 9: PACKED_SMALL, 8000: PACKED_SMALL}),
     Case((90,), f"operands=weight_int4 {QKV}", {4095: PACKED_LARGE, 4096: PACKED_LARGE}),
     Case((90,), f"{PACKED4} {QKV} batch_invariant", {1: PACKED_SMALL, 8000: PACKED_SMALL}),
-    Case(BEFORE_HOPPER, f"{PACKED8} {QKV}", {1: PACKED_MMA, 4095: PACKED_MMA, 4096: MATRIX}),
-    Case(BEFORE_HOPPER, f"{PACKED4} {GATE_UP}", {1: PACKED_MMA, 8000: PACKED_MMA}),
+    Case((75, 80, 86), f"{PACKED8} {QKV}", {1: PACKED_MMA, 511: PACKED_MMA, 512: MATRIX}),
+    Case((75, 80, 86), f"{PACKED4} {DOWN}", {1: PACKED_MMA, 511: PACKED_MMA, 512: MATRIX}),
+    Case((75, 80, 86), f"{PACKED4} {GATE_UP}", {512: PACKED_MMA, 767: PACKED_MMA, 768: MATRIX}),
+    Case((89,), f"{PACKED8} {QKV}", {512: PACKED_MMA, 1023: PACKED_MMA, 1024: MATRIX}),
+    Case((89,), f"{PACKED8} {GATE_UP}", {1024: PACKED_MMA, 1535: PACKED_MMA, 1536: MATRIX}),
+    # Without cuBLASLt, without room, and of a matrix that no step's workspace has room for.
+    Case(BEFORE_HOPPER, f"operands=weight_int8 dtype=float16 matrix {QKV}", {8000: PACKED_MMA}),
+    Case(BEFORE_HOPPER, f"operands=weight_int8 dtype=float16 blas {QKV}", {8000: PACKED_MMA}),
+    Case(BEFORE_HOPPER, f"{PACKED4} in=8192 out=57344 gated", {8000: PACKED_MMA}),
     Case(BEFORE_HOPPER, f"{PACKED4} {QKV} batch_invariant", {1: PACKED_MMA, 8000: PACKED_MMA}),
-    Case((75,), f"operands=weight_int4 blas matrix {QKV}", {1: ""}),  # bfloat16
-    Case(BEFORE_HOPPER, f"{PACKED_GROUPS} {QKV}", {1: ""}),
+    Case((75,), f"operands=weight_int4 blas matrix {QKV}", {1: "", 8000: ""}),  # bfloat16
+    Case(BEFORE_HOPPER, f"{PACKED_GROUPS} {QKV}", {1: "", 8000: ""}),
     Case(BEFORE_HOPPER, f"{W4A8} {QKV}", {1: "", 8000: ""}),
 ]
 
@@ -192,7 +199,7 @@ def test_forced_candidate_ignores_thresholds_and_not_refusals(gemm_choices: Gemm
     ask = [
         question(90, f"{PACKED4} {QKV} force=mma", 8000),
         question(90, f"{FP8} {CODED_OUT} force=blas_codes", 512),
-        question(90, f"{PACKED4} {QKV} force=matrix", 1),
+        question(80, f"{PACKED4} {QKV} force=matrix", 1),
         question(90, f"{DENSE} {QKV} force=mma", 8),
     ]
     got = [choice.kernel for choice in gemm_choices.ask(ask)]

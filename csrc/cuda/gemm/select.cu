@@ -357,8 +357,23 @@ const char* matrix_refused(const GemmProblem& p) {
 }
 
 // Gated tiles are faster than a matrix of gates and ups.
-const char* refuses_matrix(const GemmProblem& p, const Architecture&) {
+const char* refuses_matrix_sm90(const GemmProblem& p, const Architecture&) {
   return p.gated ? "gated tiles are faster" : matrix_refused(p);
+}
+
+// A step's workspace has room for so much beside cuBLASLt's (predict/loading/memory.py).
+constexpr int64_t kMostMatrixBytes = int64_t{320} << 20;
+
+// Elsewhere a matrix is for cuBLASLt, and for products that have a kernel of few rows too.
+template <bool kGated>
+const char* refuses_matrix(const GemmProblem& p, const Architecture& a) {
+  if (p.gated != kGated) return kGated ? "it has no gate" : "it has a gate";
+  if (const char* reason = matrix_refused(p)) return reason;
+  if (const char* reason = gemm_packed_mma_refuses(p)) return reason;
+  if (2 * p.in_features * p.out_features > kMostMatrixBytes) return "the matrix is too large";
+  GemmProblem dense = p;
+  dense.operands = GemmOperands::kDense;
+  return refuses_blas(dense, a);
 }
 
 constexpr int64_t kAny = int64_t{1} << 62;
@@ -414,13 +429,17 @@ constexpr GemmCandidate kCandidates[] = {
      true},
 
     // Weights of 8 and 4 bits, packed. A matrix first, from so many rows on as the dense product
-    // saves more than making it costs: measured on an H200.
+    // saves more than making it costs: measured on an H200, computed for other GPUs.
     {"packed", kPacked, K::kVectorPacked, 90, 90, 1, 8, kHopperShared,
      by_problem<gemv_packed_sm90_refuses>},
-    {"matrix", kPacked, K::kMatrix, 75, kAll, 4096, kAny, kStaticShared, refuses_matrix},
+    {"matrix", kPacked, K::kMatrix, 90, 90, 4096, kAny, kHopperShared, refuses_matrix_sm90},
     {"packed", kPacked, K::kLargePacked, 90, 90, 65, kAny, kHopperShared, refuses_packed_tiles},
     {"packed", kPacked, K::kSmallPacked, 90, 90, 1, kAny, kHopperShared,
      by_problem<gemm_packed_sm90_refuses>, true},
+    {"matrix", kPacked, K::kMatrix, 75, 88, 512, kAny, kStaticShared, refuses_matrix<false>},
+    {"matrix", kPacked, K::kMatrix, 75, 88, 768, kAny, kStaticShared, refuses_matrix<true>},
+    {"matrix", kPacked, K::kMatrix, 89, kAll, 1024, kAny, kStaticShared, refuses_matrix<false>},
+    {"matrix", kPacked, K::kMatrix, 89, kAll, 1536, kAny, kStaticShared, refuses_matrix<true>},
     {"mma", kPacked, K::kPackedMma, 80, kAll, 1, kAny, kMmaShared,
      by_problem<gemm_packed_mma_refuses>, true},
     {"mma", kPacked, K::kPackedMma, 75, 79, 1, kAny, kMmaShared,
