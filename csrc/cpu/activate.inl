@@ -1,6 +1,6 @@
 // See activate.cc.
-#include "rows.inl"
 #include "functions.inl"
+#include "rows.inl"
 
 namespace regatta::cpu::REGATTA_ISA {
 

@@ -315,8 +315,8 @@ struct AttentionJob {
   int64_t window;
   float softcap = 0.0f;           // see PagedAttentionParams
   const float* slopes = nullptr;  // [Hq] or null
-  RowState* partial_states;  // [Hkv][plan.num_partial_rows]
-  float* partials;           // [Hkv][plan.num_partial_rows][padded_dim]
+  RowState* partial_states;       // [Hkv][plan.num_partial_rows]
+  float* partials;                // [Hkv][plan.num_partial_rows][padded_dim]
 
   int64_t group() const { return num_heads / num_kv_heads; }
   int64_t padded_dim() const { return (head_dim + Vec::kLanes - 1) / Vec::kLanes * Vec::kLanes; }

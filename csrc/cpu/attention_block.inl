@@ -79,8 +79,7 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
   const int64_t used = batch.cu_seqlens_q[batch.num_seqs];
 
   parallel([&](Team& team) {
-    norm_rows(team, normed, hidden, hidden_size, static_cast<const T*>(p.norm_weight),
-                  p.epsilon);
+    norm_rows(team, normed, hidden, hidden_size, static_cast<const T*>(p.norm_weight), p.epsilon);
     complete_rows(team, normed);
     gemm(team, kernels.qkv, normed,
          [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {

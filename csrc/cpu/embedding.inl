@@ -46,8 +46,7 @@ Status finish_embeddings(const EmbeddingParams& p) {
                     [&](int64_t begin, int64_t end) {
                       for (int64_t token = begin; token < end; ++token) {
                         T* to = out + token * width;
-                        const T* add =
-                            table ? table + p.positions[token] * width : to;
+                        const T* add = table ? table + p.positions[token] * width : to;
                         for (int64_t i = 0; i < width; i += Vec::kLanes) {
                           const int n = lanes_left(width - i);
                           const Vec scaled = load_n(to + i, n) * scale;

@@ -184,7 +184,7 @@ inline void pack_rows(Team& team, const PackedRows& rows, const T* x, int64_t st
 // Normalised rows of x [num_rows, width] into `rows`. No barrier at the end.
 template <class T>
 inline void norm_rows(Team& team, const PackedRows& rows, const T* x, int64_t stride,
-                          const T* weight, float epsilon) {
+                      const T* weight, float epsilon) {
   Scratch::Scope scope(team.scratch());
   float* row = team.scratch().take<float>(rows.width);
   team.for_chunks(rows.num_rows, rows_per_claim(team, rows.num_rows),

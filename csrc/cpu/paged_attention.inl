@@ -10,9 +10,8 @@ namespace regatta::cpu::REGATTA_ISA {
 template <class T>
 Status paged_attention_typed(const PagedAttentionParams& p) {
   Scratch::Scope scope(Scratch::mine());
-  AttentionJob job =
-      make_attention_job(p.batch, p.batch, p.cache, p.num_heads, p.num_kv_heads, p.head_dim,
-                         p.softmax_scale, p.window, Scratch::mine());
+  AttentionJob job = make_attention_job(p.batch, p.batch, p.cache, p.num_heads, p.num_kv_heads,
+                                        p.head_dim, p.softmax_scale, p.window, Scratch::mine());
   job.softcap = p.softcap;
   job.slopes = p.slopes;
   T* out = static_cast<T*>(p.out);

@@ -32,9 +32,10 @@ Status check_rope_indices(const char* op, const int32_t* positions, const int32_
 }
 
 Status rope_and_cache_write(const RopeAndCacheWriteParams& params) {
-  const Status status = check_rope_indices(
-      "rope_and_cache_write", params.positions, params.slot_mapping, params.num_tokens,
-      params.rope_cache ? params.num_positions : INT64_MAX, params.cache.num_blocks * params.cache.block_size);
+  const Status status =
+      check_rope_indices("rope_and_cache_write", params.positions, params.slot_mapping,
+                         params.num_tokens, params.rope_cache ? params.num_positions : INT64_MAX,
+                         params.cache.num_blocks * params.cache.block_size);
   return status.ok() ? kRopeAndCacheWrite.run(params) : status;
 }
 

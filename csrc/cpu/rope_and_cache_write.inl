@@ -30,8 +30,7 @@ Status rope_and_cache_write_typed(const RopeAndCacheWriteParams& p) {
   const int64_t width = job.heads() * p.head_dim;
   const int64_t bytes = p.num_tokens * width * static_cast<int64_t>(sizeof(T));
   if (!p.whole || !p.q_norm) {
-    parallel(threads_for_bytes(bytes),
-             [&](Team& team) { rope_rows(team, job, qkv, q_out); });
+    parallel(threads_for_bytes(bytes), [&](Team& team) { rope_rows(team, job, qkv, q_out); });
     return {};
   }
   Scratch::Scope scope(Scratch::mine());

@@ -1,6 +1,6 @@
 // regatta_logits(hidden [T, H], norm_weight? [H], head..., bias? [V], logit_indices? [L])
-//                {scheme, vocab_size, epsilon, scale, softcap} -> logits [L, V] float32; of all rows
-//                without indices
+//                {scheme, vocab_size, epsilon, scale, softcap} -> logits [L, V] float32; of all
+//                rows without indices
 #include "regatta/logits.h"
 
 #include "cuda_resources.h"

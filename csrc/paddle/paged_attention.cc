@@ -84,8 +84,8 @@ PD_BUILD_OP(regatta_paged_attention)
     .Inputs({"q", paddle::Vec("caches"), "cu_seqlens_q", "context_lens", "block_tables", "max_lens",
              paddle::Optional("tree_mask"), paddle::Optional("slopes")})
     .Outputs({"out"})
-    .Attrs({"num_heads: int64_t", "softmax_scale: float", "window: int64_t",
-            "softcap: float", "kv_format: std::string"})
+    .Attrs({"num_heads: int64_t", "softmax_scale: float", "window: int64_t", "softcap: float",
+            "kv_format: std::string"})
     .SetKernelFn(PD_KERNEL(regatta::binding::paged_attention))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
     .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from predict.config.engine import EngineConfig
 from predict.config.quantization import check_support
-from predict.errors import UserError
 from predict.loading.build import build_decoder, expected_tensors
 from predict.loading.layouts import Layout, layout_of
 from predict.loading.layouts.online import Online
@@ -28,7 +27,7 @@ from predict.loading.sources import (
 from predict.models import family_of, weight_names
 from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
-from predict.nn.spec import DecoderSpec, EmbeddingSpec, HeadSpec
+from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightPlan, plan_weights
 
 
@@ -98,7 +97,6 @@ def open_weights(
     if gpu is not None:
         from predict.device.devices import driver_info
 
-        check_gpu_blocks(plan.spec)
         capability = driver_info().gpus[gpu.index].capability
     for linear in (*plan.linears(), plan.head):
         check_support(
@@ -111,17 +109,6 @@ def open_weights(
             linear.in_features,
         )
     return Weights(config, plan, source, layout, platform)
-
-
-def check_gpu_blocks(spec: DecoderSpec) -> None:
-    """Raises UserError where the GPU's operators lack what a block of the network asks for."""
-    from predict.ops.compiled import is_fused
-
-    plain = spec.embedding == EmbeddingSpec() and spec.head == HeadSpec(norm=spec.head.norm)
-    if not plain or not all(map(is_fused, spec.blocks())):
-        raise UserError(
-            f"networks of model_type {spec.model_type} run on the CPU alone; use --device cpu"
-        )
 
 
 def load_decoder(

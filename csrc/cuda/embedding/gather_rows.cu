@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads)
   };
   add(p.weight, p.vocab_size, p.token_ids[row], p.scale);
   if (p.position_table != nullptr) {
-    add(p.position_table, p.num_positions, p.positions[row] + p.position_offset, 1.f);
+    add(p.position_table, p.num_positions, p.positions[row], 1.f);
   }
   T* const out = static_cast<T*>(p.out) + i * kUnit;
   if constexpr (kVector) {

@@ -67,7 +67,7 @@ Status norm(const NormParams& params, const Launch& launch);
 // Of rows row_ids[params.num_tokens] of params.x [num_source_rows, hidden_size]; a row id outside
 // of it gives a row of zeros. params.residual is null.
 Status norm_rows(const NormParams& params, const int32_t* row_ids, int64_t num_source_rows,
-                     const Launch& launch);
+                 const Launch& launch);
 Status activate(const ActivateParams& params, const Launch& launch);
 Status add(const AddParams& params, const Launch& launch);
 Status rope_and_cache_write(const RopeAndCacheWriteParams& params, const Launch& launch);
