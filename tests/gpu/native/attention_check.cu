@@ -80,6 +80,8 @@ double error_of(const Setup<T>& s, int64_t budget) {
       for (int d = 0; d < c.dim; ++d)
         x += double(host_float(q[row * c.dim + d])) * element(k, k_scale, key, d);
       logits[p] = x / std::sqrt(double(c.dim));
+      if (c.softcap > 0) logits[p] = c.softcap * std::tanh(logits[p] / c.softcap);
+      if (c.slopes) logits[p] += double(s.slopes[jobs[j].head]) * (p - depth);
       top = std::max(top, logits[p]);
     }
     std::vector<double> expected(c.dim, 0.0);
@@ -134,10 +136,12 @@ void check(const Case& c, const char* kernel, double tolerance) {
   const bool ok = error < tolerance && same;
   failures += !ok;
   if (!ok) {
-    std::printf("FAILED %-8s %-8s %-12s %-22s D %3d heads %2d/%2d block %3d window %5d: %.1e%s\n",
-                kernel, dtype_name(s.dtype), kv_format_info(c.format).name, c.name.c_str(), c.dim,
-                c.heads, c.kv_heads, c.block_size, c.window, error,
-                same ? "" : " (replay differs)");
+    std::printf(
+        "FAILED %-8s %-8s %-12s %-22s D %3d heads %2d/%2d block %3d window %5d cap %.0f%s: "
+        "%.1e%s\n",
+        kernel, dtype_name(s.dtype), kv_format_info(c.format).name, c.name.c_str(), c.dim, c.heads,
+        c.kv_heads, c.block_size, c.window, c.softcap, c.slopes ? " slopes" : "", error,
+        same ? "" : " (replay differs)");
     std::fflush(stdout);
   }
   ++checks;
@@ -146,7 +150,7 @@ void check(const Case& c, const char* kernel, double tolerance) {
 // rope_and_paged_attention() against rope_and_cache_write() and paged_attention(): what they leave
 // in the caches, bit for bit, and their outputs. Spans of one token.
 template <class T>
-void check_fused(const Case& c, int rotary, bool norms) {
+void check_fused(const Case& c, int rotary, bool norms, bool interleaved = false) {
   unsetenv("REGATTA_KERNEL");
   Setup<T> s(c);
   const int64_t tokens = s.num_tokens, all = c.heads + 2 * c.kv_heads;
@@ -190,7 +194,7 @@ void check_fused(const Case& c, int rotary, bool norms) {
   rope.q_out = q;
   rope.num_tokens = tokens, rope.num_heads = c.heads, rope.num_kv_heads = c.kv_heads;
   rope.head_dim = c.dim, rope.rotary_dim = rotary, rope.num_positions = num_positions;
-  rope.epsilon = 1e-6f;
+  rope.epsilon = 1e-6f, rope.interleaved = interleaved;
   struct Result {
     std::vector<uint8_t> cache;
     std::vector<T> out;
@@ -337,6 +341,15 @@ std::vector<Span> mixed_spans() {
   return {{1, 700}, {300, 300}, {1, 64}, {3, 90}, {0, 0}, {77, 1200}, {1, 33}};
 }
 
+// What scores may become: the same case with a soft cap, with slopes, and with both and a window.
+std::vector<Case> shaped(Case c) {
+  std::vector<Case> cases(3, c);
+  cases[0].softcap = 2.f;
+  cases[1].slopes = true;
+  cases[2].softcap = 3.f, cases[2].slopes = true, cases[2].window = 100;
+  return cases;
+}
+
 // Dense caches, each kernel in turn. small: for compute-sanitizer.
 void check_spans(bool small) {
   const std::vector<Span> longer = {{1, 4096}, {1, 32768}, {1, 4097}, {130, 4096}};
@@ -351,6 +364,16 @@ void check_spans(bool small) {
       cases.push_back({"mixed", mixed_spans(), h.heads, h.kv_heads, dim, block, -1, 2});
       if (small) break;
       cases.push_back({"mixed, window", mixed_spans(), h.heads, h.kv_heads, dim, block, 100});
+    }
+    for (const std::vector<Span>& spans : {odd_spans(), mixed_spans(), prompt_spans()}) {
+      for (const Case& c : shaped({"shaped", spans, 14, 2, dim, 32, -1, 2})) cases.push_back(c);
+      if (small) break;
+      for (const Case& c : shaped({"shaped", spans, 8, 8, dim, 64, -1, 2})) cases.push_back(c);
+    }
+    if (!small) {
+      for (const Case& c : shaped({"shaped, 4k and 32k", longer, 8, 2, dim, 64})) {
+        cases.push_back(c);
+      }
     }
     if (!small) cases.push_back({"4k and 32k", longer, 8, 2, dim, 64});
     if (!small) cases.push_back({"4k and 32k, window", longer, 8, 2, dim, 32, 1000});
@@ -374,9 +397,14 @@ void check_trees() {
     c.tree = true;
     check<__nv_bfloat16>(c, "sm90", 6e-3);
     check<float>(c, "generic", 1e-5);
+    for (const Case& each : shaped(c)) {
+      check<__nv_bfloat16>(each, "sm90", 6e-3);
+      check<float>(each, "generic", 1e-5);
+    }
     c.dim = 80, c.format = KvFormat::kInt8Dynamic;
     c.spans.pop_back();
     check<__half>(c, "sm90", 2e-3);
+    for (const Case& each : shaped(c)) check<__half>(each, "sm90", 2e-3);
   }
 }
 
@@ -394,9 +422,24 @@ void check_format(KvFormat format, bool small) {
         Case c{"ones", ones, h.heads, h.kv_heads, dim, block, window, 3, format};
         check_fused<__nv_bfloat16>(c, dim, false);
         check_fused<__half>(c, dim == 128 ? 64 : dim, true);
+        if (h.heads != 4) {
+          for (const Case& each : shaped(c)) check_fused<__nv_bfloat16>(each, dim, true);
+          check_fused<__half>(c, dim, true, true);
+        }
         if (format == KvFormat::kDense) continue;
         check<__nv_bfloat16>(c, "sm90", 6e-3);
         check<__half>(c, "sm90", 2e-3);
+        for (const std::vector<Span>& spans : {ones, drafts, mixed_spans(), prompt_spans()}) {
+          if (window != -1) break;
+          Case base = c;
+          base.name = "shaped", base.spans = spans;
+          for (const Case& each : shaped(base)) {
+            check<__nv_bfloat16>(each, "sm90", 8e-3);
+            check<__half>(each, "sm90", 2e-3);
+            if (h.heads == 8) check<__nv_bfloat16>(each, "generic", 6e-3);
+          }
+          if (small) break;
+        }
         c.name = "drafts", c.spans = drafts;
         check<__nv_bfloat16>(c, "sm90", 6e-3);
         c.name = "mixed", c.spans = mixed_spans();

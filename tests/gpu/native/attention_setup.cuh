@@ -67,6 +67,8 @@ struct Case {
   int padding = 0;  // tokens behind the last span
   KvFormat format = KvFormat::kDense;
   bool tree = false;  // spans of up to 32 tokens are random trees
+  float softcap = 0.f;
+  bool slopes = false;  // each head has one
 };
 
 template <class T>
@@ -83,6 +85,8 @@ struct Setup {
   uint8_t *k, *v;
   float *k_scale, *v_scale;
   int32_t *d_cu, *d_ctx, *d_table;
+  std::vector<float> slopes;  // [heads]
+  float* d_slopes;
   void* workspace;
   int64_t workspace_bytes;
   cuda::AttentionLimits limits;
@@ -134,6 +138,9 @@ struct Setup {
     }
     CHECK_CUDA(cudaMalloc(&d_tree, tree.size() * 4));
     CHECK_CUDA(cudaMemcpy(d_tree, tree.data(), tree.size() * 4, cudaMemcpyHostToDevice));
+    for (int h = 0; h < c.heads; ++h) slopes.push_back(std::exp2(-8.f * (h + 1) / c.heads));
+    CHECK_CUDA(cudaMalloc(&d_slopes, slopes.size() * 4));
+    CHECK_CUDA(cudaMemcpy(d_slopes, slopes.data(), slopes.size() * 4, cudaMemcpyHostToDevice));
     CHECK_CUDA(cudaMalloc(&d_cu, cu.size() * 4));
     CHECK_CUDA(cudaMalloc(&d_ctx, ctx.size() * 4));
     CHECK_CUDA(cudaMalloc(&d_table, table.size() * 4));
@@ -179,10 +186,11 @@ struct Setup {
     CHECK_CUDA(cudaFree(d_used));
   }
   ~Setup() {
-    for (void* p : {static_cast<void*>(q), static_cast<void*>(k), static_cast<void*>(v),
-                    static_cast<void*>(k_scale), static_cast<void*>(v_scale),
-                    static_cast<void*>(d_tree), static_cast<void*>(out), static_cast<void*>(d_cu),
-                    static_cast<void*>(d_ctx), static_cast<void*>(d_table), workspace}) {
+    for (void* p :
+         {static_cast<void*>(q), static_cast<void*>(k), static_cast<void*>(v),
+          static_cast<void*>(k_scale), static_cast<void*>(v_scale), static_cast<void*>(d_tree),
+          static_cast<void*>(d_slopes), static_cast<void*>(out), static_cast<void*>(d_cu),
+          static_cast<void*>(d_ctx), static_cast<void*>(d_table), workspace}) {
       CHECK_CUDA(cudaFree(p));
     }
   }
@@ -210,6 +218,8 @@ struct Setup {
     p.head_dim = c.dim;
     p.softmax_scale = 1.f / std::sqrt(static_cast<float>(c.dim));
     p.window = c.window;
+    p.softcap = c.softcap;
+    p.slopes = c.slopes ? d_slopes : nullptr;
     return p;
   }
   void run(int layer, cudaStream_t stream, bool pdl) const {
