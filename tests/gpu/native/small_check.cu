@@ -173,19 +173,19 @@ void check_add(int count, bool adds, float a_scale, float b_scale, int in_place)
 
 template <class T>
 void check_embedding(int tokens, int hidden, float scale, bool learned) {
-  const int rows = 57, places = 11, offset = 2;
+  const int rows = 57, places = 11;
   Twin<T> table(rows * hidden), positions(places * hidden), out(tokens * hidden);
   Twin<int32_t> ids(tokens), at(tokens);
   table.random(), positions.random();
   for (auto& id : ids.host) id = static_cast<int>(rng() % (rows + 2)) - 1;  // -1 and rows: zeros
-  for (auto& each : at.host) each = static_cast<int>(rng() % (places + 3)) - 1 - offset;
+  for (auto& each : at.host) each = static_cast<int>(rng() % (places + 3)) - 1;
   ids.upload(), at.upload();
   EmbeddingParams p = {ids.device, table.device, out.device, tokens,
                        rows,       hidden,       false,      cuda::Traits<T>::dtype};
   p.scale = scale;
   if (learned) {
     p.position_table = positions.device, p.positions = at.device;
-    p.num_positions = places, p.position_offset = offset;
+    p.num_positions = places;
   }
   must(cuda::embedding(p, {nullptr, true}));
   CHECK_CUDA(cudaDeviceSynchronize());
@@ -193,7 +193,7 @@ void check_embedding(int tokens, int hidden, float scale, bool learned) {
   Error error;
   for (int t = 0; t < tokens; ++t) {
     for (int i = 0; i < hidden; ++i) {
-      const int id = ids.host[t], place = at.host[t] + offset;
+      const int id = ids.host[t], place = at.host[t];
       double want = 0;
       if (id >= 0 && id < rows) want += double(scale) * host_float(table.host[id * hidden + i]);
       if (learned && place >= 0 && place < places) {
