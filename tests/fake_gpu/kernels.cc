@@ -52,6 +52,11 @@ Status count_up(int32_t* out, int64_t count, const Launch& on) {
 
 Status embedding(const EmbeddingParams& params, const Launch& on) {
   if (params.packed) return Status::error("embedding: packed weights are a CPU layout");
+  if (params.scale == 1.f && params.position_table == nullptr) {
+    return gather_rows({params.token_ids, params.weight, params.out, params.num_tokens,
+                        params.vocab_size, params.hidden_size, params.dtype},
+                       on);
+  }
   return queue(on.stream, "embedding", [p = params] {
     const int64_t bytes = p.hidden_size * dtype_size(p.dtype);
     const int32_t first = 0;
