@@ -138,6 +138,8 @@ Status run(GemmKernel kernel, const GemmParams& p, const GemmResources& resource
 
 int64_t gemm_matrix_bytes(const GemmParams& p) {
   if (column_of(p.operands) != GemmColumn::kPacked || !forced_quantized().empty()) return 0;
+  // Of a block that is not there: half of a layer is an operator, too.
+  if (p.num_rows == 0 || p.in_features == 0 || p.out_features == 0) return 0;
   GemmProblem problem(p);
   problem.is_batch_invariant = is_batch_invariant;
   problem.has_weight_scale = p.operands == GemmOperands::kWeightInt8;

@@ -350,6 +350,8 @@ const char* refuses_packed_tiles(const GemmProblem& p, const Architecture& a) {
 }
 
 const char* matrix_refused(const GemmProblem& p) {
+  // Kernels of few rows read their weight before the launch ahead, which writes it, has ended.
+  if (p.num_rows <= kSmallPackedRows) return "too few rows";
   if (!p.has_matrix) return "no room for the weight as a matrix";
   if (p.operands == GemmOperands::kW4A8) return "activations must have 16 bits";
   if (p.has_scaled_out) return "it gives no scaled_out";

@@ -103,7 +103,7 @@ bool check_packed(GemmOperands operands, Case c, Random& random) {
                       asymmetric ? &zero : nullptr);
   // Scales of groups are applied to sums where rows are few, else to codes, rounded.
   const bool many = (kernel == 0 ? tile.tokens : c.m) > 32 || packed.group_size == 32;
-  const bool by_matrix = kernel == 2 && !c.gated && !c.scaled_out;
+  const bool by_matrix = kernel == 2 && !c.gated && !c.scaled_out && c.m > 128;
   if (by_matrix || (in_groups && (tiles || (many && (kernel == 0 || c.m > 8))))) wf = w_rounded;
   const GemmTile wide_tile = {64, 128, 3, 1, -1};
   GemmParams p;
