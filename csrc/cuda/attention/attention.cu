@@ -177,6 +177,14 @@ int64_t paged_attention_zeroed_bytes(const PagedAttentionParams& params,
 
 namespace {
 
+int64_t rotary_dim_of(const RopeAndCacheWriteParams& rope) {
+  return rope.rope_cache == nullptr ? 0 : rope.rotary_dim;
+}
+
+bool has_norms(const RopeAndCacheWriteParams& rope) {
+  return rope.q_norm != nullptr || rope.k_norm != nullptr;
+}
+
 // rope: done on the way when not null.
 Status run(const PagedAttentionParams& params, const RopeAndCacheWriteParams* rope,
            const AttentionLimits& limits, void* workspace, int64_t workspace_bytes,
@@ -221,10 +229,13 @@ Status run(const PagedAttentionParams& params, const RopeAndCacheWriteParams* ro
     args.rope.table = rope->rope_cache;
     args.rope.q_norm = rope->q_norm;
     args.rope.k_norm = rope->k_norm;
-    args.rope.rotary_dim = static_cast<int>(rope->rotary_dim);
+    args.rope.rotary_dim = static_cast<int>(rotary_dim_of(*rope));
     args.rope.num_positions = static_cast<int>(rope->num_positions);
     args.rope.num_slots = static_cast<int>(params.cache.num_blocks * params.cache.block_size);
     args.rope.epsilon = rope->epsilon;
+    args.rope.query_table = rope->rope_cache != nullptr ? rope->query_rope_cache : nullptr;
+    args.rope.plus_one = rope->plus_one && has_norms(*rope);
+    args.rope.interleaved = rope->rope_cache != nullptr && rope->interleaved;
   }
 
   const Workspace sizes(params, limits);
@@ -268,13 +279,6 @@ Status run(const PagedAttentionParams& params, const RopeAndCacheWriteParams* ro
                       : launch_attention_prefill_sm80(args, params.dtype, head_dim, launch_on);
 }
 
-// Whether the decode kernel knows all that is to be done.
-bool is_common(const RopeAndCacheWriteParams& rope) {
-  const bool norms = rope.q_norm != nullptr || rope.k_norm != nullptr;
-  return rope.rope_cache != nullptr && rope.query_rope_cache == nullptr && !rope.interleaved &&
-         !(norms && (rope.whole || rope.plus_one));
-}
-
 Status prepare(const PagedAttentionParams& params, const AttentionLimits& limits, Device* device,
                Kernel* kernel) {
   Status status = check(params, limits);
@@ -304,10 +308,11 @@ Status rope_and_paged_attention(const RopeAndCacheWriteParams& rope,
   Kernel kernel;
   Status status = prepare(params, limits, &device, &kernel);
   if (!status.ok()) return status;
-  // In one launch: vectors of eight columns, one new token per span, and what most models do.
-  const bool fused = kernel == Kernel::kSm90 && is_common(rope) && limits.max_query_len == 1 &&
-                     !is_batch_invariant && rope.rotary_dim % 16 == 0 &&
-                     rope.rotary_dim <= params.head_dim;
+  // In one launch: vectors of eight columns, one new token per span, and norms over single heads.
+  const int64_t rotary_dim = rotary_dim_of(rope);
+  const bool fused = kernel == Kernel::kSm90 && limits.max_query_len == 1 && !is_batch_invariant &&
+                     rotary_dim % 16 == 0 && rotary_dim <= params.head_dim &&
+                     rope.positions != nullptr && !(rope.whole && has_norms(rope));
   if (!fused) {
     status = rope_and_cache_write(rope, launch_on);
     if (!status.ok()) return status;

@@ -18,14 +18,20 @@ namespace regatta::cuda {
 // The rotary embedding and cache write that a decode kernel does on the way: see
 // RopeAndCacheWriteParams. qkv null: done already.
 struct FusedRope {
-  const void* qkv;              // [T, (Hq + 2 Hkv) * D]
-  const int32_t* positions;     // [T]
-  const int32_t* slot_mapping;  // [T]
-  const float* table;           // [num_positions, rotary_dim]
-  const void* q_norm;           // [D] or null
-  const void* k_norm;           // [D] or null
-  int rotary_dim, num_positions, num_slots;
+  const void* qkv;                           // [T, (Hq + 2 Hkv) * D]
+  const int32_t* positions;                  // [T]
+  const int32_t* slot_mapping;               // [T]
+  const float* table;                        // [num_positions, rotary_dim]
+  const void* q_norm;                        // [D] or null
+  const void* k_norm;                        // [D] or null
+  int rotary_dim, num_positions, num_slots;  // rotary_dim 0: nothing rotates
   float epsilon;
+  // What few models have: queries' own table or null, norms' factors of 1 + weight, pairs of
+  // neighbours.
+  const float* query_table;
+  bool plus_one, interleaved;
+
+  bool is_rare() const { return query_table != nullptr || plus_one || interleaved; }
 };
 
 struct AttentionArgs {

@@ -230,11 +230,12 @@ __device__ __forceinline__ void load_head_part(HeadPart* x, const void* head, bo
 
 __device__ __forceinline__ void normalise_head_part(HeadPart* x, const void* weight, bool bf16,
                                                     const HeadUnits& units, int unit, int head_dim,
-                                                    float epsilon) {
+                                                    float epsilon, bool plus_one) {
   if (bf16) {
-    x->normalise(static_cast<const __nv_bfloat16*>(weight), units, unit, head_dim, epsilon);
+    x->normalise(static_cast<const __nv_bfloat16*>(weight), units, unit, head_dim, epsilon,
+                 plus_one);
   } else {
-    x->normalise(static_cast<const __half*>(weight), units, unit, head_dim, epsilon);
+    x->normalise(static_cast<const __half*>(weight), units, unit, head_dim, epsilon, plus_one);
   }
 }
 
@@ -308,8 +309,9 @@ struct Rest {
   }
 };
 
-// Block z of span seq. Its teams return when they are done. kShaped: with a soft cap or slopes.
-template <class T, int D, KvFormat kFormat, int kBlocks, bool kShaped>
+// Block z of span seq. Its teams return when they are done. kMore: with a soft cap or slopes, or a
+// rotation or norms that few models have.
+template <class T, int D, KvFormat kFormat, int kBlocks, bool kMore>
 __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z) {
   using S = DecodeShape<T, D, kFormat, kBlocks>;
   static_assert(S::kFits);
@@ -392,14 +394,27 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
     key_factor = args.key_scale[kv_head], value_factor = args.value_scale[kv_head];
   }
   Angles angles;
+  [[maybe_unused]] int64_t angles_at = 0;
+  [[maybe_unused]] auto load_angles = [&](const float* table) {
+    if (args.rope.interleaved) {
+      angles.load_interleaved(table + angles_at, units, unit);
+    } else {
+      angles.load(table + angles_at, units, unit);
+    }
+  };
   if (fused && mine) {
     if (token0 != likely_token) {
       rope_position = args.rope.positions[token0], slot = args.rope.slot_mapping[token0];
     }
     if (slot >= args.rope.num_slots) slot = -1;
     const int position = min(max(rope_position, 0), args.rope.num_positions - 1);
-    angles.load(args.rope.table + static_cast<int64_t>(position) * args.rope.rotary_dim, units,
-                unit);
+    if constexpr (kMore) {
+      angles_at = static_cast<int64_t>(position) * args.rope.rotary_dim;
+      load_angles(args.rope.table);
+    } else {
+      angles.load(args.rope.table + static_cast<int64_t>(position) * args.rope.rotary_dim, units,
+                  unit);
+    }
   }
 
   uint8_t* const ring = shared + warp * S::kWarpBytes;
@@ -563,9 +578,21 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
       if (fused) {
         if (args.rope.q_norm != nullptr || args.rope.k_norm != nullptr) {
           const void* weight = is_value ? nullptr : is_query ? args.rope.q_norm : args.rope.k_norm;
-          normalise_head_part(&x, weight, bf16, units, unit, D, args.rope.epsilon);
+          normalise_head_part(&x, weight, bf16, units, unit, D, args.rope.epsilon,
+                              kMore && args.rope.plus_one);
         }
-        if (!is_value) x.rotate(angles);
+        if constexpr (kMore) {
+          if (args.rope.query_table != nullptr && !is_value) {
+            load_angles(is_query ? args.rope.query_table : args.rope.table);
+          }
+          if (!is_value && args.rope.interleaved) {
+            x.rotate_interleaved(angles);
+          } else if (!is_value) {
+            x.rotate(angles);
+          }
+        } else {
+          if (!is_value) x.rotate(angles);
+        }
       }
       if constexpr (!S::kDense) {
         // Queries as fp16 between 1 and 2 at most: no bf16 magnitude overflows.
@@ -675,14 +702,14 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
     }
   }
   // What becomes of products, base 2, is times this then.
-  auto logit_unit = [&](int r) { return kShaped ? 1.f : unit_log2[r]; };
+  auto logit_unit = [&](int r) { return kMore ? 1.f : unit_log2[r]; };
   [[maybe_unused]] float slopes[2];
   [[maybe_unused]] int depths[2];
   // Row r sees positions in (depth - window, limit]; in a tree, of the span those that its mask
   // has.
   const int before = context_len - num_tokens;
   const bool trees = is_tree(args, num_tokens);
-  if constexpr (kShaped) {
+  if constexpr (kMore) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = min(first_row + 2 * c + r, num_rows - 1), token = token_of_row(args, row);
@@ -805,7 +832,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
         }
       }
     }
-    if constexpr (kShaped) {
+    if constexpr (kMore) {
       const int distances[2] = {position + g - depths[0], position + g - depths[1]};
       shape_logits<4 * kParts>(
           args, unit_log2, slopes, distances, [&](int i) -> float& { return s[i / 4][i % 4]; },
@@ -1047,7 +1074,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
   }
 }
 
-template <class T, int D, KvFormat kFormat, int kBlocks, bool kShaped>
+template <class T, int D, KvFormat kFormat, int kBlocks, bool kMore>
 __global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads, kBlocks)
     attention_decode_sm90_kernel(const AttentionArgs args) {
   constexpr int kThreads = DecodeShape<T, D, kFormat, kBlocks>::kThreads;
@@ -1063,7 +1090,7 @@ __global__ void __launch_bounds__(DecodeShape<T, D, kFormat, kBlocks>::kThreads,
   if (args.ticket != nullptr) rest.prefetch(args);
   bool found = z < args.blocks_per_span;
   for (int count = -1;;) {
-    if (found) attend<T, D, kFormat, kBlocks, kShaped>(args, seq, z);
+    if (found) attend<T, D, kFormat, kBlocks, kMore>(args, seq, z);
     if (args.ticket == nullptr) return;
     cp_async_wait<0>();
     __syncthreads();
@@ -1123,9 +1150,9 @@ Status launch_decode(AttentionArgs args, LaunchConfig config, const AttentionLim
     const int64_t idle = places / config.grid.y - config.grid.z;
     config.grid.z += static_cast<unsigned>(std::clamp<int64_t>(idle, 0, all - config.grid.z));
   }
-  auto* const kernel = shapes_scores(args)
-                           ? attention_decode_sm90_kernel<T, D, kFormat, kBlocks, true>
-                           : attention_decode_sm90_kernel<T, D, kFormat, kBlocks, false>;
+  const bool more = shapes_scores(args) || (args.rope.qkv != nullptr && args.rope.is_rare());
+  auto* const kernel = more ? attention_decode_sm90_kernel<T, D, kFormat, kBlocks, true>
+                            : attention_decode_sm90_kernel<T, D, kFormat, kBlocks, false>;
   return launch(kernel, config, "paged_attention decode_sm90", args);
 }
 

@@ -146,9 +146,9 @@ struct HeadPart {
   // RMS norm over the head; weight null: nothing.
   template <class T>
   __device__ __forceinline__ void normalise(const T* weight, const HeadUnits& h, int unit,
-                                            int head_dim, float epsilon) {
+                                            int head_dim, float epsilon, bool plus_one = false) {
     const float sum = lanes_sum(squares(), h.lanes);
-    if (weight != nullptr) multiply(weight, h, unit, rsqrtf(sum / head_dim + epsilon));
+    if (weight != nullptr) multiply(weight, h, unit, rsqrtf(sum / head_dim + epsilon), plus_one);
   }
 
   // By scale and weight, or 1 + weight.
@@ -191,8 +191,9 @@ struct HeadPart {
     if (!pair) return;
     auto turn = [](float (&x)[8], int i, float cosine, float sine) {
       const float first = x[2 * i], second = x[2 * i + 1];
-      x[2 * i] = first * cosine - second * sine;
-      x[2 * i + 1] = second * cosine + first * sine;
+      // Spelled out, so that all kernels round alike.
+      x[2 * i] = fmaf(first, cosine, -__fmul_rn(second, sine));
+      x[2 * i + 1] = fmaf(second, cosine, __fmul_rn(first, sine));
     };
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
