@@ -15,7 +15,8 @@ from predict.system.files import read_json_object
 from predict.system.ranges import Range
 
 # What the field's tools wrote before "rope_type" had settled names.
-ROPE_METHOD_ALIASES = {"ntk": "dynamic", "dynamic_ntk": "dynamic"}
+ROPE_METHOD_ALIASES = {"ntk": "dynamic", "dynamic_ntk": "dynamic", "su": "longrope"}
+ROPE_TYPES = tuple(method for method in METHODS if method != "dynamic_steps")  # Qwen's has no name
 MAX_SHOWN = 40  # characters of a wrong value in a message
 MAX_EOS_IDS = 1024
 
@@ -44,6 +45,7 @@ NUMBERS: dict[str, Range] = {
     "eos_token_id": _whole((1 << 31) - 1, low=-1),  # -1 is how some say none
     "rms_norm_eps": _real(0.1),
     "layer_norm_eps": _real(0.1),
+    "seq_length": _whole(1 << 26, low=2),
     "softcap": _real(65536.0),
     "multiplier": _real(65536.0),
     "sliding_window_pattern": _whole(1024),
@@ -205,6 +207,22 @@ class ConfigReader:
         value = self.values.get("dtype") or self.values.get("torch_dtype")
         return None if value is None else str(value).removeprefix("torch.")
 
+    def _longrope(self, count: int) -> dict[str, tuple[float, ...]]:
+        """LongRoPE's factors of `count` frequencies, for short and for long contexts."""
+        for key in ("short_mscale", "long_mscale"):
+            self.must_be(key, None)
+        factors = {}
+        for key in ("short_factor", "long_factor"):
+            values = self._get(key, None, True)
+            if not (
+                isinstance(values, list)
+                and len(values) == count
+                and all(value in NUMBERS["factor"] for value in values)
+            ):
+                raise self.wrong(key, f"a list of {count}, each {NUMBERS['factor']}")
+            factors[key] = tuple(map(float, values))
+        return factors
+
     def rope(
         self, head_dim: int, theta: float = 10000.0, partial: float = 1.0, kind: str | None = None
     ) -> RopeSpec:
@@ -223,9 +241,10 @@ class ConfigReader:
         name = "rope_type" if "rope_type" in block else "type"
         method = nested.get_str(name, "default")
         method = ROPE_METHOD_ALIASES.get(method, method)
-        if method not in METHODS:
+        if method not in ROPE_TYPES:
+            known = ", ".join(ROPE_TYPES)
             raise UserError(
-                f"{self.path}: rope type {method!r} is not supported (known: {', '.join(METHODS)})"
+                f"{self.path}: rope type {method!r} is not supported (known: {known})"
             )
         partial = nested.get_float(
             "partial_rotary_factor", self.get_float("partial_rotary_factor", partial)
@@ -237,14 +256,21 @@ class ConfigReader:
                 f"{self.path}: {rotary_dim} of the head_dim {head_dim} dims are rotated "
                 f"(partial_rotary_factor {partial}); they must be even, and at least {least}"
             )
-        given = [key for key in ROPE_NUMBERS if block.get(key) is not None]
+        original = nested.optional_int("original_max_position_embeddings")
+        given: dict[str, Any] = {
+            key: nested.get_float(key) for key in ROPE_NUMBERS if block.get(key) is not None
+        }
+        if method == "longrope":
+            original = original or self.get_int("original_max_position_embeddings")
+            given |= nested._longrope(rotary_dim // 2)
+            given.setdefault("factor", self.get_int("max_position_embeddings") / original)
         rope = RopeSpec(
             theta=nested.get_float("rope_theta", self.get_float("rope_theta", theta)),
             method=method,
             rotary_dim=None if partial == 1.0 else rotary_dim,
-            original_max_position=nested.optional_int("original_max_position_embeddings"),
+            original_max_position=original,
             truncate=nested.get_bool("truncate", True),
-            **{key: nested.get_float(key) for key in given},
+            **given,
         )
         if method == "llama3" and rope.high_freq_factor <= rope.low_freq_factor:
             raise UserError(
@@ -322,7 +348,7 @@ def decoder_spec(config: ConfigReader, tied: bool = False, **changes: Any) -> De
 
     tied: whether embedding and head are one where config.json does not say.
     """
-    vocab_size = config.get_int("vocab_size")
+    vocab_size = changes.get("vocab_size") or config.get_int("vocab_size")
     values: dict[str, Any] = {
         "model_type": config.get_str("model_type"),
         "vocab_size": vocab_size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -67,21 +68,51 @@ def _dynamic(rope: RopeSpec, dim: int, max_position: int) -> Array:
     return _base_inv_freq(theta[:, None], dim)
 
 
+def _dynamic_steps(rope: RopeSpec, dim: int, max_position: int) -> Array:
+    """Qwen's dynamic NTK, by position as in `_dynamic`: [max_position, dim/2].
+
+    Past n tokens of context the base grows each time that the length doubles. Qwen's own code takes
+    the length of the prompt for all of its tokens, and keeps it for the answer.
+    """
+    original = rope.original_max_position or max_position
+    length = np.arange(max_position, dtype=np.float64) + 1
+    grown = np.maximum(2.0 ** np.ceil(np.log2(length / original) + 1) - 1, 1.0)
+    return _base_inv_freq((rope.theta * grown ** (dim / (dim - 2)))[:, None], dim)
+
+
+def _longrope(rope: RopeSpec, dim: int, max_position: int) -> Array:
+    """LongRoPE: each frequency over a factor of its own, for contexts of max_position tokens.
+
+    Factors for short contexts hold up to the original one, those for long contexts beyond it. One
+    table serves all requests, so the longest one that is allowed decides.
+    """
+    is_long = max_position > (rope.original_max_position or max_position)
+    return _base_inv_freq(rope.theta, dim) / (rope.long_factor if is_long else rope.short_factor)
+
+
 METHODS: dict[str, Callable[[RopeSpec, int, int], Array]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
+    "dynamic_steps": _dynamic_steps,
+    "longrope": _longrope,
 }
+BY_NUM_POSITIONS = ("dynamic", "dynamic_steps", "longrope")  # given the rows that are made
 
 
 def attention_factor(rope: RopeSpec) -> float:
-    """Multiplier of cos and sin (YaRN's attention temperature); 1 for the other methods."""
-    if rope.method != "yarn":
+    """Multiplier of cos and sin (an attention temperature); 1 without YaRN or LongRoPE."""
+    if rope.method not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:
         return rope.attention_factor
+    if rope.method == "longrope":
+        original = rope.original_max_position
+        if original is None or rope.factor <= 1:
+            return 1.0
+        return math.sqrt(1 + math.log(rope.factor) / math.log(original))
 
     def mscale(scale: float) -> float:
         return 0.1 * scale * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
@@ -101,19 +132,16 @@ def rope_table(
     Raises KeyError for an unknown method (refused earlier, when the config is read).
     """
     dim = rope.rotary_dim or head_dim
-    if rope.method == "dynamic":
-        spec_original = rope.original_max_position or max_position
-        scaled = RopeSpec(
-            theta=rope.theta,
-            method=rope.method,
-            factor=rope.factor,
-            original_max_position=spec_original,
-        )
-        inv_freq = _dynamic(scaled, dim, num_positions)
-    else:
-        inv_freq = METHODS[rope.method](rope, dim, max_position)[None, :]
+    given = max_position
+    if rope.method in BY_NUM_POSITIONS:
+        rope = replace(rope, original_max_position=rope.original_max_position or max_position)
+        given = num_positions
+    inv_freq = np.atleast_2d(METHODS[rope.method](rope, dim, given))
     # Angles are rounded to float32 before cos and sin, as the checkpoints were trained.
     positions = np.arange(num_positions, dtype=np.float32)[:, None]
     angles = (positions * inv_freq.astype(np.float32)).astype(np.float64)
-    factor = attention_factor(rope)
+    factor: float | Array = attention_factor(rope)
+    if rope.log_scale_from:
+        lengths = np.arange(num_positions, dtype=np.float64)[:, None] + 1
+        factor = factor * np.maximum(np.log(lengths) / math.log(rope.log_scale_from), 1.0)
     return (np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * factor).astype(np.float32)

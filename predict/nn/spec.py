@@ -15,8 +15,9 @@ RMS_NORM = Norm()
 class RopeSpec:
     """Rotary embedding (Su et al. 2021) with a context-extension method.
 
-    method: "default", "linear" (Chen et al. 2023), "dynamic" (NTK by length), "llama3", "yarn"
-    (Peng et al. 2023). Fields that a method does not use keep their defaults.
+    method: "default", "linear" (Chen et al. 2023), "dynamic" (NTK by length), "dynamic_steps" (the
+    same in steps, Qwen), "llama3", "yarn" (Peng et al. 2023), "longrope" (Ding et al. 2024). Fields
+    that a method does not use keep their defaults.
     """
 
     theta: float = 10000.0
@@ -28,10 +29,13 @@ class RopeSpec:
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn; None: 0.1 ln(factor) + 1
+    attention_factor: float | None = None  # yarn, longrope; None: made of the factor
     mscale: float | None = None  # yarn (DeepSeek's spelling)
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn: round the ramp's borders to whole dims
+    short_factor: tuple[float, ...] = ()  # longrope, of each pair of dims
+    long_factor: tuple[float, ...] = ()
+    log_scale_from: int | None = None  # tokens n: the row of length l is multiplied by log_n(l)
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ class LinearPlan:
     groups: int = 0
     group_sizes: tuple[int, ...] = ()
     transposed: bool = False  # stored [in, out]
+    normalized: bool = False  # rows have length 1, and the stored ones have not
 
     @property
     def out_features(self) -> int:
@@ -97,7 +98,7 @@ class LinearPlan:
     @property
     def is_stored_otherwise(self) -> bool:
         """Whether the checkpoint's matrix is not the network's as it is."""
-        return self.transposed or self.groups > 0
+        return self.transposed or self.normalized or self.groups > 0
 
     def row_order(self) -> npt.NDArray[np.int64] | None:
         """Which rows of the checkpoint are the network's, in order; None: as they are."""
@@ -260,7 +261,13 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
         embedding_projection=projection(names.embedding_projection, hidden, spec.embedding.width),
         final_norm=between(spec.head.norm, names.final_norm),
         head_projection=projection(names.head_projection, head_width, hidden),
-        head=LinearPlan((head,), (spec.vocab_size,), head_width or hidden, spec.head.bias),
+        head=LinearPlan(
+            (head,),
+            (spec.vocab_size,),
+            head_width or hidden,
+            spec.head.bias,
+            normalized=spec.head.normalized,
+        ),
         layers=tuple(
             tuple(block_plan(index, block) for block in layer)
             for index, layer in enumerate(spec.layers)

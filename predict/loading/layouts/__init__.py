@@ -101,7 +101,21 @@ def layout_of(
     kind = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     layout: StoredLayout = kind(config, where, checkpoint, source, settings, plan)
     _check_same(settings, layout.schemes, where)
+    _check_stored_as_used(layout, plan, where)
     return layout
+
+
+def _check_stored_as_used(layout: Layout, plan: WeightPlan, where: str) -> None:
+    """Raises UserError for a quantized matrix whose rows or columns would have to change places."""
+    from predict.loading.layouts.online import dense_tensors
+
+    for linear in (*plan.linears(), plan.head):
+        if linear.is_stored_otherwise and layout.expected(linear) != dense_tensors(linear):
+            raise UserError(
+                f"{where}: {linear.prefixes[0]} is quantized, and models of model_type "
+                f"{plan.spec.model_type} store it in another order than it is used; use the "
+                "unquantized checkpoint and --quant_type"
+            )
 
 
 def with_stored_cache(config: EngineConfig, reader: ConfigReader) -> EngineConfig:

@@ -9,12 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.config.quantization import GROUPED, QuantSettings
+from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.sources import RandomSource, WeightSource
 from predict.nn.weights import LinearPlan, WeightPlan
 from predict.schemes import Quantized, scheme_of
 
 DENSE = "dense"
+MIN_LENGTH = 1e-12  # rows of zeros stay zeros
 
 
 class Online:
@@ -73,6 +75,10 @@ class Online:
             parts = [self.source.host_matrix((name,), size) for name, size in stored_sizes(plan)]
             return np.concatenate([part.T for part in parts])
         matrix = self.source.host_matrix(names, (plan.out_features, plan.in_features))
+        if plan.normalized:
+            matrix = to_float32(matrix)
+            lengths = np.linalg.norm(matrix, axis=1, keepdims=True)
+            return matrix / np.maximum(lengths, MIN_LENGTH)
         order = plan.row_order()
         return np.ascontiguousarray(matrix if order is None else matrix[order])
 

@@ -1,0 +1,26 @@
+"""Baichuan and Baichuan 2: Llama with one matrix of projections; the 13B ones have ALiBi."""
+
+from typing import Any
+
+from predict.nn.blocks import Norm, Positions
+from predict.nn.hf_config import ConfigReader, llama_like
+from predict.nn.spec import DecoderSpec, HeadSpec
+from predict.nn.weights import WeightNames
+
+WEIGHTS = WeightNames(qkv=("self_attn.W_pack",))
+
+
+def spec(config: ConfigReader) -> DecoderSpec:
+    """See predict.models.Family."""
+    config.must_be("tie_word_embeddings", False)
+    norm = Norm(epsilon=config.get_float("rms_norm_eps", 1e-6))
+    # The second generation trained with a z-loss, and with a head whose rows have length 1.
+    is_second = config.values.get("z_loss_weight") is not None
+    changes: dict[str, Any] = {}
+    if config.values.get("max_position_embeddings") is None:  # the 13B ones
+        changes = {
+            "attention": {"positions": Positions("alibi")},
+            "ropes": (),
+            "max_position": config.get_int("seq_length", 4096, aliases=("model_max_length",)),
+        }
+    return llama_like(config, head=HeadSpec(norm, normalized=is_second), **changes)

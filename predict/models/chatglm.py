@@ -1,0 +1,72 @@
+"""ChatGLM2, ChatGLM3 and the first GLM-4: few key heads, half of each rotated in pairs."""
+
+from predict.errors import UserError
+from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm, Positions, Residual
+from predict.nn.hf_config import ConfigReader, decoder_spec
+from predict.nn.spec import DecoderSpec, HeadSpec, RopeSpec
+from predict.nn.weights import WeightNames
+
+WEIGHTS = WeightNames(
+    embedding="transformer.embedding.word_embeddings.weight",
+    layer="transformer.encoder.layers.{layer}.",
+    qkv=("self_attention.query_key_value",),
+    out=("self_attention.dense",),
+    gate_up=("mlp.dense_h_to_4h",),
+    down=("mlp.dense_4h_to_h",),
+    final_norm="transformer.encoder.final_layernorm.weight",
+    head="transformer.output_layer",
+    ignored=("rotary_pos_emb.inv_freq",),
+)
+
+
+def spec(config: ConfigReader) -> DecoderSpec:
+    """See predict.models.Family."""
+    if not config.get_bool("multi_query_attention", False):
+        raise UserError(
+            f"{config.path}: 'multi_query_attention' is not true: this is the first ChatGLM-6B, "
+            "whose prompts attend to themselves both ways, and it is not supported; use "
+            "ChatGLM2-6B, ChatGLM3-6B or GLM-4"
+        )
+    for key in ("rmsnorm", "post_layer_norm", "original_rope"):
+        config.must_be(key, True)
+    config.must_be("tie_word_embeddings", False)
+    config.must_be("pre_seq_len", None)
+    config.must_be("quantization_bit", 0)
+    hidden_size = config.get_int("hidden_size")
+    num_heads = config.get_int("num_attention_heads")
+    head_dim = config.get_int("head_dim", aliases=("kv_channels",))
+    bias = config.get_bool("add_bias_linear", False)
+    norm = Norm(epsilon=config.get_float("layer_norm_eps", 1e-5, ("layernorm_epsilon",)))
+    normed = config.get_bool("apply_residual_connection_post_layernorm", False)
+    residual = Residual("normed" if normed else "input")
+    layer = (
+        AttentionBlock(
+            num_heads,
+            config.get_int("num_key_value_heads", aliases=("multi_query_group_num",)),
+            head_dim,
+            head_dim**-0.5,
+            norm,
+            positions=Positions(interleaved=True),
+            qkv_bias=bias or config.get_bool("add_qkv_bias", False),
+            out_bias=bias,
+            residual=residual,
+        ),
+        MlpBlock(
+            config.get_int("intermediate_size", aliases=("ffn_hidden_size",)),
+            Activation("silu"),
+            norm,
+            up_bias=bias,
+            down_bias=bias,
+            residual=residual,
+        ),
+    )
+    theta = 10000.0 * config.get_float("factor", 1.0, aliases=("rope_ratio",))
+    return decoder_spec(
+        config,
+        vocab_size=config.get_int("vocab_size", aliases=("padded_vocab_size",)),
+        hidden_size=hidden_size,
+        layers=(layer,) * config.get_int("num_hidden_layers", aliases=("num_layers",)),
+        max_position=config.get_int("seq_length", 2048),
+        ropes=(RopeSpec(theta=theta, rotary_dim=head_dim // 2),),
+        head=HeadSpec(norm),
+    )
