@@ -89,6 +89,7 @@ class Case:
     shard_size: str = "1GB"
     prompt_lens: tuple[int, ...] = PROMPT_LENS
     min_distinct: float = 0.3  # share of different tokens in the greedy continuations
+    attention: str = "eager"  # the implementation of transformers
 
     def values(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of the family's config class, with `changes`."""
@@ -291,6 +292,7 @@ CLASSIC: dict[str, Case] = {
         },
         without=({"alibi": False},),
         spelling=4,
+        attention="sdpa",  # transformers' eager attention adds ALiBi twice
     ),
     "starcoder2_window": Case(
         family="starcoder2",

@@ -97,9 +97,12 @@ class HFSource:
             save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
     def load(self, folder: Path) -> HFModel:
-        """The checkpoint in float32 with eager attention."""
+        """The checkpoint in float32."""
         model, report = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+            folder,
+            dtype=torch.float32,
+            attn_implementation=self.case.attention,
+            output_loading_info=True,
         )
         assert not report["missing_keys"], report
         return HFModel(model.eval())
@@ -115,7 +118,7 @@ class HFSource:
     def _build(self, changes: Mapping[str, Any]) -> Any:
         """The untrained model of the case, with `changes` of its config."""
         config = AutoConfig.for_model(self.case.family, **self.case.values(changes))
-        return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        return AutoModelForCausalLM.from_config(config, attn_implementation=self.case.attention)
 
 
 @dataclass(frozen=True)
