@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from predict.config.engine import EngineConfig
 from predict.errors import UserError
@@ -129,21 +130,24 @@ def _parameter_misfits(
 
 def _call_misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -> Iterator[str]:
     """Of the attributes of our operators."""
-    facts = {
-        "num_heads": spec.num_heads,
-        "num_kv_heads": manifest.num_kv_heads,
-        "head_dim": manifest.head_dim,
-        "intermediate_size": spec.intermediate_size,
-        "hidden_size": spec.hidden_size,
-        "vocab_size": manifest.vocab_size,
-        "kv_format": manifest.kv_format,
+    # The operator that takes rows of a table takes those of hidden states and heads, too.
+    widths = {spec.hidden_size, spec.embedding.width, *(block.q_size for block in spec.attention)}
+    facts: dict[str, set[Any]] = {
+        "num_heads": {spec.num_heads},
+        "num_kv_heads": {manifest.num_kv_heads},
+        "head_dim": {manifest.head_dim},
+        "intermediate_size": {spec.intermediate_size},
+        "hidden_size": widths - {None},
+        "vocab_size": {manifest.vocab_size},
+        "kv_format": {manifest.kv_format},
     }
     schemes: set[str] = set()
     head = None
     for operator, attributes in program.calls:
-        for name, value in facts.items():
-            if name in attributes and attributes[name] != value:
-                yield f"{operator} has {name} {attributes[name]}, not {value}"
+        for name, values in facts.items():
+            if name in attributes and attributes[name] not in values:
+                allowed = " or ".join(map(str, sorted(values)))
+                yield f"{operator} has {name} {attributes[name]}, not {allowed}"
         if operator == "regatta_logits":
             head = attributes["scheme"]
         elif "scheme" in attributes:

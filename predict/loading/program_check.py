@@ -144,7 +144,7 @@ COMPILED: dict[str, Operator] = {
 }
 # Paddle's own, of exports with --inference_model false: what predict.ops.plain calls.
 PLAIN: dict[str, Operator] = {
-    **_alike(Operator(1), "abs floor nonzero rsqrt shape64 silu"),
+    **_alike(Operator(1), "abs erf floor nonzero rsqrt shape64 silu tanh"),
     **_alike(
         Operator(2),
         "add divide elementwise_pow floor_divide greater_equal greater_than less_equal "

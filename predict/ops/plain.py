@@ -267,7 +267,8 @@ def paged_attention(
     scores = paddle.matmul(padded, context(0), transpose_y=True) * shape_of.softmax_scale
     scores = _capped(scores, shape_of.softcap)
     if attention.slopes is not None:
-        distance = (column - position.unsqueeze(2)).astype("float32")  # [B, span, S]
+        stands = paddle.gather(inputs.positions, span_rows.reshape([-1])).reshape([shape[0], -1])
+        distance = (column - stands.unsqueeze(2)).astype("float32")  # [B, span, S]
         bias = attention.slopes.reshape([1, kv_heads, heads // kv_heads, 1, 1])
         scores = scores + bias * distance.unsqueeze(1).unsqueeze(1)
     scores = paddle.where(

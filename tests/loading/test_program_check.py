@@ -31,6 +31,7 @@ from predict.loading.program_check import (
 )
 from predict.nn.inputs import empty_example, to_tensors
 from tests.support import tiny
+from tests.support.golden import GOLDEN
 from tests.support.quantized_caches import CACHE_TYPES, SHAPES, model
 from tests.support.schemes import SETTINGS, on_this_cpu
 
@@ -77,6 +78,10 @@ def variants(folder: Path, compiled: bool) -> Iterator[EngineConfig]:
         if not compiled or on_this_cpu(name):
             yield config(source, inference_model=compiled, **changes)
     yield config(source, inference_model=compiled, dtype="float16")
+    # Learned positions and sums normed, ALiBi and GELU, soft caps and tanh-GELU, norms of all heads
+    # at once, neighbouring pairs.
+    for case in ("opt_350m", "bloom_7b", "falcon_7b", "gemma2_9b", "olmo2_7b", "cohere_35b"):
+        yield config(GOLDEN / case, inference_model=compiled)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
