@@ -58,7 +58,9 @@ def test_checkpoint_that_no_network_here_computes_is_refused(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_transformers(case: str, operators: dict[str, Any]) -> None:
     for max_length, which in runs(case):
-        check_logits(LLM(config(case, batch_size=8, max_length=max_length, **operators)), case, which)
+        check_logits(
+            LLM(config(case, batch_size=8, max_length=max_length, **operators)), case, which
+        )
 
 
 def check_logits(llm: LLM, case: str, which: slice) -> None:

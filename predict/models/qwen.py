@@ -40,7 +40,10 @@ def spec(config: ConfigReader) -> DecoderSpec:
     )
     positions, ropes = Positions(), (rope,)
     if config.get_bool("use_logn_attn", False):
-        positions, ropes = Positions(query_table=QUERIES), (rope, replace(rope, log_scale_from=trained))
+        positions, ropes = (
+            Positions(query_table=QUERIES),
+            (rope, replace(rope, log_scale_from=trained)),
+        )
     return llama_like(
         config,
         attention={"qkv_bias": True, "positions": positions},

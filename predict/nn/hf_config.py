@@ -243,9 +243,7 @@ class ConfigReader:
         method = ROPE_METHOD_ALIASES.get(method, method)
         if method not in ROPE_TYPES:
             known = ", ".join(ROPE_TYPES)
-            raise UserError(
-                f"{self.path}: rope type {method!r} is not supported (known: {known})"
-            )
+            raise UserError(f"{self.path}: rope type {method!r} is not supported (known: {known})")
         partial = nested.get_float(
             "partial_rotary_factor", self.get_float("partial_rotary_factor", partial)
         )

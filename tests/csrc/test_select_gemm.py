@@ -199,7 +199,7 @@ def test_forced_candidate_ignores_thresholds_and_not_refusals(gemm_choices: Gemm
     ask = [
         question(90, f"{PACKED4} {QKV} force=mma", 8000),
         question(90, f"{FP8} {CODED_OUT} force=blas_codes", 512),
-        question(80, f"{PACKED4} {QKV} force=matrix", 1),
+        question(80, f"{PACKED4} {QKV} force=matrix", 300),
         question(90, f"{DENSE} {QKV} force=mma", 8),
     ]
     got = [choice.kernel for choice in gemm_choices.ask(ask)]

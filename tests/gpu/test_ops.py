@@ -570,7 +570,9 @@ def test_steps_without_tokens_return_nothing(gpu: devices.Device) -> None:
     empty = paddle.empty([0, 64], "bfloat16")
     assert ops.mlp_block(empty, layer[1]).shape == [0, 64]
     assert ops.linear(empty, layer[1].gate_up).shape == [0, 128]
-    assert ops.rms_norm(empty, layer[1].norm, None, 1e-5)[0].shape == [0, 64]
+    norm = layer[1].norm
+    assert norm is not None
+    assert ops.rms_norm(empty, norm.weight, None, 1e-5)[0].shape == [0, 64]
 
 
 def test_tensors_of_two_devices_are_refused_by_name(gpu: devices.Device) -> None:
