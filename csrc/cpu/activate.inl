@@ -1,6 +1,8 @@
 // See activate.cc.
-#include "functions.inl"
+// clang-format off: functions.inl uses what rows.inl defines
 #include "rows.inl"
+#include "functions.inl"
+// clang-format on
 
 namespace regatta::cpu::REGATTA_ISA {
 
