@@ -6,6 +6,7 @@ Operators: plain Paddle ("reference"), compiled ("fused"), and the exported prog
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,22 @@ import pytest
 from export.export_model import export_model
 from predict import LLM, SamplingParams
 from predict.device import library
+from predict.device.place import to_float32
 from predict.engine.batch import build_inputs
 from predict.engine.request_state import Request
 from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
 from predict.errors import UserError
+from predict.loading.checkpoint import Checkpoint
+from tests.golden.numpy_models import qwen
 from tests.support.golden import (
     CASES,
     COMPOSITIONS,
     EVERY_WAY,
+    EXPORTS,
     GOLDEN,
+    GREEDY,
+    MAX_LENGTH,
     REFUSED,
-    STATIC_CASES,
     check_greedy,
     config,
     golden,
@@ -37,7 +43,7 @@ from tests.support.paths import DEMO
 LOGIT_TOLERANCE = 1e-4  # of the largest logit: float32 sums in another order
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "operators"), GREEDY, indirect=["operators"])
 def test_greedy_text_equals_transformers(case: str, operators: dict[str, Any]) -> None:
     for max_length, which in runs(case):
         changes = {"max_length": max_length, "attention": "append", **operators}
@@ -46,7 +52,11 @@ def test_greedy_text_equals_transformers(case: str, operators: dict[str, Any]) -
 
 @pytest.mark.parametrize("case", sorted(EVERY_WAY))
 def test_block_attention_gives_the_same_text(case: str, compiled: library.Library) -> None:
-    check_greedy(LLM(config(case, batch_size=3, block_size=16, attention="block")), case)
+    settings = {"block_size": 16, "attention": "block", "inference_model": True}
+    for max_length, which in runs(case):
+        check_greedy(
+            LLM(config(case, batch_size=3, max_length=max_length, **settings)), case, which
+        )
 
 
 @pytest.mark.parametrize("case", list(REFUSED))
@@ -84,6 +94,29 @@ def check_logits(llm: LLM, case: str, which: slice) -> None:
     logits = llm.engine.runner.execute(inputs).numpy()
     tolerance = LOGIT_TOLERANCE * np.abs(wanted).max()
     np.testing.assert_allclose(logits, wanted, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("logn", [False, True])
+def test_the_first_qwen_reads_on_past_its_length(
+    logn: bool, operators: dict[str, Any], tmp_path: Path
+) -> None:
+    """Queries beyond seq_length get the logarithm of their length, with the base as it is."""
+    folder = Path(shutil.copytree(GOLDEN / "qwen_long", tmp_path / "qwen"))
+    path = folder / "config.json"
+    values = json.loads(path.read_text()) | {"use_dynamic_ntk": False, "use_logn_attn": logn}
+    path.write_text(json.dumps(values))
+    checkpoint = Checkpoint(folder)
+    weights = {
+        name: to_float32(checkpoint.read(name)).astype(np.float64) for name in checkpoint.tensors
+    }
+    prompt = golden("qwen_long")["prompts"][-1]
+    wanted = qwen(values, weights, prompt, len(prompt))[-1]
+    llm = LLM(config(folder, batch_size=1, **operators))
+    blocks = list(range(MAX_LENGTH // 32))
+    span = ScheduledSpan(Request(0, prompt, SamplingParams()), len(prompt), 0, blocks, True)
+    inputs = build_inputs(ScheduledBatch((span,), len(prompt), 1), 32)
+    logits = llm.engine.runner.execute(inputs).numpy()[0]
+    np.testing.assert_allclose(logits, wanted, atol=LOGIT_TOLERANCE * np.abs(wanted).max(), rtol=0)
 
 
 @pytest.mark.parametrize("composition", list(COMPOSITIONS))
@@ -140,7 +173,7 @@ def test_prefix_cache_hit_gives_the_same_text_as_a_miss(
     assert llm.stats().num_prefix_hit_tokens > misses
 
 
-@pytest.mark.parametrize("case", STATIC_CASES)
+@pytest.mark.parametrize(("case", "operators"), EXPORTS, indirect=["operators"])
 def test_exported_program_gives_the_same_text(
     case: str, operators: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -67,8 +67,12 @@ class Weights:
 def open_weights(
     config: EngineConfig, spec: DecoderSpec, reader: ConfigReader, platform: Platform
 ) -> Weights:
-    """The checkpoint of `config`. Raises UserError where it does not fit the device or flags."""
-    gpu = platform.gpu
+    """The checkpoint of `config`; raises UserError where it does not fit the device or the flags.
+
+    device: the GPU for its weights; None for the CPU.
+    """
+    check_positions(config, spec, reader)
+    compiled = backend if is_compiled(backend) else None
     settings = config.quantization.settings
     names = weight_names(reader)
     source: WeightSource
@@ -108,7 +112,29 @@ def open_weights(
             layout.group_size(linear),
             linear.in_features,
         )
-    return Weights(config, plan, source, layout, platform)
+    return Weights(config, plan, source, layout, compiled, place)
+
+
+def check_positions(config: EngineConfig, spec: DecoderSpec, reader: ConfigReader) -> None:
+    """Raises UserError where max_length is more than the rows of a table of learned positions."""
+    rows = spec.embedding.num_positions - spec.embedding.position_offset
+    length = config.scheduling.max_length
+    if spec.embedding.num_positions and length > rows:
+        raise UserError(
+            f"max_length is {length}, and {reader.path} has learned positions of {rows} tokens; "
+            f"use --max_length {rows} or less"
+        )
+
+
+def check_gpu_blocks(spec: DecoderSpec) -> None:
+    """Raises UserError where the GPU's operators lack what a block of the network asks for."""
+    from predict.ops.compiled import is_fused
+
+    plain = spec.embedding == EmbeddingSpec() and spec.head == HeadSpec(norm=spec.head.norm)
+    if not plain or not all(map(is_fused, spec.blocks())):
+        raise UserError(
+            f"networks of model_type {spec.model_type} run on the CPU alone; use --device cpu"
+        )
 
 
 def load_decoder(

@@ -38,12 +38,11 @@ def spec(config: ConfigReader) -> DecoderSpec:
         method="dynamic_steps" if config.get_bool("use_dynamic_ntk", False) else "default",
         original_max_position=trained,
     )
-    positions, ropes = Positions(), (rope,)
+    ropes: tuple[RopeSpec, ...] = (rope,)
+    positions = Positions()
     if config.get_bool("use_logn_attn", False):
-        positions, ropes = (
-            Positions(query_table=QUERIES),
-            (rope, replace(rope, log_scale_from=trained)),
-        )
+        ropes = (rope, replace(rope, log_scale_from=trained))
+        positions = Positions(query_table=QUERIES)
     return llama_like(
         config,
         attention={"qkv_bias": True, "positions": positions},

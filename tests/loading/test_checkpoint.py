@@ -139,6 +139,7 @@ TOP_LEVEL: dict[str, dict[str, Any]] = {
     "sliding_window_pattern": {"model_type": "gemma3_text"},
     "softcap": {"model_type": "gemma2"},
     "multiplier": {"model_type": "granite"},
+    "seq_length": {"model_type": "qwen"},
 }
 
 

@@ -35,13 +35,53 @@ def test_dynamic_row_does_not_depend_on_the_table_length() -> None:
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_gives_finite_rows_of_rotary_dims(method: str) -> None:
-    rope = RopeSpec(method=method, factor=4.0, original_max_position=32, rotary_dim=16)
+    rope = RopeSpec(
+        method=method,
+        factor=4.0,
+        original_max_position=32,
+        rotary_dim=16,
+        short_factor=(1.0,) * 8,
+        long_factor=(2.0,) * 8,
+    )
     table = rope_table(rope, 32, 100, 128)
     assert table.shape == (100, 16)
     assert table.dtype == np.float32
     assert np.isfinite(table).all()
 
 
-def test_only_yarn_scales_the_attention() -> None:
+@pytest.mark.parametrize(("num_positions", "factors"), [(32, (1.0, 2.0)), (33, (4.0, 8.0))])
+def test_longest_context_chooses_the_factors_of_longrope(
+    num_positions: int, factors: tuple[float, float]
+) -> None:
+    rope = RopeSpec(
+        theta=100.0,
+        method="longrope",
+        original_max_position=32,
+        short_factor=(1.0, 2.0),
+        long_factor=(4.0, 8.0),
+    )
+    table = rope_table(rope, 4, num_positions, 128)
+    angles = np.outer(np.arange(num_positions), np.array([1.0, 0.1]) / factors)
+    np.testing.assert_allclose(table, np.hstack([np.cos(angles), np.sin(angles)]), atol=1e-5)
+
+
+def test_base_of_the_first_qwen_grows_when_the_length_doubles() -> None:
+    table = rope_table(RopeSpec(method="dynamic_steps", original_max_position=16), 8, 64, 64)
+    for last, grown in ((15, 1), (16, 3), (31, 3), (32, 7), (63, 7)):
+        theta = 10000.0 * grown ** (8 / 6)
+        same = rope_table(RopeSpec(theta=theta), 8, 64, 64)
+        np.testing.assert_allclose(table[last], same[last], atol=1e-6)
+
+
+def test_rows_past_a_length_are_multiplied_by_the_logarithm_to_its_base() -> None:
+    plain = rope_table(RopeSpec(), 8, 64, 64)
+    scaled = rope_table(RopeSpec(log_scale_from=8), 8, 64, 64)
+    np.testing.assert_array_equal(scaled[:8], plain[:8])
+    np.testing.assert_allclose(scaled[63], 2 * plain[63], atol=1e-6)
+
+
+def test_only_yarn_and_longrope_scale_the_attention() -> None:
+    longrope = RopeSpec(method="longrope", factor=16.0, original_max_position=4)
+    assert attention_factor(longrope) == pytest.approx(3.0**0.5)
     assert attention_factor(RopeSpec(method="linear", factor=4.0)) == 1.0
     assert attention_factor(RopeSpec(method="yarn", factor=4.0)) == pytest.approx(1.13863)
