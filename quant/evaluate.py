@@ -191,7 +191,7 @@ class EvaluateConfig:
         from predict.config.quantization import check_support
         from predict.loading.layouts.online import check_group_size
         from predict.loading.model import read_spec
-        from predict.models import family_of
+        from predict.models import weight_names
         from predict.nn.weights import plan_weights
         from quant.data import find_data_file
 
@@ -204,7 +204,7 @@ class EvaluateConfig:
             self.quantization(row, Path("not made yet"))
         if row.group_size != -1:
             spec, reader = read_spec(self.model_name_or_path)
-            for linear in plan_weights(spec, family_of(reader).WEIGHTS).linears():
+            for linear in plan_weights(spec, weight_names(reader)).linears():
                 if not any(part in prefix for part in self.skip for prefix in linear.prefixes):
                     check_group_size(linear, row.group_size)
 

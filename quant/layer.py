@@ -22,7 +22,7 @@ from predict.nn.decoder import Attention, BlockWeights, Layer, Linear, Mlp, Norm
 from predict.nn.hf_config import ConfigReader
 from predict.nn.inputs import ForwardInputs, to_tensors
 from predict.nn.spec import DecoderSpec, EmbeddingSpec
-from predict.nn.weights import BlockPlan, LayerPlan, LinearPlan
+from predict.nn.weights import BlockPlan, LayerPlan, LinearPlan, WeightPlan
 from predict.ops import composed
 from quant.grids import Array
 
@@ -34,12 +34,15 @@ KINDS = ("qkv", "out", "gate_up", "down")
 BLOCK_SIZE = 64  # of the cache that one forward pass uses
 
 
-def check_layers(spec: DecoderSpec, reader: ConfigReader) -> None:
+def check_layers(plan: WeightPlan, reader: ConfigReader) -> None:
     """Raises UserError where calibration does not know the network's layers.
 
-    It moves scales between a norm and the product behind it, and between products of Llama's form.
+    It moves scales between a norm and the product behind it, and between products of Llama's form,
+    whose matrices it reads as they lie.
     """
+    spec = plan.spec
     plain = spec.embedding == EmbeddingSpec() and spec.head.width is None
+    plain = plain and not any(linear.is_stored_otherwise for linear in plan.linears())
     if not plain or not all(map(_is_known, spec.blocks())):
         raise UserError(
             f"{reader.path}: layers of {spec.model_type} cannot be calibrated (allowed: those of "
@@ -52,6 +55,8 @@ def _is_known(block: Block) -> bool:
     if norm is None or norm != Norm(epsilon=norm.epsilon) or block.post_norm is not None:
         return False
     if isinstance(block, MlpBlock) and (block.activation != Activation() or block.parallel):
+        return False
+    if isinstance(block, AttentionBlock) and block.positions.kind != "rotary":
         return False
     return block.residual == Residual()
 

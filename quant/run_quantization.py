@@ -112,7 +112,7 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
     from predict.loading.paddle_checkpoint import open_checkpoint
     from predict.loading.platform import platform_of
     from predict.loading.sources import CheckpointSource, check_sizes
-    from predict.models import family_of
+    from predict.models import weight_names
     from predict.nn.weights import plan_weights
     from predict.system.progress import Progress
     from quant.layer import check_layers
@@ -126,8 +126,8 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
             f"{reader.path} has a quantization_config: this checkpoint is quantized already; pass "
             "the unquantized one"
         )
-    names = family_of(reader).WEIGHTS
-    check_layers(spec, reader)
+    names = weight_names(reader)
+    check_layers(plan_weights(spec, names), reader)
     checkpoint = open_checkpoint(source_dir)
     check_sizes(spec, names, checkpoint)
     plan = plan_weights(spec, names)

@@ -29,6 +29,7 @@ from quant.data import read_sequences, text_windows
 from quant.evaluate import Model
 from quant.run_quantization import main
 from tests.support import tiny
+from tests.support.golden import GOLDEN
 from tests.support.paths import ROOT
 from tests.support.quantization import (
     CHANGES,
@@ -468,6 +469,16 @@ def test_wrong_files_are_refused(
         assert said in capsys.readouterr().err
     assert main(words_of(model, text, model, *flags)) == 2
     assert "is the folder of --model_name_or_path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("case", ["internlm2_7b", "gpt2_small", "stablelm_3b", "baichuan_13b"])
+def test_layers_that_calibration_does_not_know_are_refused(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Matrices in another order, blocks of another form, ALiBi."""
+    words = words_of(GOLDEN / case, None, tmp_path / "out", "--quant_type", "wint8")
+    assert main(words) == 2
+    assert "cannot be calibrated" in capsys.readouterr().err
 
 
 def test_a_recipe_file_gives_flags_that_the_command_line_changes(tmp_path: Path) -> None:
