@@ -120,7 +120,7 @@ def test_the_first_qwen_reads_on_past_its_length(
 
 
 @pytest.mark.parametrize("composition", list(COMPOSITIONS))
-@pytest.mark.parametrize("case", ["llama_gqa", "qwen2", "mistral_window"])
+@pytest.mark.parametrize("case", ["llama_gqa", "qwen2", "mistral_window", "bloom_7b"])
 def test_batch_composition_changes_nothing(
     case: str, composition: str, operators: dict[str, Any]
 ) -> None:
@@ -162,7 +162,7 @@ def test_any_batch_size_gives_the_same_text(
     assert answers == expected["greedy"] * 4
 
 
-@pytest.mark.parametrize("case", ["llama_gqa", "qwen3"])
+@pytest.mark.parametrize("case", ["llama_gqa", "qwen3", "bloom_7b", "gemma2_9b"])
 def test_prefix_cache_hit_gives_the_same_text_as_a_miss(
     case: str, operators: dict[str, Any]
 ) -> None:

@@ -50,26 +50,30 @@ EVERY_WAY = frozenset(
         "starcoder2_window",
     }
 )
-OF_FIRST_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FIRST_FAMILIES = frozenset(
+    case for case in CASES if case.startswith(("llama", "mistral", "qwen2", "qwen3"))
+)
 # Tracing plain operators takes a second for each case: those that differ most are traced always.
 TRACED = frozenset(
-    ("bloom_7b", "chatglm_2_6b", "gemma2_9b", "gpt2_small", "olmo2_7b", "opt_350m", "qwen_7b")
+    {
+        *("bloom_7b", "chatglm_2_6b", "gemma2_9b", "gpt2_small", "olmo2_7b", "opt_350m", "qwen_7b"),
+        *("llama_biases", "llama_gqa", "llama_rope_yarn", "mistral_window", "qwen2", "qwen3_tied"),
+    }
 )
 
 
 def _rows(reference: frozenset[str], fused: frozenset[str]) -> list[Any]:
-    """Cases with operators; slow where they are neither among these nor of the first families."""
+    """Cases with operators; slow where they are not among these."""
     quick = {"reference": reference, "fused": fused}
+    return [
+        pytest.param(case, name, marks=() if case in quick[name] else pytest.mark.slow)
+        for case in CASES
+        for name in quick
+    ]
 
-    def marks(case: str, operators: str) -> Any:
-        is_quick = case in quick[operators] or case.startswith(OF_FIRST_FAMILIES)
-        return () if is_quick else pytest.mark.slow
 
-    return [pytest.param(case, name, marks=marks(case, name)) for case in CASES for name in quick]
-
-
-GREEDY = _rows(EVERY_WAY, frozenset(CASES))
-EXPORTS = _rows(TRACED, EVERY_WAY)
+GREEDY = _rows(EVERY_WAY | TRACED, frozenset(CASES))
+EXPORTS = _rows(TRACED, EVERY_WAY | FIRST_FAMILIES)
 MAX_LENGTH = 160  # tokens; the longest golden prompt and its output fit
 # Of cases whose prompts need engines of several lengths: max_length and the prompts.
 RUNS: dict[str, tuple[tuple[int, slice], ...]] = {
@@ -77,8 +81,7 @@ RUNS: dict[str, tuple[tuple[int, slice], ...]] = {
         ("phi3_longrope", "phi3_4_mini"), ((64, slice(0, 3)), (MAX_LENGTH, slice(3, 5)))
     ),
     "gpt2_small": ((144, slice(None)),),  # it has no positions beyond
-    # Beyond seq_length the base grows by position here, see predict.nn.rope; and so does
-    # test_the_first_qwen_reads_on_past_its_length.
+    # Beyond seq_length the base grows by position here (see predict.nn.rope), not by prompt.
     "qwen_long": ((MAX_LENGTH, slice(0, 1)),),
 }
 
