@@ -11,6 +11,7 @@ from pathlib import Path
 
 from predict.config.engine import EngineConfig
 from predict.config.quantization import check_support
+from predict.errors import UserError
 from predict.loading.build import build_decoder, expected_tensors
 from predict.loading.layouts import Layout, layout_of
 from predict.loading.layouts.online import Online
@@ -67,12 +68,9 @@ class Weights:
 def open_weights(
     config: EngineConfig, spec: DecoderSpec, reader: ConfigReader, platform: Platform
 ) -> Weights:
-    """The checkpoint of `config`; raises UserError where it does not fit the device or the flags.
-
-    device: the GPU for its weights; None for the CPU.
-    """
+    """The checkpoint of `config`. Raises UserError where it does not fit the device or flags."""
     check_positions(config, spec, reader)
-    compiled = backend if is_compiled(backend) else None
+    gpu = platform.gpu
     settings = config.quantization.settings
     names = weight_names(reader)
     source: WeightSource
@@ -112,7 +110,7 @@ def open_weights(
             layout.group_size(linear),
             linear.in_features,
         )
-    return Weights(config, plan, source, layout, compiled, place)
+    return Weights(config, plan, source, layout, platform)
 
 
 def check_positions(config: EngineConfig, spec: DecoderSpec, reader: ConfigReader) -> None:
@@ -123,17 +121,6 @@ def check_positions(config: EngineConfig, spec: DecoderSpec, reader: ConfigReade
         raise UserError(
             f"max_length is {length}, and {reader.path} has learned positions of {rows} tokens; "
             f"use --max_length {rows} or less"
-        )
-
-
-def check_gpu_blocks(spec: DecoderSpec) -> None:
-    """Raises UserError where the GPU's operators lack what a block of the network asks for."""
-    from predict.ops.compiled import is_fused
-
-    plain = spec.embedding == EmbeddingSpec() and spec.head == HeadSpec(norm=spec.head.norm)
-    if not plain or not all(map(is_fused, spec.blocks())):
-        raise UserError(
-            f"networks of model_type {spec.model_type} run on the CPU alone; use --device cpu"
         )
 
 

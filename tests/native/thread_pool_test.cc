@@ -19,8 +19,8 @@
 #include <thread>
 #include <vector>
 
-#include "regatta/norm.h"
 #include "regatta/activate.h"
+#include "regatta/norm.h"
 
 namespace {
 
