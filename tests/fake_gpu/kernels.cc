@@ -63,7 +63,7 @@ Status embedding(const EmbeddingParams& params, const Launch& on) {
     for (int64_t i = 0; i < p.num_tokens; ++i) {  // the CPU refuses what is out of range
       const int64_t id = p.token_ids[i];
       const bool has_position = p.position_table != nullptr;
-      const int64_t position = has_position ? p.positions[i] + p.position_offset : -1;
+      const int64_t position = has_position ? p.positions[i] : -1;
       const std::vector<char> zeros(bytes);
       const bool has_row = position >= 0 && position < p.num_positions;
       EmbeddingParams row = p;
@@ -76,7 +76,6 @@ Status embedding(const EmbeddingParams& params, const Launch& on) {
           has_row ? static_cast<const char*>(p.position_table) + position * bytes : nullptr;
       row.positions = &first;
       row.num_positions = has_row ? 1 : 0;
-      row.position_offset = 0;
       const Status status = cpu::embedding(row);
       if (!status.ok()) return status;
     }

@@ -173,7 +173,7 @@ void kernels_of_several_callers() {
       std::vector<float> out(kRows * kWidth), normed(kRows * kWidth), kept(kRows * kWidth);
       for (int64_t rows = 1; rows <= kRows; ++rows) {
         regatta::ActivateParams silu{};
-        silu.gate_up = gate_up.data();
+        silu.x = gate_up.data();
         silu.out = out.data();
         silu.num_tokens = rows;
         silu.intermediate_size = kWidth;
