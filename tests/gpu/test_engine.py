@@ -19,7 +19,16 @@ from predict.engine.draft_policy import Costs
 from predict.errors import UserError
 from tests.support import tiny
 from tests.support.drafts import Generous
-from tests.support.golden import CASES, COMPOSITIONS, GOLDEN, check_greedy, config, golden, greedy
+from tests.support.golden import (
+    COMPOSITIONS,
+    GOLDEN,
+    ON_GPU,
+    check_greedy,
+    config,
+    golden,
+    greedy,
+    runs,
+)
 from tests.support.gpu_engines import (
     FORMS,
     SETTINGS,
@@ -30,11 +39,12 @@ from tests.support.paths import DEMO
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ON_GPU)
 def test_greedy_text_equals_transformers(gpu: devices.Device, case: str, form: str) -> None:
-    llm = FORMS[form](LLM(config(case, batch_size=3, **SETTINGS)))
-    check_greedy(llm, case)
-    assert bool(runner_of(llm).graphs) == (form != "eager")
+    for max_length, which in runs(case):
+        llm = FORMS[form](LLM(config(case, batch_size=3, max_length=max_length, **SETTINGS)))
+        check_greedy(llm, case, which)
+        assert bool(runner_of(llm).graphs) == (form != "eager")
 
 
 @pytest.mark.parametrize("composition", list(COMPOSITIONS))

@@ -73,6 +73,10 @@ def _rows(reference: frozenset[str], fused: frozenset[str]) -> list[Any]:
 
 
 GREEDY = _rows(EVERY_WAY | TRACED, frozenset(CASES))
+ON_GPU = [
+    pytest.param(case, marks=() if case in FIRST_FAMILIES | TRACED else pytest.mark.slow)
+    for case in CASES
+]
 EXPORTS = _rows(TRACED, EVERY_WAY | FIRST_FAMILIES)
 MAX_LENGTH = 160  # tokens; the longest golden prompt and its output fit
 # Of cases whose prompts need engines of several lengths: max_length and the prompts.
