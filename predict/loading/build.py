@@ -88,9 +88,13 @@ def build_decoder(
         return paddle.to_tensor(values.astype(np.float32), place=place)
 
     # float32 is for comparing: there the norms stay apart, as references have them.
-    folds = compiled is not None and place is not None and dtype != "float32"
-    folds = folds and all(layout.scheme(linear) == "dense" for linear in plan.linears())
-    folds = folds and compiled is not None and all(map(compiled.is_fused, spec.blocks()))
+    folds = (
+        compiled is not None
+        and place is not None
+        and dtype != "float32"
+        and all(layout.scheme(linear) == "dense" for linear in plan.linears())
+        and all(map(compiled.is_fused, spec.blocks()))
+    )
     layers = []
     for index, layer_plan in enumerate(plan.layers):
         layer = tuple(map(block, layer_plan))

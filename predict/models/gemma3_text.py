@@ -23,9 +23,7 @@ def spec(config: ConfigReader) -> DecoderSpec:
     if config.values.get("rope_parameters"):
         local = config.rope(head_dim, kind="sliding_attention")
     else:
-        theta = config.get_float("rope_theta", 10000.0, aliases=("rope_local_base_freq",))
-        local_theta = config.values.get("rope_local_base_freq")
-        local = RopeSpec(theta=theta if local_theta is None else float(local_theta))
+        local = RopeSpec(theta=config.get_float("rope_local_base_freq", 10000.0))
     result = gemma_like(
         config,
         attention={**attention_fields(config), "qk_norm": gemma_norm(config)},

@@ -28,8 +28,7 @@ def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
     config.must_be("layer_norm_elementwise_affine", True)
     hidden_size = config.get_int("hidden_size")
-    width = config.get_int("hidden_size", hidden_size, aliases=("word_embed_proj_dim",))
-    width = int(config.values.get("word_embed_proj_dim") or width)
+    width = config.get_int("word_embed_proj_dim", hidden_size)
     num_heads, bias = config.get_int("num_attention_heads"), config.get_bool("enable_bias", True)
     norm = Norm("layer", 1e-5, bias=True)
     before = config.get_bool("do_layer_norm_before", True)

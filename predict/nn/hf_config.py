@@ -49,6 +49,8 @@ NUMBERS: dict[str, Range] = {
     "softcap": _real(65536.0),
     "multiplier": _real(65536.0),
     "sliding_window_pattern": _whole(1024),
+    "word_embed_proj_dim": _whole(1 << 17),
+    "rope_local_base_freq": _real(1e12, low=1.0),
     "rope_theta": _real(1e12, low=1.0),
     "partial_rotary_factor": _real(1.0),
     "factor": _real(65536.0),

@@ -69,9 +69,10 @@ def layer(
     """The output of one layer, block after block; see `attention_block`."""
     written: list[Tensor] = []
     before = hidden
+    is_read_again = any(isinstance(block, Mlp) and block.block.parallel for block in blocks)
     for block in blocks:
         if isinstance(block, Attention):
-            before = hidden if rows is None else ops.take(hidden, rows)
+            before = ops.take(hidden, rows) if is_read_again and rows is not None else hidden
             hidden, written = ops.attention_block(
                 hidden, block, cache, ropes, inputs, tree_mask, rows
             )
