@@ -2,22 +2,11 @@
 
 from dataclasses import replace
 
+from predict.models.bloom import WEIGHTS as NAMES
 from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm, Positions, Residual
 from predict.nn.hf_config import ConfigReader, decoder_spec
 from predict.nn.spec import DecoderSpec, HeadSpec
 from predict.nn.weights import WeightNames
-
-NAMES = WeightNames(
-    base="transformer.",
-    embedding="transformer.word_embeddings.weight",
-    layer="transformer.h.{layer}.",
-    qkv=("self_attention.query_key_value",),
-    qkv_rows="grouped",
-    out=("self_attention.dense",),
-    gate_up=("mlp.dense_h_to_4h",),
-    down=("mlp.dense_4h_to_h",),
-    final_norm="transformer.ln_f.weight",
-)
 
 
 def weights(config: ConfigReader) -> WeightNames:

@@ -12,7 +12,6 @@ WEIGHTS = WeightNames(gate_up=("mlp.gate_up_proj",))
 
 def glm_like(config: ConfigReader, **mlp: Any) -> DecoderSpec:
     """What both generations share; mlp: fields of the blocks that the later one adds."""
-    head_dim = config.get_int("head_dim", 128)
     attention = {
         "qkv_bias": config.get_bool("attention_bias", False),
         "positions": Positions(interleaved=True),
@@ -21,8 +20,8 @@ def glm_like(config: ConfigReader, **mlp: Any) -> DecoderSpec:
         config,
         attention={**attention, **mlp},
         mlp=mlp,
-        head_dim=head_dim,
-        ropes=(config.rope(head_dim, partial=0.5),),
+        head_dim=config.get_int("head_dim", 128),
+        partial=0.5,
     )
 
 

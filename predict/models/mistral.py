@@ -9,6 +9,4 @@ WEIGHTS = WeightNames()
 
 def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
-    window = config.optional_int("sliding_window")
-    num_layers = config.get_int("num_hidden_layers")
-    return llama_like(config, windows=(window,) * num_layers if window else ())
+    return llama_like(config, windows=config.windows())

@@ -20,8 +20,6 @@ def spec(config: ConfigReader) -> DecoderSpec:
     config.must_be("tie_word_embeddings", False)
     norm = Norm("layer", config.get_float("layer_norm_eps", 1e-5), True)
     function = config.activation(default="gelu_new")
-    partial = config.get_float("partial_rotary_factor", 0.5)
-    head_dim = config.get_int("hidden_size") // config.get_int("num_attention_heads")
     return llama_like(
         config,
         attention={"qkv_bias": True, "out_bias": True},
@@ -33,6 +31,6 @@ def spec(config: ConfigReader) -> DecoderSpec:
         },
         norm=norm,
         activation=function,
-        ropes=(config.rope(head_dim, partial=partial),),
+        partial=0.5,
         head=HeadSpec(norm, bias=True),
     )

@@ -22,12 +22,10 @@ def _is_parallel(config: ConfigReader) -> bool:
 def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
     config.must_be("qk_layernorm", False)
-    partial = config.get_float("partial_rotary_factor", 0.25)
-    head_dim = config.get_int("hidden_size") // config.get_int("num_attention_heads")
     return llama_like(
         config,
         attention={"qkv_bias": config.get_bool("use_qkv_bias", False)},
         mlp={"parallel": _is_parallel(config)},
         norm=Norm("layer", config.get_float("layer_norm_eps", 1e-5), True),
-        ropes=(config.rope(head_dim, partial=partial),),
+        partial=0.25,
     )

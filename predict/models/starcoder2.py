@@ -11,7 +11,6 @@ WEIGHTS = WeightNames(gate_up=("mlp.c_fc",), down=("mlp.c_proj",))
 def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
     bias = config.get_bool("use_bias", True)
-    window = config.optional_int("sliding_window")
     function = config.activation(default="gelu_pytorch_tanh")
     return llama_like(
         config,
@@ -19,6 +18,6 @@ def spec(config: ConfigReader) -> DecoderSpec:
         mlp={"up_bias": bias, "down_bias": bias, "activation": Activation(function, gated=False)},
         norm=Norm("layer", config.get_float("layer_norm_eps", 1e-5, ("norm_epsilon",)), True),
         activation=function,
-        windows=(window,) * config.get_int("num_hidden_layers") if window else (),
+        windows=config.windows(),
         tied=True,
     )

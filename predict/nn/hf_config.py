@@ -188,6 +188,11 @@ class ConfigReader:
             raise self.wrong(key, "a list of texts")
         return value
 
+    def windows(self) -> tuple[int, ...]:
+        """The window of every layer, sliding_window; none where it is absent or null."""
+        window = self.optional_int("sliding_window")
+        return (window,) * self.get_int("num_hidden_layers") if window else ()
+
     def layer_types(self, default: Callable[[int], str]) -> list[str]:
         """Which layers have a window: "sliding_attention", the others "full_attention".
 
@@ -288,13 +293,14 @@ def llama_like(
     head_dim: int | None = None,
     norm: Norm | None = None,
     activation: Function | None = None,
+    partial: float = 1.0,
     **changes: Any,
 ) -> DecoderSpec:
     """DecoderSpec of a Llama-shaped config.json.
 
     attention, mlp: fields of the blocks that are not Llama's. windows: of each layer's attention,
-    none for all tokens. head_dim, norm, activation: in place of config.json's. changes: fields of
-    the spec.
+    none for all tokens. head_dim, norm, activation: in place of config.json's. partial: share of a
+    head that rotates, where config.json does not say. changes: fields of the spec.
     Raises UserError for a number outside its range, and for numbers that contradict each other.
     """
     hidden_size = config.get_int("hidden_size")
@@ -337,7 +343,7 @@ def llama_like(
             "hidden_size": hidden_size,
             "layers": layers,
             "head": HeadSpec(norm=norm),
-            **({} if "ropes" in changes else {"ropes": (config.rope(head_dim),)}),
+            **({} if "ropes" in changes else {"ropes": (config.rope(head_dim, partial=partial),)}),
             **changes,
         },
     )

@@ -253,11 +253,6 @@ def copy_blocks(caches: Sequence[Tensor], copies: Sequence[tuple[int, int]]) -> 
     _run()("regatta_copy_blocks", list(caches), pairs)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of gate_up [T, 2I] (gate first). Returns [T, I]."""
-    return activate(gate_up, Activation())
-
-
 def activate(x: Tensor, activation: Activation) -> Tensor:
     """What the activation makes of x [T, I], or of x [T, 2 I] with a gate. Returns [T, I]."""
     function = FUNCTIONS.index(activation.function)

@@ -280,14 +280,6 @@ def paged_attention(
     return paddle.gather(out.reshape([-1, heads * dim]), used).astype(q.dtype)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of gate_up [T, 2I] (gate first). Returns [T, I]."""
-    import paddle
-
-    gate, up = paddle.split(gate_up.astype("float32"), 2, axis=-1)
-    return (paddle.nn.functional.silu(gate) * up).astype(gate_up.dtype)
-
-
 def activate(x: Tensor, activation: Activation) -> Tensor:
     """What the activation makes of x [T, I], or of x [T, 2 I] with a gate. Returns [T, I]."""
     import paddle

@@ -34,6 +34,7 @@ ATTENTIONS = (
 def tour(gpu: devices.Device, dtype: str) -> None:
     """Runs every operator."""
     from predict.loading.build import fold_norms
+    from predict.nn.blocks import Activation
     from predict.ops import compiled as ops
     from tests.support.gpu_operands import Heads, Operands, Span, Step
     from tests.support.records import head_of
@@ -49,7 +50,7 @@ def tour(gpu: devices.Device, dtype: str) -> None:
         ops.linear(x, weights)
         ops.linear(wide, odd)
         ops.rms_norm(x, norm, x, 1e-5)
-        ops.silu_mul(operands.tensor(rows, 2 * 67).device)
+        ops.activate(operands.tensor(rows, 2 * 67).device, Activation())
         ids = operands.placed(operands.generator.integers(0, 1003, rows).astype(np.int32))
         ops.embedding(ids, None, head)
         indices = operands.placed(np.arange(rows, dtype=np.int32))

@@ -15,6 +15,7 @@ from predict.device import cuda, devices
 from predict.engine.gpu_runner import read_table
 from predict.engine.logprobs import measure
 from predict.loading.build import fold_norms
+from predict.nn.blocks import Activation
 from predict.nn.decoder import Attention, Layer, Mlp
 from predict.ops import compiled as ops
 from predict.ops import plain as reference
@@ -103,8 +104,8 @@ def test_silu_mul(gpu: devices.Device, dtype: str, width: int) -> None:
     for rows in ROWS:
         x = operands.tensor(rows, 2 * width, scale=3.0)
         with operands.on_cpu():
-            wanted = reference.silu_mul(x.plain)
-        compare(ops.silu_mul(x.device), wanted, dtype)
+            wanted = reference.activate(x.plain, Activation())
+        compare(ops.activate(x.device, Activation()), wanted, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

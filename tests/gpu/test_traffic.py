@@ -163,6 +163,7 @@ def test_engines_on_two_gpus_take_turns(gpu: devices.Device) -> None:
 def test_operators_follow_their_tensors_to_the_second_gpu(gpu: devices.Device) -> None:
     second_gpu()
     import paddle
+    from predict.nn.blocks import Activation
     from predict.ops import compiled as ops
 
     x = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
@@ -170,7 +171,7 @@ def test_operators_follow_their_tensors_to_the_second_gpu(gpu: devices.Device) -
     results = []
     for index in (0, 1, 0, 1):
         place = paddle.CustomPlace(devices.PLUGIN_TYPE, index)
-        out = ops.silu_mul(cpu._copy_to(place, True))
+        out = ops.activate(cpu._copy_to(place, True), Activation())
         assert out.place == place
         results.append(out.cpu().numpy())
     for result in results[1:]:
