@@ -18,7 +18,7 @@
 #include "attention_plan.h"
 #include "dispatch.h"
 #include "gemm.h"
-#include "regatta/attention.h"
+#include "regatta/blocks.h"
 
 #define REGATTA_INL "attention_block.inl"
 #include "foreach_isa.h"
@@ -27,7 +27,7 @@ namespace regatta::cpu {
 namespace {
 
 const char* refuse_pairs(const AttentionBlockParams& params) {
-  return refuse_odd_head_dim(params.dtype, params.head_dim);
+  return refuse_odd_head_dim(params.dtype, params.block.head_dim);
 }
 
 const OpTable<AttentionBlockParams> kAttentionBlock(
@@ -41,10 +41,11 @@ const OpTable<AttentionBlockParams> kAttentionBlock(
 
 Status attention_block(const AttentionBlockParams& params) {
   Status status =
-      check_attention_batch("attention_block", params.batch, params.cache, params.window);
+      check_attention_batch("attention_block", params.batch, params.cache, params.block.window);
   if (!status.ok()) return status;
   status = check_rope_indices("attention_block", params.positions, params.slot_mapping,
-                              params.batch.num_tokens, params.num_positions,
+                              params.batch.num_tokens,
+                              params.rope_cache ? params.num_positions : INT64_MAX,
                               params.cache.num_blocks * params.cache.block_size);
   return status.ok() ? kAttentionBlock.run(params) : status;
 }

@@ -1,6 +1,7 @@
 // See attention_block.cc.
 // clang-format off: attention.inl uses what gemm.inl defines
 #include "gemm.inl"
+#include "block.inl"
 #include "kv_rows.inl"
 #include "attention.inl"
 #include "rope.inl"
@@ -42,8 +43,9 @@ template <class T>
 void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& kernels,
                            int64_t begin, int64_t end) {
   using Query = typename Factor<uses_dot<T>()>::Type;
+  const AttentionBlock& block = p.block;
   const int64_t num_tokens = end - begin;
-  const int64_t dim = p.head_dim, hidden_size = p.hidden_size;
+  const int64_t dim = block.head_dim, hidden_size = p.hidden_size;
   const int64_t qkv_size = kernels.qkv.weight.out_features, q_size = kernels.out.weight.in_features;
   const T* hidden = static_cast<const T*>(p.hidden) + begin * hidden_size;
   T* out = static_cast<T*>(p.hidden_out) + begin * hidden_size;
@@ -54,18 +56,27 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
   rope.positions = p.positions + begin;
   rope.slot_mapping = p.slot_mapping + begin;
   rope.rope_cache = p.rope_cache;
-  rope.q_norm = static_cast<const T*>(p.q_norm);
-  rope.k_norm = static_cast<const T*>(p.k_norm);
+  rope.query_rope_cache = p.query_rope_cache;
+  rope.q_norm = static_cast<const T*>(p.q_norm.weight);
+  rope.k_norm = static_cast<const T*>(p.k_norm.weight);
   rope.cache = p.cache;
   rope.num_tokens = num_tokens;
-  rope.num_heads = p.num_heads;
-  rope.num_kv_heads = p.num_kv_heads;
+  rope.num_heads = block.num_heads;
+  rope.num_kv_heads = block.num_kv_heads;
   rope.head_dim = dim;
   rope.rotary_dim = p.rotary_dim;
-  rope.epsilon = p.epsilon;
+  rope.epsilon = block.qk_norm.epsilon;
+  rope.plus_one = block.qk_norm.plus_one;
+  rope.interleaved = block.positions.interleaved;
+  const WholeNorms<T> whole(&rope, block.qk_norm_whole);
   const AttentionBatch batch = cut_batch(p.batch, begin, end, shared);
-  const AttentionJob attention = make_attention_job(
-      p.batch, batch, p.cache, p.num_heads, p.num_kv_heads, dim, p.softmax_scale, p.window, shared);
+  AttentionJob attention =
+      make_attention_job(p.batch, batch, p.cache, block.num_heads, block.num_kv_heads, dim,
+                         block.softmax_scale, block.window, shared);
+  attention.softcap = block.softcap;
+  attention.slopes = p.slopes;
+  const Ending<T> ending(block, p.post_norm, p.out.bias, hidden, out, num_tokens, hidden_size,
+                         shared);
 
   const PackedRows normed = make_rows(kernels.qkv, shared, num_tokens, Fill::kByRow);
   const PackedRows attended = make_rows(kernels.out, shared, num_tokens, Fill::kByColumns);
@@ -79,14 +90,15 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
   const int64_t used = batch.cu_seqlens_q[batch.num_seqs];
 
   parallel([&](Team& team) {
-    norm_rows(team, normed, hidden, hidden_size, static_cast<const T*>(p.norm_weight), p.epsilon);
+    take_rows(team, normed, hidden, block.norm, p.norm, ending.kept);
     complete_rows(team, normed);
     gemm(team, kernels.qkv, normed,
          [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
-           store_tile(tile, row, num, column, num_columns, static_cast<const T*>(p.qkv_bias),
+           store_tile(tile, row, num, column, num_columns, static_cast<const T*>(p.qkv.bias),
                       static_cast<const float*>(nullptr), qkv, qkv_size);
          });
     team.barrier();
+    whole.apply(team, num_tokens, qkv, qkv);
     rope_rows(team, rope, qkv, q);
     team.barrier();
     attend<T>(team, attention, q, [&](int64_t token, int64_t head, const float* values) {
@@ -104,22 +116,18 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
       });
     }
     complete_rows(team, attended);
-    gemm(team, kernels.out, attended,
-         [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
-           store_tile(tile, row, num, column, num_columns, static_cast<const T*>(p.out_bias),
-                      hidden, out, hidden_size);
-         });
+    gemm(team, kernels.out, attended, ending);
+    ending.complete(team);
   });
 }
 
 inline Status run_attention_block(const AttentionBlockParams& p) {
-  const int64_t q_size = p.num_heads * p.head_dim;
+  const AttentionBlock& block = p.block;
   BlockKernels kernels;
-  const int64_t qkv_size = q_size + 2 * p.num_kv_heads * p.head_dim;
-  Status status = find_gemm(scheme_at(p.scheme, 0, 2), {p.qkv, p.num_qkv, p.hidden_size, qkv_size},
+  Status status = find_gemm(block.qkv, weight_of(p.qkv, block.qkv, p.hidden_size, block.qkv_size()),
                             p.dtype, REGATTA_ISA_ENUM, &kernels.qkv);
   if (!status.ok()) return Status::error("qkv: " + status.message());
-  status = find_gemm(scheme_at(p.scheme, 1, 2), {p.out, p.num_out, q_size, p.hidden_size}, p.dtype,
+  status = find_gemm(block.out, weight_of(p.out, block.out, block.q_size(), p.hidden_size), p.dtype,
                      REGATTA_ISA_ENUM, &kernels.out);
   if (!status.ok()) return Status::error("out: " + status.message());
   return with_dtype(p.dtype, [&](auto like) {

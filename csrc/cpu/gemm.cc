@@ -15,12 +15,12 @@ std::vector<const Scheme*>& schemes() {
 
 SchemeEntry::SchemeEntry(const Scheme* scheme) { schemes().push_back(scheme); }
 
-Status find_gemm(const std::string& scheme, const Weight& weight, DType activation_dtype, Isa isa,
+Status find_gemm(SchemeId scheme, const Weight& weight, DType activation_dtype, Isa isa,
                  Gemm* gemm) {
   std::string known;
   for (const Scheme* candidate : schemes()) {
-    if (scheme != candidate->name) {
-      known += (known.empty() ? "" : ", ") + std::string(candidate->name);
+    if (scheme != candidate->id) {
+      known += (known.empty() ? "" : ", ") + std::string(scheme_info(candidate->id).name);
       continue;
     }
     Status status = candidate->check(weight, activation_dtype);
@@ -29,24 +29,12 @@ Status find_gemm(const std::string& scheme, const Weight& weight, DType activati
     gemm->kernels = candidate->kernels(isa, activation_dtype, weight);
     if (candidate->transform) gemm->transform = candidate->transform(weight, activation_dtype);
     if (gemm->kernels) return {};
-    return Status::error("scheme '" + scheme + "' has no " + isa_name(isa) + " kernel for " +
-                         dtype_name(activation_dtype) + " activations");
+    return Status::error(std::string("scheme '") + scheme_info(scheme).name + "' has no " +
+                         isa_name(isa) + " kernel for " + dtype_name(activation_dtype) +
+                         " activations");
   }
-  return Status::error("scheme '" + scheme + "' is not known (known: " + known + ")");
-}
-
-std::string scheme_at(const std::string& schemes, int index, int count) {
-  if (schemes.find(',') == std::string::npos) return schemes;
-  size_t begin = 0;
-  int i = 0;
-  std::string found;
-  for (;; ++i) {
-    const size_t end = std::min(schemes.find(',', begin), schemes.size());
-    if (i == index) found = schemes.substr(begin, end - begin);
-    if (end == schemes.size()) break;
-    begin = end + 1;
-  }
-  return i + 1 == count ? found : schemes;
+  return Status::error(std::string("scheme '") + scheme_info(scheme).name +
+                       "' is not known to the CPU (known: " + known + ")");
 }
 
 }  // namespace regatta::cpu

@@ -8,7 +8,7 @@
 //   if (!status.ok()) return status;
 //   PackedRows rows = make_rows(qkv, Scratch::mine(), num_rows, Fill::kByRow);
 //   parallel([&](Team& team) {
-//     norm_rows(team, rows, x, norm_weight, epsilon);              // fills `rows`, shared
+//     pack_rows(team, rows, x, width);                                 // fills `rows`, shared
 //     complete_rows(team, rows);
 //     gemm(team, qkv, rows,                                            // any split over threads
 //          [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
@@ -24,7 +24,7 @@
 //  * A row's product does not depend on which other rows are in the batch, nor on the number of
 //    threads: k is summed in one order, so results are bitwise equal for every batch composition.
 //  * gemm() has no barrier inside: rows must be complete before, outputs after one.
-//  * Schemes (how a weight is stored) are a table by name; a new one is one file that defines a
+//  * Schemes (how a weight is stored) are a table; a new one is one file that defines a
 //    `static const SchemeEntry`. Only the scheme knows what its tensors are.
 #pragma once
 
@@ -33,6 +33,7 @@
 #include <string>
 
 #include "dispatch.h"
+#include "regatta/blocks.h"
 #include "regatta/types.h"
 #include "thread_pool.h"
 
@@ -148,11 +149,11 @@ struct GemmKernels {
   void (*run)(const PanelJob& job);
 };
 
-// How weights are stored, by name. `check` names what is wrong with the tensors; `kernels` returns
+// How weights are stored. `check` names what is wrong with the tensors; `kernels` returns
 // null when there is none for that activation dtype; `transform` (or null) says what the tensors
 // ask of activations.
 struct Scheme {
-  const char* name;
+  SchemeId id;
   Status (*check)(const Weight& weight, DType activation_dtype);
   const GemmKernels* (*kernels)(Isa isa, DType activation_dtype, const Weight& weight);
   RowTransform (*transform)(const Weight& weight, DType activation_dtype) = nullptr;
@@ -172,11 +173,12 @@ struct Gemm {
 };
 
 // Looks the scheme up and checks the weight's tensors. The error names the known schemes.
-Status find_gemm(const std::string& scheme, const Weight& weight, DType activation_dtype, Isa isa,
+Status find_gemm(SchemeId scheme, const Weight& weight, DType activation_dtype, Isa isa,
                  Gemm* gemm);
 
-// The scheme of linear `index` of `count`: `schemes` is one name for all, or `count` names joined
-// by commas. When there are not `count` of them it is the whole string, which no scheme is called.
-std::string scheme_at(const std::string& schemes, int index, int count);
+inline Weight weight_of(const LinearWeights& weights, SchemeId scheme, int64_t in_features,
+                        int64_t out_features) {
+  return {weights.tensors, scheme_info(scheme).num_tensors, in_features, out_features};
+}
 
 }  // namespace regatta::cpu

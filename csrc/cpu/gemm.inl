@@ -181,21 +181,6 @@ inline void pack_rows(Team& team, const PackedRows& rows, const T* x, int64_t st
                   });
 }
 
-// Normalised rows of x [num_rows, width] into `rows`. No barrier at the end.
-template <class T>
-inline void norm_rows(Team& team, const PackedRows& rows, const T* x, int64_t stride,
-                      const T* weight, float epsilon) {
-  Scratch::Scope scope(team.scratch());
-  float* row = team.scratch().take<float>(rows.width);
-  team.for_chunks(rows.num_rows, rows_per_claim(team, rows.num_rows),
-                  [&](int64_t begin, int64_t end) {
-                    for (int64_t i = begin; i < end; ++i) {
-                      rms_norm_row(x + i * stride, weight, row, rows.width, epsilon);
-                      pack_row(rows, i, row);
-                    }
-                  });
-}
-
 namespace internal {
 
 // Runs each(job) for pieces of rows x [0, num_panels) panels, shared out over the team.

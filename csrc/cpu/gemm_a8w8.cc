@@ -19,25 +19,26 @@ namespace {
 
 // packed, scales, act [1], smooth, shift.
 Status check_a8w8(const Weight& weight, DType) {
-  Status status = check_quantized("a8w8", weight, 5);
+  Status status = check_quantized(SchemeId::kA8W8, weight, 5);
   if (!status.ok()) return status;
   const TensorView& act = weight.tensors[2];
   if (act.dtype != DType::kFloat32 || act.rank != 1 || act.shape[0] != 1) {
     return Status::error(std::string("act of the a8w8 weight is ") + dtype_name(act.dtype) + " " +
                          shape_string(act) + ", expected float32 [1]: a scale, or 0 for dynamic");
   }
-  status = check_per_input("a8w8", weight, 3, "smooth", DType::kFloat32);
-  return status.ok() ? check_per_input("a8w8", weight, 4, "shift", DType::kFloat32) : status;
+  status = check_per_input(SchemeId::kA8W8, weight, 3, "smooth", DType::kFloat32);
+  return status.ok() ? check_per_input(SchemeId::kA8W8, weight, 4, "shift", DType::kFloat32)
+                     : status;
 }
 
 // packed, scales, a [1] that is not read, perm.
 Status check_w4a8(const Weight& weight, DType) {
-  Status status = check_quantized("w4a8", weight, 4);
+  Status status = check_quantized(SchemeId::kW4A8, weight, 4);
   if (!status.ok()) return status;
-  if (quantized_layout("w4a8", weight).has_zeros) {
+  if (quantized_layout(SchemeId::kW4A8, weight).has_zeros) {
     return Status::error("scheme 'w4a8' takes symmetric weights, got scales with zero points");
   }
-  return check_per_input("w4a8", weight, 3, "perm", DType::kInt32);
+  return check_per_input(SchemeId::kW4A8, weight, 3, "perm", DType::kInt32);
 }
 
 const GemmKernels* kernels_a8w8(Isa isa, DType dtype, const Weight&) {
@@ -64,8 +65,8 @@ RowTransform transform_w4a8(const Weight& weight, DType) {
   return result;
 }
 
-constexpr Scheme kA8w8 = {"a8w8", check_a8w8, kernels_a8w8, transform_a8w8};
-constexpr Scheme kW4a8 = {"w4a8", check_w4a8, kernels_w4a8, transform_w4a8};
+constexpr Scheme kA8w8 = {SchemeId::kA8W8, check_a8w8, kernels_a8w8, transform_a8w8};
+constexpr Scheme kW4a8 = {SchemeId::kW4A8, check_w4a8, kernels_w4a8, transform_w4a8};
 const SchemeEntry kA8w8Entry(&kA8w8);
 const SchemeEntry kW4a8Entry(&kW4a8);
 

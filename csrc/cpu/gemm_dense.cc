@@ -73,7 +73,7 @@ const GemmKernels* kernels(Isa isa, DType dtype, const Weight&) {
   return nullptr;
 }
 
-constexpr Scheme kDense = {"dense", check, kernels};
+constexpr Scheme kDense = {SchemeId::kDense, check, kernels};
 const SchemeEntry kEntry(&kDense);
 
 }  // namespace

@@ -21,9 +21,9 @@ bool is(const TensorView& tensor, DType dtype, const int64_t* shape, int rank) {
 
 }  // namespace
 
-QuantizedLayout quantized_layout(const std::string& scheme, const Weight& weight) {
+QuantizedLayout quantized_layout(SchemeId scheme, const Weight& weight) {
   QuantizedLayout layout;
-  layout.bits = quantized_bits(scheme);
+  layout.bits = quantized_bits(scheme_info(scheme).name);
   layout.in_features = weight.in_features;
   layout.out_features = weight.out_features;
   layout.num_groups = weight.tensors[1].shape[1];
@@ -31,9 +31,10 @@ QuantizedLayout quantized_layout(const std::string& scheme, const Weight& weight
   return layout;
 }
 
-Status check_quantized(const std::string& scheme, const Weight& weight, int num_tensors) {
+Status check_quantized(SchemeId scheme, const Weight& weight, int num_tensors) {
+  const std::string name = scheme_info(scheme).name;
   if (weight.num_tensors != num_tensors) {
-    return Status::error("scheme '" + scheme + "' takes " + std::to_string(num_tensors) +
+    return Status::error("scheme '" + name + "' takes " + std::to_string(num_tensors) +
                          " weight tensors, got " + std::to_string(weight.num_tensors));
   }
   const QuantizedLayout layout = quantized_layout(scheme, weight);
@@ -44,26 +45,26 @@ Status check_quantized(const std::string& scheme, const Weight& weight, int num_
   layout.packed_shape(shape);
   if (!is(weight.tensors[0], DType::kUInt8, shape, 4)) {
     return Status::error(
-        expected_shape("packed " + scheme + " weight", weight.tensors[0], DType::kUInt8, shape, 4) +
+        expected_shape("packed " + name + " weight", weight.tensors[0], DType::kUInt8, shape, 4) +
         advice);
   }
   layout.scales_shape(shape);
   const TensorView& scales = weight.tensors[1];
   if (layout.group_size() == 0 || !is(scales, DType::kFloat32, shape, layout.rank_of_scales())) {
-    return Status::error(expected_shape("scales of the " + scheme + " weight", scales,
+    return Status::error(expected_shape("scales of the " + name + " weight", scales,
                                         DType::kFloat32, shape, layout.rank_of_scales()) +
                          advice);
   }
   return {};
 }
 
-Status check_per_input(const std::string& scheme, const Weight& weight, int index, const char* name,
+Status check_per_input(SchemeId scheme, const Weight& weight, int index, const char* name,
                        DType dtype) {
   const TensorView& tensor = weight.tensors[index];
   const bool fits = tensor.dtype == dtype && tensor.rank == 1 &&
                     (tensor.shape[0] == 1 || tensor.shape[0] == weight.in_features);
   if (fits) return {};
-  return Status::error(std::string(name) + " of the " + scheme + " weight is " +
+  return Status::error(std::string(name) + " of the " + scheme_info(scheme).name + " weight is " +
                        dtype_name(tensor.dtype) + " " + shape_string(tensor) + ", expected " +
                        dtype_name(dtype) + " [" + std::to_string(weight.in_features) +
                        "], or [1] for none");

@@ -9,13 +9,13 @@
 namespace regatta::cpu {
 
 // Layout of a weight whose first two tensors are packed codes and scales; call after the check.
-QuantizedLayout quantized_layout(const std::string& scheme, const Weight& weight);
+QuantizedLayout quantized_layout(SchemeId scheme, const Weight& weight);
 
 // Checks the number of tensors, and the first two of them.
-Status check_quantized(const std::string& scheme, const Weight& weight, int num_tensors);
+Status check_quantized(SchemeId scheme, const Weight& weight, int num_tensors);
 
 // Tensor `index`: [K] (then returned), or [1] where the linear has none (then null).
-Status check_per_input(const std::string& scheme, const Weight& weight, int index, const char* name,
+Status check_per_input(SchemeId scheme, const Weight& weight, int index, const char* name,
                        DType dtype);
 template <class T>
 const T* per_input(const Weight& weight, int index) {

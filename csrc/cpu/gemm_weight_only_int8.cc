@@ -24,27 +24,27 @@
 namespace regatta::cpu {
 namespace {
 
-constexpr char kName[] = "weight_only_int8";
+constexpr SchemeId kId = SchemeId::kWeightOnlyInt8;
 
 // packed, scales, a [1] that weight-only schemes do not read, perm.
 Status check(const Weight& weight, DType) {
-  Status status = check_quantized(kName, weight, 4);
-  return status.ok() ? check_per_input(kName, weight, 3, "perm", DType::kInt32) : status;
+  Status status = check_quantized(kId, weight, 4);
+  return status.ok() ? check_per_input(kId, weight, 3, "perm", DType::kInt32) : status;
 }
 
 const GemmKernels* kernels(Isa isa, DType dtype, const Weight& weight) {
-  const bool zeros = quantized_layout(kName, weight).has_zeros;
+  const bool zeros = quantized_layout(kId, weight).has_zeros;
   return REGATTA_QUANTIZED_KERNELS(isa, 8, false, dtype, zeros);
 }
 
 RowTransform transform(const Weight& weight, DType) {
   RowTransform result;
   result.perm = per_input<int32_t>(weight, 3);
-  result.offset = quantized_layout(kName, weight).has_zeros ? 0 : 128;
+  result.offset = quantized_layout(kId, weight).has_zeros ? 0 : 128;
   return result;
 }
 
-constexpr Scheme kScheme = {kName, check, kernels, transform};
+constexpr Scheme kScheme = {kId, check, kernels, transform};
 const SchemeEntry kEntry(&kScheme);
 
 }  // namespace

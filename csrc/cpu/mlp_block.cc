@@ -1,17 +1,18 @@
 // The MLP of a decoder layer in one region of three phases:
 //
-//   hidden -> norm -> packed rows | gate, up -> silu(gate) * up -> packed rows | down + hidden
+//   hidden -> norm -> packed rows | gate, up -> function(gate) * up -> packed rows | down + hidden
+//
+// and without a gate function(up).
 //
 // Between the phases activations stay in scratch, in the form that the next product reads (bf16 for
 // bf16, where vdpbf16ps exists; float otherwise), and are rounded nowhere else. Gate and up are the
 // halves of one weight, so a thread computes the same panel of both and applies the activation to
 // the products while they are in L1. Bound: the weights' bytes (decode), the multiplier (prefill).
-#include "regatta/mlp_block.h"
-
 #include <algorithm>
 
 #include "dispatch.h"
 #include "gemm.h"
+#include "regatta/blocks.h"
 
 #define REGATTA_INL "mlp_block.inl"
 #include "foreach_isa.h"

@@ -1,93 +1,112 @@
 // See mlp_block.cc.
+// clang-format off: the others use what gemm.inl defines
 #include "gemm.inl"
+#include "block.inl"
+#include "functions.inl"
+// clang-format on
 
 namespace regatta::cpu::REGATTA_ISA {
 
-// silu(gate) * up of two tiles of products, into columns of the rows that `down` multiplies.
-template <class T>
-void silu_mul_tiles(const PackedRows& rows, int64_t row, int64_t num_rows, int64_t column,
-                    const float* gate, const float* up, const T* bias, int64_t up_offset) {
+// function(gate) * up of two tiles of products, or function(up) of one, into columns of the rows
+// that `down` multiplies.
+template <Function kFunction, class T>
+void activate_tiles(const PackedRows& rows, int64_t row, int64_t num_rows, int64_t column,
+                    const float* first, const float* up, const T* bias, int64_t up_offset) {
   constexpr int kLanes = Vec::kLanes;
   float values[kPanel];
   for (int64_t i = 0; i < num_rows; ++i) {
     for (int j = 0; j < kPanel; j += kLanes) {
-      Vec g = load(gate + i * kPanel + j);
-      Vec u = load(up + i * kPanel + j);
-      if (bias) {
-        g = g + load(bias + column + j);
-        u = u + load(bias + up_offset + column + j);
+      Vec x = load(first + i * kPanel + j);
+      if (bias) x = x + load(bias + column + j);
+      Vec y = apply<kFunction>(x);
+      if (up) {
+        Vec u = load(up + i * kPanel + j);
+        if (bias) u = u + load(bias + up_offset + column + j);
+        y = y * u;
       }
-      store(values + j, silu(g) * u);
+      store(values + j, y);
     }
     pack_columns(rows, row + i, column, values, kPanel);
   }
 }
 
-template <class T>
-Status mlp_block_typed(const MlpBlockParams& p, const Gemm& gate_up, const Gemm& down) {
-  const T* norm_weight = static_cast<const T*>(p.norm_weight);
-  const T* gate_up_bias = static_cast<const T*>(p.gate_up_bias);
-  const T* down_bias = static_cast<const T*>(p.down_bias);
-  const int64_t hidden_size = p.hidden_size;
-  const int64_t intermediate = p.intermediate_size;
-  // Gate and up of a column meet in one panel index only if up begins at a panel.
+template <Function kFunction, class T>
+void mlp_block_piece(const MlpBlockParams& p, const Gemm& gate_up, const Gemm& down, int64_t begin,
+                     int64_t num_rows) {
+  const T* bias = static_cast<const T*>(p.gate_up.bias);
+  const int64_t hidden_size = p.hidden_size, intermediate = p.block.intermediate_size;
+  const int64_t up_size = p.block.up_size();
+  const bool gated = p.block.activation.gated;
+  // A column's products are whole in one tile, gate and up in one panel index, only if up begins
+  // at a panel.
   const bool fused = intermediate % kPanel == 0;
-  for (int64_t begin = 0; begin < p.num_tokens; begin += kMaxBlockRows) {
-    const int64_t num_rows = std::min(kMaxBlockRows, p.num_tokens - begin);
-    const T* hidden = static_cast<const T*>(p.hidden) + begin * hidden_size;
-    T* out = static_cast<T*>(p.out) + begin * hidden_size;
-    Scratch& shared = Scratch::mine();
-    Scratch::Scope scope(shared);
-    const PackedRows normed = make_rows(gate_up, shared, num_rows, Fill::kByRow);
-    const PackedRows active = make_rows(down, shared, num_rows, Fill::kByColumns);
-    float* products = fused ? nullptr : shared.take<float>(num_rows * 2 * intermediate);
-    parallel([&](Team& team) {
-      norm_rows(team, normed, hidden, hidden_size, norm_weight, p.epsilon);
-      complete_rows(team, normed);
-      if (fused) {
-        gemm_halves(team, gate_up, normed,
-                    [&](int64_t row, int64_t num, int64_t column, int64_t, const float* gate,
-                        const float* up) {
-                      silu_mul_tiles(active, row, num, column, gate, up, gate_up_bias,
-                                     intermediate);
-                    });
-      } else {
-        gemm(team, gate_up, normed,
-             [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
-               store_tile(tile, row, num, column, num_columns, gate_up_bias,
-                          static_cast<const float*>(nullptr), products, 2 * intermediate);
-             });
-        team.barrier();
-        team.for_chunks(num_rows, rows_per_claim(team, num_rows), [&](int64_t from, int64_t to) {
-          for (int64_t row = from; row < to; ++row) {
-            float* gate = products + row * 2 * intermediate;
-            silu_mul_row(gate, gate + intermediate, gate, intermediate);
-            pack_row(active, row, gate);
-          }
-        });
-      }
-      complete_rows(team, active);
-      gemm(team, down, active,
-           [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
-             store_tile(tile, row, num, column, num_columns, down_bias, hidden, out, hidden_size);
+  const T* hidden = static_cast<const T*>(p.hidden) + begin * hidden_size;
+  const T* input = static_cast<const T*>(p.input()) + begin * hidden_size;
+  Scratch& shared = Scratch::mine();
+  Scratch::Scope scope(shared);
+  const PackedRows normed = make_rows(gate_up, shared, num_rows, Fill::kByRow);
+  const PackedRows active = make_rows(down, shared, num_rows, Fill::kByColumns);
+  float* products = fused ? nullptr : shared.take<float>(num_rows * up_size);
+  const Ending<T> ending(p.block, p.post_norm, p.down.bias, hidden,
+                         static_cast<T*>(p.out) + begin * hidden_size, num_rows, hidden_size,
+                         shared);
+  parallel([&](Team& team) {
+    take_rows(team, normed, input, p.block.norm, p.norm, ending.kept);
+    complete_rows(team, normed);
+    if (fused && gated) {
+      gemm_halves(team, gate_up, normed,
+                  [&](int64_t row, int64_t num, int64_t column, int64_t, const float* gate,
+                      const float* up) {
+                    activate_tiles<kFunction>(active, row, num, column, gate, up, bias,
+                                              intermediate);
+                  });
+    } else if (fused) {
+      gemm(team, gate_up, normed,
+           [&](int64_t row, int64_t num, int64_t column, int64_t, const float* tile) {
+             activate_tiles<kFunction>(active, row, num, column, tile, nullptr, bias, 0);
            });
-    });
-  }
-  return {};
+    } else {
+      gemm(team, gate_up, normed,
+           [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
+             store_tile(tile, row, num, column, num_columns, bias,
+                        static_cast<const float*>(nullptr), products, up_size);
+           });
+      team.barrier();
+      team.for_chunks(num_rows, rows_per_claim(team, num_rows), [&](int64_t from, int64_t to) {
+        for (int64_t row = from; row < to; ++row) {
+          float* first = products + row * up_size;
+          activate_row<kFunction>(first, gated ? first + intermediate : nullptr, first,
+                                  intermediate);
+          pack_row(active, row, first);
+        }
+      });
+    }
+    complete_rows(team, active);
+    gemm(team, down, active, ending);
+    ending.complete(team);
+  });
 }
 
 inline Status run_mlp_block(const MlpBlockParams& p) {
+  const MlpBlock& block = p.block;
   Gemm gate_up, down;
-  Status status = find_gemm(scheme_at(p.scheme, 0, 2),
-                            {p.gate_up, p.num_gate_up, p.hidden_size, 2 * p.intermediate_size},
-                            p.dtype, REGATTA_ISA_ENUM, &gate_up);
+  Status status =
+      find_gemm(block.gate_up, weight_of(p.gate_up, block.gate_up, p.hidden_size, block.up_size()),
+                p.dtype, REGATTA_ISA_ENUM, &gate_up);
   if (!status.ok()) return Status::error("gate_up: " + status.message());
   status =
-      find_gemm(scheme_at(p.scheme, 1, 2), {p.down, p.num_down, p.intermediate_size, p.hidden_size},
+      find_gemm(block.down, weight_of(p.down, block.down, block.intermediate_size, p.hidden_size),
                 p.dtype, REGATTA_ISA_ENUM, &down);
   if (!status.ok()) return Status::error("down: " + status.message());
-  return with_dtype(p.dtype,
-                    [&](auto like) { return mlp_block_typed<decltype(like)>(p, gate_up, down); });
+  return with_dtype(p.dtype, [&](auto like) {
+    with_function(block.activation.function, [&](auto function) {
+      for (int64_t begin = 0; begin < p.num_tokens; begin += kMaxBlockRows) {
+        mlp_block_piece<decltype(function)::value, decltype(like)>(
+            p, gate_up, down, begin, std::min(kMaxBlockRows, p.num_tokens - begin));
+      }
+    });
+    return Status();
+  });
 }
 
 }  // namespace regatta::cpu::REGATTA_ISA

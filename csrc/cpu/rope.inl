@@ -144,4 +144,40 @@ inline void rope_rows(Team& team, const RopeJob<T>& job, const In* qkv, Query* q
   });
 }
 
+// The norms of queries and keys over all heads' values, which come ahead of rope_rows().
+template <class T>
+struct WholeNorms {
+  RowNorm<T> q = {}, k = {};
+  int64_t q_size = 0, k_size = 0;
+  bool are_there = false;
+
+  // Takes the job's norms over where they are `whole`.
+  WholeNorms(RopeJob<T>* job, bool whole) {
+    if (!whole || !job->q_norm) return;
+    are_there = true;
+    q = {job->q_norm, nullptr, job->epsilon, false, job->plus_one};
+    k = {job->k_norm, nullptr, job->epsilon, false, job->plus_one};
+    q_size = job->num_heads * job->head_dim;
+    k_size = job->num_kv_heads * job->head_dim;
+    job->q_norm = job->k_norm = nullptr;
+  }
+
+  // qkv -> out, which may be the same memory; then a barrier. Nothing where they are not there.
+  template <class In>
+  void apply(Team& team, int64_t num_tokens, const In* qkv, float* out) const {
+    if (!are_there) return;
+    const int64_t width = q_size + 2 * k_size;
+    team.for_chunks(num_tokens, rows_per_claim(team, num_tokens), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        const In* from = qkv + row * width;
+        float* to = out + row * width;
+        norm_row(from, q, to, q_size);
+        norm_row(from + q_size, k, to + q_size, k_size);
+        copy_row(from + q_size + k_size, to + q_size + k_size, k_size);
+      }
+    });
+    team.barrier();
+  }
+};
+
 }  // namespace regatta::cpu::REGATTA_ISA

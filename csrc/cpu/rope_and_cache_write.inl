@@ -29,28 +29,15 @@ Status rope_and_cache_write_typed(const RopeAndCacheWriteParams& p) {
   T* q_out = static_cast<T*>(p.q_out);
   const int64_t width = job.heads() * p.head_dim;
   const int64_t bytes = p.num_tokens * width * static_cast<int64_t>(sizeof(T));
-  if (!p.whole || !p.q_norm) {
+  const WholeNorms<T> whole(&job, p.whole);
+  if (!whole.are_there) {
     parallel(threads_for_bytes(bytes), [&](Team& team) { rope_rows(team, job, qkv, q_out); });
     return {};
   }
   Scratch::Scope scope(Scratch::mine());
   float* normed = Scratch::mine().take<float>(p.num_tokens * width);
-  const int64_t q_size = p.num_heads * p.head_dim, k_size = p.num_kv_heads * p.head_dim;
-  const RowNorm<T> q_norm = {job.q_norm, nullptr, p.epsilon, false, p.plus_one};
-  const RowNorm<T> k_norm = {job.k_norm, nullptr, p.epsilon, false, p.plus_one};
-  job.q_norm = job.k_norm = nullptr;
   parallel(threads_for_bytes(bytes), [&](Team& team) {
-    team.for_chunks(p.num_tokens, rows_per_claim(team, p.num_tokens),
-                    [&](int64_t begin, int64_t end) {
-                      for (int64_t row = begin; row < end; ++row) {
-                        const T* from = qkv + row * width;
-                        float* to = normed + row * width;
-                        norm_row(from, q_norm, to, q_size);
-                        norm_row(from + q_size, k_norm, to + q_size, k_size);
-                        copy_row(from + q_size + k_size, to + q_size + k_size, k_size);
-                      }
-                    });
-    team.barrier();
+    whole.apply(team, p.num_tokens, qkv, normed);
     rope_rows(team, job, static_cast<const float*>(normed), q_out);
   });
   return {};

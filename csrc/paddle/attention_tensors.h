@@ -66,6 +66,25 @@ inline PagedCache cache_of(const TensorView* caches, KvFormat format, DType dtyp
   return cache;
 }
 
+// The tensors of a step, as predict.nn.inputs.FIELDS has them.
+enum StepField : uint8_t {
+  kTokenIds,
+  kPositions,
+  kSlotMapping,
+  kCuSeqlensQ,
+  kContextLens,
+  kBlockTables,
+  kLogitIndices,
+  kMaxLens,
+  kNumStepFields,
+};
+
+inline void check_step(const std::vector<paddle::Tensor>& step) {
+  if (step.size() == kNumStepFields) return;
+  fail("step holds " + std::to_string(step.size()) + " tensors (expected: the " +
+       std::to_string(kNumStepFields) + " of predict.nn.inputs.FIELDS)");
+}
+
 inline AttentionBatch batch_of(const paddle::Tensor& cu_seqlens_q,
                                const paddle::Tensor& context_lens,
                                const paddle::Tensor& block_tables, const paddle::Tensor& max_lens,
@@ -101,13 +120,16 @@ inline void check_softmax_scale(float scale) {
 }
 
 // cos | sin table [positions, rotary dims], at most head_dim of them, in pairs.
+inline void check_rope_table(const TensorView& table, int64_t head_dim) {
+  if (table.shape[1] % 2 == 0 && table.shape[1] <= head_dim) return;
+  fail("rope_cache has shape " + shape_string(table) + ", its last dimension must be even and " +
+       "at most head_dim, " + std::to_string(head_dim));
+}
+
 inline TensorView rope_table(const paddle::Tensor& rope_cache, int64_t head_dim,
                              const phi::Place& place = phi::CPUPlace()) {
   const TensorView table = checked_view(rope_cache, "rope_cache", DType::kFloat32, {-1, -1}, place);
-  if (table.shape[1] % 2 != 0 || table.shape[1] > head_dim) {
-    fail("rope_cache has shape " + shape_string(table) + ", its last dimension must be even and " +
-         "at most head_dim, " + std::to_string(head_dim));
-  }
+  check_rope_table(table, head_dim);
   return table;
 }
 

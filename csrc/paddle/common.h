@@ -6,6 +6,7 @@
 
 #include "paddle/phi/api/all.h"
 #include "paddle/phi/core/dense_tensor.h"
+#include "regatta/scheme.h"
 #include "regatta/types.h"
 
 namespace regatta::binding {
@@ -73,7 +74,7 @@ inline TensorView view(const paddle::Tensor& tensor, const char* name,
   for (int i = 0; i < result.rank; ++i) result.shape[i] = dims[i];
   if (dense.numel() == 0) return result;  // may have no memory, and so no place
   if (!dense.initialized()) fail(std::string(name) + " has no memory: it was never written");
-  // Comparing places hashes both: not for the hundreds of CPU tensors of a decoder_layers call.
+  // Comparing places hashes both: not for the hundreds of CPU tensors of all blocks.
   const phi::Place& found = dense.place();
   const bool on_cpu = place.GetType() == phi::AllocationType::CPU;
   if (on_cpu ? found.GetType() != phi::AllocationType::CPU : found != place) {
@@ -143,6 +144,16 @@ inline std::vector<TensorView> views(const std::vector<paddle::Tensor>& tensors,
   result.reserve(tensors.size());
   for (const paddle::Tensor& tensor : tensors) result.push_back(view(tensor, name, place));
   return result;
+}
+
+inline SchemeId scheme_of(const std::string& name) {
+  SchemeId scheme;
+  if (parse_scheme(name.c_str(), &scheme)) return scheme;
+  std::string known;
+  for (const SchemeInfo& info : kSchemes) {
+    known += (known.empty() ? "" : ", ") + std::string(info.name);
+  }
+  fail("scheme '" + name + "' is not known (known: " + known + ")");
 }
 
 inline paddle::Tensor empty(const std::vector<int64_t>& shape, DType dtype) {

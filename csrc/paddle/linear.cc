@@ -28,7 +28,7 @@ std::vector<paddle::Tensor> linear(const paddle::Tensor& x,
   params.in_features = x_view.shape[1];
   params.out_features = out_features;
   params.dtype = x_view.dtype;
-  params.scheme = scheme;
+  params.scheme = scheme_of(scheme);
   if (device.is_cpu()) throw_if_error(cpu::linear(params));
 #ifdef REGATTA_WITH_CUDA
   if (!device.is_cpu()) {

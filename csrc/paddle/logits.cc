@@ -40,7 +40,7 @@ std::vector<paddle::Tensor> logits(const paddle::Tensor& hidden,
   params.vocab_size = vocab_size;
   params.epsilon = epsilon;
   params.dtype = hidden_view.dtype;
-  params.scheme = scheme;
+  params.scheme = scheme_of(scheme);
   params.bias = optional_view(bias, "bias", hidden_view.dtype, {vocab_size}, place).data;
   params.scale = scale;
   params.softcap = softcap;

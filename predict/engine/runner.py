@@ -142,7 +142,7 @@ CopyBlocks = Callable[[BlockCopies], None]
 
 def dynamic_forward(backend: ModuleType, decoder: Decoder, caches: Sequence[LayerCache]) -> Forward:
     """Calls the decoder operator by operator."""
-    bound = backend.BoundLayers(decoder.layers, caches)
+    bound = backend.BoundLayers(decoder.layers, caches, decoder.ropes)
     return lambda inputs: forward(backend, decoder, inputs, caches, bound=bound)[0]
 
 

@@ -25,6 +25,7 @@ from predict.nn.decoder import (
 )
 from predict.nn.rope import rope_table
 from predict.nn.weights import BlockPlan, LinearPlan, NormPlan, WeightPlan
+from predict.ops import records
 from predict.schemes import scheme_of
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def build_decoder(
         and place is not None
         and dtype != "float32"
         and all(layout.scheme(linear) == "dense" for linear in plan.linears())
-        and all(map(compiled.is_fused, spec.blocks()))
+        and all(map(records.folds_norm, spec.blocks()))
     )
     layers = []
     for index, layer_plan in enumerate(plan.layers):

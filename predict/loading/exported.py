@@ -22,6 +22,7 @@ from predict.loading.program_check import ProgramFile, TensorType, read_program
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.inputs import FIELDS
 from predict.nn.spec import DecoderSpec
+from predict.ops.records import STORED, read_records, settings_of
 
 
 def check_export(
@@ -144,6 +145,9 @@ def _call_misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -
     schemes: set[str] = set()
     head = None
     for operator, attributes in program.calls:
+        if operator == "regatta_blocks_":  # in place: the caches
+            yield from _block_misfits(manifest, spec, attributes["blocks"], schemes)
+            continue
         for name, values in facts.items():
             if name in attributes and attributes[name] not in values:
                 allowed = " or ".join(map(str, sorted(values)))
@@ -151,7 +155,7 @@ def _call_misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -
         if operator == "regatta_logits":
             head = attributes["scheme"]
         elif "scheme" in attributes:
-            schemes |= {part.removesuffix("_folded") for part in attributes["scheme"].split(",")}
+            schemes.add(attributes["scheme"].removesuffix("_folded"))
     if manifest.library_abi is None:
         return
     layers = ",".join(sorted(schemes - {"dense"})) or "dense"
@@ -159,3 +163,29 @@ def _call_misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -
         yield f"its layers are {layers}, and scheme is {manifest.scheme}"
     if head != manifest.head_scheme:
         yield f"its LM head is {head}, and head_scheme is {manifest.head_scheme}"
+
+
+def _block_misfits(
+    manifest: Manifest, spec: DecoderSpec, text: str, schemes: set[str]
+) -> Iterator[str]:
+    """Of the records of blocks. The schemes of their linears are added to `schemes`."""
+    known = [(block.kind, settings_of(block)) for block in spec.blocks()]
+    for kind, settings in read_records(text):
+        kv_format = settings.pop("kv_format", manifest.kv_format)
+        if kv_format != manifest.kv_format:
+            yield f"a block has kv_format {kv_format}, not {manifest.kv_format}"
+        alike = [fields for known_kind, fields in known if known_kind == kind]
+        if not alike:
+            yield f"it has a block of kind {kind}, and config.json has none"
+            continue
+        stored = {name: value for name, value in settings.items() if name in STORED[kind]}
+        schemes |= {value.removesuffix("_folded") for value in stored.values()}
+        fields = {name: value for name, value in settings.items() if name not in stored}
+        if fields in alike:
+            continue
+        names = {*fields, *alike[0]}
+        name = min(name for name in names if fields.get(name) != alike[0].get(name))
+        yield (
+            f"a block of kind {kind} has {name} {fields.get(name)}, not {alike[0].get(name)} as "
+            "config.json says"
+        )

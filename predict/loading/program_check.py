@@ -18,6 +18,7 @@ from predict.errors import UserError
 from predict.system.files import read_json
 
 MAX_PROGRAM_BYTES = 1 << 26  # plain-Paddle operators take 100 KB a layer
+MAX_TEXT = 1 << 14  # the records of a decoder's blocks are the longest, some 600 characters a kind
 EXPORT = "export the model again with export/export_model.py"
 _DIALECTS = {"0": "builtin", "1": "pd_op", "2": "cf", "3": "custom_op", "p": "builtin"}
 _BASE = {"magic": "pir", "version": 4, "trainable": True}
@@ -75,32 +76,13 @@ COMPILED: dict[str, Operator] = {
         {"hidden_size": LONG, "packed": BOOL, "scale": FLOAT},
         optional=frozenset({2, 3}),  # a table of positions, and positions
     ),
-    "3.regatta_decoder_layers_": Operator(
-        11,
-        dict.fromkeys(("num_heads", "num_kv_heads", "head_dim", "intermediate_size"), LONG)
-        | dict.fromkeys(("qkv_bias", "qk_norm", "out_bias", "mlp_bias"), BOOL)
-        | dict.fromkeys(("epsilon", "softmax_scale"), FLOAT)
-        | {"scheme": TEXT, "kv_format": TEXT, "windows": LIST, "tensors_per_linear": LONG},
-        outputs=2,
-        lists=frozenset({1, 2}),  # weights, caches
-        gives_lists=frozenset({1}),
-        optional=frozenset({10}),  # the tree mask
-    ),
-    "3.regatta_attention_block_": Operator(
-        18,
-        dict.fromkeys(("num_heads", "num_kv_heads", "head_dim", "window"), LONG)
-        | dict.fromkeys(("epsilon", "softmax_scale"), FLOAT)
-        | {"scheme": TEXT, "kv_format": TEXT},
-        outputs=2,
-        lists=frozenset({2, 6, 8}),  # both linears, caches
-        gives_lists=frozenset({1}),
-        optional=frozenset({3, 4, 5, 7, 16, 17}),  # biases, norms of heads, tree mask, rows
-    ),
-    "3.regatta_mlp_block": Operator(
+    "3.regatta_blocks_": Operator(
         6,
-        {"scheme": TEXT, "intermediate_size": LONG, "epsilon": FLOAT},
-        lists=frozenset({2, 4}),
-        optional=frozenset({3, 5}),  # biases
+        {"blocks": TEXT, "order": LIST},
+        outputs=2,
+        lists=frozenset({1, 2, 3}),  # weights, caches, the step
+        gives_lists=frozenset({1}),
+        optional=frozenset({4, 5}),  # the tree mask, rows
     ),
     "3.regatta_logits": Operator(
         5,
@@ -464,7 +446,7 @@ _VALUES = {
     LONG: lambda value: _is_int(value, 64),
     FLOAT: _is_number,
     DOUBLE: _is_number,
-    TEXT: lambda value: isinstance(value, str) and len(value) < 256,
+    TEXT: lambda value: isinstance(value, str) and len(value) < MAX_TEXT,
     DTYPE: lambda value: isinstance(value, str) and value in _DTYPE_NAMES,
     PLACE: lambda value: (
         isinstance(value, list)

@@ -129,8 +129,8 @@ def forward(
     an exported program drops an input that no output depends on. tree_mask: see the operator
     paged_attention.
     At least one logit row is wanted. As many as tokens are all of them, as many as spans are the
-    last ones of each. bound: the backend's BoundLayers of decoder.layers and caches, who are then
-    not returned.
+    last ones of each. bound: the backend's BoundLayers of decoder.layers, caches and ropes; the
+    caches are then not returned.
     """
     import paddle
 
@@ -140,7 +140,7 @@ def forward(
     # A traced program serves both kinds of steps; it takes the way that is right for both.
     is_decode = paddle.in_dynamic_mode() and len(inputs.token_ids) == len(inputs.logit_indices)
     if is_decode and bound is not None:
-        hidden = bound(hidden, ropes, inputs, tree_mask)
+        hidden = bound(hidden, inputs, tree_mask)
     elif is_decode:
         hidden, written = backend.layers(hidden, layers, caches, ropes, inputs, tree_mask)
     else:

@@ -21,18 +21,13 @@ from predict.nn.blocks import (
     FUNCTIONS,
     NORM_KINDS,
     Activation,
-    AttentionBlock,
-    Block,
-    MlpBlock,
     Norm,
-    Residual,
 )
-from predict.nn.decoder import Attention, Mlp, linears
-from predict.ops import composed
+from predict.ops import composed, records
 
 if TYPE_CHECKING:
     from paddle import Tensor
-    from predict.nn.decoder import Embedding, Head, Layer, Linear, NormWeights
+    from predict.nn.decoder import Attention, Embedding, Head, Layer, Linear, Mlp, NormWeights
     from predict.nn.inputs import ForwardInputs, LayerCache
 
 _OPS = sys.modules[__name__]
@@ -45,18 +40,6 @@ def _run() -> Callable[..., Any]:
     from paddle import _C_ops
 
     return _C_ops._run_custom_op
-
-
-def _step(inputs: ForwardInputs) -> tuple[Tensor, ...]:
-    """What the operators with attention read of a step, in their order."""
-    return (
-        inputs.positions,
-        inputs.slot_mapping,
-        inputs.cu_seqlens_q,
-        inputs.context_lens,
-        inputs.block_tables,
-        inputs.max_lens,
-    )
 
 
 def pack_dense(weight: Tensor, dtype: str) -> Tensor:
@@ -189,17 +172,6 @@ def rope_and_cache_write(
     return q, written
 
 
-def _rotates(block: AttentionBlock) -> bool:
-    """Whether the block's keys and queries are normed and turned as Llama's and Qwen 3's are."""
-    norm, places = block.qk_norm, block.positions
-    return (
-        (norm is None or (_is_plain_rms(norm) and not block.qk_norm_whole))
-        and places.kind == "rotary"
-        and not places.interleaved
-        and places.query_table < 0
-    )
-
-
 def _weight(weights: NormWeights | None) -> Tensor | None:
     return None if weights is None else weights.weight
 
@@ -270,139 +242,46 @@ def attention_block(
 ) -> tuple[Tensor, list[Tensor]]:
     """The block's output [T, H] for hidden [T, H]; the cache is modified in place.
 
-    One call where the record is of those that regatta_attention_block computes. rows: [L] int32, at
-    least one: these alone are returned, [L, H]; as many as tokens must be all of them in order, as
-    many as spans the last ones of each.
+    rows: [L] int32, at least one: these alone are returned, [L, H]; as many as tokens must be all
+    of them in order, as many as spans the last ones of each.
     """
-    if not is_fused(attention.block):
+    if not records.is_fused(attention.block):
         return composed.attention_block(
             _OPS, hidden, attention, cache, ropes, inputs, tree_mask, rows
         )
-    import paddle
-
-    # Some rows alone are the GPU's; a traced tensor does not know its place.
-    block, taken = attention.block, rows is not None and paddle.get_device() == "cpu"
-    hidden, *written = _run()(
-        "regatta_attention_block",
-        hidden,
-        _weight(attention.norm),
-        attention.qkv.tensors,
-        attention.qkv.bias,
-        _weight(attention.q_norm),
-        _weight(attention.k_norm),
-        attention.out.tensors,
-        attention.out.bias,
-        list(cache),
-        ropes[block.positions.table],
-        *_step(inputs),
-        tree_mask,
-        None if taken else rows,
-        _schemes(attention.qkv, attention.out),
-        block.num_heads,
-        block.num_kv_heads,
-        block.head_dim,
-        _epsilon(block.norm),
-        block.softmax_scale,
-        block.window,
-        attention.kv_format,
-    )
-    return (take(hidden, rows) if taken else hidden), written
+    return _Run.of([(attention,)], [cache], ropes)(hidden, inputs, tree_mask, rows)
 
 
 def mlp_block(hidden: Tensor, mlp: Mlp, before: Tensor | None = None) -> Tensor:
     """The block's output [T, H] for hidden [T, H].
 
-    One call where the record is of those that regatta_mlp_block computes. before: what the block
-    ahead read, for one that stands parallel to it.
+    before: what the block ahead read, for one that stands parallel to it.
     """
-    if not is_fused(mlp.block):
+    if mlp.block.parallel:  # in a call of its own it has no block ahead
         return composed.mlp_block(_OPS, hidden, mlp, before)
-    return _run()(
-        "regatta_mlp_block",
-        hidden,
-        _weight(mlp.norm),
-        mlp.gate_up.tensors,
-        mlp.gate_up.bias,
-        mlp.down.tensors,
-        mlp.down.bias,
-        _schemes(mlp.gate_up, mlp.down),
-        mlp.block.intermediate_size,
-        _epsilon(mlp.block.norm),
-    )[0]
-
-
-def is_fused(block: Block) -> bool:
-    """Whether one compiled operator computes the whole block."""
-    if not _is_plain_rms(block.norm) or block.post_norm or block.residual != Residual():
-        return False
-    if isinstance(block, AttentionBlock):
-        same = block.qk_norm is None or block.qk_norm.epsilon == _epsilon(block.norm)
-        return same and _rotates(block) and block.softcap == 0.0
-    return block.activation == Activation() and not block.parallel
-
-
-def _schemes(*linears: Linear) -> str:
-    """Their scheme, or where they differ their schemes joined by commas, in order."""
-    names = [linear.scheme for linear in linears]
-    return names[0] if len(set(names)) == 1 else ",".join(names)
-
-
-def _layer_kind(layer: Layer) -> list[object]:
-    """What layers of one call must share, besides shapes."""
-    kind: list[object] = []
-    for weights in layer:
-        block = weights.block
-        if isinstance(block, AttentionBlock):
-            block = replace(block, window=-1)
-        kind += [block, *((linear.scheme, linear.bias is not None) for linear in linears(weights))]
-    return kind
-
-
-def _layer_tensors(layer: Layer) -> list[Tensor]:
-    """A layer's tensors in the order that regatta_decoder_layers takes them."""
-    attention, mlp = layer
-    assert isinstance(attention, Attention)
-    assert isinstance(mlp, Mlp)
-    tensors = (
-        _weight(attention.norm),
-        *attention.qkv.tensors,
-        attention.qkv.bias,
-        _weight(attention.q_norm),
-        _weight(attention.k_norm),
-        *attention.out.tensors,
-        attention.out.bias,
-        _weight(mlp.norm),
-        *mlp.gate_up.tensors,
-        mlp.gate_up.bias,
-        *mlp.down.tensors,
-        mlp.down.bias,
-    )
-    return [tensor for tensor in tensors if tensor is not None]
-
-
-def _is_fused_layer(layer: Layer) -> bool:
-    """Whether regatta_decoder_layers computes it."""
-    blocks = [weights.block for weights in layer]
-    if [type(block) for block in blocks] != [AttentionBlock, MlpBlock]:
-        return False
-    return all(map(is_fused, blocks)) and len({_epsilon(block.norm) for block in blocks}) == 1
+    return _Run.of([(mlp,)], [()], ())(hidden, None)[0]
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Layers that share a call of regatta_decoder_layers."""
+    """Layers that share a call of regatta_blocks."""
 
-    first: Layer
-    windows: list[int]
+    blocks: str  # the records that the layers have
+    order: list[int]  # which of them each block has
     weights: list[Tensor]
     caches: list[Tensor]
 
     @classmethod
-    def of(cls, layers: Sequence[Layer], caches: Sequence[LayerCache]) -> _Run:
+    def of(
+        cls, layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
+    ) -> _Run:
+        blocks = [block for layer in layers for block in layer]
+        texts = [records.record(block) for block in blocks]
+        kinds = list(dict.fromkeys(texts))
         return cls(
-            layers[0],
-            [layer[0].block.window for layer in layers if isinstance(layer[0], Attention)],
-            [tensor for layer in layers for tensor in _layer_tensors(layer)],
+            "|".join(kinds),
+            [kinds.index(text) for text in texts],
+            [tensor for block in blocks for tensor in records.tensors(block, ropes)],
             [tensor for cache in caches for tensor in cache],
         )
 
@@ -418,37 +297,15 @@ class _Run:
     def __call__(
         self,
         hidden: Tensor,
-        ropes: Sequence[Tensor],
-        inputs: ForwardInputs,
-        tree_mask: Tensor | None,
+        inputs: ForwardInputs | None,
+        tree_mask: Tensor | None = None,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Hidden [T, H] behind these layers, and their caches."""
-        attention, mlp = self.first
-        assert isinstance(attention, Attention)
-        assert isinstance(mlp, Mlp)
-        block = attention.block
+        """Hidden [T, H], or [L, H] of rows, behind these layers, and their caches."""
+        step = [] if inputs is None else list(inputs)
         hidden, *written = _run()(
-            "regatta_decoder_layers",
-            hidden,
-            self.weights,
-            self.caches,
-            ropes[block.positions.table],
-            *_step(inputs),
-            tree_mask,
-            _schemes(attention.qkv, attention.out, mlp.gate_up, mlp.down),
-            block.num_heads,
-            block.num_kv_heads,
-            block.head_dim,
-            mlp.block.intermediate_size,
-            _epsilon(block.norm),
-            block.softmax_scale,
-            self.windows,
-            len(attention.qkv.tensors),
-            attention.qkv.bias is not None,
-            attention.q_norm is not None,
-            attention.out.bias is not None,
-            mlp.gate_up.bias is not None,
-            attention.kv_format,
+            *("regatta_blocks", hidden, self.weights, self.caches, step, tree_mask, rows),
+            *(self.blocks, self.order),
         )
         return hidden, written
 
@@ -459,6 +316,7 @@ class _ComposedRun:
 
     layer: Layer
     cache: LayerCache
+    ropes: Sequence[Tensor]
 
     def bound(self) -> _ComposedRun:
         """Itself: see _Run."""
@@ -467,22 +325,28 @@ class _ComposedRun:
     def __call__(
         self,
         hidden: Tensor,
-        ropes: Sequence[Tensor],
         inputs: ForwardInputs,
-        tree_mask: Tensor | None,
+        tree_mask: Tensor | None = None,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Hidden [T, H] behind the layer, and its cache."""
-        return composed.layer(_OPS, hidden, self.layer, self.cache, ropes, inputs, tree_mask)
+        """As _Run's."""
+        return composed.layer(
+            _OPS, hidden, self.layer, self.cache, self.ropes, inputs, tree_mask, rows
+        )
 
 
-def _runs(layers: Sequence[Layer], caches: Sequence[LayerCache]) -> Iterator[_Run | _ComposedRun]:
+def _runs(
+    layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
+) -> Iterator[_Run | _ComposedRun]:
     pairs = zip(layers, caches, strict=True)
-    for _, alike in groupby(pairs, lambda pair: _layer_kind(pair[0])):
+    for fused, alike in groupby(
+        pairs, lambda pair: all(records.is_fused(w.block) for w in pair[0])
+    ):
         some = list(alike)
-        if _is_fused_layer(some[0][0]):
-            yield _Run.of([layer for layer, _ in some], [cache for _, cache in some])
+        if fused:
+            yield _Run.of([layer for layer, _ in some], [cache for _, cache in some], ropes)
         else:
-            yield from (_ComposedRun(layer, cache) for layer, cache in some)
+            yield from (_ComposedRun(layer, cache, ropes) for layer, cache in some)
 
 
 def layers(
@@ -495,12 +359,11 @@ def layers(
 ) -> tuple[Tensor, list[Tensor]]:
     """The blocks of layer after layer.
 
-    Layers that differ in weights and windows only share a call. Returns hidden [T, H] and the
-    caches (the tensors of layer after layer), modified in place.
+    Returns hidden [T, H] and the caches (the tensors of layer after layer), modified in place.
     """
     written: list[Tensor] = []
-    for run in _runs(layers, caches):
-        hidden, caches_out = run(hidden, ropes, inputs, tree_mask)
+    for run in _runs(layers, caches, ropes):
+        hidden, caches_out = run(hidden, inputs, tree_mask)
         written += caches_out
     return hidden, written
 
@@ -514,8 +377,8 @@ def last_layer(
     tree_mask: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """The last layer's output in the rows of inputs.logit_indices alone: [L, H]; and its cache."""
-    rows = inputs.logit_indices
-    return composed.layer(_OPS, hidden, layer, cache, ropes, inputs, tree_mask, rows)
+    (run,) = _runs([layer], [cache], ropes)
+    return run(hidden, inputs, tree_mask, inputs.logit_indices)
 
 
 class BoundLayers:
@@ -525,23 +388,21 @@ class BoundLayers:
     a fourteenth of a small model's step.
     """
 
-    def __init__(self, layers: Sequence[Layer], caches: Sequence[LayerCache]):
+    def __init__(
+        self, layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
+    ):
         import paddle
 
-        self._kept = list(_runs(layers, caches))  # the lists of where tensors lie keep none
+        self._kept = list(_runs(layers, caches, ropes))  # lists of where tensors lie keep none
         on_cpu = paddle.get_device() == "cpu"
         self._runs = [run.bound() for run in self._kept] if on_cpu else self._kept
 
     def __call__(
-        self,
-        hidden: Tensor,
-        ropes: Sequence[Tensor],
-        inputs: ForwardInputs,
-        tree_mask: Tensor | None = None,
+        self, hidden: Tensor, inputs: ForwardInputs, tree_mask: Tensor | None = None
     ) -> Tensor:
         """Hidden [T, H] behind the layers; the caches are modified in place."""
         for run in self._runs:
-            hidden, _ = run(hidden, ropes, inputs, tree_mask)
+            hidden, _ = run(hidden, inputs, tree_mask)
         return hidden
 
 

@@ -364,18 +364,16 @@ def last_layer(
 class BoundLayers:
     """`layers` of always the same tensors."""
 
-    def __init__(self, layers: Sequence[Layer], caches: Sequence[LayerCache]):
-        self._layers, self._caches = layers, caches
+    def __init__(
+        self, layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
+    ):
+        self._layers, self._caches, self._ropes = layers, caches, ropes
 
     def __call__(
-        self,
-        hidden: Tensor,
-        ropes: Sequence[Tensor],
-        inputs: ForwardInputs,
-        tree_mask: Tensor | None = None,
+        self, hidden: Tensor, inputs: ForwardInputs, tree_mask: Tensor | None = None
     ) -> Tensor:
         """Hidden [T, H] behind the layers; the caches are modified in place."""
-        return layers(hidden, self._layers, self._caches, ropes, inputs, tree_mask)[0]
+        return layers(hidden, self._layers, self._caches, self._ropes, inputs, tree_mask)[0]
 
 
 def embed(inputs: ForwardInputs, embedding: Embedding, head: Linear) -> Tensor:

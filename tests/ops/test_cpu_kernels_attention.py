@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 
 from predict.device.library import Library
-from tests.support.attention import Batch, Problem, Shape, attention, rope_table, rotated
+from predict.nn.blocks import AttentionBlock, Norm
+from predict.ops.records import text_of
+from tests.support.attention import (
+    Batch,
+    Problem,
+    Shape,
+    attention,
+    rope_table,
+    rotated,
+    step_of,
+)
 from tests.support.cpu_kernels import (
     DTYPES,
     Array,
@@ -262,27 +272,36 @@ class Block:
             rope_table(2048, dim // 2 * 2),
         )
 
-    def weight_tensors(self, library: Library) -> tuple[Any, ...]:
-        """norm, qkv, qkv_bias, q_norm, k_norm, out, out_bias."""
+    def weight_tensors(self, library: Library) -> list[Any]:
+        """In the operator's order; what is not there is left out."""
+        norms = self.qk_norms or (None, None)
+        listed = [
+            self.norm,
+            packed(library, self.qkv, self.dtype),
+            *(self.qkv_bias, *norms),
+            packed(library, self.out, self.dtype),
+            self.out_bias,
+        ]
+        weights = [
+            tensor(value, self.dtype) if isinstance(value, np.ndarray) else value
+            for value in listed
+            if value is not None
+        ]
+        return [*weights, tensor(self.table, "float32")]
 
-        def optional(values: Array | None) -> Any:
-            return None if values is None else tensor(values, self.dtype)
-
-        q_norm, k_norm = self.qk_norms or (None, None)
-        return (
-            tensor(self.norm, self.dtype),
-            [packed(library, self.qkv, self.dtype)],
-            optional(self.qkv_bias),
-            optional(q_norm),
-            optional(k_norm),
-            [packed(library, self.out, self.dtype)],
-            optional(self.out_bias),
+    def attributes(self, shape: Shape) -> tuple[Any, ...]:
+        """The record, and that there is one block."""
+        heads, kv_heads, dim = self.heads
+        norm = Norm(epsilon=1e-6)
+        block = AttentionBlock(
+            *(heads, kv_heads, dim, dim**-0.5),
+            norm=norm,
+            qk_norm=None if self.qk_norms is None else norm,
+            qkv_bias=self.qkv_bias is not None,
+            out_bias=self.out_bias is not None,
+            window=shape.window,
         )
-
-    def attributes(self, shape: Shape, tree_mask: Any = None) -> tuple[Any, ...]:
-        """The tree mask, no rows, then the attributes."""
-        heads, scale = self.heads, self.heads[2] ** -0.5
-        return (tree_mask, None, "dense", *heads, 1e-6, scale, shape.window, "dense")
+        return text_of(block, qkv="dense", out="dense", kv_format="dense"), [0]
 
     def run(
         self,
@@ -294,15 +313,14 @@ class Block:
     ) -> Array:
         """`caches` are modified."""
         return numpy32(
-            library.op("regatta_attention_block")(
+            library.op("regatta_blocks")(
                 tensor(hidden, self.dtype),
-                *self.weight_tensors(library),
+                self.weight_tensors(library),
                 list(caches),
-                tensor(self.table, "float32"),
-                int32(batch.positions),
-                int32(batch.slots),
-                *batch.index_tensors(),
-                *self.attributes(batch.shape, tree_mask),
+                batch.step(),
+                tree_mask,
+                None,
+                *self.attributes(batch.shape),
             )[0]
         )
 
@@ -442,11 +460,8 @@ def test_attention_block_survives_export_and_inference(compiled: Library, tmp_pa
     class Net(paddle.nn.Layer):
         def __init__(self) -> None:
             super().__init__()
-            for i in (0, 2, 6):
-                self.register_buffer(f"w{i}", weights[i])
-            self.register_buffer("w1", weights[1][0])
-            self.register_buffer("w5", weights[5][0])
-            self.register_buffer("table", tensor(block.table, "float32"))
+            for i, weight in enumerate(weights):
+                self.register_buffer(f"w{i}", weight)
 
         def forward(
             self,
@@ -461,23 +476,13 @@ def test_attention_block_survives_export_and_inference(compiled: Library, tmp_pa
             longest: Any,
         ) -> Any:
             for _ in range(2):  # the second layer sees the first one's keys: same cache
-                hidden, keys, values = compiled.op("regatta_attention_block")(
+                hidden, keys, values = compiled.op("regatta_blocks")(
                     hidden,
-                    self.w0,
-                    [self.w1],
-                    self.w2,
-                    None,
-                    None,
-                    [self.w5],
-                    self.w6,
+                    [getattr(self, f"w{i}") for i in range(len(weights))],
                     [keys, values],
-                    self.table,
-                    positions,
-                    slots,
-                    borders,
-                    lengths,
-                    tables,
-                    longest,
+                    step_of(positions, slots, borders, lengths, tables, longest),
+                    None,
+                    None,
                     *block.attributes(shape),
                 )
             return hidden, keys, values

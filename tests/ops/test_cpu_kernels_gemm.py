@@ -16,6 +16,7 @@ from tests.support.cpu_kernels import (
     DTYPES,
     Array,
     force,
+    mlp_block,
     normal,
     numpy32,
     rounded,
@@ -266,17 +267,15 @@ def test_mlp_block_adds_the_gated_mlp_of_the_norm(
     products = normed(hidden, norm, 1e-6) @ gate_up.T + with_bias * gate_up_bias
     gate, up = np.split(products, 2, axis=1)
     expected = hidden + (gate * sigmoid(gate) * up) @ down.T + with_bias * down_bias
-    got = compiled.op("regatta_mlp_block")(
-        tensor(hidden, dtype),
+    biases = [tensor(bias, dtype) for bias in (gate_up_bias, down_bias) if with_bias]
+    weights = [
         tensor(norm, dtype),
-        [packed(compiled, gate_up, dtype)],
-        tensor(gate_up_bias, dtype) if with_bias else None,
-        [packed(compiled, down, dtype)],
-        tensor(down_bias, dtype) if with_bias else None,
-        "dense",
-        intermediate_size,
-        1e-6,
-    )[0]
+        *(packed(compiled, gate_up, dtype), *biases[:1]),
+        *(packed(compiled, down, dtype), *biases[1:]),
+    ]
+    got = mlp_block(
+        compiled, tensor(hidden, dtype), weights, intermediate_size, with_bias=with_bias
+    )
     assert_close(numpy32(got), expected, dtype)
 
 
@@ -284,11 +283,14 @@ def test_mlp_block_adds_the_gated_mlp_of_the_norm(
 def test_mlp_block_of_a_long_prompt_equals_that_of_its_parts(compiled: Library, dtype: str) -> None:
     norm, gate_up, _, down, _ = mlp_weights(64, 64, dtype)
     hidden = normal(np.random.default_rng(8), 1700, 64)
-    weights = [packed(compiled, gate_up, dtype)], [packed(compiled, down, dtype)]
+    weights = (
+        tensor(norm, dtype),
+        packed(compiled, gate_up, dtype),
+        packed(compiled, down, dtype),
+    )
 
     def block(rows: Array) -> Array:
-        operands = tensor(rows, dtype), tensor(norm, dtype), weights[0], None, weights[1], None
-        return numpy32(compiled.op("regatta_mlp_block")(*operands, "dense", 64, 1e-6)[0])
+        return numpy32(mlp_block(compiled, tensor(rows, dtype), weights, 64))
 
     whole = block(hidden)
     parts = [block(hidden[begin : begin + 100]) for begin in range(0, 1700, 100)]
@@ -410,16 +412,14 @@ def test_operators_survive_export_and_inference(compiled: Library, tmp_path: Pat
 
     rng = np.random.default_rng(10)
     table = packed(compiled, normal(rng, 40, 64), "float32")
-    norm, gate_up, gate_up_bias, down, _ = mlp_weights(64, 96, "float32")
-    gate_up_packed, down_packed = (packed(compiled, w, "float32") for w in (gate_up, down))
-    norm_weight, bias = tensor(norm, "float32"), tensor(gate_up_bias, "float32")
+    square = packed(compiled, normal(rng, 64, 64) / 8, "float32")
+    norm_weight = tensor(1 + normal(rng, 64) / 4, "float32")
 
     class Net(paddle.nn.Layer):
         def __init__(self) -> None:
             super().__init__()
             for name, value in (
-                ("table", table), ("norm", norm_weight), ("gate_up", gate_up_packed),
-                ("bias", bias), ("down", down_packed),
+                ("table", table), ("norm", norm_weight), ("square", square),
             ):  # fmt: skip
                 self.register_buffer(name, value)
 
@@ -427,9 +427,7 @@ def test_operators_survive_export_and_inference(compiled: Library, tmp_path: Pat
             x = compiled.op("regatta_embedding")(
                 *(token_ids, self.table, None, None), True, 64, 1.0
             )[0]
-            x = compiled.op("regatta_mlp_block")(
-                x, self.norm, [self.gate_up], self.bias, [self.down], None, "dense", 96, 1e-6
-            )[0]
+            x = compiled.op("regatta_linear")(x, [self.square], None, "dense", 64)[0]
             x = compiled.op("regatta_norm")(x, self.norm, None, None, 0, 1e-6, False)[1]
             return compiled.op("regatta_logits")(
                 x, self.norm, [self.table], None, logit_indices, "dense", 40, 1e-6, 1.0, 0.0

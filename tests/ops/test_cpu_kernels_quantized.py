@@ -19,6 +19,7 @@ from tests.support.cpu_kernels import (
     Array,
     Wide,
     int32,
+    mlp_block,
     normal,
     normed,
     numpy32,
@@ -320,20 +321,15 @@ def test_a8w8_shifts_smooths_and_takes_a_static_scale(
 
 
 def mlp(
-    library: Library, hidden: Array, norm: Array, operands: list[Any], scheme: str, dtype: str
+    library: Library,
+    hidden: Array,
+    norm: Array,
+    operands: list[Any],
+    schemes: tuple[str, str],
+    dtype: str,
 ) -> Array:
-    result = library.op("regatta_mlp_block")(
-        tensor(hidden, dtype),
-        tensor(norm, dtype),
-        operands[0],
-        None,
-        operands[1],
-        None,
-        scheme,
-        96,
-        1e-6,
-    )[0]
-    return numpy32(result)
+    weights = tensor(norm, dtype), *operands[0], *operands[1]
+    return numpy32(mlp_block(library, tensor(hidden, dtype), weights, 96, schemes))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -373,8 +369,7 @@ def test_mlp_block_composes_quantized_linears(
             operands.append(weight.operand(compiled, dtype))
     norm = rounded(1 + normal(rng, 64) / 4, dtype)
     hidden = rounded(normal(rng, 21, 64), dtype)
-    name = schemes[0] if schemes[0] == schemes[1] else ",".join(schemes)
-    got = mlp(compiled, hidden, norm, operands, name, dtype)
+    got = mlp(compiled, hidden, norm, operands, schemes, dtype)
 
     def rounded_or_not(scheme: str, x: Wide) -> Wide:
         values = x.astype(np.float32)
@@ -393,7 +388,7 @@ def test_mlp_block_composes_quantized_linears(
         assert error < (0.02 if dtype == "float32" else 0.04)
     # Rows do not depend on their neighbours.
     for rows in (1, 5):
-        part = mlp(compiled, hidden[-rows:], norm, operands, name, dtype)
+        part = mlp(compiled, hidden[-rows:], norm, operands, schemes, dtype)
         np.testing.assert_array_equal(part, got[-rows:])
 
 

@@ -199,9 +199,9 @@ def test_one_call_for_all_layers_equals_the_block_ops(
         np.testing.assert_array_equal(got.astype("float32").numpy(), want.astype("float32").numpy())
 
     kept = [caches(case), caches(case)]
-    bound = ops.BoundLayers(layers, kept)
+    bound = ops.BoundLayers(layers, kept, ropes)
     for _ in range(2):  # what it wrote before is written again
-        got = bound(hidden, ropes, inputs)
+        got = bound(hidden, inputs)
         np.testing.assert_array_equal(
             got.astype("float32").numpy(), hidden_out.astype("float32").numpy()
         )
@@ -216,13 +216,13 @@ def test_wrong_number_of_weights_is_refused(compiled: library.Library) -> None:
     attention, mlp = case.packed_attention(), case.packed_mlp()
     layer, short = (attention, mlp), (attention, dataclasses.replace(mlp, down=EMPTY))
     ropes = [paddle.to_tensor(rope_table(RopeSpec(), DIM, 64, 64))]
-    with pytest.raises(ValueError, match="weights holds 5 tensors, and down is missing"):
+    with pytest.raises(ValueError, match="weights holds 6 tensors, and down is missing"):
         ops.layers(case.tensor(25, HIDDEN), [short], [caches(case)], ropes, mixed_step())
-    with pytest.raises(ValueError, match="weights holds 5 tensors, and down is missing"):
-        ops.BoundLayers([short], [caches(case)])(case.tensor(25, HIDDEN), ropes, mixed_step())
-    with pytest.raises(ValueError, match="caches holds 4 tensors for 1 layer"):
-        ops.BoundLayers([layer], [(*caches(case), *caches(case))])(
-            case.tensor(25, HIDDEN), ropes, mixed_step()
+    with pytest.raises(ValueError, match="weights holds 6 tensors, and down is missing"):
+        ops.BoundLayers([short], [caches(case)], ropes)(case.tensor(25, HIDDEN), mixed_step())
+    with pytest.raises(ValueError, match="caches holds 2 tensors more than the blocks need"):
+        ops.BoundLayers([layer], [(*caches(case), *caches(case))], ropes)(
+            case.tensor(25, HIDDEN), mixed_step()
         )
 
 

@@ -33,7 +33,6 @@ paddle = library.import_paddle()
 
 # Compiled operators without a twin, each with the reason.
 WITHOUT_TWIN = {
-    "is_fused": "asked of the compiled operators alone: which blocks are one call",
     "pack_quantized": "plain schemes read codes, scales and zeros as they are: nothing is packed",
 }
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.device.library import Library
+from predict.nn.inputs import ForwardInputs
 from tests.support.cpu_kernels import (
     Array,
     Wide,
@@ -21,6 +22,24 @@ from tests.support.cpu_kernels import (
 )
 
 Ints = npt.NDArray[np.int32]
+
+
+def step_of(
+    positions: Any, slots: Any, borders: Any, lengths: Any, tables: Any, longest: Any
+) -> list[Any]:
+    """The tensors of FIELDS; token ids and logit rows, which blocks do not read, are positions."""
+    return [
+        *ForwardInputs(
+            token_ids=positions,
+            positions=positions,
+            slot_mapping=slots,
+            cu_seqlens_q=borders,
+            context_lens=lengths,
+            block_tables=tables,
+            logit_indices=positions,
+            max_lens=longest,
+        )
+    ]
 
 
 @dataclass(frozen=True)
@@ -83,6 +102,10 @@ class Batch:
         return tuple(
             int32(a) for a in (self.borders, self.context_lens, self.block_tables, longest)
         )
+
+    def step(self) -> list[Any]:
+        """The step's tensors, as regatta_blocks takes them."""
+        return step_of(int32(self.positions), int32(self.slots), *self.index_tensors())
 
     def empty_cache(self) -> Array:
         s = self.shape

@@ -1,8 +1,8 @@
-// Attention over a paged cache: rotary embedding and cache write, attention itself, and the block
-// that joins them with their neighbours. No framework, no ISA code.
+// Attention over a paged cache: rotary embedding and cache write, and attention itself. No
+// framework, no ISA code.
 //
 // T tokens, B requests (spans of tokens), Hq query heads, Hkv key/value heads, D head_dim, R rotary
-// dims, P positions of the rotary table, M blocks per request, H hidden size.
+// dims, P positions of the rotary table, M blocks per request.
 // "T" of a comment is the activation dtype: float32, bfloat16 or float16, one for the whole call.
 #pragma once
 
@@ -81,43 +81,10 @@ struct PagedAttentionParams {
   const float* slopes = nullptr;  // [Hq] or null
 };
 
-// hidden_out = hidden + out(attention(rope(qkv(norm(hidden))))), keys and values cached on the way.
-struct AttentionBlockParams {
-  DType dtype = DType::kFloat32;
-  const void* hidden = nullptr;       // [T, H]
-  const void* norm_weight = nullptr;  // [H]
-  std::string scheme;                 // how both weights are stored
-  const TensorView* qkv = nullptr;    // H -> (Hq + 2 Hkv) * D, the scheme's tensors
-  int num_qkv = 0;
-  const void* qkv_bias = nullptr;   // [(Hq + 2 Hkv) * D] or null
-  const void* q_norm = nullptr;     // [D] or null
-  const void* k_norm = nullptr;     // [D] or null
-  const TensorView* out = nullptr;  // Hq * D -> H, the scheme's tensors
-  int num_out = 0;
-  const void* out_bias = nullptr;         // [H] or null
-  PagedCache cache;                       // written in place
-  const int32_t* positions = nullptr;     // [T]
-  const int32_t* slot_mapping = nullptr;  // [T]
-  const float* rope_cache = nullptr;      // [P, R]
-  AttentionBatch batch;
-  // [num_rows] those of hidden_out, or null: all. As many as tokens are all of them, as many as
-  // spans the last ones of each, unless there are trees. On a GPU.
-  const int32_t* rows = nullptr;
-  int64_t num_rows = 0;
-  void* hidden_out = nullptr;  // [T, H]; with rows [num_rows, H]
-  int64_t hidden_size = 0;
-  int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
-  int64_t rotary_dim = 0, num_positions = 0;
-  float epsilon = 0.0f;
-  float softmax_scale = 1.0f;
-  int64_t window = -1;
-};
-
 namespace cpu {
 
 Status rope_and_cache_write(const RopeAndCacheWriteParams& params);
 Status paged_attention(const PagedAttentionParams& params);
-Status attention_block(const AttentionBlockParams& params);
 
 }  // namespace cpu
 }  // namespace regatta

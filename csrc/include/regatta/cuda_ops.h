@@ -8,11 +8,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "regatta/activate.h"
 #include "regatta/add.h"
 #include "regatta/adjust_logits.h"
 #include "regatta/attention.h"
+#include "regatta/blocks.h"
 #include "regatta/copy_blocks.h"
 #include "regatta/embedding.h"
 #include "regatta/follow_drafts.h"
@@ -21,7 +23,6 @@
 #include "regatta/logits.h"
 #include "regatta/logprobs.h"
 #include "regatta/mask_logits.h"
-#include "regatta/mlp_block.h"
 #include "regatta/norm.h"
 #include "regatta/pack_dense.h"
 #include "regatta/sample.h"
@@ -129,28 +130,11 @@ struct ComposedResources {
   void* blas = nullptr;  // see GemmResources
 };
 
-// Scratch for all layers of one call; `attention` and `mlp` need their shapes only.
-int64_t layers_scratch_bytes(const AttentionBlockParams& attention, const MlpBlockParams& mlp,
-                             const AttentionLimits& limits);
-// Prepares scratch: before the first layer of each call, with that layer's input.
-Status begin_layers(const AttentionBlockParams& attention, const MlpBlockParams& mlp,
-                    const AttentionLimits& limits, const ComposedResources& resources,
-                    const Launch& launch);
-// attention.hidden -> attention.hidden_out = mlp.hidden -> mlp.out. Layers come in order, with the
-// same scratch: one leaves in it what the norm of the next, of next_norm_weight, needs. Of the
-// last, next_norm_weight is null.
-Status layer(const AttentionBlockParams& attention, const MlpBlockParams& mlp,
-             const AttentionLimits& limits, bool is_first, const void* next_norm_weight,
-             const ComposedResources& resources, const Launch& launch);
-
-// The halves of a layer as operators of their own.
-int64_t attention_block_scratch_bytes(const AttentionBlockParams& params,
-                                      const AttentionLimits& limits);
-Status attention_block(const AttentionBlockParams& params, const AttentionLimits& limits,
-                       const ComposedResources& resources, const Launch& launch);
-int64_t mlp_block_scratch_bytes(const MlpBlockParams& params);
-Status mlp_block(const MlpBlockParams& params, const ComposedResources& resources,
-                 const Launch& launch);
+// Blocks in their order, each reading what the one before it wrote. What one leaves in scratch for
+// the norm of the next is chosen from their records (csrc/cuda/blocks.cu).
+int64_t blocks_scratch_bytes(const std::vector<BlockParams>& params, const AttentionLimits& limits);
+Status blocks(const std::vector<BlockParams>& params, const AttentionLimits& limits,
+              const ComposedResources& resources, const Launch& launch);
 
 // paged_attention() with its workspace in the scratch, which is prepared here.
 int64_t attention_scratch_bytes(const PagedAttentionParams& params, const AttentionLimits& limits);

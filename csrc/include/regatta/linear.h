@@ -1,8 +1,7 @@
 // Rows times a stored weight, plus bias.
 #pragma once
 
-#include <string>
-
+#include "regatta/scheme.h"
 #include "regatta/types.h"
 
 namespace regatta {
@@ -16,8 +15,8 @@ struct LinearParams {
   int64_t num_tokens;
   int64_t in_features;
   int64_t out_features;
-  DType dtype;         // of x, bias and out
-  std::string scheme;  // how the weight is stored: "dense"
+  DType dtype;  // of x, bias and out
+  SchemeId scheme;
 };
 
 namespace cpu {

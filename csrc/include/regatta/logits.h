@@ -2,8 +2,7 @@
 // scale and soft cap.
 #pragma once
 
-#include <string>
-
+#include "regatta/scheme.h"
 #include "regatta/types.h"
 
 namespace regatta {
@@ -22,7 +21,7 @@ struct LogitsParams {
   int64_t vocab_size;
   float epsilon;
   DType dtype;  // of hidden and norm_weight
-  std::string scheme;
+  SchemeId scheme;
   const void* bias = nullptr;  // [vocab_size] of dtype, or null
   float scale = 1.0f;          // logits = scale * (product + bias)
   float softcap = 0.0f;        // then softcap * tanh(logits / softcap); 0: they stay

@@ -1,0 +1,531 @@
+// A decoder's blocks (regatta/blocks.h) as sequences of the kernels beside this file.
+//
+// Host code alone. A layer in Llama's form is, in bf16 and fp16 with folded norms, five launches
+// for decode:
+//   qkv product (rows scaled by the sums of squares of its input)
+//   rotary embedding and cache write (part of the next where every span is one token)
+//   attention (one launch for decode, two for prefill)
+//   out product + residual, leaving sums of squares
+//   gate and up product with SiLU * up in its epilogue
+//   down product + residual, leaving sums of squares
+// What passes from a block to the next is chosen from both records (Handed): sums of squares for a
+// folded norm; for weight-only schemes and few rows on sm_90 the output times the next norm's
+// weight beside them, so that the next product scales its rows; behind a block that norms or scales
+// what it made, the next block's normed input (sum_norm.h). Else, and for many rows, a norm
+// precedes the first product. Functions other than a gate's SiLU are a launch of their own. All but
+// the first launch of a call may overlap the end of the one ahead (PDL, common.cuh).
+#include <algorithm>
+#include <variant>
+#include <vector>
+
+#include "cuda/norm/sum_norm.h"
+#include "cuda/product.h"
+#include "regatta/blocks.h"
+
+namespace regatta::cuda {
+namespace {
+
+// From so many rows on, rows are normed ahead of a product whose weight has the norm's folded in:
+// cuBLASLt neither leaves sums of squares nor takes them.
+constexpr int64_t kRowsNormedAhead = 129;
+
+bool norms_ahead(int64_t rows) { return is_batch_invariant || rows >= kRowsNormedAhead; }
+
+bool is_folded(SchemeId scheme) { return scheme == SchemeId::kDenseFolded; }
+
+// Whether a linear takes its rows' norm as a factor of each row, x being times the norm's weight
+// already, and leaves the same for the next.
+bool carries_norm(SchemeId scheme, DType dtype, int64_t rows) {
+  const GemmOperands operands = operands_of(scheme);
+  return (operands == GemmOperands::kWeightInt8 || operands == GemmOperands::kWeightInt4) &&
+         gemm_packed_scales_out(dtype, rows);
+}
+
+// Whether both products around attention are launches of one block per multiprocessor, which takes
+// about half of its shared memory (packed_weight.cuh).
+bool packed_by_halves(const AttentionBlock& block, int64_t rows) {
+  return rows <= kRowsWithoutScratch && is_packed(block.qkv) && is_packed(block.out);
+}
+
+// Whether a product makes its MLP's function itself.
+bool folds_function(const Activation& activation) {
+  return activation.gated && activation.function == Function::kSilu;
+}
+
+// What every block has, whatever its kind.
+struct BlockView {
+  const Norm& norm;
+  const Norm& post_norm;
+  Placement post_norm_of;
+  const Residual& residual;
+  const NormWeights& norm_weights;
+  const NormWeights& post_weights;
+  SchemeId first, last;  // of its products
+  bool parallel;
+  int64_t num_rows;  // of its first product
+
+  // Whether its last product's epilogue makes its output.
+  bool ends_in_product() const { return !post_norm.is_there && residual.is_plain_sum(); }
+};
+
+BlockView view_of(const BlockParams& params) {
+  if (const auto* a = std::get_if<AttentionBlockParams>(&params)) {
+    const AttentionBlock& b = a->block;
+    return {b.norm,       b.post_norm, b.post_norm_of, b.residual, a->norm,
+            a->post_norm, b.qkv,       b.out,          false,      a->batch.num_tokens};
+  }
+  const auto& m = std::get<MlpBlockParams>(params);
+  const MlpBlock& b = m.block;
+  return {b.norm,      b.post_norm, b.post_norm_of, b.residual, m.norm,
+          m.post_norm, b.gate_up,   b.down,         b.parallel, m.num_tokens};
+}
+
+PagedAttentionParams paged_attention_params(const AttentionBlockParams& p) {
+  const AttentionBlock& block = p.block;
+  PagedAttentionParams a;
+  a.dtype = p.dtype;
+  a.cache = p.cache;
+  a.batch = p.batch;
+  a.num_heads = block.num_heads;
+  a.num_kv_heads = block.num_kv_heads;
+  a.head_dim = block.head_dim;
+  a.softmax_scale = block.softmax_scale;
+  a.window = block.window;
+  a.softcap = block.softcap;
+  a.slopes = p.slopes;
+  return a;
+}
+
+// Attention's workspace; blocks of one shape share one (paged_attention_workspace_bytes()).
+struct AttentionSpace {
+  AttentionBlock shape;
+  void* memory = nullptr;
+  int64_t bytes = 0, zeroed_bytes = 0;
+
+  bool serves(const AttentionBlock& block) const {
+    return shape.num_heads == block.num_heads && shape.num_kv_heads == block.num_kv_heads &&
+           shape.head_dim == block.head_dim && shape.kv_format == block.kv_format;
+  }
+};
+
+struct BlocksScratch {
+  void* normed;     // [T, H]
+  void* qkv;        // [T, (Hq + 2 Hkv) D]
+  void* q;          // [T, Hq D]
+  void* mixed;      // [T, Hq D]
+  void* inner;      // [T, I]
+  void* functions;  // [T, I or 2 I], ahead of a function that is a launch of its own
+  void* made;       // [T, H], by a last product that does not make the output
+  void* some;       // [T, H], where some rows are the output
+  float* sumsq;     // [T, num_sumsq]
+  int64_t num_sumsq;
+  std::vector<AttentionSpace> attention;
+  ProductScratch product;
+  int64_t total;
+
+  BlocksScratch(const std::vector<BlockParams>& blocks, const AttentionLimits& limits,
+                const ComposedResources& resources) {
+    Arena arena(resources.scratch);
+    Sizes sizes;
+    for (const BlockParams& params : blocks) {
+      if (const auto* a = std::get_if<AttentionBlockParams>(&params)) {
+        add(*a, limits, arena, sizes);
+      } else {
+        add(std::get<MlpBlockParams>(params), sizes);
+      }
+    }
+    const auto take = [&](int64_t values) {
+      return values == 0 ? nullptr : arena.take(values * sizes.element);
+    };
+    normed = take(sizes.rows * sizes.hidden);
+    qkv = take(sizes.qkv);
+    q = take(sizes.q);
+    mixed = take(sizes.q);
+    inner = take(sizes.inner);
+    functions = take(sizes.functions);
+    made = take(sizes.made);
+    some = take(sizes.some);
+    num_sumsq = ceil_div(sizes.hidden, gemm_sumsq_columns(sizes.rows));
+    sumsq = static_cast<float*>(arena.take(sizes.rows * num_sumsq * 4));
+    product.take(arena, resources.blas);
+    total = arena.used();
+  }
+
+  const AttentionSpace& space_of(const AttentionBlock& block) const {
+    return *std::find_if(attention.begin(), attention.end(),
+                         [&](const AttentionSpace& space) { return space.serves(block); });
+  }
+
+ private:
+  struct Sizes {  // in values
+    int64_t rows = 0, hidden = 0, element = 2;
+    int64_t qkv = 0, q = 0, inner = 0, functions = 0, made = 0, some = 0;
+  };
+
+  template <class Block>
+  static void add_ending(const Block& block, int64_t values, Sizes& sizes) {
+    if (block.post_norm.is_there || !block.residual.is_plain_sum()) {
+      sizes.made = std::max(sizes.made, values);
+    }
+  }
+
+  void add(const AttentionBlockParams& a, const AttentionLimits& limits, Arena& arena,
+           Sizes& sizes) {
+    const AttentionBlock& block = a.block;
+    const int64_t rows = a.batch.num_tokens;
+    sizes.rows = std::max(sizes.rows, rows);
+    sizes.hidden = a.hidden_size;
+    sizes.element = dtype_size(a.dtype);
+    sizes.qkv = std::max(sizes.qkv, rows * block.qkv_size());
+    sizes.q = std::max(sizes.q, rows * block.q_size());
+    if (a.rows != nullptr) sizes.some = std::max(sizes.some, rows * a.hidden_size);
+    add_ending(block, rows * a.hidden_size, sizes);
+    product.count(block.qkv, a.dtype, rows, a.hidden_size, block.qkv_size(), false,
+                  !norms_ahead(rows));
+    product.count(block.out, a.dtype, rows, block.q_size(), a.hidden_size, false, false);
+    const bool known =
+        std::any_of(attention.begin(), attention.end(),
+                    [&](const AttentionSpace& space) { return space.serves(block); });
+    if (known) return;
+    const PagedAttentionParams attended = paged_attention_params(a);
+    AttentionSpace space;
+    space.shape = block;
+    space.bytes = paged_attention_workspace_bytes(attended, limits);
+    space.zeroed_bytes = paged_attention_zeroed_bytes(attended, limits);
+    space.memory = arena.take(space.bytes);
+    attention.push_back(space);
+  }
+
+  void add(const MlpBlockParams& m, Sizes& sizes) {
+    const MlpBlock& block = m.block;
+    const int64_t rows = m.num_tokens;
+    sizes.rows = std::max(sizes.rows, rows);
+    sizes.hidden = m.hidden_size;
+    sizes.element = dtype_size(m.dtype);
+    sizes.inner = std::max(sizes.inner, rows * block.intermediate_size);
+    const bool folds = folds_function(block.activation);
+    if (!folds) sizes.functions = std::max(sizes.functions, rows * block.up_size());
+    if (m.before_rows != nullptr) sizes.some = std::max(sizes.some, rows * m.hidden_size);
+    add_ending(block, rows * m.hidden_size, sizes);
+    product.count(block.gate_up, m.dtype, rows, m.hidden_size, block.up_size(), folds,
+                  !norms_ahead(rows));
+    product.count(block.down, m.dtype, rows, block.intermediate_size, m.hidden_size, false, false);
+  }
+};
+
+// What a block's last launch left in scratch of its output, for the next block's norm.
+enum class Handed : uint8_t {
+  kNothing,
+  kSumsq,   // s.sumsq
+  kScaled,  // s.sumsq, and s.normed is the output times the norm's weight
+  kNormed,  // s.normed is the output behind the norm
+};
+
+// One call: its blocks in their order.
+class Blocks {
+ public:
+  Blocks(const std::vector<BlockParams>& blocks, const AttentionLimits& limits,
+         const BlocksScratch& scratch, const Launch& launch_on)
+      : blocks_(blocks), limits_(limits), s_(scratch), launch_(launch_on) {}
+
+  Status run() {
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+      next_ = i + 1 < blocks_.size() ? &blocks_[i + 1] : nullptr;
+      const BlockView view = view_of(blocks_[i]);
+      if (view.num_rows == 0) continue;
+      const auto* attention = std::get_if<AttentionBlockParams>(&blocks_[i]);
+      const Status status = attention != nullptr
+                                ? run_attention(*attention, view)
+                                : run_mlp(std::get<MlpBlockParams>(blocks_[i]), view);
+      if (!status.ok()) return status;
+    }
+    return {};
+  }
+
+ private:
+  // What a block of these rows may hand to the next.
+  Handed hands(const BlockView& block, DType dtype, int64_t rows) const {
+    if (next_ == nullptr) return Handed::kNothing;
+    const BlockView next = view_of(*next_);
+    if (next.parallel || !next.norm.is_there) return Handed::kNothing;
+    if (!block.ends_in_product()) return Handed::kNormed;
+    if (!next.norm.is_plain_rms() || next.residual.source == Source::kNormed) {
+      return Handed::kNothing;
+    }
+    if (is_folded(next.first)) return norms_ahead(rows) ? Handed::kNothing : Handed::kSumsq;
+    const bool carries =
+        carries_norm(block.last, dtype, rows) && carries_norm(next.first, dtype, rows);
+    return carries ? Handed::kScaled : Handed::kNothing;
+  }
+
+  // Gives a block's first product its rows, `input` behind the norm.
+  Status take_norm(Product& first, const BlockView& block, const void* input, DType dtype) {
+    const Handed handed = block.parallel ? Handed::kNothing : handed_;
+    first.x = input;
+    first.epsilon = block.norm.epsilon;
+    if (!block.norm.is_there) return {};
+    const bool folded = is_folded(first.scheme);
+    const bool carries = carries_norm(first.scheme, dtype, first.num_rows);
+    if (handed == Handed::kNormed) {
+      first.x = s_.normed;
+      return {};
+    }
+    const bool plain = block.norm.is_plain_rms() && block.residual.source == Source::kInput;
+    if (!plain || (folded && norms_ahead(first.num_rows))) {
+      first.x = s_.normed;
+      return norm_rows_of(block, input, first, folded, dtype);
+    }
+    if (!folded && !carries) {  // by the product
+      first.normed = s_.normed;
+      first.norm_weight = block.norm_weights.weight;
+      return {};
+    }
+    first.sumsq = s_.sumsq;
+    first.num_sumsq = s_.num_sumsq;
+    if (carries) first.x = s_.normed;
+    if (handed != Handed::kNothing) return {};
+    RowSumsqParams p;
+    p.x = input;
+    p.sums = s_.sumsq;
+    if (carries) {
+      p.norm_weight = block.norm_weights.weight;
+      p.scaled = s_.normed;
+    }
+    p.num_rows = first.num_rows;
+    p.width = first.in_features;
+    p.columns = gemm_sumsq_columns(first.num_rows);
+    p.dtype = dtype;
+    return row_sumsq(p, launch_.stream);
+  }
+
+  Status norm_rows_of(const BlockView& block, const void* input, const Product& first, bool folded,
+                      DType dtype) {
+    NormParams p;
+    p.x = input;
+    p.weight = folded ? nullptr : block.norm_weights.weight;
+    p.bias = block.norm_weights.bias;
+    p.out = s_.normed;
+    p.num_tokens = first.num_rows;
+    p.hidden_size = first.in_features;
+    p.epsilon = block.norm.epsilon;
+    p.dtype = dtype;
+    p.kind = block.norm.kind;
+    p.plus_one = block.norm.plus_one;
+    return norm(p, launch_);
+  }
+
+  // Runs a block's last product, whose `out` is the block's output, and what follows it. source:
+  // the residual's rows. hands: whether the next block may have its norm from here.
+  Status end_block(Product& last, const BlockView& block, const void* source, bool hands_norm,
+                   DType dtype) {
+    const Handed handed = hands_norm ? hands(block, dtype, last.num_rows) : Handed::kNothing;
+    handed_ = handed;
+    if (block.ends_in_product()) {
+      last.residual = source;
+      if (handed == Handed::kSumsq || handed == Handed::kScaled) last.sumsq_out = s_.sumsq;
+      if (handed == Handed::kScaled) {
+        last.scaled_out = s_.normed;
+        last.next_norm_weight = view_of(*next_).norm_weights.weight;
+      }
+      return cuda::run(last, dtype, dtype, s_.product, launch_);
+    }
+    SumNormParams p;
+    p.made = s_.made;
+    p.source = source;
+    p.source_scale = block.residual.input_scale;
+    p.made_scale = block.residual.output_scale;
+    p.post_norm = block.post_norm;
+    p.post_weights = block.post_weights;
+    p.post_norm_of = block.post_norm_of;
+    p.out = last.out;
+    if (handed == Handed::kNormed) {
+      const BlockView next = view_of(*next_);
+      p.next_norm = next.norm;
+      p.next_weights = next.norm_weights;
+      p.normed = s_.normed;
+    }
+    p.num_rows = last.num_rows;
+    p.width = last.out_features;
+    p.dtype = dtype;
+    last.out = s_.made;
+    const Status status = cuda::run(last, dtype, dtype, s_.product, launch_);
+    return status.ok() ? sum_norm(p, launch_) : status;
+  }
+
+  // Attention behind the cache write, of the last row of each span alone, each a span of its own
+  // that sees what is in the cache; their `source` to s.some. s.qkv and s.sumsq are free by then.
+  Status attend_last_rows(const AttentionBlockParams& a, PagedAttentionParams attended,
+                          const AttentionSpace& space, const void* source) {
+    const int64_t rows = a.batch.num_seqs, tokens = a.batch.num_tokens;
+    Status status =
+        gather_rows({a.rows, s_.q, s_.qkv, rows, tokens, a.block.q_size(), a.dtype}, launch_);
+    if (!status.ok()) return status;
+    status = gather_rows({a.rows, source, s_.some, rows, tokens, a.hidden_size, a.dtype}, launch_);
+    if (!status.ok()) return status;
+    auto* borders = reinterpret_cast<int32_t*>(s_.sumsq);
+    status = count_up(borders, rows + 1, launch_);
+    if (!status.ok()) return status;
+    attended.q = s_.qkv;
+    attended.batch.cu_seqlens_q = borders;
+    attended.batch.num_tokens = rows;
+    return paged_attention(attended, {1, limits_.max_context_len}, space.memory, space.bytes,
+                           launch_);
+  }
+
+  RopeAndCacheWriteParams rope_params(const AttentionBlockParams& a) const {
+    const AttentionBlock& block = a.block;
+    RopeAndCacheWriteParams rope;
+    rope.dtype = a.dtype;
+    rope.qkv = s_.qkv;
+    rope.positions = a.positions;
+    rope.slot_mapping = a.slot_mapping;
+    rope.rope_cache = a.rope_cache;
+    rope.query_rope_cache = a.query_rope_cache;
+    rope.q_norm = a.q_norm.weight;
+    rope.k_norm = a.k_norm.weight;
+    rope.cache = a.cache;
+    rope.q_out = s_.q;
+    rope.num_tokens = a.batch.num_tokens;
+    rope.num_heads = block.num_heads;
+    rope.num_kv_heads = block.num_kv_heads;
+    rope.head_dim = block.head_dim;
+    rope.rotary_dim = a.rotary_dim;
+    rope.num_positions = a.num_positions;
+    rope.epsilon = block.qk_norm.epsilon;
+    rope.plus_one = block.qk_norm.plus_one;
+    rope.whole = block.qk_norm_whole;
+    rope.interleaved = block.positions.interleaved;
+    return rope;
+  }
+
+  // a.hidden -> a.hidden_out.
+  Status run_attention(const AttentionBlockParams& a, const BlockView& view) {
+    const AttentionBlock& block = a.block;
+    const int64_t rows = a.batch.num_tokens;
+    Product qkv;
+    qkv.name = "qkv";
+    qkv.scheme = block.qkv;
+    qkv.weight = a.qkv.tensors;
+    qkv.bias = a.qkv.bias;
+    qkv.out = s_.qkv;
+    qkv.num_rows = rows;
+    qkv.in_features = a.hidden_size;
+    qkv.out_features = block.qkv_size();
+    Status status = take_norm(qkv, view, a.hidden, a.dtype);
+    if (!status.ok()) return status;
+    status = cuda::run(qkv, a.dtype, a.dtype, s_.product, launch_);
+    if (!status.ok()) return status;
+
+    const RopeAndCacheWriteParams rope = rope_params(a);
+    const AttentionSpace& space = s_.space_of(block);
+    PagedAttentionParams attended = paged_attention_params(a);
+    attended.q = s_.q;
+    attended.out = s_.mixed;
+    const void* source = block.residual.source == Source::kNormed ? s_.normed : a.hidden;
+    const bool some = a.rows != nullptr && a.num_rows != rows;
+    const bool lasts = some && a.num_rows == a.batch.num_seqs && a.batch.tree_mask == nullptr;
+    if (lasts) {
+      status = rope_and_cache_write(rope, launch_);
+      if (status.ok()) status = attend_last_rows(a, attended, space, source);
+      source = s_.some;
+    } else {
+      Launch between = launch_;
+      between.between_halves = packed_by_halves(block, rows);
+      status =
+          rope_and_paged_attention(rope, attended, limits_, space.memory, space.bytes, between);
+    }
+    if (!status.ok()) return status;
+
+    Product out;
+    out.name = "out";
+    out.scheme = block.out;
+    out.weight = a.out.tensors;
+    out.bias = a.out.bias;
+    out.x = s_.mixed;
+    out.out = some && !lasts ? s_.some : a.hidden_out;
+    out.num_rows = lasts ? a.num_rows : rows;
+    out.in_features = block.q_size();
+    out.out_features = a.hidden_size;
+    status = end_block(out, view, source, !some, a.dtype);
+    if (!status.ok() || !some || lasts) return status;
+    return gather_rows({a.rows, s_.some, a.hidden_out, a.num_rows, rows, a.hidden_size, a.dtype},
+                       launch_);
+  }
+
+  // m.hidden -> m.out.
+  Status run_mlp(const MlpBlockParams& m, const BlockView& view) {
+    const MlpBlock& block = m.block;
+    const int64_t rows = m.num_tokens;
+    const void* input = m.input();
+    if (block.parallel && m.before_rows != nullptr) {
+      const Status status = gather_rows(
+          {m.before_rows, input, s_.some, rows, m.num_before, m.hidden_size, m.dtype}, launch_);
+      if (!status.ok()) return status;
+      input = s_.some;
+    }
+    const bool folds = folds_function(block.activation);
+    Product gate_up;
+    gate_up.name = "gate_up";
+    gate_up.scheme = block.gate_up;
+    gate_up.weight = m.gate_up.tensors;
+    gate_up.bias = m.gate_up.bias;
+    gate_up.out = folds ? s_.inner : s_.functions;
+    gate_up.num_rows = rows;
+    gate_up.in_features = m.hidden_size;
+    gate_up.out_features = block.up_size();
+    gate_up.gated = folds;
+    Status status = take_norm(gate_up, view, input, m.dtype);
+    if (!status.ok()) return status;
+    Product down;
+    down.name = "down";
+    down.scheme = block.down;
+    down.weight = m.down.tensors;
+    down.bias = m.down.bias;
+    down.x = s_.inner;
+    down.out = m.out;
+    down.num_rows = rows;
+    down.in_features = block.intermediate_size;
+    down.out_features = m.hidden_size;
+    if (folds) gate_up.next = &down;
+    status = cuda::run(gate_up, m.dtype, m.dtype, s_.product, launch_);
+    if (!status.ok()) return status;
+    if (!folds) {
+      status = activate({s_.functions, s_.inner, rows, block.intermediate_size, m.dtype,
+                         block.activation.function, block.activation.gated},
+                        launch_);
+      if (!status.ok()) return status;
+    }
+    const void* source = block.residual.source == Source::kNormed ? s_.normed : m.hidden;
+    return end_block(down, view, source, true, m.dtype);
+  }
+
+  const std::vector<BlockParams>& blocks_;
+  const AttentionLimits& limits_;
+  const BlocksScratch& s_;
+  const Launch& launch_;
+  const BlockParams* next_ = nullptr;
+  Handed handed_ = Handed::kNothing;
+};
+
+}  // namespace
+
+int64_t blocks_scratch_bytes(const std::vector<BlockParams>& params,
+                             const AttentionLimits& limits) {
+  return BlocksScratch(params, limits, {}).total;
+}
+
+Status blocks(const std::vector<BlockParams>& params, const AttentionLimits& limits,
+              const ComposedResources& resources, const Launch& launch_on) {
+  const BlocksScratch scratch(params, limits, resources);
+  Status status = check_scratch(scratch.total, resources, "blocks");
+  if (!status.ok()) return status;
+  for (const AttentionSpace& space : scratch.attention) {
+    if (space.zeroed_bytes == 0) continue;
+    status = cuda_status(cudaMemsetAsync(space.memory, 0, space.zeroed_bytes, launch_on.stream),
+                         "blocks");
+    if (!status.ok()) return status;
+  }
+  return Blocks(params, limits, scratch, launch_on).run();
+}
+
+}  // namespace regatta::cuda

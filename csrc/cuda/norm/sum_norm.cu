@@ -1,0 +1,199 @@
+// See sum_norm.h.
+//
+// Architectures: all; float32, bf16, fp16. One block per row, whose values stay in shared memory as
+// float; each thread reads back what it wrote, so the passes share nothing but sums. The number of
+// threads is the width's alone: a row's bits do not depend on the rows beside it. A layer norm
+// takes the mean first, then the squares of what is left. Bound: bytes, 3 or 4 rows per row.
+#include <algorithm>
+#include <type_traits>
+
+#include "cuda/common.cuh"
+#include "cuda/norm/sum_norm.h"
+
+namespace regatta::cuda {
+namespace {
+
+// A norm of the row as the kernel takes it.
+template <class T>
+struct RowNorm {
+  const T* weight;  // null: no norm
+  const T* bias;    // or null
+  float epsilon;
+  bool layer, plus_one;
+};
+
+template <class T>
+RowNorm<T> row_norm(const Norm& norm, const NormWeights& weights) {
+  if (!norm.is_there) return {};
+  return {static_cast<const T*>(weights.weight), static_cast<const T*>(weights.bias), norm.epsilon,
+          norm.kind == NormKind::kLayer, norm.plus_one};
+}
+
+template <class T>
+struct Args {
+  const T* made;
+  const T* source;
+  T* out;
+  T* normed;
+  float source_scale, made_scale;
+  RowNorm<T> post, next;
+  bool post_of_sum;
+  int width;
+};
+
+// Eight values of a row from `first` on, fewer at the end of one that is not whole.
+template <class T, bool kWhole>
+struct Piece {
+  int first, count;
+
+  template <class From>
+  __device__ __forceinline__ void load(const From* from, float (&to)[8]) const {
+    if constexpr (kWhole && sizeof(From) == 2) {
+      const Vec16<From> v = load16(from + first);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) to[i] = v.get(i);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) to[i] = i < count ? Traits<From>::to_float(from[first + i]) : 0.f;
+    }
+  }
+
+  __device__ __forceinline__ void store(T* to, const float (&from)[8]) const {
+    if constexpr (kWhole && sizeof(T) == 2) {
+      Vec16<T> v;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v.set(i, from[i]);
+      store16(to + first, v);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (i < count) to[first + i] = Traits<T>::from_float(from[i]);
+      }
+    }
+  }
+};
+
+template <class T, bool kWhole>
+__global__ void __launch_bounds__(1024) sum_norm_kernel(const Args<T> a) {
+  extern __shared__ float row[];
+  __shared__ float sums[32], more_sums[32];
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * a.width;
+  const auto each = [&](auto&& body) {
+    for (int i = threadIdx.x * 8; i < a.width; i += blockDim.x * 8) {
+      body(Piece<T, kWhole>{i, min(8, a.width - i)});
+    }
+  };
+  // (x - mean) * scale of the row's values, by this norm.
+  const auto statistics = [&](const RowNorm<T>& norm, float* mean, float* scale) {
+    float sum = 0.f;
+    *mean = 0.f;
+    if (norm.layer) {
+      each([&](auto piece) {
+        for (int i = 0; i < piece.count; ++i) sum += row[piece.first + i];
+      });
+      *mean = block_sum(sum, sums) / a.width;
+      sum = 0.f;
+    }
+    each([&](auto piece) {
+      for (int i = 0; i < piece.count; ++i) {
+        const float x = row[piece.first + i] - *mean;
+        sum = fmaf(x, x, sum);
+      }
+    });
+    *scale = rsqrtf(block_sum(sum, more_sums) / a.width + norm.epsilon);
+    __syncthreads();  // both lists of sums are written again
+  };
+  const auto apply = [&](const RowNorm<T>& norm, auto piece, float mean, float scale,
+                         float (&y)[8]) {
+    float weight[8], bias[8] = {};
+    piece.load(norm.weight, weight);
+    if (norm.bias != nullptr) piece.load(norm.bias, bias);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i >= piece.count) continue;
+      const float factor = norm.plus_one ? 1.f + weight[i] : weight[i];
+      y[i] = fmaf((row[piece.first + i] - mean) * scale, factor, bias[i]);
+    }
+  };
+  pdl_trigger();
+  pdl_wait();
+  const bool norms_made = a.post.weight != nullptr && !a.post_of_sum;
+  const bool norms_sum = a.post.weight != nullptr && a.post_of_sum;
+  float mean = 0.f, scale = 1.f;
+  const auto add = [&](auto piece, float (&y)[8]) {
+    float from[8];
+    piece.load(a.source + at, from);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) y[i] = fmaf(a.made_scale, y[i], a.source_scale * from[i]);
+  };
+  const auto keep = [&](auto piece, const float (&y)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i < piece.count) row[piece.first + i] = y[i];
+    }
+  };
+  // What leaves the block is rounded; the next norm is of that.
+  const auto leave = [&](auto piece, float (&y)[8]) {
+    piece.store(a.out + at, y);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) y[i] = Traits<T>::to_float(Traits<T>::from_float(y[i]));
+    keep(piece, y);
+  };
+  each([&](auto piece) {
+    float y[8];
+    piece.load(a.made + at, y);
+    if (!norms_made) add(piece, y);
+    if (a.post.weight == nullptr) {
+      leave(piece, y);
+    } else {
+      keep(piece, y);
+    }
+  });
+  if (a.post.weight != nullptr) {
+    statistics(a.post, &mean, &scale);
+    each([&](auto piece) {
+      float y[8];
+      apply(a.post, piece, mean, scale, y);
+      if (!norms_sum) add(piece, y);
+      leave(piece, y);
+    });
+  }
+  if (a.next.weight == nullptr) return;
+  statistics(a.next, &mean, &scale);
+  each([&](auto piece) {
+    float y[8];
+    apply(a.next, piece, mean, scale, y);
+    piece.store(a.normed + at, y);
+  });
+}
+
+}  // namespace
+
+Status sum_norm(const SumNormParams& p, const Launch& launch_on) {
+  if (p.num_rows == 0) return {};
+  return dispatch_dtype(p.dtype, "sum_norm", [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    Args<T> a = {};
+    a.made = static_cast<const T*>(p.made);
+    a.source = static_cast<const T*>(p.source);
+    a.out = static_cast<T*>(p.out);
+    a.normed = static_cast<T*>(p.normed);
+    a.source_scale = p.source_scale;
+    a.made_scale = p.made_scale;
+    a.post = row_norm<T>(p.post_norm, p.post_weights);
+    a.next = row_norm<T>(p.next_norm, p.next_weights);
+    a.post_of_sum = p.post_norm_of == Placement::kSum;
+    a.width = static_cast<int>(p.width);
+    auto* const kernel = p.width % 8 == 0 ? sum_norm_kernel<T, true> : sum_norm_kernel<T, false>;
+    LaunchConfig config;
+    config.grid = dim3(static_cast<unsigned>(p.num_rows));
+    config.block = dim3(static_cast<unsigned>(
+        std::min<int64_t>(1024, round_up(ceil_div(p.width, int64_t{8}), int64_t{32}))));
+    config.shared_bytes = static_cast<size_t>(p.width * 4);
+    config.stream = launch_on.stream;
+    config.pdl = launch_on.pdl;
+    return launch(kernel, config, "sum_norm", a);
+  });
+}
+
+}  // namespace regatta::cuda

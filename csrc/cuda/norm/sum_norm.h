@@ -1,0 +1,28 @@
+// How a block ends where its last product cannot do it, and how the next one begins.
+#pragma once
+
+#include "regatta/blocks.h"
+#include "regatta/cuda_ops.h"
+
+namespace regatta::cuda {
+
+// total = source_scale * source + made_scale * made, where `post_norm` is of made or of the sum.
+// out = total; normed = next_norm(out).
+struct SumNormParams {
+  const void* made = nullptr;    // [num_rows, width]
+  const void* source = nullptr;  // [num_rows, width]
+  float source_scale = 1.0f, made_scale = 1.0f;
+  Norm post_norm;
+  NormWeights post_weights;
+  Placement post_norm_of = Placement::kOutput;
+  void* out = nullptr;  // [num_rows, width]; may be made or source
+  Norm next_norm;
+  NormWeights next_weights;
+  void* normed = nullptr;  // [num_rows, width], if there is a next norm
+  int64_t num_rows = 0, width = 0;
+  DType dtype = DType::kBFloat16;
+};
+
+Status sum_norm(const SumNormParams& params, const Launch& launch);
+
+}  // namespace regatta::cuda

@@ -1,0 +1,228 @@
+#include "cuda/product.h"
+
+namespace regatta::cuda {
+
+GemmOperands operands_of(SchemeId scheme) {
+  switch (scheme) {
+    case SchemeId::kDense:
+    case SchemeId::kDenseFolded:
+      return GemmOperands::kDense;
+    case SchemeId::kA8W8Fp8:
+      return GemmOperands::kFp8;
+    case SchemeId::kA8W8:
+      return GemmOperands::kInt8;
+    case SchemeId::kWeightOnlyInt8:
+      return GemmOperands::kWeightInt8;
+    case SchemeId::kWeightOnlyInt4:
+      return GemmOperands::kWeightInt4;
+    case SchemeId::kW4A8:
+      return GemmOperands::kW4A8;
+  }
+  return GemmOperands::kDense;
+}
+
+bool is_packed(SchemeId scheme) { return operands_of(scheme) >= GemmOperands::kWeightInt8; }
+
+bool is_quantized(SchemeId scheme) { return operands_of(scheme) != GemmOperands::kDense; }
+
+namespace {
+
+GemmParams problem_of(SchemeId scheme, DType dtype, int64_t rows, int64_t in_features,
+                      int64_t out_features, bool gated) {
+  GemmParams g;
+  g.operands = operands_of(scheme);
+  g.dtype = g.out_dtype = dtype;
+  g.num_rows = rows;
+  g.in_features = in_features;
+  g.out_features = out_features;
+  g.gated = gated;
+  return g;
+}
+
+}  // namespace
+
+void ProductScratch::count(SchemeId scheme, DType dtype, int64_t rows, int64_t in_features,
+                           int64_t out_features, bool gated, bool reads_sumsq) {
+  GemmParams g = problem_of(scheme, dtype, rows, in_features, out_features, gated);
+  gemm_.matrix_bytes = std::max(gemm_.matrix_bytes, gemm_matrix_bytes(g));
+  if (rows > kRowsWithoutScratch) {
+    g.sumsq = reads_sumsq ? reinterpret_cast<const float*>(1) : nullptr;  // counted, not read
+    gemm_.scratch_bytes = std::max(gemm_.scratch_bytes, gemm_scratch_bytes(g));
+  }
+  rows_ = std::max(rows_, rows);
+  width_ = std::max(width_, in_features);
+  has_codes_ = has_codes_ || is_quantized(scheme);
+  has_fp8_ = has_fp8_ || g.operands == GemmOperands::kFp8;
+  has_order_ = has_order_ || g.operands == GemmOperands::kW4A8;
+}
+
+void ProductScratch::take(Arena& arena, void* blas, bool matrices) {
+  if (rows_ > kRowsWithoutScratch) {
+    gemm_.scratch = arena.take(gemm_.scratch_bytes);
+    gemm_.blas = blas;
+  }
+  if (has_codes_) {
+    codes_ = arena.take(rows_ * width_ * 2);
+    if (has_order_) ordered_codes_ = arena.take(rows_ * width_);
+    const int64_t scale_bytes =
+        has_fp8_ ? gemm_block_stride(rows_) * ceil_div(width_, kScaleBlock) * 4 : rows_ * 4;
+    scale_ = static_cast<float*>(arena.take(scale_bytes));
+    if (has_fp8_ && rows_ >= kRowsBlasCodes) {
+      if (codes_ != nullptr) next_codes_ = static_cast<uint8_t*>(codes_) + rows_ * width_;
+      next_scale_ = static_cast<float*>(arena.take(scale_bytes));
+    }
+  }
+  if (!matrices) gemm_.matrix_bytes = 0;
+  if (gemm_.matrix_bytes > 0) gemm_.matrix = arena.take(gemm_.matrix_bytes);
+}
+
+namespace {
+
+GemmParams gemm_params(const Product& p, DType dtype, DType out_dtype) {
+  GemmParams g;
+  g.x = p.x;
+  g.bias = p.bias;
+  g.residual = p.residual;
+  g.sumsq = p.sumsq;
+  g.out = p.out;
+  g.sumsq_out = p.sumsq_out;
+  g.scaled_out = p.scaled_out;
+  g.next_norm_weight = p.next_norm_weight;
+  g.num_rows = p.num_rows;
+  g.in_features = p.in_features;
+  g.out_features = p.out_features;
+  g.num_sumsq = p.num_sumsq;
+  g.epsilon = p.epsilon;
+  g.dtype = dtype;
+  g.out_dtype = out_dtype;
+  g.gated = p.gated;
+  return g;
+}
+
+Status norm(const void* x, const void* weight, void* out, int64_t rows, int64_t width,
+            float epsilon, DType dtype, const Launch& launch_on) {
+  NormParams p = {};
+  p.x = x;
+  p.weight = weight;
+  p.out = out;
+  p.num_tokens = rows;
+  p.hidden_size = width;
+  p.epsilon = epsilon;
+  p.dtype = dtype;
+  return norm(p, launch_on);
+}
+
+Status check_dense(const Product& p, DType dtype) {
+  if (p.weight->rank == 2 && p.weight->dtype == dtype && p.weight->shape[0] == p.out_features &&
+      p.weight->shape[1] == p.in_features) {
+    return {};
+  }
+  return Status::error(std::string(p.name) + ": the weight is " + dtype_name(p.weight->dtype) +
+                       " " + shape_string(*p.weight) + ", expected " + dtype_name(dtype) + " [" +
+                       std::to_string(p.out_features) + ", " + std::to_string(p.in_features) +
+                       "]; a GPU takes matrices as checkpoints store them, not packed");
+}
+
+}  // namespace
+
+// How activations become codes, the norm ahead of them included.
+QuantizeRowsParams quantization(const Product& p, const ProductScratch& scratch, DType dtype,
+                                GemmOperands operands) {
+  const auto optional = [&](int index) {
+    const bool given = index < scheme_info(p.scheme).num_tensors && p.weight[index].shape[0] > 1;
+    return given ? static_cast<const float*>(p.weight[index].data) : nullptr;
+  };
+  QuantizeRowsParams q;
+  q.x = p.x;
+  q.norm_weight = p.norm_weight;
+  if (operands != GemmOperands::kW4A8) {
+    q.smooth = optional(3);
+    q.shift = optional(4);
+  }
+  q.static_scale = static_cast<const float*>(p.weight[2].data);
+  q.codes = scratch.codes_;
+  q.scale = scratch.scale_;
+  q.num_rows = p.num_rows;
+  q.width = p.in_features;
+  q.epsilon = p.epsilon;
+  q.normalize = p.norm_weight != nullptr;
+  q.operands = operands == GemmOperands::kW4A8 ? GemmOperands::kInt8 : operands;
+  q.blocks = p.weight[1].rank == 2;
+  q.dtype = dtype;
+  return q;
+}
+
+Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch& scratch,
+           const Launch& launch_on) {
+  GemmParams g = gemm_params(p, dtype, out_dtype);
+  g.operands = operands_of(p.scheme);
+  g.weight = p.weight->data;
+  Status status;
+  if (g.operands == GemmOperands::kFp8 || g.operands == GemmOperands::kInt8) {
+    g.weight_scale = static_cast<const float*>(p.weight[1].data);
+    if (p.weight[1].rank == 2) {
+      g.scale_rows = p.weight[1].shape[0] == p.out_features ? 1 : kScaleBlock;
+    }
+    if (p.coded.codes != nullptr) {
+      g.x = p.coded.codes;
+      g.x_scale = p.coded.scale;
+      return gemm(g, scratch.gemm_, nullptr, launch_on.stream);
+    }
+    const QuantizeRowsParams q = quantization(p, scratch, dtype, g.operands);
+    if (p.next == nullptr || scratch.next_codes_ == nullptr || g.operands != GemmOperands::kFp8 ||
+        p.next->scheme != p.scheme) {
+      return gemm_quantized(g, q, scratch.gemm_, launch_on.stream);
+    }
+    QuantizeRowsParams next = quantization(*p.next, scratch, dtype, g.operands);
+    next.codes = scratch.next_codes_;
+    next.scale = scratch.next_scale_;
+    bool coded = false;
+    status = gemm_to_codes(g, q, next, scratch.gemm_, &coded, launch_on.stream);
+    if (coded) p.next->coded = next;
+    return status;
+  }
+  const bool ordered = is_packed(p.scheme) && p.weight[3].shape[0] > 1;
+  const bool to_codes = g.operands == GemmOperands::kW4A8;
+  if (p.norm_weight != nullptr && (!to_codes || ordered)) {
+    status =
+        norm(p.x, p.norm_weight, p.normed, p.num_rows, p.in_features, p.epsilon, dtype, launch_on);
+    if (!status.ok()) return status;
+    g.x = p.normed;
+  }
+  if (g.operands == GemmOperands::kDense) {
+    status = check_dense(p, dtype);
+    return status.ok() ? gemm(g, scratch.gemm_, nullptr, launch_on.stream) : status;
+  }
+  const int64_t unit = p.weight->shape[2];
+  if (g.operands == GemmOperands::kWeightInt8 && !packed_unit_has_groups(unit)) {
+    g.weight_scale = static_cast<const float*>(p.weight[1].data);
+  } else {
+    if (g.operands == GemmOperands::kWeightInt8) g.operands = GemmOperands::kWeightInt8Groups;
+    g.group_size = packed_unit_group_size(unit);
+  }
+  if (ordered) {
+    status = gather_columns(g.x, static_cast<const int32_t*>(p.weight[3].data), scratch.codes_,
+                            p.num_rows, p.in_features, launch_on.stream);
+    if (!status.ok()) return status;
+    g.x = scratch.codes_;
+  }
+  if (to_codes) {
+    QuantizeRowsParams q = quantization(p, scratch, dtype, g.operands);
+    if (ordered) {
+      q.x = g.x;
+      q.norm_weight = nullptr, q.normalize = false;
+      q.codes = scratch.ordered_codes_;
+    }
+    return gemm_quantized(g, q, scratch.gemm_, launch_on.stream);
+  }
+  return gemm(g, scratch.gemm_, nullptr, launch_on.stream);
+}
+
+Status check_scratch(int64_t needed, const ComposedResources& resources, const char* what) {
+  if (needed == 0 || (resources.scratch != nullptr && resources.scratch_bytes >= needed)) return {};
+  return Status::error(std::string(what) + ": scratch of " +
+                       std::to_string(resources.scratch_bytes) + " bytes is too small (needs " +
+                       std::to_string(needed) + ")");
+}
+
+}  // namespace regatta::cuda

@@ -1,0 +1,92 @@
+// A product as the composed operators ask for it: of any scheme, with what comes ahead of it and
+// behind it. Host code alone.
+#pragma once
+
+#include <algorithm>
+#include <string>
+
+#include "cuda/host.h"
+#include "regatta/cuda_ops.h"
+#include "regatta/gemm.h"
+#include "regatta/scheme.h"
+
+namespace regatta::cuda {
+
+// Up to this many rows no product of ours needs scratch: see gemm/select.cu.
+constexpr int64_t kRowsWithoutScratch = 64;
+
+// How a kernel takes a scheme's weight.
+GemmOperands operands_of(SchemeId scheme);
+bool is_packed(SchemeId scheme);  // and read as it is, weights alone being codes
+bool is_quantized(SchemeId scheme);
+
+// Cuts one piece of memory into parts; with base null it only counts.
+class Arena {
+ public:
+  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
+  void* take(int64_t bytes) {
+    char* part = base_ == nullptr ? nullptr : base_ + used_;
+    used_ += round_up(bytes, 1024);
+    return part;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  char* base_;
+  int64_t used_ = 0;
+};
+
+struct Product {
+  const char* name = nullptr;
+  SchemeId scheme = SchemeId::kDense;
+  const TensorView* weight = nullptr;  // the scheme's tensors
+  const void* bias = nullptr;
+  const void* x = nullptr;
+  void* out = nullptr;
+  int64_t num_rows = 0, in_features = 0, out_features = 0;
+  const void* residual = nullptr;
+  bool gated = false;  // SiLU(gate) * up, which the product itself makes
+  const float* sumsq = nullptr;
+  int64_t num_sumsq = 0;
+  float* sumsq_out = nullptr;
+  void* scaled_out = nullptr;
+  const void* next_norm_weight = nullptr;
+  float epsilon = 0.f;
+  const void* norm_weight = nullptr;  // of an RMS norm ahead of the product, or null
+  void* normed = nullptr;             // [num_rows, in_features]: room for it
+  Product* next = nullptr;            // of a gated one, the only reader of out
+  QuantizeRowsParams coded;           // how x became codes already, if `codes` is not null
+};
+
+// Memory that products need beside their tensors, for the widest of them: first `count` each, then
+// `take`, then run.
+class ProductScratch {
+ public:
+  // reads_sumsq: it scales its rows.
+  void count(SchemeId scheme, DType dtype, int64_t rows, int64_t in_features, int64_t out_features,
+             bool gated, bool reads_sumsq);
+  // matrices: for weights that become one, too.
+  void take(Arena& arena, void* blas, bool matrices = true);
+
+ private:
+  friend Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch& scratch,
+                    const Launch& launch_on);
+  friend QuantizeRowsParams quantization(const Product& p, const ProductScratch& scratch,
+                                         DType dtype, GemmOperands operands);
+
+  int64_t rows_ = 0, width_ = 0;  // of codes
+  bool has_codes_ = false, has_fp8_ = false, has_order_ = false;
+  GemmResources gemm_;
+  void* codes_ = nullptr;       // [rows, widest in_features], 16 bits each
+  float* scale_ = nullptr;      // [rows], or of blocks
+  void* next_codes_ = nullptr;  // e4m3 of the next product, while those before are read
+  float* next_scale_ = nullptr;
+  void* ordered_codes_ = nullptr;  // as codes, 8 bits each: of x in act-order, which `codes` has
+};
+
+Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch& scratch,
+           const Launch& launch_on);
+
+Status check_scratch(int64_t needed, const ComposedResources& resources, const char* what);
+
+}  // namespace regatta::cuda

@@ -1,0 +1,151 @@
+// The blocks of a decoder as data: the twin of predict/nn/blocks.py, field for field, and what an
+// operator needs of tensors to compute one. No framework, no ISA code.
+//
+// T tokens, L of them wanted, H hidden size; the other dims are attention.h's.
+#pragma once
+
+#include <cstdint>
+#include <variant>
+
+#include "regatta/activate.h"
+#include "regatta/attention.h"
+#include "regatta/norm.h"
+#include "regatta/scheme.h"
+#include "regatta/types.h"
+
+namespace regatta {
+
+enum class PositionKind : uint8_t { kRotary, kAlibi, kNone };
+enum class Placement : uint8_t { kOutput, kSum };  // of a post norm
+enum class Source : uint8_t { kInput, kNormed };   // of a residual
+
+struct Norm {
+  bool is_there = false;
+  NormKind kind = NormKind::kRms;
+  float epsilon = 1e-6f;
+  bool bias = false;
+  bool plus_one = false;  // the factor is 1 + the stored weight
+
+  // x / sqrt(mean(x^2) + epsilon) * weight.
+  bool is_plain_rms() const { return is_there && kind == NormKind::kRms && !bias && !plus_one; }
+};
+
+struct Activation {
+  Function function = Function::kSilu;
+  bool gated = true;
+};
+
+// input_scale * source + output_scale * what the block made.
+struct Residual {
+  Source source = Source::kInput;
+  float input_scale = 1.0f;
+  float output_scale = 1.0f;
+
+  bool is_plain_sum() const {
+    return source == Source::kInput && input_scale == 1.0f && output_scale == 1.0f;
+  }
+};
+
+// table, query_table and the slopes' scale are of Python alone: operators get the tensors.
+struct Positions {
+  PositionKind kind = PositionKind::kRotary;
+  int64_t table = 0;
+  int64_t query_table = -1;
+  bool interleaved = false;
+  float scale = 1.0f;
+};
+
+struct AttentionBlock {
+  int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  float softmax_scale = 1.0f;
+  Norm norm;
+  Norm qk_norm;
+  bool qk_norm_whole = false;
+  Positions positions;
+  bool qkv_bias = false, out_bias = false;
+  float softcap = 0.0f;
+  int64_t window = -1;
+  Norm post_norm;
+  Placement post_norm_of = Placement::kOutput;
+  Residual residual;
+  // How its weights and its cache are stored.
+  SchemeId qkv = SchemeId::kDense, out = SchemeId::kDense;
+  KvFormat kv_format = KvFormat::kDense;
+
+  int64_t q_size() const { return num_heads * head_dim; }
+  int64_t kv_size() const { return num_kv_heads * head_dim; }
+  int64_t qkv_size() const { return q_size() + 2 * kv_size(); }
+};
+
+struct MlpBlock {
+  int64_t intermediate_size = 0;
+  Activation activation;
+  Norm norm;
+  bool up_bias = false, down_bias = false;
+  bool parallel = false;  // its norm reads what the block before it read
+  Norm post_norm;
+  Placement post_norm_of = Placement::kOutput;
+  Residual residual;
+  SchemeId gate_up = SchemeId::kDense, down = SchemeId::kDense;
+
+  int64_t up_size() const { return intermediate_size * (activation.gated ? 2 : 1); }
+};
+
+struct NormWeights {
+  const void* weight = nullptr;
+  const void* bias = nullptr;  // or null
+};
+
+struct LinearWeights {
+  const TensorView* tensors = nullptr;  // as many as the scheme has
+  const void* bias = nullptr;           // [out_features] or null
+};
+
+// Tensors are of one dtype but those that schemes and the cache's format store.
+struct AttentionBlockParams {
+  AttentionBlock block;
+  DType dtype = DType::kFloat32;
+  int64_t hidden_size = 0;
+  const void* hidden = nullptr;  // [T, H]
+  NormWeights norm, q_norm, k_norm, post_norm;
+  LinearWeights qkv, out;
+  const float* slopes = nullptr;            // [Hq], of ALiBi
+  const float* rope_cache = nullptr;        // [P, R], of rotary positions
+  const float* query_rope_cache = nullptr;  // [P, R] or null: rope_cache
+  int64_t rotary_dim = 0, num_positions = 0;
+  PagedCache cache;                       // written in place
+  const int32_t* positions = nullptr;     // [T]
+  const int32_t* slot_mapping = nullptr;  // [T]
+  AttentionBatch batch;
+  // [L] those of hidden_out, or null: all. As many as tokens are all of them, as many as spans the
+  // last ones of each, unless there are trees. On a GPU.
+  const int32_t* rows = nullptr;
+  int64_t num_rows = 0;
+  void* hidden_out = nullptr;  // [T, H]; with rows [L, H]
+};
+
+struct MlpBlockParams {
+  MlpBlock block;
+  DType dtype = DType::kFloat32;
+  int64_t num_tokens = 0, hidden_size = 0;
+  const void* hidden = nullptr;  // [T, H]
+  const void* before = nullptr;  // [T, H] what a parallel block's norm reads
+  // [T] the rows of `before`, which then has num_before of them, or null: all.
+  const int32_t* before_rows = nullptr;
+  int64_t num_before = 0;
+  NormWeights norm, post_norm;
+  LinearWeights gate_up, down;
+  void* out = nullptr;  // [T, H]
+
+  const void* input() const { return block.parallel ? before : hidden; }
+};
+
+using BlockParams = std::variant<AttentionBlockParams, MlpBlockParams>;
+
+namespace cpu {
+
+Status attention_block(const AttentionBlockParams& params);
+Status mlp_block(const MlpBlockParams& params);
+
+}  // namespace cpu
+}  // namespace regatta

@@ -1,0 +1,224 @@
+#include "block_records.h"
+
+#include <charconv>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string_view>
+
+#include "attention_tensors.h"
+#include "common.h"
+
+namespace regatta::binding {
+namespace {
+
+constexpr const char* kNormKinds[] = {"rms", "layer"};
+constexpr const char* kFunctions[kNumFunctions] = {"silu", "gelu", "gelu_tanh", "relu",
+                                                   "relu_squared"};
+constexpr const char* kPositionKinds[] = {"rotary", "alibi", "none"};
+constexpr const char* kPlacements[] = {"output", "sum"};
+constexpr const char* kSources[] = {"input", "normed"};
+
+// One "name=value", offered to the fields of a record until one takes it.
+class Setting {
+ public:
+  Setting(std::string_view name, std::string_view value) : name_(name), value_(value) {}
+
+  bool is_taken() const { return is_taken_; }
+
+  template <class T>
+  void field(std::string_view name, T* to) {
+    if (is_taken_ || name != name_) return;
+    is_taken_ = true;
+    read(to);
+  }
+
+  // The fields of a record that is a field.
+  void field(std::string_view name, Norm* to) {
+    within(name, [&](Setting& inner) {
+      inner.field("kind", &to->kind);
+      inner.field("epsilon", &to->epsilon);
+      inner.field("bias", &to->bias);
+      inner.field("plus_one", &to->plus_one);
+      to->is_there = true;
+    });
+  }
+  void field(std::string_view name, Activation* to) {
+    within(name, [&](Setting& inner) {
+      inner.field("function", &to->function);
+      inner.field("gated", &to->gated);
+    });
+  }
+  void field(std::string_view name, Residual* to) {
+    within(name, [&](Setting& inner) {
+      inner.field("source", &to->source);
+      inner.field("input_scale", &to->input_scale);
+      inner.field("output_scale", &to->output_scale);
+    });
+  }
+  void field(std::string_view name, Positions* to) {
+    within(name, [&](Setting& inner) {
+      inner.field("kind", &to->kind);
+      inner.field("table", &to->table);
+      inner.field("query_table", &to->query_table);
+      inner.field("interleaved", &to->interleaved);
+      inner.field("scale", &to->scale);
+    });
+  }
+
+ private:
+  template <class Fields>
+  void within(std::string_view name, Fields&& fields) {
+    const size_t size = name.size();
+    if (is_taken_ || name_.size() <= size || name_.substr(0, size) != name || name_[size] != '.') {
+      return;
+    }
+    Setting inner(name_.substr(size + 1), value_);
+    fields(inner);
+    is_taken_ = inner.is_taken_;
+  }
+
+  template <class T>
+  void number(T* to) {
+    const char* end = value_.data() + value_.size();
+    const auto [last, error] = std::from_chars(value_.data(), end, *to);
+    if (error != std::errc() || last != end) refuse("a number");
+  }
+  void read(int64_t* to) { number(to); }
+  void read(float* to) { number(to); }
+  void read(bool* to) {
+    if (value_ != "0" && value_ != "1") refuse("0 or 1");
+    *to = value_ == "1";
+  }
+  template <class T, size_t kCount>
+  void choice(const char* const (&names)[kCount], T* to) {
+    std::string allowed;
+    for (size_t i = 0; i < kCount; ++i) {
+      if (value_ == names[i]) return void(*to = static_cast<T>(i));
+      allowed += (allowed.empty() ? "" : ", ") + std::string(names[i]);
+    }
+    refuse(allowed);
+  }
+  void read(NormKind* to) { choice(kNormKinds, to); }
+  void read(Function* to) { choice(kFunctions, to); }
+  void read(PositionKind* to) { choice(kPositionKinds, to); }
+  void read(Placement* to) { choice(kPlacements, to); }
+  void read(Source* to) { choice(kSources, to); }
+  void read(SchemeId* to) { *to = scheme_of(std::string(value_)); }
+  void read(KvFormat* to) { *to = kv_format_of(std::string(value_)); }
+
+  [[noreturn]] void refuse(const std::string& allowed) const {
+    fail("blocks: " + std::string(name_) + " is '" + std::string(value_) +
+         "' (allowed: " + allowed + ")");
+  }
+
+  std::string_view name_, value_;
+  bool is_taken_ = false;
+};
+
+void take(AttentionBlock* block, Setting& setting) {
+  setting.field("num_heads", &block->num_heads);
+  setting.field("num_kv_heads", &block->num_kv_heads);
+  setting.field("head_dim", &block->head_dim);
+  setting.field("softmax_scale", &block->softmax_scale);
+  setting.field("norm", &block->norm);
+  setting.field("qk_norm", &block->qk_norm);
+  setting.field("qk_norm_whole", &block->qk_norm_whole);
+  setting.field("positions", &block->positions);
+  setting.field("qkv_bias", &block->qkv_bias);
+  setting.field("out_bias", &block->out_bias);
+  setting.field("softcap", &block->softcap);
+  setting.field("window", &block->window);
+  setting.field("post_norm", &block->post_norm);
+  setting.field("post_norm_of", &block->post_norm_of);
+  setting.field("residual", &block->residual);
+  setting.field("qkv", &block->qkv);
+  setting.field("out", &block->out);
+  setting.field("kv_format", &block->kv_format);
+}
+
+void take(MlpBlock* block, Setting& setting) {
+  setting.field("intermediate_size", &block->intermediate_size);
+  setting.field("activation", &block->activation);
+  setting.field("norm", &block->norm);
+  setting.field("up_bias", &block->up_bias);
+  setting.field("down_bias", &block->down_bias);
+  setting.field("parallel", &block->parallel);
+  setting.field("post_norm", &block->post_norm);
+  setting.field("post_norm_of", &block->post_norm_of);
+  setting.field("residual", &block->residual);
+  setting.field("gate_up", &block->gate_up);
+  setting.field("down", &block->down);
+}
+
+void check(const AttentionBlock& block) {
+  check_heads({block.num_heads, block.num_kv_heads, block.head_dim});
+  check_softmax_scale(block.softmax_scale);
+  // What small operators alone compute (predict/ops/composed.py).
+  const Norm& norm = block.qk_norm;
+  if (norm.is_there && (norm.kind != NormKind::kRms || norm.bias)) {
+    fail("blocks: qk_norm is a layer norm or has a bias (allowed: an RMS norm without)");
+  }
+}
+
+void check(const MlpBlock& block) {
+  if (block.intermediate_size >= 1) return;
+  fail("blocks: intermediate_size is " + std::to_string(block.intermediate_size) +
+       " (allowed: 1 and more)");
+}
+
+// The part of `text` up to `separator`, taken off it.
+std::string_view next_part(std::string_view* text, char separator) {
+  const size_t end = std::min(text->find(separator), text->size());
+  const std::string_view part = text->substr(0, end);
+  text->remove_prefix(std::min(end + 1, text->size()));
+  return part;
+}
+
+template <class Block>
+BlockRecord record_of(std::string_view fields) {
+  Block block;
+  while (!fields.empty()) {
+    const std::string_view part = next_part(&fields, ' ');
+    const size_t equals = part.find('=');
+    if (equals == std::string_view::npos) {
+      fail("blocks: '" + std::string(part) + "' is no name=value");
+    }
+    Setting setting(part.substr(0, equals), part.substr(equals + 1));
+    take(&block, setting);
+    if (!setting.is_taken()) fail("blocks: a block has no field of '" + std::string(part) + "'");
+  }
+  check(block);
+  return block;
+}
+
+std::vector<BlockRecord> parsed(std::string_view text) {
+  std::vector<BlockRecord> records;
+  while (!text.empty()) {
+    std::string_view fields = next_part(&text, '|');
+    const std::string_view kind = next_part(&fields, ' ');
+    if (kind == "attention") {
+      records.push_back(record_of<AttentionBlock>(fields));
+    } else if (kind == "mlp") {
+      records.push_back(record_of<MlpBlock>(fields));
+    } else {
+      fail("blocks: kind is '" + std::string(kind) + "' (allowed: attention, mlp)");
+    }
+  }
+  return records;
+}
+
+}  // namespace
+
+const std::vector<BlockRecord>& block_records(const std::string& text) {
+  // A process has a few models, and a model a few texts: one for each run of its layers. Lists stay
+  // where they are while threads read them.
+  static std::mutex mutex;
+  static auto* const known = new std::map<std::string, std::vector<BlockRecord>>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = known->find(text);
+  if (found != known->end()) return found->second;
+  return known->emplace(text, parsed(text)).first->second;
+}
+
+}  // namespace regatta::binding

@@ -1,0 +1,376 @@
+// regatta_blocks(hidden [T, H], weights..., caches..., step..., tree_mask? [T, words], rows? [L])
+//     {blocks, order} -> hidden_out [T, H], or with rows [L, H], caches in place
+//
+// Blocks of a decoder, one after the other, in one call. blocks: their records (block_records.h);
+// order: which record each block has. weights: block after block, in the record's order
+//     norm [H] (and its bias), qkv's tensors, qkv bias?, q norm and k norm?, out's tensors, out
+//     bias?, post norm?, slopes [Hq] of ALiBi, or the rotary table [P, R] and the one of queries?
+//     norm, gate_up's tensors, gate_up bias?, down's tensors, down bias?, post norm?
+// caches: of attention block after attention block, as regatta/kv_format.h has them. step: the
+// tensors of predict.nn.inputs.FIELDS. Without attention both may be empty. rows: these alone are
+// the output of the only attention block, and of what follows it.
+//
+// A call costs the host about 0.5 us per tensor and 5 us besides, which over two calls per layer is
+// several percent of a small model's decode step; behind a step that has pushed Paddle's code and
+// its tensors out of the CPU's caches it is three times as much. So `weights` and `caches` may each
+// be one tensor of regatta_views().
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "attention_tensors.h"
+#include "block_records.h"
+#include "cuda_resources.h"
+#include "regatta/embedding.h"
+
+namespace regatta::binding {
+namespace {
+
+// The tensors of a list as kernels see them.
+class Views {
+ public:
+  Views(const std::vector<paddle::Tensor>& tensors, const char* name, const phi::Place& place)
+      : name_(name) {
+    if (tensors.size() == 1 && tensors[0].dtype() == paddle::DataType::UINT8) {
+      const TensorView list = checked_view(tensors[0], name, DType::kUInt8,
+                                           {-1, static_cast<int64_t>(sizeof(TensorView))});
+      data_ = static_cast<const TensorView*>(list.data);
+      size_ = static_cast<size_t>(list.shape[0]);
+    } else {
+      own_ = views(tensors, name, place);
+      data_ = own_.data();
+      size_ = own_.size();
+    }
+  }
+  Views(const Views&) = delete;
+  Views& operator=(const Views&) = delete;
+
+  // The next `count` of them.
+  const TensorView* take(const char* what, size_t count) {
+    if (size_ - next_ < count) {
+      fail(std::string(name_) + " holds " + std::to_string(size_) + " tensors, and " + what +
+           " is missing");
+    }
+    next_ += count;
+    return data_ + next_ - count;
+  }
+
+  void check_all_taken() const {
+    if (next_ == size_) return;
+    fail(std::string(name_) + " holds " + std::to_string(size_ - next_) +
+         " tensors more than the blocks need");
+  }
+
+ private:
+  const char* name_;
+  std::vector<TensorView> own_;
+  const TensorView* data_;
+  size_t size_, next_ = 0;
+};
+
+// Takes a block's tensors off the list of weights.
+class Weights {
+ public:
+  Weights(Views& views, DType dtype) : views_(views), dtype_(dtype) {}
+
+  const void* vector(const char* name, int64_t size, bool is_there = true) {
+    if (!is_there) return nullptr;
+    const TensorView& view = *views_.take(name, 1);
+    check(view, name, dtype_, {size});
+    return view.data;
+  }
+
+  NormWeights norm(const char* name, const Norm& norm, int64_t size) {
+    NormWeights weights;
+    weights.weight = vector(name, size, norm.is_there);
+    weights.bias = vector(name, size, norm.is_there && norm.bias);
+    return weights;
+  }
+
+  LinearWeights linear(const char* name, SchemeId scheme, int64_t out_features, bool has_bias) {
+    LinearWeights weights;
+    weights.tensors = views_.take(name, scheme_info(scheme).num_tensors);
+    weights.bias = vector(name, out_features, has_bias);
+    return weights;
+  }
+
+  const TensorView& table(const char* name, const std::vector<int64_t>& shape) {
+    const TensorView& view = *views_.take(name, 1);
+    check(view, name, DType::kFloat32, shape);
+    return view;
+  }
+
+ private:
+  Views& views_;
+  DType dtype_;
+};
+
+AttentionBlockParams attention_params(const AttentionBlock& block, int64_t hidden_size, DType dtype,
+                                      Weights& weights, Views& caches) {
+  AttentionBlockParams p;
+  p.block = block;
+  p.dtype = dtype;
+  p.hidden_size = hidden_size;
+  p.norm = weights.norm("norm", block.norm, hidden_size);
+  p.qkv = weights.linear("qkv", block.qkv, block.qkv_size(), block.qkv_bias);
+  const bool whole = block.qk_norm_whole;
+  p.q_norm = weights.norm("q norm", block.qk_norm, whole ? block.q_size() : block.head_dim);
+  p.k_norm = weights.norm("k norm", block.qk_norm, whole ? block.kv_size() : block.head_dim);
+  p.out = weights.linear("out", block.out, hidden_size, block.out_bias);
+  p.post_norm = weights.norm("post norm", block.post_norm, hidden_size);
+  if (block.positions.kind == PositionKind::kAlibi) {
+    p.slopes = static_cast<const float*>(weights.table("slopes", {block.num_heads}).data);
+  } else if (block.positions.kind == PositionKind::kRotary) {
+    const TensorView& table = weights.table("rope_cache", {-1, -1});
+    check_rope_table(table, block.head_dim);
+    p.rope_cache = static_cast<const float*>(table.data);
+    p.rotary_dim = table.shape[1];
+    p.num_positions = table.shape[0];
+    if (block.positions.query_table >= 0) {
+      p.query_rope_cache = static_cast<const float*>(
+          weights.table("query_rope_cache", {table.shape[0], table.shape[1]}).data);
+    }
+  }
+  const size_t per_block = kv_tensors_per_layer(block.kv_format);
+  p.cache = cache_of(caches.take("a cache", per_block), block.kv_format, dtype, block.num_kv_heads,
+                     block.head_dim);
+  return p;
+}
+
+MlpBlockParams mlp_params(const MlpBlock& block, int64_t hidden_size, DType dtype,
+                          Weights& weights) {
+  MlpBlockParams p;
+  p.block = block;
+  p.dtype = dtype;
+  p.hidden_size = hidden_size;
+  p.norm = weights.norm("norm", block.norm, hidden_size);
+  p.gate_up = weights.linear("gate_up", block.gate_up, block.up_size(), block.up_bias);
+  p.down = weights.linear("down", block.down, hidden_size, block.down_bias);
+  p.post_norm = weights.norm("post norm", block.post_norm, hidden_size);
+  return p;
+}
+
+// A step's tensors that attention reads; one for all blocks of a call.
+struct Step {
+  const int32_t* positions = nullptr;
+  const int32_t* slot_mapping = nullptr;
+  AttentionBatch batch;
+
+  Step() = default;
+  Step(const std::vector<paddle::Tensor>& step, const paddle::optional<paddle::Tensor>& tree_mask,
+       int64_t num_tokens, const phi::Place& place) {
+    check_step(step);
+    const auto per_token = [&](StepField field, const char* name) {
+      return static_cast<const int32_t*>(
+          checked_view(step[field], name, DType::kInt32, {num_tokens}, place).data);
+    };
+    positions = per_token(kPositions, "positions");
+    slot_mapping = per_token(kSlotMapping, "slot_mapping");
+    batch = batch_of(step[kCuSeqlensQ], step[kContextLens], step[kBlockTables], step[kMaxLens],
+                     tree_mask, num_tokens, place);
+  }
+};
+
+// The blocks' params, with all but their inputs and outputs.
+std::vector<BlockParams> params_of(const std::string& text, const std::vector<int>& order,
+                                   int64_t hidden_size, DType dtype, Weights& weights,
+                                   Views& caches) {
+  const std::vector<BlockRecord>& records = block_records(text);
+  std::vector<BlockParams> params;
+  params.reserve(order.size());
+  for (const int index : order) {
+    if (index < 0 || index >= static_cast<int>(records.size())) {
+      fail("order has " + std::to_string(index) + " (allowed: 0 .. " +
+           std::to_string(static_cast<int>(records.size()) - 1) + ")");
+    }
+    const BlockRecord& record = records[index];
+    if (const auto* attention = std::get_if<AttentionBlock>(&record)) {
+      params.push_back(attention_params(*attention, hidden_size, dtype, weights, caches));
+    } else {
+      params.push_back(mlp_params(std::get<MlpBlock>(record), hidden_size, dtype, weights));
+    }
+  }
+  return params;
+}
+
+bool is_attention(const BlockParams& params) {
+  return std::holds_alternative<AttentionBlockParams>(params);
+}
+
+// The rows `ids` of x [num_rows, width].
+paddle::Tensor rows_of(const TensorView& ids, const void* x, int64_t num_rows, int64_t width,
+                       DType dtype) {
+  paddle::Tensor out = empty({ids.shape[0], width}, dtype);
+  EmbeddingParams p = {};
+  p.token_ids = static_cast<const int32_t*>(ids.data);
+  p.weight = x;
+  p.out = out.data();
+  p.num_tokens = ids.shape[0];
+  p.vocab_size = num_rows;
+  p.hidden_size = width;
+  p.dtype = dtype;
+  throw_if_error(cpu::embedding(p));
+  return out;
+}
+
+void run_on_cpu(std::vector<BlockParams>& params, const TensorView& wanted, int64_t width,
+                DType dtype) {
+  for (BlockParams& block : params) {
+    if (auto* attention = std::get_if<AttentionBlockParams>(&block)) {
+      const bool some = attention->rows != nullptr;
+      const int64_t num_tokens = attention->batch.num_tokens;
+      void* const out = attention->hidden_out;
+      paddle::Tensor all;
+      if (some) {
+        all = empty({num_tokens, width}, dtype);
+        attention->hidden_out = all.data();
+      }
+      throw_if_error(cpu::attention_block(*attention));
+      if (!some) continue;
+      const paddle::Tensor made = rows_of(wanted, all.data(), num_tokens, width, dtype);
+      std::memcpy(out, made.data(), made.numel() * dtype_size(dtype));
+    } else {
+      auto& mlp = std::get<MlpBlockParams>(block);
+      paddle::Tensor before;
+      if (mlp.before_rows != nullptr && mlp.block.parallel) {
+        before = rows_of(wanted, mlp.before, mlp.num_before, width, dtype);
+        mlp.before = before.data();
+      }
+      throw_if_error(cpu::mlp_block(mlp));
+    }
+  }
+}
+
+// Three pieces of memory take turns between blocks: what a block read stays for a parallel one
+// behind it.
+class Turns {
+ public:
+  Turns(const Device& device, int64_t num_rows, int64_t width, DType dtype, size_t num_blocks,
+        const paddle::Tensor& out)
+      : left_(num_blocks) {
+    pieces_[0] = out;
+    for (size_t i = 1; i < std::min<size_t>(num_blocks, 3); ++i) {
+      pieces_[i] = device.empty({num_rows, width}, dtype);
+    }
+  }
+
+  // Where the next block writes; the last one to `out`.
+  void* next() { return pieces_[--left_ % 3].data(); }
+
+ private:
+  paddle::Tensor pieces_[3];
+  size_t left_;
+};
+
+void check_rows(const std::vector<BlockParams>& params) {
+  const auto count = std::count_if(params.begin(), params.end(), is_attention);
+  if (count == 1 && is_attention(params[0])) return;
+  fail("rows are of an attention block and what follows it, got " + std::to_string(count) +
+       " attention blocks among " + std::to_string(params.size()) + " blocks");
+}
+
+std::vector<paddle::Tensor> blocks(const paddle::Tensor& hidden,
+                                   const std::vector<paddle::Tensor>& weights,
+                                   std::vector<paddle::Tensor>& caches,
+                                   const std::vector<paddle::Tensor>& step,
+                                   const paddle::optional<paddle::Tensor>& tree_mask,
+                                   const paddle::optional<paddle::Tensor>& rows,
+                                   const std::string& text, const std::vector<int>& order) {
+  if (weights.empty()) fail("weights is empty (allowed: those of one block and more)");
+  const Device device = device_of(weights[0], "weights");
+  const phi::Place& place = device.place;
+  const TensorView x = view(hidden, "hidden", place);
+  check_activation(x, "hidden");
+  check_shape(x, "hidden", {-1, -1});
+  const DType dtype = x.dtype;
+  const int64_t num_tokens = x.shape[0], width = x.shape[1];
+  Views weight_views(weights, "weights", place), cache_views(caches, "caches", place);
+  Weights list(weight_views, dtype);
+  std::vector<BlockParams> params = params_of(text, order, width, dtype, list, cache_views);
+  weight_views.check_all_taken();
+  cache_views.check_all_taken();
+  Step inputs;
+  if (std::any_of(params.begin(), params.end(), is_attention)) {
+    inputs = Step(step, tree_mask, num_tokens, place);
+  }
+  TensorView wanted;
+  if (rows) {
+    check_rows(params);
+    wanted = checked_view(*rows, "rows", DType::kInt32, {-1}, place);
+  }
+  const int64_t num_rows = rows ? wanted.shape[0] : num_tokens;
+  paddle::Tensor out = device.empty({num_rows, width}, dtype);
+  Turns turns(device, std::max(num_rows, num_tokens), width, dtype, params.size(), out);
+  const void *input = x.data, *before = nullptr;
+  for (BlockParams& block : params) {
+    void* const output = turns.next();
+    if (auto* attention = std::get_if<AttentionBlockParams>(&block)) {
+      attention->positions = inputs.positions;
+      attention->slot_mapping = inputs.slot_mapping;
+      attention->batch = inputs.batch;
+      attention->hidden = input;
+      attention->hidden_out = output;
+      attention->rows = static_cast<const int32_t*>(wanted.data);
+      attention->num_rows = num_rows;
+    } else {
+      auto& mlp = std::get<MlpBlockParams>(block);
+      mlp.num_tokens = num_rows;
+      mlp.hidden = input;
+      mlp.before = before;
+      mlp.before_rows = before == x.data ? static_cast<const int32_t*>(wanted.data) : nullptr;
+      mlp.num_before = num_tokens;
+      mlp.out = output;
+    }
+    before = std::exchange(input, output);
+  }
+  if (device.is_cpu()) {
+    run_on_cpu(params, wanted, width, dtype);
+  }
+#ifdef REGATTA_WITH_CUDA
+  if (!device.is_cpu()) {
+    cuda::AttentionLimits limits;
+    if (inputs.positions != nullptr) limits = limits_of(step[kMaxLens]);
+    const CudaResources resources =
+        resources_of(device, num_tokens, cuda::blocks_scratch_bytes(params, limits));
+    throw_if_error(cuda::blocks(params, limits, resources.composed, launch_on(device)));
+  }
+#endif
+  return {out};
+}
+
+using Shape = std::vector<int64_t>;
+using MaybeShape = paddle::optional<Shape>;
+
+// order is of ints: Paddle takes a list of int64_t here for the shape of one more input.
+std::vector<Shape> infer_shape(const Shape& hidden, const std::vector<Shape>&,
+                               const std::vector<Shape>& caches, const std::vector<Shape>&,
+                               const MaybeShape&, const MaybeShape& rows, const std::string&,
+                               const std::vector<int>&) {
+  std::vector<Shape> result = {rows ? Shape{(*rows)[0], hidden[1]} : hidden};
+  result.insert(result.end(), caches.begin(), caches.end());
+  return result;
+}
+
+using Type = paddle::DataType;
+using MaybeType = paddle::optional<Type>;
+
+std::vector<Type> infer_dtype(const Type& hidden, const std::vector<Type>&,
+                              const std::vector<Type>& caches, const std::vector<Type>&,
+                              const MaybeType&, const MaybeType&) {
+  std::vector<Type> result = {hidden};
+  result.insert(result.end(), caches.begin(), caches.end());
+  return result;
+}
+
+}  // namespace
+}  // namespace regatta::binding
+
+PD_BUILD_OP(regatta_blocks)
+    .Inputs({"hidden", paddle::Vec("weights"), paddle::Vec("caches"), paddle::Vec("step"),
+             paddle::Optional("tree_mask"), paddle::Optional("rows")})
+    .Outputs({"hidden_out", paddle::Vec("caches_out")})
+    .SetInplaceMap({{paddle::Vec("caches"), paddle::Vec("caches_out")}})
+    .Attrs({"blocks: std::string", "order: std::vector<int>"})
+    .SetKernelFn(PD_KERNEL(regatta::binding::blocks))
+    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));

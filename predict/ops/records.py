@@ -1,0 +1,118 @@
+"""Blocks as regatta_blocks takes them: a text of each record, and its tensors in one list.
+
+csrc/paddle/block_records.cc reads the text, csrc/paddle/blocks.cc takes the tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from predict.nn.blocks import AttentionBlock, Block, MlpBlock, Residual
+from predict.nn.decoder import Attention, BlockWeights, Linear, Mlp
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+    from predict.nn.decoder import NormWeights
+
+# The settings of a record beside its block's fields that name a linear's scheme.
+STORED = {"attention": ("qkv", "out"), "mlp": ("gate_up", "down")}
+
+
+def is_fused(block: Block) -> bool:
+    """Whether regatta_blocks computes it."""
+    if not isinstance(block, AttentionBlock) or block.qk_norm is None:
+        return True
+    return block.qk_norm.kind == "rms" and not block.qk_norm.bias
+
+
+def folds_norm(block: Block) -> bool:
+    """Whether a GPU may keep the block's norm in the matrix behind it (regatta/cuda_ops.h)."""
+    norm, parallel = block.norm, isinstance(block, MlpBlock) and block.parallel
+    plain = norm is not None and norm.kind == "rms" and not (norm.bias or norm.plus_one)
+    ends_plain = block.post_norm is None and block.residual == Residual()
+    return plain and ends_plain and not parallel and is_fused(block)
+
+
+def record(weights: BlockWeights) -> str:
+    """The block's kind and fields, and how its linears and its cache are stored."""
+    stored = {
+        field.name: value.scheme
+        for field in fields(weights)
+        if isinstance(value := getattr(weights, field.name), Linear)
+    }
+    if isinstance(weights, Attention):
+        stored["kv_format"] = weights.kv_format
+    return text_of(weights.block, **stored)
+
+
+@cache
+def text_of(block: Block, **stored: str) -> str:
+    """The block's kind and fields. stored: the schemes of its linears and its cache's format."""
+    settings = [*_settings(block), *stored.items()]
+    return " ".join([block.kind, *(f"{name}={value}" for name, value in settings)])
+
+
+def _settings(record: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Names and values of a record's fields and of those of the records in it."""
+    for field in fields(record):
+        value, name = getattr(record, field.name), prefix + field.name
+        if is_dataclass(value):
+            yield from _settings(value, f"{name}.")
+        elif isinstance(value, bool):
+            yield name, str(int(value))
+        elif value is not None:
+            yield name, str(value)
+
+
+def read_records(text: str) -> list[tuple[str, dict[str, str]]]:
+    """Kinds and settings of the records joined in `text`; how weights are stored among them."""
+    read = []
+    for record_text in text.split("|"):
+        kind, *settings = record_text.split(" ")
+        read.append((kind, dict(setting.partition("=")[::2] for setting in settings)))
+    return read
+
+
+def settings_of(block: Block) -> dict[str, str]:
+    """Names and values of the block's fields, as its record has them."""
+    return dict(_settings(block))
+
+
+def tensors(weights: BlockWeights, ropes: Sequence[Tensor]) -> list[Tensor]:
+    """The block's tensors in the operator's order. ropes: the decoder's tables."""
+    if isinstance(weights, Mlp):
+        return [
+            *_of_norm(weights.norm),
+            *_of_linear(weights.gate_up),
+            *_of_linear(weights.down),
+            *_of_norm(weights.post_norm),
+        ]
+    listed = [
+        *_of_norm(weights.norm),
+        *_of_linear(weights.qkv),
+        *_of_norm(weights.q_norm),
+        *_of_norm(weights.k_norm),
+        *_of_linear(weights.out),
+        *_of_norm(weights.post_norm),
+    ]
+    places = weights.block.positions
+    if weights.slopes is not None:
+        listed.append(weights.slopes)
+    if places.kind == "rotary":
+        listed.append(ropes[places.table])
+        if places.query_table >= 0:
+            listed.append(ropes[places.query_table])
+    return listed
+
+
+def _of_norm(weights: NormWeights | None) -> list[Tensor]:
+    if weights is None:
+        return []
+    return [weights.weight] if weights.bias is None else [weights.weight, weights.bias]
+
+
+def _of_linear(linear: Linear) -> list[Tensor]:
+    return [*linear.tensors] if linear.bias is None else [*linear.tensors, linear.bias]
