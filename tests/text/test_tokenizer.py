@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from predict.errors import TokenizerError, UserError
-from predict.text.tokenizer import Tokenizer, _quiet_panics
+from predict.text.backends.base import quiet_panics
+from predict.text.tokenizer import Tokenizer
 from tests.support.limits import cpu_seconds
 
 DATA = Path(__file__).parents[1] / "data"
@@ -212,7 +213,7 @@ def test_what_is_no_failure_of_the_tokenizer_passes(error: BaseException) -> Non
 def test_what_a_library_prints_while_it_loads_is_passed_on_unless_it_panicked(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    with _quiet_panics():
+    with quiet_panics():
         os.write(2, b"a warning")
     assert capfd.readouterr().err == "a warning"
 

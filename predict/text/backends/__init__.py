@@ -1,0 +1,1 @@
+"""Tokenizer libraries behind one interface, one file per kind of file that is read."""

@@ -1,0 +1,222 @@
+"""What a tokenizer library does for us, and its failures as errors of ours."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from predict.errors import TokenizerError, UserError
+
+MAX_FILE_BYTES = 1 << 29  # a tokenizer.json of a large vocabulary has 35 MB
+# What a tokenizer is tried on when it is loaded: words, other scripts, digits, whitespace, nothing.
+TRIAL_TEXTS = ("a", "Hello, wörld! 你好 🙂", "0123456789", " " * 100 + "\n\t", "a" * 64, "")
+LIBRARY_PANIC = "PanicException"  # of pyo3; its module cannot be imported
+
+Result = TypeVar("Result")
+
+
+class Backend(Protocol):
+    """What differs between tokenizer libraries."""
+
+    vocab_size: int  # ids, added tokens included
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids; special tokens written in the text become their ids."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Text; ids outside the vocabulary have none."""
+        ...
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of one token's text, or None."""
+        ...
+
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each token."""
+        ...
+
+    def encode_inside(self, text: str) -> list[int]:
+        """Token ids of a piece of a text: no special tokens, no space put in front."""
+        ...
+
+    def for_guides(self, eos_token_id: int) -> Any:
+        """What llguidance.LLTokenizer takes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The ids put in front of a text and behind it."""
+
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+
+
+def explicit_ends(
+    config: Mapping[str, Any], special_tokens: Mapping[str, str], token_to_id: Any
+) -> Ends | None:
+    """The ids put around a text when the config says so; None when it leaves that to the file."""
+    wanted = [config.get(f"add_{end}_token") for end in ("bos", "eos")]
+    if all(value is None for value in wanted):
+        return None
+    ids: list[tuple[int, ...]] = []
+    for end, value in zip(("bos", "eos"), wanted, strict=True):
+        token = special_tokens.get(f"{end}_token")
+        token_id = None if token is None else token_to_id(token)
+        ids.append((token_id,) if value and token_id is not None else ())
+    return Ends(*ids)
+
+
+class Guarded:
+    """A backend whose libraries' failures, panics included, are TokenizerErrors."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.vocab_size = backend.vocab_size
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """See Backend."""
+        try:
+            return self._backend.encode(text, add_special_tokens)
+        except BaseException as error:
+            raise _as_ours(error, text) from None
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """See Backend."""
+        try:
+            return self._backend.decode(token_ids, skip_special_tokens)
+        except BaseException as error:
+            raise _as_ours(error, token_ids) from None
+
+    def token_to_id(self, token: str) -> int | None:
+        """See Backend."""
+        try:
+            return self._backend.token_to_id(token)
+        except BaseException as error:
+            raise _as_ours(error, token) from None
+
+    def vocabulary(self) -> dict[str, int]:
+        """See Backend."""
+        try:
+            return self._backend.vocabulary()
+        except BaseException as error:
+            raise _as_ours(error, "its vocabulary") from None
+
+    def encode_inside(self, text: str) -> list[int]:
+        """See Backend."""
+        try:
+            return self._backend.encode_inside(text)
+        except BaseException as error:
+            raise _as_ours(error, text) from None
+
+    def for_guides(self, eos_token_id: int) -> Any:
+        """See Backend."""
+        try:
+            return self._backend.for_guides(eos_token_id)
+        except BaseException as error:
+            raise _as_ours(error, "its vocabulary") from None
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a Rust library panicked: no Exception, so that nothing catches it by mistake."""
+    return type(error).__name__ == LIBRARY_PANIC
+
+
+def _as_ours(error: BaseException, met: str | Sequence[int]) -> BaseException:
+    """The error to raise for a library's, which `met` (a text, or token ids) brought about."""
+    passes = isinstance(error, (UserError, MemoryError))
+    if passes or not (isinstance(error, Exception) or is_panic(error)):
+        return error
+    half = re.search("[\ud800-\udfff]", met) if isinstance(met, str) else None
+    if half:
+        return TokenizerError(
+            f"a text has \\u{ord(half[0]):04x} alone at character {half.start() + 1}, half of a "
+            "surrogate pair, which is no character; write the whole pair, or leave it out"
+        )
+    what = f"a text of {len(met)} characters" if isinstance(met, str) else f"{len(met)} token ids"
+    return TokenizerError(
+        f"the tokenizer failed on {what}: {said(error)}; change the text, or repair the model's "
+        "tokenizer files"
+    )
+
+
+def said(error: BaseException) -> str:
+    """What a library's error says, a panic named as one."""
+    said = " ".join(str(error).split())[:300] or type(error).__name__
+    return f"its library panicked: {said}" if is_panic(error) else said
+
+
+def loaded(path: Path, load: Callable[[], Result], hint: str) -> Result:
+    """What `load` makes of a tokenizer's file; any failure of it is a UserError with the hint."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise UserError(f"{path} has {size} bytes; a tokenizer may have {MAX_FILE_BYTES}")
+        with quiet_panics():
+            return load()
+    except (UserError, MemoryError):
+        raise
+    except BaseException as error:
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
+        raise UserError(f"cannot read the tokenizer {path}: {said(error)}; {hint}") from None
+
+
+@contextmanager
+def quiet_panics() -> Iterator[None]:
+    """Keeps what a panicking library prints on stderr from the user; all else is passed on."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is no stderr
+        yield
+        return
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        panicked = False
+        try:
+            yield
+        except BaseException as error:
+            panicked = is_panic(error)
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            said.seek(0)
+            # A panic's message is in the error already.
+            if not panicked and (text := said.read()):
+                os.write(2, text)
+
+
+def try_backend(path: Path, backend: Backend) -> None:
+    """Raises UserError naming the file when the tokenizer panics on plain texts or on its ids.
+
+    Its library's ordinary errors pass: a small vocabulary may well lack a character.
+    """
+
+    def attempt() -> None:
+        ids: list[int] = [0, 1, backend.vocab_size - 1]
+        for text in TRIAL_TEXTS:
+            try:
+                found = backend.encode(text, True)
+                backend.decode(found, False)
+                ids += found
+            except Exception:
+                continue
+        try:
+            backend.decode([i for i in ids if i >= 0], True)
+        except Exception:  # as above
+            return
+
+    loaded(
+        path,
+        attempt,
+        "it cannot encode or decode plain texts: a setting in the file is damaged; copy it again, "
+        "or use the tokenizer files of the original checkpoint",
+    )
