@@ -8,16 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 from predict.errors import UserError
 from predict.system.files import json_type, read_json_object
-from predict.text.backends.added import MAX_TOKEN_ID
+from predict.text.backends import chatglm, tiktoken_file
+from predict.text.backends.added import CONFIG_FILE, MAX_TOKEN_ID, added_by_config
 from predict.text.backends.base import Backend, Guarded, try_backend
 from predict.text.backends.fast import FastBackend
-from predict.text.backends.sentencepiece_model import CONFIG_FILE, SentencePieceBackend
+from predict.text.backends.sentencepiece_model import Dialect, SentencePieceBackend
 
 if TYPE_CHECKING:
     from predict.text.chat_template import ChatTemplate
 
 FAST_FILE = "tokenizer.json"
+QWEN_FILE = "qwen.tiktoken"
+CHATGLM_FILE = "ice_text.model"
 SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
+# In the order in which they are looked for: the first that is there is read.
+FILES = (FAST_FILE, QWEN_FILE, CHATGLM_FILE, *SENTENCEPIECE_FILES)
+CHATGLM_CLASSES = ("ChatGLMTokenizer", "ChatGLMv2Tokenizer")
 REPLACEMENT = "\ufffd"
 # Prompt tokens decoded before a continuation: enough for the longest UTF-8 sequence in byte tokens.
 CONTEXT_TOKENS = 6
@@ -49,7 +55,7 @@ class Tokenizer:
     @staticmethod
     def exists(path: str | Path) -> bool:
         """Whether the folder holds a tokenizer that `from_dir` reads."""
-        return any((Path(path) / name).is_file() for name in (FAST_FILE, *SENTENCEPIECE_FILES))
+        return any((Path(path) / name).is_file() for name in FILES)
 
     @classmethod
     def from_dir(cls, path: str | Path, chat_template: str | None = None) -> Tokenizer:
@@ -62,16 +68,10 @@ class Tokenizer:
 
         folder = Path(path)
         config = read_json_object(folder / CONFIG_FILE, missing_ok=True)
-        special_tokens = _special_tokens(folder, config)
+        special_tokens: Mapping[str, str] = _special_tokens(folder, config)
         _check_switches(folder, config)
-        backend: Backend
-        path = folder / FAST_FILE
-        if path.is_file():
-            backend = FastBackend(path, config, special_tokens)
-        else:
-            path = _sentencepiece_file(folder)
-            backend = SentencePieceBackend(path, config, special_tokens)
-            special_tokens = backend.special_tokens
+        path = _file_of(folder)
+        backend, special_tokens = _backend(path, config, special_tokens)
         if not 0 < backend.vocab_size <= MAX_TOKEN_ID:
             raise UserError(
                 f"the tokenizer {path} has {backend.vocab_size} token ids (allowed: 1 to "
@@ -194,12 +194,67 @@ def _config_eos_token_ids(folder: Path) -> list[int]:
     return ids
 
 
-def _sentencepiece_file(folder: Path) -> Path:
-    """The folder's sentencepiece model; UserError naming what was looked for when it has none."""
-    for name in SENTENCEPIECE_FILES:
+def _file_of(folder: Path) -> Path:
+    """The tokenizer's file; UserError naming what was looked for when the folder has none."""
+    for name in FILES:
         if (folder / name).is_file():
             return folder / name
     raise UserError(
-        f"{folder} has no tokenizer (looked for {FAST_FILE}, {', '.join(SENTENCEPIECE_FILES)}); "
-        "copy the tokenizer files of the checkpoint beside its weights"
+        f"{folder} has no tokenizer (looked for {', '.join(FILES)}); copy the tokenizer files of "
+        "the checkpoint beside its weights"
     )
+
+
+def _backend(
+    path: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]
+) -> tuple[Backend, Mapping[str, str]]:
+    """What reads the file, and the special tokens by role, those that are the family's included."""
+    if path.name == FAST_FILE:
+        return FastBackend.from_json(path, config, special_tokens), special_tokens
+    family = _rank_family(path)
+    if family is not None:
+        found = added_by_config(path.parent, config)
+        added = {token.content: token.token_id for token in found.values()}
+        special_tokens = {**family.roles, **special_tokens}
+        return tiktoken_file.rank_backend(path, family, added, special_tokens), special_tokens
+    made = SentencePieceBackend(path, config, special_tokens, _dialect(path, config))
+    return made, made.special_tokens
+
+
+def _rank_family(path: Path) -> tiktoken_file.RankFamily | None:
+    """The family of a file of ranks; None for a sentencepiece model.
+
+    Raises UserError where config.json names no family whose way to cut text is known.
+    """
+    if path.name == QWEN_FILE:
+        return tiktoken_file.QWEN
+    if not tiktoken_file.holds_ranks(path):
+        return None
+    model_type = _model_type(path.parent)
+    if model_type not in tiktoken_file.FAMILIES:
+        raise UserError(
+            f"{path} holds ranks as tiktoken's files do, and how text is cut for them is not known "
+            f"for model_type {model_type!r} of config.json (known: "
+            f"{', '.join(sorted(tiktoken_file.FAMILIES))}); copy a {FAST_FILE} of the model into "
+            "the folder"
+        )
+    return tiktoken_file.FAMILIES[model_type]
+
+
+def _dialect(path: Path, config: Mapping[str, Any]) -> Dialect:
+    """What the model's family does around its sentencepiece model."""
+    if path.name == CHATGLM_FILE:
+        return chatglm.first(path.parent, config)
+    model_type = _model_type(path.parent)
+    if model_type in ("chatglm", "chatglm_v2") or config.get("tokenizer_class") in CHATGLM_CLASSES:
+        return chatglm.second()
+    marks = read_json_object(path.parent / "generation_config.json", True, constants=True)
+    ids = {role: marks.get(f"{role}_id") for role in ("user_token", "assistant_token")}
+    return Dialect(special_pieces={role: i for role, i in ids.items() if type(i) is int})
+
+
+def _model_type(folder: Path) -> str:
+    """config.json's model_type, "" where it has none."""
+    path = folder / "config.json"
+    value = read_json_object(path, missing_ok=True, constants=True).get("model_type")
+    return value if isinstance(value, str) else ""

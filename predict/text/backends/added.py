@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError
 from predict.system.files import json_type
 
+CONFIG_FILE = "tokenizer_config.json"
 MAX_TOKEN_ID = 1 << 22  # config.json's vocab_size ends there too
 MAX_ADDED_CHARACTERS = 512  # of one added token
 
@@ -32,8 +34,12 @@ class Splitter:
     whitespace that tokens swallow, took quadratic time on a long run of spaces.
     """
 
-    def __init__(self, added: Mapping[str, AddedToken]) -> None:
+    def __init__(
+        self, added: Mapping[str, AddedToken], followers: Mapping[str, AddedToken] | None = None
+    ) -> None:
+        """`followers` are tokens that count only right behind another one, by its text."""
         self._added = added
+        self._followers = followers or {}
         lengths: dict[str, set[int]] = {}
         for content in added:
             lengths.setdefault(content[0], set()).add(len(content))
@@ -56,6 +62,10 @@ class Splitter:
             begin = match.start() + len(token.content)
             if token.rstrip and (space := self._space.match(text, begin)):
                 begin = space.end()
+            follower = self._followers.get(token.content)
+            if follower is not None and text.startswith(follower.content, begin):
+                yield "", follower
+                begin += len(follower.content)
             at = begin
         yield text[begin:], None
 
@@ -67,7 +77,17 @@ class Splitter:
         return None
 
 
-def added_token(key: str, entry: Any, where: str) -> AddedToken:
+def added_by_config(folder: Path, config: Mapping[str, Any]) -> dict[str, AddedToken]:
+    """Text -> token of tokenizer_config.json's added_tokens_decoder; UserError where it is bad."""
+    where = f"{folder / CONFIG_FILE}: added_tokens_decoder"
+    decoder = config.get("added_tokens_decoder") or {}
+    if not isinstance(decoder, dict):
+        raise UserError(f"{where} is {json_type(decoder)} (allowed: an object, null)")
+    made = [_added_token(key, entry, where) for key, entry in decoder.items()]
+    return {token.content: token for token in made}
+
+
+def _added_token(key: str, entry: Any, where: str) -> AddedToken:
     """One entry of added_tokens_decoder, its key the id. Raises UserError naming what is wrong."""
     where = f"{where}: {key[:40]!r}"
     if not isinstance(entry, dict):

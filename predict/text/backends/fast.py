@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from predict.text.backends.base import explicit_ends, loaded
+from predict.text.backends.base import Ends, explicit_ends, loaded
+
+JSON_HINT = (
+    "the file may be cut short or written by a newer tokenizers library: copy it again, or pip "
+    "install -U tokenizers"
+)
 
 
 class FastBackend:
-    """`tokenizer.json`, run by the tokenizers library."""
+    """A tokenizers.Tokenizer: that of a `tokenizer.json`, or one that was made of other files."""
 
-    def __init__(
-        self, path: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]
-    ) -> None:
-        import tokenizers
+    def __init__(self, path: Path, build: Callable[[], Any], hint: str) -> None:
+        """`build` makes the library's tokenizer; `hint` is what to do where it cannot."""
 
         def load() -> None:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            self._tokenizer = build()
             # A file saved during training may carry settings that silently cut or pad prompts.
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
-            self._ends = explicit_ends(config, special_tokens, self.token_to_id)
             added = self._tokenizer.get_added_tokens_decoder()
             self.vocab_size = max([self._tokenizer.get_vocab_size(), *(i + 1 for i in added)])
 
-        loaded(
-            path,
-            load,
-            "the file may be cut short or written by a newer tokenizers library: copy it again, or "
-            "pip install -U tokenizers",
-        )
+        self._ends: Ends | None = None  # None: as the tokenizer itself has it
+        loaded(path, load, hint)
+
+    @classmethod
+    def from_json(
+        cls, path: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]
+    ) -> FastBackend:
+        """The tokenizer of a tokenizer.json, with the ends that tokenizer_config.json asks for."""
+        import tokenizers
+
+        made = cls(path, lambda: tokenizers.Tokenizer.from_file(str(path)), JSON_HINT)
+        made.put_around(explicit_ends(config, special_tokens, made.token_to_id))
+        return made
+
+    def put_around(self, ends: Ends | None) -> None:
+        """Sets the ids around a text; None leaves them to the tokenizer itself."""
+        self._ends = ends
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """See Backend."""
