@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from predict.errors import UserError
 from predict.system.files import json_type, read_json_object, read_text
+from predict.text.chat_formats import FORMATS, format_name
 from predict.text.conversation import Message
 from predict.text.template_process import MAX_SOURCE, RenderError, TemplateProcess
 
@@ -100,8 +101,15 @@ class PaddleTemplate:
     {{query}}, each part a small jinja text of its own.
     """
 
-    def __init__(self, parts: Mapping[str, Any], origin: str) -> None:
+    def __init__(
+        self, parts: Mapping[str, Any], origin: str, frame: tuple[str, str] = ("", "")
+    ) -> None:
+        """`origin`: for errors; `frame`: special tokens before and behind every text.
+
+        PaddleNLP's own tokenizers put them there, so its templates do not name them.
+        """
         self._origin = origin
+        self._frame = frame
         unknown = sorted(set(parts) - set(PADDLE_KEYS))
         if unknown or "query" not in parts:
             raise UserError(
@@ -163,11 +171,13 @@ class PaddleTemplate:
             pieces += [(part, values) for part in self._conversation]
         pieces.append((self._query, {"query": query, "index": len(rounds), **shared}))
         try:
-            return self._process.render(pieces, keep_trailing_newline=True)
+            text = self._process.render(pieces, keep_trailing_newline=True)
         except RenderError as error:
             raise UserError(
                 f"the chat template of {self._origin} failed on {pieces[error.part][0]!r}: {error}"
             ) from None
+        before, behind = self._frame
+        return f"{before}{text.removeprefix(before).removesuffix(behind)}{behind}"
 
     def _split(self, messages: Sequence[Message]) -> tuple[str | None, list[tuple[str, str]], str]:
         """(system text, earlier rounds, query); UserError unless user and assistant alternate."""
@@ -198,49 +208,78 @@ def _names_system(part: str) -> bool:
 
 
 def load_chat_template(
-    folder: Path, flag: str | None, special_tokens: Mapping[str, str]
+    folder: Path,
+    flag: str | None,
+    special_tokens: Mapping[str, str],
+    frame: tuple[str, str] = ("", ""),
 ) -> ChatTemplate | None:
     """The template to apply, or None for none.
 
-    `flag` is --chat_template: None takes what the model folder has, "none" turns templates off,
-    otherwise a template file or a folder that holds one. Raises UserError when it has none.
+    `flag` is --chat_template: None takes what the model folder has, else the format that its family
+    published, "none" turns templates off, otherwise a template file, a folder that holds one, or
+    the name of a published format. `frame` stands around the texts of PaddleNLP's templates.
+    Raises UserError when there is no such template.
     """
     if flag is None:
-        return _from_folder(folder, special_tokens)
+        found = _from_folder(folder, special_tokens, frame)
+        name = None if found else format_name(folder, special_tokens)
+        return found if name is None else _published(name, special_tokens)
     if flag.lower() == "none":
         return None
     path = Path(flag)
     if path.is_file():
-        return _from_file(path, special_tokens)
-    found = _from_folder(path, special_tokens) if path.is_dir() else None
+        return _from_file(path, special_tokens, frame)
+    if flag in FORMATS and not path.is_dir():
+        return _published(flag, special_tokens)
+    found = _from_folder(path, special_tokens, frame) if path.is_dir() else None
     if found is None:
         what = "has no chat template in it" if path.is_dir() else "is neither a file nor a folder"
         raise UserError(
-            f"--chat_template {flag} {what} (allowed: none, a .jinja or .json file, or a folder "
-            f"with {PADDLE_FILE}, {JINJA_FILE} or tokenizer_config.json)"
+            f"--chat_template {flag} {what} (allowed: none, a .jinja or .json file, a folder with "
+            f"{PADDLE_FILE}, {JINJA_FILE} or tokenizer_config.json, or a published format: "
+            f"{', '.join(sorted(FORMATS))})"
         )
     return found
 
 
-def _from_folder(folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
+def stop_tokens(
+    folder: Path, flag: str | None, special_tokens: Mapping[str, str]
+) -> tuple[str, ...]:
+    """What ends an answer, besides the model's own end: by the format of its family, or the flag's.
+
+    Also where another template is applied, since a model ends as it was trained to.
+    """
+    name = flag if flag in FORMATS else format_name(folder, special_tokens)
+    return () if name is None else FORMATS[name].stop_tokens
+
+
+def _published(name: str, special_tokens: Mapping[str, str]) -> ChatTemplate:
+    template = FORMATS[name].template
+    return JinjaTemplate(template, special_tokens, f"the published format {name}")
+
+
+def _from_folder(
+    folder: Path, special_tokens: Mapping[str, str], frame: tuple[str, str]
+) -> ChatTemplate | None:
     """The folder's template; PaddleNLP's own file first, as PaddleNLP does."""
-    if (folder / PADDLE_FILE).is_file():
-        return _from_file(folder / PADDLE_FILE, special_tokens)
-    if (folder / JINJA_FILE).is_file():
-        return _from_file(folder / JINJA_FILE, special_tokens)
+    for name in (PADDLE_FILE, JINJA_FILE):
+        if (folder / name).is_file():
+            return _from_file(folder / name, special_tokens, frame)
     path = folder / "tokenizer_config.json"
     source = read_json_object(path, missing_ok=True).get("chat_template")
     return None if not source else _jinja(source, special_tokens, path)
 
 
-def _from_file(path: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
+def _from_file(
+    path: Path, special_tokens: Mapping[str, str], frame: tuple[str, str]
+) -> ChatTemplate:
     """The template in one file: jinja, PaddleNLP's JSON, or JSON with a `chat_template` key."""
     if path.suffix != ".json":
         return JinjaTemplate(read_text(path), special_tokens, str(path))
     parts = read_json_object(path)
     if "chat_template" in parts:
         return _jinja(parts["chat_template"], special_tokens, path)
-    return PaddleTemplate(parts, str(path))
+    return PaddleTemplate(parts, str(path), frame)
 
 
 def _jinja(source: Any, special_tokens: Mapping[str, str], path: Path) -> JinjaTemplate:

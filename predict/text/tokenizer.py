@@ -62,28 +62,29 @@ class Tokenizer:
         """The tokenizer of a checkpoint folder.
 
         `chat_template` is the flag's value: None keeps the tokenizer's own, "none" turns it off, a
-        file or a folder replaces it. Raises UserError when a file is missing or damaged.
+        file, a folder or the name of a published format replaces it. Raises UserError when a file
+        is missing or damaged.
         """
-        from predict.text.chat_template import load_chat_template
+        from predict.text.chat_template import load_chat_template, stop_tokens
 
         folder = Path(path)
         config = read_json_object(folder / CONFIG_FILE, missing_ok=True)
         special_tokens: Mapping[str, str] = _special_tokens(folder, config)
         _check_switches(folder, config)
         path = _file_of(folder)
-        backend, special_tokens = _backend(path, config, special_tokens)
+        backend, special_tokens, frame = _backend(path, config, special_tokens)
         if not 0 < backend.vocab_size <= MAX_TOKEN_ID:
             raise UserError(
                 f"the tokenizer {path} has {backend.vocab_size} token ids (allowed: 1 to "
                 f"{MAX_TOKEN_ID}); the id of an added token may be damaged"
             )
         try_backend(path, backend)
-        return cls(
-            backend,
-            special_tokens,
-            _config_eos_token_ids(folder),
-            load_chat_template(folder, chat_template, special_tokens),
-        )
+        template = load_chat_template(folder, chat_template, special_tokens, frame)
+        ends = _config_eos_token_ids(folder)
+        if template is not None:
+            stops = map(backend.token_to_id, stop_tokens(folder, chat_template, special_tokens))
+            ends += [token_id for token_id in stops if token_id is not None]
+        return cls(backend, special_tokens, ends, template)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens written in the text become their ids."""
@@ -207,18 +208,24 @@ def _file_of(folder: Path) -> Path:
 
 def _backend(
     path: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]
-) -> tuple[Backend, Mapping[str, str]]:
-    """What reads the file, and the special tokens by role, those that are the family's included."""
+) -> tuple[Backend, Mapping[str, str], tuple[str, str]]:
+    """What reads the file, the special tokens by role, and what a family puts around every text.
+
+    The special tokens include those that config files do not name, and the family's own code does.
+    """
     if path.name == FAST_FILE:
-        return FastBackend.from_json(path, config, special_tokens), special_tokens
+        return FastBackend.from_json(path, config, special_tokens), special_tokens, ("", "")
     family = _rank_family(path)
     if family is not None:
         found = added_by_config(path.parent, config)
         added = {token.content: token.token_id for token in found.values()}
         special_tokens = {**family.roles, **special_tokens}
-        return tiktoken_file.rank_backend(path, family, added, special_tokens), special_tokens
-    made = SentencePieceBackend(path, config, special_tokens, _dialect(path, config))
-    return made, made.special_tokens
+        made = tiktoken_file.rank_backend(path, family, added, special_tokens)
+        return made, special_tokens, ("", "")
+    dialect = _dialect(path, config)
+    model = SentencePieceBackend(path, config, special_tokens, dialect)
+    before, behind = dialect.ends or ((), ())
+    return model, model.special_tokens, ("".join(before), "".join(behind))
 
 
 def _rank_family(path: Path) -> tiktoken_file.RankFamily | None:
