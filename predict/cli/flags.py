@@ -228,8 +228,8 @@ FLAGS: tuple[Flag, ...] = (
          choices=("gpt-3", "ernie-3.5-se", "llama-img2txt", "qwen-img2txt", "opt-img2txt"),
          availability=not_yet("The family is read from model_type in the model's config.json.")),
     Flag(_MODEL, "chat_template", "str", None,
-         "The tokenizer's own template when not given; none turns it off; else a template file, "
-         "or a directory with one.",
+         "The tokenizer's own template, or its family's, when not given; none turns it off; else a "
+         "template file, a directory with one, or the name of a published format.",
          null_words=()),
     Flag(_FILES, "data_file", "str", None,
          'Prompts: JSON lines {"src": ..., "tgt": ...} or one JSON list of them; src is a text '

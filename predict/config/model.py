@@ -25,7 +25,8 @@ class ModelConfig:
     inference_model: bool = False  # compiled operators; False: plain-Paddle ones
     batch_invariant: bool = False  # on a GPU: every row's sums in an order of their own
     load_format: str = "auto"  # auto | dummy (seeded random weights)
-    chat_template: str | None = None  # None: the tokenizer's own; none: off; else a file or folder
+    # None: the tokenizer's own or its family's; none: off; else a file, a folder or a format's name
+    chat_template: str | None = None
     seed: int = 0  # of sampling, and of random weights
 
     def __post_init__(self) -> None:
