@@ -556,3 +556,21 @@ def verify_window(
         *("regatta_verify_window", logits, choices, token_ids, logit_indices, last_tokens),
         *(window, max_candidate_len),
     )
+
+
+def round_weight(
+    weight: Tensor, rule: str, group_size: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Codes [N, K], scale, and zero or None of weight [N, K], where it lies; GPUs only.
+
+    As predict.schemes._rounding has them by the rule, bit for bit. group_size: columns that share a
+    scale, -1 all.
+    """
+    codes, scale, zero = _run()("regatta_round_weight", weight, rule, group_size)
+    return codes, scale, zero if rule == "int4" else None
+
+
+def transposed(weight: Tensor) -> Tensor:
+    """Weight [K, N] as [N, K], where it lies; GPUs only."""
+    dtype = str(weight.dtype).removeprefix("paddle.")
+    return _run()("regatta_pack_dense", weight, False, dtype)[0]

@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from predict.errors import UserError
 from predict.schemes._quantized import Quantized
+from predict.schemes._rounding import RoundWeight, round_on_host
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
-__all__ = ["Quantized", "Scheme", "known_schemes", "scheme_of"]
+__all__ = ["Quantized", "RoundWeight", "Scheme", "known_schemes", "round_on_host", "scheme_of"]
 
 
 class Scheme(Protocol):
@@ -37,10 +38,14 @@ class Scheme(Protocol):
 
     NAME: str
 
-    def quantize(self, weight: Any, group_size: int) -> Quantized:
-        """Rounds weight [N, K] (float32, or bfloat16 as uint16), without calibration.
+    def quantize(
+        self, weight: Any, group_size: int, round_weight: RoundWeight = round_on_host
+    ) -> Quantized:
+        """Rounds weight [N, K], without calibration.
 
-        group_size: input features per scale, -1 for all; schemes without groups take -1.
+        weight: an array (float32, float16, bfloat16 as uint16), or what `round_weight` takes: its
+        codes lie where it does. group_size: input features per scale, -1 for all; schemes without
+        groups take -1. round_weight: by the rule that the scheme names (predict.schemes._rounding).
         """
         ...
 

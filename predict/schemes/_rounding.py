@@ -1,11 +1,17 @@
-"""Rounding float matrices to codes, blocks of rows at a time on all cores."""
+"""The rules by which float matrices become codes and scales, and NumPy's way to do so.
+
+A scheme names its rule and leaves to `round_weight` where that runs: here, blocks of rows at a time
+on all cores, or on a GPU (predict.ops.compiled.round_weight), where the matrix lies. Codes, scales
+and zeros are alike bit for bit. For that each product, sum and quotient is rounded to float32, sums
+have an order (`sums_of_rows`), and what is no number has a code: 0, of e4m3 127.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,20 +19,29 @@ import numpy.typing as npt
 from predict.schemes._e4m3 import E4M3_MAX, encode
 
 Array = npt.NDArray[Any]
+# (weight [N, K], rule, group size) -> codes [N, K], scale, and zero or None. See round_on_host.
+RoundWeight: TypeAlias = Callable[[Any, str, int], tuple[Any, Any, Any]]
 BLOCK_ELEMENTS = 1 << 17  # float32: half a megabyte, so that the passes over a block meet in L2
 INT8_MAX = 127
 INT4_ZERO = 8  # of codes 0..15
+NAN_CODE = 127  # of e4m3
 # Shares of a group's largest magnitude that become its largest code. Least squares picks one: most
 # groups gain by clipping their outlier a little.
 CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8)
+NUM_LANES = 128  # partial sums of squares
 
 
 def for_row_blocks(num_rows: int, num_columns: int, work: Callable[[slice], None]) -> None:
     """Calls work(rows) for blocks that cover all rows; NumPy lets the threads run side by side."""
     size = max(1, BLOCK_ELEMENTS // max(1, num_columns))
     blocks = [slice(start, start + size) for start in range(0, num_rows, size)]
+
+    def quiet(rows: slice) -> None:
+        with np.errstate(all="ignore"):  # as round_on_host; each thread has its own
+            work(rows)
+
     with ThreadPoolExecutor(min(len(blocks), os.cpu_count() or 1) or 1) as pool:
-        list(pool.map(work, blocks))
+        list(pool.map(quiet, blocks))
 
 
 def num_groups(in_features: int, group_size: int) -> int:
@@ -36,11 +51,18 @@ def num_groups(in_features: int, group_size: int) -> int:
     return 1 if group_size == -1 else in_features // group_size
 
 
-def round_int8(weight: Array, group_size: int) -> tuple[Array, Array]:
-    """Codes int8 [N, K] in -127..127 and scale float32 [N, G]: absmax / 127 of each group.
+def round_on_host(weight: Array, rule: str, group_size: int) -> tuple[Array, Array, Array | None]:
+    """Codes, scale and zero of weight [N, K] by a rule of RULES, rounded by NumPy.
 
-    weight: float32 [N, K], or bfloat16 as uint16.
+    weight: float32, float16, or bfloat16 as uint16.
     """
+    # A weight may hold what is no number, or too small a one: its codes are defined, too.
+    with np.errstate(all="ignore"):
+        return RULES[rule](weight, group_size)
+
+
+def _round_int8(weight: Array, group_size: int) -> tuple[Array, Array, None]:
+    """Codes int8 in -127..127; scale float32 [N, G], or [N] of whole rows: absmax / 127."""
     num_rows, num_columns = weight.shape
     groups = num_groups(num_columns, group_size)
     codes = np.empty((num_rows, num_columns), np.int8)
@@ -48,57 +70,72 @@ def round_int8(weight: Array, group_size: int) -> tuple[Array, Array]:
 
     def work(rows: slice) -> None:
         grouped = as_groups(weight[rows], groups)
-        scale[rows] = positive(np.abs(grouped).max(axis=2)) / np.float32(INT8_MAX)
-        np.rint(grouped / scale[rows, :, None], out=grouped)
+        largest = np.abs(grouped).max(axis=2)
+        scale[rows] = positive(largest) / np.float32(INT8_MAX)
+        grouped /= scale[rows, :, None]
+        np.rint(grouped, out=grouped)
+        if not are_usual(largest):
+            np.clip(np.nan_to_num(grouped, copy=False), -INT8_MAX, INT8_MAX, out=grouped)
         codes[rows] = grouped.reshape(-1, num_columns)
 
     for_row_blocks(num_rows, num_columns, work)
-    return codes, scale
+    return codes, scale[:, 0] if group_size == -1 else scale, None
 
 
-def round_int4(weight: Array, group_size: int) -> tuple[Array, Array]:
-    """Codes int8 [N, K] in 0..15 around 8 and scale float32 [N, G], least squares over `CLIPS`.
+def _round_int4(weight: Array, group_size: int) -> tuple[Array, Array, Array]:
+    """Codes int8 in 0..15; scale and zero float32 [N, G]: least squares over `CLIPS`, and 8.
 
     Each clip is tried with codes 1..15 (the largest magnitude at 7), and once with the largest
-    value at -8, which is 1/8 finer.
+    value at -8, which is 1/8 finer. The first of the best counts.
     """
     num_rows, num_columns = weight.shape
     groups = num_groups(num_columns, group_size)
     codes = np.empty((num_rows, num_columns), np.int8)
     scale = np.empty((num_rows, groups), np.float32)
 
+    size = num_columns // groups
+    is_short = size <= NUM_LANES
+
     def work(rows: slice) -> None:
-        grouped = as_groups(weight[rows], groups)
-        largest = positive(np.abs(grouped).max(axis=2))
-        peak = np.take_along_axis(grouped, np.abs(grouped).argmax(axis=2)[:, :, None], 2)[:, :, 0]
+        values = as_groups(weight[rows], groups).reshape(-1, size)
+        magnitudes = np.abs(values)
+        peak = values[np.arange(len(values)), magnitudes.argmax(axis=1)]  # the first one
+        usual, largest = are_usual(np.abs(peak)), positive(np.abs(peak))
+        if is_short:  # what follows runs along the groups then, and not along each of them
+            values = np.ascontiguousarray(values.T)
         candidates = [clip * largest / np.float32(7) for clip in CLIPS]
         candidates.append(np.where(peak == 0, largest, peak) / np.float32(-8))
         best_error = np.full(largest.shape, np.inf, np.float32)
-        best_scale = np.empty_like(largest)
-        rounded = np.empty_like(grouped)
+        best_scale = candidates[0].copy()
+        rounded = np.empty_like(values)
         for candidate in candidates:
-            np.multiply(grouped, (1 / candidate)[:, :, None], out=rounded)
+            by_value = candidate if is_short else candidate[:, None]
+            np.multiply(values, 1 / by_value, out=rounded)
             np.rint(rounded, out=rounded)
             np.clip(rounded, -8, 7, out=rounded)
-            rounded *= candidate[:, :, None]
-            rounded -= grouped
-            error = np.einsum("ngk,ngk->ng", rounded, rounded)
+            rounded *= by_value
+            rounded -= values
+            rounded *= rounded
+            error = sums_of_columns(rounded) if is_short else sums_of_rows(rounded)
             better = error < best_error
             best_error[better] = error[better]
             best_scale[better] = candidate[better]
-        scale[rows] = best_scale
-        np.divide(grouped, best_scale[:, :, None], out=rounded)
+        np.divide(values, best_scale if is_short else best_scale[:, None], out=rounded)
         np.rint(rounded, out=rounded)
         np.clip(rounded, -8, 7, out=rounded)
         rounded += INT4_ZERO
-        codes[rows] = rounded.reshape(-1, num_columns)
+        if not usual:
+            np.nan_to_num(rounded, copy=False)
+        whole = rounded.astype(np.int8)
+        codes[rows] = (whole.T if is_short else whole).reshape(-1, num_columns)
+        scale[rows] = best_scale.reshape(-1, groups)
 
     for_row_blocks(num_rows, num_columns, work)
-    return codes, scale
+    return codes, scale, np.full_like(scale, INT4_ZERO)
 
 
-def round_e4m3(weight: Array, block_size: int) -> tuple[Array, Array]:
-    """Bits uint8 [N, K] of e4m3 codes, and scale float32: absmax / 448 of what shares it.
+def _round_e4m3(weight: Array, block_size: int) -> tuple[Array, Array, None]:
+    """Bits uint8 of e4m3 codes, and scale float32: absmax / 448 of what shares it.
 
     block_size: -1 is a row, scale [N]; else blocks of that many rows and columns (the last ones
     may be smaller), scale [ceil(N/block), ceil(K/block)].
@@ -118,7 +155,46 @@ def round_e4m3(weight: Array, block_size: int) -> tuple[Array, Array]:
         by_row = np.repeat(scale[first : first + bands], tall, axis=0)[: len(values)]
         values /= np.repeat(by_row, wide, axis=1)[:, :num_columns]
         codes[rows] = encode(values)
-    return codes, scale[:, 0] if block_size == -1 else scale
+        if not are_usual(largest):  # Paddle clips a NaN
+            codes[rows][np.isnan(values)] = NAN_CODE
+    return codes, scale[:, 0] if block_size == -1 else scale, None
+
+
+# Rules by name: of weight [N, K] and a group size (columns that share a scale, -1 for all) codes
+# [N, K], scale and zero. Devices have the same ones: csrc/cuda/gemm/rounding.h.
+RULES: dict[str, Callable[[Array, int], tuple[Array, Array, Array | None]]] = {
+    "int8": _round_int8,
+    "int4": _round_int4,
+    "e4m3": _round_e4m3,
+}
+
+
+def sums_of_rows(values: Array) -> Array:
+    """Sums of rows of float32 values [M, S], in the order that all devices keep.
+
+    Value i is added to lane i % 128, one after another; then lane i to i + 64, i + 32, and so on.
+    Vectors of any width and the threads of a GPU can do so; NumPy's own sums depend on the CPU.
+    """
+    missing = -values.shape[1] % NUM_LANES
+    padded = np.pad(values, ((0, 0), (0, missing))) if missing else values
+    lanes = np.add.reduce(padded.reshape(len(values), -1, NUM_LANES), axis=1)
+    return sums_of_columns(np.ascontiguousarray(lanes.T))
+
+
+def sums_of_columns(values: Array) -> Array:
+    """The same of the columns of values [S, M], S at most 128."""
+    missing = (1 << (len(values) - 1).bit_length()) - len(values)
+    lanes = np.pad(values, ((0, missing), (0, 0))) if missing else values
+    while len(lanes) > 1:
+        half = len(lanes) // 2
+        lanes = lanes[:half] + lanes[half:]
+    return lanes[0]
+
+
+def are_usual(largest: Array) -> bool:
+    """Whether quotients by scales of these magnitudes are numbers, none above the largest code."""
+    least = 512 * np.finfo(np.float32).tiny  # its scale has all its bits
+    return bool(((largest == 0) | ((largest >= least) & (largest < np.inf))).all())
 
 
 def as_groups(weight: Array, groups: int) -> Array:

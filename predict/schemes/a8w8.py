@@ -20,7 +20,7 @@ from predict.schemes._quantized import (
     quantized_rows,
     weight_tensors,
 )
-from predict.schemes._rounding import round_int8
+from predict.schemes._rounding import RoundWeight, round_on_host
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 NAME = "a8w8"
 
 
-def quantize(weight: Any, group_size: int) -> Quantized:
+def quantize(weight: Any, group_size: int, round_weight: RoundWeight = round_on_host) -> Quantized:
     """See predict.schemes.Scheme."""
-    codes, scale = round_int8(weight, -1)
-    return Quantized(codes, scale[:, 0])
+    return Quantized(*round_weight(weight, "int8", -1))
 
 
 def tensors(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from predict.device.place import place_tensor
 from predict.schemes._quantized import Quantized
+from predict.schemes._rounding import RoundWeight, round_on_host
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 NAME = "dense"
 
 
-def quantize(weight: Any, group_size: int) -> Quantized:
+def quantize(weight: Any, group_size: int, round_weight: RoundWeight = round_on_host) -> Quantized:
     """See predict.schemes.Scheme. The "codes" are the values themselves."""
     return Quantized(codes=weight, scale=None)
 

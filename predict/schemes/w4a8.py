@@ -5,10 +5,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from predict.schemes._quantized import Quantized, dequantized, quantized_rows
-from predict.schemes._rounding import INT4_ZERO, round_int4
+from predict.schemes._rounding import RoundWeight, round_on_host
 from predict.schemes._weight_only import gathered, plain, weight_only_tensors
 
 if TYPE_CHECKING:
@@ -18,10 +16,9 @@ __all__ = ["NAME", "plain", "product", "quantize", "tensors"]
 NAME = "w4a8"
 
 
-def quantize(weight: Any, group_size: int) -> Quantized:
+def quantize(weight: Any, group_size: int, round_weight: RoundWeight = round_on_host) -> Quantized:
     """See predict.schemes.Scheme."""
-    codes, scale = round_int4(weight, group_size)
-    return Quantized(codes, scale, np.full_like(scale, INT4_ZERO))
+    return Quantized(*round_weight(weight, "int4", group_size))
 
 
 def tensors(

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from predict.schemes._quantized import Quantized
-from predict.schemes._rounding import round_int8
+from predict.schemes._rounding import RoundWeight, round_on_host
 from predict.schemes._weight_only import plain, product, weight_only_tensors
 
 if TYPE_CHECKING:
@@ -16,10 +16,9 @@ __all__ = ["NAME", "plain", "product", "quantize", "tensors"]
 NAME = "weight_only_int8"
 
 
-def quantize(weight: Any, group_size: int) -> Quantized:
+def quantize(weight: Any, group_size: int, round_weight: RoundWeight = round_on_host) -> Quantized:
     """See predict.schemes.Scheme."""
-    codes, scale = round_int8(weight, group_size)
-    return Quantized(codes, scale[:, 0] if group_size == -1 else scale)
+    return Quantized(*round_weight(weight, "int8", group_size))
 
 
 def tensors(

@@ -6,9 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "cuda/gemm/rounding.h"
 #include "kernel.h"
 #include "regatta/cuda_ops.h"
 #include "regatta/gemm.h"
+#include "regatta/round_weight.h"
 
 namespace regatta::cuda {
 namespace {
@@ -319,6 +321,72 @@ Status repeat_scale(const float* scale, int64_t count, float* out, int64_t num_v
 
 // quantized weights
 
+namespace {
+
+// The scale of values that share one, those of `size` columns of each row.
+template <class T>
+float scale_of(RoundingRule rule, const T* values, int64_t rows, int64_t size, int64_t stride) {
+  uint32_t found = 0;
+  float peak = 0.f;
+  for (int64_t i = 0; i < rows * size; ++i) {
+    const float value = to_float(values[i / size * stride + i % size]);
+    if (rounding::magnitude_bits(value) <= found) continue;
+    found = rounding::magnitude_bits(value);
+    peak = value;
+  }
+  const float largest = rounding::largest_of(found);
+  if (rule == RoundingRule::kInt8) return rounding::int8_scale(largest);
+  if (rule == RoundingRule::kE4M3) return rounding::e4m3_scale(largest);
+  float best = rounding::int4_candidate(0, largest, peak), least = INFINITY;
+  for (int candidate = 0; candidate < rounding::kInt4Candidates; ++candidate) {
+    const float scale = rounding::int4_candidate(candidate, largest, peak);
+    float sums[rounding::kSumLanes] = {};
+    for (int64_t k = 0; k < size; ++k) {
+      sums[k % rounding::kSumLanes] +=
+          rounding::int4_squared_error(to_float(values[k]), scale, 1.f / scale);
+    }
+    for (int half = rounding::kSumLanes / 2; half > 0; half /= 2) {
+      for (int lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
+    }
+    if (sums[0] < least) {
+      least = sums[0];
+      best = scale;
+    }
+  }
+  return best;
+}
+
+uint8_t code_of(RoundingRule rule, float value, float scale) {
+  if (rule == RoundingRule::kE4M3) return rounding::e4m3_code(value, scale);
+  return static_cast<uint8_t>(rule == RoundingRule::kInt8 ? rounding::int8_code(value, scale)
+                                                          : rounding::int4_code(value, scale));
+}
+
+}  // namespace
+
+Status round_weight(const RoundWeightParams& params, CUstream_st* stream) {
+  return queue(stream, "round_weight", [p = params] {
+    return dispatch(p.dtype, "round_weight", [&](auto* type) {
+      const auto* weight = static_cast<const ElementOf<decltype(type)>*>(p.weight);
+      const int64_t across = ceil_div(p.in_features, p.group_size);
+      const int64_t num_scales = across * ceil_div(p.out_features, p.block_rows);
+      for (int64_t i = 0; i < num_scales; ++i) {
+        const int64_t row = i / across * p.block_rows, column = i % across * p.group_size;
+        const int64_t rows = std::min(p.block_rows, p.out_features - row);
+        const int64_t columns = std::min(p.group_size, p.in_features - column);
+        const int64_t first = row * p.in_features + column;
+        p.scale[i] = scale_of(p.rule, weight + first, rows, columns, p.in_features);
+        if (p.rule == RoundingRule::kInt4) p.zero[i] = rounding::kInt4Zero;
+        for (int64_t j = 0; j < rows * columns; ++j) {
+          const int64_t at = first + j / columns * p.in_features + j % columns;
+          p.codes[at] = code_of(p.rule, to_float(weight[at]), p.scale[i]);
+        }
+      }
+      return Status();
+    });
+  });
+}
+
 Status quantize_rows(const QuantizeRowsParams& params, CUstream_st* stream) {
   return queue(stream, "quantize_rows", [p = params] {
     return dispatch(p.dtype, "quantize_rows", [&](auto* type) {
@@ -385,6 +453,9 @@ Status pack_weight(const PackWeightParams& params, CUstream_st* stream) {
     const int64_t group_size = packed_group_size(p.operands, p.in_features, p.num_groups);
     const bool has_groups = p.operands != GemmOperands::kWeightInt8;
     const float usual_zero = p.operands == GemmOperands::kWeightInt8Groups ? 0.f : 8.f;
+    std::memset(p.packed, 0,
+                packed_weight_bytes(p.out_features, p.in_features, p.operands,
+                                    has_groups ? group_size : kUnitColumns));
     for (int64_t n = 0; n < p.out_features; ++n) {
       for (int64_t k = 0; k < p.in_features; ++k) {
         const UnitPlace place(p.operands, has_groups ? group_size : kUnitColumns, p.in_features, n,

@@ -9,7 +9,7 @@ import numpy as np
 
 from predict.errors import UserError
 from predict.schemes._quantized import Quantized
-from predict.schemes._rounding import as_groups, positive
+from predict.schemes._rounding import RoundWeight, as_groups, positive, round_on_host
 from predict.schemes._weight_only import plain, product, weight_only_tensors
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ NAME = "weight_only_int6"
 LARGEST = 31  # of a code; a byte holds it
 
 
-def quantize(weight: Any, group_size: int) -> Quantized:
-    """See predict.schemes.Scheme."""
+def quantize(weight: Any, group_size: int, round_weight: RoundWeight = round_on_host) -> Quantized:
+    """See predict.schemes.Scheme. Its rule is its own: `round_weight` knows none for 6 bits."""
     values = as_groups(weight, 1)[:, 0]  # [N, K] float32
     scale = positive(np.abs(values).max(axis=1)) / LARGEST
     codes = np.rint(values / scale[:, None]).astype(np.int8)
