@@ -131,24 +131,30 @@ def check_gpu_memory(
     memory: MemoryInfo,
     weight_bytes: int,
     draft: DecoderSpec | None = None,
+    loading_bytes: int = 0,
 ) -> None:
     """Raises UserError with the arithmetic when weights, workspace and cache cannot fit together.
 
     Before any weight is read. memory: the GPU's now. The cache counted is the least that the flags
     need: all sequences where each reserves its own, else one. draft: a second model, whose weights
-    are in weight_bytes.
+    are in weight_bytes. loading_bytes: what making the weights takes beside them; the cache and the
+    workspace are made later, so it counts where it is more than both.
     """
     from predict.device.devices import cache_capacity
 
     per_seq = config.max_blocks_per_seq
     least = config.scheduling.batch_size * per_seq if config.cache.reserve_full else per_seq
+    num_tokens = (config.cache.num_cache_blocks or least) * config.cache.block_size
+    per_token = bytes_per_token(config, spec, draft)
     cache_capacity(
         memory.total,
         memory.free + memory.held - memory.in_use,
         weight_bytes=weight_bytes,
-        workspace_bytes=workspace_bytes(config, spec, draft),
-        bytes_per_token=bytes_per_token(config, spec, draft),
-        num_tokens=(config.cache.num_cache_blocks or least) * config.cache.block_size,
+        workspace_bytes=max(
+            workspace_bytes(config, spec, draft), loading_bytes - num_tokens * per_token
+        ),
+        bytes_per_token=per_token,
+        num_tokens=num_tokens,
         utilization=config.cache.gpu_memory_utilization,
     )
 
@@ -211,6 +217,25 @@ def weight_bytes(plan: WeightPlan, scheme: Callable[[LinearPlan], str], dtype: s
             values += rows * columns
     linears = (*plan.linears(), *plan.projections(), plan.head)
     return values * element + sum(map(linear_bytes, linears))
+
+
+def loading_bytes(
+    plan: WeightPlan,
+    scheme: Callable[[LinearPlan], str],
+    stored_bytes: Callable[[LinearPlan], int],
+) -> int:
+    """Bytes of a GPU that are in use beside the weights while these are made, roughly.
+
+    One linear at a time: its values as stored, once more where they change places, and its codes.
+    What the allocator cannot use again comes on top. stored_bytes: of one of a linear's values.
+    """
+
+    def linear_bytes(linear: LinearPlan) -> int:
+        copies = 2 if linear.is_stored_otherwise else 1
+        return linear.out_features * linear.in_features * (copies * stored_bytes(linear) + 1)
+
+    linears = (*plan.linears(), *plan.projections(), plan.head)
+    return max((linear_bytes(each) for each in linears if scheme(each) != "dense"), default=0)
 
 
 def workspace_bytes(

@@ -11,11 +11,17 @@ from pathlib import Path
 
 from predict.config.engine import EngineConfig
 from predict.config.quantization import check_support
+from predict.device import devices
 from predict.errors import UserError
 from predict.loading.build import build_decoder, expected_tensors
 from predict.loading.layouts import Layout, layout_of
 from predict.loading.layouts.online import Online
-from predict.loading.memory import check_cpu_memory, check_gpu_memory, weight_bytes
+from predict.loading.memory import (
+    check_cpu_memory,
+    check_gpu_memory,
+    loading_bytes,
+    weight_bytes,
+)
 from predict.loading.paddle_checkpoint import open_checkpoint
 from predict.loading.platform import Platform
 from predict.loading.sources import (
@@ -29,7 +35,7 @@ from predict.models import family_of, weight_names
 from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec
-from predict.nn.weights import WeightPlan, plan_weights
+from predict.nn.weights import LinearPlan, WeightPlan, plan_weights
 
 
 @dataclass(frozen=True)
@@ -47,10 +53,21 @@ class Weights:
         """Bytes of the weights as they will lie in memory."""
         return weight_bytes(self.plan, self.layout.scheme, self.config.model.dtype)
 
+    @property
+    def loading_bytes(self) -> int:
+        """Bytes of a GPU that `read` takes beside the weights, roughly."""
+
+        def stored_bytes(linear: LinearPlan) -> int:
+            if not isinstance(self.layout, Online):
+                return 0  # the checkpoint has codes
+            return self.source.stored_bytes(tuple(prefix + ".weight" for prefix in linear.prefixes))
+
+        return loading_bytes(self.plan, self.layout.scheme, stored_bytes)
+
     def read(self, on_layer: Callable[[int], None] | None = None) -> Decoder:
         """The decoder, its weights in place. Called once. on_layer: called with each that is."""
         try:
-            return build_decoder(
+            decoder = build_decoder(
                 self.plan,
                 self.source,
                 self.layout,
@@ -63,6 +80,10 @@ class Weights:
             )
         finally:
             self.source.close()
+        gpu = self.platform.gpu
+        if gpu is not None and gpu.is_plugin:
+            devices.release_cached(gpu)  # what linears were made from is no part of the weights
+        return decoder
 
 
 def open_weights(
@@ -89,7 +110,7 @@ def open_weights(
         check_sizes(spec, names, checkpoint)
         plan = plan_weights(spec, names)
         source = CheckpointSource(checkpoint)
-        if gpu is not None and checkpoint.in_file_order:
+        if gpu is not None:
             from predict.loading.upload import DeviceCheckpointSource
 
             source = DeviceCheckpointSource(checkpoint, config.model.dtype, gpu)
@@ -97,9 +118,7 @@ def open_weights(
         checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
     capability = None
     if gpu is not None:
-        from predict.device.devices import driver_info
-
-        capability = driver_info().gpus[gpu.index].capability
+        capability = devices.driver_info().gpus[gpu.index].capability
     for linear in (*plan.linears(), plan.head):
         check_support(
             layout.scheme(linear),
@@ -151,9 +170,8 @@ def check_memory(opened: Sequence[Weights], with_cache: bool = True) -> None:
         free = first.platform.free_bytes()
         check_cpu_memory(first.config, first.plan.spec, free, needed, draft, with_cache)
         return
-    from predict.device.devices import memory_info
-
-    check_gpu_memory(first.config, first.plan.spec, memory_info(gpu), needed, draft)
+    beside = max(weights.loading_bytes for weights in opened)
+    check_gpu_memory(first.config, first.plan.spec, devices.memory_info(gpu), needed, draft, beside)
 
 
 def read_spec(directory: str | Path) -> tuple[DecoderSpec, ConfigReader]:

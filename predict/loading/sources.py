@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from predict.config.model import DTYPE_BYTES
 from predict.device.place import place_tensor
 from predict.errors import UserError
+from predict.loading.matrices import round_weight
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
 
@@ -59,8 +61,14 @@ class WeightSource(Protocol):
     def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Any:
         """`shape`, the named matrices one below the other; an array, or a tensor in its place."""
 
+    def stored_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Any:
+        """As `matrix`, in the dtype of the checkpoint: of it codes are made, where it lies."""
+
+    def stored_bytes(self, names: tuple[str, ...]) -> int:
+        """Bytes of a value of that."""
+
     def host_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
-        """As `matrix`, always an array: what is rounded is rounded by the host."""
+        """As `stored_matrix`, always an array."""
 
     def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
         """[size], the named vectors one after another."""
@@ -82,6 +90,15 @@ class CheckpointSource:
     def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
         """See WeightSource."""
         return self.checkpoint.read_float(names)
+
+    def stored_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Any:
+        """See WeightSource."""
+        return self.checkpoint.read_float(names)
+
+    def stored_bytes(self, names: tuple[str, ...]) -> int:
+        """See WeightSource."""
+        dtypes = {self.checkpoint.tensors[name].dtype for name in names}
+        return 2 if dtypes in ({"BF16"}, {"F16"}) else 4  # others become float32
 
     def host_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
         """See WeightSource."""
@@ -120,6 +137,14 @@ class RandomSource:
         self.used += count
         return np.resize(np.roll(self.values, -start), shape)
 
+    def stored_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Any:
+        """See WeightSource."""
+        return self.matrix(names, shape)
+
+    def stored_bytes(self, names: tuple[str, ...]) -> int:
+        """See WeightSource."""
+        return 4
+
     def host_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
         """See WeightSource."""
         return RandomSource.matrix(self, names, shape)
@@ -144,14 +169,10 @@ class RandomSource:
 
         return replace(
             sample,
-            codes=self.codes(sample.codes, shape),
+            codes=np.resize(sample.codes, shape),
             scale=repeated(sample.scale),
             zero=repeated(sample.zero),
         )
-
-    def codes(self, rows: npt.NDArray[Any], shape: tuple[int, int]) -> Any:
-        """The rows, repeated to `shape`."""
-        return np.resize(rows, shape)
 
 
 class DeviceRandomSource(RandomSource):
@@ -178,17 +199,13 @@ class DeviceRandomSource(RandomSource):
         cuda.fill_with(result, self.pattern, cuda.current_stream(self.device))
         return result
 
-    def codes(self, rows: npt.NDArray[Any], shape: tuple[int, int]) -> Tensor:
-        """The rows, repeated to `shape` on the GPU."""
-        import paddle
-        from predict.device import cuda
+    def stored_bytes(self, names: tuple[str, ...]) -> int:
+        """See WeightSource."""
+        return DTYPE_BYTES[self.dtype]
 
-        cpu = paddle.to_tensor(rows, place=paddle.CPUPlace())
-        pattern = cpu._copy_to(self.device.place(), True)
-        result = paddle.empty(list(shape), pattern.dtype)
-        cuda.fill_with(result, pattern, cuda.current_stream(self.device))
-        paddle.device.synchronize(self.device.place())  # the pattern goes away
-        return result
+    def quantized(self, scheme: Scheme, group_size: int, shape: tuple[int, int]) -> Quantized:
+        """A linear [N, K] of random values, rounded where they are."""
+        return scheme.quantize(self.matrix((), shape), group_size, round_weight)
 
     def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
         """See WeightSource."""

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.device import cuda
+from predict.device.place import tensor_at, to_float32
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.sources import CheckpointSource
@@ -114,7 +115,7 @@ class Uploader:
 
 
 class DeviceCheckpointSource(CheckpointSource):
-    """Weights of a checkpoint; matrices that are stored in `dtype` go straight to the GPU."""
+    """Weights of a checkpoint; matrices that need no other dtype go straight to the GPU."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: str, device: Device):
         super().__init__(checkpoint)
@@ -128,12 +129,30 @@ class DeviceCheckpointSource(CheckpointSource):
 
     def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Any:
         """See WeightSource."""
+        if self._stored_as(names) != self.dtype:
+            return super().matrix(names, shape)
+        return self._uploaded(names, shape, self.dtype)
+
+    def stored_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Tensor:
+        """See WeightSource."""
+        dtype = self._stored_as(names)
+        if dtype is not None:
+            return self._uploaded(names, shape, dtype)
+        values = self.checkpoint.read_float(names)
+        if values.dtype == np.float64:
+            values = to_float32(values)
+        return tensor_at(values, self.device.place())
+
+    def _stored_as(self, names: tuple[str, ...]) -> str | None:
+        """The dtype of the matrices; None where their files are not to be copied as they are."""
+        dtypes = {STORED_AS.get(self.checkpoint.tensors[name].dtype) for name in names}
+        return dtypes.pop() if len(dtypes) == 1 and self.checkpoint.in_file_order else None
+
+    def _uploaded(self, names: tuple[str, ...], shape: tuple[int, int], dtype: str) -> Tensor:
         import paddle
 
+        tensor = paddle.empty(list(shape), dtype)
         infos = [self.checkpoint.tensors[name] for name in names]
-        if any(STORED_AS.get(info.dtype) != self.dtype for info in infos):
-            return super().matrix(names, shape)
-        tensor = paddle.empty(list(shape), self.dtype)
         self.uploader.upload(tensor, (Piece(i.file, i.offset, i.num_bytes) for i in infos))
         return tensor
 

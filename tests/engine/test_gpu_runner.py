@@ -28,7 +28,12 @@ from predict.engine.gpu_runner import (
 from predict.engine.logits_processors import FOR_EVER, Adjustment
 from predict.engine.token_history import encoded
 from predict.errors import UserError
-from predict.loading.memory import check_gpu_memory, num_gpu_cache_blocks, weight_bytes
+from predict.loading.memory import (
+    check_gpu_memory,
+    loading_bytes,
+    num_gpu_cache_blocks,
+    weight_bytes,
+)
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.inputs import empty_example
 from predict.nn.weights import LinearPlan, WeightNames, plan_weights
@@ -188,6 +193,29 @@ def test_weights_are_counted_by_their_scheme() -> None:
         plan_weights(tied, WeightNames()), lambda linear: "dense", "bfloat16"
     )
     assert saved == 2 * 128256 * 4096
+
+
+def test_loading_takes_the_largest_rounded_linear_beside_the_weights() -> None:
+    plan = plan_weights(LLAMA_8B, WeightNames())
+    gate_up = 2 * 14336 * 4096
+
+    def scheme(linear: LinearPlan) -> str:
+        return "dense" if linear is plan.head else "weight_only_int4"
+
+    assert loading_bytes(plan, scheme, lambda linear: 2) == 3 * gate_up
+    assert loading_bytes(plan, scheme, lambda linear: 4) == 5 * gate_up
+    assert loading_bytes(plan, lambda linear: "a8w8", lambda linear: 2) == 3 * 128256 * 4096
+    assert loading_bytes(plan, lambda linear: "dense", lambda linear: 2) == 0
+    plan = turned = plan_weights(LLAMA_8B, WeightNames(transposed=True))
+    assert loading_bytes(turned, scheme, lambda linear: 2) == 5 * gate_up
+
+
+def test_what_loading_takes_counts_where_it_is_more_than_workspace_and_cache() -> None:
+    settings = config(dtype="bfloat16", gpu_memory_utilization=1.0)
+    now = MemoryInfo(total=40 * GIB, free=18 * GIB, held=0, in_use=0, peak_in_use=0)
+    check_gpu_memory(settings, LLAMA_8B, now, 8 * GIB, loading_bytes=10 * GIB)
+    with pytest.raises(UserError, match=r"weights 8.00 GiB .* = 18.25 GiB"):
+        check_gpu_memory(settings, LLAMA_8B, now, 8 * GIB, loading_bytes=10 * GIB + (1 << 28))
 
 
 @pytest.mark.parametrize(

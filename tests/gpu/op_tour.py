@@ -45,6 +45,10 @@ def tour(gpu: devices.Device, dtype: str) -> None:
     head, norm = operands.on_gpu(operands.linear(72, 1003)), operands.tensor(72).device
     for source in (weights, odd):
         ops.pack_dense(source.tensors[0], "float32")
+        ops.transposed(source.tensors[0])
+        for rule in ("int8", "int4", "e4m3"):
+            ops.round_weight(source.tensors[0], rule, -1)
+        ops.round_weight(source.tensors[0], "e4m3", 128)
     for rows in ROWS:
         x, wide = operands.tensor(rows, 72).device, operands.tensor(rows, 131).device
         ops.linear(x, weights)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from predict.config.quantization import GROUPED, QuantSettings
 from predict.device.place import to_float32
 from predict.errors import UserError
+from predict.loading.matrices import round_weight, rows_in, transposed
 from predict.loading.sources import RandomSource, WeightSource
 from predict.nn.weights import LinearPlan, WeightPlan
 from predict.schemes import Quantized, scheme_of
@@ -64,23 +64,29 @@ class Online:
                 return scheme.quantize(self.source.matrix(names, shape), group_size)
             return self.source.quantized(scheme, group_size, shape)
         if plan.is_stored_otherwise:
-            return scheme.quantize(self._as_used(plan, names), group_size)
-        if name == DENSE:
-            return scheme.quantize(self.source.matrix(names, shape), group_size)
-        return scheme.quantize(self.source.host_matrix(names, shape), group_size)
+            weight = self._as_used(plan, names, on_host=name == DENSE)
+        elif name == DENSE:
+            weight = self.source.matrix(names, shape)
+        else:
+            weight = self.source.stored_matrix(names, shape)
+        return scheme.quantize(weight, group_size, round_weight)
 
-    def _as_used(self, plan: LinearPlan, names: tuple[str, ...]) -> npt.NDArray[Any]:
-        """[out, in] of a matrix that the checkpoint stores in another way."""
-        if plan.transposed:
-            parts = [self.source.host_matrix((name,), size) for name, size in stored_sizes(plan)]
-            return np.concatenate([part.T for part in parts])
-        matrix = self.source.host_matrix(names, (plan.out_features, plan.in_features))
+    def _as_used(self, plan: LinearPlan, names: tuple[str, ...], on_host: bool) -> Any:
+        """[out, in] of a matrix that the checkpoint stores in another way.
+
+        on_host: an array, whatever device there is.
+        """
+        shape = (plan.out_features, plan.in_features)
         if plan.normalized:
-            matrix = to_float32(matrix)
+            matrix = to_float32(self.source.host_matrix(names, shape))
             lengths = np.linalg.norm(matrix, axis=1, keepdims=True)
             return matrix / np.maximum(lengths, MIN_LENGTH)
+        read = self.source.host_matrix if on_host else self.source.stored_matrix
+        if plan.transposed:
+            return transposed([read((name,), size) for name, size in stored_sizes(plan)])
         order = plan.row_order()
-        return np.ascontiguousarray(matrix if order is None else matrix[order])
+        matrix = read(names, shape)
+        return matrix if order is None else rows_in(order, matrix)
 
     def group_size(self, plan: LinearPlan) -> int:
         """See Layout."""

@@ -1,0 +1,41 @@
+"""What a source gave, arrays on the host or tensors on a GPU: changed where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.device.place import tensor_at
+from predict.schemes import round_on_host
+
+
+def round_weight(weight: Any, rule: str, group_size: int) -> tuple[Any, Any, Any]:
+    """Codes, scale, and zero or None of weight [N, K]; see predict.schemes.RoundWeight."""
+    if isinstance(weight, np.ndarray):
+        return round_on_host(weight, rule, group_size)
+    from predict.ops import compiled
+
+    return compiled.round_weight(weight, rule, group_size)
+
+
+def rows_in(order: npt.NDArray[np.int64], matrix: Any) -> Any:
+    """The rows `order` of the matrix, contiguous."""
+    if isinstance(matrix, np.ndarray):
+        return np.ascontiguousarray(matrix[order])
+    from predict.ops import compiled
+
+    return compiled.take(matrix, tensor_at(order.astype(np.int32), matrix.place))
+
+
+def transposed(parts: Sequence[Any]) -> Any:
+    """[N, K] of matrices [K, n] that stand one beside the other."""
+    if any(isinstance(part, np.ndarray) for part in parts):
+        return np.concatenate([part.T for part in parts])
+    import paddle
+    from predict.ops import compiled
+
+    turned = [compiled.transposed(part) for part in parts]
+    return turned[0] if len(turned) == 1 else paddle.concat(turned)
