@@ -38,6 +38,7 @@ def sections() -> list[tuple[str, str, Sequence[Flag]]]:
     from predict.bench.cpu_peer.__main__ import FLAGS as CPU_PEER
     from predict.bench.guided import OWN_FLAGS as GUIDED
     from predict.bench.kernels import FLAGS as KERNELS
+    from predict.bench.loading import FLAGS as LOADING
     from predict.bench.serving.__main__ import FLAGS as SERVING
     from predict.bench.serving.hostile import FLAGS as HOSTILE
     from predict.bench.throughput import OWN_FLAGS
@@ -101,6 +102,7 @@ def sections() -> list[tuple[str, str, Sequence[Flag]]]:
             GUIDED,
         ),
         ("predict.bench.kernels", "Measures single operators.", KERNELS),
+        ("predict.bench.loading", "Measures how long a model takes to be ready.", LOADING),
         ("predict.bench.serving", "Puts load on a server that speaks OpenAI's API.", SERVING),
         (
             "predict.bench.serving.hostile",
