@@ -31,6 +31,11 @@ constexpr int64_t kRowsNormedAhead = 129;
 
 bool norms_ahead(int64_t rows) { return is_batch_invariant || rows >= kRowsNormedAhead; }
 
+// Sums of squares of a row, of so many rows in all.
+int64_t sumsq_per_row(int64_t width, int64_t rows) {
+  return ceil_div(width, gemm_sumsq_columns(rows));
+}
+
 bool is_folded(SchemeId scheme) { return scheme == SchemeId::kDenseFolded; }
 
 // Whether a linear takes its rows' norm as a factor of each row, x being times the norm's weight
@@ -117,8 +122,7 @@ struct BlocksScratch {
   void* functions;  // [T, I or 2 I], ahead of a function that is a launch of its own
   void* made;       // [T, H], by a last product that does not make the output
   void* some;       // [T, H], where some rows are the output
-  float* sumsq;     // [T, num_sumsq]
-  int64_t num_sumsq;
+  float* sumsq;     // [T, sumsq_per_row()]
   std::vector<AttentionSpace> attention;
   ProductScratch product;
   int64_t total;
@@ -145,8 +149,7 @@ struct BlocksScratch {
     functions = take(sizes.functions);
     made = take(sizes.made);
     some = take(sizes.some);
-    num_sumsq = ceil_div(sizes.hidden, gemm_sumsq_columns(sizes.rows));
-    sumsq = static_cast<float*>(arena.take(sizes.rows * num_sumsq * 4));
+    sumsq = static_cast<float*>(arena.take(sizes.sumsq * 4));
     product.take(arena, resources.blas);
     total = arena.used();
   }
@@ -159,7 +162,14 @@ struct BlocksScratch {
  private:
   struct Sizes {  // in values
     int64_t rows = 0, hidden = 0, element = 2;
-    int64_t qkv = 0, q = 0, inner = 0, functions = 0, made = 0, some = 0;
+    int64_t qkv = 0, q = 0, inner = 0, functions = 0, made = 0, some = 0, sumsq = 0;
+
+    void add_rows(int64_t count, int64_t hidden_size, DType dtype) {
+      rows = std::max(rows, count);
+      hidden = hidden_size;
+      element = dtype_size(dtype);
+      sumsq = std::max(sumsq, count * sumsq_per_row(hidden_size, count));
+    }
   };
 
   template <class Block>
@@ -173,9 +183,7 @@ struct BlocksScratch {
            Sizes& sizes) {
     const AttentionBlock& block = a.block;
     const int64_t rows = a.batch.num_tokens;
-    sizes.rows = std::max(sizes.rows, rows);
-    sizes.hidden = a.hidden_size;
-    sizes.element = dtype_size(a.dtype);
+    sizes.add_rows(rows, a.hidden_size, a.dtype);
     sizes.qkv = std::max(sizes.qkv, rows * block.qkv_size());
     sizes.q = std::max(sizes.q, rows * block.q_size());
     if (a.rows != nullptr) sizes.some = std::max(sizes.some, rows * a.hidden_size);
@@ -199,9 +207,7 @@ struct BlocksScratch {
   void add(const MlpBlockParams& m, Sizes& sizes) {
     const MlpBlock& block = m.block;
     const int64_t rows = m.num_tokens;
-    sizes.rows = std::max(sizes.rows, rows);
-    sizes.hidden = m.hidden_size;
-    sizes.element = dtype_size(m.dtype);
+    sizes.add_rows(rows, m.hidden_size, m.dtype);
     sizes.inner = std::max(sizes.inner, rows * block.intermediate_size);
     const bool folds = folds_function(block.activation);
     if (!folds) sizes.functions = std::max(sizes.functions, rows * block.up_size());
@@ -281,7 +287,7 @@ class Blocks {
       return {};
     }
     first.sumsq = s_.sumsq;
-    first.num_sumsq = s_.num_sumsq;
+    first.num_sumsq = sumsq_per_row(first.in_features, first.num_rows);
     if (carries) first.x = s_.normed;
     if (handed != Handed::kNothing) return {};
     RowSumsqParams p;
