@@ -19,6 +19,7 @@ from predict.nn.blocks import Activation
 from predict.nn.decoder import Attention, Layer, Mlp
 from predict.ops import compiled as ops
 from predict.ops import plain as reference
+from tests.support.block_forms import FORMS, blocks_of, layer_of
 from tests.support.distributions import LOGITS, NUM_DRAWS, SETTINGS, assert_follows, distribution
 from tests.support.gpu_operands import (
     BLOCK_SIZES,
@@ -315,6 +316,45 @@ def test_mlp_block(gpu: devices.Device, dtype: str, bias: bool) -> None:
         with operands.on_cpu():
             wanted = reference.mlp_block(hidden.plain, plain)
         compare(ops.mlp_block(hidden.device, weights), wanted, dtype, BLOCK_ROUNDINGS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("make", [decode_spans, prefill_spans])
+def test_layers_of_every_form(gpu: devices.Device, dtype: str, form: str, make: Any) -> None:
+    operands, heads = Operands(gpu, dtype), Heads(8, 2, 64)
+    rope = operands.ropes(heads)
+    step = Step(operands, make(32), heads, 32)
+    for hidden_size, inner in ((256, 320), (100, 36)):
+        plain = [
+            layer_of(
+                blocks_of(form, (8, 2, 64), inner),
+                hidden_size,
+                operands.linear,
+                lambda size, around: operands.tensor(size, around=around, scale=0.1).plain,
+                lambda values: operands.both(values).plain,
+            )
+            for _ in range(2)
+        ]
+        layers = operands.on_gpu(plain)
+        hidden = operands.tensor(step.num_tokens, hidden_size)
+        pairs = [step.caches() for _ in plain]
+        got = ops.layers(
+            hidden.device, layers, [pair[1] for pair in pairs], rope.device, step.device
+        )
+        with operands.on_cpu():
+            wanted = reference.layers(
+                hidden.plain, plain, [pair[0] for pair in pairs], rope.plain, step.plain
+            )
+        for mine, theirs in zip(flat(got), flat(wanted), strict=True):
+            compare(mine, theirs, dtype, 3 * BLOCK_ROUNDINGS)
+        last = ops.last_layer(hidden.device, layers[0], step.caches()[1], rope.device, step.device)
+        with operands.on_cpu():
+            whole = reference.layers(
+                hidden.plain, plain[:1], [step.caches()[0]], rope.plain, step.plain
+            )
+        rows = step.arrays.logit_indices
+        assert_close(numpy_of(last[0]), numpy_of(whole[0])[rows], dtype, 2 * BLOCK_ROUNDINGS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -10,12 +10,13 @@ import pytest
 
 from predict.device import library
 from predict.nn.blocks import Activation
-from predict.nn.decoder import Attention, Linear, Mlp
+from predict.nn.decoder import Attention, Linear, Mlp, map_tensors
 from predict.nn.inputs import ForwardInputs, HostTensors, empty_example, to_tensors
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
 from predict.ops import compiled as ops
 from predict.ops import plain as reference
+from tests.support.block_forms import FORMS, blocks_of, layer_of
 from tests.support.records import attention_of, head_of, mlp_of
 from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
 
@@ -209,6 +210,63 @@ def test_one_call_for_all_layers_equals_the_block_ops(
         np.testing.assert_array_equal(
             tensor.astype("float32").numpy(), want.astype("float32").numpy()
         )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("inner", [96, 88])
+def test_layers_of_every_form_equal_their_plain_twins(
+    compiled: library.Library, dtype: str, form: str, inner: int
+) -> None:
+    case, inputs = Case(dtype, False, False), mixed_step()
+
+    def linear(num_in: int, num_out: int, bias: bool) -> Linear:
+        made = case.linear(num_in, num_out, bias)
+        return dataclasses.replace(made, tensors=(made.tensors[0] * 0.7,))
+
+    plain = [
+        layer_of(
+            blocks_of(form, (HEADS, KV_HEADS, DIM), inner),
+            HIDDEN,
+            linear,
+            lambda size, around: case.tensor(size, around=around),
+            paddle.to_tensor,
+        )
+        for _ in range(2)
+    ]
+    packed = [
+        tuple(
+            dataclasses.replace(
+                block,
+                **{
+                    field.name: case.packed(value)
+                    for field in dataclasses.fields(block)
+                    if isinstance(value := getattr(block, field.name), Linear)
+                },
+            )
+            for block in layer
+        )
+        for layer in plain
+    ]
+    wide = map_tensors(plain, lambda _, tensor: tensor.astype("float32"))
+    hidden = case.tensor(int(inputs.positions.shape[0]), HIDDEN)
+    ropes = [paddle.to_tensor(rope_table(RopeSpec(), DIM, 64, 64))]
+
+    def pairs(like: str) -> list[Any]:
+        return [tuple(tensor.astype(like) for tensor in caches(case)) for _ in plain]
+
+    got, written = ops.layers(hidden, packed, pairs(dtype), ropes, inputs)
+    wanted, expected = reference.layers(
+        hidden.astype("float32"), wide, pairs("float32"), ropes, inputs
+    )
+    for mine, theirs in zip([got, *written], [wanted, *expected], strict=True):
+        close(mine, theirs, dtype)
+    lasts, _ = ops.last_layer(hidden, packed[0], pairs(dtype)[0], ropes, inputs)
+    whole, _ = ops.layers(hidden, packed[:1], pairs(dtype)[:1], ropes, inputs)
+    np.testing.assert_array_equal(
+        lasts.astype("float32").numpy(),
+        whole.astype("float32").numpy()[inputs.logit_indices.numpy()],
+    )
 
 
 def test_wrong_number_of_weights_is_refused(compiled: library.Library) -> None:

@@ -126,7 +126,13 @@ class Operands:
 
     def on_gpu(self, tree: Tree) -> Tree:
         """A weight tree of CPU float32 tensors as the kernels take it."""
-        return map_tensors(tree, lambda _, t: t.astype(self.dtype)._copy_to(self.gpu.place(), True))
+
+        def placed(path: str, tensor: Any) -> Any:
+            if not path.endswith("slopes"):
+                tensor = tensor.astype(self.dtype)
+            return tensor._copy_to(self.gpu.place(), True)
+
+        return map_tensors(tree, placed)
 
     def linear(self, num_in: int, num_out: int, bias: bool = False) -> Linear:
         """A plain linear whose outputs are about as large as its inputs."""
