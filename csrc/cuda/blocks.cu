@@ -52,8 +52,8 @@ bool packed_by_halves(const AttentionBlock& block, int64_t rows) {
   return rows <= kRowsWithoutScratch && is_packed(block.qkv) && is_packed(block.out);
 }
 
-// Whether a product makes its MLP's function itself.
-bool folds_function(const Activation& activation) {
+// Whether every product makes the function itself.
+bool is_gates_silu(const Activation& activation) {
   return activation.gated && activation.function == Function::kSilu;
 }
 
@@ -209,7 +209,7 @@ struct BlocksScratch {
     const int64_t rows = m.num_tokens;
     sizes.add_rows(rows, m.hidden_size, m.dtype);
     sizes.inner = std::max(sizes.inner, rows * block.intermediate_size);
-    const bool folds = folds_function(block.activation);
+    const bool folds = is_gates_silu(block.activation);
     if (!folds) sizes.functions = std::max(sizes.functions, rows * block.up_size());
     if (m.before_rows != nullptr) sizes.some = std::max(sizes.some, rows * m.hidden_size);
     add_ending(block, rows * m.hidden_size, sizes);
@@ -469,19 +469,25 @@ class Blocks {
       if (!status.ok()) return status;
       input = s_.some;
     }
-    const bool folds = folds_function(block.activation);
     Product gate_up;
     gate_up.name = "gate_up";
     gate_up.scheme = block.gate_up;
     gate_up.weight = m.gate_up.tensors;
     gate_up.bias = m.gate_up.bias;
-    gate_up.out = folds ? s_.inner : s_.functions;
+    gate_up.out = s_.inner;
     gate_up.num_rows = rows;
     gate_up.in_features = m.hidden_size;
     gate_up.out_features = block.up_size();
-    gate_up.gated = folds;
     Status status = take_norm(gate_up, view, input, m.dtype);
     if (!status.ok()) return status;
+    gate_up.gated = block.activation.gated;
+    gate_up.activates = !block.activation.gated;
+    gate_up.function = block.activation.function;
+    const bool makes_function = cuda::makes_function(gate_up, m.dtype);
+    if (!makes_function) {
+      gate_up.gated = gate_up.activates = false;
+      gate_up.out = s_.functions;
+    }
     Product down;
     down.name = "down";
     down.scheme = block.down;
@@ -492,10 +498,10 @@ class Blocks {
     down.num_rows = rows;
     down.in_features = block.intermediate_size;
     down.out_features = m.hidden_size;
-    if (folds) gate_up.next = &down;
+    if (gate_up.gated) gate_up.next = &down;
     status = cuda::run(gate_up, m.dtype, m.dtype, s_.product, launch_);
     if (!status.ok()) return status;
-    if (!folds) {
+    if (!makes_function) {
       status = activate({s_.functions, s_.inner, rows, block.intermediate_size, m.dtype,
                          block.activation.function, block.activation.gated},
                         launch_);

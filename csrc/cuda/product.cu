@@ -96,6 +96,8 @@ GemmParams gemm_params(const Product& p, DType dtype, DType out_dtype) {
   g.dtype = dtype;
   g.out_dtype = out_dtype;
   g.gated = p.gated;
+  g.activates = p.activates;
+  g.function = p.function;
   return g;
 }
 
@@ -216,6 +218,14 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
     return gemm_quantized(g, q, scratch.gemm_, launch_on.stream);
   }
   return gemm(g, scratch.gemm_, nullptr, launch_on.stream);
+}
+
+bool makes_function(const Product& p, DType dtype) {
+  GemmParams g = gemm_params(p, dtype, dtype);
+  g.operands = operands_of(p.scheme);
+  g.weight = p.weight->data;
+  const bool plain = p.gated && p.function == Function::kSilu;
+  return plain || (g.operands == GemmOperands::kDense && gemm_makes_function(g));
 }
 
 Status check_scratch(int64_t needed, const ComposedResources& resources, const char* what) {

@@ -45,7 +45,9 @@ struct Product {
   void* out = nullptr;
   int64_t num_rows = 0, in_features = 0, out_features = 0;
   const void* residual = nullptr;
-  bool gated = false;  // SiLU(gate) * up, which the product itself makes
+  bool gated = false;      // function(gate) * up is what it makes
+  bool activates = false;  // without a gate: function(x) is
+  Function function = Function::kSilu;
   const float* sumsq = nullptr;
   int64_t num_sumsq = 0;
   float* sumsq_out = nullptr;
@@ -86,6 +88,9 @@ class ProductScratch {
 
 Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch& scratch,
            const Launch& launch_on);
+
+// Whether run() makes the product's function, which is of a gate or not.
+bool makes_function(const Product& p, DType dtype);
 
 Status check_scratch(int64_t needed, const ComposedResources& resources, const char* what);
 

@@ -4,6 +4,7 @@
 // size is not a multiple). Bound: bytes, 3 * intermediate_size per token, 2 without a gate.
 #include <type_traits>
 
+#include "cuda/activation/functions.cuh"
 #include "cuda/common.cuh"
 #include "regatta/cuda_ops.h"
 
@@ -11,18 +12,6 @@ namespace regatta::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-template <Function kFunction>
-__device__ __forceinline__ float apply(float x) {
-  if constexpr (kFunction == Function::kSilu) return x / (1.f + __expf(-x));
-  if constexpr (kFunction == Function::kGelu) return 0.5f * x * (1.f + erff(x * 0.70710678f));
-  if constexpr (kFunction == Function::kGeluTanh) {
-    // (1 + tanh(u)) / 2 is 1 / (1 + exp(-2u)), which loses nothing where tanh(u) is near -1.
-    return x / (1.f + __expf(-1.59576912f * x * fmaf(0.044715f * x, x, 1.f)));
-  }
-  if constexpr (kFunction == Function::kRelu) return fmaxf(x, 0.f);
-  if constexpr (kFunction == Function::kReluSquared) return fmaxf(x, 0.f) * fmaxf(x, 0.f);
-}
 
 // units_per_row: of the output.
 template <class T, Function kFunction, bool kGated, bool kVector>

@@ -149,6 +149,11 @@ int64_t gemm_matrix_bytes(const GemmParams& p) {
   return chosen != nullptr && chosen->kernel == GemmKernel::kMatrix ? bytes_as_matrix(p) : 0;
 }
 
+bool gemm_makes_function(const GemmParams& p) {
+  if (!forced_candidate("linear").empty()) return false;
+  return select_gemm(problem_of(p, {}), current_architecture()) != nullptr;
+}
+
 Status gemm(const GemmParams& p, const GemmResources& resources, const char* force,
             CUstream_st* stream) {
   if (p.num_rows == 0) return {};

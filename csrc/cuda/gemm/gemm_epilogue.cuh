@@ -4,6 +4,7 @@
 // adjacent outputs of one token, so that it reads and writes 16 bytes at a time.
 #pragma once
 
+#include "cuda/activation/functions.cuh"
 #include "cuda/common.cuh"
 #include "cuda/hopper.cuh"
 #include "regatta/gemm.h"
@@ -24,7 +25,9 @@ struct Epilogue {
   int out_features, num_sumsq, sumsq_columns;
   float inverse_width, epsilon;
   bool gated, float_out;
-  bool vector_out;  // rows of out and residual are aligned to 16 bytes
+  bool activates;     // not gated: outputs go through `function`
+  Function function;  // of them, or of gates
+  bool vector_out;    // rows of out and residual are aligned to 16 bytes
 };
 
 inline Epilogue make_epilogue(const GemmParams& p) {
@@ -45,6 +48,8 @@ inline Epilogue make_epilogue(const GemmParams& p) {
   e.inverse_width = 1.f / static_cast<float>(p.in_features);
   e.epsilon = p.epsilon;
   e.gated = p.gated;
+  e.activates = p.activates;
+  e.function = p.function;
   e.float_out = p.out_dtype == DType::kFloat32;
   const int64_t width = p.gated ? p.out_features / 2 : p.out_features;
   e.vector_out = width % 8 == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0 &&
@@ -198,11 +203,16 @@ __device__ __forceinline__ float finish(const Epilogue& p, const float* v, float
     const bool inside = n0 + i < width;
     if (p.weight_scale != nullptr && inside) y[i] *= p.weight_scale[n0 + i];
     if (bias != nullptr && inside) y[i] += Traits<T>::to_float(bias[n0 + i]);
-    if (p.gated) {
+  }
+  if (p.gated || p.activates) apply(p.function, y);
+  if (p.gated) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const bool inside = n0 + i < width;
       float up = v[8 + i] * scale;
       if (p.weight_scale != nullptr && inside) up *= p.weight_scale[width + n0 + i];
       if (bias != nullptr && inside) up += Traits<T>::to_float(bias[width + n0 + i]);
-      y[i] = y[i] / (1.f + __expf(-y[i])) * up;
+      y[i] *= up;
     }
   }
   return write_outputs<T>(p, y, t, n0, width, nullptr);
@@ -234,10 +244,11 @@ struct Columns {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       y[i] = v[i] * row_scale * scale[i] + bias[i];
-      if constexpr (kGated) {
-        const float up = v[8 + i] * row_scale * scale[8 + i] + bias[8 + i];
-        y[i] = y[i] / (1.f + __expf(-y[i])) * up;
-      }
+    }
+    if (kGated || p.activates) apply(p.function, y);
+    if constexpr (kGated) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) y[i] *= v[8 + i] * row_scale * scale[8 + i] + bias[8 + i];
     }
     return write_outputs<T>(p, y, t, n0, width, residual);
   }
@@ -273,8 +284,10 @@ struct Output {
   template <bool kGated>
   __device__ __forceinline__ float write(const Epilogue& p, float sum, float up, int64_t at) const {
     if (!inside) return 0.f;
-    float y = fmaf(sum, scale, Traits<T>::to_float(bias));
-    if (kGated) y = y / (1.f + __expf(-y)) * fmaf(up, up_scale, Traits<T>::to_float(up_bias));
+    float values[1] = {fmaf(sum, scale, Traits<T>::to_float(bias))};
+    if (kGated || p.activates) apply(p.function, values);
+    float y = values[0];
+    if (kGated) y *= fmaf(up, up_scale, Traits<T>::to_float(up_bias));
     y += Traits<T>::to_float(residual);
     if (p.float_out) {
       static_cast<float*>(p.out)[at] = y;

@@ -25,6 +25,7 @@ GemmProblem::GemmProblem(const GemmParams& p)
       group_size(p.group_size),
       scale_rows(p.scale_rows),
       gated(p.gated),
+      has_function(p.activates || (p.gated && p.function != Function::kSilu)),
       has_bias(p.bias != nullptr),
       has_residual(p.residual != nullptr),
       residual_is_out(p.residual != nullptr && p.residual == p.out),
@@ -388,16 +389,18 @@ constexpr GemmColumn kDense = GemmColumn::kDense, kCodes = GemmColumn::kCodes,
                      kPacked = GemmColumn::kPacked;
 using K = GemmKernel;
 
-// Name, column, kernel, architectures, rows, shared memory. Rows of sm_90: measured on an H200.
+// Name, column, kernel, architectures, rows, shared memory, refusals, whether it is alike for any
+// rows, and makes any function. Rows of sm_90: measured on an H200.
 constexpr GemmCandidate kCandidates[] = {
     // 16-bit weights. `stream` serves Hopper's single rows and the small batches of other
     // architectures; beyond, its blocks re-read the weights.
     {"gemv", kDense, K::kVectorDense, 80, kAll, 1, 1, kStaticShared,
-     by_problem<gemm_stream_sm80_refuses>},
-    {"sm90", kDense, K::kSmallDense, 90, 90, 1, 128, kHopperShared, by_problem<gemm_sm90_refuses>},
+     by_problem<gemm_stream_sm80_refuses>, false, true},
+    {"sm90", kDense, K::kSmallDense, 90, 90, 1, 128, kHopperShared, by_problem<gemm_sm90_refuses>,
+     false, true},
     {"tiles", kDense, K::kLargeDense, 90, 90, 129, kAny, kHopperShared, refuses_ungated_tiles},
     {"stream", kDense, K::kStream, 80, kAll, 1, 32, kStaticShared,
-     by_problem<gemm_stream_sm80_refuses>},
+     by_problem<gemm_stream_sm80_refuses>, false, true},
     {"blas", kDense, K::kBlas, 75, kAll, 1, kAny, kStaticShared, refuses_blas},
     {"tiles", kDense, K::kLargeDense, 90, 90, 129, kAny, kHopperShared,
      by_problem<gemm_tiles_sm90_refuses>},
@@ -452,6 +455,7 @@ const char* reason_against(const GemmCandidate& c, const GemmProblem& p, const A
                            const char* force) {
   if (force != nullptr && std::strcmp(force, c.name) != 0) return "not the forced one";
   if (p.is_batch_invariant && !c.is_alike) return "not batch-invariant";
+  if (p.has_function && !c.makes_functions) return "it makes no function but a gate's SiLU";
   if (a.compute_capability < c.min_arch || a.compute_capability > c.max_arch) {
     return "not for this architecture";
   }

@@ -17,6 +17,7 @@ struct GemmProblem {
   int64_t num_rows = 0, in_features = 0, out_features = 0;
   int64_t group_size = 128, scale_rows = 0;
   bool gated = false;
+  bool has_function = false;  // another than a gate's SiLU
   bool has_bias = false, has_residual = false;
   bool residual_is_out = false;
   bool has_sumsq = false, has_sumsq_out = false, has_scaled_out = false;
@@ -87,7 +88,8 @@ struct GemmCandidate {
   int64_t min_rows, max_rows;  // where it is the best choice; ignored when forced
   int shared_kib;              // that its blocks may take
   const char* (*refuses)(const GemmProblem&, const GemmArchitecture&);  // null: it does not
-  bool is_alike = false;  // for any rows: these alone serve the batch-invariant mode
+  bool is_alike = false;         // for any rows: these alone serve the batch-invariant mode
+  bool makes_functions = false;  // any, not a gate's SiLU alone
 };
 
 struct GemmCandidates {

@@ -167,6 +167,71 @@ __global__ void __launch_bounds__(1024) sum_norm_kernel(const Args<T> a) {
   });
 }
 
+// Rows of up to 1024 units of 16 bytes: one unit a thread, in registers; weights come ahead of the
+// wait for the launch before, and all that it made at once.
+template <class T>
+__global__ void __launch_bounds__(1024) sum_norm_unit_kernel(const Args<T> a) {
+  __shared__ float sums[4][32];
+  const int first = static_cast<int>(threadIdx.x) * 8;
+  const bool inside = first < a.width;
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * a.width + first;
+  const bool has_post = a.post.weight != nullptr, has_next = a.next.weight != nullptr;
+  Vec16<T> weights[2] = {}, biases[2] = {}, made = {}, source = {};
+  const auto load = [&](const T* from, Vec16<T>* to) {
+    if (inside && from != nullptr) *to = load16(from + first);
+  };
+  load(a.post.weight, &weights[0]);
+  load(a.post.bias, &biases[0]);
+  load(a.next.weight, &weights[1]);
+  load(a.next.bias, &biases[1]);
+  pdl_trigger();
+  pdl_wait();
+  if (inside) made = load16(a.made + at), source = load16(a.source + at);
+  float y[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) y[i] = made.get(i);
+  const auto add = [&] {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) y[i] = fmaf(a.made_scale, y[i], a.source_scale * source.get(i));
+  };
+  // Of the block's values: what lies beside the row counts as nothing.
+  const auto total = [&](float of, float* scratch) {
+    return block_sum(inside ? of : 0.f, scratch);
+  };
+  const auto norm = [&](const RowNorm<T>& norm, const Vec16<T>& weight, const Vec16<T>& bias,
+                        float (*scratch)[32]) {
+    float mean = 0.f, sum = 0.f;
+    if (norm.layer) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum += y[i];
+      mean = total(sum, scratch[0]) / a.width;
+      sum = 0.f;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum = fmaf(y[i] - mean, y[i] - mean, sum);
+    const float scale = rsqrtf(total(sum, scratch[1]) / a.width + norm.epsilon);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float factor = norm.plus_one ? 1.f + weight.get(i) : weight.get(i);
+      y[i] = fmaf((y[i] - mean) * scale, factor, bias.get(i));
+    }
+  };
+  if (has_post && !a.post_of_sum) norm(a.post, weights[0], biases[0], sums);
+  add();
+  if (has_post && a.post_of_sum) norm(a.post, weights[0], biases[0], sums);
+  Vec16<T> out;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) out.set(i, y[i]);
+  if (inside) store16(a.out + at, out);
+  if (!has_next) return;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) y[i] = out.get(i);  // the next norm is of what left the block
+  norm(a.next, weights[1], biases[1], sums + 2);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) out.set(i, y[i]);
+  if (inside) store16(a.normed + at, out);
+}
+
 }  // namespace
 
 Status sum_norm(const SumNormParams& p, const Launch& launch_on) {
@@ -184,14 +249,19 @@ Status sum_norm(const SumNormParams& p, const Launch& launch_on) {
     a.next = row_norm<T>(p.next_norm, p.next_weights);
     a.post_of_sum = p.post_norm_of == Placement::kSum;
     a.width = static_cast<int>(p.width);
-    auto* const kernel = p.width % 8 == 0 ? sum_norm_kernel<T, true> : sum_norm_kernel<T, false>;
     LaunchConfig config;
     config.grid = dim3(static_cast<unsigned>(p.num_rows));
     config.block = dim3(static_cast<unsigned>(
         std::min<int64_t>(1024, round_up(ceil_div(p.width, int64_t{8}), int64_t{32}))));
-    config.shared_bytes = static_cast<size_t>(p.width * 4);
     config.stream = launch_on.stream;
     config.pdl = launch_on.pdl;
+    if constexpr (sizeof(T) == 2) {
+      if (p.width % 8 == 0 && p.width <= 8 * 1024) {
+        return launch(sum_norm_unit_kernel<T>, config, "sum_norm", a);
+      }
+    }
+    auto* const kernel = p.width % 8 == 0 ? sum_norm_kernel<T, true> : sum_norm_kernel<T, false>;
+    config.shared_bytes = static_cast<size_t>(p.width * 4);
     return launch(kernel, config, "sum_norm", a);
   });
 }

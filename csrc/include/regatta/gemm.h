@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "regatta/activate.h"
 #include "regatta/types.h"
 
 struct CUstream_st;  // cudaStream_t without the CUDA headers
@@ -39,7 +40,7 @@ enum class GemmOperands : uint8_t {
 //   scale[m] = rsqrt(sum(sumsq[m, :]) / K + epsilon), or 1 without sumsq. That is an RMS norm of x
 //   when the norm's weight has been multiplied into the columns of `weight` (fold_norm_weight).
 //   Of codes, it is x_scale[m] * weight_scale[n].
-//   epilogue: + residual[m, n]; or, gated, silu(column n) * column (I + n) for n < I.
+//   epilogue: + residual[m, n]; or, gated, function(column n) * column (I + n) for n < I.
 struct GemmParams {
   const void* x = nullptr;              // [M, K]
   const void* weight = nullptr;         // [N, K]; gated: gate rows, then up rows
@@ -67,6 +68,8 @@ struct GemmParams {
   DType dtype = DType::kBFloat16;      // of bias and residual, and of dense x and weight
   DType out_dtype = DType::kBFloat16;  // dtype, or float32
   bool gated = false;
+  bool activates = false;               // not gated: columns go through `function`, then + residual
+  Function function = Function::kSilu;  // of them, or of gates
   // The launch may overlap the end of the kernel ahead of it on the stream (common.cuh, PDL).
   bool dependent_launch = true;
 };
@@ -159,6 +162,9 @@ int64_t gemm_scratch_bytes(const GemmParams& params);
 // packed weight stands for, as it does with many rows; 0 where it does not. Reads sizes, types and
 // `gated` alone.
 int64_t gemm_matrix_bytes(const GemmParams& params);
+
+// Whether gemm() makes the function of `params`, another than a gate's SiLU, with so many rows.
+bool gemm_makes_function(const GemmParams& params);
 
 // Runs the first candidate that accepts (csrc/cuda/gemm/select.cu). `force`: name of the only ones
 // to consider, or null.

@@ -275,13 +275,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
   acc_low = warp_sum(acc_low) * scale;
   acc_high = warp_sum(acc_high) * scale;
-  float y;
-  if (p.gated) {
-    const float gate = acc_low + bias;
-    y = gate / (1.f + __expf(-gate)) * (acc_high + bias_up);
-  } else {
-    y = (lane == 0 ? acc_low : acc_high) + bias + residual;
-  }
+  float values[1] = {(p.gated || lane == 0 ? acc_low : acc_high) + bias};
+  if (p.gated || p.activates) apply(p.function, values);
+  float y = p.gated ? values[0] * (acc_high + bias_up) : values[0] + residual;
   if (writes) {
     if (p.float_out) {
       static_cast<float*>(p.out)[n] = y;
