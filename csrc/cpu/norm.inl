@@ -10,8 +10,7 @@ Status norm_typed(const NormParams& p) {
   T* out = static_cast<T*>(p.out);
   T* total = static_cast<T*>(p.residual_out);
   const int64_t width = p.hidden_size;
-  const RowNorm<T> norm = {static_cast<const T*>(p.weight), static_cast<const T*>(p.bias),
-                           p.epsilon, p.kind == NormKind::kLayer, p.plus_one};
+  const T *weight = static_cast<const T*>(p.weight), *bias = static_cast<const T*>(p.bias);
   const auto one_row = [&](int64_t row, float* normed) {
     const T* from = x + row * width;
     if (residual) {
@@ -19,6 +18,10 @@ Status norm_typed(const NormParams& p) {
     } else {
       copy_row(from, total + row * width, width);
     }
+    const int64_t part = row % p.num_parts;
+    if (part >= p.num_weights) return copy_row(total + row * width, out + row * width, width);
+    const RowNorm<T> norm = {weight + part * width, bias ? bias + part * width : nullptr, p.epsilon,
+                             p.kind == NormKind::kLayer, p.plus_one};
     norm_row(total + row * width, norm, normed, width);
     copy_row(normed, out + row * width, width);
   };

@@ -1,6 +1,7 @@
 // regatta_norm(x [T, H], weight [H], bias? [H], residual? [T, H]) {kind, epsilon, plus_one}
 //     -> out [T, H], residual_out [T, H]
-// kind: of regatta/norm.h.
+// kind: of regatta/norm.h. A weight [P, D] norms the first P parts of each row, of D values each and
+// each with its own row of weight and bias [P, D]; the parts behind them stay as they are.
 #include "regatta/norm.h"
 
 #include "cuda_resources.h"
@@ -25,13 +26,25 @@ std::vector<paddle::Tensor> norm(const paddle::Tensor& x, const paddle::Tensor& 
   paddle::Tensor residual_out = device.empty(shape, x_view.dtype);
   NormParams params;
   params.x = x_view.data;
-  params.weight = checked_view(weight, "weight", x_view.dtype, {shape[1]}, place).data;
-  params.bias = optional_view(bias, "bias", x_view.dtype, {shape[1]}, place).data;
+  std::vector<int64_t> factors = {shape[1]};
+  params.num_tokens = shape[0];
+  params.hidden_size = shape[1];
+  if (weight.dims().size() == 2) {
+    factors = {weight.dims()[0], weight.dims()[1]};
+    if (factors[1] < 1 || shape[1] % factors[1] != 0 || factors[0] * factors[1] > shape[1]) {
+      fail("weight is " + dims_string(factors) + ", and rows of x have " + std::to_string(shape[1]) +
+           " values: no whole number of its rows, or less than it has");
+    }
+    params.num_parts = shape[1] / factors[1];
+    params.num_weights = factors[0];
+    params.num_tokens = shape[0] * params.num_parts;
+    params.hidden_size = factors[1];
+  }
+  params.weight = checked_view(weight, "weight", x_view.dtype, factors, place).data;
+  params.bias = optional_view(bias, "bias", x_view.dtype, factors, place).data;
   params.residual = optional_view(residual, "residual", x_view.dtype, shape, place).data;
   params.out = out.data();
   params.residual_out = residual_out.data();
-  params.num_tokens = shape[0];
-  params.hidden_size = shape[1];
   params.epsilon = epsilon;
   params.dtype = x_view.dtype;
   params.kind = static_cast<NormKind>(kind);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from predict.device.place import place_tensor
+from predict.device.place import place_tensor, to_float32
 from predict.loading.sources import WeightSource
 from predict.nn.blocks import AttentionBlock, alibi_slopes
 from predict.nn.decoder import (
@@ -24,7 +25,7 @@ from predict.nn.decoder import (
     NormWeights,
 )
 from predict.nn.rope import rope_table
-from predict.nn.weights import BlockPlan, LinearPlan, NormPlan, WeightPlan
+from predict.nn.weights import BlockPlan, HeadNormPlan, LinearPlan, NormPlan, WeightPlan
 from predict.ops import records
 from predict.schemes import scheme_of
 
@@ -66,6 +67,13 @@ def build_decoder(
         bias = plan.bias and tensor(source.vector(plan.bias, plan.size))
         return NormWeights(tensor(source.vector(plan.weight, plan.size)), bias)
 
+    def head_norm(plan: HeadNormPlan) -> NormWeights:
+        values = [
+            to_float32(source.vector(name, math.prod(shape))).reshape(-1, plan.size)
+            for name, shape in plan.tensors
+        ]
+        return NormWeights(tensor(np.concatenate(values)))
+
     def linear(plan: LinearPlan) -> Linear:
         name = layout.scheme(plan)
         tensors = scheme_of(name).tensors(layout.read(plan), dtype, compiled, place)
@@ -73,11 +81,13 @@ def build_decoder(
         bias = None if values is None else tensor(values)
         return Linear(name, tensors, bias, plan.in_features, plan.out_features)
 
+    def slot(plan: LinearPlan | NormPlan | HeadNormPlan) -> Linear | NormWeights | None:
+        if isinstance(plan, LinearPlan):
+            return linear(plan)
+        return head_norm(plan) if isinstance(plan, HeadNormPlan) else norm(plan)
+
     def block(plan: BlockPlan) -> BlockWeights:
-        slots: dict[str, Any] = {
-            name: linear(part) if isinstance(part, LinearPlan) else norm(part)
-            for name, part in plan.slots.items()
-        }
+        slots: dict[str, Any] = {name: slot(part) for name, part in plan.slots.items()}
         if isinstance(plan.block, AttentionBlock):
             return Attention(plan.block, slopes=slopes(plan.block), kv_format=kv_format, **slots)
         return Mlp(plan.block, **slots)
@@ -154,8 +164,7 @@ def fold_norms(layer: Layer, compiled: ModuleType) -> Layer:
 def expected_tensors(plan: WeightPlan, layout: Layout) -> dict[str, tuple[int, ...]]:
     """Checkpoint names and shapes of every tensor of the plan, stored as the layout has it."""
     expected: dict[str, tuple[int, ...]] = dict(plan.matrices())
-    for name, size in plan.vectors():
-        expected[name] = (size,)
+    expected.update(plan.norm_tensors())
     for linear in plan.stored_linears():
         expected.update(layout.expected(linear))
         if linear.has_bias:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -211,7 +212,7 @@ def weight_bytes(plan: WeightPlan, scheme: Callable[[LinearPlan], str], dtype: s
         bits = SCHEME_BITS.get(scheme(linear), 8 * element)
         return linear.out_features * linear.in_features * bits // 8
 
-    values = sum(size for _, size in plan.vectors())
+    values = sum(math.prod(shape) for _, shape in plan.norm_tensors())
     for name, (rows, columns) in plan.matrices():
         if name != plan.embedding or not plan.spec.tie_word_embeddings:
             values += rows * columns

@@ -10,13 +10,18 @@ WEIGHTS = WeightNames(mlp_norm="input_layernorm.weight")
 
 def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
-    config.must_be("use_qk_norm", False)
+    has_qk_norm = config.get_bool("use_qk_norm", False)  # Command R+
     bias = config.get_bool("attention_bias", False)
     norm = Norm("layer", config.get_float("layer_norm_eps", 1e-5))
     scale = config.get_float("multiplier", 0.0625, aliases=("logit_scale",))
     return llama_like(
         config,
-        attention={"qkv_bias": bias, "out_bias": bias, "positions": Positions(interleaved=True)},
+        attention={
+            "qkv_bias": bias,
+            "out_bias": bias,
+            "positions": Positions(interleaved=True),
+            **({"qk_norm": norm, "qk_norm_each": True} if has_qk_norm else {}),
+        },
         mlp={"parallel": True},
         norm=norm,
         tied=True,

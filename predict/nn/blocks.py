@@ -86,7 +86,16 @@ class NormSlot(NamedTuple):
     size: int
 
 
-Slot: TypeAlias = LinearSlot | NormSlot
+class HeadNormSlot(NamedTuple):
+    """A norm over each head's `size` values by a factor of its own; num_heads: of each part."""
+
+    name: str
+    norm: Norm
+    num_heads: tuple[int, ...]
+    size: int
+
+
+Slot: TypeAlias = LinearSlot | NormSlot | HeadNormSlot
 
 
 def _norm_slot(name: str, norm: Norm | None, size: int) -> tuple[NormSlot, ...]:
@@ -104,6 +113,7 @@ class AttentionBlock:
     norm: Norm | None = Norm()  # ahead of the product
     qk_norm: Norm | None = None  # of queries and keys before the rotation
     qk_norm_whole: bool = False  # over all heads' values, not over each head's
+    qk_norm_each: bool = False  # over each head's, and each head has a factor of its own
     positions: Positions = Positions()
     qkv_bias: bool = False
     out_bias: bool = False
@@ -120,6 +130,11 @@ class AttentionBlock:
             raise ValueError(
                 f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
             )
+        norm = self.qk_norm
+        if norm is not None and not self.qk_norm_each and (norm.kind != "rms" or norm.bias):
+            raise ValueError(f"qk_norm is {norm} (allowed unless qk_norm_each: rms without bias)")
+        if norm is not None and self.qk_norm_each and (norm.bias or self.qk_norm_whole):
+            raise ValueError("qk_norm_each goes neither with a bias nor with qk_norm_whole")
 
     @property
     def q_size(self) -> int:
@@ -138,16 +153,23 @@ class AttentionBlock:
 
     def slots(self, hidden_size: int) -> tuple[Slot, ...]:
         """The block's weights, in the operators' order."""
-        q_norm_size = self.q_size if self.qk_norm_whole else self.head_dim
-        k_norm_size = self.kv_size if self.qk_norm_whole else self.head_dim
         parts = (self.q_size, self.kv_size, self.kv_size)
         return (
             *_norm_slot("norm", self.norm, hidden_size),
             LinearSlot("qkv", parts, hidden_size, self.qkv_bias),
-            *_norm_slot("q_norm", self.qk_norm, q_norm_size),
-            *_norm_slot("k_norm", self.qk_norm, k_norm_size),
+            *self._qk_norm_slots(),
             LinearSlot("out", (hidden_size,), self.q_size, self.out_bias),
             *_norm_slot("post_norm", self.post_norm, hidden_size),
+        )
+
+    def _qk_norm_slots(self) -> tuple[NormSlot | HeadNormSlot, ...]:
+        if self.qk_norm is not None and self.qk_norm_each:
+            counts = (self.num_heads, self.num_kv_heads)
+            return (HeadNormSlot("qk_norm", self.qk_norm, counts, self.head_dim),)
+        whole = self.qk_norm_whole
+        return (
+            *_norm_slot("q_norm", self.qk_norm, self.q_size if whole else self.head_dim),
+            *_norm_slot("k_norm", self.qk_norm, self.kv_size if whole else self.head_dim),
         )
 
 

@@ -35,7 +35,10 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class NormWeights:
-    """Of a norm: out = normalised * weight + bias."""
+    """Of a norm: out = normalised * weight + bias.
+
+    [heads, size] where heads have a factor each: see the operator `norm`.
+    """
 
     weight: Tensor  # [size]
     bias: Tensor | None = None  # [size]
@@ -51,6 +54,7 @@ class Attention:
     norm: NormWeights | None = None
     q_norm: NormWeights | None = None
     k_norm: NormWeights | None = None
+    qk_norm: NormWeights | None = None  # [num_heads + num_kv_heads, head_dim]
     post_norm: NormWeights | None = None
     slopes: Tensor | None = None  # [num_heads] float32, of ALiBi
     kv_format: str = "dense"  # of its cache, see predict.nn.cache_formats

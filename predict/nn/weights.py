@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from predict.nn.blocks import AttentionBlock, Block, LinearSlot, Norm, NormSlot
+from predict.nn.blocks import AttentionBlock, Block, HeadNormSlot, LinearSlot, Norm, NormSlot
 from predict.nn.spec import DecoderSpec
 
 
@@ -20,7 +20,8 @@ class WeightNames:
     Where a linear has several prefixes, they are stacked along the output features.
     qkv_rows: how rows lie where queries, keys and values have one prefix: "stacked", all queries,
     then all keys, then all values; "grouped", the queries of a key head, its key, its value, then
-    the next one's. transposed: matrices are stored [in, out].
+    the next one's. transposed: matrices are stored [in, out]. qk_norm: where each head has a factor
+    of its own, of the queries' heads and of the keys'; with {head} every head's is a tensor.
     """
 
     embedding: str = "model.embed_tokens.weight"
@@ -37,6 +38,7 @@ class WeightNames:
     out: tuple[str, ...] = ("self_attn.o_proj",)
     q_norm: str = "self_attn.q_norm.weight"
     k_norm: str = "self_attn.k_norm.weight"
+    qk_norm: tuple[str, ...] = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
     attention_post_norm: str = "post_self_attn_layernorm.weight"
     mlp_norm: str = "post_attention_layernorm.weight"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
@@ -45,15 +47,29 @@ class WeightNames:
     transposed: bool = False
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
     base: str = ""  # what names begin with, unless a checkpoint leaves it out
+    # Of a text model within a multimodal one: parts of the names of tensors that are left unread.
+    beside_text: tuple[str, ...] = ()
 
     def found_in(self, tensors: Container[str]) -> WeightNames:
         """The names as a checkpoint of these tensors has them."""
-        if self.embedding in tensors or self.embedding.removeprefix(self.base) not in tensors:
-            return self
+        candidates = [self, self._with_base(self.base, "")]
+        if self.beside_text:
+            candidates = [
+                self._with_base("model.", "model.language_model."),
+                replace(
+                    self._with_base("model.", "language_model.model."),
+                    head=f"language_model.{self.head}",
+                ),
+                self,
+            ]
+        return next((names for names in candidates if names.embedding in tensors), candidates[0])
+
+    def _with_base(self, base: str, other: str) -> WeightNames:
+        """The names with `other` in place of `base` at the beginning."""
         changed: dict[str, Any] = {
-            field.name: value.removeprefix(self.base)
+            field.name: other + value.removeprefix(base)
             for field in fields(self)
-            if isinstance(value := getattr(self, field.name), str)
+            if isinstance(value := getattr(self, field.name), str) and value.startswith(base)
         }
         return replace(self, **changed)
 
@@ -65,6 +81,7 @@ class WeightNames:
                 "qkv": self.qkv,
                 "q_norm": self.q_norm,
                 "k_norm": self.k_norm,
+                "qk_norm": self.qk_norm,
                 "out": self.out,
                 "post_norm": self.attention_post_norm,
             }
@@ -120,11 +137,20 @@ class NormPlan:
 
 
 @dataclass(frozen=True)
+class HeadNormPlan:
+    """Norms of heads that have a factor each [heads, size]: tensors one below the other."""
+
+    norm: Norm
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]  # names and shapes: [heads, size] or [size]
+    size: int
+
+
+@dataclass(frozen=True)
 class BlockPlan:
     """A block of the network, and where each of its slots comes from."""
 
     block: Block
-    slots: Mapping[str, LinearPlan | NormPlan]
+    slots: Mapping[str, LinearPlan | NormPlan | HeadNormPlan]
 
     def linears(self) -> Iterator[tuple[str, LinearPlan]]:
         """The linears by slot."""
@@ -133,10 +159,16 @@ class BlockPlan:
                 yield name, plan
 
     def norms(self) -> Iterator[tuple[str, NormPlan]]:
-        """The norms by slot."""
+        """The norms by slot, those of heads with a factor each apart."""
         for name, plan in self.slots.items():
             if isinstance(plan, NormPlan):
                 yield name, plan
+
+    def head_norms(self) -> Iterator[HeadNormPlan]:
+        """The norms of heads with a factor each."""
+        for plan in self.slots.values():
+            if isinstance(plan, HeadNormPlan):
+                yield plan
 
 
 LayerPlan: TypeAlias = tuple[BlockPlan, ...]
@@ -197,12 +229,15 @@ class WeightPlan:
             for _, norm in block.norms():
                 yield norm
 
-    def vectors(self) -> Iterator[tuple[str, int]]:
-        """Names and lengths of the norms' weights and biases."""
+    def norm_tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of the norms' weights and biases."""
         for norm in self.norms():
-            yield norm.weight, norm.size
+            yield norm.weight, (norm.size,)
             if norm.bias is not None:
-                yield norm.bias, norm.size
+                yield norm.bias, (norm.size,)
+        for block in self.blocks():
+            for heads in block.head_norms():
+                yield from heads.tensors
 
 
 def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
@@ -215,6 +250,15 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
 
     def between(kind: Norm | None, name: str) -> NormPlan | None:
         return None if kind is None else norm(kind, name, hidden)
+
+    def head_norm(slot: HeadNormSlot, names: list[str]) -> HeadNormPlan:
+        tensors: list[tuple[str, tuple[int, ...]]] = []
+        for name, count in zip(names, slot.num_heads, strict=True):
+            if "{head}" in name:
+                tensors += [(name.format(head=head), (slot.size,)) for head in range(count)]
+            else:
+                tensors.append((name, (count, slot.size)))
+        return HeadNormPlan(slot.norm, tuple(tensors), slot.size)
 
     def linear(block: Block, slot: LinearSlot, prefixes: tuple[str, ...]) -> LinearPlan:
         sizes, groups = slot.part_sizes, 0
@@ -236,10 +280,12 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
 
     def block_plan(index: int, block: Block) -> BlockPlan:
         at, known = names.layer.format(layer=index), names.of(block)
-        slots: dict[str, LinearPlan | NormPlan] = {}
+        slots: dict[str, LinearPlan | NormPlan | HeadNormPlan] = {}
         for slot in block.slots(hidden):
             name = known[slot.name]
-            if isinstance(slot, NormSlot):
+            if isinstance(slot, HeadNormSlot):
+                slots[slot.name] = head_norm(slot, [at + part for part in name])
+            elif isinstance(slot, NormSlot):
                 slots[slot.name] = norm(slot.norm, f"{at}{name}", slot.size)
             else:
                 slots[slot.name] = linear(block, slot, tuple(at + part for part in name))
@@ -273,5 +319,5 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
             for index, layer in enumerate(spec.layers)
         ),
         # A tied checkpoint may still carry its head; it is the embedding.
-        ignored=names.ignored + ((names.head,) if tied else ()),
+        ignored=names.ignored + names.beside_text + ((names.head,) if tied else ()),
     )

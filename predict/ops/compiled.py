@@ -109,7 +109,10 @@ def embed(inputs: ForwardInputs, embedding: Embedding, head: Linear) -> Tensor:
 
 
 def norm(x: Tensor, weights: NormWeights, norm: Norm) -> Tensor:
-    """The norm of x [T, N], rounded to its dtype."""
+    """The norm of x [T, N], rounded to its dtype.
+
+    A weight [P, D] norms the first P parts of each row, D values each; those behind stay.
+    """
     kind = NORM_KINDS.index(norm.kind)
     return _run()(
         "regatta_norm", x, weights.weight, weights.bias, None, kind, norm.epsilon, norm.plus_one

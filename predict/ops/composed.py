@@ -35,7 +35,7 @@ def attention_block(
     """
     block = attention.block
     x = normed(ops, hidden, attention.norm, block.norm)
-    qkv = ops.linear(x, attention.qkv)
+    qkv = normed(ops, ops.linear(x, attention.qkv), attention.qk_norm, block.qk_norm)
     q, written = ops.rope_and_cache_write(qkv, attention, cache, ropes, inputs)
     mixed = ops.paged_attention(q, attention, tuple(written), inputs, tree_mask)
     if rows is not None:

@@ -73,8 +73,18 @@ def _normalise(x: Tensor, weights: NormWeights, norm: Norm) -> Tensor:
 
 
 def norm(x: Tensor, weights: NormWeights, norm: Norm) -> Tensor:
-    """The norm of x [T, N], rounded to its dtype."""
-    return _normalise(x, weights, norm).astype(x.dtype)
+    """The norm of x [T, N], rounded to its dtype.
+
+    A weight [P, D] norms the first P parts of each row, D values each; those behind stay.
+    """
+    import paddle
+
+    if len(weights.weight.shape) == 1:
+        return _normalise(x, weights, norm).astype(x.dtype)
+    num_parts, size = weights.weight.shape
+    parts = x.reshape([-1, x.shape[-1] // size, size])
+    normed = _normalise(parts[:, :num_parts], weights, norm).astype(x.dtype)
+    return paddle.concat([normed, parts[:, num_parts:]], axis=1).flatten(1)
 
 
 def rms_norm(

@@ -25,7 +25,8 @@ def is_fused(block: Block) -> bool:
     """Whether regatta_blocks computes it."""
     if not isinstance(block, AttentionBlock) or block.qk_norm is None:
         return True
-    return block.qk_norm.kind == "rms" and not block.qk_norm.bias
+    norm = block.qk_norm
+    return norm.kind == "rms" and not (norm.bias or block.qk_norm_each)
 
 
 def folds_norm(block: Block) -> bool:

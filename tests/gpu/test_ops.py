@@ -15,8 +15,8 @@ from predict.device import cuda, devices
 from predict.engine.gpu_runner import read_table
 from predict.engine.logprobs import measure
 from predict.loading.build import fold_norms
-from predict.nn.blocks import Activation
-from predict.nn.decoder import Attention, Layer, Mlp
+from predict.nn.blocks import Activation, Norm, NormKind
+from predict.nn.decoder import Attention, Layer, Mlp, NormWeights
 from predict.ops import compiled as ops
 from predict.ops import plain as reference
 from tests.support.block_forms import FORMS, blocks_of, layer_of
@@ -96,6 +96,22 @@ def test_rms_norm(gpu: devices.Device, dtype: str, width: int) -> None:
                 wanted, _ = reference.rms_norm(total, weight.plain, None, 1e-5)
             compare(got[0], wanted, dtype)
             same(got[1].cpu().astype("float32"), total)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize(("parts", "num_weights", "size"), [(6, 4, 128), (5, 5, 40), (3, 2, 33)])
+def test_norms_of_heads(
+    gpu: devices.Device, parts: int, num_weights: int, size: int, kind: NormKind, dtype: str
+) -> None:
+    operands, settings = Operands(gpu, dtype), Norm(kind, 1e-5)
+    weight = operands.tensor(num_weights, size, around=1.0, scale=0.1)
+    for rows in ROWS:
+        x = operands.tensor(rows, parts * size)
+        got = ops.norm(x.device, NormWeights(weight.device), settings)
+        with operands.on_cpu():
+            wanted = reference.norm(x.plain, NormWeights(weight.plain), settings)
+        compare(got, wanted, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,6 +12,10 @@ import numpy.typing as npt
 import pytest
 
 from predict.device.library import Library
+from predict.nn.blocks import Norm, NormKind
+from predict.nn.decoder import NormWeights
+from predict.ops import compiled as ops
+from predict.ops import plain
 from tests.support.cpu_kernels import (
     DTYPES,
     Array,
@@ -216,6 +220,46 @@ def test_rms_norm_normalises_the_sum_with_the_residual(
     out, total = norm(tensor(x, dtype), tensor(weight, dtype), None, None, 0, 1e-5, False)
     np.testing.assert_array_equal(numpy32(total), x)
     assert_close(numpy32(out), normed(x, weight, 1e-5), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize(("rows", "parts", "num_weights", "size"), [(1, 6, 4, 64), (7, 5, 5, 33)])
+def test_heads_with_a_factor_each_are_normed_and_the_others_stay(
+    compiled: Library,
+    candidate: str,
+    rows: int,
+    parts: int,
+    num_weights: int,
+    size: int,
+    kind: NormKind,
+    dtype: str,
+) -> None:
+    rng = np.random.default_rng(9)
+    x = rounded(2 + 3 * normal(rng, rows, parts * size), dtype)
+    weight = rounded(1 + normal(rng, num_weights, size) / 4, dtype)
+    settings = Norm(kind, 1e-5)
+    got = numpy32(ops.norm(tensor(x, dtype), NormWeights(tensor(weight, dtype)), settings))
+    wanted = plain.norm(tensor(x, "float32"), NormWeights(tensor(weight, "float32")), settings)
+    assert_close(got, numpy32(wanted), dtype)
+    heads = x.reshape(rows, parts, size)
+    np.testing.assert_array_equal(got.reshape(heads.shape)[:, num_weights:], heads[:, num_weights:])
+    for head in range(num_weights):
+        alone = plain.norm(
+            tensor(heads[:, head], "float32"),
+            NormWeights(tensor(weight[head], "float32")),
+            settings,
+        )
+        assert_close(got.reshape(heads.shape)[:, head], numpy32(alone), dtype)
+
+
+@pytest.mark.parametrize(("num_weights", "size"), [(3, 10), (4, 8)])
+def test_factors_of_heads_that_do_not_fit_the_rows_are_refused(
+    compiled: Library, num_weights: int, size: int
+) -> None:
+    x, weight = (tensor(np.zeros(shape), "float32") for shape in ((2, 24), (num_weights, size)))
+    with pytest.raises(ValueError, match=rf"weight is \[{num_weights}, {size}\], and rows of x"):
+        ops.norm(x, NormWeights(weight), Norm())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

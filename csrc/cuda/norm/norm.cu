@@ -36,6 +36,16 @@ template <class T>
 struct More {
   const T* bias;  // or null
   bool layer, plus_one;
+  int num_parts, num_weights;  // as NormParams has them
+
+  // Points weight and bias at those of this block's row. Returns whether there are any.
+  __device__ __forceinline__ bool seek(const T*& weight, const T*& row_bias, int size) const {
+    const int part = blockIdx.x % num_parts;
+    const bool has_factor = part < num_weights;
+    weight = has_factor && weight != nullptr ? weight + part * size : nullptr;
+    row_bias = has_factor && bias != nullptr ? bias + part * size : nullptr;
+    return has_factor;
+  }
 };
 
 // A row is up to kUnits * blockDim.x units of 16 bytes. All of a thread's loads are issued before
@@ -51,6 +61,9 @@ __global__ void __launch_bounds__(1024)
   __shared__ float scratch[32];
   const int num_units = hidden_size / kUnit;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * hidden_size;
+  const T* bias = nullptr;
+  bool has_factor = true;
+  if constexpr (kMore) has_factor = more.seek(weight, bias, hidden_size);
   pdl_trigger();
   Vec16<T> w[kUnits], v[kUnits], r[kAdds ? kUnits : 1];
   auto unit_of = [&](int k) { return static_cast<int>(threadIdx.x + k * blockDim.x); };
@@ -113,14 +126,15 @@ __global__ void __launch_bounds__(1024)
       }
     }
   }
-  const float scale = rsqrtf(block_sum(sum, scratch) / hidden_size + epsilon);
+  float scale = rsqrtf(block_sum(sum, scratch) / hidden_size + epsilon);
+  if (kMore && !has_factor) mean = 0.f, scale = 1.f;
 #pragma unroll
   for (int k = 0; k < kUnits; ++k) {
     if (unit_of(k) < num_units) {
       Vec16<T> y;
       if constexpr (kMore) {
         Vec16<T> b = {};
-        if (more.bias != nullptr) b = load16(more.bias + unit_of(k) * kUnit);
+        if (bias != nullptr) b = load16(bias + unit_of(k) * kUnit);
 #pragma unroll
         for (int e = 0; e < kUnit; ++e) {
           const float factor = weight == nullptr ? 1.f : w[k].get(e) + (more.plus_one ? 1.f : 0.f);
@@ -145,6 +159,8 @@ __global__ void __launch_bounds__(1024)
                     const More<T> more) {
   __shared__ float scratch[32], mean_scratch[32];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * hidden_size;
+  const T* bias;
+  const bool has_factor = more.seek(weight, bias, hidden_size);
   pdl_trigger();
   pdl_wait();
   const int64_t source = source_row(row_ids, num_source_rows) * hidden_size;
@@ -163,15 +179,15 @@ __global__ void __launch_bounds__(1024)
     const float v = value(i) - mean;
     sum = fmaf(v, v, sum);
   }
-  const float scale = rsqrtf(block_sum(sum, scratch) / hidden_size + epsilon);
+  float scale = rsqrtf(block_sum(sum, scratch) / hidden_size + epsilon);
+  if (!has_factor) mean = 0.f, scale = 1.f;
   for (int i = threadIdx.x; i < hidden_size; i += blockDim.x) {
     const float v = value(i);  // before residual_out, which may be the residual itself
     if (residual_out != nullptr) residual_out[row + i] = Traits<T>::from_float(v);
     const float w =
         weight == nullptr ? 1.f : Traits<T>::to_float(weight[i]) + (more.plus_one ? 1.f : 0.f);
     const float y = (v - mean) * scale * w;
-    out[row + i] =
-        Traits<T>::from_float(more.bias == nullptr ? y : y + Traits<T>::to_float(more.bias[i]));
+    out[row + i] = Traits<T>::from_float(bias == nullptr ? y : y + Traits<T>::to_float(bias[i]));
   }
 }
 
@@ -195,8 +211,10 @@ Status run(const NormParams& params, const int32_t* row_ids, int64_t num_source_
     config.pdl = launch_on.pdl;
     const bool adds = params.residual != nullptr || params.residual_out != nullptr;
     const More<T> more = {static_cast<const T*>(params.bias), params.kind == NormKind::kLayer,
-                          params.plus_one};
-    const bool does_more = more.bias != nullptr || more.layer || more.plus_one;
+                          params.plus_one, static_cast<int>(params.num_parts),
+                          static_cast<int>(params.num_weights)};
+    const bool does_more =
+        more.bias != nullptr || more.layer || more.plus_one || more.num_parts > 1;
     const auto of = [&](auto k) {
       if (does_more) {
         return adds ? norm_kernel<T, k.value, true, true> : norm_kernel<T, k.value, false, true>;
