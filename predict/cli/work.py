@@ -20,7 +20,7 @@ from predict.cli.results import Results, open_results
 from predict.cli.run_config import PredictorConfig
 from predict.config.engine import check_params
 from predict.errors import TokenizerError
-from predict.nn.hf_config import ConfigReader
+from predict.loading.model import read_spec
 from predict.request import RequestOutput, SamplingParams, TokenLogprobs
 from predict.system.console import say
 from predict.system.outputs import check_output, is_special
@@ -82,7 +82,7 @@ def prepare(config: PredictorConfig) -> Work:
         items,
         config.sampling_params,
         tokenizer,
-        lambda: ConfigReader.from_dir(engine.model.model_name_or_path).get_int("vocab_size"),
+        lambda: read_spec(engine.model.model_name_or_path)[0].vocab_size,
         lambda params: check_params(params, engine),
     )
     for warning in prompts.warnings:

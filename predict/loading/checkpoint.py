@@ -251,10 +251,9 @@ class Checkpoint:
 
         Not a memory map: its pages would count as this process's memory until the last tensor.
         """
-        return self._read_file(name, self.tensors[name].shape)
+        return self._read_file(self.tensors[name], self.tensors[name].shape)
 
-    def _read_file(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        info = self.tensors[name]
+    def _read_file(self, info: TensorInfo, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         dtype = np.dtype(NUMPY_DTYPES[info.dtype])
         values = np.fromfile(info.file, dtype, math.prod(shape), offset=info.offset)
         if values.size != math.prod(shape):

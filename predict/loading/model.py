@@ -5,6 +5,7 @@ Every program that needs a network takes it from here: LLM, the export, quantiza
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from predict.config.quantization import check_support
 from predict.device import devices
 from predict.errors import UserError
 from predict.loading.build import build_decoder, expected_tensors
+from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts import Layout, layout_of
 from predict.loading.layouts.online import Online
 from predict.loading.memory import (
@@ -35,7 +37,7 @@ from predict.models import family_of, weight_names
 from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec
-from predict.nn.weights import LinearPlan, WeightPlan, plan_weights
+from predict.nn.weights import LinearPlan, WeightNames, WeightPlan, plan_weights
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ def open_weights(
             source = DeviceCheckpointSource(checkpoint, config.model.dtype, gpu)
         layout = layout_of(reader, checkpoint, source, settings, plan)
         checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
+        say_what_is_left_out(names, checkpoint)
     capability = None
     if gpu is not None:
         capability = devices.driver_info().gpus[gpu.index].capability
@@ -130,6 +133,20 @@ def open_weights(
             linear.in_features,
         )
     return Weights(config, plan, source, layout, platform)
+
+
+def say_what_is_left_out(names: WeightNames, checkpoint: Checkpoint) -> None:
+    """Says on stderr which parts of a multimodal model stay unread, where there are any."""
+    unread = {
+        part: sum(part in tensor for tensor in checkpoint.tensors) for part in names.beside_text
+    }
+    parts = [f"{part.strip('.')} ({count} tensors)" for part, count in unread.items() if count]
+    if parts:
+        print(
+            f"regatta: {checkpoint.directory}: {' and '.join(parts)} stay unread; text alone goes "
+            "in and comes out",
+            file=sys.stderr,
+        )
 
 
 def check_positions(config: EngineConfig, spec: DecoderSpec, reader: ConfigReader) -> None:

@@ -63,6 +63,8 @@ NUMBERS: dict[str, Range] = {
     "mscale": _real(1024.0, above=False),
     "mscale_all_dim": _real(1024.0, above=False),
 }
+# Keys that a multimodal model's config.json may have beside its text_config and mean for it.
+WHOLE_MODELS = ("eos_token_id", "tie_word_embeddings")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 # What config.json calls an MLP's function.
 FUNCTIONS: dict[str, Function] = {
@@ -101,6 +103,21 @@ class ConfigReader:
         # NaN and Infinity are read, so that the message can name the field that has them.
         return cls(read_json_object(path, constants=True), path)
 
+    def text_config(self, defaults: Mapping[str, Any] | None = None) -> ConfigReader:
+        """The reader of a multimodal model's `text_config`.
+
+        defaults: what its maker leaves out. The whole file's end of text and tying count where
+        text_config has none.
+        """
+        text = self.values.get("text_config")
+        if not isinstance(text, dict):
+            raise self.wrong("text_config", "an object: the text model's config")
+        shared = {key: self.values[key] for key in WHOLE_MODELS if key in self.values}
+        given = {
+            key: value for key, value in text.items() if value is not None or key not in shared
+        }
+        return ConfigReader({**(defaults or {}), **shared, **given}, self.path, "text_config")
+
     def wrong(self, key: str, allowed: object) -> UserError:
         """The error for a key whose value is not allowed."""
         shown = repr(self.values.get(key))
@@ -113,7 +130,8 @@ class ConfigReader:
         """The value, `default` where it is absent or null; UserError where one is needed."""
         value = self.values.get(key)
         if value is None and required:
-            raise UserError(f"{self.path} lacks {key!r}")
+            where = f"{self.path}: {self.inside}" if self.inside else f"{self.path}"
+            raise UserError(f"{where} lacks {key!r}")
         return default if value is None else value
 
     def _number(self, key: str, default: Any, required: bool, aliases: Sequence[str] = ()) -> Any:

@@ -22,6 +22,7 @@ class WeightNames:
     then all keys, then all values; "grouped", the queries of a key head, its key, its value, then
     the next one's. transposed: matrices are stored [in, out]. qk_norm: where each head has a factor
     of its own, of the queries' heads and of the keys'; with {head} every head's is a tensor.
+    Of a layer's third block on, names follow "blocks.2." within the layer.
     """
 
     embedding: str = "model.embed_tokens.weight"
@@ -278,8 +279,9 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
             names.transposed,
         )
 
-    def block_plan(index: int, block: Block) -> BlockPlan:
+    def block_plan(index: int, number: int, block: Block) -> BlockPlan:
         at, known = names.layer.format(layer=index), names.of(block)
+        at += f"blocks.{number}." if number > 1 else ""
         slots: dict[str, LinearPlan | NormPlan | HeadNormPlan] = {}
         for slot in block.slots(hidden):
             name = known[slot.name]
@@ -315,7 +317,7 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
             normalized=spec.head.normalized,
         ),
         layers=tuple(
-            tuple(block_plan(index, block) for block in layer)
+            tuple(block_plan(index, number, block) for number, block in enumerate(layer))
             for index, layer in enumerate(spec.layers)
         ),
         # A tied checkpoint may still carry its head; it is the embedding.

@@ -65,8 +65,20 @@ SHAPES: dict[str, dict[str, Any]] = {
     "starcoder2": EVEN | {"num_key_value_heads": 1},
     "granite": EVEN,
     "cohere": EVEN,
+    "gemma3": TOKENS,
+    "mistral3": TOKENS,
     "stablelm": EVEN | {"tie_word_embeddings": False},
     "phi": EVEN | {"tie_word_embeddings": False},
+}
+
+# The eyes of multimodal models, as small as they get: text alone is computed.
+VISION: dict[str, Any] = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "image_size": 14,
+    "patch_size": 14,
 }
 
 
@@ -327,6 +339,18 @@ CLASSIC: dict[str, Case] = {
     ),
 }
 
+GEMMA3_TEXT: dict[str, Any] = SMALL | {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "sliding_window": 12,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "query_pre_attn_scalar": 24,
+    "rope_parameters": {
+        "sliding_attention": rope("default"),
+        "full_attention": rope("linear", rope_theta=1000000.0, factor=8.0),
+    },
+}
+
 # RMS norms and gated MLPs, with something of their own.
 MODERN: dict[str, Case] = {
     "gemma_2b": Case(family="gemma", config={"num_attention_heads": 3}, spelling=4),
@@ -408,6 +432,30 @@ MODERN: dict[str, Case] = {
                 }
             },
         ),
+    ),
+    "gemma3_4b": Case(  # gemma3_text within a model that sees images
+        family="gemma3",
+        config={
+            "text_config": GEMMA3_TEXT,
+            "vision_config": VISION | {"model_type": "siglip_vision_model"},
+            "mm_tokens_per_image": 1,
+        },
+        without=({"text_config": GEMMA3_TEXT | {"sliding_window": 256}},),
+    ),
+    "mistral3_24b": Case(
+        family="mistral3",
+        config={
+            "text_config": SMALL
+            | {
+                "model_type": "mistral",
+                "head_dim": 24,
+                "sliding_window": None,
+                "tie_word_embeddings": False,
+                "rope_parameters": rope("default", rope_theta=1000000000.0),
+            },
+            "vision_config": VISION | {"model_type": "pixtral", "head_dim": 8},
+            "tie_word_embeddings": False,
+        },
     ),
     "glm_9b": Case(
         family="glm",

@@ -14,16 +14,20 @@ import numpy as np
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from tests.golden.families import TOKENS, Case
 from tests.golden.golden import Array, Greedy
 from tests.golden.published import publish_config, publish_tensors
 
-UNIT_OFFSET = ("gemma", "gemma2", "gemma3_text")  # their norms scale by 1 + weight
+UNIT_OFFSET = ("gemma", "gemma2", "gemma3", "gemma3_text")  # their norms scale by 1 + weight
 POSITIONS = ("embed_positions", "wpe")
 ATTENTION_OUTPUTS = ("attention.dense", "attn.c_proj", "attn.dense", "o_proj", "out_proj")
-SCALED_BRANCHES = ("gemma2", "gemma3_text")  # their embeddings are sqrt(hidden_size) times as large
+SCALED_BRANCHES = (
+    "gemma2",
+    "gemma3",
+    "gemma3_text",
+)  # their embeddings are sqrt(hidden_size) times as large
 EMBEDDINGS = ("embed", "wte", "wpe", "lm_head")
 
 
@@ -36,7 +40,7 @@ class HFModel:
     @property
     def vocab_size(self) -> int:
         """How many tokens it knows."""
-        return int(self.model.config.vocab_size)
+        return int(self.model.config.get_text_config().vocab_size)
 
     def generate(self, prompt: Sequence[int], num_new_tokens: int) -> Greedy:
         """Greedy continuation by transformers, up to an end-of-text token if there is one."""
@@ -98,7 +102,7 @@ class HFSource:
 
     def load(self, folder: Path) -> HFModel:
         """The checkpoint in float32."""
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = self._models.from_pretrained(
             folder,
             dtype=torch.float32,
             attn_implementation=self.case.attention,
@@ -115,10 +119,15 @@ class HFSource:
             plain.load_state_dict({name: state[name] for name in plain.state_dict()})
             yield HFModel(plain)
 
+    @property
+    def _models(self) -> Any:
+        has_eyes = "vision_config" in self.case.config
+        return AutoModelForImageTextToText if has_eyes else AutoModelForCausalLM
+
     def _build(self, changes: Mapping[str, Any]) -> Any:
         """The untrained model of the case, with `changes` of its config."""
         config = AutoConfig.for_model(self.case.family, **self.case.values(changes))
-        return AutoModelForCausalLM.from_config(config, attn_implementation=self.case.attention)
+        return self._models.from_config(config, attn_implementation=self.case.attention)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ from tests.golden.numpy_models import (
     causal,
     chatglm,
     chatglm2,
+    ernie,
+    gpt,
     internlm2,
     minicpm,
     qwen,
@@ -49,6 +51,7 @@ class NumpyCase:
     embedding: float = 3.0
     last_norm: float = 1.0
     min_distinct: float = 0.3
+    transposed: bool = False  # matrices are [in, out]
 
 
 def llama_shapes(config: Config, layer: str, names: Mapping[str, str]) -> Shapes:
@@ -198,6 +201,60 @@ def chatglm2_shapes(config: Config) -> Shapes:
     return shapes
 
 
+def gpt_shapes(config: Config) -> Shapes:
+    """The tensors of PaddleNLP's GPT."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    fused = config.get("fuse_attention_qkv", False)
+    matrices: Shapes = {"self_attn.qkv_proj": (hidden, 3 * hidden)}
+    if not fused:
+        matrices = {f"self_attn.{part}_proj": (hidden, hidden) for part in "qkv"}
+    matrices |= {
+        "self_attn.out_proj": (hidden, hidden),
+        "linear1": (hidden, inner),
+        "linear2": (inner, hidden),
+        "norm1": (hidden,),
+        "norm2": (hidden,),
+    }
+    shapes: Shapes = {
+        "gpt.embeddings.word_embeddings.weight": (VOCAB_SIZE, hidden),
+        "gpt.embeddings.position_embeddings.weight": (config["max_position_embeddings"], hidden),
+        "gpt.decoder.norm.weight": (hidden,),
+        "gpt.decoder.norm.bias": (hidden,),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        for name, shape in matrices.items():
+            shapes[f"gpt.decoder.layers.{layer}.{name}.weight"] = shape
+            shapes[f"gpt.decoder.layers.{layer}.{name}.bias"] = shape[-1:]
+    return shapes
+
+
+def ernie_shapes(config: Config) -> Shapes:
+    """The tensors of ERNIE 3.5 SE."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    num_layers = config["num_hidden_layers"]
+    parts: Shapes = {"ernie.norm": (hidden,), "lm_head": (hidden, VOCAB_SIZE)}
+    for layer in range(num_layers):
+        name = f"ernie.layers.{layer}"
+        if config["parallel_attn_hatf"] and layer == 0:
+            parts |= {f"{name}.self_attn.{part}_proj": (hidden, hidden) for part in "qkvo"}
+        elif config["parallel_attn_hatf"] and layer == num_layers - 1:
+            parts |= {f"{name}.mlp.{part}_proj": (hidden, inner) for part in ("gate", "up")}
+            parts |= {f"{name}.mlp.down_proj": (inner, hidden)}
+            parts |= {f"{name}.post_attention_layernorm": (hidden,)}
+            continue
+        else:
+            packed = 3 * hidden + 2 * inner
+            parts |= {f"{name}.self_attn_mlp.qkv_gate_up_proj": (hidden, packed)}
+            parts |= {f"{name}.self_attn_mlp.o_proj": (inner + hidden, hidden)}
+        parts |= {f"{name}.input_layernorm": (hidden,)}
+    shapes: Shapes = {"ernie.embed_tokens.weight": (VOCAB_SIZE, hidden)}
+    for name, shape in parts.items():
+        shapes[f"{name}.weight"] = shape
+        if config["use_bias"] or len(shape) == 1:
+            shapes[f"{name}.bias"] = shape[-1:]
+    return shapes
+
+
 BAICHUAN: dict[str, Any] = {
     "architectures": ["BaichuanForCausalLM"],
     "hidden_act": "silu",
@@ -343,7 +400,95 @@ MINICPM: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     **TOKENS,
 }
+GPT: dict[str, Any] = {
+    "architectures": ["GPTForCausalLM"],
+    "attention_probs_dropout_prob": 0.1,
+    "dtype": "float32",
+    "eol_token_id": 3,
+    "fuse_attention_qkv": False,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 48,
+    "initializer_range": 0.02,
+    "intermediate_size": 64,
+    "max_position_embeddings": 144,
+    "model_type": "gpt",
+    "num_attention_heads": 3,
+    "num_hidden_layers": 2,
+    "paddlenlp_version": None,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "type_vocab_size": 1,
+    "vocab_size": VOCAB_SIZE,
+    **TOKENS,
+}
+ERNIE: dict[str, Any] = {
+    "architectures": ["Ernie35ForCausalLM"],
+    "enable_random_position_ids": True,
+    "fuse_linear": False,
+    "fuse_ln": False,
+    "hidden_size": 32,
+    "ignored_index": -100,
+    "initializer_range": 0.02,
+    "intermediate_size": 40,
+    "layer_norm_eps": 1e-6,
+    "max_position_embeddings": 2048,
+    "model_type": "ernie",
+    "num_attention_heads": 2,
+    "num_hidden_layers": 4,
+    "paddlenlp_version": None,
+    "parallel_attn_hatf": True,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_bias": True,
+    "use_flash_attention": True,
+    "vocab_size": VOCAB_SIZE,
+    "weight_share_add_bias": True,
+    **TOKENS,
+}
 NUMPY_CASES: dict[str, NumpyCase] = {
+    "gpt_paddlenlp": NumpyCase(
+        forward=gpt,
+        shapes=gpt_shapes,
+        config=GPT,
+        transposed=True,
+        matrix=3.0,
+        attention_output=9.0,
+        bias=0.2,
+    ),
+    "gpt_paddlenlp_fused": NumpyCase(
+        forward=gpt,
+        shapes=gpt_shapes,
+        config=GPT | {"fuse_attention_qkv": True, "hidden_size": 32, "num_attention_heads": 2},
+        transposed=True,
+        matrix=3.0,
+        attention_output=9.0,
+        bias=0.2,
+    ),
+    "ernie_3_5_se": NumpyCase(
+        forward=ernie,
+        shapes=ernie_shapes,
+        config=ERNIE,
+        transposed=True,
+        without=({"enable_random_position_ids": False},),
+        matrix=2.0,
+        attention_output=4.0,
+        bias=0.2,
+    ),
+    "ernie_3_5_se_parallel": NumpyCase(
+        forward=ernie,
+        shapes=ernie_shapes,
+        config=ERNIE
+        | {
+            "enable_random_position_ids": False,
+            "num_hidden_layers": 2,
+            "parallel_attn_hatf": False,
+            "use_bias": False,
+        },
+        transposed=True,
+        matrix=2.0,
+        attention_output=4.0,
+    ),
     "baichuan_7b": NumpyCase(
         forward=baichuan,
         shapes=baichuan_shapes,

@@ -44,6 +44,13 @@ def layer_norm(weights: Weights, name: str, x: Matrix, eps: float) -> Matrix:
     return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
 
+def turned(weights: Weights, name: str, x: Matrix) -> Matrix:
+    """As linear, of PaddleNLP's matrices: [in, out]."""
+    product = x @ weights[f"{name}.weight"]
+    bias = weights.get(f"{name}.bias")
+    return product if bias is None else product + bias
+
+
 def silu(x: Matrix) -> Matrix:
     """X times its logistic."""
     return x / (1 + np.exp(-x))
@@ -321,3 +328,76 @@ def minicpm(config: Config, weights: Weights, tokens: Sequence[int], _: int) -> 
     x = rms_norm(weights, "model.norm", x, eps) / (hidden_size / config["dim_model_base"])
     head = "model.embed_tokens" if config["tie_word_embeddings"] else "lm_head"
     return linear(weights, head, x)
+
+
+def gpt(config: Config, weights: Weights, tokens: Sequence[int], _: int) -> Matrix:
+    """PaddleNLP's GPT: GPT-2 whose queries, keys and values are apart, or together head by head."""
+    eps, num_heads = 1e-5, config["num_attention_heads"]
+    word = weights["gpt.embeddings.word_embeddings.weight"]
+    x = word[list(tokens)] + weights["gpt.embeddings.position_embeddings.weight"][: len(tokens)]
+    for layer in range(config["num_hidden_layers"]):
+        name = f"gpt.decoder.layers.{layer}"
+        normed = layer_norm(weights, f"{name}.norm1", x, eps)
+        if config.get("fuse_attention_qkv", False):
+            packed = heads(turned(weights, f"{name}.self_attn.qkv_proj", normed), num_heads)
+            q, k, v = np.split(packed, 3, axis=-1)
+        else:
+            q, k, v = (
+                heads(turned(weights, f"{name}.self_attn.{part}_proj", normed), num_heads)
+                for part in "qkv"
+            )
+        mixed = attention(q, k, v, causal(len(tokens)))
+        x = x + turned(weights, f"{name}.self_attn.out_proj", mixed)
+        normed = layer_norm(weights, f"{name}.norm2", x, eps)
+        inner = gelu_tanh(turned(weights, f"{name}.linear1", normed))
+        x = x + turned(weights, f"{name}.linear2", inner)
+    return layer_norm(weights, "gpt.decoder.norm", x, eps) @ word.T
+
+
+def spread_positions(num_tokens: int) -> Matrix:
+    """Where ERNIE 3.5 SE's tokens stand, having been trained with gaps between them."""
+    return 8 * np.arange(num_tokens, dtype=np.float64) + 7
+
+
+def ernie(config: Config, weights: Weights, tokens: Sequence[int], _: int) -> Matrix:
+    """ERNIE 3.5 SE: attention and a gated MLP side by side, their matrices in one.
+
+    With parallel_attn_hatf the first layer has attention alone, the last one the MLP alone. One
+    matrix makes queries, keys and values (head by head), the gate and what it gates; another takes
+    the MLP's inner values, then the mixed values.
+    """
+    eps, num_heads = config["layer_norm_eps"], config["num_attention_heads"]
+    hidden, num_layers = config["hidden_size"], config["num_hidden_layers"]
+    positions = positions_of(tokens)
+    if config["enable_random_position_ids"]:
+        positions = spread_positions(len(tokens))
+    turns = angles(positions, hidden // num_heads, 10000.0)
+
+    def mix(q: Matrix, k: Matrix, v: Matrix) -> Matrix:
+        added = causal(len(tokens))
+        return attention(rotate_halves(q, turns), rotate_halves(k, turns), v, added)
+
+    x = weights["ernie.embed_tokens.weight"][list(tokens)]
+    for layer in range(num_layers):
+        name = f"ernie.layers.{layer}"
+        if f"{name}.self_attn_mlp.o_proj.weight" in weights:
+            normed = layer_norm(weights, f"{name}.input_layernorm", x, eps)
+            packed = turned(weights, f"{name}.self_attn_mlp.qkv_gate_up_proj", normed)
+            ends = [3 * hidden, 3 * hidden + config["intermediate_size"]]
+            packed, gate, up = np.split(packed, ends, axis=-1)
+            mixed = mix(*np.split(heads(packed, num_heads), 3, axis=-1))
+            both = np.concatenate([silu(gate) * up, mixed], axis=-1)
+            x = x + turned(weights, f"{name}.self_attn_mlp.o_proj", both)
+        elif layer == 0:
+            normed = layer_norm(weights, f"{name}.input_layernorm", x, eps)
+            q, k, v = (
+                heads(turned(weights, f"{name}.self_attn.{part}_proj", normed), num_heads)
+                for part in "qkv"
+            )
+            x = x + turned(weights, f"{name}.self_attn.o_proj", mix(q, k, v))
+        else:
+            normed = layer_norm(weights, f"{name}.post_attention_layernorm", x, eps)
+            gate = silu(turned(weights, f"{name}.mlp.gate_proj", normed))
+            up = turned(weights, f"{name}.mlp.up_proj", normed)
+            x = x + turned(weights, f"{name}.mlp.down_proj", gate * up)
+    return turned(weights, "lm_head", layer_norm(weights, "ernie.norm", x, eps))

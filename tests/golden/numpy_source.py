@@ -22,7 +22,7 @@ from tests.golden.numpy_models import Config, Forward, Weights
 from tests.golden.twins import check_twin
 
 EMBEDDINGS = ("embed", "lm_head", "output.", "output_layer", "wte")
-ATTENTION_OUTPUTS = ("attention.dense", "attn.c_proj", "attention.wo", "o_proj")
+ATTENTION_OUTPUTS = ("attention.dense", "attn.c_proj", "attention.wo", "o_proj", "out_proj")
 LAST_NORMS = ("final_layernorm.weight", "ln_f.weight", "model.norm.weight")
 
 
@@ -140,7 +140,8 @@ def random_tensors(case: NumpyCase, seed: int) -> dict[str, torch.Tensor]:
         elif len(shape) == 1:
             values = (1 + 0.2 * values) * (case.last_norm if name.endswith(LAST_NORMS) else 1)
         else:
-            values *= _scale(case, name) / shape[1] ** 0.5
+            turned = case.transposed and "embed" not in name
+            values *= _scale(case, name) / shape[0 if turned else 1] ** 0.5
             if name == "lm_head.weight" and "z_loss_weight" in case.config:
                 values *= 1 + torch.rand(shape[0], 1, generator=generator)
         tensors[name] = values.to(getattr(torch, case.config["torch_dtype"]))

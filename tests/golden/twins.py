@@ -6,7 +6,9 @@ Not for goldens: a twin has not all features, and is compared in what it has.
 - Qwen: Qwen2, with the base of the angles that the length gives; without the scaling of queries.
 - ChatGLM-6B: Bloom with residuals from the normed input; its ALiBi instead of two-dimensional
   positions. A branch by alpha is the same as the residual times alpha, to a norm.
-- ChatGLM2: GLM. InternLM2: Llama. MiniCPM: Granite.
+- ChatGLM2: GLM. InternLM2: Llama. MiniCPM: Granite. PaddleNLP's GPT: GPT-2.
+- ERNIE 3.5 SE: StableLM with parallel blocks, those that it lacks being zero; no other biases than
+  those of queries, keys, values and norms.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def build(model_type: str, weights: Renamed, **values: Any) -> Any:
 
 
 def _input_name(state: Mapping[str, Any]) -> str:
-    return next(name for name in state if "embed" in name)
+    return next(name for name in state if "embed" in name or "wte" in name)
 
 
 def run(model: Any, tokens: Sequence[int], **inputs: Any) -> Matrix:
@@ -107,6 +109,7 @@ def llama_values(config: Config, base: float) -> dict[str, Any]:
 
 
 Q_K_V = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+QKV_WEIGHTS = tuple(f"{name}.weight" for name in Q_K_V)
 Both = tuple[Matrix, Matrix]
 
 
@@ -295,8 +298,127 @@ def check_minicpm(config: Config, weights: Weights, tokens: Sequence[int]) -> Bo
     return ours, run(model, tokens)
 
 
+def check_gpt(config: Config, weights: Weights, tokens: Sequence[int]) -> Both:
+    """GPT-2, which stores its matrices [in, out], too."""
+    ours = numpy_models.gpt(config, weights, tokens, len(tokens))
+    num_heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    pairs = {
+        "gpt.embeddings.word_embeddings": "transformer.wte",
+        "gpt.embeddings.position_embeddings": "transformer.wpe",
+        "gpt.decoder.layers.": "transformer.h.",
+        "gpt.decoder.norm": "transformer.ln_f",
+        "norm1": "ln_1",
+        "norm2": "ln_2",
+        "self_attn.out_proj": "attn.c_proj",
+        "self_attn.": "attn.",
+        "linear1": "mlp.c_fc",
+        "linear2": "mlp.c_proj",
+    }
+    names = renamed(weights, pairs)
+    for layer in range(config["num_hidden_layers"]):
+        at = f"transformer.h.{layer}.attn"
+        for kind in ("weight", "bias"):
+            packed = names.pop(f"{at}.qkv_proj.{kind}", None)
+            if packed is None:
+                parts = [names.pop(f"{at}.{part}_proj.{kind}") for part in "qkv"]
+            else:
+                lead = packed.shape[:-1]
+                by_head = packed.reshape(*lead, num_heads, 3, hidden // num_heads)
+                parts = [by_head[..., part, :].reshape(*lead, -1) for part in range(3)]
+            names[f"{at}.c_attn.{kind}"] = np.concatenate(parts, axis=-1)
+    model = build(
+        "gpt2",
+        names,
+        n_embd=hidden,
+        n_inner=config["intermediate_size"],
+        n_layer=config["num_hidden_layers"],
+        n_head=num_heads,
+        n_positions=config["max_position_embeddings"],
+        vocab_size=config["vocab_size"],
+    )
+    return ours, run(model, tokens)
+
+
+def check_ernie(config: Config, weights: Weights, tokens: Sequence[int]) -> Both:
+    """StableLM: a layer without attention, or without MLP, is one whose product makes zeros."""
+    num_heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    inner, num_layers = config["intermediate_size"], config["num_hidden_layers"]
+    plain = {name: tensor for name, tensor in weights.items() if keeps_bias(name)}
+    for name in [name for name in plain if name.endswith("qkv_gate_up_proj.bias")]:
+        plain[name] = np.where(np.arange(len(plain[name])) < 3 * hidden, plain[name], 0)
+    ours = numpy_models.ernie(config, plain, tokens, len(tokens))
+    zeros = {
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (hidden, hidden),
+        "self_attn.v_proj": (hidden, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    names = {
+        f"model.layers.{layer}.{name}.weight": np.zeros(shape)
+        for layer in range(num_layers)
+        for name, shape in zeros.items()
+    }
+    if config["use_bias"]:
+        biases = [name.replace("weight", "bias") for name in names if name.endswith(QKV_WEIGHTS)]
+        names |= {name: np.zeros(hidden) for name in biases}
+    for old, tensor in plain.items():
+        name = old.replace("ernie.", "model.").replace("post_attention_", "input_")
+        layer, _, product = name.partition(".self_attn_mlp.")
+        is_matrix = tensor.ndim == 2 and "embed" not in name
+        rows = tensor.T if is_matrix else tensor
+        if product.startswith("o_proj"):
+            names[f"{layer}.mlp.down_proj.weight"] = rows[:, :inner]
+            names[f"{layer}.self_attn.o_proj.weight"] = rows[:, inner:]
+        elif product:
+            kind = product.partition(".")[2]
+            by_head = rows[: 3 * hidden].reshape(num_heads, 3, hidden // num_heads, *rows.shape[1:])
+            for number, part in enumerate("qkv"):
+                own = by_head[:, number].reshape(hidden, *rows.shape[1:])
+                names[f"{layer}.self_attn.{part}_proj.{kind}"] = own
+            if kind == "weight":
+                gate_up = rows[3 * hidden :]
+                names[f"{layer}.mlp.gate_proj.weight"] = gate_up[:inner]
+                names[f"{layer}.mlp.up_proj.weight"] = gate_up[inner:]
+        else:
+            names[name] = rows
+    model = build(
+        "stablelm",
+        names,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_heads,
+        layer_norm_eps=config["layer_norm_eps"],
+        use_qkv_bias=config["use_bias"],
+        use_parallel_residual=True,
+        vocab_size=config["vocab_size"],
+        tie_word_embeddings=False,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 1.0,
+        },
+    )
+    positions = torch.arange(len(tokens))
+    if config["enable_random_position_ids"]:
+        positions = 8 * positions + 7
+    return ours, run(model, tokens, position_ids=positions[None])
+
+
+def keeps_bias(name: str) -> bool:
+    """Whether a tensor of ERNIE's has a place in StableLM."""
+    kept = ("norm", "q_proj.", "k_proj.", "v_proj.", "qkv_gate_up_proj.")
+    return name.endswith("weight") or any(part in name for part in kept)
+
+
 CHECKS = {
     "baichuan": check_baichuan,
+    "ernie": check_ernie,
+    "gpt": check_gpt,
     "chatglm": check_chatglm,
     "chatglm2": check_chatglm2,
     "internlm2": check_internlm2,

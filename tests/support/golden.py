@@ -28,18 +28,22 @@ EVERY_WAY = frozenset(
         "cohere_35b",
         "cohere_qk_norm",
         "ernie4_5_0_3b",
+        "ernie_3_5_se",
         "falcon_40b",
         "falcon_rw",
         "gemma2_9b",
+        "gemma3_4b",
         "gemma3_text_1b",
         "gemma_2b",
         "glm4_9b",
         "glm_9b",
         "gpt2_small",
+        "gpt_paddlenlp",
         "gpt_neox_pythia",
         "granite_8b",
         "internlm2_7b",
         "minicpm_2b",
+        "mistral3_24b",
         "olmo2_7b",
         "opt_350m",
         "phi3_mini",
@@ -84,7 +88,8 @@ RUNS: dict[str, tuple[tuple[int, slice], ...]] = {
     **dict.fromkeys(
         ("phi3_longrope", "phi3_4_mini"), ((64, slice(0, 3)), (MAX_LENGTH, slice(3, 5)))
     ),
-    "gpt2_small": ((144, slice(None)),),  # it has no positions beyond
+    # They have no positions beyond.
+    **dict.fromkeys(("gpt2_small", "gpt_paddlenlp", "gpt_paddlenlp_fused"), ((144, slice(None)),)),
     # Beyond seq_length the base grows by position here (see predict.nn.rope), not by prompt.
     "qwen_long": ((MAX_LENGTH, slice(0, 1)),),
 }
