@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import json
 import os
 import shutil
 import sys
@@ -32,6 +33,7 @@ from predict.config.engine import EngineConfig
 from predict.device.devices import check_static
 from predict.errors import EXIT_FAILURE, EXIT_USAGE, UserError
 from predict.system.console import say, show
+from predict.system.files import read_json_object
 from predict.system.outputs import check_folder, locked, whole_folder
 from predict.system.signals import Signals, kept
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from predict.loading.manifest import Manifest
     from predict.nn.cache_formats import HeadScales, KvFormat
     from predict.nn.decoder import Decoder
+    from predict.nn.hf_config import ConfigReader
     from predict.nn.spec import DecoderSpec
 
 OWN_FLAGS = (
@@ -161,7 +164,7 @@ def _export(config: EngineConfig, output_path: Path, signals: Signals | None) ->
 
     source = Path(config.model.model_name_or_path)
     platform = platform_of(config.model.device, config.model.inference_model)
-    spec, reader = read_spec(source)
+    spec, reader = read_spec(source, config.model.model_type)
     config = with_stored_cache(config, reader)
     kv_format = kv_format_of(config.kv_format)
     scales = head_scales(kv_format, source, spec)
@@ -192,6 +195,7 @@ def _export(config: EngineConfig, output_path: Path, signals: Signals | None) ->
                 signals.check()
             _stage("writing the other files")
             _copy_files(source, folder, f"{config.model.model_prefix}.json", kv_format, scales)
+            _name_family(reader, folder)
             manifest = _manifest(config, spec, decoder, folder, paddle.__version__, abi)
             try:
                 check_program(manifest, spec, folder, config.model.model_prefix)
@@ -236,6 +240,13 @@ def _copy_files(
                 shutil.copyfile(path, folder / path.name)
     if scales is not None and not (source / SCALES_FILE).exists():
         save_head_scales(kv_format, folder, scales)
+
+
+def _name_family(reader: ConfigReader, folder: Path) -> None:
+    """Writes the model_type that --model_type gave into config.json, if it had none."""
+    path = folder / reader.path.name
+    if read_json_object(path, constants=True).get("model_type") is None:
+        path.write_text(json.dumps(dict(reader.values), indent=2) + "\n", encoding="utf-8")
 
 
 def _manifest(

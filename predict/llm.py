@@ -162,7 +162,7 @@ class LLM:
         started = time.perf_counter()
         config = EngineConfig.of(model, **settings)
         self.platform = platform_of(config.model.device, config.model.inference_model)
-        self.spec, reader = read_spec(config.model.model_name_or_path)
+        self.spec, reader = read_spec(config.model.model_name_or_path, config.model.model_type)
         self.config = config = with_stored_cache(config, reader)
         kv_format = kv_format_of(config.kv_format)
         if self.device is not None:

@@ -56,7 +56,9 @@ def _is_known(block: Block) -> bool:
         return False
     if isinstance(block, MlpBlock) and (block.activation != Activation() or block.parallel):
         return False
-    if isinstance(block, AttentionBlock) and block.positions.kind != "rotary":
+    if isinstance(block, AttentionBlock) and (
+        block.positions.kind != "rotary" or block.qk_norm_each
+    ):
         return False
     return block.residual == Residual()
 
@@ -162,12 +164,9 @@ class LayerWeights:
             return Linear("dense", (matrix,), bias, columns, rows)
 
         def block(plan: BlockPlan) -> BlockWeights:
-            slots: dict[str, Any] = {
-                name: linear(name)
-                if isinstance(part, LinearPlan)
-                else NormWeights(paddle.to_tensor(self.vectors[part.weight]))
-                for name, part in plan.slots.items()
-            }
+            slots: dict[str, Any] = {name: linear(name) for name, _ in plan.linears()}
+            for name, norm in plan.norms():
+                slots[name] = NormWeights(paddle.to_tensor(self.vectors[norm.weight]))
             if isinstance(plan.block, AttentionBlock):
                 return Attention(plan.block, **slots)
             return Mlp(plan.block, **slots)

@@ -224,9 +224,10 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_MODEL, "model_prefix", "str", "model",
          "Stem of the exported program's files, in static mode."),
     Flag(_MODEL, "model_type", "str", None,
-         "Family of the model.",
+         "Family of the model, where its config.json has no model_type.",
          choices=("gpt-3", "ernie-3.5-se", "llama-img2txt", "qwen-img2txt", "opt-img2txt"),
-         availability=not_yet("The family is read from model_type in the model's config.json.")),
+         availability=not_yet("Text models run, and the text models of gemma3 and mistral3.",
+                              "*-img2txt")),
     Flag(_MODEL, "chat_template", "str", None,
          "The tokenizer's own template, or its family's, when not given; none turns it off; else a "
          "template file, a directory with one, or the name of a published format.",

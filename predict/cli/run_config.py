@@ -103,6 +103,7 @@ def _num_sequences(flags: FlagValues) -> int:
 _SAME_NAME = (
     "mode",
     "model_prefix",
+    "model_type",
     "block_size",
     "src_length",
     "max_num_batched_tokens",

@@ -82,7 +82,7 @@ def prepare(config: PredictorConfig) -> Work:
         items,
         config.sampling_params,
         tokenizer,
-        lambda: read_spec(engine.model.model_name_or_path)[0].vocab_size,
+        lambda: read_spec(engine.model.model_name_or_path, engine.model.model_type)[0].vocab_size,
         lambda params: check_params(params, engine),
     )
     for warning in prompts.warnings:

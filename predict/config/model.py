@@ -24,6 +24,7 @@ class ModelConfig:
     model_prefix: str = "model"  # stem of the exported program
     inference_model: bool = False  # compiled operators; False: plain-Paddle ones
     batch_invariant: bool = False  # on a GPU: every row's sums in an order of their own
+    model_type: str | None = None  # the family, where config.json names none: gpt-3, ernie-3.5-se
     load_format: str = "auto"  # auto | dummy (seeded random weights)
     # None: the tokenizer's own or its family's; none: off; else a file, a folder or a format's name
     chat_template: str | None = None

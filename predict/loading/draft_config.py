@@ -48,6 +48,7 @@ def read_draft(
     settings = config.changed(
         model_name_or_path=path,
         mode="dynamic",
+        model_type=None,
         quant_type=config.speculation.draft_model_quant_type,
         weightonly_group_size=-1,
         weight_block_size=None,

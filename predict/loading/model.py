@@ -33,7 +33,7 @@ from predict.loading.sources import (
     WeightSource,
     check_sizes,
 )
-from predict.models import family_of, weight_names
+from predict.models import family_of, weight_names, with_family
 from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec
@@ -191,7 +191,9 @@ def check_memory(opened: Sequence[Weights], with_cache: bool = True) -> None:
     check_gpu_memory(first.config, first.plan.spec, devices.memory_info(gpu), needed, draft, beside)
 
 
-def read_spec(directory: str | Path) -> tuple[DecoderSpec, ConfigReader]:
-    """The network that a directory's config.json describes."""
-    reader = ConfigReader.from_dir(directory)
+def read_spec(
+    directory: str | Path, model_type: str | None = None
+) -> tuple[DecoderSpec, ConfigReader]:
+    """The network that a directory's config.json describes. model_type: where it names none."""
+    reader = with_family(ConfigReader.from_dir(directory), model_type)
     return family_of(reader).spec(reader), reader

@@ -15,6 +15,9 @@ from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
 
+# What PaddleNLP's --model_type calls families.
+PADDLENLP = {"gpt-3": "gpt", "ernie-3.5-se": "ernie"}
+
 
 class Family(Protocol):
     """What a module in this package offers."""
@@ -29,6 +32,20 @@ class Family(Protocol):
 def known_families() -> list[str]:
     """The model types that have a module here."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def with_family(config: ConfigReader, name: str | None) -> ConfigReader:
+    """The config, its model_type the family called `name` (PaddleNLP's way too) where it has none.
+
+    Raises UserError where config.json names another one.
+    """
+    if name is None:
+        return config
+    model_type = PADDLENLP.get(name, name)
+    if config.values.get("model_type") is None:
+        return ConfigReader({**config.values, "model_type": model_type}, config.path)
+    config.must_be("model_type", model_type)
+    return config
 
 
 def family_of(config: ConfigReader) -> Family:

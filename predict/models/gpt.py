@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm, Positions
-from predict.nn.hf_config import ConfigReader, decoder_spec
-from predict.nn.spec import DecoderSpec, EmbeddingSpec, HeadSpec
+from predict.models.gpt2 import gpt2_like
+from predict.nn.blocks import Norm
+from predict.nn.hf_config import ConfigReader
+from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
 
 NAMES = WeightNames(
@@ -31,40 +32,11 @@ def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
     config.must_be("normalize_before", True)
     config.must_be("tie_word_embeddings", True)
-    config.must_be("use_rms_norm", False)
-    hidden_size, num_heads = config.get_int("hidden_size"), config.get_int("num_attention_heads")
-    if hidden_size % num_heads:
-        raise config.wrong("num_attention_heads", f"a divisor of the hidden_size {hidden_size}")
-    head_dim = hidden_size // num_heads
-    norm = Norm("layer", 1e-5, bias=True)
     # PaddleNLP's "gelu" stands for the tanh approximation.
     function = config.activation(default="gelu")
-    layer = (
-        AttentionBlock(
-            num_heads,
-            num_heads,
-            head_dim,
-            head_dim**-0.5,
-            norm,
-            positions=Positions("none"),
-            qkv_bias=True,
-            out_bias=True,
-        ),
-        MlpBlock(
-            config.get_int("intermediate_size", 4 * hidden_size),
-            Activation("gelu_tanh" if function == "gelu" else function, gated=False),
-            norm,
-            up_bias=True,
-            down_bias=True,
-        ),
-    )
-    num_positions = config.get_int("max_position_embeddings", 512)
-    return decoder_spec(
+    return gpt2_like(
         config,
-        tied=True,
-        hidden_size=hidden_size,
-        layers=(layer,) * config.get_int("num_hidden_layers"),
-        max_position=num_positions,
-        embedding=EmbeddingSpec(num_positions=num_positions),
-        head=HeadSpec(norm),
+        Norm("layer", 1e-5, bias=True),
+        "gelu_tanh" if function == "gelu" else function,
+        config.get_int("max_position_embeddings", 512),
     )

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm, Positions
+from predict.errors import UserError
+from predict.nn.blocks import Activation, AttentionBlock, Function, MlpBlock, Norm, Positions
 from predict.nn.hf_config import ConfigReader, decoder_spec
 from predict.nn.spec import DecoderSpec, EmbeddingSpec, HeadSpec
 from predict.nn.weights import WeightNames
@@ -28,11 +29,26 @@ def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
     config.must_be("scale_attn_weights", True)
     config.must_be("add_cross_attention", False)
+    return gpt2_like(
+        config,
+        Norm("layer", config.get_float("layer_norm_eps", 1e-5, ("layer_norm_epsilon",)), True),
+        config.activation("activation_function", "gelu_new"),
+        config.get_int("max_position_embeddings", 1024, aliases=("n_positions",)),
+    )
+
+
+def gpt2_like(
+    config: ConfigReader, norm: Norm, function: Function, num_positions: int
+) -> DecoderSpec:
+    """DecoderSpec of GPT-2's shape. function: of the MLPs."""
     hidden_size = config.get_int("hidden_size", aliases=("n_embd",))
     num_heads = config.get_int("num_attention_heads", aliases=("n_head",))
     num_layers = config.get_int("num_hidden_layers", aliases=("n_layer",))
+    if hidden_size % num_heads:
+        raise UserError(
+            f"{config.path}: hidden_size {hidden_size} is not a multiple of the {num_heads} heads"
+        )
     head_dim = hidden_size // num_heads
-    norm = Norm("layer", config.get_float("layer_norm_eps", 1e-5, ("layer_norm_epsilon",)), True)
     attention = AttentionBlock(
         num_heads,
         num_heads,
@@ -45,14 +61,13 @@ def spec(config: ConfigReader) -> DecoderSpec:
     )
     mlp = MlpBlock(
         config.get_int("intermediate_size", 4 * hidden_size, aliases=("n_inner",)),
-        Activation(config.activation("activation_function", "gelu_new"), gated=False),
+        Activation(function, gated=False),
         norm,
         up_bias=True,
         down_bias=True,
     )
     by_layer = config.get_bool("scale_attn_by_inverse_layer_idx", False)
     scales = [attention.softmax_scale / (i + 1 if by_layer else 1) for i in range(num_layers)]
-    num_positions = config.get_int("max_position_embeddings", 1024, aliases=("n_positions",))
     return decoder_spec(
         config,
         tied=True,

@@ -119,7 +119,7 @@ REFUSED = [
     ("speculate_method", "eagle", "lookahead"),
     ("return_full_hidden_states", "true", "draft_model"),
     ("avx_type", "fp16_int8", "bf16"),
-    ("model_type", "gpt-3", "config.json"),
+    ("model_type", "llama-img2txt", "gemma3 and mistral3"),
     ("use_fake_parameter", "true", "--load_format dummy"),
 ]
 

@@ -356,14 +356,15 @@ def check_ernie(config: Config, weights: Weights, tokens: Sequence[int]) -> Both
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
     }
-    names = {
+    names: Renamed = {
         f"model.layers.{layer}.{name}.weight": np.zeros(shape)
         for layer in range(num_layers)
         for name, shape in zeros.items()
     }
     if config["use_bias"]:
         biases = [name.replace("weight", "bias") for name in names if name.endswith(QKV_WEIGHTS)]
-        names |= {name: np.zeros(hidden) for name in biases}
+        for name in biases:
+            names[name] = np.zeros(hidden)
     for old, tensor in plain.items():
         name = old.replace("ernie.", "model.").replace("post_attention_", "input_")
         layer, _, product = name.partition(".self_attn_mlp.")

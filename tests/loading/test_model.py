@@ -17,7 +17,7 @@ from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.model import read_spec
 from predict.loading.safetensors_writer import write
-from tests.support.golden import GOLDEN, config
+from tests.support.golden import GOLDEN, check_greedy, config, golden, greedy, runs
 
 
 def changed(case: str, folder: Path, **changes: Any) -> Path:
@@ -59,6 +59,12 @@ def test_no_request_may_be_longer_than_the_learned_positions(
         ("phi_2", {"tie_word_embeddings": True}),
         ("gpt2_small", {"scale_attn_weights": False}),
         ("opt_125m", {"layer_norm_elementwise_affine": False}),
+        ("gpt_paddlenlp", {"normalize_before": False}),
+        ("gpt_paddlenlp", {"tie_word_embeddings": False}),
+        ("ernie_3_5_se", {"hidden_act": "gelu"}),
+        ("ernie_3_5_se", {"architectures": ["ErnieModel"]}),
+        ("ernie_3_5_se", {"num_hidden_layers": 2}),
+        ("gemma3_4b", {"text_config": "gemma3_text"}),
     ],
 )
 def test_config_that_asks_for_what_the_family_does_not_do_is_refused(
@@ -106,3 +112,112 @@ def test_quantized_matrix_that_is_stored_otherwise_is_refused(
     write(folder / "model.safetensors", tensors)
     with pytest.raises(UserError, match=rf"{linear} is quantized.* in another order"):
         LLM(config(folder, max_length=64))
+
+
+def stored(folder: Path) -> dict[str, tuple[str, Any]]:
+    """The tensors of a checkpoint by the names in its file, as `write` takes them."""
+    checkpoint = Checkpoint(folder)
+    return {name: (info.dtype, checkpoint.read(name)) for name, info in checkpoint.tensors.items()}
+
+
+@pytest.mark.parametrize("case", ["gemma3_4b", "mistral3_24b"])
+def test_text_model_is_found_by_the_names_of_transformers_5(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = changed(case, tmp_path / "model")
+    renamed = {
+        name.replace("language_model.model.", "model.language_model.")
+        .replace("language_model.lm_head.", "lm_head.")
+        .replace("vision_tower.", "model.vision_tower."): tensor
+        for name, tensor in stored(folder).items()
+    }
+    write(folder / "model.safetensors", renamed)
+    llm = LLM(config(folder, batch_size=3))
+    expected = golden(case)
+    assert greedy(llm, expected["prompts"], len(expected["greedy"][0])) == expected["greedy"]
+    num_eyes = sum("vision_tower." in name for name in renamed)
+    assert f"vision_tower ({num_eyes} tensors) and multi_modal_projector" in capsys.readouterr().err
+
+
+def test_tensors_beside_a_text_model_are_not_all_ignored(tmp_path: Path) -> None:
+    folder = changed("gemma3_4b", tmp_path / "model")
+    extra = {"audio_tower.weight": ("F32", np.zeros((2, 2), np.float32))}
+    write(folder / "model.safetensors", stored(folder) | extra)
+    with pytest.raises(UserError, match=r"1 unexpected: audio_tower\.weight"):
+        LLM(config(folder))
+
+
+def test_text_model_of_another_family_is_refused(tmp_path: Path) -> None:
+    text = json.loads((GOLDEN / "mistral3_24b" / "config.json").read_text())["text_config"]
+    folder = changed(
+        "mistral3_24b", tmp_path / "model", text_config=text | {"model_type": "ministral3"}
+    )
+    with pytest.raises(UserError, match="text_config: 'model_type' is 'ministral3'"):
+        read_spec(folder)
+
+
+def test_gemma_3_says_of_its_text_model_what_differs_from_the_defaults(tmp_path: Path) -> None:
+    """config.json of the published gemma-3-4b-it."""
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    values = {"model_type": "gemma3", "eos_token_id": [1, 106], "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    spec, _ = read_spec(tmp_path)
+    assert (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim) == (34, 8, 4, 256)
+    assert (spec.vocab_size, spec.max_position) == (262208, 131072)
+    assert spec.eos_token_ids == (1, 106)
+    assert spec.tie_word_embeddings
+    assert [block.window for block in spec.attention[:7]] == [1024] * 5 + [-1, 1024]
+    assert (spec.ropes[0].theta, spec.ropes[1].theta) == (1e6, 1e4)
+
+
+@pytest.mark.parametrize("case", ["gpt_paddlenlp", "ernie_3_5_se"])
+def test_paddles_pickles_of_its_own_families_are_read(case: str, tmp_path: Path) -> None:
+    import paddle
+
+    folder = changed(case, tmp_path / "model")
+    params = {
+        name: paddle.to_tensor(to_float32(values)) for name, (_, values) in stored(folder).items()
+    }
+    (folder / "model.safetensors").unlink()
+    paddle.save(params, str(folder / "model_state.pdparams"))
+    max_length, which = runs(case)[0]
+    expected = golden(case)
+    llm = LLM(config(folder, batch_size=3, max_length=max_length))
+    answers = greedy(llm, expected["prompts"][which], len(expected["greedy"][0]))
+    assert answers == expected["greedy"][which]
+
+
+def test_ernie_whose_matrices_have_other_sizes_is_refused(tmp_path: Path) -> None:
+    folder = changed("ernie_3_5_se", tmp_path / "model", intermediate_size=36)
+    with pytest.raises(UserError, match=r"self_attn_mlp\.\w+\.weight has the shape .* says"):
+        LLM(config(folder))
+
+
+@pytest.mark.parametrize(
+    ("case", "name"), [("gpt_paddlenlp", "gpt-3"), ("ernie_3_5_se", "ernie-3.5-se")]
+)
+def test_named_family_is_that_of_a_config_without_one(case: str, name: str, tmp_path: Path) -> None:
+    folder = changed(case, tmp_path / "model", model_type=None)
+    with pytest.raises(UserError, match="lacks 'model_type'"):
+        read_spec(folder)
+    max_length = runs(case)[0][0]
+    settings = {"model_type": name, "max_length": max_length}
+    llm = LLM(config(folder, **settings))
+    assert llm.spec == read_spec(GOLDEN / case)[0]
+    export_model(config(folder, **settings), tmp_path / "export")
+    check_greedy(
+        LLM(config(tmp_path / "export", mode="static", max_length=max_length, batch_size=3)), case
+    )
+
+
+def test_named_family_does_not_override_the_configs_own() -> None:
+    with pytest.raises(UserError, match=r"'model_type' is 'llama' \(allowed: gpt\)"):
+        read_spec(GOLDEN / "llama_gqa", "gpt-3")
+    assert read_spec(GOLDEN / "llama_gqa", "llama")[0] == read_spec(GOLDEN / "llama_gqa")[0]
