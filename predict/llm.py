@@ -58,7 +58,9 @@ from predict.loading.program import load_program
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
-from predict.nn.inputs import LayerCache
+from predict.nn.inputs import LayerCache, fields_with
+from predict.nn.places import fields_of, placing_of
+from predict.nn.spec import DecoderSpec
 from predict.request import RequestOutput, SamplingParams
 from predict.speculative import proposer_of
 from predict.system.bounds import is_integer, prompt_token_ids
@@ -142,6 +144,17 @@ def check_streamed(params: SamplingParams) -> None:
         )
 
 
+def _with_whole_prompts(config: EngineConfig, spec: DecoderSpec) -> EngineConfig:
+    """The config, with room in a step for the longest prompt of a model that runs prompts whole.
+
+    Unless it says itself how many tokens a step takes.
+    """
+    scheduling = config.scheduling
+    if spec.prefix is None or scheduling.max_num_batched_tokens is not None:
+        return config
+    return config.changed(max_num_batched_tokens=max(config.token_budget, scheduling.max_length))
+
+
 class LLM:
     """Answers prompts with one model.
 
@@ -163,7 +176,7 @@ class LLM:
         config = EngineConfig.of(model, **settings)
         self.platform = platform_of(config.model.device, config.model.inference_model)
         self.spec, reader = read_spec(config.model.model_name_or_path, config.model.model_type)
-        self.config = config = with_stored_cache(config, reader)
+        self.config = config = _with_whole_prompts(with_stored_cache(config, reader), self.spec)
         kv_format = kv_format_of(config.kv_format)
         if self.device is not None:
             kv_format.check_gpu(devices.driver_info().gpus[self.device.index].capability)
@@ -227,11 +240,13 @@ class LLM:
                 prefix_caching=config.cache.shares_prefixes,
                 chunked_prefill=config.scheduling.chunked_prefill,
                 separate_steps=config.cache.attention == "block",
+                placing=placing_of(self.spec, config.scheduling.max_length),
             )
         )
         sampler = Sampler(self.backend, config.model.seed, eos_token_ids, self._verifier())
         proposer, policy = self._speculation(draft_runner, sampler, num_blocks)
-        self.engine = Engine(scheduler, runner, sampler, eos_token_ids, proposer, policy)
+        fields = fields_of(self.spec)
+        self.engine = Engine(scheduler, runner, sampler, eos_token_ids, proposer, policy, fields)
         self._ids = itertools.count()
         self._compiler: Guides | None = None
         self._guides_lock = threading.Lock()
@@ -277,8 +292,9 @@ class LLM:
         self, forward: Forward, copy_blocks: CopyBlocks, target: Runner | None = None
     ) -> Runner:
         """target: its runner, for a draft model."""
+        fields = fields_with() if target is not None else fields_of(self.spec)
         if self.device is None:
-            return HostRunner(forward, copy_blocks, self.platform.place)
+            return HostRunner(forward, copy_blocks, self.platform.place, fields)
         from predict.device.cuda import left_queued
         from predict.engine.gpu_runner import GpuRunner
 
@@ -299,6 +315,7 @@ class LLM:
             max_rows=config.scheduling.batch_size + num_drafts,
             max_drafts=0 if self.draft is None else num_drafts,
             shelf=target.shelf if isinstance(target, GpuRunner) else None,
+            fields=fields,
         )
 
     def _speculation(

@@ -84,7 +84,7 @@ def check_logits(llm: LLM, case: str, which: slice) -> None:
         spans.append(ScheduledSpan(request, len(prompt), 0, blocks, True))
         start += width
     batch = ScheduledBatch(tuple(spans), sum(s.num_tokens for s in spans), len(spans))
-    inputs = build_inputs(batch, 32)
+    inputs = build_inputs(batch, 32, llm.engine.scheduler.config.placing)
     wanted = expected["last_logits"][which]
     if prompts[-1] == golden(case)["prompts"][golden(case)["tail_prompt"]]:
         end, num_tail = inputs.cu_seqlens_q[-1], len(expected["tail_logits"])
@@ -120,7 +120,7 @@ def test_the_first_qwen_reads_on_past_its_length(
 
 
 @pytest.mark.parametrize("composition", list(COMPOSITIONS))
-@pytest.mark.parametrize("case", ["llama_gqa", "qwen2", "mistral_window", "bloom_7b"])
+@pytest.mark.parametrize("case", ["llama_gqa", "qwen2", "mistral_window", "bloom_7b", "qwen_long"])
 def test_batch_composition_changes_nothing(
     case: str, composition: str, operators: dict[str, Any]
 ) -> None:
@@ -128,8 +128,45 @@ def test_batch_composition_changes_nothing(
     check_greedy(llm, case)
 
 
+@pytest.mark.parametrize("composition", [name for name in COMPOSITIONS if name != "tiny chunks"])
+def test_prompts_that_see_themselves_both_ways_run_whole_beside_others(
+    composition: str, operators: dict[str, Any]
+) -> None:
+    case = "chatglm_6b"
+    llm = LLM(config(case, **{"block_size": 32, **COMPOSITIONS[composition]}, **operators))
+    check_greedy(llm, case)
+    check_greedy(llm, case)
+    assert llm.stats().num_prefix_hit_tokens == 0
+
+
+def test_prompts_that_see_themselves_both_ways_must_fit_a_step(compiled: library.Library) -> None:
+    prompts = golden("chatglm_6b")["prompts"]
+    llm = LLM(config("chatglm_6b", batch_size=2, max_num_batched_tokens=102))
+    with pytest.raises(UserError, match=r"103 prompt tokens are more than a step takes .*1 to 102"):
+        greedy(llm, prompts, 4)
+    assert llm.stats().num_steps == 0
+    roomy = LLM(config("chatglm_6b", max_length=700))  # without the flag there is always room
+    assert roomy.engine.scheduler.config.max_num_batched_tokens == 700
+
+
+@pytest.mark.parametrize("case", ["chatglm_6b", "qwen_long"])
+def test_drafts_stand_where_the_prompt_says(case: str, operators: dict[str, Any]) -> None:
+    llm = LLM(
+        config(
+            case,
+            batch_size=3,
+            attention="append",
+            speculate_method="inference_with_reference",
+            speculate_max_draft_token_num=4,
+            **operators,
+        )
+    )
+    check_greedy(llm, case)
+    assert llm.stats().num_accepted_draft_tokens > 0
+
+
 @pytest.mark.parametrize("chunked_prefill", [True, False])
-@pytest.mark.parametrize("case", ["llama_gqa", "qwen2"])
+@pytest.mark.parametrize("case", ["llama_gqa", "qwen2", "chatglm_6b", "qwen_long"])
 def test_preempted_requests_give_the_same_text(
     case: str, chunked_prefill: bool, operators: dict[str, Any]
 ) -> None:
@@ -162,7 +199,7 @@ def test_any_batch_size_gives_the_same_text(
     assert answers == expected["greedy"] * 4
 
 
-@pytest.mark.parametrize("case", ["llama_gqa", "qwen3", "bloom_7b", "gemma2_9b"])
+@pytest.mark.parametrize("case", ["llama_gqa", "qwen3", "bloom_7b", "gemma2_9b", "qwen_long"])
 def test_prefix_cache_hit_gives_the_same_text_as_a_miss(
     case: str, operators: dict[str, Any]
 ) -> None:

@@ -408,8 +408,8 @@ struct UnitBuffers {
   float* folded;            // [rows][padded D] of the splits before it
   RowState* states;         // [rows] of the split when it is done
   RowState* folded_states;  // [rows]
-  int32_t* positions;       // [rows of one KV head] context position of the row's token
-  int32_t* depths;          // alike, but by its depth in a tree: what a window counts from
+  int32_t* positions;       // [rows of one KV head] last context position that the row may see
+  int32_t* depths;          // its token's own, by its depth in a tree: what a window counts from
   ChunkRows chunk_rows[2];  // of the chunk being done and of the next
   ChunkScales scales;       // of the chunk and KV head being done
 };
@@ -501,7 +501,9 @@ class UnitWorker {
     const int64_t least_depth = tree_ ? tree_first_ : first_position + tile.begin;
     begin_ = job_.window < 0 ? 0 : least_depth - job_.window + 1;
     if (begin_ < 0) begin_ = 0;
+    const int64_t prefix = batch.prefix_lens ? batch.prefix_lens[tile.span] : 0;
     end_ = first_position + tile.end;
+    if (end_ < prefix) end_ = prefix;
     F* to = buffers_.q;
     for (int64_t h = first_head; h < first_head + num_heads; ++h) {
       for (int64_t r = 0; r < rows_; ++r, to += job_.head_dim) {
@@ -516,8 +518,9 @@ class UnitWorker {
       }
     }
     for (int64_t r = 0; r < rows_; ++r) {
-      buffers_.positions[r] = static_cast<int32_t>(first_position + tile.begin + r / group_);
-      buffers_.depths[r] = buffers_.positions[r];
+      const int64_t position = first_position + tile.begin + r / group_;
+      buffers_.positions[r] = static_cast<int32_t>(position < prefix ? prefix - 1 : position);
+      buffers_.depths[r] = static_cast<int32_t>(position);
       if (!tree_) continue;
       int64_t seen = 0;
       for (int64_t i = 0; i < batch.tree_words; ++i) seen += __builtin_popcount(tree_row(r)[i]);

@@ -165,6 +165,13 @@ Status check_attention_batch(const char* op, const AttentionBatch& batch, const 
         window < 0 ? 0 : std::max<int64_t>(0, context - (end - begin) - window + 1);
     const Status tree = check_tree(op, batch, begin, end);
     if (!tree.ok()) return tree;
+    if (batch.prefix_lens) {
+      const int64_t prefix = batch.prefix_lens[b];
+      if (prefix < 0 || prefix > context) {
+        return bad(op, at("prefix_lens", b), prefix,
+                   "0 to the context's " + std::to_string(context));
+      }
+    }
     const int32_t* table = batch.block_tables + b * batch.max_blocks;
     for (int64_t i = oldest / cache.block_size; i * cache.block_size < context; ++i) {
       if (table[i] < 0 || table[i] >= cache.num_blocks) {
@@ -192,6 +199,7 @@ AttentionPlan make_attention_plan(const AttentionBatch& batch, int64_t num_kv_he
     const int64_t tokens = batch.cu_seqlens_q[b + 1] - batch.cu_seqlens_q[b];
     const int64_t first = batch.context_lens[b] - tokens;  // position of the span's token 0
     const int64_t count = (tokens + max_tokens - 1) / max_tokens;
+    const int64_t prefix = batch.prefix_lens ? batch.prefix_lens[b] : 0;
     // Last tokens first: they see most, and the last pieces claimed should be small.
     for (int64_t i = count; i-- > 0;) {
       AttentionTile& tile = all.tiles[all.count];
@@ -201,9 +209,10 @@ AttentionPlan make_attention_plan(const AttentionBatch& batch, int64_t num_kv_he
       const int64_t oldest =
           window < 0 ? 0 : std::max<int64_t>(0, first + tile.begin - window + 1 - shallower);
       tile.first_split = static_cast<int32_t>(oldest / kSplit);
-      tile.end_split = static_cast<int32_t>((first + tile.end - 1) / kSplit + 1);
+      const int64_t end = std::max(first + tile.end, prefix);
+      tile.end_split = static_cast<int32_t>((end - 1) / kSplit + 1);
       tile.partial = -1;
-      all.positions[all.count++] = first + tile.end - oldest;
+      all.positions[all.count++] = end - oldest;
     }
   }
 

@@ -1,6 +1,7 @@
 // Rotary embedding of query and key heads and the write into the paged cache, as called inside a
 // parallel region by rope_and_cache_write and attention_block.
 //
+// With block_positions the R values behind those rotate too, by another row of the table.
 // With q_norm and k_norm, each head is first RMS-normalised over its D values (Qwen3). The first R
 // values rotate in pairs (i, i + R / 2) or (2i, 2i + 1), the others pass. All of it in float; one
 // rounding at the end, to the dtype or to codes. Bound: memory, a few microseconds per thousand
@@ -69,6 +70,7 @@ struct RopeJob {
   int64_t num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim;
   float epsilon;
   bool plus_one = false, interleaved = false;
+  const int32_t* block_positions = nullptr;  // [T] or null: one dimension
 
   int64_t heads() const { return num_heads + 2 * num_kv_heads; }
 };
@@ -81,11 +83,17 @@ struct RopeBuffers {
 };
 
 // to := a query or a key, normalised and rotated, or a value as it is.
+// again: the angles of the second dimension, or null.
 template <class T, class In, class Out>
-inline void turn_head(const RopeJob<T>& job, const T* norm, const float* angles, const In* x,
-                      float* normed, Out* to) {
+inline void turn_head(const RopeJob<T>& job, const T* norm, const float* angles, const float* again,
+                      const In* x, float* normed, Out* to) {
   const int64_t dim = job.head_dim, half = angles ? job.rotary_dim / 2 : 0;
   const auto rotate = [&](const auto* from) {
+    if (again) {
+      const int64_t first = 2 * half;
+      rotate_head(from, angles, angles + half, half, first, to);
+      return rotate_head(from + first, again, again + half, half, dim - first, to + first);
+    }
     if (job.interleaved && half > 0) {
       return rotate_pairs(from, angles, angles + half, half, dim, to);
     }
@@ -104,10 +112,15 @@ inline void rope_one(const RopeJob<T>& job, int64_t token, int64_t h, const In* 
   const int64_t dim = job.head_dim;
   const In* x = qkv + (token * job.heads() + h) * dim;
   const int64_t angle = job.positions[token] * job.rotary_dim;
+  const int64_t other = job.block_positions ? job.block_positions[token] * job.rotary_dim : -1;
+  const auto second = [&](const float* table) {
+    return table && other >= 0 ? table + other : nullptr;
+  };
   if (h < job.num_heads) {
     const float* table = job.query_rope_cache ? job.query_rope_cache : job.rope_cache;
     Query* to = q_out + (token * job.num_heads + h) * dim;
-    return turn_head(job, job.q_norm, table ? table + angle : nullptr, x, normed, to);
+    return turn_head(job, job.q_norm, table ? table + angle : nullptr, second(table), x, normed,
+                     to);
   }
   const int64_t slot = job.slot_mapping[token];
   if (slot < 0) return;
@@ -117,12 +130,13 @@ inline void rope_one(const RopeJob<T>& job, int64_t token, int64_t h, const In* 
       (slot / job.cache.block_size * job.num_kv_heads + kv_head) * job.cache.block_size +
       slot % job.cache.block_size;
   const float* angles = is_key && job.rope_cache ? job.rope_cache + angle : nullptr;
+  const float* again = is_key ? second(job.rope_cache) : nullptr;
   const T* norm = is_key ? job.k_norm : nullptr;
   if (job.cache.format == KvFormat::kDense) {
     T* to = static_cast<T*>(is_key ? job.cache.key : job.cache.value) + row * dim;
-    return turn_head(job, norm, angles, x, normed, to);
+    return turn_head(job, norm, angles, again, x, normed, to);
   }
-  turn_head(job, norm, angles, x, normed, buffers.rotated);
+  turn_head(job, norm, angles, again, x, normed, buffers.rotated);
   store_cache_row(job.cache, is_key, row, kv_head, buffers.rotated, dim, buffers.codes);
 }
 

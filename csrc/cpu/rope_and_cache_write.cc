@@ -32,6 +32,13 @@ Status check_rope_indices(const char* op, const int32_t* positions, const int32_
 }
 
 Status rope_and_cache_write(const RopeAndCacheWriteParams& params) {
+  for (int64_t i = 0; params.block_positions && i < params.num_tokens; ++i) {
+    const int32_t row = params.block_positions[i];
+    if (row >= 0 && row < params.num_positions) continue;
+    return Status::error("rope_and_cache_write: block_positions[" + std::to_string(i) + "] is " +
+                         std::to_string(row) + " (allowed: 0 .. " +
+                         std::to_string(params.num_positions - 1) + ")");
+  }
   const Status status =
       check_rope_indices("rope_and_cache_write", params.positions, params.slot_mapping,
                          params.num_tokens, params.rope_cache ? params.num_positions : INT64_MAX,

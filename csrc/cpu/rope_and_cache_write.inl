@@ -25,6 +25,7 @@ Status rope_and_cache_write_typed(const RopeAndCacheWriteParams& p) {
   job.epsilon = p.epsilon;
   job.plus_one = p.plus_one;
   job.interleaved = p.interleaved;
+  job.block_positions = p.block_positions;
   const T* qkv = static_cast<const T*>(p.qkv);
   T* q_out = static_cast<T*>(p.q_out);
   const int64_t width = job.heads() * p.head_dim;

@@ -1,5 +1,6 @@
 // regatta_rope_and_cache_write(qkv [T, (Hq + 2 Hkv) D], positions [T], slot_mapping [T],
-//     rope_cache? [P, R], query_rope_cache? [P, R], q_norm? [D], k_norm? [D], caches...)
+//     rope_cache? [P, R], query_rope_cache? [P, R], q_norm? [D], k_norm? [D], caches...,
+//     block_positions? [T])
 //     {num_heads, num_kv_heads, head_dim, epsilon, plus_one, whole, interleaved, kv_format}
 //     -> q [T, Hq D], caches in place
 // caches: of one layer, see regatta/kv_format.h. With `whole` q_norm is [Hq D], k_norm [Hkv D].
@@ -15,8 +16,9 @@ std::vector<paddle::Tensor> rope_and_cache_write(
     const paddle::optional<paddle::Tensor>& rope_cache,
     const paddle::optional<paddle::Tensor>& query_rope_cache,
     const paddle::optional<paddle::Tensor>& q_norm, const paddle::optional<paddle::Tensor>& k_norm,
-    std::vector<paddle::Tensor>& caches, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-    float epsilon, bool plus_one, bool whole, bool interleaved, const std::string& kv_format) {
+    std::vector<paddle::Tensor>& caches, const paddle::optional<paddle::Tensor>& block_positions,
+    int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float epsilon, bool plus_one,
+    bool whole, bool interleaved, const std::string& kv_format) {
   const KvFormat format = kv_format_of(kv_format);
   check_num_caches(caches.size(), 1, format);
   check_heads({num_heads, num_kv_heads, head_dim});
@@ -43,6 +45,14 @@ std::vector<paddle::Tensor> rope_and_cache_write(
         optional_view(query_rope_cache, "query_rope_cache", DType::kFloat32,
                       {table.shape[0], table.shape[1]}, place)
             .data);
+    params.block_positions = static_cast<const int32_t*>(
+        optional_view(block_positions, "block_positions", DType::kInt32, {num_tokens}, place).data);
+    if (params.block_positions && (interleaved || 2 * params.rotary_dim > head_dim)) {
+      fail("block_positions with rope_cache of shape " + shape_string(table) +
+           (interleaved ? ", interleaved" : "") +
+           " (allowed: not interleaved, and twice its last " + "dimension at most head_dim, " +
+           std::to_string(head_dim) + ")");
+    }
   }
   const int64_t q_values = whole ? num_heads * head_dim : head_dim;
   const int64_t k_values = whole ? num_kv_heads * head_dim : head_dim;
@@ -74,8 +84,9 @@ using Shape = std::vector<int64_t>;
 std::vector<Shape> infer_shape(const Shape& qkv, const Shape&, const Shape&,
                                const paddle::optional<Shape>&, const paddle::optional<Shape>&,
                                const paddle::optional<Shape>&, const paddle::optional<Shape>&,
-                               const std::vector<Shape>& caches, int64_t num_heads, int64_t,
-                               int64_t head_dim, float, bool, bool, bool, const std::string&) {
+                               const std::vector<Shape>& caches, const paddle::optional<Shape>&,
+                               int64_t num_heads, int64_t, int64_t head_dim, float, bool, bool,
+                               bool, const std::string&) {
   std::vector<Shape> result = {{qkv[0], num_heads * head_dim}};
   result.insert(result.end(), caches.begin(), caches.end());
   return result;
@@ -86,7 +97,7 @@ using Type = paddle::DataType;
 std::vector<Type> infer_dtype(const Type& qkv, const Type&, const Type&,
                               const paddle::optional<Type>&, const paddle::optional<Type>&,
                               const paddle::optional<Type>&, const paddle::optional<Type>&,
-                              const std::vector<Type>& caches) {
+                              const std::vector<Type>& caches, const paddle::optional<Type>&) {
   std::vector<Type> result = {qkv};
   result.insert(result.end(), caches.begin(), caches.end());
   return result;
@@ -98,7 +109,8 @@ std::vector<Type> infer_dtype(const Type& qkv, const Type&, const Type&,
 PD_BUILD_OP(regatta_rope_and_cache_write)
     .Inputs({"qkv", "positions", "slot_mapping", paddle::Optional("rope_cache"),
              paddle::Optional("query_rope_cache"), paddle::Optional("q_norm"),
-             paddle::Optional("k_norm"), paddle::Vec("caches")})
+             paddle::Optional("k_norm"), paddle::Vec("caches"),
+             paddle::Optional("block_positions")})
     .Outputs({"q", paddle::Vec("caches_out")})
     .SetInplaceMap({{paddle::Vec("caches"), paddle::Vec("caches_out")}})
     .Attrs({"num_heads: int64_t", "num_kv_heads: int64_t", "head_dim: int64_t", "epsilon: float",

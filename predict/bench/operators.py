@@ -366,7 +366,7 @@ def paged_attention_cases(sizes: Sizes) -> Iterator[Case]:
     }
     for kv_format in map(kv_format_of, sizes.kv_formats):
         copies = [
-            (q, cache, *batch.attention_inputs, None, None, *attributes, kv_format.name)
+            (q, cache, *batch.attention_inputs, None, None, None, *attributes, kv_format.name)
             for cache in _caches(sizes, batch, kv_format)
         ]
         yield Case(
@@ -398,7 +398,7 @@ def rope_and_cache_write_cases(sizes: Sizes) -> Iterator[Case]:
         yield Case(
             "rope_and_cache_write",
             _in_format(f"{shape.num_heads}/{shape.num_kv_heads} x {shape.head_dim}", kv_format),
-            [(*inputs, cache, *attributes, kv_format.name) for cache in caches],
+            [(*inputs, cache, None, *attributes, kv_format.name) for cache in caches],
             sizes.num_tokens * (shape.qkv_size * sizes.value_bytes + kept),
             3.0 * sizes.num_tokens * shape.qkv_size,
         )

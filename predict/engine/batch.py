@@ -7,8 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
-from predict.engine.scheduler import ScheduledBatch
+from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
 from predict.nn.inputs import ForwardInputs
+from predict.nn.places import Placing
 
 FEW_TOKENS = 32  # for which lists are made faster than arrays
 
@@ -47,13 +48,24 @@ class Span(Protocol):
         ...
 
 
-def build_inputs(batch: ScheduledBatch, block_size: int) -> ForwardInputs:
+def build_inputs(
+    batch: ScheduledBatch, block_size: int, placing: Placing | None = None
+) -> ForwardInputs:
     """The step's inputs as NumPy int32 arrays (see `predict.nn.inputs.FIELDS`).
 
     Logit rows in span order: the last token and the drafts of each span that reaches the end of
     its request's tokens. Behind them, in span order too, the rows for logprobs of prompts.
     """
-    return span_inputs(batch.spans, block_size)
+    inputs = span_inputs(batch.spans, block_size)
+    return inputs if placing is None else placed(inputs, batch.spans, placing)
+
+
+def placed(
+    inputs: ForwardInputs, spans: Sequence[ScheduledSpan], placing: Placing
+) -> ForwardInputs:
+    """Inputs of spans with the fields that depend on where their requests' tokens stand."""
+    places = [span.request.places or placing.of(span.request.prompt_token_ids) for span in spans]
+    return placing.placed(inputs, places)
 
 
 def span_inputs(spans: Sequence[Span], block_size: int) -> ForwardInputs:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
-from predict.engine.batch import span_inputs
+from predict.engine.batch import placed, span_inputs
 from predict.engine.beams import Candidates
 from predict.engine.choices import Row
 from predict.engine.draft_policy import DraftPolicy
@@ -27,7 +27,7 @@ from predict.engine.runner import NO_TARGETS, KnownTokens, Logprobs, PromptTarge
 from predict.engine.sampler import Sampler
 from predict.engine.scheduler import ScheduledBatch, ScheduledSpan, Scheduler
 from predict.errors import EngineError
-from predict.nn.inputs import empty_example
+from predict.nn.inputs import Field, empty_example, fields_with
 from predict.request import SamplingParams
 
 NO_LOGITS = (
@@ -103,14 +103,16 @@ class Engine:
         eos_token_ids: Collection[int],
         proposer: Proposer | None = None,
         policy: DraftPolicy | None = None,
+        fields: Sequence[Field] = fields_with(),
     ):
-        """proposer, policy: both, for speculation."""
+        """proposer, policy: both, for speculation. fields: of the inputs that the network reads."""
         self.scheduler = scheduler
         self.runner = runner
         self.sampler = sampler
         self.eos_token_ids = frozenset(eos_token_ids)
         self.proposer = proposer
         self.policy = policy
+        self.fields = fields
         self.draft_stats = DraftStats()
         self._steps: deque[Step] = deque()  # running, oldest first
         self._stuck: ScheduledBatch | None = None  # could not be launched, and waits for these
@@ -226,8 +228,9 @@ class Engine:
         Nothing else may run: it takes the place of a step's tokens.
         """
         nobody = Request(NOBODY, [0], SamplingParams(temperature=0.0))
+        inputs = empty_example(fields=self.fields)
         try:
-            self.runner.launch(empty_example(), [Row(nobody)], self.sampler).take()
+            self.runner.launch(inputs, [Row(nobody)], self.sampler).take()
         except Exception as broken:
             raise EngineError(
                 f"the engine cannot go on: {explained(request, error)}; and so does a step of one "
@@ -376,7 +379,10 @@ class Engine:
 
     def _run(self, spans: Sequence[ScheduledSpan]) -> Part:
         """Starts what a step has to do for some of its spans."""
-        inputs = span_inputs(spans, self.scheduler.config.block_size)
+        config = self.scheduler.config
+        inputs = span_inputs(spans, config.block_size)
+        if config.placing is not None:
+            inputs = placed(inputs, spans, config.placing)
         rows = [
             Row(span.request, span.draft_token_ids[:index])
             for span in spans

@@ -49,7 +49,7 @@ from predict.engine.runner import (
 from predict.engine.sampler import Sampler
 from predict.engine.token_history import NO_SLOT, TokenHistory
 from predict.engine.window import WindowVerifier, loose_drafts
-from predict.nn.inputs import FIELDS, ForwardInputs
+from predict.nn.inputs import Field, ForwardInputs, fields_with, of_fields
 from predict.ops import compiled as ops
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 4  # int32s: 16 bytes
 MAX_SPAN = MAX_DRAFT_TOKENS + 1  # tokens of a request in a graph
-NUM_FIELDS = len(FIELDS) - 1  # that are on the device
+NUM_FIELDS = len(fields_with()) - 1  # that are on the device, but for optional ones
 PLAN_WIDTH = 3 + MAX_DRAFT_TOKENS  # of ops.follow_drafts
 FEW = 4
 # Steps of one shape before a graph of it is recorded: that takes as long as some ten steps lose in
@@ -134,7 +134,8 @@ def graph_for(
 class InputBuffer:
     """Inputs of one step: arrays in pinned memory, and tensors in one piece of device memory.
 
-    arrays, tensors: per field of `FIELDS`, but for max_lens, which stays on the CPU.
+    arrays, tensors: per field of `FIELDS` that the network reads, but for max_lens, which stays on
+    the CPU.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], host: npt.NDArray[Any], device: Tensor):
@@ -443,12 +444,13 @@ class GpuRunner:
         max_rows: int = 0,
         max_drafts: int = 0,
         shelf: Shelf | None = None,
+        fields: Sequence[Field] = fields_with(),
     ):
         """max_length: tokens of the longest sequence, which bounds every replay of a graph.
 
         max_rows: logit rows of a step, where drafts make more of them than max_num_seqs.
         max_drafts: that a draft model leaves on `shelf` for a step. shelf: the target's, for a
-        draft model's runner.
+        draft model's runner. fields: that the network reads.
         """
         import paddle
 
@@ -456,6 +458,9 @@ class GpuRunner:
         self.copy_blocks = copy_blocks
         self.device = device
         self.max_length = max_length
+        self._fields = fields
+        self._optional = [field for field in fields if field.optional]
+        self._num_fields = NUM_FIELDS + len(self._optional)
         self.max_blocks = -(-max_length // block_size)
         self._block_size = block_size
         self.vocab_size = vocab_size
@@ -720,7 +725,8 @@ class GpuRunner:
         """The logits of a step, and its choice, to be called."""
         import paddle
 
-        shapes = [np.shape(array) for array in inputs[:-1]]
+        fields = [*inputs[:NUM_FIELDS], *(getattr(inputs, each.name) for each in self._optional)]
+        shapes = [np.shape(array) for array in fields]
         shapes += sampling_shapes(len(wanted.choices))
         if wanted.plan is not None:
             shapes.append(wanted.plan.shape)
@@ -733,7 +739,7 @@ class GpuRunner:
             paddle.empty([count], "int32", device=self.device.place()),
         )
         buffer = InputBuffer(shapes, host, device)
-        for array, values in zip(buffer.arrays, inputs[:-1], strict=False):
+        for array, values in zip(buffer.arrays, fields, strict=False):
             array[...] = values
         self._write_wanted(buffer, wanted)
         cuda.copy_to_device(device, host, self._stream)
@@ -776,10 +782,9 @@ class GpuRunner:
 
         None in the place of no rows.
         """
-        fields = buffer.tensors[:NUM_FIELDS]
-        choices, _, *plan = buffer.tensors[NUM_FIELDS:]
+        choices, _, *plan = buffer.tensors[self._num_fields :]
         self._max_lens_array[:] = max_query_len, max_context_len
-        inputs = ForwardInputs._make([*fields, self._max_lens])
+        inputs = self._inputs(buffer)
         if plan:
             assert isinstance(self._outlet, Shelf)
             ops.follow_drafts(inputs, choices, plan[0], self._outlet.tokens, self._block_size)
@@ -789,6 +794,12 @@ class GpuRunner:
             return None, logits
         rows = logits[:num_rows] if len(logits) > num_rows else logits
         return rows, logits.clone() if raw else logits
+
+    def _inputs(self, buffer: InputBuffer) -> ForwardInputs:
+        """What the network reads, of a buffer."""
+        tensors = buffer.tensors[: self._num_fields]
+        tensors.insert(NUM_FIELDS, self._max_lens)
+        return of_fields(self._fields, tensors)
 
     def _choose(
         self,
@@ -801,8 +812,8 @@ class GpuRunner:
         """Puts tokens into `_last_tokens`; changes logits [L, V] in place on the way."""
         if logits is None:
             return
-        inputs = ForwardInputs._make([*buffer.tensors[:NUM_FIELDS], self._max_lens])
-        choices, penalties = buffer.tensors[NUM_FIELDS : NUM_FIELDS + 2]
+        inputs = self._inputs(buffer)
+        choices, penalties = buffer.tensors[self._num_fields :][:2]
         token_ids, logit_indices = inputs.token_ids, inputs.logit_indices
         if len(logit_indices) > len(logits):
             logit_indices = logit_indices[: len(logits)]
@@ -847,6 +858,10 @@ class GpuRunner:
             if not shape.all_rows:
                 rows[:num_seqs] = inputs.logit_indices
                 rows[num_seqs:] = 0
+        for field, array in zip(self._optional, graph.buffer.arrays[NUM_FIELDS:], strict=False):
+            values = getattr(inputs, field.name)
+            array[: len(values)] = values
+            array[len(values) :] = 0
         self._write_wanted(graph.buffer, wanted)
         host = graph.host
         cuda.copy_bytes(graph.address, host.ctypes.data, host.nbytes, self._stream)
@@ -874,6 +889,8 @@ class GpuRunner:
             (num_rows,),
         ]
         assert len(shapes) == NUM_FIELDS
+        sizes = {"T": num_tokens, "B": size}
+        shapes += [tuple(sizes[str(dim)] for dim in field.shape) for field in self._optional]
         shapes += sampling_shapes(num_rows)
         if shape.follows:
             shapes.append((size, PLAN_WIDTH))
@@ -888,7 +905,7 @@ class GpuRunner:
         buffer.arrays[3][:] = np.arange(size + 1) if shape.max_span == 1 else 0
         buffer.arrays[4][:] = 1
         buffer.arrays[6][:] = np.arange(num_rows)
-        buffer.arrays[NUM_FIELDS + 1][3] = NO_SLOT
+        buffer.arrays[self._num_fields + 1][3] = NO_SLOT
         if shape.follows:
             buffer.arrays[-1][:, 0] = -1
         cuda.copy_to_device(device, host, self._stream)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from predict.engine.beams import Candidates, Hypothesis, num_candidates
 from predict.engine.stopping import finish_reason
 from predict.errors import UserError
+from predict.nn.places import Places
 from predict.request import (
     FinishReason,
     RequestMetrics,
@@ -71,6 +72,7 @@ class Request:
         "num_placeholders",
         "num_preemptions",
         "num_published_blocks",
+        "places",
         "prompt_token_ids",
         "request_id",
         "sampling_params",
@@ -112,6 +114,8 @@ class Request:
         # Requests share cached blocks only under the same salt: an adapter that changes keys and
         # values, or a tenant who must not probe another's prompts, sets its own.
         self.cache_salt = cache_salt
+        # Where its tokens stand, for a network that asks; set by Scheduler.add.
+        self.places: Places | None = None
         self.arrival_index = -1  # order of Scheduler.add
         self.arrival_time = time.perf_counter() if arrival_time is None else arrival_time
         self.first_scheduled_time: float | None = None

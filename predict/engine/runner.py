@@ -15,7 +15,14 @@ from predict.engine.request_state import num_wanted
 from predict.engine.sampler import Sampler
 from predict.nn.cache_formats import KvFormat
 from predict.nn.decoder import Decoder, forward
-from predict.nn.inputs import ForwardInputs, HostTensors, LayerCache, to_tensors
+from predict.nn.inputs import (
+    Field,
+    ForwardInputs,
+    HostTensors,
+    LayerCache,
+    fields_with,
+    to_tensors,
+)
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -151,7 +158,7 @@ def static_forward(program: Any, caches: Sequence[LayerCache]) -> Forward:
     tensors = [tensor for cache in caches for tensor in cache]
 
     def run(inputs: ForwardInputs) -> Tensor:
-        logits: Tensor = program.run([*inputs, *tensors])[0]
+        logits: Tensor = program.run([*inputs.given, *tensors])[0]
         return logits
 
     return run
@@ -181,11 +188,19 @@ class HostRunner:
     num_ahead = 0
     num_recorded = 0
 
-    def __init__(self, forward: Forward, copy_blocks: CopyBlocks, place: Any = None):
-        """place: where the network is; None: on the CPU."""
+    def __init__(
+        self,
+        forward: Forward,
+        copy_blocks: CopyBlocks,
+        place: Any = None,
+        fields: Sequence[Field] = fields_with(),
+    ):
+        """place: where the network is; None: on the CPU. fields: that it reads."""
         self.forward = forward
         self.copy_blocks = copy_blocks
-        self._placed = HostTensors().filled if place is None else partial(to_tensors, place=place)
+        self._placed = (
+            HostTensors(fields).filled if place is None else partial(to_tensors, place=place)
+        )
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """See Runner."""

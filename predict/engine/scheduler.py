@@ -33,6 +33,7 @@ from predict.engine.failures import RequestError, explained
 from predict.engine.request_state import BeamGroup, Request, RequestStatus
 from predict.engine.stopping import finish_reason, max_total_tokens
 from predict.errors import UserError
+from predict.nn.places import Placing
 from predict.request import FinishReason
 
 # Rows of logits for prompts' logprobs in a step: 128 MiB with a vocabulary of 128k.
@@ -53,6 +54,7 @@ class SchedulerConfig:
     chunked_prefill: bool = True  # False: a prompt runs whole in one step
     separate_steps: bool = False  # no step has both prompts and decoding requests; they take turns
     cache_salt: bytes = b""
+    placing: Placing | None = None  # of a network to which a token's place is not its number
 
     def __post_init__(self) -> None:
         for name in (
@@ -153,6 +155,19 @@ class SchedulerStats:
     num_prefix_hit_tokens: int = 0  # of these, taken from the prefix cache
     num_output_tokens: int = 0
     num_preemptions: int = 0
+
+
+def _shares_blocks(request: Request) -> bool:
+    """Whether its blocks may come from others, and serve them."""
+    return request.places is None or not request.places.runs_whole
+
+
+def _salt(request: Request) -> bytes:
+    """What requests must have in common to share blocks: its own salt, and where tokens stand."""
+    places = request.places
+    if places is None:
+        return request.cache_salt
+    return request.cache_salt + places.first_row.to_bytes(8, "little")
 
 
 def _num_left(request: Request) -> int:
@@ -288,6 +303,10 @@ class Scheduler:
                 f"{config.num_blocks} (allowed: {config.num_blocks * config.block_size} tokens in "
                 "all); lower max_length or max_new_tokens, or give the cache more blocks"
             )
+        if config.placing is not None:
+            request.places = config.placing.of(request.prompt_token_ids)
+            if request.places.runs_whole:
+                self._check_whole(request)
         request.max_num_tokens = max_num_tokens
         request.max_num_blocks = max_num_blocks
         if num_beams > 1:
@@ -296,6 +315,22 @@ class Scheduler:
         self._num_added += 1
         self._requests[request.request_id] = request
         self._waiting.append(request)
+
+    def _check_whole(self, request: Request) -> None:
+        """Raises UserError where a prompt that sees itself both ways cannot run in one span."""
+        budget = self.config.max_num_batched_tokens
+        if self.config.chunked_prefill and request.num_prompt_tokens > budget:
+            raise UserError(
+                f"request {request.request_id}: {request.num_prompt_tokens} prompt tokens are more "
+                f"than a step takes (allowed: 1 to {budget}), and this model's prompts see "
+                "themselves both ways: they run in one step; use a shorter prompt, or raise "
+                "max_num_batched_tokens"
+            )
+        if _wants_prompt_logits(request):
+            raise UserError(
+                f"request {request.request_id}: this model's prompts see themselves both ways, so "
+                "that their tokens have no logprobs; leave prompt_logprobs out"
+            )
 
     def abort(self, request_id: int, reason: FinishReason = "abort") -> Request | None:
         """Ends a request as `reason` and frees its blocks; None if it is unknown or ended."""
@@ -629,9 +664,15 @@ class Scheduler:
     ) -> int:
         """Tokens of a prompt to run now; whole prompts run over the budget only as the `first`.
 
-        With logprobs of the prompt it runs in chunks in any case, as its logits take memory.
+        With logprobs of the prompt it runs in chunks in any case, as its logits take memory. One
+        that sees itself both ways is never cut; what was generated behind it before it was
+        preempted may be.
         """
         num_left = len(request.token_ids) - start
+        over_budget = first and not self.config.chunked_prefill
+        is_whole = start < request.num_prompt_tokens and not _shares_blocks(request)
+        if is_whole and budget < request.num_prompt_tokens and not over_budget:
+            return 0
         if _wants_prompt_logits(request):
             num_left = min(num_left, budget)
             budget = MAX_PROMPT_LOGITS - sum(span.num_prompt_logits for span in spans)
@@ -656,13 +697,14 @@ class Scheduler:
             num_slots -= request.num_slots
             if num_slots < 0:
                 return
-            if config.prefix_caching and _waits_for_leader(request, config.block_size):
+            shares = _shares_blocks(request)
+            if config.prefix_caching and shares and _waits_for_leader(request, config.block_size):
                 return
             cached: list[int] = []
             num_cached = 0
-            if not _wants_prompt_logits(request):
+            if shares and not _wants_prompt_logits(request):
                 cached, num_cached = blocks.match_prefix(
-                    request.token_ids, request.block_digests, request.cache_salt
+                    request.token_ids, request.block_digests, _salt(request)
                 )
             num_tokens = self._chunk(request, num_cached, budget, len(spans) == num_decodes, spans)
             if num_tokens == 0:
@@ -776,13 +818,16 @@ class Scheduler:
         """Lets others match the blocks that `num_computed` tokens, all known, fill."""
         block_size = self.config.block_size
         num_full = num_computed // block_size
+        if not _shares_blocks(request):
+            request.num_published_blocks = num_full
+            return
         self.block_manager.publish(
             request.block_ids,
             request.token_ids,
             request.block_digests,
             request.num_published_blocks,
             num_full,
-            request.cache_salt,
+            _salt(request),
         )
         if request.num_published_blocks < request.num_prompt_tokens // block_size:
             self._head_is_blocked = False  # it may share this prompt

@@ -8,6 +8,7 @@ from predict.config.engine import EngineConfig
 from predict.errors import UserError
 from predict.models import family_of
 from predict.nn.hf_config import ConfigReader
+from predict.nn.places import placing_of
 from predict.nn.spec import DecoderSpec
 from predict.text.tokenizer import Tokenizer
 
@@ -44,6 +45,11 @@ def read_draft(
         raise UserError(
             f"draft model {path} was made for {spec.max_context} positions, --max_length is "
             f"{config.scheduling.max_length}; lower --max_length, or use another draft model"
+        )
+    if placing_of(spec, config.scheduling.max_length) is not None:
+        raise UserError(
+            f"draft model {path} places tokens by the prompt that they follow, which drafts have "
+            "not; use another draft model, or a --max_length of its training length"
         )
     settings = config.changed(
         model_name_or_path=path,

@@ -20,7 +20,8 @@ from predict.loading.parameter_file import check_parameters
 from predict.loading.program import PROGRAM_ENDINGS
 from predict.loading.program_check import ProgramFile, TensorType, read_program
 from predict.nn.cache_formats import kv_format_of
-from predict.nn.inputs import FIELDS
+from predict.nn.places import fields_of
+from predict.nn.rope import num_tables
 from predict.nn.spec import DecoderSpec
 from predict.ops.records import STORED, read_records, settings_of
 
@@ -87,8 +88,9 @@ def _misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -> Ite
     logits, *caches = program.outputs
     if logits != TensorType("float32", (-1, manifest.vocab_size)):
         yield f"its logits are {logits}, and vocab_size is {manifest.vocab_size}"
-    if len(caches) != len(inputs) - len(FIELDS):
-        yield f"it returns {len(caches)} cache tensors and takes {len(inputs) - len(FIELDS)}"
+    num_caches = len(inputs) - len(fields_of(spec))
+    if len(caches) != num_caches:
+        yield f"it returns {len(caches)} cache tensors and takes {num_caches}"
     yield from _parameter_misfits(manifest, spec, program)
     yield from _call_misfits(manifest, spec, program)
 
@@ -98,7 +100,7 @@ def _expected_inputs(manifest: Manifest, spec: DecoderSpec) -> dict[str, TensorT
         field.name: TensorType(
             field.dtype, tuple(size if isinstance(size, int) else -1 for size in field.shape)
         )
-        for field in FIELDS
+        for field in fields_of(spec)
     }
     row = kv_format_of(manifest.kv_format)
     return fields | {
@@ -112,11 +114,11 @@ def _parameter_misfits(
     manifest: Manifest, spec: DecoderSpec, program: ProgramFile
 ) -> Iterator[str]:
     """Of the parameters whose shape does not depend on scheme and device."""
-    for index in range(len(spec.ropes)):
+    for index, given in enumerate(spec.ropes):
         rope, length = program.parameters.get(f"ropes_{index}"), manifest.max_length
         if rope is None or rope.dtype != "float32" or len(rope.shape) != 2:
             yield f"its rotary table is {rope}, not float32 of two dims"
-        elif rope.shape[0] != length:
+        elif rope.shape[0] != length * num_tables(given, length):
             yield f"its rotary table has {rope.shape[0]} rows, and max_length is {length}"
     norm = program.parameters.get("head_norm_weight")
     if spec.head.norm and norm != TensorType(manifest.dtype, (spec.hidden_size,)):

@@ -11,6 +11,7 @@ from predict.config.model import DTYPE_BYTES
 from predict.device.devices import kind_of
 from predict.errors import UserError
 from predict.nn.cache_formats import kv_format_of
+from predict.nn.rope import num_tables
 from predict.nn.spec import DecoderSpec
 from predict.system.host import available_memory_bytes
 
@@ -179,8 +180,9 @@ def check_cpu_memory(
             "of memory are free; use --quant_type or a smaller --dtype, or end other processes"
         )
     free = available - weight_bytes
-    width = sum(rope.rotary_dim or spec.head_dim for rope in spec.ropes)
-    table = config.scheduling.max_length * width * ROPE_BYTES
+    length = config.scheduling.max_length
+    width = sum((r.rotary_dim or spec.head_dim) * num_tables(r, length) for r in spec.ropes)
+    table = length * width * ROPE_BYTES
     if table > free:
         raise UserError(
             f"the rotary table of {config.scheduling.max_length} positions does not fit: making it "

@@ -14,7 +14,8 @@ from predict.errors import UserError
 from predict.nn import decoder as network
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.decoder import Decoder, map_tensors
-from predict.nn.inputs import ForwardInputs, cache_tensors, input_specs
+from predict.nn.inputs import cache_tensors, input_specs, of_fields
+from predict.nn.places import fields_of
 from predict.nn.spec import DecoderSpec
 
 if TYPE_CHECKING:
@@ -46,14 +47,15 @@ def save_program(
 ) -> None:
     """Traces the decoder and writes `<prefix>.json` and `<prefix>.pdiparams` into `directory`.
 
-    The program's inputs are FIELDS, then the cache tensors of each layer i (key_cache_i,
-    value_cache_i, ...: predict.nn.cache_formats), updated in place; output 0 is the logits.
+    The program's inputs are `fields_of` the network, then the cache tensors of each layer i
+    (key_cache_i, value_cache_i, ...: predict.nn.cache_formats), updated in place; output 0 is the
+    logits.
     """
     from paddle.static import InputSpec
 
     import paddle
 
-    row = kv_format_of(kv_format)
+    row, fields = kv_format_of(kv_format), fields_of(spec)
 
     class Program(paddle.nn.Layer):
         """Holds every tensor of the tree as a buffer, so that tracing sees it as a parameter."""
@@ -72,7 +74,7 @@ def save_program(
         ) -> tuple[Tensor, list[Tensor]]:
             traced = map_tensors(decoder, lambda path, tensor: getattr(self, path))
             by_layer = cache_tensors(caches, row.tensors_per_layer)
-            return network.forward(backend, traced, ForwardInputs(*inputs), by_layer)
+            return network.forward(backend, traced, of_fields(fields, inputs), by_layer)
 
     cache_specs = [
         InputSpec([None if n < 0 else n for n in t.shape], t.dtype, f"{t.name}_{layer}")
@@ -83,7 +85,8 @@ def save_program(
     paddle.jit.ignore_module([importlib.import_module(name) for name in TRACED_MODULES])
     program = Program()
     program.eval()
-    traced = paddle.jit.to_static(program, input_spec=[input_specs(), cache_specs], full_graph=True)
+    input_spec = [input_specs(fields), cache_specs]
+    traced = paddle.jit.to_static(program, input_spec=input_spec, full_graph=True)
     with warnings.catch_warnings():
         # reshape looks whether a tensor is on an XPU, which a traced one does not know.
         warnings.filterwarnings("ignore", message="Tensor do not have 'place' interface")
@@ -91,7 +94,7 @@ def save_program(
 
 
 def load_program(directory: Path, prefix: str, device: Device) -> Any:
-    """A paddle.inference predictor whose `run` takes FIELDS, then the caches, in that order.
+    """A paddle.inference predictor whose `run` takes its fields, then the caches, in that order.
 
     Of files that `predict.loading.exported.check_export` has passed. device: what it was
     exported for. Raises UserError where Paddle does not take the program.

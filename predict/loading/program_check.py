@@ -106,22 +106,22 @@ COMPILED: dict[str, Operator] = {
     "3.regatta_activate": Operator(1, {"function": LONG, "gated": BOOL}),
     "3.regatta_add": Operator(2, {"a_scale": FLOAT, "b_scale": FLOAT}, optional=frozenset({1})),
     "3.regatta_rope_and_cache_write_": Operator(
-        8,
+        9,
         dict.fromkeys(("num_heads", "num_kv_heads", "head_dim"), LONG)
         | dict.fromkeys(("plus_one", "whole", "interleaved"), BOOL)
         | {"epsilon": FLOAT, "kv_format": TEXT},
         outputs=2,
         lists=frozenset({7}),
         gives_lists=frozenset({1}),
-        optional=frozenset({3, 4, 5, 6}),  # tables, norms of heads
+        optional=frozenset({3, 4, 5, 6, 8}),  # tables, norms of heads, second positions
     ),
     "3.regatta_paged_attention": Operator(
-        8,
+        9,
         dict.fromkeys(("num_heads", "window"), LONG)
         | dict.fromkeys(("softmax_scale", "softcap"), FLOAT)
         | {"kv_format": TEXT},
         lists=frozenset({1}),
-        optional=frozenset({6, 7}),  # tree mask, slopes
+        optional=frozenset({6, 7, 8}),  # tree mask, slopes, prefixes
     ),
 }
 # Paddle's own, of exports with --inference_model false: what predict.ops.plain calls.
@@ -130,7 +130,7 @@ PLAIN: dict[str, Operator] = {
     **_alike(
         Operator(2),
         "add divide elementwise_pow floor_divide greater_equal greater_than less_equal "
-        "less_than logical_and minimum multiply remainder reshape subtract unsqueeze",
+        "less_than logical_and maximum minimum multiply remainder reshape subtract unsqueeze",
     ),
     **_alike(Operator(3), "clip gather where"),
     **_alike(Operator(2, {"keepdim": BOOL}), "max mean min"),

@@ -1,9 +1,12 @@
-"""ChatGLM2, ChatGLM3 and the first GLM-4: few key heads, half of each rotated in pairs."""
+"""ChatGLM-6B, and what came of it.
 
-from predict.errors import UserError
+ChatGLM2, ChatGLM3 and the first GLM-4: few key heads, half of each rotated in pairs. ChatGLM-6B:
+prompts that see themselves both ways, positions in two dimensions, sums with normed inputs.
+"""
+
 from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm, Positions, Residual
 from predict.nn.hf_config import ConfigReader, decoder_spec
-from predict.nn.spec import DecoderSpec, HeadSpec, RopeSpec
+from predict.nn.spec import DecoderSpec, HeadSpec, PrefixSpec, RopeSpec
 from predict.nn.weights import WeightNames
 
 WEIGHTS = WeightNames(
@@ -17,16 +20,84 @@ WEIGHTS = WeightNames(
     head="transformer.output_layer",
     ignored=("rotary_pos_emb.inv_freq",),
 )
+FIRST_WEIGHTS = WeightNames(
+    base="transformer.",
+    embedding="transformer.word_embeddings.weight",
+    layer="transformer.layers.{layer}.",
+    qkv=("attention.query_key_value",),
+    qkv_rows="grouped",
+    out=("attention.dense",),
+    gate_up=("mlp.dense_h_to_4h",),
+    down=("mlp.dense_4h_to_h",),
+    final_norm="transformer.final_layernorm.weight",
+    ignored=("rotary_emb.inv_freq",),
+)
+
+
+def weights(config: ConfigReader) -> WeightNames:
+    """What the checkpoint calls its tensors."""
+    return FIRST_WEIGHTS if _is_first(config) else WEIGHTS
+
+
+def _is_first(config: ConfigReader) -> bool:
+    return not config.get_bool("multi_query_attention", False)
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
-    if not config.get_bool("multi_query_attention", False):
-        raise UserError(
-            f"{config.path}: 'multi_query_attention' is not true: this is the first ChatGLM-6B, "
-            "whose prompts attend to themselves both ways, and it is not supported; use "
-            "ChatGLM2-6B, ChatGLM3-6B or GLM-4"
-        )
+    return _first_spec(config) if _is_first(config) else _later_spec(config)
+
+
+def _first_spec(config: ConfigReader) -> DecoderSpec:
+    config.must_be("position_encoding_2d", True)
+    config.must_be("tie_word_embeddings", False)
+    config.must_be("pre_seq_len", None)
+    config.must_be("quantization_bit", 0)
+    hidden_size = config.get_int("hidden_size")
+    num_heads = config.get_int("num_attention_heads")
+    if hidden_size % (4 * num_heads):
+        raise config.wrong("num_attention_heads", "a fourth of hidden_size, or part of that")
+    head_dim = hidden_size // num_heads
+    num_layers = config.get_int("num_hidden_layers", aliases=("num_layers",))
+    norm = Norm("layer", config.get_float("layer_norm_eps", 1e-5, ("layernorm_epsilon",)), True)
+    residual = Residual("normed", input_scale=(2 * num_layers) ** 0.5)
+    layer = (
+        AttentionBlock(
+            num_heads,
+            num_heads,
+            head_dim,
+            head_dim**-0.5,
+            norm,
+            positions=Positions(two_dimensional=True),
+            qkv_bias=True,
+            out_bias=True,
+            prefix_mask=True,
+            residual=residual,
+        ),
+        MlpBlock(
+            config.get_int("intermediate_size", 4 * hidden_size, aliases=("inner_hidden_size",)),
+            Activation("gelu_tanh", gated=False),
+            norm,
+            up_bias=True,
+            down_bias=True,
+            residual=residual,
+        ),
+    )
+    masks = (config.get_int("gmask_token_id"), config.get_int("mask_token_id"))
+    return decoder_spec(
+        config,
+        hidden_size=hidden_size,
+        layers=(layer,) * num_layers,
+        max_position=config.get_int(
+            "max_position_embeddings", 2048, aliases=("max_sequence_length",)
+        ),
+        ropes=(RopeSpec(rotary_dim=head_dim // 2),),
+        head=HeadSpec(norm),
+        prefix=PrefixSpec(config.get_int("bos_token_id"), masks),
+    )
+
+
+def _later_spec(config: ConfigReader) -> DecoderSpec:
     for key in ("rmsnorm", "post_layer_norm", "original_rope"):
         config.must_be(key, True)
     config.must_be("tie_word_embeddings", False)

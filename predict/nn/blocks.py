@@ -59,6 +59,7 @@ class Positions:
 
     rotary: queries and keys are rotated by table `table` of DecoderSpec.ropes, queries by
     `query_table` where one is given; pairs are (i, i + R/2), or (2i, 2i + 1) when interleaved.
+    two_dimensional: the R values behind those turn too, by inputs.block_positions.
     alibi: -slope * scale * distance is added to the scores (Press et al. 2022).
     """
 
@@ -66,7 +67,12 @@ class Positions:
     table: int = 0
     query_table: int = -1
     interleaved: bool = False
+    two_dimensional: bool = False
     scale: float = 1.0  # alibi
+
+    def __post_init__(self) -> None:
+        if self.two_dimensional and (self.interleaved or self.kind != "rotary"):
+            raise ValueError("two_dimensional positions are rotary, of pairs (i, i + R/2)")
 
 
 class LinearSlot(NamedTuple):
@@ -119,6 +125,7 @@ class AttentionBlock:
     out_bias: bool = False
     softcap: float = 0.0  # scores become softcap * tanh(scores / softcap); 0: they stay
     window: int = -1  # visible tokens, -1 all
+    prefix_mask: bool = False  # every token sees the first inputs.prefix_lens of its request
     post_norm: Norm | None = None
     post_norm_of: Placement = "output"  # of what the block made, or of the sum
     residual: Residual = Residual()
@@ -135,6 +142,8 @@ class AttentionBlock:
             raise ValueError(f"qk_norm is {norm} (allowed unless qk_norm_each: rms without bias)")
         if norm is not None and self.qk_norm_each and (norm.bias or self.qk_norm_whole):
             raise ValueError("qk_norm_each goes neither with a bias nor with qk_norm_whole")
+        if self.prefix_mask and (self.window >= 0 or self.positions.kind == "alibi"):
+            raise ValueError("a block with a prefix mask has no window and no ALiBi")
 
     @property
     def q_size(self) -> int:

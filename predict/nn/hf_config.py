@@ -43,6 +43,9 @@ NUMBERS: dict[str, Range] = {
     "sliding_window": _whole(1 << 26),
     "max_window_layers": _whole(1024, low=0),
     "eos_token_id": _whole((1 << 31) - 1, low=-1),  # -1 is how some say none
+    "bos_token_id": _whole((1 << 31) - 1, low=0),
+    "gmask_token_id": _whole((1 << 31) - 1, low=0),
+    "mask_token_id": _whole((1 << 31) - 1, low=0),
     "rms_norm_eps": _real(0.1),
     "layer_norm_eps": _real(0.1),
     "seq_length": _whole(1 << 26, low=2),

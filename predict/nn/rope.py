@@ -68,16 +68,29 @@ def _dynamic(rope: RopeSpec, dim: int, max_position: int) -> Array:
     return _base_inv_freq(theta[:, None], dim)
 
 
-def _dynamic_steps(rope: RopeSpec, dim: int, max_position: int) -> Array:
-    """Qwen's dynamic NTK, by position as in `_dynamic`: [max_position, dim/2].
+def step_of(rope: RopeSpec, prompt_len: int) -> int:
+    """Which of a "dynamic_steps" rope's tables a prompt of so many tokens takes, with its answer.
 
-    Past n tokens of context the base grows each time that the length doubles. Qwen's own code takes
-    the length of the prompt for all of its tokens, and keeps it for the answer.
+    Table 0 serves up to the original context of n tokens, 1 up to 2 n, 2 up to 4 n, and so on.
     """
-    original = rope.original_max_position or max_position
-    length = np.arange(max_position, dtype=np.float64) + 1
-    grown = np.maximum(2.0 ** np.ceil(np.log2(length / original) + 1) - 1, 1.0)
-    return _base_inv_freq((rope.theta * grown ** (dim / (dim - 2)))[:, None], dim)
+    original = rope.original_max_position or prompt_len
+    return (max(-(-prompt_len // original), 1) - 1).bit_length()
+
+
+def num_tables(rope: RopeSpec, num_positions: int) -> int:
+    """Tables that lie behind each other in the one of `rope`, each of num_positions rows."""
+    return 1 + step_of(rope, num_positions) if rope.method == "dynamic_steps" else 1
+
+
+def _dynamic_steps(rope: RopeSpec, dim: int, max_position: int) -> Array:
+    """Qwen's dynamic NTK: [tables * max_position, dim/2], see `step_of`.
+
+    Table k has the base of alpha 2^(k+1) - 1. Qwen's own code takes the alpha of the prompt's
+    length for all of its tokens, and keeps it for the answer.
+    """
+    steps = np.repeat(np.arange(num_tables(rope, max_position)), max_position)
+    alpha = np.exp2(steps + 1, dtype=np.float64) - 1
+    return _base_inv_freq((rope.theta * alpha ** (dim / (dim - 2)))[:, None], dim)
 
 
 def _longrope(rope: RopeSpec, dim: int, max_position: int) -> Array:
@@ -125,10 +138,10 @@ def attention_factor(rope: RopeSpec) -> float:
 def rope_table(
     rope: RopeSpec, head_dim: int, num_positions: int, max_position: int
 ) -> npt.NDArray[np.float32]:
-    """Returns [num_positions, R] float32: cos of R/2 angles, then their sines; R = rotary dims.
+    """Returns [rows, R] float32: cos of R/2 angles, then their sines; R = rotary dims.
 
-    num_positions: rows to make (tokens). max_position: the checkpoint's own context (tokens), the
-    original context where the method's entry does not name one.
+    num_positions: rows to make (tokens), of each of `num_tables`. max_position: the checkpoint's
+    own context (tokens), the original context where the method's entry does not name one.
     Raises KeyError for an unknown method (refused earlier, when the config is read).
     """
     dim = rope.rotary_dim or head_dim
@@ -138,10 +151,11 @@ def rope_table(
         given = num_positions
     inv_freq = np.atleast_2d(METHODS[rope.method](rope, dim, given))
     # Angles are rounded to float32 before cos and sin, as the checkpoints were trained.
-    positions = np.arange(num_positions, dtype=np.float32)[:, None]
+    places = np.tile(np.arange(num_positions), num_tables(rope, num_positions))[:, None]
+    positions = places.astype(np.float32)
     angles = (positions * inv_freq.astype(np.float32)).astype(np.float64)
     factor: float | Array = attention_factor(rope)
     if rope.log_scale_from:
-        lengths = np.arange(num_positions, dtype=np.float64)[:, None] + 1
+        lengths = places.astype(np.float64) + 1
         factor = factor * np.maximum(np.log(lengths) / math.log(rope.log_scale_from), 1.0)
     return (np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * factor).astype(np.float32)

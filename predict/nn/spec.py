@@ -16,8 +16,8 @@ class RopeSpec:
     """Rotary embedding (Su et al. 2021) with a context-extension method.
 
     method: "default", "linear" (Chen et al. 2023), "dynamic" (NTK by length), "dynamic_steps" (the
-    same in steps, Qwen), "llama3", "yarn" (Peng et al. 2023), "longrope" (Ding et al. 2024). Fields
-    that a method does not use keep their defaults.
+    same in steps by the prompt's length, Qwen), "llama3", "yarn" (Peng et al. 2023), "longrope"
+    (Ding et al. 2024). Fields that a method does not use keep their defaults.
     """
 
     theta: float = 10000.0
@@ -54,6 +54,19 @@ class EmbeddingSpec:
 
 
 @dataclass(frozen=True)
+class PrefixSpec:
+    """Of prompts whose first part sees itself both ways, as ChatGLM-6B's do.
+
+    The prefix ends ahead of the first `end_id`, or with the prompt. Its tokens have rows 0, 1, ...
+    of the rotary table, and row 0 in the second dimension. What follows has the row of the first
+    of `mask_ids` that the prompt has (else the prefix's last), and rows 1, 2, ... there.
+    """
+
+    end_id: int
+    mask_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class HeadSpec:
     """From the last layer to logits: norm, projection to `width`, the head, scale, soft cap."""
 
@@ -79,6 +92,7 @@ class DecoderSpec:
     head: HeadSpec = HeadSpec()
     tie_word_embeddings: bool = False
     eos_token_ids: tuple[int, ...] = ()
+    prefix: PrefixSpec | None = None  # where blocks have a prefix mask
 
     def blocks(self) -> Iterator[Block]:
         """Those of layer after layer."""

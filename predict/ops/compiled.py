@@ -163,6 +163,7 @@ def rope_and_cache_write(
         _weight(attention.q_norm),
         _weight(attention.k_norm),
         list(cache),
+        inputs.block_positions if places.two_dimensional else None,
         block.num_heads,
         block.num_kv_heads,
         block.head_dim,
@@ -197,6 +198,8 @@ def paged_attention(
     tree_mask: [T, words] int32; bit j of a token's row (the lowest of word 0 first) says whether it
     sees token j of its own span, instead of all up to itself; its last bit is its own. Spans of
     more than 32 * words tokens are no trees. A tree's windows count from a token's depth.
+    With block.prefix_mask every token sees the first inputs.prefix_lens of its request as well;
+    a span that begins before them has them all.
     """
     block = attention.block
     return _run()(
@@ -209,6 +212,7 @@ def paged_attention(
         inputs.max_lens,
         tree_mask,
         attention.slopes,
+        inputs.prefix_lens if block.prefix_mask else None,
         block.num_heads,
         block.softmax_scale,
         block.window,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from predict.nn.blocks import Activation, Function, Norm
+from predict.nn.blocks import Activation, Function, Norm, Positions
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.decoder import NormWeights
 from predict.ops import composed
@@ -120,6 +120,18 @@ def _rotate(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
     return paddle.concat([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 
 
+def _turned(x: Tensor, table: Tensor, places: Positions, inputs: ForwardInputs) -> Tensor:
+    """Rotates x [T, heads, D] by the rows of a table [rows, R] that the step names."""
+    import paddle
+
+    angles = paddle.gather(table, inputs.positions)
+    if not places.two_dimensional:
+        return _rotate(x, angles, places.interleaved)
+    size = table.shape[-1]
+    again = _rotate(x[..., size:], paddle.gather(table, inputs.block_positions), False)
+    return paddle.concat([_rotate(x[..., :size], angles, False), again], axis=-1)
+
+
 def rope_and_cache_write(
     qkv: Tensor,
     attention: Attention,
@@ -147,9 +159,8 @@ def rope_and_cache_write(
     places = block.positions
     if places.kind == "rotary":
         q_table = places.table if places.query_table < 0 else places.query_table
-        q = _rotate(q, paddle.gather(ropes[q_table], inputs.positions), places.interleaved)
-        angles = paddle.gather(ropes[places.table], inputs.positions)
-        k = _rotate(k, angles, places.interleaved)
+        q = _turned(q, ropes[q_table], places, inputs)
+        k = _turned(k, ropes[places.table], places, inputs)
 
     keep = paddle.nonzero(inputs.slot_mapping >= 0).reshape([-1])
     slots = paddle.gather(inputs.slot_mapping, keep).astype("int64")
@@ -211,13 +222,16 @@ def paged_attention(
 ) -> Tensor:
     """Causal attention of ragged spans over a paged cache; arguments as in `predict.ops.compiled`.
 
-    Spans are padded to the longest, contexts to the longest: simple, and large.
+    Spans are padded to the longest, contexts to the longest: simple, and large. Raises ValueError
+    for a tree mask over a prefix mask, as that does.
     """
     from paddle.nn import functional
 
     import paddle
 
     shape_of = attention.block
+    if shape_of.prefix_mask and tree_mask is not None:
+        raise ValueError("tree_mask and prefix_lens do not go together")
     heads, kv_heads, dim = shape_of.num_heads, shape_of.num_kv_heads, shape_of.head_dim
     block_size = cache[0].shape[2]
     # Tensor arithmetic, not Python's, so that the same lines also trace into a program.
@@ -255,7 +269,10 @@ def paged_attention(
     column = paddle.arange(num_blocks * block_size, dtype="int32")
     if tree_mask is None:
         position = first + row  # [B, span]
-        visible = column <= position.unsqueeze(2)  # [B, span, S]
+        last = position
+        if shape_of.prefix_mask:
+            last = paddle.maximum(last, inputs.prefix_lens.unsqueeze(1) - 1)
+        visible = column <= last.unsqueeze(2)  # [B, span, S]
     else:
         seen = paddle.gather(_bits(tree_mask), span_rows.reshape([-1]))  # [B * span, bits]
         seen = seen.reshape([shape[0], shape[1], -1])

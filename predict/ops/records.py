@@ -23,10 +23,9 @@ STORED = {"attention": ("qkv", "out"), "mlp": ("gate_up", "down")}
 
 def is_fused(block: Block) -> bool:
     """Whether regatta_blocks computes it."""
-    if not isinstance(block, AttentionBlock) or block.qk_norm is None:
+    if not isinstance(block, AttentionBlock):
         return True
-    norm = block.qk_norm
-    return norm.kind == "rms" and not (norm.bias or block.qk_norm_each)
+    return not (block.qk_norm_each or block.prefix_mask or block.positions.two_dimensional)
 
 
 def folds_norm(block: Block) -> bool:

@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from predict.engine.logprobs import LogprobRecord
 from predict.engine.request_state import Request, RequestStatus
 from predict.engine.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
+from predict.errors import UserError
+from predict.nn.places import PrefixPlacing, StepPlacing
+from predict.nn.spec import PrefixSpec, RopeSpec
 from predict.request import FinishReason, SamplingParams
 from tests.support.scheduler_traffic import EOS, config, request, run_random
 
@@ -253,6 +257,97 @@ def test_a_blocked_head_enters_when_its_prefix_was_computed() -> None:
     scheduler.add(request(1, [1] * 15, max_new_tokens=1))
     assert step(scheduler) == [(0, 10, 8)]
     assert step(scheduler) == [(0, 18, 1), (1, 12, 3)]
+
+
+# --- prompts that see themselves both ways; rotary tables by the prompt ---
+
+PREFIX = PrefixPlacing(PrefixSpec(end_id=9, mask_ids=(8,)))
+STEPS = StepPlacing(RopeSpec(method="dynamic_steps", original_max_position=8), 32)
+
+
+def test_a_prompt_with_a_prefix_is_never_cut() -> None:
+    scheduler = Scheduler(config(max_num_batched_tokens=8, placing=PREFIX))
+    for i in range(3):
+        scheduler.add(request(i, [*[1] * 3, 8, 9]))
+    assert step(scheduler) == [(0, 0, 5)]
+    assert step(scheduler) == [(0, 5, 1), (1, 0, 5)]
+    assert step(scheduler) == [(0, 6, 1), (1, 5, 1), (2, 0, 5)]
+
+
+def test_a_prompt_with_a_prefix_waits_for_a_step_with_room() -> None:
+    """And then runs, whoever else waits: nobody overtakes it."""
+    scheduler = Scheduler(config(max_num_batched_tokens=8, placing=PREFIX))
+    scheduler.add(request(0, [8, 9], max_new_tokens=3))
+    scheduler.add(request(1, [*[1] * 6, 8, 9]))
+    scheduler.add(request(2, [8, 9], max_new_tokens=3))
+    for start in (0, 2, 3):
+        assert step(scheduler) == [(0, start, 2 if start == 0 else 1)]
+    assert step(scheduler) == [(1, 0, 8)]
+    assert step(scheduler) == [(1, 8, 1), (2, 0, 2)]
+
+
+def test_a_prompt_with_a_prefix_that_fits_in_no_step_is_refused() -> None:
+    scheduler = Scheduler(config(max_num_batched_tokens=8, placing=PREFIX))
+    with pytest.raises(UserError, match=r"request 0: 9 prompt tokens .*allowed: 1 to 8.*raise"):
+        scheduler.add(request(0, [*[1] * 7, 8, 9]))
+    assert not scheduler.has_unfinished()
+    whole = Scheduler(config(max_num_batched_tokens=8, placing=PREFIX, chunked_prefill=False))
+    whole.add(request(0, [*[1] * 7, 8, 9]))
+    assert step(whole) == [(0, 0, 9)]
+
+
+def test_logprobs_of_a_prompt_with_a_prefix_are_refused() -> None:
+    scheduler = Scheduler(config(placing=PREFIX))
+    asks = Request(0, [1, 8, 9], SamplingParams(prompt_logprobs=1))
+    asks.logprobs = LogprobRecord(None, 1, 3)
+    with pytest.raises(UserError, match=r"request 0: this model's prompts .*leave prompt_logprobs"):
+        scheduler.add(asks)
+
+
+def test_blocks_of_a_prompt_with_a_prefix_serve_nobody_else() -> None:
+    scheduler = Scheduler(config(placing=PREFIX))
+    for i in range(2):
+        scheduler.add(request(i, [*[1] * 9, 8, 9], max_new_tokens=3))
+        assert step(scheduler) == [(i, 0, 11)]
+        while scheduler.has_unfinished():
+            step(scheduler)
+    assert scheduler.block_manager.num_cached_blocks == 0
+    first, second = (request(i, [*[1] * 9, 8, 9]) for i in (2, 3))
+    second.leader = first  # as of two samples of one prompt
+    scheduler.add(first)
+    scheduler.add(second)
+    assert step(scheduler) == [(2, 0, 11)]
+    assert step(scheduler) == [(2, 11, 1), (3, 0, 11)]
+
+
+def test_a_preempted_prefix_runs_whole_again_and_what_was_generated_may_be_cut() -> None:
+    limits = config(max_num_batched_tokens=8, num_blocks=6, max_num_seqs=2, placing=PREFIX)
+    scheduler = Scheduler(limits)
+    scheduler.add(request(0, [*[1] * 3, 8, 9], max_new_tokens=11))
+    scheduler.add(request(1, [*[1] * 4, 8, 9], max_new_tokens=10))
+    spans = []
+    while scheduler.has_unfinished():
+        spans += [(start, count) for number, start, count in step(scheduler) if number == 1]
+    assert scheduler.stats.num_preemptions == 1
+    assert [span for span in spans if span[1] > 1] == [(0, 6), (0, 8), (8, 5)]
+
+
+def test_requests_of_other_rotary_rows_share_no_blocks() -> None:
+    scheduler = Scheduler(config(placing=STEPS, max_num_batched_tokens=32))
+    for i, (length, cached) in enumerate([(8, 0), (8, 4), (12, 0), (13, 12), (17, 0), (18, 16)]):
+        scheduler.add(request(i, [1] * length, max_new_tokens=1))
+        assert step(scheduler) == [(i, cached, length - cached)]
+
+
+def test_salts_stay_apart_from_rotary_rows() -> None:
+    scheduler = Scheduler(config(placing=STEPS, max_num_batched_tokens=32))
+    scheduler.add(request(0, [1] * 12, max_new_tokens=1))
+    assert step(scheduler) == [(0, 0, 12)]
+    rows = (32).to_bytes(8, "little")
+    params = SamplingParams(max_new_tokens=1)
+    for i, salt in enumerate((rows, rows + bytes(8), b""), 1):
+        scheduler.add(Request(i, [1] * 12, params, cache_salt=salt))
+        assert step(scheduler) == [(i, 0, 12) if salt else (i, 8, 4)]
 
 
 # --- preemption ---

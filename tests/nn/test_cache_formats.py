@@ -94,7 +94,7 @@ class QuantizedProblem:
                 [self.keys.codes, self.values.codes, self.keys.scale, self.values.scale],
                 *p.batch.index_tensors(),
                 tree_mask,
-                None,
+                *(None, None),
                 shape.num_heads,
                 p.scale,
                 shape.window,
@@ -192,6 +192,7 @@ def test_rows_are_quantized_when_they_are_written(
         tensor(table, "float32"),
         *(None, None, None),
         caches,
+        None,
         *(heads, kv_heads, dim, 1e-6, False, False, False),
         kv_format.name,
     )
@@ -249,7 +250,8 @@ def test_every_instruction_set_writes_the_same_codes(
                 int32(np.arange(300) % 50),
                 int32(np.arange(300)),
                 tensor(rope_table(50, 0), "float32"),
-                *(None, None, None, caches, 1, 1, 67, 1e-6, False, False, False, kv_format.name),
+                *(None, None, None, caches, None, 1, 1, 67, 1e-6, False, False, False),
+                kv_format.name,
             )
         finally:
             force(compiled, "")

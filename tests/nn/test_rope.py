@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from predict.nn.rope import METHODS, attention_factor, rope_table
+from predict.nn.rope import METHODS, attention_factor, rope_table, step_of
 from predict.nn.spec import RopeSpec
 
 
@@ -44,7 +44,7 @@ def test_every_method_gives_finite_rows_of_rotary_dims(method: str) -> None:
         long_factor=(2.0,) * 8,
     )
     table = rope_table(rope, 32, 100, 128)
-    assert table.shape == (100, 16)
+    assert table.shape == (300 if method == "dynamic_steps" else 100, 16)
     assert table.dtype == np.float32
     assert np.isfinite(table).all()
 
@@ -65,12 +65,21 @@ def test_longest_context_chooses_the_factors_of_longrope(
     np.testing.assert_allclose(table, np.hstack([np.cos(angles), np.sin(angles)]), atol=1e-5)
 
 
-def test_base_of_the_first_qwen_grows_when_the_length_doubles() -> None:
-    table = rope_table(RopeSpec(method="dynamic_steps", original_max_position=16), 8, 64, 64)
-    for last, grown in ((15, 1), (16, 3), (31, 3), (32, 7), (63, 7)):
+def test_tables_of_the_first_qwen_lie_behind_each_other() -> None:
+    """One for each time that a prompt may double the original length."""
+    rope = RopeSpec(method="dynamic_steps", original_max_position=16, log_scale_from=16)
+    tables = rope_table(rope, 8, 64, 64).reshape(3, 64, 8)
+    for table, grown in zip(tables, (1, 3, 7), strict=True):
         theta = 10000.0 * grown ** (8 / 6)
-        same = rope_table(RopeSpec(theta=theta), 8, 64, 64)
-        np.testing.assert_allclose(table[last], same[last], atol=1e-6)
+        same = rope_table(RopeSpec(theta=theta, log_scale_from=16), 8, 64, 64)
+        np.testing.assert_allclose(table, same, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "step"), [(1, 0), (16, 0), (17, 1), (32, 1), (33, 2), (48, 2), (64, 2), (65, 3)]
+)
+def test_base_of_the_first_qwen_grows_when_the_prompt_doubles(prompt_len: int, step: int) -> None:
+    assert step_of(RopeSpec(original_max_position=16), prompt_len) == step
 
 
 def test_rows_past_a_length_are_multiplied_by_the_logarithm_to_its_base() -> None:

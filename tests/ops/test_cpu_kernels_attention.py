@@ -55,6 +55,17 @@ SHAPES = (
     Shape(2, 1, 256, 64, ((3, 200), (1, 1))),
     Shape(4, 2, 7, 16, ((3, 20), (1, 70))),
     Shape(2, 2, 64, 16, ((1, 700), (40, 640)), window=1),
+    # Prefixes: all of a span, more than it, most of it, one token, none, of a decode step's.
+    Shape(
+        3,
+        3,
+        32,
+        16,
+        ((90, 90), (5, 5), (700, 700), (2, 2), (70, 70), (1, 80)),
+        -1,
+        (90, 3, 600, 1, 0, 60),
+    ),
+    Shape(8, 2, 64, 64, ((1, 1), (140, 140), (9, 640)), -1, (1, 139, 631)),
 )
 
 
@@ -148,8 +159,7 @@ def test_blocks_that_left_the_window_are_not_looked_up(compiled: Library) -> Non
         tensor(problem.q.reshape(2, -1), "float32"),
         [tensor(cache, "float32") for cache in caches],
         *problem.batch.index_tensors(),
-        None,
-        None,
+        *(None, None, None),
         4,
         problem.scale,
         20,
@@ -167,8 +177,7 @@ def test_padding_rows_are_zero(compiled: Library) -> None:
         tensor(padded, "float32"),
         [tensor(cache, "float32") for cache in caches],
         *problem.batch.index_tensors(),
-        None,
-        None,
+        *(None, None, None),
         4,
         problem.scale,
         -1,
@@ -181,21 +190,25 @@ def test_padding_rows_are_zero(compiled: Library) -> None:
 
 # heads, kv heads, head_dim, rotary dims
 ROPES = ((14, 2, 64, 64), (3, 1, 80, 32), (2, 2, 40, 40), (4, 2, 96, 26), (1, 1, 128, 0))
+# The same, and whether as many dims again rotate by second positions.
+TURNS = (*((sizes, False) for sizes in ROPES), ((4, 4, 128, 64), True), ((3, 1, 40, 14), True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("with_norm", [False, True])
-@pytest.mark.parametrize("sizes", ROPES)
+@pytest.mark.parametrize(("sizes", "twice"), TURNS)
 def test_rope_rotates_heads_and_writes_their_slots_only(
     compiled: Library,
     candidate: str,
     sizes: tuple[int, int, int, int],
+    twice: bool,
     with_norm: bool,
     dtype: str,
 ) -> None:
     heads, kv_heads, dim, rotary = sizes
     rng = np.random.default_rng(3)
     positions = np.array([0, 5, 6, 49, 7], np.int32)
+    second = np.array([0, 0, 1, 2, 49], np.int32)
     slots = np.array([3, 16, -1, 39, 0], np.int32)
     qkv = rounded(normal(rng, 5, heads + 2 * kv_heads, dim), dtype)
     norms = [rounded(1 + normal(rng, dim) / 4, dtype) for _ in range(2)]
@@ -209,6 +222,7 @@ def test_rope_rotates_heads_and_writes_their_slots_only(
         None,
         *(tensor(norm, dtype) if with_norm else None for norm in norms),
         [keys, values],
+        int32(second) if twice else None,
         *(heads, kv_heads, dim, 1e-6, False, False, False),
         "dense",
     )
@@ -216,10 +230,17 @@ def test_rope_rotates_heads_and_writes_their_slots_only(
     q, k, v = np.split(wide, [heads, heads + kv_heads], axis=1)
     if with_norm:
         q, k = normed(q, norms[0], 1e-6), normed(k, norms[1], 1e-6)
-    angles = table[positions]
-    assert_close(numpy32(outputs[0]), rotated(q, angles).reshape(5, -1), dtype)
+
+    def turned(x: Wide) -> Wide:
+        if not twice:
+            return rotated(x, table[positions])
+        parts = x[..., :rotary], x[..., rotary:]
+        pairs = zip(parts, (positions, second), strict=True)
+        return np.concatenate([rotated(part, table[rows]) for part, rows in pairs], axis=-1)
+
+    assert_close(numpy32(outputs[0]), turned(q).reshape(5, -1), dtype)
     for cache, returned, new in (
-        (keys, outputs[1], rotated(k, angles)),
+        (keys, outputs[1], turned(k)),
         (values, outputs[2], v),
     ):
         np.testing.assert_array_equal(numpy32(returned), numpy32(cache))  # in place
@@ -549,6 +570,16 @@ BAD_ATTENTION: dict[str, tuple[Change, str]] = {
         _set("lengths", [1, 3]),
         r"context_lens\[0\] is 1 \(allowed: the span's 2 tokens .. the block table's 48\)",
     ),
+    "prefix too long": (
+        _set("prefix_lens", [20, 4]),
+        r"prefix_lens\[1\] is 4 \(allowed: 0 to the context's 3\)",
+    ),
+    "prefix below 0": (_set("prefix_lens", [-1, 0]), r"prefix_lens\[0\] is -1"),
+    "prefix of the wrong shape": (_set("prefix_lens", [0]), r"prefix_lens has shape \[1\]"),
+    "prefix and window": (
+        lambda a: a.update(prefix_lens=[0, 0], window=8),
+        "prefix_lens goes with no tree_mask, slopes or window",
+    ),
     "context too long": (_set("lengths", [20, 49]), r"context_lens\[1\] is 49"),
     "block id": (
         _set("tables", [[0, 1, -1], [99, 0, 0]]),
@@ -575,6 +606,7 @@ def test_paged_attention_says_what_does_not_fit(compiled: Library, case: str) ->
         "longest": [2, 20],
         "tree_mask": None,
         "slopes": None,
+        "prefix_lens": None,
         "num_heads": 4,
         "scale": 0.125,
         "window": -1,
@@ -583,7 +615,9 @@ def test_paged_attention_says_what_does_not_fit(compiled: Library, case: str) ->
     }
     change, message = BAD_ATTENTION[case]
     change(arguments)
-    for name in ("borders", "lengths", "tables", "longest"):
+    for name in ("borders", "lengths", "tables", "longest", "prefix_lens"):
+        if arguments[name] is None:
+            continue
         if not isinstance(arguments[name], np.ndarray):
             arguments[name] = np.array(arguments[name], np.int32)
         arguments[name] = paddle.to_tensor(arguments[name])
@@ -613,6 +647,34 @@ def test_rope_says_what_does_not_fit(
             tensor(rope_table(50, columns), "float32"),
             *(None, None, None),
             [tensor(cache, "float32"), tensor(cache, "float32")],
+            None,
             *(1, 1, 32, 1e-6, False, False, False),
+            "dense",
+        )
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "interleaved", "message"),
+    [
+        ([0, 50], 16, False, r"block_positions\[1\] is 50 \(allowed: 0 .. 49\)"),
+        ([0], 16, False, r"block_positions has shape \[1\], expected \[2\]"),
+        ([0, 1], 18, False, r"block_positions with rope_cache of shape \[50, 18\].*head_dim, 32"),
+        ([0, 1], 16, True, "block_positions with rope_cache .*interleaved"),
+    ],
+)
+def test_rope_says_what_does_not_fit_second_positions(
+    compiled: Library, rows: list[int], columns: int, interleaved: bool, message: str
+) -> None:
+    cache = np.zeros((5, 1, 8, 32), "f4")
+    with pytest.raises(ValueError, match=message):
+        compiled.op("regatta_rope_and_cache_write")(
+            tensor(np.zeros((2, 96)), "float32"),
+            int32([0, 1]),
+            int32([0, 1]),
+            tensor(rope_table(50, columns), "float32"),
+            *(None, None, None),
+            [tensor(cache, "float32"), tensor(cache, "float32")],
+            int32(rows),
+            *(1, 1, 32, 1e-6, False, False, interleaved),
             "dense",
         )

@@ -52,6 +52,7 @@ class Shape:
     block_size: int
     spans: tuple[tuple[int, int], ...]
     window: int = -1
+    prefix_lens: tuple[int, ...] = ()  # none, or of each span's request
 
     @property
     def num_tokens(self) -> int:
@@ -134,12 +135,15 @@ def attention(
     """q [T, heads, D]; keys, values [context, kv heads, D] per request. float64 [T, heads * D]."""
     out = np.zeros((len(q), shape.num_heads, shape.head_dim))
     group, token = shape.num_heads // shape.num_kv_heads, 0
-    for (count, context), key, value in zip(shape.spans, keys, values, strict=True):
+    prefixes = shape.prefix_lens or (0,) * len(shape.spans)
+    spans = zip(shape.spans, prefixes, keys, values, strict=True)
+    for (count, context), prefix, key, value in spans:
         for position in range(context - count, context):
+            end = max(position + 1, prefix)
             first = 0 if shape.window < 0 else max(0, position - shape.window + 1)
             for head in range(shape.num_heads):
-                k = key[first : position + 1, head // group].astype(np.float64)
-                v = value[first : position + 1, head // group].astype(np.float64)
+                k = key[first:end, head // group].astype(np.float64)
+                v = value[first:end, head // group].astype(np.float64)
                 scores = k @ q[token, head].astype(np.float64) * scale
                 weights = np.exp(scores - scores.max())
                 out[token, head] = weights @ v / weights.sum()
@@ -183,8 +187,8 @@ class Problem:
                     tensor(self.batch.filled_cache(self.values), self.dtype),
                 ],
                 *self.batch.index_tensors(),
-                None,
-                None,
+                *(None, None),
+                int32(shape.prefix_lens) if shape.prefix_lens else None,
                 shape.num_heads,
                 self.scale,
                 shape.window,

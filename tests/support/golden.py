@@ -15,7 +15,6 @@ from tests.support.paths import ROOT
 GOLDEN = ROOT / "tests" / "golden"
 # Checkpoints that no network here computes, and what their refusal names.
 REFUSED = {
-    "chatglm_6b": "multi_query_attention",
 }
 CASES = sorted({path.parent.name for path in GOLDEN.glob("*/golden.json")} - set(REFUSED))
 # Of families with several, one case that runs every way there is; the others run dynamically.
@@ -25,6 +24,7 @@ EVERY_WAY = frozenset(
         "baichuan_7b",
         "bloom_7b",
         "chatglm_2_6b",
+        "chatglm_6b",
         "cohere_35b",
         "cohere_qk_norm",
         "ernie4_5_0_3b",
@@ -50,6 +50,7 @@ EVERY_WAY = frozenset(
         "phi_2",
         "qwen_7b",
         "stablelm_12b",
+        "qwen_long",
         "stablelm_3b",
         "starcoder2_window",
     }
@@ -60,7 +61,8 @@ FIRST_FAMILIES = frozenset(
 # Tracing plain operators takes a second for each case: those that differ most are traced always.
 TRACED = frozenset(
     {
-        *("bloom_7b", "chatglm_2_6b", "gemma2_9b", "gpt2_small", "olmo2_7b", "opt_350m", "qwen_7b"),
+        *("bloom_7b", "chatglm_2_6b", "chatglm_6b", "gemma2_9b", "gpt2_small", "olmo2_7b"),
+        *("opt_350m", "qwen_7b", "qwen_long"),
         *("llama_biases", "llama_gqa", "llama_rope_yarn", "mistral_window", "qwen2", "qwen3_tied"),
     }
 )
@@ -90,8 +92,6 @@ RUNS: dict[str, tuple[tuple[int, slice], ...]] = {
     ),
     # They have no positions beyond.
     **dict.fromkeys(("gpt2_small", "gpt_paddlenlp", "gpt_paddlenlp_fused"), ((144, slice(None)),)),
-    # Beyond seq_length the base grows by position here (see predict.nn.rope), not by prompt.
-    "qwen_long": ((MAX_LENGTH, slice(0, 1)),),
 }
 
 OPERATORS = {

@@ -12,6 +12,7 @@ from predict.engine.beams import Candidates, likeliest, num_candidates
 from predict.engine.request_state import Request, RequestStatus
 from predict.engine.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
 from predict.errors import UserError
+from predict.nn.places import Placing
 from predict.request import SamplingParams
 
 EOS = (0,)
@@ -30,6 +31,7 @@ def config(
     prefix_caching: bool = True,
     chunked_prefill: bool = True,
     separate_steps: bool = False,
+    placing: Placing | None = None,
 ) -> SchedulerConfig:
     return SchedulerConfig(
         max_num_seqs=max_num_seqs,
@@ -41,6 +43,7 @@ def config(
         prefix_caching=prefix_caching,
         chunked_prefill=chunked_prefill,
         separate_steps=separate_steps,
+        placing=placing,
     )
 
 

@@ -43,6 +43,9 @@ struct AttentionBatch {
   // the tree.
   const int32_t* tree_mask = nullptr;  // [T, tree_words]
   int64_t tree_words = 0;
+  // The first so many tokens of each request are seen by all of its tokens, those before them too:
+  // a span that begins among them has them all. Null: none. Without trees, windows and slopes.
+  const int32_t* prefix_lens = nullptr;  // [B]
 };
 
 struct RopeAndCacheWriteParams {
@@ -63,6 +66,9 @@ struct RopeAndCacheWriteParams {
   bool plus_one = false;     // the norms' factors are 1 + weight
   bool whole = false;        // q_norm [Hq * D] and k_norm [Hkv * D] norm all heads' values together
   bool interleaved = false;  // pairs are (2i, 2i + 1), not (i, i + R / 2)
+  // Rows of rope_cache by which dims [R, 2R) rotate, besides [0, R) by `positions`; null: they
+  // pass.
+  const int32_t* block_positions = nullptr;  // [T]
 };
 
 struct PagedAttentionParams {
