@@ -6,6 +6,7 @@ Slots of the cache that no token of a request has written hold NaN.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from predict.device import cuda, devices
 from predict.engine.gpu_runner import read_table
 from predict.engine.logprobs import measure
 from predict.loading.build import fold_norms
-from predict.nn.blocks import Activation, Norm, NormKind
+from predict.nn.blocks import Activation, Norm, NormKind, Positions
 from predict.nn.decoder import Attention, Layer, Mlp, NormWeights
 from predict.ops import compiled as ops
 from predict.ops import plain as reference
@@ -192,6 +193,25 @@ def test_rope_and_cache_write(
             assert given.data_ptr() == returned.data_ptr()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_rope_in_two_dimensions(gpu: devices.Device, dtype: str, head_dim: int) -> None:
+    operands, heads = Operands(gpu, dtype), Heads(3, 3, head_dim, rotary_dim=head_dim // 2)
+    plain = attention_weights(operands, heads)
+    block = dataclasses.replace(plain.block, positions=Positions(two_dimensional=True))
+    plain = dataclasses.replace(plain, block=block)
+    spans = [Span(0, 600), Span(40, 1), Span(2000, 1)]
+    step = Step(operands, spans, heads, 32, num_padding=2, prefix_lens=[500, 30, 1000])
+    qkv, rope = operands.tensor(step.num_tokens, heads.qkv_size), operands.ropes(heads)
+    caches, device_caches = step.caches()
+    weights = operands.on_gpu(plain)
+    got = ops.rope_and_cache_write(qkv.device, weights, device_caches, rope.device, step.device)
+    with operands.on_cpu():
+        wanted = reference.rope_and_cache_write(qkv.plain, plain, caches, rope.plain, step.plain)
+    for mine, theirs in zip(flat(got), flat(wanted), strict=True):
+        compare(mine, theirs, dtype)
+
+
 def check_attention(
     gpu: devices.Device,
     dtype: str,
@@ -199,10 +219,13 @@ def check_attention(
     block_size: int,
     spans: list[Span],
     num_padding: int = 0,
+    prefix_lens: Sequence[int] = (),
 ) -> None:
     operands = Operands(gpu, dtype, seed=heads.head_dim)
-    step = Step(operands, spans, heads, block_size, num_padding, filled=True)
+    step = Step(operands, spans, heads, block_size, num_padding, True, prefix_lens)
     attention = attention_weights(operands, heads)
+    block = dataclasses.replace(attention.block, prefix_mask=bool(prefix_lens))
+    attention = dataclasses.replace(attention, block=block)
     q = operands.tensor(step.num_tokens, heads.size)
     caches, device_caches = step.caches()
     got = ops.paged_attention(q.device, attention, device_caches, step.device).cpu()
@@ -248,6 +271,21 @@ def test_windowed_attention(gpu: devices.Device, dtype: str, head_dim: int, wind
     heads = Heads(4, 2, head_dim, window)
     check_attention(gpu, dtype, heads, 32, decode_spans(32))
     check_attention(gpu, dtype, heads, 32, prefill_spans(32))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (8, 2)])
+def test_attention_behind_a_prefix_mask(
+    gpu: devices.Device, dtype: str, head_dim: int, num_heads: int, num_kv_heads: int
+) -> None:
+    heads = Heads(num_heads, num_kv_heads, head_dim)
+    prompts = {300: 299, 2: 1, 129: 64, 1: 1, 700: 513, 17: 17, 40: 0}
+    mixed = [Span(90, 1), *(Span(0, count) for count in prompts), Span(20, 5), Span(7, 0)]
+    prefixes = [60, *prompts.values(), 20, 7]
+    check_attention(gpu, dtype, heads, 32, mixed, 3, prefixes)
+    check_attention(gpu, dtype, heads, 32, mixed[:1] * 3, prefix_lens=[60, 1, 91])
+    check_attention(gpu, dtype, heads, 64, [Span(0, 9)], prefix_lens=[8])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

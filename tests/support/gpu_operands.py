@@ -179,9 +179,10 @@ class Step:
         block_size: int,
         num_padding: int = 0,
         filled: bool = False,
+        prefix_lens: Sequence[int] = (),
     ) -> None:
         """num_padding: rows of T behind the last span. filled: the step's own tokens, too, are in
-        the cache already.
+        the cache already. prefix_lens: of each span's request, for a model that reads them.
         """
         import paddle
 
@@ -224,6 +225,11 @@ class Step:
             logit_indices=np.maximum(borders[1:] - 1, 0),
             max_lens=np.array([max(1, lengths.max()), max(1, contexts.max())]),
         )
+        if prefix_lens:
+            second = np.concatenate([*(own % 7 for own in positions), padding])
+            self.arrays = self.arrays._replace(
+                block_positions=second, prefix_lens=np.array(prefix_lens)
+            )
         self.plain = to_tensors(self.arrays, paddle.CPUPlace())
         self.device = to_tensors(self.arrays, operands.gpu.place())
         self.pools = tuple(pools)

@@ -57,8 +57,9 @@ std::string refuse_sm80(const PagedAttentionParams& p, const AttentionLimits&,
   return {};
 }
 
-// Spans that may be trees of drafts are the decode kernel's.
+// Spans that may be trees of drafts are the decode kernel's, prompts with a prefix the other one's.
 int max_decode_rows(const PagedAttentionParams& p) {
+  if (p.batch.prefix_lens != nullptr) return 0;  // single tokens alone
   if (p.batch.tree_mask == nullptr) return kMaxDecodeRows;
   return std::max<int>(kMaxDecodeRows, 32 * p.batch.tree_words * (p.num_heads / p.num_kv_heads));
 }
@@ -125,6 +126,10 @@ Status check(const PagedAttentionParams& p, const AttentionLimits& limits) {
   if (!(p.softcap >= 0.f) || std::isinf(p.softcap)) {
     return Status::error("paged_attention: softcap " + std::to_string(p.softcap) +
                          " (allowed: 0 for none, or a positive number)");
+  }
+  if (p.batch.prefix_lens != nullptr &&
+      (p.batch.tree_mask != nullptr || p.slopes != nullptr || p.window != -1)) {
+    return Status::error("paged_attention: prefix_lens goes with no tree_mask, slopes or window");
   }
   if (limits.max_query_len < 1 || limits.max_context_len < 0) {
     return Status::error("paged_attention: limits must be at least 1 token, got max_query_len " +
@@ -201,6 +206,7 @@ Status run(const PagedAttentionParams& params, const RopeAndCacheWriteParams* ro
   args.block_tables = params.batch.block_tables;
   args.tree_mask = reinterpret_cast<const uint32_t*>(params.batch.tree_mask);
   args.tree_words = static_cast<int>(params.batch.tree_words);
+  args.prefix_lens = params.batch.prefix_lens;
   args.num_tokens = static_cast<int>(params.batch.num_tokens);
   args.num_seqs = static_cast<int>(params.batch.num_seqs);
   args.max_blocks = static_cast<int>(params.batch.max_blocks);
@@ -312,7 +318,8 @@ Status rope_and_paged_attention(const RopeAndCacheWriteParams& rope,
   const int64_t rotary_dim = rotary_dim_of(rope);
   const bool fused = kernel == Kernel::kSm90 && limits.max_query_len == 1 && !is_batch_invariant &&
                      rotary_dim % 16 == 0 && rotary_dim <= params.head_dim &&
-                     rope.positions != nullptr && !(rope.whole && has_norms(rope));
+                     rope.positions != nullptr && rope.block_positions == nullptr &&
+                     !(rope.whole && has_norms(rope));
   if (!fused) {
     status = rope_and_cache_write(rope, launch_on);
     if (!status.ok()) return status;

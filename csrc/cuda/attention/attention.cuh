@@ -4,6 +4,9 @@
 // a span is token r / group, head kv_head * group + r % group. A span of n tokens has n * group
 // rows per KV head. Row r sees positions up to context_len - n + r / group.
 //
+// Behind a prefix mask all of a request's rows see its first prefix_lens positions: the prefill and
+// generic kernels know them. A single token sees what is before it in any case.
+//
 // Two kernels share a call. Spans of few rows (decode, drafts) are bound by reading the cache:
 // their context is split over blocks (attention_decode_*). Longer spans are bound by the matrix
 // units: one block per tile of rows (attention_prefill_*). Beside longer ones, the sm90 kernels
@@ -45,6 +48,7 @@ struct AttentionArgs {
   const int32_t* context_lens;  // [B]
   const int32_t* block_tables;  // [B, max_blocks]
   const uint32_t* tree_mask;    // [T, tree_words] or null: see AttentionBatch
+  const int32_t* prefix_lens;   // [B] or null
   int tree_words;
   float* partial_out;     // [units, Hkv, partial_rows, D] of the sm80 decode kernel, not normalised
   float2* partial_stats;  // [units, Hkv, partial_rows] largest logit (log2), sum
@@ -126,6 +130,11 @@ __device__ __forceinline__ bool tree_sees(const AttentionArgs& args, int token, 
          1;
 }
 
+// The last position of a request's prefix; -1: it has none.
+__device__ __forceinline__ int last_of_prefix(const AttentionArgs& args, int seq, int context_len) {
+  return args.prefix_lens == nullptr ? -1 : min(args.prefix_lens[seq], context_len) - 1;
+}
+
 // First visible position of a span's first row.
 __device__ __forceinline__ int first_visible(int context_len, int num_tokens, int window) {
   const int first = context_len - num_tokens - window + 1;
@@ -148,6 +157,7 @@ struct PrefillTile {
   int seq, tile;           // tile counts kRows rows from the start of the span
   int token0, num_tokens;  // span in T
   int context_len;
+  int common;  // the last position of the request's prefix, which all rows see; -1: it has none
 };
 
 template <int kRows>
@@ -172,6 +182,7 @@ __device__ __forceinline__ bool find_prefill_tile(const AttentionArgs& args, int
       found->token0 = args.cu_seqlens_q[found->seq];
       found->num_tokens = args.cu_seqlens_q[found->seq + 1] - found->token0;
       found->context_len = args.context_lens[found->seq];
+      found->common = last_of_prefix(args, found->seq, found->context_len);
       return true;
     }
     rank -= total;

@@ -22,7 +22,7 @@ struct DecodeItem {
 
 __device__ __forceinline__ int decode_units(const AttentionArgs& args, int seq) {
   const int num_tokens = args.cu_seqlens_q[seq + 1] - args.cu_seqlens_q[seq];
-  if (num_tokens <= 0 || !is_decode_span(num_tokens, args.group)) return 0;
+  if (num_tokens <= 0 || !is_decode_span(num_tokens, args.group, args.max_decode_rows)) return 0;
   const int context_len = args.context_lens[seq];
   const int length =
       context_len - (first_visible(context_len, num_tokens, args.window) & kSplitMask);

@@ -46,8 +46,9 @@ __global__ void __launch_bounds__(PrefillShape<D>::kThreads, 2)
     const int row_begin = tile.tile * Shape::kRows;
     const int row_end = min(row_begin + Shape::kRows, num_rows);
     const int before = tile.context_len - tile.num_tokens;
-    const int position0 = before + row_begin / args.group;           // of the first row
-    const int position1 = before + token_of_row(args, row_end - 1);  // of the last
+    // The last that the first row sees, and the last one.
+    const int position0 = max(before + row_begin / args.group, tile.common);
+    const int position1 = max(before + token_of_row(args, row_end - 1), tile.common);
     const int low = max(0, position0 - args.window + 1);
     const int high = position1 + 1;
     const int tile_first = low / kKeys, tile_last = (high - 1) / kKeys;
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(PrefillShape<D>::kThreads, 2)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int r = row_begin + (warp * kRowTiles + m) * 16 + lane / 4 + h * 8;
-        last_seen[m][h] = before + token_of_row(args, r);
+        last_seen[m][h] = max(before + token_of_row(args, r), tile.common);
         if constexpr (kShaped) {
           slopes[m][h] = slope_of(args, kv_head * args.group + r % args.group);
         }

@@ -60,7 +60,8 @@ struct PrefillItem {
   int kv_head;  // -1: no more items
 };
 
-// What all roles derive from an item.
+// What all roles derive from an item. position0, position1: the last that its first and its last
+// row see.
 struct PrefillRange {
   int num_rows, row_begin, before, position0, position1, low, tile_first, tile_last, num_tiles;
 
@@ -72,8 +73,8 @@ struct PrefillRange {
     r.row_begin = tile.tile * kRows;
     const int row_end = min(r.row_begin + kRows, r.num_rows);
     r.before = tile.context_len - tile.num_tokens;
-    r.position0 = r.before + token_of_row(args, r.row_begin);
-    r.position1 = r.before + token_of_row(args, row_end - 1);
+    r.position0 = max(r.before + token_of_row(args, r.row_begin), tile.common);
+    r.position1 = max(r.before + token_of_row(args, row_end - 1), tile.common);
     r.low = max(0, r.position0 - args.window + 1);
     r.tile_first = r.low / kKeys;
     r.tile_last = r.position1 / kKeys;
@@ -406,7 +407,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int r = range.row_begin + consumer * 64 + warp * 16 + lane / 4 + h * 8;
-        last_seen[h] = range.before + token_of_row(args, r);
+        last_seen[h] = max(range.before + token_of_row(args, r), items[slot].tile.common);
         if constexpr (kShaped) {
           slopes[h] = slope_of(args, items[slot].kv_head * args.group + r % args.group);
         }

@@ -4,10 +4,10 @@
 // Architectures: all; float32, bf16, fp16; e4m3 codes from sm_89 on.
 // Algorithm: a few lanes per head, a thread block per token (or part of one: few tokens are spread
 // over more blocks, for latency), several heads per thread where there are many tokens; see
-// rotate_head.cuh. Heads that do not divide into vectors of 8 take a slower kernel, one warp per
-// head with its row in shared memory. A norm over all heads' values takes their squares first, in
-// every block of a token anew: they are in L2, and another launch would cost more.
-// Bound: bytes, 2 * (Hq + 2 Hkv) * D per token.
+// rotate_head.cuh. Heads that do not divide into vectors of 8, or turn in two dimensions, take a
+// slower kernel, one warp per head with its row in shared memory. A norm over all heads' values
+// takes their squares first, in every block of a token anew: they are in L2, and another launch
+// would cost more. Bound: bytes, 2 * (Hq + 2 Hkv) * D per token.
 #include <algorithm>
 #include <type_traits>
 
@@ -42,7 +42,8 @@ struct Args {
 
 // What few models do.
 struct More {
-  const float* query_rope_cache;  // of queries
+  const float* query_rope_cache;   // of queries
+  const int32_t* block_positions;  // of the second dimension, or null
   bool plus_one, whole, interleaved;
 };
 
@@ -89,11 +90,12 @@ __device__ __forceinline__ const float* angles_of(const Args& a, int token) {
   return a.rope_cache + static_cast<int64_t>(position) * a.rotary_dim;
 }
 
-// Null where nothing rotates.
-__device__ __forceinline__ const float* angles_of(const Args& a, const More& more, int token,
+// Null where nothing rotates. positions: those of a dimension.
+__device__ __forceinline__ const float* angles_of(const Args& a, const More& more,
+                                                  const int32_t* positions, int token,
                                                   bool is_query) {
   if (a.rope_cache == nullptr) return nullptr;
-  const int position = min(max(a.positions[token], 0), a.num_positions - 1);
+  const int position = min(max(positions[token], 0), a.num_positions - 1);
   return (is_query ? more.query_rope_cache : a.rope_cache) +
          static_cast<int64_t>(position) * a.rotary_dim;
 }
@@ -180,7 +182,7 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const Args a, const More
           }
         }
         if (!head.is_value && a.rope_cache != nullptr) {
-          const float* const row = angles_of(a, more, token, head.is_query);
+          const float* const row = angles_of(a, more, a.positions, token, head.is_query);
           if (more.interleaved) {
             angles.load_interleaved(row, a.units, unit);
             x[j].rotate_interleaved(angles);
@@ -219,7 +221,7 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const Args a, const More
   }
 }
 
-// Any sizes: one warp per head, its row as floats in shared memory.
+// Any sizes, and a second dimension: one warp per head, its row as floats in shared memory.
 template <class T>
 __global__ void __launch_bounds__(kAnyWarps* kWarp) rope_any_kernel(const Args a, const More more) {
   extern __shared__ float rows[];
@@ -260,13 +262,17 @@ __global__ void __launch_bounds__(kAnyWarps* kWarp) rope_any_kernel(const Args a
   }
   __syncwarp();
   if (!head.is_value && a.rope_cache != nullptr) {
-    const float* const angles = angles_of(a, more, token, head.is_query);
-    for (int d = lane; d < half; d += kWarp) {
-      const int i = more.interleaved ? 2 * d : d, j = more.interleaved ? 2 * d + 1 : d + half;
-      const float x = row[i], y = row[j];
-      row[i] = x * angles[d] - y * angles[d + half];
-      row[j] = y * angles[d] + x * angles[d + half];
-    }
+    const auto rotate = [&](const int32_t* positions, float* values) {
+      const float* const angles = angles_of(a, more, positions, token, head.is_query);
+      for (int d = lane; d < half; d += kWarp) {
+        const int i = more.interleaved ? 2 * d : d, j = more.interleaved ? 2 * d + 1 : d + half;
+        const float x = values[i], y = values[j];
+        values[i] = x * angles[d] - y * angles[d + half];
+        values[j] = y * angles[d] + x * angles[d + half];
+      }
+    };
+    rotate(a.positions, row);
+    if (more.block_positions != nullptr) rotate(more.block_positions, row + 2 * half);
     __syncwarp();
   }
   if (head.is_query) {
@@ -347,10 +353,18 @@ Status rope_and_cache_write(const RopeAndCacheWriteParams& p, const Launch& laun
   more.plus_one = p.plus_one;
   more.whole = p.whole && (p.q_norm != nullptr || p.k_norm != nullptr);
   more.interleaved = p.interleaved;
+  more.block_positions = p.rope_cache == nullptr ? nullptr : p.block_positions;
+  if (more.block_positions != nullptr && (p.interleaved || 2 * rotary_dim > p.head_dim)) {
+    return Status::error("rope_and_cache_write: block_positions with rotary_dim " +
+                         std::to_string(rotary_dim) + (p.interleaved ? ", interleaved" : "") +
+                         " (allowed: not interleaved, at most half of head_dim " +
+                         std::to_string(p.head_dim) + ")");
+  }
   const bool does_more = a.rope_cache == nullptr || p.query_rope_cache != nullptr ||
                          more.plus_one || more.whole || more.interleaved;
   const bool dense = p.cache.format == KvFormat::kDense;
-  const bool vector = rotary_dim % 16 == 0 && p.head_dim % 8 == 0 && a.units.lanes <= kWarp;
+  const bool vector = more.block_positions == nullptr && rotary_dim % 16 == 0 &&
+                      p.head_dim % 8 == 0 && a.units.lanes <= kWarp;
   const int64_t num_all = p.num_heads + 2 * p.num_kv_heads;
   return dispatch_dtype(p.dtype, "rope_and_cache_write", [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
