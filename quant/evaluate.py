@@ -360,12 +360,20 @@ class Model:
         from predict.engine.kv_cache import allocate_caches
         from predict.llm import LLM
         from predict.loading.cache_scales import head_scales
+        from predict.loading.model import read_spec
         from predict.nn.cache_formats import kv_format_of
+        from predict.nn.places import placing_of
 
+        spec, _ = read_spec(config.model.model_name_or_path)
+        if spec.prefix is not None:
+            raise UserError(
+                f"{config.model.model_name_or_path}: the tokens of this model's prompts see those "
+                "behind them, so that a text has no perplexity; evaluate another model"
+            )
         self.llm = LLM(config)
 
         self.config = config = self.llm.config  # a checkpoint may bring its cache type
-        spec = self.llm.spec
+        self.placing = placing_of(spec, config.scheduling.max_length)
         self.place = self.llm.platform.device.place()
         scales = head_scales(kv_format_of(config.kv_format), config.model.model_name_or_path, spec)
         self.caches = allocate_caches(
@@ -398,6 +406,8 @@ class Model:
             logit_indices=positions,
             max_lens=np.array([length, length], np.int32),
         )
+        if self.placing is not None:
+            inputs = self.placing.placed(inputs, [self.placing.of(window.tolist())])
         assert self.llm.decoder is not None  # the mode is dynamic
         with paddle.no_grad():
             tensors = to_tensors(inputs, self.place)

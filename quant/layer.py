@@ -57,7 +57,10 @@ def _is_known(block: Block) -> bool:
     if isinstance(block, MlpBlock) and (block.activation != Activation() or block.parallel):
         return False
     if isinstance(block, AttentionBlock) and (
-        block.positions.kind != "rotary" or block.qk_norm_each
+        block.positions.kind != "rotary"
+        or block.positions.two_dimensional
+        or block.prefix_mask
+        or block.qk_norm_each
     ):
         return False
     return block.residual == Residual()

@@ -799,6 +799,8 @@ class GpuRunner:
         """What the network reads, of a buffer."""
         tensors = buffer.tensors[: self._num_fields]
         tensors.insert(NUM_FIELDS, self._max_lens)
+        if not self._optional:  # a fifth of the time
+            return ForwardInputs(*tensors)
         return of_fields(self._fields, tensors)
 
     def _choose(
@@ -858,10 +860,12 @@ class GpuRunner:
             if not shape.all_rows:
                 rows[:num_seqs] = inputs.logit_indices
                 rows[num_seqs:] = 0
-        for field, array in zip(self._optional, graph.buffer.arrays[NUM_FIELDS:], strict=False):
-            values = getattr(inputs, field.name)
-            array[: len(values)] = values
-            array[len(values) :] = 0
+        if self._optional:
+            more = graph.buffer.arrays[NUM_FIELDS : self._num_fields]
+            for field, array in zip(self._optional, more, strict=True):
+                values = getattr(inputs, field.name)
+                array[: len(values)] = values
+                array[len(values) :] = 0
         self._write_wanted(graph.buffer, wanted)
         host = graph.host
         cuda.copy_bytes(graph.address, host.ctypes.data, host.nbytes, self._stream)

@@ -130,6 +130,8 @@ def test_wrong_config_says_what_is_allowed(
         read_spec(tmp_path)
 
 
+TOKENS = ("bos_token_id", "gmask_token_id", "mask_token_id")
+CHATGLM = {"model_type": "chatglm", "tie_word_embeddings": False, **dict.fromkeys(TOKENS, 1)}
 ROPE_ORIGINAL = "original_max_position_embeddings"
 TOP_LEVEL: dict[str, dict[str, Any]] = {
     **{key: {} for key in NUMBERS if key not in (*ROPE_NUMBERS, ROPE_ORIGINAL)},
@@ -142,6 +144,7 @@ TOP_LEVEL: dict[str, dict[str, Any]] = {
     "rope_local_base_freq": {"model_type": "gemma3_text"},
     "multiplier": {"model_type": "granite"},
     "seq_length": {"model_type": "qwen"},
+    **dict.fromkeys(TOKENS, CHATGLM),
 }
 
 

@@ -79,8 +79,9 @@ def variants(folder: Path, compiled: bool) -> Iterator[EngineConfig]:
             yield config(source, inference_model=compiled, **changes)
     yield config(source, inference_model=compiled, dtype="float16")
     # Learned positions and sums normed, ALiBi and GELU, soft caps and tanh-GELU, norms of all heads
-    # at once, neighbouring pairs.
-    for case in ("opt_350m", "bloom_7b", "falcon_7b", "gemma2_9b", "olmo2_7b", "cohere_35b"):
+    # at once, neighbouring pairs, prefix masks.
+    cases = ("opt_350m", "bloom_7b", "falcon_7b", "gemma2_9b", "olmo2_7b", "cohere_35b")
+    for case in (*cases, "chatglm_6b"):
         yield config(GOLDEN / case, inference_model=compiled)
 
 
@@ -137,7 +138,7 @@ def test_program_that_would_write_a_file_is_refused_before_it_is_loaded(
     # Paddle alone would load and run it.
     loaded = load_program(plain, "model", devices.choose("cpu"))
     caches = [paddle.zeros([4, 2, 16, 32]) for _ in range(4)]
-    loaded.run([*to_tensors(empty_example(), paddle.CPUPlace()), *caches])
+    loaded.run([*to_tensors(empty_example(), paddle.CPUPlace()).given, *caches])
     assert marker.stat().st_size > 0
     marker.unlink()
 

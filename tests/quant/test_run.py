@@ -67,6 +67,21 @@ def error_against(model: Path, quantized: Path, **changes: Any) -> float:
     return float(np.mean((found - expected) ** 2) / np.var(expected))
 
 
+def test_windows_are_measured_where_their_length_says() -> None:
+    """The first Qwen, whose rotary table goes by the length of the prompt."""
+    folder = GOLDEN / "qwen_long"
+    prompt = json.loads((folder / "golden.json").read_text())["prompts"][-1]
+    wanted = np.load(folder / "golden.npz")["tail_logits"][:-1]
+    config = EngineConfig(model_name_or_path=str(folder), max_length=160, src_length=160)
+    found = Model(config).logits(np.array(prompt, np.int32))
+    np.testing.assert_allclose(found[-len(wanted) :], wanted, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_a_text_of_a_model_that_sees_ahead_has_no_perplexity() -> None:
+    with pytest.raises(UserError, match="no perplexity; evaluate another model"):
+        Model(EngineConfig(model_name_or_path=str(GOLDEN / "chatglm_6b"), max_length=64))
+
+
 # Flags, and the largest relative logit error: 8 bits lose next to nothing, 4 bits of random
 # weights a good deal.
 CASES = {

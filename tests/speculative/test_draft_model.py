@@ -172,6 +172,13 @@ def test_unsuitable_draft_models_are_refused_before_loading(tmp_path: Path) -> N
     refused(missing, "safetensors")
 
 
+@pytest.mark.parametrize("draft", ["chatglm_6b", "qwen_long"])
+def test_draft_models_that_place_tokens_by_the_prompt_are_refused(draft: str) -> None:
+    drafts = {"speculate_method": "draft_model", "draft_model_name_or_path": str(GOLDEN / draft)}
+    with pytest.raises(UserError, match="places tokens by the prompt that they follow"):
+        LLM(config("llama_gqa", **drafts))
+
+
 def test_flags_of_draft_models_go_together() -> None:
     with pytest.raises(UserError, match="needs --draft_model_name_or_path"):
         config(DEMO, speculate_method="draft_model")

@@ -112,7 +112,7 @@ def follow_drafts_case(num_seqs: int) -> Case:
     arrays = (ids, positions, slots, borders, ends, tables, choices, plan, tokens)
 
     def call(ops: ModuleType, t: Sequence[Any]) -> None:
-        inputs = ForwardInputs._make([*t[:6], t[0], t[0]])
+        inputs = ForwardInputs(*[*t[:6], t[0], t[0]])
         ops.follow_drafts(inputs, *t[6:], BLOCK_SIZE)
 
     return Case(arrays, call)
