@@ -80,7 +80,7 @@ enum StepField : uint8_t {
 };
 
 inline void check_step(const std::vector<paddle::Tensor>& step) {
-  if (step.size() == kNumStepFields) return;
+  if (step.size() >= kNumStepFields) return;  // behind them, optional ones that no block reads
   fail("step holds " + std::to_string(step.size()) + " tensors (expected: the " +
        std::to_string(kNumStepFields) + " of predict.nn.inputs.FIELDS)");
 }

@@ -62,6 +62,7 @@ class Setting {
       inner.field("table", &to->table);
       inner.field("query_table", &to->query_table);
       inner.field("interleaved", &to->interleaved);
+      inner.field("two_dimensional", &to->two_dimensional);
       inner.field("scale", &to->scale);
     });
   }
@@ -124,11 +125,13 @@ void take(AttentionBlock* block, Setting& setting) {
   setting.field("norm", &block->norm);
   setting.field("qk_norm", &block->qk_norm);
   setting.field("qk_norm_whole", &block->qk_norm_whole);
+  setting.field("qk_norm_each", &block->qk_norm_each);
   setting.field("positions", &block->positions);
   setting.field("qkv_bias", &block->qkv_bias);
   setting.field("out_bias", &block->out_bias);
   setting.field("softcap", &block->softcap);
   setting.field("window", &block->window);
+  setting.field("prefix_mask", &block->prefix_mask);
   setting.field("post_norm", &block->post_norm);
   setting.field("post_norm_of", &block->post_norm_of);
   setting.field("residual", &block->residual);
@@ -158,6 +161,10 @@ void check(const AttentionBlock& block) {
   const Norm& norm = block.qk_norm;
   if (norm.is_there && (norm.kind != NormKind::kRms || norm.bias)) {
     fail("blocks: qk_norm is a layer norm or has a bias (allowed: an RMS norm without)");
+  }
+  if (block.qk_norm_each || block.prefix_mask || block.positions.two_dimensional) {
+    fail("blocks: a block has qk_norm_each, prefix_mask or two-dimensional positions (allowed: " +
+         std::string("none of these)"));
   }
 }
 

@@ -309,7 +309,7 @@ class _Run:
         rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Hidden [T, H], or [L, H] of rows, behind these layers, and their caches."""
-        step = [] if inputs is None else list(inputs)
+        step = [] if inputs is None else inputs.given
         hidden, *written = _run()(
             *("regatta_blocks", hidden, self.weights, self.caches, step, tree_mask, rows),
             *(self.blocks, self.order),

@@ -52,6 +52,7 @@ struct Positions {
   int64_t table = 0;
   int64_t query_table = -1;
   bool interleaved = false;
+  bool two_dimensional = false;
   float scale = 1.0f;
 };
 
@@ -61,10 +62,12 @@ struct AttentionBlock {
   Norm norm;
   Norm qk_norm;
   bool qk_norm_whole = false;
+  bool qk_norm_each = false;
   Positions positions;
   bool qkv_bias = false, out_bias = false;
   float softcap = 0.0f;
   int64_t window = -1;
+  bool prefix_mask = false;
   Norm post_norm;
   Placement post_norm_of = Placement::kOutput;
   Residual residual;
