@@ -19,7 +19,7 @@ namespace {
 
 // packed, scales, act [1], smooth, shift.
 Status check_a8w8(const Weight& weight, DType) {
-  Status status = check_quantized(SchemeId::kA8W8, weight, 5);
+  Status status = check_quantized(SchemeId::kA8W8, weight);
   if (!status.ok()) return status;
   const TensorView& act = weight.tensors[2];
   if (act.dtype != DType::kFloat32 || act.rank != 1 || act.shape[0] != 1) {
@@ -33,7 +33,7 @@ Status check_a8w8(const Weight& weight, DType) {
 
 // packed, scales, a [1] that is not read, perm.
 Status check_w4a8(const Weight& weight, DType) {
-  Status status = check_quantized(SchemeId::kW4A8, weight, 4);
+  Status status = check_quantized(SchemeId::kW4A8, weight);
   if (!status.ok()) return status;
   if (quantized_layout(SchemeId::kW4A8, weight).has_zeros) {
     return Status::error("scheme 'w4a8' takes symmetric weights, got scales with zero points");

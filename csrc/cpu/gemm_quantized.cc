@@ -23,7 +23,7 @@ bool is(const TensorView& tensor, DType dtype, const int64_t* shape, int rank) {
 
 QuantizedLayout quantized_layout(SchemeId scheme, const Weight& weight) {
   QuantizedLayout layout;
-  layout.bits = quantized_bits(scheme_info(scheme).name);
+  layout.bits = quantized_bits(scheme_info(scheme));
   layout.in_features = weight.in_features;
   layout.out_features = weight.out_features;
   layout.num_groups = weight.tensors[1].shape[1];
@@ -31,8 +31,9 @@ QuantizedLayout quantized_layout(SchemeId scheme, const Weight& weight) {
   return layout;
 }
 
-Status check_quantized(SchemeId scheme, const Weight& weight, int num_tensors) {
+Status check_quantized(SchemeId scheme, const Weight& weight) {
   const std::string name = scheme_info(scheme).name;
+  const int num_tensors = scheme_info(scheme).num_tensors;
   if (weight.num_tensors != num_tensors) {
     return Status::error("scheme '" + name + "' takes " + std::to_string(num_tensors) +
                          " weight tensors, got " + std::to_string(weight.num_tensors));

@@ -12,7 +12,7 @@ namespace regatta::cpu {
 QuantizedLayout quantized_layout(SchemeId scheme, const Weight& weight);
 
 // Checks the number of tensors, and the first two of them.
-Status check_quantized(SchemeId scheme, const Weight& weight, int num_tensors);
+Status check_quantized(SchemeId scheme, const Weight& weight);
 
 // Tensor `index`: [K] (then returned), or [1] where the linear has none (then null).
 Status check_per_input(SchemeId scheme, const Weight& weight, int index, const char* name,

@@ -18,7 +18,7 @@ constexpr SchemeId kId = SchemeId::kWeightOnlyInt4;
 
 // packed, scales, a [1] that weight-only schemes do not read, perm.
 Status check(const Weight& weight, DType) {
-  Status status = check_quantized(kId, weight, 4);
+  Status status = check_quantized(kId, weight);
   return status.ok() ? check_per_input(kId, weight, 3, "perm", DType::kInt32) : status;
 }
 

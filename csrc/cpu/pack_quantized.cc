@@ -34,12 +34,6 @@ int64_t QuantizedLayout::group_size() const {
   return 0;
 }
 
-int quantized_bits(const std::string& scheme) {
-  if (scheme == "weight_only_int8" || scheme == "a8w8") return 8;
-  if (scheme == "weight_only_int4" || scheme == "w4a8") return 4;
-  return 0;
-}
-
 namespace cpu {
 namespace {
 
@@ -87,11 +81,12 @@ void pack_scales(const PackQuantizedParams& p, int64_t panel) {
 }  // namespace
 
 Status plan_pack_quantized(const PackQuantizedParams& p, QuantizedLayout* layout) {
-  layout->bits = quantized_bits(p.scheme);
+  const SchemeInfo& info = scheme_info(p.scheme);
+  const std::string name = info.name;
+  layout->bits = quantized_bits(info);
   if (layout->bits == 0) {
-    return Status::error("scheme '" + p.scheme +
-                         "' is not one that the CPU packs (allowed: weight_only_int8, "
-                         "weight_only_int4, a8w8, w4a8)");
+    return Status::error("scheme '" + name + "' is not one that the CPU packs (allowed: " +
+                         scheme_names(quantized_bits) + ")");
   }
   if (layout->group_size() == 0) {
     return Status::error(
@@ -100,9 +95,8 @@ Status plan_pack_quantized(const PackQuantizedParams& p, QuantizedLayout* layout
         " inputs; the CPU takes groups of 32 and multiples of it (64, 128, ...) and one per output "
         "channel");
   }
-  const bool by_token = p.scheme == "a8w8" || p.scheme == "w4a8";
-  if (p.scheme == "a8w8" && layout->num_groups != 1) {
-    return Status::error("scheme 'a8w8' takes one scale per output channel, got " +
+  if (!info.has_groups && layout->num_groups != 1) {
+    return Status::error("scheme '" + name + "' takes one scale per output channel, got " +
                          std::to_string(layout->num_groups) + " groups");
   }
   const int64_t count = layout->out_features * layout->num_groups;
@@ -121,8 +115,8 @@ Status plan_pack_quantized(const PackQuantizedParams& p, QuantizedLayout* layout
     }
     layout->has_zeros = true;
   }
-  if (layout->has_zeros && by_token) {
-    return Status::error("scheme '" + p.scheme +
+  if (layout->has_zeros && info.activations == Activations::kInt8) {
+    return Status::error("scheme '" + name +
                          "' takes symmetric weights, got a zero point other than " +
                          std::to_string(static_cast<int>(usual_zero(layout->bits))));
   }

@@ -2,29 +2,6 @@
 
 namespace regatta::cuda {
 
-GemmOperands operands_of(SchemeId scheme) {
-  switch (scheme) {
-    case SchemeId::kDense:
-    case SchemeId::kDenseFolded:
-      return GemmOperands::kDense;
-    case SchemeId::kA8W8Fp8:
-      return GemmOperands::kFp8;
-    case SchemeId::kA8W8:
-      return GemmOperands::kInt8;
-    case SchemeId::kWeightOnlyInt8:
-      return GemmOperands::kWeightInt8;
-    case SchemeId::kWeightOnlyInt4:
-      return GemmOperands::kWeightInt4;
-    case SchemeId::kW4A8:
-      return GemmOperands::kW4A8;
-  }
-  return GemmOperands::kDense;
-}
-
-bool is_packed(SchemeId scheme) { return operands_of(scheme) >= GemmOperands::kWeightInt8; }
-
-bool is_quantized(SchemeId scheme) { return operands_of(scheme) != GemmOperands::kDense; }
-
 namespace {
 
 GemmParams problem_of(SchemeId scheme, DType dtype, int64_t rows, int64_t in_features,
@@ -183,7 +160,7 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
     if (coded) p.next->coded = next;
     return status;
   }
-  const bool ordered = is_packed(p.scheme) && p.weight[3].shape[0] > 1;
+  const bool ordered = is_packed(g.operands) && p.weight[3].shape[0] > 1;
   const bool to_codes = g.operands == GemmOperands::kW4A8;
   if (p.norm_weight != nullptr && (!to_codes || ordered)) {
     status =

@@ -16,9 +16,8 @@ namespace regatta::cuda {
 constexpr int64_t kRowsWithoutScratch = 64;
 
 // How a kernel takes a scheme's weight.
-GemmOperands operands_of(SchemeId scheme);
-bool is_packed(SchemeId scheme);  // and read as it is, weights alone being codes
-bool is_quantized(SchemeId scheme);
+constexpr GemmOperands operands_of(SchemeId scheme) { return scheme_info(scheme).operands; }
+constexpr bool is_quantized(SchemeId scheme) { return scheme_info(scheme).code_bits != 0; }
 
 // Cuts one piece of memory into parts; with base null it only counts.
 class Arena {

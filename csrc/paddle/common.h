@@ -149,11 +149,8 @@ inline std::vector<TensorView> views(const std::vector<paddle::Tensor>& tensors,
 inline SchemeId scheme_of(const std::string& name) {
   SchemeId scheme;
   if (parse_scheme(name.c_str(), &scheme)) return scheme;
-  std::string known;
-  for (const SchemeInfo& info : kSchemes) {
-    known += (known.empty() ? "" : ", ") + std::string(info.name);
-  }
-  fail("scheme '" + name + "' is not known (known: " + known + ")");
+  fail("scheme '" + name +
+       "' is not known (known: " + scheme_names([](const SchemeInfo&) { return true; }) + ")");
 }
 
 inline paddle::Tensor empty(const std::vector<int64_t>& shape, DType dtype) {

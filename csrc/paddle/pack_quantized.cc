@@ -8,9 +8,6 @@
 #include <algorithm>
 
 #include "cuda_resources.h"
-#ifdef REGATTA_WITH_CUDA
-#include "regatta/gemm.h"
-#endif
 
 namespace regatta::binding {
 namespace {
@@ -42,7 +39,13 @@ std::vector<int64_t> scales_dims(const QuantizedLayout& layout) {
 std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tensor& codes,
                                         const paddle::Tensor& scale,
                                         const paddle::optional<paddle::Tensor>& zero,
-                                        const std::string& scheme, const std::string& dtype) {
+                                        SchemeId scheme, const std::string& dtype) {
+  const SchemeInfo& info = scheme_info(scheme);
+  GemmOperands operands = info.operands;
+  if (operands == GemmOperands::kDense) {
+    fail("scheme '" + std::string(info.name) + "' is not one that a GPU packs (allowed: " +
+         scheme_names([](const SchemeInfo& each) { return each.code_bits != 0; }) + ")");
+  }
   make_current(device);
   const TensorView codes_view = view(codes, "codes", device.place);
   if (codes_view.dtype != DType::kInt8 && codes_view.dtype != DType::kUInt8) {
@@ -54,40 +57,32 @@ std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tens
   check_dtype(scale_view, "scale", DType::kFloat32);
   const int64_t groups = scale_view.rank == 2 ? scale_view.shape[1] : 1;
   const bool per_row = groups == 1 && (scale_view.shape[0] == rows || scale_view.shape[0] == 1);
-  const bool is_codes = scheme == "a8w8" || scheme == "a8w8_fp8";
   const TensorView zero_view =
       optional_view(zero, "zero", DType::kFloat32, {rows, groups}, device.place);
-  GemmOperands operands = GemmOperands::kWeightInt8;
-  if (scheme == "weight_only_int4") {
-    operands = GemmOperands::kWeightInt4;
-  } else if (scheme == "w4a8") {
-    operands = GemmOperands::kW4A8;
-  } else if (scheme == "weight_only_int8") {
-    if (!per_row || zero_view.data != nullptr) operands = GemmOperands::kWeightInt8Groups;
-  } else if (!is_codes) {
-    fail("scheme '" + scheme +
-         "' is not known to the GPU (allowed: a8w8, a8w8_fp8, weight_only_int8, weight_only_int4, "
-         "w4a8)");
+  if (operands == GemmOperands::kWeightInt8 && (!per_row || zero_view.data != nullptr)) {
+    operands = GemmOperands::kWeightInt8Groups;
   }
-  const bool in_groups = operands != GemmOperands::kWeightInt8;
-  const bool blocks = scheme == "a8w8_fp8" && scale_view.rank == 2 && !per_row &&
+  const bool is_codes = !is_packed(operands), is_fp8 = operands == GemmOperands::kFp8;
+  const bool in_groups = !is_codes && operands != GemmOperands::kWeightInt8;
+  const bool blocks = is_fp8 && scale_view.rank == 2 && !per_row &&
                       groups == (columns + 127) / 128 &&
                       (scale_view.shape[0] == rows || scale_view.shape[0] == (rows + 127) / 128);
   if (!in_groups && !per_row && !blocks) {
-    fail("scheme '" + scheme + "' on a GPU takes one scale per output feature or one for all" +
-         (scheme == "a8w8_fp8" ? ", or one per 128 x 128" : "") + ", got " +
-         shape_string(scale_view) + " for " + std::to_string(rows) + " output features");
+    fail("scheme '" + std::string(info.name) +
+         "' on a GPU takes one scale per output feature or one for all" +
+         (is_fp8 ? ", or one per 128 x 128" : "") + ", got " + shape_string(scale_view) + " for " +
+         std::to_string(rows) + " output features");
   }
   if (in_groups &&
       (scale_view.shape[0] != rows || cuda::packed_group_size(operands, columns, groups) == 0)) {
-    fail("scheme '" + scheme + "' on a GPU takes groups of " +
-         (scheme == "weight_only_int4" ? "32 columns, " : "") +
+    fail("scheme '" + std::string(info.name) + "' on a GPU takes groups of " +
+         (operands == GemmOperands::kWeightInt4 ? "32 columns, " : "") +
          "64 columns, of a multiple of 128, or one group; got scales " + shape_string(scale_view) +
          " for codes " + shape_string(codes_view));
   }
-  if ((is_codes || scheme == "w4a8") && columns % 16 != 0) {
-    fail("scheme '" + scheme + "' on a GPU needs a multiple of 16 input features, got " +
-         std::to_string(columns));
+  if (info.activations != Activations::kFloat && columns % 16 != 0) {
+    fail("scheme '" + std::string(info.name) +
+         "' on a GPU needs a multiple of 16 input features, got " + std::to_string(columns));
   }
   const std::vector<int64_t> shape = blocks ? std::vector<int64_t>{scale_view.shape[0], groups}
                                             : std::vector<int64_t>{in_groups ? 1 : rows};
@@ -129,7 +124,8 @@ std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tens
 
 std::vector<paddle::Tensor> pack_quantized(const paddle::Tensor& codes, const paddle::Tensor& scale,
                                            const paddle::optional<paddle::Tensor>& zero,
-                                           const std::string& scheme, const std::string& dtype) {
+                                           const std::string& name, const std::string& dtype) {
+  const SchemeId scheme = scheme_of(name);
 #ifdef REGATTA_WITH_CUDA
   const Device device = device_of(codes, "codes");
   if (!device.is_cpu()) return pack_on_gpu(device, codes, scale, zero, scheme, dtype);
@@ -164,7 +160,7 @@ std::vector<std::vector<int64_t>> infer_shape(const std::vector<int64_t>& codes,
                                               const paddle::optional<std::vector<int64_t>>& zero,
                                               const std::string& scheme, const std::string&) {
   QuantizedLayout layout = layout_of(codes, scale);
-  layout.bits = quantized_bits(scheme);
+  layout.bits = quantized_bits(scheme_info(scheme_of(scheme)));
   layout.has_zeros = zero.is_initialized();
   return {packed_dims(layout), scales_dims(layout)};
 }

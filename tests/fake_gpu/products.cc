@@ -55,11 +55,6 @@ uint8_t to_e4m3(float x) {
 // where groups have scales, [groups of the unit][16] of scale and zero point.
 constexpr int64_t kUnitRows = 16, kUnitColumns = 128, kUnitCodes = kUnitRows * kUnitColumns;
 
-bool is_packed(GemmOperands operands) {
-  return operands != GemmOperands::kDense && operands != GemmOperands::kFp8 &&
-         operands != GemmOperands::kInt8;
-}
-
 int64_t unit_bytes(GemmOperands operands, int64_t group_size) {
   if (operands == GemmOperands::kWeightInt8) return kUnitCodes;
   return kUnitCodes + kUnitColumns / group_size * kUnitRows * 8;

@@ -41,7 +41,7 @@ GemmProblem::GemmProblem(const GemmParams& p)
 
 GemmColumn column_of(GemmOperands operands) {
   if (operands == GemmOperands::kDense) return GemmColumn::kDense;
-  return operands < GemmOperands::kWeightInt8 ? GemmColumn::kCodes : GemmColumn::kPacked;
+  return is_packed(operands) ? GemmColumn::kPacked : GemmColumn::kCodes;
 }
 
 const char* kernel_name(GemmKernel kernel) {

@@ -36,6 +36,8 @@ enum class GemmOperands : uint8_t {
   kW4A8,  // 4 bits, value = (code - zero) * scale as above
 };
 
+constexpr bool is_packed(GemmOperands operands) { return operands >= GemmOperands::kWeightInt8; }
+
 // out = epilogue(scale[m] * (x weight^T)[m, n] + bias[n]), all in float, rounded once at the end.
 //   scale[m] = rsqrt(sum(sumsq[m, :]) / K + epsilon), or 1 without sumsq. That is an RMS norm of x
 //   when the norm's weight has been multiplied into the columns of `weight` (fold_norm_weight).

@@ -1,8 +1,7 @@
 // Quantized weights from their canonical form into the layout that the CPU's kernels read.
 #pragma once
 
-#include <string>
-
+#include "regatta/scheme.h"
 #include "regatta/types.h"
 
 namespace regatta {
@@ -34,11 +33,13 @@ struct QuantizedLayout {
 };
 
 // Bits of a code: 8, 4, or 0 for a scheme that is not quantized with integers.
-int quantized_bits(const std::string& scheme);
+constexpr int quantized_bits(const SchemeInfo& info) {
+  return info.activations == Activations::kE4M3 ? 0 : info.code_bits;
+}
 
 // w[n, k] = (codes[n, k] - zero[n, group of k]) * scale[n, group of k].
 struct PackQuantizedParams {
-  std::string scheme;
+  SchemeId scheme = SchemeId::kDense;
   const int8_t* codes = nullptr;  // [N, K]: -128..127, or 0..15
   const float* scale = nullptr;   // [N, G]
   const float* zero = nullptr;    // [N, G] or null: 0, of 4-bit codes 8

@@ -12,6 +12,9 @@
 
 #include <cstdint>
 #include <cstring>
+#include <string>
+
+#include "regatta/gemm.h"
 
 namespace regatta {
 
@@ -25,14 +28,30 @@ enum class SchemeId : uint8_t {
   kA8W8Fp8,
 };
 
+// What codes of a weight are multiplied with.
+enum class Activations : uint8_t {
+  kFloat,
+  kInt8,  // with a scale for each token, or one for all
+  kE4M3,  // alike, or a scale for each token and block of input features
+};
+
 struct SchemeInfo {
   const char* name;
   int num_tensors;
+  int code_bits;  // 0: floating point
+  Activations activations;
+  bool has_groups;        // of input features, with a scale each; else one per output feature
+  GemmOperands operands;  // how a GPU's products take them
 };
 
 constexpr SchemeInfo kSchemes[] = {
-    {"dense", 1}, {"dense_folded", 1}, {"weight_only_int8", 4}, {"weight_only_int4", 4},
-    {"w4a8", 4},  {"a8w8", 5},         {"a8w8_fp8", 3},
+    {"dense", 1, 0, Activations::kFloat, false, GemmOperands::kDense},
+    {"dense_folded", 1, 0, Activations::kFloat, false, GemmOperands::kDense},
+    {"weight_only_int8", 4, 8, Activations::kFloat, true, GemmOperands::kWeightInt8},
+    {"weight_only_int4", 4, 4, Activations::kFloat, true, GemmOperands::kWeightInt4},
+    {"w4a8", 4, 4, Activations::kInt8, true, GemmOperands::kW4A8},
+    {"a8w8", 5, 8, Activations::kInt8, false, GemmOperands::kInt8},
+    {"a8w8_fp8", 3, 8, Activations::kE4M3, false, GemmOperands::kFp8},
 };
 constexpr int kNumSchemes = sizeof(kSchemes) / sizeof(kSchemes[0]);
 
@@ -48,6 +67,16 @@ inline bool parse_scheme(const char* name, SchemeId* scheme) {
     return true;
   }
   return false;
+}
+
+// The names of schemes for which `is_wanted(info)`, for messages.
+template <class IsWanted>
+std::string scheme_names(IsWanted&& is_wanted) {
+  std::string names;
+  for (const SchemeInfo& info : kSchemes) {
+    if (is_wanted(info)) names += (names.empty() ? "" : ", ") + std::string(info.name);
+  }
+  return names;
 }
 
 }  // namespace regatta
