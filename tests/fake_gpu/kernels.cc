@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/norm/sum_norm.h"
 #include "cuda/sampling/finish_logits.h"
 #include "kernel.h"
 #include "regatta/cuda_ops.h"
@@ -136,6 +137,63 @@ Status activate(const ActivateParams& params, const Launch& on) {
 
 Status add(const AddParams& params, const Launch& on) {
   return queue(on.stream, "add", [p = params] { return cpu::add(p); });
+}
+
+namespace {
+
+template <class T>
+void norm_row(const Norm& norm, const NormWeights& weights, std::vector<float>* row) {
+  const auto* const weight = static_cast<const T*>(weights.weight);
+  const auto* const bias = static_cast<const T*>(weights.bias);
+  const auto width = static_cast<float>(row->size());
+  float mean = 0.f, squares = 0.f;
+  if (norm.kind == NormKind::kLayer) {
+    for (float x : *row) mean += x / width;
+  }
+  for (float x : *row) squares += (x - mean) * (x - mean);
+  const float scale = 1.f / std::sqrt(squares / width + norm.epsilon);
+  for (size_t i = 0; i < row->size(); ++i) {
+    const float factor = to_float(weight[i]) + (norm.plus_one ? 1.f : 0.f);
+    (*row)[i] = ((*row)[i] - mean) * scale * factor + (bias == nullptr ? 0.f : to_float(bias[i]));
+  }
+}
+
+template <class T>
+void sum_norm_row(const SumNormParams& p, int64_t first) {
+  const T* const source = static_cast<const T*>(p.source) + first;
+  const T* const made = static_cast<const T*>(p.made) + first;
+  T* const out = static_cast<T*>(p.out) + first;
+  std::vector<float> row(p.width);
+  for (int64_t i = 0; i < p.width; ++i) row[i] = to_float(made[i]);
+  const auto add = [&] {
+    for (int64_t i = 0; i < p.width; ++i) {
+      row[i] = p.made_scale * row[i] + p.source_scale * to_float(source[i]);
+    }
+  };
+  const bool of_sum = p.post_norm_of == Placement::kSum;
+  if (of_sum) add();
+  if (p.post_norm.is_there) norm_row<T>(p.post_norm, p.post_weights, &row);
+  if (!of_sum) add();
+  for (int64_t i = 0; i < p.width; ++i) {
+    from_float(row[i], &out[i]);
+    row[i] = to_float(out[i]);
+  }
+  if (!p.next_norm.is_there) return;
+  norm_row<T>(p.next_norm, p.next_weights, &row);
+  for (int64_t i = 0; i < p.width; ++i) from_float(row[i], static_cast<T*>(p.normed) + first + i);
+}
+
+}  // namespace
+
+Status sum_norm(const SumNormParams& params, const Launch& on) {
+  return queue(on.stream, "sum_norm", [p = params] {
+    return dispatch(p.dtype, "sum_norm", [&](auto* like) {
+      for (int64_t m = 0; m < p.num_rows; ++m) {
+        sum_norm_row<ElementOf<decltype(like)>>(p, m * p.width);
+      }
+      return Status();
+    });
+  });
 }
 
 Status finish_logits(const FinishLogitsParams& params, const Launch& on) {

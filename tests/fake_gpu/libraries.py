@@ -21,6 +21,7 @@ FOLDER = build.BUILD_DIR.parent / "fake_gpu"
 ENVIRONMENT = "REGATTA_FAKE_GPU"  # names FOLDER: tests/gpu runs over the libraries there
 RUNTIME_NAME = "libfake_cuda.so"
 TEST_OPS_NAME = "libtest_ops.so"  # of tests/gpu/ops
+HOST_SOURCES = ("composed.cu", "blocks.cu", "product.cu")  # of csrc/cuda: they launch no kernel
 # Registrations are slow to compile for Paddle's headers: so many sources include all of them.
 NUM_UNITS = 2
 
@@ -53,7 +54,7 @@ def _compile(paddle: build.PaddlePackage, compiler: str) -> None:
     """Compiles into FOLDER and describes what is there."""
     plugin = FOLDER / devices.PLUGIN_FOLDER.name
     units = [FOLDER / f"registrations_{index}.cc" for index in range(NUM_UNITS)]
-    sources = build.registration_sources()
+    sources = [source for source in build.registration_sources() if source not in own_units()]
     for index, unit in enumerate(units):
         text = unit_text(sources[index::NUM_UNITS])
         if not unit.is_file() or unit.read_text(encoding="utf-8") != text:
@@ -78,6 +79,11 @@ def _compile(paddle: build.PaddlePackage, compiler: str) -> None:
     )
     described = (FOLDER / devices.CUDA_LIBRARY_NAME).with_suffix(".json")
     described.write_text(metadata.to_json(), encoding="utf-8")
+
+
+def own_units() -> list[Path]:
+    """Sources that others of the folder call, by a header, and so have a unit of their own."""
+    return [each for each in build.registration_sources() if each.with_suffix(".h").is_file()]
 
 
 def unit_text(sources: list[Path]) -> str:
@@ -140,7 +146,8 @@ def ninja_text(paddle: build.PaddlePackage, compiler: str, units: list[Path]) ->
             "sources; run: python csrc/setup_cpu.py install"
         )
     own = objects([HERE / "kernels.cc", HERE / "products.cc"], "-O3")
-    own += " " + objects([build.CSRC / "cuda" / "composed.cu", *units], "-O1")
+    host = [build.CSRC / "cuda" / name for name in HOST_SOURCES]
+    own += " " + objects([*host, *own_units(), *units], "-O1")
     runtime = f"-l:{RUNTIME_NAME}"
     linked(RUNTIME_NAME, objects([HERE / "runtime.cc"], "-O1 -fvisibility=default"))
     linked(
