@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from predict.config.quantization import gpu_kernels
+from predict.config.schemes import gpu_kernels
 from predict.device import devices, library
 from predict.errors import UserError
 from predict.system import host

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from predict.config.schemes import scheme_info
 from predict.errors import UserError
 from predict.loading.platform import is_compiled
 from predict.schemes import Quantized, scheme_of
 from predict.schemes._e4m3 import encode
 from quant.awq import output_error, search_clip, search_scale
-from quant.config import INT4_SCHEMES, WEIGHT_ONLY, QuantConfig
+from quant.config import QuantConfig
 from quant.gptq import GptqConfig, gptq
 from quant.grids import (
     E4M3_MAX,
@@ -76,8 +77,9 @@ class LayerQuantizer:
         self.config = config
         self.backend = backend
         self.compiled = backend if is_compiled(backend) else None
-        bits = 4 if config.scheme in INT4_SCHEMES else 8
-        self.grid = WeightGrid(bits, config.group_size, config.symmetric, config.weight_search)
+        self.grid = WeightGrid(
+            config.info.bits, config.group_size, config.symmetric, config.weight_search
+        )
 
     # A pass over the batches runs the layer once; what it is for hangs on `on_batch`.
     def _run(
@@ -175,7 +177,7 @@ class LayerQuantizer:
         config = self.config
         if not config.static_activations:
             return {}
-        number_format = "fp8" if config.scheme == "a8w8_fp8" else "int8"
+        number_format = "fp8" if config.info.activations == "e4m3" else "int8"
         return {
             kind: TensorObserver(
                 make_observer(config.act_method, number_format), config.ptq_step, shifts.get(kind)
@@ -267,7 +269,7 @@ class LayerQuantizer:
         """Codes of one linear's parts, and for weight-only types the matrix that they stand for."""
         config, linear = self.config, layer.linears[kind]
         sizes = linear.plan.part_sizes
-        if config.scheme not in WEIGHT_ONLY:
+        if not config.info.has_groups:  # calibrated as weights alone
             parts = [
                 with_activations(
                     part,
@@ -319,7 +321,8 @@ def with_activations(
     method: which weights share a scale. act_range: what becomes the largest code of a static
     activation scale; None where it is found at run time. shift: [K], of the input.
     """
-    whole = scheme == "a8w8_fp8" and method in ("abs_max", "avg")
+    info = scheme_info(scheme)
+    whole = info.has_blocks and method in ("abs_max", "avg")
     if whole:
         scale = max(float(np.abs(weight).max()), 1e-12) / E4M3_MAX
         codes = encode(weight / np.float32(scale))
@@ -328,7 +331,7 @@ def with_activations(
         group_size = BLOCK if method == "blockwise" else -1
         quantized = scheme_of(scheme).quantize(weight, group_size)
     if act_range is not None:
-        largest = E4M3_MAX if scheme == "a8w8_fp8" else INT8_MAX
+        largest = E4M3_MAX if info.activations == "e4m3" else INT8_MAX
         quantized = replace(quantized, act_scale=act_range / largest)
     return quantized if shift is None else replace(quantized, shift=shift)
 

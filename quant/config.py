@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from predict.cli.flags import Flag, FlagValues, no_effect, not_yet, parse_flags, with_file
-from predict.config.quantization import GROUP_SIZES, GROUPED, parse_quant_type
+from predict.config.quantization import parse_quant_type
+from predict.config.schemes import GROUP_SIZES, SchemeInfo, find, scheme_info
 from predict.device.devices import kind_of
 from predict.errors import UserError
 from predict.system.files import find_model_dir
@@ -19,9 +20,6 @@ PROG = "run_quantization.py"
 DESCRIPTION = "Quantizes a checkpoint with calibration data, layer by layer."
 USAGE = "--model_name_or_path DIR --quant_type NAME --output_path OUT [--flag [VALUE] ...]"
 
-INT4_SCHEMES = ("weight_only_int4", "w4a8")
-WEIGHT_ONLY = GROUPED  # calibrated as weights alone; w4a8 finds its activation scales at run time
-STATIC_SCHEMES = ("a8w8", "a8w8_fp8")  # can have activation scales from calibration
 WEIGHT_METHODS = ("abs_max_channel_wise", "groupwise", "abs_max", "avg", "blockwise")
 ACT_METHODS = ("avg", "abs_max", "percentile", "mse", "kl")
 CACHE_METHODS = tuple(f"{method}_headwise" for method in ACT_METHODS)
@@ -64,7 +62,7 @@ FLAGS: tuple[Flag, ...] = (
          "Run the layers with the compiled operators where they are built; else plain Paddle."),
     Flag(_MODEL, "device", "str", "cpu",
          "cpu, gpu or gpu:N: where the layers run. Scales and codes are always found on the CPU."),
-    Flag(_TYPE, "quant_type", "str", "a8w8",
+    Flag(_TYPE, "quant_type", "str", find("int8", "int8").name,
          "weight_only_int8, weight_only_int4, a8w8, a8w8_fp8 or w4a8 (other spellings too: wint8, "
          "w8a8, fp8, ...); with c8 in it, as in a8w8c8, the KV cache is int8 with calibrated "
          "scales."),
@@ -182,8 +180,8 @@ class Rule:
     message: str
 
 
-def _scheme(flags: FlagValues) -> str:
-    return parse_quant_type(flags["quant_type"]).scheme
+def _scheme(flags: FlagValues) -> SchemeInfo:
+    return scheme_info(parse_quant_type(flags["quant_type"]).scheme)
 
 
 RULES: tuple[Rule, ...] = (
@@ -201,17 +199,17 @@ RULES: tuple[Rule, ...] = (
         "one of them out",
     ),
     Rule(
-        lambda f: f["do_gptq"] and _scheme(f) not in WEIGHT_ONLY,
+        lambda f: f["do_gptq"] and not _scheme(f).has_groups,
         "--do_gptq rounds weight-only types, and --quant_type is {quant_type}; use "
         "weight_only_int8, weight_only_int4 or w4a8",
     ),
     Rule(
-        lambda f: (f["do_awq"] or f["auto_clip"]) and _scheme(f) not in WEIGHT_ONLY,
+        lambda f: (f["do_awq"] or f["auto_clip"]) and not _scheme(f).has_groups,
         "--do_awq and --auto_clip work on weight-only types, and --quant_type is {quant_type}; use "
         "--smooth, or weight_only_int4",
     ),
     Rule(
-        lambda f: (f["shift"] or (f["smooth"] and not f["do_awq"])) and _scheme(f) != "a8w8",
+        lambda f: (f["shift"] or (f["smooth"] and not f["do_awq"])) and not _scheme(f).has_smooth,
         "--shift and --smooth make int8 activations better, and --quant_type is {quant_type}; "
         "use a8w8, or --do_awq for weights alone",
     ),
@@ -233,7 +231,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         lambda f: (
-            f["weight_quant_method"] in ("abs_max", "avg", "blockwise") and _scheme(f) != "a8w8_fp8"
+            f["weight_quant_method"] in ("abs_max", "avg", "blockwise")
+            and not _scheme(f).has_blocks
         ),
         "--weight_quant_method {weight_quant_method} is for a8w8_fp8, and --quant_type is "
         "{quant_type}; use abs_max_channel_wise or groupwise",
@@ -241,7 +240,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         lambda f: (
             (f["weight_quant_method"] == "groupwise" or f["weightonly_group_size"] != -1)
-            and _scheme(f) not in WEIGHT_ONLY
+            and not _scheme(f).has_groups
         ),
         "groups (--weight_quant_method groupwise, --weightonly_group_size) are for weight-only "
         "types, and --quant_type is {quant_type}; leave them out",
@@ -251,7 +250,9 @@ RULES: tuple[Rule, ...] = (
         "--weight_quant_method blockwise finds activation scales at run time; leave --do_ptq out",
     ),
     Rule(
-        lambda f: not f["weight_symmetric"] and _scheme(f) != "weight_only_int4",
+        lambda f: (
+            not (f["weight_symmetric"] or (_scheme(f).is_weight_only and _scheme(f).bits == 4))
+        ),
         "--weight_symmetric false is for weight_only_int4, and --quant_type is {quant_type}",
     ),
     *(
@@ -345,14 +346,19 @@ class QuantConfig:
         return any(part in prefix for part in self.skip for prefix in prefixes)
 
     @property
+    def info(self) -> SchemeInfo:
+        """The scheme's row."""
+        return scheme_info(self.scheme)
+
+    @property
     def per_tensor(self) -> bool:
         """Whether a matrix has one scale."""
-        return self.scheme == "a8w8_fp8" and self.weight_method in ("abs_max", "avg")
+        return self.info.has_blocks and self.weight_method in ("abs_max", "avg")
 
     @property
     def static_activations(self) -> bool:
         """Whether activation scales are calibrated."""
-        return self.do_ptq and self.scheme in STATIC_SCHEMES
+        return self.do_ptq and self.info.has_static_scales
 
     @property
     def uses_moments(self) -> bool:

@@ -28,12 +28,13 @@ from typing import TYPE_CHECKING, Any
 from predict.cli.command import run_command
 from predict.cli.flags import Flag, FlagValues, parse_flags
 from predict.config.cache import CACHE_TYPES
+from predict.config.schemes import scheme_info
 from predict.device.devices import kind_of
 from predict.errors import EXIT_FAILURE, UserError
 from predict.system.console import say, show
 from predict.system.files import find_model_dir
 from predict.system.outputs import check_output, locked
-from quant.config import INT4_SCHEMES, check_device
+from quant.config import check_device
 from quant.rows import UNQUANTIZED, Row, parse_row
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class EvaluateConfig:
 
     def check(self, row: Row) -> None:
         """Raises UserError where a row cannot be made, before any is measured."""
-        from predict.config.quantization import check_support
+        from predict.config.schemes import check_support
         from predict.loading.layouts.online import check_group_size
         from predict.loading.model import read_spec
         from predict.models import weight_names
@@ -341,7 +342,7 @@ def engine_config(
 
 def is_compiled_for(config: EvaluateConfig, row: Row) -> bool:
     """Whether the CPU's compiled operators have the row's type; on a GPU nothing else runs."""
-    from predict.config.quantization import check_support
+    from predict.config.schemes import check_support
 
     if row.quant_type is None or config.device != "cpu":
         return True
@@ -453,7 +454,8 @@ def weight_bytes(llm: LLM) -> int:
     if llm.platform.compiled is None:
         # Plain Paddle has a byte for each 4-bit code.
         for block in decoder.blocks():
-            codes = (each.tensors[0] for each in linears(block) if each.scheme in INT4_SCHEMES)
+            stored = (each for each in linears(block) if scheme_info(each.scheme).bits == 4)
+            codes = (each.tensors[0] for each in stored)
             total -= sum(tensor.size // 2 for tensor in codes)
     return int(total)
 

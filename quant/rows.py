@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from predict.config.cache import CACHE_TYPES
-from predict.config.quantization import GROUPED, parse_quant_type
+from predict.config.quantization import parse_quant_type
+from predict.config.schemes import scheme_info
 from predict.errors import UserError, one_of
 
 UNQUANTIZED = "none"
@@ -92,7 +93,7 @@ def parse_row(text: str, cache: str | None = None, group_size: int = -1) -> Row:
         quant_type = parse_quant_type(rest)
     except UserError as error:
         raise UserError(f"{error}; {GRAMMAR}") from None
-    if quant_type.scheme not in GROUPED:
+    if not scheme_info(quant_type.scheme).has_groups:
         if grouped:
             raise UserError(f"{text!r}: {quant_type.scheme} has no groups; leave _g out")
         group_size = -1

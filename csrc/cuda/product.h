@@ -17,6 +17,8 @@ constexpr int64_t kRowsWithoutScratch = 64;
 
 // How a kernel takes a scheme's weight.
 constexpr GemmOperands operands_of(SchemeId scheme) { return scheme_info(scheme).operands; }
+// And read as it is, weights alone being codes.
+constexpr bool is_packed(SchemeId scheme) { return regatta::is_packed(operands_of(scheme)); }
 constexpr bool is_quantized(SchemeId scheme) { return scheme_info(scheme).code_bits != 0; }
 
 // Cuts one piece of memory into parts; with base null it only counts.

@@ -7,6 +7,7 @@
 #include "regatta/round_weight.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "device.h"
 
@@ -15,11 +16,15 @@ namespace {
 
 constexpr int64_t kMaxColumns = int64_t{1} << 32;
 
+constexpr const char* kRules[] = {"int8", "int4", "e4m3"};  // in RoundingRule's order
+
 RoundingRule rule_of(const std::string& name) {
-  if (name == "int8") return RoundingRule::kInt8;
-  if (name == "int4") return RoundingRule::kInt4;
-  if (name == "e4m3") return RoundingRule::kE4M3;
-  fail("rule '" + name + "' is not known (allowed: int8, int4, e4m3)");
+  std::string known;
+  for (size_t i = 0; i < std::size(kRules); ++i) {
+    if (name == kRules[i]) return static_cast<RoundingRule>(i);
+    known += (i == 0 ? "" : ", ") + std::string(kRules[i]);
+  }
+  fail("rule '" + name + "' is not known (allowed: " + known + ")");
 }
 
 struct Shapes {
@@ -91,7 +96,7 @@ std::vector<std::vector<int64_t>> infer_shape(const std::vector<int64_t>& weight
 
 std::vector<paddle::DataType> infer_dtype(const paddle::DataType&, const std::string& rule,
                                           int64_t) {
-  return {rule == "e4m3" ? paddle::DataType::UINT8 : paddle::DataType::INT8,
+  return {rule_of(rule) == RoundingRule::kE4M3 ? paddle::DataType::UINT8 : paddle::DataType::INT8,
           paddle::DataType::FLOAT32, paddle::DataType::FLOAT32};
 }
 

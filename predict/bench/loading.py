@@ -27,6 +27,8 @@ from predict.bench.report import write_json
 from predict.cli.command import run_command
 from predict.cli.flags import Flag, parse_flags
 from predict.config.engine import EngineConfig
+from predict.config.quantization import parse_quant_type
+from predict.config.schemes import SCHEMES, scheme_info
 from predict.errors import UserError
 from predict.system.console import say, show
 from predict.system.host import process_age_seconds
@@ -35,7 +37,8 @@ from predict.system.signals import Signals
 
 PROG = "python -m predict.bench.loading"
 GROUP = "Loading benchmark"
-TYPES = "none,a8w8_fp8,a8w8,weight_only_int8,weight_only_int4:128,w4a8:128"
+# Each as it is used: those of 4 bits with groups.
+TYPES = ["none", *(row.name + ":128" * (row.bits == 4) for row in SCHEMES.values())]
 # fmt: off
 FLAGS = (
     Flag(GROUP, "model_name_or_path", "str", None,
@@ -43,7 +46,7 @@ FLAGS = (
          "is enough."),
     Flag(GROUP, "load_format", "str", "auto",
          "auto reads the checkpoint, dummy makes random weights.", choices=("auto", "dummy")),
-    Flag(GROUP, "quant_types", "str", TYPES,
+    Flag(GROUP, "quant_types", "str", ",".join(TYPES),
          "What --quant_type is set to, one after the other, separated by commas; :128 behind a "
          "name asks for groups of 128, of a8w8_fp8 for blocks of 128 x 128."),
     Flag(GROUP, "device", "str", "gpu", "cpu, gpu or gpu:N."),
@@ -67,7 +70,7 @@ def settings_of(name: str) -> dict[str, Any]:
     if size:
         if not size.isdecimal():
             raise UserError(f"--quant_types: {name!r} has no number behind the colon")
-        if quant_type in ("a8w8_fp8", "fp8"):
+        if scheme_info(parse_quant_type(quant_type).scheme).has_blocks:
             settings["weight_block_size"] = (int(size), int(size))
         else:
             settings["weightonly_group_size"] = int(size)

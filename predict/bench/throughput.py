@@ -42,7 +42,7 @@ from predict.cli.command import run_command
 from predict.cli.flags import FLAGS, Flag, FlagValues, parse_flags
 from predict.cli.run_config import PredictorConfig
 from predict.config.engine import EngineConfig
-from predict.config.quantization import CODES_OF_ACTIVATIONS
+from predict.config.schemes import scheme_info
 from predict.errors import UserError
 from predict.nn.spec import DecoderSpec
 from predict.request import RequestMetrics, RequestOutput, SamplingParams
@@ -232,7 +232,7 @@ def add_shares(row: Row, ceilings: Mapping[str, float], scheme: str | None) -> N
     if "decode_gbs" in values:
         values["decode_bandwidth_share"] = values["decode_gbs"] / read
     of_bytes, of_products = values["run_gbs"] / read, values["run_gflops"] / flops
-    counts_products = scheme not in CODES_OF_ACTIVATIONS
+    counts_products = scheme is None or scheme_info(scheme).activations is None
     if counts_products and "prefill_gflops" in values:
         values["prefill_flops_share"] = values["prefill_gflops"] / flops
     if of_bytes >= of_products:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from predict.config.cache import CACHE_TYPES
-from predict.config.quantization import ALIASES, SCHEMES
+from predict.config.schemes import SCHEMES
 from predict.errors import UserError, nearest, quoted
 from predict.system.files import (
     MAX_JSON_DIGITS,
@@ -200,7 +200,7 @@ QUANT_TYPES = (
     "a8w8c8",
     "a8w8c8_fp8",
     "a8w8_fp8_wint4",
-    *ALIASES,
+    *(alias for row in SCHEMES.values() for alias in row.aliases),
 )
 _NO_WINT4 = not_yet("The types without experts work, such as a8w8_fp8.", "*_wint4")
 _NO_QUANT = not_yet("Models with experts do not run yet.")
@@ -375,7 +375,7 @@ FLAGS: tuple[Flag, ...] = (
          "128,128: a scale per block of a8w8_fp8; when not given, per output feature."),
     Flag(_QUANT, "lm_head_quant_type", "str", None,
          "Round the LM head too; when not given, it stays in --dtype.",
-         choices=SCHEMES),
+         choices=tuple(SCHEMES)),
     Flag(_QUANT, "skip_list_names", "strs", None,
          "Linears with one of these in their name stay in --dtype."),
     Flag(_QUANT, "moe_quant_type", "str", None,

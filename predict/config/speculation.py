@@ -13,6 +13,7 @@ from typing import Any
 
 from predict.config.checks import check_fields
 from predict.config.quantization import parse_quant_type
+from predict.config.schemes import SCHEMES, find
 from predict.errors import UserError, one_of
 from predict.request import SamplingParams
 
@@ -92,14 +93,20 @@ FEATURES: tuple[Feature, ...] = (
     Feature(name="bfloat16", settings={"dtype": "bfloat16"}),
     Feature(name="float16", settings={"dtype": "float16"}),
     *(
-        Feature(name=f"quant_type {name}", settings={"quant_type": name})
-        for name in ("weight_only_int8", "weight_only_int4", "a8w8", "w4a8")
+        Feature(name=f"quant_type {row.name}", settings={"quant_type": row.name})
+        for row in SCHEMES.values()
+        if row.support.cpu
     ),
-    # Of the CPU's operators plain Paddle alone has float8.
-    Feature(
-        name="quant_type a8w8_fp8", settings={"quant_type": "a8w8_fp8", "inference_model": False}
+    # Of the CPU's operators plain Paddle alone has the others.
+    *(
+        Feature(
+            name=f"quant_type {row.name}",
+            settings={"quant_type": row.name, "inference_model": False},
+        )
+        for row in SCHEMES.values()
+        if not row.support.cpu
     ),
-    Feature(name="quantized LM head", settings={"lm_head_quant_type": "weight_only_int8"}),
+    Feature(name="quantized LM head", settings={"lm_head_quant_type": find("int8").name}),
     *(
         Feature(name=f"cachekv_int8_type {name}", settings={"cachekv_int8_type": name})
         for name in ("dynamic", "static", "fp8", "int4")

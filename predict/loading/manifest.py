@@ -20,7 +20,8 @@ from typing import Any
 from predict.config.cache import BLOCK_SIZES, KV_FORMATS
 from predict.config.engine import EngineConfig
 from predict.config.model import DTYPES
-from predict.config.quantization import GROUP_SIZES, QuantSettings
+from predict.config.quantization import QuantSettings
+from predict.config.schemes import GROUP_SIZES
 from predict.errors import UserError, nearest
 from predict.nn.spec import DecoderSpec
 from predict.schemes import known_schemes

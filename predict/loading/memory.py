@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from predict.config.engine import EngineConfig
 from predict.config.model import DTYPE_BYTES
+from predict.config.schemes import scheme_info
 from predict.device.devices import kind_of
 from predict.errors import UserError
 from predict.nn.cache_formats import kv_format_of
@@ -20,14 +21,6 @@ if TYPE_CHECKING:
     from predict.nn.weights import LinearPlan, WeightPlan
 
 
-# Of a weight; other schemes keep the model's dtype.
-SCHEME_BITS = {
-    "weight_only_int8": 8,
-    "a8w8": 8,
-    "a8w8_fp8": 8,
-    "weight_only_int4": 4,
-    "w4a8": 4,
-}
 CPU_DRAFT_ROWS, GPU_DRAFT_ROWS = 64, 256  # drafts of a step, at most
 # A shared pool larger than this many times the running sequences' need only feeds the prefix cache.
 PREFIX_CACHE_SHARE = 2
@@ -211,7 +204,8 @@ def weight_bytes(plan: WeightPlan, scheme: Callable[[LinearPlan], str], dtype: s
     element = DTYPE_BYTES[dtype]
 
     def linear_bytes(linear: LinearPlan) -> int:
-        bits = SCHEME_BITS.get(scheme(linear), 8 * element)
+        info = scheme_info(scheme(linear))
+        bits = 8 * element if info.codes is None else info.bits
         return linear.out_features * linear.in_features * bits // 8
 
     values = sum(math.prod(shape) for _, shape in plan.norm_tensors())

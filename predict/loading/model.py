@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from predict.config.engine import EngineConfig
-from predict.config.quantization import check_support
+from predict.config.schemes import check_support
 from predict.device import devices
 from predict.errors import UserError
 from predict.loading.build import build_decoder, expected_tensors

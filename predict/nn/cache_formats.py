@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from predict.config.quantization import TURING
+from predict.config.schemes import TURING
 from predict.errors import UserError, one_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 import build
 from predict import LLM, EngineConfig, SamplingParams, UserError
-from predict.config import cache, quantization
+from predict.config import cache, schemes
 from predict.nn import cache_formats as kv_formats
 from predict.nn.decoder import linears
 from predict.nn.weights import WeightNames
@@ -85,13 +85,14 @@ def test_a_family_is_one_file(tmp_path: Path, model: EngineConfig, in_package: E
     assert tokens(model.changed(model_name_or_path=str(acme))) == tokens(model)
 
 
-def test_a_scheme_is_one_file_and_two_rows(
+def test_a_scheme_is_one_file_and_a_row(
     model: EngineConfig, in_package: Enter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "weight_only_int6"
     in_package("schemes", name)
-    monkeypatch.setattr(quantization, "SCHEMES", (*quantization.SCHEMES, name))
-    monkeypatch.setitem(quantization.SUPPORT, name, quantization.Support(cpu=False, gpu=(99, 0)))
+    nowhere = schemes.Support(cpu=False, gpu=(99, 0))
+    row = schemes.SchemeInfo(name=name, codes="int6", support=nowhere)
+    monkeypatch.setitem(schemes.SCHEMES, name, row)
     llm = LLM(model.changed(quant_type=name))
     assert llm.decoder is not None
     assert [linear.scheme for linear in linears(llm.decoder.layers[0][1])] == [name] * 2

@@ -27,7 +27,7 @@ SHAPES = Path(__file__).resolve().parents[2] / "examples" / "shapes"
 
 def skip_unless_here(scheme: str | None) -> None:
     if not runs_here(scheme):
-        pytest.skip("predict.config.quantization.SUPPORT: not on this GPU")
+        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
 
 
 @pytest.mark.parametrize("scheme", [None, *SCHEMES])

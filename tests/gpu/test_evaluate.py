@@ -33,7 +33,7 @@ def table(path: Path, rows: tuple[str, ...], device: str) -> dict[str, dict[str,
 @pytest.mark.parametrize("kind", ROWS)
 def test_the_table_of_a_gpu_is_the_cpus(gpu: devices.Device, tmp_path: Path, kind: str) -> None:
     if kind == "weights" and not runs_here("weight_only_int8", "weight_only_int4"):
-        pytest.skip("predict.config.quantization.SUPPORT: not on this GPU")
+        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
     rows = ROWS[kind]
     on_gpu, on_cpu = (table(tmp_path / f"{name}.json", rows, name) for name in ("gpu", "cpu"))
     for name in ("none", *rows):

@@ -119,7 +119,7 @@ def test_packed_bytes_are_those_of_the_hosts_codes(
     gpu: devices.Device, scheme: str, group_size: int, dtype: str
 ) -> None:
     if not runs_here(scheme):
-        pytest.skip("predict.config.quantization.SUPPORT: not on this GPU")
+        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
     if scheme == "a8w8":
         group_size = -1
     if scheme == "a8w8_fp8" and group_size == 64:
@@ -200,7 +200,7 @@ def test_checkpoints_are_rounded_by_the_gpu(
         settings["weightonly_group_size"] = 64
     asked = EngineConfig(model_name_or_path="x", **settings).quantization.settings
     if not runs_here(asked.scheme, asked.head_scheme):
-        pytest.skip("predict.config.quantization.SUPPORT: not on this GPU")
+        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
     shape = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 64}
     source = tiny.write(tmp_path, shape)
     as_stored(source / "model.safetensors", stored)

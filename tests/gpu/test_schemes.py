@@ -11,7 +11,7 @@ import pytest
 
 from export.export_model import export_model
 from predict import EngineConfig
-from predict.config.quantization import GPU_GROUP_SIZES, GROUP_SIZES
+from predict.config.schemes import scheme_info
 from predict.device import devices
 from predict.errors import UserError
 from predict.schemes import scheme_of
@@ -39,9 +39,9 @@ CODES_SHARE = 1.4
 
 def skip_unless_product(scheme: str, group_size: int) -> None:
     if not runs_here(scheme):
-        pytest.skip("predict.config.quantization.SUPPORT: not on this GPU")
-    if group_size not in GPU_GROUP_SIZES.get(scheme, GROUP_SIZES):
-        pytest.skip("predict.config.quantization.GPU_GROUP_SIZES: not on GPUs")
+        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
+    if group_size not in scheme_info(scheme).support.hopper_groups:
+        pytest.skip("predict.config.schemes.SCHEMES: not on GPUs")
 
 
 def skip_unless_here(name: str) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def skip_unless_here(name: str) -> dict[str, Any]:
         settings["weightonly_group_size"] = 64
     asked = EngineConfig(model_name_or_path="x", **settings).quantization.settings
     if not runs_here(asked.head_scheme):
-        pytest.skip("predict.config.quantization.SUPPORT: not on this GPU")
+        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
     if asked.scheme is not None:
         size = asked.block_size if asked.scheme == "a8w8_fp8" else asked.group_size
         skip_unless_product(asked.scheme, size)
@@ -123,9 +123,9 @@ def test_exported_programs_give_the_same_tokens(
 @pytest.mark.parametrize("case", CASES)
 def test_checkpoints_of_other_libraries_run(gpu: devices.Device, case: str) -> None:
     if not runs_here(SCHEMES[case]):
-        pytest.skip("predict.config.quantization.SUPPORT: not on this GPU")
+        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
     layout, plan = open_layout(GOLDEN / case)
-    sizes = GPU_GROUP_SIZES.get(SCHEMES[case], GROUP_SIZES)
+    sizes = scheme_info(SCHEMES[case]).support.hopper_groups
     if any(layout.group_size(linear) not in sizes for linear in plan.linears()):
         with pytest.raises(UserError, match="does not run on sm_"):
             logits_of(GOLDEN / case, dtype="bfloat16", **GPU_SETTINGS)

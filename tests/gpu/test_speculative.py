@@ -105,6 +105,6 @@ def test_text_of_fifty_prompts_with_quantization_is_the_same(
     gpu: devices.Device, demo_with_scales: Path, scheme: str | None, cache_type: str | None
 ) -> None:
     if not runs_here(scheme):
-        pytest.skip("predict.config.quantization.SUPPORT: not on this GPU")
+        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
     settings = {"quant_type": scheme, "cachekv_int8_type": cache_type, "dtype": "bfloat16"}
     check(demo_with_scales, {**settings, "batch_invariant": True}, list(METHODS), 50)

@@ -381,7 +381,7 @@ def test_unknown_layouts_name_what_is_known(tmp_path: Path, quantization: Any, s
 @pytest.mark.parametrize(
     ("weights", "inputs", "said"),
     [
-        ({"num_bits": 2}, None, r"int2 weights with float activations .known: int4 with float"),
+        ({"num_bits": 2}, None, r"int2 weights with float activations .known: int8 with float"),
         ({"type": "float"}, None, r"float4 weights"),
         ({}, {"num_bits": 4, "type": "int"}, r"int4 weights with int4 activations"),
         ({"strategy": "tensor_group"}, None, r"strategy 'tensor_group'"),

@@ -454,7 +454,11 @@ def bad(rng: np.random.Generator, **changes: Any) -> Weight:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"scheme": "int3"}, "scheme 'int3' is not one that the CPU packs"),
+        ({"scheme": "int3"}, "scheme 'int3' is not known .known: dense, "),
+        (
+            {"scheme": "a8w8_fp8"},
+            "not one that the CPU packs .allowed: weight_only_int8, weight_only_int4, w4a8, a8w8",
+        ),
         ({"scale": np.full((32, 2), np.nan, np.float32)}, r"scale\[0, 0\] is nan"),
         ({"zero": np.full((32, 2), np.inf, np.float32)}, r"zero\[0, 0\] is inf"),
         ({"scale": np.ones((32, 5), np.float32)}, "scale has 5 groups for 64 inputs"),

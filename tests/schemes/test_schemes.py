@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,14 @@ import pytest
 
 from export.export_model import export_model
 from predict import LLM, EngineConfig
-from predict.config.quantization import (
-    SUPPORT,
-    QuantType,
-    check_support,
-    gpu_kernels,
-    parse_quant_type,
-)
+from predict.config.quantization import QuantType, parse_quant_type
+from predict.config.schemes import DENSE, SCHEMES, check_support, find, gpu_kernels, scheme_info
 from predict.errors import UserError
 from predict.loading.manifest import load_manifest
 from predict.schemes import Quantized, known_schemes, scheme_of
 from predict.schemes._e4m3 import VALUES, encode
 from tests.support import tiny
+from tests.support.paths import ROOT
 from tests.support.schemes import SETTINGS, answer, logits_of, normal, on_this_cpu, relative_error
 
 # Scheme, group size, largest relative error (root mean square) of a product of normal numbers.
@@ -308,8 +305,34 @@ def test_gpus_take_codes_by_sixteens() -> None:
     check_support("a8w8", "cpu", True, "bfloat16", in_features=4104)
 
 
-def test_every_scheme_says_where_it_runs() -> None:
-    assert set(SUPPORT) == set(known_schemes())
+def test_every_scheme_has_a_row() -> None:
+    assert {DENSE.name, *SCHEMES} == set(known_schemes())
+    assert all(scheme_of(name).NAME == scheme_info(name).name == name for name in known_schemes())
+
+
+def test_schemes_are_found_by_what_they_hold() -> None:
+    for row in SCHEMES.values():
+        assert row.codes is not None
+        assert find(row.codes, row.activations) is row
+    with pytest.raises(UserError, match=r"no scheme has int2 weights .*known: int8 with float; "):
+        find("int2")
+    with pytest.raises(UserError, match=r"scheme 'int2' is not known \(known: dense, weight_only"):
+        scheme_info("int2")
+
+
+def test_csrc_has_the_same_rows() -> None:
+    text = (ROOT / "csrc/include/regatta/scheme.h").read_text()
+    kinds = {None: "kFloat", "int8": "kInt8", "e4m3": "kE4M3"}
+    rows = re.findall(r'\{"(\w+)", \d+, (\d+), Activations::(\w+), (true|false),', text)
+    theirs = {name: values for name, *values in rows if name != "dense_folded"}  # csrc's own
+    assert theirs == {
+        row.name: [
+            str(row.bits if row.codes else 0),
+            kinds[row.activations],
+            str(row.has_groups).lower(),
+        ]
+        for row in (DENSE, *SCHEMES.values())
+    }
 
 
 @pytest.mark.parametrize(

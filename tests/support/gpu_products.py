@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from predict.config.quantization import SUPPORT
+from predict.config.schemes import scheme_info
 from predict.device import devices
 from predict.schemes import Quantized, scheme_of
 from tests.support.schemes import normal, relative_error
@@ -27,7 +27,7 @@ def runs_here(*schemes: str | None) -> bool:
         capability = devices.driver_info().gpus[0].capability
     except (IndexError, ValueError):
         return False
-    since = [SUPPORT[scheme].gpu for scheme in schemes if scheme is not None]
+    since = [scheme_info(scheme).support.gpu for scheme in schemes if scheme is not None]
     return all(first is not None and first <= capability for first in since)
 
 

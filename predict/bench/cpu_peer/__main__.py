@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from predict.bench.cases import UNITS, Case, parse_cases
 from predict.bench.cpu_peer.gguf_file import write_gguf
-from predict.bench.cpu_peer.kinds import Kind
+from predict.bench.cpu_peer.kinds import HEAD, NONE, QUANTIZED, Kind
 from predict.bench.cpu_peer.others import Others
 from predict.bench.cpu_peer.shapes import NUM_LAYERS, check_peer_has, folder_of, name_of, sizes_of
 from predict.bench.cpu_peer.sides import Side, started
@@ -60,9 +60,9 @@ FLAGS = (
     Flag(GROUP, "quant_types", "strs", ["none"],
          "Weights of the layers, one after another: none (in --dtype), weight_only_int8 or a8w8 "
          "beside Q8_0, weight_only_int4 beside Q4_0; with groups as in weight_only_int4_g64."),
-    Flag(GROUP, "lm_head_quant_type", "str", "weight_only_int8",
+    Flag(GROUP, "lm_head_quant_type", "str", HEAD,
          "LM head beside quantized layers; none: in --dtype.",
-         choices=("none", "weight_only_int8", "a8w8", "weight_only_int4")),
+         choices=(NONE, *QUANTIZED)),
     Flag(GROUP, "dtype", "str", "bfloat16",
          "Type of weights that are not quantized, and of ours' activations.",
          choices=("float32", "bfloat16", "float16")),

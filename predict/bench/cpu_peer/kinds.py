@@ -6,12 +6,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from predict.config.quantization import GROUP_SIZES, parse_quant_type
+from predict.config.quantization import parse_quant_type
+from predict.config.schemes import GROUP_SIZES
 from predict.errors import UserError, one_of, quoted
 
 DENSE = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 # Q8_0 has 8.5 bits for a weight, Q4_0 4.5: a float16 scale for each 32 weights of a row.
 QUANTIZED = {"weight_only_int8": "Q8_0", "a8w8": "Q8_0", "weight_only_int4": "Q4_0"}
+HEAD = "weight_only_int8"  # beside quantized layers
 NONE = "none"
 _GROUPED = re.compile(r"(?P<type>\w+?)_g(?P<size>\d{1,4})")
 

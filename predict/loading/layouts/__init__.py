@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from predict.config.engine import EngineConfig
-from predict.config.quantization import GROUPED, QuantSettings, parse_quant_type
+from predict.config.quantization import QuantSettings, parse_quant_type
+from predict.config.schemes import scheme_info
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.sources import WeightSource
@@ -85,7 +86,10 @@ def layout_of(
     method = config.get("quant_method")
     if method is None and "quant_type" in config:
         asked = parse_quant_type(str(config["quant_type"])).scheme
-        if asked in GROUPED and not (checkpoint.directory / "act_scales.json").exists():
+        if (
+            scheme_info(asked).has_groups
+            and not (checkpoint.directory / "act_scales.json").exists()
+        ):
             # PaddleNLP rounds weight-only types while it reads them, as we do.
             _check_same(settings, frozenset({asked}), where)
             return Online(source, replace(settings, scheme=asked), plan)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from predict.config.quantization import FP8_BLOCK, GROUP_SIZES, GROUPED, QuantSettings
+from predict.config.quantization import QuantSettings
+from predict.config.schemes import FP8_BLOCK, GROUP_SIZES, scheme_info
 from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.checkpoint import MAX_SHOWN, Checkpoint
@@ -30,7 +31,6 @@ KINDS = {
     list: "a list",
     dict: "an object",
 }
-MIXED_BITS = {"weight_only_int4", "weight_only_int8"}
 
 
 @dataclass(frozen=True)
@@ -85,16 +85,18 @@ class Stored:
             return self.online.group_size(plan)
         sizes = [self.part_group_size(part) for part in parts_of(plan)]
         size = min((size for size in sizes if size > 0), default=-1)  # as `merged`
-        if self.scheme(plan) in GROUPED and size == plan.in_features:
+        if scheme_info(self.scheme(plan)).has_groups and size == plan.in_features:
             return -1
         return min(size, max(GROUP_SIZES))  # `grouped` repeats the scales of larger ones
 
     def scheme(self, plan: LinearPlan) -> str:
         """See Layout."""
         names = {part.prefix: self.part_scheme(part) for part in parts_of(plan)}
-        if set(names.values()) == MIXED_BITS:
-            return "weight_only_int8"  # codes of 4 bits are codes of 8 bits, with a zero point
-        if len(set(names.values())) > 1:
+        rows = [scheme_info(name) for name in set(names.values())]
+        if all(row.is_weight_only for row in rows):
+            # Codes of 4 bits are codes of 8 bits, with a zero point.
+            return max(rows, key=lambda row: row.bits).name
+        if len(rows) > 1:
             shown = ", ".join(f"{prefix} {name}" for prefix, name in names.items())
             raise UserError(
                 f"{self.checkpoint.directory}: matrices that one product reads are stored in "

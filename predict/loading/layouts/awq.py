@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from predict.config.schemes import find
 from predict.errors import UserError
 from predict.loading.layouts._stored import (
     Part,
@@ -24,7 +25,7 @@ from predict.loading.layouts._stored import (
 from predict.loading.layouts.online import DENSE
 from predict.schemes import Quantized
 
-SCHEME = "weight_only_int4"
+SCHEME = find("int4").name
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble i of a word belongs to column ORDER[i] of its eight
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from predict.config.quantization import FP8_BLOCK, GROUPED
+from predict.config.schemes import FP8_BLOCK, SCHEMES, scheme_info
 from predict.errors import UserError
 from predict.loading.checkpoint import FLOAT_DTYPES
 from predict.loading.layouts._stored import (
@@ -38,14 +38,7 @@ from predict.schemes import Quantized
 
 PACKED, INTS, FLOATS = "pack-quantized", "int-quantized", "float-quantized"
 FORMATS = (PACKED, INTS, FLOATS, "naive-quantized")
-# By weights and activations (None: as the model's dtype).
-SCHEMES = {
-    ("int4", None): "weight_only_int4",
-    ("int8", None): "weight_only_int8",
-    ("int4", "int8"): "w4a8",
-    ("int8", "int8"): "a8w8",
-    ("float8", "float8"): "a8w8_fp8",
-}
+KINDS = {"e4m3": "float8"}  # their names of codes, where ours differ
 CLASS, PATTERN = "Linear", "re:"  # kinds of targets besides names
 INT8_MIN, INT4_MIN = 128, 8  # what is added to signed codes before packing
 
@@ -151,7 +144,7 @@ class CompressedTensors(Stored):
                 f"{self.checkpoint.directory}: {part['weight']} has dtype {stored}; "
                 f"{group.scheme} needs {'F8_E4M3' if group.floats else 'I8'}"
             )
-        if group.scheme in GROUPED:
+        if scheme_info(group.scheme).has_groups:
             return grouped(self._integers(part, group, codes, scale, None), part)
         act_scale = None
         if group.static:
@@ -160,7 +153,7 @@ class CompressedTensors(Stored):
             scale = scale[:, 0]
         elif group.strategy == "tensor":
             scale = scale.reshape(1)
-            if group.scheme == "a8w8":
+            if not group.floats:
                 scale = np.repeat(scale, part.out_features)
         return Quantized(codes, scale, act_scale=act_scale)
 
@@ -225,10 +218,17 @@ class Group:
         acts = None
         if inputs is not None:
             acts = f"{inputs.get('type', 'int')}{inputs.get('num_bits', 8)}"
-        scheme = SCHEMES.get((kind, acts))
+        schemes = {
+            (
+                KINDS.get(str(row.codes), row.codes),
+                KINDS.get(str(row.activations), row.activations),
+            ): row
+            for row in SCHEMES.values()
+        }
+        scheme = schemes.get((kind, acts))
         problem = None
         if scheme is None:
-            known = "; ".join(f"{w} with {a or 'float'}" for w, a in SCHEMES)
+            known = "; ".join(f"{w} with {a or 'float'}" for w, a in schemes)
             problem = f"{kind} weights with {acts or 'float'} activations (known: {known})"
         elif inputs is not None and not inputs.get("symmetric", True):
             problem = "activations with zero points (known: symmetric ones)"
@@ -238,15 +238,15 @@ class Group:
             problem = f"blocks of {self.block} (known: {list(FP8_BLOCK)})"
         elif self.strategy not in ("tensor", "channel", "group", "block"):
             problem = f"strategy {self.strategy!r} (known: tensor, channel, group, block)"
-        elif scheme in GROUPED and self.strategy not in ("channel", "group"):
+        elif scheme.has_groups and self.strategy not in ("channel", "group"):
             problem = f"{kind} weights with one scale per {self.strategy} (known: channel, group)"
-        elif scheme not in GROUPED and (self.packed or self.strategy == "group"):
+        elif not scheme.has_groups and (self.packed or self.strategy == "group"):
             problem = f"{kind} weights in groups with {acts} activations (known: channel, tensor)"
-        elif scheme == "w4a8" and self.static:
+        elif self.static and not scheme.has_static_scales:
             problem = "static activations of int4 weights (known: dynamic ones)"
         if scheme is None or problem is not None:
             raise UserError(f"{where}: {self.format} does not support {problem}")
-        return scheme
+        return scheme.name
 
 
 def _targets(config: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
@@ -278,8 +278,9 @@ def linear_tensors(
     num_rows, num_columns = weight.codes.shape
     scale = np.asarray(weight.scale, np.float32)
     made: dict[str, tuple[str, Array]] = {}
-    if scheme in GROUPED:
-        bits = 8 if scheme == "weight_only_int8" else 4
+    info = scheme_info(scheme)
+    if info.has_groups:
+        bits = info.bits
         scale = scale.reshape(num_rows, -1)
         codes = weight.codes.astype(np.int16) + (INT8_MIN if bits == 8 else 0)
         if weight.perm is not None:
@@ -294,8 +295,7 @@ def linear_tensors(
             zero = weight.zero + (INT8_MIN if bits == 8 else 0)
             made["weight_zero_point"] = "I32", packed(zero.astype(np.uint8), bits, 0)
     else:
-        fp8 = scheme == "a8w8_fp8"
-        made["weight"] = ("F8_E4M3" if fp8 else "I8"), weight.codes
+        made["weight"] = ("F8_E4M3" if info.codes == "e4m3" else "I8"), weight.codes
         if scale.ndim == 1 and len(scale) == num_rows:
             scale = scale[:, None]
         if weight.act_scale is not None:
@@ -319,10 +319,10 @@ def config(
     group_size: of the weight-only schemes, -1 per channel. block, per_tensor: of a8w8_fp8. ignore:
     names of linears that stay dense.
     """
-    fp8 = scheme == "a8w8_fp8"
+    info = scheme_info(scheme)
     weights: dict[str, Any] = {
-        "num_bits": 4 if scheme in ("weight_only_int4", "w4a8") else 8,
-        "type": "float" if fp8 else "int",
+        "num_bits": info.bits,
+        "type": "float" if info.codes == "e4m3" else "int",
         "symmetric": symmetric,
         "strategy": "channel",
         "dynamic": False,
@@ -334,17 +334,18 @@ def config(
     if per_tensor:
         weights["strategy"] = "tensor"
     inputs: dict[str, Any] | None = None
-    if scheme not in ("weight_only_int4", "weight_only_int8"):
+    if info.activations is not None:
         inputs = {
             "num_bits": 8,
-            "type": "float" if fp8 else "int",
+            "type": "float" if info.activations == "e4m3" else "int",
             "symmetric": True,
             "strategy": "tensor" if static else "token",
             "dynamic": not static,
         }
         if block and not static:
             inputs |= {"strategy": "group", "group_size": FP8_BLOCK[1]}
-    layout = PACKED if scheme in GROUPED else FLOATS if fp8 else INTS
+    integers = FLOATS if info.codes == "e4m3" else INTS
+    layout = PACKED if info.has_groups else integers
     return {
         "quant_method": "compressed-tensors",
         "format": layout,

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from predict.config.quantization import FP8_BLOCK
+from predict.config.schemes import FP8_BLOCK, find
 from predict.errors import UserError
 from predict.loading.layouts._stored import Part, Shape, Stored, setting
 from predict.loading.layouts.online import DENSE
 from predict.schemes import Quantized
 
-SCHEME = "a8w8_fp8"
+SCHEME = find("e4m3", "e4m3").name
 SCALES = ("weight_scale_inv", "weight_scale")
 ACT_SCALES = ("activation_scale", "input_scale")
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from predict.config.schemes import find
 from predict.errors import UserError
 from predict.loading.layouts._stored import (
     Part,
@@ -33,7 +34,7 @@ from predict.loading.layouts.online import DENSE
 from predict.nn.weights import LinearPlan
 from predict.schemes import Quantized
 
-SCHEMES = {4: "weight_only_int4", 8: "weight_only_int8"}
+BITS = (4, 8)
 FORMATS = ("gptq", "gptq_v2")
 # Settings of `dynamic` that say how codes were found, not how they are stored.
 HOW_FOUND = (
@@ -49,6 +50,11 @@ class Codes(NamedTuple):
     bits: int
     group_size: int  # -1: all input features
 
+    @property
+    def scheme(self) -> str:
+        """Of such codes."""
+        return find(f"int{self.bits}").name
+
     @classmethod
     def of(cls, config: Mapping[str, Any], default: Codes, where: str) -> Codes:
         """What `config` says, and `default` where it says nothing. Raises UserError."""
@@ -56,7 +62,7 @@ class Codes(NamedTuple):
             setting(config, name, value, where, int)
             for name, value in zip(cls._fields, default, strict=True)
         )
-        if bits not in SCHEMES:
+        if bits not in BITS:
             raise UserError(f"{where}: GPTQ with {bits} bits is not supported (allowed: 4, 8)")
         if size < 1 and size != -1:
             raise UserError(
@@ -87,7 +93,7 @@ class Gptq(Stored):
     def schemes(self) -> frozenset[str]:
         """Schemes that quantized linears of this checkpoint have."""
         kinds = (self.codes, *(codes for _, codes in self.dynamic if codes is not None))
-        return frozenset(SCHEMES[codes.bits] for codes in kinds)
+        return frozenset(codes.scheme for codes in kinds)
 
     def codes_of(self, part: Part) -> Codes | None:
         """How a part is stored; None where config.json leaves it in float."""
@@ -106,7 +112,7 @@ class Gptq(Stored):
         codes = self.codes_of(part)
         if codes is None or part["qweight"] not in self.checkpoint.tensors:
             return DENSE
-        return SCHEMES[codes.bits]
+        return codes.scheme
 
     def scheme(self, plan: LinearPlan) -> str:
         """See Layout. Parts whose columns were ordered differently share no gather: dense."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from predict.config.quantization import GROUPED, QuantSettings
+from predict.config.quantization import QuantSettings
+from predict.config.schemes import scheme_info
 from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.matrices import round_weight, rows_in, transposed
@@ -50,7 +51,7 @@ class Online:
     def expected(self, plan: LinearPlan) -> Mapping[str, tuple[int, ...]]:
         """See Layout. Raises UserError where the group size does not divide the linear."""
         name = self.scheme(plan)
-        check_group_size(plan, self.group_size(plan) if name in GROUPED else -1)
+        check_group_size(plan, self.group_size(plan) if scheme_info(name).has_groups else -1)
         return dense_tensors(plan)
 
     def read(self, plan: LinearPlan) -> Quantized:
@@ -90,10 +91,10 @@ class Online:
 
     def group_size(self, plan: LinearPlan) -> int:
         """See Layout."""
-        scheme = self.scheme(plan)
-        if scheme in GROUPED:
+        info = scheme_info(self.scheme(plan))
+        if info.has_groups:
             return self.settings.group_size
-        return self.settings.block_size if scheme == "a8w8_fp8" else -1
+        return self.settings.block_size if info.has_blocks else -1
 
     def bias(self, plan: LinearPlan) -> Any:
         """See Layout."""

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from predict.config.quantization import parse_quant_type
+from predict.config.schemes import SCHEMES, scheme_info
 from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.layouts._stored import Array, Part, Shape, Stored
@@ -42,11 +43,14 @@ class PaddleNlp(Stored):
         """config: the quantization_config. where: for errors."""
         super().__init__(*stored)
         self.quantized = parse_quant_type(str(config["quant_type"])).scheme
-        if self.quantized not in ("a8w8", "a8w8_fp8"):
+        info = scheme_info(self.quantized)
+        if not info.has_static_scales:
+            allowed = ", ".join(row.name for row in SCHEMES.values() if row.has_static_scales)
             raise UserError(
                 f"{where}: quant_type {self.quantized} with {ACT_FILE} is not supported "
-                "(allowed: a8w8, a8w8_fp8)"
+                f"(allowed: {allowed})"
             )
+        self.floats = info.codes == "e4m3"
         directory = self.checkpoint.directory
         self.act = read_scales(directory / ACT_FILE, ACT_ENDING)
         self.weight = read_scales(directory / WEIGHT_FILE, WEIGHT_ENDING)
@@ -87,7 +91,7 @@ class PaddleNlp(Stored):
 
     def read_part(self, part: Part) -> Quantized:
         """See Stored."""
-        stem, fp8 = stem_of(part.prefix), self.quantized == "a8w8_fp8"
+        stem, fp8 = stem_of(part.prefix), self.floats
         largest = np.asarray(self.weight[stem], np.float32).reshape(-1)
         allowed = {1, part.out_features}
         if len(largest) not in allowed:
