@@ -66,7 +66,7 @@ inline PagedCache cache_of(const TensorView* caches, KvFormat format, DType dtyp
   return cache;
 }
 
-// The tensors of a step, as predict.nn.inputs.FIELDS has them.
+// The tensors of a step: the first rows of predict.nn.inputs.FIELDS, of which there may be more.
 enum StepField : uint8_t {
   kTokenIds,
   kPositions,
@@ -80,9 +80,9 @@ enum StepField : uint8_t {
 };
 
 inline void check_step(const std::vector<paddle::Tensor>& step) {
-  if (step.size() >= kNumStepFields) return;  // behind them, optional ones that no block reads
-  fail("step holds " + std::to_string(step.size()) + " tensors (expected: the " +
-       std::to_string(kNumStepFields) + " of predict.nn.inputs.FIELDS)");
+  if (step.size() >= kNumStepFields) return;
+  fail("step holds " + std::to_string(step.size()) + " tensors (allowed: those of " +
+       "predict.nn.inputs.FIELDS, " + std::to_string(kNumStepFields) + " and more)");
 }
 
 inline AttentionBatch batch_of(const paddle::Tensor& cu_seqlens_q,

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <string_view>
+#include <utility>
 
 #include "attention_tensors.h"
 #include "common.h"
@@ -22,13 +23,20 @@ constexpr const char* kSources[] = {"input", "normed"};
 // One "name=value", offered to the fields of a record until one takes it.
 class Setting {
  public:
-  Setting(std::string_view name, std::string_view value) : name_(name), value_(value) {}
+  // record: which has the fields, and a dot, if it is one within a block.
+  Setting(std::string_view name, std::string_view value, std::string record = "")
+      : record_(std::move(record)), name_(name), value_(value) {}
 
-  bool is_taken() const { return is_taken_; }
+  void check_taken() const {
+    if (is_taken_) return;
+    fail("blocks: '" + record_ + std::string(name_) + "' is no field (allowed: " + offered_ + ")");
+  }
 
   template <class T>
   void field(std::string_view name, T* to) {
-    if (is_taken_ || name != name_) return;
+    if (is_taken_) return;
+    offered_ += (offered_.empty() ? "" : ", ") + record_ + std::string(name);
+    if (name != name_) return;
     is_taken_ = true;
     read(to);
   }
@@ -71,12 +79,15 @@ class Setting {
   template <class Fields>
   void within(std::string_view name, Fields&& fields) {
     const size_t size = name.size();
-    if (is_taken_ || name_.size() <= size || name_.substr(0, size) != name || name_[size] != '.') {
+    if (is_taken_) return;
+    if (name_.size() <= size || name_.substr(0, size) != name || name_[size] != '.') {
+      offered_ += (offered_.empty() ? "" : ", ") + std::string(name) + ".*";
       return;
     }
-    Setting inner(name_.substr(size + 1), value_);
+    Setting inner(name_.substr(size + 1), value_, std::string(name) + ".");
     fields(inner);
-    is_taken_ = inner.is_taken_;
+    inner.check_taken();
+    is_taken_ = true;
   }
 
   template <class T>
@@ -109,11 +120,13 @@ class Setting {
   void read(KvFormat* to) { *to = kv_format_of(std::string(value_)); }
 
   [[noreturn]] void refuse(const std::string& allowed) const {
-    fail("blocks: " + std::string(name_) + " is '" + std::string(value_) +
+    fail("blocks: " + record_ + std::string(name_) + " is '" + std::string(value_) +
          "' (allowed: " + allowed + ")");
   }
 
+  std::string record_;
   std::string_view name_, value_;
+  std::string offered_;
   bool is_taken_ = false;
 };
 
@@ -189,11 +202,11 @@ BlockRecord record_of(std::string_view fields) {
     const std::string_view part = next_part(&fields, ' ');
     const size_t equals = part.find('=');
     if (equals == std::string_view::npos) {
-      fail("blocks: '" + std::string(part) + "' is no name=value");
+      fail("blocks: '" + std::string(part) + "' is no field (allowed: name=value)");
     }
     Setting setting(part.substr(0, equals), part.substr(equals + 1));
     take(&block, setting);
-    if (!setting.is_taken()) fail("blocks: a block has no field of '" + std::string(part) + "'");
+    setting.check_taken();
   }
   check(block);
   return block;

@@ -180,8 +180,8 @@ std::vector<BlockParams> params_of(const std::string& text, const std::vector<in
   params.reserve(order.size());
   for (const int index : order) {
     if (index < 0 || index >= static_cast<int>(records.size())) {
-      fail("order has " + std::to_string(index) + " (allowed: 0 .. " +
-           std::to_string(static_cast<int>(records.size()) - 1) + ")");
+      fail("order has " + std::to_string(index) + ", and blocks has " +
+           std::to_string(records.size()) + " records (allowed: 0 and more, less than that)");
     }
     const BlockRecord& record = records[index];
     if (const auto* attention = std::get_if<AttentionBlock>(&record)) {
@@ -265,8 +265,8 @@ class Turns {
 void check_rows(const std::vector<BlockParams>& params) {
   const auto count = std::count_if(params.begin(), params.end(), is_attention);
   if (count == 1 && is_attention(params[0])) return;
-  fail("rows are of an attention block and what follows it, got " + std::to_string(count) +
-       " attention blocks among " + std::to_string(params.size()) + " blocks");
+  fail("with rows the blocks have " + std::to_string(count) + " attention blocks among " +
+       std::to_string(params.size()) + " (allowed: one, which is the first)");
 }
 
 std::vector<paddle::Tensor> blocks(const paddle::Tensor& hidden,
