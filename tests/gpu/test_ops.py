@@ -390,7 +390,7 @@ def test_layers_of_every_form(gpu: devices.Device, dtype: str, form: str, make: 
             )
             for _ in range(2)
         ]
-        layers = operands.on_gpu(plain)
+        layers = [operands.on_gpu(layer) for layer in plain]
         hidden = operands.tensor(step.num_tokens, hidden_size)
         pairs = [step.caches() for _ in plain]
         got = ops.layers(
@@ -489,7 +489,7 @@ def test_graph_replay_equals_eager_bit_for_bit(gpu: devices.Device, dtype: str) 
         tables = np.full(shape, -1, np.int32)
         tables[:, : step.arrays.block_tables.shape[1]] = step.arrays.block_tables
         values = step.arrays._replace(block_tables=tables)
-        for target, array in zip(inputs[:-1], values[:-1], strict=True):
+        for target, array in zip(inputs.given[:-1], values.given[:-1], strict=True):
             target.set_value(operands.placed(np.ascontiguousarray(array, np.int32)))
         for pair in caches:
             for target, source in zip(pair, step.pools, strict=True):
@@ -497,7 +497,7 @@ def test_graph_replay_equals_eager_bit_for_bit(gpu: devices.Device, dtype: str) 
                 content[: len(source)] = np.nan_to_num(source)
                 target.set_value(operands.placed(content, dtype))
 
-    addresses = [tensor.data_ptr() for tensor in [*inputs[:-1], *caches[0]]]
+    addresses = [tensor.data_ptr() for tensor in [*inputs.given[:-1], *caches[0]]]
     load(steps[0])
     graph = cuda.GraphPool(gpu).capture(run)
     for step in steps:
@@ -507,7 +507,7 @@ def test_graph_replay_equals_eager_bit_for_bit(gpu: devices.Device, dtype: str) 
         graph.replay()
         for got, want in zip((*graph.outputs, *caches[1]), eager, strict=True):
             np.testing.assert_array_equal(numpy_of(got), want)
-    assert addresses == [tensor.data_ptr() for tensor in [*inputs[:-1], *caches[0]]]
+    assert addresses == [tensor.data_ptr() for tensor in [*inputs.given[:-1], *caches[0]]]
 
 
 def sampling_columns(operands: Operands, rows: int) -> list[Any]:
