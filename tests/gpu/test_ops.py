@@ -378,7 +378,7 @@ def test_mlp_block(gpu: devices.Device, dtype: str, bias: bool) -> None:
 def test_layers_of_every_form(gpu: devices.Device, dtype: str, form: str, make: Any) -> None:
     operands, heads = Operands(gpu, dtype), Heads(8, 2, 64)
     rope = operands.ropes(heads)
-    step = Step(operands, make(32), heads, 32)
+    step = Step(operands, [span for span in make(32) if span.new], heads, 32)
     for hidden_size, inner in ((256, 320), (100, 36)):
         plain = [
             layer_of(
