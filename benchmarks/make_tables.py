@@ -83,6 +83,7 @@ def pivot(found: dict[str, Row], columns: Sequence[str], show: Show, first: str 
 
 H200 = ("h200/2026-11-22.json", "h200/2026-11-23.json")
 H200_SERVED = "h200/2026-11-24.json"
+H200_SHAPES = "h200/2026-11-25.json"
 VLLM = "peers/vllm-0.26-h200.json"
 ZEN5, ZEN4, QUALITY = "zen5/2026-11-21.json", "zen4/2026-11-23.json", "quality/2026-11-21.json"
 LLAMA = {ZEN5: "peers/llama-cpp-0.3.36-zen5.json", ZEN4: "peers/llama-cpp-0.3.36-zen4.json"}
@@ -211,6 +212,31 @@ def h200_served() -> str:
         for name, row in rows("served", H200_SERVED).items()
     ]
     return markdown(["Llama-3-8B, 512 in, 256 out", *columns.values()], body)
+
+
+def h200_shapes() -> str:
+    """Families of other forms beside Llama."""
+    columns = {
+        "1x128x65": "decode, batch 1",
+        "32x128x257": "decode, batch 32",
+        "1x1024x1": "prompt of 1,024 tokens",
+    }
+    shapes: dict[str, dict[str, str]] = {}
+    for row in rows("shapes", H200_SHAPES).values():
+        ms, share = row["values"]["ms"], row["values"]["share_of_limit"]
+        shapes.setdefault(row["shape"], {})[row["case"]] = f"{plain(ms)} ({percent(share)})"
+    body = [[name, *(cells[case] for case in columns)] for name, cells in shapes.items()]
+    return markdown(["bfloat16, ms (share of the limit)", *columns.values()], body)
+
+
+def h200_loading() -> str:
+    """How long a model takes to be ready."""
+    found = rows("loading", H200_SHAPES)
+    body = [
+        [name, plain(row["values"]["ready_s"]), plain(row["values"]["memory_mib"])]
+        for name, row in found.items()
+    ]
+    return markdown(["`--quant_type`", "ready, s", "MiB on the GPU"], body)
 
 
 def h100() -> str:
@@ -479,6 +505,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "h200-long-contexts": h200_long_contexts,
     "h200-guided": h200_guided,
     "h200-served": h200_served,
+    "h200-shapes": h200_shapes,
+    "h200-loading": h200_loading,
     "h100": h100,
     "cpu-bfloat16": cpu_bfloat16,
     "cpu-quantized": cpu_quantized,
