@@ -13,7 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from predict.nn.blocks import AttentionBlock, MlpBlock, Norm
 from predict.nn.cache_formats import CacheTensor, KvFormat, kv_format_of
+from predict.nn.inputs import ForwardInputs
+from predict.ops.records import text_of
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per value
 BLOCK_SIZE = 64  # tokens
@@ -168,23 +171,23 @@ def mlp_block_cases(sizes: Sizes) -> Iterator[Case]:
     """Norm, gate and up, activation, down, residual."""
     hidden, inner = sizes.shape.hidden_size, sizes.shape.intermediate_size
     weight_bytes = 3 * hidden * inner * sizes.value_bytes
-    copies = [
+    text = text_of(MlpBlock(inner, norm=Norm(epsilon=1e-6)), gate_up="dense", down="dense")
+    x = sizes.make.full([sizes.num_tokens, hidden], sizes.dtype)
+    copies: list[tuple[Any, ...]] = [
         (
-            sizes.make.full([sizes.num_tokens, hidden], sizes.dtype),
-            sizes.make.full([hidden], sizes.dtype),
-            [sizes.make.weight(hidden, 2 * inner, sizes.dtype)],
-            None,
-            [sizes.make.weight(inner, hidden, sizes.dtype)],
-            None,
-            "dense",
-            inner,
-            1e-6,
+            x,
+            [
+                sizes.make.full([hidden], sizes.dtype),
+                sizes.make.weight(hidden, 2 * inner, sizes.dtype),
+                sizes.make.weight(inner, hidden, sizes.dtype),
+            ],
+            *([], [], None, None, text, [0]),
         )
         for _ in range(sizes.num_copies(weight_bytes))
     ]
     yield Case(
-        "mlp_block",
-        f"{hidden} x {inner}",
+        "blocks",
+        f"mlp, {hidden} x {inner}",
         copies,
         weight_bytes + 2 * sizes.num_tokens * hidden * sizes.value_bytes,
         6.0 * sizes.num_tokens * hidden * inner,
@@ -312,6 +315,20 @@ class Batch:
         """What attention reads besides queries and caches, in the operators' order."""
         return self.cu_seqlens_q, self.context_lens, self.block_tables, self.max_lens
 
+    @property
+    def step(self) -> list[Any]:
+        """A step's tensors; token ids and logit rows, which blocks do not read, are positions."""
+        return ForwardInputs(
+            token_ids=self.positions,
+            positions=self.positions,
+            slot_mapping=self.slot_mapping,
+            cu_seqlens_q=self.cu_seqlens_q,
+            context_lens=self.context_lens,
+            block_tables=self.block_tables,
+            logit_indices=self.positions,
+            max_lens=self.max_lens,
+        ).given
+
     def visible_pairs(self, num_tokens: int) -> float:
         """(query token, visible token) pairs of the whole batch."""
         if self.num_seqs == num_tokens:
@@ -412,28 +429,41 @@ def attention_block_cases(sizes: Sizes) -> Iterator[Case]:
     x = sizes.make.full([sizes.num_tokens, hidden], sizes.dtype)
     norm = sizes.make.full([hidden], sizes.dtype)
     bias, rope = sizes.make.full([shape.qkv_size], sizes.dtype), _rope(sizes, batch)
-    inputs = rope, batch.positions, batch.slot_mapping, *batch.attention_inputs
     heads = shape.num_heads, shape.num_kv_heads, shape.head_dim
-    attributes = "dense", *heads, 1e-6, shape.head_dim**-0.5, -1
+    block = AttentionBlock(*heads, shape.head_dim**-0.5, norm=Norm(epsilon=1e-6), qkv_bias=True)
 
-    def weights() -> tuple[Any, ...]:
+    def weights() -> list[Any]:
         qkv = sizes.make.weight(hidden, shape.qkv_size, sizes.dtype)
         out = sizes.make.weight(shape.attention_size, hidden, sizes.dtype)
-        return x, norm, [qkv], bias, None, None, [out], None
+        return [norm, qkv, bias, out, rope]
 
     flops = 2.0 * sizes.num_tokens * hidden * (shape.qkv_size + shape.attention_size)
     for kv_format in map(kv_format_of, sizes.kv_formats):
         copies = [
-            (*weights(), cache, *inputs, None, None, *attributes, kv_format.name)
+            (
+                x,
+                weights(),
+                cache,
+                batch.step,
+                *(None, None),
+                text_of(block, qkv="dense", out="dense", kv_format=kv_format.name),
+                [0],
+            )
             for cache in _caches(sizes, batch, kv_format)
         ]
         yield Case(
-            "attention_block",
-            _in_format(f"{hidden}, context {batch.context_len}", kv_format),
+            "blocks",
+            _in_format(f"attention, {hidden}, context {batch.context_len}", kv_format),
             copies,
             weight_bytes + _cache_bytes(sizes, batch, kv_format),
             flops + 4.0 * batch.visible_pairs(sizes.num_tokens) * shape.attention_size,
         )
+
+
+def blocks_cases(sizes: Sizes) -> Iterator[Case]:
+    """The halves of a layer in Llama's form."""
+    yield from mlp_block_cases(sizes)
+    yield from attention_block_cases(sizes)
 
 
 def sample_cases(sizes: Sizes) -> Iterator[Case]:
@@ -466,8 +496,7 @@ def sample_cases(sizes: Sizes) -> Iterator[Case]:
 
 CASES: dict[str, Callable[[Sizes], Iterator[Case]]] = {
     "linear": linear_cases,
-    "mlp_block": mlp_block_cases,
-    "attention_block": attention_block_cases,
+    "blocks": blocks_cases,
     "logits": logits_cases,
     "paged_attention": paged_attention_cases,
     "rope_and_cache_write": rope_and_cache_write_cases,

@@ -264,7 +264,10 @@ def mlp_block(hidden: Tensor, mlp: Mlp, before: Tensor | None = None) -> Tensor:
 
     before: what the block ahead read, for one that stands parallel to it.
     """
-    if mlp.block.parallel:  # in a call of its own it has no block ahead
+    import paddle
+
+    # In a call of its own a parallel one has no block ahead. A traced program takes no empty lists.
+    if mlp.block.parallel or not paddle.in_dynamic_mode():
         return composed.mlp_block(_OPS, hidden, mlp, before)
     return _Run.of([(mlp,)], [()], ())(hidden, None)[0]
 

@@ -62,8 +62,12 @@ def test_attention_has_a_case_for_each_format(compiled: Library) -> None:
     asked = parse(["--kv_format", "dense,int8_static,int4"]).kv_formats
     shape = operators.ModelShape(64, 96, 4, 2, 32, 128)
     sizes = operators.Sizes(shape, 2, 100, "bfloat16", kernels.HostOperands(), asked)
-    for name in ("paged_attention", "rope_and_cache_write", "attention_block"):
-        cases = list(operators.CASES[name](sizes))
+    for make in (
+        operators.CASES["paged_attention"],
+        operators.CASES["rope_and_cache_write"],
+        operators.attention_block_cases,
+    ):
+        cases = list(make(sizes))
         assert [case.name.rpartition(", ")[2] for case in cases[1:]] == ["int8_static", "int4"]
         sizes_read = [case.num_bytes for case in cases]
         assert sizes_read == sorted(sizes_read, reverse=True)

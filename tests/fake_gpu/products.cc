@@ -242,6 +242,9 @@ Status gemm(const GemmParams& params, const GemmResources&, const char*, CUstrea
 
 int64_t gemm_matrix_bytes(const GemmParams&) { return 0; }
 
+// A gate's SiLU alone: others are launches of their own.
+bool gemm_makes_function(const GemmParams&) { return false; }
+
 bool gemm_packed_scales_out(DType dtype, int64_t num_rows) {
   return dtype == DType::kBFloat16 && num_rows <= 64;
 }
