@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ from predict.engine.runner import (
 from predict.engine.sampler import Sampler
 from predict.engine.token_history import NO_SLOT, TokenHistory
 from predict.engine.window import WindowVerifier, loose_drafts
-from predict.nn.inputs import Field, ForwardInputs, fields_with, of_fields
+from predict.nn.inputs import FIELDS, Field, ForwardInputs, fields_with
 from predict.ops import compiled as ops
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 4  # int32s: 16 bytes
 MAX_SPAN = MAX_DRAFT_TOKENS + 1  # tokens of a request in a graph
-NUM_FIELDS = len(fields_with()) - 1  # that are on the device, but for optional ones
 PLAN_WIDTH = 3 + MAX_DRAFT_TOKENS  # of ops.follow_drafts
 FEW = 4
 # Steps of one shape before a graph of it is recorded: that takes as long as some ten steps lose in
@@ -134,12 +134,12 @@ def graph_for(
 class InputBuffer:
     """Inputs of one step: arrays in pinned memory, and tensors in one piece of device memory.
 
-    arrays, tensors: per field of `FIELDS` that the network reads, but for max_lens, which stays on
-    the CPU.
+    arrays, tensors: per field that the network reads and that is on the device (see Layout), and
+    what the choice reads behind them.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], host: npt.NDArray[Any], device: Tensor):
-        """shapes: of the fields without max_lens. host, device: flat int32, large enough."""
+        """shapes: of the arrays. host, device: flat int32, large enough."""
         self.arrays: list[npt.NDArray[Any]] = []
         self.tensors: list[Tensor] = []
         start = 0
@@ -164,6 +164,68 @@ def padded(size: int) -> int:
 def num_elements(shapes: Sequence[tuple[int, ...]]) -> int:
     """Elements of an InputBuffer's memory."""
     return sum(padded(math.prod(shape)) for shape in shapes)
+
+
+class Layout:
+    """Where the fields that a network reads lie in an InputBuffer: its first arrays and tensors.
+
+    device: those on the device, in order, with their indices in ForwardInputs. places: in the
+    buffer, by name. of_tokens, of_seqs, of_blocks: place, index and padding of those with a value
+    per token, a value per request, and a value per block of a request.
+    """
+
+    def __init__(self, fields: Sequence[Field]):
+        rows = [(index, field) for index, field in enumerate(FIELDS) if field in fields]
+        self.device = [(index, field) for index, field in rows if not field.on_host]
+        self.num_fields = len(self.device)
+        self.places = {field.name: place for place, (_, field) in enumerate(self.device)}
+        self.of_tokens = self._begin_with("T")
+        self.of_seqs = self._begin_with("B")
+        self.of_blocks = self._begin_with("B", by_block=True)
+        # Of the tensors of the buffer and, behind them, max_lens and None.
+        sources = {**self.places, "max_lens": self.num_fields}
+        none = self.num_fields + 1
+        self._in_order = operator.itemgetter(*(sources.get(each.name, none) for each in FIELDS))
+
+    def _begin_with(self, dim: str, by_block: bool = False) -> list[tuple[int, int, int]]:
+        return [
+            (place, index, field.padding)
+            for place, (index, field) in enumerate(self.device)
+            if field.shape[0] == dim and ("M" in field.shape) == by_block
+        ]
+
+    def inputs(self, buffer: InputBuffer, max_lens: Tensor) -> ForwardInputs:
+        """What the network reads, of a buffer."""
+        return ForwardInputs(*self._in_order([*buffer.tensors[: self.num_fields], max_lens, None]))
+
+    def write(
+        self, arrays: Sequence[npt.NDArray[Any]], inputs: ForwardInputs, shape: GraphShape
+    ) -> None:
+        """Fills a graph's arrays with those of a step, and with padding behind them."""
+        num_seqs, num_tokens = len(inputs.context_lens), len(inputs.token_ids)
+        for place, index, padding in self.of_tokens:
+            array = arrays[place]
+            array[:num_tokens] = inputs[index]
+            if num_tokens < shape.num_tokens:
+                array[num_tokens:] = padding
+        for place, index, padding in self.of_seqs:
+            array = arrays[place]
+            array[:num_seqs] = inputs[index]
+            if num_seqs < shape.num_seqs:
+                array[num_seqs:] = padding
+        for place, index, padding in self.of_blocks:
+            array, values = arrays[place], inputs[index]
+            array[:num_seqs, : values.shape[1]] = values
+            if num_seqs < shape.num_seqs:
+                array[num_seqs:, 0] = padding  # the one that requests of one token have
+        if shape.max_span > 1:  # padding requests have no tokens
+            borders = arrays[self.places["cu_seqlens_q"]]
+            borders[: num_seqs + 1] = inputs.cu_seqlens_q
+            borders[num_seqs + 1 :] = num_tokens
+            if not shape.all_rows:
+                rows = arrays[self.places["logit_indices"]]
+                rows[:num_seqs] = inputs.logit_indices
+                rows[num_seqs:] = 0
 
 
 def write_choices(
@@ -458,9 +520,7 @@ class GpuRunner:
         self.copy_blocks = copy_blocks
         self.device = device
         self.max_length = max_length
-        self._fields = fields
-        self._optional = [field for field in fields if field.optional]
-        self._num_fields = NUM_FIELDS + len(self._optional)
+        self.layout = Layout(fields)
         self.max_blocks = -(-max_length // block_size)
         self._block_size = block_size
         self.vocab_size = vocab_size
@@ -725,7 +785,7 @@ class GpuRunner:
         """The logits of a step, and its choice, to be called."""
         import paddle
 
-        fields = [*inputs[:NUM_FIELDS], *(getattr(inputs, each.name) for each in self._optional)]
+        fields = [inputs[index] for index, _ in self.layout.device]
         shapes = [np.shape(array) for array in fields]
         shapes += sampling_shapes(len(wanted.choices))
         if wanted.plan is not None:
@@ -782,9 +842,9 @@ class GpuRunner:
 
         None in the place of no rows.
         """
-        choices, _, *plan = buffer.tensors[self._num_fields :]
+        choices, _, *plan = buffer.tensors[self.layout.num_fields :]
         self._max_lens_array[:] = max_query_len, max_context_len
-        inputs = self._inputs(buffer)
+        inputs = self.layout.inputs(buffer, self._max_lens)
         if plan:
             assert isinstance(self._outlet, Shelf)
             ops.follow_drafts(inputs, choices, plan[0], self._outlet.tokens, self._block_size)
@@ -794,14 +854,6 @@ class GpuRunner:
             return None, logits
         rows = logits[:num_rows] if len(logits) > num_rows else logits
         return rows, logits.clone() if raw else logits
-
-    def _inputs(self, buffer: InputBuffer) -> ForwardInputs:
-        """What the network reads, of a buffer."""
-        tensors = buffer.tensors[: self._num_fields]
-        tensors.insert(NUM_FIELDS, self._max_lens)
-        if not self._optional:  # a fifth of the time
-            return ForwardInputs(*tensors)
-        return of_fields(self._fields, tensors)
 
     def _choose(
         self,
@@ -814,8 +866,8 @@ class GpuRunner:
         """Puts tokens into `_last_tokens`; changes logits [L, V] in place on the way."""
         if logits is None:
             return
-        inputs = self._inputs(buffer)
-        choices, penalties = buffer.tensors[self._num_fields :][:2]
+        inputs = self.layout.inputs(buffer, self._max_lens)
+        choices, penalties = buffer.tensors[self.layout.num_fields :][:2]
         token_ids, logit_indices = inputs.token_ids, inputs.logit_indices
         if len(logit_indices) > len(logits):
             logit_indices = logit_indices[: len(logits)]
@@ -835,37 +887,13 @@ class GpuRunner:
         self, inputs: ForwardInputs, wanted: Wanted, shape: GraphShape
     ) -> tuple[Tensor | None, DecodeGraph]:
         """The logits, where they are kept, and the graph, whose choice is still to be replayed."""
-        num_seqs, num_tokens = len(inputs.context_lens), len(inputs.token_ids)
+        num_seqs = len(inputs.context_lens)
         graph = self.graphs.get(shape)
         if graph is None:
             graph = self.graphs[shape] = self._capture(shape, wanted.verifier)
             self.num_recorded += 1
         self._copied.synchronize()
-        token_ids, positions, slots, borders, context_lens, tables, rows, *_ = graph.buffer.arrays
-        token_ids[:num_tokens] = inputs.token_ids
-        positions[:num_tokens] = inputs.positions
-        slots[:num_tokens] = inputs.slot_mapping
-        context_lens[:num_seqs] = inputs.context_lens
-        tables[:num_seqs, : inputs.block_tables.shape[1]] = inputs.block_tables
-        if num_tokens < shape.num_tokens:
-            token_ids[num_tokens:] = 0
-            slots[num_tokens:] = -1
-            positions[num_tokens:] = 0
-        if num_seqs < shape.num_seqs:
-            context_lens[num_seqs:] = 1
-            tables[num_seqs:, 0] = 0
-        if shape.max_span > 1:  # padding requests have no tokens
-            borders[: num_seqs + 1] = inputs.cu_seqlens_q
-            borders[num_seqs + 1 :] = num_tokens
-            if not shape.all_rows:
-                rows[:num_seqs] = inputs.logit_indices
-                rows[num_seqs:] = 0
-        if self._optional:
-            more = graph.buffer.arrays[NUM_FIELDS : self._num_fields]
-            for field, array in zip(self._optional, more, strict=True):
-                values = getattr(inputs, field.name)
-                array[: len(values)] = values
-                array[len(values) :] = 0
+        self.layout.write(graph.buffer.arrays, inputs, shape)
         self._write_wanted(graph.buffer, wanted)
         host = graph.host
         cuda.copy_bytes(graph.address, host.ctypes.data, host.nbytes, self._stream)
@@ -883,18 +911,8 @@ class GpuRunner:
         assert self.pool is not None
         size, num_tokens = shape.num_seqs, shape.num_tokens
         num_rows = num_tokens if shape.all_rows else size
-        shapes: list[tuple[int, ...]] = [
-            (num_tokens,),
-            (num_tokens,),
-            (num_tokens,),
-            (size + 1,),
-            (size,),
-            (size, self.max_blocks),
-            (num_rows,),
-        ]
-        assert len(shapes) == NUM_FIELDS
-        sizes = {"T": num_tokens, "B": size}
-        shapes += [tuple(sizes[str(dim)] for dim in field.shape) for field in self._optional]
+        dims = {"T": num_tokens, "B": size, "B+1": size + 1, "M": self.max_blocks, "L": num_rows}
+        shapes = [field.sized(dims) for _, field in self.layout.device]
         shapes += sampling_shapes(num_rows)
         if shape.follows:
             shapes.append((size, PLAN_WIDTH))
@@ -905,11 +923,13 @@ class GpuRunner:
         )
         buffer = InputBuffer(shapes, host, device)
         host[:] = 0
-        buffer.arrays[2][:] = -1
-        buffer.arrays[3][:] = np.arange(size + 1) if shape.max_span == 1 else 0
-        buffer.arrays[4][:] = 1
-        buffer.arrays[6][:] = np.arange(num_rows)
-        buffer.arrays[self._num_fields + 1][3] = NO_SLOT
+        for array, (_, field) in zip(buffer.arrays, self.layout.device, strict=False):
+            array[:] = field.padding
+        places = self.layout.places
+        if shape.max_span == 1:
+            buffer.arrays[places["cu_seqlens_q"]][:] = np.arange(size + 1)
+        buffer.arrays[places["logit_indices"]][:] = np.arange(num_rows)
+        buffer.arrays[self.layout.num_fields + 1][3] = NO_SLOT
         if shape.follows:
             buffer.arrays[-1][:, 0] = -1
         cuda.copy_to_device(device, host, self._stream)

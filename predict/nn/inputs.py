@@ -8,9 +8,9 @@ who then spend nothing on them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 
 import numpy as np
 
@@ -25,52 +25,63 @@ LayerCache: TypeAlias = "tuple[Tensor, ...]"
 
 @dataclass(frozen=True)
 class Field:
-    """One row of the table: a tensor's name, dtype, symbolic shape and meaning."""
+    """One row of the table: a tensor's dtype, symbolic shape and meaning."""
 
-    name: str
     dtype: str
     shape: tuple[str | int, ...]
     meaning: str
+    padding: int = 0  # of tokens and requests that a step has room for and does not have
+    on_host: bool = False  # always in CPU memory
     optional: bool = False
+    name: str = ""  # of the attribute
+
+    def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape, with these sizes of named dimensions."""
+        return tuple(dim if isinstance(dim, int) else sizes[dim] for dim in self.shape)
 
 
-FIELDS: tuple[Field, ...] = (
-    Field("token_ids", "int32", ("T",), "spans, request after request"),
-    Field("positions", "int32", ("T",), "place in the request, or what predict.nn.places gives"),
-    Field("slot_mapping", "int32", ("T",), "block_id * block_size + offset; -1 writes nothing"),
-    Field("cu_seqlens_q", "int32", ("B+1",), "span borders in T"),
-    Field("context_lens", "int32", ("B",), "tokens visible in the cache after this step"),
-    Field("block_tables", "int32", ("B", "M"), "block ids, -1 past the end"),
-    Field("logit_indices", "int32", ("L",), "rows of T to project to logits"),
-    Field("max_lens", "int32", (2,), "longest span, longest context; always in CPU memory"),
-    Field("block_positions", "int32", ("T",), "positions in the second dimension", optional=True),
-    Field("prefix_lens", "int32", ("B",), "first tokens, which all tokens see", optional=True),
+class ForwardInputs(NamedTuple):
+    """The tensors (or, before upload, NumPy arrays) of a step: the table, a row each."""
+
+    token_ids: Annotated[Any, Field("int32", ("T",), "spans, request after request")]
+    positions: Annotated[
+        Any, Field("int32", ("T",), "place in the request, or what predict.nn.places gives")
+    ]
+    slot_mapping: Annotated[
+        Any,
+        Field("int32", ("T",), "block_id * block_size + offset; -1 writes nothing", padding=-1),
+    ]
+    cu_seqlens_q: Annotated[Any, Field("int32", ("B+1",), "span borders in T")]
+    context_lens: Annotated[
+        Any, Field("int32", ("B",), "tokens visible in the cache after this step", padding=1)
+    ]
+    block_tables: Annotated[Any, Field("int32", ("B", "M"), "block ids, -1 past the end")]
+    logit_indices: Annotated[Any, Field("int32", ("L",), "rows of T to project to logits")]
+    max_lens: Annotated[
+        Any, Field("int32", (2,), "longest span, longest context", padding=1, on_host=True)
+    ]
+    block_positions: Annotated[
+        Any, Field("int32", ("T",), "positions in the second dimension", optional=True)
+    ] = None
+    prefix_lens: Annotated[
+        Any, Field("int32", ("B",), "first tokens, which all tokens see", optional=True)
+    ] = None
+
+    @property
+    def given(self) -> list[Any]:
+        """All but the optional ones that are None, in order."""
+        return [value for value in self if value is not None]
+
+
+FIELDS: tuple[Field, ...] = tuple(
+    replace(hint.__metadata__[0], name=name)
+    for name, hint in get_type_hints(ForwardInputs, include_extras=True).items()
 )
 
 
 def fields_with(optional: Collection[str] = ()) -> tuple[Field, ...]:
     """The rows of `FIELDS` that a network reads: all but optional ones without a name in it."""
     return tuple(field for field in FIELDS if not field.optional or field.name in optional)
-
-
-class ForwardInputs(NamedTuple):
-    """The tensors (or, before upload, NumPy arrays) of `FIELDS`, in its order."""
-
-    token_ids: Any  # [T] int32
-    positions: Any  # [T] int32
-    slot_mapping: Any  # [T] int32
-    cu_seqlens_q: Any  # [B+1] int32
-    context_lens: Any  # [B] int32
-    block_tables: Any  # [B, M] int32
-    logit_indices: Any  # [L] int32
-    max_lens: Any  # [2] int32, CPU
-    block_positions: Any = None  # [T] int32
-    prefix_lens: Any = None  # [B] int32
-
-    @property
-    def given(self) -> list[Any]:
-        """All but the optional ones that are None, in order."""
-        return [value for value in self if value is not None]
 
 
 def of_fields(fields: Sequence[Field], values: Sequence[Any]) -> ForwardInputs:
@@ -80,7 +91,7 @@ def of_fields(fields: Sequence[Field], values: Sequence[Any]) -> ForwardInputs:
 
 
 def to_tensors(inputs: ForwardInputs, place: Any) -> ForwardInputs:
-    """Copies NumPy inputs to `place` (max_lens stays on the CPU)."""
+    """Copies NumPy inputs to `place` (but for those that stay on the CPU)."""
     import paddle
 
     cpu = paddle.CPUPlace()
@@ -90,7 +101,7 @@ def to_tensors(inputs: ForwardInputs, place: Any) -> ForwardInputs:
             if array is None
             else paddle.to_tensor(
                 np.ascontiguousarray(array, dtype=field.dtype),
-                place=cpu if field.name == "max_lens" else place,
+                place=cpu if field.on_host else place,
             )
             for field, array in zip(FIELDS, inputs, strict=True)
         )
@@ -132,19 +143,9 @@ def empty_example(
     block_tables_width: int = 1, fields: Sequence[Field] = fields_with()
 ) -> ForwardInputs:
     """NumPy inputs of the smallest legal step: one token, one request, slot -1."""
-    one = np.zeros(1, np.int32)
-    optional = {field.name: one for field in fields if field.optional}
-    return ForwardInputs(
-        token_ids=one,
-        positions=one,
-        slot_mapping=np.full(1, -1, np.int32),
-        cu_seqlens_q=np.array([0, 1], np.int32),
-        context_lens=np.ones(1, np.int32),
-        block_tables=np.zeros((1, block_tables_width), np.int32),
-        logit_indices=one,
-        max_lens=np.array([1, 1], np.int32),
-        **optional,
-    )
+    sizes = {"T": 1, "B": 1, "B+1": 2, "L": 1, "M": block_tables_width}
+    arrays = [np.full(field.sized(sizes), field.padding, field.dtype) for field in fields]
+    return of_fields(fields, arrays)._replace(cu_seqlens_q=np.arange(2, dtype=np.int32))
 
 
 def cache_tensors(caches: Sequence[Tensor], per_layer: int) -> list[LayerCache]:

@@ -1,0 +1,88 @@
+"""The table of a step's inputs: what a row means for every way to run a network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from predict.device.library import Library
+from predict.engine.gpu_runner import GraphShape, Layout
+from predict.nn.inputs import FIELDS, Field, empty_example, fields_with
+from tests.support.added_fields import came_of
+from tests.support.paths import ROOT
+
+
+def test_a_row_is_all_that_dynamic_and_exported_networks_need(
+    tmp_path: Path, compiled: Library
+) -> None:
+    result = came_of("cpu", tmp_path)
+    assert result["dynamic"] == result["static"] != result["without"]
+    taken = {name: kind for name, kind in result["inputs"].items() if "cache" not in name}
+    assert list(taken) == [*(field.name for field in fields_with()), "marks", "more_lens"]
+    assert taken["marks"] == taken["more_lens"] == "int32 [-1]"
+
+
+def test_operators_find_the_fields_where_the_table_has_them() -> None:
+    text = (ROOT / "csrc/paddle/attention_tensors.h").read_text(encoding="utf-8")
+    body = re.search(r"enum StepField[^{]*\{([^}]*)\}", text)
+    assert body is not None
+    *names, count = re.findall(r"\bk(\w+)", body[1])
+    assert count == "NumStepFields"
+    # The operators take the first rows; those behind them have operators of their own.
+    fields = [re.sub(r"(^|_)(\w)", lambda m: m[2].upper(), field.name) for field in FIELDS]
+    assert names == fields[: len(names)]
+
+
+@pytest.mark.parametrize("fields", [fields_with(), FIELDS])
+def test_graphs_fill_every_field_on_the_device(fields: Sequence[Field]) -> None:
+    layout = Layout(fields)
+    filled = [place for place, _, _ in (*layout.of_tokens, *layout.of_seqs, *layout.of_blocks)]
+    filled += [
+        layout.places["cu_seqlens_q"],
+        layout.places["logit_indices"],
+    ]  # not by padding alone
+    assert sorted(filled) == list(range(layout.num_fields))
+    assert {field.name for field in fields} - set(layout.places) == {"max_lens"}
+
+
+@pytest.mark.parametrize("optional", [(), ("prefix_lens",), ("block_positions", "prefix_lens")])
+def test_graphs_write_and_read_the_optional_fields_of_the_network(optional: Sequence[str]) -> None:
+    fields = fields_with(optional)
+    layout = Layout(fields)
+    shape = GraphShape(4, 4, 1, True)
+    sizes = {"T": 4, "B": 4, "B+1": 5, "M": 3, "L": 4}
+    arrays = [np.full(field.sized(sizes), 9, np.int32) for _, field in layout.device]
+    step = empty_example(2, fields)
+    step = step._replace(**{name: np.array([7], np.int32) for name in optional})
+    layout.write(arrays, step, shape)
+    buffer: Any = SimpleNamespace(tensors=[*arrays, "choices", "penalties"])
+    inputs = layout.inputs(buffer, "max_lens")
+    assert inputs.max_lens == "max_lens"
+    assert inputs.slot_mapping.tolist() == [-1, -1, -1, -1]
+    assert inputs.block_tables.tolist() == [[0, 0, 9], [0, 9, 9], [0, 9, 9], [0, 9, 9]]
+    for name in ("block_positions", "prefix_lens"):
+        values = getattr(inputs, name)
+        assert values is None if name not in optional else values.tolist() == [7, 0, 0, 0]
+
+
+def test_the_smallest_step_is_padding() -> None:
+    step = empty_example(3)
+    assert all(np.asarray(values).dtype == np.int32 for values in step.given)
+    assert {
+        name: value.tolist() for name, value in step._asdict().items() if value is not None
+    } == {
+        "token_ids": [0],
+        "positions": [0],
+        "slot_mapping": [-1],
+        "cu_seqlens_q": [0, 1],
+        "context_lens": [1],
+        "block_tables": [[0, 0, 0]],
+        "logit_indices": [0],
+        "max_lens": [1, 1],
+    }
