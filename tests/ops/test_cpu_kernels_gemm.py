@@ -456,7 +456,7 @@ def test_operators_survive_export_and_inference(compiled: Library, tmp_path: Pat
 
     rng = np.random.default_rng(10)
     table = packed(compiled, normal(rng, 40, 64), "float32")
-    square = packed(compiled, normal(rng, 64, 64) / 8, "float32")
+    square = packed(compiled, (normal(rng, 64, 64) / 8).astype(np.float32), "float32")
     norm_weight = tensor(1 + normal(rng, 64) / 4, "float32")
 
     class Net(paddle.nn.Layer):

@@ -10,7 +10,7 @@ import pytest
 
 from predict.device import library
 from predict.nn.blocks import Activation
-from predict.nn.decoder import Attention, Linear, Mlp, map_tensors
+from predict.nn.decoder import Attention, BlockWeights, Linear, Mlp, map_tensors
 from predict.nn.inputs import ForwardInputs, HostTensors, empty_example, to_tensors
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
@@ -234,20 +234,16 @@ def test_layers_of_every_form_equal_their_plain_twins(
         )
         for _ in range(2)
     ]
-    packed = [
-        tuple(
-            dataclasses.replace(
-                block,
-                **{
-                    field.name: case.packed(value)
-                    for field in dataclasses.fields(block)
-                    if isinstance(value := getattr(block, field.name), Linear)
-                },
-            )
-            for block in layer
-        )
-        for layer in plain
-    ]
+
+    def packed_block(block: BlockWeights) -> BlockWeights:
+        changes: dict[str, Any] = {
+            field.name: case.packed(value)
+            for field in dataclasses.fields(block)
+            if isinstance(value := getattr(block, field.name), Linear)
+        }
+        return dataclasses.replace(block, **changes)
+
+    packed = [tuple(map(packed_block, layer)) for layer in plain]
     wide = map_tensors(plain, lambda _, tensor: tensor.astype("float32"))
     hidden = case.tensor(int(inputs.positions.shape[0]), HIDDEN)
     ropes = [paddle.to_tensor(rope_table(RopeSpec(), DIM, 64, 64))]

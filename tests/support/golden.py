@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 
 GOLDEN = ROOT / "tests" / "golden"
 # Checkpoints that no network here computes, and what their refusal names.
-REFUSED = {}
+REFUSED: dict[str, str] = {}
 CASES = sorted({path.parent.name for path in GOLDEN.glob("*/golden.json")} - set(REFUSED))
 # Of families with several, one case that runs every way there is; the others run dynamically.
 EVERY_WAY = frozenset(
