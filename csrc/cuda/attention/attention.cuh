@@ -13,6 +13,8 @@
 // treat drafts as prefill: one block per possible tile of drafts would cost more than it gains.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/common.cuh"
 #include "regatta/cuda_ops.h"
 
@@ -294,6 +296,26 @@ __device__ __forceinline__ float quad_max(float x) {
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(~0u, x, 1);
   return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// f(std::integral_constant<int, head_dim>()), of the head_dims that the kernels of matrix
+// instructions have.
+template <class F>
+Status dispatch_head_dim(int head_dim, const char* name, F&& f) {
+  switch (head_dim) {
+    case 64:
+      return f(std::integral_constant<int, 64>());
+    case 80:
+      return f(std::integral_constant<int, 80>());
+    case 96:
+      return f(std::integral_constant<int, 96>());
+    case 128:
+      return f(std::integral_constant<int, 128>());
+    case 256:
+      return f(std::integral_constant<int, 256>());
+  }
+  return Status::error(std::string(name) + ": head_dim " + std::to_string(head_dim) +
+                       " is not supported (allowed: 64, 80, 96, 128, 256)");
 }
 
 // Launchers, one per kernel. num_cache_rows: num_blocks * Hkv * block_size.
