@@ -1,7 +1,7 @@
 // regatta_norm(x [T, H], weight [H], bias? [H], residual? [T, H]) {kind, epsilon, plus_one}
 //     -> out [T, H], residual_out [T, H]
-// kind: of regatta/norm.h. A weight [P, D] norms the first P parts of each row, of D values each and
-// each with its own row of weight and bias [P, D]; the parts behind them stay as they are.
+// kind: of regatta/norm.h. A weight [P, D] norms the first P parts of each row, of D values each
+// and each with its own row of weight and bias [P, D]; the parts behind them stay as they are.
 #include "regatta/norm.h"
 
 #include "cuda_resources.h"
@@ -32,8 +32,8 @@ std::vector<paddle::Tensor> norm(const paddle::Tensor& x, const paddle::Tensor& 
   if (weight.dims().size() == 2) {
     factors = {weight.dims()[0], weight.dims()[1]};
     if (factors[1] < 1 || shape[1] % factors[1] != 0 || factors[0] * factors[1] > shape[1]) {
-      fail("weight is " + dims_string(factors) + ", and rows of x have " + std::to_string(shape[1]) +
-           " values: no whole number of its rows, or less than it has");
+      fail("weight is " + dims_string(factors) + ", and rows of x have " +
+           std::to_string(shape[1]) + " values: no whole number of its rows, or less than it has");
     }
     params.num_parts = shape[1] / factors[1];
     params.num_weights = factors[0];
