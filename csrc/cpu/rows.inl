@@ -37,17 +37,6 @@ inline void add_row(const T* a, const T* b, T* out, int64_t width) {
           REGATTA_LAMBDA_INLINE { store_n(out + i, load_n(a + i, n) + load_n(b + i, n), n); });
 }
 
-// out = silu(gate) * up
-template <class From, class To>
-inline void silu_mul_row(const From* gate, const From* up, To* out, int64_t width) {
-  for_lanes(
-      width,
-      [&](int64_t i) REGATTA_LAMBDA_INLINE { store(out + i, silu(load(gate + i)) * load(up + i)); },
-      [&](int64_t i, int n) REGATTA_LAMBDA_INLINE {
-        store_n(out + i, silu(load_n(gate + i, n)) * load_n(up + i, n), n);
-      });
-}
-
 // out[i] = x[i] / sqrt(mean(x^2) + epsilon) * weight[i], in float.
 template <class In, class T>
 inline void rms_norm_row(const In* x, const T* weight, float* out, int64_t width, float epsilon) {

@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from predict.nn.blocks import AttentionBlock, Block, MlpBlock, Residual
-from predict.nn.decoder import Attention, BlockWeights, Linear, Mlp
+from predict.nn.decoder import BlockWeights, Linear, Mlp
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -38,14 +38,14 @@ def folds_norm(block: Block) -> bool:
 
 def record(weights: BlockWeights) -> str:
     """The block's kind and fields, and how its linears and its cache are stored."""
-    stored = {
-        field.name: value.scheme
-        for field in fields(weights)
-        if isinstance(value := getattr(weights, field.name), Linear)
-    }
-    if isinstance(weights, Attention):
-        stored["kv_format"] = weights.kv_format
-    return text_of(weights.block, **stored)
+    if isinstance(weights, Mlp):
+        return text_of(weights.block, gate_up=weights.gate_up.scheme, down=weights.down.scheme)
+    return text_of(
+        weights.block,
+        qkv=weights.qkv.scheme,
+        out=weights.out.scheme,
+        kv_format=weights.kv_format,
+    )
 
 
 @cache
