@@ -65,6 +65,11 @@ struct GemmParams {
   // Not 0: of kFp8, scales of blocks of 128 columns (B of them) by so many rows of weight, 128 or
   // 1: x_scale is [B, gemm_block_stride(M)], weight_scale [ceil(N / scale_rows), B].
   int64_t scale_rows = 0;
+  // Not 0: groups of rows have a weight each (experts). weight, bias and weight_scale are [G, ...]
+  // of what they are without groups; rows group_ends[g - 1] .. group_ends[g] - 1 of x, from 0 on,
+  // go with weight g. Many groups may have no rows. None of residual, sumsq, sumsq_out, scaled_out.
+  int64_t num_groups = 0;               // G
+  const int32_t* group_ends = nullptr;  // [G] on the device; the last one is M
   float epsilon = 0.f;
   GemmOperands operands = GemmOperands::kDense;
   DType dtype = DType::kBFloat16;      // of bias and residual, and of dense x and weight
