@@ -17,7 +17,15 @@ import numpy.typing as npt
 from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.sources import WeightSource
-from predict.nn.blocks import Activation, AttentionBlock, Block, MlpBlock, Norm, Residual
+from predict.nn.blocks import (
+    Activation,
+    AttentionBlock,
+    Block,
+    ExpertBlock,
+    MlpBlock,
+    Norm,
+    Residual,
+)
 from predict.nn.decoder import Attention, BlockWeights, Layer, Linear, Mlp, NormWeights
 from predict.nn.hf_config import ConfigReader
 from predict.nn.inputs import ForwardInputs, to_tensors
@@ -51,6 +59,8 @@ def check_layers(plan: WeightPlan, reader: ConfigReader) -> None:
 
 
 def _is_known(block: Block) -> bool:
+    if isinstance(block, ExpertBlock):
+        return False
     norm = block.norm
     if norm is None or norm != Norm(epsilon=norm.epsilon) or block.post_norm is not None:
         return False
@@ -172,6 +182,7 @@ class LayerWeights:
                 slots[name] = NormWeights(paddle.to_tensor(self.vectors[norm.weight]))
             if isinstance(plan.block, AttentionBlock):
                 return Attention(plan.block, **slots)
+            assert isinstance(plan.block, MlpBlock)  # check_layers
             return Mlp(plan.block, **slots)
 
         return tuple(map(block, self.plan))

@@ -10,18 +10,19 @@ template <class T>
 Status activate_typed(const ActivateParams& p) {
   const T* x = static_cast<const T*>(p.x);
   T* out = static_cast<T*>(p.out);
-  const int64_t width = p.intermediate_size, row_size = width * (p.gated ? 2 : 1);
+  const int64_t width = p.intermediate_size, row_size = width * (p.activation.gated ? 2 : 1);
   const int64_t bytes = p.num_tokens * (row_size + width) * int64_t{sizeof(T)};
-  with_function(p.function, [&](auto function) {
+  const bool gated = p.activation.gated;
+  with_function(p.activation.function, [&](auto function) {
     parallel(threads_for_bytes(bytes), [&](Team& team) {
-      team.for_chunks(p.num_tokens, rows_per_claim(team, p.num_tokens),
-                      [&](int64_t begin, int64_t end) {
-                        for (int64_t row = begin; row < end; ++row) {
-                          const T* from = x + row * row_size;
-                          activate_row<decltype(function)::value>(
-                              from, p.gated ? from + width : nullptr, out + row * width, width);
-                        }
-                      });
+      team.for_chunks(
+          p.num_tokens, rows_per_claim(team, p.num_tokens), [&](int64_t begin, int64_t end) {
+            for (int64_t row = begin; row < end; ++row) {
+              const T* from = x + row * row_size;
+              activate_row<decltype(function)::value>(
+                  p.activation, from, gated ? from + width : nullptr, out + row * width, width);
+            }
+          });
     });
   });
   return {};

@@ -54,6 +54,22 @@ REGATTA_INLINE auto with_function(Function function, Body&& body) {
   return body(FunctionTag<Function::kSilu>());
 }
 
+// The smaller of x and `most`; a NaN of x stays.
+REGATTA_INLINE Vec at_most(Vec x, Vec most) { return zero() - max(zero() - most, zero() - x); }
+
+// function(gate) * up with a clamp, a slope and an offset (regatta/activate.h).
+template <Function kFunction>
+REGATTA_INLINE Vec gated(const Activation& of, Vec gate, Vec up) {
+  if (of.clamp != 0.0f) {
+    const Vec most = set1(of.clamp);
+    gate = at_most(gate, most);
+    up = max(zero() - most, at_most(up, most));
+  }
+  const Vec y =
+      kFunction == Function::kSilu ? gate * sigmoid(set1(of.slope) * gate) : apply<kFunction>(gate);
+  return y * (up + set1(of.up_offset));
+}
+
 // out = function(x), times up where there is one.
 template <Function kFunction, class From, class To>
 inline void activate_row(const From* x, const From* up, To* out, int64_t width) {
@@ -66,6 +82,21 @@ inline void activate_row(const From* x, const From* up, To* out, int64_t width) 
       [&](int64_t i, int n) REGATTA_LAMBDA_INLINE {
         const Vec y = apply<kFunction>(load_n(x + i, n));
         store_n(out + i, up ? y * load_n(up + i, n) : y, n);
+      });
+}
+
+// The same of any activation.
+template <Function kFunction, class From, class To>
+inline void activate_row(const Activation& of, const From* x, const From* up, To* out,
+                         int64_t width) {
+  if (of.is_plain()) return activate_row<kFunction>(x, up, out, width);
+  for_lanes(
+      width,
+      [&](int64_t i) REGATTA_LAMBDA_INLINE {
+        store(out + i, gated<kFunction>(of, load(x + i), load(up + i)));
+      },
+      [&](int64_t i, int n) REGATTA_LAMBDA_INLINE {
+        store_n(out + i, gated<kFunction>(of, load_n(x + i, n), load_n(up + i, n)), n);
       });
 }
 

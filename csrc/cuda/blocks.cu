@@ -502,9 +502,9 @@ class Blocks {
     status = cuda::run(gate_up, m.dtype, m.dtype, s_.product, launch_);
     if (!status.ok()) return status;
     if (!makes_function) {
-      status = activate({s_.functions, s_.inner, rows, block.intermediate_size, m.dtype,
-                         block.activation.function, block.activation.gated},
-                        launch_);
+      status = activate(
+          {s_.functions, s_.inner, rows, block.intermediate_size, m.dtype, block.activation},
+          launch_);
       if (!status.ok()) return status;
     }
     const void* source = block.residual.source == Source::kNormed ? s_.normed : m.hidden;

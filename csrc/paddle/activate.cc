@@ -1,5 +1,6 @@
-// regatta_activate(x [T, I], or with a gate [T, 2I]) {function, gated} -> [T, I]
-// function: of regatta/activate.h.
+// regatta_activate(x [T, I], or with a gate [T, 2I]) {function, gated, clamp, slope, up_offset}
+//     -> [T, I]
+// As regatta/activate.h has them.
 #include "regatta/activate.h"
 
 #include "cuda_resources.h"
@@ -7,7 +8,8 @@
 namespace regatta::binding {
 namespace {
 
-std::vector<paddle::Tensor> activate(const paddle::Tensor& x, int64_t function, bool gated) {
+std::vector<paddle::Tensor> activate(const paddle::Tensor& x, int64_t function, bool gated,
+                                     float clamp, float slope, float up_offset) {
   if (function < 0 || function >= kNumFunctions) {
     fail("function is " + std::to_string(function) + " (allowed: 0 to " +
          std::to_string(kNumFunctions - 1) + ")");
@@ -24,8 +26,11 @@ std::vector<paddle::Tensor> activate(const paddle::Tensor& x, int64_t function, 
   params.num_tokens = x_view.shape[0];
   params.intermediate_size = x_view.shape[1] / (gated ? 2 : 1);
   params.dtype = x_view.dtype;
-  params.function = static_cast<Function>(function);
-  params.gated = gated;
+  params.activation = {static_cast<Function>(function), gated, clamp, slope, up_offset};
+  const bool of_silu = params.activation.function == Function::kSilu || slope == 1.0f;
+  if (!params.activation.is_plain() && (!gated || !of_silu)) {
+    fail("clamp, slope and up_offset are of a gate, a slope of silu (allowed without: 0, 1, 0)");
+  }
   paddle::Tensor out = device.empty({params.num_tokens, params.intermediate_size}, params.dtype);
   params.out = out.data();
   if (device.is_cpu()) throw_if_error(cpu::activate(params));
@@ -38,7 +43,8 @@ std::vector<paddle::Tensor> activate(const paddle::Tensor& x, int64_t function, 
   return {out};
 }
 
-std::vector<std::vector<int64_t>> infer_shape(const std::vector<int64_t>& x, int64_t, bool gated) {
+std::vector<std::vector<int64_t>> infer_shape(const std::vector<int64_t>& x, int64_t, bool gated,
+                                              float, float, float) {
   return {{x[0], x[1] < 0 ? -1 : x[1] / (gated ? 2 : 1)}};
 }
 
@@ -50,7 +56,7 @@ std::vector<paddle::DataType> infer_dtype(const paddle::DataType& x) { return {x
 PD_BUILD_OP(regatta_activate)
     .Inputs({"x"})
     .Outputs({"out"})
-    .Attrs({"function: int64_t", "gated: bool"})
+    .Attrs({"function: int64_t", "gated: bool", "clamp: float", "slope: float", "up_offset: float"})
     .SetKernelFn(PD_KERNEL(regatta::binding::activate))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
     .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));

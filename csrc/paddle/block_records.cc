@@ -1,5 +1,6 @@
 #include "block_records.h"
 
+#include <algorithm>
 #include <charconv>
 #include <map>
 #include <memory>
@@ -19,6 +20,8 @@ constexpr const char* kFunctions[kNumFunctions] = {"silu", "gelu", "gelu_tanh", 
 constexpr const char* kPositionKinds[] = {"rotary", "alibi", "none"};
 constexpr const char* kPlacements[] = {"output", "sum"};
 constexpr const char* kSources[] = {"input", "normed"};
+constexpr const char* kScorings[] = {"softmax", "sigmoid"};
+constexpr const char* kGroupScores[] = {"max", "top_two"};
 
 // One "name=value", offered to the fields of a record until one takes it.
 class Setting {
@@ -55,6 +58,9 @@ class Setting {
     within(name, [&](Setting& inner) {
       inner.field("function", &to->function);
       inner.field("gated", &to->gated);
+      inner.field("clamp", &to->clamp);
+      inner.field("slope", &to->slope);
+      inner.field("up_offset", &to->up_offset);
     });
   }
   void field(std::string_view name, Residual* to) {
@@ -72,6 +78,21 @@ class Setting {
       inner.field("interleaved", &to->interleaved);
       inner.field("two_dimensional", &to->two_dimensional);
       inner.field("scale", &to->scale);
+    });
+  }
+
+  void field(std::string_view name, Router* to) {
+    within(name, [&](Setting& inner) {
+      inner.field("num_experts", &to->num_experts);
+      inner.field("top_k", &to->top_k);
+      inner.field("scoring", &to->scoring);
+      inner.field("renormalize", &to->renormalize);
+      inner.field("scale", &to->scale);
+      inner.field("bias", &to->bias);
+      inner.field("correction", &to->correction);
+      inner.field("num_groups", &to->num_groups);
+      inner.field("top_groups", &to->top_groups);
+      inner.field("group_score", &to->group_score);
     });
   }
 
@@ -116,6 +137,8 @@ class Setting {
   void read(PositionKind* to) { choice(kPositionKinds, to); }
   void read(Placement* to) { choice(kPlacements, to); }
   void read(Source* to) { choice(kSources, to); }
+  void read(Scoring* to) { choice(kScorings, to); }
+  void read(GroupScore* to) { choice(kGroupScores, to); }
   void read(SchemeId* to) { *to = scheme_of(std::string(value_)); }
   void read(KvFormat* to) { *to = kv_format_of(std::string(value_)); }
 
@@ -167,6 +190,24 @@ void take(MlpBlock* block, Setting& setting) {
   setting.field("down", &block->down);
 }
 
+void take(ExpertBlock* block, Setting& setting) {
+  setting.field("router", &block->router);
+  setting.field("intermediate_size", &block->intermediate_size);
+  setting.field("activation", &block->activation);
+  setting.field("norm", &block->norm);
+  setting.field("up_bias", &block->up_bias);
+  setting.field("down_bias", &block->down_bias);
+  setting.field("shared_size", &block->shared_size);
+  setting.field("shared_gate", &block->shared_gate);
+  setting.field("post_norm", &block->post_norm);
+  setting.field("post_norm_of", &block->post_norm_of);
+  setting.field("residual", &block->residual);
+  setting.field("gate_up", &block->gate_up);
+  setting.field("down", &block->down);
+  setting.field("shared_gate_up", &block->shared_gate_up);
+  setting.field("shared_down", &block->shared_down);
+}
+
 void check(const AttentionBlock& block) {
   check_heads({block.num_heads, block.num_kv_heads, block.head_dim});
   check_softmax_scale(block.softmax_scale);
@@ -181,10 +222,42 @@ void check(const AttentionBlock& block) {
   }
 }
 
+void check_intermediate_size(int64_t size) {
+  if (size >= 1) return;
+  fail("blocks: intermediate_size is " + std::to_string(size) + " (allowed: 1 and more)");
+}
+
 void check(const MlpBlock& block) {
-  if (block.intermediate_size >= 1) return;
-  fail("blocks: intermediate_size is " + std::to_string(block.intermediate_size) +
-       " (allowed: 1 and more)");
+  check_intermediate_size(block.intermediate_size);
+  if (!block.activation.is_plain()) {
+    fail("blocks: an MLP's activation has a clamp, a slope or an up_offset (allowed: experts')");
+  }
+}
+
+void check(const ExpertBlock& block) {
+  check_intermediate_size(block.intermediate_size);
+  const Router& r = block.router;
+  if (r.num_experts < 1 || r.num_experts > kMaxExperts) {
+    fail("blocks: router.num_experts is " + std::to_string(r.num_experts) + " (allowed: 1 to " +
+         std::to_string(kMaxExperts) + ")");
+  }
+  if (r.num_groups < 1 || r.num_experts % r.num_groups != 0 || r.top_groups < 1 ||
+      r.top_groups > r.num_groups) {
+    fail("blocks: router.num_groups is " + std::to_string(r.num_groups) + " of " +
+         std::to_string(r.num_experts) + " experts, top_groups " + std::to_string(r.top_groups) +
+         " (allowed: divisors of num_experts; 1 to num_groups)");
+  }
+  const int64_t most = std::min(kMaxChosen, r.num_experts / r.num_groups * r.top_groups);
+  if (r.top_k < 1 || r.top_k > most) {
+    fail("blocks: router.top_k is " + std::to_string(r.top_k) + " (allowed: 1 to " +
+         std::to_string(most) + ")");
+  }
+  if (r.group_score == GroupScore::kTopTwo && r.num_experts / r.num_groups < 2) {
+    fail("blocks: router.group_score is top_two of groups of one expert (allowed: max)");
+  }
+  if (block.shared_size < 0) {
+    fail("blocks: shared_size is " + std::to_string(block.shared_size) + " (allowed: 0 and more)");
+  }
 }
 
 // The part of `text` up to `separator`, taken off it.
@@ -221,8 +294,10 @@ std::vector<BlockRecord> parsed(std::string_view text) {
       records.push_back(record_of<AttentionBlock>(fields));
     } else if (kind == "mlp") {
       records.push_back(record_of<MlpBlock>(fields));
+    } else if (kind == "experts") {
+      records.push_back(record_of<ExpertBlock>(fields));
     } else {
-      fail("blocks: kind is '" + std::string(kind) + "' (allowed: attention, mlp)");
+      fail("blocks: kind is '" + std::string(kind) + "' (allowed: attention, mlp, experts)");
     }
   }
   return records;

@@ -15,7 +15,7 @@
 
 namespace regatta::binding {
 
-using BlockRecord = std::variant<AttentionBlock, MlpBlock>;
+using BlockRecord = std::variant<AttentionBlock, MlpBlock, ExpertBlock>;
 
 // The records of `text`, which are kept. Throws for what cannot be read.
 const std::vector<BlockRecord>& block_records(const std::string& text);

@@ -6,6 +6,9 @@
 //     norm [H] (and its bias), qkv's tensors, qkv bias?, q norm and k norm?, out's tensors, out
 //     bias?, post norm?, slopes [Hq] of ALiBi, or the rotary table [P, R] and the one of queries?
 //     norm, gate_up's tensors, gate_up bias?, down's tensors, down bias?, post norm?
+//     norm, router [E, H], its bias [E]?, correction [E]?, of E experts gate_up's tensors, gate_up
+//     bias?, down's tensors, down bias?; the shared MLP's gate_up's and down's tensors?, its gate
+//     [1, H]?, post norm?
 // caches: of attention block after attention block, as regatta/kv_format.h has them. step: the
 // tensors of predict.nn.inputs.FIELDS. Without attention both may be empty. rows: these alone are
 // the output of the only attention block, and of what follows it.
@@ -94,6 +97,28 @@ class Weights {
     return weights;
   }
 
+  // Of so many experts: all tensors have one more dimension, the first.
+  LinearWeights experts(const char* name, SchemeId scheme, int64_t num_experts,
+                        int64_t out_features, bool has_bias) {
+    LinearWeights weights;
+    const int count = scheme_info(scheme).num_tensors;
+    weights.tensors = views_.take(name, count);
+    for (int i = 0; i < count; ++i) {
+      const TensorView& tensor = weights.tensors[i];
+      if (tensor.rank >= 2 && tensor.shape[0] == num_experts) continue;
+      fail(std::string(name) + " is " + shape_string(tensor) + " (expected: [" +
+           std::to_string(num_experts) + ", ...], one for each expert)");
+    }
+    if (has_bias) weights.bias = matrix(name, {num_experts, out_features}).data;
+    return weights;
+  }
+
+  const TensorView& matrix(const char* name, const std::vector<int64_t>& shape) {
+    const TensorView& view = *views_.take(name, 1);
+    check(view, name, dtype_, shape);
+    return view;
+  }
+
   const TensorView& table(const char* name, const std::vector<int64_t>& shape) {
     const TensorView& view = *views_.take(name, 1);
     check(view, name, DType::kFloat32, shape);
@@ -150,6 +175,33 @@ MlpBlockParams mlp_params(const MlpBlock& block, int64_t hidden_size, DType dtyp
   return p;
 }
 
+ExpertBlockParams expert_params(const ExpertBlock& block, int64_t hidden_size, DType dtype,
+                                Weights& weights) {
+  const Router& router = block.router;
+  const int64_t count = router.num_experts;
+  const auto terms = [&](const char* name, bool is_there) {
+    return is_there ? static_cast<const float*>(weights.table(name, {count}).data) : nullptr;
+  };
+  ExpertBlockParams p;
+  p.block = block;
+  p.dtype = dtype;
+  p.hidden_size = hidden_size;
+  p.norm = weights.norm("norm", block.norm, hidden_size);
+  p.router = weights.matrix("router", {count, hidden_size}).data;
+  p.router_bias = terms("router_bias", router.bias);
+  p.correction = terms("correction", router.correction);
+  p.gate_up = weights.experts("gate_up", block.gate_up, count, block.up_size(), block.up_bias);
+  p.down = weights.experts("down", block.down, count, hidden_size, block.down_bias);
+  if (block.shared_size > 0) {
+    p.shared_gate_up =
+        weights.linear("shared_gate_up", block.shared_gate_up, block.shared_up_size(), false);
+    p.shared_down = weights.linear("shared_down", block.shared_down, hidden_size, false);
+    if (block.shared_gate) p.shared_gate = weights.matrix("shared_gate", {1, hidden_size}).data;
+  }
+  p.post_norm = weights.norm("post norm", block.post_norm, hidden_size);
+  return p;
+}
+
 // A step's tensors that attention reads; one for all blocks of a call.
 struct Step {
   const int32_t* positions = nullptr;
@@ -186,6 +238,8 @@ std::vector<BlockParams> params_of(const std::string& text, const std::vector<in
     const BlockRecord& record = records[index];
     if (const auto* attention = std::get_if<AttentionBlock>(&record)) {
       params.push_back(attention_params(*attention, hidden_size, dtype, weights, caches));
+    } else if (const auto* experts = std::get_if<ExpertBlock>(&record)) {
+      params.push_back(expert_params(*experts, hidden_size, dtype, weights));
     } else {
       params.push_back(mlp_params(std::get<MlpBlock>(record), hidden_size, dtype, weights));
     }
@@ -229,6 +283,8 @@ void run_on_cpu(std::vector<BlockParams>& params, const TensorView& wanted, int6
       if (!some) continue;
       const paddle::Tensor made = rows_of(wanted, all.data(), num_tokens, width, dtype);
       std::memcpy(out, made.data(), made.numel() * dtype_size(dtype));
+    } else if (auto* experts = std::get_if<ExpertBlockParams>(&block)) {
+      throw_if_error(cpu::expert_block(*experts));
     } else {
       auto& mlp = std::get<MlpBlockParams>(block);
       paddle::Tensor before;
@@ -312,6 +368,10 @@ std::vector<paddle::Tensor> blocks(const paddle::Tensor& hidden,
       attention->hidden_out = output;
       attention->rows = static_cast<const int32_t*>(wanted.data);
       attention->num_rows = num_rows;
+    } else if (auto* experts = std::get_if<ExpertBlockParams>(&block)) {
+      experts->num_tokens = num_rows;
+      experts->hidden = input;
+      experts->out = output;
     } else {
       auto& mlp = std::get<MlpBlockParams>(block);
       mlp.num_tokens = num_rows;

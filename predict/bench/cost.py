@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
 class Cost:
     """Work of one forward pass, from the network's shape."""
 
-    weight_bytes: int  # of all matrices that a decode step multiplies by
+    weight_bytes: int  # of all matrices of layers and LM head
     layer_flops_per_token: int
     head_flops_per_row: int
     attention_flops_per_pair: int  # per (query token, visible token), over all layers
     cache_bytes_per_token: int
+    # The share of the weights that a step of so many tokens reads, where experts are chosen.
+    read_share: Callable[[int], float] = lambda num_tokens: 1.0
 
     @classmethod
     def of(cls, spec: DecoderSpec, dtype: str, kv_format: str = "dense") -> Cost:
@@ -32,15 +35,20 @@ class Cost:
         head = spec.vocab_size * spec.hidden_size
         return cls(
             weight_bytes=spec.num_matmul_weights * DTYPE_BYTES[dtype],
-            layer_flops_per_token=2 * (spec.num_matmul_weights - head),
+            layer_flops_per_token=2 * (spec.num_active_weights - head),
             head_flops_per_row=2 * head,
             attention_flops_per_pair=4 * sum(block.q_size for block in spec.attention),
             cache_bytes_per_token=kv_format_of(kv_format).bytes_per_token(spec, DTYPE_BYTES[dtype]),
+            read_share=lambda count: spec.read_weights(count) / spec.num_matmul_weights,
         )
+
+    def read_bytes(self, num_tokens: int) -> float:
+        """Bytes of weights that a step of so many tokens must read."""
+        return self.weight_bytes * self.read_share(num_tokens)
 
     def decode_bytes(self, batch_size: int, context_len: float) -> float:
         """Bytes that one decode step must read."""
-        return self.weight_bytes + batch_size * context_len * self.cache_bytes_per_token
+        return self.read_bytes(batch_size) + batch_size * context_len * self.cache_bytes_per_token
 
     def prefill_flops(self, batch_size: int, input_len: int) -> float:
         """Operations of `batch_size` prompts, one logit row each."""
@@ -60,7 +68,8 @@ class Cost:
         num_steps = -(-case.num_requests * case.output_len // batch_size)
         num_later = case.num_requests * (case.output_len - 1)
         context = case.input_len + case.output_len / 2
-        return num_steps * self.weight_bytes + num_later * context * self.cache_bytes_per_token
+        weights = num_steps * self.read_bytes(min(batch_size, case.num_requests))
+        return weights + num_later * context * self.cache_bytes_per_token
 
     def run_flops(self, case: Case) -> float:
         """Operations of all requests of a case."""

@@ -34,6 +34,20 @@ def tensor_at(values: Any, place: Any) -> Tensor:
     return tensor if place is None else tensor._copy_to(place, True)
 
 
+def room_for(count: int, tensor: Tensor) -> Tensor:
+    """Memory for `count` tensors like this one, one behind the other, where it lies."""
+    import paddle
+
+    return paddle.empty([count, *tensor.shape], tensor.dtype, device=tensor.place)
+
+
+def put_row(whole: Tensor, index: int, part: Tensor) -> None:
+    """Copies `part` into whole[index], in place; both lie on one device."""
+    import paddle
+
+    paddle.assign(part.unsqueeze(0), whole._slice(index, index + 1))
+
+
 def to_float32(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """float32 values of a float array; uint16 is read as bfloat16."""
     if array.dtype == np.uint16:

@@ -10,22 +10,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from predict.device.place import place_tensor, to_float32
+from predict.device.place import place_tensor, put_row, room_for, tensor_at, to_float32
+from predict.errors import UserError
 from predict.loading.sources import WeightSource
-from predict.nn.blocks import AttentionBlock, alibi_slopes
+from predict.nn.blocks import AttentionBlock, ExpertBlock, alibi_slopes
 from predict.nn.decoder import (
     Attention,
     BlockWeights,
     Decoder,
     Embedding,
+    Experts,
     Head,
     Layer,
     Linear,
     Mlp,
     NormWeights,
+    map_tensors,
 )
 from predict.nn.rope import rope_table
-from predict.nn.weights import BlockPlan, HeadNormPlan, LinearPlan, NormPlan, WeightPlan
+from predict.nn.weights import (
+    BlockPlan,
+    ExpertsPlan,
+    HeadNormPlan,
+    LinearPlan,
+    NormPlan,
+    SlotPlan,
+    TablePlan,
+    WeightPlan,
+)
 from predict.ops import records
 from predict.schemes import scheme_of
 
@@ -81,15 +93,45 @@ def build_decoder(
         bias = None if values is None else tensor(values)
         return Linear(name, tensors, bias, plan.in_features, plan.out_features)
 
-    def slot(plan: LinearPlan | NormPlan | HeadNormPlan) -> Linear | NormWeights | None:
+    def experts(plan: ExpertsPlan) -> Linear:
+        """One expert after another, each to its place among all: there is no second copy."""
+        count, stacked = len(plan.experts), None
+        for index, expert in enumerate(plan.experts):
+            one = linear(expert)
+            stacked = stacked or map_tensors(one, lambda _, part: room_for(count, part))
+            if one.scheme != stacked.scheme:
+                raise UserError(
+                    f"{expert.prefixes[0]} is stored as {one.scheme}, and the experts before it as "
+                    f"{stacked.scheme}; quantize all experts of a layer alike"
+                )
+            for whole, part in zip(_tensors(stacked), _tensors(one), strict=True):
+                put_row(whole, index, part)
+        assert stacked is not None
+        return replace(stacked, num_experts=count)
+
+    def table(plan: TablePlan) -> Tensor:
+        rows = (plan.shape[0], plan.shape[1]) if len(plan.shape) > 1 else (1, plan.shape[0])
+        values = source.host_matrix((plan.name,), rows)
+        if plan.is_float32:
+            values = to_float32(values)
+            return tensor_at(values.reshape(plan.shape), place)
+        return tensor(values.reshape(plan.shape))
+
+    def slot(plan: SlotPlan) -> Linear | Tensor | NormWeights | None:
         if isinstance(plan, LinearPlan):
             return linear(plan)
+        if isinstance(plan, ExpertsPlan):
+            return experts(plan)
+        if isinstance(plan, TablePlan):
+            return table(plan)
         return head_norm(plan) if isinstance(plan, HeadNormPlan) else norm(plan)
 
     def block(plan: BlockPlan) -> BlockWeights:
         slots: dict[str, Any] = {name: slot(part) for name, part in plan.slots.items()}
         if isinstance(plan.block, AttentionBlock):
             return Attention(plan.block, slopes=slopes(plan.block), kv_format=kv_format, **slots)
+        if isinstance(plan.block, ExpertBlock):
+            return Experts(plan.block, **slots)
         return Mlp(plan.block, **slots)
 
     def slopes(block: AttentionBlock) -> Tensor | None:
@@ -103,8 +145,12 @@ def build_decoder(
         compiled is not None
         and place is not None
         and dtype != "float32"
-        and all(layout.scheme(linear) == "dense" for linear in plan.linears())
-        and all(map(records.folds_norm, spec.blocks()))
+        and all(
+            records.folds_norm(block.block)
+            and all(layout.scheme(linear) == "dense" for _, linear in block.linears())
+            for block in plan.blocks()
+            if not isinstance(block.block, ExpertBlock)
+        )
     )
     layers = []
     for index, layer_plan in enumerate(plan.layers):
@@ -140,6 +186,11 @@ def build_decoder(
     return Decoder(embedding, tuple(layers), head, ropes)
 
 
+def _tensors(linear: Linear) -> tuple[Tensor, ...]:
+    """The linear's tensors, its bias among them."""
+    return linear.tensors if linear.bias is None else (*linear.tensors, linear.bias)
+
+
 def fold_norms(layer: Layer, compiled: ModuleType) -> Layer:
     """The layer with its norms' weights multiplied into the matrices behind them, in place.
 
@@ -151,6 +202,8 @@ def fold_norms(layer: Layer, compiled: ModuleType) -> Layer:
         return replace(linear, scheme="dense_folded")
 
     def block(weights: BlockWeights) -> BlockWeights:
+        if isinstance(weights, Experts):
+            return weights
         assert weights.norm is not None
         if isinstance(weights, Attention):
             compiled.fold_norm(weights.qkv.tensors[0], weights.norm.weight)
@@ -164,7 +217,7 @@ def fold_norms(layer: Layer, compiled: ModuleType) -> Layer:
 def expected_tensors(plan: WeightPlan, layout: Layout) -> dict[str, tuple[int, ...]]:
     """Checkpoint names and shapes of every tensor of the plan, stored as the layout has it."""
     expected: dict[str, tuple[int, ...]] = dict(plan.matrices())
-    expected.update(plan.norm_tensors())
+    expected.update(plan.small_tensors())
     for linear in plan.stored_linears():
         expected.update(layout.expected(linear))
         if linear.has_bias:

@@ -11,6 +11,7 @@ from predict.config.model import DTYPE_BYTES
 from predict.config.schemes import scheme_info
 from predict.device.devices import kind_of
 from predict.errors import UserError
+from predict.nn.blocks import ExpertBlock
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.rope import num_tables
 from predict.nn.spec import DecoderSpec
@@ -208,7 +209,7 @@ def weight_bytes(plan: WeightPlan, scheme: Callable[[LinearPlan], str], dtype: s
         bits = 8 * element if info.codes is None else info.bits
         return linear.out_features * linear.in_features * bits // 8
 
-    values = sum(math.prod(shape) for _, shape in plan.norm_tensors())
+    values = sum(math.prod(shape) for _, shape in plan.small_tensors())
     for name, (rows, columns) in plan.matrices():
         if name != plan.embedding or not plan.spec.tie_word_embeddings:
             values += rows * columns
@@ -258,7 +259,9 @@ def workspace_bytes(
 
 def _step_bytes(config: EngineConfig, spec: DecoderSpec, num_rows: int) -> int:
     qkv_size = max(block.qkv_size for block in spec.attention)
+    chosen = max((b.router.top_k for b in spec.blocks() if isinstance(b, ExpertBlock)), default=0)
     per_token = 4 * spec.hidden_size + 2 * qkv_size + 4 * spec.intermediate_size
+    per_token += chosen * (2 * spec.hidden_size + 4 * spec.intermediate_size)  # rows by expert
     num_tokens = max(config.token_budget, config.scheduling.max_length)
     logits = num_rows * spec.vocab_size * 4
     return num_tokens * per_token * DTYPE_BYTES[config.model.dtype] + logits + (512 << 20)

@@ -17,6 +17,8 @@ FUNCTIONS: tuple[Function, ...] = get_args(Function)
 PositionKind = Literal["rotary", "alibi", "none"]
 Placement = Literal["output", "sum"]
 Source = Literal["input", "normed"]
+Scoring = Literal["softmax", "sigmoid"]
+GroupScore = Literal["max", "top_two"]
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,23 @@ class Norm:
 
 @dataclass(frozen=True)
 class Activation:
-    """What stands between an MLP's products: function(gate) * up, or function(up) without gate."""
+    """What stands between an MLP's products: function(gate) * up, or function(up) without gate.
+
+    With a clamp gates are at most that and ups at most that far from 0. slope: silu is
+    x * sigmoid(slope * x). up_offset: added to ups.
+    """
 
     function: Function = "silu"
     gated: bool = True
+    clamp: float = 0.0  # 0: there is none
+    slope: float = 1.0
+    up_offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.slope != 1.0 and self.function != "silu":
+            raise ValueError(f"a slope is of silu, and the function is {self.function}")
+        if not self.gated and (self.clamp or self.slope != 1.0 or self.up_offset):
+            raise ValueError("clamp, slope and up_offset are of a gated activation")
 
 
 @dataclass(frozen=True)
@@ -76,12 +91,24 @@ class Positions:
 
 
 class LinearSlot(NamedTuple):
-    """A matrix of a block: outputs of each of its parts, inputs, whether it has biases."""
+    """A matrix of a block: outputs of each of its parts, inputs, whether it has biases.
+
+    num_experts: not 0: so many of them, one for each expert.
+    """
 
     name: str
     part_sizes: tuple[int, ...]
     in_features: int
     has_bias: bool
+    num_experts: int = 0
+
+
+class TableSlot(NamedTuple):
+    """A tensor that is no product's scheme's business; in float32, or in the model's dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    is_float32: bool
 
 
 class NormSlot(NamedTuple):
@@ -101,7 +128,7 @@ class HeadNormSlot(NamedTuple):
     size: int
 
 
-Slot: TypeAlias = LinearSlot | NormSlot | HeadNormSlot
+Slot: TypeAlias = LinearSlot | TableSlot | NormSlot | HeadNormSlot
 
 
 def _norm_slot(name: str, norm: Norm | None, size: int) -> tuple[NormSlot, ...]:
@@ -209,7 +236,101 @@ class MlpBlock:
         )
 
 
-Block: TypeAlias = AttentionBlock | MlpBlock
+@dataclass(frozen=True)
+class Router:
+    """Which experts a token goes to, and with which weights, in float32.
+
+    scores = scoring(x W^T + bias). The top_k experts of the largest scores (plus `correction`'s
+    terms, which count for the choice alone; the lower expert on ties) are chosen, among the
+    top_groups groups of neighbours whose group_score is largest. Weights are the scores, divided by
+    their sum where renormalize, times scale.
+    Sources: Shazeer et al. 2017; groups and correction: DeepSeek-V2 and V3, 2024.
+    """
+
+    num_experts: int
+    top_k: int
+    scoring: Scoring = "softmax"
+    renormalize: bool = False
+    scale: float = 1.0
+    bias: bool = False
+    correction: bool = False
+    num_groups: int = 1
+    top_groups: int = 1
+    group_score: GroupScore = "max"  # of its scores: the largest, or the sum of the two largest
+
+    def __post_init__(self) -> None:
+        if self.num_experts % self.num_groups:
+            raise ValueError(
+                f"{self.num_experts} experts do not divide into {self.num_groups} groups"
+            )
+        if self.top_groups > self.num_groups:
+            raise ValueError(
+                f"{self.top_groups} groups of {self.num_groups} cannot be chosen (allowed: "
+                f"1 to {self.num_groups})"
+            )
+        group_size = self.num_experts // self.num_groups
+        if self.top_k > self.top_groups * group_size:
+            raise ValueError(
+                f"{self.top_k} experts cannot be chosen of the {self.top_groups * group_size} in "
+                f"{self.top_groups} of {self.num_groups} groups"
+            )
+        if self.group_score == "top_two" and group_size < 2:
+            raise ValueError("a group's two largest scores need groups of two experts and more")
+
+
+@dataclass(frozen=True)
+class ExpertBlock:
+    """residual + sum of the chosen experts' MLPs by the router's weights + a shared MLP.
+
+    Each expert is down(activation(gate_up(x))), x the normed input. The shared MLP has the same
+    activation; with shared_gate it is times sigmoid(x . shared_gate).
+    """
+
+    router: Router
+    intermediate_size: int  # of each expert
+    activation: Activation = Activation()
+    norm: Norm | None = Norm()
+    up_bias: bool = False  # of the gate, too
+    down_bias: bool = False
+    shared_size: int = 0  # inner features of all shared experts together; 0: there are none
+    shared_gate: bool = False
+    post_norm: Norm | None = None
+    post_norm_of: Placement = "output"
+    residual: Residual = Residual()
+
+    kind = "experts"
+
+    def __post_init__(self) -> None:
+        if self.shared_gate and not self.shared_size:
+            raise ValueError("a shared_gate needs a shared_size")
+
+    def slots(self, hidden_size: int) -> tuple[Slot, ...]:
+        """The block's weights, in the operators' order."""
+        router, inner, count = self.router, self.intermediate_size, self.router.num_experts
+        gated = 2 if self.activation.gated else 1
+        return (
+            *_norm_slot("norm", self.norm, hidden_size),
+            TableSlot("router", (count, hidden_size), False),
+            *((TableSlot("router_bias", (count,), True),) if router.bias else ()),
+            *((TableSlot("correction", (count,), True),) if router.correction else ()),
+            LinearSlot("gate_up", (inner,) * gated, hidden_size, self.up_bias, count),
+            LinearSlot("down", (hidden_size,), inner, self.down_bias, count),
+            *self._shared_slots(hidden_size, gated),
+            *_norm_slot("post_norm", self.post_norm, hidden_size),
+        )
+
+    def _shared_slots(self, hidden_size: int, gated: int) -> tuple[Slot, ...]:
+        size = self.shared_size
+        if not size:
+            return ()
+        return (
+            LinearSlot("shared_gate_up", (size,) * gated, hidden_size, False),
+            LinearSlot("shared_down", (hidden_size,), size, False),
+            *((TableSlot("shared_gate", (1, hidden_size), False),) if self.shared_gate else ()),
+        )
+
+
+Block: TypeAlias = AttentionBlock | MlpBlock | ExpertBlock
 
 
 def alibi_slopes(num_heads: int) -> list[float]:

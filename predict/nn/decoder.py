@@ -12,7 +12,7 @@ from itertools import pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from predict.nn.blocks import AttentionBlock, MlpBlock
+from predict.nn.blocks import AttentionBlock, ExpertBlock, MlpBlock
 from predict.nn.inputs import ForwardInputs, LayerCache
 from predict.nn.spec import EmbeddingSpec, HeadSpec
 
@@ -24,13 +24,18 @@ Tree = TypeVar("Tree")
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """y = x W^T + bias; `tensors` is what the scheme made of W [out_features, in_features]."""
+    """y = x W^T + bias; `tensors` is what the scheme made of W [out_features, in_features].
+
+    num_experts: not 0: of so many W; each tensor, and the bias, has them as one more dimension, the
+    first.
+    """
 
     scheme: str
     tensors: tuple[Tensor, ...]
     bias: Tensor | None  # [out_features]
     in_features: int
     out_features: int
+    num_experts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,24 @@ class Mlp:
     post_norm: NormWeights | None = None
 
 
-BlockWeights: TypeAlias = Attention | Mlp
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Weights of an expert block of E experts; a slot that the block has not is None."""
+
+    block: ExpertBlock
+    router: Tensor  # [E, H]
+    gate_up: Linear  # of E experts
+    down: Linear
+    norm: NormWeights | None = None
+    router_bias: Tensor | None = None  # [E] float32
+    correction: Tensor | None = None  # [E] float32
+    shared_gate_up: Linear | None = None
+    shared_down: Linear | None = None
+    shared_gate: Tensor | None = None  # [1, H]
+    post_norm: NormWeights | None = None
+
+
+BlockWeights: TypeAlias = Attention | Mlp | Experts
 Layer: TypeAlias = tuple[BlockWeights, ...]
 
 

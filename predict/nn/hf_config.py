@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError
-from predict.nn.blocks import Activation, AttentionBlock, Function, MlpBlock, Norm
+from predict.nn.blocks import (
+    Activation,
+    AttentionBlock,
+    Block,
+    ExpertBlock,
+    Function,
+    MlpBlock,
+    Norm,
+    Router,
+)
 from predict.nn.rope import METHODS
 from predict.nn.spec import DecoderSpec, HeadSpec, RopeSpec
 from predict.system.files import read_json_object
@@ -52,6 +61,12 @@ NUMBERS: dict[str, Range] = {
     "softcap": _real(65536.0),
     "multiplier": _real(65536.0),
     "sliding_window_pattern": _whole(1024),
+    "num_experts": _whole(4096),
+    "num_experts_per_tok": _whole(256),
+    "moe_intermediate_size": _whole(1 << 20),
+    "shared_expert_intermediate_size": _whole(1 << 20),
+    "decoder_sparse_step": _whole(1024),
+    "mlp_only_layers": _whole(1023, low=0),
     "word_embed_proj_dim": _whole(1 << 17),
     "rope_local_base_freq": _real(1e12, low=1.0),
     "rope_theta": _real(1e12, low=1.0),
@@ -368,6 +383,28 @@ def llama_like(
             **changes,
         },
     )
+
+
+def with_experts(
+    spec: DecoderSpec, experts: ExpertBlock, is_sparse: Callable[[int], bool]
+) -> DecoderSpec:
+    """The spec with an expert block in place of the MLP of each layer for which `is_sparse`."""
+
+    def layer(index: int, blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+        if not is_sparse(index):
+            return blocks
+        return tuple(experts if isinstance(block, MlpBlock) else block for block in blocks)
+
+    layers = tuple(layer(index, blocks) for index, blocks in enumerate(spec.layers))
+    return replace(spec, layers=layers)
+
+
+def router_of(config: ConfigReader, **fields: Any) -> Router:
+    """A Router of these fields. Raises UserError where they contradict each other."""
+    try:
+        return Router(**fields)
+    except ValueError as error:
+        raise UserError(f"{config.path}: the router: {error}") from None
 
 
 def decoder_spec(config: ConfigReader, tied: bool = False, **changes: Any) -> DecoderSpec:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from predict.nn.blocks import AttentionBlock, Block, LinearSlot, MlpBlock, Norm
+from predict.nn.blocks import AttentionBlock, Block, ExpertBlock, LinearSlot, MlpBlock, Norm
 
 RMS_NORM = Norm()
 
@@ -126,8 +126,9 @@ class DecoderSpec:
 
     @property
     def intermediate_size(self) -> int:
-        """Inner features of the widest MLP."""
-        sizes = (b.intermediate_size for b in self.blocks() if isinstance(b, MlpBlock))
+        """Inner features of the widest MLP, or expert."""
+        mlps = (MlpBlock, ExpertBlock)
+        sizes = (b.intermediate_size for b in self.blocks() if isinstance(b, mlps))
         return max(sizes, default=0)
 
     @property
@@ -143,11 +144,34 @@ class DecoderSpec:
 
     @property
     def num_matmul_weights(self) -> int:
-        """Elements of all matrices that a decode step multiplies by (layers and LM head)."""
+        """Elements of all matrices of layers and LM head, those of all experts included."""
+        return self._matmul_weights(lambda block, slot: max(slot.num_experts, 1))
+
+    @property
+    def num_active_weights(self) -> int:
+        """Elements of the matrices that one token is multiplied by."""
+        return self.read_weights(1)
+
+    def read_weights(self, num_tokens: int) -> int:
+        """Elements of the matrices that a step of so many tokens reads.
+
+        Of experts those that are chosen, as many as are expected where all are alike likely.
+        """
+
+        def count(block: Block, slot: LinearSlot) -> float:
+            if not slot.num_experts or not isinstance(block, ExpertBlock):
+                return 1
+            unread = (1 - block.router.top_k / slot.num_experts) ** num_tokens
+            return slot.num_experts * (1 - unread)
+
+        return self._matmul_weights(count)
+
+    def _matmul_weights(self, count: Callable[[Block, LinearSlot], float]) -> int:
+        """Elements of layers' linears, each `count` times, and of the LM head."""
         linears = (
-            sum(slot.part_sizes) * slot.in_features
+            sum(slot.part_sizes) * slot.in_features * count(block, slot)
             for block in self.blocks()
             for slot in block.slots(self.hidden_size)
             if isinstance(slot, LinearSlot)
         )
-        return sum(linears) + self.vocab_size * (self.head.width or self.hidden_size)
+        return round(sum(linears)) + self.vocab_size * (self.head.width or self.hidden_size)

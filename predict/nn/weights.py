@@ -9,7 +9,16 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from predict.nn.blocks import AttentionBlock, Block, HeadNormSlot, LinearSlot, Norm, NormSlot
+from predict.nn.blocks import (
+    AttentionBlock,
+    Block,
+    ExpertBlock,
+    HeadNormSlot,
+    LinearSlot,
+    Norm,
+    NormSlot,
+    TableSlot,
+)
 from predict.nn.spec import DecoderSpec
 
 
@@ -22,6 +31,7 @@ class WeightNames:
     then all keys, then all values; "grouped", the queries of a key head, its key, its value, then
     the next one's. transposed: matrices are stored [in, out]. qk_norm: where each head has a factor
     of its own, of the queries' heads and of the keys'; with {head} every head's is a tensor.
+    expert_gate_up, expert_down: {expert} is the expert's number.
     Of a layer's third block on, names follow "blocks.2." within the layer.
     """
 
@@ -45,6 +55,20 @@ class WeightNames:
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: tuple[str, ...] = ("mlp.down_proj",)
     mlp_post_norm: str = "post_mlp_layernorm.weight"
+    router: str = "mlp.gate.weight"
+    router_bias: str = "mlp.gate.bias"
+    correction: str = "mlp.gate.e_score_correction_bias"
+    expert_gate_up: tuple[str, ...] = (
+        "mlp.experts.{expert}.gate_proj",
+        "mlp.experts.{expert}.up_proj",
+    )
+    expert_down: tuple[str, ...] = ("mlp.experts.{expert}.down_proj",)
+    shared_gate_up: tuple[str, ...] = (
+        "mlp.shared_experts.gate_proj",
+        "mlp.shared_experts.up_proj",
+    )
+    shared_down: tuple[str, ...] = ("mlp.shared_experts.down_proj",)
+    shared_gate: str = "mlp.shared_expert_gate.weight"
     transposed: bool = False
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
     base: str = ""  # what names begin with, unless a checkpoint leaves it out
@@ -85,6 +109,19 @@ class WeightNames:
                 "qk_norm": self.qk_norm,
                 "out": self.out,
                 "post_norm": self.attention_post_norm,
+            }
+        if isinstance(block, ExpertBlock):
+            return {
+                "norm": self.mlp_norm,
+                "router": self.router,
+                "router_bias": self.router_bias,
+                "correction": self.correction,
+                "gate_up": self.expert_gate_up,
+                "down": self.expert_down,
+                "shared_gate_up": self.shared_gate_up,
+                "shared_down": self.shared_down,
+                "shared_gate": self.shared_gate,
+                "post_norm": self.mlp_post_norm,
             }
         return {
             "norm": self.mlp_norm,
@@ -128,6 +165,22 @@ class LinearPlan:
 
 
 @dataclass(frozen=True)
+class ExpertsPlan:
+    """A linear of each expert, alike in size: a plan for every one."""
+
+    experts: tuple[LinearPlan, ...]
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """A tensor that no scheme stores: its name in the checkpoint and its shape."""
+
+    name: str
+    shape: tuple[int, ...]
+    is_float32: bool  # else of the model's dtype
+
+
+@dataclass(frozen=True)
 class NormPlan:
     """A norm of the network: names of its factor and its bias, and its size."""
 
@@ -146,18 +199,30 @@ class HeadNormPlan:
     size: int
 
 
+SlotPlan: TypeAlias = LinearPlan | ExpertsPlan | TablePlan | NormPlan | HeadNormPlan
+
+
 @dataclass(frozen=True)
 class BlockPlan:
     """A block of the network, and where each of its slots comes from."""
 
     block: Block
-    slots: Mapping[str, LinearPlan | NormPlan | HeadNormPlan]
+    slots: Mapping[str, SlotPlan]
 
     def linears(self) -> Iterator[tuple[str, LinearPlan]]:
-        """The linears by slot."""
+        """The linears by slot; of experts one after another."""
         for name, plan in self.slots.items():
             if isinstance(plan, LinearPlan):
                 yield name, plan
+            elif isinstance(plan, ExpertsPlan):
+                for expert in plan.experts:
+                    yield name, expert
+
+    def tables(self) -> Iterator[TablePlan]:
+        """The tensors that no scheme stores, norms apart."""
+        for plan in self.slots.values():
+            if isinstance(plan, TablePlan):
+                yield plan
 
     def norms(self) -> Iterator[tuple[str, NormPlan]]:
         """The norms by slot, those of heads with a factor each apart."""
@@ -230,8 +295,11 @@ class WeightPlan:
             for _, norm in block.norms():
                 yield norm
 
-    def norm_tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of the norms' weights and biases."""
+    def small_tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of the norms' weights and biases, and of tables within blocks."""
+        for block in self.blocks():
+            for table in block.tables():
+                yield table.name, table.shape
         for norm in self.norms():
             yield norm.weight, (norm.size,)
             if norm.bias is not None:
@@ -279,18 +347,32 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
             names.transposed,
         )
 
+    def linears(
+        block: Block, slot: LinearSlot, prefixes: tuple[str, ...]
+    ) -> LinearPlan | ExpertsPlan:
+        if not slot.num_experts:
+            return linear(block, slot, prefixes)
+        return ExpertsPlan(
+            tuple(
+                linear(block, slot, tuple(prefix.format(expert=expert) for prefix in prefixes))
+                for expert in range(slot.num_experts)
+            )
+        )
+
     def block_plan(index: int, number: int, block: Block) -> BlockPlan:
         at, known = names.layer.format(layer=index), names.of(block)
         at += f"blocks.{number}." if number > 1 else ""
-        slots: dict[str, LinearPlan | NormPlan | HeadNormPlan] = {}
+        slots: dict[str, SlotPlan] = {}
         for slot in block.slots(hidden):
             name = known[slot.name]
             if isinstance(slot, HeadNormSlot):
                 slots[slot.name] = head_norm(slot, [at + part for part in name])
             elif isinstance(slot, NormSlot):
                 slots[slot.name] = norm(slot.norm, f"{at}{name}", slot.size)
+            elif isinstance(slot, TableSlot):
+                slots[slot.name] = TablePlan(f"{at}{name}", slot.shape, slot.is_float32)
             else:
-                slots[slot.name] = linear(block, slot, tuple(at + part for part in name))
+                slots[slot.name] = linears(block, slot, tuple(at + part for part in name))
         return BlockPlan(block, slots)
 
     def projection(name: str, size: int | None, in_features: int | None) -> LinearPlan | None:

@@ -27,7 +27,16 @@ from predict.ops import composed, records
 
 if TYPE_CHECKING:
     from paddle import Tensor
-    from predict.nn.decoder import Attention, Embedding, Head, Layer, Linear, Mlp, NormWeights
+    from predict.nn.decoder import (
+        Attention,
+        Embedding,
+        Experts,
+        Head,
+        Layer,
+        Linear,
+        Mlp,
+        NormWeights,
+    )
     from predict.nn.inputs import ForwardInputs, LayerCache
 
 _OPS = sys.modules[__name__]
@@ -234,8 +243,10 @@ def copy_blocks(caches: Sequence[Tensor], copies: Sequence[tuple[int, int]]) -> 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
     """What the activation makes of x [T, I], or of x [T, 2 I] with a gate. Returns [T, I]."""
-    function = FUNCTIONS.index(activation.function)
-    return _run()("regatta_activate", x, function, activation.gated)[0]
+    function, of = FUNCTIONS.index(activation.function), activation
+    return _run()(
+        "regatta_activate", x, function, of.gated, of.clamp, of.slope, of.up_offset
+    )[0]
 
 
 def attention_block(
@@ -270,6 +281,11 @@ def mlp_block(hidden: Tensor, mlp: Mlp, before: Tensor | None = None) -> Tensor:
     if mlp.block.parallel or not paddle.in_dynamic_mode():
         return composed.mlp_block(_OPS, hidden, mlp, before)
     return _Run.of([(mlp,)], [()], ())(hidden, None)[0]
+
+
+def expert_block(hidden: Tensor, experts: Experts) -> Tensor:
+    """The block's output [T, H] for hidden [T, H]."""
+    return _Run.of([(experts,)], [()], ())(hidden, None)[0]
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from predict.nn.blocks import Norm
-from predict.nn.decoder import Attention, Mlp
+from predict.nn.decoder import Attention, Experts, Mlp
 
 if TYPE_CHECKING:
     from paddle import Tensor
-    from predict.nn.decoder import Embedding, Head, Layer, Linear, NormWeights
+    from predict.nn.decoder import BlockWeights, Embedding, Head, Layer, Linear, NormWeights
     from predict.nn.inputs import ForwardInputs, LayerCache
 
 
@@ -56,6 +56,20 @@ def mlp_block(ops: ModuleType, hidden: Tensor, mlp: Mlp, before: Tensor | None =
     return _sum(ops, hidden, x, made, mlp)
 
 
+def expert_block(ops: ModuleType, hidden: Tensor, weights: Experts) -> Tensor:
+    """The block's output [T, H] for hidden [T, H]."""
+    block = weights.block
+    x = normed(ops, hidden, weights.norm, block.norm)
+    made = ops.experts(x, *ops.route(x, weights), weights)
+    if weights.shared_gate_up is not None and weights.shared_down is not None:
+        inner = ops.activate(ops.linear(x, weights.shared_gate_up), block.activation)
+        shared = ops.linear(inner, weights.shared_down)
+        if weights.shared_gate is not None:
+            shared = ops.gate(shared, x, weights.shared_gate)
+        made = ops.add(made, shared)
+    return _sum(ops, hidden, x, made, weights)
+
+
 def layer(
     ops: ModuleType,
     hidden: Tensor,
@@ -76,6 +90,8 @@ def layer(
             hidden, written = ops.attention_block(
                 hidden, block, cache, ropes, inputs, tree_mask, rows
             )
+        elif isinstance(block, Experts):
+            hidden = ops.expert_block(hidden, block)
         else:
             hidden = ops.mlp_block(hidden, block, before)
     return hidden, written
@@ -105,9 +121,7 @@ def normed(ops: ModuleType, x: Tensor, weights: NormWeights | None, norm: Norm |
     return x if weights is None or norm is None else ops.norm(x, weights, norm)
 
 
-def _sum(
-    ops: ModuleType, hidden: Tensor, x: Tensor, made: Tensor, weights: Attention | Mlp
-) -> Tensor:
+def _sum(ops: ModuleType, hidden: Tensor, x: Tensor, made: Tensor, weights: BlockWeights) -> Tensor:
     """What a block returns. x: what its norm made of its input."""
     block = weights.block
     residual, of = block.residual, block.post_norm_of

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from predict.nn.blocks import Activation, Function, Norm, Positions
+from predict.nn.blocks import Activation, Function, Norm, Positions, Router
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.decoder import NormWeights
 from predict.ops import composed
@@ -24,7 +25,7 @@ from predict.schemes import scheme_of
 
 if TYPE_CHECKING:
     from paddle import Tensor
-    from predict.nn.decoder import Attention, Embedding, Head, Layer, Linear, Mlp
+    from predict.nn.decoder import Attention, Embedding, Experts, Head, Layer, Linear, Mlp
     from predict.nn.inputs import ForwardInputs, LayerCache
 
 _OPS = sys.modules[__name__]
@@ -312,10 +313,17 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
     import paddle
 
     gate = up = x.astype("float32")
-    if activation.gated:
-        gate, up = paddle.split(up, 2, axis=-1)
-    out = _function(gate, activation.function)
-    return (out * up if activation.gated else out).astype(x.dtype)
+    if not activation.gated:
+        return _function(gate, activation.function).astype(x.dtype)
+    gate, up = paddle.split(up, 2, axis=-1)
+    if activation.clamp:
+        gate = paddle.clip(gate, max=activation.clamp)
+        up = paddle.clip(up, -activation.clamp, activation.clamp)
+    if activation.slope != 1.0:
+        gate = gate * paddle.nn.functional.sigmoid(gate * activation.slope)
+    else:
+        gate = _function(gate, activation.function)
+    return (gate * (up + activation.up_offset if activation.up_offset else up)).astype(x.dtype)
 
 
 def _function(x: Tensor, name: Function) -> Tensor:
@@ -354,6 +362,88 @@ def mlp_block(hidden: Tensor, mlp: Mlp, before: Tensor | None = None) -> Tensor:
     before: what the block ahead read, for one that stands parallel to it.
     """
     return composed.mlp_block(_OPS, hidden, mlp, before)
+
+
+def route(x: Tensor, weights: Experts) -> tuple[Tensor, Tensor]:
+    """The experts [T, top_k] int32 of each row of x [T, H], and their weights [T, top_k] float32.
+
+    See predict.nn.blocks.Router. A row with a NaN goes to experts 0, 1, ... with weights of NaN.
+    """
+    import paddle
+
+    router = weights.block.router
+    logits = paddle.matmul(x.astype("float32"), weights.router.astype("float32"), transpose_y=True)
+    if weights.router_bias is not None:
+        logits = logits + weights.router_bias
+    if router.scoring == "softmax":
+        scores = paddle.nn.functional.softmax(logits, axis=-1)
+    else:
+        scores = paddle.nn.functional.sigmoid(logits)
+    sound = paddle.logical_not(paddle.any(paddle.isnan(logits), axis=-1, keepdim=True))
+    choice = scores if weights.correction is None else scores + weights.correction
+    choice = paddle.where(sound, choice, paddle.zeros_like(choice))
+    if router.top_groups < router.num_groups:
+        choice = _in_groups(choice, router)
+    # A stable sort: of equal ones the lower expert first, which top-k does not promise.
+    chosen = paddle.argsort(choice, axis=-1, descending=True, stable=True)[:, : router.top_k]
+    shares = paddle.take_along_axis(scores, chosen, axis=-1)
+    if router.renormalize:
+        shares = shares / paddle.sum(shares, axis=-1, keepdim=True)
+    shares = paddle.where(sound, shares * router.scale, paddle.full_like(shares, math.nan))
+    return chosen.astype("int32"), shares
+
+
+def _in_groups(choice: Tensor, router: Router) -> Tensor:
+    """`choice` [T, E], -inf but for the experts of the chosen groups."""
+    import paddle
+
+    grouped = choice.reshape([-1, router.num_groups, router.num_experts // router.num_groups])
+    count = 2 if router.group_score == "top_two" else 1
+    best = paddle.topk(grouped, count, axis=-1)[0].sum(axis=-1)  # [T, groups]
+    order = paddle.argsort(best, axis=-1, descending=True, stable=True)
+    rank = paddle.argsort(order, axis=-1, stable=True).unsqueeze(-1)
+    out = paddle.where(rank < router.top_groups, grouped, paddle.full_like(grouped, -math.inf))
+    return out.flatten(1)
+
+
+def experts(x: Tensor, ids: Tensor, shares: Tensor, weights: Experts) -> Tensor:
+    """Each row's experts' MLPs of x [T, H], times their shares, in float32. Returns [T, H].
+
+    ids, shares [T, top_k]: of `route`.
+    """
+    import paddle
+
+    # Every expert gets all rows, of which its own count: which they are a traced program cannot
+    # know. In float32 up to the sum, as the compiled operators have it.
+    rows = x.astype("float32")
+    total = paddle.zeros_like(rows)
+    for number in range(weights.block.router.num_experts):
+        share = paddle.where(ids == number, shares, paddle.zeros_like(shares)).sum(axis=-1)
+        share = share.unsqueeze(-1)
+        inner = activate(linear(x, _expert(weights.gate_up, number)), weights.block.activation)
+        made = _linear(inner, _expert(weights.down, number)) * share
+        total = total + paddle.where(share != 0.0, made, paddle.zeros_like(made))
+    return total.astype(x.dtype)
+
+
+def _expert(linear: Linear, number: int) -> Linear:
+    bias = None if linear.bias is None else linear.bias[number]
+    return replace(
+        linear, tensors=tuple(part[number] for part in linear.tensors), bias=bias, num_experts=0
+    )
+
+
+def gate(x: Tensor, by: Tensor, weight: Tensor) -> Tensor:
+    """X [T, N] times sigmoid of `by` [T, H] . weight [1, H]."""
+    import paddle
+
+    logits = paddle.matmul(by.astype("float32"), weight.astype("float32"), transpose_y=True)
+    return (x.astype("float32") * paddle.nn.functional.sigmoid(logits)).astype(x.dtype)
+
+
+def expert_block(hidden: Tensor, experts: Experts) -> Tensor:
+    """The block's output [T, H] for hidden [T, H]."""
+    return composed.expert_block(_OPS, hidden, experts)
 
 
 def layers(

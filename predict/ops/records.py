@@ -10,15 +10,18 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from predict.nn.blocks import AttentionBlock, Block, MlpBlock, Residual
-from predict.nn.decoder import BlockWeights, Linear, Mlp
+from predict.nn.blocks import AttentionBlock, Block, ExpertBlock, MlpBlock, Residual
+from predict.nn.decoder import Attention, BlockWeights, Linear, NormWeights
 
 if TYPE_CHECKING:
     from paddle import Tensor
-    from predict.nn.decoder import NormWeights
 
 # The settings of a record beside its block's fields that name a linear's scheme.
-STORED = {"attention": ("qkv", "out"), "mlp": ("gate_up", "down")}
+STORED = {
+    "attention": ("qkv", "out"),
+    "mlp": ("gate_up", "down"),
+    "experts": ("gate_up", "down", "shared_gate_up", "shared_down"),
+}
 
 
 def is_fused(block: Block) -> bool:
@@ -30,6 +33,8 @@ def is_fused(block: Block) -> bool:
 
 def folds_norm(block: Block) -> bool:
     """Whether a GPU may keep the block's norm in the matrix behind it (regatta/cuda_ops.h)."""
+    if isinstance(block, ExpertBlock):
+        return False  # several matrices and the router read what it makes
     norm, parallel = block.norm, isinstance(block, MlpBlock) and block.parallel
     plain = norm is not None and norm.kind == "rms" and not (norm.bias or norm.plus_one)
     ends_plain = block.post_norm is None and block.residual == Residual()
@@ -38,14 +43,11 @@ def folds_norm(block: Block) -> bool:
 
 def record(weights: BlockWeights) -> str:
     """The block's kind and fields, and how its linears and its cache are stored."""
-    if isinstance(weights, Mlp):
-        return text_of(weights.block, gate_up=weights.gate_up.scheme, down=weights.down.scheme)
-    return text_of(
-        weights.block,
-        qkv=weights.qkv.scheme,
-        out=weights.out.scheme,
-        kv_format=weights.kv_format,
-    )
+    linears = {name: getattr(weights, name) for name in STORED[weights.block.kind]}
+    stored = {name: linear.scheme for name, linear in linears.items() if linear is not None}
+    if isinstance(weights, Attention):
+        stored["kv_format"] = weights.kv_format
+    return text_of(weights.block, **stored)
 
 
 @cache
@@ -83,21 +85,11 @@ def settings_of(block: Block) -> dict[str, str]:
 
 def tensors(weights: BlockWeights, ropes: Sequence[Tensor]) -> list[Tensor]:
     """The block's tensors in the operator's order. ropes: the decoder's tables."""
-    if isinstance(weights, Mlp):
-        return [
-            *_of_norm(weights.norm),
-            *_of_linear(weights.gate_up),
-            *_of_linear(weights.down),
-            *_of_norm(weights.post_norm),
-        ]
-    listed = [
-        *_of_norm(weights.norm),
-        *_of_linear(weights.qkv),
-        *_of_norm(weights.q_norm),
-        *_of_norm(weights.k_norm),
-        *_of_linear(weights.out),
-        *_of_norm(weights.post_norm),
-    ]
+    listed: list[Tensor] = []
+    for name in _slot_names(weights.block):
+        listed += _of_slot(getattr(weights, name))
+    if not isinstance(weights, Attention):
+        return listed
     places = weights.block.positions
     if weights.slopes is not None:
         listed.append(weights.slopes)
@@ -108,11 +100,14 @@ def tensors(weights: BlockWeights, ropes: Sequence[Tensor]) -> list[Tensor]:
     return listed
 
 
-def _of_norm(weights: NormWeights | None) -> list[Tensor]:
-    if weights is None:
-        return []
-    return [weights.weight] if weights.bias is None else [weights.weight, weights.bias]
+@cache
+def _slot_names(block: Block) -> tuple[str, ...]:
+    return tuple(slot.name for slot in block.slots(1))  # for any hidden size
 
 
-def _of_linear(linear: Linear) -> list[Tensor]:
-    return [*linear.tensors] if linear.bias is None else [*linear.tensors, linear.bias]
+def _of_slot(weights: Linear | NormWeights | Tensor) -> list[Tensor]:
+    if isinstance(weights, Linear):
+        return [*weights.tensors] if weights.bias is None else [*weights.tensors, weights.bias]
+    if isinstance(weights, NormWeights):
+        return [weights.weight] if weights.bias is None else [weights.weight, weights.bias]
+    return [weights]

@@ -11,10 +11,10 @@ import numpy as np
 from predict.nn.blocks import (
     Activation,
     AttentionBlock,
-    Block,
     LinearSlot,
     MlpBlock,
     Norm,
+    NormSlot,
     Positions,
     Residual,
     alibi_slopes,
@@ -61,7 +61,9 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def blocks_of(form: str, heads: tuple[int, int, int], inner: int) -> tuple[Block, Block]:
+def blocks_of(
+    form: str, heads: tuple[int, int, int], inner: int
+) -> tuple[AttentionBlock, MlpBlock]:
     """The form's records. heads: query heads, key/value heads, head_dim."""
     attention, mlp = FORMS[form]
     whole = AttentionBlock(*heads, heads[2] ** -0.5, RMS)
@@ -69,7 +71,7 @@ def blocks_of(form: str, heads: tuple[int, int, int], inner: int) -> tuple[Block
 
 
 def layer_of(
-    blocks: tuple[Block, Block],
+    blocks: tuple[AttentionBlock, MlpBlock],
     hidden: int,
     linear: Callable[[int, int, bool], Linear],
     vector: Callable[[int, float], Any],
@@ -86,7 +88,7 @@ def layer_of(
         for slot in block.slots(hidden):
             if isinstance(slot, LinearSlot):
                 slots[slot.name] = linear(slot.in_features, sum(slot.part_sizes), slot.has_bias)
-            else:
+            elif isinstance(slot, NormSlot):
                 weight = vector(slot.size, 0.0 if slot.norm.plus_one else 1.0)
                 bias = vector(slot.size, 0.0) if slot.norm.bias else None
                 slots[slot.name] = NormWeights(weight, bias)

@@ -16,7 +16,7 @@ constexpr int kThreads = 256;
 // units_per_row: of the output.
 template <class T, Function kFunction, bool kGated, bool kVector>
 __global__ void __launch_bounds__(kThreads)
-    activate_kernel(const T* x, T* out, int64_t num_units, int units_per_row) {
+    activate_kernel(const T* x, T* out, int64_t num_units, int units_per_row, const Activation of) {
   constexpr int kUnit = kVector ? Vec16<T>::kSize : 1;
   pdl_trigger();
   pdl_wait();
@@ -34,15 +34,15 @@ __global__ void __launch_bounds__(kThreads)
     if constexpr (kGated) u = load16(up);
 #pragma unroll
     for (int e = 0; e < kUnit; ++e) {
-      y.set(e, kGated ? apply<kFunction>(g.get(e)) * u.get(e) : apply<kFunction>(g.get(e)));
+      y.set(e, kGated ? gated<kFunction>(of, g.get(e), u.get(e)) : apply<kFunction>(g.get(e)));
     }
     store16(out + i * kUnit, y);
   } else {
-    const float y = apply<kFunction>(Traits<T>::to_float(*gate));
+    const float x = Traits<T>::to_float(*gate);
     if constexpr (kGated) {
-      out[i] = Traits<T>::from_float(y * Traits<T>::to_float(*up));
+      out[i] = Traits<T>::from_float(gated<kFunction>(of, x, Traits<T>::to_float(*up)));
     } else {
-      out[i] = Traits<T>::from_float(y);
+      out[i] = Traits<T>::from_float(apply<kFunction>(x));
     }
   }
 }
@@ -57,12 +57,14 @@ Status run(const ActivateParams& params, const Launch& launch_on) {
   config.block = dim3(kThreads);
   config.stream = launch_on.stream;
   config.pdl = launch_on.pdl;
-  auto* const kernel = params.gated ? (vector ? activate_kernel<T, kFunction, true, true>
-                                              : activate_kernel<T, kFunction, true, false>)
-                                    : (vector ? activate_kernel<T, kFunction, false, true>
-                                              : activate_kernel<T, kFunction, false, false>);
+  auto* const kernel = params.activation.gated
+                           ? (vector ? activate_kernel<T, kFunction, true, true>
+                                     : activate_kernel<T, kFunction, true, false>)
+                           : (vector ? activate_kernel<T, kFunction, false, true>
+                                     : activate_kernel<T, kFunction, false, false>);
   return launch(kernel, config, "activate", static_cast<const T*>(params.x),
-                static_cast<T*>(params.out), params.num_tokens * units, static_cast<int>(units));
+                static_cast<T*>(params.out), params.num_tokens * units, static_cast<int>(units),
+                params.activation);
 }
 
 }  // namespace
@@ -71,7 +73,7 @@ Status activate(const ActivateParams& params, const Launch& launch_on) {
   if (params.num_tokens == 0 || params.intermediate_size == 0) return {};
   return dispatch_dtype(params.dtype, "activate", [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    switch (params.function) {
+    switch (params.activation.function) {
       case Function::kSilu:
         return run<T, Function::kSilu>(params, launch_on);
       case Function::kGelu:
@@ -83,7 +85,8 @@ Status activate(const ActivateParams& params, const Launch& launch_on) {
       case Function::kReluSquared:
         return run<T, Function::kReluSquared>(params, launch_on);
     }
-    return Status::error("activate: function " + std::to_string(static_cast<int>(params.function)) +
+    return Status::error("activate: function " +
+                         std::to_string(static_cast<int>(params.activation.function)) +
                          " is not known (allowed: 0 to " + std::to_string(kNumFunctions - 1) + ")");
   });
 }

@@ -38,4 +38,17 @@ __device__ __forceinline__ void apply(Function function, float (&x)[kCount]) {
   }
 }
 
+// function(gate) * up with a clamp, a slope and an offset (regatta/activate.h). A NaN stays.
+template <Function kFunction>
+__device__ __forceinline__ float gated(const Activation& of, float gate, float up) {
+  if (of.clamp != 0.f) {
+    if (gate > of.clamp) gate = of.clamp;
+    if (up > of.clamp) up = of.clamp;
+    if (up < -of.clamp) up = -of.clamp;
+  }
+  const float y = kFunction == Function::kSilu ? gate / (1.f + __expf(-of.slope * gate))
+                                               : apply<kFunction>(gate);
+  return y * (up + of.up_offset);
+}
+
 }  // namespace regatta::cuda

@@ -15,14 +15,25 @@ enum class Function : uint8_t {
 };
 constexpr int kNumFunctions = 5;
 
+// With a clamp gates are at most that and ups at most that far from 0; up_offset is then added to
+// ups. slope: silu is x / (1 + exp(-slope x)). All but the function and `gated` are of experts.
+struct Activation {
+  Function function = Function::kSilu;
+  bool gated = true;
+  float clamp = 0.0f;  // 0: there is none
+  float slope = 1.0f;
+  float up_offset = 0.0f;
+
+  bool is_plain() const { return clamp == 0.0f && slope == 1.0f && up_offset == 0.0f; }
+};
+
 struct ActivateParams {
   const void* x = nullptr;  // [num_tokens, intermediate_size], gated twice as wide, gate first
   void* out = nullptr;      // [num_tokens, intermediate_size]
   int64_t num_tokens = 0;
   int64_t intermediate_size = 0;
   DType dtype = DType::kFloat32;
-  Function function = Function::kSilu;
-  bool gated = true;
+  Activation activation;
 };
 
 namespace cpu {

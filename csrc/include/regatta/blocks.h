@@ -18,6 +18,8 @@ namespace regatta {
 enum class PositionKind : uint8_t { kRotary, kAlibi, kNone };
 enum class Placement : uint8_t { kOutput, kSum };  // of a post norm
 enum class Source : uint8_t { kInput, kNormed };   // of a residual
+enum class Scoring : uint8_t { kSoftmax, kSigmoid };
+enum class GroupScore : uint8_t { kMax, kTopTwo };
 
 struct Norm {
   bool is_there = false;
@@ -28,11 +30,6 @@ struct Norm {
 
   // x / sqrt(mean(x^2) + epsilon) * weight.
   bool is_plain_rms() const { return is_there && kind == NormKind::kRms && !bias && !plus_one; }
-};
-
-struct Activation {
-  Function function = Function::kSilu;
-  bool gated = true;
 };
 
 // input_scale * source + output_scale * what the block made.
@@ -94,6 +91,37 @@ struct MlpBlock {
   int64_t up_size() const { return intermediate_size * (activation.gated ? 2 : 1); }
 };
 
+// Which experts a row goes to, and with which weights: see predict/nn/blocks.py.
+struct Router {
+  int64_t num_experts = 0, top_k = 0;
+  Scoring scoring = Scoring::kSoftmax;
+  bool renormalize = false;
+  float scale = 1.0f;
+  bool bias = false, correction = false;
+  int64_t num_groups = 1, top_groups = 1;
+  GroupScore group_score = GroupScore::kMax;
+};
+constexpr int64_t kMaxExperts = 512;  // of one block
+constexpr int64_t kMaxChosen = 32;    // of them, for one row
+
+struct ExpertBlock {
+  Router router;
+  int64_t intermediate_size = 0;
+  Activation activation;
+  Norm norm;
+  bool up_bias = false, down_bias = false;
+  int64_t shared_size = 0;
+  bool shared_gate = false;
+  Norm post_norm;
+  Placement post_norm_of = Placement::kOutput;
+  Residual residual;
+  SchemeId gate_up = SchemeId::kDense, down = SchemeId::kDense;
+  SchemeId shared_gate_up = SchemeId::kDense, shared_down = SchemeId::kDense;
+
+  int64_t up_size() const { return intermediate_size * (activation.gated ? 2 : 1); }
+  int64_t shared_up_size() const { return shared_size * (activation.gated ? 2 : 1); }
+};
+
 struct NormWeights {
   const void* weight = nullptr;
   const void* bias = nullptr;  // or null
@@ -143,12 +171,29 @@ struct MlpBlockParams {
   const void* input() const { return block.parallel ? before : hidden; }
 };
 
-using BlockParams = std::variant<AttentionBlockParams, MlpBlockParams>;
+// Weights of experts have one more dimension, the first: E.
+struct ExpertBlockParams {
+  ExpertBlock block;
+  DType dtype = DType::kFloat32;
+  int64_t num_tokens = 0, hidden_size = 0;
+  const void* hidden = nullptr;  // [T, H]
+  NormWeights norm, post_norm;
+  const void* router = nullptr;        // [E, H]
+  const float* router_bias = nullptr;  // [E] or null
+  const float* correction = nullptr;   // [E] or null
+  LinearWeights gate_up, down;         // of E experts
+  LinearWeights shared_gate_up, shared_down;
+  const void* shared_gate = nullptr;  // [H] or null
+  void* out = nullptr;                // [T, H]
+};
+
+using BlockParams = std::variant<AttentionBlockParams, MlpBlockParams, ExpertBlockParams>;
 
 namespace cpu {
 
 Status attention_block(const AttentionBlockParams& params);
 Status mlp_block(const MlpBlockParams& params);
+Status expert_block(const ExpertBlockParams& params);
 
 }  // namespace cpu
 }  // namespace regatta

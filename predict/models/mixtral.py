@@ -1,0 +1,33 @@
+"""Mixtral: Mistral's layers with experts in place of the MLPs."""
+
+from predict.models.mistral import spec as mistral
+from predict.nn.blocks import Activation, ExpertBlock
+from predict.nn.hf_config import ConfigReader, router_of, with_experts
+from predict.nn.spec import DecoderSpec
+from predict.nn.weights import WeightNames
+
+WEIGHTS = WeightNames(
+    router="block_sparse_moe.gate.weight",
+    expert_gate_up=(
+        "block_sparse_moe.experts.{expert}.w1",
+        "block_sparse_moe.experts.{expert}.w3",
+    ),
+    expert_down=("block_sparse_moe.experts.{expert}.w2",),
+)
+
+
+def spec(config: ConfigReader) -> DecoderSpec:
+    """See predict.models.Family."""
+    dense = mistral(config)
+    experts = ExpertBlock(
+        router=router_of(
+            config,
+            num_experts=config.get_int("num_experts", 8, aliases=("num_local_experts",)),
+            top_k=config.get_int("num_experts_per_tok", 2),
+            renormalize=True,
+        ),
+        intermediate_size=config.get_int("intermediate_size"),
+        activation=Activation(config.activation()),
+        norm=dense.head.norm,
+    )
+    return with_experts(dense, experts, lambda index: True)

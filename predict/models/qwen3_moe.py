@@ -1,0 +1,35 @@
+"""Qwen 3's models with experts: its attention, and experts in place of some or all MLPs."""
+
+from collections.abc import Callable
+
+from predict.models.qwen3 import spec as qwen3
+from predict.nn.blocks import Activation, ExpertBlock
+from predict.nn.hf_config import ConfigReader, router_of, with_experts
+from predict.nn.spec import DecoderSpec
+from predict.nn.weights import WeightNames
+
+WEIGHTS = WeightNames()
+
+
+def sparse_layers(config: ConfigReader) -> Callable[[int], bool]:
+    """Which layers have experts: every decoder_sparse_step-th but those of mlp_only_layers."""
+    step = config.get_int("decoder_sparse_step", 1)
+    dense = config.get_ints("mlp_only_layers", config.get_int("num_hidden_layers"))
+    return lambda index: index not in dense and (index + 1) % step == 0
+
+
+def spec(config: ConfigReader) -> DecoderSpec:
+    """See predict.models.Family."""
+    dense = qwen3(config)
+    experts = ExpertBlock(
+        router=router_of(
+            config,
+            num_experts=config.get_int("num_experts", 128, aliases=("num_local_experts",)),
+            top_k=config.get_int("num_experts_per_tok", 8),
+            renormalize=config.get_bool("norm_topk_prob", False),
+        ),
+        intermediate_size=config.get_int("moe_intermediate_size", 768),
+        activation=Activation(config.activation()),
+        norm=dense.head.norm,
+    )
+    return with_experts(dense, experts, sparse_layers(config))
