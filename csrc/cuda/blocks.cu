@@ -15,9 +15,11 @@
 // precedes the first product. Functions other than a gate's SiLU are a launch of their own. All but
 // the first launch of a call may overlap the end of the one ahead (PDL, common.cuh).
 #include <algorithm>
+#include <utility>
 #include <variant>
 #include <vector>
 
+#include "cuda/experts/experts.h"
 #include "cuda/norm/sum_norm.h"
 #include "cuda/product.h"
 #include "regatta/blocks.h"
@@ -67,10 +69,13 @@ struct BlockView {
   const NormWeights& post_weights;
   SchemeId first, last;  // of its products
   bool parallel;
-  int64_t num_rows;  // of its first product
+  int64_t num_rows;         // of its first product
+  bool of_experts = false;  // whose parts are summed behind the last product
 
   // Whether its last product's epilogue makes its output.
-  bool ends_in_product() const { return !post_norm.is_there && residual.is_plain_sum(); }
+  bool ends_in_product() const {
+    return !of_experts && !post_norm.is_there && residual.is_plain_sum();
+  }
 };
 
 BlockView view_of(const BlockParams& params) {
@@ -78,6 +83,11 @@ BlockView view_of(const BlockParams& params) {
     const AttentionBlock& b = a->block;
     return {b.norm,       b.post_norm, b.post_norm_of, b.residual, a->norm,
             a->post_norm, b.qkv,       b.out,          false,      a->batch.num_tokens};
+  }
+  if (const auto* e = std::get_if<ExpertBlockParams>(&params)) {
+    const ExpertBlock& b = e->block;
+    return {b.norm,    b.post_norm, b.post_norm_of, b.residual,    e->norm, e->post_norm,
+            b.gate_up, b.down,      false,          e->num_tokens, true};
   }
   const auto& m = std::get<MlpBlockParams>(params);
   const MlpBlock& b = m.block;
@@ -113,6 +123,21 @@ struct AttentionSpace {
   }
 };
 
+// Of expert blocks; P rows of tokens and their experts.
+struct ExpertScratch {
+  void* sorted;        // [P, H], then what the experts made
+  void* inner;         // [P, I]
+  void* functions;     // [P, 2 I], ahead of a function that is a launch of its own
+  void* shared;        // [T, H]
+  float* logits;       // [T, E]
+  float* shared_gate;  // [T]
+  float* shares;       // [T, K]
+  int32_t* ids;        // [T, K]
+  int32_t* places;     // [T, K]
+  int32_t* ends;       // [E]
+  int32_t* counts;     // sort_counts()
+};
+
 struct BlocksScratch {
   void* normed;     // [T, H]
   void* qkv;        // [T, (Hq + 2 Hkv) D]
@@ -123,6 +148,7 @@ struct BlocksScratch {
   void* made;       // [T, H], by a last product that does not make the output
   void* some;       // [T, H], where some rows are the output
   float* sumsq;     // [T, sumsq_per_row()]
+  ExpertScratch experts;
   std::vector<AttentionSpace> attention;
   ProductScratch product;
   int64_t total;
@@ -134,6 +160,8 @@ struct BlocksScratch {
     for (const BlockParams& params : blocks) {
       if (const auto* a = std::get_if<AttentionBlockParams>(&params)) {
         add(*a, limits, arena, sizes);
+      } else if (const auto* e = std::get_if<ExpertBlockParams>(&params)) {
+        add(*e, sizes);
       } else {
         add(std::get<MlpBlockParams>(params), sizes);
       }
@@ -150,6 +178,18 @@ struct BlocksScratch {
     made = take(sizes.made);
     some = take(sizes.some);
     sumsq = static_cast<float*>(arena.take(sizes.sumsq * 4));
+    experts.sorted = take(sizes.sorted);
+    experts.inner = take(sizes.expert_inner);
+    experts.functions = take(sizes.expert_functions);
+    experts.shared = take(sizes.shared);
+    const auto words = [&](int64_t count) { return count == 0 ? nullptr : arena.take(count * 4); };
+    experts.logits = static_cast<float*>(words(sizes.logits));
+    experts.shared_gate = static_cast<float*>(words(sizes.tokens));
+    experts.shares = static_cast<float*>(words(sizes.pairs));
+    experts.ids = static_cast<int32_t*>(words(sizes.pairs));
+    experts.places = static_cast<int32_t*>(words(sizes.pairs));
+    experts.ends = static_cast<int32_t*>(words(sizes.pairs == 0 ? 0 : kMaxExperts));
+    experts.counts = static_cast<int32_t*>(words(sizes.counts));
     product.take(arena, resources.blas);
     total = arena.used();
   }
@@ -163,6 +203,8 @@ struct BlocksScratch {
   struct Sizes {  // in values
     int64_t rows = 0, hidden = 0, element = 2;
     int64_t qkv = 0, q = 0, inner = 0, functions = 0, made = 0, some = 0, sumsq = 0;
+    int64_t sorted = 0, expert_inner = 0, expert_functions = 0, shared = 0;
+    int64_t logits = 0, tokens = 0, pairs = 0, counts = 0;  // of 4 bytes
 
     void add_rows(int64_t count, int64_t hidden_size, DType dtype) {
       rows = std::max(rows, count);
@@ -204,6 +246,34 @@ struct BlocksScratch {
     attention.push_back(space);
   }
 
+  void add(const ExpertBlockParams& e, Sizes& sizes) {
+    const ExpertBlock& block = e.block;
+    const Router& router = block.router;
+    const int64_t rows = e.num_tokens, pairs = rows * router.top_k;
+    const auto most = [](int64_t& size, int64_t values) { size = std::max(size, values); };
+    sizes.add_rows(rows, e.hidden_size, e.dtype);
+    most(sizes.sorted, pairs * e.hidden_size);
+    most(sizes.expert_inner, std::max(pairs * block.intermediate_size, rows * block.shared_size));
+    const bool folds = is_gates_silu(block.activation) && block.activation.is_plain();
+    if (!folds) {
+      most(sizes.expert_functions,
+           std::max(pairs * block.up_size(), rows * block.shared_up_size()));
+    }
+    if (block.shared_size > 0) most(sizes.shared, rows * e.hidden_size);
+    most(sizes.logits, rows * router.num_experts);
+    most(sizes.tokens, rows);
+    most(sizes.pairs, pairs);
+    most(sizes.counts, sort_counts(pairs, router.num_experts));
+    product.count(block.gate_up, e.dtype, pairs, e.hidden_size, block.up_size(), folds, false,
+                  router.num_experts);
+    product.count(block.down, e.dtype, pairs, block.intermediate_size, e.hidden_size, false, false,
+                  router.num_experts);
+    if (block.shared_size == 0) return;
+    product.count(block.shared_gate_up, e.dtype, rows, e.hidden_size, block.shared_up_size(), folds,
+                  false);
+    product.count(block.shared_down, e.dtype, rows, block.shared_size, e.hidden_size, false, false);
+  }
+
   void add(const MlpBlockParams& m, Sizes& sizes) {
     const MlpBlock& block = m.block;
     const int64_t rows = m.num_tokens;
@@ -217,6 +287,23 @@ struct BlocksScratch {
                   !norms_ahead(rows));
     product.count(block.down, m.dtype, rows, block.intermediate_size, m.hidden_size, false, false);
   }
+};
+
+// Of a linear of experts: the tensors of the first one.
+class FirstExpert {
+ public:
+  FirstExpert(const LinearWeights& weights, SchemeId scheme) {
+    for (int i = 0; i < scheme_info(scheme).num_tensors; ++i) {
+      TensorView& view = views_[i];
+      view = weights.tensors[i];
+      --view.rank;
+      std::copy(view.shape + 1, view.shape + 1 + view.rank, view.shape);
+    }
+  }
+  const TensorView* data() const { return views_; }
+
+ private:
+  TensorView views_[5];
 };
 
 // What a block's last launch left in scratch of its output, for the next block's norm.
@@ -239,10 +326,8 @@ class Blocks {
       next_ = i + 1 < blocks_.size() ? &blocks_[i + 1] : nullptr;
       const BlockView view = view_of(blocks_[i]);
       if (view.num_rows == 0) continue;
-      const auto* attention = std::get_if<AttentionBlockParams>(&blocks_[i]);
-      const Status status = attention != nullptr
-                                ? run_attention(*attention, view)
-                                : run_mlp(std::get<MlpBlockParams>(blocks_[i]), view);
+      const Status status =
+          std::visit([&](const auto& block) { return run(block, view); }, blocks_[i]);
       if (!status.ok()) return status;
     }
     return {};
@@ -253,7 +338,8 @@ class Blocks {
   Handed hands(const BlockView& block, DType dtype, int64_t rows) const {
     if (next_ == nullptr) return Handed::kNothing;
     const BlockView next = view_of(*next_);
-    if (next.parallel || !next.norm.is_there) return Handed::kNothing;
+    // A router's launch makes the norm itself.
+    if (next.parallel || next.of_experts || !next.norm.is_there) return Handed::kNothing;
     if (!block.ends_in_product()) return Handed::kNormed;
     if (!next.norm.is_plain_rms() || next.residual.source == Source::kNormed) {
       return Handed::kNothing;
@@ -337,25 +423,32 @@ class Blocks {
     }
     SumNormParams p;
     p.made = s_.made;
+    void* const out = std::exchange(last.out, s_.made);
+    const Status status = cuda::run(last, dtype, dtype, s_.product, launch_);
+    return status.ok() ? sum(p, block, source, out, last.num_rows, last.out_features, dtype)
+                       : status;
+  }
+
+  // Makes a block's output `out` of p.made, and what `handed_` says of the next block's norm.
+  Status sum(SumNormParams& p, const BlockView& block, const void* source, void* out, int64_t rows,
+             int64_t width, DType dtype) {
     p.source = source;
     p.source_scale = block.residual.input_scale;
     p.made_scale = block.residual.output_scale;
     p.post_norm = block.post_norm;
     p.post_weights = block.post_weights;
     p.post_norm_of = block.post_norm_of;
-    p.out = last.out;
-    if (handed == Handed::kNormed) {
+    p.out = out;
+    if (handed_ == Handed::kNormed) {
       const BlockView next = view_of(*next_);
       p.next_norm = next.norm;
       p.next_weights = next.norm_weights;
       p.normed = s_.normed;
     }
-    p.num_rows = last.num_rows;
-    p.width = last.out_features;
+    p.num_rows = rows;
+    p.width = width;
     p.dtype = dtype;
-    last.out = s_.made;
-    const Status status = cuda::run(last, dtype, dtype, s_.product, launch_);
-    return status.ok() ? sum_norm(p, launch_) : status;
+    return sum_norm(p, launch_);
   }
 
   // Attention behind the cache write, of the last row of each span alone, each a span of its own
@@ -405,7 +498,7 @@ class Blocks {
   }
 
   // a.hidden -> a.hidden_out.
-  Status run_attention(const AttentionBlockParams& a, const BlockView& view) {
+  Status run(const AttentionBlockParams& a, const BlockView& view) {
     const AttentionBlock& block = a.block;
     const int64_t rows = a.batch.num_tokens;
     Product qkv;
@@ -459,7 +552,7 @@ class Blocks {
   }
 
   // m.hidden -> m.out.
-  Status run_mlp(const MlpBlockParams& m, const BlockView& view) {
+  Status run(const MlpBlockParams& m, const BlockView& view) {
     const MlpBlock& block = m.block;
     const int64_t rows = m.num_tokens;
     const void* input = m.input();
@@ -480,14 +573,6 @@ class Blocks {
     gate_up.out_features = block.up_size();
     Status status = take_norm(gate_up, view, input, m.dtype);
     if (!status.ok()) return status;
-    gate_up.gated = block.activation.gated;
-    gate_up.activates = !block.activation.gated;
-    gate_up.function = block.activation.function;
-    const bool makes_function = cuda::makes_function(gate_up, m.dtype);
-    if (!makes_function) {
-      gate_up.gated = gate_up.activates = false;
-      gate_up.out = s_.functions;
-    }
     Product down;
     down.name = "down";
     down.scheme = block.down;
@@ -498,17 +583,142 @@ class Blocks {
     down.num_rows = rows;
     down.in_features = block.intermediate_size;
     down.out_features = m.hidden_size;
-    if (gate_up.gated) gate_up.next = &down;
-    status = cuda::run(gate_up, m.dtype, m.dtype, s_.product, launch_);
+    if (is_gates_silu(block.activation)) gate_up.next = &down;
+    status = run_up(gate_up, block.activation, s_.functions, m.dtype);
     if (!status.ok()) return status;
-    if (!makes_function) {
-      status = activate(
-          {s_.functions, s_.inner, rows, block.intermediate_size, m.dtype, block.activation},
-          launch_);
-      if (!status.ok()) return status;
-    }
     const void* source = block.residual.source == Source::kNormed ? s_.normed : m.hidden;
     return end_block(down, view, source, true, m.dtype);
+  }
+
+  // e.hidden -> e.out.
+  Status run(const ExpertBlockParams& e, const BlockView& view) {
+    const ExpertBlock& block = e.block;
+    const Router& router = block.router;
+    const ExpertScratch& x = s_.experts;
+    RouteParams route;
+    route.router = router;
+    route.x = e.hidden;
+    route.norm = block.norm;
+    route.norm_weights = e.norm;
+    route.normed = s_.normed;
+    route.weight = e.router;
+    route.bias = e.router_bias;
+    route.correction = e.correction;
+    route.shared_gate = e.shared_gate;
+    route.logits = x.logits;
+    route.shared_gate_out = x.shared_gate;
+    route.ids = x.ids;
+    route.shares = x.shares;
+    route.num_tokens = e.num_tokens;
+    route.hidden_size = e.hidden_size;
+    route.dtype = e.dtype;
+    Status status = cuda::route(route, launch_);
+    if (!status.ok()) return status;
+    if (block.shared_size > 0) {
+      status = run_shared(e);
+      if (!status.ok()) return status;
+    }
+    SortByExpertParams sort;
+    sort.ids = x.ids;
+    sort.x = s_.normed;
+    sort.sorted = x.sorted;
+    sort.ends = x.ends;
+    sort.places = x.places;
+    sort.counts = x.counts;
+    sort.num_tokens = e.num_tokens;
+    sort.top_k = router.top_k;
+    sort.num_experts = router.num_experts;
+    sort.hidden_size = e.hidden_size;
+    sort.dtype = e.dtype;
+    status = sort_by_expert(sort, launch_);
+    if (!status.ok()) return status;
+    status = run_experts(e);
+    if (!status.ok()) return status;
+    handed_ = hands(view, e.dtype, e.num_tokens);
+    SumNormParams p;
+    p.made = x.sorted;
+    p.parts.places = x.places;
+    p.parts.shares = x.shares;
+    p.parts.top_k = router.top_k;
+    if (block.shared_size > 0) p.parts.shared = x.shared;
+    if (block.shared_gate) p.parts.shared_gate = x.shared_gate;
+    const void* source = block.residual.source == Source::kNormed ? s_.normed : e.hidden;
+    return sum(p, view, source, e.out, e.num_tokens, e.hidden_size, e.dtype);
+  }
+
+  // The sorted rows -> what each pair's expert makes of it, in their place.
+  Status run_experts(const ExpertBlockParams& e) {
+    const ExpertBlock& block = e.block;
+    const ExpertScratch& x = s_.experts;
+    const FirstExpert up(e.gate_up, block.gate_up), down_weight(e.down, block.down);
+    Product gate_up;
+    gate_up.name = "gate_up";
+    gate_up.scheme = block.gate_up;
+    gate_up.weight = up.data();
+    gate_up.bias = e.gate_up.bias;
+    gate_up.x = x.sorted;
+    gate_up.out = x.inner;
+    gate_up.num_rows = e.num_tokens * block.router.top_k;
+    gate_up.in_features = e.hidden_size;
+    gate_up.out_features = block.up_size();
+    gate_up.num_groups = block.router.num_experts;
+    gate_up.group_ends = x.ends;
+    Product down;
+    down.name = "down";
+    down.scheme = block.down;
+    down.weight = down_weight.data();
+    down.bias = e.down.bias;
+    down.x = x.inner;
+    down.out = x.sorted;
+    down.num_rows = gate_up.num_rows;
+    down.in_features = block.intermediate_size;
+    down.out_features = e.hidden_size;
+    down.num_groups = gate_up.num_groups;
+    down.group_ends = x.ends;
+    const Status status = run_up(gate_up, block.activation, x.functions, e.dtype);
+    return status.ok() ? cuda::run(down, e.dtype, e.dtype, s_.product, launch_) : status;
+  }
+
+  // s.normed -> s.experts.shared.
+  Status run_shared(const ExpertBlockParams& e) {
+    const ExpertBlock& block = e.block;
+    const ExpertScratch& x = s_.experts;
+    Product gate_up;
+    gate_up.name = "shared_gate_up";
+    gate_up.scheme = block.shared_gate_up;
+    gate_up.weight = e.shared_gate_up.tensors;
+    gate_up.x = s_.normed;
+    gate_up.out = x.inner;
+    gate_up.num_rows = e.num_tokens;
+    gate_up.in_features = e.hidden_size;
+    gate_up.out_features = block.shared_up_size();
+    Product down;
+    down.name = "shared_down";
+    down.scheme = block.shared_down;
+    down.weight = e.shared_down.tensors;
+    down.x = x.inner;
+    down.out = x.shared;
+    down.num_rows = e.num_tokens;
+    down.in_features = block.shared_size;
+    down.out_features = e.hidden_size;
+    const Status status = run_up(gate_up, block.activation, x.functions, e.dtype);
+    return status.ok() ? cuda::run(down, e.dtype, e.dtype, s_.product, launch_) : status;
+  }
+
+  // `up`, and the function of what it makes: by its epilogue, or of `functions` by another launch.
+  Status run_up(Product& up, const Activation& activation, void* functions, DType dtype) {
+    up.gated = activation.gated;
+    up.activates = !activation.gated;
+    up.function = activation.function;
+    if (activation.is_plain() && cuda::makes_function(up, dtype)) {
+      return cuda::run(up, dtype, dtype, s_.product, launch_);
+    }
+    up.gated = up.activates = false;
+    void* const out = std::exchange(up.out, functions);
+    const Status status = cuda::run(up, dtype, dtype, s_.product, launch_);
+    if (!status.ok()) return status;
+    const int64_t width = up.out_features / (activation.gated ? 2 : 1);
+    return activate({functions, out, up.num_rows, width, dtype, activation}, launch_);
   }
 
   const std::vector<BlockParams>& blocks_;

@@ -19,8 +19,9 @@ GemmParams problem_of(SchemeId scheme, DType dtype, int64_t rows, int64_t in_fea
 }  // namespace
 
 void ProductScratch::count(SchemeId scheme, DType dtype, int64_t rows, int64_t in_features,
-                           int64_t out_features, bool gated, bool reads_sumsq) {
+                           int64_t out_features, bool gated, bool reads_sumsq, int64_t num_groups) {
   GemmParams g = problem_of(scheme, dtype, rows, in_features, out_features, gated);
+  g.num_groups = num_groups;
   gemm_.matrix_bytes = std::max(gemm_.matrix_bytes, gemm_matrix_bytes(g));
   if (rows > kRowsWithoutScratch) {
     g.sumsq = reads_sumsq ? reinterpret_cast<const float*>(1) : nullptr;  // counted, not read
@@ -75,6 +76,8 @@ GemmParams gemm_params(const Product& p, DType dtype, DType out_dtype) {
   g.gated = p.gated;
   g.activates = p.activates;
   g.function = p.function;
+  g.num_groups = p.num_groups;
+  g.group_ends = p.group_ends;
   return g;
 }
 
@@ -148,8 +151,8 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
       return gemm(g, scratch.gemm_, nullptr, launch_on.stream);
     }
     const QuantizeRowsParams q = quantization(p, scratch, dtype, g.operands);
-    if (p.next == nullptr || scratch.next_codes_ == nullptr || g.operands != GemmOperands::kFp8 ||
-        p.next->scheme != p.scheme) {
+    if (p.next == nullptr || p.num_groups != 0 || scratch.next_codes_ == nullptr ||
+        g.operands != GemmOperands::kFp8 || p.next->scheme != p.scheme) {
       return gemm_quantized(g, q, scratch.gemm_, launch_on.stream);
     }
     QuantizeRowsParams next = quantization(*p.next, scratch, dtype, g.operands);

@@ -58,16 +58,20 @@ struct Product {
   const void* norm_weight = nullptr;  // of an RMS norm ahead of the product, or null
   void* normed = nullptr;             // [num_rows, in_features]: room for it
   Product* next = nullptr;            // of a gated one, the only reader of out
-  QuantizeRowsParams coded;           // how x became codes already, if `codes` is not null
+  // Not 0: of so many experts, each with the tensors of `weight` one behind the other; rows are
+  // sorted by expert (GemmParams::group_ends).
+  int64_t num_groups = 0;
+  const int32_t* group_ends = nullptr;
+  QuantizeRowsParams coded;  // how x became codes already, if `codes` is not null
 };
 
 // Memory that products need beside their tensors, for the widest of them: first `count` each, then
 // `take`, then run.
 class ProductScratch {
  public:
-  // reads_sumsq: it scales its rows.
+  // reads_sumsq: it scales its rows. num_groups: as Product's.
   void count(SchemeId scheme, DType dtype, int64_t rows, int64_t in_features, int64_t out_features,
-             bool gated, bool reads_sumsq);
+             bool gated, bool reads_sumsq, int64_t num_groups = 0);
   // matrices: for weights that become one, too.
   void take(Arena& arena, void* blas, bool matrices = true);
 

@@ -145,12 +145,8 @@ def build_decoder(
         compiled is not None
         and place is not None
         and dtype != "float32"
-        and all(
-            records.folds_norm(block.block)
-            and all(layout.scheme(linear) == "dense" for _, linear in block.linears())
-            for block in plan.blocks()
-            if not isinstance(block.block, ExpertBlock)
-        )
+        and all(map(records.folds_norm, spec.blocks()))
+        and all(layout.scheme(linear) == "dense" for linear in plan.linears())
     )
     layers = []
     for index, layer_plan in enumerate(plan.layers):
@@ -202,8 +198,7 @@ def fold_norms(layer: Layer, compiled: ModuleType) -> Layer:
         return replace(linear, scheme="dense_folded")
 
     def block(weights: BlockWeights) -> BlockWeights:
-        if isinstance(weights, Experts):
-            return weights
+        assert not isinstance(weights, Experts)  # folds_norm
         assert weights.norm is not None
         if isinstance(weights, Attention):
             compiled.fold_norm(weights.qkv.tensors[0], weights.norm.weight)

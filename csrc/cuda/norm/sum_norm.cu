@@ -29,9 +29,20 @@ RowNorm<T> row_norm(const Norm& norm, const NormWeights& weights) {
           norm.kind == NormKind::kLayer, norm.plus_one};
 }
 
+// MadeOfParts as the kernels take it.
+template <class T>
+struct Parts {
+  const int32_t* places;
+  const float* shares;
+  int top_k;
+  const T* shared;
+  const float* shared_gate;
+};
+
 template <class T>
 struct Args {
   const T* made;
+  Parts<T> parts;
   const T* source;
   T* out;
   T* normed;
@@ -72,6 +83,32 @@ struct Piece {
     }
   }
 };
+
+// Eight values of what experts made of row blockIdx.x.
+template <class T, class Piece>
+__device__ __forceinline__ void load_parts(const Args<T>& a, const Piece& piece, float (&y)[8]) {
+  const Parts<T>& p = a.parts;
+  const int64_t row = blockIdx.x;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) y[i] = 0.f;
+  const auto add = [&](const T* from, float times) {
+    float x[8];
+    piece.load(from, x);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) y[i] = fmaf(times, x[i], y[i]);
+  };
+#pragma unroll 4
+  for (int j = 0; j < p.top_k; ++j) {
+    const int64_t at = row * p.top_k + j;
+    add(a.made + static_cast<int64_t>(p.places[at]) * a.width, p.shares[at]);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) y[i] = Traits<T>::to_float(Traits<T>::from_float(y[i]));
+  if (p.shared == nullptr) return;
+  add(p.shared + row * a.width, p.shared_gate == nullptr ? 1.f : p.shared_gate[row]);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) y[i] = Traits<T>::to_float(Traits<T>::from_float(y[i]));
+}
 
 template <class T, bool kWhole>
 __global__ void __launch_bounds__(1024) sum_norm_kernel(const Args<T> a) {
@@ -141,7 +178,11 @@ __global__ void __launch_bounds__(1024) sum_norm_kernel(const Args<T> a) {
   };
   each([&](auto piece) {
     float y[8];
-    piece.load(a.made + at, y);
+    if (a.parts.places != nullptr) {
+      load_parts(a, piece, y);
+    } else {
+      piece.load(a.made + at, y);
+    }
     if (!norms_made) add(piece, y);
     if (a.post.weight == nullptr) {
       leave(piece, y);
@@ -186,10 +227,15 @@ __global__ void __launch_bounds__(1024) sum_norm_unit_kernel(const Args<T> a) {
   load(a.next.bias, &biases[1]);
   pdl_trigger();
   pdl_wait();
-  if (inside) made = load16(a.made + at), source = load16(a.source + at);
+  if (inside) source = load16(a.source + at);
   float y[8];
+  if (a.parts.places != nullptr) {
+    if (inside) load_parts(a, Piece<T, true>{first, 8}, y);
+  } else {
+    if (inside) made = load16(a.made + at);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) y[i] = made.get(i);
+    for (int i = 0; i < 8; ++i) y[i] = made.get(i);
+  }
   const auto add = [&] {
 #pragma unroll
     for (int i = 0; i < 8; ++i) y[i] = fmaf(a.made_scale, y[i], a.source_scale * source.get(i));
@@ -240,6 +286,8 @@ Status sum_norm(const SumNormParams& p, const Launch& launch_on) {
     using T = std::remove_pointer_t<decltype(t)>;
     Args<T> a = {};
     a.made = static_cast<const T*>(p.made);
+    a.parts = {p.parts.places, p.parts.shares, static_cast<int>(p.parts.top_k),
+               static_cast<const T*>(p.parts.shared), p.parts.shared_gate};
     a.source = static_cast<const T*>(p.source);
     a.out = static_cast<T*>(p.out);
     a.normed = static_cast<T*>(p.normed);

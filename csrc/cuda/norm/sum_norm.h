@@ -6,10 +6,21 @@
 
 namespace regatta::cuda {
 
+// What experts made: row t is the sum over j < top_k of shares[t, j] times row places[t, j] of
+// `made`, in that order, plus shared_gate[t] (or 1) times row t of `shared`; rounded.
+struct MadeOfParts {
+  const int32_t* places = nullptr;  // [num_rows, top_k]; null: there are no parts
+  const float* shares = nullptr;    // [num_rows, top_k]
+  int64_t top_k = 0;
+  const void* shared = nullptr;        // [num_rows, width] or null
+  const float* shared_gate = nullptr;  // [num_rows] or null
+};
+
 // total = source_scale * source + made_scale * made, where `post_norm` is of made or of the sum.
 // out = total; normed = next_norm(out).
 struct SumNormParams {
-  const void* made = nullptr;    // [num_rows, width]
+  const void* made = nullptr;  // [num_rows, width]; with parts of `places`
+  MadeOfParts parts;
   const void* source = nullptr;  // [num_rows, width]
   float source_scale = 1.0f, made_scale = 1.0f;
   Norm post_norm;

@@ -1,0 +1,49 @@
+// What stands around the products of an expert block: the router's choice, rows sorted by expert,
+// and the sum of what the experts made. T tokens, H hidden size, E experts, K chosen for each
+// token, P = T * K pairs of a token and an expert. All memory is the device's.
+#pragma once
+
+#include <cstdint>
+
+#include "regatta/blocks.h"
+#include "regatta/cuda_ops.h"
+
+namespace regatta::cuda {
+
+// normed = norm(x); scores and choice of the router's logits of it, as predict/nn/blocks.py has
+// them; shared_gate_out = sigmoid(normed . shared_gate).
+struct RouteParams {
+  Router router;
+  const void* x = nullptr;  // [T, H]
+  Norm norm;                // none: normed is x
+  NormWeights norm_weights;
+  void* normed = nullptr;             // [T, H]
+  const void* weight = nullptr;       // [E, H] of dtype
+  const float* bias = nullptr;        // [E] or null
+  const float* correction = nullptr;  // [E] or null
+  const void* shared_gate = nullptr;  // [H] or null
+  float* logits = nullptr;            // [T, E]: room for them
+  float* shared_gate_out = nullptr;   // [T]
+  int32_t* ids = nullptr;             // [T, K]: the best first
+  float* shares = nullptr;            // [T, K]
+  int64_t num_tokens = 0, hidden_size = 0;
+  DType dtype = DType::kBFloat16;
+};
+Status route(const RouteParams& params, const Launch& launch);
+
+// Pairs sorted by expert, and by token among those of one. ends[e]: as GemmParams::group_ends.
+struct SortByExpertParams {
+  const int32_t* ids = nullptr;  // [T, K]
+  const void* x = nullptr;       // [T, H]
+  void* sorted = nullptr;        // [P, H]: each pair's row of x
+  int32_t* ends = nullptr;       // [E]
+  int32_t* places = nullptr;     // [T, K]: where each pair went
+  int32_t* counts = nullptr;     // sort_counts(): room
+  int64_t num_tokens = 0, top_k = 0, num_experts = 0, hidden_size = 0;
+  DType dtype = DType::kBFloat16;
+};
+// Values of SortByExpertParams::counts.
+int64_t sort_counts(int64_t num_pairs, int64_t num_experts);
+Status sort_by_expert(const SortByExpertParams& params, const Launch& launch);
+
+}  // namespace regatta::cuda

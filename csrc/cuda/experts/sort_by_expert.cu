@@ -1,0 +1,170 @@
+// See experts.h: rows sorted by expert.
+//
+// Architectures: all; float32, bf16, fp16. A counting sort whose blocks need nothing of each other:
+// each takes a chunk of pairs, counts the experts of all pairs and of those ahead of its own, and
+// copies its rows to their places, a warp per row. Of many pairs a first launch counts each chunk,
+// and the blocks add the counts up. Ranks are counted, not drawn by atomics: the same pairs always
+// go to the same places. Bound: bytes, 2 P H values.
+// Source: own.
+#include <algorithm>
+#include <type_traits>
+
+#include "cuda/common.cuh"
+#include "cuda/experts/experts.h"
+
+namespace regatta::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kFewPairs = 4096;    // up to which every block counts all ids itself
+constexpr int kFewChunk = kWarps;  // pairs of a block: one for each warp
+constexpr int kManyChunk = 256;
+
+struct Args {
+  const int32_t* ids;
+  const char* x;
+  char* sorted;
+  int32_t* ends;
+  int32_t* places;
+  const int32_t* counts;  // [chunks, E], or null
+  int num_pairs, top_k, num_experts, chunk;
+  int64_t row_bytes;
+};
+
+__global__ void __launch_bounds__(kThreads)
+    count_kernel(const int32_t* ids, int32_t* counts, int num_pairs, int num_experts) {
+  __shared__ int count[kMaxExperts];
+  for (int e = threadIdx.x; e < num_experts; e += kThreads) count[e] = 0;
+  __syncthreads();
+  pdl_trigger();
+  pdl_wait();
+  const int pair = blockIdx.x * kManyChunk + threadIdx.x;
+  if (pair < num_pairs) atomicAdd(&count[__ldcg(ids + pair)], 1);
+  __syncthreads();
+  for (int e = threadIdx.x; e < num_experts; e += kThreads) {
+    counts[static_cast<int64_t>(blockIdx.x) * num_experts + e] = count[e];
+  }
+}
+
+// all[e]: pairs of expert e; ahead[e]: of them those of earlier chunks.
+__device__ __forceinline__ void count_all(const Args& a, int* all, int* ahead) {
+  for (int e = threadIdx.x; e < a.num_experts; e += kThreads) all[e] = ahead[e] = 0;
+  __syncthreads();
+  if (a.counts == nullptr) {
+    const int first = blockIdx.x * a.chunk;
+    for (int p = threadIdx.x; p < a.num_pairs; p += kThreads) {
+      const int e = __ldcg(a.ids + p);
+      atomicAdd(&all[e], 1);
+      if (p < first) atomicAdd(&ahead[e], 1);
+    }
+  } else {
+    // A thread adds up one expert's counts of every so many chunks.
+    const int chunks = gridDim.x;
+    const int lanes = max(1, kThreads / a.num_experts);
+    const int lane = threadIdx.x / a.num_experts;
+    for (int e = threadIdx.x % a.num_experts; lane < lanes && e < a.num_experts; e += kThreads) {
+      int sum = 0, before = 0;
+      for (int c = lane; c < chunks; c += lanes) {
+        const int n = __ldcg(a.counts + static_cast<int64_t>(c) * a.num_experts + e);
+        sum += n;
+        if (c < static_cast<int>(blockIdx.x)) before += n;
+      }
+      atomicAdd(&all[e], sum);
+      atomicAdd(&ahead[e], before);
+    }
+  }
+  __syncthreads();
+}
+
+// ends[e] = all[0] + ... + all[e], by the first warp.
+__device__ __forceinline__ void add_up(const int* all, int* ends, int num_experts) {
+  if (threadIdx.x < kWarp) {
+    int before = 0;
+    for (int e0 = 0; e0 < num_experts; e0 += kWarp) {
+      const int e = e0 + threadIdx.x;
+      int sum = e < num_experts ? all[e] : 0;
+#pragma unroll
+      for (int o = 1; o < kWarp; o *= 2) {
+        const int left = __shfl_up_sync(~0u, sum, o);
+        if (static_cast<int>(threadIdx.x) >= o) sum += left;
+      }
+      if (e < num_experts) ends[e] = before + sum;
+      before += __shfl_sync(~0u, sum, kWarp - 1);
+    }
+  }
+  __syncthreads();
+}
+
+__global__ void __launch_bounds__(kThreads) sort_kernel(const Args a) {
+  __shared__ int all[kMaxExperts], ahead[kMaxExperts], ends[kMaxExperts], mine[kManyChunk];
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int first = blockIdx.x * a.chunk, count = min(a.chunk, a.num_pairs - first);
+  pdl_trigger();
+  pdl_wait();
+  if (static_cast<int>(threadIdx.x) < count)
+    mine[threadIdx.x] = __ldcg(a.ids + first + threadIdx.x);
+  count_all(a, all, ahead);
+  add_up(all, ends, a.num_experts);
+  if (blockIdx.x == 0) {
+    for (int e = threadIdx.x; e < a.num_experts; e += kThreads) a.ends[e] = ends[e];
+  }
+  for (int i = warp; i < count; i += kWarps) {
+    const int e = mine[i];
+    int rank = 0;  // pairs of this expert that stand ahead within the chunk
+    for (int j0 = 0; j0 < i; j0 += kWarp) {
+      const int j = j0 + lane;
+      rank += __popc(__ballot_sync(~0u, j < i && mine[j] == e));
+    }
+    const int place = ends[e] - all[e] + ahead[e] + rank;
+    if (lane == 0) a.places[first + i] = place;
+    const char* from = a.x + (first + i) / a.top_k * a.row_bytes;
+    char* to = a.sorted + place * a.row_bytes;
+    if (a.row_bytes % 16 == 0) {
+      for (int64_t at = lane * 16; at < a.row_bytes; at += kWarp * 16) {
+        *reinterpret_cast<uint4*>(to + at) = __ldcg(reinterpret_cast<const uint4*>(from + at));
+      }
+    } else {
+      for (int64_t at = lane * 2; at < a.row_bytes; at += kWarp * 2) {
+        *reinterpret_cast<uint16_t*>(to + at) = *reinterpret_cast<const uint16_t*>(from + at);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int64_t sort_counts(int64_t num_pairs, int64_t num_experts) {
+  return num_pairs <= kFewPairs ? 0 : ceil_div(num_pairs, int64_t{kManyChunk}) * num_experts;
+}
+
+Status sort_by_expert(const SortByExpertParams& p, const Launch& launch_on) {
+  const int64_t pairs = p.num_tokens * p.top_k;
+  if (pairs == 0) return {};
+  const bool few = sort_counts(pairs, p.num_experts) == 0;
+  Args a = {};
+  a.ids = p.ids;
+  a.x = static_cast<const char*>(p.x);
+  a.sorted = static_cast<char*>(p.sorted);
+  a.ends = p.ends;
+  a.places = p.places;
+  a.counts = few ? nullptr : p.counts;
+  a.num_pairs = static_cast<int>(pairs);
+  a.top_k = static_cast<int>(p.top_k);
+  a.num_experts = static_cast<int>(p.num_experts);
+  a.chunk = few ? kFewChunk : kManyChunk;
+  a.row_bytes = p.hidden_size * dtype_size(p.dtype);
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(ceil_div(pairs, int64_t{a.chunk})));
+  config.block = dim3(kThreads);
+  config.stream = launch_on.stream;
+  config.pdl = launch_on.pdl;
+  if (!few) {
+    const Status status =
+        launch(count_kernel, config, "count_experts", p.ids, p.counts, a.num_pairs, a.num_experts);
+    if (!status.ok()) return status;
+  }
+  return launch(sort_kernel, config, "sort_by_expert", a);
+}
+
+}  // namespace regatta::cuda
