@@ -1,0 +1,174 @@
+"""Expert blocks on the GPU: the router's choice and what becomes of it, against the plain twin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from predict.device import cuda, devices, library
+from predict.nn.blocks import Activation, ExpertBlock, LinearSlot, Norm, NormSlot, Router, TableSlot
+from predict.nn.decoder import Experts, Linear, NormWeights, map_tensors
+from predict.ops import compiled as ops
+from predict.ops import composed
+from predict.ops import plain as reference
+from tests.support.gpu_operands import Operands, numpy_of
+from tests.support.tolerances import assert_close
+
+DTYPES = ("float32", "bfloat16", "float16")
+SOFTMAX = Router(8, 2, renormalize=True)
+BLOCKS = {
+    "mixtral": ExpertBlock(SOFTMAX, 96),
+    "many": ExpertBlock(Router(60, 6), 48),
+    "one expert": ExpertBlock(Router(1, 1), 64),
+    "all experts": ExpertBlock(Router(5, 5), 40),
+    "shared": ExpertBlock(Router(12, 4), 48, shared_size=80, shared_gate=True),
+    "deepseek": ExpertBlock(
+        Router(32, 4, "sigmoid", True, 2.5, correction=True, num_groups=8, top_groups=3,
+               group_score="top_two"),
+        48,
+        shared_size=64,
+    ),
+    "groups": ExpertBlock(Router(24, 3, num_groups=6, top_groups=2, scale=1.5), 48),
+    "gpt_oss": ExpertBlock(
+        Router(16, 4, renormalize=True, bias=True),
+        64,
+        Activation(clamp=1.0, slope=1.702, up_offset=1.0),
+        up_bias=True,
+        down_bias=True,
+    ),
+    "layer norm": ExpertBlock(SOFTMAX, 64, norm=Norm("layer", 1e-5, bias=True)),
+    "512 experts": ExpertBlock(Router(512, 10, renormalize=True), 16),
+}  # fmt: skip
+HIDDEN = 128
+ROWS = (1, 3, 17, 150, 700)
+ROUNDINGS = 6  # norm, product, function, product, sum
+
+
+def weights_of(operands: Operands, block: ExpertBlock, hidden: int) -> Experts:
+    """Random ones, float32 on the CPU, rounded to the dtype but for what stays float32."""
+
+    def stacked(slot: LinearSlot) -> Linear:
+        size, count = sum(slot.part_sizes), slot.num_experts
+        shape = (count, size, slot.in_features) if count else (size, slot.in_features)
+        weight = operands.tensor(*shape, scale=slot.in_features**-0.5).plain
+        bias = operands.tensor(*shape[:-1], scale=0.3).plain if slot.has_bias else None
+        return Linear("dense", (weight,), bias, slot.in_features, size, count)
+
+    slots: dict[str, Any] = {}
+    for slot in block.slots(hidden):
+        if isinstance(slot, LinearSlot):
+            slots[slot.name] = stacked(slot)
+        elif isinstance(slot, TableSlot):
+            scale = 0.3 if slot.is_float32 else 3.0 * hidden**-0.5
+            slots[slot.name] = operands.tensor(*slot.shape, scale=scale).plain
+        elif isinstance(slot, NormSlot):
+            weight = operands.tensor(slot.size, around=1.0, scale=0.1).plain
+            bias = operands.tensor(slot.size, scale=0.1).plain if slot.norm.bias else None
+            slots[slot.name] = NormWeights(weight, bias)
+    return Experts(block, **slots)
+
+
+def on_gpu(operands: Operands, weights: Experts) -> Experts:
+    """As the kernels take them: a router's terms stay float32."""
+
+    def placed(path: str, tensor: Any) -> Any:
+        stays = path in ("router_bias", "correction")
+        tensor = tensor if stays else tensor.astype(operands.dtype)
+        return tensor._copy_to(operands.gpu.place(), True)
+
+    return map_tensors(weights, placed)
+
+
+def clear_rows(weights: Experts, hidden: Any) -> np.ndarray[Any, Any]:
+    """The rows whose choice rounding does not change."""
+    import paddle
+
+    block = weights.block
+    if block.router.top_k == block.router.num_experts:
+        return np.arange(len(hidden))
+    x = composed.normed(reference, hidden, weights.norm, block.norm)
+    choices = []
+    for noise in (-1.0, 1.0):
+        generator = np.random.default_rng(5)
+        values = x.numpy() * (1 + noise * 2.0**-8 * generator.standard_normal(x.shape))
+        with_noise = paddle.to_tensor(values.astype(np.float32), place=paddle.CPUPlace())
+        choices.append(np.sort(reference.route(with_noise, weights)[0].numpy(), axis=1))
+    return np.nonzero((choices[0] == choices[1]).all(axis=1))[0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", BLOCKS)
+def test_expert_blocks_equal_the_plain_twin(gpu: devices.Device, dtype: str, form: str) -> None:
+    operands = Operands(gpu, dtype)
+    block = BLOCKS[form]
+    with operands.on_cpu():
+        weights = weights_of(operands, block, HIDDEN)
+    placed = on_gpu(operands, weights)
+    for rows in ROWS:
+        hidden = operands.tensor(rows, HIDDEN)
+        got = numpy_of(ops.expert_block(hidden.device, placed))
+        with operands.on_cpu():
+            wanted = numpy_of(reference.expert_block(hidden.plain, weights))
+            clear = clear_rows(weights, hidden.plain)
+        assert len(clear) >= rows // 3
+        assert_close(got[clear], wanted[clear], dtype, ROUNDINGS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_do_not_depend_on_the_rows_beside_them(gpu: devices.Device, dtype: str) -> None:
+    operands = Operands(gpu, dtype)
+    with operands.on_cpu():
+        weights = weights_of(operands, BLOCKS["many"], HIDDEN)
+    placed = on_gpu(operands, weights)
+    values = numpy_of(operands.tensor(40, HIDDEN).plain)
+    with library.require().batch_invariant():
+        whole = numpy_of(ops.expert_block(operands.both(values).device, placed))
+        for row in (0, 7, 39):
+            alone = ops.expert_block(operands.both(values[row : row + 1]).device, placed)
+            np.testing.assert_array_equal(numpy_of(alone)[0], whole[row])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_nan_stays_in_its_row_and_in_its_expert(gpu: devices.Device, dtype: str) -> None:
+    operands = Operands(gpu, dtype)
+    block = BLOCKS["mixtral"]
+    with operands.on_cpu():
+        weights = weights_of(operands, block, HIDDEN)
+        hidden = operands.tensor(9, HIDDEN)
+        chosen = reference.route(
+            composed.normed(reference, hidden.plain, weights.norm, block.norm), weights
+        )[0].numpy()
+    values = numpy_of(hidden.plain)
+    values[4] = np.nan
+    kept = [row for row in range(9) if row != 4]
+    unused = next(e for e in range(8) if not (chosen[kept[:2]] == e).any())
+    damaged = numpy_of(weights.down.tensors[0])
+    damaged[unused] = np.nan
+    with operands.on_cpu():
+        import paddle
+
+        spoilt = replace(weights, down=replace(weights.down, tensors=(paddle.to_tensor(damaged),)))
+    whole = ops.expert_block(operands.both(values[[*kept[:2], 4]]).device, on_gpu(operands, spoilt))
+    wanted = ops.expert_block(operands.both(values[kept[:2]]).device, on_gpu(operands, weights))
+    got = numpy_of(whole)
+    assert np.isfinite(got[:2]).all()
+    assert np.isnan(got[2]).all()
+    assert_close(got[:2], numpy_of(wanted), dtype, 1)
+
+
+def test_graph_replay_equals_eager(gpu: devices.Device) -> None:
+    operands = Operands(gpu, "bfloat16")
+    with operands.on_cpu():
+        weights = weights_of(operands, BLOCKS["shared"], HIDDEN)
+    placed = on_gpu(operands, weights)
+    first, second = (operands.tensor(6, HIDDEN).device for _ in range(2))
+    wanted = [numpy_of(ops.expert_block(hidden, placed)) for hidden in (first, second)]
+    given = operands.placed(numpy_of(first), "bfloat16")
+    graph = cuda.GraphPool(gpu).capture(lambda: (ops.expert_block(given, placed),))
+    for hidden, want in zip((first, second), wanted, strict=True):
+        given.set_value(hidden)
+        graph.replay()
+        np.testing.assert_array_equal(numpy_of(graph.outputs[0]), want)
