@@ -1,6 +1,7 @@
 // Times paged_attention() in CUDA graphs, alone and in a chain of products as a decode step has it.
 //
-//   attention [latency|short [brief]|decode|prefill] | once prefill|FORMAT [BATCH [LENGTH]]
+//   attention [latency|short [brief]|decode|prefill|long [steps|prompts]]
+//   attention once prefill [LENGTH] | once FORMAT [BATCH [LENGTH]]
 #include "cuda/hopper.cuh"
 #include "native/attention_setup.cuh"
 #include "timing.cuh"
@@ -107,7 +108,9 @@ struct Step {
     c.format = format;
     return c;
   }
-  Step(const std::vector<int>& lengths, int block, KvFormat format, int layers)
+  // max_context_len: that a graph is recorded for.
+  Step(const std::vector<int>& lengths, int block, KvFormat format, int layers,
+       int64_t max_context_len = 8192)
       : s(shape(lengths, block, format), layers) {
     const int batch = static_cast<int>(lengths.size());
     const int64_t num_positions = s.limits.max_context_len + 1;
@@ -125,7 +128,7 @@ struct Step {
     }
     CHECK_CUDA(cudaMemcpy(positions, at.data(), batch * 4, cudaMemcpyHostToDevice));
     CHECK_CUDA(cudaMemcpy(slots, slot.data(), batch * 4, cudaMemcpyHostToDevice));
-    s.limits.max_context_len = std::max<int64_t>(s.limits.max_context_len, 8192);  // as in graphs
+    s.limits.max_context_len = std::max(s.limits.max_context_len, max_context_len);
     const int64_t bytes = cuda::paged_attention_workspace_bytes(s.params(0), s.limits);
     CHECK_CUDA(cudaFree(s.workspace));
     CHECK_CUDA(cudaMalloc(&s.workspace, bytes));
@@ -171,9 +174,11 @@ struct Step {
 
 // What rotary embedding, cache write and attention add to a chain of products that read `megabytes`
 // each, as a decode step has them.
-void bench_chain(int batch, int length, int megabytes, KvFormat format = KvFormat::kDense) {
+void bench_chain(int batch, int length, int megabytes, KvFormat format = KvFormat::kDense,
+                 int64_t max_context_len = 8192) {
   constexpr int kLayers = 16;
-  const Step<__nv_bfloat16> step(std::vector<int>(batch, length), 64, format, kLayers);
+  const Step<__nv_bfloat16> step(std::vector<int>(batch, length), 64, format, kLayers,
+                                 max_context_len);
   uint8_t* weights;
   const int64_t stages = int64_t{megabytes} * 1000000 / kWeightStage;
   CHECK_CUDA(cudaMalloc(&weights, kLayers * stages * kWeightStage));
@@ -206,10 +211,11 @@ void bench_chain(int batch, int length, int megabytes, KvFormat format = KvForma
 }
 
 // Layers of one launch each, in a graph: `name` says what `lengths` are.
-void bench_step(const char* name, const std::vector<int>& lengths, int block, KvFormat format) {
+void bench_step(const char* name, const std::vector<int>& lengths, int block, KvFormat format,
+                int64_t max_context_len = 8192) {
   const double once = Step<__nv_bfloat16>(lengths, block, format, 1).bytes();
   const int layers = std::clamp(static_cast<int>(400e6 / once), 1, 32);
-  const Step<__nv_bfloat16> step(lengths, block, format, layers);
+  const Step<__nv_bfloat16> step(lengths, block, format, layers, max_context_len);
   constexpr int kLaunches = 32;
   const double us = 1e3 / kLaunches *
                     bench::graph_ms(
@@ -223,8 +229,9 @@ void bench_step(const char* name, const std::vector<int>& lengths, int block, Kv
   std::fflush(stdout);
 }
 
-void bench_step(int batch, int length, int block, KvFormat format) {
-  bench_step(std::to_string(length).c_str(), std::vector<int>(batch, length), block, format);
+void bench_step(int batch, int length, int block, KvFormat format, int64_t max_context_len = 8192) {
+  bench_step(std::to_string(length).c_str(), std::vector<int>(batch, length), block, format,
+             max_context_len);
 }
 
 // Lengths between low and high, evenly spread and shuffled; of one request in 32, `long_one`.
@@ -317,6 +324,49 @@ void bench_prefills(const char* kernel) {
   }
 }
 
+// Chunks of a prompt, as a server takes it.
+void bench_prompt(int length, KvFormat format = KvFormat::kDense) {
+  constexpr int kChunk = 8192, kHeads = 32, kDim = 128;
+  double all_us = 0, all_flops = 0;
+  for (int begin = 0; begin < length; begin += kChunk) {
+    const int tokens = std::min(kChunk, length - begin);
+    Case c{"prompt", {{tokens, begin + tokens}}, kHeads, 8, kDim, 64};
+    c.format = format;
+    const double us = time_case<__nv_bfloat16>(c, 1, "sm90");
+    const double flops = 4.0 * kHeads * kDim * tokens * (begin + tokens / 2.0);
+    std::printf("prompt %-12s %4d at %6d: %9.1f us %6.1f TFLOP/s\n", kv_format_info(format).name,
+                tokens, begin, us, flops / us / 1e6);
+    std::fflush(stdout);
+    all_us += us, all_flops += flops;
+  }
+  std::printf("prompt %-12s %d: %.1f ms for 32 layers, %.1f TFLOP/s\n", kv_format_info(format).name,
+              length, 32e-3 * all_us, all_flops / all_us / 1e6);
+}
+
+void bench_long_steps() {
+  for (KvFormat format :
+       {KvFormat::kDense, KvFormat::kInt8Static, KvFormat::kInt8Dynamic, KvFormat::kFp8}) {
+    for (int batch : {1, 4, 8}) {
+      for (int length : {1000, 4000, 32000}) bench_step(batch, length, 64, format, 33000);
+    }
+    bench_step(32, 8000, 64, format);
+    bench_step(1, 100000, 64, format);
+  }
+  for (int length : {1000, 4000, 16000, 32000}) {
+    bench_chain(8, length, 50, KvFormat::kDense, 33000);
+  }
+}
+
+void bench_long_prompts() {
+  bench_prompt(32000);
+  bench_prompt(100000);
+  for (Span span : {Span{200, 30000}, Span{1000, 12000}}) {
+    const Case c{"prompt", {span}, 32, 8, 128, 64};
+    std::printf("%d tokens behind %d: %.1f us\n", span.num_tokens,
+                span.context_len - span.num_tokens, time_case<__nv_bfloat16>(c, 1, "sm90"));
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -327,7 +377,13 @@ int main(int argc, char** argv) {
   if (mode == "once" && argc > 2) {  // one shape, for profilers
     KvFormat format;
     if (std::string(argv[2]) == "prefill") {
-      bench_prefill("sm90", 32, 8, 128, 16, 512, 64);
+      if (argc > 3) {  // the last chunk of a prompt
+        const Setup<__nv_bfloat16> s({"prompt", {{8192, std::atoi(argv[3])}}, 32, 8, 128, 64});
+        s.run(0, nullptr, false);
+        CHECK_CUDA(cudaDeviceSynchronize());
+      } else {
+        bench_prefill("sm90", 32, 8, 128, 16, 512, 64);
+      }
     } else if (parse_kv_format(argv[2], &format)) {
       const std::vector<int> lengths(argc > 3 ? std::atoi(argv[3]) : 64,
                                      argc > 4 ? std::atoi(argv[4]) : 4096);
@@ -341,6 +397,9 @@ int main(int argc, char** argv) {
   if (mode == "all" || mode == "short") bench_short(argc > 2);
   if (mode == "all" || mode == "decode") bench_bandwidth();
   if (mode == "all" || mode == "prefill") bench_prefills("sm90");
+  const std::string part = mode == "long" && argc > 2 ? argv[2] : "";
+  if (mode == "all" || (mode == "long" && part != "prompts")) bench_long_steps();
+  if (mode == "all" || (mode == "long" && part != "steps")) bench_long_prompts();
   if (mode == "all") bench_prefills("sm80");
   return 0;
 }

@@ -142,11 +142,24 @@ Status check(const PagedAttentionParams& p, const AttentionLimits& limits) {
 constexpr int kTileRows = 16;            // of the sm80 decode kernel
 constexpr int64_t kShortContext = 4096;  // tokens that one block may read without splitting
 
-// The prefill kernels' tickets, and what the sm80 decode kernel leaves between its blocks.
+// Whether spans may be longer than what the decode kernel takes.
+bool has_prefills(const PagedAttentionParams& p, const AttentionLimits& limits) {
+  return !is_decode_span(static_cast<int>(limits.max_query_len),
+                         static_cast<int>(p.num_heads / p.num_kv_heads), max_decode_rows(p));
+}
+
+// Whether blocks of the sm90 prefill kernel may share an item.
+bool shares_prefill(const PagedAttentionParams& p, const AttentionLimits& limits) {
+  return !is_batch_invariant && has_prefills(p, limits) && limits.max_context_len > kShortContext &&
+         (p.window < 0 || p.window > kShortContext);
+}
+
+// The prefill kernels' tickets, and what blocks of a kernel leave for each other (AttentionArgs).
 struct Workspace {
   int64_t units = 0;         // upper bound of (row tile, split) over the batch
   int64_t partial_rows = 0;  // rows kept per unit
   int64_t counter_bytes = 0, stats_bytes = 0, out_bytes = 0;
+  int64_t prefill_offset = 0;  // floats in front of the sm90 prefill kernel's
 
   Workspace(const PagedAttentionParams& p, const AttentionLimits& limits) {
     const int64_t group = p.num_heads / p.num_kv_heads;
@@ -159,9 +172,20 @@ struct Workspace {
     units = std::min(p.batch.num_seqs * ceil_div(rows, kTileRows), tiles_by_tokens) * splits;
     partial_rows = std::min<int64_t>(rows, kTileRows);
     const int64_t entries = units * p.num_kv_heads;
-    counter_bytes = 256 + round_up(entries * 4, 256);  // the tickets first
+    int64_t counters = entries;
     stats_bytes = round_up(entries * partial_rows * 8, 256);
     out_bytes = entries * partial_rows * p.head_dim * 4;
+    // The sm90 kernels': one behind the other, since the two may run at the same time.
+    constexpr int64_t kBlocks = kMaxMultiprocessors;
+    const int64_t vectors = 2 * p.batch.num_seqs * p.num_kv_heads > kBlocks
+                                ? 0
+                                : kBlocks * kDecodeRows * p.head_dim / 4;
+    const int64_t pieces = shares_prefill(p, limits) ? 2 * kBlocks : 0;
+    prefill_offset = vectors * 4;
+    stats_bytes = std::max(stats_bytes, vectors * 8);
+    out_bytes = std::max(out_bytes, vectors * 16 + pieces * 2 * 128 * (p.head_dim / 2 + 4) * 4);
+    counters = std::max(counters, 3 * kBlocks);
+    counter_bytes = 256 + round_up(counters * 4, 256);  // the tickets first
   }
   int64_t bytes() const { return counter_bytes + stats_bytes + out_bytes; }
 };
@@ -259,8 +283,7 @@ Status run(const PagedAttentionParams& params, const RopeAndCacheWriteParams* ro
   args.partial_rows = static_cast<int>(sizes.partial_rows);
   const bool trees = args.tree_mask != nullptr;
   args.max_decode_rows = max_decode_rows(params);
-  const bool prefills =
-      !is_decode_span(static_cast<int>(limits.max_query_len), args.group, args.max_decode_rows);
+  const bool prefills = has_prefills(params, limits);
   const bool prefill_sm90 = kernel == Kernel::kSm90;
   if (prefills && prefill_sm90 && !trees) args.max_decode_rows = 0;  // single tokens alone
   // Short contexts: the prefill kernel takes single tokens as fast as it can read the cache, and a
@@ -270,6 +293,7 @@ Status run(const PagedAttentionParams& params, const RopeAndCacheWriteParams* ro
       (is_batch_invariant ||
        (prefills && (args.num_seqs == 1 ||
                      (format == KvFormat::kDense && limits.max_context_len <= kShortContext))));
+  args.shares_prefill = shares_prefill(params, limits);
   if (!args.prefill_alone) {
     const Status status =
         kernel == Kernel::kSm90
@@ -278,6 +302,8 @@ Status run(const PagedAttentionParams& params, const RopeAndCacheWriteParams* ro
             : launch_attention_decode_sm80(args, params.dtype, head_dim, device.num_sms, launch_on);
     if (!status.ok() || !prefills) return status;
   }
+  args.counters += kMaxMultiprocessors;
+  args.partial_out += sizes.prefill_offset;
   const int64_t cache_rows =
       params.cache.num_blocks * params.num_kv_heads * params.cache.block_size;
   return prefill_sm90 ? launch_attention_prefill_sm90(args, params.dtype, format, head_dim,

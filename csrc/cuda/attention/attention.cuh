@@ -13,6 +13,8 @@
 // treat drafts as prefill: one block per possible tile of drafts would cost more than it gains.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/common.cuh"
 #include "regatta/cuda_ops.h"
 
@@ -50,9 +52,14 @@ struct AttentionArgs {
   const uint32_t* tree_mask;    // [T, tree_words] or null: see AttentionBatch
   const int32_t* prefix_lens;   // [B] or null
   int tree_words;
-  float* partial_out;     // [units, Hkv, partial_rows, D] of the sm80 decode kernel, not normalised
-  float2* partial_stats;  // [units, Hkv, partial_rows] largest logit (log2), sum
-  int* counters;          // [units, Hkv], zero between calls
+  // What blocks leave for each other, results that are not normalised, the largest logit (log2) and
+  // the sum, and counters, which are zero between calls. The sm80 decode kernel's: [units, Hkv,
+  // partial_rows, D], [units, Hkv, partial_rows] and [units, Hkv]. The sm90 decode kernel's:
+  // vectors of 4 columns, [blocks, 8 * D / 4] both, and [items]. The sm90 prefill kernel's: [2
+  // blocks, 2, D / 2 + 4, 128], none, and [blocks, 2].
+  float* partial_out;
+  float2* partial_stats;
+  int* counters;
   // [2 + kDecodeTickets]: unused, of prefill, of sm90 decode launches in turn; zero between calls
   int* tickets;
   int num_tokens, num_seqs, max_blocks;
@@ -69,7 +76,9 @@ struct AttentionArgs {
   bool bf16;            // q and out: else fp16 (or float32, in the generic kernel)
   bool
       prefill_alone;  // the prefill kernel takes spans of any length: it has no decode kernel ahead
-  FusedRope rope;     // of the sm90 decode kernel
+  bool decode_apart;  // blocks of the sm90 decode kernel meet in memory
+  bool shares_prefill;  // blocks may share an item's keys: its bits depend on the batch then
+  FusedRope rope;       // of the sm90 decode kernel
   // What becomes of scores, see PagedAttentionParams: softcap * log2(e), or 0 for none; and what
   // times a logit (base 2) is the exponent (base 2) of tanh.
   float cap_log2, cap_exponent;
@@ -83,10 +92,12 @@ __host__ __device__ inline bool shapes_scores(const AttentionArgs& args) {
 
 constexpr float kLog2E = 1.44269504088896340736f;
 constexpr int kNoWindow = 1 << 30;
-constexpr int kDecodeTickets = 32;  // more than launches that dependent launch lets overlap
-constexpr int kMaxDecodeRows = 64;  // with more rows the matrix units are the bound
-constexpr int kMaxSplits = 32;      // of a context
-constexpr int kMinSplit = 256;      // tokens: below, merging costs more than it spreads
+constexpr int kDecodeTickets = 32;        // more than launches that dependent launch lets overlap
+constexpr int kMaxDecodeRows = 64;        // with more rows the matrix units are the bound
+constexpr int kMaxSplits = 32;            // of a context
+constexpr int kDecodeRows = 8;            // of queries that an item of the sm90 decode kernel takes
+constexpr int kMaxMultiprocessors = 144;  // of sm_90 that are made use of: a whole GH100
+constexpr int kMinSplit = 256;            // tokens: below, merging costs more than it spreads
 
 __host__ __device__ inline bool is_decode_span(int num_tokens, int group,
                                                int max_rows = kMaxDecodeRows) {
@@ -285,6 +296,26 @@ __device__ __forceinline__ float quad_max(float x) {
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(~0u, x, 1);
   return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// f(std::integral_constant<int, head_dim>()), of the head_dims that the kernels of matrix
+// instructions have.
+template <class F>
+Status dispatch_head_dim(int head_dim, const char* name, F&& f) {
+  switch (head_dim) {
+    case 64:
+      return f(std::integral_constant<int, 64>());
+    case 80:
+      return f(std::integral_constant<int, 80>());
+    case 96:
+      return f(std::integral_constant<int, 96>());
+    case 128:
+      return f(std::integral_constant<int, 128>());
+    case 256:
+      return f(std::integral_constant<int, 256>());
+  }
+  return Status::error(std::string(name) + ": head_dim " + std::to_string(head_dim) +
+                       " is not supported (allowed: 64, 80, 96, 128, 256)");
 }
 
 // Launchers, one per kernel. num_cache_rows: num_blocks * Hkv * block_size.

@@ -8,20 +8,10 @@ template <class T>
 Status run_head_dim(const AttentionArgs& args, int head_dim, const AttentionLimits& limits,
                     int num_sms, const Launch& launch_on) {
   constexpr KvFormat kDense = KvFormat::kDense;
-  switch (head_dim) {
-    case 64:
-      return run_attention_decode_sm90<T, 64, kDense>(args, limits, num_sms, launch_on);
-    case 80:
-      return run_attention_decode_sm90<T, 80, kDense>(args, limits, num_sms, launch_on);
-    case 96:
-      return run_attention_decode_sm90<T, 96, kDense>(args, limits, num_sms, launch_on);
-    case 128:
-      return run_attention_decode_sm90<T, 128, kDense>(args, limits, num_sms, launch_on);
-    case 256:
-      return run_attention_decode_sm90<T, 256, kDense>(args, limits, num_sms, launch_on);
-  }
-  return Status::error("attention_decode_sm90: head_dim " + std::to_string(head_dim) +
-                       " is not supported (allowed: 64, 80, 96, 128, 256)");
+  return dispatch_head_dim(head_dim, "attention_decode_sm90", [&](auto dim) {
+    return run_attention_decode_sm90<T, decltype(dim)::value, kDense>(args, limits, num_sms,
+                                                                      launch_on);
+  });
 }
 
 }  // namespace

@@ -33,20 +33,9 @@ Status run_format(const AttentionArgs& args, KvFormat format, const AttentionLim
 Status launch_attention_decode_quantized_sm90(const AttentionArgs& args, KvFormat format,
                                               int head_dim, const AttentionLimits& limits,
                                               int num_sms, const Launch& launch_on) {
-  switch (head_dim) {
-    case 64:
-      return run_format<64>(args, format, limits, num_sms, launch_on);
-    case 80:
-      return run_format<80>(args, format, limits, num_sms, launch_on);
-    case 96:
-      return run_format<96>(args, format, limits, num_sms, launch_on);
-    case 128:
-      return run_format<128>(args, format, limits, num_sms, launch_on);
-    case 256:
-      return run_format<256>(args, format, limits, num_sms, launch_on);
-  }
-  return Status::error("attention_decode_sm90: head_dim " + std::to_string(head_dim) +
-                       " is not supported (allowed: 64, 80, 96, 128, 256)");
+  return dispatch_head_dim(head_dim, "attention_decode_sm90", [&](auto dim) {
+    return run_format<decltype(dim)::value>(args, format, limits, num_sms, launch_on);
+  });
 }
 
 }  // namespace regatta::cuda

@@ -257,20 +257,8 @@ Status run(const AttentionArgs& args, const Launch& launch_on) {
 
 template <class T>
 Status run_head_dim(const AttentionArgs& args, int head_dim, const Launch& launch_on) {
-  switch (head_dim) {
-    case 64:
-      return run<T, 64>(args, launch_on);
-    case 80:
-      return run<T, 80>(args, launch_on);
-    case 96:
-      return run<T, 96>(args, launch_on);
-    case 128:
-      return run<T, 128>(args, launch_on);
-    case 256:
-      return run<T, 256>(args, launch_on);
-  }
-  return Status::error("attention_prefill_sm80: head_dim " + std::to_string(head_dim) +
-                       " is not supported (allowed: 64, 80, 96, 128, 256)");
+  return dispatch_head_dim(head_dim, "attention_prefill_sm80",
+                           [&](auto dim) { return run<T, decltype(dim)::value>(args, launch_on); });
 }
 
 }  // namespace

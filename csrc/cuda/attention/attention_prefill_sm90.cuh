@@ -5,7 +5,10 @@
 //  1. Work items are (128 rows, KV head). A persistent block per multiprocessor takes them by a
 //     ticket counter, heaviest of each span first: a producer warp, three warps that bring queries
 //     (one of them also finds the items), and two consumer warpgroups of 64 rows. Queries are an
-//     item ahead, keys and values as far as their ring reaches.
+//     item ahead, keys and values as far as their ring reaches. The items that would keep but a
+//     part of the blocks busy at the end are shared out among all of them, by their keys
+//     (PrefillPlan): the last warpgroup to end its piece of an item joins the pieces, in the order
+//     of the keys.
 //  2. The producer copies cache blocks (boxes of 64 columns x block_size tokens, 128-byte swizzle)
 //     into a two-stage ring of keys and one of values. Out of a quantized cache, all four warps of
 //     the producers copy codes to shared memory two tiles ahead, and write values of the
@@ -22,6 +25,7 @@
 #pragma once
 
 #include <algorithm>
+#include <climits>
 
 #include "attention.cuh"
 #include "attention_tensor_map.cuh"
@@ -29,6 +33,11 @@
 #include "cuda/wgmma.cuh"
 
 namespace regatta::cuda {
+
+constexpr int kLeastRangeTiles = 8;  // of keys, that are worth another block's queries and results
+constexpr int kCutTiles = 4;
+constexpr int kLongSpans = 3;        // contexts of more spans are long
+constexpr int kLeastIdleTiles = 16;  // of a block at the end, that are worth the joining of pieces
 
 template <int D, KvFormat kFormat>
 struct PrefillShape {
@@ -54,10 +63,13 @@ struct PrefillShape {
                                       2 * kCodeBytes + 3 * kScaleBytes + 1024;  // 1024 to align
 };
 
-// An item as the producer found it.
+// An item as the producer found it, or a piece of one.
 struct PrefillItem {
   PrefillTile tile;
-  int kv_head;  // -1: no more items
+  int kv_head;     // -1: no more items
+  int begin, end;  // key tiles of the piece, from the last one on
+  int shared;      // which of the items that are shared out; -1: none, the piece is all of it
+  int slot;        // of the piece's results in the workspace
 };
 
 // What all roles derive from an item. position0, position1: the last that its first and its last
@@ -81,6 +93,54 @@ struct PrefillRange {
     r.num_tiles = r.tile_last - r.tile_first + 1;
     return r;
   }
+  template <int kRows, int kKeys>
+  static __device__ __forceinline__ PrefillRange of(const AttentionArgs& args,
+                                                    const PrefillItem& item) {
+    PrefillRange r = of<kRows, kKeys>(args, item.tile);
+    r.tile_last -= item.begin;
+    r.num_tiles = item.end - item.begin;
+    r.tile_first = r.tile_last - r.num_tiles + 1;
+    return r;
+  }
+};
+
+// What the blocks take by tickets, in this order: whole items, then ranges of the others, which are
+// fewer than blocks. A range is as much as num_shared / num_ranges items, the end of one and the
+// beginning of the next at times, so that all blocks end together.
+struct PrefillPlan {
+  int num_whole, num_shared, num_ranges;
+
+  // first_tiles: key tiles of the first item that may be shared.
+  static __device__ __forceinline__ PrefillPlan of(int num_items, int first_tiles, bool shares) {
+    const int blocks = gridDim.x, rest = num_items % blocks;
+    PrefillPlan plan = {num_items, 0, 0};
+    // Joining pieces costs more than where blocks idle for a few tiles alone.
+    if (shares && rest > 0 && (blocks - rest) * first_tiles >= kLeastIdleTiles * blocks) {
+      plan.num_ranges = min(blocks, rest * first_tiles / kLeastRangeTiles);
+      if (plan.num_ranges > rest) {
+        plan.num_whole = num_items - rest, plan.num_shared = rest;
+      } else {
+        plan.num_ranges = 0;
+      }
+    }
+    return plan;
+  }
+  // Where `range` begins in shared item `item` of num_tiles tiles: 0 or num_tiles beyond its ends.
+  __device__ __forceinline__ int cut(int range, int item, int num_tiles) const {
+    const int at = range * num_shared - item * num_ranges;  // in num_ranges of an item
+    if (at <= 0) return 0;
+    if (at >= num_ranges) return num_tiles;
+    const int tile = at * num_tiles / num_ranges / kCutTiles * kCutTiles;
+    return num_tiles - tile < kCutTiles ? num_tiles : tile;
+  }
+  __device__ __forceinline__ int first_range(int item) const {
+    return item * num_ranges / num_shared;
+  }
+  __device__ __forceinline__ int first_item(int range) const {
+    return range * num_shared / num_ranges;
+  }
+  // Of a piece, among less than num_shared + num_ranges.
+  static __device__ __forceinline__ int slot(int range, int item) { return range + item; }
 };
 
 // Barriers that let consumer warpgroup 0 or 1 issue its products, and those of one warpgroup alone.
@@ -108,9 +168,9 @@ __device__ __forceinline__ void copy_code(void* shared, const void* global, bool
 // they become values of T in the ring, finite ones where no token is used. Keys run one tile ahead
 // of values. `filled`: tiles of keys so far, of which it returns the new count.
 template <class T, int D, KvFormat kFormat>
-__device__ __forceinline__ int fill_tiles(const AttentionArgs& args, const PrefillTile& tile,
-                                          int kv_head, int filled, uint8_t* keys, uint8_t* values,
-                                          uint8_t* codes, uint64_t* key_full, uint64_t* key_empty,
+__device__ __forceinline__ int fill_tiles(const AttentionArgs& args, PrefillItem item, int filled,
+                                          uint8_t* keys, uint8_t* values, uint8_t* codes,
+                                          uint64_t* key_full, uint64_t* key_empty,
                                           uint64_t* value_full, uint64_t* value_empty) {
   using S = PrefillShape<D, kFormat>;
   constexpr int kKeys = S::kKeys, kBytes = S::kRowBytes % 16 == 0 ? 16 : 8;  // at a time
@@ -119,7 +179,9 @@ __device__ __forceinline__ int fill_tiles(const AttentionArgs& args, const Prefi
   constexpr int kScales = scale_floats(kFormat);
   static_assert(kPieces * 128 == kKeys * kRowPieces);
   const int tid = threadIdx.x;
-  const PrefillRange r = PrefillRange::of<S::kRows, kKeys>(args, tile);
+  const PrefillTile tile = item.tile;
+  const int kv_head = item.kv_head;
+  const PrefillRange r = PrefillRange::of<S::kRows, kKeys>(args, item);
   const int32_t* const table = args.block_tables + static_cast<int64_t>(tile.seq) * args.max_blocks;
   uint8_t* const scales = codes + 2 * S::kCodeBytes;
   const int num_steps = 2 * r.num_tiles;
@@ -232,6 +294,8 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
   __shared__ uint64_t item_full[S::kQueryStages], query_full[S::kQueryStages];
   __shared__ uint64_t query_empty[S::kQueryStages];
   __shared__ PrefillItem items[S::kQueryStages];
+  __shared__ PrefillPlan plan;  // of the warp that finds items, and of who joins their pieces
+  __shared__ bool joins[2];     // of each consumer: whether it was the last to end a piece
 
   const int tid = threadIdx.x, lane = tid % kWarp;
   const int warpgroup = __shfl_sync(~0u, tid / 128, 0);
@@ -269,7 +333,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
 
   if (warpgroup == 0) {
     if constexpr (S::kDense) {
-      asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     } else {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
     }
@@ -282,7 +346,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
         const PrefillTile tile = items[slot].tile;
         const int kv_head = items[slot].kv_head;
         if (kv_head < 0) break;
-        const PrefillRange r = PrefillRange::of<S::kRows, kKeys>(args, tile);
+        const PrefillRange r = PrefillRange::of<S::kRows, kKeys>(args, items[slot]);
         const int32_t* table = args.block_tables + static_cast<int64_t>(tile.seq) * args.max_blocks;
         // Lane b copies box b of tile j, if it holds a token that may be visible. What is not
         // copied stays as it is, and is masked.
@@ -329,27 +393,76 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
     } else {
       const int loader = tid - (128 - S::kLoaders);
       const int64_t token_stride = static_cast<int64_t>(args.num_heads) * D;
-      int item = blockIdx.x, ticket = -1;
+      // One warp finds items: units are whole ones, then ranges.
+      int unit = blockIdx.x, ticket = -1, next_item = 0;
+      auto find = [&](int item, PrefillItem* found) {
+        PrefillTile tile = {};
+        find_prefill_tile<S::kRows>(args, item / args.num_kv_heads, &tile);
+        int kv_head = item % args.num_kv_heads;
+        // Behind a long context, head by head: what all blocks read together fits L2 longer, and
+        // the tiles of a span are about as heavy.
+        if (tile.context_len > kLongSpans * tile.num_tokens) {
+          const int tiles = (tile.num_tokens * args.group + S::kRows - 1) / S::kRows;
+          const int at = (tiles - 1 - tile.tile) * args.num_kv_heads + kv_head;
+          kv_head = at / tiles;
+          tile.tile = tiles - 1 - at % tiles;
+        }
+        found->tile = tile;
+        found->kv_head = kv_head;
+        found->begin = 0;
+        found->end = PrefillRange::of<S::kRows, kKeys>(args, tile).num_tiles;
+        found->shared = -1;
+      };
+      if (loader < kWarp) {
+        PrefillTile none;
+        int total = 0;
+        find_prefill_tile<S::kRows>(args, INT_MAX, &none, &total);
+        const int num_items = total * args.num_kv_heads;
+        PrefillItem first = {};
+        if (args.shares_prefill) find(num_items - num_items % gridDim.x, &first);
+        const PrefillPlan made = PrefillPlan::of(num_items, first.end, args.shares_prefill);
+        if (lane == 0) plan = made;
+        __syncwarp();
+      }
       [[maybe_unused]] int filled = 0;  // tiles of keys (and of values)
       for (int n = 0;; ++n) {
         const int slot = n % S::kQueryStages;
-        // One warp finds items, as early as there is room for their queries.
+        // As early as there is room for their queries.
         if (loader < kWarp) {
-          PrefillTile found_tile = {};
-          int total = 0;
-          const bool found =
-              find_prefill_tile<S::kRows>(args, item / args.num_kv_heads, &found_tile, &total);
+          PrefillItem found = {};
+          do {
+            if (unit < 0) {
+              if (lane == 0) ticket = atomicAdd(args.tickets + 1, 1);
+              ticket = __shfl_sync(~0u, ticket, 0);
+              unit = gridDim.x + ticket;
+            }
+            const int range = unit - plan.num_whole;
+            if (range >= plan.num_ranges) {
+              found.kv_head = -1;
+              // One ticket per unit: the last one clears the counter for the next call.
+              if (lane == 0 && ticket == plan.num_whole + plan.num_ranges - 1) args.tickets[1] = 0;
+              break;
+            }
+            if (range < 0) {
+              find(unit, &found);
+              unit = -1;
+            } else {
+              const int item = max(next_item, plan.first_item(range));
+              find(plan.num_whole + item, &found);
+              const int num_tiles = found.end;
+              found.begin = plan.cut(range, item, num_tiles);
+              found.end = plan.cut(range + 1, item, num_tiles);
+              found.slot = PrefillPlan::slot(range, item);
+              if (found.end - found.begin < num_tiles) found.shared = item;
+              next_item = item + 1;
+              if (next_item * plan.num_ranges >= (range + 1) * plan.num_shared) unit = -1;
+            }
+          } while (found.begin == found.end);
           barrier_wait(&query_empty[slot], (n / S::kQueryStages & 1) ^ 1);
           if (lane == 0) {
-            items[slot].tile = found_tile;
-            items[slot].kv_head = found ? item % args.num_kv_heads : -1;
+            items[slot] = found;
             barrier_arrive(&item_full[slot]);
-            // One ticket per item: the last one clears the counter for the next call.
-            if (!found && ticket == total * args.num_kv_heads - 1) args.tickets[1] = 0;
-            if (found) ticket = atomicAdd(args.tickets + 1, 1);
           }
-          ticket = __shfl_sync(~0u, ticket, 0);
-          item = gridDim.x + ticket;
         }
         barrier_wait(&item_full[slot], n / S::kQueryStages & 1);
         const PrefillTile tile = items[slot].tile;
@@ -374,14 +487,14 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
         barrier_arrive(&query_full[slot]);
         if (kv_head < 0) break;
         if constexpr (!S::kDense) {
-          filled = fill_tiles<T, D, kFormat>(args, tile, kv_head, filled, keys, values, codes,
+          filled = fill_tiles<T, D, kFormat>(args, items[slot], filled, keys, values, codes,
                                              key_full, key_empty, value_full, value_empty);
         }
       }
     }
   } else {
     if constexpr (S::kDense) {
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     } else {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
     }
@@ -403,7 +516,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
       slot = n % S::kQueryStages;
       barrier_wait(&query_full[slot], n / S::kQueryStages & 1);
       if (items[slot].kv_head < 0) return false;
-      range = PrefillRange::of<S::kRows, kKeys>(args, items[slot].tile);
+      range = PrefillRange::of<S::kRows, kKeys>(args, items[slot]);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int r = range.row_begin + consumer * 64 + warp * 16 + lane / 4 + h * 8;
@@ -505,6 +618,67 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
     auto release = [&](uint64_t* barrier) {
       if (lane == 0) barrier_arrive(barrier);
     };
+    // Joins this warpgroup's results of a shared item with those of the other pieces, or leaves
+    // them to who ends last and returns false.
+    auto join = [&](const PrefillItem& item) {
+      constexpr int kFloats = D / 2 + 4;  // of a thread
+      auto results = [&](int slot) {
+        return args.partial_out + (static_cast<int64_t>(slot * 2 + consumer) * kFloats) * 128 +
+               thread;
+      };
+      {
+        float* const to = results(item.slot);
+#pragma unroll
+        for (int i = 0; i < D / 2; ++i) __stcg(to + i * 128, out[i]);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          __stcg(to + (D / 2 + h) * 128, largest[h]);
+          __stcg(to + (D / 2 + 2 + h) * 128, sum[h]);
+        }
+      }
+      __threadfence();
+      named_barrier_sync(kGroupBarrier + consumer, 128);
+      const int num_tiles = PrefillRange::of<S::kRows, kKeys>(args, item.tile).num_tiles;
+      if (thread == 0) {  // counts the tiles that are done
+        int* const counter = args.counters + item.shared * 2 + consumer;
+        const int tiles = item.end - item.begin;
+        joins[consumer] = atomicAdd(counter, tiles) + tiles == num_tiles;
+        if (joins[consumer]) *counter = 0;  // for the next call
+        __threadfence();
+      }
+      named_barrier_sync(kGroupBarrier + consumer, 128);
+      if (!joins[consumer]) return false;
+      float top[2] = {-INFINITY, -INFINITY};
+      auto each_piece = [&](auto use) {
+        int end = 0;
+        for (int r = plan.first_range(item.shared); end < num_tiles; ++r) {
+          const int begin = end;
+          end = plan.cut(r + 1, item.shared, num_tiles);
+          if (begin < end) use(results(PrefillPlan::slot(r, item.shared)));
+        }
+      };
+      each_piece([&](const float* from) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) top[h] = fmaxf(top[h], __ldcg(from + (D / 2 + h) * 128));
+      });
+#pragma unroll
+      for (int i = 0; i < D / 2; ++i) out[i] = 0.f;
+      sum[0] = sum[1] = 0.f;
+      each_piece([&](const float* from) {
+        float weight[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float base = top[h] == -INFINITY ? 0.f : top[h] * logit_unit();
+          weight[h] = exp2_approx(fmaf(__ldcg(from + (D / 2 + h) * 128), logit_unit(), -base));
+          sum[h] = fmaf(weight[h], __ldcg(from + (D / 2 + 2 + h) * 128), sum[h]);
+        }
+#pragma unroll
+        for (int i = 0; i < D / 2; ++i) {
+          out[i] = fmaf(weight[i / 2 & 1], __ldcg(from + i * 128), out[i]);
+        }
+      });
+      return true;
+    };
     // Writes out, through this warpgroup's rows of the query tile, so that stores are 16 bytes.
     auto finish = [&]() {
       const PrefillTile tile = items[slot].tile;
@@ -571,8 +745,10 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
         wgmma_wait<0>();
         wgmma_pin(out);
         release(&value_empty[value_stage]);
+        if (__any_sync(~0u, rescale[0] != 1.f || rescale[1] != 1.f)) {  // rare in late tiles
 #pragma unroll
-        for (int n = 0; n < D / 2; ++n) out[n] *= rescale[n / 2 & 1];
+          for (int n = 0; n < D / 2; ++n) out[n] *= rescale[n / 2 & 1];
+        }
         pack_weights();
       }
       const int value_stage = (at - 1) % S::kStages;
@@ -584,7 +760,11 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
       wgmma_wait<0>();
       wgmma_pin(out);
       release(&value_empty[value_stage]);
-      finish();
+      if (items[slot].shared < 0 || join(items[slot])) {
+        finish();
+      } else {
+        release(&query_empty[slot]);
+      }
     }
   }
   pdl_wait();  // this grid's end implies the decode kernel's
@@ -610,7 +790,9 @@ Status run_attention_prefill_sm90(const AttentionArgs& args, int64_t num_cache_r
   const int64_t tiles =
       ceil_div(static_cast<int64_t>(args.num_tokens) * args.group, S::kRows) + args.num_seqs;
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(std::min<int64_t>(tiles * args.num_kv_heads, num_sms)));
+  const int64_t blocks = std::min(num_sms, kMaxMultiprocessors);
+  config.grid = dim3(static_cast<unsigned>(
+      args.shares_prefill ? blocks : std::min(tiles * args.num_kv_heads, blocks)));
   config.block = dim3(S::kThreads);
   config.shared_bytes = S::kSharedBytes;
   config.stream = launch_on.stream;

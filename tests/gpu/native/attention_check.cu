@@ -369,6 +369,9 @@ std::vector<Case> shaped(Case c) {
 void check_spans(bool small) {
   const std::vector<Span> longer = {{1, 4096}, {1, 32768}, {1, 4097}, {130, 4096}};
   const std::vector<Span> very_long = {{1, 131072}, {4, 100001}};
+  // Few and many items that blocks share, beside some that are too short for it.
+  const std::vector<std::vector<Span>> behind = {
+      {{300, 9000}}, {{1, 7000}, {33, 20000}, {64, 64}, {500, 5000}}, {{2300, 8000}, {70, 70}}};
   std::vector<Case> cases;
   for (int dim : kHeadDims) {
     int which = 0;
@@ -394,6 +397,12 @@ void check_spans(bool small) {
     }
     if (!small) cases.push_back({"4k and 32k", longer, 8, 2, dim, 64});
     if (!small) cases.push_back({"4k and 32k, window", longer, 8, 2, dim, 32, 1000});
+    for (const std::vector<Span>& spans : behind) {
+      if (small) break;
+      cases.push_back({"behind", spans, 8, 2, dim, 64, -1, 2});
+      cases.push_back({"behind, window", spans, 14, 2, dim, 16, 4500});
+      if (dim == 128) cases.push_back(shaped({"behind, shaped", spans, 8, 2, dim, 64})[0]);
+    }
   }
   if (!small) cases.push_back({"128k", very_long, 8, 2, 128, 64});
   for (const Case& c : cases) {
@@ -474,9 +483,15 @@ void check_format(KvFormat format, bool small) {
       }
       if (small) break;
     }
-    if (small || format == KvFormat::kDense) continue;
+    if (small) continue;
+    const std::vector<Span> far = {{1, 20000}, {1, 50}, {1, 3001}, {0, 0}};
+    check_fused<__nv_bfloat16>({"far", far, 8, 2, dim, 64, -1, 1, format}, {dim});
+    check_fused<__half>({"far, window", far, 16, 2, dim, 32, 2000, 0, format}, {dim, true});
+    if (format == KvFormat::kDense) continue;
     Case c{"4k and 32k", {{1, 4096}, {1, 32768}, {1, 4097}}, 8, 2, dim, 64, -1, 0, format};
     check<__nv_bfloat16>(c, "sm90", 6e-3);
+    c.name = "behind", c.spans = {{1, 7000}, {33, 20000}, {64, 64}, {500, 5000}};
+    check<__nv_bfloat16>(c, "sm90", 8e-3);
   }
   if (!small && is_hopper) check_many(format);
 }
