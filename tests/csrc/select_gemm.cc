@@ -85,7 +85,8 @@ bool read(const std::string& word, Question* question) {
   const int64_t number = std::stoll(value);
   const std::map<std::string, int64_t*> numbers = {
       {"rows", &p.num_rows},         {"in", &p.in_features},        {"out", &p.out_features},
-      {"group_size", &p.group_size}, {"scale_rows", &p.scale_rows}, {"shared", &a.shared_bytes}};
+      {"group_size", &p.group_size}, {"scale_rows", &p.scale_rows}, {"groups", &p.num_groups},
+      {"shared", &a.shared_bytes}};
   if (numbers.count(name)) {
     *numbers.at(name) = number;
   } else if (name == "arch") {

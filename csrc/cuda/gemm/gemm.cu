@@ -19,6 +19,7 @@ constexpr int64_t piece_rows(const GemmParams& p) {
              : 64;
 }
 
+// Not of a product in groups, whose ends are those of all rows.
 GemmParams rows_of(const GemmParams& p, int64_t first, int64_t count) {
   GemmParams part = p;
   const auto behind = [&](const void* from, int64_t width, int64_t size) -> const void* {
@@ -106,7 +107,9 @@ Status run(GemmKernel kernel, const GemmParams& p, const GemmResources& resource
     case GemmKernel::kSmallCodes:
       return gemm_sm90(p, stream);
     case GemmKernel::kSmallPacked:
-      return is_batch_invariant ? packed_in_pieces(p, stream) : gemm_packed_sm90(p, stream);
+      // Tiles of groups have no more rows than a piece.
+      return is_batch_invariant && p.num_groups == 0 ? packed_in_pieces(p, stream)
+                                                     : gemm_packed_sm90(p, stream);
     case GemmKernel::kLargeDense:
     case GemmKernel::kLargeCodes:
       return gemm_tiles_sm90(p, stream);
@@ -157,6 +160,10 @@ bool gemm_makes_function(const GemmParams& p) {
 Status gemm(const GemmParams& p, const GemmResources& resources, const char* force,
             CUstream_st* stream) {
   if (p.num_rows == 0) return {};
+  if (p.num_groups > 0 && p.group_ends == nullptr) {
+    return Status::error("gemm: " + std::to_string(p.num_groups) +
+                         " groups of rows need group_ends, an int32 of the device for each");
+  }
   const std::string forced = forced_quantized();
   if (force == nullptr && !forced.empty() && p.operands != GemmOperands::kDense) {
     force = forced.c_str();
@@ -167,7 +174,9 @@ Status gemm(const GemmParams& p, const GemmResources& resources, const char* for
   if (chosen != nullptr) return run(chosen->kernel, p, resources, stream);
   std::string reasons;
   select_gemm(problem, architecture, force, &reasons);
-  return Status::error("gemm: no kernel for M " + std::to_string(p.num_rows) + ", N " +
+  const std::string groups =
+      p.num_groups > 0 ? " in " + std::to_string(p.num_groups) + " groups" : "";
+  return Status::error("gemm: no kernel for M " + std::to_string(p.num_rows) + groups + ", N " +
                        std::to_string(p.out_features) + ", K " + std::to_string(p.in_features) +
                        ", " + dtype_name(p.dtype) + " on sm_" +
                        std::to_string(architecture.compute_capability) + " (" + reasons + ")");

@@ -24,6 +24,7 @@ GemmProblem::GemmProblem(const GemmParams& p)
       out_features(p.out_features),
       group_size(p.group_size),
       scale_rows(p.scale_rows),
+      num_groups(p.num_groups),
       gated(p.gated),
       has_function(p.activates || (p.gated && p.function != Function::kSilu)),
       has_bias(p.bias != nullptr),
@@ -86,6 +87,15 @@ const char* gate_refused(const GemmProblem& p) {
 const char* scales_refused(const GemmProblem& p) {
   if (!p.has_x_scale || !p.has_weight_scale || p.has_sumsq) {
     return "codes need x_scale and weight_scale, and no sumsq";
+  }
+  return nullptr;
+}
+
+// What every product in groups asks for.
+const char* groups_refused(const GemmProblem& p) {
+  if (p.num_groups > kMaxGroups) return "more than 512 groups of rows";
+  if (p.has_residual || p.has_sumsq || p.has_sumsq_out || p.has_scaled_out) {
+    return "groups of rows take no residual, norm or sums of squares";
   }
   return nullptr;
 }
@@ -390,7 +400,7 @@ constexpr GemmColumn kDense = GemmColumn::kDense, kCodes = GemmColumn::kCodes,
 using K = GemmKernel;
 
 // Name, column, kernel, architectures, rows, shared memory, refusals, whether it is alike for any
-// rows, and makes any function. Rows of sm_90: measured on an H200.
+// rows, makes any function, and takes groups. Rows of sm_90: measured on an H200.
 constexpr GemmCandidate kCandidates[] = {
     // 16-bit weights. `stream` serves Hopper's single rows and the small batches of other
     // architectures; beyond, its blocks re-read the weights.
@@ -456,13 +466,17 @@ const char* reason_against(const GemmCandidate& c, const GemmProblem& p, const A
   if (force != nullptr && std::strcmp(force, c.name) != 0) return "not the forced one";
   if (p.is_batch_invariant && !c.is_alike) return "not batch-invariant";
   if (p.has_function && !c.makes_functions) return "it makes no function but a gate's SiLU";
+  if (p.num_groups > 0 && !c.takes_groups) return "it takes no groups of rows";
   if (a.compute_capability < c.min_arch || a.compute_capability > c.max_arch) {
     return "not for this architecture";
   }
-  if (force == nullptr && (p.num_rows < c.min_rows || p.num_rows > c.max_rows)) {
+  if (force == nullptr && (p.rows_of_weight() < c.min_rows || p.rows_of_weight() > c.max_rows)) {
     return "not for this number of rows";
   }
   if (a.shared_bytes < int64_t{c.shared_kib} * 1024) return "too little shared memory";
+  if (c.takes_groups) {
+    if (const char* reason = groups_refused(p)) return reason;
+  }
   return c.refuses(p, a);
 }
 
@@ -474,7 +488,7 @@ const GemmCandidate* select_gemm(const GemmProblem& problem, const GemmArchitect
                                  const char* force, std::string* reasons) {
   const GemmColumn column = column_of(problem.operands);
   for (const GemmCandidate& c : kCandidates) {
-    if (c.column != column) continue;
+    if (c.column != column || (c.takes_groups && problem.num_groups == 0)) continue;
     const char* reason = reason_against(c, problem, architecture, force);
     if (reason == nullptr) return &c;
     if (reasons == nullptr) continue;

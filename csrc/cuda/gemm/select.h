@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "cuda/integers.h"
 #include "regatta/gemm.h"
 
 namespace regatta::cuda {
@@ -16,6 +17,7 @@ struct GemmProblem {
   DType dtype = DType::kBFloat16, out_dtype = DType::kBFloat16;
   int64_t num_rows = 0, in_features = 0, out_features = 0;
   int64_t group_size = 128, scale_rows = 0;
+  int64_t num_groups = 0;  // of rows that have a weight each
   bool gated = false;
   bool has_function = false;  // another than a gate's SiLU
   bool has_bias = false, has_residual = false;
@@ -39,6 +41,10 @@ struct GemmProblem {
   GemmProblem(const GemmParams& params);  // where a problem is asked for, too
 
   int64_t width() const { return gated ? out_features / 2 : out_features; }  // of the output
+  // That share a weight: all, or those of a group on average, rounded up.
+  int64_t rows_of_weight() const {
+    return num_groups == 0 ? num_rows : ceil_div(num_rows, num_groups);
+  }
 };
 
 // A GPU as far as the choice depends on it.
@@ -84,12 +90,15 @@ struct GemmCandidate {
   const char* name;  // what `force` and REGATTA_KERNEL call it
   GemmColumn column;
   GemmKernel kernel;
-  int min_arch, max_arch;      // compute capability * 10
-  int64_t min_rows, max_rows;  // where it is the best choice; ignored when forced
-  int shared_kib;              // that its blocks may take
+  int min_arch, max_arch;  // compute capability * 10
+  // Of a weight, where it is the best choice: rows_of_weight(); ignored when forced.
+  int64_t min_rows, max_rows;
+  // KiB that its blocks may take.
+  int shared_kib;
   const char* (*refuses)(const GemmProblem&, const GemmArchitecture&);  // null: it does not
   bool is_alike = false;         // for any rows: these alone serve the batch-invariant mode
   bool makes_functions = false;  // any, not a gate's SiLU alone
+  bool takes_groups = false;     // and nothing else: products in groups have rows of their own
 };
 
 struct GemmCandidates {

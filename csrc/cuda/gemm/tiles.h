@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "cuda/gemm/select.h"
@@ -10,6 +11,25 @@
 #include "regatta/gemm.h"
 
 namespace regatta::cuda {
+
+// ------------------------------------------------------------------------------- groups of rows
+
+constexpr int64_t kMaxGroups = 512;  // that have a weight each
+
+// Tiles of `tokens` rows that M rows in G groups have, at most; they are known on the device alone.
+inline int64_t max_group_tiles(int64_t num_rows, int64_t num_groups, int64_t tokens) {
+  const int64_t used = std::min(num_rows, num_groups);
+  return used + (num_rows - used) / tokens;
+}
+
+// `least` times a power of two, up to `most`: a tile of so many rows has nearly every group whole,
+// whose weight is then read once, where rows choose their groups at random.
+inline int choose_group_tokens(int64_t num_rows, int64_t num_groups, int least, int most) {
+  const double mean = static_cast<double>(num_rows) / static_cast<double>(num_groups);
+  int tokens = least;
+  while (tokens < most && tokens < mean + 2. * std::sqrt(mean)) tokens *= 2;
+  return tokens;
+}
 
 // ------------------------------------------------------------------------------ gemm_tiles_sm90
 

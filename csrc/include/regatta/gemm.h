@@ -70,6 +70,10 @@ struct GemmParams {
   // go with weight g. Many groups may have no rows. None of residual, sumsq, sumsq_out, scaled_out.
   int64_t num_groups = 0;               // G
   const int32_t* group_ends = nullptr;  // [G] on the device; the last one is M
+  // Whether group_ends was there before the launch ahead on the stream could begin: then weights
+  // are asked for while that one ends. So it is behind another product of the same groups, and not
+  // right behind the kernel that writes them.
+  bool group_ends_ready = false;
   float epsilon = 0.f;
   GemmOperands operands = GemmOperands::kDense;
   DType dtype = DType::kBFloat16;      // of bias and residual, and of dense x and weight

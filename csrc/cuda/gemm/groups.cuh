@@ -1,0 +1,113 @@
+// Groups of rows of x that have a weight each (experts): which of them a block works on.
+//
+// How many rows each has is known on the device alone. Grids are large enough for any (tiles.h:
+// max_group_tiles), and blocks behind the last tile end at once. A tile may begin at any row; those
+// behind its group's end are the next group's, are multiplied with the wrong weight, and not
+// written.
+//
+// Kernels whose ends are not ready let the next launch begin behind their pdl_wait(): to that one
+// they are.
+#pragma once
+
+#include "cuda/common.cuh"
+#include "cuda/gemm/gemm_epilogue.cuh"
+#include "regatta/gemm.h"
+
+namespace regatta::cuda {
+
+struct Groups {
+  const int32_t* ends = nullptr;  // [count]
+  int count = 0;                  // 0: all rows have one weight
+  bool ready = false;             // the ends may be read ahead of pdl_wait()
+};
+
+inline Groups make_groups(const GemmParams& p) {
+  Groups groups;
+  groups.ends = p.group_ends;
+  groups.count = static_cast<int>(p.num_groups);
+  groups.ready = p.group_ends_ready;
+  return groups;
+}
+
+struct GroupTile {
+  int group;       // -1: there is no such tile
+  int first, end;  // rows of x: where the tile begins, and its group ends
+};
+
+// Tile `index` of kTokens rows over all groups, by a whole warp. Behind pdl_wait(), or of ends that
+// are ready.
+template <int kTokens>
+__device__ __forceinline__ GroupTile find_group_tile(const Groups& groups, int index) {
+  constexpr int kEach = 4;  // groups of a lane, so that up to 128 wait for memory once
+  const int lane = threadIdx.x % kWarp;
+  const auto tiles = [](int rows) { return (rows + kTokens - 1) / kTokens; };
+  int tiles_before = 0, begin = 0;  // of the groups that the warp has seen
+  for (int first = 0; first < groups.count; first += kWarp * kEach) {
+    int ends[kEach], own = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      ends[i] = __ldcg(groups.ends + min(first + lane * kEach + i, groups.count - 1));
+    }
+    const int previous = __shfl_up_sync(~0u, ends[kEach - 1], 1);
+    const int start = lane == 0 ? begin : previous;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) own += tiles(ends[i] - (i == 0 ? start : ends[i - 1]));
+    int until = own;
+#pragma unroll
+    for (int o = 1; o < kWarp; o *= 2) {
+      const int other = __shfl_up_sync(~0u, until, o);
+      if (lane >= o) until += other;
+    }
+    until += tiles_before;
+    const unsigned has = __ballot_sync(~0u, until - own <= index && index < until);
+    if (has != 0) {
+      GroupTile tile = {-1, 0, 0};
+      int at = until - own;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int row = i == 0 ? start : ends[i - 1], count = tiles(ends[i] - row);
+        if (at <= index && index < at + count) {
+          tile = {first + lane * kEach + i, row + (index - at) * kTokens, ends[i]};
+        }
+        at += count;
+      }
+      const int holder = __ffs(has) - 1;
+      tile.group = __shfl_sync(~0u, tile.group, holder);
+      tile.first = __shfl_sync(~0u, tile.first, holder);
+      tile.end = __shfl_sync(~0u, tile.end, holder);
+      return tile;
+    }
+    tiles_before = __shfl_sync(~0u, until, kWarp - 1);
+    begin = __shfl_sync(~0u, ends[kEach - 1], kWarp - 1);
+  }
+  return {-1, 0, 0};
+}
+
+// The group of a row, by a whole warp; likewise.
+__device__ __forceinline__ int find_group(const Groups& groups, int row) {
+  const int lane = threadIdx.x % kWarp;
+  int group = 0;  // as many as end ahead of the row
+#pragma unroll 4
+  for (int first = 0; first < groups.count; first += kWarp) {
+    const int end = __ldcg(groups.ends + min(first + lane, groups.count - 1));
+    group += __popc(__ballot_sync(~0u, first + lane < groups.count && end <= row));
+  }
+  return group;
+}
+
+// What follows the product with the weight of a group, whose biases and scales are [G, N]. Without
+// groups, as it was.
+template <class Out, bool kGrouped>
+__device__ __forceinline__ decltype(auto) epilogue_of(const Epilogue& p, int group) {
+  if constexpr (kGrouped) {
+    Epilogue own = p;
+    const int64_t first = static_cast<int64_t>(group) * p.out_features;
+    if (p.bias != nullptr) own.bias = static_cast<const Out*>(p.bias) + first;
+    if (p.weight_scale != nullptr) own.weight_scale = p.weight_scale + first;
+    return own;
+  } else {
+    return (p);
+  }
+}
+
+}  // namespace regatta::cuda
