@@ -108,7 +108,7 @@ __device__ __forceinline__ void tensor_map_prefetch(const CUtensorMap* map) {
 #endif
 }
 
-// Box at (x, y[, z, w]) of the tensor, innermost coordinate first; counts its full size, also
+// Box at (x, y[, z, w, v]) of the tensor, innermost coordinate first; counts its full size, also
 // where it lies outside of the tensor (there it writes zeros).
 __device__ __forceinline__ void tensor_load_2d(void* shared, const CUtensorMap* map, int x, int y,
                                                uint64_t* barrier, uint64_t policy) {
@@ -139,6 +139,18 @@ __device__ __forceinline__ void tensor_load_4d(void* shared, const CUtensorMap* 
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+#endif
+}
+
+__device__ __forceinline__ void tensor_load_5d(void* shared, const CUtensorMap* map, int x, int y,
+                                               int z, int w, int v, uint64_t* barrier,
+                                               uint64_t policy) {
+#ifdef REGATTA_SM90
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared_address(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "r"(shared_address(barrier)), "l"(policy)
       : "memory");
 #endif
 }
@@ -180,6 +192,20 @@ __device__ __forceinline__ void tensor_multicast_4d(void* shared, const CUtensor
       ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7, %8;" ::"r"(
           shared_address(shared)),
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier)), "h"(blocks),
+      "l"(policy)
+      : "memory");
+#endif
+}
+
+__device__ __forceinline__ void tensor_multicast_5d(void* shared, const CUtensorMap* map, int x,
+                                                    int y, int z, int w, int v, uint64_t* barrier,
+                                                    uint16_t blocks, uint64_t policy) {
+#ifdef REGATTA_SM90
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8, %9;" ::"r"(
+          shared_address(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "r"(shared_address(barrier)), "h"(blocks),
       "l"(policy)
       : "memory");
 #endif

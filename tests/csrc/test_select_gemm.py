@@ -24,6 +24,7 @@ QKV = "in=4096 out=6144"
 OUT = "in=4096 out=4096 residual residual_is_out"
 GATE_UP = "in=4096 out=28672 gated"
 DOWN = "in=14336 out=4096 residual residual_is_out"
+EXPERTS = "in=2048 out=1536 groups=128"
 CODED_OUT = "in=4096 out=4096 residual"  # cuBLASLt adds no residual in place
 
 DENSE = "operands=dense blas"
@@ -123,6 +124,14 @@ CASES = [
     Case((75, 80, 86), f"{FP8} {QKV}", {1: "", 8000: ""}),
     Case(BEFORE_HOPPER, f"{INT8} {QKV}", {1: CODES_MMA, 8000: CODES_MMA}),
     Case(BEFORE_HOPPER, f"{INT8} {QKV} batch_invariant", {1: CODES_MMA, 8000: CODES_MMA}),
+    # Groups of rows with a weight each.
+    Case((90,), f"{DENSE} {EXPERTS}", {1: SMALL, 1024: SMALL, 65536: SMALL}),
+    Case((90,), f"{DENSE16} {EXPERTS} gated batch_invariant", {1: SMALL, 65536: SMALL}),
+    Case((90,), f"{FP8} {EXPERTS} gated", {1: CODES_SMALL, 65536: CODES_SMALL}),
+    Case((90,), f"{INT8} {EXPERTS} batch_invariant", {8: CODES_SMALL, 65536: CODES_SMALL}),
+    Case((90,), f"{DENSE} {EXPERTS} residual", {8: ""}),
+    Case((90,), f"{DENSE} in=2048 out=1536 groups=513", {8: ""}),
+    Case(EVERY, f"{PACKED4} {EXPERTS}", {8: "", 65536: ""}),
     # Packed weights.
     Case(
         (90,),

@@ -24,6 +24,7 @@ HOPPER, FLOAT8, BFLOAT16 = (9, 0), (8, 9), (8, 0)
 OF_HOPPER = {
     "dense_check": ("bfloat16", "float16", "float32"),
     "codes_check": ("products", "rows", "blas"),
+    "groups_check": ("dense", "codes", "blocks"),
     "packed_check": ("8 bits", "4 bits", "8 bits in groups", "w4a8"),
 }
 OF_EVERY_GPU = {

@@ -68,6 +68,13 @@ struct BlockScales {
   __device__ __forceinline__ const float* of_row(int row) const {
     return weight + static_cast<int64_t>(min(row, last_row) / scale_rows) * num_blocks;
   }
+
+  // With the scales of a group's weight, which are [G, ...] of what they are without groups.
+  __device__ __forceinline__ BlockScales of_group(int group) const {
+    BlockScales own = *this;
+    own.weight += static_cast<int64_t>(group) * (last_row / scale_rows + 1) * num_blocks;
+    return own;
+  }
 };
 
 inline BlockScales make_block_scales(const GemmParams& p) {

@@ -41,7 +41,7 @@ inline Status encode_map(CUtensorMap* map, CUtensorMapDataType type, const void*
     return Status::error(
         "gemm: the driver has no cuTensorMapEncodeTiled (CUDA 12 or newer needed)");
   }
-  const cuuint32_t ones[4] = {1, 1, 1, 1};
+  const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
   const CUresult result =
       encoder(map, type, rank, const_cast<void*>(data), sizes, stride_bytes, box, ones,
               CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -58,7 +58,7 @@ inline Status encode_tensor_map(CUtensorMap* map, DType dtype, const void* data,
                                 const cuuint64_t* sizes, const cuuint64_t* strides,
                                 const cuuint32_t* box) {
   const int64_t size = dtype_size(dtype);
-  cuuint64_t stride_bytes[4];
+  cuuint64_t stride_bytes[5];
   for (int i = 0; i + 1 < rank; ++i) stride_bytes[i] = strides[i] * size;
   const CUtensorMapDataType type = size == 1                   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
                                    : dtype == DType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
@@ -102,6 +102,47 @@ inline Status encode_gated_map(CUtensorMap* map, DType dtype, const void* data, 
   return encode_tensor_map(map, dtype, data, 4, sizes, strides, box);
 }
 
+// The same two of weights [groups, rows, columns], a box of one group: rows behind its last are
+// zeros, and not the next group's.
+inline Status encode_group_rows_map(CUtensorMap* map, DType dtype, const void* data, int64_t groups,
+                                    int64_t rows, int64_t columns, int box_rows) {
+  const auto n = static_cast<cuuint64_t>(rows), k = static_cast<cuuint64_t>(columns);
+  const cuuint64_t sizes[] = {k, n, static_cast<cuuint64_t>(groups)};
+  const cuuint64_t strides[] = {k, n * k};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / dtype_size(dtype)),
+                            static_cast<cuuint32_t>(box_rows), 1};
+  return encode_tensor_map(map, dtype, data, 3, sizes, strides, box);
+}
+
+inline Status encode_group_gated_map(CUtensorMap* map, DType dtype, const void* data,
+                                     int64_t groups, int64_t rows, int64_t columns, int box_rows) {
+  const auto n = static_cast<cuuint64_t>(rows), k = static_cast<cuuint64_t>(columns);
+  const cuuint64_t sizes[] = {k, 8, 2, n / 16, static_cast<cuuint64_t>(groups)};
+  const cuuint64_t strides[] = {k, n / 2 * k, 8 * k, n * k};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / dtype_size(dtype)), 8, 2,
+                            static_cast<cuuint32_t>(box_rows / 16), 1};
+  return encode_tensor_map(map, dtype, data, 5, sizes, strides, box);
+}
+
+// How a tensor map reads elements of T.
+template <class T>
+constexpr DType kMapType = sizeof(T) == 1                     ? DType::kUInt8
+                           : std::is_same_v<T, __nv_bfloat16> ? DType::kBFloat16
+                                                              : DType::kFloat16;
+
+// The weight of a product, or those of its groups, in boxes of `box_rows` rows.
+template <class T, bool kGated, bool kGrouped>
+Status encode_weight_map(CUtensorMap* map, const GemmParams& p, int box_rows) {
+  if constexpr (kGrouped) {
+    constexpr auto kEncode = kGated ? encode_group_gated_map : encode_group_rows_map;
+    return kEncode(map, kMapType<T>, p.weight, p.num_groups, p.out_features, p.in_features,
+                   box_rows);
+  } else {
+    constexpr auto kEncode = kGated ? encode_gated_map : encode_rows_map;
+    return kEncode(map, kMapType<T>, p.weight, p.out_features, p.in_features, box_rows);
+  }
+}
+
 // A packed weight (packed_weight.cuh); gated, gates' slabs first, then as many of their ups. A box
 // is `halves` halves of units of `box_slabs` slabs, gated of as many of both; its place is its half
 // along k, slab, and 0. One instruction asks for it: one for each slab took a copying warp longer
@@ -133,11 +174,5 @@ inline Status encode_packed_part_map(CUtensorMap* map, const GemmParams& p, int 
   return encode_map(map, CU_TENSOR_MAP_DATA_TYPE_INT64, p.weight, 4, sizes, stride_bytes, box,
                     CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 }
-
-// How a tensor map reads elements of T.
-template <class T>
-constexpr DType kMapType = sizeof(T) == 1                     ? DType::kUInt8
-                           : std::is_same_v<T, __nv_bfloat16> ? DType::kBFloat16
-                                                              : DType::kFloat16;
 
 }  // namespace regatta::cuda

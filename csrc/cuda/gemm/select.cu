@@ -420,6 +420,8 @@ constexpr GemmCandidate kCandidates[] = {
      by_problem<gemm_stream_sm80_refuses>, true},
     {"generic", kDense, K::kGeneric, 75, kAll, 1, kAny, kStaticShared,
      by_problem<gemm_generic_refuses>, true},
+    {"sm90", kDense, K::kSmallDense, 90, 90, 1, kAny, kHopperShared, by_problem<gemm_sm90_refuses>,
+     true, true, true},
 
     // Codes of 8 bits on both sides.
     {"stream_codes", kCodes, K::kVectorCodes, 90, 90, 1, 1, kHopperShared,
@@ -442,6 +444,8 @@ constexpr GemmCandidate kCandidates[] = {
        return p.operands == GemmOperands::kFp8 ? "float8 needs sm_89" : gemm_codes_mma_refuses(p);
      },
      true},
+    {"sm90", kCodes, K::kSmallCodes, 90, 90, 1, kAny, kHopperShared, by_problem<gemm_sm90_refuses>,
+     true, true, true},
 
     // Weights of 8 and 4 bits, packed. A matrix first, from so many rows on as the dense product
     // saves more than making it costs: measured on an H200, computed for other GPUs.

@@ -250,6 +250,10 @@ Status gemm_packed_tiles_sm90(const GemmParams& params, const PackedTiles& tiles
                               CUstream_st* stream);
 Status gemm_codes_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 Status gemm_blocks_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
+// Of groups of rows; each kind of operands from the first.
+Status gemm_groups_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
+Status gemm_groups_codes_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
+Status gemm_groups_blocks_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 struct StreamCodesTile {
   int stages = 4;              // of 1024 columns
   int blocks = 2;              // per multiprocessor

@@ -43,6 +43,11 @@ static __global__ void reference_kernel(const float* x, const float* w, const fl
 struct Case {
   int64_t m, n, k;
   bool gated, bias, residual, norm, sumsq_out, float_out, scaled_out;
+  std::vector<int32_t> ends = {};  // of groups of rows with a weight each; empty: one weight
+
+  int64_t groups() const { return std::max<int64_t>(1, static_cast<int64_t>(ends.size())); }
+  int64_t first_row(int64_t group) const { return group == 0 ? 0 : ends[group - 1]; }
+  int64_t rows(int64_t group) const { return ends.empty() ? m : ends[group] - first_row(group); }
 };
 
 // A weight [N, K] as pack_weight() leaves it. zero: of groups, or null.
@@ -77,7 +82,8 @@ using Runner = std::function<Status(const GemmParams&)>;
 
 constexpr int64_t kGuard = 64;  // elements past every output that must stay as they were
 
-// Compares runner's output with the reference of xf [M, K] and wf [N, K]; p has the operands.
+// Compares runner's output with the reference of xf [M, K] and wf [N, K], of groups [G, N, K]; p
+// has the operands. Groups without rows have NaN for their biases.
 // Allowed: `relative` of an output, and what comes of it where sums are off by `absolute` of the
 // root of their mean square.
 template <class T>
@@ -86,20 +92,31 @@ bool check_product(const Case& c, GemmParams p, const std::vector<float>& xf,
                    double relative, double absolute) {
   const int64_t width = c.gated ? c.n / 2 : c.n;
   Random random(static_cast<uint32_t>(c.m * 131 + c.n * 17 + c.k));
-  std::vector<float> biasf = random.floats(c.n, 1.f), residualf = random.floats(c.m * width, 1.f);
+  std::vector<float> biasf = random.floats(c.groups() * c.n, 1.f);
+  std::vector<float> residualf = random.floats(c.m * width, 1.f);
+  for (int64_t g = 0; g < c.groups(); ++g) {
+    if (c.rows(g) == 0) std::fill_n(biasf.begin() + g * c.n, c.n, std::nanf(""));
+  }
   const Buffer<T> bias(rounded<T>(biasf)), residual(rounded<T>(residualf));
   const Buffer<float> x(xf), w(wf), bias_values(biasf), residual_values(residualf);
   const Buffer<float> expected(c.m * width), slack(c.m * width);
+  const Buffer<int32_t> ends(c.ends);
   const Buffer<double> squares(std::vector<double>{0.});
   const int64_t parts = cuda::ceil_div(width, gemm_sumsq_columns(c.m));
   const Buffer<uint8_t> out((c.m * width + kGuard) * 4), again((c.m * width + kGuard) * 4);
   const Buffer<float> sumsq(c.m * parts);
   std::vector<float> norm_weightf = random.floats(width, 1.5f);
   const Buffer<T> norm_weight(rounded<T>(norm_weightf)), scaled(c.m * width + kGuard);
-  reference_kernel<<<cuda::ceil_div(c.m * width, 128), 128>>>(
-      x.data, w.data, c.bias ? bias_values.data : nullptr,
-      c.residual ? residual_values.data : nullptr, expected.data, slack.data, squares.data, c.m,
-      c.n, c.k, c.gated);
+  for (int64_t g = 0; g < c.groups(); ++g) {
+    const int64_t first = c.first_row(g), count = c.rows(g);
+    if (count == 0) continue;
+    reference_kernel<<<cuda::ceil_div(count * width, 128), 128>>>(
+        x.data + first * c.k, w.data + g * c.n * c.k, c.bias ? bias_values.data + g * c.n : nullptr,
+        c.residual ? residual_values.data + first * width : nullptr, expected.data + first * width,
+        slack.data + first * width, squares.data, count, c.n, c.k, c.gated);
+  }
+  p.num_groups = static_cast<int64_t>(c.ends.size());
+  p.group_ends = c.ends.empty() ? nullptr : ends.data;
   p.num_rows = c.m;
   p.in_features = c.k;
   p.out_features = c.n;
@@ -162,11 +179,10 @@ bool check_product(const Case& c, GemmParams p, const std::vector<float>& xf,
   }
   if (bad != 0) {
     printf(
-        "FAIL %s m %ld n %ld k %ld gated %d bias %d residual %d sumsq %d scaled %d fp32 %d: %ld "
-        "bad, "
-        "worst %.2f of the tolerance\n",
-        label.c_str(), c.m, c.n, c.k, c.gated, c.bias, c.residual, c.sumsq_out, c.scaled_out,
-        c.float_out, bad, worst);
+        "FAIL %s m %ld groups %ld n %ld k %ld gated %d bias %d residual %d sumsq %d scaled %d fp32 "
+        "%d: %ld bad, worst %.2f of the tolerance\n",
+        label.c_str(), c.m, static_cast<int64_t>(c.ends.size()), c.n, c.k, c.gated, c.bias,
+        c.residual, c.sumsq_out, c.scaled_out, c.float_out, bad, worst);
   }
   return bad == 0;
 }

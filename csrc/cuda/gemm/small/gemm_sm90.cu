@@ -98,14 +98,44 @@ GemmTile choose_fast_tile(const GemmParams& p) {
   return tile;
 }
 
-// k split as for 64 rows. Sums of e4m3 codes of more are not kept as exactly (kPromote).
+// Rows of a tile, at most. Sums of blocks have no registers for 128, and of e4m3 codes are not kept
+// as exactly (kPromote).
+int most_tokens(const GemmParams& p) {
+  if (p.scale_rows != 0) return 64;
+  return is_batch_invariant && p.operands != GemmOperands::kDense ? 64 : 128;
+}
+
+// Of groups: as a weight of as many rows as those of all groups that may have some.
+GemmTile choose_group_tile(const GemmParams& p) {
+  GemmTile tile;
+  tile.tokens = choose_group_tokens(p.num_rows, p.num_groups, 8, most_tokens(p));
+  const int64_t tiles = ceil_div(p.out_features, 64) * std::min(p.num_rows, p.num_groups);
+  const int64_t width = p.in_features * (p.operands == GemmOperands::kDense ? 2 : 1);  // bytes
+  int budget = 66;  // KB of stages
+  if (tiles >= 1024) {
+    tile.features = tile.tokens <= 16 ? 64 : 128;
+    budget = 100;
+  } else {
+    const int64_t steps = ceil_div(width, kRowBytes);
+    while (tile.split < 8 && tiles * tile.split < 256 && steps >= 8 * tile.split) tile.split *= 2;
+  }
+  tile.stages = std::min(kMaxStages, budget * 1024 / ((tile.features + tile.tokens) * kRowBytes));
+  return tile;
+}
+
+// k split as for 64 rows with one weight.
 GemmTile choose_invariant_tile(const GemmParams& p) {
   GemmParams q = p;
   q.num_rows = 64;
+  q.num_groups = 0;
   GemmTile tile = choose_fast_tile(q);
-  const int most = p.operands == GemmOperands::kDense ? 128 : 64;
+  const int most = most_tokens(p);
   tile.tokens = 8;
   while (tile.tokens < p.num_rows && tile.tokens < most) tile.tokens *= 2;
+  if (p.num_groups > 0) {
+    tile.tokens = choose_group_tokens(p.num_rows, p.num_groups, 8, most);
+    tile.features = std::min(tile.features, 128);
+  }
   tile.stages = std::min(tile.stages, 216 * 1024 / ((tile.features + tile.tokens) * kRowBytes));
   return tile;
 }
@@ -113,7 +143,8 @@ GemmTile choose_invariant_tile(const GemmParams& p) {
 }  // namespace
 
 GemmTile choose_gemm_tile(const GemmParams& p) {
-  return is_batch_invariant ? choose_invariant_tile(p) : choose_fast_tile(p);
+  if (is_batch_invariant) return choose_invariant_tile(p);
+  return p.num_groups > 0 ? choose_group_tile(p) : choose_fast_tile(p);
 }
 
 Status gemm_sm90(const GemmParams& p, const GemmTile& tile, CUstream_st* stream) {
@@ -121,6 +152,7 @@ Status gemm_sm90(const GemmParams& p, const GemmTile& tile, CUstream_st* stream)
     return Status::error(std::string("gemm_sm90: ") + reason);
   }
   if (p.num_rows == 0) return {};
+  if (p.num_groups > 0) return gemm_groups_sm90(p, tile, stream);
   if (p.scale_rows != 0) return gemm_blocks_sm90(p, tile, stream);
   if (p.operands != GemmOperands::kDense) return gemm_codes_sm90(p, tile, stream);
   return p.dtype == DType::kBFloat16 ? run_gemm_sm90<__nv_bfloat16, __nv_bfloat16>(p, tile, stream)

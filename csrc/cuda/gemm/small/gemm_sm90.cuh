@@ -8,6 +8,8 @@
 
 #include "cuda/gemm/gemm_epilogue.cuh"
 #include "cuda/gemm/gemm_tensor_map.cuh"
+#include "cuda/gemm/groups.cuh"
+#include "cuda/gemm/tiles.h"
 #include "cuda/hopper.cuh"
 #include "cuda/wgmma.cuh"
 #include "regatta/gemm.h"
@@ -29,6 +31,7 @@ struct KernelParams {
   BlockScales blocks;
   int num_rows, num_steps;  // stages along k
   int stages, split, trigger;
+  Groups groups;
 };
 
 template <int kFeatures, int kTokens>
@@ -41,15 +44,22 @@ struct Shape {
   static constexpr int kPartialBytes = kTokens * kPartialStride * 4;
   // barriers and row scales, then stages aligned to the swizzle's 1024 bytes
   static constexpr int kHeadBytes = 1024;
-  static int shared_bytes(int stages, bool blocks) {
-    const int body = stages * (kStageBytes + (blocks ? kTokens * 4 : 0));
+  // `scales` floats travel with a stage.
+  static int shared_bytes(int stages, int scales) {
+    const int body = stages * (kStageBytes + scales * 4);
     return 1024 + kHeadBytes + (body > kPartialBytes ? body : kPartialBytes);
   }
 };
 
+// Scales of blocks of x that travel with a stage: copies begin at 16 bytes, groups at any row.
+template <int kTokens, bool kBlocks, bool kGrouped>
+constexpr int kStageScales = !kBlocks   ? 0
+                             : kGrouped ? kTokens + 4
+                                        : kTokens;
+
 // T: of x and weight; Out: of bias, residual and out. kBlocks: scales of blocks of 128 columns,
-// which are a stage's; they travel behind the stages.
-template <class T, class Out, int kFeatures, int kTokens, bool kGated, bool kBlocks>
+// which are a stage's; they travel behind the stages. kGrouped: a tile's rows are of one group.
+template <class T, class Out, int kFeatures, int kTokens, bool kGated, bool kBlocks, bool kGrouped>
 __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures == 256 ? 1
                                                                        : kTokens <= 32 && !kBlocks
                                                                            ? 3
@@ -76,18 +86,19 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
   float* row_scale = reinterpret_cast<float*>(empty + kMaxStages);  // [kTokens]
   char* stages = base + S::kHeadBytes;
   float* partial = reinterpret_cast<float*>(stages);  // [kTokens, kPartialStride], after the loop
-  // [stage, kTokens]
+  // [stage, kScales]
   float* x_scale = reinterpret_cast<float*>(stages + p.stages * S::kStageBytes);
+  constexpr int kScales = kStageScales<kTokens, kBlocks, kGrouped>;
 
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
   const int rank = blockIdx.x % p.split;
   const int tile = blockIdx.x / p.split;
-  const int token0 = blockIdx.y * kTokens;
   const int step0 = static_cast<int>(static_cast<int64_t>(p.num_steps) * rank / p.split);
   const int num_steps =
       static_cast<int>(static_cast<int64_t>(p.num_steps) * (rank + 1) / p.split) - step0;
 
+  if (kGrouped && !p.groups.ready) pdl_wait();
   if (p.trigger < 0) pdl_trigger();
   const int trigger_step = num_steps - 1 - p.trigger;
   if (threadIdx.x == kConsumers) {
@@ -99,21 +110,29 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
     }
     barrier_init_fence();
   }
+  GroupTile own = {0, static_cast<int>(blockIdx.y) * kTokens, p.num_rows};
+  if constexpr (kGrouped) {
+    own = find_group_tile<kTokens>(p.groups, blockIdx.y);
+    if (own.group < 0) return;
+  }
+  const int token0 = own.first, num_rows = own.end;  // rows from there on are not written
+  const auto& epilogue = epilogue_of<Out, kGrouped>(p.epilogue, own.group);
+  const BlockScales blocks = kBlocks ? p.blocks.of_group(own.group) : p.blocks;
   __syncthreads();
 
   // What this thread finishes: eight outputs of one token at a time, of the same columns each time.
   constexpr int kChunks = kGated ? kFeatures / 16 : kFeatures / 8;
   static_assert(kConsumers % kChunks == 0);
-  const int out_width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
+  const int out_width = kGated ? epilogue.out_features / 2 : epilogue.out_features;
   const int first_item = rank * kConsumers + static_cast<int>(threadIdx.x);
   const int own_n0 = tile * kChunks * 8 + first_item % kChunks * 8;
   Columns<Out, kGated> columns;
   const auto residual_of = [&](int item) {
     const int t = item / kChunks;
     Vec16<Out> r = {};
-    if (kReadsAhead && !kGated && p.epilogue.residual != nullptr && t < p.num_rows - token0 &&
-        t < kTokens && is_whole<Out>(p.epilogue, own_n0, out_width)) {
-      r = load16_l2(static_cast<const Out*>(p.epilogue.residual) +
+    if (kReadsAhead && !kGated && epilogue.residual != nullptr && t < num_rows - token0 &&
+        t < kTokens && is_whole<Out>(epilogue, own_n0, out_width)) {
+      r = load16_l2(static_cast<const Out*>(epilogue.residual) +
                     static_cast<int64_t>(token0 + t) * out_width + own_n0);
     }
     return r;
@@ -128,26 +147,34 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
       auto load_weight = [&](int step, int s) {
         char* to = stages + s * S::kStageBytes;
         const int k = (step0 + step) * kElements;
-        if constexpr (kGated) {
+        if constexpr (kGated && kGrouped) {
+          tensor_load_5d(to, &weight_map, k, 0, 0, tile * (kFeatures / 16), own.group, &full[s],
+                         once);
+        } else if constexpr (kGated) {
           tensor_load_4d(to, &weight_map, k, 0, 0, tile * (kFeatures / 16), &full[s], once);
+        } else if constexpr (kGrouped) {
+          tensor_load_3d(to, &weight_map, k, tile * kFeatures, own.group, &full[s], once);
         } else {
           tensor_load_2d(to, &weight_map, k, tile * kFeatures, &full[s], once);
         }
       };
+      // Of blocks: those of a group's first rows may share 16 bytes with the group ahead.
+      const int scale0 = kGrouped ? token0 & ~3 : token0;
+      const int scale_bytes = kGrouped ? min(kScales, blocks.x_stride - scale0) * 4 : kScales * 4;
       auto load_tokens = [&](int step, int s) {
         tensor_load_2d(stages + s * S::kStageBytes + S::kWeightBytes, &token_map,
                        (step0 + step) * kElements, token0, &full[s], keep);
         if constexpr (kBlocks) {
-          bulk_load(x_scale + s * kTokens,
-                    p.blocks.x + static_cast<int64_t>(step0 + step) * p.blocks.x_stride + token0,
-                    kTokens * 4, &full[s], keep);
+          bulk_load(x_scale + s * kScales,
+                    blocks.x + static_cast<int64_t>(step0 + step) * blocks.x_stride + scale0,
+                    scale_bytes, &full[s], keep);
         }
       };
-      constexpr int kBytes = S::kStageBytes + (kBlocks ? kTokens * 4 : 0);
+      const int bytes = S::kStageBytes + (kBlocks ? scale_bytes : 0);
       // Weights are constants: fill the pipeline while the previous kernel still runs.
       const int ahead = min(p.stages, num_steps);
       for (int i = 0; i < ahead; ++i) {
-        barrier_arrive_expect(&full[i], kBytes);
+        barrier_arrive_expect(&full[i], bytes);
         load_weight(i, i);
       }
       if (p.trigger >= 0 && trigger_step < ahead) pdl_trigger();
@@ -157,7 +184,7 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
       uint32_t phase = 0;
       for (int i = p.stages; i < num_steps; ++i) {
         barrier_wait(&empty[s], phase);
-        barrier_arrive_expect(&full[s], kBytes);
+        barrier_arrive_expect(&full[s], bytes);
         load_weight(i, s);
         load_tokens(i, s);
         if (p.trigger >= 0 && i == trigger_step) pdl_trigger();
@@ -168,10 +195,10 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
   } else if (warp == kConsumers / kWarp + 1) {
     pdl_wait();
     if constexpr (kTokens <= 32) {
-      warp_row_scales(p.epilogue, token0, min(kTokens, p.num_rows - token0), row_scale);
+      warp_row_scales(epilogue, token0, min(kTokens, num_rows - token0), row_scale);
     } else {
-      for (int t = lane; t < kTokens && token0 + t < p.num_rows; t += kWarp) {
-        row_scale[t] = row_scale_of(p.epilogue, token0 + t);
+      for (int t = lane; t < kTokens && token0 + t < num_rows; t += kWarp) {
+        row_scale[t] = row_scale_of(epilogue, token0 + t);
       }
     }
   } else {
@@ -187,8 +214,8 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
       const int chunk = group * 4 + warp % 4;  // of 16 rows of the tile
       const int low = kGated ? tile * (kFeatures / 2) + chunk * 8 + lane / 4
                              : tile * kFeatures + chunk * 16 + lane / 4;
-      scale_low = p.blocks.of_row(low) + step0;
-      scale_high = p.blocks.of_row(kGated ? p.epilogue.out_features / 2 + low : low + 8) + step0;
+      scale_low = blocks.of_row(low) + step0;
+      scale_high = blocks.of_row(kGated ? epilogue.out_features / 2 + low : low + 8) + step0;
     }
     const WgmmaTile weights = wgmma_descriptor(stages + group * 64 * kRowBytes);  // of stage 0
     const WgmmaTile tokens = wgmma_descriptor(stages + S::kWeightBytes);
@@ -214,8 +241,13 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
         if constexpr (kBlocks) {
 #pragma unroll
           for (int j = 0; j < kTokens / 8; ++j) {
-            const float2 x =
-                *reinterpret_cast<const float2*>(x_scale + s * kTokens + j * 8 + lane % 4 * 2);
+            const float* at = x_scale + s * kScales + j * 8 + lane % 4 * 2;
+            float2 x;
+            if constexpr (kGrouped) {
+              x = make_float2(at[token0 % 4], at[token0 % 4 + 1]);
+            } else {
+              x = *reinterpret_cast<const float2*>(at);
+            }
             total[4 * j] += acc[4 * j] * (x.x * low);
             total[4 * j + 1] += acc[4 * j + 1] * (x.y * low);
             total[4 * j + 2] += acc[4 * j + 2] * (x.x * high);
@@ -249,7 +281,7 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
       to[S::kPartialStride + 8] = sum(3);
     }
     if constexpr (kReadsAhead) {
-      columns.load(p.epilogue, own_n0, out_width);
+      columns.load(epilogue, own_n0, out_width);
       next_residual = residual_of(first_item);
     }
   }
@@ -262,7 +294,7 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
 
   if (threadIdx.x < kConsumers) {
     // An item is eight outputs of one token. Partials are added in the order of ranks.
-    const int items = min(kTokens, p.num_rows - token0) * kChunks;
+    const int items = min(kTokens, num_rows - token0) * kChunks;
     for (int item = first_item; item < items; item += p.split * kConsumers) {
       const Vec16<Out> residual = next_residual;
       if constexpr (kReadsAhead) next_residual = residual_of(item + p.split * kConsumers);
@@ -291,20 +323,20 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
       const int n0 = tile * (kGated ? kFeatures / 2 : kFeatures) + chunk * 8;
       float squares;
       if constexpr (kReadsAhead) {
-        squares = columns.finish(p.epilogue, v, row_scale[t], token0 + t, n0, out_width,
+        squares = columns.finish(epilogue, v, row_scale[t], token0 + t, n0, out_width,
                                  kGated ? nullptr : &residual);
       } else {
-        squares = finish<Out>(p.epilogue, v, row_scale[t], token0 + t, n0, out_width);
+        squares = finish<Out>(epilogue, v, row_scale[t], token0 + t, n0, out_width);
       }
-      if (!kGated && p.epilogue.sumsq_out != nullptr) {
+      if (!kGated && !kGrouped && epilogue.sumsq_out != nullptr) {
         // Two or eight adjacent lanes hold the columns of a partial.
-        const int lanes = p.epilogue.sumsq_columns / 8;
+        const int lanes = epilogue.sumsq_columns / 8;
         const unsigned mask = 0xffu << (lane & 24);
         for (int o = lanes / 2; o > 0; o /= 2) squares += __shfl_xor_sync(mask, squares, o);
-        const int part = n0 / p.epilogue.sumsq_columns;
-        const int parts = (out_width + p.epilogue.sumsq_columns - 1) / p.epilogue.sumsq_columns;
+        const int part = n0 / epilogue.sumsq_columns;
+        const int parts = (out_width + epilogue.sumsq_columns - 1) / epilogue.sumsq_columns;
         if (lane % lanes == 0 && part < parts) {
-          p.epilogue.sumsq_out[static_cast<int64_t>(token0 + t) * parts + part] = squares;
+          epilogue.sumsq_out[static_cast<int64_t>(token0 + t) * parts + part] = squares;
         }
       }
     }
@@ -319,14 +351,12 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
 #endif
 }
 
-template <class T, class Out, int kFeatures, int kTokens, bool kGated, bool kBlocks>
+template <class T, class Out, int kFeatures, int kTokens, bool kGated, bool kBlocks, bool kGrouped>
 Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   using S = Shape<kFeatures, kTokens>;
   constexpr cuuint32_t kElements = kRowBytes / sizeof(T);
   CUtensorMap weight_map, token_map;
-  constexpr auto kEncodeWeight = kGated ? encode_gated_map : encode_rows_map;
-  Status status =
-      kEncodeWeight(&weight_map, kMapType<T>, p.weight, p.out_features, p.in_features, kFeatures);
+  Status status = encode_weight_map<T, kGated, kGrouped>(&weight_map, p, kFeatures);
   if (!status.ok()) return status;
   status = encode_rows_map(&token_map, kMapType<T>, p.x, p.num_rows, p.in_features, kTokens);
   if (!status.ok()) return status;
@@ -334,6 +364,7 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
   if (kBlocks) kp.blocks = make_block_scales(p);
+  kp.groups = make_groups(p);
   kp.num_rows = static_cast<int>(p.num_rows);
   kp.num_steps = static_cast<int>(ceil_div(p.in_features, kElements));
   kp.stages = tile.stages;
@@ -341,50 +372,54 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   kp.trigger = tile.trigger;
 
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(p.out_features, kFeatures) * tile.split),
-                     static_cast<unsigned>(ceil_div(p.num_rows, kTokens)));
+  config.grid =
+      dim3(static_cast<unsigned>(ceil_div(p.out_features, kFeatures) * tile.split),
+           static_cast<unsigned>(kGrouped ? max_group_tiles(p.num_rows, p.num_groups, kTokens)
+                                          : ceil_div(p.num_rows, kTokens)));
   config.block = dim3(S::kThreads);
-  config.shared_bytes = S::shared_bytes(tile.stages, kBlocks);
+  config.shared_bytes = S::shared_bytes(tile.stages, kStageScales<kTokens, kBlocks, kGrouped>);
   config.stream = stream;
   config.pdl = p.dependent_launch;
   config.cluster_x = static_cast<unsigned>(tile.split);
-  return launch(gemm_sm90_kernel<T, Out, kFeatures, kTokens, kGated, kBlocks>, config, "gemm_sm90",
-                weight_map, token_map, kp);
+  return launch(gemm_sm90_kernel<T, Out, kFeatures, kTokens, kGated, kBlocks, kGrouped>, config,
+                "gemm_sm90", weight_map, token_map, kp);
 }
 
-template <class T, class Out, int kFeatures, bool kGated, bool kBlocks>
+template <class T, class Out, int kFeatures, bool kGated, bool kBlocks, bool kGrouped>
 Status run_tokens(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   switch (tile.tokens) {
     case 8:
-      return run<T, Out, kFeatures, 8, kGated, kBlocks>(p, tile, stream);
+      return run<T, Out, kFeatures, 8, kGated, kBlocks, kGrouped>(p, tile, stream);
     case 16:
-      return run<T, Out, kFeatures, 16, kGated, kBlocks>(p, tile, stream);
+      return run<T, Out, kFeatures, 16, kGated, kBlocks, kGrouped>(p, tile, stream);
     case 32:
-      return run<T, Out, kFeatures, 32, kGated, kBlocks>(p, tile, stream);
+      return run<T, Out, kFeatures, 32, kGated, kBlocks, kGrouped>(p, tile, stream);
     case 64:
-      return run<T, Out, kFeatures, 64, kGated, kBlocks>(p, tile, stream);
+      return run<T, Out, kFeatures, 64, kGated, kBlocks, kGrouped>(p, tile, stream);
     default:
       // No registers for the sums of 128 tokens beside a block's.
-      return run<T, Out, kFeatures, kBlocks ? 64 : 128, kGated, kBlocks>(p, tile, stream);
+      return run<T, Out, kFeatures, kBlocks ? 64 : 128, kGated, kBlocks, kGrouped>(p, tile, stream);
   }
 }
 
-template <class T, class Out, bool kGated, bool kBlocks>
+template <class T, class Out, bool kGated, bool kBlocks, bool kGrouped>
 Status run_features(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   switch (tile.features) {
     case 64:
-      return run_tokens<T, Out, 64, kGated, kBlocks>(p, tile, stream);
+      return run_tokens<T, Out, 64, kGated, kBlocks, kGrouped>(p, tile, stream);
     case 128:
-      return run_tokens<T, Out, 128, kGated, kBlocks>(p, tile, stream);
+      return run_tokens<T, Out, 128, kGated, kBlocks, kGrouped>(p, tile, stream);
     default:
-      return run_tokens<T, Out, kBlocks ? 128 : 256, kGated, kBlocks>(p, tile, stream);
+      // Groups that would fill 256 have gemm_tiles_sm90.
+      return run_tokens < T, Out, kBlocks || kGrouped ? 128 : 256, kGated, kBlocks,
+             kGrouped > (p, tile, stream);
   }
 }
 
-template <class T, class Out, bool kBlocks = false>
+template <class T, class Out, bool kBlocks = false, bool kGrouped = false>
 Status run_gemm_sm90(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  return p.gated ? run_features<T, Out, true, kBlocks>(p, tile, stream)
-                 : run_features<T, Out, false, kBlocks>(p, tile, stream);
+  return p.gated ? run_features<T, Out, true, kBlocks, kGrouped>(p, tile, stream)
+                 : run_features<T, Out, false, kBlocks, kGrouped>(p, tile, stream);
 }
 
 }  // namespace
