@@ -223,7 +223,7 @@ Status gemm_to_codes(const GemmParams& params, const QuantizeRowsParams& q,
 
 // The kernels. Where one cannot do `params`, it says why.
 Status gemm_stream_sm80(const GemmParams& params, bool use_mma,
-                        CUstream_st* stream);  // else: gemv at M 1
+                        CUstream_st* stream);  // else: gemv at M 1, in groups up to 32
 Status gemm_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 Status gemm_packed_sm90(const GemmParams& params, CUstream_st* stream);

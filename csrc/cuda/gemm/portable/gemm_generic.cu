@@ -7,7 +7,9 @@
 // definition. Expected bound: shared-memory reads, about 1 TFLOP/s (not measured); it is the
 // candidate for fp32 and for shapes that the others refuse, and their twin in tests.
 #include "cuda/gemm/gemm_epilogue.cuh"
+#include "cuda/gemm/groups.cuh"
 #include "cuda/gemm/select.h"
+#include "cuda/gemm/tiles.h"
 #include "regatta/gemm.h"
 
 namespace regatta::cuda {
@@ -18,18 +20,27 @@ constexpr int kRows = 64;  // of weight
 constexpr int kSlice = 32;
 constexpr int kThreads = 128;
 
-template <class T>
+template <class T, bool kGrouped>
 __global__ void __launch_bounds__(kThreads)
-    gemm_generic_kernel(const T* __restrict__ weight, const T* __restrict__ x, const Epilogue p,
-                        const int num_rows, const int in_features) {
+    gemm_generic_kernel(const T* __restrict__ all_weights, const T* __restrict__ x,
+                        const Epilogue epilogue, const int all_rows, const int in_features,
+                        const Groups groups) {
   __shared__ float w_slice[kRows][kSlice + 1];
   __shared__ float x_slice[kTokens][kSlice + 1];
   __shared__ float row_scale[kTokens];
+  GroupTile own = {0, static_cast<int>(blockIdx.y) * kTokens, all_rows};
+  if constexpr (kGrouped) {
+    if (!groups.ready) pdl_wait();
+    own = find_group_tile<kTokens>(groups, blockIdx.y);
+    if (own.group < 0) return;
+  }
+  const int token0 = own.first, num_rows = own.end;
+  const auto& p = epilogue_of<T, kGrouped>(epilogue, own.group);
+  const T* weight = all_weights + static_cast<int64_t>(own.group) * p.out_features * in_features;
   const int chunks = p.gated ? 4 : 8;
   const int width = p.gated ? p.out_features / 2 : p.out_features;
   const int outputs = chunks * 8;
   const int first = blockIdx.x * outputs;
-  const int token0 = blockIdx.y * kTokens;
   const int t = threadIdx.x / chunks;  // 0..31 when gated: the upper half only helps to load
   const int chunk = threadIdx.x % chunks;
   pdl_trigger();
@@ -86,6 +97,22 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+template <class T, bool kGrouped>
+Status run(const GemmParams& p, cudaStream_t stream) {
+  const int64_t width = p.gated ? p.out_features / 2 : p.out_features;
+  const int64_t tiles =
+      kGrouped ? max_group_tiles(p.num_rows, p.num_groups, kTokens) : ceil_div(p.num_rows, kTokens);
+  LaunchConfig config;
+  config.grid =
+      dim3(static_cast<unsigned>(ceil_div(width, p.gated ? 32 : 64)), static_cast<unsigned>(tiles));
+  config.block = dim3(kThreads);
+  config.stream = stream;
+  config.pdl = p.dependent_launch;
+  return launch(gemm_generic_kernel<T, kGrouped>, config, "gemm_generic",
+                static_cast<const T*>(p.weight), static_cast<const T*>(p.x), make_epilogue(p),
+                static_cast<int>(p.num_rows), static_cast<int>(p.in_features), make_groups(p));
+}
+
 }  // namespace
 
 Status gemm_generic(const GemmParams& p, CUstream_st* stream) {
@@ -93,18 +120,9 @@ Status gemm_generic(const GemmParams& p, CUstream_st* stream) {
     return Status::error(std::string("gemm_generic: ") + reason);
   }
   if (p.num_rows == 0) return {};
-  const int64_t width = p.gated ? p.out_features / 2 : p.out_features;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(width, p.gated ? 32 : 64)),
-                     static_cast<unsigned>(ceil_div(p.num_rows, kTokens)));
-  config.block = dim3(kThreads);
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
   return dispatch_dtype(p.dtype, "gemm_generic", [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    return launch(gemm_generic_kernel<T>, config, "gemm_generic", static_cast<const T*>(p.weight),
-                  static_cast<const T*>(p.x), make_epilogue(p), static_cast<int>(p.num_rows),
-                  static_cast<int>(p.in_features));
+    return p.num_groups > 0 ? run<T, true>(p, stream) : run<T, false>(p, stream);
   });
 }
 

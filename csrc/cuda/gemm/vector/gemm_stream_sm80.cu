@@ -12,11 +12,16 @@
 //   3. mma: a block owns 16 rows; its 8 warps split k and add up in shared memory, in warp order.
 //      A 16-byte load is half of two fragments of m16n8k16: the instruction's order of k is
 //      permuted, for both operands alike, which leaves the sum as it is.
+//   4. Groups of rows that have a weight each. gemv: a row of x is a product of its own; blocks
+//      stay, and a warp's next rows of weight travel while it finishes its last. mma: a block's
+//      tokens are of one group.
 // Source: own; the load pattern of gemv is the classic one.
 //
 // Bound: memory, 3.22 ms for the 129 products of a Llama-3-8B decode step on an H200 (4.66 TB/s).
 #include "cuda/gemm/gemm_epilogue.cuh"
+#include "cuda/gemm/groups.cuh"
 #include "cuda/gemm/select.h"
+#include "cuda/gemm/tiles.h"
 #include "regatta/gemm.h"
 
 namespace regatta::cuda {
@@ -24,7 +29,8 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kTile = 16;  // rows of weight per block; gated: 8 gate rows and their 8 up rows
+constexpr int kTile = 16;        // rows of weight per block; gated: 8 gate rows and their 8 up rows
+constexpr int kVectorRows = 32;  // of gemv in groups, at most
 constexpr int kSharedSums = 256;  // partial sums of squares per token that fit in shared memory
 
 // Writes a tile of sums: sums[t][0..15] are the products of token t. One token and eight outputs
@@ -106,11 +112,12 @@ struct Fragments {
   uint4 low[kUnroll], high[kUnroll];
 };
 
-template <class T, int kTokens, int kUnroll, int kBlocks>
+template <class T, int kTokens, int kUnroll, int kBlocks, bool kGrouped>
 __global__ void __launch_bounds__(kThreads, kBlocks)
-    gemm_stream_sm80_kernel(const T* __restrict__ weight, const T* __restrict__ x, const Epilogue p,
-                            const int num_rows, const int in_features) {
-  constexpr int kGroups = kTokens / 8;
+    gemm_stream_sm80_kernel(const T* __restrict__ all_weights, const T* __restrict__ x,
+                            const Epilogue epilogue, const int all_rows, const int in_features,
+                            const Groups groups) {
+  constexpr int kEights = kTokens / 8;
   constexpr int kChunk = kUnroll * 32;  // k per warp and round
   __shared__ float partial[kWarps][kTokens][kTile + 4];
   __shared__ float sums[kTokens][kTile + 4];
@@ -122,7 +129,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int g = lane / 4;
   const int q = lane % 4 * 8;
   const int tile = blockIdx.x;
-  const int token0 = blockIdx.y * kTokens;
+  GroupTile own = {0, static_cast<int>(blockIdx.y) * kTokens, all_rows};
+  if constexpr (kGrouped) {
+    if (!groups.ready) pdl_wait();
+    own = find_group_tile<kTokens>(groups, blockIdx.y);
+    if (own.group < 0) return;
+  }
+  const int token0 = own.first, num_rows = own.end;
+  const auto& p = epilogue_of<T, kGrouped>(epilogue, own.group);
+  const T* weight = all_weights + static_cast<int64_t>(own.group) * p.out_features * in_features;
   const int width = p.gated ? p.out_features / 2 : p.out_features;
   const int64_t first = p.gated ? tile * 8 : tile * kTile;
   // Rows past the end repeat the last one; their results are not written.
@@ -152,14 +167,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
   const bool early = request_sumsq<kTokens>(p, squares, num_rows, token0);
 
-  const T* token[kGroups];
-  bool valid[kGroups];
+  const T* token[kEights];
+  bool valid[kEights];
 #pragma unroll
-  for (int j = 0; j < kGroups; ++j) {
+  for (int j = 0; j < kEights; ++j) {
     valid[j] = token0 + j * 8 + g < num_rows;
     token[j] = x + static_cast<int64_t>(valid[j] ? token0 + j * 8 + g : 0) * in_features + q;
   }
-  float acc[kGroups][4] = {};
+  float acc[kEights][4] = {};
   for (int k = warp * kChunk; k < in_features; k += kWarps * kChunk) {
     const Fragments<kUnroll> now = next;
     if (k + kWarps * kChunk < in_features) load(next, k + kWarps * kChunk);
@@ -168,7 +183,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       const int at = k + u * 32;
       const bool inside = at + q < in_features;
 #pragma unroll
-      for (int j = 0; j < kGroups; ++j) {
+      for (int j = 0; j < kEights; ++j) {
         uint4 b = zero;
         if (inside && valid[j]) b = *reinterpret_cast<const uint4*>(token[j] + at);
         const uint32_t a0[4] = {now.low[u].x, now.high[u].x, now.low[u].y, now.high[u].y};
@@ -180,7 +195,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 
 #pragma unroll
-  for (int j = 0; j < kGroups; ++j) {
+  for (int j = 0; j < kEights; ++j) {
     const int t = j * 8 + lane % 4 * 2;
     partial[warp][t][g] = acc[j][0];
     partial[warp][t + 1][g] = acc[j][1];
@@ -199,6 +214,19 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
   __syncthreads();
   finish_tile<T, kTokens>(p, sums, row_scale, num_rows, token0, tile);
+}
+
+// acc += the eight products of w and x, one after the other.
+template <class T>
+__device__ __forceinline__ void multiply(const uint4& w, const uint4& x, float& acc) {
+  using Pair = typename Traits<T>::Pair;
+  const uint32_t ws[4] = {w.x, w.y, w.z, w.w}, xs[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 wv = Traits<T>::to_float2(bit_cast<Pair>(ws[i]));
+    const float2 xv = Traits<T>::to_float2(bit_cast<Pair>(xs[i]));
+    acc = fmaf(wv.y, xv.y, fmaf(wv.x, xv.x, acc));
+  }
 }
 
 // One token: a warp reads two rows of weight (gated: a gate and its up), 512 adjacent bytes of each
@@ -302,18 +330,115 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 }
 
-template <class T, int kTokens, int kUnroll, int kBlocks>
+// Rows of x with a weight each, as gemv_stream_kernel has one. Blocks stay: what a warp owns of one
+// row of x is too little to fill memory's latency with.
+template <class T, int kUnroll, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    gemv_groups_kernel(const T* __restrict__ weight, const T* __restrict__ x, const Epilogue p,
+                       const int num_rows, const int in_features, const Groups groups) {
+  constexpr int kRound = kWarp * 8 * kUnroll;
+  __shared__ int group_of[kVectorRows];
+  const int warp = threadIdx.x / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  if (!groups.ready) pdl_wait();
+  for (int row = warp; row < num_rows; row += kWarps) {
+    const int group = find_group(groups, row);
+    if (lane == 0) group_of[row] = group;
+  }
+  __syncthreads();
+
+  // An item is two rows of weight (gated: a gate and its up) for a row of x; a row's items adjoin.
+  const int width = p.gated ? p.out_features / 2 : p.out_features;
+  const int per_row = p.gated ? width : (width + 1) / 2;
+  const int items = num_rows * per_row, stride = gridDim.x * kWarps;
+  const auto first_of = [&](int item) { return item % per_row * (p.gated ? 1 : 2); };
+  const uint64_t once = policy_evict_first();
+  const uint4 zero = make_uint4(0, 0, 0, 0);
+  const T *low = nullptr, *high = nullptr;
+  const auto aim = [&](int item) {
+    const int first = first_of(item), last = p.out_features - 1;
+    const int64_t row = static_cast<int64_t>(group_of[item / per_row]) * p.out_features;
+    low = weight + (row + first) * in_features + lane * 8;
+    high = weight + (row + min(p.gated ? width + first : first + 1, last)) * in_features + lane * 8;
+  };
+  Fragments<kUnroll> next;
+  const auto load = [&](int k) {
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int at = k + u * kWarp * 8;
+      const bool inside = at + lane * 8 < in_features;
+      next.low[u] = inside ? bit_cast<uint4>(load16_once(low + at, once)) : zero;
+      next.high[u] = inside ? bit_cast<uint4>(load16_once(high + at, once)) : zero;
+    }
+  };
+  int item = blockIdx.x * kWarps + warp;
+  if (item < items) {
+    aim(item);
+    load(0);
+  }
+  pdl_trigger();
+  pdl_wait();
+
+  for (; item < items; item += stride) {
+    const int row = item / per_row;
+    const int n = first_of(item) + lane;  // of this lane's output, if it has one
+    const bool writes = lane < (p.gated ? 1 : 2) && n < width;
+    float bias = 0.f, bias_up = 0.f;
+    if (writes && p.bias != nullptr) {
+      const T* from =
+          static_cast<const T*>(p.bias) + static_cast<int64_t>(group_of[row]) * p.out_features + n;
+      bias = Traits<T>::to_float(*from);
+      if (p.gated) bias_up = Traits<T>::to_float(from[width]);
+    }
+    const T* token = x + static_cast<int64_t>(row) * in_features + lane * 8;
+    float acc_low = 0.f, acc_high = 0.f;
+    for (int k = 0; k < in_features; k += kRound) {
+      const Fragments<kUnroll> now = next;
+      if (k + kRound < in_features) {
+        load(k + kRound);
+      } else if (item + stride < items) {
+        aim(item + stride);
+        load(0);
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int at = k + u * kWarp * 8;
+        const uint4 b =
+            at + lane * 8 < in_features ? *reinterpret_cast<const uint4*>(token + at) : zero;
+        multiply<T>(now.low[u], b, acc_low);
+        multiply<T>(now.high[u], b, acc_high);
+      }
+    }
+    acc_low = warp_sum(acc_low);
+    acc_high = warp_sum(acc_high);
+    float values[1] = {(p.gated || lane == 0 ? acc_low : acc_high) + bias};
+    if (p.gated || p.activates) apply(p.function, values);
+    const float y = p.gated ? values[0] * (acc_high + bias_up) : values[0];
+    if (!writes) continue;
+    const int64_t to = static_cast<int64_t>(row) * width + n;
+    if (p.float_out) {
+      static_cast<float*>(p.out)[to] = y;
+    } else {
+      static_cast<T*>(p.out)[to] = Traits<T>::from_float(y);
+    }
+  }
+}
+
+template <class T, int kTokens, int kUnroll, int kBlocks, bool kGrouped>
 Status run(const GemmParams& p, cudaStream_t stream) {
   LaunchConfig config;
   const int64_t width = p.gated ? p.out_features / 2 : p.out_features;
+  const int64_t tiles =
+      kGrouped ? max_group_tiles(p.num_rows, p.num_groups, kTokens) : ceil_div(p.num_rows, kTokens);
   config.grid = dim3(static_cast<unsigned>(ceil_div(width, p.gated ? 8 : kTile)),
-                     static_cast<unsigned>(ceil_div(p.num_rows, kTokens)));
+                     static_cast<unsigned>(tiles));
   config.block = dim3(kThreads);
   config.stream = stream;
   config.pdl = p.dependent_launch;
-  return launch(gemm_stream_sm80_kernel<T, kTokens, kUnroll, kBlocks>, config, "gemm_stream_sm80",
-                static_cast<const T*>(p.weight), static_cast<const T*>(p.x), make_epilogue(p),
-                static_cast<int>(p.num_rows), static_cast<int>(p.in_features));
+  return launch(gemm_stream_sm80_kernel<T, kTokens, kUnroll, kBlocks, kGrouped>, config,
+                "gemm_stream_sm80", static_cast<const T*>(p.weight), static_cast<const T*>(p.x),
+                make_epilogue(p), static_cast<int>(p.num_rows), static_cast<int>(p.in_features),
+                make_groups(p));
 }
 
 template <class T>
@@ -328,10 +453,34 @@ Status run_gemv(const GemmParams& p, cudaStream_t stream) {
 }
 
 template <class T>
+Status run_gemv_groups(const GemmParams& p, cudaStream_t stream) {
+  constexpr int kBlocks = 2;  // of a multiprocessor
+  const int64_t blocks = p.num_rows * ceil_div(p.out_features, kTile);
+  LaunchConfig config;
+  config.grid =
+      dim3(static_cast<unsigned>(std::min<int64_t>(blocks, kBlocks * num_multiprocessors())));
+  config.block = dim3(kThreads);
+  config.stream = stream;
+  config.pdl = p.dependent_launch;
+  return launch(gemv_groups_kernel<T, 4, kBlocks>, config, "gemv_groups",
+                static_cast<const T*>(p.weight), static_cast<const T*>(p.x), make_epilogue(p),
+                static_cast<int>(p.num_rows), static_cast<int>(p.in_features), make_groups(p));
+}
+
+template <class T>
+Status run_groups(const GemmParams& p, bool use_mma, cudaStream_t stream) {
+  if (p.num_rows <= kVectorRows && !use_mma) return run_gemv_groups<T>(p, stream);
+  const int tokens = choose_group_tokens(p.num_rows, p.num_groups, 8, 32);
+  if (tokens == 8) return run<T, 8, 4, 2, true>(p, stream);
+  return tokens == 16 ? run<T, 16, 4, 2, true>(p, stream) : run<T, 32, 4, 2, true>(p, stream);
+}
+
+template <class T>
 Status run_rows(const GemmParams& p, bool use_mma, cudaStream_t stream) {
+  if (p.num_groups > 0) return run_groups<T>(p, use_mma, stream);
   if (p.num_rows == 1 && !use_mma) return run_gemv<T>(p, stream);
-  if (p.num_rows <= 8) return run<T, 8, 4, 2>(p, stream);
-  return p.num_rows <= 16 ? run<T, 16, 4, 2>(p, stream) : run<T, 32, 4, 2>(p, stream);
+  if (p.num_rows <= 8) return run<T, 8, 4, 2, false>(p, stream);
+  return p.num_rows <= 16 ? run<T, 16, 4, 2, false>(p, stream) : run<T, 32, 4, 2, false>(p, stream);
 }
 
 }  // namespace
