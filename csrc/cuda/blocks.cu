@@ -603,12 +603,9 @@ class Blocks {
     route.normed = s_.normed;
     route.weight = e.router;
     route.bias = e.router_bias;
-    route.correction = e.correction;
     route.shared_gate = e.shared_gate;
     route.logits = x.logits;
     route.shared_gate_out = x.shared_gate;
-    route.ids = x.ids;
-    route.shares = x.shares;
     route.num_tokens = e.num_tokens;
     route.hidden_size = e.hidden_size;
     route.dtype = e.dtype;
@@ -618,19 +615,16 @@ class Blocks {
       status = run_shared(e);
       if (!status.ok()) return status;
     }
-    SortByExpertParams sort;
-    sort.ids = x.ids;
+    ChooseAndSortParams sort;
+    sort.choose = {router, x.logits, e.correction, x.ids, x.shares, static_cast<int>(e.num_tokens)};
     sort.x = s_.normed;
     sort.sorted = x.sorted;
     sort.ends = x.ends;
     sort.places = x.places;
     sort.counts = x.counts;
-    sort.num_tokens = e.num_tokens;
-    sort.top_k = router.top_k;
-    sort.num_experts = router.num_experts;
     sort.hidden_size = e.hidden_size;
     sort.dtype = e.dtype;
-    status = sort_by_expert(sort, launch_);
+    status = choose_and_sort(sort, launch_);
     if (!status.ok()) return status;
     status = run_experts(e);
     if (!status.ok()) return status;

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from predict.device import cuda
+
 if TYPE_CHECKING:
     from paddle import Tensor
+    from predict.device.devices import Device
 
 
 def place_tensor(values: Any, dtype: str, place: Any) -> Tensor:
@@ -34,18 +37,16 @@ def tensor_at(values: Any, place: Any) -> Tensor:
     return tensor if place is None else tensor._copy_to(place, True)
 
 
-def room_for(count: int, tensor: Tensor) -> Tensor:
-    """Memory for `count` tensors like this one, one behind the other, where it lies."""
+def put_row(whole: Tensor, index: int, part: Tensor, gpu: Device | None) -> None:
+    """Copies `part` into whole[index], in place; both lie on one device. gpu: that one, or None."""
     import paddle
 
-    return paddle.empty([count, *tensor.shape], tensor.dtype, device=tensor.place)
-
-
-def put_row(whole: Tensor, index: int, part: Tensor) -> None:
-    """Copies `part` into whole[index], in place; both lie on one device."""
-    import paddle
-
-    paddle.assign(part.unsqueeze(0), whole._slice(index, index + 1))
+    if gpu is None:
+        paddle.assign(part.unsqueeze(0), whole._slice(index, index + 1))
+        return
+    size = part.size * part.element_size()
+    stream = cuda.current_stream(gpu)
+    cuda.copy_bytes(whole.data_ptr() + index * size, part.data_ptr(), size, stream)
 
 
 def to_float32(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from predict.device.place import place_tensor, put_row, room_for, tensor_at, to_float32
+from predict.device.place import place_tensor, put_row, tensor_at, to_float32
 from predict.errors import UserError
 from predict.loading.sources import WeightSource
 from predict.nn.blocks import AttentionBlock, ExpertBlock, alibi_slopes
@@ -43,6 +43,7 @@ from predict.schemes import scheme_of
 
 if TYPE_CHECKING:
     from paddle import Tensor
+    from predict.device.devices import Device
     from predict.loading.layouts import Layout
 
 
@@ -56,13 +57,15 @@ def build_decoder(
     on_layer: Callable[[int], None] | None = None,
     place: Any = None,
     kv_format: str = "dense",
+    gpu: Device | None = None,
 ) -> Decoder:
     """Reads (or makes up) every weight of the plan, layer by layer, converted to `dtype`.
 
     source gives embedding and norms, layout the linears, each in a scheme of its own.
     num_positions: rows of the rotary table (tokens). on_layer: called with each finished layer.
     compiled: predict.ops.compiled; None for plain operators.
-    place: a GPU's; None for the CPU. kv_format: of the caches that it will run over.
+    place: a GPU's; None for the CPU. kv_format: of the caches that it will run over. gpu: where
+    the place is one.
     """
     import paddle
 
@@ -98,14 +101,17 @@ def build_decoder(
         count, stacked = len(plan.experts), None
         for index, expert in enumerate(plan.experts):
             one = linear(expert)
-            stacked = stacked or map_tensors(one, lambda _, part: room_for(count, part))
+            if stacked is None:
+                stacked = map_tensors(
+                    one, lambda _, part: paddle.empty([count, *part.shape], part.dtype)
+                )
             if one.scheme != stacked.scheme:
                 raise UserError(
                     f"{expert.prefixes[0]} is stored as {one.scheme}, and the experts before it as "
                     f"{stacked.scheme}; quantize all experts of a layer alike"
                 )
             for whole, part in zip(_tensors(stacked), _tensors(one), strict=True):
-                put_row(whole, index, part)
+                put_row(whole, index, part, gpu)
         assert stacked is not None
         return replace(stacked, num_experts=count)
 

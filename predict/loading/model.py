@@ -79,6 +79,7 @@ class Weights:
                 on_layer,
                 place=self.platform.place,
                 kv_format=self.config.kv_format,
+                gpu=self.platform.gpu,
             )
         finally:
             self.source.close()

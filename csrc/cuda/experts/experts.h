@@ -10,8 +10,7 @@
 
 namespace regatta::cuda {
 
-// normed = norm(x); scores and choice of the router's logits of it, as predict/nn/blocks.py has
-// them; shared_gate_out = sigmoid(normed . shared_gate).
+// normed = norm(x); the router's logits of it; shared_gate_out = sigmoid(normed . shared_gate).
 struct RouteParams {
   Router router;
   const void* x = nullptr;  // [T, H]
@@ -31,19 +30,31 @@ struct RouteParams {
 };
 Status route(const RouteParams& params, const Launch& launch);
 
-// Pairs sorted by expert, and by token among those of one. ends[e]: as GemmParams::group_ends.
-struct SortByExpertParams {
-  const int32_t* ids = nullptr;  // [T, K]
-  const void* x = nullptr;       // [T, H]
-  void* sorted = nullptr;        // [P, H]: each pair's row of x
-  int32_t* ends = nullptr;       // [E]
-  int32_t* places = nullptr;     // [T, K]: where each pair went
-  int32_t* counts = nullptr;     // sort_counts(): room
-  int64_t num_tokens = 0, top_k = 0, num_experts = 0, hidden_size = 0;
+// The choice that the logits make, as predict/nn/blocks.py has it. A row with a NaN goes to experts
+// 0, 1, ... with shares of NaN, so that it spoils nothing but itself.
+struct ChooseArgs {
+  Router router;
+  const float* logits = nullptr;      // [T, E]
+  const float* correction = nullptr;  // [E] or null
+  int32_t* ids = nullptr;             // [T, K]: the best first
+  float* shares = nullptr;            // [T, K]
+  int num_tokens = 0;
+};
+
+// The choice, and its pairs sorted by expert, and by token among those of one. ends: as
+// GemmParams::group_ends.
+struct ChooseAndSortParams {
+  ChooseArgs choose;
+  const void* x = nullptr;    // [T, H]
+  void* sorted = nullptr;     // [P, H]: each pair's row of x
+  int32_t* ends = nullptr;    // [E]
+  int32_t* places = nullptr;  // [T, K]: where each pair went
+  int32_t* counts = nullptr;  // sort_counts(): room
+  int64_t hidden_size = 0;
   DType dtype = DType::kBFloat16;
 };
-// Values of SortByExpertParams::counts.
+// Values of ChooseAndSortParams::counts.
 int64_t sort_counts(int64_t num_pairs, int64_t num_experts);
-Status sort_by_expert(const SortByExpertParams& params, const Launch& launch);
+Status choose_and_sort(const ChooseAndSortParams& params, const Launch& launch);
 
 }  // namespace regatta::cuda

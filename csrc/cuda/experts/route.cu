@@ -1,15 +1,11 @@
-// See experts.h: norm, router and choice.
+// See experts.h: norm and router.
 //
 // Architectures: all; float32, bf16, fp16.
-// Algorithm
-//   1. A warp owns an expert's row of the router's weight, which it holds in registers while it
-//      goes over the tokens of its block; it makes each token's norm from x itself, beside the
-//      product. A block more writes the normed rows, and the logit of the shared expert's gate.
-//   2. A second launch chooses, one warp per token: scores in shared memory, K rounds of a warp's
-//      maximum. The lower expert wins a tie; a row with a NaN goes to experts 0, 1, ... with shares
-//      of NaN, so that it spoils nothing but itself.
-// Every sum's order is the row's alone. Bound: the router's weight out of L2, T / kTokens times.
-// Source: own; the choice as published for DeepSeek V2 and V3.
+// Algorithm: a warp owns an expert's row of the router's weight, while it goes over the tokens of
+// its block; it makes each token's norm from x itself, ahead of the product. A block more writes
+// the normed rows, and the logit of the shared expert's gate. Every sum's order is the row's alone.
+// Bound: the router's weight out of L2, T / kTokens times.
+// Source: own.
 #include <algorithm>
 #include <type_traits>
 
@@ -174,141 +170,6 @@ __global__ void __launch_bounds__(kThreads) route_kernel(const Args<T> a) {
   }
 }
 
-struct ChooseArgs {
-  Router router;
-  const float* logits;
-  const float* correction;
-  int32_t* ids;
-  float* shares;
-  int num_tokens;
-};
-
-constexpr int kPerLane = static_cast<int>(kMaxExperts) / kWarp;
-constexpr int kChooseWarps = 4;
-
-// The largest of the lanes' values and where it stands; of equal ones the lower place.
-__device__ __forceinline__ void warp_largest(float* value, int* at) {
-#pragma unroll
-  for (int o = kWarp / 2; o > 0; o /= 2) {
-    const float other = __shfl_xor_sync(~0u, *value, o);
-    const int place = __shfl_xor_sync(~0u, *at, o);
-    if (other > *value || (other == *value && place < *at)) *value = other, *at = place;
-  }
-}
-
-// Leaves -inf in `choice` [E] but for the experts of the chosen groups. By a warp.
-__device__ __forceinline__ void choose_groups(const Router& router, float* choice) {
-  const int lane = threadIdx.x % kWarp;
-  const int num_groups = static_cast<int>(router.num_groups);
-  const int size = static_cast<int>(router.num_experts) / num_groups;
-  float best = -INFINITY, second = -INFINITY;
-  if (lane < num_groups) {
-    for (int i = 0; i < size; ++i) {
-      const float c = choice[lane * size + i];
-      if (c > best) {
-        second = best, best = c;
-      } else if (c > second) {
-        second = c;
-      }
-    }
-  }
-  const float score = router.group_score == GroupScore::kTopTwo ? best + second : best;
-  int rank = 0;  // groups that come before this lane's
-  for (int g = 0; g < num_groups; ++g) {
-    const float other = __shfl_sync(~0u, score, g);
-    if (other > score || (other == score && g < lane)) ++rank;
-  }
-  const unsigned chosen = __ballot_sync(~0u, lane < num_groups && rank < router.top_groups);
-  for (int e = lane; e < num_groups * size; e += kWarp) {
-    if ((chosen >> (e / size) & 1) == 0) choice[e] = -INFINITY;
-  }
-  __syncwarp();
-}
-
-// One warp per token.
-__global__ void __launch_bounds__(kChooseWarps* kWarp) choose_kernel(const ChooseArgs a) {
-  __shared__ float all_scores[kChooseWarps][kMaxExperts], all_choices[kChooseWarps][kMaxExperts];
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int token = blockIdx.x * kChooseWarps + warp;
-  float* scores = all_scores[warp];
-  float* choice = all_choices[warp];
-  const Router& router = a.router;
-  const int count = static_cast<int>(router.num_experts), top_k = static_cast<int>(router.top_k);
-  pdl_trigger();
-  pdl_wait();
-  if (token >= a.num_tokens) return;
-  const float* logits = a.logits + static_cast<int64_t>(token) * count;
-  float value[kPerLane], largest = -INFINITY;
-  bool sound = true;
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int e = lane + i * kWarp;
-    value[i] = e < count ? __ldcg(logits + e) : -INFINITY;
-    sound = sound && !isnan(value[i]);
-    largest = fmaxf(largest, value[i]);
-  }
-  sound = __all_sync(~0u, sound);
-  int32_t* ids = a.ids + static_cast<int64_t>(token) * top_k;
-  float* shares = a.shares + static_cast<int64_t>(token) * top_k;
-  if (!sound) {
-    if (lane < top_k) ids[lane] = lane, shares[lane] = NAN;
-    return;
-  }
-  if (router.scoring == Scoring::kSoftmax) {
-    largest = warp_max(largest);
-    float sum = 0.f;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      value[i] = lane + i * kWarp < count ? expf(value[i] - largest) : 0.f;
-      sum += value[i];
-    }
-    sum = warp_sum(sum);
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) value[i] = value[i] / sum;
-  } else {
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) value[i] = 1.f / (1.f + expf(-value[i]));
-  }
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int e = lane + i * kWarp;
-    if (e >= count) continue;
-    scores[e] = value[i];
-    choice[e] = a.correction == nullptr ? value[i] : value[i] + __ldg(a.correction + e);
-  }
-  __syncwarp();
-  if (router.top_groups < router.num_groups) choose_groups(router, choice);
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int e = lane + i * kWarp;
-    value[i] = e < count ? choice[e] : -INFINITY;
-  }
-  int mine = 0;  // lane j keeps the j-th choice
-  for (int j = 0; j < top_k; ++j) {
-    float best = -INFINITY;
-    int at = 1 << 30;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      const int e = lane + i * kWarp;
-      if (e < count && (value[i] > best || at == 1 << 30)) best = value[i], at = e;
-    }
-    warp_largest(&best, &at);
-    if (lane == j) mine = at;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      // A chosen one is no candidate any more; one of a group that is not chosen never was.
-      if (lane + i * kWarp == at) value[i] = -INFINITY;
-    }
-  }
-  float share = lane < top_k ? scores[mine] : 0.f;
-  if (router.renormalize) {
-    float sum = 0.f;  // in the order of the choices
-    for (int j = 0; j < top_k; ++j) sum += __shfl_sync(~0u, share, j);
-    share = share / sum;
-  }
-  if (lane < top_k) ids[lane] = mine, shares[lane] = share * router.scale;
-}
-
 template <class T>
 Status run(const RouteParams& p, const Launch& launch_on) {
   Args<T> a = {};
@@ -338,13 +199,8 @@ Status run(const RouteParams& p, const Launch& launch_on) {
   config.stream = launch_on.stream;
   config.pdl = launch_on.pdl;
   const bool vector = p.hidden_size % Vec16<T>::kSize == 0;
-  const Status status = vector ? launch(route_kernel<T, true>, config, "route", a)
-                               : launch(route_kernel<T, false>, config, "route", a);
-  if (!status.ok()) return status;
-  const ChooseArgs choose = {p.router, p.logits, p.correction, p.ids, p.shares, a.num_tokens};
-  config.grid = dim3(static_cast<unsigned>(ceil_div(p.num_tokens, int64_t{kChooseWarps})));
-  config.block = dim3(kChooseWarps * kWarp);
-  return launch(choose_kernel, config, "choose", choose);
+  return vector ? launch(route_kernel<T, true>, config, "route", a)
+                : launch(route_kernel<T, false>, config, "route", a);
 }
 
 }  // namespace

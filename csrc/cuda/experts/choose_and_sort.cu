@@ -1,15 +1,15 @@
-// See experts.h: rows sorted by expert.
+// See experts.h: the choice, and rows sorted by expert.
 //
-// Architectures: all; float32, bf16, fp16. A counting sort whose blocks need nothing of each other:
-// each takes a chunk of pairs, counts the experts of all pairs and of those ahead of its own, and
-// copies its rows to their places, a warp per row. Of many pairs a first launch counts each chunk,
-// and the blocks add the counts up. Ranks are counted, not drawn by atomics: the same pairs always
-// go to the same places. Bound: bytes, 2 P H values.
-// Source: own.
+// Architectures: all; float32, bf16, fp16. Of few tokens one block does it all. Else a warp chooses
+// for a token: scores in shared memory, K rounds of a warp's maximum. Then a counting sort whose
+// blocks need nothing of each other: each takes a chunk of pairs, counts the experts of all pairs
+// and of those ahead of its own, and copies its rows to their places, a warp per row. Of many pairs
+// a first launch counts each chunk, and the blocks add the counts up. Ranks are counted, not drawn
+// by atomics: the same pairs always go to the same places. Bound: bytes, 2 P H values. Source: own.
 #include <algorithm>
-#include <type_traits>
 
 #include "cuda/common.cuh"
+#include "cuda/experts/choose.cuh"
 #include "cuda/experts/experts.h"
 
 namespace regatta::cuda {
@@ -20,6 +20,8 @@ constexpr int kWarps = kThreads / kWarp;
 constexpr int kFewPairs = 4096;    // up to which every block counts all ids itself
 constexpr int kFewChunk = kWarps;  // pairs of a block: one for each warp
 constexpr int kManyChunk = 256;
+constexpr int kChooseWarps = 4;
+constexpr int kAloneTokens = 4, kAlonePairs = 64;  // of which one block chooses and sorts
 
 struct Args {
   const int32_t* ids;
@@ -31,6 +33,14 @@ struct Args {
   int num_pairs, top_k, num_experts, chunk;
   int64_t row_bytes;
 };
+
+__global__ void __launch_bounds__(kChooseWarps* kWarp) choose_kernel(const ChooseArgs a) {
+  __shared__ float scores[kChooseWarps][kMaxExperts], choices[kChooseWarps][kMaxExperts];
+  const int warp = threadIdx.x / kWarp, token = blockIdx.x * kChooseWarps + warp;
+  pdl_trigger();
+  pdl_wait();
+  if (token < a.num_tokens) choose(a, token, scores[warp], choices[warp]);
+}
 
 __global__ void __launch_bounds__(kThreads)
     count_kernel(const int32_t* ids, int32_t* counts, int num_pairs, int num_experts) {
@@ -96,18 +106,35 @@ __device__ __forceinline__ void add_up(const int* all, int* ends, int num_expert
   __syncthreads();
 }
 
+// A pair's row of x to its place, by a warp.
+__device__ __forceinline__ void copy_row(const Args& a, int pair, int place) {
+  const int lane = threadIdx.x % kWarp;
+  const char* from = a.x + pair / a.top_k * a.row_bytes;
+  char* to = a.sorted + place * a.row_bytes;
+  if (lane == 0) a.places[pair] = place;
+  if (a.row_bytes % 16 == 0) {
+    for (int64_t at = lane * 16; at < a.row_bytes; at += kWarp * 16) {
+      *reinterpret_cast<uint4*>(to + at) = __ldcg(reinterpret_cast<const uint4*>(from + at));
+    }
+  } else {
+    for (int64_t at = lane * 2; at < a.row_bytes; at += kWarp * 2) {
+      *reinterpret_cast<uint16_t*>(to + at) = *reinterpret_cast<const uint16_t*>(from + at);
+    }
+  }
+}
+
 __global__ void __launch_bounds__(kThreads) sort_kernel(const Args a) {
   __shared__ int all[kMaxExperts], ahead[kMaxExperts], ends[kMaxExperts], mine[kManyChunk];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int first = blockIdx.x * a.chunk, count = min(a.chunk, a.num_pairs - first);
+  const int thread = static_cast<int>(threadIdx.x);
   pdl_trigger();
   pdl_wait();
-  if (static_cast<int>(threadIdx.x) < count)
-    mine[threadIdx.x] = __ldcg(a.ids + first + threadIdx.x);
+  if (thread < count) mine[thread] = __ldcg(a.ids + first + thread);
   count_all(a, all, ahead);
   add_up(all, ends, a.num_experts);
   if (blockIdx.x == 0) {
-    for (int e = threadIdx.x; e < a.num_experts; e += kThreads) a.ends[e] = ends[e];
+    for (int e = thread; e < a.num_experts; e += kThreads) a.ends[e] = ends[e];
   }
   for (int i = warp; i < count; i += kWarps) {
     const int e = mine[i];
@@ -116,19 +143,37 @@ __global__ void __launch_bounds__(kThreads) sort_kernel(const Args a) {
       const int j = j0 + lane;
       rank += __popc(__ballot_sync(~0u, j < i && mine[j] == e));
     }
-    const int place = ends[e] - all[e] + ahead[e] + rank;
-    if (lane == 0) a.places[first + i] = place;
-    const char* from = a.x + (first + i) / a.top_k * a.row_bytes;
-    char* to = a.sorted + place * a.row_bytes;
-    if (a.row_bytes % 16 == 0) {
-      for (int64_t at = lane * 16; at < a.row_bytes; at += kWarp * 16) {
-        *reinterpret_cast<uint4*>(to + at) = __ldcg(reinterpret_cast<const uint4*>(from + at));
-      }
-    } else {
-      for (int64_t at = lane * 2; at < a.row_bytes; at += kWarp * 2) {
-        *reinterpret_cast<uint16_t*>(to + at) = *reinterpret_cast<const uint16_t*>(from + at);
-      }
+    copy_row(a, first + i, ends[e] - all[e] + ahead[e] + rank);
+  }
+}
+
+// All of it by one block: a place is the number of pairs of lower experts, and of the same expert's
+// ahead.
+__global__ void __launch_bounds__(kThreads)
+    choose_and_sort_kernel(const ChooseArgs choice, const Args a) {
+  __shared__ float scores[kAloneTokens][kMaxExperts], choices[kAloneTokens][kMaxExperts];
+  __shared__ int ids[kAlonePairs];
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int thread = static_cast<int>(threadIdx.x);
+  pdl_trigger();
+  pdl_wait();
+  if (warp < choice.num_tokens) choose(choice, warp, scores[warp], choices[warp]);
+  __syncthreads();
+  if (thread < a.num_pairs) ids[thread] = a.ids[thread];
+  __syncthreads();
+  for (int e = thread; e < a.num_experts; e += kThreads) {
+    int end = 0;
+    for (int j = 0; j < a.num_pairs; ++j) end += ids[j] <= e;
+    a.ends[e] = end;
+  }
+  for (int i = warp; i < a.num_pairs; i += kWarps) {
+    int place = 0;
+    for (int j0 = 0; j0 < a.num_pairs; j0 += kWarp) {
+      const int j = j0 + lane;
+      const bool stands_ahead = j < a.num_pairs && (ids[j] < ids[i] || (ids[j] == ids[i] && j < i));
+      place += __popc(__ballot_sync(~0u, stands_ahead));
     }
+    copy_row(a, i, place);
   }
 }
 
@@ -138,30 +183,39 @@ int64_t sort_counts(int64_t num_pairs, int64_t num_experts) {
   return num_pairs <= kFewPairs ? 0 : ceil_div(num_pairs, int64_t{kManyChunk}) * num_experts;
 }
 
-Status sort_by_expert(const SortByExpertParams& p, const Launch& launch_on) {
-  const int64_t pairs = p.num_tokens * p.top_k;
+Status choose_and_sort(const ChooseAndSortParams& p, const Launch& launch_on) {
+  const Router& router = p.choose.router;
+  const int64_t pairs = p.choose.num_tokens * router.top_k;
   if (pairs == 0) return {};
-  const bool few = sort_counts(pairs, p.num_experts) == 0;
+  const bool few = sort_counts(pairs, router.num_experts) == 0;
   Args a = {};
-  a.ids = p.ids;
+  a.ids = p.choose.ids;
   a.x = static_cast<const char*>(p.x);
   a.sorted = static_cast<char*>(p.sorted);
   a.ends = p.ends;
   a.places = p.places;
   a.counts = few ? nullptr : p.counts;
   a.num_pairs = static_cast<int>(pairs);
-  a.top_k = static_cast<int>(p.top_k);
-  a.num_experts = static_cast<int>(p.num_experts);
+  a.top_k = static_cast<int>(router.top_k);
+  a.num_experts = static_cast<int>(router.num_experts);
   a.chunk = few ? kFewChunk : kManyChunk;
   a.row_bytes = p.hidden_size * dtype_size(p.dtype);
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(pairs, int64_t{a.chunk})));
   config.block = dim3(kThreads);
   config.stream = launch_on.stream;
   config.pdl = launch_on.pdl;
+  if (p.choose.num_tokens <= kAloneTokens && pairs <= kAlonePairs) {
+    return launch(choose_and_sort_kernel, config, "choose_and_sort", p.choose, a);
+  }
+  config.grid = dim3(static_cast<unsigned>(ceil_div(p.choose.num_tokens, kChooseWarps)));
+  config.block = dim3(kChooseWarps * kWarp);
+  Status status = launch(choose_kernel, config, "choose", p.choose);
+  if (!status.ok()) return status;
+  config.grid = dim3(static_cast<unsigned>(ceil_div(pairs, int64_t{a.chunk})));
+  config.block = dim3(kThreads);
   if (!few) {
-    const Status status =
-        launch(count_kernel, config, "count_experts", p.ids, p.counts, a.num_pairs, a.num_experts);
+    status =
+        launch(count_kernel, config, "count_experts", a.ids, p.counts, a.num_pairs, a.num_experts);
     if (!status.ok()) return status;
   }
   return launch(sort_kernel, config, "sort_by_expert", a);

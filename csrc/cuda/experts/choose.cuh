@@ -1,0 +1,128 @@
+// How the router's logits become a choice (experts.h), by a warp per token.
+#pragma once
+
+#include "cuda/common.cuh"
+#include "cuda/experts/experts.h"
+
+namespace regatta::cuda {
+
+constexpr int kPerLane = static_cast<int>(kMaxExperts) / kWarp;
+
+// The largest of the lanes' values and where it stands; of equal ones the lower place.
+__device__ __forceinline__ void warp_largest(float* value, int* at) {
+#pragma unroll
+  for (int o = kWarp / 2; o > 0; o /= 2) {
+    const float other = __shfl_xor_sync(~0u, *value, o);
+    const int place = __shfl_xor_sync(~0u, *at, o);
+    if (other > *value || (other == *value && place < *at)) *value = other, *at = place;
+  }
+}
+
+// Leaves -inf in `choice` [E] but for the experts of the chosen groups. By a warp.
+__device__ __forceinline__ void choose_groups(const Router& router, float* choice) {
+  const int lane = threadIdx.x % kWarp;
+  const int num_groups = static_cast<int>(router.num_groups);
+  const int size = static_cast<int>(router.num_experts) / num_groups;
+  float best = -INFINITY, second = -INFINITY;
+  if (lane < num_groups) {
+    for (int i = 0; i < size; ++i) {
+      const float c = choice[lane * size + i];
+      if (c > best) {
+        second = best, best = c;
+      } else if (c > second) {
+        second = c;
+      }
+    }
+  }
+  const float score = router.group_score == GroupScore::kTopTwo ? best + second : best;
+  int rank = 0;  // groups that come before this lane's
+  for (int g = 0; g < num_groups; ++g) {
+    const float other = __shfl_sync(~0u, score, g);
+    if (other > score || (other == score && g < lane)) ++rank;
+  }
+  const unsigned chosen = __ballot_sync(~0u, lane < num_groups && rank < router.top_groups);
+  for (int e = lane; e < num_groups * size; e += kWarp) {
+    if ((chosen >> (e / size) & 1) == 0) choice[e] = -INFINITY;
+  }
+  __syncwarp();
+}
+
+// Chooses for one token. scores, choice: room for E values in shared memory, of this warp.
+__device__ __forceinline__ void choose(const ChooseArgs& a, int token, float* scores,
+                                       float* choice) {
+  const int lane = threadIdx.x % kWarp;
+  const Router& router = a.router;
+  const int count = static_cast<int>(router.num_experts), top_k = static_cast<int>(router.top_k);
+  const float* logits = a.logits + static_cast<int64_t>(token) * count;
+  float value[kPerLane], largest = -INFINITY;
+  bool sound = true;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int e = lane + i * kWarp;
+    value[i] = e < count ? __ldcg(logits + e) : -INFINITY;
+    sound = sound && !isnan(value[i]);
+    largest = fmaxf(largest, value[i]);
+  }
+  sound = __all_sync(~0u, sound);
+  int32_t* ids = a.ids + static_cast<int64_t>(token) * top_k;
+  float* shares = a.shares + static_cast<int64_t>(token) * top_k;
+  if (!sound) {
+    if (lane < top_k) ids[lane] = lane, shares[lane] = NAN;
+    return;
+  }
+  if (router.scoring == Scoring::kSoftmax) {
+    largest = warp_max(largest);
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      value[i] = lane + i * kWarp < count ? expf(value[i] - largest) : 0.f;
+      sum += value[i];
+    }
+    sum = warp_sum(sum);
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) value[i] = value[i] / sum;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) value[i] = 1.f / (1.f + expf(-value[i]));
+  }
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int e = lane + i * kWarp;
+    if (e >= count) continue;
+    scores[e] = value[i];
+    choice[e] = a.correction == nullptr ? value[i] : value[i] + __ldg(a.correction + e);
+  }
+  __syncwarp();
+  if (router.top_groups < router.num_groups) choose_groups(router, choice);
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int e = lane + i * kWarp;
+    value[i] = e < count ? choice[e] : -INFINITY;
+  }
+  int mine = 0;  // lane j keeps the j-th choice
+  for (int j = 0; j < top_k; ++j) {
+    float best = -INFINITY;
+    int at = 1 << 30;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int e = lane + i * kWarp;
+      if (e < count && (value[i] > best || at == 1 << 30)) best = value[i], at = e;
+    }
+    warp_largest(&best, &at);
+    if (lane == j) mine = at;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      // A chosen one is no candidate any more; one of a group that is not chosen never was.
+      if (lane + i * kWarp == at) value[i] = -INFINITY;
+    }
+  }
+  float share = lane < top_k ? scores[mine] : 0.f;
+  if (router.renormalize) {
+    float sum = 0.f;  // in the order of the choices
+    for (int j = 0; j < top_k; ++j) sum += __shfl_sync(~0u, share, j);
+    share = share / sum;
+  }
+  if (lane < top_k) ids[lane] = mine, shares[lane] = share * router.scale;
+}
+
+}  // namespace regatta::cuda
