@@ -270,7 +270,11 @@ class Beside(NamedTuple):
 
 
 # Shapes and kinds of predict.bench.cpu_peer as the tables call them.
-SHAPE_NAMES = {"qwen2.5-0.5b": "Qwen2.5-0.5B shape", "llama-1b": "Llama-1B shape"}
+SHAPE_NAMES = {
+    "qwen2.5-0.5b": "Qwen2.5-0.5B shape",
+    "gemma-3-1b": "Gemma-3-1B shape",
+    "llama-3.2-1b": "Llama-3.2-1B shape",
+}
 KIND_NAMES = {"weight_only_int8": "int8", "weight_only_int4": "int4"}
 
 
@@ -339,10 +343,7 @@ def zen5_bfloat16() -> list[Beside]:
 
 
 def zen4_quantized() -> list[Beside]:
-    """Quantized weights on the Zen 4 host: the latest turns, or the older record."""
-    turns = latest_turns("zen4")
-    if turns is not None:
-        return [each for each in read_turns(turns) if each.kind != "none"]
+    """Quantized weights on the Zen 4 host, with a vocabulary of 32,000."""
     peers = rows("quantized", LLAMA[ZEN4])
     kinds = {"int8": "Q8_0", "int4 g128": "Q4_0", "int4 g64": "Q4_0", "int4 g32": "Q4_0"}
     found = []
@@ -389,13 +390,22 @@ def cpu_quantized() -> str:
     return kinds_table(zen4_quantized())
 
 
+def cpu_shapes() -> str:
+    """Published sizes on the Zen 4 host: the latest turns, whatever the weights."""
+    turns = latest_turns("zen4")
+    assert turns is not None
+    found = read_turns(turns)
+    return kinds_table([b._replace(kind="bfloat16") if b.kind == "none" else b for b in found])
+
+
 def cpu_quantized_zen5() -> str:
     """Ratios on the other host."""
-    columns = ("Qwen2.5-0.5B shape", "Llama-1B shape")
     turns = latest_turns("zen5")
     quantized = [] if turns is None else [b for b in read_turns(turns) if b.kind != "none"]
     if not quantized:
+        columns = ["Qwen2.5-0.5B shape", "Llama-1B shape"]
         return pivot(rows("ratios_quantized", ZEN5), columns, plain, "times as fast")
+    columns = list(dict.fromkeys(b.shape for b in quantized))
     ratios = {(b.kind, b.work, b.shape): b.ratio_text for b in quantized}
     lines = dict.fromkeys((b.kind, b.work) for b in quantized)
     body = [[", ".join(line), *(ratios.get((*line, c), "") for c in columns)] for line in lines]
@@ -510,6 +520,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "h100": h100,
     "cpu-bfloat16": cpu_bfloat16,
     "cpu-quantized": cpu_quantized,
+    "cpu-shapes": cpu_shapes,
     "cpu-quantized-zen5": cpu_quantized_zen5,
     "cpu-backends": cpu_backends,
     "cpu-operators": cpu_operators,

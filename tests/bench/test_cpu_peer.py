@@ -20,11 +20,9 @@ from predict.bench.cpu_peer import others
 from predict.bench.cpu_peer.gguf_file import architecture, write_gguf
 from predict.bench.cpu_peer.kinds import Kind
 from predict.bench.cpu_peer.shapes import (
-    NUM_LAYERS,
     check_peer_has,
-    config_of,
     folder_of,
-    name_of,
+    known_shapes,
     num_parameters,
     sizes_of,
 )
@@ -40,7 +38,6 @@ from tests.support.records import llama_spec
 
 ROOT = Path(__file__).parents[2]
 TINY = {
-    **config_of("qwen2.5-0.5b"),
     "vocab_size": 512,
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -48,6 +45,19 @@ TINY = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
+    "max_position_embeddings": 4096,
+    "eos_token_id": 2,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "query_pre_attn_scalar": 32,
+        "sliding_window": 16,
+        "sliding_window_pattern": 2,
+        "hidden_activation": "gelu_pytorch_tanh",
+    },
 }
 SPEC = llama_spec(
     vocab_size=512,
@@ -71,11 +81,11 @@ def with_changes(changed: dict[str, Any]) -> DecoderSpec:
     return dataclasses.replace(SPEC, layers=(layer,) * SPEC.num_layers, **rest)
 
 
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
+@pytest.fixture(params=FAMILIES)
+def tiny(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     folder = tmp_path / "tiny"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(TINY))
+    (folder / "config.json").write_text(json.dumps({**TINY, **FAMILIES[request.param]}))
     return folder
 
 
@@ -108,15 +118,26 @@ def test_types_that_the_peer_has_nothing_alike_are_refused(name: str, message: s
         Kind.parse(name, "bfloat16", None)
 
 
-@pytest.mark.parametrize("shape", NUM_LAYERS)
-def test_shapes_of_the_table_are_networks(shape: str, tmp_path: Path) -> None:
-    spec, _ = read_spec(folder_of(shape, tmp_path))
+@pytest.mark.parametrize(
+    ("shape", "num_weights"),
+    [
+        ("gemma-3-1b", 999_885_952),
+        ("llama-3-8b", 8_030_261_248),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("qwen2.5-0.5b", 494_032_768),
+    ],
+)
+def test_shapes_have_the_published_number_of_weights(shape: str, num_weights: int) -> None:
+    assert shape in known_shapes()
+    spec, _ = read_spec(folder_of(shape))
     check_peer_has(spec, shape)
-    assert spec.num_layers == NUM_LAYERS[shape]
-    assert folder_of(str(tmp_path / shape), tmp_path) == tmp_path / shape
-    assert name_of(shape) == name_of(str(tmp_path / shape)) == shape
-    with pytest.raises(UserError, match="a folder with a config"):
-        folder_of("qwen-9t", tmp_path)
+    assert num_parameters(spec) == num_weights
+
+
+def test_a_shape_is_a_name_or_a_folder(tiny: Path) -> None:
+    assert folder_of(str(tiny)) == tiny
+    with pytest.raises(UserError, match=r"qwen2\.5-0\.5b, a folder with a config"):
+        folder_of("qwen-9t")
 
 
 @pytest.mark.parametrize(
@@ -151,8 +172,37 @@ def test_the_peers_file_has_the_networks_weights(
     assert 0.01 < values.std() < 0.03
 
 
+def test_the_peers_file_says_which_layers_of_a_gemma_have_windows(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="needs gguf: pip install -e '.[bench]'")
+    spec, _ = read_spec(folder_of("gemma-3-1b"))
+    spec = dataclasses.replace(spec, vocab_size=512, layers=spec.layers[:7])
+    assert architecture(spec) == "gemma3"
+    path = tmp_path / "x.gguf"
+    write_gguf(path, spec, "Q4_0", "Q8_0", "BF16")
+    reader = gguf.GGUFReader(path)
+    assert sum(int(tensor.n_elements) for tensor in reader.tensors) == num_parameters(spec)
+    found = {
+        name: reader.get_field(f"gemma3.{name}").contents()
+        for name in (
+            *("attention.sliding_window", "attention.sliding_window_pattern"),
+            *("rope.freq_base", "rope.freq_base_swa"),
+        )
+    }
+    assert list(found.values()) == [512, [True] * 5 + [False, True], 1e6, 1e4]
+
+
 @pytest.mark.parametrize(
-    "changed", [{"out_bias": True}, {"window": 8}, {"hidden_size": 144}], ids=str
+    "changed",
+    [
+        {"out_bias": True},
+        {"window": 8},
+        {"softcap": 30.0},
+        {"softmax_scale": 0.5},
+        {"hidden_size": 144},
+        {"ropes": (RopeSpec(method="linear", factor=8.0),)},
+        {"model_type": "gemma2"},
+    ],
+    ids=str,
 )
 def test_networks_without_a_layout_are_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="is not measured beside"):
@@ -354,6 +404,7 @@ def test_what_cannot_be_measured_is_refused(words: list[str], message: str) -> N
         cpu_peer.parse(words)
 
 
+@pytest.mark.parametrize("tiny", ["llama"], indirect=True)
 def test_ours_is_timed_in_a_process_of_its_own(compiled: library.Library, tiny: Path) -> None:
     _, plan = cpu_peer.parse(["--cases", "2x16x3,1x16x1"])
     kind = Kind.parse("weight_only_int4_g32", "bfloat16", "weight_only_int8")

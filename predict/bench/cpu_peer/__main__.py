@@ -21,7 +21,7 @@ from predict.bench.cases import UNITS, Case, parse_cases
 from predict.bench.cpu_peer.gguf_file import write_gguf
 from predict.bench.cpu_peer.kinds import HEAD, NONE, QUANTIZED, Kind
 from predict.bench.cpu_peer.others import Others
-from predict.bench.cpu_peer.shapes import NUM_LAYERS, check_peer_has, folder_of, name_of, sizes_of
+from predict.bench.cpu_peer.shapes import check_peer_has, folder_of, sizes_of
 from predict.bench.cpu_peer.sides import Side, started
 from predict.bench.cpu_peer.turns import (
     OURS,
@@ -54,7 +54,7 @@ BUSY = 0.15  # processors of others from which on a ratio is worth nothing
 # fmt: off
 FLAGS = (
     Flag(GROUP, "shapes", "strs", ["qwen2.5-0.5b"],
-         f"Networks: {', '.join(NUM_LAYERS)}, or folders with a config.json."),
+         "Networks: names of folders in examples/shapes, or folders with a config.json."),
     Flag(GROUP, "cases", "strs", ["1x128x65", "8x128x65", "1x512x1"],
          "Sizes REQUESTSxINPUTxOUTPUT, as of predict.bench.throughput."),
     Flag(GROUP, "quant_types", "strs", ["none"],
@@ -204,10 +204,11 @@ def _load_peer(peer: Side, file: Path, plan: Plan, kind: Kind) -> dict[str, Any]
 
 
 def run(plan: Plan, scratch: Path) -> tuple[list[Beside], dict[str, Any]]:
-    """Measures everything; scratch: an empty folder, for files of at most one network."""
+    """Measures everything; scratch: a folder, for the file of one network."""
     from predict.loading.model import read_spec
 
-    networks = [(name_of(shape), folder_of(shape, scratch)) for shape in plan.shapes]
+    folders = [folder_of(shape) for shape in plan.shapes]
+    networks = [(folder.resolve().name, folder) for folder in folders]
     if len(dict(networks)) < len(networks):
         raise UserError("--shapes has two folders of one name; rename one, or measure it apart")
     specs = {shape: read_spec(folder)[0] for shape, folder in networks}

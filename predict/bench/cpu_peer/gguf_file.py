@@ -11,6 +11,7 @@ import numpy as np
 from predict.nn.spec import DecoderSpec
 
 if TYPE_CHECKING:
+    import gguf
     import numpy.typing as npt
 
 # Rows that differ; a longer matrix has them again and again, which takes no time to make.
@@ -26,9 +27,12 @@ FILE_TYPES = {
 
 def architecture(spec: DecoderSpec) -> str:
     """llama.cpp's name for a network like this."""
-    if spec.attention[0].qk_norm:
+    first = spec.attention[0]
+    if first.post_norm:
+        return "gemma3"
+    if first.qk_norm:
         return "qwen3"
-    return "qwen2" if spec.attention[0].qkv_bias else "llama"
+    return "qwen2" if first.qkv_bias else "llama"
 
 
 def tensors(
@@ -61,6 +65,9 @@ def tensors(
             yield f"{start}.attn_q_norm.weight", (spec.head_dim,), "F32"
             yield f"{start}.attn_k_norm.weight", (spec.head_dim,), "F32"
         yield f"{start}.attn_output.weight", (hidden, queries), layer_type
+        if spec.attention[0].post_norm:
+            yield f"{start}.post_attention_norm.weight", (hidden,), "F32"
+            yield f"{start}.post_ffw_norm.weight", (hidden,), "F32"
         yield f"{start}.ffn_gate.weight", (inner, hidden), layer_type
         yield f"{start}.ffn_up.weight", (inner, hidden), layer_type
         yield f"{start}.ffn_down.weight", (hidden, inner), layer_type
@@ -83,6 +90,7 @@ def write_gguf(
     writer.add_value_length(spec.head_dim)
     writer.add_rope_dimension_count(spec.ropes[0].rotary_dim or spec.head_dim)
     writer.add_rope_freq_base(spec.ropes[0].theta)
+    _add_windows(writer, spec)
     norm = spec.head.norm
     assert norm is not None
     writer.add_layer_norm_rms_eps(norm.epsilon)
@@ -103,6 +111,15 @@ def write_gguf(
     for _, shape, kind in listed:
         writer.write_tensor_data(_values(shape, kind, patterns))
     writer.close()
+
+
+def _add_windows(writer: gguf.GGUFWriter, spec: DecoderSpec) -> None:
+    """Which layers see a window, how wide it is, and the base of their rotary table."""
+    windows = [block for block in spec.attention if block.window > 0]
+    if windows:
+        writer.add_sliding_window(windows[0].window)
+        writer.add_sliding_window_pattern([block.window > 0 for block in spec.attention])
+        writer.add_rope_freq_base_swa(spec.ropes[windows[0].positions.table].theta)
 
 
 def _numpy_type(kind: str) -> type:
