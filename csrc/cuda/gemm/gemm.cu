@@ -6,18 +6,11 @@
 
 #include "cuda/common.cuh"
 #include "cuda/gemm/select.h"
+#include "cuda/gemm/tiles.h"
 #include "regatta/gemm.h"
 
 namespace regatta::cuda {
 namespace {
-
-// What the sums of packed products are split into is a function of the matrix for up to so many
-// rows. Of more than 32, scales of groups are applied elsewhere (gemm_packed_sm90.cu).
-constexpr int64_t piece_rows(const GemmParams& p) {
-  return p.operands == GemmOperands::kWeightInt4 || p.operands == GemmOperands::kWeightInt8Groups
-             ? 32
-             : 64;
-}
 
 // Not of a product in groups, whose ends are those of all rows.
 GemmParams rows_of(const GemmParams& p, int64_t first, int64_t count) {
@@ -36,8 +29,10 @@ GemmParams rows_of(const GemmParams& p, int64_t first, int64_t count) {
 }
 
 Status packed_in_pieces(const GemmParams& p, CUstream_st* stream) {
-  for (int64_t row = 0; row < p.num_rows; row += piece_rows(p)) {
-    const Status status = gemm_packed_sm90(rows_of(p, row, piece_rows(p)), stream);
+  // What its sums are split into is a function of the matrix.
+  const int64_t piece = alike_packed_tokens(p.operands);
+  for (int64_t row = 0; row < p.num_rows; row += piece) {
+    const Status status = gemm_packed_sm90(rows_of(p, row, piece), stream);
     if (!status.ok()) return status;
   }
   return {};

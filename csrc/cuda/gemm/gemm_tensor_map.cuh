@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <string>
 #include <type_traits>
 
@@ -143,16 +144,25 @@ Status encode_weight_map(CUtensorMap* map, const GemmParams& p, int box_rows) {
   }
 }
 
+// How often the slabs of packed_slabs() follow each other in a packed weight: of every group of
+// rows, gates' and, behind them, their ups'.
+inline cuuint64_t packed_parts(const GemmParams& p) {
+  return static_cast<cuuint64_t>(std::max<int64_t>(p.num_groups, 1) * (p.gated ? 2 : 1));
+}
+inline cuuint64_t packed_slabs(const GemmParams& p) {
+  return static_cast<cuuint64_t>(packed_tiles(p.out_features) / (p.gated ? 2 : 1));
+}
+
 // A packed weight (packed_weight.cuh); gated, gates' slabs first, then as many of their ups. A box
 // is `halves` halves of units of `box_slabs` slabs, gated of as many of both; its place is its half
-// along k, slab, and 0. One instruction asks for it: one for each slab took a copying warp longer
-// than the products of a stage.
+// along k, slab, and the group of rows, gated twice that. One instruction asks for it: one for each
+// slab took a copying warp longer than the products of a stage.
 inline Status encode_packed_map(CUtensorMap* map, const GemmParams& p, int unit_bytes,
                                 int box_slabs, int halves = 2) {
   const auto half = static_cast<cuuint64_t>(unit_bytes / 2);
   const auto halves_of_slab = static_cast<cuuint64_t>(packed_units(p.in_features) * 2);
-  const auto slabs = static_cast<cuuint64_t>(packed_tiles(p.out_features) / (p.gated ? 2 : 1));
-  const cuuint64_t sizes[] = {half / 8, halves_of_slab, slabs, p.gated ? 2u : 1u};
+  const cuuint64_t slabs = packed_slabs(p);
+  const cuuint64_t sizes[] = {half / 8, halves_of_slab, slabs, packed_parts(p)};
   const cuuint64_t stride_bytes[] = {half, half * halves_of_slab, half * halves_of_slab * slabs};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(half / 8), static_cast<cuuint32_t>(halves),
                             static_cast<cuuint32_t>(box_slabs), p.gated ? 2u : 1u};
@@ -161,13 +171,13 @@ inline Status encode_packed_map(CUtensorMap* map, const GemmParams& p, int unit_
 }
 
 // The same packed weight; a box is `part_bytes` of one unit of `box_slabs` slabs, gated of as many
-// of both; its place is bytes / 8 into the unit, unit, slab, and 0.
+// of both; its place is bytes / 8 into the unit, unit, slab, and as above.
 inline Status encode_packed_part_map(CUtensorMap* map, const GemmParams& p, int unit_bytes,
                                      int part_bytes, int box_slabs) {
   const auto unit = static_cast<cuuint64_t>(unit_bytes);
   const auto units = static_cast<cuuint64_t>(packed_units(p.in_features));
-  const auto slabs = static_cast<cuuint64_t>(packed_tiles(p.out_features) / (p.gated ? 2 : 1));
-  const cuuint64_t sizes[] = {unit / 8, units, slabs, p.gated ? 2u : 1u};
+  const cuuint64_t slabs = packed_slabs(p);
+  const cuuint64_t sizes[] = {unit / 8, units, slabs, packed_parts(p)};
   const cuuint64_t stride_bytes[] = {unit, unit * units, unit * units * slabs};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(part_bytes / 8), 1,
                             static_cast<cuuint32_t>(box_slabs), p.gated ? 2u : 1u};

@@ -455,6 +455,8 @@ constexpr GemmCandidate kCandidates[] = {
     {"packed", kPacked, K::kLargePacked, 90, 90, 65, kAny, kHopperShared, refuses_packed_tiles},
     {"packed", kPacked, K::kSmallPacked, 90, 90, 1, kAny, kHopperShared,
      by_problem<gemm_packed_sm90_refuses>, true},
+    {"packed", kPacked, K::kSmallPacked, 90, 90, 1, kAny, kHopperShared,
+     by_problem<gemm_packed_sm90_refuses>, true, false, true},
     {"matrix", kPacked, K::kMatrix, 75, 88, 512, kAny, kStaticShared, refuses_matrix<false>},
     {"matrix", kPacked, K::kMatrix, 75, 88, 768, kAny, kStaticShared, refuses_matrix<true>},
     {"matrix", kPacked, K::kMatrix, 89, kAll, 1024, kAny, kStaticShared, refuses_matrix<false>},

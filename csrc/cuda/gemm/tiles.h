@@ -83,11 +83,28 @@ struct PackedSplit {
   int split = 1;
 };
 
-// As many blocks as multiprocessors share k.
+// The most tokens of a block whose rows have the same bits however many there are: of more than 32,
+// scales of groups of columns are applied elsewhere (gemm_packed_sm90.cu).
+constexpr int alike_packed_tokens(GemmOperands operands) {
+  return operands == GemmOperands::kWeightInt4 || operands == GemmOperands::kWeightInt8Groups ? 32
+                                                                                              : 64;
+}
+
+// As many blocks as multiprocessors share k; of groups of rows in the batch-invariant mode, whose
+// number of blocks is that of the rows, none do.
 inline PackedSplit choose_packed_split(const GemmProblem& p, int num_multiprocessors) {
   PackedSplit chosen;
-  while (chosen.tokens < p.num_rows && chosen.tokens < 128) chosen.tokens *= 2;
-  chosen.blocks = ceil_div(p.out_features, kSmallPackedRows) * ceil_div(p.num_rows, chosen.tokens);
+  int64_t token_blocks;
+  if (p.num_groups > 0) {
+    const int most = p.is_batch_invariant ? alike_packed_tokens(p.operands) : 128;
+    chosen.tokens = choose_group_tokens(p.num_rows, p.num_groups, chosen.tokens, most);
+    token_blocks = max_group_tiles(p.num_rows, p.num_groups, chosen.tokens);
+  } else {
+    while (chosen.tokens < p.num_rows && chosen.tokens < 128) chosen.tokens *= 2;
+    token_blocks = ceil_div(p.num_rows, chosen.tokens);
+  }
+  chosen.blocks = ceil_div(p.out_features, kSmallPackedRows) * token_blocks;
+  if (p.num_groups > 0 && p.is_batch_invariant) return chosen;
   const int64_t parts = std::min<int64_t>(kMaxSplit, packed_units(p.in_features));
   chosen.split =
       static_cast<int>(std::clamp<int64_t>(num_multiprocessors / chosen.blocks, 1, parts));

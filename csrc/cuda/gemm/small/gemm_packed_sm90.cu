@@ -16,7 +16,9 @@
 //      12 of 132 without. The blocks of a tile send each other their sums through L2, a share for
 //      each to add and to finish;
 //   5. blocks have eight slabs, or fewer where that leaves none of the multiprocessors idle
-//      (spread()).
+//      (spread());
+//   6. of groups of rows with a weight each, a block finds its tile of tokens on the device
+//      (groups.cuh); the slabs of a group are one more coordinate of the weight's map.
 //   With int8 x, codes less zero points are int8 operands, and a group's integer sums are scaled
 //   into floats.
 // Source: own; biasing codes into a mantissa is what FasterTransformer and Marlin do. QServe and
@@ -33,6 +35,7 @@
 
 #include "cuda/gemm/gemm_epilogue.cuh"
 #include "cuda/gemm/gemm_tensor_map.cuh"
+#include "cuda/gemm/groups.cuh"
 #include "cuda/gemm/packed_weight.cuh"
 #include "cuda/gemm/select.h"
 #include "cuda/hopper.cuh"
@@ -50,11 +53,12 @@ constexpr int kOrder = 8;  // tiles of tokens that are worked on together
 
 struct KernelParams {
   Epilogue epilogue;
-  int num_rows, num_units;  // units along k
-  int row_blocks, token_blocks;
+  int num_rows, num_units;       // units along k
+  int row_blocks, token_blocks;  // token_blocks: of groups at most
   int num_wide, narrow;  // row blocks from num_wide on have but so many slabs (gated: pairs)
   int num_blocks;        // that work
   int stages, split, trigger;
+  Groups groups;
 };
 
 constexpr int kSlabs = kSmallPackedRows / kUnitRows;  // a warp each; gated, gates and their ups
@@ -258,7 +262,7 @@ struct FourOutputs {
   }
 };
 
-template <class T, class F, int kTokens, bool kGated>
+template <class T, class F, int kTokens, bool kGated, bool kGrouped>
 __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>::kBlocks)
     gemm_packed_kernel(const __grid_constant__ CUtensorMap token_map,
                        const __grid_constant__ CUtensorMap wide_map,
@@ -280,12 +284,15 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
   const int rank = blockIdx.x % p.split;
   // Blocks of neighbouring rows and tokens run at the same time and share what they read in L2.
   const int index = blockIdx.x / p.split;
-  const int first = index / (kOrder * p.row_blocks) * kOrder;
-  const int order = min(kOrder, p.token_blocks - first);
-  const int within = index - first * p.row_blocks;
-  const int token0 = (first + within % order) * kTokens;
+  int token0 = 0, row_block = index % p.row_blocks;
+  if constexpr (!kGrouped) {
+    const int first = index / (kOrder * p.row_blocks) * kOrder;
+    const int order = min(kOrder, p.token_blocks - first);
+    const int within = index - first * p.row_blocks;
+    token0 = (first + within % order) * kTokens;
+    row_block = within / order;
+  }
   constexpr int kOutSlabs = kGated ? kSlabs / 2 : kSlabs;
-  const int row_block = within / order;
   const int num_narrow = max(row_block - p.num_wide, 0);  // in front of this one
   const int slab0 = (row_block - num_narrow) * kOutSlabs + num_narrow * p.narrow;
   const int items = row_block < p.num_wide ? kOutSlabs : p.narrow;  // slabs, or pairs of them
@@ -293,12 +300,21 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
   const int num_steps =
       static_cast<int>(static_cast<int64_t>(p.num_units) * (rank + 1) / p.split) - step0;
 
+  if (kGrouped && !p.groups.ready) pdl_wait();
   if (p.trigger < 0) pdl_trigger();
   if (static_cast<int>(blockIdx.x) >= p.num_blocks) {
     // A multiprocessor without a block of this launch would get two of the next.
     pdl_wait();
     __nanosleep(kFillNanoseconds);
     return;
+  }
+  int group = 0, end = p.num_rows;  // the tile's, of tokens
+  bool is_read_again = p.token_blocks > 1;
+  if constexpr (kGrouped) {
+    const GroupTile tile = find_group_tile<kTokens>(p.groups, index / p.row_blocks);
+    if (tile.group < 0) return;
+    group = tile.group, token0 = tile.first, end = tile.end;
+    is_read_again = end - token0 > kTokens;
   }
   const int trigger_step = num_steps - 1 - p.trigger;
   if (threadIdx.x == kConsumers) {
@@ -315,7 +331,7 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
   if (warp >= kSlabs) {
     if constexpr (S::kGives) registers_give<40>();
     if (warp == kSlabs) {
-      const uint64_t once = p.token_blocks > 1 ? policy_evict_last() : policy_evict_first();
+      const uint64_t once = is_read_again ? policy_evict_last() : policy_evict_first();
       const uint64_t keep = policy_evict_last();
       const CUtensorMap* weight_map = row_block < p.num_wide ? &wide_map : &narrow_map;
       const uint32_t stage_load =
@@ -324,7 +340,7 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
         if (lane > 0) return;
         barrier_arrive_expect(&full[s], stage_load);
         tensor_load_4d(stages + s * S::kStageBytes + S::kBoxes * S::kTokenBytes, weight_map, 0,
-                       (step0 + step) * 2, slab0, 0, &full[s], once);
+                       (step0 + step) * 2, slab0, group * (kGated ? 2 : 1), &full[s], once);
       };
       const auto load_tokens = [&](int step, int s) {
         if (lane > 0) return;
@@ -355,9 +371,9 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
     } else if (warp == kSlabs + 1) {
       pdl_wait();
       if constexpr (kTokens <= 32) {
-        warp_row_scales(p.epilogue, token0, min(kTokens, p.num_rows - token0), row_scale);
+        warp_row_scales(p.epilogue, token0, min(kTokens, end - token0), row_scale);
       } else {
-        for (int t = lane; t < kTokens && token0 + t < p.num_rows; t += kWarp) {
+        for (int t = lane; t < kTokens && token0 + t < end; t += kWarp) {
           row_scale[t] = row_scale_of(p.epilogue, token0 + t);
         }
       }
@@ -500,8 +516,9 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
 
   // A block finishes every split-th token, a warp at a time, four outputs by a lane; gated, two
   // tokens.
-  const int out_width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
-  const int rows = min(kTokens, p.num_rows - token0);
+  const auto& epilogue = epilogue_of<T, kGrouped>(p.epilogue, group);
+  const int out_width = kGated ? epilogue.out_features / 2 : epilogue.out_features;
+  const int rows = min(kTokens, end - token0);
   const int count = (rows - rank + p.split - 1) / p.split;  // that this block finishes
   constexpr int kAtOnce = kGated ? 2 : 1;
   const int quad = kGated ? lane % 16 : lane, n = slab0 * kUnitRows + quad * 4;
@@ -510,7 +527,7 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
   const auto request = [&](int i) {
     if (kGated) i += lane / 16;
     const bool there = i < count && quad < 4 * items;
-    outputs.request(p.epilogue, token0 + token_of(i), n, out_width, there);
+    outputs.request(epilogue, token0 + token_of(i), n, out_width, there);
   };
   // Every warp has read the stages; they now hold the sums, token by token.
   named_barrier_sync(1, kConsumers);
@@ -551,10 +568,10 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
 #pragma unroll
     for (int e = 0; e < 4; ++e) sum[e] *= scale, up[e] *= scale;
     if (i >= kSlabs * kAtOnce) request(i);
-    float squares = outputs.write(p.epilogue, sum, up, n, out_width,
+    float squares = outputs.write(epilogue, sum, up, n, out_width,
                                   static_cast<int64_t>(token0 + t) * out_width + n);
-    if (kGated || p.epilogue.sumsq_out == nullptr) continue;
-    const int columns = p.epilogue.sumsq_columns;  // 16 or 64
+    if (kGated || epilogue.sumsq_out == nullptr) continue;
+    const int columns = epilogue.sumsq_columns;  // 16 or 64
     squares += __shfl_xor_sync(~0u, squares, 1);
     squares += __shfl_xor_sync(~0u, squares, 2);
     if (columns == 64) {
@@ -563,7 +580,7 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
     }
     if (outputs.inside > 0 && n % columns == 0) {
       const int num_parts = (out_width + columns - 1) / columns;
-      p.epilogue.sumsq_out[static_cast<int64_t>(token0 + t) * num_parts + n / columns] = squares;
+      epilogue.sumsq_out[static_cast<int64_t>(token0 + t) * num_parts + n / columns] = squares;
     }
   }
 #else
@@ -577,10 +594,11 @@ void spread(const GemmParams& p, int block_items, KernelParams* kp) {
   const int items = static_cast<int>(packed_tiles(p.out_features)) / (p.gated ? 2 : 1);
   kp->num_wide = kp->row_blocks;
   kp->narrow = block_items;
-  // Sums of squares are of more columns than a slab.
-  if (kp->token_blocks > 1 || p.sumsq_out != nullptr) return;
+  // Sums of squares are of more columns than a slab. Groups have a tile of tokens each, about.
+  if ((kp->token_blocks > 1 && p.num_groups == 0) || p.sumsq_out != nullptr) return;
   const int count = num_multiprocessors();
-  const int most = static_cast<int>(ceil_div(items, count / kp->split));
+  if (kp->split * kp->token_blocks > count) return;
+  const int most = static_cast<int>(ceil_div(items, count / (kp->split * kp->token_blocks)));
   if (kp->split == 1 && kp->row_blocks > count && most < 2 * block_items) {  // two blocks for each
     kp->num_wide = count;
     kp->narrow = most - block_items;
@@ -592,7 +610,7 @@ void spread(const GemmParams& p, int block_items, KernelParams* kp) {
   kp->row_blocks = kp->num_wide + static_cast<int>(ceil_div(std::max(left, 0), kp->narrow));
 }
 
-template <class T, class F, int kTokens, bool kGated>
+template <class T, class F, int kTokens, bool kGated, bool kGrouped>
 Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   using S = Shape<F, kTokens>;
   CUtensorMap token_map;
@@ -604,7 +622,8 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   kp.num_rows = static_cast<int>(p.num_rows);
   kp.num_units = static_cast<int>(packed_units(p.in_features));
   kp.row_blocks = static_cast<int>(ceil_div(packed_tiles(p.out_features), kSlabs));
-  kp.token_blocks = static_cast<int>(ceil_div(p.num_rows, kTokens));
+  kp.token_blocks = static_cast<int>(kGrouped ? max_group_tiles(p.num_rows, p.num_groups, kTokens)
+                                              : ceil_div(p.num_rows, kTokens));
   kp.split = std::min(tile.split, kMaxSplit);
   const int tiles = kp.row_blocks * kp.token_blocks;
   // A block has a step at least, and a place for its sums; blocks that wait for each other all run.
@@ -619,6 +638,7 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   if (status.ok()) status = encode_packed_map(&narrow_map, p, F::kUnitBytes, kp.narrow);
   if (!status.ok()) return status;
   kp.trigger = tile.trigger;
+  kp.groups = make_groups(p);
   kp.stages = std::max(
       2, std::min({tile.stages, kMaxStages, (226 * 1024 - kHeadBytes - 1024) / S::kStageBytes}));
   LaunchConfig config;
@@ -628,24 +648,30 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   config.shared_bytes = packed_shared_bytes(p, S::shared_bytes(kp.stages));
   config.stream = stream;
   config.pdl = p.dependent_launch;
-  return launch(gemm_packed_kernel<T, F, kTokens, kGated>, config, "gemm_packed", token_map,
-                wide_map, narrow_map, kp);
+  return launch(gemm_packed_kernel<T, F, kTokens, kGated, kGrouped>, config, "gemm_packed",
+                token_map, wide_map, narrow_map, kp);
 }
 
-template <class T, class F, bool kGated>
+template <class T, class F, bool kGated, bool kGrouped>
 Status run_tokens(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  return tile.tokens <= 16   ? run<T, F, 16, kGated>(p, tile, stream)
-         : tile.tokens == 32 ? run<T, F, 32, kGated>(p, tile, stream)
-         : tile.tokens == 64 ? run<T, F, 64, kGated>(p, tile, stream)
-                             : run<T, F, 128, kGated>(p, tile, stream);
+  return tile.tokens <= 16   ? run<T, F, 16, kGated, kGrouped>(p, tile, stream)
+         : tile.tokens == 32 ? run<T, F, 32, kGated, kGrouped>(p, tile, stream)
+         : tile.tokens == 64 ? run<T, F, 64, kGated, kGrouped>(p, tile, stream)
+                             : run<T, F, 128, kGated, kGrouped>(p, tile, stream);
+}
+
+template <class T, class F, bool kGrouped>
+Status run_gated(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
+  return p.gated ? run_tokens<T, F, true, kGrouped>(p, tile, stream)
+                 : run_tokens<T, F, false, kGrouped>(p, tile, stream);
 }
 
 template <class T>
 Status run_format(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   return dispatch_packed(p, [&](auto format) {
     using F = decltype(format);
-    return p.gated ? run_tokens<T, F, true>(p, tile, stream)
-                   : run_tokens<T, F, false>(p, tile, stream);
+    return p.num_groups > 0 ? run_gated<T, F, true>(p, tile, stream)
+                            : run_gated<T, F, false>(p, tile, stream);
   });
 }
 
@@ -653,7 +679,9 @@ GemmTile choose_tile(const GemmParams& p) {
   GemmTile tile;
   const bool codes = p.operands == GemmOperands::kW4A8;
   const int multiprocessors = num_multiprocessors();
-  const PackedSplit chosen = choose_packed_split(p, multiprocessors);
+  GemmProblem problem(p);
+  problem.is_batch_invariant = is_batch_invariant;
+  const PackedSplit chosen = choose_packed_split(problem, multiprocessors);
   tile.tokens = chosen.tokens;
   tile.split = chosen.split;
   tile.features = kSmallPackedRows;
