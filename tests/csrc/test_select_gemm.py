@@ -131,7 +131,15 @@ CASES = [
     Case((90,), f"{INT8} {EXPERTS} batch_invariant", {8: CODES_SMALL, 65536: CODES_SMALL}),
     Case((90,), f"{DENSE} {EXPERTS} residual", {8: ""}),
     Case((90,), f"{DENSE} in=2048 out=1536 groups=513", {8: ""}),
-    Case(EVERY, f"{PACKED4} {EXPERTS}", {8: "", 65536: ""}),
+    Case((90,), f"{PACKED4} {EXPERTS}", {1: PACKED_VECTOR, 512: PACKED_VECTOR, 513: PACKED_SMALL}),
+    Case((90,), f"{PACKED4} in=2056 out=1536 groups=128", {8: PACKED_SMALL}),
+    Case(
+        (90,),
+        f"{PACKED8} {EXPERTS} gated batch_invariant",
+        {8: PACKED_SMALL, 65536: PACKED_SMALL},
+    ),
+    Case((90,), f"{W4A8} {EXPERTS} gated", {8: PACKED_VECTOR, 65536: PACKED_SMALL}),
+    Case(BEFORE_HOPPER, f"{PACKED4} {EXPERTS}", {8: "", 65536: ""}),
     # Packed weights.
     Case(
         (90,),

@@ -172,7 +172,7 @@ const char* gemm_stream_codes_sm90_refuses(const GemmProblem& p) {
 }
 
 const char* gemv_packed_sm90_refuses(const GemmProblem& p) {
-  if (p.num_rows > 8) return "more than 8 rows";
+  if (p.num_groups == 0 && p.num_rows > 8) return "more than 8 rows";
   if (p.in_features % (p.operands == GemmOperands::kW4A8 ? 128 : 64) != 0) {
     return "in_features must be a multiple of 64 values or 128 codes";
   }
@@ -455,6 +455,8 @@ constexpr GemmCandidate kCandidates[] = {
     {"packed", kPacked, K::kLargePacked, 90, 90, 65, kAny, kHopperShared, refuses_packed_tiles},
     {"packed", kPacked, K::kSmallPacked, 90, 90, 1, kAny, kHopperShared,
      by_problem<gemm_packed_sm90_refuses>, true},
+    {"packed", kPacked, K::kVectorPacked, 90, 90, 1, 4, kHopperShared,
+     by_problem<gemv_packed_sm90_refuses>, false, false, true},
     {"packed", kPacked, K::kSmallPacked, 90, 90, 1, kAny, kHopperShared,
      by_problem<gemm_packed_sm90_refuses>, true, false, true},
     {"matrix", kPacked, K::kMatrix, 75, 88, 512, kAny, kStaticShared, refuses_matrix<false>},

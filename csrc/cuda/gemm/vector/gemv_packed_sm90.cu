@@ -1,5 +1,5 @@
-// y = epilogue(x w^T) of 1 .. 8 rows with weights of 8 or 4 bits, activations of 16, or of 4 bits,
-// activations of 8.
+// y = epilogue(x w^T) of 1 .. 8 rows, or of so many in groups with a weight each, with weights of 8
+// or 4 bits, activations of 16, or of 4 bits, activations of 8.
 //
 // Input: x [M, K] bf16 or fp16, or int8; weights as pack_weight() leaves them (packed_weight.cuh).
 // Architectures: sm_90.
@@ -17,6 +17,8 @@
 //      whose integer sums of a group are scaled into floats.
 //   3. The warps' sums meet in shared memory, where one more warp adds them in their order and
 //      finishes them, while the others are at the next slabs; after the last ones, all do.
+//   4. Of groups of rows with a weight each, blocks share the slabs of all tiles of 1, 4 or 8 rows
+//      of a group (groups.cuh), one tile's after the other's.
 // Source: own; Marlin showed that the tensor cores are the place for few rows, too.
 //
 // Bound: memory: 1.50 ms with 8 bits and 0.80 ms with 4 for the 128 layer products of a Llama-3-8B
@@ -28,6 +30,7 @@
 
 #include "cuda/gemm/gemm_epilogue.cuh"
 #include "cuda/gemm/gemm_tensor_map.cuh"
+#include "cuda/gemm/groups.cuh"
 #include "cuda/gemm/packed_weight.cuh"
 #include "cuda/gemm/select.h"
 #include "cuda/hopper.cuh"
@@ -46,7 +49,16 @@ struct KernelParams {
   int num_units, num_items;  // units along k; slabs, or pairs of them
   int stages, cluster;
   int trigger;  // stages left to ask for when the next launch may start
+  Groups groups;
+  int tile_passes;  // of groups: over the slabs of a tile's weight
 };
+
+// A tile of kTokens rows of a group, by a whole warp.
+template <int kTokens>
+__device__ __forceinline__ GroupTile tile_of(const Groups& groups, int index) {
+  if constexpr (kTokens > 1) return find_group_tile<kTokens>(groups, index);
+  return {find_group(groups, index), index, index + 1};
+}
 
 constexpr int kSlabs = 2;  // that are multiplied at once: gated, gates and their ups
 
@@ -66,11 +78,18 @@ struct Shape {
   static int shared_bytes(int stages) { return kFixedBytes + stages * kStageBytes; }
 };
 
+// What a block takes at a time, over all of k.
+struct Pass {
+  int item, left;  // the first slab, or pair of them, and how many are left from there on
+  GroupTile rows;
+};
+
 // Outputs [kTokens, S::kRows] of a pass, by kThreads threads of which this is `thread`.
-template <class T, class S, int kTokens, bool kGated, int kThreads>
+template <class T, class S, int kTokens, bool kGated, bool kGrouped, int kThreads>
 struct Finish {
   static constexpr int kCount = (kTokens * S::kRows + kThreads - 1) / kThreads;
   Output<T> outputs[kCount];
+  float row_scales[kGrouped ? kCount : 1];  // rows of groups have none in shared memory
 
   static __device__ __forceinline__ int token(int i, int thread) {
     return (i * kThreads + thread) / S::kRows;
@@ -82,15 +101,18 @@ struct Finish {
     return kGated ? p.out_features / 2 : p.out_features;
   }
 
-  // Of num_rows rows of x, and of `rows` rows of weight from n0 on.
-  __device__ __forceinline__ void request(const Epilogue& p, int num_rows, int n0, int rows,
-                                          int thread) {
-    rows = min(rows, width(p) - n0);
+  __device__ __forceinline__ void request(const Epilogue& all, const Pass& pass, int thread) {
+    const auto& p = epilogue_of<T, kGrouped>(all, pass.rows.group);
+    const int n0 = pass.item * kUnitRows;
+    const int rows = min(min(S::kRows, pass.left * kUnitRows), width(p) - n0);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int t = token(i, thread), r = row(i, thread);
-      outputs[i].inside = t < num_rows && r < rows;
+      outputs[i].inside = t < pass.rows.end - pass.rows.first && r < rows;
       outputs[i].template request<kGated>(p, t, n0 + r, width(p));
+      if constexpr (kGrouped) {
+        row_scales[i] = outputs[i].inside ? row_scale_of(p, pass.rows.first + t) : 0.f;
+      }
     }
   }
 
@@ -98,7 +120,8 @@ struct Finish {
   // they have been read.
   template <class Wait, class Done>
   __device__ __forceinline__ void run(const Epilogue& p, const float* sums, const float* row_scale,
-                                      int n0, int thread, const Wait& wait, const Done& done) {
+                                      const Pass& pass, int thread, const Wait& wait,
+                                      const Done& done) {
     wait();
     float sum[kCount], up[kCount];
 #pragma unroll
@@ -114,10 +137,10 @@ struct Finish {
     done();
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const int t = token(i, thread), n = n0 + row(i, thread);
-      const float scale = row_scale[min(t, kTokens - 1)];
-      float square = outputs[i].template write<kGated>(p, sum[i] * scale, up[i] * scale,
-                                                       static_cast<int64_t>(t) * width(p) + n);
+      const int t = token(i, thread), n = pass.item * kUnitRows + row(i, thread);
+      const float scale = kGrouped ? row_scales[i] : row_scale[min(t, kTokens - 1)];
+      const int64_t at = static_cast<int64_t>(pass.rows.first + t) * width(p) + n;
+      float square = outputs[i].template write<kGated>(p, sum[i] * scale, up[i] * scale, at);
       if (!kGated && p.sumsq_out != nullptr) {
         for (int o = kUnitRows / 2; o > 0; o /= 2) square += __shfl_xor_sync(~0u, square, o);
         const int parts = (width(p) + kUnitRows - 1) / kUnitRows;
@@ -240,7 +263,7 @@ __device__ __forceinline__ void multiply_values(float (&acc)[kSlabs][4], const c
   if (!kEarly) done();
 }
 
-template <class T, class F, int kTokens, bool kGated>
+template <class T, class F, int kTokens, bool kGated, bool kGrouped>
 __global__ void __launch_bounds__(Shape<F, kTokens, kGated>::kThreads,
                                   2)  // the next launch's block fits beside this one
     gemv_packed_kernel(const __grid_constant__ CUtensorMap token_map,
@@ -265,14 +288,33 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kGated>::kThreads,
   const int warp = __shfl_sync(~0u, threadIdx.x / kWarp, 0);
   const int lane = threadIdx.x % kWarp;
   const int rank = blockIdx.x % p.cluster;
-  const int item0 = static_cast<int>(static_cast<int64_t>(p.num_items) * blockIdx.x / gridDim.x);
+  // This block's slabs or pairs of them; of groups, its passes over those of all tiles.
+  int num_items = p.num_items;
+  if constexpr (kGrouped) {
+    if (!p.groups.ready) pdl_wait();
+    const int tiles = kTokens == 1 ? p.num_rows : count_group_tiles<kTokens>(p.groups);
+    num_items = tiles * p.tile_passes;
+  }
+  const int item0 = static_cast<int>(static_cast<int64_t>(num_items) * blockIdx.x / gridDim.x);
   const int items =
-      static_cast<int>(static_cast<int64_t>(p.num_items) * (blockIdx.x + 1) / gridDim.x) - item0;
+      static_cast<int>(static_cast<int64_t>(num_items) * (blockIdx.x + 1) / gridDim.x) - item0;
   // The blocks of a cluster go through the same columns of x, also behind their last slabs.
   const int most = p.cluster > 1 ? (p.num_items + gridDim.x - 1) / gridDim.x : items;
-  const int passes = (most + kItems - 1) / kItems;
+  const int passes = kGrouped ? items : (most + kItems - 1) / kItems;
+  if (kGrouped && passes == 0) return;
   const int steps = (p.num_units + kWarps - 1) / kWarps;
-  const auto rows_of = [&](int pass) { return min(S::kRows, (items - pass * kItems) * kUnitRows); };
+  int known = -1;  // the last tile that this warp has looked for
+  GroupTile tile = {0, 0, p.num_rows};
+  const auto pass_of = [&](int pass) -> Pass {  // by a whole warp
+    if constexpr (kGrouped) {
+      const int index = (item0 + pass) / p.tile_passes;
+      const int item = (item0 + pass - index * p.tile_passes) * kItems;
+      if (index != known) tile = tile_of<kTokens>(p.groups, known = index);
+      return {item, p.num_items - item, tile};
+    } else {
+      return {item0 + pass * kItems, items - pass * kItems, tile};
+    }
+  };
 
   if (threadIdx.x == kWarps * kWarp) {
     tensor_map_prefetch(&token_map);
@@ -298,24 +340,23 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kGated>::kThreads,
   if (warp == kWarps) {
     const uint64_t once = policy_evict_first(), keep = policy_evict_last();
     // One lane asks, with few instructions: the others wait for what is asked for.
-    const auto load_weight = [&](int pass, int step, int s) {
+    const auto load_weight = [&](const Pass& pass, int step, int s) {
       if (lane > 0) return;
-      const int count = min(kItems, items - pass * kItems);  // 0 behind the last of this block
+      const int count = min(kItems, pass.left);  // 0 behind the last of this block
       constexpr int kTokenBytes = S::kBoxes * kTokens * kRowBytes;
       barrier_arrive_expect(&full[s],
                             kTokenBytes + max(count, 0) * (kGated ? 2 : 1) * S::kSlabBytes);
       if (count <= 0) return;
       char* to = stages + s * S::kStageBytes;
-      const int half = step * kWarps * 2, item = item0 + pass * kItems;
-      tensor_load_4d(to, count == kItems ? &wide_map : &narrow_map, 0, half, item, 0, &full[s],
-                     once);
+      tensor_load_4d(to, count == kItems ? &wide_map : &narrow_map, 0, step * kWarps * 2, pass.item,
+                     kGrouped ? pass.rows.group * (kGated ? 2 : 1) : 0, &full[s], once);
     };
-    const auto load_tokens = [&](int step, int s) {
+    const auto load_tokens = [&](const GroupTile& rows, int step, int s) {
       if (lane > 0) return;
       const int boxes = S::kBoxes / p.cluster, box = rank * boxes;
       char* to = stages + s * S::kStageBytes + S::kWeightBytes + box * kTokens * kRowBytes;
       if (p.cluster == 1) {
-        tensor_load_3d(to, &token_map, 0, 0, step * S::kBoxes, &full[s], keep);
+        tensor_load_3d(to, &token_map, 0, rows.first, step * S::kBoxes, &full[s], keep);
       } else {
         tensor_multicast_3d(to, &token_map, 0, 0, step * S::kBoxes + box, &full[s],
                             static_cast<uint16_t>((1 << p.cluster) - 1), keep);
@@ -328,38 +369,39 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kGated>::kThreads,
       if (++step == steps) step = 0, ++pass;
     };
 #pragma unroll 1
-    for (int i = 0; i < ahead; ++i, advance()) load_weight(pass, step, i);
+    for (int i = 0; i < ahead; ++i, advance()) load_weight(pass_of(pass), step, i);
     if (total - p.trigger <= ahead) pdl_trigger();
     pdl_wait();
-    int step_of_x = 0;
+    int pass_of_x = 0, step_of_x = 0;
 #pragma unroll 1
     for (int i = 0; i < ahead; ++i) {
-      load_tokens(step_of_x, i);
-      if (++step_of_x == steps) step_of_x = 0;
+      load_tokens(pass_of(pass_of_x).rows, step_of_x, i);
+      if (++step_of_x == steps) step_of_x = 0, ++pass_of_x;
     }
     int s = 0;
     uint32_t phase = 0;
 #pragma unroll 1
     for (int i = ahead; i < total; ++i, advance()) {
+      const Pass at = pass_of(pass);
       barrier_wait(&empty[s], phase);
-      load_weight(pass, step, s);
-      load_tokens(step, s);
+      load_weight(at, step, s);
+      load_tokens(at.rows, step, s);
       if (i == total - p.trigger) pdl_trigger();
       if (++s == p.stages) s = 0, phase ^= 1;
     }
   } else if (warp > kWarps) {
     pdl_wait();
-    warp_row_scales(p.epilogue, 0, p.num_rows, row_scale);
+    if constexpr (!kGrouped) warp_row_scales(p.epilogue, 0, p.num_rows, row_scale);
     __syncwarp();
     // The last pass is finished by the warps that multiply.
     for (int pass = 0; pass < passes; ++pass) {
       if (lane == 0) barrier_arrive(sums_full);
       if (pass + 1 == passes) break;
-      const int n0 = (item0 + pass * kItems) * kUnitRows;
-      Finish<T, S, kTokens, kGated, kWarp> finish;
-      finish.request(p.epilogue, p.num_rows, n0, rows_of(pass), lane);
+      const Pass at = pass_of(pass);
+      Finish<T, S, kTokens, kGated, kGrouped, kWarp> finish;
+      finish.request(p.epilogue, at, lane);
       finish.run(
-          p.epilogue, sums, row_scale, n0, lane, [&] { barrier_wait(sums_full, pass % 2); },
+          p.epilogue, sums, row_scale, at, lane, [&] { barrier_wait(sums_full, pass % 2); },
           [&] {
             __syncwarp();
             if (lane == 0) barrier_arrive(sums_empty);
@@ -380,9 +422,9 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kGated>::kThreads,
     // Not at the barriers: warps that try them take from the block of the launch ahead.
     pdl_wait();
     // Asked for now: behind the products it would be waited for, from memory.
-    const int last_n0 = (item0 + (passes - 1) * kItems) * kUnitRows;
-    Finish<T, S, kTokens, kGated, kWarps * kWarp> finish;
-    finish.request(p.epilogue, p.num_rows, last_n0, rows_of(passes - 1), threadIdx.x);
+    const Pass last = pass_of(passes - 1);
+    Finish<T, S, kTokens, kGated, kGrouped, kWarps * kWarp> finish;
+    finish.request(p.epilogue, last, threadIdx.x);
     int s = 0;
     uint32_t phase = 0;
     for (int pass = 0; pass < passes; ++pass) {
@@ -427,7 +469,7 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kGated>::kThreads,
       if (lane == 0) barrier_arrive(sums_full);
     }
     finish.run(
-        p.epilogue, sums, row_scale, last_n0, threadIdx.x,
+        p.epilogue, sums, row_scale, last, threadIdx.x,
         [&] { barrier_wait(sums_full, (passes - 1) % 2); }, [] {});
   }
   // Others may still tell this block what they have read.
@@ -441,7 +483,7 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kGated>::kThreads,
 #endif
 }
 
-template <class T, class F, int kTokens, bool kGated>
+template <class T, class F, int kTokens, bool kGated, bool kGrouped>
 Status run(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
   using S = Shape<F, kTokens, kGated>;
   KernelParams kp = {};
@@ -449,8 +491,13 @@ Status run(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
   kp.num_rows = static_cast<int>(p.num_rows);
   kp.num_units = static_cast<int>(packed_units(p.in_features));
   kp.num_items = static_cast<int>(packed_tiles(kGated ? p.out_features / 2 : p.out_features));
-  int blocks = std::min(num_multiprocessors(), kp.num_items);
-  kp.cluster = std::min(tile.cluster, blocks);
+  kp.groups = make_groups(p);
+  kp.tile_passes = static_cast<int>(ceil_div(kp.num_items, S::kItems));
+  const int64_t tiles = kGrouped ? max_group_tiles(p.num_rows, p.num_groups, kTokens) : 1;
+  int blocks = static_cast<int>(
+      std::min<int64_t>(num_multiprocessors(), kGrouped ? tiles * kp.tile_passes : kp.num_items));
+  // Blocks of a cluster would have to go through the same rows.
+  kp.cluster = kGrouped ? 1 : std::min(tile.cluster, blocks);
   kp.trigger = tile.trigger;
   blocks -= blocks % kp.cluster;
   kp.stages =
@@ -470,27 +517,31 @@ Status run(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
   config.stream = stream;
   config.pdl = p.dependent_launch;
   config.cluster_x = static_cast<unsigned>(kp.cluster);
-  return launch(gemv_packed_kernel<T, F, kTokens, kGated>, config, "gemv_packed", token_map,
-                wide_map, narrow_map, kp);
+  return launch(gemv_packed_kernel<T, F, kTokens, kGated, kGrouped>, config, "gemv_packed",
+                token_map, wide_map, narrow_map, kp);
 }
 
-template <class T, class F, int kTokens>
+template <class T, class F, int kTokens, bool kGrouped>
 Status run_gated(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
-  return p.gated ? run<T, F, kTokens, true>(p, tile, stream)
-                 : run<T, F, kTokens, false>(p, tile, stream);
+  return p.gated ? run<T, F, kTokens, true, kGrouped>(p, tile, stream)
+                 : run<T, F, kTokens, false, kGrouped>(p, tile, stream);
 }
 
-template <class T, class F>
+template <class T, class F, bool kGrouped>
 Status run_tokens(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
-  return p.num_rows == 1   ? run_gated<T, F, 1>(p, tile, stream)
-         : p.num_rows <= 4 ? run_gated<T, F, 4>(p, tile, stream)
-                           : run_gated<T, F, 8>(p, tile, stream);
+  const int64_t tokens = kGrouped ? tile.tokens : p.num_rows;
+  return tokens == 1   ? run_gated<T, F, 1, kGrouped>(p, tile, stream)
+         : tokens <= 4 ? run_gated<T, F, 4, kGrouped>(p, tile, stream)
+                       : run_gated<T, F, 8, kGrouped>(p, tile, stream);
 }
 
 template <class T>
 Status run_format(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
-  return dispatch_packed(
-      p, [&](auto format) { return run_tokens<T, decltype(format)>(p, tile, stream); });
+  return dispatch_packed(p, [&](auto format) {
+    using F = decltype(format);
+    return p.num_groups > 0 ? run_tokens<T, F, true>(p, tile, stream)
+                            : run_tokens<T, F, false>(p, tile, stream);
+  });
 }
 
 // Blocks of a cluster share copies of x where there are many, or where x and codes of 8 bits leave
@@ -499,8 +550,14 @@ GemvTile choose_tile(const GemmParams& p) {
   const bool large = code_bits(p.operands) == 8 && p.num_rows > 4;
   const bool passes = p.out_features > 2 * kUnitRows * num_multiprocessors();  // several
   GemvTile tile;
-  tile.cluster = p.gated || (large && passes) ? 2 : 1;
   tile.kilobytes = packed_shared_budget(p) / 1024;
+  if (p.num_groups > 0) {
+    tile.tokens = choose_group_vector_tokens(p.num_rows, p.num_groups);
+    // Nor do x and codes of 8 bits leave room for more than two stages beside the next launch.
+    if (code_bits(p.operands) == 8 && tile.tokens > 1) tile.kilobytes = 220;
+  } else {
+    tile.cluster = p.gated || (large && passes) ? 2 : 1;
+  }
   tile.trigger = p.gated ? 4 : 3;  // earlier, the next launch's copies delay this one's
   return tile;
 }
