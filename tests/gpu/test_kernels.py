@@ -26,6 +26,7 @@ OF_HOPPER = {
     "codes_check": ("products", "rows", "blas"),
     "groups_check": ("dense", "codes", "blocks"),
     "packed_check": ("8 bits", "4 bits", "8 bits in groups", "w4a8"),
+    "packed_groups_check": ("8 bits", "4 bits", "8 bits in groups", "w4a8"),
 }
 OF_EVERY_GPU = {
     "attention_check": ("spans", "trees", "dense", "int8_static", "int8_dynamic", "fp8", "int4"),

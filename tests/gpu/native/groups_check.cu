@@ -107,23 +107,6 @@ Operands coded_operands(Kind kind, const Case& c, int64_t scale_rows, Random& ra
   return o;
 }
 
-// M rows over G groups.
-std::vector<int32_t> random_ends(int64_t m, int64_t g, int way, Random& random) {
-  const int groups = static_cast<int>(g);
-  const int one = random.below(groups);
-  std::vector<int32_t> ends(groups, 0);
-  for (int64_t row = 0; row < m; ++row) {
-    const int any = random.below(groups);
-    ++ends[way == 0   ? any                               // alike
-           : way == 1 ? random.below(any + 1)             // more and more
-           : way == 2 ? one                               // all in one
-           : way == 3 ? any / 3 * 3                       // two of three empty
-                      : random.below(2) * (groups - 1)];  // the first and the last
-  }
-  for (int i = 1; i < groups; ++i) ends[i] += ends[i - 1];
-  return ends;
-}
-
 // Kernels of groups by chance; what refuses leaves the product to gemm()'s choice.
 Runner random_runner(Kind kind, Random& random, std::string* label) {
   const GemmTile tile = {8 << random.below(5), 64 << random.below(2), 2 + random.below(3),
@@ -209,7 +192,7 @@ int check(Kind kind) {
       if (rows[1] * shape[0] * shape[1] > kMostValues) continue;
       for (int variant = 0; variant < 3; ++variant) {
         Case c = {rows[0], shape[0], shape[1]};
-        const int way = random.below(5);
+        const int way = random.below(kEndWays);
         c.ends = random_ends(c.m, rows[1], way, random);
         c.gated = variant == 1 && c.n % 16 == 0;
         c.bias = random.below(2);

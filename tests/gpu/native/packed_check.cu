@@ -5,43 +5,13 @@
 #include <cstring>
 
 #include "cuda/gemm/select.h"
-#include "product.cuh"
+#include "packed.cuh"
 
 using namespace regatta;
 using namespace regatta::native;
 using namespace regatta::cuda;
 
 namespace {
-
-// Codes from `first` on. One draw seeds them all: a check's time would go into millions of draws.
-std::vector<int8_t> random_codes(int64_t n, int first, int count, Random& random) {
-  std::vector<int8_t> codes(n);
-  uint64_t state = random.engine();
-  for (int8_t& v : codes) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    v = static_cast<int8_t>(first + static_cast<int>((state >> 40) * count >> 24));
-  }
-  return codes;
-}
-
-// (code - zero) * scale of codes [n, k], scale and zero [n, groups].
-std::vector<float> dequantized(const std::vector<int8_t>& codes, const std::vector<float>& scale,
-                               const std::vector<float>& zero) {
-  std::vector<float> values(codes.size());
-  const size_t columns = codes.size() / scale.size();
-  for (size_t g = 0; g < scale.size(); ++g) {
-    for (size_t i = g * columns; i < (g + 1) * columns; ++i) {
-      values[i] = (codes[i] - zero[g]) * scale[g];
-    }
-  }
-  return values;
-}
-
-// Groups of 32 (of kWeightInt4), 64 or 128 columns, or one.
-int64_t random_groups(GemmOperands operands, int64_t k, Random& random) {
-  const int64_t size = (operands == GemmOperands::kWeightInt4 ? 32 : 64) << random.below(3);
-  return size <= 128 && k % size == 0 ? k / size : 1;
-}
 
 GemmTile random_tile(Random& random) {
   constexpr int kTokens[] = {16, 32, 64, 128};
@@ -153,15 +123,6 @@ bool check_packed(GemmOperands operands, Case c, Random& random) {
   return check_product<T>(c, p, xf, wf, runner, label, c.float_out ? 2e-4 : relative, 3e-4);
 }
 
-// A scale of kW4A8 as pack_weight() stores it: without the last eight bits.
-float w4a8_rounded(float scale) {
-  uint32_t bits;
-  std::memcpy(&bits, &scale, 4);
-  bits = (bits + 0x80) & ~0xffu;
-  std::memcpy(&scale, &bits, 4);
-  return scale;
-}
-
 // x int8, weight packed with 4 bits; out of T. Sums of a group are exact, so that an error is a
 // float sum's over groups (65 roundings by 2^-24 of sums up to five times the outputs' size: 2e-5
 // of it) and half a step of the output's last bit (2^-8 or 2^-11).
@@ -208,16 +169,6 @@ bool check_w4a8(const Case& c, Random& random) {
                           : Traits<T>::dtype == DType::kFloat16 ? 4.9e-4
                                                                 : 3.92e-3;
   return check_product<T>(c, p, xf, wf, runner, label, relative, 2e-5);
-}
-
-constexpr GemmOperands kFormats[] = {GemmOperands::kWeightInt8, GemmOperands::kWeightInt4,
-                                     GemmOperands::kWeightInt8Groups, GemmOperands::kW4A8};
-const char* name_of(GemmOperands operands) {
-  return operands == GemmOperands::kDense              ? "dense"
-         : operands == GemmOperands::kWeightInt8       ? "8 bits"
-         : operands == GemmOperands::kWeightInt4       ? "4 bits"
-         : operands == GemmOperands::kWeightInt8Groups ? "8 bits in groups"
-                                                       : "w4a8";
 }
 
 constexpr int64_t kRows[] = {1, 2, 3, 5, 8, 9, 16, 17, 33, 64, 96, 100, 127, 128, 129, 257, 1800};

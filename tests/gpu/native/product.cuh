@@ -50,6 +50,24 @@ struct Case {
   int64_t rows(int64_t group) const { return ends.empty() ? m : ends[group] - first_row(group); }
 };
 
+// M rows over G groups, in one of kEndWays ways: where each group ends.
+constexpr int kEndWays = 5;
+inline std::vector<int32_t> random_ends(int64_t m, int64_t g, int way, Random& random) {
+  const int groups = static_cast<int>(g);
+  const int one = random.below(groups);
+  std::vector<int32_t> ends(groups, 0);
+  for (int64_t row = 0; row < m; ++row) {
+    const int any = random.below(groups);
+    ++ends[way == 0   ? any                               // alike
+           : way == 1 ? random.below(any + 1)             // more and more
+           : way == 2 ? one                               // all in one
+           : way == 3 ? any / 3 * 3                       // two of three empty
+                      : random.below(2) * (groups - 1)];  // the first and the last
+  }
+  for (int i = 1; i < groups; ++i) ends[i] += ends[i - 1];
+  return ends;
+}
+
 // A weight [N, K] as pack_weight() leaves it. zero: of groups, or null.
 struct Packed {
   int64_t group_size;
