@@ -669,6 +669,7 @@ class Blocks {
     down.out_features = e.hidden_size;
     down.num_groups = gate_up.num_groups;
     down.group_ends = x.ends;
+    down.group_ends_ready = true;  // gate_up came between
     const Status status = run_up(gate_up, block.activation, x.functions, e.dtype);
     return status.ok() ? cuda::run(down, e.dtype, e.dtype, s_.product, launch_) : status;
   }

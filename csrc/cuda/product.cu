@@ -78,6 +78,7 @@ GemmParams gemm_params(const Product& p, DType dtype, DType out_dtype) {
   g.function = p.function;
   g.num_groups = p.num_groups;
   g.group_ends = p.group_ends;
+  g.group_ends_ready = p.group_ends_ready;
   return g;
 }
 

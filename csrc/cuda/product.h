@@ -62,6 +62,7 @@ struct Product {
   // sorted by expert (GemmParams::group_ends).
   int64_t num_groups = 0;
   const int32_t* group_ends = nullptr;
+  bool group_ends_ready = false;  // they are not of the launch ahead
   QuantizeRowsParams coded;  // how x became codes already, if `codes` is not null
 };
 

@@ -25,6 +25,7 @@ OUT = "in=4096 out=4096 residual residual_is_out"
 GATE_UP = "in=4096 out=28672 gated"
 DOWN = "in=14336 out=4096 residual residual_is_out"
 EXPERTS = "in=2048 out=1536 groups=128"
+FEW_EXPERTS = "in=4096 out=28672 groups=8"
 CODED_OUT = "in=4096 out=4096 residual"  # cuBLASLt adds no residual in place
 
 DENSE = "operands=dense blas"
@@ -125,10 +126,18 @@ CASES = [
     Case(BEFORE_HOPPER, f"{INT8} {QKV}", {1: CODES_MMA, 8000: CODES_MMA}),
     Case(BEFORE_HOPPER, f"{INT8} {QKV} batch_invariant", {1: CODES_MMA, 8000: CODES_MMA}),
     # Groups of rows with a weight each.
-    Case((90,), f"{DENSE} {EXPERTS}", {1: SMALL, 1024: SMALL, 65536: SMALL}),
+    Case(
+        (90,),
+        f"{DENSE} {EXPERTS}",
+        {8: VECTOR, 16: VECTOR, 17: SMALL, 4096: SMALL, 4097: LARGE, 65536: LARGE},
+    ),
+    Case((90,), f"{DENSE} {FEW_EXPERTS} gated", {2: VECTOR, 3: VECTOR, 4: SMALL, 257: LARGE}),
+    Case((90,), f"{DENSE} {EXPERTS} out_unaligned", {4097: SMALL}),
     Case((90,), f"{DENSE16} {EXPERTS} gated batch_invariant", {1: SMALL, 65536: SMALL}),
-    Case((90,), f"{FP8} {EXPERTS} gated", {1: CODES_SMALL, 65536: CODES_SMALL}),
+    Case((90,), f"{FP8} {EXPERTS} gated", {1: CODES_SMALL, 4096: CODES_SMALL, 4097: CODES_LARGE}),
+    Case((90,), f"{BLOCKS} {EXPERTS}", {8: CODES_SMALL, 65536: CODES_LARGE}),
     Case((90,), f"{INT8} {EXPERTS} batch_invariant", {8: CODES_SMALL, 65536: CODES_SMALL}),
+<<<<<<< HEAD
     Case((90,), f"{DENSE} {EXPERTS} residual", {8: ""}),
     Case((90,), f"{DENSE} in=2048 out=1536 groups=513", {8: ""}),
     Case((90,), f"{PACKED4} {EXPERTS}", {1: PACKED_VECTOR, 512: PACKED_VECTOR, 513: PACKED_SMALL}),
@@ -140,6 +149,15 @@ CASES = [
     ),
     Case((90,), f"{W4A8} {EXPERTS} gated", {8: PACKED_VECTOR, 65536: PACKED_SMALL}),
     Case(BEFORE_HOPPER, f"{PACKED4} {EXPERTS}", {8: "", 65536: ""}),
+=======
+    Case((80, 86, 89), f"{DENSE} {EXPERTS}", {8: VECTOR, 17: STREAM, 65536: STREAM}),
+    Case((80, 86, 89), f"{DENSE} {EXPERTS} batch_invariant", {8: STREAM, 65536: STREAM}),
+    Case((75,), f"{DENSE16} {EXPERTS}", {8: GENERIC, 65536: GENERIC}),
+    Case((90,), "operands=dense dtype=float32 in=2048 out=1536 groups=8", {8: GENERIC}),
+    Case(EVERY, f"{DENSE} {EXPERTS} residual", {8: ""}),
+    Case(EVERY, f"{DENSE} in=2048 out=1536 groups=513", {8: ""}),
+    Case(EVERY, f"{PACKED4} {EXPERTS}", {8: "", 65536: ""}),
+>>>>>>> d19c080 (gemm: groups of rows in gemm_tiles_sm90)
     # Packed weights.
     Case(
         (90,),

@@ -389,9 +389,17 @@ const char* refuses_matrix(const GemmProblem& p, const Architecture& a) {
   return refuses_blas(dense, a);
 }
 
+// A row that shares its group has its weight read again. Of rows that choose at random one in eight
+// does at most; those of one token never do.
+const char* refuses_group_vector(const GemmProblem& p, const Architecture&) {
+  if (p.num_rows > 16 || 4 * (p.num_rows - 1) > p.num_groups) return "rows would share weights";
+  return gemm_stream_sm80_refuses(p);
+}
+
 constexpr int64_t kAny = int64_t{1} << 62;
-constexpr int kAll = 999;           // architectures
-constexpr int kHopperShared = 227;  // KiB
+constexpr int64_t kRowsGroupTiles = 33;  // of a group on average
+constexpr int kAll = 999;                // architectures
+constexpr int kHopperShared = 227;       // KiB
 constexpr int kMmaShared = 56;
 constexpr int kStaticShared = 48;
 
@@ -420,8 +428,16 @@ constexpr GemmCandidate kCandidates[] = {
      by_problem<gemm_stream_sm80_refuses>, true},
     {"generic", kDense, K::kGeneric, 75, kAll, 1, kAny, kStaticShared,
      by_problem<gemm_generic_refuses>, true},
+    {"gemv", kDense, K::kVectorDense, 80, kAll, 1, 1, kStaticShared, refuses_group_vector, false,
+     true, true},
+    {"tiles", kDense, K::kLargeDense, 90, 90, kRowsGroupTiles, kAny, kHopperShared,
+     by_problem<gemm_tiles_sm90_refuses>, false, false, true},
     {"sm90", kDense, K::kSmallDense, 90, 90, 1, kAny, kHopperShared, by_problem<gemm_sm90_refuses>,
      true, true, true},
+    {"stream", kDense, K::kStream, 80, kAll, 1, kAny, kStaticShared,
+     by_problem<gemm_stream_sm80_refuses>, true, true, true},
+    {"generic", kDense, K::kGeneric, 75, kAll, 1, kAny, kStaticShared,
+     by_problem<gemm_generic_refuses>, true, true, true},
 
     // Codes of 8 bits on both sides.
     {"stream_codes", kCodes, K::kVectorCodes, 90, 90, 1, 1, kHopperShared,
@@ -444,6 +460,8 @@ constexpr GemmCandidate kCandidates[] = {
        return p.operands == GemmOperands::kFp8 ? "float8 needs sm_89" : gemm_codes_mma_refuses(p);
      },
      true},
+    {"tiles", kCodes, K::kLargeCodes, 90, 90, kRowsGroupTiles, kAny, kHopperShared,
+     by_problem<gemm_tiles_sm90_refuses>, false, false, true},
     {"sm90", kCodes, K::kSmallCodes, 90, 90, 1, kAny, kHopperShared, by_problem<gemm_sm90_refuses>,
      true, true, true},
 

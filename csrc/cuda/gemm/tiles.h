@@ -50,8 +50,15 @@ struct LargeTile {
 };
 constexpr LargeTile kLargeTiles[] = {{256, 256.}, {192, 192. * 1.04}, {128, 128. * 1.12}};
 
+// Of a cluster. Of groups, about: as if those that have rows had as many each.
 inline int64_t num_large_tiles(const GemmProblem& p, int columns) {
-  return ceil_div(p.num_rows, kLargeCluster * kLargeTokens) * ceil_div(p.out_features, columns);
+  constexpr int64_t kPair = kLargeCluster * kLargeTokens;
+  const int64_t tiles = ceil_div(p.out_features, columns);
+  if (p.num_groups == 0) return ceil_div(p.num_rows, kPair) * tiles;
+  // Up to a tile's rows that are left over go with two tiles of weights.
+  const int64_t rows = p.rows_of_weight(), pairs = (rows + kLargeTokens - 1) / kPair;
+  const int64_t left = rows > pairs * kPair ? ceil_div(tiles, kLargeCluster) : 0;
+  return std::min(p.num_rows, p.num_groups) * (pairs * tiles + left);
 }
 
 // The width whose last wave wastes least.

@@ -272,6 +272,10 @@ Status gemm_tiles_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_tiles_sm90(const GemmParams& params, int columns, CUstream_st* stream);
 Status gemm_tiles_codes_sm90(const GemmParams& params, int columns, CUstream_st* stream);
 Status gemm_tiles_blocks_sm90(const GemmParams& params, CUstream_st* stream);
+// Of groups of rows; each kind of operands from the first.
+Status gemm_tiles_groups_sm90(const GemmParams& params, int columns, CUstream_st* stream);
+Status gemm_tiles_groups_codes_sm90(const GemmParams& params, int columns, CUstream_st* stream);
+Status gemm_tiles_groups_blocks_sm90(const GemmParams& params, CUstream_st* stream);
 // Launches of the kernels for every architecture (gemm_mma.cuh).
 struct MmaTile {
   int tokens = 8;  // rows of x per block: 8, 32, 64; of codes also 128

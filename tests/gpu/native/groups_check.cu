@@ -111,15 +111,22 @@ Operands coded_operands(Kind kind, const Case& c, int64_t scale_rows, Random& ra
 Runner random_runner(Kind kind, Random& random, std::string* label) {
   const GemmTile tile = {8 << random.below(5), 64 << random.below(2), 2 + random.below(3),
                          1 << random.below(4), random.below(6) - 1};
-  const int kernel = random.below(kind == Kind::kDense ? 4 : 3);
+  const int kernel = random.below(kind == Kind::kDense ? 7 : 4);
+  const int columns = 128 + 64 * random.below(3);
   const bool ready = random.below(2);
   *label += " kernel " + std::to_string(kernel) + " tile " + std::to_string(tile.tokens) + "x" +
             std::to_string(tile.features) + " stages " + std::to_string(tile.stages) + " split " +
-            std::to_string(tile.split) + " ready " + std::to_string(ready);
+            std::to_string(tile.split) + " columns " + std::to_string(columns) + " ready " +
+            std::to_string(ready);
   return [=](GemmParams p) {
     p.group_ends_ready = ready;
     if (kernel == 0) return gemm_sm90(p, tile, nullptr);
     if (kernel == 1) return gemm_sm90(p, nullptr);
+    if (kernel == 2 && gemm_tiles_sm90_refuses(p) == nullptr) {
+      return gemm_tiles_sm90(p, columns, nullptr);
+    }
+    if (kernel == 4 || kernel == 5) return gemm_stream_sm80(p, kernel == 4, nullptr);
+    if (kernel == 6) return gemm_generic(p, nullptr);
     return gemm(p, {}, nullptr, nullptr);
   };
 }
@@ -177,8 +184,9 @@ bool check_alike(const Case& c, const Operands& o, const std::string& label) {
   return false;
 }
 
-constexpr int64_t kRows[][2] = {{1, 8},   {8, 128}, {16, 8},    {33, 60},   {130, 5},  {257, 3},
-                                {513, 2}, {700, 1}, {300, 512}, {1024, 60}, {1500, 7}, {640, 11}};
+constexpr int64_t kRows[][2] = {{1, 8},     {5, 3},     {32, 4},   {8, 128}, {16, 8},
+                                {33, 60},   {130, 5},   {257, 3},  {513, 2}, {700, 1},
+                                {300, 512}, {1024, 60}, {1500, 7}, {640, 11}};
 constexpr int64_t kShapes[][2] = {{64, 64},    {208, 144}, {80, 16},   {1008, 528},
                                   {264, 1040}, {8, 4112},  {384, 768}, {2816, 256}};
 constexpr int64_t kMostValues = 12 << 20;  // of weights; the reference is slow

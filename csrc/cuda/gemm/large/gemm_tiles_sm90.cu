@@ -29,6 +29,7 @@ Status gemm_tiles_sm90(const GemmParams& p, int columns, CUstream_st* stream) {
     return Status::error(std::string("gemm_tiles_sm90: ") + reason);
   }
   if (p.num_rows == 0) return {};
+  if (p.num_groups > 0) return gemm_tiles_groups_sm90(p, columns, stream);
   if (p.scale_rows != 0) return gemm_tiles_blocks_sm90(p, stream);
   if (p.operands != GemmOperands::kDense) return gemm_tiles_codes_sm90(p, columns, stream);
   return p.dtype == DType::kBFloat16

@@ -1,11 +1,14 @@
 // The kernel of gemm_tiles_sm90.cu, which says what it does, and its launch.
 #pragma once
 
+#include <cuda_fp8.h>
+
 #include <algorithm>
 #include <type_traits>
 
 #include "cuda/gemm/gemm_epilogue.cuh"
 #include "cuda/gemm/gemm_tensor_map.cuh"
+#include "cuda/gemm/groups.cuh"
 #include "cuda/gemm/tiles.h"
 #include "cuda/hopper.cuh"
 #include "cuda/wgmma.cuh"
@@ -15,8 +18,9 @@ namespace regatta::cuda {
 namespace {
 
 constexpr int kTokens = kLargeTokens;  // per block
-constexpr int kGroup = 128;
-constexpr int kThreads = 3 * kGroup;  // a warpgroup that fetches, two that multiply
+constexpr int kWarpgroup = 128;
+constexpr int kThreads = 3 * kWarpgroup;  // one that fetches, two that multiply
+constexpr int kHalf = kTokens / 2;        // of a warpgroup that multiplies
 constexpr int kCluster = kLargeCluster;
 constexpr int kRowBytes = 128;  // of k per stage: one swizzled row
 constexpr int kWgmmaBytes = 32;
@@ -37,30 +41,106 @@ struct KernelParams {
   int num_rows, num_steps;
   int pairs, tiles;  // of tokens and of weights
   int stages;
+  Groups groups;
 };
 
-template <int kColumns, bool kBlocks, bool kScales>
+template <int kColumns, bool kBlocks, bool kScales, bool kGrouped>
 struct Shape {
   static constexpr int kTokenBytes = kTokens * kRowBytes;
   static constexpr int kStageBytes = kTokenBytes + kColumns * kRowBytes;
-  static constexpr int kScaleBytes = kBlocks ? kTokens * 4 : 0;  // of a stage, behind all stages
-  // Stages begin at multiples of 1024; scales and biases of two tiles lie behind scales of rows.
-  static constexpr int kHead = kHeadBytes + (kScales ? (4 * kColumns * 4 + 1023) / 1024 * 1024 : 0);
+  // Of a stage, behind all stages; copies begin at 16 bytes, groups at any row.
+  static constexpr int kScaleRows = !kBlocks ? 0 : kGrouped ? kTokens + 4 : kTokens;
+  static constexpr int kScaleBytes = kScaleRows * 4;
+  // Stages begin at multiples of 1024; scales and biases of two tiles lie behind scales of rows,
+  // and what lies ahead of each group behind those.
+  static constexpr int kColumnBytes = kScales ? (4 * kColumns * 4 + 1023) / 1024 * 1024 : 0;
+  static constexpr int kGroupBytes =
+      kGrouped ? (2 * (static_cast<int>(kMaxGroups) + 1) * 4 + 1023) / 1024 * 1024 : 0;
+  static constexpr int kHead = kHeadBytes + kColumnBytes + kGroupBytes;
   static constexpr int kStages =
       std::min(kMaxStages, (kSharedBytes - 1024 - kHead) / (kStageBytes + kScaleBytes));
   static constexpr int kSharedTotal = 1024 + kHead + kStages * (kStageBytes + kScaleBytes);
 };
 
+// What a block of a cluster makes of a tile.
 struct Tile {
   int token0, tile;
+  int group, end;  // rows of x from `end` on are not the tile's
+  bool wide;       // both blocks have the same tokens, and a tile of weights each
+  bool once;       // its weights are read for no other tile
 };
 
-__device__ __forceinline__ Tile tile_of(const KernelParams& p, int index, int rank) {
-  const int per_order = kOrder * p.tiles;
+// Of `pairs` pairs of token tiles.
+__device__ __forceinline__ Tile tile_of_pairs(int pairs, int tiles, int index, int rank) {
+  const int per_order = kOrder * tiles;
   const int first = index / per_order * kOrder;
-  const int count = min(kOrder, p.pairs - first);
+  const int count = min(kOrder, pairs - first);
   const int within = index % per_order;
   return {((first + within % count) * kCluster + rank) * kTokens, within / count};
+}
+
+// What lies ahead of each group, in shared memory: [G + 1] each.
+struct Ahead {
+  int *rows, *tiles;
+};
+
+// Pairs of token tiles of a group; up to kTokens rows more have none, but pairs of tiles of
+// weights.
+__device__ __forceinline__ int pairs_of(int rows) {
+  return (rows + kTokens - 1) / (kCluster * kTokens);
+}
+
+__device__ __forceinline__ int tiles_of(int rows, int tiles) {
+  const int pairs = pairs_of(rows);
+  return pairs * tiles + (rows > pairs * kCluster * kTokens ? (tiles + 1) / kCluster : 0);
+}
+
+// By the whole block; it waits for it afterwards.
+__device__ __forceinline__ void count_ahead(const KernelParams& p, const Ahead& ahead) {
+  for (int g = threadIdx.x; g < p.groups.count; g += kThreads) {
+    ahead.rows[g + 1] = __ldcg(p.groups.ends + g);
+  }
+  if (threadIdx.x == 0) ahead.rows[0] = ahead.tiles[0] = 0;
+  __syncthreads();
+  if (threadIdx.x >= kWarp) return;
+  int before = 0;
+  for (int first = 0; first < p.groups.count; first += kWarp) {
+    const int g = first + static_cast<int>(threadIdx.x);
+    const bool inside = g < p.groups.count;
+    int until = inside ? tiles_of(ahead.rows[g + 1] - ahead.rows[g], p.tiles) : 0;
+#pragma unroll
+    for (int o = 1; o < kWarp; o *= 2) {
+      const int other = __shfl_up_sync(~0u, until, o);
+      if (static_cast<int>(threadIdx.x) >= o) until += other;
+    }
+    until += before;
+    if (inside) ahead.tiles[g + 1] = until;
+    before = __shfl_sync(~0u, until, kWarp - 1);
+  }
+}
+
+template <bool kGrouped>
+__device__ __forceinline__ Tile tile_of(const KernelParams& p, const Ahead& ahead, int index,
+                                        int rank) {
+  if constexpr (!kGrouped) {
+    Tile t = tile_of_pairs(p.pairs, p.tiles, index, rank);
+    t.group = 0, t.end = p.num_rows, t.wide = t.once = false;
+    return t;
+  }
+  int group = 0;  // the last one that begins at or ahead of this tile
+  for (int next = p.groups.count; next - group > 1;) {
+    const int middle = (group + next) / 2;
+    (ahead.tiles[middle] <= index ? group : next) = middle;
+  }
+  const int begin = ahead.rows[group], end = ahead.rows[group + 1];
+  const int pairs = pairs_of(end - begin), within = index - ahead.tiles[group];
+  const int wide = within - pairs * p.tiles;
+  Tile t = {pairs * kCluster * kTokens, wide * kCluster + rank};
+  if (wide < 0) t = tile_of_pairs(pairs, p.tiles, within, rank);
+  t.token0 += begin;
+  t.group = group, t.end = end, t.wide = wide >= 0;
+  t.once = end - begin <= kCluster * kTokens;
+  return t;
 }
 
 // Lane q of a quad holds v[j]: pair q of row j; then it holds pair j of row q.
@@ -232,15 +312,64 @@ __device__ __forceinline__ void finish_tile(const Epilogue& p, const Acc (&acc)[
   }
 }
 
+// Asks for step i of a tile in groups. Of a pair of token tiles each block fetches half of the
+// weights for both; of a wide tile half of the tokens, of which only halves with rows of the group
+// come.
+template <class T, int kColumns, bool kGated, bool kBlocks>
+__device__ __forceinline__ void request_group_stage(const KernelParams& p,
+                                                    const CUtensorMap& weight_map,
+                                                    const CUtensorMap& token_map, const Tile& t,
+                                                    int i, int rank, char* stage, float* x_scale,
+                                                    uint64_t* full) {
+  using S = Shape<kColumns, kBlocks, kScalesAhead<T, kBlocks>, true>;
+  constexpr uint16_t kBoth = (1 << kCluster) - 1;
+  constexpr int kHalfBytes = kHalf * kRowBytes, kHalfColumns = kColumns / 2;
+  const int k = i * (kRowBytes / static_cast<int>(sizeof(T)));
+  const int halves = t.end - t.token0 > kHalf ? 2 : 1;
+  const uint64_t keep = policy_evict_last();
+  const uint64_t weight_policy = t.once ? policy_evict_first() : keep;
+  const int scale0 = t.token0 & ~3;
+  const int scales = kBlocks ? min(S::kScaleRows, p.blocks.x_stride - scale0) : 0;
+  barrier_arrive_expect(full, S::kStageBytes - (2 - halves) * kHalfBytes + scales * 4);
+  if constexpr (kBlocks) {
+    bulk_load(x_scale, p.blocks.x + static_cast<int64_t>(i) * p.blocks.x_stride + scale0,
+              scales * 4, full, keep);
+  }
+  for (int h = 0; h < 2; ++h) {
+    char* tokens = stage + h * kHalfBytes;
+    char* weights = stage + S::kTokenBytes + h * kHalfColumns * kRowBytes;
+    const int token = t.token0 + h * kHalf, column = t.tile * kColumns + h * kHalfColumns;
+    if (h < halves && t.wide && h == rank) {
+      tensor_multicast_2d(tokens, &token_map, k, token, full, kBoth, keep);
+    } else if (h < halves && !t.wide) {
+      tensor_load_2d(tokens, &token_map, k, token, full, keep);
+    }
+    if (!t.wide && h != rank) continue;
+    if constexpr (kGated) {
+      if (t.wide) {
+        tensor_load_5d(weights, &weight_map, k, 0, 0, column / 16, t.group, full, weight_policy);
+      } else {
+        tensor_multicast_5d(weights, &weight_map, k, 0, 0, column / 16, t.group, full, kBoth,
+                            weight_policy);
+      }
+    } else if (t.wide) {
+      tensor_load_3d(weights, &weight_map, k, column, t.group, full, weight_policy);
+    } else {
+      tensor_multicast_3d(weights, &weight_map, k, column, t.group, full, kBoth, weight_policy);
+    }
+  }
+}
+
 // T: of x and weight; Out: of bias, residual and out. kBlocks: scales of blocks of 128 x 128, with
-// 128 columns: a tile's (gated: its half's) rows of weight have one scale per stage.
-template <class T, class Out, int kColumns, bool kGated, bool kBlocks>
+// 128 columns: a tile's (gated: its half's) rows of weight have one scale per stage. kGrouped: a
+// tile's rows are of one group.
+template <class T, class Out, int kColumns, bool kGated, bool kBlocks, bool kGrouped>
 __global__ void __launch_bounds__(kThreads, 1)
     gemm_tiles_kernel(const __grid_constant__ CUtensorMap weight_map,
                       const __grid_constant__ CUtensorMap token_map, const KernelParams p) {
 #ifdef REGATTA_SM90A
   constexpr bool kScales = kScalesAhead<T, kBlocks>;
-  using S = Shape<kColumns, kBlocks, kScales>;
+  using S = Shape<kColumns, kBlocks, kScales, kGrouped>;
   constexpr int kElements = kRowBytes / sizeof(T);
   constexpr int kStages = S::kStages;
   using Acc = std::conditional_t<std::is_same_v<T, int8_t>, int, float>;
@@ -254,15 +383,22 @@ __global__ void __launch_bounds__(kThreads, 1)
   float* row_scale = reinterpret_cast<float*>(scale_empty + 2);  // [2, kTokens]
   float* columns = row_scale + 2 * kTokens;  // [2, 2 * kColumns] of load_columns(), where kScales
   char* stages = base + S::kHead;
-  float* x_scale = reinterpret_cast<float*>(stages + kStages * S::kStageBytes);  // [stage, kTokens]
+  // [stage, kScaleRows]
+  float* x_scale = reinterpret_cast<float*>(stages + kStages * S::kStageBytes);
   static_assert(!kBlocks || (kColumns == kScaleBlock && kElements == kScaleBlock));
 
-  const int group = threadIdx.x / kGroup;
+  const int warpgroup = threadIdx.x / kWarpgroup;
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
   const int rank = cluster_rank();
   const int clusters = gridDim.x / kCluster;
-  const int total = p.pairs * p.tiles;
+  Ahead ahead = {};
+  if constexpr (kGrouped) {
+    ahead.rows = reinterpret_cast<int*>(base + kHeadBytes + S::kColumnBytes);
+    ahead.tiles = ahead.rows + kMaxGroups + 1;
+    if (!p.groups.ready) pdl_wait();
+    count_ahead(p, ahead);
+  }
 
   if (threadIdx.x == 0) {
     tensor_map_prefetch(&weight_map);
@@ -279,8 +415,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   cluster_arrive();
   cluster_wait();
+  const int total = kGrouped ? ahead.tiles[p.groups.count] : p.pairs * p.tiles;
 
-  if (group == 0) {
+  if (warpgroup == 0) {
     registers_give<40>();
     if (warp == 0 && lane == 0) {
       pdl_wait();
@@ -288,29 +425,34 @@ __global__ void __launch_bounds__(kThreads, 1)
       int s = 0;
       uint32_t phase = 0;
       for (int index = blockIdx.x / kCluster; index < total; index += clusters) {
-        const Tile t = tile_of(p, index, rank);
+        const Tile t = tile_of<kGrouped>(p, ahead, index, rank);
         if (index + clusters >= total) pdl_trigger();
         for (int i = 0; i < p.num_steps; ++i) {
           barrier_wait(&empty[s], phase ^ 1);
-          barrier_arrive_expect(&full[s], S::kStageBytes + S::kScaleBytes);
-          if constexpr (kBlocks) {
-            // A pair's second tile may lie past the end; the scales there are of nothing.
-            const int token0 = min(t.token0, p.blocks.x_stride - kTokens);
-            bulk_load(x_scale + s * kTokens,
-                      p.blocks.x + static_cast<int64_t>(i) * p.blocks.x_stride + token0,
-                      S::kScaleBytes, &full[s], keep);
-          }
           char* to = stages + s * S::kStageBytes;
-          tensor_load_2d(to, &token_map, i * kElements, t.token0, &full[s], keep);
-          to += S::kTokenBytes + rank * (kColumns / kCluster) * kRowBytes;
-          if constexpr (kGated) {
-            tensor_multicast_4d(to, &weight_map, i * kElements, 0, 0,
-                                t.tile * (kColumns / 16) + rank * (kColumns / 32), &full[s],
-                                (1 << kCluster) - 1, keep);
+          if constexpr (kGrouped) {
+            request_group_stage<T, kColumns, kGated, kBlocks>(
+                p, weight_map, token_map, t, i, rank, to, x_scale + s * S::kScaleRows, &full[s]);
           } else {
-            tensor_multicast_2d(to, &weight_map, i * kElements,
-                                t.tile * kColumns + rank * (kColumns / kCluster), &full[s],
-                                (1 << kCluster) - 1, keep);
+            barrier_arrive_expect(&full[s], S::kStageBytes + S::kScaleBytes);
+            if constexpr (kBlocks) {
+              // A pair's second tile may lie past the end; the scales there are of nothing.
+              const int token0 = min(t.token0, p.blocks.x_stride - kTokens);
+              bulk_load(x_scale + s * kTokens,
+                        p.blocks.x + static_cast<int64_t>(i) * p.blocks.x_stride + token0,
+                        S::kScaleBytes, &full[s], keep);
+            }
+            tensor_load_2d(to, &token_map, i * kElements, t.token0, &full[s], keep);
+            to += S::kTokenBytes + rank * (kColumns / kCluster) * kRowBytes;
+            if constexpr (kGated) {
+              tensor_multicast_4d(to, &weight_map, i * kElements, 0, 0,
+                                  t.tile * (kColumns / 16) + rank * (kColumns / 32), &full[s],
+                                  (1 << kCluster) - 1, keep);
+            } else {
+              tensor_multicast_2d(to, &weight_map, i * kElements,
+                                  t.tile * kColumns + rank * (kColumns / kCluster), &full[s],
+                                  (1 << kCluster) - 1, keep);
+            }
           }
           if (++s == kStages) s = 0, phase ^= 1;
         }
@@ -320,14 +462,15 @@ __global__ void __launch_bounds__(kThreads, 1)
       int s = 0;
       uint32_t phase = 0;
       for (int index = blockIdx.x / kCluster; index < total; index += clusters) {
-        const Tile t = tile_of(p, index, rank);
+        const Tile t = tile_of<kGrouped>(p, ahead, index, rank);
         barrier_wait(&scale_empty[s], phase ^ 1);
         for (int i = lane; i < kTokens; i += kWarp) {
           row_scale[s * kTokens + i] =
-              t.token0 + i < p.num_rows ? row_scale_of(p.epilogue, t.token0 + i) : 0.f;
+              t.token0 + i < t.end ? row_scale_of(p.epilogue, t.token0 + i) : 0.f;
         }
         if constexpr (kScales) {
-          load_columns<Out, kColumns, kGated>(p.epilogue, t.tile, columns + s * 2 * kColumns);
+          load_columns<Out, kColumns, kGated>(epilogue_of<Out, kGrouped>(p.epilogue, t.group),
+                                              t.tile, columns + s * 2 * kColumns);
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(&scale_full[s]);
@@ -337,21 +480,39 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     registers_take<232>();
     pdl_wait();
-    const WgmmaTile tokens = wgmma_descriptor(stages + (group - 1) * 64 * kRowBytes);  // of stage 0
+    const int half = (warpgroup - 1) * kHalf;
+    const WgmmaTile tokens = wgmma_descriptor(stages + half * kRowBytes);  // of stage 0
     const WgmmaTile weights = wgmma_descriptor(stages + S::kTokenBytes);
-    const int row = (group - 1) * 64 + warp % 4 * 16 + lane / 4;
+    const int row = half + warp % 4 * 16 + lane / 4;
     int s = 0, scale_s = 0;
     uint32_t phase = 0, scale_phase = 0;
     Acc acc[kColumns / 2];
     for (int index = blockIdx.x / kCluster; index < total; index += clusters) {
-      const Tile t = tile_of(p, index, rank);
+      const Tile t = tile_of<kGrouped>(p, ahead, index, rank);
+      const auto free_scales = [&] {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&scale_empty[scale_s]);
+        if (++scale_s == 2) scale_s = 0, scale_phase ^= 1;
+      };
+      if (kGrouped && t.token0 + half >= t.end) {
+        // None of this warpgroup's rows are the group's: it only hands the stages on.
+        for (int i = 0; i < p.num_steps; ++i) {
+          barrier_wait(&full[s], phase);
+          if (lane < kCluster) barrier_arrive_cluster(&empty[s], lane);
+          if (++s == kStages) s = 0, phase ^= 1;
+        }
+        barrier_wait(&scale_full[scale_s], scale_phase);
+        free_scales();
+        continue;
+      }
       int previous = -1;
       float total[kBlocks ? kColumns / 2 : 1] = {};
       const float *scale_first = nullptr, *scale_up = nullptr;  // of the tile's rows of weight
       if constexpr (kBlocks) {
+        const BlockScales blocks = p.blocks.of_group(t.group);
         const int first = t.tile * (kGated ? kColumns / 2 : kColumns);
-        scale_first = p.blocks.of_row(first);
-        scale_up = p.blocks.of_row(p.epilogue.out_features / 2 + first);
+        scale_first = blocks.of_row(first);
+        scale_up = blocks.of_row(p.epilogue.out_features / 2 + first);
       }
       for (int i = 0; i < p.num_steps; ++i) {
         float by_first = 1.f, by_up = 1.f;
@@ -368,7 +529,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         wgmma_commit();
         wgmma_pin(acc);
         if constexpr (kBlocks) {
-          const float low = x_scale[s * kTokens + row], high = x_scale[s * kTokens + row + 8];
+          const float* of_rows = x_scale + s * S::kScaleRows + (kGrouped ? t.token0 % 4 : 0) + row;
+          const float low = of_rows[0], high = of_rows[8];
           wgmma_wait<0>();
           wgmma_pin(acc);
 #pragma unroll
@@ -392,19 +554,14 @@ __global__ void __launch_bounds__(kThreads, 1)
       barrier_wait(&scale_full[scale_s], scale_phase);
       const float scale[2] = {row_scale[scale_s * kTokens + row],
                               row_scale[scale_s * kTokens + row + 8]};
-      const auto free_scales = [&] {
-        __syncwarp();
-        if (lane == 0) barrier_arrive(&scale_empty[scale_s]);
-        if (++scale_s == 2) scale_s = 0, scale_phase ^= 1;
-      };
       if constexpr (!kScales) free_scales();
+      const auto& epilogue = epilogue_of<Out, kGrouped>(p.epilogue, t.group);
       if constexpr (kBlocks) {
-        finish_tile<Out, float, kColumns, kGated, kScales>(p.epilogue, total, scale, t.token0 + row,
-                                                           p.num_rows, t.tile, nullptr);
+        finish_tile<Out, float, kColumns, kGated, kScales>(epilogue, total, scale, t.token0 + row,
+                                                           t.end, t.tile, nullptr);
       } else {
-        finish_tile<Out, Acc, kColumns, kGated, kScales>(p.epilogue, acc, scale, t.token0 + row,
-                                                         p.num_rows, t.tile,
-                                                         columns + scale_s * 2 * kColumns);
+        finish_tile<Out, Acc, kColumns, kGated, kScales>(
+            epilogue, acc, scale, t.token0 + row, t.end, t.tile, columns + scale_s * 2 * kColumns);
       }
       if constexpr (kScales) free_scales();
     }
@@ -418,16 +575,15 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-template <class T, class Out, int kColumns, bool kGated, bool kBlocks = false>
+template <class T, class Out, int kColumns, bool kGated, bool kBlocks, bool kGrouped>
 Status run(const GemmParams& p, cudaStream_t stream) {
-  using S = Shape<kColumns, kBlocks, kScalesAhead<T, kBlocks>>;
+  using S = Shape<kColumns, kBlocks, kScalesAhead<T, kBlocks>, kGrouped>;
   constexpr cuuint32_t kElements = kRowBytes / sizeof(T);
   CUtensorMap weight_map, token_map;
-  constexpr auto kEncodeWeight = kGated ? encode_gated_map : encode_rows_map;
-  Status status = kEncodeWeight(&weight_map, kMapType<T>, p.weight, p.out_features, p.in_features,
-                                kColumns / kCluster);
+  Status status = encode_weight_map<T, kGated, kGrouped>(&weight_map, p, kColumns / kCluster);
   if (!status.ok()) return status;
-  status = encode_rows_map(&token_map, kMapType<T>, p.x, p.num_rows, p.in_features, kTokens);
+  status = encode_rows_map(&token_map, kMapType<T>, p.x, p.num_rows, p.in_features,
+                           kGrouped ? kHalf : kTokens);
   if (!status.ok()) return status;
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
@@ -436,8 +592,11 @@ Status run(const GemmParams& p, cudaStream_t stream) {
   kp.num_steps = static_cast<int>(ceil_div(p.in_features, kElements));
   kp.pairs = static_cast<int>(ceil_div(p.num_rows, kCluster * kTokens));
   kp.tiles = static_cast<int>(ceil_div(p.out_features, kColumns));
+  kp.groups = make_groups(p);
+  const int64_t most_pairs =
+      kGrouped ? max_group_tiles(p.num_rows, p.num_groups, kTokens) : int64_t{kp.pairs};
   const int64_t clusters =
-      std::min<int64_t>(num_multiprocessors() / kCluster, int64_t{kp.pairs} * kp.tiles);
+      std::min<int64_t>(num_multiprocessors() / kCluster, most_pairs * kp.tiles);
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(clusters * kCluster));
   config.block = dim3(kThreads);
@@ -445,26 +604,33 @@ Status run(const GemmParams& p, cudaStream_t stream) {
   config.stream = stream;
   config.pdl = p.dependent_launch;
   config.cluster_x = kCluster;
-  return launch(gemm_tiles_kernel<T, Out, kColumns, kGated, kBlocks>, config, "gemm_tiles",
-                weight_map, token_map, kp);
+  return launch(gemm_tiles_kernel<T, Out, kColumns, kGated, kBlocks, kGrouped>, config,
+                "gemm_tiles", weight_map, token_map, kp);
 }
 
-template <class T, class Out, bool kGated>
+template <class T, class Out, bool kGated, bool kGrouped>
 Status run_columns(const GemmParams& p, int columns, cudaStream_t stream) {
   switch (columns) {
     case 128:
-      return run<T, Out, 128, kGated>(p, stream);
+      return run<T, Out, 128, kGated, false, kGrouped>(p, stream);
     case 192:
-      return run<T, Out, 192, kGated>(p, stream);
+      return run<T, Out, 192, kGated, false, kGrouped>(p, stream);
     default:
-      return run<T, Out, 256, kGated>(p, stream);
+      return run<T, Out, 256, kGated, false, kGrouped>(p, stream);
   }
 }
 
-template <class T, class Out>
+template <class T, class Out, bool kGrouped = false>
 Status run_gemm_tiles(const GemmParams& p, int columns, cudaStream_t stream) {
-  return p.gated ? run_columns<T, Out, true>(p, columns, stream)
-                 : run_columns<T, Out, false>(p, columns, stream);
+  return p.gated ? run_columns<T, Out, true, kGrouped>(p, columns, stream)
+                 : run_columns<T, Out, false, kGrouped>(p, columns, stream);
+}
+
+// With scales of blocks.
+template <class Out, bool kGrouped>
+Status run_blocks(const GemmParams& p, cudaStream_t stream) {
+  return p.gated ? run<__nv_fp8_e4m3, Out, 128, true, true, kGrouped>(p, stream)
+                 : run<__nv_fp8_e4m3, Out, 128, false, true, kGrouped>(p, stream);
 }
 
 }  // namespace
