@@ -137,9 +137,12 @@ CASES = [
     Case((90,), f"{FP8} {EXPERTS} gated", {1: CODES_SMALL, 4096: CODES_SMALL, 4097: CODES_LARGE}),
     Case((90,), f"{BLOCKS} {EXPERTS}", {8: CODES_SMALL, 65536: CODES_LARGE}),
     Case((90,), f"{INT8} {EXPERTS} batch_invariant", {8: CODES_SMALL, 65536: CODES_SMALL}),
-<<<<<<< HEAD
-    Case((90,), f"{DENSE} {EXPERTS} residual", {8: ""}),
-    Case((90,), f"{DENSE} in=2048 out=1536 groups=513", {8: ""}),
+    Case((80, 86, 89), f"{DENSE} {EXPERTS}", {8: VECTOR, 17: STREAM, 65536: STREAM}),
+    Case((80, 86, 89), f"{DENSE} {EXPERTS} batch_invariant", {8: STREAM, 65536: STREAM}),
+    Case((75,), f"{DENSE16} {EXPERTS}", {8: GENERIC, 65536: GENERIC}),
+    Case((90,), "operands=dense dtype=float32 in=2048 out=1536 groups=8", {8: GENERIC}),
+    Case(EVERY, f"{DENSE} {EXPERTS} residual", {8: ""}),
+    Case(EVERY, f"{DENSE} in=2048 out=1536 groups=513", {8: ""}),
     Case((90,), f"{PACKED4} {EXPERTS}", {1: PACKED_VECTOR, 512: PACKED_VECTOR, 513: PACKED_SMALL}),
     Case((90,), f"{PACKED4} in=2056 out=1536 groups=128", {8: PACKED_SMALL}),
     Case(
@@ -149,15 +152,6 @@ CASES = [
     ),
     Case((90,), f"{W4A8} {EXPERTS} gated", {8: PACKED_VECTOR, 65536: PACKED_SMALL}),
     Case(BEFORE_HOPPER, f"{PACKED4} {EXPERTS}", {8: "", 65536: ""}),
-=======
-    Case((80, 86, 89), f"{DENSE} {EXPERTS}", {8: VECTOR, 17: STREAM, 65536: STREAM}),
-    Case((80, 86, 89), f"{DENSE} {EXPERTS} batch_invariant", {8: STREAM, 65536: STREAM}),
-    Case((75,), f"{DENSE16} {EXPERTS}", {8: GENERIC, 65536: GENERIC}),
-    Case((90,), "operands=dense dtype=float32 in=2048 out=1536 groups=8", {8: GENERIC}),
-    Case(EVERY, f"{DENSE} {EXPERTS} residual", {8: ""}),
-    Case(EVERY, f"{DENSE} in=2048 out=1536 groups=513", {8: ""}),
-    Case(EVERY, f"{PACKED4} {EXPERTS}", {8: "", 65536: ""}),
->>>>>>> d19c080 (gemm: groups of rows in gemm_tiles_sm90)
     # Packed weights.
     Case(
         (90,),

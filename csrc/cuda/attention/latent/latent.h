@@ -1,0 +1,69 @@
+// Attention over latents (DeepSeek-V2, 2024), absorbed: a query is multiplied by latents
+// themselves. What stands around its products, and the attention itself.
+//
+// T tokens, Hq heads, L values of a latent and R of its rotated part, N of a head's query beside
+// those R, V of a head's output. Head-major tensors are [Hq, T, ...]: rows of one head are a group
+// of GemmParams. All memory is the device's.
+#pragma once
+
+#include <cstdint>
+
+#include "regatta/attention.h"
+#include "regatta/cuda_ops.h"
+
+namespace regatta::cuda {
+
+// out = x's first columns / sqrt(their mean square + epsilon) * weight.
+struct NormColumnsParams {
+  const void* x = nullptr;       // [T, stride]
+  const void* weight = nullptr;  // [width]
+  void* out = nullptr;           // [T, width]
+  int64_t num_rows = 0, width = 0, stride = 0;
+  float epsilon = 0.f;
+  DType dtype = DType::kBFloat16;
+};
+Status norm_columns(const NormColumnsParams& params, const Launch& launch);
+
+// Rotates queries, norms and rotates latents, and writes these into the cache.
+struct LatentWriteParams {
+  DType dtype = DType::kBFloat16;
+  const void* q = nullptr;  // [T, q_stride]: of each head N values, then R
+  int64_t q_stride = 0;
+  const void* latents = nullptr;  // [T, latent_stride]: L values, then R
+  int64_t latent_stride = 0;
+  const void* norm_weight = nullptr;      // [L]
+  const float* rope_cache = nullptr;      // [P, R]
+  const int32_t* positions = nullptr;     // [T]
+  const int32_t* slot_mapping = nullptr;  // [T]
+  void* cache = nullptr;                  // [blocks, block_size, L + R]
+  void* q_nope = nullptr;                 // [Hq, T, N]
+  void* q_rope = nullptr;                 // [Hq, T, R]
+  int32_t* head_ends = nullptr;           // [Hq]: (head + 1) * T, as GemmParams::group_ends
+  int64_t num_tokens = 0, num_heads = 0, latent_rank = 0, rope_size = 0, nope_size = 0;
+  int64_t num_positions = 0;
+  float epsilon = 0.f;
+  bool interleaved = true;
+};
+Status latent_write(const LatentWriteParams& params, const Launch& launch);
+
+struct LatentAttentionParams {
+  DType dtype = DType::kBFloat16;
+  const void* q_latent = nullptr;  // [Hq, T, L]
+  const void* q_rope = nullptr;    // [Hq, T, R]
+  const void* cache = nullptr;     // [blocks, block_size, L + R]
+  int64_t block_size = 0;
+  AttentionBatch batch;
+  void* out = nullptr;  // [Hq, T, L]; rows of padding are left as they are
+  int64_t num_heads = 0, latent_rank = 0, rope_size = 0;
+  float softmax_scale = 1.f;
+};
+int64_t latent_attention_workspace_bytes(const LatentAttentionParams& params,
+                                         const AttentionLimits& limits);
+Status latent_attention(const LatentAttentionParams& params, const AttentionLimits& limits,
+                        void* workspace, const Launch& launch);
+
+// [T, Hq, width] of [Hq, T, width].
+Status heads_to_rows(const void* x, void* out, int64_t num_tokens, int64_t num_heads, int64_t width,
+                     DType dtype, const Launch& launch);
+
+}  // namespace regatta::cuda

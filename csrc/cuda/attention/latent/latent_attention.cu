@@ -1,0 +1,526 @@
+// See latent.h: attention over latents of a paged cache.
+//
+// Architectures: mma kernel sm_80 and later, bf16 and fp16, L and L + R multiples of 32, L up to
+// 512; else the plain one, any. A row is a token's query of one head; rows of a span lie token
+// after token, its heads side by side. Algorithm of the mma kernel
+//   1. A block takes up to kM rows of one span and a part of its context. Latents come through
+//      shared memory in tiles of kTile tokens, two ahead of each other; each is read once for all
+//      rows, as key with all its values and as value with the first L.
+//   2. Scores: warps share the tile's tokens; softmax: warps share the rows; output: each warp owns
+//      columns of it, in registers, for all rows.
+//   3. Few rows: the context is split, and a second launch adds the parts up by their sums.
+// Source: own; the absorbed form is DeepSeek-V2's, online softmax Milakov and Gimelshein's.
+// Bound: the cache's bytes for few heads, mma.sync for many: 2 (2 L + R) operations per row and
+// token.
+#include <algorithm>
+#include <type_traits>
+
+#include "cuda/attention/latent/latent.h"
+#include "cuda/common.cuh"
+
+namespace regatta::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * kWarp;
+constexpr int kMaxRank = 512;
+constexpr int kPairs = kMaxRank / 16 / kWarps;  // of columns by 16 that a warp owns
+constexpr int kStages = 2;
+constexpr int kLeastPart = 256;  // tokens of a context, split
+constexpr int kMaxParts = 32;
+
+struct Args {
+  const void* q_latent;
+  const void* q_rope;
+  const void* cache;
+  void* out;
+  float* partial;  // [parts, rows, L], null without parts
+  float2* sums;    // [parts, rows]: largest score, sum of exponentials
+  const int32_t* cu_seqlens_q;
+  const int32_t* context_lens;
+  const int32_t* block_tables;
+  const uint32_t* tree_mask;
+  int64_t tree_words, max_blocks;
+  int num_tokens, num_seqs, num_heads, rank, rope, block_size, parts;
+  float scale_log2;
+};
+
+// A block's rows: of span `seq`, from row `first` on.
+struct Item {
+  int seq, first;
+};
+
+// Tile `index` of kM rows over all spans; seq -1: there is none. By a warp.
+template <int kM>
+__device__ __forceinline__ Item find_item(const Args& a, int index) {
+  const int lane = threadIdx.x % kWarp;
+  int before = 0;
+  for (int s0 = 0; s0 < a.num_seqs; s0 += kWarp) {
+    const int s = s0 + lane;
+    int tiles = 0;
+    if (s < a.num_seqs) {
+      tiles = ((a.cu_seqlens_q[s + 1] - a.cu_seqlens_q[s]) * a.num_heads + kM - 1) / kM;
+    }
+    int until = tiles;
+#pragma unroll
+    for (int o = 1; o < kWarp; o *= 2) {
+      const int other = __shfl_up_sync(~0u, until, o);
+      if (lane >= o) until += other;
+    }
+    until += before;
+    const unsigned has = __ballot_sync(~0u, until - tiles <= index && index < until);
+    if (has != 0) {
+      const int holder = __ffs(has) - 1;
+      const int first = __shfl_sync(~0u, (index - (until - tiles)) * kM, holder);
+      return {s0 + holder, first};
+    }
+    before = __shfl_sync(~0u, until, kWarp - 1);
+  }
+  return {-1, 0};
+}
+
+// Where a span lies, and what its tokens see.
+struct Span {
+  int start, length, context, before;
+  bool tree;
+
+  __device__ __forceinline__ Span(const Args& a, int seq) {
+    start = a.cu_seqlens_q[seq];
+    length = a.cu_seqlens_q[seq + 1] - start;
+    context = a.context_lens[seq];
+    before = context - length;
+    tree = a.tree_mask != nullptr && length <= 32 * a.tree_words;
+  }
+  // Whether token i of the span sees position p.
+  __device__ __forceinline__ bool sees(const Args& a, int i, int p) const {
+    if (!tree || p < before) return p <= before + i;
+    const int other = p - before;
+    if (other >= length) return false;
+    const uint32_t* words = a.tree_mask + (start + i) * a.tree_words;
+    return words[other / 32] >> other % 32 & 1;
+  }
+  // Positions that tokens up to i see at most.
+  __device__ __forceinline__ int last(int i) const { return tree ? context : before + i + 1; }
+};
+
+template <int kM, int kTile>
+struct Shape {
+  static constexpr int kScoreStride = kTile + 4, kWeightStride = kTile + 8;
+
+  static constexpr int64_t bytes(int size) {  // of a latent
+    return int64_t{kM + kStages * kTile} * (size + 8) * 2 + kM * kScoreStride * 4 +
+           kM * kWeightStride * 2 + kM * 3 * 4 + 1024;
+  }
+};
+
+template <class T, int kM, int kTile>
+__global__ void __launch_bounds__(kThreads, 1) latent_attention_kernel(const Args a) {
+  using S = Shape<kM, kTile>;
+  constexpr int kTilesM = kM / 16, kTilesN = kTile / 8;
+  constexpr int kOwnM = kTilesM * kTilesN / kWarps;  // score tiles of a warp, one below the other
+  static_assert(kOwnM >= 1);
+  extern __shared__ __align__(1024) char shared[];
+  __shared__ Item item;
+  const int size = a.rank + a.rope, stride = size + 8;
+  T* const q = reinterpret_cast<T*>(shared);
+  T* const latents = q + kM * stride;  // [stage, kTile, stride]
+  float* const scores = reinterpret_cast<float*>(latents + kStages * kTile * stride);
+  T* const weights = reinterpret_cast<T*>(scores + kM * S::kScoreStride);
+  float* const largest = reinterpret_cast<float*>(weights + kM * S::kWeightStride);
+  float* const sums = largest + kM;
+  float* const factors = sums + kM;
+
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  pdl_trigger();
+  pdl_wait();
+  if (warp == 0) {
+    const Item found = find_item<kM>(a, blockIdx.x);
+    if (lane == 0) item = found;
+  }
+  __syncthreads();
+  if (item.seq < 0) return;
+  const Span span(a, item.seq);
+  const int num_rows = min(kM, span.length * a.num_heads - item.first);
+  const int last_token = (item.first + num_rows - 1) / a.num_heads;
+  const int visible = span.last(last_token);
+  const int part_size =
+      a.parts == 1 ? visible : ((span.context + a.parts - 1) / a.parts + kTile - 1) / kTile * kTile;
+  const int begin = blockIdx.y * part_size, end = min(begin + part_size, visible);
+  const int num_tiles = max(0, (end - begin + kTile - 1) / kTile);
+
+  // Rows of queries; those past the last one are zeros.
+  const int units = size / 8;
+  for (int i = threadIdx.x; i < kM * units; i += kThreads) {
+    const int r = i / units, at = i % units * 8;
+    const bool inside = r < num_rows;
+    const int row = item.first + (inside ? r : 0);
+    const int64_t index =
+        static_cast<int64_t>(row % a.num_heads) * a.num_tokens + span.start + row / a.num_heads;
+    const T* from = at < a.rank ? static_cast<const T*>(a.q_latent) + index * a.rank + at
+                                : static_cast<const T*>(a.q_rope) + index * a.rope + at - a.rank;
+    cp_async16(q + r * stride + at, from, inside ? 16 : 0);
+  }
+  for (int r = threadIdx.x; r < kM; r += kThreads) largest[r] = -INFINITY, sums[r] = 0.f;
+  const int32_t* table = a.block_tables + static_cast<int64_t>(item.seq) * a.max_blocks;
+  const auto load = [&](int tile) {
+    T* to = latents + tile % kStages * kTile * stride;
+    const int first = begin + tile * kTile;
+    for (int i = threadIdx.x; i < kTile * units; i += kThreads) {
+      const int t = i / units, at = i % units * 8, position = first + t;
+      const bool inside = position < end;
+      const int p = inside ? position : begin;
+      const int64_t slot =
+          static_cast<int64_t>(table[p / a.block_size]) * a.block_size + p % a.block_size;
+      cp_async16(to + t * stride + at, static_cast<const T*>(a.cache) + slot * size + at,
+                 inside ? 16 : 0);
+    }
+  };
+  if (num_tiles > 0) load(0);
+  cp_async_commit();
+
+  float acc[kTilesM][kPairs][2][4] = {};
+  for (int tile = 0; tile < num_tiles; ++tile) {
+    if (tile + 1 < num_tiles) load(tile + 1);
+    cp_async_commit();
+    cp_async_wait<1>();
+    __syncthreads();
+    const T* const rows = latents + tile % kStages * kTile * stride;
+    // Scores.
+    {
+      const int n = warp % kTilesN, m0 = warp / kTilesN * kOwnM;
+      float s[kOwnM][4] = {};
+      const T* key = rows + (n * 8 + lane % 8) * stride + lane / 8 * 8;
+      const T* query = q + (m0 * 16 + lane % 16) * stride + lane / 16 * 8;
+#pragma unroll 2
+      for (int k = 0; k < size; k += 32) {
+        uint32_t b[4];
+        ldmatrix4(b, key + k);
+#pragma unroll
+        for (int m = 0; m < kOwnM; ++m) {
+          uint32_t x[4], y[4];
+          ldmatrix4(x, query + m * 16 * stride + k);
+          ldmatrix4(y, query + m * 16 * stride + k + 16);
+          mma_m16n8k16<T>(s[m], x, b[0], b[1]);
+          mma_m16n8k16<T>(s[m], y, b[2], b[3]);
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < kOwnM; ++m) {
+        float* to = scores + ((m0 + m) * 16 + lane / 4) * S::kScoreStride + n * 8 + lane % 4 * 2;
+        *reinterpret_cast<float2*>(to) = make_float2(s[m][0], s[m][1]);
+        *reinterpret_cast<float2*>(to + 8 * S::kScoreStride) = make_float2(s[m][2], s[m][3]);
+      }
+    }
+    __syncthreads();
+    // Softmax so far.
+    for (int r = warp; r < kM; r += kWarps) {
+      const int token = (item.first + r) / a.num_heads;
+      constexpr int kOwn = kTile / kWarp;
+      float v[kOwn], top = -INFINITY;
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const int position = begin + tile * kTile + lane + i * kWarp;
+        v[i] = scores[r * S::kScoreStride + lane + i * kWarp] * a.scale_log2;
+        const bool seen = r < num_rows && position < end && span.sees(a, token, position);
+        if (!seen) v[i] = -INFINITY;
+        top = fmaxf(top, v[i]);
+        // fmaxf() forgets a NaN, the sum below does not.
+      }
+      top = fmaxf(warp_max(top), largest[r]);
+      float sum = 0.f;
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        v[i] = v[i] == -INFINITY ? 0.f : exp2f(v[i] - top);
+        sum += v[i];
+        weights[r * S::kWeightStride + lane + i * kWarp] = Traits<T>::from_float(v[i]);
+      }
+      sum = warp_sum(sum);
+      if (lane == 0) {
+        const float factor = top == -INFINITY ? 1.f : exp2f(largest[r] - top);
+        factors[r] = factor;
+        sums[r] = sums[r] * factor + sum;
+        largest[r] = top;
+      }
+    }
+    __syncthreads();
+    // Output.
+#pragma unroll
+    for (int m = 0; m < kTilesM; ++m) {
+      const float low = factors[m * 16 + lane / 4], high = factors[m * 16 + 8 + lane / 4];
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          acc[m][p][h][0] *= low, acc[m][p][h][1] *= low;
+          acc[m][p][h][2] *= high, acc[m][p][h][3] *= high;
+        }
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kTile; k += 16) {
+      uint32_t x[kTilesM][4];
+#pragma unroll
+      for (int m = 0; m < kTilesM; ++m) {
+        ldmatrix4(x[m], weights + (m * 16 + lane % 16) * S::kWeightStride + k + lane / 16 * 8);
+      }
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) {
+        const int column = (warp + p * kWarps) * 16;
+        if (column >= a.rank) continue;
+        uint32_t b[4];
+        ldmatrix4_trans(b, rows + (k + lane % 16) * stride + column + lane / 16 * 8);
+#pragma unroll
+        for (int m = 0; m < kTilesM; ++m) {
+          mma_m16n8k16<T>(acc[m][p][0], x[m], b[0], b[1]);
+          mma_m16n8k16<T>(acc[m][p][1], x[m], b[2], b[3]);
+        }
+      }
+    }
+    __syncthreads();
+  }
+  cp_async_wait<0>();
+  __syncthreads();
+
+  const int64_t all_rows = static_cast<int64_t>(a.num_heads) * a.num_tokens;
+#pragma unroll
+  for (int m = 0; m < kTilesM; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = m * 16 + half * 8 + lane / 4;
+      if (r >= num_rows) continue;
+      const int row = item.first + r;
+      const int64_t index =
+          static_cast<int64_t>(row % a.num_heads) * a.num_tokens + span.start + row / a.num_heads;
+      const float scale = sums[r] == 0.f ? 0.f : 1.f / sums[r];
+      if (a.parts > 1 && warp == 0 && lane % 4 == 0) {
+        a.sums[blockIdx.y * all_rows + index] = make_float2(largest[r], sums[r]);
+      }
+      if (a.parts > 1 && num_tiles == 0) continue;
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int column = (warp + p * kWarps) * 16 + h * 8 + lane % 4 * 2;
+          if (column >= a.rank) continue;
+          const float2 y = make_float2(acc[m][p][h][half * 2], acc[m][p][h][half * 2 + 1]);
+          if (a.parts > 1) {
+            float* to = a.partial + (blockIdx.y * all_rows + index) * a.rank + column;
+            *reinterpret_cast<float2*>(to) = y;
+          } else {
+            T* to = static_cast<T*>(a.out) + index * a.rank + column;
+            *reinterpret_cast<typename Traits<T>::Pair*>(to) =
+                Traits<T>::from_float2(make_float2(y.x * scale, y.y * scale));
+          }
+        }
+      }
+    }
+  }
+}
+
+// The parts of a row added up, in their order. A block per row.
+template <class T>
+__global__ void __launch_bounds__(128) add_parts_kernel(const Args a) {
+  __shared__ float weights[kMaxParts];
+  pdl_trigger();
+  pdl_wait();
+  const int64_t index = blockIdx.x;
+  const int64_t all_rows = static_cast<int64_t>(a.num_heads) * a.num_tokens;
+  if (index % a.num_tokens >= a.cu_seqlens_q[a.num_seqs]) return;
+  if (threadIdx.x < kWarp) {
+    const int part = threadIdx.x;
+    float2 sum = make_float2(-INFINITY, 0.f);
+    if (part < a.parts) sum = a.sums[part * all_rows + index];
+    const float top = warp_max(sum.x);
+    float weight = sum.x == -INFINITY ? 0.f : exp2f(sum.x - top);
+    const float total = warp_sum(weight * sum.y);
+    weights[part] = total == 0.f ? 0.f : weight / total;
+  }
+  __syncthreads();
+  for (int column = threadIdx.x; column < a.rank; column += blockDim.x) {
+    float y = 0.f;
+    for (int part = 0; part < a.parts; ++part) {
+      const float weight = weights[part];
+      if (weight == 0.f) continue;  // nobody wrote that part
+      y = fmaf(weight, a.partial[(part * all_rows + index) * a.rank + column], y);
+    }
+    static_cast<T*>(a.out)[index * a.rank + column] = Traits<T>::from_float(y);
+  }
+}
+
+// Any dtype and size: a block per row, a warp per score.
+template <class T>
+__global__ void __launch_bounds__(kThreads) latent_attention_plain_kernel(const Args a) {
+  extern __shared__ float query[];  // [L + R], then the output [L]
+  __shared__ float scores[kWarps];
+  const int size = a.rank + a.rope;
+  float* const out = query + size;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  pdl_trigger();
+  pdl_wait();
+  const int64_t index = blockIdx.x;
+  const int token = static_cast<int>(index % a.num_tokens);
+  if (token >= a.cu_seqlens_q[a.num_seqs]) return;
+  int seq = 0;
+  while (a.cu_seqlens_q[seq + 1] <= token) ++seq;
+  const Span span(a, seq);
+  for (int i = threadIdx.x; i < size; i += kThreads) {
+    query[i] = Traits<T>::to_float(
+        i < a.rank ? static_cast<const T*>(a.q_latent)[index * a.rank + i]
+                   : static_cast<const T*>(a.q_rope)[index * a.rope + i - a.rank]);
+  }
+  for (int i = threadIdx.x; i < a.rank; i += kThreads) out[i] = 0.f;
+  const int32_t* table = a.block_tables + static_cast<int64_t>(seq) * a.max_blocks;
+  const auto latent = [&](int p) {
+    const int64_t slot =
+        static_cast<int64_t>(table[p / a.block_size]) * a.block_size + p % a.block_size;
+    return static_cast<const T*>(a.cache) + slot * size;
+  };
+  float largest = -INFINITY, sum = 0.f;
+  const int own = token - span.start, end = span.last(own);
+  __syncthreads();
+  for (int first = 0; first < end; first += kWarps) {
+    const int p = first + warp;
+    float score = -INFINITY;
+    if (p < end && span.sees(a, own, p)) {
+      const T* row = latent(p);
+      float dot = 0.f;
+      for (int i = lane; i < size; i += kWarp)
+        dot = fmaf(query[i], Traits<T>::to_float(row[i]), dot);
+      score = warp_sum(dot) * a.scale_log2;
+    }
+    if (lane == 0) scores[warp] = score;
+    __syncthreads();
+    float top = largest;
+    for (int w = 0; w < kWarps; ++w) top = fmaxf(top, scores[w]);
+    const float factor = top == -INFINITY ? 1.f : exp2f(largest - top);
+    sum *= factor;
+    float weights[kWarps];
+    for (int w = 0; w < kWarps; ++w) {
+      weights[w] = scores[w] == -INFINITY ? 0.f : exp2f(scores[w] - top);
+      sum += weights[w];
+    }
+    largest = top;
+    for (int i = threadIdx.x; i < a.rank; i += kThreads) {
+      float y = out[i] * factor;
+      for (int w = 0; w < kWarps; ++w) {
+        if (scores[w] == -INFINITY) continue;
+        y = fmaf(weights[w], Traits<T>::to_float(latent(first + w)[i]), y);
+      }
+      out[i] = y;
+    }
+    __syncthreads();
+  }
+  for (int i = threadIdx.x; i < a.rank; i += kThreads) {
+    static_cast<T*>(a.out)[index * a.rank + i] =
+        Traits<T>::from_float(sum == 0.f ? 0.f : out[i] / sum);
+  }
+}
+
+bool takes_mma(const LatentAttentionParams& p) {
+  int device = 0, major = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  return major >= 8 && p.dtype != DType::kFloat32 && p.latent_rank % 32 == 0 &&
+         (p.latent_rank + p.rope_size) % 32 == 0 && p.latent_rank <= kMaxRank && p.rope_size <= 64;
+}
+
+// Rows of a block: all heads of a token that is decoded, or 64.
+int rows_of_block(const LatentAttentionParams& p, const AttentionLimits& limits) {
+  const int64_t rows = p.num_heads * limits.max_query_len;
+  return rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
+}
+
+int64_t most_items(const LatentAttentionParams& p, int rows) {
+  const int64_t all = p.batch.num_tokens * p.num_heads;
+  return std::min(all, all / rows + p.batch.num_seqs);
+}
+
+// How many parts a context has: those that keep all multiprocessors busy.
+int num_parts(const LatentAttentionParams& p, const AttentionLimits& limits) {
+  if (!takes_mma(p) || is_batch_invariant) return 1;
+  const int64_t items = std::max<int64_t>(1, most_items(p, rows_of_block(p, limits)));
+  const int64_t most = std::min<int64_t>(kMaxParts, ceil_div(limits.max_context_len, kLeastPart));
+  return static_cast<int>(std::clamp<int64_t>(num_multiprocessors() / items, 1, most));
+}
+
+template <class T, int kM, int kTile>
+Status run_mma(const Args& a, const LatentAttentionParams& p, LaunchConfig config) {
+  config.grid = dim3(static_cast<unsigned>(most_items(p, kM)), static_cast<unsigned>(a.parts));
+  config.block = dim3(kThreads);
+  config.shared_bytes = static_cast<size_t>(Shape<kM, kTile>::bytes(a.rank + a.rope));
+  const Status status =
+      launch(latent_attention_kernel<T, kM, kTile>, config, "latent_attention", a);
+  if (!status.ok() || a.parts == 1) return status;
+  config.grid = dim3(static_cast<unsigned>(p.num_heads * p.batch.num_tokens));
+  config.block = dim3(128);
+  config.shared_bytes = 0;
+  return launch(add_parts_kernel<T>, config, "latent_attention_parts", a);
+}
+
+template <class T>
+Status run(const Args& a, const LatentAttentionParams& p, const AttentionLimits& limits,
+           const Launch& launch_on) {
+  LaunchConfig config;
+  config.stream = launch_on.stream;
+  config.pdl = launch_on.pdl;
+  if constexpr (sizeof(T) == 2) {
+    if (takes_mma(p)) {
+      switch (rows_of_block(p, limits)) {
+        case 16:
+          return run_mma<T, 16, 64>(a, p, config);
+        case 32:
+          return run_mma<T, 32, 64>(a, p, config);
+        default:
+          return run_mma<T, 64, 32>(a, p, config);
+      }
+    }
+  }
+  config.grid = dim3(static_cast<unsigned>(p.num_heads * p.batch.num_tokens));
+  config.block = dim3(kThreads);
+  config.shared_bytes = static_cast<size_t>(2 * p.latent_rank + p.rope_size) * 4;
+  return launch(latent_attention_plain_kernel<T>, config, "latent_attention", a);
+}
+
+}  // namespace
+
+int64_t latent_attention_workspace_bytes(const LatentAttentionParams& p,
+                                         const AttentionLimits& limits) {
+  const int parts = num_parts(p, limits);
+  if (parts == 1) return 0;
+  const int64_t rows = p.num_heads * p.batch.num_tokens;
+  return parts * rows * (p.latent_rank * 4 + static_cast<int64_t>(sizeof(float2)));
+}
+
+Status latent_attention(const LatentAttentionParams& p, const AttentionLimits& limits,
+                        void* workspace, const Launch& launch_on) {
+  if (p.batch.num_tokens == 0) return {};
+  Args a = {};
+  a.q_latent = p.q_latent;
+  a.q_rope = p.q_rope;
+  a.cache = p.cache;
+  a.out = p.out;
+  a.cu_seqlens_q = p.batch.cu_seqlens_q;
+  a.context_lens = p.batch.context_lens;
+  a.block_tables = p.batch.block_tables;
+  a.tree_mask = reinterpret_cast<const uint32_t*>(p.batch.tree_mask);
+  a.tree_words = p.batch.tree_words;
+  a.max_blocks = p.batch.max_blocks;
+  a.num_tokens = static_cast<int>(p.batch.num_tokens);
+  a.num_seqs = static_cast<int>(p.batch.num_seqs);
+  a.num_heads = static_cast<int>(p.num_heads);
+  a.rank = static_cast<int>(p.latent_rank);
+  a.rope = static_cast<int>(p.rope_size);
+  a.block_size = static_cast<int>(p.block_size);
+  a.scale_log2 = p.softmax_scale * 1.44269504f;
+  a.parts = num_parts(p, limits);
+  if (a.parts > 1) {
+    const int64_t rows = p.num_heads * p.batch.num_tokens;
+    a.partial = static_cast<float*>(workspace);
+    a.sums = reinterpret_cast<float2*>(a.partial + a.parts * rows * p.latent_rank);
+  }
+  return dispatch_dtype(p.dtype, "latent_attention", [&](auto* t) {
+    return run<std::remove_pointer_t<decltype(t)>>(a, p, limits, launch_on);
+  });
+}
+
+}  // namespace regatta::cuda
