@@ -103,7 +103,10 @@ COMPILED: dict[str, Operator] = {
         lists=frozenset({1}),
         optional=frozenset({2}),  # bias
     ),
-    "3.regatta_activate": Operator(1, {"function": LONG, "gated": BOOL}),
+    "3.regatta_activate": Operator(
+        1,
+        {"function": LONG, "gated": BOOL} | dict.fromkeys(("clamp", "slope", "up_offset"), FLOAT),
+    ),
     "3.regatta_add": Operator(2, {"a_scale": FLOAT, "b_scale": FLOAT}, optional=frozenset({1})),
     "3.regatta_rope_and_cache_write_": Operator(
         9,
@@ -126,14 +129,16 @@ COMPILED: dict[str, Operator] = {
 }
 # Paddle's own, of exports with --inference_model false: what predict.ops.plain calls.
 PLAIN: dict[str, Operator] = {
-    **_alike(Operator(1), "abs erf floor nonzero rsqrt shape64 silu tanh"),
+    **_alike(Operator(1), "abs erf exp floor isnan nonzero rsqrt shape64 sigmoid silu tanh"),
     **_alike(
         Operator(2),
-        "add divide elementwise_pow floor_divide greater_equal greater_than less_equal "
-        "less_than logical_and maximum minimum multiply remainder reshape subtract unsqueeze",
+        "add divide elementwise_pow equal expand floor_divide greater_equal greater_than "
+        "less_equal less_than logical_and maximum minimum multiply not_equal remainder reshape "
+        "subtract unsqueeze",
     ),
     **_alike(Operator(3), "clip gather where"),
     **_alike(Operator(2, {"keepdim": BOOL}), "max mean min"),
+    "1.argsort": Operator(1, {"axis": INT, "descending": BOOL, "stable": BOOL}, outputs=2),
     "1.softmax": Operator(1, {"axis": INT}),
     "1.stack": Operator(1, {"axis": INT}, lists=frozenset({0})),
     "1.concat": Operator(2, lists=frozenset({0})),
@@ -161,6 +166,8 @@ PLAIN: dict[str, Operator] = {
     "1.split_with_num": Operator(2, {"num": INT}, gives_lists=frozenset({0})),
     "1.strided_slice": Operator(4, {"axes": LIST}),
     "1.sum": Operator(2, {"dtype": DTYPE, "keepdim": BOOL}),
+    "1.take_along_axis": Operator(2, {"axis": INT}),
+    "1.topk": Operator(2, {"axis": INT, "largest": BOOL, "sorted": BOOL}, outputs=2),
     "1.transpose": Operator(1, {"perm": LIST}),
 }
 
