@@ -71,6 +71,7 @@ def _is_known(block: Block) -> bool:
         or block.positions.two_dimensional
         or block.prefix_mask
         or block.qk_norm_each
+        or block.sinks
     ):
         return False
     return block.residual == Residual()

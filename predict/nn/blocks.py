@@ -153,6 +153,7 @@ class AttentionBlock:
     softcap: float = 0.0  # scores become softcap * tanh(scores / softcap); 0: they stay
     window: int = -1  # visible tokens, -1 all
     prefix_mask: bool = False  # every token sees the first inputs.prefix_lens of its request
+    sinks: bool = False  # the softmax's sum has exp(sink) of the head besides (gpt-oss, 2025)
     post_norm: Norm | None = None
     post_norm_of: Placement = "output"  # of what the block made, or of the sum
     residual: Residual = Residual()
@@ -195,6 +196,7 @@ class AttentionBlock:
             LinearSlot("qkv", parts, hidden_size, self.qkv_bias),
             *self._qk_norm_slots(),
             LinearSlot("out", (hidden_size,), self.q_size, self.out_bias),
+            *((TableSlot("sinks", (self.num_heads,), True),) if self.sinks else ()),
             *_norm_slot("post_norm", self.post_norm, hidden_size),
         )
 

@@ -61,6 +61,7 @@ class Attention:
     k_norm: NormWeights | None = None
     qk_norm: NormWeights | None = None  # [num_heads + num_kv_heads, head_dim]
     post_norm: NormWeights | None = None
+    sinks: Tensor | None = None  # [num_heads] float32
     slopes: Tensor | None = None  # [num_heads] float32, of ALiBi
     kv_format: str = "dense"  # of its cache, see predict.nn.cache_formats
 

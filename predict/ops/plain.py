@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from predict.nn.inputs import ForwardInputs, LayerCache
 
 _OPS = sys.modules[__name__]
+LOWEST = -1e30  # in place of -inf, which a program's file has no constant for
 
 
 def embedding(token_ids: Tensor, weight: Tensor | None, head: Linear) -> Tensor:
@@ -300,9 +301,14 @@ def paged_attention(
         bias = attention.slopes.reshape([1, kv_heads, heads // kv_heads, 1, 1])
         scores = scores + bias * distance.unsqueeze(1).unsqueeze(1)
     scores = paddle.where(
-        visible.unsqueeze(1).unsqueeze(1), scores, paddle.full_like(scores, -1e30)
+        visible.unsqueeze(1).unsqueeze(1), scores, paddle.full_like(scores, LOWEST)
     )
     weights = functional.softmax(scores, axis=-1)
+    if attention.sinks is not None:
+        sinks = attention.sinks.reshape([1, kv_heads, heads // kv_heads, 1, 1])
+        highest = paddle.max(scores, axis=-1, keepdim=True)
+        total = paddle.sum(paddle.exp(scores - highest), axis=-1, keepdim=True)
+        weights = weights * (total / (total + paddle.exp(sinks - highest)))
     out = paddle.matmul(weights, values).transpose([0, 3, 1, 2, 4])
     used = paddle.nonzero((row < lengths.unsqueeze(1)).reshape([-1])).reshape([-1])
     return paddle.gather(out.reshape([-1, heads * dim]), used).astype(q.dtype)
@@ -379,9 +385,11 @@ def route(x: Tensor, weights: Experts) -> tuple[Tensor, Tensor]:
         scores = paddle.nn.functional.softmax(logits, axis=-1)
     else:
         scores = paddle.nn.functional.sigmoid(logits)
-    sound = paddle.logical_not(paddle.any(paddle.isnan(logits), axis=-1, keepdim=True))
+    # 0, or NaN where the row has one: a program's file has no NaN for a constant.
+    zeros = paddle.zeros_like(logits)
+    broken = paddle.where(paddle.isnan(logits), logits, zeros).sum(axis=-1, keepdim=True)
     choice = scores if weights.correction is None else scores + weights.correction
-    choice = paddle.where(sound, choice, paddle.zeros_like(choice))
+    choice = paddle.where(paddle.isnan(broken), zeros, choice)
     if router.top_groups < router.num_groups:
         choice = _in_groups(choice, router)
     # A stable sort: of equal ones the lower expert first, which top-k does not promise.
@@ -389,12 +397,11 @@ def route(x: Tensor, weights: Experts) -> tuple[Tensor, Tensor]:
     shares = paddle.take_along_axis(scores, chosen, axis=-1)
     if router.renormalize:
         shares = shares / paddle.sum(shares, axis=-1, keepdim=True)
-    shares = paddle.where(sound, shares * router.scale, paddle.full_like(shares, math.nan))
-    return chosen.astype("int32"), shares
+    return chosen.astype("int32"), shares * router.scale + broken
 
 
 def _in_groups(choice: Tensor, router: Router) -> Tensor:
-    """`choice` [T, E], -inf but for the experts of the chosen groups."""
+    """`choice` [T, E], below all else but for the experts of the chosen groups."""
     import paddle
 
     grouped = choice.reshape([-1, router.num_groups, router.num_experts // router.num_groups])
@@ -402,7 +409,7 @@ def _in_groups(choice: Tensor, router: Router) -> Tensor:
     best = paddle.topk(grouped, count, axis=-1)[0].sum(axis=-1)  # [T, groups]
     order = paddle.argsort(best, axis=-1, descending=True, stable=True)
     rank = paddle.argsort(order, axis=-1, stable=True).unsqueeze(-1)
-    out = paddle.where(rank < router.top_groups, grouped, paddle.full_like(grouped, -math.inf))
+    out = paddle.where(rank < router.top_groups, grouped, paddle.full_like(grouped, LOWEST))
     return out.flatten(1)
 
 

@@ -65,6 +65,7 @@ struct AttentionBlock {
   float softcap = 0.0f;
   int64_t window = -1;
   bool prefix_mask = false;
+  bool sinks = false;
   Norm post_norm;
   Placement post_norm_of = Placement::kOutput;
   Residual residual;
