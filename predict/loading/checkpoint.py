@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 import struct
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,16 @@ MAX_DIMS = 32
 MAX_TENSOR_BYTES = 2**63 - 1
 PARAMS = "model_state.pdparams"  # PaddleNLP's pickle, read where there is no safetensors file
 SAMPLE_BYTES, NUM_SAMPLES = 4096, 64
+STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(|_bias|_blocks|_scales|_scale_inv)")
+# What an expert's own tensor ends in, by what all experts' does.
+ENDINGS = {
+    "": "weight",
+    "_bias": "bias",
+    "_blocks": "blocks",
+    "_scales": "scales",
+    "_scale_inv": "weight_scale_inv",
+}
+MAX_EXPERTS = 4096  # more are no model's, and would take long to name
 
 
 @dataclass(frozen=True)
@@ -162,7 +173,7 @@ def _check_ranges(path: Path, tensors: Mapping[str, TensorInfo], start: int, siz
 
 
 class Checkpoint:
-    """The tensors of a directory's safetensors files, read one at a time.
+    """The tensors of a directory's safetensors files, read one at a time; of experts likewise.
 
     Raises UserError where no safetensors files are found, a shard is missing, a file is broken, or
     files and index contradict each other.
@@ -186,6 +197,7 @@ class Checkpoint:
                 )
             self.tensors.update(found)
         self._check_places(index, places)
+        self.tensors = one_by_one(self.tensors)
 
     def _files(self, places: Mapping[str, str]) -> list[Path]:
         if places:
@@ -278,6 +290,32 @@ class Checkpoint:
         else:
             arrays = [to_float32(self.read(name)) for name in names]
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def one_by_one(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """The tensors, those of all experts of a layer replaced by the experts' own.
+
+    `experts.gate_up_proj` [E, ...] and `experts.down_proj` stand for E tensors
+    `experts.0.gate_up_proj.weight` and so on, as most checkpoints have them: pieces of the file,
+    each read on its own. Biases, and codes with their scales, have endings of their own.
+    """
+    seen: dict[str, TensorInfo] = {}
+    for name, info in tensors.items():
+        match = STACKED.fullmatch(name)
+        if match is None or not info.shape or info.shape[0] > MAX_EXPERTS:
+            seen[name] = info
+            continue
+        before, linear, ending = match.groups()
+        for expert, piece in enumerate(_pieces(info)):
+            seen[f"{before}.{expert}.{linear}.{ENDINGS[ending]}"] = piece
+    return seen
+
+
+def _pieces(info: TensorInfo) -> Iterator[TensorInfo]:
+    """The tensors that lie one behind the other in this one, along its first axis."""
+    first = replace(info, shape=info.shape[1:])
+    for index in range(info.shape[0]):
+        yield replace(first, offset=info.offset + index * first.num_bytes)
 
 
 def _read_index(path: Path) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +15,7 @@ from predict.config.model import DTYPE_BYTES
 from predict.device.place import place_tensor
 from predict.errors import UserError
 from predict.loading.matrices import round_weight
+from predict.nn.blocks import ExpertBlock
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
 
@@ -29,15 +31,21 @@ def check_sizes(spec: DecoderSpec, names: WeightNames, checkpoint: Checkpoint) -
 
     Before a plan is made of them: the plan's own check would list thousands of names, one by one.
     """
-    before, after = map(re.escape, names.layer.split("{layer}"))
-    layer = re.compile(f"{before}([0-9]+){after}")
-    found = {match[1] for match in map(layer.match, checkpoint.tensors) if match}
+    read = [n for n in checkpoint.tensors if not any(part in n for part in names.ignored)]
+    found = _numbers(names.layer, read)
     embedding = checkpoint.tensors.get(names.embedding)
     problems = []
     if len(found) != spec.num_layers:
         problems.append(
             f"num_hidden_layers is {spec.num_layers}, and the tensors are those of {len(found)} "
             "layers"
+        )
+    counts = {b.router.num_experts for b in spec.blocks() if isinstance(b, ExpertBlock)}
+    experts = _numbers(f"{names.layer}{names.expert_down[0]}", read, "{expert}")
+    if counts and experts and counts != {len(experts)}:
+        problems.append(
+            f"the number of experts is {', '.join(map(str, sorted(counts)))}, and the tensors are "
+            f"those of {len(experts)}"
         )
     wanted = (spec.vocab_size, spec.embedding.width or spec.hidden_size)
     if embedding is not None and embedding.shape != wanted:
@@ -50,6 +58,14 @@ def check_sizes(spec: DecoderSpec, names: WeightNames, checkpoint: Checkpoint) -
             f"{checkpoint.directory}: the tensors do not fit config.json: {'; '.join(problems)}; "
             "the two do not belong to one model, or the download is not complete"
         )
+
+
+def _numbers(pattern: str, tensors: Iterable[str], of: str = "{layer}") -> set[str]:
+    """What stands for `of` in the names that begin as the pattern does."""
+    number = {"{layer}": "[0-9]+", "{expert}": "[0-9]+", of: "([0-9]+)"}
+    parts = re.split(r"(\{layer\}|\{expert\})", pattern)
+    begin = re.compile("".join(number.get(part, re.escape(part)) for part in parts))
+    return {match[1] for match in map(begin.match, tensors) if match}
 
 
 class WeightSource(Protocol):

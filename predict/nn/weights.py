@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
@@ -21,6 +21,8 @@ from predict.nn.blocks import (
 )
 from predict.nn.spec import DecoderSpec
 
+JOINED_GATE_UP = "mlp.experts.{expert}.gate_up_proj"
+
 
 @dataclass(frozen=True)
 class WeightNames:
@@ -31,7 +33,10 @@ class WeightNames:
     then all keys, then all values; "grouped", the queries of a key head, its key, its value, then
     the next one's. transposed: matrices are stored [in, out]. qk_norm: where each head has a factor
     of its own, of the queries' heads and of the keys'; with {head} every head's is a tensor.
-    expert_gate_up, expert_down: {expert} is the expert's number.
+    expert_gate_up, expert_down: {expert} is the expert's number; where a tensor holds those of all,
+    too (predict.loading.checkpoint.one_by_one). expert_rows: how rows lie where an expert's gate
+    and up have one prefix: "stacked", all of the gate, then all of up; "interleaved", in turns.
+    experts_transposed: experts' matrices are stored [in, out].
     Of a layer's third block on, names follow "blocks.2." within the layer.
     """
 
@@ -50,6 +55,7 @@ class WeightNames:
     q_norm: str = "self_attn.q_norm.weight"
     k_norm: str = "self_attn.k_norm.weight"
     qk_norm: tuple[str, ...] = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+    sinks: str = "self_attn.sinks"
     attention_post_norm: str = "post_self_attn_layernorm.weight"
     mlp_norm: str = "post_attention_layernorm.weight"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
@@ -58,11 +64,14 @@ class WeightNames:
     router: str = "mlp.gate.weight"
     router_bias: str = "mlp.gate.bias"
     correction: str = "mlp.gate.e_score_correction_bias"
+    correction_is_row: bool = False  # [1, experts]
     expert_gate_up: tuple[str, ...] = (
         "mlp.experts.{expert}.gate_proj",
         "mlp.experts.{expert}.up_proj",
     )
     expert_down: tuple[str, ...] = ("mlp.experts.{expert}.down_proj",)
+    expert_rows: Literal["stacked", "interleaved"] = "stacked"
+    experts_transposed: bool = False
     shared_gate_up: tuple[str, ...] = (
         "mlp.shared_experts.gate_proj",
         "mlp.shared_experts.up_proj",
@@ -75,8 +84,31 @@ class WeightNames:
     # Of a text model within a multimodal one: parts of the names of tensors that are left unread.
     beside_text: tuple[str, ...] = ()
 
-    def found_in(self, tensors: Container[str]) -> WeightNames:
+    def found_in(self, tensors: Collection[str]) -> WeightNames:
         """The names as a checkpoint of these tensors has them."""
+        joined = f".{JOINED_GATE_UP}.weight".format(expert=0)
+        has_joined = any(name.endswith(joined) for name in tensors)
+        names = self._with_joined_experts() if has_joined else self
+        return names._with_found_base(tensors)
+
+    def _with_joined_experts(self) -> WeightNames:
+        """As transformers 5 has them in memory: an expert's gate and up are one matrix."""
+        if self.expert_gate_up == (JOINED_GATE_UP,):
+            return self
+        default = WeightNames()
+        return replace(
+            self,
+            router=default.router,
+            expert_gate_up=(JOINED_GATE_UP,),
+            expert_down=default.expert_down,
+        )
+
+    def without_layers(self, first: int, count: int) -> WeightNames:
+        """The names where so many layers behind the network's are of drafts, which go unread."""
+        layers = tuple(self.layer.format(layer=first + index) for index in range(count))
+        return replace(self, ignored=self.ignored + layers)
+
+    def _with_found_base(self, tensors: Collection[str]) -> WeightNames:
         candidates = [self, self._with_base(self.base, "")]
         if self.beside_text:
             candidates = [
@@ -108,6 +140,7 @@ class WeightNames:
                 "k_norm": self.k_norm,
                 "qk_norm": self.qk_norm,
                 "out": self.out,
+                "sinks": self.sinks,
                 "post_norm": self.attention_post_norm,
             }
         if isinstance(block, ExpertBlock):
@@ -139,11 +172,13 @@ class LinearPlan:
     part_sizes: tuple[int, ...]  # output features of each part
     in_features: int
     has_bias: bool
-    # Rows of the one part are `groups` times [queries, key, value] of so many values each.
+    # Rows of the one part are `groups` times [queries, key, value], or [gate, up], of so many
+    # values each.
     groups: int = 0
     group_sizes: tuple[int, ...] = ()
     transposed: bool = False  # stored [in, out]
     normalized: bool = False  # rows have length 1, and the stored ones have not
+    is_expert: bool = False
 
     @property
     def out_features(self) -> int:
@@ -173,9 +208,10 @@ class ExpertsPlan:
 
 @dataclass(frozen=True)
 class TablePlan:
-    """A tensor that no scheme stores: its name in the checkpoint and its shape."""
+    """A tensor that no scheme stores: its name and its shape in the checkpoint, and its own."""
 
     name: str
+    stored_shape: tuple[int, ...]
     shape: tuple[int, ...]
     is_float32: bool  # else of the model's dtype
 
@@ -299,7 +335,7 @@ class WeightPlan:
         """Names and shapes of the norms' weights and biases, and of tables within blocks."""
         for block in self.blocks():
             for table in block.tables():
-                yield table.name, table.shape
+                yield table.name, table.stored_shape
         for norm in self.norms():
             yield norm.weight, (norm.size,)
             if norm.bias is not None:
@@ -330,13 +366,15 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
         return HeadNormPlan(slot.norm, tuple(tensors), slot.size)
 
     def linear(block: Block, slot: LinearSlot, prefixes: tuple[str, ...]) -> LinearPlan:
-        sizes, groups = slot.part_sizes, 0
+        sizes, groups, is_expert = slot.part_sizes, 0, slot.num_experts > 0
         group_sizes: tuple[int, ...] = ()
         if len(prefixes) == 1 and len(sizes) > 1:
-            sizes = (sum(sizes),)
             if isinstance(block, AttentionBlock) and names.qkv_rows == "grouped":
                 groups = block.num_kv_heads
-                group_sizes = tuple(size // groups for size in slot.part_sizes)
+            elif is_expert and names.expert_rows == "interleaved":
+                groups = sizes[0]
+            group_sizes = tuple(size // groups for size in sizes) if groups else ()
+            sizes = (sum(sizes),)
         return LinearPlan(
             prefixes,
             sizes,
@@ -344,7 +382,8 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
             slot.has_bias,
             groups,
             group_sizes,
-            names.transposed,
+            names.experts_transposed if is_expert else names.transposed,
+            is_expert=is_expert,
         )
 
     def linears(
@@ -359,6 +398,11 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
             )
         )
 
+    def table(slot: TableSlot, name: str) -> TablePlan:
+        is_row = slot.name == "correction" and names.correction_is_row
+        stored = (1, *slot.shape) if is_row else slot.shape
+        return TablePlan(name, stored, slot.shape, slot.is_float32)
+
     def block_plan(index: int, number: int, block: Block) -> BlockPlan:
         at, known = names.layer.format(layer=index), names.of(block)
         at += f"blocks.{number}." if number > 1 else ""
@@ -370,7 +414,7 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
             elif isinstance(slot, NormSlot):
                 slots[slot.name] = norm(slot.norm, f"{at}{name}", slot.size)
             elif isinstance(slot, TableSlot):
-                slots[slot.name] = TablePlan(f"{at}{name}", slot.shape, slot.is_float32)
+                slots[slot.name] = table(slot, f"{at}{name}")
             else:
                 slots[slot.name] = linears(block, slot, tuple(at + part for part in name))
         return BlockPlan(block, slots)

@@ -23,16 +23,23 @@ MIN_LENGTH = 1e-12  # rows of zeros stay zeros
 class Online:
     """See Layout. The names are those of a dense checkpoint: prefix.weight, prefix.bias.
 
-    Raises UserError where a name to skip is no linear's.
+    Raises UserError where a name to skip is no linear's, and for a scheme of experts without any.
     """
 
     ignored: tuple[str, ...] = ()
+    is_rounded = True
 
     def __init__(self, source: WeightSource, settings: QuantSettings, plan: WeightPlan):
         self.source = source
         self.settings = settings
         self.head = plan.head
         linears = [*plan.linears(), plan.head]
+        if settings.expert_scheme and not any(linear.is_expert for linear in linears):
+            raise UserError(
+                f"experts are to be {settings.expert_scheme}, and a model of model_type "
+                f"{plan.spec.model_type} has none here; leave --moe_quant_type out, and use a "
+                "--quant_type without experts, such as a8w8_fp8"
+            )
         names = [prefix for linear in linears for prefix in linear.prefixes]
         for part in settings.skip:
             if not any(part in name for name in names):
@@ -46,7 +53,10 @@ class Online:
         settings = self.settings
         if any(part in prefix for part in settings.skip for prefix in plan.prefixes):
             return DENSE
-        return (settings.head_scheme if plan == self.head else settings.scheme) or DENSE
+        if plan == self.head:
+            return settings.head_scheme or DENSE
+        own = settings.expert_scheme if plan.is_expert else None
+        return own or settings.scheme or DENSE
 
     def expected(self, plan: LinearPlan) -> Mapping[str, tuple[int, ...]]:
         """See Layout. Raises UserError where the group size does not divide the linear."""
@@ -83,10 +93,11 @@ class Online:
             lengths = np.linalg.norm(matrix, axis=1, keepdims=True)
             return matrix / np.maximum(lengths, MIN_LENGTH)
         read = self.source.host_matrix if on_host else self.source.stored_matrix
-        if plan.transposed:
-            return transposed([read((name,), size) for name, size in stored_sizes(plan)])
         order = plan.row_order()
-        matrix = read(names, shape)
+        if plan.transposed:
+            matrix = transposed([read((name,), size) for name, size in stored_sizes(plan)])
+        else:
+            matrix = read(names, shape)
         return matrix if order is None else rows_in(order, matrix)
 
     def group_size(self, plan: LinearPlan) -> int:
@@ -95,6 +106,10 @@ class Online:
         if info.has_groups:
             return self.settings.group_size
         return self.settings.block_size if info.has_blocks else -1
+
+    def stored_bytes(self, plan: LinearPlan) -> int:
+        """See Layout."""
+        return self.source.stored_bytes(tuple(prefix + ".weight" for prefix in plan.prefixes))
 
     def bias(self, plan: LinearPlan) -> Any:
         """See Layout."""
