@@ -19,5 +19,6 @@ def spec(config: ConfigReader) -> DecoderSpec:
             "positions": Positions(interleaved=True),
         },
         mlp={"up_bias": bias, "down_bias": bias},
+        theta=500000.0,
         tied=True,
     )

@@ -1,8 +1,7 @@
 """Mixtral: Mistral's layers with experts in place of the MLPs."""
 
-from predict.models.mistral import spec as mistral
 from predict.nn.blocks import Activation, ExpertBlock
-from predict.nn.hf_config import ConfigReader, router_of, with_experts
+from predict.nn.hf_config import ConfigReader, llama_like, router_of, with_experts
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
 
@@ -18,7 +17,7 @@ WEIGHTS = WeightNames(
 
 def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
-    dense = mistral(config)
+    dense = llama_like(config, windows=config.windows(), theta=1000000.0)
     experts = ExpertBlock(
         router=router_of(
             config,

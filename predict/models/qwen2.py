@@ -1,5 +1,7 @@
 """Qwen 2 and 2.5: Llama's shape with query, key and value biases."""
 
+from collections.abc import Callable
+
 from predict.nn.hf_config import LAYER_TYPES, ConfigReader, llama_like
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
@@ -7,13 +9,19 @@ from predict.nn.weights import WeightNames
 WEIGHTS = WeightNames()
 
 
-def windows(config: ConfigReader) -> tuple[int, ...]:
-    """Sliding windows per layer: `layer_types` (transformers 5), else from max_window_layers on."""
+def windows(
+    config: ConfigReader, has_window: Callable[[int], bool] | None = None
+) -> tuple[int, ...]:
+    """Sliding windows per layer: `layer_types` (transformers 5), else those of `has_window`.
+
+    has_window: of a layer's number; None: of those from max_window_layers on.
+    """
     if not config.get_bool("use_sliding_window", False):
         return ()
     window = config.get_int("sliding_window", 4096)
     full = config.optional_int("max_window_layers") or 0
-    types = config.layer_types(lambda i: LAYER_TYPES[i >= full])
+    of = has_window or (lambda index: index >= full)
+    types = config.layer_types(lambda index: LAYER_TYPES[of(index)])
     return tuple(window if kind == LAYER_TYPES[True] else -1 for kind in types)
 
 

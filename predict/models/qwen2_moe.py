@@ -1,9 +1,9 @@
 """Qwen 1.5 and 2 with experts: Qwen 2's attention, experts, and a shared one behind a gate."""
 
-from predict.models.qwen2 import spec as qwen2
+from predict.models.qwen2 import windows
 from predict.models.qwen3_moe import sparse_layers
 from predict.nn.blocks import Activation, ExpertBlock
-from predict.nn.hf_config import ConfigReader, router_of, with_experts
+from predict.nn.hf_config import ConfigReader, llama_like, router_of, with_experts
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
 
@@ -15,7 +15,12 @@ WEIGHTS = WeightNames(
 
 def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
-    dense = qwen2(config)
+    last = config.get_int("max_window_layers", 28)
+    dense = llama_like(
+        config,
+        attention={"qkv_bias": config.get_bool("qkv_bias", True)},
+        windows=windows(config, lambda index: index % 2 == 0 and index < last),
+    )
     experts = ExpertBlock(
         router=router_of(
             config,

@@ -1,5 +1,7 @@
 """Qwen 3: Llama's shape with an RMS norm on each query and key head before the rotation."""
 
+from typing import Any
+
 from predict.models.qwen2 import windows
 from predict.nn.blocks import Norm
 from predict.nn.hf_config import ConfigReader, llama_like
@@ -9,16 +11,18 @@ from predict.nn.weights import WeightNames
 WEIGHTS = WeightNames()
 
 
+def attention_fields(config: ConfigReader) -> dict[str, Any]:
+    """Fields of Qwen 3's attention blocks."""
+    bias = config.get_bool("attention_bias", False)
+    norm = Norm(epsilon=config.get_float("rms_norm_eps", 1e-6))
+    return {"qkv_bias": bias, "out_bias": bias, "qk_norm": norm}
+
+
 def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
-    attention_bias = config.get_bool("attention_bias", False)
     return llama_like(
         config,
-        attention={
-            "qkv_bias": attention_bias,
-            "out_bias": attention_bias,
-            "qk_norm": Norm(epsilon=config.get_float("rms_norm_eps", 1e-6)),
-        },
+        attention=attention_fields(config),
         windows=windows(config),
         head_dim=config.get_int("head_dim", 128),
     )

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
-from predict.models.qwen3 import spec as qwen3
+from predict.models.qwen2 import windows
+from predict.models.qwen3 import attention_fields
 from predict.nn.blocks import Activation, ExpertBlock
-from predict.nn.hf_config import ConfigReader, router_of, with_experts
+from predict.nn.hf_config import ConfigReader, llama_like, router_of, with_experts
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
 
@@ -20,7 +21,11 @@ def sparse_layers(config: ConfigReader) -> Callable[[int], bool]:
 
 def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
-    dense = qwen3(config)
+    dense = llama_like(
+        config,
+        attention=attention_fields(config),
+        windows=windows(config, lambda index: True),
+    )
     experts = ExpertBlock(
         router=router_of(
             config,

@@ -61,11 +61,19 @@ NUMBERS: dict[str, Range] = {
     "softcap": _real(65536.0),
     "multiplier": _real(65536.0),
     "sliding_window_pattern": _whole(1024),
-    "num_experts": _whole(4096),
-    "num_experts_per_tok": _whole(256),
+    "num_experts": _whole(512),  # what csrc/include/regatta/blocks.h has room for
+    "num_experts_per_tok": _whole(32),
+    "n_group": _whole(512),
+    "topk_group": _whole(512),
+    "n_shared_experts": _whole(64, low=0),
     "moe_intermediate_size": _whole(1 << 20),
     "shared_expert_intermediate_size": _whole(1 << 20),
+    "first_k_dense_replace": _whole(1024, low=0),
+    "num_nextn_predict_layers": _whole(64, low=0),
     "decoder_sparse_step": _whole(1024),
+    "moe_layer_start_index": _whole(1024, low=0),
+    "moe_layer_end_index": _whole(1024, low=-1),
+    "moe_norm_min": _real(1e-9, above=False),
     "mlp_only_layers": _whole(1023, low=0),
     "word_embed_proj_dim": _whole(1 << 17),
     "rope_local_base_freq": _real(1e12, low=1.0),
@@ -330,13 +338,14 @@ def llama_like(
     norm: Norm | None = None,
     activation: Function | None = None,
     partial: float = 1.0,
+    theta: float = 10000.0,
     **changes: Any,
 ) -> DecoderSpec:
     """DecoderSpec of a Llama-shaped config.json.
 
     attention, mlp: fields of the blocks that are not Llama's. windows: of each layer's attention,
     none for all tokens. head_dim, norm, activation: in place of config.json's. partial: share of a
-    head that rotates, where config.json does not say. changes: fields of the spec.
+    head that rotates, theta: the base, where config.json does not say. changes: fields of the spec.
     Raises UserError for a number outside its range, and for numbers that contradict each other.
     """
     hidden_size = config.get_int("hidden_size")
@@ -379,7 +388,7 @@ def llama_like(
             "hidden_size": hidden_size,
             "layers": layers,
             "head": HeadSpec(norm=norm),
-            **({} if "ropes" in changes else {"ropes": (config.rope(head_dim, partial=partial),)}),
+            **({} if "ropes" in changes else {"ropes": (config.rope(head_dim, theta, partial),)}),
             **changes,
         },
     )
@@ -400,11 +409,18 @@ def with_experts(
 
 
 def router_of(config: ConfigReader, **fields: Any) -> Router:
-    """A Router of these fields. Raises UserError where they contradict each other."""
+    """A Router of these fields.
+
+    Raises UserError where they contradict each other, or config.json's scoring function.
+    """
+    config.must_be("scoring_func", fields.get("scoring", Router.scoring))
     try:
         return Router(**fields)
     except ValueError as error:
-        raise UserError(f"{config.path}: the router: {error}") from None
+        raise UserError(
+            f"{config.path}: numbers of experts, of groups and of those that are chosen do not go "
+            f"together: {error}"
+        ) from None
 
 
 def decoder_spec(config: ConfigReader, tied: bool = False, **changes: Any) -> DecoderSpec:

@@ -1,0 +1,58 @@
+"""gpt-oss: attention with sinks, a window in every other layer, clamped experts with biases."""
+
+from predict.nn.blocks import Activation, ExpertBlock
+from predict.nn.hf_config import ConfigReader, llama_like, router_of, with_experts
+from predict.nn.spec import DecoderSpec
+from predict.nn.weights import JOINED_GATE_UP, WeightNames
+
+WEIGHTS = WeightNames(
+    router="mlp.router.weight",
+    router_bias="mlp.router.bias",
+    expert_gate_up=(JOINED_GATE_UP,),
+    expert_rows="interleaved",
+    experts_transposed=True,
+)
+# Where config.json says nothing.
+ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def spec(config: ConfigReader) -> DecoderSpec:
+    """See predict.models.Family."""
+    config = ConfigReader({"rope_scaling": ROPE, **config.values}, config.path)
+    config.must_be("hidden_act", "silu")
+    kinds = config.layer_types(lambda i: "full_attention" if i % 2 else "sliding_attention")
+    window = config.get_int("sliding_window", 128)
+    bias = config.get_bool("attention_bias", True)
+    dense = llama_like(
+        config,
+        attention={"qkv_bias": bias, "out_bias": bias, "sinks": True},
+        windows=[window if kind == "sliding_attention" else -1 for kind in kinds],
+        head_dim=config.get_int("head_dim", 64),
+        theta=150000.0,
+    )
+    experts = ExpertBlock(
+        router=router_of(
+            config,
+            num_experts=config.get_int("num_experts", 128, aliases=("num_local_experts",)),
+            top_k=config.get_int("num_experts_per_tok", 4, aliases=("experts_per_token",)),
+            renormalize=True,
+            bias=True,
+        ),
+        intermediate_size=config.get_int("intermediate_size"),
+        activation=Activation(
+            clamp=config.get_float("multiplier", 7.0, aliases=("swiglu_limit",)),
+            slope=config.get_float("multiplier", 1.702, aliases=("swiglu_alpha",)),
+            up_offset=1.0,
+        ),
+        norm=dense.head.norm,
+        up_bias=True,
+        down_bias=True,
+    )
+    return with_experts(dense, experts, lambda index: True)
