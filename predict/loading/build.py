@@ -111,6 +111,12 @@ def build_decoder(
                     f"{stacked.scheme}; quantize all experts of a layer alike"
                 )
             for whole, part in zip(_tensors(stacked), _tensors(one), strict=True):
+                if whole.shape[1:] != part.shape:
+                    raise UserError(
+                        f"{expert.prefixes[0]} has scales or an order of columns of the shape "
+                        f"{part.shape}, and the experts before it of {whole.shape[1:]}; quantize "
+                        "all experts of a layer alike"
+                    )
                 put_row(whole, index, part, gpu)
         assert stacked is not None
         return replace(stacked, num_experts=count)

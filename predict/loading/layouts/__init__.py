@@ -27,6 +27,7 @@ class Layout(Protocol):
     """Where the linears of one checkpoint come from."""
 
     ignored: tuple[str, ...]  # parts of names of tensors that need no reading
+    is_rounded: bool  # as flags ask: the checkpoint holds floats, or codes that stand for some
 
     def scheme(self, plan: LinearPlan) -> str:
         """The name of the linear's scheme; raises UserError where its parts do not agree."""
@@ -48,6 +49,10 @@ class Layout(Protocol):
         """[out_features], or None."""
         ...
 
+    def stored_bytes(self, plan: LinearPlan) -> int:
+        """Bytes of a value that lies on a GPU before it is rounded; 0 where codes are stored."""
+        ...
+
 
 class StoredLayout(Layout, Protocol):
     """A layout of a checkpoint that is quantized already."""
@@ -62,6 +67,7 @@ STORED = {
     "compressed-tensors": ("compressed_tensors", "CompressedTensors"),
     "fp8": ("fp8", "Fp8"),
     "fbgemm_fp8": ("fp8", "Fp8"),
+    "mxfp4": ("mxfp4", "Mxfp4"),
 }
 PADDLENLP = ("paddlenlp", "PaddleNlp")
 
@@ -104,8 +110,9 @@ def layout_of(
         )
     kind = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     layout: StoredLayout = kind(config, where, checkpoint, source, settings, plan)
-    _check_same(settings, layout.schemes, where)
-    _check_stored_as_used(layout, plan, where)
+    if not layout.is_rounded:
+        _check_same(settings, layout.schemes, where)
+        _check_stored_as_used(layout, plan, where)
     return layout
 
 
@@ -180,11 +187,15 @@ def quantization_config(reader: ConfigReader) -> Mapping[str, Any] | None:
 def _check_same(settings: QuantSettings, schemes: frozenset[str], where: str) -> None:
     """Raises UserError where flags ask for something else than the checkpoint holds."""
     stored = " and ".join(sorted(schemes))
-    if settings.scheme is not None and settings.scheme not in schemes:
-        raise UserError(
-            f"{where} says that the weights are {stored}, and --quant_type asks for "
-            f"{settings.scheme}; leave --quant_type out, or use the unquantized checkpoint"
-        )
+    for flag, asked in (
+        ("quant_type", settings.scheme),
+        ("moe_quant_type", settings.expert_scheme),
+    ):
+        if asked is not None and asked not in schemes:
+            raise UserError(
+                f"{where} says that the weights are {stored}, and --{flag} asks for {asked}; leave "
+                f"--{flag} out, or use the unquantized checkpoint"
+            )
     given = {
         "weightonly_group_size": settings.group_size != -1,
         "weight_block_size": settings.block_size != -1,

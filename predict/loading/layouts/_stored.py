@@ -40,6 +40,7 @@ class Part:
     prefix: str
     out_features: int
     in_features: int
+    is_expert: bool = False
 
     def __getitem__(self, ending: str) -> str:
         return f"{self.prefix}.{ending}"
@@ -52,6 +53,7 @@ class Stored:
     """
 
     ignored: tuple[str, ...] = (".bias",)  # `bias` reads what there is
+    is_rounded = False
 
     def __init__(
         self,
@@ -122,6 +124,10 @@ class Stored:
         if self._in_float(plan):
             return self.online.read(plan)
         return merged([self.read_part(part) for part in parts_of(plan)], plan.prefixes)
+
+    def stored_bytes(self, plan: LinearPlan) -> int:
+        """See Layout."""
+        return self.online.stored_bytes(plan) if self._in_float(plan) else 0
 
     def bias(self, plan: LinearPlan) -> Any:
         """See Layout. Some tools write biases of zeros to linears that have none."""
@@ -196,7 +202,7 @@ def pattern(text: str, where: str) -> re.Pattern[str]:
 def parts_of(plan: LinearPlan) -> list[Part]:
     """The matrices that make up a linear, in order."""
     return [
-        Part(prefix, size, plan.in_features)
+        Part(prefix, size, plan.in_features, plan.is_expert)
         for prefix, size in zip(plan.prefixes, plan.part_sizes, strict=True)
     ]
 
@@ -279,14 +285,17 @@ def grouped(weight: Quantized, part: Part) -> Quantized:
     return replace(weight, scale=np.repeat(weight.scale, count, axis=1), zero=zero)
 
 
-def in_group_order(weight: Quantized, group_of: Array, part: Part) -> Quantized:
+def in_group_order(weight: Quantized, group_of: Array, part: Part, is_scattered: bool) -> Quantized:
     """Columns sorted by group, and `perm`, where act-order scattered them.
 
-    group_of: int [K], the group of each column. Raises UserError where groups differ in size.
+    group_of: int [K], the group of each column. is_scattered: what config.json says. One expert's
+    may be sorted nevertheless, as those that calibration never reached are: it has a `perm` as the
+    others have. Raises UserError where groups differ in size.
     """
     groups = weight.scale.shape[1]
     size = part.in_features // groups
-    if np.array_equal(group_of, np.arange(part.in_features) // size):
+    is_sorted = np.array_equal(group_of, np.arange(part.in_features) // size)
+    if is_sorted and not (part.is_expert and is_scattered and groups > 1):
         return weight
     perm = np.argsort(group_of, kind="stable")
     if not np.array_equal(group_of[perm], np.arange(part.in_features) // size):

@@ -169,7 +169,7 @@ class CompressedTensors(Stored):
             part, group, signed, scale, None if zero is None else zero.astype(np.float32) - middle
         )
         if part["weight_g_idx"] in self.checkpoint.tensors:
-            weight = in_group_order(weight, read(part["weight_g_idx"]), part)
+            weight = in_group_order(weight, read(part["weight_g_idx"]), part, True)
         return grouped(weight, part)
 
     def _integers(

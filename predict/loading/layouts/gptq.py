@@ -82,6 +82,7 @@ class Gptq(Stored):
         self.dynamic = dynamic_rules(
             setting(config, "dynamic", {}, where, dict), self.codes, f"{where}, dynamic"
         )
+        self.is_scattered = setting(config, "desc_act", False, where, bool)
         self.format = setting(config, "checkpoint_format", "gptq", where, str)
         if self.format not in FORMATS:
             raise UserError(
@@ -179,7 +180,7 @@ class Gptq(Stored):
         )
         group_of = self._group_of(part)
         if group_of is not None:
-            weight = in_group_order(weight, group_of, part)
+            weight = in_group_order(weight, group_of, part, self.is_scattered)
         return grouped(weight, part)
 
 

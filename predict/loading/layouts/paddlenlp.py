@@ -42,7 +42,13 @@ class PaddleNlp(Stored):
     def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
         """config: the quantization_config. where: for errors."""
         super().__init__(*stored)
-        self.quantized = parse_quant_type(str(config["quant_type"])).scheme
+        kind = parse_quant_type(str(config["quant_type"]))
+        if kind.expert_scheme is not None:
+            raise UserError(
+                f"{where}: quant_type {config['quant_type']} with codes of experts in PaddleNLP's "
+                "own order is not supported; use the unquantized checkpoint and --quant_type"
+            )
+        self.quantized = kind.scheme
         info = scheme_info(self.quantized)
         if not info.has_static_scales:
             allowed = ", ".join(row.name for row in SCHEMES.values() if row.has_static_scales)
