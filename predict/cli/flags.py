@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from predict.config.cache import CACHE_TYPES
+from predict.config.quantization import FP8_WINT4
 from predict.config.schemes import SCHEMES
 from predict.errors import UserError, nearest, quoted
 from predict.system.files import (
@@ -195,15 +196,8 @@ _BENCH = "Benchmark"
 _COMPAT = "Known from PaddleNLP"
 
 # PaddleNLP's names, the short ones of its tools, and w4a8.
-QUANT_TYPES = (
-    *SCHEMES,
-    "a8w8c8",
-    "a8w8c8_fp8",
-    "a8w8_fp8_wint4",
-    *(alias for row in SCHEMES.values() for alias in row.aliases),
-)
-_NO_WINT4 = not_yet("The types without experts work, such as a8w8_fp8.", "*_wint4")
-_NO_QUANT = not_yet("Models with experts do not run yet.")
+_ALIASES = tuple(alias for row in SCHEMES.values() for alias in row.aliases)
+QUANT_TYPES = (*SCHEMES, "a8w8c8", "a8w8c8_fp8", FP8_WINT4, *_ALIASES)
 _NO_EAGLE = not_yet("inference_with_reference, lookahead and draft_model work.")
 _NO_ADAPTER = not_yet("Merge the adapter into the weights first and pass the merged directory.")
 _NO_DEEPSEEK = not_yet("Llama, Mistral, Qwen2 and Qwen3 run, in --dtype.")
@@ -363,8 +357,9 @@ FLAGS: tuple[Flag, ...] = (
          "Likewise, of the prompt's tokens."),
     Flag(_QUANT, "quant_type", "str", None,
          "Round the weights of a checkpoint while it is read, without calibration; a quantized "
-         "checkpoint says its own type. c8 in a name adds the static int8 cache.",
-         choices=QUANT_TYPES, availability=_NO_WINT4),
+         "checkpoint says its own type. c8 in a name adds the static int8 cache; _wint4 has "
+         "experts in 4 bits.",
+         choices=QUANT_TYPES),
     Flag(_QUANT, "cachekv_int8_type", "str", None,
          "KV cache in 8 bits: dynamic (int8, a scale per head and token), static (int8, scales "
          "of cachekv_scales.json), fp8; or in 4: int4.",
@@ -379,8 +374,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_QUANT, "skip_list_names", "strs", None,
          "Linears with one of these in their name stay in --dtype."),
     Flag(_QUANT, "moe_quant_type", "str", None,
-         "Quantization of expert weights.",
-         choices=QUANT_TYPES, availability=_NO_QUANT),
+         "Likewise, of experts alone; when not given, --quant_type is theirs too.",
+         choices=(*SCHEMES, FP8_WINT4, *_ALIASES)),
     Flag(_QUANT, "use_fake_parameter", "bool", False,
          "Dummy quantization scales, to measure speed.",
          availability=not_yet("--load_format dummy measures speed with random weights.")),
@@ -404,7 +399,7 @@ FLAGS: tuple[Flag, ...] = (
          "Directory of the draft model: a smaller checkpoint with the same tokens."),
     Flag(_SPECULATE, "draft_model_quant_type", "str", None,
          "Rounds the draft model's weights while they are read; --quant_type is the model's.",
-         choices=QUANT_TYPES, availability=_NO_WINT4),
+         choices=QUANT_TYPES),
     Flag(_SPECULATE, "return_full_hidden_states", "bool", False,
          "Hidden states of all positions, for eagle and mtp.",
          availability=_NO_EAGLE),

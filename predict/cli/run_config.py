@@ -113,6 +113,7 @@ _SAME_NAME = (
     "num_cache_blocks",
     "load_format",
     "quant_type",
+    "moe_quant_type",
     "weightonly_group_size",
     "lm_head_quant_type",
     "speculate_method",

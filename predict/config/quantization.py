@@ -8,36 +8,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from predict.config.checks import check_fields
-from predict.config.schemes import FP8_BLOCK, GROUP_SIZES, SCHEMES
+from predict.config.schemes import FP8_BLOCK, GROUP_SIZES, SCHEMES, find
 from predict.errors import UserError, one_of
+
+FP8_WINT4 = "a8w8_fp8_wint4"
 
 
 @dataclass(frozen=True)
 class QuantType:
-    """What a quant_type names: the scheme of the linears, and the cache type it brings along."""
+    """What a quant_type names: the schemes of the linears, and the cache type it brings along."""
 
     scheme: str
     cache_type: str | None = None
+    expert_scheme: str | None = None  # of experts' linears; None: as the others
 
 
 def parse_quant_type(name: str) -> QuantType:
     """The quant_type of that name, in any of its spellings, upper or lower case.
 
-    c8 in a name is PaddleNLP's static int8 cache (a8w8c8, a8w8c8_fp8), c16 is none.
-    Raises UserError naming the known ones.
+    c8 in a name is PaddleNLP's static int8 cache (a8w8c8, a8w8c8_fp8), c16 is none; _wint4 behind
+    a8w8_fp8 has experts in 4 bits. Raises UserError naming the known ones.
     """
     word = name.lower()
-    if word == "a8w8_fp8_wint4":
-        raise UserError(
-            "quant_type a8w8_fp8_wint4 stores expert weights in 4 bits, and models with experts "
-            "are not available in this release; use --quant_type a8w8_fp8"
-        )
     cache_type = "static" if "c8" in word else None
     plain = word.replace("c8", "").replace("c16", "")
+    if plain == FP8_WINT4:
+        return QuantType(find("e4m3", "e4m3").name, cache_type, find("int4").name)
     for row in SCHEMES.values():
         if plain in (row.name, *row.aliases):
             return QuantType(row.name, cache_type)
-    raise one_of("quant_type", name, (*SCHEMES, "a8w8c8", "a8w8c8_fp8"))
+    raise one_of("quant_type", name, (*SCHEMES, "a8w8c8", "a8w8c8_fp8", FP8_WINT4))
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class QuantSettings:
     """How linears are quantized while they are read, from flags."""
 
     scheme: str | None = None  # None: not at all
+    expert_scheme: str | None = None  # of experts' linears; None: as the others
     group_size: int = -1  # input features per scale of weight-only schemes; -1: all
     block_size: int = -1  # rows and columns per scale of a8w8_fp8; -1: a row
     head_scheme: str | None = None  # of the LM head; None: it stays dense
@@ -58,6 +59,7 @@ class QuantizationConfig:
     quant_type: str | None = None  # None: as the checkpoint has it; else rounded while it is read
     weightonly_group_size: int = -1  # input features per scale of weight-only types; -1: all
     weight_block_size: tuple[int, ...] | None = None  # of a8w8_fp8: (128, 128); None: rows
+    moe_quant_type: str | None = None  # of experts; None: as quant_type has it
     lm_head_quant_type: str | None = None  # None: the LM head stays dense
     skip_list_names: tuple[str, ...] = ()  # linears with one of these in their name stay dense
 
@@ -74,7 +76,8 @@ class QuantizationConfig:
                 f"weight_block_size {self.weight_block_size} is not supported (allowed: 128,128); "
                 "leave it out for one scale per output feature"
             )
-        if self.quant_type is None and self.lm_head_quant_type is None:
+        types = (self.quant_type, self.moe_quant_type, self.lm_head_quant_type)
+        if all(name is None for name in types):
             for name, none in (
                 ("weightonly_group_size", -1),
                 ("weight_block_size", None),
@@ -96,11 +99,26 @@ class QuantizationConfig:
 
         return QuantSettings(
             scheme=scheme(self.quant_type),
+            expert_scheme=self._expert_scheme,
             group_size=self.weightonly_group_size,
             block_size=-1 if self.weight_block_size is None else self.weight_block_size[0],
             head_scheme=scheme(self.lm_head_quant_type),
             skip=self.skip_list_names,
         )
+
+    @property
+    def _expert_scheme(self) -> str | None:
+        if self.moe_quant_type is None:
+            return (
+                None if self.quant_type is None else parse_quant_type(self.quant_type).expert_scheme
+            )
+        kind = parse_quant_type(self.moe_quant_type)
+        if kind.cache_type is not None:
+            raise UserError(
+                f"moe_quant_type {self.moe_quant_type} has a {kind.cache_type} cache, and experts "
+                "have none; leave c8 out of it, and set --cachekv_int8_type"
+            )
+        return kind.expert_scheme or kind.scheme
 
     @property
     def cache_type(self) -> str | None:

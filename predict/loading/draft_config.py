@@ -56,6 +56,7 @@ def read_draft(
         mode="dynamic",
         model_type=None,
         quant_type=config.speculation.draft_model_quant_type,
+        moe_quant_type=None,
         weightonly_group_size=-1,
         weight_block_size=None,
         lm_head_quant_type=None,

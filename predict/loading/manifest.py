@@ -193,6 +193,7 @@ def _is_digest(value: Any) -> bool:
 def _are_settings(value: dict[str, Any]) -> bool:
     kinds: dict[str, Callable[[Any], bool]] = {
         "scheme": lambda v: v is None or v in known_schemes(),
+        "expert_scheme": lambda v: v is None or v in known_schemes(),
         "group_size": lambda v: type(v) is int and v in GROUP_SIZES,
         "block_size": lambda v: type(v) is int and v in (-1, 128),
         "head_scheme": lambda v: v is None or v in known_schemes(),
@@ -333,6 +334,10 @@ def _quantization_problems(manifest: Manifest, asked: QuantSettings) -> list[str
     schemes = manifest.scheme.split(",")
     if asked.scheme is not None and asked.scheme not in schemes:
         problems.append(f"its weights are {manifest.scheme}, --quant_type asks for {asked.scheme}")
+    if asked.expert_scheme is not None and asked.expert_scheme not in schemes:
+        problems.append(
+            f"its weights are {manifest.scheme}, --moe_quant_type asks for {asked.expert_scheme}"
+        )
     if asked.head_scheme not in (None, manifest.head_scheme):
         problems.append(
             f"its LM head is {manifest.head_scheme}, --lm_head_quant_type asks for "

@@ -112,7 +112,6 @@ def test_wrong_words_are_refused_with_the_nearest_right_one(words: list[str], sa
 
 # What is not in this release: flag, value, and a word of what works in its place.
 REFUSED = [
-    ("quant_type", "a8w8_fp8_wint4", "without experts"),
     ("lora_path", "x", "Merge"),
     ("prefix_path", "x", "Full checkpoints"),
     ("export_precache", "true", "Full checkpoints"),

@@ -351,11 +351,15 @@ def test_spellings_of_paddlenlp_are_known(name: str, scheme: str, cache: str | N
     assert parse_quant_type(name) == QuantType(scheme, cache)
 
 
+def test_experts_in_4_bits_beside_float8_are_known() -> None:
+    assert parse_quant_type("A8W8_fp8_wint4") == QuantType("a8w8_fp8", None, "weight_only_int4")
+    assert parse_quant_type("a8w8c8_fp8_wint4").cache_type == "static"
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"quant_type": "int3"}, r"quant_type 'int3' is not known .allowed: weight_only_int8"),
-        ({"quant_type": "a8w8_fp8_wint4"}, r"use --quant_type a8w8_fp8"),
         ({"quant_type": "wint4", "weightonly_group_size": 48}, r"size 48 is not .*32, 64, 128"),
         ({"quant_type": "fp8", "weight_block_size": (64, 64)}, r"allowed: 128,128"),
         ({"weightonly_group_size": 64}, r"nothing asks for that; add --quant_type"),
