@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from predict.config.engine import EngineConfig
-from predict.config.schemes import check_support
+from predict.config.schemes import SCHEMES, check_support
 from predict.device import devices
 from predict.errors import UserError
 from predict.loading.build import build_decoder, expected_tensors
@@ -22,6 +22,7 @@ from predict.loading.memory import (
     check_cpu_memory,
     check_gpu_memory,
     loading_bytes,
+    mib,
     weight_bytes,
 )
 from predict.loading.paddle_checkpoint import open_checkpoint
@@ -37,7 +38,7 @@ from predict.models import family_of, weight_names, with_family
 from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec
-from predict.nn.weights import LinearPlan, WeightNames, WeightPlan, plan_weights
+from predict.nn.weights import WeightNames, WeightPlan, plan_weights
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,7 @@ class Weights:
     @property
     def loading_bytes(self) -> int:
         """Bytes of a GPU that `read` takes beside the weights, roughly."""
-
-        def stored_bytes(linear: LinearPlan) -> int:
-            if not isinstance(self.layout, Online):
-                return 0  # the checkpoint has codes
-            return self.source.stored_bytes(tuple(prefix + ".weight" for prefix in linear.prefixes))
-
-        return loading_bytes(self.plan, self.layout.scheme, stored_bytes)
+        return loading_bytes(self.plan, self.layout.scheme, self.layout.stored_bytes)
 
     def read(self, on_layer: Callable[[int], None] | None = None) -> Decoder:
         """The decoder, its weights in place. Called once. on_layer: called with each that is."""
@@ -120,20 +115,27 @@ def open_weights(
         layout = layout_of(reader, checkpoint, source, settings, plan)
         checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
         say_what_is_left_out(names, checkpoint)
+    weights = Weights(config, plan, source, layout, platform)
+    check_schemes(weights)
+    return weights
+
+
+def check_schemes(weights: Weights) -> None:
+    """Raises UserError for a linear whose scheme does not run where the weights go."""
+    config, platform = weights.config, weights.platform
     capability = None
-    if gpu is not None:
-        capability = devices.driver_info().gpus[gpu.index].capability
-    for linear in (*plan.linears(), plan.head):
+    if platform.gpu is not None:
+        capability = devices.driver_info().gpus[platform.gpu.index].capability
+    for linear in (*weights.plan.linears(), weights.plan.head):
         check_support(
-            layout.scheme(linear),
+            weights.layout.scheme(linear),
             config.model.device,
             platform.compiled is not None,
             config.model.dtype,
             capability,
-            layout.group_size(linear),
+            weights.layout.group_size(linear),
             linear.in_features,
         )
-    return Weights(config, plan, source, layout, platform)
 
 
 def say_what_is_left_out(names: WeightNames, checkpoint: Checkpoint) -> None:
@@ -180,6 +182,13 @@ def check_memory(opened: Sequence[Weights], with_cache: bool = True) -> None:
     opened: the model's weights, then those of the draft model where there is one. with_cache:
     whether a CPU must hold the cache too, which an export does without.
     """
+    try:
+        _check_memory(opened, with_cache)
+    except UserError as error:
+        raise UserError(f"{error}{_what_fits(opened, with_cache)}") from None
+
+
+def _check_memory(opened: Sequence[Weights], with_cache: bool) -> None:
     first, *others = opened
     needed = sum(weights.num_bytes for weights in opened)
     draft = others[0].plan.spec if others else None
@@ -190,6 +199,26 @@ def check_memory(opened: Sequence[Weights], with_cache: bool = True) -> None:
         return
     beside = max(weights.loading_bytes for weights in opened)
     check_gpu_memory(first.config, first.plan.spec, devices.memory_info(gpu), needed, draft, beside)
+
+
+def _what_fits(opened: Sequence[Weights], with_cache: bool) -> str:
+    """The end of a message: which quant_types there is room for, where one may be chosen."""
+    first, *others = opened
+    if not first.layout.is_rounded:
+        return ""
+    fitting = []
+    for name in SCHEMES:
+        settings = replace(first.config.quantization.settings, scheme=name, expert_scheme=None)
+        weights = replace(first, layout=Online(first.source, settings, first.plan))
+        try:
+            check_schemes(weights)
+            _check_memory([weights, *others], with_cache)
+        except UserError:
+            continue
+        fitting.append(f"{name} ({mib(weights.num_bytes)} MiB of weights)")
+    if not fitting:
+        return "; no --quant_type makes it fit"
+    return f"; it fits with --quant_type {' or '.join(fitting)}"
 
 
 def read_spec(
