@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,6 +70,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "mistral3": TOKENS,
     "stablelm": EVEN | {"tie_word_embeddings": False},
     "phi": EVEN | {"tie_word_embeddings": False},
+    "gpt_oss": SMALL | {"tie_word_embeddings": False},
 }
 
 # The eyes of multimodal models, as small as they get: text alone is computed.
@@ -102,11 +104,13 @@ class Case:
     prompt_lens: tuple[int, ...] = PROMPT_LENS
     min_distinct: float = 0.3  # share of different tokens in the greedy continuations
     attention: str = "eager"  # the implementation of transformers
+    mxfp4: bool = False  # experts' matrices are stored in 4 bits
 
     def values(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of the family's config class, with `changes`."""
         values = SHAPES.get(self.family, SMALL) | dict(self.config) | dict(changes)
-        return {key: value for key, value in values.items() if (key, value) != ("head_dim", None)}
+        kept = {key: value for key, value in values.items() if (key, value) != ("head_dim", None)}
+        return copy.deepcopy(kept)  # some config classes change what they are given
 
 
 LLAMA: dict[str, Case] = {
@@ -598,4 +602,207 @@ MODERN: dict[str, Case] = {
     ),
 }
 
-CASES = LLAMA | CLASSIC | MODERN
+YARN = rope(
+    "yarn",
+    factor=4.0,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    truncate=False,
+    original_max_position_embeddings=64,
+)
+GPT_OSS: dict[str, Any] = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_local_experts": 7,
+    "num_experts_per_tok": 3,
+    "sliding_window": 12,
+    "swiglu_limit": 1.5,
+    "rope_parameters": YARN,
+}
+# Experts in place of MLPs: odd numbers of them, of odd sizes.
+EXPERTS: dict[str, Case] = {
+    "mixtral_8x7b": Case(
+        family="mixtral",
+        config={
+            "hidden_size": 64,
+            "intermediate_size": 24,
+            "head_dim": None,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "rope_parameters": rope("default", rope_theta=1000000.0),
+        },
+        without=({"num_experts_per_tok": 1}, {"num_experts_per_tok": 3}),
+        spelling=4,
+    ),
+    "mixtral_window": Case(
+        family="mixtral",
+        config={"num_local_experts": 4, "num_experts_per_tok": 4, "sliding_window": 12},
+        without=({"sliding_window": None},),
+    ),
+    "qwen2_moe_a2_7b": Case(  # a shared expert behind a gate, shares that do not add up to 1
+        family="qwen2_moe",
+        config={
+            "head_dim": None,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 44,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": False,
+        },
+        without=({"norm_topk_prob": True},),
+        spelling=4,
+    ),
+    "qwen2_moe_sparse": Case(  # MLPs and experts, windows, no biases
+        family="qwen2_moe",
+        config={
+            "num_hidden_layers": 4,
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 12,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [1],
+            "qkv_bias": False,
+            "use_sliding_window": True,
+            "sliding_window": 12,
+            "max_window_layers": 3,
+        },
+        without=({"norm_topk_prob": False}, {"sliding_window": 256}),
+    ),
+    "qwen3_moe_30b": Case(
+        family="qwen3_moe",
+        config={
+            "num_attention_heads": 4,
+            "moe_intermediate_size": 12,
+            "num_experts": 11,
+            "num_experts_per_tok": 4,
+            "norm_topk_prob": True,
+            "tie_word_embeddings": False,
+            "rms_norm_eps": 1e-6,
+        },
+        without=({"norm_topk_prob": False},),
+        spelling=4,
+    ),
+    "qwen3_moe_window": Case(
+        family="qwen3_moe",
+        config={
+            "num_hidden_layers": 3,
+            "moe_intermediate_size": 20,
+            "num_experts": 6,
+            "num_experts_per_tok": 1,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [1],
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 12,
+        },
+        without=({"norm_topk_prob": True}, {"sliding_window": 256}, {"attention_bias": False}),
+        dtype="float16",
+    ),
+    "olmoe_7b": Case(  # one norm over all query heads, and one over all key heads
+        family="olmoe",
+        config={
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": None,
+            "intermediate_size": 28,
+            "num_experts": 9,
+            "num_experts_per_tok": 3,
+            "tie_word_embeddings": False,
+        },
+        without=({"norm_topk_prob": True},),
+        spelling=4,
+    ),
+    "glm4_moe_355b": Case(  # groups of experts; a layer more in config.json, for drafts
+        family="glm4_moe",
+        config={
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "moe_intermediate_size": 20,
+            "n_routed_experts": 12,
+            "n_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 3,
+            "routed_scaling_factor": 2.5,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "rope_parameters": rope("default", partial_rotary_factor=0.5),
+        },
+        without=(
+            {"n_group": 1, "topk_group": 1},
+            {"topk_group": 3},
+            {"routed_scaling_factor": 1.0},
+            {"norm_topk_prob": False},
+            {"use_qk_norm": False},
+            {"rope_parameters": rope("default", partial_rotary_factor=1.0)},
+        ),
+        spelling=4,
+    ),
+    "glm4_moe_plain": Case(
+        family="glm4_moe",
+        config={
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 0,
+        },
+        without=({"norm_topk_prob": True},),
+    ),
+    "ernie4_5_moe_21b": Case(
+        family="ernie4_5_moe",
+        config={
+            "num_hidden_layers": 3,
+            "moe_intermediate_size": 12,
+            "moe_num_experts": 10,
+            "moe_num_shared_experts": 2,
+            "moe_k": 3,
+            "moe_layer_start_index": 1,
+            "rope_parameters": rope("default", rope_theta=500000.0),
+        },
+        without=({"moe_k": 2}, {"rope_parameters": PLAIN_ROPE}),
+        spelling=4,
+    ),
+    "ernie4_5_moe_sparse": Case(  # experts in every other layer of a range, none shared
+        family="ernie4_5_moe",
+        config={
+            "num_hidden_layers": 5,
+            "moe_intermediate_size": 20,
+            "moe_num_experts": 4,
+            "moe_num_shared_experts": 0,
+            "moe_k": 2,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": 3,
+            "moe_layer_interval": 2,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gpt_oss_20b": Case(
+        family="gpt_oss",
+        config=GPT_OSS,
+        without=(
+            {"sliding_window": 256},
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            {"swiglu_limit": 100.0},
+            {"swiglu_alpha": 1.0},
+            {"rope_parameters": PLAIN_ROPE},
+        ),
+        spelling=4,
+    ),
+    "gpt_oss_mxfp4": Case(  # as published: experts in 4 bits
+        family="gpt_oss",
+        config=GPT_OSS | {"num_hidden_layers": 3, "attention_bias": False, "intermediate_size": 96},
+        mxfp4=True,
+    ),
+}
+
+CASES = LLAMA | CLASSIC | MODERN | EXPERTS

@@ -40,6 +40,9 @@ class Model(Protocol):
     def logits(self, tokens: Sequence[int]) -> Array:
         """Logits [len(tokens), vocab_size] of one pass over a prompt."""
 
+    def has_close_choice(self, tokens: Sequence[int]) -> bool:
+        """Whether which experts a token goes to hangs on rounding."""
+
 
 class Source(Protocol):
     """Where the checkpoints of a case come from."""

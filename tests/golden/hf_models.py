@@ -14,11 +14,16 @@ import numpy as np
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Mxfp4Config,
+)
 
 from tests.golden.families import TOKENS, Case
 from tests.golden.golden import Array, Greedy
-from tests.golden.published import publish_config, publish_tensors
+from tests.golden.published import in_mxfp4, publish_config, publish_tensors
 
 UNIT_OFFSET = ("gemma", "gemma2", "gemma3", "gemma3_text")  # their norms scale by 1 + weight
 POSITIONS = ("embed_positions", "wpe")
@@ -29,6 +34,7 @@ SCALED_BRANCHES = (
     "gemma3_text",
 )  # their embeddings are sqrt(hidden_size) times as large
 EMBEDDINGS = ("embed", "wte", "wpe", "lm_head")
+NOISE, NUM_DRAWS = 1e-4, 4  # of routers' inputs; float32 sums in another order differ by 1e-5
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,24 @@ class HFModel:
         """Logits [len(tokens), vocab_size] of one pass."""
         logits = copy.deepcopy(self.model)(torch.tensor([tokens])).logits[0]
         return np.asarray(logits.float().numpy(), dtype=np.float32)
+
+    def has_close_choice(self, tokens: Sequence[int]) -> bool:
+        """Whether a router would choose other experts of slightly other inputs."""
+        generator = torch.Generator().manual_seed(0)
+        close = []
+
+        def check(router: torch.nn.Module, inputs: tuple[torch.Tensor], outputs: Any) -> None:
+            chosen = outputs[2].sort(dim=-1).values
+            noise = 1 + NOISE * torch.randn(NUM_DRAWS, *inputs[0].shape, generator=generator)
+            for drawn in inputs[0] * noise:
+                close.append(not torch.equal(chosen, router.forward(drawn)[2].sort(-1).values))
+
+        routers = [m for m in self.model.modules() if type(m).__name__.lower().endswith("router")]
+        handles = [router.register_forward_hook(check) for router in routers]
+        self.model(torch.tensor([tokens]))
+        for handle in handles:
+            handle.remove()
+        return any(close)
 
 
 @dataclass(frozen=True)
@@ -99,6 +123,11 @@ class HFSource:
         if self.case.spelling == 4:
             tensors = publish_tensors(config, load_file(folder / "model.safetensors"))
             save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        if self.case.mxfp4:
+            published["quantization_config"] = {"quant_method": "mxfp4"}
+            path.write_text(json.dumps(published, indent=2) + "\n")
+            tensors = in_mxfp4(load_file(folder / "model.safetensors"))
+            save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
     def load(self, folder: Path) -> HFModel:
         """The checkpoint in float32."""
@@ -107,6 +136,7 @@ class HFSource:
             dtype=torch.float32,
             attn_implementation=self.case.attention,
             output_loading_info=True,
+            **({"quantization_config": Mxfp4Config(dequantize=True)} if self.case.mxfp4 else {}),
         )
         assert not report["missing_keys"], report
         return HFModel(model.eval())
@@ -162,8 +192,10 @@ def randomize(model: torch.nn.Module, family: str, seed: int) -> None:
         elif "norm" in name or tensor.dim() == 1:
             values = 0.2 * values + norm_offset(name, family)
         else:
-            transposed = family == "gpt2" and ".h." in name
-            values *= matrix_scale(name, scales) / tensor.shape[not transposed] ** 0.5
+            transposed = (family == "gpt2" and ".h." in name) or (
+                family == "gpt_oss" and ".experts." in name
+            )
+            values *= matrix_scale(name, scales) / tensor.shape[-2 if transposed else -1] ** 0.5
         tensor.copy_(values)
 
 

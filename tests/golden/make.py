@@ -17,9 +17,9 @@ One folder per case: a tiny random checkpoint, and
 transformers writes and computes what it has a class for (families.py): on the CPU, in float32, with
 eager attention unless the case names another, from the files as written. Other families are
 computed in NumPy, in float64 (numpy_families.py), and compared with transformers in what it has
-(twins.py). Seeds are searched until no greedy step is close, so that another order of summation
-picks the same tokens; every case with special features also checks that its logits change without
-each of them.
+(twins.py). Seeds are searched until no greedy step is close, and no router's choice of experts, so
+that another order of summation picks the same tokens; every case with special features also checks
+that its logits change without each of them.
 
 demo_model.json holds the same for examples/demo_model and the prompts of examples/prompts.jsonl,
 tokenizer.json the ids of its tokenizer and chat templates as transformers renders them.
@@ -69,7 +69,7 @@ def last_logits(source: Source, folder: Path, tokens: list[int]) -> Iterator[Arr
 
 
 def attempt(source: Source, folder: Path, seed: int) -> dict[str, Any] | None:
-    """Write the checkpoint and goldens of one seed; None if a greedy choice is too close."""
+    """Write the checkpoint and goldens of one seed; None if a choice is too close."""
     source.write(folder, seed)
     model = source.load(folder)
     prompts = source.prompts(model.vocab_size, seed)
@@ -77,6 +77,8 @@ def attempt(source: Source, folder: Path, seed: int) -> dict[str, Any] | None:
     for prompt in prompts:
         greedy.append(model.generate(prompt, NUM_NEW_TOKENS))
         if greedy[-1].min_margin < MIN_MARGIN:
+            return None
+        if model.has_close_choice(prompt + greedy[-1].token_ids):
             return None
     distinct = np.mean([len(set(g.token_ids)) / NUM_NEW_TOKENS for g in greedy])
     if distinct < source.min_distinct:

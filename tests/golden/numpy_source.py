@@ -50,6 +50,10 @@ class NumpyModel:
         """Logits [len(tokens), vocab_size] of a prompt."""
         return self.run(tokens, len(tokens))
 
+    def has_close_choice(self, tokens: Sequence[int]) -> bool:
+        """No family here has experts."""
+        return False
+
     def generate(self, prompt: Sequence[int], num_new_tokens: int) -> Greedy:
         """The greedy continuation of a prompt."""
         tokens, logits = list(prompt), []

@@ -136,3 +136,24 @@ def publish_tensors(config: Mapping[str, Any], tensors: Tensors) -> Tensors:
             tensors[f"{attention}.bias"] = mask.clone()
             tensors[f"{attention}.masked_bias"] = torch.tensor(-1e4)
     return tensors
+
+
+def in_mxfp4(tensors: Tensors) -> Tensors:
+    """The tensors, experts' matrices [E, in, out] as gpt-oss's are published.
+
+    name_blocks [E, out, in / 32, 16], two e2m1 codes a byte, the lower bits first; name_scales
+    [E, out, in / 32], exponents of 2 plus 127. Source: OCP Microscaling Formats, 2023.
+    """
+    magnitudes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    made = {}
+    for name, tensor in tensors.items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            made[name] = tensor
+            continue
+        groups = tensor.float().transpose(1, 2).unflatten(2, (-1, 32))
+        exponents = groups.abs().amax(dim=-1).log2().floor() - 2  # 6 is 1.5 * 2^2
+        scaled = groups / torch.exp2(exponents).unsqueeze(-1)
+        codes = (scaled.abs().unsqueeze(-1) - magnitudes).abs().argmin(dim=-1) + 8 * (scaled < 0)
+        made[f"{name}_blocks"] = (codes[..., 0::2] + 16 * codes[..., 1::2]).to(torch.uint8)
+        made[f"{name}_scales"] = (exponents + 127).to(torch.uint8)
+    return made

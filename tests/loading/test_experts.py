@@ -1,0 +1,426 @@
+"""Experts in checkpoints: how tensors lie, are rounded, do not fit, or are refused by name."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from predict import LLM, EngineConfig
+from predict.config.quantization import QuantizationConfig
+from predict.device.place import to_float32
+from predict.errors import UserError
+from predict.loading.checkpoint import Checkpoint
+from predict.loading.layouts import compressed_tensors, layout_of, mxfp4
+from predict.loading.model import read_spec
+from predict.loading.platform import Platform
+from predict.loading.safetensors_writer import write
+from predict.loading.sources import CheckpointSource
+from predict.models import weight_names
+from predict.nn.weights import WeightPlan, plan_weights
+from predict.schemes import Quantized, scheme_of
+from tests.loading.test_layouts import awq_tensors, gptq_tensors, rounded, values_of
+from tests.support import tiny
+from tests.support.golden import GOLDEN, check_greedy, config
+from tests.support.schemes import logits_of, relative_error
+
+Tensors = dict[str, tuple[str, Any]]
+EXPERT = re.compile(r"(.*\.experts)\.([0-9]+)\.(.*)\.weight")
+
+
+def stored(folder: Path) -> Tensors:
+    """The tensors of a checkpoint by name, as `write` takes them."""
+    checkpoint = Checkpoint(folder)
+    return {name: (info.dtype, checkpoint.read(name)) for name, info in checkpoint.tensors.items()}
+
+
+def changed(case: str, folder: Path, tensors: Tensors | None = None, **changes: Any) -> Path:
+    """A copy of a golden checkpoint with other tensors, or other values in its config.json."""
+    shutil.copytree(GOLDEN / case, folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    if tensors is not None:
+        write(folder / "model.safetensors", tensors)
+    return folder
+
+
+def joined(tensors: Tensors) -> Tensors:
+    """One tensor for all experts of a layer, gate and up in one: transformers 5's in memory."""
+    made: Tensors = {}
+    experts: dict[str, dict[int, dict[str, Any]]] = {}
+    for name, (dtype, values) in tensors.items():
+        match = EXPERT.fullmatch(name.replace("block_sparse_moe", "mlp"))
+        if match is None:
+            made[name.replace("block_sparse_moe", "mlp")] = dtype, values
+            continue
+        linear = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}.get(match[3], match[3])
+        experts.setdefault(match[1], {}).setdefault(int(match[2]), {})[linear] = values
+    for prefix, of in experts.items():
+        each = [of[number] for number in range(len(of))]
+        both = [np.concatenate([one["gate_proj"], one["up_proj"]]) for one in each]
+        made[f"{prefix}.gate_up_proj"] = "BF16", np.stack(both)
+        made[f"{prefix}.down_proj"] = "BF16", np.stack([one["down_proj"] for one in each])
+    return made
+
+
+@pytest.mark.parametrize("case", ["mixtral_8x7b", "qwen2_moe_a2_7b", "qwen3_moe_30b", "olmoe_7b"])
+def test_experts_of_a_layer_may_be_one_tensor(case: str, tmp_path: Path) -> None:
+    folder = changed(case, tmp_path / "model", joined(stored(GOLDEN / case)))
+    check_greedy(LLM(config(folder, batch_size=3)), case)
+
+
+def test_qwens_of_paddlenlp_are_read(tmp_path: Path) -> None:
+    """Other names, and every matrix but the table the other way round."""
+    case = "qwen2_moe_a2_7b"
+    tensors = {
+        name.replace("model.", "qwen2_moe."): (
+            dtype,
+            np.ascontiguousarray(values.T) if "embed" not in name else values,
+        )
+        for name, (dtype, values) in stored(GOLDEN / case).items()
+    }
+    check_greedy(LLM(config(changed(case, tmp_path / "model", tensors), batch_size=3)), case)
+
+
+def test_layers_that_make_drafts_stay_unread(tmp_path: Path) -> None:
+    case = "glm4_moe_355b"
+    extra: Tensors = {
+        "model.layers.3.eh_proj.weight": ("F32", np.zeros((2, 2), np.float32)),
+        "model.layers.3.mlp.experts.12.up_proj.weight": ("F32", np.zeros((2, 2), np.float32)),
+    }
+    tensors = stored(GOLDEN / case) | extra
+    check_greedy(LLM(config(changed(case, tmp_path / "model", tensors), batch_size=3)), case)
+    with pytest.raises(UserError, match=r"num_hidden_layers is 3, .* those of 4 layers"):
+        LLM(config(changed(case, tmp_path / "none", tensors, num_nextn_predict_layers=0)))
+
+
+# Refused by name, before anything is read.
+
+
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        ("olmoe_7b", {"clip_qkv": 8.0}),
+        ("olmoe_7b", {"scoring_func": "tanh"}),
+        ("mixtral_8x7b", {"scoring_func": "sigmoid"}),
+        ("mixtral_8x7b", {"num_local_experts": 0}),
+        ("mixtral_8x7b", {"num_local_experts": 1000}),
+        ("mixtral_8x7b", {"hidden_act": "tanh"}),
+        ("qwen3_moe_30b", {"mlp_only_layers": [-1]}),
+        ("qwen3_moe_30b", {"num_experts_per_tok": "two"}),
+        ("glm4_moe_355b", {"scoring_func": "softmax"}),
+        ("glm4_moe_355b", {"routed_scaling_factor": -1}),
+        ("ernie4_5_moe_21b", {"use_bias": True}),
+        ("ernie4_5_moe_21b", {"moe_gate_act": "sigmoid"}),
+        ("ernie4_5_moe_21b", {"moe_norm_min": 0.5}),
+        ("gpt_oss_20b", {"hidden_act": "gelu"}),
+        ("gpt_oss_20b", {"swiglu_limit": 0}),
+        ("gpt_oss_20b", {"layer_types": ["full_attention"]}),
+    ],
+)
+def test_config_that_asks_for_what_the_family_does_not_do_is_refused(
+    case: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    (key,) = changes
+    with pytest.raises(UserError, match=f"'{key}' is "):
+        read_spec(changed(case, tmp_path / "model", **changes))
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "said"),
+    [
+        ("mixtral_8x7b", {"num_experts_per_tok": 6}, "6 experts cannot be chosen of the 5 in 1"),
+        ("glm4_moe_355b", {"n_group": 5}, "12 experts do not divide into 5 groups"),
+        ("glm4_moe_355b", {"topk_group": 5}, "5 groups of 4 cannot be chosen .allowed: 1 to 4"),
+        ("glm4_moe_355b", {"num_experts_per_tok": 7}, "7 experts cannot be chosen of the 6 in 2"),
+        ("glm4_moe_355b", {"n_group": 12, "topk_group": 4}, "groups of two experts and more"),
+    ],
+)
+def test_numbers_that_contradict_each_other_are_refused(
+    case: str, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=f"experts, of groups .* do not go together: .*{said}"):
+        read_spec(changed(case, tmp_path / "model", **changes))
+
+
+def test_another_number_of_experts_than_the_tensors_have_is_refused(tmp_path: Path) -> None:
+    said = r"number of experts is 7, and the tensors are those of 5; the two do not belong"
+    with pytest.raises(UserError, match=said):
+        LLM(config(changed("mixtral_8x7b", tmp_path / "one", num_local_experts=7)))
+    tensors = joined(stored(GOLDEN / "mixtral_8x7b"))
+    with pytest.raises(UserError, match=said):
+        LLM(config(changed("mixtral_8x7b", tmp_path / "all", tensors, num_local_experts=7)))
+
+
+def test_missing_experts_are_named(tmp_path: Path) -> None:
+    tensors = stored(GOLDEN / "mixtral_8x7b")
+    for name in [name for name in tensors if "layers.1" in name and "experts.3.w2" in name]:
+        del tensors[name]
+    said = r"1 missing: model\.layers\.1\.block_sparse_moe\.experts\.3\.w2\.weight"
+    with pytest.raises(UserError, match=said):
+        LLM(config(changed("mixtral_8x7b", tmp_path / "model", tensors)))
+
+
+def test_a_tensor_of_absurdly_many_experts_is_not_taken_apart(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    write(tmp_path / "model.safetensors", {name: ("F32", np.zeros((1 << 20, 0), np.float32))})
+    assert list(Checkpoint(tmp_path).tensors) == [name]
+
+
+# Quantized checkpoints.
+
+
+def quantized(
+    folder: Path,
+    write_linear: Callable[[str, Any], dict[str, Any]],
+    quantization: dict[str, Any],
+    case: str = "mixtral_8x7b",
+) -> Path:
+    """A golden checkpoint whose linears `write_linear` wrote: tensors, or dtypes and tensors."""
+    kinds = {"float32": "F32", "int32": "I32", "int8": "I8", "uint8": "U8", "int64": "I64"}
+    made: Tensors = {}
+    for name, (dtype, values) in stored(GOLDEN / case).items():
+        prefix = name.removesuffix(".weight")
+        if not (EXPERT.fullmatch(name) or prefix.endswith("_proj")):
+            made[name] = dtype, values
+            continue
+        for key, tensor in write_linear(prefix, to_float32(values)).items():
+            has_dtype = isinstance(tensor, tuple)
+            made[key] = tensor if has_dtype else (kinds[str(tensor.dtype)], tensor)
+    return changed(case, folder, made, quantization_config=quantization)
+
+
+def of_compressed_tensors(scheme: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    def write_linear(prefix: str, values: Any) -> dict[str, Any]:
+        weight = scheme_of(scheme).quantize(values, -1)
+        return compressed_tensors.linear_tensors(scheme, prefix, weight)
+
+    ignore = ["lm_head", r"re:.*block_sparse_moe\.gate$"]
+    return write_linear, compressed_tensors.config(scheme, group_size=-1, ignore=ignore)
+
+
+def of_fp8(prefix: str, values: Any) -> dict[str, Any]:
+    weight = scheme_of("a8w8_fp8").quantize(values, -1)
+    return {
+        f"{prefix}.weight": ("F8_E4M3", weight.codes),
+        f"{prefix}.weight_scale": ("F32", weight.scale[:, None]),
+    }
+
+
+FORMATS: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
+    "gptq": (
+        "weight_only_int4",
+        lambda prefix, values: gptq_tensors(prefix, rounded("weight_only_int4", values, -1), 4),
+        {"quant_method": "gptq", "bits": 4, "group_size": -1, "desc_act": False},
+    ),
+    "awq": (
+        "weight_only_int4",
+        lambda prefix, values: awq_tensors(prefix, rounded("weight_only_int4", values, -1)),
+        {"quant_method": "awq", "bits": 4, "group_size": -1},
+    ),
+    "fp8": ("a8w8_fp8", of_fp8, {"quant_method": "fbgemm_fp8"}),
+    **{
+        f"compressed-tensors {name}": (name, *of_compressed_tensors(name))
+        for name in ("weight_only_int8", "weight_only_int4", "a8w8", "a8w8_fp8", "w4a8")
+    },
+}
+
+
+@pytest.mark.parametrize("kind", list(FORMATS))
+def test_stored_experts_answer_as_those_that_are_rounded_while_read(
+    kind: str, tmp_path: Path
+) -> None:
+    """Every expert is rounded on its own: a scale of theirs depends on no other expert."""
+    scheme, write_linear, settings = FORMATS[kind]
+    folder = quantized(tmp_path / "stored", write_linear, settings)
+    wanted = logits_of(GOLDEN / "mixtral_8x7b", quant_type=scheme)
+    np.testing.assert_allclose(logits_of(folder), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_float8_experts_in_blocks_are_read(tmp_path: Path) -> None:
+    def write_linear(prefix: str, values: Any) -> dict[str, Any]:
+        weight = scheme_of("a8w8_fp8").quantize(values, 128)
+        return {
+            f"{prefix}.weight": ("F8_E4M3", weight.codes),
+            f"{prefix}.weight_scale_inv": ("F32", weight.scale),
+        }
+
+    settings = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    folder = quantized(tmp_path / "stored", write_linear, settings, "qwen3_moe_30b")
+    assert relative_error(logits_of(folder), logits_of(GOLDEN / "qwen3_moe_30b")) < 0.2
+
+
+def test_an_expert_that_calibration_never_reached_has_its_columns_in_order(tmp_path: Path) -> None:
+    """GPTQ sorts columns by what it saw; of an expert that saw nothing they stay as they are."""
+    generator = np.random.default_rng(0)
+    orders: dict[str, Any] = {}
+    dense = stored(GOLDEN / "mixtral_8x7b")
+
+    def write_linear(prefix: str, values: Any) -> dict[str, Any]:
+        if not prefix.endswith(("w1", "w3")):
+            return {f"{prefix}.weight": values}
+        size = values.shape[1]
+        perm = np.arange(size)
+        if "experts.1." not in prefix:  # w1 and w3 read one input, and are sorted alike
+            perm = orders.setdefault(prefix[:-1], generator.permutation(size))
+        weight, back = rounded("weight_only_int4", values[:, perm], 32), np.argsort(perm)
+        dense[f"{prefix}.weight"] = "F32", np.ascontiguousarray(values_of(weight)[:, back])
+        in_place = Quantized(weight.codes[:, back], weight.scale, weight.zero)
+        group_of = (back // 32).astype(np.int32)
+        return {**gptq_tensors(prefix, in_place, 4), f"{prefix}.g_idx": group_of}
+
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
+    folder = quantized(tmp_path / "stored", write_linear, settings)
+    wanted = logits_of(changed("mixtral_8x7b", tmp_path / "dense", dense))
+    np.testing.assert_allclose(logits_of(folder), wanted, rtol=1e-4, atol=1e-4)
+    settings["desc_act"] = False
+    with pytest.raises(UserError, match=r"experts\.1\.w1 has scales or an order of columns of"):
+        logits_of(
+            changed(
+                "mixtral_8x7b", tmp_path / "other", stored(folder), quantization_config=settings
+            )
+        )
+
+
+# Schemes of experts alone.
+
+
+def schemes_of(case: str, **settings: Any) -> tuple[set[str], set[str]]:
+    """Those of experts, and of the other linears of the layers."""
+    layout, plan = layout_and_plan(GOLDEN / case, **settings)
+    names: tuple[set[str], set[str]] = set(), set()
+    for linear in plan.linears():
+        names[not linear.is_expert].add(layout.scheme(linear))
+    return names
+
+
+def layout_and_plan(folder: Path, **settings: Any) -> tuple[Any, WeightPlan]:
+    spec, reader = read_spec(folder)
+    checkpoint = Checkpoint(folder)
+    plan = plan_weights(spec, weight_names(reader))
+    source = CheckpointSource(checkpoint)
+    asked = QuantizationConfig(**settings).settings
+    return layout_of(reader, checkpoint, source, asked, plan), plan
+
+
+@pytest.mark.parametrize(
+    ("settings", "experts", "others"),
+    [
+        ({"quant_type": "wint8"}, "weight_only_int8", "weight_only_int8"),
+        ({"quant_type": "a8w8_fp8_wint4"}, "weight_only_int4", "a8w8_fp8"),
+        ({"moe_quant_type": "wint4"}, "weight_only_int4", "dense"),
+        ({"moe_quant_type": "a8w8_fp8_wint4"}, "weight_only_int4", "dense"),
+        ({"quant_type": "a8w8", "moe_quant_type": "w8a16"}, "weight_only_int8", "a8w8"),
+    ],
+)
+def test_experts_may_have_a_scheme_of_their_own(
+    settings: dict[str, Any], experts: str, others: str
+) -> None:
+    assert schemes_of("qwen2_moe_a2_7b", **settings) == ({experts}, {others})
+
+
+def test_experts_in_4_bits_beside_float8_answer(tmp_path: Path) -> None:
+    folder = GOLDEN / "qwen2_moe_a2_7b"
+    dense = logits_of(folder)
+    got = logits_of(folder, quant_type="a8w8_fp8_wint4")
+    assert 0.001 < relative_error(got, dense) < 0.4
+    experts = logits_of(folder, moe_quant_type="weight_only_int8")
+    assert 0 < relative_error(experts, dense) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"quant_type": "a8w8_fp8_wint4"}, "experts are to be weight_only_int4, .* llama has none"),
+        ({"moe_quant_type": "wint8"}, "leave --moe_quant_type out"),
+        ({"moe_quant_type": "a8w8c8"}, "moe_quant_type a8w8c8 has a static cache"),
+    ],
+)
+def test_schemes_of_experts_that_cannot_be_are_refused(
+    settings: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=said):
+        LLM(EngineConfig(model_name_or_path=str(tiny.write(tmp_path)), max_length=64, **settings))
+
+
+def test_stored_experts_keep_their_scheme(tmp_path: Path) -> None:
+    _, write_linear, settings = FORMATS["gptq"]
+    folder = quantized(tmp_path / "stored", write_linear, settings)
+    with pytest.raises(UserError, match="--moe_quant_type asks for weight_only_int8; leave --moe"):
+        LLM(config(folder, moe_quant_type="wint8"))
+
+
+# MXFP4.
+
+
+def test_eight_bits_in_groups_of_32_hold_mxfp4_exactly() -> None:
+    folder = GOLDEN / "gpt_oss_mxfp4"
+    floats, plan = layout_and_plan(folder)
+    codes, _ = layout_and_plan(folder, quant_type="wint8", weightonly_group_size=32)
+    linears = [linear for linear in plan.linears() if linear.is_expert]
+    assert len(linears) == 2 * 7 * plan.spec.num_layers
+    for linear in linears:
+        wanted, weight = to_float32(floats.read(linear).codes), codes.read(linear)
+        np.testing.assert_array_equal(values_of(weight), wanted)
+    exact = logits_of(folder, moe_quant_type="wint8", weightonly_group_size=32)
+    np.testing.assert_allclose(exact, logits_of(folder), rtol=1e-5, atol=1e-5)
+
+
+def test_mxfp4_is_rounded_as_flags_ask() -> None:
+    folder = GOLDEN / "gpt_oss_mxfp4"
+    dense = logits_of(folder)
+    for settings in ({"quant_type": "wint8"}, {"quant_type": "a8w8_fp8_wint4"}):
+        assert 0 < relative_error(logits_of(folder, **settings), dense) < 0.4
+
+
+def test_mxfp4_scales_that_are_no_numbers_are_named(tmp_path: Path) -> None:
+    tensors = rejoined(stored(GOLDEN / "gpt_oss_mxfp4"))
+    name = "model.layers.1.mlp.experts.down_proj_scales"
+    tensors[name][1][3, 2, 1] = mxfp4.NO_NUMBER
+    folder = changed("gpt_oss_mxfp4", tmp_path / "model", tensors)
+    with pytest.raises(UserError, match=r"experts\.3\.down_proj\.scales hold 1 values that are no"):
+        LLM(config(folder))
+
+
+def rejoined(tensors: Tensors) -> Tensors:
+    """gpt-oss's tensors of all experts, of those that the reader shows one by one."""
+    endings = {"blocks": "_blocks", "scales": "_scales", "bias": "_bias", "weight": ""}
+    made: Tensors = {}
+    parts: dict[str, list[Any]] = {}
+    for name, (dtype, values) in tensors.items():
+        match = re.fullmatch(r"(.*experts)\.[0-9]+\.(\w+)\.(\w+)", name)
+        if match is None:
+            made[name] = dtype, values
+            continue
+        whole = f"{match[1]}.{match[2]}{endings[match[3]]}"
+        parts.setdefault(whole, []).append(values)
+        made[whole] = dtype, np.stack(parts[whole])
+    return made
+
+
+# Memory.
+
+
+def test_a_model_that_does_not_fit_says_which_quant_type_would(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Experts of 12 features beside 32: most of it are their weights, in 4 bytes each."""
+    folder = changed("qwen3_moe_30b", tmp_path / "model", num_experts=512)
+    (folder / "model.safetensors").unlink()
+    asked = {"load_format": "dummy", "max_length": 64}
+    monkeypatch.setattr(Platform, "free_bytes", lambda self: 3 << 20)
+    said = (
+        r"the weights do not fit: they take 4 MiB, .* it fits with --quant_type weight_only_int8 "
+        r".1 MiB of weights. or weight_only_int4 .0 MiB of weights."
+    )
+    with pytest.raises(UserError, match=said):
+        LLM(config(folder, **asked))
+    monkeypatch.setattr(Platform, "free_bytes", lambda self: 1 << 10)
+    with pytest.raises(UserError, match=r"do not fit: .*; no --quant_type makes it fit"):
+        LLM(config(folder, **asked))
