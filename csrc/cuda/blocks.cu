@@ -31,6 +31,9 @@ namespace {
 // cuBLASLt neither leaves sums of squares nor takes them.
 constexpr int64_t kRowsNormedAhead = 129;
 
+// Up to so many rows a router's logits are made beside the norm.
+constexpr int64_t kRowsRouted = 128;
+
 bool norms_ahead(int64_t rows) { return is_batch_invariant || rows >= kRowsNormedAhead; }
 
 // Sums of squares of a row, of so many rows in all.
@@ -264,6 +267,7 @@ struct BlocksScratch {
     most(sizes.tokens, rows);
     most(sizes.pairs, pairs);
     most(sizes.counts, sort_counts(pairs, router.num_experts));
+    product.count(SchemeId::kDense, e.dtype, rows, e.hidden_size, router.num_experts, false, false);
     product.count(block.gate_up, e.dtype, pairs, e.hidden_size, block.up_size(), folds, false,
                   router.num_experts);
     product.count(block.down, e.dtype, pairs, block.intermediate_size, e.hidden_size, false, false,
@@ -595,28 +599,35 @@ class Blocks {
     const ExpertBlock& block = e.block;
     const Router& router = block.router;
     const ExpertScratch& x = s_.experts;
+    const bool by_product = e.num_tokens > kRowsRouted && !is_batch_invariant;
     RouteParams route;
-    route.router = router;
     route.x = e.hidden;
     route.norm = block.norm;
     route.norm_weights = e.norm;
     route.normed = s_.normed;
     route.weight = e.router;
-    route.bias = e.router_bias;
     route.shared_gate = e.shared_gate;
-    route.logits = x.logits;
+    route.logits = by_product ? nullptr : x.logits;
     route.shared_gate_out = x.shared_gate;
     route.num_tokens = e.num_tokens;
     route.hidden_size = e.hidden_size;
     route.dtype = e.dtype;
+    route.num_experts = router.num_experts;
     Status status = cuda::route(route, launch_);
+    if (status.ok() && by_product) status = multiply_router(e);
     if (!status.ok()) return status;
     if (block.shared_size > 0) {
       status = run_shared(e);
       if (!status.ok()) return status;
     }
     ChooseAndSortParams sort;
-    sort.choose = {router, x.logits, e.correction, x.ids, x.shares, static_cast<int>(e.num_tokens)};
+    sort.choose = {router,
+                   x.logits,
+                   e.router_bias,
+                   e.correction,
+                   x.ids,
+                   x.shares,
+                   static_cast<int>(e.num_tokens)};
     sort.x = s_.normed;
     sort.sorted = x.sorted;
     sort.ends = x.ends;
@@ -672,6 +683,25 @@ class Blocks {
     down.group_ends_ready = true;  // gate_up came between
     const Status status = run_up(gate_up, block.activation, x.functions, e.dtype);
     return status.ok() ? cuda::run(down, e.dtype, e.dtype, s_.product, launch_) : status;
+  }
+
+  // s.normed -> s.experts.logits.
+  Status multiply_router(const ExpertBlockParams& e) {
+    TensorView weight;
+    weight.data = e.router;
+    weight.dtype = e.dtype;
+    weight.rank = 2;
+    weight.shape[0] = e.block.router.num_experts;
+    weight.shape[1] = e.hidden_size;
+    Product router;
+    router.name = "router";
+    router.weight = &weight;
+    router.x = s_.normed;
+    router.out = s_.experts.logits;
+    router.num_rows = e.num_tokens;
+    router.in_features = e.hidden_size;
+    router.out_features = e.block.router.num_experts;
+    return cuda::run(router, e.dtype, DType::kFloat32, s_.product, launch_);
   }
 
   // s.normed -> s.experts.shared.

@@ -60,6 +60,7 @@ __device__ __forceinline__ void choose(const ChooseArgs& a, int token, float* sc
   for (int i = 0; i < kPerLane; ++i) {
     const int e = lane + i * kWarp;
     value[i] = e < count ? __ldcg(logits + e) : -INFINITY;
+    if (a.bias != nullptr && e < count) value[i] += __ldg(a.bias + e);
     sound = sound && !isnan(value[i]);
     largest = fmaxf(largest, value[i]);
   }

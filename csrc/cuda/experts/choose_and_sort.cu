@@ -113,8 +113,19 @@ __device__ __forceinline__ void copy_row(const Args& a, int pair, int place) {
   char* to = a.sorted + place * a.row_bytes;
   if (lane == 0) a.places[pair] = place;
   if (a.row_bytes % 16 == 0) {
-    for (int64_t at = lane * 16; at < a.row_bytes; at += kWarp * 16) {
-      *reinterpret_cast<uint4*>(to + at) = __ldcg(reinterpret_cast<const uint4*>(from + at));
+    constexpr int kAtOnce = 8;  // loads on their way
+    for (int64_t start = lane * 16; start < a.row_bytes; start += kAtOnce * kWarp * 16) {
+      uint4 v[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int64_t at = start + i * kWarp * 16;
+        if (at < a.row_bytes) v[i] = __ldcg(reinterpret_cast<const uint4*>(from + at));
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int64_t at = start + i * kWarp * 16;
+        if (at < a.row_bytes) *reinterpret_cast<uint4*>(to + at) = v[i];
+      }
     }
   } else {
     for (int64_t at = lane * 2; at < a.row_bytes; at += kWarp * 2) {
@@ -185,6 +196,11 @@ int64_t sort_counts(int64_t num_pairs, int64_t num_experts) {
 
 Status choose_and_sort(const ChooseAndSortParams& p, const Launch& launch_on) {
   const Router& router = p.choose.router;
+  if (router.num_experts > kMaxExperts || router.top_k > kMaxChosen || router.num_groups > kWarp) {
+    return Status::error("choose_and_sort: at most " + std::to_string(kMaxExperts) + " experts, " +
+                         std::to_string(kMaxChosen) + " of them chosen, in " +
+                         std::to_string(kWarp) + " groups");
+  }
   const int64_t pairs = p.choose.num_tokens * router.top_k;
   if (pairs == 0) return {};
   const bool few = sort_counts(pairs, router.num_experts) == 0;

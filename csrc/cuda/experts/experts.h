@@ -10,22 +10,18 @@
 
 namespace regatta::cuda {
 
-// normed = norm(x); the router's logits of it; shared_gate_out = sigmoid(normed . shared_gate).
+// normed = norm(x); logits of the router, but for its bias; shared_gate_out = sigmoid(normed .
+// shared_gate).
 struct RouteParams {
-  Router router;
   const void* x = nullptr;  // [T, H]
   Norm norm;                // none: normed is x
   NormWeights norm_weights;
   void* normed = nullptr;             // [T, H]
   const void* weight = nullptr;       // [E, H] of dtype
-  const float* bias = nullptr;        // [E] or null
-  const float* correction = nullptr;  // [E] or null
   const void* shared_gate = nullptr;  // [H] or null
-  float* logits = nullptr;            // [T, E]: room for them
+  float* logits = nullptr;            // [T, E] or null: another product makes them
   float* shared_gate_out = nullptr;   // [T]
-  int32_t* ids = nullptr;             // [T, K]: the best first
-  float* shares = nullptr;            // [T, K]
-  int64_t num_tokens = 0, hidden_size = 0;
+  int64_t num_tokens = 0, hidden_size = 0, num_experts = 0;
   DType dtype = DType::kBFloat16;
 };
 Status route(const RouteParams& params, const Launch& launch);
@@ -35,6 +31,7 @@ Status route(const RouteParams& params, const Launch& launch);
 struct ChooseArgs {
   Router router;
   const float* logits = nullptr;      // [T, E]
+  const float* bias = nullptr;        // [E] of the logits, or null
   const float* correction = nullptr;  // [E] or null
   int32_t* ids = nullptr;             // [T, K]: the best first
   float* shares = nullptr;            // [T, K]

@@ -1,11 +1,12 @@
 // See experts.h: norm and router.
 //
 // Architectures: all; float32, bf16, fp16.
-// Algorithm: a warp owns an expert's row of the router's weight, while it goes over the tokens of
-// its block; it makes each token's norm from x itself, ahead of the product. A block more writes
-// the normed rows, and the logit of the shared expert's gate. Every sum's order is the row's alone.
-// Bound: the router's weight out of L2, T / kTokens times.
-// Source: own.
+// Algorithm: a warp owns an expert's row of the router's weight, times the norm's. 2,048 columns of
+// it stay in registers while the warp goes over the tokens of its block; each token's sum of
+// squares is made beside the product, and divides it in the end. A block more, or all of them where
+// no logits are wanted, writes the normed rows, a warp per token, and the logit of the shared
+// expert's gate. Every sum's order is the row's alone. Bound: the router's weight out of L2, once
+// for kTokens tokens. Source: own.
 #include <algorithm>
 #include <type_traits>
 
@@ -17,7 +18,8 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kTokens = 8;  // of a block, where there are so many
+constexpr int kUnits = 8;  // of 8 columns, that a lane holds at a time
+constexpr int kChunk = kUnits * kWarp * 8;
 
 template <class T>
 struct Args {
@@ -27,147 +29,214 @@ struct Args {
   float epsilon;
   bool layer, plus_one;
   const T* weight;
-  const float* bias;
   const T* shared_gate;
   T* normed;
   float* logits;
   float* shared_gate_out;
-  int num_tokens, hidden_size, num_experts, tokens_per_block;
+  int num_tokens, hidden_size, num_experts;
 };
 
-// value(i) of a row's columns, lane after lane, in units of 16 bytes where kVector.
-template <class T, bool kVector, class Body>
-__device__ __forceinline__ void for_columns(int width, Body&& body) {
-  constexpr int kUnit = kVector ? Vec16<T>::kSize : 1;
-  for (int i = threadIdx.x % kWarp * kUnit; i < width; i += kWarp * kUnit) body(i);
+// Eight columns of a row from `first` on, those past its end as 0. kVector: the row is whole units
+// of 16 bytes (or 32), aligned.
+template <bool kVector, class T>
+__device__ __forceinline__ void load_unit(const T* row, int first, int width, float (&to)[8]) {
+  if (kVector && sizeof(T) == 2) {
+    if (first < width) {
+      const Vec16<T> v = load16(row + first);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) to[i] = v.get(i);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) to[i] = 0.f;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      to[i] = first + i < width ? Traits<T>::to_float(row[first + i]) : 0.f;
+    }
+  }
 }
 
-template <class T, bool kVector>
-struct Columns {
-  static constexpr int kUnit = kVector ? Vec16<T>::kSize : 1;
-  float v[kUnit];
+template <bool kVector, class T>
+__device__ __forceinline__ void store_unit(T* row, int first, int width, const float (&from)[8]) {
+  if (kVector && sizeof(T) == 2) {
+    if (first >= width) return;
+    Vec16<T> v;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v.set(i, from[i]);
+    store16(row + first, v);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (first + i < width) row[first + i] = Traits<T>::from_float(from[i]);
+    }
+  }
+}
 
-  __device__ __forceinline__ void load(const T* from) {
-    if constexpr (kVector) {
-      const Vec16<T> x = load16(from);
+// unit(first column, its values) of a row, all loads of a chunk ahead of the first call.
+template <bool kVector, class T, class Unit>
+__device__ __forceinline__ void for_units(const T* row, int width, Unit&& unit) {
+  for (int c = threadIdx.x % kWarp * 8; c < width; c += kChunk) {
+    float v[kUnits][8];
 #pragma unroll
-      for (int e = 0; e < kUnit; ++e) v[e] = x.get(e);
-    } else {
-      v[0] = Traits<T>::to_float(*from);
-    }
-  }
-  __device__ __forceinline__ void store(T* to) const {
-    if constexpr (kVector) {
-      Vec16<T> x;
+    for (int u = 0; u < kUnits; ++u) load_unit<kVector>(row, c + u * kWarp * 8, width, v[u]);
 #pragma unroll
-      for (int e = 0; e < kUnit; ++e) x.set(e, v[e]);
-      store16(to, x);
-    } else {
-      *to = Traits<T>::from_float(v[0]);
-    }
+    for (int u = 0; u < kUnits; ++u) unit(c + u * kWarp * 8, v[u]);
   }
-};
+}
 
 // Mean and factor of a row's norm; every lane has them.
 template <class T, bool kVector>
 __device__ __forceinline__ void statistics(const Args<T>& a, const T* x, float* mean,
                                            float* factor) {
-  using Unit = Columns<T, kVector>;
   float sum = 0.f;
   *mean = 0.f;
   if (a.layer) {
-    for_columns<T, kVector>(a.hidden_size, [&](int i) {
-      Unit u;
-      u.load(x + i);
+    for_units<kVector>(x, a.hidden_size, [&](int, const float (&v)[8]) {
 #pragma unroll
-      for (int e = 0; e < Unit::kUnit; ++e) sum += u.v[e];
+      for (int i = 0; i < 8; ++i) sum += v[i];
     });
     *mean = warp_sum(sum) / a.hidden_size;
     sum = 0.f;
   }
-  for_columns<T, kVector>(a.hidden_size, [&](int i) {
-    Unit u;
-    u.load(x + i);
+  for_units<kVector>(x, a.hidden_size, [&](int first, const float (&v)[8]) {
 #pragma unroll
-    for (int e = 0; e < Unit::kUnit; ++e) {
-      const float d = u.v[e] - *mean;
+    for (int i = 0; i < 8; ++i) {
+      const float d = first + i < a.hidden_size ? v[i] - *mean : 0.f;
       sum = fmaf(d, d, sum);
     }
   });
   *factor = rsqrtf(warp_sum(sum) / a.hidden_size + a.epsilon);
 }
 
-// The columns of a normed row from i on, rounded as they leave.
-template <class T, bool kVector>
-__device__ __forceinline__ Columns<T, kVector> normed_columns(const Args<T>& a, const T* x, int i,
-                                                              float mean, float factor) {
-  using Unit = Columns<T, kVector>;
-  Unit u;
-  u.load(x + i);
-  if (a.norm_weight == nullptr) return u;
-  Unit weight, bias = {};
-  weight.load(a.norm_weight + i);
-  if (a.norm_bias != nullptr) bias.load(a.norm_bias + i);
+// factor of columns from `first` on: the norm's weight, or 1.
+template <bool kVector, class T>
+__device__ __forceinline__ void norm_unit(const Args<T>& a, int first, float (&to)[8]) {
+  if (a.norm_weight == nullptr) {
 #pragma unroll
-  for (int e = 0; e < Unit::kUnit; ++e) {
-    const float w = a.plus_one ? 1.f + weight.v[e] : weight.v[e];
-    const float y = fmaf((u.v[e] - mean) * factor, w, bias.v[e]);
-    u.v[e] = Traits<T>::to_float(Traits<T>::from_float(y));
+    for (int i = 0; i < 8; ++i) to[i] = 1.f;
+    return;
   }
-  return u;
+  load_unit<kVector>(a.norm_weight, first, a.hidden_size, to);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) to[i] += a.plus_one ? 1.f : 0.f;
+}
+
+// One token's normed row, and what its shared gate lets through. By a warp.
+template <class T, bool kVector>
+__device__ __forceinline__ void write_normed(const Args<T>& a, int token) {
+  const T* x = a.x + static_cast<int64_t>(token) * a.hidden_size;
+  T* to = a.normed + static_cast<int64_t>(token) * a.hidden_size;
+  float mean = 0.f, factor = 1.f, dot = 0.f;
+  if (a.norm_weight != nullptr) statistics<T, kVector>(a, x, &mean, &factor);
+  for_units<kVector>(x, a.hidden_size, [&](int first, const float (&v)[8]) {
+    float y[8], bias[8] = {};
+    norm_unit<kVector>(a, first, y);
+    if (a.norm_bias != nullptr) load_unit<kVector>(a.norm_bias, first, a.hidden_size, bias);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) y[i] = fmaf((v[i] - mean) * factor, y[i], bias[i]);
+    store_unit<kVector>(to, first, a.hidden_size, y);
+    if (a.shared_gate == nullptr) return;
+    float gate[8];
+    load_unit<kVector>(a.shared_gate, first, a.hidden_size, gate);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      dot = fmaf(Traits<T>::to_float(Traits<T>::from_float(y[i])), gate[i], dot);
+    }
+  });
+  if (a.shared_gate == nullptr) return;
+  dot = warp_sum(dot);
+  if (threadIdx.x % kWarp == 0) a.shared_gate_out[token] = 1.f / (1.f + __expf(-dot));
 }
 
 // grid: (E / kWarps + 1, tiles of tokens). The last block of a tile writes the normed rows.
-template <class T, bool kVector>
+template <class T, bool kVector, int kTokens>
 __global__ void __launch_bounds__(kThreads) route_kernel(const Args<T> a) {
-  using Unit = Columns<T, kVector>;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const bool writes = blockIdx.x == gridDim.x - 1;
   const int expert = blockIdx.x * kWarps + warp;
-  const int first = blockIdx.y * a.tokens_per_block;
-  const int last = min(first + a.tokens_per_block, a.num_tokens);
+  const int first = blockIdx.y * kTokens;
+  const int count = min(kTokens, a.num_tokens - first);
   pdl_trigger();
   pdl_wait();
-  if (writes) {
-    for (int t = first + warp; t < last; t += kWarps) {
-      const T* x = a.x + static_cast<int64_t>(t) * a.hidden_size;
-      T* to = a.normed + static_cast<int64_t>(t) * a.hidden_size;
-      float mean = 0.f, factor = 1.f, dot = 0.f;
-      if (a.norm_weight != nullptr) statistics<T, kVector>(a, x, &mean, &factor);
-      for_columns<T, kVector>(a.hidden_size, [&](int i) {
-        const Unit u = normed_columns<T, kVector>(a, x, i, mean, factor);
-        u.store(to + i);
-        if (a.shared_gate == nullptr) return;
-        Unit gate;
-        gate.load(a.shared_gate + i);
-#pragma unroll
-        for (int e = 0; e < Unit::kUnit; ++e) dot = fmaf(u.v[e], gate.v[e], dot);
-      });
-      if (a.shared_gate == nullptr) continue;
-      dot = warp_sum(dot);
-      if (lane == 0) a.shared_gate_out[t] = 1.f / (1.f + __expf(-dot));
-    }
+  if (blockIdx.x == gridDim.x - 1) {
+    for (int t = warp; t < count; t += kWarps) write_normed<T, kVector>(a, first + t);
     return;
   }
   if (expert >= a.num_experts) return;
   const T* weight = a.weight + static_cast<int64_t>(expert) * a.hidden_size;
-  for (int t = first; t < last; ++t) {
-    const T* x = a.x + static_cast<int64_t>(t) * a.hidden_size;
-    float mean = 0.f, factor = 1.f, dot = 0.f;
-    if (a.norm_weight != nullptr) statistics<T, kVector>(a, x, &mean, &factor);
-    for_columns<T, kVector>(a.hidden_size, [&](int i) {
-      const Unit u = normed_columns<T, kVector>(a, x, i, mean, factor);
-      Unit w;
-      w.load(weight + i);
+  // Of x times the norm's weight, of x itself, of its squares; and of the weight alone.
+  float dot[kTokens] = {}, sum[kTokens] = {}, square[kTokens] = {}, whole = 0.f, shift = 0.f;
+  for (int c = lane * 8; c < a.hidden_size; c += kChunk) {
+    float w[kUnits][8];
 #pragma unroll
-      for (int e = 0; e < Unit::kUnit; ++e) dot = fmaf(u.v[e], w.v[e], dot);
-    });
-    dot = warp_sum(dot);
-    if (lane == 0) {
-      if (a.bias != nullptr) dot += a.bias[expert];
-      a.logits[static_cast<int64_t>(t) * a.num_experts + expert] = dot;
+    for (int u = 0; u < kUnits; ++u) {
+      const int at = c + u * kWarp * 8;
+      float norm[8];
+      load_unit<kVector>(weight, at, a.hidden_size, w[u]);
+      norm_unit<kVector>(a, at, norm);
+      if (a.norm_bias != nullptr) {
+        float bias[8];
+        load_unit<kVector>(a.norm_bias, at, a.hidden_size, bias);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) shift = fmaf(w[u][i], bias[i], shift);
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        w[u][i] *= norm[i];
+        whole += w[u][i];
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      if (t >= count) break;
+      const T* x = a.x + static_cast<int64_t>(first + t) * a.hidden_size;
+      float v[kUnits][8];
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u)
+        load_unit<kVector>(x, c + u * kWarp * 8, a.hidden_size, v[u]);
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          dot[t] = fmaf(v[u][i], w[u][i], dot[t]);
+          square[t] = fmaf(v[u][i], v[u][i], square[t]);
+          if (a.layer) sum[t] += v[u][i];
+        }
+      }
     }
   }
+  if (a.layer) whole = warp_sum(whole);
+  if (a.norm_bias != nullptr) shift = warp_sum(shift);
+#pragma unroll
+  for (int t = 0; t < kTokens; ++t) {
+    if (t >= count) break;
+    float y = warp_sum(dot[t]);
+    if (a.norm_weight != nullptr) {
+      const float mean = a.layer ? warp_sum(sum[t]) / a.hidden_size : 0.f;
+      const float variance = warp_sum(square[t]) / a.hidden_size - mean * mean;
+      y = fmaf(y - mean * whole, rsqrtf(variance + a.epsilon), shift);
+    }
+    if (lane == 0) a.logits[static_cast<int64_t>(first + t) * a.num_experts + expert] = y;
+  }
+}
+
+template <class T, bool kVector, int kTokens>
+Status run_tokens(const Args<T>& a, const Launch& launch_on) {
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(ceil_div(a.num_experts, kWarps) + 1),
+                     static_cast<unsigned>(ceil_div(a.num_tokens, kTokens)));
+  config.block = dim3(kThreads);
+  config.stream = launch_on.stream;
+  config.pdl = launch_on.pdl;
+  return launch(route_kernel<T, kVector, kTokens>, config, "route", a);
+}
+
+template <class T, bool kVector>
+Status run_vector(const Args<T>& a, const Launch& launch_on) {
+  // Few tokens: as many blocks as keep all multiprocessors at work.
+  if (a.num_experts > 0 && a.num_tokens <= 8) return run_tokens<T, kVector, 1>(a, launch_on);
+  if (a.num_experts > 0 && a.num_tokens <= 64) return run_tokens<T, kVector, 4>(a, launch_on);
+  return run_tokens<T, kVector, 8>(a, launch_on);
 }
 
 template <class T>
@@ -182,37 +251,21 @@ Status run(const RouteParams& p, const Launch& launch_on) {
   a.layer = p.norm.kind == NormKind::kLayer;
   a.plus_one = p.norm.plus_one;
   a.weight = static_cast<const T*>(p.weight);
-  a.bias = p.bias;
   a.shared_gate = static_cast<const T*>(p.shared_gate);
   a.normed = static_cast<T*>(p.normed);
   a.logits = p.logits;
   a.shared_gate_out = p.shared_gate_out;
   a.num_tokens = static_cast<int>(p.num_tokens);
   a.hidden_size = static_cast<int>(p.hidden_size);
-  a.num_experts = static_cast<int>(p.router.num_experts);
-  // Few tokens: one in each block, so that all multiprocessors are at work.
-  a.tokens_per_block = p.num_tokens <= 16 ? 1 : kTokens;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(p.router.num_experts, int64_t{kWarps}) + 1),
-                     static_cast<unsigned>(ceil_div(p.num_tokens, int64_t{a.tokens_per_block})));
-  config.block = dim3(kThreads);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  const bool vector = p.hidden_size % Vec16<T>::kSize == 0;
-  return vector ? launch(route_kernel<T, true>, config, "route", a)
-                : launch(route_kernel<T, false>, config, "route", a);
+  a.num_experts = p.logits == nullptr ? 0 : static_cast<int>(p.num_experts);
+  return p.hidden_size % 8 == 0 ? run_vector<T, true>(a, launch_on)
+                                : run_vector<T, false>(a, launch_on);
 }
 
 }  // namespace
 
 Status route(const RouteParams& p, const Launch& launch_on) {
   if (p.num_tokens == 0) return {};
-  if (p.router.num_experts > kMaxExperts || p.router.top_k > kMaxChosen ||
-      p.router.num_groups > kWarp) {
-    return Status::error("route: at most " + std::to_string(kMaxExperts) + " experts, " +
-                         std::to_string(kMaxChosen) + " of them chosen, in " +
-                         std::to_string(kWarp) + " groups");
-  }
   return dispatch_dtype(p.dtype, "route", [&](auto* t) {
     return run<std::remove_pointer_t<decltype(t)>>(p, launch_on);
   });

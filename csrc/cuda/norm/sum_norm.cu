@@ -85,32 +85,56 @@ struct Piece {
 };
 
 // Eight values of what experts made of row blockIdx.x.
-template <class T, class Piece>
-__device__ __forceinline__ void load_parts(const Args<T>& a, const Piece& piece, float (&y)[8]) {
+template <class T, bool kWhole>
+__device__ __forceinline__ void load_parts(const Args<T>& a, const Piece<T, kWhole>& piece,
+                                           float (&y)[8]) {
   const Parts<T>& p = a.parts;
   const int64_t row = blockIdx.x;
 #pragma unroll
   for (int i = 0; i < 8; ++i) y[i] = 0.f;
-  const auto add = [&](const T* from, float times) {
-    float x[8];
-    piece.load(from, x);
+  const auto add = [&](const float (&x)[8], float times) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) y[i] = fmaf(times, x[i], y[i]);
   };
-#pragma unroll 4
-  for (int j = 0; j < p.top_k; ++j) {
-    const int64_t at = row * p.top_k + j;
-    add(a.made + static_cast<int64_t>(p.places[at]) * a.width, p.shares[at]);
+  const auto round = [&] {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) y[i] = Traits<T>::to_float(Traits<T>::from_float(y[i]));
+  };
+  const auto part = [&](int64_t place) { return a.made + place * a.width; };
+  float x[8];
+  if constexpr (kWhole && sizeof(T) == 2) {
+    // Several rows are on their way at once.
+    constexpr int kAtOnce = 4;
+    for (int first = 0; first < p.top_k; first += kAtOnce) {
+      Vec16<T> rows[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int64_t at = row * p.top_k + min(first + j, p.top_k - 1);
+        rows[j] = load16(part(p.places[at]) + piece.first);
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (first + j >= p.top_k) break;
+        const float share = p.shares[row * p.top_k + first + j];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) y[i] = fmaf(share, rows[j].get(i), y[i]);
+      }
+    }
+  } else {
+    for (int j = 0; j < p.top_k; ++j) {
+      const int64_t at = row * p.top_k + j;
+      piece.load(part(p.places[at]), x);
+      add(x, p.shares[at]);
+    }
   }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) y[i] = Traits<T>::to_float(Traits<T>::from_float(y[i]));
+  round();
   if (p.shared == nullptr) return;
-  add(p.shared + row * a.width, p.shared_gate == nullptr ? 1.f : p.shared_gate[row]);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) y[i] = Traits<T>::to_float(Traits<T>::from_float(y[i]));
+  piece.load(p.shared + row * a.width, x);
+  add(x, p.shared_gate == nullptr ? 1.f : p.shared_gate[row]);
+  round();
 }
 
-template <class T, bool kWhole>
+template <class T, bool kWhole, bool kParts>
 __global__ void __launch_bounds__(1024) sum_norm_kernel(const Args<T> a) {
   extern __shared__ float row[];
   __shared__ float sums[32], more_sums[32];
@@ -178,7 +202,7 @@ __global__ void __launch_bounds__(1024) sum_norm_kernel(const Args<T> a) {
   };
   each([&](auto piece) {
     float y[8];
-    if (a.parts.places != nullptr) {
+    if constexpr (kParts) {
       load_parts(a, piece, y);
     } else {
       piece.load(a.made + at, y);
@@ -210,7 +234,7 @@ __global__ void __launch_bounds__(1024) sum_norm_kernel(const Args<T> a) {
 
 // Rows of up to 1024 units of 16 bytes: one unit a thread, in registers; weights come ahead of the
 // wait for the launch before, and all that it made at once.
-template <class T>
+template <class T, bool kParts>
 __global__ void __launch_bounds__(1024) sum_norm_unit_kernel(const Args<T> a) {
   __shared__ float sums[4][32];
   const int first = static_cast<int>(threadIdx.x) * 8;
@@ -229,7 +253,7 @@ __global__ void __launch_bounds__(1024) sum_norm_unit_kernel(const Args<T> a) {
   pdl_wait();
   if (inside) source = load16(a.source + at);
   float y[8];
-  if (a.parts.places != nullptr) {
+  if constexpr (kParts) {
     if (inside) load_parts(a, Piece<T, true>{first, 8}, y);
   } else {
     if (inside) made = load16(a.made + at);
@@ -303,12 +327,16 @@ Status sum_norm(const SumNormParams& p, const Launch& launch_on) {
         std::min<int64_t>(1024, round_up(ceil_div(p.width, int64_t{8}), int64_t{32}))));
     config.stream = launch_on.stream;
     config.pdl = launch_on.pdl;
+    const bool parts = p.parts.places != nullptr;
     if constexpr (sizeof(T) == 2) {
       if (p.width % 8 == 0 && p.width <= 8 * 1024) {
-        return launch(sum_norm_unit_kernel<T>, config, "sum_norm", a);
+        auto* const unit = parts ? sum_norm_unit_kernel<T, true> : sum_norm_unit_kernel<T, false>;
+        return launch(unit, config, "sum_norm", a);
       }
     }
-    auto* const kernel = p.width % 8 == 0 ? sum_norm_kernel<T, true> : sum_norm_kernel<T, false>;
+    auto* const whole = parts ? sum_norm_kernel<T, true, true> : sum_norm_kernel<T, true, false>;
+    auto* const any = parts ? sum_norm_kernel<T, false, true> : sum_norm_kernel<T, false, false>;
+    auto* const kernel = p.width % 8 == 0 ? whole : any;
     config.shared_bytes = static_cast<size_t>(p.width * 4);
     return launch(kernel, config, "sum_norm", a);
   });
