@@ -143,15 +143,6 @@ CASES = [
     Case((90,), "operands=dense dtype=float32 in=2048 out=1536 groups=8", {8: GENERIC}),
     Case(EVERY, f"{DENSE} {EXPERTS} residual", {8: ""}),
     Case(EVERY, f"{DENSE} in=2048 out=1536 groups=513", {8: ""}),
-    Case((90,), f"{PACKED4} {EXPERTS}", {1: PACKED_VECTOR, 512: PACKED_VECTOR, 513: PACKED_SMALL}),
-    Case((90,), f"{PACKED4} in=2056 out=1536 groups=128", {8: PACKED_SMALL}),
-    Case(
-        (90,),
-        f"{PACKED8} {EXPERTS} gated batch_invariant",
-        {8: PACKED_SMALL, 65536: PACKED_SMALL},
-    ),
-    Case((90,), f"{W4A8} {EXPERTS} gated", {8: PACKED_VECTOR, 65536: PACKED_SMALL}),
-    Case(BEFORE_HOPPER, f"{PACKED4} {EXPERTS}", {8: "", 65536: ""}),
     # Packed weights.
     Case(
         (90,),
@@ -189,6 +180,30 @@ CASES = [
     Case((75,), f"operands=weight_int4 blas matrix {QKV}", {1: "", 8000: ""}),  # bfloat16
     Case(BEFORE_HOPPER, f"{PACKED_GROUPS} {QKV}", {1: "", 8000: ""}),
     Case(BEFORE_HOPPER, f"{W4A8} {QKV}", {1: "", 8000: ""}),
+    # Packed weights of groups of rows.
+    Case(
+        (90,),
+        f"{PACKED4} {EXPERTS}",
+        {
+            1: PACKED_VECTOR,
+            512: PACKED_VECTOR,
+            513: PACKED_SMALL,
+            6144: PACKED_SMALL,
+            6145: PACKED_LARGE,
+        },
+    ),
+    Case((90,), f"{PACKED4} in=2056 out=1536 groups=128", {8: PACKED_SMALL}),
+    Case(
+        (90,),
+        f"{PACKED8} {EXPERTS} gated batch_invariant",
+        {8: PACKED_SMALL, 65536: PACKED_SMALL},
+    ),
+    Case(
+        (90,),
+        f"{W4A8} {EXPERTS} gated",
+        {8: PACKED_VECTOR, 8192: PACKED_SMALL, 65536: PACKED_SMALL},
+    ),
+    Case(BEFORE_HOPPER, f"{PACKED4} {EXPERTS}", {8: "", 65536: ""}),
 ]
 
 

@@ -475,6 +475,8 @@ constexpr GemmCandidate kCandidates[] = {
      by_problem<gemm_packed_sm90_refuses>, true},
     {"packed", kPacked, K::kVectorPacked, 90, 90, 1, 4, kHopperShared,
      by_problem<gemv_packed_sm90_refuses>, false, false, true},
+    {"packed", kPacked, K::kLargePacked, 90, 90, 49, kAny, kHopperShared,
+     by_problem<gemm_packed_tiles_sm90_refuses>, false, false, true},
     {"packed", kPacked, K::kSmallPacked, 90, 90, 1, kAny, kHopperShared,
      by_problem<gemm_packed_sm90_refuses>, true, false, true},
     {"matrix", kPacked, K::kMatrix, 75, 88, 512, kAny, kStaticShared, refuses_matrix<false>},

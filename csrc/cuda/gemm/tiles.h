@@ -140,20 +140,35 @@ constexpr int kMaxShared = 160;  // multiprocessors that share tiles out
 struct PackedTileCost {
   int rows, tokens;
   double unit;
-  bool gated;  // products may be
+  bool gated;            // products may be
+  bool grouped = false;  // rows may have groups with a weight each
 };
 constexpr PackedTileCost kPackedTiles[] = {
-    {256, 128, 1.30, true},  {192, 192, 1.44, false}, {192, 128, 1.00, false},
-    {128, 256, 1.25, false}, {128, 224, 1.09, false}, {128, 192, .95, false},
-    {128, 160, .79, false},  {128, 128, .66, false},  {128, 64, .51, false}};
+    {256, 128, 1.30, true, true}, {192, 192, 1.44, false},      {192, 128, 1.00, false},
+    {128, 256, 1.25, false},      {128, 224, 1.09, false},      {128, 192, .95, false},
+    {128, 160, .79, false},       {128, 128, .66, false, true}, {128, 64, .51, false, true}};
 
 // Likewise, of the exchange of sums among 1, 2, 4 and 8 shares, and what a tile costs beside its
 // units.
 constexpr double kPackedExchange[] = {0., 5., 7., 10.};
 constexpr double kPackedTile = 2.;
 
+// The same of groups, whose tiles only the device knows: groups alike, half of a group's last tile
+// in use. Last waves are not shared out.
+inline PackedTiles packed_group_tiles_of(const GemmProblem& p, const PackedTileCost& shape,
+                                         int num_multiprocessors) {
+  const double mean = static_cast<double>(p.num_rows) / static_cast<double>(p.num_groups);
+  const double tiles = static_cast<double>(ceil_div(p.out_features, shape.rows) * p.num_groups) *
+                       std::max(1., mean / shape.tokens + .5);
+  const double units = static_cast<double>(packed_units(p.in_features));
+  PackedTiles chosen = {shape.rows, shape.tokens};
+  chosen.cost = std::max(1., tiles / num_multiprocessors + .5) * (units * shape.unit + kPackedTile);
+  return chosen;
+}
+
 inline PackedTiles packed_tiles_of(const GemmProblem& p, const PackedTileCost& shape,
                                    int num_multiprocessors) {
+  if (p.num_groups > 0) return packed_group_tiles_of(p, shape, num_multiprocessors);
   const int64_t units = packed_units(p.in_features), blocks = num_multiprocessors;
   const int64_t tiles = ceil_div(p.out_features, shape.rows) * ceil_div(p.num_rows, shape.tokens);
   const int64_t tail = tiles % blocks, room = std::min<int64_t>(blocks, kMaxShared);
@@ -175,7 +190,7 @@ inline PackedTiles packed_tiles_of(const GemmProblem& p, const PackedTileCost& s
 inline PackedTiles choose_packed_tiles(const GemmProblem& p, int num_multiprocessors) {
   PackedTiles best;
   for (const PackedTileCost& shape : kPackedTiles) {
-    if (p.gated && !shape.gated) continue;
+    if ((p.gated && !shape.gated) || (p.num_groups > 0 && !shape.grouped)) continue;
     const PackedTiles tiles = packed_tiles_of(p, shape, num_multiprocessors);
     if (best.rows == 0 || tiles.cost < best.cost) best = tiles;
   }

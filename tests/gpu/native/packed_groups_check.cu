@@ -119,6 +119,7 @@ struct Way {
   bool forced = true;  // else: gemm()'s own choice, which `kernel` is
   GemmTile tile;       // of kSmallPacked
   GemvTile gemv;       // of kVectorPacked
+  PackedTiles tiles;   // of kLargePacked
   bool chosen_tile = false;
   bool ready = false, twice = false;
 
@@ -152,6 +153,8 @@ struct Way {
     if (kernel == GemmKernel::kVectorPacked) {
       snprintf(text, sizeof(text), " tile of %d, %d KB, trigger %d", gemv.tokens, gemv.kilobytes,
                gemv.trigger);
+    } else if (kernel == GemmKernel::kLargePacked) {
+      snprintf(text, sizeof(text), " tiles of %d x %d", tiles.rows, tiles.tokens);
     } else {
       snprintf(text, sizeof(text), " tile of %d stages %d split %d trigger %d", tile.tokens,
                tile.stages, tile.split, tile.trigger);
@@ -164,6 +167,10 @@ struct Way {
     if (kernel == GemmKernel::kVectorPacked) {
       return chosen_tile ? gemv_packed_sm90(p, nullptr) : gemv_packed_sm90(p, gemv, nullptr);
     }
+    if (kernel == GemmKernel::kLargePacked) {
+      return chosen_tile ? gemm_packed_tiles_sm90(p, nullptr)
+                         : gemm_packed_tiles_sm90(p, tiles, nullptr);
+    }
     return chosen_tile ? gemm_packed_sm90(p, nullptr) : gemm_packed_sm90(p, tile, nullptr);
   }
 };
@@ -171,12 +178,19 @@ struct Way {
 Way random_way(const GemmParams& p, Random& random) {
   constexpr int kTokens[] = {16, 32, 64, 128};
   Way way;
-  way.kernel = random.below(2) && gemv_packed_sm90_refuses(p) == nullptr ? GemmKernel::kVectorPacked
-                                                                         : GemmKernel::kSmallPacked;
+  std::vector<GemmKernel> kernels = {GemmKernel::kSmallPacked};
+  if (gemv_packed_sm90_refuses(p) == nullptr) kernels.push_back(GemmKernel::kVectorPacked);
+  if (gemm_packed_tiles_sm90_refuses(p) == nullptr) kernels.push_back(GemmKernel::kLargePacked);
+  way.kernel = kernels[random.below(static_cast<int>(kernels.size()))];
   way.tile = {kTokens[random.below(4)], kSmallPackedRows, 2 + random.below(3), 1 + random.below(8),
               random.below(6) - 1};
   constexpr int kVectorTokens[] = {1, 4, 8};
   way.gemv = {1, 60 + random.below(150), random.below(8), kVectorTokens[random.below(3)]};
+  std::vector<PackedTiles> shapes;
+  for (const PackedTileCost& shape : kPackedTiles) {
+    if (shape.grouped && (shape.gated || !p.gated)) shapes.push_back({shape.rows, shape.tokens});
+  }
+  way.tiles = shapes[random.below(static_cast<int>(shapes.size()))];
   way.forced = random.below(4) != 0;
   way.chosen_tile = way.forced && random.below(3) == 0;
   way.ready = random.below(2);

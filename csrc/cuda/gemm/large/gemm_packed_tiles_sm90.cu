@@ -16,6 +16,9 @@
 //      ahead.
 //   4. Outputs pass through shared memory, a swizzled tile of 64 features per warpgroup, transposed
 //      by stmatrix, so that rows are read and written 16 bytes at a time.
+//   5. Of groups of rows with a weight each, a block finds its tiles in a table of where each
+//      group's tiles and rows end, which it makes first. Last waves, whose tiles only the device
+//      knows, are not shared out.
 // Source: own; CUTLASS's mixed-input products and Machete have the same main loop, Stream-K shares
 // out last waves.
 //
@@ -30,6 +33,7 @@
 
 #include "cuda/gemm/gemm_epilogue.cuh"
 #include "cuda/gemm/gemm_tensor_map.cuh"
+#include "cuda/gemm/groups.cuh"
 #include "cuda/gemm/packed_weight.cuh"
 #include "cuda/gemm/select.h"
 #include "cuda/hopper.cuh"
@@ -45,8 +49,13 @@ constexpr int kMaxStages = 8;
 constexpr int kHeadBytes = 256;
 constexpr int kOrder = 1024;  // tokens that are worked on together
 
+// Of groups of rows, in shared memory.
+struct GroupTable {
+  int row_ends[kMaxGroups], tile_ends[kMaxGroups];
+};
+
 // A block's tile of kRows rows of weight and kTokens tokens.
-template <class F, int kRows, int kTokens, bool kGated>
+template <class F, int kRows, int kTokens, bool kGated, bool kGrouped>
 struct Shape {
   static constexpr int kHalves = kTokens > 192 ? 1 : 2;         // of a unit, in a stage
   static constexpr int kTokenBytes = kTokens * 128;             // of a half
@@ -69,14 +78,16 @@ struct Shape {
   // else where a warpgroup's weights of the last one were.
   static constexpr int kOutTokens = kTokens % 64 == 0 ? 64 : kTokens / 2;
   static constexpr int kOutBytes = kOutTokens * kTileRows * 2;  // of a warpgroup
-  static constexpr int kStageSpace = 226 * 1024 - kHeadBytes;
+  static constexpr int kTableBytes = kGrouped ? sizeof(GroupTable) : 0;
+  static constexpr int kStageSpace = 226 * 1024 - kHeadBytes - kTableBytes;
   static constexpr bool kOutBeside = (kStageSpace - kGroups * kOutBytes) / kStageBytes >= 3;
   static_assert(kOutBeside || kOutBytes <= kTileRows / kUnitRows * kCodeBytes);
   static constexpr int kOutsBytes = kOutBeside ? kGroups * kOutBytes : 0;
   static constexpr int kStages = std::min(kMaxStages, (kStageSpace - kOutsBytes) / kStageBytes);
   // Two ahead, a stage is waited for before the one in front of it is given back.
   static_assert(kStages > kAhead);
-  static constexpr int kSharedBytes = 1024 + kStages * kStageBytes + kOutsBytes + kHeadBytes;
+  static constexpr int kSharedBytes =
+      1024 + kStages * kStageBytes + kOutsBytes + kHeadBytes + kTableBytes;
 };
 
 struct KernelParams {
@@ -86,21 +97,73 @@ struct KernelParams {
   int num_whole, num_items;  // tiles; behind the whole ones, shares of tiles
   int share_bits;            // of such a tile, a power of two of shares
   int share_units;           // units of each but the last
+  Groups groups;
 };
 
 struct Tile {
   int token0, row0;  // row0: of the output
+  int end;           // of the tokens that are written
+  int group;
 };
+
+// Tile `index` of token_blocks tiles of tokens from token0 to `end`.
+template <int kOutRows, int kTokens>
+__device__ __forceinline__ Tile tile_at(int row_blocks, int token_blocks, int index, int token0,
+                                        int end, int group) {
+  constexpr int kTogether = kOrder / kTokens;
+  const int first = index / (kTogether * row_blocks) * kTogether;
+  const int order = min(kTogether, token_blocks - first);
+  const int within = index - first * row_blocks;
+  return {token0 + (first + within % order) * kTokens, within / order * kOutRows, end, group};
+}
 
 template <int kOutRows, int kTokens>
 __device__ __forceinline__ Tile tile_of(const KernelParams& p, int item) {
-  constexpr int kTogether = kOrder / kTokens;
   const int behind = item - p.num_whole;
   const int index = behind < 0 ? item : p.num_whole + (behind >> p.share_bits);
-  const int first = index / (kTogether * p.row_blocks) * kTogether;
-  const int order = min(kTogether, p.token_blocks - first);
-  const int within = index - first * p.row_blocks;
-  return {(first + within % order) * kTokens, within / order * kOutRows};
+  return tile_at<kOutRows, kTokens>(p.row_blocks, p.token_blocks, index, 0, p.num_rows, 0);
+}
+
+// The same of groups, by a whole warp.
+template <int kOutRows, int kTokens>
+__device__ __forceinline__ Tile tile_of(const KernelParams& p, const GroupTable& table, int item) {
+  const int lane = threadIdx.x % kWarp;
+  int group = 0;  // as many end ahead of the item
+  for (int g = 0; g < p.groups.count; g += kWarp) {
+    const bool ends = g + lane < p.groups.count && table.tile_ends[g + lane] * p.row_blocks <= item;
+    group += __popc(__ballot_sync(~0u, ends));
+  }
+  const int first_tile = group == 0 ? 0 : table.tile_ends[group - 1];
+  const int first_row = group == 0 ? 0 : table.row_ends[group - 1];
+  return tile_at<kOutRows, kTokens>(p.row_blocks, table.tile_ends[group] - first_tile,
+                                    item - first_tile * p.row_blocks, first_row,
+                                    table.row_ends[group], group);
+}
+
+// Makes the table of tiles of kTokens rows, by a whole block.
+template <int kTokens>
+__device__ __forceinline__ void make_table(const Groups& groups, GroupTable* table) {
+  for (int g = threadIdx.x; g < groups.count; g += blockDim.x) {
+    table->row_ends[g] = __ldcg(groups.ends + g);
+  }
+  __syncthreads();
+  if (threadIdx.x >= kWarp) return;
+  int before = 0;
+  for (int first = 0; first < groups.count; first += kWarp) {
+    const int g = first + static_cast<int>(threadIdx.x);
+    int tiles = 0;
+    if (g < groups.count) {
+      const int begin = g == 0 ? 0 : table->row_ends[g - 1];
+      tiles = (table->row_ends[g] - begin + kTokens - 1) / kTokens;
+    }
+#pragma unroll
+    for (int o = 1; o < kWarp; o *= 2) {
+      const int other = __shfl_up_sync(~0u, tiles, o);
+      if (threadIdx.x >= o) tiles += other;
+    }
+    if (g < groups.count) table->tile_ends[g] = before + tiles;
+    before += __shfl_sync(~0u, tiles, kWarp - 1);
+  }
 }
 
 // The part of k that an item is. Without divisions the compiler knows that a warp's threads agree,
@@ -190,7 +253,7 @@ __device__ __forceinline__ char* out_chunk(char* out, int t, int chunk) {
 // holds.
 template <class T, int kTokens, int kPart, class Value>
 __device__ __forceinline__ void write_tile(const Epilogue& p, char* out, int group, int n0,
-                                           int width, int token0, int num_rows, int begin, int end,
+                                           int width, int token0, int end_token, int begin, int end,
                                            const Value& value) {
   constexpr int kCount = kPart / 16, kParts = kTokens / kPart;
   // What follows from it is not to be made, and kept in registers, ahead of the products.
@@ -198,7 +261,7 @@ __device__ __forceinline__ void write_tile(const Epilogue& p, char* out, int gro
   asm volatile("" : "+r"(thread));
   const int warp = thread / kWarp, lane = thread % kWarp;
   const int row = thread / 8, chunk = thread % 8, n = n0 + chunk * 8;
-  const int count = n < width ? num_rows - token0 - row : 0;  // tokens from this thread's first on
+  const int count = n < width ? end_token - token0 - row : 0;  // tokens from this thread's first on
   const int64_t first = static_cast<int64_t>(token0 + row) * width + n;
   const auto place = [&](int t) { return first + static_cast<int64_t>(t) * width; };
   const T* residual = static_cast<const T*>(p.residual);
@@ -274,13 +337,13 @@ __device__ __forceinline__ float gated_value(float gate, float up) {
   return __fdividef(gate, 1.f + __expf(-gate)) * up;
 }
 
-template <class T, class F, int kRows, int kTokens, bool kGated>
-__global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
+template <class T, class F, int kRows, int kTokens, bool kGated, bool kGrouped>
+__global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated, kGrouped>::kThreads, 1)
     gemm_packed_tiles_kernel(const __grid_constant__ CUtensorMap token_map,
                              const __grid_constant__ CUtensorMap weight_map,
                              const __grid_constant__ CUtensorMap scale_map, const KernelParams p) {
 #ifdef REGATTA_SM90A
-  using S = Shape<F, kRows, kTokens, kGated>;
+  using S = Shape<F, kRows, kTokens, kGated, kGrouped>;
   constexpr int kTokenBytes = S::kTokenBytes;
   constexpr int kOutRows = kGated ? kRows / 2 : kRows;
   constexpr int kMultiply = S::kGroups * kGroup;  // threads
@@ -290,11 +353,24 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
   char* outs = stages + S::kStages * S::kStageBytes;
   uint64_t* full = reinterpret_cast<uint64_t*>(outs + S::kOutsBytes);
   uint64_t* empty = full + kMaxStages;
+  GroupTable& table =
+      *reinterpret_cast<GroupTable*>(reinterpret_cast<char*>(full) + kHeadBytes);  // of groups
 
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
-  const auto tile_at = [&](int item) { return tile_of<kOutRows, kTokens>(p, item); };
+  const auto tile_at = [&](int item) {
+    if constexpr (kGrouped) {
+      return tile_of<kOutRows, kTokens>(p, table, item);
+    } else {
+      return tile_of<kOutRows, kTokens>(p, item);
+    }
+  };
+  const auto part_at = [&](int item) {
+    return kGrouped ? Part{0, p.num_units, -1} : part_of(p, item);
+  };
+  if (kGrouped && !p.groups.ready) pdl_wait();
   pdl_trigger();
+  if constexpr (kGrouped) make_table<kTokens>(p.groups, &table);
   if (threadIdx.x == 0) {
     tensor_map_prefetch(&token_map);
     tensor_map_prefetch(&weight_map);
@@ -305,6 +381,12 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
     barrier_init_fence();
   }
   __syncthreads();
+  const int num_items = kGrouped ? table.tile_ends[p.groups.count - 1] * p.row_blocks : 0;
+  // A vote tells the compiler, of a number from memory, that a warp's threads agree.
+  const auto has_item = [&](int item) {
+    return kGrouped ? __any_sync(~0u, item < num_items) != 0 : item < p.num_items;
+  };
+  if (kGrouped && !has_item(blockIdx.x)) return;
 
   if (warp >= kMultiply / kWarp) {
     registers_give<S::kCopyRegisters>();
@@ -315,17 +397,17 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
       if (lane > 0) return;
       barrier_arrive_expect(&full[stage], S::kLoadBytes);
       char* to = stages + stage * S::kStageBytes + S::kHalves * kTokenBytes;
-      const int slab = tile.row0 / kUnitRows;
+      const int slab = tile.row0 / kUnitRows, layer = tile.group * (kGated ? 2 : 1);
       if constexpr (S::kHalves == 2) {
-        tensor_load_4d(to, &weight_map, 0, step * 2, slab, 0, &full[stage], policy);
+        tensor_load_4d(to, &weight_map, 0, step * 2, slab, layer, &full[stage], policy);
       } else {
         const int unit = step / 2, half = step % 2;
-        tensor_load_4d(to, &weight_map, half * (F::kHalfBytes / 8), unit, slab, 0, &full[stage],
+        tensor_load_4d(to, &weight_map, half * (F::kHalfBytes / 8), unit, slab, layer, &full[stage],
                        policy);
         if constexpr (F::kGroups) {
           const int at = F::kColumns < kUnitColumns ? half * F::kHalfScaleBytes : 0;
           tensor_load_4d(to + S::kSlabs * F::kHalfBytes, &scale_map, (2 * F::kHalfBytes + at) / 8,
-                         unit, slab, 0, &full[stage], policy);
+                         unit, slab, layer, &full[stage], policy);
         }
       }
     };
@@ -339,15 +421,15 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
       }
     };
     // Weights of the first stages are on their way before x is there.
-    const Part first = part_of(p, blockIdx.x);
+    const Part first = part_at(blockIdx.x);
     const int ahead = min(S::kStages, (first.end_unit - first.unit0) * kPerUnit);
     for (int i = 0; i < ahead; ++i) load_weight(tile_at(blockIdx.x), first.unit0 * kPerUnit + i, i);
     pdl_wait();
     int s = 0, loaded = ahead;
     uint32_t phase = 1;  // the first round waits for nothing
-    for (int item = blockIdx.x; item < p.num_items; item += gridDim.x) {
+    for (int item = blockIdx.x; has_item(item); item += gridDim.x) {
       const Tile tile = tile_at(item);
-      const Part part = part_of(p, item);
+      const Part part = part_at(item);
       for (int step = part.unit0 * kPerUnit; step < part.end_unit * kPerUnit; ++step) {
         barrier_wait(&empty[s], phase);
         if (--loaded < 0) load_weight(tile, step, s);
@@ -372,9 +454,10 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
   const auto release = [&](int stage) {
     if (lane == 0) barrier_arrive(&empty[stage]);
   };
-  for (int item = blockIdx.x; item < p.num_items; item += gridDim.x) {
-    const Tile tile = tile_at(item);
-    const Part own = part_of(p, item);
+  for (int item = blockIdx.x; has_item(item); item += gridDim.x) {
+    Tile tile = {};
+    if (!kGrouped) tile = tile_at(item);
+    const Part own = part_at(item);
     float acc[S::kTiles][kTokens / 2];
 #pragma unroll
     for (int r = 0; r < S::kTiles; ++r) {
@@ -434,7 +517,9 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
 #pragma unroll
     for (int r = 0; r < S::kTiles; ++r) wgmma_pin(acc[r]);
 
-    const int width = kGated ? p.epilogue.out_features / 2 : p.epilogue.out_features;
+    if (kGrouped) tile = tile_at(item);  // not in registers beside the products
+    const auto& epilogue = epilogue_of<T, kGrouped>(p.epilogue, tile.group);
+    const int width = kGated ? epilogue.out_features / 2 : epilogue.out_features;
     if (S::kOutBeside) release(current);
     char* out = S::kOutBeside ? outs + group * S::kOutBytes
                               : stages + current * S::kStageBytes + group_bytes;
@@ -443,10 +528,9 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
       if constexpr (kGated) {
         const int n0 = tile.row0 + group * kTileRows;
         const int row = n0 + warp % 4 * 16 + lane / 4;
-        const RowFactors<T> gate(p.epilogue, row), up(p.epilogue, width + row);
+        const RowFactors<T> gate(epilogue, row), up(epilogue, width + row);
         write_tile<T, kTokens, kPart>(
-            p.epilogue, out, group, n0, width, tile.token0, p.num_rows, begin, end,
-            [&](int i, int j) {
+            epilogue, out, group, n0, width, tile.token0, tile.end, begin, end, [&](int i, int j) {
               const auto pair = [&](int c) {
                 return gated_value(fmaf(acc[0][4 * j + 2 * i + c], gate.scale[i], gate.bias[i]),
                                    fmaf(acc[1][4 * j + 2 * i + c], up.scale[i], up.bias[i]));
@@ -457,9 +541,9 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
 #pragma unroll
         for (int r = 0; r < S::kTiles; ++r) {
           const int n0 = tile.row0 + (group * S::kTiles + r) * kTileRows;
-          const RowFactors<T> row(p.epilogue, n0 + warp % 4 * 16 + lane / 4);
+          const RowFactors<T> row(epilogue, n0 + warp % 4 * 16 + lane / 4);
           write_tile<T, kTokens, kPart>(
-              p.epilogue, out, group, n0, width, tile.token0, p.num_rows, begin, end,
+              epilogue, out, group, n0, width, tile.token0, tile.end, begin, end,
               [&](int i, int j) {
                 return make_float2(fmaf(acc[r][4 * j + 2 * i], row.scale[i], row.bias[i]),
                                    fmaf(acc[r][4 * j + 2 * i + 1], row.scale[i], row.bias[i]));
@@ -493,17 +577,20 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated>::kThreads, 1)
 #endif
 }
 
-template <class T, class F, int kRows, int kTokens, bool kGated>
+template <class T, class F, int kRows, int kTokens, bool kGated, bool kGrouped>
 Status run(const GemmParams& p, int share_bits, cudaStream_t stream) {
-  using S = Shape<F, kRows, kTokens, kGated>;
+  using S = Shape<F, kRows, kTokens, kGated, kGrouped>;
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
   kp.num_rows = static_cast<int>(p.num_rows);
   kp.num_units = static_cast<int>(packed_units(p.in_features));
   kp.row_blocks = static_cast<int>(ceil_div(p.out_features, kRows));
-  kp.token_blocks = static_cast<int>(ceil_div(p.num_rows, kTokens));
+  kp.token_blocks = static_cast<int>(kGrouped ? max_group_tiles(p.num_rows, p.num_groups, kTokens)
+                                              : ceil_div(p.num_rows, kTokens));
+  kp.groups = make_groups(p);
   const int tiles = kp.row_blocks * kp.token_blocks;
   const int blocks = num_multiprocessors();
+  if (kGrouped) share_bits = 0;
   kp.share_bits = share_bits;
   kp.share_units = static_cast<int>(ceil_div(kp.num_units, 1 << share_bits));
   kp.num_whole = share_bits > 0 ? tiles - tiles % blocks : tiles;
@@ -527,25 +614,31 @@ Status run(const GemmParams& p, int share_bits, cudaStream_t stream) {
   config.shared_bytes = S::kSharedBytes;
   config.stream = stream;
   config.pdl = p.dependent_launch;
-  return launch(gemm_packed_tiles_kernel<T, F, kRows, kTokens, kGated>, config, "gemm_packed_tiles",
-                token_map, weight_map, scale_map, kp);
+  return launch(gemm_packed_tiles_kernel<T, F, kRows, kTokens, kGated, kGrouped>, config,
+                "gemm_packed_tiles", token_map, weight_map, scale_map, kp);
 }
 
-template <class T, class F, size_t kIndex = 0>
+template <class T, class F, bool kGrouped, size_t kIndex = 0>
 Status run_shape(const GemmParams& p, const PackedTiles& tiles, cudaStream_t stream) {
   if constexpr (kIndex == std::size(kPackedTiles)) {
     return Status::error("gemm_packed_tiles_sm90: no tiles of " + std::to_string(tiles.rows) +
-                         " x " + std::to_string(tiles.tokens) + (p.gated ? ", gated" : ""));
+                         " x " + std::to_string(tiles.tokens) + (p.gated ? ", gated" : "") +
+                         (kGrouped ? ", of groups of rows" : ""));
   } else {
     constexpr PackedTileCost kShape = kPackedTiles[kIndex];
-    if (tiles.rows == kShape.rows && tiles.tokens == kShape.tokens) {
-      if (!p.gated)
-        return run<T, F, kShape.rows, kShape.tokens, false>(p, tiles.share_bits, stream);
-      if constexpr (kShape.gated) {
-        return run<T, F, kShape.rows, kShape.tokens, true>(p, tiles.share_bits, stream);
+    const bool same = tiles.rows == kShape.rows && tiles.tokens == kShape.tokens;
+    if (same) {
+      if constexpr (kShape.grouped || !kGrouped) {
+        if (!p.gated) {
+          return run<T, F, kShape.rows, kShape.tokens, false, kGrouped>(p, tiles.share_bits,
+                                                                        stream);
+        }
+        if constexpr (kShape.gated) {
+          return run<T, F, kShape.rows, kShape.tokens, true, kGrouped>(p, tiles.share_bits, stream);
+        }
       }
     }
-    return run_shape<T, F, kIndex + 1>(p, tiles, stream);
+    return run_shape<T, F, kGrouped, kIndex + 1>(p, tiles, stream);
   }
 }
 
@@ -556,7 +649,8 @@ Status run_format(const GemmParams& p, const PackedTiles& tiles, cudaStream_t st
     if constexpr (F::kTokenSize == 1) {
       return Status::error("gemm_packed_tiles_sm90: codes");
     } else {
-      return run_shape<T, F>(p, tiles, stream);
+      return p.num_groups > 0 ? run_shape<T, F, true>(p, tiles, stream)
+                              : run_shape<T, F, false>(p, tiles, stream);
     }
   });
 }
