@@ -27,63 +27,32 @@ inline void take_rows(Team& team, const PackedRows& rows, const T* x, const Norm
                   });
 }
 
-// A block's output of its last product's tiles: bias, norms and sum. Of what a block only sums, it
-// is made of the tiles; else once the rows are whole.
+// What becomes of a row that a block made: norms and sum.
 template <class T>
-struct Ending {
-  const T* bias = nullptr;
-  const T* source = nullptr;  // [rows, width]
-  T* out = nullptr;           // [rows, width]
-  int64_t num_rows = 0, width = 0;
+struct RowEnding {
+  const T* source;  // [rows, width]
+  T* out;           // [rows, width]
+  int64_t width;
   Residual residual;
-  RowNorm<T> post_norm = {};
-  bool has_post_norm = false;
-  Placement post_norm_of = Placement::kOutput;
-  float* made = nullptr;  // [rows, width], where rows must be whole
+  RowNorm<T> post_norm;
+  bool has_post_norm;
+  Placement post_norm_of;
 
-  // hidden, out: of these rows. Takes scratch that lives as long as the caller's scope.
   template <class Block>
-  Ending(const Block& block, const NormWeights& post, const void* product_bias, const T* hidden,
-         T* out_rows, int64_t rows, int64_t hidden_size, Scratch& scratch)
-      : bias(static_cast<const T*>(product_bias)),
-        source(hidden),
+  RowEnding(const Block& block, const NormWeights& post, const T* summed, T* out_rows,
+            int64_t hidden_size)
+      : source(summed),
         out(out_rows),
-        num_rows(rows),
         width(hidden_size),
         residual(block.residual),
         post_norm(row_norm<T>(block.post_norm, post)),
         has_post_norm(block.post_norm.is_there),
-        post_norm_of(block.post_norm_of) {
-    if (!has_post_norm && residual.is_plain_sum()) return;
-    made = scratch.take<float>(rows * width);
-    if (residual.source == Source::kNormed) source = kept = scratch.take<T>(rows * width);
-  }
+        post_norm_of(block.post_norm_of) {}
 
-  // Where the normed input is kept for the sum, or null.
-  T* kept = nullptr;
+  bool is_plain_sum() const { return !has_post_norm && residual.is_plain_sum(); }
 
-  void operator()(int64_t row, int64_t num, int64_t column, int64_t num_columns,
-                  const float* tile) const {
-    if (made) {
-      store_tile(tile, row, num, column, num_columns, bias, static_cast<const float*>(nullptr),
-                 made, width);
-    } else {
-      store_tile(tile, row, num, column, num_columns, bias, source, out, width);
-    }
-  }
-
-  // Behind all tiles, by the whole team.
-  void complete(Team& team) const {
-    if (!made) return;
-    team.barrier();
-    team.for_chunks(num_rows, rows_per_claim(team, num_rows), [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) complete_row(row);
-    });
-  }
-
- private:
-  void complete_row(int64_t row) const {
-    float* values = made + row * width;
+  // values: [width], changed.
+  void complete(int64_t row, float* values) const {
     if (has_post_norm && post_norm_of == Placement::kOutput) {
       norm_row(values, post_norm, values, width);
     }
@@ -97,6 +66,50 @@ struct Ending {
       norm_row(values, post_norm, values, width);
     }
     copy_row(values, out + row * width, width);
+  }
+};
+
+// A block's output of its last product's tiles: bias, norms and sum. Of what a block only sums, it
+// is made of the tiles; else once the rows are whole.
+template <class T>
+struct Ending {
+  const T* bias;
+  int64_t num_rows;
+  RowEnding<T> rows;
+  float* made = nullptr;  // [rows, width], where rows must be whole
+  T* kept = nullptr;      // where the normed input is kept for the sum, or null
+
+  // hidden, out: of these rows. Takes scratch that lives as long as the caller's scope.
+  template <class Block>
+  Ending(const Block& block, const NormWeights& post, const void* product_bias, const T* hidden,
+         T* out, int64_t num_rows, int64_t hidden_size, Scratch& scratch)
+      : bias(static_cast<const T*>(product_bias)),
+        num_rows(num_rows),
+        rows(block, post, hidden, out, hidden_size) {
+    if (rows.is_plain_sum()) return;
+    made = scratch.take<float>(num_rows * hidden_size);
+    if (block.residual.source == Source::kNormed) {
+      rows.source = kept = scratch.take<T>(num_rows * hidden_size);
+    }
+  }
+
+  void operator()(int64_t row, int64_t num, int64_t column, int64_t num_columns,
+                  const float* tile) const {
+    if (made) {
+      store_tile(tile, row, num, column, num_columns, bias, static_cast<const float*>(nullptr),
+                 made, rows.width);
+    } else {
+      store_tile(tile, row, num, column, num_columns, bias, rows.source, rows.out, rows.width);
+    }
+  }
+
+  // Behind all tiles, by the whole team.
+  void complete(Team& team) const {
+    if (!made) return;
+    team.barrier();
+    team.for_chunks(num_rows, rows_per_claim(team, num_rows), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) rows.complete(row, made + row * rows.width);
+    });
   }
 };
 

@@ -37,4 +37,15 @@ Status find_gemm(SchemeId scheme, const Weight& weight, DType activation_dtype, 
                        "' is not known to the CPU (known: " + known + ")");
 }
 
+Gemm gemm_like(const Gemm& checked, SchemeId scheme, const TensorView* tensors,
+               DType activation_dtype) {
+  Gemm gemm = checked;
+  gemm.weight.tensors = tensors;
+  for (const Scheme* candidate : schemes()) {
+    if (scheme != candidate->id || !candidate->transform) continue;
+    gemm.transform = candidate->transform(gemm.weight, activation_dtype);
+  }
+  return gemm;
+}
+
 }  // namespace regatta::cpu

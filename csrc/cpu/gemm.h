@@ -126,6 +126,21 @@ struct PackedRows {
   }
 };
 
+// Many rows pass over a panel in blocks of tiles: the products of one stay in L1 until they are
+// stored (96 rows are 12 KiB per panel), and `cached` blocks surely stay in L3.
+struct RowBlocks {
+  int64_t tiles;   // of a block; the last one may have fewer
+  int64_t count;   // of blocks
+  int64_t cached;  // blocks to take over all panels before the next ones
+
+  explicit RowBlocks(const PackedRows& rows) {
+    constexpr int64_t kRows = 96, kCachedBytes = int64_t{8} << 20;
+    tiles = std::max<int64_t>(1, kRows / rows.tile_rows);
+    count = (rows.num_tiles() + tiles - 1) / tiles;
+    cached = std::max<int64_t>(1, kCachedBytes / (tiles * rows.tile_bytes()));
+  }
+};
+
 // What a scheme computes: the products of some row tiles with some panels.
 struct PanelJob {
   const PackedRows* rows;
@@ -175,6 +190,10 @@ struct Gemm {
 // Looks the scheme up and checks the weight's tensors. The error names the known schemes.
 Status find_gemm(SchemeId scheme, const Weight& weight, DType activation_dtype, Isa isa,
                  Gemm* gemm);
+
+// The same for other tensors of the same shapes, which are not checked again.
+Gemm gemm_like(const Gemm& checked, SchemeId scheme, const TensorView* tensors,
+               DType activation_dtype);
 
 inline Weight weight_of(const LinearWeights& weights, SchemeId scheme, int64_t in_features,
                         int64_t out_features) {

@@ -6,11 +6,12 @@ namespace regatta::cpu::REGATTA_ISA {
 
 enum class Fill : uint8_t { kByRow, kByColumns };  // pack_row() alone, or pack_columns() too
 
-// Rows to be filled, in memory of `scratch` (the caller's, taken before the region).
-inline PackedRows make_rows(const Gemm& gemm, Scratch& scratch, int64_t num_rows, Fill fill) {
-  const GemmKernels& kernels = *gemm.kernels;
+// Rows to be filled, in memory of `scratch` (the caller's, taken before the region), with at most
+// `max_tile_rows` in a tile.
+inline PackedRows make_rows(const Gemm& gemm, Scratch& scratch, int64_t num_rows, Fill fill,
+                            int64_t max_tile_rows) {
   PackedRows rows;
-  rows.format = kernels.row_format;
+  rows.format = gemm.kernels->row_format;
   rows.num_rows = num_rows;
   rows.width = gemm.weight.in_features;
   rows.transform = gemm.transform;
@@ -20,10 +21,13 @@ inline PackedRows make_rows(const Gemm& gemm, Scratch& scratch, int64_t num_rows
     rows.staged = scratch.take<float>(num_rows * rows.width);
   }
   // Balanced tiles: 13 rows are 7 + 6, not 12 + 1.
-  const int64_t num_tiles = (num_rows + kernels.max_tile_rows - 1) / kernels.max_tile_rows;
+  const int64_t num_tiles = (num_rows + max_tile_rows - 1) / max_tile_rows;
   rows.tile_rows = num_tiles > 0 ? (num_rows + num_tiles - 1) / num_tiles : 1;
   rows.data = scratch.take<char>(rows.num_tiles() * rows.tile_bytes());
   return rows;
+}
+inline PackedRows make_rows(const Gemm& gemm, Scratch& scratch, int64_t num_rows, Fill fill) {
+  return make_rows(gemm, scratch, num_rows, fill, gemm.kernels->max_tile_rows);
 }
 
 namespace internal {
@@ -159,6 +163,24 @@ inline void pack_row(const PackedRows& rows, int64_t row, const T* values) {
   }
 }
 
+// Row `from` of `rows` as row `to` of others of the same format, width and transform.
+inline void copy_packed_row(const PackedRows& rows, int64_t from, const PackedRows& others,
+                            int64_t to) {
+  const int64_t step = rows.tile_rows * kLineBytes, other_step = others.tile_rows * kLineBytes;
+  const char* line = rows.line(from, 0);
+  char* other = others.line(to, 0);
+  for (int64_t i = 0; i < rows.num_lines(); ++i, line += step, other += other_step) {
+    __builtin_memcpy(other, line, kLineBytes);
+  }
+  if (!rows.is_int8()) return;
+  const int64_t tile = from / rows.tile_rows, other_tile = to / others.tile_rows;
+  const BlockScale* scale = rows.block_scales(tile) + from - tile * rows.tile_rows;
+  BlockScale* other_scale = others.block_scales(other_tile) + to - other_tile * others.tile_rows;
+  for (int64_t i = 0; i < rows.num_blocks(); ++i) {
+    other_scale[i * others.tile_rows] = scale[i * rows.tile_rows];
+  }
+}
+
 // The barrier after rows were filled: when it is passed, they can be multiplied.
 inline void complete_rows(Team& team, const PackedRows& rows) {
   team.barrier();
@@ -183,67 +205,88 @@ inline void pack_rows(Team& team, const PackedRows& rows, const T* x, int64_t st
 
 namespace internal {
 
+// Products of some rows with some panels of a weight, job after job on one thread. Each panel
+// brings the one `halves` further on, unless that is 0.
+class PanelJobs {
+ public:
+  // Takes scratch that lives as long as the caller's scope.
+  PanelJobs(const PackedRows& rows, const Weight& weight, int64_t halves, Scratch& scratch)
+      : blocks_(rows), halves_(halves) {
+    job_.rows = &rows;
+    job_.weight = &weight;
+    job_.scratch = &scratch;
+    job_.out = scratch.take<float>(2 * blocks_.tiles * rows.tile_rows * kPanel);
+  }
+
+  // Few rows, panels [begin, end): walked from the start and from the middle at once, two streams
+  // that both go on into the next panel, so that what is prefetched beyond the end of one is not
+  // lost.
+  //
+  //   | p0 p1 p2 p3 | p4 p5 p6 p7 |     jobs (p0, p4) (p1, p5) (p2, p6) (p3, p7)
+  template <class Each>
+  void two_streams(int64_t begin, int64_t end, Each&& each) {
+    const int64_t distance = (end - begin + 1) / 2;
+    for (int64_t panel = begin; panel < begin + distance; ++panel) {
+      run(0, panel, panel + distance < end ? panel + distance : -1, each);
+    }
+  }
+
+  // Units [begin, end), of which each panel has `num_blocks`: its products with the blocks of rows
+  // from `first_block` on, one after the other.
+  template <class Each>
+  void blocks(int64_t begin, int64_t end, int64_t first_block, int64_t num_blocks, Each&& each) {
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t panel = unit / num_blocks;
+      run(first_block + unit % num_blocks, panel, halves_ ? panel + halves_ : -1, each);
+    }
+  }
+
+ private:
+  template <class Each>
+  void run(int64_t block, int64_t panel, int64_t other, Each&& each) {
+    job_.tile_begin = block * blocks_.tiles;
+    job_.tile_end = std::min(job_.tile_begin + blocks_.tiles, job_.rows->num_tiles());
+    job_.panels[0] = panel;
+    job_.panels[1] = other;
+    job_.num_panels = other < 0 ? 1 : 2;
+    each(job_);
+  }
+
+  PanelJob job_;
+  RowBlocks blocks_;
+  int64_t halves_;
+};
+
 // Runs each(job) for pieces of rows x [0, num_panels) panels, shared out over the team.
 //
-// Few rows: a thread's run of panels is walked from its start and from its middle at once, two
-// streams that both go on into the next panel, so that what is prefetched beyond the end of one is
-// not lost. Runs are of pairs: a panel by itself takes longer (3 % of a 0.5B model's weights).
-//
-//   a thread's run:   | p0 p1 p2 p3 | p4 p5 p6 p7 |     jobs (p0, p4) (p1, p5) (p2, p6) (p3, p7)
-//
-// Many rows: one block of rows after the other passes over a panel, then over the next; first for
-// as many rows as surely stay in L3, then for the others.
+// Few rows: two streams in a thread's run of panels. Runs are of pairs: a panel by itself takes
+// longer (3 % of a 0.5B model's weights). Many rows: one block of rows after the other passes over
+// a panel, then over the next; first for as many rows as surely stay in L3, then for the others.
 //
 // With `halves`, each panel brings the one `halves` further on.
 template <class Each>
 inline void for_panels(Team& team, const GemmKernels& kernels, const PackedRows& rows,
                        const Weight& weight, int64_t num_panels, int64_t halves, Each&& each) {
-  // Products of a block of rows stay in L1 until they are stored: 96 rows are 12 KiB per panel.
-  constexpr int64_t kBlockRows = 96;
-  constexpr int64_t kCachedBytes = int64_t{8} << 20;
   const bool few_rows = rows.num_rows <= kernels.max_rows_of_two;
-  const int64_t block_tiles = std::max<int64_t>(1, kBlockRows / rows.tile_rows);
-  const int64_t num_blocks = (rows.num_tiles() + block_tiles - 1) / block_tiles;
-  const int64_t cached_blocks =
-      std::max<int64_t>(1, kCachedBytes / (block_tiles * rows.tile_bytes()));
+  const RowBlocks blocks(rows);
   Scratch::Scope scope(team.scratch());
-  PanelJob job;
-  job.rows = &rows;
-  job.weight = &weight;
-  job.scratch = &team.scratch();
-  job.out = team.scratch().take<float>(2 * block_tiles * rows.tile_rows * kPanel);
-  const auto run = [&](int64_t block, int64_t panel, int64_t other) {
-    job.tile_begin = block * block_tiles;
-    job.tile_end = std::min(job.tile_begin + block_tiles, rows.num_tiles());
-    job.panels[0] = panel;
-    job.panels[1] = other;
-    job.num_panels = other < 0 ? 1 : 2;
-    each(job);
-  };
-  const auto other_half = [&](int64_t panel) { return halves ? panel + halves : -1; };
-  if (num_blocks > 1 && num_panels < 8 * team.num_threads()) {  // too few panels to balance
-    team.for_guided(num_panels * num_blocks, [&](int64_t begin, int64_t end) {
-      for (int64_t piece = begin; piece < end; ++piece) {
-        run(piece % num_blocks, piece / num_blocks, other_half(piece / num_blocks));
-      }
+  PanelJobs jobs(rows, weight, halves, team.scratch());
+  if (blocks.count > 1 && num_panels < 8 * team.num_threads()) {  // too few panels to balance
+    team.for_guided(num_panels * blocks.count, [&](int64_t begin, int64_t end) {
+      jobs.blocks(begin, end, 0, blocks.count, each);
     });
     return;
   }
   if (few_rows && !halves) {
     team.for_guided((num_panels + 1) / 2, [&](int64_t first, int64_t last) {
-      const int64_t end = std::min(2 * last, num_panels), distance = last - first;
-      for (int64_t i = 2 * first; i < 2 * first + distance; ++i) {
-        run(0, i, i + distance < end ? i + distance : -1);
-      }
+      jobs.two_streams(2 * first, std::min(2 * last, num_panels), each);
     });
     return;
   }
   team.for_guided(num_panels, [&](int64_t begin, int64_t end) {
-    for (int64_t first = 0; first < num_blocks; first += cached_blocks) {
-      const int64_t last = std::min(first + cached_blocks, num_blocks);
-      for (int64_t panel = begin; panel < end; ++panel) {
-        for (int64_t block = first; block < last; ++block) run(block, panel, other_half(panel));
-      }
+    for (int64_t first = 0; first < blocks.count; first += blocks.cached) {
+      const int64_t count = std::min(blocks.cached, blocks.count - first);
+      jobs.blocks(begin * count, end * count, first, count, each);
     }
   });
 }

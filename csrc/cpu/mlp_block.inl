@@ -3,32 +3,10 @@
 #include "gemm.inl"
 #include "block.inl"
 #include "functions.inl"
+#include "mlp.inl"
 // clang-format on
 
 namespace regatta::cpu::REGATTA_ISA {
-
-// function(gate) * up of two tiles of products, or function(up) of one, into columns of the rows
-// that `down` multiplies.
-template <Function kFunction, class T>
-void activate_tiles(const PackedRows& rows, int64_t row, int64_t num_rows, int64_t column,
-                    const float* first, const float* up, const T* bias, int64_t up_offset) {
-  constexpr int kLanes = Vec::kLanes;
-  float values[kPanel];
-  for (int64_t i = 0; i < num_rows; ++i) {
-    for (int j = 0; j < kPanel; j += kLanes) {
-      Vec x = load(first + i * kPanel + j);
-      if (bias) x = x + load(bias + column + j);
-      Vec y = apply<kFunction>(x);
-      if (up) {
-        Vec u = load(up + i * kPanel + j);
-        if (bias) u = u + load(bias + up_offset + column + j);
-        y = y * u;
-      }
-      store(values + j, y);
-    }
-    pack_columns(rows, row + i, column, values, kPanel);
-  }
-}
 
 template <Function kFunction, class T>
 void mlp_block_piece(const MlpBlockParams& p, const Gemm& gate_up, const Gemm& down, int64_t begin,
@@ -36,7 +14,7 @@ void mlp_block_piece(const MlpBlockParams& p, const Gemm& gate_up, const Gemm& d
   const T* bias = static_cast<const T*>(p.gate_up.bias);
   const int64_t hidden_size = p.hidden_size, intermediate = p.block.intermediate_size;
   const int64_t up_size = p.block.up_size();
-  const bool gated = p.block.activation.gated;
+  const Activation& activation = p.block.activation;
   // A column's products are whole in one tile, gate and up in one panel index, only if up begins
   // at a panel.
   const bool fused = intermediate % kPanel == 0;
@@ -53,17 +31,18 @@ void mlp_block_piece(const MlpBlockParams& p, const Gemm& gate_up, const Gemm& d
   parallel([&](Team& team) {
     take_rows(team, normed, input, p.block.norm, p.norm, ending.kept);
     complete_rows(team, normed);
-    if (fused && gated) {
+    if (fused && activation.gated) {
       gemm_halves(team, gate_up, normed,
                   [&](int64_t row, int64_t num, int64_t column, int64_t, const float* gate,
                       const float* up) {
-                    activate_tiles<kFunction>(active, row, num, column, gate, up, bias,
+                    activate_tiles<kFunction>(activation, active, row, num, column, gate, up, bias,
                                               intermediate);
                   });
     } else if (fused) {
       gemm(team, gate_up, normed,
            [&](int64_t row, int64_t num, int64_t column, int64_t, const float* tile) {
-             activate_tiles<kFunction>(active, row, num, column, tile, nullptr, bias, 0);
+             activate_tiles<kFunction>(activation, active, row, num, column, tile, nullptr, bias,
+                                       0);
            });
     } else {
       gemm(team, gate_up, normed,
@@ -74,10 +53,7 @@ void mlp_block_piece(const MlpBlockParams& p, const Gemm& gate_up, const Gemm& d
       team.barrier();
       team.for_chunks(num_rows, rows_per_claim(team, num_rows), [&](int64_t from, int64_t to) {
         for (int64_t row = from; row < to; ++row) {
-          float* first = products + row * up_size;
-          activate_row<kFunction>(first, gated ? first + intermediate : nullptr, first,
-                                  intermediate);
-          pack_row(active, row, first);
+          activate_products<kFunction>(activation, active, row, products + row * up_size);
         }
       });
     }

@@ -55,6 +55,7 @@ class Operator:
     lists: frozenset[int] = frozenset()  # inputs that are lists of tensors
     gives_lists: frozenset[int] = frozenset()  # outputs
     optional: frozenset[int] = frozenset()  # inputs that may be left out
+    dims: frozenset[str] = frozenset()  # attributes that Paddle takes for a dim without a check
 
 
 def _alike(operator: Operator, names: str) -> dict[str, Operator]:
@@ -166,7 +167,7 @@ PLAIN: dict[str, Operator] = {
     "1.split_with_num": Operator(2, {"num": INT}, gives_lists=frozenset({0})),
     "1.strided_slice": Operator(4, {"axes": LIST}),
     "1.sum": Operator(2, {"dtype": DTYPE, "keepdim": BOOL}),
-    "1.take_along_axis": Operator(2, {"axis": INT}),
+    "1.take_along_axis": Operator(2, {"axis": INT}, dims=frozenset({"axis"})),
     "1.topk": Operator(2, {"axis": INT, "largest": BOOL, "sorted": BOOL}, outputs=2),
     "1.transpose": Operator(1, {"perm": LIST}),
 }
@@ -303,6 +304,9 @@ class _Reader:
             tag = attributes[name][0] if name in attributes else None
             if tag != expected.attributes.get(name):
                 self._fail(f"has another attribute {name[:40]!r} than exports write, or lacks it")
+        for name in expected.dims:
+            if attributes[name][1] not in range(9):
+                self._fail(f"has the attribute {name} of no dim: {str(attributes[name][1])[:40]}")
         taken = self._inputs(operator, expected)
         outputs = self._list(operator["O"], "O", expected.outputs)
         made = [self._output(value) for value in outputs]

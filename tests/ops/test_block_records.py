@@ -22,6 +22,7 @@ ATTENTION = text_of(
     kv_format="dense",
 )
 MLP = text_of(MlpBlock(48, norm=Norm(epsilon=1e-6)), gate_up="dense", down="dense")
+EXPERTS = "experts intermediate_size=48 router.num_experts=6 router.top_k=2"
 
 
 def run(
@@ -57,7 +58,7 @@ def test_blocks_that_are_named_rightly_run(compiled: Library) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("experts num=2", r"kind is 'experts' .allowed: attention, mlp"),
+        ("conv width=3", r"kind is 'conv' .allowed: attention, mlp, experts"),
         ("mlp wide=3", r"'wide' is no field .allowed: intermediate_size, activation\.\*, norm\.\*"),
         (
             "mlp norm.kindness=rms",
@@ -72,6 +73,36 @@ def test_blocks_that_are_named_rightly_run(compiled: Library) -> None:
         ("mlp activation.function=tanh", r"activation\.function is 'tanh' .allowed: silu, gelu, g"),
         ("mlp gate_up=int3", r"scheme 'int3' is not known .known: dense, dense_folded, weight_on"),
         ("attention kv_format=int3", r'kv_format is "int3" .allowed: dense, '),
+        ("mlp intermediate_size=8 activation.clamp=7", r"an MLP's activation has a clamp, a slope"),
+        ("experts num=2", r"'num' is no field .allowed: router\.\*, intermediate_size, activation"),
+        ("experts router.scoring=tanh", r"router\.scoring is 'tanh' .allowed: softmax, sigmoid"),
+        (
+            "experts router.experts=2",
+            r"'router\.experts' is no field .allowed: router\.num_experts",
+        ),
+        (f"{EXPERTS} intermediate_size=0", r"intermediate_size is 0 .allowed: 1 and more"),
+        (f"{EXPERTS} router.num_experts=0", r"router\.num_experts is 0 .allowed: 1 to 512"),
+        (f"{EXPERTS} router.num_experts=513", r"router\.num_experts is 513 .allowed: 1 to 512"),
+        (f"{EXPERTS} router.top_k=0", r"router\.top_k is 0 .allowed: 1 to 6"),
+        (f"{EXPERTS} router.top_k=7", r"router\.top_k is 7 .allowed: 1 to 6"),
+        (f"{EXPERTS} router.num_experts=99 router.top_k=33", r"top_k is 33 .allowed: 1 to 32"),
+        (
+            f"{EXPERTS} router.num_groups=3 router.top_k=3",
+            r"router\.top_k is 3 .allowed: 1 to 2",
+        ),
+        (
+            f"{EXPERTS} router.num_groups=4",
+            r"router\.num_groups is 4 of 6 experts, top_groups 1 .allowed: divisors of num_experts",
+        ),
+        (
+            f"{EXPERTS} router.num_groups=2 router.top_groups=3",
+            r"num_groups is 2 of 6 experts, top_",
+        ),
+        (
+            f"{EXPERTS} router.num_groups=6 router.top_groups=6 router.group_score=top_two",
+            r"router\.group_score is top_two of groups of one expert .allowed: max",
+        ),
+        (f"{EXPERTS} shared_size=-1", r"shared_size is -1 .allowed: 0 and more"),
         ("attention num_heads=3 num_kv_heads=2 head_dim=8", r"num_heads 3, num_kv_heads 2, head_d"),
     ],
 )
