@@ -167,6 +167,7 @@ def _export(config: EngineConfig, output_path: Path, signals: Signals | None) ->
     spec, reader = read_spec(source, config.model.model_type)
     config = with_stored_cache(config, reader)
     kv_format = kv_format_of(config.kv_format)
+    kv_format.check_spec(spec)
     scales = head_scales(kv_format, source, spec)
     backend = platform.backend
     import paddle

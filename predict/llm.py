@@ -178,6 +178,7 @@ class LLM:
         self.spec, reader = read_spec(config.model.model_name_or_path, config.model.model_type)
         self.config = config = _with_whole_prompts(with_stored_cache(config, reader), self.spec)
         kv_format = kv_format_of(config.kv_format)
+        kv_format.check_spec(self.spec)
         if self.device is not None:
             kv_format.check_gpu(devices.driver_info().gpus[self.device.index].capability)
         kv_scales = head_scales(kv_format, config.model.model_name_or_path, self.spec)

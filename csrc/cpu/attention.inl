@@ -2,7 +2,7 @@
 //
 // What:    out = softmax(q . k * scale, causal, window) . v for each (token, query head) row.
 // Layout:  K and V of one block and KV head are block_size rows, values or codes (kv_rows.inl); q
-//          and out rows are D values.
+//          rows are D values, out rows as many or fewer: the first ones of a row of V count.
 // How:     a tile of rows (tokens * query heads of one KV head) walks its context in chunks of 64
 //          positions: arrange K transposed and V (for vdpbf16ps both in pairs), multiply, online
 //          softmax (Milakov and Gimelshein 2018), multiply, as in FlashAttention. A partial result
@@ -311,6 +311,7 @@ struct AttentionJob {
   PagedCache cache;
   AttentionPlan plan;
   int64_t num_heads, num_kv_heads, head_dim;
+  int64_t value_dim;  // at most head_dim; rows of V lie as far apart as K's
   float softmax_scale;
   int64_t window;
   float softcap = 0.0f;           // see PagedAttentionParams
@@ -319,15 +320,16 @@ struct AttentionJob {
   float* partials;                // [Hkv][plan.num_partial_rows][padded_dim]
 
   int64_t group() const { return num_heads / num_kv_heads; }
-  int64_t padded_dim() const { return (head_dim + Vec::kLanes - 1) / Vec::kLanes * Vec::kLanes; }
+  // Of values.
+  int64_t padded_dim() const { return (value_dim + Vec::kLanes - 1) / Vec::kLanes * Vec::kLanes; }
 };
 
 // Takes the memory that threads share from `scratch`; the batch, all of `whole` or a piece, has
-// been checked.
+// been checked. value_dim: 0 for head_dim.
 inline AttentionJob make_attention_job(const AttentionBatch& whole, const AttentionBatch& batch,
                                        const PagedCache& cache, int64_t num_heads,
                                        int64_t num_kv_heads, int64_t head_dim, float softmax_scale,
-                                       int64_t window, Scratch& scratch) {
+                                       int64_t window, Scratch& scratch, int64_t value_dim = 0) {
   AttentionJob job;
   job.batch = batch;
   job.whole = whole;
@@ -335,6 +337,7 @@ inline AttentionJob make_attention_job(const AttentionBatch& whole, const Attent
   job.num_heads = num_heads;
   job.num_kv_heads = num_kv_heads;
   job.head_dim = head_dim;
+  job.value_dim = value_dim ? value_dim : head_dim;
   job.softmax_scale = softmax_scale;
   job.window = window;
   job.plan = make_attention_plan(batch, num_kv_heads, job.group(), window, num_threads(), scratch);
@@ -397,7 +400,7 @@ struct UnitBuffers {
 
   F* q;                     // [rows][D]
   F* keys;                  // a chunk's K, see arrange_keys
-  F* values;                // a chunk's V, see arrange_values; columns past D are of no use
+  F* values;                // a chunk's V, see arrange_values; columns past value_dim are unused
   float* scores;            // [kSoftmaxRows][kChunk]
   F* weights;               // [kSoftmaxRows][kChunk] 2^(score - largest)
   float* largest;           // [rows] of the split being done
@@ -683,6 +686,7 @@ class UnitWorker {
     const int64_t pieces = (seen + piece - 1) / piece;
     FetchAhead ahead_values = ahead_keys;
     ahead_values.offset += value_offset_;
+    if (value_offset_ == 0) ahead_values.count = 0;  // V is K
     bool keys_arranged = false, values_arranged = false;  // the whole chunk's
     for (int64_t begin = 0; begin < rows_; begin += kSoftmaxRows) {
       const int64_t end = begin + kSoftmaxRows < rows_ ? begin + kSoftmaxRows : rows_;
@@ -705,7 +709,7 @@ class UnitWorker {
       for (int64_t i = 0; i < pieces; ++i) {
         if (!values_arranged) {
           arrange_values<Rows>(rows + i * piece, head_offset(h) + value_offset_,
-                               piece_end(seen, i, piece), job_.head_dim, padded_,
+                               piece_end(seen, i, piece), job_.value_dim, padded_,
                                ahead_keys.part(pieces + i, 2 * pieces), buffers_.values);
         }
         add_values(h * rows_ + begin, end - begin, i * piece, piece_end(columns, i, piece), scales,

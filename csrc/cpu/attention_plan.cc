@@ -183,6 +183,28 @@ Status check_attention_batch(const char* op, const AttentionBatch& batch, const 
   return {};
 }
 
+AttentionBatch cut_batch(const AttentionBatch& batch, int64_t begin, int64_t end,
+                         Scratch& scratch) {
+  AttentionBatch piece = batch;
+  piece.num_tokens = end - begin;
+  if (piece.num_tokens == batch.num_tokens) return piece;
+  auto* borders = scratch.take<int32_t>(batch.num_seqs + 1);
+  auto* lengths = scratch.take<int32_t>(batch.num_seqs);
+  borders[0] = 0;
+  for (int64_t b = 0; b < batch.num_seqs; ++b) {
+    const int64_t span_begin = std::min<int64_t>(batch.cu_seqlens_q[b], end);
+    const int64_t span_end = std::min<int64_t>(batch.cu_seqlens_q[b + 1], end);
+    borders[b + 1] = static_cast<int32_t>(std::max(span_end, begin) - begin);
+    lengths[b] =
+        static_cast<int32_t>(batch.context_lens[b] - (batch.cu_seqlens_q[b + 1] - span_end));
+    if (span_begin >= end) lengths[b] = 0;
+  }
+  if (batch.tree_mask) piece.tree_mask += begin * batch.tree_words;
+  piece.cu_seqlens_q = borders;
+  piece.context_lens = lengths;
+  return piece;
+}
+
 AttentionPlan make_attention_plan(const AttentionBatch& batch, int64_t num_kv_heads, int64_t group,
                                   int64_t window, int num_threads, Scratch& scratch) {
   const int64_t max_tokens = tile_tokens(batch, num_kv_heads, group, num_threads);

@@ -51,4 +51,8 @@ Status check_attention_batch(const char* op, const AttentionBatch& batch, const 
 AttentionPlan make_attention_plan(const AttentionBatch& batch, int64_t num_kv_heads, int64_t group,
                                   int64_t window, int num_threads, Scratch& scratch);
 
+// Tokens [begin, end) of the batch as a batch of their own: spans are cut, and the first part of a
+// cut span sees a shorter context. Borders and lengths live in `scratch`.
+AttentionBatch cut_batch(const AttentionBatch& batch, int64_t begin, int64_t end, Scratch& scratch);
+
 }  // namespace regatta::cpu

@@ -29,7 +29,7 @@ inline KvFormat kv_format_of(const std::string& name) {
 }
 
 inline void check_num_caches(size_t num_caches, size_t num_layers, KvFormat format) {
-  const size_t per_layer = kv_tensors_per_layer(format);
+  const size_t per_layer = num_kv_tensors(format, 2);
   if (num_caches == per_layer * num_layers) return;
   fail("caches holds " + std::to_string(num_caches) + " tensors for " + std::to_string(num_layers) +
        (num_layers == 1 ? " layer" : " layers") + " of kv_format " + kv_format_info(format).name +
@@ -63,6 +63,16 @@ inline PagedCache cache_of(const TensorView* caches, KvFormat format, DType dtyp
   };
   cache.key_scale = scales(caches[2], "key_scale");
   cache.value_scale = scales(caches[3], "value_scale");
+  return cache;
+}
+
+// A layer's cache of latents [num_blocks, 1, block_size, row]; values are the first ones of keys.
+inline PagedCache latent_cache_of(const TensorView& latents, DType dtype, int64_t latent_size) {
+  check(latents, "latent_cache", dtype, {-1, 1, -1, latent_size});
+  PagedCache cache;
+  cache.key = cache.value = const_cast<void*>(latents.data);
+  cache.num_blocks = latents.shape[0];
+  cache.block_size = latents.shape[2];
   return cache;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -20,6 +21,7 @@ constexpr const char* kFunctions[kNumFunctions] = {"silu", "gelu", "gelu_tanh", 
 constexpr const char* kPositionKinds[] = {"rotary", "alibi", "none"};
 constexpr const char* kPlacements[] = {"output", "sum"};
 constexpr const char* kSources[] = {"input", "normed"};
+constexpr const char* kLatentForms[] = {"cheaper", "absorbed", "expanded"};
 constexpr const char* kScorings[] = {"softmax", "sigmoid"};
 constexpr const char* kGroupScores[] = {"max", "top_two"};
 
@@ -137,6 +139,7 @@ class Setting {
   void read(PositionKind* to) { choice(kPositionKinds, to); }
   void read(Placement* to) { choice(kPlacements, to); }
   void read(Source* to) { choice(kSources, to); }
+  void read(LatentForm* to) { choice(kLatentForms, to); }
   void read(Scoring* to) { choice(kScorings, to); }
   void read(GroupScore* to) { choice(kGroupScores, to); }
   void read(SchemeId* to) { *to = scheme_of(std::string(value_)); }
@@ -173,6 +176,30 @@ void take(AttentionBlock* block, Setting& setting) {
   setting.field("post_norm_of", &block->post_norm_of);
   setting.field("residual", &block->residual);
   setting.field("qkv", &block->qkv);
+  setting.field("out", &block->out);
+  setting.field("kv_format", &block->kv_format);
+}
+
+void take(LatentAttentionBlock* block, Setting& setting) {
+  setting.field("num_heads", &block->num_heads);
+  setting.field("kv_lora_rank", &block->kv_lora_rank);
+  setting.field("qk_nope_head_dim", &block->qk_nope_head_dim);
+  setting.field("qk_rope_head_dim", &block->qk_rope_head_dim);
+  setting.field("v_head_dim", &block->v_head_dim);
+  setting.field("softmax_scale", &block->softmax_scale);
+  setting.field("q_lora_rank", &block->q_lora_rank);
+  setting.field("norm", &block->norm);
+  setting.field("q_a_norm", &block->q_a_norm);
+  setting.field("kv_a_norm", &block->kv_a_norm);
+  setting.field("positions", &block->positions);
+  setting.field("a_bias", &block->a_bias);
+  setting.field("out_bias", &block->out_bias);
+  setting.field("form", &block->form);
+  setting.field("post_norm", &block->post_norm);
+  setting.field("post_norm_of", &block->post_norm_of);
+  setting.field("residual", &block->residual);
+  setting.field("qkv_a", &block->qkv_a);
+  setting.field("q_b", &block->q_b);
   setting.field("out", &block->out);
   setting.field("kv_format", &block->kv_format);
 }
@@ -221,6 +248,32 @@ void check(const AttentionBlock& block) {
     fail(
         "blocks: a block has qk_norm_each, prefix_mask, sinks or two-dimensional positions "
         "(allowed: none of these)");
+  }
+}
+
+void check(const LatentAttentionBlock& block) {
+  const int64_t sizes[] = {block.num_heads, block.kv_lora_rank, block.qk_nope_head_dim,
+                           block.qk_rope_head_dim, block.v_head_dim};
+  if (*std::min_element(std::begin(sizes), std::end(sizes)) < 1 || block.q_lora_rank < 0) {
+    fail("blocks: num_heads " + std::to_string(block.num_heads) + ", kv_lora_rank " +
+         std::to_string(block.kv_lora_rank) + ", qk_nope_head_dim " +
+         std::to_string(block.qk_nope_head_dim) + ", qk_rope_head_dim " +
+         std::to_string(block.qk_rope_head_dim) + ", v_head_dim " +
+         std::to_string(block.v_head_dim) + ", q_lora_rank " + std::to_string(block.q_lora_rank) +
+         " (allowed: 1 and more, q_lora_rank 0 too)");
+  }
+  check_softmax_scale(block.softmax_scale);
+  if (!block.kv_a_norm.is_there || block.q_a_norm.is_there != (block.q_lora_rank > 0)) {
+    fail("blocks: kv_a_norm is not there, or q_a_norm without q_lora_rank, or that without it");
+  }
+  const Positions& positions = block.positions;
+  if (positions.kind != PositionKind::kRotary || positions.two_dimensional ||
+      positions.query_table >= 0) {
+    fail("blocks: latents have other positions (allowed: rotary, one table, one dimension)");
+  }
+  if (block.kv_format != KvFormat::kDense) {
+    fail("blocks: latents have kv_format " +
+         std::string(kv_format_info(block.kv_format).name) + " (allowed: dense)");
   }
 }
 
@@ -294,12 +347,15 @@ std::vector<BlockRecord> parsed(std::string_view text) {
     const std::string_view kind = next_part(&fields, ' ');
     if (kind == "attention") {
       records.push_back(record_of<AttentionBlock>(fields));
+    } else if (kind == "latent_attention") {
+      records.push_back(record_of<LatentAttentionBlock>(fields));
     } else if (kind == "mlp") {
       records.push_back(record_of<MlpBlock>(fields));
     } else if (kind == "experts") {
       records.push_back(record_of<ExpertBlock>(fields));
     } else {
-      fail("blocks: kind is '" + std::string(kind) + "' (allowed: attention, mlp, experts)");
+      fail("blocks: kind is '" + std::string(kind) +
+           "' (allowed: attention, mlp, experts, latent_attention)");
     }
   }
   return records;

@@ -15,7 +15,7 @@
 
 namespace regatta::binding {
 
-using BlockRecord = std::variant<AttentionBlock, MlpBlock, ExpertBlock>;
+using BlockRecord = std::variant<AttentionBlock, MlpBlock, ExpertBlock, LatentAttentionBlock>;
 
 // The records of `text`, which are kept. Throws for what cannot be read.
 const std::vector<BlockRecord>& block_records(const std::string& text);

@@ -5,6 +5,9 @@
 // order: which record each block has. weights: block after block, in the record's order
 //     norm [H] (and its bias), qkv's tensors, qkv bias?, q norm and k norm?, out's tensors, out
 //     bias?, post norm?, slopes [Hq] of ALiBi, or the rotary table [P, R] and the one of queries?
+//     norm, qkv_a's tensors, qkv_a bias?, q_a norm and q_b's tensors?, kv_a norm, of all heads
+//     key_up, value_up and on the CPU key_absorb, out's tensors, out bias?, post norm?, the rotary
+//     table
 //     norm, gate_up's tensors, gate_up bias?, down's tensors, down bias?, post norm?
 //     norm, router [E, H], its bias [E]?, correction [E]?, of E experts gate_up's tensors, gate_up
 //     bias?, down's tensors, down bias?; the shared MLP's gate_up's and down's tensors?, its gate
@@ -74,7 +77,10 @@ class Views {
 // Takes a block's tensors off the list of weights.
 class Weights {
  public:
-  Weights(Views& views, DType dtype) : views_(views), dtype_(dtype) {}
+  Weights(Views& views, DType dtype, bool on_cpu)
+      : views_(views), dtype_(dtype), on_cpu_(on_cpu) {}
+
+  bool on_cpu() const { return on_cpu_; }
 
   const void* vector(const char* name, int64_t size, bool is_there = true) {
     if (!is_there) return nullptr;
@@ -113,6 +119,27 @@ class Weights {
     return weights;
   }
 
+  // Of heads, [rows, columns] each: packed on the CPU, which checks shapes itself.
+  TensorView by_head(const char* name, int64_t num_heads, int64_t rows, int64_t columns) {
+    const TensorView& view = *views_.take(name, 1);
+    if (!on_cpu_) check(view, name, dtype_, {num_heads, rows, columns});
+    if (view.dtype == dtype_ && view.rank >= 3 && view.shape[0] == num_heads) return view;
+    fail(std::string(name) + " is " + shape_string(view) + " of " + dtype_name(view.dtype) +
+         " (expected: [" + std::to_string(num_heads) + ", ...] of " + dtype_name(dtype_) +
+         ", one for each head)");
+  }
+
+  HeadMatrices by_heads(const LatentAttentionBlock& block) {
+    const int64_t heads = block.num_heads, rank = block.kv_lora_rank;
+    HeadMatrices matrices;
+    matrices.key_up = by_head("key_up", heads, block.qk_nope_head_dim, rank);
+    matrices.value_up = by_head("value_up", heads, block.v_head_dim, rank);
+    if (on_cpu_) {
+      matrices.key_absorb = by_head("key_absorb", heads, rank, block.qk_nope_head_dim);
+    }
+    return matrices;
+  }
+
   const TensorView& matrix(const char* name, const std::vector<int64_t>& shape) {
     const TensorView& view = *views_.take(name, 1);
     check(view, name, dtype_, shape);
@@ -128,6 +155,7 @@ class Weights {
  private:
   Views& views_;
   DType dtype_;
+  bool on_cpu_;
 };
 
 AttentionBlockParams attention_params(const AttentionBlock& block, int64_t hidden_size, DType dtype,
@@ -156,9 +184,37 @@ AttentionBlockParams attention_params(const AttentionBlock& block, int64_t hidde
           weights.table("query_rope_cache", {table.shape[0], table.shape[1]}).data);
     }
   }
-  const size_t per_block = kv_tensors_per_layer(block.kv_format);
+  const size_t per_block = num_kv_tensors(block.kv_format, 2);
   p.cache = cache_of(caches.take("a cache", per_block), block.kv_format, dtype, block.num_kv_heads,
                      block.head_dim);
+  return p;
+}
+
+LatentAttentionBlockParams latent_attention_params(const LatentAttentionBlock& block,
+                                                   int64_t hidden_size, DType dtype,
+                                                   Weights& weights, Views& caches) {
+  if (!weights.on_cpu()) {
+    fail("blocks: latent_attention is not computed on a GPU yet (allowed there: attention, mlp, " +
+         std::string("experts); run the model with --device cpu"));
+  }
+  LatentAttentionBlockParams p;
+  p.block = block;
+  p.dtype = dtype;
+  p.hidden_size = hidden_size;
+  p.norm = weights.norm("norm", block.norm, hidden_size);
+  p.qkv_a = weights.linear("qkv_a", block.qkv_a, block.a_size(), block.a_bias);
+  p.q_a_norm = weights.norm("q_a norm", block.q_a_norm, block.q_lora_rank);
+  if (block.q_lora_rank > 0) p.q_b = weights.linear("q_b", block.q_b, block.q_size(), false);
+  p.kv_a_norm = weights.norm("kv_a norm", block.kv_a_norm, block.kv_lora_rank);
+  p.kv_b = weights.by_heads(block);
+  p.out = weights.linear("out", block.out, hidden_size, block.out_bias);
+  p.post_norm = weights.norm("post norm", block.post_norm, hidden_size);
+  const TensorView& table = weights.table("rope_cache", {-1, -1});
+  check_rope_table(table, block.qk_rope_head_dim);
+  p.rope_cache = static_cast<const float*>(table.data);
+  p.rotary_dim = table.shape[1];
+  p.num_positions = table.shape[0];
+  p.cache = latent_cache_of(*caches.take("a cache", 1), dtype, block.latent_size());
   return p;
 }
 
@@ -238,6 +294,8 @@ std::vector<BlockParams> params_of(const std::string& text, const std::vector<in
     const BlockRecord& record = records[index];
     if (const auto* attention = std::get_if<AttentionBlock>(&record)) {
       params.push_back(attention_params(*attention, hidden_size, dtype, weights, caches));
+    } else if (const auto* latents = std::get_if<LatentAttentionBlock>(&record)) {
+      params.push_back(latent_attention_params(*latents, hidden_size, dtype, weights, caches));
     } else if (const auto* experts = std::get_if<ExpertBlock>(&record)) {
       params.push_back(expert_params(*experts, hidden_size, dtype, weights));
     } else {
@@ -247,8 +305,25 @@ std::vector<BlockParams> params_of(const std::string& text, const std::vector<in
   return params;
 }
 
+// fn(params of an attention of either kind), which is called for no other block. Whether it was.
+template <class Params, class Fn>
+bool with_attention(Params& params, Fn&& fn) {
+  if (auto* attention = std::get_if<AttentionBlockParams>(&params)) {
+    fn(*attention);
+    return true;
+  }
+  auto* latents = std::get_if<LatentAttentionBlockParams>(&params);
+  if (latents != nullptr) fn(*latents);
+  return latents != nullptr;
+}
+
 bool is_attention(const BlockParams& params) {
-  return std::holds_alternative<AttentionBlockParams>(params);
+  return with_attention(params, [](const auto&) {});
+}
+
+Status run_attention(const AttentionBlockParams& params) { return cpu::attention_block(params); }
+Status run_attention(const LatentAttentionBlockParams& params) {
+  return cpu::latent_attention_block(params);
 }
 
 // The rows `ids` of x [num_rows, width].
@@ -267,23 +342,28 @@ paddle::Tensor rows_of(const TensorView& ids, const void* x, int64_t num_rows, i
   return out;
 }
 
+// An attention of either kind, and of its rows those that are wanted.
+template <class Params>
+void attention_on_cpu(Params& params, const TensorView& wanted, int64_t width) {
+  const bool some = params.rows != nullptr;
+  const int64_t num_tokens = params.batch.num_tokens;
+  void* const out = params.hidden_out;
+  paddle::Tensor all;
+  if (some) {
+    all = empty({num_tokens, width}, params.dtype);
+    params.hidden_out = all.data();
+  }
+  throw_if_error(run_attention(params));
+  if (!some) return;
+  const paddle::Tensor made = rows_of(wanted, all.data(), num_tokens, width, params.dtype);
+  std::memcpy(out, made.data(), made.numel() * dtype_size(params.dtype));
+}
+
 void run_on_cpu(std::vector<BlockParams>& params, const TensorView& wanted, int64_t width,
                 DType dtype) {
   for (BlockParams& block : params) {
-    if (auto* attention = std::get_if<AttentionBlockParams>(&block)) {
-      const bool some = attention->rows != nullptr;
-      const int64_t num_tokens = attention->batch.num_tokens;
-      void* const out = attention->hidden_out;
-      paddle::Tensor all;
-      if (some) {
-        all = empty({num_tokens, width}, dtype);
-        attention->hidden_out = all.data();
-      }
-      throw_if_error(cpu::attention_block(*attention));
-      if (!some) continue;
-      const paddle::Tensor made = rows_of(wanted, all.data(), num_tokens, width, dtype);
-      std::memcpy(out, made.data(), made.numel() * dtype_size(dtype));
-    } else if (auto* experts = std::get_if<ExpertBlockParams>(&block)) {
+    if (with_attention(block, [&](auto& p) { attention_on_cpu(p, wanted, width); })) continue;
+    if (auto* experts = std::get_if<ExpertBlockParams>(&block)) {
       throw_if_error(cpu::expert_block(*experts));
     } else {
       auto& mlp = std::get<MlpBlockParams>(block);
@@ -341,7 +421,7 @@ std::vector<paddle::Tensor> blocks(const paddle::Tensor& hidden,
   const DType dtype = x.dtype;
   const int64_t num_tokens = x.shape[0], width = x.shape[1];
   Views weight_views(weights, "weights", place), cache_views(caches, "caches", place);
-  Weights list(weight_views, dtype);
+  Weights list(weight_views, dtype, device.is_cpu());
   std::vector<BlockParams> params = params_of(text, order, width, dtype, list, cache_views);
   weight_views.check_all_taken();
   cache_views.check_all_taken();
@@ -360,19 +440,21 @@ std::vector<paddle::Tensor> blocks(const paddle::Tensor& hidden,
   const void *input = x.data, *before = nullptr;
   for (BlockParams& block : params) {
     void* const output = turns.next();
-    if (auto* attention = std::get_if<AttentionBlockParams>(&block)) {
-      attention->positions = inputs.positions;
-      attention->slot_mapping = inputs.slot_mapping;
-      attention->batch = inputs.batch;
-      attention->hidden = input;
-      attention->hidden_out = output;
-      attention->rows = static_cast<const int32_t*>(wanted.data);
-      attention->num_rows = num_rows;
-    } else if (auto* experts = std::get_if<ExpertBlockParams>(&block)) {
+    const auto set_attention = [&](auto& attention) {
+      attention.positions = inputs.positions;
+      attention.slot_mapping = inputs.slot_mapping;
+      attention.batch = inputs.batch;
+      attention.hidden = input;
+      attention.hidden_out = output;
+      attention.rows = static_cast<const int32_t*>(wanted.data);
+      attention.num_rows = num_rows;
+    };
+    const bool is_set = with_attention(block, set_attention);
+    if (auto* experts = std::get_if<ExpertBlockParams>(&block)) {
       experts->num_tokens = num_rows;
       experts->hidden = input;
       experts->out = output;
-    } else {
+    } else if (!is_set) {
       auto& mlp = std::get<MlpBlockParams>(block);
       mlp.num_tokens = num_rows;
       mlp.hidden = input;

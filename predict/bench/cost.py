@@ -24,7 +24,8 @@ class Cost:
     weight_bytes: int  # of all matrices of layers and LM head
     layer_flops_per_token: int
     head_flops_per_row: int
-    attention_flops_per_pair: int  # per (query token, visible token), over all layers
+    attention_flops_per_pair: int  # per (query token, visible token) of a prompt, over all layers
+    decode_flops_per_pair: int  # the same of tokens that are decoded
     cache_bytes_per_token: int
     # The share of the weights that a step of so many tokens reads, where experts are chosen.
     read_share: Callable[[int], float] = lambda num_tokens: 1.0
@@ -37,7 +38,8 @@ class Cost:
             weight_bytes=spec.num_matmul_weights * DTYPE_BYTES[dtype],
             layer_flops_per_token=2 * (spec.num_active_weights - head),
             head_flops_per_row=2 * head,
-            attention_flops_per_pair=4 * sum(block.q_size for block in spec.attention),
+            attention_flops_per_pair=sum(block.pair_flops for block in spec.attention),
+            decode_flops_per_pair=sum(block.decode_pair_flops for block in spec.attention),
             cache_bytes_per_token=kv_format_of(kv_format).bytes_per_token(spec, DTYPE_BYTES[dtype]),
             read_share=lambda count: spec.read_weights(count) / spec.num_matmul_weights,
         )
@@ -78,19 +80,21 @@ class Cost:
         per_token = (
             self.layer_flops_per_token
             + self.head_flops_per_row
-            + context * self.attention_flops_per_pair
+            + context * self.decode_flops_per_pair
         )
         return self.prefill_flops(case.num_requests, case.input_len) + num_later * per_token
 
 
 def linear_bytes(decoder: Decoder) -> int:
     """Bytes of the matrices that a decode step multiplies by, as their schemes store them."""
-    from predict.nn.decoder import linears
+    from predict.nn.decoder import LatentAttention, linears
 
-    found = [decoder.head.linear]
+    found = [*decoder.head.linear.tensors]
     for block in decoder.blocks():
-        found += linears(block)
-    return sum(tensor.size * tensor.element_size() for linear in found for tensor in linear.tensors)
+        found += [tensor for linear in linears(block) for tensor in linear.tensors]
+        if isinstance(block, LatentAttention):
+            found += [block.kv_b.value_up, block.kv_b.key_up]
+    return sum(tensor.size * tensor.element_size() for tensor in found)
 
 
 def program_bytes(config: EngineConfig, spec: DecoderSpec) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from predict.nn.blocks import AttentionBlock, MlpBlock, Norm
+from predict.nn.blocks import AttentionBlock, MlpBlock, Norm, key_value_rows
 from predict.nn.cache_formats import CacheTensor, KvFormat, kv_format_of
 from predict.nn.inputs import ForwardInputs
 from predict.ops.records import text_of
@@ -339,11 +339,10 @@ class Batch:
 def _caches(sizes: Sizes, batch: Batch, kv_format: KvFormat) -> list[list[Any]]:
     """The tensors of a layer's cache, in several copies."""
     shape = sizes.shape
-    tensors = kv_format.layer_tensors(
+    tensors = kv_format.tensors(
+        key_value_rows(shape.num_kv_heads, shape.head_dim),
         batch.num_seqs * batch.blocks_per_seq,
-        shape.num_kv_heads,
         BLOCK_SIZE,
-        shape.head_dim,
         sizes.dtype,
     )
     num_bytes = _row_bytes(sizes, kv_format) * 2.0 * float(np.prod(tensors[0].shape[:3]))

@@ -27,12 +27,13 @@ def allocate_caches(
     row = kv_format_of(kv_format)
 
     def layer(index: int) -> LayerCache:
-        tensors = row.block_tensors(spec.attention[index], num_blocks, block_size, dtype)
+        kept = spec.attention[index].cache_rows
+        tensors = row.tensors(kept, num_blocks, block_size, dtype)
         made = [paddle.empty(list(t.shape), t.dtype) for t in tensors]
         if row.scales == "head":
             if scales is None:
                 raise ValueError(f"kv_format {kv_format} needs a scale for each head")
-            made[2:] = [paddle.to_tensor(values, "float32") for values in scales[index]]
+            made[len(kept) :] = [paddle.to_tensor(values, "float32") for values in scales[index]]
         return tuple(made)
 
     return [layer(index) for index in range(len(spec.attention))]

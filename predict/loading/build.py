@@ -13,7 +13,7 @@ import numpy as np
 from predict.device.place import place_tensor, put_row, tensor_at, to_float32
 from predict.errors import UserError
 from predict.loading.sources import WeightSource
-from predict.nn.blocks import AttentionBlock, ExpertBlock, alibi_slopes
+from predict.nn.blocks import AttentionBlock, ExpertBlock, LatentAttentionBlock, alibi_slopes
 from predict.nn.decoder import (
     Attention,
     BlockWeights,
@@ -21,6 +21,8 @@ from predict.nn.decoder import (
     Embedding,
     Experts,
     Head,
+    HeadMatrices,
+    LatentAttention,
     Layer,
     Linear,
     Mlp,
@@ -121,6 +123,35 @@ def build_decoder(
         assert stacked is not None
         return replace(stacked, num_experts=count)
 
+    def by_head(plan: LinearPlan) -> HeadMatrices:
+        """The parts of every head; a matrix that the checkpoint quantizes becomes values again."""
+        name, shape = layout.scheme(plan), (plan.out_features, plan.in_features)
+        if name == "dense":
+            names = tuple(prefix + ".weight" for prefix in plan.prefixes)
+            values = to_float32(source.host_matrix(names, shape))
+        else:
+            scheme = scheme_of(name)
+            made = scheme.plain(scheme.tensors(layout.read(plan), "float32", None))
+            values = made.astype("float32").numpy()
+        key_rows, value_rows = plan.head_parts
+        heads = values.reshape(-1, key_rows + value_rows, plan.in_features)
+        keys, values = heads[:, :key_rows], heads[:, key_rows:]
+        if compiled is None or place is not None:
+            return HeadMatrices(tensor(keys), tensor(values))
+        return HeadMatrices(*map(packed, (keys, values, keys.transpose(0, 2, 1))))
+
+    def packed(matrices: Any) -> Tensor:
+        """Matrices [heads, N, K] as the CPU's operators read each."""
+        assert compiled is not None
+        whole = None
+        for index, matrix in enumerate(matrices):
+            one = compiled.pack_dense(paddle.to_tensor(np.ascontiguousarray(matrix)), dtype)
+            if whole is None:
+                whole = paddle.empty([len(matrices), *one.shape], one.dtype)
+            put_row(whole, index, one, None)
+        assert whole is not None
+        return whole
+
     def table(plan: TablePlan) -> Tensor:
         rows = (plan.shape[0], plan.shape[1]) if len(plan.shape) > 1 else (1, plan.shape[0])
         values = source.host_matrix((plan.name,), rows)
@@ -129,9 +160,9 @@ def build_decoder(
             return tensor_at(values.reshape(plan.shape), place)
         return tensor(values.reshape(plan.shape))
 
-    def slot(plan: SlotPlan) -> Linear | Tensor | NormWeights | None:
+    def slot(plan: SlotPlan) -> Linear | HeadMatrices | Tensor | NormWeights | None:
         if isinstance(plan, LinearPlan):
-            return linear(plan)
+            return by_head(plan) if plan.head_parts else linear(plan)
         if isinstance(plan, ExpertsPlan):
             return experts(plan)
         if isinstance(plan, TablePlan):
@@ -142,6 +173,8 @@ def build_decoder(
         slots: dict[str, Any] = {name: slot(part) for name, part in plan.slots.items()}
         if isinstance(plan.block, AttentionBlock):
             return Attention(plan.block, slopes=slopes(plan.block), kv_format=kv_format, **slots)
+        if isinstance(plan.block, LatentAttentionBlock):
+            return LatentAttention(plan.block, kv_format=kv_format, **slots)
         if isinstance(plan.block, ExpertBlock):
             return Experts(plan.block, **slots)
         return Mlp(plan.block, **slots)
@@ -210,7 +243,7 @@ def fold_norms(layer: Layer, compiled: ModuleType) -> Layer:
         return replace(linear, scheme="dense_folded")
 
     def block(weights: BlockWeights) -> BlockWeights:
-        assert not isinstance(weights, Experts)  # folds_norm
+        assert not isinstance(weights, (Experts, LatentAttention))  # folds_norm
         assert weights.norm is not None
         if isinstance(weights, Attention):
             compiled.fold_norm(weights.qkv.tensors[0], weights.norm.weight)

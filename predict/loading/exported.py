@@ -106,7 +106,7 @@ def _expected_inputs(manifest: Manifest, spec: DecoderSpec) -> dict[str, TensorT
     return fields | {
         f"{tensor.name}_{layer}": TensorType(tensor.dtype, tuple(tensor.shape))
         for layer, block in enumerate(spec.attention)
-        for tensor in row.block_tensors(block, None, manifest.block_size, manifest.dtype)
+        for tensor in row.tensors(block.cache_rows, None, manifest.block_size, manifest.dtype)
     }
 
 
@@ -134,7 +134,8 @@ def _parameter_misfits(
 def _call_misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -> Iterator[str]:
     """Of the attributes of our operators."""
     # The operator that takes rows of a table takes those of hidden states and heads, too.
-    widths = {spec.hidden_size, spec.embedding.width, *(block.q_size for block in spec.attention)}
+    mixed = (block.mixed_size for block in spec.attention)
+    widths = {spec.hidden_size, spec.embedding.width, *mixed}
     facts: dict[str, set[Any]] = {
         "num_heads": {spec.num_heads},
         "num_kv_heads": {manifest.num_kv_heads},

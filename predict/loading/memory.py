@@ -205,6 +205,9 @@ def weight_bytes(plan: WeightPlan, scheme: Callable[[LinearPlan], str], dtype: s
     element = DTYPE_BYTES[dtype]
 
     def linear_bytes(linear: LinearPlan) -> int:
+        if parts := linear.head_parts:  # see predict.nn.decoder.HeadMatrices
+            rows = linear.out_features * (sum(parts) + parts[0]) // sum(parts)
+            return rows * linear.in_features * element
         info = scheme_info(scheme(linear))
         bits = 8 * element if info.codes is None else info.bits
         return linear.out_features * linear.in_features * bits // 8
@@ -258,9 +261,9 @@ def workspace_bytes(
 
 
 def _step_bytes(config: EngineConfig, spec: DecoderSpec, num_rows: int) -> int:
-    qkv_size = max(block.qkv_size for block in spec.attention)
+    of_attention = max(block.step_values for block in spec.attention)
     chosen = max((b.router.top_k for b in spec.blocks() if isinstance(b, ExpertBlock)), default=0)
-    per_token = 4 * spec.hidden_size + 2 * qkv_size + 4 * spec.intermediate_size
+    per_token = 4 * spec.hidden_size + of_attention + 4 * spec.intermediate_size
     per_token += chosen * (2 * spec.hidden_size + 4 * spec.intermediate_size)  # rows by expert
     num_tokens = max(config.token_budget, config.scheduling.max_length)
     logits = num_rows * spec.vocab_size * 4

@@ -35,6 +35,7 @@ from predict.loading.sources import (
     check_sizes,
 )
 from predict.models import family_of, weight_names, with_family
+from predict.nn.blocks import LatentAttentionBlock
 from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec
@@ -89,6 +90,7 @@ def open_weights(
 ) -> Weights:
     """The checkpoint of `config`. Raises UserError where it does not fit the device or flags."""
     check_positions(config, spec, reader)
+    check_latents(spec, platform)
     gpu = platform.gpu
     settings = config.quantization.settings
     names = weight_names(reader)
@@ -139,17 +141,19 @@ def check_schemes(weights: Weights) -> None:
 
 
 def say_what_is_left_out(names: WeightNames, checkpoint: Checkpoint) -> None:
-    """Says on stderr which parts of a multimodal model stay unread, where there are any."""
-    unread = {
-        part: sum(part in tensor for tensor in checkpoint.tensors) for part in names.beside_text
+    """Says on stderr which parts of a model stay unread, and why, where there are any."""
+    reasons = {
+        names.beside_text: "text alone goes in and comes out",
+        names.drafting: "these layers draft tokens, and no --speculate_method takes them yet",
     }
-    parts = [f"{part.strip('.')} ({count} tensors)" for part, count in unread.items() if count]
-    if parts:
-        print(
-            f"regatta: {checkpoint.directory}: {' and '.join(parts)} stay unread; text alone goes "
-            "in and comes out",
-            file=sys.stderr,
-        )
+    for names_of, why in reasons.items():
+        unread = {part: sum(part in tensor for tensor in checkpoint.tensors) for part in names_of}
+        parts = [f"{part.strip('.')} ({count} tensors)" for part, count in unread.items() if count]
+        if parts:
+            print(
+                f"regatta: {checkpoint.directory}: {' and '.join(parts)} stay unread; {why}",
+                file=sys.stderr,
+            )
 
 
 def check_positions(config: EngineConfig, spec: DecoderSpec, reader: ConfigReader) -> None:
@@ -160,6 +164,17 @@ def check_positions(config: EngineConfig, spec: DecoderSpec, reader: ConfigReade
         raise UserError(
             f"max_length is {length}, and {reader.path} has learned positions of {rows} tokens; "
             f"use --max_length {rows} or less"
+        )
+
+
+def check_latents(spec: DecoderSpec, platform: Platform) -> None:
+    """Raises UserError for latent attention on a GPU by the compiled operators, which lack it."""
+    if platform.gpu is None or platform.compiled is None:
+        return
+    if any(isinstance(block, LatentAttentionBlock) for block in spec.attention):
+        raise UserError(
+            f"the latent attention of {spec.model_type} is not computed on a GPU yet; use --device "
+            "cpu"
         )
 
 

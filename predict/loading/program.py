@@ -73,13 +73,14 @@ def save_program(
             self, inputs: list[Tensor], caches: list[Tensor]
         ) -> tuple[Tensor, list[Tensor]]:
             traced = map_tensors(decoder, lambda path, tensor: getattr(self, path))
-            by_layer = cache_tensors(caches, row.tensors_per_layer)
+            counts = [row.num_tensors(block.cache_rows) for block in spec.attention]
+            by_layer = cache_tensors(caches, counts)
             return network.forward(backend, traced, of_fields(fields, inputs), by_layer)
 
     cache_specs = [
         InputSpec([None if n < 0 else n for n in t.shape], t.dtype, f"{t.name}_{layer}")
         for layer, block in enumerate(spec.attention)
-        for t in row.block_tensors(block, None, block_size, dtype)
+        for t in row.tensors(block.cache_rows, None, block_size, dtype)
     ]
     # Nothing below branches on a tensor's value: Paddle's rewriting of Python source is not needed.
     paddle.jit.ignore_module([importlib.import_module(name) for name in TRACED_MODULES])

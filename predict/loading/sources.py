@@ -31,7 +31,7 @@ def check_sizes(spec: DecoderSpec, names: WeightNames, checkpoint: Checkpoint) -
 
     Before a plan is made of them: the plan's own check would list thousands of names, one by one.
     """
-    read = [n for n in checkpoint.tensors if not any(part in n for part in names.ignored)]
+    read = [n for n in checkpoint.tensors if not any(part in n for part in names.unread)]
     found = _numbers(names.layer, read)
     embedding = checkpoint.tensors.get(names.embedding)
     problems = []

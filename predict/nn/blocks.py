@@ -17,6 +17,7 @@ FUNCTIONS: tuple[Function, ...] = get_args(Function)
 PositionKind = Literal["rotary", "alibi", "none"]
 Placement = Literal["output", "sum"]
 Source = Literal["input", "normed"]
+LatentForm = Literal["cheaper", "absorbed", "expanded"]
 Scoring = Literal["softmax", "sigmoid"]
 GroupScore = Literal["max", "top_two"]
 
@@ -102,6 +103,28 @@ class LinearSlot(NamedTuple):
     has_bias: bool
     num_experts: int = 0
 
+    @property
+    def out_features(self) -> int:
+        """Outputs of all parts."""
+        return sum(self.part_sizes)
+
+
+class HeadSlot(NamedTuple):
+    """A matrix of a block whose rows are, head after head, those of each of its parts.
+
+    It stays in the model's dtype: operators multiply by the parts of single heads.
+    """
+
+    name: str
+    num_heads: int
+    part_sizes: tuple[int, ...]  # rows of a head's parts
+    in_features: int
+
+    @property
+    def out_features(self) -> int:
+        """Rows of all heads."""
+        return self.num_heads * sum(self.part_sizes)
+
 
 class TableSlot(NamedTuple):
     """A tensor that is no product's scheme's business; in float32, or in the model's dtype."""
@@ -128,7 +151,20 @@ class HeadNormSlot(NamedTuple):
     size: int
 
 
-Slot: TypeAlias = LinearSlot | TableSlot | NormSlot | HeadNormSlot
+Slot: TypeAlias = LinearSlot | HeadSlot | TableSlot | NormSlot | HeadNormSlot
+
+
+class CacheRows(NamedTuple):
+    """What a block keeps of each token in the cache: a row of `size` values of each head."""
+
+    name: str
+    num_heads: int
+    size: int
+
+
+def key_value_rows(num_kv_heads: int, head_dim: int) -> tuple[CacheRows, ...]:
+    """Rows of keys, and rows of values."""
+    return CacheRows("key", num_kv_heads, head_dim), CacheRows("value", num_kv_heads, head_dim)
 
 
 def _norm_slot(name: str, norm: Norm | None, size: int) -> tuple[NormSlot, ...]:
@@ -174,6 +210,11 @@ class AttentionBlock:
             raise ValueError("a block with a prefix mask has no window and no ALiBi")
 
     @property
+    def cache_rows(self) -> tuple[CacheRows, ...]:
+        """What the block keeps of each token."""
+        return key_value_rows(self.num_kv_heads, self.head_dim)
+
+    @property
     def q_size(self) -> int:
         """Values of a token's queries."""
         return self.num_heads * self.head_dim
@@ -187,6 +228,26 @@ class AttentionBlock:
     def qkv_size(self) -> int:
         """Output features of the query, key and value projection."""
         return self.q_size + 2 * self.kv_size
+
+    @property
+    def mixed_size(self) -> int:
+        """Values of a token that the output projection reads."""
+        return self.q_size
+
+    @property
+    def step_values(self) -> int:
+        """Values of a token that a step has at one time, those of its hidden states apart."""
+        return 2 * self.qkv_size
+
+    @property
+    def pair_flops(self) -> int:
+        """Operations of a query token and a visible token of a prompt."""
+        return 4 * self.q_size
+
+    @property
+    def decode_pair_flops(self) -> int:
+        """The same of a token that is decoded alone."""
+        return self.pair_flops
 
     def slots(self, hidden_size: int) -> tuple[Slot, ...]:
         """The block's weights, in the operators' order."""
@@ -208,6 +269,106 @@ class AttentionBlock:
         return (
             *_norm_slot("q_norm", self.qk_norm, self.q_size if whole else self.head_dim),
             *_norm_slot("k_norm", self.qk_norm, self.kv_size if whole else self.head_dim),
+        )
+
+
+@dataclass(frozen=True)
+class LatentAttentionBlock:
+    """residual + out(attention over latents); of each token one latent stays in the cache.
+
+    L kv_lora_rank, N qk_nope_head_dim, R qk_rope_head_dim, V v_head_dim. x the normed input:
+      q = q_b(q_a_norm(q_a(x))), or q(x) without q_lora_rank; of each head [N], and [R] that rotate
+      latent = kv_a_norm(the first L of kv_a(x)), and its last R, rotated: a row of the cache
+      key of a head = key_up latent [N], then those R; value = value_up latent [V]
+    key_up [N, L] and value_up [V, L] of all heads are one matrix of the checkpoint, kv_b. Absorbed,
+    a query becomes key_up^T q and is multiplied by latents themselves, and value_up by what comes
+    out: a latent is read once for all heads. Expanded, keys and values are made of latents, so that
+    a pair of tokens takes N + R + V products in place of 2 L + R. `form` says which; they differ
+    in rounding alone.
+    Source: DeepSeek-V2, 2024.
+    """
+
+    num_heads: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    softmax_scale: float
+    q_lora_rank: int = 0  # 0: queries are made of the input at once
+    norm: Norm | None = Norm()  # ahead of the first product
+    q_a_norm: Norm | None = None  # there with q_lora_rank
+    kv_a_norm: Norm = Norm()
+    positions: Positions = Positions(interleaved=True)  # of the R values
+    a_bias: bool = False  # of the first product
+    out_bias: bool = False
+    form: LatentForm = "cheaper"
+    post_norm: Norm | None = None
+    post_norm_of: Placement = "output"
+    residual: Residual = Residual()
+
+    kind = "latent_attention"
+
+    def __post_init__(self) -> None:
+        if (self.q_a_norm is not None) != (self.q_lora_rank > 0):
+            raise ValueError(
+                f"q_lora_rank is {self.q_lora_rank}, and q_a_norm {self.q_a_norm} (allowed: both, "
+                "or neither)"
+            )
+        if self.positions.kind != "rotary" or self.positions.two_dimensional:
+            raise ValueError(f"positions are {self.positions} (allowed: rotary, of one dimension)")
+        if self.positions.query_table >= 0:
+            raise ValueError("queries and keys of latents rotate by one table")
+
+    @property
+    def latent_size(self) -> int:
+        """Values of a row of the cache."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def cache_rows(self) -> tuple[CacheRows, ...]:
+        """What the block keeps of each token."""
+        return (CacheRows("latent", 1, self.latent_size),)
+
+    @property
+    def q_size(self) -> int:
+        """Values of a token's queries."""
+        return self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
+
+    @property
+    def mixed_size(self) -> int:
+        """Values of a token that the output projection reads."""
+        return self.num_heads * self.v_head_dim
+
+    @property
+    def step_values(self) -> int:
+        """Values of a token that a step has at one time, those of its hidden states apart."""
+        absorbed = self.num_heads * (self.latent_size + self.kv_lora_rank)
+        return self.q_size + self.latent_size + absorbed + self.mixed_size
+
+    @property
+    def pair_flops(self) -> int:
+        """Operations of a query token and a visible token of a prompt."""
+        return 2 * (self.q_size + self.mixed_size)
+
+    @property
+    def decode_pair_flops(self) -> int:
+        """The same of a token that is decoded alone."""
+        return 2 * self.num_heads * (self.latent_size + self.kv_lora_rank)
+
+    def slots(self, hidden_size: int) -> tuple[Slot, ...]:
+        """The block's weights, in the operators' order. qkv_a: q_a's outputs (or q's), kv_a's."""
+        parts = (self.q_lora_rank or self.q_size, self.latent_size)
+        sizes = (self.qk_nope_head_dim, self.v_head_dim)
+        q_b = LinearSlot("q_b", (self.q_size,), self.q_lora_rank, False)
+        return (
+            *_norm_slot("norm", self.norm, hidden_size),
+            LinearSlot("qkv_a", parts, hidden_size, self.a_bias),
+            *_norm_slot("q_a_norm", self.q_a_norm, self.q_lora_rank),
+            *((q_b,) if self.q_lora_rank else ()),
+            NormSlot("kv_a_norm", self.kv_a_norm, self.kv_lora_rank),
+            HeadSlot("kv_b", self.num_heads, sizes, self.kv_lora_rank),
+            LinearSlot("out", (hidden_size,), self.mixed_size, self.out_bias),
+            *_norm_slot("post_norm", self.post_norm, hidden_size),
         )
 
 
@@ -332,7 +493,8 @@ class ExpertBlock:
         )
 
 
-Block: TypeAlias = AttentionBlock | MlpBlock | ExpertBlock
+CachingBlock: TypeAlias = AttentionBlock | LatentAttentionBlock
+Block: TypeAlias = CachingBlock | MlpBlock | ExpertBlock
 
 
 def alibi_slopes(num_heads: int) -> list[float]:

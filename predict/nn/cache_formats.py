@@ -1,8 +1,8 @@
-"""How keys and values lie in the paged cache: one row per format, with its quantizer and unpacker.
+"""How rows lie in the paged cache: one entry per format, with its quantizer and unpacker.
 
-The compiled operators' twin of the table is csrc/include/regatta/kv_format.h. A *row* is the key or
-value of one head and token. Dims: N blocks, S block size, Hkv key/value heads, D head_dim.
-Imports no Paddle until a function is called.
+The compiled operators' twin of the table is csrc/include/regatta/kv_format.h. A *row* is what a
+block keeps of one head and token (predict.nn.blocks.CacheRows): its key, or its value. Dims: N
+blocks, S block size, D values of a row. Imports no Paddle until a function is called.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from predict.errors import UserError, one_of
 
 if TYPE_CHECKING:
     from paddle import Tensor
-    from predict.nn.blocks import AttentionBlock
+    from predict.nn.blocks import CacheRows
     from predict.nn.spec import DecoderSpec
 
 # The least max|x| or max - min that a scale is made from: a row of zeros keeps a scale above 0.
@@ -36,7 +36,7 @@ class HeadScales(NamedTuple):
 
 
 class CacheTensor(NamedTuple):
-    """Name, shape and dtype of one tensor of a layer's cache."""
+    """Name, shape and dtype of one tensor of a block's cache."""
 
     name: str
     shape: tuple[int, ...]
@@ -62,14 +62,13 @@ class KvFormat:
     range_max: float | None = None  # scale = max|x| / this, where scales are per head
     gpu: tuple[int, int] = TURING  # from this compute capability on
 
-    @property
-    def tensors_per_layer(self) -> int:
-        """Key and value, and the scales of both where there are any."""
-        return 4 if self.scale_floats else 2
+    def num_tensors(self, rows: Sequence[CacheRows]) -> int:
+        """Tensors of a block that keeps these: of each its rows, and scales where there are any."""
+        return len(rows) * (2 if self.scale_floats else 1)
 
     def paged(self, cache: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Those of a layer's cache tensors that have a row per block."""
-        return cache[:2] if self.scales == "head" else cache
+        """Those of a block's cache tensors that have an entry per cache block."""
+        return cache[: len(cache) // 2] if self.scales == "head" else cache
 
     def check_gpu(self, capability: tuple[int, int]) -> None:
         """Raises UserError where GPUs of this compute capability lack the format."""
@@ -82,6 +81,15 @@ class KvFormat:
             f"(allowed there: {known}); set --cachekv_int8_type to another one"
         )
 
+    def check_spec(self, spec: DecoderSpec) -> None:
+        """Raises UserError where the network keeps rows that the format is not for."""
+        if self.code_bits is None or all(block.kind == "attention" for block in spec.attention):
+            return
+        raise UserError(
+            f"kv_format {self.name} is of keys and values, and {spec.model_type} keeps latents "
+            "(allowed: dense); leave --cachekv_int8_type out"
+        )
+
     def row_bytes(self, head_dim: int, element_bytes: int) -> int:
         """Bytes of one row, scales apart. element_bytes: of the model's dtype."""
         if self.code_bits is None:
@@ -92,38 +100,32 @@ class KvFormat:
         """Bytes of cache that one token takes over all layers, scales per token included."""
         scales = 4 * self.scale_floats if self.scales == "token" else 0
         return sum(
-            2 * block.num_kv_heads * (self.row_bytes(block.head_dim, element_bytes) + scales)
+            rows.num_heads * (self.row_bytes(rows.size, element_bytes) + scales)
             for block in spec.attention
+            for rows in block.cache_rows
         )
 
-    def block_tensors(
-        self, block: AttentionBlock, num_blocks: int | None, block_size: int, dtype: str
+    def tensors(
+        self, kept: Sequence[CacheRows], num_blocks: int | None, block_size: int, dtype: str
     ) -> tuple[CacheTensor, ...]:
-        """The tensors of one block's cache, in the operators' order. num_blocks None: -1."""
-        return self.layer_tensors(num_blocks, block.num_kv_heads, block_size, block.head_dim, dtype)
+        """The cache tensors of a block that keeps these rows, in the operators' order.
 
-    def layer_tensors(
-        self,
-        num_blocks: int | None,
-        num_kv_heads: int,
-        block_size: int,
-        head_dim: int,
-        dtype: str,
-    ) -> tuple[CacheTensor, ...]:
-        """The same of so many heads of so many values."""
+        The rows of each, [N, heads, S, row], then the scales of each. num_blocks None: -1.
+        """
         blocks = -1 if num_blocks is None else num_blocks
-        lead = (blocks, num_kv_heads, block_size)
-        if self.code_bits is None:
-            row, stored = head_dim, dtype
-        else:
-            row, stored = self.row_bytes(head_dim, 1), "uint8"
-        tensors = [CacheTensor(name, (*lead, row), stored) for name in ("key_cache", "value_cache")]
-        if self.scale_floats:
-            shape = lead if self.scales == "token" else (num_kv_heads,)
+        tensors, scales = [], []
+        for rows in kept:
+            lead = (blocks, rows.num_heads, block_size)
+            if self.code_bits is None:
+                row, stored = rows.size, dtype
+            else:
+                row, stored = self.row_bytes(rows.size, 1), "uint8"
+            tensors.append(CacheTensor(f"{rows.name}_cache", (*lead, row), stored))
+            shape = lead if self.scales == "token" else (rows.num_heads,)
             if self.scale_floats > 1:
                 shape = (*shape, self.scale_floats)
-            tensors += [CacheTensor(n, shape, "float32") for n in ("key_scale", "value_scale")]
-        return tuple(tensors)
+            scales.append(CacheTensor(f"{rows.name}_scale", shape, "float32"))
+        return (*tensors, *scales) if self.scale_floats else tuple(tensors)
 
 
 def _codes(values: Tensor, least: float, most: float, bias: float = 0.0) -> Tensor:

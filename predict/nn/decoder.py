@@ -12,7 +12,7 @@ from itertools import pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from predict.nn.blocks import AttentionBlock, ExpertBlock, MlpBlock
+from predict.nn.blocks import AttentionBlock, ExpertBlock, LatentAttentionBlock, MlpBlock
 from predict.nn.inputs import ForwardInputs, LayerCache
 from predict.nn.spec import EmbeddingSpec, HeadSpec
 
@@ -67,6 +67,36 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadMatrices:
+    """What makes keys and values of latents, of each head, in the model's dtype.
+
+    A matrix as pack_dense has it, and heads as one more dimension, the first. The CPU's operators
+    read the first one in two ways, and have it twice: a hundredth of DeepSeek-V2-Lite's memory, and
+    less of larger ones'.
+    """
+
+    key_up: Tensor  # [heads, qk_nope_head_dim, kv_lora_rank]
+    value_up: Tensor  # [heads, v_head_dim, kv_lora_rank]
+    key_absorb: Tensor | None = None  # [heads, kv_lora_rank, qk_nope_head_dim]; on the CPU
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Weights of a latent attention block; a slot that the block has not is None."""
+
+    block: LatentAttentionBlock
+    qkv_a: Linear  # q_a's outputs, or the queries themselves, then kv_a's
+    kv_a_norm: NormWeights
+    kv_b: HeadMatrices
+    out: Linear
+    norm: NormWeights | None = None
+    q_a_norm: NormWeights | None = None
+    q_b: Linear | None = None
+    post_norm: NormWeights | None = None
+    kv_format: str = "dense"
+
+
+@dataclass(frozen=True, slots=True)
 class Mlp:
     """Weights of an MLP block; a slot that the block has not is None."""
 
@@ -94,7 +124,7 @@ class Experts:
     post_norm: NormWeights | None = None
 
 
-BlockWeights: TypeAlias = Attention | Mlp | Experts
+BlockWeights: TypeAlias = Attention | LatentAttention | Mlp | Experts
 Layer: TypeAlias = tuple[BlockWeights, ...]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 
 import numpy as np
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
     from paddle import Tensor
 
-# The cache tensors of one layer: key, value, and where the format has them, the scales of both.
+# The cache tensors of one layer: key and value, or one of latents; then the scales of each, where
+# the format has them.
 LayerCache: TypeAlias = "tuple[Tensor, ...]"
 
 
@@ -148,6 +150,7 @@ def empty_example(
     return of_fields(fields, arrays)._replace(cu_seqlens_q=np.arange(2, dtype=np.int32))
 
 
-def cache_tensors(caches: Sequence[Tensor], per_layer: int) -> list[LayerCache]:
-    """Groups the tensors of layer after layer, `per_layer` each, by layer."""
-    return [tuple(caches[i : i + per_layer]) for i in range(0, len(caches), per_layer)]
+def cache_tensors(caches: Sequence[Tensor], of_layers: Sequence[int]) -> list[LayerCache]:
+    """Groups the tensors of layer after layer, so many of each, by layer."""
+    ends = [*accumulate(of_layers)]
+    return [tuple(caches[end - count : end]) for end, count in zip(ends, of_layers, strict=True)]

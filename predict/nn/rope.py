@@ -127,12 +127,15 @@ def attention_factor(rope: RopeSpec) -> float:
             return 1.0
         return math.sqrt(1 + math.log(rope.factor) / math.log(original))
 
-    def mscale(scale: float) -> float:
-        return 0.1 * scale * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
-
     if rope.mscale and rope.mscale_all_dim:
-        return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
-    return mscale(1.0)
+        given, all_dim = (yarn_mscale(rope.factor, m) for m in (rope.mscale, rope.mscale_all_dim))
+        return given / all_dim
+    return yarn_mscale(rope.factor, 1.0)
+
+
+def yarn_mscale(factor: float, scale: float) -> float:
+    """YaRN's attention temperature of a context `factor` times as long, of weight `scale`."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def rope_table(

@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from predict.nn.blocks import AttentionBlock, Block, ExpertBlock, LinearSlot, MlpBlock, Norm
+from predict.nn.blocks import (
+    AttentionBlock,
+    Block,
+    CachingBlock,
+    ExpertBlock,
+    HeadSlot,
+    LatentAttentionBlock,
+    LinearSlot,
+    MlpBlock,
+    Norm,
+)
 
 RMS_NORM = Norm()
 
@@ -100,9 +110,10 @@ class DecoderSpec:
             yield from layer
 
     @cached_property
-    def attention(self) -> tuple[AttentionBlock, ...]:
-        """The blocks that keep keys and values, in order."""
-        return tuple(block for block in self.blocks() if isinstance(block, AttentionBlock))
+    def attention(self) -> tuple[CachingBlock, ...]:
+        """The blocks that keep rows in the cache, in order."""
+        kinds = (AttentionBlock, LatentAttentionBlock)
+        return tuple(block for block in self.blocks() if isinstance(block, kinds))
 
     @property
     def num_layers(self) -> int:
@@ -116,13 +127,13 @@ class DecoderSpec:
 
     @property
     def num_kv_heads(self) -> int:
-        """Key and value heads of the first attention."""
-        return self.attention[0].num_kv_heads
+        """Heads of which the first attention keeps rows: those of keys."""
+        return self.attention[0].cache_rows[0].num_heads
 
     @property
     def head_dim(self) -> int:
-        """Values of a head of the first attention."""
-        return self.attention[0].head_dim
+        """Values of such a row: of a head."""
+        return self.attention[0].cache_rows[0].size
 
     @property
     def intermediate_size(self) -> int:
@@ -145,7 +156,9 @@ class DecoderSpec:
     @property
     def num_matmul_weights(self) -> int:
         """Elements of all matrices of layers and LM head, those of all experts included."""
-        return self._matmul_weights(lambda block, slot: max(slot.num_experts, 1))
+        return self._matmul_weights(
+            lambda block, slot: max(slot.num_experts, 1) if isinstance(slot, LinearSlot) else 1
+        )
 
     @property
     def num_active_weights(self) -> int:
@@ -158,20 +171,22 @@ class DecoderSpec:
         Of experts those that are chosen, as many as are expected where all are alike likely.
         """
 
-        def count(block: Block, slot: LinearSlot) -> float:
-            if not slot.num_experts or not isinstance(block, ExpertBlock):
+        def count(block: Block, slot: LinearSlot | HeadSlot) -> float:
+            if not isinstance(block, ExpertBlock) or isinstance(slot, HeadSlot):
+                return 1
+            if not slot.num_experts:
                 return 1
             unread = (1 - block.router.top_k / slot.num_experts) ** num_tokens
             return slot.num_experts * (1 - unread)
 
         return self._matmul_weights(count)
 
-    def _matmul_weights(self, count: Callable[[Block, LinearSlot], float]) -> int:
+    def _matmul_weights(self, count: Callable[[Block, LinearSlot | HeadSlot], float]) -> int:
         """Elements of layers' linears, each `count` times, and of the LM head."""
         linears = (
-            sum(slot.part_sizes) * slot.in_features * count(block, slot)
+            slot.out_features * slot.in_features * count(block, slot)
             for block in self.blocks()
             for slot in block.slots(self.hidden_size)
-            if isinstance(slot, LinearSlot)
+            if isinstance(slot, (LinearSlot, HeadSlot))
         )
         return round(sum(linears)) + self.vocab_size * (self.head.width or self.hidden_size)

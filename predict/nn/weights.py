@@ -14,6 +14,8 @@ from predict.nn.blocks import (
     Block,
     ExpertBlock,
     HeadNormSlot,
+    HeadSlot,
+    LatentAttentionBlock,
     LinearSlot,
     Norm,
     NormSlot,
@@ -36,7 +38,8 @@ class WeightNames:
     expert_gate_up, expert_down: {expert} is the expert's number; where a tensor holds those of all,
     too (predict.loading.checkpoint.one_by_one). expert_rows: how rows lie where an expert's gate
     and up have one prefix: "stacked", all of the gate, then all of up; "interleaved", in turns.
-    experts_transposed: experts' matrices are stored [in, out].
+    experts_transposed: experts' matrices are stored [in, out]. Latent attention: q_whole in place
+    of q_a, q_a_norm and q_b where queries are made of the input at once.
     Of a layer's third block on, names follow "blocks.2." within the layer.
     """
 
@@ -55,6 +58,13 @@ class WeightNames:
     q_norm: str = "self_attn.q_norm.weight"
     k_norm: str = "self_attn.k_norm.weight"
     qk_norm: tuple[str, ...] = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+    q_a: tuple[str, ...] = ("self_attn.q_a_proj",)
+    q_whole: tuple[str, ...] = ("self_attn.q_proj",)
+    kv_a: tuple[str, ...] = ("self_attn.kv_a_proj_with_mqa",)
+    q_a_norm: str = "self_attn.q_a_layernorm.weight"
+    q_b: tuple[str, ...] = ("self_attn.q_b_proj",)
+    kv_a_norm: str = "self_attn.kv_a_layernorm.weight"
+    kv_b: tuple[str, ...] = ("self_attn.kv_b_proj",)
     sinks: str = "self_attn.sinks"
     attention_post_norm: str = "post_self_attn_layernorm.weight"
     mlp_norm: str = "post_attention_layernorm.weight"
@@ -83,6 +93,18 @@ class WeightNames:
     base: str = ""  # what names begin with, unless a checkpoint leaves it out
     # Of a text model within a multimodal one: parts of the names of tensors that are left unread.
     beside_text: tuple[str, ...] = ()
+    # The same of layers behind the last one, which draft tokens.
+    drafting: tuple[str, ...] = ()
+
+    def without_layers(self, first: int, count: int) -> WeightNames:
+        """The names where so many layers behind the network's draft tokens, and go unread."""
+        layers = tuple(self.layer.format(layer=first + index) for index in range(count))
+        return replace(self, drafting=self.drafting + layers)
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Parts of the names of tensors that are of no use here."""
+        return self.ignored + self.beside_text + self.drafting
 
     def found_in(self, tensors: Collection[str]) -> WeightNames:
         """The names as a checkpoint of these tensors has them."""
@@ -102,11 +124,6 @@ class WeightNames:
             expert_gate_up=(JOINED_GATE_UP,),
             expert_down=default.expert_down,
         )
-
-    def without_layers(self, first: int, count: int) -> WeightNames:
-        """The names where so many layers behind the network's are of drafts, which go unread."""
-        layers = tuple(self.layer.format(layer=first + index) for index in range(count))
-        return replace(self, ignored=self.ignored + layers)
 
     def _with_found_base(self, tensors: Collection[str]) -> WeightNames:
         candidates = [self, self._with_base(self.base, "")]
@@ -141,6 +158,17 @@ class WeightNames:
                 "qk_norm": self.qk_norm,
                 "out": self.out,
                 "sinks": self.sinks,
+                "post_norm": self.attention_post_norm,
+            }
+        if isinstance(block, LatentAttentionBlock):
+            return {
+                "norm": self.attention_norm,
+                "qkv_a": (self.q_a if block.q_lora_rank else self.q_whole) + self.kv_a,
+                "q_a_norm": self.q_a_norm,
+                "q_b": self.q_b,
+                "kv_a_norm": self.kv_a_norm,
+                "kv_b": self.kv_b,
+                "out": self.out,
                 "post_norm": self.attention_post_norm,
             }
         if isinstance(block, ExpertBlock):
@@ -179,6 +207,8 @@ class LinearPlan:
     transposed: bool = False  # stored [in, out]
     normalized: bool = False  # rows have length 1, and the stored ones have not
     is_expert: bool = False
+    # Rows of each head's parts, where operators multiply by those: it stays in the model's dtype.
+    head_parts: tuple[int, ...] = ()
 
     @property
     def out_features(self) -> int:
@@ -386,6 +416,10 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
             is_expert=is_expert,
         )
 
+    def by_head(slot: HeadSlot, prefixes: tuple[str, ...]) -> LinearPlan:
+        sizes = (slot.out_features,)
+        return LinearPlan(prefixes, sizes, slot.in_features, False, head_parts=slot.part_sizes)
+
     def linears(
         block: Block, slot: LinearSlot, prefixes: tuple[str, ...]
     ) -> LinearPlan | ExpertsPlan:
@@ -413,6 +447,8 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
                 slots[slot.name] = head_norm(slot, [at + part for part in name])
             elif isinstance(slot, NormSlot):
                 slots[slot.name] = norm(slot.norm, f"{at}{name}", slot.size)
+            elif isinstance(slot, HeadSlot):
+                slots[slot.name] = by_head(slot, tuple(at + part for part in name))
             elif isinstance(slot, TableSlot):
                 slots[slot.name] = table(slot, f"{at}{name}")
             else:
@@ -447,5 +483,5 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
             for index, layer in enumerate(spec.layers)
         ),
         # A tied checkpoint may still carry its head; it is the embedding.
-        ignored=names.ignored + names.beside_text + ((names.head,) if tied else ()),
+        ignored=names.unread + ((names.head,) if tied else ()),
     )

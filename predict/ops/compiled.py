@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Embedding,
         Experts,
         Head,
+        LatentAttention,
         Layer,
         Linear,
         Mlp,
@@ -270,6 +271,19 @@ def attention_block(
         return composed.attention_block(
             _OPS, hidden, attention, cache, ropes, inputs, tree_mask, rows
         )
+    return _Run.of([(attention,)], [cache], ropes)(hidden, inputs, tree_mask, rows)
+
+
+def latent_attention_block(
+    hidden: Tensor,
+    attention: LatentAttention,
+    cache: LayerCache,
+    ropes: Sequence[Tensor],
+    inputs: ForwardInputs,
+    tree_mask: Tensor | None = None,
+    rows: Tensor | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """As `attention_block`, over a cache of latents."""
     return _Run.of([(attention,)], [cache], ropes)(hidden, inputs, tree_mask, rows)
 
 

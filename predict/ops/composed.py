@@ -1,7 +1,8 @@
 """Blocks as sequences of smaller operators, for any record.
 
 `ops` is a backend, predict.ops.compiled or predict.ops.plain: its norm, linear, activate, add,
-rope_and_cache_write, paged_attention, embedding and take are called. T tokens, H hidden size.
+rope_and_cache_write, paged_attention, embedding and take are called; what experts and latents call
+predict.ops.plain alone has. T tokens, H hidden size.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from predict.nn.blocks import Norm
-from predict.nn.decoder import Attention, Experts, Mlp
+from predict.nn.decoder import Attention, Experts, LatentAttention, Mlp
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -38,6 +39,31 @@ def attention_block(
     qkv = normed(ops, ops.linear(x, attention.qkv), attention.qk_norm, block.qk_norm)
     q, written = ops.rope_and_cache_write(qkv, attention, cache, ropes, inputs)
     mixed = ops.paged_attention(q, attention, tuple(written), inputs, tree_mask)
+    if rows is not None:
+        mixed, hidden, x = (ops.take(each, rows) for each in (mixed, hidden, x))
+    made = ops.linear(mixed, attention.out)
+    return _sum(ops, hidden, x, made, attention), written
+
+
+def latent_attention_block(
+    ops: ModuleType,
+    hidden: Tensor,
+    attention: LatentAttention,
+    cache: LayerCache,
+    ropes: Sequence[Tensor],
+    inputs: ForwardInputs,
+    tree_mask: Tensor | None = None,
+    rows: Tensor | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """As `attention_block`; also calls `split`, `turn_and_keep_latents` and `latent_attention`."""
+    block = attention.block
+    x = normed(ops, hidden, attention.norm, block.norm)
+    q, latents = ops.split(ops.linear(x, attention.qkv_a), block.latent_size)
+    q = normed(ops, q, attention.q_a_norm, block.q_a_norm)
+    if attention.q_b is not None:
+        q = ops.linear(q, attention.q_b)
+    q, written = ops.turn_and_keep_latents(q, latents, attention, cache, ropes, inputs)
+    mixed = ops.latent_attention(q, attention, tuple(written), inputs, tree_mask)
     if rows is not None:
         mixed, hidden, x = (ops.take(each, rows) for each in (mixed, hidden, x))
     made = ops.linear(mixed, attention.out)
@@ -85,11 +111,11 @@ def layer(
     before = hidden
     is_read_again = any(isinstance(block, Mlp) and block.block.parallel for block in blocks)
     for block in blocks:
-        if isinstance(block, Attention):
+        if isinstance(block, (Attention, LatentAttention)):
             before = ops.take(hidden, rows) if is_read_again and rows is not None else hidden
-            hidden, written = ops.attention_block(
-                hidden, block, cache, ropes, inputs, tree_mask, rows
-            )
+            is_latent = isinstance(block, LatentAttention)
+            run = ops.latent_attention_block if is_latent else ops.attention_block
+            hidden, written = run(hidden, block, cache, ropes, inputs, tree_mask, rows)
         elif isinstance(block, Experts):
             hidden = ops.expert_block(hidden, block)
         else:

@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,17 @@ from predict.schemes import scheme_of
 
 if TYPE_CHECKING:
     from paddle import Tensor
-    from predict.nn.decoder import Attention, Embedding, Experts, Head, Layer, Linear, Mlp
+    from predict.nn.cache_formats import KvFormat
+    from predict.nn.decoder import (
+        Attention,
+        Embedding,
+        Experts,
+        Head,
+        LatentAttention,
+        Layer,
+        Linear,
+        Mlp,
+    )
     from predict.nn.inputs import ForwardInputs, LayerCache
 
 _OPS = sys.modules[__name__]
@@ -146,8 +156,6 @@ def rope_and_cache_write(
     Shapes as in `predict.ops.compiled`. Returns q [T, num_heads * head_dim] and the cache, which is
     modified in place.
     """
-    import paddle
-
     block = attention.block
     heads, kv_heads, dim = block.num_heads, block.num_kv_heads, block.head_dim
     parts = qkv.astype("float32").reshape([-1, heads + 2 * kv_heads, dim])
@@ -163,32 +171,34 @@ def rope_and_cache_write(
         q_table = places.table if places.query_table < 0 else places.query_table
         q = _turned(q, ropes[q_table], places, inputs)
         k = _turned(k, ropes[places.table], places, inputs)
+    q = q.reshape([-1, heads * dim]).astype(qkv.dtype)
+    return q, _write((k, v), cache, kv_format_of(attention.kv_format), inputs)
+
+
+def _write(
+    new: Sequence[Tensor], cache: LayerCache, kv_format: KvFormat, inputs: ForwardInputs
+) -> list[Tensor]:
+    """Puts rows [T, heads, D] of each kind into the cache, in place, and returns its tensors."""
+    import paddle
 
     keep = paddle.nonzero(inputs.slot_mapping >= 0).reshape([-1])
     slots = paddle.gather(inputs.slot_mapping, keep).astype("int64")
-    block_size = cache[0].shape[2]
-    indices = (
-        (slots // block_size).unsqueeze(1),
-        paddle.arange(kv_heads, dtype="int64").unsqueeze(0),
-        (slots % block_size).unsqueeze(1),
-    )
-    kv_format = kv_format_of(attention.kv_format)
-
-    def write(new: Tensor, which: int) -> list[Tensor]:
-        rows, scales = paddle.gather(new, keep), None
-        given = cache[2 + which] if kv_format.scales == "head" else None
-        codes, made = kv_format.quantize(rows, given)
-        rows = paddle.index_put_(cache[which], indices, codes.astype(cache[which].dtype))
-        if kv_format.scales == "none":
-            return [rows]
-        scales = cache[2 + which]
-        if kv_format.scales == "token":
-            scales = paddle.index_put_(scales, indices, made)
-        return [rows, scales]
-
-    q = q.reshape([-1, heads * dim]).astype(qkv.dtype)
-    # key, value, then the scales of both
-    return q, [tensor for pair in zip(write(k, 0), write(v, 1), strict=True) for tensor in pair]
+    written, of_scales = [], []
+    for which, made in enumerate(new):
+        num_heads, block_size = cache[which].shape[1:3]
+        indices = (
+            (slots // block_size).unsqueeze(1),
+            paddle.arange(num_heads, dtype="int64").unsqueeze(0),
+            (slots % block_size).unsqueeze(1),
+        )
+        scales = None if kv_format.scales == "none" else cache[len(new) + which]
+        given = scales if kv_format.scales == "head" else None
+        codes, own = kv_format.quantize(paddle.gather(made, keep), given)
+        written.append(paddle.index_put_(cache[which], indices, codes.astype(cache[which].dtype)))
+        if scales is not None:
+            per_token = kv_format.scales == "token"
+            of_scales.append(paddle.index_put_(scales, indices, own) if per_token else scales)
+    return written + of_scales
 
 
 def copy_blocks(caches: Sequence[Tensor], copies: Sequence[tuple[int, int]]) -> None:
@@ -224,40 +234,96 @@ def paged_attention(
 ) -> Tensor:
     """Causal attention of ragged spans over a paged cache; arguments as in `predict.ops.compiled`.
 
-    Spans are padded to the longest, contexts to the longest: simple, and large. Raises ValueError
-    for a tree mask over a prefix mask, as that does.
+    Raises ValueError for a tree mask over a prefix mask, as that does.
     """
-    from paddle.nn import functional
+    block = attention.block
+    if block.prefix_mask and tree_mask is not None:
+        raise ValueError("tree_mask and prefix_lens do not go together")
+    heads = _Heads(
+        block.num_heads,
+        block.num_kv_heads,
+        block.softmax_scale,
+        block.window,
+        block.softcap,
+        attention.slopes,
+        block.prefix_mask,
+        attention.sinks,
+    )
+    kv_format = kv_format_of(attention.kv_format)
+    keys, values = (
+        _context(cache, which, 2, kv_format, block.head_dim, inputs) for which in (0, 1)
+    )
+    return _attend(q, heads, keys, values, inputs, tree_mask)
 
+
+class _Heads(NamedTuple):
+    """How `_attend` makes scores; as the fields of AttentionBlock."""
+
+    num_heads: int
+    num_kv_heads: int
+    softmax_scale: float
+    window: int = -1
+    softcap: float = 0.0
+    slopes: Tensor | None = None
+    prefix_mask: bool = False
+    sinks: Tensor | None = None
+
+
+def _context(
+    cache: LayerCache,
+    which: int,
+    num_kinds: int,
+    kv_format: KvFormat,
+    size: int,
+    inputs: ForwardInputs,
+) -> Tensor:
+    """Rows [B, heads, 1, S, size] of every request's context, padded to the longest.
+
+    which: of the num_kinds kinds of rows that the cache keeps.
+    """
     import paddle
 
-    shape_of = attention.block
-    if shape_of.prefix_mask and tree_mask is not None:
-        raise ValueError("tree_mask and prefix_lens do not go together")
-    heads, kv_heads, dim = shape_of.num_heads, shape_of.num_kv_heads, shape_of.head_dim
-    block_size = cache[0].shape[2]
+    num_heads, block_size = cache[which].shape[1:3]
     # Tensor arithmetic, not Python's, so that the same lines also trace into a program.
-    longest_span, longest_context = inputs.max_lens[0], inputs.max_lens[1]
-    num_blocks = (longest_context + (block_size - 1)) // block_size
+    num_blocks = (inputs.max_lens[1] + (block_size - 1)) // block_size
     tables = paddle.clip(inputs.block_tables[:, :num_blocks], min=0)  # [B, blocks]
-    kv_format = kv_format_of(attention.kv_format)
 
     def blocks(pool: Tensor) -> Tensor:
         # Paddle's CPU gather does not take float16; the whole pool is cast, however large it is.
         pool = pool.astype("float32") if pool.dtype == paddle.float16 else pool
         return paddle.gather(pool, tables.reshape([-1]))
 
-    def context(which: int) -> Tensor:  # [B, kv_heads, 1, S, D]
-        scales = None
-        if kv_format.scales == "token":
-            scales = blocks(cache[2 + which])
-        elif kv_format.scales == "head":
-            scales = cache[2 + which].unsqueeze(-1)
-        rows = kv_format.unpack(blocks(cache[which]), scales, dim)
-        shape = paddle.shape(tables)
-        by_seq = rows.reshape([shape[0], shape[1], kv_heads, block_size, dim])
-        return by_seq.transpose([0, 2, 1, 3, 4]).reshape([0, kv_heads, 1, -1, dim])
+    scales = None
+    if kv_format.scales == "token":
+        scales = blocks(cache[num_kinds + which])
+    elif kv_format.scales == "head":
+        scales = cache[num_kinds + which].unsqueeze(-1)
+    rows = kv_format.unpack(blocks(cache[which]), scales, size)
+    shape = paddle.shape(tables)
+    by_seq = rows.reshape([shape[0], shape[1], num_heads, block_size, size])
+    return by_seq.transpose([0, 2, 1, 3, 4]).reshape([0, num_heads, 1, -1, size])
 
+
+def _attend(
+    q: Tensor,
+    shape_of: _Heads,
+    keys: Tensor,
+    values: Tensor,
+    inputs: ForwardInputs,
+    tree_mask: Tensor | None,
+) -> Tensor:
+    """Attention of queries [T, num_heads * D] over keys and values of every request's context.
+
+    keys [B, num_kv_heads, 1, S, D], values [B, num_kv_heads, 1, S, V]; S whole blocks, at least the
+    longest context. Spans are padded to the longest: simple, and large. Returns [T, num_heads * V].
+    """
+    from paddle.nn import functional
+
+    import paddle
+
+    heads, kv_heads = shape_of.num_heads, shape_of.num_kv_heads
+    dim, value_dim = keys.shape[-1], values.shape[-1]
+    longest_span = inputs.max_lens[0]
     starts, ends = inputs.cu_seqlens_q[:-1], inputs.cu_seqlens_q[1:]
     lengths = ends - starts  # [B]
     row = paddle.arange(longest_span, dtype="int32")
@@ -268,7 +334,7 @@ def paged_attention(
     padded = padded.transpose([0, 2, 3, 1, 4])  # [B, kv_heads, group, span, D]
 
     first = (inputs.context_lens - lengths).unsqueeze(1)  # [B, 1] position of a span's token 0
-    column = paddle.arange(num_blocks * block_size, dtype="int32")
+    column = paddle.arange(paddle.shape(keys)[3], dtype="int32")
     if tree_mask is None:
         position = first + row  # [B, span]
         last = position
@@ -290,28 +356,97 @@ def paged_attention(
         visible = paddle.logical_and(visible, column > position.unsqueeze(2) - shape_of.window)
     # Slots that nobody wrote may hold NaN, which 0 * NaN would let through.
     written = (column < inputs.context_lens.unsqueeze(1)).unsqueeze(1).unsqueeze(1).unsqueeze(4)
-    values = context(1)
     values = paddle.where(written, values, paddle.zeros_like(values))
 
-    scores = paddle.matmul(padded, context(0), transpose_y=True) * shape_of.softmax_scale
+    scores = paddle.matmul(padded, keys, transpose_y=True) * shape_of.softmax_scale
     scores = _capped(scores, shape_of.softcap)
-    if attention.slopes is not None:
+    if shape_of.slopes is not None:
         stands = paddle.gather(inputs.positions, span_rows.reshape([-1])).reshape([shape[0], -1])
         distance = (column - stands.unsqueeze(2)).astype("float32")  # [B, span, S]
-        bias = attention.slopes.reshape([1, kv_heads, heads // kv_heads, 1, 1])
+        bias = shape_of.slopes.reshape([1, kv_heads, heads // kv_heads, 1, 1])
         scores = scores + bias * distance.unsqueeze(1).unsqueeze(1)
     scores = paddle.where(
         visible.unsqueeze(1).unsqueeze(1), scores, paddle.full_like(scores, LOWEST)
     )
     weights = functional.softmax(scores, axis=-1)
-    if attention.sinks is not None:
-        sinks = attention.sinks.reshape([1, kv_heads, heads // kv_heads, 1, 1])
+    if shape_of.sinks is not None:
+        sinks = shape_of.sinks.reshape([1, kv_heads, heads // kv_heads, 1, 1])
         highest = paddle.max(scores, axis=-1, keepdim=True)
         total = paddle.sum(paddle.exp(scores - highest), axis=-1, keepdim=True)
         weights = weights * (total / (total + paddle.exp(sinks - highest)))
     out = paddle.matmul(weights, values).transpose([0, 3, 1, 2, 4])
     used = paddle.nonzero((row < lengths.unsqueeze(1)).reshape([-1])).reshape([-1])
-    return paddle.gather(out.reshape([-1, heads * dim]), used).astype(q.dtype)
+    return paddle.gather(out.reshape([-1, heads * value_dim]), used).astype(q.dtype)
+
+
+def split(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The columns of x [T, N] up to the last `size`, and those."""
+    return x[:, :-size], x[:, -size:]
+
+
+def turn_and_keep_latents(
+    q: Tensor,
+    latents: Tensor,
+    attention: LatentAttention,
+    cache: LayerCache,
+    ropes: Sequence[Tensor],
+    inputs: ForwardInputs,
+) -> tuple[Tensor, list[Tensor]]:
+    """Rotates queries, norms and rotates latents, and writes these to their slots.
+
+    q [T, heads * (N + R)], latents [T, L + R]: see predict.nn.blocks.LatentAttentionBlock. Returns
+    q and the cache, which is modified in place.
+    """
+    import paddle
+
+    block = attention.block
+    own, rank = block.qk_nope_head_dim, block.kv_lora_rank
+    table = ropes[block.positions.table]
+    parts = q.astype("float32").reshape([-1, block.num_heads, own + block.qk_rope_head_dim])
+    turned = _turned(parts[..., own:], table, block.positions, inputs)
+    row = latents.astype("float32")
+    kept = _normalise(row[:, :rank], attention.kv_a_norm, block.kv_a_norm)
+    shared = _turned(row[:, rank:].unsqueeze(1), table, block.positions, inputs)
+    row = paddle.concat([kept.unsqueeze(1), shared], axis=-1)
+    q = paddle.concat([parts[..., :own], turned], axis=-1).flatten(1).astype(q.dtype)
+    return q, _write((row,), cache, kv_format_of(attention.kv_format), inputs)
+
+
+def latent_attention(
+    q: Tensor,
+    attention: LatentAttention,
+    cache: LayerCache,
+    inputs: ForwardInputs,
+    tree_mask: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of queries [T, heads * (N + R)] over latents. Returns [T, heads * V].
+
+    In the form that the block says; the cheaper one is taken to be the absorbed.
+    """
+    import paddle
+
+    block = attention.block
+    heads, rank, own = block.num_heads, block.kv_lora_rank, block.qk_nope_head_dim
+    kv_format = kv_format_of(attention.kv_format)
+    latents = _context(cache, 0, 1, kv_format, block.latent_size, inputs)
+    key_up = attention.kv_b.key_up.astype("float32")
+    value_up = attention.kv_b.value_up.astype("float32")
+    if block.form == "expanded":
+        made = latents[..., :rank].squeeze(2)  # [B, 1, S, L]
+        keys = paddle.matmul(made, key_up, transpose_y=True).unsqueeze(2)
+        values = paddle.matmul(made, value_up, transpose_y=True).unsqueeze(2)
+        shared = latents[..., rank:] + paddle.zeros([1, heads, 1, 1, 1])
+        keys = paddle.concat([keys, shared], axis=-1)
+        of_heads = _Heads(heads, heads, block.softmax_scale)
+        return _attend(q, of_heads, keys, values, inputs, tree_mask)
+    parts = q.astype("float32").reshape([-1, heads, own + block.qk_rope_head_dim])
+    absorbed = paddle.matmul(parts[..., :own].transpose([1, 0, 2]), key_up).transpose([1, 0, 2])
+    queries = paddle.concat([absorbed, parts[..., own:]], axis=-1).flatten(1)
+    of_heads = _Heads(heads, 1, block.softmax_scale)
+    mixed = _attend(queries, of_heads, latents, latents[..., :rank], inputs, tree_mask)
+    mixed = mixed.reshape([-1, heads, rank]).transpose([1, 0, 2])
+    out = paddle.matmul(mixed, value_up, transpose_y=True).transpose([1, 0, 2])
+    return out.flatten(1).astype(q.dtype)
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
@@ -360,6 +495,21 @@ def attention_block(
     rows: [L] int32, those that are returned: [L, H].
     """
     return composed.attention_block(_OPS, hidden, attention, cache, ropes, inputs, tree_mask, rows)
+
+
+def latent_attention_block(
+    hidden: Tensor,
+    attention: LatentAttention,
+    cache: LayerCache,
+    ropes: Sequence[Tensor],
+    inputs: ForwardInputs,
+    tree_mask: Tensor | None = None,
+    rows: Tensor | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """As `attention_block`, over a cache of latents."""
+    return composed.latent_attention_block(
+        _OPS, hidden, attention, cache, ropes, inputs, tree_mask, rows
+    )
 
 
 def mlp_block(hidden: Tensor, mlp: Mlp, before: Tensor | None = None) -> Tensor:

@@ -10,8 +10,22 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from predict.nn.blocks import AttentionBlock, Block, ExpertBlock, MlpBlock, Residual
-from predict.nn.decoder import Attention, BlockWeights, Linear, NormWeights
+from predict.nn.blocks import (
+    AttentionBlock,
+    Block,
+    ExpertBlock,
+    LatentAttentionBlock,
+    MlpBlock,
+    Residual,
+)
+from predict.nn.decoder import (
+    Attention,
+    BlockWeights,
+    HeadMatrices,
+    LatentAttention,
+    Linear,
+    NormWeights,
+)
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -19,6 +33,7 @@ if TYPE_CHECKING:
 # The settings of a record beside its block's fields that name a linear's scheme.
 STORED = {
     "attention": ("qkv", "out"),
+    "latent_attention": ("qkv_a", "q_b", "out"),
     "mlp": ("gate_up", "down"),
     "experts": ("gate_up", "down", "shared_gate_up", "shared_down"),
 }
@@ -34,8 +49,8 @@ def is_fused(block: Block) -> bool:
 
 def folds_norm(block: Block) -> bool:
     """Whether a GPU may keep the block's norm in the matrix behind it (regatta/cuda_ops.h)."""
-    if isinstance(block, ExpertBlock):
-        return False  # several matrices and the router read what it makes
+    if isinstance(block, (ExpertBlock, LatentAttentionBlock)):
+        return False  # several matrices, or the router, read what it makes
     norm, parallel = block.norm, isinstance(block, MlpBlock) and block.parallel
     plain = norm is not None and norm.kind == "rms" and not (norm.bias or norm.plus_one)
     ends_plain = block.post_norm is None and block.residual == Residual()
@@ -46,7 +61,7 @@ def record(weights: BlockWeights) -> str:
     """The block's kind and fields, and how its linears and its cache are stored."""
     linears = {name: getattr(weights, name) for name in STORED[weights.block.kind]}
     stored = {name: linear.scheme for name, linear in linears.items() if linear is not None}
-    if isinstance(weights, Attention):
+    if isinstance(weights, (Attention, LatentAttention)):
         stored["kv_format"] = weights.kv_format
     return text_of(weights.block, **stored)
 
@@ -89,10 +104,10 @@ def tensors(weights: BlockWeights, ropes: Sequence[Tensor]) -> list[Tensor]:
     listed: list[Tensor] = []
     for name in _slot_names(weights.block):
         listed += _of_slot(getattr(weights, name))
-    if not isinstance(weights, Attention):
+    if not isinstance(weights, (Attention, LatentAttention)):
         return listed
     places = weights.block.positions
-    if weights.slopes is not None:
+    if isinstance(weights, Attention) and weights.slopes is not None:
         listed.append(weights.slopes)
     if places.kind == "rotary":
         listed.append(ropes[places.table])
@@ -106,9 +121,12 @@ def _slot_names(block: Block) -> tuple[str, ...]:
     return tuple(slot.name for slot in block.slots(1))  # for any hidden size
 
 
-def _of_slot(weights: Linear | NormWeights | Tensor) -> list[Tensor]:
+def _of_slot(weights: Linear | HeadMatrices | NormWeights | Tensor) -> list[Tensor]:
     if isinstance(weights, Linear):
         return [*weights.tensors] if weights.bias is None else [*weights.tensors, weights.bias]
     if isinstance(weights, NormWeights):
         return [weights.weight] if weights.bias is None else [weights.weight, weights.bias]
+    if isinstance(weights, HeadMatrices):
+        kept = [weights.key_up, weights.value_up]
+        return kept if weights.key_absorb is None else [*kept, weights.key_absorb]
     return [weights]

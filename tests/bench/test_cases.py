@@ -29,6 +29,7 @@ COST = Cost(
     layer_flops_per_token=100,
     head_flops_per_row=10,
     attention_flops_per_pair=1,
+    decode_flops_per_pair=1,
     cache_bytes_per_token=2,
 )
 

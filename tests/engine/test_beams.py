@@ -16,6 +16,7 @@ from predict.device import library
 from predict.engine.beams import Candidates, likeliest, log_softmax, num_candidates
 from predict.engine.request_state import BeamGroup, Request
 from predict.errors import UserError
+from predict.nn.blocks import key_value_rows
 from predict.nn.cache_formats import kv_format_of
 from predict.predictor import main
 from predict.request import RequestOutput
@@ -141,7 +142,7 @@ def test_copied_blocks_are_equal_and_others_untouched(
     kv_format = kv_format_of(row)
     generator = np.random.default_rng(0)
     layer = []
-    for tensor in kv_format.layer_tensors(7, 2, 16, 20, "bfloat16"):
+    for tensor in kv_format.tensors(key_value_rows(2, 20), 7, 16, "bfloat16"):
         values = paddle.to_tensor(generator.integers(0, 255, tensor.shape).astype("float32"))
         layer.append(values.astype(tensor.dtype))
     before = [tensor.astype("float32").numpy() for tensor in layer]

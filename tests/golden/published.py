@@ -27,6 +27,7 @@ class Published:
     prefix: str = ""  # of tensors, that the published ones lack
     causal_mask: str = ""  # path of a layer's attention that has one among the tensors
     head: str = ""  # the tied matrix that is stored a second time, by the name of the head
+    drafting: tuple[str, ...] = ()  # tensors of a layer behind the last one, which makes drafts
 
 
 FAMILIES: dict[str, Published] = {
@@ -85,6 +86,25 @@ FAMILIES: dict[str, Published] = {
         dropped=("_sliding_window_pattern", "layer_types", "use_bidirectional_attention"),
     ),
     "phi3": Published(rope_kind="type"),
+    "deepseek_v2": Published(
+        added={"moe_layer_freq": 1, "scoring_func": "softmax", "seq_aux": True, "ep_size": 1},
+        dropped=("head_dim", "mlp_bias", "output_router_logits", "qk_head_dim"),
+        rope_kind="type",
+    ),
+    "deepseek_v3": Published(
+        added={
+            "moe_layer_freq": 1,
+            "num_nextn_predict_layers": 1,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+        },
+        dropped=(
+            *("head_dim", "num_mtp_layers", "output_router_logits", "qk_head_dim"),
+            "rope_interleave",
+        ),
+        rope_kind="type",
+        drafting=("eh_proj.weight", "enorm.weight", "hnorm.weight", "shared_head.norm.weight"),
+    ),
 }
 
 
@@ -127,6 +147,9 @@ def publish_tensors(config: Mapping[str, Any], tensors: Tensors) -> Tensors:
     tensors = {name.removeprefix(family.prefix): tensor for name, tensor in tensors.items()}
     if family.head:
         tensors.setdefault("lm_head.weight", tensors[family.head].clone())
+    for name in family.drafting:
+        behind = f"model.layers.{config['num_hidden_layers']}"
+        tensors[f"{behind}.{name}"] = torch.ones(config["hidden_size"])
     if family.causal_mask:
         positions = config.get("n_positions", 144)
         mask = torch.ones(1, 1, positions, positions, dtype=torch.bool).tril()

@@ -13,6 +13,7 @@ import pytest
 from predict.device.library import Library
 from predict.errors import UserError
 from predict.loading.cache_scales import head_scales
+from predict.nn.blocks import key_value_rows
 from predict.nn.cache_formats import FORMATS, KV_FORMATS, KvFormat, kv_format_of
 from tests.support.attention import Problem, Shape, attention, rope_table, rotated
 from tests.support.cpu_kernels import (
@@ -180,7 +181,7 @@ def test_rows_are_quantized_when_they_are_written(
     qkv[1, -1] = 1.5  # and one without extent
     qkv = rounded(qkv, dtype)
     table = rope_table(50, rotary)
-    tensors = kv_format.layer_tensors(5, kv_heads, 8, dim, dtype)
+    tensors = kv_format.tensors(key_value_rows(kv_heads, dim), 5, 8, dtype)
     caches = [paddle.full(list(t.shape), 77, t.dtype) for t in tensors]
     if kv_format.scales == "head":
         caches[2:] = [given_scales(kv_format, kv_heads)] * 2
@@ -241,7 +242,7 @@ def test_every_instruction_set_writes_the_same_codes(
             continue
         force(compiled, name)
         try:
-            tensors = kv_format.layer_tensors(5, 1, 64, 67, "float32")
+            tensors = kv_format.tensors(key_value_rows(1, 67), 5, 64, "float32")
             caches = [paddle.zeros(list(t.shape), t.dtype) for t in tensors]
             if kv_format.scales == "head":
                 caches[2:] = [given_scales(kv_format, 1)] * 2
@@ -281,8 +282,9 @@ def test_e4m3_codes_are_those_of_paddle() -> None:
 
 def test_bytes_per_token_are_those_of_the_tensors() -> None:
     for row in FORMATS:
-        tensors = row.layer_tensors(10, 2, 16, 32, "float32")
-        assert len(tensors) == row.tensors_per_layer
+        kept = key_value_rows(2, 32)
+        tensors = row.tensors(kept, 10, 16, "float32")
+        assert len(tensors) == row.num_tensors(kept)
         per_block = [t for t in tensors if len(t.shape) > 2]
         sizes = {"float32": 4, "uint8": 1}
         num_bytes = sum(np.prod(t.shape) * sizes[t.dtype] for t in per_block)

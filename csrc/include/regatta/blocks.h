@@ -18,6 +18,7 @@ namespace regatta {
 enum class PositionKind : uint8_t { kRotary, kAlibi, kNone };
 enum class Placement : uint8_t { kOutput, kSum };  // of a post norm
 enum class Source : uint8_t { kInput, kNormed };   // of a residual
+enum class LatentForm : uint8_t { kCheaper, kAbsorbed, kExpanded };
 enum class Scoring : uint8_t { kSoftmax, kSigmoid };
 enum class GroupScore : uint8_t { kMax, kTopTwo };
 
@@ -76,6 +77,31 @@ struct AttentionBlock {
   int64_t q_size() const { return num_heads * head_dim; }
   int64_t kv_size() const { return num_kv_heads * head_dim; }
   int64_t qkv_size() const { return q_size() + 2 * kv_size(); }
+};
+
+// L kv_lora_rank, N qk_nope_head_dim, R qk_rope_head_dim, V v_head_dim; a latent is a row of L + R.
+struct LatentAttentionBlock {
+  int64_t num_heads = 0;
+  int64_t kv_lora_rank = 0, qk_nope_head_dim = 0, qk_rope_head_dim = 0, v_head_dim = 0;
+  float softmax_scale = 1.0f;
+  int64_t q_lora_rank = 0;  // 0: queries are made of the input at once
+  Norm norm;
+  Norm q_a_norm, kv_a_norm;
+  Positions positions;
+  bool a_bias = false, out_bias = false;
+  LatentForm form = LatentForm::kCheaper;
+  Norm post_norm;
+  Placement post_norm_of = Placement::kOutput;
+  Residual residual;
+  SchemeId qkv_a = SchemeId::kDense, q_b = SchemeId::kDense, out = SchemeId::kDense;
+  KvFormat kv_format = KvFormat::kDense;
+
+  int64_t latent_size() const { return kv_lora_rank + qk_rope_head_dim; }
+  int64_t q_head_size() const { return qk_nope_head_dim + qk_rope_head_dim; }
+  int64_t q_size() const { return num_heads * q_head_size(); }
+  int64_t mixed_size() const { return num_heads * v_head_dim; }
+  // Outputs of the first product: q_a's (or the queries), then the latent's.
+  int64_t a_size() const { return (q_lora_rank ? q_lora_rank : q_size()) + latent_size(); }
 };
 
 struct MlpBlock {
@@ -156,6 +182,32 @@ struct AttentionBlockParams {
   void* hidden_out = nullptr;  // [T, H]; with rows [L, H]
 };
 
+// Of each head, as pack_dense has a matrix, and heads as one more dimension, the first.
+struct HeadMatrices {
+  TensorView key_up;      // [heads, N, L]
+  TensorView value_up;    // [heads, V, L]
+  TensorView key_absorb;  // [heads, L, N] key_up turned; on the CPU
+};
+
+struct LatentAttentionBlockParams {
+  LatentAttentionBlock block;
+  DType dtype = DType::kFloat32;
+  int64_t hidden_size = 0;
+  const void* hidden = nullptr;  // [T, H]
+  NormWeights norm, q_a_norm, kv_a_norm, post_norm;
+  LinearWeights qkv_a, q_b, out;
+  HeadMatrices kv_b;
+  const float* rope_cache = nullptr;  // [P, R]
+  int64_t rotary_dim = 0, num_positions = 0;
+  PagedCache cache;                       // of latents: one head; values are the first L of keys
+  const int32_t* positions = nullptr;     // [T]
+  const int32_t* slot_mapping = nullptr;  // [T]
+  AttentionBatch batch;
+  const int32_t* rows = nullptr;  // as AttentionBlockParams'
+  int64_t num_rows = 0;
+  void* hidden_out = nullptr;  // [T, H]; with rows [L, H]
+};
+
 struct MlpBlockParams {
   MlpBlock block;
   DType dtype = DType::kFloat32;
@@ -188,11 +240,13 @@ struct ExpertBlockParams {
   void* out = nullptr;                // [T, H]
 };
 
-using BlockParams = std::variant<AttentionBlockParams, MlpBlockParams, ExpertBlockParams>;
+using BlockParams = std::variant<AttentionBlockParams, MlpBlockParams, ExpertBlockParams,
+                                 LatentAttentionBlockParams>;
 
 namespace cpu {
 
 Status attention_block(const AttentionBlockParams& params);
+Status latent_attention_block(const LatentAttentionBlockParams& params);
 Status mlp_block(const MlpBlockParams& params);
 Status expert_block(const ExpertBlockParams& params);
 

@@ -51,9 +51,10 @@ inline bool parse_kv_format(const char* name, KvFormat* format) {
   return false;
 }
 
-// Tensors of one layer's cache: key, value, and where the format has scales, the scales of both.
-constexpr int kv_tensors_per_layer(KvFormat format) {
-  return kv_format_info(format).scale_floats ? 4 : 2;
+// Cache tensors of a block that keeps so many kinds of rows: key and value, or latents alone; of
+// each its rows, and its scales where the format has any.
+constexpr int num_kv_tensors(KvFormat format, int num_kinds) {
+  return kv_format_info(format).scale_floats ? 2 * num_kinds : num_kinds;
 }
 
 // Bytes of one row, the key or value of one head and token. element_bytes: of the activations.

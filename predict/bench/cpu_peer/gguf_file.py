@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from predict.bench.cpu_peer.shapes import plain_attention
 from predict.nn.spec import DecoderSpec
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ FILE_TYPES = {
 
 def architecture(spec: DecoderSpec) -> str:
     """llama.cpp's name for a network like this."""
-    first = spec.attention[0]
+    first = plain_attention(spec)[0]
     if first.post_norm:
         return "gemma3"
     if first.qk_norm:
@@ -59,13 +60,13 @@ def tensors(
         yield f"{start}.ffn_norm.weight", (hidden,), "F32"
         for name, size in (("attn_q", queries), ("attn_k", keys), ("attn_v", keys)):
             yield f"{start}.{name}.weight", (size, hidden), layer_type
-            if spec.attention[0].qkv_bias:
+            if plain_attention(spec)[0].qkv_bias:
                 yield f"{start}.{name}.bias", (size,), "F32"
-        if spec.attention[0].qk_norm:
+        if plain_attention(spec)[0].qk_norm:
             yield f"{start}.attn_q_norm.weight", (spec.head_dim,), "F32"
             yield f"{start}.attn_k_norm.weight", (spec.head_dim,), "F32"
         yield f"{start}.attn_output.weight", (hidden, queries), layer_type
-        if spec.attention[0].post_norm:
+        if plain_attention(spec)[0].post_norm:
             yield f"{start}.post_attention_norm.weight", (hidden,), "F32"
             yield f"{start}.post_ffw_norm.weight", (hidden,), "F32"
         yield f"{start}.ffn_gate.weight", (inner, hidden), layer_type
@@ -115,10 +116,10 @@ def write_gguf(
 
 def _add_windows(writer: gguf.GGUFWriter, spec: DecoderSpec) -> None:
     """Which layers see a window, how wide it is, and the base of their rotary table."""
-    windows = [block for block in spec.attention if block.window > 0]
+    windows = [block for block in plain_attention(spec) if block.window > 0]
     if windows:
         writer.add_sliding_window(windows[0].window)
-        writer.add_sliding_window_pattern([block.window > 0 for block in spec.attention])
+        writer.add_sliding_window_pattern([block.window > 0 for block in plain_attention(spec)])
         writer.add_rope_freq_base_swa(spec.ropes[windows[0].positions.table].theta)
 
 

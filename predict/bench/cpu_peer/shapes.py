@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError, one_of
-from predict.nn.blocks import LinearSlot, NormSlot
+from predict.nn.blocks import AttentionBlock, LinearSlot, NormSlot
 from predict.nn.spec import DecoderSpec
 from predict.system.files import read_json_object
 
@@ -48,6 +48,11 @@ def sizes_of(spec: DecoderSpec) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in SIZES}
 
 
+def plain_attention(spec: DecoderSpec) -> list[AttentionBlock]:
+    """The attention of layer after layer, of which there is one kind alone in what is measured."""
+    return [block for block in spec.attention if isinstance(block, AttentionBlock)]
+
+
 def num_parameters(spec: DecoderSpec) -> int:
     """All elements of a network's weights, by which both sides must agree on its sizes."""
     head = spec.vocab_size * spec.hidden_size
@@ -65,7 +70,7 @@ def num_parameters(spec: DecoderSpec) -> int:
 def check_peer_has(spec: DecoderSpec, shape: str) -> None:
     """Raises UserError for a network that gguf_file has no layout for."""
     methods = {rope.method for rope in spec.ropes}
-    attention = spec.attention
+    attention = plain_attention(spec)
     lacking = {
         f"layers of {spec.model_type}": spec.model_type not in MODEL_TYPES,
         "biases of the output projection or the MLP": any(

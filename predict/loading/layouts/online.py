@@ -51,6 +51,8 @@ class Online:
     def scheme(self, plan: LinearPlan) -> str:
         """See Layout."""
         settings = self.settings
+        if plan.head_parts:
+            return DENSE
         if any(part in prefix for part in settings.skip for prefix in plan.prefixes):
             return DENSE
         if plan == self.head:

@@ -1,0 +1,443 @@
+// See latent_attention_block.cc.
+// clang-format off: attention.inl uses what gemm.inl defines
+#include "gemm.inl"
+#include "block.inl"
+#include "kv_rows.inl"
+#include "attention.inl"
+#include "rope.inl"
+// clang-format on
+
+namespace regatta::cpu::REGATTA_ISA {
+
+// The block's products, looked up once; those of heads one behind the other.
+struct LatentKernels {
+  Gemm qkv_a, q_b, out;
+  std::vector<TensorView> views;  // of single heads, which the others refer to
+  std::vector<Gemm> key_up, value_up, key_absorb;
+};
+
+// The products of heads [first, first + num_heads) with rows of their own. rows(head): packed and
+// complete. store(head, row, num_rows, column, num_columns, tile): as gemm()'s. No barrier inside.
+template <class RowsOf, class Store>
+void head_products(Team& team, const std::vector<Gemm>& gemms, int64_t first, int64_t num_heads,
+                   RowsOf&& rows_of, Store&& store) {
+  constexpr int64_t kBlockRows = 96;  // their products stay in L1 until they are stored
+  const PackedRows& alike = rows_of(first);
+  const GemmKernels& kernels = *gemms[first].kernels;
+  const int64_t num_panels = gemms[first].weight.num_panels();
+  const int64_t block_tiles = std::max<int64_t>(1, kBlockRows / alike.tile_rows);
+  const int64_t num_blocks = (alike.num_tiles() + block_tiles - 1) / block_tiles;
+  // Of few rows a thread reads two panels at a time, far from each other.
+  const bool two_streams = alike.num_rows <= kernels.max_rows_of_two;
+  const int64_t distance = two_streams ? (num_panels + 1) / 2 : num_panels;
+  Scratch::Scope scope(team.scratch());
+  float* products = team.scratch().take<float>(2 * block_tiles * alike.tile_rows * kPanel);
+  team.for_each(num_heads * num_blocks, [&](int64_t i) {
+    const int64_t head = first + i / num_blocks, block = i % num_blocks;
+    const PackedRows& rows = rows_of(head);
+    const Weight& weight = gemms[head].weight;
+    PanelJob job;
+    job.rows = &rows;
+    job.weight = &weight;
+    job.scratch = &team.scratch();
+    job.out = products;
+    job.tile_begin = block * block_tiles;
+    job.tile_end = std::min(job.tile_begin + block_tiles, rows.num_tiles());
+    for (int64_t panel = 0; panel < distance; ++panel) {
+      job.panels[0] = panel;
+      job.panels[1] = panel + distance;
+      job.num_panels = job.panels[1] < num_panels ? 2 : 1;
+      kernels.run(job);
+      for (int j = 0; j < job.num_panels; ++j) {
+        const int64_t column = job.panels[j] * kPanel;
+        store(head, job.first_row(), job.num_rows(), column,
+              std::min(kPanel, weight.out_features - column),
+              static_cast<const float*>(products + j * job.num_rows() * kPanel));
+      }
+    }
+  });
+}
+
+// Tokens [begin, end) of a batch, in one form.
+template <class T>
+class LatentAttention {
+ public:
+  using Query = typename Factor<uses_dot<T>()>::Type;
+
+  LatentAttention(const LatentAttentionBlockParams& params, const LatentKernels& kernels,
+                  LatentPiece piece, Scratch& scratch)
+      : p_(params),
+        kernels_(kernels),
+        begin_(piece.begin),
+        num_tokens_(piece.end - piece.begin),
+        heads_(params.block.num_heads),
+        rank_(params.block.kv_lora_rank),
+        own_(params.block.qk_nope_head_dim),
+        rotated_(params.block.qk_rope_head_dim),
+        value_dim_(params.block.v_head_dim),
+        scratch_(scratch),
+        batch_(cut_batch(params.batch, piece.begin, piece.end, scratch)),
+        used_(batch_.cu_seqlens_q[batch_.num_seqs]),
+        hidden_(static_cast<const T*>(params.hidden) + piece.begin * params.hidden_size),
+        ending_(params.block, params.post_norm, params.out.bias, hidden_,
+                static_cast<T*>(params.hidden_out) + piece.begin * params.hidden_size,
+                num_tokens_, params.hidden_size, scratch),
+        normed_(make_rows(kernels.qkv_a, scratch, num_tokens_, Fill::kByRow)),
+        attended_(make_rows(kernels.out, scratch, num_tokens_, Fill::kByColumns)),
+        packs_heads_(value_dim_ % kPanel == 0),
+        a_(scratch.take<float>(num_tokens_ * params.block.a_size())),
+        queries_(a_),
+        query_stride_(params.block.a_size()) {
+    const LatentAttentionBlock& block = params.block;
+    if (!packs_heads_) mixed_ = scratch.take<float>(num_tokens_ * block.mixed_size());
+    zeros_ = scratch.take<float>(std::max(block.mixed_size(), rank_));
+    std::fill(zeros_, zeros_ + std::max(block.mixed_size(), rank_), 0.0f);
+    if (block.q_lora_rank == 0) return;
+    normed_q_ = make_rows(kernels.q_b, scratch, num_tokens_, Fill::kByRow);
+    queries_ = scratch.take<float>(num_tokens_ * block.q_size());
+    query_stride_ = block.q_size();
+  }
+
+  // A query over latents of each head, attention over one row per token, values of what it gives.
+  void run_absorbed() {
+    const int64_t width = rank_ + rotated_;
+    Query* queries = scratch_.take<Query>(num_tokens_ * heads_ * width);
+    const std::vector<PackedRows> own = rows_of_heads(kernels_.key_absorb);
+    const std::vector<PackedRows> latents = rows_of_heads(kernels_.value_up);
+    const AttentionJob job =
+        make_attention_job(p_.batch, batch_, p_.cache, heads_, 1, width, p_.block.softmax_scale, -1,
+                           scratch_, rank_);
+    parallel([&](Team& team) {
+      project(team);
+      for_tokens(team, [&](int64_t token) {
+        for (int64_t h = 0; h < heads_; ++h) {
+          pack_columns(own[h], token, 0, query(token, h), own_);
+          rotate(token, query(token, h) + own_, queries + (token * heads_ + h) * width + rank_);
+        }
+      });
+      team.barrier();
+      head_products(
+          team, kernels_.key_absorb, 0, heads_,
+          [&](int64_t h) -> const PackedRows& { return own[h]; },
+          [&](int64_t h, int64_t row, int64_t num, int64_t column, int64_t count,
+              const float* tile) {
+            store_tile(tile, row, num, column, count, static_cast<const T*>(nullptr),
+                       static_cast<const Query*>(nullptr), queries + h * width, heads_ * width);
+          });
+      team.barrier();
+      attend<T>(team, job, queries, [&](int64_t token, int64_t head, const float* values) {
+        pack_columns(latents[head], token, 0, values, rank_);
+      });
+      team.for_each(num_tokens_ - used_, [&](int64_t i) {
+        for (const PackedRows& rows : latents) pack_row(rows, used_ + i, zeros_);
+      });
+      team.barrier();
+      head_products(
+          team, kernels_.value_up, 0, heads_,
+          [&](int64_t h) -> const PackedRows& { return latents[h]; },
+          [&](int64_t h, int64_t row, int64_t num, int64_t column, int64_t count,
+              const float* tile) {
+            for (int64_t i = 0; i < num; ++i) {
+              take_values(row + i, h, column, tile + i * kPanel, count);
+            }
+          });
+      finish(team);
+    });
+  }
+
+  // Keys and values of all contexts, of as many heads at a time as stay in cache.
+  void run_expanded() {
+    const ExpandedContexts contexts(batch_);
+    const int64_t num_rows = contexts.num_rows(), width = own_ + rotated_;
+    const PackedRows latents =
+        make_rows(kernels_.key_up[0], scratch_, std::max<int64_t>(num_rows, 1), Fill::kByRow);
+    Query* queries = scratch_.take<Query>(num_tokens_ * heads_ * width);
+    const int64_t head_bytes = 2 * num_rows * width * static_cast<int64_t>(sizeof(T));
+    const int64_t most = std::max<int64_t>(1, kMaxExpandedBytes / std::max<int64_t>(head_bytes, 1));
+    const int64_t num_groups = (heads_ + most - 1) / most;
+    const int64_t group = (heads_ + num_groups - 1) / num_groups;
+    T* keys = scratch_.take<T>(num_rows * group * width);
+    T* values = scratch_.take<T>(num_rows * group * width);
+    parallel([&](Team& team) {
+      project(team);
+      for_tokens(team, [&](int64_t token) {
+        for (int64_t h = 0; h < heads_; ++h) {
+          const int64_t first = h / group * group, count = std::min(group, heads_ - first);
+          Query* to = queries + (first * num_tokens_ + token * count + h - first) * width;
+          copy_row(query(token, h), to, own_);
+          rotate(token, query(token, h) + own_, to + own_);
+        }
+      });
+      pack_contexts(team, contexts, latents);
+    });
+    for (int64_t first = 0; first < heads_; first += group) {
+      const int64_t count = std::min(group, heads_ - first);
+      attend_expanded(contexts, latents, first, count, keys, values,
+                      queries + first * num_tokens_ * width);
+    }
+    parallel([&](Team& team) {
+      team.for_each(num_tokens_ - used_,
+                    [&](int64_t i) { pack_row(attended_, used_ + i, zeros_); });
+      finish(team);
+    });
+  }
+
+ private:
+  // Keys and values of some heads: beyond this they take turns in L3. Measured on Zen 4.
+  static constexpr int64_t kMaxExpandedBytes = int64_t{16} << 20;
+
+  const float* query(int64_t token, int64_t head) const {
+    return queries_ + token * query_stride_ + head * (own_ + rotated_);
+  }
+
+  template <class Fn>
+  void for_tokens(Team& team, Fn&& fn) const {
+    team.for_chunks(num_tokens_, rows_per_claim(team, num_tokens_),
+                    [&](int64_t begin, int64_t end) {
+                      for (int64_t token = begin; token < end; ++token) fn(token);
+                    });
+  }
+
+  std::vector<PackedRows> rows_of_heads(const std::vector<Gemm>& gemms) const {
+    std::vector<PackedRows> rows;
+    for (const Gemm& gemm : gemms) {
+      rows.push_back(make_rows(gemm, scratch_, num_tokens_, Fill::kByColumns));
+    }
+    return rows;
+  }
+
+  // to[0 .. R) = x turned by the token's position.
+  template <class Out>
+  void rotate(int64_t token, const float* x, Out* to) const {
+    const int64_t half = p_.rotary_dim / 2;
+    const float* angles = p_.rope_cache + p_.positions[begin_ + token] * p_.rotary_dim;
+    if (p_.block.positions.interleaved) {
+      rotate_pairs(x, angles, angles + half, half, rotated_, to);
+    } else {
+      rotate_head(x, angles, angles + half, half, rotated_, to);
+    }
+  }
+
+  // Queries to queries_, latents to the cache; then a barrier.
+  void project(Team& team) const {
+    const LatentAttentionBlock& block = p_.block;
+    take_rows(team, normed_, hidden_, block.norm, p_.norm, ending_.kept);
+    complete_rows(team, normed_);
+    gemm(team, kernels_.qkv_a, normed_,
+         [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
+           store_tile(tile, row, num, column, num_columns, static_cast<const T*>(p_.qkv_a.bias),
+                      static_cast<const float*>(nullptr), a_, block.a_size());
+         });
+    team.barrier();
+    const RowNorm<T> q_norm = row_norm<T>(block.q_a_norm, p_.q_a_norm);
+    Scratch::Scope scope(team.scratch());
+    float* row = team.scratch().take<float>(std::max(rank_, block.q_lora_rank));
+    for_tokens(team, [&](int64_t token) {
+      const float* from = a_ + token * block.a_size();
+      if (block.q_lora_rank) {
+        norm_row(from, q_norm, row, block.q_lora_rank);
+        pack_row(normed_q_, token, row);
+      }
+      keep_latent(token, from + block.a_size() - block.latent_size(), row);
+    });
+    if (block.q_lora_rank) {
+      complete_rows(team, normed_q_);
+      gemm(team, kernels_.q_b, normed_q_,
+           [&](int64_t first, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
+             store_tile(tile, first, num, column, num_columns, static_cast<const T*>(nullptr),
+                        static_cast<const float*>(nullptr), queries_, query_stride_);
+           });
+    }
+    team.barrier();
+  }
+
+  // normed: room for L values.
+  void keep_latent(int64_t token, const float* latent, float* normed) const {
+    const int64_t slot = p_.slot_mapping[begin_ + token];
+    if (slot < 0) return;
+    T* to = static_cast<T*>(p_.cache.key) + slot * (rank_ + rotated_);
+    norm_row(latent, row_norm<T>(p_.block.kv_a_norm, p_.kv_a_norm), normed, rank_);
+    copy_row(normed, to, rank_);
+    rotate(token, latent + rank_, to + rank_);
+  }
+
+  // Where the latent of a position of a span lies.
+  const T* latent_at(int64_t span, int64_t position) const {
+    const int64_t block = position / p_.cache.block_size;
+    const int64_t id = batch_.block_tables[span * batch_.max_blocks + block];
+    const int64_t slot = (id - block) * p_.cache.block_size + position;
+    return static_cast<const T*>(p_.cache.key) + slot * (rank_ + rotated_);
+  }
+
+  // Rows of the last block of a context that are behind its end stay as they are: none sees them.
+  void pack_contexts(Team& team, const ExpandedContexts& contexts, const PackedRows& rows) const {
+    team.for_each(static_cast<int64_t>(contexts.blocks.size()), [&](int64_t i) {
+      const ExpandedContexts::Block& block = contexts.blocks[i];
+      for (int64_t j = 0; j < block.count; ++j) {
+        pack_columns(rows, i * kChunk + j, 0, latent_at(block.span, block.first + j), rank_);
+      }
+    });
+  }
+
+  // Heads [first, first + count): their keys and values [block][head][kChunk][N + R] of the
+  // contexts, then their attention.
+  void attend_expanded(const ExpandedContexts& contexts, const PackedRows& latents, int64_t first,
+                       int64_t count, T* keys, T* values, const Query* queries) {
+    const int64_t width = own_ + rotated_;
+    Scratch::Scope scope(scratch_);
+    PagedCache cache;
+    cache.key = keys;
+    cache.value = values;
+    cache.num_blocks = static_cast<int64_t>(contexts.blocks.size());
+    cache.block_size = kChunk;
+    AttentionBatch batch = batch_;
+    batch.block_tables = contexts.tables.data();
+    batch.max_blocks = contexts.max_blocks;
+    const AttentionJob job = make_attention_job(p_.batch, batch, cache, count, count, width,
+                                                p_.block.softmax_scale, -1, scratch_, value_dim_);
+    const auto row_of = [&](T* rows, int64_t row, int64_t head) {
+      return rows + ((row / kChunk * count + head - first) * kChunk + row % kChunk) * width;
+    };
+    const auto store_to = [&](T* rows) {
+      return [&, rows](int64_t head, int64_t row, int64_t num, int64_t column, int64_t num_columns,
+                       const float* tile) {
+        for (int64_t i = 0; i < num; ++i) {
+          copy_row(tile + i * kPanel, row_of(rows, row + i, head) + column, num_columns);
+        }
+      };
+    };
+    const auto rows = [&](int64_t) -> const PackedRows& { return latents; };
+    parallel([&](Team& team) {
+      head_products(team, kernels_.key_up, first, count, rows, store_to(keys));
+      head_products(team, kernels_.value_up, first, count, rows, store_to(values));
+      team.for_each(cache.num_blocks, [&](int64_t i) {
+        const ExpandedContexts::Block& block = contexts.blocks[i];
+        for (int64_t j = 0; j < block.count; ++j) {
+          const T* shared = latent_at(block.span, block.first + j) + rank_;
+          for (int64_t h = first; h < first + count; ++h) {
+            copy_row(shared, row_of(keys, i * kChunk + j, h) + own_, rotated_);
+          }
+        }
+      });
+      team.barrier();
+      attend<T>(team, job, queries, [&](int64_t token, int64_t head, const float* mixed) {
+        take_values(token, first + head, 0, mixed, value_dim_);
+      });
+    });
+  }
+
+  // Some columns of what the output product reads of a head.
+  void take_values(int64_t token, int64_t head, int64_t column, const float* values,
+                   int64_t count) const {
+    const int64_t at = head * value_dim_ + column;
+    if (packs_heads_) return pack_columns(attended_, token, at, values, count);
+    copy_row(values, mixed_ + token * heads_ * value_dim_ + at, count);
+  }
+
+  void finish(Team& team) const {
+    if (!packs_heads_) {
+      team.barrier();
+      team.for_chunks(used_, rows_per_claim(team, used_), [&](int64_t from, int64_t to) {
+        for (int64_t i = from; i < to; ++i) {
+          pack_row(attended_, i, mixed_ + i * heads_ * value_dim_);
+        }
+      });
+    }
+    complete_rows(team, attended_);
+    gemm(team, kernels_.out, attended_, ending_);
+    ending_.complete(team);
+  }
+
+  const LatentAttentionBlockParams& p_;
+  const LatentKernels& kernels_;
+  const int64_t begin_, num_tokens_;
+  const int64_t heads_, rank_, own_, rotated_, value_dim_;
+  Scratch& scratch_;
+  const AttentionBatch batch_;
+  const int64_t used_;  // tokens that are no padding
+  const T* hidden_;
+  const Ending<T> ending_;
+  const PackedRows normed_, attended_;
+  const bool packs_heads_;  // a head begins at a cache line of the packed row
+  float* a_;                // [tokens, a_size]
+  float* queries_;          // [tokens, heads, N + R], tokens query_stride_ apart
+  int64_t query_stride_;
+  PackedRows normed_q_;
+  float* mixed_ = nullptr;  // [tokens, heads, V], unless packs_heads_
+  float* zeros_ = nullptr;
+};
+
+// Matrices [rows, columns] of each head; `views` has room for them.
+inline Status find_head_gemms(const TensorView& stacked, int64_t rows, int64_t columns, DType dtype,
+                              std::vector<TensorView>* views, std::vector<Gemm>* gemms) {
+  TensorView one = stacked;
+  one.rank = stacked.rank - 1;
+  int64_t bytes = dtype_size(stacked.dtype);
+  for (int i = 0; i < one.rank; ++i) bytes *= one.shape[i] = stacked.shape[i + 1];
+  Gemm gemm;
+  const Status status =
+      find_gemm(SchemeId::kDense, {&one, 1, columns, rows}, dtype, REGATTA_ISA_ENUM, &gemm);
+  if (!status.ok()) return status;
+  for (int64_t head = 0; head < stacked.shape[0]; ++head) {
+    views->push_back(one);
+    gemm.weight.tensors = &views->back();
+    gemms->push_back(gemm);
+    one.data = static_cast<const char*>(one.data) + bytes;
+  }
+  return {};
+}
+
+inline Status find_latent_kernels(const LatentAttentionBlockParams& p, LatentKernels* kernels) {
+  const LatentAttentionBlock& block = p.block;
+  const auto find = [&](const char* name, const LinearWeights& weights, SchemeId scheme,
+                        int64_t in_features, int64_t out_features, Gemm* gemm) {
+    const Status status = find_gemm(scheme, weight_of(weights, scheme, in_features, out_features),
+                                    p.dtype, REGATTA_ISA_ENUM, gemm);
+    return status.ok() ? status : Status::error(std::string(name) + ": " + status.message());
+  };
+  Status status =
+      find("qkv_a", p.qkv_a, block.qkv_a, p.hidden_size, block.a_size(), &kernels->qkv_a);
+  if (status.ok() && block.q_lora_rank > 0) {
+    status = find("q_b", p.q_b, block.q_b, block.q_lora_rank, block.q_size(), &kernels->q_b);
+  }
+  if (status.ok()) {
+    status = find("out", p.out, block.out, block.mixed_size(), p.hidden_size, &kernels->out);
+  }
+  const int64_t rank = block.kv_lora_rank, own = block.qk_nope_head_dim;
+  kernels->views.reserve(3 * block.num_heads);  // gemms refer to them
+  const auto of_heads = [&](const char* name, const TensorView& stacked, int64_t rows,
+                            int64_t columns, std::vector<Gemm>* gemms) {
+    if (!status.ok()) return;
+    status = find_head_gemms(stacked, rows, columns, p.dtype, &kernels->views, gemms);
+    if (!status.ok()) status = Status::error(std::string(name) + ": " + status.message());
+  };
+  of_heads("key_up", p.kv_b.key_up, own, rank, &kernels->key_up);
+  of_heads("value_up", p.kv_b.value_up, block.v_head_dim, rank, &kernels->value_up);
+  of_heads("key_absorb", p.kv_b.key_absorb, rank, own, &kernels->key_absorb);
+  return status;
+}
+
+// Rows that are taken through the phases at once: as many as have this much in scratch.
+inline int64_t most_rows(const LatentAttentionBlock& block) {
+  constexpr int64_t kMaxBytes = int64_t{96} << 20;
+  const int64_t row_bytes = block.num_heads * (block.latent_size() + block.kv_lora_rank) *
+                            static_cast<int64_t>(sizeof(float));
+  return std::max<int64_t>(kChunk, std::min(kMaxBlockRows, kMaxBytes / row_bytes));
+}
+
+inline Status run_latent_attention_block(const LatentAttentionBlockParams& p) {
+  LatentKernels kernels;
+  const Status status = find_latent_kernels(p, &kernels);
+  if (!status.ok()) return status;
+  return with_dtype(p.dtype, [&](auto like) {
+    for (const LatentPiece& piece : latent_pieces(p.block, p.batch, most_rows(p.block))) {
+      Scratch& scratch = Scratch::mine();
+      Scratch::Scope scope(scratch);
+      LatentAttention<decltype(like)> attention(p, kernels, piece, scratch);
+      piece.expanded ? attention.run_expanded() : attention.run_absorbed();
+    }
+    return Status();
+  });
+}
+
+}  // namespace regatta::cpu::REGATTA_ISA
