@@ -19,6 +19,7 @@
 #include <variant>
 #include <vector>
 
+#include "cuda/attention/latent/latent.h"
 #include "cuda/experts/experts.h"
 #include "cuda/norm/sum_norm.h"
 #include "cuda/product.h"
@@ -87,6 +88,11 @@ BlockView view_of(const BlockParams& params) {
     return {b.norm,       b.post_norm, b.post_norm_of, b.residual, a->norm,
             a->post_norm, b.qkv,       b.out,          false,      a->batch.num_tokens};
   }
+  if (const auto* l = std::get_if<LatentAttentionBlockParams>(&params)) {
+    const LatentAttentionBlock& b = l->block;
+    return {b.norm,       b.post_norm, b.post_norm_of, b.residual, l->norm,
+            l->post_norm, b.qkv_a,     b.out,          false,      l->batch.num_tokens};
+  }
   if (const auto* e = std::get_if<ExpertBlockParams>(&params)) {
     const ExpertBlock& b = e->block;
     return {b.norm,    b.post_norm, b.post_norm_of, b.residual,    e->norm, e->post_norm,
@@ -111,6 +117,19 @@ PagedAttentionParams paged_attention_params(const AttentionBlockParams& p) {
   a.window = block.window;
   a.softcap = block.softcap;
   a.slopes = p.slopes;
+  return a;
+}
+
+LatentAttentionParams latent_attention_params(const LatentAttentionBlockParams& l) {
+  LatentAttentionParams a;
+  a.dtype = l.dtype;
+  a.cache = l.cache.key;
+  a.block_size = l.cache.block_size;
+  a.batch = l.batch;
+  a.num_heads = l.block.num_heads;
+  a.latent_rank = l.block.kv_lora_rank;
+  a.rope_size = l.block.qk_rope_head_dim;
+  a.softmax_scale = l.block.softmax_scale;
   return a;
 }
 
@@ -141,6 +160,20 @@ struct ExpertScratch {
   int32_t* counts;     // sort_counts()
 };
 
+// Of latent attention; head-major tensors are [Hq, T, ...].
+struct LatentScratch {
+  void* made;      // [T, a_size()] by the first product
+  void* q_normed;  // [T, q_lora_rank]
+  void* q;         // [T, q_size()]
+  void* q_nope;    // [Hq, T, N]
+  void* q_rope;    // [Hq, T, R]
+  void* q_latent;  // [Hq, T, L]
+  void* mixed;     // [Hq, T, L]
+  void* values;    // [Hq, T, V]
+  int32_t* ends;   // [Hq]
+  void* workspace;
+};
+
 struct BlocksScratch {
   void* normed;     // [T, H]
   void* qkv;        // [T, (Hq + 2 Hkv) D]
@@ -152,6 +185,7 @@ struct BlocksScratch {
   void* some;       // [T, H], where some rows are the output
   float* sumsq;     // [T, sumsq_per_row()]
   ExpertScratch experts;
+  LatentScratch latent;
   std::vector<AttentionSpace> attention;
   ProductScratch product;
   int64_t total;
@@ -163,6 +197,8 @@ struct BlocksScratch {
     for (const BlockParams& params : blocks) {
       if (const auto* a = std::get_if<AttentionBlockParams>(&params)) {
         add(*a, limits, arena, sizes);
+      } else if (const auto* l = std::get_if<LatentAttentionBlockParams>(&params)) {
+        add(*l, limits, sizes);
       } else if (const auto* e = std::get_if<ExpertBlockParams>(&params)) {
         add(*e, sizes);
       } else {
@@ -193,6 +229,16 @@ struct BlocksScratch {
     experts.places = static_cast<int32_t*>(words(sizes.pairs));
     experts.ends = static_cast<int32_t*>(words(sizes.pairs == 0 ? 0 : kMaxExperts));
     experts.counts = static_cast<int32_t*>(words(sizes.counts));
+    latent.made = take(sizes.latent_made);
+    latent.q_normed = take(sizes.q_normed);
+    latent.q = take(sizes.latent_q);
+    latent.q_nope = take(sizes.q_nope);
+    latent.q_rope = take(sizes.q_rope);
+    latent.q_latent = take(sizes.q_latent);
+    latent.mixed = take(sizes.q_latent);
+    latent.values = take(sizes.values);
+    latent.ends = static_cast<int32_t*>(words(sizes.latent_heads));
+    latent.workspace = sizes.latent_workspace == 0 ? nullptr : arena.take(sizes.latent_workspace);
     product.take(arena, resources.blas);
     total = arena.used();
   }
@@ -208,6 +254,8 @@ struct BlocksScratch {
     int64_t qkv = 0, q = 0, inner = 0, functions = 0, made = 0, some = 0, sumsq = 0;
     int64_t sorted = 0, expert_inner = 0, expert_functions = 0, shared = 0;
     int64_t logits = 0, tokens = 0, pairs = 0, counts = 0;  // of 4 bytes
+    int64_t latent_made = 0, q_normed = 0, latent_q = 0, q_nope = 0, q_rope = 0, q_latent = 0;
+    int64_t values = 0, latent_heads = 0, latent_workspace = 0;
 
     void add_rows(int64_t count, int64_t hidden_size, DType dtype) {
       rows = std::max(rows, count);
@@ -247,6 +295,35 @@ struct BlocksScratch {
     space.zeroed_bytes = paged_attention_zeroed_bytes(attended, limits);
     space.memory = arena.take(space.bytes);
     attention.push_back(space);
+  }
+
+  void add(const LatentAttentionBlockParams& l, const AttentionLimits& limits, Sizes& sizes) {
+    const LatentAttentionBlock& block = l.block;
+    const int64_t rows = l.batch.num_tokens, pairs = rows * block.num_heads;
+    const auto most = [](int64_t& size, int64_t values) { size = std::max(size, values); };
+    sizes.add_rows(rows, l.hidden_size, l.dtype);
+    most(sizes.latent_made, rows * block.a_size());
+    most(sizes.q_normed, rows * block.q_lora_rank);
+    if (block.q_lora_rank > 0) most(sizes.latent_q, rows * block.q_size());
+    most(sizes.q_nope, pairs * block.qk_nope_head_dim);
+    most(sizes.q_rope, pairs * block.qk_rope_head_dim);
+    most(sizes.q_latent, pairs * block.kv_lora_rank);
+    most(sizes.values, pairs * block.v_head_dim);
+    most(sizes.q, rows * block.mixed_size());
+    most(sizes.latent_heads, block.num_heads);
+    most(sizes.latent_workspace,
+         latent_attention_workspace_bytes(latent_attention_params(l), limits));
+    if (l.rows != nullptr) most(sizes.some, rows * l.hidden_size);
+    add_ending(block, rows * l.hidden_size, sizes);
+    product.count(block.qkv_a, l.dtype, rows, l.hidden_size, block.a_size(), false, false);
+    if (block.q_lora_rank > 0) {
+      product.count(block.q_b, l.dtype, rows, block.q_lora_rank, block.q_size(), false, false);
+    }
+    product.count(SchemeId::kDense, l.dtype, pairs, block.qk_nope_head_dim, block.kv_lora_rank,
+                  false, false, block.num_heads);
+    product.count(SchemeId::kDense, l.dtype, pairs, block.kv_lora_rank, block.v_head_dim, false,
+                  false, block.num_heads);
+    product.count(block.out, l.dtype, rows, block.mixed_size(), l.hidden_size, false, false);
   }
 
   void add(const ExpertBlockParams& e, Sizes& sizes) {
@@ -553,6 +630,129 @@ class Blocks {
     if (!status.ok() || !some || lasts) return status;
     return gather_rows({a.rows, s_.some, a.hidden_out, a.num_rows, rows, a.hidden_size, a.dtype},
                        launch_);
+  }
+
+  // l.hidden -> l.hidden_out, absorbed: queries and outputs go through each head's matrix.
+  Status run(const LatentAttentionBlockParams& l, const BlockView& view) {
+    const LatentAttentionBlock& block = l.block;
+    const LatentScratch& x = s_.latent;
+    const int64_t rows = l.batch.num_tokens;
+    Product first;
+    first.name = "qkv_a";
+    first.scheme = block.qkv_a;
+    first.weight = l.qkv_a.tensors;
+    first.bias = l.qkv_a.bias;
+    first.out = x.made;
+    first.num_rows = rows;
+    first.in_features = l.hidden_size;
+    first.out_features = block.a_size();
+    Status status = take_norm(first, view, l.hidden, l.dtype);
+    if (!status.ok()) return status;
+    status = cuda::run(first, l.dtype, l.dtype, s_.product, launch_);
+    if (status.ok() && block.q_lora_rank > 0) status = make_queries(l);
+    if (!status.ok()) return status;
+    status = latent_write(latent_write_params(l), launch_);
+    if (!status.ok()) return status;
+    LatentAttentionParams attended = latent_attention_params(l);
+    status = multiply_heads(l, l.kv_b.key_absorb, x.q_nope, x.q_latent);
+    if (!status.ok()) return status;
+    attended.q_latent = x.q_latent;
+    attended.q_rope = x.q_rope;
+    attended.out = x.mixed;
+    status = latent_attention(attended, limits_, x.workspace, launch_);
+    if (!status.ok()) return status;
+    status = multiply_heads(l, l.kv_b.value_up, x.mixed, x.values);
+    if (!status.ok()) return status;
+    status = heads_to_rows(x.values, s_.mixed, rows, block.num_heads, block.v_head_dim, l.dtype,
+                           launch_);
+    if (!status.ok()) return status;
+    const bool some = l.rows != nullptr && l.num_rows != rows;
+    Product out;
+    out.name = "out";
+    out.scheme = block.out;
+    out.weight = l.out.tensors;
+    out.bias = l.out.bias;
+    out.x = s_.mixed;
+    out.out = some ? s_.some : l.hidden_out;
+    out.num_rows = rows;
+    out.in_features = block.mixed_size();
+    out.out_features = l.hidden_size;
+    const void* source = block.residual.source == Source::kNormed ? s_.normed : l.hidden;
+    status = end_block(out, view, source, !some, l.dtype);
+    if (!status.ok() || !some) return status;
+    return gather_rows({l.rows, s_.some, l.hidden_out, l.num_rows, rows, l.hidden_size, l.dtype},
+                       launch_);
+  }
+
+  // The first columns of what the first product made, normed -> the queries.
+  Status make_queries(const LatentAttentionBlockParams& l) {
+    const LatentAttentionBlock& block = l.block;
+    const LatentScratch& x = s_.latent;
+    const int64_t rows = l.batch.num_tokens;
+    const Status status =
+        norm_columns({x.made, l.q_a_norm.weight, x.q_normed, rows, block.q_lora_rank,
+                      block.a_size(), block.q_a_norm.epsilon, l.dtype},
+                     launch_);
+    if (!status.ok()) return status;
+    Product q;
+    q.name = "q_b";
+    q.scheme = block.q_b;
+    q.weight = l.q_b.tensors;
+    q.x = x.q_normed;
+    q.out = x.q;
+    q.num_rows = rows;
+    q.in_features = block.q_lora_rank;
+    q.out_features = block.q_size();
+    return cuda::run(q, l.dtype, l.dtype, s_.product, launch_);
+  }
+
+  LatentWriteParams latent_write_params(const LatentAttentionBlockParams& l) const {
+    const LatentAttentionBlock& block = l.block;
+    const LatentScratch& x = s_.latent;
+    const int64_t first = block.a_size() - block.latent_size();  // columns ahead of the latent
+    LatentWriteParams p;
+    p.dtype = l.dtype;
+    p.q = block.q_lora_rank > 0 ? x.q : x.made;
+    p.q_stride = block.q_lora_rank > 0 ? block.q_size() : block.a_size();
+    p.latents = static_cast<const char*>(x.made) + first * dtype_size(l.dtype);
+    p.latent_stride = block.a_size();
+    p.norm_weight = l.kv_a_norm.weight;
+    p.rope_cache = l.rope_cache;
+    p.positions = l.positions;
+    p.slot_mapping = l.slot_mapping;
+    p.cache = l.cache.key;
+    p.q_nope = x.q_nope;
+    p.q_rope = x.q_rope;
+    p.head_ends = x.ends;
+    p.num_tokens = l.batch.num_tokens;
+    p.num_heads = block.num_heads;
+    p.latent_rank = block.kv_lora_rank;
+    p.rope_size = block.qk_rope_head_dim;
+    p.nope_size = block.qk_nope_head_dim;
+    p.num_positions = l.num_positions;
+    p.epsilon = block.kv_a_norm.epsilon;
+    p.interleaved = block.positions.interleaved;
+    return p;
+  }
+
+  // from [Hq, T, in] by each head's matrix [Hq, out, in] -> to [Hq, T, out].
+  Status multiply_heads(const LatentAttentionBlockParams& l, const TensorView& matrices,
+                        const void* from, void* to) {
+    TensorView first = matrices;
+    first.rank = 2;
+    std::copy(matrices.shape + 1, matrices.shape + 3, first.shape);
+    Product p;
+    p.name = "heads";
+    p.weight = &first;
+    p.x = from;
+    p.out = to;
+    p.num_rows = l.batch.num_tokens * l.block.num_heads;
+    p.in_features = first.shape[1];
+    p.out_features = first.shape[0];
+    p.num_groups = l.block.num_heads;
+    p.group_ends = s_.latent.ends;
+    p.group_ends_ready = from == s_.latent.mixed;  // attention came between
+    return cuda::run(p, l.dtype, l.dtype, s_.product, launch_);
   }
 
   // m.hidden -> m.out.

@@ -6,7 +6,7 @@
 //     norm [H] (and its bias), qkv's tensors, qkv bias?, q norm and k norm?, out's tensors, out
 //     bias?, post norm?, slopes [Hq] of ALiBi, or the rotary table [P, R] and the one of queries?
 //     norm, qkv_a's tensors, qkv_a bias?, q_a norm and q_b's tensors?, kv_a norm, of all heads
-//     key_up, value_up and on the CPU key_absorb, out's tensors, out bias?, post norm?, the rotary
+//     key_up, value_up and key_absorb, out's tensors, out bias?, post norm?, the rotary
 //     table
 //     norm, gate_up's tensors, gate_up bias?, down's tensors, down bias?, post norm?
 //     norm, router [E, H], its bias [E]?, correction [E]?, of E experts gate_up's tensors, gate_up
@@ -77,10 +77,7 @@ class Views {
 // Takes a block's tensors off the list of weights.
 class Weights {
  public:
-  Weights(Views& views, DType dtype, bool on_cpu)
-      : views_(views), dtype_(dtype), on_cpu_(on_cpu) {}
-
-  bool on_cpu() const { return on_cpu_; }
+  Weights(Views& views, DType dtype, bool on_cpu) : views_(views), dtype_(dtype), on_cpu_(on_cpu) {}
 
   const void* vector(const char* name, int64_t size, bool is_there = true) {
     if (!is_there) return nullptr;
@@ -134,9 +131,7 @@ class Weights {
     HeadMatrices matrices;
     matrices.key_up = by_head("key_up", heads, block.qk_nope_head_dim, rank);
     matrices.value_up = by_head("value_up", heads, block.v_head_dim, rank);
-    if (on_cpu_) {
-      matrices.key_absorb = by_head("key_absorb", heads, rank, block.qk_nope_head_dim);
-    }
+    matrices.key_absorb = by_head("key_absorb", heads, rank, block.qk_nope_head_dim);
     return matrices;
   }
 
@@ -193,10 +188,6 @@ AttentionBlockParams attention_params(const AttentionBlock& block, int64_t hidde
 LatentAttentionBlockParams latent_attention_params(const LatentAttentionBlock& block,
                                                    int64_t hidden_size, DType dtype,
                                                    Weights& weights, Views& caches) {
-  if (!weights.on_cpu()) {
-    fail("blocks: latent_attention is not computed on a GPU yet (allowed there: attention, mlp, " +
-         std::string("experts); run the model with --device cpu"));
-  }
   LatentAttentionBlockParams p;
   p.block = block;
   p.dtype = dtype;

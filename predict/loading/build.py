@@ -136,9 +136,11 @@ def build_decoder(
         key_rows, value_rows = plan.head_parts
         heads = values.reshape(-1, key_rows + value_rows, plan.in_features)
         keys, values = heads[:, :key_rows], heads[:, key_rows:]
-        if compiled is None or place is not None:
+        if compiled is None:
             return HeadMatrices(tensor(keys), tensor(values))
-        return HeadMatrices(*map(packed, (keys, values, keys.transpose(0, 2, 1))))
+        absorbed = np.ascontiguousarray(keys.transpose(0, 2, 1))
+        place_all = packed if place is None else tensor
+        return HeadMatrices(*map(place_all, (keys, values, absorbed)))
 
     def packed(matrices: Any) -> Tensor:
         """Matrices [heads, N, K] as the CPU's operators read each."""

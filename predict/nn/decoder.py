@@ -70,14 +70,14 @@ class Attention:
 class HeadMatrices:
     """What makes keys and values of latents, of each head, in the model's dtype.
 
-    A matrix as pack_dense has it, and heads as one more dimension, the first. The CPU's operators
+    A matrix as pack_dense has it, and heads as one more dimension, the first. Compiled operators
     read the first one in two ways, and have it twice: a hundredth of DeepSeek-V2-Lite's memory, and
     less of larger ones'.
     """
 
     key_up: Tensor  # [heads, qk_nope_head_dim, kv_lora_rank]
     value_up: Tensor  # [heads, v_head_dim, kv_lora_rank]
-    key_absorb: Tensor | None = None  # [heads, kv_lora_rank, qk_nope_head_dim]; on the CPU
+    key_absorb: Tensor | None = None  # [heads, kv_lora_rank, qk_nope_head_dim], of these
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,7 @@ struct AttentionBlockParams {
 struct HeadMatrices {
   TensorView key_up;      // [heads, N, L]
   TensorView value_up;    // [heads, V, L]
-  TensorView key_absorb;  // [heads, L, N] key_up turned; on the CPU
+  TensorView key_absorb;  // [heads, L, N] key_up turned
 };
 
 struct LatentAttentionBlockParams {
