@@ -39,7 +39,7 @@ def twin(weights: Experts, hidden: Array, dtype: str = "float32") -> Array:
     wide = map_tensors(
         weights, lambda _, part: part.astype("float32") if is_of(part, dtype) else part
     )
-    operators = SimpleNamespace(**vars(plain))
+    operators: Any = SimpleNamespace(**vars(plain))
     operators.norm = lambda *given: plain.norm(*given).astype(dtype).astype("float32")
     return numpy32(
         composed.expert_block(operators, tensor(rounded(hidden, dtype), "float32"), wide)
