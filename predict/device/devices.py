@@ -545,10 +545,10 @@ def cache_capacity(
     elif weight_bytes < limit:
         text += (
             "; the workspace of a step leaves no cache: lower --max_num_batched_tokens, "
-            "--max_length or --batch_size, or use a --quant_type"
+            "--max_length or --batch_size"
         )
     else:
-        text += "; not even the weights fit: use a smaller --dtype or a --quant_type"
+        text += "; not even the weights fit: use a smaller --dtype"
     if limit < available_bytes:
         text += ", or raise --gpu_memory_utilization"
     elif available_bytes < int(total_bytes * utilization):

@@ -171,7 +171,7 @@ def check_cpu_memory(
     if weight_bytes > available:
         raise UserError(
             f"the weights do not fit: they take {mib(weight_bytes)} MiB, and {mib(available)} MiB "
-            "of memory are free; use --quant_type or a smaller --dtype, or end other processes"
+            "of memory are free; use a smaller --dtype, or end other processes"
         )
     free = available - weight_bytes
     length = config.scheduling.max_length

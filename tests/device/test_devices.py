@@ -152,7 +152,7 @@ def test_too_little_memory_shows_the_arithmetic_and_the_flag() -> None:
         "raise --gpu_memory_utilization",
     ):
         assert part in text, text
-    with pytest.raises(UserError, match=r"not even the weights fit.*--quant_type.*end other proc"):
+    with pytest.raises(UserError, match=r"not even the weights fit: .*--dtype, or end other proc"):
         capacity(1, available=10 * GIB)
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from predict import LLM, SamplingParams
 from predict.config.engine import EngineConfig
+from predict.config.quantization import QuantSettings
+from predict.device import devices
 from predict.device.devices import GIB, MemoryInfo
 from predict.engine.choices import GREEDY, Choice
 from predict.engine.gpu_runner import (
@@ -28,12 +32,15 @@ from predict.engine.gpu_runner import (
 from predict.engine.logits_processors import FOR_EVER, Adjustment
 from predict.engine.token_history import encoded
 from predict.errors import UserError
+from predict.loading.layouts.online import Online
 from predict.loading.memory import (
     check_gpu_memory,
     loading_bytes,
     num_gpu_cache_blocks,
     weight_bytes,
 )
+from predict.loading.model import Weights, check_memory
+from predict.loading.sources import RandomSource
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.inputs import empty_example
 from predict.nn.weights import LinearPlan, WeightNames, plan_weights
@@ -237,6 +244,37 @@ def test_too_little_memory_is_said_before_weights_are_read(
     now = MemoryInfo(total=40 * GIB, free=free * GIB, held=0, in_use=0, peak_in_use=0)
     with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
         check_gpu_memory(settings, LLAMA_8B, now, needed)
+
+
+@pytest.mark.parametrize(
+    ("free", "said"),
+    [
+        (9, r"; it fits with --quant_type weight_only_int4 .\d+ MiB of weights. or w4a8 .\d+ MiB"),
+        (
+            12,
+            r"; it fits with --quant_type weight_only_int8 .* or weight_only_int4 .* or a8w8_fp8 ",
+        ),
+        (2, "; no --quant_type makes it fit"),
+    ],
+)
+def test_types_that_there_is_room_for_are_named(
+    free: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, source = plan_weights(LLAMA_8B, WeightNames()), RandomSource(0)
+    platform: Any = SimpleNamespace(gpu=SimpleNamespace(index=0), compiled=object())
+    weights = Weights(
+        config(dtype="bfloat16", device="gpu", gpu_memory_utilization=1.0),
+        plan,
+        source,
+        Online(source, QuantSettings(), plan),
+        platform,
+    )
+    hopper = SimpleNamespace(gpus=[SimpleNamespace(capability=(9, 0))])
+    now = MemoryInfo(total=40 * GIB, free=free * GIB, held=0, in_use=0, peak_in_use=0)
+    monkeypatch.setattr(devices, "driver_info", lambda: hopper)
+    monkeypatch.setattr(devices, "memory_info", lambda gpu: now)
+    with pytest.raises(UserError, match=rf"weights 14.96 GiB .*not even the weights.*{said}"):
+        check_memory([weights])
 
 
 def test_plain_operators_are_refused_on_a_gpu() -> None:

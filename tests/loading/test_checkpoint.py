@@ -135,7 +135,10 @@ CHATGLM = {"model_type": "chatglm", "tie_word_embeddings": False, **dict.fromkey
 ROPE_ORIGINAL = "original_max_position_embeddings"
 EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 OF_QWEN = ("shared_expert_intermediate_size", "decoder_sparse_step", "mlp_only_layers")
-OF_GLM = ("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace")
+OF_GLM = (
+    *("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"),
+    "num_nextn_predict_layers",
+)
 OF_ERNIE = ("moe_layer_start_index", "moe_layer_end_index", "moe_norm_min")
 TOP_LEVEL: dict[str, dict[str, Any]] = {
     **{key: {} for key in NUMBERS if key not in (*ROPE_NUMBERS, ROPE_ORIGINAL)},
@@ -149,9 +152,9 @@ TOP_LEVEL: dict[str, dict[str, Any]] = {
     "multiplier": {"model_type": "granite"},
     "seq_length": {"model_type": "qwen"},
     **dict.fromkeys(TOKENS, CHATGLM),
-    **dict.fromkeys((*EXPERTS, *OF_QWEN), {"model_type": "qwen2_moe"}),
-    **dict.fromkeys((*OF_GLM, "num_nextn_predict_layers"), {"model_type": "glm4_moe"}),
-    **dict.fromkeys(OF_ERNIE, {"model_type": "ernie4_5_moe"}),
+    **{key: {"model_type": "qwen2_moe"} for key in (*EXPERTS, *OF_QWEN)},
+    **{key: {"model_type": "glm4_moe"} for key in OF_GLM},
+    **{key: {"model_type": "ernie4_5_moe"} for key in OF_ERNIE},
 }
 
 
