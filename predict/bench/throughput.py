@@ -348,7 +348,7 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
             device,
             llm.spec,
             config.model.dtype,
-            config.quantization.settings.scheme or "none",
+            config.quantization.settings.types,
             config.kv_format,
             config.quantization.settings.head_scheme or "none",
         ),
@@ -392,7 +392,7 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
     settings = {
         "model": config.model.model_name_or_path,
         "dtype": config.model.dtype,
-        "quant_type": config.quantization.settings.scheme or "none",
+        "quant_type": config.quantization.settings.types,
         "kv_format": config.kv_format,
         "lm_head_quant_type": config.quantization.settings.head_scheme or "none",
         "mode": config.model.mode,

@@ -51,6 +51,12 @@ class QuantSettings:
     head_scheme: str | None = None  # of the LM head; None: it stays dense
     skip: tuple[str, ...] = ()  # linears whose names contain one of these stay dense
 
+    @property
+    def types(self) -> str:
+        """What a benchmark's record says: "none" where weights stay as they are."""
+        name, own = self.scheme or "none", self.expert_scheme
+        return name if own in (None, self.scheme) else f"{name}, experts {own}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationConfig:
