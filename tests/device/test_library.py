@@ -190,7 +190,7 @@ def test_library_reports_an_accepting_kernel_for_every_operator(compiled: librar
 
 def test_operator_returns_the_list_of_its_outputs(compiled: library.Library) -> None:
     paddle = library.import_paddle()
-    outputs = compiled.op("regatta_activate")(paddle.zeros([3, 8]), 0, True)
+    outputs = compiled.op("regatta_activate")(paddle.zeros([3, 8]), 0, True, 0.0, 1.0, 0.0)
     assert [output.shape for output in outputs] == [[3, 4]]
 
 

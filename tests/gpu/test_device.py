@@ -361,6 +361,6 @@ def test_cuda_library_holds_the_cpu_operators_too(
     paddle = paddle_module()
     assert cuda_library.path.name == devices.CUDA_LIBRARY_NAME
     gate_up = paddle.to_tensor(np.arange(8, dtype="float32").reshape(1, 8), place=paddle.CPUPlace())
-    (out,) = cuda_library.op("regatta_activate")(gate_up, 0, True)
+    (out,) = cuda_library.op("regatta_activate")(gate_up, 0, True, 0.0, 1.0, 0.0)
     gate, up = np.split(np.arange(8, dtype="float32"), 2)
     np.testing.assert_allclose(out.numpy()[0], gate / (1 + np.exp(-gate)) * up, rtol=1e-5)

@@ -200,6 +200,19 @@ def test_what_operators_of_ours_believe_is_checked(
             read_program(path, compiled=True)
 
 
+def test_a_dim_that_paddle_believes_is_checked(tmp_path: Path) -> None:
+    """take_along_axis read far behind the shape's end."""
+    export_model(config(GOLDEN / "mixtral_8x7b"), tmp_path / "export")
+    path = tmp_path / "export" / "model.json"
+    program = json.loads(path.read_text())
+    taking = next(op for op in operators(program) if op["#"] == "1.take_along_axis")
+    for dim in (-1, 9, 1_000_000):
+        taking["A"][0]["AT"]["D"] = dim
+        path.write_text(json.dumps(program))
+        with pytest.raises(UserError, match=f"has the attribute axis of no dim: {dim}"):
+            read_program(path, compiled=False)
+
+
 def hide(program: dict[str, Any]) -> None:
     """Puts an operator into a block of another operator's."""
     inner = {"#": "region_0", "blocks": [{"#": "block_0", "args": [], "ops": [{"#": "1.save"}]}]}

@@ -271,7 +271,9 @@ def test_silu_mul_gates_the_second_half(
     gate = rounded(4 * normal(rng, *shape), dtype)
     up = rounded(normal(rng, *shape), dtype)
     gate[0, :4] = (-200.0, 200.0, 0.0, -89.0)  # exp overflows, underflows
-    got = compiled.op("regatta_activate")(tensor(np.concatenate([gate, up], 1), dtype), 0, True)[0]
+    got = compiled.op("regatta_activate")(
+        tensor(np.concatenate([gate, up], 1), dtype), 0, True, 0.0, 1.0, 0.0
+    )[0]
     wide = gate.astype(np.float64)
     assert_close(numpy32(got), wide * sigmoid(wide) * up, dtype)
 
@@ -434,10 +436,10 @@ def test_linear_says_what_does_not_fit(compiled: Library, case: str) -> None:
 
 def test_forcing_an_unknown_candidate_lists_the_known_ones(compiled: Library) -> None:
     assert force(compiled, "activate=neon") is None
+    x = tensor(np.ones((1, 8)), "float32")
     try:
         with pytest.raises(ValueError, match=r"activate fits the forced name 'neon'.*scalar \("):
-            compiled.op("regatta_activate")(tensor(np.ones((1, 8)), "float32"), 0, True)
-        x = tensor(np.ones((1, 8)), "float32")
+            compiled.op("regatta_activate")(x, 0, True, 0.0, 1.0, 0.0)
         norm = compiled.op("regatta_norm")  # others are not forced
         norm(x, x.reshape([8]), None, None, 0, 1e-6, False)
     finally:
