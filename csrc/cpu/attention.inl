@@ -281,6 +281,12 @@ __attribute__((noinline)) inline void fold_row(RowState* state, float* out, RowS
   }
 }
 
+// The sum with that of a sink, which no V goes with. One far above all scores makes it infinite,
+// and what is divided by it 0.
+inline float with_sink(RowState state, float sink) {
+  return state.sum + __builtin_exp2f(sink * kLog2e - state.largest);
+}
+
 __attribute__((noinline)) inline void divide_row(float* out, float sum, int64_t width) {
   const Vec scale = set1(1.0f / sum);
   for (int64_t d = 0; d < width; d += Vec::kLanes) store(out + d, load(out + d) * scale);
@@ -316,6 +322,7 @@ struct AttentionJob {
   int64_t window;
   float softcap = 0.0f;           // see PagedAttentionParams
   const float* slopes = nullptr;  // [Hq] or null
+  const float* sinks = nullptr;   // [Hq] or null
   RowState* partial_states;       // [Hkv][plan.num_partial_rows]
   float* partials;                // [Hkv][plan.num_partial_rows][padded_dim]
 
@@ -903,10 +910,10 @@ class UnitWorker {
   void finish(const AttentionTile& tile, const RowState* states, float* out, Sink&& sink) {
     const int64_t first_token = job_.batch.cu_seqlens_q[tile.span] + tile.begin;
     for (int64_t i = 0; i < num_heads_ * rows_; ++i) {
-      const int64_t kv_head = first_head_ + i / rows_, r = i % rows_;
-      divide_row(out + i * padded_, states[i].sum, padded_);
-      sink(first_token + r / group_, kv_head * group_ + r % group_,
-           static_cast<const float*>(out + i * padded_));
+      const int64_t r = i % rows_, head = (first_head_ + i / rows_) * group_ + r % group_;
+      const float sum = job_.sinks ? with_sink(states[i], job_.sinks[head]) : states[i].sum;
+      divide_row(out + i * padded_, sum, padded_);
+      sink(first_token + r / group_, head, static_cast<const float*>(out + i * padded_));
     }
   }
 

@@ -51,6 +51,7 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
                          block.softmax_scale, block.window, shared);
   attention.softcap = block.softcap;
   attention.slopes = p.slopes;
+  attention.sinks = p.sinks;
   const Ending<T> ending(block, p.post_norm, p.out.bias, hidden, out, num_tokens, hidden_size,
                          shared);
 

@@ -14,6 +14,7 @@ Status paged_attention_typed(const PagedAttentionParams& p) {
                                         p.head_dim, p.softmax_scale, p.window, Scratch::mine());
   job.softcap = p.softcap;
   job.slopes = p.slopes;
+  job.sinks = p.sinks;
   T* out = static_cast<T*>(p.out);
   const int64_t row_size = p.num_heads * p.head_dim;
   const int64_t used = p.batch.cu_seqlens_q[p.batch.num_seqs];

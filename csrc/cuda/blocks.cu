@@ -117,6 +117,7 @@ PagedAttentionParams paged_attention_params(const AttentionBlockParams& p) {
   a.window = block.window;
   a.softcap = block.softcap;
   a.slopes = p.slopes;
+  a.sinks = p.sinks;
   return a;
 }
 

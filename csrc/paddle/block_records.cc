@@ -244,10 +244,9 @@ void check(const AttentionBlock& block) {
   if (norm.is_there && (norm.kind != NormKind::kRms || norm.bias)) {
     fail("blocks: qk_norm is a layer norm or has a bias (allowed: an RMS norm without)");
   }
-  if (block.qk_norm_each || block.prefix_mask || block.sinks || block.positions.two_dimensional) {
-    fail(
-        "blocks: a block has qk_norm_each, prefix_mask, sinks or two-dimensional positions "
-        "(allowed: none of these)");
+  if (block.qk_norm_each || block.prefix_mask || block.positions.two_dimensional) {
+    fail("blocks: a block has qk_norm_each, prefix_mask or two-dimensional positions (allowed: " +
+         std::string("none of these)"));
   }
 }
 

@@ -4,7 +4,8 @@
 // Blocks of a decoder, one after the other, in one call. blocks: their records (block_records.h);
 // order: which record each block has. weights: block after block, in the record's order
 //     norm [H] (and its bias), qkv's tensors, qkv bias?, q norm and k norm?, out's tensors, out
-//     bias?, post norm?, slopes [Hq] of ALiBi, or the rotary table [P, R] and the one of queries?
+//     bias?, sinks [Hq]?, post norm?, slopes [Hq] of ALiBi, or the rotary table [P, R] and the one
+//     of queries?
 //     norm, qkv_a's tensors, qkv_a bias?, q_a norm and q_b's tensors?, kv_a norm, of all heads
 //     key_up, value_up and key_absorb, out's tensors, out bias?, post norm?, the rotary
 //     table
@@ -165,6 +166,9 @@ AttentionBlockParams attention_params(const AttentionBlock& block, int64_t hidde
   p.q_norm = weights.norm("q norm", block.qk_norm, whole ? block.q_size() : block.head_dim);
   p.k_norm = weights.norm("k norm", block.qk_norm, whole ? block.kv_size() : block.head_dim);
   p.out = weights.linear("out", block.out, hidden_size, block.out_bias);
+  if (block.sinks) {
+    p.sinks = static_cast<const float*>(weights.table("sinks", {block.num_heads}).data);
+  }
   p.post_norm = weights.norm("post norm", block.post_norm, hidden_size);
   if (block.positions.kind == PositionKind::kAlibi) {
     p.slopes = static_cast<const float*>(weights.table("slopes", {block.num_heads}).data);

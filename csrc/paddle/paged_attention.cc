@@ -1,6 +1,6 @@
 // regatta_paged_attention(q [T, Hq D], caches..., cu_seqlens_q [B + 1], context_lens [B],
 //     block_tables [B, M], max_lens [2], tree_mask? [T, words], slopes? [Hq] float32,
-//     prefix_lens? [B])
+//     prefix_lens? [B], sinks? [Hq] float32)
 //     {num_heads, softmax_scale, window, softcap, kv_format} -> out [T, Hq D]
 // caches: of one layer, see regatta/kv_format.h.
 #include <algorithm>
@@ -17,7 +17,8 @@ std::vector<paddle::Tensor> paged_attention(
     const paddle::Tensor& block_tables, const paddle::Tensor& max_lens,
     const paddle::optional<paddle::Tensor>& tree_mask,
     const paddle::optional<paddle::Tensor>& slopes,
-    const paddle::optional<paddle::Tensor>& prefix_lens, int64_t num_heads, float softmax_scale,
+    const paddle::optional<paddle::Tensor>& prefix_lens,
+    const paddle::optional<paddle::Tensor>& sinks, int64_t num_heads, float softmax_scale,
     int64_t window, float softcap, const std::string& kv_format) {
   const KvFormat format = kv_format_of(kv_format);
   check_num_caches(caches.size(), 1, format);
@@ -50,6 +51,8 @@ std::vector<paddle::Tensor> paged_attention(
   params.softcap = softcap;
   params.slopes = static_cast<const float*>(
       optional_view(slopes, "slopes", DType::kFloat32, {num_heads}, place).data);
+  params.sinks = static_cast<const float*>(
+      optional_view(sinks, "sinks", DType::kFloat32, {num_heads}, place).data);
   params.batch.prefix_lens = static_cast<const int32_t*>(
       optional_view(prefix_lens, "prefix_lens", DType::kInt32, {params.batch.num_seqs}, place)
           .data);
@@ -73,8 +76,8 @@ using Shape = std::vector<int64_t>;
 std::vector<Shape> infer_shape(const Shape& q, const std::vector<Shape>&, const Shape&,
                                const Shape&, const Shape&, const Shape&,
                                const paddle::optional<Shape>&, const paddle::optional<Shape>&,
-                               const paddle::optional<Shape>&, int64_t, float, int64_t, float,
-                               const std::string&) {
+                               const paddle::optional<Shape>&, const paddle::optional<Shape>&,
+                               int64_t, float, int64_t, float, const std::string&) {
   return {q};
 }
 
@@ -82,7 +85,8 @@ using Type = paddle::DataType;
 
 std::vector<Type> infer_dtype(const Type& q, const std::vector<Type>&, const Type&, const Type&,
                               const Type&, const Type&, const paddle::optional<Type>&,
-                              const paddle::optional<Type>&, const paddle::optional<Type>&) {
+                              const paddle::optional<Type>&, const paddle::optional<Type>&,
+                              const paddle::optional<Type>&) {
   return {q};
 }
 
@@ -92,7 +96,7 @@ std::vector<Type> infer_dtype(const Type& q, const std::vector<Type>&, const Typ
 PD_BUILD_OP(regatta_paged_attention)
     .Inputs({"q", paddle::Vec("caches"), "cu_seqlens_q", "context_lens", "block_tables", "max_lens",
              paddle::Optional("tree_mask"), paddle::Optional("slopes"),
-             paddle::Optional("prefix_lens")})
+             paddle::Optional("prefix_lens"), paddle::Optional("sinks")})
     .Outputs({"out"})
     .Attrs({"num_heads: int64_t", "softmax_scale: float", "window: int64_t", "softcap: float",
             "kv_format: std::string"})

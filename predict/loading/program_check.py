@@ -120,12 +120,12 @@ COMPILED: dict[str, Operator] = {
         optional=frozenset({3, 4, 5, 6, 8}),  # tables, norms of heads, second positions
     ),
     "3.regatta_paged_attention": Operator(
-        9,
+        10,
         dict.fromkeys(("num_heads", "window"), LONG)
         | dict.fromkeys(("softmax_scale", "softcap"), FLOAT)
         | {"kv_format": TEXT},
         lists=frozenset({1}),
-        optional=frozenset({6, 7, 8}),  # tree mask, slopes, prefixes
+        optional=frozenset({6, 7, 8, 9}),  # tree mask, slopes, prefixes, sinks
     ),
 }
 # Paddle's own, of exports with --inference_model false: what predict.ops.plain calls.

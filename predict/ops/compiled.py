@@ -209,14 +209,10 @@ def paged_attention(
     sees token j of its own span, instead of all up to itself; its last bit is its own. Spans of
     more than 32 * words tokens are no trees. A tree's windows count from a token's depth.
     With block.prefix_mask every token sees the first inputs.prefix_lens of its request as well;
-    a span that begins before them has them all. Raises ValueError for sinks.
+    a span that begins before them has them all. attention.sinks: a term exp(sink) of the softmax's
+    sum for each head, which no value goes with.
     """
     block = attention.block
-    if block.sinks:
-        raise ValueError(
-            "paged_attention: the block has sinks, which the compiled operator does not know; set "
-            "--inference_model false"
-        )
     return _run()(
         "regatta_paged_attention",
         q,
@@ -228,6 +224,7 @@ def paged_attention(
         tree_mask,
         attention.slopes,
         inputs.prefix_lens if block.prefix_mask else None,
+        attention.sinks,
         block.num_heads,
         block.softmax_scale,
         block.window,

@@ -43,8 +43,7 @@ def is_fused(block: Block) -> bool:
     """Whether regatta_blocks computes it."""
     if not isinstance(block, AttentionBlock):
         return True
-    own = block.qk_norm_each or block.prefix_mask or block.sinks
-    return not (own or block.positions.two_dimensional)
+    return not (block.qk_norm_each or block.prefix_mask or block.positions.two_dimensional)
 
 
 def folds_norm(block: Block) -> bool:

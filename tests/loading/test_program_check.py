@@ -83,10 +83,9 @@ def variants(folder: Path, compiled: bool) -> Iterator[EngineConfig]:
     cases = ("opt_350m", "bloom_7b", "falcon_7b", "gemma2_9b", "olmo2_7b", "cohere_35b")
     for case in (*cases, "chatglm_6b"):
         yield config(GOLDEN / case, inference_model=compiled)
-    # Groups of experts; sinks, which no compiled operator has.
-    yield config(GOLDEN / "glm4_moe_355b", inference_model=compiled)
-    if not compiled:
-        yield config(GOLDEN / "gpt_oss_20b", inference_model=False)
+    # Groups of experts; sinks.
+    for case in ("glm4_moe_355b", "gpt_oss_20b"):
+        yield config(GOLDEN / case, inference_model=compiled)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -96,6 +96,7 @@ class QuantizedProblem:
                 *p.batch.index_tensors(),
                 tree_mask,
                 *(None, None),
+                tensor(np.array(shape.sinks, "f4"), "float32") if shape.sinks else None,
                 shape.num_heads,
                 p.scale,
                 shape.window,
@@ -122,6 +123,7 @@ SHAPES = (
     Shape(2, 1, 256, 64, ((3, 200), (1, 1))),
     Shape(4, 2, 7, 16, ((3, 20), (1, 70))),
     Shape(4, 2, 20, 16, ((3, 20), (1, 70))),
+    Shape(4, 2, 64, 16, ((40, 60), (1, 700), (1, 1)), sinks=(-1e4, 1.0, 5.0, 1e4)),
 )
 
 

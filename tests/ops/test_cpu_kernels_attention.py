@@ -66,6 +66,14 @@ SHAPES = (
         (90, 3, 600, 1, 0, 60),
     ),
     Shape(8, 2, 64, 64, ((1, 1), (140, 140), (9, 640)), -1, (1, 139, 631)),
+    # Sinks: far below all scores, among them, as high as their sum, far above.
+    Shape(
+        *(8, 2, 64, 16),
+        ((1, 1), (1, 700), (3, 1100), (40, 40), (70, 130)),
+        sinks=(-1e4, 0.0, 6.5, 1e4, -3.0, 2.0, 20.0, 90.0),
+    ),
+    Shape(3, 1, 40, 8, ((9, 9), (1, 600), (70, 70)), window=50, sinks=(-200.0, 1.5, 4.0)),
+    Shape(2, 2, 7, 16, ((20, 20), (1, 80)), -1, (19, 60), sinks=(1.0, 3.0)),
 )
 
 
@@ -79,6 +87,36 @@ def test_paged_attention_sees_each_token_s_own_past(
     problem = Problem.of(shape, dtype)
     expected = attention(shape, problem.q, problem.keys, problem.values, problem.scale)
     assert_close(problem.run(compiled), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sink_as_high_as_the_only_score_halves_the_value(
+    compiled: Library, candidate: str, dtype: str
+) -> None:
+    shape = Shape(4, 2, 64, 16, ((1, 1),))
+    problem = Problem.of(shape, dtype)
+    keys = np.repeat(problem.keys[0][0], 2, axis=0)  # of each query head
+    scores = np.sum(problem.q[0].astype(np.float64) * keys, axis=1) * problem.scale
+    batch = replace(problem.batch, shape=replace(shape, sinks=tuple(scores)))
+    got = replace(problem, batch=batch).run(compiled)
+    assert_close(got, np.repeat(problem.values[0][0], 2, axis=0).reshape(1, -1) / 2, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sinks_far_below_change_no_bit_and_far_above_leave_nothing(
+    compiled: Library, candidate: str, dtype: str
+) -> None:
+    shape = Shape(4, 2, 64, 16, ((1, 1), (1, 1200), (20, 20), (5, 90)))
+    problem = Problem.of(shape, dtype)
+
+    def run(sink: float) -> Array:
+        batch = replace(problem.batch, shape=replace(shape, sinks=(sink,) * 4))
+        return replace(problem, batch=batch).run(compiled)
+
+    without = problem.run(compiled)
+    for far in (1e3, 1e30, 3e38, np.inf):
+        np.testing.assert_array_equal(run(-far), without)
+        np.testing.assert_array_equal(run(far), 0)
 
 
 def test_odd_head_dim_falls_to_a_candidate_without_pairs(compiled: Library) -> None:
@@ -130,6 +168,7 @@ def test_a_request_s_result_does_not_depend_on_its_batch(
         Shape(7, 1, 64, 64, ((1, 3000),)),
         Shape(8, 2, 32, 16, ((1, 1500), (40, 700), (1, 5), (1, 600))),
         Shape(4, 4, 80, 32, ((90, 1100),), window=600),
+        Shape(4, 2, 64, 16, ((1, 2500), (40, 700), (1, 5)), sinks=(-1.0, 3.0, 7.0, 80.0)),
     ],
     ids=str,
 )
@@ -159,7 +198,7 @@ def test_blocks_that_left_the_window_are_not_looked_up(compiled: Library) -> Non
         tensor(problem.q.reshape(2, -1), "float32"),
         [tensor(cache, "float32") for cache in caches],
         *problem.batch.index_tensors(),
-        *(None, None, None),
+        *(None, None, None, None),
         4,
         problem.scale,
         20,
@@ -177,7 +216,7 @@ def test_padding_rows_are_zero(compiled: Library) -> None:
         tensor(padded, "float32"),
         [tensor(cache, "float32") for cache in caches],
         *problem.batch.index_tensors(),
-        *(None, None, None),
+        *(None, None, None, None),
         4,
         problem.scale,
         -1,
@@ -264,6 +303,7 @@ class Block:
     qk_norms: tuple[Array, Array] | None
     out: Array
     out_bias: Array | None
+    sinks: Array | None
     table: Array
 
     @classmethod
@@ -290,6 +330,7 @@ class Block:
             (gain(dim), gain(dim)) if qk_norm else None,
             weight(hidden_size, heads * dim),
             rounded(normal(rng, hidden_size), dtype) if bias else None,
+            np.array(shape.sinks, "f4") if shape.sinks else None,
             rope_table(2048, dim // 2 * 2),
         )
 
@@ -302,6 +343,7 @@ class Block:
             *(self.qkv_bias, *norms),
             packed(library, self.out, self.dtype),
             self.out_bias,
+            None if self.sinks is None else tensor(self.sinks, "float32"),
         ]
         weights = [
             tensor(value, self.dtype) if isinstance(value, np.ndarray) else value
@@ -321,6 +363,7 @@ class Block:
             qkv_bias=self.qkv_bias is not None,
             out_bias=self.out_bias is not None,
             window=shape.window,
+            sinks=self.sinks is not None,
         )
         return text_of(block, qkv="dense", out="dense", kv_format="dense"), [0]
 
@@ -373,6 +416,15 @@ BLOCKS = (
     (Shape(4, 2, 40, 16, ((20, 20), (1, 33)), window=12), 65, True, True),
     (Shape(2, 1, 128, 32, ((40, 100),)), 64, False, True),
     (Shape(2, 2, 96, 16, ((1, 600), (0, 0), (2, 2))), 33, False, False),
+    (
+        Shape(
+            *(4, 2, 64, 16),
+            ((1, 1), (30, 90), (1, 600), (2, 2)),
+            window=40,
+            sinks=(-1e4, 0.5, 3.0, 1e4),
+        ),
+        *(96, True, False),
+    ),
 )
 
 
@@ -576,6 +628,14 @@ BAD_ATTENTION: dict[str, tuple[Change, str]] = {
     ),
     "prefix below 0": (_set("prefix_lens", [-1, 0]), r"prefix_lens\[0\] is -1"),
     "prefix of the wrong shape": (_set("prefix_lens", [0]), r"prefix_lens has shape \[1\]"),
+    "sinks of the wrong shape": (
+        lambda a: a.__setitem__("sinks", tensor(np.zeros(2, "f4"), "float32")),
+        r"sinks has shape \[2\], expected \[4\]",
+    ),
+    "sinks dtype": (
+        lambda a: a.__setitem__("sinks", tensor(np.zeros(4, "f4"), "bfloat16")),
+        "sinks is bfloat16, expected float32",
+    ),
     "prefix and window": (
         lambda a: a.update(prefix_lens=[0, 0], window=8),
         "prefix_lens goes with no tree_mask, slopes or window",
@@ -607,6 +667,7 @@ def test_paged_attention_says_what_does_not_fit(compiled: Library, case: str) ->
         "tree_mask": None,
         "slopes": None,
         "prefix_lens": None,
+        "sinks": None,
         "num_heads": 4,
         "scale": 0.125,
         "window": -1,

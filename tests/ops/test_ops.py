@@ -143,6 +143,48 @@ def test_attention_block_equals_its_plain_twin(
         close(got, wanted, dtype)
 
 
+def mixed_trees() -> Any:
+    """A tree mask [T, 1] for each span of `mixed_arrays`: token i's parent is token i / 2."""
+    masks: list[int] = []
+    for length in np.diff(mixed_arrays().cu_seqlens_q):
+        seen: list[int] = []
+        for token in range(length):
+            seen.append(1 << token | (seen[token // 2] if token else 0))
+        masks += seen
+    return paddle.to_tensor(np.array(masks, np.int32).reshape(-1, 1))
+
+
+# Of the six heads: far below all scores, as high as them, far above, and all of these at once.
+SINKS = ((-1e4,) * 6, (0.0, 0.5, 1.0, 2.0, 3.0, 5.0), (1e4,) * 6, (-1e4, -2.0, 0.0, 3.0, 30.0, 1e4))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [-1, 7])
+@pytest.mark.parametrize("is_tree", [False, True])
+@pytest.mark.parametrize("sinks", SINKS, ids=str)
+def test_attention_with_sinks_equals_its_plain_twin(
+    compiled: library.Library, dtype: str, window: int, is_tree: bool, sinks: tuple[float, ...]
+) -> None:
+    case, inputs = Case(dtype, True, True), mixed_step()
+    tree_mask = mixed_trees() if is_tree else None
+    tokens = int(inputs.positions.shape[0])
+    hidden, q = case.tensor(tokens, HIDDEN), 10 * case.tensor(tokens, HEADS * DIM)
+    ropes = [paddle.to_tensor(rope_table(RopeSpec(), DIM, 64, 64))]
+    results = []
+    for backend, attention in ((ops, case.packed_attention()), (reference, case.attention)):
+        block = dataclasses.replace(attention.block, sinks=True, window=window, softcap=4.0)
+        given = paddle.to_tensor(np.array(sinks, np.float32))
+        attention = dataclasses.replace(attention, block=block, sinks=given)
+        like = dtype if backend is ops else "float32"
+        arguments = hidden.astype(like), attention, caches(case), ropes, inputs, tree_mask
+        out, written = backend.attention_block(*arguments)
+        mixed = backend.paged_attention(q.astype(like), attention, written, inputs, tree_mask)
+        results.append((out, mixed))
+    (out, mixed), (wanted, wanted_mixed) = results
+    close(out, wanted, dtype)
+    close(mixed, wanted_mixed, dtype)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [False, True])
 def test_mlp_block_equals_its_plain_twin(compiled: library.Library, dtype: str, bias: bool) -> None:

@@ -53,6 +53,7 @@ class Shape:
     spans: tuple[tuple[int, int], ...]
     window: int = -1
     prefix_lens: tuple[int, ...] = ()  # none, or of each span's request
+    sinks: tuple[float, ...] = ()  # none, or of each query head
 
     @property
     def num_tokens(self) -> int:
@@ -135,6 +136,7 @@ def attention(
     """q [T, heads, D]; keys, values [context, kv heads, D] per request. float64 [T, heads * D]."""
     out = np.zeros((len(q), shape.num_heads, shape.head_dim))
     group, token = shape.num_heads // shape.num_kv_heads, 0
+    sinks = shape.sinks or (-np.inf,) * shape.num_heads
     prefixes = shape.prefix_lens or (0,) * len(shape.spans)
     spans = zip(shape.spans, prefixes, keys, values, strict=True)
     for (count, context), prefix, key, value in spans:
@@ -145,8 +147,10 @@ def attention(
                 k = key[first:end, head // group].astype(np.float64)
                 v = value[first:end, head // group].astype(np.float64)
                 scores = k @ q[token, head].astype(np.float64) * scale
-                weights = np.exp(scores - scores.max())
-                out[token, head] = weights @ v / weights.sum()
+                highest = max(scores.max(), sinks[head])
+                weights = np.exp(scores - highest)
+                total = weights.sum() + np.exp(sinks[head] - highest)
+                out[token, head] = weights @ v / total
             token += 1
     return out.reshape(len(q), -1)
 
@@ -189,6 +193,7 @@ class Problem:
                 *self.batch.index_tensors(),
                 *(None, None),
                 int32(shape.prefix_lens) if shape.prefix_lens else None,
+                tensor(np.array(shape.sinks, "f4"), "float32") if shape.sinks else None,
                 shape.num_heads,
                 self.scale,
                 shape.window,

@@ -17,6 +17,7 @@ from predict.nn.blocks import (
     NormSlot,
     Positions,
     Residual,
+    TableSlot,
     alibi_slopes,
 )
 from predict.nn.decoder import Attention, Layer, Linear, Mlp, NormWeights
@@ -58,6 +59,10 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"norm": LAYER, "residual": Residual("normed", 2.5),
          "activation": Activation("gelu", False)},
     ),
+    "sinks": (
+        {"sinks": True, "post_norm": RMS, "softcap": 5.0, "window": 15, "out_bias": True},
+        {},
+    ),
 }  # fmt: skip
 
 
@@ -92,6 +97,8 @@ def layer_of(
                 weight = vector(slot.size, 0.0 if slot.norm.plus_one else 1.0)
                 bias = vector(slot.size, 0.0) if slot.norm.bias else None
                 slots[slot.name] = NormWeights(weight, bias)
+            elif isinstance(slot, TableSlot):  # sinks: some below all scores, some above
+                slots[slot.name] = table(np.linspace(-8, 8, *slot.shape, dtype=np.float32))
         if isinstance(block, MlpBlock):
             made.append(Mlp(block, **slots))
             continue

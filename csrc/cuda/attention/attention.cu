@@ -246,6 +246,7 @@ Status run(const PagedAttentionParams& params, const RopeAndCacheWriteParams* ro
   args.cap_log2 = params.softcap * kLog2E;
   args.cap_exponent = params.softcap == 0.f ? 0.f : 2.f / params.softcap;
   args.slopes = params.slopes;
+  args.sinks = params.sinks;
   args.bf16 = params.dtype == DType::kBFloat16;
   const int head_dim = static_cast<int>(params.head_dim);
   const KvFormat format = params.cache.format;

@@ -83,6 +83,7 @@ struct AttentionArgs {
   // times a logit (base 2) is the exponent (base 2) of tanh.
   float cap_log2, cap_exponent;
   const float* slopes;  // [Hq] or null
+  const float* sinks;   // [Hq] or null
 };
 
 // Whether scores are more than products.
@@ -286,6 +287,19 @@ __device__ __forceinline__ void shape_logits(const AttentionArgs& args, const fl
 // Of a query head, times log2(e); 0 without slopes.
 __device__ __forceinline__ float slope_of(const AttentionArgs& args, int head) {
   return args.slopes == nullptr ? 0.f : args.slopes[head] * kLog2E;
+}
+
+// The sum of a row's weights, exp2(logit - base), with that of a sink. One far above all logits
+// makes it infinite, and what is divided by it 0.
+__device__ __forceinline__ float with_sink(float sum, float base, float sink) {
+  return sum + exp2_approx(fmaf(sink, kLog2E, -base));
+}
+
+// With the sink of the row's head, where there are sinks. Whoever ends a row calls it, once: parts
+// of a context have no sink.
+__device__ __forceinline__ float sum_with_sink(const AttentionArgs& args, float sum, float base,
+                                               int head) {
+  return args.sinks == nullptr ? sum : with_sink(sum, base, args.sinks[head]);
 }
 
 __device__ __forceinline__ float quad_max(float x) {

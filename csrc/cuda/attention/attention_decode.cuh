@@ -106,16 +106,16 @@ __device__ __forceinline__ float weight_of(float largest, float total_largest) {
   return total_largest == -INFINITY ? 0.f : exp2_approx(largest - total_largest);
 }
 
+// Of a row of weights exp2(logit - largest).
 template <class T, int D>
 __device__ __forceinline__ void store_row4(const AttentionArgs& args, const DecodeItem& x, int row,
-                                           int column, float4 value, float sum) {
-  const float scale = sum > 0.f ? 1.f / sum : 0.f;
+                                           int column, float4 value, float largest, float sum) {
   const int r = x.row_tile * args.tile_rows + row, t = token_of_row(args, r);
+  const int head = x.kv_head * args.group + r - t * args.group;
+  const float total = sum_with_sink(args, sum, largest, head);
+  const float scale = total > 0.f ? 1.f / total : 0.f;
   T* out = static_cast<T*>(args.out) +
-           (static_cast<int64_t>(x.token0 + t) * args.num_heads + x.kv_head * args.group + r -
-            t * args.group) *
-               D +
-           column;
+           (static_cast<int64_t>(x.token0 + t) * args.num_heads + head) * D + column;
   *reinterpret_cast<uint2*>(out) = make_uint2(pack2<T>(value.x * scale, value.y * scale),
                                               pack2<T>(value.z * scale, value.w * scale));
 }
@@ -149,7 +149,7 @@ __device__ __forceinline__ void merge_warps(const AttentionArgs& args, const Dec
       value.w += weight * y.w;
     }
     if (x.splits == 1) {
-      store_row4<T, D>(args, x, row, column, value, sum);
+      store_row4<T, D>(args, x, row, column, value, largest, sum);
     } else {
       *reinterpret_cast<float4*>(args.partial_out + (partial + row) * D + column) = value;
       if (column == 0) args.partial_stats[partial + row] = make_float2(largest, sum);
@@ -198,7 +198,7 @@ __device__ __forceinline__ void merge_splits(const AttentionArgs& args, const De
       value.z += weight * part.z;
       value.w += weight * part.w;
     }
-    store_row4<T, D>(args, x, row, column, value, sum);
+    store_row4<T, D>(args, x, row, column, value, largest, sum);
   }
 }
 

@@ -323,6 +323,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
   __shared__ float2 warp_stats[kWarps][S::kRows];
   __shared__ float query_scales[kWarps][S::kRows], query_sums[kWarps][S::kRows];
   __shared__ __align__(16) float all_new_scales[kWarps][2][2];
+  __shared__ float all_sinks[kWarps][S::kRows];
   __shared__ uint64_t exchange;  // counts what the cluster's blocks store for this one
   __shared__ bool merges;        // whether this block merges what others left in memory
   float4* const parts = reinterpret_cast<float4*>(shared + kWarps * S::kWarpBytes + S::kTeamBytes);
@@ -366,6 +367,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
   float* const query_scale = query_scales[my_team];
   float* const query_sum = query_sums[my_team];
   float (*const new_scales)[2] = all_new_scales[my_team];
+  float* const sinks = all_sinks[my_team];
   // Tiles of 16 tokens: those of the context, of this block, of this warp.
   const int first_tile = low / S::kTokens;
   const int num_tiles = (context_len + S::kTokens - 1) / S::kTokens - first_tile;
@@ -419,6 +421,13 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
       angles.load(args.rope.table + static_cast<int64_t>(position) * args.rope.rotary_dim, units,
                   unit);
     }
+  }
+
+  // Sinks come on the side: read where rows end, they would be waited for.
+  if (args.sinks != nullptr && mine && team_tid < S::kRows && first_row + team_tid < num_rows) {
+    const int r = first_row + team_tid, t = token_of_row(args, r);
+    copy_piece<4>(shared_address(sinks + team_tid),
+                  args.sinks + kv_head * args.group + r - t * args.group);
   }
 
   uint8_t* const ring = shared + warp * S::kWarpBytes;
@@ -999,7 +1008,8 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
   }
   team_sync();
 
-  auto store4 = [&](int row, int column, float4 x, float total) {
+  auto store4 = [&](int row, int column, float4 x, float most, float sum) {
+    const float total = args.sinks == nullptr ? sum : with_sink(sum, most, sinks[row]);
     const float scale = total > 0.f ? __fdividef(1.f, total) : 0.f;
     const int r = first_row + row, t = token_of_row(args, r);
     const int64_t at = (static_cast<int64_t>(token0 + t) * args.num_heads + kv_head * args.group +
@@ -1055,7 +1065,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
       __stcg(far_parts + rank * kFarVectors + i, x);
       __stcg(far_stats + rank * kFarVectors + i, make_float2(most, total));
     } else if (kBlocks == 4 || cluster == 1) {
-      store4(row, column, x, total);
+      store4(row, column, x, most, total);
     } else {
       const int owner = i >> share_log2, at = (rank << share_log2) + (i & (share - 1));
       const uint32_t barrier = cluster_address(&exchange, owner);
@@ -1079,7 +1089,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, int seq, int z
       x.z = fmaf(weight, y.z, x.z);
       x.w = fmaf(weight, y.w, x.w);
     }
-    store4(i / (D / 4), i % (D / 4) * 4, x, total);
+    store4(i / (D / 4), i % (D / 4) * 4, x, most, total);
   };
   if (apart && sharers > 1) {
     __threadfence();

@@ -139,6 +139,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
         }
       }
     }
+    sum = sum_with_sink(args, sum, largest, head);
   }
   const float scale = sum > 0.f ? 1.f / sum : 0.f;
 #pragma unroll

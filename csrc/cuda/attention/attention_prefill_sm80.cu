@@ -214,7 +214,10 @@ __global__ void __launch_bounds__(PrefillShape<D>::kThreads, 2)
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float total = quad_sum(sum[m][h]);
+        const int r = row_begin + (warp * kRowTiles + m) * 16 + lane / 4 + h * 8;
+        const int head = kv_head * args.group + r - token_of_row(args, r) * args.group;
+        const float total =
+            sum_with_sink(args, quad_sum(sum[m][h]), largest[m][h] * logit_unit(), head);
         const float scale = total > 0.f ? 1.f / total : 0.f;
         T* to = staged + (m * 16 + h * 8 + lane / 4) * kRow + 2 * (lane % 4);
 #pragma unroll

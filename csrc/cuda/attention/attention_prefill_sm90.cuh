@@ -677,6 +677,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
           out[i] = fmaf(weight[i / 2 & 1], __ldcg(from + i * 128), out[i]);
         }
       });
+      largest[0] = top[0], largest[1] = top[1];
       return true;
     };
     // Writes out, through this warpgroup's rows of the query tile, so that stores are 16 bytes.
@@ -685,9 +686,11 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
       const int kv_head = items[slot].kv_head;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float total = quad_sum(sum[h]);
-        const float scale = total > 0.f ? 1.f / total : 0.f;
         const int row = warp * 16 + lane / 4 + h * 8;
+        const int r = tile.tile * S::kRows + consumer * 64 + row;
+        const int head = kv_head * args.group + r - token_of_row(args, r) * args.group;
+        const float total = sum_with_sink(args, quad_sum(sum[h]), largest[h] * logit_unit(), head);
+        const float scale = total > 0.f ? 1.f / total : 0.f;
 #pragma unroll
         for (int n = 0; n < D / 8; ++n) {
           *reinterpret_cast<uint32_t*>(query_unit(row, n) + lane % 4 * 4) =

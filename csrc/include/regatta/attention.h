@@ -85,6 +85,9 @@ struct PagedAttentionParams {
   // query's position is its depth.
   float softcap = 0.0f;
   const float* slopes = nullptr;  // [Hq] or null
+  // What the softmax's sum has besides the keys' exp(score) is exp(sinks[head]), where there are
+  // sinks: a score that no value goes with. softmax_scale and softcap leave it as it is.
+  const float* sinks = nullptr;  // [Hq] or null
 };
 
 namespace cpu {

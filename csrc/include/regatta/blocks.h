@@ -167,6 +167,7 @@ struct AttentionBlockParams {
   const void* hidden = nullptr;  // [T, H]
   NormWeights norm, q_norm, k_norm, post_norm;
   LinearWeights qkv, out;
+  const float* sinks = nullptr;             // [Hq] or null
   const float* slopes = nullptr;            // [Hq], of ALiBi
   const float* rope_cache = nullptr;        // [P, R], of rotary positions
   const float* query_rope_cache = nullptr;  // [P, R] or null: rope_cache
