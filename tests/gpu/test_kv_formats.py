@@ -90,7 +90,8 @@ def check_attention(
     attention = dataclasses.replace(attention_weights(operands, heads), kv_format=kv_format.name)
     q = operands.tensor(step.num_tokens, heads.size)
     caches, device_caches = quantized(operands, kv_format, step.pools)
-    got = ops.paged_attention(q.device, attention, device_caches, step.device).cpu()
+    weights = operands.on_gpu(attention)
+    got = ops.paged_attention(q.device, weights, device_caches, step.device).cpu()
     with operands.on_cpu():
         wanted = reference.paged_attention(q.plain, attention, caches, step.plain)
     used = step.num_tokens - 3
@@ -120,6 +121,20 @@ def test_windowed_attention(
     operands, heads = Operands(gpu, dtype, seed=head_dim), Heads(8, 2, head_dim, window)
     check_attention(operands, kv_format, heads, 32, decode_spans(32))
     check_attention(operands, kv_format, heads, 32, prefill_spans(32))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("window", [-1, 40])
+def test_attention_with_sinks(
+    gpu: devices.Device, kv_format: KvFormat, dtype: str, head_dim: int, window: int
+) -> None:
+    operands = Operands(gpu, dtype, seed=head_dim)
+    heads = Heads(8, 2, head_dim, window, sinks=True)
+    check_attention(operands, kv_format, heads, 32, decode_spans(32))
+    check_attention(operands, kv_format, heads, 32, prefill_spans(32))
+    check_attention(operands, kv_format, heads, 64, [Span(32_767, 1), Span(9, 1), Span(20_000, 3)])
+    check_attention(operands, kv_format, heads, 64, [Span(11_000, 70)])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -228,7 +228,8 @@ def check_attention(
     attention = dataclasses.replace(attention, block=block)
     q = operands.tensor(step.num_tokens, heads.size)
     caches, device_caches = step.caches()
-    got = ops.paged_attention(q.device, attention, device_caches, step.device).cpu()
+    weights = operands.on_gpu(attention)
+    got = ops.paged_attention(q.device, weights, device_caches, step.device).cpu()
     with operands.on_cpu():
         wanted = reference.paged_attention(q.plain, attention, caches, step.plain)
     used = step.num_tokens - num_padding
@@ -275,6 +276,21 @@ def test_windowed_attention(gpu: devices.Device, dtype: str, head_dim: int, wind
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("window", [-1, 40])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (8, 2), (64, 8)])
+def test_attention_with_sinks(
+    gpu: devices.Device, dtype: str, head_dim: int, num_heads: int, num_kv_heads: int, window: int
+) -> None:
+    heads = Heads(num_heads, num_kv_heads, head_dim, window, sinks=True)
+    check_attention(gpu, dtype, heads, 32, decode_spans(32), num_padding=3)
+    check_attention(gpu, dtype, heads, 32, prefill_spans(32))
+    if num_heads == 8:
+        check_attention(gpu, dtype, heads, 64, [Span(32_767, 1), Span(9, 1), Span(20_000, 3)])
+        check_attention(gpu, dtype, heads, 64, [Span(11_000, 70)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (8, 2)])
 def test_attention_behind_a_prefix_mask(
     gpu: devices.Device, dtype: str, head_dim: int, num_heads: int, num_kv_heads: int
@@ -299,12 +315,15 @@ def test_long_contexts(gpu: devices.Device, dtype: str, head_dim: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("bias", "qk_norm"), [(False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("bias", "qk_norm", "sinks"),
+    [(False, False, False), (True, True, False), (True, False, True)],
+)
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 def test_attention_block(
-    gpu: devices.Device, dtype: str, bias: bool, qk_norm: bool, head_dim: int
+    gpu: devices.Device, dtype: str, bias: bool, qk_norm: bool, sinks: bool, head_dim: int
 ) -> None:
-    operands, heads = Operands(gpu, dtype), Heads(8, 2, head_dim)
+    operands, heads = Operands(gpu, dtype), Heads(8, 2, head_dim, sinks=sinks)
     plain = operands.layer(200, 8, heads, bias, qk_norm)[0]
     weights, rope = operands.on_gpu(plain), operands.ropes(heads)
     for spans in (decode_spans(32), prefill_spans(32)):

@@ -48,6 +48,7 @@ class Heads:
     head_dim: int = 64
     window: int = -1
     rotary_dim: int | None = None
+    sinks: bool = False
 
     @property
     def size(self) -> int:
@@ -65,6 +66,15 @@ def _rope_table(
     head_dim: int, rotary_dim: int | None, num_positions: int
 ) -> npt.NDArray[np.float32]:
     return rope_table(RopeSpec(rotary_dim=rotary_dim), head_dim, num_positions, num_positions)
+
+
+def _sinks(num_heads: int) -> Any:
+    """As high as the sum of 1 to some 10,000 scores; far below, far above and above all scores."""
+    import paddle
+
+    values = np.fmod(0.5 + 4.1 * np.arange(num_heads, dtype=np.float32), 11)
+    values[3::8], values[5::8], values[6::8] = -1e4, 1e4, values[6::8] + 30
+    return paddle.to_tensor(values, place=paddle.CPUPlace())
 
 
 def numpy_of(tensor: Any) -> npt.NDArray[np.float32]:
@@ -128,7 +138,7 @@ class Operands:
         """A weight tree of CPU float32 tensors as the kernels take it."""
 
         def placed(path: str, tensor: Any) -> Any:
-            if not path.endswith("slopes"):
+            if not path.endswith(("slopes", "sinks")):
                 tensor = tensor.astype(self.dtype)
             return tensor._copy_to(self.gpu.place(), True)
 
@@ -157,6 +167,9 @@ class Operands:
             qk_norms=(norm(heads.head_dim), norm(heads.head_dim)) if qk_norm else None,
             window=heads.window,
         )
+        if heads.sinks:
+            block = dataclasses.replace(attention.block, sinks=True)
+            attention = dataclasses.replace(attention, block=block, sinks=_sinks(heads.num_heads))
         gate_up, down = self.linear(hidden, 2 * inner, bias), self.linear(inner, hidden, bias)
         return attention, mlp_of(gate_up, down, norm(hidden))
 

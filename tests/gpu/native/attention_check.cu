@@ -85,6 +85,7 @@ double error_of(const Setup<T>& s, int64_t budget) {
       top = std::max(top, logits[p]);
     }
     std::vector<double> expected(c.dim, 0.0);
+    if (c.sinks) sum = std::exp(double(s.sinks[jobs[j].head]) - top);  // may be infinite
     for (int p = first; p <= last; ++p) {
       if (!seen(p)) continue;
       const double w = std::exp(logits[p] - top);
@@ -137,11 +138,11 @@ void check(const Case& c, const char* kernel, double tolerance) {
   failures += !ok;
   if (!ok) {
     std::printf(
-        "FAILED %-8s %-8s %-12s %-22s D %3d heads %2d/%2d block %3d window %5d cap %.0f%s: "
+        "FAILED %-8s %-8s %-12s %-22s D %3d heads %2d/%2d block %3d window %5d cap %.0f%s%s: "
         "%.1e%s\n",
         kernel, dtype_name(s.dtype), kv_format_info(c.format).name, c.name.c_str(), c.dim, c.heads,
-        c.kv_heads, c.block_size, c.window, c.softcap, c.slopes ? " slopes" : "", error,
-        same ? "" : " (replay differs)");
+        c.kv_heads, c.block_size, c.window, c.softcap, c.slopes ? " slopes" : "",
+        c.sinks ? " sinks" : "", error, same ? "" : " (replay differs)");
     std::fflush(stdout);
   }
   ++checks;
@@ -270,11 +271,12 @@ void check_fused(const Case& c, const Fused& f) {
   if (!ok) {
     std::printf(
         "FAILED fused %-8s %-12s %-22s D %3d/%3d heads %2d/%2d block %3d window %5d "
-        "cap %.0f%s%s%s%s%s: %.1e%s\n",
+        "cap %.0f%s%s%s%s%s%s: %.1e%s\n",
         dtype_name(s.dtype), kv_format_info(c.format).name, c.name.c_str(), c.dim, f.rotary,
         c.heads, c.kv_heads, c.block_size, c.window, c.softcap, c.slopes ? " slopes" : "",
-        f.norms ? " norms" : "", f.interleaved ? " interleaved" : "", f.plus_one ? " plus one" : "",
-        f.query_table ? " own queries" : "", error, same ? "" : " (caches differ)");
+        c.sinks ? " sinks" : "", f.norms ? " norms" : "", f.interleaved ? " interleaved" : "",
+        f.plus_one ? " plus one" : "", f.query_table ? " own queries" : "", error,
+        same ? "" : " (caches differ)");
     std::fflush(stdout);
   }
   ++checks;
@@ -365,6 +367,54 @@ std::vector<Case> shaped(Case c) {
   return cases;
 }
 
+// Sinks, wherever rows may end: in a warp, a team, a cluster, blocks that meet in memory, splits,
+// and pieces of a shared item.
+void check_sinks(KvFormat format, bool small) {
+  const bool dense = format == KvFormat::kDense;
+  std::vector<Case> cases;
+  const auto add = [&](const char* name, const std::vector<Span>& spans, int heads, int kv_heads,
+                       int dim, int block, int window = -1) {
+    Case c{name, spans, heads, kv_heads, dim, block, window, 2, format};
+    c.sinks = true;
+    cases.push_back(c);
+  };
+  std::vector<Span> ones = odd_spans(), many;
+  ones.push_back({1, 5000});
+  for (int b = 0; b < 140; ++b) many.push_back({1, 1 + (b % 7 == 5 ? b * 37 % 1200 : b * 2)});
+  for (int dim : kHeadDims) {
+    add("odd decode", ones, 8, 2, dim, 16);
+    add("drafts", {{4, 4}, {1, 77}, {5, 200}, {3, 1000}}, 14, 2, dim, 32);
+    add("prompts", prompt_spans(), 14, 2, dim, 64);
+    add("mixed, window", mixed_spans(), 8, 8, dim, 128, 100);
+    if (small) continue;
+    add("one", {{1, 9000}}, 8, 1, dim, 64);
+    add("one prompt", {{300, 9000}}, 8, 2, dim, 64);
+    add("4k and 32k", {{1, 4096}, {1, 32768}, {1, 4097}, {130, 4096}}, 8, 2, dim, 64);
+    add("behind", {{1, 7000}, {33, 20000}, {64, 64}, {500, 5000}}, 8, 2, dim, 64);
+    if (dim > 64) continue;
+    add("one of 40k", {{1, 40000}}, 64, 8, dim, 64);  // gpt-oss's heads
+    add("decode, window", std::vector<Span>(24, Span{1, 1500}), 64, 8, dim, 16, 128);
+    add("many", many, 64, 8, dim, 64);
+  }
+  for (const Case& c : cases) {
+    check<__nv_bfloat16>(c, "sm90", dense ? 6e-3 : 8e-3);
+    check<__half>(c, "sm90", dense ? 1e-3 : 2e-3);
+    if (dense) check<__nv_bfloat16>(c, "sm80", 6e-3);
+    if (dense) check<__half>(c, "sm80", 1e-3);
+    if (c.heads == 8 && dense) check<float>(c, "generic", 1e-5);
+    if (c.heads == 8 && !dense) check<__nv_bfloat16>(c, "generic", 6e-3);
+    const bool of_ones = std::all_of(c.spans.begin(), c.spans.end(),
+                                     [](const Span& span) { return span.num_tokens <= 1; });
+    if (of_ones) check_fused<__nv_bfloat16>(c, {c.dim, true});
+    if (c.name == "many" && is_hopper) check_composition<__nv_bfloat16>(c);
+    if (c.dim > 64 || c.heads > 14) continue;
+    for (const Case& each : shaped(c)) {
+      check<__nv_bfloat16>(each, "sm90", dense ? 6e-3 : 8e-3);
+      if (dense) check<__half>(each, "sm80", 1e-3);
+    }
+  }
+}
+
 // Dense caches, each kernel in turn. small: for compute-sanitizer.
 void check_spans(bool small) {
   const std::vector<Span> longer = {{1, 4096}, {1, 32768}, {1, 4097}, {130, 4096}};
@@ -412,6 +462,7 @@ void check_spans(bool small) {
     }
     if (c.heads == 8 && c.name != "128k") check<float>(c, "generic", 1e-5);
   }
+  check_sinks(KvFormat::kDense, small);
 }
 
 void check_trees() {
@@ -423,7 +474,10 @@ void check_trees() {
     c.tree = true;
     check<__nv_bfloat16>(c, "sm90", 6e-3);
     check<float>(c, "generic", 1e-5);
-    for (const Case& each : shaped(c)) {
+    std::vector<Case> more = shaped(c);
+    more.push_back(c);
+    more.back().sinks = true;
+    for (const Case& each : more) {
       check<__nv_bfloat16>(each, "sm90", 6e-3);
       check<float>(each, "generic", 1e-5);
     }
@@ -493,6 +547,7 @@ void check_format(KvFormat format, bool small) {
     c.name = "behind", c.spans = {{1, 7000}, {33, 20000}, {64, 64}, {500, 5000}};
     check<__nv_bfloat16>(c, "sm90", 8e-3);
   }
+  if (format != KvFormat::kDense) check_sinks(format, small);
   if (!small && is_hopper) check_many(format);
 }
 

@@ -69,6 +69,7 @@ struct Case {
   bool tree = false;  // spans of up to 32 tokens are random trees
   float softcap = 0.f;
   bool slopes = false;  // each head has one
+  bool sinks = false;   // alike: far below all scores, as high as their sum, above, far above
 };
 
 template <class T>
@@ -85,8 +86,8 @@ struct Setup {
   uint8_t *k, *v;
   float *k_scale, *v_scale;
   int32_t *d_cu, *d_ctx, *d_table;
-  std::vector<float> slopes;  // [heads]
-  float* d_slopes;
+  std::vector<float> slopes, sinks;  // [heads]
+  float *d_slopes, *d_sinks;
   void* workspace;
   int64_t workspace_bytes;
   cuda::AttentionLimits limits;
@@ -141,6 +142,12 @@ struct Setup {
     for (int h = 0; h < c.heads; ++h) slopes.push_back(std::exp2(-8.f * (h + 1) / c.heads));
     CHECK_CUDA(cudaMalloc(&d_slopes, slopes.size() * 4));
     CHECK_CUDA(cudaMemcpy(d_slopes, slopes.data(), slopes.size() * 4, cudaMemcpyHostToDevice));
+    for (int h = 0; h < c.heads; ++h) {
+      const float high = std::fmod(0.5f + 4.1f * h, 11.f);  // as the sum of 1 to some 10000 keys
+      sinks.push_back(h % 8 == 3 ? -1e4f : h % 8 == 5 ? 1e4f : h % 8 == 6 ? high + 30.f : high);
+    }
+    CHECK_CUDA(cudaMalloc(&d_sinks, sinks.size() * 4));
+    CHECK_CUDA(cudaMemcpy(d_sinks, sinks.data(), sinks.size() * 4, cudaMemcpyHostToDevice));
     CHECK_CUDA(cudaMalloc(&d_cu, cu.size() * 4));
     CHECK_CUDA(cudaMalloc(&d_ctx, ctx.size() * 4));
     CHECK_CUDA(cudaMalloc(&d_table, table.size() * 4));
@@ -186,11 +193,11 @@ struct Setup {
     CHECK_CUDA(cudaFree(d_used));
   }
   ~Setup() {
-    for (void* p :
-         {static_cast<void*>(q), static_cast<void*>(k), static_cast<void*>(v),
-          static_cast<void*>(k_scale), static_cast<void*>(v_scale), static_cast<void*>(d_tree),
-          static_cast<void*>(d_slopes), static_cast<void*>(out), static_cast<void*>(d_cu),
-          static_cast<void*>(d_ctx), static_cast<void*>(d_table), workspace}) {
+    for (void* p : {static_cast<void*>(q), static_cast<void*>(k), static_cast<void*>(v),
+                    static_cast<void*>(k_scale), static_cast<void*>(v_scale),
+                    static_cast<void*>(d_tree), static_cast<void*>(d_slopes),
+                    static_cast<void*>(d_sinks), static_cast<void*>(out), static_cast<void*>(d_cu),
+                    static_cast<void*>(d_ctx), static_cast<void*>(d_table), workspace}) {
       CHECK_CUDA(cudaFree(p));
     }
   }
@@ -220,6 +227,7 @@ struct Setup {
     p.window = c.window;
     p.softcap = c.softcap;
     p.slopes = c.slopes ? d_slopes : nullptr;
+    p.sinks = c.sinks ? d_sinks : nullptr;
     return p;
   }
   void run(int layer, cudaStream_t stream, bool pdl) const {
