@@ -98,7 +98,7 @@ def layer_of(
                 bias = vector(slot.size, 0.0) if slot.norm.bias else None
                 slots[slot.name] = NormWeights(weight, bias)
             elif isinstance(slot, TableSlot):  # sinks: some below all scores, some above
-                slots[slot.name] = table(np.linspace(-8, 8, *slot.shape, dtype=np.float32))
+                slots[slot.name] = table(np.linspace(-8, 8, slot.shape[0], dtype=np.float32))
         if isinstance(block, MlpBlock):
             made.append(Mlp(block, **slots))
             continue
