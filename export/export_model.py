@@ -165,6 +165,7 @@ def _export(config: EngineConfig, output_path: Path, signals: Signals | None) ->
     source = Path(config.model.model_name_or_path)
     platform = platform_of(config.model.device, config.model.inference_model)
     spec, reader = read_spec(source, config.model.model_type)
+    spec = spec.with_latent_form(config.model.latent_form)
     config = with_stored_cache(config, reader)
     kv_format = kv_format_of(config.kv_format)
     kv_format.check_spec(spec)

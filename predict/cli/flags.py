@@ -200,7 +200,6 @@ _ALIASES = tuple(alias for row in SCHEMES.values() for alias in row.aliases)
 QUANT_TYPES = (*SCHEMES, "a8w8c8", "a8w8c8_fp8", FP8_WINT4, *_ALIASES)
 _NO_EAGLE = not_yet("inference_with_reference, lookahead and draft_model work.")
 _NO_ADAPTER = not_yet("Merge the adapter into the weights first and pass the merged directory.")
-_NO_DEEPSEEK = not_yet("Llama, Mistral, Qwen2 and Qwen3 run, in --dtype.")
 
 # fmt: off
 FLAGS: tuple[Flag, ...] = (
@@ -274,6 +273,10 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_FUSED, "batch_invariant", "bool", False,
          "On a GPU, give a request the same text to the last bit whatever is beside it, with and "
          "without drafts, at some cost; the compiled operators of the CPU always do."),
+    Flag(_FUSED, "mla_use_matrix_absorption", "bool", None,
+         "DeepSeek's attention over latents themselves (true), or over keys and values that are "
+         "made of them (false); when not given, whichever takes fewer products, but over latents "
+         "with --batch_invariant. In static mode it is the exported model's."),
     Flag(_FUSED, "num_cache_blocks", "int", None,
          "Blocks of the KV cache; when not given, what the batch needs or the memory holds."),
     Flag(_FUSED, "gpu_memory_utilization", "float", 0.9,
@@ -435,9 +438,6 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_COMPAT, "output_via_mq", "bool", True,
          "Tokens leave through a message queue.",
          availability=no_effect("tokens never pass through a message queue.")),
-    Flag(_COMPAT, "mla_use_matrix_absorption", "bool", False,
-         "Absorbed form of DeepSeek's attention.",
-         availability=_NO_DEEPSEEK),
     Flag(_COMPAT, "enable_memory_optim", "bool", True,
          "Memory reuse in the static predictor.",
          availability=no_effect("the runtime plans its own memory.")),

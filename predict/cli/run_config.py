@@ -110,6 +110,7 @@ _SAME_NAME = (
     "chunked_prefill",
     "gpu_memory_utilization",
     "batch_invariant",
+    "mla_use_matrix_absorption",
     "num_cache_blocks",
     "load_format",
     "quant_type",

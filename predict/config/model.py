@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from predict.config.checks import check_fields
 from predict.device.devices import check_static, kind_of
@@ -24,6 +25,8 @@ class ModelConfig:
     model_prefix: str = "model"  # stem of the exported program
     inference_model: bool = False  # compiled operators; False: plain-Paddle ones
     batch_invariant: bool = False  # on a GPU: every row's sums in an order of their own
+    # Latent attention: True absorbed, False expanded, always; None: whichever takes fewer products.
+    mla_use_matrix_absorption: bool | None = None
     model_type: str | None = None  # the family, where config.json names none: gpt-3, ernie-3.5-se
     load_format: str = "auto"  # auto | dummy (seeded random weights)
     # None: the tokenizer's own or its family's; none: off; else a file, a folder or a format's name
@@ -39,3 +42,11 @@ class ModelConfig:
         kind_of(self.device)
         if self.mode == "static":
             check_static(self.device)
+
+    @property
+    def latent_form(self) -> Literal["cheaper", "absorbed", "expanded"]:
+        """Of latent attention; one for all tokens where a row's sums must not change their order."""
+        absorbs = self.mla_use_matrix_absorption
+        if absorbs is None:
+            return "absorbed" if self.batch_invariant else "cheaper"
+        return "absorbed" if absorbs else "expanded"

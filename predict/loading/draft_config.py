@@ -68,7 +68,7 @@ def read_draft(
         draft_model_name_or_path=None,
         draft_model_quant_type=None,
     )
-    return DraftModel(settings, spec, reader)
+    return DraftModel(settings, spec.with_latent_form(config.model.latent_form), reader)
 
 
 def _check_tokens(path: str, target: Tokenizer, draft: Tokenizer) -> None:

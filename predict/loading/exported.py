@@ -184,6 +184,8 @@ def _block_misfits(
         stored = {name: value for name, value in settings.items() if name in STORED[kind]}
         schemes |= {value.removesuffix("_folded") for value in stored.values()}
         fields = {name: value for name, value in settings.items() if name not in stored}
+        if alike[0].get("form") == "cheaper":  # no flag asks for one: the export's own holds
+            fields["form"] = "cheaper"
         if fields in alike:
             continue
         names = {*fields, *alike[0]}

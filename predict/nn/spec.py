@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from predict.nn.blocks import (
@@ -13,6 +13,7 @@ from predict.nn.blocks import (
     ExpertBlock,
     HeadSlot,
     LatentAttentionBlock,
+    LatentForm,
     LinearSlot,
     MlpBlock,
     Norm,
@@ -114,6 +115,14 @@ class DecoderSpec:
         """The blocks that keep rows in the cache, in order."""
         kinds = (AttentionBlock, LatentAttentionBlock)
         return tuple(block for block in self.blocks() if isinstance(block, kinds))
+
+    def with_latent_form(self, form: LatentForm) -> DecoderSpec:
+        """The same, its latent attention computed in this form."""
+
+        def changed(block: Block) -> Block:
+            return replace(block, form=form) if isinstance(block, LatentAttentionBlock) else block
+
+        return replace(self, layers=tuple(tuple(map(changed, layer)) for layer in self.layers))
 
     @property
     def num_layers(self) -> int:
