@@ -45,7 +45,7 @@ class ModelConfig:
 
     @property
     def latent_form(self) -> Literal["cheaper", "absorbed", "expanded"]:
-        """Of latent attention; one for all tokens where a row's sums must not change their order."""
+        """Of latent attention; batch-invariant: one for all, so that sums keep their order."""
         absorbs = self.mla_use_matrix_absorption
         if absorbs is None:
             return "absorbed" if self.batch_invariant else "cheaper"

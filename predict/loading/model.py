@@ -168,13 +168,14 @@ def check_positions(config: EngineConfig, spec: DecoderSpec, reader: ConfigReade
 
 
 def check_latents(spec: DecoderSpec, platform: Platform) -> None:
-    """Raises UserError for latent attention on a GPU by the compiled operators, which lack it."""
+    """Raises UserError for expanded latent attention on a GPU, whose operators always absorb."""
     if platform.gpu is None or platform.compiled is None:
         return
-    if any(isinstance(block, LatentAttentionBlock) for block in spec.attention):
+    latents = (block for block in spec.attention if isinstance(block, LatentAttentionBlock))
+    if any(block.form == "expanded" for block in latents):
         raise UserError(
-            f"the latent attention of {spec.model_type} is not computed on a GPU yet; use --device "
-            "cpu"
+            "--mla_use_matrix_absorption false runs on a CPU alone; on a GPU latent attention is "
+            "absorbed: leave it out, or use --device cpu"
         )
 
 

@@ -218,7 +218,7 @@ BLOCK_TEXT = text_of(BLOCKS["published"], qkv_a="dense", q_b="dense", out="dense
 )
 def test_what_a_record_cannot_be_is_named(compiled: Library, old: str, new: str, said: str) -> None:
     assert old in BLOCK_TEXT
-    latents, given, hidden = case_of("published", "float32", "cheaper")
+    _, given, hidden = case_of("published", "float32", "cheaper")
     x = tensor(hidden, "float32")
     with pytest.raises(ValueError, match=said):
         compiled.op("regatta_blocks")(

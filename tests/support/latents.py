@@ -13,6 +13,7 @@ from predict.nn.blocks import (
     LatentForm,
     LinearSlot,
     Norm,
+    NormSlot,
     Positions,
 )
 from predict.nn.decoder import HeadMatrices, LatentAttention, Linear, NormWeights
@@ -76,7 +77,7 @@ class Latents:
                         for rows in slot.part_sizes
                     )
                 )
-            else:
+            elif isinstance(slot, NormSlot):
                 slots[slot.name] = NormWeights(tensor(1 + 0.1 * normal(rng, slot.size), dtype))
         return cls(block, dtype, hidden_size, LatentAttention(block, **slots))
 
