@@ -55,7 +55,9 @@ class Latents:
     weights: LatentAttention
 
     @classmethod
-    def of(cls, block: LatentAttentionBlock, dtype: str, hidden_size: int, seed: int = 3) -> Latents:
+    def of(
+        cls, block: LatentAttentionBlock, dtype: str, hidden_size: int, seed: int = 3
+    ) -> Latents:
         rng = np.random.default_rng(seed)
         slots: dict[str, Any] = {}
         for slot in block.slots(hidden_size):
