@@ -693,7 +693,7 @@ class UnitWorker {
     const int64_t pieces = (seen + piece - 1) / piece;
     FetchAhead ahead_values = ahead_keys;
     ahead_values.offset += value_offset_;
-    if (value_offset_ == 0) ahead_values.count = 0;  // V is K
+    if (value_offset_ == 0) ahead_values.count = 0;       // V is K
     bool keys_arranged = false, values_arranged = false;  // the whole chunk's
     for (int64_t begin = 0; begin < rows_; begin += kSoftmaxRows) {
       const int64_t end = begin + kSoftmaxRows < rows_ ? begin + kSoftmaxRows : rows_;

@@ -56,9 +56,9 @@ Status latent_attention_block(const LatentAttentionBlockParams& params) {
   if (params.batch.prefix_lens) return Status::error(std::string(op) + ": prefix_lens are given");
   Status status = check_attention_batch(op, params.batch, params.cache, -1);
   if (!status.ok()) return status;
-  status = check_rope_indices(op, params.positions, params.slot_mapping, params.batch.num_tokens,
-                              params.num_positions,
-                              params.cache.num_blocks * params.cache.block_size);
+  status =
+      check_rope_indices(op, params.positions, params.slot_mapping, params.batch.num_tokens,
+                         params.num_positions, params.cache.num_blocks * params.cache.block_size);
   return status.ok() ? kLatentAttentionBlock.run(params) : status;
 }
 

@@ -80,8 +80,8 @@ class LatentAttention {
         used_(batch_.cu_seqlens_q[batch_.num_seqs]),
         hidden_(static_cast<const T*>(params.hidden) + piece.begin * params.hidden_size),
         ending_(params.block, params.post_norm, params.out.bias, hidden_,
-                static_cast<T*>(params.hidden_out) + piece.begin * params.hidden_size,
-                num_tokens_, params.hidden_size, scratch),
+                static_cast<T*>(params.hidden_out) + piece.begin * params.hidden_size, num_tokens_,
+                params.hidden_size, scratch),
         normed_(make_rows(kernels.qkv_a, scratch, num_tokens_, Fill::kByRow)),
         attended_(make_rows(kernels.out, scratch, num_tokens_, Fill::kByColumns)),
         packs_heads_(value_dim_ % kPanel == 0),
@@ -104,9 +104,8 @@ class LatentAttention {
     Query* queries = scratch_.take<Query>(num_tokens_ * heads_ * width);
     const std::vector<PackedRows> own = rows_of_heads(kernels_.key_absorb);
     const std::vector<PackedRows> latents = rows_of_heads(kernels_.value_up);
-    const AttentionJob job =
-        make_attention_job(p_.batch, batch_, p_.cache, heads_, 1, width, p_.block.softmax_scale, -1,
-                           scratch_, rank_);
+    const AttentionJob job = make_attention_job(p_.batch, batch_, p_.cache, heads_, 1, width,
+                                                p_.block.softmax_scale, -1, scratch_, rank_);
     parallel([&](Team& team) {
       project(team);
       for_tokens(team, [&](int64_t token) {

@@ -18,8 +18,8 @@ bool is_cheaper_expanded(const LatentAttentionBlock& block, int64_t num_tokens, 
 std::vector<LatentPiece> latent_pieces(const LatentAttentionBlock& block,
                                        const AttentionBatch& batch, int64_t max_rows) {
   // A row of an expanded cache holds a key, and a value is no longer.
-  const bool may_expand = block.form != LatentForm::kAbsorbed &&
-                          block.v_head_dim <= block.q_head_size();
+  const bool may_expand =
+      block.form != LatentForm::kAbsorbed && block.v_head_dim <= block.q_head_size();
   std::vector<LatentPiece> pieces;
   LatentPiece piece = {0, 0, false};
   const auto cut = [&](int64_t end) {

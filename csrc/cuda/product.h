@@ -63,7 +63,7 @@ struct Product {
   int64_t num_groups = 0;
   const int32_t* group_ends = nullptr;
   bool group_ends_ready = false;  // they are not of the launch ahead
-  QuantizeRowsParams coded;  // how x became codes already, if `codes` is not null
+  QuantizeRowsParams coded;       // how x became codes already, if `codes` is not null
 };
 
 // Memory that products need beside their tensors, for the widest of them: first `count` each, then

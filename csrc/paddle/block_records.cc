@@ -271,8 +271,8 @@ void check(const LatentAttentionBlock& block) {
     fail("blocks: latents have other positions (allowed: rotary, one table, one dimension)");
   }
   if (block.kv_format != KvFormat::kDense) {
-    fail("blocks: latents have kv_format " +
-         std::string(kv_format_info(block.kv_format).name) + " (allowed: dense)");
+    fail("blocks: latents have kv_format " + std::string(kv_format_info(block.kv_format).name) +
+         " (allowed: dense)");
   }
 }
 
