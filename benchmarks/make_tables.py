@@ -84,6 +84,7 @@ def pivot(found: dict[str, Row], columns: Sequence[str], show: Show, first: str 
 H200 = ("h200/2026-11-22.json", "h200/2026-11-23.json")
 H200_SERVED = "h200/2026-11-24.json"
 H200_SHAPES = "h200/2026-11-25.json"
+H100_EXPERTS = "h100/2026-11-25.json"
 VLLM = "peers/vllm-0.26-h200.json"
 ZEN5, ZEN4, QUALITY = "zen5/2026-11-21.json", "zen4/2026-11-23.json", "quality/2026-11-21.json"
 LLAMA = {ZEN5: "peers/llama-cpp-0.3.36-zen5.json", ZEN4: "peers/llama-cpp-0.3.36-zen4.json"}
@@ -244,6 +245,26 @@ def h100() -> str:
     columns = ("1", "8", "32", "128", "1,024 tokens", "8,000 tokens")
     found = rows("quantized", "h100/2026-11-23.json")
     return pivot(found, columns, plain, "`--quant_type`")
+
+
+def h100_experts() -> str:
+    """A model with experts on an H100."""
+    found = rows("experts", H100_EXPERTS)
+    body = [
+        [row["case"], plain(row["values"]["ms"]), percent(row["values"]["share_of_limit"])]
+        for row in found.values()
+    ]
+    return markdown(["Qwen3-30B-A3B", "ms", "share of the limit"], body)
+
+
+def h100_groups() -> str:
+    """The products of its experts."""
+    found = rows("groups", H100_EXPERTS)
+    body = [
+        [name, plain(row["values"]["us"]), plain(row["values"]["tbs"])]
+        for name, row in found.items()
+    ]
+    return markdown(["experts of Qwen3-30B-A3B", "us", "TB/s of weights"], body)
 
 
 class Beside(NamedTuple):
@@ -518,6 +539,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "h200-shapes": h200_shapes,
     "h200-loading": h200_loading,
     "h100": h100,
+    "h100-experts": h100_experts,
+    "h100-groups": h100_groups,
     "cpu-bfloat16": cpu_bfloat16,
     "cpu-quantized": cpu_quantized,
     "cpu-shapes": cpu_shapes,
