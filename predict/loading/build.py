@@ -41,7 +41,7 @@ from predict.nn.weights import (
     WeightPlan,
 )
 from predict.ops import records
-from predict.schemes import scheme_of
+from predict.schemes import Quantized, scheme_of
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -91,9 +91,11 @@ def build_decoder(
         ]
         return NormWeights(tensor(np.concatenate(values)))
 
-    def linear(plan: LinearPlan) -> Linear:
-        name = layout.scheme(plan)
-        tensors = scheme_of(name).tensors(layout.read(plan), dtype, compiled, place)
+    def linear(plan: LinearPlan, of_experts: bool = False) -> Linear:
+        name, weight = layout.scheme(plan), layout.read(plan)
+        if of_experts and gpu is not None and compiled is not None:
+            check_gpu_expert(weight, plan)
+        tensors = scheme_of(name).tensors(weight, dtype, compiled, place)
         values = layout.bias(plan)
         bias = None if values is None else tensor(values)
         return Linear(name, tensors, bias, plan.in_features, plan.out_features)
@@ -102,7 +104,7 @@ def build_decoder(
         """One expert after another, each to its place among all: there is no second copy."""
         count, stacked = len(plan.experts), None
         for index, expert in enumerate(plan.experts):
-            one = linear(expert)
+            one = linear(expert, of_experts=True)
             if stacked is None:
                 stacked = map_tensors(
                     one, lambda _, part: paddle.empty([count, *part.shape], part.dtype)
@@ -227,6 +229,26 @@ def build_decoder(
         for rope in spec.ropes
     )
     return Decoder(embedding, tuple(layers), head, ropes)
+
+
+def check_gpu_expert(weight: Quantized, plan: LinearPlan) -> None:
+    """Raises UserError for an expert whose rows would need changes of its own on a GPU.
+
+    Rows of all experts become codes together there, and keep the order of their columns.
+    """
+    own = {
+        "a static activation scale": weight.act_scale,
+        "a shift": weight.shift,
+        "smoothing": weight.smooth,
+        "columns in act-order": weight.perm,
+    }
+    found = [name for name, value in own.items() if value is not None]
+    if found:
+        raise UserError(
+            f"{plan.prefixes[0]} has {' and '.join(found)}, which experts have on a CPU alone; "
+            "quantize it again without, round the unquantized checkpoint with --quant_type, or use "
+            "--device cpu"
+        )
 
 
 def _tensors(linear: Linear) -> tuple[Tensor, ...]:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from predict import LLM, EngineConfig
 from predict.config.quantization import QuantizationConfig
 from predict.device.place import to_float32
 from predict.errors import UserError
+from predict.loading.build import check_gpu_expert
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts import compressed_tensors, layout_of, mxfp4
 from predict.loading.model import read_spec
@@ -23,7 +25,7 @@ from predict.loading.platform import Platform
 from predict.loading.safetensors_writer import write
 from predict.loading.sources import CheckpointSource
 from predict.models import weight_names
-from predict.nn.weights import WeightPlan, plan_weights
+from predict.nn.weights import LinearPlan, WeightPlan, plan_weights
 from predict.schemes import Quantized, scheme_of
 from tests.loading.test_layouts import awq_tensors, gptq_tensors, rounded, values_of
 from tests.support import tiny
@@ -424,3 +426,12 @@ def test_a_model_that_does_not_fit_says_which_quant_type_would(
     monkeypatch.setattr(Platform, "free_bytes", lambda self: 1 << 10)
     with pytest.raises(UserError, match=r"do not fit: .*; no --quant_type makes it fit"):
         LLM(config(folder, **asked))
+
+
+@pytest.mark.parametrize(("field", "said"), [("act_scale", "static"), ("perm", "act-order")])
+def test_an_expert_with_changes_of_its_own_is_refused_on_a_gpu(field: str, said: str) -> None:
+    plan = LinearPlan(("mlp.experts.3.down_proj",), (2,), 4, False)
+    plain = Quantized(np.zeros((2, 4), np.int8), np.ones(2, np.float32))
+    check_gpu_expert(plain, plan)
+    with pytest.raises(UserError, match=f"experts.3.down_proj has .*{said}.*--device cpu"):
+        check_gpu_expert(replace(plain, **{field: np.ones(4)}), plan)
