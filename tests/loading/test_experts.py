@@ -27,10 +27,10 @@ from predict.loading.sources import CheckpointSource
 from predict.models import weight_names
 from predict.nn.weights import LinearPlan, WeightPlan, plan_weights
 from predict.schemes import Quantized, scheme_of
-from tests.loading.test_layouts import awq_tensors, gptq_tensors, rounded, values_of
 from tests.support import tiny
 from tests.support.golden import GOLDEN, check_greedy, config
 from tests.support.schemes import logits_of, relative_error
+from tests.support.stored_layouts import awq_tensors, gptq_tensors, rounded, values_of
 
 Tensors = dict[str, tuple[str, Any]]
 EXPERT = re.compile(r"(.*\.experts)\.([0-9]+)\.(.*)\.weight")

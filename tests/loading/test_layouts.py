@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import shutil
@@ -22,7 +21,7 @@ from predict.errors import UserError
 from predict.loading import safetensors_writer as safetensors_file
 from predict.loading.cache_scales import head_scales
 from predict.loading.checkpoint import Checkpoint
-from predict.loading.layouts import awq, compressed_tensors, paddlenlp
+from predict.loading.layouts import compressed_tensors, paddlenlp
 from predict.loading.layouts._stored import packed, unpacked
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.weights import LinearPlan
@@ -32,6 +31,7 @@ from tests.support import tiny
 from tests.support.layouts import CASES, GOLDEN, MIXED, SCHEMES, open_layout
 from tests.support.records import named_linears
 from tests.support.schemes import answer, logits_of, relative_error
+from tests.support.stored_layouts import awq_tensors, gptq_tensors, rounded, values_of
 
 
 def dequantized(layout: Any, plan: LinearPlan) -> dict[str, npt.NDArray[np.float32]]:
@@ -476,46 +476,6 @@ DYNAMIC = {
     ".*": {},
     ".*mlp": {"bits": 8},  # never comes to it
 }
-
-
-def rounded(scheme: str, values: npt.NDArray[np.float32], group_size: int) -> Quantized:
-    """Weight-only codes with a column of scales at least."""
-    made = scheme_of(scheme).quantize(values, group_size)
-    zero = None if made.zero is None else made.zero.reshape(len(values), -1)
-    return dataclasses.replace(made, scale=made.scale.reshape(len(values), -1), zero=zero)
-
-
-def values_of(weight: Quantized) -> npt.NDArray[np.float32]:
-    """What weight-only codes stand for."""
-    num_rows, num_groups = weight.scale.shape
-    codes = weight.codes.astype(np.float32).reshape(num_rows, num_groups, -1)
-    zero = 0 if weight.zero is None else weight.zero[:, :, None]
-    values: npt.NDArray[np.float32] = (codes - zero) * weight.scale[:, :, None]
-    return values.reshape(num_rows, -1)
-
-
-def gptq_tensors(prefix: str, weight: Quantized, bits: int) -> dict[str, npt.NDArray[Any]]:
-    middle = 0 if bits == 4 else 128
-    zero = np.zeros_like(weight.scale) if weight.zero is None else weight.zero
-    return {
-        prefix + ".qweight": packed(weight.codes.astype(np.int16).T + middle, bits, 0),
-        prefix + ".qzeros": packed(zero.T.astype(np.int16) + middle - 1, bits, 1),
-        prefix + ".scales": np.ascontiguousarray(weight.scale.T),
-    }
-
-
-def awq_tensors(prefix: str, weight: Quantized) -> dict[str, npt.NDArray[Any]]:
-    assert weight.zero is not None
-
-    def words(codes: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-        eights = codes.T.reshape(codes.shape[1], -1, 8)[..., awq.ORDER]
-        return packed(eights.reshape(codes.shape[1], -1), 4, 1)
-
-    return {
-        prefix + ".qweight": words(weight.codes),
-        prefix + ".qzeros": words(weight.zero),
-        prefix + ".scales": np.ascontiguousarray(weight.scale.T),
-    }
 
 
 def write_mixed(
