@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from predict.nn.blocks import AttentionBlock, MlpBlock, Norm, key_value_rows
+from predict.nn.blocks import FUNCTIONS, Activation, AttentionBlock, MlpBlock, Norm, key_value_rows
 from predict.nn.cache_formats import CacheTensor, KvFormat, kv_format_of
 from predict.nn.inputs import ForwardInputs
 from predict.ops.records import text_of
@@ -230,6 +230,8 @@ def activate_cases(sizes: Sizes) -> Iterator[Case]:
 
     inner = sizes.shape.intermediate_size
     x = sizes.make.full([sizes.num_tokens, 2 * inner], sizes.dtype)
+    silu = Activation()
+    attributes = FUNCTIONS.index(silu.function), True, silu.clamp, silu.slope, silu.up_offset
     wide = sizes.make.full([sizes.num_tokens, 2 * inner], "float32")
 
     def baseline(_: int) -> Any:
@@ -239,7 +241,7 @@ def activate_cases(sizes: Sizes) -> Iterator[Case]:
     yield Case(
         "activate",
         f"{inner}",
-        [(x, 0, True)],
+        [(x, *attributes)],
         3 * sizes.num_tokens * inner * sizes.value_bytes,
         10.0 * sizes.num_tokens * inner,
         baseline if sizes.on_cpu else None,
@@ -382,7 +384,7 @@ def paged_attention_cases(sizes: Sizes) -> Iterator[Case]:
     }
     for kv_format in map(kv_format_of, sizes.kv_formats):
         copies = [
-            (q, cache, *batch.attention_inputs, None, None, None, *attributes, kv_format.name)
+            (q, cache, *batch.attention_inputs, None, None, None, None, *attributes, kv_format.name)
             for cache in _caches(sizes, batch, kv_format)
         ]
         yield Case(

@@ -139,7 +139,12 @@ OF_GLM = (
     *("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"),
     "num_nextn_predict_layers",
 )
+OF_DEEPSEEK = (
+    *("moe_layer_freq", "q_lora_rank", "kv_lora_rank"),
+    *("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+)
 OF_ERNIE = ("moe_layer_start_index", "moe_layer_end_index", "moe_norm_min")
+DEEPSEEK = {"num_key_value_heads": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 TOP_LEVEL: dict[str, dict[str, Any]] = {
     **{key: {} for key in NUMBERS if key not in (*ROPE_NUMBERS, ROPE_ORIGINAL)},
     "sliding_window": {"model_type": "mistral"},
@@ -155,6 +160,7 @@ TOP_LEVEL: dict[str, dict[str, Any]] = {
     **{key: {"model_type": "qwen2_moe"} for key in (*EXPERTS, *OF_QWEN)},
     **{key: {"model_type": "glm4_moe"} for key in OF_GLM},
     **{key: {"model_type": "ernie4_5_moe"} for key in OF_ERNIE},
+    **{key: {**DEEPSEEK, "model_type": "deepseek_v2"} for key in OF_DEEPSEEK},
 }
 
 

@@ -35,6 +35,12 @@ paddle = library.import_paddle()
 WITHOUT_TWIN = {
     "pack_quantized": "plain schemes read codes, scales and zeros as they are: nothing is packed",
 }
+# What the compiled operators have within: arithmetic of `sample`, and steps of blocks.
+PARTS = {
+    *("philox4x32", "uniform"),
+    *("route", "experts", "gate"),
+    *("split", "turn_and_keep_latents", "latent_attention"),
+}
 
 
 def operators(module: Any) -> dict[str, Any]:
@@ -56,8 +62,7 @@ def test_every_compiled_operator_has_a_twin_of_its_signature() -> None:
             continue
         assert name in twins, f"predict.ops.plain has no {name}"
         assert inspect.signature(twins[name]) == inspect.signature(operator), name
-    arithmetic = {"philox4x32", "uniform"}  # of `sample`, compiled in the other one
-    assert twins.keys() - operators(compiled).keys() == arithmetic
+    assert twins.keys() - operators(compiled).keys() == PARTS
 
 
 def outcome(case: Case) -> tuple[list[Any], Any, Any]:
