@@ -914,7 +914,7 @@ def test_cache_schemes_that_are_not_known_are_refused_by_name(tmp_path: Path) ->
     ],
 )
 def test_patterns_that_could_take_ages_are_refused(text: str, fine: bool) -> None:
-    from predict.loading.layouts._stored import pattern
+    from predict.system.settings import pattern
 
     if fine:
         assert pattern(text, "here").pattern == text

@@ -19,11 +19,11 @@ from predict.loading.layouts._stored import (
     Stored,
     grouped,
     num_groups,
-    setting,
     unpacked,
 )
 from predict.loading.layouts.online import DENSE
 from predict.schemes import Quantized
+from predict.system.settings import setting
 
 SCHEME = find("int4").name
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble i of a word belongs to column ORDER[i] of its eight

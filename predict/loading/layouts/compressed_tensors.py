@@ -28,13 +28,11 @@ from predict.loading.layouts._stored import (
     in_group_order,
     num_groups,
     packed,
-    pattern,
-    setting,
-    texts,
     unpacked,
 )
 from predict.loading.layouts.online import DENSE
 from predict.schemes import Quantized
+from predict.system.settings import pattern, setting, texts
 
 PACKED, INTS, FLOATS = "pack-quantized", "int-quantized", "float-quantized"
 FORMATS = (PACKED, INTS, FLOATS, "naive-quantized")

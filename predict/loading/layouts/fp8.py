@@ -14,9 +14,10 @@ import numpy as np
 
 from predict.config.schemes import FP8_BLOCK, find
 from predict.errors import UserError
-from predict.loading.layouts._stored import Part, Shape, Stored, setting
+from predict.loading.layouts._stored import Part, Shape, Stored
 from predict.loading.layouts.online import DENSE
 from predict.schemes import Quantized
+from predict.system.settings import setting
 
 SCHEME = find("e4m3", "e4m3").name
 SCALES = ("weight_scale_inv", "weight_scale")

@@ -26,13 +26,12 @@ from predict.loading.layouts._stored import (
     in_group_order,
     num_groups,
     parts_of,
-    pattern,
-    setting,
     unpacked,
 )
 from predict.loading.layouts.online import DENSE
 from predict.nn.weights import LinearPlan
 from predict.schemes import Quantized
+from predict.system.settings import pattern, setting
 
 BITS = (4, 8)
 FORMATS = ("gptq", "gptq_v2")
