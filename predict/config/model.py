@@ -7,6 +7,7 @@ from typing import Literal
 
 from predict.config.checks import check_fields
 from predict.device.devices import check_static, kind_of
+from predict.errors import UserError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 DTYPES = tuple(DTYPE_BYTES)
@@ -29,6 +30,7 @@ class ModelConfig:
     mla_use_matrix_absorption: bool | None = None
     model_type: str | None = None  # the family, where config.json names none: gpt-3, ernie-3.5-se
     load_format: str = "auto"  # auto | dummy (seeded random weights)
+    lora_path: str | None = None  # directory of a LoRA adapter, merged while the weights are read
     # None: the tokenizer's own or its family's; none: off; else a file, a folder or a format's name
     chat_template: str | None = None
     seed: int = 0  # of sampling, and of random weights
@@ -37,9 +39,19 @@ class ModelConfig:
         check_fields(
             self,
             choices={"dtype": DTYPES, "mode": MODES, "load_format": LOAD_FORMATS},
-            files=("model_name_or_path", "model_prefix", "chat_template"),
+            files=("model_name_or_path", "model_prefix", "chat_template", "lora_path"),
         )
         kind_of(self.device)
+        if self.lora_path is not None and self.load_format == "dummy":
+            raise UserError(
+                "load_format dummy makes weights up, and lora_path changes those of a checkpoint; "
+                "give one of the two"
+            )
+        if self.lora_path is not None and self.mode == "static":
+            raise UserError(
+                "mode static runs weights that were exported, and lora_path changes a checkpoint; "
+                "export the model with --lora_path"
+            )
         if self.mode == "static":
             check_static(self.device)
 

@@ -70,6 +70,18 @@ class TensorInfo:
         """Bytes of the tensor in the file."""
         return math.prod(self.shape) * np.dtype(NUMPY_DTYPES[self.dtype]).itemsize
 
+    def read(self) -> npt.NDArray[Any]:
+        """The tensor's values, bfloat16 as uint16. A copy that the caller may free at once.
+
+        Not a memory map: its pages would count as this process's memory until the last tensor.
+        Raises UserError for a file that has become shorter.
+        """
+        dtype = np.dtype(NUMPY_DTYPES[self.dtype])
+        values = np.fromfile(self.file, dtype, math.prod(self.shape), offset=self.offset)
+        if values.size != math.prod(self.shape):
+            raise UserError(f"{self.file} is shorter than when it was opened; copy it again")
+        return values.reshape(self.shape)
+
 
 def checked_shape(shape: Any, dtype: str) -> tuple[tuple[int, ...], int]:
     """A shape that a file claims, and the bytes of a tensor of that shape and safetensors dtype.
@@ -179,8 +191,6 @@ class Checkpoint:
     files and index contradict each other.
     """
 
-    in_file_order = True  # whether a tensor's bytes in its file are the values that `read` gives
-
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
         self.tensors: dict[str, TensorInfo] = {}
@@ -233,6 +243,15 @@ class Checkpoint:
                 f"{len(wrong)} of {len(places)} tensors); download index and files again"
             )
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The tensors' shapes, by name."""
+        return {name: info.shape for name, info in self.tensors.items()}
+
+    def lies_in_file(self, name: str) -> bool:
+        """Whether the tensor's bytes in its file are the values that `read` gives."""
+        return True
+
     def check(self, expected: Mapping[str, tuple[int, ...]], ignored: Iterable[str]) -> None:
         """Raises one UserError listing every missing, unexpected and wrongly shaped tensor.
 
@@ -259,18 +278,8 @@ class Checkpoint:
             )
 
     def read(self, name: str) -> npt.NDArray[Any]:
-        """The tensor's values, bfloat16 as uint16. A copy that the caller may free at once.
-
-        Not a memory map: its pages would count as this process's memory until the last tensor.
-        """
-        return self._read_file(self.tensors[name], self.tensors[name].shape)
-
-    def _read_file(self, info: TensorInfo, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        dtype = np.dtype(NUMPY_DTYPES[info.dtype])
-        values = np.fromfile(info.file, dtype, math.prod(shape), offset=info.offset)
-        if values.size != math.prod(shape):
-            raise UserError(f"{info.file} is shorter than when it was opened; copy it again")
-        return values.reshape(shape)
+        """The tensor's values, see TensorInfo.read."""
+        return self.tensors[name].read()
 
     def read_float(self, names: Iterable[str]) -> npt.NDArray[Any]:
         """The named tensors, one after another along axis 0, in one float dtype (bf16: uint16).

@@ -51,8 +51,6 @@ def is_turned(name: str) -> bool:
 class PaddleCheckpoint(Checkpoint):
     """A Checkpoint whose names and shapes are Hugging Face's; `read` turns matrices round."""
 
-    in_file_order = False
-
     def __init__(self, directory: Path, params: dict[str, PickledArray] | None = None):
         """params: the tensors, where there are no safetensors files."""
         self.params = params
@@ -88,6 +86,10 @@ class PaddleCheckpoint(Checkpoint):
             }
             self.whole = seen
 
+    def lies_in_file(self, name: str) -> bool:
+        """See Checkpoint."""
+        return False
+
     def read(self, name: str) -> npt.NDArray[Any]:
         """See Checkpoint."""
         if name in self.parts:
@@ -100,5 +102,5 @@ class PaddleCheckpoint(Checkpoint):
         if self.params is not None:
             values = self.params[self.stored[name]].read()
         else:
-            values = self._read_file(info, info.shape[:: -1 if turned else 1])
+            values = replace(info, shape=info.shape[:: -1 if turned else 1]).read()
         return np.ascontiguousarray(values.T) if turned else values

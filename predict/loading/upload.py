@@ -146,7 +146,8 @@ class DeviceCheckpointSource(CheckpointSource):
     def _stored_as(self, names: tuple[str, ...]) -> str | None:
         """The dtype of the matrices; None where their files are not to be copied as they are."""
         dtypes = {STORED_AS.get(self.checkpoint.tensors[name].dtype) for name in names}
-        return dtypes.pop() if len(dtypes) == 1 and self.checkpoint.in_file_order else None
+        in_files = all(self.checkpoint.lies_in_file(name) for name in names)
+        return dtypes.pop() if len(dtypes) == 1 and in_files else None
 
     def _uploaded(self, names: tuple[str, ...], shape: tuple[int, int], dtype: str) -> Tensor:
         import paddle

@@ -92,11 +92,7 @@ def layout_of(
     method = config.get("quant_method")
     if method is None and "quant_type" in config:
         asked = parse_quant_type(str(config["quant_type"])).scheme
-        if (
-            scheme_info(asked).has_groups
-            and not (checkpoint.directory / "act_scales.json").exists()
-        ):
-            # PaddleNLP rounds weight-only types while it reads them, as we do.
+        if stored_method(reader, checkpoint) is None:
             _check_same(settings, frozenset({asked}), where)
             return Online(source, replace(settings, scheme=asked), plan)
         module, name = PADDLENLP
@@ -114,6 +110,20 @@ def layout_of(
         _check_same(settings, layout.schemes, where)
         _check_stored_as_used(layout, plan, where)
     return layout
+
+
+def stored_method(reader: ConfigReader, checkpoint: Checkpoint) -> str | None:
+    """What config.json says that the checkpoint is quantized by; None where it holds floats."""
+    config = quantization_config(reader)
+    if config is None:
+        return None
+    method, kind = config.get("quant_method"), config.get("quant_type")
+    if method is not None or kind is None:
+        return str(method)
+    # PaddleNLP rounds weight-only types while it reads them, as we do.
+    rounds = scheme_info(parse_quant_type(str(kind)).scheme).has_groups
+    is_calibrated = (checkpoint.directory / "act_scales.json").exists()
+    return None if rounds and not is_calibrated else str(kind)
 
 
 def _check_stored_as_used(layout: Layout, plan: WeightPlan, where: str) -> None:

@@ -1,0 +1,167 @@
+"""Fitting an adapter to a checkpoint: every name found there, every shape checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from predict.errors import UserError
+from predict.loading.adapters.record import Adapter, LowRank
+from predict.loading.adapters.values import Shape, Values
+from predict.loading.checkpoint import MAX_SHOWN, listed
+from predict.nn.weights import WeightNames, WeightPlan
+
+# What names of one network may begin with in one file and not in another.
+PREFIXES = ("base_model", "model", "transformer", "language_model")
+WEIGHT, BIAS = ".weight", ".bias"
+
+
+@dataclass(frozen=True)
+class Base:
+    """The tensors of a checkpoint that a network is made of."""
+
+    shapes: Mapping[str, Shape]
+    tables: frozenset[str]  # rows are taken from them
+    transposed: frozenset[str]  # stored [in, out]
+    embedding: str
+    head: str  # of a tied network, what its head would be called
+    is_tied: bool
+
+    @classmethod
+    def of(cls, plan: WeightPlan, names: WeightNames, shapes: Mapping[str, Shape]) -> Base:
+        """shapes: of the checkpoint's tensors; those that the plan does not read are left out."""
+        linears = list(plan.stored_linears())
+        transposed = {
+            prefix + WEIGHT for linear in linears if linear.transposed for prefix in linear.prefixes
+        }
+        read = {name for name, _ in (*plan.matrices(), *plan.small_tensors())}
+        read |= {p + end for each in linears for p in each.prefixes for end in (WEIGHT, BIAS)}
+        return cls(
+            {name: shape for name, shape in shapes.items() if name in read},
+            frozenset(name for name, _ in plan.matrices()),
+            frozenset(transposed),
+            plan.embedding,
+            names.head + WEIGHT,
+            plan.spec.tie_word_embeddings,
+        )
+
+
+def fitted(adapter: Adapter, base: Base) -> Adapter:
+    """The adapter under the base's names.
+
+    Raises UserError for targets that the base has not, shapes that are not its, and what would be
+    changed twice.
+    """
+    return _Fitting(adapter, base).fitted()
+
+
+class _Fitting:
+    def __init__(self, adapter: Adapter, base: Base):
+        self.adapter, self.base = adapter, base
+        self.shapes = dict(base.shapes)
+        if base.is_tied:
+            self.shapes[base.head] = base.shapes[base.embedding]
+        self.by_ending: dict[str, list[str]] = {}
+        for name in self.shapes:
+            self.by_ending.setdefault(_ending(name), []).append(name)
+
+    def fitted(self) -> Adapter:
+        adapter, base = self.adapter, self.base
+        wanted = [*(name + WEIGHT for name in adapter.linears), *adapter.replaced]
+        found = {name: self._find(name) for name in wanted}
+        unknown = [name for name, there in found.items() if there is None]
+        if unknown:
+            self._refuse_unknown(unknown)
+        places = {name: there for name, there in found.items() if there is not None}
+        linears: dict[str, LowRank] = {}
+        for name, linear in adapter.linears.items():
+            place = places[name + WEIGHT]
+            ours = place.removesuffix(WEIGHT)
+            self._check_once(ours, linears)
+            linears[ours] = self._linear(replace(linear, name=ours), place)
+        replaced: dict[str, Values] = {}
+        for name, values in adapter.replaced.items():
+            self._check_once(places[name], replaced)
+            replaced[places[name]] = self._values(values, self.shapes[places[name]], places[name])
+        changed = {*replaced, *(name + WEIGHT for name in linears)}
+        unties = base.is_tied and (
+            base.head in changed
+            or (base.embedding in changed and not adapter.config.ties_embeddings)
+        )
+        return replace(adapter, linears=linears, replaced=replaced, unties_head=unties)
+
+    def _find(self, name: str) -> str | None:
+        if name in self.shapes:
+            return name
+        alike = self.by_ending.get(_ending(name), [])
+        return alike[0] if len(alike) == 1 else None
+
+    def _refuse_unknown(self, unknown: list[str]) -> NoReturn:
+        known = sorted({name.removesuffix(WEIGHT) for name in self._matrices()})
+        raise UserError(
+            f"{self.adapter.directory}: the adapter changes {listed(unknown)}, which the model has "
+            f"not, or which is not used here (its matrices: {listed(known)}); use the model that "
+            f"the adapter was trained on{self._trained_on()}"
+        )
+
+    def _trained_on(self) -> str:
+        name = self.adapter.config.base_model
+        return f", {name[:MAX_SHOWN]!r}" if name else ""
+
+    def _matrices(self) -> Iterator[str]:
+        for name, shape in self.shapes.items():
+            if len(shape) == 2:
+                yield name
+
+    def _check_once(self, name: str, known: Mapping[str, object]) -> None:
+        if name in known:
+            raise UserError(f"{self.adapter.directory}: two tensors of the adapter change {name}")
+
+    def _linear(self, linear: LowRank, place: str) -> LowRank:
+        """The product with its tensors fitted to the matrix `place`."""
+        shape = self.shapes[place]
+        if len(shape) != 2 or linear.is_table != (place in self.base.tables):
+            kind = "an embedding" if linear.is_table else "a linear"
+            raise UserError(
+                f"{linear.a.where} is of {kind}, and {place} {list(shape)} is none; use the model "
+                f"that the adapter was trained on{self._trained_on()}"
+            )
+        is_transposed = linear.is_table or place in self.base.transposed
+        rows, columns = shape[::-1] if is_transposed else shape
+        rank = linear.rank
+        bias = linear.bias
+        if bias is not None:
+            if place.removesuffix(WEIGHT) + BIAS not in self.shapes:
+                raise UserError(
+                    f"{bias.where} is added to a bias, and {linear.name} has none; the adapter "
+                    "cannot be merged: train it without lora_bias"
+                )
+            bias = self._values(bias, (rows,), linear.name)
+        return replace(
+            linear,
+            a=self._values(linear.a, (rank, columns), linear.name),
+            b=self._values(linear.b, (rows, rank), linear.name),
+            mixer=linear.mixer and self._values(linear.mixer, (rank, rank), linear.name),
+            magnitude=linear.magnitude and self._values(linear.magnitude, (rows,), linear.name),
+            bias=bias,
+            is_transposed=is_transposed,
+        )
+
+    def _values(self, values: Values, shape: Shape, name: str) -> Values:
+        there = values.fitted_to(shape)
+        if there is None:
+            ranks = f" in each of {len(values.parts)} files" if len(values.parts) > 1 else ""
+            raise UserError(
+                f"{values.where} has the shape {list(values.shape)}{ranks}, and {name} of the "
+                f"model needs {list(shape)}; use the model that the adapter was trained on"
+                f"{self._trained_on()}"
+            )
+        return there
+
+
+def _ending(name: str) -> str:
+    """A name without what differs between files of one network."""
+    parts = name.split(".")
+    first = next((i for i, part in enumerate(parts) if part not in PREFIXES), len(parts))
+    return ".".join(parts[first:])

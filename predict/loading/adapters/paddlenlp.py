@@ -1,0 +1,198 @@
+"""Adapters as PaddleNLP saves them: lora_config.json, and pickles or safetensors of tensors.
+
+lora_model_state.pdparams holds all, or each tensor-parallel rank has its own
+lora_model_state.tp00.pdparams; peft_model*.safetensors are those of unified checkpoints. Names are
+PaddleNLP's ("llama.layers.0.self_attn.q_proj.lora_A"); lora_A is [in, r], lora_B [r, out], a mixer
+lora_AB [r, r]. What is added is lora_A @ lora_AB @ lora_B * scaling. LoRA-GA's factors have twice
+the rank: what training began with stands beside what it ended with, negated in lora_B.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from predict.errors import UserError
+from predict.loading.adapters.peft import number_of, rank_of
+from predict.loading.adapters.record import Adapter, AdapterConfig, LowRank
+from predict.loading.adapters.values import StoredTensor, Values
+from predict.loading.checkpoint import MAX_SHOWN, listed, read_header
+from predict.loading.paddle_checkpoint import is_turned
+from predict.loading.pdparams import read_params
+from predict.system.files import read_json_object
+from predict.system.settings import setting
+
+CONFIG, STEM, SAFETENSORS = "lora_config.json", "lora_model_state", "peft_model"
+RANKS = re.compile(rf"{STEM}\.(?:tp(\d{{1,4}}))?_?(?:pp(\d{{1,4}}))?\.pdparams")
+FACTOR = re.compile(r"(.+)\.lora_(A|B|AB)")
+FIELDS = {"A": "a", "B": "b", "AB": "mixer"}
+HEAD = "lm_head"
+OTHER_METHODS = {
+    "use_mora": "is of MoRA, whose factor is square",
+    "do_qat": "was trained with quantized activations",
+}
+MERGE = "merge it with PaddleNLP's merge_lora_params.py and pass the merged model"
+
+
+def read(directory: Path) -> Adapter:
+    """The adapter of a folder. Raises UserError; no tensor is read but its shape."""
+    path = directory / CONFIG
+    raw = read_json_object(path)
+    config = _config(raw, path)
+    scaling = _scaling(raw, config)
+    linears: dict[str, dict[str, Values]] = {}
+    replaced: dict[str, Values] = {}
+    for name, parts in _tensors(directory).items():
+        match = FACTOR.fullmatch(name)
+        if match is None:
+            if not name.endswith((".weight", ".bias")):
+                raise UserError(
+                    f"{parts[0].file}: {name[:MAX_SHOWN]} is no tensor of a LoRA adapter (known: "
+                    f"lora_A, lora_B, lora_AB, and tensors of the model's, .weight or .bias); "
+                    f"{MERGE}"
+                )
+            ours = model_name(name)
+            replaced[ours] = Values(name, parts, turned=is_turned(ours))
+            continue
+        # The mixer, too, is multiplied from the other side where the matrices are [out, in].
+        values = Values(name, parts, turned=True)
+        linears.setdefault(model_name(match[1]), {})[FIELDS[match[2]]] = values
+    return Adapter(
+        directory,
+        config,
+        {name: _linear(name, found, raw, config, scaling) for name, found in linears.items()},
+        replaced,
+    )
+
+
+def model_name(name: str) -> str:
+    """Hugging Face's name of what PaddleNLP calls `name`: "model." in place of the family's."""
+    family, _, rest = name.partition(".")
+    return name if family == HEAD or not rest else f"model.{rest}".replace("_proj.layer", "_proj")
+
+
+def _config(raw: Mapping[str, Any], path: Path) -> AdapterConfig:
+    where = str(path)
+    for key, what in OTHER_METHODS.items():
+        if setting(raw, key, False, where, bool):
+            raise UserError(
+                f"{where}: {key} is set: the adapter {what}, which is not supported; {MERGE}"
+            )
+    enabled = setting(raw, "enable_lora_list", None, where, list)
+    if enabled is not None and any(each is not None for each in enabled):
+        raise UserError(
+            f"{where}: enable_lora_list is set: parts of fused matrices have factors of their own, "
+            f"as PaddleNLP 2.5 has them, which is not supported; {MERGE}"
+        )
+    return AdapterConfig(
+        format="PaddleNLP",
+        r=rank_of(raw, "r", 8, where),
+        alpha=number_of(raw, "lora_alpha", 8, where),
+        use_rslora=setting(raw, "rslora", False, where, bool),
+        base_model=setting(raw, "base_model_name_or_path", None, where, str),
+        ties_embeddings=True,
+    )
+
+
+def _scaling(raw: Mapping[str, Any], config: AdapterConfig) -> float:
+    if setting(raw, "pissa", False, CONFIG, bool):
+        return 1.0
+    return config.alpha / (math.sqrt(config.r) if config.use_rslora else config.r)
+
+
+def _linear(
+    name: str,
+    found: Mapping[str, Values],
+    raw: Mapping[str, Any],
+    config: AdapterConfig,
+    scaling: float,
+) -> LowRank:
+    uses_mixer = setting(raw, "lora_use_mixer", False, CONFIG, bool)
+    wanted = ("a", "b", "mixer") if uses_mixer else ("a", "b")
+    files = sorted({str(part.file) for values in found.values() for part in values.parts})
+    names = {ours: f"lora_{theirs}" for theirs, ours in FIELDS.items()}
+    missing = [names[key] for key in wanted if key not in found]
+    if missing or len(found) > len(wanted):
+        what = f"no {' and no '.join(missing)}" if missing else f"a {names['mixer']}"
+        raise UserError(
+            f"{files[0]}: {name[:MAX_SHOWN]} has {what}, and {CONFIG} has lora_use_mixer "
+            f"{str(uses_mixer).lower()}; the two do not belong together: save the adapter again"
+        )
+    rank = config.r * (2 if setting(raw, "loraga", False, CONFIG, bool) else 1)
+    for key, shape in (("a", found["a"].shape[:1]), ("mixer", (rank, rank))):
+        if key in found and found[key].shape[: len(shape)] != ((rank,) if key == "a" else shape):
+            raise UserError(
+                f"{found[key].where} has the shape {list(found[key].shape[::-1])}, and {CONFIG} "
+                f"says that the rank is {rank}; the two do not belong together"
+            )
+    return LowRank(name, found["a"], found["b"], scaling, found.get("mixer"))
+
+
+def _tensors(directory: Path) -> dict[str, tuple[StoredTensor, ...]]:
+    """The folder's tensors, those of tensor-parallel ranks side by side."""
+    one = directory / f"{STEM}.pdparams"
+    stored = sorted(directory.glob(f"{SAFETENSORS}*.safetensors"))
+    ranks = {path: match for path in directory.iterdir() if (match := RANKS.fullmatch(path.name))}
+    kinds = [bool(stored), one.exists(), bool(ranks)]
+    if sum(kinds) != 1:
+        found = listed([path.name for path in (*stored, one, *ranks) if path.exists()]) or "none"
+        raise UserError(
+            f"{directory} needs {STEM}.pdparams, or one such file of each tensor-parallel rank, or "
+            f"{SAFETENSORS}.safetensors (found: {found}); keep the files of one kind"
+        )
+    if stored:
+        return _of_one_rank([read_header(path) for path in stored], directory)
+    if one.exists():
+        return _of_one_rank([read_params(one)], directory)
+    return _of_ranks(directory, {path: match.groups() for path, match in ranks.items()})
+
+
+def _of_one_rank(files: list[Any], directory: Path) -> dict[str, tuple[StoredTensor, ...]]:
+    tensors: dict[str, tuple[StoredTensor, ...]] = {}
+    for file in files:
+        twice = [name for name in file if name in tensors]
+        if twice:
+            raise UserError(
+                f"{directory}: two files of the adapter hold {listed(twice)}; keep one of them"
+            )
+        tensors.update({name: (info,) for name, info in file.items()})
+    return tensors
+
+
+def _of_ranks(
+    directory: Path, ranks: Mapping[Path, tuple[str | None, ...]]
+) -> dict[str, tuple[StoredTensor, ...]]:
+    """Tensors of files tpNN: a part of each. Pipeline stages ppNN have tensors of their own."""
+    by_stage: dict[str, dict[int, Path]] = {}
+    for path, (tensor_rank, number) in ranks.items():
+        by_stage.setdefault(number or "", {})[int(tensor_rank or 0)] = path
+    stages: list[dict[str, tuple[StoredTensor, ...]]] = []
+    for files in by_stage.values():
+        lacking = [f"tp{rank:02d}" for rank in range(max(files) + 1) if rank not in files]
+        if lacking:
+            raise UserError(
+                f"{directory} has {listed(sorted(path.name for path in files.values()))}, and "
+                f"lacks {listed(lacking)}; complete the copy"
+            )
+        read = [read_params(files[rank]) for rank in range(len(files))]
+        for rank, params in enumerate(read):
+            if params.keys() != read[0].keys():
+                odd = sorted(params.keys() ^ read[0].keys())
+                raise UserError(
+                    f"{directory}: the files of rank 0 and {rank} do not hold the same tensors "
+                    f"(not in both: {listed(odd)}); copy them again"
+                )
+        stages.append({name: tuple(each[name] for each in read) for name in read[0]})
+    sizes = {len(next(iter(stage.values()), ())) for stage in stages}
+    if len(sizes) > 1:
+        raise UserError(f"{directory}: pipeline stages have different tensor-parallel degrees")
+    joined: dict[str, tuple[StoredTensor, ...]] = {}
+    for stage in stages:
+        twice = [name for name in stage if name in joined]
+        if twice:
+            raise UserError(f"{directory}: two pipeline stages hold {listed(twice)}")
+        joined.update(stage)
+    return joined
